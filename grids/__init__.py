@@ -1,0 +1,1 @@
+"""Process grids and the arithmetic of block-cyclic layouts."""

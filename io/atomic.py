@@ -1,0 +1,91 @@
+"""A file is complete under its name or not there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from mpi4py import MPI
+
+from pdgemm.errors import FileError, PdgemmError
+
+T = TypeVar("T")
+
+
+def on_root(comm: MPI.Comm, path: Path, work: Callable[[], T]) -> T:
+    """Rank 0 works on a file; its result is returned, or its error raised, on every rank.
+
+    Errors of the operating system and of HDF5 become a FileError that names the file.
+    """
+    result, error = None, None
+    if comm.rank == 0:
+        try:
+            result = work()
+        except Exception as bad:
+            error = file_error(path, bad)
+    result, error = comm.bcast((result, error), root=0)
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value]
+
+
+def file_error(path: Path, error: Exception) -> PdgemmError:
+    """An error met while working on a file, in one line that names the file."""
+    if isinstance(error, PdgemmError):
+        return error
+    reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+    return FileError(f"{path}: {reason}")
+
+
+def check_writable(path: Path, comm: MPI.Comm, size: int) -> None:
+    """Could `size` bytes be written under this name now?  Collective; raises FileError on every rank."""
+
+    def check() -> None:
+        target = Path(os.path.realpath(path))
+        folder = target.parent
+        if target.is_dir():
+            raise FileError(f"{path} is a folder, not a file")
+        if not folder.is_dir():
+            raise FileError(f"{path}: the folder {folder} does not exist")
+        if not os.access(folder, os.W_OK) or (target.exists() and not os.access(target, os.W_OK)):
+            raise FileError(f"{path}: no permission to write")
+        free = shutil.disk_usage(folder).free
+        if size > free:
+            raise FileError(f"{path}: disk full: {size} bytes are needed and {free} are free in {folder}")
+
+    on_root(comm, path, check)
+
+
+@contextmanager
+def replacing(path: Path, comm: MPI.Comm, size: int) -> Iterator[Path]:
+    """Write under a temporary name beside `path`, renamed at the end.  Collective over `comm`.
+
+    The block raises on all ranks or on none.  If it raises, the temporary file is removed and what was
+    under the name is untouched; a job that is killed leaves a file `.NAME.*.partial`, safe to delete.
+    size : bytes about to be written; a disk without room for them is refused before the first.
+    """
+    target = Path(os.path.realpath(path))
+    check_writable(path, comm, size)
+    name = f".{target.name}.{comm.bcast(uuid.uuid4().hex[:12])}.partial"
+    partial = target.with_name(name)
+    try:
+        yield partial
+        comm.Barrier()  # every rank has closed it
+        on_root(comm, path, lambda: _publish(partial, target))
+    except BaseException:
+        if comm.rank == 0:
+            partial.unlink(missing_ok=True)
+        raise
+
+
+def _publish(partial: Path, target: Path) -> None:
+    with partial.open("rb+") as file:
+        os.fsync(file.fileno())  # the data reaches the disk before the name does
+    if target.exists():
+        shutil.copymode(target, partial)
+    partial.replace(target)

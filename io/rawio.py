@@ -1,0 +1,120 @@
+"""A contiguous dataset by MPI-IO, whatever h5py is built with: bytes at an offset of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.errors import raise_together
+from pdgemm.io.atomic import file_error
+from pdgemm.io.place import TILE_BYTES, Place
+
+Progress = Callable[[int, int], object]
+
+
+def read(
+    path: Path,
+    offset: int,
+    stored: np.dtype,
+    local: np.ndarray,
+    place: Place,
+    comm: MPI.Comm,
+    progress: Progress | None = None,
+) -> None:
+    """local := this rank's share of the matrix of dtype `stored` at byte `offset`.  Collective."""
+
+    def transfer(file: MPI.File, rows: slice) -> None:
+        part = local[rows]
+        if part.dtype == stored and part.flags.c_contiguous:
+            file.Read_all(part)
+        else:
+            staged = np.empty(part.shape, stored)
+            file.Read_all(staged)
+            part[...] = staged
+
+    _each_slab(path, MPI.MODE_RDONLY, offset, stored, local.shape, place, comm, transfer, progress)
+
+
+def write(
+    path: Path, offset: int, local: np.ndarray, place: Place, comm: MPI.Comm, progress: Progress | None = None
+) -> None:
+    """This rank's share of the matrix at byte `offset` := local.  Collective."""
+
+    def transfer(file: MPI.File, rows: slice) -> None:
+        file.Write_all(np.ascontiguousarray(local[rows]))
+
+    _each_slab(path, MPI.MODE_WRONLY, offset, local.dtype, local.shape, place, comm, transfer, progress)
+
+
+def _each_slab(
+    path: Path,
+    mode: int,
+    offset: int,
+    dtype: np.dtype,
+    shape: tuple[int, int],
+    place: Place,
+    comm: MPI.Comm,
+    transfer: Callable[[MPI.File, slice], None],
+    progress: Progress | None,
+) -> None:
+    """Open the file with this rank's view of the matrix and transfer the local rows slab by slab.
+
+    Every rank makes the same number of collective transfers, with no rows where it has none left.  A rank
+    whose transfer fails goes on taking part, so that the others do not wait for it; then all raise.
+    """
+    step = max(1, TILE_BYTES // max(1, place.distribution.cols.largest * dtype.itemsize))
+    count = -(-place.distribution.rows.largest // step)
+    error = None
+    with _view(path, mode, offset, dtype, place, comm) as file:
+        for slab in range(count):
+            try:
+                transfer(file, slice(min(shape[0], slab * step), min(shape[0], (slab + 1) * step)))
+            except Exception as bad:
+                error = error or file_error(path, bad)
+            if progress is not None:
+                progress(slab + 1, count)
+    raise_together(comm, error)
+
+
+@contextmanager
+def _view(
+    path: Path, mode: int, offset: int, dtype: np.dtype, place: Place, comm: MPI.Comm
+) -> Iterator[MPI.File]:
+    """The file as if it held this rank's elements only, row by row."""
+    file, error = None, None
+    try:
+        file = MPI.File.Open(comm, str(path), mode)
+    except MPI.Exception as bad:
+        error = file_error(path, bad)
+    raise_together(comm, error)
+    assert file is not None
+    element = MPI.Datatype.fromcode(dtype.char)
+    filetype = _darray(element, place)
+    try:
+        file.Set_view(offset, element, filetype, "native")
+        yield file
+    finally:
+        file.Close()
+        filetype.Free()
+
+
+def _darray(element: MPI.Datatype, place: Place) -> MPI.Datatype:
+    """MPI's own block-cyclic type.  It deals from process 0: the sources shift the rank."""
+    layout, (i, j) = place.distribution, place.coords
+    pr, pc = layout.grid_shape
+    rsrc, csrc = layout.source
+    filetype = element.Create_darray(
+        pr * pc,
+        (i - rsrc) % pr * pc + (j - csrc) % pc,
+        layout.shape,
+        [MPI.DISTRIBUTE_CYCLIC] * 2,
+        # a block longer than the dimension deals the same, and stays within MPI's ints
+        [min(block, n) for block, n in zip(layout.block, layout.shape, strict=True)],
+        [pr, pc],
+        MPI.ORDER_C,
+    )
+    return filetype.Commit()

@@ -1,0 +1,57 @@
+"""pdgemm: distributed dense matrix multiplication, C := alpha op(A) op(B) + beta C, on MPI.
+
+>>> from mpi4py import MPI
+>>> from pdgemm import DistMatrix, ProcessGrid, pdgemm
+>>> grid = ProcessGrid(MPI.COMM_WORLD)
+>>> A = DistMatrix.random((300, 200), grid=grid, block=64, seed=0)
+>>> B = DistMatrix.random((200, 100), grid=grid, block=64, seed=1)
+>>> C = pdgemm(1.0, A, B)
+>>> C.shape
+(300, 100)
+
+Names are loaded when they are first used: arithmetic such as `pdgemm.schedule` needs no MPI.
+"""
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pdgemm.errors import PdgemmError as PdgemmError
+    from pdgemm.gemm import matmul as matmul
+    from pdgemm.gemm import pdgemm as pdgemm
+    from pdgemm.grids.distribution import BlockCyclic as BlockCyclic
+    from pdgemm.grids.distribution import Distribution as Distribution
+    from pdgemm.grids.process_grid import ProcessGrid as ProcessGrid
+    from pdgemm.matrix import DistMatrix as DistMatrix
+    from pdgemm.report import Report as Report
+    from pdgemm.residual import verify as verify
+
+_HOME = {
+    "BlockCyclic": "pdgemm.grids.distribution",
+    "DistMatrix": "pdgemm.matrix",
+    "Distribution": "pdgemm.grids.distribution",
+    "PdgemmError": "pdgemm.errors",
+    "ProcessGrid": "pdgemm.grids.process_grid",
+    "Report": "pdgemm.report",
+    "matmul": "pdgemm.gemm",
+    "pdgemm": "pdgemm.gemm",
+    "verify": "pdgemm.residual",
+}
+__all__ = sorted(_HOME)
+
+try:
+    __version__ = version("pdgemm")
+except PackageNotFoundError:  # a source tree that was never installed
+    __version__ = "0+unknown"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'pdgemm' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

@@ -1,0 +1,119 @@
+"""Exceptions, and how all ranks raise the same one.
+
+A rank that raises alone leaves the others waiting in their next communication.  So every
+collective function first looks for trouble on its own rank, then calls `raise_together`
+(or `check_together`), and after that nobody raises alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class PdgemmError(Exception):
+    """Base of what pdgemm raises on purpose: bad input, told in one line, on all ranks."""
+
+
+class LayoutError(PdgemmError, ValueError):
+    """Shapes, blocks or layouts that do not fit together."""
+
+
+class GridError(PdgemmError, ValueError):
+    """A process grid that cannot be built, or grids that differ where one is needed."""
+
+
+class DTypeError(PdgemmError, TypeError):
+    """An element type that is not supported, or types that differ."""
+
+
+class ArgumentError(PdgemmError, ValueError):
+    """An argument out of its range, or not the same on all ranks."""
+
+
+class MemoryLimitError(PdgemmError, MemoryError):
+    """The memory limit is too small; the message says what would be enough."""
+
+
+class FileError(PdgemmError, OSError):
+    """A file or dataset that cannot be read or written."""
+
+
+def raise_together(comm: MPI.Comm, error: Exception | None) -> None:
+    """If any rank of `comm` brings an error, raise it on all.  Collective; one allreduce of 3 words.
+
+    The lowest failing rank's exception is raised everywhere, and says which ranks it concerns.
+    """
+    check_together(comm, error, "")
+
+
+def check_together(comm: MPI.Comm, error: Exception | None, description: str) -> None:
+    """`raise_together`, and also raise if the ranks' descriptions of the problem differ.
+
+    Collective; one allreduce of 3 words, whatever the length of the description.
+    """
+    from mpi4py import MPI
+
+    digest = int.from_bytes(hashlib.blake2b(description.encode(), digest_size=7).digest(), "big")
+    lowest = np.array([comm.size if error is None else comm.rank, digest, -digest])
+    comm.Allreduce(MPI.IN_PLACE, lowest, MPI.MIN)
+    first = int(lowest[0])
+    if first < comm.size:
+        failed = [rank for rank, bad in enumerate(comm.allgather(error is not None)) if bad]
+        raise comm.bcast(_told(error, failed, comm.size) if comm.rank == first else None, root=first)
+    if lowest[1] != -lowest[2]:
+        raise ArgumentError(_disagreement(comm.allgather(description)))
+
+
+@contextmanager
+def together(comm: MPI.Comm) -> Iterator[None]:
+    """Work that may fail on some ranks only and does not communicate; a failure is raised on all."""
+    error = None
+    try:
+        yield
+    except Exception as caught:
+        error = caught
+    raise_together(comm, error)
+
+
+def _told(error: Exception | None, failed: list[int], size: int) -> Exception:
+    """The error as it is sent to the others: picklable, and naming the failing ranks."""
+    assert error is not None
+    where = f" [{ranks_text(failed)} of {size}]" if len(failed) < size else ""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # an exception of some library that cannot travel
+        error = PdgemmError(f"{type(error).__name__}: {error}")
+    if isinstance(error, PdgemmError) and len(error.args) == 1:
+        error.args = (f"{error.args[0]}{where}",)
+    elif where:
+        error.add_note(where.strip())
+    return error
+
+
+def _disagreement(descriptions: list[str]) -> str:
+    groups: dict[str, list[int]] = {}
+    for rank, text in enumerate(descriptions):
+        groups.setdefault(text, []).append(rank)
+    said = "; ".join(f"{ranks_text(ranks)}: {text}" for text, ranks in groups.items())
+    return f"the ranks were called with different arguments: {said}"
+
+
+def ranks_text(ranks: list[int]) -> str:
+    """[0, 1, 2, 5] -> 'ranks 0-2, 5'."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"

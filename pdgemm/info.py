@@ -1,0 +1,127 @@
+"""What is installed, what it can do, what is missing and how to get it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Any
+
+from mpi4py import MPI
+from threadpoolctl import threadpool_info
+
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.threads import DECIDED_BY, threads
+
+
+def describe(grid: ProcessGrid) -> dict[str, Any]:
+    """Facts about this job and installation.  Collective over the grid; complete on rank 0."""
+    import scipy.linalg  # noqa: F401  the BLAS in use is SciPy's
+
+    hosts = grid.comm.gather((platform.node(), threads(), len(os.sched_getaffinity(0)), cuda_devices()))
+    facts: dict[str, Any] = {
+        "pdgemm": version("pdgemm"),
+        "python": platform.python_version(),
+        "mpi4py": version("mpi4py"),
+        "mpi_library": " ".join(MPI.Get_library_version().split("\n")[0].split("\0")[0].split()),
+        "mpi_standard": ".".join(map(str, MPI.Get_version())),
+        "gpu_aware_mpi": gpu_aware(),
+        "numpy": version("numpy"),
+        "scipy": version("scipy"),
+        "blas": sorted(
+            {f"{x['internal_api']} {x['version']} ({x.get('architecture', 'unknown')})" for x in _blas()}
+        ),
+        "h5py": version("h5py"),
+        **_hdf5(),
+        "cupy": _cupy(),
+    }
+    facts["nodes"] = [
+        {
+            "host": host,
+            "ranks": sum(h[0] == host for h in hosts),
+            "threads_per_rank": sorted({h[1] for h in hosts if h[0] == host}),
+            "cores_per_rank": sorted({h[2] for h in hosts if h[0] == host}),
+            "gpus": max(h[3] for h in hosts if h[0] == host),
+        }
+        for host in sorted({h[0] for h in hosts or []})
+    ]
+    facts["threads_set_by"] = next((name for name in DECIDED_BY if name in os.environ), "share of the node's cores")
+    facts["missing"] = _missing(facts)
+    return facts
+
+
+def lines(facts: dict[str, Any]) -> list[str]:
+    """The facts for people."""
+    text = [
+        f"pdgemm        {facts['pdgemm']}, Python {facts['python']}",
+        f"MPI           {facts['mpi_library']} (MPI {facts['mpi_standard']}), mpi4py {facts['mpi4py']}",
+        f"GPU-aware MPI {facts['gpu_aware_mpi']}",
+        f"BLAS          {'; '.join(facts['blas'])} (SciPy {facts['scipy']}, NumPy {facts['numpy']})",
+        f"HDF5          h5py {facts['h5py']} with HDF5 {facts['hdf5']}, "
+        f"{'built with MPI' if facts['hdf5_mpi'] else 'built without MPI: contiguous datasets go through MPI-IO'}",
+        f"CuPy          {facts['cupy']}",
+    ]
+    text += [
+        f"node          {node['host']}: {node['ranks']} ranks, threads per rank "
+        f"{'-'.join(map(str, node['threads_per_rank']))} ({facts['threads_set_by']}), cores per rank "
+        f"{'-'.join(map(str, node['cores_per_rank']))}, GPUs {node['gpus']}"
+        for node in facts["nodes"]
+    ]
+    return text + [f"missing       {hint}" for hint in facts["missing"]]
+
+
+def gpu_aware() -> str:
+    """Does the MPI library take device pointers?  "yes", "no" or "unknown"; asked, not tried."""
+    try:
+        query = ctypes.CDLL(MPI.__file__).MPIX_Query_cuda_support
+    except (AttributeError, OSError):
+        return "unknown"
+    return "yes" if query() else "no"
+
+
+def cuda_devices() -> int:
+    """Number of CUDA devices that the driver shows to this process."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    return count.value if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
+
+
+def _blas() -> list[dict[str, Any]]:
+    return [x for x in threadpool_info() if x["user_api"] == "blas"]
+
+
+def _hdf5() -> dict[str, Any]:
+    import h5py
+
+    return {"hdf5": h5py.version.hdf5_version, "hdf5_mpi": bool(h5py.get_config().mpi)}
+
+
+def _cupy() -> str:
+    if find_spec("cupy") is None:
+        return "not installed"
+    for package in ("cupy-cuda13x", "cupy-cuda12x", "cupy"):
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            continue
+    return "installed"
+
+
+def _missing(facts: dict[str, Any]) -> list[str]:
+    hints = []
+    if not facts["hdf5_mpi"]:
+        hints.append(
+            "h5py with MPI, for writing chunked or compressed datasets: HDF5_MPI=ON CC=mpicc "
+            "pip install --no-binary=h5py h5py"
+        )
+    gpus = any(node["gpus"] for node in facts["nodes"])
+    if gpus and facts["cupy"] == "not installed":
+        hints.append("CuPy, for the GPUs here: pip install 'pdgemm[cuda13]' (or cuda12)")
+    if gpus and facts["gpu_aware_mpi"] != "yes":
+        hints.append("an MPI library that takes device pointers (Open MPI built with --with-cuda)")
+    return hints

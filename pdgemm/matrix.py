@@ -1,0 +1,398 @@
+"""DistMatrix: a block-cyclic matrix, one plain array on each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm import elements
+from pdgemm.errors import ArgumentError, GridError, LayoutError, check_together, together
+from pdgemm.grids.distribution import Distribution
+from pdgemm.grids.process_grid import ProcessGrid
+
+if TYPE_CHECKING:
+    from pdgemm.report import Report
+
+Block = int | tuple[int, int] | None
+_MESSAGE_BYTES = 1 << 28  # MPI counts are ints: larger arrays travel in pieces
+
+
+class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
+    """A dense matrix dealt block-cyclically over a ProcessGrid.
+
+    grid         : the ranks; row block b of the matrix lies on grid row (b + rsrc) mod Pr.
+    distribution : who owns what (`pdgemm.grids.distribution.Distribution`).
+    local        : this rank's elements, a plain array of shape `distribution.local_shape(coords)`;
+                   local row l is global row `distribution.rows.to_global(l, i)`.  Changing it changes
+                   the matrix.
+    order        : "C" or "F", the memory order of the local arrays, one for all ranks.
+    report       : what the product that made this matrix did, or None.
+
+    Make one by `empty, zeros, eye, random, from_function, from_global, from_local` (all collective
+    over the grid) or `pdgemm.io.hdf5.load`.  `A @ B` and `numpy.matmul(A, B)` are `pdgemm(1.0, A, B)`.
+    NumPy's elementwise operators and functions act on each rank's elements: with scalars, and among
+    matrices of one layout.
+    """
+
+    __array_priority__ = 1000
+    __hash__ = None  # type: ignore[assignment]  # `==` is elementwise, as for arrays
+
+    def __init__(
+        self, local: np.ndarray, grid: ProcessGrid, distribution: Distribution, order: str = "C"
+    ) -> None:
+        """Not collective and unchecked: use `from_local`."""
+        self.local = local
+        self.grid = grid
+        self.distribution = distribution
+        self.order = order
+        self.report: Report | None = None
+
+    # ------------------------------------------------------------------ making
+    @classmethod
+    def empty(
+        cls,
+        shape: tuple[int, int],
+        *,
+        grid: ProcessGrid,
+        block: Block = None,
+        dtype: Any = np.float64,
+        source: tuple[int, int] = (0, 0),
+        order: str = "C",
+    ) -> DistMatrix:
+        """A matrix whose elements are not set.  Collective over the grid.
+
+        block  : mb = nb, or (mb, nb); by default one block per rank.
+        source : grid coordinates (rsrc, csrc) of the rank that owns the first block.
+        order  : memory order of the local arrays, "C" (rows contiguous) or "F" (columns contiguous).
+        Raises LayoutError, or MemoryError, on every rank.
+        """
+        with together(grid.comm):
+            layout = _layout(grid, shape, block, source)
+            if order not in ("C", "F"):
+                raise ArgumentError(f'order {order!r} is neither "C" nor "F"')
+            return cls(np.empty(layout.local_shape(grid.coords), dtype, order), grid, layout, order)  # type: ignore[call-overload]
+
+    @classmethod
+    def zeros(cls, shape: tuple[int, int], *, grid: ProcessGrid, **layout: Any) -> DistMatrix:
+        """All elements 0.  Arguments as for `empty`."""
+        return cls.from_function(elements.element_function("zeros", 0, np.dtype("d")), shape, grid=grid, **layout)
+
+    @classmethod
+    def eye(cls, n: int | tuple[int, int], *, grid: ProcessGrid, **layout: Any) -> DistMatrix:
+        """1 on the main diagonal, 0 elsewhere; n x n, or of a given shape."""
+        shape = (n, n) if isinstance(n, int) else n
+        return cls.from_function(elements.element_function("eye", 0, np.dtype("d")), shape, grid=grid, **layout)
+
+    @classmethod
+    def random(
+        cls,
+        shape: tuple[int, int],
+        *,
+        grid: ProcessGrid,
+        seed: int = 0,
+        kind: str = "uniform",
+        dtype: Any = np.float64,
+        **layout: Any,
+    ) -> DistMatrix:
+        """Random elements, for a seed the same numbers on every grid and layout.
+
+        kind : "uniform" on [0, 1), or "normal" with mean 0 and variance 1.
+        """
+        with together(grid.comm):
+            f = elements.element_function(kind, seed, np.dtype(dtype))
+        return cls.from_function(f, shape, grid=grid, dtype=dtype, **layout)
+
+    @classmethod
+    def from_function(
+        cls, f: elements.ElementFunction, shape: tuple[int, int], *, grid: ProcessGrid, **layout: Any
+    ) -> DistMatrix:
+        """A[i, j] = f(i, j).  Nothing is sent.
+
+        f : called with integer arrays i of shape (r, 1) and j of shape (1, c); returns something that
+            broadcasts to (r, c).  An exception in f on any rank is raised on all.
+        """
+        matrix = cls.empty(shape, grid=grid, **layout)
+        with together(grid.comm):
+            elements.fill(matrix.local, *matrix.indices(), f)
+        return matrix
+
+    @classmethod
+    def from_local(
+        cls,
+        local: np.ndarray,
+        shape: tuple[int, int],
+        *,
+        grid: ProcessGrid,
+        block: Block = None,
+        source: tuple[int, int] = (0, 0),
+    ) -> DistMatrix:
+        """Each rank's own array as its part of a matrix: no copy.  Collective over the grid.
+
+        local : of shape `local_shape` for this layout, rows or columns contiguous, the same dtype on
+                all ranks.
+        """
+        comm = grid.comm
+        with together(grid.comm):
+            layout = _layout(grid, shape, block, source)
+            array = np.asarray(local)
+            if array.shape != layout.local_shape(grid.coords):
+                raise LayoutError(
+                    f"the local array has shape {array.shape}, but {layout} on a {grid} grid gives "
+                    f"{layout.local_shape(grid.coords)} to rank {grid.rank} at {grid.coords}"
+                )
+            if array.size and array.itemsize not in array.strides:
+                raise LayoutError(
+                    f"neither rows nor columns of the local array are contiguous (strides {array.strides}); "
+                    "pass numpy.ascontiguousarray(local)"
+                )
+        check_together(comm, None, f"from_local({layout}, dtype {array.dtype})")
+        # an empty array, a row or a column is of both orders: the other ranks decide
+        orders = sorted({order for order in comm.allgather(_order(array)) if order})
+        if len(orders) > 1:
+            raise LayoutError("local arrays in C order on some ranks and in Fortran order on others")
+        return cls(array, grid, layout, orders[0] if orders else "C")
+
+    @classmethod
+    def from_global(
+        cls,
+        array: np.ndarray | None,
+        *,
+        grid: ProcessGrid,
+        root: int | None = None,
+        block: Block = None,
+        source: tuple[int, int] = (0, 0),
+    ) -> DistMatrix:
+        """Deal out a whole matrix.  Collective over the grid.
+
+        array : (m, n) on every rank, each taking its part; or, with `root`, only on that rank,
+                which sends the others theirs.
+        """
+        if root is None:
+            with together(grid.comm):
+                whole = _as_matrix(array)
+            check_together(grid.comm, None, f"from_global({whole.shape}, dtype {whole.dtype})")
+            matrix = cls.empty(whole.shape, grid=grid, block=block, dtype=whole.dtype, source=source)
+            matrix.local[...] = whole[_index(*matrix.indices())]
+            return matrix
+        _check_root(grid, root)
+        with together(grid.comm):
+            whole = _as_matrix(array) if grid.rank == root else np.empty((0, 0))
+        shape, dtype = grid.comm.bcast((whole.shape, whole.dtype), root=root)
+        matrix = cls.empty(shape, grid=grid, block=block, dtype=dtype, source=source)
+        for rank, rows, cols in matrix._pieces():
+            if grid.rank == root:
+                piece = np.ascontiguousarray(whole[_index(rows, cols)])
+                if rank == root:
+                    matrix.local[matrix.distribution.rows.to_local(rows[0]) :][: len(rows)] = piece
+                else:
+                    grid.comm.Send(piece, dest=rank)
+            elif grid.rank == rank:
+                first = matrix.distribution.rows.to_local(rows[0])
+                grid.comm.Recv(matrix.local[first : first + len(rows)], source=root)
+        return matrix
+
+    # ------------------------------------------------------------------ looking
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.distribution.shape
+
+    @property
+    def block(self) -> tuple[int, int]:
+        return self.distribution.block
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.local.dtype
+
+    @property
+    def ndim(self) -> int:
+        return 2
+
+    def indices(self) -> tuple[np.ndarray, np.ndarray]:
+        """Global row and column numbers of the local array."""
+        i, j = self.grid.coords
+        return self.distribution.rows.indices(i), self.distribution.cols.indices(j)
+
+    def same_layout(self, other: DistMatrix) -> bool:
+        """Does every rank hold the same elements of both?  Local."""
+        return self.distribution == other.distribution and self.grid.same_as(other.grid)
+
+    def __repr__(self) -> str:
+        rows, cols = self.local.shape
+        return (
+            f"DistMatrix({self.distribution}, {self.dtype}, on a {self.grid} grid; rank {self.grid.rank} "
+            f"at {self.grid.coords} holds {rows} x {cols}, {self.local.nbytes / 2**20:.1f} MiB)"
+        )
+
+    # ------------------------------------------------------------------ gathering
+    def to_global(self, root: int = 0) -> np.ndarray | None:
+        """The whole matrix on `root`, None elsewhere.  Collective over the grid.
+
+        Root needs memory for mn elements and one message of at most 256 MiB.
+        """
+        _check_root(self.grid, root)
+        comm, here = self.grid.comm, self.grid.rank
+        with together(comm):
+            whole = np.empty(self.shape, self.dtype) if here == root else None
+        for rank, rows, cols in self._pieces():
+            if rank == here:
+                first = self.distribution.rows.to_local(rows[0])
+                piece = np.ascontiguousarray(self.local[first : first + len(rows)])
+                if whole is None:
+                    comm.Send(piece, dest=root)
+            elif whole is not None:
+                piece = np.empty((len(rows), len(cols)), self.dtype)
+                comm.Recv(piece, source=rank)
+            if whole is not None:
+                whole[_index(rows, cols)] = piece
+        return whole
+
+    def allgather(self) -> np.ndarray:
+        """The whole matrix on every rank.  Collective over the grid."""
+        comm = self.grid.comm
+        with together(comm):
+            whole = np.empty(self.shape, self.dtype)
+        for rank, rows, cols in self._pieces():
+            if rank == self.grid.rank:
+                first = self.distribution.rows.to_local(rows[0])
+                piece = np.ascontiguousarray(self.local[first : first + len(rows)])
+            else:
+                piece = np.empty((len(rows), len(cols)), self.dtype)
+            comm.Bcast(piece, root=rank)
+            whole[_index(rows, cols)] = piece
+        return whole
+
+    def _pieces(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """(rank, global rows, global columns) of pieces that fit one message, in the same order everywhere."""
+        for rank in range(self.grid.size):
+            i, j = self.grid.coords_of(rank)
+            rows, cols = self.distribution.rows.indices(i), self.distribution.cols.indices(j)
+            if len(cols):
+                for slab in elements.slabs(len(rows), len(cols), _MESSAGE_BYTES // self.dtype.itemsize):
+                    yield rank, rows[slab], cols
+
+    # ------------------------------------------------------------------ computing
+    def copy(self) -> DistMatrix:
+        """A matrix of its own memory, same layout.  Local."""
+        return DistMatrix(self.local.copy(self.order), self.grid, self.distribution, self.order)  # type: ignore[arg-type]
+
+    def astype(self, dtype: Any) -> DistMatrix:
+        """A copy with another element type.  Local."""
+        local = self.local.astype(dtype, self.order)  # type: ignore[arg-type]
+        return DistMatrix(local, self.grid, self.distribution, self.order)
+
+    def norm(self, kind: str | int | float = "fro") -> float:
+        """A matrix norm, the same on every rank.  Collective over the grid.
+
+        kind : "fro" sqrt(sum |a|^2), 1 max column sum, numpy.inf max row sum, "max" max |a|.
+        NaN anywhere gives NaN; no overflow in between.
+        """
+        if kind not in ("fro", 1, np.inf, "max"):
+            raise ArgumentError(f'norm {kind!r} is not one of "fro", 1, numpy.inf, "max"')
+        if kind == "fro":
+            return float(np.hypot.reduce(self.grid.comm.allgather(_frobenius(self.local)), initial=0.0))
+        size = np.abs(self.local)
+        if kind == "max":
+            here = float(size.max(initial=0.0))
+        else:
+            axis, comm = (0, self.grid.col) if kind == 1 else (1, self.grid.row)
+            sums = size.sum(axis=axis, dtype=np.float64)
+            comm.Allreduce(MPI.IN_PLACE, sums, MPI.SUM)
+            here = float(sums.max(initial=0.0))
+        # not MPI.MAX, which may drop a NaN
+        return float(np.max(self.grid.comm.allgather(here)))
+
+    def allclose(
+        self, other: DistMatrix | complex, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+    ) -> bool:
+        """|a - b| <= atol + rtol |b| for all elements; the same answer on every rank.  Collective."""
+        if isinstance(other, DistMatrix):
+            self._check_layout(other)
+        right = other.local if isinstance(other, DistMatrix) else other
+        here = np.allclose(self.local, right, rtol=rtol, atol=atol, equal_nan=equal_nan)
+        return bool(self.grid.comm.allreduce(here, op=MPI.LAND))
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        """Elementwise NumPy functions on the local parts; numpy.matmul as a distributed product."""
+        out = options.pop("out", (None,))[0]
+        if method != "__call__" or ufunc.nout != 1 or not (out is None or isinstance(out, DistMatrix)):
+            return NotImplemented
+        if any(isinstance(x, np.ndarray) and x.ndim for x in inputs):
+            raise TypeError(
+                f"{ufunc.__name__} of a DistMatrix and an array: deal the array out first, "
+                "DistMatrix.from_global(array, grid=...)"
+            )
+        if ufunc is np.matmul:
+            from pdgemm.gemm import matmul
+
+            return matmul(*inputs, out=out, **options)
+        matrices = [x for x in (*inputs, out) if isinstance(x, DistMatrix)]
+        for other in matrices[1:]:
+            matrices[0]._check_layout(other)
+        parts = [x.local if isinstance(x, DistMatrix) else x for x in inputs]
+        if out is None:
+            order = "F" if all(x.order == "F" for x in matrices) else "C"
+            return DistMatrix(ufunc(*parts, order=order, **options), self.grid, self.distribution, order)
+        ufunc(*parts, out=out.local, **options)
+        return out
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        raise TypeError("a DistMatrix is not one array: use .local, .to_global(root) or .allgather()")
+
+    def _check_layout(self, other: DistMatrix) -> None:
+        if not self.same_layout(other):
+            raise LayoutError(
+                f"layouts differ: {self.distribution} on a {self.grid} grid and "
+                f"{other.distribution} on a {other.grid} grid"
+            )
+
+
+def _layout(grid: ProcessGrid, shape: tuple[int, int], block: Block, source: tuple[int, int]) -> Distribution:
+    if grid.layers != 1:
+        raise GridError(f"a matrix lies on a grid of one layer, this one is {grid}")
+    return Distribution.over(grid.shape, shape, block, source)
+
+
+def _as_matrix(array: Any) -> np.ndarray:
+    whole = np.asarray(array)
+    if whole.ndim != 2:
+        raise LayoutError(f"a matrix has two dimensions, got an array of shape {whole.shape}")
+    return whole
+
+
+def _order(array: np.ndarray) -> str | None:
+    """ "C" or "F", or None for an array that is of both orders."""
+    if array.size == 0 or 1 in array.shape:
+        return None
+    return "C" if array.strides[1] == array.itemsize else "F"
+
+
+def _check_root(grid: ProcessGrid, root: int) -> None:
+    if not 0 <= root < grid.size:
+        raise ArgumentError(f"root {root} is not a rank of the {grid} grid")
+
+
+def _index(rows: np.ndarray, cols: np.ndarray) -> tuple[Any, Any]:
+    """Index arrays for a block: slices where both are contiguous, which NumPy copies fastest."""
+    spans = [
+        slice(int(x[0]), int(x[-1]) + 1) if len(x) and x[-1] - x[0] + 1 == len(x) else x for x in (rows, cols)
+    ]
+    if all(isinstance(x, slice) for x in spans):
+        return spans[0], spans[1]
+    return np.ix_(rows, cols)  # type: ignore[return-value]
+
+
+def _frobenius(local: np.ndarray) -> float:
+    """sqrt(sum |a|^2) in double precision, without overflow (BLAS nrm2 scales)."""
+    from scipy.linalg import norm
+
+    wide = np.result_type(local.dtype, np.float64)
+    parts = (
+        norm(local[slab].astype(wide, copy=False).ravel(), check_finite=False)
+        for slab in elements.slabs(*local.shape)
+        if local.size
+    )
+    return float(np.hypot.reduce([0.0, *parts]))

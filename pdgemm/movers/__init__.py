@@ -1,0 +1,23 @@
+"""How a panel travels from its owner to the ranks of a row or column: one signature for all.
+
+    mover(comm, x, root, slot, traffic)
+
+starts bringing root's contiguous array `x` into the `x` of every other rank of `comm`, returns at
+once, and leaves in `slot.arrivals` what to wait for before `x` may be read, in `slot.users` what to
+wait for before it may be rewritten.  Collective over `comm`, which has at least two ranks.  Words
+and messages are counted in `traffic` where they are handed to MPI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mpi4py import MPI
+
+from pdgemm.movers.ibcast import ibcast
+from pdgemm.movers.ring import ring
+
+Mover = Callable[[MPI.Comm, Any, int, Any, Any], None]
+
+MOVERS: dict[str, Mover] = {"ibcast": ibcast, "ring": ring}

@@ -1,0 +1,108 @@
+"""What a product did on one rank, beside what the plan said it would."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pdgemm.timing import Traffic
+
+
+@dataclass(frozen=True)
+class Report:
+    """One rank's account of one product.  Seconds are wall time; words are elements.
+
+    `counted` was added up where messages are handed to MPI, `predicted` is the plan's formula;
+    `extra_bytes` are the buffers beyond A, B and C.
+    """
+
+    algorithm: str
+    mover: str
+    grid: tuple[int, int]
+    mnk: tuple[int, int, int]
+    dtype: str
+    panels: int
+    panel_width: int
+    lookahead: int
+    threads: int
+    rank: int
+    coords: tuple[int, int]
+    flops: int  # of all ranks together
+    seconds: float
+    compute_seconds: float
+    wait_seconds: float
+    pack_seconds: float
+    counted: Traffic
+    predicted: Traffic
+    extra_bytes: int
+    predicted_extra_bytes: int
+
+    @property
+    def gflops(self) -> float:
+        """Of all ranks together, by this rank's clock."""
+        return self.flops / self.seconds / 1e9 if self.seconds else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers and strings, for JSON."""
+        return asdict(self) | {"gflops": self.gflops}
+
+    def __str__(self) -> str:
+        counted, predicted = self.counted, self.predicted
+        other = self.seconds - self.compute_seconds - self.wait_seconds - self.pack_seconds
+        return (
+            f"{_title(self)}\n"
+            f"  rank {self.rank} at {self.coords}: {self.seconds:.4f} s ({self.gflops:.1f} GFLOP/s on all ranks) "
+            f"= compute {self.compute_seconds:.4f} + wait {self.wait_seconds:.4f} "
+            f"+ pack {self.pack_seconds:.4f} + other {other:.4f}\n"
+            f"  received {counted.words_received} words in {counted.messages_received} messages "
+            f"(formula {predicted.words_received} in {predicted.messages_received})\n"
+            f"  sent     {counted.words_sent} words in {counted.messages_sent} messages "
+            f"(formula {predicted.words_sent} in {predicted.messages_sent})\n"
+            f"  extra memory {self.extra_bytes} bytes (formula {self.predicted_extra_bytes})"
+        )
+
+
+def summary(reports: Sequence[Report]) -> dict[str, Any]:
+    """The reports of all ranks in one table: for each figure its least, mean and largest value."""
+    first = reports[0]
+    slowest = max(r.seconds for r in reports)
+    columns = {
+        "seconds": [r.seconds for r in reports],
+        "compute_seconds": [r.compute_seconds for r in reports],
+        "wait_seconds": [r.wait_seconds for r in reports],
+        "pack_seconds": [r.pack_seconds for r in reports],
+        **{
+            name: [getattr(r.counted, name) for r in reports]
+            for name in ("words_received", "words_sent", "messages_received", "messages_sent")
+        },
+        "extra_bytes": [r.extra_bytes for r in reports],
+    }
+    return {
+        "title": _title(first),
+        "algorithm": first.algorithm,
+        "grid": first.grid,
+        "mnk": first.mnk,
+        "dtype": first.dtype,
+        "mover": first.mover,
+        "panels": first.panels,
+        "panel_width": first.panel_width,
+        "lookahead": first.lookahead,
+        "threads": first.threads,
+        "gflops": first.flops / slowest / 1e9 if slowest else 0.0,
+        "as_predicted": all(
+            r.counted == r.predicted and r.extra_bytes == r.predicted_extra_bytes for r in reports
+        ),
+        "per_rank": {
+            name: {"min": min(x), "mean": sum(x) / len(x), "max": max(x)} for name, x in columns.items()
+        },
+    }
+
+
+def _title(r: Report) -> str:
+    m, n, k = r.mnk
+    return (
+        f"C ({m} x {n}) := A ({m} x {k}) B, {r.dtype}, by {r.algorithm} on a {r.grid[0]} x {r.grid[1]} grid: "
+        f"{r.panels} panels of width <= {r.panel_width}, lookahead {r.lookahead}, mover {r.mover}, "
+        f"{r.threads} thread{'s' if r.threads > 1 else ''} per rank"
+    )

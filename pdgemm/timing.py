@@ -1,0 +1,51 @@
+"""What a run did: seconds by phase, and words and messages counted where they are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+
+
+@dataclass
+class Traffic:
+    """Words (elements) and messages that one rank sent and received."""
+
+    words_sent: int = 0
+    words_received: int = 0
+    messages_sent: int = 0
+    messages_received: int = 0
+
+    def sent(self, words: int, copies: int = 1) -> None:
+        self.words_sent += words * copies
+        self.messages_sent += copies
+
+    def received(self, words: int) -> None:
+        self.words_received += words
+        self.messages_received += 1
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            self.words_sent + other.words_sent,
+            self.words_received + other.words_received,
+            self.messages_sent + other.messages_sent,
+            self.messages_received + other.messages_received,
+        )
+
+
+@dataclass
+class Recorder:
+    """Seconds spent in each named phase of a run, its traffic, and the memory of its buffers."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    traffic: Traffic = field(default_factory=Traffic)
+    peak_bytes: int = 0
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - start
