@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +25,8 @@ from pdgemm.errors import LayoutError
 Index = Any  # an int or an integer array; the functions return the same
 
 
-class Stripe(NamedTuple):
+@dataclass(frozen=True)
+class Stripe:
     """Equal blocks at equal distances: what one hyperslab of a file can describe."""
 
     local: int  # first local index

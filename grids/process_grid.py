@@ -47,7 +47,7 @@ class ProcessGrid:
     """
 
     def __init__(
-        self, comm: MPI.Comm | None = None, shape: tuple[int, int] | None = None, layers: int = 1
+        self, comm: MPI.Intracomm | None = None, shape: tuple[int, int] | None = None, layers: int = 1
     ) -> None:
         base = MPI.COMM_WORLD if comm is None else comm
         error, dims = None, (1, 1)

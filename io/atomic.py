@@ -31,7 +31,7 @@ def on_root(comm: MPI.Comm, path: Path, work: Callable[[], T]) -> T:
     result, error = comm.bcast((result, error), root=0)
     if error is not None:
         raise error
-    return result  # type: ignore[return-value]
+    return result
 
 
 def file_error(path: Path, error: Exception) -> PdgemmError:
@@ -77,9 +77,11 @@ def replacing(path: Path, comm: MPI.Comm, size: int) -> Iterator[Path]:
         yield partial
         comm.Barrier()  # every rank has closed it
         on_root(comm, path, lambda: _publish(partial, target))
-    except BaseException:
+    except BaseException as error:
         if comm.rank == 0:
             partial.unlink(missing_ok=True)
+        if isinstance(error, FileError):  # the caller knows the file by its own name
+            raise FileError(str(error).replace(str(partial), str(path))) from error
         raise
 
 

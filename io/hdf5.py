@@ -254,9 +254,15 @@ def _carry_over(old: h5py.Group, new: h5py.Group, without: list[str]) -> None:
     for key, value in old.attrs.items():
         new.attrs[key] = value
     for key in old:
-        if key != without[0]:
-            old.copy(key, new, expand_soft=False, expand_external=False)
-        elif len(without) > 1 and isinstance(old[key], h5py.Group):
+        link = old.get(key, getlink=True)
+        if not isinstance(link, h5py.HardLink):
+            if key != without[0]:
+                new[key] = link
+        elif key != without[0]:
+            old.copy(key, new)
+        elif isinstance(old[key], h5py.Group) != (len(without) > 1):
+            raise FileError(f"{old.file.filename}: {old[key].name} is there already, as another kind of object")
+        elif len(without) > 1:
             _carry_over(old[key], new.create_group(key), without[1:])
 
 

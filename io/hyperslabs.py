@@ -49,25 +49,25 @@ def read(
     progress: Progress | None = None,
 ) -> None:
     """local := this rank's share of the dataset, converted to local's dtype.  Collective."""
-
-    def transfer(dataset: Any, space: Any, box: np.ndarray, how: Any) -> None:
-        staged = box if box.flags.c_contiguous else np.empty(box.shape, box.dtype)
-        dataset.read(h5py.h5s.create_simple(box.shape), space, staged, dxpl=how)
-        if staged is not box:
-            box[...] = staged
-
-    _each_tile(path, name, "r", local, place, comm, collective, transfer, progress)
+    _each_tile(path, name, "r", local, place, comm, collective, _read_box, progress)
 
 
 def write(
     path: Path, name: str, local: np.ndarray, place: Place, comm: MPI.Comm, progress: Progress | None = None
 ) -> None:
     """This rank's share of the dataset := local, by collective transfers.  Collective."""
+    _each_tile(path, name, "r+", local, place, comm, True, _write_box, progress)
 
-    def transfer(dataset: Any, space: Any, box: np.ndarray, how: Any) -> None:
-        dataset.write(h5py.h5s.create_simple(box.shape), space, np.ascontiguousarray(box), dxpl=how)
 
-    _each_tile(path, name, "r+", local, place, comm, True, transfer, progress)
+def _read_box(dataset: Any, space: Any, box: np.ndarray, how: Any) -> None:
+    staged = box if box.flags.c_contiguous else np.empty(box.shape, box.dtype)
+    dataset.read(h5py.h5s.create_simple(box.shape), space, staged, dxpl=how)
+    if staged is not box:
+        box[...] = staged
+
+
+def _write_box(dataset: Any, space: Any, box: np.ndarray, how: Any) -> None:
+    dataset.write(h5py.h5s.create_simple(box.shape), space, np.ascontiguousarray(box), dxpl=how)
 
 
 def _each_tile(

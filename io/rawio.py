@@ -22,43 +22,42 @@ def read(
     stored: np.dtype,
     local: np.ndarray,
     place: Place,
-    comm: MPI.Comm,
+    comm: MPI.Intracomm,
     progress: Progress | None = None,
 ) -> None:
     """local := this rank's share of the matrix of dtype `stored` at byte `offset`.  Collective."""
-
-    def transfer(file: MPI.File, rows: slice) -> None:
-        part = local[rows]
-        if part.dtype == stored and part.flags.c_contiguous:
-            file.Read_all(part)
-        else:
-            staged = np.empty(part.shape, stored)
-            file.Read_all(staged)
-            part[...] = staged
-
-    _each_slab(path, MPI.MODE_RDONLY, offset, stored, local.shape, place, comm, transfer, progress)
+    _each_slab(path, MPI.MODE_RDONLY, offset, stored, local, place, comm, _read_rows, progress)
 
 
 def write(
-    path: Path, offset: int, local: np.ndarray, place: Place, comm: MPI.Comm, progress: Progress | None = None
+    path: Path, offset: int, local: np.ndarray, place: Place, comm: MPI.Intracomm, progress: Progress | None = None
 ) -> None:
     """This rank's share of the matrix at byte `offset` := local.  Collective."""
+    _each_slab(path, MPI.MODE_WRONLY, offset, local.dtype, local, place, comm, _write_rows, progress)
 
-    def transfer(file: MPI.File, rows: slice) -> None:
-        file.Write_all(np.ascontiguousarray(local[rows]))
 
-    _each_slab(path, MPI.MODE_WRONLY, offset, local.dtype, local.shape, place, comm, transfer, progress)
+def _read_rows(file: MPI.File, part: np.ndarray, stored: np.dtype) -> None:
+    if part.dtype == stored and part.flags.c_contiguous:
+        file.Read_all(part)
+    else:
+        staged = np.empty(part.shape, stored)
+        file.Read_all(staged)
+        part[...] = staged
+
+
+def _write_rows(file: MPI.File, part: np.ndarray, stored: np.dtype) -> None:
+    file.Write_all(np.ascontiguousarray(part))
 
 
 def _each_slab(
     path: Path,
     mode: int,
     offset: int,
-    dtype: np.dtype,
-    shape: tuple[int, int],
+    stored: np.dtype,
+    local: np.ndarray,
     place: Place,
-    comm: MPI.Comm,
-    transfer: Callable[[MPI.File, slice], None],
+    comm: MPI.Intracomm,
+    transfer: Callable[[MPI.File, np.ndarray, np.dtype], None],
     progress: Progress | None,
 ) -> None:
     """Open the file with this rank's view of the matrix and transfer the local rows slab by slab.
@@ -66,13 +65,13 @@ def _each_slab(
     Every rank makes the same number of collective transfers, with no rows where it has none left.  A rank
     whose transfer fails goes on taking part, so that the others do not wait for it; then all raise.
     """
-    step = max(1, TILE_BYTES // max(1, place.distribution.cols.largest * dtype.itemsize))
+    step = max(1, TILE_BYTES // max(1, place.distribution.cols.largest * stored.itemsize))
     count = -(-place.distribution.rows.largest // step)
     error = None
-    with _view(path, mode, offset, dtype, place, comm) as file:
+    with _view(path, mode, offset, stored, place, comm) as file:
         for slab in range(count):
             try:
-                transfer(file, slice(min(shape[0], slab * step), min(shape[0], (slab + 1) * step)))
+                transfer(file, local[slab * step : (slab + 1) * step], stored)
             except Exception as bad:
                 error = error or file_error(path, bad)
             if progress is not None:
@@ -82,7 +81,7 @@ def _each_slab(
 
 @contextmanager
 def _view(
-    path: Path, mode: int, offset: int, dtype: np.dtype, place: Place, comm: MPI.Comm
+    path: Path, mode: int, offset: int, dtype: np.dtype, place: Place, comm: MPI.Intracomm
 ) -> Iterator[MPI.File]:
     """The file as if it held this rank's elements only, row by row."""
     file, error = None, None

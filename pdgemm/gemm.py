@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from numbers import Number
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
@@ -79,7 +78,7 @@ def pdgemm(
         if C is None:
             C = DistMatrix(np.empty(layout.local_shape(A.grid.coords), A.dtype), A.grid, layout)
             beta = 0
-        description = f"pdgemm(alpha={alpha}, A={A.distribution} {A.order}, B={B.distribution} {B.order}, beta={beta}, {plan})"
+        description = f"pdgemm(alpha={alpha}, beta={beta}, orders {A.order}{B.order}, {plan})"
     except Exception as bad:
         error = bad
     check_together(A.grid.comm, error, description)

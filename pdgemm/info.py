@@ -20,7 +20,7 @@ def describe(grid: ProcessGrid) -> dict[str, Any]:
     """Facts about this job and installation.  Collective over the grid; complete on rank 0."""
     import scipy.linalg  # noqa: F401  the BLAS in use is SciPy's
 
-    hosts = grid.comm.gather((platform.node(), threads(), len(os.sched_getaffinity(0)), cuda_devices()))
+    hosts = grid.comm.gather((platform.node(), threads(), len(os.sched_getaffinity(0)), cuda_devices())) or []
     facts: dict[str, Any] = {
         "pdgemm": version("pdgemm"),
         "python": platform.python_version(),
@@ -45,7 +45,7 @@ def describe(grid: ProcessGrid) -> dict[str, Any]:
             "cores_per_rank": sorted({h[2] for h in hosts if h[0] == host}),
             "gpus": max(h[3] for h in hosts if h[0] == host),
         }
-        for host in sorted({h[0] for h in hosts or []})
+        for host in sorted({h[0] for h in hosts})
     ]
     facts["threads_set_by"] = next((name for name in DECIDED_BY if name in os.environ), "share of the node's cores")
     facts["missing"] = _missing(facts)

@@ -74,7 +74,7 @@ def _gemm(char: str) -> tuple[Callable[..., None], Callable[[Any], Any]]:
     """The BLAS routine for a dtype, and how to hand it a scalar.  Releases the GIL while it runs."""
     from scipy.linalg import cython_blas
 
-    capsule = cython_blas.__pyx_capi__[f"{LETTER[char]}gemm"]
+    capsule = dict(cython_blas.__pyx_capi__)[f"{LETTER[char]}gemm"]
     name = ctypes.pythonapi.PyCapsule_GetName
     name.restype, name.argtypes = ctypes.c_char_p, [ctypes.py_object]
     pointer = ctypes.pythonapi.PyCapsule_GetPointer

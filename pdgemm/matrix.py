@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import numpy as np
 from mpi4py import MPI
@@ -13,10 +13,8 @@ from pdgemm.errors import ArgumentError, GridError, LayoutError, check_together,
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.process_grid import ProcessGrid
 
-if TYPE_CHECKING:
-    from pdgemm.report import Report
-
 Block = int | tuple[int, int] | None
+Order = Literal["C", "F"]
 _MESSAGE_BYTES = 1 << 28  # MPI counts are ints: larger arrays travel in pieces
 
 
@@ -41,14 +39,14 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
     __hash__ = None  # type: ignore[assignment]  # `==` is elementwise, as for arrays
 
     def __init__(
-        self, local: np.ndarray, grid: ProcessGrid, distribution: Distribution, order: str = "C"
+        self, local: np.ndarray, grid: ProcessGrid, distribution: Distribution, order: Order = "C"
     ) -> None:
         """Not collective and unchecked: use `from_local`."""
         self.local = local
         self.grid = grid
         self.distribution = distribution
         self.order = order
-        self.report: Report | None = None
+        self.report: Any = None  # a Report, or the IOReport of a load
 
     # ------------------------------------------------------------------ making
     @classmethod
@@ -60,7 +58,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         block: Block = None,
         dtype: Any = np.float64,
         source: tuple[int, int] = (0, 0),
-        order: str = "C",
+        order: Order = "C",
     ) -> DistMatrix:
         """A matrix whose elements are not set.  Collective over the grid.
 
@@ -73,7 +71,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
             layout = _layout(grid, shape, block, source)
             if order not in ("C", "F"):
                 raise ArgumentError(f'order {order!r} is neither "C" nor "F"')
-            return cls(np.empty(layout.local_shape(grid.coords), dtype, order), grid, layout, order)  # type: ignore[call-overload]
+            return cls(np.empty(layout.local_shape(grid.coords), dtype, order), grid, layout, order)
 
     @classmethod
     def zeros(cls, shape: tuple[int, int], *, grid: ProcessGrid, **layout: Any) -> DistMatrix:
@@ -277,11 +275,11 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
     # ------------------------------------------------------------------ computing
     def copy(self) -> DistMatrix:
         """A matrix of its own memory, same layout.  Local."""
-        return DistMatrix(self.local.copy(self.order), self.grid, self.distribution, self.order)  # type: ignore[arg-type]
+        return DistMatrix(self.local.copy(self.order), self.grid, self.distribution, self.order)
 
     def astype(self, dtype: Any) -> DistMatrix:
         """A copy with another element type.  Local."""
-        local = self.local.astype(dtype, self.order)  # type: ignore[arg-type]
+        local = self.local.astype(dtype, self.order)
         return DistMatrix(local, self.grid, self.distribution, self.order)
 
     def norm(self, kind: str | int | float = "fro") -> float:
@@ -328,13 +326,13 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         if ufunc is np.matmul:
             from pdgemm.gemm import matmul
 
-            return matmul(*inputs, out=out, **options)
+            return matmul(inputs[0], inputs[1], out, **options)
         matrices = [x for x in (*inputs, out) if isinstance(x, DistMatrix)]
         for other in matrices[1:]:
             matrices[0]._check_layout(other)
         parts = [x.local if isinstance(x, DistMatrix) else x for x in inputs]
         if out is None:
-            order = "F" if all(x.order == "F" for x in matrices) else "C"
+            order: Order = "F" if all(x.order == "F" for x in matrices) else "C"
             return DistMatrix(ufunc(*parts, order=order, **options), self.grid, self.distribution, order)
         ufunc(*parts, out=out.local, **options)
         return out
@@ -363,7 +361,7 @@ def _as_matrix(array: Any) -> np.ndarray:
     return whole
 
 
-def _order(array: np.ndarray) -> str | None:
+def _order(array: np.ndarray) -> Order | None:
     """ "C" or "F", or None for an array that is of both orders."""
     if array.size == 0 or 1 in array.shape:
         return None

@@ -80,7 +80,7 @@ def verify(
         both = finite_left & finite_right
         wrong = np.abs(left - right)[both]
     relative = np.divide(wrong, scale[both], out=np.where(wrong > 0, np.inf, 0.0), where=scale[both] > 0)
-    eps = float(np.finfo(C.dtype).eps) * (2 * np.sqrt(2) if C.dtype.kind == "c" else 1)
+    eps = float(np.finfo(C.dtype).eps) * (8**0.5 if C.dtype.kind == "c" else 1)
     return Residual(
         value=float(relative.max(initial=0.0)),
         bound=3 * float(np.sqrt(max(k, n) + 2)) * eps,
@@ -97,7 +97,7 @@ def _apply(M: DistMatrix, X: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, 
     product: Any = np.zeros((M.shape[0], X.shape[1]), wide)
     bound = np.zeros(product.shape)
     here, there = X[cols], size[cols]
-    for slab in slabs(*M.local.shape, most=1 << 20):
+    for slab in slabs(M.local.shape[0], M.local.shape[1], 1 << 20):
         part = M.local[slab].astype(wide, copy=False)
         product[rows[slab]] = part @ here
         bound[rows[slab]] = np.abs(part) @ there

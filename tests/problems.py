@@ -1,0 +1,66 @@
+"""Problems and tolerances shared by the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+# Named groups: (m, n, k)
+SHAPES = {
+    "empty": [(0, 0, 0), (0, 5, 3), (4, 0, 3), (4, 5, 0), (0, 0, 7)],
+    "ragged": [(1, 1, 1), (1, 9, 4), (7, 5, 11), (13, 8, 3), (5, 1, 17), (3, 3, 3)],
+    "even": [(12, 12, 12), (24, 36, 12)],
+    "larger": [(64, 31, 50), (29, 61, 83)],
+}
+# Block sizes (mb, nb, kb of A, kb of B); None is one block per rank
+BLOCKS: list[tuple[Any, Any, Any, Any]] = [
+    (None, None, None, None),
+    (1, 1, 1, 1),
+    (2, 3, 4, 5),
+    (3, 2, 3, 3),
+    (100, 100, 100, 100),
+]
+DTYPES = ("float32", "float64", "complex64", "complex128")
+
+
+def grid_shapes(size: int) -> list[tuple[int, int]]:
+    """Every Pr x Pc of `size` ranks."""
+    return [(pr, size // pr) for pr in range(1, size + 1) if size % pr == 0]
+
+
+def sources(shape: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    """The first and the last grid position, where they differ."""
+    yield 0, 0
+    if shape != (1, 1):
+        yield shape[0] - 1, shape[1] - 1
+
+
+def gemm_error(
+    C: np.ndarray,
+    alpha: complex,
+    A: np.ndarray,
+    B: np.ndarray,
+    beta: complex = 0,
+    C0: np.ndarray | None = None,
+) -> float:
+    """|C - Cref| / (eps (sqrt(k + 2) |alpha| |A| |B| + 2 |beta| |C0|)) in Frobenius norms.
+
+    The error of SLATE's test_gemm, which passes at 3 (complex: times 2 sqrt 2); Higham 2002, 3.6.  Cref is
+    formed in double precision.
+    """
+    wide = np.result_type(C.dtype, np.float64)
+    reference = alpha * (A.astype(wide) @ B.astype(wide))
+    size = np.sqrt(A.shape[1] + 2) * abs(alpha) * np.linalg.norm(A) * np.linalg.norm(B)
+    if C0 is not None and beta != 0:
+        reference = reference + beta * C0
+        size += 2 * abs(beta) * np.linalg.norm(C0)
+    error = np.linalg.norm(C - reference)
+    if size == 0:
+        return 0.0 if error == 0 else np.inf
+    factor = 2 * np.sqrt(2) if C.dtype.kind == "c" else 1
+    return float(error / (factor * np.finfo(C.dtype).eps * size))
+
+
+TOLERANCE = 3.0

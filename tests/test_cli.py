@@ -1,0 +1,272 @@
+"""The command line as users type it: under mpiexec, its output, files and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from problems import TOLERANCE, gemm_error
+
+MPIEXEC = shutil.which("mpiexec")
+pytestmark = pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec on PATH")
+
+
+def pdgemm(ranks: int, *arguments: str, cwd: Path, timeout: float = 60, **environment: str) -> Any:
+    """`mpiexec -n RANKS pdgemm ARGUMENTS`, finished."""
+    command = [str(MPIEXEC), "-n", str(ranks), sys.executable, "-m", "pdgemm", *arguments]
+    env = os.environ | environment
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def read(path: Path, name: str) -> np.ndarray:
+    with h5py.File(path, "r") as file:
+        return np.array(file[name])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """a.h5:/x (61 x 83) and b.h5:/y (83 x 29), written by plain h5py."""
+    made = tmp_path_factory.mktemp("cli")
+    rng = np.random.default_rng(1)
+    with h5py.File(made / "a.h5", "w") as file:
+        file["x"] = rng.standard_normal((61, 83))
+        file["vector"] = np.zeros(4)
+        file["integers"] = np.ones((83, 3), "i4")
+    with h5py.File(made / "b.h5", "w") as file:
+        file["y"] = rng.standard_normal((83, 29))
+    return made
+
+
+def one_line(run: Any) -> str:
+    """The error line of a run that ended with exit code 2; it is there once, whatever the rank count."""
+    assert run.returncode == 2, run.stdout + run.stderr
+    lines = [line for line in run.stderr.splitlines() if line.startswith("pdgemm: error: ")]
+    assert len(lines) == 1, run.stderr
+    assert "Traceback" not in run.stderr
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        (1, []),
+        (2, ["--block", "7"]),
+        (3, ["--block", "5x11", "--grid", "3x1"]),
+        (4, ["--block", "100", "--mover", "ring"]),
+        (6, ["--block", "1", "--grid", "2x3", "--lookahead", "0", "--panel-width", "9"]),
+    ],
+)
+def test_multiply_on_any_number_of_ranks(folder: Path, ranks: int, options: list[str]) -> None:
+    run = pdgemm(ranks, "multiply", "a.h5:/x", "b.h5:/y", "-o", f"c{ranks}.h5:/z", "--verify", *options, cwd=folder)
+    assert run.returncode == 0, run.stderr
+    assert "residual" in run.stdout
+    assert "as the formula says" in run.stdout
+    assert run.stdout.count("wrote") == 1  # one rank speaks
+    a, b = read(folder / "a.h5", "x"), read(folder / "b.h5", "y")
+    assert gemm_error(read(folder / f"c{ranks}.h5", "z"), 1, a, b) <= TOLERANCE
+
+
+def test_the_whole_round(tmp_path: Path) -> None:
+    """generate, multiply with all options, verify; in JSON."""
+    made = {"a": ["70x50"], "b": ["90x50", "--kind", "normal", "--seed", "3"], "c": ["70x90", "--seed", "9"]}
+    for name, options in made.items():
+        run = pdgemm(
+            3, "generate", f"{name}.h5:/m", "--dtype", "complex128", "--json", "--shape", *options, cwd=tmp_path
+        )
+        assert json.loads(run.stdout)["wrote"]["dtype"] == "complex128", run.stderr
+    scalars = ["--alpha", "2-1j", "--beta", "0.5", "--transb", "C"]
+    operands = ["a.h5:/m", "b.h5:/m"]
+    run = pdgemm(
+        4, "multiply", *operands, "-o", "d.h5:/deep/m", "--c", "c.h5:/m", *scalars, "--block", "8x9",
+        "--memory-limit", "40KiB", "--verify", "--json", cwd=tmp_path,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    facts = json.loads(run.stdout)
+    assert facts["product"]["as_predicted"]
+    assert facts["product"]["per_rank"]["extra_bytes"]["max"] <= 40 * 1024
+    assert facts["verify"]["passed"]
+    assert [x["method"] for x in facts["read"]] == ["mpi-io"] * 3
+    a, b, c = (read(tmp_path / f"{name}.h5", "m") for name in "abc")
+    d = read(tmp_path / "d.h5", "deep/m")
+    assert gemm_error(d, 2 - 1j, a, b.conj().T, 0.5, c) <= TOLERANCE
+
+    check = ["d.h5:/deep/m", "--c0", "c.h5:/m", *scalars]
+    assert pdgemm(2, "verify", *operands, *check, cwd=tmp_path).returncode == 0
+    wrong = pdgemm(2, "verify", *operands, *check, "--alpha", "2.1", cwd=tmp_path)
+    assert wrong.returncode == 1
+    assert "WRONG" in wrong.stdout
+
+
+def test_beta_takes_c_from_the_output_by_default(folder: Path) -> None:
+    shutil.copy(folder / "a.h5", folder / "square.h5")
+    x = read(folder / "a.h5", "x")
+    with h5py.File(folder / "gram.h5", "w") as file:
+        file["g"] = np.eye(61)
+    run = pdgemm(2, "multiply", "a.h5:/x", "a.h5:/x", "--transb", "T", "-o", "gram.h5:/g", "--beta", "-1", cwd=folder)
+    assert run.returncode == 0, run.stderr
+    assert gemm_error(read(folder / "gram.h5", "g"), 1, x, x.T, -1, np.eye(61)) <= TOLERANCE
+
+
+def test_integers_are_multiplied_when_told_how(folder: Path) -> None:
+    run = pdgemm(2, "multiply", "a.h5:/x", "a.h5:/integers", "-o", "i.h5:/z", "--dtype", "float32", cwd=folder)
+    assert run.returncode == 0, run.stderr
+    product = read(folder / "i.h5", "z")
+    assert product.dtype == "float32"
+    assert gemm_error(product, 1, read(folder / "a.h5", "x").astype("f"), np.ones((83, 3), "f")) <= TOLERANCE
+
+
+def test_nan_passes_through_verification(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.where(np.eye(9) * np.arange(9) == 4, np.nan, 1.0)
+    run = pdgemm(2, "multiply", "a.h5:/x", "a.h5:/x", "-o", "c.h5:/z", "--verify", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert "NaN" in run.stdout
+    assert np.isnan(read(tmp_path / "c.h5", "z")).any()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a.h5:/x", "a.h5:/x"], "inner dimensions do not agree: A is 61 x 83, B is 61 x 83, on a 1 x 3 grid"),
+        (["a.h5:/nope", "b.h5:/y"], "a.h5 has no dataset /nope; it has"),
+        (["none.h5:/x", "b.h5:/y"], "none.h5: no such file"),
+        (["a.h5:/vector", "b.h5:/y"], "a.h5:/vector is not a matrix: its shape is (4,)"),
+        (["a.h5:/x", "a.h5:/integers"], "a.h5:/integers holds int32"),
+        (["a.h5", "b.h5:/y"], "'a.h5' is not of the form FILE:/DATASET"),
+        (["a.h5:/x", "b.h5:/y", "--grid", "2x2"], "a 2 x 2 grid needs 4 ranks, but there are 3"),
+        (["a.h5:/x", "b.h5:/y", "--block", "0"], "a block size must be >= 1, got 0"),
+        (["a.h5:/x", "b.h5:/y", "--block", "big"], "'big' is not of the form 256 or 256x128"),
+        (["a.h5:/x", "b.h5:/y", "--memory-limit", "10"], "bytes are needed"),
+        (["a.h5:/x", "b.h5:/y", "--memory-limit", "much"], "'much' is not of the form 2GiB"),
+        (["a.h5:/x", "b.h5:/y", "--alpha", "1j"], "alpha = 1j is complex, but the matrices are float64"),
+        (["a.h5:/x", "b.h5:/y", "--beta", "1"], "c.h5: no such file"),
+        (["a.h5:/x", "b.h5:/y", "--lookahead", "-1"], "lookahead must be >= 0"),
+        (["a.h5:/x", "b.h5:/y", "--wrong"], "--wrong"),
+        (["a.h5:/x", "b.h5:/y", "-o", "none/c.h5:/z"], "the folder"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(folder: Path, arguments: list[str], message: str) -> None:
+    run = pdgemm(3, "multiply", "-o", "c.h5:/z", *arguments, cwd=folder)
+    assert message in one_line(run)
+    assert not (folder / "c.h5").exists()
+    assert not list(folder.glob(".*.partial"))
+
+
+def test_debug_shows_where_an_error_came_from(folder: Path) -> None:
+    run = pdgemm(2, "multiply", "a.h5:/x", "a.h5:/x", "-o", "c.h5:/z", "--debug", cwd=folder)
+    assert run.returncode == 2
+    assert run.stderr.count("Traceback") == 1
+    assert "LayoutError" in run.stderr
+
+
+def test_an_unexpected_error_on_one_rank_ends_the_job(folder: Path, tmp_path: Path) -> None:
+    """A bug that only one rank meets must not leave the others waiting."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\n"
+        "if os.environ.get('OMPI_COMM_WORLD_RANK', os.environ.get('PMI_RANK')) == '1':\n"
+        "    import pdgemm.summa\n"
+        "    def broken(*args): raise RuntimeError('a bug')\n"
+        "    pdgemm.summa.gemm_accumulate = broken\n"
+    )
+    run = pdgemm(2, "multiply", "a.h5:/x", "b.h5:/y", "-o", "c.h5:/z", cwd=folder, PYTHONPATH=str(tmp_path))
+    assert run.returncode not in (0, 1, 2)
+    assert "RuntimeError: a bug" in run.stderr
+    assert not (folder / "c.h5").exists()
+
+
+def test_info_tells_what_is_there(folder: Path) -> None:
+    run = pdgemm(2, "info", "--json", cwd=folder, OMP_NUM_THREADS="")
+    facts = json.loads(run.stdout)
+    assert facts["ranks"] == 2
+    assert facts["nodes"][0]["ranks"] == 2
+    assert facts["hdf5_mpi"] == h5py.get_config().mpi
+    text = pdgemm(2, "info", cwd=folder).stdout
+    for part in ("MPI", "BLAS", "HDF5", "threads per rank", "GPU-aware", "CuPy"):
+        assert part in text
+
+
+def test_processes_that_do_not_know_of_each_other_are_told(folder: Path) -> None:
+    """A launcher of another MPI library starts singletons."""
+    run = subprocess.run(
+        [sys.executable, "-m", "pdgemm", "info"],
+        cwd=folder,
+        env=os.environ | {"SLURM_STEP_NUM_TASKS": "4"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "the launcher started 4 processes (SLURM_STEP_NUM_TASKS), but MPI sees one" in one_line(run)
+
+
+def test_help_works_alone() -> None:
+    from pdgemm.cli import cli
+
+    for command in ([], ["generate"], ["multiply"], ["verify"], ["info"]):
+        result = CliRunner().invoke(cli, [*command, "--help"])
+        assert result.exit_code == 0
+        assert "Usage" in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("1000", 1000), ("2GiB", 2 << 30), ("1.5MiB", 3 << 19), ("500MB", 500_000_000), ("1e3", 1000), ("4k", 4000)],
+)
+def test_sizes(text: str, expected: int) -> None:
+    from pdgemm.cli import BYTES
+
+    assert BYTES.convert(text, None, None) == expected
+
+
+def test_a_killed_rank_ends_the_job_and_harms_no_file(tmp_path: Path) -> None:
+    """kill -9 in the middle of the product."""
+    run = pdgemm(2, "generate", "a.h5:/x", "--shape", "3000x3000", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    with h5py.File(tmp_path / "c.h5", "w") as file:
+        file["z"] = np.eye(3)
+    old = (tmp_path / "c.h5").read_bytes()
+    # narrow panels make the product last for minutes: there is time to kill a rank in its middle
+    command = [str(MPIEXEC), "-n", "3", sys.executable, "-m", "pdgemm", "multiply", "a.h5:/x", "a.h5:/x"]
+    command += ["-o", "c.h5:/z", "--panel-width", "1"]
+    job = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert job.stdout is not None
+        assert [job.stdout.readline().split()[0] for _ in "AB"] == ["read", "read"]  # now it multiplies
+        time.sleep(0.5)
+        ranks = [
+            pid
+            for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
+            if _is_rank(pid, tmp_path)
+        ]
+        assert len(ranks) == 3
+        assert job.poll() is None
+        os.kill(max(ranks), signal.SIGKILL)
+        start = time.monotonic()
+        _, errors = job.communicate(timeout=60)
+        assert time.monotonic() - start < 30
+    finally:
+        job.kill()
+    assert job.returncode != 0
+    assert "signal 9" in errors.lower() or "killed" in errors.lower()
+    assert (tmp_path / "c.h5").read_bytes() == old
+    assert not any(_is_rank(pid, tmp_path) for pid in map(int, filter(str.isdigit, os.listdir("/proc"))))
+
+
+def _is_rank(pid: int, folder: Path) -> bool:
+    """Is this process one of the ranks that work in `folder`?"""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return os.readlink(f"/proc/{pid}/cwd") == str(folder) and command[1:3] == [b"-m", b"pdgemm"]
+    except OSError:
+        return False

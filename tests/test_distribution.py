@@ -1,0 +1,112 @@
+"""Index arithmetic against a dealer of cards."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdgemm.errors import LayoutError
+from pdgemm.grids.distribution import BlockCyclic, Distribution
+
+
+@st.composite
+def layouts(draw: st.DrawFn, most: int = 60) -> BlockCyclic:
+    parts = draw(st.integers(1, 7))
+    return BlockCyclic(
+        draw(st.integers(0, most)), draw(st.integers(1, 9)), parts, draw(st.integers(0, parts - 1))
+    )
+
+
+def dealt(layout: BlockCyclic) -> list[list[int]]:
+    """Global indices of each part, by dealing block after block."""
+    hands: list[list[int]] = [[] for _ in range(layout.parts)]
+    for number, start in enumerate(range(0, layout.n, layout.block)):
+        hand = hands[(number + layout.source) % layout.parts]
+        hand.extend(range(start, min(layout.n, start + layout.block)))
+    return hands
+
+
+@given(layouts())
+def test_every_function_agrees_with_dealing(layout: BlockCyclic) -> None:
+    hands = dealt(layout)
+    for part, hand in enumerate(hands):
+        assert layout.count(part) == len(hand)
+        assert layout.indices(part).tolist() == hand
+        for local, index in enumerate(hand):
+            assert layout.owner(index) == part
+            assert layout.to_local(index) == local
+            assert layout.to_global(local, part) == index
+    assert layout.largest == max(map(len, hands))
+
+
+@given(layouts())
+def test_arrays_give_what_single_indices_give(layout: BlockCyclic) -> None:
+    every = np.arange(layout.n)
+    assert layout.owner(every).tolist() == [layout.owner(g) for g in range(layout.n)]
+    assert layout.to_local(every).tolist() == [layout.to_local(g) for g in range(layout.n)]
+
+
+@given(layouts(), st.none() | st.integers(1, 20))
+def test_stripes_are_the_indices_in_order(layout: BlockCyclic, most: int | None) -> None:
+    for part in range(layout.parts):
+        local, found = 0, []
+        for stripe in layout.stripes(part, most):
+            assert stripe.local == local
+            assert stripe.count == 1 or stripe.stride >= stripe.block
+            assert most is None or stripe.size <= max(most, layout.block)
+            starts = stripe.start + np.arange(stripe.count) * stripe.stride
+            found.extend((starts[:, None] + np.arange(stripe.block)).ravel().tolist())
+            local += stripe.size
+        assert found == layout.indices(part).tolist()
+        assert most is not None or len(list(layout.stripes(part))) <= 2
+
+
+@given(layouts(), layouts())
+def test_local_shapes_and_owners_of_a_matrix(rows: BlockCyclic, cols: BlockCyclic) -> None:
+    matrix = Distribution(rows, cols)
+    shapes = [matrix.local_shape((i, j)) for i in range(rows.parts) for j in range(cols.parts)]
+    assert sum(r * c for r, c in shapes) == rows.n * cols.n
+    assert matrix.transposed.transposed == matrix
+    if rows.n and cols.n:
+        assert matrix.owner(rows.n - 1, 0) == (rows.owner(rows.n - 1), cols.source)
+
+
+def test_one_block_per_rank_by_default() -> None:
+    matrix = Distribution.over((2, 3), (10, 10))
+    assert matrix.block == (5, 4)
+    assert [matrix.local_shape((1, j)) for j in range(3)] == [(5, 4), (5, 4), (5, 2)]
+    assert Distribution.over((2, 3), (0, 1)).local_shape((0, 0)) == (0, 1)
+
+
+def test_beyond_32_bits() -> None:
+    layout = BlockCyclic(10**12, 1000, 10**6, source=3)
+    index = np.array([0, 10**12 - 1, 123456789012])
+    part = layout.owner(index)
+    assert [layout.to_global(layout.to_local(int(g)), int(p)) for g, p in zip(index, part)] == index.tolist()
+    assert layout.count(3) == 10**6
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(-1, 1, 1), (1, 0, 1), (1, -2, 1), (1, 1, 0), (1, 1, 2, 2), (1, 1, 2, -1)],
+)
+def test_impossible_dimensions(arguments: tuple[int, ...]) -> None:
+    with pytest.raises(LayoutError):
+        BlockCyclic(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((3,), {}),
+        ((3, 3, 3), {}),
+        ((3, 3), {"block": (1, 2, 3)}),
+        ((3, 3), {"block": 0}),
+        ((3, 3), {"source": (0, 9)}),
+    ],
+)
+def test_impossible_matrices(shape: tuple[int, ...], options: dict[str, object]) -> None:
+    with pytest.raises(LayoutError):
+        Distribution.over((2, 2), shape, **options)  # type: ignore[arg-type]

@@ -1,0 +1,152 @@
+"""Process grids, collective errors and threads."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from pdgemm.errors import ranks_text
+
+pytestmark = pytest.mark.mpi
+
+
+def test_default_grid_is_near_square(comm: Any) -> None:
+    from pdgemm import ProcessGrid
+
+    expected = {1: (1, 1), 2: (1, 2), 3: (1, 3), 4: (2, 2), 6: (2, 3), 8: (2, 4), 9: (3, 3), 12: (3, 4)}
+    with ProcessGrid(comm) as grid:
+        assert grid.shape == expected.get(comm.size, grid.shape)
+        assert grid.size == comm.size
+
+
+def test_every_grid_has_its_rows_columns_and_layers(comm: Any) -> None:
+    from problems import grid_shapes
+
+    from pdgemm import ProcessGrid
+
+    for layers in [c for c in range(1, comm.size + 1) if comm.size % c == 0]:
+        for shape in grid_shapes(comm.size // layers):
+            with ProcessGrid(comm, shape, layers) as grid:
+                i, j = grid.coords
+                pr, pc = shape
+                assert grid.rank == grid.rank_of(i, j, grid.layer) == (grid.layer * pr + i) * pc + j
+                assert grid.coords_of(grid.rank) == (i, j)
+                assert grid.rank_of(i - pr, j + pc) == grid.rank_of(i, j)  # around the torus
+                assert (grid.row.size, grid.col.size, grid.depth.size) == (pc, pr, layers)
+                assert (grid.row.rank, grid.col.rank, grid.depth.rank) == (j, i, grid.layer)
+                assert set(grid.row.allgather(i)) == {i}
+                assert set(grid.col.allgather(j)) == {j}
+                assert set(grid.depth.allgather((i, j))) == {(i, j)}
+                assert grid.comm.periods[1:] == [True, True]
+                assert grid.node.size >= 1
+
+
+def test_messages_of_the_grid_do_not_meet_those_of_the_caller(comm: Any) -> None:
+    from mpi4py import MPI
+
+    from pdgemm import ProcessGrid
+
+    with ProcessGrid(comm) as grid:
+        assert MPI.Comm.Compare(grid.comm, comm) == MPI.CONGRUENT
+
+
+def test_equal_grids_are_recognised(comm: Any) -> None:
+    from pdgemm import ProcessGrid
+
+    with ProcessGrid(comm) as one, ProcessGrid(comm) as two, ProcessGrid(comm, (comm.size, 1)) as column:
+        assert one.same_as(two)
+        assert one.same_as(column) == (one.shape == column.shape)
+
+
+def test_free_gives_the_communicators_back(comm: Any) -> None:
+    from pdgemm import ProcessGrid
+
+    for _ in range(300):  # more than an MPI library holds at once, if they leaked
+        grid = ProcessGrid(comm)
+        grid.free()
+        grid.free()
+    assert "freed" in repr(grid)
+
+
+@pytest.mark.parametrize(
+    "options", [{"shape": (2, 100)}, {"shape": (0, 1)}, {"shape": (1,)}, {"layers": 0}, {"layers": 100}]
+)
+def test_a_grid_that_does_not_fit_is_refused_everywhere(comm: Any, options: dict[str, Any]) -> None:
+    from pdgemm import ProcessGrid
+    from pdgemm.errors import GridError
+
+    with pytest.raises(GridError, match=r"\d"):
+        ProcessGrid(comm, **options)
+
+
+def test_ranks_that_ask_for_different_grids_all_hear_of_it(comm: Any) -> None:
+    from pdgemm import ProcessGrid
+    from pdgemm.errors import ArgumentError
+
+    if comm.size == 1:
+        return
+    shape = (1, comm.size) if comm.rank else (comm.size, 1)
+    with pytest.raises(ArgumentError, match=f"rank 0: .*ranks? 1.*{comm.size}"):
+        ProcessGrid(comm, shape)
+
+
+# ------------------------------------------------------------------ raising together
+def test_an_error_on_one_rank_is_raised_on_all(comm: Any) -> None:
+    from pdgemm.errors import LayoutError, raise_together, together
+
+    for failing in range(comm.size):
+        with pytest.raises(LayoutError) as caught:
+            raise_together(comm, LayoutError("bad") if comm.rank == failing else None)
+        expected = "bad" if comm.size == 1 else f"bad [rank {failing} of {comm.size}]"
+        assert str(caught.value) == expected
+        with pytest.raises(ZeroDivisionError), together(comm):
+            1 // int(comm.rank != failing)
+    raise_together(comm, None)
+
+
+def test_the_lowest_rank_is_heard_and_all_are_named(comm: Any) -> None:
+    from pdgemm.errors import PdgemmError, raise_together
+
+    with pytest.raises(PdgemmError) as caught:
+        raise_together(comm, PdgemmError(f"from {comm.rank}") if comm.rank != 1 else None)
+    assert str(caught.value).startswith("from 0")
+    if comm.size == 4:
+        assert str(caught.value) == "from 0 [ranks 0, 2-3 of 4]"
+
+
+def test_an_exception_that_cannot_travel_still_arrives(comm: Any) -> None:
+    from pdgemm.errors import PdgemmError, raise_together
+
+    class LocalError(Exception):
+        pass
+
+    with pytest.raises(PdgemmError, match="LocalError: here"):
+        raise_together(comm, LocalError("here") if comm.rank == comm.size - 1 else None)
+
+
+def test_rank_lists_are_readable() -> None:
+    assert ranks_text([3]) == "rank 3"
+    assert ranks_text([0, 1, 2, 5, 7, 8]) == "ranks 0-2, 5, 7-8"
+
+
+# ------------------------------------------------------------------ threads
+def test_share_of_cores() -> None:
+    from pdgemm.threads import core_share
+
+    assert core_share([[0, 1, 2, 3]] * 2, 0) == 2  # unbound: they share all
+    assert core_share([[0, 1], [2, 3]], 1) == 2  # bound apart: each has its own
+    assert core_share([[0, 1, 2], [2, 3]], 0) == 2  # one core in common
+    assert core_share([[0, 1]] * 9, 4) == 1
+
+
+def test_a_rank_uses_its_share_unless_told_otherwise(comm: Any) -> None:
+    from pdgemm import ProcessGrid
+    from pdgemm.threads import DECIDED_BY, core_share, threads
+
+    before = threads()
+    with ProcessGrid(comm) as grid:
+        share = core_share(grid.node.allgather(sorted(os.sched_getaffinity(0))), grid.node.rank)
+        decided = any(name in os.environ for name in DECIDED_BY)
+        assert threads() == (before if decided else min(before, share))

@@ -1,0 +1,305 @@
+"""What the report of a parallel run promises (mpi_report.py), on small test files run on 3 ranks each."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("mpiexec") is None, reason="no mpiexec on PATH"),
+    pytest.mark.timeout(60),
+]
+HEAD = """
+import pytest
+from mpi4py import MPI
+pytestmark = pytest.mark.mpi
+rank = MPI.COMM_WORLD.rank
+"""
+
+
+def run(folder: Path, source: str, *options: str, launcher: str = "mpiexec -n 3") -> SimpleNamespace:
+    """Run the source as a test file: .code, .out (stdout), .err, .text (both), .summary (None: not written)."""
+    (folder / "test_it.py").write_text(textwrap.dedent(source))
+    result = folder / "summary.json"
+    # This run may itself be under a launcher; the inner job must not take itself for a part of it.
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_COMM_", "PMI", "PRTE_LAUNCHED"))}
+    env |= {"PYTHONPATH": str(Path(__file__).parent), "PDGEMM_TEST_SUMMARY": str(result)}
+    # Run in an empty project; the plugin of hypothesis only costs time at the start.
+    command = (
+        f"{launcher} {sys.executable} -m pytest -p mpi_report -p no:hypothesispytest -p no:cacheprovider"
+    )
+    done = subprocess.run(
+        [*command.split(), "--rootdir=.", "--color=no", "-ra", "--timeout=30", *options, "test_it.py"],
+        cwd=folder, env=env, text=True, capture_output=True, timeout=50,
+    )  # fmt: skip
+    out, err = done.stdout.replace("\r", ""), done.stderr.replace("\r", "")
+    summary = json.loads(result.read_text()) if result.exists() else None
+    return SimpleNamespace(code=done.returncode, out=out, err=err, text=out + err, summary=summary)
+
+
+def mpi(folder: Path, source: str, *options: str) -> SimpleNamespace:
+    return run(folder, HEAD + textwrap.dedent(source), "--with-mpi", *options)
+
+
+def counts(summary: dict[str, float]) -> dict[str, float]:
+    return {k: v for k, v in summary.items() if k != "seconds"}
+
+
+def test_all_pass_and_one_rank_speaks(tmp_path: Path) -> None:
+    done = mpi(tmp_path, """
+        import warnings
+
+        def test_comm(comm):
+            assert comm is MPI.COMM_WORLD
+            print("noise")
+            warnings.warn("more noise")
+
+        seen = []
+        @pytest.mark.parametrize("again", [0, 1])
+        def test_shared_tmp_path(comm, shared_tmp_path, again):
+            assert comm.allgather(str(shared_tmp_path)) == [str(shared_tmp_path)] * 3
+            assert not list(shared_tmp_path.iterdir())
+            comm.Barrier()
+            (shared_tmp_path / str(rank)).touch()
+            seen.append(shared_tmp_path)
+
+        def test_it_is_gone():
+            assert len(set(seen)) == 2
+            assert not any(path.exists() for path in seen)
+
+        @pytest.mark.mpi(min_size=4)
+        def test_too_few():
+            assert False
+
+        @pytest.mark.xfail
+        def test_known():
+            assert False
+    """)  # fmt: skip
+    assert done.code == 0, done.text
+    assert counts(done.summary) == {"passed": 4, "failed": 0, "skipped": 2}
+    assert done.out.count("test session starts") == 1
+    assert "mpi: 3 ranks" in done.out
+    assert "noise" not in done.out.replace("UserWarning: more noise", "").replace('warn("more noise")', "")
+    assert done.out.count("UserWarning: more noise") == 1
+    assert "4 passed, 1 skipped, 1 xfailed" in done.out.splitlines()[-1]
+    assert done.err.strip() == ""
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
+    yield mpi(tmp_path_factory.mktemp("failures"), """
+        def test_fine():
+            pass
+
+        def test_one():
+            print("the output of", rank)
+            if rank == 1:
+                raise RuntimeError("boom one")
+
+        def test_two():
+            if rank > 0:
+                raise RuntimeError(f"boom two {rank}")
+
+        def test_all():
+            raise RuntimeError("boom all")
+
+        def test_mixed_skip():
+            if rank == 1:
+                pytest.skip("not here")
+
+        @pytest.mark.xfail
+        def test_mixed_xfail():
+            assert rank
+
+        @pytest.fixture
+        def bad_start():
+            if rank == 2:
+                raise RuntimeError("boom setup")
+
+        def test_setup(bad_start):
+            raise RuntimeError("a test without its fixture")
+
+        @pytest.fixture
+        def bad_end():
+            yield
+            if rank == 2:
+                raise RuntimeError("boom teardown")
+
+        def test_teardown(bad_end):
+            pass
+
+        def test_still_together(comm):
+            assert comm.allreduce(1) == 3
+    """)  # fmt: skip
+
+
+def section(text: str, name: str) -> str:
+    """The lines of the report under the line that names the test."""
+    lines = text.splitlines()
+    start = next(
+        n for n, line in enumerate(lines) if line.startswith("__") and line.rstrip(" _").endswith(name)
+    )
+    end = next(n for n in range(start + 1, len(lines)) if lines[n].startswith(("__", "==")))
+    return "\n".join(lines[start:end])
+
+
+def test_failure_on_one_rank_is_shown_once(failures: SimpleNamespace) -> None:
+    assert failures.code != 0
+    assert failures.text.count("E       RuntimeError: boom one") == 1
+    one = section(failures.out, "test_one")
+    assert "failed on rank 1 of 3" in one
+    assert one.index("failed on") < one.index("boom one")
+    assert "the output of 1" in one
+    assert failures.text.count("the output of") == 2  # here, and in the source line
+
+
+def test_lowest_failing_rank_speaks(failures: SimpleNamespace) -> None:
+    assert "failed on ranks 1, 2 of 3" in section(failures.out, "test_two")
+    assert "boom two 1" in failures.text
+    assert "boom two 2" not in failures.text
+
+
+def test_failure_on_all_ranks_is_shown_once(failures: SimpleNamespace) -> None:
+    assert "failed on all 3 ranks" in section(failures.out, "test_all")
+    assert failures.text.count("E       RuntimeError: boom all") == 1
+
+
+def test_disagreement_is_a_failure(failures: SimpleNamespace) -> None:
+    skipped = section(failures.out, "test_mixed_skip")
+    assert "the outcome differs: passed on ranks 0, 2; skipped on rank 1 of 3" in skipped
+    assert "xfailed on rank 0; xpassed on ranks 1, 2 of 3" in section(failures.out, "test_mixed_xfail")
+
+
+def test_setup_and_teardown(failures: SimpleNamespace) -> None:
+    assert "failed on rank 2 of 3" in section(failures.out, "at setup of test_setup")
+    assert "a test without its fixture" not in failures.text
+    assert "failed on rank 2 of 3" in section(failures.out, "at teardown of test_teardown")
+
+
+def test_totals(failures: SimpleNamespace) -> None:
+    assert counts(failures.summary) == {"passed": 2, "failed": 7, "skipped": 0}
+    tail = failures.out.splitlines()
+    assert "5 failed, 3 passed, 2 errors" in tail[-1]
+    assert "FAILED test_it.py::test_one - RuntimeError: boom one" in tail
+
+
+def test_hang_ends_with_stacks(tmp_path: Path) -> None:
+    done = mpi(tmp_path, """
+        def test_before():
+            assert rank != 0, "an earlier failure"
+
+        def test_hang(comm):
+            if rank == 1:
+                raise RuntimeError("the culprit")
+            comm.Barrier()
+
+        def test_after():
+            pass
+    """, "--timeout=4")  # fmt: skip
+    assert done.code != 0
+    assert done.err.count("E       RuntimeError: the culprit") == 1
+    culprit, _, rest = done.err.partition("RuntimeError: the culprit")
+    assert "[rank 1 of 3] test_it.py::test_hang (call): still waiting" in culprit
+    assert "[rank 0 of 3] timeout of 4 s in test_it.py::test_hang" in rest
+    assert "comm.Barrier()" in rest
+    assert "an earlier failure" in section(done.out, "test_before")  # what was known is not lost
+    assert "FAILED test_it.py::test_hang - timeout" in done.out
+    assert counts(done.summary) == {"passed": 0, "failed": 2, "skipped": 0}
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (
+            """
+            @pytest.mark.parametrize("n", [1, 2 + rank // 2])
+            def test_n(n):
+                pass
+            """,
+            "number 1 is test_it.py::test_n[2] on rank 0, test_it.py::test_n[3] on rank 2",
+        ),
+        (
+            """
+            if rank == 1:
+                raise ImportError("not on this rank")
+            def test_n():
+                pass
+            """,
+            "E   ImportError: not on this rank",
+        ),
+    ],
+    ids=["order", "import"],
+)
+def test_different_collections_end_the_job(tmp_path: Path, source: str, said: str) -> None:
+    done = mpi(tmp_path, source)
+    assert done.code != 0
+    assert done.err.count("the ranks collected different tests") == 1
+    assert done.err.count(said) == 1
+    assert done.summary is None
+
+
+def test_first_failure_and_interrupt_stop_all_ranks(tmp_path: Path) -> None:
+    source = """
+        def test_interrupt():
+            if rank == 1:
+                raise KeyboardInterrupt
+
+        def test_fails():
+            assert rank != 2
+
+        def test_never(comm):
+            print("never", file=open("never", "w"))
+    """
+    done = mpi(tmp_path, source, "-x", "-k", "not interrupt")
+    assert done.code == 1
+    assert counts(done.summary) == {"passed": 0, "failed": 1, "skipped": 0}
+    assert "stopping after 1 failures" in done.out
+    done = mpi(tmp_path, source)
+    assert done.code == pytest.ExitCode.INTERRUPTED
+    assert "KeyboardInterrupt: on rank 1" in done.out
+    assert done.summary is None
+    assert not (tmp_path / "never").exists()
+
+
+def test_hypothesis_keeps_step(tmp_path: Path) -> None:
+    pytest.importorskip("hypothesis")
+    done = mpi(tmp_path, """
+        from hypothesis import given, strategies as st
+
+        @given(st.lists(st.floats()), st.data())
+        def test_same(comm, a, data):
+            assert len(set(comm.allgather(repr((a, data.draw(st.integers())))))) == 1
+
+        @given(st.integers(0, 1000))
+        def test_fails(comm, n):
+            comm.Barrier()
+            if rank == 1:
+                assert n < 500
+            comm.Barrier()
+    """, "--timeout=20")  # fmt: skip
+    assert done.summary is not None, done.text
+    assert counts(done.summary) == {"passed": 1, "failed": 1, "skipped": 0}, done.text
+    assert "assert 500 < 500" in done.out
+    assert "still waiting" not in done.err
+
+
+def test_serial_run_leaves_mpi_alone(tmp_path: Path) -> None:
+    source = """
+        import sys
+
+        def test_plain(shared_tmp_path):
+            assert shared_tmp_path.is_dir()
+            assert "mpi4py" not in sys.modules
+    """
+    done = run(tmp_path, source, launcher="")
+    assert done.code == 0, done.text
+    assert counts(done.summary) == {"passed": 1, "failed": 0, "skipped": 0}

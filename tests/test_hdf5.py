@@ -1,0 +1,407 @@
+"""Matrices in files: every way in and out, for every layout; and what may go wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from problems import BLOCKS, DTYPES, grid_shapes, sources
+
+pytestmark = pytest.mark.mpi
+
+SHAPES = [(0, 0), (0, 5), (4, 0), (1, 1), (7, 5), (13, 8), (29, 61)]
+
+
+@pytest.fixture(scope="module")
+def parallel() -> bool:
+    """Is h5py built with MPI?"""
+    from pdgemm.io import hyperslabs
+
+    return hyperslabs.parallel_h5py()
+
+
+@pytest.fixture
+def grid(comm: Any) -> Iterator[Any]:
+    from pdgemm import ProcessGrid
+
+    with ProcessGrid(comm) as made:
+        yield made
+
+
+def only_file(folder: Path, comm: Any) -> list[str]:
+    """The names in a folder, seen when all ranks are done."""
+    comm.Barrier()
+    names = comm.bcast(sorted(os.listdir(folder)) if comm.rank == 0 else None)
+    comm.Barrier()
+    return list(names)
+
+
+def by_rank_0(comm: Any, work: Any) -> Any:
+    """What plain h5py does in one process, before or after the others; an error is everyone's."""
+    comm.Barrier()
+    result, error = None, None
+    if comm.rank == 0:
+        try:
+            result = work()
+        except Exception as bad:
+            error = f"{type(bad).__name__}: {bad}"
+    result, error = comm.bcast((result, error))
+    assert error is None, error
+    return result
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_saved_is_loaded_in_any_layout(
+    comm: Any, shared_tmp_path: Path, parallel: bool, dtype: str
+) -> None:
+    import h5py
+
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.io import hdf5
+
+    path = shared_tmp_path / "a.h5"
+    for number, shape in enumerate(grid_shapes(comm.size)):
+        with ProcessGrid(comm, shape) as one, ProcessGrid(comm, shape[::-1]) as other:
+            for case, (m, n) in enumerate(SHAPES):
+                mb, nb, ka, kb = BLOCKS[(case + number) % len(BLOCKS)]
+                for source in sources(shape):
+                    block = None if mb is None else (mb, nb)
+                    order = "CF"[case % 2]
+                    A = DistMatrix.random(
+                        (m, n), grid=one, block=block, source=source, dtype=dtype, seed=case
+                    )
+                    A = (
+                        A
+                        if order == "C"
+                        else DistMatrix(np.asfortranarray(A.local), one, A.distribution, "F")
+                    )
+                    whole = A.allgather()
+                    report = hdf5.save(path, "group/x", A)
+                    assert report.method == ("mpio" if parallel else "mpi-io")
+
+                    def read_plainly() -> np.ndarray:
+                        with h5py.File(path, "r") as file:
+                            return np.array(file["group/x"])
+
+                    assert np.array_equal(by_rank_0(comm, read_plainly), whole)
+                    B = hdf5.load(path, "group/x", other, None if ka is None else (ka, kb), verify=True)
+                    assert B.dtype == dtype
+                    assert np.array_equal(B.allgather(), whole)
+                    T = hdf5.load(path, "group/x", one, (3, 2), source=source, transpose=True, verify=True)
+                    assert np.array_equal(T.allgather(), whole.T)
+                    assert T.order == "F"
+
+
+def test_files_of_others(comm: Any, grid: Any, shared_tmp_path: Path, parallel: bool) -> None:
+    """Chunked, compressed, big-endian, integer, 16-bit, scattered: each rank reads its own blocks."""
+    import h5py
+
+    from pdgemm.io import hdf5
+
+    path = shared_tmp_path / "theirs.h5"
+    x = np.random.default_rng(3).standard_normal((43, 37)) * 100
+
+    def write() -> None:
+        with h5py.File(path, "w", userblock_size=512) as file:
+            file["contiguous"] = x
+            file.create_dataset("chunked", data=x, chunks=(7, 9))
+            file.create_dataset(
+                "gzip", data=x, chunks=(8, 8), compression="gzip", shuffle=True, fletcher32=True
+            )
+            file.create_dataset("growing", data=x, maxshape=(None, 37))
+            file["big_endian"] = x.astype(">f8")
+            file["integers"] = x.astype("i4")
+            file["half"] = x.astype("f2")
+            file["single"] = x.astype("f4")
+            file["compact"] = x[:3, :3]
+
+    by_rank_0(comm, write)
+    for name in ("contiguous", "chunked", "gzip", "growing", "big_endian", "integers", "half", "single"):
+        expected = {"integers": x.astype("i4"), "half": x.astype("f2"), "single": x.astype("f4")}.get(name, x)
+        for transpose in (False, True):
+            A = hdf5.load(path, name, grid, (4, 5), dtype="float64", transpose=transpose)
+            assert np.array_equal(A.allgather(), expected.T if transpose else expected), name
+            in_place = "mpi-io" if name in ("contiguous", "single") else "independent"
+            assert A.report.method == ("mpio" if parallel else in_place)
+    complex_ = hdf5.load(path, "contiguous", grid, dtype="complex128")
+    assert np.array_equal(complex_.allgather(), x)
+
+
+def test_compressed_chunks_are_written_by_a_parallel_h5py_and_refused_by_another(
+    comm: Any, grid: Any, shared_tmp_path: Path, parallel: bool
+) -> None:
+    import h5py
+
+    from pdgemm import DistMatrix
+    from pdgemm.errors import FileError
+    from pdgemm.io import hdf5
+
+    path = shared_tmp_path / "z.h5"
+    A = DistMatrix.random((50, 40), grid=grid, block=(7, 6))
+    if not parallel:
+        with pytest.raises(FileError, match="built with MPI"):
+            hdf5.save(path, "x", A, compression="gzip")
+        assert only_file(shared_tmp_path, comm) == []
+        return
+    hdf5.save(path, "x", A, chunks=(8, 9), compression="gzip")
+
+    def look() -> Any:
+        with h5py.File(path, "r") as file:
+            return file["x"].chunks, file["x"].compression, np.array(file["x"])
+
+    chunks, compression, values = by_rank_0(comm, look)
+    assert (chunks, compression) == ((8, 9), "gzip")
+    assert np.array_equal(values, A.allgather())
+    assert hdf5.load(path, "x", grid, 3, verify=True).allclose(
+        DistMatrix.random((50, 40), grid=grid, block=3)
+    )
+
+
+def test_many_small_transfers_make_the_same_file(
+    comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pdgemm import DistMatrix
+    from pdgemm.io import hdf5, place, rawio
+
+    monkeypatch.setattr(place, "TILE_BYTES", 300)
+    monkeypatch.setattr(rawio, "TILE_BYTES", 300)
+    path, seen = shared_tmp_path / "a.h5", []
+    A = DistMatrix.random((57, 31), grid=grid, block=(5, 4))
+    hdf5.save(path, "x", A, progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1][0] == seen[-1][1] == len(seen) > 1
+    assert np.array_equal(hdf5.load(path, "x", grid, (5, 4), verify=True).local, A.local)
+
+
+def test_everything_else_in_the_file_stays(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
+    import h5py
+
+    from pdgemm import DistMatrix
+    from pdgemm.io import hdf5
+
+    path = shared_tmp_path / "a.h5"
+
+    def write() -> None:
+        with h5py.File(path, "w") as file:
+            file.attrs["title"] = "mine"
+            file["g/other"] = np.arange(5)
+            file["g/x"] = np.zeros(3)
+            file["g"].attrs["unit"] = "m"
+            file["top"] = "text"
+            file["link"] = h5py.SoftLink("/g/other")
+        path.chmod(0o640)
+
+    by_rank_0(comm, write)
+    A = DistMatrix.random((9, 9), grid=grid)
+    hdf5.save(path, "/g/x", A)
+    hdf5.save(path, "y", A)
+
+    def look() -> Any:
+        with h5py.File(path, "r") as file:
+            assert file.attrs["title"] == "mine"
+            assert file["g"].attrs["unit"] == "m"
+            assert file["top"].asstr()[()] == "text"
+            assert isinstance(file.get("link", getlink=True), h5py.SoftLink)
+            assert file["link"][:].tolist() == [0, 1, 2, 3, 4]
+            return (
+                np.array(file["g/x"]),
+                np.array(file["y"]),
+                dict(file["y"].attrs),
+                path.stat().st_mode & 0o777,
+            )
+
+    x, y, attributes, mode = by_rank_0(comm, look)
+    assert np.array_equal(x, A.allgather())
+    assert np.array_equal(y, A.allgather())
+    assert mode == 0o640
+    assert attributes["pdgemm_dtype"] == "float64"
+    assert json.loads(attributes["pdgemm_layout"])["grid"] == list(grid.shape)
+    assert only_file(shared_tmp_path, comm) == ["a.h5"]
+
+
+def test_a_symbolic_link_keeps_pointing_to_the_file(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
+    from pdgemm import DistMatrix
+    from pdgemm.io import hdf5
+
+    link = shared_tmp_path / "link.h5"
+    by_rank_0(comm, lambda: link.symlink_to(shared_tmp_path / "real.h5"))
+    hdf5.save(link, "x", DistMatrix.eye(4, grid=grid))
+    assert link.is_symlink()
+    assert hdf5.load(shared_tmp_path / "real.h5", "x", grid).norm(1) == 1
+
+
+# ------------------------------------------------------------------ the checksum
+def test_the_checksum_does_not_depend_on_the_layout_and_sees_any_change(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.io.checksum import checksum
+
+    for dtype in DTYPES:
+        sums = set()
+        for shape in grid_shapes(comm.size):
+            with ProcessGrid(comm, shape) as grid:
+                for block in (None, 1, (2, 3)):
+                    A = DistMatrix.random((13, 8), grid=grid, block=block, dtype=dtype)
+                    sums.add(checksum(grid.comm, A.local, *A.indices()))
+                original = sums.copy()
+                if A.distribution.owner(12, 7) == grid.coords:
+                    A.local[-1, -1] = np.nextafter(A.local[-1, -1].real, 2, dtype=A.local.real.dtype)
+                assert checksum(grid.comm, A.local, *A.indices()) not in original
+                rows, cols = A.indices()
+                swapped = np.where(rows == 0, 1, np.where(rows == 1, 0, rows))
+                assert checksum(grid.comm, A.local, swapped, cols) not in original
+        assert len(sums) == 1
+
+
+def test_damage_is_found_on_request(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
+    import h5py
+
+    from pdgemm import DistMatrix
+    from pdgemm.errors import FileError
+    from pdgemm.io import hdf5
+
+    path = shared_tmp_path / "a.h5"
+    hdf5.save(path, "x", DistMatrix.random((20, 20), grid=grid))
+
+    def damage() -> None:
+        with h5py.File(path, "r+") as file:
+            file["x"][3, 4] += 1e-12
+            file["plain"] = np.eye(3)
+
+    by_rank_0(comm, damage)
+    hdf5.load(path, "x", grid)
+    with pytest.raises(FileError, match="damaged"):
+        hdf5.load(path, "x", grid, verify=True)
+    with pytest.raises(FileError, match="no checksum"):
+        hdf5.load(path, "plain", grid, verify=True)
+
+
+# ------------------------------------------------------------------ bad input
+def test_unreadable_input_is_refused_on_all_ranks_alike(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
+    import h5py
+
+    from pdgemm.errors import DTypeError, FileError, LayoutError, PdgemmError
+    from pdgemm.io import hdf5
+
+    path, text = shared_tmp_path / "a.h5", shared_tmp_path / "a.txt"
+
+    def write() -> None:
+        text.write_text("not HDF5\n" * 100)
+        with h5py.File(path, "w") as file:
+            file["x"] = np.eye(3)
+            file["vector"] = np.zeros(3)
+            file["cube"] = np.zeros((2, 2, 2))
+            file["integers"] = np.zeros((2, 2), "i8")
+            file["strings"] = np.array([[b"a"]])
+            file["complex"] = np.zeros((2, 2), "c16")
+            file["group/inner"] = np.eye(2)
+
+    by_rank_0(comm, write)
+    cases: list[tuple[Path, str, dict[str, Any], type[PdgemmError], str]] = [
+        (path, "y", {}, FileError, r"has no dataset y; it has .*/x \(3 x 3 float64\)"),
+        (path, "group", {}, FileError, "has no dataset group"),
+        (shared_tmp_path / "none.h5", "x", {}, FileError, "no such file"),
+        (text, "x", {}, FileError, "a.txt: .*(signature|truncated)"),
+        (shared_tmp_path, "x", {}, FileError, "."),
+        (path, "vector", {}, LayoutError, r"not a matrix: its shape is \(3,\)"),
+        (path, "cube", {}, LayoutError, r"not a matrix: its shape is \(2, 2, 2\)"),
+        (path, "integers", {}, DTypeError, "int64; what can be multiplied is float32, float64"),
+        (path, "strings", {"dtype": "float64"}, DTypeError, "cannot become float64"),
+        (path, "complex", {"dtype": "float64"}, DTypeError, "complex128, which cannot become float64"),
+        (path, "x", {"dtype": "int32"}, DTypeError, "dtype=int32"),
+        (path, "x", {"block": 0}, LayoutError, "block size must be >= 1, got 0"),
+        (path, "x", {"source": (99, 0)}, LayoutError, "source 99"),
+    ]
+    for file, name, options, kind, message in cases:
+        with pytest.raises(kind, match=message) as caught:
+            hdf5.load(file, name, grid, **options)
+        assert len(set(comm.allgather(str(caught.value)))) == 1
+
+
+def test_unwritable_output_is_refused_and_nothing_is_lost(
+    comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pdgemm import DistMatrix
+    from pdgemm.errors import FileError
+    from pdgemm.io import atomic, hdf5
+
+    A, old = DistMatrix.random((30, 30), grid=grid), shared_tmp_path / "old.h5"
+    hdf5.save(old, "x", A)
+    hdf5.save(old, "g/y", A)
+    for path, name, message in [
+        (shared_tmp_path / "none" / "a.h5", "x", "does not exist"),
+        (shared_tmp_path, "x", "is a folder"),
+        (old, "x/y", "old.h5: /x is there already"),  # a dataset stands where a group is needed
+        (old, "g", "old.h5: /g is there already"),  # and the reverse
+        (Path("/proc/a.h5"), "x", "proc"),
+    ]:
+        with pytest.raises(FileError, match=message):
+            hdf5.save(path, name, A)
+    monkeypatch.setattr(atomic.os, "access", lambda path, mode: False)
+    with pytest.raises(FileError, match="no permission"):
+        hdf5.save(old, "x", A)
+    assert only_file(shared_tmp_path, comm) == ["old.h5"]
+    assert np.array_equal(hdf5.load(old, "x", grid, verify=True).local, A.local)
+
+
+def test_a_full_disk_is_seen_before_the_first_byte(
+    comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pdgemm import DistMatrix
+    from pdgemm.errors import FileError
+    from pdgemm.io import atomic, hdf5
+
+    usage = atomic.shutil.disk_usage(shared_tmp_path)
+    monkeypatch.setattr(atomic.shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(FileError, match="disk full: 7200 bytes are needed and 1000 are free"):
+        hdf5.save(shared_tmp_path / "a.h5", "x", DistMatrix.zeros((30, 30), grid=grid))
+    assert only_file(shared_tmp_path, comm) == []
+
+
+@pytest.mark.parametrize("limit", [1000, 150_000])
+def test_a_write_that_fails_half_way_leaves_what_was_there(
+    comm: Any, grid: Any, shared_tmp_path: Path, limit: int
+) -> None:
+    """The operating system refuses to let the file grow: at its creation, or while the data is written."""
+    from pdgemm import DistMatrix
+    from pdgemm.errors import FileError
+    from pdgemm.io import hdf5
+
+    path, old = shared_tmp_path / "a.h5", DistMatrix.eye(5, grid=grid)
+    hdf5.save(path, "x", old)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    big = DistMatrix.random((200, 200), grid=grid, block=(200, 20))
+    comm.Barrier()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        with pytest.raises(FileError, match="a.h5"):
+            hdf5.save(path, "x", big)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert only_file(shared_tmp_path, comm) == ["a.h5"]
+    assert np.array_equal(hdf5.load(path, "x", grid, verify=True).local, old.local)
+
+
+def test_a_rank_that_fails_to_write_is_heard_by_all(
+    comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: bool
+) -> None:
+    from pdgemm import DistMatrix
+    from pdgemm.errors import FileError
+    from pdgemm.io import hdf5, hyperslabs, rawio
+
+    module, name = (hyperslabs, "_write_box") if parallel else (rawio, "_write_rows")
+    original = getattr(module, name)
+
+    def failing(*arguments: Any) -> None:
+        original(*arguments)  # the others are not left alone in a collective transfer
+        if comm.rank == comm.size - 1:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, name, failing)
+    with pytest.raises(FileError, match="a.h5: No space left on device"):
+        hdf5.save(shared_tmp_path / "a.h5", "x", DistMatrix.random((30, 30), grid=grid))
+    assert only_file(shared_tmp_path, comm) == []

@@ -1,0 +1,175 @@
+"""The product on one rank, panels, and element functions."""
+
+from __future__ import annotations
+
+import itertools
+import tracemalloc
+
+import numpy as np
+import pytest
+from problems import DTYPES, TOLERANCE, gemm_error
+
+from pdgemm import elements
+from pdgemm.errors import ArgumentError, DTypeError
+from pdgemm.local import gemm_accumulate
+from pdgemm.panels import column_panel, column_room, row_panel, row_room
+from pdgemm.schedule import Runs
+
+GUARD = 7.25
+
+
+def guarded(
+    rng: np.random.Generator, rows: int, cols: int, dtype: str, order: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """A random array cut out of a larger one whose other elements are GUARD."""
+    whole = np.full((rows + 3, cols + 4), GUARD, dtype, order=order)  # type: ignore[call-overload]
+    cut = whole[1 : rows + 1, 2 : cols + 2]
+    cut[...] = rng.standard_normal((rows, cols))
+    if cut.dtype.kind == "c":
+        cut += 1j * rng.standard_normal((rows, cols)).astype(cut.real.dtype)
+    return whole, cut
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("orders", list(itertools.product("CF", repeat=3)), ids="".join)
+def test_gemm_in_any_order_inside_larger_arrays(dtype: str, orders: tuple[str, ...]) -> None:
+    rng = np.random.default_rng(1)
+    for m, n, k in [
+        (1, 1, 1),
+        (1, 5, 3),
+        (5, 1, 3),
+        (4, 6, 1),
+        (7, 8, 9),
+        (33, 17, 40),
+        (0, 3, 2),
+        (3, 0, 2),
+        (3, 2, 0),
+    ]:
+        for alpha, beta in [(1, 0), (2, 1), (-0.5, 3), (0, 2)] + (
+            [(1 + 2j, 3 - 1j)] if dtype[0] == "c" else []
+        ):
+            (_, A), (_, B), (frame, C) = (
+                guarded(rng, *shape, dtype, order) for shape, order in zip([(m, k), (k, n), (m, n)], orders)
+            )
+            A0, B0, C0 = A.copy(), B.copy(), C.copy()
+            if beta == 0:
+                C[...] = np.nan
+            gemm_accumulate(alpha, A, B, beta, C)
+            assert gemm_error(C, alpha, A0, B0, beta, C0) <= TOLERANCE
+            assert np.array_equal(A, A0)
+            assert np.array_equal(B, B0)
+            C[...] = GUARD
+            assert (frame == GUARD).all()  # nothing was written outside C
+
+
+def test_gemm_makes_no_temporaries() -> None:
+    A, C = np.ones((600, 700))[:, 50:450], np.ones((600, 500), order="F")
+    B = np.ones((500, 500), order="F")[:400]
+    gemm_accumulate(1.0, A, B, 1.0, C)
+    tracemalloc.start()
+    gemm_accumulate(1.0, A, B, 1.0, C)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20_000  # C alone has 2.4 MB
+
+
+def test_gemm_refuses_what_blas_cannot_address() -> None:
+    x = np.ones((6, 6))
+    with pytest.raises(ValueError, match="contiguous"):
+        gemm_accumulate(1.0, x[::2, ::2], x[:3, :3], 0.0, np.empty((3, 3)))
+
+
+# ------------------------------------------------------------------ panels
+def runs(*pairs: tuple[int, int]) -> Runs:
+    starts, lengths = np.array(pairs).T
+    return Runs(starts, lengths)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("travels", [True, False])
+@pytest.mark.parametrize(
+    "cut",
+    [
+        runs((2, 4)),
+        runs((0, 9)),
+        runs((0, 2), (5, 3)),
+        runs((0, 1), (2, 1), (4, 1), (8, 1)),
+        runs((0, 20), (30, 70)),
+    ],
+    ids=["one", "all", "two", "single", "long"],
+)
+def test_panels_hold_the_runs_they_name(order: str, travels: bool, cut: Runs) -> None:
+    local = np.arange(100 * 130.0).reshape(100, 130)
+    local = np.asfortranarray(local) if order == "F" else local
+    buffer = np.empty(100 * cut.size)
+    for panel, expected in [
+        (column_panel(local, order, cut, buffer, travels), local[:, cut.indices()]),
+        (
+            row_panel(local.T, "C" if order == "F" else "F", cut, buffer.copy(), travels),
+            local.T[cut.indices()],
+        ),
+    ]:
+        assert np.array_equal(panel, expected)
+        assert panel.flags.forc or not travels  # what travels is contiguous
+        if cut.single and not travels:
+            assert np.shares_memory(panel, local)  # what stays is not copied
+
+
+def test_a_contiguous_run_travels_without_a_copy() -> None:
+    rows = np.ones((10, 6))
+    assert np.shares_memory(row_panel(rows, "C", runs((3, 4)), np.empty(0), True), rows)
+    cols = np.ones((10, 6), order="F")
+    assert np.shares_memory(column_panel(cols, "F", runs((1, 4)), np.empty(0), True), cols)
+
+
+def test_room_is_laid_out_like_the_panel_that_will_arrive() -> None:
+    for order in "CF":
+        local = np.asarray(np.arange(20.0).reshape(4, 5), order=order)  # type: ignore[call-overload]
+        sent, arrived = np.empty(12), np.empty(12)
+        panel = column_panel(local, order, runs((0, 1), (2, 2)), sent, True)
+        room = column_room(4, order, 3, arrived)
+        arrived[:] = sent
+        assert np.array_equal(room, panel)
+        panel = row_panel(local, order, runs((0, 1), (2, 1)), sent, True)
+        room = row_room(5, order, 2, arrived)
+        arrived[:] = sent
+        assert np.array_equal(room, panel)
+
+
+# ------------------------------------------------------------------ element functions
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["uniform", "normal"])
+def test_random_numbers_depend_on_the_place_alone(kind: str, dtype: str) -> None:
+    f = elements.element_function(kind, 5, np.dtype(dtype))
+    i, j = np.arange(40)[:, None], np.arange(30)[None, :]
+    whole = f(i, j)
+    assert whole.dtype == dtype
+    assert np.array_equal(f(i[7:20], j[:, 3:]), whole[7:20, 3:])
+    assert not np.array_equal(elements.element_function(kind, 6, np.dtype(dtype))(i, j), whole)
+    assert len(np.unique(whole)) == whole.size  # no element repeats
+
+
+def test_random_numbers_have_the_moments_they_should() -> None:
+    i, j = np.arange(1000)[:, None], np.arange(1000)[None, :]
+    uniform = elements.element_function("uniform", 0, np.dtype("d"))(i, j)
+    normal = elements.element_function("normal", 0, np.dtype("D"))(i, j)
+    for x, mean, variance in [(uniform, 0.5, 1 / 12), (normal.real, 0, 1), (normal.imag, 0, 1)]:
+        assert abs(x.mean() - mean) < 5 * np.sqrt(variance / x.size)
+        assert abs(x.var() / variance - 1) < 0.01
+        rows, cols = x - x.mean(), np.roll(x - x.mean(), 1, axis=0)
+        assert abs((rows * cols).mean()) < 5 * variance / np.sqrt(x.size)  # neighbours do not know each other
+    assert abs((normal.real * normal.imag).mean()) < 5e-3
+    assert (uniform >= 0).all()
+    assert (uniform < 1).all()
+
+
+def test_kinds() -> None:
+    i, j = np.arange(3)[:, None], np.arange(4)[None, :]
+    local = np.full((3, 4), np.nan)
+    for kind, expected in [("eye", np.eye(3, 4)), ("ones", np.ones((3, 4))), ("zeros", np.zeros((3, 4)))]:
+        elements.fill(local, i[:, 0], j[0], elements.element_function(kind, 0, np.dtype("d")))
+        assert np.array_equal(local, expected)
+    with pytest.raises(ArgumentError, match="uniform, normal"):
+        elements.element_function("hilbert", 0, np.dtype("d"))
+    with pytest.raises(DTypeError):
+        elements.element_function("uniform", 0, np.dtype("i"))

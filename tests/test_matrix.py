@@ -1,0 +1,270 @@
+"""DistMatrix: every constructor, every look, every operator, on every grid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from problems import BLOCKS, DTYPES, SHAPES, grid_shapes, sources
+
+pytestmark = pytest.mark.mpi
+
+MATRICES = sorted({(m, n) for group in SHAPES.values() for m, n, _ in group})
+
+
+def layouts(comm: Any) -> Iterator[dict[str, Any]]:
+    """Every grid of these ranks with every block and source."""
+    from pdgemm import ProcessGrid
+
+    for shape in grid_shapes(comm.size):
+        with ProcessGrid(comm, shape) as grid:
+            for mb, nb, *_ in BLOCKS:
+                for source in sources(shape):
+                    yield {"grid": grid, "block": mb if mb is None else (mb, nb), "source": source}
+
+
+def whole(shape: tuple[int, int], dtype: str = "float64") -> np.ndarray:
+    """A[i, j] = 0.19 i + 0.24 j (+ 1j)."""
+    i, j = np.indices(shape)
+    return (0.19 * i + 0.24 * j + (1j * i if dtype.startswith("complex") else 0)).astype(dtype)
+
+
+def test_dealing_and_gathering_are_inverse(comm: Any) -> None:
+    from pdgemm import DistMatrix
+
+    for layout in layouts(comm):
+        for shape in MATRICES:
+            expected = whole(shape)
+            A = DistMatrix.from_global(expected, **layout)
+            assert A.shape == shape
+            assert np.array_equal(A.local, expected[np.ix_(*A.indices())])
+            assert np.array_equal(A.allgather(), expected)
+            root = comm.size - 1
+            gathered = A.to_global(root)
+            assert (gathered is None) == (comm.rank != root)
+            assert gathered is None or np.array_equal(gathered, expected)
+
+
+def test_dealing_from_one_rank(comm: Any) -> None:
+    from pdgemm import DistMatrix
+
+    for layout in layouts(comm):
+        for shape in [(0, 3), (1, 1), (13, 8)]:
+            for root in {0, comm.size - 1}:
+                mine = whole(shape) if comm.rank == root else None
+                A = DistMatrix.from_global(mine, root=root, **layout)
+                assert np.array_equal(A.local, whole(shape)[np.ix_(*A.indices())])
+
+
+def test_long_messages_travel_in_pieces(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, matrix
+
+    monkeypatch.setattr(matrix, "_MESSAGE_BYTES", 100)
+    with ProcessGrid(comm) as grid:
+        A = DistMatrix.from_global(whole((50, 7)), grid=grid, block=3)
+        assert len(list(A._pieces())) > comm.size
+        assert np.array_equal(A.allgather(), whole((50, 7)))
+        gathered = A.to_global()
+        assert gathered is None or np.array_equal(gathered, whole((50, 7)))
+        B = DistMatrix.from_global(gathered, root=0, grid=grid, block=(2, 5))
+        assert np.array_equal(B.allgather(), whole((50, 7)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_constructors(comm: Any, dtype: str) -> None:
+    from pdgemm import DistMatrix
+
+    f = lambda i, j: whole((13, 8), dtype)[i, j]  # noqa: E731
+    for layout in layouts(comm):
+        layout["dtype"] = dtype
+        assert np.array_equal(DistMatrix.zeros((3, 5), **layout).allgather(), np.zeros((3, 5), dtype))
+        assert np.array_equal(DistMatrix.eye(6, **layout).allgather(), np.eye(6, dtype=dtype))
+        assert np.array_equal(DistMatrix.eye((3, 5), **layout).allgather(), np.eye(3, 5, dtype=dtype))
+        assert np.array_equal(
+            DistMatrix.from_function(f, (13, 8), **layout).allgather(), whole((13, 8), dtype)
+        )
+        for order in "CF":
+            A = DistMatrix.empty((7, 9), order=order, **layout)
+            assert A.local.dtype == dtype
+            assert A.local.flags[f"{order}_CONTIGUOUS"]
+
+
+def test_random_is_the_same_on_every_grid(comm: Any) -> None:
+    from mpi4py import MPI
+
+    from pdgemm import DistMatrix, ProcessGrid
+
+    with ProcessGrid(MPI.COMM_SELF) as alone:
+        expected = DistMatrix.random((29, 31), grid=alone, seed=7, kind="normal").local
+    for layout in layouts(comm):
+        A = DistMatrix.random((29, 31), seed=7, kind="normal", **layout)
+        assert np.array_equal(A.allgather(), expected)
+
+
+def test_local_arrays_are_adopted_not_copied(comm: Any) -> None:
+    from pdgemm import DistMatrix
+
+    for layout in layouts(comm):
+        like = DistMatrix.from_global(whole((13, 8)), **layout)
+        for array in (like.local, np.asfortranarray(like.local)):
+            A = DistMatrix.from_local(array, (13, 8), **layout)
+            assert A.local is array
+            assert np.array_equal(A.allgather(), whole((13, 8)))
+            assert len(set(comm.allgather(A.order))) == 1
+
+
+def test_local_arrays_of_the_wrong_shape_are_refused_everywhere(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.errors import ArgumentError, LayoutError
+
+    with ProcessGrid(comm) as grid:
+        right = DistMatrix.zeros((12, 12), grid=grid).local
+        wrong = np.zeros((1, 99)) if comm.rank == comm.size - 1 else right
+        with pytest.raises(LayoutError, match=r"\(1, 99\).*12 x 12"):
+            DistMatrix.from_local(wrong, (12, 12), grid=grid)
+        with pytest.raises(LayoutError, match="contiguous"):
+            DistMatrix.from_local(
+                np.zeros((24, 24))[::2, ::2][: right.shape[0], : right.shape[1]], (12, 12), grid=grid
+            )
+        if comm.size > 1:
+            mixed = np.asfortranarray(right) if comm.rank == 0 else right
+            with pytest.raises(LayoutError, match="Fortran order on others"):
+                DistMatrix.from_local(mixed, (12, 12), grid=grid)
+            with pytest.raises(ArgumentError, match="float32"):
+                DistMatrix.from_local(right.astype("f") if comm.rank == 0 else right, (12, 12), grid=grid)
+
+
+def test_an_element_function_that_fails_somewhere_fails_everywhere(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+
+    def f(i: np.ndarray, j: np.ndarray) -> np.ndarray:
+        if (i == 0).any() and (j == 0).any():
+            raise KeyError("only the owner of (0, 0)")
+        return i + j
+
+    with ProcessGrid(comm) as grid, pytest.raises(KeyError):
+        DistMatrix.from_function(f, (12, 12), grid=grid)
+
+
+def test_matrices_lie_on_one_layer(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.errors import GridError
+
+    if comm.size > 1:
+        with ProcessGrid(comm, layers=comm.size) as grid, pytest.raises(GridError, match="one layer"):
+            DistMatrix.zeros((3, 3), grid=grid)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_operators_act_elementwise(comm: Any, dtype: str) -> None:
+    from pdgemm import DistMatrix
+
+    x, y = whole((13, 8), dtype), whole((13, 8), dtype) ** 2 + 1
+    for layout in layouts(comm):
+        X, Y = DistMatrix.from_global(x, **layout), DistMatrix.from_global(y, **layout)
+        for got, expected in [
+            (X + 2, x + 2),
+            (2 + X, 2 + x),
+            (X - 1.5, x - 1.5),
+            (3 - X, 3 - x),
+            (X * 3, x * 3),
+            (3 * X, 3 * x),
+            (X / 4, x / 4),
+            (-X, -x),
+            (X + Y, x + y),
+            (X - Y, x - y),
+            (X * Y, x * y),
+            (np.multiply(X, np.float32(2)), np.multiply(x, np.float32(2))),
+            (np.conjugate(X), np.conjugate(x)),
+            (abs(X), abs(x)),
+        ]:
+            assert got.dtype == expected.dtype
+            assert np.array_equal(got.allgather(), expected)
+        Z = X.copy()
+        Z += Y
+        Z *= 2
+        assert np.array_equal(Z.allgather(), (x + y) * 2)
+        assert np.array_equal(X.allgather(), x)  # the copy was one
+        assert (X == X).allgather().all()
+
+
+def test_fortran_order_is_kept(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+
+    with ProcessGrid(comm) as grid:
+        A = DistMatrix.random((20, 30), grid=grid, block=3, order="F")
+        for B in (A.copy(), A.astype("f"), A * 2, A + A):
+            assert B.order == "F"
+            assert B.local.flags.f_contiguous
+
+
+def test_what_an_array_can_do_but_a_distributed_matrix_cannot(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.errors import LayoutError
+
+    with ProcessGrid(comm) as grid:
+        A, B = DistMatrix.zeros((6, 6), grid=grid, block=1), DistMatrix.zeros((6, 6), grid=grid, block=(2, 3))
+        with pytest.raises(TypeError, match="to_global"):
+            np.asarray(A)
+        with pytest.raises(TypeError, match="from_global"):
+            A + np.ones((6, 6))
+        with pytest.raises(TypeError, match="from_global"):
+            A @ np.ones((6, 6))
+        with pytest.raises(TypeError):
+            np.add.reduce(A)
+        with pytest.raises(LayoutError, match="1 x 1.*2 x 3"):
+            A + B
+        with pytest.raises(TypeError):
+            hash(A)
+
+
+def test_norms(comm: Any) -> None:
+    from pdgemm import DistMatrix
+    from pdgemm.errors import ArgumentError
+
+    for layout in layouts(comm):
+        for dtype in DTYPES:
+            for shape in [(0, 4), (1, 1), (29, 31)]:
+                A = DistMatrix.random(shape, kind="normal", dtype=dtype, **layout)
+                a = A.allgather()
+                expected = {
+                    "fro": np.linalg.norm(a),
+                    1: abs(a).sum(axis=0).max(initial=0),
+                    np.inf: abs(a).sum(axis=1).max(initial=0),
+                    "max": abs(a).max(initial=0),
+                }
+                for kind, value in expected.items():
+                    got = A.norm(kind)  # type: ignore[arg-type]
+                    assert np.isclose(got, value, rtol=1e-6 if dtype in ("float32", "complex64") else 1e-14)
+                    assert len(set(comm.allgather(got))) == 1
+        big = DistMatrix.from_function(lambda i, j: 1e300, (30, 30), **layout)
+        assert np.isclose(big.norm(), 3e301)  # squares would overflow
+        big.local[:1, :1] = np.nan
+        assert all(np.isnan(big.norm(kind)) for kind in ("fro", 1, np.inf, "max"))  # type: ignore[arg-type]
+        with pytest.raises(ArgumentError, match="nuclear"):
+            big.norm("nuclear")
+
+
+def test_comparison_within_a_tolerance(comm: Any) -> None:
+    from pdgemm import DistMatrix
+
+    for layout in layouts(comm):
+        A = DistMatrix.from_global(whole((13, 8)), **layout)
+        B = A + 1e-9
+        assert A.allclose(B)
+        assert not A.allclose(B, rtol=0, atol=1e-10)
+        if (A.distribution.owner(12, 7)) == A.grid.coords:
+            B.local[-1, -1] += 1  # one wrong element on one rank is seen by all
+        assert not A.allclose(B)
+        assert DistMatrix.zeros((3, 3), **layout).allclose(0)
+
+
+def test_repr_helps(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+
+    with ProcessGrid(comm) as grid:
+        text = repr(DistMatrix.zeros((20, 30), grid=grid, block=(4, 5)))
+        for part in ("20 x 30", "4 x 5", "float64", str(grid), f"rank {comm.rank}"):
+            assert part in text

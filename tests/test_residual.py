@@ -1,0 +1,67 @@
+"""verify: passes what rounding explains, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from problems import DTYPES, grid_shapes
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_right_results_pass_and_a_single_wrong_element_does_not(comm: Any, dtype: str) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm, verify
+
+    for shape in grid_shapes(comm.size):
+        with ProcessGrid(comm, shape) as grid:
+            made: dict[str, Any] = {"grid": grid, "block": 5, "dtype": dtype, "kind": "normal"}
+            A = DistMatrix.random((40, 60), seed=1, **made)
+            B = DistMatrix.random((60, 30), seed=2, **made)
+            C0 = DistMatrix.random((40, 30), seed=3, **made)
+            C = pdgemm(2, A, B, -1, C0.copy())
+            for seed in range(3):
+                residual = verify(C, 2, A, B, -1, C0, seed=seed)
+                assert residual.passed
+                assert residual.rows == 40
+                assert len(set(comm.allgather(residual))) == 1
+            assert not verify(C, 2.01, A, B, -1, C0).passed
+            assert not verify(C, 2, A, B, -1.1, C0).passed
+            if C.distribution.owner(39, 29) == grid.coords:
+                C.local[-1, -1] += 0.1  # of a matrix whose elements are about 15
+            assert not verify(C, 2, A, B, -1, C0).passed
+
+
+def test_edges(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, verify
+    from pdgemm.errors import LayoutError
+
+    with ProcessGrid(comm) as grid:
+        zeros = {shape: DistMatrix.zeros(shape, grid=grid) for shape in [(3, 0), (0, 4), (3, 4), (0, 3)]}
+        assert verify(zeros[3, 4], 1, zeros[3, 0], zeros[0, 4]).passed
+        assert verify(zeros[0, 4], 1, zeros[0, 3], zeros[3, 4]).passed
+        assert not verify(zeros[3, 4] + 1e-30, 1, zeros[3, 0], zeros[0, 4]).passed
+        with pytest.raises(LayoutError, match=r"\(3, 4\)"):
+            verify(zeros[3, 4], 1, zeros[3, 4], zeros[3, 4])
+        with pytest.raises(LayoutError, match="C0 is None"):
+            verify(zeros[3, 4], 1, zeros[3, 0], zeros[0, 4], beta=1)
+
+
+def test_nan_is_right_where_it_belongs_and_wrong_elsewhere(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, verify
+
+    with ProcessGrid(comm) as grid:
+        a = np.ones((6, 6))
+        a[2, 3] = np.nan
+        A, B = DistMatrix.from_global(a, grid=grid), DistMatrix.eye(6, grid=grid)
+        C = A @ B
+        residual = verify(C, 1, A, B)
+        assert residual.passed
+        assert (residual.rows, residual.not_finite, residual.misplaced) == (5, 1, 0)
+        assert "1 of 6 rows" in str(residual)
+        clean = DistMatrix.from_global(np.ones((6, 6)), grid=grid)
+        wrong = verify(C, 1, clean, B)
+        assert not wrong.passed
+        assert wrong.misplaced == 1

@@ -1,0 +1,336 @@
+"""The product on every grid, layout, type and order; its counters against the formulas."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import BLOCKS, DTYPES, SHAPES, TOLERANCE, gemm_error, grid_shapes, sources
+
+pytestmark = pytest.mark.mpi
+
+GUARD = 7.25
+
+
+def framed(matrix: Any) -> np.ndarray:
+    """Move a matrix's local array into a larger one filled with GUARD; the larger one."""
+    rows, cols = matrix.local.shape
+    frame = np.full((rows + 2, cols + 3), GUARD, matrix.dtype, order=matrix.order)
+    frame[1 : rows + 1, 2 : cols + 2] = matrix.local
+    matrix.local = frame[1 : rows + 1, 2 : cols + 2]
+    return frame
+
+
+def check_product(
+    grid: Any,
+    mnk: tuple[int, int, int],
+    blocks: tuple[Any, ...],
+    source: tuple[int, int],
+    dtype: str,
+    *,
+    orders: str = "CCC",
+    alpha: complex = 1,
+    beta: complex = 0,
+    seed: int = 0,
+    **options: Any,
+) -> Any:
+    """One product against NumPy, with guard zones, untouched inputs, and exact counters; its report."""
+    from pdgemm import DistMatrix, pdgemm
+
+    (m, n, k), (mb, nb, ka, kb) = mnk, blocks
+    pair = lambda r, c: None if r is None else (r, c)  # noqa: E731
+    made: dict[str, Any] = {"grid": grid, "source": source, "dtype": dtype, "kind": "normal"}
+    A = DistMatrix.random((m, k), block=pair(mb, ka), seed=seed + 1, order=orders[0], **made)
+    B = DistMatrix.random((k, n), block=pair(kb, nb), seed=seed + 2, order=orders[1], **made)
+    C = DistMatrix.random((m, n), block=pair(mb, nb), seed=seed + 3, order=orders[2], **made)
+    a, b, c = A.allgather(), B.allgather(), C.allgather()
+    if beta == 0:
+        C.local[...] = np.nan
+    frames = [framed(x) for x in (A, B, C)]
+    before = [frame.copy() for frame in frames[:2]]
+
+    result = pdgemm(alpha, A, B, beta, C, **options)
+
+    assert result is C
+    assert gemm_error(C.allgather(), alpha, a, b, beta, c) <= TOLERANCE
+    for frame, old in zip(frames, before):
+        assert np.array_equal(frame, old)  # inputs unchanged, around them too
+    C.local[...] = GUARD
+    assert (frames[2] == GUARD).all()  # nothing was written around C
+    report = C.report
+    assert report.counted == report.predicted, str(report)
+    assert report.extra_bytes == report.predicted_extra_bytes
+    return report
+
+
+@pytest.mark.parametrize("group", SHAPES)
+@pytest.mark.parametrize("mover", ["ibcast", "ring"])
+def test_every_shape_and_block_on_every_grid(comm: Any, group: str, mover: str) -> None:
+    from pdgemm import ProcessGrid
+
+    for shape in grid_shapes(comm.size):
+        with ProcessGrid(comm, shape) as grid:
+            for mnk, blocks, source in itertools.product(SHAPES[group], BLOCKS, sources(shape)):
+                report = check_product(grid, mnk, blocks, source, "float64", mover=mover)
+                assert (report.mover, report.algorithm, report.grid) == (mover, "summa", shape)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_types_and_scalars(comm: Any, dtype: str) -> None:
+    from pdgemm import ProcessGrid
+
+    scalars: list[tuple[complex, complex]] = [(1, 0), (2, 3), (-0.5, 1), (0, 2), (0, 0)]
+    if dtype.startswith("complex"):
+        scalars += [(1 + 2j, 0), (2 - 1j, 3j)]
+    for shape in grid_shapes(comm.size):
+        with ProcessGrid(comm, shape) as grid:
+            for (alpha, beta), blocks in itertools.product(scalars, BLOCKS[:3]):
+                check_product(grid, (13, 8, 17), blocks, (0, 0), dtype, alpha=alpha, beta=beta)
+
+
+def test_memory_orders_lookahead_and_width(comm: Any) -> None:
+    from pdgemm import ProcessGrid
+
+    orders = ["".join(x) for x in itertools.product("CF", repeat=3)]
+    for shape in grid_shapes(comm.size):
+        with ProcessGrid(comm, shape) as grid:
+            cases = itertools.product([0, 1, 2, 5], [1, 3, None], ["ibcast", "ring"])
+            for number, (lookahead, width, mover) in enumerate(cases):
+                for blocks in (BLOCKS[0], BLOCKS[2]):
+                    report = check_product(
+                        grid,
+                        (9, 14, 23),
+                        blocks,
+                        (0, 0),
+                        "float64",
+                        orders=orders[number % 8],
+                        lookahead=lookahead,
+                        panel_width=width,
+                        mover=mover,
+                    )
+                    assert width is None or report.panel_width <= width
+
+
+def test_a_rank_without_columns_knows_the_order_of_what_arrives(comm: Any) -> None:
+    """k = 2 in Fortran order: on wide grids some ranks hold no column of A, whose order none can see."""
+    from pdgemm import ProcessGrid
+
+    with ProcessGrid(comm, (1, comm.size)) as grid:
+        for orders in ("FFC", "FCC", "CFF"):
+            check_product(grid, (6, 7, 2), (2, 2, 2, 2), (0, 0), "float64", orders=orders)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_any_problem(comm: Any, data: st.DataObject) -> None:
+    from pdgemm import ProcessGrid
+
+    draw = data.draw
+    shape = draw(st.sampled_from(grid_shapes(comm.size)))
+    size, block = st.integers(0, 40), st.integers(1, 12)
+    with ProcessGrid(comm, shape) as grid:
+        check_product(
+            grid,
+            (draw(size), draw(size), draw(size)),
+            (draw(block), draw(block), draw(block), draw(block)),
+            (draw(st.integers(0, shape[0] - 1)), draw(st.integers(0, shape[1] - 1))),
+            draw(st.sampled_from(DTYPES)),
+            orders="".join(draw(st.sampled_from("CF")) for _ in "ABC"),
+            alpha=draw(st.sampled_from([1, -2, 0])),
+            beta=draw(st.sampled_from([0, 1, 3])),
+            lookahead=draw(st.integers(0, 3)),
+            panel_width=draw(st.none() | st.integers(1, 40)),
+            mover=draw(st.sampled_from(["ibcast", "ring"])),
+        )
+
+
+# ------------------------------------------------------------------ how users call it
+def test_operators_and_numpy_protocol(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, matmul
+
+    with ProcessGrid(comm) as grid:
+        A = DistMatrix.random((20, 30), grid=grid, block=4, seed=1)
+        B = DistMatrix.random((30, 10), grid=grid, block=3, seed=2)
+        a, b = A.allgather(), B.allgather()
+        for C in (A @ B, np.matmul(A, B), matmul(A, B)):
+            assert gemm_error(C.allgather(), 1, a, b) <= TOLERANCE
+            assert C.report.algorithm == "summa"
+            assert C.block == (4, 3)
+        out = DistMatrix.empty((20, 10), grid=grid, block=(4, 3))
+        assert np.matmul(A, B, out=out) is out
+        assert gemm_error(out.allgather(), 1, a, b) <= TOLERANCE
+
+
+def test_equal_but_distinct_grids(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+
+    with ProcessGrid(comm) as one, ProcessGrid(comm) as two:
+        A, B = DistMatrix.eye(12, grid=one, block=2), DistMatrix.random((12, 12), grid=two, block=5)
+        assert (A @ B).allclose(DistMatrix.random((12, 12), grid=one, block=(2, 5)))
+
+
+def test_c_is_made_where_none_is_given_and_beta_is_then_ignored(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+    with ProcessGrid(comm) as grid:
+        ones = DistMatrix.from_function(lambda i, j: 1.0, (6, 6), grid=grid)
+        assert pdgemm(0.5, ones, ones, 9.0).allclose(3)
+
+
+def test_nan_propagates_and_stays_in_its_rows(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+
+    with ProcessGrid(comm) as grid:
+        a, b = np.ones((9, 7)), np.ones((7, 5))
+        a[4, 2] = np.nan
+        C = DistMatrix.from_global(a, grid=grid, block=2) @ DistMatrix.from_global(b, grid=grid, block=2)
+        c = C.allgather()
+        assert np.isnan(c[4]).all()
+        assert (np.delete(c, 4, axis=0) == 7).all()
+
+
+def test_without_alpha_neither_a_nor_b_is_read_or_sent(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.timing import Traffic
+
+    with ProcessGrid(comm) as grid:
+        nan = DistMatrix.from_function(lambda i, j: np.nan, (6, 6), grid=grid)
+        C = pdgemm(0, nan, nan, 2.0, DistMatrix.from_function(lambda i, j: 1.5, (6, 6), grid=grid))
+        assert C.allclose(3)
+        assert C.report is not None
+        assert C.report.counted == Traffic()
+
+
+def test_progress_counts_the_panels(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+    with ProcessGrid(comm) as grid:
+        A, seen = DistMatrix.eye(40, grid=grid, block=3), []
+        C = pdgemm(1, A, A, panel_width=4, progress=lambda done, total: seen.append((done, total)))
+        assert C.report is not None
+        assert seen == [(t, C.report.panels) for t in range(1, C.report.panels + 1)]
+
+
+def test_report_reads_well(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.report import summary
+
+    with ProcessGrid(comm) as grid:
+        C = DistMatrix.eye(40, grid=grid) @ DistMatrix.eye(40, grid=grid)
+        assert C.report is not None
+        text = str(C.report)
+        for part in (
+            "summa",
+            str(grid),
+            "GFLOP/s",
+            "compute",
+            "wait",
+            "pack",
+            "formula",
+            "extra memory",
+            "ibcast",
+        ):
+            assert part in text
+        total = C.report.compute_seconds + C.report.wait_seconds + C.report.pack_seconds
+        assert 0 < total <= C.report.seconds
+        table = summary(comm.allgather(C.report))
+        assert table["as_predicted"]
+        words = table["per_rank"]["words_received"]
+        assert words["mean"] * comm.size == 40 * 40 * (grid.shape[0] - 1 + grid.shape[1] - 1)
+
+
+def test_the_memory_limit_is_kept_down_to_the_smallest(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.errors import MemoryLimitError
+
+    for shape in grid_shapes(comm.size):
+        with ProcessGrid(comm, shape) as grid:
+            A, B = (DistMatrix.random((60, 60), grid=grid, block=7, seed=s) for s in (1, 2))
+            a, b = A.allgather(), B.allgather()
+            limit = 1 << 20
+            while True:
+                try:
+                    C = pdgemm(1, A, B, memory_limit=limit)
+                except MemoryLimitError as refused:
+                    assert comm.size > 1
+                    assert "bytes are needed" in str(refused)
+                    break
+                assert C.report is not None
+                assert C.report.extra_bytes <= limit
+                assert gemm_error(C.allgather(), 1, a, b) <= TOLERANCE
+                if limit == 0:
+                    break
+                limit //= 4
+
+
+def test_nothing_is_allocated_or_copied_that_need_not_be(comm: Any) -> None:
+    """Where a matrix does not travel there is no buffer for it; on one rank there is none at all."""
+    from pdgemm import ProcessGrid
+
+    with ProcessGrid(comm, (1, comm.size)) as grid:
+        report = check_product(grid, (12, 12, 12), BLOCKS[0], (0, 0), "float64")
+        n_loc_words = 0 if comm.size == 1 else report.panel_width * 12 * min(2, report.panels)
+        assert report.extra_bytes == 8 * n_loc_words  # A's panels only: B stays
+
+
+# ------------------------------------------------------------------ bad input
+def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, PdgemmError
+
+    with ProcessGrid(comm) as grid, ProcessGrid(comm, (comm.size, 1)) as column:
+        A, B = DistMatrix.zeros((6, 4), grid=grid), DistMatrix.zeros((4, 5), grid=grid)
+        C = DistMatrix.zeros((6, 5), grid=grid)
+        whole: Any = np.zeros((4, 5))
+        frozen = C.copy()
+        frozen.local.flags.writeable = False
+        square = DistMatrix.zeros((4, 4), grid=grid)
+        ints = DistMatrix.from_function(lambda i, j: 1, (4, 5), grid=grid, dtype=int)
+        cases: list[tuple[type[PdgemmError], str, tuple[Any, ...], dict[str, Any]]] = [
+            (LayoutError, "inner dimensions.*A is 6 x 4, B is 6 x 4", (1, A, A), {}),
+            (LayoutError, "as high as A.*C is 4 x 4", (1, A, B, 0, square), {}),
+            (DTypeError, "dtypes differ: A has float64, B has float32", (1, A, B.astype("f")), {}),
+            (DTypeError, "int64; supported: float32", (1, A, ints), {}),
+            (DTypeError, "B is a DistMatrix, got ndarray", (1, A, whole), {}),
+            (DTypeError, "alpha is a number, got str", ("1", A, B), {}),
+            (DTypeError, "alpha is a number, got ndarray", (whole, A, B), {}),
+            (DTypeError, "beta = 1j is complex", (1, A, B, 1j, C), {}),
+            (ArgumentError, "C is read-only", (1, A, B, 0, frozen), {}),
+            (ArgumentError, "C shares memory with A", (1, square, square.copy(), 0, square), {}),
+            (ArgumentError, "algorithm 'strassen'", (1, A, B), {"algorithm": "strassen"}),
+            (ArgumentError, "mover 'pigeon'", (1, A, B), {"mover": "pigeon"}),
+            (ArgumentError, "lookahead must be >= 0, got -1", (1, A, B), {"lookahead": -1}),
+            (ArgumentError, "panel_width must be >= 1, got 0", (1, A, B), {"panel_width": 0}),
+        ]
+        if comm.size > 1:
+            other = DistMatrix.zeros((6, 5), grid=grid, block=1)
+            cases.append((LayoutError, "row layout of A", (1, A, B, 0, other), {}))
+        if grid.shape != column.shape:
+            cases.append((GridError, "different grids", (1, A, DistMatrix.zeros((4, 5), grid=column)), {}))
+        for kind, message, arguments, options in cases:
+            with pytest.raises(kind, match=message) as caught:
+                pdgemm(*arguments, **options)
+            assert len(set(comm.allgather(str(caught.value)))) == 1
+        with pytest.raises(DTypeError):
+            pdgemm(1, whole, B)
+
+
+def test_ranks_that_disagree_all_hear_of_it(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.errors import ArgumentError, LayoutError
+
+    if comm.size == 1:
+        return
+    with ProcessGrid(comm) as grid:
+        A = DistMatrix.zeros((6, 6), grid=grid)
+        with pytest.raises(ArgumentError, match="rank 0: .*alpha=0"):
+            pdgemm(comm.rank, A, A)
+        with pytest.raises(ArgumentError, match="different arguments"):
+            pdgemm(1, A, A, panel_width=comm.rank + 1)
+        B = DistMatrix.zeros((5, 6), grid=grid)
+        with pytest.raises(LayoutError, match=rf"inner dimensions.*\[rank 1 of {comm.size}\]"):
+            pdgemm(1, A, B if comm.rank == 1 else A)
