@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -54,11 +57,28 @@ def check_writable(path: Path, comm: MPI.Comm, size: int) -> None:
             raise FileError(f"{path}: the folder {folder} does not exist")
         if not os.access(folder, os.W_OK) or (target.exists() and not os.access(target, os.W_OK)):
             raise FileError(f"{path}: no permission to write")
-        free = shutil.disk_usage(folder).free
-        if size > free:
-            raise FileError(f"{path}: disk full: {size} bytes are needed and {free} are free in {folder}")
+        try:
+            _try_to_reserve(folder, size)
+        except OSError as bad:
+            free = shutil.disk_usage(folder).free
+            raise FileError(f"{path}: {bad.strerror}: {size} bytes are needed, {free} are free in {folder}") from bad
 
     on_root(comm, path, check)
+
+
+def _try_to_reserve(folder: Path, size: int) -> None:
+    """Ask the file system for the space, and give it back: a full disk, a quota or a limit shows now.
+
+    Not os.posix_fallocate, which writes to every block where the file system cannot reserve.
+    """
+    with tempfile.TemporaryFile(dir=folder) as file:
+        libc = ctypes.CDLL(None, use_errno=True)
+        reserve = getattr(libc, "fallocate64", libc.fallocate)
+        reserve.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+        if size and reserve(file.fileno(), 0, 0, size) != 0 and ctypes.get_errno() != errno.EOPNOTSUPP:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    if size > shutil.disk_usage(folder).free:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @contextmanager

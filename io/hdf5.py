@@ -97,12 +97,17 @@ def load(
         if verify and stored.checksum is None:
             raise FileError(f"{path}:{name} carries no checksum to verify")
         method = _way_to_read(stored)
+        carried = wanted
+        if verify:  # the checksum is one of the bits as they are stored
+            carried = stored.dtype
+        elif wanted.kind == "c" and stored.dtype.kind != "c":  # HDF5 cannot make real numbers complex
+            carried = np.empty(0, wanted).real.dtype
     matrix = DistMatrix.empty(
         stored.shape[::-1] if transpose else stored.shape,
         grid=grid,
         block=block,
         source=source,
-        dtype=stored.dtype if verify else wanted,  # the checksum is one of the bits as they are stored
+        dtype=carried,
         order="F" if transpose else "C",
     )
     local, place = as_stored(matrix, transpose)
@@ -117,8 +122,8 @@ def load(
         found = checksum(comm, local, *place.indices())
         if found != stored.checksum:  # on every rank alike
             raise FileError(f"{path}:{name} is damaged: its checksum is {found}, recorded was {stored.checksum}")
-        if wanted != matrix.dtype:
-            matrix = matrix.astype(wanted)
+    if wanted != carried:
+        matrix = matrix.astype(wanted)
     matrix.report = _report("read", path, name, method, stored.shape, stored.dtype, start)
     return matrix
 
@@ -158,7 +163,7 @@ def save(
         "pdgemm_checksum": checksum(comm, local, *place.indices()),
     }
     size = matrix.shape[0] * matrix.shape[1] * matrix.dtype.itemsize
-    with replacing(path, comm, size) as partial:
+    with replacing(path, comm, 0 if compression else size) as partial:
         storage = {"chunks": chunks, "compression": compression}
         offset = on_root(comm, path, lambda: _create(partial, path, name, matrix, attributes, storage))
         if size == 0:

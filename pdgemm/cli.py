@@ -73,7 +73,8 @@ def _bytes(text: str) -> int:
 
 
 def _number(text: str) -> complex:
-    value = complex(text.replace("i", "j"))
+    above, _, below = text.replace("i", "j").partition("/")
+    value = complex(above) / complex(below or "1")
     return value if value.imag else value.real
 
 
@@ -82,7 +83,7 @@ SHAPE = _Form("rows x cols", _pair, "5000x3000")
 GRID = _Form("PrxPc", _pair, "2x3")
 BLOCK = _Form("size", _block, "256 or 256x128")
 BYTES = _Form("bytes", _bytes, "2GiB, 500MB or 1000000")
-NUMBER = _Form("number", _number, "1.5 or 2+1j")
+NUMBER = _Form("number", _number, "1.5, 1/3 or 2+1j")
 
 
 def _options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
+SETTLE = 0.1  # seconds; OpenBLAS's threads go on spinning for tens of milliseconds after a product
+
+
 def worker(block: int | None, dtype: str, order: str, options: dict[str, Any]) -> None:
     """On each rank: for every n read on rank 0's standard input, one product; rank 0 answers its seconds."""
     from mpi4py import MPI
@@ -44,7 +47,7 @@ def worker(block: int | None, dtype: str, order: str, options: dict[str, Any]) -
             assert A is not None and B is not None
             comm.Barrier()
             start = perf_counter()
-            C = pdgemm(1.0, A, B, 0.0, C, **options)  # type: ignore[arg-type]
+            C = pdgemm(1.0, A, B, 0.0, C, **options)
             comm.Barrier()
             if comm.rank == 0:
                 print(perf_counter() - start, C.report.compute_seconds, flush=True)
@@ -86,7 +89,8 @@ def main(
     is_worker: bool,
 ) -> None:
     """Alternate NumPy's product in this process with pdgemm's, for each n of SIZES."""
-    given: dict[str, Any] = {key: int(value) if value.isdigit() else value for key, value in (x.split("=") for x in options)}
+    pairs = [option.split("=") for option in options]
+    given: dict[str, Any] = {key: int(value) if value.isdigit() else value for key, value in pairs}
     if is_worker:
         return worker(block, dtype, order, given)
 
@@ -109,11 +113,13 @@ def main(
                 start = perf_counter()
                 np.matmul(A, B, out=C)
                 numpys.append(perf_counter() - start)
+                sleep(SETTLE)
                 job.stdin.write(f"{n}\n")
                 job.stdin.flush()
                 whole, product = map(float, job.stdout.readline().split())
                 ours.append(whole)
                 products.append(product)
+                sleep(SETTLE)
             # the first round warms up; NumPy's time before and after stands for its time during ours
             around = [(a + b) / 2 for a, b in zip(numpys[1:], [*numpys[2:], numpys[-1]], strict=True)]
             ratios = [a / b for a, b in zip(around, ours[1:], strict=True)]

@@ -66,6 +66,7 @@ import h5py
 libraries = {line.split()[-1] for line in open('/proc/self/maps') if '/libmpi.so' in line}
 assert h5py.get_config().mpi, 'h5py was built without MPI'
 assert len(libraries) == 1, f'mpi4py and HDF5 use different MPIs: {libraries}'
+assert 'Open MPI v$openmpi,' in MPI.Get_library_version(), f'HDF5 needs Open MPI $openmpi, not {libraries}'
 " || die "mpi4py, h5py and mpirun.openmpi do not fit together (is another MPI in LD_LIBRARY_PATH or MPI4PY_LIBMPI?)"
 
 fingerprint "$h5py" "$mpi4py" >"$stamp.new"

@@ -13,6 +13,7 @@ imported.
 from __future__ import annotations
 
 import array
+import atexit
 import faulthandler
 import functools
 import json
@@ -38,9 +39,23 @@ GRACE = 5.0  # seconds that a rank with bad news waits in silence for the others
 LIMIT = 600.0  # seconds after which a wait is a hang where no timeout is set
 
 
+def abort_job() -> None:
+    """At the exit of a rank that dropped out early (a broken conftest, say): MPI_Finalize would wait for the others."""
+    MPI = sys.modules.get("mpi4py.MPI")
+    if MPI and MPI.Is_initialized() and not MPI.Is_finalized() and MPI.COMM_WORLD.size > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        MPI.COMM_WORLD.Abort(1)
+
+
+atexit.register(abort_job)
+
+
 @pytest.hookimpl(trylast=True)  # the reporter and the other plugins are there by then
 def pytest_configure(config: pytest.Config) -> None:
     session = Session(config) if config.getoption("--with-mpi", default=False) else None
+    if session is None:
+        atexit.unregister(abort_job)
     path = os.environ.get("PDGEMM_TEST_SUMMARY")
     if path and (session is None or session.rank == 0):
         config.pluginmanager.register(Summary(Path(path)), "test_summary")
@@ -132,14 +147,13 @@ class Session:
             raise pytest.UsageError(f"{launched} ranks, mpi4py sees {world.size}: mpiexec of another MPI?")
         self.library = MPI.Get_library_version().split(",")[0].strip()
         self.config = config
-        self.comm, self.fixture_comm = world.Dup(), world.Dup()  # apart from the tests' own traffic
-        self.rank, self.size = self.comm.rank, self.comm.size
+        self.rank, self.size = world.rank, world.size
         # Within a test pytest captures file descriptor 2; here it is still the real one.
         self.stderr = os.fdopen(os.dup(2), "w", errors="backslashreplace")
         self.item: pytest.Item | None = None
         self.limit = self.default_limit = float(getattr(config, "_env_timeout", None) or LIMIT)
-        self.deadline: float | None = None
-        self.waiting: str | None = None  # the point at which this rank waits for the others
+        self.deadline: float | None = time.monotonic() + self.limit
+        self.waiting: str | None = "start"  # the point at which this rank waits for the others
         self.news: str | None = None  # and what they should know if they do not come
         self.requests: list[Any] = []
         self.broken: list[tuple[str, str]] = []  # failures of the collection on this rank
@@ -147,6 +161,8 @@ class Session:
         self.stop = threading.Event()
         self.watchdog = threading.Thread(target=self.watch, daemon=True)
         self.watchdog.start()
+        self.comm, self.fixture_comm = world.Dup(), world.Dup()  # apart from the tests' own traffic
+        self.waiting = self.deadline = None
         if self.rank:
             config.pluginmanager.unregister(name="terminalreporter")
         for plugin in config.pluginmanager.get_plugins():
@@ -286,6 +302,7 @@ class Session:
         self.agree("exit", 0)
         self.stop.set()
         self.watchdog.join()
+        atexit.unregister(abort_job)
 
     # ---- hangs, and errors outside the tests ----
 
@@ -294,7 +311,7 @@ class Session:
         """In pytest-timeout's place: its settings, but a dump names its rank and comes in one piece."""
         self.limit, self.deadline = settings.timeout, time.monotonic() + settings.timeout
         # The watchdog cannot run while native code keeps the interpreter's lock; this can.
-        faulthandler.dump_traceback_later(settings.timeout + 10, exit=True, file=self.stderr)
+        faulthandler.dump_traceback_later(settings.timeout + 1.5, exit=True, file=self.stderr)
         return True
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -314,14 +331,15 @@ class Session:
     def expire(self) -> None:
         """End the job (in the watchdog's thread, while the main thread hangs)."""
         try:
+            faulthandler.cancel_dump_traceback_later()
             text = f"timeout of {self.limit:g} s in {self.item.nodeid if self.item else self.waiting}"
             news = f", after\n{self.news}" if self.news else ""
             state = f"{self.waiting}: waiting for other ranks{news}" if self.waiting else self.stacks()
             self.say(f"{text}\n{state}")
-            # The first exit ends the job: time for the others' stacks, then for rank 0's failures.
-            time.sleep(2 if self.rank else 1)
+            time.sleep(1)
             if self.rank == 0:
                 self.last_words(f"{text}, see above")
+            time.sleep(1.5)  # the first exit ends the job, and other ranks may not be done
         except BaseException:
             traceback.print_exc(file=self.stderr)
         finally:
@@ -335,7 +353,7 @@ class Session:
         for ident, frame in sys._current_frames().items():
             if ident != threading.get_ident():
                 frames = traceback.extract_stack(frame)
-                own = {"_pytest", "pluggy"}
+                own = {"_pytest", "pluggy", "hypothesis"}
                 pytests = [n for n, f in enumerate(frames) if own & {*Path(f.filename).parts}]
                 inner = frames[pytests[-1] + 1 :] if pytests else frames
                 text += f"{names.get(ident, ident)}:\n{''.join(traceback.format_list(inner or frames))}"

@@ -1,0 +1,109 @@
+#!/usr/bin/env bash
+# Runs the whole test suite, after setting up what it needs.
+#
+#   scripts/test.sh                                   everything
+#   scripts/test.sh --ranks "1 4" [PYTEST ARGS...]    these rank counts; with arguments, only pytest, in .venv
+#
+# All parts run even when one fails; the table at the end says what each came to.
+set -euo pipefail
+cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
+
+ranks='1 2 3 4 6 8 9'
+if [ "${1:-}" = --ranks ]; then
+    ranks=$2
+    shift 2
+fi
+[ -t 1 ] || export NO_COLOR=1     # Open MPI 4 gives its ranks a terminal of their own
+part_seconds=900        # the last resort; each test has its own timeout
+results=$(mktemp -d)
+trap 'rm -rf "$results"' EXIT
+trap 'exit 130' INT
+table=()
+passed=0 failed=0 skipped=0
+
+# record PART PASSED FAILED SKIPPED SECONDS [NOTE]
+record() {
+    table+=("$(printf '%-24s %7s %7s %8s %8s  %s' "$1" "$2" "$3" "$4" "$5" "${6:-}")")
+    ((passed += $2, failed += $3, skipped += $4)) || true
+}
+
+# check PART COMMAND...: one command, passed or failed.
+check() {
+    local part=$1 start=$SECONDS status=0
+    shift
+    printf '\n== %s\n' "$part"
+    timeout --foreground -k 10 "$part_seconds" "$@" </dev/null || status=$?
+    record "$part" $((status == 0)) $((status != 0)) 0 $((SECONDS - start))
+}
+
+# tests PART COMMAND...: a pytest run; the counts are what its rank 0 wrote, and a run that wrote none has failed.
+tests() {
+    local part=$1 start=$SECONDS status=0 counts note=''
+    shift
+    printf '\n== %s\n' "$part"
+    rm -f "$results/summary"
+    PDGEMM_TEST_SUMMARY=$results/summary timeout --foreground -k 10 "$part_seconds" "$@" </dev/null || status=$?
+    if [ "$status" = 5 ] && [ "$selected" = yes ]; then
+        record "$part" 0 0 0 $((SECONDS - start)) 'no test selected'
+        return
+    fi
+    case $status in
+        0) ;;
+        5) note='no tests' ;;
+        124 | 137) note="stopped after $part_seconds s" ;;
+        *) note="exit code $status" ;;
+    esac
+    counts=$(python -c '
+import json, sys
+s = json.load(open(sys.argv[1]))
+print(s["passed"], max(s["failed"], sys.argv[2] != "0"), s["skipped"])' "$results/summary" "$status" 2>/dev/null) || {
+        counts='0 1 0'
+        note="${note:-no summary}"
+    }
+    record "$part" $counts $((SECONDS - start)) "$note"
+}
+
+selected=no
+[ $# = 0 ] || selected=yes
+scripts/setup.sh dev demo
+. scripts/env.sh
+pytest=(python -m pytest -q)
+parallel=("${pytest[@]}" -p no:cacheprovider --with-mpi -m mpi)
+
+if [ $selected = no ]; then
+    check 'ruff' ruff check .
+    check 'mypy' mypy
+fi
+tests 'serial' "${pytest[@]}" -m 'not mpi' "$@"
+export OMP_NUM_THREADS=1
+for n in $ranks; do
+    tests "$n rank$([ "$n" = 1 ] || echo s)" mpiexec -n "$n" "${parallel[@]}" "$@"
+done
+
+if [ $selected = no ]; then
+    status=0
+    exec 3>&1
+    reason=$(scripts/setup_parallel_hdf5.sh 2>&1 >&3) || status=$?
+    if [ $status = 0 ]; then
+        deactivate
+        PDGEMM_VENV=.venv-parallel
+        . scripts/env.sh
+        for n in 1 2 4; do
+            case " $ranks " in *" $n "*) ;; *) continue ;; esac
+            tests "parallel HDF5, $n rank$([ "$n" = 1 ] || echo s)" mpiexec -n "$n" "${parallel[@]}" tests/test_hdf5*.py
+        done
+    elif [ $status = 3 ]; then
+        record 'parallel HDF5' 0 0 0 0 "not run, because ${reason##*sh: }"
+    else
+        printf '%s\n' "$reason" >&2
+        record 'parallel HDF5' 0 1 0 0 'its setup failed'
+    fi
+fi
+
+if [ $((passed + failed + skipped)) = 0 ]; then
+    record 'all' 0 1 0 0 'no test was run'
+fi
+printf '\n%-24s %7s %7s %8s %8s\n' part passed failed skipped seconds
+printf '%s\n' "${table[@]}"
+printf '\n%s passed, %s failed, %s skipped\n' "$passed" "$failed" "$skipped"
+[ "$failed" = 0 ]
