@@ -80,9 +80,7 @@ def _each_slab(
 
 
 @contextmanager
-def _view(
-    path: Path, mode: int, offset: int, dtype: np.dtype, place: Place, comm: MPI.Intracomm
-) -> Iterator[MPI.File]:
+def _view(path: Path, mode: int, offset: int, dtype: np.dtype, place: Place, comm: MPI.Intracomm) -> Iterator[MPI.File]:
     """The file as if it held this rank's elements only, row by row."""
     file, error = None, None
     try:

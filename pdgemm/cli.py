@@ -326,9 +326,7 @@ class _Speaker:
 
         with self.progress(f"read {what}") as progress:
             transpose = op.upper() != "N"
-            matrix = hdf5.load(
-                *dataset, self.grid, block, dtype=dtype, transpose=transpose, progress=progress
-            )
+            matrix = hdf5.load(*dataset, self.grid, block, dtype=dtype, transpose=transpose, progress=progress)
             if op.upper() == "C":
                 np.conjugate(matrix.local, out=matrix.local)
         self.report("read", matrix.report)

@@ -68,9 +68,7 @@ def _normal(i: np.ndarray, j: np.ndarray, seed: int, real: np.dtype, stream: int
     return radius * np.cos(real.type(2 * np.pi) * _unit(hashed(i, j, seed, 2 * stream + 1), real))
 
 
-def _random(
-    i: np.ndarray, j: np.ndarray, draw: Callable[..., np.ndarray], seed: int, dtype: np.dtype
-) -> np.ndarray:
+def _random(i: np.ndarray, j: np.ndarray, draw: Callable[..., np.ndarray], seed: int, dtype: np.dtype) -> np.ndarray:
     real = np.empty(0, dtype).real.dtype
     if dtype.kind != "c":
         return draw(i, j, seed, real, 0)

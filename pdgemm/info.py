@@ -30,9 +30,7 @@ def describe(grid: ProcessGrid) -> dict[str, Any]:
         "gpu_aware_mpi": gpu_aware(),
         "numpy": version("numpy"),
         "scipy": version("scipy"),
-        "blas": sorted(
-            {f"{x['internal_api']} {x['version']} ({x.get('architecture', 'unknown')})" for x in _blas()}
-        ),
+        "blas": sorted({f"{x['internal_api']} {x['version']} ({x.get('architecture', 'unknown')})" for x in _blas()}),
         "h5py": version("h5py"),
         **_hdf5(),
         "cupy": _cupy(),

@@ -81,9 +81,7 @@ def _gemm(char: str) -> tuple[Callable[..., None], Callable[[Any], Any]]:
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     ref, address = ctypes.c_void_p, ctypes.c_void_p
     text = ctypes.c_char_p
-    prototype = ctypes.CFUNCTYPE(
-        None, text, text, ref, ref, ref, ref, address, ref, address, ref, ref, address, ref
-    )
+    prototype = ctypes.CFUNCTYPE(None, text, text, ref, ref, ref, ref, address, ref, address, ref, ref, address, ref)
     real = {"f": ctypes.c_float, "d": ctypes.c_double}.get(char)
 
     def scalar(value: Any) -> Any:

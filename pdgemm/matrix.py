@@ -38,9 +38,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
     __array_priority__ = 1000
     __hash__ = None  # type: ignore[assignment]  # `==` is elementwise, as for arrays
 
-    def __init__(
-        self, local: np.ndarray, grid: ProcessGrid, distribution: Distribution, order: Order = "C"
-    ) -> None:
+    def __init__(self, local: np.ndarray, grid: ProcessGrid, distribution: Distribution, order: Order = "C") -> None:
         """Not collective and unchecked: use `from_local`."""
         self.local = local
         self.grid = grid
@@ -375,9 +373,7 @@ def _check_root(grid: ProcessGrid, root: int) -> None:
 
 def _index(rows: np.ndarray, cols: np.ndarray) -> tuple[Any, Any]:
     """Index arrays for a block: slices where both are contiguous, which NumPy copies fastest."""
-    spans = [
-        slice(int(x[0]), int(x[-1]) + 1) if len(x) and x[-1] - x[0] + 1 == len(x) else x for x in (rows, cols)
-    ]
+    spans = [slice(int(x[0]), int(x[-1]) + 1) if len(x) and x[-1] - x[0] + 1 == len(x) else x for x in (rows, cols)]
     if all(isinstance(x, slice) for x in spans):
         return spans[0], spans[1]
     return np.ix_(rows, cols)  # type: ignore[return-value]

@@ -69,9 +69,7 @@ def drain(waits: list[Wait]) -> None:
     waits.clear()
 
 
-def prefetch(
-    steps: Iterable[Step], post: Callable[[Step], Slot], lookahead: int, recorder: Recorder
-) -> Iterator[Slot]:
+def prefetch(steps: Iterable[Step], post: Callable[[Step], Slot], lookahead: int, recorder: Recorder) -> Iterator[Slot]:
     """Yield arrived slots in schedule order, with `lookahead` more in flight behind the one in use."""
     in_flight: deque[Slot] = deque()
 

@@ -90,12 +90,8 @@ def summary(reports: Sequence[Report]) -> dict[str, Any]:
         "lookahead": first.lookahead,
         "threads": first.threads,
         "gflops": first.flops / slowest / 1e9 if slowest else 0.0,
-        "as_predicted": all(
-            r.counted == r.predicted and r.extra_bytes == r.predicted_extra_bytes for r in reports
-        ),
-        "per_rank": {
-            name: {"min": min(x), "mean": sum(x) / len(x), "max": max(x)} for name, x in columns.items()
-        },
+        "as_predicted": all(r.counted == r.predicted and r.extra_bytes == r.predicted_extra_bytes for r in reports),
+        "per_rank": {name: {"min": min(x), "mean": sum(x) / len(x), "max": max(x)} for name, x in columns.items()},
     }
 
 

@@ -139,8 +139,10 @@ def main(
             )
             if not as_json:
                 if len(rows) == 1:
-                    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores; {dtype}, "
-                          f"{ranks} ranks x 1 thread against NumPy x {threads} threads, median of {repeats}")
+                    print(
+                        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores; {dtype}, "
+                        f"{ranks} ranks x 1 thread against NumPy x {threads} threads, median of {repeats}"
+                    )
                     print("     n   NumPy s  pdgemm s  product s   ratio  (least, most)")
                 r = rows[-1]
                 print(f"{n:6d}  {r['numpy_seconds']:8.4f}  {r['pdgemm_seconds']:8.4f}   {r['product_seconds']:8.4f}  "

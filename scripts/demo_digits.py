@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The demo's input and the check of its output, by plain h5py and NumPy: nothing here knows of pdgemm.
 
-    demo_digits.py write digits.h5     the handwritten digits X (1797 x 64), and X with each column's mean removed
-    demo_digits.py check FOLDER        covariance.h5 and similarity.h5 against NumPy; whose digits are alike
+demo_digits.py write digits.h5     the handwritten digits X (1797 x 64), and X with each column's mean removed
+demo_digits.py check FOLDER        covariance.h5 and similarity.h5 against NumPy; whose digits are alike
 """
 
 from __future__ import annotations

@@ -50,8 +50,9 @@ if [ -r "$_pdgemm_venv/bin/activate" ]; then
     fi
 
     # Open MPI 4: its own MPI-IO is ten times slower than ROMIO on compressed HDF5 data.
-    case $(mpirun --version 2>/dev/null) in
+    case $(mpirun --version 2>/dev/null)${OMPI_MCA_io-} in
         *"(Open MPI) 4."*) export OMPI_MCA_io="${OMPI_MCA_io-romio321}" ;;
+        *romio321) unset OMPI_MCA_io ;;     # left from an Open MPI 4 environment; others do not have it
     esac
     unset _pdgemm_here _pdgemm_root _pdgemm_venv _pdgemm_nodes _pdgemm_pid _pdgemm_rest _pdgemm_fd
 else

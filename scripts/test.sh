@@ -50,7 +50,7 @@ tests() {
     case $status in
         0) ;;
         5) note='no tests' ;;
-        124 | 137) note="stopped after $part_seconds s" ;;
+        124) note="stopped after $part_seconds s" ;;
         *) note="exit code $status" ;;
     esac
     counts=$(python -c '

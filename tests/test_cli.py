@@ -244,11 +244,7 @@ def test_a_killed_rank_ends_the_job_and_harms_no_file(tmp_path: Path) -> None:
         assert job.stdout is not None
         assert [job.stdout.readline().split()[0] for _ in "AB"] == ["read", "read"]  # now it multiplies
         time.sleep(0.5)
-        ranks = [
-            pid
-            for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
-            if _is_rank(pid, tmp_path)
-        ]
+        ranks = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _is_rank(pid, tmp_path)]
         assert len(ranks) == 3
         assert job.poll() is None
         os.kill(max(ranks), signal.SIGKILL)

@@ -14,9 +14,7 @@ from pdgemm.grids.distribution import BlockCyclic, Distribution
 @st.composite
 def layouts(draw: st.DrawFn, most: int = 60) -> BlockCyclic:
     parts = draw(st.integers(1, 7))
-    return BlockCyclic(
-        draw(st.integers(0, most)), draw(st.integers(1, 9)), parts, draw(st.integers(0, parts - 1))
-    )
+    return BlockCyclic(draw(st.integers(0, most)), draw(st.integers(1, 9)), parts, draw(st.integers(0, parts - 1)))
 
 
 def dealt(layout: BlockCyclic) -> list[list[int]]:

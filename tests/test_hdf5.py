@@ -57,9 +57,7 @@ def by_rank_0(comm: Any, work: Any) -> Any:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_saved_is_loaded_in_any_layout(
-    comm: Any, shared_tmp_path: Path, parallel: bool, dtype: str
-) -> None:
+def test_what_is_saved_is_loaded_in_any_layout(comm: Any, shared_tmp_path: Path, parallel: bool, dtype: str) -> None:
     import h5py
 
     from pdgemm import DistMatrix, ProcessGrid
@@ -73,14 +71,8 @@ def test_what_is_saved_is_loaded_in_any_layout(
                 for source in sources(shape):
                     block = None if mb is None else (mb, nb)
                     order = "CF"[case % 2]
-                    A = DistMatrix.random(
-                        (m, n), grid=one, block=block, source=source, dtype=dtype, seed=case
-                    )
-                    A = (
-                        A
-                        if order == "C"
-                        else DistMatrix(np.asfortranarray(A.local), one, A.distribution, "F")
-                    )
+                    A = DistMatrix.random((m, n), grid=one, block=block, source=source, dtype=dtype, seed=case)
+                    A = A if order == "C" else DistMatrix(np.asfortranarray(A.local), one, A.distribution, "F")
                     whole = A.allgather()
                     report = hdf5.save(path, "group/x", A)
                     assert report.method == ("mpio" if parallel else "mpi-io")
@@ -111,9 +103,7 @@ def test_files_of_others(comm: Any, grid: Any, shared_tmp_path: Path, parallel: 
         with h5py.File(path, "w", userblock_size=512) as file:
             file["contiguous"] = x
             file.create_dataset("chunked", data=x, chunks=(7, 9))
-            file.create_dataset(
-                "gzip", data=x, chunks=(8, 8), compression="gzip", shuffle=True, fletcher32=True
-            )
+            file.create_dataset("gzip", data=x, chunks=(8, 8), compression="gzip", shuffle=True, fletcher32=True)
             file.create_dataset("growing", data=x, maxshape=(None, 37))
             file["big_endian"] = x.astype(">f8")
             file["integers"] = x.astype("i4")
@@ -158,9 +148,7 @@ def test_compressed_chunks_are_written_by_a_parallel_h5py_and_refused_by_another
     chunks, compression, values = by_rank_0(comm, look)
     assert (chunks, compression) == ((8, 9), "gzip")
     assert np.array_equal(values, A.allgather())
-    assert hdf5.load(path, "x", grid, 3, verify=True).allclose(
-        DistMatrix.random((50, 40), grid=grid, block=3)
-    )
+    assert hdf5.load(path, "x", grid, 3, verify=True).allclose(DistMatrix.random((50, 40), grid=grid, block=3))
 
 
 def test_many_small_transfers_make_the_same_file(

@@ -18,9 +18,7 @@ from pdgemm.schedule import Runs
 GUARD = 7.25
 
 
-def guarded(
-    rng: np.random.Generator, rows: int, cols: int, dtype: str, order: str
-) -> tuple[np.ndarray, np.ndarray]:
+def guarded(rng: np.random.Generator, rows: int, cols: int, dtype: str, order: str) -> tuple[np.ndarray, np.ndarray]:
     """A random array cut out of a larger one whose other elements are GUARD."""
     whole = np.full((rows + 3, cols + 4), GUARD, dtype, order=order)  # type: ignore[call-overload]
     cut = whole[1 : rows + 1, 2 : cols + 2]
@@ -45,9 +43,7 @@ def test_gemm_in_any_order_inside_larger_arrays(dtype: str, orders: tuple[str, .
         (3, 0, 2),
         (3, 2, 0),
     ]:
-        for alpha, beta in [(1, 0), (2, 1), (-0.5, 3), (0, 2)] + (
-            [(1 + 2j, 3 - 1j)] if dtype[0] == "c" else []
-        ):
+        for alpha, beta in [(1, 0), (2, 1), (-0.5, 3), (0, 2)] + ([(1 + 2j, 3 - 1j)] if dtype[0] == "c" else []):
             (_, A), (_, B), (frame, C) = (
                 guarded(rng, *shape, dtype, order) for shape, order in zip([(m, k), (k, n), (m, n)], orders)
             )

@@ -82,9 +82,7 @@ def test_constructors(comm: Any, dtype: str) -> None:
         assert np.array_equal(DistMatrix.zeros((3, 5), **layout).allgather(), np.zeros((3, 5), dtype))
         assert np.array_equal(DistMatrix.eye(6, **layout).allgather(), np.eye(6, dtype=dtype))
         assert np.array_equal(DistMatrix.eye((3, 5), **layout).allgather(), np.eye(3, 5, dtype=dtype))
-        assert np.array_equal(
-            DistMatrix.from_function(f, (13, 8), **layout).allgather(), whole((13, 8), dtype)
-        )
+        assert np.array_equal(DistMatrix.from_function(f, (13, 8), **layout).allgather(), whole((13, 8), dtype))
         for order in "CF":
             A = DistMatrix.empty((7, 9), order=order, **layout)
             assert A.local.dtype == dtype
@@ -125,9 +123,7 @@ def test_local_arrays_of_the_wrong_shape_are_refused_everywhere(comm: Any) -> No
         with pytest.raises(LayoutError, match=r"\(1, 99\).*12 x 12"):
             DistMatrix.from_local(wrong, (12, 12), grid=grid)
         with pytest.raises(LayoutError, match="contiguous"):
-            DistMatrix.from_local(
-                np.zeros((24, 24))[::2, ::2][: right.shape[0], : right.shape[1]], (12, 12), grid=grid
-            )
+            DistMatrix.from_local(np.zeros((24, 24))[::2, ::2][: right.shape[0], : right.shape[1]], (12, 12), grid=grid)
         if comm.size > 1:
             mixed = np.asfortranarray(right) if comm.rank == 0 else right
             with pytest.raises(LayoutError, match="Fortran order on others"):

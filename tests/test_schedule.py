@@ -31,9 +31,7 @@ widths = st.integers(1, 30)
 
 
 @given(inner_pairs(), widths)
-def test_every_inner_index_is_multiplied_exactly_once(
-    pair: tuple[BlockCyclic, BlockCyclic], width: int
-) -> None:
+def test_every_inner_index_is_multiplied_exactly_once(pair: tuple[BlockCyclic, BlockCyclic], width: int) -> None:
     inner_a, inner_b = pair
     seen = []
     for step in summa_steps(inner_a, inner_b, width):

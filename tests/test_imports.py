@@ -1,0 +1,89 @@
+"""The rooms of ARCHITECTURE.md: imports go down only, and pure arithmetic needs no MPI."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+LEVELS = [
+    {"pdgemm.errors", "pdgemm.grids.distribution", "pdgemm.elements", "pdgemm.timing"},
+    {"pdgemm.schedule", "pdgemm.costs", "pdgemm.threads", "pdgemm.grids.process_grid", "pdgemm.movers"}
+    | {"pdgemm.movers.ibcast", "pdgemm.movers.ring"},
+    {"pdgemm.pipeline", "pdgemm.panels", "pdgemm.local", "pdgemm.matrix", "pdgemm.planner"},
+    {"pdgemm.summa", "pdgemm.report", "pdgemm.residual"},
+    {"pdgemm.gemm"},
+    {"pdgemm.io.place", "pdgemm.io.atomic", "pdgemm.io.checksum", "pdgemm.io.rawio", "pdgemm.io.hyperslabs"}
+    | {"pdgemm.io.hdf5"},
+    {"pdgemm.cli", "pdgemm.info", "pdgemm.__main__"},
+]
+PURE = ["errors", "elements", "timing", "schedule", "costs", "planner", "panels", "local", "grids.distribution"]
+FILES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).replace(".__init__", ""): path
+    for path in [
+        *(ROOT / "pdgemm").glob("*.py"),
+        *(ROOT / "pdgemm" / "movers").glob("*.py"),
+        *(ROOT / "pdgemm" / "grids").glob("*.py"),
+        *(ROOT / "pdgemm" / "io").glob("*.py"),
+    ]
+}
+
+
+def imports(path: Path) -> set[str]:
+    """The modules of this package that a module imports, at its top or inside functions."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found & set(FILES)
+
+
+def level(module: str) -> int:
+    return next(number for number, modules in enumerate(LEVELS) if module in modules)
+
+
+ROOMS = sorted(set(FILES) - {"pdgemm", "pdgemm.grids"})
+
+
+@pytest.mark.parametrize("module", ROOMS)
+def test_imports_go_down(module: str) -> None:
+    for other in imports(FILES[module]) - {"pdgemm", "pdgemm.grids", module}:
+        if (module, other) != ("pdgemm.matrix", "pdgemm.gemm"):  # A @ B calls the product, at run time
+            assert level(other) <= level(module), f"{module} imports {other}, which lies above it"
+
+
+@pytest.mark.parametrize("module", ROOMS)
+def test_only_io_opens_hdf5_files(module: str) -> None:
+    text = FILES[module].read_text()
+    allowed = module.startswith("pdgemm.io.") or module == "pdgemm.info"  # which tells h5py's version
+    assert allowed or "h5py" not in {name.split(".")[0] for name in _all_imports(text)}
+
+
+def _all_imports(text: str) -> set[str]:
+    nodes = list(ast.walk(ast.parse(text)))
+    return {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)} | {
+        alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
+    }
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_arithmetic_needs_no_mpi(module: str) -> None:
+    code = f"import sys, pdgemm.{module}; print(*{{'mpi4py.MPI', 'cupy', 'h5py'}} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == ""
+
+
+def test_public_names_and_their_docstrings() -> None:
+    import pdgemm
+
+    for name in pdgemm.__all__:
+        assert getattr(pdgemm, name).__doc__
+    assert set(pdgemm.__all__) <= set(dir(pdgemm))
+    with pytest.raises(AttributeError, match="no attribute 'pdgem'"):
+        _ = pdgemm.pdgem  # type: ignore[attr-defined]
