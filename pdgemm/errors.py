@@ -43,6 +43,10 @@ class MemoryLimitError(PdgemmError, MemoryError):
     """The memory limit is too small; the message says what would be enough."""
 
 
+class OutOfMemoryError(PdgemmError, MemoryError):
+    """A rank could not allocate what it needs."""
+
+
 class FileError(PdgemmError, OSError):
     """A file or dataset that cannot be read or written."""
 
@@ -87,6 +91,8 @@ def together(comm: MPI.Comm) -> Iterator[None]:
 def _told(error: Exception | None, failed: list[int], size: int) -> Exception:
     """The error as it is sent to the others: picklable, and naming the failing ranks."""
     assert error is not None
+    if isinstance(error, MemoryError) and not isinstance(error, PdgemmError):
+        error = OutOfMemoryError(str(error) or "out of memory")
     where = f" [{ranks_text(failed)} of {size}]" if len(failed) < size else ""
     try:
         pickle.loads(pickle.dumps(error))

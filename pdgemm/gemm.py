@@ -14,6 +14,7 @@ from pdgemm.grids.distribution import Distribution
 from pdgemm.local import LETTER
 from pdgemm.matrix import DistMatrix
 from pdgemm.movers import MOVERS
+from pdgemm.pipeline import PanelRing
 from pdgemm.planner import Plan, plan_summa
 from pdgemm.report import Report
 from pdgemm.summa import summa
@@ -60,7 +61,7 @@ def pdgemm(
     start = perf_counter()
     if not isinstance(A, DistMatrix):  # without a matrix there is no communicator to agree on
         raise DTypeError(f"A is a DistMatrix, got {type(A).__name__}")
-    error, description = None, ""
+    recorder, error, description = Recorder(), None, ""
     try:
         _check(alpha, A, B, beta, C, algorithm, mover)
         # without alpha nothing is multiplied: the inner dimension has no indices
@@ -78,14 +79,14 @@ def pdgemm(
         if C is None:
             C = DistMatrix(np.empty(layout.local_shape(A.grid.coords), A.dtype), A.grid, layout)
             beta = 0
+        ring = PanelRing(plan.slots, *plan.panel_words(A.grid.coords), A.dtype, recorder)
         description = f"pdgemm(alpha={alpha}, beta={beta}, orders {A.order}{B.order}, {plan})"
     except Exception as bad:
         error = bad
     check_together(A.grid.comm, error, description)
     assert C is not None  # or error was raised
 
-    recorder = Recorder()
-    summa(alpha, A, B, beta, C, plan, recorder, progress)
+    summa(alpha, A, B, beta, C, plan, ring, recorder, progress)
     C.report = _report(plan, C, recorder, perf_counter() - start)
     return C
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -10,12 +9,12 @@ from mpi4py import MPI
 
 from pdgemm import elements
 from pdgemm.errors import ArgumentError, GridError, LayoutError, check_together, together
+from pdgemm.gather import block_index, collect, collect_everywhere, deal
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.process_grid import ProcessGrid
 
 Block = int | tuple[int, int] | None
 Order = Literal["C", "F"]
-_MESSAGE_BYTES = 1 << 28  # MPI counts are ints: larger arrays travel in pieces
 
 
 class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
@@ -171,23 +170,14 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
                 whole = _as_matrix(array)
             check_together(grid.comm, None, f"from_global({whole.shape}, dtype {whole.dtype})")
             matrix = cls.empty(whole.shape, grid=grid, block=block, dtype=whole.dtype, source=source)
-            matrix.local[...] = whole[_index(*matrix.indices())]
+            matrix.local[...] = whole[block_index(*matrix.indices())]
             return matrix
         _check_root(grid, root)
         with together(grid.comm):
             whole = _as_matrix(array) if grid.rank == root else np.empty((0, 0))
         shape, dtype = grid.comm.bcast((whole.shape, whole.dtype), root=root)
         matrix = cls.empty(shape, grid=grid, block=block, dtype=dtype, source=source)
-        for rank, rows, cols in matrix._pieces():
-            if grid.rank == root:
-                piece = np.ascontiguousarray(whole[_index(rows, cols)])
-                if rank == root:
-                    matrix.local[matrix.distribution.rows.to_local(rows[0]) :][: len(rows)] = piece
-                else:
-                    grid.comm.Send(piece, dest=rank)
-            elif grid.rank == rank:
-                first = matrix.distribution.rows.to_local(rows[0])
-                grid.comm.Recv(matrix.local[first : first + len(rows)], source=root)
+        deal(whole, matrix.local, matrix.distribution, grid, root)
         return matrix
 
     # ------------------------------------------------------------------ looking
@@ -230,45 +220,17 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         Root needs memory for mn elements and one message of at most 256 MiB.
         """
         _check_root(self.grid, root)
-        comm, here = self.grid.comm, self.grid.rank
-        with together(comm):
-            whole = np.empty(self.shape, self.dtype) if here == root else None
-        for rank, rows, cols in self._pieces():
-            if rank == here:
-                first = self.distribution.rows.to_local(rows[0])
-                piece = np.ascontiguousarray(self.local[first : first + len(rows)])
-                if whole is None:
-                    comm.Send(piece, dest=root)
-            elif whole is not None:
-                piece = np.empty((len(rows), len(cols)), self.dtype)
-                comm.Recv(piece, source=rank)
-            if whole is not None:
-                whole[_index(rows, cols)] = piece
+        with together(self.grid.comm):
+            whole = np.empty(self.shape, self.dtype) if self.grid.rank == root else None
+        collect(self.local, self.distribution, self.grid, whole, root)
         return whole
 
     def allgather(self) -> np.ndarray:
         """The whole matrix on every rank.  Collective over the grid."""
-        comm = self.grid.comm
-        with together(comm):
+        with together(self.grid.comm):
             whole = np.empty(self.shape, self.dtype)
-        for rank, rows, cols in self._pieces():
-            if rank == self.grid.rank:
-                first = self.distribution.rows.to_local(rows[0])
-                piece = np.ascontiguousarray(self.local[first : first + len(rows)])
-            else:
-                piece = np.empty((len(rows), len(cols)), self.dtype)
-            comm.Bcast(piece, root=rank)
-            whole[_index(rows, cols)] = piece
+        collect_everywhere(self.local, self.distribution, self.grid, whole)
         return whole
-
-    def _pieces(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """(rank, global rows, global columns) of pieces that fit one message, in the same order everywhere."""
-        for rank in range(self.grid.size):
-            i, j = self.grid.coords_of(rank)
-            rows, cols = self.distribution.rows.indices(i), self.distribution.cols.indices(j)
-            if len(cols):
-                for slab in elements.slabs(len(rows), len(cols), _MESSAGE_BYTES // self.dtype.itemsize):
-                    yield rank, rows[slab], cols
 
     # ------------------------------------------------------------------ computing
     def copy(self) -> DistMatrix:
@@ -369,14 +331,6 @@ def _order(array: np.ndarray) -> Order | None:
 def _check_root(grid: ProcessGrid, root: int) -> None:
     if not 0 <= root < grid.size:
         raise ArgumentError(f"root {root} is not a rank of the {grid} grid")
-
-
-def _index(rows: np.ndarray, cols: np.ndarray) -> tuple[Any, Any]:
-    """Index arrays for a block: slices where both are contiguous, which NumPy copies fastest."""
-    spans = [slice(int(x[0]), int(x[-1]) + 1) if len(x) and x[-1] - x[0] + 1 == len(x) else x for x in (rows, cols)]
-    if all(isinstance(x, slice) for x in spans):
-        return spans[0], spans[1]
-    return np.ix_(rows, cols)  # type: ignore[return-value]
 
 
 def _frobenius(local: np.ndarray) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -35,7 +36,7 @@ class Plan:
     def mnk(self) -> tuple[int, int, int]:
         return self.A.shape[0], self.B.shape[1], self.A.shape[1]
 
-    @property
+    @cached_property
     def steps(self) -> tuple[PanelStep, ...]:
         return summa_steps(self.A.cols, self.B.rows, self.width)
 

@@ -22,6 +22,7 @@ def summa(
     beta: Any,
     C: DistMatrix,
     plan: Plan,
+    ring: PanelRing,
     recorder: Recorder,
     progress: Callable[[int, int], object] | None = None,
 ) -> None:
@@ -30,7 +31,8 @@ def summa(
     A : DistMatrix (m, k);  B : DistMatrix (k, n);  C : DistMatrix (m, n), overwritten, not read where
         beta is 0.  Same grid and dtype; C has A's row map and B's column map; the blocks of the inner
         dimension may differ in A and B.
-    plan : panels, lookahead, mover.   recorder : takes seconds, words and messages.
+    plan : panels, lookahead, mover.   ring : buffers for `plan.slots` panels of `plan.panel_words`.
+    recorder : takes seconds, words and messages.
 
     Cost per rank on q x q: 2mnk/q^2 flops; (mk + kn)(q - 1)/q^2 words in; 2 ceil(k/w) broadcasts;
     extra memory (lookahead + 1) w (m + n)/q words.
@@ -61,7 +63,7 @@ def summa(
         return slot
 
     # every rank walks every step, because every rank takes part in the broadcasts
-    with PanelRing(plan.slots, *plan.panel_words((i, j)), C.dtype, recorder) as ring:
+    with ring:
         for done, slot in enumerate(prefetch(plan.steps, post, plan.lookahead, recorder), 1):
             with recorder.phase("compute"):
                 gemm_accumulate(alpha, slot.A, slot.B, beta, C.local)  # C_ij += A_ik B_kj

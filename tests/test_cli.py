@@ -224,7 +224,7 @@ def test_help_works_alone() -> None:
     [("1000", 1000), ("2GiB", 2 << 30), ("1.5MiB", 3 << 19), ("500MB", 500_000_000), ("1e3", 1000), ("4k", 4000)],
 )
 def test_sizes(text: str, expected: int) -> None:
-    from pdgemm.cli import BYTES
+    from pdgemm.forms import BYTES
 
     assert BYTES.convert(text, None, None) == expected
 

@@ -14,12 +14,12 @@ LEVELS = [
     {"pdgemm.errors", "pdgemm.grids.distribution", "pdgemm.elements", "pdgemm.timing"},
     {"pdgemm.schedule", "pdgemm.costs", "pdgemm.threads", "pdgemm.grids.process_grid", "pdgemm.movers"}
     | {"pdgemm.movers.ibcast", "pdgemm.movers.ring"},
-    {"pdgemm.pipeline", "pdgemm.panels", "pdgemm.local", "pdgemm.matrix", "pdgemm.planner"},
+    {"pdgemm.pipeline", "pdgemm.panels", "pdgemm.local", "pdgemm.matrix", "pdgemm.gather", "pdgemm.planner"},
     {"pdgemm.summa", "pdgemm.report", "pdgemm.residual"},
     {"pdgemm.gemm"},
     {"pdgemm.io.place", "pdgemm.io.atomic", "pdgemm.io.checksum", "pdgemm.io.rawio", "pdgemm.io.hyperslabs"}
     | {"pdgemm.io.hdf5"},
-    {"pdgemm.cli", "pdgemm.info", "pdgemm.__main__"},
+    {"pdgemm.cli", "pdgemm.forms", "pdgemm.session", "pdgemm.info", "pdgemm.__main__"},
 ]
 PURE = ["errors", "elements", "timing", "schedule", "costs", "planner", "panels", "local", "grids.distribution"]
 FILES = {

@@ -59,12 +59,12 @@ def test_dealing_from_one_rank(comm: Any) -> None:
 
 
 def test_long_messages_travel_in_pieces(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, matrix
+    from pdgemm import DistMatrix, ProcessGrid, gather
 
-    monkeypatch.setattr(matrix, "_MESSAGE_BYTES", 100)
+    monkeypatch.setattr(gather, "MESSAGE_BYTES", 100)
     with ProcessGrid(comm) as grid:
         A = DistMatrix.from_global(whole((50, 7)), grid=grid, block=3)
-        assert len(list(A._pieces())) > comm.size
+        assert len(list(gather._pieces(A.distribution, grid, 8))) > comm.size
         assert np.array_equal(A.allgather(), whole((50, 7)))
         gathered = A.to_global()
         assert gathered is None or np.array_equal(gathered, whole((50, 7)))
@@ -142,6 +142,14 @@ def test_an_element_function_that_fails_somewhere_fails_everywhere(comm: Any) ->
 
     with ProcessGrid(comm) as grid, pytest.raises(KeyError):
         DistMatrix.from_function(f, (12, 12), grid=grid)
+
+
+def test_a_matrix_too_large_for_a_rank_is_refused_everywhere(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.errors import OutOfMemoryError
+
+    with ProcessGrid(comm) as grid, pytest.raises(OutOfMemoryError, match="Unable to allocate"):
+        DistMatrix.empty((10**8, 10**8), grid=grid)
 
 
 def test_matrices_lie_on_one_layer(comm: Any) -> None:

@@ -1,0 +1,69 @@
+"""The forms of arguments on the command line: datasets, shapes, sizes, numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import click
+
+
+class Dataset(NamedTuple):
+    """A dataset in a file."""
+
+    path: str
+    name: str
+
+
+class _Form(click.ParamType[Any]):
+    """A click type made of a function and an example."""
+
+    def __init__(self, name: str, parse: Callable[[str], Any], example: str) -> None:
+        self.name, self._parse, self._example = name, parse, example
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except ValueError:
+            self.fail(f"{value!r} is not of the form {self._example}", param, ctx)
+
+
+def _dataset(text: str) -> Dataset:
+    path, colon, name = text.rpartition(":")
+    if not path or not colon or not name.strip("/"):
+        raise ValueError
+    return Dataset(path, name)
+
+
+def _pair(text: str) -> tuple[int, int]:
+    first, second = re.split("[x,]", text)
+    return int(first), int(second)
+
+
+def _block(text: str) -> tuple[int, int]:
+    return _pair(text) if re.search("[x,]", text) else (int(text), int(text))
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"\s*([\d.]+(?:e\d+)?)\s*(?:([KMGT]?)(i?)B?)\s*", text, re.IGNORECASE)
+    if match is None:
+        raise ValueError
+    number, unit, binary = match.groups()
+    return int(float(number) * (1024 if binary else 1000) ** " KMGT".index(unit.upper() or " "))
+
+
+def _number(text: str) -> complex:
+    above, _, below = text.replace("i", "j").partition("/")
+    value = complex(above) / complex(below or "1")
+    return value if value.imag else value.real
+
+
+DATASET = _Form("file:/dataset", _dataset, "FILE:/DATASET, such as a.h5:/x")
+SHAPE = _Form("rows x cols", _pair, "5000x3000")
+GRID = _Form("PrxPc", _pair, "2x3")
+BLOCK = _Form("size", _block, "256 or 256x128")
+BYTES = _Form("bytes", _bytes, "2GiB, 500MB or 1000000")
+NUMBER = _Form("number", _number, "1.5, 1/3 or 2+1j")
