@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 from mpi4py import MPI
 
@@ -57,28 +57,29 @@ def check_writable(path: Path, comm: MPI.Comm, size: int) -> None:
             raise FileError(f"{path}: the folder {folder} does not exist")
         if not os.access(folder, os.W_OK) or (target.exists() and not os.access(target, os.W_OK)):
             raise FileError(f"{path}: no permission to write")
+        free = shutil.disk_usage(folder).free
         try:
-            _try_to_reserve(folder, size)
+            if size > free:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            with tempfile.TemporaryFile(dir=folder) as file:
+                reserve(file, size)
         except OSError as bad:
-            free = shutil.disk_usage(folder).free
             raise FileError(f"{path}: {bad.strerror}: {size} bytes are needed, {free} are free in {folder}") from bad
 
     on_root(comm, path, check)
 
 
-def _try_to_reserve(folder: Path, size: int) -> None:
-    """Ask the file system for the space, and give it back: a full disk, a quota or a limit shows now.
+def reserve(file: IO[bytes], size: int) -> None:
+    """Have the file system set `size` bytes aside for a file; nothing where it cannot.
 
-    Not os.posix_fallocate, which writes to every block where the file system cannot reserve.
+    A full disk, a quota or a limit shows now, not while many ranks write: MPI libraries may keep such an
+    error to themselves.  (Not os.posix_fallocate, which writes to every block where it cannot reserve.)
     """
-    with tempfile.TemporaryFile(dir=folder) as file:
-        libc = ctypes.CDLL(None, use_errno=True)
-        reserve = getattr(libc, "fallocate64", libc.fallocate)
-        reserve.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-        if size and reserve(file.fileno(), 0, 0, size) != 0 and ctypes.get_errno() != errno.EOPNOTSUPP:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    if size > shutil.disk_usage(folder).free:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    libc = ctypes.CDLL(None, use_errno=True)
+    fallocate = getattr(libc, "fallocate64", libc.fallocate)
+    fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    if size and fallocate(file.fileno(), 0, 0, size) != 0 and ctypes.get_errno() != errno.EOPNOTSUPP:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 @contextmanager

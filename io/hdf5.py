@@ -25,7 +25,7 @@ import numpy as np
 import pdgemm
 from pdgemm.errors import DTypeError, FileError, LayoutError, together
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.io.atomic import on_root, replacing
+from pdgemm.io.atomic import on_root, replacing, reserve
 from pdgemm.io.checksum import checksum
 from pdgemm.io.place import as_stored
 from pdgemm.local import LETTER
@@ -135,12 +135,15 @@ def save(
     *,
     chunks: tuple[int, int] | bool | None = None,
     compression: str | None = None,
+    check: bool = True,
     progress: Progress | None = None,
 ) -> IOReport:
     """A DistMatrix as one dataset.  Collective over its grid.
 
     path, name : the dataset is new or replaced; whatever else the file holds stays in it.
     chunks, compression : as in h5py ("gzip"); need an h5py built with MPI.
+    check : read back what was written and compare it, before the file gets its name: an MPI library may
+            keep a failed write to itself.
 
     The file is complete under its name or not there: it is written under a temporary name beside it
     and renamed at the end.  Attributes of the dataset record layout, dtype and a checksum.
@@ -166,12 +169,14 @@ def save(
     with replacing(path, comm, 0 if compression else size) as partial:
         storage = {"chunks": chunks, "compression": compression}
         offset = on_root(comm, path, lambda: _create(partial, path, name, matrix, attributes, storage))
-        if size == 0:
-            pass
-        elif method == "mpio":
+        if size and method == "mpio":
             hyperslabs.write(partial, name, local, place, comm, progress)
-        else:
+            if check:
+                hyperslabs.check(partial, name, local, place, comm)
+        elif size:
             rawio.write(partial, offset, local, place, comm, progress)
+            if check:
+                rawio.check(partial, offset, local, place, comm)
     return _report("wrote", path, name, method, matrix.shape, matrix.dtype, start)
 
 
@@ -251,7 +256,11 @@ def _create(
             storage = {"dcpl": plist}
         dataset = file.create_dataset(name, matrix.shape, matrix.dtype, **storage)
         dataset.attrs.update(attributes)
-        return 0 if chunked else dataset.id.get_offset() or 0
+        offset = 0 if chunked else dataset.id.get_offset() or 0
+    if not chunked:
+        with partial.open("rb+") as reserved:
+            reserve(reserved, partial.stat().st_size)
+    return offset
 
 
 def _carry_over(old: h5py.Group, new: h5py.Group, without: list[str]) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from pdgemm.errors import FileError, raise_together
 from pdgemm.io.atomic import file_error
-from pdgemm.io.place import Place
+from pdgemm.io.place import Place, check_equal
 
 Progress = Callable[[int, int], object]
 
@@ -57,6 +57,17 @@ def write(
 ) -> None:
     """This rank's share of the dataset := local, by collective transfers.  Collective."""
     _each_tile(path, name, "r+", local, place, comm, True, _write_box, progress)
+
+
+def check(path: Path, name: str, local: np.ndarray, place: Place, comm: MPI.Comm) -> None:
+    """Is this rank's share in the file what it is in memory, bit for bit?  Collective."""
+    _each_tile(path, name, "r", local, place, comm, True, _check_box, None)
+
+
+def _check_box(dataset: Any, space: Any, box: np.ndarray, how: Any) -> None:
+    found = np.empty(box.shape, box.dtype)
+    dataset.read(h5py.h5s.create_simple(box.shape), space, found, dxpl=how)
+    check_equal(found, box)
 
 
 def _read_box(dataset: Any, space: Any, box: np.ndarray, how: Any) -> None:

@@ -42,3 +42,10 @@ def as_stored(matrix: DistMatrix, transposed: bool = False) -> tuple[np.ndarray,
     if transposed:
         return matrix.local.T, Place(matrix.distribution.transposed, matrix.grid.coords[::-1])
     return matrix.local, Place(matrix.distribution, matrix.grid.coords)
+
+
+def check_equal(found: np.ndarray, written: np.ndarray) -> None:
+    """Raise if a file gave back other bits than were written."""
+    bits = np.dtype(f"u{min(8, written.itemsize)}")
+    if not np.array_equal(found.view(bits), np.ascontiguousarray(written).view(bits)):
+        raise OSError("what was written is not what the file holds (disk full, quota, or a failing file system)")

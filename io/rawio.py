@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from pdgemm.errors import raise_together
 from pdgemm.io.atomic import file_error
-from pdgemm.io.place import TILE_BYTES, Place
+from pdgemm.io.place import TILE_BYTES, Place, check_equal
 
 Progress = Callable[[int, int], object]
 
@@ -34,6 +34,17 @@ def write(
 ) -> None:
     """This rank's share of the matrix at byte `offset` := local.  Collective."""
     _each_slab(path, MPI.MODE_WRONLY, offset, local.dtype, local, place, comm, _write_rows, progress)
+
+
+def check(path: Path, offset: int, local: np.ndarray, place: Place, comm: MPI.Intracomm) -> None:
+    """Is this rank's share in the file what it is in memory, bit for bit?  Collective."""
+    _each_slab(path, MPI.MODE_RDONLY, offset, local.dtype, local, place, comm, _check_rows, None)
+
+
+def _check_rows(file: MPI.File, part: np.ndarray, stored: np.dtype) -> None:
+    found = np.empty(part.shape, stored)
+    file.Read_all(found)
+    check_equal(found, part)
 
 
 def _read_rows(file: MPI.File, part: np.ndarray, stored: np.dtype) -> None:

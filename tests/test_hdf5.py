@@ -386,11 +386,38 @@ def test_a_write_that_fails_half_way_leaves_what_was_there(
         pytest.skip("HDF5 1.10 crashes when it cannot close a file that it failed to write")
     path, old = shared_tmp_path / "a.h5", DistMatrix.eye(5, grid=grid)
     hdf5.save(path, "x", old)
-    monkeypatch.setattr(atomic, "_try_to_reserve", lambda folder, size: None)
+    for module in (atomic, hdf5):
+        monkeypatch.setattr(module, "reserve", lambda file, size: None)
     with pytest.raises(FileError, match="a.h5"):
         hdf5.save(path, "x", DistMatrix.random((200, 200), grid=grid, block=(200, 20)))
     assert only_file(shared_tmp_path, comm) == ["a.h5"]
     assert np.array_equal(hdf5.load(path, "x", grid, verify=True).local, old.local)
+
+
+def test_a_write_that_is_lost_in_silence_is_found(
+    comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: bool
+) -> None:
+    """An MPI library that keeps a failed write to itself: the last rank's data never reach the file."""
+    from pdgemm import DistMatrix
+    from pdgemm.errors import FileError
+    from pdgemm.io import hdf5, hyperslabs, rawio
+
+    path, A = shared_tmp_path / "a.h5", DistMatrix.random((30, 30), grid=grid)
+    module, name = (hyperslabs, "_write_box") if parallel else (rawio, "_write_rows")
+    original = getattr(module, name)
+
+    def losing(*arguments: Any) -> None:
+        if comm.rank == comm.size - 1:
+            arguments = tuple(x * 0 if isinstance(x, np.ndarray) else x for x in arguments)
+        original(*arguments)
+
+    monkeypatch.setattr(module, name, losing)
+    with pytest.raises(FileError, match="a.h5: what was written is not what the file holds"):
+        hdf5.save(path, "x", A)
+    assert only_file(shared_tmp_path, comm) == []
+    hdf5.save(path, "x", A, check=False)  # the check was what found it
+    with pytest.raises(FileError, match="damaged"):
+        hdf5.load(path, "x", grid, verify=True)
 
 
 def test_a_rank_that_fails_to_write_is_heard_by_all(
