@@ -113,6 +113,8 @@ def _view(path: Path, mode: int, offset: int, dtype: np.dtype, place: Place, com
 def _darray(element: MPI.Datatype, place: Place) -> MPI.Datatype:
     """MPI's own block-cyclic type.  It deals from process 0: the sources shift the rank."""
     layout, (i, j) = place.distribution, place.coords
+    if 0 in layout.local_shape(place.coords):  # ROMIO 3 corrupts its memory on a type of no elements
+        return element.Dup()
     pr, pc = layout.grid_shape
     rsrc, csrc = layout.source
     filetype = element.Create_darray(

@@ -38,8 +38,8 @@ wheels=${XDG_CACHE_HOME:-$HOME/.cache}/pdgemm/wheels/h5py-$h5py-mpi4py-$mpi4py-$
 build_h5py() {
     # Without isolation: isolated, pip would also compile an old mpi4py, for ten minutes.
     HDF5_MPI=ON CC=mpicc.openmpi HDF5_DIR=/usr/lib/$(mpicc.openmpi -print-multiarch)/hdf5/openmpi CFLAGS="-O1 -g0" \
-        "${pip[@]}" wheel --no-build-isolation --no-deps --no-binary=h5py --no-cache-dir -w "$wheels.new" "h5py==$h5py"
-    mv "$wheels.new" "$wheels"
+        "${pip[@]}" wheel --no-build-isolation --no-deps --no-binary=h5py --no-cache-dir -w "$wheels.new" "h5py==$h5py" &&
+        mv "$wheels.new" "$wheels"
 }
 if ! ls "$wheels"/h5py-*.whl >/dev/null 2>&1; then
     python_h=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h
