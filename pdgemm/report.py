@@ -99,6 +99,7 @@ def _title(r: Report) -> str:
     m, n, k = r.mnk
     return (
         f"C ({m} x {n}) := A ({m} x {k}) B, {r.dtype}, by {r.algorithm} on a {r.grid[0]} x {r.grid[1]} grid: "
-        f"{r.panels} panel{'s' if r.panels != 1 else ''} of width <= {r.panel_width}, lookahead {r.lookahead}, mover {r.mover}, "
+        f"{r.panels} panel{'s' if r.panels != 1 else ''} of width <= {r.panel_width}, lookahead {r.lookahead}, "
+        f"mover {r.mover}, "
         f"{r.threads} thread{'s' if r.threads > 1 else ''} per rank"
     )
