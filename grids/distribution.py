@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -58,18 +59,18 @@ class BlockCyclic:
             raise LayoutError(f"source {self.source} is not one of {self.parts} owners")
 
     @classmethod
-    def even(cls, n: int, parts: int) -> BlockCyclic:
+    def even(cls, n: int, parts: int, source: int = 0) -> BlockCyclic:
         """One block each: the plain block distribution."""
-        return cls(n, max(1, -(-n // parts)), parts)
+        return cls(n, max(1, -(-n // parts)), parts, source)
 
-    def owner(self, index: Index) -> Index:
+    def owner(self, g: Index) -> Index:
         """The part that holds a global index."""
-        return (index // self.block + self.source) % self.parts
+        return (g // self.block + self.source) % self.parts
 
-    def to_local(self, index: Index) -> Index:
+    def to_local(self, g: Index) -> Index:
         """The local index, on its owner, of a global index."""
-        block = index // self.block
-        return index - (block - block // self.parts) * self.block
+        block = g // self.block
+        return g - (block - block // self.parts) * self.block
 
     def to_global(self, local: Index, part: int) -> Index:
         """The global index of a local index of `part`."""
@@ -93,19 +94,18 @@ class BlockCyclic:
         return self.to_global(np.arange(self.count(part)), part)
 
     def stripes(self, part: int, most: int | None = None) -> Iterator[Stripe]:
-        """The indices of `part` as stripes, ascending, none longer than `most` where blocks allow.
+        """The indices of `part` as stripes, ascending, none longer than `most`.
 
-        Whole blocks form one stripe, a ragged last block another.
+        Whole blocks form one stripe, a ragged last block another; a block longer than `most` is cut.
         """
         held, stride = self.count(part), self.block * self.parts
-        at_once = self.block * max(1, (most or held or 1) // self.block)
+        most = max(1, most or held)
         local = 0
         while local < held:
-            size = min(at_once, held - local)
-            size = size - size % self.block or size  # whole blocks first, then the ragged one
-            block = min(self.block, size)
-            yield Stripe(local, self.to_global(local, part), size // block, stride, block)
-            local += size
+            block = min(self.block - local % self.block, held - local, most)  # at most to the end of a block
+            count = max(1, min(held - local, most) // block) if block == self.block else 1
+            yield Stripe(local, self.to_global(local, part), count, stride, block)
+            local += count * block
 
     def _position(self, part: int) -> int:
         return (part - self.source) % self.parts
@@ -139,8 +139,8 @@ class Distribution:
         if len(source) != 2:
             raise LayoutError(f"source is a pair (rsrc, csrc), got {source}")
         dims = [
-            BlockCyclic(int(n), BlockCyclic.even(max(int(n), 0), parts).block if b is None else int(b), parts, int(s))
-            for n, b, parts, s in zip(shape, blocks, grid_shape, source, strict=True)
+            BlockCyclic.even(n, parts, s) if b is None else BlockCyclic(n, index(b), parts, s)
+            for n, b, parts, s in zip(map(index, shape), blocks, grid_shape, map(index, source), strict=True)
         ]
         return cls(*dims)
 

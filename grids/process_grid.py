@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from operator import index
 from types import TracebackType
 
 from mpi4py import MPI
@@ -53,7 +54,7 @@ class ProcessGrid:
         error, dims = None, (1, 1)
         try:
             dims = grid_shape(base.size, shape, layers)
-        except GridError as bad:
+        except Exception as bad:
             error = bad
         check_together(base, error, f"ProcessGrid(shape={shape}, layers={layers})")
 
@@ -126,9 +127,12 @@ def grid_shape(size: int, shape: tuple[int, int] | None = None, layers: int = 1)
     if shape is None:
         pr = next(d for d in range(int(plane**0.5), 0, -1) if plane % d == 0)
         return pr, plane // pr
-    if len(shape) != 2 or min(shape) < 1:
-        raise GridError(f"a grid shape is a pair of positive numbers, got {tuple(shape)}")
-    pr, pc = int(shape[0]), int(shape[1])
+    try:
+        pr, pc = map(index, shape)
+    except (TypeError, ValueError):
+        raise GridError(f"a grid shape is a pair of numbers, got {shape!r}") from None
+    if min(pr, pc) < 1:
+        raise GridError(f"a grid shape is a pair of positive numbers, got {pr} x {pc}")
     if pr * pc != plane:
         layered = f" in {layers} layers" if layers > 1 else ""
         raise GridError(

@@ -11,6 +11,7 @@ Three ways, chosen by what is there and named in the report:
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,12 +92,13 @@ def load(
     start = perf_counter()
     path, comm = Path(path), grid.comm
     stored = on_root(comm, path, lambda: _inspect(path, name))
-    with together(comm):
+    with together(comm) as said:
         wanted = stored.dtype if dtype is None else np.dtype(dtype)
         _check_dtypes(f"{path}:{name}", stored.dtype, wanted)
         if verify and stored.checksum is None:
             raise FileError(f"{path}:{name} carries no checksum to verify")
         method = _way_to_read(stored)
+        said += [path, name, transpose, verify, wanted]
         carried = wanted
         if verify:  # the checksum is one of the bits as they are stored
             carried = stored.dtype
@@ -151,8 +153,9 @@ def save(
     """
     start = perf_counter()
     path, comm = Path(path), matrix.grid.comm
-    with together(comm):
-        if matrix.dtype.char not in LETTER:
+    with together(comm) as said:
+        said += [path, name, chunks, compression, check]
+        if matrix.dtype.char not in LETTER or not matrix.dtype.isnative:
             raise DTypeError(f"a matrix of {matrix.dtype} cannot be saved; use astype")
         method = "mpio" if hyperslabs.parallel_h5py() else "mpi-io"
         if (chunks or compression) and method != "mpio":
@@ -243,17 +246,26 @@ def _create(
     storage: dict[str, Any],
 ) -> int:
     """The file with room for the dataset and all that the old file held; the dataset's place in it."""
-    with h5py.File(partial, "w", libver=("earliest", "v110")) as file:
-        if path.exists():
-            with h5py.File(path, "r") as old:
-                _carry_over(old, file, [part for part in name.split("/") if part])
-        chunked = any(storage.values())
-        if not chunked:  # all of its bytes now, in one piece, without writing zeros first
-            plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-            plist.set_layout(h5py.h5d.CONTIGUOUS)
-            plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-            plist.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-            storage = {"dcpl": plist}
+    if not name.strip("/."):
+        raise FileError(f"{path}: {name!r} is not the name of a dataset")
+    if path.exists() and not _holds_only(path, name):
+        # a copy, so that references, links, user block and all else stay what they were; HDF5 uses the
+        # space of the dataset that goes for the one that comes
+        shutil.copyfile(path, partial)
+    chunked = any(storage.values())
+    if not chunked:  # all of its bytes now, in one piece, without writing zeros first
+        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plist.set_layout(h5py.h5d.CONTIGUOUS)
+        plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        plist.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+        storage = {"dcpl": plist}
+    with h5py.File(partial, "a") as file:
+        if isinstance(file.get(name, getlink=True), h5py.ExternalLink):
+            raise FileError(f"{path}: {name} is a link into another file")
+        if name in file:
+            if not isinstance(file[name], h5py.Dataset):
+                raise FileError(f"{path}: {name} is there already, as another kind of object")
+            del file[name]
         dataset = file.create_dataset(name, matrix.shape, matrix.dtype, **storage)
         dataset.attrs.update(attributes)
         offset = 0 if chunked else dataset.id.get_offset() or 0
@@ -263,21 +275,15 @@ def _create(
     return offset
 
 
-def _carry_over(old: h5py.Group, new: h5py.Group, without: list[str]) -> None:
-    """Copy everything but the dataset at the path `without`."""
-    for key, value in old.attrs.items():
-        new.attrs[key] = value
-    for key in old:
-        link = old.get(key, getlink=True)
-        if not isinstance(link, h5py.HardLink):
-            if key != without[0]:
-                new[key] = link
-        elif key != without[0]:
-            old.copy(key, new)
-        elif isinstance(old[key], h5py.Group) != (len(without) > 1):
-            raise FileError(f"{old.file.filename}: {old[key].name} is there already, as another kind of object")
-        elif len(without) > 1:
-            _carry_over(old[key], new.create_group(key), without[1:])
+def _holds_only(path: Path, name: str) -> bool:
+    """Is the dataset about to be replaced all that the file holds?"""
+    with h5py.File(path, "r") as file:
+        return (
+            list(file) == [name.strip("/")]
+            and isinstance(file.get(name), h5py.Dataset)
+            and not file.attrs
+            and not file.userblock_size
+        )
 
 
 def _report(

@@ -12,7 +12,7 @@ from mpi4py import MPI  # before h5py: an h5py built with MPI needs it
 import h5py  # isort: skip
 import numpy as np
 
-from pdgemm.errors import FileError, raise_together
+from pdgemm.errors import FileError, Shield, raise_together
 from pdgemm.io.atomic import file_error
 from pdgemm.io.place import Place, check_equal
 
@@ -103,7 +103,7 @@ def _each_tile(
     if collective:
         how.set_dxpl_mpio(h5py.h5fd.MPIO_COLLECTIVE)
         options = {"driver": "mpio", "comm": comm}
-    error = None
+    error, notify = None, Shield(progress)
     try:
         with h5py.File(path, mode, **options) as file:
             dataset = file[name].id
@@ -118,11 +118,10 @@ def _each_tile(
                     transfer(dataset, space, box, how)
                 except Exception as bad:
                     error = error or file_error(path, bad)
-                if progress is not None:
-                    progress(number + 1, count)
+                notify(number + 1, count)
     except Exception as bad:
         error = error or file_error(path, bad)
-    raise_together(comm, error)
+    raise_together(comm, error or notify.error)
 
 
 def _select(space: Any, local: np.ndarray, rows: Any, cols: Any) -> np.ndarray:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.errors import raise_together
+from pdgemm.errors import Shield, raise_together
 from pdgemm.io.atomic import file_error
 from pdgemm.io.place import TILE_BYTES, Place, check_equal
 
@@ -78,16 +78,15 @@ def _each_slab(
     """
     step = max(1, TILE_BYTES // max(1, place.distribution.cols.largest * stored.itemsize))
     count = -(-place.distribution.rows.largest // step)
-    error = None
+    error, notify = None, Shield(progress)
     with _view(path, mode, offset, stored, place, comm) as file:
         for slab in range(count):
             try:
                 transfer(file, local[slab * step : (slab + 1) * step], stored)
             except Exception as bad:
                 error = error or file_error(path, bad)
-            if progress is not None:
-                progress(slab + 1, count)
-    raise_together(comm, error)
+            notify(slab + 1, count)
+    raise_together(comm, error or notify.error)
 
 
 @contextmanager

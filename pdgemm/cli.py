@@ -102,7 +102,7 @@ def generate(
 @click.option("--c", "c0", type=DATASET, help="C on entry where beta is not 0; default: the output.")
 @_scalars
 @_layout
-@click.option("--dtype", type=click.Choice(DTYPES), help="Convert the operands; default: A's own type.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="Convert the operands; default: as they are stored.")
 @click.option("--memory-limit", type=BYTES, help="Per rank, for buffers beyond A, B and C.")
 @click.option("--panel-width", type=int, help="Widest panel.")
 @click.option("--lookahead", default=1, show_default=True, help="Panels in flight behind the one in use.")
@@ -221,14 +221,14 @@ def verify(
 def info(as_json: bool, debug: bool) -> int:
     """What this installation can do, what is missing, and how to get it."""
     from pdgemm.info import describe, lines
-    from pdgemm.session import session
+    from pdgemm.session import say_line, session
 
     with session(None, as_json) as say:
         facts = describe(say.grid)
         if as_json:
             say.facts.update(facts)
         else:
-            click.echo("\n".join(lines(facts)))
+            say_line("\n".join(lines(facts)))
     return 0
 
 
@@ -236,7 +236,11 @@ def info(as_json: bool, debug: bool) -> int:
 def main() -> None:
     """Entry point of `pdgemm`."""
     debug = "--debug" in sys.argv
-    from mpi4py import MPI
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as bad:
+        click.echo(f"pdgemm: error: no usable MPI library ({bad}); pip install 'pdgemm[mpi]' brings one", err=True)
+        sys.exit(2)
 
     rank = MPI.COMM_WORLD.rank
     if rank:  # help, results and plain errors come from rank 0
@@ -245,6 +249,9 @@ def main() -> None:
         code = cli.main(prog_name="pdgemm", standalone_mode=False) or 0
     except click.exceptions.Exit as end:
         code = end.exit_code
+    except click.exceptions.NoArgsIsHelpError as bad:
+        click.echo(bad.format_message())
+        code = 2
     except click.ClickException as bad:
         code = _told(rank, bad.format_message(), debug)
     except PdgemmError as bad:  # raised on all ranks together

@@ -47,7 +47,7 @@ def mix(x: np.ndarray) -> np.ndarray:
 
 def hashed(i: np.ndarray, j: np.ndarray, seed: int, stream: int = 0) -> np.ndarray:
     """A 64-bit hash for each pair (i, j)."""
-    start = mix(np.array([seed % 2**64, stream], np.uint64) * _GOLDEN)
+    start = mix(np.array([int(seed) % 2**64, stream], np.uint64) * _GOLDEN)
     row = mix(np.asarray(i).astype(np.uint64) * _GOLDEN + mix(start[:1] + start[1:]))
     return mix(row + np.asarray(j).astype(np.uint64) * _GOLDEN)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -78,14 +78,35 @@ def check_together(comm: MPI.Comm, error: Exception | None, description: str) ->
 
 
 @contextmanager
-def together(comm: MPI.Comm) -> Iterator[None]:
-    """Work that may fail on some ranks only and does not communicate; a failure is raised on all."""
-    error = None
+def together(comm: MPI.Comm) -> Iterator[list[object]]:
+    """Work that may fail on some ranks only and does not communicate; a failure is raised on all.
+
+    What the block appends to the list it is given must be the same on all ranks, else all raise.
+    """
+    error, said = None, list[object]()
     try:
-        yield
+        yield said
     except Exception as caught:
         error = caught
-    raise_together(comm, error)
+    check_together(comm, error, ", ".join(map(str, said)))
+
+
+class Shield:
+    """Calls a user's callback so that its exception can harm nobody: the first one is kept for later.
+
+    An exception out of the middle of a collective operation would leave the other ranks waiting.
+    """
+
+    def __init__(self, callback: Callable[[int, int], object] | None) -> None:
+        self._callback = callback
+        self.error: Exception | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._callback is not None and self.error is None:
+            try:
+                self._callback(done, total)
+            except Exception as bad:
+                self.error = bad
 
 
 def _told(error: Exception | None, failed: list[int], size: int) -> Exception:

@@ -27,7 +27,7 @@ class _Form(click.ParamType[Any]):
             return value
         try:
             return self._parse(value)
-        except ValueError:
+        except (ValueError, ArithmeticError):
             self.fail(f"{value!r} is not of the form {self._example}", param, ctx)
 
 
@@ -56,9 +56,16 @@ def _bytes(text: str) -> int:
 
 
 def _number(text: str) -> complex:
-    above, _, below = text.replace("i", "j").partition("/")
-    value = complex(above) / complex(below or "1")
-    return value if value.imag else value.real
+    above, fraction, below = text.partition("/")
+    value = _part(above)
+    return value / _part(below) if fraction else value
+
+
+def _part(text: str) -> complex:
+    try:
+        return float(text)
+    except ValueError:
+        return complex(re.sub("i$", "j", text))
 
 
 DATASET = _Form("file:/dataset", _dataset, "FILE:/DATASET, such as a.h5:/x")

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from numbers import Number
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
-from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, check_together
+from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, together
 from pdgemm.grids.distribution import Distribution
 from pdgemm.local import LETTER
 from pdgemm.matrix import DistMatrix
@@ -61,9 +62,11 @@ def pdgemm(
     start = perf_counter()
     if not isinstance(A, DistMatrix):  # without a matrix there is no communicator to agree on
         raise DTypeError(f"A is a DistMatrix, got {type(A).__name__}")
-    recorder, error, description = Recorder(), None, ""
-    try:
+    recorder = Recorder()
+    with together(A.grid.comm) as said:
         _check(alpha, A, B, beta, C, algorithm, mover)
+        number: Any = complex if A.dtype.kind == "c" else float
+        alpha, beta = number(alpha), number(beta)
         # without alpha nothing is multiplied: the inner dimension has no indices
         k = A.shape[1] if alpha != 0 else 0
         plan = plan_summa(
@@ -80,11 +83,8 @@ def pdgemm(
             C = DistMatrix(np.empty(layout.local_shape(A.grid.coords), A.dtype), A.grid, layout)
             beta = 0
         ring = PanelRing(plan.slots, *plan.panel_words(A.grid.coords), A.dtype, recorder)
-        description = f"pdgemm(alpha={alpha}, beta={beta}, orders {A.order}{B.order}, {plan})"
-    except Exception as bad:
-        error = bad
-    check_together(A.grid.comm, error, description)
-    assert C is not None  # or error was raised
+        said += [f"alpha={alpha}", f"beta={beta}", f"orders {A.order}{B.order}", plan]
+    assert C is not None  # an error was raised on all ranks
 
     summa(alpha, A, B, beta, C, plan, ring, recorder, progress)
     C.report = _report(plan, C, recorder, perf_counter() - start)
@@ -110,7 +110,7 @@ def _check(
         if x.dtype.char not in LETTER or not x.dtype.isnative:
             raise DTypeError(f"{name} has dtype {x.dtype}; supported: float32, float64, complex64, complex128")
         if x.dtype != A.dtype:
-            raise DTypeError(f"dtypes differ: A has {A.dtype}, {name} has {x.dtype}; use astype")
+            raise DTypeError(f"dtypes differ: A has {A.dtype}, {name} has {x.dtype}; convert one (astype, --dtype)")
         if x.local.size and max(x.local.shape) > _BLAS_INT:
             raise LayoutError(f"{name} has a local part of shape {x.local.shape}, BLAS takes up to {_BLAS_INT}")
     if A.shape[1] != B.shape[0]:
@@ -126,10 +126,10 @@ def _check(
         if not C.local.flags.writeable:
             raise ArgumentError("C is read-only")
         for name in ("A", "B"):
-            if np.may_share_memory(C.local, given[name].local):
+            if _overlap(C.local, given[name].local):
                 raise ArgumentError(f"C shares memory with {name}")
     for name, value in (("alpha", alpha), ("beta", beta)):
-        if np.ndim(value) != 0 or not isinstance(value, (Number, np.generic)):
+        if np.ndim(value) != 0 or not isinstance(value, (Number, np.number)):
             raise DTypeError(f"{name} is a number, got {type(value).__name__}")
         if A.dtype.kind != "c" and np.iscomplexobj(value):
             raise DTypeError(f"{name} = {value} is complex, but the matrices are {A.dtype}")
@@ -137,6 +137,13 @@ def _check(
         raise ArgumentError(f"algorithm {algorithm!r} is not one of {', '.join(ALGORITHMS)}")
     if mover not in MOVERS:
         raise ArgumentError(f"mover {mover!r} is not one of {', '.join(MOVERS)}")
+
+
+def _overlap(x: np.ndarray, y: np.ndarray) -> bool:
+    try:
+        return np.shares_memory(x, y, max_work=10_000)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return np.may_share_memory(x, y)  # only bounds: better too careful
 
 
 def _size(x: object) -> str:

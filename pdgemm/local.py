@@ -34,11 +34,11 @@ def gemm_accumulate(alpha: Any, A: np.ndarray, B: np.ndarray, beta: Any, C: np.n
         scale(beta, C)
         return
     gemm, scalar = _gemm(C.dtype.char)
-    across, ldc = _leading(C)
+    across, ldc = leading(C)
     if across == b"T":  # C is row-major: its memory is C^T in Fortran's order, and C^T := alpha B^T A^T + ...
         A, B, C, m, n = B.T, A.T, C.T, n, m
-    trans_a, lda = _leading(A)
-    trans_b, ldb = _leading(B)
+    trans_a, lda = leading(A)
+    trans_b, ldb = leading(B)
     gemm(
         trans_a, trans_b, _int(m), _int(n), _int(k),
         scalar(alpha), A.ctypes.data, _int(lda), B.ctypes.data, _int(ldb),
@@ -54,10 +54,14 @@ def scale(beta: Any, C: np.ndarray) -> None:
         C *= beta
 
 
-def _leading(x: np.ndarray) -> tuple[bytes, int]:
+def leading(x: np.ndarray) -> tuple[bytes, int]:
     """(trans, ld) by which Fortran sees the array: b"N" if columns are contiguous, b"T" if rows are."""
     rows, cols = x.shape
-    down, right = (stride // x.itemsize for stride in x.strides)
+    if x.size == 0:
+        return b"N", max(1, rows)
+    (down, ragged), (right, uneven) = (divmod(stride, x.itemsize) for stride in x.strides)
+    if (ragged and rows > 1) or (uneven and cols > 1):
+        raise ValueError(f"the elements of an array {x.shape} with strides {x.strides} are not a multiple apart")
     if (down == 1 or rows == 1) and (right >= max(1, rows) or cols == 1):
         return b"N", right if cols > 1 else max(1, rows)
     if (right == 1 or cols == 1) and (down >= max(1, cols) or rows == 1):

@@ -8,10 +8,11 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm import elements
-from pdgemm.errors import ArgumentError, GridError, LayoutError, check_together, together
+from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, together
 from pdgemm.gather import block_index, collect, collect_everywhere, deal
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.local import leading
 
 Block = int | tuple[int, int] | None
 Order = Literal["C", "F"]
@@ -39,7 +40,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __init__(self, local: np.ndarray, grid: ProcessGrid, distribution: Distribution, order: Order = "C") -> None:
         """Not collective and unchecked: use `from_local`."""
-        self.local = local
+        self._local = local
         self.grid = grid
         self.distribution = distribution
         self.order = order
@@ -64,8 +65,9 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         order  : memory order of the local arrays, "C" (rows contiguous) or "F" (columns contiguous).
         Raises LayoutError, or MemoryError, on every rank.
         """
-        with together(grid.comm):
+        with together(grid.comm) as said:
             layout = _layout(grid, shape, block, source)
+            said += [layout, np.dtype(dtype), order]
             if order not in ("C", "F"):
                 raise ArgumentError(f'order {order!r} is neither "C" nor "F"')
             return cls(np.empty(layout.local_shape(grid.coords), dtype, order), grid, layout, order)
@@ -78,7 +80,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
     @classmethod
     def eye(cls, n: int | tuple[int, int], *, grid: ProcessGrid, **layout: Any) -> DistMatrix:
         """1 on the main diagonal, 0 elsewhere; n x n, or of a given shape."""
-        shape = (n, n) if isinstance(n, int) else n
+        shape = n if isinstance(n, tuple) else (n, n)
         return cls.from_function(elements.element_function("eye", 0, np.dtype("d")), shape, grid=grid, **layout)
 
     @classmethod
@@ -130,20 +132,21 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
                 all ranks.
         """
         comm = grid.comm
-        with together(grid.comm):
+        with together(comm) as said:
             layout = _layout(grid, shape, block, source)
             array = np.asarray(local)
+            said += [layout, array.dtype]
             if array.shape != layout.local_shape(grid.coords):
                 raise LayoutError(
                     f"the local array has shape {array.shape}, but {layout} on a {grid} grid gives "
                     f"{layout.local_shape(grid.coords)} to rank {grid.rank} at {grid.coords}"
                 )
-            if array.size and array.itemsize not in array.strides:
-                raise LayoutError(
-                    f"neither rows nor columns of the local array are contiguous (strides {array.strides}); "
-                    "pass numpy.ascontiguousarray(local)"
-                )
-        check_together(comm, None, f"from_local({layout}, dtype {array.dtype})")
+            if not array.dtype.isnative:
+                raise DTypeError(f"the local array has dtype {array.dtype}, of foreign byte order")
+            try:
+                leading(array)
+            except ValueError as bad:
+                raise LayoutError(f"{bad}; pass numpy.ascontiguousarray(local)") from bad
         # an empty array, a row or a column is of both orders: the other ranks decide
         orders = sorted({order for order in comm.allgather(_order(array)) if order})
         if len(orders) > 1:
@@ -166,9 +169,9 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
                 which sends the others theirs.
         """
         if root is None:
-            with together(grid.comm):
+            with together(grid.comm) as said:
                 whole = _as_matrix(array)
-            check_together(grid.comm, None, f"from_global({whole.shape}, dtype {whole.dtype})")
+                said += [whole.shape, whole.dtype]
             matrix = cls.empty(whole.shape, grid=grid, block=block, dtype=whole.dtype, source=source)
             matrix.local[...] = whole[block_index(*matrix.indices())]
             return matrix
@@ -181,6 +184,11 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         return matrix
 
     # ------------------------------------------------------------------ looking
+    @property
+    def local(self) -> np.ndarray:
+        """This rank's elements: change them in place; `from_local` adopts another array."""
+        return self._local
+
     @property
     def shape(self) -> tuple[int, int]:
         return self.distribution.shape
@@ -251,7 +259,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         if kind not in ("fro", 1, np.inf, "max"):
             raise ArgumentError(f'norm {kind!r} is not one of "fro", 1, numpy.inf, "max"')
         if kind == "fro":
-            return float(np.hypot.reduce(self.grid.comm.allgather(_frobenius(self.local)), initial=0.0))
+            return _hypot(self.grid.comm.allgather(_frobenius(self.local)))
         size = np.abs(self.local)
         if kind == "max":
             here = float(size.max(initial=0.0))
@@ -278,7 +286,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         out = options.pop("out", (None,))[0]
         if method != "__call__" or ufunc.nout != 1 or not (out is None or isinstance(out, DistMatrix)):
             return NotImplemented
-        if any(isinstance(x, np.ndarray) and x.ndim for x in inputs):
+        if any(np.ndim(x) for x in (*inputs, options.get("where", True)) if not isinstance(x, DistMatrix)):
             raise TypeError(
                 f"{ufunc.__name__} of a DistMatrix and an array: deal the array out first, "
                 "DistMatrix.from_global(array, grid=...)"
@@ -296,6 +304,9 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
             return DistMatrix(ufunc(*parts, order=order, **options), self.grid, self.distribution, order)
         ufunc(*parts, out=out.local, **options)
         return out
+
+    def __bool__(self) -> bool:
+        raise ValueError("a DistMatrix is not true or false: compare with allclose")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         raise TypeError("a DistMatrix is not one array: use .local, .to_global(root) or .allgather()")
@@ -316,6 +327,7 @@ def _layout(grid: ProcessGrid, shape: tuple[int, int], block: Block, source: tup
 
 def _as_matrix(array: Any) -> np.ndarray:
     whole = np.asarray(array)
+    whole = whole.astype(whole.dtype.newbyteorder("="), copy=False)
     if whole.ndim != 2:
         raise LayoutError(f"a matrix has two dimensions, got an array of shape {whole.shape}")
     return whole
@@ -343,4 +355,9 @@ def _frobenius(local: np.ndarray) -> float:
         for slab in elements.slabs(*local.shape)
         if local.size
     )
-    return float(np.hypot.reduce([0.0, *parts]))
+    return _hypot(list(parts))
+
+
+def _hypot(parts: list[float]) -> float:
+    """sqrt(sum of squares) without overflow; NaN beats infinity, which numpy.hypot sees the other way."""
+    return float("nan") if np.isnan(parts).any() else float(np.hypot.reduce(parts, initial=0.0))

@@ -52,7 +52,7 @@ def flipped(order: str) -> str:
 
 def _gather_rows(local: np.ndarray, runs: Runs, panel: np.ndarray, axis: int = 0) -> None:
     """panel := local[runs] along `axis`: by slices where runs are long, else by one indexed copy."""
-    if len(runs.starts) * 16 > runs.size:
+    if len(runs.starts) * 16 > runs.size and local.flags.forc:  # else take would copy the whole array first
         np.take(local, runs.indices(), axis=axis, out=panel, mode="clip")  # "clip": straight into `out`
         return
     at = 0

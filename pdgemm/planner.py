@@ -96,13 +96,14 @@ def plan_summa(
     plan = Plan(A, B, dtype, width, lookahead, mover)
     if memory_limit is None or plan.largest_extra_bytes <= memory_limit:
         return plan
-    narrowest = Plan(A, B, dtype, 1, lookahead, mover)
-    if narrowest.largest_extra_bytes > memory_limit:
-        without = Plan(A, B, dtype, 1, 0, mover).largest_extra_bytes
+    # panels of width 1 are single runs: buffered only where they travel
+    one = ((A.cols.parts > 1) * A.rows.largest + (B.rows.parts > 1) * B.cols.largest) * dtype.itemsize
+    narrowest = min(lookahead + 1, A.shape[1]) * one
+    if narrowest > memory_limit:
         raise MemoryLimitError(
             f"memory limit {memory_limit} bytes per rank is too small for the panels of A ({A}) and B ({B}): "
-            f"at least {narrowest.largest_extra_bytes} bytes are needed with lookahead {lookahead}"
-            + (f", {without} with lookahead 0" if lookahead else "")
+            f"at least {narrowest} bytes are needed with lookahead {lookahead}"
+            + (f", {one} with lookahead 0" if lookahead else "")
         )
     while plan.largest_extra_bytes > memory_limit:
         # the bytes grow with the width of the widest panel, which is at most `width`

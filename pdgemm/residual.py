@@ -71,8 +71,11 @@ def verify(
     X = 2 * element_function("uniform", seed, double)(np.arange(n)[:, None], np.arange(vectors)[None, :]) - 1
     with np.errstate(invalid="ignore", over="ignore"):
         left, _ = _apply(C, X, np.abs(X))
-        right, scale = _apply(A, *_apply(B, X, np.abs(X)))
-        right, scale = alpha * right, abs(alpha) * scale
+        right: Any = np.zeros((m, vectors))
+        scale: Any = np.zeros((m, vectors))
+        if alpha != 0:  # else A and B are not read, whatever they hold
+            right, scale = _apply(A, *_apply(B, X, np.abs(X)))
+            right, scale = alpha * right, abs(alpha) * scale
         if beta != 0 and C0 is not None:
             added, size = _apply(C0, X, np.abs(X))
             right, scale = right + beta * added, scale + abs(beta) * size

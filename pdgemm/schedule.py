@@ -44,7 +44,7 @@ class PanelStep(NamedTuple):
     b: Runs  # K as local rows of B on its owners
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def summa_steps(inner_a: BlockCyclic, inner_b: BlockCyclic, width: int) -> tuple[PanelStep, ...]:
     """The panels of C-stationary SUMMA (van de Geijn & Watts 1997) for any two inner layouts.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
@@ -41,7 +42,7 @@ class Speaker:
             plain["passed"] = what.passed
         self.facts[key] = [*self.facts.get(key, []), plain] if key == "read" else plain
         if not self.as_json:
-            click.echo(_product_text(what) if key == "product" else str(what))
+            say_line(_product_text(what) if key == "product" else str(what))
 
     def load(
         self, what: str, dataset: Dataset, block: tuple[int, int] | None, dtype: str | None = None, op: str = "N"
@@ -65,6 +66,14 @@ class Speaker:
             yield lambda done, total: bars.update(bar, completed=done, total=total)
 
 
+def say_line(text: str) -> None:
+    """To standard output; when nobody reads it any more the work goes on all the same."""
+    try:
+        click.echo(text)
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+
+
 @contextmanager
 def session(grid_shape: tuple[int, int] | None, as_json: bool) -> Iterator[Speaker]:
     """A grid over all ranks and a speaker; at the end the JSON object."""
@@ -75,7 +84,7 @@ def session(grid_shape: tuple[int, int] | None, as_json: bool) -> Iterator[Speak
         yield say
         if as_json and grid.rank == 0:
             say.facts["seconds"] = perf_counter() - start
-            click.echo(json.dumps(say.facts, default=str))
+            say_line(json.dumps(say.facts, default=str))
 
 
 def _check_launcher(size: int) -> None:

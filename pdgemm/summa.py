@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from pdgemm.errors import Shield
 from pdgemm.local import gemm_accumulate, scale
 from pdgemm.matrix import DistMatrix
 from pdgemm.movers import MOVERS
@@ -62,13 +63,15 @@ def summa(
                 broadcast(grid.col, slot.B, step.row, slot, traffic)  # B_kj along my grid column
         return slot
 
+    notify = Shield(progress)
     # every rank walks every step, because every rank takes part in the broadcasts
     with ring:
         for done, slot in enumerate(prefetch(plan.steps, post, plan.lookahead, recorder), 1):
             with recorder.phase("compute"):
                 gemm_accumulate(alpha, slot.A, slot.B, beta, C.local)  # C_ij += A_ik B_kj
             beta = 1
-            if progress is not None:
-                progress(done, len(plan.steps))
+            notify(done, len(plan.steps))
     if not plan.steps:
         scale(beta, C.local)
+    if notify.error is not None:
+        raise notify.error

@@ -147,7 +147,8 @@ def main(
                 r = rows[-1]
                 print(f"{n:6d}  {r['numpy_seconds']:8.4f}  {r['pdgemm_seconds']:8.4f}   {r['product_seconds']:8.4f}  "
                       f"{r['ratio']:6.3f}  ({r['ratio_min']:.3f}, {r['ratio_max']:.3f})", flush=True)  # fmt: skip
-    job.stdin.close()
+    job.stdin.write("\n")  # launchers do not pass on the end of their input
+    job.stdin.flush()
     job.wait()
     if as_json:
         print(json.dumps(rows))

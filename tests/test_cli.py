@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import click
 import h5py
 import numpy as np
 import pytest
@@ -227,6 +228,38 @@ def test_sizes(text: str, expected: int) -> None:
     from pdgemm.forms import BYTES
 
     assert BYTES.convert(text, None, None) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("2", 2.0), ("1/4", 0.25), ("inf", float("inf")), ("2-1j", 2 - 1j), ("3i", 3j), ("-1e-3", -0.001)],
+)
+def test_numbers(text: str, expected: complex) -> None:
+    from pdgemm.forms import NUMBER
+
+    assert NUMBER.convert(text, None, None) == expected
+    assert np.isnan(NUMBER.convert("nan", None, None))
+    for wrong in ("1/0", "two", "1//2"):
+        with pytest.raises(click.UsageError):
+            NUMBER.convert(wrong, None, None)
+
+
+def test_nobody_reading_the_output_is_no_reason_to_lose_the_result(folder: Path) -> None:
+    command = f"{sys.executable} -m pdgemm multiply a.h5:/x b.h5:/y -o pipe.h5:/z | true"
+    subprocess.run(command, shell=True, cwd=folder, timeout=60, check=True)
+    assert read(folder / "pipe.h5", "z").shape == (61, 29)
+
+
+def test_without_an_mpi_library_it_says_so(folder: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "pdgemm", "info"],
+        env=os.environ | {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "no usable MPI library" in one_line(run)
 
 
 def test_a_killed_rank_ends_the_job_and_harms_no_file(tmp_path: Path) -> None:

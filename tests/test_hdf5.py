@@ -151,6 +151,22 @@ def test_compressed_chunks_are_written_by_a_parallel_h5py_and_refused_by_another
     assert hdf5.load(path, "x", grid, 3, verify=True).allclose(DistMatrix.random((50, 40), grid=grid, block=3))
 
 
+def test_a_callback_that_raises_is_heard_when_all_is_done(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
+    from pdgemm import DistMatrix
+    from pdgemm.io import hdf5
+
+    def boom(done: int, total: int) -> None:
+        raise KeyError("mine")
+
+    path, A = shared_tmp_path / "a.h5", DistMatrix.random((20, 20), grid=grid)
+    with pytest.raises(KeyError):
+        hdf5.save(path, "x", A, progress=boom if comm.rank == 0 else None)
+    assert only_file(shared_tmp_path, comm) == []
+    hdf5.save(path, "x", A)
+    with pytest.raises(KeyError):
+        hdf5.load(path, "x", grid, progress=boom if comm.rank == comm.size - 1 else None)
+
+
 def test_many_small_transfers_make_the_same_file(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,41 +191,55 @@ def test_everything_else_in_the_file_stays(comm: Any, grid: Any, shared_tmp_path
     path = shared_tmp_path / "a.h5"
 
     def write() -> None:
-        with h5py.File(path, "w") as file:
+        with h5py.File(path, "w", userblock_size=512) as file:
             file.attrs["title"] = "mine"
             file["g/other"] = np.arange(5)
-            file["g/x"] = np.zeros(3)
+            file["g/x"] = np.zeros((9, 9))
             file["g"].attrs["unit"] = "m"
             file["top"] = "text"
-            file["link"] = h5py.SoftLink("/g/other")
+            file["soft"] = h5py.SoftLink("/g")
+            file["hard"] = file["g/other"]
+            file["reference"] = np.array([file["g/other"].ref], h5py.ref_dtype)
+        with path.open("rb+") as file:
+            file.write(b"a header of 512 bytes")
         path.chmod(0o640)
 
     by_rank_0(comm, write)
     A = DistMatrix.random((9, 9), grid=grid)
-    hdf5.save(path, "/g/x", A)
-    hdf5.save(path, "y", A)
+    for name in ("/g/x", "y", "soft/z"):
+        hdf5.save(path, name, A)
 
     def look() -> Any:
+        assert path.read_bytes().startswith(b"a header of 512 bytes")
         with h5py.File(path, "r") as file:
             assert file.attrs["title"] == "mine"
             assert file["g"].attrs["unit"] == "m"
             assert file["top"].asstr()[()] == "text"
-            assert isinstance(file.get("link", getlink=True), h5py.SoftLink)
-            assert file["link"][:].tolist() == [0, 1, 2, 3, 4]
-            return (
-                np.array(file["g/x"]),
-                np.array(file["y"]),
-                dict(file["y"].attrs),
-                path.stat().st_mode & 0o777,
-            )
+            assert isinstance(file.get("soft", getlink=True), h5py.SoftLink)
+            assert file["hard"] == file["g/other"]
+            assert file[file["reference"][0]][:].tolist() == [0, 1, 2, 3, 4]
+            found = [np.array(file[name]) for name in ("g/x", "y", "g/z")]
+            return found, dict(file["y"].attrs), path.stat().st_mode & 0o777
 
-    x, y, attributes, mode = by_rank_0(comm, look)
-    assert np.array_equal(x, A.allgather())
-    assert np.array_equal(y, A.allgather())
+    found, attributes, mode = by_rank_0(comm, look)
+    for x in found:
+        assert np.array_equal(x, A.allgather())
     assert mode == 0o640
     assert attributes["pdgemm_dtype"] == "float64"
     assert json.loads(attributes["pdgemm_layout"])["grid"] == list(grid.shape)
     assert only_file(shared_tmp_path, comm) == ["a.h5"]
+
+
+def test_the_space_of_a_replaced_dataset_is_used_again(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
+    from pdgemm import DistMatrix
+    from pdgemm.io import hdf5
+
+    path, sizes = shared_tmp_path / "a.h5", []
+    hdf5.save(path, "other", DistMatrix.eye(7, grid=grid))
+    for seed in range(4):
+        hdf5.save(path, "x", DistMatrix.random((80, 80), grid=grid, seed=seed))
+        sizes.append(by_rank_0(comm, lambda: path.stat().st_size))
+    assert sizes[-1] - sizes[0] < 80 * 80 * 8  # what grows are a few kilobytes of HDF5's own
 
 
 def test_a_symbolic_link_keeps_pointing_to_the_file(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
@@ -323,8 +353,9 @@ def test_unwritable_output_is_refused_and_nothing_is_lost(
     for path, name, message in [
         (shared_tmp_path / "none" / "a.h5", "x", "does not exist"),
         (shared_tmp_path, "x", "is a folder"),
-        (old, "x/y", "old.h5: /x is there already"),  # a dataset stands where a group is needed
-        (old, "g", "old.h5: /g is there already"),  # and the reverse
+        (old, "x/y", "old.h5: "),  # a dataset stands where a group is needed
+        (old, "g", "old.h5: g is there already"),  # and the reverse
+        (old, "/", "'/' is not the name of a dataset"),
         (Path("/proc/a.h5"), "x", "proc"),
     ]:
         with pytest.raises(FileError, match=message):

@@ -37,7 +37,8 @@ def test_dealing_and_gathering_are_inverse(comm: Any) -> None:
     for layout in layouts(comm):
         for shape in MATRICES:
             expected = whole(shape)
-            A = DistMatrix.from_global(expected, **layout)
+            A = DistMatrix.from_global(expected.astype(">f8"), **layout)  # of foreign byte order
+            assert A.dtype.isnative
             assert A.shape == shape
             assert np.array_equal(A.local, expected[np.ix_(*A.indices())])
             assert np.array_equal(A.allgather(), expected)
@@ -124,12 +125,29 @@ def test_local_arrays_of_the_wrong_shape_are_refused_everywhere(comm: Any) -> No
             DistMatrix.from_local(wrong, (12, 12), grid=grid)
         with pytest.raises(LayoutError, match="contiguous"):
             DistMatrix.from_local(np.zeros((24, 24))[::2, ::2][: right.shape[0], : right.shape[1]], (12, 12), grid=grid)
+        backwards = np.zeros(right.shape)[::-1]
+        if right.shape[0] > 1:
+            with pytest.raises(LayoutError, match="contiguous"):
+                DistMatrix.from_local(backwards, (12, 12), grid=grid)
+        uneven = np.zeros(right.shape[0], [("h", "i4"), ("x", "f8", (right.shape[1],))])["x"]
+        if right.shape[0] > 1:
+            with pytest.raises(LayoutError, match="multiple"):
+                DistMatrix.from_local(uneven, (12, 12), grid=grid)
         if comm.size > 1:
             mixed = np.asfortranarray(right) if comm.rank == 0 else right
             with pytest.raises(LayoutError, match="Fortran order on others"):
                 DistMatrix.from_local(mixed, (12, 12), grid=grid)
             with pytest.raises(ArgumentError, match="float32"):
                 DistMatrix.from_local(right.astype("f") if comm.rank == 0 else right, (12, 12), grid=grid)
+
+
+def test_ranks_that_ask_for_different_layouts_all_hear_of_it(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.errors import ArgumentError
+
+    if comm.size > 1:
+        with ProcessGrid(comm) as grid, pytest.raises(ArgumentError, match="blocks of 2 x 2.*blocks of 3 x 3"):
+            DistMatrix.zeros((12, 12), grid=grid, block=3 if comm.rank else 2)
 
 
 def test_an_element_function_that_fails_somewhere_fails_everywhere(comm: Any) -> None:
@@ -220,8 +238,14 @@ def test_what_an_array_can_do_but_a_distributed_matrix_cannot(comm: Any) -> None
             np.add.reduce(A)
         with pytest.raises(LayoutError, match="1 x 1.*2 x 3"):
             A + B
+        with pytest.raises(TypeError, match="from_global"):
+            A * [1] * A.local.shape[1]
         with pytest.raises(TypeError):
             hash(A)
+        with pytest.raises(ValueError, match="allclose"):
+            bool(A == A)
+        with pytest.raises(AttributeError):
+            A.local = A.local.T  # type: ignore[misc]
 
 
 def test_norms(comm: Any) -> None:
@@ -246,6 +270,7 @@ def test_norms(comm: Any) -> None:
         big = DistMatrix.from_function(lambda i, j: 1e300, (30, 30), **layout)
         assert np.isclose(big.norm(), 3e301)  # squares would overflow
         big.local[:1, :1] = np.nan
+        big.local[-1:, -1:] = np.inf
         assert all(np.isnan(big.norm(kind)) for kind in ("fro", 1, np.inf, "max"))  # type: ignore[arg-type]
         with pytest.raises(ArgumentError, match="nuclear"):
             big.norm("nuclear")

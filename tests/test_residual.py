@@ -53,6 +53,8 @@ def test_nan_is_right_where_it_belongs_and_wrong_elsewhere(comm: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid, verify
 
     with ProcessGrid(comm) as grid:
+        nan = DistMatrix.from_function(lambda i, j: np.nan, (6, 6), grid=grid)
+        assert verify(DistMatrix.zeros((6, 6), grid=grid), 0, nan, nan).passed  # alpha 0: they are not read
         a = np.ones((6, 6))
         a[2, 3] = np.nan
         A, B = DistMatrix.from_global(a, grid=grid), DistMatrix.eye(6, grid=grid)

@@ -16,13 +16,15 @@ pytestmark = pytest.mark.mpi
 GUARD = 7.25
 
 
-def framed(matrix: Any) -> np.ndarray:
-    """Move a matrix's local array into a larger one filled with GUARD; the larger one."""
+def framed(matrix: Any) -> tuple[Any, np.ndarray]:
+    """The matrix in the middle of larger arrays filled with GUARD; this rank's larger array."""
+    from pdgemm import DistMatrix
+
     rows, cols = matrix.local.shape
     frame = np.full((rows + 2, cols + 3), GUARD, matrix.dtype, order=matrix.order)
     frame[1 : rows + 1, 2 : cols + 2] = matrix.local
-    matrix.local = frame[1 : rows + 1, 2 : cols + 2]
-    return frame
+    layout = {"grid": matrix.grid, "block": matrix.block, "source": matrix.distribution.source}
+    return DistMatrix.from_local(frame[1 : rows + 1, 2 : cols + 2], matrix.shape, **layout), frame
 
 
 def check_product(
@@ -50,7 +52,8 @@ def check_product(
     a, b, c = A.allgather(), B.allgather(), C.allgather()
     if beta == 0:
         C.local[...] = np.nan
-    frames = [framed(x) for x in (A, B, C)]
+    (A, *frames), (B, *more), (C, *last) = framed(A), framed(B), framed(C)
+    frames += more + last
     before = [frame.copy() for frame in frames[:2]]
 
     result = pdgemm(alpha, A, B, beta, C, **options)
@@ -334,3 +337,36 @@ def test_ranks_that_disagree_all_hear_of_it(comm: Any) -> None:
         B = DistMatrix.zeros((5, 6), grid=grid)
         with pytest.raises(LayoutError, match=rf"inner dimensions.*\[rank 1 of {comm.size}\]"):
             pdgemm(1, A, B if comm.rank == 1 else A)
+
+
+def test_a_callback_that_raises_harms_nobody(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+    def boom(done: int, total: int) -> None:
+        raise KeyError("mine")
+
+    with ProcessGrid(comm) as grid:
+        A = DistMatrix.random((40, 40), grid=grid, block=3)
+        expected = A.allgather() @ A.allgather()
+        for mover in ("ibcast", "ring"):
+            with pytest.raises(KeyError):
+                pdgemm(1, A, A, panel_width=4, lookahead=3, mover=mover, progress=boom)
+            on_one = boom if comm.rank == 0 else None  # the others notice nothing
+            C = DistMatrix.zeros((40, 40), grid=grid, block=3)
+            try:
+                pdgemm(1, A, A, 0, C, panel_width=4, lookahead=3, mover=mover, progress=on_one)
+            except KeyError:
+                assert comm.rank == 0
+            assert np.allclose(C.allgather(), expected)
+
+
+def test_disjoint_columns_of_one_array_may_be_a_and_c(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+    with ProcessGrid(comm, (comm.size, 1)) as grid:
+        rows = DistMatrix.empty((8, 4), grid=grid).local.shape[0]
+        both = np.ones((rows, 8))
+        A = DistMatrix.from_local(both[:, :4], (8, 4), grid=grid)
+        C = DistMatrix.from_local(both[:, 4:], (8, 4), grid=grid)
+        pdgemm(1, A, DistMatrix.eye(4, grid=grid), 0, C)
+        assert C.allclose(1)
