@@ -63,7 +63,7 @@ class PanelRing:
 
 
 def drain(waits: list[Wait]) -> None:
-    """Wait for everything in the list, in order, and for what the waiting itself adds elsewhere."""
+    """Wait for everything in the list, in order, and empty it."""
     for wait in waits:
         wait()
     waits.clear()
