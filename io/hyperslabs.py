@@ -103,9 +103,15 @@ def _each_tile(
     if collective:
         how.set_dxpl_mpio(h5py.h5fd.MPIO_COLLECTIVE)
         options = {"driver": "mpio", "comm": comm}
-    error, notify = None, Shield(progress)
+    error, notify, opened = None, Shield(progress), None
     try:
-        with h5py.File(path, mode, **options) as file:
+        opened = h5py.File(path, mode, **options)
+    except Exception as bad:
+        error = file_error(path, bad)
+    raise_together(comm, error)  # before anyone waits in a collective transfer
+    assert opened is not None
+    try:
+        with opened as file:
             dataset = file[name].id
             for number in range(count):
                 try:

@@ -102,7 +102,11 @@ def _view(path: Path, mode: int, offset: int, dtype: np.dtype, place: Place, com
     element = MPI.Datatype.fromcode(dtype.char)
     filetype = _darray(element, place)
     try:
-        file.Set_view(offset, element, filetype, "native")
+        try:
+            file.Set_view(offset, element, filetype, "native")
+        except MPI.Exception as bad:
+            error = file_error(path, bad)
+        raise_together(comm, error)
         yield file
     finally:
         file.Close()

@@ -13,7 +13,7 @@ from mpi4py import MPI
 from threadpoolctl import threadpool_info
 
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.threads import DECIDED_BY, threads
+from pdgemm.threads import decided_by, threads
 
 
 def describe(grid: ProcessGrid) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def describe(grid: ProcessGrid) -> dict[str, Any]:
         }
         for host in sorted({h[0] for h in hosts})
     ]
-    facts["threads_set_by"] = next((name for name in DECIDED_BY if name in os.environ), "share of the node's cores")
+    facts["threads_set_by"] = decided_by() or "share of the node's cores"
     facts["missing"] = _missing(facts)
     return facts
 
@@ -114,8 +114,8 @@ def _missing(facts: dict[str, Any]) -> list[str]:
     hints = []
     if not facts["hdf5_mpi"]:
         hints.append(
-            "h5py with MPI, for writing chunked or compressed datasets: HDF5_MPI=ON CC=mpicc "
-            "pip install --no-binary=h5py h5py"
+            "h5py with MPI, for writing chunked or compressed datasets: scripts/setup_parallel_hdf5.sh of the checkout "
+            "on Debian or Ubuntu, else HDF5_MPI=ON CC=mpicc pip install --no-build-isolation --no-binary=h5py h5py"
         )
     gpus = any(node["gpus"] for node in facts["nodes"])
     if gpus and facts["cupy"] == "not installed":

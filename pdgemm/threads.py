@@ -24,8 +24,13 @@ def share_cores(node: MPI.Comm) -> None:
     """
     share = core_share(node.allgather(sorted(os.sched_getaffinity(0))), node.rank)
     blas = _blas()
-    if share < threads() and not any(name in os.environ for name in DECIDED_BY):
+    if share < threads() and not decided_by():
         blas.limit(limits=share)
+
+
+def decided_by() -> str | None:
+    """The variable by which the user has set the number of threads, if any."""
+    return next((name for name in DECIDED_BY if os.environ.get(name)), None)
 
 
 def threads() -> int:

@@ -30,6 +30,12 @@ def pdgemm(ranks: int, *arguments: str, cwd: Path, timeout: float = 60, **enviro
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False)
 
 
+def alone(*arguments: str, cwd: Path, **environment: str) -> Any:
+    """`pdgemm ARGUMENTS` without a launcher, finished."""
+    command, env = [sys.executable, "-m", "pdgemm", *arguments], os.environ | environment
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
 def read(path: Path, name: str) -> np.ndarray:
     with h5py.File(path, "r") as file:
         return np.array(file[name])
@@ -200,15 +206,7 @@ def test_info_tells_what_is_there(folder: Path) -> None:
 
 def test_processes_that_do_not_know_of_each_other_are_told(folder: Path) -> None:
     """A launcher of another MPI library starts singletons."""
-    run = subprocess.run(
-        [sys.executable, "-m", "pdgemm", "info"],
-        cwd=folder,
-        env=os.environ | {"SLURM_STEP_NUM_TASKS": "4"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    run = alone("info", cwd=folder, SLURM_STEP_NUM_TASKS="4")
     assert "the launcher started 4 processes (SLURM_STEP_NUM_TASKS), but MPI sees one" in one_line(run)
 
 
@@ -252,15 +250,33 @@ def test_nobody_reading_the_output_is_no_reason_to_lose_the_result(folder: Path)
 
 
 def test_without_an_mpi_library_it_says_so(folder: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "pdgemm", "info"],
-        env=os.environ | {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+    assert "no usable MPI library" in one_line(alone("info", cwd=folder, MPI4PY_LIBMPI="/nowhere/libmpi.so"))
+
+
+def test_a_wrong_product_is_reported_and_not_stored(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import pdgemm.summa\n"
+        "right = pdgemm.summa.gemm_accumulate\n"
+        "def wrong(alpha, A, B, beta, C):\n"
+        "    right(alpha, A, B, beta, C)\n"
+        "    C[:1, :1] += 1e-6\n"
+        "pdgemm.summa.gemm_accumulate = wrong\n"
     )
-    assert "no usable MPI library" in one_line(run)
+    arguments = ["multiply", "a.h5:/x", "b.h5:/y", "-o", "wrong.h5:/z", "--verify"]
+    run = pdgemm(2, *arguments, cwd=folder, PYTHONPATH=str(tmp_path))
+    assert run.returncode == 1, run.stderr
+    assert "WRONG" in run.stdout
+    assert not (folder / "wrong.h5").exists()
+
+
+def test_ranks_share_the_cores_unless_told_otherwise(folder: Path) -> None:
+    cores = len(os.sched_getaffinity(0))
+    unset = {"OPENBLAS_NUM_THREADS": "", "MKL_NUM_THREADS": "", "BLIS_NUM_THREADS": ""}
+    for ranks, told, expected in [(2, "", max(1, cores // 2)), (1, "", cores), (2, str(cores), cores)]:
+        run = pdgemm(ranks, "info", "--json", cwd=folder, OMP_NUM_THREADS=told, **unset)
+        facts = json.loads(run.stdout)
+        assert facts["nodes"][0]["threads_per_rank"] == [expected]
+        assert (facts["threads_set_by"] == "OMP_NUM_THREADS") == bool(told)
 
 
 def test_a_killed_rank_ends_the_job_and_harms_no_file(tmp_path: Path) -> None:

@@ -21,7 +21,18 @@ LEVELS = [
     | {"pdgemm.io.hdf5"},
     {"pdgemm.cli", "pdgemm.forms", "pdgemm.session", "pdgemm.info", "pdgemm.__main__"},
 ]
-PURE = ["errors", "elements", "timing", "schedule", "costs", "planner", "panels", "local", "grids.distribution"]
+PURE = [
+    "errors",
+    "elements",
+    "timing",
+    "schedule",
+    "costs",
+    "planner",
+    "panels",
+    "local",
+    "forms",
+    "grids.distribution",
+]
 FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).replace(".__init__", ""): path
     for path in [
