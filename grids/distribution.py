@@ -7,7 +7,18 @@ the first block to owner `source` (n = 11, block = 2, parts = 3, source = 1):
     owner           1  |  2  |  0  |  1  |  2  |  0
     local index    0 1 | 0 1 | 0 1 | 2 3 | 2 3 |  2
 
-Every function takes one index or an array of them.  The formulas are those of ScaLAPACK's
+A window of such a dimension is dealt in the same way, but its first block may lack its first `skip`
+indices; indices 3..8 of the above are n = 6, source = 2, skip = 1:
+
+    global index    0 | 1 2 | 3 4 | 5
+    owner           2 |  0  |  1  | 2
+    local index     0 | 0 1 | 0 1 | 1
+
+So a submatrix needs no class of its own: its distribution is again one of these, and its local arrays are
+slices of the matrix's.
+
+Every function takes one index or an array of them.  Part -1 stands for a rank outside the grid: it
+holds nothing.  The formulas are those of ScaLAPACK's
 NUMROC, INDXG2P, INDXG2L and INDXL2G (Blackford et al., ScaLAPACK Users' Guide, 1997, ch. 4),
 with indices from 0.
 """
@@ -15,7 +26,8 @@ with indices from 0.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from operator import index
 from typing import Any
 
@@ -43,12 +55,16 @@ class Stripe:
 
 @dataclass(frozen=True)
 class BlockCyclic:
-    """n indices in blocks of `block`, dealt in turn to `parts` owners from `source` on."""
+    """n indices in blocks of `block`, dealt in turn to `parts` owners from `source` on.
+
+    skip : indices that the first block lacks, 0 <= skip < block.
+    """
 
     n: int
     block: int
     parts: int
     source: int = 0
+    skip: int = 0
 
     def __post_init__(self) -> None:
         if self.n < 0:
@@ -57,6 +73,8 @@ class BlockCyclic:
             raise LayoutError(f"a block size must be >= 1, got {self.block}")
         if self.parts < 1 or not 0 <= self.source < self.parts:
             raise LayoutError(f"source {self.source} is not one of {self.parts} owners")
+        if not 0 <= self.skip < self.block:
+            raise LayoutError(f"the first block of {self.block} cannot lack {self.skip} indices")
 
     @classmethod
     def even(cls, n: int, parts: int, source: int = 0) -> BlockCyclic:
@@ -65,50 +83,97 @@ class BlockCyclic:
 
     def owner(self, g: Index) -> Index:
         """The part that holds a global index."""
-        return (g // self.block + self.source) % self.parts
+        return ((g + self.skip) // self.block + self.source) % self.parts
 
     def to_local(self, g: Index) -> Index:
         """The local index, on its owner, of a global index."""
-        block = g // self.block
-        return g - (block - block // self.parts) * self.block
+        block = (g + self.skip) // self.block
+        lacking = self.skip * (block % self.parts == 0)  # on the owner of the first block
+        return g + self.skip - (block - block // self.parts) * self.block - lacking
 
     def to_global(self, local: Index, part: int) -> Index:
         """The global index of a local index of `part`."""
+        local = local + self._lacking(part)
         block = local // self.block
-        return local + (block * (self.parts - 1) + self._position(part)) * self.block
+        return local + (block * (self.parts - 1) + self._position(part)) * self.block - self.skip
 
     def count(self, part: int) -> int:
         """Number of indices that `part` holds (NUMROC)."""
-        blocks, rest = divmod(self.n, self.block)
+        if part < 0:
+            return 0
+        blocks, rest = divmod(self.n + self.skip, self.block)
         rounds, extra = divmod(blocks, self.parts)
         position = self._position(part)
-        return rounds * self.block + (self.block if position < extra else rest if position == extra else 0)
+        held = rounds * self.block + (self.block if position < extra else rest if position == extra else 0)
+        return held - self._lacking(part)
 
     @property
     def largest(self) -> int:
-        """The most indices that any part holds."""
-        return self.count(self.source)
+        """The most indices that any part holds: of the first owners, the one whose first block is whole."""
+        return max(self.count(self.source), self.count((self.source + 1) % self.parts))
 
     def indices(self, part: int) -> np.ndarray:
         """All global indices of `part`, ascending: index l is local index l."""
         return self.to_global(np.arange(self.count(part)), part)
 
+    @property
+    def starts(self) -> np.ndarray:
+        """The first global index of each block, ascending."""
+        starts = np.arange(-self.skip, self.n, self.block)
+        starts[:1] = 0
+        return starts[: self.n]
+
+    def window(self, start: int, stop: int) -> BlockCyclic:
+        """Indices start..stop as a dimension of their own."""
+        if not 0 <= start <= stop <= self.n:
+            raise LayoutError(f"indices {start} to {stop} are not within 0 to {self.n}")
+        blocks, skip = divmod(start + self.skip, self.block)
+        return BlockCyclic(stop - start, self.block, self.parts, (self.source + blocks) % self.parts, skip)
+
+    def local_window(self, start: int, stop: int, part: int) -> slice:
+        """Where the indices start..stop lie among the local indices of `part`."""
+        return slice(*(replace(self, n=end).count(part) for end in (start, stop)))
+
+    def over(self, parts: int) -> BlockCyclic:
+        """The same blocks dealt to another number of parts, from the first on; one block each stays one each."""
+        if parts == self.parts:
+            return self
+        if self.n + self.skip <= self.block * self.parts:
+            return BlockCyclic.even(self.n, parts)
+        return BlockCyclic(self.n, self.block, parts)
+
+    @cached_property
+    def canonical(self) -> BlockCyclic:
+        """Equal for dimensions that put every index in the same place, however they are described."""
+        if self.parts == 1 or self.n == 0:
+            return BlockCyclic(self.n, max(1, self.n), self.parts)
+        if self.n + self.skip <= self.block:
+            return BlockCyclic(self.n, self.n, self.parts, self.source)
+        first = self.block - self.skip
+        if self.n <= 2 * first:  # two blocks, the second not longer than the first
+            return BlockCyclic(self.n, first, self.parts, self.source)
+        return self
+
     def stripes(self, part: int, most: int | None = None) -> Iterator[Stripe]:
         """The indices of `part` as stripes, ascending, none longer than `most`.
 
-        Whole blocks form one stripe, a ragged last block another; a block longer than `most` is cut.
+        Whole blocks form one stripe, a ragged first or last block another; a block longer than `most` is cut.
         """
-        held, stride = self.count(part), self.block * self.parts
+        held, stride, lacking = self.count(part), self.block * self.parts, self._lacking(part)
         most = max(1, most or held)
         local = 0
         while local < held:
-            block = min(self.block - local % self.block, held - local, most)  # at most to the end of a block
+            block = min(self.block - (local + lacking) % self.block, held - local, most)  # at most to a block's end
             count = max(1, min(held - local, most) // block) if block == self.block else 1
             yield Stripe(local, self.to_global(local, part), count, stride, block)
             local += count * block
 
     def _position(self, part: int) -> int:
         return (part - self.source) % self.parts
+
+    def _lacking(self, part: int) -> int:
+        """The indices that the first block of `part` lacks."""
+        return self.skip if part == self.source else 0
 
 
 @dataclass(frozen=True)
@@ -164,6 +229,21 @@ class Distribution:
     def transposed(self) -> Distribution:
         return Distribution(self.cols, self.rows)
 
+    @property
+    def canonical(self) -> Distribution:
+        """Equal for distributions that put every element in the same place."""
+        return Distribution(self.rows.canonical, self.cols.canonical)
+
+    def window(self, rows: tuple[int, int], cols: tuple[int, int]) -> Distribution:
+        """The submatrix of rows start..stop and columns start..stop."""
+        return Distribution(self.rows.window(*rows), self.cols.window(*cols))
+
+    def local_window(
+        self, rows: tuple[int, int], cols: tuple[int, int], coords: tuple[int, int]
+    ) -> tuple[slice, slice]:
+        """Where that submatrix lies in the local array of rank (i, j)."""
+        return self.rows.local_window(*rows, coords[0]), self.cols.local_window(*cols, coords[1])
+
     def local_shape(self, coords: tuple[int, int]) -> tuple[int, int]:
         """Rows and columns that rank (i, j) holds."""
         return self.rows.count(coords[0]), self.cols.count(coords[1])
@@ -175,4 +255,6 @@ class Distribution:
     def __str__(self) -> str:
         (mb, nb), (rsrc, csrc) = self.block, self.source
         start = f" from ({rsrc}, {csrc})" if (rsrc, csrc) != (0, 0) else ""
-        return f"{self.rows.n} x {self.cols.n} in blocks of {mb} x {nb}{start}"
+        skip = (self.rows.skip, self.cols.skip)
+        lacks = f", the first short of {skip[0]} x {skip[1]}" if skip != (0, 0) else ""
+        return f"{self.rows.n} x {self.cols.n} in blocks of {mb} x {nb}{start}{lacks}"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
 from functools import cached_property
 from operator import index
 from types import TracebackType
 
+import numpy as np
 from mpi4py import MPI
 
-from pdgemm.errors import GridError, check_together
+from pdgemm.errors import GridError, together
 from pdgemm.threads import share_cores
 
 
@@ -31,12 +34,14 @@ class ProcessGrid:
 
     comm   : intracommunicator; the grid duplicates it, so its messages never meet the caller's.
              Default MPI.COMM_WORLD.
-    shape  : (Pr, Pc) with Pr * Pc * layers == comm.size; by default as square as that allows,
-             Pr <= Pc.
+    shape  : (Pr, Pc) with Pr * Pc * layers ranks; by default as square as that allows, Pr <= Pc.
     layers : c, the number of copies of the Pr x Pc plane (2.5D algorithms).
+    ranks  : the ranks of `comm` at the positions of the grid, row by row; by default all of them in order.
+             Ranks that are not listed are idle: they take part in every collective call and hold nothing.
 
-    `row`: same i and layer; `col`: same j and layer; `depth`: same (i, j); `node`: ranks that
-    share memory.  rank = (layer * Pr + i) * Pc + j.
+    `comm`: all ranks, idle ones too; `row`: same i and layer; `col`: same j and layer; `depth`: same (i, j);
+    `node`: ranks that share memory.  Without `ranks`, rank = (layer * Pr + i) * Pc + j.  `T` is the same grid
+    seen transposed: position (j, i) is the rank at (i, j).
 
     Communicators are a limited resource that only all ranks together can give back: use the grid
     as a context manager or call `free()`; matrices on it cannot be used afterwards.
@@ -44,60 +49,103 @@ class ProcessGrid:
     Threads: the first grid of a process lowers the number of BLAS threads to the rank's share of
     its node's cores, unless OMP_NUM_THREADS or the like is set (see `pdgemm.threads`).
 
-    Raises GridError on every rank when shape and layers do not fit the number of ranks.
+    Raises GridError on every rank when shape, layers and ranks do not fit the communicator.
     """
 
     def __init__(
-        self, comm: MPI.Intracomm | None = None, shape: tuple[int, int] | None = None, layers: int = 1
+        self,
+        comm: MPI.Intracomm | None = None,
+        shape: tuple[int, int] | None = None,
+        layers: int = 1,
+        ranks: Sequence[int] | None = None,
     ) -> None:
         base = MPI.COMM_WORLD if comm is None else comm
-        error, dims = None, (1, 1)
-        try:
-            dims = grid_shape(base.size, shape, layers)
-        except Exception as bad:
-            error = bad
-        check_together(base, error, f"ProcessGrid(shape={shape}, layers={layers})")
-
+        with together(base) as said:
+            said += ["ProcessGrid", shape, layers, ranks]
+            members = range(base.size) if ranks is None else _members(ranks, base.size)
+            self.shape = grid_shape(len(members), shape, layers)
         self.layers = layers
-        self.shape = dims
-        self.comm = base.Create_cart((layers, *dims), periods=(False, True, True), reorder=False)
-        self.row = self.comm.Sub((False, False, True))
-        self.col = self.comm.Sub((False, True, False))
-        self.depth = self.comm.Sub((True, False, False))
+        dims = (layers, *self.shape)
+        self.ranks = np.array(members).reshape(dims)
+        cart = _cart(base, members, dims)
+        self.comm: MPI.Intracomm = cart if ranks is None and cart is not None else base.Dup()
+        self.row, self.col, self.depth = (
+            cart.Sub([axis == kept for axis in range(3)]) if cart else MPI.COMM_NULL for kept in (2, 1, 0)
+        )
         self.node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
         self.rank, self.size = self.comm.rank, self.comm.size
-        self.layer, i, j = self.comm.coords
-        self.coords = (i, j)
+        self.layer, i, j = cart.coords if cart else (-1, -1, -1)
+        self.coords = (i, j)  # (-1, -1) on idle ranks
+        if cart and cart is not self.comm:
+            cart.Free()
+        self._group = self.comm.Get_group()
         share_cores(self.node)
 
+    transposed = False  # a grid's T, as opposed to the grid that was made
+
+    @property
+    def base(self) -> ProcessGrid:
+        """The grid that was made, of which this may be the transposed view."""
+        return self.T if self.transposed else self
+
+    @property
+    def idle(self) -> bool:
+        """Does this rank hold no place of the grid?"""
+        return self.layer < 0
+
     @cached_property
-    def _group(self) -> MPI.Group:
-        return self.comm.Get_group()
+    def T(self) -> ProcessGrid:
+        """The same ranks and communicators, rows for columns."""
+        other = copy(self)
+        other.shape, other.coords = self.shape[::-1], self.coords[::-1]
+        other.ranks = self.ranks.transpose(0, 2, 1)
+        other.row, other.col = self.col, self.row
+        other.__dict__.update(T=self, transposed=not self.transposed)
+        for name in ("_places", "place"):
+            other.__dict__.pop(name, None)
+        return other
 
     def rank_of(self, i: int, j: int, layer: int = 0) -> int:
         """The rank at grid position (i, j), counted around the torus."""
         pr, pc = self.shape
-        return (layer * pr + i % pr) * pc + j % pc
+        return int(self.ranks[layer, i % pr, j % pc])
 
     def coords_of(self, rank: int) -> tuple[int, int]:
-        """Grid position (i, j) of a rank."""
-        return rank // self.shape[1] % self.shape[0], rank % self.shape[1]
+        """Grid position (i, j) of a rank; (-1, -1) if it is idle."""
+        return self._places.get(rank, (-1, -1))
+
+    @cached_property
+    def _places(self) -> dict[int, tuple[int, int]]:
+        return {int(self.ranks[at]): at[1:] for at in np.ndindex(*self.ranks.shape)}
+
+    @cached_property
+    def place(self) -> tuple[int, ...]:
+        """The ranks of the grid's positions, row by row."""
+        return tuple(self.ranks.ravel().tolist())
+
+    def place_in(self, other: ProcessGrid) -> tuple[int, ...] | None:
+        """`place` in the numbering of the other grid's communicator; None if the two are not of the same ranks."""
+        relation = MPI.IDENT if self.comm is other.comm else MPI.Group.Compare(self._group, other._group)
+        if relation == MPI.IDENT:
+            return self.place
+        if relation == MPI.UNEQUAL:
+            return None
+        return tuple(MPI.Group.Translate_ranks(self._group, list(self.place), other._group))
 
     def same_as(self, other: ProcessGrid) -> bool:
         """Same ranks at the same places (not necessarily the same communicator).  Local."""
         return self is other or (
-            (self.shape, self.layers) == (other.shape, other.layers)
-            and MPI.Group.Compare(self._group, other._group) == MPI.IDENT
+            (self.shape, self.layers) == (other.shape, other.layers) and self.place_in(other) == other.place
         )
 
     def free(self) -> None:
         """Give the communicators back.  Collective; a second call does nothing."""
         if self.comm == MPI.COMM_NULL:
             return
-        if "_group" in self.__dict__:
-            self._group.Free()
+        self._group.Free()
         for comm in (self.node, self.depth, self.col, self.row, self.comm):
-            comm.Free()
+            if comm != MPI.COMM_NULL:
+                comm.Free()
 
     def __enter__(self) -> ProcessGrid:
         return self
@@ -116,7 +164,27 @@ class ProcessGrid:
     def __repr__(self) -> str:
         if self.comm == MPI.COMM_NULL:
             return f"ProcessGrid({self}, freed)"
-        return f"ProcessGrid({self}; rank {self.rank} of {self.size} at {self.coords})"
+        at = "is idle" if self.idle else f"at {self.coords}"
+        return f"ProcessGrid({self}; rank {self.rank} of {self.size} {at})"
+
+
+def _members(ranks: Sequence[int], size: int) -> list[int]:
+    """The listed ranks, each once and each a rank of the communicator."""
+    members = [index(rank) for rank in ranks]
+    if len(set(members)) < len(members) or not members or not 0 <= min(members) <= max(members) < size:
+        raise GridError(f"the ranks of a grid are different numbers from 0 to {size - 1}, got {members}")
+    return members
+
+
+def _cart(base: MPI.Intracomm, members: Sequence[int], dims: tuple[int, int, int]) -> MPI.Cartcomm | None:
+    """The Cartesian communicator of `members` in that order; None on other ranks."""
+    if base.rank not in members:
+        base.Split(MPI.UNDEFINED)
+        return None
+    ordered = base.Split(0, key=members.index(base.rank))
+    cart = MPI.Intracomm(ordered).Create_cart(dims, periods=(False, True, True), reorder=False)
+    ordered.Free()
+    return cart
 
 
 def grid_shape(size: int, shape: tuple[int, int] | None = None, layers: int = 1) -> tuple[int, int]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.schedule import PanelStep
 from pdgemm.timing import Traffic
@@ -31,6 +33,17 @@ def summa_traffic(
     along_row = _broadcasts(A.rows.count(i), A.cols, Counter(step.col for step in steps), mover, j)
     along_col = _broadcasts(B.cols.count(j), B.rows, Counter(step.row for step in steps), mover, i)
     return along_row + along_col
+
+
+def reduce_scatter_traffic(counts: np.ndarray, rank: int) -> Traffic:
+    """Traffic of a rank when everybody's partial sums are added up, `counts[r]` words of them for rank r.
+
+    Counted as if each rank sent every other one its part, as pairwise exchange does.  Summed over the P ranks:
+    counts.sum() (P - 1) words.
+    """
+    mine, size = int(counts[rank]), len(counts)
+    others = np.count_nonzero(counts) - (mine > 0)
+    return Traffic(int(counts.sum()) - mine, mine * (size - 1), int(others), (mine > 0) * (size - 1))
 
 
 def _broadcasts(breadth: int, inner: BlockCyclic, panels: Counter[int], mover: str, me: int) -> Traffic:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pdgemm.dtypes import wire
 from pdgemm.elements import slabs
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.process_grid import ProcessGrid
@@ -29,9 +30,9 @@ def deal(whole: np.ndarray, local: np.ndarray, layout: Distribution, grid: Proce
             if piece.rank == root:
                 local[piece.local] = part
             else:
-                grid.comm.Send(part, dest=piece.rank)
+                grid.comm.Send(wire(part), dest=piece.rank)
         elif grid.rank == piece.rank:
-            grid.comm.Recv(local[piece.local], source=root)
+            grid.comm.Recv(wire(local[piece.local]), source=root)
 
 
 def collect(local: np.ndarray, layout: Distribution, grid: ProcessGrid, whole: np.ndarray | None, root: int) -> None:
@@ -40,10 +41,10 @@ def collect(local: np.ndarray, layout: Distribution, grid: ProcessGrid, whole: n
         if piece.rank == grid.rank:
             part = np.ascontiguousarray(local[piece.local])
             if whole is None:
-                grid.comm.Send(part, dest=root)
+                grid.comm.Send(wire(part), dest=root)
         elif whole is not None:
             part = np.empty(piece.shape, local.dtype)
-            grid.comm.Recv(part, source=piece.rank)
+            grid.comm.Recv(wire(part), source=piece.rank)
         if whole is not None:
             whole[piece.place] = part
 
@@ -55,7 +56,7 @@ def collect_everywhere(local: np.ndarray, layout: Distribution, grid: ProcessGri
             part = np.ascontiguousarray(local[piece.local])
         else:
             part = np.empty(piece.shape, local.dtype)
-        grid.comm.Bcast(part, root=piece.rank)
+        grid.comm.Bcast(wire(part), root=piece.rank)
         whole[piece.place] = part
 
 

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from numbers import Number
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, together
-from pdgemm.grids.distribution import Distribution
-from pdgemm.local import LETTER
+from pdgemm import dtypes
+from pdgemm.arguments import as_scalar, check_result, op
+from pdgemm.errors import ArgumentError, DTypeError, LayoutError, together
+from pdgemm.grids.distribution import BlockCyclic, Distribution
+from pdgemm.grids.layout import Layout, Order
 from pdgemm.matrix import DistMatrix
 from pdgemm.movers import MOVERS
-from pdgemm.pipeline import PanelRing
-from pdgemm.planner import Plan, plan_summa
-from pdgemm.report import Report
+from pdgemm.oned import inner
+from pdgemm.planner import ALGORITHMS, Plan, plan_product
+from pdgemm.products import Summa
+from pdgemm.redistribute import Room, exchange, move_report
+from pdgemm.report import MoveReport, Report
 from pdgemm.summa import summa
 from pdgemm.threads import threads
 from pdgemm.timing import Recorder
 
 _BLAS_INT = 2**31 - 1
-ALGORITHMS = ("auto", "summa")
 
 
 def pdgemm(
@@ -33,144 +35,237 @@ def pdgemm(
     beta: complex = 0.0,
     C: DistMatrix | None = None,
     *,
+    transa: str = "N",
+    transb: str = "N",
     algorithm: str = "auto",
     lookahead: int = 1,
     panel_width: int | None = None,
     memory_limit: int | None = None,
     mover: str = "ibcast",
+    accumulate_dtype: Any = None,
     progress: Callable[[int, int], object] | None = None,
+    check: bool = True,
 ) -> DistMatrix:
-    """C := alpha A B + beta C.  Collective over the grid; arguments in the order of SciPy's BLAS.
+    """C := alpha op(A) op(B) + beta C.  Collective over the grid; arguments in the order of SciPy's BLAS.
 
-    alpha, beta : scalars, real for real matrices.  beta == 0: C is not read.  alpha == 0: A and B are not.
-    A : DistMatrix (m, k);  B : DistMatrix (k, n), on the same grid, of any block sizes: the blocks of the
-        inner dimension may differ.  float32, float64, complex64 or complex128, the same for all.
-    C : DistMatrix (m, n) with A's row layout and B's column layout, overwritten; made where it is None.
-    algorithm    : "summa" (C stationary); "auto" chooses it.
+    alpha, beta : scalars of C's type.  beta == 0: C is not read.  alpha == 0 or k == 0: A and B are not.
+    A, B : DistMatrix with op(A) (m, k) and op(B) (k, n), of any blocks, sources and grids over the same ranks;
+        views too: A.T, A.H, A[i0:i1, j0:j1].  float16, bfloat16, float32, float64, complex64, complex128 or int8,
+        not necessarily the same.
+    C : DistMatrix (m, n) of any layout, overwritten; a view is overwritten where it lies, and nothing around it.
+        None: C is made, with the row layout of op(A) and the column layout of op(B) on the grid of A.
+    transa, transb : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H; the same as handing over A.T or A.H.
+    algorithm    : "summa" (C stationary), "inner" (local products and one reduction, for huge k), or "auto": the
+        one that sends fewer words.  Matrices that do not fit it as they lie are redistributed first.
     lookahead    : panels in flight behind the one in use, >= 0.
     panel_width  : widest panel, in inner indices.
-    memory_limit : bytes per rank for buffers beyond A, B and C; narrows the panels.
+    memory_limit : bytes per rank for buffers beyond A, B and C, copies of redistributed matrices too.
     mover        : "ibcast" (MPI_Ibcast) or "ring" (point-to-point).
+    accumulate_dtype : type in which products are added up.  By default the common type of A, B and C; for 16-bit
+        types float32, for int8 int32.  Panels are converted one by one, never whole matrices.
     progress     : called as progress(done, total) after each panel.
+    check        : False skips the allreduce that makes all ranks raise the same exception.
 
-    Returns C; `C.report` says what ran, how fast, and how many words.
+    Returns C; `C.report` says what ran, what was redistributed, how fast, and how many words.
 
-    Cost per rank on Pr x Pc: 2mnk/P flops; mk (Pc - 1)/P + kn (Pr - 1)/P words in.
+    Cost per rank of "summa" on Pr x Pc: 2mnk/P flops; mk (Pc - 1)/P + kn (Pr - 1)/P words in; of "inner":
+    2mnk/P flops; mn (P - 1)/P words in.
     Raises LayoutError, GridError, DTypeError, ArgumentError or MemoryLimitError, the same on every rank
-    and before anything is sent.  Error: |C - C^| <= gamma_k |alpha||A||B| (Higham 2002, 3.5).
+    and before anything is sent.  Error: |C - C^| <= gamma_k |alpha||A||B| in the type of accumulation (Higham
+    2002, 3.5), and one rounding to C's type; int8 exact modulo 2^32.
     """
     start = perf_counter()
     if not isinstance(A, DistMatrix):  # without a matrix there is no communicator to agree on
         raise DTypeError(f"A is a DistMatrix, got {type(A).__name__}")
-    recorder = Recorder()
-    with together(A.grid.comm) as said:
-        _check(alpha, A, B, beta, C, algorithm, mover)
-        number: Any = complex if A.dtype.kind == "c" else float
-        alpha, beta = number(alpha), number(beta)
-        # without alpha nothing is multiplied: the inner dimension has no indices
-        k = A.shape[1] if alpha != 0 else 0
-        plan = plan_summa(
-            Distribution(A.distribution.rows, replace(A.distribution.cols, n=k)),
-            Distribution(replace(B.distribution.rows, n=k), B.distribution.cols),
-            A.dtype,
+    comm, recorder = A.grid.comm, Recorder()
+    with together(comm if check else None) as said:
+        for name, x in (("B", B), ("C", C)):
+            if not isinstance(x, DistMatrix) and (name, x) != ("C", None):
+                raise DTypeError(f"{name} is a DistMatrix, got {type(x).__name__}")
+        A, B = op(A, transa, "transa"), op(B, transb, "transb")
+        if algorithm not in ALGORITHMS:
+            raise ArgumentError(f"algorithm {algorithm!r} is not one of {', '.join(ALGORITHMS)}")
+        if mover not in MOVERS:
+            raise ArgumentError(f"mover {mover!r} is not one of {', '.join(MOVERS)}")
+        _check_operands(A, B)
+        if C is None:
+            C, beta = _result(A, B), 0
+        _check_result(A, B, C)
+        accumulate = _accumulate_dtype(A, B, C, accumulate_dtype)
+        alpha, beta = as_scalar(alpha, C.dtype, "alpha"), as_scalar(beta, C.dtype, "beta")
+        layouts = [x.layout_in(A.grid) for x in (A, B, C)]
+        if alpha == 0 or A.shape[1] == 0:
+            layouts[:2] = _nothing_to_multiply(*layouts)
+        plan = plan_product(
+            *layouts,
+            comm.size,
+            accumulate=accumulate,
+            beta_is_zero=beta == 0,
+            algorithm=algorithm,
             lookahead=lookahead,
             mover=mover,
             panel_width=panel_width,
             memory_limit=memory_limit,
         )
-        layout = Distribution(A.distribution.rows, B.distribution.cols)
-        if C is None:
-            C = DistMatrix(np.empty(layout.local_shape(A.grid.coords), A.dtype), A.grid, layout)
-            beta = 0
-        ring = PanelRing(plan.slots, *plan.panel_words(A.grid.coords), A.dtype, recorder)
-        said += [f"alpha={alpha}", f"beta={beta}", f"orders {A.order}{B.order}", plan]
+        said += [f"pdgemm, alpha={alpha}", f"beta={beta}", plan]
+        room = _Buffers(plan, comm.rank)
+        recorder.hold(room.nbytes)
     assert C is not None  # an error was raised on all ranks
-
-    summa(alpha, A, B, beta, C, plan, ring, recorder, progress)
-    C.report = _report(plan, C, recorder, perf_counter() - start)
+    moves = _run(alpha, A, B, beta, C, plan, room, recorder, progress)
+    C.report = _report(plan, comm.rank, C.grid.coords, recorder, perf_counter() - start, moves)
     return C
 
 
 def matmul(A: DistMatrix, B: DistMatrix, out: DistMatrix | None = None) -> DistMatrix:
     """A B, also as `A @ B` and `numpy.matmul(A, B)`.  Collective; see `pdgemm`."""
-    return pdgemm(1.0, A, B, 0.0, out)
+    return pdgemm(1, A, B, 0, out)
 
 
-def _check(
-    alpha: complex, A: DistMatrix, B: DistMatrix, beta: complex, C: DistMatrix | None, algorithm: str, mover: str
-) -> None:
-    """Everything about the arguments that this rank can see."""
-    given = {"A": A, "B": B} | ({} if C is None else {"C": C})
-    shapes = ", ".join(f"{name} is {_size(x)}" for name, x in given.items())
-    for name, x in given.items():
-        if not isinstance(x, DistMatrix):
-            raise DTypeError(f"{name} is a DistMatrix, got {type(x).__name__}")
-        if not x.grid.same_as(A.grid):
-            raise GridError(f"A and {name} lie on different grids: {A.grid!r} and {x.grid!r}")
-        if x.dtype.char not in LETTER or not x.dtype.isnative:
-            raise DTypeError(f"{name} has dtype {x.dtype}; supported: float32, float64, complex64, complex128")
-        if x.dtype != A.dtype:
-            raise DTypeError(f"dtypes differ: A has {A.dtype}, {name} has {x.dtype}; convert one (astype, --dtype)")
-        if x.local.size and max(x.local.shape) > _BLAS_INT:
-            raise LayoutError(f"{name} has a local part of shape {x.local.shape}, BLAS takes up to {_BLAS_INT}")
+class _Buffers:
+    """All memory of one rank for a plan, allocated before anything is sent."""
+
+    def __init__(self, plan: Plan, rank: int) -> None:
+        self.product = {name: np.empty(words, dtype) for name, (words, dtype) in plan.product.buffers(rank).items()}
+        self.messages = {name: Room(move, rank) for name, move in plan.moves}
+        self.copies = {name: _empty(move.source if name == "C" else move.target, rank) for name, move in plan.moves}
+
+    @property
+    def nbytes(self) -> int:
+        rooms: list[np.ndarray | Room] = [*self.product.values(), *self.messages.values(), *self.copies.values()]
+        return sum(x.nbytes for x in rooms)
+
+
+def _empty(layout: Layout, rank: int) -> np.ndarray:
+    return np.empty(layout.local_shape(rank), layout.dtype, layout.order)
+
+
+def _run(
+    alpha: Any,
+    A: DistMatrix,
+    B: DistMatrix,
+    beta: Any,
+    C: DistMatrix,
+    plan: Plan,
+    room: _Buffers,
+    recorder: Recorder,
+    progress: Callable[[int, int], object] | None,
+) -> list[MoveReport]:
+    """Bring A and B where they fit, multiply, bring C home."""
+    comm, moves, reports = A.grid.comm, dict(plan.moves), list[MoveReport]()
+
+    def move(name: str, x: np.ndarray, beta: Any, y: np.ndarray) -> None:
+        start, own = perf_counter(), Recorder()
+        exchange(1, x, beta, y, moves[name], room.messages[name], comm, own)
+        own.hold(room.messages[name].nbytes)
+        recorder.traffic += own.traffic
+        reports.append(move_report(name, moves[name], comm.rank, own, perf_counter() - start))
+
+    lying = {"A": A.stored, "B": B.stored, "C": C.stored}
+    for name, there in room.copies.items():
+        if name != "C":
+            move(name, lying[name], 0, there)
+        lying[name] = there
+    added = 0 if "C" in moves else beta
+    operands = (alpha, lying["A"], lying["B"], added, lying["C"])
+    if isinstance(plan.product, Summa):
+        grid = {"A": A, "B": B, "C": C}[plan.home].grid
+        summa(*operands, plan.product, grid, room.product, recorder, progress)
+    else:
+        inner(*operands, plan.product, comm, room.product, recorder, progress)
+    if "C" in moves:
+        move("C", lying["C"], beta, C.stored)
+    return reports
+
+
+def _result(A: DistMatrix, B: DistMatrix) -> DistMatrix:
+    """Where C goes if nobody says: rows as op(A), columns as op(B), on the grid that A was made on."""
+    grid, on = A.grid.base, A.grid.base.same_as
+    rows = A.distribution.rows if on(A.grid) else A.distribution.rows.over(grid.shape[0])
+    cols = B.distribution.cols if on(B.grid) else B.distribution.cols.over(grid.shape[1])
+    layout = Distribution(rows, cols)
+    order: Order = "F" if all((x.order == "F") != x.grid.transposed for x in (A, B)) else "C"
+    dtype = dtypes.product(A.dtype, B.dtype)
+    return DistMatrix(np.empty(layout.local_shape(grid.coords), dtype, order), grid, layout, order)
+
+
+def _nothing_to_multiply(A: Layout, B: Layout, C: Layout) -> tuple[Layout, Layout]:
+    """Operands without inner indices, which fit C wherever it lies."""
+    (pr, pc), c = C.distribution.grid_shape, C.distribution
+    return (
+        replace(C, distribution=Distribution(c.rows, BlockCyclic.even(0, pc)), dtype=A.dtype),
+        replace(C, distribution=Distribution(BlockCyclic.even(0, pr), c.cols), dtype=B.dtype),
+    )
+
+
+def _check_operands(A: DistMatrix, B: DistMatrix) -> None:
+    for name, x in (("A", A), ("B", B)):
+        _check_dtype(name, x, dtypes.OPERANDS)
     if A.shape[1] != B.shape[0]:
-        raise LayoutError(f"inner dimensions do not agree: {shapes}, on a {A.grid} grid")
-    if C is not None:
-        if C.shape != (A.shape[0], B.shape[1]):
-            raise LayoutError(f"C is not as high as A and as wide as B: {shapes}, on a {A.grid} grid")
-        if C.distribution != Distribution(A.distribution.rows, B.distribution.cols):
-            raise LayoutError(
-                f"C needs the row layout of A and the column layout of B: A is {A.distribution}, "
-                f"B is {B.distribution}, C is {C.distribution}, on a {A.grid} grid"
-            )
-        if not C.local.flags.writeable:
-            raise ArgumentError("C is read-only")
-        for name in ("A", "B"):
-            if _overlap(C.local, given[name].local):
-                raise ArgumentError(f"C shares memory with {name}")
-    for name, value in (("alpha", alpha), ("beta", beta)):
-        if np.ndim(value) != 0 or not isinstance(value, (Number, np.number)):
-            raise DTypeError(f"{name} is a number, got {type(value).__name__}")
-        if A.dtype.kind != "c" and np.iscomplexobj(value):
-            raise DTypeError(f"{name} = {value} is complex, but the matrices are {A.dtype}")
-    if algorithm not in ALGORITHMS:
-        raise ArgumentError(f"algorithm {algorithm!r} is not one of {', '.join(ALGORITHMS)}")
-    if mover not in MOVERS:
-        raise ArgumentError(f"mover {mover!r} is not one of {', '.join(MOVERS)}")
+        raise LayoutError(
+            f"inner dimensions do not agree: op(A) is {_size(A)} on a {A.grid} grid, "
+            f"op(B) is {_size(B)} on a {B.grid} grid"
+        )
 
 
-def _overlap(x: np.ndarray, y: np.ndarray) -> bool:
-    try:
-        return np.shares_memory(x, y, max_work=10_000)  # type: ignore[arg-type]
-    except np.exceptions.TooHardError:
-        return np.may_share_memory(x, y)  # only bounds: better too careful
+def _check_result(A: DistMatrix, B: DistMatrix, C: DistMatrix) -> None:
+    _check_dtype("C", C, dtypes.RESULTS)
+    if C.shape != (A.shape[0], B.shape[1]):
+        raise LayoutError(
+            f"C is not as high as op(A) and as wide as op(B): op(A) is {_size(A)}, op(B) is {_size(B)}, "
+            f"C is {_size(C)}, on grids {A.grid}, {B.grid} and {C.grid}"
+        )
+    check_result("C", C, {"A": A, "B": B})
 
 
-def _size(x: object) -> str:
-    return f"{x.shape[0]} x {x.shape[1]}" if isinstance(x, DistMatrix) else type(x).__name__
+def _check_dtype(name: str, x: DistMatrix, supported: tuple[np.dtype, ...]) -> None:
+    if x.dtype not in supported or not x.dtype.isnative:
+        raise DTypeError(f"{name} has dtype {x.dtype}; supported: {dtypes.names(supported)}")
+    if x.stored.size and max(x.stored.shape) > _BLAS_INT:
+        raise LayoutError(f"{name} has a local part of shape {x.stored.shape}, BLAS takes up to {_BLAS_INT}")
 
 
-def _report(plan: Plan, C: DistMatrix, recorder: Recorder, seconds: float) -> Report:
-    coords = C.grid.coords
+def _accumulate_dtype(A: DistMatrix, B: DistMatrix, C: DistMatrix, asked: Any) -> np.dtype:
+    """The type in which products are added up."""
+    wide = dtypes.arithmetic(A.dtype, B.dtype, C.dtype)
+    operands = dtypes.common(A.dtype, B.dtype)
+    accumulate = wide if asked is None else np.dtype(asked)
+    if accumulate not in (*dtypes.BLAS, np.dtype(np.int32)):
+        raise DTypeError(
+            f"accumulate_dtype {accumulate}: products are added up in {dtypes.names(dtypes.BLAS)} or int32"
+        )
+    if not (dtypes.fits(operands, accumulate) and dtypes.fits(accumulate, C.dtype)):
+        raise DTypeError(f"A {A.dtype} times B {B.dtype}, added up in {accumulate}, cannot become C {C.dtype}")
+    return accumulate
+
+
+def _size(x: DistMatrix) -> str:
+    return f"{x.shape[0]} x {x.shape[1]}"
+
+
+def _report(
+    plan: Plan, rank: int, coords: tuple[int, int], recorder: Recorder, seconds: float, moves: list[MoveReport]
+) -> Report:
+    product = plan.product
     return Report(
-        algorithm=plan.algorithm,
-        mover=plan.mover,
-        grid=C.grid.shape,
-        mnk=plan.mnk,
-        dtype=str(plan.dtype),
-        panels=len(plan.steps),
-        panel_width=max((step.width for step in plan.steps), default=0),
-        lookahead=plan.lookahead,
+        algorithm=product.algorithm,
+        mover=product.mover,
+        grid=product.C.distribution.grid_shape,
+        mnk=product.mnk,
+        dtype=str(product.accumulate),
+        panels=product.panels,
+        panel_width=product.widest,
+        lookahead=product.lookahead,
         threads=threads(),
-        rank=C.grid.rank,
+        rank=rank,
         coords=coords,
-        flops=plan.flops,
+        flops=product.flops,
         seconds=seconds,
         compute_seconds=recorder.seconds.get("compute", 0.0),
         wait_seconds=recorder.seconds.get("wait", 0.0),
         pack_seconds=recorder.seconds.get("pack", 0.0),
         counted=recorder.traffic,
-        predicted=plan.traffic(coords),
+        predicted=plan.traffic(rank),
         extra_bytes=recorder.peak_bytes,
-        predicted_extra_bytes=plan.extra_bytes(coords),
+        predicted_extra_bytes=plan.extra_bytes(rank),
+        moves=tuple(moves),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -11,11 +11,11 @@ from pdgemm import elements
 from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, together
 from pdgemm.gather import block_index, collect, collect_everywhere, deal
 from pdgemm.grids.distribution import Distribution
+from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local import leading
 
 Block = int | tuple[int, int] | None
-Order = Literal["C", "F"]
 
 
 class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
@@ -27,7 +27,11 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
                    local row l is global row `distribution.rows.to_global(l, i)`.  Changing it changes
                    the matrix.
     order        : "C" or "F", the memory order of the local arrays, one for all ranks.
-    report       : what the product that made this matrix did, or None.
+    report       : what the product, load or redistribution that made this matrix did, or None.
+
+    Views share the elements, cost nothing and send nothing: `A[i0:i1, j0:j1]` any submatrix, `A.T` the
+    transpose, `A.H` the conjugate transpose.  They are matrices like any other, and may be written to
+    (but for the conjugate of a complex matrix).  `A[i0:i1, j0:j1] = B` brings B there, from any layout.
 
     Make one by `empty, zeros, eye, random, from_function, from_global, from_local` (all collective
     over the grid) or `pdgemm.io.hdf5.load`.  `A @ B` and `numpy.matmul(A, B)` are `pdgemm(1.0, A, B)`.
@@ -38,13 +42,21 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
     __array_priority__ = 1000
     __hash__ = None  # type: ignore[assignment]  # `==` is elementwise, as for arrays
 
-    def __init__(self, local: np.ndarray, grid: ProcessGrid, distribution: Distribution, order: Order = "C") -> None:
+    def __init__(
+        self,
+        stored: np.ndarray,
+        grid: ProcessGrid,
+        distribution: Distribution,
+        order: Order = "C",
+        conjugated: bool = False,
+    ) -> None:
         """Not collective and unchecked: use `from_local`."""
-        self._local = local
+        self._stored = stored
         self.grid = grid
         self.distribution = distribution
         self.order = order
-        self.report: Any = None  # a Report, or the IOReport of a load
+        self.conjugated = conjugated
+        self.report: Any = None  # a Report, MoveReport or IOReport
 
     # ------------------------------------------------------------------ making
     @classmethod
@@ -186,8 +198,20 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
     # ------------------------------------------------------------------ looking
     @property
     def local(self) -> np.ndarray:
-        """This rank's elements: change them in place; `from_local` adopts another array."""
-        return self._local
+        """This rank's elements: change them in place; `from_local` adopts another array.
+
+        Of the conjugate of a complex matrix: a copy, read-only.
+        """
+        if not self.conjugated:
+            return self._stored
+        local = np.conjugate(self._stored)
+        local.flags.writeable = False
+        return local
+
+    @property
+    def stored(self) -> np.ndarray:
+        """The elements as they lie in memory: of a conjugated view, not conjugated."""
+        return self._stored
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -199,7 +223,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def dtype(self) -> np.dtype:
-        return self.local.dtype
+        return self._stored.dtype
 
     @property
     def ndim(self) -> int:
@@ -212,7 +236,17 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
 
     def same_layout(self, other: DistMatrix) -> bool:
         """Does every rank hold the same elements of both?  Local."""
-        return self.distribution == other.distribution and self.grid.same_as(other.grid)
+        return self.distribution.canonical == other.distribution.canonical and self.grid.same_as(other.grid)
+
+    def layout_in(self, grid: ProcessGrid) -> Layout:
+        """What a plan needs to know of the matrix, its ranks numbered as in the communicator of `grid`.
+
+        Raises GridError where the two grids are not over the same ranks.
+        """
+        place = self.grid.place_in(grid)
+        if place is None:
+            raise GridError(f"grids over different ranks: {self.grid!r} and {grid!r}; use ProcessGrid(comm, ranks=...)")
+        return Layout(self.distribution, place, self.dtype, self.order, self.conjugated)
 
     def __repr__(self) -> str:
         rows, cols = self.local.shape
@@ -220,6 +254,48 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
             f"DistMatrix({self.distribution}, {self.dtype}, on a {self.grid} grid; rank {self.grid.rank} "
             f"at {self.grid.coords} holds {rows} x {cols}, {self.local.nbytes / 2**20:.1f} MiB)"
         )
+
+    # ------------------------------------------------------------------ views
+    @property
+    def T(self) -> DistMatrix:
+        """The transpose, as a view: on the grid seen transposed, `grid.T`.  Local."""
+        order: Order = "C" if self.order == "F" else "F"
+        return DistMatrix(self._stored.T, self.grid.T, self.distribution.transposed, order, self.conjugated)
+
+    @property
+    def H(self) -> DistMatrix:
+        """The conjugate transpose, as a view.  Local."""
+        view = self.T
+        view.conjugated = (self.dtype.kind == "c") != self.conjugated
+        return view
+
+    def __getitem__(self, key: Any) -> DistMatrix:
+        """A[i0:i1, j0:j1]: a submatrix as a view, numbered from 0, of any offset.  Local; slices as NumPy's."""
+        keys = key if isinstance(key, tuple) else (key, slice(None))
+        if len(keys) != 2 or not all(isinstance(x, slice) and x.step in (None, 1) for x in keys):
+            raise ArgumentError(f"a submatrix is A[i0:i1, j0:j1], rows and columns without gaps; got {key}")
+        ranges = [x.indices(n)[:2] for x, n in zip(keys, self.shape, strict=True)]
+        rows, cols = ((start, max(start, stop)) for start, stop in ranges)
+        part = self._stored[self.distribution.local_window(rows, cols, self.grid.coords)]
+        return DistMatrix(part, self.grid, self.distribution.window(rows, cols), self.order, self.conjugated)
+
+    def __setitem__(self, key: Any, value: DistMatrix | complex) -> None:
+        """Set a submatrix: to a number, or to a matrix of any layout.  Collective over the grid."""
+        view = self[key]
+        if isinstance(value, DistMatrix):
+            if not (value._stored is view._stored or _same_memory(value._stored, view._stored)):  # as after A[...] += B
+                value.redistribute(view)
+        elif np.ndim(value) == 0:
+            view.local[...] = value
+        else:
+            raise ArgumentError("a submatrix is set to a number or a DistMatrix; deal an array out first, from_global")
+
+    # ------------------------------------------------------------------ moving
+    def redistribute(self, out: DistMatrix | None = None, **options: Any) -> DistMatrix:
+        """The same elements in another layout: see `pdgemm.redistribute`.  Collective over the grid."""
+        from pdgemm.redistribute import redistribute
+
+        return redistribute(self, out, **options)
 
     # ------------------------------------------------------------------ gathering
     def to_global(self, root: int = 0) -> np.ndarray | None:
@@ -259,14 +335,15 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         if kind not in ("fro", 1, np.inf, "max"):
             raise ArgumentError(f'norm {kind!r} is not one of "fro", 1, numpy.inf, "max"')
         if kind == "fro":
-            return _hypot(self.grid.comm.allgather(_frobenius(self.local)))
-        size = np.abs(self.local)
+            return _hypot(self.grid.comm.allgather(_frobenius(self._stored)))
+        size = np.abs(self._stored.astype(np.result_type(self.dtype, np.float32), copy=False))
         if kind == "max":
             here = float(size.max(initial=0.0))
         else:
             axis, comm = (0, self.grid.col) if kind == 1 else (1, self.grid.row)
             sums = size.sum(axis=axis, dtype=np.float64)
-            comm.Allreduce(MPI.IN_PLACE, sums, MPI.SUM)
+            if not self.grid.idle:
+                comm.Allreduce(MPI.IN_PLACE, sums, MPI.SUM)
             here = float(sums.max(initial=0.0))
         # not MPI.MAX, which may drop a NaN
         return float(np.max(self.grid.comm.allgather(here)))
@@ -323,6 +400,13 @@ def _layout(grid: ProcessGrid, shape: tuple[int, int], block: Block, source: tup
     if grid.layers != 1:
         raise GridError(f"a matrix lies on a grid of one layer, this one is {grid}")
     return Distribution.over(grid.shape, shape, block, source)
+
+
+def _same_memory(x: np.ndarray, y: np.ndarray) -> bool:
+    return x.__array_interface__["data"] == y.__array_interface__["data"] and (x.strides, x.shape) == (
+        y.strides,
+        y.shape,
+    )
 
 
 def _as_matrix(array: Any) -> np.ndarray:

@@ -24,10 +24,10 @@ class Slot:
 
     __slots__ = ("A", "B", "arrivals", "buffer_a", "buffer_b", "number", "users")
 
-    def __init__(self, number: int, words_a: int, words_b: int, dtype: np.dtype) -> None:
+    def __init__(self, number: int, buffer_a: np.ndarray, buffer_b: np.ndarray) -> None:
         self.number = number
-        self.buffer_a = np.empty(words_a, dtype)
-        self.buffer_b = np.empty(words_b, dtype)
+        self.buffer_a = buffer_a
+        self.buffer_b = buffer_b
         self.arrivals: list[Wait] = []
         self.users: list[Wait] = []
         self.A: np.ndarray = self.buffer_a
@@ -35,13 +35,16 @@ class Slot:
 
 
 class PanelRing:
-    """`slots` slots handed out in turn.  Leaving the `with` block waits until none is in use."""
+    """`slots` slots handed out in turn.  Leaving the `with` block waits until none is in use.
 
-    def __init__(self, slots: int, words_a: int, words_b: int, dtype: np.dtype, recorder: Recorder) -> None:
-        self._slots = [Slot(number, words_a, words_b, dtype) for number in range(slots)]
+    room_a, room_b : memory for the panels of A and of B, shared out evenly.
+    """
+
+    def __init__(self, slots: int, room_a: np.ndarray, room_b: np.ndarray, recorder: Recorder) -> None:
+        rooms = zip(room_a.reshape(slots, -1), room_b.reshape(slots, -1), strict=True)
+        self._slots = [Slot(number, *buffers) for number, buffers in enumerate(rooms)]
         self._next = 0
         self._recorder = recorder
-        recorder.peak_bytes += sum(s.buffer_a.nbytes + s.buffer_b.nbytes for s in self._slots)
 
     def take(self) -> Slot:
         """The next slot, free."""

@@ -1,112 +1,179 @@
-"""Decide before running: panels, width, lookahead and mover, and what they will cost each rank."""
+"""Decide before running: what is moved where, by which algorithm, and what it costs each rank."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
-from pdgemm.costs import gemm_flops, summa_traffic
+from pdgemm import dtypes
 from pdgemm.errors import ArgumentError, MemoryLimitError
-from pdgemm.grids.distribution import Distribution
-from pdgemm.schedule import PanelStep, summa_steps
+from pdgemm.exchange import Exchange, plan_exchange
+from pdgemm.grids.distribution import BlockCyclic, Distribution
+from pdgemm.grids.layout import Layout
+from pdgemm.local import EXACT_WIDTH
+from pdgemm.products import Inner, Summa
 from pdgemm.timing import Traffic
 
 PANEL_WIDTH = 512  # wide enough for BLAS to reach its peak, narrow enough to stay in flight behind it
-_MESSAGE_BYTES = 1 << 30  # MPI counts are ints, and some transports fail above 2 GiB
+ALGORITHMS = ("auto", "summa", "inner")
+_NO_LIMIT = 1 << 62
 
 
 @dataclass(frozen=True)
 class Plan:
-    """C := alpha A B + beta C by SUMMA with C stationary, on layouts that fit: a value, without data.
+    """C := alpha A B + beta C from the user's layouts to the user's layouts: a value, without data.
 
-    Every figure is for any rank of the grid and needs no communication.
+    product : the algorithm, on layouts that fit it.
+    moves   : what is redistributed: A and B before the product, C after it.
+    home    : the matrix, "A", "B" or "C", on whose grid the product is done.
     """
 
-    A: Distribution
-    B: Distribution
-    dtype: np.dtype
-    width: int  # no panel is wider
-    lookahead: int
-    mover: str
-    algorithm: str = "summa"
+    product: Summa | Inner
+    moves: tuple[tuple[str, Exchange], ...]
+    home: str
+
+    def traffic(self, rank: int) -> Traffic:
+        """Words and messages of a rank, moves included."""
+        return sum((move.traffic(rank) for _, move in self.moves), self.product.traffic(rank))
+
+    def extra_bytes(self, rank: int | None) -> int:
+        """Memory of a rank beyond A, B and C as they were given; rank None: at most, of any rank."""
+        return self.product.extra_bytes(rank) + sum(
+            move.extra_bytes(rank) + (move.source if name == "C" else move.target).local_bytes(rank)
+            for name, move in self.moves
+        )
 
     @property
-    def mnk(self) -> tuple[int, int, int]:
-        return self.A.shape[0], self.B.shape[1], self.A.shape[1]
-
-    @cached_property
-    def steps(self) -> tuple[PanelStep, ...]:
-        return summa_steps(self.A.cols, self.B.rows, self.width)
-
-    @property
-    def slots(self) -> int:
-        """Panels held at once: the one in use and those in flight behind it."""
-        return min(self.lookahead + 1, max(1, len(self.steps)))
-
-    @property
-    def flops(self) -> int:
-        return gemm_flops(*self.mnk, complex_=self.dtype.kind == "c")
-
-    def traffic(self, coords: tuple[int, int]) -> Traffic:
-        """Words and messages of rank (i, j)."""
-        return summa_traffic(self.A, self.B, self.steps, self.mover, coords)
-
-    def panel_words(self, coords: tuple[int, int]) -> tuple[int, int]:
-        """Buffer words of rank (i, j) for one panel of A and one of B.
-
-        A panel that stays in its row (Pc = 1) and is one run of columns is multiplied where it lies.
-        """
-        widest = max((step.width for step in self.steps), default=0)
-        a = self.A.cols.parts > 1 or any(not step.a.single for step in self.steps)
-        b = self.B.rows.parts > 1 or any(not step.b.single for step in self.steps)
-        return a * widest * self.A.rows.count(coords[0]), b * widest * self.B.cols.count(coords[1])
-
-    def extra_bytes(self, coords: tuple[int, int]) -> int:
-        """Memory of rank (i, j) beyond A, B and C."""
-        return self.slots * sum(self.panel_words(coords)) * self.dtype.itemsize
-
-    @property
-    def largest_extra_bytes(self) -> int:
-        """The most extra memory that any rank needs."""
-        return self.extra_bytes((self.A.rows.source, self.B.cols.source))
+    def total_words(self) -> int:
+        """Words that all ranks together send."""
+        return self.product.total_words + sum(move.total_words for _, move in self.moves)
 
 
-def plan_summa(
-    A: Distribution,
-    B: Distribution,
-    dtype: np.dtype,
+@lru_cache(maxsize=256)
+def plan_product(
+    A: Layout,
+    B: Layout,
+    C: Layout,
+    size: int,
     *,
+    accumulate: np.dtype,
+    beta_is_zero: bool = True,
+    algorithm: str = "auto",
     lookahead: int = 1,
     mover: str = "ibcast",
     panel_width: int | None = None,
     memory_limit: int | None = None,
 ) -> Plan:
-    """The widest panels, up to `panel_width`, whose buffers fit `memory_limit` bytes on every rank.
+    """The plan that sends the fewest words among those that fit `memory_limit` bytes on every rank.
 
-    Raises MemoryLimitError, saying what is needed, where even panels of width 1 do not fit.
+    Layouts that fit an algorithm are used as they lie; matrices are moved only where none fits.
+    size : ranks of the communicator in which the layouts number their ranks.
+    Raises MemoryLimitError, saying what is needed, where nothing fits.
     """
     if lookahead < 0:
         raise ArgumentError(f"lookahead must be >= 0, got {lookahead}")
     if panel_width is not None and panel_width < 1:
         raise ArgumentError(f"panel_width must be >= 1, got {panel_width}")
-    longest = max(1, A.rows.largest, B.cols.largest) * dtype.itemsize
-    width = max(1, min(panel_width or PANEL_WIDTH, _MESSAGE_BYTES // longest))
-    plan = Plan(A, B, dtype, width, lookahead, mover)
-    if memory_limit is None or plan.largest_extra_bytes <= memory_limit:
-        return plan
-    # panels of width 1 are single runs: buffered only where they travel
-    one = ((A.cols.parts > 1) * A.rows.largest + (B.rows.parts > 1) * B.cols.largest) * dtype.itemsize
-    narrowest = min(lookahead + 1, A.shape[1]) * one
-    if narrowest > memory_limit:
-        raise MemoryLimitError(
-            f"memory limit {memory_limit} bytes per rank is too small for the panels of A ({A}) and B ({B}): "
-            f"at least {narrowest} bytes are needed with lookahead {lookahead}"
-            + (f", {one} with lookahead 0" if lookahead else "")
+    width = min(panel_width or PANEL_WIDTH, _NO_LIMIT if accumulate in dtypes.BLAS else EXACT_WIDTH)
+    products: list[tuple[Summa | Inner, str]] = []
+    if algorithm != "inner":
+        products += [
+            (Summa(a, b, c, accumulate, width, lookahead, mover), home)
+            for a, b, c, home in _summa_layouts(A, B, C, accumulate)
+        ]
+    if algorithm != "summa":
+        products += [
+            (Inner(a, b, C, accumulate, width, max(1, C.distribution.rows.n), size), "C")
+            for a, b in _inner_layouts(A, B, size)
+        ]
+    given = (A, B, C)
+    native = [x for x in products if given == (x[0].A, x[0].B, x[0].C)]
+    plans = [_with_moves(x, home, given, size, beta_is_zero, None) for x, home in native or products]
+    least = _NO_LIMIT
+    for plan in sorted(plans, key=lambda plan: plan.total_words):
+        for message_limit in (None, (memory_limit or 0) // 16, 0):
+            fitted = _with_moves(plan.product, plan.home, given, size, beta_is_zero, message_limit)
+            needed = fitted.extra_bytes(None)
+            while needed > (_NO_LIMIT if memory_limit is None else memory_limit):
+                least = min(least, needed)
+                smaller = fitted.product.smaller((memory_limit or 0) / needed)
+                if smaller is None:
+                    break
+                fitted = replace(fitted, product=smaller)
+                needed = fitted.extra_bytes(None)
+            else:
+                return fitted
+    raise MemoryLimitError(
+        f"memory limit {memory_limit} bytes per rank is too small for A ({A}), B ({B}) and C ({C}): "
+        f"at least {least} bytes are needed" + (f" with lookahead {lookahead}" if lookahead else "")
+    )
+
+
+def _summa_layouts(
+    A: Layout, B: Layout, C: Layout, accumulate: np.dtype
+) -> Iterator[tuple[Layout, Layout, Layout, str]]:
+    """Ways to lay out A, B and C for SUMMA: on the grid of one of them, C's rows as A's, C's columns as B's."""
+    grids: dict[object, tuple[str, Layout]] = {}
+    for name, x in (("C", C), ("A", A), ("B", B)):
+        grids.setdefault(x.grid, (name, x))
+    for home, base in grids.values():
+        pr, pc = base.distribution.grid_shape
+        on_a, on_b, on_c = (x.grid == base.grid for x in (A, B, C))
+        a, b, c = A.distribution, B.distribution, C.distribution
+        rows = [x.rows for x, here in ((c, on_c), (a, on_a)) if here] or [c.rows.over(pr)]
+        cols = [x.cols for x, here in ((c, on_c), (b, on_b)) if here] or [c.cols.over(pc)]
+        inner_a = a.cols if on_a else BlockCyclic.even(a.cols.n, pc)
+        inner_b = b.rows if on_b else BlockCyclic.even(b.rows.n, pr)
+        for r in {x.canonical: x for x in reversed(rows)}.values():
+            for s in {x.canonical: x for x in reversed(cols)}.values():
+                yield (
+                    _brought(A, Distribution(r, inner_a), base.place),
+                    _brought(B, Distribution(inner_b, s), base.place),
+                    _brought(C, Distribution(r, s), base.place, accumulate),
+                    home,
+                )
+
+
+def _inner_layouts(A: Layout, B: Layout, size: int) -> Iterator[tuple[Layout, Layout]]:
+    """Ways to lay out A in columns and B in rows over the same ranks."""
+    m, k, n = *A.distribution.shape, B.distribution.cols.n
+    ways: dict[object, tuple[BlockCyclic, tuple[int, ...]]] = {}
+    if A.distribution.rows.parts == 1:
+        ways[A.distribution.cols.canonical, A.place] = A.distribution.cols, A.place
+    if B.distribution.cols.parts == 1:
+        ways.setdefault((B.distribution.rows.canonical, B.place), (B.distribution.rows, B.place))
+    ways[None] = BlockCyclic.even(k, size), tuple(range(size))
+    for inner, place in ways.values():
+        yield (
+            _brought(A, Distribution(BlockCyclic.even(m, 1), inner), place),
+            _brought(B, Distribution(inner, BlockCyclic.even(n, 1)), place),
         )
-    while plan.largest_extra_bytes > memory_limit:
-        # the bytes grow with the width of the widest panel, which is at most `width`
-        width = min(width - 1, width * memory_limit // plan.largest_extra_bytes)
-        plan = Plan(A, B, dtype, max(1, width), lookahead, mover)
-    return plan
+
+
+def _brought(x: Layout, distribution: Distribution, place: tuple[int, ...], dtype: np.dtype | None = None) -> Layout:
+    """x if it lies so, else what it is to become."""
+    there = replace(x, distribution=distribution, place=place)
+    return x if x.same_place(there) else replace(there, dtype=dtype or x.dtype)
+
+
+def _with_moves(
+    product: Summa | Inner,
+    home: str,
+    given: tuple[Layout, Layout, Layout],
+    size: int,
+    beta_is_zero: bool,
+    limit: int | None,
+) -> Plan:
+    """The product with the exchanges it needs, the messages of each within `limit` bytes if one element is."""
+    A, B, C = given
+    moves = [
+        (name, plan_exchange(x, to, size, True, limit))
+        for name, x, to in (("A", A, product.A), ("B", B, product.B))
+        if x != to
+    ]
+    if C != product.C:
+        moves.append(("C", plan_exchange(product.C, C, size, beta_is_zero, limit)))
+    return Plan(product, tuple(moves), home)

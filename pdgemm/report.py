@@ -10,11 +10,34 @@ from pdgemm.timing import Traffic
 
 
 @dataclass(frozen=True)
+class MoveReport:
+    """One rank's account of one redistribution.  `counted` and `predicted` as in a Report."""
+
+    name: str  # of the matrix
+    source: str  # the layouts
+    target: str
+    rank: int
+    seconds: float
+    counted: Traffic
+    predicted: Traffic
+    extra_bytes: int
+    predicted_extra_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name} redistributed from {self.source} to {self.target}: "
+            f"{self.counted.words_received} words received, {self.counted.words_sent} sent "
+            f"in {self.counted.messages_sent} messages, {self.seconds:.4f} s"
+        )
+
+
+@dataclass(frozen=True)
 class Report:
     """One rank's account of one product.  Seconds are wall time; words are elements.
 
     `counted` was added up where messages are handed to MPI, `predicted` is the plan's formula;
-    `extra_bytes` are the buffers beyond A, B and C.
+    `extra_bytes` are the buffers beyond A, B and C.  `moves` are the matrices that did not fit the algorithm
+    as they lay; their words, bytes and seconds are part of the totals.
     """
 
     algorithm: str
@@ -37,6 +60,12 @@ class Report:
     predicted: Traffic
     extra_bytes: int
     predicted_extra_bytes: int
+    moves: tuple[MoveReport, ...] = ()
+
+    @property
+    def move_seconds(self) -> float:
+        """Spent on redistributing A, B and C."""
+        return sum(move.seconds for move in self.moves)
 
     @property
     def gflops(self) -> float:
@@ -49,17 +78,19 @@ class Report:
 
     def __str__(self) -> str:
         counted, predicted = self.counted, self.predicted
-        other = self.seconds - self.compute_seconds - self.wait_seconds - self.pack_seconds
+        other = self.seconds - self.compute_seconds - self.wait_seconds - self.pack_seconds - self.move_seconds
+        moved = f" + redistribute {self.move_seconds:.4f}" if self.moves else ""
         return (
             f"{_title(self)}\n"
             f"  rank {self.rank} at {self.coords}: {self.seconds:.4f} s ({self.gflops:.1f} GFLOP/s on all ranks) "
             f"= compute {self.compute_seconds:.4f} + wait {self.wait_seconds:.4f} "
-            f"+ pack {self.pack_seconds:.4f} + other {other:.4f}\n"
+            f"+ pack {self.pack_seconds:.4f}{moved} + other {other:.4f}\n"
             f"  received {counted.words_received} words in {counted.messages_received} messages "
             f"(formula {predicted.words_received} in {predicted.messages_received})\n"
             f"  sent     {counted.words_sent} words in {counted.messages_sent} messages "
             f"(formula {predicted.words_sent} in {predicted.messages_sent})\n"
             f"  extra memory {self.extra_bytes} bytes (formula {self.predicted_extra_bytes})"
+            + "".join(f"\n  {move}" for move in self.moves)
         )
 
 
@@ -72,6 +103,7 @@ def summary(reports: Sequence[Report]) -> dict[str, Any]:
         "compute_seconds": [r.compute_seconds for r in reports],
         "wait_seconds": [r.wait_seconds for r in reports],
         "pack_seconds": [r.pack_seconds for r in reports],
+        "move_seconds": [r.move_seconds for r in reports],
         **{
             name: [getattr(r.counted, name) for r in reports]
             for name in ("words_received", "words_sent", "messages_received", "messages_sent")
@@ -89,6 +121,7 @@ def summary(reports: Sequence[Report]) -> dict[str, Any]:
         "panel_width": first.panel_width,
         "lookahead": first.lookahead,
         "threads": first.threads,
+        "redistributed": [move.name for move in first.moves],
         "gflops": first.flops / slowest / 1e9 if slowest else 0.0,
         "as_predicted": all(r.counted == r.predicted and r.extra_bytes == r.predicted_extra_bytes for r in reports),
         "per_rank": {name: {"min": min(x), "mean": sum(x) / len(x), "max": max(x)} for name, x in columns.items()},

@@ -12,26 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pdgemm.grids.distribution import BlockCyclic
-
-
-class Runs(NamedTuple):
-    """Local indices as maximal runs start, start + 1, ..., start + length - 1, ascending."""
-
-    starts: np.ndarray
-    lengths: np.ndarray
-
-    @property
-    def single(self) -> bool:
-        return len(self.starts) == 1
-
-    @property
-    def size(self) -> int:
-        return int(self.lengths.sum())
-
-    def indices(self) -> np.ndarray:
-        """Every index, one by one."""
-        ends = np.cumsum(self.lengths)
-        return np.arange(ends[-1]) + np.repeat(self.starts - ends + self.lengths, self.lengths)
+from pdgemm.grids.runs import Pairing, meeting, packed
 
 
 class PanelStep(NamedTuple):
@@ -40,8 +21,8 @@ class PanelStep(NamedTuple):
     col: int  # grid column that owns A[:, K]
     row: int  # grid row that owns B[K, :]
     width: int  # |K|
-    a: Runs  # K as local columns of A on its owners
-    b: Runs  # K as local rows of B on its owners
+    a: Pairing  # K as local columns of A on its owners, to columns of the panel
+    b: Pairing  # K as local rows of B on its owners, to rows of the panel
 
 
 @lru_cache(maxsize=8)
@@ -55,21 +36,19 @@ def summa_steps(inner_a: BlockCyclic, inner_b: BlockCyclic, width: int) -> tuple
     of B: with equal cyclic layouts a few wide products, not one for each block.  Pairs take turns,
     so that no rank is the source of many panels in a row.
     """
-    k = inner_a.n
-    cuts = np.union1d(np.arange(0, k, inner_a.block), np.arange(0, k, inner_b.block))
-    lengths = np.diff(cuts, append=k)
-    pair = inner_a.owner(cuts) * inner_b.parts + inner_b.owner(cuts)
+    cuts, lengths, owner_a, owner_b = meeting(inner_a, inner_b)
+    pair = owner_a * inner_b.parts + owner_b
     by_pair = np.argsort(pair, kind="stable")
     turns = []
-    for mine in np.split(by_pair, np.flatnonzero(np.diff(pair[by_pair])) + 1) if k else []:
+    for mine in np.split(by_pair, np.flatnonzero(np.diff(pair[by_pair])) + 1) if inner_a.n else []:
         first = int(mine[0])
         for turn, (at, size) in enumerate(_even_cuts(cuts[mine], lengths[mine], width)):
             step = PanelStep(
                 col=int(pair[first]) // inner_b.parts,
                 row=int(pair[first]) % inner_b.parts,
                 width=int(size.sum()),
-                a=_merge(inner_a.to_local(at), size),
-                b=_merge(inner_b.to_local(at), size),
+                a=packed(inner_a.to_local(at), size),
+                b=packed(inner_b.to_local(at), size),
             )
             turns.append((turn, first, step))
     return tuple(step for _, _, step in sorted(turns, key=lambda t: t[:2]))
@@ -91,9 +70,3 @@ def _even_cuts(starts: np.ndarray, lengths: np.ndarray, width: int) -> list[tupl
         size[-1] -= ends[run.stop - 1] - hi
         pieces.append((at, size))
     return pieces
-
-
-def _merge(starts: np.ndarray, lengths: np.ndarray) -> Runs:
-    """Join runs that follow each other without a gap."""
-    opens = np.append(True, starts[1:] != starts[:-1] + lengths[:-1])
-    return Runs(starts[opens], np.add.reduceat(lengths, np.flatnonzero(opens)))

@@ -5,73 +5,83 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
+from pdgemm.accumulator import Accumulator, Room, add_sums
+from pdgemm.dtypes import wire
 from pdgemm.errors import Shield
-from pdgemm.local import gemm_accumulate, scale
-from pdgemm.matrix import DistMatrix
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.local import scale
 from pdgemm.movers import MOVERS
 from pdgemm.panels import column_panel, column_room, row_panel, row_room
 from pdgemm.pipeline import PanelRing, Slot, prefetch
-from pdgemm.planner import Plan
+from pdgemm.products import Summa
 from pdgemm.schedule import PanelStep
 from pdgemm.timing import Recorder
 
 
 def summa(
     alpha: Any,
-    A: DistMatrix,
-    B: DistMatrix,
+    A: np.ndarray,
+    B: np.ndarray,
     beta: Any,
-    C: DistMatrix,
-    plan: Plan,
-    ring: PanelRing,
+    C: np.ndarray,
+    plan: Summa,
+    grid: ProcessGrid,
+    room: Room,
     recorder: Recorder,
     progress: Callable[[int, int], object] | None = None,
 ) -> None:
-    """C := alpha A B + beta C by SUMMA with C stationary.  Collective over C.grid.
+    """C := alpha A B + beta C by SUMMA with C stationary.  Collective over the grid.
 
-    A : DistMatrix (m, k);  B : DistMatrix (k, n);  C : DistMatrix (m, n), overwritten, not read where
-        beta is 0.  Same grid and dtype; C has A's row map and B's column map; the blocks of the inner
-        dimension may differ in A and B.
-    plan : panels, lookahead, mover.   ring : buffers for `plan.slots` panels of `plan.panel_words`.
-    recorder : takes seconds, words and messages.
+    A, B, C : this rank's elements of A (m, k), B (k, n) and C (m, n), as `plan` says: C has A's row map and B's
+        column map; the blocks of the inner dimension may differ.  C is overwritten, not read where beta is 0.
+    room : the buffers of the plan.   recorder : takes seconds, words and messages.
 
     Cost per rank on q x q: 2mnk/q^2 flops; (mk + kn)(q - 1)/q^2 words in; 2 ceil(k/w) broadcasts;
     extra memory (lookahead + 1) w (m + n)/q words.
-    Error: |C - C^| <= gamma_k |A||B| (Higham 2002, 3.5).
+    Error: |C - C^| <= gamma_k |A||B| in the type of accumulation (Higham 2002, 3.5), and one rounding to C's.
     """
-    grid = C.grid
+    if grid.idle:
+        return
     i, j = grid.coords
-    m_loc, n_loc = C.local.shape
+    m_loc, n_loc = C.shape
+    order_a, order_b = plan.A.order, plan.B.order
     broadcast, traffic = MOVERS[plan.mover], recorder.traffic
     a_travels, b_travels = grid.row.size > 1, grid.col.size > 1
+    ring = PanelRing(plan.slots, room["panels of A"], room["panels of B"], recorder)
 
     def post(step: PanelStep) -> Slot:
         slot = ring.take()
         with recorder.phase("pack"):
             if j == step.col:
-                slot.A = column_panel(A.local, A.order, step.a, slot.buffer_a, a_travels)
+                slot.A = column_panel(A, order_a, step.a, slot.buffer_a, a_travels)
             else:
-                slot.A = column_room(m_loc, A.order, step.width, slot.buffer_a)
+                slot.A = column_room(m_loc, order_a, step.width, slot.buffer_a)
             if i == step.row:
-                slot.B = row_panel(B.local, B.order, step.b, slot.buffer_b, b_travels)
+                slot.B = row_panel(B, order_b, step.b, slot.buffer_b, b_travels)
             else:
-                slot.B = row_room(n_loc, B.order, step.width, slot.buffer_b)
+                slot.B = row_room(n_loc, order_b, step.width, slot.buffer_b)
         with recorder.phase("post"):
             if a_travels and m_loc:
-                broadcast(grid.row, slot.A, step.col, slot, traffic)  # A_ik along my grid row
+                broadcast(grid.row, wire(slot.A), step.col, slot, traffic)  # A_ik along my grid row
             if b_travels and n_loc:
-                broadcast(grid.col, slot.B, step.row, slot, traffic)  # B_kj along my grid column
+                broadcast(grid.col, wire(slot.B), step.row, slot, traffic)  # B_kj along my grid column
         return slot
 
+    sums = C if plan.sums_in_c or not plan.steps else room["sums"].reshape((m_loc, n_loc), order=plan.C.order)
+    products = Accumulator(alpha, beta if sums is C else 0, sums, plan, room)
     notify = Shield(progress)
     # every rank walks every step, because every rank takes part in the broadcasts
     with ring:
         for done, slot in enumerate(prefetch(plan.steps, post, plan.lookahead, recorder), 1):
             with recorder.phase("compute"):
-                gemm_accumulate(alpha, slot.A, slot.B, beta, C.local)  # C_ij += A_ik B_kj
-            beta = 1
+                products.add(slot.A, slot.B)  # C_ij += A_ik B_kj
             notify(done, len(plan.steps))
     if not plan.steps:
-        scale(beta, C.local)
+        scale(beta, C)
+    elif sums is not C:
+        with recorder.phase("compute"):
+            add_sums(sums, beta, C, room["update"])
     if notify.error is not None:
         raise notify.error

@@ -40,7 +40,13 @@ class Recorder:
 
     seconds: dict[str, float] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
+    held_bytes: int = 0
     peak_bytes: int = 0
+
+    def hold(self, nbytes: int) -> None:
+        """Buffers were allocated; a negative number: given up."""
+        self.held_bytes += nbytes
+        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

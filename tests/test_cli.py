@@ -145,7 +145,7 @@ def test_nan_passes_through_verification(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["a.h5:/x", "a.h5:/x"], "inner dimensions do not agree: A is 61 x 83, B is 61 x 83, on a 1 x 3 grid"),
+        (["a.h5:/x", "a.h5:/x"], "inner dimensions do not agree: op(A) is 61 x 83 on a 1 x 3 grid, op(B) is 61 x 83"),
         (["a.h5:/nope", "b.h5:/y"], "a.h5 has no dataset /nope; it has"),
         (["none.h5:/x", "b.h5:/y"], "none.h5: no such file"),
         (["a.h5:/vector", "b.h5:/y"], "a.h5:/vector is not a matrix: its shape is (4,)"),
@@ -156,7 +156,7 @@ def test_nan_passes_through_verification(tmp_path: Path) -> None:
         (["a.h5:/x", "b.h5:/y", "--block", "big"], "'big' is not of the form 256 or 256x128"),
         (["a.h5:/x", "b.h5:/y", "--memory-limit", "10"], "bytes are needed"),
         (["a.h5:/x", "b.h5:/y", "--memory-limit", "much"], "'much' is not of the form 2GiB"),
-        (["a.h5:/x", "b.h5:/y", "--alpha", "1j"], "alpha = 1j is complex, but the matrices are float64"),
+        (["a.h5:/x", "b.h5:/y", "--alpha", "1j"], "alpha = 1j is complex, but the result is float64"),
         (["a.h5:/x", "b.h5:/y", "--beta", "1"], "c.h5: no such file"),
         (["a.h5:/x", "b.h5:/y", "--lookahead", "-1"], "lookahead must be >= 0"),
         (["a.h5:/x", "b.h5:/y", "--wrong"], "--wrong"),
@@ -183,9 +183,9 @@ def test_an_unexpected_error_on_one_rank_ends_the_job(folder: Path, tmp_path: Pa
     (tmp_path / "sitecustomize.py").write_text(
         "import os\n"
         "if os.environ.get('OMPI_COMM_WORLD_RANK', os.environ.get('PMI_RANK')) == '1':\n"
-        "    import pdgemm.summa\n"
+        "    import pdgemm.accumulator\n"
         "    def broken(*args): raise RuntimeError('a bug')\n"
-        "    pdgemm.summa.gemm_accumulate = broken\n"
+        "    pdgemm.accumulator.gemm_accumulate = broken\n"
     )
     run = pdgemm(2, "multiply", "a.h5:/x", "b.h5:/y", "-o", "c.h5:/z", cwd=folder, PYTHONPATH=str(tmp_path))
     assert run.returncode not in (0, 1, 2)
@@ -255,12 +255,12 @@ def test_without_an_mpi_library_it_says_so(folder: Path) -> None:
 
 def test_a_wrong_product_is_reported_and_not_stored(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
-        "import pdgemm.summa\n"
-        "right = pdgemm.summa.gemm_accumulate\n"
-        "def wrong(alpha, A, B, beta, C):\n"
-        "    right(alpha, A, B, beta, C)\n"
+        "import pdgemm.accumulator\n"
+        "right = pdgemm.accumulator.gemm_accumulate\n"
+        "def wrong(alpha, A, B, beta, C, *conjugate):\n"
+        "    right(alpha, A, B, beta, C, *conjugate)\n"
         "    C[:1, :1] += 1e-6\n"
-        "pdgemm.summa.gemm_accumulate = wrong\n"
+        "pdgemm.accumulator.gemm_accumulate = wrong\n"
     )
     arguments = ["multiply", "a.h5:/x", "b.h5:/y", "-o", "wrong.h5:/z", "--verify"]
     run = pdgemm(2, *arguments, cwd=folder, PYTHONPATH=str(tmp_path))

@@ -11,9 +11,9 @@ from problems import DTYPES, TOLERANCE, gemm_error
 
 from pdgemm import elements
 from pdgemm.errors import ArgumentError, DTypeError
+from pdgemm.grids.runs import Pairing, packed
 from pdgemm.local import gemm_accumulate
 from pdgemm.panels import column_panel, column_room, row_panel, row_room
-from pdgemm.schedule import Runs
 
 GUARD = 7.25
 
@@ -76,9 +76,9 @@ def test_gemm_refuses_what_blas_cannot_address() -> None:
 
 
 # ------------------------------------------------------------------ panels
-def runs(*pairs: tuple[int, int]) -> Runs:
+def runs(*pairs: tuple[int, int]) -> Pairing:
     starts, lengths = np.array(pairs).T
-    return Runs(starts, lengths)
+    return packed(starts, lengths)
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
@@ -94,15 +94,15 @@ def runs(*pairs: tuple[int, int]) -> Runs:
     ],
     ids=["one", "all", "two", "single", "long"],
 )
-def test_panels_hold_the_runs_they_name(order: str, travels: bool, cut: Runs) -> None:
+def test_panels_hold_the_runs_they_name(order: str, travels: bool, cut: Pairing) -> None:
     local = np.arange(100 * 130.0).reshape(100, 130)
     local = np.asfortranarray(local) if order == "F" else local
     buffer = np.empty(100 * cut.size)
     for panel, expected in [
-        (column_panel(local, order, cut, buffer, travels), local[:, cut.indices()]),
+        (column_panel(local, order, cut, buffer, travels), local[:, cut.indices()[0]]),
         (
             row_panel(local.T, "C" if order == "F" else "F", cut, buffer.copy(), travels),
-            local.T[cut.indices()],
+            local.T[cut.indices()[0]],
         ),
     ]:
         assert np.array_equal(panel, expected)

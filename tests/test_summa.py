@@ -285,7 +285,7 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
     from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, PdgemmError
 
-    with ProcessGrid(comm) as grid, ProcessGrid(comm, (comm.size, 1)) as column:
+    with ProcessGrid(comm) as grid:
         A, B = DistMatrix.zeros((6, 4), grid=grid), DistMatrix.zeros((4, 5), grid=grid)
         C = DistMatrix.zeros((6, 5), grid=grid)
         whole: Any = np.zeros((4, 5))
@@ -294,10 +294,22 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
         square = DistMatrix.zeros((4, 4), grid=grid)
         ints = DistMatrix.from_function(lambda i, j: 1, (4, 5), grid=grid, dtype=int)
         cases: list[tuple[type[PdgemmError], str, tuple[Any, ...], dict[str, Any]]] = [
-            (LayoutError, "inner dimensions.*A is 6 x 4, B is 6 x 4", (1, A, A), {}),
-            (LayoutError, "as high as A.*C is 4 x 4", (1, A, B, 0, square), {}),
-            (DTypeError, "dtypes differ: A has float64, B has float32", (1, A, B.astype("f")), {}),
-            (DTypeError, "int64; supported: float32", (1, A, ints), {}),
+            (LayoutError, r"inner dimensions.*op\(A\) is 6 x 4 .*op\(B\) is 6 x 4", (1, A, A), {}),
+            (
+                LayoutError,
+                r"inner dimensions.*op\(A\) is 4 x 6 .*op\(B\) is 5 x 4",
+                (1, A, B),
+                {"transa": "T", "transb": "C"},
+            ),
+            (LayoutError, r"as high as op\(A\).*C is 4 x 4", (1, A, B, 0, square), {}),
+            (DTypeError, "float16, bfloat16 have no common type", (1, A.astype("f2"), B.astype("bfloat16")), {}),
+            (DTypeError, "complex128 times B float64.*cannot become C float64", (1, A.astype("D"), B, 0, C), {}),
+            (DTypeError, "cannot become C int32", (1, A, B, 0, C.astype("i4")), {}),
+            (DTypeError, "accumulate_dtype float16", (1, A, B), {"accumulate_dtype": "f2"}),
+            (DTypeError, "int64; supported: float16", (1, A, ints), {}),
+            (ArgumentError, "transa is .*got 'X'", (1, A, B), {"transa": "X"}),
+            (ArgumentError, "transb is .*got 1", (1, A, B), {"transb": 1}),
+            (ArgumentError, "conjugate of another matrix", (1, A, B, 0, C.astype("D").T.H), {}),
             (DTypeError, "B is a DistMatrix, got ndarray", (1, A, whole), {}),
             (DTypeError, "alpha is a number, got str", ("1", A, B), {}),
             (DTypeError, "alpha is a number, got ndarray", (whole, A, B), {}),
@@ -310,10 +322,12 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
             (ArgumentError, "panel_width must be >= 1, got 0", (1, A, B), {"panel_width": 0}),
         ]
         if comm.size > 1:
-            other = DistMatrix.zeros((6, 5), grid=grid, block=1)
-            cases.append((LayoutError, "row layout of A", (1, A, B, 0, other), {}))
-        if grid.shape != column.shape:
-            cases.append((GridError, "different grids", (1, A, DistMatrix.zeros((4, 5), grid=column)), {}))
+            part = comm.Split(comm.rank // (comm.size - 1), comm.rank)
+            with ProcessGrid(part, (part.size, 1)) as smaller:
+                elsewhere = DistMatrix.zeros((4, 5), grid=smaller)
+                with pytest.raises(GridError, match="different ranks.*ranks="):
+                    pdgemm(1, A, elsewhere)
+            part.Free()
         for kind, message, arguments, options in cases:
             with pytest.raises(kind, match=message) as caught:
                 pdgemm(*arguments, **options)

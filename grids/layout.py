@@ -1,0 +1,75 @@
+"""Where the elements of a matrix lie and how they are stored: all that a plan knows of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from pdgemm.grids.distribution import Distribution
+
+Order = Literal["C", "F"]  # memory order of local arrays
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A matrix without its elements.
+
+    distribution : who owns what, by grid position.
+    place        : the rank at each position, row by row.
+    dtype        : type of the elements.
+    order        : memory order of the local arrays, "C" or "F".
+    conjugated   : the matrix is the conjugate of what is stored.
+    """
+
+    distribution: Distribution
+    place: tuple[int, ...]
+    dtype: np.dtype
+    order: Order = "C"
+    conjugated: bool = False
+
+    @cached_property
+    def _coords(self) -> dict[int, tuple[int, int]]:
+        pc = self.distribution.cols.parts
+        return {rank: divmod(at, pc) for at, rank in enumerate(self.place)}
+
+    def coords(self, rank: int) -> tuple[int, int]:
+        """Grid position of a rank; (-1, -1) if it holds nothing."""
+        return self._coords.get(rank, (-1, -1))
+
+    def rank(self, i: int, j: int) -> int:
+        """The rank at a grid position."""
+        return self.place[i * self.distribution.cols.parts + j]
+
+    def local_shape(self, rank: int | None) -> tuple[int, int]:
+        """Rows and columns that a rank holds; rank None: the most that any does."""
+        if rank is None:
+            return self.distribution.rows.largest, self.distribution.cols.largest
+        return self.distribution.local_shape(self.coords(rank))
+
+    def local_bytes(self, rank: int | None) -> int:
+        rows, cols = self.local_shape(rank)
+        return rows * cols * self.dtype.itemsize
+
+    @property
+    def grid(self) -> tuple[tuple[int, int], tuple[int, ...]]:
+        """Shape and places of the grid."""
+        return self.distribution.grid_shape, self.place
+
+    def same_place(self, other: Layout) -> bool:
+        """Does every rank hold the same elements of both?"""
+        return self.grid == other.grid and self.distribution.canonical == other.distribution.canonical
+
+    @property
+    def T(self) -> Layout:
+        """Of the transpose of the matrix, nothing moved."""
+        pr, pc = self.distribution.grid_shape
+        place = tuple(self.place[i * pc + j] for j in range(pc) for i in range(pr))
+        order: Order = "C" if self.order == "F" else "F"
+        return replace(self, distribution=self.distribution.transposed, place=place, order=order)
+
+    def __str__(self) -> str:
+        pr, pc = self.distribution.grid_shape
+        return f"{self.distribution}, {self.dtype}, on a {pr} x {pc} grid"

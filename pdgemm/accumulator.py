@@ -1,0 +1,58 @@
+"""C := alpha A B + beta C panel by panel, in the type of accumulation, whatever the types of A, B and C."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pdgemm import dtypes
+from pdgemm.elements import slabs
+from pdgemm.grids.layout import Layout
+from pdgemm.local import gemm_accumulate, integer_accumulate, scale, update
+from pdgemm.panels import column_room
+from pdgemm.products import Product
+
+Room = dict[str, np.ndarray]  # the buffers of a plan
+
+
+class Accumulator:
+    """Adds panel products up in `sums`, which is C itself where C has the type of accumulation.
+
+    room : the buffers of the plan; nothing else is allocated.
+    """
+
+    def __init__(self, alpha: Any, beta: Any, sums: np.ndarray, plan: Product, room: Room) -> None:
+        self.alpha, self.beta, self.sums, self.room = alpha, beta, sums, room
+        self.plan = plan
+        self.integer = plan.accumulate not in dtypes.BLAS
+
+    def add(self, A: np.ndarray, B: np.ndarray) -> None:
+        """One panel of A, all rows of `sums` high, times one of B, all columns wide."""
+        A, conjugate_a = self._ready(A, self.plan.A, self.room["converted A"])
+        B, conjugate_b = self._ready(B, self.plan.B, self.room["converted B"])
+        if self.integer:
+            scale(self.beta, self.sums)
+            integer_accumulate(self.alpha, A, B, self.sums, self.room["exact"])
+        else:
+            gemm_accumulate(self.alpha, A, B, self.beta, self.sums, conjugate_a, conjugate_b)
+        self.beta = 1
+
+    def _ready(self, panel: np.ndarray, layout: Layout, room: np.ndarray) -> tuple[np.ndarray, bool]:
+        """The panel as BLAS takes it, and whether BLAS is to conjugate it."""
+        if not room.size:
+            return panel, layout.conjugated
+        converted = column_room(panel.shape[0], layout.order, panel.shape[1], room)
+        update(1, panel, 0, converted)
+        if layout.conjugated:
+            np.conjugate(converted, out=converted)
+        return converted, False
+
+
+def add_sums(sums: np.ndarray, beta: Any, C: np.ndarray, room: np.ndarray) -> None:
+    """C := sums + beta C, converted slab by slab.  room : memory for twice a slab, at least a row."""
+    if C.flags.f_contiguous or (C.size and C.strides[0] < C.strides[1]):
+        sums, C = sums.T, C.T
+    pair = room.reshape(2, -1)
+    for slab in slabs(C.shape[0], C.shape[1], pair.shape[1]) if C.size else ():
+        update(1, sums[slab], beta, C[slab], pair)

@@ -1,0 +1,51 @@
+"""Checks of arguments that a rank can make by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Number
+from typing import Any
+
+import numpy as np
+
+from pdgemm import dtypes
+from pdgemm.errors import ArgumentError, DTypeError
+from pdgemm.matrix import DistMatrix
+
+
+def as_scalar(given: object, dtype: np.dtype, name: str) -> Any:
+    """alpha or beta as a number of the kind of `dtype`."""
+    value: Any = given
+    if np.ndim(value) != 0 or not isinstance(given, (Number, np.number)):
+        raise DTypeError(f"{name} is a number, got {type(given).__name__}")
+    kind = dtypes.rank(dtype)
+    if kind < 2 and np.iscomplexobj(value):
+        raise DTypeError(f"{name} = {value} is complex, but the result is {dtype}")
+    if kind == 0 and value != int(value):
+        raise DTypeError(f"{name} = {value} is not an integer, but the result is {dtype}")
+    return (int, float, complex)[kind](value)
+
+
+def op(A: DistMatrix, trans: str, name: str) -> DistMatrix:
+    """A, its transpose or its conjugate transpose, for "N", "T" or "C"."""
+    if not isinstance(trans, str) or trans.upper() not in ("N", "T", "C"):
+        raise ArgumentError(f'{name} is "N", "T" or "C", got {trans!r}')
+    return {"N": A, "T": A.T, "C": A.H}[trans.upper()]
+
+
+def check_result(name: str, C: DistMatrix, operands: Mapping[str, DistMatrix]) -> None:
+    """Can C be written to without harm to the operands?"""
+    if C.conjugated:
+        raise ArgumentError(f"{name} is the conjugate of another matrix, and cannot be written to")
+    if not C.stored.flags.writeable:
+        raise ArgumentError(f"{name} is read-only")
+    for other, x in operands.items():
+        if _overlap(C.stored, x.stored):
+            raise ArgumentError(f"{name} shares memory with {other}")
+
+
+def _overlap(x: np.ndarray, y: np.ndarray) -> bool:
+    try:
+        return np.shares_memory(x, y, max_work=10_000)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return np.may_share_memory(x, y)  # only bounds: better too careful

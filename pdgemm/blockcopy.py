@@ -1,0 +1,81 @@
+"""Copy rows x columns of one array to rows x columns of another, in blocks: packing, unpacking, moving.
+
+A pattern of equal runs at equal distances is one NumPy copy of a four-dimensional view, at the speed of
+memory; where the runs have no pattern they are copied by index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from pdgemm.grids.runs import Pairing, Stretch
+
+Copy = Callable[[np.ndarray, np.ndarray], object]  # copy(target, source)
+_TILE = 64  # of a transposing copy: both sides stay in cache
+_WORTHWHILE = 256  # elements in one copied view, on average
+
+
+def copy_blocks(source: np.ndarray, target: np.ndarray, rows: Pairing, cols: Pairing, copy: Copy = np.copyto) -> None:
+    """target[rows.target, cols.target] := source[rows.source, cols.source], or what `copy` makes of it."""
+    pieces = len(rows.stretches) * len(cols.stretches)
+    if (rows.size * cols.size < _WORTHWHILE * pieces and pieces > 1) or not pieces:
+        _by_index(source, target, rows, cols, copy)
+        return
+    for r in rows.stretches:
+        for c in cols.stretches:
+            if r.times == c.times == 1:
+                there = source[r.source : r.source + r.length, c.source : c.source + c.length]
+                here = target[r.target : r.target + r.length, c.target : c.target + c.length]
+                _tiled(there, here, copy)
+            else:
+                there = _view(source, r.source, c.source, r.source_stride, c.source_stride, r, c)
+                here = _view(target, r.target, c.target, r.target_stride, c.target_stride, r, c)
+                copy(here, there)
+
+
+def _view(x: np.ndarray, row: int, col: int, down: int, right: int, r: Stretch, c: Stretch) -> np.ndarray:
+    """x as (row runs, rows in a run, column runs, columns in a run)."""
+    ds, rs = x.strides
+    shape, strides = (r.times, r.length, c.times, c.length), (down * ds, ds, right * rs, rs)
+    return as_strided(x[row:, col:], shape, strides)
+
+
+def _by_index(source: np.ndarray, target: np.ndarray, rows: Pairing, cols: Pairing, copy: Copy) -> None:
+    """Run by run of the dimension with the longer runs, index by index of the other."""
+    if len(rows.lengths) * cols.size > len(cols.lengths) * rows.size:
+        source, target, rows, cols = source.T, target.T, cols, rows
+    there, here = cols.indices()
+    for r, t, m in zip(rows.source.tolist(), rows.target.tolist(), rows.lengths.tolist()):
+        part = source[r : r + m]
+        if cols.single:
+            copy(target[t : t + m, here[0] : here[-1] + 1], part[:, there[0] : there[-1] + 1])
+        else:
+            # take is the faster one, but would first copy an array that is not row-major
+            packed = np.take(part, there, axis=1, mode="clip") if part.flags.c_contiguous else part[:, there]
+            if here[-1] - here[0] + 1 == len(here):
+                copy(target[t : t + m, here[0] : here[-1] + 1], packed)
+            else:
+                kept = target[t : t + m, here]
+                copy(kept, packed)
+                target[t : t + m, here] = kept
+
+
+def _tiled(source: np.ndarray, target: np.ndarray, copy: Copy) -> None:
+    """One block; in tiles where one side is row-major and the other column-major."""
+    if min(source.shape) <= _TILE or _down(source) == _down(target):
+        copy(target, source)
+        return
+    for rows in _steps(source.shape[0]):
+        for cols in _steps(source.shape[1]):
+            copy(target[rows, cols], source[rows, cols])
+
+
+def _down(x: np.ndarray) -> bool:
+    return x.strides[0] < x.strides[1]
+
+
+def _steps(n: int) -> Iterator[slice]:
+    return (slice(at, at + _TILE) for at in range(0, n, _TILE))

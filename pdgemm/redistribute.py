@@ -1,0 +1,237 @@
+"""redistribute(): Y := alpha X + beta Y between any two layouts, as one exchange of packed messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.arguments import as_scalar, check_result
+from pdgemm.blockcopy import copy_blocks
+from pdgemm.dtypes import fits, wire
+from pdgemm.errors import DTypeError, GridError, LayoutError, MemoryLimitError, together
+from pdgemm.exchange import Exchange, best_places, plan_exchange
+from pdgemm.grids.distribution import Distribution
+from pdgemm.grids.layout import Layout, Order
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.grids.runs import Pairing
+from pdgemm.local import scale, update
+from pdgemm.matrix import DistMatrix
+from pdgemm.report import MoveReport
+from pdgemm.timing import Recorder
+
+
+def redistribute(
+    X: DistMatrix,
+    out: DistMatrix | None = None,
+    *,
+    alpha: complex = 1,
+    beta: complex = 0,
+    grid: ProcessGrid | None = None,
+    block: int | tuple[int, int] | None = None,
+    source: tuple[int, int] = (0, 0),
+    order: Order = "C",
+    dtype: Any = None,
+    relabel: bool = False,
+    memory_limit: int | None = None,
+    check: bool = True,
+) -> DistMatrix:
+    """Y := alpha X + beta Y, from any layout to any layout.  Collective over the grid of X; also X.redistribute(...).
+
+    X   : DistMatrix (m, n); `X.T` and `X.H` transpose and conjugate on the way.
+    out : Y, DistMatrix (m, n) of any layout and type over the same ranks, overwritten, not read where beta is 0.
+          None: Y is made, by `grid` (default: that of X), `block, source, order` as for `DistMatrix.empty`, and
+          `dtype` (default: that of X).
+    alpha, beta  : scalars of the type of Y.
+    relabel      : place the ranks on a grid of the same shape such that most elements stay where they are.  Where
+                   that is better, Y lies on a new grid, `Y.grid`, that the caller frees.
+    memory_limit : bytes per rank for the buffers of messages.
+    check        : False skips the allreduce that makes all ranks raise the same exception.
+
+    Returns Y; `Y.report` says how many words were sent, and how long it took.
+
+    Cost per rank: each element that changes its owner is sent once, packed; buffers of at most 4 MiB.
+    Raises LayoutError, GridError, DTypeError, ArgumentError or MemoryLimitError, the same on every rank and before
+    anything is sent.
+    """
+    start, recorder, comm = perf_counter(), Recorder(), X.grid.comm
+    if out is None:
+        grid = grid or X.grid.base
+        if relabel:
+            grid = _relabelled(X, grid, block, source)
+        out = DistMatrix.empty(X.shape, grid=grid, block=block, source=source, order=order, dtype=dtype or X.dtype)
+        beta = 0
+    with together(comm if check else None) as said:
+        _check(X, out)
+        alpha, beta = (as_scalar(x, out.dtype, name) for x, name in ((alpha, "alpha"), (beta, "beta")))
+        layout, target = X.layout_in(X.grid), out.layout_in(X.grid)
+        if alpha == 0:
+            layout = target
+        plan = plan_exchange(layout, target, comm.size, alpha == 1 and beta == 0, memory_limit)
+        if memory_limit is not None and plan.extra_bytes(None) > memory_limit:
+            raise MemoryLimitError(
+                f"memory limit {memory_limit} bytes per rank is too small to redistribute {X!r}: "
+                f"at least {plan.extra_bytes(None)} bytes are needed"
+            )
+        said += [f"redistribute, alpha={alpha}", f"beta={beta}", plan]
+        room = Room(plan, comm.rank)
+        recorder.hold(room.nbytes)
+    if alpha == 0:
+        scale(beta, out.stored)
+    else:
+        exchange(alpha, X.stored, beta, out.stored, plan, room, comm, recorder)
+    out.report = move_report("X", plan, comm.rank, recorder, perf_counter() - start)
+    return out
+
+
+def move_report(name: str, plan: Exchange, rank: int, recorder: Recorder, seconds: float) -> MoveReport:
+    return MoveReport(
+        name=name,
+        source=str(plan.source),
+        target=str(plan.target),
+        rank=rank,
+        seconds=seconds,
+        counted=recorder.traffic,
+        predicted=plan.traffic(rank),
+        extra_bytes=recorder.peak_bytes,
+        predicted_extra_bytes=plan.extra_bytes(rank),
+    )
+
+
+def _check(X: DistMatrix, Y: DistMatrix) -> None:
+    if not isinstance(Y, DistMatrix):
+        raise DTypeError(f"out is a DistMatrix, got {type(Y).__name__}")
+    if X.shape != Y.shape:
+        raise LayoutError(f"shapes differ: X is {X.distribution}, out is {Y.distribution}")
+    if not fits(X.dtype, Y.dtype):
+        raise DTypeError(f"{X.dtype} elements cannot become {Y.dtype}")
+    check_result("out", Y, {"X": X})
+
+
+def _relabelled(
+    X: DistMatrix, grid: ProcessGrid, block: int | tuple[int, int] | None, source: tuple[int, int]
+) -> ProcessGrid:
+    """A grid like `grid` whose ranks already hold most of what they will hold."""
+    with together(X.grid.comm):
+        here = X.layout_in(X.grid)
+        place = grid.place_in(X.grid)
+        if place is None:
+            raise GridError(f"grids over different ranks: {X.grid!r} and {grid!r}")
+        there = Layout(Distribution.over(grid.shape, X.shape, block, source), place, X.dtype)
+        best = best_places(here, there, X.grid.size)
+    return grid if best == place else ProcessGrid(X.grid.comm, grid.shape, ranks=best)
+
+
+def exchange(
+    alpha: Any,
+    X: np.ndarray,
+    beta: Any,
+    Y: np.ndarray,
+    plan: Exchange,
+    room: Room,
+    comm: MPI.Intracomm,
+    recorder: Recorder,
+) -> None:
+    """This rank's part of Y := alpha X + beta Y; X and Y are local arrays.  Collective over comm.
+
+    Packing, transfer and unpacking of a message happen while it is in cache.  What lies contiguous is sent
+    from where it is, or received where it belongs.  While messages travel, what stays is copied.
+    """
+    me, order = comm.rank, plan.target.order
+    conjugated = plan.source.conjugated != plan.target.conjugated
+
+    def combine(target: np.ndarray, source: np.ndarray) -> None:
+        update(alpha, source, beta, target, room.scratch, conjugated)
+
+    def convert(target: np.ndarray, source: np.ndarray) -> None:
+        update(1, source, 0, target)
+
+    incoming = ((block.peer, *tile) for block in plan.receives(me) for tile in plan.tiles(block))
+    outgoing = ((block.peer, *tile) for block in plan.sends(me) for tile in plan.tiles(block))
+    staying = (tile for block in plan.stays(me) for tile in plan.tiles(block))
+    requests = [MPI.REQUEST_NULL] * len(room.messages)
+    arrived: list[Callable[[], None]] = [_nothing] * room.receiving
+
+    def receive(slot: int) -> None:
+        tile = next(incoming, None)
+        if tile is None:
+            return
+        peer, rows, cols = tile
+        place = _contiguous(Y, rows.target, cols.target, rows, cols, plan) if plan.plain else None
+        arrived[slot] = _nothing
+        if place is None:
+            packed = place = _shaped(room.messages[slot], rows.size, cols.size, order)
+            rows, cols = rows.shifted(rows.source[0], 0), cols.shifted(cols.source[0], 0)
+            arrived[slot] = lambda: copy_blocks(packed, Y, rows, cols, combine)
+        requests[slot] = comm.Irecv(wire(place), source=peer)
+        recorder.traffic.received(place.size)
+
+    def send(slot: int) -> None:
+        tile = next(outgoing, None)
+        if tile is None:
+            return
+        peer, rows, cols = tile
+        place = _contiguous(X, rows.source, cols.source, rows, cols, plan)
+        if place is None:
+            place = _shaped(room.messages[slot], rows.size, cols.size, order)
+            rows, cols = rows.shifted(0, rows.target[0]), cols.shifted(0, cols.target[0])
+            copy_blocks(X, place, rows, cols, convert)
+        requests[slot] = comm.Isend(wire(place), dest=peer)
+        recorder.traffic.sent(place.size)
+
+    for slot in range(len(requests)):
+        receive(slot) if slot < room.receiving else send(slot)
+    while True:
+        tile = next(staying, None)
+        if tile is not None:
+            copy_blocks(X, Y, *tile, combine)
+            slot, done = MPI.Request.Testany(requests)
+            if not done:
+                continue
+        else:
+            slot = MPI.Request.Waitany(requests)
+        if slot == MPI.UNDEFINED:
+            if tile is None:
+                return
+        elif slot < room.receiving:
+            arrived[slot]()
+            receive(slot)
+        else:
+            send(slot)
+
+
+class Room:
+    """The buffers of one exchange on one rank."""
+
+    def __init__(self, plan: Exchange, rank: int) -> None:
+        self.receiving, sending = plan.slots(rank)
+        self.messages = [np.empty(plan.words, plan.wire) for _ in range(self.receiving + sending)]
+        self.scratch = None if plan.plain else np.empty((2, plan.words), plan.wide)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.nbytes for x in self.messages) + (0 if self.scratch is None else self.scratch.nbytes)
+
+
+def _contiguous(
+    x: np.ndarray, row_starts: np.ndarray, col_starts: np.ndarray, rows: Pairing, cols: Pairing, plan: Exchange
+) -> np.ndarray | None:
+    """The block within a local array, if it lies there as it travels."""
+    if not rows.single or not cols.single or x.dtype != plan.wire:
+        return None
+    r, c = int(row_starts[0]), int(col_starts[0])
+    view = x[r : r + rows.size, c : c + cols.size]
+    contiguous = view.flags.c_contiguous if plan.target.order == "C" else view.flags.f_contiguous
+    return view if contiguous else None
+
+
+def _shaped(buffer: np.ndarray, rows: int, cols: int, order: str) -> np.ndarray:
+    words = buffer[: rows * cols]
+    return words.reshape(rows, cols) if order == "C" else words.reshape(cols, rows).T
+
+
+def _nothing() -> None:
+    """Received where it belongs."""

@@ -1,0 +1,175 @@
+"""Whole problems drawn at random: grids, layouts, views, types, scalars, options; each against NumPy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from problems import grid_shapes
+
+pytestmark = pytest.mark.mpi
+
+CASES = int(os.environ.get("PDGEMM_TEST_CASES", "300"))
+FLOATS = ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
+
+
+@pytest.fixture(scope="module")
+def grids(comm: Any) -> Iterator[list[Any]]:
+    """Every shape; ranks in order and backwards; and smaller grids that leave ranks idle."""
+    from pdgemm import ProcessGrid
+
+    size = comm.size
+    backwards = list(range(size))[::-1]
+    made = [ProcessGrid(comm, shape) for shape in grid_shapes(size)]
+    made += [ProcessGrid(comm, shape, ranks=backwards) for shape in grid_shapes(size)[:2]]
+    if size > 2:
+        made += [ProcessGrid(comm, shape, ranks=backwards[:-1]) for shape in grid_shapes(size - 1)[:2]]
+        made += [ProcessGrid(comm, (1, 1), ranks=[size // 2])]
+    yield made
+    for grid in made:
+        grid.free()
+
+
+@dataclass
+class Side:
+    """A view of a matrix, and what NumPy has in its place."""
+
+    parent: Any
+    view: Any
+    before: np.ndarray  # the whole parent
+    window: tuple[slice, slice]
+    op: str
+
+    def values(self, whole: np.ndarray | None = None) -> np.ndarray:
+        part = (self.before if whole is None else whole)[self.window]
+        return {"N": part, "T": part.T, "C": part.conj().T}[self.op]
+
+
+def draw_side(draw: Any, grids: list[Any], shape: tuple[int, int], dtypes: list[str], ops: str, seed: int) -> Side:
+    from pdgemm import DistMatrix
+    from pdgemm.dtypes import rank
+
+    op = draw(st.sampled_from(ops))
+    stored = shape if op == "N" else shape[::-1]
+    before, after = [(draw(st.integers(0, 4)), draw(st.integers(0, 4))) for _ in "ij"]
+    whole = tuple(lo + n + hi for n, (lo, hi) in zip(stored, (before, after)))
+    grid = draw(st.sampled_from(grids))
+    dtype: Any = np.dtype(draw(st.sampled_from(dtypes)))
+    rng = np.random.default_rng(seed)
+    values = rng.integers(-128, 128, whole) if rank(dtype) == 0 else rng.standard_normal(whole)
+    if rank(dtype) == 2:
+        values = values + 1j * rng.standard_normal(whole)
+    values = values.astype(dtype)
+    block = draw(st.none() | st.tuples(st.integers(1, 7), st.integers(1, 7)))
+    source = tuple(draw(st.integers(0, parts - 1)) for parts in grid.shape)
+    order = draw(st.sampled_from("CF"))
+    parent = DistMatrix.empty(whole, grid=grid, block=block, dtype=dtype, source=source, order=order)
+    parent.local[...] = values[np.ix_(*parent.indices())]
+    window = tuple(slice(lo, lo + n) for n, (lo, _) in zip(stored, (before, after)))
+    view = parent[window]
+    return Side(parent, {"N": view, "T": view.T, "C": view.H}[op], values, window, op)
+
+
+def check_outside(side: Side) -> None:
+    """Nothing around the window has changed."""
+    mask = np.ones(side.before.shape, bool)
+    mask[side.window] = False
+    here = np.ix_(*side.parent.indices())
+    assert np.array_equal(side.parent.local[mask[here]], side.before[here][mask[here]], equal_nan=True)
+
+
+@settings(max_examples=CASES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_product(comm: Any, grids: list[Any], data: st.DataObject) -> None:
+    from pdgemm import pdgemm
+    from pdgemm.dtypes import eps, rank
+
+    draw = data.draw
+    m, n, k = (draw(st.integers(0, 20)) for _ in "mnk")
+    pool = draw(
+        st.sampled_from([["int8"], ["float16", "float32", "float64", "complex64"], ["bfloat16", "float32"], FLOATS[2:]])
+    )
+    A = draw_side(draw, grids, (m, k), pool, "NTC", 1)
+    B = draw_side(draw, grids, (k, n), pool, "NTC", 2)
+    least = max(rank(A.view.dtype), rank(B.view.dtype))
+    results = ["int32", *FLOATS[1:]] if pool == ["int8"] else FLOATS  # 128 * 128 * 20 is too large for float16
+    C = draw_side(draw, grids, (m, n), [x for x in results if rank(np.dtype(x)) >= least], "NT", 3)
+    scalars = [0, 1, -2, 3] + [0.5] * (rank(C.view.dtype) > 0) + [1 + 2j] * (rank(C.view.dtype) > 1)
+    alpha, beta = draw(st.sampled_from(scalars)), draw(st.sampled_from(scalars))
+    c0 = C.values().astype(np.result_type(C.view.dtype, np.float64))
+    if beta == 0 and rank(C.view.dtype):
+        C.view.local[...] = np.nan
+    asked = {
+        "algorithm": draw(st.sampled_from(["auto", "auto", "summa", "inner"])),
+        "mover": draw(st.sampled_from(["ibcast", "ring"])),
+        "lookahead": draw(st.integers(0, 2)),
+        "panel_width": draw(st.none() | st.integers(1, 8)),
+    }
+    result = pdgemm(alpha, A.view, B.view, beta, C.view, **asked)
+
+    assert result is C.view
+    report = result.report
+    assert report.counted == report.predicted, str(report)
+    assert report.extra_bytes == report.predicted_extra_bytes, str(report)
+    if asked["algorithm"] != "auto" and k and alpha:
+        assert report.algorithm == asked["algorithm"]
+    wide = np.result_type(C.view.dtype, np.float64)
+    a, b = (x.values().astype(np.result_type(x.view.dtype, np.float64)) for x in (A, B))
+    expected = alpha * (a @ b) + (beta * c0 if beta else 0)
+    if rank(C.view.dtype) == 0:
+        expected = expected.astype(np.int64).astype(np.int32)
+    size = abs(alpha) * (np.abs(a) @ np.abs(b)) + abs(beta) * np.abs(c0)
+    bound = ((k + 4) * eps(np.dtype(report.dtype)) * 4 + 2 * eps(C.view.dtype)) * size
+    here = np.ix_(*C.view.indices())
+    error = np.abs(C.view.local.astype(wide) - expected[here])
+    assert (error <= bound[here]).all(), f"{error.max()} {report}"
+    for side in (A, B, C):
+        check_outside(side)
+    for side in (A, B):
+        assert np.array_equal(side.parent.local, side.before[np.ix_(*side.parent.indices())])
+
+
+@settings(max_examples=CASES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_redistribution(comm: Any, grids: list[Any], data: st.DataObject) -> None:
+    from pdgemm.dtypes import eps, rank
+
+    draw = data.draw
+    shape = draw(st.integers(0, 40)), draw(st.integers(0, 40))
+    X = draw_side(draw, grids, shape, ["int8", *FLOATS], "NTC", 1)
+    targets = [x for x in ["int8", *FLOATS] if rank(np.dtype(x)) >= rank(X.view.dtype)]
+    mixed = {"float16": "bfloat16", "bfloat16": "float16"}
+    Y = draw_side(draw, grids, shape, [x for x in targets if mixed.get(x) != str(X.view.dtype)], "NT", 2)
+    scalars = [0, 1, 1, 1, -2] + [0.5] * (rank(Y.view.dtype) > 0) + [2j] * (rank(Y.view.dtype) > 1)
+    alpha, beta = draw(st.sampled_from(scalars)), draw(st.sampled_from([0, 0, *scalars]))
+    wide = np.result_type(Y.view.dtype, np.float64) if rank(Y.view.dtype) else np.dtype(np.int64)
+    x, y = X.values().astype(np.result_type(wide, X.view.dtype)), Y.values().astype(wide)
+    if beta == 0 and rank(Y.view.dtype):
+        Y.view.local[...] = np.nan
+    limit = draw(st.none() | st.integers(200, 5000))
+    out = X.view.redistribute(Y.view, alpha=alpha, beta=beta, memory_limit=limit)
+    assert out is Y.view
+    report = out.report
+    assert report.counted == report.predicted, str(report)
+    assert report.extra_bytes == report.predicted_extra_bytes
+    assert limit is None or report.extra_bytes <= limit
+    expected = alpha * x + beta * y
+    here = np.ix_(*Y.view.indices())
+    if rank(Y.view.dtype) == 0:
+        assert np.array_equal(Y.view.local, expected.astype(np.int8)[here])
+    elif alpha == 1 and beta == 0:
+        assert np.array_equal(Y.view.local, expected.astype(Y.view.dtype)[here])
+    else:
+        bound = (
+            4 * max(eps(X.view.dtype) * (rank(X.view.dtype) > 0), eps(Y.view.dtype)) * (abs(alpha * x) + abs(beta * y))
+        )
+        assert (np.abs(Y.view.local.astype(wide) - expected[here]) <= bound[here]).all()
+    check_outside(X)
+    check_outside(Y)
+    assert np.array_equal(X.parent.local, X.before[np.ix_(*X.parent.indices())])

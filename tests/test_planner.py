@@ -1,0 +1,148 @@
+"""Plans: candidates, memory limits, and formulas that hold for any rank; one process, no MPI."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdgemm.errors import ArgumentError, MemoryLimitError
+from pdgemm.grids.distribution import Distribution
+from pdgemm.grids.layout import Layout
+from pdgemm.planner import Plan, plan_product
+from pdgemm.products import Inner, Summa
+from pdgemm.timing import Traffic
+
+DOUBLE = np.dtype("d")
+
+
+def layout(grid: tuple[int, int], shape: tuple[int, int], **kinds: Any) -> Layout:
+    block = kinds.pop("block", None)
+    place = kinds.pop("place", tuple(range(grid[0] * grid[1])))
+    return Layout(Distribution.over(grid, shape, block), place, kinds.pop("dtype", DOUBLE), **kinds)
+
+
+def square(n: int, q: int) -> tuple[Layout, Layout, Layout, int]:
+    return layout((q, q), (n, n)), layout((q, q), (n, n)), layout((q, q), (n, n)), q * q
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[Layout, Layout, Layout, int]:
+    """A, B and C of any layouts on grids of up to 6 ranks."""
+    size = draw(st.integers(1, 6))
+    m, n, k = (draw(st.integers(0, 30)) for _ in "mnk")
+
+    def one(shape: tuple[int, int]) -> Layout:
+        pr = draw(st.integers(1, size))
+        pc = draw(st.integers(1, size // pr))
+        place = draw(st.permutations(range(size)))[: pr * pc]
+        whole = Distribution.over((pr, pc), (shape[0] + 3, shape[1] + 2), draw(st.tuples(*[st.integers(1, 9)] * 2)))
+        i, j = draw(st.integers(0, 3)), draw(st.integers(0, 2))
+        window = whole.window((i, i + shape[0]), (j, j + shape[1]))
+        dtype = np.dtype(draw(st.sampled_from(["float32", "float64"])))
+        return Layout(window, tuple(place), dtype, draw(st.sampled_from("CF")))  # type: ignore[arg-type]
+
+    return one((m, k)), one((k, n)), one((m, n)), size
+
+
+def test_without_a_limit_panels_have_the_width_asked_for() -> None:
+    plan = plan_product(*square(4096, 2), accumulate=DOUBLE, panel_width=300, lookahead=2)
+    assert isinstance(plan.product, Summa)
+    assert plan.product.widest <= 300
+    assert plan.extra_bytes(0) == 3 * plan.product.widest * (2048 + 2048) * 8
+
+
+@settings(max_examples=300)
+@given(problems(), st.integers(0, 3), st.integers(0, 20000), st.sampled_from(["auto", "summa", "inner"]))
+def test_the_limit_holds_on_every_rank_or_is_refused(
+    problem: tuple[Layout, Layout, Layout, int], lookahead: int, limit: int, algorithm: str
+) -> None:
+    options = {"accumulate": DOUBLE, "lookahead": lookahead, "algorithm": algorithm}
+    try:
+        plan = plan_product(*problem, memory_limit=limit, **options)
+    except MemoryLimitError as refused:
+        needed = int(str(refused).split("at least ")[1].split()[0])
+        assert needed > limit
+        plan = plan_product(*problem, memory_limit=needed, **options)
+        assert plan.extra_bytes(None) <= needed
+        return
+    for rank in range(problem[-1]):
+        assert plan.extra_bytes(rank) <= plan.extra_bytes(None) <= limit
+
+
+@settings(max_examples=300)
+@given(problems(), st.sampled_from(["auto", "summa", "inner"]))
+def test_what_is_sent_is_received_and_the_total_is_the_sum(
+    problem: tuple[Layout, Layout, Layout, int], algorithm: str
+) -> None:
+    plan = plan_product(*problem, accumulate=DOUBLE, algorithm=algorithm)
+    every = [plan.traffic(rank) for rank in range(problem[-1])]
+    total = sum(every, Traffic())
+    assert total.words_sent == total.words_received == plan.total_words
+    assert total.messages_sent == total.messages_received
+
+
+def moved(plan: Plan) -> list[str]:
+    return [name for name, _ in plan.moves]
+
+
+def test_what_fits_is_used_as_it_lies() -> None:
+    plan = plan_product(*square(100, 2), accumulate=DOUBLE)
+    assert (plan.product.algorithm, plan.moves) == ("summa", ())
+    # blocks that put every element in the same place are the same layout
+    A, B, _, size = square(100, 2)
+    other = layout((2, 2), (100, 100), block=50)
+    assert not plan_product(A, B, other, size, accumulate=DOUBLE).moves
+
+
+def test_only_what_does_not_fit_is_moved() -> None:
+    A, B, C, size = square(100, 2)
+    cyclic = layout((2, 2), (100, 100), block=7)
+    assert moved(plan_product(A, B, cyclic, size, accumulate=DOUBLE)) == ["C"]  # or A and B: more words
+    rows = layout((2, 2), (100, 100), block=(7, 50))
+    assert moved(plan_product(rows, B, C, size, accumulate=DOUBLE)) in (["A"], ["C"])
+    transposed = layout((2, 2), (100, 100)).T
+    assert moved(plan_product(transposed, B, C, size, accumulate=DOUBLE)) == ["A"]
+    assert not plan_product(transposed, transposed, transposed, size, accumulate=DOUBLE).moves
+
+
+def test_a_huge_inner_dimension_is_reduced_once() -> None:
+    A, B = layout((8, 1), (10**6, 30)).T, layout((8, 1), (10**6, 30))
+    C = layout((8, 1), (30, 30))
+    plan = plan_product(A, B, C, 8, accumulate=DOUBLE)
+    assert isinstance(plan.product, Inner)
+    assert not plan.moves
+    assert plan.total_words == 30 * 30 * 7
+    # row panels of a huge m: nothing is reduced, only the small matrix travels
+    tall, small = layout((8, 1), (10**6, 30)), layout((8, 1), (30, 30))
+    plan = plan_product(tall, small, tall, 8, accumulate=DOUBLE)
+    assert isinstance(plan.product, Summa)
+    assert plan.total_words == 30 * 30 * 7
+    # on a square grid it is worth to bring A and B into columns and rows first
+    A, B, C = layout((2, 2), (30, 10**6)), layout((2, 2), (10**6, 30)), layout((2, 2), (30, 30))
+    summa, inner = (plan_product(A, B, C, 4, accumulate=DOUBLE, algorithm=x) for x in ("summa", "inner"))
+    assert inner.total_words < 0.63 * summa.total_words
+
+
+def test_nothing_is_buffered_on_one_rank() -> None:
+    assert plan_product(*square(1000, 1), accumulate=DOUBLE, memory_limit=0).extra_bytes(0) == 0
+
+
+def test_messages_stay_below_the_limits_of_mpi() -> None:
+    A, B, C = layout((1, 2), (10**9, 1000)), layout((1, 2), (1000, 10)), layout((1, 2), (10**9, 10))
+    plan = plan_product(A, B, C, 2, accumulate=DOUBLE, algorithm="summa")
+    assert isinstance(plan.product, Summa)
+    assert plan.product.widest == 1
+    A, B, C = layout((2, 2), (2 * 10**6, 4096)), layout((2, 2), (4096, 10)), layout((2, 2), (2 * 10**6, 10))
+    plan = plan_product(A, B, C, 4, accumulate=DOUBLE, algorithm="summa")
+    assert isinstance(plan.product, Summa)
+    assert plan.product.widest * 10**6 * 8 <= 1 << 30
+
+
+@pytest.mark.parametrize("options", [{"lookahead": -1}, {"panel_width": 0}])
+def test_impossible_options(options: dict[str, int]) -> None:
+    with pytest.raises(ArgumentError):
+        plan_product(*square(10, 2), accumulate=DOUBLE, **options)
