@@ -24,15 +24,16 @@ import h5py  # isort: skip
 import numpy as np
 
 import pdgemm
+from pdgemm.dtypes import BFLOAT16, OPERANDS, RESULTS, names, rank
 from pdgemm.errors import DTypeError, FileError, LayoutError, together
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.io.atomic import on_root, replacing, reserve
 from pdgemm.io.checksum import checksum
 from pdgemm.io.place import as_stored
-from pdgemm.local import LETTER
 from pdgemm.matrix import Block, DistMatrix
 
 Progress = Callable[[int, int], object]
+STORED = tuple(dtype for dtype in dict.fromkeys((*OPERANDS, *RESULTS)) if dtype != BFLOAT16)  # which HDF5 has not
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def load(
 
     path, name : file and two-dimensional dataset.
     block, source : layout of the result, as in `DistMatrix.empty`.
-    dtype     : convert while reading; needed where the file holds integers or 16-bit numbers.
+    dtype     : convert while reading; needed where the file holds integers other than int8 and int32.
     transpose : the transpose of the dataset, at no cost: the local arrays are in Fortran order.
     verify    : compare with the checksum that `save` left.
     progress  : called as progress(done, total) after each transfer.
@@ -155,8 +156,8 @@ def save(
     path, comm = Path(path), matrix.grid.comm
     with together(comm) as said:
         said += [path, name, chunks, compression, check]
-        if matrix.dtype.char not in LETTER or not matrix.dtype.isnative:
-            raise DTypeError(f"a matrix of {matrix.dtype} cannot be saved; use astype")
+        if matrix.dtype not in STORED or not matrix.dtype.isnative:
+            raise DTypeError(f"a matrix of {matrix.dtype} cannot be saved; use astype, to one of {names(STORED)}")
         method = "mpio" if hyperslabs.parallel_h5py() else "mpi-io"
         if (chunks or compression) and method != "mpio":
             raise FileError(f"{path}: chunks and compression need an h5py built with MPI; this one is not")
@@ -221,20 +222,18 @@ def _contents(file: h5py.File) -> str:
 
 
 def _check_dtypes(what: str, stored: np.dtype, wanted: np.dtype) -> None:
-    if wanted.char not in LETTER:
+    if wanted not in STORED:
         asked = "" if wanted == stored else f", and dtype={wanted} was asked for"
-        raise DTypeError(
-            f"{what} holds {stored}{asked}; what can be multiplied is float32, float64, complex64 and "
-            "complex128: convert with dtype="
-        )
-    if stored.kind not in "biufc" or (stored.kind == "c" and wanted.kind != "c"):
+        raise DTypeError(f"{what} holds {stored}{asked}; a matrix can be of {names(STORED)}: convert with dtype=")
+    safe = rank(stored) <= rank(wanted) if rank(wanted) else np.can_cast(stored, wanted)
+    if stored.kind not in "biufc" or not safe:
         raise DTypeError(f"{what} holds {stored}, which cannot become {wanted}")
 
 
 def _way_to_read(stored: _Stored) -> str:
     if hyperslabs.parallel_h5py():
         return "mpio"
-    return "mpi-io" if stored.offset is not None and stored.dtype.char in LETTER else "independent"
+    return "mpi-io" if stored.offset is not None and stored.dtype in STORED else "independent"
 
 
 def _create(

@@ -24,6 +24,16 @@ class Place(NamedTuple):
         i, j = self.coords
         return self.distribution.rows.indices(i), self.distribution.cols.indices(j)
 
+    def runs(self) -> list[tuple[list[int], list[int]]]:
+        """Rows and columns in the file as runs of consecutive ones: first numbers, and lengths."""
+        found = []
+        for dimension, part in zip((self.distribution.rows, self.distribution.cols), self.coords, strict=True):
+            blocks = [
+                (s.start + at * s.stride, s.block) for s in dimension.canonical.stripes(part) for at in range(s.count)
+            ]
+            found.append(([start for start, _ in blocks], [length for _, length in blocks]))
+        return found
+
     def tiles(self, itemsize: int) -> Iterator[tuple[Stripe, Stripe]]:
         """Row and column stripes, each pair one regular hyperslab of at most about TILE_BYTES."""
         i, j = self.coords

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from mpi4py import MPI
 
+from pdgemm.dtypes import wire
 from pdgemm.errors import Shield, raise_together
 from pdgemm.io.atomic import file_error
 from pdgemm.io.place import TILE_BYTES, Place, check_equal
@@ -43,21 +44,21 @@ def check(path: Path, offset: int, local: np.ndarray, place: Place, comm: MPI.In
 
 def _check_rows(file: MPI.File, part: np.ndarray, stored: np.dtype) -> None:
     found = np.empty(part.shape, stored)
-    file.Read_all(found)
+    file.Read_all(wire(found))
     check_equal(found, part)
 
 
 def _read_rows(file: MPI.File, part: np.ndarray, stored: np.dtype) -> None:
     if part.dtype == stored and part.flags.c_contiguous:
-        file.Read_all(part)
+        file.Read_all(wire(part))
     else:
         staged = np.empty(part.shape, stored)
-        file.Read_all(staged)
+        file.Read_all(wire(staged))
         part[...] = staged
 
 
 def _write_rows(file: MPI.File, part: np.ndarray, stored: np.dtype) -> None:
-    file.Write_all(np.ascontiguousarray(part))
+    file.Write_all(wire(np.ascontiguousarray(part)))
 
 
 def _each_slab(
@@ -99,8 +100,8 @@ def _view(path: Path, mode: int, offset: int, dtype: np.dtype, place: Place, com
         error = file_error(path, bad)
     raise_together(comm, error)
     assert file is not None
-    element = MPI.Datatype.fromcode(dtype.char)
-    filetype = _darray(element, place)
+    element = MPI.Datatype.fromcode(wire(np.empty(0, dtype)).dtype.char)
+    filetype = _filetype(element, place)
     try:
         try:
             file.Set_view(offset, element, filetype, "native")
@@ -113,21 +114,14 @@ def _view(path: Path, mode: int, offset: int, dtype: np.dtype, place: Place, com
         filetype.Free()
 
 
-def _darray(element: MPI.Datatype, place: Place) -> MPI.Datatype:
-    """MPI's own block-cyclic type.  It deals from process 0: the sources shift the rank."""
-    layout, (i, j) = place.distribution, place.coords
-    if 0 in layout.local_shape(place.coords):  # ROMIO 3 corrupts its memory on a type of no elements
+def _filetype(element: MPI.Datatype, place: Place) -> MPI.Datatype:
+    """This rank's elements among all of the matrix, run by run.  (MPI's darray knows no shorter first blocks.)"""
+    (rows, highs), (cols, widths) = place.runs()
+    if not rows or not cols:  # ROMIO 3 corrupts its memory on a type of no elements
         return element.Dup()
-    pr, pc = layout.grid_shape
-    rsrc, csrc = layout.source
-    filetype = element.Create_darray(
-        pr * pc,
-        (i - rsrc) % pr * pc + (j - csrc) % pc,
-        layout.shape,
-        [MPI.DISTRIBUTE_CYCLIC] * 2,
-        # a block longer than the dimension deals the same, and stays within MPI's ints
-        [min(block, n) for block, n in zip(layout.block, layout.shape, strict=True)],
-        [pr, pc],
-        MPI.ORDER_C,
-    )
+    part = element.Create_indexed(widths, cols)
+    row = part.Create_resized(0, place.distribution.cols.n * element.size)
+    filetype = row.Create_indexed(highs, rows)
+    part.Free()
+    row.Free()
     return filetype.Commit()

@@ -24,7 +24,7 @@ def names(dtypes: tuple[np.dtype, ...]) -> str:
 
 def rank(dtype: np.dtype) -> int:
     """0 for integers, 1 for real and 2 for complex numbers."""
-    return {"i": 0, "u": 0, "c": 2}.get(dtype.kind, 1)
+    return {"b": 0, "i": 0, "u": 0, "c": 2}.get(dtype.kind, 1)
 
 
 def common(*dtypes: np.dtype) -> np.dtype:

@@ -219,7 +219,9 @@ def _check_result(A: DistMatrix, B: DistMatrix, C: DistMatrix) -> None:
 
 def _check_dtype(name: str, x: DistMatrix, supported: tuple[np.dtype, ...]) -> None:
     if x.dtype not in supported or not x.dtype.isnative:
-        raise DTypeError(f"{name} has dtype {x.dtype}; supported: {dtypes.names(supported)}")
+        raise DTypeError(
+            f"{name} has dtype {x.dtype}; supported: {dtypes.names(supported)}; convert it (astype, --dtype)"
+        )
     if x.stored.size and max(x.stored.shape) > _BLAS_INT:
         raise LayoutError(f"{name} has a local part of shape {x.stored.shape}, BLAS takes up to {_BLAS_INT}")
 

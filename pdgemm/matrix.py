@@ -56,6 +56,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         self.distribution = distribution
         self.order = order
         self.conjugated = conjugated
+        self._origin: tuple[int, bool, int, int] = (id(stored), False, 0, 0)  # array, transposed, first row and column
         self.report: Any = None  # a Report, MoveReport or IOReport
 
     # ------------------------------------------------------------------ making
@@ -260,7 +261,10 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
     def T(self) -> DistMatrix:
         """The transpose, as a view: on the grid seen transposed, `grid.T`.  Local."""
         order: Order = "C" if self.order == "F" else "F"
-        return DistMatrix(self._stored.T, self.grid.T, self.distribution.transposed, order, self.conjugated)
+        view = DistMatrix(self._stored.T, self.grid.T, self.distribution.transposed, order, self.conjugated)
+        array, transposed, i, j = self._origin
+        view._origin = array, not transposed, j, i
+        return view
 
     @property
     def H(self) -> DistMatrix:
@@ -277,13 +281,16 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         ranges = [x.indices(n)[:2] for x, n in zip(keys, self.shape, strict=True)]
         rows, cols = ((start, max(start, stop)) for start, stop in ranges)
         part = self._stored[self.distribution.local_window(rows, cols, self.grid.coords)]
-        return DistMatrix(part, self.grid, self.distribution.window(rows, cols), self.order, self.conjugated)
+        view = DistMatrix(part, self.grid, self.distribution.window(rows, cols), self.order, self.conjugated)
+        array, transposed, i, j = self._origin
+        view._origin = array, transposed, i + rows[0], j + cols[0]
+        return view
 
     def __setitem__(self, key: Any, value: DistMatrix | complex) -> None:
         """Set a submatrix: to a number, or to a matrix of any layout.  Collective over the grid."""
         view = self[key]
         if isinstance(value, DistMatrix):
-            if not (value._stored is view._stored or _same_memory(value._stored, view._stored)):  # as after A[...] += B
+            if (value._origin, value.shape) != (view._origin, view.shape):  # A[...] += B sets A[...] to itself
                 value.redistribute(view)
         elif np.ndim(value) == 0:
             view.local[...] = value
@@ -392,7 +399,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         if not self.same_layout(other):
             raise LayoutError(
                 f"layouts differ: {self.distribution} on a {self.grid} grid and "
-                f"{other.distribution} on a {other.grid} grid"
+                f"{other.distribution} on a {other.grid} grid; bring one to the other's with redistribute"
             )
 
 
@@ -400,13 +407,6 @@ def _layout(grid: ProcessGrid, shape: tuple[int, int], block: Block, source: tup
     if grid.layers != 1:
         raise GridError(f"a matrix lies on a grid of one layer, this one is {grid}")
     return Distribution.over(grid.shape, shape, block, source)
-
-
-def _same_memory(x: np.ndarray, y: np.ndarray) -> bool:
-    return x.__array_interface__["data"] == y.__array_interface__["data"] and (x.strides, x.shape) == (
-        y.strides,
-        y.shape,
-    )
 
 
 def _as_matrix(array: Any) -> np.ndarray:

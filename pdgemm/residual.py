@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from pdgemm import dtypes
 from pdgemm.elements import element_function, slabs
 from pdgemm.errors import LayoutError, check_together
 from pdgemm.matrix import DistMatrix
@@ -46,12 +47,15 @@ def verify(
     *,
     seed: int = 0,
     vectors: int = 2,
+    accumulate_dtype: Any = None,
 ) -> Residual:
     """Compare C X with alpha A (B X) + beta C0 X for random X, row by row.  Collective over C.grid.
 
-    A : (m, k);  B : (k, n);  C, C0 : (m, n), each of any layout on grids over the same ranks.
+    A : (m, k);  B : (k, n);  C, C0 : (m, n), each of any type and layout on grids over the same ranks; views too.
     vectors : columns of X, numbers in [-1, 1).  A wrong element of C goes unnoticed with probability
               zero but for rounding: it is seen when it exceeds about sqrt(k) eps (|A||B||X|)_i.
+
+    accumulate_dtype : the type in which C was added up, where it is less precise than C's own.
 
     Products in double precision; the bound is 3 sqrt(max(k, n) + 2) eps of C's type, complex times
     2 sqrt(2) (Higham 2002, 3.6, and the tolerance of SLATE's test_gemm).
@@ -83,7 +87,9 @@ def verify(
         both = finite_left & finite_right
         wrong = np.abs(left - right)[both]
     relative = np.divide(wrong, scale[both], out=np.where(wrong > 0, np.inf, 0.0), where=scale[both] > 0)
-    eps = float(np.finfo(C.dtype).eps) * (8**0.5 if C.dtype.kind == "c" else 1)
+    # integers are exact, but this comparison is not
+    unit = max(dtypes.eps(x) for x in (C.dtype, accumulate_dtype or C.dtype, np.float64))
+    eps = unit * (8**0.5 if C.dtype.kind == "c" else 1)
     return Residual(
         value=float(relative.max(initial=0.0)),
         bound=3 * float(np.sqrt(max(k, n) + 2)) * eps,

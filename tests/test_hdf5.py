@@ -91,7 +91,7 @@ def test_what_is_saved_is_loaded_in_any_layout(comm: Any, shared_tmp_path: Path,
 
 
 def test_files_of_others(comm: Any, grid: Any, shared_tmp_path: Path, parallel: bool) -> None:
-    """Chunked, compressed, big-endian, integer, 16-bit, scattered: each rank reads its own blocks."""
+    """Chunked, compressed, big-endian, other integers, scattered: each rank reads its own blocks."""
     import h5py
 
     from pdgemm.io import hdf5
@@ -106,21 +106,42 @@ def test_files_of_others(comm: Any, grid: Any, shared_tmp_path: Path, parallel: 
             file.create_dataset("gzip", data=x, chunks=(8, 8), compression="gzip", shuffle=True, fletcher32=True)
             file.create_dataset("growing", data=x, maxshape=(None, 37))
             file["big_endian"] = x.astype(">f8")
-            file["integers"] = x.astype("i4")
+            file["integers"] = x.astype("i2")
             file["half"] = x.astype("f2")
             file["single"] = x.astype("f4")
             file["compact"] = x[:3, :3]
 
     by_rank_0(comm, write)
     for name in ("contiguous", "chunked", "gzip", "growing", "big_endian", "integers", "half", "single"):
-        expected = {"integers": x.astype("i4"), "half": x.astype("f2"), "single": x.astype("f4")}.get(name, x)
+        expected = {"integers": x.astype("i2"), "half": x.astype("f2"), "single": x.astype("f4")}.get(name, x)
         for transpose in (False, True):
             A = hdf5.load(path, name, grid, (4, 5), dtype="float64", transpose=transpose)
             assert np.array_equal(A.allgather(), expected.T if transpose else expected), name
-            in_place = "mpi-io" if name in ("contiguous", "single") else "independent"
+            in_place = "mpi-io" if name in ("contiguous", "single", "half") else "independent"
             assert A.report.method == ("mpio" if parallel else in_place)
     complex_ = hdf5.load(path, "contiguous", grid, dtype="complex128")
     assert np.array_equal(complex_.allgather(), x)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8", "int32", "complex64"])
+def test_views_of_every_type_are_saved_as_matrices_of_their_own(
+    comm: Any, grid: Any, shared_tmp_path: Path, dtype: str
+) -> None:
+    from pdgemm import DistMatrix
+    from pdgemm.io import hdf5
+
+    x = (np.random.default_rng(5).standard_normal((40, 31)) * 40).astype(dtype)
+    x = x * (1 + 2j) if dtype == "complex64" else x
+    x = x.astype(dtype)
+    A = DistMatrix.from_global(x, grid=grid, block=(4, 3))
+    views = [(A, x), (A.T, x.T), (A[5:33, 2:30], x[5:33, 2:30]), (A[7:8, :].T, x[7:8].T), (A[3:3, 4:9], x[3:3, 4:9])]
+    for number, (view, expected) in enumerate([*views, (A[1:9, 5:].H, x[1:9, 5:].conj().T)]):
+        hdf5.save(shared_tmp_path / "views.h5", f"v{number}", view)
+        found = hdf5.load(shared_tmp_path / "views.h5", f"v{number}", grid, 3, verify=True)
+        assert found.dtype == dtype
+        assert np.array_equal(found.allgather(), expected)
+    with pytest.raises(TypeError, match="bfloat16 cannot be saved"):
+        hdf5.save(shared_tmp_path / "views.h5", "b", DistMatrix.zeros((3, 3), grid=grid, dtype="bfloat16"))
 
 
 def test_compressed_chunks_are_written_by_a_parallel_h5py_and_refused_by_another(
@@ -327,10 +348,12 @@ def test_unreadable_input_is_refused_on_all_ranks_alike(comm: Any, grid: Any, sh
         (shared_tmp_path, "x", {}, FileError, "."),
         (path, "vector", {}, LayoutError, r"not a matrix: its shape is \(3,\)"),
         (path, "cube", {}, LayoutError, r"not a matrix: its shape is \(2, 2, 2\)"),
-        (path, "integers", {}, DTypeError, "int64; what can be multiplied is float32, float64"),
+        (path, "integers", {}, DTypeError, "int64; a matrix can be of float16, float32.*convert with dtype="),
         (path, "strings", {"dtype": "float64"}, DTypeError, "cannot become float64"),
         (path, "complex", {"dtype": "float64"}, DTypeError, "complex128, which cannot become float64"),
-        (path, "x", {"dtype": "int32"}, DTypeError, "dtype=int32"),
+        (path, "x", {"dtype": "int16"}, DTypeError, "dtype=int16"),
+        (path, "x", {"dtype": "int8"}, DTypeError, "float64, which cannot become int8"),
+        (path, "integers", {"dtype": "int8"}, DTypeError, "int64, which cannot become int8"),
         (path, "x", {"block": 0}, LayoutError, "block size must be >= 1, got 0"),
         (path, "x", {"source": (99, 0)}, LayoutError, "source 99"),
     ]

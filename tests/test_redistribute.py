@@ -1,0 +1,254 @@
+"""Redistribution: every pair of layouts, exact; words, messages and memory as the formulas say."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import grid_shapes
+
+from pdgemm.blockcopy import copy_blocks
+from pdgemm.exchange import plan_exchange
+from pdgemm.grids.distribution import BlockCyclic, Distribution
+from pdgemm.grids.layout import Layout
+from pdgemm.grids.runs import Pairing, common, pairings
+
+SIZES = [(1, 1), (1, 1000), (1000, 1), (37, 61), (128, 96), (301, 200)]
+BLOCKS: list[Any] = [None, 1, (2, 3), (7, 5), 64, (1000, 1)]
+
+
+@pytest.fixture(scope="module")
+def grids(comm: Any) -> Iterator[list[Any]]:
+    from pdgemm import ProcessGrid
+
+    made = [ProcessGrid(comm, shape) for shape in grid_shapes(comm.size)]
+    made.append(ProcessGrid(comm, ranks=range(comm.size - 1, -1, -1)))
+    if comm.size > 1:
+        made.append(ProcessGrid(comm, ranks=range(1, comm.size)))
+    yield made
+    for grid in made:
+        grid.free()
+
+
+def values(rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
+    """An element says where it is."""
+    return rows[:, None] * 4096.0 + cols[None, :]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_every_pair_of_layouts_exactly(comm: Any, grids: list[Any], size: tuple[int, int]) -> None:
+    """All pairs of grids, six blocks against six, sources at both ends, both memory orders, and transposed."""
+    from pdgemm import DistMatrix
+
+    orders = itertools.cycle(itertools.product("CF", "CF", [False, True]))
+    pairs = itertools.cycle(itertools.product(grids, repeat=2))
+    for b, other_b in itertools.product(BLOCKS, repeat=2):
+        one, two = next(pairs)
+        order, other_order, transposed = next(orders)
+        kinds = {"source": (one.shape[0] - 1, 0), "order": order, "block": b}
+        X = DistMatrix.from_function(lambda i, j: i * 4096.0 + j, size, grid=one, **kinds)
+        before = X.local.copy()
+        source = X.T if transposed else X
+        Y = source.redistribute(grid=two, block=other_b, source=(0, two.shape[1] - 1), order=other_order)
+        rows, cols = Y.indices()
+        assert np.array_equal(Y.local, values(cols, rows).T if transposed else values(rows, cols))
+        assert np.array_equal(X.local, before)
+        assert Y.order == other_order
+        report = Y.report
+        assert report.counted == report.predicted
+        assert report.extra_bytes == report.predicted_extra_bytes
+        # only what changes its owner travels
+        here = {(i, j) for i in rows.tolist() for j in cols.tolist()}
+        x_rows, x_cols = source.indices()
+        had = {(i, j) for i in x_rows.tolist() for j in x_cols.tolist()}
+        assert report.counted.words_received == len(here - had)
+        assert report.counted.words_sent == len(had - here)
+
+
+@pytest.mark.mpi
+def test_nothing_travels_within_one_layout(comm: Any, grids: list[Any]) -> None:
+    from pdgemm import DistMatrix
+    from pdgemm.timing import Traffic
+
+    for grid in grids:
+        X = DistMatrix.random((50, 40), grid=grid, block=3)
+        Y = X.redistribute(block=3, dtype="float32", alpha=2)
+        assert Y.report.counted == Traffic()
+        assert Y.allclose((2 * X).astype("float32"))
+        assert Y.grid is grid
+
+
+@pytest.mark.mpi
+def test_transposing_conjugating_scaling_adding_and_casting_as_one_exchange(comm: Any, grids: list[Any]) -> None:
+    from pdgemm import DistMatrix
+
+    rng = np.random.default_rng(2)
+    x = (rng.standard_normal((40, 30)) + 1j * rng.standard_normal((40, 30))).astype("complex64")
+    y = rng.standard_normal((30, 40)) + 0j
+    for one, two in itertools.product(grids, repeat=2):
+        X = DistMatrix.from_global(x, grid=one, block=(3, 4))
+        Y = DistMatrix.from_global(y, grid=two, block=(5, 2))
+        out = X.H.redistribute(Y, alpha=2 - 1j, beta=3)
+        assert out is Y
+        assert np.allclose(Y.allgather(), (2 - 1j) * x.conj().T + 3 * y)
+        total = comm.allreduce(out.report.counted.words_sent)
+        assert total <= 1200  # once each at most
+
+
+@pytest.mark.mpi
+def test_relabelling_keeps_at_home_what_can_stay(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+
+    backwards = list(range(comm.size))[::-1]
+    with ProcessGrid(comm, (comm.size, 1), ranks=backwards) as one, ProcessGrid(comm, (comm.size, 1)) as two:
+        X = DistMatrix.random((60, 8), grid=one)
+        plain, relabelled = X.redistribute(grid=two), X.redistribute(grid=two, relabel=True)
+        words = [comm.allreduce(Y.report.counted.words_sent) for Y in (plain, relabelled)]
+        assert words[1] == 0
+        assert comm.size == 1 or words[0] > 0
+        assert np.array_equal(plain.allgather(), relabelled.allgather())
+        assert relabelled.grid.shape == two.shape
+        again = plain.redistribute(relabel=True)  # no other place is better: no new grid
+        assert again.grid is two
+        if relabelled.grid is not two:
+            relabelled.grid.free()
+
+
+@pytest.mark.mpi
+def test_the_memory_limit_is_kept_down_to_one_element(comm: Any, grids: list[Any]) -> None:
+    from pdgemm import DistMatrix
+    from pdgemm.errors import MemoryLimitError
+
+    X = DistMatrix.random((30, 20), grid=grids[0], block=4)
+    for limit in (10**6, 2000, 64, 32):
+        Y = X.redistribute(grid=grids[-1], block=3, memory_limit=limit)
+        assert Y.report.extra_bytes <= limit
+        assert np.array_equal(Y.allgather(), X.allgather())
+    with pytest.raises(MemoryLimitError, match="memory limit 31 bytes.*at least 32"):
+        X.redistribute(grid=grids[-1], block=3, memory_limit=31)
+
+
+@pytest.mark.mpi
+def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.errors import ArgumentError, DTypeError, LayoutError, PdgemmError
+
+    with ProcessGrid(comm) as grid:
+        X, Y = DistMatrix.zeros((6, 4), grid=grid), DistMatrix.zeros((6, 4), grid=grid, dtype="complex64")
+        frozen = X.copy()
+        frozen.local.flags.writeable = False
+        whole: Any = np.zeros((6, 4))
+        cases: list[tuple[type[PdgemmError], str, Any, dict[str, Any]]] = [
+            (LayoutError, "shapes differ: X is 6 x 4.*out is 4 x 6", Y.T, {}),
+            (ArgumentError, "conjugate", Y.H.T, {}),
+            (ArgumentError, "out is read-only", frozen, {}),
+            (ArgumentError, "out shares memory with X", X, {}),
+            (DTypeError, "out is a DistMatrix, got ndarray", whole, {}),
+            (DTypeError, "alpha = 1j is complex", X.copy(), {"alpha": 1j}),
+            (DTypeError, "beta is a number", X.copy(), {"beta": "x"}),
+            (DTypeError, "alpha = 0.5 is not an integer", None, {"alpha": 0.5, "dtype": "int32"}),
+            (DTypeError, "float64 elements cannot become int32", None, {"dtype": "int32"}),
+            (ArgumentError, "order 'K'", None, {"order": "K"}),
+            (LayoutError, "block size", None, {"block": -1}),
+        ]
+        for kind, message, out, options in cases:
+            given = X.astype("int8") if options.get("alpha") == 0.5 else X
+            with pytest.raises(kind, match=message) as caught:
+                given.redistribute(out, **options)
+            assert len(set(comm.allgather(str(caught.value)))) == 1
+        with pytest.raises(DTypeError, match="complex64 elements cannot become float64"):
+            Y.redistribute(X)
+        if comm.size > 1:
+            with pytest.raises(ArgumentError, match="different arguments"):
+                X.redistribute(block=1 + comm.rank)
+
+
+# ------------------------------------------------------------------ arithmetic, in one process
+dimensions = st.builds(
+    lambda n, block, parts, source, skip: (n, block, parts, source % parts, skip % block),
+    st.integers(0, 200), st.integers(1, 30), st.integers(1, 4), st.integers(0, 3), st.integers(0, 29),
+)  # fmt: skip
+
+
+@given(dimensions, dimensions)
+def test_pairings_name_every_index_once(one: tuple[int, ...], two: tuple[int, ...]) -> None:
+    a, b = BlockCyclic(*one), BlockCyclic(one[0], *two[1:])
+    shared = common(a, b)
+    seen = 0
+    for i in range(a.parts):
+        for j, pairing in pairings(a, b, i):
+            source, target = pairing.indices()
+            assert a.to_global(source, i).tolist() == b.to_global(target, j).tolist()
+            assert pairing.size == shared[i, j] == len(source)
+            seen += pairing.size
+            back = dict(pairings(a, b, j, by_target=True))[i]
+            assert [x.tolist() for x in back.indices()] == [source.tolist(), target.tolist()]
+            assert pairing.pack().indices()[0].tolist() == source.tolist()
+            assert pairing.unpack().indices()[1].tolist() == target.tolist()
+    assert seen == a.n == shared.sum()
+
+
+@given(dimensions, dimensions, st.data())
+def test_pieces_and_stretches_are_the_whole(one: tuple[int, ...], two: tuple[int, ...], data: st.DataObject) -> None:
+    a, b = BlockCyclic(*one), BlockCyclic(one[0], *two[1:])
+    for i in range(a.parts):
+        for _, pairing in pairings(a, b, i):
+            size = pairing.size
+            step = data.draw(st.integers(1, size))
+            pieces = [pairing.cut(lo, min(size, lo + step)) for lo in range(0, size, step)]
+            for side in (0, 1):
+                whole = pairing.indices()[side].tolist()
+                assert [at for x in pieces for at in x.indices()[side].tolist()] == whole
+            for piece in (pairing, *pieces):
+                found = sorted(
+                    (s.source + k * s.source_stride + at, s.target + k * s.target_stride + at)
+                    for s in piece.stretches
+                    for k in range(s.times)
+                    for at in range(s.length)
+                )
+                assert not found or found == sorted(zip(*(x.tolist() for x in piece.indices())))
+
+
+@given(dimensions, dimensions, st.sampled_from("CF"), st.sampled_from("CF"))
+def test_blocks_are_copied_where_they_belong(
+    one: tuple[int, ...], two: tuple[int, ...], order: Any, other_order: Any
+) -> None:
+    rows, cols = BlockCyclic(*one), BlockCyclic(*two)
+    whole_rows, whole_cols = BlockCyclic.even(rows.n, 1), BlockCyclic.even(cols.n, 1)
+    x = np.asarray(np.arange(1.0, 1 + rows.n * cols.n).reshape(rows.n, cols.n), order=order)
+    for i, r in pairings(whole_rows, rows, 0):
+        for j, c in pairings(whole_cols, cols, 0):
+            expected = x[np.ix_(rows.indices(i), cols.indices(j))]
+            part = np.zeros(expected.shape, order=other_order)
+            copy_blocks(x, part, r, c)
+            assert np.array_equal(part, expected)
+            back = np.zeros_like(x)
+            copy_blocks(part, back, Pairing(r.target, r.source, r.lengths), Pairing(c.target, c.source, c.lengths))
+            assert back.sum() == expected.sum()
+            assert np.array_equal(back[np.ix_(rows.indices(i), cols.indices(j))], expected)
+
+
+def test_the_best_places_are_those_that_keep_most() -> None:
+    from pdgemm.exchange import best_places
+
+    source = Layout(Distribution.over((3, 1), (30, 4)), (2, 0, 1), np.dtype("d"))
+    target = Layout(Distribution.over((3, 1), (30, 4)), (0, 1, 2), np.dtype("d"))
+    assert best_places(source, target, 3) == (2, 0, 1)
+    cyclic = Layout(Distribution.over((1, 3), (30, 3), 1), (0, 1, 2), np.dtype("d"))
+    assert best_places(source, cyclic, 3) == (0, 1, 2)  # all alike: as it is
+
+
+def test_a_large_exchange_is_planned_for_any_rank_without_the_others() -> None:
+    a = Layout(Distribution.over((100, 1), (10**6, 10**4)), tuple(range(100)), np.dtype("d"))
+    b = Layout(Distribution.over((10, 10), (10**6, 10**4), 64), tuple(range(100)), np.dtype("d"))
+    plan = plan_exchange(a, b, 100)
+    traffic = plan.traffic(57)
+    assert sum(x.shape[0] * x.shape[1] for x in plan.sends(57)) == traffic.words_sent
+    assert sum(x.shape[0] * x.shape[1] for x in plan.receives(57)) == traffic.words_received
+    assert sum(1 for x in plan.sends(57) for _ in plan.tiles(x)) == traffic.messages_sent

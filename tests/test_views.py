@@ -1,0 +1,273 @@
+"""Transposes and submatrices as views, and what users do with them."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from problems import TOLERANCE, gemm_error, grid_shapes
+
+pytestmark = pytest.mark.mpi
+
+
+def numbers(shape: tuple[int, int], dtype: str = "complex128", seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal(shape) + 1j * rng.standard_normal(shape)
+    return (x if dtype.startswith("complex") else x.real).astype(dtype)
+
+
+def test_views_of_views_are_what_numpy_makes_of_them(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+
+    x = numbers((23, 17))
+    for shape in grid_shapes(comm.size):
+        with ProcessGrid(comm, shape) as grid:
+            A = DistMatrix.from_global(x, grid=grid, block=(3, 2), source=(shape[0] - 1, 0))
+            for made, expected in [
+                (A.T, x.T),
+                (A.H, x.conj().T),
+                (A.H.T, x.conj()),
+                (A.H.H, x),
+                (A[4:20, 3:16], x[4:20, 3:16]),
+                (A[4:20, 3:16][2:9, 1:].T, x[4:20, 3:16][2:9, 1:].T),
+                (A.T[2:, 5:6], x.T[2:, 5:6]),
+                (A.H[2:11][:, 5:], x.conj().T[2:11][:, 5:]),
+                (A[-5:, :-3], x[-5:, :-3]),
+                (A[9:4, 99:], x[9:4, 99:]),
+                (A[:, 3:3], x[:, 3:3]),
+            ]:
+                assert made.shape == expected.shape
+                assert np.array_equal(made.allgather(), expected)
+                whole = made.to_global()
+                assert whole is None or np.array_equal(whole, expected)
+                assert np.array_equal(made.copy().allgather(), expected)
+                assert np.isclose(made.norm(1), np.abs(expected).sum(axis=0).max(initial=0))
+                assert np.isclose(made.norm(), np.linalg.norm(expected))
+                assert np.array_equal((2 * made).allgather(), 2 * expected)
+                rows, cols = made.indices()
+                assert np.array_equal(made.local, expected[np.ix_(rows, cols)])
+                if not made.conjugated and made.local.size:
+                    assert np.shares_memory(made.local, A.local)
+
+
+def test_what_is_no_submatrix_is_refused(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.errors import ArgumentError
+
+    with ProcessGrid(comm) as grid:
+        A = DistMatrix.zeros((5, 5), grid=grid)
+        for key in (3, (1, 2), (slice(None, None, 2), slice(None)), (slice(1), slice(1), slice(1)), ..., "x"):
+            with pytest.raises(ArgumentError, match=r"A\[i0:i1, j0:j1\]"):
+                A[key]
+        with pytest.raises(ArgumentError, match="from_global"):
+            A[1:3, 1:3] = np.ones((2, 2))
+        with pytest.raises(ValueError, match="read-only"):
+            A.astype("D").H.local[...] = 0
+
+
+def test_submatrices_are_set_from_any_layout(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+
+    x, y = numbers((20, 15), "float64", 1), numbers((12, 9), "float64", 2)
+    with ProcessGrid(comm) as grid, ProcessGrid(comm, (comm.size, 1)) as other:
+        A = DistMatrix.from_global(x, grid=grid, block=(3, 4))
+        B = DistMatrix.from_global(y, grid=other, block=2)
+        A[5:17, 3:12] = B
+        x[5:17, 3:12] = y
+        A[0:2, 1:] = 7
+        x[0:2, 1:] = 7
+        A[3:12, 3:15] += A[3:12, 3:15]
+        x[3:12, 3:15] *= 2
+        A.T[4:6, 2:3] = B.T[0:2, 5:6]
+        x.T[4:6, 2:3] = y.T[0:2, 5:6]
+        assert np.array_equal(A.allgather(), x)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex64"])
+def test_all_pairs_of_ops_by_flag_and_by_view(comm: Any, dtype: str) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+    op = {"N": lambda x: x, "T": lambda x: x.T, "C": lambda x: x.conj().T}
+    view = {"N": lambda x: x, "T": lambda x: x.T, "C": lambda x: x.H}
+    for shape in grid_shapes(comm.size):
+        with ProcessGrid(comm, shape) as grid:
+            for ta, tb, order in itertools.product("NTC", "NTC", "CF"):
+                a = numbers((14, 9) if ta == "N" else (9, 14), dtype, 1)
+                b = numbers((9, 11) if tb == "N" else (11, 9), dtype, 2)
+                A = DistMatrix.from_global(a, grid=grid, block=(3, 2))
+                B = DistMatrix.from_global(b, grid=grid, block=(2, 4))
+                C = DistMatrix.empty((14, 11), grid=grid, block=(3, 3), dtype=dtype, order=order)
+                C.local[...] = np.nan
+                pdgemm(2, A, B, 0, C, transa=ta, transb=tb.lower())
+                assert gemm_error(C.allgather(), 2, op[ta](a), op[tb](b)) <= TOLERANCE
+                D = view[ta](A) @ view[tb](B)
+                assert gemm_error(D.allgather(), 1, op[ta](a), op[tb](b)) <= TOLERANCE
+                assert D.grid is grid
+
+
+def test_a_product_of_transposes_into_a_transpose_moves_nothing(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+    with ProcessGrid(comm) as grid:
+        a, b = numbers((9, 14), "float64", 1), numbers((11, 9), "float64", 2)
+        A, B = DistMatrix.from_global(a, grid=grid, block=2), DistMatrix.from_global(b, grid=grid, block=2)
+        C = DistMatrix.empty((11, 14), grid=grid, block=2)
+        pdgemm(1, A, B, 0, C.T, transa="T", transb="T")
+        assert gemm_error(C.allgather(), 1, b, a) <= TOLERANCE
+        out = pdgemm(1, A.T, B.T, 0, C.T)
+        assert out.report is not None
+        assert out.report.moves == ()
+
+
+def test_idle_ranks_take_part_and_hold_nothing(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, verify
+
+    if comm.size < 3:
+        return
+    with ProcessGrid(comm, (1, 2), ranks=[2, 0]) as few, ProcessGrid(comm) as all_ranks:
+        a, b = numbers((10, 8), "float64", 1), numbers((8, 6), "float64", 2)
+        A, B = DistMatrix.from_global(a, grid=few, block=3), DistMatrix.from_global(b, grid=all_ranks, block=2)
+        assert (A.local.size > 0) == (comm.rank in (0, 2))
+        for C in (A @ B, (B.T @ A.T).T):
+            assert gemm_error(C.allgather(), 1, a, b) <= TOLERANCE
+            assert verify(C, 1, A, B).passed
+        assert (A @ B).grid is few
+        again = DistMatrix.from_global(a if comm.rank == 1 else None, grid=few, root=1)
+        assert again.allclose(DistMatrix.from_global(a, grid=few))
+        assert A.allclose(A.redistribute(grid=all_ranks, block=1).redistribute(grid=few, block=3))
+        for kind in ("fro", 1, np.inf, "max"):
+            assert np.isclose(A.norm(kind), np.abs(a).max() if kind == "max" else np.linalg.norm(a, kind))
+        assert few.coords == ((0, [2, 0].index(comm.rank)) if comm.rank in (0, 2) else (-1, -1))
+
+
+# ------------------------------------------------------------------ what other systems got wrong
+def test_known_regressions(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+    a = np.array([[5.0, -3, 2], [-3, 2, -1], [-3, 2, -2]])
+    with ProcessGrid(comm, (comm.size, 1)) as rows, ProcessGrid(comm, (1, comm.size)) as cols:
+        for one, two in itertools.product((rows, cols), repeat=2):
+            A, eye = DistMatrix.from_global(a, grid=one), DistMatrix.eye(3, grid=two)
+            assert np.array_equal((A @ eye).allgather(), a)
+            assert np.array_equal((eye @ A).allgather(), a)
+            tall, wide = DistMatrix.zeros((4, 3), grid=one) + 1, DistMatrix.zeros((3, 4), grid=two, block=1) + 1
+            before = tall.distribution, wide.distribution, tall.grid, wide.grid
+            assert np.array_equal((tall @ wide).allgather(), np.full((4, 4), 3.0))
+            assert before == (tall.distribution, wide.distribution, tall.grid, wide.grid)
+            C = DistMatrix.zeros((4, 4), grid=two, block=1) + np.nan
+            pdgemm(1, tall, wide, 0, C)
+            assert np.array_equal(C.allgather(), np.full((4, 4), 3.0))
+            empty = DistMatrix.zeros((4, 0), grid=one) @ DistMatrix.zeros((0, 5), grid=two)
+            assert np.array_equal(empty.allgather(), np.zeros((4, 5)))
+            nothing = DistMatrix.zeros((0, 3), grid=one) @ wide
+            assert nothing.shape == (0, 4)
+
+
+def test_neither_a_nor_b_is_read_where_alpha_or_k_is_zero(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.timing import Traffic
+
+    with ProcessGrid(comm, (1, comm.size)) as grid, ProcessGrid(comm, (comm.size, 1)) as other:
+        nan = DistMatrix.zeros((6, 6), grid=grid, block=1) + np.nan
+        C = DistMatrix.zeros((6, 6), grid=other) + 1.5
+        for dtype in ("float64", "float16", "complex64"):
+            D = C.astype(dtype)
+            pdgemm(0, nan.astype(dtype), nan.astype(dtype).T, 2, D)
+            assert D.allclose(3)
+            assert D.report.counted == D.report.predicted == Traffic()
+            pdgemm(1, nan.astype(dtype)[:, 3:3], nan.astype(dtype)[2:2, :], 2, D)
+            assert D.allclose(6)
+
+
+# ------------------------------------------------------------------ types
+@pytest.mark.parametrize("algorithm", ["summa", "inner"])
+def test_sixteen_bit_products_are_added_up_in_32(comm: Any, algorithm: str) -> None:
+    """1 + 2^-11 + 2^-11 + ...: in 16 bits nothing would be added at all."""
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+    for dtype in ("float16", "bfloat16"):
+        with ProcessGrid(comm) as grid:
+            k = 2048
+            row = DistMatrix.from_function(lambda i, j: np.where(j == 0, 1.0, 2.0**-11), (1, k), grid=grid, dtype=dtype)
+            col = DistMatrix.zeros((k, 1), grid=grid, dtype=dtype) + np.dtype(dtype).type(1)
+            C = pdgemm(1, row, col, algorithm=algorithm, panel_width=64)
+            assert C.dtype == dtype
+            assert C.report.dtype == "float32"
+            assert C.allgather() == np.array(1 + 2047 / 2048).astype(dtype)
+            # never the whole matrix: one panel of each is converted at a time
+            if algorithm == "summa" and comm.size == 1:
+                assert C.report.extra_bytes <= 64 * 2 * 4 + 3 * 4
+
+
+def test_int8_is_exact_and_wraps(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+    with ProcessGrid(comm) as grid:
+        x = np.random.default_rng(1).integers(-128, 128, (37, 5000)).astype("i1")
+        x[0], x[1] = -128, 127
+        X = DistMatrix.from_global(x, grid=grid, block=(8, 700))
+        for algorithm in ("summa", "inner"):
+            C = pdgemm(1, X, X.T, algorithm=algorithm)
+            exact = x.astype(np.int64) @ x.astype(np.int64).T
+            assert C.dtype == np.int32
+            assert np.array_equal(C.allgather(), exact)
+            again = pdgemm(3, X, X.T, 30, C.copy(), algorithm=algorithm)
+            assert np.array_equal(again.allgather(), (33 * exact).astype(np.int32))
+
+
+def test_accumulate_dtype(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm, verify
+
+    with ProcessGrid(comm) as grid:
+        a = numbers((6, 3000), "float32", 1) + 100
+        A = DistMatrix.from_global(a, grid=grid, block=(2, 100))
+        exact = a.astype("d") @ a.astype("d").T
+        single, double = pdgemm(1, A, A.T), pdgemm(1, A, A.T, accumulate_dtype="float64")
+        assert double.dtype == "float32"
+        assert double.report.dtype == "float64"
+        assert np.array_equal(double.allgather(), exact.astype("f"))
+        assert np.abs(single.allgather() - exact).max() > np.abs(double.allgather() - exact).max()
+        wide = pdgemm(1, A, A.T, 0, DistMatrix.empty((6, 6), grid=grid), accumulate_dtype="float32")
+        assert wide.dtype == "float64"
+        assert verify(wide, 1, A, A.T, accumulate_dtype="float32").passed
+        assert not verify(wide, 1, A, A.T).passed
+        mixed = A @ A.T.astype("complex128")
+        assert mixed.dtype == "complex128"
+        assert gemm_error(mixed.allgather(), 1, a, a.T) <= TOLERANCE
+
+
+def test_verify_sees_wrong_elements_of_any_type(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, verify
+
+    with ProcessGrid(comm) as grid:
+        for dtype in ("float16", "bfloat16", "float32", "complex64", "int8"):
+            a = np.round(numbers((12, 9), "complex64", 1) * 20)
+            A = DistMatrix.from_global((a if dtype == "complex64" else a.real).astype(dtype), grid=grid, block=2)
+            C = A[1:8, :] @ A.H[:, 2:]
+            assert verify(C, 1, A[1:8, :], A.H[:, 2:]).passed
+            wrong = C.copy()
+            wrong[3:4, 2:3] = 1e4 if dtype != "int8" else int(C[3:4, 2:3].norm("max")) + 1
+            assert not verify(wrong, 1, A[1:8, :], A.H[:, 2:]).passed
+
+
+def test_without_the_check_nothing_is_compared(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+    with ProcessGrid(comm) as grid:
+        A, C = DistMatrix.random((20, 20), grid=grid), DistMatrix.empty((20, 20), grid=grid)
+        expected = pdgemm(1, A, A)
+
+        def refuse(*arguments: Any) -> None:
+            raise AssertionError("an allreduce")
+
+        monkeypatch.setattr("pdgemm.errors.check_together", refuse)
+        with pytest.raises(AssertionError, match="an allreduce"):
+            pdgemm(1, A, A, 0, C)
+        pdgemm(1, A, A, 0, C, check=False)
+        A.redistribute(C, beta=1, alpha=-1, check=False)
+        monkeypatch.undo()
+        assert (C + A).allclose(expected)
+        with pytest.raises(ValueError, match="inner dimensions"):
+            pdgemm(1, A, A[3:, :], check=False)
