@@ -94,15 +94,26 @@ class Pairing:
 
     def _find_stretches(self) -> list[Stretch]:
         runs = len(self.lengths)
-        if runs > 3 and not self.period:
-            return []
         source, target, lengths = self.source.tolist(), self.target.tolist(), self.lengths.tolist()
-        alone = range(runs) if runs <= 3 else (0, runs - 1)
-        found = [Stretch(source[r], target[r], 0, 0, 1, lengths[r]) for r in alone]
-        for r in range(1, min(self.period, runs - 2) + 1) if runs > 3 else ():
-            count = -(-(runs - 1 - r) // self.period)
-            apart = [x[r + self.period] - x[r] if count > 1 else 0 for x in (source, target)]
-            found.append(Stretch(source[r], target[r], apart[0], apart[1], count, lengths[r]))
+        rounds = [[r] for r in range(runs)]  # runs that lie at equal distances
+        if runs > 3:
+            period = self.period
+            if not period:
+                return []
+            rounds = [list(range(r, runs - 1, period)) for r in range(1, min(period, runs - 2) + 1)]
+            ends = ((0, (period - 1) % len(rounds)), (runs - 1, (runs - 2) % period % len(rounds)))
+            for end, at in ends:  # they may go on with the pattern, or be cut off
+                near = sorted([end, *(rounds[at][:2] if end == 0 else rounds[at][-2:])])
+                places = [[x[r] for r in near] for x in (source, target)]
+                even = all(x[1] - x[0] == x[-1] - x[-2] for x in places)
+                if even and len({lengths[r] for r in near}) == 1:
+                    rounds[at] = sorted([*rounds[at], end])
+                else:
+                    rounds.append([end])
+        found = []
+        for each in rounds:
+            apart = [x[each[1]] - x[each[0]] if len(each) > 1 else 0 for x in (source, target)]
+            found.append(Stretch(source[each[0]], target[each[0]], apart[0], apart[1], len(each), lengths[each[0]]))
         return found
 
 

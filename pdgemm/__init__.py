@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pdgemm.grids.distribution import Distribution as Distribution
     from pdgemm.grids.process_grid import ProcessGrid as ProcessGrid
     from pdgemm.matrix import DistMatrix as DistMatrix
+    from pdgemm.redistribute import redistribute as redistribute
     from pdgemm.report import Report as Report
     from pdgemm.residual import verify as verify
 
@@ -36,6 +37,7 @@ _HOME = {
     "Report": "pdgemm.report",
     "matmul": "pdgemm.gemm",
     "pdgemm": "pdgemm.gemm",
+    "redistribute": "pdgemm.redistribute",
     "verify": "pdgemm.residual",
 }
 __all__ = sorted(_HOME)

@@ -40,6 +40,9 @@ def _view(x: np.ndarray, row: int, col: int, down: int, right: int, r: Stretch, 
     """x as (row runs, rows in a run, column runs, columns in a run)."""
     ds, rs = x.strides
     shape, strides = (r.times, r.length, c.times, c.length), (down * ds, ds, right * rs, rs)
+    memory = x if x.flags.c_contiguous else x.T
+    if memory.flags.c_contiguous:  # five times as fast as as_strided
+        return np.ndarray(shape, x.dtype, memory, row * ds + col * rs, strides)
     return as_strided(x[row:, col:], shape, strides)
 
 

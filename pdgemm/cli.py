@@ -19,7 +19,9 @@ from pdgemm.elements import KINDS
 from pdgemm.errors import PdgemmError
 from pdgemm.forms import BLOCK, BYTES, DATASET, GRID, NUMBER, SHAPE, Dataset
 
-DTYPES = ("float32", "float64", "complex64", "complex128")
+ALGORITHMS = ("auto", "summa", "inner")
+SUMS = ("float32", "float64", "complex64", "complex128", "int32")
+DTYPES = ("float16", "float32", "float64", "complex64", "complex128", "int8")
 
 
 def _options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -107,6 +109,8 @@ def generate(
 @click.option("--panel-width", type=int, help="Widest panel.")
 @click.option("--lookahead", default=1, show_default=True, help="Panels in flight behind the one in use.")
 @click.option("--mover", type=click.Choice(("ibcast", "ring")), default="ibcast", show_default=True)
+@click.option("--algorithm", type=click.Choice(ALGORITHMS), default="auto", show_default=True)
+@click.option("--accumulate-dtype", type=click.Choice(SUMS), help="Type in which products are added up.")
 @click.option("--verify", "verified", is_flag=True, help="Check the result before it is stored.")
 @_seed
 @_json
@@ -127,12 +131,15 @@ def multiply(
     panel_width: int | None,
     lookahead: int,
     mover: str,
+    algorithm: str,
+    accumulate_dtype: str | None,
     verified: bool,
     seed: int,
     as_json: bool,
     debug: bool,
 ) -> int:
     """C := alpha op(A) op(B) + beta C, from files to a file."""
+    from pdgemm.dtypes import product
     from pdgemm.gemm import pdgemm
     from pdgemm.io import hdf5
     from pdgemm.io.atomic import check_writable
@@ -144,8 +151,9 @@ def multiply(
         A = say.load("A", a, block, dtype, transa)
         B = say.load("B", b, block, dtype, transb)
         # before the work, not after it
-        check_writable(Path(output.path), say.grid.comm, A.shape[0] * B.shape[1] * A.dtype.itemsize)
-        before = say.load("C on entry", c0 or output, block, dtype or str(A.dtype)) if beta else None
+        stored = product(A.dtype, B.dtype)
+        check_writable(Path(output.path), say.grid.comm, A.shape[0] * B.shape[1] * stored.itemsize)
+        before = say.load("C on entry", c0 or output, block, str(stored)) if beta else None
         C = before.copy() if verified and before is not None else before
         with say.progress("multiply") as progress:
             C = pdgemm(
@@ -158,13 +166,15 @@ def multiply(
                 panel_width=panel_width,
                 lookahead=lookahead,
                 mover=mover,
+                algorithm=algorithm,
+                accumulate_dtype=accumulate_dtype,
                 progress=progress,
             )
         reports = say.grid.comm.gather(C.report)
         say.report("product", summary(reports) if reports else None)
         if verified:
             with say.progress("verify"):
-                residual = verify(C, alpha, A, B, beta, before, seed=seed)
+                residual = verify(C, alpha, A, B, beta, before, seed=seed, accumulate_dtype=accumulate_dtype)
             say.report("verify", residual)
             if not residual.passed:
                 return 1  # a wrong result is not stored

@@ -12,9 +12,9 @@ from pdgemm.errors import DTypeError
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _INT8, _INT32 = np.dtype(np.int8), np.dtype(np.int32)
 _HALVES = (np.dtype(np.float16), BFLOAT16)
-_FLOATS = tuple(map(np.dtype, ("f2", BFLOAT16, "f4", "f8", "c8", "c16")))
-OPERANDS: tuple[np.dtype, ...] = (*_FLOATS, _INT8)
-RESULTS: tuple[np.dtype, ...] = (*_FLOATS, _INT32)
+FLOATS: tuple[np.dtype, ...] = tuple(map(np.dtype, ("f2", BFLOAT16, "f4", "f8", "c8", "c16")))
+OPERANDS: tuple[np.dtype, ...] = (*FLOATS, _INT8)
+RESULTS: tuple[np.dtype, ...] = (*FLOATS, _INT32)
 BLAS = tuple(map(np.dtype, "fdFD"))
 
 

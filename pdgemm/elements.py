@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
+from pdgemm.dtypes import FLOATS, names
 from pdgemm.errors import ArgumentError, DTypeError
 
 ElementFunction = Callable[[Any, Any], Any]  # f(i, j), i of shape (r, 1), j of shape (1, c)
@@ -53,9 +55,10 @@ def hashed(i: np.ndarray, j: np.ndarray, seed: int, stream: int = 0) -> np.ndarr
 
 
 def _unit(h: np.ndarray, real: np.dtype) -> np.ndarray:
-    """Hashes to numbers in [0, 1), every bit of the significand random."""
-    bits = np.finfo(real).nmant + 1
-    return (h >> np.uint64(64 - bits)).astype(real) * real.type(0.5**bits)
+    """Hashes to numbers in [0, 1), every bit of the significand random; 16-bit numbers as float32."""
+    bits = int(ml_dtypes.finfo(real).nmant) + 1  # type: ignore[no-untyped-call]
+    wide = np.result_type(real, np.float32)
+    return (h >> np.uint64(64 - bits)).astype(wide) * wide.type(0.5**bits)
 
 
 def _uniform(i: np.ndarray, j: np.ndarray, seed: int, real: np.dtype, stream: int) -> np.ndarray:
@@ -64,14 +67,15 @@ def _uniform(i: np.ndarray, j: np.ndarray, seed: int, real: np.dtype, stream: in
 
 def _normal(i: np.ndarray, j: np.ndarray, seed: int, real: np.dtype, stream: int) -> np.ndarray:
     """Box and Muller, Ann. Math. Stat. 29(2), 1958."""
-    radius = np.sqrt(-2 * np.log1p(-_unit(hashed(i, j, seed, 2 * stream), real)))
-    return radius * np.cos(real.type(2 * np.pi) * _unit(hashed(i, j, seed, 2 * stream + 1), real))
+    wide = np.result_type(real, np.float32)
+    radius = np.sqrt(-2 * np.log1p(-_unit(hashed(i, j, seed, 2 * stream), wide)))
+    return radius * np.cos(wide.type(2 * np.pi) * _unit(hashed(i, j, seed, 2 * stream + 1), wide))
 
 
 def _random(i: np.ndarray, j: np.ndarray, draw: Callable[..., np.ndarray], seed: int, dtype: np.dtype) -> np.ndarray:
     real = np.empty(0, dtype).real.dtype
     if dtype.kind != "c":
-        return draw(i, j, seed, real, 0)
+        return draw(i, j, seed, real, 0).astype(dtype, copy=False)
     return draw(i, j, seed, real, 0) + 1j * draw(i, j, seed, real, 1)
 
 
@@ -84,8 +88,8 @@ def element_function(kind: str, seed: int, dtype: np.dtype) -> ElementFunction:
     "uniform" is [0, 1), "normal" has mean 0 and variance 1; complex: both parts alike.
     """
     if kind in ("uniform", "normal"):
-        if dtype.char not in "fdFD":
-            raise DTypeError(f"random numbers are float32, float64, complex64 or complex128, not {dtype}")
+        if dtype not in FLOATS:
+            raise DTypeError(f"random numbers are of {names(FLOATS)}, not {dtype}")
         return partial(_random, draw=_uniform if kind == "uniform" else _normal, seed=seed, dtype=dtype)
     if kind == "eye":
         return lambda i, j: i == j

@@ -12,7 +12,6 @@ from time import perf_counter
 from typing import Any
 
 import click
-import numpy as np
 from mpi4py import MPI
 from rich.console import Console
 from rich.progress import Progress
@@ -50,10 +49,8 @@ class Speaker:
         with self.progress(f"read {what}") as progress:
             transpose = op.upper() != "N"
             matrix = hdf5.load(*dataset, self.grid, block, dtype=dtype, transpose=transpose, progress=progress)
-            if op.upper() == "C":
-                np.conjugate(matrix.local, out=matrix.local)
         self.report("read", matrix.report)
-        return matrix
+        return matrix.T.H if op.upper() == "C" else matrix
 
     @contextmanager
     def progress(self, what: str) -> Iterator[Callable[[int, int], object] | None]:
@@ -103,8 +100,10 @@ def _product_text(facts: dict[str, Any]) -> str:
     """The summary of a product for people."""
     spread = facts["per_rank"]
     seconds = {name: f"{spread[name]['mean']:.3f}" for name in ("compute_seconds", "wait_seconds", "pack_seconds")}
+    moved = ", ".join(facts["redistributed"])
+    moved = f"  redistributed: {moved}, {spread['move_seconds']['mean']:.3f} s\n" if moved else ""
     return (
-        f"{facts['title']}\n"
+        f"{facts['title']}\n{moved}"
         f"  {spread['seconds']['max']:.3f} s, {facts['gflops']:.1f} GFLOP/s; mean over ranks: compute "
         f"{seconds['compute_seconds']} s, wait {seconds['wait_seconds']} s, pack {seconds['pack_seconds']} s\n"
         f"  words received per rank: {spread['words_received']['min']} to {spread['words_received']['max']}, "

@@ -84,6 +84,25 @@ def test_multiply_on_any_number_of_ranks(folder: Path, ranks: int, options: list
     assert gemm_error(read(folder / f"c{ranks}.h5", "z"), 1, a, b) <= TOLERANCE
 
 
+def test_small_types_and_a_chosen_algorithm(tmp_path: Path) -> None:
+    for name, dtype in (("a", "int8"), ("b", "float16")):
+        assert pdgemm(
+            2, "generate", f"{name}.h5:/m", "--shape", "300x40", "--kind", "ones", "--dtype", dtype, cwd=tmp_path
+        )
+    both = ["a.h5:/m", "a.h5:/m", "-o", "c.h5:/m", "--transa", "T", "--algorithm", "inner", "--verify"]
+    run = pdgemm(3, "multiply", *both, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert "int32, by inner" in run.stdout
+    assert "redistributed: B" in run.stdout  # the file is read on a 1 x 3 grid
+    c = read(tmp_path / "c.h5", "m")
+    assert c.dtype == "int32"
+    assert (c == 300).all()
+    mixed = ["b.h5:/m", "a.h5:/m", "-o", "d.h5:/m", "--transb", "T", "--accumulate-dtype", "float64"]
+    run = pdgemm(2, "multiply", *mixed, cwd=tmp_path)
+    assert "float64, by summa" in run.stdout
+    assert (read(tmp_path / "d.h5", "m") == 40).all()
+
+
 def test_the_whole_round(tmp_path: Path) -> None:
     """generate, multiply with all options, verify; in JSON."""
     made = {"a": ["70x50"], "b": ["90x50", "--kind", "normal", "--seed", "3"], "c": ["70x90", "--seed", "9"]}

@@ -18,6 +18,7 @@ LEVELS = [
     {"pdgemm.pipeline", "pdgemm.panels", "pdgemm.matrix", "pdgemm.gather", "pdgemm.products", "pdgemm.planner"},
     {"pdgemm.accumulator", "pdgemm.summa", "pdgemm.oned", "pdgemm.arguments", "pdgemm.report", "pdgemm.residual"},
     {"pdgemm.redistribute", "pdgemm.gemm"},
+    {"pdgemm.scalapack", "pdgemm.batched"},
     {"pdgemm.io.place", "pdgemm.io.atomic", "pdgemm.io.checksum", "pdgemm.io.rawio", "pdgemm.io.hyperslabs"}
     | {"pdgemm.io.hdf5"},
     {"pdgemm.cli", "pdgemm.forms", "pdgemm.session", "pdgemm.info", "pdgemm.__main__"},
