@@ -17,6 +17,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pdgemm.batch import Batch as Batch
+    from pdgemm.batch import balance as balance
+    from pdgemm.batched import matmul_batched as matmul_batched
     from pdgemm.errors import PdgemmError as PdgemmError
     from pdgemm.gemm import matmul as matmul
     from pdgemm.gemm import pdgemm as pdgemm
@@ -29,13 +32,16 @@ if TYPE_CHECKING:
     from pdgemm.residual import verify as verify
 
 _HOME = {
+    "Batch": "pdgemm.batch",
     "BlockCyclic": "pdgemm.grids.distribution",
     "DistMatrix": "pdgemm.matrix",
     "Distribution": "pdgemm.grids.distribution",
     "PdgemmError": "pdgemm.errors",
     "ProcessGrid": "pdgemm.grids.process_grid",
     "Report": "pdgemm.report",
+    "balance": "pdgemm.batch",
     "matmul": "pdgemm.gemm",
+    "matmul_batched": "pdgemm.batched",
     "pdgemm": "pdgemm.gemm",
     "redistribute": "pdgemm.redistribute",
     "verify": "pdgemm.residual",

@@ -28,9 +28,25 @@ def as_scalar(given: object, dtype: np.dtype, name: str) -> Any:
 
 def op(A: DistMatrix, trans: str, name: str) -> DistMatrix:
     """A, its transpose or its conjugate transpose, for "N", "T" or "C"."""
+    return {"N": A, "T": A.T, "C": A.H}[op_letter(trans, name)]
+
+
+def op_letter(trans: str, name: str) -> str:
+    """ "N", "T" or "C"."""
     if not isinstance(trans, str) or trans.upper() not in ("N", "T", "C"):
         raise ArgumentError(f'{name} is "N", "T" or "C", got {trans!r}')
-    return {"N": A, "T": A.T, "C": A.H}[trans.upper()]
+    return trans.upper()
+
+
+def accumulation(a: np.dtype, b: np.dtype, c: np.dtype, asked: Any) -> np.dtype:
+    """The type in which products of a and b are added up on their way to c."""
+    accumulate = dtypes.arithmetic(a, b, c) if asked is None else np.dtype(asked)
+    sums = (*dtypes.BLAS, np.dtype(np.int32))
+    if accumulate not in sums:
+        raise DTypeError(f"accumulate_dtype {accumulate}: products are added up in {dtypes.names(sums)}")
+    if not (dtypes.fits(dtypes.common(a, b), accumulate) and dtypes.fits(accumulate, c)):
+        raise DTypeError(f"A {a} times B {b}, added up in {accumulate}, cannot become C {c}")
+    return accumulate
 
 
 def check_result(name: str, C: DistMatrix, operands: Mapping[str, DistMatrix]) -> None:
@@ -40,11 +56,12 @@ def check_result(name: str, C: DistMatrix, operands: Mapping[str, DistMatrix]) -
     if not C.stored.flags.writeable:
         raise ArgumentError(f"{name} is read-only")
     for other, x in operands.items():
-        if _overlap(C.stored, x.stored):
+        if overlap(C.stored, x.stored):
             raise ArgumentError(f"{name} shares memory with {other}")
 
 
-def _overlap(x: np.ndarray, y: np.ndarray) -> bool:
+def overlap(x: np.ndarray, y: np.ndarray) -> bool:
+    """Do two arrays share memory?  Perhaps counts as yes."""
     try:
         return np.shares_memory(x, y, max_work=10_000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:

@@ -6,7 +6,8 @@ memory; where the runs have no pattern they are copied by index.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -21,18 +22,18 @@ _WORTHWHILE = 256  # elements in one copied view, on average
 def copy_blocks(source: np.ndarray, target: np.ndarray, rows: Pairing, cols: Pairing, copy: Copy = np.copyto) -> None:
     """target[rows.target, cols.target] := source[rows.source, cols.source], or what `copy` makes of it."""
     pieces = len(rows.stretches) * len(cols.stretches)
-    if (rows.size * cols.size < _WORTHWHILE * pieces and pieces > 1) or not pieces:
+    if not pieces or (pieces > 1 and rows.size * cols.size < _WORTHWHILE * pieces):
         _by_index(source, target, rows, cols, copy)
         return
+    across = _down(source) != _down(target)  # row-major to column-major or back
     for r in rows.stretches:
         for c in cols.stretches:
-            if r.times == c.times == 1:
-                there = source[r.source : r.source + r.length, c.source : c.source + c.length]
-                here = target[r.target : r.target + r.length, c.target : c.target + c.length]
-                _tiled(there, here, copy)
+            there = _view(source, r.source, c.source, r.source_stride, c.source_stride, r, c)
+            here = _view(target, r.target, c.target, r.target_stride, c.target_stride, r, c)
+            if across and r.length * c.length >= _WORTHWHILE:
+                for i, j in product(range(r.times), range(c.times)):
+                    _tiled(there[i, :, j], here[i, :, j], copy)
             else:
-                there = _view(source, r.source, c.source, r.source_stride, c.source_stride, r, c)
-                here = _view(target, r.target, c.target, r.target_stride, c.target_stride, r, c)
                 copy(here, there)
 
 
@@ -44,6 +45,20 @@ def _view(x: np.ndarray, row: int, col: int, down: int, right: int, r: Stretch, 
     if memory.flags.c_contiguous:  # five times as fast as as_strided
         return np.ndarray(shape, x.dtype, memory, row * ds + col * rs, strides)
     return as_strided(x[row:, col:], shape, strides)
+
+
+def _tiled(source: np.ndarray, target: np.ndarray, copy: Copy) -> None:
+    """One block between memory orders, in tiles."""
+    rows, cols = source.shape
+    if max(rows, cols) <= _TILE:
+        copy(target, source)
+        return
+    for i, j in product(range(0, rows, _TILE), range(0, cols, _TILE)):
+        copy(target[i : i + _TILE, j : j + _TILE], source[i : i + _TILE, j : j + _TILE])
+
+
+def _down(x: np.ndarray) -> bool:
+    return x.strides[0] < x.strides[1]
 
 
 def _by_index(source: np.ndarray, target: np.ndarray, rows: Pairing, cols: Pairing, copy: Copy) -> None:
@@ -64,21 +79,3 @@ def _by_index(source: np.ndarray, target: np.ndarray, rows: Pairing, cols: Pairi
                 kept = target[t : t + m, here]
                 copy(kept, packed)
                 target[t : t + m, here] = kept
-
-
-def _tiled(source: np.ndarray, target: np.ndarray, copy: Copy) -> None:
-    """One block; in tiles where one side is row-major and the other column-major."""
-    if min(source.shape) <= _TILE or _down(source) == _down(target):
-        copy(target, source)
-        return
-    for rows in _steps(source.shape[0]):
-        for cols in _steps(source.shape[1]):
-            copy(target[rows, cols], source[rows, cols])
-
-
-def _down(x: np.ndarray) -> bool:
-    return x.strides[0] < x.strides[1]
-
-
-def _steps(n: int) -> Iterator[slice]:
-    return (slice(at, at + _TILE) for at in range(0, n, _TILE))

@@ -88,20 +88,20 @@ class Exchange:
         cols = dict(pairings(a.cols, b.cols, j)).get(to_j)
         return [] if rows is None or cols is None else [Block(rank, rows, cols)]
 
-    def tiles(self, block: Block) -> Iterator[tuple[Pairing, Pairing]]:
-        """A block in pieces of at most `words` elements, in the same order on both sides."""
+    def tiles(self, block: Block, words: int = 0) -> Iterator[tuple[Pairing, Pairing]]:
+        """A block in pieces of at most `words` elements, those of a message, in the same order on both sides."""
         rows, cols = block.shape
-        high, wide = self.tile(rows, cols)
+        high, wide = self.tile(rows, cols, words or self.words)
         columns = [block.cols.cut(c, min(cols, c + wide)) for c in range(0, cols, wide)]
         for r in range(0, rows, high):
             part = block.rows.cut(r, min(rows, r + high))
             yield from ((part, column) for column in columns)
 
-    def tile(self, rows: int, cols: int) -> tuple[int, int]:
+    def tile(self, rows: int, cols: int, words: int) -> tuple[int, int]:
         """Whole rows of the target where they are contiguous there, whole columns where those are."""
         long, short = (cols, rows) if self.target.order == "C" else (rows, cols)
-        long = min(long, self.words)
-        short = max(1, min(short, self.words // long))
+        long = min(long, words)
+        short = max(1, min(short, words // long))
         return (short, long) if self.target.order == "C" else (long, short)
 
     @cached_property

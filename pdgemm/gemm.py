@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from pdgemm import dtypes
-from pdgemm.arguments import as_scalar, check_result, op
+from pdgemm.arguments import accumulation, as_scalar, check_result, op
 from pdgemm.errors import ArgumentError, DTypeError, LayoutError, together
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout, Order
+from pdgemm.local import BLAS_INT
 from pdgemm.matrix import DistMatrix
 from pdgemm.movers import MOVERS
 from pdgemm.oned import inner
@@ -24,8 +25,6 @@ from pdgemm.report import MoveReport, Report
 from pdgemm.summa import summa
 from pdgemm.threads import threads
 from pdgemm.timing import Recorder
-
-_BLAS_INT = 2**31 - 1
 
 
 def pdgemm(
@@ -91,7 +90,7 @@ def pdgemm(
         if C is None:
             C, beta = _result(A, B), 0
         _check_result(A, B, C)
-        accumulate = _accumulate_dtype(A, B, C, accumulate_dtype)
+        accumulate = accumulation(A.dtype, B.dtype, C.dtype, accumulate_dtype)
         alpha, beta = as_scalar(alpha, C.dtype, "alpha"), as_scalar(beta, C.dtype, "beta")
         layouts = [x.layout_in(A.grid) for x in (A, B, C)]
         if alpha == 0 or A.shape[1] == 0:
@@ -222,22 +221,8 @@ def _check_dtype(name: str, x: DistMatrix, supported: tuple[np.dtype, ...]) -> N
         raise DTypeError(
             f"{name} has dtype {x.dtype}; supported: {dtypes.names(supported)}; convert it (astype, --dtype)"
         )
-    if x.stored.size and max(x.stored.shape) > _BLAS_INT:
-        raise LayoutError(f"{name} has a local part of shape {x.stored.shape}, BLAS takes up to {_BLAS_INT}")
-
-
-def _accumulate_dtype(A: DistMatrix, B: DistMatrix, C: DistMatrix, asked: Any) -> np.dtype:
-    """The type in which products are added up."""
-    wide = dtypes.arithmetic(A.dtype, B.dtype, C.dtype)
-    operands = dtypes.common(A.dtype, B.dtype)
-    accumulate = wide if asked is None else np.dtype(asked)
-    if accumulate not in (*dtypes.BLAS, np.dtype(np.int32)):
-        raise DTypeError(
-            f"accumulate_dtype {accumulate}: products are added up in {dtypes.names(dtypes.BLAS)} or int32"
-        )
-    if not (dtypes.fits(operands, accumulate) and dtypes.fits(accumulate, C.dtype)):
-        raise DTypeError(f"A {A.dtype} times B {B.dtype}, added up in {accumulate}, cannot become C {C.dtype}")
-    return accumulate
+    if x.stored.size and max(x.stored.shape) > BLAS_INT:
+        raise LayoutError(f"{name} has a local part of shape {x.stored.shape}, BLAS takes up to {BLAS_INT}")
 
 
 def _size(x: DistMatrix) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 from pdgemm.elements import slabs
 
 LETTER = {"f": "s", "d": "d", "F": "c", "D": "z"}  # dtype.char -> BLAS prefix
+BLAS_INT = 2**31 - 1  # the largest dimension that BLAS takes
 EXACT_WIDTH = 1024  # products of int8 numbers, 2**14 at most, that float32 adds without rounding
 
 

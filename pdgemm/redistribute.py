@@ -151,7 +151,8 @@ def exchange(
 
     incoming = ((block.peer, *tile) for block in plan.receives(me) for tile in plan.tiles(block))
     outgoing = ((block.peer, *tile) for block in plan.sends(me) for tile in plan.tiles(block))
-    staying = (tile for block in plan.stays(me) for tile in plan.tiles(block))
+    at_once = 8 * plan.words if plan.plain else plan.words  # what is only copied needs no room
+    staying = (tile for block in plan.stays(me) for tile in plan.tiles(block, at_once))
     requests = [MPI.REQUEST_NULL] * len(room.messages)
     arrived: list[Callable[[], None]] = [_nothing] * room.receiving
 

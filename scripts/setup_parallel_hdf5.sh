@@ -5,6 +5,7 @@
 #   PDGEMM_VENV=.venv-parallel; . scripts/env.sh; mpirun -n 4 pdgemm info
 #
 # h5py is compiled once (two minutes); the wheel is kept in the user's cache.
+# ScaLAPACK, on the same Open MPI, comes along where it can: tests/test_scalapack_reference.py compares with it.
 # Exit code 3: this machine has not what it takes and we may not install it.
 set -euo pipefail
 root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -14,17 +15,22 @@ stamp=$venv/pdgemm-setup
 
 h5py=3.16.0
 mpi4py=4.1.2        # what h5py is compiled against, and what runs
+scalapack=libscalapack-openmpi-dev      # the library's own package has a version in its name
 
 print=''
 [ ! -r "$stamp" ] || read -r print <"$stamp"
 launcher=$(command -v mpiexec.openmpi || true)
-if [ -n "$launcher" ] && [ "$print" = "$(fingerprint "$h5py" "$mpi4py")" ]; then exit 0; fi
+if [ -n "$launcher" ] && [ "$print" = "$(fingerprint "$h5py" "$mpi4py" "$scalapack")" ]; then exit 0; fi
 
 lock
 exit_code=3
 command -v apt-get >/dev/null || die "needs Debian's or Ubuntu's packages libhdf5-openmpi-dev and openmpi-bin"
 if [ -z "$launcher" ] || ! command -v h5pcc.openmpi >/dev/null; then
     apt_install libhdf5-openmpi-dev openmpi-bin libopenmpi-dev
+fi
+if ! dpkg -s "$scalapack" >/dev/null 2>&1; then
+    { can_apt && quietly "apt-get install $scalapack" _apt_install "$scalapack"; } ||
+        say "going on without $scalapack: tests/test_scalapack_reference.py will be skipped"
 fi
 make_venv
 rm -f "$stamp"
@@ -69,5 +75,5 @@ assert len(libraries) == 1, f'mpi4py and HDF5 use different MPIs: {libraries}'
 assert 'Open MPI v$openmpi,' in MPI.Get_library_version(), f'HDF5 needs Open MPI $openmpi, not {libraries}'
 " || die "mpi4py, h5py and mpirun.openmpi do not fit together (is another MPI in LD_LIBRARY_PATH or MPI4PY_LIBMPI?)"
 
-fingerprint "$h5py" "$mpi4py" >"$stamp.new"
+fingerprint "$h5py" "$mpi4py" "$scalapack" >"$stamp.new"
 mv "$stamp.new" "$stamp"

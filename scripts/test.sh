@@ -37,6 +37,7 @@ check() {
 }
 
 # tests PART COMMAND...: a pytest run; the counts are what its rank 0 wrote, and a run that wrote none has failed.
+# $about is the note of a run that needs none.
 tests() {
     local part=$1 start=$SECONDS status=0 counts note=''
     shift
@@ -60,7 +61,7 @@ print(s["passed"], max(s["failed"], sys.argv[2] != "0"), s["skipped"])' "$result
         counts='0 1 0'
         note="${note:-no summary}"
     }
-    record "$part" $counts $((SECONDS - start)) "$note"
+    record "$part" $counts $((SECONDS - start)) "${note:-${about:-}}"
 }
 
 selected=no
@@ -88,15 +89,17 @@ if [ $selected = no ]; then
         deactivate
         PDGEMM_VENV=.venv-parallel
         . scripts/env.sh
+        about='parallel HDF5, ScaLAPACK'
         for n in 1 2 4; do
             case " $ranks " in *" $n "*) ;; *) continue ;; esac
-            tests "parallel HDF5, $n rank$([ "$n" = 1 ] || echo s)" mpiexec -n "$n" "${parallel[@]}" tests/test_hdf5*.py
+            tests "Debian MPI, $n rank$([ "$n" = 1 ] || echo s)" \
+                mpiexec -n "$n" "${parallel[@]}" tests/test_hdf5*.py tests/test_scalapack*.py
         done
     elif [ $status = 3 ]; then
-        record 'parallel HDF5' 0 0 0 0 "not run, because ${reason##*sh: }"
+        record 'Debian MPI' 0 0 0 0 "not run, because ${reason##*sh: }"
     else
         printf '%s\n' "$reason" >&2
-        record 'parallel HDF5' 0 1 0 0 'its setup failed'
+        record 'Debian MPI' 0 1 0 0 'its setup failed'
     fi
 fi
 

@@ -15,7 +15,15 @@ LEVELS = [
     | {"pdgemm.grids.distribution", "pdgemm.grids.runs", "pdgemm.grids.layout"},
     {"pdgemm.schedule", "pdgemm.costs", "pdgemm.threads", "pdgemm.grids.process_grid", "pdgemm.movers"}
     | {"pdgemm.movers.ibcast", "pdgemm.movers.ring", "pdgemm.local", "pdgemm.blockcopy", "pdgemm.exchange"},
-    {"pdgemm.pipeline", "pdgemm.panels", "pdgemm.matrix", "pdgemm.gather", "pdgemm.products", "pdgemm.planner"},
+    {
+        "pdgemm.pipeline",
+        "pdgemm.panels",
+        "pdgemm.matrix",
+        "pdgemm.gather",
+        "pdgemm.batch",
+        "pdgemm.products",
+        "pdgemm.planner",
+    },
     {"pdgemm.accumulator", "pdgemm.summa", "pdgemm.oned", "pdgemm.arguments", "pdgemm.report", "pdgemm.residual"},
     {"pdgemm.redistribute", "pdgemm.gemm"},
     {"pdgemm.scalapack", "pdgemm.batched"},

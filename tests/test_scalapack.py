@@ -73,19 +73,17 @@ def test_the_standard_semantics(comm: Any, contexts: list[int], dtype: str) -> N
     char = {"s": "f", "d": "d", "c": "F", "z": "D"}[dtype]
     routine = getattr(scalapack, f"p{dtype}gemm")
     alphas = [2, 3] + ([2 - 1j] if char in "FD" else [])
-    starts, wholes, blocks = itertools.cycle(STARTS), itertools.cycle(WHOLE), itertools.cycle(range(1, 7))
-    scalars, elsewhere = itertools.cycle(itertools.product(alphas, [0, 1, 3])), itertools.cycle([*contexts, None, None])
+    rng = np.random.default_rng(7)
     for ictxt, (m, n, k), ta, tb in itertools.product(contexts, SIZES, "NTC", "NTC"):
-        alpha, beta = next(scalars)
+        alpha, beta = (rng.choice(choices).item() for choices in (alphas, [0, 1, 3]))
         matrices, windows = [], []
         for extents in [(m, k) if ta == "N" else (k, m), (k, n) if tb == "N" else (n, k), (m, n)]:
-            whole, other = next(wholes), next(elsewhere)
-            home = ictxt if len(matrices) == 2 or other is None else other
+            whole = int(rng.choice(WHOLE))
+            home = ictxt if len(matrices) == 2 or rng.random() < 0.5 else int(rng.choice(contexts))
             pr, pc = scalapack.blacs_gridinfo(home)[:2]
             values = random((whole, whole), char, whole + len(matrices))
-            matrices.append(Global(values, home, (next(blocks), next(blocks)), (whole % pr, (whole + 1) % pc)))
-            start = next(starts)
-            first = [min(start, whole - extent + 1) for extent in extents]
+            matrices.append(Global(values, home, tuple(rng.integers(1, 7, 2).tolist()), (whole % pr, (whole + 1) % pc)))
+            first = [min(start, whole - extent + 1) for start, extent in zip(rng.choice(STARTS, 2).tolist(), extents)]
             windows.append(tuple(slice(at - 1, at - 1 + extent) for at, extent in zip(first, extents)))
         A, B, C = matrices
         descs = [x.desc.copy() for x in matrices]

@@ -1,0 +1,213 @@
+"""Many small independent products, C_i := alpha op(A_i) op(B_i) + beta C_i: nothing is sent.
+
+Stacks are multiplied by one loop inside NumPy, or in chunks that stay in cache where they are converted or scaled.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+from numpy.lib.array_utils import byte_bounds
+
+from pdgemm import dtypes
+from pdgemm.arguments import accumulation, as_scalar, op_letter, overlap
+from pdgemm.batch import Batch, BatchReport, arrays, empty_items
+from pdgemm.costs import gemm_flops
+from pdgemm.elements import slabs
+from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, together
+from pdgemm.local import BLAS_INT, EXACT_WIDTH, gemm_accumulate, scale, update
+
+CHUNK_BYTES = 1 << 20  # temporaries of this size stay in cache
+LARGE_BYTES = 1 << 17  # for items of this size temporaries cost more than a call of BLAS for each
+
+
+def matmul_batched(
+    A: Batch,
+    B: Batch,
+    C: Batch | None = None,
+    *,
+    alpha: complex = 1,
+    beta: complex = 0,
+    transa: str = "N",
+    transb: str = "N",
+    accumulate_dtype: Any = None,
+    check: bool = True,
+) -> Batch:
+    """C_i := alpha op(A_i) op(B_i) + beta C_i for all items i.  Collective over A.comm, for the check alone.
+
+    A, B : Batch with op(A_i) (m_i, k_i) and op(B_i) (k_i, n_i), of the same owners.  float16, bfloat16, float32,
+        float64, complex64, complex128 or int8, not necessarily the same.
+    C : Batch (m_i, n_i) of the same owners, overwritten.  None: C is made.
+    alpha, beta : scalars of C's type.  beta == 0: C is not read.  alpha == 0 or k_i == 0: A_i and B_i are not.
+    transa, transb : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H.
+    accumulate_dtype : as for `pdgemm`.  Operands are converted in chunks of the batch, never whole stacks.
+    check : False skips the allreduce that makes all ranks raise the same exception; nothing else is sent.
+
+    Returns C; `C.report` is a BatchReport.
+
+    Cost per rank: 2mnk flops for each of its items; extra memory about 1 MiB, or one item where that is larger.
+    Raises LayoutError, GridError, DTypeError or ArgumentError, the same on every rank.  Error: |C - C^| <=
+    gamma_k |alpha||A||B| in the type of accumulation (Higham 2002, 3.5), and one rounding to C's type; int8 exact
+    modulo 2^32.
+    """
+    start = perf_counter()
+    if not isinstance(A, Batch):  # without a batch there is no communicator to agree on
+        raise DTypeError(f"A is a Batch, got {type(A).__name__}")
+    with together(A.comm if check else None) as said:
+        for name, x in (("A", A), ("B", B), ("C", C)):
+            if x is not None or name == "B":
+                _check_batch(name, x, A)
+        (left, conjugate_a), (right, conjugate_b) = _op(A, transa, "transa"), _op(B, transb, "transb")
+        _check_shapes("inner dimensions do not agree", (left.shapes[:, 1], right.shapes[:, 0]), left, right)
+        mnk = np.stack([left.shapes[:, 0], right.shapes[:, 1], left.shapes[:, 1]])
+        own, shapes = A.owner == A.comm.rank, mnk[:2].T
+        if C is None:
+            beta, dtype = 0, dtypes.product(A.dtype, B.dtype)
+            C = Batch(empty_items(shapes[own], shapes, dtype), shapes, A.owner, dtype, A.comm)
+        else:
+            _check_shapes("C is not as high as op(A) and as wide as op(B)", (shapes, C.shapes), left, right, C)
+            _check_memory(A, B, C)
+        accumulate = accumulation(A.dtype, B.dtype, C.dtype, accumulate_dtype)
+        alpha, beta = as_scalar(alpha, C.dtype, "alpha"), as_scalar(beta, C.dtype, "beta")
+        flops = gemm_flops(1, 1, 1, accumulate.kind == "c") * mnk.prod(axis=0) * (alpha != 0)
+        said += [f"matmul_batched of {len(C)} items, {flops.sum()} flops", transa, transb, f"alpha={alpha}"]
+        said += [f"beta={beta}", A.dtype, B.dtype, C.dtype, accumulate]
+        conjugate = (conjugate_a, conjugate_b)
+        multiply = _Multiply(alpha, beta, (A.dtype, B.dtype, C.dtype), accumulate, conjugate, mnk[:, own])
+    assert C is not None  # an error was raised on all ranks
+    if all(isinstance(x.items, np.ndarray) for x in (A, B, C)):
+        multiply(left.items, right.items, C.items)
+    else:
+        for a, b, c in zip(left.items, right.items, C.items):
+            multiply(a[None], b[None], c[None])
+    load = np.zeros(A.comm.size, np.int64)
+    np.add.at(load, A.owner, flops)
+    imbalance = float(load.max() / load.mean()) if load.any() else 1.0
+    C.report = BatchReport(len(C), int(load.sum()), int(load[A.comm.rank]), perf_counter() - start, imbalance)
+    return C
+
+
+class _Multiply:
+    """C := alpha op(A) op(B) + beta C for stacks of this rank, op the conjugate or nothing.
+
+    types : of A, B and C;  conjugate : A, B;  mnk : (3, items), m, n and k of all products to come.
+    """
+
+    def __init__(
+        self,
+        alpha: Any,
+        beta: Any,
+        types: tuple[np.dtype, ...],
+        accumulate: np.dtype,
+        conjugate: tuple[bool, bool],
+        mnk: np.ndarray,
+    ) -> None:
+        integers = types[2].kind == "i"  # numbers modulo 2**32, added up modulo 2**64
+        self.alpha, self.beta = (x % 2**32 if integers else x for x in (alpha, beta))
+        self.sums = np.dtype(np.int64) if integers else dtypes.arithmetic(accumulate, types[2])
+        exact = np.dtype("f4" if mnk[2].max(initial=0) <= EXACT_WIDTH else "f8")  # up to k = 2**38
+        self.factors = accumulate if accumulate in dtypes.BLAS else exact
+        self.conjugate = conjugate
+        self.alike = set(types) == {self.factors} and not any(conjugate)
+        self.plain = (self.alpha, self.beta) == (1, 0) and not integers
+        need = self._item_bytes(*mnk)
+        # made before the check, for whole items; those of one type that are large need none
+        self.room = np.empty(max(0 if self.alike else need.max(initial=0), min(CHUNK_BYTES, need.sum())), np.uint8)
+
+    def _item_bytes(self, m: Any, n: Any, k: Any) -> Any:
+        return 2 * self.sums.itemsize * m * n + self.factors.itemsize * (m * k + k * n + m * n)
+
+    def __call__(self, A: np.ndarray, B: np.ndarray, C: np.ndarray) -> None:
+        (_, m, n), k = C.shape, A.shape[2]
+        item_bytes = self._item_bytes(m, n, k)
+        if self.alpha == 0 or k == 0:
+            self._scale(C)
+        elif self.alike and self.plain:
+            np.matmul(A, B, out=C)
+        elif self.alike and item_bytes > LARGE_BYTES:
+            for a, b, c in zip(A, B, C):
+                gemm_accumulate(self.alpha, a, b, self.beta, c)
+        elif C.size:
+            for part in slabs(len(C), item_bytes, len(self.room)):
+                pair, room = _cut(self.room, (2, C[part].size), self.sums)
+                product, room = _cut(room, C[part].shape, self.factors)
+                a, room = self._ready(A[part], self.conjugate[0], room)
+                b, room = self._ready(B[part], self.conjugate[1], room)
+                np.matmul(a, b, out=product)
+                update(self.alpha, product, self.beta, C[part], None if self.plain else pair)
+
+    def _scale(self, C: np.ndarray) -> None:
+        if self.beta == 0 or self.alike:
+            scale(self.beta, C)
+        elif self.beta != 1 and C.size:
+            for part in slabs(len(C), self._item_bytes(C.shape[1], C.shape[2], 0), len(self.room)):
+                update(self.beta, C[part], 0, C[part], _cut(self.room, (2, C[part].size), self.sums)[0])
+
+    def _ready(self, x: np.ndarray, conjugate: bool, room: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """A stack as it is multiplied, converted in `room` if need be; what is left of the room."""
+        if x.dtype == self.factors and not conjugate:
+            return x, room
+        converted, room = _cut(room, x.shape, self.factors)
+        update(1, x, 0, converted)
+        if conjugate:
+            np.conjugate(converted, out=converted)
+        return converted, room
+
+
+def _cut(room: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """An array at the start of `room`, and what is left."""
+    nbytes = dtype.itemsize * prod(shape)
+    return room[:nbytes].view(dtype).reshape(shape), room[nbytes:]
+
+
+def _op(x: Batch, trans: str, name: str) -> tuple[Batch, bool]:
+    """The batch, or its transposes; and whether they are to be conjugated."""
+    trans = op_letter(trans, name)
+    if trans == "N":
+        return x, False
+    items = x.items.swapaxes(1, 2) if isinstance(x.items, np.ndarray) else [item.T for item in x.items]
+    return Batch(items, x.shapes[:, ::-1], x.owner, x.dtype, x.comm), trans == "C" and x.dtype.kind == "c"
+
+
+def _check_batch(name: str, x: Any, A: Batch) -> None:
+    if not isinstance(x, Batch):
+        raise DTypeError(f"{name} is a Batch, got {type(x).__name__}")
+    supported = dtypes.RESULTS if name == "C" else dtypes.OPERANDS
+    if x.dtype not in supported:
+        raise DTypeError(f"{name} has dtype {x.dtype}; supported: {dtypes.names(supported)}")
+    if x.shapes.max(initial=0) > BLAS_INT:
+        raise LayoutError(f"{name} has an item of dimension {x.shapes.max()}, BLAS takes up to {BLAS_INT}")
+    if MPI.Comm.Compare(x.comm, A.comm) not in (MPI.IDENT, MPI.CONGRUENT):
+        raise GridError(f"A and {name} are batches over different ranks")
+    if len(x) != len(A):
+        raise LayoutError(f"A has {len(A)} items, {name} has {len(x)}")
+    for item in np.flatnonzero(x.owner != A.owner)[:1]:
+        raise LayoutError(f"item {item} of A lies on rank {A.owner[item]}, of {name} on rank {x.owner[item]}")
+
+
+def _check_shapes(problem: str, equal: tuple[np.ndarray, np.ndarray], *batches: Batch) -> None:
+    for item in np.argwhere(equal[0] != equal[1])[:1, 0]:
+        sizes = (
+            f"{name} is {x.shapes[item, 0]} x {x.shapes[item, 1]}" for name, x in zip(("op(A)", "op(B)", "C"), batches)
+        )
+        raise LayoutError(f"item {item}: {problem}: {', '.join(sizes)}")
+
+
+def _check_memory(A: Batch, B: Batch, C: Batch) -> None:
+    """Can C be written to without harm to A, to B, and to other items of C?"""
+    parts = {name: arrays(x) for name, x in zip("ABC", (A, B, C))}
+    if not all(x.flags.writeable for x in parts["C"]):
+        raise ArgumentError("C is read-only")
+    found = [(name, x) for name, part in parts.items() for x in part if x.size]
+    before: list[tuple[int, str, np.ndarray]] = []  # those that reach beyond the start of the next
+    for start, end, number in sorted((*byte_bounds(x), number) for number, (_, x) in enumerate(found)):
+        name, x = found[number]
+        before = [other for other in before if other[0] > start]
+        for _, other_name, y in before:
+            if "C" in (name, other_name) and overlap(x, y):
+                raise ArgumentError(f"C shares memory with {min(name, other_name).replace('C', 'itself')}")
+        before.append((end, name, x))

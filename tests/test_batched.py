@@ -1,0 +1,450 @@
+"""Batched products: stacks and lists of any type, op and scalars against NumPy, item by item."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import SHAPES
+
+pytestmark = pytest.mark.mpi
+
+MNK = [mnk for group in SHAPES.values() for mnk in group]
+OPS = ["".join(x) for x in itertools.product("NTC", repeat=2)]
+TYPES = [  # of A, B, C and accumulation
+    *((x, x, x, None) for x in ("float32", "float64", "complex64", "complex128", "float16", "bfloat16")),
+    ("int8", "int8", "int32", None),
+    ("int8", "float32", "float64", None),
+    ("int8", "int8", "float32", "int32"),
+    ("float16", "float16", "float32", None),
+    ("bfloat16", "bfloat16", "bfloat16", "float64"),
+    ("float32", "complex64", "complex128", None),
+    ("float64", "float64", "float32", "float32"),
+]
+
+
+def op(x: np.ndarray, trans: str) -> np.ndarray:
+    return {"N": x, "T": x.T, "C": x.conj().T}[trans]
+
+
+def draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any, trans: str = "N") -> np.ndarray:
+    """A random matrix whose op has the given shape; all numbers that int8 has."""
+    shape, dtype = shape if trans == "N" else shape[::-1], np.dtype(dtype)
+    if dtype.kind == "i":
+        return rng.integers(-128, 128, shape).astype(dtype)
+    x = rng.standard_normal(shape)
+    return (x + 1j * rng.standard_normal(shape)).astype(dtype) if dtype.kind == "c" else x.astype(dtype)
+
+
+def check_items(
+    alpha: Any, A: Any, B: Any, beta: Any, C0: Any, result: Any, dtype: np.dtype, accumulate: np.dtype, ops: str = "NN"
+) -> None:
+    """|C - C^| <= (k + 4) eps (|alpha| |A| |B| + |beta| |C0|) + 2 eps(C) |C^|, element by element.
+
+    Higham 2002, 3.5 and 3.6: complex arithmetic times 2 sqrt 2; integers are exact modulo 2^32.
+    """
+    from pdgemm import dtypes
+
+    for a, b, c0, c in zip(A, B, C0, result, strict=True):
+        assert c.dtype == dtype
+        a, b = op(a, ops[0]), op(b, ops[1])
+        if dtype.kind == "i":
+            exact = alpha * (a.astype(np.int64) @ b.astype(np.int64)) + beta * c0.astype(np.int64)
+            assert np.array_equal(c, exact.astype(np.int32))
+            continue
+        a, b, c0, c = (x.astype("D") for x in (a, b, c0, c))
+        exact = alpha * (a @ b) + (beta * c0 if beta else 0)
+        size = abs(alpha) * (abs(a) @ abs(b)) + (abs(beta) * abs(c0) if beta else 0)
+        factor = 2 * np.sqrt(2) if dtype.kind == "c" else 1
+        bound = factor * ((a.shape[1] + 4) * dtypes.eps(accumulate) * size + 2 * dtypes.eps(dtype) * abs(exact))
+        assert (abs(c - exact) <= bound).all()
+
+
+def check_batch(
+    comm: Any,
+    sizes: list[tuple[int, int, int]],
+    types: tuple[Any, ...] = TYPES[1],
+    ops: str = "NN",
+    alpha: complex = 1,
+    beta: complex = 0,
+    owner: Any = None,
+    seed: int = 0,
+    made: bool = False,
+) -> Any:
+    """One batched product of these (m, n, k), dealt out from whole arrays; the result."""
+    from pdgemm import Batch, balance, dtypes, matmul_batched
+
+    rng = np.random.default_rng(seed)
+    a_type, b_type, c_type = map(np.dtype, types[:3])
+    wide = dtypes.arithmetic(a_type, b_type, c_type) if types[3] is None else np.dtype(types[3])
+    a = [draw(rng, (m, k), a_type, ops[0]) for m, _, k in sizes]
+    b = [draw(rng, (k, n), b_type, ops[1]) for _, n, k in sizes]
+    c = [draw(rng, (m, n), c_type) for m, n, _ in sizes]
+    owner = balance(sizes, comm.size) if owner == "balance" else owner
+    if not sizes:  # nothing tells the type but an array
+        a, b, c = (np.zeros((0, 2, 2), x) for x in (a_type, b_type, c_type))  # type: ignore[assignment]
+    A, B, C = (Batch.from_global(x, comm, owner) for x in (a, b, c))
+    if beta == 0 and c_type.kind != "i":
+        for x in C.items:
+            x[...] = np.nan
+    before = [np.array(x) for batch in (A, B) for x in batch.items]
+
+    result = matmul_batched(
+        A, B, None if made else C, alpha=alpha, beta=beta, transa=ops[0], transb=ops[1], accumulate_dtype=types[3]
+    )
+
+    assert made or result is C
+    assert len(result) == len(sizes)
+    assert isinstance(result.items, np.ndarray) == (len({mnk[:2] for mnk in sizes}) <= 1)
+    assert np.array_equal(result.owner, A.owner)
+    for x, old in zip([*A.items, *B.items], before, strict=True):
+        assert np.array_equal(x, old)
+    mine = np.flatnonzero(result.owner == comm.rank)
+    own_a, own_b, own_c = ([x[number] for number in mine] for x in (a, b, c))
+    beta = 0 if made else beta
+    check_items(alpha, own_a, own_b, beta, own_c, result.items, result.dtype, wide, ops)
+    check_report(result, sizes, 8 if wide.kind == "c" else 2, alpha, comm)
+    whole = result.to_global(root=seed % comm.size)
+    assert (whole is None) == (comm.rank != seed % comm.size)
+    if whole is not None:
+        check_items(alpha, a, b, beta, c, whole, result.dtype, wide, ops)
+    return result
+
+
+def check_report(result: Any, sizes: list[tuple[int, int, int]], each: int, alpha: complex, comm: Any) -> None:
+    flops = [each * m * n * k * (alpha != 0) for m, n, k in sizes]
+    load = [sum(x for x, part in zip(flops, result.owner) if part == rank) for rank in range(comm.size)]
+    report = result.report
+    assert (report.items, report.flops, report.local_flops) == (len(sizes), sum(flops), load[comm.rank])
+    assert report.imbalance == pytest.approx(max(load) * comm.size / sum(load) if sum(load) else 1)
+    assert report.seconds > 0
+
+
+# ------------------------------------------------------------------ products
+@pytest.mark.parametrize("types", TYPES, ids=str)
+def test_types_ops_and_scalars(comm: Any, types: tuple[Any, ...]) -> None:
+    scalars: list[tuple[complex, complex]] = [(1, 0), (2, 3), (-1, 1), (1, 1), (0, 2), (0, 0)]
+    more: dict[str, tuple[complex, complex]] = {"i": (2**33 + 3, -(2**31)), "c": (1 + 2j, 3j)}
+    scalars.append(more.get(np.dtype(types[2]).kind, (-0.5, 0.25)))
+    for number, ((alpha, beta), ops) in enumerate(itertools.product(scalars, OPS)):
+        if "c" in (np.dtype(types[0]).kind, np.dtype(types[2]).kind) or "C" not in ops:
+            for sizes in ([(5, 4, 7)] * 9, [(5, 4, 7), (1, 3, 2), (5, 4, 7), (6, 6, 6), (2, 1, 0)]):
+                check_batch(comm, sizes, types, ops, alpha, beta, seed=number)
+
+
+@pytest.mark.parametrize("owner", [None, "balance"])
+def test_every_shape_alone_and_together(comm: Any, owner: Any) -> None:
+    for mnk, types, (alpha, beta) in itertools.product(MNK, (TYPES[1], TYPES[4]), [(1, 0), (2, -1)]):
+        for count in (1, 2, 5):
+            check_batch(comm, [mnk] * count, types, alpha=alpha, beta=beta, owner=owner)
+    for types, ops, made in itertools.product(TYPES, ("NN", "TC"), (False, True)):
+        if not made or types[2] == types[0] or types[2] == "int32":
+            check_batch(comm, MNK, types, ops, owner=owner, made=made)
+
+
+def test_only_inner_dimensions_differ(comm: Any) -> None:
+    """C is a stack, A and B are lists."""
+    check_batch(comm, [(3, 4, k) for k in range(9)], alpha=2, beta=1, owner="balance")
+    check_batch(comm, [(3, 4, k) for k in range(9)], made=True)
+
+
+def test_no_items_and_ranks_without_items(comm: Any) -> None:
+    for types in TYPES:
+        check_batch(comm, [], types, beta=2)
+    for count in range(1, comm.size + 1):
+        check_batch(comm, [(2, 3, 4)] * count)
+        check_batch(comm, [(2, 3, 4)] * count, TYPES[6], owner=[comm.size - 1] * count, alpha=3, beta=2)
+        check_batch(comm, [(2, 3, i) for i in range(count)], TYPES[4], owner=[0] * count)
+
+
+def test_stacks_of_several_chunks_and_items_larger_than_a_chunk(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pdgemm import batched
+
+    for chunk in (1, 2000, 5000):
+        monkeypatch.setattr(batched, "CHUNK_BYTES", chunk)
+        monkeypatch.setattr(batched, "LARGE_BYTES", chunk // 2)
+        for types, (alpha, beta), ops in itertools.product(TYPES, [(1, 0), (2, 3), (0, 2)], ("NN", "CT")):
+            check_batch(comm, [(6, 5, 7)] * 11, types, ops, alpha, beta)
+
+
+def test_operands_are_not_read_where_alpha_is_zero(comm: Any) -> None:
+    from pdgemm import Batch, matmul_batched
+
+    for dtype, beta in itertools.product(("f4", "f2", "D"), (0, 1, 2)):
+        for shapes in ([(3, 3)] * 6, [(3, 3), (2, 2), (1, 1)]):
+            A = Batch.from_local([np.full(shape, np.nan, dtype) for shape in shapes], comm)
+            C = Batch.from_local([np.full(shape, 3 if beta else np.nan, dtype) for shape in shapes], comm)
+            matmul_batched(A, A, C, alpha=0, beta=beta, transa="C")
+            assert all((x == 3 * beta).all() for x in C.items)
+            assert C.report is not None and C.report.flops == 0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8", "complex64"])
+def test_stacks_are_converted_chunk_by_chunk(comm: Any, dtype: str) -> None:
+    import tracemalloc
+
+    from pdgemm import Batch, matmul_batched
+    from pdgemm.batched import CHUNK_BYTES
+
+    A = Batch.from_local(np.ones((4000, 16, 16), dtype), comm)
+    C = Batch.from_local(np.ones(A.items.shape, {"int8": "int32"}.get(dtype, dtype)), comm)
+    tracemalloc.start()
+    matmul_batched(A, A, C, alpha=2, beta=1, transb="C")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (C.items == 33).all()
+    assert peak < CHUNK_BYTES + 200 * len(A)  # room for a chunk, and what is known of each item
+
+
+def test_whole_numbers_are_exact_beyond_the_width_of_float32(comm: Any) -> None:
+    """2^14 k is more than float32 counts to, from k = 1025 on."""
+    from pdgemm import Batch, matmul_batched
+
+    for k in (1024, 1025, 2**17):  # 2^17 2^14 = 2^31 is -2^31 modulo 2^32
+        A = Batch.from_global(np.full((2, 1, k), -128, np.int8), comm)
+        B = Batch.from_global(np.full((2, k, 1), -128, np.int8), comm)
+        assert (np.asarray(matmul_batched(A, B).items) == (k * 2**14 + 2**31) % 2**32 - 2**31).all()
+        check_batch(comm, [(3, 2, k)] * 2, TYPES[6], alpha=-3, beta=5)
+
+
+def test_local_matrices_are_adopted_in_either_order(comm: Any) -> None:
+    from pdgemm import Batch, matmul_batched
+
+    rng = np.random.default_rng(comm.rank)
+    count = 3 * (comm.rank % 2) + 1
+    a, b = rng.standard_normal((count, 4, 3)), rng.standard_normal((count, 5, 4))
+    A, B = Batch.from_local(a, comm), Batch.from_local(b.swapaxes(1, 2), comm)
+    assert np.shares_memory(A.items, a) and np.shares_memory(B.items, b)
+    assert A.shapes.tolist() == [[4, 3]] * len(A)
+    assert A.owner.tolist() == [rank for rank in range(comm.size) for _ in range(3 * (rank % 2) + 1)]
+    c = np.full((count, 5, 3), np.nan).swapaxes(1, 2)
+    for alpha, beta in [(1, 0), (2, 1)]:
+        old = c.copy()
+        matmul_batched(A, B, Batch.from_local(c, comm), alpha=alpha, beta=beta, transa="T")
+        check_items(alpha, a, b.swapaxes(1, 2), beta, old, c, c.dtype, c.dtype, "TN")
+    for single in A.owner, A.shapes:
+        with pytest.raises(ValueError, match="read-only"):
+            single[:1] = 0
+
+
+def test_lists_become_stacks_where_all_shapes_are_equal(comm: Any) -> None:
+    from pdgemm import Batch
+
+    x = np.arange(6, dtype="f4").reshape(2, 3)
+    own = [x + rank for rank in range(comm.rank)]  # rank 0 has none, and no type
+    batch = Batch.from_local(own, comm)
+    assert batch.items.shape == ((comm.rank, 2, 3) if comm.size > 1 else (0, 0, 0))
+    assert batch.dtype == ("f4" if comm.size > 1 else "f8")
+    assert (batch.items == np.reshape(own, batch.items.shape)).all()
+    mixed = Batch.from_local(x[None, : comm.rank], comm)  # stacks of one shape each, not of one for all
+    assert isinstance(mixed.items, list) == (comm.size > 1)
+    whole = mixed.to_global()
+    if comm.rank == 0:
+        assert [y.shape for y in whole] == [(min(2, rank), 3) for rank in range(comm.size)]
+
+
+def test_large_arrays_are_sent_in_pieces(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pdgemm import batch
+
+    monkeypatch.setattr(batch, "MESSAGE_BYTES", 64)
+    for types, sizes in itertools.product(TYPES, ([(5, 7, 3)] * 6, MNK[:9])):
+        check_batch(comm, sizes, types, owner="balance")
+
+
+size = st.integers(0, 9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_any_batch(comm: Any, data: st.DataObject) -> None:
+    draw = data.draw
+    mnk = st.tuples(size, size, size)
+    sizes = draw(st.lists(mnk, max_size=9) | st.builds(lambda x, count: [x] * count, mnk, st.integers(0, 40)))
+    check_batch(
+        comm,
+        sizes,
+        draw(st.sampled_from(TYPES)),
+        draw(st.sampled_from(OPS)),
+        draw(st.sampled_from([0, 1, 2, -3])),
+        draw(st.sampled_from([0, 1, 2, -1])),
+        draw(st.sampled_from([None, "balance"]) | st.just([draw(st.integers(0, comm.size - 1)) for _ in sizes])),
+        seed=draw(st.integers(0, 99)),
+    )
+
+
+# ------------------------------------------------------------------ dealing out
+@settings(max_examples=60, deadline=None)
+@given(sizes=st.lists(st.tuples(size, size, size), max_size=6), parts=st.integers(1, 4))
+def test_balance_keeps_grahams_bound(comm: Any, sizes: list[tuple[int, int, int]], parts: int) -> None:
+    from pdgemm import balance
+
+    owner = balance(sizes, parts)
+    assert np.array_equal(owner, balance(np.array(sizes).reshape(-1, 3), parts))  # type: ignore[arg-type]
+    flops = np.array([2 * m * n * k for m, n, k in sizes], int)
+    every = np.array(list(itertools.product(range(parts), repeat=len(sizes))), int)
+    best = min(np.stack([flops @ (every == part).T for part in range(parts)]).max(axis=0))
+    load = np.bincount(owner, flops, parts)
+    assert len(load) == parts  # no owner beyond the last
+    assert load.max() * 3 * parts <= (4 * parts - 1) * best
+
+
+def test_balance_prefers_low_owners(comm: Any) -> None:
+    from pdgemm import balance
+    from pdgemm.errors import ArgumentError
+
+    assert balance([(2, 2, 2)] * 5, 3).tolist() == [0, 1, 2, 0, 1]
+    assert balance([(1, 1, 1), (1, 1, 4), (1, 3, 1), (2, 1, 1)], 2).tolist() == [0, 0, 1, 1]
+    assert balance([], 2).tolist() == []
+    with pytest.raises(ArgumentError, match="got 0"):
+        balance([], 0)
+
+
+# ------------------------------------------------------------------ communication
+def test_nothing_is_sent_but_the_check(comm: Any) -> None:
+    from mpi4py import MPI
+
+    from pdgemm import Batch, matmul_batched
+
+    called: list[str] = []
+
+    class Counting(MPI.Intracomm):
+        def __getattribute__(self, name: str) -> Any:
+            if name not in ("rank", "size", "Get_rank", "Get_size"):
+                called.append(name)
+            return super().__getattribute__(name)
+
+    for sizes in ([(3, 3, 3)] * 7, [(3, 3, 3), (2, 2, 2)] * 3):
+        items = [np.ones((m, k)) for m, _, k in sizes]
+        A, B = Batch.from_global(items, Counting(comm)), Batch.from_global(items, Counting(comm))
+        called.clear()
+        matmul_batched(A, B)
+        assert called == ["Allreduce"]
+        called.clear()
+        if comm.rank == 0:  # the others do not even call it
+            C = matmul_batched(A, B, check=False, alpha=2)
+            assert all((x == 2 * len(x)).all() for x in C.items)
+        assert called == []
+
+
+# ------------------------------------------------------------------ bad input
+def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
+    from mpi4py import MPI
+
+    from pdgemm import Batch, matmul_batched
+    from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, PdgemmError
+
+    def batch(*shape: int, dtype: Any = float, owner: Any = None) -> Any:
+        return Batch.from_global(np.zeros(shape, dtype), comm, owner)
+
+    count = 2 * comm.size  # two items each
+    A, B, C = batch(count, 6, 4), batch(count, 4, 5), batch(count, 6, 5)
+    mixed = Batch.from_global([*np.zeros((count - 1, 4, 5)), np.zeros((3, 5))], comm)
+    frozen, square = batch(count, 6, 5), batch(count, 4, 4)
+    frozen.items.flags.writeable = False
+    own = np.zeros((2, 4, 8))
+    left, both = Batch.from_local(own[:, :, :4], comm), Batch.from_local(own[:, :, 3:7], comm)
+    many = [np.zeros((4, 4)), np.zeros((3, 4))]
+    lists, ragged, twice, fresh = (
+        Batch.from_local(x, comm)
+        for x in (many, [np.ones((4, 4)), many[0][:3]], [many[0], many[0][1:]], [x.copy() for x in many])
+    )
+    cases: list[tuple[type[PdgemmError], str, tuple[Any, ...], dict[str, Any]]] = [
+        (LayoutError, r"item 0: inner dimensions.*op\(A\) is 6 x 4, op\(B\) is 6 x 4", (A, A), {}),
+        (LayoutError, r"item 0: .*op\(A\) is 4 x 6, op\(B\) is 5 x 4", (A, B), {"transa": "T", "transb": "C"}),
+        (LayoutError, rf"item {count - 1}: .*op\(A\) is 6 x 4, op\(B\) is 3 x 5", (A, mixed), {}),
+        (LayoutError, r"item 0: C is not as high.*op\(A\) is 6 x 4, op\(B\) is 4 x 5, C is 4 x 4", (A, B, square), {}),
+        (LayoutError, f"A has {count} items, B has {count + 1}", (A, batch(count + 1, 4, 5)), {}),
+        (LayoutError, f"A has {count} items, C has 0", (A, B, batch(0, 6, 5)), {}),
+        (DTypeError, "B has dtype int64; supported: float16", (A, batch(count, 4, 5, dtype=int)), {}),
+        (DTypeError, "C has dtype int8; supported: .*int32", (A, B, batch(count, 6, 5, dtype="i1")), {}),
+        (DTypeError, "complex128 times B float64.*cannot become C", (batch(count, 6, 4, dtype="D"), B, C), {}),
+        (DTypeError, "accumulate_dtype float16", (A, B), {"accumulate_dtype": "f2"}),
+        (DTypeError, "B is a Batch, got ndarray", (A, np.zeros((count, 4, 5))), {}),
+        (DTypeError, "B is a Batch, got NoneType", (A, None), {}),
+        (DTypeError, "C is a Batch, got float", (A, B, 0.0), {}),
+        (DTypeError, "alpha is a number, got str", (A, B), {"alpha": "1"}),
+        (DTypeError, "beta = 1j is complex", (A, B, C), {"beta": 1j}),
+        (ArgumentError, "transa is .*got 'X'", (A, B), {"transa": "X"}),
+        (ArgumentError, "transb is .*got 1", (A, B), {"transb": 1}),
+        (ArgumentError, "C is read-only", (A, B, frozen), {}),
+        (ArgumentError, "C shares memory with A", (square, batch(count, 4, 4), square), {}),
+        (ArgumentError, "C shares memory with B", (square, left, both), {}),
+        (ArgumentError, "C shares memory with A", (lists, batch(count, 4, 4), ragged), {}),
+        (ArgumentError, "C shares memory with itself", (fresh, batch(count, 4, 4), twice), {}),
+    ]
+    if comm.size > 1:
+        alone = Batch.from_global(np.zeros((count, 4, 5)), MPI.COMM_SELF)
+        cases.append((GridError, "A and B are batches over different ranks", (A, alone), {}))
+        moved = batch(count, 4, 5, owner=[1] * count)
+        cases.append((LayoutError, "item 0 of A lies on rank 0, of B on rank 1", (A, moved), {}))
+    for kind, message, arguments, options in cases:
+        with pytest.raises(kind, match=message) as caught:
+            matmul_batched(*arguments, **options)
+        assert len(set(comm.allgather(str(caught.value)))) == 1
+    with pytest.raises(DTypeError, match="A is a Batch"):
+        matmul_batched(np.zeros((2, 2, 2)), B)  # type: ignore[arg-type]
+
+
+def test_batches_that_cannot_be_made(comm: Any) -> None:
+    from pdgemm import Batch
+    from pdgemm.errors import ArgumentError, DTypeError, LayoutError, PdgemmError
+
+    x = np.zeros((4, 3, 2))
+    cases: list[tuple[type[PdgemmError], str, Any, tuple[Any, ...]]] = [
+        (
+            LayoutError,
+            r"stack of matrices is \(items, rows, columns\), got shape \(3, 2\)",
+            Batch.from_local,
+            (x[0], comm),
+        ),
+        (LayoutError, r"item 1 is not a matrix, but has shape \(2,\)", Batch.from_global, ([x[0], x[0, 0]], comm)),
+        (LayoutError, "pass numpy.ascontiguousarray", Batch.from_local, (np.zeros((3, 8, 8))[:, ::2, ::2], comm)),
+        (LayoutError, "pass numpy.ascontiguousarray", Batch.from_local, ([np.zeros((8, 8))[::2, ::2]], comm)),
+        (DTypeError, "one dtype.*got float32, float64", Batch.from_local, ([x[0], x[0].astype("f4")], comm)),
+        (DTypeError, "native byte order, got >f8", Batch.from_global, (x.astype(">f8"), comm)),
+        (LayoutError, r"for each of 4 items, got \[0, 0\]", Batch.from_global, (x, comm, [0, 0])),
+        (LayoutError, r"owner is one of . ranks.*-1", Batch.from_global, (x, comm, [0, 0, 0, -1])),
+        (LayoutError, r"owner is one of . ranks.*0.5", Batch.from_global, (x, comm, [0, 0, 0, 0.5])),
+        (ArgumentError, "root 9 is not one of", Batch.from_global(x, comm).to_global, (9,)),
+    ]
+    if comm.size > 1:
+        cases += [
+            (
+                DTypeError,
+                "one dtype.*got float32, float64",
+                Batch.from_local,
+                (x.astype("f8" if comm.rank else "f4"), comm),
+            ),
+            (
+                LayoutError,
+                r"item 0 is not.* \[rank 1 of",
+                Batch.from_local,
+                ([x[0, 0] if comm.rank == 1 else x[0]], comm),
+            ),
+            (ArgumentError, "different arguments", Batch.from_global, (x[comm.rank :], comm)),
+            (ArgumentError, "different arguments", Batch.from_global, (x, comm, [comm.rank] * 4)),
+            (ArgumentError, "different arguments", Batch.from_global(x, comm).to_global, (min(comm.rank, 1),)),
+        ]
+    for kind, message, call, arguments in cases:
+        with pytest.raises(kind, match=message) as caught:
+            call(*arguments)
+        assert len(set(comm.allgather(str(caught.value)))) == 1
+
+
+def test_ranks_that_disagree_all_hear_of_it(comm: Any) -> None:
+    from pdgemm import Batch, matmul_batched
+    from pdgemm.errors import ArgumentError, DTypeError
+
+    if comm.size == 1:
+        return
+    A = Batch.from_global(np.zeros((4, 3, 3)), comm)
+    with pytest.raises(ArgumentError, match=r"rank 0: .*alpha=0"):
+        matmul_batched(A, A, alpha=comm.rank)
+    with pytest.raises(ArgumentError, match="different arguments"):
+        matmul_batched(A, A, transa="NT"[comm.rank % 2])
+    with pytest.raises(DTypeError, match=rf"B is a Batch.*\[rank 1 of {comm.size}\]"):
+        matmul_batched(A, None if comm.rank == 1 else A)  # type: ignore[arg-type]

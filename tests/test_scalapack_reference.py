@@ -1,0 +1,203 @@
+"""pdgemm.scalapack against ScaLAPACK itself: copies of the same local arrays, the same descriptors, the same answers.
+
+Debian's library, called through ctypes, in an environment whose mpi4py uses the MPI that the library is linked to:
+scripts/setup_parallel_hdf5.sh makes one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from problems import grid_shapes
+from test_scalapack import SIZES, STARTS, Global, random
+
+pytestmark = pytest.mark.mpi
+
+WHOLE = range(31, 36)
+BLOCKS = range(1, 7)
+LETTERS = {"s": "f", "d": "d", "c": "F", "z": "D"}
+LOAD = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); print(open('/proc/self/maps').read())"
+
+
+def libmpi(maps: str) -> set[str]:
+    return {line.split()[-1] for line in maps.splitlines() if "/libmpi.so" in line}
+
+
+@pytest.fixture(scope="module")
+def reference(comm: Any) -> ctypes.CDLL:
+    """ScaLAPACK.  Skips where it is absent or linked to another MPI than mpi4py's."""
+    name = ctypes.util.find_library("scalapack-openmpi")
+    if name is None:
+        pytest.skip("Debian's ScaLAPACK is absent (package libscalapack-openmpi-dev)")
+    # Loading it here is too late: it would take any libmpi.so.40 that is in the process already, or that
+    # mpiexec has put on LD_LIBRARY_PATH.  A process without either tells which one it is made for.
+    environment = {key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"}
+    alone = subprocess.run([sys.executable, "-c", LOAD, name], env=environment, capture_output=True, text=True)
+    if alone.returncode:
+        pytest.skip(f"ScaLAPACK does not load: {alone.stderr.strip().rpartition(chr(10))[2]}")
+    theirs, ours = libmpi(alone.stdout), libmpi(Path("/proc/self/maps").read_text())
+    if theirs != ours:
+        pytest.skip(f"{name} is linked to {' '.join(theirs)}, mpi4py to {' '.join(ours) or 'another MPI'}")
+    return ctypes.CDLL(name)
+
+
+def fortran(routine: Any, *arguments: Any) -> int:
+    """Call with every argument by its address.  PBLAS is written in C and takes no lengths of strings."""
+    held = [np.frombuffer(x.encode(), np.uint8) if isinstance(x, str) else x for x in arguments]
+    held = [np.asarray(x, np.intc if isinstance(x, int) else None) for x in held]
+    return routine(*(ctypes.c_void_p(x.ctypes.data) for x in held))
+
+
+def gridinfo(reference: ctypes.CDLL, ictxt: int) -> tuple[int, ...]:
+    found = [ctypes.c_int() for _ in range(4)]
+    reference.Cblacs_gridinfo(ictxt, *map(ctypes.byref, found))
+    return tuple(x.value for x in found)
+
+
+@pytest.fixture(scope="module")
+def grids(comm: Any, reference: ctypes.CDLL) -> Iterator[list[tuple[int, int]]]:
+    """(our context, theirs) for every shape, row by row and column by column."""
+    from pdgemm import scalapack
+
+    made = []
+    for (pr, pc), order in itertools.product(grid_shapes(comm.size), "RC"):
+        ictxt = ctypes.c_int()
+        reference.Cblacs_get(-1, 0, ctypes.byref(ictxt))  # the system context: MPI_COMM_WORLD
+        reference.Cblacs_gridinit(ctypes.byref(ictxt), order.encode(), pr, pc)
+        made.append((scalapack.blacs_gridinit(comm, pr, pc, order), ictxt.value))
+    yield made
+    for ours, theirs in made:
+        scalapack.blacs_gridexit(ours)
+        reference.Cblacs_gridexit(theirs)
+
+
+class Both:
+    """A window of a random matrix in random blocks: array, first row and column and descriptor, for us and for them."""
+
+    def __init__(self, rng: np.random.Generator, char: str, grid: tuple[int, int], extents: tuple[int, ...]) -> None:
+        from pdgemm import scalapack
+
+        whole, blocks = (tuple(rng.choice(choices, 2).tolist()) for choices in (WHOLE, BLOCKS))
+        sources = tuple(int(rng.integers(p)) for p in scalapack.blacs_gridinfo(grid[0])[:2])
+        self.matrix = Global(random(whole, char, int(rng.integers(1000))), grid[0], blocks, sources)
+        starts = rng.choice(STARTS, 2).tolist()
+        first = [min(start, n - extent + 1) for start, n, extent in zip(starts, whole, extents)]
+        self.window = tuple(slice(at - 1, at - 1 + extent) for at, extent in zip(first, extents))
+        self.sub = self.matrix.values[self.window]
+        self.inside = self.local(np.ones(extents, bool))
+        desc = self.matrix.desc.astype(np.intc)
+        desc[1] = grid[1]
+        self.ours = self.matrix.local, *first, self.matrix.desc
+        self.theirs = self.matrix.local.copy(order="F"), *first, desc
+
+    def local(self, sub: np.ndarray) -> np.ndarray:
+        """The local array of a matrix with these values in the window and zeros elsewhere."""
+        values = np.zeros(self.matrix.values.shape, sub.dtype)
+        values[self.window] = sub
+        return self.matrix.dealt(values, np.zeros(self.matrix.local.shape, sub.dtype))
+
+    def erase(self) -> None:
+        """Where beta is 0, sub(C) must not be read."""
+        self.ours[0][self.inside] = self.theirs[0][self.inside] = np.nan
+
+    def difference(self) -> np.ndarray:
+        """|C1 - C2|; outside the window, gaps and guards included, both are bit by bit what they were."""
+        for local in (self.ours[0], self.theirs[0]):
+            assert local[~self.inside].tobytes() == self.matrix.before[~self.inside].tobytes()
+        return np.abs(self.ours[0] - self.theirs[0])
+
+
+@pytest.mark.parametrize("letter", LETTERS)
+def test_gemm(reference: ctypes.CDLL, grids: list[tuple[int, int]], letter: str) -> None:
+    """|C1 - C2| <= 16 eps (|alpha| |A| |B| + |beta| |C|), element by element."""
+    from pdgemm import scalapack
+
+    char, rng = LETTERS[letter], np.random.default_rng(7)
+    ours, theirs = getattr(scalapack, f"p{letter}gemm"), getattr(reference, f"p{letter}gemm_")
+    alphas = [2, 3] + [2 - 1j] * (letter in "cz")
+    for grid, (m, n, k), ta, tb in itertools.product(grids, SIZES if letter in "dz" else SIZES[:1], "NTC", "NTC"):
+        A = Both(rng, char, grid, (m, k) if ta == "N" else (k, m))
+        B = Both(rng, char, grid, (k, n) if tb == "N" else (n, k))
+        C = Both(rng, char, grid, (m, n))
+        alpha, beta = (rng.choice(choices).astype(char) for choices in (alphas, [0, 1, 3]))
+        if beta == 0:
+            C.erase()
+        ours(ta, tb, m, n, k, alpha, *A.ours, *B.ours, beta, *C.ours)
+        fortran(theirs, ta, tb, m, n, k, alpha, *A.theirs, *B.theirs, beta, *C.theirs)
+        a, b = (abs(x.sub if trans == "N" else x.sub.T) for x, trans in ((A, ta), (B, tb)))
+        scale = C.local(abs(alpha) * (a @ b) + abs(beta) * abs(C.sub))
+        assert (C.difference() <= 16 * np.finfo(char).eps * scale).all(), (grid, m, n, k, ta, tb, alpha, beta)
+        assert not A.difference().any() and not B.difference().any()
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(1, 0), (2, 1)])
+def test_tran(reference: ctypes.CDLL, grids: list[tuple[int, int]], alpha: int, beta: int) -> None:
+    """Exactly equal, since these factors leave one rounding at most."""
+    from pdgemm import scalapack
+
+    rng = np.random.default_rng(8)
+    for grid, (m, n, _) in itertools.product(grids, SIZES):
+        A, C = Both(rng, "d", grid, (n, m)), Both(rng, "d", grid, (m, n))
+        if beta == 0:
+            C.erase()
+        scalapack.pdtran(m, n, alpha, *A.ours, beta, *C.ours)
+        fortran(reference.pdtran_, m, n, np.float64(alpha), *A.theirs, np.float64(beta), *C.theirs)
+        assert (C.difference() == 0).all(), (grid, m, n)
+
+
+def test_gemr2d(reference: ctypes.CDLL, grids: list[tuple[int, int]]) -> None:
+    """Exactly equal, between contexts of any two shapes."""
+    from pdgemm import scalapack
+
+    rng = np.random.default_rng(9)
+    for one, other, (m, n, _) in itertools.product(grids, grids, SIZES):
+        A, B = Both(rng, "d", one, (m, n)), Both(rng, "d", other, (m, n))
+        B.erase()
+        scalapack.pdgemr2d(m, n, *A.ours, *B.ours, grids[0][0])
+        fortran(reference.pdgemr2d_, m, n, *A.theirs, *B.theirs, grids[0][1])
+        assert (B.difference() == 0).all(), (one, other, m, n)
+
+
+def test_grids_and_local_sizes(reference: ctypes.CDLL, grids: list[tuple[int, int]]) -> None:
+    from pdgemm import scalapack
+
+    for ours, theirs in grids:
+        assert scalapack.blacs_gridinfo(ours) == gridinfo(reference, theirs)
+    for n, nb, p in itertools.product((0, 1, 7, 31, 35), BLOCKS, (1, 2, 3, 4)):
+        for arguments in itertools.product([n], [nb], range(p), range(p), [p]):
+            assert scalapack.numroc(*arguments) == fortran(reference.numroc_, *arguments)
+
+
+def test_descriptors(reference: ctypes.CDLL, grids: list[tuple[int, int]]) -> None:
+    """The entries of good ones, INFO of bad ones.
+
+    But for a context that is none: DESCINIT answers -6 (row irsrc is not within -1 rows), and we -8.
+    """
+    from pdgemm import scalapack
+
+    for ours, theirs in grids:
+        pr, pc = gridinfo(reference, theirs)[:2]
+        good = [31, 35, 2, 3, pr - 1, pc - 1, theirs, 31]
+        bad = [(0, -1), (1, -2), (2, 0), (3, 0), (4, -1), (4, pr), (5, -1), (5, pc), (7, 15), (7, 7), (7, 0)]
+        for at, value in [(0, 31), *bad]:
+            arguments = [*good[:at], value, *good[at + 1 :]]
+            desc, info = np.zeros(9, np.intc), np.zeros(1, np.intc)
+            fortran(reference.descinit_, desc, *arguments, info)
+            arguments[6] = ours
+            try:
+                made, found = scalapack.descinit(*arguments), 0
+            except scalapack.IllegalArgument as error:
+                made, found = np.zeros(9), error.info
+            assert found == info[0], (at, value)
+            assert found or made.tolist() == [*desc[:1], ours, *desc[2:]]
+    reference._gfortran_flush_i4(None)  # DESCINIT's messages, into what the test has captured
