@@ -28,7 +28,8 @@ def as_scalar(given: object, dtype: np.dtype, name: str) -> Any:
 
 def op(A: DistMatrix, trans: str, name: str) -> DistMatrix:
     """A, its transpose or its conjugate transpose, for "N", "T" or "C"."""
-    return {"N": A, "T": A.T, "C": A.H}[op_letter(trans, name)]
+    letter = op_letter(trans, name)
+    return A if letter == "N" else A.T if letter == "T" else A.H
 
 
 def op_letter(trans: str, name: str) -> str:

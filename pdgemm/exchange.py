@@ -7,10 +7,10 @@ travels, and it travels once, in messages of at most `words` elements.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import NamedTuple
+from functools import cached_property, lru_cache, wraps
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,20 @@ from pdgemm.timing import Traffic
 
 MESSAGE_BYTES = 1 << 20  # packed, sent and unpacked while in cache
 SLOTS = 2  # messages under way in each direction
+Result = TypeVar("Result")
+
+
+def _remembered(method: Callable[[Exchange, int], Result]) -> Callable[[Exchange, int], Result]:
+    """What a plan says of a rank does not change, and plans are used again."""
+
+    def remember(plan: Exchange, rank: int) -> Result:
+        known = plan.__dict__.setdefault("_known", {})
+        key = method.__name__, rank
+        if key not in known:
+            known[key] = method(plan, rank)
+        return known[key]
+
+    return wraps(method)(remember)
 
 
 class Block(NamedTuple):
@@ -56,6 +70,7 @@ class Exchange:
         narrower = self.target.dtype.itemsize < self.source.dtype.itemsize
         return self.target.dtype if self.plain and narrower else self.source.dtype
 
+    @_remembered
     def sends(self, rank: int) -> list[Block]:
         """What `rank` sends, nearest following rank first."""
         i, j = self.source.coords(rank)
@@ -68,6 +83,7 @@ class Exchange:
         ]
         return sorted((x for x in blocks if x.peer != rank), key=lambda x: (x.peer - rank) % self.size)
 
+    @_remembered
     def receives(self, rank: int) -> list[Block]:
         """What `rank` receives, nearest preceding rank first."""
         i, j = self.target.coords(rank)
@@ -80,6 +96,7 @@ class Exchange:
         ]
         return sorted((x for x in blocks if x.peer != rank), key=lambda x: (rank - x.peer) % self.size)
 
+    @_remembered
     def stays(self, rank: int) -> list[Block]:
         """What `rank` hands to itself: one block or none."""
         (i, j), (to_i, to_j) = self.source.coords(rank), self.target.coords(rank)
@@ -105,10 +122,16 @@ class Exchange:
         return (short, long) if self.target.order == "C" else (long, short)
 
     @cached_property
+    def description(self) -> str:
+        """All of the plan in words, to compare among ranks."""
+        return repr(self)
+
+    @cached_property
     def _common(self) -> tuple[np.ndarray, np.ndarray]:
         a, b = self.source.distribution, self.target.distribution
         return common(a.rows, b.rows), common(a.cols, b.cols)
 
+    @_remembered
     def traffic(self, rank: int) -> Traffic:
         """Words and messages by formula: all that `rank` held, or will hold, less what stays."""
         (i, j), (to_i, to_j) = self.source.coords(rank), self.target.coords(rank)
@@ -161,6 +184,7 @@ class Exchange:
         return arithmetic(self.source.dtype, self.target.dtype)
 
 
+@lru_cache(maxsize=16)
 def plan_exchange(
     source: Layout, target: Layout, size: int, plain: bool = True, memory_limit: int | None = None
 ) -> Exchange:

@@ -106,7 +106,7 @@ def pdgemm(
             panel_width=panel_width,
             memory_limit=memory_limit,
         )
-        said += [f"pdgemm, alpha={alpha}", f"beta={beta}", plan]
+        said += [f"pdgemm, alpha={alpha}", f"beta={beta}", plan.description]
         room = _Buffers(plan, comm.rank)
         recorder.hold(room.nbytes)
     assert C is not None  # an error was raised on all ranks

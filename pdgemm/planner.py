@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -46,13 +46,18 @@ class Plan:
             for name, move in self.moves
         )
 
+    @cached_property
+    def description(self) -> str:
+        """All of the plan in words, to compare among ranks."""
+        return repr(self)
+
     @property
     def total_words(self) -> int:
         """Words that all ranks together send."""
         return self.product.total_words + sum(move.total_words for _, move in self.moves)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def plan_product(
     A: Layout,
     B: Layout,

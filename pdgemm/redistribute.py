@@ -76,7 +76,7 @@ def redistribute(
                 f"memory limit {memory_limit} bytes per rank is too small to redistribute {X!r}: "
                 f"at least {plan.extra_bytes(None)} bytes are needed"
             )
-        said += [f"redistribute, alpha={alpha}", f"beta={beta}", plan]
+        said += [f"redistribute, alpha={alpha}", f"beta={beta}", plan.description]
         room = Room(plan, comm.rank)
         recorder.hold(room.nbytes)
     if alpha == 0:
