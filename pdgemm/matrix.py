@@ -14,6 +14,7 @@ from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local import leading
+from pdgemm.norms import norm
 
 Block = int | tuple[int, int] | None
 
@@ -339,21 +340,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         kind : "fro" sqrt(sum |a|^2), 1 max column sum, numpy.inf max row sum, "max" max |a|.
         NaN anywhere gives NaN; no overflow in between.
         """
-        if kind not in ("fro", 1, np.inf, "max"):
-            raise ArgumentError(f'norm {kind!r} is not one of "fro", 1, numpy.inf, "max"')
-        if kind == "fro":
-            return _hypot(self.grid.comm.allgather(_frobenius(self._stored)))
-        size = np.abs(self._stored.astype(np.result_type(self.dtype, np.float32), copy=False))
-        if kind == "max":
-            here = float(size.max(initial=0.0))
-        else:
-            axis, comm = (0, self.grid.col) if kind == 1 else (1, self.grid.row)
-            sums = size.sum(axis=axis, dtype=np.float64)
-            if not self.grid.idle:
-                comm.Allreduce(MPI.IN_PLACE, sums, MPI.SUM)
-            here = float(sums.max(initial=0.0))
-        # not MPI.MAX, which may drop a NaN
-        return float(np.max(self.grid.comm.allgather(here)))
+        return norm(self._stored, self.grid, kind)
 
     def allclose(
         self, other: DistMatrix | complex, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
@@ -427,21 +414,3 @@ def _order(array: np.ndarray) -> Order | None:
 def _check_root(grid: ProcessGrid, root: int) -> None:
     if not 0 <= root < grid.size:
         raise ArgumentError(f"root {root} is not a rank of the {grid} grid")
-
-
-def _frobenius(local: np.ndarray) -> float:
-    """sqrt(sum |a|^2) in double precision, without overflow (BLAS nrm2 scales)."""
-    from scipy.linalg import norm
-
-    wide = np.result_type(local.dtype, np.float64)
-    parts = (
-        norm(local[slab].astype(wide, copy=False).ravel(), check_finite=False)
-        for slab in elements.slabs(*local.shape)
-        if local.size
-    )
-    return _hypot(list(parts))
-
-
-def _hypot(parts: list[float]) -> float:
-    """sqrt(sum of squares) without overflow; NaN beats infinity, which numpy.hypot sees the other way."""
-    return float("nan") if np.isnan(parts).any() else float(np.hypot.reduce(parts, initial=0.0))

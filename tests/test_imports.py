@@ -21,6 +21,7 @@ LEVELS = [
         "pdgemm.matrix",
         "pdgemm.gather",
         "pdgemm.batch",
+        "pdgemm.norms",
         "pdgemm.products",
         "pdgemm.planner",
     },
