@@ -84,12 +84,14 @@ def conjugates(order: str, order_of_c: str) -> bool:
 def integer_accumulate(alpha: int, A: np.ndarray, B: np.ndarray, C: np.ndarray, room: np.ndarray) -> None:
     """C := alpha A B + C for int32 C and int8 numbers held as float32, at most EXACT_WIDTH columns of A.  Local.
 
-    room : float32, at least one row of C; the product is formed in it slab by slab, exactly.
+    room : float32, at least twice a row of C; the product is formed in it slab by slab, exactly.
     """
-    for slab in slabs(C.shape[0], C.shape[1], len(room)) if C.size else ():
-        product = room[: C[slab].size].reshape(C[slab].shape)
+    products, integers = room.reshape(2, -1)
+    for slab in slabs(C.shape[0], C.shape[1], len(products)) if C.size else ():
+        product = products[: C[slab].size].reshape(C[slab].shape)
         gemm_accumulate(1, A[slab], B, 0, product)
-        whole = product.astype(np.int32)
+        whole = integers.view(np.int32)[: product.size].reshape(product.shape)
+        np.copyto(whole, product, casting="unsafe")
         if alpha != 1:
             whole *= alpha
         C[slab] += whole

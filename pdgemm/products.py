@@ -85,8 +85,8 @@ class Product:
         return sum(words * dtype.itemsize for words, dtype in self.buffers(rank).values())
 
     def _exact(self, rows: int, cols: int) -> int:
-        """float32 numbers in which int8 products are formed before they are added up as integers."""
-        return 0 if self.accumulate in dtypes.BLAS or not rows * cols else max(cols, min(SLAB, rows * cols))
+        """32-bit numbers in which int8 products are formed, and made integers, before they are added up."""
+        return 0 if self.accumulate in dtypes.BLAS or not rows * cols else 2 * max(cols, min(SLAB, rows * cols))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -179,6 +180,42 @@ def test_neither_a_nor_b_is_read_where_alpha_or_k_is_zero(comm: Any) -> None:
             assert D.report.counted == D.report.predicted == Traffic()
             pdgemm(1, nan.astype(dtype)[:, 3:3], nan.astype(dtype)[2:2, :], 2, D)
             assert D.allclose(6)
+
+
+# ------------------------------------------------------------------ memory
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", ["float64", "float16", "int8", "complex128"])
+def test_nothing_is_allocated_that_the_plan_does_not_tell(comm: Any, dtype: str, order: Any) -> None:
+    """No hidden copy: what NumPy allocates is what the report says, but for arrays of one dimension's size."""
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+    def peak(work: Any) -> int:
+        work()  # plans are made once
+        tracemalloc.start()
+        work()
+        bytes_ = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return bytes_
+
+    n = 500
+    with ProcessGrid(comm) as grid, ProcessGrid(comm, (comm.size, 1)) as other:
+        A = DistMatrix.zeros((n, n), grid=grid, block=7, dtype=dtype, order=order)
+        B = DistMatrix.zeros((n, n), grid=other, block=(5, 64), dtype=dtype)
+        C = DistMatrix.zeros((n, n), grid=grid, block=7, dtype="int32" if dtype == "int8" else dtype, order=order)
+        inside, outside = A[3:400, 2:300], B[100:398, 5:200]
+        into = C[1:398, 2:197]
+        for out, work in [
+            (C, lambda: pdgemm(1, A, A, 2, C)),
+            (C, lambda: pdgemm(1, A, A.H, 2, C)),
+            (C, lambda: pdgemm(2, A, B, 0, C)),
+            (C, lambda: pdgemm(1, A, B, 1, C, algorithm="inner", memory_limit=3 << 20)),
+            (into, lambda: pdgemm(1, inside, outside, 1, into)),
+            (C, lambda: A.T.redistribute(C)),
+            (C, lambda: B.redistribute(C, alpha=2, beta=1, memory_limit=1 << 18)),
+        ]:
+            found = peak(work)
+            assert out.report.extra_bytes <= found + 1000
+            assert found <= out.report.extra_bytes + 100_000, out.report
 
 
 # ------------------------------------------------------------------ types
