@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
@@ -135,29 +136,58 @@ class Meeting(NamedTuple):
     other: np.ndarray  # in the second
 
 
-@lru_cache(maxsize=64)
 def meeting(a: BlockCyclic, b: BlockCyclic) -> Meeting:
     starts = np.union1d(a.starts, b.starts)
     return Meeting(starts, np.diff(starts, append=a.n), a.owner(starts), b.owner(starts))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def common(a: BlockCyclic, b: BlockCyclic) -> np.ndarray:
     """Number of indices that part i holds in the way of a and part j in the way of b, for all i and j."""
+    period = math.lcm(a.block * a.parts, b.block * b.parts)  # after which both ways repeat
+    rounds, rest = divmod(a.n, period)
+    if rounds > 1:
+        one, last = (common(a.window(0, n), b.window(0, n)) for n in (period, rest))
+        return rounds * one + last
     met = meeting(a, b)
     pair = met.owner * b.parts + met.other
     return np.bincount(pair, met.lengths, a.parts * b.parts).astype(np.int64).reshape(a.parts, b.parts)
 
 
 def pairings(a: BlockCyclic, b: BlockCyclic, part: int, by_target: bool = False) -> Iterator[tuple[int, Pairing]]:
-    """What `part` of a hands to each part of b; `by_target`: what each part of a hands to `part` of b."""
-    met = meeting(a, b)
-    mine, theirs = (met.other, met.owner) if by_target else (met.owner, met.other)
-    held = np.flatnonzero(mine == part)
-    by_peer = held[np.argsort(theirs[held], kind="stable")]
-    for runs in np.split(by_peer, np.flatnonzero(np.diff(theirs[by_peer])) + 1) if len(held) else []:
-        at = met.starts[runs]
-        yield int(theirs[runs[0]]), merged(a.to_local(at), b.to_local(at), met.lengths[runs])
+    """What `part` of a hands to each part of b; `by_target`: what each part of a hands to `part` of b.
+
+    Takes memory for the blocks of this part alone.
+    """
+    mine, theirs = (b, a) if by_target else (a, b)
+    starts, lengths = _cut_blocks(mine, theirs, part)
+    peers = theirs.owner(starts)
+    by_peer = np.argsort(peers, kind="stable")
+    for runs in np.split(by_peer, np.flatnonzero(np.diff(peers[by_peer])) + 1) if len(starts) else []:
+        at = starts[runs]
+        yield int(peers[runs[0]]), merged(a.to_local(at), b.to_local(at), lengths[runs])
+
+
+def _cut_blocks(mine: BlockCyclic, theirs: BlockCyclic, part: int) -> tuple[np.ndarray, np.ndarray]:
+    """The blocks of `part`, cut where the other way starts a block: global starts and lengths, ascending."""
+    held = mine.count(part)
+    if not held:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    lacking = mine.skip if part == mine.source else 0
+    local = np.arange(-lacking, held, mine.block)
+    local[0] = 0
+    lengths = np.diff(local, append=held)
+    starts = mine.to_global(local, part)
+    # theirs starts a block at every g with (g + skip) divisible by block
+    first = (starts + theirs.skip) // theirs.block + 1  # number of the next block of theirs
+    pieces = (starts + lengths - 1 + theirs.skip) // theirs.block - first + 2  # in each of my blocks
+    turn = np.arange(pieces.sum()) - np.repeat(pieces.cumsum() - pieces, pieces)  # 0, 1, ... within my block
+    cuts = (np.repeat(first, pieces) + turn - 1) * theirs.block - theirs.skip
+    cuts = np.where(turn == 0, np.repeat(starts, pieces), cuts)
+    ends = np.append(cuts[1:], 0)
+    last = np.append(turn[1:] == 0, True)
+    ends[last] = starts + lengths
+    return cuts, ends - cuts
 
 
 def whole(n: int) -> Pairing:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pdgemm.grids.distribution import Distribution as Distribution
     from pdgemm.grids.process_grid import ProcessGrid as ProcessGrid
     from pdgemm.matrix import DistMatrix as DistMatrix
-    from pdgemm.redistribute import redistribute as redistribute
+    from pdgemm.redistribution import redistribute as redistribute
     from pdgemm.report import Report as Report
     from pdgemm.residual import verify as verify
 
@@ -43,7 +43,7 @@ _HOME = {
     "matmul": "pdgemm.gemm",
     "matmul_batched": "pdgemm.batched",
     "pdgemm": "pdgemm.gemm",
-    "redistribute": "pdgemm.redistribute",
+    "redistribute": "pdgemm.redistribution",
     "verify": "pdgemm.residual",
 }
 __all__ = sorted(_HOME)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pdgemm import dtypes
-from pdgemm.elements import slabs
+from pdgemm.elements import tiles
 from pdgemm.grids.layout import Layout
 from pdgemm.local import gemm_accumulate, integer_accumulate, scale, update
 from pdgemm.panels import column_room
@@ -50,9 +50,11 @@ class Accumulator:
 
 
 def add_sums(sums: np.ndarray, beta: Any, C: np.ndarray, room: np.ndarray) -> None:
-    """C := sums + beta C, converted slab by slab.  room : memory for twice a slab, at least a row."""
-    if C.flags.f_contiguous or (C.size and C.strides[0] < C.strides[1]):
+    """C := sums + beta C, converted in `room` piece by piece."""
+    if not C.size:
+        return
+    if C.strides[0] < C.strides[1]:
         sums, C = sums.T, C.T
     pair = room.reshape(2, -1)
-    for slab in slabs(C.shape[0], C.shape[1], pair.shape[1]) if C.size else ():
-        update(1, sums[slab], beta, C[slab], pair)
+    for piece in tiles(C.shape[0], C.shape[1], pair.shape[1]):
+        update(1, sums[piece], beta, C[piece], pair)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from numbers import Number
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import numpy as np
 from pdgemm import dtypes
 from pdgemm.errors import ArgumentError, DTypeError
 from pdgemm.matrix import DistMatrix
+
+_KINDS = "sums are complex, real or whole numbers where C is, and A and B no more than that"
 
 
 def as_scalar(given: object, dtype: np.dtype, name: str) -> Any:
@@ -21,9 +24,23 @@ def as_scalar(given: object, dtype: np.dtype, name: str) -> Any:
     kind = dtypes.rank(dtype)
     if kind < 2 and np.iscomplexobj(value):
         raise DTypeError(f"{name} = {value} is complex, but the result is {dtype}")
-    if kind == 0 and value != int(value):
+    if kind > 0:
+        return (float, complex)[kind - 1](value)
+    if not np.isfinite(float(value)) or value != int(value):
         raise DTypeError(f"{name} = {value} is not an integer, but the result is {dtype}")
-    return (int, float, complex)[kind](value)
+    return (int(value) + 2**31) % 2**32 - 2**31  # integers are numbers modulo 2^32
+
+
+def as_count(given: object, name: str, least: int) -> int:
+    """A number of things."""
+    value: Any = given
+    try:
+        number = index(value)
+    except TypeError:
+        raise ArgumentError(f"{name} is a whole number, got {given!r}") from None
+    if number < least:
+        raise ArgumentError(f"{name} must be >= {least}, got {number}")
+    return number
 
 
 def op(A: DistMatrix, trans: str, name: str) -> DistMatrix:
@@ -45,8 +62,8 @@ def accumulation(a: np.dtype, b: np.dtype, c: np.dtype, asked: Any) -> np.dtype:
     sums = (*dtypes.BLAS, np.dtype(np.int32))
     if accumulate not in sums:
         raise DTypeError(f"accumulate_dtype {accumulate}: products are added up in {dtypes.names(sums)}")
-    if not (dtypes.fits(dtypes.common(a, b), accumulate) and dtypes.fits(accumulate, c)):
-        raise DTypeError(f"A {a} times B {b}, added up in {accumulate}, cannot become C {c}")
+    if dtypes.rank(accumulate) != dtypes.rank(c) or not dtypes.fits(dtypes.common(a, b), c):
+        raise DTypeError(f"A {a} times B {b}, added up in {accumulate}, cannot become C {c}: {_KINDS}")
     return accumulate
 
 
@@ -59,6 +76,13 @@ def check_result(name: str, C: DistMatrix, operands: Mapping[str, DistMatrix]) -
     for other, x in operands.items():
         if overlap(C.stored, x.stored):
             raise ArgumentError(f"{name} shares memory with {other}")
+
+
+def same_memory(x: np.ndarray, y: np.ndarray) -> bool:
+    """Are two arrays the same elements in the same places?"""
+    return x.size == y.size == 0 or (
+        (x.ctypes.data, x.shape, x.strides, x.dtype) == (y.ctypes.data, y.shape, y.strides, y.dtype)
+    )
 
 
 def overlap(x: np.ndarray, y: np.ndarray) -> bool:

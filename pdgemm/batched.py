@@ -107,7 +107,7 @@ class _Multiply:
         mnk: np.ndarray,
     ) -> None:
         integers = types[2].kind == "i"  # numbers modulo 2**32, added up modulo 2**64
-        self.alpha, self.beta = (x % 2**32 if integers else x for x in (alpha, beta))
+        self.alpha, self.beta = alpha, beta
         self.sums = np.dtype(np.int64) if integers else dtypes.arithmetic(accumulate, types[2])
         exact = np.dtype("f4" if mnk[2].max(initial=0) <= EXACT_WIDTH else "f8")  # up to k = 2**38
         self.factors = accumulate if accumulate in dtypes.BLAS else exact

@@ -1,7 +1,7 @@
 """Copy rows x columns of one array to rows x columns of another, in blocks: packing, unpacking, moving.
 
 A pattern of equal runs at equal distances is one NumPy copy of a four-dimensional view, at the speed of
-memory; where the runs have no pattern they are copied by index.
+memory; where the runs have no pattern they are copied by index, at most 2^16 elements at a time.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from itertools import product
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from pdgemm.elements import slabs
 from pdgemm.grids.runs import Pairing, Stretch
 
 Copy = Callable[[np.ndarray, np.ndarray], object]  # copy(target, source)
@@ -67,15 +68,16 @@ def _by_index(source: np.ndarray, target: np.ndarray, rows: Pairing, cols: Pairi
         source, target, rows, cols = source.T, target.T, cols, rows
     there, here = cols.indices()
     for r, t, m in zip(rows.source.tolist(), rows.target.tolist(), rows.lengths.tolist()):
-        part = source[r : r + m]
-        if cols.single:
-            copy(target[t : t + m, here[0] : here[-1] + 1], part[:, there[0] : there[-1] + 1])
-        else:
+        for slab in slabs(m, cols.size):
+            part, place = source[r : r + m][slab], target[t : t + m][slab]
+            if cols.single:
+                copy(place[:, here[0] : here[-1] + 1], part[:, there[0] : there[-1] + 1])
+                continue
             # take is the faster one, but would first copy an array that is not row-major
             packed = np.take(part, there, axis=1, mode="clip") if part.flags.c_contiguous else part[:, there]
             if here[-1] - here[0] + 1 == len(here):
-                copy(target[t : t + m, here[0] : here[-1] + 1], packed)
+                copy(place[:, here[0] : here[-1] + 1], packed)
             else:
-                kept = target[t : t + m, here]
+                kept = place[:, here]
                 copy(kept, packed)
-                target[t : t + m, here] = kept
+                place[:, here] = kept

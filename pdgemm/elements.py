@@ -30,6 +30,14 @@ def slabs(rows: int, cols: int, most: int = _SLAB_ELEMENTS) -> Iterator[slice]:
         yield slice(start, min(rows, start + step))
 
 
+def tiles(rows: int, cols: int, most: int = _SLAB_ELEMENTS) -> Iterator[tuple[slice, slice]]:
+    """rows x cols in pieces of at most `most` elements: whole rows where they fit."""
+    wide = max(1, min(cols, most))
+    for rows_ in slabs(rows, wide, most):
+        for start in range(0, cols, wide):
+            yield rows_, slice(start, min(cols, start + wide))
+
+
 def fill(local: np.ndarray, rows: np.ndarray, cols: np.ndarray, f: ElementFunction) -> None:
     """local[l, h] := f(rows[l], cols[h]), a slab of rows at a time."""
     if local.size:

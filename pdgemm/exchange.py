@@ -21,6 +21,7 @@ from pdgemm.timing import Traffic
 
 MESSAGE_BYTES = 1 << 20  # packed, sent and unpacked while in cache
 SLOTS = 2  # messages under way in each direction
+_MOST_RUNS = 1 << 14  # that are kept for another time
 Result = TypeVar("Result")
 
 
@@ -30,9 +31,12 @@ def _remembered(method: Callable[[Exchange, int], Result]) -> Callable[[Exchange
     def remember(plan: Exchange, rank: int) -> Result:
         known = plan.__dict__.setdefault("_known", {})
         key = method.__name__, rank
-        if key not in known:
-            known[key] = method(plan, rank)
-        return known[key]
+        if key in known:
+            return known[key]
+        said = method(plan, rank)
+        if not isinstance(said, list) or sum(len(x.rows.lengths) + len(x.cols.lengths) for x in said) < _MOST_RUNS:
+            known[key] = said
+        return said
 
     return wraps(method)(remember)
 

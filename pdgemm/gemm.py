@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from pdgemm import dtypes
-from pdgemm.arguments import accumulation, as_scalar, check_result, op
-from pdgemm.errors import ArgumentError, DTypeError, LayoutError, together
+from pdgemm.arguments import accumulation, as_count, as_scalar, check_result, op
+from pdgemm.errors import ArgumentError, DTypeError, LayoutError, Shield, together
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.local import BLAS_INT
@@ -20,7 +20,7 @@ from pdgemm.movers import MOVERS
 from pdgemm.oned import inner
 from pdgemm.planner import ALGORITHMS, Plan, plan_product
 from pdgemm.products import Summa
-from pdgemm.redistribute import Room, exchange, move_report
+from pdgemm.redistribution import Room, exchange, kept_if_it_fails, move_report
 from pdgemm.report import MoveReport, Report
 from pdgemm.summa import summa
 from pdgemm.threads import threads
@@ -55,10 +55,12 @@ def pdgemm(
         None: C is made, with the row layout of op(A) and the column layout of op(B) on the grid of A.
     transa, transb : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H; the same as handing over A.T or A.H.
     algorithm    : "summa" (C stationary), "inner" (local products and one reduction, for huge k), or "auto": the
-        one that sends fewer words.  Matrices that do not fit it as they lie are redistributed first.
+        one that sends fewer words, matrices that do not fit it as they lie being redistributed first.  Where all
+        fit, they are redistributed for another algorithm only if that halves the words.
     lookahead    : panels in flight behind the one in use, >= 0.
     panel_width  : widest panel, in inner indices.
-    memory_limit : bytes per rank for buffers beyond A, B and C, copies of redistributed matrices too.
+    memory_limit : bytes per rank for all buffers beyond A, B and C: panels, messages, copies of redistributed
+        matrices, and sums where C has another type than accumulate_dtype.
     mover        : "ibcast" (MPI_Ibcast) or "ring" (point-to-point).
     accumulate_dtype : type in which products are added up.  By default the common type of A, B and C; for 16-bit
         types float32, for int8 int32.  Panels are converted one by one, never whole matrices.
@@ -101,17 +103,21 @@ def pdgemm(
             accumulate=accumulate,
             beta_is_zero=beta == 0,
             algorithm=algorithm,
-            lookahead=lookahead,
+            lookahead=as_count(lookahead, "lookahead", 0),
             mover=mover,
-            panel_width=panel_width,
-            memory_limit=memory_limit,
+            panel_width=None if panel_width is None else as_count(panel_width, "panel_width", 1),
+            memory_limit=None if memory_limit is None else as_count(memory_limit, "memory_limit", 0),
         )
         said += [f"pdgemm, alpha={alpha}", f"beta={beta}", plan.description]
         room = _Buffers(plan, comm.rank)
         recorder.hold(room.nbytes)
     assert C is not None  # an error was raised on all ranks
-    moves = _run(alpha, A, B, beta, C, plan, room, recorder, progress)
+    notify = Shield(progress)
+    with np.errstate(all="ignore"), kept_if_it_fails(room):
+        moves = _run(alpha, A, B, beta, C, plan, room, recorder, notify)
     C.report = _report(plan, comm.rank, C.grid.coords, recorder, perf_counter() - start, moves)
+    if notify.error is not None:
+        raise notify.error
     return C
 
 
@@ -147,7 +153,7 @@ def _run(
     plan: Plan,
     room: _Buffers,
     recorder: Recorder,
-    progress: Callable[[int, int], object] | None,
+    notify: Shield,
 ) -> list[MoveReport]:
     """Bring A and B where they fit, multiply, bring C home."""
     comm, moves, reports = A.grid.comm, dict(plan.moves), list[MoveReport]()
@@ -168,9 +174,9 @@ def _run(
     operands = (alpha, lying["A"], lying["B"], added, lying["C"])
     if isinstance(plan.product, Summa):
         grid = {"A": A, "B": B, "C": C}[plan.home].grid
-        summa(*operands, plan.product, grid, room.product, recorder, progress)
+        summa(*operands, plan.product, grid, room.product, recorder, notify)
     else:
-        inner(*operands, plan.product, comm, room.product, recorder, progress)
+        inner(*operands, plan.product, comm, room.product, recorder, notify)
     if "C" in moves:
         move("C", lying["C"], beta, C.stored)
     return reports

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pdgemm.elements import slabs
+from pdgemm.elements import tiles
 
 LETTER = {"f": "s", "d": "d", "F": "c", "D": "z"}  # dtype.char -> BLAS prefix
 BLAS_INT = 2**31 - 1  # the largest dimension that BLAS takes
@@ -84,17 +84,17 @@ def conjugates(order: str, order_of_c: str) -> bool:
 def integer_accumulate(alpha: int, A: np.ndarray, B: np.ndarray, C: np.ndarray, room: np.ndarray) -> None:
     """C := alpha A B + C for int32 C and int8 numbers held as float32, at most EXACT_WIDTH columns of A.  Local.
 
-    room : float32, at least twice a row of C; the product is formed in it slab by slab, exactly.
+    room : float32, for twice as many numbers as are formed at a time, exactly.
     """
     products, integers = room.reshape(2, -1)
-    for slab in slabs(C.shape[0], C.shape[1], len(products)) if C.size else ():
-        product = products[: C[slab].size].reshape(C[slab].shape)
-        gemm_accumulate(1, A[slab], B, 0, product)
+    for rows, cols in tiles(C.shape[0], C.shape[1], len(products)) if C.size else ():
+        product = products[: C[rows, cols].size].reshape(C[rows, cols].shape)
+        gemm_accumulate(1, A[rows], B[:, cols], 0, product)
         whole = integers.view(np.int32)[: product.size].reshape(product.shape)
         np.copyto(whole, product, casting="unsafe")
         if alpha != 1:
             whole *= alpha
-        C[slab] += whole
+        C[rows, cols] += whole
 
 
 def update(

@@ -57,7 +57,6 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         self.distribution = distribution
         self.order = order
         self.conjugated = conjugated
-        self._origin: tuple[int, bool, int, int] = (id(stored), False, 0, 0)  # array, transposed, first row and column
         self.report: Any = None  # a Report, MoveReport or IOReport
 
     # ------------------------------------------------------------------ making
@@ -251,10 +250,10 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         return Layout(self.distribution, place, self.dtype, self.order, self.conjugated)
 
     def __repr__(self) -> str:
-        rows, cols = self.local.shape
+        rows, cols = self._stored.shape
         return (
             f"DistMatrix({self.distribution}, {self.dtype}, on a {self.grid} grid; rank {self.grid.rank} "
-            f"at {self.grid.coords} holds {rows} x {cols}, {self.local.nbytes / 2**20:.1f} MiB)"
+            f"at {self.grid.coords} holds {rows} x {cols}, {self._stored.nbytes / 2**20:.1f} MiB)"
         )
 
     # ------------------------------------------------------------------ views
@@ -262,10 +261,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
     def T(self) -> DistMatrix:
         """The transpose, as a view: on the grid seen transposed, `grid.T`.  Local."""
         order: Order = "C" if self.order == "F" else "F"
-        view = DistMatrix(self._stored.T, self.grid.T, self.distribution.transposed, order, self.conjugated)
-        array, transposed, i, j = self._origin
-        view._origin = array, not transposed, j, i
-        return view
+        return DistMatrix(self._stored.T, self.grid.T, self.distribution.transposed, order, self.conjugated)
 
     @property
     def H(self) -> DistMatrix:
@@ -282,17 +278,13 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         ranges = [x.indices(n)[:2] for x, n in zip(keys, self.shape, strict=True)]
         rows, cols = ((start, max(start, stop)) for start, stop in ranges)
         part = self._stored[self.distribution.local_window(rows, cols, self.grid.coords)]
-        view = DistMatrix(part, self.grid, self.distribution.window(rows, cols), self.order, self.conjugated)
-        array, transposed, i, j = self._origin
-        view._origin = array, transposed, i + rows[0], j + cols[0]
-        return view
+        return DistMatrix(part, self.grid, self.distribution.window(rows, cols), self.order, self.conjugated)
 
     def __setitem__(self, key: Any, value: DistMatrix | complex) -> None:
         """Set a submatrix: to a number, or to a matrix of any layout.  Collective over the grid."""
         view = self[key]
         if isinstance(value, DistMatrix):
-            if (value._origin, value.shape) != (view._origin, view.shape):  # A[...] += B sets A[...] to itself
-                value.redistribute(view)
+            value.redistribute(view)
         elif np.ndim(value) == 0:
             view.local[...] = value
         else:
@@ -301,7 +293,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
     # ------------------------------------------------------------------ moving
     def redistribute(self, out: DistMatrix | None = None, **options: Any) -> DistMatrix:
         """The same elements in another layout: see `pdgemm.redistribute`.  Collective over the grid."""
-        from pdgemm.redistribute import redistribute
+        from pdgemm.redistribution import redistribute
 
         return redistribute(self, out, **options)
 
@@ -406,9 +398,12 @@ def _as_matrix(array: Any) -> np.ndarray:
 
 def _order(array: np.ndarray) -> Order | None:
     """ "C" or "F", or None for an array that is of both orders."""
-    if array.size == 0 or 1 in array.shape:
+    (rows, cols), (down, right) = array.shape, array.strides
+    if array.size <= 1 or (rows == 1 and right == array.itemsize) or (cols == 1 and down == array.itemsize):
         return None
-    return "C" if array.strides[1] == array.itemsize else "F"
+    if 1 in (rows, cols):  # one row of a column-major array, or one column of a row-major one
+        return "F" if rows == 1 else "C"
+    return "C" if right == array.itemsize else "F"
 
 
 def _check_root(grid: ProcessGrid, root: int) -> None:

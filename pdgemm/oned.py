@@ -10,7 +10,6 @@ from mpi4py import MPI
 
 from pdgemm.accumulator import Accumulator, Room, add_sums
 from pdgemm.blockcopy import copy_blocks
-from pdgemm.errors import Shield
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.runs import pairings
 from pdgemm.local import scale
@@ -28,13 +27,14 @@ def inner(
     comm: MPI.Intracomm,
     room: Room,
     recorder: Recorder,
-    progress: Callable[[int, int], object] | None = None,
+    notify: Callable[[int, int], object],
 ) -> None:
     """C := alpha A B + beta C where each rank holds columns of A and the same rows of B.  Collective over comm.
 
     A : this rank's columns of A, (m, k_loc);  B : the same rows of B, (k_loc, n);  C : this rank's part of
         C (m, n), of any layout, overwritten, not read where beta is 0.
-    room : the buffers of the plan.   recorder : takes seconds, words and messages.
+    room : the buffers of the plan.   recorder : takes seconds, words and messages.   notify : hears of each
+        reduction; must not raise.
 
     Cost per rank: 2mnk/P flops; mn(P - 1)/P words in and out, independent of k, by reduce-scatter;
     extra memory 2mn words, less where `plan.rows` says that rows are reduced in several goes.
@@ -42,7 +42,6 @@ def inner(
     """
     i = plan.C.coords(comm.rank)[0]
     n, cols = plan.mnk[1], plan.C.distribution.cols
-    notify = Shield(progress)
     if not plan.windows:
         scale(beta, C)
     for done, (lo, hi) in enumerate(plan.windows, 1):
@@ -61,8 +60,6 @@ def inner(
             part = C[plan.C.distribution.rows.local_window(lo, hi, i)]
             add_sums(mine.reshape(part.shape), beta, part, room["update"])
         notify(done, len(plan.windows))
-    if notify.error is not None:
-        raise notify.error
 
 
 def _partial(alpha: Any, A: np.ndarray, B: np.ndarray, sums: np.ndarray, plan: Inner, room: Room) -> None:

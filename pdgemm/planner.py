@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from pdgemm import dtypes
-from pdgemm.errors import ArgumentError, MemoryLimitError
+from pdgemm.errors import MemoryLimitError
 from pdgemm.exchange import Exchange, plan_exchange
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout
@@ -20,6 +20,7 @@ from pdgemm.timing import Traffic
 PANEL_WIDTH = 512  # wide enough for BLAS to reach its peak, narrow enough to stay in flight behind it
 ALGORITHMS = ("auto", "summa", "inner")
 _NO_LIMIT = 1 << 62
+_WORTH_MOVING = 2  # how many times fewer words make up for the memory of moved copies
 
 
 @dataclass(frozen=True)
@@ -74,14 +75,11 @@ def plan_product(
 ) -> Plan:
     """The plan that sends the fewest words among those that fit `memory_limit` bytes on every rank.
 
-    Layouts that fit an algorithm are used as they lie; matrices are moved only where none fits.
+    Matrices are moved, which costs memory, where no algorithm takes them as they lie, or memory is too small for it,
+    or at most half as many words are sent in all.
     size : ranks of the communicator in which the layouts number their ranks.
     Raises MemoryLimitError, saying what is needed, where nothing fits.
     """
-    if lookahead < 0:
-        raise ArgumentError(f"lookahead must be >= 0, got {lookahead}")
-    if panel_width is not None and panel_width < 1:
-        raise ArgumentError(f"panel_width must be >= 1, got {panel_width}")
     width = min(panel_width or PANEL_WIDTH, _NO_LIMIT if accumulate in dtypes.BLAS else EXACT_WIDTH)
     products: list[tuple[Summa | Inner, str]] = []
     if algorithm != "inner":
@@ -95,25 +93,25 @@ def plan_product(
             for a, b in _inner_layouts(A, B, size)
         ]
     given = (A, B, C)
-    native = [x for x in products if given == (x[0].A, x[0].B, x[0].C)]
-    plans = [_with_moves(x, home, given, size, beta_is_zero, None) for x, home in native or products]
-    least = _NO_LIMIT
-    for plan in sorted(plans, key=lambda plan: plan.total_words):
-        for message_limit in (None, (memory_limit or 0) // 16, 0):
-            fitted = _with_moves(plan.product, plan.home, given, size, beta_is_zero, message_limit)
-            needed = fitted.extra_bytes(None)
-            while needed > (_NO_LIMIT if memory_limit is None else memory_limit):
-                least = min(least, needed)
-                smaller = fitted.product.smaller((memory_limit or 0) / needed)
-                if smaller is None:
-                    break
-                fitted = replace(fitted, product=smaller)
-                needed = fitted.extra_bytes(None)
-            else:
-                return fitted
+    plans = [_with_moves(x, home, given, size, beta_is_zero, None) for x, home in products]
+    plans.sort(key=lambda plan: plan.total_words * (_WORTH_MOVING if plan.moves else 1))
+    if memory_limit is None:
+        return plans[0]
+    least = [_with_moves(plan.product.narrowest, plan.home, given, size, beta_is_zero, 0) for plan in plans]
+    for plan, narrowest in zip(plans, least, strict=True):
+        spare = memory_limit - narrowest.extra_bytes(None)
+        if plan.extra_bytes(None) > memory_limit and spare >= 0:
+            # half of what is left over goes to the messages of moves, the rest to panels
+            share = spare // (2 * max(1, len(plan.moves)))
+            plan = _with_moves(plan.product, plan.home, given, size, beta_is_zero, share)
+            while (needed := plan.extra_bytes(None)) > memory_limit:
+                plan = replace(plan, product=plan.product.smaller(memory_limit / needed))
+        if spare >= 0:
+            return plan
+    needed = min(plan.extra_bytes(None) for plan in least)
     raise MemoryLimitError(
         f"memory limit {memory_limit} bytes per rank is too small for A ({A}), B ({B}) and C ({C}): "
-        f"at least {least} bytes are needed" + (f" with lookahead {lookahead}" if lookahead else "")
+        f"at least {needed} bytes are needed" + (f" with lookahead {lookahead}" if lookahead else "")
     )
 
 
@@ -170,15 +168,17 @@ def _with_moves(
     given: tuple[Layout, Layout, Layout],
     size: int,
     beta_is_zero: bool,
-    limit: int | None,
+    spare: int | None,
 ) -> Plan:
-    """The product with the exchanges it needs, the messages of each within `limit` bytes if one element is."""
+    """The product with the exchanges it needs.
+
+    spare : bytes for the messages of each exchange, beyond what messages of one element take; None: no limit.
+    """
     A, B, C = given
-    moves = [
-        (name, plan_exchange(x, to, size, True, limit))
-        for name, x, to in (("A", A, product.A), ("B", B, product.B))
-        if x != to
-    ]
-    if C != product.C:
-        moves.append(("C", plan_exchange(product.C, C, size, beta_is_zero, limit)))
+    needed = [("A", A, product.A, True), ("B", B, product.B, True), ("C", product.C, C, beta_is_zero)]
+    moves = []
+    for name, x, to, plain in needed:
+        if x != to:
+            least = plan_exchange(x, to, size, plain, 0).extra_bytes(None)
+            moves.append((name, plan_exchange(x, to, size, plain, None if spare is None else least + spare)))
     return Plan(product, tuple(moves), home)

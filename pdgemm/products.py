@@ -77,8 +77,13 @@ class Product:
         """What a rank allocates beyond A, B and C."""
         raise NotImplementedError
 
-    def smaller(self, factor: float) -> Self | None:
-        """With buffers of about `factor` times the size; None where they are as small as can be."""
+    @property
+    def narrowest(self) -> Self:
+        """With buffers as small as can be."""
+        raise NotImplementedError
+
+    def smaller(self, factor: float) -> Self:
+        """With smaller buffers, of about `factor` times the size, unless this is the narrowest."""
         raise NotImplementedError
 
     def extra_bytes(self, rank: int | None) -> int:
@@ -86,7 +91,7 @@ class Product:
 
     def _exact(self, rows: int, cols: int) -> int:
         """32-bit numbers in which int8 products are formed, and made integers, before they are added up."""
-        return 0 if self.accumulate in dtypes.BLAS or not rows * cols else 2 * max(cols, min(SLAB, rows * cols))
+        return 0 if self.accumulate in dtypes.BLAS else 2 * min(SLAB, rows * cols)
 
 
 @dataclass(frozen=True)
@@ -121,9 +126,13 @@ class Summa(Product):
         pr, pc = self.C.distribution.grid_shape
         return m * k * (pc - 1) + k * n * (pr - 1)
 
-    def smaller(self, factor: float) -> Self | None:
+    @property
+    def narrowest(self) -> Self:
+        return replace(self, width=1)
+
+    def smaller(self, factor: float) -> Self:
         width = min(self.width, self.widest)
-        return replace(self, width=max(1, min(width - 1, int(width * factor)))) if width > 1 else None
+        return replace(self, width=max(1, min(width - 1, int(width * factor))))
 
     @property
     def slots(self) -> int:
@@ -150,7 +159,7 @@ class Summa(Product):
             "converted A": (self.converts(self.A, self.C.order) * self.widest * m_loc, self.panel_dtype),
             "converted B": (self.converts(self.B, self.C.order) * self.widest * n_loc, self.panel_dtype),
             "sums": (sums, self.accumulate),
-            "update": (2 * min(sums, max(SLAB, n_loc)), self.update_dtype),
+            "update": (2 * min(sums, SLAB), self.update_dtype),
             "exact": (self._exact(m_loc, n_loc), self.panel_dtype),
         }
 
@@ -183,9 +192,13 @@ class Inner(Product):
         m, n, k = self.mnk
         return m * n * (self.size - 1) if k else 0
 
-    def smaller(self, factor: float) -> Self | None:
+    @property
+    def narrowest(self) -> Self:
+        return replace(self, width=1, rows=1)
+
+    def smaller(self, factor: float) -> Self:
         if self.rows == 1:
-            return replace(self, width=max(1, int(self.width * factor))) if self.width > 1 else None
+            return replace(self, width=max(1, min(self.width - 1, int(self.width * factor))))
         return replace(self, rows=max(1, min(self.rows - 1, int(self.rows * factor))))
 
     @property
@@ -221,6 +234,6 @@ class Inner(Product):
             "sums": (sums, self.accumulate),
             "in the order of ranks": (sums, self.accumulate),
             "mine": (mine, self.accumulate),
-            "update": (2 * min(mine, max(SLAB, self.C.local_shape(rank)[1])), self.update_dtype),
+            "update": (2 * min(mine, SLAB), self.update_dtype),
             "exact": (self._exact(high, n), self.panel_dtype),
         }

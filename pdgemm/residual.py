@@ -106,8 +106,9 @@ def _apply(M: DistMatrix, X: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, 
     product: Any = np.zeros((M.shape[0], X.shape[1]), wide)
     bound = np.zeros(product.shape)
     here, there = X[cols], size[cols]
-    for slab in slabs(M.local.shape[0], M.local.shape[1], 1 << 20):
-        part = M.local[slab].astype(wide, copy=False)
+    for slab in slabs(M.stored.shape[0], M.stored.shape[1], 1 << 20):
+        part = M.stored[slab].astype(wide, copy=False)
+        part = part.conj() if M.conjugated else part
         product[rows[slab]] = part @ here
         bound[rows[slab]] = np.abs(part) @ there
     M.grid.comm.Allreduce(MPI.IN_PLACE, product, MPI.SUM)

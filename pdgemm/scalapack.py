@@ -34,7 +34,7 @@ from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local import leading
 from pdgemm.matrix import DistMatrix
-from pdgemm.redistribute import redistribute
+from pdgemm.redistribution import redistribute
 
 DTYPE_, CTXT_, M_, N_, MB_, NB_, RSRC_, CSRC_, LLD_ = range(9)
 _FIELDS = ("DTYPE_", "CTXT_", "M_", "N_", "MB_", "NB_", "RSRC_", "CSRC_", "LLD_")
@@ -56,6 +56,8 @@ class IllegalArgument(ArgumentError):
 # ------------------------------------------------------------------ grids and descriptors
 def blacs_gridinit(comm: MPI.Intracomm, nprow: int, npcol: int, order: str = "R") -> int:
     """A context: the first nprow x npcol ranks of comm, row by row ("R") or column by column ("C").  Collective."""
+    if nprow * npcol > comm.size:  # on every process alike
+        raise GridError(f"a {nprow} x {npcol} grid needs {nprow * npcol} processes, but there are {comm.size}")
     places = np.arange(nprow * npcol).reshape((nprow, npcol), order="F" if order[:1].upper() == "C" else "C")
     return context(ProcessGrid(comm, (nprow, npcol), ranks=places.ravel().tolist()))
 
@@ -75,6 +77,8 @@ def blacs_gridinfo(ictxt: int) -> tuple[int, int, int, int]:
 
 def blacs_gridexit(ictxt: int) -> None:
     """Give up a context and its communicators.  Collective."""
+    if ictxt not in _contexts:
+        raise GridError(f"{ictxt} is not a context")
     _contexts.pop(ictxt).free()
 
 
@@ -169,7 +173,7 @@ class _Sub:
             (number + 1, "i", self.i, self.rows, int(desc[M_])),
             (number + 2, "j", self.j, self.cols, int(desc[N_])),
         ):
-            if first < 1 or first + extent - 1 > whole:
+            if _integer(routine, at, f"{letter}{name}", first) < 1 or first + extent - 1 > whole:
                 axis = "row" if letter == "i" else "column"
                 text = f"{letter}{name} is {first}: {axis}s {first} to {first + extent - 1} are not within 1 to {whole}"
                 raise _illegal(routine, at, 0, text)
@@ -213,7 +217,7 @@ def _checked(
 
     scalars : alpha and beta by their number.
     """
-    grid = next((sub.grid for sub in reversed(subs) if sub.grid is not None), None)
+    grid = next((sub.grid for sub in subs if sub.grid is not None), None)
     error, matrices, numbers = None, list[DistMatrix](), list[Any]()
     try:
         check()
@@ -232,16 +236,24 @@ def _checked(
                 raise _illegal(routine, number, 0, str(bad)) from bad
     except Exception as bad:
         error = bad
-    if grid is None:  # no communicator to agree on
+    if error is not None and grid is not None:
+        check_together(grid.comm, error, routine)  # the others meet it in the check of what they go on with
+    if error is not None or grid is None:  # without a context there is no communicator to agree on
         raise error or GridError(f"{routine}: no context")
-    check_together(grid.comm, error, f"{routine} {numbers} {[(x.i, x.j, x.rows, x.cols) for x in subs]}")
     return matrices, numbers
+
+
+def _integer(routine: str, number: int, name: str, value: object) -> int:
+    try:
+        return index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise _illegal(routine, number, 0, f"{name} is an integer, got {value!r}") from None
 
 
 def _at_least_0(routine: str, **extents: tuple[int, int]) -> None:
     """extents : name = (argument number, value)."""
     for name, (number, value) in extents.items():
-        if index(value) < 0:
+        if _integer(routine, number, name, value) < 0:
             raise _illegal(routine, number, 0, f"{name} is {value}, must be >= 0")
 
 

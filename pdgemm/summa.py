@@ -9,7 +9,6 @@ import numpy as np
 
 from pdgemm.accumulator import Accumulator, Room, add_sums
 from pdgemm.dtypes import wire
-from pdgemm.errors import Shield
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local import scale
 from pdgemm.movers import MOVERS
@@ -30,13 +29,14 @@ def summa(
     grid: ProcessGrid,
     room: Room,
     recorder: Recorder,
-    progress: Callable[[int, int], object] | None = None,
+    notify: Callable[[int, int], object],
 ) -> None:
     """C := alpha A B + beta C by SUMMA with C stationary.  Collective over the grid.
 
     A, B, C : this rank's elements of A (m, k), B (k, n) and C (m, n), as `plan` says: C has A's row map and B's
         column map; the blocks of the inner dimension may differ.  C is overwritten, not read where beta is 0.
-    room : the buffers of the plan.   recorder : takes seconds, words and messages.
+    room : the buffers of the plan.   recorder : takes seconds, words and messages.   notify : hears of each panel;
+        must not raise.
 
     Cost per rank on q x q: 2mnk/q^2 flops; (mk + kn)(q - 1)/q^2 words in; 2 ceil(k/w) broadcasts;
     extra memory (lookahead + 1) w (m + n)/q words.
@@ -71,7 +71,6 @@ def summa(
 
     sums = C if plan.sums_in_c or not plan.steps else room["sums"].reshape((m_loc, n_loc), order=plan.C.order)
     products = Accumulator(alpha, beta if sums is C else 0, sums, plan, room)
-    notify = Shield(progress)
     # every rank walks every step, because every rank takes part in the broadcasts
     with ring:
         for done, slot in enumerate(prefetch(plan.steps, post, plan.lookahead, recorder), 1):
@@ -83,5 +82,3 @@ def summa(
     elif sums is not C:
         with recorder.phase("compute"):
             add_sums(sums, beta, C, room["update"])
-    if notify.error is not None:
-        raise notify.error

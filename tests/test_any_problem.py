@@ -89,6 +89,7 @@ def check_outside(side: Side) -> None:
 def test_any_product(comm: Any, grids: list[Any], data: st.DataObject) -> None:
     from pdgemm import pdgemm
     from pdgemm.dtypes import eps, rank
+    from pdgemm.errors import MemoryLimitError
 
     draw = data.draw
     m, n, k = (draw(st.integers(0, 20)) for _ in "mnk")
@@ -100,9 +101,13 @@ def test_any_product(comm: Any, grids: list[Any], data: st.DataObject) -> None:
     least = max(rank(A.view.dtype), rank(B.view.dtype))
     results = ["int32", *FLOATS[1:]] if pool == ["int8"] else FLOATS  # 128 * 128 * 20 is too large for float16
     C = draw_side(draw, grids, (m, n), [x for x in results if rank(np.dtype(x)) >= least], "NT", 3)
-    scalars = [0, 1, -2, 3] + [0.5] * (rank(C.view.dtype) > 0) + [1 + 2j] * (rank(C.view.dtype) > 1)
+    scalars = (
+        [0, 1, -2, 2**31 if rank(C.view.dtype) == 0 else 3]
+        + [0.5] * (rank(C.view.dtype) > 0)
+        + [1 + 2j] * (rank(C.view.dtype) > 1)
+    )
     alpha, beta = draw(st.sampled_from(scalars)), draw(st.sampled_from(scalars))
-    c0 = C.values().astype(np.result_type(C.view.dtype, np.float64))
+    c0 = C.values().astype(np.result_type(C.view.dtype, np.float64) if rank(C.view.dtype) else np.int64)
     if beta == 0 and rank(C.view.dtype):
         C.view.local[...] = np.nan
     asked = {
@@ -110,8 +115,15 @@ def test_any_product(comm: Any, grids: list[Any], data: st.DataObject) -> None:
         "mover": draw(st.sampled_from(["ibcast", "ring"])),
         "lookahead": draw(st.integers(0, 2)),
         "panel_width": draw(st.none() | st.integers(1, 8)),
+        "accumulate_dtype": draw(st.none() | st.sampled_from([["int32"], FLOATS[2:4], FLOATS[4:]][rank(C.view.dtype)])),
     }
-    result = pdgemm(alpha, A.view, B.view, beta, C.view, **asked)
+    limit = draw(st.none() | st.integers(500, 50_000))
+    try:
+        result = pdgemm(alpha, A.view, B.view, beta, C.view, memory_limit=limit, **asked)
+    except MemoryLimitError as refused:
+        limit = int(str(refused).split("at least ")[1].split()[0])
+        result = pdgemm(alpha, A.view, B.view, beta, C.view, memory_limit=limit, **asked)
+    assert limit is None or result.report.extra_bytes <= limit
 
     assert result is C.view
     report = result.report
@@ -120,10 +132,11 @@ def test_any_product(comm: Any, grids: list[Any], data: st.DataObject) -> None:
     if asked["algorithm"] != "auto" and k and alpha:
         assert report.algorithm == asked["algorithm"]
     wide = np.result_type(C.view.dtype, np.float64)
-    a, b = (x.values().astype(np.result_type(x.view.dtype, np.float64)) for x in (A, B))
+    exact = rank(C.view.dtype) == 0
+    a, b = (x.values().astype(np.int64 if exact else np.result_type(x.view.dtype, np.float64)) for x in (A, B))
     expected = alpha * (a @ b) + (beta * c0 if beta else 0)
-    if rank(C.view.dtype) == 0:
-        expected = expected.astype(np.int64).astype(np.int32)
+    if exact:  # modulo 2^32
+        expected = np.asarray(expected).astype(np.int32)
     size = abs(alpha) * (np.abs(a) @ np.abs(b)) + abs(beta) * np.abs(c0)
     bound = ((k + 4) * eps(np.dtype(report.dtype)) * 4 + 2 * eps(C.view.dtype)) * size
     here = np.ix_(*C.view.indices())

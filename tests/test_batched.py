@@ -19,7 +19,7 @@ TYPES = [  # of A, B, C and accumulation
     *((x, x, x, None) for x in ("float32", "float64", "complex64", "complex128", "float16", "bfloat16")),
     ("int8", "int8", "int32", None),
     ("int8", "float32", "float64", None),
-    ("int8", "int8", "float32", "int32"),
+    ("int8", "int8", "float32", None),
     ("float16", "float16", "float32", None),
     ("bfloat16", "bfloat16", "bfloat16", "float64"),
     ("float32", "complex64", "complex128", None),

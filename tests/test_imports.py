@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ LEVELS = [
         "pdgemm.planner",
     },
     {"pdgemm.accumulator", "pdgemm.summa", "pdgemm.oned", "pdgemm.arguments", "pdgemm.report", "pdgemm.residual"},
-    {"pdgemm.redistribute", "pdgemm.gemm"},
+    {"pdgemm.redistribution", "pdgemm.gemm"},
     {"pdgemm.scalapack", "pdgemm.batched"},
     {"pdgemm.io.place", "pdgemm.io.atomic", "pdgemm.io.checksum", "pdgemm.io.rawio", "pdgemm.io.hyperslabs"}
     | {"pdgemm.io.hdf5"},
@@ -83,7 +84,7 @@ ROOMS = sorted(set(FILES) - {"pdgemm", "pdgemm.grids"})
 def test_imports_go_down(module: str) -> None:
     for other in imports(FILES[module]) - {"pdgemm", "pdgemm.grids", module}:
         # A @ B and A.redistribute() call up, at run time
-        if module != "pdgemm.matrix" or other not in ("pdgemm.gemm", "pdgemm.redistribute"):
+        if module != "pdgemm.matrix" or other not in ("pdgemm.gemm", "pdgemm.redistribution"):
             assert level(other) <= level(module), f"{module} imports {other}, which lies above it"
 
 
@@ -114,5 +115,9 @@ def test_public_names_and_their_docstrings() -> None:
     for name in pdgemm.__all__:
         assert getattr(pdgemm, name).__doc__
     assert set(pdgemm.__all__) <= set(dir(pdgemm))
+    for module in FILES:
+        if not module.endswith("__main__"):
+            import_module(module)
+    assert all(callable(getattr(pdgemm, name)) for name in pdgemm.__all__)  # and no module of the same name
     with pytest.raises(AttributeError, match="no attribute 'pdgem'"):
         _ = pdgemm.pdgem  # type: ignore[attr-defined]

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdgemm.errors import ArgumentError, MemoryLimitError
+from pdgemm.errors import MemoryLimitError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout
 from pdgemm.planner import Plan, plan_product
@@ -125,6 +124,26 @@ def test_a_huge_inner_dimension_is_reduced_once() -> None:
     A, B, C = layout((2, 2), (30, 10**6)), layout((2, 2), (10**6, 30)), layout((2, 2), (30, 30))
     summa, inner = (plan_product(A, B, C, 4, accumulate=DOUBLE, algorithm=x) for x in ("summa", "inner"))
     assert inner.total_words < 0.63 * summa.total_words
+    assert plan_product(A, B, C, 4, accumulate=DOUBLE) == summa  # but not for less than half of the words
+    A, B, C = layout((1, 4), (10, 10**6)), layout((1, 4), (10**6, 10)), layout((1, 4), (10, 10))
+    assert isinstance(plan_product(A, B, C, 4, accumulate=DOUBLE).product, Inner)
+
+
+def test_what_does_not_fit_the_limit_as_it_lies_may_fit_when_moved() -> None:
+    A, B, C = layout((1, 4), (10**5, 4)), layout((1, 4), (4, 100)), layout((1, 4), (10**5, 100))
+    alone = plan_product(A, B, C, 4, accumulate=DOUBLE, algorithm="inner", memory_limit=400_000)
+    plan = plan_product(A, B, C, 4, accumulate=DOUBLE, memory_limit=400_000)
+    assert plan == alone
+
+
+def test_messages_and_panels_share_what_the_limit_leaves() -> None:
+    """No cliff: a little less memory is a little more messages, not one for each element."""
+    A, B, C = layout((2, 2), (1200, 1200)).T, layout((2, 2), (1200, 1200)), layout((2, 2), (1200, 1200))
+    copy = 600 * 600 * 8
+    for factor in (1.05, 1.1, 1.5, 2, 4):
+        plan = plan_product(A, B, C, 4, accumulate=DOUBLE, memory_limit=int(copy * factor))
+        assert plan.extra_bytes(None) <= copy * factor
+        assert plan.traffic(1).messages_sent < 1000
 
 
 def test_nothing_is_buffered_on_one_rank() -> None:
@@ -140,9 +159,3 @@ def test_messages_stay_below_the_limits_of_mpi() -> None:
     plan = plan_product(A, B, C, 4, accumulate=DOUBLE, algorithm="summa")
     assert isinstance(plan.product, Summa)
     assert plan.product.widest * 10**6 * 8 <= 1 << 30
-
-
-@pytest.mark.parametrize("options", [{"lookahead": -1}, {"panel_width": 0}])
-def test_impossible_options(options: dict[str, int]) -> None:
-    with pytest.raises(ArgumentError):
-        plan_product(*square(10, 2), accumulate=DOUBLE, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -148,17 +149,21 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
             (LayoutError, "shapes differ: X is 6 x 4.*out is 4 x 6", Y.T, {}),
             (ArgumentError, "conjugate", Y.H.T, {}),
             (ArgumentError, "out is read-only", frozen, {}),
-            (ArgumentError, "out shares memory with X", X, {}),
+            (ArgumentError, "out shares memory with X", X[1:, :], {}),
             (DTypeError, "out is a DistMatrix, got ndarray", whole, {}),
             (DTypeError, "alpha = 1j is complex", X.copy(), {"alpha": 1j}),
             (DTypeError, "beta is a number", X.copy(), {"beta": "x"}),
             (DTypeError, "alpha = 0.5 is not an integer", None, {"alpha": 0.5, "dtype": "int32"}),
             (DTypeError, "float64 elements cannot become int32", None, {"dtype": "int32"}),
             (ArgumentError, "order 'K'", None, {"order": "K"}),
+            (ArgumentError, "beta = 3 needs an out", None, {"beta": 3}),
+            (ArgumentError, "out has a layout", X.copy(), {"block": 3}),
+            (ArgumentError, "out has a layout", X.copy(), {"dtype": "float32"}),
+            (ArgumentError, "memory_limit is a whole number, got '1G'", None, {"memory_limit": "1G"}),
             (LayoutError, "block size", None, {"block": -1}),
         ]
         for kind, message, out, options in cases:
-            given = X.astype("int8") if options.get("alpha") == 0.5 else X
+            given = X.astype("int8") if options.get("alpha") == 0.5 else X[:5, :] if "shares" in message else X
             with pytest.raises(kind, match=message) as caught:
                 given.redistribute(out, **options)
             assert len(set(comm.allgather(str(caught.value)))) == 1
@@ -167,6 +172,48 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
         if comm.size > 1:
             with pytest.raises(ArgumentError, match="different arguments"):
                 X.redistribute(block=1 + comm.rank)
+            with (
+                ProcessGrid(comm, (comm.size, 1)) as other,
+                pytest.raises(ArgumentError, match="different arguments"),  # one makes what the others bring along
+            ):
+                X.redistribute(X.copy()) if comm.rank else X.redistribute(grid=other, block=1)
+
+
+@pytest.mark.mpi
+def test_overflow_is_infinity_and_harms_nobody(comm: Any, grids: list[Any]) -> None:
+    """A warning that is an error, on one rank, in the middle of an exchange."""
+    from pdgemm import DistMatrix
+
+    X = DistMatrix.from_function(lambda i, j: np.where((i == 0) & (j == 0), 1e6, 1.0), (20, 20), grid=grids[0])
+    with warnings.catch_warnings(), np.errstate(all="raise"):
+        warnings.simplefilter("error")
+        Y = X.redistribute(grid=grids[-1], dtype="float16", block=3)
+    assert np.isinf(Y.allgather()).sum() == 1
+
+
+@pytest.mark.mpi
+def test_integers_are_numbers_modulo_two_to_the_32(comm: Any, grids: list[Any]) -> None:
+    from pdgemm import DistMatrix
+
+    x = np.arange(400, dtype="int32").reshape(20, 20)
+    X = DistMatrix.from_global(x, grid=grids[0], block=3)
+    Y = X.redistribute(grid=grids[-1], alpha=3_000_000_000)
+    assert np.array_equal(Y.allgather(), (x.astype(np.int64) * 3_000_000_000).astype(np.int32))
+
+
+@pytest.mark.mpi
+def test_in_place_where_every_element_stays(comm: Any, grids: list[Any]) -> None:
+    from pdgemm import DistMatrix
+
+    x = np.arange(400).reshape(20, 20) * (1 + 1j)
+    for grid in grids:
+        X = DistMatrix.from_global(x, grid=grid, block=3)
+        X.redistribute(X, alpha=2)
+        assert np.array_equal(X.allgather(), 2 * x)
+        X[3:9, 2:] = X[3:9, 2:].H.T
+        expected = 2 * x
+        expected[3:9, 2:] = expected[3:9, 2:].conj()
+        assert np.array_equal(X.allgather(), expected)
 
 
 # ------------------------------------------------------------------ arithmetic, in one process

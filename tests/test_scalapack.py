@@ -161,6 +161,10 @@ def test_contexts_and_descriptors(comm: Any) -> None:
         outside = scalapack.blacs_gridinfo(smaller)[2:] == (-1, -1)
         assert outside == (comm.rank == comm.size - 1)
         scalapack.blacs_gridexit(smaller)
+    with pytest.raises(ValueError, match="needs 100 processes"):
+        scalapack.blacs_gridinit(comm, 10, 10)
+    with pytest.raises(ValueError, match="not a context"):
+        scalapack.blacs_gridexit(10**6)
     assert [scalapack.numroc(10, 3, p, 1, 2) for p in (0, 1)] == [4, 6]
     desc = scalapack.descinit(7, 5, 2, 3, 0, 0, row, 9)
     assert desc.tolist() == [1, row, 7, 5, 2, 3, 0, 0, 9]
@@ -190,6 +194,7 @@ def test_every_argument_out_of_range_is_named_by_its_number(comm: Any, contexts:
         (1, "X", -1), (2, 3, -2), (3, -1, -3), (4, -1, -4), (5, -2, -5), (6, "a", -6), (6, 1j, -6),
         (7, A.local.astype("f"), -7), (7, np.ascontiguousarray(A.local[:, :1]).repeat(40, 1), -7), (7, [1.0], -7),
         (8, 0, -8), (8, 8, -8), (9, 0, -9), (9, 10, -9), (10, "desc", -10), (10, A.desc[:8], -10),
+        (3, 6.0, -3), (8, "1", -8),
         (12, 10, -12), (13, 9, -13), (15, None, -15), (16, frozen, -16), (16, A.local, -16), (17, 8, -17), (18, 9, -18),
         (10, entry(0, 2), -1001), (10, entry(1, 10**6), -1002), (10, entry(2, -1), -1003), (10, entry(3, -1), -1004),
         (10, entry(4, 0), -1005), (10, entry(5, 0), -1006), (10, entry(6, 99), -1007), (10, entry(7, -1), -1008),
@@ -208,6 +213,8 @@ def test_every_argument_out_of_range_is_named_by_its_number(comm: Any, contexts:
             scalapack.pdgemm("N", "N", m, *good[3:])
         with pytest.raises(ValueError, match="different arguments"):
             scalapack.pdgemm("N", "N", 6, 5, 4, float(comm.rank), *good[6:])
+        with pytest.raises(ValueError, match="different arguments"):
+            scalapack.pdgemm("N", "N", 6, 5, 3 + (comm.rank == 0), *good[5:])
     for name, arguments, info in (
         ("pdtran", [-1, 2, 1.0, A.local, 1, 1, A.desc, 0.0, C.local, 1, 1, C.desc], -1),
         ("pdtran", [2, 2, 1.0, A.local, 12, 1, A.desc, 0.0, C.local, 1, 1, C.desc], -5),

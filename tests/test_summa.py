@@ -56,7 +56,7 @@ def check_product(
     frames += more + last
     before = [frame.copy() for frame in frames[:2]]
 
-    result = pdgemm(alpha, A, B, beta, C, **options)
+    result = pdgemm(alpha, A, B, beta, C, algorithm="summa", **options)
 
     assert result is C
     assert gemm_error(C.allgather(), alpha, a, b, beta, c) <= TOLERANCE
@@ -320,6 +320,15 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
             (ArgumentError, "mover 'pigeon'", (1, A, B), {"mover": "pigeon"}),
             (ArgumentError, "lookahead must be >= 0, got -1", (1, A, B), {"lookahead": -1}),
             (ArgumentError, "panel_width must be >= 1, got 0", (1, A, B), {"panel_width": 0}),
+            (ArgumentError, "lookahead is a whole number, got 1.0", (1, A, B), {"lookahead": 1.0}),
+            (ArgumentError, "memory_limit is a whole number, got '1G'", (1, A, B), {"memory_limit": "1G"}),
+            (
+                DTypeError,
+                "int8, added up in int32, cannot become C float64",
+                (1, A.astype("i1"), B.astype("i1"), 0, C),
+                {"accumulate_dtype": "i4"},
+            ),
+            (DTypeError, "alpha = nan is not an integer", (np.nan, A.astype("i1"), B.astype("i1")), {}),
         ]
         if comm.size > 1:
             part = comm.Split(comm.rank // (comm.size - 1), comm.rank)
@@ -365,6 +374,11 @@ def test_a_callback_that_raises_harms_nobody(comm: Any) -> None:
         for mover in ("ibcast", "ring"):
             with pytest.raises(KeyError):
                 pdgemm(1, A, A, panel_width=4, lookahead=3, mover=mover, progress=boom)
+            for algorithm in ("summa", "inner"):  # A or C moves after the last panel
+                C = DistMatrix.zeros((40, 40), grid=grid, block=(5, 4))
+                with pytest.raises(KeyError):
+                    pdgemm(1, A, A, 0, C, algorithm=algorithm, progress=boom)
+                assert np.allclose(C.allgather(), expected)
             on_one = boom if comm.rank == 0 else None  # the others notice nothing
             C = DistMatrix.zeros((40, 40), grid=grid, block=3)
             try:

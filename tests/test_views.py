@@ -182,6 +182,37 @@ def test_neither_a_nor_b_is_read_where_alpha_or_k_is_zero(comm: Any) -> None:
             assert D.allclose(6)
 
 
+def test_one_row_of_a_column_major_array_is_what_it_is(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+    with ProcessGrid(comm, (1, comm.size)) as grid:
+        x = numbers((5, 7))
+        X = DistMatrix.from_global(x, grid=grid)
+        cols = DistMatrix.empty((1, 5), grid=grid, order="F").local.shape[1]
+        C = DistMatrix.from_local(np.zeros((4, cols), "D", order="F")[:1], (1, 5), grid=grid)
+        assert C.order == "F" or all(comm.allgather(cols <= 1))
+        row = DistMatrix.from_global(x[:1], grid=grid)
+        pdgemm(1, row, X.H, 0, C)
+        assert gemm_error(C.allgather(), 1, x[:1], x.conj().T) <= TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8", "float64"])
+def test_sums_are_rounded_in_pieces_of_any_shape(comm: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm, planner, products
+
+    planner.plan_product.cache_clear()
+    monkeypatch.setattr(products, "SLAB", 8)
+    with ProcessGrid(comm) as grid:
+        a, b = (np.round(numbers(shape, "float64", 1) * 3) for shape in ((50, 3), (3, 20)))
+        for m, n, order, algorithm in itertools.product((1, 50), (1, 2, 20), "CF", ("summa", "inner")):
+            A, B = (DistMatrix.from_global(x.astype(dtype), grid=grid, block=4) for x in (a[:m], b[:, :n]))
+            into = {"float16": "float16", "int8": "int32", "float64": "float32"}[dtype]
+            C = DistMatrix.empty((m, n), grid=grid, dtype=into, order=order)
+            pdgemm(1, A, B, 0, C, algorithm=algorithm)
+            assert np.array_equal(C.allgather(), a[:m] @ b[:, :n])
+    planner.plan_product.cache_clear()
+
+
 # ------------------------------------------------------------------ memory
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("dtype", ["float64", "float16", "int8", "complex128"])

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.arguments import as_scalar, check_result
+from pdgemm.arguments import as_count, as_scalar, check_result, same_memory
 from pdgemm.blockcopy import copy_blocks
 from pdgemm.dtypes import fits, wire
-from pdgemm.errors import DTypeError, GridError, LayoutError, MemoryLimitError, together
+from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, MemoryLimitError, together
 from pdgemm.exchange import Exchange, best_places, plan_exchange
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout, Order
@@ -53,38 +54,72 @@ def redistribute(
 
     Returns Y; `Y.report` says how many words were sent, and how long it took.
 
-    Cost per rank: each element that changes its owner is sent once, packed; buffers of at most 4 MiB.
+    Cost per rank: each element that changes its owner is sent once, packed; messages of at most 1 MiB, four at a time.
     Raises LayoutError, GridError, DTypeError, ArgumentError or MemoryLimitError, the same on every rank and before
     anything is sent.
     """
     start, recorder, comm = perf_counter(), Recorder(), X.grid.comm
-    if out is None:
-        grid = grid or X.grid.base
-        if relabel:
-            grid = _relabelled(X, grid, block, source)
-        out = DistMatrix.empty(X.shape, grid=grid, block=block, source=source, order=order, dtype=dtype or X.dtype)
-        beta = 0
+    if relabel and out is None:
+        grid = _relabelled(X, grid or X.grid.base, block, source)
     with together(comm if check else None) as said:
+        if out is None:
+            if beta != 0:
+                raise ArgumentError(f"beta = {beta} needs an out to be added to")
+            out = _made(X, grid or X.grid.base, block, source, order, dtype)
+        elif (grid, block, source, order, dtype, relabel) != (None, None, (0, 0), "C", None, False):
+            raise ArgumentError("out has a layout and a type: grid, block, source, order, dtype and relabel make one")
         _check(X, out)
         alpha, beta = (as_scalar(x, out.dtype, name) for x, name in ((alpha, "alpha"), (beta, "beta")))
+        limit = None if memory_limit is None else as_count(memory_limit, "memory_limit", 0)
         layout, target = X.layout_in(X.grid), out.layout_in(X.grid)
-        if alpha == 0:
+        if alpha == 0:  # X is not read
             layout = target
-        plan = plan_exchange(layout, target, comm.size, alpha == 1 and beta == 0, memory_limit)
-        if memory_limit is not None and plan.extra_bytes(None) > memory_limit:
+        plan = plan_exchange(layout, target, comm.size, alpha == 1 and beta == 0, limit)
+        if limit is not None and plan.extra_bytes(None) > limit:
             raise MemoryLimitError(
-                f"memory limit {memory_limit} bytes per rank is too small to redistribute {X!r}: "
+                f"memory limit {limit} bytes per rank is too small to redistribute {X!r}: "
                 f"at least {plan.extra_bytes(None)} bytes are needed"
             )
         said += [f"redistribute, alpha={alpha}", f"beta={beta}", plan.description]
         room = Room(plan, comm.rank)
         recorder.hold(room.nbytes)
-    if alpha == 0:
-        scale(beta, out.stored)
-    else:
-        exchange(alpha, X.stored, beta, out.stored, plan, room, comm, recorder)
+    assert out is not None  # an error was raised on all ranks
+    with np.errstate(all="ignore"), kept_if_it_fails(room):
+        if alpha == 0:
+            scale(beta, out.stored)
+        else:
+            exchange(alpha, X.stored, beta, out.stored, plan, room, comm, recorder)
     out.report = move_report("X", plan, comm.rank, recorder, perf_counter() - start)
     return out
+
+
+@contextmanager
+def kept_if_it_fails(room: object) -> Iterator[None]:
+    """After an exception in the middle of a transfer MPI may still read and write the buffers: they are never freed."""
+    try:
+        yield
+    except BaseException:
+        _in_flight.append(room)
+        raise
+
+
+_in_flight: list[object] = []
+
+
+def _made(
+    X: DistMatrix,
+    grid: ProcessGrid,
+    block: int | tuple[int, int] | None,
+    source: tuple[int, int],
+    order: Order,
+    dtype: Any,
+) -> DistMatrix:
+    """A matrix of the shape of X whose elements are not set.  Local."""
+    if order not in ("C", "F"):
+        raise ArgumentError(f'order {order!r} is neither "C" nor "F"')
+    layout = Distribution.over(grid.shape, X.shape, block, source)
+    local = np.empty(layout.local_shape(grid.coords), X.dtype if dtype is None else dtype, order)
+    return DistMatrix(local, grid, layout, order)
 
 
 def move_report(name: str, plan: Exchange, rank: int, recorder: Recorder, seconds: float) -> MoveReport:
@@ -108,7 +143,8 @@ def _check(X: DistMatrix, Y: DistMatrix) -> None:
         raise LayoutError(f"shapes differ: X is {X.distribution}, out is {Y.distribution}")
     if not fits(X.dtype, Y.dtype):
         raise DTypeError(f"{X.dtype} elements cannot become {Y.dtype}")
-    check_result("out", Y, {"X": X})
+    in_place = X.same_layout(Y) and same_memory(X.stored, Y.stored)  # element by element: no harm
+    check_result("out", Y, {} if in_place else {"X": X})
 
 
 def _relabelled(
