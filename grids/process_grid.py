@@ -7,6 +7,7 @@ from copy import copy
 from functools import cached_property
 from operator import index
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -32,8 +33,8 @@ class ProcessGrid:
 
     Periodic: the right neighbour of rank 2 is rank 0, the lower neighbour of rank 3 is rank 0.
 
-    comm   : intracommunicator; the grid duplicates it, so its messages never meet the caller's.
-             Default MPI.COMM_WORLD.
+    comm   : intracommunicator, by default MPI.COMM_WORLD.  Its grids share one duplicate of it, so that their
+             messages never meet the caller's, and ranks that mix up two grids hear of it instead of waiting.
     shape  : (Pr, Pc) with Pr * Pc * layers ranks; by default as square as that allows, Pr <= Pc.
     layers : c, the number of copies of the Pr x Pc plane (2.5D algorithms).
     ranks  : the ranks of `comm` at the positions of the grid, row by row; by default all of them in order.
@@ -67,8 +68,9 @@ class ProcessGrid:
         self.layers = layers
         dims = (layers, *self.shape)
         self.ranks = np.array(members).reshape(dims)
+        self._shared = _duplicate(base)
+        self.comm: MPI.Intracomm = self._shared.comm
         cart = _cart(base, members, dims)
-        self.comm: MPI.Intracomm = cart if ranks is None and cart is not None else base.Dup()
         self.row, self.col, self.depth = (
             cart.Sub([axis == kept for axis in range(3)]) if cart else MPI.COMM_NULL for kept in (2, 1, 0)
         )
@@ -76,7 +78,7 @@ class ProcessGrid:
         self.rank, self.size = self.comm.rank, self.comm.size
         self.layer, i, j = cart.coords if cart else (-1, -1, -1)
         self.coords = (i, j)  # (-1, -1) on idle ranks
-        if cart and cart is not self.comm:
+        if cart:
             cart.Free()
         self._group = self.comm.Get_group()
         share_cores(self.node)
@@ -142,10 +144,14 @@ class ProcessGrid:
         """Give the communicators back.  Collective; a second call does nothing."""
         if self.comm == MPI.COMM_NULL:
             return
+        self.T.comm = self.comm = MPI.COMM_NULL  # type: ignore[assignment]
         self._group.Free()
-        for comm in (self.node, self.depth, self.col, self.row, self.comm):
+        for comm in (self.node, self.depth, self.col, self.row):
             if comm != MPI.COMM_NULL:
                 comm.Free()
+        self._shared.users -= 1
+        if not self._shared.users:
+            self._shared.comm.Free()
 
     def __enter__(self) -> ProcessGrid:
         return self
@@ -166,6 +172,27 @@ class ProcessGrid:
             return f"ProcessGrid({self}, freed)"
         at = "is idle" if self.idle else f"at {self.coords}"
         return f"ProcessGrid({self}; rank {self.rank} of {self.size} {at})"
+
+
+class _Shared:
+    """The duplicate of a communicator that its grids use."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.comm = comm.Dup()
+        self.users = 0
+
+
+_DUPLICATE = MPI.Comm.Create_keyval()
+
+
+def _duplicate(comm: MPI.Intracomm) -> _Shared:
+    """The duplicate that the grids of `comm` share, made for the first of them.  Collective."""
+    shared: Any = comm.Get_attr(_DUPLICATE)
+    if shared is None or not shared.users:
+        shared = _Shared(comm)
+        comm.Set_attr(_DUPLICATE, shared)
+    shared.users += 1
+    return shared
 
 
 def _members(ranks: Sequence[int], size: int) -> list[int]:

@@ -79,7 +79,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         Raises LayoutError, or MemoryError, on every rank.
         """
         with together(grid.comm) as said:
-            layout = _layout(grid, shape, block, source)
+            layout = layout_on(grid, shape, block, source)
             said += [layout, np.dtype(dtype), order]
             if order not in ("C", "F"):
                 raise ArgumentError(f'order {order!r} is neither "C" nor "F"')
@@ -146,7 +146,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         """
         comm = grid.comm
         with together(comm) as said:
-            layout = _layout(grid, shape, block, source)
+            layout = layout_on(grid, shape, block, source)
             array = np.asarray(local)
             said += [layout, array.dtype]
             if array.shape != layout.local_shape(grid.coords):
@@ -382,7 +382,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
             )
 
 
-def _layout(grid: ProcessGrid, shape: tuple[int, int], block: Block, source: tuple[int, int]) -> Distribution:
+def layout_on(grid: ProcessGrid, shape: tuple[int, int], block: Block, source: tuple[int, int]) -> Distribution:
     if grid.layers != 1:
         raise GridError(f"a matrix lies on a grid of one layer, this one is {grid}")
     return Distribution.over(grid.shape, shape, block, source)

@@ -20,7 +20,7 @@ from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.grids.runs import Pairing
 from pdgemm.local import scale, update
-from pdgemm.matrix import DistMatrix
+from pdgemm.matrix import DistMatrix, layout_on
 from pdgemm.report import MoveReport
 from pdgemm.timing import Recorder
 
@@ -43,7 +43,8 @@ def redistribute(
     """Y := alpha X + beta Y, from any layout to any layout.  Collective over the grid of X; also X.redistribute(...).
 
     X   : DistMatrix (m, n); `X.T` and `X.H` transpose and conjugate on the way.
-    out : Y, DistMatrix (m, n) of any layout and type over the same ranks, overwritten, not read where beta is 0.
+    out : Y, DistMatrix (m, n) of any layout and type over the same ranks, overwritten, not read where beta is 0; it
+          may be X itself, or lie exactly on it where no element changes its place.
           None: Y is made, by `grid` (default: that of X), `block, source, order` as for `DistMatrix.empty`, and
           `dtype` (default: that of X).
     alpha, beta  : scalars of the type of Y.
@@ -58,6 +59,8 @@ def redistribute(
     Raises LayoutError, GridError, DTypeError, ArgumentError or MemoryLimitError, the same on every rank and before
     anything is sent.
     """
+    if not isinstance(X, DistMatrix):  # without a matrix there is no communicator to agree on
+        raise DTypeError(f"X is a DistMatrix, got {type(X).__name__}")
     start, recorder, comm = perf_counter(), Recorder(), X.grid.comm
     if relabel and out is None:
         grid = _relabelled(X, grid or X.grid.base, block, source)
@@ -117,7 +120,7 @@ def _made(
     """A matrix of the shape of X whose elements are not set.  Local."""
     if order not in ("C", "F"):
         raise ArgumentError(f'order {order!r} is neither "C" nor "F"')
-    layout = Distribution.over(grid.shape, X.shape, block, source)
+    layout = layout_on(grid, X.shape, block, source)
     local = np.empty(layout.local_shape(grid.coords), X.dtype if dtype is None else dtype, order)
     return DistMatrix(local, grid, layout, order)
 

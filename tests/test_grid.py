@@ -39,7 +39,8 @@ def test_every_grid_has_its_rows_columns_and_layers(comm: Any) -> None:
                 assert set(grid.row.allgather(i)) == {i}
                 assert set(grid.col.allgather(j)) == {j}
                 assert set(grid.depth.allgather((i, j))) == {(i, j)}
-                assert grid.comm.periods[1:] == [True, True]
+                assert grid.row.periods == grid.col.periods == [True]
+                assert grid.depth.periods == [False]
                 assert grid.node.size >= 1
 
 
@@ -50,6 +51,59 @@ def test_messages_of_the_grid_do_not_meet_those_of_the_caller(comm: Any) -> None
 
     with ProcessGrid(comm) as grid:
         assert MPI.Comm.Compare(grid.comm, comm) == MPI.CONGRUENT
+
+
+def test_grids_of_one_communicator_share_its_duplicate_until_the_last_is_freed(comm: Any) -> None:
+    from mpi4py import MPI
+
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.errors import ArgumentError
+
+    part = comm.Dup()
+    one, two = ProcessGrid(part), ProcessGrid(part, (part.size, 1))
+    assert one.comm is two.comm
+    A, B = DistMatrix.eye(6, grid=one), DistMatrix.eye(6, grid=two) * 2
+    if comm.size > 1:  # who mixes up two matrices hears of it, though they lie on different grids
+        with pytest.raises(ArgumentError, match="different arguments"):
+            pdgemm(1, B, A) if comm.rank == 0 else pdgemm(1, A, B)
+    one.free()
+    assert one.comm == one.T.comm == MPI.COMM_NULL
+    assert (B @ B.T).norm("max") == 4
+    part.Free()  # the user's own, before the last grid
+    two.free()
+    with ProcessGrid(comm) as again:
+        assert again.comm != MPI.COMM_NULL
+
+
+def test_listed_ranks_idle_ranks_and_transposed_grids(comm: Any) -> None:
+    from mpi4py import MPI
+
+    from pdgemm import ProcessGrid
+    from pdgemm.errors import GridError
+
+    backwards = list(range(comm.size))[::-1]
+    with ProcessGrid(comm, (1, comm.size), ranks=backwards) as grid:
+        assert [grid.rank_of(0, j) for j in range(comm.size)] == backwards
+        assert grid.coords == (0, comm.size - 1 - comm.rank)
+        assert grid.row.rank == grid.coords[1]
+        assert grid.T.shape == (comm.size, 1)
+        assert grid.T.T is grid
+        assert grid.T.col is grid.row
+        assert grid.T.rank_of(*grid.T.coords) == comm.rank
+        assert grid.T.coords_of(comm.rank) == grid.T.coords
+        with ProcessGrid(comm, (comm.size, 1), ranks=backwards) as column, ProcessGrid(comm, (comm.size, 1)) as other:
+            assert grid.T.same_as(column)
+            assert grid.T.same_as(other) == (comm.size == 1)
+    if comm.size > 1:
+        with ProcessGrid(comm, ranks=backwards[:-1]) as fewer:
+            assert fewer.idle == (comm.rank == 0)
+            assert (fewer.row == MPI.COMM_NULL) == fewer.idle
+            assert fewer.comm.size == comm.size
+    for ranks in ([0, 0], [comm.size], [-1], []):
+        with pytest.raises(GridError, match="different numbers from 0"):
+            ProcessGrid(comm, ranks=ranks)
+    with pytest.raises(GridError, match="needs 2 ranks, but there are 1"):
+        ProcessGrid(comm, (2, 1), ranks=[0])
 
 
 def test_equal_grids_are_recognised(comm: Any) -> None:
