@@ -36,8 +36,8 @@ def inner(
     room : the buffers of the plan.   recorder : takes seconds, words and messages.   notify : hears of each
         reduction; must not raise.
 
-    Cost per rank: 2mnk/P flops; mn(P - 1)/P words in and out, independent of k, by reduce-scatter;
-    extra memory 2mn words, less where `plan.rows` says that rows are reduced in several goes.
+    Cost per rank: 2mnk/P flops; mn(P - 1)/P words in and out, independent of k, by one reduce-scatter, or one for
+    every `plan.rows` rows of C; extra memory 2 n plan.rows words and a little.
     Error: |C - C^| <= gamma_k |A||B| in the type of accumulation (Higham 2002, 3.5), and one rounding to C's.
     """
     i = plan.C.coords(comm.rank)[0]

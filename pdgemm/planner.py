@@ -19,6 +19,8 @@ from pdgemm.timing import Traffic
 
 PANEL_WIDTH = 512  # wide enough for BLAS to reach its peak, narrow enough to stay in flight behind it
 ALGORITHMS = ("auto", "summa", "inner")
+_REDUCED_BYTES = 1 << 26  # of C that are reduced at a time, but not fewer than _REDUCED_ROWS rows, for BLAS
+_REDUCED_ROWS = 256
 _NO_LIMIT = 1 << 62
 _WORTH_MOVING = 2  # how many times fewer words make up for the memory of moved copies
 
@@ -88,13 +90,12 @@ def plan_product(
             for a, b, c, home in _summa_layouts(A, B, C, accumulate)
         ]
     if algorithm != "summa":
-        products += [
-            (Inner(a, b, C, accumulate, width, max(1, C.distribution.rows.n), size), "C")
-            for a, b in _inner_layouts(A, B, size)
-        ]
+        m, n = C.distribution.shape
+        rows = max(1, min(m, max(_REDUCED_ROWS, _REDUCED_BYTES // (max(1, n) * accumulate.itemsize))))
+        products += [(Inner(a, b, C, accumulate, width, rows, size), "C") for a, b in _inner_layouts(A, B, size)]
     given = (A, B, C)
     plans = [_with_moves(x, home, given, size, beta_is_zero, None) for x, home in products]
-    plans.sort(key=lambda plan: plan.total_words * (_WORTH_MOVING if plan.moves else 1))
+    plans.sort(key=lambda plan: (plan.total_words * (_WORTH_MOVING if plan.moves else 1), len(plan.moves)))
     if memory_limit is None:
         return plans[0]
     least = [_with_moves(plan.product.narrowest, plan.home, given, size, beta_is_zero, 0) for plan in plans]

@@ -15,7 +15,8 @@ from problems import grid_shapes
 
 pytestmark = pytest.mark.mpi
 
-CASES = int(os.environ.get("PDGEMM_TEST_CASES", "300"))
+RANKS = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or 1)
+CASES = int(os.environ.get("PDGEMM_TEST_CASES") or (450 if RANKS <= 4 else 100))  # 2,100 in the whole suite
 FLOATS = ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
 
 

@@ -146,6 +146,14 @@ def test_messages_and_panels_share_what_the_limit_leaves() -> None:
         assert plan.traffic(1).messages_sent < 1000
 
 
+def test_a_large_c_is_reduced_piece_by_piece() -> None:
+    A, B, C = layout((1, 4), (20_000, 20_000)), layout((4, 1), (20_000, 20_000)), layout((2, 2), (20_000, 20_000))
+    plan = plan_product(A, B, C, 4, accumulate=DOUBLE, algorithm="inner")
+    assert not plan.moves
+    assert plan.extra_bytes(None) < 4 * (1 << 26)  # of 3.2 GB
+    assert plan.total_words == 3 * 20_000**2
+
+
 def test_nothing_is_buffered_on_one_rank() -> None:
     assert plan_product(*square(1000, 1), accumulate=DOUBLE, memory_limit=0).extra_bytes(0) == 0
 

@@ -122,6 +122,26 @@ def test_a_product_of_transposes_into_a_transpose_moves_nothing(comm: Any) -> No
         assert out.report.moves == ()
 
 
+def test_tall_and_skinny(comm: Any) -> None:
+    """A^T A by local products and one reduction; row panels of a huge m without any; nothing is moved."""
+    from pdgemm import DistMatrix, ProcessGrid
+
+    with ProcessGrid(comm, (comm.size, 1)) as grid:
+        a, b = numbers((4000, 7), "float64", 1), numbers((7, 5), "float64", 2)
+        A, B = DistMatrix.from_global(a, grid=grid, block=(64, 7)), DistMatrix.from_global(b, grid=grid)
+        C = A.T @ A
+        assert gemm_error(C.allgather(), 1, a.T, a) <= TOLERANCE
+        assert C.report.moves == ()
+        if comm.size > 1:
+            assert C.report.algorithm == "inner"
+            assert C.report.counted.words_received == C.local.size * (comm.size - 1)
+        D = A @ B
+        assert gemm_error(D.allgather(), 1, a, b) <= TOLERANCE
+        assert D.report.algorithm == "summa"
+        assert D.report.moves == ()
+        assert D.report.counted.words_received == b.size - B.local.size  # the small matrix, once
+
+
 def test_idle_ranks_take_part_and_hold_nothing(comm: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid, verify
 
