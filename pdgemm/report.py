@@ -24,10 +24,11 @@ class MoveReport:
     predicted_extra_bytes: int
 
     def __str__(self) -> str:
+        counted = self.counted
         return (
             f"{self.name} redistributed from {self.source} to {self.target}: "
-            f"{self.counted.words_received} words received, {self.counted.words_sent} sent "
-            f"in {self.counted.messages_sent} messages, {self.seconds:.4f} s"
+            f"{counted.words_received} words received, {counted.words_sent} sent "
+            f"in {counted.messages_sent} message{'s' if counted.messages_sent != 1 else ''}, {self.seconds:.4f} s"
         )
 
 
