@@ -15,6 +15,8 @@ from mpi4py import MPI
 from pdgemm.errors import GridError, together
 from pdgemm.threads import share_cores
 
+WORK_GRIDS = 8  # kept for products to come; each has three communicators
+
 
 class ProcessGrid:
     """Pr x Pc ranks, periodic in both directions, in one or more layers.  Collective over `comm`.
@@ -70,18 +72,48 @@ class ProcessGrid:
         self.ranks = np.array(members).reshape(dims)
         self._shared = _duplicate(base)
         self.comm: MPI.Intracomm = self._shared.comm
+        self.rank, self.size = self.comm.rank, self.comm.size
+        self._connect(base, members, dims)
+        self.node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self._group = self.comm.Get_group()
+        share_cores(self.node)
+
+    def _connect(self, base: MPI.Intracomm, members: Sequence[int], dims: tuple[int, int, int]) -> None:
+        """The communicators of rows, columns and depths, and this rank's place in them.  Collective over base."""
         cart = _cart(base, members, dims)
         self.row, self.col, self.depth = (
             cart.Sub([axis == kept for axis in range(3)]) if cart else MPI.COMM_NULL for kept in (2, 1, 0)
         )
-        self.node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
-        self.rank, self.size = self.comm.rank, self.comm.size
         self.layer, i, j = cart.coords if cart else (-1, -1, -1)
         self.coords = (i, j)  # (-1, -1) on idle ranks
         if cart:
             cart.Free()
-        self._group = self.comm.Get_group()
-        share_cores(self.node)
+
+    def work_grid(self, shape: tuple[int, int], layers: int, place: tuple[int, ...]) -> ProcessGrid:
+        """A grid of the same communicator for the insides of a product: this one if it is such, else one that is kept.
+
+        place : the ranks, layer by layer, row by row.  Collective where the grid is new; the last WORK_GRIDS stay
+        until the communicator's last grid is freed, so that a product like an earlier one sets up nothing.
+        """
+        if (self.shape, self.layers, self.place) == (shape, layers, place):
+            return self
+        kept, key = self._shared.work_grids, (shape, layers, place)
+        if key not in kept:
+            grid = copy(self.base)
+            for name in ("T", "_places", "place"):
+                grid.__dict__.pop(name, None)
+            grid.shape, grid.layers, grid.ranks = shape, layers, np.array(place).reshape(layers, *shape)
+            grid._connect(self.comm, place, (layers, *shape))
+            kept[key] = grid
+            if len(kept) > WORK_GRIDS:
+                kept.pop(next(iter(kept)))._disconnect()
+        kept[key] = kept.pop(key)  # the one used last
+        return kept[key]
+
+    def _disconnect(self) -> None:
+        for comm in (self.depth, self.col, self.row):
+            if comm != MPI.COMM_NULL:
+                comm.Free()
 
     transposed = False  # a grid's T, as opposed to the grid that was made
 
@@ -146,11 +178,12 @@ class ProcessGrid:
             return
         self.T.comm = self.comm = MPI.COMM_NULL  # type: ignore[assignment]
         self._group.Free()
-        for comm in (self.node, self.depth, self.col, self.row):
-            if comm != MPI.COMM_NULL:
-                comm.Free()
+        self.node.Free()
+        self._disconnect()
         self._shared.users -= 1
         if not self._shared.users:
+            for grid in self._shared.work_grids.values():
+                grid._disconnect()
             self._shared.comm.Free()
 
     def __enter__(self) -> ProcessGrid:
@@ -180,6 +213,7 @@ class _Shared:
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.comm = comm.Dup()
         self.users = 0
+        self.work_grids: dict[Any, ProcessGrid] = {}
 
 
 _DUPLICATE = MPI.Comm.Create_keyval()

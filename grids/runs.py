@@ -67,6 +67,20 @@ class Pairing:
         lengths[-1] -= self.ends[last] - stop
         return Pairing(source, target, lengths, self.period if len(lengths) > 3 else -1)
 
+    def before(self, source: int) -> int:
+        """Number of pairs with a smaller source index."""
+        run = int(self.source.searchsorted(source, "right")) - 1
+        return (
+            0
+            if run < 0
+            else int(self.ends[run] - self.lengths[run] + min(self.lengths[run], source - self.source[run]))
+        )
+
+    @property
+    def inverse(self) -> Pairing:
+        """Target indices to source indices."""
+        return Pairing(self.target, self.source, self.lengths, self._period)
+
     def shifted(self, source: int, target: int) -> Pairing:
         """Source indices less `source`, target indices less `target`."""
         return Pairing(self.source - source, self.target - target, self.lengths, self._period)

@@ -38,6 +38,13 @@ class Accumulator:
             gemm_accumulate(self.alpha, A, B, self.beta, self.sums, conjugate_a, conjugate_b)
         self.beta = 1
 
+    def add_wide(self, A: np.ndarray, B: np.ndarray) -> None:
+        """A wide panel of A times a high one of B: at once, or in panels no wider than the plan's if converted."""
+        rooms = (self.room["converted A"], self.room["converted B"])
+        width = max(1, min(self.plan.width, A.shape[1]) if self.integer or any(x.size for x in rooms) else A.shape[1])
+        for start in range(0, max(1, A.shape[1]), width):
+            self.add(A[:, start : start + width], B[start : start + width])
+
     def _ready(self, panel: np.ndarray, layout: Layout, room: np.ndarray) -> tuple[np.ndarray, bool]:
         """The panel as BLAS takes it, and whether BLAS is to conjugate it."""
         if not room.size:

@@ -17,6 +17,7 @@ import numpy as np
 from pdgemm.dtypes import arithmetic
 from pdgemm.grids.layout import Layout
 from pdgemm.grids.runs import Pairing, common, pairings
+from pdgemm.machine import Machine
 from pdgemm.timing import Traffic
 
 MESSAGE_BYTES = 1 << 20  # packed, sent and unpacked while in cache
@@ -181,6 +182,15 @@ class Exchange:
         """Buffers of `rank` beyond X and Y."""
         scratch = 0 if self.plain else 2 * self.words * self.wide.itemsize
         return sum(self.slots(rank)) * self.words * self.wire.itemsize + scratch
+
+    def seconds(self, machine: Machine, rank: int) -> float:
+        """By the model: what travels is packed and unpacked, what stays is copied."""
+        traffic, itemsize = self.traffic(rank), self.wire.itemsize
+        words = max(traffic.words_sent, traffic.words_received)
+        messages = max(traffic.messages_sent, traffic.messages_received)
+        rows, cols = self.source.local_shape(rank)
+        copied = (rows * cols - traffic.words_sent) * itemsize / machine.copy
+        return machine.call + copied + machine.transfer("exchange", words, messages, itemsize, 1, self.size)
 
     @property
     def wide(self) -> np.dtype:

@@ -11,17 +11,21 @@ import numpy as np
 
 from pdgemm import dtypes
 from pdgemm.arguments import accumulation, as_count, as_scalar, check_result, op
+from pdgemm.candidates import ALGORITHMS
+from pdgemm.cannon import cannon
 from pdgemm.errors import ArgumentError, DTypeError, LayoutError, Shield, together
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout, Order
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.layered import inner, layered
 from pdgemm.local import BLAS_INT
 from pdgemm.matrix import DistMatrix
 from pdgemm.movers import MOVERS
-from pdgemm.oned import inner
-from pdgemm.planner import ALGORITHMS, Plan, plan_product
-from pdgemm.products import Summa
+from pdgemm.planner import Plan, plan_product
+from pdgemm.products import Cannon, Inner, Layered, Product, Stationary, Summa
 from pdgemm.redistribution import Room, exchange, kept_if_it_fails, move_report
 from pdgemm.report import MoveReport, Report
+from pdgemm.stationary import stationary
 from pdgemm.summa import summa
 from pdgemm.threads import threads
 from pdgemm.timing import Recorder
@@ -37,6 +41,8 @@ def pdgemm(
     transa: str = "N",
     transb: str = "N",
     algorithm: str = "auto",
+    shape: tuple[int, int] | None = None,
+    layers: int | None = None,
     lookahead: int = 1,
     panel_width: int | None = None,
     memory_limit: int | None = None,
@@ -97,12 +103,15 @@ def pdgemm(
         layouts = [x.layout_in(A.grid) for x in (A, B, C)]
         if alpha == 0 or A.shape[1] == 0:
             layouts[:2] = _nothing_to_multiply(*layouts)
+            algorithm, shape, layers = "summa", layouts[2].distribution.grid_shape, 1
         plan = plan_product(
             *layouts,
             comm.size,
             accumulate=accumulate,
             beta_is_zero=beta == 0,
             algorithm=algorithm,
+            shape=shape,
+            layers=layers,
             lookahead=as_count(lookahead, "lookahead", 0),
             mover=mover,
             panel_width=None if panel_width is None else as_count(panel_width, "panel_width", 1),
@@ -171,15 +180,39 @@ def _run(
             move(name, lying[name], 0, there)
         lying[name] = there
     added = 0 if "C" in moves else beta
-    operands = (alpha, lying["A"], lying["B"], added, lying["C"])
-    if isinstance(plan.product, Summa):
-        grid = {"A": A, "B": B, "C": C}[plan.home].grid
-        summa(*operands, plan.product, grid, room.product, recorder, notify)
-    else:
-        inner(*operands, plan.product, comm, room.product, recorder, notify)
+    a, b, c = (lying[name] for name in "ABC")
+    if plan.transposed:
+        a, b, c = b.T, a.T, c.T
+    grid = _grid(plan.product, A.grid, B.grid, C.grid)
+    _RUN[type(plan.product)](alpha, a, b, added, c, plan.product, grid, room.product, recorder, notify)
     if "C" in moves:
         move("C", lying["C"], beta, C.stored)
     return reports
+
+
+_RUN: dict[type[Product], Callable[..., None]] = {
+    Summa: summa,
+    Stationary: stationary,
+    Cannon: cannon,
+    Layered: layered,
+    Inner: inner,
+}
+
+
+def _grid(product: Product, *grids: ProcessGrid) -> ProcessGrid:
+    """The grid of a product: one of the matrices' if it is such, else one that is kept for it."""
+    if isinstance(product, Inner):  # its sums run over the whole communicator
+        return grids[0]
+    wanted = product.grid
+    for grid in grids:
+        for seen in (grid, grid.T):
+            if seen.comm is grids[0].comm and (seen.shape, seen.layers, seen.place) == (
+                wanted.shape,
+                wanted.layers,
+                wanted.place,
+            ):
+                return seen
+    return grids[0].work_grid(wanted.shape, wanted.layers, wanted.place)
 
 
 def _result(A: DistMatrix, B: DistMatrix) -> DistMatrix:
@@ -240,10 +273,11 @@ def _report(
 ) -> Report:
     product = plan.product
     return Report(
-        algorithm=product.algorithm,
+        algorithm=plan.algorithm,
         mover=product.mover,
-        grid=product.C.distribution.grid_shape,
-        mnk=product.mnk,
+        grid=plan.shape[:2],
+        layers=plan.shape[2],
+        mnk=plan.mnk,
         dtype=str(product.accumulate),
         panels=product.panels,
         panel_width=product.widest,

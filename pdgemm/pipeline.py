@@ -12,7 +12,10 @@ from types import TracebackType
 from typing import TypeVar
 
 import numpy as np
+from mpi4py import MPI
 
+from pdgemm.dtypes import wire
+from pdgemm.movers.shift import shift
 from pdgemm.timing import Recorder
 
 Wait = Callable[[], object]
@@ -72,19 +75,88 @@ def drain(waits: list[Wait]) -> None:
     waits.clear()
 
 
-def prefetch(steps: Iterable[Step], post: Callable[[Step], Slot], lookahead: int, recorder: Recorder) -> Iterator[Slot]:
-    """Yield arrived slots in schedule order, with `lookahead` more in flight behind the one in use."""
-    in_flight: deque[Slot] = deque()
+def prefetch(
+    steps: Iterable[Step], post: Callable[[Step], Slot], lookahead: int, recorder: Recorder
+) -> Iterator[tuple[Step, Slot]]:
+    """Yield steps with their arrived slots in order, with `lookahead` more in flight behind the one in use."""
+    in_flight: deque[tuple[Step, Slot]] = deque()
 
-    def arrived() -> Slot:
-        slot = in_flight.popleft()
+    def arrived() -> tuple[Step, Slot]:
+        step, slot = in_flight.popleft()
         with recorder.phase("wait"):
             drain(slot.arrivals)
-        return slot
+        return step, slot
 
     for step in steps:
-        in_flight.append(post(step))
+        in_flight.append((step, post(step)))
         if len(in_flight) > lookahead:
             yield arrived()
     while in_flight:
         yield arrived()
+
+
+class Conveyor:
+    """A block that every rank of a ring of ranks holds in turn: the one in use, and the next on its way.
+
+    first : the block to begin with; it is not changed, and copied only where it is not contiguous.
+    order : memory order of the blocks.
+    room  : memory for two blocks.
+    Leaving the `with` block waits until the last block handed on has left.
+    """
+
+    def __init__(self, comm: MPI.Comm, first: np.ndarray, order: str, room: np.ndarray, recorder: Recorder) -> None:
+        self._comm, self._order, self._recorder = comm, order, recorder
+        self._buffers = room.reshape(2, -1)
+        self._turn = 0
+        self._coming: np.ndarray | None = None
+        self._arrival: Wait = _at_once
+        self._leaving: Wait = _at_once
+        self.held = first
+        if comm.size > 1 and not first.flags.forc:
+            with recorder.phase("pack"):
+                self.held = self._shaped(self._buffers[1], first.shape)
+                self.held[...] = first
+
+    def start(self, to: int, source: int, shape: tuple[int, int]) -> None:
+        """Hand the block in use on to a rank, while it is read, and start taking the next from another."""
+        if self._comm.size == 1:
+            return
+        with self._recorder.phase("wait"):
+            self._leaving()  # the block before the one in use, whose buffer is filled now
+        with self._recorder.phase("post"):
+            self._coming = self._shaped(self._buffers[self._turn], shape)
+            self._turn = 1 - self._turn
+            self._arrival, self._leaving = shift(
+                self._comm, flat(self.held), to, flat(self._coming), source, self._recorder.traffic
+            )
+
+    def advance(self) -> None:
+        """The next block is the one in use, if one was started."""
+        if self._coming is not None:
+            with self._recorder.phase("wait"):
+                self._arrival()
+            self.held, self._coming = self._coming, None
+
+    def _shaped(self, buffer: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+        rows, cols = shape
+        words = buffer[: rows * cols]
+        return words.reshape(cols, rows).T if self._order == "F" else words.reshape(rows, cols)
+
+    def __enter__(self) -> Conveyor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            with self._recorder.phase("wait"):
+                self._leaving()
+
+
+def flat(block: np.ndarray) -> np.ndarray:
+    """A contiguous block as MPI sends it: its elements as they lie."""
+    return wire(block.ravel(order="K"))
+
+
+def _at_once() -> None:
+    """Nothing to wait for."""

@@ -2,41 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 
 from pdgemm import dtypes
-from pdgemm.errors import MemoryLimitError
+from pdgemm.candidates import Problem, Way, ways
+from pdgemm.costs import lower_bound
+from pdgemm.errors import ArgumentError, MemoryLimitError
 from pdgemm.exchange import Exchange, plan_exchange
-from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout
 from pdgemm.local import EXACT_WIDTH
-from pdgemm.products import Inner, Summa
+from pdgemm.machine import Machine
+from pdgemm.products import Product
 from pdgemm.timing import Traffic
 
 PANEL_WIDTH = 512  # wide enough for BLAS to reach its peak, narrow enough to stay in flight behind it
-ALGORITHMS = ("auto", "summa", "inner")
-_REDUCED_BYTES = 1 << 26  # of C that are reduced at a time, but not fewer than _REDUCED_ROWS rows, for BLAS
-_REDUCED_ROWS = 256
 _NO_LIMIT = 1 << 62
-_WORTH_MOVING = 2  # how many times fewer words make up for the memory of moved copies
+_WORTH_MOVING = 1.5  # how many times faster makes up for the memory of moved copies, and for what no model sees
+_SAMPLE = 4  # ranks that are looked at where there are more
 
 
 @dataclass(frozen=True)
 class Plan:
     """C := alpha A B + beta C from the user's layouts to the user's layouts: a value, without data.
 
-    product : the algorithm, on layouts that fit it.
-    moves   : what is redistributed: A and B before the product, C after it.
-    home    : the matrix, "A", "B" or "C", on whose grid the product is done.
+    product    : the algorithm, on layouts that fit it.
+    transposed : it is a product C^T = B^T A^T, and `product.A` is the layout of B^T.
+    moves      : what is redistributed: A and B before the product, C after it, from and to their own layouts.
+    given      : the layouts of A, B and C.
     """
 
-    product: Summa | Inner
+    product: Product
+    transposed: bool
     moves: tuple[tuple[str, Exchange], ...]
-    home: str
+    given: tuple[Layout, Layout, Layout]
+
+    @property
+    def algorithm(self) -> str:
+        return Way(self.product, self.transposed).algorithm
+
+    @property
+    def mnk(self) -> tuple[int, int, int]:
+        m, n, k = self.product.mnk
+        return (n, m, k) if self.transposed else (m, n, k)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Pr, Pc and layers of the grid of the product."""
+        return Way(self.product, self.transposed).shape
 
     def traffic(self, rank: int) -> Traffic:
         """Words and messages of a rank, moves included."""
@@ -59,8 +76,21 @@ class Plan:
         """Words that all ranks together send."""
         return self.product.total_words + sum(move.total_words for _, move in self.moves)
 
+    @property
+    def lower_bound_words(self) -> float:
+        """What no algorithm can do without, of a rank that receives most; of all ranks of the communicator."""
+        m, n, k = self.product.mnk
+        return lower_bound(m, n, k, max(1, len({r for x in self.given for r in x.place})))
 
-@lru_cache(maxsize=64)
+    def seconds(self, machine: Machine, ranks: Sequence[int]) -> float:
+        """Of the slowest of these ranks, by the model."""
+        return max(
+            self.product.seconds(machine, rank) + sum(move.seconds(machine, rank) for _, move in self.moves)
+            for rank in ranks
+        )
+
+
+@lru_cache(maxsize=256)
 def plan_product(
     A: Layout,
     B: Layout,
@@ -70,116 +100,131 @@ def plan_product(
     accumulate: np.dtype,
     beta_is_zero: bool = True,
     algorithm: str = "auto",
+    shape: tuple[int, int] | None = None,
+    layers: int | None = None,
     lookahead: int = 1,
     mover: str = "ibcast",
     panel_width: int | None = None,
     memory_limit: int | None = None,
+    machine: Machine | None = None,
 ) -> Plan:
-    """The plan that sends the fewest words among those that fit `memory_limit` bytes on every rank.
+    """The plan that takes the least time by the model among those that fit `memory_limit` bytes on every rank.
 
-    Matrices are moved, which costs memory, where no algorithm takes them as they lie, or memory is too small for it,
-    or at most half as many words are sent in all.
+    New grids are those on which a rank receives the fewest words (`pdgemm.boxes`).  What is redistributed, and the
+    memory and time it takes, is part of a plan.
     size : ranks of the communicator in which the layouts number their ranks.
-    Raises MemoryLimitError, saying what is needed, where nothing fits.
+    Raises ArgumentError where no grid of the ranks fits the algorithm, and MemoryLimitError, saying what is needed,
+    where nothing fits.
     """
     width = min(panel_width or PANEL_WIDTH, _NO_LIMIT if accumulate in dtypes.BLAS else EXACT_WIDTH)
-    products: list[tuple[Summa | Inner, str]] = []
-    if algorithm != "inner":
-        products += [
-            (Summa(a, b, c, accumulate, width, lookahead, mover), home)
-            for a, b, c, home in _summa_layouts(A, B, C, accumulate)
-        ]
-    if algorithm != "summa":
-        m, n = C.distribution.shape
-        rows = max(1, min(m, max(_REDUCED_ROWS, _REDUCED_BYTES // (max(1, n) * accumulate.itemsize))))
-        products += [(Inner(a, b, C, accumulate, width, rows, size), "C") for a, b in _inner_layouts(A, B, size)]
-    given = (A, B, C)
-    plans = [_with_moves(x, home, given, size, beta_is_zero, None) for x, home in products]
-    plans.sort(key=lambda plan: (plan.total_words * (_WORTH_MOVING if plan.moves else 1), len(plan.moves)))
+    problem = Problem(A, B, C, size, beta_is_zero, accumulate, width, lookahead, mover)
+    best_first = candidates(problem, algorithm, shape, layers, machine or Machine())
     if memory_limit is None:
-        return plans[0]
-    least = [_with_moves(plan.product.narrowest, plan.home, given, size, beta_is_zero, 0) for plan in plans]
-    for plan, narrowest in zip(plans, least, strict=True):
-        spare = memory_limit - narrowest.extra_bytes(None)
-        if plan.extra_bytes(None) > memory_limit and spare >= 0:
-            # half of what is left over goes to the messages of moves, the rest to panels
-            share = spare // (2 * max(1, len(plan.moves)))
-            plan = _with_moves(plan.product, plan.home, given, size, beta_is_zero, share)
-            while (needed := plan.extra_bytes(None)) > memory_limit:
-                plan = replace(plan, product=plan.product.smaller(memory_limit / needed))
-        if spare >= 0:
-            return plan
-    needed = min(plan.extra_bytes(None) for plan in least)
+        return next(best_first)
+    least = _NO_LIMIT
+    for plan in best_first:
+        fitted = fit(plan, memory_limit, problem)
+        if isinstance(fitted, Plan):
+            return fitted
+        least = min(least, fitted)
     raise MemoryLimitError(
         f"memory limit {memory_limit} bytes per rank is too small for A ({A}), B ({B}) and C ({C}): "
-        f"at least {needed} bytes are needed" + (f" with lookahead {lookahead}" if lookahead else "")
+        f"at least {least} bytes are needed, {least - memory_limit} more"
+        + (f", with lookahead {lookahead}" if lookahead else "")
     )
 
 
-def _summa_layouts(
-    A: Layout, B: Layout, C: Layout, accumulate: np.dtype
-) -> Iterator[tuple[Layout, Layout, Layout, str]]:
-    """Ways to lay out A, B and C for SUMMA: on the grid of one of them, C's rows as A's, C's columns as B's."""
-    grids: dict[object, tuple[str, Layout]] = {}
-    for name, x in (("C", C), ("A", A), ("B", B)):
-        grids.setdefault(x.grid, (name, x))
-    for home, base in grids.values():
-        pr, pc = base.distribution.grid_shape
-        on_a, on_b, on_c = (x.grid == base.grid for x in (A, B, C))
-        a, b, c = A.distribution, B.distribution, C.distribution
-        rows = [x.rows for x, here in ((c, on_c), (a, on_a)) if here] or [c.rows.over(pr)]
-        cols = [x.cols for x, here in ((c, on_c), (b, on_b)) if here] or [c.cols.over(pc)]
-        inner_a = a.cols if on_a else BlockCyclic.even(a.cols.n, pc)
-        inner_b = b.rows if on_b else BlockCyclic.even(b.rows.n, pr)
-        for r in {x.canonical: x for x in reversed(rows)}.values():
-            for s in {x.canonical: x for x in reversed(cols)}.values():
-                yield (
-                    _brought(A, Distribution(r, inner_a), base.place),
-                    _brought(B, Distribution(inner_b, s), base.place),
-                    _brought(C, Distribution(r, s), base.place, accumulate),
-                    home,
-                )
+def candidates(
+    problem: Problem, algorithm: str, shape: tuple[int, int] | None, layers: int | None, machine: Machine
+) -> Iterator[Plan]:
+    """Plans, the cheapest first; what need not be known of the others is not computed.
+
+    What a plan costs is its time, and half as much again where matrices are moved: their copies take memory, and
+    the model is not exact.
+    """
+    ranks = sample(problem.size)
+    found = dict.fromkeys(ways(problem, algorithm, shape, layers))
+    if not found:
+        raise ArgumentError(_impossible(algorithm, shape, layers, problem.size))
+    # a heap of costs, at first without the moves, which come when a plan is the cheapest so far
+    heap: list[tuple[float, int, Way, Plan | None]] = []
+    for number, way in enumerate(found):
+        cost = max(way.product.seconds(machine, rank) for rank in ranks)
+        moved = any(not x.same_place(to) for x, to in zip((problem.A, problem.B, problem.C), way.layouts))
+        heap.append((cost * _WORTH_MOVING if moved else cost, number, way, None))
+    heapify(heap)
+    while heap:
+        _, number, way, plan = heappop(heap)
+        if plan is not None:
+            yield plan
+        else:
+            plan = with_moves(way, problem, None)
+            cost = plan.seconds(machine, ranks) * (_WORTH_MOVING if plan.moves else 1)
+            heappush(heap, (cost, number, way, plan))
 
 
-def _inner_layouts(A: Layout, B: Layout, size: int) -> Iterator[tuple[Layout, Layout]]:
-    """Ways to lay out A in columns and B in rows over the same ranks."""
-    m, k, n = *A.distribution.shape, B.distribution.cols.n
-    ways: dict[object, tuple[BlockCyclic, tuple[int, ...]]] = {}
-    if A.distribution.rows.parts == 1:
-        ways[A.distribution.cols.canonical, A.place] = A.distribution.cols, A.place
-    if B.distribution.cols.parts == 1:
-        ways.setdefault((B.distribution.rows.canonical, B.place), (B.distribution.rows, B.place))
-    ways[None] = BlockCyclic.even(k, size), tuple(range(size))
-    for inner, place in ways.values():
-        yield (
-            _brought(A, Distribution(BlockCyclic.even(m, 1), inner), place),
-            _brought(B, Distribution(inner, BlockCyclic.even(n, 1)), place),
-        )
+def sample(size: int) -> list[int]:
+    """Ranks to look at: all of few, some of many."""
+    return sorted({round(x) for x in np.linspace(0, size - 1, min(size, _SAMPLE))})
 
 
-def _brought(x: Layout, distribution: Distribution, place: tuple[int, ...], dtype: np.dtype | None = None) -> Layout:
-    """x if it lies so, else what it is to become."""
-    there = replace(x, distribution=distribution, place=place)
-    return x if x.same_place(there) else replace(there, dtype=dtype or x.dtype)
+def fit(plan: Plan, limit: int, problem: Problem) -> Plan | int:
+    """The plan with as much room as the limit allows, or the bytes that it needs at least."""
+    if plan.extra_bytes(None) <= limit:
+        return plan
+    way = Way(plan.product, plan.transposed)
+
+    def with_room(share: float, spare: int) -> Plan:
+        return with_moves(way._replace(product=way.product.scaled(share)), problem, spare)
+
+    narrowest = with_room(0, 0)
+    spare = limit - narrowest.extra_bytes(None)
+    if spare < 0:
+        return narrowest.extra_bytes(None)
+    # half of what is left over goes to the messages of moves, the rest to panels
+    spare //= 2 * max(1, len(plan.moves))
+    best, low, high = with_room(0, spare), 0.0, 1.0
+    for _ in range(10):
+        middle = (low + high) / 2
+        tried = with_room(middle, spare)
+        if tried.extra_bytes(None) <= limit:
+            best, low = tried, middle
+        else:
+            high = middle
+    return best
 
 
-def _with_moves(
-    product: Summa | Inner,
-    home: str,
-    given: tuple[Layout, Layout, Layout],
-    size: int,
-    beta_is_zero: bool,
-    spare: int | None,
-) -> Plan:
+def with_moves(way: Way, problem: Problem, spare: int | None) -> Plan:
     """The product with the exchanges it needs.
 
     spare : bytes for the messages of each exchange, beyond what messages of one element take; None: no limit.
     """
-    A, B, C = given
-    needed = [("A", A, product.A, True), ("B", B, product.B, True), ("C", product.C, C, beta_is_zero)]
+    given, size = (problem.A, problem.B, problem.C), problem.size
+    a, b, c = way.layouts
     moves = []
-    for name, x, to, plain in needed:
-        if x != to:
-            least = plan_exchange(x, to, size, plain, 0).extra_bytes(None)
+    for name, x, to, plain in (("A", given[0], a, True), ("B", given[1], b, True), ("C", c, given[2], problem.plain)):
+        if not x.same_place(to):
+            least = 0 if spare is None else plan_exchange(x, to, size, plain, 0).extra_bytes(None)
             moves.append((name, plan_exchange(x, to, size, plain, None if spare is None else least + spare)))
-    return Plan(product, tuple(moves), home)
+    return Plan(way.product, way.transposed, tuple(moves), given)
+
+
+def _impossible(algorithm: str, shape: tuple[int, int] | None, layers: int | None, size: int) -> str:
+    """Why there is no grid for what was asked, and for what there is one."""
+    asked = f"{algorithm} on {shape[0]} x {shape[1]} ranks" if shape else algorithm
+    asked += f" in {layers} layers" if layers else ""
+    fitting = [f"{d}x{size // d}" for d in range(1, size + 1) if size % d == 0]
+    if algorithm == "cannon":
+        fitting = [x for x in fitting if _divides(*map(int, x.split("x")))]
+    return (
+        f"{asked} is impossible on {size} ranks: " + {
+            "cannon": "one side of the grid has to divide the other, ",
+            "2.5d": f"layers are 2 or more, and Pr x Pc x layers at most {size}; ",
+            "inner": f"each rank is a layer of its own, a 1 x 1 grid in {size} layers; ",
+        }.get(algorithm, f"Pr x Pc x layers is at most {size}, and only 2.5d and inner have layers; ")
+        + f"grids of all ranks in one layer: {', '.join(fitting)}"
+    )  # fmt: skip
+
+
+def _divides(pr: int, pc: int) -> bool:
+    return max(pr, pc) % min(pr, pc) == 0

@@ -44,6 +44,7 @@ class Report:
     algorithm: str
     mover: str
     grid: tuple[int, int]
+    layers: int
     mnk: tuple[int, int, int]
     dtype: str
     panels: int
@@ -115,6 +116,7 @@ def summary(reports: Sequence[Report]) -> dict[str, Any]:
         "title": _title(first),
         "algorithm": first.algorithm,
         "grid": first.grid,
+        "layers": first.layers,
         "mnk": first.mnk,
         "dtype": first.dtype,
         "mover": first.mover,
@@ -131,8 +133,9 @@ def summary(reports: Sequence[Report]) -> dict[str, Any]:
 
 def _title(r: Report) -> str:
     m, n, k = r.mnk
+    grid = " x ".join(map(str, (*r.grid, r.layers)[: 3 if r.layers > 1 else 2]))
     return (
-        f"C ({m} x {n}) := A ({m} x {k}) B, {r.dtype}, by {r.algorithm} on a {r.grid[0]} x {r.grid[1]} grid: "
+        f"C ({m} x {n}) := A ({m} x {k}) B, {r.dtype}, by {r.algorithm} on a {grid} grid: "
         f"{r.panels} panel{'s' if r.panels != 1 else ''} of width <= {r.panel_width}, lookahead {r.lookahead}, "
         f"mover {r.mover}, "
         f"{r.threads} thread{'s' if r.threads > 1 else ''} per rank"

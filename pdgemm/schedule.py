@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pdgemm.grids.distribution import BlockCyclic
-from pdgemm.grids.runs import Pairing, meeting, packed
+from pdgemm.grids.runs import Pairing, common, meeting, packed
 
 
 class PanelStep(NamedTuple):
@@ -70,3 +70,61 @@ def _even_cuts(starts: np.ndarray, lengths: np.ndarray, width: int) -> list[tupl
         size[-1] -= ends[run.stop - 1] - hi
         pieces.append((at, size))
     return pieces
+
+
+def panel_counts(inner_a: BlockCyclic, inner_b: BlockCyclic, width: int) -> np.ndarray:
+    """Number of panels of each owner pair (qa, qb) in `summa_steps`."""
+    return -(-common(inner_a, inner_b) // width)
+
+
+def widest_panel(inner_a: BlockCyclic, inner_b: BlockCyclic, width: int) -> int:
+    """The width of the widest panel of `summa_steps`."""
+    held = common(inner_a, inner_b)
+    return int((-(-held // np.maximum(1, -(-held // width)))).max(initial=0))
+
+
+def one_run(inner: BlockCyclic) -> bool:
+    """Does each part hold one run of indices?"""
+    return inner.n + inner.skip <= inner.block * inner.parts
+
+
+class TorusStep(NamedTuple):
+    """One update C_ij += A[i, part a] B[part a, j]; part a of A's columns is within part b of B's rows."""
+
+    a: int
+    b: int
+
+
+def cannon_steps(shape: tuple[int, int], coords: tuple[int, int]) -> list[TorusStep]:
+    """What the rank at (i, j) of a Pr x Pc torus holds at each step, where Pr divides Pc (Cannon 1969).
+
+    Part a of A's columns lies within part a mod Pr of B's rows.  With t = Pc / Pr, the t ranks of a row with the
+    same j mod Pr form a group; it starts with part b = (i + j) mod Pr of B and the t parts of A that lie in it.
+    They go around the group while B stays; then, after t steps, all move on by one group, and B by one row.
+    So A is not gathered in the groups, as CA3DMM does (Huang & Chow 2022): 1/t of that memory, the same words.
+    """
+    pr, pc = shape
+    t = pc // pr
+    i, (r, group) = coords[0], divmod(coords[1], pr)
+    steps = []
+    for turn in range(pr):
+        b = (i + group + turn) % pr
+        steps += [TorusStep(b + (r + v) % t * pr, b) for v in range(t)]
+    return steps
+
+
+def cannon_neighbours(shape: tuple[int, int], j: int, step: int) -> tuple[int, int]:
+    """Grid columns: whom column j hands its part of A to after a step, and whose part it takes."""
+    pr, pc = shape
+    t = pc // pr
+    r, group = divmod(j, pr)
+    on = step % t == t - 1  # to the next group
+    return (group - on) % pr + (r - 1) % t * pr, (group + on) % pr + (r + 1) % t * pr
+
+
+def skewed_places(place: tuple[int, ...], shape: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ranks of A's and of B's parts at the first step, where C's blocks lie at `place` on a Pr x Pc grid."""
+    pr, pc = shape
+    a = [place[i * pc + (x - i) % pr + x // pr * pr] for i in range(pr) for x in range(pc)]
+    b = [place[(x - j) % pr * pc + j] for x in range(pr) for j in range(pc)]
+    return tuple(a), tuple(b)

@@ -73,7 +73,7 @@ def summa(
     products = Accumulator(alpha, beta if sums is C else 0, sums, plan, room)
     # every rank walks every step, because every rank takes part in the broadcasts
     with ring:
-        for done, slot in enumerate(prefetch(plan.steps, post, plan.lookahead, recorder), 1):
+        for done, (_, slot) in enumerate(prefetch(plan.steps, post, plan.lookahead, recorder), 1):
             with recorder.phase("compute"):
                 products.add(slot.A, slot.B)  # C_ij += A_ik B_kj
             notify(done, len(plan.steps))

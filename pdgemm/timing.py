@@ -34,6 +34,24 @@ class Traffic:
         )
 
 
+@dataclass(frozen=True)
+class Transfer:
+    """What a rank sends and receives along one direction of a grid.
+
+    kind     : how, "ibcast", "ring", "shift" or "reduce".
+    itemsize : bytes of a word.
+    stride, length : ranks of that direction are numbered at distance `stride`, there are `length` of them.
+    after    : it cannot be hidden behind products.
+    """
+
+    kind: str
+    traffic: Traffic
+    itemsize: int
+    stride: int
+    length: int
+    after: bool = False
+
+
 @dataclass
 class Recorder:
     """Seconds spent in each named phase of a run, its traffic, and the memory of its buffers."""

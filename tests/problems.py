@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +29,32 @@ DTYPES = ("float32", "float64", "complex64", "complex128")
 def grid_shapes(size: int) -> list[tuple[int, int]]:
     """Every Pr x Pc of `size` ranks."""
     return [(pr, size // pr) for pr in range(1, size + 1) if size % pr == 0]
+
+
+def boxes(size: int) -> Iterator[tuple[int, int, int]]:
+    """Every Pr x Pc x c of at most `size` ranks that leaves no room for one more in a direction."""
+    for pr, pc in itertools.product(range(1, size + 1), repeat=2):
+        if pr * pc <= size:
+            yield pr, pc, size // (pr * pc)
+            if size // (pr * pc) > 1:
+                yield pr, pc, 1
+
+
+def accepted(size: int) -> list[tuple[str, tuple[int, int], int]]:
+    """What can be forced on so many ranks."""
+    cases: list[tuple[str, tuple[int, int], int]] = [
+        ("row", (size, 1), 1),
+        ("column", (1, size), 1),
+        ("inner", (1, 1), size),
+    ]
+    for pr, pc, c in boxes(size):
+        if c > 1:
+            cases.append(("2.5d", (pr, pc), c))
+        elif pr * pc == size or (pr, pc) in ((2, 2), (1, 2)):  # and some that leave ranks idle
+            cases += [(name, (pr, pc), 1) for name in ("summa", "stationary_a", "stationary_b")]
+            if max(pr, pc) % min(pr, pc) == 0:
+                cases.append(("cannon", (pr, pc), 1))
+    return cases
 
 
 def sources(shape: tuple[int, int]) -> Iterator[tuple[int, int]]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from problems import grid_shapes
+from problems import accepted, grid_shapes
 
 pytestmark = pytest.mark.mpi
 
@@ -111,8 +111,14 @@ def test_any_product(comm: Any, grids: list[Any], data: st.DataObject) -> None:
     c0 = C.values().astype(np.result_type(C.view.dtype, np.float64) if rank(C.view.dtype) else np.int64)
     if beta == 0 and rank(C.view.dtype):
         C.view.local[...] = np.nan
+    forced: Any = draw(st.sampled_from([("auto", None, None), ("auto", None, None), *accepted(RANKS)]))
+    algorithm, shape, layers = forced
+    if algorithm != "auto" and draw(st.booleans()):
+        shape = layers = None
     asked = {
-        "algorithm": draw(st.sampled_from(["auto", "auto", "summa", "inner"])),
+        "algorithm": algorithm,
+        "shape": shape,
+        "layers": layers,
         "mover": draw(st.sampled_from(["ibcast", "ring"])),
         "lookahead": draw(st.integers(0, 2)),
         "panel_width": draw(st.none() | st.integers(1, 8)),
@@ -130,8 +136,10 @@ def test_any_product(comm: Any, grids: list[Any], data: st.DataObject) -> None:
     report = result.report
     assert report.counted == report.predicted, str(report)
     assert report.extra_bytes == report.predicted_extra_bytes, str(report)
-    if asked["algorithm"] != "auto" and k and alpha:
-        assert report.algorithm == asked["algorithm"]
+    if algorithm not in ("auto", "row", "column") and k and alpha:
+        assert report.algorithm == algorithm
+    if shape and k and alpha:
+        assert (report.grid, report.layers) == (shape, layers)
     wide = np.result_type(C.view.dtype, np.float64)
     exact = rank(C.view.dtype) == 0
     a, b = (x.values().astype(np.int64 if exact else np.result_type(x.view.dtype, np.float64)) for x in (A, B))

@@ -14,8 +14,9 @@ ROOT = Path(__file__).parent.parent
 LEVELS = [
     {"pdgemm.errors", "pdgemm.dtypes", "pdgemm.elements", "pdgemm.timing"}
     | {"pdgemm.grids.distribution", "pdgemm.grids.runs", "pdgemm.grids.layout"},
-    {"pdgemm.schedule", "pdgemm.costs", "pdgemm.threads", "pdgemm.grids.process_grid", "pdgemm.movers"}
-    | {"pdgemm.movers.ibcast", "pdgemm.movers.ring", "pdgemm.local", "pdgemm.blockcopy", "pdgemm.exchange"},
+    {"pdgemm.schedule", "pdgemm.costs", "pdgemm.machine", "pdgemm.boxes", "pdgemm.threads"}
+    | {"pdgemm.grids.process_grid", "pdgemm.movers", "pdgemm.movers.ibcast", "pdgemm.movers.ring"}
+    | {"pdgemm.movers.shift", "pdgemm.local", "pdgemm.blockcopy", "pdgemm.exchange"},
     {
         "pdgemm.pipeline",
         "pdgemm.panels",
@@ -24,9 +25,16 @@ LEVELS = [
         "pdgemm.batch",
         "pdgemm.norms",
         "pdgemm.products",
+        "pdgemm.products.product",
+        "pdgemm.products.summa",
+        "pdgemm.products.stationary",
+        "pdgemm.products.cannon",
+        "pdgemm.products.layered",
+        "pdgemm.candidates",
         "pdgemm.planner",
     },
-    {"pdgemm.accumulator", "pdgemm.summa", "pdgemm.oned", "pdgemm.arguments", "pdgemm.report", "pdgemm.residual"},
+    {"pdgemm.accumulator", "pdgemm.summa", "pdgemm.stationary", "pdgemm.cannon", "pdgemm.layered"}
+    | {"pdgemm.arguments", "pdgemm.report", "pdgemm.residual"},
     {"pdgemm.redistribution", "pdgemm.gemm"},
     {"pdgemm.scalapack", "pdgemm.batched"},
     {"pdgemm.io.place", "pdgemm.io.atomic", "pdgemm.io.checksum", "pdgemm.io.rawio", "pdgemm.io.hyperslabs"}
@@ -39,6 +47,9 @@ PURE = [
     "timing",
     "schedule",
     "costs",
+    "machine",
+    "boxes",
+    "candidates",
     "planner",
     "panels",
     "local",
@@ -56,6 +67,7 @@ FILES = {
     for path in [
         *(ROOT / "pdgemm").glob("*.py"),
         *(ROOT / "pdgemm" / "movers").glob("*.py"),
+        *(ROOT / "pdgemm" / "products").glob("*.py"),
         *(ROOT / "pdgemm" / "grids").glob("*.py"),
         *(ROOT / "pdgemm" / "io").glob("*.py"),
     ]

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdgemm.costs import gemm_flops, summa_traffic
+from pdgemm.costs import gemm_flops
 from pdgemm.grids.distribution import BlockCyclic, Distribution
-from pdgemm.schedule import PanelStep, summa_steps
+from pdgemm.grids.layout import Layout
+from pdgemm.products import Summa
+from pdgemm.schedule import (
+    PanelStep,
+    cannon_neighbours,
+    cannon_steps,
+    panel_counts,
+    skewed_places,
+    summa_steps,
+    widest_panel,
+)
 from pdgemm.timing import Traffic
 
 
@@ -119,10 +133,15 @@ def test_formula_equals_counting_and_nothing_is_lost(
 ) -> None:
     A, B = product
     steps = summa_steps(A.cols, B.rows, width)
+    place, double = tuple(range(A.rows.parts * A.cols.parts)), np.dtype("d")
+    layouts = [Layout(x, place, double) for x in (A, B, Distribution(A.rows, B.cols))]
+    summa = Summa(*layouts, accumulate=double, width=width, lookahead=1, mover=mover)
+    assert summa.panels == len(steps)
+    assert summa.widest == max((step.width for step in steps), default=0)
     every = [(i, j) for i in range(A.rows.parts) for j in range(A.cols.parts)]
     total = Traffic()
     for coords in every:
-        formula = summa_traffic(A, B, steps, mover, coords)
+        formula = summa.traffic(coords[0] * A.cols.parts + coords[1])
         assert formula == counted(A, B, steps, mover, coords)
         total = total + formula
     assert total.words_sent == total.words_received
@@ -134,3 +153,56 @@ def test_formula_equals_counting_and_nothing_is_lost(
 def test_flops() -> None:
     assert gemm_flops(2, 3, 4) == 48
     assert gemm_flops(2, 3, 4, complex_=True) == 192
+
+
+@given(inner_pairs(), widths)
+def test_panels_are_counted_without_making_them(pair: tuple[BlockCyclic, BlockCyclic], width: int) -> None:
+    steps = summa_steps(*pair, width)
+    counts = np.zeros((pair[0].parts, pair[1].parts), int)
+    for step in steps:
+        counts[step.col, step.row] += 1
+    assert np.array_equal(panel_counts(*pair, width), counts)
+    assert widest_panel(*pair, width) == max((step.width for step in steps), default=0)
+
+
+# ------------------------------------------------------------------ Cannon
+TORI = [(q, q * t) for q in range(1, 7) for t in range(1, 5)]
+
+
+@pytest.mark.parametrize("shape", TORI)
+def test_cannon_multiplies_every_part_once_and_each_part_is_where_its_neighbour_needs_it(
+    shape: tuple[int, int],
+) -> None:
+    pr, pc = shape
+    every = list(itertools.product(range(pr), range(pc)))
+    steps = {at: cannon_steps(shape, at) for at in every}
+    for at in every:
+        assert sorted(step.a for step in steps[at]) == list(range(pc))
+        assert all(step.b == step.a % pr for step in steps[at])
+    t = pc // pr
+    for number, (i, j) in itertools.product(range(pc - 1), every):
+        to, source = cannon_neighbours(shape, j, number)
+        assert steps[i, j][number + 1].a == steps[i, source][number].a  # what I take is what it held
+        assert cannon_neighbours(shape, source, number)[0] == j  # and it hands it to me
+        assert cannon_neighbours(shape, to, number)[1] == j
+        if number % t == t - 1:
+            assert steps[i, j][number + 1].b == steps[(i + 1) % pr, j][number].b
+        else:
+            assert steps[i, j][number + 1].b == steps[i, j][number].b
+    # at each step every part of A in a row is held once, and every part of B in a column t times
+    for number in range(pc):
+        for i in range(pr):
+            assert sorted(steps[i, j][number].a for j in range(pc)) == list(range(pc))
+        for j in range(pc):
+            assert sorted(steps[i, j][number].b for i in range(pr)) == list(range(pr))
+
+
+@pytest.mark.parametrize("shape", TORI)
+def test_the_skew_puts_the_parts_of_the_first_step_in_place(shape: tuple[int, int]) -> None:
+    pr, pc = shape
+    place = tuple(np.random.default_rng(1).permutation(pr * pc).tolist())
+    place_a, place_b = skewed_places(place, shape)
+    for i, j in itertools.product(range(pr), range(pc)):
+        first = cannon_steps(shape, (i, j))[0]
+        assert place_a[i * pc + first.a] == place[i * pc + j]
+        assert place_b[first.b * pc + j] == place[i * pc + j]

@@ -56,7 +56,7 @@ def check_product(
     frames += more + last
     before = [frame.copy() for frame in frames[:2]]
 
-    result = pdgemm(alpha, A, B, beta, C, algorithm="summa", **options)
+    result = pdgemm(alpha, A, B, beta, C, algorithm="summa", shape=grid.shape, **options)
 
     assert result is C
     assert gemm_error(C.allgather(), alpha, a, b, beta, c) <= TOLERANCE

@@ -1,0 +1,159 @@
+"""Algorithms that share out the inner dimension: 2.5D and 3D in layers, and the inner product of single ranks.
+
+Solomonik & Demmel, Euro-Par 2011; Agarwal et al., IBM J. Res. Dev. 39(5), 1995.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.accumulator import Accumulator, Room, add_sums
+from pdgemm.blockcopy import copy_blocks
+from pdgemm.cannon import cannon
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.local import scale
+from pdgemm.products import Cannon, Inner, Layered
+from pdgemm.products.layered import Reduction
+from pdgemm.summa import summa
+from pdgemm.timing import Recorder
+
+Notify = Callable[[int, int], object]
+
+
+def layered(
+    alpha: Any,
+    A: np.ndarray,
+    B: np.ndarray,
+    beta: Any,
+    C: np.ndarray,
+    plan: Layered,
+    grid: ProcessGrid,
+    room: Room,
+    recorder: Recorder,
+    notify: Notify,
+) -> None:
+    """C := alpha A B + beta C on a Pr x Pc x c grid: every layer its share of k, then a sum over the layers.
+
+    A, B : this rank's elements of A (m, k) and B (k, n), dealt over the ranks of all layers as `plan` says: a layer
+        needs 1/c of each, so they are not replicated.
+    C    : this rank's elements of C (m, n), any part of block (i, j); overwritten, not read where beta is 0.
+    room : the buffers of the plan.   recorder : takes seconds, words and messages.   notify : hears of each panel;
+        must not raise.
+
+    Cost per rank on q x q x c, P = q^2 c: 2mnk/P flops; (mk + kn)(q - 1)/P + mn (c - 1)/P words in; extra memory
+    that of the layer's product, and mn/q^2 words and a little.
+    Error: |C - C^| <= gamma_k |A||B| in the type of accumulation (Higham 2002, 3.5), and one rounding to C's.
+    """
+    if grid.idle:
+        return
+    if not plan.mnk[2]:
+        scale(beta, C)
+        return
+    rank = grid.comm.rank
+    layer = plan.layer(rank)
+    sums = room["partial C"].reshape(layer.C.local_shape(rank))
+    if isinstance(layer, Cannon):
+        cannon(alpha, A, B, 0, sums, layer, grid, room, recorder, notify)
+    else:
+        summa(alpha, A, B, 0, sums, layer, grid, room, recorder, notify)
+    for window in plan.reduction.windows(rank):
+        _add_up(sums[slice(*window)], beta, C, window, plan.reduction, grid.depth, rank, room, recorder)
+
+
+def inner(
+    alpha: Any,
+    A: np.ndarray,
+    B: np.ndarray,
+    beta: Any,
+    C: np.ndarray,
+    plan: Inner,
+    grid: ProcessGrid,
+    room: Room,
+    recorder: Recorder,
+    notify: Notify,
+) -> None:
+    """C := alpha A B + beta C where each rank holds columns of A and the same rows of B.  Collective over grid.comm.
+
+    A : this rank's columns of A, (m, k_loc);  B : the same rows of B, (k_loc, n);  C : this rank's part of
+        C (m, n), of any layout, overwritten, not read where beta is 0.
+    room : the buffers of the plan.   recorder : takes seconds, words and messages.   notify : hears of each
+        reduction; must not raise.
+
+    Cost per rank: 2mnk/P flops; mn(P - 1)/P words in and out, independent of k, by one reduce-scatter, or one for
+    every `plan.rows` rows of C; extra memory 2 n plan.rows words and a little.
+    Error: |C - C^| <= gamma_k |A||B| in the type of accumulation (Higham 2002, 3.5), and one rounding to C's.
+    """
+    n, comm = plan.mnk[1], grid.comm
+    if not plan.windows:
+        scale(beta, C)
+    for done, (lo, hi) in enumerate(plan.windows, 1):
+        sums = room["sums"][: (hi - lo) * n].reshape(hi - lo, n)
+        with recorder.phase("compute"):
+            if A.shape[1]:
+                Accumulator(alpha, 0, sums, plan, room).add_wide(A[lo:hi], B)
+            else:
+                sums[...] = 0
+        _add_up(sums, beta, C, (lo, hi), plan.reduction, comm, comm.rank, room, recorder)
+        notify(done, len(plan.windows))
+
+
+def _add_up(
+    sums: np.ndarray,
+    beta: Any,
+    C: np.ndarray,
+    window: tuple[int, int],
+    reduction: Reduction,
+    comm: MPI.Comm,
+    rank: int,
+    room: Room,
+    recorder: Recorder,
+) -> None:
+    """C := sum over comm of `sums` + beta C, for these rows of a block."""
+    at = reduction.at(rank)
+    assert at is not None
+    counts = reduction.counts(*at, window)
+    with recorder.phase("pack"):
+        packed = room["in the order of ranks"][: sums.size]
+        _by_owner(sums, packed, window, reduction, at, counts)
+    with recorder.phase("wait"):
+        mine = room["mine"][: counts[comm.rank]]
+        comm.Reduce_scatter(packed, mine, counts.tolist(), MPI.SUM)
+    _count(counts, comm.rank, recorder)
+    with recorder.phase("compute"):
+        rows = reduction.rows_to(at[0]).get(reduction.C.coords(rank)[0])
+        if rows is not None and mine.size:
+            part = C[rows.before(window[0]) : rows.before(window[1])]
+            add_sums(mine.reshape(part.shape), beta, part, room["update"])
+
+
+def _by_owner(
+    sums: np.ndarray,
+    packed: np.ndarray,
+    window: tuple[int, int],
+    reduction: Reduction,
+    at: tuple[int, int],
+    counts: np.ndarray,
+) -> None:
+    """packed := sums, the part of each rank's C after that of the rank before."""
+    group = reduction.group(*at)
+    starts = dict(zip(group, np.cumsum(counts) - counts))
+    columns = [(to_j, pairing.pack()) for to_j, pairing in reduction.cols_to(at[1]).items()]
+    for to_i, rows in reduction.rows_to(at[0]).items():
+        lo, hi = (rows.before(row) for row in window)
+        for to_j, wide in columns if lo < hi else ():
+            start = starts[reduction.C.rank(to_i, to_j)]
+            part = packed[start : start + (hi - lo) * wide.size].reshape(hi - lo, wide.size)
+            copy_blocks(sums, part, rows.cut(lo, hi).shifted(window[0], 0).pack(), wide)
+
+
+def _count(counts: np.ndarray, me: int, recorder: Recorder) -> None:
+    """As if every rank had sent every other one its part."""
+    for rank, words in enumerate(counts.tolist()):
+        if rank != me and words:
+            recorder.traffic.sent(words)
+        if rank != me and counts[me]:
+            recorder.traffic.received(int(counts[me]))

@@ -1,0 +1,159 @@
+"""What a machine takes for a message, a word, a copied byte and a flop: the alpha-beta-gamma model on two levels."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from math import exp, log
+from os import environ
+from pathlib import Path
+from typing import Any
+
+from pdgemm.errors import ArgumentError, FileError
+
+KINDS = ("ibcast", "ring", "shift", "reduce", "exchange")  # how words travel
+
+
+@dataclass(frozen=True)
+class Link:
+    """alpha : seconds of a message.   beta : seconds of a byte."""
+
+    alpha: float
+    beta: float
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Times of one machine; the defaults are of an ordinary cluster, `pdgemm calibrate` measures them.
+
+    ranks_per_node : ranks that share memory and one way to the network; None: all ranks are on one node.
+    intra  : links inside a node, one for each kind of transfer.
+    inter  : between nodes; a byte takes beta seconds of the node, whose ranks share its bandwidth.
+    gamma  : real flops per second of a rank by type and by the smallest dimension of a product.
+    copy   : bytes per second that a rank packs or copies.
+    overlap: which part of a transfer is hidden behind a product that takes as long, 0 to 1.
+    step   : seconds that each panel costs beside its transfers and its product.
+    call   : seconds that each call costs.
+    """
+
+    name: str = "default"
+    ranks_per_node: int | None = None
+    intra: Mapping[str, Link] = field(
+        default_factory=lambda: {
+            "ibcast": Link(2e-6, 2e-10),
+            "ring": Link(1e-6, 2e-10),
+            "shift": Link(1e-6, 2e-10),
+            "reduce": Link(2e-6, 4e-10),
+            "exchange": Link(1e-6, 4e-10),
+        }
+    )
+    inter: Mapping[str, Link] = field(
+        default_factory=lambda: {
+            "ibcast": Link(5e-6, 1e-10),
+            "ring": Link(3e-6, 8e-11),
+            "shift": Link(3e-6, 8e-11),
+            "reduce": Link(5e-6, 1e-10),
+            "exchange": Link(3e-6, 1e-10),
+        }
+    )
+    gamma: Mapping[str, Mapping[int, float]] = field(
+        default_factory=lambda: {
+            "float32": {8: 1.2e10, 32: 4e10, 128: 8e10, 512: 1e11},
+            "float64": {8: 6e9, 32: 2e10, 128: 4e10, 512: 5e10},
+            "complex64": {8: 2e10, 32: 5e10, 128: 8e10, 512: 1e11},
+            "complex128": {8: 1e10, 32: 2.5e10, 128: 4e10, 512: 5e10},
+        }
+    )
+    copy: float = 4e9
+    overlap: float = 0.5
+    step: float = 2e-5
+    call: float = 2e-4
+
+    def rate(self, dtype: str, *dimensions: int) -> float:
+        """Flops per second of a local product; between measured sizes on a line in log-log scale."""
+        table = self.gamma.get(dtype) or self.gamma["float32"]  # int8 numbers are multiplied as float32
+        sizes = sorted(table)
+        size = max(1, min(dimensions))
+        if size >= sizes[-1]:
+            return table[sizes[-1]]
+        if size <= sizes[0]:
+            return table[sizes[0]] * size / sizes[0]
+        high = bisect_left(sizes, size)
+        lo, hi = sizes[high - 1], sizes[high]
+        at = log(size / lo) / log(hi / lo)
+        return exp((1 - at) * log(table[lo]) + at * log(table[hi]))
+
+    def transfer(self, kind: str, words: float, messages: float, itemsize: int, stride: int, length: int) -> float:
+        """Seconds in which a rank receives so much along one direction of a grid (see `timing.Transfer`).
+
+        Nodes hold consecutive ranks.
+        """
+        near, far = self.intra[kind], self.inter[kind]
+        away = self.away(stride, length)
+        sharing = self.ranks_per_node or 1
+        near_seconds = messages * near.alpha + words * itemsize * near.beta
+        far_seconds = messages * far.alpha + words * itemsize * far.beta * sharing
+        return (1 - away) * near_seconds + away * far_seconds
+
+    def pipeline(self, computing: float, moving: float, steps: int, overlapped: bool) -> float:
+        """Seconds of `steps` steps that take so long to compute and to move in all; the first has to arrive."""
+        hidden = self.overlap * min(computing, moving) * (steps - 1) / steps if overlapped and steps else 0.0
+        return computing + moving - hidden + steps * self.step
+
+    def away(self, stride: int, length: int) -> float:
+        """Which part of a rank's partners along a direction are on other nodes."""
+        if self.ranks_per_node is None or length < 2:
+            return 0.0
+        together = min(length, max(1, self.ranks_per_node // stride))
+        return (length - together) / (length - 1)
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self), indent=2)
+
+    @classmethod
+    def from_dict(cls, given: Any) -> Machine:
+        """What `as_json` wrote; what is missing is as in the default."""
+        if not isinstance(given, dict):
+            raise ArgumentError(f"a machine is described by a JSON object, got {type(given).__name__}")
+        known = dict(given)
+        unknown = set(known) - set(cls.__dataclass_fields__)
+        if unknown:
+            raise ArgumentError(f"unknown machine parameters: {', '.join(sorted(unknown))}")
+        default = cls()
+        try:
+            for level in ("intra", "inter"):
+                if level in known:
+                    links = {kind: Link(**link) for kind, link in known[level].items()}
+                    known[level] = {**getattr(default, level), **links}
+            if "gamma" in known:
+                rates = {name: {int(n): float(x) for n, x in table.items()} for name, table in known["gamma"].items()}
+                known["gamma"] = {**default.gamma, **rates}
+            machine = cls(**known)
+            numbers = [machine.copy, machine.step + 1, machine.call + 1, *machine.rates()]
+            if min(numbers) <= 0 or not 0 <= machine.overlap <= 1:
+                raise ValueError("times and rates are positive, and the overlap is between 0 and 1")
+        except (TypeError, ValueError, AttributeError) as bad:
+            raise ArgumentError(f"not a machine: {bad}") from bad
+        return machine
+
+    def rates(self) -> list[float]:
+        """All numbers that must be positive."""
+        links = [*self.intra.values(), *self.inter.values()]
+        return [x for link in links for x in (link.alpha, link.beta)] + [
+            x for table in self.gamma.values() for x in table.values()
+        ]
+
+
+def load_machine(path: str | Path | None = None) -> Machine:
+    """The machine of a JSON file, by default of the file that PDGEMM_MACHINE names; without one, the default."""
+    path = path or environ.get("PDGEMM_MACHINE")
+    if not path:
+        return Machine()
+    try:
+        return Machine.from_dict(json.loads(Path(path).read_text()))
+    except OSError as bad:
+        raise FileError(f"machine file {path}: {bad.strerror}") from bad
+    except ValueError as bad:
+        raise ArgumentError(f"machine file {path}: {bad}") from bad

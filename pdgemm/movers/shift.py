@@ -1,0 +1,33 @@
+"""Pass a panel on to one neighbour and take the next from another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.costs import MESSAGE_BYTES
+from pdgemm.timing import Traffic
+
+
+def shift(comm: MPI.Comm, held: Any, to: int, coming: Any, source: int, traffic: Traffic) -> tuple[Any, Any]:
+    """Start sending the array `held` to rank `to` and receiving `coming` from `source`.
+
+    held, coming : flat and contiguous; an empty one is not sent, a large one in pieces of MESSAGE_BYTES.
+    Returns what waits until `coming` may be read, and until `held` may be rewritten.
+    """
+    arriving, leaving = [], []
+    for piece in _pieces(coming):
+        arriving.append(comm.Irecv(piece, source=source))
+        traffic.received(piece.size)
+    for piece in _pieces(held):
+        leaving.append(comm.Isend(piece, dest=to))
+        traffic.sent(piece.size)
+    return lambda: MPI.Request.Waitall(arriving), lambda: MPI.Request.Waitall(leaving)
+
+
+def _pieces(x: np.ndarray) -> Iterator[np.ndarray]:
+    words = MESSAGE_BYTES // x.itemsize
+    return (x[start : start + words] for start in range(0, x.size, words))

@@ -1,0 +1,289 @@
+"""Algorithms that share out the inner dimension, and add up the parts of C in the end; as values.
+
+`Layered` : 2.5D and 3D, layers of ranks of which each multiplies its inner indices by SUMMA or Cannon.
+`Inner`   : each rank is a layer of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Self
+
+import numpy as np
+
+from pdgemm.costs import MESSAGE_BYTES, reduce_scatter_traffic
+from pdgemm.grids.distribution import BlockCyclic, Distribution
+from pdgemm.grids.layout import Layout
+from pdgemm.grids.runs import Pairing, pairings
+from pdgemm.products.cannon import Cannon
+from pdgemm.products.product import Buffers, Placed, Product, scaled
+from pdgemm.products.summa import Summa
+from pdgemm.timing import Traffic, Transfer
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """Blocks of C of which each rank of a group has a part of the sum, added up and scattered to C.
+
+    rows, cols : how C is cut into blocks.
+    groups     : the ranks that add up block (i, j), row by row; the elements of the block are theirs in C.
+    high       : rows of a block that are reduced at a time.
+    """
+
+    rows: BlockCyclic
+    cols: BlockCyclic
+    groups: tuple[tuple[int, ...], ...]
+    C: Layout
+    dtype: np.dtype
+    high: int
+
+    def at(self, rank: int) -> tuple[int, int] | None:
+        """The block that a rank works on."""
+        return self._blocks.get(rank)
+
+    @cached_property
+    def _blocks(self) -> dict[int, tuple[int, int]]:
+        return {rank: divmod(at, self.cols.parts) for at, group in enumerate(self.groups) for rank in group}
+
+    def group(self, i: int, j: int) -> tuple[int, ...]:
+        return self.groups[i * self.cols.parts + j]
+
+    def shape(self, rank: int | None) -> tuple[int, int]:
+        """Rows and columns of a rank's block; rank None: of the largest."""
+        if rank is None:
+            return self.rows.largest, self.cols.largest
+        at = self.at(rank)
+        return (0, 0) if at is None else (self.rows.count(at[0]), self.cols.count(at[1]))
+
+    def windows(self, rank: int | None) -> list[tuple[int, int]]:
+        """Rows of a block that are reduced together."""
+        rows, cols = self.shape(rank)
+        high = max(1, min(self.high, MESSAGE_BYTES // (max(1, cols) * self.dtype.itemsize)))
+        return [(lo, min(rows, lo + high)) for lo in range(0, rows, high)] if cols else []
+
+    def rows_to(self, i: int) -> dict[int, Pairing]:
+        """The rows of block i that each part of C's rows takes."""
+        return _shared(self.rows, self.C.distribution.rows, i)
+
+    def cols_to(self, j: int) -> dict[int, Pairing]:
+        return _shared(self.cols, self.C.distribution.cols, j)
+
+    def counts(self, i: int, j: int, window: tuple[int, int]) -> np.ndarray:
+        """Words of the window of block (i, j) that go to each rank of its group."""
+        group = {rank: number for number, rank in enumerate(self.group(i, j))}
+        counts = np.zeros(len(group), np.int64)
+        wide = {to_j: pairing.size for to_j, pairing in self.cols_to(j).items()}
+        for to_i, pairing in self.rows_to(i).items():
+            high = pairing.before(window[1]) - pairing.before(window[0])
+            for to_j, columns in wide.items() if high else ():
+                counts[group[self.C.rank(to_i, to_j)]] += high * columns
+        return counts
+
+    def traffic(self, rank: int) -> Traffic:
+        at = self.at(rank)
+        if at is None:
+            return Traffic()
+        number = self.group(*at).index(rank)
+        every = (reduce_scatter_traffic(self.counts(*at, window), number) for window in self.windows(rank))
+        return sum(every, Traffic())
+
+    def buffers(self, rank: int | None) -> Buffers:
+        cols = self.shape(rank)[1]
+        high = max((hi - lo for lo, hi in self.windows(rank)), default=0)
+        mine = min(high * cols, self._largest_share) if rank is None else self._most(rank)
+        return {
+            "in the order of ranks": (high * cols, self.dtype),
+            "mine": (mine, self.dtype),
+        }
+
+    def _most(self, rank: int) -> int:
+        at = self.at(rank)
+        if at is None:
+            return 0
+        number = self.group(*at).index(rank)
+        return max((int(self.counts(*at, window)[number]) for window in self.windows(rank)), default=0)
+
+    @property
+    def _largest_share(self) -> int:
+        rows, cols = self.C.local_shape(None)
+        return rows * cols
+
+    @property
+    def total_words(self) -> int:
+        return sum(
+            self.rows.count(i) * self.cols.count(j) * (len(self.group(i, j)) - 1)
+            for i in range(self.rows.parts)
+            for j in range(self.cols.parts)
+        )
+
+
+@lru_cache(maxsize=16)
+def _shared(blocks: BlockCyclic, C: BlockCyclic, part: int) -> dict[int, Pairing]:
+    return dict(pairings(blocks, C, part))
+
+
+@dataclass(frozen=True)
+class Inner(Product):
+    """Each rank multiplies its inner indices; the partial products are reduced and scattered to C.
+
+    A lies in columns and B in rows, the same inner indices on the same ranks; C anywhere.
+    rows : rows of C that are reduced at a time.
+    size : ranks of the communicator.
+    """
+
+    rows: int
+    size: int
+    algorithm = "inner"
+
+    @property
+    def grid(self) -> Placed:
+        """All ranks of the communicator, each a layer."""
+        return Placed((1, 1), self.size, tuple(range(self.size)))
+
+    @cached_property
+    def reduction(self) -> Reduction:
+        m, n, _ = self.mnk
+        everyone = (tuple(range(self.size)),)
+        return Reduction(BlockCyclic.even(m, 1), BlockCyclic.even(n, 1), everyone, self.C, self.accumulate, self.rows)
+
+    @property
+    def panels(self) -> int:
+        return len(self.windows)
+
+    @property
+    def widest(self) -> int:
+        return self.A.distribution.cols.largest
+
+    @property
+    def total_words(self) -> int:
+        return self.reduction.total_words if self.mnk[2] else 0
+
+    def scaled(self, share: float) -> Self:
+        rows = scaled(min(self.rows, max(1, self.mnk[0])), share)
+        return replace(self, width=scaled(min(self.width, max(1, self.widest)), share), rows=rows)
+
+    @property
+    def windows(self) -> list[tuple[int, int]]:
+        """Rows of C that are computed and reduced together."""
+        return self.reduction.windows(0) if self.mnk[2] else []
+
+    def transfers(self, rank: int) -> list[Transfer]:
+        if not self.mnk[2]:
+            return []
+        traffic = self.reduction.traffic(rank)
+        return [Transfer("reduce", traffic, self.accumulate.itemsize, 1, self.size, after=True)]
+
+    def local_shape(self, rank: int) -> tuple[int, int, int]:
+        m, n, _ = self.mnk
+        return m, n, self.A.local_shape(rank)[1]
+
+    def buffers(self, rank: int | None) -> Buffers:
+        n = self.mnk[1]
+        k_loc = min(self.width, self.A.local_shape(rank)[1])
+        high = max((hi - lo for lo, hi in self.windows), default=0)
+        reduction = (
+            self.reduction.buffers(rank)
+            if high
+            else dict.fromkeys(["in the order of ranks", "mine"], (0, self.accumulate))
+        )
+        return reduction | {
+            "converted A": (self.converts(self.A, "C") * k_loc * high, self.panel_dtype),
+            "converted B": (self.converts(self.B, "C") * k_loc * n, self.panel_dtype),
+            "sums": (high * n, self.accumulate),
+            "update": self._update(reduction["mine"][0]),
+            "exact": (self._exact(high, n), self.panel_dtype),
+        }
+
+
+@dataclass(frozen=True)
+class Layered(Product):
+    """Layers of Pr x Pc ranks, each multiplying its inner indices; then C is added up along `depth`.
+
+    A lies on Pr x (c Pc) ranks and B on (c Pr) x Pc, the inner indices of a layer on its ranks, as the algorithm
+    `inside` wants them there; each element of block (i, j) of C lies on one of the c ranks at (i, j).
+
+    place  : the ranks, layer by layer, row by row.
+    layers : c.
+    inside : "summa" or "cannon".
+    rows   : rows of C that are reduced at a time.
+    """
+
+    place: tuple[int, ...]
+    layers: int
+    inside: str
+    rows: int
+    algorithm = "2.5d"
+
+    @property
+    def grid(self) -> Placed:
+        return Placed((self.A.distribution.rows.parts, self.B.distribution.cols.parts), self.layers, self.place)
+
+    @cached_property
+    def _layers(self) -> tuple[Summa | Cannon, ...]:
+        return tuple(self._layer(number) for number in range(self.layers))
+
+    def layer(self, rank: int | None) -> Summa | Cannon:
+        """The product of a rank's layer; rank None: the one with most inner indices."""
+        return self._layers[0 if rank is None else max(0, self.grid.layer_of(rank))]
+
+    def _layer(self, number: int) -> Summa | Cannon:
+        """Block x of the inner indices belongs to layer x mod c, and in it to column (x / c) mod Pc of A."""
+        a, b, c = self.A.distribution, self.B.distribution, self.layers
+        pr, pc = self.grid.shape
+        block = a.cols.block  # and of b.rows
+        k = BlockCyclic(a.cols.n, block, c).count(number)
+        place_a = tuple(self.A.rank(i, x * c + number) for i in range(pr) for x in range(pc))
+        place_b = tuple(self.B.rank(x * c + number, j) for x in range(pr) for j in range(pc))
+        A = replace(self.A, distribution=Distribution(a.rows, BlockCyclic(k, block, pc)), place=place_a)
+        B = replace(self.B, distribution=Distribution(BlockCyclic(k, block, pr), b.cols), place=place_b)
+        C = Layout(Distribution(a.rows, b.cols), self.grid.layer(number), self.accumulate)
+        if self.inside == "cannon":
+            return Cannon(A, B, C, self.accumulate, self.width, 1, "shift")
+        return Summa(A, B, C, self.accumulate, self.width, self.lookahead, self.mover)
+
+    @cached_property
+    def reduction(self) -> Reduction:
+        plane = len(self.place) // self.layers
+        groups = tuple(self.place[at::plane] for at in range(plane))
+        rows, cols = self.A.distribution.rows, self.B.distribution.cols
+        return Reduction(rows, cols, groups, self.C, self.accumulate, self.rows)
+
+    @property
+    def panels(self) -> int:
+        return self.layer(None).panels
+
+    @property
+    def widest(self) -> int:
+        return self.layer(None).widest
+
+    @property
+    def total_words(self) -> int:
+        inside = sum(layer.total_words for layer in self._layers)
+        return inside + (self.reduction.total_words if self.mnk[2] else 0)
+
+    def scaled(self, share: float) -> Self:
+        rows = scaled(min(self.rows, max(1, self.reduction.shape(None)[0])), share)
+        return replace(self, width=scaled(min(self.width, max(1, self.widest)), share), rows=rows)
+
+    def transfers(self, rank: int) -> list[Transfer]:
+        if self.grid.layer_of(rank) < 0 or not self.mnk[2]:
+            return []
+        stride, traffic = self.grid.strides[2], self.reduction.traffic(rank)
+        added = Transfer("reduce", traffic, self.accumulate.itemsize, stride, self.layers, after=True)
+        return [*self.layer(rank).transfers(rank), added]
+
+    def local_shape(self, rank: int) -> tuple[int, int, int]:
+        return self.layer(rank).local_shape(rank)
+
+    def buffers(self, rank: int | None) -> Buffers:
+        rows, cols = self.reduction.shape(rank)
+        reduction = self.reduction.buffers(rank)
+        return (
+            self.layer(rank).buffers(rank)
+            | reduction
+            | {
+                "partial C": (rows * cols, self.accumulate),
+                "update": self._update(reduction["mine"][0]),
+            }
+        )

@@ -1,0 +1,179 @@
+"""What all algorithms have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar, Self
+
+import numpy as np
+
+from pdgemm import dtypes
+from pdgemm.costs import MESSAGE_BYTES, gemm_flops
+from pdgemm.grids.layout import Layout
+from pdgemm.local import conjugates
+from pdgemm.machine import Machine
+from pdgemm.timing import Traffic, Transfer
+
+SLAB = 1 << 16  # elements that are rounded or added to C at a time
+Buffers = dict[str, tuple[int, np.dtype]]  # name: words, type
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A process grid as a value: which rank is at (layer, i, j)."""
+
+    shape: tuple[int, int]
+    layers: int
+    place: tuple[int, ...]  # layer by layer, row by row
+
+    def layer(self, number: int) -> tuple[int, ...]:
+        """The ranks of one layer, row by row."""
+        plane = self.shape[0] * self.shape[1]
+        return self.place[number * plane : (number + 1) * plane]
+
+    @property
+    def strides(self) -> tuple[int, int, int]:
+        """Distances between the numbers of neighbours along a row, a column and the layers."""
+        pr, pc = self.shape
+        first = self.place[0]
+        return tuple(  # type: ignore[return-value]
+            abs(self.place[step] - first) if parts > 1 else 1
+            for step, parts in ((1, pc), (pc, pr), (pr * pc, self.layers))
+        )
+
+    def layer_of(self, rank: int) -> int:
+        """-1 for a rank that has no place."""
+        at = self._at.get(rank)
+        return -1 if at is None else at // (self.shape[0] * self.shape[1])
+
+    @cached_property
+    def _at(self) -> dict[int, int]:
+        return {rank: at for at, rank in enumerate(self.place)}
+
+
+@dataclass(frozen=True)
+class Product:
+    """C := alpha A B + beta C by one algorithm, on layouts that fit it.
+
+    accumulate : the type in which products are added up.
+    width      : no panel is wider.
+    lookahead  : panels in flight behind the one in use.
+    mover      : how panels travel.
+    """
+
+    A: Layout
+    B: Layout
+    C: Layout
+    accumulate: np.dtype
+    width: int
+    lookahead: int
+    mover: str
+    algorithm: ClassVar[str]
+
+    @property
+    def mnk(self) -> tuple[int, int, int]:
+        return *self.C.distribution.shape, self.A.distribution.cols.n
+
+    @property
+    def grid(self) -> Placed:
+        """The grid whose rows, columns and layers the panels travel along."""
+        return Placed(self.C.distribution.grid_shape, 1, self.C.place)
+
+    @property
+    def flops(self) -> int:
+        """Of all ranks together."""
+        return gemm_flops(*self.mnk, complex_=self.accumulate.kind == "c")
+
+    @property
+    def panel_dtype(self) -> np.dtype:
+        """The type in which BLAS sees panels: int8 numbers are multiplied as float32, exactly."""
+        return self.accumulate if self.accumulate in dtypes.BLAS else np.dtype(np.float32)
+
+    @property
+    def update_dtype(self) -> np.dtype:
+        """The type in which sums are added to C."""
+        return dtypes.arithmetic(self.accumulate, self.C.dtype)
+
+    @property
+    def sums_in_c(self) -> bool:
+        """Are products added up in C itself?"""
+        return self.C.dtype == self.accumulate
+
+    def converts(self, operand: Layout, order: str) -> bool:
+        """Does each panel need a second buffer: for another type, or for a conjugate that BLAS cannot form?
+
+        order : memory order of what the products are accumulated in.
+        """
+        stuck = operand.conjugated and not conjugates(operand.order, order)
+        return stuck or operand.dtype != self.panel_dtype
+
+    @property
+    def total_words(self) -> int:
+        """Words that all ranks together send."""
+        raise NotImplementedError
+
+    def transfers(self, rank: int) -> list[Transfer]:
+        """What a rank sends and receives, by direction."""
+        raise NotImplementedError
+
+    def traffic(self, rank: int) -> Traffic:
+        """Words and messages of a rank."""
+        return sum((transfer.traffic for transfer in self.transfers(rank)), Traffic())
+
+    def local_shape(self, rank: int) -> tuple[int, int, int]:
+        """Rows, columns and inner indices that a rank multiplies."""
+        raise NotImplementedError
+
+    def seconds(self, machine: Machine, rank: int) -> float:
+        """By the model: steps of a transfer and a product, in part at the same time; then what cannot be hidden."""
+        m, n, k = self.local_shape(rank)
+        rate = machine.rate(str(self.panel_dtype), m, n, min(k, self.widest)) if m * n * k else 1.0
+        moving, after = 0.0, 0.0
+        for x in self.transfers(rank):
+            words, messages = x.traffic.words_received, x.traffic.messages_received
+            taken = machine.transfer(x.kind, words, messages, x.itemsize, x.stride, x.length)
+            moving, after = (moving, after + taken) if x.after else (moving + taken, after)
+        return after + machine.pipeline(self._flops(m, n, k) / rate, moving, self.panels, self.lookahead > 0)
+
+    def buffers(self, rank: int | None) -> Buffers:
+        """What a rank allocates beyond A, B and C."""
+        raise NotImplementedError
+
+    def scaled(self, share: float) -> Self:
+        """With panels of a share of their width, from 1 as it is to 0, with buffers as small as can be."""
+        return replace(self, width=scaled(min(self.width, self.widest), share))
+
+    @property
+    def widest(self) -> int:
+        """Inner indices of the widest panel."""
+        raise NotImplementedError
+
+    @property
+    def panels(self) -> int:
+        """Steps of the busiest rank."""
+        raise NotImplementedError
+
+    def extra_bytes(self, rank: int | None) -> int:
+        return sum(words * dtype.itemsize for words, dtype in self.buffers(rank).values())
+
+    def _flops(self, m: int, n: int, k: int) -> int:
+        return gemm_flops(m, n, k, complex_=self.accumulate.kind == "c")
+
+    def _update(self, words: int) -> tuple[int, np.dtype]:
+        """Room in which so many sums are rounded, or added to C."""
+        return 2 * min(words, SLAB), self.update_dtype
+
+    def _exact(self, rows: int, cols: int) -> int:
+        """32-bit numbers in which int8 products are formed, and made integers, before they are added up."""
+        return 0 if self.accumulate in dtypes.BLAS else 2 * min(SLAB, rows * cols)
+
+    def _message_width(self, width: int, *sides: tuple[int, np.dtype]) -> int:
+        """The width at which no panel of that many words across, `sides`, is too large for a message."""
+        longest = max(1, *(words * dtype.itemsize for words, dtype in sides))
+        return max(1, min(width, MESSAGE_BYTES // longest))
+
+
+def scaled(size: int, share: float) -> int:
+    """A share of a size, at least 1."""
+    return max(1, int(size * share))

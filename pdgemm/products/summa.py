@@ -1,0 +1,89 @@
+"""SUMMA with C stationary, as a value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from pdgemm.costs import broadcasts
+from pdgemm.products.product import Buffers, Product
+from pdgemm.schedule import PanelStep, one_run, panel_counts, summa_steps, widest_panel
+from pdgemm.timing import Transfer
+
+
+@dataclass(frozen=True)
+class Summa(Product):
+    """C stationary; panels of A travel along grid rows, panels of B along grid columns.
+
+    A, B and C lie on one grid; C's row map is A's, C's column map is B's.
+    """
+
+    algorithm = "summa"
+
+    @property
+    def panels(self) -> int:
+        return int(self._counts.sum())
+
+    @property
+    def steps(self) -> tuple[PanelStep, ...]:
+        return summa_steps(self.A.distribution.cols, self.B.distribution.rows, self._width)
+
+    @cached_property
+    def _width(self) -> int:
+        a, b = self.A.distribution.rows.largest, self.B.distribution.cols.largest
+        return self._message_width(self.width, (a, self.A.dtype), (b, self.B.dtype))
+
+    @cached_property
+    def _counts(self) -> np.ndarray:
+        return panel_counts(self.A.distribution.cols, self.B.distribution.rows, self._width)
+
+    @cached_property
+    def widest(self) -> int:
+        return widest_panel(self.A.distribution.cols, self.B.distribution.rows, self._width)
+
+    @property
+    def total_words(self) -> int:
+        m, n, k = self.mnk
+        pr, pc = self.C.distribution.grid_shape
+        return m * k * (pc - 1) + k * n * (pr - 1)
+
+    @property
+    def slots(self) -> int:
+        """Panels held at once: the one in use and those in flight behind it."""
+        return min(self.lookahead + 1, max(1, self.panels))
+
+    def transfers(self, rank: int) -> list[Transfer]:
+        """A's panels along the rank's row, B's along its column.
+
+        Words in: m_loc (k - k_loc) of A and n_loc (k - k_loc) of B, where k_loc inner indices are its own.
+        """
+        (i, j), (row, col, _) = self.C.coords(rank), self.grid.strides
+        A, B = self.A.distribution, self.B.distribution
+        along_row = broadcasts(A.rows.count(i), A.cols, self._counts.sum(axis=1), self.mover, j)
+        along_col = broadcasts(B.cols.count(j), B.rows, self._counts.sum(axis=0), self.mover, i)
+        return [
+            Transfer(self.mover, along_row, self.A.dtype.itemsize, row, A.cols.parts),
+            Transfer(self.mover, along_col, self.B.dtype.itemsize, col, B.rows.parts),
+        ]
+
+    def local_shape(self, rank: int) -> tuple[int, int, int]:
+        return *self.C.local_shape(rank), self.mnk[2]
+
+    def buffers(self, rank: int | None) -> Buffers:
+        """A panel that stays in its row (Pc = 1) and is one run of columns is multiplied where it lies."""
+        m_loc, n_loc = self.C.local_shape(rank)
+        inner_a, inner_b = self.A.distribution.cols, self.B.distribution.rows
+        a = inner_a.parts > 1 or not (one_run(inner_b) or all(step.a.single for step in self.steps))
+        b = inner_b.parts > 1 or not (one_run(inner_a) or all(step.b.single for step in self.steps))
+        sums = 0 if self.sums_in_c or not self.mnk[2] else m_loc * n_loc
+        return {
+            "panels of A": (a * self.slots * self.widest * m_loc, self.A.dtype),
+            "panels of B": (b * self.slots * self.widest * n_loc, self.B.dtype),
+            "converted A": (self.converts(self.A, self.C.order) * self.widest * m_loc, self.panel_dtype),
+            "converted B": (self.converts(self.B, self.C.order) * self.widest * n_loc, self.panel_dtype),
+            "sums": (sums, self.accumulate),
+            "update": self._update(sums),
+            "exact": (self._exact(m_loc, n_loc), self.panel_dtype),
+        }
