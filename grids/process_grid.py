@@ -77,6 +77,8 @@ class ProcessGrid:
         self.node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
         self._group = self.comm.Get_group()
         share_cores(self.node)
+        if not self._shared.ranks_per_node:
+            self._shared.ranks_per_node = self.comm.allreduce(self.node.size, MPI.MAX)
 
     def _connect(self, base: MPI.Intracomm, members: Sequence[int], dims: tuple[int, int, int]) -> None:
         """The communicators of rows, columns and depths, and this rank's place in them.  Collective over base."""
@@ -121,6 +123,11 @@ class ProcessGrid:
     def base(self) -> ProcessGrid:
         """The grid that was made, of which this may be the transposed view."""
         return self.T if self.transposed else self
+
+    @property
+    def ranks_per_node(self) -> int | None:
+        """Ranks that share memory, at most; None where all of them do."""
+        return self._shared.ranks_per_node if self._shared.ranks_per_node < self.size else None
 
     @property
     def idle(self) -> bool:
@@ -213,6 +220,7 @@ class _Shared:
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.comm = comm.Dup()
         self.users = 0
+        self.ranks_per_node = 0  # the most of any node
         self.work_grids: dict[Any, ProcessGrid] = {}
 
 

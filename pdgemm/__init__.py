@@ -23,10 +23,14 @@ if TYPE_CHECKING:
     from pdgemm.errors import PdgemmError as PdgemmError
     from pdgemm.gemm import matmul as matmul
     from pdgemm.gemm import pdgemm as pdgemm
+    from pdgemm.gemm import plan as plan
     from pdgemm.grids.distribution import BlockCyclic as BlockCyclic
     from pdgemm.grids.distribution import Distribution as Distribution
     from pdgemm.grids.process_grid import ProcessGrid as ProcessGrid
+    from pdgemm.machine import Machine as Machine
+    from pdgemm.machine import load_machine as load_machine
     from pdgemm.matrix import DistMatrix as DistMatrix
+    from pdgemm.planner import Plan as Plan
     from pdgemm.redistribution import redistribute as redistribute
     from pdgemm.report import Report as Report
     from pdgemm.residual import verify as verify
@@ -34,6 +38,10 @@ if TYPE_CHECKING:
 _HOME = {
     "Batch": "pdgemm.batch",
     "BlockCyclic": "pdgemm.grids.distribution",
+    "Machine": "pdgemm.machine",
+    "Plan": "pdgemm.planner",
+    "load_machine": "pdgemm.machine",
+    "plan": "pdgemm.gemm",
     "DistMatrix": "pdgemm.matrix",
     "Distribution": "pdgemm.grids.distribution",
     "PdgemmError": "pdgemm.errors",

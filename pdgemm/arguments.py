@@ -43,6 +43,20 @@ def as_count(given: object, name: str, least: int) -> int:
     return number
 
 
+def as_optional(given: object, name: str, least: int) -> int | None:
+    """A number of things, or None."""
+    return None if given is None else as_count(given, name, least)
+
+
+def as_shape(given: object) -> tuple[int, int] | None:
+    """The shape of a grid, or None."""
+    if given is None:
+        return None
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        raise ArgumentError(f"shape is a pair (Pr, Pc), got {given!r}")
+    return as_count(given[0], "Pr", 1), as_count(given[1], "Pc", 1)
+
+
 def op(A: DistMatrix, trans: str, name: str) -> DistMatrix:
     """A, its transpose or its conjugate transpose, for "N", "T" or "C"."""
     letter = op_letter(trans, name)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import isqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -79,12 +79,12 @@ class Box:
 
 def turns(pr: Any, pc: Any) -> Any:
     """Blocks of inner indices in a layer: a multiple of the longer side that nearly is one of the shorter side."""
-    long: Any = np.maximum(pr, pc)
-    short: Any = np.minimum(pr, pc)
-    best: Any = long
-    least: Any = np.ceil(long / short) * short / long
+    long, short = np.maximum(pr, pc), np.minimum(pr, pc)
+    best, least = long, -(-long // short) * short / long
     for times in range(2, 9):
-        excess = np.ceil(times * long / short) * short / (times * long)
+        if np.all(least <= 1 + IDLE):
+            break
+        excess = -(-times * long // short) * short / (times * long)
         better = (least > 1 + IDLE) & (excess < least)
         best, least = np.where(better, times * long, best), np.where(better, excess, least)
     return best
@@ -108,13 +108,13 @@ def _near_root(c: int) -> int:
 
 
 def divisor_like(total: int, most: int) -> np.ndarray:
-    """The numbers total // x: no larger one leaves as much to its cofactors."""
-    x = np.arange(1, isqrt(total) + 1)
-    values = np.union1d(x, total // x)
-    return np.unique(np.minimum(values, max(1, most)))
+    """The numbers total // x up to `most`, ascending: no larger one leaves as much to its cofactors."""
+    small = np.arange(1, isqrt(total) + 1)
+    large = (total // small)[::-1]
+    values = np.concatenate([small, large[int(large[0] == small[-1]) :]])  # the root is in both
+    return values if values[-1] <= most else np.append(values[values < most], most)
 
 
-@lru_cache(maxsize=64)
 def grids(
     m: int, n: int, k: int, ranks: int, layers: int | None = None, shape: tuple[int, int] | None = None
 ) -> np.ndarray:
@@ -122,17 +122,45 @@ def grids(
 
     layers, shape : where they are given.
     """
+    m, n, k = max(1, m), max(1, n), max(1, k)
     if shape is not None:
-        deep = min(ranks // (shape[0] * shape[1]), max(1, k)) if layers is None else layers
+        deep = min(ranks // (shape[0] * shape[1]), k) if layers is None else layers
         return np.array([[*shape, deep]] if 0 < shape[0] * shape[1] * deep <= ranks else np.zeros((0, 3), int))
     plane = ranks if layers is None else ranks // layers
     found = [np.zeros((0, 3), int)]
-    for a in divisor_like(plane, m) if plane else []:
-        left = plane // int(a)
-        b = divisor_like(left, n) if layers is None else np.array([min(left, max(1, n))])
-        c = np.minimum(left // b, max(1, k)) if layers is None else np.full(1, layers)
-        found.append(np.stack([np.full(len(b), a), b, c], axis=1))
+    for a in divisor_like(plane, m).tolist() if plane else []:
+        left = plane // a
+        b = divisor_like(left, n) if layers is None else np.array([min(left, n)])
+        rows = np.empty((len(b), 3), int)
+        rows[:, 0], rows[:, 1] = a, b
+        rows[:, 2] = np.minimum(left // b, k) if layers is None else layers
+        found.append(rows)
     return np.concatenate(found)
+
+
+class Priced(NamedTuple):
+    """Grids, best first, with what the busiest rank receives."""
+
+    grids: np.ndarray
+    words: np.ndarray
+    work: np.ndarray  # size of the largest block
+
+
+@lru_cache(maxsize=64)
+def priced(m: int, n: int, k: int, ranks: int, layers: int | None, shape: tuple[int, int] | None) -> Priced:
+    every = grids(m, n, k, ranks, layers, shape)
+    used = every.prod(axis=1)
+    every = every[used >= 0.75 * used.max(initial=0)]  # the others leave too many ranks idle
+    pr, pc, c = every.T
+    rows = _row_shares(m, n, pr, pc, c)
+    cols = c // rows
+    high, wide = rows * -(-m // (pr * rows)), cols * -(-n // (pc * cols))
+    block = np.maximum(1, -(-k // (c * turns(pr, pc))))
+    deep = np.minimum(k, block * -(-k // (block * c)))
+    words = high * deep * (1 - 1 / pc) + deep * wide * (1 - 1 / pr) + high * wide * (1 - 1 / c) * (k > 0)
+    work = high.astype(float) * wide * deep
+    order = np.lexsort((work, words))
+    return Priced(every[order], words[order], work[order])
 
 
 def best_grids(
@@ -145,26 +173,21 @@ def best_grids(
     layers: int | None = None,
     shape: tuple[int, int] | None = None,
     fits: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] | None = None,
+    anyhow: bool = False,
 ) -> list[Box]:
     """The grids on which a rank receives the fewest words, best first, among those that leave few ranks idle.
 
-    fits : which of the grids (Pr, Pc, c) are allowed.
+    fits   : which of the grids (Pr, Pc, c) are allowed.
+    anyhow : grids with more ranks than rows, columns or inner indices too, if there are no others.
     """
-    every = grids(m, n, k, ranks, layers, shape)
+    every, _, work = priced(m, n, k, ranks, layers, shape)
     if fits is not None:
-        every = every[fits(*every.T)]
+        allowed = fits(*every.T)
+        every, work = every[allowed], work[allowed]
     if not len(every):
-        return []
-    ranks_used = every.prod(axis=1)
-    every = every[ranks_used >= (1 - IDLE) ** 2 * ranks_used.max()]  # the others leave too many idle
-    pr, pc, c = every.T
-    rows = _row_shares(m, n, pr, pc, c)
-    cols = c // rows
-    high, wide = rows * -(-m // (pr * rows)), cols * -(-n // (pc * cols))
-    block = np.maximum(1, -(-k // (c * turns(pr, pc))))
-    deep = np.minimum(k, block * -(-k // (block * c)))
-    words = high * deep * (1 - 1 / pc) + deep * wide * (1 - 1 / pr) + high * wide * (1 - 1 / c) * (k > 0)
-    work = high.astype(float) * wide * deep
-    allowed = np.flatnonzero(work * (1 - IDLE) <= work.min())
-    order = allowed[np.lexsort((work[allowed], words[allowed]))][:keep]
-    return [Box(m, n, k, int(pr[x]), int(pc[x]), int(c[x])) for x in order]
+        wide = max(ranks, m, n, k)
+        again = anyhow and (m, n, k) != (wide, wide, wide)
+        boxes = best_grids(wide, wide, wide, ranks, keep, layers=layers, shape=shape, fits=fits) if again else []
+        return [Box(m, n, k, box.pr, box.pc, box.layers) for box in boxes]
+    busy = np.flatnonzero(work * (1 - IDLE) <= work.min())[:keep]
+    return [Box(m, n, k, *map(int, every[x])) for x in busy]

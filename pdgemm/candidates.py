@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -11,13 +11,15 @@ import numpy as np
 from pdgemm.boxes import Box, best_grids
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout
+from pdgemm.machine import Machine
 from pdgemm.products import Cannon, Inner, Layered, Product, Stationary, Summa
 from pdgemm.products.product import Placed
 from pdgemm.schedule import skewed_places
 
+PRODUCTS = (Summa, Stationary, Cannon, Layered, Inner)
 ALGORITHMS = ("auto", "summa", "stationary_a", "stationary_b", "cannon", "2.5d", "row", "column", "inner")
-_REDUCED_BYTES = 1 << 26  # of C that are reduced at a time, but not fewer than _REDUCED_ROWS rows, for BLAS
-_REDUCED_ROWS = 256
+REDUCED_BYTES = 1 << 26  # of C that are reduced at a time, but not fewer than REDUCED_ROWS rows, for BLAS
+REDUCED_ROWS = 256
 _BOXES = 2  # new grids of each kind
 
 
@@ -49,17 +51,31 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """What is to be multiplied and how it lies, with the options that all ways share."""
+    """What is to be multiplied, how it lies, and what is asked of the plan.
+
+    size      : ranks of the communicator in which the layouts number their ranks.
+    plain     : C is not read, beta is 0.
+    algorithm : one of ALGORITHMS.   shape, layers : of the grid of the product, where they are asked for.
+    """
 
     A: Layout
     B: Layout
     C: Layout
     size: int
-    plain: bool  # C is not read: beta is 0
+    plain: bool
     accumulate: np.dtype
     width: int
     lookahead: int
     mover: str
+    algorithm: str = "auto"
+    shape: tuple[int, int] | None = None
+    layers: int | None = None
+    memory_limit: int | None = None
+    machine: Machine = field(default_factory=Machine, repr=False)
+
+    @property
+    def given(self) -> tuple[Layout, Layout, Layout]:
+        return self.A, self.B, self.C
 
     @property
     def mnk(self) -> tuple[int, int, int]:
@@ -68,7 +84,8 @@ class Problem:
     @property
     def T(self) -> Problem:
         """C^T = B^T A^T."""
-        return replace(self, A=self.B.T, B=self.A.T, C=self.C.T)
+        shape = self.shape and self.shape[::-1]
+        return replace(self, A=self.B.T, B=self.A.T, C=self.C.T, shape=shape)
 
     @property
     def grids(self) -> list[Layout]:
@@ -87,94 +104,81 @@ class Problem:
     @property
     def reduced_rows(self) -> int:
         m, n, _ = self.mnk
-        return max(1, min(m, max(_REDUCED_ROWS, _REDUCED_BYTES // (max(1, n) * self.accumulate.itemsize))))
+        return max(1, min(m, max(REDUCED_ROWS, REDUCED_BYTES // (max(1, n) * self.accumulate.itemsize))))
 
 
-def ways(problem: Problem, algorithm: str, shape: tuple[int, int] | None, layers: int | None) -> Iterator[Way]:
-    """All ways that are worth a comparison, for one algorithm or all of them ("auto").
-
-    shape, layers : only on grids of this shape, with so many layers.
-    """
-    for way in _ways(problem, algorithm, shape, layers):
+def ways(problem: Problem) -> Iterator[Way]:
+    """All ways that are worth a comparison."""
+    shape, layers = problem.shape, problem.layers
+    for way in _ways(problem):
         pr, pc, c = way.shape
         if (shape is None or shape == (pr, pc)) and (layers is None or layers == c):
             yield way
 
 
-def _ways(problem: Problem, algorithm: str, shape: tuple[int, int] | None, layers: int | None) -> Iterator[Way]:
+def _ways(problem: Problem) -> Iterator[Way]:
+    algorithm, layers = problem.algorithm, problem.layers
     if problem.size == 1 and algorithm == "auto":  # nothing is sent: there is nothing to choose
         algorithm = "summa"
-    plain = layers in (None, 1)
     sides = {"row": (problem.size, 1), "column": (1, problem.size)}
     if algorithm in sides:
-        shape = sides[algorithm]
-    if algorithm in ("auto", "summa", "row", "column") and plain:
+        if problem.shape not in (None, sides[algorithm]):
+            return
+        problem = replace(problem, shape=sides[algorithm])
+    both = ((problem, False), (problem.T, True))
+    plane = layers in (None, 1)
+    if plane and algorithm in ("auto", "summa", "row", "column"):
         for base in problem.grids:
-            if algorithm not in sides or base.distribution.grid_shape == shape:
-                yield from summa_here(problem, base)
-        for box in _boxes(problem, shape, 1):
+            yield from summa_here(problem, base)
+        for box in _boxes(problem, 1):
             yield Way(summa_on(problem, box))
-    for transposed, p in enumerate((problem, problem.T)):
-        if algorithm in ("auto", ("stationary_a", "stationary_b")[transposed]) and plain:
-            yield Way(stationary(p, p.A.distribution.grid_shape, p.A.place), bool(transposed))
-            turned = shape and (shape[::-1] if transposed else shape)
-            for pr, pc in _stationary_shapes(p, turned):
-                yield Way(stationary(p, (pr, pc), p.place[: pr * pc]), bool(transposed))
-        if algorithm in ("auto", "cannon", "row", "column") and plain:
-            for box in _boxes(p, shape and (shape[::-1] if transposed else shape), 1, cannon=True):
+    for p, transposed in both if plane else ():
+        if algorithm in ("auto", "stationary_b" if transposed else "stationary_a"):
+            yield Way(stationary(p, p.A.distribution.grid_shape, p.A.place), transposed)
+            for pr, pc in _stationary_shapes(p):
+                yield Way(stationary(p, (pr, pc), p.place[: pr * pc]), transposed)
+        if algorithm in ("auto", "cannon", "row", "column"):
+            for box in _boxes(p, 1, cannon=True):
                 if not transposed or box.pr != box.pc:
-                    yield Way(cannon_on(p, box), bool(transposed))
+                    yield Way(cannon_on(p, box), transposed)
     if algorithm in ("auto", "2.5d") and layers != 1:
-        yield from _layered(problem, shape, layers)
-    if algorithm in ("auto", "inner") and shape in (None, (1, 1)) and layers in (None, problem.size):
+        yield from _layered(problem, both)
+    if algorithm in ("auto", "inner"):
         for a, b in inner_layouts(problem):
+            rows = problem.reduced_rows
             yield Way(
-                Inner(
-                    a,
-                    b,
-                    problem.C,
-                    problem.accumulate,
-                    problem.width,
-                    0,
-                    "reduce_scatter",
-                    problem.reduced_rows,
-                    problem.size,
-                )
+                Inner(a, b, problem.C, problem.accumulate, problem.width, 0, "reduce_scatter", rows, problem.size)
             )
 
 
-def _layered(problem: Problem, shape: tuple[int, int] | None, layers: int | None) -> Iterator[Way]:
-    for box in _boxes(problem, shape, layers, layered=True):
+def _layered(problem: Problem, both: tuple[tuple[Problem, bool], ...]) -> Iterator[Way]:
+    for box in _boxes(problem, problem.layers, layered=True):
         yield Way(layered_on(problem, box, "summa"))
-    for transposed, p in enumerate((problem, problem.T)):
-        turned = shape and (shape[::-1] if transposed else shape)
-        for box in _boxes(p, turned, layers, layered=True, cannon=True):
+    for p, transposed in both:
+        for box in _boxes(p, problem.layers, layered=True, cannon=True):
             if not transposed or box.pr != box.pc:
-                yield Way(layered_on(p, box, "cannon"), bool(transposed))
+                yield Way(layered_on(p, box, "cannon"), transposed)
     pr, pc = problem.C.distribution.grid_shape
-    c = layers or problem.size // (pr * pc)
-    if 1 < c <= problem.size // (pr * pc) and shape in (None, (pr, pc)):  # C on layer 0
+    c = problem.layers or problem.size // (pr * pc)
+    if 1 < c <= problem.size // (pr * pc):
         yield Way(layered_on(problem, Box(*problem.mnk, pr, pc, c), "summa", on_layer_0=True))
 
 
-def _boxes(
-    problem: Problem,
-    shape: tuple[int, int] | None,
-    layers: int | None,
-    layered: bool = False,
-    cannon: bool = False,
-) -> list[Box]:
+def _boxes(problem: Problem, layers: int | None, layered: bool = False, cannon: bool = False) -> list[Box]:
     def fits(pr: np.ndarray, pc: np.ndarray, c: np.ndarray) -> np.ndarray:
-        allowed = (pr * pc * c > 0) if not layered else (c > 1) & ((pr * pc > 1) | (shape == (1, 1)))
+        alone = pr * pc == 1  # each rank a layer: that is "inner"
+        allowed = (c > 1) & (~alone | (problem.algorithm == "2.5d")) if layered else c > 0
         return allowed & (pc % pr == 0) if cannon else allowed
 
-    return best_grids(*problem.mnk, problem.size, _BOXES, layers=layers, shape=shape, fits=fits)
+    forced = problem.algorithm != "auto"
+    return best_grids(*problem.mnk, problem.size, _BOXES, layers=layers, shape=problem.shape, fits=fits, anyhow=forced)
 
 
-def _stationary_shapes(problem: Problem, shape: tuple[int, int] | None) -> list[tuple[int, int]]:
+def _stationary_shapes(problem: Problem) -> list[tuple[int, int]]:
     """Pr x Pc over the rows and columns of A: as a box, Pr x 1 in Pc layers."""
-    if shape is not None:
-        return [shape] if shape[0] * shape[1] <= problem.size else []
+    if problem.shape is not None:
+        pr, pc = problem.shape
+        return [(pr, pc)] if pr * pc <= problem.size else []
     boxes = best_grids(*problem.mnk, problem.size, _BOXES, fits=lambda pr, pc, c: pc == 1)
     return [(box.pr, box.layers) for box in boxes]
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from mpi4py import MPI
 
 from pdgemm import dtypes
-from pdgemm.arguments import accumulation, as_count, as_scalar, check_result, op
-from pdgemm.candidates import ALGORITHMS
+from pdgemm.arguments import accumulation, as_count, as_optional, as_scalar, as_shape, check_result, op
+from pdgemm.candidates import ALGORITHMS, Problem
 from pdgemm.cannon import cannon
 from pdgemm.errors import ArgumentError, DTypeError, LayoutError, Shield, together
 from pdgemm.grids.distribution import BlockCyclic, Distribution
@@ -19,9 +20,10 @@ from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.layered import inner, layered
 from pdgemm.local import BLAS_INT
+from pdgemm.machine import Machine, machine_at_hand, on_nodes
 from pdgemm.matrix import DistMatrix
 from pdgemm.movers import MOVERS
-from pdgemm.planner import Plan, plan_product
+from pdgemm.planner import Plan, panel_width, plan_product
 from pdgemm.products import Cannon, Inner, Layered, Product, Stationary, Summa
 from pdgemm.redistribution import Room, exchange, kept_if_it_fails, move_report
 from pdgemm.report import MoveReport, Report
@@ -48,6 +50,7 @@ def pdgemm(
     memory_limit: int | None = None,
     mover: str = "ibcast",
     accumulate_dtype: Any = None,
+    machine: Machine | None = None,
     progress: Callable[[int, int], object] | None = None,
     check: bool = True,
 ) -> DistMatrix:
@@ -82,52 +85,86 @@ def pdgemm(
     2002, 3.5), and one rounding to C's type; int8 exact modulo 2^32.
     """
     start = perf_counter()
-    if not isinstance(A, DistMatrix):  # without a matrix there is no communicator to agree on
-        raise DTypeError(f"A is a DistMatrix, got {type(A).__name__}")
-    comm, recorder = A.grid.comm, Recorder()
+    comm = _communicator(A)
     with together(comm if check else None) as said:
-        for name, x in (("B", B), ("C", C)):
-            if not isinstance(x, DistMatrix) and (name, x) != ("C", None):
-                raise DTypeError(f"{name} is a DistMatrix, got {type(x).__name__}")
-        A, B = op(A, transa, "transa"), op(B, transb, "transb")
-        if algorithm not in ALGORITHMS:
-            raise ArgumentError(f"algorithm {algorithm!r} is not one of {', '.join(ALGORITHMS)}")
-        if mover not in MOVERS:
-            raise ArgumentError(f"mover {mover!r} is not one of {', '.join(MOVERS)}")
-        _check_operands(A, B)
-        if C is None:
-            C, beta = _result(A, B), 0
-        _check_result(A, B, C)
-        accumulate = accumulation(A.dtype, B.dtype, C.dtype, accumulate_dtype)
+        A, B, C, made = _operands(A, B, C, transa, transb)
+        beta = 0 if made else beta
         alpha, beta = as_scalar(alpha, C.dtype, "alpha"), as_scalar(beta, C.dtype, "beta")
-        layouts = [x.layout_in(A.grid) for x in (A, B, C)]
-        if alpha == 0 or A.shape[1] == 0:
-            layouts[:2] = _nothing_to_multiply(*layouts)
-            algorithm, shape, layers = "summa", layouts[2].distribution.grid_shape, 1
-        plan = plan_product(
-            *layouts,
-            comm.size,
-            accumulate=accumulate,
-            beta_is_zero=beta == 0,
-            algorithm=algorithm,
-            shape=shape,
-            layers=layers,
-            lookahead=as_count(lookahead, "lookahead", 0),
-            mover=mover,
-            panel_width=None if panel_width is None else as_count(panel_width, "panel_width", 1),
-            memory_limit=None if memory_limit is None else as_count(memory_limit, "memory_limit", 0),
+        asked = _Options(
+            algorithm, shape, layers, lookahead, panel_width, memory_limit, mover, accumulate_dtype, machine
         )
+        plan = plan_product(_problem(A, B, C, asked, beta == 0, nothing=alpha == 0 or A.shape[1] == 0))
         said += [f"pdgemm, alpha={alpha}", f"beta={beta}", plan.description]
         room = _Buffers(plan, comm.rank)
-        recorder.hold(room.nbytes)
-    assert C is not None  # an error was raised on all ranks
-    notify = Shield(progress)
-    with np.errstate(all="ignore"), kept_if_it_fails(room):
-        moves = _run(alpha, A, B, beta, C, plan, room, recorder, notify)
-    C.report = _report(plan, comm.rank, C.grid.coords, recorder, perf_counter() - start, moves)
-    if notify.error is not None:
-        raise notify.error
-    return C
+    return _run(alpha, A, B, beta, C, plan, room, start, progress)
+
+
+def plan(
+    A: DistMatrix,
+    B: DistMatrix,
+    C: DistMatrix | None = None,
+    *,
+    beta: complex = 0.0,
+    transa: str = "N",
+    transb: str = "N",
+    algorithm: str = "auto",
+    shape: tuple[int, int] | None = None,
+    layers: int | None = None,
+    lookahead: int = 1,
+    panel_width: int | None = None,
+    memory_limit: int | None = None,
+    mover: str = "ibcast",
+    accumulate_dtype: Any = None,
+    machine: Machine | None = None,
+    check: bool = True,
+) -> Plan:
+    """What `pdgemm` with these arguments would do, without doing it.  Collective over the grid; nothing is sent.
+
+    C : None: a matrix as `pdgemm` would make it.   beta : 0, or anything else where C is to be read.
+
+    The plan is a value: it prints, compares, tells what it costs (`plan.explain()`, `plan.seconds`,
+    `plan.traffic(rank)`, `plan.extra_bytes(rank)`), is saved (`to_json`, `Plan.from_json`), and is carried out by
+    `plan.execute(A, B, C)` as often as wanted.
+    Raises what `pdgemm` raises, the same on every rank.
+    """
+    with together(_communicator(A) if check else None) as said:
+        A, B, C, made = _operands(A, B, C, transa, transb)
+        asked = _Options(
+            algorithm, shape, layers, lookahead, panel_width, memory_limit, mover, accumulate_dtype, machine
+        )
+        found = plan_product(_problem(A, B, C, asked, made or beta == 0, nothing=A.shape[1] == 0))
+        said += ["plan", found.description]
+    return found
+
+
+def execute(
+    plan: Plan,
+    A: DistMatrix,
+    B: DistMatrix,
+    C: DistMatrix,
+    *,
+    alpha: complex = 1,
+    beta: complex = 0,
+    check: bool = True,
+) -> DistMatrix:
+    """`Plan.execute`."""
+    start = perf_counter()
+    comm = _communicator(A)
+    with together(comm if check else None) as said:
+        _check_types(A, B, C)
+        alpha, beta = as_scalar(alpha, C.dtype, "alpha"), as_scalar(beta, C.dtype, "beta")
+        _check_result(A, B, C)
+        for name, x, planned in zip("ABC", (A, B, C), plan.problem.given):
+            if x.layout_in(A.grid) != planned:
+                raise LayoutError(f"{name} is {x.layout_in(A.grid)}, but the plan was made for {planned}")
+        if beta != 0 and plan.problem.plain and any(name == "C" for name, _ in plan.moves):
+            raise ArgumentError(f"beta = {beta}, but the plan was made for beta = 0: plan(..., beta=1)")
+        said += [f"execute, alpha={alpha}", f"beta={beta}", plan.description]
+        if alpha != 0:
+            room = _Buffers(plan, comm.rank)
+    if alpha == 0:  # A and B are not read
+        return pdgemm(0, A, B, beta, C, check=False)
+    return _run(alpha, A, B, beta, C, plan, room, start, None)
 
 
 def matmul(A: DistMatrix, B: DistMatrix, out: DistMatrix | None = None) -> DistMatrix:
@@ -139,7 +176,7 @@ class _Buffers:
     """All memory of one rank for a plan, allocated before anything is sent."""
 
     def __init__(self, plan: Plan, rank: int) -> None:
-        self.product = {name: np.empty(words, dtype) for name, (words, dtype) in plan.product.buffers(rank).items()}
+        self.product = {name: np.empty(words, dtype) for name, (words, dtype) in plan.buffers(rank).items()}
         self.messages = {name: Room(move, rank) for name, move in plan.moves}
         self.copies = {name: _empty(move.source if name == "C" else move.target, rank) for name, move in plan.moves}
 
@@ -161,33 +198,42 @@ def _run(
     C: DistMatrix,
     plan: Plan,
     room: _Buffers,
-    recorder: Recorder,
-    notify: Shield,
-) -> list[MoveReport]:
-    """Bring A and B where they fit, multiply, bring C home."""
+    start: float,
+    progress: Callable[[int, int], object] | None,
+) -> DistMatrix:
+    """Bring A and B where they fit, multiply, bring C home, report.
+
+    start : when the call began.
+    """
     comm, moves, reports = A.grid.comm, dict(plan.moves), list[MoveReport]()
+    recorder, notify = Recorder(), Shield(progress)
+    recorder.hold(room.nbytes)
 
     def move(name: str, x: np.ndarray, beta: Any, y: np.ndarray) -> None:
-        start, own = perf_counter(), Recorder()
+        begun, own = perf_counter(), Recorder()
         exchange(1, x, beta, y, moves[name], room.messages[name], comm, own)
         own.hold(room.messages[name].nbytes)
         recorder.traffic += own.traffic
-        reports.append(move_report(name, moves[name], comm.rank, own, perf_counter() - start))
+        reports.append(move_report(name, moves[name], comm.rank, own, perf_counter() - begun))
 
-    lying = {"A": A.stored, "B": B.stored, "C": C.stored}
-    for name, there in room.copies.items():
-        if name != "C":
-            move(name, lying[name], 0, there)
-        lying[name] = there
-    added = 0 if "C" in moves else beta
-    a, b, c = (lying[name] for name in "ABC")
-    if plan.transposed:
-        a, b, c = b.T, a.T, c.T
-    grid = _grid(plan.product, A.grid, B.grid, C.grid)
-    _RUN[type(plan.product)](alpha, a, b, added, c, plan.product, grid, room.product, recorder, notify)
-    if "C" in moves:
-        move("C", lying["C"], beta, C.stored)
-    return reports
+    with np.errstate(all="ignore"), kept_if_it_fails(room):
+        grid = _grid(plan.product, A.grid, B.grid, C.grid)
+        lying = {"A": A.stored, "B": B.stored, "C": C.stored}
+        for name, there in room.copies.items():
+            if name != "C":
+                move(name, lying[name], 0, there)
+            lying[name] = there
+        a, b, c = (lying[name] for name in "ABC")
+        if plan.transposed:
+            a, b, c = b.T, a.T, c.T
+        added = 0 if "C" in moves else beta
+        _RUN[type(plan.product)](alpha, a, b, added, c, plan.product, grid, room.product, recorder, notify)
+        if "C" in moves:
+            move("C", lying["C"], beta, C.stored)
+    C.report = _report(plan, comm.rank, C.grid.coords, recorder, perf_counter() - start, reports)
+    if notify.error is not None:
+        raise notify.error
+    return C
 
 
 _RUN: dict[type[Product], Callable[..., None]] = {
@@ -235,7 +281,32 @@ def _nothing_to_multiply(A: Layout, B: Layout, C: Layout) -> tuple[Layout, Layou
     )
 
 
-def _check_operands(A: DistMatrix, B: DistMatrix) -> None:
+def _communicator(A: object) -> MPI.Intracomm:
+    if not isinstance(A, DistMatrix):  # without a matrix there is no communicator to agree on
+        raise DTypeError(f"A is a DistMatrix, got {type(A).__name__}")
+    return A.grid.comm
+
+
+class _Options(NamedTuple):
+    """What a caller asks of a plan."""
+
+    algorithm: str
+    shape: tuple[int, int] | None
+    layers: int | None
+    lookahead: int
+    panel_width: int | None
+    memory_limit: int | None
+    mover: str
+    accumulate_dtype: Any
+    machine: Machine | None
+
+
+def _operands(
+    A: DistMatrix, B: DistMatrix, C: DistMatrix | None, transa: str, transb: str
+) -> tuple[DistMatrix, DistMatrix, DistMatrix, bool]:
+    """op(A), op(B) and C, which fit each other, and whether C was made here."""
+    _check_types(A, B, C)
+    A, B = op(A, transa, "transa"), op(B, transb, "transb")
     for name, x in (("A", A), ("B", B)):
         _check_dtype(name, x, dtypes.OPERANDS)
     if A.shape[1] != B.shape[0]:
@@ -243,6 +314,48 @@ def _check_operands(A: DistMatrix, B: DistMatrix) -> None:
             f"inner dimensions do not agree: op(A) is {_size(A)} on a {A.grid} grid, "
             f"op(B) is {_size(B)} on a {B.grid} grid"
         )
+    made = C is None
+    if C is None:
+        C = _result(A, B)
+    _check_result(A, B, C)
+    return A, B, C, made
+
+
+def _problem(A: DistMatrix, B: DistMatrix, C: DistMatrix, asked: _Options, plain: bool, nothing: bool) -> Problem:
+    """nothing : there is no product to be formed, C := beta C."""
+    if asked.algorithm not in ALGORITHMS:
+        raise ArgumentError(f"algorithm {asked.algorithm!r} is not one of {', '.join(ALGORITHMS)}")
+    if asked.mover not in MOVERS:
+        raise ArgumentError(f"mover {asked.mover!r} is not one of {', '.join(MOVERS)}")
+    accumulate = accumulation(A.dtype, B.dtype, C.dtype, asked.accumulate_dtype)
+    a, b, c = (x.layout_in(A.grid) for x in (A, B, C))
+    algorithm, shape, layers = asked.algorithm, as_shape(asked.shape), as_optional(asked.layers, "layers", 1)
+    width = as_optional(asked.panel_width, "panel_width", 1)
+    if nothing:
+        a, b = _nothing_to_multiply(a, b, c)
+        algorithm, shape, layers = "summa", c.distribution.grid_shape, 1
+    return Problem(
+        a,
+        b,
+        c,
+        size=A.grid.size,
+        plain=plain,
+        accumulate=accumulate,
+        width=panel_width(width, accumulate),
+        lookahead=as_count(asked.lookahead, "lookahead", 0),
+        mover=asked.mover,
+        algorithm=algorithm,
+        shape=shape,
+        layers=layers,
+        memory_limit=as_optional(asked.memory_limit, "memory_limit", 0),
+        machine=on_nodes(asked.machine or machine_at_hand(), A.grid.ranks_per_node),
+    )
+
+
+def _check_types(A: DistMatrix, B: DistMatrix, C: DistMatrix | None) -> None:
+    for name, x in (("A", A), ("B", B), ("C", C)):
+        if not isinstance(x, DistMatrix) and (name, x) != ("C", None):
+            raise DTypeError(f"{name} is a DistMatrix, got {type(x).__name__}")
 
 
 def _check_result(A: DistMatrix, B: DistMatrix, C: DistMatrix) -> None:
@@ -294,5 +407,6 @@ def _report(
         predicted=plan.traffic(rank),
         extra_bytes=recorder.peak_bytes,
         predicted_extra_bytes=plan.extra_bytes(rank),
+        predicted_seconds=plan.seconds,
         moves=tuple(moves),
     )

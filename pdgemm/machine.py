@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, lru_cache
 from math import exp, log
 from os import environ
 from pathlib import Path
@@ -70,6 +71,9 @@ class Machine:
     overlap: float = 0.5
     step: float = 2e-5
     call: float = 2e-4
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.ranks_per_node, self.copy, self.overlap, self.step, self.call))
 
     def rate(self, dtype: str, *dimensions: int) -> float:
         """Flops per second of a local product; between measured sizes on a line in log-log scale."""
@@ -144,6 +148,18 @@ class Machine:
         return [x for link in links for x in (link.alpha, link.beta)] + [
             x for table in self.gamma.values() for x in table.values()
         ]
+
+
+@lru_cache(maxsize=8)
+def on_nodes(machine: Machine, ranks_per_node: int | None) -> Machine:
+    """The machine with so many ranks on a node."""
+    return replace(machine, ranks_per_node=ranks_per_node)
+
+
+@cache
+def machine_at_hand() -> Machine:
+    """`load_machine()`, read once."""
+    return load_machine()
 
 
 def load_machine(path: str | Path | None = None) -> Machine:

@@ -25,10 +25,11 @@ Step = TypeVar("Step")
 class Slot:
     """Room for one panel of A and one of B, and what to wait for before using them."""
 
-    __slots__ = ("A", "B", "arrivals", "buffer_a", "buffer_b", "number", "users")
+    __slots__ = ("A", "B", "arrivals", "buffer_a", "buffer_b", "number", "tag", "users")
 
     def __init__(self, number: int, buffer_a: np.ndarray, buffer_b: np.ndarray) -> None:
         self.number = number
+        self.tag = number  # of the messages of a panel: one that no other panel in flight has
         self.buffer_a = buffer_a
         self.buffer_b = buffer_b
         self.arrivals: list[Wait] = []

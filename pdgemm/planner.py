@@ -2,28 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, wraps
 from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from pdgemm import dtypes
-from pdgemm.candidates import Problem, Way, ways
+from pdgemm.candidates import PRODUCTS, Problem, Way, ways
 from pdgemm.costs import lower_bound
 from pdgemm.errors import ArgumentError, MemoryLimitError
 from pdgemm.exchange import Exchange, plan_exchange
-from pdgemm.grids.layout import Layout
+from pdgemm.explain import Candidate, table
 from pdgemm.local import EXACT_WIDTH
-from pdgemm.machine import Machine
+from pdgemm.plain import pack, unpack
 from pdgemm.products import Product
+from pdgemm.products.product import Buffers
 from pdgemm.timing import Traffic
 
+if TYPE_CHECKING:
+    from pdgemm.matrix import DistMatrix
+
 PANEL_WIDTH = 512  # wide enough for BLAS to reach its peak, narrow enough to stay in flight behind it
+Result = TypeVar("Result")
 _NO_LIMIT = 1 << 62
 _WORTH_MOVING = 1.5  # how many times faster makes up for the memory of moved copies, and for what no model sees
 _SAMPLE = 4  # ranks that are looked at where there are more
+
+
+def remembered(method: Callable[[Plan, Any], Result]) -> Callable[[Plan, Any], Result]:
+    """What a plan says of a rank does not change, and plans are used again."""
+
+    def remember(plan: Plan, rank: Any) -> Result:
+        known = plan.__dict__.setdefault("_known", {})
+        key = method.__name__, rank
+        if key not in known:
+            known[key] = method(plan, rank)
+        return known[key]
+
+    return wraps(method)(remember)
 
 
 @dataclass(frozen=True)
@@ -33,15 +53,17 @@ class Plan:
     product    : the algorithm, on layouts that fit it.
     transposed : it is a product C^T = B^T A^T, and `product.A` is the layout of B^T.
     moves      : what is redistributed: A and B before the product, C after it, from and to their own layouts.
-    given      : the layouts of A, B and C.
+    problem    : what was asked.
+
+    Plans compare equal if they do the same; `str` tells what, `explain()` also what else was considered.
     """
 
     product: Product
     transposed: bool
     moves: tuple[tuple[str, Exchange], ...]
-    given: tuple[Layout, Layout, Layout]
+    problem: Problem
 
-    @property
+    @cached_property
     def algorithm(self) -> str:
         return Way(self.product, self.transposed).algorithm
 
@@ -50,15 +72,22 @@ class Plan:
         m, n, k = self.product.mnk
         return (n, m, k) if self.transposed else (m, n, k)
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, int, int]:
         """Pr, Pc and layers of the grid of the product."""
         return Way(self.product, self.transposed).shape
 
+    @remembered
     def traffic(self, rank: int) -> Traffic:
         """Words and messages of a rank, moves included."""
         return sum((move.traffic(rank) for _, move in self.moves), self.product.traffic(rank))
 
+    @remembered
+    def buffers(self, rank: int) -> Buffers:
+        """What the product allocates on a rank."""
+        return self.product.buffers(rank)
+
+    @remembered
     def extra_bytes(self, rank: int | None) -> int:
         """Memory of a rank beyond A, B and C as they were given; rank None: at most, of any rank."""
         return self.product.extra_bytes(rank) + sum(
@@ -78,89 +107,139 @@ class Plan:
 
     @property
     def lower_bound_words(self) -> float:
-        """What no algorithm can do without, of a rank that receives most; of all ranks of the communicator."""
-        m, n, k = self.product.mnk
-        return lower_bound(m, n, k, max(1, len({r for x in self.given for r in x.place})))
+        """What no algorithm can do without, of the rank that receives most; without redistribution."""
+        return lower_bound(*self.mnk, self.problem.size)
 
-    def seconds(self, machine: Machine, ranks: Sequence[int]) -> float:
-        """Of the slowest of these ranks, by the model."""
+    @cached_property
+    def seconds(self) -> float:
+        """Of the slowest of some ranks, by the model of `problem.machine`."""
         return max(
-            self.product.seconds(machine, rank) + sum(move.seconds(machine, rank) for _, move in self.moves)
-            for rank in ranks
+            sum((move.seconds(self.problem.machine, rank) for _, move in self.moves), self._product_seconds(rank))
+            for rank in sample(self.problem.size)
         )
+
+    def _product_seconds(self, rank: int) -> float:
+        return self.product.seconds(self.problem.machine, rank)
+
+    @property
+    def cost(self) -> float:
+        """What plans are compared by: time, and half as much again where matrices are moved.
+
+        For their copies take memory, and the model is not exact.
+        """
+        return self.seconds * (_WORTH_MOVING if self.moves else 1)
+
+    def candidate(self, verdict: str = "", chosen: bool = False) -> Candidate:
+        """The plan in figures, of the busiest of some ranks."""
+        traffic = [self.traffic(rank) for rank in sample(self.problem.size)]
+        return Candidate(
+            algorithm=self.algorithm,
+            grid=self.shape[:2],
+            layers=self.shape[2],
+            words_per_rank=max(x.words_received for x in traffic),
+            lower_bound_words=self.lower_bound_words,
+            messages_per_rank=max(x.messages_received for x in traffic),
+            memory_bytes_per_rank=self.extra_bytes(None),
+            seconds=self.seconds,
+            chosen=chosen,
+            moves="".join(name for name, _ in self.moves),
+            inside=getattr(self.product, "inside", ""),
+            verdict=verdict,
+        )
+
+    def candidates(self) -> list[Candidate]:
+        """All that was considered, best first: this plan, and why not the others."""
+        found = []
+        for plan in candidates(self.problem):
+            limit = self.problem.memory_limit
+            fitted = plan if limit is None else fit(plan, limit)
+            if isinstance(fitted, int):
+                found.append(plan.candidate(f"needs {fitted} bytes, {fitted - (limit or 0)} too many"))
+            elif fitted == self:
+                found.append(fitted.candidate("chosen", chosen=True))
+            else:
+                moved = " and moves matrices" if plan.moves and not self.moves else ""
+                found.append(fitted.candidate(f"{fitted.seconds / self.seconds:.2f} times as long{moved}"))
+        return sorted(found, key=lambda x: not x.chosen)
+
+    def explain(self) -> str:
+        """The candidates as a table."""
+        return f"{self}\n{table(self.candidates())}"
+
+    def __str__(self) -> str:
+        return self.candidate().summary(self.mnk, self.problem.size)
+
+    def execute(
+        self, A: DistMatrix, B: DistMatrix, C: DistMatrix, *, alpha: complex = 1, beta: complex = 0, check: bool = True
+    ) -> DistMatrix:
+        """C := alpha A B + beta C as planned.  Collective; nothing is planned or set up again.
+
+        A, B, C : matrices that lie as those that were planned for (op(A) and op(B), such as A.T).
+        Raises LayoutError on all ranks where they do not.
+        """
+        from pdgemm.gemm import execute
+
+        return execute(self, A, B, C, alpha=alpha, beta=beta, check=check)
+
+    def to_json(self) -> str:
+        """The plan as JSON, to be made a plan again by `from_json`."""
+        return json.dumps(pack(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """What `to_json` wrote.  Raises ArgumentError for anything else."""
+        plan = unpack(text, (cls, Problem, Exchange, *PRODUCTS))
+        if not isinstance(plan, cls):
+            raise ArgumentError("not a plan")
+        return plan
 
 
 @lru_cache(maxsize=256)
-def plan_product(
-    A: Layout,
-    B: Layout,
-    C: Layout,
-    size: int,
-    *,
-    accumulate: np.dtype,
-    beta_is_zero: bool = True,
-    algorithm: str = "auto",
-    shape: tuple[int, int] | None = None,
-    layers: int | None = None,
-    lookahead: int = 1,
-    mover: str = "ibcast",
-    panel_width: int | None = None,
-    memory_limit: int | None = None,
-    machine: Machine | None = None,
-) -> Plan:
-    """The plan that takes the least time by the model among those that fit `memory_limit` bytes on every rank.
+def plan_product(problem: Problem) -> Plan:
+    """The plan that takes the least time by the model among those that fit the memory limit on every rank.
 
     New grids are those on which a rank receives the fewest words (`pdgemm.boxes`).  What is redistributed, and the
     memory and time it takes, is part of a plan.
-    size : ranks of the communicator in which the layouts number their ranks.
     Raises ArgumentError where no grid of the ranks fits the algorithm, and MemoryLimitError, saying what is needed,
     where nothing fits.
     """
-    width = min(panel_width or PANEL_WIDTH, _NO_LIMIT if accumulate in dtypes.BLAS else EXACT_WIDTH)
-    problem = Problem(A, B, C, size, beta_is_zero, accumulate, width, lookahead, mover)
-    best_first = candidates(problem, algorithm, shape, layers, machine or Machine())
-    if memory_limit is None:
-        return next(best_first)
-    least = _NO_LIMIT
-    for plan in best_first:
-        fitted = fit(plan, memory_limit, problem)
+    limit, least = problem.memory_limit, _NO_LIMIT
+    for plan in candidates(problem):
+        fitted = plan if limit is None else fit(plan, limit)
         if isinstance(fitted, Plan):
             return fitted
         least = min(least, fitted)
+    assert limit is not None
     raise MemoryLimitError(
-        f"memory limit {memory_limit} bytes per rank is too small for A ({A}), B ({B}) and C ({C}): "
-        f"at least {least} bytes are needed, {least - memory_limit} more"
-        + (f", with lookahead {lookahead}" if lookahead else "")
+        f"memory limit {limit} bytes per rank is too small for A ({problem.A}), B ({problem.B}) and C ({problem.C}): "
+        f"at least {least} bytes are needed, {least - limit} more"
+        + (f", with lookahead {problem.lookahead}" if problem.lookahead else "")
     )
 
 
-def candidates(
-    problem: Problem, algorithm: str, shape: tuple[int, int] | None, layers: int | None, machine: Machine
-) -> Iterator[Plan]:
-    """Plans, the cheapest first; what need not be known of the others is not computed.
+def panel_width(asked: int | None, accumulate: np.dtype) -> int:
+    """The widest panel: as asked, but no wider than sums stay exact."""
+    return min(asked or PANEL_WIDTH, _NO_LIMIT if accumulate in dtypes.BLAS else EXACT_WIDTH)
 
-    What a plan costs is its time, and half as much again where matrices are moved: their copies take memory, and
-    the model is not exact.
-    """
-    ranks = sample(problem.size)
-    found = dict.fromkeys(ways(problem, algorithm, shape, layers))
-    if not found:
-        raise ArgumentError(_impossible(algorithm, shape, layers, problem.size))
+
+def candidates(problem: Problem) -> Iterator[Plan]:
+    """Plans, the cheapest first; what need not be known of the others is not computed."""
     # a heap of costs, at first without the moves, which come when a plan is the cheapest so far
-    heap: list[tuple[float, int, Way, Plan | None]] = []
-    for number, way in enumerate(found):
-        cost = max(way.product.seconds(machine, rank) for rank in ranks)
-        moved = any(not x.same_place(to) for x, to in zip((problem.A, problem.B, problem.C), way.layouts))
-        heap.append((cost * _WORTH_MOVING if moved else cost, number, way, None))
+    heap: list[tuple[float, int, Plan | Way]] = []
+    for number, way in enumerate(dict.fromkeys(ways(problem))):
+        cost = max(way.product.seconds(problem.machine, rank) for rank in sample(problem.size))
+        moved = any(not x.same_place(to) for x, to in zip(problem.given, way.layouts))
+        heap.append((cost * _WORTH_MOVING if moved else cost, number, way))
+    if not heap:
+        raise ArgumentError(_impossible(problem))
     heapify(heap)
     while heap:
-        _, number, way, plan = heappop(heap)
-        if plan is not None:
-            yield plan
+        _, number, best = heappop(heap)
+        if isinstance(best, Plan):
+            yield best
         else:
-            plan = with_moves(way, problem, None)
-            cost = plan.seconds(machine, ranks) * (_WORTH_MOVING if plan.moves else 1)
-            heappush(heap, (cost, number, way, plan))
+            plan = with_moves(best, problem)
+            heappush(heap, (plan.cost, number, plan))
 
 
 def sample(size: int) -> list[int]:
@@ -168,14 +247,14 @@ def sample(size: int) -> list[int]:
     return sorted({round(x) for x in np.linspace(0, size - 1, min(size, _SAMPLE))})
 
 
-def fit(plan: Plan, limit: int, problem: Problem) -> Plan | int:
+def fit(plan: Plan, limit: int) -> Plan | int:
     """The plan with as much room as the limit allows, or the bytes that it needs at least."""
     if plan.extra_bytes(None) <= limit:
         return plan
     way = Way(plan.product, plan.transposed)
 
     def with_room(share: float, spare: int) -> Plan:
-        return with_moves(way._replace(product=way.product.scaled(share)), problem, spare)
+        return with_moves(way._replace(product=way.product.scaled(share)), plan.problem, spare)
 
     narrowest = with_room(0, 0)
     spare = limit - narrowest.extra_bytes(None)
@@ -194,37 +273,36 @@ def fit(plan: Plan, limit: int, problem: Problem) -> Plan | int:
     return best
 
 
-def with_moves(way: Way, problem: Problem, spare: int | None) -> Plan:
+def with_moves(way: Way, problem: Problem, spare: int | None = None) -> Plan:
     """The product with the exchanges it needs.
 
     spare : bytes for the messages of each exchange, beyond what messages of one element take; None: no limit.
     """
-    given, size = (problem.A, problem.B, problem.C), problem.size
-    a, b, c = way.layouts
+    (A, B, C), (a, b, c), size = problem.given, way.layouts, problem.size
     moves = []
-    for name, x, to, plain in (("A", given[0], a, True), ("B", given[1], b, True), ("C", c, given[2], problem.plain)):
+    for name, x, to, plain in (("A", A, a, True), ("B", B, b, True), ("C", c, C, problem.plain)):
         if not x.same_place(to):
             least = 0 if spare is None else plan_exchange(x, to, size, plain, 0).extra_bytes(None)
             moves.append((name, plan_exchange(x, to, size, plain, None if spare is None else least + spare)))
-    return Plan(way.product, way.transposed, tuple(moves), given)
+    return Plan(way.product, way.transposed, tuple(moves), problem)
 
 
-def _impossible(algorithm: str, shape: tuple[int, int] | None, layers: int | None, size: int) -> str:
+def _impossible(problem: Problem) -> str:
     """Why there is no grid for what was asked, and for what there is one."""
-    asked = f"{algorithm} on {shape[0]} x {shape[1]} ranks" if shape else algorithm
+    algorithm, shape, layers, size = problem.algorithm, problem.shape, problem.layers, problem.size
+    asked = f"{algorithm} on a {shape[0]} x {shape[1]} grid" if shape else algorithm
     asked += f" in {layers} layers" if layers else ""
-    fitting = [f"{d}x{size // d}" for d in range(1, size + 1) if size % d == 0]
+    grids = [(d, size // d) for d in range(1, size + 1) if size % d == 0]
+    reason = {
+        "cannon": "one side of its grid divides the other, in one layer",
+        "2.5d": f"it takes Pr x Pc x layers <= {size}, with layers >= 2",
+        "inner": f"its grid is 1 x 1 in {size} layers",
+        "row": f"its grid is {size} x 1",
+        "column": f"its grid is 1 x {size}",
+        "auto": f"a grid has at most {size} ranks, layers included",
+    }.get(algorithm, f"it takes Pr x Pc <= {size}, in one layer")
     if algorithm == "cannon":
-        fitting = [x for x in fitting if _divides(*map(int, x.split("x")))]
-    return (
-        f"{asked} is impossible on {size} ranks: " + {
-            "cannon": "one side of the grid has to divide the other, ",
-            "2.5d": f"layers are 2 or more, and Pr x Pc x layers at most {size}; ",
-            "inner": f"each rank is a layer of its own, a 1 x 1 grid in {size} layers; ",
-        }.get(algorithm, f"Pr x Pc x layers is at most {size}, and only 2.5d and inner have layers; ")
-        + f"grids of all ranks in one layer: {', '.join(fitting)}"
-    )  # fmt: skip
-
-
-def _divides(pr: int, pc: int) -> bool:
-    return max(pr, pc) % min(pr, pc) == 0
+        grids = [(pr, pc) for pr, pc in grids if max(pr, pc) % min(pr, pc) == 0]
+    return f"{asked} is impossible on {size} ranks: {reason}; grids of all ranks: " + ", ".join(
+        f"{pr} x {pc}" for pr, pc in grids
+    )

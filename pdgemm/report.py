@@ -62,6 +62,7 @@ class Report:
     predicted: Traffic
     extra_bytes: int
     predicted_extra_bytes: int
+    predicted_seconds: float  # of the slowest rank, by the model of the machine
     moves: tuple[MoveReport, ...] = ()
 
     @property
@@ -86,7 +87,7 @@ class Report:
             f"{_title(self)}\n"
             f"  rank {self.rank} at {self.coords}: {self.seconds:.4f} s ({self.gflops:.1f} GFLOP/s on all ranks) "
             f"= compute {self.compute_seconds:.4f} + wait {self.wait_seconds:.4f} "
-            f"+ pack {self.pack_seconds:.4f}{moved} + other {other:.4f}\n"
+            f"+ pack {self.pack_seconds:.4f}{moved} + other {other:.4f}; predicted {self.predicted_seconds:.4f} s\n"
             f"  received {counted.words_received} words in {counted.messages_received} messages "
             f"(formula {predicted.words_received} in {predicted.messages_received})\n"
             f"  sent     {counted.words_sent} words in {counted.messages_sent} messages "
@@ -125,6 +126,7 @@ def summary(reports: Sequence[Report]) -> dict[str, Any]:
         "lookahead": first.lookahead,
         "threads": first.threads,
         "redistributed": [move.name for move in first.moves],
+        "predicted_seconds": first.predicted_seconds,
         "gflops": first.flops / slowest / 1e9 if slowest else 0.0,
         "as_predicted": all(r.counted == r.predicted and r.extra_bytes == r.predicted_extra_bytes for r in reports),
         "per_rank": {name: {"min": min(x), "mean": sum(x) / len(x), "max": max(x)} for name, x in columns.items()},

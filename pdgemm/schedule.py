@@ -72,6 +72,39 @@ def _even_cuts(starts: np.ndarray, lengths: np.ndarray, width: int) -> list[tupl
     return pieces
 
 
+class Bundle(NamedTuple):
+    """Panels that travel one by one and are multiplied at once."""
+
+    steps: tuple[PanelStep, ...]
+    width: int
+    a: Pairing  # of all steps
+    b: Pairing
+
+
+@lru_cache(maxsize=8)
+def bundled(steps: tuple[PanelStep, ...], width: int) -> tuple[Bundle, ...]:
+    """Consecutive panels in bundles of at most `width`."""
+    bundles: list[list[PanelStep]] = []
+    total = width
+    for step in steps:
+        total += step.width
+        if total > width:
+            bundles.append([])
+            total = step.width
+        bundles[-1].append(step)
+    return tuple(
+        Bundle(tuple(some), sum(x.width for x in some), joined([x.a for x in some]), joined([x.b for x in some]))
+        for some in bundles
+    )
+
+
+def joined(pairings: list[Pairing]) -> Pairing:
+    """The source indices of all of them in turn, to 0, 1, 2, ..."""
+    if len(pairings) == 1:
+        return pairings[0]
+    return packed(np.concatenate([x.source for x in pairings]), np.concatenate([x.lengths for x in pairings]))
+
+
 def panel_counts(inner_a: BlockCyclic, inner_b: BlockCyclic, width: int) -> np.ndarray:
     """Number of panels of each owner pair (qa, qb) in `summa_steps`."""
     return -(-common(inner_a, inner_b) // width)

@@ -102,9 +102,12 @@ def _product_text(facts: dict[str, Any]) -> str:
     seconds = {name: f"{spread[name]['mean']:.3f}" for name in ("compute_seconds", "wait_seconds", "pack_seconds")}
     moved = ", ".join(facts["redistributed"])
     moved = f"  redistributed: {moved}, {spread['move_seconds']['mean']:.3f} s\n" if moved else ""
+    took = (
+        f"{spread['seconds']['max']:.3f} s (predicted {facts['predicted_seconds']:.3f}), {facts['gflops']:.1f} GFLOP/s"
+    )
     return (
         f"{facts['title']}\n{moved}"
-        f"  {spread['seconds']['max']:.3f} s, {facts['gflops']:.1f} GFLOP/s; mean over ranks: compute "
+        f"  {took}; mean over ranks: compute "
         f"{seconds['compute_seconds']} s, wait {seconds['wait_seconds']} s, pack {seconds['pack_seconds']} s\n"
         f"  words received per rank: {spread['words_received']['min']} to {spread['words_received']['max']}, "
         f"in {spread['messages_received']['min']} to {spread['messages_received']['max']} messages "

@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 
 from pdgemm.accumulator import Accumulator, Room, add_sums
+from pdgemm.blockcopy import copy_blocks
 from pdgemm.dtypes import wire
 from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.grids.runs import whole
 from pdgemm.local import scale
 from pdgemm.movers import MOVERS
 from pdgemm.panels import column_panel, column_room, row_panel, row_room
 from pdgemm.pipeline import PanelRing, Slot, prefetch
 from pdgemm.products import Summa
-from pdgemm.schedule import PanelStep
+from pdgemm.schedule import Bundle, PanelStep
 from pdgemm.timing import Recorder
 
 
@@ -49,10 +51,15 @@ def summa(
     order_a, order_b = plan.A.order, plan.B.order
     broadcast, traffic = MOVERS[plan.mover], recorder.traffic
     a_travels, b_travels = grid.row.size > 1, grid.col.size > 1
+    bundles = plan.bundles
     ring = PanelRing(plan.slots, room["panels of A"], room["panels of B"], recorder)
 
-    def post(step: PanelStep) -> Slot:
+    def post(bundle: Bundle) -> Slot:
         slot = ring.take()
+        if len(bundle.steps) > 1:
+            post_together(bundle, slot)
+            return slot
+        step = bundle.steps[0]
         with recorder.phase("pack"):
             if j == step.col:
                 slot.A = column_panel(A, order_a, step.a, slot.buffer_a, a_travels)
@@ -63,21 +70,54 @@ def summa(
             else:
                 slot.B = row_room(n_loc, order_b, step.width, slot.buffer_b)
         with recorder.phase("post"):
-            if a_travels and m_loc:
-                broadcast(grid.row, wire(slot.A), step.col, slot, traffic)  # A_ik along my grid row
-            if b_travels and n_loc:
-                broadcast(grid.col, wire(slot.B), step.row, slot, traffic)  # B_kj along my grid column
+            slot.tag = slot.number
+            send_a(slot.A, step, slot)
+            send_b(slot.B, step, slot)
         return slot
 
-    sums = C if plan.sums_in_c or not plan.steps else room["sums"].reshape((m_loc, n_loc), order=plan.C.order)
+    def post_together(bundle: Bundle, slot: Slot) -> None:
+        """Thin panels side by side: of A by columns, of B by rows, so that each is contiguous and so is the whole."""
+        with recorder.phase("pack"):
+            if a_travels:
+                slot.A = column_room(m_loc, "F", bundle.width, slot.buffer_a)
+            else:
+                slot.A = column_panel(A, order_a, bundle.a, slot.buffer_a, travels=False)
+            if b_travels:
+                slot.B = row_room(n_loc, "C", bundle.width, slot.buffer_b)
+            else:
+                slot.B = row_panel(B, order_b, bundle.b, slot.buffer_b, travels=False)
+        at = 0
+        for number, step in enumerate(bundle.steps):
+            part = slice(at, at := at + step.width)
+            slot.tag = slot.number + number * plan.slots
+            if a_travels and m_loc:
+                if j == step.col:
+                    with recorder.phase("pack"):
+                        copy_blocks(A, slot.A[:, part], whole(m_loc), step.a)
+                send_a(slot.A[:, part], step, slot)
+            if b_travels and n_loc:
+                if i == step.row:
+                    with recorder.phase("pack"):
+                        copy_blocks(B, slot.B[part], step.b, whole(n_loc))
+                send_b(slot.B[part], step, slot)
+
+    def send_a(panel: np.ndarray, step: PanelStep, slot: Slot) -> None:
+        if a_travels and m_loc:
+            broadcast(grid.row, wire(panel), step.col, slot, traffic)  # A_ik along my grid row
+
+    def send_b(panel: np.ndarray, step: PanelStep, slot: Slot) -> None:
+        if b_travels and n_loc:
+            broadcast(grid.col, wire(panel), step.row, slot, traffic)  # B_kj along my grid column
+
+    sums = C if plan.sums_in_c or not bundles else room["sums"].reshape((m_loc, n_loc), order=plan.C.order)
     products = Accumulator(alpha, beta if sums is C else 0, sums, plan, room)
     # every rank walks every step, because every rank takes part in the broadcasts
     with ring:
-        for done, (_, slot) in enumerate(prefetch(plan.steps, post, plan.lookahead, recorder), 1):
+        for done, (_, slot) in enumerate(prefetch(bundles, post, plan.lookahead, recorder), 1):
             with recorder.phase("compute"):
                 products.add(slot.A, slot.B)  # C_ij += A_ik B_kj
-            notify(done, len(plan.steps))
-    if not plan.steps:
+            notify(done, len(bundles))
+    if not bundles:
         scale(beta, C)
     elif sums is not C:
         with recorder.phase("compute"):

@@ -136,7 +136,7 @@ class Inner(Product):
     size: int
     algorithm = "inner"
 
-    @property
+    @cached_property
     def grid(self) -> Placed:
         """All ranks of the communicator, each a layer."""
         return Placed((1, 1), self.size, tuple(range(self.size)))
@@ -215,7 +215,7 @@ class Layered(Product):
     rows: int
     algorithm = "2.5d"
 
-    @property
+    @cached_property
     def grid(self) -> Placed:
         return Placed((self.A.distribution.rows.parts, self.B.distribution.cols.parts), self.layers, self.place)
 
@@ -261,6 +261,10 @@ class Layered(Product):
     def total_words(self) -> int:
         inside = sum(layer.total_words for layer in self._layers)
         return inside + (self.reduction.total_words if self.mnk[2] else 0)
+
+    @property
+    def product_width(self) -> int:
+        return self.layer(None).product_width
 
     def scaled(self, share: float) -> Self:
         rows = scaled(min(self.rows, max(1, self.reduction.shape(None)[0])), share)

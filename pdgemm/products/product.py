@@ -75,7 +75,7 @@ class Product:
     def mnk(self) -> tuple[int, int, int]:
         return *self.C.distribution.shape, self.A.distribution.cols.n
 
-    @property
+    @cached_property
     def grid(self) -> Placed:
         """The grid whose rows, columns and layers the panels travel along."""
         return Placed(self.C.distribution.grid_shape, 1, self.C.place)
@@ -128,7 +128,7 @@ class Product:
     def seconds(self, machine: Machine, rank: int) -> float:
         """By the model: steps of a transfer and a product, in part at the same time; then what cannot be hidden."""
         m, n, k = self.local_shape(rank)
-        rate = machine.rate(str(self.panel_dtype), m, n, min(k, self.widest)) if m * n * k else 1.0
+        rate = machine.rate(str(self.panel_dtype), m, n, min(k, self.product_width)) if m * n * k else 1.0
         moving, after = 0.0, 0.0
         for x in self.transfers(rank):
             words, messages = x.traffic.words_received, x.traffic.messages_received
@@ -148,6 +148,11 @@ class Product:
     def widest(self) -> int:
         """Inner indices of the widest panel."""
         raise NotImplementedError
+
+    @property
+    def product_width(self) -> int:
+        """Inner indices that are multiplied at once."""
+        return self.widest
 
     @property
     def panels(self) -> int:

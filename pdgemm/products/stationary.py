@@ -23,7 +23,7 @@ class Stationary(Product):
 
     algorithm = "stationary_a"
 
-    @property
+    @cached_property
     def panels(self) -> int:
         return int(self._counts.sum())
 

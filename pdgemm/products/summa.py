@@ -9,8 +9,10 @@ import numpy as np
 
 from pdgemm.costs import broadcasts
 from pdgemm.products.product import Buffers, Product
-from pdgemm.schedule import PanelStep, one_run, panel_counts, summa_steps, widest_panel
+from pdgemm.schedule import Bundle, PanelStep, bundled, one_run, panel_counts, summa_steps, widest_panel
 from pdgemm.timing import Transfer
+
+BUNDLE = 128  # panels that are thinner are multiplied together, up to this width: BLAS is slow on thin ones
 
 
 @dataclass(frozen=True)
@@ -22,13 +24,31 @@ class Summa(Product):
 
     algorithm = "summa"
 
-    @property
+    @cached_property
     def panels(self) -> int:
         return int(self._counts.sum())
 
     @property
     def steps(self) -> tuple[PanelStep, ...]:
         return summa_steps(self.A.distribution.cols, self.B.distribution.rows, self._width)
+
+    @property
+    def bundles(self) -> tuple[Bundle, ...]:
+        """The panels that are multiplied together."""
+        return bundled(self.steps, self.widest_bundle if self.bundled else 1)
+
+    @cached_property
+    def bundled(self) -> bool:
+        """Are panels so thin that several are multiplied at once?"""
+        return self.widest < min(self._width, BUNDLE) and not (self.A.conjugated or self.B.conjugated)
+
+    @property
+    def widest_bundle(self) -> int:
+        return min(self.mnk[2], self._width, BUNDLE) if self.bundled else self.widest
+
+    @property
+    def product_width(self) -> int:
+        return self.widest_bundle
 
     @cached_property
     def _width(self) -> int:
@@ -51,8 +71,9 @@ class Summa(Product):
 
     @property
     def slots(self) -> int:
-        """Panels held at once: the one in use and those in flight behind it."""
-        return min(self.lookahead + 1, max(1, self.panels))
+        """Panels, or bundles of them, held at once: the one in use and those in flight behind it."""
+        most = 1 if self.widest_bundle >= self.mnk[2] else max(1, self.panels)
+        return min(self.lookahead + 1, most)
 
     def transfers(self, rank: int) -> list[Transfer]:
         """A's panels along the rank's row, B's along its column.
@@ -75,14 +96,14 @@ class Summa(Product):
         """A panel that stays in its row (Pc = 1) and is one run of columns is multiplied where it lies."""
         m_loc, n_loc = self.C.local_shape(rank)
         inner_a, inner_b = self.A.distribution.cols, self.B.distribution.rows
-        a = inner_a.parts > 1 or not (one_run(inner_b) or all(step.a.single for step in self.steps))
-        b = inner_b.parts > 1 or not (one_run(inner_a) or all(step.b.single for step in self.steps))
+        a = inner_a.parts > 1 or not (one_run(inner_b) or all(x.a.single for x in self.bundles))
+        b = inner_b.parts > 1 or not (one_run(inner_a) or all(x.b.single for x in self.bundles))
         sums = 0 if self.sums_in_c or not self.mnk[2] else m_loc * n_loc
         return {
-            "panels of A": (a * self.slots * self.widest * m_loc, self.A.dtype),
-            "panels of B": (b * self.slots * self.widest * n_loc, self.B.dtype),
-            "converted A": (self.converts(self.A, self.C.order) * self.widest * m_loc, self.panel_dtype),
-            "converted B": (self.converts(self.B, self.C.order) * self.widest * n_loc, self.panel_dtype),
+            "panels of A": (a * self.slots * self.widest_bundle * m_loc, self.A.dtype),
+            "panels of B": (b * self.slots * self.widest_bundle * n_loc, self.B.dtype),
+            "converted A": (self.converts(self.A, self.C.order) * self.widest_bundle * m_loc, self.panel_dtype),
+            "converted B": (self.converts(self.B, self.C.order) * self.widest_bundle * n_loc, self.panel_dtype),
             "sums": (sums, self.accumulate),
             "update": self._update(sums),
             "exact": (self._exact(m_loc, n_loc), self.panel_dtype),
