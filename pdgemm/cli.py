@@ -6,20 +6,26 @@ Exit codes, the same on all ranks: 0 done, 1 a result is wrong (`verify`, `--ver
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pdgemm.elements import KINDS
 from pdgemm.errors import PdgemmError
-from pdgemm.forms import BLOCK, BYTES, DATASET, GRID, NUMBER, SHAPE, Dataset
+from pdgemm.forms import BLOCK, BYTES, DATASET, GRID, MNK, NUMBER, SHAPE, Dataset
 
-ALGORITHMS = ("auto", "summa", "inner")
+if TYPE_CHECKING:
+    from pdgemm.estimates import Question
+
+ALGORITHMS = ("auto", "summa", "stationary_a", "stationary_b", "cannon", "2.5d", "row", "column", "inner")
+WITHOUT_MPI = ("plan", "simulate")  # commands that run on one process and need no MPI library
+LAYOUTS = ("native", "column", "row", "grid")
 SUMS = ("float32", "float64", "complex64", "complex128", "int32")
 DTYPES = ("float16", "float32", "float64", "complex64", "complex128", "int8")
 
@@ -46,6 +52,21 @@ _scalars = _options(
     click.option("--beta", type=NUMBER, default=0.0, show_default=True),
     click.option("--transa", type=click.Choice("NTC", False), default="N", help="op(A): as it is, T, or C for A^H."),
     click.option("--transb", type=click.Choice("NTC", False), default="N", help="op(B)."),
+)
+_algorithm = _options(
+    click.option("--algorithm", type=click.Choice(ALGORITHMS), default="auto", show_default=True),
+    click.option("--product-grid", type=GRID, help="Grid of the product, which need not be that of the matrices."),
+    click.option("--layers", type=int, help="Layers of that grid (2.5d)."),
+)
+_question = _options(
+    click.option("--shape", type=MNK, required=True, help="m,n,k of C (m x n) = A (m x k) B (k x n)."),
+    click.option("--ranks", type=int, required=True),
+    click.option("--memory", type=BYTES, help="Per rank, for all: its parts of A, B and C, copies, panels, messages."),
+    click.option("--ranks-per-node", type=int, help="Default: what the machine file says, else all on one node."),
+    click.option("--machine", "machine_file", type=click.Path(), help="What `pdgemm calibrate` wrote."),
+    click.option("--dtype", type=click.Choice(DTYPES[1:5]), default="float64", show_default=True),
+    _algorithm,
+    click.option("--mover", type=click.Choice(("ibcast", "ring")), default="ibcast", show_default=True),
 )
 _seed = click.option("--seed", default=0, show_default=True)
 
@@ -109,7 +130,7 @@ def generate(
 @click.option("--panel-width", type=int, help="Widest panel.")
 @click.option("--lookahead", default=1, show_default=True, help="Panels in flight behind the one in use.")
 @click.option("--mover", type=click.Choice(("ibcast", "ring")), default="ibcast", show_default=True)
-@click.option("--algorithm", type=click.Choice(ALGORITHMS), default="auto", show_default=True)
+@_algorithm
 @click.option("--accumulate-dtype", type=click.Choice(SUMS), help="Type in which products are added up.")
 @click.option("--verify", "verified", is_flag=True, help="Check the result before it is stored.")
 @_seed
@@ -132,6 +153,8 @@ def multiply(
     lookahead: int,
     mover: str,
     algorithm: str,
+    product_grid: tuple[int, int] | None,
+    layers: int | None,
     accumulate_dtype: str | None,
     verified: bool,
     seed: int,
@@ -167,6 +190,8 @@ def multiply(
                 lookahead=lookahead,
                 mover=mover,
                 algorithm=algorithm,
+                shape=product_grid,
+                layers=layers,
                 accumulate_dtype=accumulate_dtype,
                 progress=progress,
             )
@@ -242,10 +267,152 @@ def info(as_json: bool, debug: bool) -> int:
     return 0
 
 
+@cli.command()
+@click.option("-o", "--output", type=click.Path(dir_okay=False), required=True, help="JSON file for --machine.")
+@_json
+@_debug
+def calibrate(output: str, as_json: bool, debug: bool) -> int:
+    """Measure messages, copies and products on these ranks, for plans of this machine.
+
+    Products use the file that PDGEMM_MACHINE names; `plan` and `simulate` the one of --machine.
+    """
+    from mpi4py import MPI
+
+    from pdgemm.calibrate import calibrate as measure
+    from pdgemm.io.atomic import check_writable, on_root, replacing
+    from pdgemm.session import session
+
+    path = Path(output)
+    with session(None, as_json) as say:
+        comm = say.grid.comm
+        check_writable(path, comm, 1 << 16)  # before the work, not after it
+        with say.progress("calibrate") as progress:
+            machine = measure(MPI.COMM_WORLD, progress)
+        text = machine.as_json() + "\n"
+        with replacing(path, comm, len(text)) as partial:
+            on_root(comm, path, lambda: partial.write_text(text))
+        say.report("machine", machine)
+    return 0
+
+
+@cli.command()
+@_question
+@click.option(
+    "--layout",
+    type=click.Choice(LAYOUTS),
+    default="native",
+    show_default=True,
+    help="Where A, B and C lie: as the algorithm wants them, in columns, in rows, or on a square grid.",
+)
+@_json
+@_debug
+def plan(layout: str, as_json: bool, debug: bool, **asked: Any) -> int:
+    """What would run, how long it would take, and what the alternatives cost.  Needs no MPI."""
+    from pdgemm.estimates import estimates
+    from pdgemm.explain import table
+
+    question = _asked(layout=layout, **asked)
+    found = estimates(question)
+    if as_json:
+        facts = {"shape": question.mnk, "ranks": question.ranks, "machine": question.machine.name}
+        click.echo(json.dumps({**facts, "candidates": [x.as_dict() for x in found]}))
+    else:
+        click.echo(found[0].summary(question.mnk, question.ranks))
+        click.echo(f"machine: {question.machine.name}; lower bound {question.bound:.4g} words per rank")
+        click.echo(table(found))
+    return 0
+
+
+@cli.command()
+@_question
+@_json
+@_debug
+def simulate(as_json: bool, debug: bool, **asked: Any) -> int:
+    """Walk the schedule of all ranks, message by message, nodes sharing their way to the network.  Needs no MPI."""
+    from pdgemm.estimates import chosen, product_of
+    from pdgemm.explain import in_bytes
+    from pdgemm.simulate import simulate as walk
+
+    question = _asked(**asked)
+    estimate = chosen(question)[0]
+    candidate, run = estimate.candidate(), walk(product_of(estimate), question.machine, question.ranks)
+    facts = {
+        "shape": question.mnk,
+        "ranks": question.ranks,
+        "algorithm": candidate.algorithm,
+        "grid": candidate.grid,
+        "layers": candidate.layers,
+        "seconds": run.seconds,
+        "formula_seconds": candidate.seconds,
+        "compute_seconds": {"mean": float(run.computed.mean()), "max": float(run.computed.max())},
+        "node_bytes": {"mean": float(run.node_bytes.mean()), "max": float(run.node_bytes.max())},
+        "formula_words_received": candidate.words_per_rank,
+        **{
+            name: {"min": int(x.min()), "mean": float(x.mean()), "max": int(x.max())}
+            for name in ("words_received", "words_sent", "messages_received", "messages_sent")
+            for x in (getattr(run, name),)
+        },
+    }
+    if as_json:
+        click.echo(json.dumps(facts))
+        return 0
+    nodes, busiest = len(run.node_bytes), run.computed.max()
+    words, messages = run.words_received, run.messages_received
+    by_formula = f"{candidate.words_per_rank:.0f} in {candidate.messages_per_rank:.0f}"
+    click.echo(
+        f"{candidate.summary(question.mnk, question.ranks)}\n"
+        f"simulated on {nodes} node{'s' if nodes > 1 else ''}: {run.seconds:.4g} s, of which the busiest rank computes "
+        f"{busiest:.4g}; by formula {candidate.seconds:.4g} s\n"
+        f"words received per rank: {words.min()} to {words.max()}, in {messages.min()} to {messages.max()} messages "
+        f"(formula {by_formula})\n"
+        f"into a node: {in_bytes(run.node_bytes.mean())} on average, {in_bytes(run.node_bytes.max())} at most"
+    )
+    return 0
+
+
+def _asked(
+    shape: tuple[int, int, int],
+    ranks: int,
+    memory: int | None,
+    ranks_per_node: int | None,
+    machine_file: str | None,
+    dtype: str,
+    algorithm: str,
+    product_grid: tuple[int, int] | None,
+    layers: int | None,
+    mover: str,
+    layout: str = "native",
+) -> Question:
+    """The options of `plan` and `simulate`."""
+    import numpy as np
+
+    from pdgemm.estimates import Question
+    from pdgemm.machine import load_machine, on_nodes
+
+    machine = load_machine(machine_file)
+    if ranks_per_node is not None:
+        machine = on_nodes(machine, ranks_per_node)
+    return Question(
+        *shape,
+        ranks,
+        dtype=np.dtype(dtype),
+        memory=memory,
+        layout=layout,
+        algorithm=algorithm,
+        shape=product_grid,
+        layers=layers,
+        mover=mover,
+        machine=machine,
+    )
+
+
 # ------------------------------------------------------------------ running
 def main() -> None:
     """Entry point of `pdgemm`."""
     debug = "--debug" in sys.argv
+    if next((word for word in sys.argv[1:] if not word.startswith("-")), None) in WITHOUT_MPI:
+        started = (os.environ.get(name) for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"))
+        sys.exit(0 if any(int(number or 0) for number in started) else _code(0, debug))
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as bad:
@@ -256,16 +423,7 @@ def main() -> None:
     if rank:  # help, results and plain errors come from rank 0
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
-        code = cli.main(prog_name="pdgemm", standalone_mode=False) or 0
-    except click.exceptions.Exit as end:
-        code = end.exit_code
-    except click.exceptions.NoArgsIsHelpError as bad:
-        click.echo(bad.format_message())
-        code = 2
-    except click.ClickException as bad:
-        code = _told(rank, bad.format_message(), debug)
-    except PdgemmError as bad:  # raised on all ranks together
-        code = _told(rank, str(bad), debug)
+        code = _code(rank, debug)
     except BaseException:
         # perhaps on this rank only: the others would wait for it for ever
         traceback.print_exc()
@@ -274,6 +432,21 @@ def main() -> None:
     # a launcher may kill the job at the first exit code that is not 0: let everyone get here
     MPI.COMM_WORLD.Barrier()
     sys.exit(code)
+
+
+def _code(rank: int, debug: bool) -> int:
+    """Run the command; the exit code."""
+    try:
+        return cli.main(prog_name="pdgemm", standalone_mode=False) or 0
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.exceptions.NoArgsIsHelpError as bad:
+        click.echo(bad.format_message())
+        return 2
+    except click.ClickException as bad:
+        return _told(rank, bad.format_message(), debug)
+    except PdgemmError as bad:  # raised on all ranks together
+        return _told(rank, str(bad), debug)
 
 
 def _told(rank: int, message: str, debug: bool) -> int:

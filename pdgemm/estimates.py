@@ -11,13 +11,24 @@ from functools import cached_property
 
 import numpy as np
 
-from pdgemm.boxes import Box, best_grids
-from pdgemm.candidates import REDUCED_BYTES, REDUCED_ROWS
+from pdgemm.boxes import Box, best_grids, impossible
+from pdgemm.candidates import (
+    REDUCED_BYTES,
+    REDUCED_ROWS,
+    Problem,
+    cannon_on,
+    inner_layouts,
+    layered_on,
+    stationary,
+    summa_on,
+)
 from pdgemm.costs import gemm_flops, lower_bound
 from pdgemm.errors import ArgumentError, MemoryLimitError
 from pdgemm.explain import Candidate, in_bytes
-from pdgemm.grids.distribution import BlockCyclic
+from pdgemm.grids.distribution import BlockCyclic, Distribution
+from pdgemm.grids.layout import Layout
 from pdgemm.machine import Machine
+from pdgemm.products import Inner, Product
 from pdgemm.products.summa import BUNDLE
 from pdgemm.schedule import panel_counts
 
@@ -103,6 +114,10 @@ class Estimate:
         return shape[::-1] if self.transposed else shape
 
     @property
+    def key(self) -> tuple[object, ...]:
+        return self.name, self.inside, self.grid, self.layers
+
+    @property
     def layers(self) -> int:
         return 1 if self.family == "stationary_a" else self.box.layers
 
@@ -153,7 +168,8 @@ class Estimate:
                 (mover, b, panels * (1 - 1 / box.pr), box.layers, box.pr, False),
                 ("reduce", c, panels * (1 - 1 / box.layers), 1, box.layers, False),
             ]
-        added = ("reduce", c, (box.layers - 1.0) * self._windows, box.pr * box.pc, box.layers, True)
+        own = -(-self._windows // (box.shares[0] if self.family == "2.5d" else box.layers))  # with rows of this rank
+        added = ("reduce", c, (box.layers - 1.0) * own, box.pr * box.pc, box.layers, True)
         last = [added] if box.layers > 1 else []
         if self.family == "inner":
             return last
@@ -228,7 +244,12 @@ class Estimate:
             moves = 3 * machine.call + machine.transfer(
                 "exchange", self.moved_words, self.messages, itemsize, 1, question.ranks
             )
-        return moves + machine.pipeline(flops / rate, moving, self.panels, overlapped) + last
+        fresh = (self.memory() - question.share_bytes) / machine.fresh
+        own = box.high * box.wide / box.layers
+        passes = {"stationary_a": box.high * box.n + own, "2.5d": 2 * box.high * box.wide + own}
+        passes["inner"] = passes["2.5d"]
+        memory = fresh + passes.get(self.family, 0.0) * itemsize / machine.copy
+        return moves + machine.pipeline(flops / rate, moving, self.panels, overlapped) + last + memory
 
     def candidate(self, verdict: str = "", chosen: bool = False) -> Candidate:
         return Candidate(
@@ -254,32 +275,56 @@ def estimates(question: Question) -> list[Candidate]:
     fastest.
     Raises ArgumentError where nothing is possible, MemoryLimitError where nothing fits.
     """
-    found = list({(x.name, x.inside, x.grid, x.layers): x for x in _estimates(question)}.values())
-    if not found:
-        raise ArgumentError(
-            f"{question.algorithm} is impossible on {question.ranks} ranks"
-            + (f" with a {question.shape[0]} x {question.shape[1]} grid" if question.shape else "")
-            + (f" in {question.layers} layers" if question.layers else "")
-        )
+    best, found = chosen(question)
     limit = question.memory
-    fitting = [x for x in found if limit is None or x.memory(1) <= limit]
+    others = []
+    for x in found:
+        if limit is not None and x.memory(1) > limit:
+            others.append(x.candidate(f"needs {in_bytes(x.memory(1))}"))
+        elif x.key != best.key:
+            x = _fitted(x)
+            more = x.words / best.words if best.words else 1.0
+            others.append(x.candidate(f"{more:.2f} times the words, {x.seconds / best.seconds:.2f} the time"))
+    return [best.candidate("chosen", chosen=True), *sorted(others, key=lambda x: (x.words_per_rank, x.seconds))]
+
+
+def chosen(question: Question) -> tuple[Estimate, list[Estimate]]:
+    """The choice, and all it was chosen from."""
+    found = list({x.key: x for x in _estimates(question)}.values())
+    if not found:
+        raise ArgumentError(impossible(question.algorithm, question.shape, question.layers, question.ranks))
+    limit = question.memory
+    fitting = [_fitted(x) for x in found if limit is None or x.memory(1) <= limit]
     if not fitting:
         needed = min(x.memory(1) for x in found)
         raise MemoryLimitError(
             f"{in_bytes(limit or 0)} per rank is too small: at least {in_bytes(needed)} are needed on "
             f"{question.ranks} ranks, of which {in_bytes(question.share_bytes)} are A, B and C"
         )
-    fitting = [_fitted(x) for x in fitting]
     fewest = min(x.words for x in fitting)
-    best = min((x for x in fitting if x.words <= _TIE * fewest), key=lambda x: x.seconds)
-    others = []
-    for x in found:
-        if limit is not None and x.memory(1) > limit:
-            others.append(x.candidate(f"needs {in_bytes(x.memory(1))}"))
-        elif (x.name, x.inside, x.grid, x.layers) != (best.name, best.inside, best.grid, best.layers):
-            more = x.words / best.words if best.words else 1.0
-            others.append(_fitted(x).candidate(f"{more:.2f} times the words, {x.seconds / best.seconds:.2f} the time"))
-    return [best.candidate("chosen", chosen=True), *sorted(others, key=lambda x: (x.words_per_rank, x.seconds))]
+    return min((x for x in fitting if x.words <= _TIE * fewest), key=lambda x: x.seconds), found
+
+
+def product_of(estimate: Estimate) -> Product:
+    """The product itself, on layouts that it wants."""
+    question, box = estimate.question, estimate.box
+    m, n, k = question.mnk
+    ranks = tuple(range(question.ranks))
+    A, B, C = (
+        Layout(Distribution.over((question.ranks, 1), shape), ranks, question.dtype)
+        for shape in ((m, k), (k, n), (m, n))
+    )
+    problem = Problem(A, B, C, question.ranks, True, question.dtype, question.width, question.lookahead, question.mover)
+    if estimate.family == "summa":
+        return summa_on(problem, box)
+    if estimate.family == "cannon":
+        return cannon_on(problem, box)
+    if estimate.family == "stationary_a":
+        return stationary(problem, (box.pr, box.layers), ranks[: box.ranks])
+    if estimate.family == "2.5d":
+        return layered_on(problem, box, estimate.inside)
+    a, b = list(inner_layouts(problem))[-1]
+    return Inner(a, b, C, question.dtype, question.width, 0, "reduce_scatter", problem.reduced_rows, question.ranks)
 
 
 def _fitted(estimate: Estimate) -> Estimate:

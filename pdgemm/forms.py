@@ -43,6 +43,11 @@ def _pair(text: str) -> tuple[int, int]:
     return int(first), int(second)
 
 
+def _triple(text: str) -> tuple[int, int, int]:
+    m, n, k = re.split("[x,]", text)
+    return int(m), int(n), int(k)
+
+
 def _block(text: str) -> tuple[int, int]:
     return _pair(text) if re.search("[x,]", text) else (int(text), int(text))
 
@@ -70,6 +75,7 @@ def _part(text: str) -> complex:
 
 DATASET = _Form("file:/dataset", _dataset, "FILE:/DATASET, such as a.h5:/x")
 SHAPE = _Form("rows x cols", _pair, "5000x3000")
+MNK = _Form("m,n,k", _triple, "16384,16384,16384")
 GRID = _Form("PrxPc", _pair, "2x3")
 BLOCK = _Form("size", _block, "256 or 256x128")
 BYTES = _Form("bytes", _bytes, "2GiB, 500MB or 1000000")

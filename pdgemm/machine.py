@@ -33,7 +33,8 @@ class Machine:
     intra  : links inside a node, one for each kind of transfer.
     inter  : between nodes; a byte takes beta seconds of the node, whose ranks share its bandwidth.
     gamma  : real flops per second of a rank by type and by the smallest dimension of a product.
-    copy   : bytes per second that a rank packs or copies.
+    copy   : bytes per second that a rank packs, copies or adds up.
+    fresh  : bytes per second of new memory that a rank touches for the first time.
     overlap: which part of a transfer is hidden behind a product that takes as long, 0 to 1.
     step   : seconds that each panel costs beside its transfers and its product.
     call   : seconds that each call costs.
@@ -68,12 +69,13 @@ class Machine:
         }
     )
     copy: float = 4e9
+    fresh: float = 2e9
     overlap: float = 0.5
     step: float = 2e-5
     call: float = 2e-4
 
     def __hash__(self) -> int:
-        return hash((self.name, self.ranks_per_node, self.copy, self.overlap, self.step, self.call))
+        return hash((self.name, self.ranks_per_node, self.copy, self.fresh, self.overlap, self.step, self.call))
 
     def rate(self, dtype: str, *dimensions: int) -> float:
         """Flops per second of a local product; between measured sizes on a line in log-log scale."""
@@ -113,6 +115,21 @@ class Machine:
         together = min(length, max(1, self.ranks_per_node // stride))
         return (length - together) / (length - 1)
 
+    def __str__(self) -> str:
+        """For people: microseconds, GB/s, GFLOP/s."""
+        lines = [f"{self.name}: {self.ranks_per_node or 'all'} ranks on a node"]
+        for level, links in (("inside a node", self.intra), ("between nodes", self.inter)):
+            each = (f"{kind} {x.alpha * 1e6:.1f} us {1e-9 / x.beta:.1f} GB/s" for kind, x in links.items())
+            lines.append(f"  {level}: {', '.join(each)}")
+        for dtype, table in self.gamma.items():
+            rates = ", ".join(f"{rate / 1e9:.1f} at {size}" for size, rate in sorted(table.items()))
+            lines.append(f"  {dtype}: GFLOP/s {rates}")
+        lines.append(
+            f"  copy {self.copy / 1e9:.1f} GB/s, new memory {self.fresh / 1e9:.1f} GB/s, overlap {self.overlap:.2f}, "
+            f"panel {self.step * 1e6:.0f} us, call {self.call * 1e6:.0f} us"
+        )
+        return "\n".join(lines)
+
     def as_json(self) -> str:
         return json.dumps(asdict(self), indent=2)
 
@@ -135,7 +152,7 @@ class Machine:
                 rates = {name: {int(n): float(x) for n, x in table.items()} for name, table in known["gamma"].items()}
                 known["gamma"] = {**default.gamma, **rates}
             machine = cls(**known)
-            numbers = [machine.copy, machine.step + 1, machine.call + 1, *machine.rates()]
+            numbers = [machine.copy, machine.fresh, machine.step + 1, machine.call + 1, *machine.rates()]
             if min(numbers) <= 0 or not 0 <= machine.overlap <= 1:
                 raise ValueError("times and rates are positive, and the overlap is between 0 and 1")
         except (TypeError, ValueError, AttributeError) as bad:

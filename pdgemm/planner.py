@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from pdgemm import dtypes
+from pdgemm.boxes import impossible
 from pdgemm.candidates import PRODUCTS, Problem, Way, ways
 from pdgemm.costs import lower_bound
 from pdgemm.errors import ArgumentError, MemoryLimitError
@@ -113,13 +114,13 @@ class Plan:
     @cached_property
     def seconds(self) -> float:
         """Of the slowest of some ranks, by the model of `problem.machine`."""
-        return max(
-            sum((move.seconds(self.problem.machine, rank) for _, move in self.moves), self._product_seconds(rank))
-            for rank in sample(self.problem.size)
-        )
+        return max(self._seconds(rank) for rank in sample(self.problem.size))
 
-    def _product_seconds(self, rank: int) -> float:
-        return self.product.seconds(self.problem.machine, rank)
+    def _seconds(self, rank: int) -> float:
+        machine = self.problem.machine
+        moving = sum(move.seconds(machine, rank) for _, move in self.moves)
+        copies = (self.extra_bytes(rank) - self.product.extra_bytes(rank)) / machine.fresh
+        return self.product.seconds(machine, rank) + moving + copies
 
     @property
     def cost(self) -> float:
@@ -231,7 +232,7 @@ def candidates(problem: Problem) -> Iterator[Plan]:
         moved = any(not x.same_place(to) for x, to in zip(problem.given, way.layouts))
         heap.append((cost * _WORTH_MOVING if moved else cost, number, way))
     if not heap:
-        raise ArgumentError(_impossible(problem))
+        raise ArgumentError(impossible(problem.algorithm, problem.shape, problem.layers, problem.size))
     heapify(heap)
     while heap:
         _, number, best = heappop(heap)
@@ -285,24 +286,3 @@ def with_moves(way: Way, problem: Problem, spare: int | None = None) -> Plan:
             least = 0 if spare is None else plan_exchange(x, to, size, plain, 0).extra_bytes(None)
             moves.append((name, plan_exchange(x, to, size, plain, None if spare is None else least + spare)))
     return Plan(way.product, way.transposed, tuple(moves), problem)
-
-
-def _impossible(problem: Problem) -> str:
-    """Why there is no grid for what was asked, and for what there is one."""
-    algorithm, shape, layers, size = problem.algorithm, problem.shape, problem.layers, problem.size
-    asked = f"{algorithm} on a {shape[0]} x {shape[1]} grid" if shape else algorithm
-    asked += f" in {layers} layers" if layers else ""
-    grids = [(d, size // d) for d in range(1, size + 1) if size % d == 0]
-    reason = {
-        "cannon": "one side of its grid divides the other, in one layer",
-        "2.5d": f"it takes Pr x Pc x layers <= {size}, with layers >= 2",
-        "inner": f"its grid is 1 x 1 in {size} layers",
-        "row": f"its grid is {size} x 1",
-        "column": f"its grid is 1 x {size}",
-        "auto": f"a grid has at most {size} ranks, layers included",
-    }.get(algorithm, f"it takes Pr x Pc <= {size}, in one layer")
-    if algorithm == "cannon":
-        grids = [(pr, pc) for pr, pc in grids if max(pr, pc) % min(pr, pc) == 0]
-    return f"{asked} is impossible on {size} ranks: {reason}; grids of all ranks: " + ", ".join(
-        f"{pr} x {pc}" for pr, pc in grids
-    )

@@ -33,11 +33,13 @@ LEVELS = [
         "pdgemm.products.layered",
         "pdgemm.candidates",
         "pdgemm.planner",
+        "pdgemm.estimates",
+        "pdgemm.simulate",
     },
     {"pdgemm.accumulator", "pdgemm.summa", "pdgemm.stationary", "pdgemm.cannon", "pdgemm.layered"}
     | {"pdgemm.arguments", "pdgemm.report", "pdgemm.residual"},
     {"pdgemm.redistribution", "pdgemm.gemm"},
-    {"pdgemm.scalapack", "pdgemm.batched"},
+    {"pdgemm.scalapack", "pdgemm.batched", "pdgemm.calibrate"},
     {"pdgemm.io.place", "pdgemm.io.atomic", "pdgemm.io.checksum", "pdgemm.io.rawio", "pdgemm.io.hyperslabs"}
     | {"pdgemm.io.hdf5"},
     {"pdgemm.cli", "pdgemm.forms", "pdgemm.session", "pdgemm.info", "pdgemm.__main__"},
@@ -59,6 +61,8 @@ PURE = [
     "boxes",
     "candidates",
     "planner",
+    "estimates",
+    "simulate",
     "panels",
     "local",
     "forms",

@@ -178,6 +178,12 @@ class Inner(Product):
         m, n, _ = self.mnk
         return m, n, self.A.local_shape(rank)[1]
 
+    def passes(self, rank: int) -> int:
+        """The sum is written, put in the order of ranks, and a share of it is added to C."""
+        m, n, _ = self.mnk
+        rows, cols = self.C.local_shape(rank)
+        return 2 * m * n + rows * cols
+
     def buffers(self, rank: int | None) -> Buffers:
         n = self.mnk[1]
         k_loc = min(self.width, self.A.local_shape(rank)[1])
@@ -279,6 +285,11 @@ class Layered(Product):
 
     def local_shape(self, rank: int) -> tuple[int, int, int]:
         return self.layer(rank).local_shape(rank)
+
+    def passes(self, rank: int) -> int:
+        """The sum of a block is written, put in the order of ranks, and a share of it is added to C."""
+        (rows, cols), (own_rows, own_cols) = self.reduction.shape(rank), self.C.local_shape(rank)
+        return 2 * rows * cols + own_rows * own_cols
 
     def buffers(self, rank: int | None) -> Buffers:
         rows, cols = self.reduction.shape(rank)

@@ -134,7 +134,14 @@ class Product:
             words, messages = x.traffic.words_received, x.traffic.messages_received
             taken = machine.transfer(x.kind, words, messages, x.itemsize, x.stride, x.length)
             moving, after = (moving, after + taken) if x.after else (moving + taken, after)
-        return after + machine.pipeline(self._flops(m, n, k) / rate, moving, self.panels, self.lookahead > 0)
+        memory = self.extra_bytes(rank) / machine.fresh + self.passes(rank) * self.accumulate.itemsize / machine.copy
+        computing = self._flops(m, n, k) / rate
+        return memory + after + machine.pipeline(computing, moving, self.panels, self.lookahead > 0)
+
+    def passes(self, rank: int) -> int:
+        """Words of sums that a rank copies or adds up beside its products."""
+        rows, cols = self.C.local_shape(rank)
+        return 0 if self.sums_in_c else rows * cols
 
     def buffers(self, rank: int | None) -> Buffers:
         """What a rank allocates beyond A, B and C."""

@@ -78,6 +78,11 @@ class Stationary(Product):
         m_loc, k_loc = self.A.local_shape(rank)
         return m_loc, self.mnk[1], k_loc
 
+    def passes(self, rank: int) -> int:
+        """Parts of C are written, and the sum of those of the row is added to C."""
+        m_loc = self.A.local_shape(rank)[0]
+        return m_loc * (self.mnk[1] + self.C.local_shape(rank)[1])
+
     def buffers(self, rank: int | None) -> Buffers:
         m_loc, k_loc = self.A.local_shape(rank)
         most = self.slots * self.widest * bool(self.mnk[2])

@@ -1,0 +1,219 @@
+"""Measure what `machine.Machine` has to know, on the ranks at hand."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from datetime import date
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.gemm import pdgemm
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.local import gemm_accumulate
+from pdgemm.machine import Link, Machine
+from pdgemm.matrix import DistMatrix
+from pdgemm.movers import MOVERS
+from pdgemm.movers.shift import shift
+from pdgemm.pipeline import PanelRing, drain
+from pdgemm.redistribution import redistribute
+from pdgemm.timing import Recorder, Traffic
+
+DTYPES = ("float32", "float64", "complex64", "complex128")
+WIDTHS = (8, 32, 128, 512)
+_SIDE = 768  # of local products
+_SMALL, _LARGE = 1, 1 << 18  # words of a message
+_REPEATS = 7
+
+
+def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None = None) -> Machine:
+    """The machine of these ranks.  Collective; takes seconds.
+
+    All ranks compute and send at the same time, as they do in a product.  Links between nodes are measured where
+    the ranks are on several, by one rank of each; else, and where there is one rank, the defaults stay.
+    """
+    default, done = Machine(), iter(range(1, 9))
+
+    def step() -> None:
+        if progress is not None:
+            progress(next(done), 8)
+
+    with ProcessGrid(comm, (1, comm.size)) as grid:
+        gamma = {dtype: {width: _rate(grid.comm, dtype, width) for width in WIDTHS} for dtype in DTYPES}
+        step()
+        copy, fresh = _copy(grid.comm), _fresh(grid.comm)
+        step()
+        intra, inter = dict(default.intra), dict(default.inter)
+        if grid.node.size > 1 and grid.comm.allreduce(grid.node.size > 1, MPI.LAND):
+            intra.update(_links(grid.node, grid.comm))
+        step()
+        leaders = grid.comm.Split(0 if grid.node.rank == 0 else MPI.UNDEFINED)
+        several = grid.ranks_per_node is not None
+        found = _links(leaders, leaders) if several and leaders != MPI.COMM_NULL else None
+        if leaders != MPI.COMM_NULL:
+            leaders.Free()
+        if several:
+            inter.update(grid.comm.bcast(found, root=0))
+        step()
+        exchange = _exchange(grid)
+        if exchange is not None:
+            (inter if several else intra)["exchange"] = exchange
+        step()
+        overlap = _overlap(grid) if comm.size > 1 else default.overlap
+        step()
+        call = _call(grid)
+        step()
+        per_step = max(1e-6, _step(grid, call))
+        step()
+        return Machine(
+            name=f"{platform.node()}, {comm.size} ranks, {date.today()}",
+            ranks_per_node=grid.ranks_per_node,
+            intra=intra,
+            inter=inter,
+            gamma=gamma,
+            copy=copy,
+            fresh=fresh,
+            overlap=overlap,
+            step=per_step,
+            call=call,
+        )
+
+
+def _timed(comm: MPI.Comm, work: Callable[[], object], repeats: int = _REPEATS) -> float:
+    """Median over repeats of the slowest rank's seconds."""
+    work()
+    seconds = []
+    for _ in range(repeats):
+        comm.Barrier()
+        start = perf_counter()
+        work()
+        seconds.append(comm.allreduce(perf_counter() - start, MPI.MAX))
+    return float(median(seconds))
+
+
+def _rate(comm: MPI.Comm, dtype: str, width: int) -> float:
+    """Flops per second of a rank: two panels of this width onto a square block."""
+    A, B = np.ones((_SIDE, width), dtype), np.ones((width, _SIDE), dtype)
+    C = np.zeros((_SIDE, _SIDE), dtype)
+    flops = (8 if C.dtype.kind == "c" else 2) * _SIDE * _SIDE * width
+    return flops / _timed(comm, lambda: gemm_accumulate(1, A, B, 1, C))
+
+
+def _copy(comm: MPI.Comm) -> float:
+    """Bytes per second of rows copied out of a larger array."""
+    x, y = np.ones((2048, 2048)), np.empty((2048, 1024))
+    return y.nbytes / _timed(comm, lambda: np.copyto(y, x[:, :1024]))
+
+
+def _fresh(comm: MPI.Comm) -> float:
+    """Bytes per second of new memory."""
+    words = 1 << 22
+    return 8 * words / _timed(comm, lambda: np.empty(words).fill(0))
+
+
+def _links(comm: MPI.Comm, all_: MPI.Comm) -> dict[str, Link]:
+    """alpha and beta of each way to travel among the ranks of comm, while the other communicators do the same."""
+    found = {}
+    for name in MOVERS:
+        found[name] = _link([_timed(all_, _broadcaster(comm, name, words)) for words in (_SMALL, _LARGE)])
+    found["shift"] = _link([_timed(all_, _shifter(comm, words)) for words in (_SMALL, _LARGE)])
+    received = _LARGE // comm.size * (comm.size - 1)
+    added = [_timed(all_, _reducer(comm, words)) for words in (comm.size, _LARGE)]
+    found["reduce"] = _link(added, words=received, messages=comm.size - 1)
+    return found
+
+
+def _link(seconds: list[float], words: int = _LARGE, messages: int = 1) -> Link:
+    """From the seconds of a small and a large transfer, `words` received in so many messages."""
+    small, large = seconds
+    return Link(max(1e-8, small / messages), max(1e-13, (large - small) / (words * 8)))
+
+
+def _broadcaster(comm: MPI.Comm, name: str, words: int) -> Callable[[], object]:
+    """Broadcasts from every rank in turn, two in flight, as in SUMMA; time per received message."""
+    room = np.empty(2 * words)
+
+    def work() -> None:
+        with PanelRing(2, room, np.empty(0), Recorder()) as ring:
+            slot = ring.take()
+            MOVERS[name](comm, slot.buffer_a, 0, slot, Traffic())
+            drain(slot.arrivals)
+
+    return work
+
+
+def _shifter(comm: MPI.Comm, words: int) -> Callable[[], object]:
+    held, coming = np.empty(words), np.empty(words)
+    to, source = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+
+    def work() -> None:
+        for wait in shift(comm, held, to, coming, source, Traffic()):
+            wait()
+
+    return work
+
+
+def _reducer(comm: MPI.Comm, words: int) -> Callable[[], object]:
+    share = words // comm.size
+    whole, part = np.ones(share * comm.size), np.empty(share)
+    return lambda: comm.Reduce_scatter(whole, part, [share] * comm.size, MPI.SUM)
+
+
+def _exchange(grid: ProcessGrid) -> Link | None:
+    """Columns to rows: packed, sent and unpacked."""
+    if grid.size == 1:
+        return None
+    seconds, words = [], 0
+    with ProcessGrid(grid.comm, (grid.size, 1)) as rows:
+        for n in (grid.size, 256 * grid.size):
+            X, Y = DistMatrix.zeros((n, n), grid=grid), DistMatrix.zeros((n, n), grid=rows)
+            seconds.append(_timed(grid.comm, lambda X=X, Y=Y: redistribute(X, Y, check=False)))  # type: ignore[misc]
+            words = Y.report.counted.words_received
+    small, large = seconds
+    return Link(1e-6, max(1e-13, (large - small) / (words * 8)))
+
+
+def _overlap(grid: ProcessGrid) -> float:
+    """Which part of a shift is hidden behind a product that takes as long."""
+    comm, side = grid.row, 512
+    A, C = np.ones((side, side)), np.zeros((side, side))
+
+    def compute() -> None:
+        gemm_accumulate(1, A, A, 1, C)
+
+    product = _timed(comm, compute)
+    words = 1 << 14
+    while _timed(comm, _shifter(grid.row, words), 3) < product and words < 1 << 24:
+        words *= 2
+    held, coming = np.empty(words), np.empty(words)
+    to, source = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+
+    def both() -> None:
+        waits = shift(comm, held, to, coming, source, Traffic())
+        compute()
+        for wait in waits:
+            wait()
+
+    moving = _timed(comm, _shifter(grid.row, words))
+    together = _timed(comm, both)
+    return float(np.clip((product + moving - together) / min(product, moving), 0.0, 1.0))
+
+
+def _call(grid: ProcessGrid) -> float:
+    A, B = DistMatrix.zeros((grid.size, grid.size), grid=grid), DistMatrix.zeros((grid.size, grid.size), grid=grid)
+    C = DistMatrix.zeros((grid.size, grid.size), grid=grid)
+    return _timed(grid.comm, lambda: pdgemm(1, A, B, 0, C, algorithm="summa"), 4 * _REPEATS)
+
+
+def _step(grid: ProcessGrid, call: float) -> float:
+    """What a panel costs that is so small that it has no size."""
+    panels = 64
+    made = {"grid": grid, "block": (1, 1)}
+    A, B = DistMatrix.zeros((1, panels * grid.size), **made), DistMatrix.zeros((panels * grid.size, 1), **made)  # type: ignore[arg-type]
+    C = DistMatrix.zeros((1, 1), grid=grid)
+    options = {"algorithm": "summa", "shape": grid.shape, "panel_width": 1}
+    seconds = _timed(grid.comm, lambda: pdgemm(1, A, B, 0, C, **options))  # type: ignore[arg-type]
+    return (seconds - call) / (panels * grid.size)

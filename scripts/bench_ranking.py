@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""Do measured times rank the algorithms as the model of the machine does?
+
+    mpiexec -n 2 python scripts/bench_ranking.py [--repeats N] [--json FILE]
+
+Calibrates the machine, then multiplies ten shapes from near-square block layouts by each algorithm in turn, so that
+a drift of the machine meets all alike.  A problem counts as ranked alike if every two algorithms whose median times
+differ by more than 25% are in the order that the model predicts, and what the model calls the fastest takes at most
+25% longer than the fastest.  Prints predicted and measured seconds side by side.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+from time import perf_counter
+from typing import Any
+
+import click
+from mpi4py import MPI
+
+from pdgemm import DistMatrix, Plan, ProcessGrid, plan
+from pdgemm.calibrate import calibrate
+from pdgemm.errors import ArgumentError
+
+SHAPES = [  # m, n, k
+    (512, 512, 512),
+    (1536, 1536, 1536),
+    (3072, 3072, 3072),
+    (256, 256, 65536),
+    (512, 512, 16384),
+    (32768, 256, 256),
+    (256, 32768, 256),
+    (3072, 3072, 128),
+    (3072, 128, 3072),
+    (128, 3072, 3072),
+]
+ALGORITHMS = ("summa", "stationary_a", "stationary_b", "cannon", "2.5d", "inner")
+SAME = 1.25  # times that differ by less are not told apart
+
+
+@click.command()
+@click.option("--repeats", default=5, show_default=True)
+@click.option("--json", "path", type=click.Path())
+def main(repeats: int, path: str | None) -> None:
+    comm = MPI.COMM_WORLD
+    machine = calibrate(comm)
+    if comm.rank == 0:
+        print(machine)
+    results = []
+    with ProcessGrid(comm) as grid:
+        for m, n, k in SHAPES:
+            A, B = DistMatrix.random((m, k), grid=grid, seed=1), DistMatrix.random((k, n), grid=grid, seed=2)
+            C = DistMatrix.zeros((m, n), grid=grid)
+            plans: dict[str, Plan] = {}
+            for algorithm in ALGORITHMS:
+                try:
+                    plans[algorithm] = plan(A, B, C, algorithm=algorithm, machine=machine)
+                except ArgumentError:  # not on so many ranks
+                    continue
+            results.append(measured(comm, (m, n, k), plans, (A, B, C), repeats))
+    if comm.rank == 0:
+        alike = sum(x["ranked_alike"] for x in results)
+        print(f"ranked as predicted: {alike} of {len(results)} problems on {comm.size} ranks")
+        if path:
+            with open(path, "w") as file:
+                json.dump({"machine": machine.name, "ranks": comm.size, "problems": results}, file, indent=1)
+
+
+def measured(
+    comm: MPI.Intracomm, mnk: tuple[int, int, int], plans: dict[str, Plan], matrices: tuple[Any, ...], repeats: int
+) -> dict[str, Any]:
+    """Median seconds of each plan, taken in turns; the slowest rank counts."""
+    seconds: dict[str, list[float]] = {name: [] for name in plans}
+    for turn in range(repeats + 1):
+        for name, p in plans.items():
+            comm.Barrier()
+            start = perf_counter()
+            p.execute(*matrices, check=False)
+            taken = comm.allreduce(perf_counter() - start, MPI.MAX)
+            if turn:  # the first is to warm up
+                seconds[name].append(taken)
+    took = {name: statistics.median(x) for name, x in seconds.items()}
+    predicted = {name: p.seconds for name, p in plans.items()}
+    wrong = [
+        (a, b) for a, b in itertools.permutations(plans, 2) if took[a] * SAME < took[b] and predicted[a] > predicted[b]
+    ]
+    first = min(predicted, key=predicted.__getitem__)
+    alike = not wrong and took[first] <= SAME * min(took.values())
+    if comm.rank == 0:
+        print(f"{' x '.join(map(str, mnk))}: {'ranked alike' if alike else f'not ranked alike: {wrong}'}")
+        for name in sorted(took, key=took.__getitem__):
+            grid = " x ".join(map(str, plans[name].shape))
+            print(f"   {name:13} {grid:10} measured {took[name]:.4f} s, predicted {predicted[name]:.4f} s")
+    return {"mnk": mnk, "measured": took, "predicted": predicted, "ranked_alike": alike}
+
+
+if __name__ == "__main__":
+    main()
