@@ -130,19 +130,26 @@ class Estimate:
         if self.family == "stationary_a":
             of_c, of_b = BlockCyclic.even(box.n, box.layers), BlockCyclic.even(box.n, box.pr)
             return int(panel_counts(of_c, of_b, width).sum())
-        if "cannon" in (self.family, self.inside):
+        if self.cannon:
             return box.pc
         return -(-box.deep // box.block) * -(-min(box.block, box.deep) // width)
 
     @property
-    def product_width(self) -> int:
-        """Inner indices that are multiplied at once."""
+    def at_once(self) -> tuple[int, int, int]:
+        """The sizes of one product, as in `Product.at_once`."""
         box, width = self.box, self.question.width
-        if self.family in ("stationary_a", "inner"):
-            return box.deep
-        if "cannon" in (self.family, self.inside):
-            return min(box.block, box.deep)
-        return min(box.deep, max(min(width, box.block), min(width, BUNDLE)))
+        m, n, k = box.high, box.wide, box.deep
+        if self.family == "stationary_a":
+            return m, min(width, -(-n // max(box.pr, box.layers))), k
+        if self.family == "inner":
+            return m, n, k
+        if self.cannon:
+            return m, n, min(box.block, k)
+        return m, n, min(k, max(min(width, box.block), min(width, BUNDLE)))
+
+    @property
+    def cannon(self) -> bool:
+        return "cannon" in (self.family, self.inside)
 
     @property
     def _windows(self) -> int:
@@ -173,7 +180,7 @@ class Estimate:
         last = [added] if box.layers > 1 else []
         if self.family == "inner":
             return last
-        if "cannon" in (self.family, self.inside):
+        if self.cannon:
             mover, for_a, for_b = "shift", box.pc - 1.0, box.pr - 1.0
         else:
             for_a, for_b = panels * (1 - 1 / box.pc), panels * (1 - 1 / box.pr)
@@ -206,7 +213,7 @@ class Estimate:
             slots = min(question.lookahead + 2, max(1, self.panels))
             wide = min(width, -(-box.n // max(1, box.layers)))
             words = slots * wide * (box.deep + box.high * (2 if box.layers > 1 else 1))
-        elif "cannon" in (self.family, self.inside):
+        elif self.cannon:
             words = (
                 2.0 * ((box.pc > 1) * box.high + (box.pr > 1) * box.wide * box.pc / box.pr) * min(box.block, box.deep)
             )
@@ -234,7 +241,7 @@ class Estimate:
             (after, machine.transfer(kind, words, messages, itemsize, stride, length))
             for kind, words, messages, stride, length, after in self.transfers
         ]
-        rate = machine.rate(str(question.dtype), m, n, self.product_width) if m * n * k else 1.0
+        rate = machine.rate(str(question.dtype), *self.at_once) if m * n * k else 1.0
         flops = gemm_flops(m, n, k, complex_=question.dtype.kind == "c")
         moving = sum(seconds for after, seconds in taken if not after)
         overlapped = question.lookahead > 0 and self.family != "inner"
@@ -249,7 +256,8 @@ class Estimate:
         passes = {"stationary_a": box.high * box.n + own, "2.5d": 2 * box.high * box.wide + own}
         passes["inner"] = passes["2.5d"]
         memory = fresh + passes.get(self.family, 0.0) * itemsize / machine.copy
-        return moves + machine.pipeline(flops / rate, moving, self.panels, overlapped) + last + memory
+        pipeline = machine.pipeline(flops / rate, moving, self.panels, overlapped, self.cannon)
+        return moves + pipeline + last + memory
 
     def candidate(self, verdict: str = "", chosen: bool = False) -> Candidate:
         return Candidate(

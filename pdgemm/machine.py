@@ -103,9 +103,15 @@ class Machine:
         far_seconds = messages * far.alpha + words * itemsize * far.beta * sharing
         return (1 - away) * near_seconds + away * far_seconds
 
-    def pipeline(self, computing: float, moving: float, steps: int, overlapped: bool) -> float:
-        """Seconds of `steps` steps that take so long to compute and to move in all; the first has to arrive."""
-        hidden = self.overlap * min(computing, moving) * (steps - 1) / steps if overlapped and steps else 0.0
+    def pipeline(self, computing: float, moving: float, steps: int, overlapped: bool, at_hand: bool = False) -> float:
+        """Seconds of `steps` steps that take so long to compute and to move in all.
+
+        at_hand : what the first step needs is there; else it has to arrive, and nothing hides that.
+        """
+        hidden = 0.0
+        if overlapped and steps:
+            later = (steps - 1) / steps
+            hidden = self.overlap * min(computing * later, moving if at_hand else moving * later)
         return computing + moving - hidden + steps * self.step
 
     def away(self, stride: int, length: int) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from problems import SHAPES, TOLERANCE, accepted, gemm_error
+from problems import DTYPES, SHAPES, TOLERANCE, accepted, gemm_error
 
 pytestmark = pytest.mark.mpi
 
@@ -78,5 +78,107 @@ def test_every_grid_and_shape(comm: Any, algorithm: str) -> None:
     with ProcessGrid(comm) as grid:
         for name, shape, layers in accepted(comm.size):
             if name == algorithm:
-                for mnk, block in itertools.product(MIXED, [None, (2, 3)]):
+                for mnk, block in itertools.product(MIXED if comm.size < 9 else MIXED[2::2], [None, (2, 3)]):
                     check(grid, mnk, name, shape, layers, block=block)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_operations_types_and_orders(comm: Any, algorithm: str) -> None:
+    from pdgemm import ProcessGrid
+
+    ops = [a + b for a in "NTC" for b in "NTC"]
+    orders = ["".join(x) for x in itertools.product("CF", repeat=3)]
+    scalars = [(1, 0), (2, 1), (-0.5, 3), (1, -1)]
+    cases = [x for x in accepted(comm.size) if x[0] == algorithm]
+    if not cases:
+        pytest.skip("one rank has no layers")
+    with ProcessGrid(comm) as grid:
+        for number, op in enumerate(ops * (1 if len(cases) > 4 else 2)):
+            name, shape, layers = cases[number % len(cases)]
+            alpha, beta = scalars[number % 4]
+            dtype = DTYPES[(number + number // 4) % 4]
+            if dtype.startswith("complex"):
+                alpha, beta = alpha + 1j, beta * 1j
+            options: dict[str, Any] = {"block": (None, 4, (2, 3))[number % 3], "orders": orders[number % 8]}
+            check(grid, (13, 19, 22), name, shape, layers, dtype=dtype, ops=op, alpha=alpha, beta=beta, **options)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_lookahead_width_and_mover(comm: Any, algorithm: str) -> None:
+    from pdgemm import ProcessGrid
+
+    cases = [x for x in accepted(comm.size) if x[0] == algorithm]
+    options = itertools.product([0, 1, 3], [1, 5, None], ["ibcast", "ring"])
+    if not cases:
+        pytest.skip("one rank has no layers")
+    with ProcessGrid(comm) as grid:
+        for number, (lookahead, width, mover) in enumerate(options):
+            name, shape, layers = cases[number % len(cases)]
+            asked: dict[str, Any] = {"lookahead": lookahead, "panel_width": width, "mover": mover}
+            report = check(grid, (9, 14, 41), name, shape, layers, block=(None, 3)[number % 2], **asked)
+            if report.algorithm in ("summa", "stationary_a", "stationary_b", "2.5d"):
+                assert report.mover in (mover, "shift")
+
+
+@pytest.mark.parametrize("bundle", [1, 6])
+def test_thin_panels_alone_and_in_bundles(comm: Any, bundle: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pdgemm import ProcessGrid, planner
+    from pdgemm.products import summa
+
+    planner.plan_product.cache_clear()
+    monkeypatch.setattr(summa, "BUNDLE", bundle)
+    with ProcessGrid(comm) as grid:
+        for name, shape, layers in accepted(comm.size):
+            if name in ("summa", "2.5d"):
+                for mover, orders in (("ibcast", "CCC"), ("ring", "FCF")):
+                    check(grid, (11, 17, 23), name, shape, layers, block=2, mover=mover, orders=orders)
+    planner.plan_product.cache_clear()
+
+
+def test_a_large_block_is_shifted_in_pieces(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pdgemm import ProcessGrid, planner
+    from pdgemm.movers import shift
+    from pdgemm.products import cannon
+
+    planner.plan_product.cache_clear()
+    for module in (shift, cannon):
+        monkeypatch.setattr(module, "MESSAGE_BYTES", 80)
+    with ProcessGrid(comm) as grid:
+        for name, shape, layers in accepted(comm.size):
+            if name == "cannon":
+                report = check(grid, (11, 17, 23), name, shape, layers)
+                words = report.counted.words_sent - sum(x.counted.words_sent for x in report.moves)
+                messages = report.counted.messages_sent - sum(x.counted.messages_sent for x in report.moves)
+                assert messages >= words / 10
+    planner.plan_product.cache_clear()
+
+
+def test_matrices_on_one_layer_of_the_ranks(comm: Any) -> None:
+    """A, B and C on the first ranks only: 2.5D deals the inner indices out to the layers, and adds C up there."""
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+    plane = max(1, comm.size // 2)
+    shape = (1, plane)
+    with ProcessGrid(comm, shape, ranks=range(plane)) as grid:
+        A, B = (DistMatrix.random(x, grid=grid, block=3, seed=s) for x, s in (((14, 30), 1), ((30, 12), 2)))
+        C = DistMatrix.empty((14, 12), grid=grid, block=(4, 5))
+        for algorithm in ["auto"] + (["2.5d"] if comm.size > 1 else []):
+            pdgemm(1, A, B, 0, C, algorithm=algorithm, shape=None if algorithm == "auto" else shape)
+            assert gemm_error(C.allgather(), 1, A.allgather(), B.allgather()) <= TOLERANCE
+            assert C.report.counted == C.report.predicted
+
+
+def test_sixteen_bit_and_whole_numbers(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+    rng = np.random.default_rng(3)
+    a, b = rng.integers(-100, 100, (12, 40)), rng.integers(-100, 100, (40, 10))
+    with ProcessGrid(comm) as grid:
+        for name, shape, layers in accepted(comm.size):
+            for dtype, into in (("int8", "int32"), ("float16", "float32"), ("bfloat16", "float32")):
+                A, B = (DistMatrix.from_global(x.astype(dtype), grid=grid, block=3) for x in (a, b))
+                C = DistMatrix.empty((12, 10), grid=grid, dtype=into)
+                pdgemm(1, A, B, 0, C, algorithm=name, shape=shape, layers=layers)
+                assert np.array_equal(C.allgather(), a @ b)  # all exact: below 2^24
+                assert C.report.counted == C.report.predicted
+                assert C.report.extra_bytes == C.report.predicted_extra_bytes

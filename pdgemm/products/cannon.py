@@ -24,6 +24,10 @@ class Cannon(Product):
     algorithm = "cannon"
 
     @property
+    def at_hand(self) -> bool:
+        return True
+
+    @property
     def panels(self) -> int:
         return self.C.distribution.grid_shape[1] if self.mnk[2] else 0
 

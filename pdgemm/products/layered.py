@@ -286,6 +286,10 @@ class Layered(Product):
     def local_shape(self, rank: int) -> tuple[int, int, int]:
         return self.layer(rank).local_shape(rank)
 
+    @property
+    def at_hand(self) -> bool:
+        return self.inside == "cannon"
+
     def passes(self, rank: int) -> int:
         """The sum of a block is written, put in the order of ranks, and a share of it is added to C."""
         (rows, cols), (own_rows, own_cols) = self.reduction.shape(rank), self.C.local_shape(rank)

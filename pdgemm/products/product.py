@@ -128,7 +128,7 @@ class Product:
     def seconds(self, machine: Machine, rank: int) -> float:
         """By the model: steps of a transfer and a product, in part at the same time; then what cannot be hidden."""
         m, n, k = self.local_shape(rank)
-        rate = machine.rate(str(self.panel_dtype), m, n, min(k, self.product_width)) if m * n * k else 1.0
+        rate = machine.rate(str(self.panel_dtype), *self.at_once(m, n, k)) if m * n * k else 1.0
         moving, after = 0.0, 0.0
         for x in self.transfers(rank):
             words, messages = x.traffic.words_received, x.traffic.messages_received
@@ -136,7 +136,17 @@ class Product:
             moving, after = (moving, after + taken) if x.after else (moving + taken, after)
         memory = self.extra_bytes(rank) / machine.fresh + self.passes(rank) * self.accumulate.itemsize / machine.copy
         computing = self._flops(m, n, k) / rate
-        return memory + after + machine.pipeline(computing, moving, self.panels, self.lookahead > 0)
+        pipeline = machine.pipeline(computing, moving, self.panels, self.lookahead > 0, self.at_hand)
+        return memory + after + pipeline
+
+    @property
+    def at_hand(self) -> bool:
+        """Is all there that the first step needs?"""
+        return False
+
+    def at_once(self, m: int, n: int, k: int) -> tuple[int, int, int]:
+        """The sizes of one of the products that make up a rank's m x n x k."""
+        return m, n, min(k, self.product_width)
 
     def passes(self, rank: int) -> int:
         """Words of sums that a rank copies or adds up beside its products."""

@@ -78,6 +78,9 @@ class Stationary(Product):
         m_loc, k_loc = self.A.local_shape(rank)
         return m_loc, self.mnk[1], k_loc
 
+    def at_once(self, m: int, n: int, k: int) -> tuple[int, int, int]:
+        return m, min(n, self.widest), k
+
     def passes(self, rank: int) -> int:
         """Parts of C are written, and the sum of those of the row is added to C."""
         m_loc = self.A.local_shape(rank)[0]

@@ -1,0 +1,202 @@
+"""Plans as values: what they tell, that they are kept as JSON, and that they are carried out as they say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from problems import TOLERANCE, accepted, gemm_error
+
+pytestmark = pytest.mark.mpi
+
+
+def matrices(grid: Any, mnk: tuple[int, int, int], block: Any = 3, dtype: str = "float64") -> tuple[Any, Any, Any]:
+    from pdgemm import DistMatrix
+
+    m, n, k = mnk
+    made: dict[str, Any] = {"grid": grid, "block": block, "dtype": dtype}
+    A = DistMatrix.random((m, k), seed=1, **made)
+    return A, DistMatrix.random((k, n), seed=2, **made), DistMatrix.random((m, n), seed=3, **made)
+
+
+def test_a_plan_tells_what_the_run_then_does(comm: Any) -> None:
+    from pdgemm import ProcessGrid, plan
+
+    with ProcessGrid(comm) as grid:
+        A, B, C = matrices(grid, (40, 30, 50))
+        a, b = A.allgather(), B.allgather()
+        p = plan(A, B, C)
+        for _ in range(3):
+            C.local[...] = np.nan
+            assert p.execute(A, B, C) is C
+            assert gemm_error(C.allgather(), 1, a, b) <= TOLERANCE
+            assert C.report.counted == p.traffic(comm.rank)
+            assert C.report.extra_bytes == p.extra_bytes(comm.rank)
+            assert C.report.predicted_seconds == p.seconds > 0
+        before = C.allgather()
+        p = plan(A, B, C, beta=1)
+        p.execute(A, B, C, alpha=2, beta=-1)
+        assert gemm_error(C.allgather(), 2, a, b, -1, before) <= TOLERANCE
+        p.execute(A, B, C, alpha=0, beta=0)
+        assert not C.allgather().any()
+
+
+def test_every_plan_survives_json(comm: Any) -> None:
+    from pdgemm import Plan, ProcessGrid, plan
+    from pdgemm.errors import ArgumentError
+
+    with ProcessGrid(comm) as grid:
+        for dtype in ("float64", "bfloat16", "complex64", "int8"):
+            if dtype in ("bfloat16", "int8"):
+                A, B, _ = (x.astype(dtype) for x in matrices(grid, (20, 12, 9)))
+            else:
+                A, B, _ = matrices(grid, (20, 12, 9), dtype=dtype)
+            for algorithm, shape, layers in [("auto", None, None), *accepted(comm.size)]:
+                p = plan(A.T, B, transa="T", algorithm=algorithm, shape=shape, layers=layers, memory_limit=10**6)
+                again = Plan.from_json(p.to_json())
+                assert again == p
+                assert again.traffic(comm.rank) == p.traffic(comm.rank)
+                C = pdgemm_of(A, B)
+                again.execute(A, B, C)
+                assert C.report.algorithm == p.algorithm
+        text = p.to_json()
+        for broken in ("", "[]", "{}", text[:-5], text.replace('"rows"', '"lows"'), text.replace("Plan", "Exec")):
+            with pytest.raises(ArgumentError, match="not"):
+                Plan.from_json(broken)
+
+
+def pdgemm_of(A: Any, B: Any) -> Any:
+    """The matrix that pdgemm makes for the product of A and B."""
+    from pdgemm import pdgemm
+
+    return pdgemm(0, A, B)
+
+
+def test_explain_shows_the_choice_first_and_why_not_the_others(comm: Any) -> None:
+    from pdgemm import ProcessGrid, plan
+
+    with ProcessGrid(comm) as grid:
+        A, B, C = matrices(grid, (60, 60, 60), None)
+        p = plan(A, B, C, memory_limit=30_000)
+        found = p.candidates()
+        assert [x.chosen for x in found] == [True] + [False] * (len(found) - 1)
+        assert found[0].memory_bytes_per_rank <= 30_000
+        text = p.explain()
+        assert text.count("chosen") == 1
+        assert str(p) in text
+        if comm.size > 1:
+            assert "times as long" in text
+        if comm.size >= 4:
+            assert "needs" in text
+
+
+def test_repeated_products_set_up_nothing(comm: Any) -> None:
+    """Grids that products need are made once; not more than WORK_GRIDS of them are kept."""
+    from pdgemm import ProcessGrid, pdgemm
+    from pdgemm.grids import process_grid
+
+    with ProcessGrid(comm) as grid:
+        A, B, C = matrices(grid, (24, 24, 24))
+        kept = grid._shared.work_grids
+        cases = accepted(comm.size)
+        for _ in range(2):
+            for algorithm, shape, layers in cases:
+                pdgemm(1, A, B, 0, C, algorithm=algorithm, shape=shape, layers=layers)
+                before = dict(kept)
+                pdgemm(1, A, B, 0, C, algorithm=algorithm, shape=shape, layers=layers)
+                assert kept == before
+                assert len(kept) <= process_grid.WORK_GRIDS
+
+
+def test_a_plan_is_for_the_matrices_it_was_made_for(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, plan
+    from pdgemm.errors import ArgumentError, DTypeError, LayoutError
+
+    with ProcessGrid(comm) as grid:
+        A, B, C = matrices(grid, (12, 12, 12))
+        p = plan(A, B, C)
+        other = DistMatrix.zeros((12, 12), grid=grid, block=5)
+        if comm.size > 1:
+            for wrong in ((other, B, C), (A, B, other), (A, B.astype("float32"), C)):
+                with pytest.raises((LayoutError, DTypeError), match="the plan was made for"):
+                    p.execute(*wrong)
+            with pytest.raises(ArgumentError, match=r"plan\(..., beta=1\)"):
+                plan(A, B, other, algorithm="column").execute(A, B, other, beta=1)
+        with pytest.raises(DTypeError, match="B is a DistMatrix"):
+            p.execute(A, np.zeros((12, 12)), C)
+        with pytest.raises(ArgumentError, match="shares memory"):
+            p.execute(A, A, A)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"algorithm": "strassen"}, "is not one of auto, summa"),
+        ({"shape": (0, 1)}, "Pr must be >= 1"),
+        ({"shape": 3}, "shape is a pair"),
+        ({"layers": -1}, "layers must be >= 1"),
+        ({"layers": 1.5}, "layers is a whole number"),
+        ({"shape": (99, 99)}, "is impossible on"),
+        ({"algorithm": "cannon", "shape": (2, 3)}, "one side of its grid divides the other|is impossible"),
+        ({"algorithm": "2.5d", "layers": 99}, "Pr x Pc x layers <="),
+        ({"algorithm": "row", "shape": (1, 99)}, "its grid is"),
+        ({"algorithm": "inner", "layers": 77}, "its grid is 1 x 1"),
+        ({"memory_limit": 1, "algorithm": "row"}, "bytes are needed, .* more"),
+    ],
+)
+def test_what_is_impossible_is_refused_on_all_ranks_alike(comm: Any, asked: dict[str, Any], message: str) -> None:
+    from pdgemm import ProcessGrid, pdgemm, plan
+    from pdgemm.errors import PdgemmError
+
+    with ProcessGrid(comm) as grid:
+        A, B, C = matrices(grid, (12, 12, 12))
+        if "memory_limit" in asked and comm.size == 1:
+            return
+        before = C.local.copy()
+        for call in (lambda: pdgemm(1, A, B, 0, C, **asked), lambda: plan(A, B, C, **asked)):
+            with pytest.raises(PdgemmError, match=message) as refused:
+                call()
+            assert len(set(comm.allgather(str(refused.value)))) == 1
+        assert np.array_equal(C.local, before)
+
+
+def test_ranks_that_ask_for_different_plans_all_hear_of_it(comm: Any) -> None:
+    from pdgemm import Machine, ProcessGrid, pdgemm, plan
+    from pdgemm.errors import ArgumentError
+
+    if comm.size == 1:
+        pytest.skip("one rank agrees with itself")
+    with ProcessGrid(comm) as grid:
+        A, B, C = matrices(grid, (12, 12, 12))
+        with pytest.raises(ArgumentError, match="different arguments"):
+            pdgemm(1, A, B, 0, C, algorithm="row" if comm.rank else "column")
+        slow = replace(Machine(), call=100.0)  # another machine file on one rank, but the same plan
+        plan(A, B, C, algorithm="row", machine=slow if comm.rank else None)
+
+
+def test_the_limit_is_kept_at_every_size_down_to_the_smallest(comm: Any) -> None:
+    from pdgemm import ProcessGrid, pdgemm
+    from pdgemm.errors import MemoryLimitError
+
+    with ProcessGrid(comm) as grid:
+        A, B, C = matrices(grid, (37, 41, 53), 4)
+        a, b = A.allgather(), B.allgather()
+        for algorithm, shape, layers in accepted(comm.size):
+            asked: dict[str, Any] = {"algorithm": algorithm, "shape": shape, "layers": layers}
+            limit = 1 << 20
+            while True:
+                try:
+                    pdgemm(1, A, B, 0, C, memory_limit=limit, **asked)
+                except MemoryLimitError as refused:
+                    least = int(str(refused).split("at least ")[1].split()[0])
+                    assert f"{least - limit} more" in str(refused)
+                    pdgemm(1, A, B, 0, C, memory_limit=least, **asked)
+                    assert C.report.extra_bytes <= least
+                    break
+                assert C.report.extra_bytes <= limit
+                if limit == 0:
+                    break
+                limit //= 8
+            assert gemm_error(C.allgather(), 1, a, b) <= TOLERANCE
