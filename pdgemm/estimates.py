@@ -29,7 +29,7 @@ from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout
 from pdgemm.machine import Machine
 from pdgemm.products import Inner, Product
-from pdgemm.products.summa import BUNDLE
+from pdgemm.products.summa import bundle_width
 from pdgemm.schedule import panel_counts
 
 FAMILIES = ("summa", "cannon", "stationary_a", "stationary_b", "2.5d", "inner")
@@ -145,7 +145,12 @@ class Estimate:
             return m, n, k
         if self.cannon:
             return m, n, min(box.block, k)
-        return m, n, min(k, max(min(width, box.block), min(width, BUNDLE)))
+        return m, n, self._panel(width)
+
+    def _panel(self, width: int) -> int:
+        """Inner indices of a panel, or of a bundle of thin ones."""
+        panel, bundle = min(width, self.box.block, self.box.deep), bundle_width(self.box.deep, width)
+        return bundle if 2 * panel <= bundle else panel
 
     @property
     def cannon(self) -> bool:
@@ -221,7 +226,7 @@ class Estimate:
             words = 0.0
         else:
             slots = min(question.lookahead + 1, max(1, self.panels))
-            panel = min(box.deep, max(min(width, box.block), min(width, BUNDLE)))
+            panel = self._panel(width)
             words = slots * panel * ((box.pc > 1) * box.high + (box.pr > 1) * box.wide)
         if self.family == "2.5d":
             words += box.high * box.wide

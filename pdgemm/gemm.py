@@ -63,23 +63,33 @@ def pdgemm(
     C : DistMatrix (m, n) of any layout, overwritten; a view is overwritten where it lies, and nothing around it.
         None: C is made, with the row layout of op(A) and the column layout of op(B) on the grid of A.
     transa, transb : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H; the same as handing over A.T or A.H.
-    algorithm    : "summa" (C stationary), "inner" (local products and one reduction, for huge k), or "auto": the
-        one that sends fewer words, matrices that do not fit it as they lie being redistributed first.  Where all
-        fit, they are redistributed for another algorithm only if that halves the words.
+    algorithm    : "auto": what takes the least time by the model, from the layouts of A, B and C as they are to that
+        of C, redistribution included; that has to pay off, for copies take memory.  Or one of
+        "summa"         C stays, panels of A and B are broadcast; takes any blocks as they lie;
+        "stationary_a"  A stays, for thin B and C; panels of B are broadcast, panels of C added up;
+        "stationary_b"  B stays, for flat A and C;
+        "cannon"        C stays, A and B go around a torus; grids where one side divides the other;
+        "2.5d"          layers that share the inner dimension, each by SUMMA or Cannon, whichever takes less time;
+        "row", "column" "summa" or "cannon" on a P x 1 or 1 x P grid;
+        "inner"         local products and one reduction, for huge k.
+    shape, layers : of the grid of the product, Pr x Pc x layers <= ranks; by default the best ones.  It need not be
+        that of the matrices; communicators of new grids are kept for later products.
     lookahead    : panels in flight behind the one in use, >= 0.
     panel_width  : widest panel, in inner indices.
     memory_limit : bytes per rank for all buffers beyond A, B and C: panels, messages, copies of redistributed
         matrices, and sums where C has another type than accumulate_dtype.
-    mover        : "ibcast" (MPI_Ibcast) or "ring" (point-to-point).
+    mover        : how panels are broadcast, "ibcast" (MPI_Ibcast) or "ring" (point-to-point).
     accumulate_dtype : type in which products are added up.  By default the common type of A, B and C; for 16-bit
         types float32, for int8 int32.  Panels are converted one by one, never whole matrices.
+    machine      : what messages and flops take, by default the file that PDGEMM_MACHINE names (`pdgemm calibrate`
+        writes it), or an ordinary cluster.
     progress     : called as progress(done, total) after each panel.
     check        : False skips the allreduce that makes all ranks raise the same exception.
 
     Returns C; `C.report` says what ran, what was redistributed, how fast, and how many words.
 
-    Cost per rank of "summa" on Pr x Pc: 2mnk/P flops; mk (Pc - 1)/P + kn (Pr - 1)/P words in; of "inner":
-    2mnk/P flops; mn (P - 1)/P words in.
+    Cost per rank on Pr x Pc x c = P ranks: 2mnk/P flops; (mk (Pc - 1) + kn (Pr - 1) + mn (c - 1))/P words in; with
+    A stationary on Pr x Pc: (kn (Pr - 1) + mn (Pc - 1))/P; "inner": c = P.  `plan` tells the rest beforehand.
     Raises LayoutError, GridError, DTypeError, ArgumentError or MemoryLimitError, the same on every rank
     and before anything is sent.  Error: |C - C^| <= gamma_k |alpha||A||B| in the type of accumulation (Higham
     2002, 3.5), and one rounding to C's type; int8 exact modulo 2^32.

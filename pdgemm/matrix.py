@@ -384,7 +384,11 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
 
 def layout_on(grid: ProcessGrid, shape: tuple[int, int], block: Block, source: tuple[int, int]) -> Distribution:
     if grid.layers != 1:
-        raise GridError(f"a matrix lies on a grid of one layer, this one is {grid}")
+        plane = grid.shape[0] * grid.shape[1]
+        raise GridError(
+            f"a matrix lies on a grid of one layer, this one is {grid}; products make layers themselves; "
+            f"for layer 0 alone: ProcessGrid(comm, {grid.shape}, ranks=range({plane}))"
+        )
     return Distribution.over(grid.shape, shape, block, source)
 
 

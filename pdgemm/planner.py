@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pdgemm.matrix import DistMatrix
 
 PANEL_WIDTH = 512  # wide enough for BLAS to reach its peak, narrow enough to stay in flight behind it
+_TIE = 1.1  # costs that are taken to be equal
 Result = TypeVar("Result")
 _NO_LIMIT = 1 << 62
 _WORTH_MOVING = 1.5  # how many times faster makes up for the memory of moved copies, and for what no model sees
@@ -106,6 +107,11 @@ class Plan:
         """Words that all ranks together send."""
         return self.product.total_words + sum(move.total_words for _, move in self.moves)
 
+    @cached_property
+    def words(self) -> int:
+        """Received by the busiest of some ranks, redistribution included."""
+        return max(self.traffic(rank).words_received for rank in sample(self.problem.size))
+
     @property
     def lower_bound_words(self) -> float:
         """What no algorithm can do without, of the rank that receives most; without redistribution."""
@@ -137,7 +143,7 @@ class Plan:
             algorithm=self.algorithm,
             grid=self.shape[:2],
             layers=self.shape[2],
-            words_per_rank=max(x.words_received for x in traffic),
+            words_per_rank=self.words,
             lower_bound_words=self.lower_bound_words,
             messages_per_rank=max(x.messages_received for x in traffic),
             memory_bytes_per_rank=self.extra_bytes(None),
@@ -199,17 +205,24 @@ class Plan:
 def plan_product(problem: Problem) -> Plan:
     """The plan that takes the least time by the model among those that fit the memory limit on every rank.
 
-    New grids are those on which a rank receives the fewest words (`pdgemm.boxes`).  What is redistributed, and the
-    memory and time it takes, is part of a plan.
+    The model is not exact to 10%: of plans as close as that, the one that sends the fewest words.  New grids are
+    those on which a rank receives the fewest words (`pdgemm.boxes`).  What is redistributed, and the memory and time
+    it takes, is part of a plan.
     Raises ArgumentError where no grid of the ranks fits the algorithm, and MemoryLimitError, saying what is needed,
     where nothing fits.
     """
     limit, least = problem.memory_limit, _NO_LIMIT
+    fitting: list[Plan] = []
     for plan in candidates(problem):
+        if fitting and plan.cost > _TIE * fitting[0].cost:
+            break
         fitted = plan if limit is None else fit(plan, limit)
         if isinstance(fitted, Plan):
-            return fitted
-        least = min(least, fitted)
+            fitting.append(fitted)
+        else:
+            least = min(least, fitted)
+    if fitting:
+        return min(fitting, key=lambda plan: plan.words)
     assert limit is not None
     raise MemoryLimitError(
         f"memory limit {limit} bytes per rank is too small for A ({problem.A}), B ({problem.B}) and C ({problem.C}): "

@@ -82,6 +82,9 @@ for n in $ranks; do
 done
 
 if [ $selected = no ]; then
+    case " $ranks " in *' 9 '*)     # a grid of 2 x 2 x 3
+        tests '12 ranks' mpiexec -n 12 "${parallel[@]}" tests/test_algorithms.py ;;
+    esac
     status=0
     exec 3>&1
     reason=$(scripts/setup_parallel_hdf5.sh 2>&1 >&3) || status=$?

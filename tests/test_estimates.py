@@ -148,7 +148,7 @@ def test_the_estimate_is_what_the_product_sends_where_the_grid_divides() -> None
                 )
                 assert product.total_words == sum(x.words_sent for x in traffic) == box.total_words
                 buffers = estimate.memory() - estimate.question.share_bytes
-                assert product.extra_bytes(None) <= 1.02 * buffers + 4 * product.update_dtype.itemsize * (1 << 16)
+                assert product.extra_bytes(None) <= 1.1 * buffers + 5 * 8 * (1 << 16)  # and SLABs
                 slowest = max(product.seconds(question.machine, rank) for rank in range(box.ranks))
                 assert slowest == pytest.approx(estimate.seconds, rel=0.35, abs=1e-3), estimate  # SLAB is left out
                 seen += 1

@@ -12,7 +12,13 @@ from pdgemm.products.product import Buffers, Product
 from pdgemm.schedule import Bundle, PanelStep, bundled, one_run, panel_counts, summa_steps, widest_panel
 from pdgemm.timing import Transfer
 
-BUNDLE = 128  # panels that are thinner are multiplied together, up to this width: BLAS is slow on thin ones
+BUNDLE = 128  # thinner panels are multiplied together, up to this width at least: BLAS is slow on thin ones
+_BUNDLES = 8  # but where there are many, so that later ones travel while the first is multiplied
+
+
+def bundle_width(k: int, width: int) -> int:
+    """How many inner indices are multiplied at once where panels are thin, none wider than `width`."""
+    return min(k, width, max(BUNDLE, k // _BUNDLES))
 
 
 @dataclass(frozen=True)
@@ -40,11 +46,12 @@ class Summa(Product):
     @cached_property
     def bundled(self) -> bool:
         """Are panels so thin that several are multiplied at once?"""
-        return self.widest < min(self._width, BUNDLE) and not (self.A.conjugated or self.B.conjugated)
+        thin = 2 * self.widest <= bundle_width(self.mnk[2], self._width)
+        return thin and not (self.A.conjugated or self.B.conjugated)
 
     @property
     def widest_bundle(self) -> int:
-        return min(self.mnk[2], self._width, BUNDLE) if self.bundled else self.widest
+        return bundle_width(self.mnk[2], self._width) if self.bundled else self.widest
 
     @property
     def product_width(self) -> int:
