@@ -180,7 +180,8 @@ class Estimate:
                 (mover, b, panels * (1 - 1 / box.pr), box.layers, box.pr, False),
                 ("reduce", c, panels * (1 - 1 / box.layers), 1, box.layers, False),
             ]
-        own = -(-self._windows // (box.shares[0] if self.family == "2.5d" else box.layers))  # with rows of this rank
+        shares = box.shares[0] if self.family == "2.5d" else box.layers
+        own = (shares + self._windows - 1) / shares  # windows with rows of one share, on average
         added = ("reduce", c, (box.layers - 1.0) * own, box.pr * box.pc, box.layers, True)
         last = [added] if box.layers > 1 else []
         if self.family == "inner":
@@ -232,7 +233,8 @@ class Estimate:
             words += box.high * box.wide
         if box.layers > 1 and self.family != "stationary_a":
             rows = min(box.high, self._reduced_rows)
-            words += rows * box.wide * (1 + 1 / box.layers + (self.family == "inner"))
+            mine = min(rows, box.high / box.layers)
+            words += box.wide * (rows + mine + rows * (self.family == "inner"))
         copies = 0 if question.layout == "native" else 2
         return question.share_bytes * (1 + copies / 2) + words * itemsize
 

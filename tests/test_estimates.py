@@ -131,7 +131,7 @@ def test_no_cliff_beside_round_numbers_of_ranks(name: str, ranks: int, near: int
 
 
 def test_the_estimate_is_what_the_product_sends_where_the_grid_divides() -> None:
-    for mnk, ranks in (((768, 768, 768), 64), ((960, 480, 1920), 12), ((4096, 64, 64), 8), ((64, 64, 8192), 16)):
+    for mnk, ranks in ((3 * (6144,), 64), ((9600, 4800, 19200), 12), ((65536, 512, 512), 8), ((512, 512, 65536), 16)):
         for question in (Question(*mnk, ranks), Question(*mnk, ranks, mover="ring", width=32)):
             seen = 0
             for estimate in _estimates(question):
