@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import lcm
 
 import numpy as np
 
@@ -181,7 +182,8 @@ class Estimate:
                 ("reduce", c, panels * (1 - 1 / box.layers), 1, box.layers, False),
             ]
         shares = box.shares[0] if self.family == "2.5d" else box.layers
-        own = (shares + self._windows - 1) / shares  # windows with rows of one share, on average
+        aligned = -(-box.high // lcm(self._reduced_rows, max(1, box.high // shares)))  # where both begin
+        own = (shares + self._windows - aligned) / shares  # windows with rows of one share, on average
         added = ("reduce", c, (box.layers - 1.0) * own, box.pr * box.pc, box.layers, True)
         last = [added] if box.layers > 1 else []
         if self.family == "inner":
@@ -212,7 +214,7 @@ class Estimate:
     def memory(self, width: int | None = None) -> float:
         """Bytes of a rank: its parts of A, B and C, copies of them in another layout, and buffers."""
         question, box = self.question, self.box
-        width = min(width or question.width, max(1, box.deep))
+        width = width or question.width
         itemsize = question.dtype.itemsize
         words: float
         if self.family == "stationary_a":

@@ -144,7 +144,7 @@ def test_the_estimate_is_what_the_product_sends_where_the_grid_divides() -> None
                 received = sum(x.words_received for x in traffic) / box.ranks
                 assert received == pytest.approx(estimate.words), estimate
                 assert sum(x.messages_received for x in traffic) / box.ranks == pytest.approx(
-                    estimate.messages, rel=0.3
+                    estimate.messages, rel=0.05
                 )
                 assert product.total_words == sum(x.words_sent for x in traffic) == box.total_words
                 buffers = estimate.memory() - estimate.question.share_bytes
