@@ -193,7 +193,7 @@ def test_debug_shows_where_an_error_came_from(folder: Path) -> None:
     run = pdgemm(2, "multiply", "a.h5:/x", "a.h5:/x", "-o", "c.h5:/z", "--debug", cwd=folder)
     assert run.returncode == 2
     assert run.stderr.count("pdgemm: error: ") == 1
-    assert "in _check" in run.stderr  # the place
+    assert "in _operands" in run.stderr  # the place
     assert "LayoutError" in run.stderr
 
 
@@ -335,3 +335,30 @@ def _is_rank(pid: int, folder: Path) -> bool:
         return os.readlink(f"/proc/{pid}/cwd") == str(folder) and command[1:3] == [b"-m", b"pdgemm"]
     except OSError:
         return False
+
+
+# ------------------------------------------------------------------ calibrate
+def test_calibrate_writes_what_plans_and_products_read(folder: Path) -> None:
+    from pdgemm.machine import load_machine
+
+    run = pdgemm(2, "calibrate", "-o", "machine.json", cwd=folder)
+    assert run.returncode == 0, run.stderr
+    assert "GFLOP/s" in run.stdout and "overlap" in run.stdout
+    machine = load_machine(folder / "machine.json")
+    assert "2 ranks" in machine.name
+    assert min(machine.rates()) > 0
+    run = pdgemm(1, "plan", "--shape", "900,900,900", "--ranks", "12", "--machine", "machine.json", cwd=folder)
+    assert run.returncode == 0 and machine.name in run.stdout
+    run = pdgemm(2, "calibrate", "-o", "missing/machine.json", cwd=folder)
+    assert run.returncode == 2 and "does not exist" in run.stderr
+
+
+def test_the_grid_of_a_product_may_be_another(folder: Path) -> None:
+    words = ("multiply", "a.h5:/x", "a.h5:/x", "-o", "grids.h5:/z", "--transb", "T", "--verify", "--json")
+    run = pdgemm(4, *words, "--algorithm", "2.5d", "--product-grid", "1x2", "--layers", "2", cwd=folder)
+    assert run.returncode == 0, run.stderr
+    product = json.loads(run.stdout)["product"]
+    assert (product["algorithm"], product["grid"], product["layers"]) == ("2.5d", [1, 2], 2)
+    assert product["as_predicted"] and product["predicted_seconds"] > 0
+    run = pdgemm(4, *words, "--algorithm", "cannon", "--product-grid", "3x2", cwd=folder)
+    assert run.returncode == 2 and "one side of its grid divides the other" in run.stderr
