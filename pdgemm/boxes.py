@@ -92,7 +92,8 @@ def turns(pr: Any, pc: Any) -> Any:
 
 def _row_shares(m: int, n: int, pr: np.ndarray, pc: np.ndarray, c: np.ndarray) -> np.ndarray:
     """Into how many shares of rows c layers cut a block of C, such that little is lost by rounding."""
-    root = np.array([_near_root(int(x)) for x in c])
+    different, which = np.unique(c, return_inverse=True)
+    root = np.array([_near_root(x) for x in different.tolist()], int)[which]
     best, least = c, np.full(len(c), np.inf)
     for rows in (c, root, c // root, np.ones_like(c)):
         cols = c // rows
@@ -150,7 +151,7 @@ class Priced(NamedTuple):
 def priced(m: int, n: int, k: int, ranks: int, layers: int | None, shape: tuple[int, int] | None) -> Priced:
     every = grids(m, n, k, ranks, layers, shape)
     used = every.prod(axis=1)
-    every = every[used >= 0.75 * used.max(initial=0)]  # the others leave too many ranks idle
+    every = every[used >= (0.75 if ranks < 256 else 0.9) * used.max(initial=0)]  # the others leave too many ranks idle
     pr, pc, c = every.T
     rows = _row_shares(m, n, pr, pc, c)
     cols = c // rows

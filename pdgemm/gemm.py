@@ -160,6 +160,8 @@ def execute(
     """`Plan.execute`."""
     start = perf_counter()
     comm = _communicator(A)
+    if A.shape[1] == 0 or (np.ndim(alpha) == 0 and alpha == 0):  # nothing to multiply: no plan is needed
+        return pdgemm(alpha, A, B, beta, C, check=check)
     with together(comm if check else None) as said:
         _check_types(A, B, C)
         alpha, beta = as_scalar(alpha, C.dtype, "alpha"), as_scalar(beta, C.dtype, "beta")
@@ -170,10 +172,7 @@ def execute(
         if beta != 0 and plan.problem.plain and any(name == "C" for name, _ in plan.moves):
             raise ArgumentError(f"beta = {beta}, but the plan was made for beta = 0: plan(..., beta=1)")
         said += [f"execute, alpha={alpha}", f"beta={beta}", plan.description]
-        if alpha != 0:
-            room = _Buffers(plan, comm.rank)
-    if alpha == 0:  # A and B are not read
-        return pdgemm(0, A, B, beta, C, check=False)
+        room = _Buffers(plan, comm.rank)
     return _run(alpha, A, B, beta, C, plan, room, start, None)
 
 

@@ -41,6 +41,9 @@ def test_a_plan_tells_what_the_run_then_does(comm: Any) -> None:
         assert gemm_error(C.allgather(), 2, a, b, -1, before) <= TOLERANCE
         p.execute(A, B, C, alpha=0, beta=0)
         assert not C.allgather().any()
+        C.local[...] = 3
+        plan(A[:, :0], B[:0], C, beta=2).execute(A[:, :0], B[:0], C, beta=2)  # no inner indices
+        assert (C.allgather() == 6).all()
 
 
 def test_every_plan_survives_json(comm: Any) -> None:
