@@ -40,16 +40,26 @@ class Box:
         return rows, self.layers // rows
 
     @property
+    def row_block(self) -> int:
+        """Rows are dealt in blocks of this size, which the layers can share."""
+        unit = self.pr * self.shares[0]
+        return max(1, self.shares[0] * -(-self.m // unit))
+
+    @property
+    def col_block(self) -> int:
+        """Columns, likewise."""
+        unit = self.pc * self.shares[1]
+        return max(1, self.shares[1] * -(-self.n // unit))
+
+    @property
     def high(self) -> int:
         """Rows of a block of C."""
-        unit = self.pr * self.shares[0]
-        return self.shares[0] * -(-self.m // unit)
+        return min(self.m, self.row_block)
 
     @property
     def wide(self) -> int:
         """Columns of a block of C."""
-        unit = self.pc * self.shares[1]
-        return self.shares[1] * -(-self.n // unit)
+        return min(self.n, self.col_block)
 
     @property
     def block(self) -> int:
@@ -97,7 +107,7 @@ def _row_shares(m: int, n: int, pr: np.ndarray, pc: np.ndarray, c: np.ndarray) -
     best, least = c, np.full(len(c), np.inf)
     for rows in (c, root, c // root, np.ones_like(c)):
         cols = c // rows
-        area = (rows * -(-m // (pr * rows))) * (cols * -(-n // (pc * cols))).astype(float)
+        area = (rows * -(-m // (pr * rows))).astype(float) * (cols * -(-n // (pc * cols)))
         best, least = np.where(area < least, rows, best), np.minimum(area, least)
     return best
 
@@ -155,11 +165,12 @@ def priced(m: int, n: int, k: int, ranks: int, layers: int | None, shape: tuple[
     pr, pc, c = every.T
     rows = _row_shares(m, n, pr, pc, c)
     cols = c // rows
-    high, wide = rows * -(-m // (pr * rows)), cols * -(-n // (pc * cols))
+    high, wide = np.minimum(m, rows * -(-m // (pr * rows))), np.minimum(n, cols * -(-n // (pc * cols)))
     block = np.maximum(1, -(-k // (c * turns(pr, pc))))
     deep = np.minimum(k, block * -(-k // (block * c)))
+    high, wide, deep = (x.astype(float) for x in (high, wide, deep))
     words = high * deep * (1 - 1 / pc) + deep * wide * (1 - 1 / pr) + high * wide * (1 - 1 / c) * (k > 0)
-    work = high.astype(float) * wide * deep
+    work = high * wide * deep
     order = np.lexsort((work, words))
     return Priced(every[order], words[order], work[order])
 
@@ -198,7 +209,8 @@ def impossible(algorithm: str, shape: tuple[int, int] | None, layers: int | None
     """Why there is no grid for what was asked, and for what there is one."""
     asked = f"{algorithm} on a {shape[0]} x {shape[1]} grid" if shape else algorithm
     asked += f" in {layers} layers" if layers else ""
-    sides = [(d, ranks // d) for d in range(1, ranks + 1) if ranks % d == 0]
+    small = [d for d in range(1, isqrt(ranks) + 1) if ranks % d == 0]
+    sides = sorted({(x, y) for d in small for x, y in ((d, ranks // d), (ranks // d, d))})
     reason = {
         "cannon": "one side of its grid divides the other, in one layer",
         "2.5d": f"it takes Pr x Pc x layers <= {ranks}, with layers >= 2",
@@ -210,5 +222,5 @@ def impossible(algorithm: str, shape: tuple[int, int] | None, layers: int | None
     if algorithm == "cannon":
         sides = [(pr, pc) for pr, pc in sides if max(pr, pc) % min(pr, pc) == 0]
     return f"{asked} is impossible on {ranks} ranks: {reason}; grids of all ranks: " + ", ".join(
-        f"{pr} x {pc}" for pr, pc in sides
+        f"{pr} x {pc}" for pr, pc in sides[:20]
     )

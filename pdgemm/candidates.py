@@ -220,8 +220,8 @@ def summa_on(problem: Problem, box: Box) -> Summa:
 def _dims(box: Box) -> tuple[BlockCyclic, BlockCyclic, BlockCyclic, BlockCyclic]:
     """How a box deals the rows and columns of C and the inner indices of A and B."""
     return (
-        BlockCyclic(box.m, max(1, box.high), box.pr),
-        BlockCyclic(box.n, max(1, box.wide), box.pc),
+        BlockCyclic(box.m, box.row_block, box.pr),
+        BlockCyclic(box.n, box.col_block, box.pc),
         BlockCyclic(box.k, box.block, box.pc * box.layers),
         BlockCyclic(box.k, box.block, box.pr * box.layers),
     )
@@ -284,8 +284,8 @@ def layered_on(problem: Problem, box: Box, inside: str, on_layer_0: bool = False
         C = problem.C
     else:
         down, across = box.shares
-        rows = BlockCyclic(box.m, max(1, box.high // down), pr * down)
-        cols = BlockCyclic(box.n, max(1, box.wide // across), pc * across)
+        rows = BlockCyclic(box.m, box.row_block // down, pr * down)
+        cols = BlockCyclic(box.n, box.col_block // across, pc * across)
         place_c = tuple(
             grid.layer(x * across + y)[i * pc + j]
             for i in range(pr)

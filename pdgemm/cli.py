@@ -56,13 +56,15 @@ _scalars = _options(
 _algorithm = _options(
     click.option("--algorithm", type=click.Choice(ALGORITHMS), default="auto", show_default=True),
     click.option("--product-grid", type=GRID, help="Grid of the product, which need not be that of the matrices."),
-    click.option("--layers", type=int, help="Layers of that grid (2.5d)."),
+    click.option("--layers", type=click.IntRange(1), help="Layers of that grid (2.5d)."),
 )
 _question = _options(
     click.option("--shape", type=MNK, required=True, help="m,n,k of C (m x n) = A (m x k) B (k x n)."),
     click.option("--ranks", type=int, required=True),
     click.option("--memory", type=BYTES, help="Per rank, for all: its parts of A, B and C, copies, panels, messages."),
-    click.option("--ranks-per-node", type=int, help="Default: what the machine file says, else all on one node."),
+    click.option(
+        "--ranks-per-node", type=click.IntRange(1), help="Default: what the machine file says, else all on one node."
+    ),
     click.option("--machine", "machine_file", type=click.Path(), help="What `pdgemm calibrate` wrote."),
     click.option("--dtype", type=click.Choice(DTYPES[1:5]), default="float64", show_default=True),
     _algorithm,
@@ -412,7 +414,7 @@ def main() -> None:
     debug = "--debug" in sys.argv
     if next((word for word in sys.argv[1:] if not word.startswith("-")), None) in WITHOUT_MPI:
         started = (os.environ.get(name) for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"))
-        sys.exit(0 if any(int(number or 0) for number in started) else _code(0, debug))
+        sys.exit(0 if any(number not in (None, "", "0") for number in started) else _code(0, debug))
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as bad:

@@ -12,7 +12,7 @@ from math import lcm
 
 import numpy as np
 
-from pdgemm.boxes import Box, best_grids, impossible
+from pdgemm.boxes import IDLE, Box, best_grids, impossible
 from pdgemm.candidates import (
     REDUCED_BYTES,
     REDUCED_ROWS,
@@ -23,7 +23,7 @@ from pdgemm.candidates import (
     stationary,
     summa_on,
 )
-from pdgemm.costs import gemm_flops, lower_bound
+from pdgemm.costs import MESSAGE_BYTES, gemm_flops, lower_bound
 from pdgemm.errors import ArgumentError, MemoryLimitError
 from pdgemm.explain import Candidate, in_bytes
 from pdgemm.grids.distribution import BlockCyclic, Distribution
@@ -36,6 +36,7 @@ from pdgemm.schedule import panel_counts
 FAMILIES = ("summa", "cannon", "stationary_a", "stationary_b", "2.5d", "inner")
 LAYOUTS = ("native", "column", "row", "grid")
 _KEEP = 3  # grids of each kind that are looked at
+_LARGEST, _MOST_RANKS = 10**12, 10**7
 _TIE = 1.01  # words that count as equal; then time decides
 
 
@@ -64,10 +65,14 @@ class Question:
     machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self) -> None:
-        if min(self.m, self.n, self.k) < 0:
-            raise ArgumentError(f"dimensions are >= 0, got {self.m} x {self.n} x {self.k}")
-        if self.ranks < 1:
-            raise ArgumentError(f"a product needs 1 rank or more, got {self.ranks}")
+        if min(self.mnk) < 0 or max(self.mnk) > _LARGEST:
+            raise ArgumentError(f"dimensions are from 0 to {_LARGEST:.0e}, got {self.m} x {self.n} x {self.k}")
+        if not 1 <= self.ranks <= _MOST_RANKS:
+            raise ArgumentError(f"a product needs 1 to {_MOST_RANKS:.0e} ranks, got {self.ranks}")
+        if self.shape is not None and min(self.shape) < 1:
+            raise ArgumentError(f"a grid has 1 x 1 ranks or more, got {self.shape[0]} x {self.shape[1]}")
+        if self.layers is not None and self.layers < 1:
+            raise ArgumentError(f"a grid has 1 layer or more, got {self.layers}")
         if self.memory is not None and self.memory < 0:
             raise ArgumentError(f"memory is >= 0 bytes, got {self.memory}")
 
@@ -80,11 +85,10 @@ class Question:
         """C^T = B^T A^T."""
         return replace(self, m=self.n, n=self.m, shape=self.shape and self.shape[::-1])
 
-    @property
-    def share_bytes(self) -> int:
-        """A rank's parts of A, B and C."""
+    def share_bytes(self, ranks: int) -> int:
+        """The parts of A, B and C of one of so many ranks that share them."""
         m, n, k = self.mnk
-        return -(-(m * k + k * n + m * n) * self.dtype.itemsize // self.ranks)
+        return sum(-(-size // ranks) for size in (m * k, k * n, m * n)) * self.dtype.itemsize
 
     @cached_property
     def bound(self) -> float:
@@ -119,13 +123,30 @@ class Estimate:
         return self.name, self.inside, self.grid, self.layers
 
     @property
+    def share_bytes(self) -> int:
+        """A rank's parts of A, B and C."""
+        return self.question.share_bytes(self.box.ranks)
+
+    @property
+    def work(self) -> float:
+        """Multiplications of a rank."""
+        return float(self.box.high) * self.box.wide * self.box.deep
+
+    @property
     def layers(self) -> int:
         return 1 if self.family == "stationary_a" else self.box.layers
+
+    @property
+    def width(self) -> int:
+        """The widest panel that a message takes, as in `Product`."""
+        box = self.box
+        longest = max(1, box.high, box.deep if self.family == "stationary_a" else box.wide)
+        return max(1, min(self.question.width, MESSAGE_BYTES // (longest * self.question.dtype.itemsize)))
 
     @cached_property
     def panels(self) -> int:
         """Steps of a rank."""
-        box, width = self.box, self.question.width
+        box, width = self.box, self.width
         if not box.k or self.family == "inner":
             return self._windows
         if self.family == "stationary_a":
@@ -138,7 +159,7 @@ class Estimate:
     @property
     def at_once(self) -> tuple[int, int, int]:
         """The sizes of one product, as in `Product.at_once`."""
-        box, width = self.box, self.question.width
+        box, width = self.box, self.width
         m, n, k = box.high, box.wide, box.deep
         if self.family == "stationary_a":
             return m, min(width, -(-n // max(box.pr, box.layers))), k
@@ -173,10 +194,12 @@ class Estimate:
         """Kind, words and messages received, stride and length of the direction, and whether it comes after."""
         box, panels = self.box, self.panels
         a, b, c = box.words
-        mover = self.question.mover
+        itemsize, mover = self.question.dtype.itemsize, self.question.mover
         if not box.k:
             return []
         if self.family == "stationary_a":
+            high, deep = -(-box.m // box.pr), -(-box.k // box.layers)
+            b, c = deep * box.n * (1 - 1 / box.pr), high * box.n * (1 - 1 / box.layers)
             return [
                 (mover, b, panels * (1 - 1 / box.pr), box.layers, box.pr, False),
                 ("reduce", c, panels * (1 - 1 / box.layers), 1, box.layers, False),
@@ -189,7 +212,10 @@ class Estimate:
         if self.family == "inner":
             return last
         if self.cannon:
-            mover, for_a, for_b = "shift", box.pc - 1.0, box.pr - 1.0
+            part = box.block * itemsize
+            for_a = (box.pc - 1.0) * -(-box.high * part // MESSAGE_BYTES)
+            for_b = (box.pr - 1.0) * -(-box.wide * part * (box.pc // box.pr) // MESSAGE_BYTES)
+            mover = "shift"
         else:
             for_a, for_b = panels * (1 - 1 / box.pc), panels * (1 - 1 / box.pr)
         return [(mover, a, for_a, 1, box.pc, False), (mover, b, for_b, box.pc, box.pr, False), *last]
@@ -198,7 +224,7 @@ class Estimate:
     def moved_words(self) -> float:
         """Received in redistributions, at most: a rank's parts of A, B and C."""
         question = self.question
-        return 0.0 if question.layout == "native" else question.share_bytes / question.dtype.itemsize
+        return 0.0 if question.layout == "native" else question.share_bytes(question.ranks) / question.dtype.itemsize
 
     @property
     def words(self) -> float:
@@ -214,7 +240,7 @@ class Estimate:
     def memory(self, width: int | None = None) -> float:
         """Bytes of a rank: its parts of A, B and C, copies of them in another layout, and buffers."""
         question, box = self.question, self.box
-        width = width or question.width
+        width = min(width or self.width, self.width)
         itemsize = question.dtype.itemsize
         words: float
         if self.family == "stationary_a":
@@ -238,7 +264,7 @@ class Estimate:
             mine = min(rows, box.high / box.layers)
             words += box.wide * (rows + mine + rows * (self.family == "inner"))
         copies = 0 if question.layout == "native" else 2
-        return question.share_bytes * (1 + copies / 2) + words * itemsize
+        return self.share_bytes * (1 + copies / 2) + words * itemsize
 
     @cached_property
     def seconds(self) -> float:
@@ -253,14 +279,14 @@ class Estimate:
         rate = machine.rate(str(question.dtype), *self.at_once) if m * n * k else 1.0
         flops = gemm_flops(m, n, k, complex_=question.dtype.kind == "c")
         moving = sum(seconds for after, seconds in taken if not after)
-        overlapped = question.lookahead > 0 and self.family != "inner"
+        overlapped = self.family == "cannon" or (question.lookahead > 0 and self.family != "inner")
         last = sum(seconds for after, seconds in taken if after)
         moves = 0.0
         if self.moved_words:
             moves = 3 * machine.call + machine.transfer(
                 "exchange", self.moved_words, self.messages, itemsize, 1, question.ranks
             )
-        fresh = (self.memory() - question.share_bytes) / machine.fresh
+        fresh = (self.memory() - self.share_bytes) / machine.fresh
         own = box.high * box.wide / box.layers
         passes = {"stationary_a": box.high * box.n + own, "2.5d": 2 * box.high * box.wide + own}
         passes["inner"] = passes["2.5d"]
@@ -300,8 +326,10 @@ def estimates(question: Question) -> list[Candidate]:
             others.append(x.candidate(f"needs {in_bytes(x.memory(1))}"))
         elif x.key != best.key:
             x = _fitted(x)
-            more = x.words / best.words if best.words else 1.0
-            others.append(x.candidate(f"{more:.2f} times the words, {x.seconds / best.seconds:.2f} the time"))
+            idle = f"{x.work / best.work:.2f} times the work, " if x.work * (1 - IDLE) > best.work > 0 else ""
+            words = f"{x.words / best.words:.2f} times the words, " if best.words else ""
+            time = f"{x.seconds / best.seconds:.2f} times the time" if best.seconds else "as long"
+            others.append(x.candidate(f"{idle}{words}{time}"))
     return [best.candidate("chosen", chosen=True), *sorted(others, key=lambda x: (x.words_per_rank, x.seconds))]
 
 
@@ -316,10 +344,12 @@ def chosen(question: Question) -> tuple[Estimate, list[Estimate]]:
         needed = min(x.memory(1) for x in found)
         raise MemoryLimitError(
             f"{in_bytes(limit or 0)} per rank is too small: at least {in_bytes(needed)} are needed on "
-            f"{question.ranks} ranks, of which {in_bytes(question.share_bytes)} are A, B and C"
+            f"{question.ranks} ranks, of which {in_bytes(question.share_bytes(question.ranks))} are A, B and C"
         )
-    fewest = min(x.words for x in fitting)
-    return min((x for x in fitting if x.words <= _TIE * fewest), key=lambda x: x.seconds), found
+    least = min(x.work for x in fitting)
+    busy = [x for x in fitting if x.work * (1 - IDLE) <= least]
+    fewest = min(x.words for x in busy)
+    return min((x for x in busy if x.words <= _TIE * fewest), key=lambda x: x.seconds), found
 
 
 def product_of(estimate: Estimate) -> Product:
@@ -357,6 +387,8 @@ def _estimates(question: Question) -> Iterator[Estimate]:
     algorithm, layers = question.algorithm, question.layers
     sides = {"row": (question.ranks, 1), "column": (1, question.ranks)}
     if algorithm in sides:
+        if question.shape not in (None, sides[algorithm]):
+            return
         question = replace(question, shape=sides[algorithm])
     families = {"auto": FAMILIES, "row": ("summa", "cannon"), "column": ("summa", "cannon")}.get(
         algorithm, (algorithm,)
@@ -388,7 +420,7 @@ def _estimates(question: Question) -> Iterator[Estimate]:
         for box in _boxes(question, layered, layers):
             yield Estimate(question, box, "2.5d", "summa")
     alone = question.shape in (None, (1, 1)) and layers in (None, question.ranks)
-    if "inner" in families and alone and question.ranks > 1:
+    if "inner" in families and alone and (question.ranks > 1 or algorithm == "inner"):
         yield Estimate(question, Box(*question.mnk, 1, 1, question.ranks), "inner")
 
 
@@ -399,7 +431,7 @@ def _boxes(
     m, n, k = question.mnk
 
     def small(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-        room = ((question.memory or 0) - question.share_bytes) / question.dtype.itemsize
+        room = ((question.memory or 0) - question.share_bytes(question.ranks)) / question.dtype.itemsize
         return fits(a, b, c) & ((c == 1) | (-(-m // a) * -(-n // b).astype(float) * (1 + 1 / c) <= room))
 
     forced = question.algorithm != "auto"

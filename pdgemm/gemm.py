@@ -14,7 +14,7 @@ from pdgemm import dtypes
 from pdgemm.arguments import accumulation, as_count, as_optional, as_scalar, as_shape, check_result, op
 from pdgemm.candidates import ALGORITHMS, Problem
 from pdgemm.cannon import cannon
-from pdgemm.errors import ArgumentError, DTypeError, LayoutError, Shield, together
+from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, Shield, together
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.process_grid import ProcessGrid
@@ -160,12 +160,16 @@ def execute(
     """`Plan.execute`."""
     start = perf_counter()
     comm = _communicator(A)
-    if A.shape[1] == 0 or (np.ndim(alpha) == 0 and alpha == 0):  # nothing to multiply: no plan is needed
+    if isinstance(C, DistMatrix) and (A.shape[1] == 0 or (np.ndim(alpha) == 0 and alpha == 0)):  # nothing to multiply
         return pdgemm(alpha, A, B, beta, C, check=check)
     with together(comm if check else None) as said:
         _check_types(A, B, C)
+        if not isinstance(C, DistMatrix):
+            raise DTypeError(f"C is a DistMatrix, got {type(C).__name__}")
         alpha, beta = as_scalar(alpha, C.dtype, "alpha"), as_scalar(beta, C.dtype, "beta")
         _check_result(A, B, C)
+        if plan.problem.size != A.grid.size:
+            raise GridError(f"the plan was made for {plan.problem.size} ranks, but these are {A.grid.size}")
         for name, x, planned in zip("ABC", (A, B, C), plan.problem.given):
             if x.layout_in(A.grid) != planned:
                 raise LayoutError(f"{name} is {x.layout_in(A.grid)}, but the plan was made for {planned}")
@@ -334,7 +338,7 @@ def _problem(A: DistMatrix, B: DistMatrix, C: DistMatrix, asked: _Options, plain
     """nothing : there is no product to be formed, C := beta C."""
     if asked.algorithm not in ALGORITHMS:
         raise ArgumentError(f"algorithm {asked.algorithm!r} is not one of {', '.join(ALGORITHMS)}")
-    if asked.mover not in MOVERS:
+    if not isinstance(asked.mover, str) or asked.mover not in MOVERS:
         raise ArgumentError(f"mover {asked.mover!r} is not one of {', '.join(MOVERS)}")
     accumulate = accumulation(A.dtype, B.dtype, C.dtype, asked.accumulate_dtype)
     a, b, c = (x.layout_in(A.grid) for x in (A, B, C))
@@ -357,8 +361,17 @@ def _problem(A: DistMatrix, B: DistMatrix, C: DistMatrix, asked: _Options, plain
         shape=shape,
         layers=layers,
         memory_limit=as_optional(asked.memory_limit, "memory_limit", 0),
-        machine=on_nodes(asked.machine or machine_at_hand(), A.grid.ranks_per_node),
+        machine=_machine(asked.machine, A.grid),
     )
+
+
+def _machine(asked: object, grid: ProcessGrid) -> Machine:
+    """What was asked for, else the machine at hand with the nodes of the grid."""
+    if asked is None:
+        return on_nodes(machine_at_hand(), grid.ranks_per_node)
+    if not isinstance(asked, Machine):
+        raise ArgumentError(f"machine is a Machine, got {type(asked).__name__}")
+    return asked
 
 
 def _check_types(A: DistMatrix, B: DistMatrix, C: DistMatrix | None) -> None:

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, lru_cache
-from math import exp, log
+from math import exp, inf, log
 from os import environ
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,26 @@ class Machine:
     overlap: float = 0.5
     step: float = 2e-5
     call: float = 2e-4
+
+    def __post_init__(self) -> None:
+        nodes = self.ranks_per_node
+        if nodes is not None and (not isinstance(nodes, int) or isinstance(nodes, bool) or nodes < 1):
+            raise ArgumentError(f"a machine has 1 rank or more on a node, got {nodes!r}")
+        for links in (self.intra, self.inter):
+            if set(links) != set(KINDS) or not all(isinstance(x, Link) for x in links.values()):
+                raise ArgumentError(f"a machine has one Link each for {', '.join(KINDS)}, got {links!r}")
+        if "float32" not in self.gamma or not all(table for table in self.gamma.values()):
+            raise ArgumentError(
+                f"a machine has rates for float32 at least, which stand for other types, got {self.gamma!r}"
+            )
+        sizes = [size for table in self.gamma.values() for size in table]
+        positive = [self.copy, self.fresh, *self.rates(), *sizes]
+        if not all(isinstance(x, (int, float)) and 0 < x < inf for x in positive):
+            raise ArgumentError("the times, rates and sizes of a machine are positive numbers")
+        if not all(isinstance(x, (int, float)) and 0 <= x < inf for x in (self.step, self.call, self.overlap)):
+            raise ArgumentError("step, call and overlap of a machine are numbers >= 0")
+        if self.overlap > 1 or not isinstance(self.name, str):
+            raise ArgumentError("the overlap of a machine is at most 1, its name a text")
 
     def __hash__(self) -> int:
         return hash((self.name, self.ranks_per_node, self.copy, self.fresh, self.overlap, self.step, self.call))
@@ -157,13 +177,9 @@ class Machine:
             if "gamma" in known:
                 rates = {name: {int(n): float(x) for n, x in table.items()} for name, table in known["gamma"].items()}
                 known["gamma"] = {**default.gamma, **rates}
-            machine = cls(**known)
-            numbers = [machine.copy, machine.fresh, machine.step + 1, machine.call + 1, *machine.rates()]
-            if min(numbers) <= 0 or not 0 <= machine.overlap <= 1:
-                raise ValueError("times and rates are positive, and the overlap is between 0 and 1")
+            return cls(**known)
         except (TypeError, ValueError, AttributeError) as bad:
             raise ArgumentError(f"not a machine: {bad}") from bad
-        return machine
 
     def rates(self) -> list[float]:
         """All numbers that must be positive."""
@@ -194,5 +210,5 @@ def load_machine(path: str | Path | None = None) -> Machine:
         return Machine.from_dict(json.loads(Path(path).read_text()))
     except OSError as bad:
         raise FileError(f"machine file {path}: {bad.strerror}") from bad
-    except ValueError as bad:
+    except (ValueError, RecursionError) as bad:
         raise ArgumentError(f"machine file {path}: {bad}") from bad

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields, is_dataclass
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout
 from pdgemm.machine import Link, Machine
 
+Kind = TypeVar("Kind")
+_MOST_RANKS = 1 << 24
 _KNOWN: tuple[type, ...] = (BlockCyclic, Distribution, Layout, Link, Machine)
 
 
@@ -31,9 +34,12 @@ def pack(x: Any) -> Any:
     return x
 
 
-def unpack(text: str, types: tuple[type, ...]) -> Any:
-    """What `pack` was given; `types` that it may have met beside those of layouts and machines."""
-    known = {kind.__name__: kind for kind in (*_KNOWN, *types)}
+def unpack(text: str, kind: type[Kind], types: tuple[type, ...]) -> Kind:
+    """What `pack` was given, of this kind; `types` that it may hold beside those of layouts and machines.
+
+    Raises ArgumentError for anything else, fields of other types included.
+    """
+    known = {x.__name__: x for x in (*_KNOWN, kind, *types)}
 
     def made(x: Any) -> Any:
         if isinstance(x, list):
@@ -41,16 +47,47 @@ def unpack(text: str, types: tuple[type, ...]) -> Any:
         if not isinstance(x, dict):
             return x
         given = dict(x)
-        kind = given.pop("is")
-        if kind == "dtype":
+        name = given.pop("is")
+        if name == "dtype":
             return np.dtype(given["name"])
-        if kind == "range":
+        if name == "range":
+            if not 0 <= given["start"] <= given["stop"] <= _MOST_RANKS:
+                raise ValueError("ranks out of range")
             return tuple(range(given["start"], given["stop"]))
-        if kind == "dict":
+        if name == "dict":
             return {made(key): made(value) for key, value in given["items"]}
-        return known[kind](**{name: made(value) for name, value in given.items()})
+        filled = known[name](**{field: made(value) for field, value in given.items()})
+        for field, wanted in get_type_hints(known[name], localns=known).items():
+            if field in given and not _fits(getattr(filled, field), wanted):
+                raise TypeError(f"{field} of {name} is {getattr(filled, field)!r}")
+        return filled
 
     try:
-        return made(json.loads(text))
-    except (ValueError, KeyError, TypeError, AttributeError) as bad:
-        raise ArgumentError(f"not what was saved: {type(bad).__name__}: {bad}") from bad
+        found = made(json.loads(text))
+        if not isinstance(found, kind):
+            raise TypeError(f"a {type(found).__name__}")
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as bad:
+        raise ArgumentError(f"not a {kind.__name__} that was saved: {type(bad).__name__}: {bad}") from bad
+    return found
+
+
+def _fits(x: Any, wanted: Any) -> bool:
+    """Is x of the type of an annotation?"""
+    origin, parts = get_origin(wanted), get_args(wanted)
+    if origin in (Union, UnionType):
+        return any(_fits(x, part) for part in parts)
+    if origin is Literal:
+        return x in parts
+    if origin is tuple:
+        if not isinstance(x, tuple):
+            return False
+        if parts[-1] is Ellipsis:
+            return all(_fits(value, parts[0]) for value in x)
+        return len(x) == len(parts) and all(map(_fits, x, parts))
+    if origin is not None:
+        return isinstance(x, origin)
+    if wanted is int:
+        return isinstance(x, int) and not isinstance(x, bool) and abs(x) < 1 << 62
+    if wanted is float:
+        return isinstance(x, (int, float)) and not isinstance(x, bool)
+    return isinstance(x, wanted) if isinstance(wanted, type) else x is None

@@ -179,7 +179,7 @@ class Plan:
     def execute(
         self, A: DistMatrix, B: DistMatrix, C: DistMatrix, *, alpha: complex = 1, beta: complex = 0, check: bool = True
     ) -> DistMatrix:
-        """C := alpha A B + beta C as planned.  Collective; nothing is planned or set up again.
+        """C := alpha A B + beta C as planned.  Collective; nothing is planned or set up again.  alpha 0: C := beta C.
 
         A, B, C : matrices that lie as those that were planned for (op(A) and op(B), such as A.T).
         Raises LayoutError on all ranks where they do not.
@@ -195,9 +195,10 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """What `to_json` wrote.  Raises ArgumentError for anything else."""
-        plan = unpack(text, (cls, Problem, Exchange, *PRODUCTS))
-        if not isinstance(plan, cls):
-            raise ArgumentError("not a plan")
+        plan = unpack(text, cls, (Problem, Exchange, *PRODUCTS))
+        needed = with_moves(Way(plan.product, plan.transposed), plan.problem).moves
+        if [(name, x.source, x.target) for name, x in needed] != [(name, x.source, x.target) for name, x in plan.moves]:
+            raise ArgumentError("not a plan: its moves do not bring the matrices where its product needs them")
         return plan
 
 

@@ -15,10 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pdgemm.costs import gemm_flops
+from pdgemm.errors import ArgumentError
 from pdgemm.machine import Machine
 from pdgemm.products import Cannon, Inner, Layered, Product, Stationary, Summa
 from pdgemm.schedule import cannon_neighbours
 from pdgemm.timing import Traffic
+
+MOST_EVENTS = 20_000_000  # some seconds
 
 
 class Messages(NamedTuple):
@@ -64,6 +67,11 @@ class Simulation:
 
 def simulate(product: Product, machine: Machine, ranks: int) -> Simulation:
     """The events of a product on so many ranks, numbered as its layouts number them; nodes hold consecutive ranks."""
+    if product.panels * ranks > MOST_EVENTS:
+        raise ArgumentError(
+            f"{product.panels} steps of {ranks} ranks are too many to walk through one by one, at most {MOST_EVENTS} "
+            "together; the formulas take any number"
+        )
     per_node = machine.ranks_per_node or ranks
     node = np.arange(ranks) // per_node
     clock, computed, before = np.zeros(ranks), np.zeros(ranks), np.zeros(ranks)
@@ -180,7 +188,8 @@ def _(product: Layered) -> Iterator[Round]:
     layers = [rounds(product.layer(product.grid.layer(x)[0])) for x in range(product.layers)]
     for together in zip_longest(*layers, fillvalue=Round()):
         messages = [x for one in together for x in one.messages]
-        m, n, k = (sum(_full(one.work[x], len(product.place)) for one in together) for x in range(3))
+        ranks = max(product.place) + 1
+        m, n, k = (sum(_full(one.work[x], ranks) for one in together) for x in range(3))
         yield Round(messages, (m, n, k))
     yield Round(_sums(product), hidden=False)
 

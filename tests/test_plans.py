@@ -65,9 +65,23 @@ def test_every_plan_survives_json(comm: Any) -> None:
                 again.execute(A, B, C)
                 assert C.report.algorithm == p.algorithm
         text = p.to_json()
-        for broken in ("", "[]", "{}", text[:-5], text.replace('"rows"', '"lows"'), text.replace("Plan", "Exec")):
-            with pytest.raises(ArgumentError, match="not"):
-                Plan.from_json(broken)
+        broken = [
+            "",
+            "[]",
+            "{}",
+            "[" * 100_000,
+            text[:-5],
+            text.replace('"rows"', '"lows"'),
+            text.replace("Plan", "Exec"),
+        ]
+        broken += ['{"is": "Plan", "product": 5, "transposed": "x", "moves": 7, "problem": null}']
+        broken += [text.replace('"transposed": false', f'"transposed": {x}') for x in ("0", "null", '"no"')]
+        broken += [text.replace('"lookahead": ', '"lookahead": 0.'), text.replace('"parts": ', '"parts": 1' + 30 * "0")]
+        broken += ['{"is": "range", "start": 0, "stop": 100000000000}']
+        for bad in broken:
+            if bad != text:
+                with pytest.raises(ArgumentError, match="not"):
+                    Plan.from_json(bad)
 
 
 def pdgemm_of(A: Any, B: Any) -> Any:
@@ -115,7 +129,7 @@ def test_repeated_products_set_up_nothing(comm: Any) -> None:
 
 def test_a_plan_is_for_the_matrices_it_was_made_for(comm: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid, plan
-    from pdgemm.errors import ArgumentError, DTypeError, LayoutError
+    from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError
 
     with ProcessGrid(comm) as grid:
         A, B, C = matrices(grid, (12, 12, 12))
@@ -125,8 +139,16 @@ def test_a_plan_is_for_the_matrices_it_was_made_for(comm: Any) -> None:
             for wrong in ((other, B, C), (A, B, other), (A, B.astype("float32"), C)):
                 with pytest.raises((LayoutError, DTypeError), match="the plan was made for"):
                     p.execute(*wrong)
+            across = DistMatrix.zeros((12, 12), grid=grid, block=5).T  # C has to be brought home
+            moving = plan(A, B, across, algorithm="row")
+            assert "C" in [name for name, _ in moving.moves]
             with pytest.raises(ArgumentError, match=r"plan\(..., beta=1\)"):
-                plan(A, B, other, algorithm="column").execute(A, B, other, beta=1)
+                moving.execute(A, B, across, beta=1)
+        many = replace(p, problem=replace(p.problem, size=comm.size + 1))
+        with pytest.raises(GridError, match=f"made for {comm.size + 1} ranks"):
+            many.execute(A, B, C)
+        with pytest.raises(DTypeError, match="C is a DistMatrix"):
+            p.execute(A, B, None)  # type: ignore[arg-type]
         with pytest.raises(DTypeError, match="B is a DistMatrix"):
             p.execute(A, np.zeros((12, 12)), C)
         with pytest.raises(ArgumentError, match="shares memory"):
@@ -136,6 +158,8 @@ def test_a_plan_is_for_the_matrices_it_was_made_for(comm: Any) -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
+        ({"machine": 5}, "machine is a Machine"),
+        ({"mover": ["ring"]}, "mover .* is not one of"),
         ({"algorithm": "strassen"}, "is not one of auto, summa"),
         ({"shape": (0, 1)}, "Pr must be >= 1"),
         ({"shape": 3}, "shape is a pair"),

@@ -298,11 +298,12 @@ class Layered(Product):
     def buffers(self, rank: int | None) -> Buffers:
         rows, cols = self.reduction.shape(rank)
         reduction = self.reduction.buffers(rank)
+        different = {x.mnk[2]: x for x in self._layers}.values()
+        layers = different if rank is None else [self.layer(rank)]
+        inside = [layer.buffers(rank) for layer in layers]  # a layer with fewer inner indices may have wider panels
+        most = {name: (max(x[name][0] for x in inside), dtype) for name, (_, dtype) in inside[0].items()}
         return (
-            self.layer(rank).buffers(rank)
+            most
             | reduction
-            | {
-                "partial C": (rows * cols, self.accumulate),
-                "update": self._update(reduction["mine"][0]),
-            }
+            | {"partial C": (rows * cols, self.accumulate), "update": self._update(reduction["mine"][0])}
         )

@@ -100,7 +100,11 @@ class Summa(Product):
         return *self.C.local_shape(rank), self.mnk[2]
 
     def buffers(self, rank: int | None) -> Buffers:
-        """A panel that stays in its row (Pc = 1) and is one run of columns is multiplied where it lies."""
+        """A panel that stays in its row (Pc = 1) and is one run of columns is multiplied where it lies.
+
+        So is a bundle of them: thin panels are whole, one for each owner, and follow each other where each owner has
+        one run.
+        """
         m_loc, n_loc = self.C.local_shape(rank)
         inner_a, inner_b = self.A.distribution.cols, self.B.distribution.rows
         a = inner_a.parts > 1 or not (one_run(inner_b) or all(x.a.single for x in self.bundles))
