@@ -43,13 +43,13 @@ class Box:
     def row_block(self) -> int:
         """Rows are dealt in blocks of this size, which the layers can share."""
         unit = self.pr * self.shares[0]
-        return max(1, self.shares[0] * -(-self.m // unit))
+        return self.shares[0] * max(1, -(-self.m // unit))
 
     @property
     def col_block(self) -> int:
         """Columns, likewise."""
         unit = self.pc * self.shares[1]
-        return max(1, self.shares[1] * -(-self.n // unit))
+        return self.shares[1] * max(1, -(-self.n // unit))
 
     @property
     def high(self) -> int:
