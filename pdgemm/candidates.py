@@ -16,6 +16,7 @@ from pdgemm.products import Cannon, Inner, Layered, Product, Stationary, Summa
 from pdgemm.products.product import Placed
 from pdgemm.schedule import skewed_places
 
+BROADCASTS = ("ibcast", "ring")  # movers to choose from; the first where nothing speaks for another
 PRODUCTS = (Summa, Stationary, Cannon, Layered, Inner)
 ALGORITHMS = ("auto", "summa", "stationary_a", "stationary_b", "cannon", "2.5d", "row", "column", "inner")
 REDUCED_BYTES = 1 << 26  # of C that are reduced at a time, but not fewer than REDUCED_ROWS rows, for BLAS
@@ -55,6 +56,7 @@ class Problem:
 
     size      : ranks of the communicator in which the layouts number their ranks.
     plain     : C is not read, beta is 0.
+    mover     : one of BROADCASTS, or "auto".
     algorithm : one of ALGORITHMS.   shape, layers : of the grid of the product, where they are asked for.
     """
 
@@ -71,6 +73,7 @@ class Problem:
     shape: tuple[int, int] | None = None
     layers: int | None = None
     memory_limit: int | None = None
+    width_asked: bool = True  # is `width` the caller's?
     machine: Machine = field(default_factory=Machine, repr=False)
 
     @property
@@ -100,6 +103,11 @@ class Problem:
         """All ranks, those of C first."""
         rest = set(range(self.size)) - set(self.C.place) if len(self.C.place) < self.size else ()
         return (*self.C.place, *sorted(rest))
+
+    @property
+    def broadcast(self) -> str:
+        """How panels travel until the plan is tuned."""
+        return BROADCASTS[0] if self.mover == "auto" else self.mover
 
     @property
     def reduced_rows(self) -> int:
@@ -207,7 +215,7 @@ def _summa(
         problem.accumulate,
         problem.width,
         problem.lookahead,
-        problem.mover,
+        problem.broadcast,
     )
 
 
@@ -245,7 +253,7 @@ def stationary(problem: Problem, shape: tuple[int, int], place: tuple[int, ...])
         problem.accumulate,
         problem.width,
         problem.lookahead,
-        problem.mover,
+        problem.broadcast,
     )
 
 
@@ -304,7 +312,7 @@ def layered_on(problem: Problem, box: Box, inside: str, on_layer_0: bool = False
         problem.accumulate,
         problem.width,
         problem.lookahead,
-        problem.mover,
+        "shift" if inside == "cannon" else problem.broadcast,
         place,
         c,
         inside,

@@ -272,15 +272,17 @@ class Estimate:
         question, box, machine = self.question, self.box, self.question.machine
         itemsize = question.dtype.itemsize
         m, n, k = box.high, box.wide, box.deep
-        taken = [
-            (after, machine.transfer(kind, words, messages, itemsize, stride, length))
-            for kind, words, messages, stride, length, after in self.transfers
-        ]
+        moving = first = last = 0.0
+        for kind, words, messages, stride, length, after in self.transfers:
+            taken = machine.transfer(kind, words, messages, itemsize, stride, length)
+            if after:
+                last += taken
+            else:
+                moving += taken
+                first += taken / max(1, self.panels) * (machine.hops(kind, length) - 1)
         rate = machine.rate(str(question.dtype), *self.at_once) if m * n * k else 1.0
         flops = gemm_flops(m, n, k, complex_=question.dtype.kind == "c")
-        moving = sum(seconds for after, seconds in taken if not after)
         overlapped = self.family == "cannon" or (question.lookahead > 0 and self.family != "inner")
-        last = sum(seconds for after, seconds in taken if after)
         moves = 0.0
         if self.moved_words:
             moves = 3 * machine.call + machine.transfer(
@@ -292,7 +294,7 @@ class Estimate:
         passes["inner"] = passes["2.5d"]
         memory = fresh + passes.get(self.family, 0.0) * itemsize / machine.copy
         pipeline = machine.pipeline(flops / rate, moving, self.panels, overlapped, self.cannon)
-        return moves + pipeline + last + memory
+        return moves + first + pipeline + last + memory
 
     def candidate(self, verdict: str = "", chosen: bool = False) -> Candidate:
         return Candidate(

@@ -48,7 +48,7 @@ def pdgemm(
     lookahead: int = 1,
     panel_width: int | None = None,
     memory_limit: int | None = None,
-    mover: str = "ibcast",
+    mover: str = "auto",
     accumulate_dtype: Any = None,
     machine: Machine | None = None,
     progress: Callable[[int, int], object] | None = None,
@@ -75,10 +75,10 @@ def pdgemm(
     shape, layers : of the grid of the product, Pr x Pc x layers <= ranks; by default the best ones.  It need not be
         that of the matrices; communicators of new grids are kept for later products.
     lookahead    : panels in flight behind the one in use, >= 0.
-    panel_width  : widest panel, in inner indices.
+    panel_width  : widest panel, in inner indices; by default what the model says.
     memory_limit : bytes per rank for all buffers beyond A, B and C: panels, messages, copies of redistributed
         matrices, and sums where C has another type than accumulate_dtype.
-    mover        : how panels are broadcast, "ibcast" (MPI_Ibcast) or "ring" (point-to-point).
+    mover        : how panels are broadcast, "ibcast" (MPI_Ibcast), "ring" (point-to-point), or "auto": by the model.
     accumulate_dtype : type in which products are added up.  By default the common type of A, B and C; for 16-bit
         types float32, for int8 int32.  Panels are converted one by one, never whole matrices.
     machine      : what messages and flops take, by default the file that PDGEMM_MACHINE names (`pdgemm calibrate`
@@ -123,7 +123,7 @@ def plan(
     lookahead: int = 1,
     panel_width: int | None = None,
     memory_limit: int | None = None,
-    mover: str = "ibcast",
+    mover: str = "auto",
     accumulate_dtype: Any = None,
     machine: Machine | None = None,
     check: bool = True,
@@ -338,8 +338,8 @@ def _problem(A: DistMatrix, B: DistMatrix, C: DistMatrix, asked: _Options, plain
     """nothing : there is no product to be formed, C := beta C."""
     if asked.algorithm not in ALGORITHMS:
         raise ArgumentError(f"algorithm {asked.algorithm!r} is not one of {', '.join(ALGORITHMS)}")
-    if not isinstance(asked.mover, str) or asked.mover not in MOVERS:
-        raise ArgumentError(f"mover {asked.mover!r} is not one of {', '.join(MOVERS)}")
+    if not isinstance(asked.mover, str) or asked.mover not in ("auto", *MOVERS):
+        raise ArgumentError(f"mover {asked.mover!r} is not one of auto, {', '.join(MOVERS)}")
     accumulate = accumulation(A.dtype, B.dtype, C.dtype, asked.accumulate_dtype)
     a, b, c = (x.layout_in(A.grid) for x in (A, B, C))
     algorithm, shape, layers = asked.algorithm, as_shape(asked.shape), as_optional(asked.layers, "layers", 1)
@@ -361,6 +361,7 @@ def _problem(A: DistMatrix, B: DistMatrix, C: DistMatrix, asked: _Options, plain
         shape=shape,
         layers=layers,
         memory_limit=as_optional(asked.memory_limit, "memory_limit", 0),
+        width_asked=width is not None,
         machine=_machine(asked.machine, A.grid),
     )
 

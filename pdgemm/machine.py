@@ -45,7 +45,7 @@ class Machine:
     intra: Mapping[str, Link] = field(
         default_factory=lambda: {
             "ibcast": Link(2e-6, 2e-10),
-            "ring": Link(1e-6, 2e-10),
+            "ring": Link(2e-6, 2e-10),
             "shift": Link(1e-6, 2e-10),
             "reduce": Link(2e-6, 4e-10),
             "exchange": Link(1e-6, 4e-10),
@@ -54,7 +54,7 @@ class Machine:
     inter: Mapping[str, Link] = field(
         default_factory=lambda: {
             "ibcast": Link(5e-6, 1e-10),
-            "ring": Link(3e-6, 8e-11),
+            "ring": Link(5e-6, 1e-10),
             "shift": Link(3e-6, 8e-11),
             "reduce": Link(5e-6, 1e-10),
             "exchange": Link(3e-6, 1e-10),
@@ -122,6 +122,13 @@ class Machine:
         near_seconds = messages * near.alpha + words * itemsize * near.beta
         far_seconds = messages * far.alpha + words * itemsize * far.beta * sharing
         return (1 - away) * near_seconds + away * far_seconds
+
+    @staticmethod
+    def hops(kind: str, length: int) -> int:
+        """Ranks that a panel passes through until the last one of a direction has it; later panels follow behind."""
+        if kind == "ring":
+            return max(1, length - 1)
+        return max(1, (length - 1).bit_length()) if kind == "ibcast" else 1
 
     def pipeline(self, computing: float, moving: float, steps: int, overlapped: bool, at_hand: bool = False) -> float:
         """Seconds of `steps` steps that take so long to compute and to move in all.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, wraps
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,7 +14,7 @@ import numpy as np
 
 from pdgemm import dtypes
 from pdgemm.boxes import impossible
-from pdgemm.candidates import PRODUCTS, Problem, Way, ways
+from pdgemm.candidates import BROADCASTS, PRODUCTS, Problem, Way, ways
 from pdgemm.costs import lower_bound
 from pdgemm.errors import ArgumentError, MemoryLimitError
 from pdgemm.exchange import Exchange, plan_exchange
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 PANEL_WIDTH = 512  # wide enough for BLAS to reach its peak, narrow enough to stay in flight behind it
 _TIE = 1.1  # costs that are taken to be equal
 Result = TypeVar("Result")
+WIDTHS = (512, 256, 128)  # of panels, where none is asked for
+_WORTH_TUNING = 0.99  # of the time: less is no reason to leave the default
 _NO_LIMIT = 1 << 62
 _WORTH_MOVING = 1.5  # how many times faster makes up for the memory of moved copies, and for what no model sees
 _SAMPLE = 4  # ranks that are looked at where there are more
@@ -223,13 +226,31 @@ def plan_product(problem: Problem) -> Plan:
         else:
             least = min(least, fitted)
     if fitting:
-        return min(fitting, key=lambda plan: plan.words)
+        return tuned(min(fitting, key=lambda plan: plan.words))
     assert limit is not None
     raise MemoryLimitError(
         f"memory limit {limit} bytes per rank is too small for A ({problem.A}), B ({problem.B}) and C ({problem.C}): "
         f"at least {least} bytes are needed, {least - limit} more"
         + (f", with lookahead {problem.lookahead}" if problem.lookahead else "")
     )
+
+
+def tuned(plan: Plan) -> Plan:
+    """The plan with the mover and the panel width that take the least time, of those that were left open.
+
+    They change neither the words nor the layouts.  A plan that had to be narrowed to fit its memory limit stays.
+    """
+    problem, product = plan.problem, plan.product
+    if product.mover not in BROADCASTS or product.width < problem.width:
+        return plan
+    movers = BROADCASTS if problem.mover == "auto" else (product.mover,)
+    widths = [problem.width] if problem.width_asked else [x for x in WIDTHS if x <= problem.width] or [problem.width]
+    limit, best = problem.memory_limit, plan
+    for mover, width in itertools.product(movers, widths):
+        tried = replace(plan, product=replace(product, mover=mover, width=width))
+        if (limit is None or tried.extra_bytes(None) <= limit) and tried.seconds < best.seconds * _WORTH_TUNING:
+            best = tried
+    return best
 
 
 def panel_width(asked: int | None, accumulate: np.dtype) -> int:

@@ -119,7 +119,7 @@ def test_any_product(comm: Any, grids: list[Any], data: st.DataObject) -> None:
         "algorithm": algorithm,
         "shape": shape,
         "layers": layers,
-        "mover": draw(st.sampled_from(["ibcast", "ring"])),
+        "mover": draw(st.sampled_from(["auto", "ibcast", "ring"])),
         "lookahead": draw(st.integers(0, 2)),
         "panel_width": draw(st.none() | st.integers(1, 8)),
         "accumulate_dtype": draw(st.none() | st.sampled_from([["int32"], FLOATS[2:4], FLOATS[4:]][rank(C.view.dtype)])),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from pdgemm.candidates import Problem
 from pdgemm.errors import MemoryLimitError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout
+from pdgemm.machine import Link, Machine
 from pdgemm.planner import Plan
 from pdgemm.products import Inner, Summa
 from pdgemm.timing import Traffic
@@ -24,8 +26,8 @@ FORCED = ["auto", "summa", "stationary_a", "stationary_b", "cannon", "2.5d", "ro
 def plan_product(A: Layout, B: Layout, C: Layout, size: int, **options: Any) -> Plan:
     accumulate = options.pop("accumulate")
     width = planner.panel_width(options.pop("panel_width", None), accumulate)
-    plain, lookahead = options.pop("plain", True), options.pop("lookahead", 1)
-    return planner.plan_product(Problem(A, B, C, size, plain, accumulate, width, lookahead, "ibcast", **options))
+    plain, lookahead, mover = options.pop("plain", True), options.pop("lookahead", 1), options.pop("mover", "ibcast")
+    return planner.plan_product(Problem(A, B, C, size, plain, accumulate, width, lookahead, mover, **options))
 
 
 def layout(grid: tuple[int, int], shape: tuple[int, int], **kinds: Any) -> Layout:
@@ -179,3 +181,21 @@ def test_messages_stay_below_the_limits_of_mpi() -> None:
     plan = plan_product(A, B, C, 4, accumulate=DOUBLE, algorithm="summa")
     assert isinstance(plan.product, Summa)
     assert plan.product.widest * 10**6 * 8 <= 1 << 30
+
+
+def test_mover_and_width_are_chosen_where_they_are_left_open() -> None:
+    problem = square(4096, 4)
+    fast, slow = Link(1e-6, 1e-10), Link(1e-3, 1e-8)
+    for mover, other in (("ring", "ibcast"), ("ibcast", "ring")):
+        machine = replace(Machine(), intra={**Machine().intra, mover: fast, other: slow})
+        options: dict[str, Any] = {"accumulate": DOUBLE, "algorithm": "summa", "machine": machine}
+        plan = plan_product(*problem, mover="auto", **options)
+        assert plan.product.mover == mover
+        assert plan_product(*problem, mover=other, **options).product.mover == other  # as asked
+    narrow = replace(Machine(), step=0.0, overlap=1.0)  # thin panels cost nothing and fill the pipeline sooner
+    flat = {x: {8: 5e10} for x in ("float32", "float64")}
+    options = {"accumulate": DOUBLE, "algorithm": "summa", "machine": replace(narrow, gamma=flat)}
+    assert plan_product(*problem, width_asked=False, **options).product.width == planner.WIDTHS[-1]
+    assert plan_product(*problem, width_asked=True, **options).product.width == planner.PANEL_WIDTH
+    tight = plan_product(*problem, width_asked=False, memory_limit=10**6, mover="auto", **options)
+    assert tight.extra_bytes(None) <= 10**6

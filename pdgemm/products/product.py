@@ -129,15 +129,19 @@ class Product:
         """By the model: steps of a transfer and a product, in part at the same time; then what cannot be hidden."""
         m, n, k = self.local_shape(rank)
         rate = machine.rate(str(self.panel_dtype), *self.at_once(m, n, k)) if m * n * k else 1.0
-        moving, after = 0.0, 0.0
+        moving, first, after = 0.0, 0.0, 0.0
         for x in self.transfers(rank):
             words, messages = x.traffic.words_received, x.traffic.messages_received
             taken = machine.transfer(x.kind, words, messages, x.itemsize, x.stride, x.length)
-            moving, after = (moving, after + taken) if x.after else (moving + taken, after)
+            if x.after:
+                after += taken
+            else:
+                moving += taken
+                first += taken / max(1, self.panels) * (machine.hops(x.kind, x.length) - 1)
         memory = self.extra_bytes(rank) / machine.fresh + self.passes(rank) * self.accumulate.itemsize / machine.copy
         computing = self._flops(m, n, k) / rate
         pipeline = machine.pipeline(computing, moving, self.panels, self.lookahead > 0, self.at_hand)
-        return memory + after + pipeline
+        return memory + after + first + pipeline
 
     @property
     def at_hand(self) -> bool:
