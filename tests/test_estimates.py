@@ -8,7 +8,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import pytest
@@ -158,9 +157,7 @@ def test_the_estimate_is_what_the_product_sends_where_the_grid_divides() -> None
 def test_planning_for_many_ranks_takes_no_time_that_depends_on_them() -> None:
     """No wall clock: the number of grids that are compared."""
     assert len(grids(*SHAPES["square"], 100_000)) < 30_000
-    start = perf_counter()
-    estimates(Question(*SHAPES["square"], 100_000))
-    assert perf_counter() - start < 60  # a list of ranks, or of pairs of them, would take hours
+    assert len(estimates(Question(*SHAPES["square"], 100_000))) < 50
 
 
 def test_the_memory_limit_is_kept_and_what_is_missing_is_said() -> None:
