@@ -260,12 +260,13 @@ def panel_width(asked: int | None, accumulate: np.dtype) -> int:
 
 def candidates(problem: Problem) -> Iterator[Plan]:
     """Plans, the cheapest first; what need not be known of the others is not computed."""
-    # a heap of costs, at first without the moves, which come when a plan is the cheapest so far
+    # a heap of costs; at first of one rank, with moves that only begin: less than they will turn out to be
     heap: list[tuple[float, int, Plan | Way]] = []
+    machine = problem.machine
     for number, way in enumerate(dict.fromkeys(ways(problem))):
-        cost = max(way.product.seconds(problem.machine, rank) for rank in sample(problem.size))
-        moved = any(not x.same_place(to) for x, to in zip(problem.given, way.layouts))
-        heap.append((cost * _WORTH_MOVING if moved else cost, number, way))
+        moved = sum(not x.same_place(to) for x, to in zip(problem.given, way.layouts))
+        seconds = way.product.seconds(machine, sample(problem.size)[0]) + moved * machine.call
+        heap.append((seconds * (_WORTH_MOVING if moved else 1), number, way))
     if not heap:
         raise ArgumentError(impossible(problem.algorithm, problem.shape, problem.layers, problem.size))
     heapify(heap)

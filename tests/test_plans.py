@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -47,23 +48,23 @@ def test_a_plan_tells_what_the_run_then_does(comm: Any) -> None:
 
 
 def test_every_plan_survives_json(comm: Any) -> None:
-    from pdgemm import Plan, ProcessGrid, plan
+    from pdgemm import Plan, ProcessGrid, pdgemm, plan
     from pdgemm.errors import ArgumentError
 
     with ProcessGrid(comm) as grid:
+        operands = []
         for dtype in ("float64", "bfloat16", "complex64", "int8"):
-            if dtype in ("bfloat16", "int8"):
-                A, B, _ = (x.astype(dtype) for x in matrices(grid, (20, 12, 9)))
-            else:
-                A, B, _ = matrices(grid, (20, 12, 9), dtype=dtype)
-            for algorithm, shape, layers in [("auto", None, None), *accepted(comm.size)]:
-                p = plan(A.T, B, transa="T", algorithm=algorithm, shape=shape, layers=layers, memory_limit=10**6)
-                again = Plan.from_json(p.to_json())
-                assert again == p
-                assert again.traffic(comm.rank) == p.traffic(comm.rank)
-                C = pdgemm_of(A, B)
-                again.execute(A, B, C)
-                assert C.report.algorithm == p.algorithm
+            made = dtype if dtype in ("float64", "complex64") else "float32"
+            A, B, _ = (x.astype(dtype) for x in matrices(grid, (20, 12, 9), dtype=made))
+            operands.append((A, B, pdgemm(0, A, B)))
+        cases = [("auto", None, None)] * len(operands) + accepted(comm.size)
+        for (algorithm, shape, layers), (A, B, C) in zip(cases, itertools.cycle(operands)):
+            p = plan(A.T, B, transa="T", algorithm=algorithm, shape=shape, layers=layers, memory_limit=10**6)
+            again = Plan.from_json(p.to_json())
+            assert again == p
+            assert again.traffic(comm.rank) == p.traffic(comm.rank)
+            again.execute(A, B, C)
+            assert C.report.algorithm == p.algorithm
         text = p.to_json()
         broken = [
             "",
@@ -84,28 +85,20 @@ def test_every_plan_survives_json(comm: Any) -> None:
                     Plan.from_json(bad)
 
 
-def pdgemm_of(A: Any, B: Any) -> Any:
-    """The matrix that pdgemm makes for the product of A and B."""
-    from pdgemm import pdgemm
-
-    return pdgemm(0, A, B)
-
-
 def test_explain_shows_the_choice_first_and_why_not_the_others(comm: Any) -> None:
     from pdgemm import ProcessGrid, plan
 
     with ProcessGrid(comm) as grid:
         A, B, C = matrices(grid, (60, 60, 60), None)
-        p = plan(A, B, C, memory_limit=30_000)
+        p = plan(A, B, C, memory_limit=16_000)
         found = p.candidates()
         assert [x.chosen for x in found] == [True] + [False] * (len(found) - 1)
-        assert found[0].memory_bytes_per_rank <= 30_000
+        assert found[0].memory_bytes_per_rank <= 16_000
         text = p.explain()
         assert text.count("chosen") == 1
         assert str(p) in text
         if comm.size > 1:
             assert "times as long" in text
-        if comm.size >= 4:
             assert "needs" in text
 
 
