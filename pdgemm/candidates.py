@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pdgemm.boxes import Box, best_grids
+from pdgemm.boxes import Box
+from pdgemm.families import Cut, Wish, cuts
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout
 from pdgemm.machine import Machine
@@ -18,7 +19,6 @@ from pdgemm.schedule import skewed_places
 
 BROADCASTS = ("ibcast", "ring")  # movers to choose from; the first where nothing speaks for another
 PRODUCTS = (Summa, Stationary, Cannon, Layered, Inner)
-ALGORITHMS = ("auto", "summa", "stationary_a", "stationary_b", "cannon", "2.5d", "row", "column", "inner")
 REDUCED_BYTES = 1 << 26  # of C that are reduced at a time, but not fewer than REDUCED_ROWS rows, for BLAS
 REDUCED_ROWS = 256
 _BOXES = 2  # new grids of each kind
@@ -85,10 +85,15 @@ class Problem:
         return *self.C.distribution.shape, self.A.distribution.cols.n
 
     @property
+    def wish(self) -> Wish:
+        """Nothing is sent on one rank: there is nothing to choose."""
+        alone = self.size == 1 and self.algorithm == "auto"
+        return Wish("summa" if alone else self.algorithm, self.shape, self.layers)
+
+    @property
     def T(self) -> Problem:
         """C^T = B^T A^T."""
-        shape = self.shape and self.shape[::-1]
-        return replace(self, A=self.B.T, B=self.A.T, C=self.C.T, shape=shape)
+        return replace(self, A=self.B.T, B=self.A.T, C=self.C.T, shape=self.wish.T.shape)
 
     @property
     def grids(self) -> list[Layout]:
@@ -117,78 +122,50 @@ class Problem:
 
 def ways(problem: Problem) -> Iterator[Way]:
     """All ways that are worth a comparison."""
-    shape, layers = problem.shape, problem.layers
-    for way in _ways(problem):
+    wish = problem.wish.on(problem.size)
+    if wish is None:
+        return
+    for way in _ways(problem, wish):
         pr, pc, c = way.shape
-        if (shape is None or shape == (pr, pc)) and (layers is None or layers == c):
+        if wish.shape in (None, (pr, pc)) and wish.layers in (None, c):
             yield way
 
 
-def _ways(problem: Problem) -> Iterator[Way]:
-    algorithm, layers = problem.algorithm, problem.layers
-    if problem.size == 1 and algorithm == "auto":  # nothing is sent: there is nothing to choose
-        algorithm = "summa"
-    sides = {"row": (problem.size, 1), "column": (1, problem.size)}
-    if algorithm in sides:
-        if problem.shape not in (None, sides[algorithm]):
-            return
-        problem = replace(problem, shape=sides[algorithm])
-    both = ((problem, False), (problem.T, True))
-    plane = layers in (None, 1)
-    if plane and algorithm in ("auto", "summa", "row", "column"):
+def _ways(problem: Problem, wish: Wish) -> Iterator[Way]:
+    """On the grids that the matrices have, and on the best new ones."""
+    families = wish.families
+    if "summa" in families:
         for base in problem.grids:
             yield from summa_here(problem, base)
-        for box in _boxes(problem, 1):
-            yield Way(summa_on(problem, box))
-    for p, transposed in both if plane else ():
-        if algorithm in ("auto", "stationary_b" if transposed else "stationary_a"):
+    for name, p, transposed in (("stationary_a", problem, False), ("stationary_b", problem.T, True)):
+        if name in families:
             yield Way(stationary(p, p.A.distribution.grid_shape, p.A.place), transposed)
-            for pr, pc in _stationary_shapes(p):
-                yield Way(stationary(p, (pr, pc), p.place[: pr * pc]), transposed)
-        if algorithm in ("auto", "cannon", "row", "column"):
-            for box in _boxes(p, 1, cannon=True):
-                if not transposed or box.pr != box.pc:
-                    yield Way(cannon_on(p, box), transposed)
-    if algorithm in ("auto", "2.5d") and layers != 1:
-        yield from _layered(problem, both)
-    if algorithm in ("auto", "inner"):
-        for a, b in inner_layouts(problem):
-            rows = problem.reduced_rows
-            yield Way(
-                Inner(a, b, problem.C, problem.accumulate, problem.width, 0, "reduce_scatter", rows, problem.size)
-            )
+    if "2.5d" in families:
+        pr, pc = problem.C.distribution.grid_shape
+        most = problem.size // (pr * pc)
+        c = wish.layers or most
+        if 1 < c <= most:
+            yield Way(layered_on(problem, Box(*problem.mnk, pr, pc, c), "summa", on_layer_0=True))
+    if "inner" in families:
+        yield from (Way(inner_on(problem, a, b)) for a, b in inner_layouts(problem))
+    for cut in cuts(problem.mnk, problem.size, wish, _BOXES):
+        yield Way(on_new_grid(problem, cut), cut.transposed)
 
 
-def _layered(problem: Problem, both: tuple[tuple[Problem, bool], ...]) -> Iterator[Way]:
-    for box in _boxes(problem, problem.layers, layered=True):
-        yield Way(layered_on(problem, box, "summa"))
-    for p, transposed in both:
-        for box in _boxes(p, problem.layers, layered=True, cannon=True):
-            if not transposed or box.pr != box.pc:
-                yield Way(layered_on(p, box, "cannon"), transposed)
-    pr, pc = problem.C.distribution.grid_shape
-    c = problem.layers or problem.size // (pr * pc)
-    if 1 < c <= problem.size // (pr * pc):
-        yield Way(layered_on(problem, Box(*problem.mnk, pr, pc, c), "summa", on_layer_0=True))
-
-
-def _boxes(problem: Problem, layers: int | None, layered: bool = False, cannon: bool = False) -> list[Box]:
-    def fits(pr: np.ndarray, pc: np.ndarray, c: np.ndarray) -> np.ndarray:
-        alone = pr * pc == 1  # each rank a layer: that is "inner"
-        allowed = (c > 1) & (~alone | (problem.algorithm == "2.5d")) if layered else c > 0
-        return allowed & (pc % pr == 0) if cannon else allowed
-
-    forced = problem.algorithm != "auto"
-    return best_grids(*problem.mnk, problem.size, _BOXES, layers=layers, shape=problem.shape, fits=fits, anyhow=forced)
-
-
-def _stationary_shapes(problem: Problem) -> list[tuple[int, int]]:
-    """Pr x Pc over the rows and columns of A: as a box, Pr x 1 in Pc layers."""
-    if problem.shape is not None:
-        pr, pc = problem.shape
-        return [(pr, pc)] if pr * pc <= problem.size else []
-    boxes = best_grids(*problem.mnk, problem.size, _BOXES, fits=lambda pr, pc, c: pc == 1)
-    return [(box.pr, box.layers) for box in boxes]
+def on_new_grid(problem: Problem, cut: Cut) -> Product:
+    """What a cut says, on layouts that fit it."""
+    box, family, inside, transposed = cut
+    p = problem.T if transposed else problem
+    if family == "summa":
+        return summa_on(p, box)
+    if family == "cannon":
+        return cannon_on(p, box)
+    if family == "stationary_a":
+        return stationary(p, (box.pr, box.layers), p.place[: box.ranks])
+    if family == "2.5d":
+        return layered_on(p, box, inside)
+    *_, (a, b) = inner_layouts(p)
+    return inner_on(p, a, b)
 
 
 def summa_here(problem: Problem, base: Layout) -> Iterator[Way]:
@@ -208,15 +185,8 @@ def summa_here(problem: Problem, base: Layout) -> Iterator[Way]:
 def _summa(
     problem: Problem, r: BlockCyclic, s: BlockCyclic, inner_a: BlockCyclic, inner_b: BlockCyclic, place: tuple[int, ...]
 ) -> Summa:
-    return Summa(
-        brought(problem.A, Distribution(r, inner_a), place),
-        brought(problem.B, Distribution(inner_b, s), place),
-        brought(problem.C, Distribution(r, s), place, problem.accumulate),
-        problem.accumulate,
-        problem.width,
-        problem.lookahead,
-        problem.broadcast,
-    )
+    laid = _laid(problem, (r, inner_a, place), (inner_b, s, place), (r, s, place))
+    return Summa(*laid, problem.lookahead, problem.broadcast)
 
 
 def summa_on(problem: Problem, box: Box) -> Summa:
@@ -246,15 +216,8 @@ def stationary(problem: Problem, shape: tuple[int, int], place: tuple[int, ...])
     cols_c = c.cols if here_c else BlockCyclic.even(n, pc)
     across = tuple(place[i * pc + j] for j in range(pc) for i in range(pr))
     cols_b = b.cols if problem.B.grid == ((pc, pr), across) else BlockCyclic.even(n, pr)
-    return Stationary(
-        brought(problem.A, Distribution(rows, inner), place),
-        brought(problem.B, Distribution(inner, cols_b), across),
-        brought(problem.C, Distribution(rows, cols_c), place, problem.accumulate),
-        problem.accumulate,
-        problem.width,
-        problem.lookahead,
-        problem.broadcast,
-    )
+    laid = _laid(problem, (rows, inner, place), (inner, cols_b, across), (rows, cols_c, place))
+    return Stationary(*laid, problem.lookahead, problem.broadcast)
 
 
 def cannon_on(problem: Problem, box: Box) -> Cannon:
@@ -270,15 +233,8 @@ def cannon_on(problem: Problem, box: Box) -> Cannon:
         elif b.grid_shape == shape:
             inner_a = inner_b = b.rows
     place_a, place_b = skewed_places(place, shape)
-    return Cannon(
-        brought(problem.A, Distribution(r, inner_a), place_a),
-        brought(problem.B, Distribution(inner_b, s), place_b),
-        brought(problem.C, Distribution(r, s), place, problem.accumulate),
-        problem.accumulate,
-        problem.width,
-        1,
-        "shift",
-    )
+    laid = _laid(problem, (r, inner_a, place_a), (inner_b, s, place_b), (r, s, place))
+    return Cannon(*laid, 1, "shift")
 
 
 def layered_on(problem: Problem, box: Box, inside: str, on_layer_0: bool = False) -> Layered:
@@ -289,7 +245,7 @@ def layered_on(problem: Problem, box: Box, inside: str, on_layer_0: bool = False
     r, s, inner_a, inner_b = _dims(box)
     if on_layer_0:
         r, s = problem.C.distribution.rows, problem.C.distribution.cols
-        C = problem.C
+        of_c = (r, s, problem.C.place)
     else:
         down, across = box.shares
         rows = BlockCyclic(box.m, box.row_block // down, pr * down)
@@ -301,23 +257,19 @@ def layered_on(problem: Problem, box: Box, inside: str, on_layer_0: bool = False
             for j in range(pc)
             for y in range(across)
         )
-        C = brought(problem.C, Distribution(rows, cols), place_c, problem.accumulate)
+        of_c = (rows, cols, place_c)
     skewed = [skewed_places(grid.layer(x), shape) if inside == "cannon" else (grid.layer(x),) * 2 for x in range(c)]
     place_a = tuple(skewed[x][0][i * pc + j] for i in range(pr) for j in range(pc) for x in range(c))
     place_b = tuple(skewed[x][1][i * pc + j] for i in range(pr) for x in range(c) for j in range(pc))
-    return Layered(
-        brought(problem.A, Distribution(r, inner_a), place_a),
-        brought(problem.B, Distribution(inner_b, s), place_b),
-        C,
-        problem.accumulate,
-        problem.width,
-        problem.lookahead,
-        "shift" if inside == "cannon" else problem.broadcast,
-        place,
-        c,
-        inside,
-        problem.reduced_rows,
-    )
+    mover = "shift" if inside == "cannon" else problem.broadcast
+    laid = _laid(problem, (r, inner_a, place_a), (inner_b, s, place_b), of_c)
+    return Layered(*laid, problem.lookahead, mover, place, c, inside, problem.reduced_rows)
+
+
+def inner_on(problem: Problem, a: Layout, b: Layout) -> Inner:
+    """A and B in such layouts, C where it is."""
+    accumulate, rows = problem.accumulate, problem.reduced_rows
+    return Inner(a, b, problem.C, accumulate, problem.width, 0, "reduce_scatter", rows, problem.size)
 
 
 def inner_layouts(problem: Problem) -> Iterator[tuple[Layout, Layout]]:
@@ -335,6 +287,21 @@ def inner_layouts(problem: Problem) -> Iterator[tuple[Layout, Layout]]:
             brought(A, Distribution(BlockCyclic.even(m, 1), inner), place),
             brought(B, Distribution(inner, BlockCyclic.even(n, 1)), place),
         )
+
+
+Laid = tuple[BlockCyclic, BlockCyclic, tuple[int, ...]]  # rows and columns over these ranks
+
+
+def _laid(problem: Problem, A: Laid, B: Laid, C: Laid) -> tuple[Layout, Layout, Layout, np.dtype, int]:
+    """The layouts of a product, its type of accumulation and the width of its panels."""
+    (*of_a, at_a), (*of_b, at_b), (*of_c, at_c) = A, B, C
+    return (
+        brought(problem.A, Distribution(*of_a), at_a),
+        brought(problem.B, Distribution(*of_b), at_b),
+        brought(problem.C, Distribution(*of_c), at_c, problem.accumulate),
+        problem.accumulate,
+        problem.width,
+    )
 
 
 def brought(x: Layout, distribution: Distribution, place: tuple[int, ...], dtype: np.dtype | None = None) -> Layout:

@@ -18,12 +18,12 @@ import click
 
 from pdgemm.elements import KINDS
 from pdgemm.errors import PdgemmError
+from pdgemm.families import ALGORITHMS
 from pdgemm.forms import BLOCK, BYTES, DATASET, GRID, MNK, NUMBER, SHAPE, Dataset
 
 if TYPE_CHECKING:
     from pdgemm.estimates import Question
 
-ALGORITHMS = ("auto", "summa", "stationary_a", "stationary_b", "cannon", "2.5d", "row", "column", "inner")
 WITHOUT_MPI = ("plan", "simulate")  # commands that run on one process and need no MPI library
 LAYOUTS = ("native", "column", "row", "grid")
 SUMS = ("float32", "float64", "complex64", "complex128", "int32")
@@ -310,7 +310,7 @@ def calibrate(output: str, as_json: bool, debug: bool) -> int:
 @_debug
 def plan(layout: str, as_json: bool, debug: bool, **asked: Any) -> int:
     """What would run, how long it would take, and what the alternatives cost.  Needs no MPI."""
-    from pdgemm.estimates import estimates
+    from pdgemm.choice import estimates
     from pdgemm.explain import table
 
     question = _asked(layout=layout, **asked)
@@ -331,7 +331,7 @@ def plan(layout: str, as_json: bool, debug: bool, **asked: Any) -> int:
 @_debug
 def simulate(as_json: bool, debug: bool, **asked: Any) -> int:
     """Walk the schedule of all ranks, message by message, nodes sharing their way to the network.  Needs no MPI."""
-    from pdgemm.estimates import chosen, product_of
+    from pdgemm.choice import chosen, product_of
     from pdgemm.explain import in_bytes
     from pdgemm.simulate import simulate as walk
 

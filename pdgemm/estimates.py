@@ -5,39 +5,25 @@ The figures are those of a rank with full blocks; where the grid divides the dim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import lcm
 
 import numpy as np
 
-from pdgemm.boxes import IDLE, Box, best_grids, impossible
-from pdgemm.candidates import (
-    REDUCED_BYTES,
-    REDUCED_ROWS,
-    Problem,
-    cannon_on,
-    inner_layouts,
-    layered_on,
-    stationary,
-    summa_on,
-)
-from pdgemm.costs import MESSAGE_BYTES, gemm_flops, lower_bound
-from pdgemm.errors import ArgumentError, MemoryLimitError
-from pdgemm.explain import Candidate, in_bytes
-from pdgemm.grids.distribution import BlockCyclic, Distribution
-from pdgemm.grids.layout import Layout
+from pdgemm.boxes import Box
+from pdgemm.candidates import REDUCED_BYTES, REDUCED_ROWS
+from pdgemm.costs import MESSAGE_BYTES, lower_bound
+from pdgemm.errors import ArgumentError
+from pdgemm.explain import Candidate
+from pdgemm.families import Cut, Wish
+from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.machine import Machine
-from pdgemm.products import Inner, Product
 from pdgemm.products.summa import bundle_width
 from pdgemm.schedule import panel_counts
 
-FAMILIES = ("summa", "cannon", "stationary_a", "stationary_b", "2.5d", "inner")
 LAYOUTS = ("native", "column", "row", "grid")
-_KEEP = 3  # grids of each kind that are looked at
 _LARGEST, _MOST_RANKS = 10**12, 10**7
-_TIE = 1.01  # words that count as equal; then time decides
 
 
 @dataclass(frozen=True)
@@ -83,7 +69,11 @@ class Question:
     @property
     def T(self) -> Question:
         """C^T = B^T A^T."""
-        return replace(self, m=self.n, n=self.m, shape=self.shape and self.shape[::-1])
+        return replace(self, m=self.n, n=self.m, shape=self.wish.T.shape)
+
+    @property
+    def wish(self) -> Wish:
+        return Wish(self.algorithm, self.shape, self.layers)
 
     def share_bytes(self, ranks: int) -> int:
         """The parts of A, B and C of one of so many ranks that share them."""
@@ -99,13 +89,17 @@ class Question:
 
 @dataclass(frozen=True)
 class Estimate:
-    """One algorithm on one grid; `transposed`: of C^T = B^T A^T, as `question` has it then."""
+    """One algorithm on one grid, as in `Cut`; `question` is that of C^T = B^T A^T where it is `transposed`."""
 
     question: Question
     box: Box
     family: str
     inside: str = ""
     transposed: bool = False
+
+    @property
+    def cut(self) -> Cut:
+        return Cut(self.box, self.family, self.inside, self.transposed)
 
     @property
     def name(self) -> str:
@@ -266,12 +260,24 @@ class Estimate:
         copies = 0 if question.layout == "native" else 2
         return self.share_bytes * (1 + copies / 2) + words * itemsize
 
+    @property
+    def copied(self) -> float:
+        """Words that a rank packs, copies or adds up beside its products, as in `Product.copied`."""
+        box = self.box
+        own, whole = box.high * box.wide / box.layers, box.high * box.wide
+        if self.family == "stationary_a":
+            packed = box.deep * box.n / box.pr if box.pr > 1 else 0.0
+            return packed + box.high * box.n + own
+        packed = 0.0
+        if "summa" in (self.family, self.inside):
+            packed = box.deep * ((box.pc > 1) * box.high / box.pc + (box.pr > 1) * box.wide / box.pr)
+        return packed + (2 * whole + own) * (self.family in ("2.5d", "inner"))
+
     @cached_property
     def seconds(self) -> float:
         """By the model, as `Product.seconds`."""
         question, box, machine = self.question, self.box, self.question.machine
         itemsize = question.dtype.itemsize
-        m, n, k = box.high, box.wide, box.deep
         moving = first = last = 0.0
         for kind, words, messages, stride, length, after in self.transfers:
             taken = machine.transfer(kind, words, messages, itemsize, stride, length)
@@ -280,8 +286,7 @@ class Estimate:
             else:
                 moving += taken
                 first += taken / max(1, self.panels) * (machine.hops(kind, length) - 1)
-        rate = machine.rate(str(question.dtype), *self.at_once) if m * n * k else 1.0
-        flops = gemm_flops(m, n, k, complex_=question.dtype.kind == "c")
+        computing = machine.multiply(question.dtype, (box.high, box.wide, box.deep), self.at_once)
         overlapped = self.family == "cannon" or (question.lookahead > 0 and self.family != "inner")
         moves = 0.0
         if self.moved_words:
@@ -289,11 +294,8 @@ class Estimate:
                 "exchange", self.moved_words, self.messages, itemsize, 1, question.ranks
             )
         fresh = (self.memory() - self.share_bytes) / machine.fresh
-        own = box.high * box.wide / box.layers
-        passes = {"stationary_a": box.high * box.n + own, "2.5d": 2 * box.high * box.wide + own}
-        passes["inner"] = passes["2.5d"]
-        memory = fresh + passes.get(self.family, 0.0) * itemsize / machine.copy
-        pipeline = machine.pipeline(flops / rate, moving, self.panels, overlapped, self.cannon)
+        pipeline = machine.pipeline(computing, moving, self.panels, overlapped, self.cannon)
+        memory = fresh + self.copied * itemsize / machine.copy
         return moves + first + pipeline + last + memory
 
     def candidate(self, verdict: str = "", chosen: bool = False) -> Candidate:
@@ -311,133 +313,3 @@ class Estimate:
             inside=self.inside,
             verdict=verdict,
         )
-
-
-def estimates(question: Question) -> list[Candidate]:
-    """What there is to choose from, the choice first.
-
-    The choice sends the fewest words of what fits the memory and leaves few ranks idle; of those within 1% it is the
-    fastest.
-    Raises ArgumentError where nothing is possible, MemoryLimitError where nothing fits.
-    """
-    best, found = chosen(question)
-    limit = question.memory
-    others = []
-    for x in found:
-        if limit is not None and x.memory(1) > limit:
-            others.append(x.candidate(f"needs {in_bytes(x.memory(1))}"))
-        elif x.key != best.key:
-            x = _fitted(x)
-            idle = f"{x.work / best.work:.2f} times the work, " if x.work * (1 - IDLE) > best.work > 0 else ""
-            words = f"{x.words / best.words:.2f} times the words, " if best.words else ""
-            time = f"{x.seconds / best.seconds:.2f} times the time" if best.seconds else "as long"
-            others.append(x.candidate(f"{idle}{words}{time}"))
-    return [best.candidate("chosen", chosen=True), *sorted(others, key=lambda x: (x.words_per_rank, x.seconds))]
-
-
-def chosen(question: Question) -> tuple[Estimate, list[Estimate]]:
-    """The choice, and all it was chosen from."""
-    found = list({x.key: x for x in _estimates(question)}.values())
-    if not found:
-        raise ArgumentError(impossible(question.algorithm, question.shape, question.layers, question.ranks))
-    limit = question.memory
-    fitting = [_fitted(x) for x in found if limit is None or x.memory(1) <= limit]
-    if not fitting:
-        needed = min(x.memory(1) for x in found)
-        raise MemoryLimitError(
-            f"{in_bytes(limit or 0)} per rank is too small: at least {in_bytes(needed)} are needed on "
-            f"{question.ranks} ranks, of which {in_bytes(question.share_bytes(question.ranks))} are A, B and C"
-        )
-    least = min(x.work for x in fitting)
-    busy = [x for x in fitting if x.work * (1 - IDLE) <= least]
-    fewest = min(x.words for x in busy)
-    return min((x for x in busy if x.words <= _TIE * fewest), key=lambda x: x.seconds), found
-
-
-def product_of(estimate: Estimate) -> Product:
-    """The product itself, on layouts that it wants."""
-    question, box = estimate.question, estimate.box
-    m, n, k = question.mnk
-    ranks = tuple(range(question.ranks))
-    A, B, C = (
-        Layout(Distribution.over((question.ranks, 1), shape), ranks, question.dtype)
-        for shape in ((m, k), (k, n), (m, n))
-    )
-    problem = Problem(A, B, C, question.ranks, True, question.dtype, question.width, question.lookahead, question.mover)
-    if estimate.family == "summa":
-        return summa_on(problem, box)
-    if estimate.family == "cannon":
-        return cannon_on(problem, box)
-    if estimate.family == "stationary_a":
-        return stationary(problem, (box.pr, box.layers), ranks[: box.ranks])
-    if estimate.family == "2.5d":
-        return layered_on(problem, box, estimate.inside)
-    a, b = list(inner_layouts(problem))[-1]
-    return Inner(a, b, C, question.dtype, question.width, 0, "reduce_scatter", problem.reduced_rows, question.ranks)
-
-
-def _fitted(estimate: Estimate) -> Estimate:
-    """With panels as wide as the memory allows."""
-    question, limit = estimate.question, estimate.question.memory
-    width = question.width
-    while limit is not None and width > 1 and estimate.memory(width) > limit:
-        width //= 2
-    return replace(estimate, question=replace(question, width=width))
-
-
-def _estimates(question: Question) -> Iterator[Estimate]:
-    algorithm, layers = question.algorithm, question.layers
-    sides = {"row": (question.ranks, 1), "column": (1, question.ranks)}
-    if algorithm in sides:
-        if question.shape not in (None, sides[algorithm]):
-            return
-        question = replace(question, shape=sides[algorithm])
-    families = {"auto": FAMILIES, "row": ("summa", "cannon"), "column": ("summa", "cannon")}.get(
-        algorithm, (algorithm,)
-    )
-
-    def layered(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-        return (c > 1) & ((a * b > 1) | (algorithm == "2.5d"))  # 1 x 1 x P is "inner"
-
-    if layers in (None, 1) and "summa" in families:
-        yield from (Estimate(question, box, "summa") for box in _boxes(question, lambda a, b, c: c == 1, 1))
-    for transposed, q in enumerate((question, question.T)):
-        flip = bool(transposed)
-        if layers in (None, 1) and "cannon" in families:
-            for box in _boxes(q, lambda a, b, c: (c == 1) & (b % a == 0), 1):
-                if not flip or box.pr != box.pc:
-                    yield Estimate(q, box, "cannon", transposed=flip)
-        if layers in (None, 1) and ("stationary_b" if flip else "stationary_a") in families:
-            if q.shape is not None:
-                pr, pc = q.shape
-                boxes = [Box(*q.mnk, pr, 1, pc)] if pr * pc <= q.ranks else []
-            else:
-                boxes = _boxes(q, lambda a, b, c: b == 1, None)
-            yield from (Estimate(q, box, "stationary_a", transposed=flip) for box in boxes)
-        if layers != 1 and "2.5d" in families:
-            for box in _boxes(q, lambda a, b, c: layered(a, b, c) & (b % a == 0), layers):
-                if not flip or box.pr != box.pc:
-                    yield Estimate(q, box, "2.5d", "cannon", flip)
-    if layers != 1 and "2.5d" in families:
-        for box in _boxes(question, layered, layers):
-            yield Estimate(question, box, "2.5d", "summa")
-    alone = question.shape in (None, (1, 1)) and layers in (None, question.ranks)
-    if "inner" in families and alone and (question.ranks > 1 or algorithm == "inner"):
-        yield Estimate(question, Box(*question.mnk, 1, 1, question.ranks), "inner")
-
-
-def _boxes(
-    question: Question, fits: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray], layers: int | None
-) -> list[Box]:
-    """The best grids of a kind, and the best of those that leave room for a block of C in each layer."""
-    m, n, k = question.mnk
-
-    def small(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-        room = ((question.memory or 0) - question.share_bytes(question.ranks)) / question.dtype.itemsize
-        return fits(a, b, c) & ((c == 1) | (-(-m // a) * -(-n // b).astype(float) * (1 + 1 / c) <= room))
-
-    forced = question.algorithm != "auto"
-    best = best_grids(m, n, k, question.ranks, _KEEP, layers=layers, shape=question.shape, fits=fits, anyhow=forced)
-    if question.memory is not None:
-        best += best_grids(m, n, k, question.ranks, _KEEP, layers=layers, shape=question.shape, fits=small)
-    return best

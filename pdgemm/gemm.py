@@ -12,9 +12,10 @@ from mpi4py import MPI
 
 from pdgemm import dtypes
 from pdgemm.arguments import accumulation, as_count, as_optional, as_scalar, as_shape, check_result, op
-from pdgemm.candidates import ALGORITHMS, Problem
+from pdgemm.candidates import Problem
 from pdgemm.cannon import cannon
 from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, Shield, together
+from pdgemm.families import ALGORITHMS
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.process_grid import ProcessGrid

@@ -12,6 +12,9 @@ from os import environ
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from pdgemm.costs import gemm_flops
 from pdgemm.errors import ArgumentError, FileError
 
 KINDS = ("ibcast", "ring", "shift", "reduce", "exchange")  # how words travel
@@ -25,6 +28,11 @@ class Link:
     beta: float
 
 
+def _links(*figures: tuple[float, float]) -> dict[str, Link]:
+    """Alpha and beta of each of KINDS."""
+    return {kind: Link(*each) for kind, each in zip(KINDS, figures, strict=True)}
+
+
 @dataclass(frozen=True)
 class Machine:
     """Times of one machine; the defaults are of an ordinary cluster, `pdgemm calibrate` measures them.
@@ -33,7 +41,7 @@ class Machine:
     intra  : links inside a node, one for each kind of transfer.
     inter  : between nodes; a byte takes beta seconds of the node, whose ranks share its bandwidth.
     gamma  : real flops per second of a rank by type and by the smallest dimension of a product.
-    copy   : bytes per second that a rank packs, copies or adds up.
+    copy   : bytes per second that a rank packs, copies or adds up; so does BLAS with the operands of a product.
     fresh  : bytes per second of new memory that a rank touches for the first time.
     overlap: which part of a transfer is hidden behind a product that takes as long, 0 to 1.
     step   : seconds that each panel costs beside its transfers and its product.
@@ -43,22 +51,10 @@ class Machine:
     name: str = "default"
     ranks_per_node: int | None = None
     intra: Mapping[str, Link] = field(
-        default_factory=lambda: {
-            "ibcast": Link(2e-6, 2e-10),
-            "ring": Link(2e-6, 2e-10),
-            "shift": Link(1e-6, 2e-10),
-            "reduce": Link(2e-6, 4e-10),
-            "exchange": Link(1e-6, 4e-10),
-        }
+        default_factory=lambda: _links((2e-6, 2e-10), (2e-6, 2e-10), (1e-6, 2e-10), (2e-6, 4e-10), (1e-6, 4e-10))
     )
     inter: Mapping[str, Link] = field(
-        default_factory=lambda: {
-            "ibcast": Link(5e-6, 1e-10),
-            "ring": Link(5e-6, 1e-10),
-            "shift": Link(3e-6, 8e-11),
-            "reduce": Link(5e-6, 1e-10),
-            "exchange": Link(3e-6, 1e-10),
-        }
+        default_factory=lambda: _links((5e-6, 1e-10), (5e-6, 1e-10), (3e-6, 8e-11), (5e-6, 1e-10), (3e-6, 1e-10))
     )
     gamma: Mapping[str, Mapping[int, float]] = field(
         default_factory=lambda: {
@@ -110,6 +106,14 @@ class Machine:
         lo, hi = sizes[high - 1], sizes[high]
         at = log(size / lo) / log(hi / lo)
         return exp((1 - at) * log(table[lo]) + at * log(table[hi]))
+
+    def multiply(self, dtype: np.dtype, work: tuple[int, int, int], at_once: tuple[int, int, int]) -> float:
+        """Seconds of a local m x n x k product in pieces of the sizes `at_once`: BLAS copies A and B of each."""
+        m, n, k = work
+        if not m * n * k:
+            return 0.0
+        copied = m * n * k * (1 / at_once[0] + 1 / at_once[1]) * dtype.itemsize
+        return gemm_flops(m, n, k, dtype.kind == "c") / self.rate(str(dtype), *at_once) + copied / self.copy
 
     def transfer(self, kind: str, words: float, messages: float, itemsize: int, stride: int, length: int) -> float:
         """Seconds in which a rank receives so much along one direction of a grid (see `timing.Transfer`).

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pdgemm.costs import gemm_flops
 from pdgemm.errors import ArgumentError
 from pdgemm.machine import Machine
 from pdgemm.products import Cannon, Inner, Layered, Product, Stationary, Summa
@@ -74,10 +73,10 @@ def simulate(product: Product, machine: Machine, ranks: int) -> Simulation:
         )
     per_node = machine.ranks_per_node or ranks
     node = np.arange(ranks) // per_node
-    clock, computed, before = np.zeros(ranks), np.zeros(ranks), np.zeros(ranks)
+    clock = np.array([product.memory_seconds(machine, rank) for rank in range(ranks)])
+    computed, before = np.zeros(ranks), np.zeros(ranks)
     counts = np.zeros((4, ranks), np.int64)
     entering = np.zeros(int(node[-1]) + 1)
-    dtype, complex_ = str(product.panel_dtype), product.accumulate.kind == "c"
     for at in rounds(product):
         ready, near, far = clock.copy(), np.zeros(ranks), np.zeros(ranks)
         for x in at.messages:
@@ -96,7 +95,7 @@ def simulate(product: Product, machine: Machine, ranks: int) -> Simulation:
         moving = near + far
         hidden = machine.overlap * np.minimum(before, moving) if at.hidden and product.lookahead else 0.0
         clock = ready + before + moving - hidden
-        before = _seconds(at.work, machine, dtype, complex_, ranks)
+        before = _seconds(at.work, machine, product.panel_dtype, ranks)
         computed += before
         clock += machine.step * (before > 0)
     clock += before
@@ -116,12 +115,9 @@ def _arrive(seconds: np.ndarray, x: Messages, which: np.ndarray, alpha: float, b
     np.add.at(seconds, x.target[which], alpha + x.words[which] * x.itemsize * beta)
 
 
-def _seconds(work: tuple[Any, Any, Any], machine: Machine, dtype: str, complex_: bool, ranks: int) -> np.ndarray:
+def _seconds(work: tuple[Any, Any, Any], machine: Machine, dtype: np.dtype, ranks: int) -> np.ndarray:
     shapes, inverse = np.unique(np.stack([_full(x, ranks) for x in work]), axis=1, return_inverse=True)
-    seconds = [
-        gemm_flops(m, n, k, complex_) / machine.rate(dtype, m, n, k) if m * n * k else 0.0
-        for m, n, k in shapes.T.tolist()
-    ]
+    seconds = [machine.multiply(dtype, mnk, mnk) for mnk in zip(*shapes.tolist())]
     return np.array(seconds)[inverse.ravel()]
 
 

@@ -18,7 +18,8 @@ import numpy as np
 
 from pdgemm.boxes import Box
 from pdgemm.candidates import Problem
-from pdgemm.estimates import Question, estimates
+from pdgemm.choice import estimates
+from pdgemm.estimates import Question
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout
 from pdgemm.planner import Plan, candidates, sample

@@ -15,7 +15,7 @@ LEVELS = [
     {"pdgemm.errors", "pdgemm.dtypes", "pdgemm.elements", "pdgemm.timing"}
     | {"pdgemm.grids.distribution", "pdgemm.grids.runs", "pdgemm.grids.layout"},
     {"pdgemm.schedule", "pdgemm.costs", "pdgemm.machine", "pdgemm.boxes", "pdgemm.threads", "pdgemm.explain"}
-    | {"pdgemm.plain"}
+    | {"pdgemm.plain", "pdgemm.families"}
     | {"pdgemm.grids.process_grid", "pdgemm.movers", "pdgemm.movers.ibcast", "pdgemm.movers.ring"}
     | {"pdgemm.movers.shift", "pdgemm.local", "pdgemm.blockcopy", "pdgemm.exchange"},
     {
@@ -34,6 +34,7 @@ LEVELS = [
         "pdgemm.candidates",
         "pdgemm.planner",
         "pdgemm.estimates",
+        "pdgemm.choice",
         "pdgemm.simulate",
     },
     {"pdgemm.accumulator", "pdgemm.summa", "pdgemm.stationary", "pdgemm.cannon", "pdgemm.layered"}
@@ -61,7 +62,9 @@ PURE = [
     "boxes",
     "candidates",
     "planner",
+    "families",
     "estimates",
+    "choice",
     "simulate",
     "panels",
     "local",

@@ -178,11 +178,11 @@ class Inner(Product):
         m, n, _ = self.mnk
         return m, n, self.A.local_shape(rank)[1]
 
-    def passes(self, rank: int) -> int:
+    def copied(self, rank: int) -> int:
         """The sum is written, put in the order of ranks, and a share of it is added to C."""
         m, n, _ = self.mnk
         rows, cols = self.C.local_shape(rank)
-        return 2 * m * n + rows * cols
+        return (2 * m * n + rows * cols) * self.accumulate.itemsize
 
     def buffers(self, rank: int | None) -> Buffers:
         n = self.mnk[1]
@@ -290,10 +290,10 @@ class Layered(Product):
     def at_hand(self) -> bool:
         return self.inside == "cannon"
 
-    def passes(self, rank: int) -> int:
+    def copied(self, rank: int) -> int:
         """The sum of a block is written, put in the order of ranks, and a share of it is added to C."""
         (rows, cols), (own_rows, own_cols) = self.reduction.shape(rank), self.C.local_shape(rank)
-        return 2 * rows * cols + own_rows * own_cols
+        return self.layer(rank).copied(rank) + (2 * rows * cols + own_rows * own_cols) * self.accumulate.itemsize
 
     def buffers(self, rank: int | None) -> Buffers:
         rows, cols = self.reduction.shape(rank)

@@ -128,7 +128,6 @@ class Product:
     def seconds(self, machine: Machine, rank: int) -> float:
         """By the model: steps of a transfer and a product, in part at the same time; then what cannot be hidden."""
         m, n, k = self.local_shape(rank)
-        rate = machine.rate(str(self.panel_dtype), *self.at_once(m, n, k)) if m * n * k else 1.0
         moving, first, after = 0.0, 0.0, 0.0
         for x in self.transfers(rank):
             words, messages = x.traffic.words_received, x.traffic.messages_received
@@ -138,10 +137,13 @@ class Product:
             else:
                 moving += taken
                 first += taken / max(1, self.panels) * (machine.hops(x.kind, x.length) - 1)
-        memory = self.extra_bytes(rank) / machine.fresh + self.passes(rank) * self.accumulate.itemsize / machine.copy
-        computing = self._flops(m, n, k) / rate
+        computing = machine.multiply(self.panel_dtype, (m, n, k), self.at_once(m, n, k))
         pipeline = machine.pipeline(computing, moving, self.panels, self.lookahead > 0, self.at_hand)
-        return memory + after + first + pipeline
+        return self.memory_seconds(machine, rank) + after + first + pipeline
+
+    def memory_seconds(self, machine: Machine, rank: int) -> float:
+        """For new memory, and for what is copied from one place to another."""
+        return self.extra_bytes(rank) / machine.fresh + self.copied(rank) / machine.copy
 
     @property
     def at_hand(self) -> bool:
@@ -152,10 +154,10 @@ class Product:
         """The sizes of one of the products that make up a rank's m x n x k."""
         return m, n, min(k, self.product_width)
 
-    def passes(self, rank: int) -> int:
-        """Words of sums that a rank copies or adds up beside its products."""
+    def copied(self, rank: int) -> int:
+        """Bytes that a rank packs, copies or adds up beside its products."""
         rows, cols = self.C.local_shape(rank)
-        return 0 if self.sums_in_c else rows * cols
+        return 0 if self.sums_in_c else rows * cols * self.accumulate.itemsize
 
     def buffers(self, rank: int | None) -> Buffers:
         """What a rank allocates beyond A, B and C."""
@@ -182,9 +184,6 @@ class Product:
 
     def extra_bytes(self, rank: int | None) -> int:
         return sum(words * dtype.itemsize for words, dtype in self.buffers(rank).values())
-
-    def _flops(self, m: int, n: int, k: int) -> int:
-        return gemm_flops(m, n, k, complex_=self.accumulate.kind == "c")
 
     def _update(self, words: int) -> tuple[int, np.dtype]:
         """Room in which so many sums are rounded, or added to C."""

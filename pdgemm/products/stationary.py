@@ -81,10 +81,11 @@ class Stationary(Product):
     def at_once(self, m: int, n: int, k: int) -> tuple[int, int, int]:
         return m, min(n, self.widest), k
 
-    def passes(self, rank: int) -> int:
-        """Parts of C are written, and the sum of those of the row is added to C."""
+    def copied(self, rank: int) -> int:
+        """B is packed where it travels; parts of C are written, and the sum of those of the row is added to C."""
         m_loc = self.A.local_shape(rank)[0]
-        return m_loc * (self.mnk[1] + self.C.local_shape(rank)[1])
+        packed = self.B.local_bytes(rank) * (self.B.distribution.cols.parts > 1)
+        return packed + m_loc * (self.mnk[1] + self.C.local_shape(rank)[1]) * self.accumulate.itemsize
 
     def buffers(self, rank: int | None) -> Buffers:
         m_loc, k_loc = self.A.local_shape(rank)

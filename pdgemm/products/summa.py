@@ -99,6 +99,12 @@ class Summa(Product):
     def local_shape(self, rank: int) -> tuple[int, int, int]:
         return *self.C.local_shape(rank), self.mnk[2]
 
+    def copied(self, rank: int) -> int:
+        """Its own panels are packed where they travel."""
+        pr, pc = self.C.distribution.grid_shape
+        packed = (pc > 1) * self.A.local_bytes(rank) + (pr > 1) * self.B.local_bytes(rank)
+        return packed + super().copied(rank)
+
     def buffers(self, rank: int | None) -> Buffers:
         """A panel that stays in its row (Pc = 1) and is one run of columns is multiplied where it lies.
 

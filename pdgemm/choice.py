@@ -1,0 +1,92 @@
+"""Choose by formula alone: which algorithm, on which grid of any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from pdgemm.boxes import IDLE, impossible
+from pdgemm.candidates import Problem, on_new_grid
+from pdgemm.errors import ArgumentError, MemoryLimitError
+from pdgemm.estimates import Estimate, Question
+from pdgemm.explain import Candidate, in_bytes
+from pdgemm.families import cuts
+from pdgemm.grids.distribution import Distribution
+from pdgemm.grids.layout import Layout
+from pdgemm.products import Product
+
+_KEEP = 3  # grids of each kind that are looked at
+_TIE = 1.01  # words that count as equal; then time decides
+
+
+def estimates(question: Question) -> list[Candidate]:
+    """What there is to choose from, the choice first.
+
+    The choice sends the fewest words of what fits the memory and leaves few ranks idle; of those within 1% it is the
+    fastest.
+    Raises ArgumentError where nothing is possible, MemoryLimitError where nothing fits.
+    """
+    best, found = chosen(question)
+    limit = question.memory
+    others = []
+    for x in found:
+        if limit is not None and x.memory(1) > limit:
+            others.append(x.candidate(f"needs {in_bytes(x.memory(1))}"))
+        elif x.key != best.key:
+            x = _fitted(x)
+            idle = f"{x.work / best.work:.2f} times the work, " if x.work * (1 - IDLE) > best.work > 0 else ""
+            words = f"{x.words / best.words:.2f} times the words, " if best.words else ""
+            time = f"{x.seconds / best.seconds:.2f} times the time" if best.seconds else "as long"
+            others.append(x.candidate(f"{idle}{words}{time}"))
+    return [best.candidate("chosen", chosen=True), *sorted(others, key=lambda x: (x.words_per_rank, x.seconds))]
+
+
+def chosen(question: Question) -> tuple[Estimate, list[Estimate]]:
+    """The choice, and all it was chosen from."""
+    found = list({x.key: x for x in all_estimates(question)}.values())
+    if not found:
+        raise ArgumentError(impossible(question.algorithm, question.shape, question.layers, question.ranks))
+    limit = question.memory
+    fitting = [_fitted(x) for x in found if limit is None or x.memory(1) <= limit]
+    if not fitting:
+        needed = min(x.memory(1) for x in found)
+        raise MemoryLimitError(
+            f"{in_bytes(limit or 0)} per rank is too small: at least {in_bytes(needed)} are needed on "
+            f"{question.ranks} ranks, of which {in_bytes(question.share_bytes(question.ranks))} are A, B and C"
+        )
+    least = min(x.work for x in fitting)
+    busy = [x for x in fitting if x.work * (1 - IDLE) <= least]
+    fewest = min(x.words for x in busy)
+    return min((x for x in busy if x.words <= _TIE * fewest), key=lambda x: x.seconds), found
+
+
+def all_estimates(question: Question) -> Iterator[Estimate]:
+    """The best grids of each family, and where memory is limited the best of those that leave room for layers."""
+    room = None
+    if question.memory is not None:
+        room = (question.memory - question.share_bytes(question.ranks)) / question.dtype.itemsize
+    for cut in cuts(question.mnk, question.ranks, question.wish, _KEEP, room):
+        yield Estimate(question.T if cut.transposed else question, *cut)
+
+
+def product_of(estimate: Estimate) -> Product:
+    """The product itself, on layouts that it wants."""
+    question, cut = estimate.question, estimate.cut
+    asked = question.T if cut.transposed else question
+    m, n, k = asked.mnk
+    ranks = tuple(range(question.ranks))
+    A, B, C = (
+        Layout(Distribution.over((question.ranks, 1), shape), ranks, question.dtype)
+        for shape in ((m, k), (k, n), (m, n))
+    )
+    problem = Problem(A, B, C, question.ranks, True, question.dtype, question.width, question.lookahead, question.mover)
+    return on_new_grid(problem, cut)
+
+
+def _fitted(estimate: Estimate) -> Estimate:
+    """With panels as wide as the memory allows."""
+    question, limit = estimate.question, estimate.question.memory
+    width = question.width
+    while limit is not None and width > 1 and estimate.memory(width) > limit:
+        width //= 2
+    return replace(estimate, question=replace(question, width=width))
