@@ -11,7 +11,6 @@ from pdgemm.boxes import Box, best_grids
 
 FAMILIES = ("summa", "cannon", "stationary_a", "stationary_b", "2.5d", "inner")
 ALGORITHMS = ("auto", *FAMILIES, "row", "column")
-_IN_LAYERS = ("2.5d", "inner")
 
 
 class Wish(NamedTuple):
@@ -31,7 +30,8 @@ class Wish(NamedTuple):
         """Those that may answer it."""
         flat = ("summa", "cannon")
         several = {"auto": FAMILIES, "row": flat, "column": flat}.get(self.algorithm, (self.algorithm,))
-        return [x for x in several if (self.layers != 1 if x in _IN_LAYERS else self.layers in (None, 1))]
+        takes = {"2.5d": self.layers != 1, "inner": True}  # so many layers
+        return [x for x in several if takes.get(x, self.layers in (None, 1))]
 
     def on(self, ranks: int) -> Wish | None:
         """With the shape that the algorithm has on so many ranks; None: that is not the one asked for."""

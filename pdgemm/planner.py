@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 WIDTHS = (512, 256, 128)  # of panels, where none is asked for
 _WORTH_TUNING = 0.99  # of the time: less is no reason to leave the default
 _NO_LIMIT = 1 << 62
-_WORTH_MOVING = 1.5  # how many times faster makes up for the memory of moved copies, and for what no model sees
+_MOVES_WEIGH = 2  # times their seconds: for the memory of the copies, and for what no model sees
 _SAMPLE = 4  # ranks that are looked at where there are more
 
 
@@ -116,6 +116,11 @@ class Plan:
         return max(self.traffic(rank).words_received for rank in sample(self.problem.size))
 
     @property
+    def weight(self) -> float:
+        """Words received, and words of memory beyond A, B and C: what counts among plans that take as long."""
+        return self.words + self.extra_bytes(None) / self.product.accumulate.itemsize
+
+    @property
     def lower_bound_words(self) -> float:
         """What no algorithm can do without, of the rank that receives most; without redistribution."""
         return lower_bound(*self.mnk, self.problem.size)
@@ -125,19 +130,16 @@ class Plan:
         """Of the slowest of some ranks, by the model of `problem.machine`."""
         return max(self._seconds(rank) for rank in sample(self.problem.size))
 
-    def _seconds(self, rank: int) -> float:
+    @cached_property
+    def cost(self) -> float:
+        """What plans are compared by: time, that of moves counted twice."""
+        return max(self._seconds(rank, _MOVES_WEIGH) for rank in sample(self.problem.size))
+
+    def _seconds(self, rank: int, weight: float = 1) -> float:
         machine = self.problem.machine
         moving = sum(move.seconds(machine, rank) for _, move in self.moves)
         copies = (self.extra_bytes(rank) - self.product.extra_bytes(rank)) / machine.fresh
-        return self.product.seconds(machine, rank) + moving + copies
-
-    @property
-    def cost(self) -> float:
-        """What plans are compared by: time, and half as much again where matrices are moved.
-
-        For their copies take memory, and the model is not exact.
-        """
-        return self.seconds * (_WORTH_MOVING if self.moves else 1)
+        return self.product.seconds(machine, rank) + weight * (moving + copies)
 
     def candidate(self, verdict: str = "", chosen: bool = False) -> Candidate:
         """The plan in figures, of the busiest of some ranks."""
@@ -209,9 +211,9 @@ class Plan:
 def plan_product(problem: Problem) -> Plan:
     """The plan that takes the least time by the model among those that fit the memory limit on every rank.
 
-    The model is not exact to 10%: of plans as close as that, the one that sends the fewest words.  New grids are
-    those on which a rank receives the fewest words (`pdgemm.boxes`).  What is redistributed, and the memory and time
-    it takes, is part of a plan.
+    The model is not exact to 10%: of plans as close as that, the one that sends and keeps the fewest words.  New
+    grids are those on which a rank receives the fewest words (`pdgemm.boxes`).  What is redistributed, and the memory
+    and time it takes, is part of a plan.
     Raises ArgumentError where no grid of the ranks fits the algorithm, and MemoryLimitError, saying what is needed,
     where nothing fits.
     """
@@ -226,7 +228,7 @@ def plan_product(problem: Problem) -> Plan:
         else:
             least = min(least, fitted)
     if fitting:
-        return tuned(min(fitting, key=lambda plan: plan.words))
+        return tuned(min(fitting, key=lambda plan: plan.weight))
     assert limit is not None
     raise MemoryLimitError(
         f"memory limit {limit} bytes per rank is too small for A ({problem.A}), B ({problem.B}) and C ({problem.C}): "
@@ -265,8 +267,8 @@ def candidates(problem: Problem) -> Iterator[Plan]:
     machine = problem.machine
     for number, way in enumerate(dict.fromkeys(ways(problem))):
         moved = sum(not x.same_place(to) for x, to in zip(problem.given, way.layouts))
-        seconds = way.product.seconds(machine, sample(problem.size)[0]) + moved * machine.call
-        heap.append((seconds * (_WORTH_MOVING if moved else 1), number, way))
+        seconds = way.product.seconds(machine, sample(problem.size)[0])
+        heap.append((seconds + _MOVES_WEIGH * moved * machine.call, number, way))
     if not heap:
         raise ArgumentError(impossible(problem.algorithm, problem.shape, problem.layers, problem.size))
     heapify(heap)

@@ -132,11 +132,12 @@ def test_a_plan_is_for_the_matrices_it_was_made_for(comm: Any) -> None:
             for wrong in ((other, B, C), (A, B, other), (A, B.astype("float32"), C)):
                 with pytest.raises((LayoutError, DTypeError), match="the plan was made for"):
                     p.execute(*wrong)
-            across = DistMatrix.zeros((12, 12), grid=grid, block=5).T  # C has to be brought home
-            moving = plan(A, B, across, algorithm="row")
-            assert "C" in [name for name, _ in moving.moves]
-            with pytest.raises(ArgumentError, match=r"plan\(..., beta=1\)"):
-                moving.execute(A, B, across, beta=1)
+            with ProcessGrid(comm, (1, comm.size)) as columns:  # C has to be brought home
+                wide = DistMatrix.zeros((12, 12), grid=columns)
+                moving = plan(A, B, wide, algorithm="row")
+                assert "C" in [name for name, _ in moving.moves]
+                with pytest.raises(ArgumentError, match=r"plan\(..., beta=1\)"):
+                    moving.execute(A, B, wide, beta=1)
         many = replace(p, problem=replace(p.problem, size=comm.size + 1))
         with pytest.raises(GridError, match=f"made for {comm.size + 1} ranks"):
             many.execute(A, B, C)
