@@ -39,34 +39,34 @@ class Box:
         rows = int(_row_shares(self.m, self.n, *(np.array([x]) for x in (self.pr, self.pc, self.layers)))[0])
         return rows, self.layers // rows
 
-    @property
+    @cached_property
     def row_block(self) -> int:
         """Rows are dealt in blocks of this size, which the layers can share."""
         unit = self.pr * self.shares[0]
         return self.shares[0] * max(1, -(-self.m // unit))
 
-    @property
+    @cached_property
     def col_block(self) -> int:
         """Columns, likewise."""
         unit = self.pc * self.shares[1]
         return self.shares[1] * max(1, -(-self.n // unit))
 
-    @property
+    @cached_property
     def high(self) -> int:
         """Rows of a block of C."""
         return min(self.m, self.row_block)
 
-    @property
+    @cached_property
     def wide(self) -> int:
         """Columns of a block of C."""
         return min(self.n, self.col_block)
 
-    @property
+    @cached_property
     def block(self) -> int:
         """Inner indices are dealt in blocks of this size: to the layers in turn, in a layer to rows and columns."""
         return max(1, -(-self.k // (self.layers * int(turns(self.pr, self.pc)))))
 
-    @property
+    @cached_property
     def deep(self) -> int:
         """Inner indices of a layer."""
         return min(self.k, self.block * -(-self.k // (self.block * self.layers)))
@@ -90,11 +90,11 @@ class Box:
 def turns(pr: Any, pc: Any) -> Any:
     """Blocks of inner indices in a layer: a multiple of the longer side that nearly is one of the shorter side."""
     long, short = np.maximum(pr, pc), np.minimum(pr, pc)
-    best, least = long, -(-long // short) * short / long
+    best, least = long, np.ceil(long / short) * short / long  # exact below 2^53
     for times in range(2, 9):
         if np.all(least <= 1 + IDLE):
             break
-        excess = -(-times * long // short) * short / (times * long)
+        excess = np.ceil(times * long / short) * short / (times * long)
         better = (least > 1 + IDLE) & (excess < least)
         best, least = np.where(better, times * long, best), np.where(better, excess, least)
     return best
@@ -107,7 +107,7 @@ def _row_shares(m: int, n: int, pr: np.ndarray, pc: np.ndarray, c: np.ndarray) -
     best, least = c, np.full(len(c), np.inf)
     for rows in (c, root, c // root, np.ones_like(c)):
         cols = c // rows
-        area = (rows * -(-m // (pr * rows))).astype(float) * (cols * -(-n // (pc * cols)))
+        area = rows * np.ceil(m / (pr * rows)) * (cols * np.ceil(n / (pc * cols)))
         best, least = np.where(area < least, rows, best), np.minimum(area, least)
     return best
 
@@ -138,15 +138,18 @@ def grids(
         deep = min(ranks // (shape[0] * shape[1]), k) if layers is None else layers
         return np.array([[*shape, deep]] if 0 < shape[0] * shape[1] * deep <= ranks else np.zeros((0, 3), int))
     plane = ranks if layers is None else ranks // layers
-    found = [np.zeros((0, 3), int)]
-    for a in divisor_like(plane, m).tolist() if plane else []:
-        left = plane // a
-        b = divisor_like(left, n) if layers is None else np.array([min(left, n)])
-        rows = np.empty((len(b), 3), int)
-        rows[:, 0], rows[:, 1] = a, b
-        rows[:, 2] = np.minimum(left // b, k) if layers is None else layers
-        found.append(rows)
-    return np.concatenate(found)
+    first = divisor_like(plane, m) if plane else np.zeros(0, int)
+    left = plane // np.maximum(1, first)
+    if layers is None:
+        many = np.array([isqrt(x) for x in left.tolist()], int)  # as in divisor_like(x, n), for all x at once
+        which = np.repeat(np.arange(len(left)), many)
+        small = np.arange(len(which)) - np.repeat(np.cumsum(many) - many, many) + 1
+        second = np.minimum(n, np.concatenate([small, left[which] // small]))
+        which, second = np.divmod(np.unique(np.tile(which, 2) * (n + 1) + second), n + 1)
+        first, third = first[which], np.minimum(left[which] // second, k)
+    else:
+        second, third = np.minimum(left, n), np.full(len(left), layers)
+    return np.stack([first, second, third], axis=1)
 
 
 class Priced(NamedTuple):
@@ -159,16 +162,19 @@ class Priced(NamedTuple):
 
 @lru_cache(maxsize=64)
 def priced(m: int, n: int, k: int, ranks: int, layers: int | None, shape: tuple[int, int] | None) -> Priced:
+    if m < n:  # the mirror image
+        seen = priced(n, m, k, ranks, layers, shape and shape[::-1])
+        return Priced(seen.grids[:, [1, 0, 2]], seen.words, seen.work)
     every = grids(m, n, k, ranks, layers, shape)
     used = every.prod(axis=1)
     every = every[used >= (0.75 if ranks < 256 else 0.9) * used.max(initial=0)]  # the others leave too many ranks idle
     pr, pc, c = every.T
     rows = _row_shares(m, n, pr, pc, c)
     cols = c // rows
-    high, wide = np.minimum(m, rows * -(-m // (pr * rows))), np.minimum(n, cols * -(-n // (pc * cols)))
-    block = np.maximum(1, -(-k // (c * turns(pr, pc))))
-    deep = np.minimum(k, block * -(-k // (block * c)))
-    high, wide, deep = (x.astype(float) for x in (high, wide, deep))
+    high = np.minimum(m, rows * np.ceil(m / (pr * rows)))
+    wide = np.minimum(n, cols * np.ceil(n / (pc * cols)))
+    block = np.maximum(1, np.ceil(k / (c * turns(pr, pc))))
+    deep = np.minimum(k, block * np.ceil(k / (block * c)))
     words = high * deep * (1 - 1 / pc) + deep * wide * (1 - 1 / pr) + high * wide * (1 - 1 / c) * (k > 0)
     work = high * wide * deep
     order = np.lexsort((work, words))

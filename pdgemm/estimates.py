@@ -130,7 +130,7 @@ class Estimate:
     def layers(self) -> int:
         return 1 if self.family == "stationary_a" else self.box.layers
 
-    @property
+    @cached_property
     def width(self) -> int:
         """The widest panel that a message takes, as in `Product`."""
         box = self.box
@@ -220,7 +220,7 @@ class Estimate:
         question = self.question
         return 0.0 if question.layout == "native" else question.share_bytes(question.ranks) / question.dtype.itemsize
 
-    @property
+    @cached_property
     def words(self) -> float:
         return sum(words for _, words, *_ in self.transfers) + self.moved_words
 

@@ -1,0 +1,40 @@
+#!/usr/bin/env python3
+"""How long does it take to plan for many ranks?
+
+    python scripts/bench_planning.py [--ranks 99991,100000]
+
+Milliseconds of `pdgemm plan`'s choice for the shapes of the COSMA paper, with nothing remembered from the run before:
+median of 9, with the least and the most.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from time import perf_counter
+
+import click
+from table_words import SHAPES
+
+from pdgemm.boxes import priced
+from pdgemm.choice import estimates
+from pdgemm.estimates import Question
+
+
+@click.command()
+@click.option("--ranks", default="99991,100000", show_default=True)
+def main(ranks: str) -> None:
+    for count in map(int, ranks.split(",")):
+        for name, mnk in SHAPES.items():
+            for memory in (None, 4 << 30):
+                taken = []
+                for _ in range(9):
+                    priced.cache_clear()
+                    start = perf_counter()
+                    estimates(Question(*mnk, count, memory=memory))
+                    taken.append(1e3 * (perf_counter() - start))
+                limit = "4 GiB per rank" if memory else "no limit"
+                print(f"{count} ranks, {name}, {limit}: {median(taken):.0f} ms ({min(taken):.0f} to {max(taken):.0f})")
+
+
+if __name__ == "__main__":
+    main()
