@@ -83,9 +83,10 @@ def bound_memory_independent(m: int, n: int, k: int, ranks: int) -> float:
 
 
 def bound_memory_dependent(m: int, n: int, k: int, ranks: int, memory_words: float) -> float:
-    """Words that some rank has to move where each has room for `memory_words`: 2mnk/(P sqrt(M)) - 2M.
+    """Words that a rank with room for `memory_words` receives, or sends as partial sums: 2mnk/(P sqrt(M)) - 2M.
 
-    Smith, Lowery, Langou & van de Geijn, 2019 (sequential, constant 2); Kwasniewski et al., SC 2019 (parallel).
+    The loads and stores of Smith, Lowery, Langou & van de Geijn, 2019 (sequential, constant 2), for some rank forms
+    mnk/P products; Kwasniewski et al., SC 2019 (parallel).
     """
     return max(0.0, 2 * m * n * k / (ranks * memory_words**0.5) - 2 * memory_words) if memory_words else 0.0
 

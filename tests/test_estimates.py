@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -150,6 +151,8 @@ def test_the_estimate_is_what_the_product_sends_where_the_grid_divides() -> None
                 assert product.total_words == sum(x.words_sent for x in traffic) == box.total_words
                 buffers = estimate.memory() - estimate.share_bytes
                 assert product.extra_bytes(None) <= 1.1 * buffers + 5 * 8 * (1 << 16)  # and SLABs
+                copied = max(product.copied(rank) for rank in range(box.ranks))
+                assert copied == pytest.approx(8 * estimate.copied, rel=0.01), estimate
                 slowest = max(product.seconds(question.machine, rank) for rank in range(box.ranks))
                 assert slowest == pytest.approx(estimate.seconds, rel=0.35, abs=1e-3), estimate  # SLAB is left out
                 seen += 1
@@ -298,6 +301,16 @@ def test_rates_between_measured_sizes() -> None:
     assert machine.rate("float64", 9999, 9999) == pytest.approx(1e11)
     assert machine.rate("float64", 1, 9999) == pytest.approx(1e8)
     assert machine.rate("int8", 10) == machine.rate("float32", 10)
+
+
+def test_a_local_product_reads_its_operands_for_each_of_its_pieces() -> None:
+    machine = replace(Machine(), gamma={"float64": {1: 1e9}, "float32": {1: 1e9}, "complex64": {1: 1e9}}, copy=1e8)
+    double, flops = np.dtype("d"), 2e6 / 1e9
+    assert machine.multiply(double, (100, 100, 100), (100, 100, 100)) == pytest.approx(flops + 2 * 8e4 / 1e8)
+    assert machine.multiply(double, (100, 100, 100), (100, 100, 10)) == pytest.approx(flops + 2 * 8e4 / 1e8)
+    assert machine.multiply(double, (100, 100, 100), (100, 10, 100)) == pytest.approx(flops + 11 * 8e4 / 1e8)
+    assert machine.multiply(np.dtype("F"), (10, 10, 10), (10, 10, 10)) == pytest.approx(8e3 / 1e9 + 2 * 800 / 1e8)
+    assert machine.multiply(double, (0, 10, 10), (1, 1, 1)) == 0
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pdgemm import planner
-from pdgemm.candidates import Problem
+from pdgemm.candidates import Problem, ways
 from pdgemm.errors import MemoryLimitError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout
 from pdgemm.machine import Link, Machine
-from pdgemm.planner import Plan
+from pdgemm.planner import Plan, candidates
 from pdgemm.products import Inner, Summa
 from pdgemm.timing import Traffic
 
@@ -199,3 +200,35 @@ def test_mover_and_width_are_chosen_where_they_are_left_open() -> None:
     assert plan_product(*problem, width_asked=True, **options).product.width == planner.PANEL_WIDTH
     tight = plan_product(*problem, width_asked=False, memory_limit=10**6, mover="auto", **options)
     assert tight.extra_bytes(None) <= 10**6
+
+
+@settings(max_examples=100)
+@given(problems(), st.sampled_from(["auto", "summa", "2.5d", "cannon"]), st.integers(1, 4))
+def test_plans_come_cheapest_first_and_none_is_left_out(
+    problem: tuple[Layout, Layout, Layout, int], algorithm: str, per_node: int
+) -> None:
+    assume(problem[-1] > 1 or algorithm != "2.5d")
+    asked = Problem(*problem, True, DOUBLE, 512, 1, "ibcast", algorithm, machine=Machine(ranks_per_node=per_node))
+    costs = [plan.cost for plan in candidates(asked)]
+    assert costs == sorted(costs)
+    assert sorted(planner.with_moves(way, asked).cost for way in set(ways(asked))) == costs
+
+
+def test_moves_count_twice() -> None:
+    A, B, C, size = square(64, 2)
+    elsewhere = replace(A, place=(1, 0, 2, 3))
+    plan = plan_product(elsewhere, B, C, size, accumulate=DOUBLE, algorithm="cannon")
+    assert "A" in dict(plan.moves)
+    product = max(plan.product.seconds(Machine(), rank) for rank in range(4))
+    assert plan.seconds > product
+    assert plan.cost == pytest.approx(2 * plan.seconds - product, rel=0.05)
+
+
+def test_columns_are_left_where_that_saves_most_words() -> None:
+    """1.2M x 6000 x 6000 from one block of columns per rank: as it lies SUMMA sends 200 times the bound."""
+    A, B, C = (layout((1, 16), shape) for shape in ((1_200_000, 6000), (6000, 6000), (1_200_000, 6000)))
+    plan = plan_product(A, B, C, 16, accumulate=DOUBLE)
+    assert plan.shape == (16, 1, 1)
+    assert [name for name, _ in plan.moves] == ["A", "B", "C"]
+    here = plan_product(A, B, C, 16, accumulate=DOUBLE, shape=(1, 16), algorithm="summa")
+    assert plan.words < here.words / 7
