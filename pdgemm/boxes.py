@@ -209,24 +209,3 @@ def best_grids(
         return [Box(m, n, k, box.pr, box.pc, box.layers) for box in boxes]
     busy = np.flatnonzero(work * (1 - IDLE) <= work.min())[:keep]
     return [Box(m, n, k, *map(int, every[x])) for x in busy]
-
-
-def impossible(algorithm: str, shape: tuple[int, int] | None, layers: int | None, ranks: int) -> str:
-    """Why there is no grid for what was asked, and for what there is one."""
-    asked = f"{algorithm} on a {shape[0]} x {shape[1]} grid" if shape else algorithm
-    asked += f" in {layers} layers" if layers else ""
-    small = [d for d in range(1, isqrt(ranks) + 1) if ranks % d == 0]
-    sides = sorted({(x, y) for d in small for x, y in ((d, ranks // d), (ranks // d, d))})
-    reason = {
-        "cannon": "one side of its grid divides the other, in one layer",
-        "2.5d": f"it takes Pr x Pc x layers <= {ranks}, with layers >= 2",
-        "inner": f"its grid is 1 x 1 in {ranks} layers",
-        "row": f"its grid is {ranks} x 1",
-        "column": f"its grid is 1 x {ranks}",
-        "auto": f"a grid has at most {ranks} ranks, layers included",
-    }.get(algorithm, f"it takes Pr x Pc <= {ranks}, in one layer")
-    if algorithm == "cannon":
-        sides = [(pr, pc) for pr, pc in sides if max(pr, pc) % min(pr, pc) == 0]
-    return f"{asked} is impossible on {ranks} ranks: {reason}; grids of all ranks: " + ", ".join(
-        f"{pr} x {pc}" for pr, pc in sides[:20]
-    )

@@ -18,7 +18,7 @@ from pdgemm.machine import Link, Machine
 from pdgemm.matrix import DistMatrix
 from pdgemm.movers import MOVERS
 from pdgemm.movers.shift import shift
-from pdgemm.pipeline import PanelRing, drain
+from pdgemm.pipeline import PanelRing, Slot, prefetch
 from pdgemm.redistribution import redistribute
 from pdgemm.timing import Recorder, Traffic
 
@@ -47,7 +47,7 @@ def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None
         copy, fresh = _copy(grid.comm), _fresh(grid.comm)
         step()
         intra, inter = dict(default.intra), dict(default.inter)
-        if grid.node.size > 1 and grid.comm.allreduce(grid.node.size > 1, MPI.LAND):
+        if grid.comm.allreduce(grid.node.size > 1, MPI.LAND):  # a rank alone on its node has no partner to measure
             intra.update(_links(grid.node, grid.comm))
         step()
         leaders = grid.comm.Split(0 if grid.node.rank == 0 else MPI.UNDEFINED)
@@ -58,9 +58,9 @@ def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None
         if several:
             inter.update(grid.comm.bcast(found, root=0))
         step()
-        exchange = _exchange(grid)
-        if exchange is not None:
-            (inter if several else intra)["exchange"] = exchange
+        if comm.size > 1:
+            links = inter if several else intra
+            links["exchange"] = Link(links["shift"].alpha, _exchange_beta(grid))
         step()
         overlap = _overlap(grid) if comm.size > 1 else default.overlap
         step()
@@ -117,12 +117,14 @@ def _fresh(comm: MPI.Comm) -> float:
 def _links(comm: MPI.Comm, all_: MPI.Comm) -> dict[str, Link]:
     """alpha and beta of each way to travel among the ranks of comm, while the other communicators do the same."""
     found = {}
+    others = comm.size - 1
     for name in MOVERS:
-        found[name] = _link([_timed(all_, _broadcaster(comm, name, words)) for words in (_SMALL, _LARGE)])
+        panels = [_timed(all_, _broadcaster(comm, name, words)) for words in (_SMALL, _LARGE)]
+        found[name] = _link(panels, words=_LARGE * others, messages=others)
     found["shift"] = _link([_timed(all_, _shifter(comm, words)) for words in (_SMALL, _LARGE)])
-    received = _LARGE // comm.size * (comm.size - 1)
+    received = _LARGE // comm.size * others
     added = [_timed(all_, _reducer(comm, words)) for words in (comm.size, _LARGE)]
-    found["reduce"] = _link(added, words=received, messages=comm.size - 1)
+    found["reduce"] = _link(added, words=received, messages=others)
     return found
 
 
@@ -133,14 +135,19 @@ def _link(seconds: list[float], words: int = _LARGE, messages: int = 1) -> Link:
 
 
 def _broadcaster(comm: MPI.Comm, name: str, words: int) -> Callable[[], object]:
-    """Broadcasts from every rank in turn, two in flight, as in SUMMA; time per received message."""
-    room = np.empty(2 * words)
+    """Broadcasts from every rank in turn, one in flight behind the one waited for, as in SUMMA."""
+    room, recorder = np.empty(2 * words), Recorder()
 
     def work() -> None:
-        with PanelRing(2, room, np.empty(0), Recorder()) as ring:
-            slot = ring.take()
-            MOVERS[name](comm, slot.buffer_a, 0, slot, Traffic())
-            drain(slot.arrivals)
+        with PanelRing(2, room, np.empty(0), recorder) as ring:
+
+            def post(root: int) -> Slot:
+                slot = ring.take()
+                MOVERS[name](comm, slot.buffer_a, root, slot, Traffic())
+                return slot
+
+            for _ in prefetch(range(comm.size), post, 1, recorder):
+                pass
 
     return work
 
@@ -162,18 +169,15 @@ def _reducer(comm: MPI.Comm, words: int) -> Callable[[], object]:
     return lambda: comm.Reduce_scatter(whole, part, [share] * comm.size, MPI.SUM)
 
 
-def _exchange(grid: ProcessGrid) -> Link | None:
-    """Columns to rows: packed, sent and unpacked."""
-    if grid.size == 1:
-        return None
+def _exchange_beta(grid: ProcessGrid) -> float:
+    """Seconds of a byte from columns to rows: packed, sent and unpacked.  Its messages are those of a shift."""
     seconds, words = [], 0
     with ProcessGrid(grid.comm, (grid.size, 1)) as rows:
         for n in (grid.size, 256 * grid.size):
             X, Y = DistMatrix.zeros((n, n), grid=grid), DistMatrix.zeros((n, n), grid=rows)
             seconds.append(_timed(grid.comm, lambda X=X, Y=Y: redistribute(X, Y, check=False)))  # type: ignore[misc]
             words = Y.report.counted.words_received
-    small, large = seconds
-    return Link(1e-6, max(1e-13, (large - small) / (words * 8)))
+    return _link(seconds, words=words).beta
 
 
 def _overlap(grid: ProcessGrid) -> float:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from pdgemm.boxes import IDLE, impossible
+from pdgemm.boxes import IDLE
 from pdgemm.candidates import Problem, on_new_grid
 from pdgemm.errors import ArgumentError, MemoryLimitError
 from pdgemm.estimates import Estimate, Question
 from pdgemm.explain import Candidate, in_bytes
-from pdgemm.families import cuts
+from pdgemm.families import cuts, impossible
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout
 from pdgemm.products import Product
@@ -30,10 +30,10 @@ def estimates(question: Question) -> list[Candidate]:
     limit = question.memory
     others = []
     for x in found:
-        if limit is not None and x.memory(1) > limit:
-            others.append(x.candidate(f"needs {in_bytes(x.memory(1))}"))
+        x = _fitted(x)
+        if limit is not None and x.memory() > limit:
+            others.append(x.candidate(f"needs {in_bytes(x.memory())}"))
         elif x.key != best.key:
-            x = _fitted(x)
             idle = f"{x.work / best.work:.2f} times the work, " if x.work * (1 - IDLE) > best.work > 0 else ""
             words = f"{x.words / best.words:.2f} times the words, " if best.words else ""
             time = f"{x.seconds / best.seconds:.2f} times the time" if best.seconds else "as long"
@@ -45,7 +45,7 @@ def chosen(question: Question) -> tuple[Estimate, list[Estimate]]:
     """The choice, and all it was chosen from."""
     found = list({x.key: x for x in all_estimates(question)}.values())
     if not found:
-        raise ArgumentError(impossible(question.algorithm, question.shape, question.layers, question.ranks))
+        raise ArgumentError(impossible(question.wish, question.ranks))
     limit = question.memory
     fitting = [_fitted(x) for x in found if limit is None or x.memory(1) <= limit]
     if not fitting:
@@ -75,9 +75,10 @@ def product_of(estimate: Estimate) -> Product:
     asked = question.T if cut.transposed else question
     m, n, k = asked.mnk
     ranks = tuple(range(question.ranks))
+    shares = cut.box.shares if cut.family == "inner" else (question.ranks, 1)  # "inner" leaves C where it is
     A, B, C = (
-        Layout(Distribution.over((question.ranks, 1), shape), ranks, question.dtype)
-        for shape in ((m, k), (k, n), (m, n))
+        Layout(Distribution.over(grid, shape), ranks, question.dtype)
+        for grid, shape in (((question.ranks, 1), (m, k)), ((question.ranks, 1), (k, n)), (shares, (m, n)))
     )
     problem = Problem(A, B, C, question.ranks, True, question.dtype, question.width, question.lookahead, question.mover)
     return on_new_grid(problem, cut)
@@ -86,7 +87,10 @@ def product_of(estimate: Estimate) -> Product:
 def _fitted(estimate: Estimate) -> Estimate:
     """With panels as wide as the memory allows."""
     question, limit = estimate.question, estimate.question.memory
-    width = question.width
-    while limit is not None and width > 1 and estimate.memory(width) > limit:
-        width //= 2
-    return replace(estimate, question=replace(question, width=width))
+    low, high = 1, question.width
+    if limit is not None and estimate.memory(high) > limit:
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if estimate.memory(middle) <= limit else (low, middle)
+        high = low
+    return replace(estimate, question=replace(question, width=high))

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pdgemm.estimates import Question
 
 WITHOUT_MPI = ("plan", "simulate")  # commands that run on one process and need no MPI library
-LAYOUTS = ("native", "column", "row", "grid")
 SUMS = ("float32", "float64", "complex64", "complex128", "int32")
 DTYPES = ("float16", "float32", "float64", "complex64", "complex128", "int8")
 
@@ -300,20 +299,18 @@ def calibrate(output: str, as_json: bool, debug: bool) -> int:
 @cli.command()
 @_question
 @click.option(
-    "--layout",
-    type=click.Choice(LAYOUTS),
-    default="native",
-    show_default=True,
-    help="Where A, B and C lie: as the algorithm wants them, in columns, in rows, or on a square grid.",
+    "--redistribute",
+    is_flag=True,
+    help="A, B and C lie otherwise than the algorithm wants them; words are then at most what is said.",
 )
 @_json
 @_debug
-def plan(layout: str, as_json: bool, debug: bool, **asked: Any) -> int:
+def plan(redistribute: bool, as_json: bool, debug: bool, **asked: Any) -> int:
     """What would run, how long it would take, and what the alternatives cost.  Needs no MPI."""
     from pdgemm.choice import estimates
     from pdgemm.explain import table
 
-    question = _asked(layout=layout, **asked)
+    question = _asked(redistributed=redistribute, **asked)
     found = estimates(question)
     if as_json:
         facts = {"shape": question.mnk, "ranks": question.ranks, "machine": question.machine.name}
@@ -342,6 +339,7 @@ def simulate(as_json: bool, debug: bool, **asked: Any) -> int:
         "shape": question.mnk,
         "ranks": question.ranks,
         "algorithm": candidate.algorithm,
+        "inside": candidate.inside,
         "grid": candidate.grid,
         "layers": candidate.layers,
         "seconds": run.seconds,
@@ -383,7 +381,7 @@ def _asked(
     product_grid: tuple[int, int] | None,
     layers: int | None,
     mover: str,
-    layout: str = "native",
+    redistributed: bool = False,
 ) -> Question:
     """The options of `plan` and `simulate`."""
     import numpy as np
@@ -399,7 +397,7 @@ def _asked(
         ranks,
         dtype=np.dtype(dtype),
         memory=memory,
-        layout=layout,
+        redistributed=redistributed,
         algorithm=algorithm,
         shape=product_grid,
         layers=layers,

@@ -19,10 +19,10 @@ from pdgemm.explain import Candidate
 from pdgemm.families import Cut, Wish
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.machine import Machine
+from pdgemm.products.product import SLAB
 from pdgemm.products.summa import bundle_width
 from pdgemm.schedule import panel_counts
 
-LAYOUTS = ("native", "column", "row", "grid")
 _LARGEST, _MOST_RANKS = 10**12, 10**7
 
 
@@ -31,8 +31,7 @@ class Question:
     """C (m x n) := A (m x k) B (k x n) on so many ranks.
 
     memory : bytes per rank for everything: its parts of A, B and C, copies, panels and messages.
-    layout : where A, B and C lie before and after: "native", as the algorithm wants them; or in one block of
-             columns or rows per rank, or on a near-square grid, and are redistributed.
+    redistributed : A, B and C lie otherwise than the algorithm wants them, before and after.
     """
 
     m: int
@@ -41,7 +40,7 @@ class Question:
     ranks: int
     dtype: np.dtype = field(default_factory=lambda: np.dtype(np.float64))
     memory: int | None = None
-    layout: str = "native"
+    redistributed: bool = False
     algorithm: str = "auto"
     shape: tuple[int, int] | None = None
     layers: int | None = None
@@ -156,7 +155,7 @@ class Estimate:
         box, width = self.box, self.width
         m, n, k = box.high, box.wide, box.deep
         if self.family == "stationary_a":
-            return m, min(width, -(-n // max(box.pr, box.layers))), k
+            return m, self._columns(width), k
         if self.family == "inner":
             return m, n, k
         if self.cannon:
@@ -165,8 +164,12 @@ class Estimate:
 
     def _panel(self, width: int) -> int:
         """Inner indices of a panel, or of a bundle of thin ones."""
-        panel, bundle = min(width, self.box.block, self.box.deep), bundle_width(self.box.deep, width)
+        panel, bundle = _cut(min(self.box.block, self.box.deep), width), bundle_width(self.box.deep, width)
         return bundle if 2 * panel <= bundle else panel
+
+    def _columns(self, width: int) -> int:
+        """Columns of a panel of "stationary_a": those that a part of B and a part of C have in common."""
+        return _cut(-(-self.box.n // max(1, self.box.pr, self.box.layers)), width)
 
     @property
     def cannon(self) -> bool:
@@ -198,7 +201,7 @@ class Estimate:
                 (mover, b, panels * (1 - 1 / box.pr), box.layers, box.pr, False),
                 ("reduce", c, panels * (1 - 1 / box.layers), 1, box.layers, False),
             ]
-        shares = box.shares[0] if self.family == "2.5d" else box.layers
+        shares = box.shares[0]
         aligned = -(-box.high // lcm(self._reduced_rows, max(1, box.high // shares)))  # where both begin
         own = (shares + self._windows - aligned) / shares  # windows with rows of one share, on average
         added = ("reduce", c, (box.layers - 1.0) * own, box.pr * box.pc, box.layers, True)
@@ -218,7 +221,7 @@ class Estimate:
     def moved_words(self) -> float:
         """Received in redistributions, at most: a rank's parts of A, B and C."""
         question = self.question
-        return 0.0 if question.layout == "native" else question.share_bytes(question.ranks) / question.dtype.itemsize
+        return question.share_bytes(question.ranks) / question.dtype.itemsize * question.redistributed
 
     @cached_property
     def words(self) -> float:
@@ -227,8 +230,8 @@ class Estimate:
     @property
     def messages(self) -> float:
         """Of redistributions: those of a block of columns that is cut into the rows of a grid, or the like."""
-        box, native = self.box, self.question.layout == "native"
-        moved = 0 if native else box.pr + box.pc + min(self.question.ranks, box.pr * box.pc) ** 0.5
+        box, question = self.box, self.question
+        moved = (box.pr + box.pc + min(question.ranks, box.pr * box.pc) ** 0.5) * question.redistributed
         return sum(messages for _, _, messages, *_ in self.transfers) + moved
 
     def memory(self, width: int | None = None) -> float:
@@ -239,8 +242,8 @@ class Estimate:
         words: float
         if self.family == "stationary_a":
             slots = min(question.lookahead + 2, max(1, self.panels))
-            wide = min(width, -(-box.n // max(1, box.layers)))
-            words = slots * wide * (box.deep + box.high * (2 if box.layers > 1 else 1))
+            wide = self._columns(width)
+            words = slots * wide * (box.deep + box.high * (2 if box.layers > 1 else 1)) + 2 * min(SLAB, wide * box.high)
         elif self.cannon:
             words = (
                 2.0 * ((box.pc > 1) * box.high + (box.pr > 1) * box.wide * box.pc / box.pr) * min(box.block, box.deep)
@@ -248,30 +251,30 @@ class Estimate:
         elif self.family == "inner":
             words = 0.0
         else:
-            slots = min(question.lookahead + 1, max(1, self.panels))
             panel = self._panel(width)
+            slots = min(question.lookahead + 1, 1 if panel >= box.deep else max(1, self.panels))
             words = slots * panel * ((box.pc > 1) * box.high + (box.pr > 1) * box.wide)
         if self.family == "2.5d":
             words += box.high * box.wide
         if box.layers > 1 and self.family != "stationary_a":
             rows = min(box.high, self._reduced_rows)
-            mine = min(rows, box.high / box.layers)
-            words += box.wide * (rows + mine + rows * (self.family == "inner"))
-        copies = 0 if question.layout == "native" else 2
-        return self.share_bytes * (1 + copies / 2) + words * itemsize
+            down, across = box.shares
+            mine = min(rows, box.high / down) * box.wide / across
+            words += box.wide * rows * (1 + (self.family == "inner")) + mine + 2 * min(SLAB, mine)
+        return self.share_bytes * (1 + question.redistributed) + words * itemsize
 
     @property
     def copied(self) -> float:
-        """Words that a rank packs, copies or adds up beside its products, as in `Product.copied`."""
-        box = self.box
+        """Bytes that a rank packs, copies or adds up beside its products, as in `Product.copied`."""
+        box, itemsize = self.box, self.question.dtype.itemsize
         own, whole = box.high * box.wide / box.layers, box.high * box.wide
         if self.family == "stationary_a":
             packed = box.deep * box.n / box.pr if box.pr > 1 else 0.0
-            return packed + box.high * box.n + own
+            return itemsize * (packed + box.high * box.n + own)
         packed = 0.0
         if "summa" in (self.family, self.inside):
             packed = box.deep * ((box.pc > 1) * box.high / box.pc + (box.pr > 1) * box.wide / box.pr)
-        return packed + (2 * whole + own) * (self.family in ("2.5d", "inner"))
+        return itemsize * (packed + (2 * whole + own) * (self.family in ("2.5d", "inner")))
 
     @cached_property
     def seconds(self) -> float:
@@ -295,7 +298,7 @@ class Estimate:
             )
         fresh = (self.memory() - self.share_bytes) / machine.fresh
         pipeline = machine.pipeline(computing, moving, self.panels, overlapped, self.cannon)
-        memory = fresh + self.copied * itemsize / machine.copy
+        memory = fresh + self.copied / machine.copy
         return moves + first + pipeline + last + memory
 
     def candidate(self, verdict: str = "", chosen: bool = False) -> Candidate:
@@ -309,7 +312,12 @@ class Estimate:
             memory_bytes_per_rank=self.memory(),
             seconds=self.seconds,
             chosen=chosen,
-            moves="" if self.question.layout == "native" else "ABC",
+            moves="ABC" if self.question.redistributed else "",
             inside=self.inside,
             verdict=verdict,
         )
+
+
+def _cut(size: int, most: int) -> int:
+    """The largest of as few even pieces, none larger than `most`."""
+    return -(-size // max(1, -(-size // most)))

@@ -108,3 +108,33 @@ def _cuts(
         yield from (Cut(box, "2.5d", "summa") for box in best(wish.layers, layered))
     if "inner" in families and wish.shape in (None, (1, 1)) and wish.layers in (None, ranks) and (ranks > 1 or forced):
         yield Cut(Box(*mnk, 1, 1, ranks), "inner")
+
+
+def impossible(wish: Wish, ranks: int) -> str:
+    """Why there is no grid for what was asked, and for what there is one."""
+    algorithm, shape, layers = wish
+    asked = algorithm + (f" on a {shape[0]} x {shape[1]} grid" if shape else "")
+    asked += f" in {counted(layers, 'layer')}" if layers else ""
+    reason = {
+        "cannon": "one side of its grid divides the other, in 1 layer",
+        "2.5d": f"it takes Pr x Pc x layers <= {ranks}, with layers >= 2",
+        "inner": f"its grid is 1 x 1 in {counted(ranks, 'layer')}",
+        "row": f"its grid is {ranks} x 1, in 1 layer",
+        "column": f"its grid is 1 x {ranks}, in 1 layer",
+        "auto": f"a grid has at most {counted(ranks, 'rank')}, layers included",
+    }.get(algorithm, f"it takes Pr x Pc <= {ranks}, in 1 layer")
+    text = f"{asked} is impossible on {counted(ranks, 'rank')}: {reason}"
+    if algorithm not in ("cannon", "2.5d", "auto") or not shape:
+        return text
+    divisors = [d for d in range(1, ranks + 1) if ranks % d == 0]
+    depths = [d for d in divisors if d > 1] if algorithm == "2.5d" else [1]
+    grids = [(pr, ranks // c // pr, c) for c in depths for pr in divisors if ranks // c % pr == 0]
+    if algorithm == "cannon":
+        grids = [x for x in grids if max(x[:2]) % min(x[:2]) == 0]
+    shown = (" x ".join(map(str, x if x[2] > 1 else x[:2])) for x in grids[:20])
+    return f"{text}; grids of all ranks: {', '.join(shown)}" if grids else text
+
+
+def counted(number: int, noun: str) -> str:
+    """3 -> '3 ranks'."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

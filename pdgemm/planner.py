@@ -8,17 +8,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, wraps
 from heapq import heapify, heappop, heappush
+from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from pdgemm import dtypes
-from pdgemm.boxes import impossible
 from pdgemm.candidates import BROADCASTS, PRODUCTS, Problem, Way, ways
 from pdgemm.costs import lower_bound
 from pdgemm.errors import ArgumentError, MemoryLimitError
 from pdgemm.exchange import Exchange, plan_exchange
-from pdgemm.explain import Candidate, table
+from pdgemm.explain import Candidate, in_bytes, table
+from pdgemm.families import impossible
 from pdgemm.local import EXACT_WIDTH
 from pdgemm.plain import pack, unpack
 from pdgemm.products import Product
@@ -29,13 +30,13 @@ if TYPE_CHECKING:
     from pdgemm.matrix import DistMatrix
 
 PANEL_WIDTH = 512  # wide enough for BLAS to reach its peak, narrow enough to stay in flight behind it
-_TIE = 1.1  # costs that are taken to be equal
-Result = TypeVar("Result")
 WIDTHS = (512, 256, 128)  # of panels, where none is asked for
+_TIE = 1.1  # costs that are taken to be equal
 _WORTH_TUNING = 0.99  # of the time: less is no reason to leave the default
-_NO_LIMIT = 1 << 62
 _MOVES_WEIGH = 2  # times their seconds: for the memory of the copies, and for what no model sees
 _SAMPLE = 4  # ranks that are looked at where there are more
+_NO_LIMIT = 1 << 62
+Result = TypeVar("Result")
 
 
 def remembered(method: Callable[[Plan, Any], Result]) -> Callable[[Plan, Any], Result]:
@@ -117,7 +118,7 @@ class Plan:
 
     @property
     def weight(self) -> float:
-        """Words received, and words of memory beyond A, B and C: what counts among plans that take as long."""
+        """Words received, and memory beyond A, B and C as words: what counts among plans that take as long."""
         return self.words + self.extra_bytes(None) / self.product.accumulate.itemsize
 
     @property
@@ -161,18 +162,28 @@ class Plan:
 
     def candidates(self) -> list[Candidate]:
         """All that was considered, best first: this plan, and why not the others."""
-        found = []
+        found: dict[object, Candidate] = {}
+        limit = self.problem.memory_limit
         for plan in candidates(self.problem):
-            limit = self.problem.memory_limit
-            fitted = plan if limit is None else fit(plan, limit)
-            if isinstance(fitted, int):
-                found.append(plan.candidate(f"needs {fitted} bytes, {fitted - (limit or 0)} too many"))
-            elif fitted == self:
-                found.append(fitted.candidate("chosen", chosen=True))
+            fitted = tuned(fit(plan, limit))
+            if fitted == self:
+                shown = fitted.candidate("chosen", chosen=True)
+            elif fits(fitted, limit):
+                shown = fitted.candidate(self._beside(fitted))
             else:
-                moved = " and moves matrices" if plan.moves and not self.moves else ""
-                found.append(fitted.candidate(f"{fitted.seconds / self.seconds:.2f} times as long{moved}"))
-        return sorted(found, key=lambda x: not x.chosen)
+                shown = fitted.candidate(f"needs {in_bytes(fitted.extra_bytes(None))}")
+            # the same on the grid of a matrix and on a new one is one way
+            found.setdefault((shown.chosen, replace(shown, seconds=0.0, memory_bytes_per_rank=0.0, verdict="")), shown)
+        return sorted(found.values(), key=lambda x: not x.chosen)
+
+    def _beside(self, other: Plan) -> str:
+        """Why not the other one."""
+        if not self.seconds:
+            return "as long"
+        longer = other.seconds / self.seconds
+        words = f", {other.weight / self.weight:.2f} times the words" if longer < _TIE and self.weight else ""
+        moves = " and moves matrices" if other.moves and not self.moves else ""
+        return f"{longer:.2f} times as long{words}{moves}"
 
     def explain(self) -> str:
         """The candidates as a table."""
@@ -217,18 +228,19 @@ def plan_product(problem: Problem) -> Plan:
     Raises ArgumentError where no grid of the ranks fits the algorithm, and MemoryLimitError, saying what is needed,
     where nothing fits.
     """
-    limit, least = problem.memory_limit, _NO_LIMIT
+    limit, least, best = problem.memory_limit, _NO_LIMIT, inf
     fitting: list[Plan] = []
     for plan in candidates(problem):
-        if fitting and plan.cost > _TIE * fitting[0].cost:
+        if plan.cost > _TIE * best:
             break
-        fitted = plan if limit is None else fit(plan, limit)
-        if isinstance(fitted, Plan):
+        fitted = fit(plan, limit)
+        if fits(fitted, limit):
             fitting.append(fitted)
+            best = min(best, fitted.cost)
         else:
-            least = min(least, fitted)
+            least = min(least, fitted.extra_bytes(None))
     if fitting:
-        return tuned(min(fitting, key=lambda plan: plan.weight))
+        return tuned(min((x for x in fitting if x.cost <= _TIE * best), key=lambda plan: plan.weight))
     assert limit is not None
     raise MemoryLimitError(
         f"memory limit {limit} bytes per rank is too small for A ({problem.A}), B ({problem.B}) and C ({problem.C}): "
@@ -250,7 +262,7 @@ def tuned(plan: Plan) -> Plan:
     limit, best = problem.memory_limit, plan
     for mover, width in itertools.product(movers, widths):
         tried = replace(plan, product=replace(product, mover=mover, width=width))
-        if (limit is None or tried.extra_bytes(None) <= limit) and tried.seconds < best.seconds * _WORTH_TUNING:
+        if fits(tried, limit) and tried.seconds < best.seconds * _WORTH_TUNING:
             best = tried
     return best
 
@@ -270,7 +282,7 @@ def candidates(problem: Problem) -> Iterator[Plan]:
         seconds = way.product.seconds(machine, sample(problem.size)[0])
         heap.append((seconds + _MOVES_WEIGH * moved * machine.call, number, way))
     if not heap:
-        raise ArgumentError(impossible(problem.algorithm, problem.shape, problem.layers, problem.size))
+        raise ArgumentError(impossible(problem.wish, problem.size))
     heapify(heap)
     while heap:
         _, number, best = heappop(heap)
@@ -286,9 +298,13 @@ def sample(size: int) -> list[int]:
     return sorted({round(x) for x in np.linspace(0, size - 1, min(size, _SAMPLE))})
 
 
-def fit(plan: Plan, limit: int) -> Plan | int:
-    """The plan with as much room as the limit allows, or the bytes that it needs at least."""
-    if plan.extra_bytes(None) <= limit:
+def fits(plan: Plan, limit: int | None) -> bool:
+    return limit is None or plan.extra_bytes(None) <= limit
+
+
+def fit(plan: Plan, limit: int | None) -> Plan:
+    """The plan with as much room as the limit allows, or with as little as it needs if that is more."""
+    if limit is None or plan.extra_bytes(None) <= limit:
         return plan
     way = Way(plan.product, plan.transposed)
 
@@ -298,7 +314,7 @@ def fit(plan: Plan, limit: int) -> Plan | int:
     narrowest = with_room(0, 0)
     spare = limit - narrowest.extra_bytes(None)
     if spare < 0:
-        return narrowest.extra_bytes(None)
+        return narrowest
     # half of what is left over goes to the messages of moves, the rest to panels
     spare //= 2 * max(1, len(plan.moves))
     best, low, high = with_room(0, spare), 0.0, 1.0

@@ -66,10 +66,12 @@ class Simulation:
 
 def simulate(product: Product, machine: Machine, ranks: int) -> Simulation:
     """The events of a product on so many ranks, numbered as its layouts number them; nodes hold consecutive ranks."""
-    if product.panels * ranks > MOST_EVENTS:
+    sums = product.reduction if isinstance(product, (Layered, Inner)) else None
+    events = (product.panels + (product.grid.layers * len(sums.windows(None)) if sums else 0)) * ranks
+    if events > MOST_EVENTS:
         raise ArgumentError(
-            f"{product.panels} steps of {ranks} ranks are too many to walk through one by one, at most {MOST_EVENTS} "
-            "together; the formulas take any number"
+            f"{events} messages and products of {ranks} ranks are too many to walk through one by one, at most "
+            f"{MOST_EVENTS}; the formulas take any number"
         )
     per_node = machine.ranks_per_node or ranks
     node = np.arange(ranks) // per_node

@@ -150,11 +150,11 @@ def test_the_estimate_is_what_the_product_sends_where_the_grid_divides() -> None
                 )
                 assert product.total_words == sum(x.words_sent for x in traffic) == box.total_words
                 buffers = estimate.memory() - estimate.share_bytes
-                assert product.extra_bytes(None) <= 1.1 * buffers + 5 * 8 * (1 << 16)  # and SLABs
+                assert product.extra_bytes(None) == pytest.approx(buffers, rel=1e-9), estimate
                 copied = max(product.copied(rank) for rank in range(box.ranks))
-                assert copied == pytest.approx(8 * estimate.copied, rel=0.01), estimate
+                assert copied == pytest.approx(estimate.copied, rel=0.01), estimate
                 slowest = max(product.seconds(question.machine, rank) for rank in range(box.ranks))
-                assert slowest == pytest.approx(estimate.seconds, rel=0.35, abs=1e-3), estimate  # SLAB is left out
+                assert slowest == pytest.approx(estimate.seconds, rel=0.2), estimate
                 seen += 1
             assert seen >= 5
 
@@ -185,7 +185,7 @@ def test_the_memory_limit_is_kept_and_what_is_missing_is_said() -> None:
         ({"ranks": 6, "algorithm": "cannon", "shape": (2, 3)}, "one side of its grid divides the other.*1 x 6, 6 x 1"),
         ({"ranks": 6, "algorithm": "2.5d", "layers": 7}, "layers >= 2"),
         ({"ranks": 6, "shape": (7, 1)}, "at most 6 ranks"),
-        ({"ranks": 1, "algorithm": "2.5d"}, "impossible on 1 ranks"),
+        ({"ranks": 1, "algorithm": "2.5d"}, "impossible on 1 rank:"),
     ],
 )
 def test_what_is_impossible_is_refused_and_what_is_possible_is_said(asked: dict[str, Any], message: str) -> None:
@@ -194,7 +194,7 @@ def test_what_is_impossible_is_refused_and_what_is_possible_is_said(asked: dict[
 
 
 def test_the_table_and_its_figures() -> None:
-    found = estimates(Question(1000, 1000, 1000, 8, layout="column"))
+    found = estimates(Question(1000, 1000, 1000, 8, redistributed=True))
     text = table(found)
     assert "2.5d (" in text
     assert "chosen" in text
@@ -271,6 +271,12 @@ def test_ranks_of_a_node_share_its_way_to_the_network() -> None:
     alone, shared = (simulate(product, replace(slow, ranks_per_node=x), 64) for x in (1, 16))
     assert alone.node_bytes.sum() > shared.node_bytes.sum() > 0
     assert shared.seconds > 2 * alone.seconds  # 16 ranks in turn, though half of the words stay inside
+
+
+def test_walks_that_would_take_too_long_are_refused_before_they_begin() -> None:
+    question = Question(100, 100, 10**8, 20_000, algorithm="inner")
+    with pytest.raises(ArgumentError, match="too many to walk through"):
+        simulate(product_of(chosen(question)[0]), Machine(), 20_000)
 
 
 def test_thousands_of_ranks() -> None:

@@ -232,3 +232,25 @@ def test_columns_are_left_where_that_saves_most_words() -> None:
     assert [name for name, _ in plan.moves] == ["A", "B", "C"]
     here = plan_product(A, B, C, 16, accumulate=DOUBLE, shape=(1, 16), algorithm="summa")
     assert plan.words < here.words / 7
+
+
+def test_under_a_limit_too_nothing_that_fits_is_much_faster() -> None:
+    shapes = (2000, 3000), (3000, 500), (2000, 500)
+    A, B, C = (layout((1, 8), shape) for shape in shapes)
+    for limit in (600_000, 2_611_715, 20_000_000):
+        plan = plan_product(A, B, C, 8, accumulate=DOUBLE, memory_limit=limit)
+        fitted = [planner.fit(x, limit) for x in candidates(plan.problem)]
+        assert plan.cost <= 1.1 * min(x.cost for x in fitted if planner.fits(x, limit))
+        assert plan.extra_bytes(None) <= limit
+
+
+def test_every_table_has_the_choice() -> None:
+    tall = layout((1, 1), (20_000, 1)), layout((1, 1), (1, 3000)), layout((1, 1), (20_000, 3000)), 1
+    for problem, algorithm in ((tall, "stationary_b"), (tall, "auto"), (square(300, 2), "auto")):
+        asked = Problem(*problem, True, DOUBLE, 512, 1, "auto", algorithm, width_asked=False)
+        plan = planner.plan_product(asked)
+        table = plan.candidates()
+        assert [x.chosen for x in table] == [True] + [False] * (len(table) - 1)
+        assert table[0].seconds == plan.seconds
+        figures = [(x.name, x.grid_text, x.moves, x.words_per_rank, x.messages_per_rank) for x in table[1:]]
+        assert len(set(figures)) == len(figures)

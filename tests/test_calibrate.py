@@ -1,0 +1,37 @@
+"""Measuring a machine: links of unequal nodes, on which a collective call is easily left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.mark.parametrize("per_node", [1, 2, 100])
+def test_any_distribution_of_ranks_over_nodes(comm: Any, monkeypatch: pytest.MonkeyPatch, per_node: int) -> None:
+    """Also a last node with a rank of its own, which has nobody to measure a link with."""
+    from pdgemm import Machine, ProcessGrid
+    from pdgemm.calibrate import calibrate
+
+    if comm.size > 4:
+        pytest.skip("it takes long where ranks share cores, and is the same")
+
+    class Nodes(ProcessGrid):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.node.Free()
+            self.node = self.comm.Split(self.comm.rank // per_node)
+            self._shared.ranks_per_node = min(per_node, self.size)
+
+    monkeypatch.setattr("pdgemm.calibrate.ProcessGrid", Nodes)
+    machine = calibrate(comm)
+    assert len(set(comm.allgather(str(machine)))) == 1
+    default = Machine()
+    assert machine.ranks_per_node == (per_node if per_node < comm.size else None)
+    together = comm.size > 1 and per_node > 1 and comm.size % per_node != 1
+    assert (machine.intra["shift"] != default.intra["shift"]) == together
+    assert (machine.inter["shift"] != default.inter["shift"]) == (per_node < comm.size)
+    for kind in default.intra:
+        assert machine.intra[kind].alpha > 0 < machine.inter[kind].beta
