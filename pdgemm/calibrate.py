@@ -11,10 +11,11 @@ from time import perf_counter
 import numpy as np
 from mpi4py import MPI
 
+from pdgemm.costs import gemm_flops
 from pdgemm.gemm import pdgemm
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local import gemm_accumulate
-from pdgemm.machine import Link, Machine
+from pdgemm.machine import Link, Machine, touched
 from pdgemm.matrix import DistMatrix
 from pdgemm.movers import MOVERS
 from pdgemm.movers.shift import shift
@@ -42,9 +43,9 @@ def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None
             progress(next(done), 8)
 
     with ProcessGrid(comm, (1, comm.size)) as grid:
-        gamma = {dtype: {width: _rate(grid.comm, dtype, width) for width in WIDTHS} for dtype in DTYPES}
-        step()
         copy, fresh = _copy(grid.comm), _fresh(grid.comm)
+        step()
+        gamma = {dtype: {width: _rate(grid.comm, dtype, width, copy) for width in WIDTHS} for dtype in DTYPES}
         step()
         intra, inter = dict(default.intra), dict(default.inter)
         if grid.comm.allreduce(grid.node.size > 1, MPI.LAND):  # a rank alone on its node has no partner to measure
@@ -94,12 +95,14 @@ def _timed(comm: MPI.Comm, work: Callable[[], object], repeats: int = _REPEATS) 
     return float(median(seconds))
 
 
-def _rate(comm: MPI.Comm, dtype: str, width: int) -> float:
-    """Flops per second of a rank: two panels of this width onto a square block."""
+def _rate(comm: MPI.Comm, dtype: str, width: int, copy: float) -> float:
+    """Flops per second of a rank: two panels of this width onto a square block, less their way through memory."""
     A, B = np.ones((_SIDE, width), dtype), np.ones((width, _SIDE), dtype)
     C = np.zeros((_SIDE, _SIDE), dtype)
-    flops = (8 if C.dtype.kind == "c" else 2) * _SIDE * _SIDE * width
-    return flops / _timed(comm, lambda: gemm_accumulate(1, A, B, 1, C))
+    work = _SIDE, _SIDE, width
+    seconds = _timed(comm, lambda: gemm_accumulate(1, A, B, 1, C))
+    moving = touched(work, work) * C.itemsize / copy
+    return gemm_flops(*work, C.dtype.kind == "c") / max(seconds - moving, 0.75 * seconds)  # part is in cache
 
 
 def _copy(comm: MPI.Comm) -> float:

@@ -40,7 +40,7 @@ class Machine:
     ranks_per_node : ranks that share memory and one way to the network; None: all ranks are on one node.
     intra  : links inside a node, one for each kind of transfer.
     inter  : between nodes; a byte takes beta seconds of the node, whose ranks share its bandwidth.
-    gamma  : real flops per second of a rank by type and by the smallest dimension of a product.
+    gamma  : real flops per second of a rank by type and by the smallest dimension of a product, without `copy`.
     copy   : bytes per second that a rank packs, copies or adds up; so does BLAS with the operands of a product.
     fresh  : bytes per second of new memory that a rank touches for the first time.
     overlap: which part of a transfer is hidden behind a product that takes as long, 0 to 1.
@@ -108,12 +108,12 @@ class Machine:
         return exp((1 - at) * log(table[lo]) + at * log(table[hi]))
 
     def multiply(self, dtype: np.dtype, work: tuple[int, int, int], at_once: tuple[int, int, int]) -> float:
-        """Seconds of a local m x n x k product in pieces of the sizes `at_once`: BLAS copies A and B of each."""
+        """Seconds of a local product in pieces of the sizes `at_once`: BLAS copies A and B of each and updates C."""
         m, n, k = work
         if not m * n * k:
             return 0.0
-        copied = m * n * k * (1 / at_once[0] + 1 / at_once[1]) * dtype.itemsize
-        return gemm_flops(m, n, k, dtype.kind == "c") / self.rate(str(dtype), *at_once) + copied / self.copy
+        flops = gemm_flops(m, n, k, dtype.kind == "c")
+        return flops / self.rate(str(dtype), *at_once) + touched(work, at_once) * dtype.itemsize / self.copy
 
     def transfer(self, kind: str, words: float, messages: float, itemsize: int, stride: int, length: int) -> float:
         """Seconds in which a rank receives so much along one direction of a grid (see `timing.Transfer`).
@@ -198,6 +198,12 @@ class Machine:
         return [x for link in links for x in (link.alpha, link.beta)] + [
             x for table in self.gamma.values() for x in table.values()
         ]
+
+
+def touched(work: tuple[int, int, int], at_once: tuple[int, int, int]) -> float:
+    """Words of A, B and C that the pieces of a local product go through."""
+    m, n, k = work
+    return m * n * k * sum(1 / size for size in at_once)
 
 
 @lru_cache(maxsize=8)
