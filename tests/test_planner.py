@@ -193,9 +193,8 @@ def test_mover_and_width_are_chosen_where_they_are_left_open() -> None:
         plan = plan_product(*problem, mover="auto", **options)
         assert plan.product.mover == mover
         assert plan_product(*problem, mover=other, **options).product.mover == other  # as asked
-    narrow = replace(
-        Machine(), step=0.0, overlap=1.0, copy=1e15
-    )  # thin panels cost nothing and fill the pipeline sooner
+    # thin panels cost nothing and fill the pipeline sooner
+    narrow = replace(Machine(), step=0.0, overlap=1.0, copy=1e15)
     flat = {x: {8: 5e10} for x in ("float32", "float64")}
     options = {"accumulate": DOUBLE, "algorithm": "summa", "machine": replace(narrow, gamma=flat)}
     assert plan_product(*problem, width_asked=False, **options).product.width == planner.WIDTHS[-1]
