@@ -411,6 +411,7 @@ def _report(
     product = plan.product
     return Report(
         algorithm=plan.algorithm,
+        inside=plan.inside,
         mover=product.mover,
         grid=plan.shape[:2],
         layers=plan.shape[2],
@@ -432,5 +433,6 @@ def _report(
         extra_bytes=recorder.peak_bytes,
         predicted_extra_bytes=plan.extra_bytes(rank),
         predicted_seconds=plan.seconds,
+        lower_bound_words=plan.lower_bound_words,
         moves=tuple(moves),
     )

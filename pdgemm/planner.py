@@ -74,6 +74,11 @@ class Plan:
         return Way(self.product, self.transposed).algorithm
 
     @property
+    def inside(self) -> str:
+        """The algorithm of each layer of "2.5d"."""
+        return getattr(self.product, "inside", "")
+
+    @property
     def mnk(self) -> tuple[int, int, int]:
         m, n, k = self.product.mnk
         return (n, m, k) if self.transposed else (m, n, k)
@@ -121,7 +126,7 @@ class Plan:
         """Words received, and memory beyond A, B and C as words: what counts among plans that take as long."""
         return self.words + self.extra_bytes(None) / self.product.accumulate.itemsize
 
-    @property
+    @cached_property
     def lower_bound_words(self) -> float:
         """What no algorithm can do without, of the rank that receives most; without redistribution."""
         return lower_bound(*self.mnk, self.problem.size)
@@ -156,7 +161,7 @@ class Plan:
             seconds=self.seconds,
             chosen=chosen,
             moves="".join(name for name, _ in self.moves),
-            inside=getattr(self.product, "inside", ""),
+            inside=self.inside,
             verdict=verdict,
         )
 

@@ -42,6 +42,7 @@ class Report:
     """
 
     algorithm: str
+    inside: str  # the algorithm of each layer
     mover: str
     grid: tuple[int, int]
     layers: int
@@ -63,6 +64,7 @@ class Report:
     extra_bytes: int
     predicted_extra_bytes: int
     predicted_seconds: float  # of the slowest rank, by the model of the machine
+    lower_bound_words: float  # received by the busiest rank of any algorithm, without redistribution
     moves: tuple[MoveReport, ...] = ()
 
     @property
@@ -89,7 +91,8 @@ class Report:
             f"= compute {self.compute_seconds:.4f} + wait {self.wait_seconds:.4f} "
             f"+ pack {self.pack_seconds:.4f}{moved} + other {other:.4f}; predicted {self.predicted_seconds:.4f} s\n"
             f"  received {counted.words_received} words in {counted.messages_received} messages "
-            f"(formula {predicted.words_received} in {predicted.messages_received})\n"
+            f"(formula {predicted.words_received} in {predicted.messages_received}; "
+            f"lower bound {self.lower_bound_words:.0f})\n"
             f"  sent     {counted.words_sent} words in {counted.messages_sent} messages "
             f"(formula {predicted.words_sent} in {predicted.messages_sent})\n"
             f"  extra memory {self.extra_bytes} bytes (formula {self.predicted_extra_bytes})"
@@ -116,6 +119,7 @@ def summary(reports: Sequence[Report]) -> dict[str, Any]:
     return {
         "title": _title(first),
         "algorithm": first.algorithm,
+        "inside": first.inside,
         "grid": first.grid,
         "layers": first.layers,
         "mnk": first.mnk,
@@ -127,6 +131,7 @@ def summary(reports: Sequence[Report]) -> dict[str, Any]:
         "threads": first.threads,
         "redistributed": [move.name for move in first.moves],
         "predicted_seconds": first.predicted_seconds,
+        "lower_bound_words": first.lower_bound_words,
         "gflops": first.flops / slowest / 1e9 if slowest else 0.0,
         "as_predicted": all(r.counted == r.predicted and r.extra_bytes == r.predicted_extra_bytes for r in reports),
         "per_rank": {name: {"min": min(x), "mean": sum(x) / len(x), "max": max(x)} for name, x in columns.items()},
@@ -136,8 +141,9 @@ def summary(reports: Sequence[Report]) -> dict[str, Any]:
 def _title(r: Report) -> str:
     m, n, k = r.mnk
     grid = " x ".join(map(str, (*r.grid, r.layers)[: 3 if r.layers > 1 else 2]))
+    algorithm = f"{r.algorithm} ({r.inside})" if r.inside else r.algorithm
     return (
-        f"C ({m} x {n}) := A ({m} x {k}) B, {r.dtype}, by {r.algorithm} on a {grid} grid: "
+        f"C ({m} x {n}) := A ({m} x {k}) B, {r.dtype}, by {algorithm} on a {grid} grid: "
         f"{r.panels} panel{'s' if r.panels != 1 else ''} of width <= {r.panel_width}, lookahead {r.lookahead}, "
         f"mover {r.mover}, "
         f"{r.threads} thread{'s' if r.threads > 1 else ''} per rank"

@@ -111,6 +111,7 @@ def _product_text(facts: dict[str, Any]) -> str:
         f"{seconds['compute_seconds']} s, wait {seconds['wait_seconds']} s, pack {seconds['pack_seconds']} s\n"
         f"  words received per rank: {spread['words_received']['min']} to {spread['words_received']['max']}, "
         f"in {spread['messages_received']['min']} to {spread['messages_received']['max']} messages "
-        f"({'as' if facts['as_predicted'] else 'NOT as'} the formula says); "
+        f"({'as' if facts['as_predicted'] else 'NOT as'} the formula says; "
+        f"lower bound {facts['lower_bound_words']:.0f}); "
         f"buffers up to {spread['extra_bytes']['max'] / 2**20:.1f} MiB"
     )

@@ -78,7 +78,7 @@ def test_multiply_on_any_number_of_ranks(folder: Path, ranks: int, options: list
     run = pdgemm(ranks, "multiply", "a.h5:/x", "b.h5:/y", "-o", f"c{ranks}.h5:/z", "--verify", *options, cwd=folder)
     assert run.returncode == 0, run.stderr
     assert "residual" in run.stdout
-    assert "as the formula says" in run.stdout
+    assert "as the formula says; lower bound " in run.stdout
     assert run.stdout.count("wrote") == 1  # one rank speaks
     a, b = read(folder / "a.h5", "x"), read(folder / "b.h5", "y")
     assert gemm_error(read(folder / f"c{ranks}.h5", "z"), 1, a, b) <= TOLERANCE
@@ -359,6 +359,6 @@ def test_the_grid_of_a_product_may_be_another(folder: Path) -> None:
     assert run.returncode == 0, run.stderr
     product = json.loads(run.stdout)["product"]
     assert (product["algorithm"], product["grid"], product["layers"]) == ("2.5d", [1, 2], 2)
-    assert product["as_predicted"] and product["predicted_seconds"] > 0
+    assert product["as_predicted"] and product["predicted_seconds"] > 0 < product["lower_bound_words"]
     run = pdgemm(4, *words, "--algorithm", "cannon", "--product-grid", "3x2", cwd=folder)
     assert run.returncode == 2 and "one side of its grid divides the other" in run.stderr
