@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable
 from datetime import date
+from functools import partial
 from statistics import median
 from time import perf_counter
 
@@ -12,6 +13,7 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm.costs import gemm_flops
+from pdgemm.errors import Shield
 from pdgemm.gemm import pdgemm
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local import gemm_accumulate
@@ -31,16 +33,15 @@ _REPEATS = 7
 
 
 def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None = None) -> Machine:
-    """The machine of these ranks.  Collective; takes seconds.
+    """The machine of these ranks, as rank 0 sees it.  Collective; takes seconds.
 
     All ranks compute and send at the same time, as they do in a product.  Links between nodes are measured where
     the ranks are on several, by one rank of each; else, and where there is one rank, the defaults stay.
     """
-    default, done = Machine(), iter(range(1, 9))
+    default, done, notify = Machine(), iter(range(1, 9)), Shield(progress)
 
     def step() -> None:
-        if progress is not None:
-            progress(next(done), 8)
+        notify(next(done), 8)
 
     with ProcessGrid(comm, (1, comm.size)) as grid:
         copy, fresh = _copy(grid.comm), _fresh(grid.comm)
@@ -69,7 +70,7 @@ def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None
         step()
         per_step = max(1e-6, _step(grid, call))
         step()
-        return Machine(
+        machine = Machine(
             name=f"{platform.node()}, {comm.size} ranks, {date.today()}",
             ranks_per_node=grid.ranks_per_node,
             intra=intra,
@@ -81,6 +82,10 @@ def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None
             step=per_step,
             call=call,
         )
+        machine = grid.comm.bcast(machine, root=0)  # nodes have names of their own, and differ in size
+    if notify.error is not None:
+        raise notify.error
+    return machine
 
 
 def _timed(comm: MPI.Comm, work: Callable[[], object], repeats: int = _REPEATS) -> float:
@@ -178,7 +183,7 @@ def _exchange_beta(grid: ProcessGrid) -> float:
     with ProcessGrid(grid.comm, (grid.size, 1)) as rows:
         for n in (grid.size, 256 * grid.size):
             X, Y = DistMatrix.zeros((n, n), grid=grid), DistMatrix.zeros((n, n), grid=rows)
-            seconds.append(_timed(grid.comm, lambda X=X, Y=Y: redistribute(X, Y, check=False)))  # type: ignore[misc]
+            seconds.append(_timed(grid.comm, partial(redistribute, X, Y, check=False)))
             words = Y.report.counted.words_received
     return _link(seconds, words=words).beta
 
@@ -217,10 +222,9 @@ def _call(grid: ProcessGrid) -> float:
 
 def _step(grid: ProcessGrid, call: float) -> float:
     """What a panel costs that is so small that it has no size."""
-    panels = 64
-    made = {"grid": grid, "block": (1, 1)}
-    A, B = DistMatrix.zeros((1, panels * grid.size), **made), DistMatrix.zeros((panels * grid.size, 1), **made)  # type: ignore[arg-type]
+    panels = 64 * grid.size
+    A = DistMatrix.zeros((1, panels), grid=grid, block=(1, 1))
+    B = DistMatrix.zeros((panels, 1), grid=grid, block=(1, 1))
     C = DistMatrix.zeros((1, 1), grid=grid)
-    options = {"algorithm": "summa", "shape": grid.shape, "panel_width": 1}
-    seconds = _timed(grid.comm, lambda: pdgemm(1, A, B, 0, C, **options))  # type: ignore[arg-type]
-    return (seconds - call) / (panels * grid.size)
+    thin = partial(pdgemm, 1, A, B, 0, C, algorithm="summa", shape=grid.shape, panel_width=1)
+    return (_timed(grid.comm, thin) - call) / panels

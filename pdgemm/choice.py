@@ -31,7 +31,6 @@ def estimates(question: Question) -> list[Candidate]:
     limit = question.memory
     others = []
     for x in found:
-        x = _fitted(x)
         if limit is not None and x.memory() > limit:
             others.append(x.candidate(f"needs {in_bytes(x.memory())}"))
         elif x.key != best.key:
@@ -43,14 +42,14 @@ def estimates(question: Question) -> list[Candidate]:
 
 
 def chosen(question: Question) -> tuple[Estimate, list[Estimate]]:
-    """The choice, and all it was chosen from."""
-    found = list({x.key: x for x in all_estimates(question)}.values())
+    """The choice, and all it was chosen from, with panels that fit the memory where that can be."""
+    found = [_fitted(x) for x in {x.key: x for x in all_estimates(question)}.values()]
     if not found:
         raise ArgumentError(impossible(question.wish, question.ranks))
     limit = question.memory
-    fitting = [_fitted(x) for x in found if limit is None or x.memory(1) <= limit]
+    fitting = [x for x in found if limit is None or x.memory() <= limit]
     if not fitting:
-        needed = min(x.memory(1) for x in found)
+        needed = min(x.memory() for x in found)
         raise MemoryLimitError(
             f"{in_bytes(limit or 0)} per rank is too small: at least {in_bytes(needed)} are needed on "
             f"{question.ranks} ranks, of which {in_bytes(question.share_bytes(question.ranks))} are A, B and C"
@@ -88,12 +87,12 @@ def product_of(estimate: Estimate) -> Product:
 
 
 def _fitted(estimate: Estimate) -> Estimate:
-    """With panels as wide as the memory allows."""
+    """With panels as wide as the memory allows, and not narrower than 1."""
     question, limit = estimate.question, estimate.question.memory
+    if limit is None or estimate.memory() <= limit:
+        return estimate
     low, high = 1, question.width
-    if limit is not None and estimate.memory(high) > limit:
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if estimate.memory(middle) <= limit else (low, middle)
-        high = low
-    return replace(estimate, question=replace(question, width=high))
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if estimate.memory(middle) <= limit else (low, middle)
+    return replace(estimate, question=replace(question, width=low))

@@ -329,7 +329,7 @@ def plan(redistribute: bool, as_json: bool, debug: bool, **asked: Any) -> int:
 def simulate(as_json: bool, debug: bool, **asked: Any) -> int:
     """Walk the schedule of all ranks, message by message, nodes sharing their way to the network.  Needs no MPI."""
     from pdgemm.choice import chosen, product_of
-    from pdgemm.explain import in_bytes
+    from pdgemm.explain import counted, in_bytes
     from pdgemm.simulate import simulate as walk
 
     question = _asked(**asked)
@@ -361,7 +361,7 @@ def simulate(as_json: bool, debug: bool, **asked: Any) -> int:
     by_formula = f"{candidate.words_per_rank:.0f} in {candidate.messages_per_rank:.0f}"
     click.echo(
         f"{candidate.summary(question.mnk, question.ranks)}\n"
-        f"simulated on {nodes} node{'s' if nodes > 1 else ''}: {run.seconds:.4g} s, of which the busiest rank computes "
+        f"simulated on {counted(nodes, 'node')}: {run.seconds:.4g} s, of which the busiest rank computes "
         f"{busiest:.4g}; by formula {candidate.seconds:.4g} s\n"
         f"words received per rank: {words.min()} to {words.max()}, in {messages.min()} to {messages.max()} messages "
         f"(formula {by_formula})\n"

@@ -47,12 +47,11 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        return f"{self.algorithm} ({self.inside})" if self.inside else self.algorithm
+        return named(self.algorithm, self.inside)
 
     @property
     def grid_text(self) -> str:
-        sides = (*self.grid, self.layers) if self.layers > 1 else self.grid
-        return " x ".join(map(str, sides))
+        return sides(*self.grid, self.layers)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers and strings, for JSON."""
@@ -63,7 +62,7 @@ class Candidate:
         m, n, k = mnk
         moved = f", redistributing {', '.join(self.moves)}" if self.moves else ""
         return (
-            f"C ({m} x {n}) := A ({m} x {k}) B on {ranks} rank{'s' if ranks > 1 else ''} by {self.name} on "
+            f"C ({m} x {n}) := A ({m} x {k}) B on {counted(ranks, 'rank')} by {self.name} on "
             f"{self.grid_text}{moved}: {self.words_per_rank:.4g} words in {self.messages_per_rank:.0f} messages per "
             f"rank ({self.beside_bound}), {in_bytes(self.memory_bytes_per_rank)}, {self.seconds:.3g} s"
         )
@@ -90,6 +89,21 @@ def table(candidates: Sequence[Candidate]) -> str:
     with console.capture() as captured:
         console.print(drawn)
     return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+def named(algorithm: str, inside: str) -> str:
+    """An algorithm, and that of its layers."""
+    return f"{algorithm} ({inside})" if inside else algorithm
+
+
+def sides(pr: int, pc: int, layers: int) -> str:
+    """Of a grid: '2 x 3', or '2 x 3 x 4' of several layers."""
+    return " x ".join(map(str, (pr, pc, layers) if layers > 1 else (pr, pc)))
+
+
+def counted(number: int, noun: str) -> str:
+    """3 -> '3 ranks'."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def in_bytes(size: float) -> str:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pdgemm.boxes import Box, best_grids
+from pdgemm.explain import counted, sides
 
 FAMILIES = ("summa", "cannon", "stationary_a", "stationary_b", "2.5d", "inner")
 ALGORITHMS = ("auto", *FAMILIES, "row", "column")
@@ -131,10 +132,4 @@ def impossible(wish: Wish, ranks: int) -> str:
     grids = [(pr, ranks // c // pr, c) for c in depths for pr in divisors if ranks // c % pr == 0]
     if algorithm == "cannon":
         grids = [x for x in grids if max(x[:2]) % min(x[:2]) == 0]
-    shown = (" x ".join(map(str, x if x[2] > 1 else x[:2])) for x in grids[:20])
-    return f"{text}; grids of all ranks: {', '.join(shown)}" if grids else text
-
-
-def counted(number: int, noun: str) -> str:
-    """3 -> '3 ranks'."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{text}; grids of all ranks: {', '.join(sides(*x) for x in grids[:20])}" if grids else text

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pdgemm.explain import counted, named, sides
 from pdgemm.timing import Traffic
 
 
@@ -24,11 +25,11 @@ class MoveReport:
     predicted_extra_bytes: int
 
     def __str__(self) -> str:
-        counted = self.counted
+        traffic = self.counted
         return (
             f"{self.name} redistributed from {self.source} to {self.target}: "
-            f"{counted.words_received} words received, {counted.words_sent} sent "
-            f"in {counted.messages_sent} message{'s' if counted.messages_sent != 1 else ''}, {self.seconds:.4f} s"
+            f"{traffic.words_received} words received, {traffic.words_sent} sent "
+            f"in {counted(traffic.messages_sent, 'message')}, {self.seconds:.4f} s"
         )
 
 
@@ -82,7 +83,7 @@ class Report:
         return asdict(self) | {"gflops": self.gflops}
 
     def __str__(self) -> str:
-        counted, predicted = self.counted, self.predicted
+        measured, predicted = self.counted, self.predicted
         other = self.seconds - self.compute_seconds - self.wait_seconds - self.pack_seconds - self.move_seconds
         moved = f" + redistribute {self.move_seconds:.4f}" if self.moves else ""
         return (
@@ -90,10 +91,10 @@ class Report:
             f"  rank {self.rank} at {self.coords}: {self.seconds:.4f} s ({self.gflops:.1f} GFLOP/s on all ranks) "
             f"= compute {self.compute_seconds:.4f} + wait {self.wait_seconds:.4f} "
             f"+ pack {self.pack_seconds:.4f}{moved} + other {other:.4f}; predicted {self.predicted_seconds:.4f} s\n"
-            f"  received {counted.words_received} words in {counted.messages_received} messages "
+            f"  received {measured.words_received} words in {measured.messages_received} messages "
             f"(formula {predicted.words_received} in {predicted.messages_received}; "
             f"lower bound {self.lower_bound_words:.0f})\n"
-            f"  sent     {counted.words_sent} words in {counted.messages_sent} messages "
+            f"  sent     {measured.words_sent} words in {measured.messages_sent} messages "
             f"(formula {predicted.words_sent} in {predicted.messages_sent})\n"
             f"  extra memory {self.extra_bytes} bytes (formula {self.predicted_extra_bytes})"
             + "".join(f"\n  {move}" for move in self.moves)
@@ -140,11 +141,8 @@ def summary(reports: Sequence[Report]) -> dict[str, Any]:
 
 def _title(r: Report) -> str:
     m, n, k = r.mnk
-    grid = " x ".join(map(str, (*r.grid, r.layers)[: 3 if r.layers > 1 else 2]))
-    algorithm = f"{r.algorithm} ({r.inside})" if r.inside else r.algorithm
     return (
-        f"C ({m} x {n}) := A ({m} x {k}) B, {r.dtype}, by {algorithm} on a {grid} grid: "
-        f"{r.panels} panel{'s' if r.panels != 1 else ''} of width <= {r.panel_width}, lookahead {r.lookahead}, "
-        f"mover {r.mover}, "
-        f"{r.threads} thread{'s' if r.threads > 1 else ''} per rank"
+        f"C ({m} x {n}) := A ({m} x {k}) B, {r.dtype}, by {named(r.algorithm, r.inside)} on a "
+        f"{sides(*r.grid, r.layers)} grid: {counted(r.panels, 'panel')} of width <= {r.panel_width}, "
+        f"lookahead {r.lookahead}, mover {r.mover}, {counted(r.threads, 'thread')} per rank"
     )

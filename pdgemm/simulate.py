@@ -248,12 +248,13 @@ def _messages(kind: str, source: np.ndarray, target: np.ndarray, words: np.ndarr
 
 def _on(grid: np.ndarray, m: Any, n: Any, k: Any) -> tuple[Any, Any, Any]:
     """Sizes by grid position as sizes by rank."""
-    by_rank = []
-    for x in (m, n, k):
+
+    def by_rank(x: Any) -> np.ndarray:
         sizes = np.zeros(int(grid.max()) + 1, int)
         sizes[grid] = np.broadcast_to(x, grid.shape)
-        by_rank.append(sizes)
-    return tuple(by_rank)  # type: ignore[return-value]
+        return sizes
+
+    return by_rank(m), by_rank(n), by_rank(k)
 
 
 def _full(sizes: Any, ranks: int) -> np.ndarray:

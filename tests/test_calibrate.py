@@ -26,6 +26,7 @@ def test_any_distribution_of_ranks_over_nodes(comm: Any, monkeypatch: pytest.Mon
             self._shared.ranks_per_node = min(per_node, self.size)
 
     monkeypatch.setattr("pdgemm.calibrate.ProcessGrid", Nodes)
+    monkeypatch.setattr("platform.node", lambda: f"node{comm.rank // per_node}")
     machine = calibrate(comm)
     assert len(set(comm.allgather(str(machine)))) == 1
     default = Machine()
@@ -35,3 +36,19 @@ def test_any_distribution_of_ranks_over_nodes(comm: Any, monkeypatch: pytest.Mon
     assert (machine.inter["shift"] != default.inter["shift"]) == (per_node < comm.size)
     for kind in default.intra:
         assert machine.intra[kind].alpha > 0 < machine.inter[kind].beta
+
+
+def test_a_failing_callback_harms_nobody(comm: Any) -> None:
+    from pdgemm.calibrate import calibrate
+
+    if comm.size > 2:
+        pytest.skip("it takes long where ranks share cores, and is the same")
+
+    def fails(done: int, total: int) -> None:
+        raise RuntimeError("told")
+
+    if comm.rank == 0:
+        with pytest.raises(RuntimeError, match="told"):
+            calibrate(comm, fails)
+    else:
+        assert "rank" in calibrate(comm).name

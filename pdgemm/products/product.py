@@ -36,11 +36,11 @@ class Placed:
     def strides(self) -> tuple[int, int, int]:
         """Distances between the numbers of neighbours along a row, a column and the layers."""
         pr, pc = self.shape
-        first = self.place[0]
-        return tuple(  # type: ignore[return-value]
-            abs(self.place[step] - first) if parts > 1 else 1
-            for step, parts in ((1, pc), (pc, pr), (pr * pc, self.layers))
-        )
+
+        def distance(step: int, parts: int) -> int:
+            return abs(self.place[step] - self.place[0]) if parts > 1 else 1
+
+        return distance(1, pc), distance(pc, pr), distance(pr * pc, self.layers)
 
     def layer_of(self, rank: int) -> int:
         """-1 for a rank that has no place."""
