@@ -180,6 +180,16 @@ def test_the_memory_limit_is_kept_and_what_is_missing_is_said() -> None:
         estimates(Question(*SHAPES["square"], 64, memory=share))
 
 
+@pytest.mark.parametrize("algorithm", ["cannon", "stationary_a", "2.5d", "row"])
+def test_a_transposed_product_is_planned_as_the_mirror_image(algorithm: str) -> None:
+    mirror = {"stationary_a": "stationary_b", "row": "column"}.get(algorithm, algorithm)
+    here = estimates(Question(40_000, 3_000, 5_000, 24, algorithm=algorithm))[0]
+    there = estimates(Question(3_000, 40_000, 5_000, 24, algorithm=mirror))[0]
+    assert (here.grid, here.layers, here.inside) == (there.grid[::-1], there.layers, there.inside)
+    assert here.words_per_rank == pytest.approx(there.words_per_rank)
+    assert here.seconds == pytest.approx(there.seconds)
+
+
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
