@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
@@ -12,7 +14,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.errors import GridError, together
+from pdgemm.errors import ArgumentError, GridError, together
+from pdgemm.grids.node_memory import NodeMemory, node_memory
 from pdgemm.threads import share_cores
 
 WORK_GRIDS = 8  # kept for products to come; each has three communicators
@@ -43,7 +46,7 @@ class ProcessGrid:
              Ranks that are not listed are idle: they take part in every collective call and hold nothing.
 
     `comm`: all ranks, idle ones too; `row`: same i and layer; `col`: same j and layer; `depth`: same (i, j);
-    `node`: ranks that share memory.  Without `ranks`, rank = (layer * Pr + i) * Pc + j.  `T` is the same grid
+    `node`: ranks that share memory, `memory`.  Without `ranks`, rank = (layer * Pr + i) * Pc + j.  `T` is the same grid
     seen transposed: position (j, i) is the rank at (i, j).
 
     Communicators are a limited resource that only all ranks together can give back: use the grid
@@ -51,6 +54,8 @@ class ProcessGrid:
 
     Threads: the first grid of a process lowers the number of BLAS threads to the rank's share of
     its node's cores, unless OMP_NUM_THREADS or the like is set (see `pdgemm.threads`).
+
+    PDGEMM_RANKS_PER_NODE=n pretends that each n consecutive ranks of a node are a node of their own.
 
     Raises GridError on every rank when shape, layers and ranks do not fit the communicator.
     """
@@ -64,21 +69,18 @@ class ProcessGrid:
     ) -> None:
         base = MPI.COMM_WORLD if comm is None else comm
         with together(base) as said:
-            said += ["ProcessGrid", shape, layers, ranks]
+            per_node = _ranks_per_node()
+            said += ["ProcessGrid", shape, layers, ranks, per_node]
             members = range(base.size) if ranks is None else _members(ranks, base.size)
             self.shape = grid_shape(len(members), shape, layers)
         self.layers = layers
         dims = (layers, *self.shape)
         self.ranks = np.array(members).reshape(dims)
-        self._shared = _duplicate(base)
+        self._shared = _duplicate(base, per_node)
         self.comm: MPI.Intracomm = self._shared.comm
         self.rank, self.size = self.comm.rank, self.comm.size
         self._connect(base, members, dims)
-        self.node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
         self._group = self.comm.Get_group()
-        share_cores(self.node)
-        if not self._shared.ranks_per_node:
-            self._shared.ranks_per_node = self.comm.allreduce(self.node.size, MPI.MAX)
 
     def _connect(self, base: MPI.Intracomm, members: Sequence[int], dims: tuple[int, int, int]) -> None:
         """The communicators of rows, columns and depths, and this rank's place in them.  Collective over base."""
@@ -125,9 +127,25 @@ class ProcessGrid:
         return self.T if self.transposed else self
 
     @property
+    def node(self) -> MPI.Intracomm:
+        """The ranks of this rank's node."""
+        return self._shared.node
+
+    @property
+    def memory(self) -> NodeMemory:
+        """What they share."""
+        return self._shared.memory
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """The node of each rank, by the first rank on it."""
+        return self._shared.nodes
+
+    @property
     def ranks_per_node(self) -> int | None:
         """Ranks that share memory, at most; None where all of them do."""
-        return self._shared.ranks_per_node if self._shared.ranks_per_node < self.size else None
+        most = self._shared.ranks_per_node
+        return most if most < self.size else None
 
     @property
     def idle(self) -> bool:
@@ -185,12 +203,12 @@ class ProcessGrid:
             return
         self.T.comm = self.comm = MPI.COMM_NULL  # type: ignore[assignment]
         self._group.Free()
-        self.node.Free()
         self._disconnect()
         self._shared.users -= 1
         if not self._shared.users:
             for grid in self._shared.work_grids.values():
                 grid._disconnect()
+            self._shared.node.Free()
             self._shared.comm.Free()
 
     def __enter__(self) -> ProcessGrid:
@@ -215,26 +233,43 @@ class ProcessGrid:
 
 
 class _Shared:
-    """The duplicate of a communicator that its grids use."""
+    """The duplicate of a communicator that its grids use, and its nodes."""
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
+    def __init__(self, comm: MPI.Intracomm, per_node: int | None) -> None:
         self.comm = comm.Dup()
         self.users = 0
-        self.ranks_per_node = 0  # the most of any node
         self.work_grids: dict[Any, ProcessGrid] = {}
+        self.node = MPI.Intracomm(self.comm.Split_type(MPI.COMM_TYPE_SHARED))
+        share_cores(self.node)
+        if per_node is not None:
+            whole, self.node = self.node, MPI.Intracomm(self.node.Split(self.node.rank // per_node))
+            whole.Free()
+        self.memory = node_memory(self.node)
+        self.nodes = tuple(self.comm.allgather(self.node.bcast(self.comm.rank)))
+        self.ranks_per_node = max(Counter(self.nodes).values())
 
 
 _DUPLICATE = MPI.Comm.Create_keyval()
 
 
-def _duplicate(comm: MPI.Intracomm) -> _Shared:
+def _duplicate(comm: MPI.Intracomm, per_node: int | None) -> _Shared:
     """The duplicate that the grids of `comm` share, made for the first of them.  Collective."""
     shared: Any = comm.Get_attr(_DUPLICATE)
     if shared is None or not shared.users:
-        shared = _Shared(comm)
+        shared = _Shared(comm, per_node)
         comm.Set_attr(_DUPLICATE, shared)
     shared.users += 1
     return shared
+
+
+def _ranks_per_node() -> int | None:
+    """Of the nodes that PDGEMM_RANKS_PER_NODE pretends."""
+    text = os.environ.get("PDGEMM_RANKS_PER_NODE")
+    if not text:
+        return None
+    if not text.isdecimal() or text == "0":
+        raise ArgumentError(f"PDGEMM_RANKS_PER_NODE is a positive number, got {text!r}")
+    return int(text)
 
 
 def _members(ranks: Sequence[int], size: int) -> list[int]:

@@ -56,7 +56,7 @@ class Problem:
 
     size      : ranks of the communicator in which the layouts number their ranks.
     plain     : C is not read, beta is 0.
-    mover     : one of BROADCASTS, or "auto".
+    mover     : one of BROADCASTS, "shared", or "auto".
     algorithm : one of ALGORITHMS.   shape, layers : of the grid of the product, where they are asked for.
     """
 
@@ -74,6 +74,8 @@ class Problem:
     layers: int | None = None
     memory_limit: int | None = None
     width_asked: bool = True  # is `width` the caller's?
+    shared: bool = False  # do all ranks share memory?
+    private: str = ""  # which of A and B do not lie in it
     machine: Machine = field(default_factory=Machine, repr=False)
 
     @property
@@ -112,7 +114,9 @@ class Problem:
     @property
     def broadcast(self) -> str:
         """How panels travel until the plan is tuned."""
-        return BROADCASTS[0] if self.mover == "auto" else self.mover
+        if self.mover == "auto":
+            return "shared" if self.shared else BROADCASTS[0]
+        return self.mover
 
     @property
     def reduced_rows(self) -> int:
@@ -186,7 +190,8 @@ def _summa(
     problem: Problem, r: BlockCyclic, s: BlockCyclic, inner_a: BlockCyclic, inner_b: BlockCyclic, place: tuple[int, ...]
 ) -> Summa:
     laid = _laid(problem, (r, inner_a, place), (inner_b, s, place), (r, s, place))
-    return Summa(*laid, problem.lookahead, problem.broadcast)
+    product = Summa(*laid, problem.lookahead, problem.broadcast)
+    return product if problem.width_asked else product.whole()
 
 
 def summa_on(problem: Problem, box: Box) -> Summa:
@@ -263,7 +268,8 @@ def layered_on(problem: Problem, box: Box, inside: str, on_layer_0: bool = False
     place_b = tuple(skewed[x][1][i * pc + j] for i in range(pr) for x in range(c) for j in range(pc))
     mover = "shift" if inside == "cannon" else problem.broadcast
     laid = _laid(problem, (r, inner_a, place_a), (inner_b, s, place_b), of_c)
-    return Layered(*laid, problem.lookahead, mover, place, c, inside, problem.reduced_rows)
+    product = Layered(*laid, problem.lookahead, mover, place, c, inside, problem.reduced_rows)
+    return product if problem.width_asked else product.whole()
 
 
 def inner_on(problem: Problem, a: Layout, b: Layout) -> Inner:

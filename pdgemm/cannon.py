@@ -27,6 +27,7 @@ def cannon(
     room: Room,
     recorder: Recorder,
     notify: Callable[[int, int], object],
+    near: None = None,
 ) -> None:
     """C := alpha A B + beta C by Cannon's algorithm.  Collective over the grid.
 

@@ -130,7 +130,7 @@ def generate(
 @click.option("--memory-limit", type=BYTES, help="Per rank, for buffers beyond A, B and C.")
 @click.option("--panel-width", type=int, help="Widest panel.")
 @click.option("--lookahead", default=1, show_default=True, help="Panels in flight behind the one in use.")
-@click.option("--mover", type=click.Choice(("auto", "ibcast", "ring")), default="auto", show_default=True)
+@click.option("--mover", type=click.Choice(("auto", "shared", "ibcast", "ring")), default="auto", show_default=True)
 @_algorithm
 @click.option("--accumulate-dtype", type=click.Choice(SUMS), help="Type in which products are added up.")
 @click.option("--verify", "verified", is_flag=True, help="Check the result before it is stored.")

@@ -47,6 +47,10 @@ class OutOfMemoryError(PdgemmError, MemoryError):
     """A rank could not allocate what it needs."""
 
 
+class NodeMemoryError(OutOfMemoryError):
+    """The ranks of a node have no room left in the memory that they share."""
+
+
 class FileError(PdgemmError, OSError):
     """A file or dataset that cannot be read or written."""
 

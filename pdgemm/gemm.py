@@ -14,7 +14,7 @@ from pdgemm import dtypes
 from pdgemm.arguments import accumulation, as_count, as_optional, as_scalar, as_shape, check_result, op
 from pdgemm.candidates import Problem
 from pdgemm.cannon import cannon
-from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, Shield, together
+from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, NodeMemoryError, Shield, together
 from pdgemm.families import ALGORITHMS
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout, Order
@@ -22,8 +22,9 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.layered import inner, layered
 from pdgemm.local import BLAS_INT
 from pdgemm.machine import Machine, machine_at_hand, on_nodes
-from pdgemm.matrix import DistMatrix
-from pdgemm.movers import MOVERS
+from pdgemm.matrix import DistMatrix, all_shared, new_array
+from pdgemm.movers import MOVERS, SHARED
+from pdgemm.neighbours import Neighbours
 from pdgemm.planner import Plan, panel_width, plan_product
 from pdgemm.products import Cannon, Inner, Layered, Product, Stationary, Summa
 from pdgemm.redistribution import Room, exchange, kept_if_it_fails, move_report
@@ -79,7 +80,8 @@ def pdgemm(
     panel_width  : widest panel, in inner indices; by default what the model says.
     memory_limit : bytes per rank for all buffers beyond A, B and C: panels, messages, copies of redistributed
         matrices, and sums where C has another type than accumulate_dtype.
-    mover        : how panels are broadcast, "ibcast" (MPI_Ibcast), "ring" (point-to-point), or "auto": by the model.
+    mover        : how panels come from their owners: "shared" (read in place, in memory that the ranks of one node
+        share), "ibcast" (MPI_Ibcast), "ring" (point-to-point), or "auto": "shared" on one node, else by the model.
     accumulate_dtype : type in which products are added up.  By default the common type of A, B and C; for 16-bit
         types float32, for int8 int32.  Panels are converted one by one, never whole matrices.
     machine      : what messages and flops take, by default the file that PDGEMM_MACHINE names (`pdgemm calibrate`
@@ -97,17 +99,28 @@ def pdgemm(
     """
     start = perf_counter()
     comm = _communicator(A)
-    with together(comm if check else None) as said:
-        A, B, C, made = _operands(A, B, C, transa, transb)
-        beta = 0 if made else beta
-        alpha, beta = as_scalar(alpha, C.dtype, "alpha"), as_scalar(beta, C.dtype, "beta")
-        asked = _Options(
-            algorithm, shape, layers, lookahead, panel_width, memory_limit, mover, accumulate_dtype, machine
-        )
-        plan = plan_product(_problem(A, B, C, asked, beta == 0, nothing=alpha == 0 or A.shape[1] == 0))
-        said += [f"pdgemm, alpha={alpha}", f"beta={beta}", plan.description]
-        room = _Buffers(plan, comm.rank)
-    return _run(alpha, A, B, beta, C, plan, room, start, progress)
+    asked = _Options(algorithm, shape, layers, lookahead, panel_width, memory_limit, mover, accumulate_dtype, machine)
+
+    def ready(shared: bool) -> tuple[Any, DistMatrix, DistMatrix, Any, DistMatrix, Plan, _Buffers]:
+        with together(comm if check else None) as said:
+            a, b, c, made = _operands(A, B, C, transa, transb)
+            scalars = as_scalar(alpha, c.dtype, "alpha"), as_scalar(0 if made else beta, c.dtype, "beta")
+            nothing = scalars[0] == 0 or a.shape[1] == 0
+            plan = plan_product(_problem(a, b, c, asked, scalars[1] == 0, nothing, shared))
+            said += [f"pdgemm, alpha={scalars[0]}", f"beta={scalars[1]}", plan.description]
+            room = _Buffers(plan, a, b)
+        return scalars[0], a, b, scalars[1], c, plan, room
+
+    try:
+        found = ready(shared=True)
+    except NodeMemoryError:
+        if mover == SHARED:
+            raise
+        found = ready(shared=False)
+    result = _run(*found, start, progress)
+    if C is None:
+        result.shared = all_shared(result.stored, result.grid)
+    return result
 
 
 def plan(
@@ -143,7 +156,7 @@ def plan(
         asked = _Options(
             algorithm, shape, layers, lookahead, panel_width, memory_limit, mover, accumulate_dtype, machine
         )
-        found = plan_product(_problem(A, B, C, asked, made or beta == 0, nothing=A.shape[1] == 0))
+        found = plan_product(_problem(A, B, C, asked, made or beta == 0, nothing=A.shape[1] == 0, shared=True))
         said += ["plan", found.description]
     return found
 
@@ -177,7 +190,9 @@ def execute(
         if beta != 0 and plan.problem.plain and any(name == "C" for name, _ in plan.moves):
             raise ArgumentError(f"beta = {beta}, but the plan was made for beta = 0: plan(..., beta=1)")
         said += [f"execute, alpha={alpha}", f"beta={beta}", plan.description]
-        room = _Buffers(plan, comm.rank)
+        if plan.product.shared and _private(A, B) != plan.problem.private:
+            plan = replace(plan, problem=replace(plan.problem, private=_private(A, B)))
+        room = _Buffers(plan, A, B)
     return _run(alpha, A, B, beta, C, plan, room, start, None)
 
 
@@ -189,19 +204,27 @@ def matmul(A: DistMatrix, B: DistMatrix, out: DistMatrix | None = None) -> DistM
 class _Buffers:
     """All memory of one rank for a plan, allocated before anything is sent."""
 
-    def __init__(self, plan: Plan, rank: int) -> None:
+    def __init__(self, plan: Plan, A: DistMatrix, B: DistMatrix) -> None:
+        grid, rank = A.grid, A.grid.comm.rank
+
+        def empty(layout: Layout, shared: bool) -> np.ndarray:
+            shape = layout.local_shape(rank)
+            if shared:
+                return grid.memory.empty(shape, layout.dtype, layout.order)
+            return new_array(shape, layout.dtype, layout.order, grid)
+
         self.product = {name: np.empty(words, dtype) for name, (words, dtype) in plan.buffers(rank).items()}
         self.messages = {name: Room(move, rank) for name, move in plan.moves}
-        self.copies = {name: _empty(move.source if name == "C" else move.target, rank) for name, move in plan.moves}
+        self.copies = {
+            name: empty(move.source if name == "C" else move.target, plan.product.shared and name != "C")
+            for name, move in plan.moves
+        }
+        self.staged = {name: empty(layout, shared=True) for name, layout in plan.staged.items()}
 
     @property
     def nbytes(self) -> int:
-        rooms: list[np.ndarray | Room] = [*self.product.values(), *self.messages.values(), *self.copies.values()]
-        return sum(x.nbytes for x in rooms)
-
-
-def _empty(layout: Layout, rank: int) -> np.ndarray:
-    return np.empty(layout.local_shape(rank), layout.dtype, layout.order)
+        rooms: list[np.ndarray | Room] = [*self.product.values(), *self.messages.values()]
+        return sum(x.nbytes for x in [*rooms, *self.copies.values(), *self.staged.values()])
 
 
 def _run(
@@ -237,11 +260,22 @@ def _run(
             if name != "C":
                 move(name, lying[name], 0, there)
             lying[name] = there
+        for name, there in room.staged.items():
+            with recorder.phase("pack"):
+                there[...] = lying[name]
+            lying[name] = there
         a, b, c = (lying[name] for name in "ABC")
         if plan.transposed:
             a, b, c = b.T, a.T, c.T
         added = 0 if "C" in moves else beta
-        _RUN[type(plan.product)](alpha, a, b, added, c, plan.product, grid, room.product, recorder, notify)
+        near = None
+        if plan.product.shared:
+            with recorder.phase("wait"):
+                near = Neighbours(A.grid.memory, a, b, plan.product)
+        _RUN[type(plan.product)](alpha, a, b, added, c, plan.product, grid, room.product, recorder, notify, near)
+        if near:
+            with recorder.phase("wait"):
+                near.leave()
         if "C" in moves:
             move("C", lying["C"], beta, C.stored)
     C.report = _report(plan, comm.rank, C.grid.coords, recorder, perf_counter() - start, reports)
@@ -283,7 +317,13 @@ def _result(A: DistMatrix, B: DistMatrix) -> DistMatrix:
     layout = Distribution(rows, cols)
     order: Order = "F" if all((x.order == "F") != x.grid.transposed for x in (A, B)) else "C"
     dtype = dtypes.product(A.dtype, B.dtype)
-    return DistMatrix(np.empty(layout.local_shape(grid.coords), dtype, order), grid, layout, order)
+    return DistMatrix(new_array(layout.local_shape(grid.coords), dtype, order, grid), grid, layout, order)
+
+
+def _private(A: DistMatrix, B: DistMatrix) -> str:
+    """Which of them do not lie where the ranks of the node can read them."""
+    memory = A.grid.memory
+    return "".join(name for name, x in (("A", A), ("B", B)) if not (x.shared and x.grid.memory is memory))
 
 
 def _nothing_to_multiply(A: Layout, B: Layout, C: Layout) -> tuple[Layout, Layout]:
@@ -335,12 +375,17 @@ def _operands(
     return A, B, C, made
 
 
-def _problem(A: DistMatrix, B: DistMatrix, C: DistMatrix, asked: _Options, plain: bool, nothing: bool) -> Problem:
-    """nothing : there is no product to be formed, C := beta C."""
+def _problem(
+    A: DistMatrix, B: DistMatrix, C: DistMatrix, asked: _Options, plain: bool, nothing: bool, shared: bool
+) -> Problem:
+    """nothing : there is no product to be formed, C := beta C.   shared : may ranks read each other's panels?"""
     if asked.algorithm not in ALGORITHMS:
         raise ArgumentError(f"algorithm {asked.algorithm!r} is not one of {', '.join(ALGORITHMS)}")
-    if not isinstance(asked.mover, str) or asked.mover not in ("auto", *MOVERS):
-        raise ArgumentError(f"mover {asked.mover!r} is not one of auto, {', '.join(MOVERS)}")
+    if not isinstance(asked.mover, str) or asked.mover not in ("auto", SHARED, *MOVERS):
+        raise ArgumentError(f"mover {asked.mover!r} is not one of auto, {SHARED}, {', '.join(MOVERS)}")
+    shared = shared and A.grid.ranks_per_node is None and bool(A.grid.memory.size)
+    if asked.mover == SHARED and not shared and A.grid.size > 1:
+        raise ArgumentError("mover 'shared' is for ranks of one node that share memory")
     accumulate = accumulation(A.dtype, B.dtype, C.dtype, asked.accumulate_dtype)
     a, b, c = (x.layout_in(A.grid) for x in (A, B, C))
     algorithm, shape, layers = asked.algorithm, as_shape(asked.shape), as_optional(asked.layers, "layers", 1)
@@ -363,6 +408,8 @@ def _problem(A: DistMatrix, B: DistMatrix, C: DistMatrix, asked: _Options, plain
         layers=layers,
         memory_limit=as_optional(asked.memory_limit, "memory_limit", 0),
         width_asked=width is not None,
+        shared=shared,
+        private=_private(A, B) if shared and not nothing else "",
         machine=_machine(asked.machine, A.grid),
     )
 

@@ -16,6 +16,7 @@ from pdgemm.blockcopy import copy_blocks
 from pdgemm.cannon import cannon
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local import scale
+from pdgemm.neighbours import Neighbours
 from pdgemm.products import Cannon, Inner, Layered
 from pdgemm.products.layered import Reduction
 from pdgemm.summa import summa
@@ -35,6 +36,7 @@ def layered(
     room: Room,
     recorder: Recorder,
     notify: Notify,
+    near: Neighbours | None,
 ) -> None:
     """C := alpha A B + beta C on a Pr x Pc x c grid: every layer its share of k, then a sum over the layers.
 
@@ -42,7 +44,7 @@ def layered(
         needs 1/c of each, so they are not replicated.
     C    : this rank's elements of C (m, n), any part of block (i, j); overwritten, not read where beta is 0.
     room : the buffers of the plan.   recorder : takes seconds, words and messages.   notify : hears of each panel;
-        must not raise.
+        must not raise.   near : where panels are read in place, A and B of the other ranks.
 
     Cost per rank on q x q x c, P = q^2 c: 2mnk/P flops; (mk + kn)(q - 1)/P + mn (c - 1)/P words in; extra memory
     that of the layer's product, and mn/q^2 words and a little.
@@ -59,7 +61,7 @@ def layered(
     if isinstance(layer, Cannon):
         cannon(alpha, A, B, 0, sums, layer, grid, room, recorder, notify)
     else:
-        summa(alpha, A, B, 0, sums, layer, grid, room, recorder, notify)
+        summa(alpha, A, B, 0, sums, layer, grid, room, recorder, notify, near)
     for window in plan.reduction.windows(rank):
         _add_up(sums[slice(*window)], beta, C, window, plan.reduction, grid.depth, rank, room, recorder)
 
@@ -75,6 +77,7 @@ def inner(
     room: Room,
     recorder: Recorder,
     notify: Notify,
+    near: None = None,
 ) -> None:
     """C := alpha A B + beta C where each rank holds columns of A and the same rows of B.  Collective over grid.comm.
 

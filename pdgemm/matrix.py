@@ -8,7 +8,7 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm import elements
-from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, together
+from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, NodeMemoryError, together
 from pdgemm.gather import block_index, collect, collect_everywhere, deal
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout, Order
@@ -28,6 +28,8 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
                    local row l is global row `distribution.rows.to_global(l, i)`.  Changing it changes
                    the matrix.
     order        : "C" or "F", the memory order of the local arrays, one for all ranks.
+    shared       : do the local arrays of all ranks lie in memory that the ranks of a node share?  Products read
+                   them there; what lies elsewhere is copied there first.
     report       : what the product, load or redistribution that made this matrix did, or None.
 
     Views share the elements, cost nothing and send nothing: `A[i0:i1, j0:j1]` any submatrix, `A.T` the
@@ -50,6 +52,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         distribution: Distribution,
         order: Order = "C",
         conjugated: bool = False,
+        shared: bool = False,
     ) -> None:
         """Not collective and unchecked: use `from_local`."""
         self._stored = stored
@@ -57,6 +60,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         self.distribution = distribution
         self.order = order
         self.conjugated = conjugated
+        self.shared = shared
         self.report: Any = None  # a Report, MoveReport or IOReport
 
     # ------------------------------------------------------------------ making
@@ -83,7 +87,8 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
             said += [layout, np.dtype(dtype), order]
             if order not in ("C", "F"):
                 raise ArgumentError(f'order {order!r} is neither "C" nor "F"')
-            return cls(np.empty(layout.local_shape(grid.coords), dtype, order), grid, layout, order)
+            local = new_array(layout.local_shape(grid.coords), dtype, order, grid)
+        return cls(local, grid, layout, order, shared=all_shared(local, grid))
 
     @classmethod
     def zeros(cls, shape: tuple[int, int], *, grid: ProcessGrid, **layout: Any) -> DistMatrix:
@@ -161,10 +166,11 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
             except ValueError as bad:
                 raise LayoutError(f"{bad}; pass numpy.ascontiguousarray(local)") from bad
         # an empty array, a row or a column is of both orders: the other ranks decide
-        orders = sorted({order for order in comm.allgather(_order(array)) if order})
+        lying = comm.allgather((_order(array), grid.memory.offset(array) >= 0))
+        orders = sorted({order for order, _ in lying if order})
         if len(orders) > 1:
             raise LayoutError("local arrays in C order on some ranks and in Fortran order on others")
-        return cls(array, grid, layout, orders[0] if orders else "C")
+        return cls(array, grid, layout, orders[0] if orders else "C", shared=all(shared for _, shared in lying))
 
     @classmethod
     def from_global(
@@ -261,7 +267,9 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
     def T(self) -> DistMatrix:
         """The transpose, as a view: on the grid seen transposed, `grid.T`.  Local."""
         order: Order = "C" if self.order == "F" else "F"
-        return DistMatrix(self._stored.T, self.grid.T, self.distribution.transposed, order, self.conjugated)
+        return DistMatrix(
+            self._stored.T, self.grid.T, self.distribution.transposed, order, self.conjugated, self.shared
+        )
 
     @property
     def H(self) -> DistMatrix:
@@ -278,7 +286,8 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         ranges = [x.indices(n)[:2] for x, n in zip(keys, self.shape, strict=True)]
         rows, cols = ((start, max(start, stop)) for start, stop in ranges)
         part = self._stored[self.distribution.local_window(rows, cols, self.grid.coords)]
-        return DistMatrix(part, self.grid, self.distribution.window(rows, cols), self.order, self.conjugated)
+        window = self.distribution.window(rows, cols)
+        return DistMatrix(part, self.grid, window, self.order, self.conjugated, self.shared)
 
     def __setitem__(self, key: Any, value: DistMatrix | complex) -> None:
         """Set a submatrix: to a number, or to a matrix of any layout.  Collective over the grid."""
@@ -380,6 +389,20 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
                 f"layouts differ: {self.distribution} on a {self.grid} grid and "
                 f"{other.distribution} on a {other.grid} grid; bring one to the other's with redistribute"
             )
+
+
+def new_array(shape: tuple[int, int], dtype: Any, order: Order, grid: ProcessGrid) -> np.ndarray:
+    """An array whose elements are not set, where the ranks of the node can read it if there is room.  Local."""
+    try:
+        return grid.memory.empty(shape, dtype, order)
+    except NodeMemoryError:
+        return np.empty(shape, dtype, order)
+
+
+def all_shared(local: np.ndarray, grid: ProcessGrid) -> bool:
+    """Do the arrays of all ranks lie in the memory of their nodes?  Collective over the grid."""
+    alone = grid.comm.size == 1
+    return not alone and bool(grid.comm.allreduce(grid.memory.offset(local) >= 0, MPI.LAND))
 
 
 def layout_on(grid: ProcessGrid, shape: tuple[int, int], block: Block, source: tuple[int, int]) -> Distribution:

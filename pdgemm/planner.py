@@ -20,6 +20,7 @@ from pdgemm.errors import ArgumentError, MemoryLimitError
 from pdgemm.exchange import Exchange, plan_exchange
 from pdgemm.explain import Candidate, in_bytes, table
 from pdgemm.families import impossible
+from pdgemm.grids.layout import Layout
 from pdgemm.local import EXACT_WIDTH
 from pdgemm.plain import pack, unpack
 from pdgemm.products import Product
@@ -101,10 +102,22 @@ class Plan:
     @remembered
     def extra_bytes(self, rank: int | None) -> int:
         """Memory of a rank beyond A, B and C as they were given; rank None: at most, of any rank."""
-        return self.product.extra_bytes(rank) + sum(
-            move.extra_bytes(rank) + (move.source if name == "C" else move.target).local_bytes(rank)
-            for name, move in self.moves
+        staged = sum(layout.local_bytes(rank) for layout in self.staged.values())
+        return (
+            self.product.extra_bytes(rank)
+            + staged
+            + sum(
+                move.extra_bytes(rank) + (move.source if name == "C" else move.target).local_bytes(rank)
+                for name, move in self.moves
+            )
         )
+
+    @cached_property
+    def staged(self) -> dict[str, Layout]:
+        """Operands that are copied to where the ranks of the node can read them."""
+        problem = self.problem
+        stay = set(problem.private if self.product.shared else "") - {name for name, _ in self.moves}
+        return {name: x for name, x in (("A", problem.A), ("B", problem.B)) if name in stay}
 
     @cached_property
     def description(self) -> str:
@@ -145,6 +158,7 @@ class Plan:
         machine = self.problem.machine
         moving = sum(move.seconds(machine, rank) for _, move in self.moves)
         copies = (self.extra_bytes(rank) - self.product.extra_bytes(rank)) / machine.fresh
+        copies += sum(layout.local_bytes(rank) for layout in self.staged.values()) / machine.copy
         return self.product.seconds(machine, rank) + weight * (moving + copies)
 
     def candidate(self, verdict: str = "", chosen: bool = False) -> Candidate:
@@ -257,12 +271,13 @@ def plan_product(problem: Problem) -> Plan:
 def tuned(plan: Plan) -> Plan:
     """The plan with the mover and the panel width that take the least time, of those that were left open.
 
-    They change neither the words nor the layouts.  A plan that had to be narrowed to fit its memory limit stays.
+    They change neither the words nor the layouts.  A plan that had to be narrowed to fit its memory limit,
+    or whose panels are all that a rank has, stays.
     """
     problem, product = plan.problem, plan.product
-    if product.mover not in BROADCASTS or product.width < problem.width:
+    if not (product.shared or product.mover in BROADCASTS) or product.width != problem.width:
         return plan
-    movers = BROADCASTS if problem.mover == "auto" else (product.mover,)
+    movers = BROADCASTS if problem.mover == "auto" and not product.shared else (product.mover,)
     widths = [problem.width] if problem.width_asked else [x for x in WIDTHS if x <= problem.width] or [problem.width]
     limit, best = problem.memory_limit, plan
     for mover, width in itertools.product(movers, widths):

@@ -20,7 +20,7 @@ from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.grids.runs import Pairing
 from pdgemm.local import scale, update
-from pdgemm.matrix import DistMatrix, layout_on
+from pdgemm.matrix import DistMatrix, all_shared, layout_on, new_array
 from pdgemm.report import MoveReport
 from pdgemm.timing import Recorder
 
@@ -61,7 +61,7 @@ def redistribute(
     """
     if not isinstance(X, DistMatrix):  # without a matrix there is no communicator to agree on
         raise DTypeError(f"X is a DistMatrix, got {type(X).__name__}")
-    start, recorder, comm = perf_counter(), Recorder(), X.grid.comm
+    start, recorder, comm, made = perf_counter(), Recorder(), X.grid.comm, out is None
     if relabel and out is None:
         grid = _relabelled(X, grid or X.grid.base, block, source)
     with together(comm if check else None) as said:
@@ -92,6 +92,8 @@ def redistribute(
             scale(beta, out.stored)
         else:
             exchange(alpha, X.stored, beta, out.stored, plan, room, comm, recorder)
+    if made:
+        out.shared = all_shared(out.stored, out.grid)
     out.report = move_report("X", plan, comm.rank, recorder, perf_counter() - start)
     return out
 
@@ -121,7 +123,7 @@ def _made(
     if order not in ("C", "F"):
         raise ArgumentError(f'order {order!r} is neither "C" nor "F"')
     layout = layout_on(grid, X.shape, block, source)
-    local = np.empty(layout.local_shape(grid.coords), X.dtype if dtype is None else dtype, order)
+    local = new_array(layout.local_shape(grid.coords), X.dtype if dtype is None else dtype, order, grid)
     return DistMatrix(local, grid, layout, order)
 
 

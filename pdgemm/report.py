@@ -85,6 +85,7 @@ class Report:
     def __str__(self) -> str:
         measured, predicted = self.counted, self.predicted
         other = self.seconds - self.compute_seconds - self.wait_seconds - self.pack_seconds - self.move_seconds
+        read = f", {measured.words_read} of them read in place" if measured.words_read else ""
         moved = f" + redistribute {self.move_seconds:.4f}" if self.moves else ""
         return (
             f"{_title(self)}\n"
@@ -93,7 +94,7 @@ class Report:
             f"+ pack {self.pack_seconds:.4f}{moved} + other {other:.4f}; predicted {self.predicted_seconds:.4f} s\n"
             f"  received {measured.words_received} words in {measured.messages_received} messages "
             f"(formula {predicted.words_received} in {predicted.messages_received}; "
-            f"lower bound {self.lower_bound_words:.0f})\n"
+            f"lower bound {self.lower_bound_words:.0f}){read}\n"
             f"  sent     {measured.words_sent} words in {measured.messages_sent} messages "
             f"(formula {predicted.words_sent} in {predicted.messages_sent})\n"
             f"  extra memory {self.extra_bytes} bytes (formula {self.predicted_extra_bytes})"
@@ -113,7 +114,7 @@ def summary(reports: Sequence[Report]) -> dict[str, Any]:
         "move_seconds": [r.move_seconds for r in reports],
         **{
             name: [getattr(r.counted, name) for r in reports]
-            for name in ("words_received", "words_sent", "messages_received", "messages_sent")
+            for name in ("words_received", "words_read", "words_sent", "messages_received", "messages_sent")
         },
         "extra_bytes": [r.extra_bytes for r in reports],
     }

@@ -17,6 +17,7 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.grids.runs import Pairing, whole
 from pdgemm.local import scale, update
 from pdgemm.movers import MOVERS
+from pdgemm.neighbours import Neighbours
 from pdgemm.panels import column_panel, column_room
 from pdgemm.pipeline import PanelRing, Slot, prefetch
 from pdgemm.products import Stationary
@@ -35,6 +36,7 @@ def stationary(
     room: Room,
     recorder: Recorder,
     notify: Callable[[int, int], object],
+    near: Neighbours | None,
 ) -> None:
     """C := alpha A B + beta C with A stationary.  Collective over the grid.
 
@@ -42,7 +44,7 @@ def stationary(
         beta is 0.
     B    : the elements of B (k, n) of the rank across the diagonal, as `plan` says: A's column map is B's row map.
     room : the buffers of the plan.   recorder : takes seconds, words and messages.   notify : hears of each panel;
-        must not raise.
+        must not raise.   near : where panels are read in place, A and B of the other ranks.
 
     Cost per rank on q x q: 2mnk/q^2 flops; (kn + mn)(q - 1)/q^2 words in; ceil(n/w) broadcasts and reductions;
     extra memory (lookahead + 2) w (k + 2m)/q words.
@@ -55,21 +57,26 @@ def stationary(
         return
     i, j = grid.coords
     (m_loc, k_loc), order = A.shape, plan.C.order
-    broadcast, traffic = MOVERS[plan.mover], recorder.traffic
-    b_travels, c_travels = grid.col.size > 1 and k_loc > 0, grid.row.size > 1 and m_loc > 0
+    traffic, in_col = recorder.traffic, {i: B}  # the parts of B that can be read from here
+    if near:
+        in_col |= {q: near.B(plan.B.rank(j, q)) for q in range(grid.col.size) if q != i}
+    b_comes, c_travels = grid.col.size > 1 and k_loc > 0, grid.row.size > 1 and m_loc > 0
+    b_travels = b_comes and not near
     ring = PanelRing(plan.slots, room["panels of C"], room["panels of B"], recorder)
     totals = room["sums"].reshape(plan.slots, -1)
 
     def post(step: PanelStep) -> Slot:
         slot = ring.take()
         with recorder.phase("pack"):
-            if i == step.row:
-                slot.B = column_panel(B, plan.B.order, step.b, slot.buffer_b, b_travels)
+            if step.row in in_col:
+                slot.B = column_panel(in_col[step.row], plan.B.order, step.b, slot.buffer_b, b_travels)
             else:
                 slot.B = column_room(k_loc, plan.B.order, step.width, slot.buffer_b)
         with recorder.phase("post"):
             if b_travels:
-                broadcast(grid.col, wire(slot.B), step.row, slot, traffic)  # B_jp along my grid column
+                MOVERS[plan.mover](grid.col, wire(slot.B), step.row, slot, traffic)  # B_jp along my grid column
+            elif b_comes and step.row != i:
+                traffic.read(slot.B.size)
         return slot
 
     def add_up(step: PanelStep, slot: Slot, panel: np.ndarray) -> None:

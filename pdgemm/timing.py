@@ -10,12 +10,16 @@ from time import perf_counter
 
 @dataclass
 class Traffic:
-    """Words (elements) and messages that one rank sent and received."""
+    """Words (elements) and messages that one rank sent and received.
+
+    words_read : of the words received, those that no message brought: they were read in a neighbour's memory.
+    """
 
     words_sent: int = 0
     words_received: int = 0
     messages_sent: int = 0
     messages_received: int = 0
+    words_read: int = 0
 
     def sent(self, words: int, copies: int = 1) -> None:
         self.words_sent += words * copies
@@ -25,12 +29,17 @@ class Traffic:
         self.words_received += words
         self.messages_received += 1
 
+    def read(self, words: int) -> None:
+        self.words_received += words
+        self.words_read += words
+
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(
             self.words_sent + other.words_sent,
             self.words_received + other.words_received,
             self.messages_sent + other.messages_sent,
             self.messages_received + other.messages_received,
+            self.words_read + other.words_read,
         )
 
 
@@ -38,7 +47,7 @@ class Traffic:
 class Transfer:
     """What a rank sends and receives along one direction of a grid.
 
-    kind     : how, "ibcast", "ring", "shift" or "reduce".
+    kind     : how, "ibcast", "ring", "shift", "reduce" or "shared".
     itemsize : bytes of a word.
     stride, length : ranks of that direction are numbered at distance `stride`, there are `length` of them.
     after    : it cannot be hidden behind products.

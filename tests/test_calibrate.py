@@ -12,22 +12,17 @@ pytestmark = pytest.mark.mpi
 @pytest.mark.parametrize("per_node", [1, 2, 100])
 def test_any_distribution_of_ranks_over_nodes(comm: Any, monkeypatch: pytest.MonkeyPatch, per_node: int) -> None:
     """Also a last node with a rank of its own, which has nobody to measure a link with."""
-    from pdgemm import Machine, ProcessGrid
+    from pdgemm import Machine
     from pdgemm.calibrate import calibrate
 
     if comm.size > 4:
         pytest.skip("it takes long where ranks share cores, and is the same")
 
-    class Nodes(ProcessGrid):
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **options)
-            self.node.Free()
-            self.node = self.comm.Split(self.comm.rank // per_node)
-            self._shared.ranks_per_node = min(per_node, self.size)
-
-    monkeypatch.setattr("pdgemm.calibrate.ProcessGrid", Nodes)
+    monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", str(per_node))
     monkeypatch.setattr("platform.node", lambda: f"node{comm.rank // per_node}")
-    machine = calibrate(comm)
+    own = comm.Dup()  # no other grid has decided yet which ranks share a node
+    machine = calibrate(own)
+    own.Free()
     assert len(set(comm.allgather(str(machine)))) == 1
     default = Machine()
     assert machine.ranks_per_node == (per_node if per_node < comm.size else None)

@@ -16,10 +16,17 @@ LEVELS = [
     | {"pdgemm.grids.distribution", "pdgemm.grids.runs", "pdgemm.grids.layout"},
     {"pdgemm.schedule", "pdgemm.costs", "pdgemm.machine", "pdgemm.boxes", "pdgemm.threads", "pdgemm.explain"}
     | {"pdgemm.plain", "pdgemm.families"}
-    | {"pdgemm.grids.process_grid", "pdgemm.movers", "pdgemm.movers.ibcast", "pdgemm.movers.ring"}
+    | {
+        "pdgemm.grids.process_grid",
+        "pdgemm.grids.node_memory",
+        "pdgemm.movers",
+        "pdgemm.movers.ibcast",
+        "pdgemm.movers.ring",
+    }
     | {"pdgemm.movers.shift", "pdgemm.local", "pdgemm.blockcopy", "pdgemm.exchange"},
     {
         "pdgemm.pipeline",
+        "pdgemm.neighbours",
         "pdgemm.panels",
         "pdgemm.matrix",
         "pdgemm.gather",

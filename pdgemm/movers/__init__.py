@@ -6,6 +6,8 @@ starts bringing root's contiguous array `x` into the `x` of every other rank of 
 once, and leaves in `slot.arrivals` what to wait for before `x` may be read, in `slot.users` what to
 wait for before it may be rewritten.  Collective over `comm`, which has at least two ranks.  Words
 and messages are counted in `traffic` where they are handed to MPI.
+
+By "shared" nothing travels: ranks of one node read the panels in each other's memory (`pdgemm.neighbours`).
 """
 
 from __future__ import annotations
@@ -20,4 +22,5 @@ from pdgemm.movers.ring import ring
 
 Mover = Callable[[MPI.Comm, Any, int, Any, Any], None]
 
+SHARED = "shared"
 MOVERS: dict[str, Mover] = {"ibcast": ibcast, "ring": ring}

@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from pdgemm.costs import broadcasts
+from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.products.product import Buffers, Product
 from pdgemm.schedule import Bundle, PanelStep, bundled, one_run, panel_counts, summa_steps, widest_panel
 from pdgemm.timing import Transfer
@@ -79,7 +80,7 @@ class Summa(Product):
     @property
     def slots(self) -> int:
         """Panels, or bundles of them, held at once: the one in use and those in flight behind it."""
-        most = 1 if self.widest_bundle >= self.mnk[2] else max(1, self.panels)
+        most = 1 if self.shared or self.widest_bundle >= self.mnk[2] else max(1, self.panels)
         return min(self.lookahead + 1, most)
 
     def transfers(self, rank: int) -> list[Transfer]:
@@ -100,21 +101,34 @@ class Summa(Product):
         return *self.C.local_shape(rank), self.mnk[2]
 
     def copied(self, rank: int) -> int:
-        """Its own panels are packed where they travel."""
+        """Its own panels are packed where they travel; of those that are read in place, what is not one run."""
         pr, pc = self.C.distribution.grid_shape
+        if self.shared:
+            (m, n, k), (a, b) = self.local_shape(rank), self._packs
+            return k * (a * m * self.A.dtype.itemsize + b * n * self.B.dtype.itemsize) + super().copied(rank)
         packed = (pc > 1) * self.A.local_bytes(rank) + (pr > 1) * self.B.local_bytes(rank)
         return packed + super().copied(rank)
 
-    def buffers(self, rank: int | None) -> Buffers:
-        """A panel that stays in its row (Pc = 1) and is one run of columns is multiplied where it lies.
-
-        So is a bundle of them: thin panels are whole, one for each owner, and follow each other where each owner has
-        one run.
-        """
-        m_loc, n_loc = self.C.local_shape(rank)
+    @cached_property
+    def _packs(self) -> tuple[bool, bool]:
+        """Are panels of A, and of B, put into a buffer?"""
         inner_a, inner_b = self.A.distribution.cols, self.B.distribution.rows
-        a = inner_a.parts > 1 or not (one_run(inner_b) or all(x.a.single for x in self.bundles))
-        b = inner_b.parts > 1 or not (one_run(inner_a) or all(x.b.single for x in self.bundles))
+        return not self._lie(inner_a, inner_b, "a"), not self._lie(inner_b, inner_a, "b")
+
+    def _lie(self, inner: BlockCyclic, other: BlockCyclic, panel: str) -> bool:
+        """Are all panels of one operand multiplied where they lie?
+
+        One that stays in its row (A, Pc = 1), or is read in place, is if it is one run of columns.  So is a bundle of
+        them that stay: thin panels are whole, one for each owner, and follow each other where each owner has one run.
+        """
+        stay = inner.parts == 1
+        if not (stay or self.shared) or (stay and one_run(other)):
+            return stay
+        return all(getattr(x, panel).single and (stay or len(x.steps) == 1) for x in self.bundles)
+
+    def buffers(self, rank: int | None) -> Buffers:
+        m_loc, n_loc = self.C.local_shape(rank)
+        a, b = self._packs
         sums = 0 if self.sums_in_c or not self.mnk[2] else m_loc * n_loc
         return {
             "panels of A": (a * self.slots * self.widest_bundle * m_loc, self.A.dtype),
