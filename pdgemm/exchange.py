@@ -61,6 +61,7 @@ class Exchange:
     size  : ranks of the communicator.
     words : no message is larger.
     plain : elements are only copied, converted or not: alpha = 1, beta = 0, nothing is conjugated.
+    shared : nothing is sent, ranks read X where it lies.
     """
 
     source: Layout
@@ -68,6 +69,7 @@ class Exchange:
     size: int
     words: int
     plain: bool
+    shared: bool = False
 
     @property
     def wire(self) -> np.dtype:
@@ -100,6 +102,19 @@ class Exchange:
             for from_j, cols in columns
         ]
         return sorted((x for x in blocks if x.peer != rank), key=lambda x: (rank - x.peer) % self.size)
+
+    @_remembered
+    def pulls(self, rank: int) -> list[Block]:
+        """All that `rank` will hold, from its place in X to that in Y; its own first, then as in `receives`."""
+        i, j = self.target.coords(rank)
+        a, b = self.source.distribution, self.target.distribution
+        columns = list(pairings(a.cols, b.cols, j, by_target=True))
+        blocks = [
+            Block(self.source.rank(from_i, from_j), rows, cols)
+            for from_i, rows in pairings(a.rows, b.rows, i, by_target=True)
+            for from_j, cols in columns
+        ]
+        return sorted(blocks, key=lambda x: (rank - x.peer) % self.size)
 
     @_remembered
     def stays(self, rank: int) -> list[Block]:
@@ -142,12 +157,15 @@ class Exchange:
         (i, j), (to_i, to_j) = self.source.coords(rank), self.target.coords(rank)
         rows, cols = self._common
         total = Traffic()
-        if i >= 0:
+        if i >= 0 and not self.shared:
             sent = self._counts(rows[i], cols[j], (to_i, to_j))
             total += Traffic(words_sent=sent[0], messages_sent=sent[1])
         if to_i >= 0:
             received = self._counts(rows[:, to_i], cols[:, to_j], (i, j))
-            total += Traffic(words_received=received[0], messages_received=received[1])
+            if self.shared:
+                total += Traffic(words_received=received[0], words_read=received[0])
+            else:
+                total += Traffic(words_received=received[0], messages_received=received[1])
         return total
 
     def _counts(self, rows: np.ndarray, cols: np.ndarray, own: tuple[int, int]) -> tuple[int, int]:
@@ -173,6 +191,8 @@ class Exchange:
 
     def slots(self, rank: int | None) -> tuple[int, int]:
         """Messages that `rank` has under way: arriving, leaving; rank None: at most, of any rank."""
+        if self.shared:
+            return 0, 0
         if rank is None:
             return SLOTS, SLOTS
         traffic = self.traffic(rank)
@@ -184,8 +204,10 @@ class Exchange:
         return sum(self.slots(rank)) * self.words * self.wire.itemsize + scratch
 
     def seconds(self, machine: Machine, rank: int) -> float:
-        """By the model: what travels is packed and unpacked, what stays is copied."""
+        """By the model: what travels is packed and unpacked, what stays or is read in place is copied."""
         traffic, itemsize = self.traffic(rank), self.wire.itemsize
+        if self.shared:
+            return machine.call + self.target.local_bytes(rank) / machine.copy
         words = max(traffic.words_sent, traffic.words_received)
         messages = max(traffic.messages_sent, traffic.messages_received)
         rows, cols = self.source.local_shape(rank)
@@ -200,15 +222,20 @@ class Exchange:
 
 @lru_cache(maxsize=16)
 def plan_exchange(
-    source: Layout, target: Layout, size: int, plain: bool = True, memory_limit: int | None = None
+    source: Layout,
+    target: Layout,
+    size: int,
+    plain: bool = True,
+    memory_limit: int | None = None,
+    shared: bool = False,
 ) -> Exchange:
     """Messages that fit in cache, and whose buffers fit `memory_limit` bytes on every rank if one element does."""
     a, b = source.distribution, target.distribution
     largest = int(common(a.rows, b.rows).max(initial=0)) * int(common(a.cols, b.cols).max(initial=0))
-    one = Exchange(source, target, size, 1, plain and source.conjugated == target.conjugated)
+    one = Exchange(source, target, size, 1, plain and source.conjugated == target.conjugated, shared)
     most = MESSAGE_BYTES // source.dtype.itemsize
     if memory_limit is not None:
-        most = min(most, memory_limit // one.extra_bytes(None))
+        most = min(most, memory_limit // max(1, one.extra_bytes(None)))
     return replace(one, words=max(1, min(most, largest)))
 
 

@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from pdgemm import dtypes
 from pdgemm.arguments import accumulation, as_count, as_optional, as_scalar, as_shape, check_result, op
-from pdgemm.candidates import Problem
+from pdgemm.candidates import Problem, Way
 from pdgemm.cannon import cannon
 from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, NodeMemoryError, Shield, together
 from pdgemm.families import ALGORITHMS
@@ -25,7 +25,7 @@ from pdgemm.machine import Machine, machine_at_hand, on_nodes
 from pdgemm.matrix import DistMatrix, all_shared, new_array
 from pdgemm.movers import MOVERS, SHARED
 from pdgemm.neighbours import Neighbours
-from pdgemm.planner import Plan, panel_width, plan_product
+from pdgemm.planner import Plan, panel_width, plan_product, with_moves
 from pdgemm.products import Cannon, Inner, Layered, Product, Stationary, Summa
 from pdgemm.redistribution import Room, exchange, kept_if_it_fails, move_report
 from pdgemm.report import MoveReport, Report
@@ -190,8 +190,8 @@ def execute(
         if beta != 0 and plan.problem.plain and any(name == "C" for name, _ in plan.moves):
             raise ArgumentError(f"beta = {beta}, but the plan was made for beta = 0: plan(..., beta=1)")
         said += [f"execute, alpha={alpha}", f"beta={beta}", plan.description]
-        if plan.product.shared and _private(A, B) != plan.problem.private:
-            plan = replace(plan, problem=replace(plan.problem, private=_private(A, B)))
+        if plan.problem.shared and _private(A, B) != plan.problem.private:
+            plan = with_moves(Way(plan.product, plan.transposed), replace(plan.problem, private=_private(A, B)))
         room = _Buffers(plan, A, B)
     return _run(alpha, A, B, beta, C, plan, room, start, None)
 
@@ -216,7 +216,7 @@ class _Buffers:
         self.product = {name: np.empty(words, dtype) for name, (words, dtype) in plan.buffers(rank).items()}
         self.messages = {name: Room(move, rank) for name, move in plan.moves}
         self.copies = {
-            name: empty(move.source if name == "C" else move.target, plan.product.shared and name != "C")
+            name: empty(*((move.source, move.shared) if name == "C" else (move.target, plan.product.shared)))
             for name, move in plan.moves
         }
         self.staged = {name: empty(layout, shared=True) for name, layout in plan.staged.items()}
@@ -248,7 +248,7 @@ def _run(
 
     def move(name: str, x: np.ndarray, beta: Any, y: np.ndarray) -> None:
         begun, own = perf_counter(), Recorder()
-        exchange(1, x, beta, y, moves[name], room.messages[name], comm, own)
+        exchange(1, x, beta, y, moves[name], room.messages[name], A.grid, own)
         own.hold(room.messages[name].nbytes)
         recorder.traffic += own.traffic
         reports.append(move_report(name, moves[name], comm.rank, own, perf_counter() - begun))
@@ -271,7 +271,7 @@ def _run(
         near = None
         if plan.product.shared:
             with recorder.phase("wait"):
-                near = Neighbours(A.grid.memory, a, b, plan.product)
+                near = Neighbours(A.grid.memory, A=(a, plan.product.A), B=(b, plan.product.B))
         _RUN[type(plan.product)](alpha, a, b, added, c, plan.product, grid, room.product, recorder, notify, near)
         if near:
             with recorder.phase("wait"):
@@ -402,7 +402,7 @@ def _problem(
         accumulate=accumulate,
         width=panel_width(width, accumulate),
         lookahead=as_count(asked.lookahead, "lookahead", 0),
-        mover=asked.mover,
+        mover="auto" if A.grid.size == 1 and asked.mover == SHARED else asked.mover,
         algorithm=algorithm,
         shape=shape,
         layers=layers,

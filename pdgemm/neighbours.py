@@ -1,4 +1,4 @@
-"""A and B of the ranks of a node, read where they lie."""
+"""Local arrays of the ranks of a node, read where they lie."""
 
 from __future__ import annotations
 
@@ -6,29 +6,24 @@ import numpy as np
 
 from pdgemm.grids.layout import Layout
 from pdgemm.grids.node_memory import NodeMemory
-from pdgemm.products import Product
 
 
 class Neighbours:
-    """The local arrays of A and B on every rank of the node, until `leave`.  Collective over the node.
+    """The local arrays of some matrices on every rank of the node, until `leave`.  Collective over the node.
 
-    A, B : this rank's, in the memory that the node shares.
-    Nobody writes to them before all have left: a rank reads the others' without asking.
+    lent : by name, this rank's local array, in the memory that the node shares, and the layout of its matrix.
+    Between the two synchronisations nobody writes to them, and everybody reads them without asking.
     """
 
-    def __init__(self, memory: NodeMemory, A: np.ndarray, B: np.ndarray, product: Product) -> None:
+    def __init__(self, memory: NodeMemory, **lent: tuple[np.ndarray, Layout]) -> None:
         self._memory = memory
-        self._layouts = product.A, product.B
-        words = [memory.offset(A), *A.strides, memory.offset(B), *B.strides]
+        self._at = {name: (3 * number, layout) for number, (name, (_, layout)) in enumerate(lent.items())}
+        words = [word for x, _ in lent.values() for word in (memory.offset(x), *x.strides)]
         self._lying = memory.gather(np.array(words, np.int64)).tolist()
 
-    def A(self, rank: int) -> np.ndarray:
-        return self._array(self._layouts[0], rank, 0)
-
-    def B(self, rank: int) -> np.ndarray:
-        return self._array(self._layouts[1], rank, 3)
-
-    def _array(self, layout: Layout, rank: int, at: int) -> np.ndarray:
+    def __call__(self, name: str, rank: int) -> np.ndarray:
+        """The local array of a rank."""
+        at, layout = self._at[name]
         offset, down, right = self._lying[rank][at : at + 3]
         shape = layout.local_shape(rank)
         if 0 in shape:

@@ -247,6 +247,23 @@ def plan_product(problem: Problem) -> Plan:
     Raises ArgumentError where no grid of the ranks fits the algorithm, and MemoryLimitError, saying what is needed,
     where nothing fits.
     """
+    limit = problem.memory_limit
+    plan, least = _best(problem)
+    if plan is None and problem.shared and problem.mover == "auto":  # copies that others can read take room
+        plan, other = _best(replace(problem, shared=False, private=""))
+        least = min(least, other)
+    if plan is not None:
+        return plan
+    assert limit is not None
+    raise MemoryLimitError(
+        f"memory limit {limit} bytes per rank is too small for A ({problem.A}), B ({problem.B}) and C ({problem.C}): "
+        f"at least {least} bytes are needed, {least - limit} more"
+        + (f", with lookahead {problem.lookahead}" if problem.lookahead else "")
+    )
+
+
+def _best(problem: Problem) -> tuple[Plan | None, int]:
+    """The best plan that fits, if one does, and the bytes that one needs at least."""
     limit, least, best = problem.memory_limit, _NO_LIMIT, inf
     fitting: list[Plan] = []
     for plan in candidates(problem):
@@ -259,13 +276,9 @@ def plan_product(problem: Problem) -> Plan:
         else:
             least = min(least, fitted.extra_bytes(None))
     if fitting:
-        return tuned(min((x for x in fitting if x.cost <= _TIE * best), key=lambda plan: plan.weight))
-    assert limit is not None
-    raise MemoryLimitError(
-        f"memory limit {limit} bytes per rank is too small for A ({problem.A}), B ({problem.B}) and C ({problem.C}): "
-        f"at least {least} bytes are needed, {least - limit} more"
-        + (f", with lookahead {problem.lookahead}" if problem.lookahead else "")
-    )
+        best_of_all = min((x for x in fitting if x.cost <= _TIE * best), key=lambda plan: plan.weight)
+        return tuned(best_of_all), 0
+    return None, least
 
 
 def tuned(plan: Plan) -> Plan:
@@ -357,6 +370,8 @@ def with_moves(way: Way, problem: Problem, spare: int | None = None) -> Plan:
     moves = []
     for name, x, to, plain in (("A", A, a, True), ("B", B, b, True), ("C", c, C, problem.plain)):
         if not x.same_place(to):
-            least = 0 if spare is None else plan_exchange(x, to, size, plain, 0).extra_bytes(None)
-            moves.append((name, plan_exchange(x, to, size, plain, None if spare is None else least + spare)))
+            shared = problem.shared and name not in problem.private
+            least = 0 if spare is None else plan_exchange(x, to, size, plain, 0, shared).extra_bytes(None)
+            limit = None if spare is None else least + spare
+            moves.append((name, plan_exchange(x, to, size, plain, limit, shared)))
     return Plan(way.product, way.transposed, tuple(moves), problem)

@@ -11,7 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm.arguments import as_count, as_scalar, check_result, same_memory
-from pdgemm.blockcopy import copy_blocks
+from pdgemm.blockcopy import Copy, copy_blocks
 from pdgemm.dtypes import fits, wire
 from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, MemoryLimitError, together
 from pdgemm.exchange import Exchange, best_places, plan_exchange
@@ -21,6 +21,7 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.grids.runs import Pairing
 from pdgemm.local import scale, update
 from pdgemm.matrix import DistMatrix, all_shared, layout_on, new_array
+from pdgemm.neighbours import Neighbours
 from pdgemm.report import MoveReport
 from pdgemm.timing import Recorder
 
@@ -77,7 +78,8 @@ def redistribute(
         layout, target = X.layout_in(X.grid), out.layout_in(X.grid)
         if alpha == 0:  # X is not read
             layout = target
-        plan = plan_exchange(layout, target, comm.size, alpha == 1 and beta == 0, limit)
+        shared = X.shared and X.grid.ranks_per_node is None
+        plan = plan_exchange(layout, target, comm.size, alpha == 1 and beta == 0, limit, shared)
         if limit is not None and plan.extra_bytes(None) > limit:
             raise MemoryLimitError(
                 f"memory limit {limit} bytes per rank is too small to redistribute {X!r}: "
@@ -91,7 +93,7 @@ def redistribute(
         if alpha == 0:
             scale(beta, out.stored)
         else:
-            exchange(alpha, X.stored, beta, out.stored, plan, room, comm, recorder)
+            exchange(alpha, X.stored, beta, out.stored, plan, room, X.grid, recorder)
     if made:
         out.shared = all_shared(out.stored, out.grid)
     out.report = move_report("X", plan, comm.rank, recorder, perf_counter() - start)
@@ -173,19 +175,41 @@ def exchange(
     Y: np.ndarray,
     plan: Exchange,
     room: Room,
-    comm: MPI.Intracomm,
+    grid: ProcessGrid,
     recorder: Recorder,
 ) -> None:
-    """This rank's part of Y := alpha X + beta Y; X and Y are local arrays.  Collective over comm.
-
-    Packing, transfer and unpacking of a message happen while it is in cache.  What lies contiguous is sent
-    from where it is, or received where it belongs.  While messages travel, what stays is copied.
-    """
-    me, order = comm.rank, plan.target.order
+    """This rank's part of Y := alpha X + beta Y; X and Y are local arrays.  Collective over the grid."""
     conjugated = plan.source.conjugated != plan.target.conjugated
 
     def combine(target: np.ndarray, source: np.ndarray) -> None:
         update(alpha, source, beta, target, room.scratch, conjugated)
+
+    (_pull if plan.shared else _send)(X, Y, plan, room, grid, recorder, combine)
+
+
+def _pull(
+    X: np.ndarray, Y: np.ndarray, plan: Exchange, room: Room, grid: ProcessGrid, recorder: Recorder, combine: Copy
+) -> None:
+    """Copy what this rank is to hold, once, from where it lies in the memory of the node."""
+    me, near = grid.comm.rank, Neighbours(grid.memory, X=(X, plan.source))
+    for block in plan.pulls(me):
+        part = X if block.peer == me else near("X", block.peer)
+        for tile in ((block.rows, block.cols),) if plan.plain else plan.tiles(block):  # copies need no room
+            copy_blocks(part, Y, *tile, combine)
+        if block.peer != me:
+            recorder.traffic.read(block.rows.size * block.cols.size)
+    near.leave()
+
+
+def _send(
+    X: np.ndarray, Y: np.ndarray, plan: Exchange, room: Room, grid: ProcessGrid, recorder: Recorder, combine: Copy
+) -> None:
+    """Packing, transfer and unpacking of a message happen while it is in cache.
+
+    What lies contiguous is sent from where it is, or received where it belongs.  While messages travel, what stays is
+    copied.
+    """
+    comm, me, order = grid.comm, grid.comm.rank, plan.target.order
 
     def convert(target: np.ndarray, source: np.ndarray) -> None:
         update(1, source, 0, target)

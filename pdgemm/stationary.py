@@ -59,7 +59,7 @@ def stationary(
     (m_loc, k_loc), order = A.shape, plan.C.order
     traffic, in_col = recorder.traffic, {i: B}  # the parts of B that can be read from here
     if near:
-        in_col |= {q: near.B(plan.B.rank(j, q)) for q in range(grid.col.size) if q != i}
+        in_col |= {q: near("B", plan.B.rank(j, q)) for q in range(grid.col.size) if q != i}
     b_comes, c_travels = grid.col.size > 1 and k_loc > 0, grid.row.size > 1 and m_loc > 0
     b_travels = b_comes and not near
     ring = PanelRing(plan.slots, room["panels of C"], room["panels of B"], recorder)

@@ -54,8 +54,8 @@ def summa(
     traffic = recorder.traffic
     in_row, in_col = {j: A}, {i: B}  # the parts of A and of B that can be read from here
     if near:
-        in_row |= {q: near.A(plan.A.rank(i, q)) for q in range(grid.row.size) if q != j}
-        in_col |= {q: near.B(plan.B.rank(q, j)) for q in range(grid.col.size) if q != i}
+        in_row |= {q: near("A", plan.A.rank(i, q)) for q in range(grid.row.size) if q != j}
+        in_col |= {q: near("B", plan.B.rank(q, j)) for q in range(grid.col.size) if q != i}
     a_comes, b_comes = m_loc > 0 and grid.row.size > 1, n_loc > 0 and grid.col.size > 1
     a_travels, b_travels = a_comes and not near, b_comes and not near
     bundles = plan.bundles

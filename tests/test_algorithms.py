@@ -78,8 +78,9 @@ def test_every_grid_and_shape(comm: Any, algorithm: str) -> None:
     with ProcessGrid(comm) as grid:
         for name, shape, layers in accepted(comm.size):
             if name == algorithm:
-                for mnk, block in itertools.product(MIXED if comm.size < 9 else MIXED[2::2], [None, (2, 3)]):
-                    check(grid, mnk, name, shape, layers, block=block)
+                cases = itertools.product(MIXED if comm.size < 9 else MIXED[2::2], [None, (2, 3)], ["auto", "ibcast"])
+                for mnk, block, mover in cases:
+                    check(grid, mnk, name, shape, layers, block=block, mover=mover)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -108,7 +109,7 @@ def test_lookahead_width_and_mover(comm: Any, algorithm: str) -> None:
     from pdgemm import ProcessGrid
 
     cases = [x for x in accepted(comm.size) if x[0] == algorithm]
-    options = itertools.product([0, 1, 3], [1, 5, None], ["ibcast", "ring"])
+    options = itertools.product([0, 1, 3], [1, 5, None], ["shared", "ibcast", "ring"])
     if not cases:
         pytest.skip("one rank has no layers")
     with ProcessGrid(comm) as grid:
@@ -117,7 +118,7 @@ def test_lookahead_width_and_mover(comm: Any, algorithm: str) -> None:
             asked: dict[str, Any] = {"lookahead": lookahead, "panel_width": width, "mover": mover}
             report = check(grid, (9, 14, 41), name, shape, layers, block=(None, 3)[number % 2], **asked)
             if report.algorithm in ("summa", "stationary_a", "stationary_b", "2.5d"):
-                assert report.mover in (mover, "shift")
+                assert report.mover in (mover, "shift") or comm.size == 1
 
 
 @pytest.mark.parametrize("bundle", [1, 6])
@@ -130,7 +131,7 @@ def test_thin_panels_alone_and_in_bundles(comm: Any, bundle: int, monkeypatch: p
     with ProcessGrid(comm) as grid:
         for name, shape, layers in accepted(comm.size):
             if name in ("summa", "2.5d"):
-                for mover, orders in (("ibcast", "CCC"), ("ring", "FCF")):
+                for mover, orders in (("ibcast", "CCC"), ("ring", "FCF"), ("auto", "CFC")):
                     check(grid, (11, 17, 23), name, shape, layers, block=2, mover=mover, orders=orders)
     planner.plan_product.cache_clear()
 

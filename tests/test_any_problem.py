@@ -71,6 +71,8 @@ def draw_side(draw: Any, grids: list[Any], shape: tuple[int, int], dtypes: list[
     source = tuple(draw(st.integers(0, parts - 1)) for parts in grid.shape)
     order = draw(st.sampled_from("CF"))
     parent = DistMatrix.empty(whole, grid=grid, block=block, dtype=dtype, source=source, order=order)
+    if draw(st.booleans()):  # where neighbours cannot read it
+        parent = parent.copy()
     parent.local[...] = values[np.ix_(*parent.indices())]
     window = tuple(slice(lo, lo + n) for n, (lo, _) in zip(stored, (before, after)))
     view = parent[window]
@@ -119,7 +121,7 @@ def test_any_product(comm: Any, grids: list[Any], data: st.DataObject) -> None:
         "algorithm": algorithm,
         "shape": shape,
         "layers": layers,
-        "mover": draw(st.sampled_from(["auto", "ibcast", "ring"])),
+        "mover": draw(st.sampled_from(["auto", "shared", "ibcast", "ring"])),
         "lookahead": draw(st.integers(0, 2)),
         "panel_width": draw(st.none() | st.integers(1, 8)),
         "accumulate_dtype": draw(st.none() | st.sampled_from([["int32"], FLOATS[2:4], FLOATS[4:]][rank(C.view.dtype)])),

@@ -44,16 +44,18 @@ def values(rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
 @pytest.mark.mpi
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_every_pair_of_layouts_exactly(comm: Any, grids: list[Any], size: tuple[int, int]) -> None:
-    """All pairs of grids, six blocks against six, sources at both ends, both memory orders, and transposed."""
+    """All pairs of grids, six blocks against six, sources at both ends, both orders, transposed, shared or not."""
     from pdgemm import DistMatrix
 
-    orders = itertools.cycle(itertools.product("CF", "CF", [False, True]))
+    orders = itertools.cycle(itertools.product("CF", "CF", [False, True], [False, True]))
     pairs = itertools.cycle(itertools.product(grids, repeat=2))
     for b, other_b in itertools.product(BLOCKS, repeat=2):
         one, two = next(pairs)
-        order, other_order, transposed = next(orders)
+        order, other_order, transposed, private = next(orders)
         kinds = {"source": (one.shape[0] - 1, 0), "order": order, "block": b}
         X = DistMatrix.from_function(lambda i, j: i * 4096.0 + j, size, grid=one, **kinds)
+        assert X.shared == (one.memory.size > 0)
+        X = X.copy() if private else X
         before = X.local.copy()
         source = X.T if transposed else X
         Y = source.redistribute(grid=two, block=other_b, source=(0, two.shape[1] - 1), order=other_order)
@@ -64,12 +66,14 @@ def test_every_pair_of_layouts_exactly(comm: Any, grids: list[Any], size: tuple[
         report = Y.report
         assert report.counted == report.predicted
         assert report.extra_bytes == report.predicted_extra_bytes
-        # only what changes its owner travels
+        # only what changes its owner travels, or is read by its new one
         here = {(i, j) for i in rows.tolist() for j in cols.tolist()}
         x_rows, x_cols = source.indices()
         had = {(i, j) for i in x_rows.tolist() for j in x_cols.tolist()}
         assert report.counted.words_received == len(here - had)
-        assert report.counted.words_sent == len(had - here)
+        assert report.counted.words_sent == (0 if X.shared else len(had - here))
+        assert report.counted.words_read == (len(here - had) if X.shared else 0)
+        assert X.shared or report.counted.messages_received >= bool(here - had)
 
 
 @pytest.mark.mpi
@@ -98,7 +102,7 @@ def test_transposing_conjugating_scaling_adding_and_casting_as_one_exchange(comm
         out = X.H.redistribute(Y, alpha=2 - 1j, beta=3)
         assert out is Y
         assert np.allclose(Y.allgather(), (2 - 1j) * x.conj().T + 3 * y)
-        total = comm.allreduce(out.report.counted.words_sent)
+        total = comm.allreduce(out.report.counted.words_received)
         assert total <= 1200  # once each at most
 
 
@@ -110,7 +114,7 @@ def test_relabelling_keeps_at_home_what_can_stay(comm: Any) -> None:
     with ProcessGrid(comm, (comm.size, 1), ranks=backwards) as one, ProcessGrid(comm, (comm.size, 1)) as two:
         X = DistMatrix.random((60, 8), grid=one)
         plain, relabelled = X.redistribute(grid=two), X.redistribute(grid=two, relabel=True)
-        words = [comm.allreduce(Y.report.counted.words_sent) for Y in (plain, relabelled)]
+        words = [comm.allreduce(Y.report.counted.words_received) for Y in (plain, relabelled)]
         assert words[1] == 0
         assert comm.size == 1 or words[0] > 0
         assert np.array_equal(plain.allgather(), relabelled.allgather())
@@ -127,6 +131,8 @@ def test_the_memory_limit_is_kept_down_to_one_element(comm: Any, grids: list[Any
     from pdgemm.errors import MemoryLimitError
 
     X = DistMatrix.random((30, 20), grid=grids[0], block=4)
+    assert not X.shared or X.redistribute(grid=grids[-1], block=3, memory_limit=0).report.extra_bytes == 0
+    X = X.copy()  # that others cannot read
     for limit in (10**6, 2000, 64, 32):
         Y = X.redistribute(grid=grids[-1], block=3, memory_limit=limit)
         assert Y.report.extra_bytes <= limit

@@ -19,9 +19,11 @@ GUARD = 7.25
 def framed(matrix: Any) -> tuple[Any, np.ndarray]:
     """The matrix in the middle of larger arrays filled with GUARD; this rank's larger array."""
     from pdgemm import DistMatrix
+    from pdgemm.matrix import new_array
 
     rows, cols = matrix.local.shape
-    frame = np.full((rows + 2, cols + 3), GUARD, matrix.dtype, order=matrix.order)
+    frame = new_array((rows + 2, cols + 3), matrix.dtype, matrix.order, matrix.grid)
+    frame[...] = GUARD
     frame[1 : rows + 1, 2 : cols + 2] = matrix.local
     layout = {"grid": matrix.grid, "block": matrix.block, "source": matrix.distribution.source}
     return DistMatrix.from_local(frame[1 : rows + 1, 2 : cols + 2], matrix.shape, **layout), frame
@@ -71,10 +73,12 @@ def check_product(
 
 
 @pytest.mark.parametrize("group", SHAPES)
-@pytest.mark.parametrize("mover", ["ibcast", "ring"])
+@pytest.mark.parametrize("mover", ["shared", "ibcast", "ring"])
 def test_every_shape_and_block_on_every_grid(comm: Any, group: str, mover: str) -> None:
     from pdgemm import ProcessGrid
 
+    if mover == "shared" and comm.size == 1:
+        pytest.skip("one rank has nobody to share memory with")
     for shape in grid_shapes(comm.size):
         with ProcessGrid(comm, shape) as grid:
             for mnk, blocks, source in itertools.product(SHAPES[group], BLOCKS, sources(shape)):
@@ -235,7 +239,7 @@ def test_report_reads_well(comm: Any) -> None:
             "pack",
             "formula",
             "extra memory",
-            "ibcast",
+            "shared" if comm.size > 1 else "ibcast",
         ):
             assert part in text
         total = C.report.compute_seconds + C.report.wait_seconds + C.report.pack_seconds
@@ -277,6 +281,8 @@ def test_nothing_is_allocated_or_copied_that_need_not_be(comm: Any) -> None:
     with ProcessGrid(comm, (1, comm.size)) as grid:
         for k in (12, 2000):  # thin panels are multiplied at once, wide ones in turn
             report = check_product(grid, (12, 12, k), BLOCKS[0], (0, 0), "float64")
+            assert report.extra_bytes == (k == 12 and comm.size > 1) * 8 * 12 * k  # nothing but A's panels as one
+            report = check_product(grid, (12, 12, k), BLOCKS[0], (0, 0), "float64", mover="ibcast")
             width, slots = (k, 1) if k == 12 else (report.panel_width, 2)
             assert report.extra_bytes == (comm.size > 1) * 8 * 12 * width * slots  # A's panels only: B stays
 
