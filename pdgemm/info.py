@@ -13,13 +13,11 @@ from mpi4py import MPI
 from threadpoolctl import threadpool_info
 
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.threads import decided_by, threads
+from pdgemm.threads import decided_by, multiplier, threads
 
 
 def describe(grid: ProcessGrid) -> dict[str, Any]:
     """Facts about this job and installation.  Collective over the grid; complete on rank 0."""
-    import scipy.linalg  # noqa: F401  the BLAS in use is SciPy's
-
     hosts = grid.comm.gather((platform.node(), threads(), len(os.sched_getaffinity(0)), cuda_devices())) or []
     facts: dict[str, Any] = {
         "pdgemm": version("pdgemm"),
@@ -30,6 +28,7 @@ def describe(grid: ProcessGrid) -> dict[str, Any]:
         "gpu_aware_mpi": gpu_aware(),
         "numpy": version("numpy"),
         "scipy": version("scipy"),
+        "multiplies": multiplier(),
         "blas": sorted({f"{x['internal_api']} {x['version']} ({x.get('architecture', 'unknown')})" for x in _blas()}),
         "h5py": version("h5py"),
         **_hdf5(),
@@ -56,7 +55,8 @@ def lines(facts: dict[str, Any]) -> list[str]:
         f"pdgemm        {facts['pdgemm']}, Python {facts['python']}",
         f"MPI           {facts['mpi_library']} (MPI {facts['mpi_standard']}), mpi4py {facts['mpi4py']}",
         f"GPU-aware MPI {facts['gpu_aware_mpi']}",
-        f"BLAS          {'; '.join(facts['blas'])} (SciPy {facts['scipy']}, NumPy {facts['numpy']})",
+        f"BLAS          {facts['multiplies']} multiplies; loaded: {', '.join(facts['blas'])} "
+        f"(SciPy {facts['scipy']}, NumPy {facts['numpy']})",
         f"HDF5          h5py {facts['h5py']} with HDF5 {facts['hdf5']}, "
         f"{'built with MPI' if facts['hdf5_mpi'] else 'built without MPI: contiguous datasets go through MPI-IO'}",
         f"CuPy          {facts['cupy']}",

@@ -1,24 +1,27 @@
 """Arithmetic on one rank: C := alpha A B + beta C straight on the BLAS routine, and Y := alpha X + beta Y.
 
-SciPy exports the Fortran routines of the BLAS it is linked to; they take leading dimensions and
-beta, so that panels cut out of larger arrays are multiplied where they lie and C is updated where
-it lies.  (`scipy.linalg.blas.dgemm` copies strided arguments without saying so.)
+Fortran's routines take leading dimensions and beta, so that panels cut out of larger arrays are
+multiplied where they lie and C is updated where it lies.  (`scipy.linalg.blas.dgemm` copies
+strided arguments without saying so.)
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
+from pdgemm import blas
 from pdgemm.elements import tiles
 
-LETTER = {"f": "s", "d": "d", "F": "c", "D": "z"}  # dtype.char -> BLAS prefix
 BLAS_INT = 2**31 - 1  # the largest dimension that BLAS takes
 EXACT_WIDTH = 1024  # products of int8 numbers, 2**14 at most, that float32 adds without rounding
+_REAL: dict[str, Any] = {"f": ctypes.c_float, "d": ctypes.c_double}  # dtype.char -> scalars of BLAS
+_PARTS: dict[str, Any] = {"F": ctypes.c_float * 2, "D": ctypes.c_double * 2}
+_LETTERS = {trans: ctypes.c_char_p.from_param(trans) for trans in (b"N", b"T", b"C")}
 
 
 def gemm_accumulate(
@@ -39,20 +42,43 @@ def gemm_accumulate(
 
     2mnk flops, no temporaries.  Error: |C - C^| <= gamma_k |A||B| (Higham 2002, 3.5).
     """
-    m, n = C.shape
-    k = A.shape[1]
-    if m == 0 or n == 0:
-        return
-    if k == 0:
-        scale(beta, C)
-        return
-    gemm, scalar = _gemm(C.dtype.char)
-    A, B, C, (trans_a, lda), (trans_b, ldb), ldc = _seen_by_fortran(A, B, C, conjugate_a, conjugate_b)
-    gemm(
-        trans_a, trans_b, _int(C.shape[0]), _int(C.shape[1]), _int(k),
-        scalar(alpha), A.ctypes.data, _int(lda), B.ctypes.data, _int(ldb),
-        scalar(beta), C.ctypes.data, _int(ldc),
-    )  # fmt: skip
+    prepare(alpha, A, B, C, conjugate_a, conjugate_b)(beta)
+
+
+def prepare(
+    alpha: Any, A: np.ndarray, B: np.ndarray, C: np.ndarray, conjugate_a: bool = False, conjugate_b: bool = False
+) -> Callable[[Any], None]:
+    """The product C := alpha op(A) op(B) + beta C of these arrays, to be called with beta, again and again.  Local.
+
+    Arguments and errors as in `gemm_accumulate`.  A call multiplies what the arrays then hold, and costs a
+    microsecond beside BLAS.  The arrays live as long as the product; their memory must stay where it is.
+    """
+    if not C.size or not A.shape[1]:
+        return partial(scale, C=C)
+    return _Prepared(alpha, A, B, C, conjugate_a, conjugate_b)
+
+
+class _Prepared:
+    """A call of BLAS with all arguments but beta at hand."""
+
+    __slots__ = ("arrays", "gemm", "head", "scalar", "tail")
+
+    def __init__(
+        self, alpha: Any, A: np.ndarray, B: np.ndarray, C: np.ndarray, conjugate_a: bool, conjugate_b: bool
+    ) -> None:
+        self.arrays = A, B, C  # addresses keep nothing alive
+        char = C.dtype.char
+        A, B, C, (trans_a, lda), (trans_b, ldb), ldc = _seen_by_fortran(A, B, C, conjugate_a, conjugate_b)
+        (m, n), k = C.shape, A.shape[1]
+        self.gemm, self.scalar = blas.gemm(char), partial(_scalar, char)
+        self.head = (
+            _LETTERS[trans_a], _LETTERS[trans_b], _int(m), _int(n), _int(k),
+            _scalar(char, alpha), _address(A), _int(lda), _address(B), _int(ldb),
+        )  # fmt: skip
+        self.tail = _address(C), _int(ldc)
+
+    def __call__(self, beta: Any) -> None:
+        self.gemm(*self.head, self.scalar(beta), *self.tail)
 
 
 def _seen_by_fortran(
@@ -144,40 +170,33 @@ def leading(x: np.ndarray, conjugate: bool = False) -> tuple[bytes, int]:
 
 def _stride(x: np.ndarray, trans: bytes) -> int:
     """The leading dimension of an array whose columns (b"N") or rows (b"T") are contiguous; 0 where they are not."""
-    if trans == b"T":
-        x = x.T
     rows, cols = x.shape
-    if x.size == 0:
+    down, right = x.strides
+    if trans == b"T":
+        rows, cols, down, right = cols, rows, right, down
+    if not (rows and cols):
         return max(1, rows)
-    (down, ragged), (right, uneven) = (divmod(stride, x.itemsize) for stride in x.strides)
-    if (rows > 1 and (ragged or down != 1)) or (cols > 1 and (uneven or right < max(1, rows))):
+    if rows > 1 and down != x.itemsize:
         return 0
-    return right if cols > 1 else max(1, rows)
+    if cols == 1:
+        return rows
+    ld, ragged = divmod(right, x.itemsize)
+    return 0 if ragged or ld < rows else ld
 
 
+def _address(x: np.ndarray) -> Any:
+    return ctypes.c_void_p.from_param(x.ctypes.data)
+
+
+# BLAS reads these and writes none, so one of each is enough.
+@lru_cache(4096)
 def _int(value: int) -> Any:
     return ctypes.byref(ctypes.c_int(value))
 
 
-@cache
-def _gemm(char: str) -> tuple[Callable[..., None], Callable[[Any], Any]]:
-    """The BLAS routine for a dtype, and how to hand it a scalar.  Releases the GIL while it runs."""
-    from scipy.linalg import cython_blas
-
-    capsule = dict(cython_blas.__pyx_capi__)[f"{LETTER[char]}gemm"]
-    name = ctypes.pythonapi.PyCapsule_GetName
-    name.restype, name.argtypes = ctypes.c_char_p, [ctypes.py_object]
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    ref, address = ctypes.c_void_p, ctypes.c_void_p
-    text = ctypes.c_char_p
-    prototype = ctypes.CFUNCTYPE(None, text, text, ref, ref, ref, ref, address, ref, address, ref, ref, address, ref)
-    real = {"f": ctypes.c_float, "d": ctypes.c_double}.get(char)
-
-    def scalar(value: Any) -> Any:
-        if real is not None:
-            return ctypes.byref(real(value))
-        part = ctypes.c_float if char == "F" else ctypes.c_double
-        return ctypes.byref((part * 2)(complex(value).real, complex(value).imag))
-
-    return prototype(pointer(capsule, name(capsule))), scalar
+@lru_cache(256)
+def _scalar(char: str, value: Any) -> Any:
+    if char in _REAL:
+        return ctypes.byref(_REAL[char](value))
+    value = complex(value)
+    return ctypes.byref(_PARTS[char](value.real, value.imag))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pdgemm.explain import counted, named, sides
+from pdgemm.threads import multiplier
 from pdgemm.timing import Traffic
 
 
@@ -67,6 +68,7 @@ class Report:
     predicted_seconds: float  # of the slowest rank, by the model of the machine
     lower_bound_words: float  # received by the busiest rank of any algorithm, without redistribution
     moves: tuple[MoveReport, ...] = ()
+    blas: str = field(default_factory=multiplier)
 
     @property
     def move_seconds(self) -> float:
@@ -131,6 +133,7 @@ def summary(reports: Sequence[Report]) -> dict[str, Any]:
         "panel_width": first.panel_width,
         "lookahead": first.lookahead,
         "threads": first.threads,
+        "blas": first.blas,
         "redistributed": [move.name for move in first.moves],
         "predicted_seconds": first.predicted_seconds,
         "lower_bound_words": first.lower_bound_words,
@@ -145,5 +148,5 @@ def _title(r: Report) -> str:
     return (
         f"C ({m} x {n}) := A ({m} x {k}) B, {r.dtype}, by {named(r.algorithm, r.inside)} on a "
         f"{sides(*r.grid, r.layers)} grid: {counted(r.panels, 'panel')} of width <= {r.panel_width}, "
-        f"lookahead {r.lookahead}, mover {r.mover}, {counted(r.threads, 'thread')} per rank"
+        f"lookahead {r.lookahead}, mover {r.mover}, {counted(r.threads, 'thread')} per rank, {r.blas}"
     )

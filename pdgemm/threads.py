@@ -1,41 +1,60 @@
 """Threads per rank: a rank uses its share of the node's cores.
 
 Four ranks on a node of four cores, each with a BLAS that starts a thread per core, would run
-16 threads.  Whoever sets one of the variables below has decided otherwise, and is obeyed.
+16 threads.  Whoever sets OMP_NUM_THREADS, or the variable of a BLAS (OPENBLAS_NUM_THREADS,
+MKL_NUM_THREADS), has decided otherwise, and is obeyed.
 """
 
 from __future__ import annotations
 
 import os
 from functools import cache
+from pathlib import Path
 
 from mpi4py import MPI
-from threadpoolctl import ThreadpoolController
+from threadpoolctl import LibController, ThreadpoolController
 
-DECIDED_BY = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
+from pdgemm import blas
+
+NAMES = {"openblas": "OpenBLAS", "mkl": "MKL", "blis": "BLIS", "flexiblas": "FlexiBLAS"}
 
 
 def share_cores(node: MPI.Comm) -> None:
-    """Lower the number of BLAS threads of this process to its share of the node's cores.
+    """Lower the number of threads of each BLAS of this process to the rank's share of the node's cores.
 
     Collective over `node`.  The share counts each core that this rank may run on, divided by the
     ranks that may run there too: right for bound and for unbound ranks.  Never raises the number:
     a later grid over fewer ranks does not bring back the threads that an earlier one took away.
     """
     share = core_share(node.allgather(sorted(os.sched_getaffinity(0))), node.rank)
-    blas = _blas()
-    if share < threads() and not decided_by():
-        blas.limit(limits=share)
+    variable = decided_by("mkl")
+    blas.settle(one_thread=(os.environ[variable] if variable else str(share)) == "1")
+    for library in _libraries():
+        if share < library.num_threads and not decided_by(library.internal_api):
+            library.set_num_threads(share)
 
 
-def decided_by() -> str | None:
-    """The variable by which the user has set the number of threads, if any."""
-    return next((name for name in DECIDED_BY if os.environ.get(name)), None)
+def decided_by(api: str | None = None) -> str | None:
+    """The variable by which the user has set the threads of a BLAS, if any; by default of the one that multiplies."""
+    if api is None:
+        used = _multiplier()
+        api = used.internal_api if used else "none"
+    return next((name for name in (f"{api.upper()}_NUM_THREADS", "OMP_NUM_THREADS") if os.environ.get(name)), None)
 
 
 def threads() -> int:
-    """BLAS threads of this process as they are set now."""
-    return max((pool["num_threads"] for pool in _blas().info()), default=1)
+    """Threads of the BLAS that multiplies, as they are set now."""
+    used = _multiplier()
+    return used.num_threads if used else 1
+
+
+def multiplier() -> str:
+    """The BLAS that multiplies, by name and version."""
+    used, library = _multiplier(), blas.library()
+    name = Path(library._name).name if library else "BLAS"
+    if used:
+        name = f"{NAMES[used.internal_api]} {(used.version or '').split('-')[0]}".strip()
+    return name if library else f"{name} (SciPy)"
 
 
 def core_share(cores: list[list[int]], rank: int) -> int:
@@ -48,7 +67,15 @@ def core_share(cores: list[list[int]], rank: int) -> int:
 
 
 @cache
-def _blas() -> ThreadpoolController:
-    import scipy.linalg  # noqa: F401  the product is done by SciPy's BLAS: let it be found
+def _libraries() -> list[LibController]:
+    blas.gemm("d")  # a library is found once it is loaded
+    return ThreadpoolController().select(user_api="blas").lib_controllers
 
-    return ThreadpoolController().select(user_api="blas")
+
+@cache
+def _multiplier() -> LibController | None:
+    """The BLAS that multiplies, if it is one whose threads can be counted.  NumPy may have loaded another."""
+    library = blas.library()
+    if library:
+        return next((each for each in _libraries() if each.filepath == library._name), None)
+    return next((each for each in _libraries() if "scipy." in each.filepath), next(iter(_libraries()), None))

@@ -223,6 +223,13 @@ def test_info_tells_what_is_there(folder: Path) -> None:
         assert part in text
 
 
+def test_the_blas_is_named_or_refused(folder: Path) -> None:
+    facts = json.loads(pdgemm(2, "info", "--json", cwd=folder, PDGEMM_BLAS="scipy").stdout)
+    assert facts["multiplies"].endswith("(SciPy)")
+    run = pdgemm(2, "info", cwd=folder, PDGEMM_BLAS="mlk")
+    assert "PDGEMM_BLAS is auto, scipy, mkl or a library, got mlk" in one_line(run)
+
+
 def test_processes_that_do_not_know_of_each_other_are_told(folder: Path) -> None:
     """A launcher of another MPI library starts singletons."""
     run = alone("info", cwd=folder, SLURM_STEP_NUM_TASKS="4")

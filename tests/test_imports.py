@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LEVELS = [
-    {"pdgemm.errors", "pdgemm.dtypes", "pdgemm.elements", "pdgemm.timing"}
+    {"pdgemm.errors", "pdgemm.dtypes", "pdgemm.elements", "pdgemm.timing", "pdgemm.blas"}
     | {"pdgemm.grids.distribution", "pdgemm.grids.runs", "pdgemm.grids.layout"},
     {"pdgemm.schedule", "pdgemm.costs", "pdgemm.machine", "pdgemm.boxes", "pdgemm.threads", "pdgemm.explain"}
     | {"pdgemm.plain", "pdgemm.families"}
@@ -75,6 +75,7 @@ PURE = [
     "simulate",
     "panels",
     "local",
+    "blas",
     "forms",
     "dtypes",
     "blockcopy",

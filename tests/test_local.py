@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 import itertools
+import os
 import tracemalloc
+import weakref
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from problems import DTYPES, TOLERANCE, gemm_error
 
-from pdgemm import elements
+from pdgemm import blas, elements
 from pdgemm.errors import ArgumentError, DTypeError
 from pdgemm.grids.runs import Pairing, packed
-from pdgemm.local import gemm_accumulate
+from pdgemm.local import conjugates, gemm_accumulate, prepare
 from pdgemm.panels import column_panel, column_room, row_panel, row_room
 
 GUARD = 7.25
+
+
+def choose(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PDGEMM_BLAS", name)
+    blas.library.cache_clear()
+    blas.gemm.cache_clear()
+
+
+@pytest.fixture(params=["scipy", "mkl"])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Both libraries; the one of PDGEMM_BLAS stands for MKL if it is one."""
+    name = request.param
+    if name == "mkl":
+        named = os.environ.get("PDGEMM_BLAS", "")
+        name = named if "mkl_rt" in named else blas.mkl() or pytest.skip("MKL is not installed")
+    choose(name, monkeypatch)
+    yield
+    blas.library.cache_clear()
+    blas.gemm.cache_clear()
 
 
 def guarded(rng: np.random.Generator, rows: int, cols: int, dtype: str, order: str) -> tuple[np.ndarray, np.ndarray]:
@@ -28,22 +50,21 @@ def guarded(rng: np.random.Generator, rows: int, cols: int, dtype: str, order: s
     return whole, cut
 
 
+SIZES = [(1, 1, 1), (1, 5, 3), (5, 1, 3), (4, 6, 1), (7, 8, 9), (33, 17, 40), (0, 3, 2), (3, 0, 2), (3, 2, 0)]
+ORDERS = list(itertools.product("CF", repeat=3))
+
+
+def factors(dtype: str) -> list[tuple[complex, complex]]:
+    return [(1, 0), (2, 1), (-0.5, 3), (0, 2)] + ([(1 + 2j, 3 - 1j)] if dtype[0] == "c" else [])
+
+
+@pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("orders", list(itertools.product("CF", repeat=3)), ids="".join)
+@pytest.mark.parametrize("orders", ORDERS, ids="".join)
 def test_gemm_in_any_order_inside_larger_arrays(dtype: str, orders: tuple[str, ...]) -> None:
     rng = np.random.default_rng(1)
-    for m, n, k in [
-        (1, 1, 1),
-        (1, 5, 3),
-        (5, 1, 3),
-        (4, 6, 1),
-        (7, 8, 9),
-        (33, 17, 40),
-        (0, 3, 2),
-        (3, 0, 2),
-        (3, 2, 0),
-    ]:
-        for alpha, beta in [(1, 0), (2, 1), (-0.5, 3), (0, 2)] + ([(1 + 2j, 3 - 1j)] if dtype[0] == "c" else []):
+    for m, n, k in SIZES:
+        for alpha, beta in factors(dtype):
             (_, A), (_, B), (frame, C) = (
                 guarded(rng, *shape, dtype, order) for shape, order in zip([(m, k), (k, n), (m, n)], orders)
             )
@@ -58,21 +79,100 @@ def test_gemm_in_any_order_inside_larger_arrays(dtype: str, orders: tuple[str, .
             assert (frame == GUARD).all()  # nothing was written outside C
 
 
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+@pytest.mark.parametrize("orders", ORDERS, ids="".join)
+def test_gemm_conjugates_what_it_reads_transposed(dtype: str, orders: tuple[str, ...]) -> None:
+    rng = np.random.default_rng(2)
+    a, b = (conjugates(order, orders[2]) for order in orders[:2])
+    for m, n, k in SIZES:
+        (_, A), (_, B), (frame, C) = (
+            guarded(rng, *shape, dtype, order) for shape, order in zip([(m, k), (k, n), (m, n)], orders)
+        )
+        A0, B0, C0 = A.conj() if a else A.copy(), B.conj() if b else B.copy(), C.copy()
+        gemm_accumulate(2 - 1j, A, B, 1j, C, a, b)
+        assert gemm_error(C, 2 - 1j, A0, B0, 1j, C0) <= TOLERANCE
+        C[...] = GUARD
+        assert (frame == GUARD).all()
+    x = np.ones((4, 5), dtype, order=orders[0])  # type: ignore[call-overload]
+    y, z = (np.ones(shape, dtype, order=orders[2]) for shape in ((5, 4), (4, 4)))  # type: ignore[call-overload]
+    if not a:
+        with pytest.raises(ValueError, match="not contiguous"):
+            gemm_accumulate(1, x, y, 0, z, True)
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_prepared_product_multiplies_what_its_arrays_hold(dtype: str) -> None:
+    rng = np.random.default_rng(3)
+    for (m, n, k), (alpha, beta) in itertools.product(SIZES, factors(dtype)):
+        (_, A), (_, B), (frame, C) = (guarded(rng, *shape, dtype, "C") for shape in [(m, k), (k, n), (m, n)])
+        product = prepare(alpha, A, B, C)
+        for each in (beta, 1, 0, beta):
+            A *= 0.5
+            B += 1
+            C0 = C.copy()
+            product(each)
+            assert gemm_error(C, alpha, A, B, each, C0) <= TOLERANCE
+        C[...] = GUARD
+        assert (frame == GUARD).all()
+
+
+def test_a_prepared_product_keeps_its_arrays() -> None:
+    class Array(np.ndarray):
+        """One that can be watched."""
+
+    arrays = [np.ones((3, 3)).view(Array) for _ in "ABC"]
+    alive = [weakref.ref(x) for x in arrays]
+    product = prepare(1, *arrays)
+    del arrays
+    assert all(x() is not None for x in alive)
+    product(1)
+    assert (alive[2]() == 4).all()
+    del product
+    assert not any(x() is not None for x in alive)
+
+
+@pytest.mark.usefixtures("library")
 def test_gemm_makes_no_temporaries() -> None:
     A, C = np.ones((600, 700))[:, 50:450], np.ones((600, 500), order="F")
     B = np.ones((500, 500), order="F")[:400]
-    gemm_accumulate(1.0, A, B, 1.0, C)
-    tracemalloc.start()
-    gemm_accumulate(1.0, A, B, 1.0, C)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 20_000  # C alone has 2.4 MB
+    product = prepare(1.0, A, B, C)
+    for call, most in [(lambda: gemm_accumulate(1.0, A, B, 1.0, C), 20_000), (lambda: product(1.0), 1_000)]:
+        call()
+        tracemalloc.start()
+        call()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < most  # C alone has 2.4 MB
 
 
+@pytest.mark.usefixtures("library")
 def test_gemm_refuses_what_blas_cannot_address() -> None:
     x = np.ones((6, 6))
-    with pytest.raises(ValueError, match="contiguous"):
-        gemm_accumulate(1.0, x[::2, ::2], x[:3, :3], 0.0, np.empty((3, 3)))
+    for A, B, C in [
+        (x[::2, ::2], x[:3, :3], np.empty((3, 3))),
+        (x[:3, :3], x[::2, ::2], np.empty((3, 3))),
+        (x[:3, :3], x[:3, :3], np.empty((6, 6))[::2, ::2]),
+        (x[:3, :3], x[:3, 2::-1], np.empty((3, 3))),
+        (np.broadcast_to(x[0, :3], (3, 3)), x[:3, :3], np.empty((3, 3))),
+    ]:
+        with pytest.raises(ValueError, match="contiguous"):
+            gemm_accumulate(1.0, A, B, 0.0, C)
+
+
+def test_the_blas_is_chosen_by_name_or_path(library: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = blas.library()
+    assert (chosen is None) == (os.environ["PDGEMM_BLAS"] == "scipy")
+    choose("auto", monkeypatch)
+    assert (blas.library() is None) == (blas.mkl() is None)
+    monkeypatch.setattr(blas, "mkl", lambda: None)
+    choose("auto", monkeypatch)
+    assert blas.library() is None
+    for name, reason in [("mkl", "not installed"), ("mlk", "got mlk: "), ("libc.so.6", "dgemm_")]:
+        choose(name, monkeypatch)
+        with pytest.raises(ArgumentError, match=reason):
+            blas.library()
 
 
 # ------------------------------------------------------------------ panels
