@@ -240,7 +240,8 @@ class _Shared:
         self.users = 0
         self.work_grids: dict[Any, ProcessGrid] = {}
         self.node = MPI.Intracomm(self.comm.Split_type(MPI.COMM_TYPE_SHARED))
-        share_cores(self.node)
+        with together(self.comm):  # a BLAS may be missing on some nodes
+            share_cores(self.node)
         if per_node is not None:
             whole, self.node = self.node, MPI.Intracomm(self.node.Split(self.node.rank // per_node))
             whole.Free()
