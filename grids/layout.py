@@ -31,6 +31,14 @@ class Layout:
     conjugated: bool = False
 
     @cached_property
+    def _hash(self) -> int:
+        return hash((self.distribution, self.place, self.dtype, self.order, self.conjugated))
+
+    def __hash__(self) -> int:
+        """Computed once: plans are looked up by it in every product."""
+        return self._hash
+
+    @cached_property
     def _coords(self) -> dict[int, tuple[int, int]]:
         pc = self.distribution.cols.parts
         return {rank: divmod(at, pc) for at, rank in enumerate(self.place)}

@@ -19,6 +19,8 @@ _KINDS = "sums are complex, real or whole numbers where C is, and A and B no mor
 def as_scalar(given: object, dtype: np.dtype, name: str) -> Any:
     """alpha or beta as a number of the kind of `dtype`."""
     value: Any = given
+    if dtype.kind == "f" and type(value) in (int, float):
+        return float(value)
     if np.ndim(value) != 0 or not isinstance(given, (Number, np.number)):
         raise DTypeError(f"{name} is a number, got {type(given).__name__}")
     kind = dtypes.rank(dtype)

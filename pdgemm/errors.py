@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -70,6 +70,8 @@ def check_together(comm: MPI.Comm, error: Exception | None, description: str) ->
     """
     from mpi4py import MPI
 
+    if comm.size == 1 and error is None:
+        return
     digest = int.from_bytes(hashlib.blake2b(description.encode(), digest_size=7).digest(), "big")
     lowest = np.array([comm.size if error is None else comm.rank, digest, -digest])
     comm.Allreduce(MPI.IN_PLACE, lowest, MPI.MIN)
@@ -81,22 +83,26 @@ def check_together(comm: MPI.Comm, error: Exception | None, description: str) ->
         raise ArgumentError(_disagreement(comm.allgather(description)))
 
 
-@contextmanager
-def together(comm: MPI.Comm | None) -> Iterator[list[object]]:
+class together:
     """Work that may fail on some ranks only and does not communicate; a failure is raised on all.
 
-    What the block appends to the list it is given must be the same on all ranks, else all raise.
+    What the `with` block appends to the list it is given must be the same on all ranks, else all raise.
     comm : None where the caller vouches for all that: nothing is compared, a failure is this rank's alone.
     """
-    error, said = None, list[object]()
-    if comm is None:
-        yield said
-        return
-    try:
-        yield said
-    except Exception as caught:
-        error = caught
-    check_together(comm, error, ", ".join(map(str, said)))
+
+    __slots__ = ("_comm", "_said")
+
+    def __init__(self, comm: MPI.Comm | None) -> None:
+        self._comm, self._said = comm, list[object]()
+
+    def __enter__(self) -> list[object]:
+        return self._said
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._comm is not None and (error is None or isinstance(error, Exception)):
+            check_together(self._comm, error, ", ".join(map(str, self._said)) if self._comm.size > 1 else "")
 
 
 class Shield:

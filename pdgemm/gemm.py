@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -278,7 +279,7 @@ def _run(
                 near.leave()
         if "C" in moves:
             move("C", lying["C"], beta, C.stored)
-    C.report = _report(plan, comm.rank, C.grid.coords, recorder, perf_counter() - start, reports)
+    C.report = partial(_report, plan, comm.rank, C.grid.coords, recorder, perf_counter() - start, reports)
     if notify.error is not None:
         raise notify.error
     return C

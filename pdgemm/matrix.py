@@ -61,7 +61,8 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         self.order = order
         self.conjugated = conjugated
         self.shared = shared
-        self.report: Any = None  # a Report, MoveReport or IOReport
+        self._report: Any = None
+        self._layout: tuple[Any, Layout] | None = None
 
     # ------------------------------------------------------------------ making
     @classmethod
@@ -204,6 +205,18 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
 
     # ------------------------------------------------------------------ looking
     @property
+    def report(self) -> Any:
+        """A Report, MoveReport or IOReport of what made this matrix; None if nothing is known."""
+        if callable(self._report):
+            self._report = self._report()
+        return self._report
+
+    @report.setter
+    def report(self, report: Any) -> None:
+        """report : or what makes it, when somebody looks."""
+        self._report = report
+
+    @property
     def local(self) -> np.ndarray:
         """This rank's elements: change them in place; `from_local` adopts another array.
 
@@ -250,10 +263,14 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
 
         Raises GridError where the two grids are not over the same ranks.
         """
+        if self._layout is not None and self._layout[0] is grid.comm:
+            return self._layout[1]
         place = self.grid.place_in(grid)
         if place is None:
             raise GridError(f"grids over different ranks: {self.grid!r} and {grid!r}; use ProcessGrid(comm, ranks=...)")
-        return Layout(self.distribution, place, self.dtype, self.order, self.conjugated)
+        layout = Layout(self.distribution, place, self.dtype, self.order, self.conjugated)
+        self._layout = grid.comm, layout
+        return layout
 
     def __repr__(self) -> str:
         rows, cols = self._stored.shape

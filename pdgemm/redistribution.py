@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -100,14 +99,20 @@ def redistribute(
     return out
 
 
-@contextmanager
-def kept_if_it_fails(room: object) -> Iterator[None]:
+class kept_if_it_fails:
     """After an exception in the middle of a transfer MPI may still read and write the buffers: they are never freed."""
-    try:
-        yield
-    except BaseException:
-        _in_flight.append(room)
-        raise
+
+    __slots__ = ("_room",)
+
+    def __init__(self, room: object) -> None:
+        self._room = room
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is not None:
+            _in_flight.append(self._room)
 
 
 _in_flight: list[object] = []
