@@ -1,0 +1,220 @@
+"""Memory that the ranks of a node share: what lies there is read in place, at the right time, and given back."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+from time import sleep
+from typing import Any
+
+import numpy as np
+import pytest
+from problems import TOLERANCE, gemm_error, grid_shapes
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_neighbour_sees_the_array_itself(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.neighbours import Neighbours
+
+    with ProcessGrid(comm) as grid:
+        A = DistMatrix.from_function(lambda i, j: 100 * i + j, (23, 31), grid=grid, block=(3, 4), order="F")
+        view = A[2:20, 5:30].T
+        assert A.shared and view.shared and A.H.shared
+        assert not A.copy().shared
+        again = DistMatrix.from_local(A.local, A.shape, grid=grid, block=A.block)
+        assert again.shared
+        near = Neighbours(grid.memory, A=(A.stored, A.layout_in(grid)), V=(view.stored, view.layout_in(grid)))
+        for rank in range(comm.size):
+            i, j = grid.coords_of(rank)
+            rows, cols = A.distribution.rows.indices(i), A.distribution.cols.indices(j)
+            assert np.array_equal(near("A", rank), 100 * rows[:, None] + cols)
+            rows, cols = view.distribution.rows.indices(j), view.distribution.cols.indices(i)
+            assert np.array_equal(near("V", rank), 100 * (cols + 2) + rows[:, None] + 5)
+        near.leave()
+        if A.local.size:
+            A.local[0, 0] = -1
+        grid.memory.sync()
+        assert all(near("A", rank)[0, 0] == -1 for rank in range(comm.size) if near("A", rank).size)
+        near.leave()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_panels_are_multiplied_where_they_lie(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No copy, no buffer, no message: every panel that BLAS gets is a part of somebody's matrix."""
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm, summa
+    from pdgemm import panels as where
+    from pdgemm.accumulator import Accumulator
+
+    seen: list[tuple[np.ndarray, np.ndarray]] = []
+    add = Accumulator.add
+    monkeypatch.setattr(Accumulator, "add", lambda self, A, B: (seen.append((A, B)), add(self, A, B)))
+    copies: list[object] = []
+    for module in (summa, where):
+        monkeypatch.setattr(module, "copy_blocks", lambda *args: copies.append(args))
+    for shape in grid_shapes(comm.size):
+        with ProcessGrid(comm, shape) as grid:
+            for block in (None, 64) if shape[0] == shape[1] else (None,):
+                n = 300 * max(shape)
+                A, B, C = (DistMatrix.random((n, n), grid=grid, block=block, seed=s) for s in (1, 2, 3))
+                pdgemm(1, A, B, 0, C, algorithm="summa", shape=shape)
+                assert C.report.mover == "shared"
+                assert C.report.counted.messages_received == C.report.extra_bytes == 0
+                assert C.report.counted.words_read == C.local.shape[0] * (n - A.local.shape[1]) + C.local.shape[1] * (
+                    n - B.local.shape[0]
+                )
+                assert len(seen) == max(shape)  # a product for each owner, however wide
+                window = [np.frombuffer(part, np.uint8) for part in grid.memory._parts]
+                assert all(any(np.may_share_memory(x, part) for part in window) for pair in seen for x in pair)
+                seen.clear()
+    assert not copies
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("late", ["reader", "writer"])
+def test_nobody_reads_too_early_or_writes_too_soon(comm: Any, late: str) -> None:
+    """A rank that comes late still writes before the others read; one that reads late has not been overtaken."""
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+    def dawdle(*_: int) -> None:
+        if late == "reader" and comm.rank == comm.size - 1:
+            sleep(0.02)
+
+    n = 24
+    with ProcessGrid(comm, (1, comm.size)) as grid:
+        A, B, C, D = (DistMatrix.zeros((n, n), grid=grid, block=2) for _ in "ABCD")
+        for turn in range(1, 6):
+            if late == "writer" and comm.rank == 0:
+                sleep(0.05)
+            A.local[...] = B.local[...] = turn
+            options: dict[str, Any] = {"mover": "shared", "algorithm": "summa", "shape": grid.shape, "check": False}
+            pdgemm(1, A, B, 0, C, panel_width=2, progress=dawdle, **options)
+            A.local[...] = B.local[...] = np.nan
+            assert (C.local == n * turn**2).all()
+            A.local[...] = turn
+            A.redistribute(D, check=False)
+            A.T.redistribute(D, check=False)
+            A.local[...] = np.nan
+            assert (D.local == turn).all()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_without_room_matrices_are_private_and_products_send_messages(
+    comm: Any, everywhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank without room is enough: all take the same way."""
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.errors import NodeMemoryError
+
+    with ProcessGrid(comm) as grid:
+        A, C = (DistMatrix.random((20, 20), grid=grid, block=3, seed=s) for s in (1, 3))
+        a = A.allgather()
+        if everywhere or comm.rank == comm.size - 1:
+            monkeypatch.setattr(grid.memory._heap, "block", lambda _: None)
+        B = DistMatrix.random((20, 20), grid=grid, block=3, seed=2)
+        assert A.shared and not B.shared
+        pdgemm(1, A, B, 0, C, algorithm="summa", shape=grid.shape)
+        assert C.report.mover == "ibcast"
+        assert gemm_error(C.allgather(), 1, a, B.allgather()) <= TOLERANCE
+        before = C.local.copy()
+        with pytest.raises(NodeMemoryError, match="no room for .* that the ranks of the node share"):
+            pdgemm(1, A, B, 0, C, algorithm="summa", shape=grid.shape, mover="shared")
+        assert np.array_equal(C.local, before)
+        D = pdgemm(1, A, A, algorithm="summa", shape=grid.shape)
+        assert D.report.mover == "shared" and not D.shared
+
+
+@pytest.mark.mpi(min_size=2)
+def test_memory_is_used_again_and_goes_back(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any order of taking and giving back: no two arrays overlap, the last view keeps an array, then all is free."""
+    from pdgemm import ProcessGrid
+    from pdgemm.grids import node_memory
+
+    with ProcessGrid(comm) as grid:
+        gc.collect()
+        memory, rng = grid.memory, np.random.default_rng(comm.rank)
+        assert memory.empty((0, 5), "d").shape == (0, 5)
+        before = memory._heap.used
+        held: list[np.ndarray] = []
+        for turn in range(300):
+            if held and rng.random() < 0.5:
+                held.pop(rng.integers(len(held)))
+            else:
+                x = memory.empty((int(rng.integers(1, 300)), int(rng.integers(1, 9)) * 100), "i4", "CF"[turn % 2])
+                x[...] = turn
+                held.append(x[1:, ::2].T)  # only a view is kept
+                held[-1][...] = turn
+            for x in held:
+                assert x.size == 0 or (x == x[0, 0]).all()
+        assert len({x[0, 0] for x in held if x.size}) == sum(x.size > 0 for x in held)
+        held.clear()
+        del x
+        gc.collect()
+        assert memory._heap.used == before
+        assert len(memory.empty((1,), "d")) == 1  # takes back what was freed
+        one = memory.empty((3 << 20,), "u1")
+        at = memory.offset(one)
+        one[:] = 7
+        monkeypatch.setattr(node_memory, "_KEPT", 0)
+        monkeypatch.setattr(memory._heap, "used", 0)
+        del one
+        again = memory.empty((3 << 20,), "u1")
+        assert memory.offset(again) == at
+        assert not again.any()  # the system had its pages in between
+        del again
+        monkeypatch.undo()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_pretended_nodes_share_nothing_with_each_other(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+    monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", "2")
+    own = comm.Dup()  # no grid of it has asked yet which ranks share a node
+    with ProcessGrid(own) as grid:
+        assert grid.nodes == tuple(rank - rank % 2 for rank in range(comm.size))
+        assert grid.node.size == min(2, comm.size - grid.nodes[comm.rank])
+        assert grid.ranks_per_node == (2 if comm.size > 2 else None)
+        A, B = (DistMatrix.random((20, 20), grid=grid, block=3, seed=s) for s in (1, 2))
+        C = pdgemm(1, A, B, algorithm="summa", shape=grid.shape)
+        assert (C.report.mover == "shared") == (comm.size == 2)
+        assert gemm_error(C.allgather(), 1, A.allgather(), B.allgather()) <= TOLERANCE
+    own.Free()
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("text", ["0", "-1", "two"])
+def test_a_wrong_number_of_ranks_per_node_is_refused(comm: Any, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pdgemm import ProcessGrid
+    from pdgemm.errors import ArgumentError
+
+    monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", text)
+    with pytest.raises(ArgumentError, match="PDGEMM_RANKS_PER_NODE is a positive number"):
+        ProcessGrid(comm)
+
+
+SCRIPT = """
+from pdgemm import DistMatrix, ProcessGrid, pdgemm
+with ProcessGrid() as grid:
+    A = DistMatrix.random((40, 40), grid=grid)
+    C = pdgemm(1, A, A, algorithm="summa", shape=grid.shape)
+    if grid.rank == 0:
+        print(A.shared, C.report.mover, grid.memory.size <= 1 << 23)
+print(A.local.sum() > 0, flush=True)  # it outlives its grid
+"""
+
+
+@pytest.mark.parametrize(("limit", "said"), [("0", "False ibcast True"), (str(1 << 24), "True shared True")])
+def test_the_user_may_limit_the_memory_of_the_node(limit: str, said: str) -> None:
+    run = subprocess.run(
+        ["mpiexec", "-n", "2", sys.executable, "-c", SCRIPT],
+        env=os.environ | {"PDGEMM_NODE_MEMORY": limit},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.returncode == 0, run.stderr
+    assert sorted(run.stdout.split("\n")) == sorted(["", "True", "True", said])
