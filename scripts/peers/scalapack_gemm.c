@@ -197,7 +197,7 @@ static int next(int *mnk)
         if (!whole) memset(mnk, 0, 3 * sizeof *mnk);
         for (int other = 1; other < ranks; other++) MPI_Send(mnk, 3, MPI_INT, other, 0, MPI_COMM_WORLD);
     } else {
-        while (MPI_Iprobe(0, 0, MPI_COMM_WORLD, &here, MPI_STATUS_IGNORE), !here) usleep(1000);
+        while (MPI_Iprobe(0, 0, MPI_COMM_WORLD, &here, MPI_STATUS_IGNORE), !here) usleep(20000);
         MPI_Recv(mnk, 3, MPI_INT, 0, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
     }
     return mnk[0] > 0;

@@ -24,7 +24,7 @@ EXPLAINED = {
 
 
 def machine() -> dict[str, Any]:
-    """CPU, cores, and the versions of what takes part."""
+    """CPU, cores, what else keeps them busy, and the versions of what takes part."""
     versions = {}
     for package in PACKAGES:
         try:
@@ -42,6 +42,7 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": cpu(),
         "cores": len(os.sched_getaffinity(0)),
+        "load": os.getloadavg()[0],
         "mpi": first_line("mpiexec", "--version"),
         "blas": sorted(blas),
         "versions": versions,
@@ -71,8 +72,8 @@ def markdown(about: dict[str, Any], results: list[Result]) -> str:
     lines = [
         f"# C = A B in {about['dtype']} on {about['ranks']} ranks x 1 thread",
         "",
-        f"{about['cpu']}, {about['cores']} cores; {about['date']}; medians of {about['repeats']}, with the least and "
-        "the most.",
+        f"{about['cpu']}, {about['cores']} cores, load {about['load']:.1f} before; {about['date']}; "
+        f"medians of {about['repeats']}, with the least and the most.",
         f"bench_peers.py {' '.join(about['command'])}".rstrip() + ".",
         f"BLAS of NumPy and SciPy: {'; '.join(about['blas'])}. MPI: {about['mpi']}. {versions}.",
     ]

@@ -17,6 +17,7 @@ from pdgemm.elements import element_function, fill
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+NAP = 0.02  # seconds; a dozen jobs that looked every millisecond would keep a third of a core busy
 SURPLUS = 1.5  # a layout that takes so much longer than the best at first gets no second chance
 
 
@@ -133,7 +134,7 @@ def serve(comm: MPI.Intracomm, module: str, **setting: Any) -> None:
     """For every "m n k" that rank 0 reads, one product; rank 0 answers its seconds, or "-" and why not."""
     makers: Callable[[Setting], Iterator[Maker]] = import_module(f"peers.{module}").makers
     now, way, trouble = "", None, ""
-    while line := order_of_rank_0(comm):
+    while line := order_of_rank_0(comm, NAP):
         if line != now:
             now, way, trouble = line, None, ""  # the old matrices go before the new ones come
             m, n, k = map(int, line.split())
