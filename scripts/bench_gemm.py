@@ -53,7 +53,7 @@ def worker(block: int | None, dtype: str, order: str, options: dict[str, Any]) -
                 print(perf_counter() - start, C.report.compute_seconds, flush=True)
 
 
-def order_of_rank_0(comm: MPI.Comm) -> str:
+def order_of_rank_0(comm: MPI.Comm, nap: float = 1e-3) -> str:
     """The next line of rank 0's input, on all ranks; they sleep until it comes, to leave NumPy the cores."""
     if comm.rank == 0:
         line = sys.stdin.readline().strip()
@@ -61,7 +61,7 @@ def order_of_rank_0(comm: MPI.Comm) -> str:
             comm.send(line, dest=rank)
         return line
     while not comm.iprobe(source=0):
-        sleep(1e-3)
+        sleep(nap)
     return comm.recv(source=0)
 
 

@@ -1,0 +1,45 @@
+"""dask.array on the threads of one process: one or two chunks of C for each, or of the inner dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import dask
+import dask.array as da
+import numpy as np
+
+from peers.worker import Block, Maker, Setting, Way, boxes, filled
+
+
+def makers(setting: Setting) -> Iterator[Maker]:
+    threads = int(setting.variant)
+    dask.config.set(scheduler="threads", num_workers=threads)
+    for count in (threads, 2 * threads):
+        for cuts in boxes(count, 3):
+            yield partial(make, setting, threads, cuts)
+
+
+def make(setting: Setting, threads: int, cuts: tuple[int, ...]) -> Way:
+    """In those chunks from the start; or in columns, in those chunks for the product, and C in columns again."""
+    (m, n, k), columns, whole = setting.mnk, setting.layout == "columns", slice(None)
+    mb, nb, kb = (-(-extent // cut) for extent, cut in zip(setting.mnk, cuts))
+    A, B = (filled(shape, whole, whole, seed, setting.dtype) for shape, seed in (((m, k), 1), ((k, n), 2)))
+    a = chunked(A.values, (m, -(-k // threads)) if columns else (mb, kb))
+    b = chunked(B.values, (k, -(-n // threads)) if columns else (kb, nb))
+    result: list[da.Array] = []
+
+    def run() -> None:
+        c = a.rechunk((mb, kb)) @ b.rechunk((kb, nb))
+        result[:] = [(c.rechunk((m, -(-n // threads))) if columns else c).persist()]
+
+    return Way(
+        f"chunks {mb} x {kb} and {kb} x {nb}, {threads} threads",
+        run,
+        lambda: (A, B, Block(range(m), range(n), result[0].compute())),
+    )
+
+
+def chunked(x: np.ndarray, chunks: tuple[int, int]) -> da.Array:
+    """Each chunk contiguous."""
+    return da.from_array(x, chunks, name=False).map_blocks(np.ascontiguousarray).persist()

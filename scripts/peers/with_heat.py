@@ -1,0 +1,60 @@
+"""Heat's matmul: A and B split by rows or by columns."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator
+from functools import partial
+from importlib.util import find_spec
+from unittest.mock import MagicMock
+
+from peers.worker import Block, Maker, Setting, Way, filled, nothing
+
+if find_spec("torchvision") is None:  # Heat loads it for its data sets, and builds without CUDA are not on PyPI
+    sys.modules |= dict.fromkeys(("torchvision", "torchvision.datasets", "torchvision.transforms"), MagicMock())
+
+import heat
+import torch
+
+
+def makers(setting: Setting) -> Iterator[Maker]:
+    for splits in itertools.product((0, 1), repeat=2):
+        yield partial(make, setting, splits)
+
+
+def make(setting: Setting, splits: tuple[int, ...]) -> Way:
+    """Split like that from the start; or in columns, split like that for the product, and C in columns again."""
+    m, n, k = setting.mnk
+    columns = setting.layout == "columns"
+    at = (1, 1) if columns else splits
+    A, B = (random(setting, extents, split, seed) for extents, split, seed in zip(((m, k), (k, n)), at, (1, 2)))
+    result: list[heat.DNDarray] = []
+
+    def run() -> None:
+        C = heat.matmul(split(A, splits[0]), split(B, splits[1]))
+        result[:] = [split(C, 1) if columns else C]
+
+    return Way(
+        f"{'multiplied' if columns else 'A and B'} with split = {splits[0]}, {splits[1]}",
+        run,
+        lambda: (block(A), block(B), block(result[0])),
+    )
+
+
+def random(setting: Setting, shape: tuple[int, int], axis: int, seed: int) -> heat.DNDarray:
+    _, _, (rows, cols) = heat.MPI_WORLD.chunk(shape, axis)
+    local = filled(shape, rows, cols, seed, setting.dtype).values
+    return heat.array(torch.from_numpy(local), is_split=axis, copy=False)
+
+
+def split(x: heat.DNDarray, axis: int) -> heat.DNDarray:
+    return x if x.split == axis else heat.resplit(x, axis)
+
+
+def block(x: heat.DNDarray) -> Block:
+    if x.split is None and x.comm.rank:
+        return nothing()
+    _, _, slices = x.comm.chunk(x.shape, x.split)
+    rows, cols = (range(*part.indices(extent)) for part, extent in zip(slices, x.shape))
+    return Block(rows, cols, x.larray.numpy())

@@ -1,0 +1,153 @@
+"""A contender on its ranks: it tries its layouts, keeps the fastest, checks it, and multiplies once for each line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from math import inf
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from bench_gemm import order_of_rank_0
+
+from pdgemm.elements import element_function, fill
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+NAP = 0.02  # seconds; a dozen jobs that looked every millisecond would keep a third of a core busy
+SURPLUS = 1.5  # a layout that takes so much longer than the best at first gets no second chance
+
+
+class Block(NamedTuple):
+    """What one rank holds of a matrix: values[r, c] is the element (rows[r], cols[c])."""
+
+    rows: np.ndarray | range
+    cols: np.ndarray | range
+    values: np.ndarray
+
+
+@dataclass(frozen=True)
+class Setting:
+    """layout: "native", as the contender likes it best; "columns", one block of columns of A, B and C per rank."""
+
+    comm: MPI.Intracomm
+    mnk: tuple[int, int, int]
+    variant: str
+    layout: str
+    dtype: str
+    order: str
+    block: int | None
+
+
+class Way(NamedTuple):
+    """A layout, filled and ready.  blocks: this rank's A, B and C after a run; no element is in two blocks."""
+
+    note: str
+    run: Callable[[], object]
+    blocks: Callable[[], tuple[Block, Block, Block]]
+
+
+Maker = Callable[[], Way]
+
+
+def nothing() -> Block:
+    """The block of a rank that has none."""
+    return Block(range(0), range(0), np.zeros((0, 0)))
+
+
+def filled(shape: tuple[int, int], rows: slice, cols: slice, seed: int, dtype: str) -> Block:
+    """A contiguous part of a random matrix of that shape."""
+    here, there = range(*rows.indices(shape[0])), range(*cols.indices(shape[1]))
+    block = Block(here, there, np.empty((len(here), len(there)), dtype))
+    randomize(block, seed)
+    return block
+
+
+def randomize(block: Block, seed: int) -> None:
+    """Elements of mean 0 that depend on their indices alone: all sums are small, and a wrong index shows."""
+    uniform = element_function("uniform", seed, block.values.dtype)
+    half = block.values.dtype.type(0.5)
+    fill(block.values, np.asarray(block.rows), np.asarray(block.cols), lambda i, j: uniform(i, j) - half)
+
+
+def part(n: int, parts: int, at: int) -> slice:
+    """One of the equal parts of 0..n; the last ones may be smaller or empty."""
+    size = -(-n // parts)
+    return slice(min(n, at * size), min(n, at * size + size))
+
+
+def boxes(count: int, sides: int = 2) -> list[tuple[int, ...]]:
+    """The ways to write a count as a product of that many sides."""
+    if sides == 1:
+        return [(count,)]
+    first = [side for side in range(1, count + 1) if count % side == 0]
+    return [(side, *rest) for side in first for rest in boxes(count // side, sides - 1)]
+
+
+def error(comm: MPI.Intracomm, mnk: tuple[int, int, int], blocks: tuple[Block, Block, Block]) -> float:
+    """|C x - A (B x)| / |A (B x)| for a random x."""
+
+    def times(block: Block, x: np.ndarray, rows: int) -> np.ndarray:
+        y = np.zeros(rows)
+        y[block.rows] = block.values @ x[block.cols]
+        return np.asarray(comm.allreduce(y))
+
+    m, n, k = mnk
+    A, B, C = blocks
+    x = np.random.default_rng(3).random(n) - 0.5
+    expected = times(A, times(B, x, k), m)
+    return float(np.linalg.norm(times(C, x, m) - expected) / np.linalg.norm(expected))
+
+
+def timed(comm: MPI.Intracomm, way: Way) -> float:
+    """Seconds until the last rank is done, on all ranks."""
+    comm.Barrier()
+    start = perf_counter()
+    way.run()
+    comm.Barrier()
+    return comm.bcast(perf_counter() - start)
+
+
+def fastest(comm: MPI.Intracomm, makers: Iterator[Maker]) -> Way:
+    """The best of two runs counts, the first of which also warms up."""
+    best, least, trouble = None, inf, ""
+    for make in makers:
+        try:
+            way = make()
+            seconds = timed(comm, way)
+            if seconds < SURPLUS * least:
+                seconds = min(seconds, timed(comm, way))
+        except Exception as failed:  # on all ranks, or the job hangs and is ended
+            trouble = trouble or f"{type(failed).__name__}: {failed}"
+            continue
+        if seconds < least:
+            best, least = way, seconds
+    if best is None:
+        raise RuntimeError(trouble or "no layout")
+    return best
+
+
+def serve(comm: MPI.Intracomm, module: str, **setting: Any) -> None:
+    """For every "m n k" that rank 0 reads, one product; rank 0 answers its seconds, or "-" and why not."""
+    makers: Callable[[Setting], Iterator[Maker]] = import_module(f"peers.{module}").makers
+    now, way, trouble = "", None, ""
+    while line := order_of_rank_0(comm, NAP):
+        if line != now:
+            now, way, trouble = line, None, ""  # the old matrices go before the new ones come
+            m, n, k = map(int, line.split())
+            try:
+                way = fastest(comm, makers(Setting(comm, (m, n, k), **setting)))
+                wrong = error(comm, (m, n, k), way.blocks())
+                if not wrong <= 8 * k**0.5 * np.finfo(setting["dtype"]).eps:
+                    trouble = f"wrong: relative error {wrong:.1e}"
+            except Exception as failed:
+                trouble = str(failed)
+        if way and not trouble:
+            answer = f"{timed(comm, way):.9f} {way.note}"
+        else:
+            answer = f"- {trouble}"
+        if comm.rank == 0:
+            print(" ".join(answer.split()), flush=True)
