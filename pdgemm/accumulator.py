@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import numpy as np
 from pdgemm import dtypes
 from pdgemm.elements import tiles
 from pdgemm.grids.layout import Layout
-from pdgemm.local import gemm_accumulate, integer_accumulate, scale, update
+from pdgemm.local import gemm_accumulate, integer_accumulate, prepare, scale, update
 from pdgemm.panels import column_room
 from pdgemm.products import Product
 
@@ -37,6 +39,18 @@ class Accumulator:
         else:
             gemm_accumulate(self.alpha, A, B, self.beta, self.sums, conjugate_a, conjugate_b)
         self.beta = 1
+
+    def prepared(self, A: np.ndarray, B: np.ndarray) -> Callable[[], None]:
+        """`add` of these panels, to be called again and again, whatever they then hold."""
+        if self.integer or self.room["converted A"].size or self.room["converted B"].size:
+            return partial(self.add, A, B)
+        multiply = prepare(self.alpha, A, B, self.sums, self.plan.A.conjugated, self.plan.B.conjugated)
+
+        def add() -> None:
+            multiply(self.beta)
+            self.beta = 1
+
+        return add
 
     def add_wide(self, A: np.ndarray, B: np.ndarray) -> None:
         """A wide panel of A times a high one of B: at once, or in panels no wider than the plan's if converted."""

@@ -147,7 +147,7 @@ def _broadcaster(comm: MPI.Comm, name: str, words: int) -> Callable[[], object]:
     room, recorder = np.empty(2 * words), Recorder()
 
     def work() -> None:
-        with PanelRing(2, room, np.empty(0), recorder) as ring:
+        with PanelRing(2, room, np.empty(0)).used(recorder) as ring:
 
             def post(root: int) -> Slot:
                 slot = ring.take()

@@ -31,7 +31,7 @@ from pdgemm.products import Cannon, Inner, Layered, Product, Stationary, Summa
 from pdgemm.redistribution import Room, exchange, kept_if_it_fails, move_report
 from pdgemm.report import MoveReport, Report
 from pdgemm.stationary import stationary
-from pdgemm.summa import summa
+from pdgemm.summa import SummaRun
 from pdgemm.threads import threads
 from pdgemm.timing import Recorder
 
@@ -102,7 +102,7 @@ def pdgemm(
     comm = _communicator(A)
     asked = _Options(algorithm, shape, layers, lookahead, panel_width, memory_limit, mover, accumulate_dtype, machine)
 
-    def ready(shared: bool) -> tuple[Any, DistMatrix, DistMatrix, Any, DistMatrix, Plan, _Buffers]:
+    def ready(shared: bool) -> tuple[Prepared, Any]:
         with together(comm if check else None) as said:
             a, b, c, made = _operands(A, B, C, transa, transb)
             scalars = as_scalar(alpha, c.dtype, "alpha"), as_scalar(0 if made else beta, c.dtype, "beta")
@@ -110,15 +110,15 @@ def pdgemm(
             plan = plan_product(_problem(a, b, c, asked, scalars[1] == 0, nothing, shared))
             said += [f"pdgemm, alpha={scalars[0]}", f"beta={scalars[1]}", plan.description]
             room = _Buffers(plan, a, b)
-        return scalars[0], a, b, scalars[1], c, plan, room
+        return Prepared(plan, scalars[0], a, b, c, room), scalars[1]
 
     try:
-        found = ready(shared=True)
+        product, beta = ready(shared=True)
     except NodeMemoryError:
         if mover == SHARED:
             raise
-        found = ready(shared=False)
-    result = _run(*found, start, progress)
+        product, beta = ready(shared=False)
+    result = product.run(beta, start, progress)
     if C is None:
         result.shared = all_shared(result.stored, result.grid)
     return result
@@ -174,27 +174,48 @@ def execute(
 ) -> DistMatrix:
     """`Plan.execute`."""
     start = perf_counter()
-    comm = _communicator(A)
+    _communicator(A)
     if isinstance(C, DistMatrix) and (A.shape[1] == 0 or (np.ndim(alpha) == 0 and alpha == 0)):  # nothing to multiply
         return pdgemm(alpha, A, B, beta, C, check=check)
-    with together(comm if check else None) as said:
+    product, beta = _prepared(plan, A, B, C, alpha, beta, check)
+    return product.run(beta, start)
+
+
+def prepare(
+    plan: Plan, A: DistMatrix, B: DistMatrix, C: DistMatrix, *, alpha: complex = 1, check: bool = True
+) -> Prepared:
+    """`Plan.prepare`."""
+    _communicator(A)
+    return _prepared(plan, A, B, C, alpha, 0, check)[0]
+
+
+def _prepared(
+    plan: Plan, A: DistMatrix, B: DistMatrix, C: DistMatrix, alpha: Any, beta: Any, check: bool
+) -> tuple[Prepared, Any]:
+    """The product of matrices that lie as planned, and beta as a number of C's kind.  Collective where it checks."""
+    with together(A.grid.comm if check else None) as said:
         _check_types(A, B, C)
         if not isinstance(C, DistMatrix):
             raise DTypeError(f"C is a DistMatrix, got {type(C).__name__}")
-        alpha, beta = as_scalar(alpha, C.dtype, "alpha"), as_scalar(beta, C.dtype, "beta")
+        alpha, beta = as_scalar(alpha, C.dtype, "alpha"), _beta(beta, C, plan)
         _check_result(A, B, C)
         if plan.problem.size != A.grid.size:
             raise GridError(f"the plan was made for {plan.problem.size} ranks, but these are {A.grid.size}")
         for name, x, planned in zip("ABC", (A, B, C), plan.problem.given):
-            if x.layout_in(A.grid) != planned:
+            if x.layout_in(A.grid) != planned and (name == "C" or A.shape[1]):
                 raise LayoutError(f"{name} is {x.layout_in(A.grid)}, but the plan was made for {planned}")
-        if beta != 0 and plan.problem.plain and any(name == "C" for name, _ in plan.moves):
-            raise ArgumentError(f"beta = {beta}, but the plan was made for beta = 0: plan(..., beta=1)")
         said += [f"execute, alpha={alpha}", f"beta={beta}", plan.description]
-        if plan.problem.shared and _private(A, B) != plan.problem.private:
+        if plan.problem.shared and A.shape[1] and _private(A, B) != plan.problem.private:
             plan = with_moves(Way(plan.product, plan.transposed), replace(plan.problem, private=_private(A, B)))
         room = _Buffers(plan, A, B)
-    return _run(alpha, A, B, beta, C, plan, room, start, None)
+    return Prepared(plan, alpha, A, B, C, room), beta
+
+
+def _beta(beta: Any, C: DistMatrix, plan: Plan) -> Any:
+    beta = as_scalar(beta, C.dtype, "beta")
+    if beta != 0 and plan.problem.plain and any(name == "C" for name, _ in plan.moves):
+        raise ArgumentError(f"beta = {beta}, but the plan was made for beta = 0: plan(..., beta=1)")
+    return beta
 
 
 def matmul(A: DistMatrix, B: DistMatrix, out: DistMatrix | None = None) -> DistMatrix:
@@ -228,65 +249,93 @@ class _Buffers:
         return sum(x.nbytes for x in [*rooms, *self.copies.values(), *self.staged.values()])
 
 
-def _run(
-    alpha: Any,
-    A: DistMatrix,
-    B: DistMatrix,
-    beta: Any,
-    C: DistMatrix,
-    plan: Plan,
-    room: _Buffers,
-    start: float,
-    progress: Callable[[int, int], object] | None,
-) -> DistMatrix:
-    """Bring A and B where they fit, multiply, bring C home, report.
+class Prepared:
+    """C := alpha A B + beta C as planned, to be formed again and again; made by `Plan.prepare`.
 
-    start : when the call began.
+    Buffers, views, communicators and calls of BLAS are made once and kept as long as this object, and so are A, B
+    and C: their elements may change between calls, but not where they lie.
     """
-    comm, moves, reports = A.grid.comm, dict(plan.moves), list[MoveReport]()
-    recorder, notify = Recorder(), Shield(progress)
-    recorder.hold(room.nbytes)
 
-    def move(name: str, x: np.ndarray, beta: Any, y: np.ndarray) -> None:
-        begun, own = perf_counter(), Recorder()
-        exchange(1, x, beta, y, moves[name], room.messages[name], A.grid, own)
-        own.hold(room.messages[name].nbytes)
-        recorder.traffic += own.traffic
-        reports.append(move_report(name, moves[name], comm.rank, own, perf_counter() - begun))
+    def __init__(self, plan: Plan, alpha: Any, A: DistMatrix, B: DistMatrix, C: DistMatrix, room: _Buffers) -> None:
+        self.plan = plan
+        self._alpha, self._matrices, self._room, self._bytes = alpha, (A, B, C), room, room.nbytes
+        self._moves = dict(plan.moves)
+        self._grid: ProcessGrid | None = None
 
-    with np.errstate(all="ignore"), kept_if_it_fails(room):
-        grid = _grid(plan.product, A.grid, B.grid, C.grid)
-        lying = {"A": A.stored, "B": B.stored, "C": C.stored}
-        for name, there in room.copies.items():
-            if name != "C":
-                move(name, lying[name], 0, there)
-            lying[name] = there
-        for name, there in room.staged.items():
-            with recorder.phase("pack"):
-                there[...] = lying[name]
-            lying[name] = there
+    def __call__(self, beta: complex = 0, *, check: bool = True) -> DistMatrix:
+        """C := alpha A B + beta C of what the matrices now hold; returns C.  Collective over the grid.
+
+        beta  : 0, or any number if the plan was made with one.
+        check : False skips the allreduce that makes all ranks raise the same exception.
+        """
+        start = perf_counter()
+        with together(self._matrices[0].grid.comm if check else None) as said:
+            beta = _beta(beta, self._matrices[2], self.plan)
+            said += [f"beta={beta}", self.plan.description]
+        return self.run(beta, start)
+
+    def run(self, beta: Any, start: float, progress: Callable[[int, int], object] | None = None) -> DistMatrix:
+        """Bring A and B where they fit, multiply, bring C home, report.  start : when the call began."""
+        (A, B, C), room, plan, moves = self._matrices, self._room, self.plan, self._moves
+        comm, reports = A.grid.comm, list[MoveReport]()
+        recorder, notify = Recorder(), Shield(progress)
+        recorder.hold(self._bytes)
+
+        def move(name: str, x: np.ndarray, beta: Any, y: np.ndarray) -> None:
+            begun, own = perf_counter(), Recorder()
+            exchange(1, x, beta, y, moves[name], room.messages[name], A.grid, own)
+            own.hold(room.messages[name].nbytes)
+            recorder.traffic += own.traffic
+            reports.append(move_report(name, moves[name], comm.rank, own, perf_counter() - begun))
+
+        with np.errstate(all="ignore"), kept_if_it_fails(room):
+            for name, x in (("A", A), ("B", B)):
+                if name in room.copies:
+                    move(name, x.stored, 0, room.copies[name])
+                elif name in room.staged:
+                    with recorder.phase("pack"):
+                        room.staged[name][...] = x.stored
+            with recorder.phase("wait"):
+                self._meet()
+            self._multiply(0 if "C" in moves else beta, recorder, notify)
+            if self._near:
+                with recorder.phase("wait"):
+                    self._near.leave()
+            if "C" in moves:
+                move("C", room.copies["C"], beta, C.stored)
+        C.report = partial(_report, plan, comm.rank, C.grid.coords, recorder, perf_counter() - start, reports)
+        if notify.error is not None:
+            raise notify.error
+        return C
+
+    def _meet(self) -> None:
+        """Wait until A and B can be read on all ranks of the node; set up what was not, or was given up since."""
+        (A, B, C), room, product = self._matrices, self._room, self.plan.product
+        grid = _grid(product, A.grid, B.grid, C.grid)
+        if grid is self._grid:
+            if self._near:
+                self._near.meet()
+            return
+        lying = {"A": A.stored, "B": B.stored, "C": C.stored} | room.copies | room.staged
         a, b, c = (lying[name] for name in "ABC")
-        if plan.transposed:
+        if self.plan.transposed:
             a, b, c = b.T, a.T, c.T
-        added = 0 if "C" in moves else beta
-        near = None
-        if plan.product.shared:
-            with recorder.phase("wait"):
-                near = Neighbours(A.grid.memory, A=(a, plan.product.A), B=(b, plan.product.B))
-        _RUN[type(plan.product)](alpha, a, b, added, c, plan.product, grid, room.product, recorder, notify, near)
-        if near:
-            with recorder.phase("wait"):
-                near.leave()
-        if "C" in moves:
-            move("C", lying["C"], beta, C.stored)
-    C.report = partial(_report, plan, comm.rank, C.grid.coords, recorder, perf_counter() - start, reports)
-    if notify.error is not None:
-        raise notify.error
-    return C
+        self._grid, self._near = grid, None
+        if product.shared:
+            self._near = Neighbours(A.grid.memory, A=(a, product.A), B=(b, product.B))
+        if isinstance(product, Summa):
+            self._multiply = SummaRun(self._alpha, a, b, c, product, grid, room.product, self._near)
+        else:
+            algorithm = _ALGORITHMS[type(product)]
+            self._multiply = lambda beta, recorder, notify: algorithm(
+                self._alpha, a, b, beta, c, product, grid, room.product, recorder, notify, self._near
+            )
+
+    _near: Neighbours | None
+    _multiply: Callable[[Any, Recorder, Callable[[int, int], object]], None]
 
 
-_RUN: dict[type[Product], Callable[..., None]] = {
-    Summa: summa,
+_ALGORITHMS: dict[type[Product], Callable[..., None]] = {
     Stationary: stationary,
     Cannon: cannon,
     Layered: layered,

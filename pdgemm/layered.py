@@ -19,7 +19,7 @@ from pdgemm.local import scale
 from pdgemm.neighbours import Neighbours
 from pdgemm.products import Cannon, Inner, Layered
 from pdgemm.products.layered import Reduction
-from pdgemm.summa import summa
+from pdgemm.summa import SummaRun
 from pdgemm.timing import Recorder
 
 Notify = Callable[[int, int], object]
@@ -61,7 +61,7 @@ def layered(
     if isinstance(layer, Cannon):
         cannon(alpha, A, B, 0, sums, layer, grid, room, recorder, notify)
     else:
-        summa(alpha, A, B, 0, sums, layer, grid, room, recorder, notify, near)
+        SummaRun(alpha, A, B, sums, layer, grid, room, near)(0, recorder, notify)
     for window in plan.reduction.windows(rank):
         _add_up(sums[slice(*window)], beta, C, window, plan.reduction, grid.depth, rank, room, recorder)
 

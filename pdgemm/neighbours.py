@@ -30,6 +30,10 @@ class Neighbours:
             return np.empty(shape, layout.dtype)
         return self._memory.array(rank, shape, layout.dtype, offset, (down, right))
 
+    def meet(self) -> None:
+        """Once more, after `leave`: A rank may read what the others wrote before."""
+        self._memory.sync()
+
     def leave(self) -> None:
         """All ranks of the node have read what they need."""
         self._memory.sync()

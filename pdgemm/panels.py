@@ -13,15 +13,10 @@ from pdgemm.grids.runs import Pairing, whole
 
 
 def column_panel(local: np.ndarray, order: str, runs: Pairing, buffer: np.ndarray, travels: bool) -> np.ndarray:
-    """local[:, runs]: a view where that will do, else packed into `buffer`.
-
-    A panel that travels has to be contiguous; one that stays needs only to be a single run.
-    """
-    if runs.single:
-        start, width = int(runs.source[0]), runs.size
-        view = local[:, start : start + width]
-        if not travels or view.flags.forc:
-            return view
+    """local[:, runs]: a view where that will do, else packed into `buffer`."""
+    view = in_place(local, runs, travels)
+    if view is not None:
+        return view
     rows = local.shape[0]
     panel = column_room(rows, order, runs.size, buffer)
     if rows:
@@ -29,20 +24,22 @@ def column_panel(local: np.ndarray, order: str, runs: Pairing, buffer: np.ndarra
     return panel
 
 
+def in_place(local: np.ndarray, runs: Pairing, travels: bool) -> np.ndarray | None:
+    """local[:, runs] as a view, if that will do.
+
+    A panel that travels has to be contiguous; one that stays needs only to be a single run.
+    """
+    if not runs.single:
+        return None
+    start = int(runs.source[0])
+    view = local[:, start : start + runs.size]
+    return view if not travels or view.flags.forc else None
+
+
 def column_room(rows: int, order: str, width: int, buffer: np.ndarray) -> np.ndarray:
     """Room in `buffer` for a panel of `width` columns."""
     words = buffer[: rows * width]
     return words.reshape(width, rows).T if order == "F" else words.reshape(rows, width)
-
-
-def row_panel(local: np.ndarray, order: str, runs: Pairing, buffer: np.ndarray, travels: bool) -> np.ndarray:
-    """local[runs, :], as `column_panel` of the transpose."""
-    return column_panel(local.T, flipped(order), runs, buffer, travels).T
-
-
-def row_room(cols: int, order: str, width: int, buffer: np.ndarray) -> np.ndarray:
-    """Room in `buffer` for a panel of `width` rows."""
-    return column_room(cols, flipped(order), width, buffer).T
 
 
 def flipped(order: str) -> str:

@@ -44,18 +44,22 @@ class PanelRing:
     room_a, room_b : memory for the panels of A and of B, shared out evenly.
     """
 
-    def __init__(self, slots: int, room_a: np.ndarray, room_b: np.ndarray, recorder: Recorder) -> None:
+    def __init__(self, slots: int, room_a: np.ndarray, room_b: np.ndarray) -> None:
         rooms = zip(room_a.reshape(slots, -1), room_b.reshape(slots, -1), strict=True)
-        self._slots = [Slot(number, *buffers) for number, buffers in enumerate(rooms)]
-        self._next = 0
-        self._recorder = recorder
+        self.slots = [Slot(number, *buffers) for number, buffers in enumerate(rooms)]
+
+    def used(self, recorder: Recorder) -> PanelRing:
+        """The ring, for a `with` block: the first slot first, and waits recorded."""
+        self._next, self._recorder = 0, recorder
+        return self
 
     def take(self) -> Slot:
         """The next slot, free."""
-        slot = self._slots[self._next]
-        self._next = (self._next + 1) % len(self._slots)
-        with self._recorder.phase("wait"):
-            drain(slot.users)
+        slot = self.slots[self._next]
+        self._next = (self._next + 1) % len(self.slots)
+        if slot.users:
+            with self._recorder.phase("wait"):
+                drain(slot.users)
         return slot
 
     def __enter__(self) -> PanelRing:
@@ -65,7 +69,7 @@ class PanelRing:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None:  # after an error the partners may never come: do not wait for them
-            for _ in self._slots:
+            for _ in self.slots:
                 self.take()
 
 
@@ -84,8 +88,9 @@ def prefetch(
 
     def arrived() -> tuple[Step, Slot]:
         step, slot = in_flight.popleft()
-        with recorder.phase("wait"):
-            drain(slot.arrivals)
+        if slot.arrivals:
+            with recorder.phase("wait"):
+                drain(slot.arrivals)
         return step, slot
 
     for step in steps:

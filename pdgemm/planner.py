@@ -28,6 +28,7 @@ from pdgemm.products.product import Buffers
 from pdgemm.timing import Traffic
 
 if TYPE_CHECKING:
+    from pdgemm.gemm import Prepared
     from pdgemm.matrix import DistMatrix
 
 PANEL_WIDTH = 512  # wide enough for BLAS to reach its peak, narrow enough to stay in flight behind it
@@ -222,6 +223,22 @@ class Plan:
         from pdgemm.gemm import execute
 
         return execute(self, A, B, C, alpha=alpha, beta=beta, check=check)
+
+    def prepare(
+        self, A: DistMatrix, B: DistMatrix, C: DistMatrix, *, alpha: complex = 1, check: bool = True
+    ) -> Prepared:
+        """C := alpha A B + beta C as planned, all made ready to be formed again and again.  Collective.
+
+            product = plan.prepare(A, B, C)
+            for step in range(1000):
+                ...                         # change the elements of A and B
+                product()                   # C := A B;  product(beta=1): C := A B + C
+
+        Keeps the plan's buffers, A, B and C; `execute` makes them anew in each call.
+        """
+        from pdgemm.gemm import prepare
+
+        return prepare(self, A, B, C, alpha=alpha, check=check)
 
     def to_json(self) -> str:
         """The plan as JSON, to be made a plan again by `from_json`."""

@@ -62,7 +62,7 @@ def stationary(
         in_col |= {q: near("B", plan.B.rank(j, q)) for q in range(grid.col.size) if q != i}
     b_comes, c_travels = grid.col.size > 1 and k_loc > 0, grid.row.size > 1 and m_loc > 0
     b_travels = b_comes and not near
-    ring = PanelRing(plan.slots, room["panels of C"], room["panels of B"], recorder)
+    ring = PanelRing(plan.slots, room["panels of C"], room["panels of B"])
     totals = room["sums"].reshape(plan.slots, -1)
 
     def post(step: PanelStep) -> Slot:
@@ -101,7 +101,7 @@ def stationary(
             copy_blocks(total, C, *part, lambda target, source: update(1, source, beta, target, pair))
 
     steps = plan.steps
-    with ring:
+    with ring.used(recorder):
         for done, (step, slot) in enumerate(prefetch(steps, post, plan.lookahead, recorder), 1):
             panel = column_room(m_loc, order, step.width, slot.buffer_a)
             with recorder.phase("compute"):

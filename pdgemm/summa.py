@@ -3,133 +3,168 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from itertools import cycle
+from typing import Any, NamedTuple
 
 import numpy as np
+from mpi4py import MPI
 
 from pdgemm.accumulator import Accumulator, Room, add_sums
 from pdgemm.blockcopy import copy_blocks
 from pdgemm.dtypes import wire
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.grids.runs import whole
+from pdgemm.grids.runs import Pairing, whole
 from pdgemm.local import scale
 from pdgemm.movers import MOVERS
 from pdgemm.neighbours import Neighbours
-from pdgemm.panels import column_panel, column_room, row_panel, row_room
+from pdgemm.panels import column_room, flipped, in_place
 from pdgemm.pipeline import PanelRing, Slot, prefetch
 from pdgemm.products import Summa
-from pdgemm.schedule import Bundle, PanelStep
-from pdgemm.timing import Recorder
+from pdgemm.timing import Recorder, Traffic
 
 
-def summa(
-    alpha: Any,
-    A: np.ndarray,
-    B: np.ndarray,
-    beta: Any,
-    C: np.ndarray,
-    plan: Summa,
-    grid: ProcessGrid,
-    room: Room,
-    recorder: Recorder,
-    notify: Callable[[int, int], object],
-    near: Neighbours | None,
-) -> None:
-    """C := alpha A B + beta C by SUMMA with C stationary.  Collective over the grid.
+class SummaRun:
+    """C := alpha A B + beta C by SUMMA with C stationary, with all panels, buffers and calls of BLAS made once.
 
     A, B, C : this rank's elements of A (m, k), B (k, n) and C (m, n), as `plan` says: C has A's row map and B's
-        column map; the blocks of the inner dimension may differ.  C is overwritten, not read where beta is 0.
-    room : the buffers of the plan.   recorder : takes seconds, words and messages.   notify : hears of each panel;
-        must not raise.   near : where panels are read in place, A and B of the other ranks.
+        column map; the blocks of the inner dimension may differ.
+    room : the buffers of the plan.   near : where panels are read in place, A and B of the other ranks.
 
     Cost per rank on q x q: 2mnk/q^2 flops; (mk + kn)(q - 1)/q^2 words in; 2 ceil(k/w) broadcasts;
     extra memory (lookahead + 1) w (m + n)/q words.
     Error: |C - C^| <= gamma_k |A||B| in the type of accumulation (Higham 2002, 3.5), and one rounding to C's.
     """
-    if grid.idle:
-        return
-    i, j = grid.coords
-    m_loc, n_loc = C.shape
-    order_a, order_b = plan.A.order, plan.B.order
-    traffic = recorder.traffic
-    in_row, in_col = {j: A}, {i: B}  # the parts of A and of B that can be read from here
-    if near:
-        in_row |= {q: near("A", plan.A.rank(i, q)) for q in range(grid.row.size) if q != j}
-        in_col |= {q: near("B", plan.B.rank(q, j)) for q in range(grid.col.size) if q != i}
-    a_comes, b_comes = m_loc > 0 and grid.row.size > 1, n_loc > 0 and grid.col.size > 1
-    a_travels, b_travels = a_comes and not near, b_comes and not near
-    bundles = plan.bundles
-    ring = PanelRing(plan.slots, room["panels of A"], room["panels of B"], recorder)
 
-    def post(bundle: Bundle) -> Slot:
-        slot = ring.take()
-        if len(bundle.steps) > 1:
-            post_together(bundle, slot)
+    def __init__(
+        self,
+        alpha: Any,
+        A: np.ndarray,
+        B: np.ndarray,
+        C: np.ndarray,
+        plan: Summa,
+        grid: ProcessGrid,
+        room: Room,
+        near: Neighbours | None,
+    ) -> None:
+        self._C, self._plan, self._room, self._idle = C, plan, room, grid.idle
+        if grid.idle:
+            return
+        i, j = grid.coords
+        in_row, in_col = {j: A}, {i: B}  # the parts of A and of B that can be read from here
+        if near:
+            in_row |= {q: near("A", plan.A.rank(i, q)) for q in range(grid.row.size) if q != j}
+            in_col |= {q: near("B", plan.B.rank(q, j)) for q in range(grid.col.size) if q != i}
+        along_row = _Side(in_row, plan.A.order, grid.row, plan)
+        along_col = _Side({q: x.T for q, x in in_col.items()}, flipped(plan.B.order), grid.col, plan)
+        bundles = plan.bundles
+        self._sums = C if plan.sums_in_c or not bundles else room["sums"].reshape(C.shape, order=plan.C.order)
+        self._products = Accumulator(alpha, 0, self._sums, plan, room)
+        self._ring = PanelRing(plan.slots, room["panels of A"], room["panels of B"])
+        self._updates = []
+        for bundle, slot in zip(bundles, cycle(self._ring.slots)):
+            left = along_row.panel([(x.col, x.a) for x in bundle.steps], bundle.a, slot.buffer_a, slot.number)
+            right = along_col.panel([(x.row, x.b) for x in bundle.steps], bundle.b, slot.buffer_b, slot.number)
+            multiply = self._products.prepared(left.panel, right.panel.T)  # C_ij += A_ik B_kj
+            self._updates.append(_Update([*left.parts, *right.parts], multiply))
+
+    def __call__(self, beta: Any, recorder: Recorder, notify: Callable[[int, int], object]) -> None:
+        """The product of what A and B now hold.  Collective over the grid.
+
+        beta : C is not read where it is 0.   recorder : takes seconds, words and messages.   notify : hears of each
+        panel; must not raise.
+        """
+        if self._idle:
+            return
+
+        def post(update: _Update) -> Slot:
+            slot = ring.take()
+            for part in update.parts:
+                if part.pack:
+                    with recorder.phase("pack"):
+                        part.pack()
+                if part.bring:
+                    with recorder.phase("post"):
+                        slot.tag = part.tag
+                        part.bring(slot, recorder.traffic)
             return slot
-        step = bundle.steps[0]
-        with recorder.phase("pack"):
-            if step.col in in_row:
-                slot.A = column_panel(in_row[step.col], order_a, step.a, slot.buffer_a, a_travels)
-            else:
-                slot.A = column_room(m_loc, order_a, step.width, slot.buffer_a)
-            if step.row in in_col:
-                slot.B = row_panel(in_col[step.row], order_b, step.b, slot.buffer_b, b_travels)
-            else:
-                slot.B = row_room(n_loc, order_b, step.width, slot.buffer_b)
-        with recorder.phase("post"):
-            slot.tag = slot.number
-            bring_a(slot.A, step, slot)
-            bring_b(slot.B, step, slot)
-        return slot
 
-    def post_together(bundle: Bundle, slot: Slot) -> None:
-        """Thin panels side by side; where they travel of A by columns, of B by rows, so that each is contiguous."""
-        with recorder.phase("pack"):
-            if a_comes:
-                slot.A = column_room(m_loc, "F" if a_travels else order_a, bundle.width, slot.buffer_a)
-            else:
-                slot.A = column_panel(A, order_a, bundle.a, slot.buffer_a, travels=False)
-            if b_comes:
-                slot.B = row_room(n_loc, "C" if b_travels else order_b, bundle.width, slot.buffer_b)
-            else:
-                slot.B = row_panel(B, order_b, bundle.b, slot.buffer_b, travels=False)
-        at = 0
-        for number, step in enumerate(bundle.steps):
-            part = slice(at, at := at + step.width)
-            slot.tag = slot.number + number * plan.slots
-            if a_comes:
-                if step.col in in_row:
-                    with recorder.phase("pack"):
-                        copy_blocks(in_row[step.col], slot.A[:, part], whole(m_loc), step.a)
-                bring_a(slot.A[:, part], step, slot)
-            if b_comes:
-                if step.row in in_col:
-                    with recorder.phase("pack"):
-                        copy_blocks(in_col[step.row], slot.B[part], step.b, whole(n_loc))
-                bring_b(slot.B[part], step, slot)
-
-    def bring_a(panel: np.ndarray, step: PanelStep, slot: Slot) -> None:
-        if a_travels:
-            MOVERS[plan.mover](grid.row, wire(panel), step.col, slot, traffic)  # A_ik along my grid row
-        elif a_comes and step.col != j:
-            traffic.read(panel.size)
-
-    def bring_b(panel: np.ndarray, step: PanelStep, slot: Slot) -> None:
-        if b_travels:
-            MOVERS[plan.mover](grid.col, wire(panel), step.row, slot, traffic)  # B_kj along my grid column
-        elif b_comes and step.row != i:
-            traffic.read(panel.size)
-
-    sums = C if plan.sums_in_c or not bundles else room["sums"].reshape((m_loc, n_loc), order=plan.C.order)
-    products = Accumulator(alpha, beta if sums is C else 0, sums, plan, room)
-    # every rank walks every step, because every rank takes part in the broadcasts
-    with ring:
-        for done, (_, slot) in enumerate(prefetch(bundles, post, plan.slots - 1, recorder), 1):
+        ring, updates, in_c = self._ring, self._updates, self._sums is self._C
+        self._products.beta = beta if in_c else 0
+        # every rank walks every step, because every rank takes part in the broadcasts
+        with ring.used(recorder):
+            for done, (update, _) in enumerate(prefetch(updates, post, self._plan.slots - 1, recorder), 1):
+                with recorder.phase("compute"):
+                    update.multiply()
+                notify(done, len(updates))
+        if not updates:
+            scale(beta, self._C)
+        elif not in_c:
             with recorder.phase("compute"):
-                products.add(slot.A, slot.B)  # C_ij += A_ik B_kj
-            notify(done, len(bundles))
-    if not bundles:
-        scale(beta, C)
-    elif sums is not C:
-        with recorder.phase("compute"):
-            add_sums(sums, beta, C, room["update"])
+                add_sums(self._sums, beta, self._C, self._room["update"])
+
+
+class _Part(NamedTuple):
+    """What a rank does for one owner's part of a panel: pack it, bring it here, both or nothing."""
+
+    pack: Callable[[], object] | None
+    bring: Callable[[Slot, Traffic], object] | None
+    tag: int  # of its messages: one that no other part in flight has
+
+
+class _Panel(NamedTuple):
+    panel: np.ndarray
+    parts: list[_Part]
+
+
+class _Update(NamedTuple):
+    """One or several panels of A and of B, multiplied at once."""
+
+    parts: list[_Part]
+    multiply: Callable[[], object]
+
+
+class _Side:
+    """Panels of A along a grid row; or of B along a grid column, transposed.
+
+    parts : the local arrays that can be read from here, by their place along `comm`.
+    """
+
+    def __init__(self, parts: dict[int, np.ndarray], order: str, comm: MPI.Comm, plan: Summa) -> None:
+        self._parts, self._order, self._comm, self._slots = parts, order, comm, plan.slots
+        self._rows = parts[comm.rank].shape[0]
+        self._comes = comm.size > 1 and self._rows > 0
+        self._travels = self._comes and not plan.shared
+        self._mover = plan.mover
+
+    def panel(self, steps: list[tuple[int, Pairing]], runs: Pairing, buffer: np.ndarray, tag: int) -> _Panel:
+        """Where the columns `runs` are when they are needed, and how they come there.
+
+        steps : their owners, and the columns of each.  Those of several owners are put side by side; where they
+        travel by columns, so that each owner's are contiguous.
+        """
+        me, together = self._comm.rank, len(steps) > 1 and self._comes
+        if not together:
+            steps = [(steps[0][0] if self._comes else me, runs)]
+            if steps[0][0] in self._parts:
+                view = in_place(self._parts[steps[0][0]], runs, self._travels)
+                if view is not None:
+                    return _Panel(view, [_Part(None, self._bring(view, steps[0][0]), tag)])
+        panel = column_room(self._rows, "F" if together and self._travels else self._order, runs.size, buffer)
+        parts, at = [], 0
+        for number, (owner, cols) in enumerate(steps):
+            there = panel[:, at : (at := at + cols.size)]
+            pack = None
+            if owner in self._parts and self._rows:
+                pack = partial(copy_blocks, self._parts[owner], there, whole(self._rows), cols)
+            parts.append(_Part(pack, self._bring(there, owner), tag + number * self._slots))
+        return _Panel(panel, parts)
+
+    def _bring(self, panel: np.ndarray, owner: int) -> Callable[[Slot, Traffic], object] | None:
+        if self._travels:
+            return partial(MOVERS[self._mover], self._comm, wire(panel), owner)
+        return partial(_read, panel.size) if self._comes and owner != self._comm.rank else None
+
+
+def _read(words: int, slot: Slot, traffic: Traffic) -> None:
+    traffic.read(words)

@@ -322,7 +322,7 @@ def test_nothing_is_sent_but_the_check(comm: Any) -> None:
         A, B = Batch.from_global(items, Counting(comm)), Batch.from_global(items, Counting(comm))
         called.clear()
         matmul_batched(A, B)
-        assert called == ["Allreduce"]
+        assert called == ["Allreduce"] * (comm.size > 1)
         called.clear()
         if comm.rank == 0:  # the others do not even call it
             C = matmul_batched(A, B, check=False, alpha=2)

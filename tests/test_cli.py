@@ -173,7 +173,7 @@ def test_nan_passes_through_verification(tmp_path: Path) -> None:
         (["a.h5:/x", "b.h5:/y", "--grid", "2x2"], "a 2 x 2 grid needs 4 ranks, but there are 3"),
         (["a.h5:/x", "b.h5:/y", "--block", "0"], "a block size must be >= 1, got 0"),
         (["a.h5:/x", "b.h5:/y", "--block", "big"], "'big' is not of the form 256 or 256x128"),
-        (["a.h5:/x", "b.h5:/y", "--memory-limit", "10"], "bytes are needed"),
+        (["a.h5:/x", "b.h5:/y", "--memory-limit", "10", "--mover", "ring"], "bytes are needed"),
         (["a.h5:/x", "b.h5:/y", "--memory-limit", "much"], "'much' is not of the form 2GiB"),
         (["a.h5:/x", "b.h5:/y", "--alpha", "1j"], "alpha = 1j is complex, but the result is float64"),
         (["a.h5:/x", "b.h5:/y", "--beta", "1"], "c.h5: no such file"),
@@ -204,7 +204,7 @@ def test_an_unexpected_error_on_one_rank_ends_the_job(folder: Path, tmp_path: Pa
         "if os.environ.get('OMPI_COMM_WORLD_RANK', os.environ.get('PMI_RANK')) == '1':\n"
         "    import pdgemm.accumulator\n"
         "    def broken(*args): raise RuntimeError('a bug')\n"
-        "    pdgemm.accumulator.gemm_accumulate = broken\n"
+        "    pdgemm.accumulator.prepare = broken\n"
     )
     run = pdgemm(2, "multiply", "a.h5:/x", "b.h5:/y", "-o", "c.h5:/z", cwd=folder, PYTHONPATH=str(tmp_path))
     assert run.returncode not in (0, 1, 2)

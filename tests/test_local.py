@@ -16,7 +16,7 @@ from pdgemm import blas, elements
 from pdgemm.errors import ArgumentError, DTypeError
 from pdgemm.grids.runs import Pairing, packed
 from pdgemm.local import conjugates, gemm_accumulate, prepare
-from pdgemm.panels import column_panel, column_room, row_panel, row_room
+from pdgemm.panels import column_panel, column_room
 
 GUARD = 7.25
 
@@ -198,22 +198,14 @@ def test_panels_hold_the_runs_they_name(order: str, travels: bool, cut: Pairing)
     local = np.arange(100 * 130.0).reshape(100, 130)
     local = np.asfortranarray(local) if order == "F" else local
     buffer = np.empty(100 * cut.size)
-    for panel, expected in [
-        (column_panel(local, order, cut, buffer, travels), local[:, cut.indices()[0]]),
-        (
-            row_panel(local.T, "C" if order == "F" else "F", cut, buffer.copy(), travels),
-            local.T[cut.indices()[0]],
-        ),
-    ]:
-        assert np.array_equal(panel, expected)
-        assert panel.flags.forc or not travels  # what travels is contiguous
-        if cut.single and not travels:
-            assert np.shares_memory(panel, local)  # what stays is not copied
+    panel = column_panel(local, order, cut, buffer, travels)
+    assert np.array_equal(panel, local[:, cut.indices()[0]])
+    assert panel.flags.forc or not travels  # what travels is contiguous
+    if cut.single and not travels:
+        assert np.shares_memory(panel, local)  # what stays is not copied
 
 
 def test_a_contiguous_run_travels_without_a_copy() -> None:
-    rows = np.ones((10, 6))
-    assert np.shares_memory(row_panel(rows, "C", runs((3, 4)), np.empty(0), True), rows)
     cols = np.ones((10, 6), order="F")
     assert np.shares_memory(column_panel(cols, "F", runs((1, 4)), np.empty(0), True), cols)
 
@@ -224,10 +216,6 @@ def test_room_is_laid_out_like_the_panel_that_will_arrive() -> None:
         sent, arrived = np.empty(12), np.empty(12)
         panel = column_panel(local, order, runs((0, 1), (2, 2)), sent, True)
         room = column_room(4, order, 3, arrived)
-        arrived[:] = sent
-        assert np.array_equal(room, panel)
-        panel = row_panel(local, order, runs((0, 1), (2, 1)), sent, True)
-        room = row_room(5, order, 2, arrived)
         arrived[:] = sent
         assert np.array_equal(room, panel)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -47,6 +48,66 @@ def test_a_plan_tells_what_the_run_then_does(comm: Any) -> None:
         C.local[...] = 3
         plan(A[:, :0], B[:0], C, beta=2).execute(A[:, :0], B[:0], C, beta=2)  # no inner indices
         assert (C.allgather() == 6).all()
+
+
+@pytest.mark.parametrize("mover", ["auto", "ibcast", "ring"])
+@pytest.mark.parametrize("algorithm", ["summa", "stationary_a", "stationary_b", "cannon", "2.5d", "inner"])
+def test_a_prepared_product_is_formed_again_and_again(comm: Any, algorithm: str, mover: str) -> None:
+    """Of what the matrices then hold, also when other products have taken its grid away."""
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan
+    from pdgemm.errors import ArgumentError, DTypeError, LayoutError
+
+    cases = [x for x in accepted(comm.size) if x[0] == algorithm]
+    if not cases:
+        pytest.skip("one rank has no layers")
+    with ProcessGrid(comm) as grid, ProcessGrid(comm, (comm.size, 1)) as other:
+        A = DistMatrix.random((31, 22), grid=grid, block=3, seed=1)
+        B = DistMatrix.random((27, 31), grid=other, block=(5, 2), seed=2, order="F")
+        C = DistMatrix.random((22, 27), grid=grid, block=(4, 5), seed=3)
+        for number, (_, shape, layers) in enumerate(cases[:4]):
+            A = A if number % 2 else A.copy()  # not where neighbours can read it
+            p = plan(A.T, B.T, C, beta=1, algorithm=algorithm, shape=shape, layers=layers, mover=mover, panel_width=4)
+            product = p.prepare(A.T, B.T, C, alpha=2)
+            for turn, beta in enumerate((0, 1, -0.5, 0)):
+                A.local[...] += turn
+                B.local[...] -= turn
+                if beta == 0:
+                    C.local[...] = np.nan
+                before = C.allgather()
+                assert product(beta) is C
+                assert gemm_error(C.allgather(), 2, A.allgather().T, B.allgather().T, beta, before) <= TOLERANCE
+                assert C.report.counted == product.plan.traffic(comm.rank)
+                assert C.report.extra_bytes == product.plan.extra_bytes(comm.rank)
+                if turn == 1:
+                    for ranks in range(12):  # grids that are kept are only so many
+                        places = [(rank + ranks) % comm.size for rank in range(comm.size)]
+                        grid.work_grid((1, comm.size), 1, tuple(places))
+            with pytest.raises(DTypeError, match="beta is a number"):
+                product("x")  # type: ignore[arg-type]
+        with pytest.raises(LayoutError, match="the plan was made for"):
+            plan(A.T, B.T, C).prepare(A.T, B.T, DistMatrix.zeros((22, 27), grid=grid, block=7))
+        moved = plan(A.T, B.T, C, algorithm="summa", shape=(comm.size, 1))
+        if any(name == "C" for name, _ in moved.moves):
+            with pytest.raises(ArgumentError, match="the plan was made for beta = 0"):
+                moved.prepare(A.T, B.T, C)(1)
+        pdgemm(1, A.T, B.T, 0, C)
+
+
+def test_a_prepared_product_allocates_nothing(comm: Any) -> None:
+    """Views, buffers and calls of BLAS are those of the first time, for every mover."""
+    from pdgemm import DistMatrix, ProcessGrid, plan
+
+    with ProcessGrid(comm) as grid:
+        A, B, C = (DistMatrix.random((200, 200), grid=grid, block=8, seed=s) for s in (1, 2, 3))
+        for mover in ("auto", "ibcast", "ring"):
+            product = plan(A, B, C, algorithm="summa", shape=grid.shape, mover=mover).prepare(A, B, C)
+            product()
+            tracemalloc.start()
+            for _ in range(3):
+                product()
+            most = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            assert most < 20_000
 
 
 def test_every_plan_survives_json(comm: Any) -> None:

@@ -49,8 +49,13 @@ def test_panels_are_multiplied_where_they_lie(comm: Any, monkeypatch: pytest.Mon
     from pdgemm.accumulator import Accumulator
 
     seen: list[tuple[np.ndarray, np.ndarray]] = []
-    add = Accumulator.add
-    monkeypatch.setattr(Accumulator, "add", lambda self, A, B: (seen.append((A, B)), add(self, A, B)))
+    prepared = Accumulator.prepared
+
+    def multiplied(self: Accumulator, A: np.ndarray, B: np.ndarray) -> Any:
+        seen.append((A, B))
+        return prepared(self, A, B)
+
+    monkeypatch.setattr(Accumulator, "prepared", multiplied)
     copies: list[object] = []
     for module in (summa, where):
         monkeypatch.setattr(module, "copy_blocks", lambda *args: copies.append(args))

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-import numpy as np
-
 from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan
 from pdgemm.candidates import Way as Laid
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.layout import Layout
+from pdgemm.matrix import all_shared, new_array
 from peers.worker import Block, Maker, Setting, Way, boxes, randomize
 
 ALGORITHMS = ("summa", "stationary_a", "stationary_b", "cannon", "2.5d", "inner")
@@ -55,8 +54,10 @@ def empty(setting: Setting, grids: dict[object, ProcessGrid], layout: Layout) ->
     """A matrix of that layout, in the memory order that was asked for."""
     if layout.grid not in grids:
         grids[layout.grid] = ProcessGrid(setting.comm, layout.distribution.grid_shape, ranks=layout.place)
-    local = np.empty(layout.local_shape(setting.comm.rank), setting.dtype, setting.order)  # type: ignore[call-overload]
-    return DistMatrix(local, grids[layout.grid], layout.distribution, setting.order)  # type: ignore[arg-type]
+    grid, order = grids[layout.grid], setting.order
+    local = new_array(layout.local_shape(setting.comm.rank), setting.dtype, order, grid)  # type: ignore[arg-type]
+    shared = all_shared(local, grid)
+    return DistMatrix(local, grid, layout.distribution, order, shared=shared)  # type: ignore[arg-type]
 
 
 def make(setting: Setting, grids: dict[object, ProcessGrid], layouts: Layouts, algorithm: str) -> Way:
