@@ -40,7 +40,7 @@ class NodeMemory:
     """
 
     def __init__(self, node: MPI.Intracomm) -> None:
-        self.node = node
+        self.node, self.alone = node, node.size == 1
         # MPI libraries have been seen to wait forever for a window that does not fit: ask for no more than is there
         most = min(_free() * _SHARE, float(os.environ.get("PDGEMM_NODE_MEMORY", "inf"))) / node.size
         share = int(node.allreduce(most, MPI.MIN)) // _HUGE * _HUGE
@@ -60,6 +60,8 @@ class NodeMemory:
 
         Raises NodeMemoryError where there is no room.
         """
+        if self.alone:
+            return np.empty(shape, dtype, order)  # type: ignore[call-overload]
         dtype = np.dtype(dtype)
         nbytes = prod(shape) * dtype.itemsize
         block = self._heap.block(nbytes) if self.size else None
@@ -68,13 +70,15 @@ class NodeMemory:
         return np.ndarray(shape, dtype, block, order=order)  # type: ignore[arg-type]
 
     def offset(self, x: np.ndarray) -> int:
-        """Where an array begins in this rank's part; -1 for one that lies elsewhere."""
+        """Where an array begins in this rank's part; -1 for one that lies elsewhere.  0 where nobody else is."""
+        if self.alone:
+            return 0
         if not self.size:
             return -1
         at = int(x.__array_interface__["data"][0]) - self._heap.address
         return at if 0 <= at < self.size else -1
 
-    def array(self, rank: int, shape: tuple[int, int], dtype: np.dtype, offset: int, strides: Any) -> np.ndarray:
+    def array(self, rank: int, shape: Sequence[int], dtype: np.dtype, offset: int, strides: Any) -> np.ndarray:
         """An array in the part of a rank of the node."""
         return np.ndarray(shape, dtype, self._parts[rank], offset, strides)
 
@@ -85,8 +89,15 @@ class NodeMemory:
             self.node.Barrier()
             self._window.Sync()
 
+    def fence(self) -> None:
+        """What this rank wrote is seen by whom it tells, and what it was told of is seen by this rank.  Local."""
+        if self.size:
+            self._window.Sync()
+
     def gather(self, words: np.ndarray) -> np.ndarray:
         """`sync`, and the words of all ranks of the node, one row for each.  Collective over the node."""
+        if self.alone:
+            return words[None, :]
         rows = np.empty((self.node.size, words.size), words.dtype)
         self._window.Sync()
         self.node.Allgather(words, rows)

@@ -137,6 +137,11 @@ class ProcessGrid:
         return self._shared.memory
 
     @property
+    def shares_memory(self) -> bool:
+        """Can the ranks of every node read each other's matrices, and are there several on some?"""
+        return self._shared.shares_memory
+
+    @property
     def nodes(self) -> tuple[int, ...]:
         """The node of each rank, by the first rank on it."""
         return self._shared.nodes
@@ -248,6 +253,8 @@ class _Shared:
         self.memory = node_memory(self.node)
         self.nodes = tuple(self.comm.allgather(self.node.bcast(self.comm.rank)))
         self.ranks_per_node = max(Counter(self.nodes).values())
+        here = self.memory.size > 0 or self.node.size == 1
+        self.shares_memory = self.comm.allreduce(here, MPI.LAND) and self.ranks_per_node > 1
 
 
 _DUPLICATE = MPI.Comm.Create_keyval()

@@ -74,7 +74,8 @@ class Problem:
     layers: int | None = None
     memory_limit: int | None = None
     width_asked: bool = True  # is `width` the caller's?
-    shared: bool = False  # do all ranks share memory?
+    shared: bool = False  # may ranks of a node read each other's panels?
+    nodes: tuple[int, ...] = ()  # of each rank; (): all are on one
     private: str = ""  # which of A and B do not lie in it
     machine: Machine = field(default_factory=Machine, repr=False)
 
@@ -117,6 +118,16 @@ class Problem:
         if self.mover == "auto":
             return "shared" if self.shared else BROADCASTS[0]
         return self.mover
+
+    @property
+    def line_up(self) -> tuple[int, ...]:
+        """The nodes, where panels are read in place on each and relayed between them."""
+        return self.nodes if self.broadcast == "shared" else ()
+
+    @property
+    def broadcast_by_message(self) -> str:
+        """The same for algorithms that read panels in place only where all ranks are on one node."""
+        return BROADCASTS[0] if self.broadcast == "shared" and self.nodes else self.broadcast
 
     @property
     def reduced_rows(self) -> int:
@@ -190,7 +201,7 @@ def _summa(
     problem: Problem, r: BlockCyclic, s: BlockCyclic, inner_a: BlockCyclic, inner_b: BlockCyclic, place: tuple[int, ...]
 ) -> Summa:
     laid = _laid(problem, (r, inner_a, place), (inner_b, s, place), (r, s, place))
-    product = Summa(*laid, problem.lookahead, problem.broadcast)
+    product = Summa(*laid, problem.lookahead, problem.broadcast, problem.line_up)
     return product if problem.width_asked else product.whole()
 
 
@@ -222,7 +233,7 @@ def stationary(problem: Problem, shape: tuple[int, int], place: tuple[int, ...])
     across = tuple(place[i * pc + j] for j in range(pc) for i in range(pr))
     cols_b = b.cols if problem.B.grid == ((pc, pr), across) else BlockCyclic.even(n, pr)
     laid = _laid(problem, (rows, inner, place), (inner, cols_b, across), (rows, cols_c, place))
-    return Stationary(*laid, problem.lookahead, problem.broadcast)
+    return Stationary(*laid, problem.lookahead, problem.broadcast_by_message)
 
 
 def cannon_on(problem: Problem, box: Box) -> Cannon:
@@ -268,7 +279,8 @@ def layered_on(problem: Problem, box: Box, inside: str, on_layer_0: bool = False
     place_b = tuple(skewed[x][1][i * pc + j] for i in range(pr) for x in range(c) for j in range(pc))
     mover = "shift" if inside == "cannon" else problem.broadcast
     laid = _laid(problem, (r, inner_a, place_a), (inner_b, s, place_b), of_c)
-    product = Layered(*laid, problem.lookahead, mover, place, c, inside, problem.reduced_rows)
+    nodes = problem.line_up if inside == "summa" else ()
+    product = Layered(*laid, problem.lookahead, mover, place, c, inside, problem.reduced_rows, nodes)
     return product if problem.width_asked else product.whole()
 
 

@@ -81,8 +81,9 @@ def pdgemm(
     panel_width  : widest panel, in inner indices; by default what the model says.
     memory_limit : bytes per rank for all buffers beyond A, B and C: panels, messages, copies of redistributed
         matrices, and sums where C has another type than accumulate_dtype.
-    mover        : how panels come from their owners: "shared" (read in place, in memory that the ranks of one node
-        share), "ibcast" (MPI_Ibcast), "ring" (point-to-point), or "auto": "shared" on one node, else by the model.
+    mover        : how panels come from their owners: "shared" (read in place, in memory that the ranks of a node
+        share; relayed once to each other node), "ibcast" (MPI_Ibcast), "ring" (point-to-point), or "auto": "shared"
+        where ranks share memory, else by the model.
     accumulate_dtype : type in which products are added up.  By default the common type of A, B and C; for 16-bit
         types float32, for int8 int32.  Panels are converted one by one, never whole matrices.
     machine      : what messages and flops take, by default the file that PDGEMM_MACHINE names (`pdgemm calibrate`
@@ -235,7 +236,11 @@ class _Buffers:
                 return grid.memory.empty(shape, layout.dtype, layout.order)
             return new_array(shape, layout.dtype, layout.order, grid)
 
-        self.product = {name: np.empty(words, dtype) for name, (words, dtype) in plan.buffers(rank).items()}
+        relayed = ("panels of A", "panels of B") if plan.product.shared and not plan.product.in_place else ()
+        self.product = {
+            name: grid.memory.empty((words,), dtype) if name in relayed else np.empty(words, dtype)
+            for name, (words, dtype) in plan.buffers(rank).items()
+        }
         self.messages = {name: Room(move, rank) for name, move in plan.moves}
         self.copies = {
             name: empty(*((move.source, move.shared) if name == "C" else (move.target, plan.product.shared)))
@@ -322,7 +327,10 @@ class Prepared:
             a, b, c = b.T, a.T, c.T
         self._grid, self._near = grid, None
         if product.shared:
-            self._near = Neighbours(A.grid.memory, A=(a, product.A), B=(b, product.B))
+            lent: dict[str, tuple[np.ndarray, Layout | None]] = {"A": (a, product.A), "B": (b, product.B)}
+            if not product.in_place:
+                lent |= {name: (room.product[name], None) for name in ("panels of A", "panels of B")}
+            self._near = Neighbours(A.grid, **lent)
         if isinstance(product, Summa):
             self._multiply = SummaRun(self._alpha, a, b, c, product, grid, room.product, self._near)
         else:
@@ -433,9 +441,9 @@ def _problem(
         raise ArgumentError(f"algorithm {asked.algorithm!r} is not one of {', '.join(ALGORITHMS)}")
     if not isinstance(asked.mover, str) or asked.mover not in ("auto", SHARED, *MOVERS):
         raise ArgumentError(f"mover {asked.mover!r} is not one of auto, {SHARED}, {', '.join(MOVERS)}")
-    shared = shared and A.grid.ranks_per_node is None and bool(A.grid.memory.size)
+    shared = shared and A.grid.shares_memory
     if asked.mover == SHARED and not shared and A.grid.size > 1:
-        raise ArgumentError("mover 'shared' is for ranks of one node that share memory")
+        raise ArgumentError("mover 'shared' is for ranks that share memory with others of their node")
     accumulate = accumulation(A.dtype, B.dtype, C.dtype, asked.accumulate_dtype)
     a, b, c = (x.layout_in(A.grid) for x in (A, B, C))
     algorithm, shape, layers = asked.algorithm, as_shape(asked.shape), as_optional(asked.layers, "layers", 1)
@@ -460,6 +468,7 @@ def _problem(
         width_asked=width is not None,
         shared=shared,
         private=_private(A, B) if shared and not nothing else "",
+        nodes=A.grid.nodes if shared and A.grid.ranks_per_node is not None else (),
         machine=_machine(asked.machine, A.grid),
     )
 

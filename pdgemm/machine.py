@@ -120,8 +120,10 @@ class Machine:
 
         Nodes hold consecutive ranks.
         """
-        near, far = self.intra[kind], self.inter[kind]
         away = self.away(stride, length)
+        if kind == "shared":  # what is not read in place goes around the nodes
+            kind, away = "ring", 1.0
+        near, far = self.intra[kind], self.inter[kind]
         sharing = self.ranks_per_node or 1
         near_seconds = messages * near.alpha + words * itemsize * near.beta
         far_seconds = messages * far.alpha + words * itemsize * far.beta * sharing

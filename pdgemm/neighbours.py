@@ -5,35 +5,39 @@ from __future__ import annotations
 import numpy as np
 
 from pdgemm.grids.layout import Layout
-from pdgemm.grids.node_memory import NodeMemory
+from pdgemm.grids.process_grid import ProcessGrid
 
 
 class Neighbours:
-    """The local arrays of some matrices on every rank of the node, until `leave`.  Collective over the node.
+    """Arrays of every rank of the node, until `leave`.  Collective over the node.
 
-    lent : by name, this rank's local array, in the memory that the node shares, and the layout of its matrix.
-    Between the two synchronisations nobody writes to them, and everybody reads them without asking.
+    lent : by name, this rank's array, in the memory that the node shares, and the layout of the matrix whose local
+        array it is; None: all ranks that are asked for have one of the same shape.
+    Between the two synchronisations nobody writes to a matrix, and everybody reads it without asking.
     """
 
-    def __init__(self, memory: NodeMemory, **lent: tuple[np.ndarray, Layout]) -> None:
-        self._memory = memory
-        self._at = {name: (3 * number, layout) for number, (name, (_, layout)) in enumerate(lent.items())}
-        words = [word for x, _ in lent.values() for word in (memory.offset(x), *x.strides)]
-        self._lying = memory.gather(np.array(words, np.int64)).tolist()
+    def __init__(self, grid: ProcessGrid, **lent: tuple[np.ndarray, Layout | None]) -> None:
+        self.memory = grid.memory
+        self._lent = {name: (x, at, layout) for at, (name, (x, layout)) in enumerate(lent.items())}
+        words = [[self.memory.offset(x), *x.strides[:1], *x.strides[-1:]] for x, _ in lent.values()]
+        lying = self.memory.gather(np.array(words, np.int64).ravel()).reshape(-1, len(words), 3).tolist()
+        here = [rank for rank, node in enumerate(grid.nodes) if node == grid.nodes[grid.comm.rank]]
+        self._lying = dict(zip(here, enumerate(lying)))
 
     def __call__(self, name: str, rank: int) -> np.ndarray:
-        """The local array of a rank."""
-        at, layout = self._at[name]
-        offset, down, right = self._lying[rank][at : at + 3]
-        shape = layout.local_shape(rank)
+        """The array of a rank of the node."""
+        own, at, layout = self._lent[name]
+        number, lying = self._lying[rank]
+        offset, *strides = lying[at]
+        shape = own.shape if layout is None else layout.local_shape(rank)
         if 0 in shape:
-            return np.empty(shape, layout.dtype)
-        return self._memory.array(rank, shape, layout.dtype, offset, (down, right))
+            return np.empty(shape, own.dtype)
+        return self.memory.array(number, shape, own.dtype, offset, strides[: len(shape)])
 
     def meet(self) -> None:
-        """Once more, after `leave`: A rank may read what the others wrote before."""
-        self._memory.sync()
+        """Once more, after `leave`: each rank may read what the others wrote before."""
+        self.memory.sync()
 
     def leave(self) -> None:
         """All ranks of the node have read what they need."""
-        self._memory.sync()
+        self.memory.sync()

@@ -25,7 +25,7 @@ Step = TypeVar("Step")
 class Slot:
     """Room for one panel of A and one of B, and what to wait for before using them."""
 
-    __slots__ = ("A", "B", "arrivals", "buffer_a", "buffer_b", "number", "tag", "users")
+    __slots__ = ("A", "B", "arrivals", "buffer_a", "buffer_b", "number", "read", "tag", "users")
 
     def __init__(self, number: int, buffer_a: np.ndarray, buffer_b: np.ndarray) -> None:
         self.number = number
@@ -34,6 +34,7 @@ class Slot:
         self.buffer_b = buffer_b
         self.arrivals: list[Wait] = []
         self.users: list[Wait] = []
+        self.read: list[Wait] = []  # to be called when its panels have been multiplied
         self.A: np.ndarray = self.buffer_a
         self.B: np.ndarray = self.buffer_b
 
@@ -96,9 +97,11 @@ def prefetch(
     for step in steps:
         in_flight.append((step, post(step)))
         if len(in_flight) > lookahead:
-            yield arrived()
+            yield (done := arrived())
+            drain(done[1].read)
     while in_flight:
-        yield arrived()
+        yield (done := arrived())
+        drain(done[1].read)
 
 
 class Conveyor:

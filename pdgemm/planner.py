@@ -267,7 +267,7 @@ def plan_product(problem: Problem) -> Plan:
     limit = problem.memory_limit
     plan, least = _best(problem)
     if plan is None and problem.shared and problem.mover == "auto":  # copies that others can read take room
-        plan, other = _best(replace(problem, shared=False, private=""))
+        plan, other = _best(replace(problem, shared=False, private="", nodes=()))
         least = min(least, other)
     if plan is not None:
         return plan
@@ -387,7 +387,7 @@ def with_moves(way: Way, problem: Problem, spare: int | None = None) -> Plan:
     moves = []
     for name, x, to, plain in (("A", A, a, True), ("B", B, b, True), ("C", c, C, problem.plain)):
         if not x.same_place(to):
-            shared = problem.shared and name not in problem.private
+            shared = problem.shared and not problem.nodes and name not in problem.private
             least = 0 if spare is None else plan_exchange(x, to, size, plain, 0, shared).extra_bytes(None)
             limit = None if spare is None else least + spare
             moves.append((name, plan_exchange(x, to, size, plain, limit, shared)))

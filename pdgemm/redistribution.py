@@ -196,7 +196,7 @@ def _pull(
     X: np.ndarray, Y: np.ndarray, plan: Exchange, room: Room, grid: ProcessGrid, recorder: Recorder, combine: Copy
 ) -> None:
     """Copy what this rank is to hold, once, from where it lies in the memory of the node."""
-    me, near = grid.comm.rank, Neighbours(grid.memory, X=(X, plan.source))
+    me, near = grid.comm.rank, Neighbours(grid, X=(X, plan.source))
     for block in plan.pulls(me):
         part = X if block.peer == me else near("X", block.peer)
         for tile in ((block.rows, block.cols),) if plan.plain else plan.tiles(block):  # copies need no room

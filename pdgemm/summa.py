@@ -17,11 +17,14 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.grids.runs import Pairing, whole
 from pdgemm.local import scale
 from pdgemm.movers import MOVERS
+from pdgemm.movers.ring import announce, follow, relay
 from pdgemm.neighbours import Neighbours
 from pdgemm.panels import column_room, flipped, in_place
 from pdgemm.pipeline import PanelRing, Slot, prefetch
-from pdgemm.products import Summa
+from pdgemm.products import Line, Summa
 from pdgemm.timing import Recorder, Traffic
+
+_SIGNAL = 1 << 14  # tags of messages without words are those of no panel
 
 
 class SummaRun:
@@ -52,19 +55,26 @@ class SummaRun:
             return
         i, j = grid.coords
         in_row, in_col = {j: A}, {i: B}  # the parts of A and of B that can be read from here
+        rooms_a, rooms_b = {j: room["panels of A"]}, {i: room["panels of B"]}  # where the node's panels are put
+        row, col = (plan.line(name, grid.comm.rank) for name in "AB")
         if near:
-            in_row |= {q: near("A", plan.A.rank(i, q)) for q in range(grid.row.size) if q != j}
-            in_col |= {q: near("B", plan.B.rank(q, j)) for q in range(grid.col.size) if q != i}
-        along_row = _Side(in_row, plan.A.order, grid.row, plan)
-        along_col = _Side({q: x.T for q, x in in_col.items()}, flipped(plan.B.order), grid.col, plan)
+            for q in set(row.near(j)) - {j}:
+                in_row[q] = near("A", plan.A.rank(i, q))
+                rooms_a |= {q: near("panels of A", plan.A.rank(i, q))} if row.several else {}
+            for q in set(col.near(i)) - {i}:
+                in_col[q] = near("B", plan.B.rank(q, j))
+                rooms_b |= {q: near("panels of B", plan.B.rank(q, j))} if col.several else {}
+        in_col = {q: x.T for q, x in in_col.items()}
+        along_row = _Side(in_row, plan.A.order, grid.row, plan, row, rooms_a, near)
+        along_col = _Side(in_col, flipped(plan.B.order), grid.col, plan, col, rooms_b, near)
         bundles = plan.bundles
         self._sums = C if plan.sums_in_c or not bundles else room["sums"].reshape(C.shape, order=plan.C.order)
         self._products = Accumulator(alpha, 0, self._sums, plan, room)
         self._ring = PanelRing(plan.slots, room["panels of A"], room["panels of B"])
         self._updates = []
         for bundle, slot in zip(bundles, cycle(self._ring.slots)):
-            left = along_row.panel([(x.col, x.a) for x in bundle.steps], bundle.a, slot.buffer_a, slot.number)
-            right = along_col.panel([(x.row, x.b) for x in bundle.steps], bundle.b, slot.buffer_b, slot.number)
+            left = along_row.panel([(x.col, x.a) for x in bundle.steps], bundle.a, slot.number)
+            right = along_col.panel([(x.row, x.b) for x in bundle.steps], bundle.b, slot.number)
             multiply = self._products.prepared(left.panel, right.panel.T)  # C_ij += A_ik B_kj
             self._updates.append(_Update([*left.parts, *right.parts], multiply))
 
@@ -128,37 +138,83 @@ class _Side:
     """Panels of A along a grid row; or of B along a grid column, transposed.
 
     parts : the local arrays that can be read from here, by their place along `comm`.
+    rooms : likewise the buffers of panels.
     """
 
-    def __init__(self, parts: dict[int, np.ndarray], order: str, comm: MPI.Comm, plan: Summa) -> None:
+    def __init__(
+        self,
+        parts: dict[int, np.ndarray],
+        order: str,
+        comm: MPI.Comm,
+        plan: Summa,
+        line: Line,
+        rooms: dict[int, np.ndarray],
+        near: Neighbours | None,
+    ) -> None:
         self._parts, self._order, self._comm, self._slots = parts, order, comm, plan.slots
+        self._line, self._rooms, self._near = line, {q: x.reshape(plan.slots, -1) for q, x in rooms.items()}, near
         self._rows = parts[comm.rank].shape[0]
         self._comes = comm.size > 1 and self._rows > 0
         self._travels = self._comes and not plan.shared
         self._mover = plan.mover
 
-    def panel(self, steps: list[tuple[int, Pairing]], runs: Pairing, buffer: np.ndarray, tag: int) -> _Panel:
+    def panel(self, steps: list[tuple[int, Pairing]], runs: Pairing, slot: int) -> _Panel:
         """Where the columns `runs` are when they are needed, and how they come there.
 
         steps : their owners, and the columns of each.  Those of several owners are put side by side; where they
         travel by columns, so that each owner's are contiguous.
         """
+        if self._comes and self._near and self._line.several:
+            return self._relayed(steps, runs, slot, self._near.memory.fence)
         me, together = self._comm.rank, len(steps) > 1 and self._comes
         if not together:
             steps = [(steps[0][0] if self._comes else me, runs)]
             if steps[0][0] in self._parts:
                 view = in_place(self._parts[steps[0][0]], runs, self._travels)
                 if view is not None:
-                    return _Panel(view, [_Part(None, self._bring(view, steps[0][0]), tag)])
-        panel = column_room(self._rows, "F" if together and self._travels else self._order, runs.size, buffer)
+                    return _Panel(view, [_Part(None, self._bring(view, steps[0][0]), slot)])
+        panel = self._room(me, runs.size, slot, by_columns=together and self._travels)
         parts, at = [], 0
         for number, (owner, cols) in enumerate(steps):
             there = panel[:, at : (at := at + cols.size)]
-            pack = None
-            if owner in self._parts and self._rows:
-                pack = partial(copy_blocks, self._parts[owner], there, whole(self._rows), cols)
-            parts.append(_Part(pack, self._bring(there, owner), tag + number * self._slots))
+            pack = self._pack(owner, there, cols) if owner in self._parts and self._rows else None
+            parts.append(_Part(pack, self._bring(there, owner), slot + number * self._slots))
         return _Panel(panel, parts)
+
+    def _relayed(
+        self, steps: list[tuple[int, Pairing]], runs: Pairing, slot: int, fence: Callable[[], object]
+    ) -> _Panel:
+        """Of this node where it lies, if that will do; else put together by one rank of the node for all of them."""
+        me, line = self._comm.rank, self._line
+        near, receiver = line.near(me), line.receiver(me, slot)
+        alone, first = len(steps) == 1, steps[0][0]
+        view = in_place(self._parts[first], runs, travels=False) if alone and first in near else None
+        mine, panel = (self._room(place, runs.size, slot, by_columns=not alone) for place in (me, receiver))
+        parts, at = list[_Part](), 0
+        for number, (owner, cols) in enumerate(steps):
+            there, at = mine[:, at : at + cols.size], at + cols.size
+            chain = line.chain(owner, slot)
+            leaves = owner == me and len(chain) > 1
+            ready = in_place(self._parts[me], cols, travels=True) if leaves and alone else None
+            gathers = view is None and receiver == me and owner in near
+            pack = self._pack(owner, there, cols) if gathers or (leaves and ready is None) else None
+            if me in chain and len(chain) > 1:
+                x = wire(there if ready is None else ready)
+                bring: Callable[[Slot, Traffic], object] | None = partial(relay, self._comm, x, chain)
+            else:
+                bring = partial(_read, there.size) if owner != me else None
+            parts.append(_Part(pack, bring, slot + number * self._slots))
+        if view is None and len(near) > 1:
+            readers = [place for place in near if place != me]
+            tell = partial(announce, self._comm, readers) if receiver == me else partial(follow, self._comm, receiver)
+            parts.append(_Part(None, partial(tell, fence), _SIGNAL + slot))
+        return _Panel(panel if view is None else view, parts)
+
+    def _room(self, place: int, width: int, slot: int, by_columns: bool) -> np.ndarray:
+        return column_room(self._rows, "F" if by_columns else self._order, width, self._rooms[place][slot])
+
+    def _pack(self, owner: int, there: np.ndarray, cols: Pairing) -> Callable[[], object]:
+        return partial(copy_blocks, self._parts[owner], there, whole(self._rows), cols)
 
     def _bring(self, panel: np.ndarray, owner: int) -> Callable[[Slot, Traffic], object] | None:
         if self._travels:

@@ -16,16 +16,20 @@ from problems import accepted, grid_shapes
 pytestmark = pytest.mark.mpi
 
 RANKS = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or 1)
-CASES = int(os.environ.get("PDGEMM_TEST_CASES") or (450 if RANKS <= 4 else 100))  # 2,100 in the whole suite
+CASES = int(os.environ.get("PDGEMM_TEST_CASES") or (225 if RANKS <= 4 else 50))  # 2,100 in the whole suite
 FLOATS = ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
 
 
-@pytest.fixture(scope="module")
-def grids(comm: Any) -> Iterator[list[Any]]:
+@pytest.fixture(scope="module", params=[None, "2"], ids=["one node", "nodes of two ranks"])
+def grids(comm: Any, request: pytest.FixtureRequest) -> Iterator[list[Any]]:
     """Every shape; ranks in order and backwards; and smaller grids that leave ranks idle."""
     from pdgemm import ProcessGrid
 
-    size = comm.size
+    comm, size = comm.Dup(), comm.size
+    with pytest.MonkeyPatch.context() as environment:
+        if request.param:
+            environment.setenv("PDGEMM_RANKS_PER_NODE", request.param)
+        first = ProcessGrid(comm)  # the others share its nodes
     backwards = list(range(size))[::-1]
     made = [ProcessGrid(comm, shape) for shape in grid_shapes(size)]
     made += [ProcessGrid(comm, shape, ranks=backwards) for shape in grid_shapes(size)[:2]]
@@ -33,8 +37,9 @@ def grids(comm: Any) -> Iterator[list[Any]]:
         made += [ProcessGrid(comm, shape, ranks=backwards[:-1]) for shape in grid_shapes(size - 1)[:2]]
         made += [ProcessGrid(comm, (1, 1), ranks=[size // 2])]
     yield made
-    for grid in made:
+    for grid in (first, *made):
         grid.free()
+    comm.Free()
 
 
 @dataclass

@@ -282,11 +282,14 @@ def test_without_an_mpi_library_it_says_so(folder: Path) -> None:
 def test_a_wrong_product_is_reported_and_not_stored(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import pdgemm.accumulator\n"
-        "right = pdgemm.accumulator.gemm_accumulate\n"
-        "def wrong(alpha, A, B, beta, C, *conjugate):\n"
-        "    right(alpha, A, B, beta, C, *conjugate)\n"
-        "    C[:1, :1] += 1e-6\n"
-        "pdgemm.accumulator.gemm_accumulate = wrong\n"
+        "right = pdgemm.accumulator.prepare\n"
+        "def wrong(alpha, A, B, C, *conjugate):\n"
+        "    multiply = right(alpha, A, B, C, *conjugate)\n"
+        "    def product(beta):\n"
+        "        multiply(beta)\n"
+        "        C[:1, :1] += 1e-6\n"
+        "    return product\n"
+        "pdgemm.accumulator.prepare = wrong\n"
     )
     arguments = ["multiply", "a.h5:/x", "b.h5:/y", "-o", "wrong.h5:/z", "--verify"]
     run = pdgemm(2, *arguments, cwd=folder, PYTHONPATH=str(tmp_path))

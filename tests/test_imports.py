@@ -34,6 +34,7 @@ LEVELS = [
         "pdgemm.norms",
         "pdgemm.products",
         "pdgemm.products.product",
+        "pdgemm.products.line",
         "pdgemm.products.summa",
         "pdgemm.products.stationary",
         "pdgemm.products.cannon",

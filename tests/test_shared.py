@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from problems import TOLERANCE, gemm_error, grid_shapes
+from problems import BLOCKS, TOLERANCE, gemm_error, grid_shapes
 
 
 @pytest.mark.mpi(min_size=2)
@@ -26,7 +27,7 @@ def test_a_neighbour_sees_the_array_itself(comm: Any) -> None:
         assert not A.copy().shared
         again = DistMatrix.from_local(A.local, A.shape, grid=grid, block=A.block)
         assert again.shared
-        near = Neighbours(grid.memory, A=(A.stored, A.layout_in(grid)), V=(view.stored, view.layout_in(grid)))
+        near = Neighbours(grid, A=(A.stored, A.layout_in(grid)), V=(view.stored, view.layout_in(grid)))
         for rank in range(comm.size):
             i, j = grid.coords_of(rank)
             rows, cols = A.distribution.rows.indices(i), A.distribution.cols.indices(j)
@@ -174,7 +175,7 @@ def test_memory_is_used_again_and_goes_back(comm: Any, monkeypatch: pytest.Monke
 
 
 @pytest.mark.mpi(min_size=2)
-def test_pretended_nodes_share_nothing_with_each_other(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pretended_nodes_send_each_other_messages(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
 
     monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", "2")
@@ -185,7 +186,7 @@ def test_pretended_nodes_share_nothing_with_each_other(comm: Any, monkeypatch: p
         assert grid.ranks_per_node == (2 if comm.size > 2 else None)
         A, B = (DistMatrix.random((20, 20), grid=grid, block=3, seed=s) for s in (1, 2))
         C = pdgemm(1, A, B, algorithm="summa", shape=grid.shape)
-        assert (C.report.mover == "shared") == (comm.size == 2)
+        assert (C.report.counted.messages_received == 0) == (comm.size == 2)
         assert gemm_error(C.allgather(), 1, A.allgather(), B.allgather()) <= TOLERANCE
     own.Free()
 
@@ -223,3 +224,41 @@ def test_the_user_may_limit_the_memory_of_the_node(limit: str, said: str) -> Non
     )
     assert run.returncode == 0, run.stderr
     assert sorted(run.stdout.split("\n")) == sorted(["", "True", "True", said])
+
+
+@pytest.mark.mpi(min_size=3)
+@pytest.mark.parametrize("per_node", [1, 2, 3, 4])
+def test_each_panel_crosses_to_each_node_once(comm: Any, per_node: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes by message is what no node could do without; the rest is read there."""
+    from test_summa import check_product
+
+    from pdgemm import ProcessGrid
+
+    if per_node == 1 or per_node >= comm.size:
+        pytest.skip("no ranks to share memory with, or all of them")
+    monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", str(per_node))
+    own = comm.Dup()
+    for shape, order in itertools.product(grid_shapes(comm.size), [1, -1]):
+        with ProcessGrid(own, shape, ranks=range(own.size)[::order]) as grid:
+            for number, (blocks, mnk) in enumerate(itertools.product(BLOCKS, [(13, 8, 40), (29, 61, 300)])):
+                orders = ("CCC", "FFF", "CFC")[number % 3]
+                report = check_product(grid, mnk, blocks, (0, 0), "float64", mover="shared", orders=orders)
+                assert report.mover == "shared"
+                crossing = own.allreduce(report.counted.words_received - report.counted.words_read)
+                k = mnk[2]
+                nodes = np.array(grid.nodes)[np.array(grid.place).reshape(shape)]
+                rows = [len(set(x)) - 1 for x in nodes.tolist()]
+                cols = [len(set(x)) - 1 for x in nodes.T.tolist()]
+                high, wide = (own.allgather(x) for x in size_of_c(grid, mnk, blocks))
+                assert crossing == sum(k * rows[i] * high[grid.rank_of(i, 0)] for i in range(shape[0])) + sum(
+                    k * cols[j] * wide[grid.rank_of(0, j)] for j in range(shape[1])
+                )
+    own.Free()
+
+
+def size_of_c(grid: Any, mnk: tuple[int, int, int], blocks: tuple[Any, ...]) -> tuple[int, int]:
+    """Rows and columns of C that this rank holds."""
+    from pdgemm.grids.distribution import Distribution
+
+    block = None if blocks[0] is None else (blocks[0], blocks[1])
+    return Distribution.over(grid.shape, mnk[:2], block).local_shape(grid.coords)

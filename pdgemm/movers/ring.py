@@ -1,32 +1,40 @@
-"""Pass a panel once around a ring: point-to-point messages only."""
+"""Pass a panel once around a ring, or along a chain of ranks: point-to-point messages only."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from pdgemm.timing import Traffic
 
+_NOTHING = np.empty(0, np.uint8)
+
 
 def ring(comm: MPI.Comm, x: Any, root: int, slot: Any, traffic: Traffic) -> None:
-    """Each rank receives x from the one before it and forwards it, until all but root have it.
+    """Each rank receives x from the one before it and forwards it, until all but root have it."""
+    relay(comm, x, [*range(root, comm.size), *range(root)], slot, traffic)
+
+
+def relay(comm: MPI.Comm, x: Any, chain: Sequence[int], slot: Any, traffic: Traffic) -> None:
+    """Pass x along a chain of ranks, of which this is one, from the first to the last.
 
     A neighbour may start panel t + 1 as its root before it forwards panel t, so the order of arrival
     says nothing: panels in flight have tags.
     """
-    tag = slot.tag
-    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    tag, at = slot.tag, chain.index(comm.rank)
 
     def forward() -> None:
-        if after != root:
+        if at + 1 < len(chain):
             traffic.sent(x.size)
-            slot.users.append(comm.Isend(x, dest=after, tag=tag).Wait)
+            slot.users.append(comm.Isend(x, dest=chain[at + 1], tag=tag).Wait)
 
-    if comm.rank == root:
+    if at == 0:
         forward()
         return
-    request = comm.Irecv(x, source=before, tag=tag)
+    request = comm.Irecv(x, source=chain[at - 1], tag=tag)
     traffic.received(x.size)
 
     def arrive() -> None:
@@ -34,3 +42,37 @@ def ring(comm: MPI.Comm, x: Any, root: int, slot: Any, traffic: Traffic) -> None
         forward()
 
     slot.arrivals.append(arrive)
+
+
+def announce(comm: MPI.Comm, readers: Sequence[int], fence: Callable[[], object], slot: Any, traffic: Traffic) -> None:
+    """Tell ranks of this node, when a panel is complete, that they may read it here; it is free when all have."""
+    tag = slot.tag
+
+    def arrived() -> None:
+        fence()
+        for reader in readers:
+            traffic.sent(0)
+            slot.users.append(comm.Isend(_NOTHING, dest=reader, tag=tag).Wait)
+
+    slot.arrivals.append(arrived)
+    for reader in readers:
+        traffic.received(0)
+        slot.users.append(comm.Irecv(np.empty(0, np.uint8), source=reader, tag=tag).Wait)
+
+
+def follow(comm: MPI.Comm, receiver: int, fence: Callable[[], object], slot: Any, traffic: Traffic) -> None:
+    """Read a panel in the memory of the rank that announces it, and tell when it has been read."""
+    tag = slot.tag
+    request = comm.Irecv(np.empty(0, np.uint8), source=receiver, tag=tag)
+    traffic.received(0)
+
+    def arrived() -> None:
+        request.Wait()
+        fence()
+
+    def done() -> None:
+        traffic.sent(0)
+        slot.users.append(comm.Isend(_NOTHING, dest=receiver, tag=tag).Wait)
+
+    slot.arrivals.append(arrived)
+    slot.read.append(done)

@@ -5,8 +5,9 @@ Figures are for any rank, without communication; for rank None they are the most
 
 from pdgemm.products.cannon import Cannon
 from pdgemm.products.layered import Inner, Layered
+from pdgemm.products.line import Line
 from pdgemm.products.product import Product
 from pdgemm.products.stationary import Stationary
 from pdgemm.products.summa import Summa
 
-__all__ = ["Cannon", "Inner", "Layered", "Product", "Stationary", "Summa"]
+__all__ = ["Cannon", "Inner", "Layered", "Line", "Product", "Stationary", "Summa"]

@@ -219,7 +219,12 @@ class Layered(Product):
     layers: int
     inside: str
     rows: int
+    nodes: tuple[int, ...] = ()  # of each rank, where panels are read in place but not all ranks are on one node
     algorithm = "2.5d"
+
+    @property
+    def in_place(self) -> bool:
+        return self.shared and not self.nodes
 
     @cached_property
     def grid(self) -> Placed:
@@ -246,7 +251,7 @@ class Layered(Product):
         C = Layout(Distribution(a.rows, b.cols), self.grid.layer(number), self.accumulate)
         if self.inside == "cannon":
             return Cannon(A, B, C, self.accumulate, self.width, 1, "shift")
-        return Summa(A, B, C, self.accumulate, self.width, self.lookahead, self.mover)
+        return Summa(A, B, C, self.accumulate, self.width, self.lookahead, self.mover, self.nodes)
 
     @cached_property
     def reduction(self) -> Reduction:

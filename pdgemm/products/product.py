@@ -130,9 +130,8 @@ class Product:
         m, n, k = self.local_shape(rank)
         moving, first, after = 0.0, 0.0, 0.0
         for x in self.transfers(rank):
-            if x.kind == "shared":  # BLAS reads it as it reads what is this rank's own
-                continue
-            words, messages = x.traffic.words_received, x.traffic.messages_received
+            # BLAS reads in place as it reads what is this rank's own
+            words, messages = x.traffic.words_received - x.traffic.words_read, x.traffic.messages_received
             taken = machine.transfer(x.kind, words, messages, x.itemsize, x.stride, x.length)
             if x.after:
                 after += taken
@@ -153,9 +152,14 @@ class Product:
         return self.mover == "shared"
 
     @property
+    def in_place(self) -> bool:
+        """Are all of them on this node?"""
+        return self.shared
+
+    @property
     def at_hand(self) -> bool:
         """Is all there that the first step needs?"""
-        return self.shared
+        return self.in_place
 
     def at_once(self, m: int, n: int, k: int) -> tuple[int, int, int]:
         """The sizes of one of the products that make up a rank's m x n x k."""
@@ -177,7 +181,7 @@ class Product:
     def whole(self) -> Self:
         """With panels as wide as can be if that needs no more room, as where all are read in place."""
         wide = replace(self, width=max(self.width, self.mnk[2]))
-        return wide if self.shared and wide.extra_bytes(None) <= self.extra_bytes(None) else self
+        return wide if self.in_place and wide.extra_bytes(None) <= self.extra_bytes(None) else self
 
     @property
     def widest(self) -> int:
@@ -207,7 +211,7 @@ class Product:
 
     def _message_width(self, width: int, *sides: tuple[int, np.dtype]) -> int:
         """The width at which no panel of that many words across, `sides`, is too large for a message."""
-        if self.shared:
+        if self.in_place:
             return width
         longest = max(1, *(words * dtype.itemsize for words, dtype in sides))
         return max(1, min(width, MESSAGE_BYTES // longest))

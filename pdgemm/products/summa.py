@@ -9,6 +9,7 @@ import numpy as np
 
 from pdgemm.costs import broadcasts
 from pdgemm.grids.distribution import BlockCyclic
+from pdgemm.products.line import Line, relayed
 from pdgemm.products.product import Buffers, Product
 from pdgemm.schedule import Bundle, PanelStep, bundled, one_run, panel_counts, summa_steps, widest_panel
 from pdgemm.timing import Transfer
@@ -29,7 +30,12 @@ class Summa(Product):
     A, B and C lie on one grid; C's row map is A's, C's column map is B's.
     """
 
+    nodes: tuple[int, ...] = ()  # of each rank, where panels are read in place but not all ranks are on one node
     algorithm = "summa"
+
+    @property
+    def in_place(self) -> bool:
+        return self.shared and not self.nodes
 
     @cached_property
     def panels(self) -> int:
@@ -80,7 +86,7 @@ class Summa(Product):
     @property
     def slots(self) -> int:
         """Panels, or bundles of them, held at once: the one in use and those in flight behind it."""
-        most = 1 if self.shared or self.widest_bundle >= self.mnk[2] else max(1, self.panels)
+        most = 1 if self.in_place or self.widest_bundle >= self.mnk[2] else max(1, self.panels)
         return min(self.lookahead + 1, most)
 
     def transfers(self, rank: int) -> list[Transfer]:
@@ -90,6 +96,15 @@ class Summa(Product):
         """
         (i, j), (row, col, _) = self.C.coords(rank), self.grid.strides
         A, B = self.A.distribution, self.B.distribution
+        if self.nodes and i >= 0:
+            left = [([(x.col, x.a) for x in bundle.steps], bundle.a) for bundle in self.bundles]
+            right = [([(x.row, x.b) for x in bundle.steps], bundle.b) for bundle in self.bundles]
+            along_row = relayed(A.rows.count(i), left, self.line("A", rank), j, self.slots)
+            along_col = relayed(B.cols.count(j), right, self.line("B", rank), i, self.slots)
+            return [
+                Transfer(self.mover, along_row, self.A.dtype.itemsize, row, A.cols.parts),
+                Transfer(self.mover, along_col, self.B.dtype.itemsize, col, B.rows.parts),
+            ]
         along_row = broadcasts(A.rows.count(i), A.cols, self._counts.sum(axis=1), self.mover, j)
         along_col = broadcasts(B.cols.count(j), B.rows, self._counts.sum(axis=0), self.mover, i)
         return [
@@ -97,13 +112,22 @@ class Summa(Product):
             Transfer(self.mover, along_col, self.B.dtype.itemsize, col, B.rows.parts),
         ]
 
+    def line(self, name: str, rank: int) -> Line:
+        """The nodes along the row of a rank (A), or its column (B)."""
+        i, j = self.C.coords(rank)
+        if name == "A":
+            places = [self.A.rank(i, q) for q in range(self.A.distribution.cols.parts)]
+        else:
+            places = [self.B.rank(q, j) for q in range(self.B.distribution.rows.parts)]
+        return Line(tuple(self.nodes[place] if self.nodes else 0 for place in places))
+
     def local_shape(self, rank: int) -> tuple[int, int, int]:
         return *self.C.local_shape(rank), self.mnk[2]
 
     def copied(self, rank: int) -> int:
         """Its own panels are packed where they travel; of those that are read in place, what is not one run."""
         pr, pc = self.C.distribution.grid_shape
-        if self.shared:
+        if self.in_place:
             (m, n, k), (a, b) = self.local_shape(rank), self._packs
             return k * (a * m * self.A.dtype.itemsize + b * n * self.B.dtype.itemsize) + super().copied(rank)
         packed = (pc > 1) * self.A.local_bytes(rank) + (pr > 1) * self.B.local_bytes(rank)
@@ -122,6 +146,8 @@ class Summa(Product):
         them that stay: thin panels are whole, one for each owner, and follow each other where each owner has one run.
         """
         stay = inner.parts == 1
+        if self.nodes and not stay:
+            return False
         if not (stay or self.shared) or (stay and one_run(other)):
             return stay
         return all(getattr(x, panel).single and (stay or len(x.steps) == 1) for x in self.bundles)
