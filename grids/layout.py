@@ -38,6 +38,10 @@ class Layout:
         """Computed once: plans are looked up by it in every product."""
         return self._hash
 
+    def __getstate__(self) -> dict[str, object]:
+        """Texts have other hashes in another process."""
+        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
+
     @cached_property
     def _coords(self) -> dict[int, tuple[int, int]]:
         pc = self.distribution.cols.parts

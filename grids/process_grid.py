@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
+from math import inf
 from operator import index
 from types import TracebackType
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm.errors import ArgumentError, GridError, together
-from pdgemm.grids.node_memory import NodeMemory, node_memory
+from pdgemm.grids.node_memory import NodeMemory
 from pdgemm.threads import share_cores
 
 WORK_GRIDS = 8  # kept for products to come; each has three communicators
@@ -56,6 +57,8 @@ class ProcessGrid:
     its node's cores, unless OMP_NUM_THREADS or the like is set (see `pdgemm.threads`).
 
     PDGEMM_RANKS_PER_NODE=n pretends that each n consecutive ranks of a node are a node of their own.
+    PDGEMM_NODE_MEMORY: bytes that the ranks of a node share, at most, 0: none; by default half of what is free in
+    /dev/shm.
 
     Raises GridError on every rank when shape, layers and ranks do not fit the communicator.
     """
@@ -69,14 +72,14 @@ class ProcessGrid:
     ) -> None:
         base = MPI.COMM_WORLD if comm is None else comm
         with together(base) as said:
-            per_node = _ranks_per_node()
-            said += ["ProcessGrid", shape, layers, ranks, per_node]
+            nodes = _Nodes()
+            said += ["ProcessGrid", shape, layers, ranks, nodes.ranks]
             members = range(base.size) if ranks is None else _members(ranks, base.size)
             self.shape = grid_shape(len(members), shape, layers)
         self.layers = layers
         dims = (layers, *self.shape)
         self.ranks = np.array(members).reshape(dims)
-        self._shared = _duplicate(base, per_node)
+        self._shared = _duplicate(base, nodes)
         self.comm: MPI.Intracomm = self._shared.comm
         self.rank, self.size = self.comm.rank, self.comm.size
         self._connect(base, members, dims)
@@ -240,17 +243,17 @@ class ProcessGrid:
 class _Shared:
     """The duplicate of a communicator that its grids use, and its nodes."""
 
-    def __init__(self, comm: MPI.Intracomm, per_node: int | None) -> None:
+    def __init__(self, comm: MPI.Intracomm, nodes: _Nodes) -> None:
         self.comm = comm.Dup()
         self.users = 0
         self.work_grids: dict[Any, ProcessGrid] = {}
         self.node = MPI.Intracomm(self.comm.Split_type(MPI.COMM_TYPE_SHARED))
         with together(self.comm):  # a BLAS may be missing on some nodes
             share_cores(self.node)
-        if per_node is not None:
-            whole, self.node = self.node, MPI.Intracomm(self.node.Split(self.node.rank // per_node))
+        if nodes.ranks is not None:
+            whole, self.node = self.node, MPI.Intracomm(self.node.Split(self.node.rank // nodes.ranks))
             whole.Free()
-        self.memory = node_memory(self.node)
+        self.memory = NodeMemory(self.node, nodes.bytes)
         self.nodes = tuple(self.comm.allgather(self.node.bcast(self.comm.rank)))
         self.ranks_per_node = max(Counter(self.nodes).values())
         here = self.memory.size > 0 or self.node.size == 1
@@ -260,24 +263,27 @@ class _Shared:
 _DUPLICATE = MPI.Comm.Create_keyval()
 
 
-def _duplicate(comm: MPI.Intracomm, per_node: int | None) -> _Shared:
+def _duplicate(comm: MPI.Intracomm, nodes: _Nodes) -> _Shared:
     """The duplicate that the grids of `comm` share, made for the first of them.  Collective."""
     shared: Any = comm.Get_attr(_DUPLICATE)
     if shared is None or not shared.users:
-        shared = _Shared(comm, per_node)
+        shared = _Shared(comm, nodes)
         comm.Set_attr(_DUPLICATE, shared)
     shared.users += 1
     return shared
 
 
-def _ranks_per_node() -> int | None:
-    """Of the nodes that PDGEMM_RANKS_PER_NODE pretends."""
-    text = os.environ.get("PDGEMM_RANKS_PER_NODE")
-    if not text:
-        return None
-    if not text.isdecimal() or text == "0":
-        raise ArgumentError(f"PDGEMM_RANKS_PER_NODE is a positive number, got {text!r}")
-    return int(text)
+class _Nodes:
+    """What the user says of nodes: the ranks of those that are pretended, and the bytes that each may share."""
+
+    def __init__(self) -> None:
+        ranks, limit = (os.environ.get(f"PDGEMM_{name}") for name in ("RANKS_PER_NODE", "NODE_MEMORY"))
+        if ranks and not (ranks.isdecimal() and int(ranks)):
+            raise ArgumentError(f"PDGEMM_RANKS_PER_NODE is a positive number, got {ranks!r}")
+        if limit and not limit.isdecimal():
+            raise ArgumentError(f"PDGEMM_NODE_MEMORY is a number of bytes, got {limit!r}")
+        self.ranks = int(ranks) if ranks else None
+        self.bytes = float(limit) if limit else inf
 
 
 def _members(ranks: Sequence[int], size: int) -> list[int]:

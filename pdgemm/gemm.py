@@ -15,7 +15,16 @@ from pdgemm import dtypes
 from pdgemm.arguments import accumulation, as_count, as_optional, as_scalar, as_shape, check_result, op
 from pdgemm.candidates import Problem, Way
 from pdgemm.cannon import cannon
-from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, NodeMemoryError, Shield, together
+from pdgemm.errors import (
+    ArgumentError,
+    DTypeError,
+    GridError,
+    LayoutError,
+    MemoryLimitError,
+    NodeMemoryError,
+    Shield,
+    together,
+)
 from pdgemm.families import ALGORITHMS
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout, Order
@@ -26,7 +35,7 @@ from pdgemm.machine import Machine, machine_at_hand, on_nodes
 from pdgemm.matrix import DistMatrix, all_shared, new_array
 from pdgemm.movers import MOVERS, SHARED
 from pdgemm.neighbours import Neighbours
-from pdgemm.planner import Plan, panel_width, plan_product, with_moves
+from pdgemm.planner import Plan, fits, panel_width, plan_product, with_moves
 from pdgemm.products import Cannon, Inner, Layered, Product, Stationary, Summa
 from pdgemm.redistribution import Room, exchange, kept_if_it_fails, move_report
 from pdgemm.report import MoveReport, Report
@@ -103,6 +112,8 @@ def pdgemm(
     comm = _communicator(A)
     asked = _Options(algorithm, shape, layers, lookahead, panel_width, memory_limit, mover, accumulate_dtype, machine)
 
+    product: Prepared | None
+
     def ready(shared: bool) -> tuple[Prepared, Any]:
         with together(comm if check else None) as said:
             a, b, c, made = _operands(A, B, C, transa, transb)
@@ -110,7 +121,10 @@ def pdgemm(
             nothing = scalars[0] == 0 or a.shape[1] == 0
             plan = plan_product(_problem(a, b, c, asked, scalars[1] == 0, nothing, shared))
             said += [f"pdgemm, alpha={scalars[0]}", f"beta={scalars[1]}", plan.description]
-            room = _Buffers(plan, a, b)
+            room = _Buffers(plan, a, b) if check or not plan.needs_node_memory else None
+        if room is None:
+            with together(comm):  # nobody can vouch for room in memory that others use, too
+                room = _Buffers(plan, a, b)
         return Prepared(plan, scalars[0], a, b, c, room), scalars[1]
 
     try:
@@ -118,6 +132,8 @@ def pdgemm(
     except NodeMemoryError:
         if mover == SHARED:
             raise
+        product = None
+    if product is None:  # outside, where the exception holds no buffers
         product, beta = ready(shared=False)
     result = product.run(beta, start, progress)
     if C is None:
@@ -205,10 +221,21 @@ def _prepared(
         for name, x, planned in zip("ABC", (A, B, C), plan.problem.given):
             if x.layout_in(A.grid) != planned and (name == "C" or A.shape[1]):
                 raise LayoutError(f"{name} is {x.layout_in(A.grid)}, but the plan was made for {planned}")
-        said += [f"execute, alpha={alpha}", f"beta={beta}", plan.description]
+        if plan.problem.shared and (_nodes(A.grid), A.grid.shares_memory) != (plan.problem.nodes, True):
+            raise LayoutError("the plan was made for ranks that are on other nodes, or share memory in another way")
         if plan.problem.shared and A.shape[1] and _private(A, B) != plan.problem.private:
             plan = with_moves(Way(plan.product, plan.transposed), replace(plan.problem, private=_private(A, B)))
-        room = _Buffers(plan, A, B)
+            limit = plan.problem.memory_limit
+            if not fits(plan, limit):
+                raise MemoryLimitError(
+                    f"memory limit {limit} bytes per rank is too small for matrices that the ranks of a node do not "
+                    f"share: {plan.extra_bytes(None)} bytes are needed"
+                )
+        said += [f"execute, alpha={alpha}", f"beta={beta}", plan.description]
+        room = _Buffers(plan, A, B) if check or not plan.needs_node_memory else None
+    if room is None:
+        with together(A.grid.comm):  # nobody can vouch for room in memory that others use, too
+            room = _Buffers(plan, A, B)
     return Prepared(plan, alpha, A, B, C, room), beta
 
 
@@ -234,7 +261,7 @@ class _Buffers:
             shape = layout.local_shape(rank)
             if shared:
                 return grid.memory.empty(shape, layout.dtype, layout.order)
-            return new_array(shape, layout.dtype, layout.order, grid)
+            return np.empty(shape, layout.dtype, layout.order)
 
         relayed = ("panels of A", "panels of B") if plan.product.shared and not plan.product.in_place else ()
         self.product = {
@@ -380,8 +407,13 @@ def _result(A: DistMatrix, B: DistMatrix) -> DistMatrix:
 
 def _private(A: DistMatrix, B: DistMatrix) -> str:
     """Which of them do not lie where the ranks of the node can read them."""
-    memory = A.grid.memory
-    return "".join(name for name, x in (("A", A), ("B", B)) if not (x.shared and x.grid.memory is memory))
+    window = A.grid.memory.window
+    return "".join(name for name, x in (("A", A), ("B", B)) if not (x.shared and x.grid.memory.window is window))
+
+
+def _nodes(grid: ProcessGrid) -> tuple[int, ...]:
+    """The node of each rank; () where all are on one."""
+    return () if grid.ranks_per_node is None else grid.nodes
 
 
 def _nothing_to_multiply(A: Layout, B: Layout, C: Layout) -> tuple[Layout, Layout]:
@@ -468,7 +500,7 @@ def _problem(
         width_asked=width is not None,
         shared=shared,
         private=_private(A, B) if shared and not nothing else "",
-        nodes=A.grid.nodes if shared and A.grid.ranks_per_node is not None else (),
+        nodes=_nodes(A.grid) if shared else (),
         machine=_machine(asked.machine, A.grid),
     )
 

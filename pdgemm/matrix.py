@@ -29,7 +29,8 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
                    the matrix.
     order        : "C" or "F", the memory order of the local arrays, one for all ranks.
     shared       : do the local arrays of all ranks lie in memory that the ranks of a node share?  Products read
-                   them there; what lies elsewhere is copied there first.
+                   them there; what lies elsewhere (copies, results of operators, your own arrays) is copied there in
+                   each product.  Shared elements end with MPI_Finalize, and are the same in a forked process.
     report       : what the product, load or redistribution that made this matrix did, or None.
 
     Views share the elements, cost nothing and send nothing: `A[i0:i1, j0:j1]` any submatrix, `A.T` the
@@ -167,7 +168,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
             except ValueError as bad:
                 raise LayoutError(f"{bad}; pass numpy.ascontiguousarray(local)") from bad
         # an empty array, a row or a column is of both orders: the other ranks decide
-        lying = comm.allgather((_order(array), grid.memory.offset(array) >= 0))
+        lying = comm.allgather((_order(array), not array.size or grid.memory.offset(array) >= 0))
         orders = sorted({order for order, _ in lying if order})
         if len(orders) > 1:
             raise LayoutError("local arrays in C order on some ranks and in Fortran order on others")
@@ -419,7 +420,7 @@ def new_array(shape: tuple[int, int], dtype: Any, order: Order, grid: ProcessGri
 def all_shared(local: np.ndarray, grid: ProcessGrid) -> bool:
     """Do the arrays of all ranks lie in the memory of their nodes?  Collective over the grid."""
     alone = grid.comm.size == 1
-    return not alone and bool(grid.comm.allreduce(grid.memory.offset(local) >= 0, MPI.LAND))
+    return not alone and bool(grid.comm.allreduce(not local.size or grid.memory.offset(local) >= 0, MPI.LAND))
 
 
 def layout_on(grid: ProcessGrid, shape: tuple[int, int], block: Block, source: tuple[int, int]) -> Distribution:

@@ -51,6 +51,8 @@ class PanelRing:
 
     def used(self, recorder: Recorder) -> PanelRing:
         """The ring, for a `with` block: the first slot first, and waits recorded."""
+        for slot in self.slots:  # what an exception has left behind
+            slot.arrivals, slot.users, slot.read = [], [], []
         self._next, self._recorder = 0, recorder
         return self
 

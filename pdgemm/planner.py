@@ -114,6 +114,13 @@ class Plan:
         )
 
     @cached_property
+    def needs_node_memory(self) -> bool:
+        """Does it allocate memory that the ranks of a node share?"""
+        product, moved = self.product, dict(self.moves)
+        back = "C" in moved and moved["C"].shared
+        return bool(self.staged) or back or (product.shared and (not product.in_place or bool({*"AB"} & {*moved})))
+
+    @cached_property
     def staged(self) -> dict[str, Layout]:
         """Operands that are copied to where the ranks of the node can read them."""
         problem = self.problem
@@ -218,7 +225,9 @@ class Plan:
         """C := alpha A B + beta C as planned.  Collective; nothing is planned or set up again.  alpha 0: C := beta C.
 
         A, B, C : matrices that lie as those that were planned for (op(A) and op(B), such as A.T).
-        Raises LayoutError on all ranks where they do not.
+        Raises LayoutError on all ranks where they do not, or where the ranks are on other nodes; and where there is no
+        room for copies that the ranks of a node can read, MemoryLimitError or NodeMemoryError: plan again, or with
+        another mover.
         """
         from pdgemm.gemm import execute
 
@@ -234,7 +243,7 @@ class Plan:
                 ...                         # change the elements of A and B
                 product()                   # C := A B;  product(beta=1): C := A B + C
 
-        Keeps the plan's buffers, A, B and C; `execute` makes them anew in each call.
+        Keeps the plan's buffers, A, B and C; `execute` makes them anew in each call.  Raises what `execute` does.
         """
         from pdgemm.gemm import prepare
 

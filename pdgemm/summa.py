@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from itertools import cycle
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +22,6 @@ from pdgemm.panels import column_room, flipped, in_place
 from pdgemm.pipeline import PanelRing, Slot, prefetch
 from pdgemm.products import Line, Summa
 from pdgemm.timing import Recorder, Traffic
-
-_SIGNAL = 1 << 14  # tags of messages without words are those of no panel
 
 
 class SummaRun:
@@ -72,9 +69,9 @@ class SummaRun:
         self._products = Accumulator(alpha, 0, self._sums, plan, room)
         self._ring = PanelRing(plan.slots, room["panels of A"], room["panels of B"])
         self._updates = []
-        for bundle, slot in zip(bundles, cycle(self._ring.slots)):
-            left = along_row.panel([(x.col, x.a) for x in bundle.steps], bundle.a, slot.number)
-            right = along_col.panel([(x.row, x.b) for x in bundle.steps], bundle.b, slot.number)
+        for turn, bundle in enumerate(bundles):
+            left = along_row.panel([(x.col, x.a) for x in bundle.steps], bundle.a, turn)
+            right = along_col.panel([(x.row, x.b) for x in bundle.steps], bundle.b, turn)
             multiply = self._products.prepared(left.panel, right.panel.T)  # C_ij += A_ik B_kj
             self._updates.append(_Update([*left.parts, *right.parts], multiply))
 
@@ -158,14 +155,15 @@ class _Side:
         self._travels = self._comes and not plan.shared
         self._mover = plan.mover
 
-    def panel(self, steps: list[tuple[int, Pairing]], runs: Pairing, slot: int) -> _Panel:
+    def panel(self, steps: list[tuple[int, Pairing]], runs: Pairing, turn: int) -> _Panel:
         """Where the columns `runs` are when they are needed, and how they come there.
 
         steps : their owners, and the columns of each.  Those of several owners are put side by side; where they
         travel by columns, so that each owner's are contiguous.
         """
         if self._comes and self._near and self._line.several:
-            return self._relayed(steps, runs, slot, self._near.memory.fence)
+            return self._relayed(steps, runs, turn, self._near.memory.fence)
+        slot = turn % self._slots
         me, together = self._comm.rank, len(steps) > 1 and self._comes
         if not together:
             steps = [(steps[0][0] if self._comes else me, runs)]
@@ -182,18 +180,18 @@ class _Side:
         return _Panel(panel, parts)
 
     def _relayed(
-        self, steps: list[tuple[int, Pairing]], runs: Pairing, slot: int, fence: Callable[[], object]
+        self, steps: list[tuple[int, Pairing]], runs: Pairing, turn: int, fence: Callable[[], object]
     ) -> _Panel:
         """Of this node where it lies, if that will do; else put together by one rank of the node for all of them."""
-        me, line = self._comm.rank, self._line
-        near, receiver = line.near(me), line.receiver(me, slot)
+        me, line, slot = self._comm.rank, self._line, turn % self._slots
+        near, receiver = line.near(me), line.receiver(me, turn)
         alone, first = len(steps) == 1, steps[0][0]
         view = in_place(self._parts[first], runs, travels=False) if alone and first in near else None
         mine, panel = (self._room(place, runs.size, slot, by_columns=not alone) for place in (me, receiver))
         parts, at = list[_Part](), 0
         for number, (owner, cols) in enumerate(steps):
             there, at = mine[:, at : at + cols.size], at + cols.size
-            chain = line.chain(owner, slot)
+            chain = line.chain(owner, turn)
             leaves = owner == me and len(chain) > 1
             ready = in_place(self._parts[me], cols, travels=True) if leaves and alone else None
             gathers = view is None and receiver == me and owner in near
@@ -207,7 +205,7 @@ class _Side:
         if view is None and len(near) > 1:
             readers = [place for place in near if place != me]
             tell = partial(announce, self._comm, readers) if receiver == me else partial(follow, self._comm, receiver)
-            parts.append(_Part(None, partial(tell, fence), _SIGNAL + slot))
+            parts.append(_Part(None, partial(tell, fence), slot))
         return _Panel(panel if view is None else view, parts)
 
     def _room(self, place: int, width: int, slot: int, by_columns: bool) -> np.ndarray:

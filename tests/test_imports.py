@@ -19,6 +19,7 @@ LEVELS = [
     | {
         "pdgemm.grids.process_grid",
         "pdgemm.grids.node_memory",
+        "pdgemm.grids.heap",
         "pdgemm.movers",
         "pdgemm.movers.ibcast",
         "pdgemm.movers.ring",
@@ -85,6 +86,7 @@ PURE = [
     "grids.distribution",
     "grids.runs",
     "grids.layout",
+    "grids.heap",
 ]
 FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).replace(".__init__", ""): path

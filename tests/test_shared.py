@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
+import mmap
 import os
 import subprocess
 import sys
+import threading
 from time import sleep
 from typing import Any
 
@@ -72,7 +73,7 @@ def test_panels_are_multiplied_where_they_lie(comm: Any, monkeypatch: pytest.Mon
                     n - B.local.shape[0]
                 )
                 assert len(seen) == max(shape)  # a product for each owner, however wide
-                window = [np.frombuffer(part, np.uint8) for part in grid.memory._parts]
+                window = [np.frombuffer(part, np.uint8) for part in grid.memory.window.parts]
                 assert all(any(np.may_share_memory(x, part) for part in window) for pair in seen for x in pair)
                 seen.clear()
     assert not copies
@@ -119,7 +120,7 @@ def test_without_room_matrices_are_private_and_products_send_messages(
         A, C = (DistMatrix.random((20, 20), grid=grid, block=3, seed=s) for s in (1, 3))
         a = A.allgather()
         if everywhere or comm.rank == comm.size - 1:
-            monkeypatch.setattr(grid.memory._heap, "block", lambda _: None)
+            monkeypatch.setattr(grid.memory._heap, "block", lambda *_: None)
         B = DistMatrix.random((20, 20), grid=grid, block=3, seed=2)
         assert A.shared and not B.shared
         pdgemm(1, A, B, 0, C, algorithm="summa", shape=grid.shape)
@@ -134,44 +135,132 @@ def test_without_room_matrices_are_private_and_products_send_messages(
 
 
 @pytest.mark.mpi(min_size=2)
-def test_memory_is_used_again_and_goes_back(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any order of taking and giving back: no two arrays overlap, the last view keeps an array, then all is free."""
-    from pdgemm import ProcessGrid
-    from pdgemm.grids import node_memory
+def test_one_rank_without_room_is_heard_by_all_even_unchecked(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller may vouch for arguments, but not for memory that others use, too."""
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan
+    from pdgemm.errors import MemoryLimitError, NodeMemoryError
 
     with ProcessGrid(comm) as grid:
-        gc.collect()
-        memory, rng = grid.memory, np.random.default_rng(comm.rank)
-        assert memory.empty((0, 5), "d").shape == (0, 5)
-        before = memory._heap.used
-        held: list[np.ndarray] = []
-        for turn in range(300):
-            if held and rng.random() < 0.5:
-                held.pop(rng.integers(len(held)))
-            else:
-                x = memory.empty((int(rng.integers(1, 300)), int(rng.integers(1, 9)) * 100), "i4", "CF"[turn % 2])
-                x[...] = turn
-                held.append(x[1:, ::2].T)  # only a view is kept
-                held[-1][...] = turn
-            for x in held:
-                assert x.size == 0 or (x == x[0, 0]).all()
-        assert len({x[0, 0] for x in held if x.size}) == sum(x.size > 0 for x in held)
-        held.clear()
-        del x
-        gc.collect()
-        assert memory._heap.used == before
-        assert len(memory.empty((1,), "d")) == 1  # takes back what was freed
-        one = memory.empty((3 << 20,), "u1")
-        at = memory.offset(one)
-        one[:] = 7
-        monkeypatch.setattr(node_memory, "_KEPT", 0)
-        monkeypatch.setattr(memory._heap, "used", 0)
-        del one
-        again = memory.empty((3 << 20,), "u1")
-        assert memory.offset(again) == at
-        assert not again.any()  # the system had its pages in between
-        del again
-        monkeypatch.undo()
+        A, B = (DistMatrix.random((40, 40), grid=grid, seed=s).copy() for s in (1, 2))
+        C = DistMatrix.zeros((40, 40), grid=grid)
+        asked: dict[str, Any] = {"algorithm": "summa", "shape": grid.shape}
+        p = plan(A, B, C, **asked)
+        tight = plan(*(DistMatrix.zeros((40, 40), grid=grid) for _ in "ABC"), memory_limit=1000, **asked)
+        with pytest.raises(MemoryLimitError, match="memory limit 1000 bytes per rank is too small for matrices"):
+            tight.execute(A, B, C)
+        if comm.rank == 0:
+            monkeypatch.setattr(grid.memory._heap, "block", lambda *_: None)
+        for check in (True, False):
+            pdgemm(1, A, B, 0, C, check=check, **asked)
+            assert C.report.mover == "ibcast"
+            for carry_out in (p.execute, p.prepare):
+                with pytest.raises(NodeMemoryError):
+                    carry_out(A, B, C, check=check)
+
+
+@pytest.mark.mpi(min_size=3)
+def test_a_plan_is_not_carried_out_on_other_nodes(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pdgemm import DistMatrix, Plan, ProcessGrid, plan
+    from pdgemm.errors import LayoutError
+
+    def matrices(per_node: int) -> tuple[Any, ...]:
+        monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", str(per_node))
+        grid = ProcessGrid(comm.Dup())
+        return tuple(DistMatrix.random((30, 30), grid=grid, block=4, seed=s) for s in range(3))
+
+    one, two, three = matrices(comm.size), matrices(2), matrices(3)
+    for given, other in ((one, two), (two, one), (two, three)):
+        p = Plan.from_json(plan(*given, algorithm="summa").to_json())
+        p.execute(*given)
+        if given[0].grid.nodes != other[0].grid.nodes:
+            with pytest.raises(LayoutError, match="on other nodes"):
+                p.execute(*other)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_threads_multiply_on_communicators_of_their_own(comm: Any) -> None:
+    """Over the same ranks, in the same window, at the same time."""
+    from mpi4py import MPI
+
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        pytest.skip("this MPI was started for one thread at a time")
+    grids = [ProcessGrid(comm.Dup()) for _ in range(2)]
+    wrong = []
+
+    def work(grid: Any, value: int) -> None:
+        A, B = (DistMatrix.from_function(lambda i, j: value, (30, 30), grid=grid, block=3) for _ in "AB")
+        for _ in range(20):
+            C = pdgemm(1, A, B, check=False)
+            wrong.append(not (C.local == 30 * value**2).all())
+
+    threads = [threading.Thread(target=work, args=(grid, number)) for number, grid in enumerate(grids, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(wrong) == 40 and not any(wrong)
+
+
+def filled(heap: Any, nbytes: int, value: int) -> np.ndarray:
+    block: np.ndarray = heap.block(nbytes, 1 << 40)
+    block[:] = value
+    return block
+
+
+def test_blocks_are_used_again_and_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any order of taking and giving back: no two blocks overlap, a view keeps its block, in the end all is free."""
+    from pdgemm.grids import heap as place
+
+    memory, rng = mmap.mmap(-1, 1 << 27), np.random.default_rng(0)
+    heap = place.Heap(memory)
+    held: list[np.ndarray] = []
+    for turn in range(2000):
+        if held and rng.random() < 0.5:
+            held.pop(rng.integers(len(held)))
+        else:
+            size = int(rng.choice([1, 4096, 100_000, 5 << 20]))
+            held.append(filled(heap, size, turn % 256)[size // 2 :])  # only a view is kept
+        if turn % 100 == 0:
+            assert all((x == x[0]).all() for x in held)
+    ends = sorted((x.ctypes.data, x.ctypes.data + x.size) for x in held)
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ends))
+    assert heap.block(1 << 27, 1 << 40) is None
+    held.clear()
+    assert heap.used == 0 and len(heap._gaps) == 1
+    assert sum(end - start for start, end in heap._warm) <= place.KEPT
+
+
+def test_what_is_not_kept_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pdgemm.grids import heap as place
+
+    monkeypatch.setattr(place, "KEPT", 6 << 20)
+    heap = place.Heap(mmap.mmap(-1, 1 << 26))
+    blocks = [filled(heap, 4 << 20, 7) for _ in "abc"]
+    assert heap.block(4 << 20, 0) is None  # the system has none
+    starts = [block.ctypes.data for block in blocks]
+    while blocks:
+        del blocks[0]
+    warm = heap.block(4 << 20, 0)  # the one that is kept needs none of the system
+    if warm is not None:
+        assert warm.ctypes.data == starts[2] and (warm == 7).all()
+    again = [heap.block(4 << 20, 1 << 40) for _ in "ab"]
+    assert [x.ctypes.data for x in again if x is not None] == starts[:2]
+    assert not any(x.any() for x in again if x is not None)  # the system had their pages in between
+
+
+def test_a_forked_process_gives_nothing_back() -> None:
+    from pdgemm.grids.heap import Heap
+
+    heap = Heap(mmap.mmap(-1, 1 << 28))
+    block = filled(heap, 100 << 20, 7)
+    child = os.fork()
+    if child == 0:
+        del block
+        os._exit(heap.block(1, 1 << 40) is not None)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (block == 7).all()
 
 
 @pytest.mark.mpi(min_size=2)
@@ -192,13 +281,17 @@ def test_pretended_nodes_send_each_other_messages(comm: Any, monkeypatch: pytest
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("text", ["0", "-1", "two"])
-def test_a_wrong_number_of_ranks_per_node_is_refused(comm: Any, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("RANKS_PER_NODE", "0"), ("RANKS_PER_NODE", "-1"), ("RANKS_PER_NODE", "two"), ("NODE_MEMORY", "1G")],
+)
+def test_wrong_words_about_nodes_are_refused(comm: Any, name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from pdgemm import ProcessGrid
     from pdgemm.errors import ArgumentError
 
-    monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", text)
-    with pytest.raises(ArgumentError, match="PDGEMM_RANKS_PER_NODE is a positive number"):
+    if comm.rank == comm.size - 1:
+        monkeypatch.setenv(f"PDGEMM_{name}", text)
+    with pytest.raises(ArgumentError, match=f"PDGEMM_{name} is a .*number"):
         ProcessGrid(comm)
 
 

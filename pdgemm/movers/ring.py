@@ -58,6 +58,7 @@ def announce(comm: MPI.Comm, readers: Sequence[int], fence: Callable[[], object]
     for reader in readers:
         traffic.received(0)
         slot.users.append(comm.Irecv(np.empty(0, np.uint8), source=reader, tag=tag).Wait)
+    slot.users.append(fence)
 
 
 def follow(comm: MPI.Comm, receiver: int, fence: Callable[[], object], slot: Any, traffic: Traffic) -> None:
@@ -71,6 +72,7 @@ def follow(comm: MPI.Comm, receiver: int, fence: Callable[[], object], slot: Any
         fence()
 
     def done() -> None:
+        fence()
         traffic.sent(0)
         slot.users.append(comm.Isend(_NOTHING, dest=receiver, tag=tag).Wait)
 

@@ -86,8 +86,9 @@ class Summa(Product):
     @property
     def slots(self) -> int:
         """Panels, or bundles of them, held at once: the one in use and those in flight behind it."""
-        most = 1 if self.in_place or self.widest_bundle >= self.mnk[2] else max(1, self.panels)
-        return min(self.lookahead + 1, most)
+        if self.in_place or self.widest_bundle >= self.mnk[2]:
+            return 1
+        return min(self.lookahead + 1, max(1, len(self.bundles) if self.nodes else self.panels))
 
     def transfers(self, rank: int) -> list[Transfer]:
         """A's panels along the rank's row, B's along its column.
@@ -99,8 +100,8 @@ class Summa(Product):
         if self.nodes and i >= 0:
             left = [([(x.col, x.a) for x in bundle.steps], bundle.a) for bundle in self.bundles]
             right = [([(x.row, x.b) for x in bundle.steps], bundle.b) for bundle in self.bundles]
-            along_row = relayed(A.rows.count(i), left, self.line("A", rank), j, self.slots)
-            along_col = relayed(B.cols.count(j), right, self.line("B", rank), i, self.slots)
+            along_row = relayed(A.rows.count(i), left, self.line("A", rank), j)
+            along_col = relayed(B.cols.count(j), right, self.line("B", rank), i)
             return [
                 Transfer(self.mover, along_row, self.A.dtype.itemsize, row, A.cols.parts),
                 Transfer(self.mover, along_col, self.B.dtype.itemsize, col, B.rows.parts),

@@ -1,0 +1,103 @@
+"""Blocks of one piece of memory, taken and given back in any order."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import weakref
+from bisect import insort
+from collections import deque
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+PAGE = 1 << 21  # bytes of a huge page, to which large blocks are aligned
+KEPT = 1 << 26  # bytes that were given back and are kept for the next block: the system is slow to find new ones
+
+
+class Heap:
+    """Hands out blocks of `memory`, which live as long as an array refers to them.
+
+    What is given back goes on to the system, but for the last KEPT bytes.  A finalizer may run in the middle of
+    anything, and in a forked process: it notes the block, and settles it only if nobody else is at work here.
+    """
+
+    def __init__(self, memory: Any) -> None:
+        self._memory, self._process, self._lock = memoryview(memory), os.getpid(), Lock()
+        self.address = np.frombuffer(memory, np.uint8).ctypes.data
+        first = -self.address % mmap.PAGESIZE
+        self._gaps = [(first, (len(self._memory) - first) // mmap.PAGESIZE * mmap.PAGESIZE)]  # (start, end), in order
+        self._freed: deque[tuple[int, int]] = deque()
+        self._warm: list[tuple[int, int]] = []  # parts of gaps that still take memory, oldest first
+        self.used = 0  # bytes
+        self._advise(*self._gaps[0], "MADV_HUGEPAGE")
+
+    def block(self, nbytes: int, free: int) -> np.ndarray | None:
+        """`nbytes` bytes; None where there is no gap for them, or they need more than `free` bytes of the system."""
+        if os.getpid() != self._process:
+            return None
+        with self._lock:
+            self._settle()
+            size = max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
+            page = PAGE if size >= PAGE else mmap.PAGESIZE
+            for number, (start, end) in enumerate(self._gaps):
+                at = start + -(start + self.address) % page
+                if at + size > end:
+                    continue
+                warm = [piece for x in self._warm for piece in _without(x, at, at + size)]
+                if size - (_total(self._warm) - _total(warm)) > free:
+                    return None
+                self._gaps[number : number + 1] = _without((start, end), at, at + size)
+                self._warm = warm
+                self.used += size
+                block = np.frombuffer(self._memory, np.uint8, max(1, nbytes), at)
+                weakref.finalize(block, self._release, at, at + size).atexit = False
+                return block
+        return None
+
+    def _release(self, start: int, end: int) -> None:
+        if os.getpid() != self._process:
+            return
+        self._freed.append((start, end))
+        if self._lock.acquire(blocking=False):
+            try:
+                self._settle()
+            finally:
+                self._lock.release()
+
+    def _settle(self) -> None:
+        while self._freed:
+            start, end = self._freed.popleft()
+            self.used -= end - start
+            self._join((start, end))
+            self._warm.append((start, end))
+        while _total(self._warm) > KEPT:
+            self._advise(*self._warm.pop(0), "MADV_REMOVE")
+
+    def _join(self, gap: tuple[int, int]) -> None:
+        insort(self._gaps, gap)
+        at = self._gaps.index(gap)
+        for left in (at, at - 1):
+            if 0 <= left < len(self._gaps) - 1 and self._gaps[left][1] == self._gaps[left + 1][0]:
+                self._gaps[left : left + 2] = [(self._gaps[left][0], self._gaps[left + 1][1])]
+
+    def _advise(self, start: int, end: int, advice: str) -> None:
+        """Whether the system follows is its own affair."""
+        number = getattr(mmap, advice, None)
+        if number is not None:
+            _madvise(self.address + start, end - start, number)
+
+
+def _without(piece: tuple[int, int], start: int, end: int) -> list[tuple[int, int]]:
+    """What is left of a piece."""
+    return [x for x in ((piece[0], min(piece[1], start)), (max(piece[0], end), piece[1])) if x[0] < x[1]]
+
+
+def _total(pieces: list[tuple[int, int]]) -> int:
+    return sum(end - start for start, end in pieces)
+
+
+_madvise = ctypes.CDLL(None).madvise
+_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
