@@ -118,10 +118,10 @@ def _window(node: MPI.Intracomm, limit: float) -> _Window | None:
     if MPI.UNDEFINED in key:  # ranks of another world have no numbers
         return None
     if key not in _windows:
-        # half of what is free and not promised yet: an overfull window would end the job when it is touched.  MPI
-        # libraries have been seen to wait forever for one that does not fit
-        promised = sum(window.size for window in _windows.values())
-        most = min((_free() / node.size - promised) / 2, limit / node.size)
+        # half of what is free and not promised yet, for memory that is not there ends the job when it is touched; but
+        # not nothing.  MPI libraries have been seen to wait forever for a window that does not fit
+        share, promised = _free() / node.size, sum(window.size for window in _windows.values())
+        most = min(max((share - promised) / 2, share / 32), limit / node.size)
         size = int(node.allreduce(most, MPI.MIN)) // PAGE * PAGE
         if size < _LEAST:
             return None
