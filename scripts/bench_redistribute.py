@@ -69,7 +69,7 @@ def measure(
         "ratio": median(ratios),
         "least": min(ratios),
         "most": max(ratios),
-        "words": comm.allreduce(Y.report.counted.words_sent),
+        "words": comm.allreduce(Y.report.counted.words_received),
     }
 
 
