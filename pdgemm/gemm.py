@@ -104,9 +104,9 @@ def pdgemm(
 
     Cost per rank on Pr x Pc x c = P ranks: 2mnk/P flops; (mk (Pc - 1) + kn (Pr - 1) + mn (c - 1))/P words in; with
     A stationary on Pr x Pc: (kn (Pr - 1) + mn (Pc - 1))/P; "inner": c = P.  `plan` tells the rest beforehand.
-    Raises LayoutError, GridError, DTypeError, ArgumentError or MemoryLimitError, the same on every rank
-    and before anything is sent.  Error: |C - C^| <= gamma_k |alpha||A||B| in the type of accumulation (Higham
-    2002, 3.5), and one rounding to C's type; int8 exact modulo 2^32.
+    Raises LayoutError, GridError, DTypeError, ArgumentError or MemoryLimitError (with mover "shared" NodeMemoryError,
+    too), the same on every rank and before anything is sent.  Error: |C - C^| <= gamma_k |alpha||A||B| in the type of
+    accumulation (Higham 2002, 3.5), and one rounding to C's type; int8 exact modulo 2^32.
     """
     start = perf_counter()
     comm = _communicator(A)
@@ -121,10 +121,8 @@ def pdgemm(
             nothing = scalars[0] == 0 or a.shape[1] == 0
             plan = plan_product(_problem(a, b, c, asked, scalars[1] == 0, nothing, shared))
             said += [f"pdgemm, alpha={scalars[0]}", f"beta={scalars[1]}", plan.description]
-            room = _Buffers(plan, a, b) if check or not plan.needs_node_memory else None
-        if room is None:
-            with together(comm):  # nobody can vouch for room in memory that others use, too
-                room = _Buffers(plan, a, b)
+            room = _Buffers(plan, a, b) if check else None
+        room = room or _unchecked(plan, a, b)
         return Prepared(plan, scalars[0], a, b, c, room), scalars[1]
 
     try:
@@ -232,10 +230,8 @@ def _prepared(
                     f"share: {plan.extra_bytes(None)} bytes are needed"
                 )
         said += [f"execute, alpha={alpha}", f"beta={beta}", plan.description]
-        room = _Buffers(plan, A, B) if check or not plan.needs_node_memory else None
-    if room is None:
-        with together(A.grid.comm):  # nobody can vouch for room in memory that others use, too
-            room = _Buffers(plan, A, B)
+        room = _Buffers(plan, A, B) if check else None
+    room = room or _unchecked(plan, A, B)
     return Prepared(plan, alpha, A, B, C, room), beta
 
 
@@ -281,6 +277,12 @@ class _Buffers:
         return sum(x.nbytes for x in [*rooms, *self.copies.values(), *self.staged.values()])
 
 
+def _unchecked(plan: Plan, A: DistMatrix, B: DistMatrix) -> _Buffers:
+    """The buffers of a call with check=False: nobody can vouch for room in memory that the ranks of a node share."""
+    with together(A.grid.comm if plan.needs_node_memory else None):
+        return _Buffers(plan, A, B)
+
+
 class Prepared:
     """C := alpha A B + beta C as planned, to be formed again and again; made by `Plan.prepare`.
 
@@ -292,7 +294,9 @@ class Prepared:
         self.plan = plan
         self._alpha, self._matrices, self._room, self._bytes = alpha, (A, B, C), room, room.nbytes
         self._moves = dict(plan.moves)
-        self._grid: ProcessGrid | None = None
+        self._grid: ProcessGrid | None = None  # with the next two set up in the first run
+        self._near: Neighbours | None = None
+        self._multiply: Callable[[Any, Recorder, Callable[[int, int], object]], None]
 
     def __call__(self, beta: complex = 0, *, check: bool = True) -> DistMatrix:
         """C := alpha A B + beta C of what the matrices now hold; returns C.  Collective over the grid.
@@ -332,7 +336,7 @@ class Prepared:
             self._multiply(0 if "C" in moves else beta, recorder, notify)
             if self._near:
                 with recorder.phase("wait"):
-                    self._near.leave()
+                    self._near.sync()
             if "C" in moves:
                 move("C", room.copies["C"], beta, C.stored)
         C.report = partial(_report, plan, comm.rank, C.grid.coords, recorder, perf_counter() - start, reports)
@@ -346,7 +350,7 @@ class Prepared:
         grid = _grid(product, A.grid, B.grid, C.grid)
         if grid is self._grid:
             if self._near:
-                self._near.meet()
+                self._near.sync()
             return
         lying = {"A": A.stored, "B": B.stored, "C": C.stored} | room.copies | room.staged
         a, b, c = (lying[name] for name in "ABC")
@@ -365,9 +369,6 @@ class Prepared:
             self._multiply = lambda beta, recorder, notify: algorithm(
                 self._alpha, a, b, beta, c, product, grid, room.product, recorder, notify, self._near
             )
-
-    _near: Neighbours | None
-    _multiply: Callable[[Any, Recorder, Callable[[int, int], object]], None]
 
 
 _ALGORITHMS: dict[type[Product], Callable[..., None]] = {

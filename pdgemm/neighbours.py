@@ -9,7 +9,7 @@ from pdgemm.grids.process_grid import ProcessGrid
 
 
 class Neighbours:
-    """Arrays of every rank of the node, until `leave`.  Collective over the node.
+    """Arrays of every rank of the node, to be read until `sync`.  Collective over the node.
 
     lent : by name, this rank's array, in the memory that the node shares, and the layout of the matrix whose local
         array it is; None: all ranks that are asked for have one of the same shape.
@@ -34,10 +34,6 @@ class Neighbours:
             return np.empty(shape, own.dtype)
         return self.memory.array(number, shape, own.dtype, offset, strides[: len(shape)])
 
-    def meet(self) -> None:
-        """Once more, after `leave`: each rank may read what the others wrote before."""
-        self.memory.sync()
-
-    def leave(self) -> None:
-        """All ranks of the node have read what they need."""
+    def sync(self) -> None:
+        """All ranks of the node have read what they need; or, the next time, have written what is to be read."""
         self.memory.sync()

@@ -25,7 +25,7 @@ Step = TypeVar("Step")
 class Slot:
     """Room for one panel of A and one of B, and what to wait for before using them."""
 
-    __slots__ = ("A", "B", "arrivals", "buffer_a", "buffer_b", "number", "read", "tag", "users")
+    __slots__ = ("B", "arrivals", "buffer_a", "buffer_b", "number", "tag", "users", "when_read")
 
     def __init__(self, number: int, buffer_a: np.ndarray, buffer_b: np.ndarray) -> None:
         self.number = number
@@ -34,8 +34,7 @@ class Slot:
         self.buffer_b = buffer_b
         self.arrivals: list[Wait] = []
         self.users: list[Wait] = []
-        self.read: list[Wait] = []  # to be called when its panels have been multiplied
-        self.A: np.ndarray = self.buffer_a
+        self.when_read: list[Wait] = []  # to be called when its panels have been multiplied
         self.B: np.ndarray = self.buffer_b
 
 
@@ -52,7 +51,7 @@ class PanelRing:
     def used(self, recorder: Recorder) -> PanelRing:
         """The ring, for a `with` block: the first slot first, and waits recorded."""
         for slot in self.slots:  # what an exception has left behind
-            slot.arrivals, slot.users, slot.read = [], [], []
+            slot.arrivals, slot.users, slot.when_read = [], [], []
         self._next, self._recorder = 0, recorder
         return self
 
@@ -100,10 +99,10 @@ def prefetch(
         in_flight.append((step, post(step)))
         if len(in_flight) > lookahead:
             yield (done := arrived())
-            drain(done[1].read)
+            drain(done[1].when_read)
     while in_flight:
         yield (done := arrived())
-        drain(done[1].read)
+        drain(done[1].when_read)
 
 
 class Conveyor:

@@ -203,7 +203,7 @@ def _pull(
             copy_blocks(part, Y, *tile, combine)
         if block.peer != me:
             recorder.traffic.read(block.rows.size * block.cols.size)
-    near.leave()
+    near.sync()
 
 
 def _send(

@@ -36,12 +36,12 @@ def test_a_neighbour_sees_the_array_itself(comm: Any) -> None:
             assert np.array_equal(near("A", rank), 100 * rows[:, None] + cols)
             rows, cols = view.distribution.rows.indices(j), view.distribution.cols.indices(i)
             assert np.array_equal(near("V", rank), 100 * (cols + 2) + rows[:, None] + 5)
-        near.leave()
+        near.sync()
         if A.local.size:
             A.local[0, 0] = -1
         grid.memory.sync()
         assert all(near("A", rank)[0, 0] == -1 for rank in range(comm.size) if near("A", rank).size)
-        near.leave()
+        near.sync()
 
 
 @pytest.mark.mpi(min_size=2)

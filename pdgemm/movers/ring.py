@@ -77,4 +77,4 @@ def follow(comm: MPI.Comm, receiver: int, fence: Callable[[], object], slot: Any
         slot.users.append(comm.Isend(_NOTHING, dest=receiver, tag=tag).Wait)
 
     slot.arrivals.append(arrived)
-    slot.read.append(done)
+    slot.when_read.append(done)
