@@ -265,6 +265,9 @@ def test_nothing_is_allocated_that_the_plan_does_not_tell(
     monkeypatch.setattr(NodeMemory, "empty", counted)
 
     n = 500
+    allowed = 100_000 + (
+        8 * np.getbufsize() if dtype == "int8" else 0
+    )  # objects, rows by index; NumPy casts in a buffer
     with ProcessGrid(comm) as grid, ProcessGrid(comm, (comm.size, 1)) as other:
         A = DistMatrix.zeros((n, n), grid=grid, block=7, dtype=dtype, order=order)
         B = DistMatrix.zeros((n, n), grid=other, block=(5, 64), dtype=dtype)
@@ -280,9 +283,9 @@ def test_nothing_is_allocated_that_the_plan_does_not_tell(
             (C, lambda: A.T.redistribute(C)),
             (C, lambda: B.redistribute(C, alpha=2, beta=1, memory_limit=1 << 18)),
         ]:
-            found = peak(work)
-            assert out.report.extra_bytes <= found + 1000
-            assert found <= out.report.extra_bytes + 100_000, out.report
+            hidden = comm.allgather(peak(work) - out.report.extra_bytes)  # all ranks fail alike
+            assert min(hidden) >= -1000
+            assert max(hidden) <= allowed, out.report
 
 
 # ------------------------------------------------------------------ types
