@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -16,17 +16,28 @@ from pdgemm.panels import column_room
 from pdgemm.products import Product
 
 Room = dict[str, np.ndarray]  # the buffers of a plan
+SLAB_FLOPS = 2.5e8  # a few milliseconds of a core
+SLAB_ROWS = 256  # at least: BLAS is slower on fewer
 
 
 class Accumulator:
     """Adds panel products up in `sums`, which is C itself where C has the type of accumulation.
 
     room : the buffers of the plan; nothing else is allocated.
+    between : to be called every few milliseconds; products are cut into slabs for it.
     """
 
-    def __init__(self, alpha: Any, beta: Any, sums: np.ndarray, plan: Product, room: Room) -> None:
+    def __init__(
+        self,
+        alpha: Any,
+        beta: Any,
+        sums: np.ndarray,
+        plan: Product,
+        room: Room,
+        between: Callable[[], object] | None = None,
+    ) -> None:
         self.alpha, self.beta, self.sums, self.room = alpha, beta, sums, room
-        self.plan = plan
+        self.plan, self.between = plan, between
         self.integer = plan.accumulate not in dtypes.BLAS
 
     def add(self, A: np.ndarray, B: np.ndarray) -> None:
@@ -37,17 +48,24 @@ class Accumulator:
             scale(self.beta, self.sums)
             integer_accumulate(self.alpha, A, B, self.sums, self.room["exact"])
         else:
-            gemm_accumulate(self.alpha, A, B, self.beta, self.sums, conjugate_a, conjugate_b)
+            for a, b, c in self._slabs(A, B):
+                gemm_accumulate(self.alpha, a, b, self.beta, c, conjugate_a, conjugate_b)
+                if self.between:
+                    self.between()
         self.beta = 1
 
     def prepared(self, A: np.ndarray, B: np.ndarray) -> Callable[[], None]:
         """`add` of these panels, to be called again and again, whatever they then hold."""
         if self.integer or self.room["converted A"].size or self.room["converted B"].size:
             return partial(self.add, A, B)
-        multiply = prepare(self.alpha, A, B, self.sums, self.plan.A.conjugated, self.plan.B.conjugated)
+        conjugated, between = (self.plan.A.conjugated, self.plan.B.conjugated), self.between
+        products = [prepare(self.alpha, a, b, c, *conjugated) for a, b, c in self._slabs(A, B)]
 
         def add() -> None:
-            multiply(self.beta)
+            for multiply in products:
+                multiply(self.beta)
+                if between:
+                    between()
             self.beta = 1
 
         return add
@@ -58,6 +76,17 @@ class Accumulator:
         width = max(1, min(self.plan.width, A.shape[1]) if self.integer or any(x.size for x in rooms) else A.shape[1])
         for start in range(0, max(1, A.shape[1]), width):
             self.add(A[:, start : start + width], B[start : start + width])
+
+    def _slabs(self, A: np.ndarray, B: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Parts of the product that take a few milliseconds each: rows or columns of C, what is contiguous."""
+        C, flops = self.sums, 2 * A.shape[1] * self.sums.size
+        by_columns = C.size > 0 and C.strides[0] < C.strides[1]
+        length = C.shape[by_columns]
+        parts = max(1, min(length // SLAB_ROWS, round(flops / SLAB_FLOPS))) if self.between else 1
+        step = -(-length // parts) or 1
+        for start in range(0, max(1, length), step):
+            slab = slice(start, start + step)
+            yield (A, B[:, slab], C[:, slab]) if by_columns else (A[slab], B, C[slab])
 
     def _ready(self, panel: np.ndarray, layout: Layout, room: np.ndarray) -> tuple[np.ndarray, bool]:
         """The panel as BLAS takes it, and whether BLAS is to conjugate it."""

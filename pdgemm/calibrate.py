@@ -12,6 +12,7 @@ from time import perf_counter
 import numpy as np
 from mpi4py import MPI
 
+from pdgemm.accumulator import SLAB_ROWS
 from pdgemm.costs import gemm_flops
 from pdgemm.errors import Shield
 from pdgemm.gemm import pdgemm
@@ -21,7 +22,7 @@ from pdgemm.machine import Link, Machine, touched
 from pdgemm.matrix import DistMatrix
 from pdgemm.movers import MOVERS
 from pdgemm.movers.shift import shift
-from pdgemm.pipeline import PanelRing, Slot, prefetch
+from pdgemm.pipeline import PanelRing, Slot, Transfers
 from pdgemm.redistribution import redistribute
 from pdgemm.timing import Recorder, Traffic
 
@@ -154,7 +155,7 @@ def _broadcaster(comm: MPI.Comm, name: str, words: int) -> Callable[[], object]:
                 MOVERS[name](comm, slot.buffer_a, root, slot, Traffic())
                 return slot
 
-            for _ in prefetch(range(comm.size), post, 1, recorder):
+            for _ in ring.prefetch(range(comm.size), post, 1):
                 pass
 
     return work
@@ -165,8 +166,8 @@ def _shifter(comm: MPI.Comm, words: int) -> Callable[[], object]:
     to, source = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
 
     def work() -> None:
-        for wait in shift(comm, held, to, coming, source, Traffic()):
-            wait()
+        for requests in shift(comm, held, to, coming, source, Traffic()):
+            MPI.Request.Waitall(requests)
 
     return work
 
@@ -189,12 +190,15 @@ def _exchange_beta(grid: ProcessGrid) -> float:
 
 
 def _overlap(grid: ProcessGrid) -> float:
-    """Which part of a shift is hidden behind a product that takes as long."""
-    comm, side = grid.row, 512
-    A, C = np.ones((side, side)), np.zeros((side, side))
+    """Which part of a shift is hidden behind a product that takes as long, as the algorithms form it."""
+    comm, side = grid.row, 1024
+    A, C, transfers = np.ones((side, side)), np.zeros((side, side)), Transfers(Recorder())
+    slab = SLAB_ROWS if grid.ranks_per_node else side
 
     def compute() -> None:
-        gemm_accumulate(1, A, A, 1, C)
+        for row in range(0, side, slab):
+            gemm_accumulate(1, A[row : row + slab], A, 1, C[row : row + slab])
+            transfers.poll()
 
     product = _timed(comm, compute)
     words = 1 << 14
@@ -204,10 +208,11 @@ def _overlap(grid: ProcessGrid) -> float:
     to, source = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
 
     def both() -> None:
-        waits = shift(comm, held, to, coming, source, Traffic())
+        arriving, leaving = shift(comm, held, to, coming, source, Traffic())
+        transfers.expect(arriving)
         compute()
-        for wait in waits:
-            wait()
+        transfers.wait(arriving)
+        MPI.Request.Waitall(leaving)
 
     moving = _timed(comm, _shifter(grid.row, words))
     together = _timed(comm, both)

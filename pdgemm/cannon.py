@@ -10,7 +10,7 @@ import numpy as np
 from pdgemm.accumulator import Accumulator, Room, add_sums
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local import scale
-from pdgemm.pipeline import Conveyor
+from pdgemm.pipeline import Conveyor, Transfers
 from pdgemm.products import Cannon
 from pdgemm.schedule import cannon_neighbours
 from pdgemm.timing import Recorder
@@ -51,10 +51,12 @@ def cannon(
     pr, pc = grid.shape
     t = pc // pr
     sums = C if plan.sums_in_c else room["sums"].reshape((m_loc, n_loc), order=plan.C.order)
-    products = Accumulator(alpha, beta if sums is C else 0, sums, plan, room)
+    transfers = Transfers(recorder)
+    poll = transfers.poll if grid.ranks_per_node else None
+    products = Accumulator(alpha, beta if sums is C else 0, sums, plan, room, poll)
     with (
-        Conveyor(grid.row, A, plan.A.order, room["panels of A"], recorder) as left,
-        Conveyor(grid.col, B, plan.B.order, room["panels of B"], recorder) as up,
+        Conveyor(grid.row, A, plan.A.order, room["panels of A"], recorder, transfers) as left,
+        Conveyor(grid.col, B, plan.B.order, room["panels of B"], recorder, transfers) as up,
     ):
         for number, step in enumerate(steps):
             if number + 1 < len(steps):

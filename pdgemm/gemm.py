@@ -566,6 +566,7 @@ def _report(
         seconds=seconds,
         compute_seconds=recorder.seconds.get("compute", 0.0),
         wait_seconds=recorder.seconds.get("wait", 0.0),
+        hidden_seconds=recorder.seconds.get("hidden", 0.0),
         pack_seconds=recorder.seconds.get("pack", 0.0),
         counted=recorder.traffic,
         predicted=plan.traffic(rank),

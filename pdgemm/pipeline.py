@@ -1,15 +1,16 @@
 """Keep panels in flight behind the one being multiplied.  All waiting lives here.
 
 A slot of the ring has two moments: its panels have *arrived* (they may be read), and it is *free*
-(its buffers may be rewritten).  MPI requests and device events are both just things to wait for.
+(its buffers may be rewritten).  MPI requests and device events are both just things to test and to wait for.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from time import perf_counter
 from types import TracebackType
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -22,6 +23,57 @@ Wait = Callable[[], object]
 Step = TypeVar("Step")
 
 
+class Arrival(Protocol):
+    """Of a part of a panel: a request of MPI, or one that something follows on."""
+
+    def Test(self) -> bool: ...
+    def Wait(self) -> object: ...
+
+
+class Transfers:
+    """What is on its way to this rank, in groups that arrive in order.
+
+    MPI moves messages on when it is called, and forwards are sent when what they forward is seen to have arrived;
+    `poll` gives both a chance in the middle of a product.  Recorded as "hidden": the time in which something was on
+    its way and this rank did not wait for it.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder, self._coming = recorder, list[list[Arrival]]()
+
+    def expect(self, group: list[Arrival]) -> None:
+        """These were started; what has arrived is taken out of the list."""
+        if group:
+            if not self._coming:
+                self._since, self._waited = perf_counter(), self._recorder.seconds.get("wait", 0.0)
+            self._coming.append(group)
+
+    def poll(self) -> None:
+        """See what has arrived, and let MPI go on with what has not."""
+        if not self._coming:
+            return
+        for group in self._coming:
+            while group and group[0].Test():
+                del group[0]
+        self._forget()
+
+    def wait(self, group: list[Arrival]) -> None:
+        """Until all of a group have arrived."""
+        if group:
+            with self._recorder.phase("wait"):
+                for arrival in group:
+                    arrival.Wait()
+            group.clear()
+            self._forget()
+
+    def _forget(self) -> None:
+        self._coming = [group for group in self._coming if group]
+        if not self._coming:
+            seconds = self._recorder.seconds
+            waited = seconds.get("wait", 0.0) - self._waited
+            seconds["hidden"] = seconds.get("hidden", 0.0) + perf_counter() - self._since - waited
+
+
 class Slot:
     """Room for one panel of A and one of B, and what to wait for before using them."""
 
@@ -32,7 +84,7 @@ class Slot:
         self.tag = number  # of the messages of a panel: one that no other panel in flight has
         self.buffer_a = buffer_a
         self.buffer_b = buffer_b
-        self.arrivals: list[Wait] = []
+        self.arrivals: list[Arrival] = []
         self.users: list[Wait] = []
         self.when_read: list[Wait] = []  # to be called when its panels have been multiplied
         self.B: np.ndarray = self.buffer_b
@@ -52,8 +104,34 @@ class PanelRing:
         """The ring, for a `with` block: the first slot first, and waits recorded."""
         for slot in self.slots:  # what an exception has left behind
             slot.arrivals, slot.users, slot.when_read = [], [], []
-        self._next, self._recorder = 0, recorder
+        self._next, self._recorder, self._transfers = 0, recorder, Transfers(recorder)
         return self
+
+    def poll(self) -> None:
+        """In the middle of a product: see what has arrived."""
+        self._transfers.poll()
+
+    def prefetch(
+        self, steps: Iterable[Step], post: Callable[[Step], Slot], lookahead: int
+    ) -> Iterator[tuple[Step, Slot]]:
+        """Yield steps with their arrived slots in order, with `lookahead` more in flight behind the one in use."""
+        in_flight: deque[tuple[Step, Slot]] = deque()
+
+        def arrived() -> tuple[Step, Slot]:
+            step, slot = in_flight.popleft()
+            self._transfers.wait(slot.arrivals)
+            return step, slot
+
+        for step in steps:
+            slot = post(step)
+            self._transfers.expect(slot.arrivals)
+            in_flight.append((step, slot))
+            if len(in_flight) > lookahead:
+                yield (done := arrived())
+                drain(done[1].when_read)
+        while in_flight:
+            yield (done := arrived())
+            drain(done[1].when_read)
 
     def take(self) -> Slot:
         """The next slot, free."""
@@ -82,45 +160,30 @@ def drain(waits: list[Wait]) -> None:
     waits.clear()
 
 
-def prefetch(
-    steps: Iterable[Step], post: Callable[[Step], Slot], lookahead: int, recorder: Recorder
-) -> Iterator[tuple[Step, Slot]]:
-    """Yield steps with their arrived slots in order, with `lookahead` more in flight behind the one in use."""
-    in_flight: deque[tuple[Step, Slot]] = deque()
-
-    def arrived() -> tuple[Step, Slot]:
-        step, slot = in_flight.popleft()
-        if slot.arrivals:
-            with recorder.phase("wait"):
-                drain(slot.arrivals)
-        return step, slot
-
-    for step in steps:
-        in_flight.append((step, post(step)))
-        if len(in_flight) > lookahead:
-            yield (done := arrived())
-            drain(done[1].when_read)
-    while in_flight:
-        yield (done := arrived())
-        drain(done[1].when_read)
-
-
 class Conveyor:
     """A block that every rank of a ring of ranks holds in turn: the one in use, and the next on its way.
 
     first : the block to begin with; it is not changed, and copied only where it is not contiguous.
     order : memory order of the blocks.
-    room  : memory for two blocks.
+    room  : memory for two blocks.   transfers : what else is on its way to this rank.
     Leaving the `with` block waits until the last block handed on has left.
     """
 
-    def __init__(self, comm: MPI.Comm, first: np.ndarray, order: str, room: np.ndarray, recorder: Recorder) -> None:
-        self._comm, self._order, self._recorder = comm, order, recorder
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        first: np.ndarray,
+        order: str,
+        room: np.ndarray,
+        recorder: Recorder,
+        transfers: Transfers,
+    ) -> None:
+        self._comm, self._order, self._recorder, self._transfers = comm, order, recorder, transfers
         self._buffers = room.reshape(2, -1)
         self._turn = 0
         self._coming: np.ndarray | None = None
-        self._arrival: Wait = _at_once
-        self._leaving: Wait = _at_once
+        self._arriving: list[Arrival] = []
+        self._leaving: list[Wait] = []
         self.held = first
         if comm.size > 1 and not first.flags.forc:
             with recorder.phase("pack"):
@@ -131,20 +194,20 @@ class Conveyor:
         """Hand the block in use on to a rank, while it is read, and start taking the next from another."""
         if self._comm.size == 1:
             return
-        with self._recorder.phase("wait"):
-            self._leaving()  # the block before the one in use, whose buffer is filled now
+        self._wait_for_leaving()  # the block before the one in use, whose buffer is filled now
         with self._recorder.phase("post"):
             self._coming = self._shaped(self._buffers[self._turn], shape)
             self._turn = 1 - self._turn
-            self._arrival, self._leaving = shift(
+            arriving, leaving = shift(
                 self._comm, flat(self.held), to, flat(self._coming), source, self._recorder.traffic
             )
+            self._arriving, self._leaving = arriving, [request.Wait for request in leaving]
+        self._transfers.expect(self._arriving)
 
     def advance(self) -> None:
         """The next block is the one in use, if one was started."""
         if self._coming is not None:
-            with self._recorder.phase("wait"):
-                self._arrival()
+            self._transfers.wait(self._arriving)
             self.held, self._coming = self._coming, None
 
     def _shaped(self, buffer: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
@@ -159,14 +222,13 @@ class Conveyor:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None:
-            with self._recorder.phase("wait"):
-                self._leaving()
+            self._wait_for_leaving()
+
+    def _wait_for_leaving(self) -> None:
+        with self._recorder.phase("wait"):
+            drain(self._leaving)
 
 
 def flat(block: np.ndarray) -> np.ndarray:
     """A contiguous block as MPI sends it: its elements as they lie."""
     return wire(block.ravel(order="K"))
-
-
-def _at_once() -> None:
-    """Nothing to wait for."""

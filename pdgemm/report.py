@@ -61,6 +61,7 @@ class Report:
     compute_seconds: float
     wait_seconds: float
     pack_seconds: float
+    hidden_seconds: float  # in which something was on its way, and this rank did not wait
     counted: Traffic
     predicted: Traffic
     extra_bytes: int
@@ -76,23 +77,31 @@ class Report:
         return sum(move.seconds for move in self.moves)
 
     @property
+    def overlap(self) -> float | None:
+        """Transfer time that products hid, of all of it, as seen by this rank; None if it took part in no messages."""
+        transfer = self.hidden_seconds + self.wait_seconds
+        talked = self.counted.messages_received + self.counted.messages_sent
+        return self.hidden_seconds / transfer if talked and transfer else None
+
+    @property
     def gflops(self) -> float:
         """Of all ranks together, by this rank's clock."""
         return self.flops / self.seconds / 1e9 if self.seconds else 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers and strings, for JSON."""
-        return asdict(self) | {"gflops": self.gflops}
+        return asdict(self) | {"gflops": self.gflops, "overlap": self.overlap}
 
     def __str__(self) -> str:
         measured, predicted = self.counted, self.predicted
         other = self.seconds - self.compute_seconds - self.wait_seconds - self.pack_seconds - self.move_seconds
         read = f", {measured.words_read} of them read in place" if measured.words_read else ""
+        hidden = "" if self.overlap is None else f" ({self.overlap:.0%} of the transfers hidden)"
         moved = f" + redistribute {self.move_seconds:.4f}" if self.moves else ""
         return (
             f"{_title(self)}\n"
             f"  rank {self.rank} at {self.coords}: {self.seconds:.4f} s ({self.gflops:.1f} GFLOP/s on all ranks) "
-            f"= compute {self.compute_seconds:.4f} + wait {self.wait_seconds:.4f} "
+            f"= compute {self.compute_seconds:.4f} + wait {self.wait_seconds:.4f}{hidden} "
             f"+ pack {self.pack_seconds:.4f}{moved} + other {other:.4f}; predicted {self.predicted_seconds:.4f} s\n"
             f"  received {measured.words_received} words in {measured.messages_received} messages "
             f"(formula {predicted.words_received} in {predicted.messages_received}; "
@@ -120,6 +129,7 @@ def summary(reports: Sequence[Report]) -> dict[str, Any]:
         },
         "extra_bytes": [r.extra_bytes for r in reports],
     }
+    overlaps = [r.overlap for r in reports if r.overlap is not None]
     return {
         "title": _title(first),
         "algorithm": first.algorithm,
@@ -137,6 +147,7 @@ def summary(reports: Sequence[Report]) -> dict[str, Any]:
         "redistributed": [move.name for move in first.moves],
         "predicted_seconds": first.predicted_seconds,
         "lower_bound_words": first.lower_bound_words,
+        "overlap": sum(overlaps) / len(overlaps) if overlaps else None,  # mean of the ranks
         "gflops": first.flops / slowest / 1e9 if slowest else 0.0,
         "as_predicted": all(r.counted == r.predicted and r.extra_bytes == r.predicted_extra_bytes for r in reports),
         "per_rank": {name: {"min": min(x), "mean": sum(x) / len(x), "max": max(x)} for name, x in columns.items()},

@@ -100,6 +100,7 @@ def _product_text(facts: dict[str, Any]) -> str:
     """The summary of a product for people."""
     spread = facts["per_rank"]
     seconds = {name: f"{spread[name]['mean']:.3f}" for name in ("compute_seconds", "wait_seconds", "pack_seconds")}
+    hidden = "" if facts["overlap"] is None else f" ({facts['overlap']:.0%} of the transfers hidden)"
     moved = ", ".join(facts["redistributed"])
     moved = f"  redistributed: {moved}, {spread['move_seconds']['mean']:.3f} s\n" if moved else ""
     took = (
@@ -108,7 +109,7 @@ def _product_text(facts: dict[str, Any]) -> str:
     return (
         f"{facts['title']}\n{moved}"
         f"  {took}; mean over ranks: compute "
-        f"{seconds['compute_seconds']} s, wait {seconds['wait_seconds']} s, pack {seconds['pack_seconds']} s\n"
+        f"{seconds['compute_seconds']} s, wait {seconds['wait_seconds']} s{hidden}, pack {seconds['pack_seconds']} s\n"
         f"  words received per rank: {spread['words_received']['min']} to {spread['words_received']['max']}, "
         f"in {spread['messages_received']['min']} to {spread['messages_received']['max']} messages "
         f"({'as' if facts['as_predicted'] else 'NOT as'} the formula says; "

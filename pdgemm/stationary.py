@@ -19,7 +19,7 @@ from pdgemm.local import scale, update
 from pdgemm.movers import MOVERS
 from pdgemm.neighbours import Neighbours
 from pdgemm.panels import column_panel, column_room
-from pdgemm.pipeline import PanelRing, Slot, prefetch
+from pdgemm.pipeline import PanelRing, Slot
 from pdgemm.products import Stationary
 from pdgemm.schedule import PanelStep
 from pdgemm.timing import Recorder
@@ -63,6 +63,7 @@ def stationary(
     b_comes, c_travels = grid.col.size > 1 and k_loc > 0, grid.row.size > 1 and m_loc > 0
     b_travels = b_comes and not near
     ring = PanelRing(plan.slots, room["panels of C"], room["panels of B"])
+    poll = ring.poll if grid.ranks_per_node else None
     totals = room["sums"].reshape(plan.slots, -1)
 
     def post(step: PanelStep) -> Slot:
@@ -102,10 +103,10 @@ def stationary(
 
     steps = plan.steps
     with ring.used(recorder):
-        for done, (step, slot) in enumerate(prefetch(steps, post, plan.lookahead, recorder), 1):
+        for done, (step, slot) in enumerate(ring.prefetch(steps, post, plan.lookahead), 1):
             panel = column_room(m_loc, order, step.width, slot.buffer_a)
             with recorder.phase("compute"):
-                Accumulator(alpha, 0, panel, plan, room).add_wide(A, slot.B)  # C_ip = A_ij B_jp, my part of the sum
+                Accumulator(alpha, 0, panel, plan, room, poll).add_wide(A, slot.B)  # C_ip = A_ij B_jp, my part of it
             with recorder.phase("post"):
                 add_up(step, slot, panel)
             notify(done, len(steps))

@@ -19,7 +19,7 @@ from pdgemm.movers import MOVERS
 from pdgemm.movers.ring import announce, follow, relay
 from pdgemm.neighbours import Neighbours
 from pdgemm.panels import column_room, flipped, in_place
-from pdgemm.pipeline import PanelRing, Slot, prefetch
+from pdgemm.pipeline import PanelRing, Slot
 from pdgemm.products import Line, Summa
 from pdgemm.timing import Recorder, Traffic
 
@@ -66,8 +66,8 @@ class SummaRun:
         along_col = _Side(in_col, flipped(plan.B.order), grid.col, plan, col, rooms_b, near)
         bundles = plan.bundles
         self._sums = C if plan.sums_in_c or not bundles else room["sums"].reshape(C.shape, order=plan.C.order)
-        self._products = Accumulator(alpha, 0, self._sums, plan, room)
         self._ring = PanelRing(plan.slots, room["panels of A"], room["panels of B"])
+        self._products = Accumulator(alpha, 0, self._sums, plan, room, self._ring.poll if grid.ranks_per_node else None)
         self._updates = []
         for turn, bundle in enumerate(bundles):
             left = along_row.panel([(x.col, x.a) for x in bundle.steps], bundle.a, turn)
@@ -100,7 +100,7 @@ class SummaRun:
         self._products.beta = beta if in_c else 0
         # every rank walks every step, because every rank takes part in the broadcasts
         with ring.used(recorder):
-            for done, (update, _) in enumerate(prefetch(updates, post, self._plan.slots - 1, recorder), 1):
+            for done, (update, _) in enumerate(ring.prefetch(updates, post, self._plan.slots - 1), 1):
                 with recorder.phase("compute"):
                     update.multiply()
                 notify(done, len(updates))

@@ -3,7 +3,7 @@
     mover(comm, x, root, slot, traffic)
 
 starts bringing root's contiguous array `x` into the `x` of every other rank of `comm`, returns at
-once, and leaves in `slot.arrivals` what to wait for before `x` may be read, in `slot.users` what to
+once, and leaves in `slot.arrivals` what to test or wait for before `x` may be read, in `slot.users` what to
 wait for before it may be rewritten.  Collective over `comm`, which has at least two ranks.  Words
 and messages are counted in `traffic` where they are handed to MPI.
 

@@ -20,4 +20,4 @@ def ibcast(comm: MPI.Comm, x: Any, root: int, slot: Any, traffic: Traffic) -> No
         slot.users.append(comm.Ibcast(x, root=root).Wait)
     else:
         traffic.received(x.size)
-        slot.arrivals.append(comm.Ibcast(x, root=root).Wait)
+        slot.arrivals.append(comm.Ibcast(x, root=root))

@@ -13,6 +13,22 @@ from pdgemm.timing import Traffic
 _NOTHING = np.empty(0, np.uint8)
 
 
+class _Then:
+    """A message, and what is to be done once when it has arrived."""
+
+    def __init__(self, request: MPI.Request, act: Callable[[], object]) -> None:
+        self._request, self._act = request, act
+
+    def Test(self) -> bool:
+        if arrived := self._request.Test():
+            self._act()
+        return arrived
+
+    def Wait(self) -> None:
+        self._request.Wait()
+        self._act()
+
+
 def ring(comm: MPI.Comm, x: Any, root: int, slot: Any, traffic: Traffic) -> None:
     """Each rank receives x from the one before it and forwards it, until all but root have it."""
     relay(comm, x, [*range(root, comm.size), *range(root)], slot, traffic)
@@ -37,11 +53,7 @@ def relay(comm: MPI.Comm, x: Any, chain: Sequence[int], slot: Any, traffic: Traf
     request = comm.Irecv(x, source=chain[at - 1], tag=tag)
     traffic.received(x.size)
 
-    def arrive() -> None:
-        request.Wait()
-        forward()
-
-    slot.arrivals.append(arrive)
+    slot.arrivals.append(_Then(request, forward))
 
 
 def announce(comm: MPI.Comm, readers: Sequence[int], fence: Callable[[], object], slot: Any, traffic: Traffic) -> None:
@@ -54,7 +66,7 @@ def announce(comm: MPI.Comm, readers: Sequence[int], fence: Callable[[], object]
             traffic.sent(0)
             slot.users.append(comm.Isend(_NOTHING, dest=reader, tag=tag).Wait)
 
-    slot.arrivals.append(arrived)
+    slot.arrivals.append(_Then(MPI.REQUEST_NULL, arrived))
     for reader in readers:
         traffic.received(0)
         slot.users.append(comm.Irecv(np.empty(0, np.uint8), source=reader, tag=tag).Wait)
@@ -67,14 +79,10 @@ def follow(comm: MPI.Comm, receiver: int, fence: Callable[[], object], slot: Any
     request = comm.Irecv(np.empty(0, np.uint8), source=receiver, tag=tag)
     traffic.received(0)
 
-    def arrived() -> None:
-        request.Wait()
-        fence()
-
     def done() -> None:
         fence()
         traffic.sent(0)
         slot.users.append(comm.Isend(_NOTHING, dest=receiver, tag=tag).Wait)
 
-    slot.arrivals.append(arrived)
+    slot.arrivals.append(_Then(request, fence))
     slot.when_read.append(done)

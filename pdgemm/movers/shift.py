@@ -12,11 +12,13 @@ from pdgemm.costs import MESSAGE_BYTES
 from pdgemm.timing import Traffic
 
 
-def shift(comm: MPI.Comm, held: Any, to: int, coming: Any, source: int, traffic: Traffic) -> tuple[Any, Any]:
+def shift(
+    comm: MPI.Comm, held: Any, to: int, coming: Any, source: int, traffic: Traffic
+) -> tuple[list[Any], list[Any]]:
     """Start sending the array `held` to rank `to` and receiving `coming` from `source`.
 
     held, coming : flat and contiguous; an empty one is not sent, a large one in pieces of MESSAGE_BYTES.
-    Returns what waits until `coming` may be read, and until `held` may be rewritten.
+    Returns the requests after which `coming` may be read, and those after which `held` may be rewritten.
     """
     arriving, leaving = [], []
     for piece in _pieces(coming):
@@ -25,7 +27,7 @@ def shift(comm: MPI.Comm, held: Any, to: int, coming: Any, source: int, traffic:
     for piece in _pieces(held):
         leaving.append(comm.Isend(piece, dest=to))
         traffic.sent(piece.size)
-    return lambda: MPI.Request.Waitall(arriving), lambda: MPI.Request.Waitall(leaving)
+    return arriving, leaving
 
 
 def _pieces(x: np.ndarray) -> Iterator[np.ndarray]:

@@ -1,0 +1,167 @@
+"""Messages go on while BLAS runs: tests between the slabs of a product, and what the report says they have hidden."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from problems import TOLERANCE, gemm_error, grid_shapes
+
+
+class Request:
+    """Arrives when it has been tested so many times; waiting takes `seconds`."""
+
+    def __init__(self, tests: int, seconds: float = 0, clock: list[float] | None = None) -> None:
+        self.tests, self.seconds, self.clock, self.waited = tests, seconds, clock, 0
+
+    def Test(self) -> bool:
+        self.tests -= 1
+        return self.tests < 0
+
+    def Wait(self) -> None:
+        self.waited += 1
+        if self.clock:
+            self.clock[0] += self.seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    from pdgemm import pipeline, timing
+
+    now = [100.0]
+    for module in (pipeline, timing):
+        monkeypatch.setattr(module, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_arrivals_are_seen_in_order_and_nothing_is_waited_for_twice(clock: list[float]) -> None:
+    from pdgemm.pipeline import Transfers
+    from pdgemm.timing import Recorder
+
+    transfers = Transfers(Recorder())
+    first, second, third = Request(1), Request(0), Request(0)
+    group, other = [first, second], [third]
+    transfers.expect(group)
+    transfers.expect(other)
+    transfers.poll()
+    assert (group, other) == ([first, second], [])  # the second may follow on the first
+    transfers.poll()
+    assert group == []
+    transfers.wait(group)
+    transfers.wait(other)
+    transfers.poll()
+    assert (first.waited, second.waited, third.waited) == (0, 0, 0)
+
+
+def test_hidden_is_the_time_on_the_way_without_the_waits(clock: list[float]) -> None:
+    from pdgemm.pipeline import Transfers
+    from pdgemm.timing import Recorder
+
+    recorder = Recorder({"wait": 7.0})  # of before
+    transfers = Transfers(recorder)
+    a, b = [Request(9, seconds=3.0, clock=clock)], [Request(0)]
+    transfers.expect(a)  # at 100
+    clock[0] += 2
+    transfers.expect(b)  # while a is on its way: counted once
+    clock[0] += 4
+    transfers.wait(a)  # for 3 of 9 seconds
+    assert recorder.seconds == {"wait": 10.0}  # b is still on its way
+    clock[0] += 1
+    transfers.poll()  # b: at 110
+    clock[0] += 50  # nothing is on its way
+    assert recorder.seconds == {"wait": 10.0, "hidden": 7.0}
+    transfers.expect([Request(0)])
+    clock[0] += 5
+    transfers.poll()
+    assert recorder.seconds == {"wait": 10.0, "hidden": 12.0}
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"algorithm": "summa", "mover": "shared"},
+        {"algorithm": "summa", "mover": "ibcast", "panel_width": 20},
+        {"algorithm": "summa", "mover": "ring", "lookahead": 2, "panel_width": 20},
+        {"algorithm": "stationary_a"},
+        {"algorithm": "cannon"},
+        {"algorithm": "2.5d", "layers": 2},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_between_nodes_products_are_cut_for_messages_to_go_on(
+    comm: Any, options: dict[str, Any], order: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part of the product is formed once, and after each the transfers are looked after; on one node neither."""
+    from pdgemm import DistMatrix, ProcessGrid, accumulator, local, pdgemm
+    from pdgemm.pipeline import Transfers
+
+    if options["algorithm"] == "2.5d" and comm.size % 2:
+        return
+    monkeypatch.setattr(accumulator, "SLAB_ROWS", 2)
+    work, poll, call = [0, 0, 0], Transfers.poll, local._Prepared.__call__
+
+    def polled(self: Transfers) -> None:
+        work[0] += 1
+        poll(self)
+
+    def multiplied(self: Any, beta: Any) -> None:
+        A, _, C = self.arrays
+        work[1] += 1
+        work[2] += C.size * A.shape[1]
+        call(self, beta)
+
+    monkeypatch.setattr(Transfers, "poll", polled)
+    monkeypatch.setattr(local._Prepared, "__call__", multiplied)
+    mnk = m, n, k = 61, 53, 90
+    for per_node in (2 if options.get("mover") == "shared" else 1, comm.size):
+        monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", str(per_node))
+        own = comm.Dup()
+        for shape in [None] if options["algorithm"] in ("cannon", "2.5d") else grid_shapes(comm.size):
+            with ProcessGrid(own) as grid:
+                made: dict[str, Any] = {"grid": grid, "block": 8, "order": order}
+                A, B = (DistMatrix.random(x, seed=s, **made) for s, x in enumerate(((m, k), (k, n))))
+                C = DistMatrix.empty((m, n), **made)
+                a, b, calls = A.allgather(), B.allgather(), list[int]()
+                for flops in (1e9, 500.0):
+                    monkeypatch.setattr(accumulator, "SLAB_FLOPS", flops)
+                    C.local[...] = np.nan
+                    work[:] = [0, 0, 0]
+                    pdgemm(1, A, B, 0, C, shape=shape, **options)
+                    polls, products, multiplications = own.allreduce(np.array(work))
+                    assert gemm_error(C.allgather(), 1, a, b) <= TOLERANCE
+                    assert C.report.counted == C.report.predicted
+                    assert multiplications == np.prod(mnk)
+                    assert polls == (products if per_node < comm.size else 0)
+                    calls.append(products)
+                assert (calls[0] < calls[1]) == (per_node < comm.size)
+                assert (C.report.overlap is None) == (not C.report.counted.messages_received)
+                assert C.report.overlap is None or 0 <= C.report.overlap <= 1
+        own.Free()
+
+
+@pytest.mark.mpi(min_size=3)
+def test_a_panel_is_forwarded_in_the_middle_of_a_product(comm: Any) -> None:
+    """Ranks 1, 2, ... hand it on when they look after their transfers, not when they need it."""
+    from pdgemm.movers.ring import relay
+    from pdgemm.pipeline import Slot, Transfers
+    from pdgemm.timing import Recorder, Traffic
+
+    panel, last = np.full(50_000, float(comm.rank == 0)), comm.size - 1
+    slot, traffic, transfers = Slot(0, panel, panel), Traffic(), Transfers(Recorder())
+    relay(comm, panel, range(comm.size), slot, traffic)
+    transfers.expect(slot.arrivals)
+    if comm.rank < last:
+        while slot.arrivals:  # in a product
+            transfers.poll()
+        for sent in slot.users:
+            sent()
+        assert traffic.messages_sent == 1
+        comm.recv(source=last, tag=1)  # waits for nothing but the last rank, which needs all the others' polls
+    else:
+        transfers.wait(slot.arrivals)
+        for rank in range(last):
+            comm.send(None, dest=rank, tag=1)
+    assert panel.all()
