@@ -49,13 +49,13 @@ class Transfers:
             self._coming.append(group)
 
     def poll(self) -> None:
-        """See what has arrived, and let MPI go on with what has not."""
-        if not self._coming:
-            return
-        for group in self._coming:
-            while group and group[0].Test():
-                del group[0]
-        self._forget()
+        """See what has arrived, and let MPI go on with what has not, and with what leaves."""
+        MPI.COMM_SELF.Iprobe()
+        if self._coming:
+            for group in self._coming:
+                while group and group[0].Test():
+                    del group[0]
+            self._forget()
 
     def wait(self, group: list[Arrival]) -> None:
         """Until all of a group have arrived."""

@@ -77,6 +77,18 @@ def test_hidden_is_the_time_on_the_way_without_the_waits(clock: list[float]) -> 
     assert recorder.seconds == {"wait": 10.0, "hidden": 12.0}
 
 
+def test_messages_that_leave_are_moved_on_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sender that nothing comes to has to call MPI all the same."""
+    from pdgemm import pipeline
+    from pdgemm.timing import Recorder
+
+    calls = list[str]()
+    self_ = type("Comm", (), {"Iprobe": lambda _: calls.append("Iprobe")})()
+    monkeypatch.setattr(pipeline, "MPI", type("MPI", (), {"COMM_SELF": self_}))
+    pipeline.Transfers(Recorder()).poll()
+    assert calls == ["Iprobe"]
+
+
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize(
