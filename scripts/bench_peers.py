@@ -82,9 +82,10 @@ def main(
       columns  each in one block of columns per rank; moving them there and back counts
 
     \b
-    Contenders: pdgemm (its own choice), pdgemm:summa, pdgemm:stationary_a, pdgemm:stationary_b, pdgemm:cannon,
-    pdgemm:2.5d, pdgemm:inner, pylops-mpi:block, pylops-mpi:summa, heat, dask, scalapack, scalapack:256 (its logical
-    block raised from 32), scalapack:mkl, and external ones.  P ranks have one thread each; dask has P threads.
+    Contenders: pdgemm (its own choice, on SciPy's BLAS), pdgemm:mkl (on MKL), pdgemm:summa, pdgemm:stationary_a,
+    pdgemm:stationary_b, pdgemm:cannon, pdgemm:2.5d, pdgemm:inner, pylops-mpi:block, pylops-mpi:summa, heat, dask,
+    scalapack, scalapack:256 (its logical block raised from 32), scalapack:mkl, and external ones.  P ranks have one
+    thread each; dask has P threads.
 
     An external contender is a command, in which {m}, {n}, {k}, {ranks}, {dtype}, {layout} and {repeats} are replaced.
     It reads a line "m n k" for each product and answers with a line: the seconds that the product took, and after

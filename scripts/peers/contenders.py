@@ -9,8 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from pdgemm import blas
+
 PYTHON = {  # the module in which each is looked for, and its variants
-    "pdgemm": ("pdgemm", ("", "summa", "stationary_a", "stationary_b", "cannon", "2.5d", "inner")),
+    "pdgemm": ("pdgemm", ("", "summa", "stationary_a", "stationary_b", "cannon", "2.5d", "inner", "mkl")),
     "pylops-mpi": ("pylops_mpi", ("block", "summa")),
     "heat": ("heat", ("",)),
     "dask": ("dask.array", ("",)),
@@ -32,10 +34,11 @@ def contenders(ranks: int, dtype: str, options: str) -> list[Contender]:
     """All that can be compared, the missing ones too.  options: of the workers, as they are typed."""
     found = []
     for name, (module, variants) in PYTHON.items():
-        missing = "" if has(module) else ABSENT
         for variant in variants:
+            missing = "" if has(module) and (variant != "mkl" or blas.mkl()) else ABSENT
             processes, given = (1, str(ranks)) if name == "dask" else (ranks, variant)
-            program = f"{shlex.quote(sys.executable)} -m mpi4py {shlex.quote(sys.argv[0])}"
+            library = f"env PDGEMM_BLAS={'mkl' if variant == 'mkl' else 'scipy'} " if name == "pdgemm" else ""
+            program = f"{library}{shlex.quote(sys.executable)} -m mpi4py {shlex.quote(sys.argv[0])}"
             worker = f"--worker {name}:{given} --layout {{layout}} --dtype {dtype} {options}".rstrip()
             found.append(Contender(title(name, variant), f"mpiexec -n {processes} {program} {worker}", missing))
     launcher = shutil.which("mpiexec.openmpi")

@@ -10,6 +10,7 @@ from pdgemm.candidates import Way as Laid
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.layout import Layout
 from pdgemm.matrix import all_shared, new_array
+from pdgemm.threads import multiplier
 from peers.worker import Block, Maker, Setting, Way, boxes, randomize
 
 ALGORITHMS = ("summa", "stationary_a", "stationary_b", "cannon", "2.5d", "inner")
@@ -18,7 +19,7 @@ Layouts = tuple[Layout, ...]
 
 def makers(setting: Setting) -> Iterator[Maker]:
     grids: dict[object, ProcessGrid] = {}
-    algorithm = setting.variant or "auto"
+    algorithm = setting.variant if setting.variant in ALGORITHMS else "auto"
     shapes = [(1, setting.comm.size)] if setting.layout == "columns" else boxes(setting.comm.size)
     given = [on_grid(setting, grids, shape) for shape in shapes]
     plan(*map(partial(empty, setting, grids), given[0]), algorithm=algorithm)  # impossible: says why
@@ -67,7 +68,7 @@ def make(setting: Setting, grids: dict[object, ProcessGrid], layouts: Layouts, a
     p = plan(A, B, C, algorithm=algorithm)
     pr, pc, layers = p.shape
     lie = [" x ".join(map(str, x.grid.shape)) for x in (A, B, C)]
-    note = f"{p.algorithm} on {pr} x {pc}" + (f" x {layers}" if layers > 1 else "")
+    note = f"{p.algorithm} on {pr} x {pc}" + (f" x {layers}" if layers > 1 else "") + f", {multiplier()}"
     if setting.layout == "native" and any(x.grid.shape != (pr, pc) for x in (A, B, C)):
         note += f", A on {lie[0]}, B on {lie[1]}, C on {lie[2]}"
     return Way(
