@@ -164,7 +164,8 @@ class Estimate:
 
     def _panel(self, width: int) -> int:
         """Inner indices of a panel, or of a bundle of thin ones."""
-        panel, bundle = _cut(min(self.box.block, self.box.deep), width), bundle_width(self.box.deep, width)
+        panel = _cut(min(self.box.block, self.box.deep), width)
+        bundle = bundle_width(self.box.deep, width, self.box.high * self.box.wide * self.question.dtype.itemsize)
         return bundle if 2 * panel <= bundle else panel
 
     def _columns(self, width: int) -> int:

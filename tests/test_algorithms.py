@@ -121,13 +121,14 @@ def test_lookahead_width_and_mover(comm: Any, algorithm: str) -> None:
                 assert report.mover in (mover, "shift") or comm.size == 1
 
 
-@pytest.mark.parametrize("bundle", [1, 6])
-def test_thin_panels_alone_and_in_bundles(comm: Any, bundle: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("bundle", "cache"), [(1, 1 << 20), (6, 1 << 20), (4, 0)])
+def test_thin_panels_alone_and_in_bundles(comm: Any, bundle: int, cache: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from pdgemm import ProcessGrid, planner
     from pdgemm.products import summa
 
     planner.plan_product.cache_clear()
     monkeypatch.setattr(summa, "BUNDLE", bundle)
+    monkeypatch.setattr(summa, "CACHE_BYTES", cache)
     with ProcessGrid(comm) as grid:
         for name, shape, layers in accepted(comm.size):
             if name in ("summa", "2.5d"):

@@ -15,12 +15,16 @@ from pdgemm.schedule import Bundle, PanelStep, bundled, one_run, panel_counts, s
 from pdgemm.timing import Transfer
 
 BUNDLE = 128  # thinner panels are multiplied together, up to this width at least: BLAS is slow on thin ones
+CACHE_BYTES = 1 << 25  # to a block of C that is larger they are added twice as wide: it is read and written each time
 _BUNDLES = 8  # but where there are many, so that later ones travel while the first is multiplied
 
 
-def bundle_width(k: int, width: int) -> int:
-    """How many inner indices are multiplied at once where panels are thin, none wider than `width`."""
-    return min(k, width, max(BUNDLE, k // _BUNDLES))
+def bundle_width(k: int, width: int, c_bytes: int) -> int:
+    """How many inner indices are multiplied at once where panels are thin, none wider than `width`.
+
+    c_bytes : of the block of C that the products are added to.
+    """
+    return min(k, width, max(BUNDLE if c_bytes <= CACHE_BYTES else 2 * BUNDLE, k // _BUNDLES))
 
 
 @dataclass(frozen=True)
@@ -53,12 +57,11 @@ class Summa(Product):
     @cached_property
     def bundled(self) -> bool:
         """Are panels so thin that several are multiplied at once?"""
-        thin = 2 * self.widest <= bundle_width(self.mnk[2], self._width)
-        return thin and not (self.A.conjugated or self.B.conjugated)
+        return 2 * self.widest <= self._bundle and not (self.A.conjugated or self.B.conjugated)
 
     @property
     def widest_bundle(self) -> int:
-        return bundle_width(self.mnk[2], self._width) if self.bundled else self.widest
+        return self._bundle if self.bundled else self.widest
 
     @property
     def product_width(self) -> int:
@@ -68,6 +71,11 @@ class Summa(Product):
     def _width(self) -> int:
         a, b = self.A.distribution.rows.largest, self.B.distribution.cols.largest
         return self._message_width(self.width, (a, self.A.dtype), (b, self.B.dtype))
+
+    @cached_property
+    def _bundle(self) -> int:
+        c_bytes = self.C.distribution.rows.largest * self.C.distribution.cols.largest * self.accumulate.itemsize
+        return bundle_width(self.mnk[2], self._width, c_bytes)
 
     @cached_property
     def _counts(self) -> np.ndarray:
