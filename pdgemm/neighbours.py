@@ -22,12 +22,12 @@ class Neighbours:
         words = [[self.memory.offset(x), *x.strides[:1], *x.strides[-1:]] for x, _ in lent.values()]
         lying = self.memory.gather(np.array(words, np.int64).ravel()).reshape(-1, len(words), 3).tolist()
         here = [rank for rank, node in enumerate(grid.nodes) if node == grid.nodes[grid.comm.rank]]
-        self._lying = dict(zip(here, enumerate(lying)))
+        self.lying = dict(zip(here, enumerate(lying)))  # by rank: its number on the node, offsets and strides
 
     def __call__(self, name: str, rank: int) -> np.ndarray:
         """The array of a rank of the node."""
         own, at, layout = self._lent[name]
-        number, lying = self._lying[rank]
+        number, lying = self.lying[rank]
         offset, *strides = lying[at]
         shape = own.shape if layout is None else layout.local_shape(rank)
         if 0 in shape:

@@ -28,8 +28,8 @@ from pdgemm.products.product import Buffers
 from pdgemm.timing import Traffic
 
 if TYPE_CHECKING:
-    from pdgemm.gemm import Prepared
     from pdgemm.matrix import DistMatrix
+    from pdgemm.prepared import Prepared
 
 PANEL_WIDTH = 512  # wide enough for BLAS to reach its peak, narrow enough to stay in flight behind it
 WIDTHS = (512, 256, 128)  # of panels, where none is asked for

@@ -48,7 +48,7 @@ LEVELS = [
     },
     {"pdgemm.accumulator", "pdgemm.summa", "pdgemm.stationary", "pdgemm.cannon", "pdgemm.layered"}
     | {"pdgemm.arguments", "pdgemm.report", "pdgemm.residual"},
-    {"pdgemm.redistribution", "pdgemm.gemm"},
+    {"pdgemm.redistribution", "pdgemm.prepared", "pdgemm.gemm"},
     {"pdgemm.scalapack", "pdgemm.batched", "pdgemm.calibrate"},
     {"pdgemm.io.place", "pdgemm.io.atomic", "pdgemm.io.checksum", "pdgemm.io.rawio", "pdgemm.io.hyperslabs"}
     | {"pdgemm.io.hdf5"},
@@ -58,6 +58,7 @@ CALLS_UP = {  # at run time: A @ B, A.redistribute(), plan.execute()
     ("pdgemm.matrix", "pdgemm.gemm"),
     ("pdgemm.matrix", "pdgemm.redistribution"),
     ("pdgemm.planner", "pdgemm.gemm"),
+    ("pdgemm.planner", "pdgemm.prepared"),
 }
 PURE = [
     "errors",

@@ -284,3 +284,47 @@ def test_the_limit_is_kept_at_every_size_down_to_the_smallest(comm: Any) -> None
                     break
                 limit //= 8
             assert gemm_error(C.allgather(), 1, a, b) <= TOLERANCE
+
+
+@pytest.mark.mpi
+def test_a_product_of_the_same_matrices_is_not_made_anew(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its views are kept by C while A and B live, and no longer; whatever changes, the result is right."""
+    import gc
+
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm, prepared
+
+    made: list[object] = []
+    run = prepared.SummaRun
+    monkeypatch.setattr(prepared, "SummaRun", lambda *args: made.append(args[0]) or run(*args))
+
+    def random(seed: int) -> DistMatrix:
+        return DistMatrix.random((300, 300), grid=grid, seed=seed)
+
+    def check(alpha: complex, A: DistMatrix, B: DistMatrix, beta: complex, expected: int) -> None:
+        made.clear()
+        old = C.allgather()
+        pdgemm(alpha, A, B, beta, C, algorithm="summa", shape=grid.shape)
+        assert gemm_error(C.allgather(), alpha, A.allgather(), B.allgather(), beta, old) <= TOLERANCE
+        assert len(made) == expected
+
+    with ProcessGrid(comm) as grid:
+        A, B, C = (random(seed) for seed in range(3))
+        check(1, A, B, 0, 1)
+        A.local[...] += 1
+        check(1, A, B, 2, 0)
+        check(3, A, B, 0, 1)  # alpha is a part of it
+        check(3, B, A, 0, 1)
+        check(3, B, A, 1, 0)
+        check(3, B, A[:, :], 1, 0)  # the same elements
+        place = A.local.ctypes.data
+        gc.disable()
+        try:
+            del A
+            assert C.last_run.run is None
+            others = [random(seed) for seed in range(5, 9)]  # where A was
+        finally:
+            gc.enable()
+        found = comm.allreduce(any(x.local.ctypes.data == place for x in others))
+        assert found or comm.size == 1
+        for x in others:
+            check(3, B, x, 0, 1)

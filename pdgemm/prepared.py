@@ -1,0 +1,253 @@
+"""Products that are carried out: the memory and the views of a plan, made once, and what a run reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter
+from typing import Any
+from weakref import ref
+
+import numpy as np
+
+from pdgemm.arguments import as_scalar
+from pdgemm.cannon import cannon
+from pdgemm.errors import ArgumentError, Shield, together
+from pdgemm.grids.layout import Layout
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.layered import inner, layered
+from pdgemm.matrix import DistMatrix
+from pdgemm.neighbours import Neighbours
+from pdgemm.planner import Plan
+from pdgemm.products import Cannon, Inner, Layered, Product, Stationary, Summa
+from pdgemm.redistribution import Room, exchange, kept_if_it_fails, move_report
+from pdgemm.report import MoveReport, Report
+from pdgemm.stationary import stationary
+from pdgemm.summa import SummaRun
+from pdgemm.threads import threads
+from pdgemm.timing import Recorder
+
+SMALL = 1 << 14  # bytes of buffers that a C may keep to be formed again
+
+
+class Buffers:
+    """All memory of one rank for a plan, allocated before anything is sent."""
+
+    def __init__(self, plan: Plan, A: DistMatrix, B: DistMatrix) -> None:
+        grid, rank = A.grid, A.grid.comm.rank
+
+        def empty(layout: Layout, shared: bool) -> np.ndarray:
+            shape = layout.local_shape(rank)
+            if shared:
+                return grid.memory.empty(shape, layout.dtype, layout.order)
+            return np.empty(shape, layout.dtype, layout.order)
+
+        relayed = ("panels of A", "panels of B") if plan.product.shared and not plan.product.in_place else ()
+        self.product = {
+            name: grid.memory.empty((words,), dtype) if name in relayed else np.empty(words, dtype)
+            for name, (words, dtype) in plan.buffers(rank).items()
+        }
+        self.messages = {name: Room(move, rank) for name, move in plan.moves}
+        self.copies = {
+            name: empty(*((move.source, move.shared) if name == "C" else (move.target, plan.product.shared)))
+            for name, move in plan.moves
+        }
+        self.staged = {name: empty(layout, shared=True) for name, layout in plan.staged.items()}
+
+    @property
+    def nbytes(self) -> int:
+        rooms: list[np.ndarray | Room] = [*self.product.values(), *self.messages.values()]
+        return sum(x.nbytes for x in [*rooms, *self.copies.values(), *self.staged.values()])
+
+
+def unchecked(plan: Plan, A: DistMatrix, B: DistMatrix) -> Buffers:
+    """The buffers of a call with check=False: nobody can vouch for room in memory that the ranks of a node share."""
+    with together(A.grid.comm if plan.needs_node_memory else None):
+        return Buffers(plan, A, B)
+
+
+class Prepared:
+    """C := alpha A B + beta C as planned, to be formed again and again; made by `Plan.prepare`.
+
+    Buffers, views, communicators and calls of BLAS are made once and kept as long as this object, and so are A, B
+    and C: their elements may change between calls, but not where they lie.
+    """
+
+    def __init__(self, plan: Plan, alpha: Any, A: DistMatrix, B: DistMatrix, C: DistMatrix, room: Buffers) -> None:
+        self.plan = plan
+        self._alpha, self._matrices, self._room, self._bytes = alpha, (A, B, C), room, room.nbytes
+        self._moves = dict(plan.moves)
+        self._grid: ProcessGrid | None = None  # with the next two set up in the first run
+        self._near: Neighbours | None = None
+        self._multiply: Callable[[Any, Recorder, Callable[[int, int], object]], None]
+
+    def __call__(self, beta: complex = 0, *, check: bool = True) -> DistMatrix:
+        """C := alpha A B + beta C of what the matrices now hold; returns C.  Collective over the grid.
+
+        beta  : 0, or any number if the plan was made with one.
+        check : False skips the allreduce that makes all ranks raise the same exception.
+        """
+        start = perf_counter()
+        with together(self._matrices[0].grid.comm if check else None) as said:
+            beta = beta_of(beta, self._matrices[2], self.plan)
+            said += [f"beta={beta}", self.plan.description]
+        return self.run(beta, start)
+
+    def run(self, beta: Any, start: float, progress: Callable[[int, int], object] | None = None) -> DistMatrix:
+        """Bring A and B where they fit, multiply, bring C home, report.  start : when the call began."""
+        (A, B, C), room, plan, moves = self._matrices, self._room, self.plan, self._moves
+        comm, reports = A.grid.comm, list[MoveReport]()
+        recorder, notify = Recorder(), Shield(progress)
+        recorder.hold(self._bytes)
+
+        def move(name: str, x: np.ndarray, beta: Any, y: np.ndarray) -> None:
+            begun, own = perf_counter(), Recorder()
+            exchange(1, x, beta, y, moves[name], room.messages[name], A.grid, own)
+            own.hold(room.messages[name].nbytes)
+            recorder.traffic += own.traffic
+            reports.append(move_report(name, moves[name], comm.rank, own, perf_counter() - begun))
+
+        with np.errstate(all="ignore"), kept_if_it_fails(room):
+            for name, x in (("A", A), ("B", B)):
+                if name in room.copies:
+                    move(name, x.stored, 0, room.copies[name])
+                elif name in room.staged:
+                    with recorder.phase("pack"):
+                        room.staged[name][...] = x.stored
+            with recorder.phase("wait"):
+                self._meet()
+            self._multiply(0 if "C" in moves else beta, recorder, notify)
+            if self._near:
+                with recorder.phase("wait"):
+                    self._near.sync()
+            if "C" in moves:
+                move("C", room.copies["C"], beta, C.stored)
+        C.report = partial(_report, plan, comm.rank, C.grid.coords, recorder, perf_counter() - start, reports)
+        if notify.error is not None:
+            raise notify.error
+        return C
+
+    def _meet(self) -> None:
+        """Wait until A and B can be read on all ranks of the node; set up what was not, or was given up since."""
+        (A, B, C), room, product = self._matrices, self._room, self.plan.product
+        grid = _grid(product, A.grid, B.grid, C.grid)
+        if grid is self._grid:
+            if self._near:
+                self._near.sync()
+            return
+        lying = {"A": A.stored, "B": B.stored, "C": C.stored} | room.copies | room.staged
+        a, b, c = (lying[name] for name in "ABC")
+        if self.plan.transposed:
+            a, b, c = b.T, a.T, c.T
+        self._grid, self._near = grid, None
+        if product.shared:
+            lent: dict[str, tuple[np.ndarray, Layout | None]] = {"A": (a, product.A), "B": (b, product.B)}
+            if not product.in_place:
+                lent |= {name: (room.product[name], None) for name in ("panels of A", "panels of B")}
+            self._near = Neighbours(A.grid, **lent)
+        if isinstance(product, Summa):
+            make = partial(SummaRun, self._alpha, a, b, c, product, grid, room.product, self._near)
+            if self._bytes <= SMALL and (product.in_place or A.grid.size == 1):
+                where = *(x.ctypes.data for x in (a, b, c)), self._near and self._near.lying
+                self._multiply = _again((product, self._alpha, where), make, A, B, C)
+            else:
+                self._multiply = make()
+        else:
+            algorithm = _ALGORITHMS[type(product)]
+            self._multiply = lambda beta, recorder, notify: algorithm(
+                self._alpha, a, b, beta, c, product, grid, room.product, recorder, notify, self._near
+            )
+
+
+def _again(key: tuple[Any, ...], make: Callable[[], SummaRun], A: DistMatrix, B: DistMatrix, C: DistMatrix) -> SummaRun:
+    """The run that formed C last, if all of it lies where it lay; else a new one.  Local.
+
+    key : all that a run depends on but its buffers.
+    C remembers its last run, which keeps the memory of A and B: only until either of the two goes.
+    """
+    if C.last_run is None or C.last_run.key != key:
+        C.last_run = _Last(key, make(), A, B)
+    run: SummaRun = C.last_run.run
+    return run
+
+
+class _Last:
+    """A run, until one of some matrices goes."""
+
+    __slots__ = ("__weakref__", "_watched", "key", "run")
+
+    def __init__(self, key: tuple[Any, ...], run: SummaRun, *matrices: DistMatrix) -> None:
+        self.key: tuple[Any, ...] | None = key
+        self.run: SummaRun | None = run
+        me = ref(self)  # no cycle: memory goes when its last name goes
+
+        def forget(_: object) -> None:
+            if last := me():
+                last.key = last.run = None
+
+        self._watched = [ref(matrix, forget) for matrix in matrices]
+
+
+_ALGORITHMS: dict[type[Product], Callable[..., None]] = {
+    Stationary: stationary,
+    Cannon: cannon,
+    Layered: layered,
+    Inner: inner,
+}
+
+
+def _grid(product: Product, *grids: ProcessGrid) -> ProcessGrid:
+    """The grid of a product: one of the matrices' if it is such, else one that is kept for it."""
+    if isinstance(product, Inner):  # its sums run over the whole communicator
+        return grids[0]
+    wanted = product.grid
+    for grid in grids:
+        for seen in (grid, grid.T):
+            if seen.comm is grids[0].comm and (seen.shape, seen.layers, seen.place) == (
+                wanted.shape,
+                wanted.layers,
+                wanted.place,
+            ):
+                return seen
+    return grids[0].work_grid(wanted.shape, wanted.layers, wanted.place)
+
+
+def beta_of(beta: Any, C: DistMatrix, plan: Plan) -> Any:
+    beta = as_scalar(beta, C.dtype, "beta")
+    if beta != 0 and plan.problem.plain and any(name == "C" for name, _ in plan.moves):
+        raise ArgumentError(f"beta = {beta}, but the plan was made for beta = 0: plan(..., beta=1)")
+    return beta
+
+
+def _report(
+    plan: Plan, rank: int, coords: tuple[int, int], recorder: Recorder, seconds: float, moves: list[MoveReport]
+) -> Report:
+    product = plan.product
+    return Report(
+        algorithm=plan.algorithm,
+        inside=plan.inside,
+        mover=product.mover,
+        grid=plan.shape[:2],
+        layers=plan.shape[2],
+        mnk=plan.mnk,
+        dtype=str(product.accumulate),
+        panels=product.panels,
+        panel_width=product.widest,
+        lookahead=product.lookahead,
+        threads=threads(),
+        rank=rank,
+        coords=coords,
+        flops=product.flops,
+        seconds=seconds,
+        compute_seconds=recorder.seconds.get("compute", 0.0),
+        wait_seconds=recorder.seconds.get("wait", 0.0),
+        hidden_seconds=recorder.seconds.get("hidden", 0.0),
+        pack_seconds=recorder.seconds.get("pack", 0.0),
+        counted=recorder.traffic,
+        predicted=plan.traffic(rank),
+        extra_bytes=recorder.peak_bytes,
+        predicted_extra_bytes=plan.extra_bytes(rank),
+        predicted_seconds=plan.seconds,
+        lower_bound_words=plan.lower_bound_words,
+        moves=tuple(moves),
+    )
