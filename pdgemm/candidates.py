@@ -286,8 +286,9 @@ def layered_on(problem: Problem, box: Box, inside: str, on_layer_0: bool = False
 
 def inner_on(problem: Problem, a: Layout, b: Layout) -> Inner:
     """A and B in such layouts, C where it is."""
+    mover = "shared" if problem.broadcast_by_message == "shared" else "reduce_scatter"
     accumulate, rows = problem.accumulate, problem.reduced_rows
-    return Inner(a, b, problem.C, accumulate, problem.width, 0, "reduce_scatter", rows, problem.size)
+    return Inner(a, b, problem.C, accumulate, problem.width, 0, mover, rows, problem.size)
 
 
 def inner_layouts(problem: Problem) -> Iterator[tuple[Layout, Layout]]:

@@ -14,6 +14,7 @@ from mpi4py import MPI
 from pdgemm.accumulator import Accumulator, Room, add_sums
 from pdgemm.blockcopy import copy_blocks
 from pdgemm.cannon import cannon
+from pdgemm.elements import slabs
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local import scale
 from pdgemm.neighbours import Neighbours
@@ -50,10 +51,13 @@ def layered(
     that of the layer's product, and mn/q^2 words and a little.
     Error: |C - C^| <= gamma_k |A||B| in the type of accumulation (Higham 2002, 3.5), and one rounding to C's.
     """
-    if grid.idle:
-        return
     if not plan.mnk[2]:
         scale(beta, C)
+        return
+    lent = near if plan.reduction.read else None
+    if grid.idle:
+        if lent:
+            lent.sync()  # as all ranks of the node do
         return
     rank = grid.comm.rank
     layer = plan.layer(rank)
@@ -62,8 +66,10 @@ def layered(
         cannon(alpha, A, B, 0, sums, layer, grid, room, recorder, notify)
     else:
         SummaRun(alpha, A, B, sums, layer, grid, room, near)(0, recorder, notify)
+    parts = _parts("partial C", sums, plan.reduction, rank, lent, recorder)
     for window in plan.reduction.windows(rank):
-        _add_up(sums[slice(*window)], beta, C, window, plan.reduction, grid.depth, rank, room, recorder)
+        here = [x[slice(*window)] for x in parts]
+        _add_up(here, beta, C, window, plan.reduction, grid.depth, rank, room, recorder)
 
 
 def inner(
@@ -77,35 +83,52 @@ def inner(
     room: Room,
     recorder: Recorder,
     notify: Notify,
-    near: None = None,
+    near: Neighbours | None,
 ) -> None:
     """C := alpha A B + beta C where each rank holds columns of A and the same rows of B.  Collective over grid.comm.
 
     A : this rank's columns of A, (m, k_loc);  B : the same rows of B, (k_loc, n);  C : this rank's part of
         C (m, n), of any layout, overwritten, not read where beta is 0.
     room : the buffers of the plan.   recorder : takes seconds, words and messages.   notify : hears of each
-        reduction; must not raise.
+        reduction; must not raise.   near : where parts of sums are read in place, `sums` of the other ranks.
 
-    Cost per rank: 2mnk/P flops; mn(P - 1)/P words in and out, independent of k, by one reduce-scatter, or one for
-    every `plan.rows` rows of C; extra memory 2 n plan.rows words and a little.
+    Cost per rank: 2mnk/P flops; mn(P - 1)/P words in and out, independent of k, read in place or by one
+    reduce-scatter, for every `plan.rows` rows of C; extra memory 2 n plan.rows words and a little.
     Error: |C - C^| <= gamma_k |A||B| in the type of accumulation (Higham 2002, 3.5), and one rounding to C's.
     """
     n, comm = plan.mnk[1], grid.comm
     if not plan.windows:
         scale(beta, C)
     for done, (lo, hi) in enumerate(plan.windows, 1):
+        if near and done > 1:
+            with recorder.phase("wait"):
+                near.sync()  # the last sums have been read
         sums = room["sums"][: (hi - lo) * n].reshape(hi - lo, n)
         with recorder.phase("compute"):
             if A.shape[1]:
                 Accumulator(alpha, 0, sums, plan, room).add_wide(A[lo:hi], B)
             else:
                 sums[...] = 0
-        _add_up(sums, beta, C, (lo, hi), plan.reduction, comm, comm.rank, room, recorder)
+        parts = _parts("sums", sums, plan.reduction, comm.rank, near, recorder)
+        _add_up(parts, beta, C, (lo, hi), plan.reduction, comm, comm.rank, room, recorder)
         notify(done, len(plan.windows))
 
 
+def _parts(
+    name: str, sums: np.ndarray, reduction: Reduction, rank: int, near: Neighbours | None, recorder: Recorder
+) -> list[np.ndarray]:
+    """The parts of the sum of a rank's block: its own or, where they can be read in place, those of all its group."""
+    if not near:
+        return [sums]
+    with recorder.phase("wait"):
+        near.sync()  # they are complete
+    at = reduction.at(rank)
+    assert at is not None
+    return [near(name, other)[: sums.size].reshape(sums.shape) for other in reduction.group(*at)]
+
+
 def _add_up(
-    sums: np.ndarray,
+    parts: list[np.ndarray],
     beta: Any,
     C: np.ndarray,
     window: tuple[int, int],
@@ -115,22 +138,55 @@ def _add_up(
     room: Room,
     recorder: Recorder,
 ) -> None:
-    """C := sum over comm of `sums` + beta C, for these rows of a block."""
+    """C := sum over comm of their parts + beta C, for these rows of a block.
+
+    parts : where they are read in place, those of all ranks; else this rank's.
+    """
     at = reduction.at(rank)
     assert at is not None
     counts = reduction.counts(*at, window)
-    with recorder.phase("pack"):
-        packed = room["in the order of ranks"][: sums.size]
-        _by_owner(sums, packed, window, reduction, at, counts)
-    with recorder.phase("wait"):
-        mine = room["mine"][: counts[comm.rank]]
-        comm.Reduce_scatter(packed, mine, counts.tolist(), MPI.SUM)
-    _count(counts, comm.rank, recorder)
+    mine = room["mine"][: counts[comm.rank]]
+    if reduction.read:
+        with recorder.phase("compute"):
+            _read(parts, mine, window, reduction, at, rank, room["another's"])
+        recorder.traffic.read(mine.size * (comm.size - 1))
+    else:
+        with recorder.phase("pack"):
+            packed = room["in the order of ranks"][: parts[0].size]
+            _by_owner(parts[0], packed, window, reduction, at, counts)
+        with recorder.phase("wait"):
+            comm.Reduce_scatter(packed, mine, counts.tolist(), MPI.SUM)
+        _count(counts, comm.rank, recorder)
     with recorder.phase("compute"):
         rows = reduction.rows_to(at[0]).get(reduction.C.coords(rank)[0])
         if rows is not None and mine.size:
             part = C[rows.before(window[0]) : rows.before(window[1])]
             add_sums(mine.reshape(part.shape), beta, part, room["update"])
+
+
+def _read(
+    parts: list[np.ndarray],
+    mine: np.ndarray,
+    window: tuple[int, int],
+    reduction: Reduction,
+    at: tuple[int, int],
+    rank: int,
+    another: np.ndarray,
+) -> None:
+    """mine := the sum of what all parts have of this rank's elements of C, a few rows at a time."""
+    if not mine.size:
+        return
+    i, j = reduction.C.coords(rank)
+    all_rows, cols = reduction.rows_to(at[0])[i], reduction.cols_to(at[1])[j].pack()
+    rows = all_rows.cut(*(all_rows.before(row) for row in window)).shifted(window[0], 0).pack()
+    total = mine.reshape(rows.size, cols.size)
+    for few in slabs(rows.size, cols.size, another.size):
+        here = rows.cut(few.start, few.stop).pack()
+        copy_blocks(parts[0], total[few], here, cols)
+        for part in parts[1:]:
+            packed = another[: here.size * cols.size].reshape(here.size, cols.size)
+            copy_blocks(part, packed, here, cols)
+            total[few] += packed
 
 
 def _by_owner(

@@ -118,13 +118,13 @@ class Plan:
         """Does it allocate memory that the ranks of a node share?"""
         product, moved = self.product, dict(self.moves)
         back = "C" in moved and moved["C"].shared
-        return bool(self.staged) or back or (product.shared and (not product.in_place or bool({*"AB"} & {*moved})))
+        return bool(self.staged or product.lent_buffers or {*product.lends} & {*moved}) or back
 
     @cached_property
     def staged(self) -> dict[str, Layout]:
         """Operands that are copied to where the ranks of the node can read them."""
         problem = self.problem
-        stay = set(problem.private if self.product.shared else "") - {name for name, _ in self.moves}
+        stay = set(problem.private if self.product.lends else "") - {name for name, _ in self.moves}
         return {name: x for name, x in (("A", problem.A), ("B", problem.B)) if name in stay}
 
     @cached_property
@@ -314,7 +314,7 @@ def tuned(plan: Plan) -> Plan:
     or whose panels are all that a rank has, stays.
     """
     problem, product = plan.problem, plan.product
-    if not (product.shared or product.mover in BROADCASTS) or product.width != problem.width:
+    if not (product.lends or product.mover in BROADCASTS) or product.width != problem.width:
         return plan
     movers = BROADCASTS if problem.mover == "auto" and not product.shared else (product.mover,)
     widths = [problem.width] if problem.width_asked else [x for x in WIDTHS if x <= problem.width] or [problem.width]

@@ -42,14 +42,14 @@ class Buffers:
                 return grid.memory.empty(shape, layout.dtype, layout.order)
             return np.empty(shape, layout.dtype, layout.order)
 
-        relayed = ("panels of A", "panels of B") if plan.product.shared and not plan.product.in_place else ()
+        lent = plan.product.lent_buffers
         self.product = {
-            name: grid.memory.empty((words,), dtype) if name in relayed else np.empty(words, dtype)
+            name: grid.memory.empty((words,), dtype) if name in lent else np.empty(words, dtype)
             for name, (words, dtype) in plan.buffers(rank).items()
         }
         self.messages = {name: Room(move, rank) for name, move in plan.moves}
         self.copies = {
-            name: empty(*((move.source, move.shared) if name == "C" else (move.target, plan.product.shared)))
+            name: empty(*((move.source, move.shared) if name == "C" else (move.target, bool(plan.product.lends))))
             for name, move in plan.moves
         }
         self.staged = {name: empty(layout, shared=True) for name, layout in plan.staged.items()}
@@ -141,9 +141,9 @@ class Prepared:
             a, b, c = b.T, a.T, c.T
         self._grid, self._near = grid, None
         if product.shared:
-            lent: dict[str, tuple[np.ndarray, Layout | None]] = {"A": (a, product.A), "B": (b, product.B)}
-            if not product.in_place:
-                lent |= {name: (room.product[name], None) for name in ("panels of A", "panels of B")}
+            operands = {"A": (a, product.A), "B": (b, product.B)}
+            lent: dict[str, tuple[np.ndarray, Layout | None]] = {name: operands[name] for name in product.lends}
+            lent |= {name: (room.product[name], None) for name in product.lent_buffers}
             self._near = Neighbours(A.grid, **lent)
         if isinstance(product, Summa):
             make = partial(SummaRun, self._alpha, a, b, c, product, grid, room.product, self._near)

@@ -18,7 +18,7 @@ from pdgemm.local import scale
 from pdgemm.movers import MOVERS
 from pdgemm.movers.ring import announce, follow, relay
 from pdgemm.neighbours import Neighbours
-from pdgemm.panels import column_room, flipped, in_place
+from pdgemm.panels import column_panel, column_room, flipped, in_place
 from pdgemm.pipeline import PanelRing, Slot
 from pdgemm.products import Line, Summa
 from pdgemm.timing import Recorder, Traffic
@@ -183,30 +183,29 @@ class _Side:
         self, steps: list[tuple[int, Pairing]], runs: Pairing, turn: int, fence: Callable[[], object]
     ) -> _Panel:
         """Of this node where it lies, if that will do; else put together by one rank of the node for all of them."""
-        me, line, slot = self._comm.rank, self._line, turn % self._slots
-        near, receiver = line.near(me), line.receiver(me, turn)
-        alone, first = len(steps) == 1, steps[0][0]
-        view = in_place(self._parts[first], runs, travels=False) if alone and first in near else None
-        mine, panel = (self._room(place, runs.size, slot, by_columns=not alone) for place in (me, receiver))
+        me, slot, alone = self._comm.rank, turn % self._slots, len(steps) == 1
+        way = self._line.passage(me, [owner for owner, _ in steps], runs.single, turn)
+        mine, panel = (self._room(place, runs.size, slot, by_columns=not alone) for place in (me, way.receiver))
+        if way.in_place:
+            panel = column_panel(self._parts[steps[0][0]], self._order, runs, panel, travels=False)
         parts, at = list[_Part](), 0
-        for number, (owner, cols) in enumerate(steps):
+        for number, ((owner, cols), chain) in enumerate(zip(steps, way.chains)):
             there, at = mine[:, at : at + cols.size], at + cols.size
-            chain = line.chain(owner, turn)
-            leaves = owner == me and len(chain) > 1
+            leaves = owner == me and bool(chain)
             ready = in_place(self._parts[me], cols, travels=True) if leaves and alone else None
-            gathers = view is None and receiver == me and owner in near
+            gathers = not way.in_place and way.receiver == me and owner in self._parts
             pack = self._pack(owner, there, cols) if gathers or (leaves and ready is None) else None
-            if me in chain and len(chain) > 1:
+            if chain:
                 x = wire(there if ready is None else ready)
                 bring: Callable[[Slot, Traffic], object] | None = partial(relay, self._comm, x, chain)
             else:
                 bring = partial(_read, there.size) if owner != me else None
             parts.append(_Part(pack, bring, slot + number * self._slots))
-        if view is None and len(near) > 1:
-            readers = [place for place in near if place != me]
-            tell = partial(announce, self._comm, readers) if receiver == me else partial(follow, self._comm, receiver)
-            parts.append(_Part(None, partial(tell, fence), slot))
-        return _Panel(panel if view is None else view, parts)
+        if way.readers:
+            tells = partial(announce, self._comm, way.readers, fence)
+            hears = partial(follow, self._comm, way.receiver, fence)
+            parts.append(_Part(None, tells if way.receiver == me else hears, slot))
+        return _Panel(panel, parts)
 
     def _room(self, place: int, width: int, slot: int, by_columns: bool) -> np.ndarray:
         return column_room(self._rows, "F" if by_columns else self._order, width, self._rooms[place][slot])

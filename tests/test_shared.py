@@ -356,3 +356,31 @@ def size_of_c(grid: Any, mnk: tuple[int, int, int], blocks: tuple[Any, ...]) -> 
 
     block = None if blocks[0] is None else (blocks[0], blocks[1])
     return Distribution.over(grid.shape, mnk[:2], block).local_shape(grid.coords)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("rows", [3, 40])
+def test_sums_are_read_where_they_lie(comm: Any, rows: int, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By "inner" and "2.5d" with SUMMA inside, in one window of rows or several: no message, with idle ranks too."""
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm, planner
+    from pdgemm.products import layered
+
+    monkeypatch.setattr(layered, "MESSAGE_BYTES", rows * 29 * 8)
+    planner.plan_product.cache_clear()
+    grids = [("inner", None, None)]
+    grids += [("2.5d", (pr, pc), c) for c in (2, 3) for pr in (1, 2, 3) for pc in (1, 2) if pr * pc * c <= comm.size]
+    with ProcessGrid(comm) as grid:
+        for algorithm, shape, layers in grids:
+            made: dict[str, Any] = {"grid": grid, "block": 4, "order": order}
+            A, B, C = (DistMatrix.random(x, seed=s, **made) for s, x in enumerate(((37, 90), (90, 29), (37, 29))))
+            a, b, c = A.allgather(), B.allgather(), C.allgather()
+            pdgemm(2, A, B, 1, C, algorithm=algorithm, shape=shape, layers=layers)
+            assert gemm_error(C.allgather(), 2, a, b, 1, c) <= TOLERANCE
+            report = C.report
+            assert report.counted == report.predicted
+            if report.inside != "cannon":
+                assert report.mover == "shared"
+                assert report.counted.messages_received == report.counted.messages_sent == 0
+                assert algorithm == "2.5d" or report.panels == (13 if rows == 3 else 1)
+    planner.plan_product.cache_clear()

@@ -17,7 +17,7 @@ from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout
 from pdgemm.grids.runs import Pairing, pairings
 from pdgemm.products.cannon import Cannon
-from pdgemm.products.product import Buffers, Placed, Product, scaled
+from pdgemm.products.product import SLAB, Buffers, Placed, Product, scaled
 from pdgemm.products.summa import Summa
 from pdgemm.timing import Traffic, Transfer
 
@@ -29,6 +29,7 @@ class Reduction:
     rows, cols : how C is cut into blocks.
     groups     : the ranks that add up block (i, j), row by row; the elements of the block are theirs in C.
     high       : rows of a block that are reduced at a time.
+    read       : the parts are read where they lie, nothing is sent.
     """
 
     rows: BlockCyclic
@@ -37,6 +38,7 @@ class Reduction:
     C: Layout
     dtype: np.dtype
     high: int
+    read: bool
 
     def at(self, rank: int) -> tuple[int, int] | None:
         """The block that a rank works on."""
@@ -84,17 +86,21 @@ class Reduction:
         at = self.at(rank)
         if at is None:
             return Traffic()
-        number = self.group(*at).index(rank)
-        every = (reduce_scatter_traffic(self.counts(*at, window), number) for window in self.windows(rank))
-        return sum(every, Traffic())
+        number, counts = self.group(*at).index(rank), [self.counts(*at, window) for window in self.windows(rank)]
+        if not self.read:
+            return sum((reduce_scatter_traffic(words, number) for words in counts), Traffic())
+        traffic = Traffic()
+        traffic.read(sum(int(words[number]) for words in counts) * (len(self.group(*at)) - 1))
+        return traffic
 
     def buffers(self, rank: int | None) -> Buffers:
         cols = self.shape(rank)[1]
         high = max((hi - lo for lo, hi in self.windows(rank)), default=0)
         mine = min(high * cols, self._largest_share) if rank is None else self._most(rank)
         return {
-            "in the order of ranks": (high * cols, self.dtype),
+            "in the order of ranks": (0 if self.read else high * cols, self.dtype),
             "mine": (mine, self.dtype),
+            "another's": (min(mine, max(SLAB, self.C.local_shape(rank)[1])) * self.read, self.dtype),
         }
 
     def _most(self, rank: int) -> int:
@@ -145,7 +151,16 @@ class Inner(Product):
     def reduction(self) -> Reduction:
         m, n, _ = self.mnk
         everyone = (tuple(range(self.size)),)
-        return Reduction(BlockCyclic.even(m, 1), BlockCyclic.even(n, 1), everyone, self.C, self.accumulate, self.rows)
+        blocks = BlockCyclic.even(m, 1), BlockCyclic.even(n, 1)
+        return Reduction(*blocks, everyone, self.C, self.accumulate, self.rows, read=self.shared)
+
+    @property
+    def lends(self) -> str:
+        return ""
+
+    @property
+    def lent_buffers(self) -> tuple[str, ...]:
+        return ("sums",) if self.shared else ()
 
     @property
     def panels(self) -> int:
@@ -179,7 +194,7 @@ class Inner(Product):
         return m, n, self.A.local_shape(rank)[1]
 
     def copied(self, rank: int) -> int:
-        """The sum is written, put in the order of ranks, and a share of it is added to C."""
+        """The sum is written, put in the order of ranks or read by them, and a share of it is added to C."""
         m, n, _ = self.mnk
         rows, cols = self.C.local_shape(rank)
         return (2 * m * n + rows * cols) * self.accumulate.itemsize
@@ -191,7 +206,7 @@ class Inner(Product):
         reduction = (
             self.reduction.buffers(rank)
             if high
-            else dict.fromkeys(["in the order of ranks", "mine"], (0, self.accumulate))
+            else dict.fromkeys(["in the order of ranks", "mine", "another's"], (0, self.accumulate))
         )
         return reduction | {
             "converted A": (self.converts(self.A, "C") * k_loc * high, self.panel_dtype),
@@ -226,6 +241,10 @@ class Layered(Product):
     def in_place(self) -> bool:
         return self.shared and not self.nodes
 
+    @property
+    def lent_buffers(self) -> tuple[str, ...]:
+        return self._layers[0].lent_buffers or (("partial C",) if self.in_place else ())
+
     @cached_property
     def grid(self) -> Placed:
         return Placed((self.A.distribution.rows.parts, self.B.distribution.cols.parts), self.layers, self.place)
@@ -258,7 +277,7 @@ class Layered(Product):
         plane = len(self.place) // self.layers
         groups = tuple(self.place[at::plane] for at in range(plane))
         rows, cols = self.A.distribution.rows, self.B.distribution.cols
-        return Reduction(rows, cols, groups, self.C, self.accumulate, self.rows)
+        return Reduction(rows, cols, groups, self.C, self.accumulate, self.rows, read=self.in_place)
 
     @property
     def panels(self) -> int:
@@ -296,7 +315,7 @@ class Layered(Product):
         return self.inside == "cannon"
 
     def copied(self, rank: int) -> int:
-        """The sum of a block is written, put in the order of ranks, and a share of it is added to C."""
+        """The sum of a block is written, put in the order of ranks or read by them, and a share of it is added to C."""
         (rows, cols), (own_rows, own_cols) = self.reduction.shape(rank), self.C.local_shape(rank)
         return self.layer(rank).copied(rank) + (2 * rows * cols + own_rows * own_cols) * self.accumulate.itemsize
 

@@ -5,9 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from math import lcm
+from typing import NamedTuple
 
 from pdgemm.grids.runs import Pairing
 from pdgemm.timing import Traffic
+
+
+class Passage(NamedTuple):
+    """What the ranks of one node have to do with a panel.
+
+    in_place : they read all of it where it lies.
+    receiver : else one of them puts it together, where the others, its readers, find it.
+    chains   : of each part, the places that it passes through; () if this rank is none of them.
+    """
+
+    in_place: bool
+    receiver: int
+    readers: list[int]
+    chains: list[list[int]]
 
 
 @dataclass(frozen=True)
@@ -48,6 +63,18 @@ class Line:
             self._chains[key] = list(first.values())
         return self._chains[key]
 
+    def passage(self, me: int, owners: list[int], one_run: bool, turn: int) -> Passage:
+        """Of panel number `turn`, to the node of the place `me`.
+
+        owners : of its parts.   one_run : its columns follow each other in its owner's array.
+        """
+        near = self.near(me)
+        in_place = len(owners) == 1 and owners[0] in near and one_run
+        receiver = self.receiver(me, turn)
+        readers = [place for place in near if place != receiver] if self.several and not in_place else []
+        chains = [self.chain(owner, turn) for owner in owners]
+        return Passage(in_place, receiver, readers, [x if me in x and len(x) > 1 else [] for x in chains])
+
     @cached_property
     def _places(self) -> dict[int, list[int]]:
         places: dict[int, list[int]] = {}
@@ -72,18 +99,16 @@ def relayed(breadth: int, panels: list[tuple[list[tuple[int, Pairing]], Pairing]
     total = Traffic()
     if not breadth or len(line.nodes) == 1:
         return total
-    near = line.near(me)
     for turn, (parts, whole) in enumerate(panels):
-        receiver = line.receiver(me, turn)
-        in_place = len(parts) == 1 and parts[0][0] in near and whole.single
-        signals = 0 if in_place or not line.several or len(near) == 1 else len(near) - 1 if me == receiver else 1
+        way = line.passage(me, [owner for owner, _ in parts], whole.single, turn)
+        signals = len(way.readers) if me == way.receiver else min(1, len(way.readers))
         total.messages_sent += signals
         total.messages_received += signals
-        for owner, runs in parts:
-            words, chain = breadth * runs.size, line.chain(owner, turn)
-            if me in chain[:-1]:
+        for (owner, runs), chain in zip(parts, way.chains):
+            words = breadth * runs.size
+            if chain and me != chain[-1]:
                 total.sent(words)
-            if me in chain[1:]:
+            if chain and me != owner:
                 total.received(words)
             elif me != owner:
                 total.read(words)

@@ -157,6 +157,16 @@ class Product:
         return self.shared
 
     @property
+    def lends(self) -> str:
+        """Those of A and B that the ranks of a node read in each other's memory."""
+        return "AB" if self.shared else ""
+
+    @property
+    def lent_buffers(self) -> tuple[str, ...]:
+        """The buffers that they read there."""
+        return ()
+
+    @property
     def at_hand(self) -> bool:
         """Is all there that the first step needs?"""
         return self.in_place

@@ -41,6 +41,10 @@ class Summa(Product):
     def in_place(self) -> bool:
         return self.shared and not self.nodes
 
+    @property
+    def lent_buffers(self) -> tuple[str, ...]:
+        return ("panels of A", "panels of B") if self.nodes else ()
+
     @cached_property
     def panels(self) -> int:
         return int(self._counts.sum())
