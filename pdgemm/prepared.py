@@ -153,9 +153,10 @@ class Prepared:
             else:
                 self._multiply = make()
         else:
-            algorithm = _ALGORITHMS[type(product)]
+            algorithm, alpha, near = _ALGORITHMS[type(product)], self._alpha, self._near
+            # not of self: that would keep the buffers until a garbage collector comes
             self._multiply = lambda beta, recorder, notify: algorithm(
-                self._alpha, a, b, beta, c, product, grid, room.product, recorder, notify, self._near
+                alpha, a, b, beta, c, product, grid, room.product, recorder, notify, near
             )
 
 

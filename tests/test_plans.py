@@ -328,3 +328,33 @@ def test_a_product_of_the_same_matrices_is_not_made_anew(comm: Any, monkeypatch:
         assert found or comm.size == 1
         for x in others:
             check(3, B, x, 0, 1)
+
+
+@pytest.mark.mpi
+def test_buffers_go_with_the_call(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them, at once, and not when a garbage collector finds them."""
+    import gc
+    import weakref
+
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm, prepared
+
+    alive: list[Any] = []
+    buffers = prepared.Buffers.__init__
+
+    def seen(self: Any, *args: Any) -> None:
+        buffers(self, *args)
+        alive.append(weakref.ref(self))
+        alive.extend(weakref.ref(x) for x in self.product.values() if x.nbytes > prepared.SMALL)
+
+    monkeypatch.setattr(prepared.Buffers, "__init__", seen)
+    with ProcessGrid(comm) as grid:
+        A, B, C = (DistMatrix.random((300, 300), grid=grid, block=7, seed=seed) for seed in range(3))
+        gc.disable()
+        try:
+            for algorithm, shape, layers in accepted(comm.size):
+                alive.clear()
+                pdgemm(1, A, B, 0, C, algorithm=algorithm, shape=shape, layers=layers)
+                assert alive
+                assert not [x() for x in alive if x() is not None], algorithm
+        finally:
+            gc.enable()
