@@ -88,7 +88,7 @@ class Job:
         """Why it ended without an answer."""
         self.end()
         self.errors.seek(0)
-        lines = [line.strip() for line in self.errors if line.strip()] or ["it ended without an answer"]
+        lines = [line.strip() for line in self.errors if any(map(str.isalnum, line))] or ["it ended without an answer"]
         return next((line for line in lines if FAULT.match(line)), lines[-1])
 
     def end(self, stuck: bool = False) -> None:
