@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pdgemm import dtypes
+from pdgemm.costs import gemm_flops
 from pdgemm.elements import tiles
 from pdgemm.grids.layout import Layout
 from pdgemm.local import gemm_accumulate, integer_accumulate, prepare, scale, update
@@ -44,14 +45,14 @@ class Accumulator:
         """One panel of A, all rows of `sums` high, times one of B, all columns wide."""
         A, conjugate_a = self._ready(A, self.plan.A, self.room["converted A"])
         B, conjugate_b = self._ready(B, self.plan.B, self.room["converted B"])
-        if self.integer:
-            scale(self.beta, self.sums)
-            integer_accumulate(self.alpha, A, B, self.sums, self.room["exact"])
-        else:
-            for a, b, c in self._slabs(A, B):
+        for a, b, c in self._slabs(A, B):
+            if self.integer:
+                scale(self.beta, c)
+                integer_accumulate(self.alpha, a, b, c, self.room["exact"])
+            else:
                 gemm_accumulate(self.alpha, a, b, self.beta, c, conjugate_a, conjugate_b)
-                if self.between:
-                    self.between()
+            if self.between:
+                self.between()
         self.beta = 1
 
     def prepared(self, A: np.ndarray, B: np.ndarray) -> Callable[[], None]:
@@ -78,10 +79,11 @@ class Accumulator:
             self.add(A[:, start : start + width], B[start : start + width])
 
     def _slabs(self, A: np.ndarray, B: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Parts of the product that take a few milliseconds each: rows or columns of C, what is contiguous."""
-        C, flops = self.sums, 2 * A.shape[1] * self.sums.size
-        by_columns = C.size > 0 and C.strides[0] < C.strides[1]
-        length = C.shape[by_columns]
+        """Parts of the product that take a few milliseconds each: rows or columns of C, whatever there is more of."""
+        C = self.sums
+        m, n = C.shape
+        by_columns, length = n > m, max(m, n)
+        flops = gemm_flops(m, n, A.shape[1], complex_=C.dtype.kind == "c")
         parts = max(1, min(length // SLAB_ROWS, round(flops / SLAB_FLOPS))) if self.between else 1
         step = -(-length // parts) or 1
         for start in range(0, max(1, length), step):

@@ -80,8 +80,8 @@ def pdgemm(
     memory_limit : bytes per rank for all buffers beyond A, B and C: panels, messages, copies of redistributed
         matrices, and sums where C has another type than accumulate_dtype.
     mover        : how panels come from their owners: "shared" (read in place, in memory that the ranks of a node
-        share; relayed once to each other node), "ibcast" (MPI_Ibcast), "ring" (point-to-point), or "auto": "shared"
-        where ranks share memory, else by the model.
+        share, and so are parts of sums; relayed once to each other node), "ibcast" (MPI_Ibcast), "ring"
+        (point-to-point), or "auto": "shared" where ranks share memory, else by the model.
     accumulate_dtype : type in which products are added up.  By default the common type of A, B and C; for 16-bit
         types float32, for int8 int32.  Panels are converted one by one, never whole matrices.
     machine      : what messages and flops take, by default the file that PDGEMM_MACHINE names (`pdgemm calibrate`

@@ -45,7 +45,7 @@ def layered(
         needs 1/c of each, so they are not replicated.
     C    : this rank's elements of C (m, n), any part of block (i, j); overwritten, not read where beta is 0.
     room : the buffers of the plan.   recorder : takes seconds, words and messages.   notify : hears of each panel;
-        must not raise.   near : where panels are read in place, A and B of the other ranks.
+        must not raise.   near : where panels are read in place, A and B of the other ranks, and their sums.
 
     Cost per rank on q x q x c, P = q^2 c: 2mnk/P flops; (mk + kn)(q - 1)/P + mn (c - 1)/P words in; extra memory
     that of the layer's product, and mn/q^2 words and a little.
@@ -101,7 +101,7 @@ def inner(
         scale(beta, C)
     for done, (lo, hi) in enumerate(plan.windows, 1):
         if near and done > 1:
-            with recorder.phase("wait"):
+            with recorder.phase("sync"):
                 near.sync()  # the last sums have been read
         sums = room["sums"][: (hi - lo) * n].reshape(hi - lo, n)
         with recorder.phase("compute"):
@@ -120,7 +120,7 @@ def _parts(
     """The parts of the sum of a rank's block: its own or, where they can be read in place, those of all its group."""
     if not near:
         return [sums]
-    with recorder.phase("wait"):
+    with recorder.phase("sync"):
         near.sync()  # they are complete
     at = reduction.at(rank)
     assert at is not None

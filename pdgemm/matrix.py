@@ -64,7 +64,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         self.shared = shared
         self._report: Any = None
         self._layout: tuple[Any, Layout] | None = None
-        self.last_run: Any = None  # `pdgemm.prepared` remembers by it how to form this matrix again
+        self._last_run: Any = None  # `pdgemm.prepared` remembers by it how to form this matrix again
 
     # ------------------------------------------------------------------ making
     @classmethod

@@ -13,7 +13,8 @@ class Neighbours:
 
     lent : by name, this rank's array, in the memory that the node shares, and the layout of the matrix whose local
         array it is; None: all ranks that are asked for have one of the same shape.
-    Between the two synchronisations nobody writes to a matrix, and everybody reads it without asking.
+    Between the two synchronisations nobody writes to a matrix, and everybody reads it without asking; what is written
+    in between, such as parts of sums, may be read after a further one.
     """
 
     def __init__(self, grid: ProcessGrid, **lent: tuple[np.ndarray, Layout | None]) -> None:

@@ -243,7 +243,7 @@ class Plan:
                 ...                         # change the elements of A and B
                 product()                   # C := A B;  product(beta=1): C := A B + C
 
-        Keeps the plan's buffers, A, B and C; `execute` makes them anew in each call.  Raises what `execute` does.
+        Keeps the plan's buffers, A, B and C; `execute` allocates them in each call.  Raises what `execute` does.
         """
         from pdgemm.gemm import prepare
 

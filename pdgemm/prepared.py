@@ -28,6 +28,7 @@ from pdgemm.threads import threads
 from pdgemm.timing import Recorder
 
 SMALL = 1 << 14  # bytes of buffers that a C may keep to be formed again
+FEW = 64  # panels, of a kilobyte of views each, likewise
 
 
 class Buffers:
@@ -114,11 +115,11 @@ class Prepared:
                 elif name in room.staged:
                     with recorder.phase("pack"):
                         room.staged[name][...] = x.stored
-            with recorder.phase("wait"):
+            with recorder.phase("sync"):
                 self._meet()
             self._multiply(0 if "C" in moves else beta, recorder, notify)
             if self._near:
-                with recorder.phase("wait"):
+                with recorder.phase("sync"):
                     self._near.sync()
             if "C" in moves:
                 move("C", room.copies["C"], beta, C.stored)
@@ -147,8 +148,9 @@ class Prepared:
             self._near = Neighbours(A.grid, **lent)
         if isinstance(product, Summa):
             make = partial(SummaRun, self._alpha, a, b, c, product, grid, room.product, self._near)
-            if self._bytes <= SMALL and (product.in_place or A.grid.size == 1):
-                where = *(x.ctypes.data for x in (a, b, c)), self._near and self._near.lying
+            where_it_lay = (product.in_place or A.grid.size == 1) and not (room.copies or room.staged)
+            if where_it_lay and self._bytes <= SMALL and product.panels <= FEW:
+                where = *((x.ctypes.data, x.strides) for x in (a, b, c)), self._near and self._near.lying
                 self._multiply = _again((product, self._alpha, where), make, A, B, C)
             else:
                 self._multiply = make()
@@ -166,9 +168,11 @@ def _again(key: tuple[Any, ...], make: Callable[[], SummaRun], A: DistMatrix, B:
     key : all that a run depends on but its buffers.
     C remembers its last run, which keeps the memory of A and B: only until either of the two goes.
     """
-    if C.last_run is None or C.last_run.key != key:
-        C.last_run = _Last(key, make(), A, B)
-    run: SummaRun = C.last_run.run
+    last: _Last | None = C._last_run
+    run = last.run if last and last.key == key else None
+    if run is None:
+        run = make()
+        C._last_run = _Last(key, run, A, B)
     return run
 
 
@@ -241,7 +245,8 @@ def _report(
         flops=product.flops,
         seconds=seconds,
         compute_seconds=recorder.seconds.get("compute", 0.0),
-        wait_seconds=recorder.seconds.get("wait", 0.0),
+        wait_seconds=recorder.seconds.get("wait", 0.0) + recorder.seconds.get("sync", 0.0),
+        sync_seconds=recorder.seconds.get("sync", 0.0),
         hidden_seconds=recorder.seconds.get("hidden", 0.0),
         pack_seconds=recorder.seconds.get("pack", 0.0),
         counted=recorder.traffic,

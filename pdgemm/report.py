@@ -61,7 +61,8 @@ class Report:
     compute_seconds: float
     wait_seconds: float
     pack_seconds: float
-    hidden_seconds: float  # in which something was on its way, and this rank did not wait
+    sync_seconds: float  # of those waits, the ones for the ranks of the node, which bring nothing
+    hidden_seconds: float  # in which something was on its way, as far as this rank had seen, and it did not wait
     counted: Traffic
     predicted: Traffic
     extra_bytes: int
@@ -78,10 +79,16 @@ class Report:
 
     @property
     def overlap(self) -> float | None:
-        """Transfer time that products hid, of all of it, as seen by this rank; None if it took part in no messages."""
-        transfer = self.hidden_seconds + self.wait_seconds
-        talked = self.counted.messages_received + self.counted.messages_sent
-        return self.hidden_seconds / transfer if talked and transfer else None
+        """Transfer time that products hid, of all of it; None if the product took part in no messages.
+
+        At most: what comes in the middle of a product is on its way until this rank looks after it, between nodes
+        every few milliseconds, on one node behind the product.
+        """
+        transfer = self.hidden_seconds + self.wait_seconds - self.sync_seconds
+        total = self.counted
+        messages = total.messages_received + total.messages_sent
+        moved = sum(x.counted.messages_received + x.counted.messages_sent for x in self.moves)
+        return self.hidden_seconds / transfer if messages > moved and transfer > 0 else None
 
     @property
     def gflops(self) -> float:
@@ -121,6 +128,7 @@ def summary(reports: Sequence[Report]) -> dict[str, Any]:
         "seconds": [r.seconds for r in reports],
         "compute_seconds": [r.compute_seconds for r in reports],
         "wait_seconds": [r.wait_seconds for r in reports],
+        "hidden_seconds": [r.hidden_seconds for r in reports],
         "pack_seconds": [r.pack_seconds for r in reports],
         "move_seconds": [r.move_seconds for r in reports],
         **{

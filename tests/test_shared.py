@@ -384,3 +384,40 @@ def test_sums_are_read_where_they_lie(comm: Any, rows: int, order: Any, monkeypa
                 assert report.counted.messages_received == report.counted.messages_sent == 0
                 assert algorithm == "2.5d" or report.panels == (13 if rows == 3 else 1)
     planner.plan_product.cache_clear()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_sums_wait_for_late_ranks(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last rank adds up late, and the first multiplies late: nobody reads too early, nobody writes too early."""
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm, planner
+    from pdgemm import layered as run
+    from pdgemm.accumulator import Accumulator
+    from pdgemm.products import layered
+
+    monkeypatch.setattr(layered, "MESSAGE_BYTES", 4 * 20 * 8)  # windows of 4 rows
+    planner.plan_product.cache_clear()
+    copy, add = run.copy_blocks, Accumulator.add_wide
+
+    def late_reader(*args: Any) -> None:
+        sleep(0.003 * (comm.rank == comm.size - 1))
+        copy(*args)
+
+    def late_writer(self: Accumulator, A: np.ndarray, B: np.ndarray) -> None:
+        sleep(0.003 * (comm.rank == 0))
+        add(self, A, B)
+
+    with ProcessGrid(comm, (1, comm.size)) as grid:
+        A, B, C = (DistMatrix.random((20, 20), grid=grid, seed=seed) for seed in range(3))
+        a, b = A.allgather(), B.allgather()
+        for algorithm in ("inner", "2.5d"):
+            for name in ("reader", "writer"):
+                with monkeypatch.context() as patch:
+                    if name == "reader":
+                        patch.setattr(run, "copy_blocks", late_reader)
+                    else:
+                        patch.setattr(Accumulator, "add_wide", late_writer)
+                    for alpha in (1, -2, 3):
+                        pdgemm(alpha, A, B, 0, C, algorithm=algorithm)
+                        errors = comm.allgather(gemm_error(C.allgather(), alpha, a, b))
+                        assert max(errors) <= TOLERANCE
+    planner.plan_product.cache_clear()

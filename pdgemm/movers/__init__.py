@@ -7,7 +7,8 @@ once, and leaves in `slot.arrivals` what to test or wait for before `x` may be r
 wait for before it may be rewritten.  Collective over `comm`, which has at least two ranks.  Words
 and messages are counted in `traffic` where they are handed to MPI.
 
-By "shared" nothing travels: ranks of one node read the panels in each other's memory (`pdgemm.neighbours`).
+By "shared" nothing travels: ranks of one node read panels, and parts of sums, in each other's memory
+(`pdgemm.neighbours`).
 """
 
 from __future__ import annotations

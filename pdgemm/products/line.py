@@ -16,7 +16,7 @@ class Passage(NamedTuple):
 
     in_place : they read all of it where it lies.
     receiver : else one of them puts it together, where the others, its readers, find it.
-    chains   : of each part, the places that it passes through; () if this rank is none of them.
+    chains   : of each part, the places that it passes through; [] if it stays, or this rank is none of them.
     """
 
     in_place: bool

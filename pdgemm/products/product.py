@@ -148,7 +148,7 @@ class Product:
 
     @property
     def shared(self) -> bool:
-        """Are panels read where they lie?"""
+        """Is anything read in the memory of the other ranks of a node, where it lies?"""
         return self.mover == "shared"
 
     @property

@@ -19,7 +19,7 @@ Layouts = tuple[Layout, ...]
 
 def makers(setting: Setting) -> Iterator[Maker]:
     grids: dict[object, ProcessGrid] = {}
-    algorithm = setting.variant if setting.variant in ALGORITHMS else "auto"
+    algorithm = "auto" if setting.variant in ("", "mkl") else setting.variant
     shapes = [(1, setting.comm.size)] if setting.layout == "columns" else boxes(setting.comm.size)
     given = [on_grid(setting, grids, shape) for shape in shapes]
     plan(*map(partial(empty, setting, grids), given[0]), algorithm=algorithm)  # impossible: says why
