@@ -148,8 +148,8 @@ class Prepared:
             self._near = Neighbours(A.grid, **lent)
         if isinstance(product, Summa):
             make = partial(SummaRun, self._alpha, a, b, c, product, grid, room.product, self._near)
-            where_it_lay = (product.in_place or A.grid.size == 1) and not (room.copies or room.staged)
-            if where_it_lay and self._bytes <= SMALL and product.panels <= FEW:
+            as_it_lies = (product.in_place or A.grid.size == 1) and not (room.copies or room.staged)
+            if as_it_lies and self._bytes <= SMALL and product.panels <= FEW:
                 where = *((x.ctypes.data, x.strides) for x in (a, b, c)), self._near and self._near.lying
                 self._multiply = _again((product, self._alpha, where), make, A, B, C)
             else:
@@ -218,6 +218,7 @@ def _grid(product: Product, *grids: ProcessGrid) -> ProcessGrid:
 
 
 def beta_of(beta: Any, C: DistMatrix, plan: Plan) -> Any:
+    """beta as a number of C's kind.  Raises ArgumentError where the plan reads no C."""
     beta = as_scalar(beta, C.dtype, "beta")
     if beta != 0 and plan.problem.plain and any(name == "C" for name, _ in plan.moves):
         raise ArgumentError(f"beta = {beta}, but the plan was made for beta = 0: plan(..., beta=1)")
