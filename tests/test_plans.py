@@ -317,9 +317,11 @@ def test_a_product_of_the_same_matrices_is_not_made_anew(comm: Any, monkeypatch:
         check(3, B, A, 1, 0)
         check(3, B, A[:, :], 1, 0)  # the same elements
         wide = np.random.default_rng(comm.rank).random((A.local.shape[0], 2 * A.local.shape[1]))
-        for stride in (1, 2):  # as far apart as they lie
-            x = wide[:, : A.local.shape[1]] if stride == 2 else wide.reshape(-1)[: A.local.size].reshape(A.local.shape)
-            check(3, DistMatrix.from_local(x, A.shape, grid=grid, block=A.block), B, 0, 1)
+        close, far = wide.reshape(-1)[: A.local.size].reshape(A.local.shape), wide[:, : A.local.shape[1]]
+        lying = [DistMatrix.from_local(x, A.shape, grid=grid, block=A.block) for x in (close, far)]
+        for X in lying:  # both alive, at one address, their rows at other distances
+            check(3, X, B, 0, 1)
+        check(5, B, A, 1, 1)
         place = A.local.ctypes.data
         gc.disable()
         try:
