@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from math import prod
+from time import perf_counter, sleep
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from pdgemm.grids.heap import PAGE, Heap
 
 WHERE = "/dev/shm"  # where Linux keeps memory that processes share
 _LEAST = 1 << 22  # bytes per rank that are worth a window
+_PATIENCE = 1e-3  # seconds of waiting that keep a core from those who are waited for; then this rank sleeps
+_NAP = 2e-4  # seconds
 
 
 class NodeMemory:
@@ -24,14 +27,15 @@ class NodeMemory:
     offset (`offset`, `array`).  Only what is touched takes memory, first touched by its owner, and what nothing
     refers to any more goes back to the system, but for a little that is kept for the next array.
 
-    limit : bytes of the window, at most.
-    size  : bytes of this rank's part; 0 where there is no memory to share, or nobody to share it with.
+    limit   : bytes of the window, at most.
+    crowded : more ranks than cores: who waits for long does it asleep.
+    size    : bytes of this rank's part; 0 where there is no memory to share, or nobody to share it with.
 
     The memory ends with MPI_Finalize, and a forked process sees the same elements, not a copy.
     """
 
-    def __init__(self, node: MPI.Intracomm, limit: float) -> None:
-        self.node, self.alone = node, node.size == 1
+    def __init__(self, node: MPI.Intracomm, limit: float, crowded: bool = False) -> None:
+        self.node, self.alone, self.crowded = node, node.size == 1, crowded
         self.window = None if self.alone else _window(node, limit)
         self.size = self.window.size if self.window else 0
         if self.window:  # whose ranks are in the order of the world
@@ -70,7 +74,10 @@ class NodeMemory:
         """What any rank of the node wrote before is seen by all of them behind.  Collective over the node."""
         if self.window:
             self.window.fence()
-            self.node.Barrier()
+            if self.crowded:
+                _wait(self.node.Ibarrier())
+            else:
+                self.node.Barrier()
             self.window.fence()
 
     def fence(self) -> None:
@@ -87,6 +94,16 @@ class NodeMemory:
         self.node.Allgather(words, rows)
         self.fence()
         return rows
+
+
+def _wait(request: MPI.Request) -> None:
+    """Leave the core to the ranks that are waited for, as MPI's own waiting does not."""
+    end = perf_counter() + _PATIENCE
+    while not request.Test():
+        if perf_counter() < end:
+            os.sched_yield()
+        else:
+            sleep(_NAP)
 
 
 class _Window:

@@ -249,11 +249,11 @@ class _Shared:
         self.work_grids: dict[Any, ProcessGrid] = {}
         self.node = MPI.Intracomm(self.comm.Split_type(MPI.COMM_TYPE_SHARED))
         with together(self.comm):  # a BLAS may be missing on some nodes
-            share_cores(self.node)
+            crowded = share_cores(self.node)
         if nodes.ranks is not None:
             whole, self.node = self.node, MPI.Intracomm(self.node.Split(self.node.rank // nodes.ranks))
             whole.Free()
-        self.memory = NodeMemory(self.node, nodes.bytes)
+        self.memory = NodeMemory(self.node, nodes.bytes, crowded)
         self.nodes = tuple(self.comm.allgather(self.node.bcast(self.comm.rank)))
         self.ranks_per_node = max(Counter(self.nodes).values())
         here = self.memory.size > 0 or self.node.size == 1

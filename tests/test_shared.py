@@ -45,6 +45,24 @@ def test_a_neighbour_sees_the_array_itself(comm: Any) -> None:
 
 
 @pytest.mark.mpi(min_size=2)
+def test_who_waits_long_for_ranks_without_a_core_sleeps(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pdgemm import ProcessGrid
+    from pdgemm.grids import node_memory
+
+    naps: list[float] = []
+    monkeypatch.setattr(node_memory, "sleep", lambda seconds: (naps.append(seconds), sleep(seconds)))
+    with ProcessGrid(comm) as grid:
+        assert grid.memory.crowded == (grid.node.size > len(set().union(*comm.allgather(os.sched_getaffinity(0)))))
+        for crowded in (False, True):
+            monkeypatch.setattr(grid.memory, "crowded", crowded)
+            comm.Barrier()
+            if comm.rank == 0:
+                sleep(20 * node_memory._PATIENCE)
+            grid.memory.sync()
+            assert bool(naps) == (crowded and comm.rank > 0)
+
+
+@pytest.mark.mpi(min_size=2)
 def test_panels_are_multiplied_where_they_lie(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """No copy, no buffer, no message: every panel that BLAS gets is a part of somebody's matrix."""
     from pdgemm import DistMatrix, ProcessGrid, pdgemm, summa
