@@ -128,6 +128,30 @@ def test_free_gives_the_communicators_back(comm: Any) -> None:
     assert "freed" in repr(grid)
 
 
+def test_matrices_of_a_freed_grid_are_refused_in_words(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan, redistribute, verify
+    from pdgemm.errors import GridError
+
+    grid = ProcessGrid(comm)
+    A, B, C = (DistMatrix.random((9, 9), grid=grid, seed=seed) for seed in (1, 2, 3))
+    p = plan(A, B, C)
+    prepared = p.prepare(A, B, C)
+    before = C.local.copy()
+    grid.free()
+    for use in (
+        lambda: pdgemm(1.0, A, B, 0.0, C),
+        lambda: A @ B,
+        lambda: p.execute(A, B, C),
+        prepared,
+        lambda: verify(C, 1.0, A, B),
+        lambda: redistribute(A, B),
+        A.to_global,
+    ):
+        with pytest.raises(GridError, match="was freed"):
+            use()
+    assert np.array_equal(C.local, before)
+
+
 @pytest.mark.parametrize(
     "options", [{"shape": (2, 100)}, {"shape": (0, 1)}, {"shape": (1,)}, {"layers": 0}, {"layers": 100}]
 )
