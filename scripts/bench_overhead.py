@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a product costs beside BLAS: microseconds of a call, and of each panel.
+"""What a product costs beside BLAS: microseconds of a call, of each panel, and of messages.
 
 Run it on one rank and on several: mpiexec -n 1 python scripts/bench_overhead.py.  A call multiplies 8 x 8 matrices,
 less what BLAS takes for this rank's part; panels are one inner index wide and one number high, so that all is overhead.
@@ -13,6 +13,7 @@ from functools import partial
 from time import perf_counter
 
 import click
+import numpy as np
 from mpi4py import MPI
 
 from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan
@@ -31,6 +32,21 @@ def microseconds(comm: MPI.Comm, call: Callable[[], object], repeats: int, calls
             call()
         found.append(comm.allreduce(perf_counter() - start, MPI.MAX) / calls * 1e6)
     return statistics.median(found[1:])
+
+
+def messages(comm: MPI.Comm) -> dict[str, Callable[[], object]]:
+    """From each even rank to the next: with a request of its own, as panels travel, and with a persistent one."""
+    other, odd, words = comm.rank ^ 1, comm.rank % 2, np.zeros(1024)
+    if other == comm.size:
+        other = MPI.PROC_NULL
+    fresh = partial(comm.Irecv if odd else comm.Isend, [words, MPI.DOUBLE], other)
+    kept = (comm.Recv_init if odd else comm.Send_init)([words, MPI.DOUBLE], other)
+
+    def again() -> None:
+        kept.Start()
+        kept.Wait()
+
+    return {"a request each": lambda: fresh().Wait(), "a persistent request": again}
 
 
 @click.command()
@@ -58,6 +74,8 @@ def main(repeats: int) -> None:
             panels = p.product.panels
             each = timed(p.prepare(*thin), calls=5) / panels
             rows.append((f"a panel of a prepared product{f', {mover}' * (comm.size > 1)}", each))
+    if comm.size > 1:
+        rows += [(f"a message of 8 KB, {how}", timed(send)) for how, send in messages(comm).items()]
     if comm.rank == 0:
         print(f"{comm.size} rank{'s' * (comm.size > 1)}, median of {repeats}; microseconds beside BLAS ({blas:.1f})")
         for name, value in rows:
