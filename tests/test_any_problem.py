@@ -92,7 +92,7 @@ def check_outside(side: Side) -> None:
     assert np.array_equal(side.parent.local[mask[here]], side.before[here][mask[here]], equal_nan=True)
 
 
-@settings(max_examples=CASES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=CASES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_product(comm: Any, grids: list[Any], data: st.DataObject) -> None:
     from pdgemm import pdgemm
@@ -164,7 +164,7 @@ def test_any_product(comm: Any, grids: list[Any], data: st.DataObject) -> None:
         assert np.array_equal(side.parent.local, side.before[np.ix_(*side.parent.indices())])
 
 
-@settings(max_examples=CASES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=CASES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_redistribution(comm: Any, grids: list[Any], data: st.DataObject) -> None:
     from pdgemm.dtypes import eps, rank

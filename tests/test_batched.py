@@ -258,7 +258,7 @@ def test_large_arrays_are_sent_in_pieces(comm: Any, monkeypatch: pytest.MonkeyPa
 size = st.integers(0, 9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_any_batch(comm: Any, data: st.DataObject) -> None:
     draw = data.draw
@@ -277,7 +277,7 @@ def test_any_batch(comm: Any, data: st.DataObject) -> None:
 
 
 # ------------------------------------------------------------------ dealing out
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(sizes=st.lists(st.tuples(size, size, size), max_size=6), parts=st.integers(1, 4))
 def test_balance_keeps_grahams_bound(comm: Any, sizes: list[tuple[int, int, int]], parts: int) -> None:
     from pdgemm import balance

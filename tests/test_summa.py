@@ -131,7 +131,7 @@ def test_a_rank_without_columns_knows_the_order_of_what_arrives(comm: Any) -> No
             check_product(grid, (6, 7, 2), (2, 2, 2, 2), (0, 0), "float64", orders=orders)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_any_problem(comm: Any, data: st.DataObject) -> None:
     from pdgemm import ProcessGrid

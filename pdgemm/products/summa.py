@@ -15,7 +15,7 @@ from pdgemm.schedule import Bundle, PanelStep, bundled, one_run, panel_counts, s
 from pdgemm.timing import Transfer
 
 BUNDLE = 128  # thinner panels are multiplied together, up to this width at least: BLAS is slow on thin ones
-CACHE_BYTES = 1 << 25  # to a block of C that is larger they are added twice as wide: it is read and written each time
+CACHE_BYTES = 1 << 25  # to a block of C so large they are added twice as wide: it is read and written each time
 _BUNDLES = 8  # but where there are many, so that later ones travel while the first is multiplied
 
 
@@ -24,7 +24,7 @@ def bundle_width(k: int, width: int, c_bytes: int) -> int:
 
     c_bytes : of the block of C that the products are added to.
     """
-    return min(k, width, max(BUNDLE if c_bytes <= CACHE_BYTES else 2 * BUNDLE, k // _BUNDLES))
+    return min(k, width, max(BUNDLE if c_bytes < CACHE_BYTES else 2 * BUNDLE, k // _BUNDLES))
 
 
 @dataclass(frozen=True)
