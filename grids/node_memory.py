@@ -34,7 +34,7 @@ class NodeMemory:
     The memory ends with MPI_Finalize, and a forked process sees the same elements, not a copy.
     """
 
-    def __init__(self, node: MPI.Intracomm, limit: float, crowded: bool = False) -> None:
+    def __init__(self, node: MPI.Intracomm, limit: float, crowded: bool) -> None:
         self.node, self.alone, self.crowded = node, node.size == 1, crowded
         self.window = None if self.alone else _window(node, limit)
         self.size = self.window.size if self.window else 0

@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from pdgemm.errors import ArgumentError, GridError, together
 from pdgemm.grids.node_memory import NodeMemory
-from pdgemm.threads import share_cores
+from pdgemm.threads import crowded, share_cores
 
 WORK_GRIDS = 8  # kept for products to come; each has three communicators
 
@@ -249,11 +249,12 @@ class _Shared:
         self.work_grids: dict[Any, ProcessGrid] = {}
         self.node = MPI.Intracomm(self.comm.Split_type(MPI.COMM_TYPE_SHARED))
         with together(self.comm):  # a BLAS may be missing on some nodes
-            crowded = share_cores(self.node)
+            share_cores(self.node)
+        more_ranks_than_cores = crowded(self.node)  # of the whole node, also where several are pretended
         if nodes.ranks is not None:
             whole, self.node = self.node, MPI.Intracomm(self.node.Split(self.node.rank // nodes.ranks))
             whole.Free()
-        self.memory = NodeMemory(self.node, nodes.bytes, crowded)
+        self.memory = NodeMemory(self.node, nodes.bytes, more_ranks_than_cores)
         self.nodes = tuple(self.comm.allgather(self.node.bcast(self.comm.rank)))
         self.ranks_per_node = max(Counter(self.nodes).values())
         here = self.memory.size > 0 or self.node.size == 1

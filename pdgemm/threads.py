@@ -19,22 +19,24 @@ from pdgemm import blas
 NAMES = {"openblas": "OpenBLAS", "mkl": "MKL", "blis": "BLIS", "flexiblas": "FlexiBLAS"}
 
 
-def share_cores(node: MPI.Comm) -> bool:
+def share_cores(node: MPI.Comm) -> None:
     """Lower the number of threads of each BLAS of this process to the rank's share of the node's cores.
 
-    Returns whether there are more ranks than cores.
     Collective over `node`.  The share counts each core that this rank may run on, divided by the
     ranks that may run there too: right for bound and for unbound ranks.  Never raises the number:
     a later grid over fewer ranks does not bring back the threads that an earlier one took away.
     """
-    cores = node.allgather(sorted(os.sched_getaffinity(0)))
-    share = core_share(cores, node.rank)
+    share = core_share(node.allgather(sorted(os.sched_getaffinity(0))), node.rank)
     variable = decided_by("mkl")
     blas.settle(one_thread=(os.environ[variable] if variable else str(share)) == "1")
     for library in _libraries():
         if share < library.num_threads and not decided_by(library.internal_api):
             library.set_num_threads(share)
-    return node.size > len(set().union(*cores))
+
+
+def crowded(node: MPI.Comm) -> bool:
+    """Are there more ranks than cores?  Collective over `node`."""
+    return node.size > len(set().union(*node.allgather(os.sched_getaffinity(0))))
 
 
 def decided_by(api: str | None = None) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from problems import outside_a_launcher
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 PLUG_IN = """
@@ -28,10 +28,8 @@ for lines, line in enumerate(sys.stdin, 1):
 
 
 def bench(*options: str) -> SimpleNamespace:
-    # This run may itself be under a launcher; the inner jobs must not take themselves for a part of it.
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_COMM_", "PMI", "PRTE_LAUNCHED"))}
     command = [sys.executable, SCRIPTS / "bench_peers.py", *options]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, env=outside_a_launcher(), capture_output=True, text=True, timeout=100)
 
 
 @pytest.mark.skipif(shutil.which("mpiexec") is None, reason="no mpiexec on PATH")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from problems import outside_a_launcher
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("mpiexec") is None, reason="no mpiexec on PATH"),
@@ -30,9 +30,7 @@ def run(folder: Path, source: str, *options: str, launcher: str = "mpiexec -n 3"
     """Run the source as a test file: .code, .out (stdout), .err, .text (both), .summary (None: not written)."""
     (folder / "test_it.py").write_text(textwrap.dedent(source))
     result = folder / "summary.json"
-    # This run may itself be under a launcher; the inner job must not take itself for a part of it.
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_COMM_", "PMI", "PRTE_LAUNCHED"))}
-    env |= {"PYTHONPATH": str(Path(__file__).parent), "PDGEMM_TEST_SUMMARY": str(result)}
+    env = outside_a_launcher() | {"PYTHONPATH": str(Path(__file__).parent), "PDGEMM_TEST_SUMMARY": str(result)}
     env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # only the plugins that matter: a quicker start
     env.pop("PYTEST_ADDOPTS", None)
     plugins = "-p pytest_timeout -p pytest_mpi -p mpi_report -p no:cacheprovider"
