@@ -6,7 +6,7 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm.elements import slabs
-from pdgemm.errors import ArgumentError
+from pdgemm.errors import ArgumentError, together
 from pdgemm.grids.process_grid import ProcessGrid
 
 
@@ -15,8 +15,10 @@ def norm(local: np.ndarray, grid: ProcessGrid, kind: str | int | float) -> float
 
     kind : "fro" sqrt(sum |a|^2), 1 max column sum, numpy.inf max row sum, "max" max |a|.  NaN anywhere gives NaN.
     """
-    if kind not in ("fro", 1, np.inf, "max"):
-        raise ArgumentError(f'norm {kind!r} is not one of "fro", 1, numpy.inf, "max"')
+    with together(grid.comm) as said:
+        said += ["norm", kind]
+        if kind not in ("fro", 1, np.inf, "max"):
+            raise ArgumentError(f'norm {kind!r} is not one of "fro", 1, numpy.inf, "max"')
     if kind == "fro":
         return _hypot(grid.comm.allgather(_frobenius(local)))
     axis = 0 if kind == 1 else 1

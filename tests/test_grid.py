@@ -147,6 +147,7 @@ def test_matrices_of_a_freed_grid_are_refused_in_words(comm: Any) -> None:
         lambda: verify(C, 1.0, A, B),
         lambda: redistribute(A, B),
         A.to_global,
+        A.norm,
     ):
         with pytest.raises(GridError, match="was freed"):
             use()

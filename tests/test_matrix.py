@@ -274,6 +274,9 @@ def test_norms(comm: Any) -> None:
         assert all(np.isnan(big.norm(kind)) for kind in ("fro", 1, np.inf, "max"))  # type: ignore[arg-type]
         with pytest.raises(ArgumentError, match="nuclear"):
             big.norm("nuclear")
+        if comm.size > 1:
+            with pytest.raises(ArgumentError, match="norm"):
+                big.norm("fro" if comm.rank else 1)
 
 
 def test_comparison_within_a_tolerance(comm: Any) -> None:
