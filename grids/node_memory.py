@@ -24,7 +24,7 @@ class NodeMemory:
     """Arrays that the ranks of a node can read in each other's memory.  Collective over `node`.
 
     Each rank hands out its own part of the node's window without asking the others; they reach an array by its
-    offset (`offset`, `array`).  Only what is touched takes memory, first touched by its owner, and what nothing
+    offset (`where`, `array`).  Only what is touched takes memory, first touched by its owner, and what nothing
     refers to any more goes back to the system, but for a little that is kept for the next array.
 
     limit   : bytes of the window, at most.
@@ -56,19 +56,25 @@ class NodeMemory:
             raise NodeMemoryError(f"no room for {nbytes} bytes in the memory that the ranks of the node share, {WHERE}")
         return np.ndarray(shape, dtype, block, order=order)  # type: ignore[arg-type]
 
-    def offset(self, x: np.ndarray) -> int:
-        """Where an array begins in this rank's part; -1 for one that lies elsewhere.  0 where nobody else is."""
-        if self.alone:
-            return 0
+    def lies_here(self, x: np.ndarray) -> bool:
+        """Can the ranks of the node read an array of this rank?"""
+        return self.alone or self._offset(x) >= 0
+
+    def where(self, x: np.ndarray) -> list[int]:
+        """What the other ranks have to know, to find an array."""
+        return [0 if self.alone else self._offset(x)]
+
+    def _offset(self, x: np.ndarray) -> int:
+        """Where an array begins in this rank's part; -1 for one that lies elsewhere."""
         if not self.size:
             return -1
         at = int(x.__array_interface__["data"][0]) - self._heap.address
         return at if 0 <= at < self.size else -1
 
-    def array(self, rank: int, shape: Sequence[int], dtype: np.dtype, offset: int, strides: Any) -> np.ndarray:
-        """An array in the part of a rank of the node."""
+    def array(self, rank: int, shape: Sequence[int], dtype: np.dtype, where: Sequence[int], strides: Any) -> np.ndarray:
+        """An array of a rank of the node, by what its `where` says."""
         assert self.window is not None
-        return np.ndarray(shape, dtype, self.window.parts[self._places[rank]], offset, strides)
+        return np.ndarray(shape, dtype, self.window.parts[self._places[rank]], where[0], strides)
 
     def sync(self) -> None:
         """What any rank of the node wrote before is seen by all of them behind.  Collective over the node."""

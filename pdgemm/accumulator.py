@@ -6,17 +6,15 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from pdgemm import dtypes
 from pdgemm.costs import gemm_flops
-from pdgemm.elements import tiles
+from pdgemm.device import Array
 from pdgemm.grids.layout import Layout
-from pdgemm.local import gemm_accumulate, integer_accumulate, prepare, scale, update
+from pdgemm.local import CONJUGATE, CONVERT, Combine, gemm_accumulate, integer_accumulate, paired, prepare, scale
 from pdgemm.panels import column_room
 from pdgemm.products import Product
 
-Room = dict[str, np.ndarray]  # the buffers of a plan
+Room = dict[str, Any]  # the buffers of a plan
 SLAB_FLOPS = 2.5e8  # a few milliseconds of a core
 SLAB_ROWS = 256  # at least: BLAS is slower on fewer
 
@@ -32,7 +30,7 @@ class Accumulator:
         self,
         alpha: Any,
         beta: Any,
-        sums: np.ndarray,
+        sums: Array,
         plan: Product,
         room: Room,
         between: Callable[[], object] | None = None,
@@ -41,7 +39,7 @@ class Accumulator:
         self.plan, self.between = plan, between
         self.integer = plan.accumulate not in dtypes.BLAS
 
-    def add(self, A: np.ndarray, B: np.ndarray) -> None:
+    def add(self, A: Array, B: Array) -> None:
         """One panel of A, all rows of `sums` high, times one of B, all columns wide."""
         A, conjugate_a = self._ready(A, self.plan.A, self.room["converted A"])
         B, conjugate_b = self._ready(B, self.plan.B, self.room["converted B"])
@@ -55,7 +53,7 @@ class Accumulator:
                 self.between()
         self.beta = 1
 
-    def prepared(self, A: np.ndarray, B: np.ndarray) -> Callable[[], None]:
+    def prepared(self, A: Array, B: Array) -> Callable[[], None]:
         """`add` of these panels, to be called again and again, whatever they then hold."""
         if self.integer or self.room["converted A"].size or self.room["converted B"].size:
             return partial(self.add, A, B)
@@ -71,14 +69,14 @@ class Accumulator:
 
         return add
 
-    def add_wide(self, A: np.ndarray, B: np.ndarray) -> None:
+    def add_wide(self, A: Array, B: Array) -> None:
         """A wide panel of A times a high one of B: at once, or in panels no wider than the plan's if converted."""
         rooms = (self.room["converted A"], self.room["converted B"])
         width = max(1, min(self.plan.width, A.shape[1]) if self.integer or any(x.size for x in rooms) else A.shape[1])
         for start in range(0, max(1, A.shape[1]), width):
             self.add(A[:, start : start + width], B[start : start + width])
 
-    def _slabs(self, A: np.ndarray, B: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    def _slabs(self, A: Array, B: Array) -> Iterator[tuple[Array, Array, Array]]:
         """Parts of the product that take a few milliseconds each: rows or columns of C, whatever there is more of."""
         C = self.sums
         m, n = C.shape
@@ -90,23 +88,21 @@ class Accumulator:
             slab = slice(start, start + step)
             yield (A, B[:, slab], C[:, slab]) if by_columns else (A[slab], B, C[slab])
 
-    def _ready(self, panel: np.ndarray, layout: Layout, room: np.ndarray) -> tuple[np.ndarray, bool]:
+    def _ready(self, panel: Array, layout: Layout, room: Array) -> tuple[Array, bool]:
         """The panel as BLAS takes it, and whether BLAS is to conjugate it."""
         if not room.size:
             return panel, layout.conjugated
         converted = column_room(panel.shape[0], layout.order, panel.shape[1], room)
-        update(1, panel, 0, converted)
-        if layout.conjugated:
-            np.conjugate(converted, out=converted)
+        (CONJUGATE if layout.conjugated else CONVERT)(converted, panel)
         return converted, False
 
 
-def add_sums(sums: np.ndarray, beta: Any, C: np.ndarray, room: np.ndarray) -> None:
+def add_sums(sums: Array, beta: Any, C: Array, room: Array) -> None:
     """C := sums + beta C, converted in `room` piece by piece."""
     if not C.size:
         return
     if C.strides[0] < C.strides[1]:
         sums, C = sums.T, C.T
-    pair = room.reshape(2, -1)
-    for piece in tiles(C.shape[0], C.shape[1], pair.shape[1]):
-        update(1, sums[piece], beta, C[piece], pair)
+    combine = Combine(1, beta, paired(room))
+    for piece in combine.pieces(*C.shape):
+        combine(C[piece], sums[piece])

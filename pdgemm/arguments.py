@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from pdgemm import dtypes
+from pdgemm.device import Array, address, shadow, writeable
 from pdgemm.errors import ArgumentError, DTypeError
 from pdgemm.matrix import DistMatrix
 
@@ -87,22 +88,23 @@ def check_result(name: str, C: DistMatrix, operands: Mapping[str, DistMatrix]) -
     """Can C be written to without harm to the operands?"""
     if C.conjugated:
         raise ArgumentError(f"{name} is the conjugate of another matrix, and cannot be written to")
-    if not C.stored.flags.writeable:
+    if not writeable(C.stored):
         raise ArgumentError(f"{name} is read-only")
     for other, x in operands.items():
         if overlap(C.stored, x.stored):
             raise ArgumentError(f"{name} shares memory with {other}")
 
 
-def same_memory(x: np.ndarray, y: np.ndarray) -> bool:
+def same_memory(x: Array, y: Array) -> bool:
     """Are two arrays the same elements in the same places?"""
     return x.size == y.size == 0 or (
-        (x.ctypes.data, x.shape, x.strides, x.dtype) == (y.ctypes.data, y.shape, y.strides, y.dtype)
+        (address(x), x.shape, x.strides, x.dtype) == (address(y), y.shape, y.strides, y.dtype)
     )
 
 
-def overlap(x: np.ndarray, y: np.ndarray) -> bool:
+def overlap(x: Array, y: Array) -> bool:
     """Do two arrays share memory?  Perhaps counts as yes."""
+    x, y = shadow(x), shadow(y)
     try:
         return np.shares_memory(x, y, max_work=10_000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:

@@ -19,7 +19,7 @@ from pdgemm.batch import Batch, BatchReport, arrays, empty_items
 from pdgemm.costs import gemm_flops
 from pdgemm.elements import slabs
 from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, together
-from pdgemm.local import BLAS_INT, EXACT_WIDTH, gemm_accumulate, scale, update
+from pdgemm.local import BLAS_INT, CONJUGATE, CONVERT, EXACT_WIDTH, Combine, gemm_accumulate, scale
 
 CHUNK_BYTES = 1 << 20  # temporaries of this size stay in cache
 LARGE_BYTES = 1 << 17  # for items of this size temporaries cost more than a call of BLAS for each
@@ -138,23 +138,21 @@ class _Multiply:
                 a, room = self._ready(A[part], self.conjugate[0], room)
                 b, room = self._ready(B[part], self.conjugate[1], room)
                 np.matmul(a, b, out=product)
-                update(self.alpha, product, self.beta, C[part], None if self.plain else pair)
+                Combine(self.alpha, self.beta, None if self.plain else pair)(C[part], product)
 
     def _scale(self, C: np.ndarray) -> None:
         if self.beta == 0 or self.alike:
             scale(self.beta, C)
         elif self.beta != 1 and C.size:
             for part in slabs(len(C), self._item_bytes(C.shape[1], C.shape[2], 0), len(self.room)):
-                update(self.beta, C[part], 0, C[part], _cut(self.room, (2, C[part].size), self.sums)[0])
+                Combine(self.beta, 0, _cut(self.room, (2, C[part].size), self.sums)[0])(C[part], C[part])
 
     def _ready(self, x: np.ndarray, conjugate: bool, room: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """A stack as it is multiplied, converted in `room` if need be; what is left of the room."""
         if x.dtype == self.factors and not conjugate:
             return x, room
         converted, room = _cut(room, x.shape, self.factors)
-        update(1, x, 0, converted)
-        if conjugate:
-            np.conjugate(converted, out=converted)
+        (CONJUGATE if conjugate else CONVERT)(converted, x)
         return converted, room
 
 

@@ -8,20 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from pdgemm.device import Array, of
 from pdgemm.elements import slabs
 from pdgemm.grids.runs import Pairing, Stretch
+from pdgemm.local import CONVERT, Combine
 
-Copy = Callable[[np.ndarray, np.ndarray], object]  # copy(target, source)
+Copy = Callable[[Any, Any], object]  # copy(target, source)
 _TILE = 64  # of a transposing copy: both sides stay in cache
 _WORTHWHILE = 256  # elements in one copied view, on average
 
 
-def copy_blocks(source: np.ndarray, target: np.ndarray, rows: Pairing, cols: Pairing, copy: Copy = np.copyto) -> None:
-    """target[rows.target, cols.target] := source[rows.source, cols.source], or what `copy` makes of it."""
+def copy_blocks(source: Array, target: Array, rows: Pairing, cols: Pairing, copy: Copy = np.copyto) -> None:
+    """target[rows.target, cols.target] := source[rows.source, cols.source], or what `copy` makes of it.
+
+    On a device it is one launch, and `copy` a `local.Combine`, if anything.
+    """
+    if type(target) is not np.ndarray and (device := of(target)):
+        device.combine_blocks(copy if isinstance(copy, Combine) else CONVERT, target, source, rows, cols)
+        return
     pieces = len(rows.stretches) * len(cols.stretches)
     if not pieces or (pieces > 1 and rows.size * cols.size < _WORTHWHILE * pieces):
         _by_index(source, target, rows, cols, copy)

@@ -25,7 +25,7 @@ from pdgemm.movers import MOVERS
 from pdgemm.movers.shift import shift
 from pdgemm.pipeline import PanelRing, Slot, Transfers
 from pdgemm.redistribution import redistribute
-from pdgemm.timing import Recorder, Traffic
+from pdgemm.timing import Recorder
 
 DTYPES = ("float32", "float64", "complex64", "complex128")
 WIDTHS = (8, 32, 128, 512)
@@ -153,7 +153,7 @@ def _broadcaster(comm: MPI.Comm, name: str, words: int) -> Callable[[], object]:
 
             def post(root: int) -> Slot:
                 slot = ring.take()
-                MOVERS[name](comm, slot.buffer_a, root, slot, Traffic())
+                MOVERS[name](comm, slot.buffer_a, root, slot, recorder)
                 return slot
 
             for _ in ring.prefetch(range(comm.size), post, 1):
@@ -167,7 +167,7 @@ def _shifter(comm: MPI.Comm, words: int) -> Callable[[], object]:
     to, source = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
 
     def work() -> None:
-        for requests in shift(comm, held, to, coming, source, Traffic()):
+        for requests in shift(comm, held, to, coming, source, Recorder()):
             MPI.Request.Waitall(requests)
 
     return work
@@ -210,7 +210,7 @@ def _overlap(grid: ProcessGrid) -> float:
     to, source = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
 
     def both() -> None:
-        arriving, leaving = shift(comm, held, to, coming, source, Traffic())
+        arriving, leaving = shift(comm, held, to, coming, source, Recorder())
         transfers.expect(arriving)
         compute()
         transfers.wait(arriving)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout
 from pdgemm.machine import Machine
 from pdgemm.products import Cannon, Inner, Layered, Product, Stationary, Summa
-from pdgemm.products.product import Placed
+from pdgemm.products.product import READ, Placed
 from pdgemm.schedule import skewed_places
 
 BROADCASTS = ("ibcast", "ring")  # movers to choose from; the first where nothing speaks for another
@@ -56,7 +56,7 @@ class Problem:
 
     size      : ranks of the communicator in which the layouts number their ranks.
     plain     : C is not read, beta is 0.
-    mover     : one of BROADCASTS, "shared", or "auto".
+    mover     : one of BROADCASTS, "nccl", one of READ, or "auto".
     algorithm : one of ALGORITHMS.   shape, layers : of the grid of the product, where they are asked for.
     """
 
@@ -75,6 +75,9 @@ class Problem:
     memory_limit: int | None = None
     width_asked: bool = True  # is `width` the caller's?
     shared: bool = False  # may ranks of a node read each other's panels?
+    reads: str = READ[0]  # and how they do
+    device: str = ""  # where the matrices live; "": on the host
+    staged: bool = False  # must messages from and to the device go through the host?
     nodes: tuple[int, ...] = ()  # of each rank; (): all are on one
     private: str = ""  # which of A and B do not lie in it
     machine: Machine = field(default_factory=Machine, repr=False)
@@ -116,18 +119,28 @@ class Problem:
     def broadcast(self) -> str:
         """How panels travel until the plan is tuned."""
         if self.mover == "auto":
-            return "shared" if self.shared else BROADCASTS[0]
+            return self.reads if self.shared else self.broadcasts[0]
         return self.mover
+
+    @property
+    def broadcasts(self) -> tuple[str, ...]:
+        """Movers by message: what leaves the memory of a device late is passed on by point-to-point messages."""
+        return ("ring",) if self.staged else BROADCASTS
 
     @property
     def line_up(self) -> tuple[int, ...]:
         """The nodes, where panels are read in place on each and relayed between them."""
-        return self.nodes if self.broadcast == "shared" else ()
+        return self.nodes if self.broadcast in READ else ()
 
     @property
     def broadcast_by_message(self) -> str:
         """The same for algorithms that read panels in place only where all ranks are on one node."""
-        return BROADCASTS[0] if self.broadcast == "shared" and self.nodes else self.broadcast
+        return self.broadcasts[0] if self.broadcast in READ and self.nodes else self.broadcast
+
+    @property
+    def place_of_work(self) -> dict[str, Any]:
+        """For a product: its device."""
+        return {"device": self.device, "staged": self.staged}
 
     @property
     def reduced_rows(self) -> int:
@@ -201,7 +214,7 @@ def _summa(
     problem: Problem, r: BlockCyclic, s: BlockCyclic, inner_a: BlockCyclic, inner_b: BlockCyclic, place: tuple[int, ...]
 ) -> Summa:
     laid = _laid(problem, (r, inner_a, place), (inner_b, s, place), (r, s, place))
-    product = Summa(*laid, problem.lookahead, problem.broadcast, problem.line_up)
+    product = Summa(*laid, problem.lookahead, problem.broadcast, problem.line_up, **problem.place_of_work)
     return product if problem.width_asked else product.whole()
 
 
@@ -233,7 +246,7 @@ def stationary(problem: Problem, shape: tuple[int, int], place: tuple[int, ...])
     across = tuple(place[i * pc + j] for j in range(pc) for i in range(pr))
     cols_b = b.cols if problem.B.grid == ((pc, pr), across) else BlockCyclic.even(n, pr)
     laid = _laid(problem, (rows, inner, place), (inner, cols_b, across), (rows, cols_c, place))
-    return Stationary(*laid, problem.lookahead, problem.broadcast_by_message)
+    return Stationary(*laid, problem.lookahead, problem.broadcast_by_message, **problem.place_of_work)
 
 
 def cannon_on(problem: Problem, box: Box) -> Cannon:
@@ -250,7 +263,7 @@ def cannon_on(problem: Problem, box: Box) -> Cannon:
             inner_a = inner_b = b.rows
     place_a, place_b = skewed_places(place, shape)
     laid = _laid(problem, (r, inner_a, place_a), (inner_b, s, place_b), (r, s, place))
-    return Cannon(*laid, 1, "shift")
+    return Cannon(*laid, 1, "shift", **problem.place_of_work)
 
 
 def layered_on(problem: Problem, box: Box, inside: str, on_layer_0: bool = False) -> Layered:
@@ -280,15 +293,18 @@ def layered_on(problem: Problem, box: Box, inside: str, on_layer_0: bool = False
     mover = "shift" if inside == "cannon" else problem.broadcast
     laid = _laid(problem, (r, inner_a, place_a), (inner_b, s, place_b), of_c)
     nodes = problem.line_up if inside == "summa" else ()
-    product = Layered(*laid, problem.lookahead, mover, place, c, inside, problem.reduced_rows, nodes)
+    product = Layered(
+        *laid, problem.lookahead, mover, place, c, inside, problem.reduced_rows, nodes, **problem.place_of_work
+    )
     return product if problem.width_asked else product.whole()
 
 
 def inner_on(problem: Problem, a: Layout, b: Layout) -> Inner:
     """A and B in such layouts, C where it is."""
-    mover = "shared" if problem.broadcast_by_message == "shared" else "reduce_scatter"
+    by = problem.broadcast_by_message
+    mover = by if by in READ else "reduce_scatter"
     accumulate, rows = problem.accumulate, problem.reduced_rows
-    return Inner(a, b, problem.C, accumulate, problem.width, 0, mover, rows, problem.size)
+    return Inner(a, b, problem.C, accumulate, problem.width, 0, mover, rows, problem.size, **problem.place_of_work)
 
 
 def inner_layouts(problem: Problem) -> Iterator[tuple[Layout, Layout]]:

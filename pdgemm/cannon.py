@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from pdgemm.accumulator import Accumulator, Room, add_sums
+from pdgemm.device import Array
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local import scale
 from pdgemm.pipeline import Conveyor, Transfers
@@ -18,10 +17,10 @@ from pdgemm.timing import Recorder
 
 def cannon(
     alpha: Any,
-    A: np.ndarray,
-    B: np.ndarray,
+    A: Array,
+    B: Array,
     beta: Any,
-    C: np.ndarray,
+    C: Array,
     plan: Cannon,
     grid: ProcessGrid,
     room: Room,
@@ -52,11 +51,12 @@ def cannon(
     t = pc // pr
     sums = C if plan.sums_in_c else room["sums"].reshape((m_loc, n_loc), order=plan.C.order)
     transfers = Transfers(recorder)
-    poll = transfers.poll if grid.ranks_per_node else None
+    staged_a, staged_b = room.get("staged A"), room.get("staged B")
+    poll = transfers.poll if grid.ranks_per_node and not plan.device else None
     products = Accumulator(alpha, beta if sums is C else 0, sums, plan, room, poll)
     with (
-        Conveyor(grid.row, A, plan.A.order, room["panels of A"], recorder, transfers) as left,
-        Conveyor(grid.col, B, plan.B.order, room["panels of B"], recorder, transfers) as up,
+        Conveyor(grid.row, A, plan.A.order, room["panels of A"], plan.slots, recorder, transfers, staged_a) as left,
+        Conveyor(grid.col, B, plan.B.order, room["panels of B"], plan.slots, recorder, transfers, staged_b) as up,
     ):
         for number, step in enumerate(steps):
             if number + 1 < len(steps):

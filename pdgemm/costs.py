@@ -39,12 +39,12 @@ def broadcasts(breadth: int, inner: BlockCyclic, panels: np.ndarray, mover: str,
     if parts == 1 or breadth == 0 or me < 0:  # an empty panel is not sent
         return Traffic()
     received = breadth * (inner.n - inner.count(me)), every - int(panels[me])
-    if mover == "shared":  # read where they lie
+    if mover in ("shared", "ipc"):  # read where they lie
         return Traffic(words_received=received[0], words_read=received[0])
     if mover == "ring":  # forwards all but the panels of the next rank, where the ring would close
         after = (me + 1) % parts
         sent = breadth * (inner.n - inner.count(after)), every - int(panels[after])
-    else:  # "ibcast": counted from the source to every other rank
+    else:  # "ibcast", "nccl": counted from the source to every other rank
         sent = (parts - 1) * breadth * inner.count(me), (parts - 1) * int(panels[me])
     return Traffic(sent[0], received[0], sent[1], received[1])
 

@@ -11,7 +11,7 @@ from pdgemm.errors import DTypeError
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _INT8, _INT32 = np.dtype(np.int8), np.dtype(np.int32)
-_HALVES = (np.dtype(np.float16), BFLOAT16)
+HALVES = (np.dtype(np.float16), BFLOAT16)
 FLOATS: tuple[np.dtype, ...] = tuple(map(np.dtype, ("f2", BFLOAT16, "f4", "f8", "c8", "c16")))
 OPERANDS: tuple[np.dtype, ...] = (*FLOATS, _INT8)
 RESULTS: tuple[np.dtype, ...] = (*FLOATS, _INT32)
@@ -37,7 +37,7 @@ def common(*dtypes: np.dtype) -> np.dtype:
 
 def arithmetic(*dtypes: np.dtype) -> np.dtype:
     """The type in which elements of these types are multiplied and added: 16-bit numbers in float32, int8 in int32."""
-    wide = common(*(np.dtype("f4") if dtype in _HALVES else dtype for dtype in dtypes))
+    wide = common(*(np.dtype("f4") if dtype in HALVES else dtype for dtype in dtypes))
     return _INT32 if wide == _INT8 else wide
 
 
@@ -54,7 +54,7 @@ def fits(source: np.dtype, target: np.dtype) -> bool:
 
 def wire(x: np.ndarray) -> np.ndarray:
     """A contiguous array as MPI takes it: 16-bit floats as the integers of the same bits."""
-    return x.view(np.uint16) if x.dtype in _HALVES else x
+    return x.view(np.uint16) if x.dtype in HALVES else x
 
 
 def eps(dtype: Any) -> float:

@@ -51,6 +51,10 @@ class NodeMemoryError(OutOfMemoryError):
     """The ranks of a node have no room left in the memory that they share."""
 
 
+class DeviceError(PdgemmError, ValueError):
+    """A device that is not there, or matrices in the memory of different ones."""
+
+
 class FileError(PdgemmError, OSError):
     """A file or dataset that cannot be read or written."""
 

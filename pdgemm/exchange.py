@@ -62,6 +62,7 @@ class Exchange:
     words : no message is larger.
     plain : elements are only copied, converted or not: alpha = 1, beta = 0, nothing is conjugated.
     shared : nothing is sent, ranks read X where it lies.
+    device, staged : as of a product.
     """
 
     source: Layout
@@ -70,6 +71,8 @@ class Exchange:
     words: int
     plain: bool
     shared: bool = False
+    device: str = ""
+    staged: bool = False
 
     @property
     def wire(self) -> np.dtype:
@@ -200,7 +203,7 @@ class Exchange:
 
     def extra_bytes(self, rank: int | None) -> int:
         """Buffers of `rank` beyond X and Y."""
-        scratch = 0 if self.plain else 2 * self.words * self.wide.itemsize
+        scratch = 0 if self.plain or self.device else 2 * self.words * self.wide.itemsize
         return sum(self.slots(rank)) * self.words * self.wire.itemsize + scratch
 
     def seconds(self, machine: Machine, rank: int) -> float:
@@ -228,11 +231,13 @@ def plan_exchange(
     plain: bool = True,
     memory_limit: int | None = None,
     shared: bool = False,
+    device: str = "",
+    staged: bool = False,
 ) -> Exchange:
     """Messages that fit in cache, and whose buffers fit `memory_limit` bytes on every rank if one element does."""
     a, b = source.distribution, target.distribution
     largest = int(common(a.rows, b.rows).max(initial=0)) * int(common(a.cols, b.cols).max(initial=0))
-    one = Exchange(source, target, size, 1, plain and source.conjugated == target.conjugated, shared)
+    one = Exchange(source, target, size, 1, plain and source.conjugated == target.conjugated, shared, device, staged)
     most = MESSAGE_BYTES // source.dtype.itemsize
     if memory_limit is not None:
         most = min(most, memory_limit // max(1, one.extra_bytes(None)))

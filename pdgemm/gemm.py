@@ -10,11 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from pdgemm import device as devices
 from pdgemm import dtypes
 from pdgemm.arguments import accumulation, as_count, as_optional, as_scalar, as_shape, check_result, op
 from pdgemm.candidates import Problem, Way
+from pdgemm.device import Reach
 from pdgemm.errors import (
     ArgumentError,
+    DeviceError,
     DTypeError,
     GridError,
     LayoutError,
@@ -29,9 +32,10 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local import BLAS_INT
 from pdgemm.machine import Machine, machine_at_hand, on_nodes
 from pdgemm.matrix import DistMatrix, all_shared, new_array
-from pdgemm.movers import MOVERS, SHARED
+from pdgemm.movers import ASKED, MOVERS, ON_DEVICES, SHARED
 from pdgemm.planner import Plan, fits, panel_width, plan_product, with_moves
 from pdgemm.prepared import Buffers, Prepared, beta_of, unchecked
+from pdgemm.products.product import READ
 
 
 def pdgemm(
@@ -117,7 +121,7 @@ def pdgemm(
     try:
         product, beta = ready(shared=True)
     except NodeMemoryError:
-        if mover == SHARED:
+        if mover in READ:
             raise
         product = None
     if product is None:  # outside, where the exception holds no buffers
@@ -203,12 +207,18 @@ def _prepared(
             raise DTypeError(f"C is a DistMatrix, got {type(C).__name__}")
         alpha, beta = as_scalar(alpha, C.dtype, "alpha"), beta_of(beta, C, plan)
         _check_result(A, B, C)
+        _check_devices(A, B, C)
+        if (plan.problem.device or devices.HOST) != A.device:
+            raise DeviceError(
+                f"the plan was made for matrices on {plan.problem.device or devices.HOST}, not {A.device}"
+            )
         if plan.problem.size != A.grid.size:
             raise GridError(f"the plan was made for {plan.problem.size} ranks, but these are {A.grid.size}")
         for name, x, planned in zip("ABC", (A, B, C), plan.problem.given):
             if x.layout_in(A.grid) != planned and (name == "C" or A.shape[1]):
                 raise LayoutError(f"{name} is {x.layout_in(A.grid)}, but the plan was made for {planned}")
-        if plan.problem.shared and (_nodes(A.grid), A.grid.shares_memory) != (plan.problem.nodes, True):
+        shares = _reached(A, "auto", shared=True)[1].reads != ""
+        if plan.problem.shared and (_nodes(A.grid), shares) != (plan.problem.nodes, True):
             raise LayoutError("the plan was made for ranks that are on other nodes, or share memory in another way")
         if plan.problem.shared and A.shape[1] and _private(A, B) != plan.problem.private:
             plan = with_moves(Way(plan.product, plan.transposed), replace(plan.problem, private=_private(A, B)))
@@ -237,13 +247,17 @@ def _result(A: DistMatrix, B: DistMatrix) -> DistMatrix:
     layout = Distribution(rows, cols)
     order: Order = "F" if all((x.order == "F") != x.grid.transposed for x in (A, B)) else "C"
     dtype = dtypes.product(A.dtype, B.dtype)
-    return DistMatrix(new_array(layout.local_shape(grid.coords), dtype, order, grid), grid, layout, order)
+    local = new_array(layout.local_shape(grid.coords), dtype, order, grid, devices.of(A.stored))
+    return DistMatrix(local, grid, layout, order)
 
 
 def _private(A: DistMatrix, B: DistMatrix) -> str:
     """Which of them do not lie where the ranks of the node can read them."""
-    window = A.grid.memory.window
-    return "".join(name for name, x in (("A", A), ("B", B)) if not (x.shared and x.grid.memory.window is window))
+    device = devices.of(A.stored)
+    window = devices.memory(device, A.grid).window
+    return "".join(
+        name for name, x in (("A", A), ("B", B)) if not (x.shared and devices.memory(device, x.grid).window is window)
+    )
 
 
 def _nodes(grid: ProcessGrid) -> tuple[int, ...]:
@@ -286,6 +300,7 @@ def _operands(
     """op(A), op(B) and C, which fit each other, and whether C was made here."""
     _check_types(A, B, C)
     A, B = op(A, transa, "transa"), op(B, transb, "transb")
+    _check_devices(A, B, C)
     for name, x in (("A", A), ("B", B)):
         _check_dtype(name, x, dtypes.OPERANDS)
     if A.shape[1] != B.shape[0]:
@@ -306,11 +321,7 @@ def _problem(
     """nothing : there is no product to be formed, C := beta C.   shared : may ranks read each other's panels?"""
     if asked.algorithm not in ALGORITHMS:
         raise ArgumentError(f"algorithm {asked.algorithm!r} is not one of {', '.join(ALGORITHMS)}")
-    if not isinstance(asked.mover, str) or asked.mover not in ("auto", SHARED, *MOVERS):
-        raise ArgumentError(f"mover {asked.mover!r} is not one of auto, {SHARED}, {', '.join(MOVERS)}")
-    shared = shared and A.grid.shares_memory
-    if asked.mover == SHARED and not shared and A.grid.size > 1:
-        raise ArgumentError("mover 'shared' is for ranks that share memory with others of their node")
+    mover, reach = _reached(A, asked.mover, shared)
     accumulate = accumulation(A.dtype, B.dtype, C.dtype, asked.accumulate_dtype)
     a, b, c = (x.layout_in(A.grid) for x in (A, B, C))
     algorithm, shape, layers = asked.algorithm, as_shape(asked.shape), as_optional(asked.layers, "layers", 1)
@@ -327,17 +338,60 @@ def _problem(
         accumulate=accumulate,
         width=panel_width(width, accumulate),
         lookahead=as_count(asked.lookahead, "lookahead", 0),
-        mover="auto" if A.grid.size == 1 and asked.mover == SHARED else asked.mover,
+        mover=mover,
         algorithm=algorithm,
         shape=shape,
         layers=layers,
         memory_limit=as_optional(asked.memory_limit, "memory_limit", 0),
         width_asked=width is not None,
-        shared=shared,
-        private=_private(A, B) if shared and not nothing else "",
-        nodes=_nodes(A.grid) if shared else (),
+        shared=bool(reach.reads),
+        reads=reach.reads or SHARED,
+        private=_private(A, B) if reach.reads and not nothing else "",
+        nodes=_nodes(A.grid) if reach.reads else (),
+        device="" if A.device == devices.HOST else A.device,
+        staged=reach.staged,
         machine=_machine(asked.machine, A.grid),
     )
+
+
+def _reached(A: DistMatrix, mover: object, shared: bool) -> tuple[str, Reach]:
+    """The mover that a plan is asked for, and how ranks reach each other's panels by it.
+
+    shared : may they read them?
+    """
+    if not isinstance(mover, str) or mover not in ASKED:
+        raise ArgumentError(f"mover {mover!r} is not one of {', '.join(ASKED)}")
+    device, alone = devices.of(A.stored), A.grid.size == 1
+    if device is None:
+        reach = Reach(SHARED if shared and A.grid.shares_memory else "", staged=False)
+        if mover in ON_DEVICES:
+            raise ArgumentError(f"mover {mover!r} is for matrices on a device, these are on the host")
+    else:
+        reach = device.reach(A.grid)
+        if not shared or A.grid.ranks_per_node is not None:
+            reach = reach._replace(reads="")
+    if alone:
+        return "auto", reach._replace(reads="")
+    if mover in READ:
+        if not reach.reads:
+            raise ArgumentError(f"mover {mover!r} is for ranks that share memory with others of their node")
+        return mover, reach._replace(reads=mover)
+    if mover == "nccl" and not reach.nccl:
+        raise ArgumentError("mover 'nccl' needs cupy.cuda.nccl and a GPU for each rank; the others do without")
+    if device and mover in ("mpi", *MOVERS) and reach.staged:
+        raise ArgumentError(
+            f"mover {mover!r} hands pointers to device memory to MPI, but {_untaken()}: mover='staged', or an MPI "
+            "library with support for GPUs (Open MPI built with --with-cuda)"
+        )
+    if mover == "auto":
+        return ("nccl" if reach.nccl and not reach.reads else "auto"), reach
+    by_message = {"mpi": ("auto", False), "staged": ("ring", True)}
+    mover, staged = by_message.get(mover, (mover, reach.staged))
+    return mover, reach._replace(reads="", staged=staged)
+
+
+def _untaken() -> str:
+    return f"this one does not take them ({MPI.Get_library_version().splitlines()[0].split(',')[0]})"
 
 
 def _machine(asked: object, grid: ProcessGrid) -> Machine:
@@ -353,6 +407,13 @@ def _check_types(A: DistMatrix, B: DistMatrix, C: DistMatrix | None) -> None:
     for name, x in (("A", A), ("B", B), ("C", C)):
         if not isinstance(x, DistMatrix) and (name, x) != ("C", None):
             raise DTypeError(f"{name} is a DistMatrix, got {type(x).__name__}")
+
+
+def _check_devices(A: DistMatrix, B: DistMatrix, C: DistMatrix | None) -> None:
+    where = {name: x.device for name, x in (("A", A), ("B", B), ("C", C)) if x is not None}
+    if len(set(where.values())) > 1:
+        lying = ", ".join(f"{name} on {device}" for name, device in where.items())
+        raise DeviceError(f"matrices of one product are on one device, these are {lying}: bring them with to_device")
 
 
 def _check_result(A: DistMatrix, B: DistMatrix, C: DistMatrix) -> None:

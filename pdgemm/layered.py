@@ -14,9 +14,11 @@ from mpi4py import MPI
 from pdgemm.accumulator import Accumulator, Room, add_sums
 from pdgemm.blockcopy import copy_blocks
 from pdgemm.cannon import cannon
+from pdgemm.device import Array, of
 from pdgemm.elements import slabs
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.local import scale
+from pdgemm.local import Combine, scale
+from pdgemm.movers.reduce import reduce_scatter
 from pdgemm.neighbours import Neighbours
 from pdgemm.products import Cannon, Inner, Layered
 from pdgemm.products.layered import Reduction
@@ -28,10 +30,10 @@ Notify = Callable[[int, int], object]
 
 def layered(
     alpha: Any,
-    A: np.ndarray,
-    B: np.ndarray,
+    A: Array,
+    B: Array,
     beta: Any,
-    C: np.ndarray,
+    C: Array,
     plan: Layered,
     grid: ProcessGrid,
     room: Room,
@@ -74,10 +76,10 @@ def layered(
 
 def inner(
     alpha: Any,
-    A: np.ndarray,
-    B: np.ndarray,
+    A: Array,
+    B: Array,
     beta: Any,
-    C: np.ndarray,
+    C: Array,
     plan: Inner,
     grid: ProcessGrid,
     room: Room,
@@ -102,25 +104,27 @@ def inner(
     for done, (lo, hi) in enumerate(plan.windows, 1):
         if near and done > 1:
             with recorder.phase("sync"):
+                recorder.finish()
                 near.sync()  # the last sums have been read
         sums = room["sums"][: (hi - lo) * n].reshape(hi - lo, n)
         with recorder.phase("compute"):
             if A.shape[1]:
                 Accumulator(alpha, 0, sums, plan, room).add_wide(A[lo:hi], B)
             else:
-                sums[...] = 0
+                scale(0, sums)
         parts = _parts("sums", sums, plan.reduction, comm.rank, near, recorder)
         _add_up(parts, beta, C, (lo, hi), plan.reduction, comm, comm.rank, room, recorder)
         notify(done, len(plan.windows))
 
 
 def _parts(
-    name: str, sums: np.ndarray, reduction: Reduction, rank: int, near: Neighbours | None, recorder: Recorder
-) -> list[np.ndarray]:
+    name: str, sums: Array, reduction: Reduction, rank: int, near: Neighbours | None, recorder: Recorder
+) -> list[Array]:
     """The parts of the sum of a rank's block: its own or, where they can be read in place, those of all its group."""
     if not near:
         return [sums]
     with recorder.phase("sync"):
+        recorder.finish()
         near.sync()  # they are complete
     at = reduction.at(rank)
     assert at is not None
@@ -128,9 +132,9 @@ def _parts(
 
 
 def _add_up(
-    parts: list[np.ndarray],
+    parts: list[Array],
     beta: Any,
-    C: np.ndarray,
+    C: Array,
     window: tuple[int, int],
     reduction: Reduction,
     comm: MPI.Comm,
@@ -151,11 +155,12 @@ def _add_up(
             _read(parts, mine, window, reduction, at, rank, room["another's"])
         recorder.traffic.read(mine.size * (comm.size - 1))
     else:
+        recorder.hold_copies()
         with recorder.phase("pack"):
             packed = room["in the order of ranks"][: parts[0].size]
             _by_owner(parts[0], packed, window, reduction, at, counts)
-        with recorder.phase("wait"):
-            comm.Reduce_scatter(packed, mine, counts.tolist(), MPI.SUM)
+        staged = (room["staged C"], room["staged part of C"]) if "staged C" in room else None
+        reduce_scatter(comm, packed, mine, counts.tolist(), recorder, room["another's"], staged)
         _count(counts, comm.rank, recorder)
     with recorder.phase("compute"):
         rows = reduction.rows_to(at[0]).get(reduction.C.coords(rank)[0])
@@ -165,13 +170,13 @@ def _add_up(
 
 
 def _read(
-    parts: list[np.ndarray],
-    mine: np.ndarray,
+    parts: list[Array],
+    mine: Array,
     window: tuple[int, int],
     reduction: Reduction,
     at: tuple[int, int],
     rank: int,
-    another: np.ndarray,
+    another: Array,
 ) -> None:
     """mine := the sum of what all parts have of this rank's elements of C, a few rows at a time."""
     if not mine.size:
@@ -180,6 +185,10 @@ def _read(
     all_rows, cols = reduction.rows_to(at[0])[i], reduction.cols_to(at[1])[j].pack()
     rows = all_rows.cut(*(all_rows.before(row) for row in window)).shifted(window[0], 0).pack()
     total = mine.reshape(rows.size, cols.size)
+    if of(total):  # which adds what it reads
+        for number, part in enumerate(parts):
+            copy_blocks(part, total, rows, cols, Combine(1, number > 0))
+        return
     for few in slabs(rows.size, cols.size, another.size):
         here = rows.cut(few.start, few.stop).pack()
         copy_blocks(parts[0], total[few], here, cols)
@@ -190,8 +199,8 @@ def _read(
 
 
 def _by_owner(
-    sums: np.ndarray,
-    packed: np.ndarray,
+    sums: Array,
+    packed: Array,
     window: tuple[int, int],
     reduction: Reduction,
     at: tuple[int, int],

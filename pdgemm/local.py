@@ -8,13 +8,14 @@ strided arguments without saying so.)
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from pdgemm import blas
+from pdgemm.device import Array, of
 from pdgemm.elements import tiles
 
 BLAS_INT = 2**31 - 1  # the largest dimension that BLAS takes
@@ -26,10 +27,10 @@ _LETTERS = {trans: ctypes.c_char_p.from_param(trans) for trans in (b"N", b"T", b
 
 def gemm_accumulate(
     alpha: Any,
-    A: np.ndarray,
-    B: np.ndarray,
+    A: Array,
+    B: Array,
     beta: Any,
-    C: np.ndarray,
+    C: Array,
     conjugate_a: bool = False,
     conjugate_b: bool = False,
 ) -> None:
@@ -46,7 +47,7 @@ def gemm_accumulate(
 
 
 def prepare(
-    alpha: Any, A: np.ndarray, B: np.ndarray, C: np.ndarray, conjugate_a: bool = False, conjugate_b: bool = False
+    alpha: Any, A: Array, B: Array, C: Array, conjugate_a: bool = False, conjugate_b: bool = False
 ) -> Callable[[Any], None]:
     """The product C := alpha op(A) op(B) + beta C of these arrays, to be called with beta, again and again.  Local.
 
@@ -55,6 +56,8 @@ def prepare(
     """
     if not C.size or not A.shape[1]:
         return partial(scale, C=C)
+    if type(C) is not np.ndarray and (device := of(C)):
+        return device.multiply(alpha, A, B, C, conjugate_a, conjugate_b)
     return _Prepared(alpha, A, B, C, conjugate_a, conjugate_b)
 
 
@@ -68,7 +71,7 @@ class _Prepared:
     ) -> None:
         self.arrays = A, B, C  # addresses keep nothing alive
         char = C.dtype.char
-        A, B, C, (trans_a, lda), (trans_b, ldb), ldc = _seen_by_fortran(A, B, C, conjugate_a, conjugate_b)
+        A, B, C, (trans_a, lda), (trans_b, ldb), ldc = seen_by_fortran(A, B, C, conjugate_a, conjugate_b)
         (m, n), k = C.shape, A.shape[1]
         self.gemm, self.scalar = blas.gemm(char), partial(_scalar, char)
         self.head = (
@@ -81,7 +84,7 @@ class _Prepared:
         self.gemm(*self.head, self.scalar(beta), *self.tail)
 
 
-def _seen_by_fortran(
+def seen_by_fortran(
     A: np.ndarray, B: np.ndarray, C: np.ndarray, conjugate_a: bool, conjugate_b: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[bytes, int], tuple[bytes, int], int]:
     """Operands and result by columns: a row-major C is C^T in Fortran's order, and C^T = B^T A^T."""
@@ -107,11 +110,16 @@ def conjugates(order: str, order_of_c: str) -> bool:
     return order != order_of_c
 
 
-def integer_accumulate(alpha: int, A: np.ndarray, B: np.ndarray, C: np.ndarray, room: np.ndarray) -> None:
+def integer_accumulate(alpha: int, A: Array, B: Array, C: Array, room: Array) -> None:
     """C := alpha A B + C for int32 C and int8 numbers held as float32, at most EXACT_WIDTH columns of A.  Local.
 
-    room : float32, for twice as many numbers as are formed at a time, exactly.
+    room : float32, for twice as many numbers as are formed at a time, exactly; on a device, for all of them.
     """
+    if type(C) is not np.ndarray and of(C):
+        product = room[: C.size].reshape(C.shape)
+        gemm_accumulate(1, A, B, 0, product)
+        Combine(alpha, 1)(C, product)
+        return
     products, integers = room.reshape(2, -1)
     for rows, cols in tiles(C.shape[0], C.shape[1], len(products)) if C.size else ():
         product = products[: C[rows, cols].size].reshape(C[rows, cols].shape)
@@ -123,32 +131,59 @@ def integer_accumulate(alpha: int, A: np.ndarray, B: np.ndarray, C: np.ndarray, 
         C[rows, cols] += whole
 
 
-def update(
-    alpha: Any, X: np.ndarray, beta: Any, Y: np.ndarray, room: np.ndarray | None = None, conjugated: bool = False
-) -> None:
+class Combine:
     """Y := alpha op(X) + beta Y, converting between any types; op the conjugate or nothing.  Local.
 
-    room : 2 x (at least as many numbers as X has), of the type of the arithmetic; None: X is only converted.
+    room : (2, numbers), for two numbers of the type of the arithmetic for each that is combined at a time.  None: on
+        the host op(X) is only converted; a device does its arithmetic in registers.
     """
-    if room is None:
-        np.copyto(Y, X, casting="unsafe")
-        return
-    value, old = room[:, : X.size].reshape(2, *X.shape)
-    np.copyto(value, X, casting="unsafe")
-    if conjugated:
-        np.conjugate(value, out=value)
-    if alpha != 1:
-        value *= alpha
-    if beta != 0:
-        np.copyto(old, Y, casting="unsafe")
-        if beta != 1:
-            old *= beta
-        value += old
-    np.copyto(Y, value, casting="unsafe")
+
+    __slots__ = ("alpha", "beta", "conjugated", "room")
+
+    def __init__(self, alpha: Any = 1, beta: Any = 0, room: np.ndarray | None = None, conjugated: bool = False) -> None:
+        self.alpha, self.beta, self.room, self.conjugated = alpha, beta, room, conjugated
+
+    def __call__(self, Y: Array, X: Array) -> None:
+        if type(Y) is not np.ndarray and (device := of(Y)):
+            device.combine(self, Y, X)
+            return
+        if self.room is None:
+            np.copyto(Y, X, casting="unsafe")
+            if self.conjugated:
+                np.conjugate(Y, out=Y)
+            return
+        value, old = self.room[:, : X.size].reshape(2, *X.shape)
+        np.copyto(value, X, casting="unsafe")
+        if self.conjugated:
+            np.conjugate(value, out=value)
+        if self.alpha != 1:
+            value *= self.alpha
+        if self.beta != 0:
+            np.copyto(old, Y, casting="unsafe")
+            if self.beta != 1:
+                old *= self.beta
+            value += old
+        np.copyto(Y, value, casting="unsafe")
+
+    def pieces(self, rows: int, cols: int) -> Iterator[tuple[slice, slice]]:
+        """rows x cols in parts that there is room for."""
+        return tiles(rows, cols, max(1, rows * cols) if self.room is None else self.room.shape[1])
 
 
-def scale(beta: Any, C: np.ndarray) -> None:
+CONVERT, CONJUGATE = Combine(), Combine(conjugated=True)
+
+
+def paired(room: Array) -> Array | None:
+    """Memory for a Combine; None where a device needs none."""
+    return room.reshape(2, -1) if room.size else None
+
+
+def scale(beta: Any, C: Array) -> None:
     """C := beta C, in place; C is not read where beta is 0."""
+    if type(C) is not np.ndarray and (device := of(C)):
+        if beta != 1 and C.size:
+            device.combine(Combine(0, beta), C, C)
+        return
     if beta == 0:
         C[...] = 0
     elif beta != 1:

@@ -123,6 +123,8 @@ class Machine:
         away = self.away(stride, length)
         if kind == "shared":  # what is not read in place goes around the nodes
             kind, away = "ring", 1.0
+        elif kind in ("ipc", "nccl"):
+            kind = "ring"
         near, far = self.intra[kind], self.inter[kind]
         sharing = self.ranks_per_node or 1
         near_seconds = messages * near.alpha + words * itemsize * near.beta

@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from pdgemm import device as devices
 from pdgemm import elements
+from pdgemm.device import Array, Device, set_elements, to_host
 from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, NodeMemoryError, together
 from pdgemm.gather import block_index, collect, collect_everywhere, deal
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.local import leading
+from pdgemm.local import CONJUGATE, CONVERT, leading
 from pdgemm.norms import norm
 
 Block = int | tuple[int, int] | None
@@ -28,6 +30,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
                    local row l is global row `distribution.rows.to_global(l, i)`.  Changing it changes
                    the matrix.
     order        : "C" or "F", the memory order of the local arrays, one for all ranks.
+    device       : "host", or where the local arrays are instead, such as "cuda"; the same on all ranks.
     shared       : do the local arrays of all ranks lie in memory that the ranks of a node share?  Products read
                    them there; what lies elsewhere (copies, results of operators, your own arrays) is copied there in
                    each product.  Shared elements end with MPI_Finalize, and are the same in a forked process.
@@ -48,7 +51,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __init__(
         self,
-        stored: np.ndarray,
+        stored: Array,
         grid: ProcessGrid,
         distribution: Distribution,
         order: Order = "C",
@@ -77,20 +80,23 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         dtype: Any = np.float64,
         source: tuple[int, int] = (0, 0),
         order: Order = "C",
+        device: str = devices.HOST,
     ) -> DistMatrix:
         """A matrix whose elements are not set.  Collective over the grid.
 
         block  : mb = nb, or (mb, nb); by default one block per rank.
         source : grid coordinates (rsrc, csrc) of the rank that owns the first block.
         order  : memory order of the local arrays, "C" (rows contiguous) or "F" (columns contiguous).
-        Raises LayoutError, or MemoryError, on every rank.
+        device : "host" or "cuda": NumPy's arrays, or CuPy's on the GPU of each rank.
+        Raises LayoutError, DeviceError or MemoryError, on every rank.
         """
+        where = meet(grid, device)
         with together(grid.comm) as said:
             layout = layout_on(grid, shape, block, source)
             said += [layout, np.dtype(dtype), order]
             if order not in ("C", "F"):
                 raise ArgumentError(f'order {order!r} is neither "C" nor "F"')
-            local = new_array(layout.local_shape(grid.coords), dtype, order, grid)
+            local = new_array(layout.local_shape(grid.coords), dtype, order, grid, where)
         return cls(local, grid, layout, order, shared=all_shared(local, grid))
 
     @classmethod
@@ -134,13 +140,16 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         """
         matrix = cls.empty(shape, grid=grid, **layout)
         with together(grid.comm):
-            elements.fill(matrix.local, *matrix.indices(), f)
+            host = matrix.local if matrix.device == devices.HOST else np.empty(matrix.local.shape, matrix.dtype)
+            elements.fill(host, *matrix.indices(), f)
+            if host is not matrix.local:
+                set_elements(matrix.local, host)
         return matrix
 
     @classmethod
     def from_local(
         cls,
-        local: np.ndarray,
+        local: Any,
         shape: tuple[int, int],
         *,
         grid: ProcessGrid,
@@ -149,14 +158,15 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
     ) -> DistMatrix:
         """Each rank's own array as its part of a matrix: no copy.  Collective over the grid.
 
-        local : of shape `local_shape` for this layout, rows or columns contiguous, the same dtype on
-                all ranks.
+        local : of shape `local_shape` for this layout, rows or columns contiguous, the same dtype on all ranks.
+                An array of NumPy's or CuPy's, or of any library that hands out its memory by DLPack or
+                `__cuda_array_interface__` (PyTorch, JAX): the matrix lies where it does.
         """
         comm = grid.comm
         with together(comm) as said:
             layout = layout_on(grid, shape, block, source)
-            array = np.asarray(local)
-            said += [layout, array.dtype]
+            array = devices.adopted(local)
+            said += [layout, array.dtype, devices.name_of(array)]
             if array.shape != layout.local_shape(grid.coords):
                 raise LayoutError(
                     f"the local array has shape {array.shape}, but {layout} on a {grid} grid gives "
@@ -168,8 +178,10 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
                 leading(array)
             except ValueError as bad:
                 raise LayoutError(f"{bad}; pass numpy.ascontiguousarray(local)") from bad
+        where = meet(grid, devices.name_of(array))
+        memory = devices.memory(where, grid)
         # an empty array, a row or a column is of both orders: the other ranks decide
-        lying = comm.allgather((_order(array), not array.size or grid.memory.offset(array) >= 0))
+        lying = comm.allgather((_order(array), not array.size or memory.lies_here(array)))
         orders = sorted({order for order, _ in lying if order})
         if len(orders) > 1:
             raise LayoutError("local arrays in C order on some ranks and in Fortran order on others")
@@ -184,6 +196,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         root: int | None = None,
         block: Block = None,
         source: tuple[int, int] = (0, 0),
+        device: str = devices.HOST,
     ) -> DistMatrix:
         """Deal out a whole matrix.  Collective over the grid.
 
@@ -194,15 +207,18 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
             with together(grid.comm) as said:
                 whole = _as_matrix(array)
                 said += [whole.shape, whole.dtype]
-            matrix = cls.empty(whole.shape, grid=grid, block=block, dtype=whole.dtype, source=source)
-            matrix.local[...] = whole[block_index(*matrix.indices())]
+            matrix = cls.empty(whole.shape, grid=grid, block=block, dtype=whole.dtype, source=source, device=device)
+            set_elements(matrix.local, whole[block_index(*matrix.indices())])
             return matrix
         _check_root(grid, root)
         with together(grid.comm):
             whole = _as_matrix(array) if grid.rank == root else np.empty((0, 0))
         shape, dtype = grid.comm.bcast((whole.shape, whole.dtype), root=root)
-        matrix = cls.empty(shape, grid=grid, block=block, dtype=dtype, source=source)
-        deal(whole, matrix.local, matrix.distribution, grid, root)
+        matrix = cls.empty(shape, grid=grid, block=block, dtype=dtype, source=source, device=device)
+        host = matrix.local if matrix.device == devices.HOST else np.empty(matrix.local.shape, dtype)
+        deal(whole, host, matrix.distribution, grid, root)
+        if host is not matrix.local:
+            set_elements(matrix.local, host)
         return matrix
 
     # ------------------------------------------------------------------ looking
@@ -219,19 +235,22 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         self._report = report
 
     @property
-    def local(self) -> np.ndarray:
+    def local(self) -> Array:
         """This rank's elements: change them in place; `from_local` adopts another array.
 
         Of the conjugate of a complex matrix: a copy, read-only.
         """
         if not self.conjugated:
             return self._stored
-        local = np.conjugate(self._stored)
-        local.flags.writeable = False
+        where = devices.of(self._stored)
+        local = devices.empty(self._stored.shape, self.dtype, self.order, where)
+        CONJUGATE(local, self._stored)
+        if where is None:
+            local.flags.writeable = False
         return local
 
     @property
-    def stored(self) -> np.ndarray:
+    def stored(self) -> Array:
         """The elements as they lie in memory: of a conjugated view, not conjugated."""
         return self._stored
 
@@ -245,7 +264,13 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def dtype(self) -> np.dtype:
-        return self._stored.dtype
+        dtype: np.dtype = self._stored.dtype
+        return dtype
+
+    @property
+    def device(self) -> str:
+        """Where the local arrays are: "host", "cuda"."""
+        return devices.name_of(self._stored)
 
     @property
     def ndim(self) -> int:
@@ -278,7 +303,8 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         rows, cols = self._stored.shape
         return (
             f"DistMatrix({self.distribution}, {self.dtype}, on a {self.grid} grid; rank {self.grid.rank} "
-            f"at {self.grid.coords} holds {rows} x {cols}, {self._stored.nbytes / 2**20:.1f} MiB)"
+            f"at {self.grid.coords} holds {rows} x {cols}, {self._stored.nbytes / 2**20:.1f} MiB"
+            f"{'' if self.device == devices.HOST else f' on {self.device}'})"
         )
 
     # ------------------------------------------------------------------ views
@@ -325,6 +351,25 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
 
         return redistribute(self, out, **options)
 
+    def to_device(self, device: str = "cuda") -> DistMatrix:
+        """A copy in the memory of a device, or of the host; the matrix itself if it lies there.  Collective.
+
+        Raises DeviceError where there is no such device, OutOfMemoryError where it has no room; on every rank.
+        """
+        if device == self.device:
+            return self
+        where = meet(self.grid, device)
+        with together(self.grid.comm) as said:
+            said += ["to_device", self.distribution, device]
+            local = new_array(self._stored.shape, self.dtype, self.order, self.grid, where)
+            set_elements(local, to_host(self._stored))
+        shared = all_shared(local, self.grid)
+        return DistMatrix(local, self.grid, self.distribution, self.order, self.conjugated, shared)
+
+    def to_host(self) -> DistMatrix:
+        """A copy in the memory of the host; the matrix itself if it lies there.  Collective."""
+        return self.to_device(devices.HOST)
+
     # ------------------------------------------------------------------ gathering
     def to_global(self, root: int = 0) -> np.ndarray | None:
         """The whole matrix on `root`, None elsewhere.  Collective over the grid.
@@ -334,24 +379,25 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         _check_root(self.grid, root)
         with together(self.grid.comm):
             whole = np.empty(self.shape, self.dtype) if self.grid.rank == root else None
-        collect(self.local, self.distribution, self.grid, whole, root)
+        collect(to_host(self.local), self.distribution, self.grid, whole, root)
         return whole
 
     def allgather(self) -> np.ndarray:
         """The whole matrix on every rank.  Collective over the grid."""
         with together(self.grid.comm):
             whole = np.empty(self.shape, self.dtype)
-        collect_everywhere(self.local, self.distribution, self.grid, whole)
+        collect_everywhere(to_host(self.local), self.distribution, self.grid, whole)
         return whole
 
     # ------------------------------------------------------------------ computing
     def copy(self) -> DistMatrix:
         """A matrix of its own memory, same layout.  Local."""
-        return DistMatrix(self.local.copy(self.order), self.grid, self.distribution, self.order)
+        return self.astype(self.dtype)
 
     def astype(self, dtype: Any) -> DistMatrix:
         """A copy with another element type.  Local."""
-        local = self.local.astype(dtype, self.order)
+        local = devices.empty(self._stored.shape, np.dtype(dtype), self.order, devices.of(self._stored))
+        (CONJUGATE if self.conjugated else CONVERT)(local, self._stored)
         return DistMatrix(local, self.grid, self.distribution, self.order)
 
     def norm(self, kind: str | int | float = "fro") -> float:
@@ -368,8 +414,8 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         """|a - b| <= atol + rtol |b| for all elements; the same answer on every rank.  Collective."""
         if isinstance(other, DistMatrix):
             self._check_layout(other)
-        right = other.local if isinstance(other, DistMatrix) else other
-        here = np.allclose(self.local, right, rtol=rtol, atol=atol, equal_nan=equal_nan)
+        right = to_host(other.local) if isinstance(other, DistMatrix) else other
+        here = np.allclose(to_host(self.local), right, rtol=rtol, atol=atol, equal_nan=equal_nan)
         return bool(self.grid.comm.allreduce(here, op=MPI.LAND))
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
@@ -392,7 +438,9 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         parts = [x.local if isinstance(x, DistMatrix) else x for x in inputs]
         if out is None:
             order: Order = "F" if all(x.order == "F" for x in matrices) else "C"
-            return DistMatrix(ufunc(*parts, order=order, **options), self.grid, self.distribution, order)
+            if self.device == devices.HOST:
+                options["order"] = order
+            return DistMatrix(ufunc(*parts, **options), self.grid, self.distribution, order)
         ufunc(*parts, out=out.local, **options)
         return out
 
@@ -410,18 +458,34 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
             )
 
 
-def new_array(shape: tuple[int, int], dtype: Any, order: Order, grid: ProcessGrid) -> np.ndarray:
+def new_array(
+    shape: tuple[int, int], dtype: Any, order: Order, grid: ProcessGrid, device: Device | None = None
+) -> Array:
     """An array whose elements are not set, where the ranks of the node can read it if there is room.  Local."""
     try:
-        return grid.memory.empty(shape, dtype, order)
+        return devices.memory(device, grid).empty(shape, dtype, order)
     except NodeMemoryError:
-        return np.empty(shape, dtype, order)
+        return devices.empty(shape, dtype, order, device)
 
 
-def all_shared(local: np.ndarray, grid: ProcessGrid) -> bool:
-    """Do the arrays of all ranks lie in the memory of their nodes?  Collective over the grid."""
-    alone = grid.comm.size == 1
-    return not alone and bool(grid.comm.allreduce(not local.size or grid.memory.offset(local) >= 0, MPI.LAND))
+def all_shared(local: Array, grid: ProcessGrid) -> bool:
+    """Do the arrays of all ranks lie where the ranks of their nodes can read them?  Collective over the grid."""
+    if grid.comm.size == 1:
+        return False
+    here = not local.size or devices.memory(devices.of(local), grid).lies_here(local)
+    return bool(grid.comm.allreduce(here, MPI.LAND))
+
+
+def meet(grid: ProcessGrid, name: str) -> Device | None:
+    """The device of a name, when the ranks know how they reach its memory.  Collective over the grid."""
+    if name == devices.HOST:
+        return None
+    with together(grid.comm) as said:
+        said += ["device", name]
+        device = devices.named(name)
+    if device:
+        device.meet(grid)
+    return device
 
 
 def layout_on(grid: ProcessGrid, shape: tuple[int, int], block: Block, source: tuple[int, int]) -> Distribution:

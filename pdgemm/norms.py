@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 from mpi4py import MPI
 
+from pdgemm.device import Array, to_host
 from pdgemm.elements import slabs
 from pdgemm.errors import ArgumentError, together
 from pdgemm.grids.process_grid import ProcessGrid
 
 
-def norm(local: np.ndarray, grid: ProcessGrid, kind: str | int | float) -> float:
+def norm(local: Array, grid: ProcessGrid, kind: str | int | float) -> float:
     """The norm of a matrix of which this rank holds `local`.  Collective over the grid.
 
     kind : "fro" sqrt(sum |a|^2), 1 max column sum, numpy.inf max row sum, "max" max |a|.  NaN anywhere gives NaN.
@@ -24,7 +25,7 @@ def norm(local: np.ndarray, grid: ProcessGrid, kind: str | int | float) -> float
     axis = 0 if kind == 1 else 1
     totals = np.zeros(local.shape[1 - axis])  # of columns or rows
     for slab in slabs(*local.shape) if local.size else ():
-        sizes = np.abs(local[slab].astype(np.result_type(local.dtype, np.float32), copy=False))
+        sizes = np.abs(to_host(local[slab]).astype(np.result_type(local.dtype, np.float32), copy=False))
         if kind == 1:
             totals += sizes.sum(axis=0, dtype=np.float64)
         else:
@@ -35,13 +36,13 @@ def norm(local: np.ndarray, grid: ProcessGrid, kind: str | int | float) -> float
     return float(np.max(grid.comm.allgather(float(totals.max(initial=0.0)))))
 
 
-def _frobenius(local: np.ndarray) -> float:
+def _frobenius(local: Array) -> float:
     """sqrt(sum |a|^2) in double precision, without overflow (BLAS nrm2 scales)."""
     from scipy.linalg import norm as nrm2
 
     wide = np.result_type(local.dtype, np.float64)
     parts = (
-        nrm2(local[slab].astype(wide, copy=False).ravel(), check_finite=False)
+        nrm2(to_host(local[slab]).astype(wide, copy=False).ravel(), check_finite=False)
         for slab in slabs(*local.shape)
         if local.size
     )

@@ -12,11 +12,12 @@ from time import perf_counter
 from types import TracebackType
 from typing import Protocol, TypeVar
 
-import numpy as np
 from mpi4py import MPI
 
-from pdgemm.dtypes import wire
+from pdgemm.device import Array, Pinned
+from pdgemm.local import CONVERT
 from pdgemm.movers.shift import shift
+from pdgemm.movers.staged import staged_shift, to_room
 from pdgemm.timing import Recorder
 
 Wait = Callable[[], object]
@@ -79,7 +80,7 @@ class Slot:
 
     __slots__ = ("B", "arrivals", "buffer_a", "buffer_b", "number", "tag", "users", "when_read")
 
-    def __init__(self, number: int, buffer_a: np.ndarray, buffer_b: np.ndarray) -> None:
+    def __init__(self, number: int, buffer_a: Array, buffer_b: Array) -> None:
         self.number = number
         self.tag = number  # of the messages of a panel: one that no other panel in flight has
         self.buffer_a = buffer_a
@@ -87,7 +88,7 @@ class Slot:
         self.arrivals: list[Arrival] = []
         self.users: list[Wait] = []
         self.when_read: list[Wait] = []  # to be called when its panels have been multiplied
-        self.B: np.ndarray = self.buffer_b
+        self.B: Array = self.buffer_b
 
 
 class PanelRing:
@@ -96,7 +97,7 @@ class PanelRing:
     room_a, room_b : memory for the panels of A and of B, shared out evenly.
     """
 
-    def __init__(self, slots: int, room_a: np.ndarray, room_b: np.ndarray) -> None:
+    def __init__(self, slots: int, room_a: Array, room_b: Array) -> None:
         rooms = zip(room_a.reshape(slots, -1), room_b.reshape(slots, -1), strict=True)
         self.slots = [Slot(number, *buffers) for number, buffers in enumerate(rooms)]
 
@@ -122,16 +123,21 @@ class PanelRing:
             self._transfers.wait(slot.arrivals)
             return step, slot
 
+        def used(slot: Slot) -> None:
+            slot.users += self._recorder.multiplied(self.poll)
+            drain(slot.when_read)
+
         for step in steps:
             slot = post(step)
+            slot.arrivals += self._recorder.packed()
             self._transfers.expect(slot.arrivals)
             in_flight.append((step, slot))
             if len(in_flight) > lookahead:
                 yield (done := arrived())
-                drain(done[1].when_read)
+                used(done[1])
         while in_flight:
             yield (done := arrived())
-            drain(done[1].when_read)
+            used(done[1])
 
     def take(self) -> Slot:
         """The next slot, free."""
@@ -165,52 +171,64 @@ class Conveyor:
 
     first : the block to begin with; it is not changed, and copied only where it is not contiguous.
     order : memory order of the blocks.
-    room  : memory for two blocks.   transfers : what else is on its way to this rank.
+    room  : memory for `slots` blocks, two or more.   transfers : what else is on its way to this rank.
+    staged : as much memory of the host, where MPI cannot read that of the blocks.
     Leaving the `with` block waits until the last block handed on has left.
     """
 
     def __init__(
         self,
         comm: MPI.Comm,
-        first: np.ndarray,
+        first: Array,
         order: str,
-        room: np.ndarray,
+        room: Array,
+        slots: int,
         recorder: Recorder,
         transfers: Transfers,
+        staged: Pinned | None = None,
     ) -> None:
         self._comm, self._order, self._recorder, self._transfers = comm, order, recorder, transfers
-        self._buffers = room.reshape(2, -1)
-        self._turn = 0
-        self._coming: np.ndarray | None = None
+        self._buffers, self._staged = room.reshape(slots, -1), staged.shared_out(slots) if staged else None
+        self._users = [list[Wait]() for _ in range(slots)]  # of each buffer
+        self._turn, self._at = 0, slots - 1  # the buffer to be filled next, and that of the block in use
+        self._coming: Array | None = None
         self._arriving: list[Arrival] = []
         self._leaving: list[Wait] = []
         self.held = first
         if comm.size > 1 and not first.flags.forc:
             with recorder.phase("pack"):
-                self.held = self._shaped(self._buffers[1], first.shape)
-                self.held[...] = first
+                self.held = self._shaped(self._buffers[-1], first.shape)
+                CONVERT(self.held, first)
+        if comm.size > 1 and self._staged and first.size:
+            to_room(self._staged[-1].cut(0, first.size), flat(self.held), recorder)
 
     def start(self, to: int, source: int, shape: tuple[int, int]) -> None:
         """Hand the block in use on to a rank, while it is read, and start taking the next from another."""
         if self._comm.size == 1:
             return
-        self._wait_for_leaving()  # the block before the one in use, whose buffer is filled now
+        self._wait_for_leaving()  # the block before the one in use
+        with self._recorder.phase("wait"):
+            drain(self._users[self._turn])
         with self._recorder.phase("post"):
             self._coming = self._shaped(self._buffers[self._turn], shape)
-            self._turn = 1 - self._turn
-            arriving, leaving = shift(
-                self._comm, flat(self.held), to, flat(self._coming), source, self._recorder.traffic
-            )
+            held, coming = flat(self.held), flat(self._coming)
+            if self._staged:
+                lying = self._staged[self._at].cut(0, held.size), self._staged[self._turn].cut(0, coming.size)
+                arriving, leaving = staged_shift(self._comm, lying[0], to, lying[1], coming, source, self._recorder)
+            else:
+                arriving, leaving = shift(self._comm, held, to, coming, source, self._recorder)
             self._arriving, self._leaving = arriving, [request.Wait for request in leaving]
         self._transfers.expect(self._arriving)
 
     def advance(self) -> None:
-        """The next block is the one in use, if one was started."""
+        """The next block is the one in use, if one was started; products of the last one have been begun."""
+        self._users[self._at] += self._recorder.multiplied(self._transfers.poll)
         if self._coming is not None:
             self._transfers.wait(self._arriving)
             self.held, self._coming = self._coming, None
+            self._at, self._turn = self._turn, (self._turn + 1) % len(self._buffers)
 
-    def _shaped(self, buffer: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    def _shaped(self, buffer: Array, shape: tuple[int, int]) -> Array:
         rows, cols = shape
         words = buffer[: rows * cols]
         return words.reshape(cols, rows).T if self._order == "F" else words.reshape(rows, cols)
@@ -229,6 +247,6 @@ class Conveyor:
             drain(self._leaving)
 
 
-def flat(block: np.ndarray) -> np.ndarray:
-    """A contiguous block as MPI sends it: its elements as they lie."""
-    return wire(block.ravel(order="K"))
+def flat(block: Array) -> Array:
+    """The elements of a contiguous block as they lie."""
+    return block.ravel(order="K")

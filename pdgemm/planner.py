@@ -314,9 +314,9 @@ def tuned(plan: Plan) -> Plan:
     or whose panels are all that a rank has, stays.
     """
     problem, product = plan.problem, plan.product
-    if not (product.lends or product.mover in BROADCASTS) or product.width != problem.width:
+    if not (product.lends or product.mover in (*BROADCASTS, "nccl")) or product.width != problem.width:
         return plan
-    movers = BROADCASTS if problem.mover == "auto" and not product.shared else (product.mover,)
+    movers = problem.broadcasts if problem.mover == "auto" and not product.shared else (product.mover,)
     widths = [problem.width] if problem.width_asked else [x for x in WIDTHS if x <= problem.width] or [problem.width]
     limit, best = problem.memory_limit, plan
     for mover, width in itertools.product(movers, widths):
@@ -397,7 +397,8 @@ def with_moves(way: Way, problem: Problem, spare: int | None = None) -> Plan:
     for name, x, to, plain in (("A", A, a, True), ("B", B, b, True), ("C", c, C, problem.plain)):
         if not x.same_place(to):
             shared = problem.shared and not problem.nodes and name not in problem.private
-            least = 0 if spare is None else plan_exchange(x, to, size, plain, 0, shared).extra_bytes(None)
+            there = problem.device, problem.staged
+            least = 0 if spare is None else plan_exchange(x, to, size, plain, 0, shared, *there).extra_bytes(None)
             limit = None if spare is None else least + spare
-            moves.append((name, plan_exchange(x, to, size, plain, limit, shared)))
+            moves.append((name, plan_exchange(x, to, size, plain, limit, shared, *there)))
     return Plan(way.product, way.transposed, tuple(moves), problem)

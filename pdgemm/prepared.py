@@ -10,12 +10,15 @@ from weakref import ref
 
 import numpy as np
 
+from pdgemm import device as devices
 from pdgemm.arguments import as_scalar
 from pdgemm.cannon import cannon
+from pdgemm.device import Array
 from pdgemm.errors import ArgumentError, Shield, together
 from pdgemm.grids.layout import Layout
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.layered import inner, layered
+from pdgemm.local import CONVERT
 from pdgemm.matrix import DistMatrix
 from pdgemm.neighbours import Neighbours
 from pdgemm.planner import Plan
@@ -23,6 +26,7 @@ from pdgemm.products import Cannon, Inner, Layered, Product, Stationary, Summa
 from pdgemm.redistribution import Room, exchange, kept_if_it_fails, move_report
 from pdgemm.report import MoveReport, Report
 from pdgemm.stationary import stationary
+from pdgemm.streams import recorder_of
 from pdgemm.summa import SummaRun
 from pdgemm.threads import threads
 from pdgemm.timing import Recorder
@@ -35,29 +39,32 @@ class Buffers:
     """All memory of one rank for a plan, allocated before anything is sent."""
 
     def __init__(self, plan: Plan, A: DistMatrix, B: DistMatrix) -> None:
-        grid, rank = A.grid, A.grid.comm.rank
+        grid, rank, device = A.grid, A.grid.comm.rank, devices.of(A.stored)
+        memory = devices.memory(device, grid)
 
-        def empty(layout: Layout, shared: bool) -> np.ndarray:
-            shape = layout.local_shape(rank)
-            if shared:
-                return grid.memory.empty(shape, layout.dtype, layout.order)
-            return np.empty(shape, layout.dtype, layout.order)
+        def empty(shape: tuple[int, ...], dtype: np.dtype, order: str, shared: bool) -> Array:
+            return memory.empty(shape, dtype, order) if shared else devices.empty(shape, dtype, order, device)
+
+        def like(layout: Layout, shared: bool) -> Array:
+            return empty(layout.local_shape(rank), layout.dtype, layout.order, shared)
 
         lent = plan.product.lent_buffers
-        self.product = {
-            name: grid.memory.empty((words,), dtype) if name in lent else np.empty(words, dtype)
-            for name, (words, dtype) in plan.buffers(rank).items()
+        self.product: dict[str, Any] = {
+            name: empty((words,), dtype, "C", name in lent) for name, (words, dtype) in plan.buffers(rank).items()
         }
-        self.messages = {name: Room(move, rank) for name, move in plan.moves}
+        if device:
+            staged = plan.product.staged_buffers(rank).items()
+            self.product |= {name: device.pinned(words, dtype) for name, (words, dtype) in staged}
+        self.messages = {name: Room(move, rank, device) for name, move in plan.moves}
         self.copies = {
-            name: empty(*((move.source, move.shared) if name == "C" else (move.target, bool(plan.product.lends))))
+            name: like(*((move.source, move.shared) if name == "C" else (move.target, bool(plan.product.lends))))
             for name, move in plan.moves
         }
-        self.staged = {name: empty(layout, shared=True) for name, layout in plan.staged.items()}
+        self.staged = {name: like(layout, shared=True) for name, layout in plan.staged.items()}
 
     @property
     def nbytes(self) -> int:
-        rooms: list[np.ndarray | Room] = [*self.product.values(), *self.messages.values()]
+        rooms: list[Any] = [*self.product.values(), *self.messages.values()]
         return sum(x.nbytes for x in [*rooms, *self.copies.values(), *self.staged.values()])
 
 
@@ -98,12 +105,13 @@ class Prepared:
         """Bring A and B where they fit, multiply, bring C home, report.  start : when the call began."""
         (A, B, C), room, plan, moves = self._matrices, self._room, self.plan, self._moves
         comm, reports = A.grid.comm, list[MoveReport]()
-        recorder, notify = Recorder(), Shield(progress)
+        recorder, notify = recorder_of(C.stored), Shield(progress)
         recorder.hold(self._bytes)
 
-        def move(name: str, x: np.ndarray, beta: Any, y: np.ndarray) -> None:
-            begun, own = perf_counter(), Recorder()
+        def move(name: str, x: Array, beta: Any, y: Array) -> None:
+            begun, own = perf_counter(), recorder_of(x)
             exchange(1, x, beta, y, moves[name], room.messages[name], A.grid, own)
+            own.finish()
             own.hold(room.messages[name].nbytes)
             recorder.traffic += own.traffic
             reports.append(move_report(name, moves[name], comm.rank, own, perf_counter() - begun))
@@ -114,10 +122,12 @@ class Prepared:
                     move(name, x.stored, 0, room.copies[name])
                 elif name in room.staged:
                     with recorder.phase("pack"):
-                        room.staged[name][...] = x.stored
+                        CONVERT(room.staged[name], x.stored)
+            recorder.settle()
             with recorder.phase("sync"):
                 self._meet()
             self._multiply(0 if "C" in moves else beta, recorder, notify)
+            recorder.finish()
             if self._near:
                 with recorder.phase("sync"):
                     self._near.sync()
@@ -143,14 +153,14 @@ class Prepared:
         self._grid, self._near = grid, None
         if product.shared:
             operands = {"A": (a, product.A), "B": (b, product.B)}
-            lent: dict[str, tuple[np.ndarray, Layout | None]] = {name: operands[name] for name in product.lends}
+            lent: dict[str, tuple[Array, Layout | None]] = {name: operands[name] for name in product.lends}
             lent |= {name: (room.product[name], None) for name in product.lent_buffers}
             self._near = Neighbours(A.grid, **lent)
         if isinstance(product, Summa):
             make = partial(SummaRun, self._alpha, a, b, c, product, grid, room.product, self._near)
             as_it_lies = (product.in_place or A.grid.size == 1) and not (room.copies or room.staged)
             if as_it_lies and self._bytes <= SMALL and product.panels <= FEW:
-                where = *((x.ctypes.data, x.strides) for x in (a, b, c)), self._near and self._near.lying
+                where = *((devices.address(x), x.strides) for x in (a, b, c)), self._near and self._near.lying
                 self._multiply = _again((product, self._alpha, where), make, A, B, C)
             else:
                 self._multiply = make()
@@ -232,7 +242,8 @@ def _report(
     return Report(
         algorithm=plan.algorithm,
         inside=plan.inside,
-        mover=product.mover,
+        mover=product.carried,
+        device=product.device,
         grid=plan.shape[:2],
         layers=plan.shape[2],
         mnk=plan.mnk,

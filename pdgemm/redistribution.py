@@ -9,19 +9,22 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from pdgemm import device as devices
 from pdgemm.arguments import as_count, as_scalar, check_result, same_memory
-from pdgemm.blockcopy import Copy, copy_blocks
+from pdgemm.blockcopy import copy_blocks
+from pdgemm.device import Array, Device
 from pdgemm.dtypes import fits, wire
-from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, MemoryLimitError, together
+from pdgemm.errors import ArgumentError, DeviceError, DTypeError, GridError, LayoutError, MemoryLimitError, together
 from pdgemm.exchange import Exchange, best_places, plan_exchange
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.grids.runs import Pairing
-from pdgemm.local import scale, update
+from pdgemm.local import Combine, scale
 from pdgemm.matrix import DistMatrix, all_shared, layout_on, new_array
 from pdgemm.neighbours import Neighbours
 from pdgemm.report import MoveReport
+from pdgemm.streams import recorder_of
 from pdgemm.timing import Recorder
 
 
@@ -61,7 +64,7 @@ def redistribute(
     """
     if not isinstance(X, DistMatrix):  # without a matrix there is no communicator to agree on
         raise DTypeError(f"X is a DistMatrix, got {type(X).__name__}")
-    start, recorder, comm, made = perf_counter(), Recorder(), X.grid.comm, out is None
+    start, comm, made = perf_counter(), X.grid.comm, out is None
     if relabel and out is None:
         grid = _relabelled(X, grid or X.grid.base, block, source)
     with together(comm if check else None) as said:
@@ -78,21 +81,26 @@ def redistribute(
         if alpha == 0:  # X is not read
             layout = target
         shared = X.shared and X.grid.ranks_per_node is None
-        plan = plan_exchange(layout, target, comm.size, alpha == 1 and beta == 0, limit, shared)
+        where = devices.of(X.stored)
+        shared, staged = reached(where, X.grid, shared)
+        there = (where.name if where else "", staged)
+        plan = plan_exchange(layout, target, comm.size, alpha == 1 and beta == 0, limit, shared, *there)
         if limit is not None and plan.extra_bytes(None) > limit:
             raise MemoryLimitError(
                 f"memory limit {limit} bytes per rank is too small to redistribute {X!r}: "
                 f"at least {plan.extra_bytes(None)} bytes are needed"
             )
         said += [f"redistribute, alpha={alpha}", f"beta={beta}", plan.description]
-        room = Room(plan, comm.rank)
-        recorder.hold(room.nbytes)
+        room = Room(plan, comm.rank, where)
     assert out is not None  # an error was raised on all ranks
+    recorder = recorder_of(X.stored)
+    recorder.hold(room.nbytes)
     with np.errstate(all="ignore"), kept_if_it_fails(room):
         if alpha == 0:
             scale(beta, out.stored)
         else:
             exchange(alpha, X.stored, beta, out.stored, plan, room, X.grid, recorder)
+        recorder.finish()
     if made:
         out.shared = all_shared(out.stored, out.grid)
     out.report = move_report("X", plan, comm.rank, recorder, perf_counter() - start)
@@ -118,6 +126,14 @@ class kept_if_it_fails:
 _in_flight: list[object] = []
 
 
+def reached(device: Device | None, grid: ProcessGrid, shared: bool) -> tuple[bool, bool]:
+    """Can ranks read each other's matrices, if that is where `shared` says; must messages be staged?"""
+    if device is None:
+        return shared, False
+    reach = device.reach(grid)
+    return shared and bool(reach.reads), reach.staged
+
+
 def _made(
     X: DistMatrix,
     grid: ProcessGrid,
@@ -130,7 +146,8 @@ def _made(
     if order not in ("C", "F"):
         raise ArgumentError(f'order {order!r} is neither "C" nor "F"')
     layout = layout_on(grid, X.shape, block, source)
-    local = new_array(layout.local_shape(grid.coords), X.dtype if dtype is None else dtype, order, grid)
+    where = devices.of(X.stored)
+    local = new_array(layout.local_shape(grid.coords), X.dtype if dtype is None else dtype, order, grid, where)
     return DistMatrix(local, grid, layout, order)
 
 
@@ -151,6 +168,8 @@ def move_report(name: str, plan: Exchange, rank: int, recorder: Recorder, second
 def _check(X: DistMatrix, Y: DistMatrix) -> None:
     if not isinstance(Y, DistMatrix):
         raise DTypeError(f"out is a DistMatrix, got {type(Y).__name__}")
+    if X.device != Y.device:
+        raise DeviceError(f"X is on {X.device}, out on {Y.device}; bring one to the other's with to_device")
     if X.shape != Y.shape:
         raise LayoutError(f"shapes differ: X is {X.distribution}, out is {Y.distribution}")
     if not fits(X.dtype, Y.dtype):
@@ -175,9 +194,9 @@ def _relabelled(
 
 def exchange(
     alpha: Any,
-    X: np.ndarray,
+    X: Array,
     beta: Any,
-    Y: np.ndarray,
+    Y: Array,
     plan: Exchange,
     room: Room,
     grid: ProcessGrid,
@@ -186,28 +205,28 @@ def exchange(
     """This rank's part of Y := alpha X + beta Y; X and Y are local arrays.  Collective over the grid."""
     conjugated = plan.source.conjugated != plan.target.conjugated
 
-    def combine(target: np.ndarray, source: np.ndarray) -> None:
-        update(alpha, source, beta, target, room.scratch, conjugated)
-
+    combine = Combine(alpha, beta, room.scratch, conjugated)
     (_pull if plan.shared else _send)(X, Y, plan, room, grid, recorder, combine)
 
 
 def _pull(
-    X: np.ndarray, Y: np.ndarray, plan: Exchange, room: Room, grid: ProcessGrid, recorder: Recorder, combine: Copy
+    X: Array, Y: Array, plan: Exchange, room: Room, grid: ProcessGrid, recorder: Recorder, combine: Combine
 ) -> None:
     """Copy what this rank is to hold, once, from where it lies in the memory of the node."""
     me, near = grid.comm.rank, Neighbours(grid, X=(X, plan.source))
     for block in plan.pulls(me):
         part = X if block.peer == me else near("X", block.peer)
-        for tile in ((block.rows, block.cols),) if plan.plain else plan.tiles(block):  # copies need no room
-            copy_blocks(part, Y, *tile, combine)
+        with recorder.phase("pack"):
+            for tile in ((block.rows, block.cols),) if combine.room is None else plan.tiles(block):
+                copy_blocks(part, Y, *tile, combine)
         if block.peer != me:
             recorder.traffic.read(block.rows.size * block.cols.size)
+    recorder.settle()
     near.sync()
 
 
 def _send(
-    X: np.ndarray, Y: np.ndarray, plan: Exchange, room: Room, grid: ProcessGrid, recorder: Recorder, combine: Copy
+    X: Array, Y: Array, plan: Exchange, room: Room, grid: ProcessGrid, recorder: Recorder, combine: Combine
 ) -> None:
     """Packing, transfer and unpacking of a message happen while it is in cache.
 
@@ -215,9 +234,6 @@ def _send(
     copied.
     """
     comm, me, order = grid.comm, grid.comm.rank, plan.target.order
-
-    def convert(target: np.ndarray, source: np.ndarray) -> None:
-        update(1, source, 0, target)
 
     incoming = ((block.peer, *tile) for block in plan.receives(me) for tile in plan.tiles(block))
     outgoing = ((block.peer, *tile) for block in plan.sends(me) for tile in plan.tiles(block))
@@ -234,9 +250,15 @@ def _send(
         place = _contiguous(Y, rows.target, cols.target, rows, cols, plan) if plan.plain else None
         arrived[slot] = _nothing
         if place is None:
-            packed = place = _shaped(room.messages[slot], rows.size, cols.size, order)
+            place, packed = room.shaped(slot, rows.size, cols.size, order)
             rows, cols = rows.shifted(rows.source[0], 0), cols.shifted(cols.source[0], 0)
-            arrived[slot] = lambda: copy_blocks(packed, Y, rows, cols, combine)
+
+            def unpack() -> None:
+                with recorder.phase("pack"):
+                    copy_blocks(packed, Y, rows, cols, combine)
+
+            arrived[slot] = unpack
+        recorder.settle()  # what was here before has been unpacked
         requests[slot] = comm.Irecv(wire(place), source=peer)
         recorder.traffic.received(place.size)
 
@@ -247,9 +269,11 @@ def _send(
         peer, rows, cols = tile
         place = _contiguous(X, rows.source, cols.source, rows, cols, plan)
         if place is None:
-            place = _shaped(room.messages[slot], rows.size, cols.size, order)
+            place, packed = room.shaped(slot, rows.size, cols.size, order)
             rows, cols = rows.shifted(0, rows.target[0]), cols.shifted(0, cols.target[0])
-            copy_blocks(X, place, rows, cols, convert)
+            with recorder.phase("pack"):
+                copy_blocks(X, packed, rows, cols)
+            recorder.settle()
         requests[slot] = comm.Isend(wire(place), dest=peer)
         recorder.traffic.sent(place.size)
 
@@ -258,7 +282,8 @@ def _send(
     while True:
         tile = next(staying, None)
         if tile is not None:
-            copy_blocks(X, Y, *tile, combine)
+            with recorder.phase("pack"):
+                copy_blocks(X, Y, *tile, combine)
             slot, done = MPI.Request.Testany(requests)
             if not done:
                 continue
@@ -275,23 +300,33 @@ def _send(
 
 
 class Room:
-    """The buffers of one exchange on one rank."""
+    """The buffers of one exchange on one rank: of its device, or of the host where messages are staged there."""
 
-    def __init__(self, plan: Exchange, rank: int) -> None:
+    def __init__(self, plan: Exchange, rank: int, device: Device | None = None) -> None:
         self.receiving, sending = plan.slots(rank)
-        self.messages = [np.empty(plan.words, plan.wire) for _ in range(self.receiving + sending)]
-        self.scratch = None if plan.plain else np.empty((2, plan.words), plan.wide)
+        self.messages: list[tuple[Array, Array]] = []  # as MPI sees them, and as those who pack and unpack do
+        for _ in range(self.receiving + sending):
+            if device and plan.staged:
+                self.messages.append(tuple(device.pinned(plan.words, plan.wire)))
+            else:
+                self.messages.append((devices.empty((plan.words,), plan.wire, device=device),) * 2)
+        self.scratch = None if plan.plain or device else np.empty((2, plan.words), plan.wide)
 
     @property
     def nbytes(self) -> int:
-        return sum(x.nbytes for x in self.messages) + (0 if self.scratch is None else self.scratch.nbytes)
+        return sum(x.nbytes for x, _ in self.messages) + (0 if self.scratch is None else self.scratch.nbytes)
+
+    def shaped(self, slot: int, rows: int, cols: int, order: str) -> tuple[Array, Array]:
+        """A message of rows x cols, on both sides."""
+        sent, packed = (_shaped(x, rows, cols, order) for x in self.messages[slot])
+        return sent, packed
 
 
 def _contiguous(
-    x: np.ndarray, row_starts: np.ndarray, col_starts: np.ndarray, rows: Pairing, cols: Pairing, plan: Exchange
-) -> np.ndarray | None:
+    x: Array, row_starts: np.ndarray, col_starts: np.ndarray, rows: Pairing, cols: Pairing, plan: Exchange
+) -> Array | None:
     """The block within a local array, if it lies there as it travels."""
-    if not rows.single or not cols.single or x.dtype != plan.wire:
+    if plan.staged or not rows.single or not cols.single or x.dtype != plan.wire:
         return None
     r, c = int(row_starts[0]), int(col_starts[0])
     view = x[r : r + rows.size, c : c + cols.size]
@@ -299,7 +334,7 @@ def _contiguous(
     return view if contiguous else None
 
 
-def _shaped(buffer: np.ndarray, rows: int, cols: int, order: str) -> np.ndarray:
+def _shaped(buffer: Array, rows: int, cols: int, order: str) -> Array:
     words = buffer[: rows * cols]
     return words.reshape(rows, cols) if order == "C" else words.reshape(cols, rows).T
 

@@ -71,6 +71,7 @@ class Report:
     lower_bound_words: float  # received by the busiest rank of any algorithm, without redistribution
     moves: tuple[MoveReport, ...] = ()
     blas: str = field(default_factory=multiplier)
+    device: str = ""  # "": on the host
 
     @property
     def move_seconds(self) -> float:

@@ -9,6 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm import dtypes
+from pdgemm.device import to_host
 from pdgemm.elements import element_function, slabs
 from pdgemm.errors import LayoutError, check_together
 from pdgemm.matrix import DistMatrix
@@ -107,7 +108,7 @@ def _apply(M: DistMatrix, X: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, 
     bound = np.zeros(product.shape)
     here, there = X[cols], size[cols]
     for slab in slabs(M.stored.shape[0], M.stored.shape[1], 1 << 20):
-        part = M.stored[slab].astype(wide, copy=False)
+        part = to_host(M.stored[slab]).astype(wide, copy=False)
         part = part.conj() if M.conjugated else part
         product[rows[slab]] = part @ here
         bound[rows[slab]] = np.abs(part) @ there

@@ -6,17 +6,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
-from mpi4py import MPI
-
 from pdgemm.accumulator import Accumulator, Room
 from pdgemm.blockcopy import copy_blocks
+from pdgemm.device import Array
 from pdgemm.dtypes import wire
-from pdgemm.elements import tiles
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.grids.runs import Pairing, whole
-from pdgemm.local import scale, update
+from pdgemm.local import Combine, paired, scale
 from pdgemm.movers import MOVERS
+from pdgemm.movers.reduce import reduce
+from pdgemm.movers.staged import Staged
 from pdgemm.neighbours import Neighbours
 from pdgemm.panels import column_panel, column_room
 from pdgemm.pipeline import PanelRing, Slot
@@ -27,10 +26,10 @@ from pdgemm.timing import Recorder
 
 def stationary(
     alpha: Any,
-    A: np.ndarray,
-    B: np.ndarray,
+    A: Array,
+    B: Array,
     beta: Any,
-    C: np.ndarray,
+    C: Array,
     plan: Stationary,
     grid: ProcessGrid,
     room: Room,
@@ -57,53 +56,54 @@ def stationary(
         return
     i, j = grid.coords
     (m_loc, k_loc), order = A.shape, plan.C.order
-    traffic, in_col = recorder.traffic, {i: B}  # the parts of B that can be read from here
+    in_col = {i: B}  # the parts of B that can be read from here
     if near:
         in_col |= {q: near("B", plan.B.rank(j, q)) for q in range(grid.col.size) if q != i}
     b_comes, c_travels = grid.col.size > 1 and k_loc > 0, grid.row.size > 1 and m_loc > 0
     b_travels = b_comes and not near
     ring = PanelRing(plan.slots, room["panels of C"], room["panels of B"])
-    poll = ring.poll if grid.ranks_per_node else None
+    poll = ring.poll if grid.ranks_per_node and not plan.device else None
     totals = room["sums"].reshape(plan.slots, -1)
+    staged_b, staged_c = ((x.shared_out(plan.slots) if (x := room.get(f"staged {name}")) else None) for name in "BC")
 
     def post(step: PanelStep) -> Slot:
         slot = ring.take()
         with recorder.phase("pack"):
-            if step.row in in_col:
+            if step.row == i or (step.row in in_col and not plan.fetched):
                 slot.B = column_panel(in_col[step.row], plan.B.order, step.b, slot.buffer_b, b_travels)
             else:
                 slot.B = column_room(k_loc, plan.B.order, step.width, slot.buffer_b)
+                if step.row in in_col and k_loc:
+                    copy_blocks(in_col[step.row], slot.B, whole(k_loc), step.b)
         with recorder.phase("post"):
-            if b_travels:
-                MOVERS[plan.mover](grid.col, wire(slot.B), step.row, slot, traffic)  # B_jp along my grid column
+            if b_travels:  # B_jp along my grid column
+                flat = slot.B.ravel(order="K")
+                mover = Staged(staged_b[slot.number].cut(0, flat.size)) if staged_b else MOVERS[plan.mover]
+                mover(grid.col, flat if staged_b else wire(flat), step.row, slot, recorder)
             elif b_comes and step.row != i:
-                traffic.read(slot.B.size)
+                recorder.traffic.read(slot.B.size)
         return slot
 
-    def add_up(step: PanelStep, slot: Slot, panel: np.ndarray) -> None:
+    def add_up(step: PanelStep, slot: Slot, panel: Array) -> None:
         """Start adding up C_ip along my grid row; its owner adds it to C when the slot is needed again."""
-        total = column_room(m_loc, order, step.width, totals[slot.number]) if c_travels else panel
+        total = panel
         if c_travels:
-            mine = j == step.col
-            slot.users.append(grid.row.Ireduce(panel, total if mine else None, MPI.SUM, root=step.col).Wait)
-            if mine:
-                traffic.words_received += panel.size * (grid.row.size - 1)
-                traffic.messages_received += grid.row.size - 1
-            else:
-                traffic.sent(panel.size)
+            total = column_room(m_loc, order, step.width, totals[slot.number])
+            staged = staged_c[slot.number].cut(0, panel.size) if staged_c else None
+            total = reduce(grid.row, panel, total, step.col, slot, recorder, staged, ring.poll)
         if j == step.col and m_loc:
             slot.users.append(partial(add, total, step.a.inverse))
 
-    def add(total: np.ndarray, cols: Pairing) -> None:
+    def add(total: Array, cols: Pairing) -> None:
         """C_ip := total + beta C_ip, as much at a time as there is room for."""
-        pair, rows = room["update"].reshape(2, -1), whole(m_loc)
-        for high, wide in tiles(m_loc, cols.size, pair.shape[1]):
-            part = rows.cut(high.start, high.stop), cols.cut(wide.start, wide.stop)
-            copy_blocks(total, C, *part, lambda target, source: update(1, source, beta, target, pair))
+        combine, rows = Combine(1, beta, paired(room["update"])), whole(m_loc)
+        with recorder.phase("compute"):
+            for high, wide in combine.pieces(m_loc, cols.size):
+                copy_blocks(total, C, rows.cut(high.start, high.stop), cols.cut(wide.start, wide.stop), combine)
 
     steps = plan.steps
     with ring.used(recorder):
-        for done, (step, slot) in enumerate(ring.prefetch(steps, post, plan.lookahead), 1):
+        for done, (step, slot) in enumerate(ring.prefetch(steps, post, plan.ahead), 1):
             panel = column_room(m_loc, order, step.width, slot.buffer_a)
             with recorder.phase("compute"):
                 Accumulator(alpha, 0, panel, plan, room, poll).add_wide(A, slot.B)  # C_ip = A_ij B_jp, my part of it

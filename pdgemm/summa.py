@@ -6,22 +6,23 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 from mpi4py import MPI
 
 from pdgemm.accumulator import Accumulator, Room, add_sums
 from pdgemm.blockcopy import copy_blocks
+from pdgemm.device import Array, Pinned
 from pdgemm.dtypes import wire
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.grids.runs import Pairing, whole
 from pdgemm.local import scale
 from pdgemm.movers import MOVERS
 from pdgemm.movers.ring import announce, follow, relay
+from pdgemm.movers.staged import Staged
 from pdgemm.neighbours import Neighbours
 from pdgemm.panels import column_panel, column_room, flipped, in_place
 from pdgemm.pipeline import PanelRing, Slot
 from pdgemm.products import Line, Summa
-from pdgemm.timing import Recorder, Traffic
+from pdgemm.timing import Recorder
 
 
 class SummaRun:
@@ -39,9 +40,9 @@ class SummaRun:
     def __init__(
         self,
         alpha: Any,
-        A: np.ndarray,
-        B: np.ndarray,
-        C: np.ndarray,
+        A: Array,
+        B: Array,
+        C: Array,
         plan: Summa,
         grid: ProcessGrid,
         room: Room,
@@ -62,12 +63,15 @@ class SummaRun:
                 in_col[q] = near("B", plan.B.rank(q, j))
                 rooms_b |= {q: near("panels of B", plan.B.rank(q, j))} if col.several else {}
         in_col = {q: x.T for q, x in in_col.items()}
-        along_row = _Side(in_row, plan.A.order, grid.row, plan, row, rooms_a, near)
-        along_col = _Side(in_col, flipped(plan.B.order), grid.col, plan, col, rooms_b, near)
+        staged_a, staged_b = room.get("staged A"), room.get("staged B")
+        along_row = _Side(in_row, plan.A.order, grid.row, plan, row, rooms_a, near, staged_a)
+        along_col = _Side(in_col, flipped(plan.B.order), grid.col, plan, col, rooms_b, near, staged_b)
         bundles = plan.bundles
         self._sums = C if plan.sums_in_c or not bundles else room["sums"].reshape(C.shape, order=plan.C.order)
         self._ring = PanelRing(plan.slots, room["panels of A"], room["panels of B"])
-        self._products = Accumulator(alpha, 0, self._sums, plan, room, self._ring.poll if grid.ranks_per_node else None)
+        self._products = Accumulator(
+            alpha, 0, self._sums, plan, room, self._ring.poll if grid.ranks_per_node and not plan.device else None
+        )
         self._updates = []
         for turn, bundle in enumerate(bundles):
             left = along_row.panel([(x.col, x.a) for x in bundle.steps], bundle.a, turn)
@@ -93,14 +97,14 @@ class SummaRun:
                 if part.bring:
                     with recorder.phase("post"):
                         slot.tag = part.tag
-                        part.bring(slot, recorder.traffic)
+                        part.bring(slot, recorder)
             return slot
 
         ring, updates, in_c = self._ring, self._updates, self._sums is self._C
         self._products.beta = beta if in_c else 0
         # every rank walks every step, because every rank takes part in the broadcasts
         with ring.used(recorder):
-            for done, (update, _) in enumerate(ring.prefetch(updates, post, self._plan.slots - 1), 1):
+            for done, (update, _) in enumerate(ring.prefetch(updates, post, self._plan.ahead), 1):
                 with recorder.phase("compute"):
                     update.multiply()
                 notify(done, len(updates))
@@ -115,12 +119,12 @@ class _Part(NamedTuple):
     """What a rank does for one owner's part of a panel: pack it, bring it here, both or nothing."""
 
     pack: Callable[[], object] | None
-    bring: Callable[[Slot, Traffic], object] | None
+    bring: Callable[[Slot, Recorder], object] | None
     tag: int  # of its messages: one that no other part in flight has
 
 
 class _Panel(NamedTuple):
-    panel: np.ndarray
+    panel: Array
     parts: list[_Part]
 
 
@@ -135,20 +139,22 @@ class _Side:
     """Panels of A along a grid row; or of B along a grid column, transposed.
 
     parts : the local arrays that can be read from here, by their place along `comm`.
-    rooms : likewise the buffers of panels.
+    rooms : likewise the buffers of panels.   staged : as much room on the host, where they go through it.
     """
 
     def __init__(
         self,
-        parts: dict[int, np.ndarray],
+        parts: dict[int, Array],
         order: str,
         comm: MPI.Comm,
         plan: Summa,
         line: Line,
-        rooms: dict[int, np.ndarray],
+        rooms: dict[int, Array],
         near: Neighbours | None,
+        staged: Pinned | None,
     ) -> None:
         self._parts, self._order, self._comm, self._slots = parts, order, comm, plan.slots
+        self._staged, self._fetched = staged.shared_out(plan.slots) if staged else None, plan.fetched
         self._line, self._rooms, self._near = line, {q: x.reshape(plan.slots, -1) for q, x in rooms.items()}, near
         self._rows = parts[comm.rank].shape[0]
         self._comes = comm.size > 1 and self._rows > 0
@@ -167,16 +173,18 @@ class _Side:
         me, together = self._comm.rank, len(steps) > 1 and self._comes
         if not together:
             steps = [(steps[0][0] if self._comes else me, runs)]
-            if steps[0][0] in self._parts:
-                view = in_place(self._parts[steps[0][0]], runs, self._travels)
+            owner = steps[0][0]
+            if owner in self._parts and not (self._fetched and owner != me):
+                view = in_place(self._parts[owner], runs, self._travels)
                 if view is not None:
-                    return _Panel(view, [_Part(None, self._bring(view, steps[0][0]), slot)])
+                    return _Panel(view, [_Part(None, self._bring(view, owner, slot, 0), slot)])
         panel = self._room(me, runs.size, slot, by_columns=together and self._travels)
         parts, at = [], 0
         for number, (owner, cols) in enumerate(steps):
             there = panel[:, at : (at := at + cols.size)]
             pack = self._pack(owner, there, cols) if owner in self._parts and self._rows else None
-            parts.append(_Part(pack, self._bring(there, owner), slot + number * self._slots))
+            bring = self._bring(there, owner, slot, self._rows * (at - cols.size))
+            parts.append(_Part(pack, bring, slot + number * self._slots))
         return _Panel(panel, parts)
 
     def _relayed(
@@ -197,7 +205,7 @@ class _Side:
             pack = self._pack(owner, there, cols) if gathers or (leaves and ready is None) else None
             if chain:
                 x = wire(there if ready is None else ready)
-                bring: Callable[[Slot, Traffic], object] | None = partial(relay, self._comm, x, chain)
+                bring: Callable[[Slot, Recorder], object] | None = partial(relay, self._comm, x, chain)
             else:
                 bring = partial(_read, there.size) if owner != me else None
             parts.append(_Part(pack, bring, slot + number * self._slots))
@@ -207,17 +215,21 @@ class _Side:
             parts.append(_Part(None, tells if way.receiver == me else hears, slot))
         return _Panel(panel, parts)
 
-    def _room(self, place: int, width: int, slot: int, by_columns: bool) -> np.ndarray:
+    def _room(self, place: int, width: int, slot: int, by_columns: bool) -> Array:
         return column_room(self._rows, "F" if by_columns else self._order, width, self._rooms[place][slot])
 
-    def _pack(self, owner: int, there: np.ndarray, cols: Pairing) -> Callable[[], object]:
+    def _pack(self, owner: int, there: Array, cols: Pairing) -> Callable[[], object]:
         return partial(copy_blocks, self._parts[owner], there, whole(self._rows), cols)
 
-    def _bring(self, panel: np.ndarray, owner: int) -> Callable[[Slot, Traffic], object] | None:
+    def _bring(self, panel: Array, owner: int, slot: int, at: int) -> Callable[[Slot, Recorder], object] | None:
+        """at : where in its slot's room the panel begins."""
+        if self._travels and self._staged:
+            room = self._staged[slot].cut(at, at + panel.size)
+            return partial(Staged(room), self._comm, panel.ravel(order="K"), owner)
         if self._travels:
             return partial(MOVERS[self._mover], self._comm, wire(panel), owner)
         return partial(_read, panel.size) if self._comes and owner != self._comm.rank else None
 
 
-def _read(words: int, slot: Slot, traffic: Traffic) -> None:
-    traffic.read(words)
+def _read(words: int, slot: Slot, recorder: Recorder) -> None:
+    recorder.traffic.read(words)

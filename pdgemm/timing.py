@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any
 
 
 @dataclass
@@ -73,9 +75,27 @@ class Recorder:
         self.held_bytes += nbytes
         self.peak_bytes = max(self.peak_bytes, self.held_bytes)
 
-    def phase(self, name: str) -> _Phase:
+    def phase(self, name: str) -> Any:
         """Its seconds are those spent in the `with` block."""
         return _Phase(self.seconds, name)
+
+    # what the host does is done; `pdgemm.streams` records work of devices, which is not
+    def settle(self) -> None:
+        """Until everything packed is there."""
+
+    def packed(self) -> tuple[Any, ...]:
+        """Arrivals: of what was packed last."""
+        return ()
+
+    def hold_copies(self) -> None:
+        """What is packed from now on reads products."""
+
+    def multiplied(self, poll: Callable[[], object]) -> tuple[Callable[[], object], ...]:
+        """Waits: for the last product, with `poll` in between."""
+        return ()
+
+    def finish(self) -> None:
+        """Until all is done."""
 
 
 class _Phase:

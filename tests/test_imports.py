@@ -12,7 +12,15 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LEVELS = [
-    {"pdgemm.errors", "pdgemm.dtypes", "pdgemm.elements", "pdgemm.timing", "pdgemm.blas"}
+    {
+        "pdgemm.errors",
+        "pdgemm.dtypes",
+        "pdgemm.elements",
+        "pdgemm.timing",
+        "pdgemm.blas",
+        "pdgemm.device",
+        "pdgemm.local",
+    }
     | {"pdgemm.grids.distribution", "pdgemm.grids.runs", "pdgemm.grids.layout"},
     {"pdgemm.schedule", "pdgemm.costs", "pdgemm.machine", "pdgemm.boxes", "pdgemm.threads", "pdgemm.explain"}
     | {"pdgemm.plain", "pdgemm.families"}
@@ -24,7 +32,14 @@ LEVELS = [
         "pdgemm.movers.ibcast",
         "pdgemm.movers.ring",
     }
-    | {"pdgemm.movers.shift", "pdgemm.local", "pdgemm.blockcopy", "pdgemm.exchange"},
+    | {
+        "pdgemm.movers.shift",
+        "pdgemm.movers.staged",
+        "pdgemm.movers.reduce",
+        "pdgemm.streams",
+        "pdgemm.blockcopy",
+        "pdgemm.exchange",
+    },
     {
         "pdgemm.pipeline",
         "pdgemm.neighbours",
@@ -64,6 +79,8 @@ PURE = [
     "errors",
     "elements",
     "timing",
+    "device",
+    "streams",
     "schedule",
     "costs",
     "machine",

@@ -168,18 +168,19 @@ def test_a_panel_is_forwarded_in_the_middle_of_a_product(comm: Any) -> None:
     """Ranks 1, 2, ... hand it on when they look after their transfers, not when they need it."""
     from pdgemm.movers.ring import relay
     from pdgemm.pipeline import Slot, Transfers
-    from pdgemm.timing import Recorder, Traffic
+    from pdgemm.timing import Recorder
 
     panel, last = np.full(50_000, float(comm.rank == 0)), comm.size - 1
-    slot, traffic, transfers = Slot(0, panel, panel), Traffic(), Transfers(Recorder())
-    relay(comm, panel, range(comm.size), slot, traffic)
+    slot, recorder = Slot(0, panel, panel), Recorder()
+    transfers = Transfers(recorder)
+    relay(comm, panel, range(comm.size), slot, recorder)
     transfers.expect(slot.arrivals)
     if comm.rank < last:
         while slot.arrivals:  # in a product
             transfers.poll()
         for sent in slot.users:
             sent()
-        assert traffic.messages_sent == 1
+        assert recorder.traffic.messages_sent == 1
         comm.recv(source=last, tag=1)  # waits for nothing but the last rank, which needs all the others' polls
     else:
         transfers.wait(slot.arrivals)

@@ -6,18 +6,18 @@ from typing import Any
 
 from mpi4py import MPI
 
-from pdgemm.timing import Traffic
+from pdgemm.timing import Recorder
 
 
-def ibcast(comm: MPI.Comm, x: Any, root: int, slot: Any, traffic: Traffic) -> None:
+def ibcast(comm: MPI.Comm, x: Any, root: int, slot: Any, recorder: Recorder) -> None:
     """Broadcast x from root.  Counted as one message from root to every other rank.
 
     Which ranks forward it inside the library cannot be seen; the totals do not depend on it.
     """
     if comm.rank == root:
-        traffic.sent(x.size, copies=comm.size - 1)
+        recorder.traffic.sent(x.size, copies=comm.size - 1)
         # root may go on reading x, but not rewrite it
         slot.users.append(comm.Ibcast(x, root=root).Wait)
     else:
-        traffic.received(x.size)
+        recorder.traffic.received(x.size)
         slot.arrivals.append(comm.Ibcast(x, root=root))

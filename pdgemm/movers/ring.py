@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.timing import Traffic
+from pdgemm.timing import Recorder
 
+Wait = Callable[[], object]
 _NOTHING = np.empty(0, np.uint8)
 
 
-class _Then:
-    """A message, and what is to be done once when it has arrived."""
+class Then:
+    """A request, and what is to be done once when it is complete."""
 
-    def __init__(self, request: MPI.Request, act: Callable[[], object]) -> None:
+    def __init__(self, request: Any, act: Callable[[], object]) -> None:
         self._request, self._act = request, act
 
     def Test(self) -> bool:
@@ -29,12 +30,12 @@ class _Then:
         self._act()
 
 
-def ring(comm: MPI.Comm, x: Any, root: int, slot: Any, traffic: Traffic) -> None:
+def ring(comm: MPI.Comm, x: Any, root: int, slot: Any, recorder: Recorder) -> None:
     """Each rank receives x from the one before it and forwards it, until all but root have it."""
-    relay(comm, x, [*range(root, comm.size), *range(root)], slot, traffic)
+    relay(comm, x, [*range(root, comm.size), *range(root)], slot, recorder)
 
 
-def relay(comm: MPI.Comm, x: Any, chain: Sequence[int], slot: Any, traffic: Traffic) -> None:
+def relay(comm: MPI.Comm, x: Any, chain: Sequence[int], slot: Any, recorder: Recorder) -> None:
     """Pass x along a chain of ranks, of which this is one, from the first to the last.
 
     A neighbour may start panel t + 1 as its root before it forwards panel t, so the order of arrival
@@ -44,45 +45,45 @@ def relay(comm: MPI.Comm, x: Any, chain: Sequence[int], slot: Any, traffic: Traf
 
     def forward() -> None:
         if at + 1 < len(chain):
-            traffic.sent(x.size)
+            recorder.traffic.sent(x.size)
             slot.users.append(comm.Isend(x, dest=chain[at + 1], tag=tag).Wait)
 
     if at == 0:
         forward()
         return
     request = comm.Irecv(x, source=chain[at - 1], tag=tag)
-    traffic.received(x.size)
+    recorder.traffic.received(x.size)
 
-    slot.arrivals.append(_Then(request, forward))
+    slot.arrivals.append(Then(request, forward))
 
 
-def announce(comm: MPI.Comm, readers: Sequence[int], fence: Callable[[], object], slot: Any, traffic: Traffic) -> None:
+def announce(comm: MPI.Comm, readers: Sequence[int], fence: Wait, slot: Any, recorder: Recorder) -> None:
     """Tell ranks of this node, when a panel is complete, that they may read it here; it is free when all have."""
     tag = slot.tag
 
     def arrived() -> None:
         fence()
         for reader in readers:
-            traffic.sent(0)
+            recorder.traffic.sent(0)
             slot.users.append(comm.Isend(_NOTHING, dest=reader, tag=tag).Wait)
 
-    slot.arrivals.append(_Then(MPI.REQUEST_NULL, arrived))
+    slot.arrivals.append(Then(MPI.REQUEST_NULL, arrived))
     for reader in readers:
-        traffic.received(0)
+        recorder.traffic.received(0)
         slot.users.append(comm.Irecv(np.empty(0, np.uint8), source=reader, tag=tag).Wait)
     slot.users.append(fence)
 
 
-def follow(comm: MPI.Comm, receiver: int, fence: Callable[[], object], slot: Any, traffic: Traffic) -> None:
+def follow(comm: MPI.Comm, receiver: int, fence: Wait, slot: Any, recorder: Recorder) -> None:
     """Read a panel in the memory of the rank that announces it, and tell when it has been read."""
     tag = slot.tag
     request = comm.Irecv(np.empty(0, np.uint8), source=receiver, tag=tag)
-    traffic.received(0)
+    recorder.traffic.received(0)
 
     def done() -> None:
         fence()
-        traffic.sent(0)
+        recorder.traffic.sent(0)
         slot.users.append(comm.Isend(_NOTHING, dest=receiver, tag=tag).Wait)
 
-    slot.arrivals.append(_Then(request, fence))
+    slot.arrivals.append(Then(request, fence))
     slot.when_read.append(done)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 from mpi4py import MPI
 
 from pdgemm.costs import MESSAGE_BYTES
-from pdgemm.timing import Traffic
+from pdgemm.dtypes import wire
+from pdgemm.timing import Recorder
 
 
 def shift(
-    comm: MPI.Comm, held: Any, to: int, coming: Any, source: int, traffic: Traffic
+    comm: MPI.Comm, held: Any, to: int, coming: Any, source: int, recorder: Recorder
 ) -> tuple[list[Any], list[Any]]:
     """Start sending the array `held` to rank `to` and receiving `coming` from `source`.
 
@@ -21,15 +21,16 @@ def shift(
     Returns the requests after which `coming` may be read, and those after which `held` may be rewritten.
     """
     arriving, leaving = [], []
-    for piece in _pieces(coming):
+    for piece in pieces(wire(coming)):
         arriving.append(comm.Irecv(piece, source=source))
-        traffic.received(piece.size)
-    for piece in _pieces(held):
+        recorder.traffic.received(piece.size)
+    for piece in pieces(wire(held)):
         leaving.append(comm.Isend(piece, dest=to))
-        traffic.sent(piece.size)
+        recorder.traffic.sent(piece.size)
     return arriving, leaving
 
 
-def _pieces(x: np.ndarray) -> Iterator[np.ndarray]:
+def pieces(x: Any) -> Iterator[Any]:
+    """An array in messages."""
     words = MESSAGE_BYTES // x.itemsize
     return (x[start : start + words] for start in range(0, x.size, words))

@@ -69,16 +69,25 @@ class Cannon(Product):
     def local_shape(self, rank: int) -> tuple[int, int, int]:
         return *self.C.local_shape(rank), self.mnk[2]
 
+    @property
+    def slots(self) -> int:
+        """Blocks of each operand held at once: one in use and one that is filled."""
+        return 2 + self.spare
+
+    def staging(self, rank: int | None) -> Buffers:
+        buffers = self.buffers(rank)
+        return {"staged A": buffers["panels of A"], "staged B": buffers["panels of B"]}
+
     def buffers(self, rank: int | None) -> Buffers:
-        """Two buffers each, one in use and one that is filled; what does not move needs none."""
+        """What does not move needs no buffers."""
         m_loc, n_loc = self.C.local_shape(rank)
         (a, b), (pr, pc) = self.widths, self.C.distribution.grid_shape
         wide_a, wide_b = int(a.max()), int(b.max())
         convert = min(self.width, wide_a)
         sums = 0 if self.sums_in_c or not self.mnk[2] else m_loc * n_loc
         return {
-            "panels of A": ((pc > 1) * 2 * wide_a * m_loc, self.A.dtype),
-            "panels of B": ((pr > 1) * 2 * wide_b * n_loc, self.B.dtype),
+            "panels of A": ((pc > 1) * self.slots * wide_a * m_loc, self.A.dtype),
+            "panels of B": ((pr > 1) * self.slots * wide_b * n_loc, self.B.dtype),
             "converted A": (self.converts(self.A, self.C.order) * convert * m_loc, self.panel_dtype),
             "converted B": (self.converts(self.B, self.C.order) * convert * n_loc, self.panel_dtype),
             "sums": (sums, self.accumulate),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -39,6 +39,7 @@ class Reduction:
     dtype: np.dtype
     high: int
     read: bool
+    device: str = ""
 
     def at(self, rank: int) -> tuple[int, int] | None:
         """The block that a rank works on."""
@@ -100,8 +101,18 @@ class Reduction:
         return {
             "in the order of ranks": (0 if self.read else high * cols, self.dtype),
             "mine": (mine, self.dtype),
-            "another's": (min(mine, max(SLAB, self.C.local_shape(rank)[1])) * self.read, self.dtype),
+            "another's": (self._another(mine, rank), self.dtype),
         }
+
+    def staging(self, rank: int | None) -> Buffers:
+        buffers = self.buffers(rank)
+        return {"staged C": buffers["in the order of ranks"], "staged part of C": buffers["mine"]}
+
+    def _another(self, mine: int, rank: int | None) -> int:
+        """What of the part of another rank is copied before it is added."""
+        if self.device:
+            return 0 if self.read else mine
+        return min(mine, max(SLAB, self.C.local_shape(rank)[1])) * self.read
 
     def _most(self, rank: int) -> int:
         at = self.at(rank)
@@ -152,7 +163,7 @@ class Inner(Product):
         m, n, _ = self.mnk
         everyone = (tuple(range(self.size)),)
         blocks = BlockCyclic.even(m, 1), BlockCyclic.even(n, 1)
-        return Reduction(*blocks, everyone, self.C, self.accumulate, self.rows, read=self.shared)
+        return Reduction(*blocks, everyone, self.C, self.accumulate, self.rows, self.shared, self.device)
 
     @property
     def lends(self) -> str:
@@ -198,6 +209,9 @@ class Inner(Product):
         m, n, _ = self.mnk
         rows, cols = self.C.local_shape(rank)
         return (2 * m * n + rows * cols) * self.accumulate.itemsize
+
+    def staging(self, rank: int | None) -> Buffers:
+        return self.reduction.staging(rank) if self.windows else {}
 
     def buffers(self, rank: int | None) -> Buffers:
         n = self.mnk[1]
@@ -268,16 +282,17 @@ class Layered(Product):
         A = replace(self.A, distribution=Distribution(a.rows, BlockCyclic(k, block, pc)), place=place_a)
         B = replace(self.B, distribution=Distribution(BlockCyclic(k, block, pr), b.cols), place=place_b)
         C = Layout(Distribution(a.rows, b.cols), self.grid.layer(number), self.accumulate)
+        there: dict[str, Any] = {"device": self.device, "staged": self.staged}
         if self.inside == "cannon":
-            return Cannon(A, B, C, self.accumulate, self.width, 1, "shift")
-        return Summa(A, B, C, self.accumulate, self.width, self.lookahead, self.mover, self.nodes)
+            return Cannon(A, B, C, self.accumulate, self.width, 1, "shift", **there)
+        return Summa(A, B, C, self.accumulate, self.width, self.lookahead, self.mover, self.nodes, **there)
 
     @cached_property
     def reduction(self) -> Reduction:
         plane = len(self.place) // self.layers
         groups = tuple(self.place[at::plane] for at in range(plane))
         rows, cols = self.A.distribution.rows, self.B.distribution.cols
-        return Reduction(rows, cols, groups, self.C, self.accumulate, self.rows, read=self.in_place)
+        return Reduction(rows, cols, groups, self.C, self.accumulate, self.rows, self.in_place, self.device)
 
     @property
     def panels(self) -> int:
@@ -319,15 +334,22 @@ class Layered(Product):
         (rows, cols), (own_rows, own_cols) = self.reduction.shape(rank), self.C.local_shape(rank)
         return self.layer(rank).copied(rank) + (2 * rows * cols + own_rows * own_cols) * self.accumulate.itemsize
 
+    def staging(self, rank: int | None) -> Buffers:
+        return _most([layer.staging(rank) for layer in self._to_count(rank)]) | self.reduction.staging(rank)
+
+    def _to_count(self, rank: int | None) -> list[Summa | Cannon]:
+        """Layers that differ, or that of a rank: one with fewer inner indices may have wider panels."""
+        return list({x.mnk[2]: x for x in self._layers}.values()) if rank is None else [self.layer(rank)]
+
     def buffers(self, rank: int | None) -> Buffers:
         rows, cols = self.reduction.shape(rank)
         reduction = self.reduction.buffers(rank)
-        different = {x.mnk[2]: x for x in self._layers}.values()
-        layers = different if rank is None else [self.layer(rank)]
-        inside = [layer.buffers(rank) for layer in layers]  # a layer with fewer inner indices may have wider panels
-        most = {name: (max(x[name][0] for x in inside), dtype) for name, (_, dtype) in inside[0].items()}
         return (
-            most
+            _most([layer.buffers(rank) for layer in self._to_count(rank)])
             | reduction
             | {"partial C": (rows * cols, self.accumulate), "update": self._update(reduction["mine"][0])}
         )
+
+
+def _most(buffers: list[Buffers]) -> Buffers:
+    return {name: (max(x[name][0] for x in buffers), dtype) for name, (_, dtype) in buffers[0].items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Self
 
@@ -15,6 +15,7 @@ from pdgemm.local import conjugates
 from pdgemm.machine import Machine
 from pdgemm.timing import Traffic, Transfer
 
+READ = ("shared", "ipc")  # movers by which ranks read each other's memory
 SLAB = 1 << 16  # elements that are rounded or added to C at a time
 Buffers = dict[str, tuple[int, np.dtype]]  # name: words, type
 
@@ -60,6 +61,8 @@ class Product:
     width      : no panel is wider.
     lookahead  : panels in flight behind the one in use.
     mover      : how panels travel.
+    device     : where the matrices live; "": on the host.
+    staged     : messages go through memory of the host, which MPI reads and writes.
     """
 
     A: Layout
@@ -69,6 +72,8 @@ class Product:
     width: int
     lookahead: int
     mover: str
+    device: str = field(default="", kw_only=True)
+    staged: bool = field(default=False, kw_only=True)
     algorithm: ClassVar[str]
 
     @property
@@ -87,7 +92,12 @@ class Product:
 
     @property
     def panel_dtype(self) -> np.dtype:
-        """The type in which BLAS sees panels: int8 numbers are multiplied as float32, exactly."""
+        """The type in which BLAS sees panels: int8 numbers are multiplied as float32, exactly.
+
+        A device's BLAS takes 16-bit numbers and adds up in float32.
+        """
+        if self.device and self.accumulate == np.float32 and self.A.dtype == self.B.dtype in dtypes.HALVES:
+            return self.A.dtype
         return self.accumulate if self.accumulate in dtypes.BLAS else np.dtype(np.float32)
 
     @property
@@ -131,7 +141,8 @@ class Product:
         moving, first, after = 0.0, 0.0, 0.0
         for x in self.transfers(rank):
             # BLAS reads in place as it reads what is this rank's own
-            words, messages = x.traffic.words_received - x.traffic.words_read, x.traffic.messages_received
+            in_place = 0 if self.fetched else x.traffic.words_read
+            words, messages = x.traffic.words_received - in_place, x.traffic.messages_received
             taken = machine.transfer(x.kind, words, messages, x.itemsize, x.stride, x.length)
             if x.after:
                 after += taken
@@ -147,9 +158,34 @@ class Product:
         return self.extra_bytes(rank) / machine.fresh + self.copied(rank) / machine.copy
 
     @property
+    def carried(self) -> str:
+        """How panels travel, in a word."""
+        return "staged" if self.staged and self.mover in ("ring", "shift", "reduce_scatter") else self.mover
+
+    @property
     def shared(self) -> bool:
         """Is anything read in the memory of the other ranks of a node, where it lies?"""
-        return self.mover == "shared"
+        return self.mover in READ
+
+    @property
+    def fetched(self) -> bool:
+        """Is what is read there copied first, and not multiplied where it lies?"""
+        return self.mover == "ipc"
+
+    @property
+    def ahead(self) -> int:
+        """Panels in flight behind the one in use."""
+        return min(self.lookahead, self.slots - 1)
+
+    @property
+    def slots(self) -> int:
+        """Panels held at once."""
+        return 1
+
+    @property
+    def spare(self) -> int:
+        """Slots beyond those of panels in use and in flight: a device multiplies what the host is done with."""
+        return 1 if self.device else 0
 
     @property
     def in_place(self) -> bool:
@@ -184,6 +220,13 @@ class Product:
         """What a rank allocates beyond A, B and C."""
         raise NotImplementedError
 
+    def staging(self, rank: int | None) -> Buffers:
+        """What it allocates on the host beside them, where messages are staged."""
+        raise NotImplementedError
+
+    def staged_buffers(self, rank: int | None) -> Buffers:
+        return self.staging(rank) if self.staged and not self.shared else {}
+
     def scaled(self, share: float) -> Self:
         """With panels of a share of their width, from 1 as it is to 0, with buffers as small as can be."""
         return replace(self, width=scaled(min(self.width, self.widest), share))
@@ -209,15 +252,17 @@ class Product:
         raise NotImplementedError
 
     def extra_bytes(self, rank: int | None) -> int:
-        return sum(words * dtype.itemsize for words, dtype in self.buffers(rank).values())
+        buffers = [*self.buffers(rank).values(), *self.staged_buffers(rank).values()]
+        return sum(words * dtype.itemsize for words, dtype in buffers)
 
     def _update(self, words: int) -> tuple[int, np.dtype]:
         """Room in which so many sums are rounded, or added to C."""
-        return 2 * min(words, SLAB), self.update_dtype
+        return 0 if self.device else 2 * min(words, SLAB), self.update_dtype
 
     def _exact(self, rows: int, cols: int) -> int:
         """32-bit numbers in which int8 products are formed, and made integers, before they are added up."""
-        return 0 if self.accumulate in dtypes.BLAS else 2 * min(SLAB, rows * cols)
+        at_once = rows * cols if self.device else 2 * min(SLAB, rows * cols)
+        return 0 if self.accumulate in dtypes.BLAS else at_once
 
     def _message_width(self, width: int, *sides: tuple[int, np.dtype]) -> int:
         """The width at which no panel of that many words across, `sides`, is too large for a message."""

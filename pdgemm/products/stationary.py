@@ -54,7 +54,7 @@ class Stationary(Product):
     @property
     def slots(self) -> int:
         """Panels held at once: of C the one that is being added up, the one in use, and those of B behind it."""
-        return min(self.lookahead + 2, max(1, self.panels))
+        return min(self.lookahead + 2 + self.spare, max(1, self.panels))
 
     @property
     def converted_width(self) -> int:
@@ -86,6 +86,11 @@ class Stationary(Product):
         m_loc = self.A.local_shape(rank)[0]
         packed = self.B.local_bytes(rank) * (self.B.distribution.cols.parts > 1)
         return packed + m_loc * (self.mnk[1] + self.C.local_shape(rank)[1]) * self.accumulate.itemsize
+
+    def staging(self, rank: int | None) -> Buffers:
+        (words, of_b), (sums, of_c) = (self.buffers(rank)[name] for name in ("panels of B", "sums"))
+        along_col = self.B.distribution.cols.parts > 1
+        return {"staged B": (along_col * words, of_b), "staged C": (sums, of_c)}
 
     def buffers(self, rank: int | None) -> Buffers:
         m_loc, k_loc = self.A.local_shape(rank)

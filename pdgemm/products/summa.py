@@ -98,9 +98,9 @@ class Summa(Product):
     @property
     def slots(self) -> int:
         """Panels, or bundles of them, held at once: the one in use and those in flight behind it."""
-        if self.in_place or self.widest_bundle >= self.mnk[2]:
+        if (self.in_place and not self.fetched) or self.widest_bundle >= self.mnk[2]:
             return 1
-        return min(self.lookahead + 1, max(1, len(self.bundles) if self.nodes else self.panels))
+        return min(self.lookahead + 1 + self.spare, max(1, len(self.bundles) if self.nodes else self.panels))
 
     def transfers(self, rank: int) -> list[Transfer]:
         """A's panels along the rank's row, B's along its column.
@@ -161,9 +161,14 @@ class Summa(Product):
         stay = inner.parts == 1
         if self.nodes and not stay:
             return False
-        if not (stay or self.shared) or (stay and one_run(other)):
+        if not (stay or (self.shared and not self.fetched)) or (stay and one_run(other)):
             return stay
         return all(getattr(x, panel).single and (stay or len(x.steps) == 1) for x in self.bundles)
+
+    def staging(self, rank: int | None) -> Buffers:
+        buffers, (pr, pc) = self.buffers(rank), self.C.distribution.grid_shape
+        (words_a, of_a), (words_b, of_b) = buffers["panels of A"], buffers["panels of B"]
+        return {"staged A": ((pc > 1) * words_a, of_a), "staged B": ((pr > 1) * words_b, of_b)}
 
     def buffers(self, rank: int | None) -> Buffers:
         m_loc, n_loc = self.C.local_shape(rank)

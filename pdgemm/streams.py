@@ -1,0 +1,144 @@
+"""When a device's work is done: products in the caller's stream, copies beside them in one of our own.
+
+The host runs ahead of both.  It waits for copies before MPI reads what they write (MPI knows no streams), and for
+products before what they read is written again; products wait for copies without the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pdgemm import device as devices
+from pdgemm.device import Device, Event, Stream
+from pdgemm.timing import Recorder
+
+_STREAMS = {"compute": "compute", "pack": "transfer"}  # the phases whose work is a device's
+
+
+class DeviceRecorder(Recorder):
+    """A Recorder whose phases "compute" and "pack" are streams, with times from the device's own clock.
+
+    Phase "post" begins when everything packed is there: MPI may read it.
+    """
+
+    def __init__(self, device: Device) -> None:
+        super().__init__()
+        self._device = device
+        self.compute, self.transfer = device.current_stream(), device.transfer_stream()
+        self._spans: list[tuple[str, Event, Event]] = []
+        self._packed: Event | None = None  # the last copy that the host has not waited for
+        self.begin()
+
+    def begin(self) -> None:
+        """Until all is done that the caller has begun: MPI may send A as it is."""
+        self.compute.synchronize()
+
+    def phase(self, name: str) -> Any:
+        stream = _STREAMS.get(name)
+        if stream:
+            return _Span(self, name, getattr(self, stream))
+        if name == "post":
+            self.settle()
+        return super().phase(name)
+
+    def settle(self) -> None:
+        """Until everything packed is there."""
+        if self._packed is not None:
+            packed, self._packed = self._packed, None
+            packed.synchronize()
+
+    def packed(self) -> tuple[Any, ...]:
+        return () if self._packed is None else (_Before(self.compute, self._packed),)
+
+    def copied(self) -> EventRequest:
+        """The last copy, for the host to wait for."""
+        assert self._packed is not None
+        return EventRequest(self._packed)
+
+    def hold_products(self) -> None:
+        """Products to come wait for all that was copied."""
+        for arrival in self.packed():
+            arrival.Wait()
+
+    def hold_copies(self) -> None:
+        self.transfer.wait_event(self.compute.record())
+
+    def multiplied(self, poll: Callable[[], object]) -> tuple[Callable[[], object], ...]:
+        event = self.compute.record()
+
+        def wait() -> None:
+            while not event.done:
+                poll()
+
+        return (wait,)
+
+    def finish(self) -> None:
+        """Until all is done; then the phases take the seconds that the device says they took."""
+        self.transfer.synchronize()
+        self.compute.synchronize()
+        self._packed = None
+        for name, begin, end in self._spans:
+            self.seconds[name] = self.seconds.get(name, 0.0) + self._device.elapsed(begin, end)
+        self._spans.clear()
+
+    def enclose(self, name: str, stream: Stream, begin: Event) -> None:
+        end = stream.record()
+        self._spans.append((name, begin, end))
+        if name == "pack":
+            self._packed = end
+
+
+class _Span:
+    """A phase in a stream."""
+
+    __slots__ = ("_begin", "_name", "_recorder", "_stream")
+
+    def __init__(self, recorder: DeviceRecorder, name: str, stream: Stream) -> None:
+        self._recorder, self._name, self._stream = recorder, name, stream
+
+    def __enter__(self) -> None:
+        self._stream.__enter__()
+        self._begin = self._stream.record()
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            self._recorder.enclose(self._name, self._stream, self._begin)
+        finally:
+            self._stream.__exit__(*error)
+
+
+class EventRequest:
+    """An event that the host waits for, as for a request of MPI."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self, event: Event) -> None:
+        self._event = event
+
+    def Test(self) -> bool:
+        return self._event.done
+
+    def Wait(self) -> None:
+        self._event.synchronize()
+
+
+class _Before:
+    """An arrival that products wait for, and the host does not."""
+
+    __slots__ = ("_event", "_stream")
+
+    def __init__(self, stream: Stream, event: Event) -> None:
+        self._stream, self._event = stream, event
+
+    def Test(self) -> bool:
+        return self._event.done
+
+    def Wait(self) -> None:
+        self._stream.wait_event(self._event)
+
+
+def recorder_of(x: Any) -> Recorder:
+    """What records the work on an array, and says when it is done."""
+    found = devices.of(x)
+    return Recorder() if found is None else DeviceRecorder(found)

@@ -1,0 +1,429 @@
+"""A device without hardware: arrays that the host cannot read, and streams whose work is done late.
+
+What is begun in a stream is done when somebody waits for it, and not before; streams named in `eager` do theirs at
+once, ahead of the others.  A synchronisation that is missing therefore gives wrong numbers in one of the schedules
+"late", "transfer first" and "compute first", the same in every run.
+
+It is also told in words.  The host, each stream and each message of MPI have a clock of what they have seen (vector
+clocks: Lamport 1978, Mattern 1989); two accesses to the same elements, one of them writing, of which neither is known
+to come first, are a race, and are kept in `races`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from pdgemm import device as devices
+from pdgemm.blockcopy import copy_blocks
+from pdgemm.device import Pinned, Reach
+from pdgemm.dtypes import arithmetic
+from pdgemm.grids.node_memory import NodeMemory
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.local import Combine
+
+SCHEDULES = {"late": (), "transfer first": ("transfer",), "compute first": ("compute",)}
+Clock = dict[str, int]
+
+
+class FakeArray:
+    """An array of the device: cut, transposed and reshaped like NumPy's, but its elements are out of reach."""
+
+    __array_ufunc__ = None  # NumPy's functions refuse it
+
+    def __init__(self, x: np.ndarray, device: FakeDevice) -> None:
+        self.x, self.device = x, device
+
+    shape = property(lambda self: self.x.shape)
+    strides = property(lambda self: self.x.strides)
+    dtype = property(lambda self: self.x.dtype)
+    size = property(lambda self: self.x.size)
+    ndim = property(lambda self: self.x.ndim)
+    nbytes = property(lambda self: self.x.nbytes)
+    itemsize = property(lambda self: self.x.itemsize)
+    flags = property(lambda self: self.x.flags)
+
+    def _like(self, x: np.ndarray) -> FakeArray:
+        assert x.base is not None or x is self.x or not x.size, "the device does not copy by itself"
+        return FakeArray(x, self.device)
+
+    @property
+    def T(self) -> FakeArray:
+        return self._like(self.x.T)
+
+    def __getitem__(self, key: Any) -> FakeArray:
+        keys = key if isinstance(key, tuple) else (key,)
+        assert all(k is ... or isinstance(k, (slice, int, np.integer)) for k in keys), "no indexing by arrays"
+        found = self.x[key]
+        assert isinstance(found, np.ndarray), "no reading of elements"
+        return self._like(found)
+
+    def __setitem__(self, key: Any, value: complex) -> None:
+        part = self[key]
+        self.device._launch("fill", (), (part,), lambda: part.x.fill(value))
+
+    def reshape(self, *shape: Any, order: Any = "C") -> FakeArray:
+        made = self.x.reshape(*shape, order=order)
+        assert np.shares_memory(made, self.x) or not made.size, "reshape would copy"
+        return FakeArray(made, self.device)
+
+    def ravel(self, order: Any = "C") -> FakeArray:
+        made = self.x.ravel(order)
+        assert np.shares_memory(made, self.x) or not made.size, "ravel would copy"
+        return FakeArray(made, self.device)
+
+    def view(self, dtype: Any) -> FakeArray:
+        return FakeArray(self.x.view(dtype), self.device)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __array__(self, *args: Any, **options: Any) -> np.ndarray:
+        raise TypeError("an array of the device is not converted to NumPy's without being asked")
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        seen: Any = self.x.__array_interface__
+        return {"version": 3, "shape": self.shape, "typestr": self.dtype.str, "strides": self.strides} | {
+            "data": seen["data"]
+        }
+
+    def get(self) -> np.ndarray:
+        return self.device.to_host(self)
+
+
+class Access(NamedTuple):
+    """Of elements, by the host, a stream or a message, at a tick of its clock."""
+
+    x: np.ndarray
+    writes: bool
+    who: str
+    tick: int
+    what: str
+    request: MPI.Request | None = None
+
+
+class FakeEvent:
+    def __init__(self, stream: FakeStream, position: int, clock: Clock) -> None:
+        self.stream, self.position, self.clock = stream, position, clock
+        self._asked = False
+
+    @property
+    def done(self) -> bool:
+        """Not the first time: who asks has to ask again."""
+        asked, self._asked = self._asked, True
+        if asked:
+            self.synchronize()
+        return asked
+
+    def synchronize(self) -> None:
+        self.stream.run(self.position)
+        self.stream.device.host_sees(self.clock)
+
+
+class FakeStream:
+    """Work in order, done when it is waited for."""
+
+    def __init__(self, device: FakeDevice, name: str) -> None:
+        self.device, self.name = device, name
+        self.clock: Clock = {}
+        self.begun = self.finished = 0
+        self._waiting: deque[Callable[[], object]] = deque()
+        self._before: list[FakeStream] = []
+
+    def launch(self, what: str, reads: Sequence[np.ndarray], writes: Sequence[np.ndarray], act: Any) -> None:
+        self.device.join(self.clock, self.device.clock)  # nothing is done before it is begun
+        self.begun += 1
+        self.clock[self.name] = self.begun
+        for x, writing in (*((x, False) for x in reads), *((x, True) for x in writes)):
+            self.device.access(Access(x, writing, self.name, self.begun, what), self.clock)
+        self._waiting.append(act)
+        if self.name in self.device.eager:
+            self.run(self.begun)
+
+    def run(self, position: int) -> None:
+        while self.finished < position:
+            act = self._waiting.popleft()
+            self.finished += 1
+            act()
+
+    def record(self) -> FakeEvent:
+        return FakeEvent(self, self.begun, dict(self.clock))
+
+    def wait_event(self, event: FakeEvent) -> None:
+        self.launch("wait", (), (), lambda: event.stream.run(event.position))
+        self.device.join(self.clock, event.clock)
+
+    def synchronize(self) -> None:
+        self.record().synchronize()
+
+    def __enter__(self) -> FakeStream:
+        self._before.append(self.device.current)
+        self.device.current = self
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.device.current = self._before.pop()
+
+
+class FakeDevice:
+    """One device of this process.   eager : the streams that work at once."""
+
+    name = "fake"
+
+    def __init__(self, eager: Sequence[str] = (), reach: Reach = Reach("shared", staged=False)) -> None:  # noqa: B008
+        self._reach = reach
+        self.eager = tuple(eager)
+        self.clock: Clock = {}
+        self.races: list[str] = []
+        self.launches: list[str] = []
+        self._live: list[Access] = []
+        self._messages = 0
+        self.compute, self.transfer = FakeStream(self, "compute"), FakeStream(self, "transfer")
+        self.current = self.compute
+        self._memory: dict[int, FakeMemory] = {}
+        self.held = 0
+
+    # ---------------------------------------------------------------- races
+    @staticmethod
+    def join(clock: Clock, other: Clock) -> None:
+        for who, tick in other.items():
+            clock[who] = max(clock.get(who, 0), tick)
+
+    def host_sees(self, clock: Clock) -> None:
+        self.join(self.clock, clock)
+        self._live = [x for x in self._live if self._open(x)]
+
+    def _open(self, x: Access) -> bool:
+        if x.request is not None:
+            return x.request != MPI.REQUEST_NULL
+        return self.clock.get(x.who, 0) < x.tick
+
+    def access(self, new: Access, clock: Clock) -> None:
+        self._live = [x for x in self._live if self._open(x)]
+        if not new.x.size:
+            return
+        for old in self._live:
+            if old.who == new.who or not (old.writes or new.writes) or clock.get(old.who, 0) >= old.tick:
+                continue
+            if np.may_share_memory(old.x, new.x) and np.shares_memory(old.x, new.x):
+                self.races.append(f"{_told(new)} while {_told(old)} may not be done")
+        self._live.append(new)
+
+    def met(self, shared: Sequence[Any]) -> None:
+        for x in [x for x in self._live if x.request is None and self._open(x)]:
+            if any(np.may_share_memory(x.x, np.frombuffer(part, np.uint8)) for part in shared):
+                self.races.append(f"{_told(x)} may not be done when the ranks of the node meet")
+
+    def message(self, x: Any, writes: bool, what: str, request: MPI.Request | None) -> None:
+        """MPI is given x: the host has to know that it is ready, until the request is done."""
+        memory = x.x if isinstance(x, FakeArray) else x
+        self._messages += 1
+        who = f"message {self._messages}"
+        self.access(Access(memory, writes, who, 1, what, request or MPI.Request(MPI.REQUEST_NULL)), self.clock)
+
+    # ---------------------------------------------------------------- what pdgemm asks of a device
+    def empty(self, shape: Sequence[int], dtype: Any, order: str = "C") -> FakeArray:
+        return FakeArray(_spoilt(np.empty(shape, dtype, order)), self)  # type: ignore[call-overload]
+
+    def pinned(self, words: int, dtype: Any) -> Pinned:
+        host = _spoilt(np.empty(words, dtype))
+        return Pinned(host, FakeArray(host, self))
+
+    def _launch(self, what: str, reads: Sequence[Any], writes: Sequence[Any], act: Callable[[], object]) -> None:
+        for x in (*reads, *writes):
+            assert isinstance(x, FakeArray), f"{what}: an array of the host where one of the device is meant"
+        self.launches.append(what)
+        self.current.launch(what, [x.x for x in reads], [x.x for x in writes], act)
+
+    def multiply(
+        self,
+        alpha: Any,
+        A: FakeArray,
+        B: FakeArray,
+        C: FakeArray,
+        conjugate_a: bool,
+        conjugate_b: bool,
+    ) -> Callable[[Any], None]:
+        assert A.shape[1] == B.shape[0] and C.shape == (A.shape[0], B.shape[1])
+        from pdgemm.local import leading
+
+        for x, conjugate in ((A, conjugate_a), (B, conjugate_b), (C, False)):
+            leading(x.x, conjugate and False)
+        wide = np.result_type(C.dtype, np.float32)
+
+        def act(beta: Any) -> None:
+            a, b = (y.conj() if c else y for y, c in ((A.x.astype(wide), conjugate_a), (B.x.astype(wide), conjugate_b)))
+            product = alpha * (a @ b)
+            C.x[...] = product if beta == 0 else product + beta * C.x
+
+        return lambda beta: self._launch(
+            "product", (A, B) if beta == 0 else (A, B, C), (C,), lambda: _quietly(act, beta)
+        )
+
+    def combine(self, how: Combine, target: FakeArray, source: FakeArray) -> None:
+        reads = [source] * (how.alpha != 0) + [target] * (how.beta != 0)
+        self._launch("combine", reads, (target,), lambda: _quietly(_combine, how, target.x, source.x))
+
+    def combine_blocks(self, how: Combine, target: FakeArray, source: FakeArray, rows: Any, cols: Any) -> None:
+        def act() -> None:
+            copy_blocks(source.x, target.x, rows, cols, lambda y, x: _combine(how, y, x))
+
+        there = _parts(source, rows.source, cols.source, rows.lengths, cols.lengths)
+        here = _parts(target, rows.target, cols.target, rows.lengths, cols.lengths)
+        self._launch("blocks", there + here * (how.beta != 0), here, lambda: _quietly(act))
+
+    def copy(self, target: FakeArray, source: FakeArray) -> None:
+        assert source.flags.forc and target.flags.forc and source.shape == target.shape
+        self._launch("copy", (source,), (target,), lambda: np.copyto(target.x, source.x))
+
+    def current_stream(self) -> FakeStream:
+        return self.current
+
+    def transfer_stream(self) -> FakeStream:
+        return self.transfer
+
+    def elapsed(self, begin: FakeEvent, end: FakeEvent) -> float:
+        assert end.stream.finished >= end.position >= begin.position
+        return 1e-6 * (end.position - begin.position)
+
+    def to_host(self, x: FakeArray) -> np.ndarray:
+        self.compute.synchronize()
+        self.transfer.synchronize()
+        return x.x.copy("K")
+
+    def to_device(self, x: np.ndarray, order: str = "C") -> FakeArray:
+        return FakeArray(x.copy(order), self)  # type: ignore[arg-type]
+
+    def takes(self, x: Any) -> FakeArray | None:
+        return None
+
+    def meet(self, grid: ProcessGrid) -> None:
+        """Known."""
+
+    def reach(self, grid: ProcessGrid) -> Reach:
+        return self._reach._replace(reads=self._reach.reads if grid.shares_memory else "")
+
+    def memory(self, grid: ProcessGrid) -> FakeMemory:
+        found = self._memory.get(id(grid.memory))
+        if found is None:
+            found = self._memory[id(grid.memory)] = FakeMemory(grid.memory, self)
+        return found
+
+
+class FakeMemory:
+    """Device memory that the ranks of a node reach: the host's, seen as the device's."""
+
+    def __init__(self, memory: NodeMemory, device: FakeDevice) -> None:
+        self._memory, self._device = memory, device
+        self.node, self.alone, self.window, self.size = memory.node, memory.alone, memory.window, memory.size
+        self.fence = memory.fence
+
+    def gather(self, words: np.ndarray) -> np.ndarray:
+        self._device.met(self.window.parts if self.window else [])
+        return self._memory.gather(words)
+
+    def sync(self) -> None:
+        """The ranks meet: what they read of each other must be there, and must have been read."""
+        self._device.met(self.window.parts if self.window else [])
+        self._memory.sync()
+
+    def empty(self, shape: Sequence[int], dtype: Any, order: str = "C") -> FakeArray:
+        return FakeArray(_spoilt(self._memory.empty(shape, dtype, order)), self._device)
+
+    def where(self, x: FakeArray) -> list[int]:
+        return self._memory.where(x.x)
+
+    def lies_here(self, x: FakeArray) -> bool:
+        return self._memory.lies_here(x.x)
+
+    def array(self, rank: int, shape: Sequence[int], dtype: np.dtype, where: list[int], strides: Any) -> FakeArray:
+        return FakeArray(self._memory.array(rank, shape, dtype, where, strides), self._device)
+
+
+class WatchedComm(MPI.Intracomm):
+    """A communicator that tells the device what MPI reads and writes, and until when."""
+
+    device: FakeDevice
+
+    def __new__(cls, comm: MPI.Comm, device: FakeDevice) -> WatchedComm:
+        made = super().__new__(cls, comm)
+        made.device = device
+        return made
+
+    def Isend(self, buf: Any, dest: int, tag: int = 0) -> MPI.Request:
+        request = super().Isend(buf, dest, tag)
+        self.device.message(buf, False, "send", request)
+        return request
+
+    def Irecv(self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG) -> MPI.Request:
+        request = super().Irecv(buf, source, tag)
+        self.device.message(buf, True, "receive", request)
+        return request
+
+    def Ibcast(self, buf: Any, root: int = 0) -> MPI.Request:
+        request = super().Ibcast(buf, root)
+        self.device.message(buf, self.rank != root, "broadcast", request)
+        return request
+
+    def _refuse(self, *args: Any, **options: Any) -> Any:
+        raise AssertionError("no blocking or reducing call of MPI with arrays of the device")
+
+    Reduce = Ireduce = Reduce_scatter = _refuse
+
+
+@contextmanager
+def fake_device(schedule: str = "late", **options: Any) -> Iterator[FakeDevice]:
+    """A device for arrays made on "fake", whose communicators are watched."""
+    device = FakeDevice(SCHEDULES[schedule], **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(devices._devices, FakeArray, device)
+        connect = ProcessGrid._connect
+
+        def watched(grid: ProcessGrid, *args: Any) -> None:
+            connect(grid, *args)
+            for name in ("row", "col", "depth"):
+                comm = getattr(grid, name)
+                if comm != MPI.COMM_NULL:
+                    setattr(grid, name, WatchedComm(comm, device))
+            if not isinstance(grid._shared.comm, WatchedComm):
+                grid._shared.comm = grid.comm = WatchedComm(grid._shared.comm, device)
+
+        patch.setattr(ProcessGrid, "_connect", watched)
+        yield device
+
+
+def _combine(how: Combine, Y: np.ndarray, X: np.ndarray) -> None:
+    wide = np.dtype(np.int64) if Y.dtype.kind == "i" else arithmetic(X.dtype, Y.dtype)
+    value = np.zeros(Y.shape, wide)
+    if how.alpha != 0:
+        value += how.alpha * (X.conj() if how.conjugated else X).astype(wide)
+    if how.beta != 0:
+        value += how.beta * Y.astype(wide)
+    Y[...] = value.astype(Y.dtype)
+
+
+def _parts(x: FakeArray, rows: Any, cols: Any, high: Any, wide: Any) -> list[FakeArray]:
+    """The runs of rows times the runs of columns."""
+    return [x[r : r + h, c : c + w] for r, h in zip(rows, high) for c, w in zip(cols, wide)]
+
+
+def _spoilt(x: np.ndarray) -> np.ndarray:
+    """Memory that nobody has written to."""
+    x.view(np.uint8).fill(0xFF) if x.flags.c_contiguous else x.T.view(np.uint8).fill(0xFF)
+    return x
+
+
+def _quietly(act: Callable[..., object], *args: Any) -> None:
+    with np.errstate(all="ignore"):
+        act(*args)
+
+
+def _told(x: Access) -> str:
+    return f"{x.what} of {x.who} {'writes' if x.writes else 'reads'} {x.x.size} elements"

@@ -1,0 +1,99 @@
+"""Products on a device: every algorithm and mover, in three schedules of a device that works late (fake_device.py)."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_device import SCHEDULES, fake_device
+from problems import DTYPES, accepted
+from test_algorithms import ALGORITHMS, MIXED, check
+
+from pdgemm.device import Reach
+
+pytestmark = pytest.mark.mpi
+
+WAYS = {  # how ranks reach each other, and the mover that is asked for
+    "shared": (Reach("shared", staged=False), "auto"),
+    "ipc": (Reach("ipc", staged=True), "auto"),
+    "ring": (Reach("", staged=False), "ring"),
+    "ibcast": (Reach("shared", staged=False), "ibcast"),
+    "staged": (Reach("", staged=True), "auto"),
+}
+RUNS = list(itertools.product(WAYS, SCHEDULES))
+
+
+def on_device(comm: Any, run: tuple[str, str], *args: Any, **options: Any) -> Any:
+    """`check` on a device; no race, and no work in other words than the device's."""
+    from pdgemm import ProcessGrid
+
+    (reach, mover), schedule = WAYS[run[0]], run[1]
+    with fake_device(schedule, reach=reach) as device, ProcessGrid(comm) as grid:
+        report = check(grid, *args, device="fake", **{"mover": mover} | options)
+        assert comm.allgather(device.races) == [[]] * comm.size
+    return report
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_grid_and_shape(comm: Any, algorithm: str) -> None:
+    runs = itertools.cycle(RUNS)
+    for name, shape, layers in accepted(comm.size):
+        if name == algorithm:
+            cases = itertools.product(MIXED if comm.size < 9 else MIXED[2::2], [None, (2, 3)], range(2))
+            for mnk, block, _ in cases:
+                on_device(comm, next(runs), mnk, name, shape, layers, block=block)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_operations_types_and_orders(comm: Any, algorithm: str) -> None:
+    ops = [a + b for a in "NTC" for b in "NTC"]
+    orders = ["".join(x) for x in itertools.product("CF", repeat=3)]
+    scalars = [(1, 0), (2, 1), (-0.5, 3), (1, -1)]
+    cases = [x for x in accepted(comm.size) if x[0] == algorithm]
+    if not cases:
+        pytest.skip("one rank has no layers")
+    for number, (op, run) in enumerate(itertools.product(ops, RUNS[:: 1 if comm.size < 4 else 2])):
+        name, shape, layers = cases[number % len(cases)]
+        alpha, beta = scalars[number % 4]
+        dtype = DTYPES[(number + number // 4) % 4]
+        if dtype.startswith("complex"):
+            alpha, beta = alpha + 1j, beta * 1j
+        options: dict[str, Any] = {"block": (None, 4, (2, 3))[number % 3], "orders": orders[number % 8]}
+        options |= {"alpha": alpha, "beta": beta, "ops": op, "dtype": dtype}
+        on_device(comm, run, (13, 19, 22), name, shape, layers, **options)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_lookahead_and_width(comm: Any, algorithm: str) -> None:
+    cases = [x for x in accepted(comm.size) if x[0] == algorithm]
+    if not cases:
+        pytest.skip("one rank has no layers")
+    for number, (lookahead, width, run) in enumerate(itertools.product([0, 1, 3], [1, 5], RUNS)):
+        name, shape, layers = cases[number % len(cases)]
+        asked: dict[str, Any] = {"lookahead": lookahead, "panel_width": width, "block": (None, 3)[number % 2]}
+        report = on_device(comm, run, (9, 14, 41), name, shape, layers, **asked)
+        if report.algorithm in ("summa", "stationary_a", "stationary_b", "2.5d"):
+            moved = {"shift", "staged"} if report.inside == "cannon" else {run[0]}
+            assert comm.size == 1 or report.mover in moved
+
+
+def test_sixteen_bit_and_whole_numbers(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+    rng = np.random.default_rng(3)
+    a, b = rng.integers(-100, 100, (12, 40)), rng.integers(-100, 100, (40, 10))
+    types = [("int8", "int32"), ("float16", "float32"), ("bfloat16", "float32")]
+    cases = zip(accepted(comm.size), itertools.cycle(RUNS))
+    for ((name, shape, layers), (way, schedule)), (dtype, into) in itertools.product(cases, types):
+        reach, mover = WAYS[way]
+        with fake_device(schedule, reach=reach) as device, ProcessGrid(comm) as grid:
+            A, B = (DistMatrix.from_global(x.astype(dtype), grid=grid, block=3, device="fake") for x in (a, b))
+            C = DistMatrix.empty((12, 10), grid=grid, dtype=into, device="fake")
+            options = {"algorithm": name, "shape": shape, "layers": layers, "mover": mover}
+            pdgemm(1, A, B, 0, C, **options)
+            assert np.array_equal(C.allgather(), a @ b)  # all exact: below 2^24
+            assert C.report.counted == C.report.predicted
+            assert C.report.extra_bytes == C.report.predicted_extra_bytes
+            assert not device.races
