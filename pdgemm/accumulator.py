@@ -10,7 +10,7 @@ from pdgemm import dtypes
 from pdgemm.costs import gemm_flops
 from pdgemm.device import Array
 from pdgemm.grids.layout import Layout
-from pdgemm.local import CONJUGATE, CONVERT, Combine, gemm_accumulate, integer_accumulate, paired, prepare, scale
+from pdgemm.local import Combine, integer_accumulate, paired, prepare, scale
 from pdgemm.panels import column_room
 from pdgemm.products import Product
 
@@ -37,6 +37,7 @@ class Accumulator:
     ) -> None:
         self.alpha, self.beta, self.sums, self.room = alpha, beta, sums, room
         self.plan, self.between = plan, between
+        self.tf32 = plan.compute == "tf32"
         self.integer = plan.accumulate not in dtypes.BLAS
 
     def add(self, A: Array, B: Array) -> None:
@@ -48,7 +49,7 @@ class Accumulator:
                 scale(self.beta, c)
                 integer_accumulate(self.alpha, a, b, c, self.room["exact"])
             else:
-                gemm_accumulate(self.alpha, a, b, self.beta, c, conjugate_a, conjugate_b)
+                prepare(self.alpha, a, b, c, conjugate_a, conjugate_b, self.tf32)(self.beta)
             if self.between:
                 self.between()
         self.beta = 1
@@ -58,7 +59,7 @@ class Accumulator:
         if self.integer or self.room["converted A"].size or self.room["converted B"].size:
             return partial(self.add, A, B)
         conjugated, between = (self.plan.A.conjugated, self.plan.B.conjugated), self.between
-        products = [prepare(self.alpha, a, b, c, *conjugated) for a, b, c in self._slabs(A, B)]
+        products = [prepare(self.alpha, a, b, c, *conjugated, self.tf32) for a, b, c in self._slabs(A, B)]
 
         def add() -> None:
             for multiply in products:
@@ -93,7 +94,7 @@ class Accumulator:
         if not room.size:
             return panel, layout.conjugated
         converted = column_room(panel.shape[0], layout.order, panel.shape[1], room)
-        (CONJUGATE if layout.conjugated else CONVERT)(converted, panel)
+        Combine(conjugated=layout.conjugated, through=self.plan.rounded)(converted, panel)
         return converted, False
 
 

@@ -73,15 +73,24 @@ def op_letter(trans: str, name: str) -> str:
     return trans.upper()
 
 
-def accumulation(a: np.dtype, b: np.dtype, c: np.dtype, asked: Any) -> np.dtype:
-    """The type in which products of a and b are added up on their way to c."""
-    accumulate = dtypes.arithmetic(a, b, c) if asked is None else np.dtype(asked)
+def accumulation(a: np.dtype, b: np.dtype, c: np.dtype, asked: Any, compute_type: Any = None) -> tuple[np.dtype, str]:
+    """The type in which products of a and b are added up on their way to c; and what they may be rounded to, or ""."""
+    if compute_type is None:
+        accumulate = dtypes.arithmetic(a, b, c) if asked is None else np.dtype(asked)
+    elif not isinstance(compute_type, str) or compute_type not in dtypes.COMPUTE:
+        raise ArgumentError(f"compute_type {compute_type!r} is not one of {', '.join(dtypes.COMPUTE)}")
+    else:
+        accumulate = np.dtype((None, np.float32, np.complex64)[dtypes.rank(c)])
+        if dtypes.rank(c) == 0 or (dtypes.rank(c) == 2 and compute_type in dtypes.HALF_NAMES):
+            raise DTypeError(f"compute_type {compute_type!r} is not for products that become {c}")
+        if asked is not None and np.dtype(asked) != accumulate:
+            raise DTypeError(f"with compute_type {compute_type!r} sums are {accumulate}, not {np.dtype(asked)}")
     sums = (*dtypes.BLAS, np.dtype(np.int32))
     if accumulate not in sums:
         raise DTypeError(f"accumulate_dtype {accumulate}: products are added up in {dtypes.names(sums)}")
     if dtypes.rank(accumulate) != dtypes.rank(c) or not dtypes.fits(dtypes.common(a, b), c):
         raise DTypeError(f"A {a} times B {b}, added up in {accumulate}, cannot become C {c}: {_KINDS}")
-    return accumulate
+    return accumulate, compute_type if compute_type not in (None, "float32") else ""
 
 
 def check_result(name: str, C: DistMatrix, operands: Mapping[str, DistMatrix]) -> None:

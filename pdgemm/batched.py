@@ -71,7 +71,7 @@ def matmul_batched(
         else:
             _check_shapes("C is not as high as op(A) and as wide as op(B)", (shapes, C.shapes), left, right, C)
             _check_memory(A, B, C)
-        accumulate = accumulation(A.dtype, B.dtype, C.dtype, accumulate_dtype)
+        accumulate, _ = accumulation(A.dtype, B.dtype, C.dtype, accumulate_dtype)
         alpha, beta = as_scalar(alpha, C.dtype, "alpha"), as_scalar(beta, C.dtype, "beta")
         flops = gemm_flops(1, 1, 1, accumulate.kind == "c") * mnk.prod(axis=0) * (alpha != 0)
         said += [f"matmul_batched of {len(C)} items, {flops.sum()} flops", transa, transb, f"alpha={alpha}"]

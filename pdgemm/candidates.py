@@ -77,6 +77,7 @@ class Problem:
     shared: bool = False  # may ranks of a node read each other's panels?
     reads: str = READ[0]  # and how they do
     device: str = ""  # where the matrices live; "": on the host
+    compute: str = ""  # what operands may be rounded to, as of a product
     staged: bool = False  # must messages from and to the device go through the host?
     nodes: tuple[int, ...] = ()  # of each rank; (): all are on one
     private: str = ""  # which of A and B do not lie in it
@@ -139,8 +140,8 @@ class Problem:
 
     @property
     def place_of_work(self) -> dict[str, Any]:
-        """For a product: its device."""
-        return {"device": self.device, "staged": self.staged}
+        """For a product: its device, and how it computes."""
+        return {"device": self.device, "staged": self.staged, "compute": self.compute}
 
     @property
     def reduced_rows(self) -> int:

@@ -89,9 +89,12 @@ class Device(Protocol):
         """Memory of the host that is copied from and to at full speed, and by kernels, too."""
 
     def multiply(
-        self, alpha: Any, A: Array, B: Array, C: Array, conjugate_a: bool, conjugate_b: bool
+        self, alpha: Any, A: Array, B: Array, C: Array, conjugate_a: bool, conjugate_b: bool, tf32: bool
     ) -> Callable[[Any], None]:
-        """C := alpha op(A) op(B) + beta C, to be called with beta, again and again; see `local.prepare`."""
+        """C := alpha op(A) op(B) + beta C, to be called with beta, again and again; see `local.prepare`.
+
+        tf32 : may operands in single precision be rounded to 11 bits?
+        """
 
     def combine(self, how: Combine, target: Array, source: Array) -> None:
         """target := alpha op(source) + beta target; what is multiplied by 0 is not read."""
@@ -157,7 +160,11 @@ def named(name: Any) -> Device | None:
             return device
     if name not in _MODULES:
         raise DeviceError(f"device {name!r} is not one of {', '.join((HOST, *_MODULES))}")
-    made: Device = import_module(_MODULES[name]).device()
+    try:
+        module = import_module(_MODULES[name])
+    except ImportError as bad:
+        raise DeviceError(f"device {name!r} needs CuPy: {bad}; pip install 'pdgemm[cuda13]' (or cuda12)") from None
+    made: Device = module.device()
     return made
 
 

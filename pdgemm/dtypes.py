@@ -10,6 +10,8 @@ import numpy as np
 from pdgemm.errors import DTypeError
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+HALF_NAMES = ("float16", "bfloat16")
+COMPUTE = ("float32", "tf32", *HALF_NAMES)  # what operands may be rounded to
 _INT8, _INT32 = np.dtype(np.int8), np.dtype(np.int32)
 HALVES = (np.dtype(np.float16), BFLOAT16)
 FLOATS: tuple[np.dtype, ...] = tuple(map(np.dtype, ("f2", BFLOAT16, "f4", "f8", "c8", "c16")))

@@ -55,6 +55,7 @@ def pdgemm(
     memory_limit: int | None = None,
     mover: str = "auto",
     accumulate_dtype: Any = None,
+    compute_type: str | None = None,
     machine: Machine | None = None,
     progress: Callable[[int, int], object] | None = None,
     check: bool = True,
@@ -88,6 +89,9 @@ def pdgemm(
         (point-to-point), or "auto": "shared" where ranks share memory, else by the model.
     accumulate_dtype : type in which products are added up.  By default the common type of A, B and C; for 16-bit
         types float32, for int8 int32.  Panels are converted one by one, never whole matrices.
+    compute_type : what operands are rounded to, panel by panel, before they are multiplied; sums are in float32
+        (complex64) then, and no flops are faster than those of the type: "float32", "tf32" (11 bits, on GPUs; a CPU
+        does not round), "float16" or "bfloat16" (real matrices).  None: nothing is rounded.
     machine      : what messages and flops take, by default the file that PDGEMM_MACHINE names (`pdgemm calibrate`
         writes it), or an ordinary cluster.
     progress     : called as progress(done, total) after each panel.
@@ -99,11 +103,14 @@ def pdgemm(
     A stationary on Pr x Pc: (kn (Pr - 1) + mn (Pc - 1))/P; "inner": c = P.  `plan` tells the rest beforehand.
     Raises LayoutError, GridError, DTypeError, ArgumentError or MemoryLimitError (with mover "shared" NodeMemoryError,
     too), the same on every rank and before anything is sent.  Error: |C - C^| <= gamma_k |alpha||A||B| in the type of
-    accumulation (Higham 2002, 3.5), and one rounding to C's type; int8 exact modulo 2^32.
+    accumulation (Higham 2002, 3.5), and one rounding to C's type; int8 exact modulo 2^32.  With a compute_type of unit
+    roundoff u (2^-11 float16 and tf32, 2^-8 bfloat16): (2u + u^2 + (1 + u)^2 gamma_k) |alpha||A||B| (Blanchard,
+    Higham, Lopez, Mary & Pranesh, SIAM J. Sci. Comput. 42(3), 2020).
     """
     start = perf_counter()
     comm = _communicator(A)
-    asked = _Options(algorithm, shape, layers, lookahead, panel_width, memory_limit, mover, accumulate_dtype, machine)
+    sums = accumulate_dtype, compute_type
+    asked = _Options(algorithm, shape, layers, lookahead, panel_width, memory_limit, mover, *sums, machine)
 
     product: Prepared | None
 
@@ -148,6 +155,7 @@ def plan(
     memory_limit: int | None = None,
     mover: str = "auto",
     accumulate_dtype: Any = None,
+    compute_type: str | None = None,
     machine: Machine | None = None,
     check: bool = True,
 ) -> Plan:
@@ -162,9 +170,8 @@ def plan(
     """
     with together(_communicator(A) if check else None) as said:
         A, B, C, made = _operands(A, B, C, transa, transb)
-        asked = _Options(
-            algorithm, shape, layers, lookahead, panel_width, memory_limit, mover, accumulate_dtype, machine
-        )
+        sums = accumulate_dtype, compute_type
+        asked = _Options(algorithm, shape, layers, lookahead, panel_width, memory_limit, mover, *sums, machine)
         found = plan_product(_problem(A, B, C, asked, made or beta == 0, nothing=A.shape[1] == 0, shared=True))
         said += ["plan", found.description]
     return found
@@ -291,6 +298,7 @@ class _Options(NamedTuple):
     memory_limit: int | None
     mover: str
     accumulate_dtype: Any
+    compute_type: Any
     machine: Machine | None
 
 
@@ -322,7 +330,7 @@ def _problem(
     if asked.algorithm not in ALGORITHMS:
         raise ArgumentError(f"algorithm {asked.algorithm!r} is not one of {', '.join(ALGORITHMS)}")
     mover, reach = _reached(A, asked.mover, shared)
-    accumulate = accumulation(A.dtype, B.dtype, C.dtype, asked.accumulate_dtype)
+    accumulate, compute = accumulation(A.dtype, B.dtype, C.dtype, asked.accumulate_dtype, asked.compute_type)
     a, b, c = (x.layout_in(A.grid) for x in (A, B, C))
     algorithm, shape, layers = asked.algorithm, as_shape(asked.shape), as_optional(asked.layers, "layers", 1)
     width = as_optional(asked.panel_width, "panel_width", 1)
@@ -350,6 +358,7 @@ def _problem(
         nodes=_nodes(A.grid) if reach.reads else (),
         device="" if A.device == devices.HOST else A.device,
         staged=reach.staged,
+        compute=compute,
         machine=_machine(asked.machine, A.grid),
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -12,20 +11,21 @@ from typing import Any
 from mpi4py import MPI
 from threadpoolctl import threadpool_info
 
+from pdgemm import gpus, probe
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.threads import decided_by, multiplier, threads
 
 
 def describe(grid: ProcessGrid) -> dict[str, Any]:
     """Facts about this job and installation.  Collective over the grid; complete on rank 0."""
-    hosts = grid.comm.gather((platform.node(), threads(), len(os.sched_getaffinity(0)), cuda_devices())) or []
+    hosts = grid.comm.gather((platform.node(), threads(), len(os.sched_getaffinity(0)), gpus.visible())) or []
     facts: dict[str, Any] = {
         "pdgemm": version("pdgemm"),
         "python": platform.python_version(),
         "mpi4py": version("mpi4py"),
         "mpi_library": " ".join(MPI.Get_library_version().split("\n")[0].split("\0")[0].split()),
         "mpi_standard": ".".join(map(str, MPI.Get_version())),
-        "gpu_aware_mpi": gpu_aware(),
+        "gpu_aware_mpi": probe.asked(),
         "numpy": version("numpy"),
         "scipy": version("scipy"),
         "multiplies": multiplier(),
@@ -68,25 +68,6 @@ def lines(facts: dict[str, Any]) -> list[str]:
         for node in facts["nodes"]
     ]
     return text + [f"missing       {hint}" for hint in facts["missing"]]
-
-
-def gpu_aware() -> str:
-    """Does the MPI library take device pointers?  "yes", "no" or "unknown"; asked, not tried."""
-    try:
-        query = ctypes.CDLL(MPI.__file__).MPIX_Query_cuda_support
-    except (AttributeError, OSError):
-        return "unknown"
-    return "yes" if query() else "no"
-
-
-def cuda_devices() -> int:
-    """Number of CUDA devices that the driver shows to this process."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    count = ctypes.c_int(0)
-    return count.value if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
 
 
 def _blas() -> list[dict[str, Any]]:

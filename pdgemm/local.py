@@ -16,7 +16,7 @@ import numpy as np
 
 from pdgemm import blas
 from pdgemm.device import Array, of
-from pdgemm.elements import tiles
+from pdgemm.elements import slabs, tiles
 
 BLAS_INT = 2**31 - 1  # the largest dimension that BLAS takes
 EXACT_WIDTH = 1024  # products of int8 numbers, 2**14 at most, that float32 adds without rounding
@@ -47,17 +47,24 @@ def gemm_accumulate(
 
 
 def prepare(
-    alpha: Any, A: Array, B: Array, C: Array, conjugate_a: bool = False, conjugate_b: bool = False
+    alpha: Any,
+    A: Array,
+    B: Array,
+    C: Array,
+    conjugate_a: bool = False,
+    conjugate_b: bool = False,
+    tf32: bool = False,
 ) -> Callable[[Any], None]:
     """The product C := alpha op(A) op(B) + beta C of these arrays, to be called with beta, again and again.  Local.
 
-    Arguments and errors as in `gemm_accumulate`.  A call multiplies what the arrays then hold, and costs a
+    Arguments and errors as in `gemm_accumulate`; tf32: a device may round operands in single precision to 11 bits.
+    A call multiplies what the arrays then hold, and costs a
     microsecond beside BLAS.  The arrays live as long as the product; their memory must stay where it is.
     """
     if not C.size or not A.shape[1]:
         return partial(scale, C=C)
     if type(C) is not np.ndarray and (device := of(C)):
-        return device.multiply(alpha, A, B, C, conjugate_a, conjugate_b)
+        return device.multiply(alpha, A, B, C, conjugate_a, conjugate_b, tf32)
     return _Prepared(alpha, A, B, C, conjugate_a, conjugate_b)
 
 
@@ -134,21 +141,32 @@ def integer_accumulate(alpha: int, A: Array, B: Array, C: Array, room: Array) ->
 class Combine:
     """Y := alpha op(X) + beta Y, converting between any types; op the conjugate or nothing.  Local.
 
+    through : a type that each number is rounded to first; only without room.
     room : (2, numbers), for two numbers of the type of the arithmetic for each that is combined at a time.  None: on
         the host op(X) is only converted; a device does its arithmetic in registers.
     """
 
-    __slots__ = ("alpha", "beta", "conjugated", "room")
+    __slots__ = ("alpha", "beta", "conjugated", "room", "through")
 
-    def __init__(self, alpha: Any = 1, beta: Any = 0, room: np.ndarray | None = None, conjugated: bool = False) -> None:
-        self.alpha, self.beta, self.room, self.conjugated = alpha, beta, room, conjugated
+    def __init__(
+        self,
+        alpha: Any = 1,
+        beta: Any = 0,
+        room: np.ndarray | None = None,
+        conjugated: bool = False,
+        through: np.dtype | None = None,
+    ) -> None:
+        self.alpha, self.beta, self.room, self.conjugated, self.through = alpha, beta, room, conjugated, through
 
     def __call__(self, Y: Array, X: Array) -> None:
         if type(Y) is not np.ndarray and (device := of(Y)):
             device.combine(self, Y, X)
             return
         if self.room is None:
-            np.copyto(Y, X, casting="unsafe")
+            if self.through is None:
+                np.copyto(Y, X, casting="unsafe")
+            for slab in slabs(*X.shape) if self.through and X.size else ():
+                Y[slab] = X[slab].astype(self.through)
             if self.conjugated:
                 np.conjugate(Y, out=Y)
             return

@@ -244,6 +244,7 @@ def _report(
         inside=plan.inside,
         mover=product.carried,
         device=product.device,
+        compute=product.compute,
         grid=plan.shape[:2],
         layers=plan.shape[2],
         mnk=plan.mnk,

@@ -72,6 +72,7 @@ class Report:
     moves: tuple[MoveReport, ...] = ()
     blas: str = field(default_factory=multiplier)
     device: str = ""  # "": on the host
+    compute: str = ""  # what operands were rounded to; "": nothing
 
     @property
     def move_seconds(self) -> float:
@@ -153,6 +154,8 @@ def summary(reports: Sequence[Report]) -> dict[str, Any]:
         "lookahead": first.lookahead,
         "threads": first.threads,
         "blas": first.blas,
+        "device": first.device,
+        "compute": first.compute,
         "redistributed": [move.name for move in first.moves],
         "predicted_seconds": first.predicted_seconds,
         "lower_bound_words": first.lower_bound_words,
@@ -165,8 +168,10 @@ def summary(reports: Sequence[Report]) -> dict[str, Any]:
 
 def _title(r: Report) -> str:
     m, n, k = r.mnk
+    computed = f" of {r.compute}" if r.compute else ""
+    multiplier = f"on {r.device}" if r.device else f"{counted(r.threads, 'thread')} per rank, {r.blas}"
     return (
-        f"C ({m} x {n}) := A ({m} x {k}) B, {r.dtype}, by {named(r.algorithm, r.inside)} on a "
+        f"C ({m} x {n}) := A ({m} x {k}) B, {r.dtype}{computed}, by {named(r.algorithm, r.inside)} on a "
         f"{sides(*r.grid, r.layers)} grid: {counted(r.panels, 'panel')} of width <= {r.panel_width}, "
-        f"lookahead {r.lookahead}, mover {r.mover}, {counted(r.threads, 'thread')} per rank, {r.blas}"
+        f"lookahead {r.lookahead}, mover {r.mover}, {multiplier}"
     )

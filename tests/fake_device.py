@@ -250,6 +250,7 @@ class FakeDevice:
         C: FakeArray,
         conjugate_a: bool,
         conjugate_b: bool,
+        tf32: bool,
     ) -> Callable[[Any], None]:
         assert A.shape[1] == B.shape[0] and C.shape == (A.shape[0], B.shape[1])
         from pdgemm.local import leading

@@ -282,7 +282,7 @@ class Layered(Product):
         A = replace(self.A, distribution=Distribution(a.rows, BlockCyclic(k, block, pc)), place=place_a)
         B = replace(self.B, distribution=Distribution(BlockCyclic(k, block, pr), b.cols), place=place_b)
         C = Layout(Distribution(a.rows, b.cols), self.grid.layer(number), self.accumulate)
-        there: dict[str, Any] = {"device": self.device, "staged": self.staged}
+        there: dict[str, Any] = {"device": self.device, "staged": self.staged, "compute": self.compute}
         if self.inside == "cannon":
             return Cannon(A, B, C, self.accumulate, self.width, 1, "shift", **there)
         return Summa(A, B, C, self.accumulate, self.width, self.lookahead, self.mover, self.nodes, **there)

@@ -62,6 +62,7 @@ class Product:
     lookahead  : panels in flight behind the one in use.
     mover      : how panels travel.
     device     : where the matrices live; "": on the host.
+    compute    : what BLAS may round operands to: "float16", "bfloat16" or "tf32"; "": nothing.
     staged     : messages go through memory of the host, which MPI reads and writes.
     """
 
@@ -74,6 +75,7 @@ class Product:
     mover: str
     device: str = field(default="", kw_only=True)
     staged: bool = field(default=False, kw_only=True)
+    compute: str = field(default="", kw_only=True)
     algorithm: ClassVar[str]
 
     @property
@@ -96,9 +98,16 @@ class Product:
 
         A device's BLAS takes 16-bit numbers and adds up in float32.
         """
+        if self.device and self.compute in dtypes.HALF_NAMES:
+            return np.dtype(self.compute)
         if self.device and self.accumulate == np.float32 and self.A.dtype == self.B.dtype in dtypes.HALVES:
             return self.A.dtype
         return self.accumulate if self.accumulate in dtypes.BLAS else np.dtype(np.float32)
+
+    @property
+    def rounded(self) -> np.dtype | None:
+        """The type that the host rounds operands to, which its BLAS does not take."""
+        return np.dtype(self.compute) if self.compute in dtypes.HALF_NAMES and not self.device else None
 
     @property
     def update_dtype(self) -> np.dtype:
@@ -116,7 +125,7 @@ class Product:
         order : memory order of what the products are accumulated in.
         """
         stuck = operand.conjugated and not conjugates(operand.order, order)
-        return stuck or operand.dtype != self.panel_dtype
+        return stuck or self.rounded is not None or operand.dtype != self.panel_dtype
 
     @property
     def total_words(self) -> int:
@@ -193,6 +202,11 @@ class Product:
         return self.shared
 
     @property
+    def stays(self) -> bool:
+        """Has each rank all that it multiplies?"""
+        return False
+
+    @property
     def lends(self) -> str:
         """Those of A and B that the ranks of a node read in each other's memory."""
         return "AB" if self.shared else ""
@@ -232,9 +246,9 @@ class Product:
         return replace(self, width=scaled(min(self.width, self.widest), share))
 
     def whole(self) -> Self:
-        """With panels as wide as can be if that needs no more room, as where all are read in place."""
+        """With panels as wide as can be if that needs no more room, as where none of them travel."""
         wide = replace(self, width=max(self.width, self.mnk[2]))
-        return wide if self.in_place and wide.extra_bytes(None) <= self.extra_bytes(None) else self
+        return wide if (self.in_place or self.stays) and wide.extra_bytes(None) <= self.extra_bytes(None) else self
 
     @property
     def widest(self) -> int:
@@ -266,7 +280,7 @@ class Product:
 
     def _message_width(self, width: int, *sides: tuple[int, np.dtype]) -> int:
         """The width at which no panel of that many words across, `sides`, is too large for a message."""
-        if self.in_place:
+        if self.in_place or self.stays:
             return width
         longest = max(1, *(words * dtype.itemsize for words, dtype in sides))
         return max(1, min(width, MESSAGE_BYTES // longest))

@@ -45,6 +45,16 @@ class Summa(Product):
     def lent_buffers(self) -> tuple[str, ...]:
         return ("panels of A", "panels of B") if self.nodes else ()
 
+    @property
+    def stays(self) -> bool:
+        return self.A.distribution.cols.parts == self.B.distribution.rows.parts == 1
+
+    @property
+    def sums_in_c(self) -> bool:
+        """A device's BLAS adds up in float32, and rounds once to 16-bit numbers, if it is one product."""
+        at_once = self.device and self.panel_dtype == self.C.dtype and self.widest_bundle >= self.mnk[2]
+        return bool(super().sums_in_c or at_once)
+
     @cached_property
     def panels(self) -> int:
         return int(self._counts.sum())

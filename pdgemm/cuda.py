@@ -1,0 +1,244 @@
+"""CUDA devices, through CuPy: memory, one kernel for all that is copied and combined, cuBLAS, streams.
+
+Nothing here is imported before a matrix is to lie on a GPU.  Each rank has one GPU, CuPy's current device when the
+first matrix is made (`pdgemm.gpus` chooses it); several ranks may share one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
+from math import prod
+from typing import Any
+
+import cupy
+import numpy as np
+from cupy.cuda import cublas, runtime
+
+from pdgemm import cuda_reach, gpus
+from pdgemm.device import Array, Pinned, Reach, register
+from pdgemm.dtypes import HALVES, arithmetic
+from pdgemm.errors import DeviceError, OutOfMemoryError
+from pdgemm.grids.runs import Pairing
+from pdgemm.local import Combine, seen_by_fortran
+
+_FEW = 4  # launches that are cheaper than one of a kernel that is told every row and column
+_TYPES = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1, "complex64": 4, "complex128": 5}  # cudaDataType
+_COMPUTE = {"float32": 68, "float64": 70, "complex64": 68, "complex128": 70}  # cublasComputeType_t, by type of C
+_COMPUTE_TF32 = 77
+_OP = {b"N": 0, b"T": 1, b"C": 2}
+_SCALARS: dict[str, Any] = {
+    "f": ctypes.c_float,
+    "d": ctypes.c_double,
+    "F": ctypes.c_float * 2,
+    "D": ctypes.c_double * 2,
+}
+
+
+class Cuda:
+    """The GPU of this process."""
+
+    name = "cuda"
+
+    def __init__(self) -> None:
+        gpus.choose()
+        try:
+            count = runtime.getDeviceCount()
+        except runtime.CUDARuntimeError as bad:
+            raise DeviceError(f"no GPU can be used: {bad}; `pdgemm info` tells what is missing") from None
+        if not count:
+            raise DeviceError("no GPU is visible to this process (CUDA_VISIBLE_DEVICES?)")
+        self.number = runtime.getDevice()
+        self._transfer = cupy.cuda.Stream(non_blocking=True, priority=-1)  # before products, which have all the time
+
+    # ------------------------------------------------------------------ memory
+    def empty(self, shape: Sequence[int], dtype: Any, order: str = "C") -> Array:
+        try:
+            return cupy.empty(tuple(shape), np.dtype(dtype), order)
+        except cupy.cuda.memory.OutOfMemoryError:
+            need = prod(shape) * np.dtype(dtype).itemsize
+            free, total = runtime.memGetInfo()
+            raise OutOfMemoryError(
+                f"no room for {need} bytes on GPU {self.number}: {free} of {total} bytes are free, and CuPy keeps "
+                f"{cupy.get_default_memory_pool().free_bytes()}"
+            ) from None
+
+    def pinned(self, words: int, dtype: Any) -> Pinned:
+        dtype = np.dtype(dtype)
+        nbytes = words * dtype.itemsize
+        memory = cupy.cuda.alloc_pinned_memory(max(1, nbytes))
+        host: np.ndarray = np.frombuffer(memory, dtype, words)
+        seen = cupy.cuda.UnownedMemory(memory.ptr, max(1, nbytes), memory, self.number)
+        return Pinned(host, cupy.ndarray((words,), dtype, cupy.cuda.MemoryPointer(seen, 0)))
+
+    def to_host(self, x: Array) -> np.ndarray:
+        return np.asarray(x.get(order="A"))
+
+    def to_device(self, x: np.ndarray, order: str) -> Array:
+        made = self.empty(x.shape, x.dtype, order)
+        made.set(np.asarray(x, order=order))  # type: ignore[call-overload]
+        return made
+
+    def takes(self, x: Any) -> Array | None:
+        try:
+            found = cupy.asarray(x) if hasattr(x, "__cuda_array_interface__") else cupy.from_dlpack(x)
+        except (TypeError, ValueError, BufferError, runtime.CUDARuntimeError):
+            return None
+        return found
+
+    # ------------------------------------------------------------------ work
+    def combine(self, how: Combine, target: Array, source: Array) -> None:
+        if target.size:
+            reads = how.beta != 0
+            kernel = _kernel(source.dtype, target.dtype, how.alpha != 0, reads, how.conjugated)
+            kernel(source, *_numbers(how, source.dtype, target.dtype), target)
+
+    def combine_blocks(self, how: Combine, target: Array, source: Array, rows: Pairing, cols: Pairing) -> None:
+        if not 0 < len(rows.stretches) * len(cols.stretches) <= _FEW:
+            self._combine_each(how, target, source, rows, cols)
+            return
+        for r in rows.stretches:
+            for c in cols.stretches:
+                sides = [
+                    _view(x, (row, down), (col, right), (r.times, r.length, c.times, c.length))
+                    for x, row, down, col, right in (
+                        (target, r.target, r.target_stride, c.target, c.target_stride),
+                        (source, r.source, r.source_stride, c.source, c.source_stride),
+                    )
+                ]
+                self.combine(how, *sides)
+
+    def _combine_each(self, how: Combine, target: Array, source: Array, rows: Pairing, cols: Pairing) -> None:
+        """Where the runs have no pattern: by index, in one launch."""
+        (from_rows, to_rows), (from_cols, to_cols) = rows.indices(), cols.indices()
+        where = [cupy.asarray(x.astype(np.int64)) for x in (from_rows, from_cols, to_rows, to_cols)]
+        kernel = _index_kernel(source.dtype, target.dtype, how.alpha != 0, how.beta != 0, how.conjugated)
+        numbers = _numbers(how, source.dtype, target.dtype)
+        kernel(source, *where, np.int64(cols.size), *numbers, target, size=rows.size * cols.size)
+
+    def copy(self, target: Array, source: Array) -> None:
+        stream = cupy.cuda.get_current_stream()
+        runtime.memcpyAsync(target.data.ptr, source.data.ptr, source.nbytes, runtime.memcpyDefault, stream.ptr)
+
+    def multiply(
+        self, alpha: Any, A: Array, B: Array, C: Array, conjugate_a: bool, conjugate_b: bool, tf32: bool
+    ) -> Callable[[Any], None]:
+        arrays = A, B, C
+        char = "f" if C.dtype in HALVES else C.dtype.char
+        A, B, C, (trans_a, lda), (trans_b, ldb), ldc = seen_by_fortran(A, B, C, conjugate_a, conjugate_b)
+        (m, n), k = C.shape, A.shape[1]
+        handle, first = cupy.cuda.get_cublas_handle(), _scalar(char, alpha)
+        compute = _COMPUTE_TF32 if tf32 and char in "fF" else _COMPUTE[np.dtype(char).name]
+        types = [_TYPES[x.dtype.name] for x in (A, B, C)]
+        operands = (A.data.ptr, types[0], lda, B.data.ptr, types[1], ldb)
+        head = (handle, _OP[trans_a], _OP[trans_b], m, n, k, ctypes.addressof(first), *operands)
+        tail = (C.data.ptr, types[2], ldc, compute, -1)
+
+        def form(beta: Any, _kept: Any = (arrays, first)) -> None:
+            cublas.gemmEx(*head, ctypes.addressof(_scalar(char, beta)), *tail)
+
+        return form
+
+    # ------------------------------------------------------------------ streams
+    def current_stream(self) -> Any:
+        return cupy.cuda.get_current_stream()
+
+    def transfer_stream(self) -> Any:
+        return self._transfer
+
+    def elapsed(self, begin: Any, end: Any) -> float:
+        return float(cupy.cuda.get_elapsed_time(begin, end)) / 1e3
+
+    # ------------------------------------------------------------------ other ranks
+    def meet(self, grid: Any) -> None:
+        cuda_reach.meet(grid, self)
+
+    def reach(self, grid: Any) -> Reach:
+        return cuda_reach.reach(grid)
+
+    def memory(self, grid: Any) -> Any:
+        return cuda_reach.memory(grid)
+
+
+@cache
+def device() -> Cuda:
+    """The GPU of this process.  Raises DeviceError where there is none."""
+    made = Cuda()
+    register(cupy.ndarray, made)
+    return made
+
+
+def _view(x: Array, rows: tuple[int, int], cols: tuple[int, int], shape: tuple[int, int, int, int]) -> Array:
+    """x as (row runs, rows in a run, column runs, columns in a run): first ones and distances of the runs."""
+    (row, down), (col, right), (ds, rs) = rows, cols, x.strides
+    return cupy.lib.stride_tricks.as_strided(x[row:, col:], shape, (down * ds, ds, right * rs, rs))
+
+
+def _numbers(how: Combine, X: np.dtype, Y: np.dtype) -> tuple[Any, Any]:
+    wide = _wide(X, Y)
+    return wide.type(how.alpha), wide.type(how.beta)
+
+
+def _wide(X: np.dtype, Y: np.dtype) -> np.dtype:
+    """The type of the arithmetic; whole numbers are numbers modulo 2^32."""
+    return np.dtype(np.int64) if Y.kind == "i" else arithmetic(X, Y)
+
+
+_C_NAMES = {"float32": "float", "float64": "double", "complex64": "complex<float>", "complex128": "complex<double>"}
+_C_NAMES |= {"int64": "long long"}
+
+
+def _operation(X: np.dtype, Y: np.dtype, scales: bool, reads: bool, conjugated: bool, x: str, y: str) -> str:
+    """In C: y := alpha op(x) + beta y."""
+    wide = _C_NAMES[_wide(X, Y).name]
+
+    def widened(element: str, dtype: np.dtype) -> str:
+        return f"static_cast<{wide}>({f'static_cast<float>({element})' if dtype in HALVES else element})"
+
+    read = widened(x, X)
+    if conjugated and X.kind == "c":
+        read = f"conj({read})"
+    terms = [f"alpha * {read}"] * scales + [f"beta * {widened(y, Y)}"] * reads
+    value = " + ".join(terms) or f"static_cast<{wide}>(0)"
+    return f"{y} = static_cast<{_stored(Y)}>({value})"
+
+
+def _stored(Y: np.dtype) -> str:
+    """The type of an element in C."""
+    return {"float16": "float16", "bfloat16": "bfloat16", "int32": "int", "int8": "signed char"}.get(
+        Y.name, _C_NAMES.get(Y.name, Y.name)
+    )
+
+
+@lru_cache(256)
+def _kernel(X: np.dtype, Y: np.dtype, scales: bool, reads: bool, conjugated: bool) -> Any:
+    """y := alpha op(x) + beta y, of arrays of any strides."""
+    wide = _wide(X, Y).name
+    operation = _operation(X, Y, scales, reads, conjugated, "x", "y")
+    return cupy.ElementwiseKernel(f"T x, {wide} alpha, {wide} beta", "R y", operation, "pdgemm_combine")
+
+
+@lru_cache(256)
+def _index_kernel(X: np.dtype, Y: np.dtype, scales: bool, reads: bool, conjugated: bool) -> Any:
+    """The same of rows and columns that are told one by one."""
+    wide = _wide(X, Y).name
+    operation = _operation(X, Y, scales, reads, conjugated, "x[from]", "y[to]")
+    return cupy.ElementwiseKernel(
+        "raw T x, raw int64 from_rows, raw int64 from_cols, raw int64 to_rows, raw int64 to_cols, int64 cols, "
+        f"{wide} alpha, {wide} beta",
+        "raw R y",
+        "ptrdiff_t row = i / cols, col = i % cols; "
+        "ptrdiff_t from[] = {from_rows[row], from_cols[col]}, to[] = {to_rows[row], to_cols[col]}; " + operation,
+        "pdgemm_combine_each",
+    )
+
+
+@lru_cache(256)
+def _scalar(char: str, value: Any) -> Any:
+    """alpha or beta where cuBLAS reads it, which it does before it returns."""
+    kind = _SCALARS[char]
+    if char in "fd":
+        return kind(value)
+    value = complex(value)
+    return kind(value.real, value.imag)

@@ -1,0 +1,180 @@
+"""How ranks reach each other's GPU memory: by CUDA IPC on a node, by MPI if it takes pointers, by NCCL."""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import cupy
+import numpy as np
+from cupy.cuda import runtime
+from mpi4py import MPI
+
+from pdgemm import probe
+from pdgemm.device import Array, Device, Reach
+from pdgemm.grids.process_grid import ProcessGrid
+
+_HANDLE_BYTES = 64
+_MAPPED = 256  # allocations of other ranks that stay mapped
+_IS_IPC_CAPABLE = 13  # CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: plain cudaMalloc
+
+
+class IpcMemory:
+    """GPU memory that the ranks of a node map into their own, allocation by allocation; see `NodeMemory`.
+
+    An allocation that another rank has mapped must not be given back to the driver: CuPy's pool keeps what it has,
+    unless it is told to free all blocks.
+    """
+
+    def __init__(self, node: MPI.Intracomm, device: Device) -> None:
+        self.node, self.alone, self._device = node, node.size == 1, device
+        ranks = MPI.Group.Translate_ranks(node.group, list(range(node.size)), MPI.COMM_WORLD.group)
+        self.window = _domain(tuple(sorted(ranks)))
+
+    def empty(self, shape: Sequence[int], dtype: Any, order: str = "C") -> Array:
+        return self._device.empty(shape, dtype, order)
+
+    def lies_here(self, x: Array) -> bool:
+        return self.alone or capable(x)
+
+    def where(self, x: Array) -> list[int]:
+        """The allocation's handle, and where in it the array begins."""
+        if self.alone or not x.size:
+            return [0] * (_HANDLE_BYTES // 8 + 1)
+        base = _base(x.data.ptr)
+        handle = np.frombuffer(runtime.ipcGetMemHandle(base), np.int64)
+        return [*handle.tolist(), x.data.ptr - base]
+
+    def array(self, rank: int, shape: Sequence[int], dtype: np.dtype, where: Sequence[int], strides: Any) -> Array:
+        *handle, offset = where
+        memory = _mapped(np.array(handle, np.int64).tobytes())
+        return cupy.ndarray(tuple(shape), dtype, cupy.cuda.MemoryPointer(memory, offset), tuple(strides))
+
+    def gather(self, words: np.ndarray) -> np.ndarray:
+        rows = np.empty((self.node.size, words.size), words.dtype)
+        self.node.Allgather(words, rows)
+        return rows
+
+    def sync(self) -> None:
+        self.node.Barrier()
+
+    def fence(self) -> None:
+        """Who is told by a message sees what was complete before."""
+
+
+def meet(grid: ProcessGrid, device: Device) -> None:
+    """Find out how the ranks of the grid reach each other, once.  Collective over the grid."""
+    if grid.memory in _known:
+        return
+    places = grid.comm.allgather((grid.nodes[grid.comm.rank], _place()))
+    memory = IpcMemory(grid.node, device)
+    mapped = grid.comm.allreduce(_maps(memory, device), MPI.LAND)
+    here = {node: [place for at, place in places if at == node] for node, _ in places}
+    one_gpu = all(len(set(on_node)) == 1 for on_node in here.values())
+    reads = ("shared" if one_gpu else "ipc") if mapped else ""
+    alone = len({tuple(x) for x in places}) == len(places)
+    nccl = grid.comm.allreduce(alone and cupy.cuda.nccl.available, MPI.LAND)
+    aware, why = probe.gpu_aware(grid.comm, device) if grid.size > 1 else (True, "one rank sends nothing")
+    if not aware and grid.comm.rank == 0:
+        warnings.warn(f"messages between GPUs go through the host: {why}; {probe.REMEDY}", RuntimeWarning, stacklevel=2)
+    _known[grid.memory] = Reach(reads, not aware, bool(nccl)), memory
+
+
+def reach(grid: ProcessGrid) -> Reach:
+    found: Reach = _known[grid.memory][0]
+    return found
+
+
+def memory(grid: ProcessGrid) -> IpcMemory:
+    found: IpcMemory = _known[grid.memory][1]
+    return found
+
+
+_known: WeakKeyDictionary[Any, tuple[Reach, IpcMemory]] = WeakKeyDictionary()
+
+
+def capable(x: Array) -> bool:
+    """Is it plain device memory?  What is managed, or of cudaMallocAsync, can neither be mapped nor trusted to MPI."""
+    if not x.size:
+        return True
+    flag = ctypes.c_int(0)
+    said = _driver().cuPointerGetAttribute(ctypes.byref(flag), _IS_IPC_CAPABLE, ctypes.c_uint64(x.data.ptr))
+    return said == 0 and bool(flag.value)
+
+
+def _maps(memory: IpcMemory, device: Device) -> bool:
+    """Can this rank read the memory of the next one on its node?  Collective over the node."""
+    node = memory.node
+    if memory.alone:
+        return False
+    mine = device.to_device(np.full(1000, node.rank, np.int64), "C")
+    after, seen = (node.rank + 1) % node.size, False
+    try:
+        where = memory.where(mine) if capable(mine) else None
+    except runtime.CUDARuntimeError:
+        where = None
+    there = node.allgather(where)
+    try:
+        if all(x is not None for x in there):
+            theirs = memory.array(after, (1000,), mine.dtype, there[after], (8,))
+            seen = bool((device.to_host(theirs) == after).all())
+    except runtime.CUDARuntimeError:
+        seen = False
+    node.Barrier()  # all have read
+    return seen
+
+
+class _Mapping:
+    """An allocation of another rank, mapped until the last array in it goes."""
+
+    def __init__(self, handle: bytes) -> None:
+        self.ptr = runtime.ipcOpenMemHandle(handle)
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # the driver may be gone
+            runtime.ipcCloseMemHandle(self.ptr)
+
+
+_mappings: OrderedDict[bytes, _Mapping] = OrderedDict()
+
+
+def _mapped(handle: bytes) -> Any:
+    """An allocation of another rank in this one's memory; those used last stay mapped."""
+    if handle not in _mappings:
+        _mappings[handle] = _Mapping(handle)
+        if len(_mappings) > _MAPPED:
+            _mappings.popitem(last=False)
+    _mappings.move_to_end(handle)
+    mapping = _mappings[handle]
+    return cupy.cuda.UnownedMemory(mapping.ptr, 0, mapping, runtime.getDevice())
+
+
+def _place() -> str:
+    """The name of this rank's GPU."""
+    return str(runtime.deviceGetPCIBusId(runtime.getDevice()))
+
+
+def _base(ptr: int) -> int:
+    """Where the allocation begins that a pointer is in."""
+    base, size = ctypes.c_uint64(), ctypes.c_size_t()
+    said = _driver().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(ptr))
+    if said:
+        raise runtime.CUDARuntimeError(said)
+    return base.value
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+@cache
+def _domain(ranks: tuple[int, ...]) -> object:
+    """What grids over the same ranks of a node have in common."""
+    return object()
