@@ -24,13 +24,14 @@ import h5py  # isort: skip
 import numpy as np
 
 import pdgemm
+from pdgemm.device import HOST
 from pdgemm.dtypes import BFLOAT16, OPERANDS, RESULTS, names, rank
 from pdgemm.errors import DTypeError, FileError, LayoutError, together
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.io.atomic import on_root, replacing, reserve
 from pdgemm.io.checksum import checksum
 from pdgemm.io.place import as_stored
-from pdgemm.matrix import Block, DistMatrix
+from pdgemm.matrix import Block, DistMatrix, meet
 
 Progress = Callable[[int, int], object]
 STORED = tuple(dtype for dtype in dict.fromkeys((*OPERANDS, *RESULTS)) if dtype != BFLOAT16)  # which HDF5 has not
@@ -76,6 +77,7 @@ def load(
     dtype: Any = None,
     transpose: bool = False,
     verify: bool = False,
+    device: str = HOST,
     progress: Progress | None = None,
 ) -> DistMatrix:
     """A dataset as a DistMatrix.  Collective over the grid.
@@ -85,13 +87,15 @@ def load(
     dtype     : convert while reading; needed where the file holds integers other than int8 and int32.
     transpose : the transpose of the dataset, at no cost: the local arrays are in Fortran order.
     verify    : compare with the checksum that `save` left.
+    device    : where the matrix is to lie, as in `DistMatrix.empty`; what is read comes to the host first.
     progress  : called as progress(done, total) after each transfer.
 
     `.report` names the way it was read, bytes and seconds.  Extra memory: at most 256 MiB per rank.
-    Raises FileError, LayoutError or DTypeError on every rank.
+    Raises FileError, LayoutError, DTypeError or DeviceError on every rank.
     """
     start = perf_counter()
     path, comm = Path(path), grid.comm
+    meet(grid, device)
     stored = on_root(comm, path, lambda: _inspect(path, name))
     with together(comm) as said:
         wanted = stored.dtype if dtype is None else np.dtype(dtype)
@@ -127,6 +131,7 @@ def load(
             raise FileError(f"{path}:{name} is damaged: its checksum is {found}, recorded was {stored.checksum}")
     if wanted != carried:
         matrix = matrix.astype(wanted)
+    matrix = matrix.to_device(device)
     matrix.report = _report("read", path, name, method, stored.shape, stored.dtype, start)
     return matrix
 
@@ -161,6 +166,7 @@ def save(
         method = "mpio" if hyperslabs.parallel_h5py() else "mpi-io"
         if (chunks or compression) and method != "mpio":
             raise FileError(f"{path}: chunks and compression need an h5py built with MPI; this one is not")
+    matrix = matrix.to_host()
     local, place = as_stored(matrix)
     layout = {"grid": matrix.grid.shape, "block": matrix.block, "source": matrix.distribution.source}
     attributes = {

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pdgemm import gpus
+from pdgemm.dtypes import COMPUTE
 from pdgemm.elements import KINDS
 from pdgemm.errors import PdgemmError
 from pdgemm.families import ALGORITHMS
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 WITHOUT_MPI = ("plan", "simulate")  # commands that run on one process and need no MPI library
 SUMS = ("float32", "float64", "complex64", "complex128", "int32")
+MOVERS = ("auto", "shared", "mpi", "ibcast", "ring", "staged", "ipc", "nccl")
+ROUNDED = {"tf32": "float16", "float16": "float16", "bfloat16": "bfloat16"}  # types that are as precise
 DTYPES = ("float16", "float32", "float64", "complex64", "complex128", "int8")
 
 
@@ -130,9 +134,11 @@ def generate(
 @click.option("--memory-limit", type=BYTES, help="Per rank, for buffers beyond A, B and C.")
 @click.option("--panel-width", type=int, help="Widest panel.")
 @click.option("--lookahead", default=1, show_default=True, help="Panels in flight behind the one in use.")
-@click.option("--mover", type=click.Choice(("auto", "shared", "ibcast", "ring")), default="auto", show_default=True)
+@click.option("--mover", type=click.Choice(MOVERS), default="auto", show_default=True)
 @_algorithm
 @click.option("--accumulate-dtype", type=click.Choice(SUMS), help="Type in which products are added up.")
+@click.option("--compute-type", type=click.Choice(COMPUTE), help="What operands are rounded to; default: nothing.")
+@click.option("--device", type=click.Choice(("host", "cuda")), default="host", show_default=True)
 @click.option("--verify", "verified", is_flag=True, help="Check the result before it is stored.")
 @_seed
 @_json
@@ -157,12 +163,16 @@ def multiply(
     product_grid: tuple[int, int] | None,
     layers: int | None,
     accumulate_dtype: str | None,
+    compute_type: str | None,
+    device: str,
     verified: bool,
     seed: int,
     as_json: bool,
     debug: bool,
 ) -> int:
     """C := alpha op(A) op(B) + beta C, from files to a file."""
+    if device == "cuda":
+        gpus.choose()  # before MPI starts
     from pdgemm.dtypes import product
     from pdgemm.gemm import pdgemm
     from pdgemm.io import hdf5
@@ -172,12 +182,12 @@ def multiply(
     from pdgemm.session import session
 
     with session(grid_shape, as_json) as say:
-        A = say.load("A", a, block, dtype, transa)
-        B = say.load("B", b, block, dtype, transb)
+        A = say.load("A", a, block, dtype, transa, device)
+        B = say.load("B", b, block, dtype, transb, device)
         # before the work, not after it
         stored = product(A.dtype, B.dtype)
         check_writable(Path(output.path), say.grid.comm, A.shape[0] * B.shape[1] * stored.itemsize)
-        before = say.load("C on entry", c0 or output, block, str(stored)) if beta else None
+        before = say.load("C on entry", c0 or output, block, str(stored), device=device) if beta else None
         C = before.copy() if verified and before is not None else before
         with say.progress("multiply") as progress:
             C = pdgemm(
@@ -194,13 +204,15 @@ def multiply(
                 shape=product_grid,
                 layers=layers,
                 accumulate_dtype=accumulate_dtype,
+                compute_type=compute_type,
                 progress=progress,
             )
         reports = say.grid.comm.gather(C.report)
         say.report("product", summary(reports) if reports else None)
         if verified:
             with say.progress("verify"):
-                residual = verify(C, alpha, A, B, beta, before, seed=seed, accumulate_dtype=accumulate_dtype)
+                sums = ROUNDED.get(compute_type or "", accumulate_dtype)
+                residual = verify(C, alpha, A, B, beta, before, seed=seed, accumulate_dtype=sums)
             say.report("verify", residual)
             if not residual.passed:
                 return 1  # a wrong result is not stored

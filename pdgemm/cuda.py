@@ -80,6 +80,9 @@ class Cuda:
         made.set(np.asarray(x, order=order))  # type: ignore[call-overload]
         return made
 
+    def plain(self, x: Array) -> bool:
+        return cuda_reach.capable(x)
+
     def takes(self, x: Any) -> Array | None:
         try:
             found = cupy.asarray(x) if hasattr(x, "__cuda_array_interface__") else cupy.from_dlpack(x)

@@ -83,7 +83,7 @@ def meet(grid: ProcessGrid, device: Device) -> None:
     aware, why = probe.gpu_aware(grid.comm, device) if grid.size > 1 else (True, "one rank sends nothing")
     if not aware and grid.comm.rank == 0:
         warnings.warn(f"messages between GPUs go through the host: {why}; {probe.REMEDY}", RuntimeWarning, stacklevel=2)
-    _known[grid.memory] = Reach(reads, not aware, bool(nccl)), memory
+    _known[grid.memory] = Reach(reads, not aware, bool(nccl), why), memory
 
 
 def reach(grid: ProcessGrid) -> Reach:

@@ -70,11 +70,20 @@ class Reach(NamedTuple):
     reads  : the mover by which ranks of a node read it, "shared" where it lies, "ipc" with a copy; "": they cannot.
     staged : MPI does not take pointers to it: messages go through the host.
     nccl   : NCCL does.
+    why    : how that is known of MPI.
     """
 
     reads: str = ""
     staged: bool = True
     nccl: bool = False
+    why: str = ""
+
+    def __str__(self) -> str:
+        near = {"shared": "in place (CUDA IPC, one GPU)", "ipc": "by copies (CUDA IPC)"}.get(self.reads, "by messages")
+        return (
+            f"ranks of a node read each other's memory {near}; MPI {'does not take' if self.staged else 'takes'} "
+            f"pointers to it ({self.why}); NCCL {'can' if self.nccl else 'cannot'} be used"
+        )
 
 
 class Device(Protocol):
@@ -128,6 +137,9 @@ class Device(Protocol):
 
     def memory(self, grid: Any) -> Any:
         """What the ranks of a node can read of each other's device memory, as `grids.node_memory.NodeMemory`."""
+
+    def plain(self, x: Array) -> bool:
+        """May MPI and other ranks be given its address?"""
 
     def takes(self, x: Any) -> Array | None:
         """Another library's array of this device as one of ours, without a copy; None for anything else."""

@@ -14,7 +14,7 @@ from pdgemm import device as devices
 from pdgemm import dtypes
 from pdgemm.arguments import accumulation, as_count, as_optional, as_scalar, as_shape, check_result, op
 from pdgemm.candidates import Problem, Way
-from pdgemm.device import Reach
+from pdgemm.device import Device, Reach
 from pdgemm.errors import (
     ArgumentError,
     DeviceError,
@@ -35,6 +35,7 @@ from pdgemm.matrix import DistMatrix, all_shared, new_array
 from pdgemm.movers import ASKED, MOVERS, ON_DEVICES, SHARED
 from pdgemm.planner import Plan, fits, panel_width, plan_product, with_moves
 from pdgemm.prepared import Buffers, Prepared, beta_of, unchecked
+from pdgemm.probe import REMEDY
 from pdgemm.products.product import READ
 
 
@@ -215,16 +216,15 @@ def _prepared(
         alpha, beta = as_scalar(alpha, C.dtype, "alpha"), beta_of(beta, C, plan)
         _check_result(A, B, C)
         _check_devices(A, B, C)
-        if (plan.problem.device or devices.HOST) != A.device:
-            raise DeviceError(
-                f"the plan was made for matrices on {plan.problem.device or devices.HOST}, not {A.device}"
-            )
+        meant = plan.problem.device or devices.HOST
+        if meant != A.device:
+            raise DeviceError(f"the plan was made for matrices on {meant}, these are on {A.device}")
         if plan.problem.size != A.grid.size:
             raise GridError(f"the plan was made for {plan.problem.size} ranks, but these are {A.grid.size}")
         for name, x, planned in zip("ABC", (A, B, C), plan.problem.given):
             if x.layout_in(A.grid) != planned and (name == "C" or A.shape[1]):
                 raise LayoutError(f"{name} is {x.layout_in(A.grid)}, but the plan was made for {planned}")
-        shares = _reached(A, "auto", shared=True)[1].reads != ""
+        shares = _reached("auto", True, A, B, C)[1].reads != ""
         if plan.problem.shared and (_nodes(A.grid), shares) != (plan.problem.nodes, True):
             raise LayoutError("the plan was made for ranks that are on other nodes, or share memory in another way")
         if plan.problem.shared and A.shape[1] and _private(A, B) != plan.problem.private:
@@ -329,7 +329,7 @@ def _problem(
     """nothing : there is no product to be formed, C := beta C.   shared : may ranks read each other's panels?"""
     if asked.algorithm not in ALGORITHMS:
         raise ArgumentError(f"algorithm {asked.algorithm!r} is not one of {', '.join(ALGORITHMS)}")
-    mover, reach = _reached(A, asked.mover, shared)
+    mover, reach = _reached(asked.mover, shared, A, B, C)
     accumulate, compute = accumulation(A.dtype, B.dtype, C.dtype, asked.accumulate_dtype, asked.compute_type)
     a, b, c = (x.layout_in(A.grid) for x in (A, B, C))
     algorithm, shape, layers = asked.algorithm, as_shape(asked.shape), as_optional(asked.layers, "layers", 1)
@@ -363,7 +363,7 @@ def _problem(
     )
 
 
-def _reached(A: DistMatrix, mover: object, shared: bool) -> tuple[str, Reach]:
+def _reached(mover: object, shared: bool, A: DistMatrix, *others: DistMatrix) -> tuple[str, Reach]:
     """The mover that a plan is asked for, and how ranks reach each other's panels by it.
 
     shared : may they read them?
@@ -377,6 +377,8 @@ def _reached(A: DistMatrix, mover: object, shared: bool) -> tuple[str, Reach]:
             raise ArgumentError(f"mover {mover!r} is for matrices on a device, these are on the host")
     else:
         reach = device.reach(A.grid)
+        managed = not all(x.plain for x in (A, *others))
+        reach = reach._replace(staged=reach.staged or managed, nccl=reach.nccl and not managed)
         if not shared or A.grid.ranks_per_node is not None:
             reach = reach._replace(reads="")
     if alone:
@@ -389,8 +391,7 @@ def _reached(A: DistMatrix, mover: object, shared: bool) -> tuple[str, Reach]:
         raise ArgumentError("mover 'nccl' needs cupy.cuda.nccl and a GPU for each rank; the others do without")
     if device and mover in ("mpi", *MOVERS) and reach.staged:
         raise ArgumentError(
-            f"mover {mover!r} hands pointers to device memory to MPI, but {_untaken()}: mover='staged', or an MPI "
-            "library with support for GPUs (Open MPI built with --with-cuda)"
+            f"mover {mover!r} hands pointers to device memory to MPI, but {_untaken(device, A.grid)}: mover='staged'"
         )
     if mover == "auto":
         return ("nccl" if reach.nccl and not reach.reads else "auto"), reach
@@ -399,8 +400,12 @@ def _reached(A: DistMatrix, mover: object, shared: bool) -> tuple[str, Reach]:
     return mover, reach._replace(reads="", staged=staged)
 
 
-def _untaken() -> str:
-    return f"this one does not take them ({MPI.Get_library_version().splitlines()[0].split(',')[0]})"
+def _untaken(device: Device, grid: ProcessGrid) -> str:
+    """Why MPI cannot be given them."""
+    reach = device.reach(grid)
+    if not reach.staged:
+        return "a matrix lies in managed memory, or in that of cudaMallocAsync"
+    return f"this one does not take them ({reach.why}; {REMEDY})"
 
 
 def _machine(asked: object, grid: ProcessGrid) -> Machine:

@@ -12,7 +12,9 @@ from mpi4py import MPI
 from threadpoolctl import threadpool_info
 
 from pdgemm import gpus, probe
+from pdgemm.errors import PdgemmError
 from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.matrix import meet
 from pdgemm.threads import decided_by, multiplier, threads
 
 
@@ -44,6 +46,7 @@ def describe(grid: ProcessGrid) -> dict[str, Any]:
         }
         for host in sorted({h[0] for h in hosts})
     ]
+    facts["gpu_memory"] = _gpu_memory(grid, facts)
     facts["threads_set_by"] = decided_by() or "share of the node's cores"
     facts["missing"] = _missing(facts)
     return facts
@@ -60,6 +63,7 @@ def lines(facts: dict[str, Any]) -> list[str]:
         f"HDF5          h5py {facts['h5py']} with HDF5 {facts['hdf5']}, "
         f"{'built with MPI' if facts['hdf5_mpi'] else 'built without MPI: contiguous datasets go through MPI-IO'}",
         f"CuPy          {facts['cupy']}",
+        *([f"GPU memory    {facts['gpu_memory']}"] if facts["gpu_memory"] else []),
     ]
     text += [
         f"node          {node['host']}: {node['ranks']} ranks, threads per rank "
@@ -68,6 +72,18 @@ def lines(facts: dict[str, Any]) -> list[str]:
         for node in facts["nodes"]
     ]
     return text + [f"missing       {hint}" for hint in facts["missing"]]
+
+
+def _gpu_memory(grid: ProcessGrid, facts: dict[str, Any]) -> str:
+    """How the ranks of this job reach each other's, tried out.  Collective over the grid."""
+    able = find_spec("cupy") is not None and gpus.visible() > 0
+    if not grid.comm.allreduce(able, MPI.LAND):
+        return ""
+    try:
+        device = meet(grid, "cuda")
+    except PdgemmError as bad:
+        return str(bad)
+    return str(device.reach(grid)) if device else ""
 
 
 def _blas() -> list[dict[str, Any]]:

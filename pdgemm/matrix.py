@@ -57,6 +57,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         order: Order = "C",
         conjugated: bool = False,
         shared: bool = False,
+        plain: bool = True,
     ) -> None:
         """Not collective and unchecked: use `from_local`."""
         self._stored = stored
@@ -65,6 +66,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         self.order = order
         self.conjugated = conjugated
         self.shared = shared
+        self.plain = plain  # may MPI be given the address of the local arrays of all ranks?
         self._report: Any = None
         self._layout: tuple[Any, Layout] | None = None
         self._last_run: Any = None  # `pdgemm.prepared` remembers by it how to form this matrix again
@@ -181,11 +183,14 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         where = meet(grid, devices.name_of(array))
         memory = devices.memory(where, grid)
         # an empty array, a row or a column is of both orders: the other ranks decide
-        lying = comm.allgather((_order(array), not array.size or memory.lies_here(array)))
-        orders = sorted({order for order, _ in lying if order})
+        lying = comm.allgather(
+            (_order(array), not array.size or memory.lies_here(array), where is None or where.plain(array))
+        )
+        orders = sorted({order for order, *_ in lying if order})
         if len(orders) > 1:
             raise LayoutError("local arrays in C order on some ranks and in Fortran order on others")
-        return cls(array, grid, layout, orders[0] if orders else "C", shared=all(shared for _, shared in lying))
+        _, shared, plain = zip(*lying)
+        return cls(array, grid, layout, orders[0] if orders else "C", shared=all(shared), plain=all(plain))
 
     @classmethod
     def from_global(
@@ -313,7 +318,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         """The transpose, as a view: on the grid seen transposed, `grid.T`.  Local."""
         order: Order = "C" if self.order == "F" else "F"
         return DistMatrix(
-            self._stored.T, self.grid.T, self.distribution.transposed, order, self.conjugated, self.shared
+            self._stored.T, self.grid.T, self.distribution.transposed, order, self.conjugated, self.shared, self.plain
         )
 
     @property
@@ -332,7 +337,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         rows, cols = ((start, max(start, stop)) for start, stop in ranges)
         part = self._stored[self.distribution.local_window(rows, cols, self.grid.coords)]
         window = self.distribution.window(rows, cols)
-        return DistMatrix(part, self.grid, window, self.order, self.conjugated, self.shared)
+        return DistMatrix(part, self.grid, window, self.order, self.conjugated, self.shared, self.plain)
 
     def __setitem__(self, key: Any, value: DistMatrix | complex) -> None:
         """Set a submatrix: to a number, or to a matrix of any layout.  Collective over the grid."""

@@ -82,7 +82,7 @@ def redistribute(
             layout = target
         shared = X.shared and X.grid.ranks_per_node is None
         where = devices.of(X.stored)
-        shared, staged = reached(where, X.grid, shared)
+        shared, staged = reached(where, X.grid, shared, X.plain and out.plain)
         there = (where.name if where else "", staged)
         plan = plan_exchange(layout, target, comm.size, alpha == 1 and beta == 0, limit, shared, *there)
         if limit is not None and plan.extra_bytes(None) > limit:
@@ -126,12 +126,12 @@ class kept_if_it_fails:
 _in_flight: list[object] = []
 
 
-def reached(device: Device | None, grid: ProcessGrid, shared: bool) -> tuple[bool, bool]:
+def reached(device: Device | None, grid: ProcessGrid, shared: bool, plain: bool) -> tuple[bool, bool]:
     """Can ranks read each other's matrices, if that is where `shared` says; must messages be staged?"""
     if device is None:
         return shared, False
     reach = device.reach(grid)
-    return shared and bool(reach.reads), reach.staged
+    return shared and bool(reach.reads), reach.staged or not plain
 
 
 def _made(

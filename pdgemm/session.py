@@ -44,11 +44,19 @@ class Speaker:
             say_line(_product_text(what) if key == "product" else str(what))
 
     def load(
-        self, what: str, dataset: Dataset, block: tuple[int, int] | None, dtype: str | None = None, op: str = "N"
+        self,
+        what: str,
+        dataset: Dataset,
+        block: tuple[int, int] | None,
+        dtype: str | None = None,
+        op: str = "N",
+        device: str = "host",
     ) -> DistMatrix:
         with self.progress(f"read {what}") as progress:
             transpose = op.upper() != "N"
-            matrix = hdf5.load(*dataset, self.grid, block, dtype=dtype, transpose=transpose, progress=progress)
+            matrix = hdf5.load(
+                *dataset, self.grid, block, dtype=dtype, transpose=transpose, device=device, progress=progress
+            )
         self.report("read", matrix.report)
         return matrix.T.H if op.upper() == "C" else matrix
 

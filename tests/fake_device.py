@@ -38,7 +38,7 @@ class FakeArray:
     __array_ufunc__ = None  # NumPy's functions refuse it
 
     def __init__(self, x: np.ndarray, device: FakeDevice) -> None:
-        self.x, self.device = x, device
+        self.x, self.device, self.managed = x, device, False
 
     shape = property(lambda self: self.x.shape)
     strides = property(lambda self: self.x.strides)
@@ -301,6 +301,9 @@ class FakeDevice:
 
     def to_device(self, x: np.ndarray, order: str = "C") -> FakeArray:
         return FakeArray(x.copy(order), self)  # type: ignore[arg-type]
+
+    def plain(self, x: FakeArray) -> bool:
+        return not x.managed
 
     def takes(self, x: Any) -> FakeArray | None:
         return None

@@ -1,0 +1,202 @@
+"""Matrices on a device: making, looking, moving and refusing them; what is known of MPI, and what it has to show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_device import FakeArray, WatchedComm, fake_device
+from problems import TOLERANCE, gemm_error
+
+from pdgemm.device import Reach
+
+pytestmark = pytest.mark.mpi
+STAGED, AWARE, ALONE = Reach("shared", staged=True), Reach("shared", staged=False), Reach("", staged=True)
+
+
+def test_there_and_back(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, verify
+
+    with fake_device() as device, ProcessGrid(comm) as grid:
+        made: dict[str, Any] = {"grid": grid, "block": 3}
+        A = DistMatrix.random((13, 9), dtype="complex64", order="F", **made)
+        there = A.to_device("fake")
+        assert (there.device, A.device, there.shared) == ("fake", "host", A.shared)
+        assert isinstance(there.local, FakeArray)
+        assert "on fake" in repr(there) or "fake" not in device.name
+        assert there.to_device("fake") is there
+        assert A.to_host() is A
+        for here, moved in ((A, there), (A.T, there.T), (A.H, there.H), (A[2:9, 1:], there[2:9, 1:])):
+            back = moved.to_host()
+            assert np.array_equal(back.local, here.local)
+            assert back.norm() == here.norm() == moved.norm()
+            assert np.array_equal(moved.allgather(), here.allgather())
+            assert moved.allclose(here.copy().to_device("fake"))
+        whole, expected = there.to_global(), A.to_global()
+        assert comm.rank or np.array_equal(whole, expected)
+        assert np.array_equal(there.astype("complex128").to_host().local, A.local)
+        for root in (None, 0):
+            x = np.arange(70.0).reshape(7, 10)
+            given = x if root is None or comm.rank == root else None
+            dealt = DistMatrix.from_global(given, root=root, device="fake", **made)
+            assert np.array_equal(dealt.allgather(), x)
+        adopted = DistMatrix.from_local(there.local, A.shape, **made)
+        assert adopted.local is there.local
+        assert (adopted.order, adopted.device, adopted.shared) == ("F", "fake", comm.size == 1 or there.shared)
+        there[1:3, 2:5] = 7
+        assert (there.allgather()[1:3, 2:5] == 7).all()
+        B = DistMatrix.random((9, 5), dtype="complex64", device="fake", **made)
+        C = there @ B
+        assert C.device == "fake"
+        assert verify(C, 1, there, B).passed
+        assert not device.races
+
+
+def test_redistribution(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, redistribute
+
+    for reach in (STAGED, AWARE, ALONE, Reach("", staged=False)):
+        with fake_device("transfer first", reach=reach) as device, ProcessGrid(comm) as grid:
+            X = DistMatrix.random((31, 23), grid=grid, block=(3, 4), dtype="complex64", device="fake")
+            Y = DistMatrix.random((23, 31), grid=grid, block=5, dtype="complex128", order="F", device="fake")
+            x, y = X.allgather(), Y.allgather()
+            redistribute(X.H, Y, alpha=2j, beta=-1)
+            assert np.allclose(Y.allgather(), 2j * x.conj().T - y)
+            redistribute(X, Y.T, alpha=0, beta=3)
+            assert np.allclose(Y.allgather(), 3 * (2j * x.conj().T - y))
+            Z = X.redistribute(block=2, memory_limit=4000)
+            assert np.array_equal(Z.allgather(), x)
+            assert Z.report.counted == Z.report.predicted
+            assert Z.report.extra_bytes == Z.report.predicted_extra_bytes
+            assert bool(Z.report.counted.words_read) == bool(
+                X.shared and reach.reads and Z.report.counted.words_received
+            )
+            assert not device.races
+
+
+def test_a_product_again_and_again_leaves_nothing_behind(comm: Any) -> None:
+    from pdgemm import DistMatrix, Plan, ProcessGrid, plan
+    from pdgemm.errors import DeviceError
+
+    with fake_device("compute first", reach=STAGED) as device, ProcessGrid(comm) as grid:
+        A, B = (DistMatrix.random((12, 12), grid=grid, block=2, seed=s, device="fake") for s in (1, 2))
+        C = DistMatrix.zeros((12, 12), grid=grid, block=5, device="fake")
+        planned = plan(A, B, C, beta=1, mover="staged")
+        assert Plan.from_json(planned.to_json()) == planned
+        assert planned.problem.device == "fake"
+        product, reference = planned.prepare(A, B, C), np.zeros((12, 12))
+        for _ in range(5):
+            product(beta=1)
+            reference += A.allgather() @ B.allgather()
+            assert np.allclose(C.allgather(), reference)
+        on_host = [x.to_host() for x in (A, B, C)]
+        with pytest.raises(DeviceError, match="the plan was made for matrices on fake, these are on host"):
+            planned.execute(*on_host)
+        assert not device.races
+
+
+def test_managed_memory_is_staged(comm: Any) -> None:
+    """MPI is given the address of no matrix that lies where an address is not all there is to know, on any rank."""
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.errors import ArgumentError
+
+    with fake_device(reach=AWARE) as device, ProcessGrid(comm) as grid:
+        x = DistMatrix.random((12, 12), grid=grid, device="fake").copy()
+        x.local.managed = comm.rank == comm.size - 1
+        A = DistMatrix.from_local(x.local, (12, 12), grid=grid)
+        assert not A.plain
+        assert not A.T[1:].plain
+        assert x.plain
+        C = pdgemm(1, A.T[1:], x, mover="staged")
+        assert np.allclose(C.allgather(), x.allgather().T[1:] @ x.allgather())
+        assert comm.size == 1 or C.report.mover == "staged"
+        moved = A.redistribute(block=2)
+        assert np.array_equal(moved.allgather(), x.allgather())
+        if comm.size > 1:
+            with pytest.raises(ArgumentError, match="a matrix lies in managed memory"):
+                pdgemm(1, A, x, mover="mpi")
+        assert not device.races
+
+
+def test_files(comm: Any, tmp_path: Path) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.io import hdf5
+
+    path = Path(comm.bcast(str(tmp_path / "a.h5")))
+    with fake_device(), ProcessGrid(comm) as grid:
+        A = DistMatrix.random((11, 7), grid=grid, block=2, device="fake")
+        hdf5.save(path, "x", A)
+        B = hdf5.load(path, "x", grid, 3, device="fake", verify=True)
+        assert B.device == "fake"
+        assert B.report.action == "read"
+        assert np.array_equal(A.allgather(), B.allgather())
+
+
+def test_bad_input_is_the_same_on_all_ranks(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.errors import ArgumentError, DeviceError
+
+    with fake_device(reach=ALONE), ProcessGrid(comm) as grid:
+        A = DistMatrix.random((6, 6), grid=grid)
+        D = A.to_device("fake")
+        with pytest.raises(DeviceError, match="A on host, B on fake: bring them with to_device"):
+            pdgemm(1, A, D)
+        with pytest.raises(DeviceError, match="A on fake, B on fake, C on host"):
+            pdgemm(1, D, D, 0, A)
+        with pytest.raises(DeviceError, match="X is on fake, out on host"):
+            D.redistribute(A)
+        with pytest.raises(DeviceError, match="device 'gpu' is not one of host, cuda"):
+            A.to_device("gpu")
+        if comm.size > 1:
+            with pytest.raises(ArgumentError, match="mover 'staged' is for matrices on a device"):
+                pdgemm(1, A, A, mover="staged")
+            for mover in ("mpi", "ring", "ibcast"):
+                with pytest.raises(ArgumentError, match=f"mover '{mover}' hands pointers to device memory to MPI, but"):
+                    pdgemm(1, D, D, mover=mover)
+            with pytest.raises(ArgumentError, match="mover 'ipc' is for ranks that share memory"):
+                pdgemm(1, D, D, mover="ipc")
+            with pytest.raises(ArgumentError, match="mover 'nccl' needs"):
+                pdgemm(1, D, D, mover="nccl")
+            first = "fake" if comm.rank else "host"
+            with pytest.raises(ArgumentError, match="called with different arguments"):
+                DistMatrix.empty((4, 4), grid=grid, device=first)
+            local = np.zeros(A.local.shape) if comm.rank else D.local
+            with pytest.raises(ArgumentError, match="called with different arguments"):
+                DistMatrix.from_local(local, (6, 6), grid=grid)
+        assert gemm_error(pdgemm(1, D, D).allgather(), 1, D.allgather(), D.allgather()) <= TOLERANCE
+
+
+class Liar(WatchedComm):
+    """An MPI library that says that it takes device pointers, and spoils large broadcasts."""
+
+    def Ibcast(self, buf: Any, root: int = 0) -> Any:
+        request = super().Ibcast(buf, root)
+        request.Wait()
+        if buf.size > 1000 and self.rank != root:
+            buf.x[-1] += 1
+        return request
+
+
+def test_the_probe_believes_what_it_sees(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pdgemm import probe
+
+    monkeypatch.delenv("PDGEMM_GPU_AWARE", raising=False)
+    with fake_device() as device:
+        watched = WatchedComm(comm, device)
+        for says, expected in (("yes", (True, "self-test passed")), ("no", (False, "says that it has no support"))):
+            monkeypatch.setattr(probe, "asked", lambda says=says: says)
+            aware, why = probe.gpu_aware(watched, device)
+            assert (aware, expected[1] in why) == (expected[0], True)
+        monkeypatch.setattr(probe, "asked", lambda: "unknown")
+        for survives in (True, False):
+            monkeypatch.setattr(probe, "_child_survives", lambda survives=survives: survives)
+            assert probe.gpu_aware(watched, device)[0] == survives
+        monkeypatch.setattr(probe, "asked", lambda: "yes")
+        if comm.size > 1:
+            aware, why = probe.gpu_aware(Liar(comm, device), device)
+            assert (aware, why) == (False, "its self-test failed on rank 1: 8192 bytes were broadcast changed")
+        monkeypatch.setenv("PDGEMM_GPU_AWARE", "no")
+        assert probe.gpu_aware(watched, device) == (False, "PDGEMM_GPU_AWARE=no")
+        assert not device.races

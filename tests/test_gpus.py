@@ -1,0 +1,81 @@
+"""Which GPU is whose, and what happens where there is none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+from problems import outside_a_launcher
+
+from pdgemm.gpus import LAUNCHERS, local_rank, share
+
+
+def test_each_launcher_tells_the_local_rank() -> None:
+    for name, total in LAUNCHERS.items():
+        assert local_rank({name: "3", total: "8"} if total else {name: "3"}) == (3, 8 if total else 0)
+        assert local_rank({name: "3"}) == (3, 0)
+    assert local_rank({}) is None
+    assert local_rank({"OMPI_COMM_WORLD_LOCAL_RANK": "x"}) is None
+    both = {"SLURM_LOCALID": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
+    assert local_rank(both) == (2, 4)  # of mpiexec, not of the batch step it runs in
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 8, 12])
+def test_ranks_share_gpus_evenly_and_neighbours_share_one(ranks: int, gpus: int) -> None:
+    found = [share(rank, ranks, gpus) for rank in range(ranks)]
+    assert found == sorted(found)
+    counts = [found.count(gpu) for gpu in range(gpus)]
+    assert max(counts) - min(counts) <= 1
+    assert sum(counts) == ranks
+    assert [share(rank, 0, gpus) for rank in range(ranks)] == [rank % gpus for rank in range(ranks)]
+
+
+def run(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=outside_a_launcher(), check=False
+    )
+    assert not done.returncode, done.stderr
+    return done.stdout.strip()
+
+
+PRODUCT = """
+import sys
+{first}
+from mpi4py import MPI
+from pdgemm import DistMatrix, PdgemmError, ProcessGrid, pdgemm
+grid = ProcessGrid(MPI.COMM_WORLD)
+A = DistMatrix.eye(20, grid=grid)
+print(pdgemm(1, A, A).norm(1), "cupy" in sys.modules)
+try:
+    A.to_device("cuda")
+except PdgemmError as error:
+    print(type(error).__name__, error)
+else:
+    print(A.to_device("cuda").norm(1))
+"""
+
+
+def test_the_host_needs_no_cupy() -> None:
+    """Where it is absent, the one line says how to get it."""
+    out = run(PRODUCT.format(first="sys.modules['cupy'] = None")).split("\n")
+    assert out[0] == "1.0 True"  # the name is there, to forbid it
+    assert out[1].startswith("DeviceError device 'cuda' needs CuPy")
+    assert "pip install 'pdgemm[cuda13]'" in out[1]
+
+
+def test_a_product_on_the_host_does_not_load_cupy() -> None:
+    assert run(PRODUCT.format(first="")).split("\n")[0] == "1.0 False"
+
+
+@pytest.mark.skipif(find_spec("cupy") is None, reason="CuPy is not installed")
+def test_cupy_without_a_gpu_is_told_in_a_line() -> None:
+    from pdgemm.gpus import visible
+
+    if visible():
+        pytest.skip("there is a GPU")
+    out = run(PRODUCT.format(first="import cupy")).split("\n")
+    assert out[0] == "1.0 True"
+    assert out[1].startswith("DeviceError no GPU can be used: ")
