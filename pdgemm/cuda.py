@@ -15,6 +15,7 @@ from typing import Any
 import cupy
 import numpy as np
 from cupy.cuda import cublas, runtime
+from mpi4py import MPI
 
 from pdgemm import cuda_reach, gpus
 from pdgemm.device import Array, Pinned, Reach, register
@@ -80,6 +81,10 @@ class Cuda:
         made.set(np.asarray(x, order=order))  # type: ignore[call-overload]
         return made
 
+    def check(self, x: Array) -> None:
+        if x.device.id != self.number:
+            raise DeviceError(f"the local array is on GPU {x.device.id}, but this rank works on GPU {self.number}")
+
     def plain(self, x: Array) -> bool:
         return cuda_reach.capable(x)
 
@@ -142,6 +147,10 @@ class Cuda:
             cublas.gemmEx(*head, ctypes.addressof(_scalar(char, beta)), *tail)
 
         return form
+
+    def broadcast(self, comm: MPI.Comm, x: Array, root: int) -> None:
+        stream = cupy.cuda.get_current_stream().ptr
+        cuda_reach.nccl(comm).bcast(x.data.ptr, x.nbytes, cupy.cuda.nccl.NCCL_UINT8, root, stream)
 
     # ------------------------------------------------------------------ streams
     def current_stream(self) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
@@ -78,12 +78,12 @@ def meet(grid: ProcessGrid, device: Device) -> None:
     here = {node: [place for at, place in places if at == node] for node, _ in places}
     one_gpu = all(len(set(on_node)) == 1 for on_node in here.values())
     reads = ("shared" if one_gpu else "ipc") if mapped else ""
-    alone = len({tuple(x) for x in places}) == len(places)
-    nccl = grid.comm.allreduce(alone and cupy.cuda.nccl.available, MPI.LAND)
+    sharing = max(Counter(places).values())
+    nccl = grid.comm.allreduce(sharing == 1 and cupy.cuda.nccl.available, MPI.LAND)
     aware, why = probe.gpu_aware(grid.comm, device) if grid.size > 1 else (True, "one rank sends nothing")
     if not aware and grid.comm.rank == 0:
         warnings.warn(f"messages between GPUs go through the host: {why}; {probe.REMEDY}", RuntimeWarning, stacklevel=2)
-    _known[grid.memory] = Reach(reads, not aware, bool(nccl), why), memory
+    _known[grid.memory] = Reach(reads, not aware, bool(nccl), why, sharing), memory
 
 
 def reach(grid: ProcessGrid) -> Reach:
@@ -178,3 +178,20 @@ def _driver() -> ctypes.CDLL:
 def _domain(ranks: tuple[int, ...]) -> object:
     """What grids over the same ranks of a node have in common."""
     return object()
+
+
+def _destroy(comm: MPI.Comm, keyval: int, made: Any) -> None:
+    made.destroy()
+
+
+_NCCL = MPI.Comm.Create_keyval(delete_fn=_destroy)
+
+
+def nccl(comm: MPI.Comm) -> Any:
+    """NCCL's communicator of the same ranks, made for the first who asks.  Collective over comm."""
+    made: Any = comm.Get_attr(_NCCL)
+    if made is None:
+        unique = comm.bcast(cupy.cuda.nccl.get_unique_id() if comm.rank == 0 else None)
+        made = cupy.cuda.nccl.NcclCommunicator(comm.size, unique, comm.rank)
+        comm.Set_attr(_NCCL, made)
+    return made

@@ -18,6 +18,8 @@ import numpy as np
 from pdgemm.errors import DeviceError
 
 if TYPE_CHECKING:
+    from mpi4py import MPI
+
     from pdgemm.grids.runs import Pairing
     from pdgemm.local import Combine
 
@@ -71,12 +73,14 @@ class Reach(NamedTuple):
     staged : MPI does not take pointers to it: messages go through the host.
     nccl   : NCCL does.
     why    : how that is known of MPI.
+    sharing : ranks that work on one device, at most.
     """
 
     reads: str = ""
     staged: bool = True
     nccl: bool = False
     why: str = ""
+    sharing: int = 1
 
     def __str__(self) -> str:
         near = {"shared": "in place (CUDA IPC, one GPU)", "ipc": "by copies (CUDA IPC)"}.get(self.reads, "by messages")
@@ -114,6 +118,9 @@ class Device(Protocol):
     def copy(self, target: Any, source: Any) -> None:
         """Contiguous elements from or to pinned memory, by the copy engine."""
 
+    def broadcast(self, comm: MPI.Comm, x: Array, root: int) -> None:
+        """x of root to all ranks, by NCCL.  Collective over comm, in the same order on all ranks."""
+
     def current_stream(self) -> Stream:
         """The caller's."""
 
@@ -137,6 +144,9 @@ class Device(Protocol):
 
     def memory(self, grid: Any) -> Any:
         """What the ranks of a node can read of each other's device memory, as `grids.node_memory.NodeMemory`."""
+
+    def check(self, x: Array) -> None:
+        """Raises DeviceError for an array on another device of its kind than this rank's."""
 
     def plain(self, x: Array) -> bool:
         """May MPI and other ranks be given its address?"""

@@ -32,7 +32,7 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local import BLAS_INT
 from pdgemm.machine import Machine, machine_at_hand, on_nodes
 from pdgemm.matrix import DistMatrix, all_shared, new_array
-from pdgemm.movers import ASKED, MOVERS, ON_DEVICES, SHARED
+from pdgemm.movers import ASKED, BY_MPI, ON_DEVICES, SHARED
 from pdgemm.planner import Plan, fits, panel_width, plan_product, with_moves
 from pdgemm.prepared import Buffers, Prepared, beta_of, unchecked
 from pdgemm.probe import REMEDY
@@ -389,7 +389,7 @@ def _reached(mover: object, shared: bool, A: DistMatrix, *others: DistMatrix) ->
         return mover, reach._replace(reads=mover)
     if mover == "nccl" and not reach.nccl:
         raise ArgumentError("mover 'nccl' needs cupy.cuda.nccl and a GPU for each rank; the others do without")
-    if device and mover in ("mpi", *MOVERS) and reach.staged:
+    if device and mover in ("mpi", *BY_MPI) and reach.staged:
         raise ArgumentError(
             f"mover {mover!r} hands pointers to device memory to MPI, but {_untaken(device, A.grid)}: mover='staged'"
         )

@@ -168,6 +168,8 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         with together(comm) as said:
             layout = layout_on(grid, shape, block, source)
             array = devices.adopted(local)
+            if found := devices.of(array):
+                found.check(array)
             said += [layout, array.dtype, devices.name_of(array)]
             if array.shape != layout.local_shape(grid.coords):
                 raise LayoutError(

@@ -133,7 +133,9 @@ class Prepared:
                     self._near.sync()
             if "C" in moves:
                 move("C", room.copies["C"], beta, C.stored)
-        C.report = partial(_report, plan, comm.rank, C.grid.coords, recorder, perf_counter() - start, reports)
+        device = devices.of(C.stored)
+        sharing = device.reach(A.grid).sharing if device else 1
+        C.report = partial(_report, plan, comm.rank, C.grid.coords, recorder, perf_counter() - start, reports, sharing)
         if notify.error is not None:
             raise notify.error
         return C
@@ -236,7 +238,13 @@ def beta_of(beta: Any, C: DistMatrix, plan: Plan) -> Any:
 
 
 def _report(
-    plan: Plan, rank: int, coords: tuple[int, int], recorder: Recorder, seconds: float, moves: list[MoveReport]
+    plan: Plan,
+    rank: int,
+    coords: tuple[int, int],
+    recorder: Recorder,
+    seconds: float,
+    moves: list[MoveReport],
+    sharing: int,
 ) -> Report:
     product = plan.product
     return Report(
@@ -244,6 +252,7 @@ def _report(
         inside=plan.inside,
         mover=product.carried,
         device=product.device,
+        ranks_per_device=sharing,
         compute=product.compute,
         grid=plan.shape[:2],
         layers=plan.shape[2],

@@ -72,6 +72,7 @@ class Report:
     moves: tuple[MoveReport, ...] = ()
     blas: str = field(default_factory=multiplier)
     device: str = ""  # "": on the host
+    ranks_per_device: int = 1  # at most
     compute: str = ""  # what operands were rounded to; "": nothing
 
     @property
@@ -155,6 +156,7 @@ def summary(reports: Sequence[Report]) -> dict[str, Any]:
         "threads": first.threads,
         "blas": first.blas,
         "device": first.device,
+        "ranks_per_device": first.ranks_per_device,
         "compute": first.compute,
         "redistributed": [move.name for move in first.moves],
         "predicted_seconds": first.predicted_seconds,
@@ -169,7 +171,8 @@ def summary(reports: Sequence[Report]) -> dict[str, Any]:
 def _title(r: Report) -> str:
     m, n, k = r.mnk
     computed = f" of {r.compute}" if r.compute else ""
-    multiplier = f"on {r.device}" if r.device else f"{counted(r.threads, 'thread')} per rank, {r.blas}"
+    sharing = f", up to {r.ranks_per_device} ranks on one" if r.ranks_per_device > 1 else ""
+    multiplier = f"on {r.device}{sharing}" if r.device else f"{counted(r.threads, 'thread')} per rank, {r.blas}"
     return (
         f"C ({m} x {n}) := A ({m} x {k}) B, {r.dtype}{computed}, by {named(r.algorithm, r.inside)} on a "
         f"{sides(*r.grid, r.layers)} grid: {counted(r.panels, 'panel')} of width <= {r.panel_width}, "

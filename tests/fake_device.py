@@ -24,6 +24,7 @@ from pdgemm import device as devices
 from pdgemm.blockcopy import copy_blocks
 from pdgemm.device import Pinned, Reach
 from pdgemm.dtypes import arithmetic
+from pdgemm.errors import DeviceError
 from pdgemm.grids.node_memory import NodeMemory
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local import Combine
@@ -284,6 +285,12 @@ class FakeDevice:
         assert source.flags.forc and target.flags.forc and source.shape == target.shape
         self._launch("copy", (source,), (target,), lambda: np.copyto(target.x, source.x))
 
+    def broadcast(self, comm: MPI.Comm, x: FakeArray, root: int) -> None:
+        """In the order of the stream, as NCCL does: the ranks meet when they get there."""
+        memory = x.x.ravel(order="K")
+        reads, writes = ((x,), ()) if comm.rank == root else ((), (x,))
+        self._launch("broadcast", reads, writes, lambda: comm.Bcast([memory, MPI.BYTE], root=root))
+
     def current_stream(self) -> FakeStream:
         return self.current
 
@@ -301,6 +308,10 @@ class FakeDevice:
 
     def to_device(self, x: np.ndarray, order: str = "C") -> FakeArray:
         return FakeArray(x.copy(order), self)  # type: ignore[arg-type]
+
+    def check(self, x: FakeArray) -> None:
+        if x.device is not self:
+            raise DeviceError("the local array is on another device")
 
     def plain(self, x: FakeArray) -> bool:
         return not x.managed

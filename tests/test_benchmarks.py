@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -27,3 +28,23 @@ def test_it_reports_all_that_it_compares(options: str) -> None:
     done = subprocess.run(command, env=outside_a_launcher(), capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert [x for x in SAID[options] if x not in done.stdout] == [], done.stdout
+
+
+@pytest.mark.skipif(shutil.which("mpiexec") is None, reason="no mpiexec on PATH")
+def test_what_runs_on_gpus_runs_on_the_host(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPTS / "bench_gpu.py"), "--device", "host", "--sizes", "40", "--ranks", "1,2"]
+    command += ["--repeats", "1", "--transfers", "2", "--out", str(tmp_path / "found.json")]
+    done = subprocess.run(command, env=outside_a_launcher(), capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert [run["ranks"] for run in found["runs"]] == [1, 2]
+    for run in found["runs"]:
+        assert all(x["right"] and x["as_predicted"] for x in run["correct"])
+        assert all(x["ratio"] > 0 for x in run["products"])
+    assert {x["moved_by"] for x in found["runs"][1]["correct"]} == {
+        "shared",
+        "ring",
+        "ibcast",
+        "shift",
+        "reduce_scatter",
+    }

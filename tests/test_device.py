@@ -21,8 +21,15 @@ WAYS = {  # how ranks reach each other, and the mover that is asked for
     "ring": (Reach("", staged=False), "ring"),
     "ibcast": (Reach("shared", staged=False), "ibcast"),
     "staged": (Reach("", staged=True), "auto"),
+    "nccl": (Reach("", staged=True, nccl=True), "auto"),
 }
 RUNS = list(itertools.product(WAYS, SCHEDULES))
+
+
+def some_of(asked: list[Any], size: int) -> list[tuple[Any, tuple[str, str]]]:
+    """What is asked, in all runs; on many ranks each in some, and all of them in turn."""
+    step = 1 if size < 3 else 5
+    return [(x, run) for number, x in enumerate(asked) for run in RUNS[number % step :: step]]
 
 
 def on_device(comm: Any, run: tuple[str, str], *args: Any, **options: Any) -> Any:
@@ -41,8 +48,8 @@ def test_every_grid_and_shape(comm: Any, algorithm: str) -> None:
     runs = itertools.cycle(RUNS)
     for name, shape, layers in accepted(comm.size):
         if name == algorithm:
-            cases = itertools.product(MIXED if comm.size < 9 else MIXED[2::2], [None, (2, 3)], range(2))
-            for mnk, block, _ in cases:
+            few = comm.size > 4  # there are more grids then
+            for mnk, block, _ in itertools.product(MIXED[few::2] if few else MIXED, [None, (2, 3)], range(2 - few)):
                 on_device(comm, next(runs), mnk, name, shape, layers, block=block)
 
 
@@ -54,7 +61,7 @@ def test_operations_types_and_orders(comm: Any, algorithm: str) -> None:
     cases = [x for x in accepted(comm.size) if x[0] == algorithm]
     if not cases:
         pytest.skip("one rank has no layers")
-    for number, (op, run) in enumerate(itertools.product(ops, RUNS[:: 1 if comm.size < 4 else 2])):
+    for number, (op, run) in enumerate(some_of(ops, comm.size)):
         name, shape, layers = cases[number % len(cases)]
         alpha, beta = scalars[number % 4]
         dtype = DTYPES[(number + number // 4) % 4]
@@ -70,7 +77,8 @@ def test_lookahead_and_width(comm: Any, algorithm: str) -> None:
     cases = [x for x in accepted(comm.size) if x[0] == algorithm]
     if not cases:
         pytest.skip("one rank has no layers")
-    for number, (lookahead, width, run) in enumerate(itertools.product([0, 1, 3], [1, 5], RUNS)):
+    widths = list(itertools.product([0, 1, 3], [1, 5]))
+    for number, ((lookahead, width), run) in enumerate(some_of(widths, comm.size)):
         name, shape, layers = cases[number % len(cases)]
         asked: dict[str, Any] = {"lookahead": lookahead, "panel_width": width, "block": (None, 3)[number % 2]}
         report = on_device(comm, run, (9, 14, 41), name, shape, layers, **asked)

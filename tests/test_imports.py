@@ -37,6 +37,7 @@ LEVELS = [
     | {
         "pdgemm.movers.shift",
         "pdgemm.movers.staged",
+        "pdgemm.movers.nccl",
         "pdgemm.movers.reduce",
         "pdgemm.streams",
         "pdgemm.blockcopy",

@@ -19,11 +19,13 @@ from typing import Any
 from mpi4py import MPI
 
 from pdgemm.movers.ibcast import ibcast
+from pdgemm.movers.nccl import nccl
 from pdgemm.movers.ring import ring
 
 Mover = Callable[[MPI.Comm, Any, int, Any, Any], None]
 
 SHARED = "shared"
 ON_DEVICES = ("staged", "ipc", "nccl")
-MOVERS: dict[str, Mover] = {"ibcast": ibcast, "ring": ring}
-ASKED = ("auto", SHARED, "mpi", *MOVERS, *ON_DEVICES)  # by a caller
+BY_MPI: dict[str, Mover] = {"ibcast": ibcast, "ring": ring}
+MOVERS: dict[str, Mover] = BY_MPI | {"nccl": nccl}
+ASKED = ("auto", SHARED, "mpi", *BY_MPI, *ON_DEVICES)  # by a caller

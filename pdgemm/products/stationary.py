@@ -89,6 +89,8 @@ class Stationary(Product):
 
     def staging(self, rank: int | None) -> Buffers:
         (words, of_b), (sums, of_c) = (self.buffers(rank)[name] for name in ("panels of B", "sums"))
+        if self.mover == "nccl":
+            return {"staged C": (sums, of_c)}
         along_col = self.B.distribution.cols.parts > 1
         return {"staged B": (along_col * words, of_b), "staged C": (sums, of_c)}
 

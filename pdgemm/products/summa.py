@@ -176,6 +176,8 @@ class Summa(Product):
         return all(getattr(x, panel).single and (stay or len(x.steps) == 1) for x in self.bundles)
 
     def staging(self, rank: int | None) -> Buffers:
+        if self.mover == "nccl":
+            return {}
         buffers, (pr, pc) = self.buffers(rank), self.C.distribution.grid_shape
         (words_a, of_a), (words_b, of_b) = buffers["panels of A"], buffers["panels of B"]
         return {"staged A": ((pc > 1) * words_a, of_a), "staged B": ((pr > 1) * words_b, of_b)}

@@ -1,0 +1,161 @@
+"""On a real GPU: kernels, cuBLAS, every mover, memory.  Skipped where there is none."""
+
+from __future__ import annotations
+
+import itertools
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+from problems import DTYPES, accepted
+from test_algorithms import check
+
+from pdgemm import gpus
+
+REASON = "CuPy is not installed" if find_spec("cupy") is None else "" if gpus.visible() else "there is no GPU"
+pytestmark = [pytest.mark.mpi, pytest.mark.gpu, pytest.mark.skipif(REASON != "", reason=REASON or "there is one")]
+
+ALL = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "int32")
+
+
+@pytest.fixture
+def cuda() -> Any:
+    from pdgemm.device import named
+
+    return named("cuda")
+
+
+@pytest.fixture
+def movers(comm: Any) -> Any:
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.device import named
+
+    with ProcessGrid(comm) as grid:
+        DistMatrix.zeros((1, 1), grid=grid, device="cuda")
+        reach = named("cuda").reach(grid)  # type: ignore[union-attr]
+    near = ["shared", "ipc"] if reach.reads and comm.size > 1 else []
+    return [*near, "staged", *([] if reach.staged else ["mpi", "ring", "ibcast"]), *(["nccl"] if reach.nccl else [])]
+
+
+@pytest.mark.parametrize("source", ALL)
+def test_combine(cuda: Any, source: str) -> None:
+    """Y := alpha op(X) + beta Y against NumPy, of strided views and of rows and columns without a pattern."""
+    from pdgemm.dtypes import fits
+
+    for target in map(np.dtype, ALL):
+        if fits(np.dtype(source), target):
+            combined(cuda, np.dtype(source), target)
+
+
+def combined(cuda: Any, source: np.dtype, target: np.dtype) -> None:
+    from pdgemm.dtypes import arithmetic
+    from pdgemm.grids.runs import Pairing
+    from pdgemm.local import Combine
+
+    rng = np.random.default_rng(1)
+    x, y = (10 * rng.standard_normal((23, 31)) for _ in range(2))
+    x, y = x.astype(source), y.astype(target)
+    if source.kind == "c":
+        x.imag = rng.standard_normal(x.shape)
+    wide = np.dtype(np.int64) if target.kind == "i" else arithmetic(source, target)
+    eps = 0.0 if target.kind == "i" else float(max(np.finfo(wide).eps, _eps(target)))
+    scattered = np.array([0, 1, 4, 5, 9, 11, 17, 20])
+    runs = Pairing(scattered, np.flip(22 - scattered), np.ones(len(scattered), int))
+    for (alpha, beta), conjugated in itertools.product([(1, 0), (2, 3), (0, 2), (0, 0), (-1, 1)], [False, True]):
+        how = Combine(alpha, beta, None, conjugated)
+        value = alpha * (x.conj() if conjugated else x).astype(wide) + beta * y.astype(wide)
+        for order in "CF":
+            X, Y = cuda.to_device(x, order), cuda.to_device(y, "C")
+            cuda.combine(how, Y[2:, ::3], X[2:, ::3])
+            found = cuda.to_host(Y)
+            assert np.abs(found[2:, ::3].astype(wide) - value[2:, ::3]).max() <= 4 * eps * 100
+            assert np.array_equal(found[:2], y[:2])
+            Y = cuda.to_device(y, "C")
+            cuda.combine_blocks(how, Y, X, runs, runs)
+            expected = y.astype(wide)
+            at, to = np.ix_(runs.source, runs.source), np.ix_(runs.target, runs.target)
+            expected[to] = alpha * (x.conj() if conjugated else x).astype(wide)[at] + beta * y.astype(wide)[to]
+            assert np.abs(cuda.to_host(Y).astype(wide) - expected).max() <= 4 * eps * 100
+
+
+def _eps(dtype: np.dtype) -> float:
+    from pdgemm.dtypes import eps
+
+    return eps(dtype)
+
+
+@pytest.mark.parametrize("algorithm", ["summa", "stationary_a", "stationary_b", "cannon", "2.5d", "inner"])
+def test_every_mover(comm: Any, movers: list[str], algorithm: str) -> None:
+    from pdgemm import ProcessGrid
+
+    orders = ["".join(x) for x in itertools.product("CF", repeat=3)]
+    cases = [x for x in accepted(comm.size) if x[0] == algorithm]
+    if not cases:
+        pytest.skip("one rank has no layers")
+    with ProcessGrid(comm) as grid:
+        for number, (mover, op) in enumerate(itertools.product(movers, [a + b for a in "NTC" for b in "NTC"])):
+            name, shape, layers = cases[number % len(cases)]
+            dtype = DTYPES[number % 4]
+            scalars: dict[str, Any] = {"alpha": 2, "beta": number % 2}
+            options: dict[str, Any] = {"block": (None, 4, (2, 3))[number % 3], "orders": orders[number % 8]} | scalars
+            check(grid, (93, 119, 122), name, shape, layers, dtype=dtype, ops=op, mover=mover, device="cuda", **options)
+
+
+def test_sixteen_bits_and_whole_numbers(comm: Any, movers: list[str]) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+    rng = np.random.default_rng(3)
+    a, b = rng.integers(-100, 100, (120, 401)), rng.integers(-100, 100, (401, 90))
+    with ProcessGrid(comm) as grid:
+        for mover, (dtype, into) in itertools.product(
+            movers, [("int8", "int32"), ("float16", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16")]
+        ):
+            A, B = (DistMatrix.from_global(x.astype(dtype), grid=grid, block=30, device="cuda") for x in (a, b))
+            C = DistMatrix.empty((120, 90), grid=grid, dtype=into, device="cuda")
+            pdgemm(1, A, B, 0, C, mover=mover)
+            error = np.abs(C.allgather().astype(float) - a @ b)
+            assert error.max() <= (0 if into != "bfloat16" else 2.0**-8 * np.abs(a @ b).max())
+
+
+def test_memory(comm: Any) -> None:
+    """Nothing is left allocated after 100 products, and none takes more than its plan says."""
+    import cupy
+
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan
+
+    pool = cupy.get_default_memory_pool()
+    with ProcessGrid(comm) as grid:
+        A, B, C = (DistMatrix.random((700, 700), grid=grid, block=64, seed=s, device="cuda") for s in range(3))
+        pdgemm(1, A, B, 0, C)
+        pool.free_all_blocks()
+        used, total = pool.used_bytes(), pool.total_bytes()
+        for _ in range(100):
+            pdgemm(1, A, B, 0, C)
+        assert pool.used_bytes() == used
+        rounding = 512 * 16  # of the pool, for each buffer
+        assert pool.total_bytes() - total <= plan(A, B, C).extra_bytes(comm.rank) + rounding
+
+
+def test_too_much_is_asked_for(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.errors import OutOfMemoryError
+
+    with ProcessGrid(comm) as grid, pytest.raises(OutOfMemoryError, match="no room for .* bytes on GPU"):
+        DistMatrix.empty((1 << 21, 1 << 21), grid=grid, device="cuda")
+
+
+def test_managed_memory_is_staged(comm: Any) -> None:
+    import cupy
+
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+    with ProcessGrid(comm) as grid:
+        shape = DistMatrix.zeros((50, 50), grid=grid).local.shape
+        with cupy.cuda.using_allocator(cupy.cuda.malloc_managed):
+            local = cupy.ones(shape)
+        A = DistMatrix.from_local(local, (50, 50), grid=grid)
+        assert not A.plain
+        C = pdgemm(1, A, A)
+        assert (C.allgather() == 50).all()
+        assert comm.size == 1 or C.report.mover in ("staged", "shared", "ipc")
