@@ -14,13 +14,15 @@ from zlib import crc32
 import numpy as np
 from mpi4py import MPI
 
+from pdgemm import device as devices
 from pdgemm import dtypes
 from pdgemm.costs import gemm_flops
+from pdgemm.device import Device
 from pdgemm.elements import slabs
-from pdgemm.errors import ArgumentError, DTypeError, LayoutError, together
+from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError, together
 from pdgemm.gather import MESSAGE_BYTES
 from pdgemm.grids.distribution import BlockCyclic
-from pdgemm.local import leading
+from pdgemm.local import CONVERT, leading
 
 Items = Any  # an array (items, rows, columns), or a list of matrices
 
@@ -42,13 +44,23 @@ class Batch:
     owner  : (items), the rank of each; shapes : (items, 2), rows and columns.  Read-only, the same on all ranks.
     items  : this rank's matrices by ascending number: an array (items, rows, columns) where all matrices of all
              ranks have one shape, else a list.  Changing their elements changes the batch.
+    device : where they lie, a `pdgemm.device.Device`; None: on the host.
     report : what the product that made this batch did, a BatchReport, or None.
 
     Make one by `from_local` or `from_global`.
     """
 
-    def __init__(self, items: Items, shapes: np.ndarray, owner: np.ndarray, dtype: np.dtype, comm: MPI.Comm) -> None:
+    def __init__(
+        self,
+        items: Items,
+        shapes: np.ndarray,
+        owner: np.ndarray,
+        dtype: np.dtype,
+        comm: MPI.Comm,
+        device: Device | None = None,
+    ) -> None:
         """Not collective and unchecked: use `from_local`."""
+        self.device = device
         shapes.flags.writeable = owner.flags.writeable = False
         self.items, self.shapes, self.owner, self.dtype, self.comm = items, shapes, owner, dtype, comm
         self.report: BatchReport | None = None
@@ -58,20 +70,23 @@ class Batch:
         """Each rank's own matrices, numbered rank after rank.  Collective over `comm`.
 
         items : (items, rows, columns), or a sequence of matrices, rows or columns contiguous, the same dtype on all
-                ranks.  No copy, but of a sequence of matrices that are all of one shape.
+                ranks.  No copy, but of a sequence of matrices that are all of one shape.  NumPy's or a device's, as
+                in `DistMatrix.from_local`; the same on all ranks.
         """
         with together(comm):
             given, shapes, dtype = _parsed(items)
             try:
-                for x in given[:1] if isinstance(given, np.ndarray) else given:
+                for x in given if isinstance(given, list) else given[:1]:
                     leading(x)
             except ValueError as bad:
                 raise LayoutError(f"{bad}; pass numpy.ascontiguousarray") from bad
-        parts = comm.allgather((shapes, dtype))
+        names = {devices.name_of(x) for x in ([given] if not isinstance(given, list) else given)}
+        parts = comm.allgather((shapes, dtype, names))
         with together(comm):
-            shapes, dtype = np.concatenate([x for x, _ in parts]), _one_dtype({x for _, x in parts if x is not None})
-            owner = np.repeat(np.arange(comm.size), [len(x) for x, _ in parts])
-            return cls(_arranged(given, shapes, dtype), shapes, owner, dtype, comm)
+            shapes, dtype = np.concatenate([x[0] for x in parts]), _one_dtype({x[1] for x in parts if x[1] is not None})
+            device = _one_device(set().union(*(x[2] for x in parts)))
+            owner = np.repeat(np.arange(comm.size), [len(x) for x, *_ in parts])
+            return cls(_arranged(given, shapes, dtype, device), shapes, owner, dtype, comm, device)
 
     @classmethod
     def from_global(
@@ -110,7 +125,7 @@ class Batch:
             counts = np.bincount(self.owner, minlength=size)
             numbers = np.split(np.argsort(self.owner, kind="stable"), np.cumsum(counts))[:size]
             cuts = [np.cumsum([0, *self.shapes[part].prod(axis=1)]) for part in numbers]
-            own = np.concatenate([np.empty(0, self.dtype), *map(np.ravel, arrays(self))])
+            own = np.concatenate([np.empty(0, self.dtype), *(np.ravel(devices.to_host(x)) for x in arrays(self))])
             whole: Items = empty_items(self.shapes, self.shapes, self.dtype) if rank == root else None
             room = np.empty(max(cut[-1] for cut in cuts), self.dtype) if rank == root else own
         for source, (part, cut) in enumerate(zip(numbers, cuts)):
@@ -152,16 +167,17 @@ def balance(sizes: Sequence[tuple[int, int, int]], parts: int) -> np.ndarray:
 
 def arrays(x: Batch) -> list[np.ndarray]:
     """This rank's memory."""
-    return [x.items] if isinstance(x.items, np.ndarray) else x.items
+    return x.items if isinstance(x.items, list) else [x.items]
 
 
 def _parsed(items: Any) -> tuple[Items, np.ndarray, np.dtype | None]:
     """Matrices, their shapes and their dtype, None where there is no array to tell it."""
-    if isinstance(items, np.ndarray):
+    if not isinstance(items, (list, tuple)) and hasattr(items, "ndim"):
+        items = devices.adopted(items)
         if items.ndim != 3:
             raise LayoutError(f"a stack of matrices is (items, rows, columns), got shape {items.shape}")
         return items, np.full((len(items), 2), items.shape[1:]), _one_dtype({items.dtype})
-    given = [np.asarray(x) for x in items]
+    given = [devices.adopted(x) for x in items]
     for number, x in enumerate(given):
         if x.ndim != 2:
             raise LayoutError(f"item {number} is not a matrix, but has shape {x.shape}")
@@ -182,13 +198,30 @@ def _one_shape(shapes: np.ndarray) -> tuple[int, int] | None:
     return (int(shapes[0, 0]), int(shapes[0, 1])) if len(shapes) else (0, 0)
 
 
-def _arranged(items: Items, shapes: np.ndarray, dtype: np.dtype) -> Items:
+def _one_device(names: set[str]) -> Device | None:
+    if len(names) > 1:
+        raise DeviceError(f"items are all on the host or all on one device, got {', '.join(sorted(names))}")
+    return devices.named(names.pop()) if names else None
+
+
+def _arranged(items: Items, shapes: np.ndarray, dtype: np.dtype, device: Device | None = None) -> Items:
     """A rank's items as a stack if all items of the batch, of these shapes, are alike, else as a list."""
     shape = _one_shape(shapes)
-    return list(items) if shape is None else np.asarray(items, dtype).reshape(len(items), *shape)
+    if shape is None:
+        return list(items)
+    if device is None:
+        return np.asarray(items, dtype).reshape(len(items), *shape)
+    if not isinstance(items, list):
+        return items
+    stack = device.empty((len(items), *shape), dtype)
+    for number, item in enumerate(items):
+        CONVERT(stack[number], item)
+    return stack
 
 
-def empty_items(own: np.ndarray, shapes: np.ndarray, dtype: np.dtype) -> Items:
+def empty_items(own: np.ndarray, shapes: np.ndarray, dtype: np.dtype, device: Device | None = None) -> Items:
     """A rank's items, of the shapes `own`, not set."""
     shape = _one_shape(shapes)
-    return [np.empty(x, dtype) for x in own] if shape is None else np.empty((len(own), *shape), dtype)
+    if shape is None:
+        return [devices.empty(tuple(map(int, x)), dtype, device=device) for x in own]
+    return devices.empty((len(own), *shape), dtype, device=device)

@@ -17,11 +17,13 @@ from pdgemm import dtypes
 from pdgemm.arguments import accumulation, as_scalar, op_letter, overlap
 from pdgemm.batch import Batch, BatchReport, arrays, empty_items
 from pdgemm.costs import gemm_flops
+from pdgemm.device import Array, empty, of, shadow, writeable
 from pdgemm.elements import slabs
-from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, together
+from pdgemm.errors import ArgumentError, DeviceError, DTypeError, GridError, LayoutError, together
 from pdgemm.local import BLAS_INT, CONJUGATE, CONVERT, EXACT_WIDTH, Combine, gemm_accumulate, scale
 
 CHUNK_BYTES = 1 << 20  # temporaries of this size stay in cache
+DEVICE_CHUNK_BYTES = 1 << 28  # of a device, to which a call costs more
 LARGE_BYTES = 1 << 17  # for items of this size temporaries cost more than a call of BLAS for each
 
 
@@ -67,7 +69,8 @@ def matmul_batched(
         own, shapes = A.owner == A.comm.rank, mnk[:2].T
         if C is None:
             beta, dtype = 0, dtypes.product(A.dtype, B.dtype)
-            C = Batch(empty_items(shapes[own], shapes, dtype), shapes, A.owner, dtype, A.comm)
+            items = empty_items(shapes[own], shapes, dtype, A.device)
+            C = Batch(items, shapes, A.owner, dtype, A.comm, A.device)
         else:
             _check_shapes("C is not as high as op(A) and as wide as op(B)", (shapes, C.shapes), left, right, C)
             _check_memory(A, B, C)
@@ -77,18 +80,61 @@ def matmul_batched(
         said += [f"matmul_batched of {len(C)} items, {flops.sum()} flops", transa, transb, f"alpha={alpha}"]
         said += [f"beta={beta}", A.dtype, B.dtype, C.dtype, accumulate]
         conjugate = (conjugate_a, conjugate_b)
-        multiply = _Multiply(alpha, beta, (A.dtype, B.dtype, C.dtype), accumulate, conjugate, mnk[:, own])
+        kind = _Multiply if C.device is None else _OnDevice
+        multiply = kind(alpha, beta, (A.dtype, B.dtype, C.dtype), accumulate, conjugate, mnk[:, own])
     assert C is not None  # an error was raised on all ranks
-    if all(isinstance(x.items, np.ndarray) for x in (A, B, C)):
+    if not any(isinstance(x.items, list) for x in (A, B, C)):
         multiply(left.items, right.items, C.items)
     else:
         for a, b, c in zip(left.items, right.items, C.items):
             multiply(a[None], b[None], c[None])
+    if C.device:
+        C.device.current_stream().synchronize()
     load = np.zeros(A.comm.size, np.int64)
     np.add.at(load, A.owner, flops)
     imbalance = float(load.max() / load.mean()) if load.any() else 1.0
     C.report = BatchReport(len(C), int(load.sum()), int(load[A.comm.rank]), perf_counter() - start, imbalance)
     return C
+
+
+class _OnDevice:
+    """`_Multiply` of stacks on a device, in chunks where they are converted."""
+
+    def __init__(
+        self,
+        alpha: Any,
+        beta: Any,
+        types: tuple[np.dtype, ...],
+        accumulate: np.dtype,
+        conjugate: tuple[bool, bool],
+        mnk: np.ndarray,
+    ) -> None:
+        self.alpha, self.beta, self.conjugate = alpha, beta, conjugate
+        exact = np.dtype("f4" if mnk[2].max(initial=0) <= EXACT_WIDTH else "f8")
+        self.factors = accumulate if accumulate in dtypes.BLAS else exact
+
+    def __call__(self, A: Array, B: Array, C: Array) -> None:
+        if self.alpha == 0 or A.shape[2] == 0 or not C.size:
+            scale(self.beta, C)
+            return
+        device = of(C)
+        assert device is not None
+        (_, m, n), k = C.shape, A.shape[2]
+        for part in slabs(len(C), (m * k + k * n + m * n) * self.factors.itemsize, DEVICE_CHUNK_BYTES):
+            a, b = (self._ready(x[part], conjugate) for x, conjugate in zip((A, B), self.conjugate))
+            if C.dtype == self.factors:
+                device.multiply_stack(self.alpha, a, b, self.beta, C[part])
+            else:
+                product = device.empty((len(a), m, n), self.factors)
+                device.multiply_stack(1, a, b, 0, product)
+                Combine(self.alpha, self.beta)(C[part], product)
+
+    def _ready(self, x: Array, conjugate: bool) -> Array:
+        if x.dtype == self.factors and not conjugate:
+            return x
+        converted = empty(x.shape, self.factors, device=of(x))
+        (CONJUGATE if conjugate else CONVERT)(converted, x)
+        return converted
 
 
 class _Multiply:
@@ -167,8 +213,8 @@ def _op(x: Batch, trans: str, name: str) -> tuple[Batch, bool]:
     trans = op_letter(trans, name)
     if trans == "N":
         return x, False
-    items = x.items.swapaxes(1, 2) if isinstance(x.items, np.ndarray) else [item.T for item in x.items]
-    return Batch(items, x.shapes[:, ::-1], x.owner, x.dtype, x.comm), trans == "C" and x.dtype.kind == "c"
+    items = [item.T for item in x.items] if isinstance(x.items, list) else x.items.swapaxes(1, 2)
+    return Batch(items, x.shapes[:, ::-1], x.owner, x.dtype, x.comm, x.device), trans == "C" and x.dtype.kind == "c"
 
 
 def _check_batch(name: str, x: Any, A: Batch) -> None:
@@ -181,6 +227,8 @@ def _check_batch(name: str, x: Any, A: Batch) -> None:
         raise LayoutError(f"{name} has an item of dimension {x.shapes.max()}, BLAS takes up to {BLAS_INT}")
     if MPI.Comm.Compare(x.comm, A.comm) not in (MPI.IDENT, MPI.CONGRUENT):
         raise GridError(f"A and {name} are batches over different ranks")
+    if x.device is not A.device:
+        raise DeviceError(f"A and {name} are on different devices")
     if len(x) != len(A):
         raise LayoutError(f"A has {len(A)} items, {name} has {len(x)}")
     for item in np.flatnonzero(x.owner != A.owner)[:1]:
@@ -198,9 +246,9 @@ def _check_shapes(problem: str, equal: tuple[np.ndarray, np.ndarray], *batches: 
 def _check_memory(A: Batch, B: Batch, C: Batch) -> None:
     """Can C be written to without harm to A, to B, and to other items of C?"""
     parts = {name: arrays(x) for name, x in zip("ABC", (A, B, C))}
-    if not all(x.flags.writeable for x in parts["C"]):
+    if not all(writeable(x) for x in parts["C"]):
         raise ArgumentError("C is read-only")
-    found = [(name, x) for name, part in parts.items() for x in part if x.size]
+    found = [(name, shadow(x)) for name, part in parts.items() for x in part if x.size]
     before: list[tuple[int, str, np.ndarray]] = []  # those that reach beyond the start of the next
     for start, end, number in sorted((*byte_bounds(x), number) for number, (_, x) in enumerate(found)):
         name, x = found[number]

@@ -18,7 +18,7 @@ from cupy.cuda import cublas, runtime
 from mpi4py import MPI
 
 from pdgemm import cuda_reach, gpus
-from pdgemm.device import Array, Pinned, Reach, register
+from pdgemm.device import Array, Pinned, Reach, address, register
 from pdgemm.dtypes import HALVES, arithmetic
 from pdgemm.errors import DeviceError, OutOfMemoryError
 from pdgemm.grids.runs import Pairing
@@ -147,6 +147,20 @@ class Cuda:
             cublas.gemmEx(*head, ctypes.addressof(_scalar(char, beta)), *tail)
 
         return form
+
+    def multiply_stack(self, alpha: Any, A: Array, B: Array, beta: Any, C: Array) -> None:
+        char, items = C.dtype.char, len(C)
+        a, _, c, (trans_a, lda), (trans_b, ldb), ldc = seen_by_fortran(A[0], B[0], C[0], False, False)
+        left, right = (A, B) if address(a) == address(A) else (B, A)
+        (m, n), k = c.shape, a.shape[1]
+        first, second, handle = _scalar(char, alpha), _scalar(char, beta), cupy.cuda.get_cublas_handle()
+        words = [x.strides[0] // x.itemsize for x in (left, right, C)]
+        types = [_TYPES[x.dtype.name] for x in (left, right, C)]
+        cublas.gemmStridedBatchedEx(
+            handle, _OP[trans_a], _OP[trans_b], m, n, k, ctypes.addressof(first),
+            left.data.ptr, types[0], lda, words[0], right.data.ptr, types[1], ldb, words[1], ctypes.addressof(second),
+            C.data.ptr, types[2], ldc, words[2], items, _COMPUTE[C.dtype.name], -1,
+        )  # fmt: skip
 
     def broadcast(self, comm: MPI.Comm, x: Array, root: int) -> None:
         stream = cupy.cuda.get_current_stream().ptr

@@ -109,6 +109,9 @@ class Device(Protocol):
         tf32 : may operands in single precision be rounded to 11 bits?
         """
 
+    def multiply_stack(self, alpha: Any, A: Array, B: Array, beta: Any, C: Array) -> None:
+        """C_i := alpha A_i B_i + beta C_i for stacks (items, rows, columns), at least one item, in one call."""
+
     def combine(self, how: Combine, target: Array, source: Array) -> None:
         """target := alpha op(source) + beta target; what is multiplied by 0 is not read."""
 

@@ -333,7 +333,7 @@ def _problem(
     accumulate, compute = accumulation(A.dtype, B.dtype, C.dtype, asked.accumulate_dtype, asked.compute_type)
     a, b, c = (x.layout_in(A.grid) for x in (A, B, C))
     algorithm, shape, layers = asked.algorithm, as_shape(asked.shape), as_optional(asked.layers, "layers", 1)
-    width = as_optional(asked.panel_width, "panel_width", 1)
+    width, on_device = as_optional(asked.panel_width, "panel_width", 1), A.device != devices.HOST
     if nothing:
         a, b = _nothing_to_multiply(a, b, c)
         algorithm, shape, layers = "summa", c.distribution.grid_shape, 1
@@ -344,7 +344,7 @@ def _problem(
         size=A.grid.size,
         plain=plain,
         accumulate=accumulate,
-        width=panel_width(width, accumulate),
+        width=panel_width(width, accumulate, on_device),
         lookahead=as_count(asked.lookahead, "lookahead", 0),
         mover=mover,
         algorithm=algorithm,
@@ -356,10 +356,10 @@ def _problem(
         reads=reach.reads or SHARED,
         private=_private(A, B) if reach.reads and not nothing else "",
         nodes=_nodes(A.grid) if reach.reads else (),
-        device="" if A.device == devices.HOST else A.device,
+        device=A.device if on_device else "",
         staged=reach.staged,
         compute=compute,
-        machine=_machine(asked.machine, A.grid),
+        machine=_machine(asked.machine, A.grid, on_device, reach.staged),
     )
 
 
@@ -408,10 +408,10 @@ def _untaken(device: Device, grid: ProcessGrid) -> str:
     return f"this one does not take them ({reach.why}; {REMEDY})"
 
 
-def _machine(asked: object, grid: ProcessGrid) -> Machine:
+def _machine(asked: object, grid: ProcessGrid, gpus: bool, staged: bool) -> Machine:
     """What was asked for, else the machine at hand with the nodes of the grid."""
     if asked is None:
-        return on_nodes(machine_at_hand(), grid.ranks_per_node)
+        return on_nodes(machine_at_hand(gpus, staged), grid.ranks_per_node)
     if not isinstance(asked, Machine):
         raise ArgumentError(f"machine is a Machine, got {type(asked).__name__}")
     return asked

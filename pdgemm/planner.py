@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from pdgemm.prepared import Prepared
 
 PANEL_WIDTH = 512  # wide enough for BLAS to reach its peak, narrow enough to stay in flight behind it
-WIDTHS = (512, 256, 128)  # of panels, where none is asked for
+DEVICE_PANEL_WIDTH = 2048  # for a device that multiplies a hundred times as fast, but reads C no more than ten times
+WIDTHS = (2048, 1024, 512, 256, 128)  # of panels, where none is asked for
 _TIE = 1.1  # costs that are taken to be equal
 _WORTH_TUNING = 0.99  # of the time: less is no reason to leave the default
 _MOVES_WEIGH = 2  # times their seconds: for the memory of the copies, and for what no model sees
@@ -326,9 +327,12 @@ def tuned(plan: Plan) -> Plan:
     return best
 
 
-def panel_width(asked: int | None, accumulate: np.dtype) -> int:
+def panel_width(asked: int | None, accumulate: np.dtype, on_device: bool = False) -> int:
     """The widest panel: as asked, but no wider than sums stay exact."""
-    return min(asked or PANEL_WIDTH, _NO_LIMIT if accumulate in dtypes.BLAS else EXACT_WIDTH)
+    return min(
+        asked or (DEVICE_PANEL_WIDTH if on_device else PANEL_WIDTH),
+        _NO_LIMIT if accumulate in dtypes.BLAS else EXACT_WIDTH,
+    )
 
 
 def candidates(problem: Problem) -> Iterator[Plan]:

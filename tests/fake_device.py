@@ -60,7 +60,7 @@ class FakeArray:
 
     def __getitem__(self, key: Any) -> FakeArray:
         keys = key if isinstance(key, tuple) else (key,)
-        assert all(k is ... or isinstance(k, (slice, int, np.integer)) for k in keys), "no indexing by arrays"
+        assert all(k in (..., None) or isinstance(k, (slice, int, np.integer)) for k in keys), "no indexing by arrays"
         found = self.x[key]
         assert isinstance(found, np.ndarray), "no reading of elements"
         return self._like(found)
@@ -78,6 +78,9 @@ class FakeArray:
         made = self.x.ravel(order)
         assert np.shares_memory(made, self.x) or not made.size, "ravel would copy"
         return FakeArray(made, self.device)
+
+    def swapaxes(self, *axes: int) -> FakeArray:
+        return self._like(self.x.swapaxes(*axes))
 
     def view(self, dtype: Any) -> FakeArray:
         return FakeArray(self.x.view(dtype), self.device)
@@ -268,6 +271,16 @@ class FakeDevice:
         return lambda beta: self._launch(
             "product", (A, B) if beta == 0 else (A, B, C), (C,), lambda: _quietly(act, beta)
         )
+
+    def multiply_stack(self, alpha: Any, A: FakeArray, B: FakeArray, beta: Any, C: FakeArray) -> None:
+        assert A.dtype == B.dtype == C.dtype
+        assert len(A) == len(B) == len(C) > 0
+
+        def act() -> None:
+            product = alpha * (A.x @ B.x)
+            C.x[...] = product if beta == 0 else product + beta * C.x
+
+        self._launch("products", (A, B) if beta == 0 else (A, B, C), (C,), lambda: _quietly(act))
 
     def combine(self, how: Combine, target: FakeArray, source: FakeArray) -> None:
         reads = [source] * (how.alpha != 0) + [target] * (how.beta != 0)

@@ -202,3 +202,44 @@ def test_the_probe_believes_what_it_sees(comm: Any, monkeypatch: pytest.MonkeyPa
         monkeypatch.setenv("PDGEMM_GPU_AWARE", "no")
         assert probe.gpu_aware(watched, device) == (False, "PDGEMM_GPU_AWARE=no")
         assert not device.races
+
+
+def test_batches(comm: Any) -> None:
+    """Stacks and lists of matrices on a device: types, operations, scalars, and what is refused."""
+    from pdgemm import Batch, matmul_batched
+    from pdgemm.errors import DeviceError
+
+    rng = np.random.default_rng(comm.rank)
+    with fake_device() as device:
+
+        def batch(arrays: Any) -> Any:
+            if isinstance(arrays, list):
+                return Batch.from_local([device.to_device(x, "C") for x in arrays], comm)
+            return Batch.from_local(device.to_device(arrays, "C"), comm)
+
+        for dtype, into in (
+            ("float64", "float64"),
+            ("complex64", "complex64"),
+            ("bfloat16", "float32"),
+            ("int8", "int32"),
+        ):
+            a, b, c = (rng.integers(-9, 9, (5, *shape)) for shape in ((4, 6), (6, 3), (4, 3)))
+            a, b, c = a.astype(dtype), b.astype(dtype), c.astype(into)
+            expected = [2 * (x.astype(into) @ y.astype(into)) - z for x, y, z in zip(a, b, c)]
+            for high in (4, 4 - comm.rank % 2):  # matrices of one shape, and of several
+                operands = [a, b, c] if high == 4 else [[x[:high] for x in a], list(b), [x[:high] for x in c]]
+                A, B, C = map(batch, operands)
+                assert A.device is device
+                assert matmul_batched(A, B, C, alpha=2, beta=-1) is C
+                found = C.items.x if isinstance(C.items, FakeArray) else [x.x for x in C.items]
+                assert all(np.array_equal(x, y[:high]) for x, y in zip(found, expected))
+            made = matmul_batched(batch(b), batch(a), transa="C", transb="C")
+            whole = made.to_global()
+            if whole is not None:
+                assert np.array_equal(whole[0], (b.conj().swapaxes(1, 2) @ a.conj().swapaxes(1, 2))[0].astype(into))
+        scaled = matmul_batched(batch(a), batch(b), batch(c), alpha=0, beta=3)
+        assert np.array_equal(scaled.items.x, 3 * c)
+        on_host = Batch.from_local(b, comm)
+        with pytest.raises(DeviceError, match="A and B are on different devices"):
+            matmul_batched(batch(a), on_host)
+        assert not device.races
