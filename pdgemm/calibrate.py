@@ -21,7 +21,7 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local import gemm_accumulate
 from pdgemm.machine import Link, Machine, touched
 from pdgemm.matrix import DistMatrix
-from pdgemm.movers import MOVERS
+from pdgemm.movers import BY_MPI
 from pdgemm.movers.shift import shift
 from pdgemm.pipeline import PanelRing, Slot, Transfers
 from pdgemm.redistribution import redistribute
@@ -128,7 +128,7 @@ def _links(comm: MPI.Comm, all_: MPI.Comm) -> dict[str, Link]:
     """alpha and beta of each way to travel among the ranks of comm, while the other communicators do the same."""
     found = {}
     others = comm.size - 1
-    for name in MOVERS:
+    for name in BY_MPI:
         panels = [_timed(all_, _broadcaster(comm, name, words)) for words in (_SMALL, _LARGE)]
         found[name] = _link(panels, words=_LARGE * others, messages=others)
     found["shift"] = _link([_timed(all_, _shifter(comm, words)) for words in (_SMALL, _LARGE)])
@@ -153,7 +153,7 @@ def _broadcaster(comm: MPI.Comm, name: str, words: int) -> Callable[[], object]:
 
             def post(root: int) -> Slot:
                 slot = ring.take()
-                MOVERS[name](comm, slot.buffer_a, root, slot, recorder)
+                BY_MPI[name](comm, slot.buffer_a, root, slot, recorder)
                 return slot
 
             for _ in ring.prefetch(range(comm.size), post, 1):

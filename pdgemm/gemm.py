@@ -382,7 +382,7 @@ def _reached(mover: object, shared: bool, A: DistMatrix, *others: DistMatrix) ->
         if not shared or A.grid.ranks_per_node is not None:
             reach = reach._replace(reads="")
     if alone:
-        return "auto", reach._replace(reads="")
+        return mover if mover in BY_MPI else "auto", reach._replace(reads="")
     if mover in READ:
         if not reach.reads:
             raise ArgumentError(f"mover {mover!r} is for ranks that share memory with others of their node")

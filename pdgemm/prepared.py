@@ -123,7 +123,7 @@ class Prepared:
                 elif name in room.staged:
                     with recorder.phase("pack"):
                         CONVERT(room.staged[name], x.stored)
-            recorder.settle()
+                    recorder.settle()
             with recorder.phase("sync"):
                 self._meet()
             self._multiply(0 if "C" in moves else beta, recorder, notify)

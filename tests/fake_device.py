@@ -412,7 +412,7 @@ def fake_device(schedule: str = "late", **options: Any) -> Iterator[FakeDevice]:
     device = FakeDevice(SCHEDULES[schedule], **options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(devices._devices, FakeArray, device)
-        connect = ProcessGrid._connect
+        connect, watching = ProcessGrid._connect, list[tuple[Any, Any]]()
 
         def watched(grid: ProcessGrid, *args: Any) -> None:
             connect(grid, *args)
@@ -421,10 +421,15 @@ def fake_device(schedule: str = "late", **options: Any) -> Iterator[FakeDevice]:
                 if comm != MPI.COMM_NULL:
                     setattr(grid, name, WatchedComm(comm, device))
             if not isinstance(grid._shared.comm, WatchedComm):
+                watching.append((grid._shared, grid._shared.comm))
                 grid._shared.comm = grid.comm = WatchedComm(grid._shared.comm, device)
 
         patch.setattr(ProcessGrid, "_connect", watched)
-        yield device
+        try:
+            yield device
+        finally:
+            for shared, comm in watching:  # which a grid that was left behind would go on with
+                shared.comm = comm
 
 
 def _combine(how: Combine, Y: np.ndarray, X: np.ndarray) -> None:
