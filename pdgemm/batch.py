@@ -75,12 +75,16 @@ class Batch:
         """
         with together(comm):
             given, shapes, dtype = _parsed(items)
+            names = set[str]()
+            for x in given if isinstance(given, list) else [given]:
+                names.add(devices.name_of(x))
+                if device := devices.of(x):
+                    device.check(x)
             try:
                 for x in given if isinstance(given, list) else given[:1]:
                     leading(x)
             except ValueError as bad:
                 raise LayoutError(f"{bad}; pass numpy.ascontiguousarray") from bad
-        names = {devices.name_of(x) for x in ([given] if not isinstance(given, list) else given)}
         parts = comm.allgather((shapes, dtype, names))
         with together(comm):
             shapes, dtype = np.concatenate([x[0] for x in parts]), _one_dtype({x[1] for x in parts if x[1] is not None})
@@ -98,6 +102,8 @@ class Batch:
         """
         with together(comm) as said:
             given, shapes, dtype = _parsed(items)
+            if any(devices.of(x) for x in (given if isinstance(given, list) else [given])):
+                raise DeviceError("what every rank has is on the host: Batch.from_local takes a device's arrays")
             numbers, dtype = np.arange(len(shapes)), _one_dtype({dtype} - {None})
             place = BlockCyclic.even(len(shapes), comm.size).owner(numbers) if owner is None else np.array(owner)
             if place.shape != numbers.shape or not np.isin(place, range(comm.size)).all():

@@ -10,17 +10,17 @@ import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
-from cupy.cuda import cublas, runtime
+from cupy.cuda import cublas, nccl, runtime
 from mpi4py import MPI
 
 from pdgemm import cuda_reach, gpus
 from pdgemm.device import Array, Pinned, Reach, address, register
 from pdgemm.dtypes import HALVES, arithmetic
-from pdgemm.errors import DeviceError, OutOfMemoryError
+from pdgemm.errors import DeviceError, DTypeError, OutOfMemoryError
 from pdgemm.grids.runs import Pairing
 from pdgemm.local import Combine, seen_by_fortran
 
@@ -43,9 +43,11 @@ class Cuda:
     name = "cuda"
 
     def __init__(self) -> None:
-        gpus.choose()
+        number = gpus.choose()
         try:
             count = runtime.getDeviceCount()
+            if number is not None:
+                runtime.setDevice(number)
         except runtime.CUDARuntimeError as bad:
             raise DeviceError(f"no GPU can be used: {bad}; `pdgemm info` tells what is missing") from None
         if not count:
@@ -79,28 +81,27 @@ class Cuda:
     def to_device(self, x: np.ndarray, order: str) -> Array:
         made = self.empty(x.shape, x.dtype, order)
         made.set(np.asarray(x, order=order))  # type: ignore[call-overload]
+        cupy.cuda.get_current_stream().synchronize()
         return made
 
     def check(self, x: Array) -> None:
-        if x.device.id != self.number:
-            raise DeviceError(f"the local array is on GPU {x.device.id}, but this rank works on GPU {self.number}")
+        where = runtime.pointerGetAttributes(x.data.ptr).device if x.size else self.number
+        if where != self.number:
+            raise DeviceError(f"the local array is on GPU {where}, but this rank works on GPU {self.number}")
 
     def plain(self, x: Array) -> bool:
         return cuda_reach.capable(x)
 
     def takes(self, x: Any) -> Array | None:
-        try:
-            found = cupy.asarray(x) if hasattr(x, "__cuda_array_interface__") else cupy.from_dlpack(x)
-        except (TypeError, ValueError, BufferError, runtime.CUDARuntimeError):
+        try:  # DLPack knows more types
+            return cupy.from_dlpack(x) if hasattr(x, "__dlpack__") else cupy.asarray(x)
+        except (AttributeError, TypeError, ValueError, BufferError, runtime.CUDARuntimeError):
             return None
-        return found
 
     # ------------------------------------------------------------------ work
     def combine(self, how: Combine, target: Array, source: Array) -> None:
         if target.size:
-            reads = how.beta != 0
-            kernel = _kernel(source.dtype, target.dtype, how.alpha != 0, reads, how.conjugated)
-            kernel(source, *_numbers(how, source.dtype, target.dtype), target)
+            _kernel(source.dtype, target.dtype, _form(how))(source, *_numbers(how, source, target), target)
 
     def combine_blocks(self, how: Combine, target: Array, source: Array, rows: Pairing, cols: Pairing) -> None:
         if not 0 < len(rows.stretches) * len(cols.stretches) <= _FEW:
@@ -121,9 +122,8 @@ class Cuda:
         """Where the runs have no pattern: by index, in one launch."""
         (from_rows, to_rows), (from_cols, to_cols) = rows.indices(), cols.indices()
         where = [cupy.asarray(x.astype(np.int64)) for x in (from_rows, from_cols, to_rows, to_cols)]
-        kernel = _index_kernel(source.dtype, target.dtype, how.alpha != 0, how.beta != 0, how.conjugated)
-        numbers = _numbers(how, source.dtype, target.dtype)
-        kernel(source, *where, np.int64(cols.size), *numbers, target, size=rows.size * cols.size)
+        kernel, size = _index_kernel(source.dtype, target.dtype, _form(how)), rows.size * cols.size
+        kernel(source, *where, np.int64(cols.size), *_numbers(how, source, target), target, size=size)
 
     def copy(self, target: Array, source: Array) -> None:
         stream = cupy.cuda.get_current_stream()
@@ -164,7 +164,7 @@ class Cuda:
 
     def broadcast(self, comm: MPI.Comm, x: Array, root: int) -> None:
         stream = cupy.cuda.get_current_stream().ptr
-        cuda_reach.nccl(comm).bcast(x.data.ptr, x.nbytes, cupy.cuda.nccl.NCCL_UINT8, root, stream)
+        cuda_reach.nccl(comm).bcast(x.data.ptr, x.nbytes, nccl.NCCL_UINT8, root, stream)
 
     # ------------------------------------------------------------------ streams
     def current_stream(self) -> Any:
@@ -201,55 +201,68 @@ def _view(x: Array, rows: tuple[int, int], cols: tuple[int, int], shape: tuple[i
     return cupy.lib.stride_tricks.as_strided(x[row:, col:], shape, (down * ds, ds, right * rs, rs))
 
 
-def _numbers(how: Combine, X: np.dtype, Y: np.dtype) -> tuple[Any, Any]:
-    wide = _wide(X, Y)
+class _Form(NamedTuple):
+    """What of alpha op(x) + beta y there is."""
+
+    scales: bool
+    plain: bool  # alpha = 1, beta = 0
+    reads: bool
+    conjugates: bool
+
+
+def _form(how: Combine) -> _Form:
+    return _Form(how.alpha != 0, (how.alpha, how.beta) == (1, 0), how.beta != 0, how.conjugated)
+
+
+def _numbers(how: Combine, source: Array, target: Array) -> tuple[Any, Any]:
+    wide = _wide(source.dtype, target.dtype)
     return wide.type(how.alpha), wide.type(how.beta)
 
 
 def _wide(X: np.dtype, Y: np.dtype) -> np.dtype:
     """The type of the arithmetic; whole numbers are numbers modulo 2^32."""
-    return np.dtype(np.int64) if Y.kind == "i" else arithmetic(X, Y)
+    return np.dtype(np.int64) if Y.kind in "iub" else arithmetic(X, Y)
 
 
 _C_NAMES = {"float32": "float", "float64": "double", "complex64": "complex<float>", "complex128": "complex<double>"}
 _C_NAMES |= {"int64": "long long"}
+_STORED = _C_NAMES | {"float16": "float16", "bfloat16": "bfloat16", "int32": "int", "int8": "signed char"}
 
 
-def _operation(X: np.dtype, Y: np.dtype, scales: bool, reads: bool, conjugated: bool, x: str, y: str) -> str:
+def _operation(X: np.dtype, Y: np.dtype, form: _Form, x: str, y: str) -> str:
     """In C: y := alpha op(x) + beta y."""
+    if X == Y and form.plain and not (form.conjugates and X.kind == "c"):
+        return f"{y} = {x}"
+    if not {X.name, Y.name} <= set(_STORED):
+        raise DTypeError(f"{X} elements do not become {Y} on a GPU; it computes with {', '.join(_STORED)}")
     wide = _C_NAMES[_wide(X, Y).name]
 
     def widened(element: str, dtype: np.dtype) -> str:
-        return f"static_cast<{wide}>({f'static_cast<float>({element})' if dtype in HALVES else element})"
+        element = f"static_cast<float>({element})" if dtype in HALVES else element
+        element = f"{element}.real()" if dtype.kind == "c" and not wide.startswith("complex") else element
+        return f"static_cast<{wide}>({element})"
 
     read = widened(x, X)
-    if conjugated and X.kind == "c":
+    if form.conjugates and X.kind == "c":
         read = f"conj({read})"
-    terms = [f"alpha * {read}"] * scales + [f"beta * {widened(y, Y)}"] * reads
+    terms = [f"alpha * {read}"] * form.scales + [f"beta * {widened(y, Y)}"] * form.reads
     value = " + ".join(terms) or f"static_cast<{wide}>(0)"
-    return f"{y} = static_cast<{_stored(Y)}>({value})"
-
-
-def _stored(Y: np.dtype) -> str:
-    """The type of an element in C."""
-    return {"float16": "float16", "bfloat16": "bfloat16", "int32": "int", "int8": "signed char"}.get(
-        Y.name, _C_NAMES.get(Y.name, Y.name)
-    )
+    if Y.kind != "c" and wide.startswith("complex"):
+        value = f"({value}).real()"
+    return f"{y} = static_cast<{_STORED[Y.name]}>({value})"
 
 
 @lru_cache(256)
-def _kernel(X: np.dtype, Y: np.dtype, scales: bool, reads: bool, conjugated: bool) -> Any:
+def _kernel(X: np.dtype, Y: np.dtype, form: _Form) -> Any:
     """y := alpha op(x) + beta y, of arrays of any strides."""
-    wide = _wide(X, Y).name
-    operation = _operation(X, Y, scales, reads, conjugated, "x", "y")
+    wide, operation = _wide(X, Y).name, _operation(X, Y, form, "x", "y")
     return cupy.ElementwiseKernel(f"T x, {wide} alpha, {wide} beta", "R y", operation, "pdgemm_combine")
 
 
 @lru_cache(256)
-def _index_kernel(X: np.dtype, Y: np.dtype, scales: bool, reads: bool, conjugated: bool) -> Any:
+def _index_kernel(X: np.dtype, Y: np.dtype, form: _Form) -> Any:
     """The same of rows and columns that are told one by one."""
-    wide = _wide(X, Y).name
-    operation = _operation(X, Y, scales, reads, conjugated, "x[from]", "y[to]")
+    wide, operation = _wide(X, Y).name, _operation(X, Y, form, "x[from]", "y[to]")
     return cupy.ElementwiseKernel(
         "raw T x, raw int64 from_rows, raw int64 from_cols, raw int64 to_rows, raw int64 to_cols, int64 cols, "
         f"{wide} alpha, {wide} beta",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import cupy
 import numpy as np
+from cupy.cuda import nccl as libnccl
 from cupy.cuda import runtime
 from mpi4py import MPI
 
@@ -22,7 +24,7 @@ from pdgemm.grids.process_grid import ProcessGrid
 
 _HANDLE_BYTES = 64
 _MAPPED = 256  # allocations of other ranks that stay mapped
-_IS_IPC_CAPABLE = 13  # CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: plain cudaMalloc
+_IS_IPC_CAPABLE = 10  # CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: plain cudaMalloc
 
 
 class IpcMemory:
@@ -72,18 +74,17 @@ def meet(grid: ProcessGrid, device: Device) -> None:
     """Find out how the ranks of the grid reach each other, once.  Collective over the grid."""
     if grid.memory in _known:
         return
-    places = grid.comm.allgather((grid.nodes[grid.comm.rank], _place()))
+    places = grid.comm.allgather((grid.nodes[grid.comm.rank], f"{MPI.Get_processor_name()} {_place()}"))
     memory = IpcMemory(grid.node, device)
-    mapped = grid.comm.allreduce(_maps(memory, device), MPI.LAND)
-    here = {node: [place for at, place in places if at == node] for node, _ in places}
-    one_gpu = all(len(set(on_node)) == 1 for on_node in here.values())
+    mapped = grid.comm.allreduce(_maps(memory, device), MPI.LAND) and grid.comm.allreduce(grid.node.size, MPI.MAX) > 1
+    one_gpu = len(set(places)) == len({node for node, _ in places})
     reads = ("shared" if one_gpu else "ipc") if mapped else ""
-    sharing = max(Counter(places).values())
-    nccl = grid.comm.allreduce(sharing == 1 and cupy.cuda.nccl.available, MPI.LAND)
+    sharing = max(Counter(gpu for _, gpu in places).values())
+    nccl = grid.comm.allreduce(sharing == 1 and libnccl.available, MPI.LAND)
     aware, why = probe.gpu_aware(grid.comm, device) if grid.size > 1 else (True, "one rank sends nothing")
+    _known[grid.memory] = Reach(reads, not aware, bool(nccl), why, sharing), memory
     if not aware and grid.comm.rank == 0:
         warnings.warn(f"messages between GPUs go through the host: {why}; {probe.REMEDY}", RuntimeWarning, stacklevel=2)
-    _known[grid.memory] = Reach(reads, not aware, bool(nccl), why, sharing), memory
 
 
 def reach(grid: ProcessGrid) -> Reach:
@@ -109,21 +110,22 @@ def capable(x: Array) -> bool:
 
 
 def _maps(memory: IpcMemory, device: Device) -> bool:
-    """Can this rank read the memory of the next one on its node?  Collective over the node."""
+    """Can this rank read the memory of all others on its node?  Collective over the node."""
     node = memory.node
     if memory.alone:
-        return False
-    mine = device.to_device(np.full(1000, node.rank, np.int64), "C")
-    after, seen = (node.rank + 1) % node.size, False
+        return True
     try:
+        mine = device.to_device(np.full(1000, node.rank, np.int64), "C")
         where = memory.where(mine) if capable(mine) else None
-    except runtime.CUDARuntimeError:
+    except (runtime.CUDARuntimeError, MemoryError):
         where = None
-    there = node.allgather(where)
+    there, seen = node.allgather(where), False
     try:
-        if all(x is not None for x in there):
-            theirs = memory.array(after, (1000,), mine.dtype, there[after], (8,))
-            seen = bool((device.to_host(theirs) == after).all())
+        seen = all(
+            x is not None and bool((device.to_host(memory.array(rank, (1000,), mine.dtype, x, (8,))) == rank).all())
+            for rank, x in enumerate(there)
+            if rank != node.rank
+        )
     except runtime.CUDARuntimeError:
         seen = False
     node.Barrier()  # all have read
@@ -147,7 +149,12 @@ _mappings: OrderedDict[bytes, _Mapping] = OrderedDict()
 def _mapped(handle: bytes) -> Any:
     """An allocation of another rank in this one's memory; those used last stay mapped."""
     if handle not in _mappings:
-        _mappings[handle] = _Mapping(handle)
+        try:
+            _mappings[handle] = _Mapping(handle)
+        except runtime.CUDARuntimeError:  # what is mapped in its place was given back since
+            _mappings.clear()
+            gc.collect()
+            _mappings[handle] = _Mapping(handle)
         if len(_mappings) > _MAPPED:
             _mappings.popitem(last=False)
     _mappings.move_to_end(handle)
@@ -191,7 +198,7 @@ def nccl(comm: MPI.Comm) -> Any:
     """NCCL's communicator of the same ranks, made for the first who asks.  Collective over comm."""
     made: Any = comm.Get_attr(_NCCL)
     if made is None:
-        unique = comm.bcast(cupy.cuda.nccl.get_unique_id() if comm.rank == 0 else None)
-        made = cupy.cuda.nccl.NcclCommunicator(comm.size, unique, comm.rank)
+        unique = comm.bcast(libnccl.get_unique_id() if comm.rank == 0 else None)
+        made = libnccl.NcclCommunicator(comm.size, unique, comm.rank)
         comm.Set_attr(_NCCL, made)
     return made

@@ -7,7 +7,6 @@ here whose array it is.  A NumPy array belongs to nobody: the host does its work
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from pdgemm.elements import slabs
 from pdgemm.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Array = Any  # a NumPy array, or one of a device
 
 HOST = "host"
+_UPLOAD = 1 << 24  # elements that are copied to a device at a time
 _MODULES = {"cuda": "pdgemm.cuda"}  # devices that there are: what makes them
 
 
@@ -202,7 +203,7 @@ def adopted(x: Any) -> Array:
     """Anything that is an array, as the host's or a device's, without a copy if it can be avoided."""
     if isinstance(x, np.ndarray) or of(x) is not None:
         return x
-    if hasattr(x, "__cuda_array_interface__") or _on_cuda(x):
+    if _on_cuda(x) or (not hasattr(x, "__dlpack_device__") and hasattr(x, "__cuda_array_interface__")):
         cuda = named("cuda")
         taken = cuda.takes(x) if cuda else None
         if taken is not None:
@@ -241,7 +242,9 @@ def set_elements(target: Array, source: np.ndarray) -> None:
         return
     from pdgemm.local import CONVERT
 
-    found.combine(CONVERT, target, found.to_device(np.ascontiguousarray(source), "C"))
+    rows, cols = source.shape
+    for slab in slabs(rows, cols, _UPLOAD) if source.size else ():
+        CONVERT(target[slab], found.to_device(source[slab], "C"))
     found.current_stream().synchronize()
 
 
@@ -264,8 +267,3 @@ def address(x: Array) -> int:
 
 def writeable(x: Array) -> bool:
     return bool(getattr(x.flags, "writeable", True))
-
-
-def loaded() -> bool:
-    """Is there any device in this process?"""
-    return bool(_devices) or "cupy" in sys.modules

@@ -215,7 +215,8 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
                 whole = _as_matrix(array)
                 said += [whole.shape, whole.dtype]
             matrix = cls.empty(whole.shape, grid=grid, block=block, dtype=whole.dtype, source=source, device=device)
-            set_elements(matrix.local, whole[block_index(*matrix.indices())])
+            with together(grid.comm):
+                set_elements(matrix.local, whole[block_index(*matrix.indices())])
             return matrix
         _check_root(grid, root)
         with together(grid.comm):
@@ -224,8 +225,9 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         matrix = cls.empty(shape, grid=grid, block=block, dtype=dtype, source=source, device=device)
         host = matrix.local if matrix.device == devices.HOST else np.empty(matrix.local.shape, dtype)
         deal(whole, host, matrix.distribution, grid, root)
-        if host is not matrix.local:
-            set_elements(matrix.local, host)
+        with together(grid.comm):
+            if host is not matrix.local:
+                set_elements(matrix.local, host)
         return matrix
 
     # ------------------------------------------------------------------ looking
@@ -447,6 +449,8 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
             order: Order = "F" if all(x.order == "F" for x in matrices) else "C"
             if self.device == devices.HOST:
                 options["order"] = order
+            else:  # CuPy's functions know no order
+                order = "C"
             return DistMatrix(ufunc(*parts, **options), self.grid, self.distribution, order)
         ufunc(*parts, out=out.local, **options)
         return out

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.device import Device, named, set_elements, to_host
+from pdgemm.device import Device, named, to_host
 
 SIZES = (1, 1 << 10, 1 << 16, 1 << 20)  # words of 8 bytes
 _PATIENCE = 30  # seconds for a child process
@@ -72,8 +72,7 @@ def self_test(comm: MPI.Intracomm, device: Device) -> str:
     for words in SIZES:
         mine, theirs = (np.arange(words, dtype=np.int64) * 3 + 7 * rank for rank in (comm.rank, before))
         with device.transfer_stream():
-            sent, got = device.to_device(mine, "C"), device.empty((words,), np.int64)
-            set_elements(got, np.zeros(words, np.int64))
+            sent, got = (device.to_device(x, "C") for x in (mine, np.zeros(words, np.int64)))
         got_it = comm.Irecv(got, source=before)
         comm.Isend(sent, dest=after).Wait()
         got_it.Wait()

@@ -21,7 +21,7 @@ from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.grids.runs import Pairing
 from pdgemm.local import Combine, scale
-from pdgemm.matrix import DistMatrix, all_shared, layout_on, new_array
+from pdgemm.matrix import DistMatrix, all_shared, layout_on, meet, new_array
 from pdgemm.neighbours import Neighbours
 from pdgemm.report import MoveReport
 from pdgemm.streams import recorder_of
@@ -67,6 +67,8 @@ def redistribute(
     start, comm, made = perf_counter(), X.grid.comm, out is None
     if relabel and out is None:
         grid = _relabelled(X, grid or X.grid.base, block, source)
+    if made:
+        meet(grid or X.grid.base, X.device)
     with together(comm if check else None) as said:
         if out is None:
             if beta != 0:

@@ -17,10 +17,7 @@ _STREAMS = {"compute": "compute", "pack": "transfer"}  # the phases whose work i
 
 
 class DeviceRecorder(Recorder):
-    """A Recorder whose phases "compute" and "pack" are streams, with times from the device's own clock.
-
-    Phase "post" begins when everything packed is there: MPI may read it.
-    """
+    """A Recorder whose phases "compute" and "pack" are streams, with times from the device's own clock."""
 
     def __init__(self, device: Device) -> None:
         super().__init__()
@@ -38,8 +35,6 @@ class DeviceRecorder(Recorder):
         stream = _STREAMS.get(name)
         if stream:
             return _Span(self, name, getattr(self, stream))
-        if name == "post":
-            self.settle()
         return super().phase(name)
 
     def settle(self) -> None:

@@ -81,7 +81,7 @@ class Recorder:
 
     # what the host does is done; `pdgemm.streams` records work of devices, which is not
     def settle(self) -> None:
-        """Until everything packed is there."""
+        """Until everything packed is there: MPI may read it."""
 
     def packed(self) -> tuple[Any, ...]:
         """Arrivals: of what was packed last."""

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -36,7 +37,15 @@ Clock = dict[str, int]
 class FakeArray:
     """An array of the device: cut, transposed and reshaped like NumPy's, but its elements are out of reach."""
 
-    __array_ufunc__ = None  # NumPy's functions refuse it
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None) -> FakeArray:
+        """Elementwise, as CuPy does it: the result is in C order, whatever the operands are."""
+        assert method == "__call__"
+        arrays = [x.x if isinstance(x, FakeArray) else x for x in inputs]
+        shape, dtype = np.broadcast(*arrays).shape, ufunc(*(np.ravel(x)[:1] if np.ndim(x) else x for x in arrays)).dtype
+        made = out[0] if out else self.device.empty(shape, dtype)
+        reads = [x for x in inputs if isinstance(x, FakeArray)]
+        self.device._launch(ufunc.__name__, reads, (made,), lambda: _quietly(np.copyto, made.x, ufunc(*arrays)))
+        return made
 
     def __init__(self, x: np.ndarray, device: FakeDevice) -> None:
         self.x, self.device, self.managed = x, device, False
@@ -191,7 +200,7 @@ class FakeDevice:
         self._messages = 0
         self.compute, self.transfer = FakeStream(self, "compute"), FakeStream(self, "transfer")
         self.current = self.compute
-        self._memory: dict[int, FakeMemory] = {}
+        self._memory: WeakKeyDictionary[NodeMemory, FakeMemory] = WeakKeyDictionary()
         self.held = 0
 
     # ---------------------------------------------------------------- races
@@ -320,7 +329,10 @@ class FakeDevice:
         return x.x.copy("K")
 
     def to_device(self, x: np.ndarray, order: str = "C") -> FakeArray:
-        return FakeArray(x.copy(order), self)  # type: ignore[arg-type]
+        made = self.empty(x.shape, x.dtype, order)
+        self._launch("upload", (), (made,), lambda: np.copyto(made.x, x))
+        self.current.synchronize()
+        return made
 
     def check(self, x: FakeArray) -> None:
         if x.device is not self:
@@ -333,16 +345,14 @@ class FakeDevice:
         return None
 
     def meet(self, grid: ProcessGrid) -> None:
-        """Known."""
+        if grid.memory not in self._memory:
+            self._memory[grid.memory] = FakeMemory(grid.memory, self)
 
     def reach(self, grid: ProcessGrid) -> Reach:
         return self._reach._replace(reads=self._reach.reads if grid.shares_memory else "")
 
     def memory(self, grid: ProcessGrid) -> FakeMemory:
-        found = self._memory.get(id(grid.memory))
-        if found is None:
-            found = self._memory[id(grid.memory)] = FakeMemory(grid.memory, self)
-        return found
+        return self._memory[grid.memory]  # of ranks that have met
 
 
 class FakeMemory:
@@ -372,15 +382,16 @@ class FakeMemory:
         return self._memory.lies_here(x.x)
 
     def array(self, rank: int, shape: Sequence[int], dtype: np.dtype, where: list[int], strides: Any) -> FakeArray:
+        assert rank != self.node.rank, "no rank maps its own memory"
         return FakeArray(self._memory.array(rank, shape, dtype, where, strides), self._device)
 
 
 class WatchedComm(MPI.Intracomm):
     """A communicator that tells the device what MPI reads and writes, and until when."""
 
-    device: FakeDevice
+    device: Any = None  # of a duplicate, until it is watched itself
 
-    def __new__(cls, comm: MPI.Comm, device: FakeDevice) -> WatchedComm:
+    def __new__(cls, comm: MPI.Comm | None = None, device: FakeDevice | None = None) -> WatchedComm:
         made = super().__new__(cls, comm)
         made.device = device
         return made
@@ -420,7 +431,7 @@ def fake_device(schedule: str = "late", **options: Any) -> Iterator[FakeDevice]:
                 comm = getattr(grid, name)
                 if comm != MPI.COMM_NULL:
                     setattr(grid, name, WatchedComm(comm, device))
-            if not isinstance(grid._shared.comm, WatchedComm):
+            if getattr(grid._shared.comm, "device", None) is not device:
                 watching.append((grid._shared, grid._shared.comm))
                 grid._shared.comm = grid.comm = WatchedComm(grid._shared.comm, device)
 

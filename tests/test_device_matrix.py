@@ -122,6 +122,25 @@ def test_managed_memory_is_staged(comm: Any) -> None:
         assert not device.races
 
 
+def test_elementwise_functions_and_relabelling(comm: Any) -> None:
+    """What they make is described as it lies: it is multiplied by algorithms that send blocks as they are."""
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+    with fake_device(reach=ALONE) as device, ProcessGrid(comm, (1, comm.size)) as grid:
+        A, B = (DistMatrix.random((12, 12), grid=grid, seed=s, order="F", device="fake") for s in (1, 2))
+        X = 2 * A + B
+        X -= 1
+        x, b = 2 * A.allgather() + B.allgather() - 1, B.allgather()
+        for algorithm in ("cannon", "summa"):
+            C = pdgemm(1, X, B, algorithm=algorithm, shape=grid.shape)
+            assert np.allclose(C.allgather(), x @ b)
+        with ProcessGrid(comm, (1, comm.size), ranks=range(comm.size)[::-1]) as other:
+            moved = X.redistribute(grid=other, relabel=True)
+            assert np.array_equal(moved.allgather(), X.allgather())
+            moved.grid.free()
+        assert not device.races
+
+
 def test_files(comm: Any, tmp_path: Path) -> None:
     from pdgemm import DistMatrix, ProcessGrid
     from pdgemm.io import hdf5

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
+from random import Random
 from typing import Any
 
 import pytest
@@ -68,10 +69,12 @@ def outcome(comm: Any, way: str, schedule: str, case: Any, number: int) -> tuple
         fake_device(schedule, reach=reach) as device,
         ProcessGrid(comm, shape if prod(shape) == comm.size else None) as grid,
     ):
-        orders = ("CCC", "FCF", "CFF")[number % 3]
-        block, dtype = (None, 3)[number % 2], ("float64", "float32")[number // 2 % 2]  # of C
+        draw = Random(number).choice
+        orders, block, dtype = draw(["CCC", "FCF", "CFF"]), draw([None, 3]), draw(["float64", "float32"])  # of C
         made: dict[str, Any] = {"grid": grid, "block": block, "kind": "normal", "device": "fake"}
-        more = number % 3  # rows above A
+        more = draw([0, 1, 2])  # rows above A
+        if name == "cannon":  # a first block that has to be packed
+            orders, block, more = "FCF", None, 1
         sides = ((9 + more, 41), (41, 14), (9, 14))
         first, A, B, C = (
             DistMatrix.random(x, seed=s, order=order, dtype=kind, **made)
@@ -79,11 +82,11 @@ def outcome(comm: Any, way: str, schedule: str, case: Any, number: int) -> tuple
         )
         a, b, c = first.allgather()[more:], B.allgather(), C.allgather()
         CONVERT(A.stored, first.stored)  # not waited for
-        if number % 4 == 1:
+        if draw([True, False, False]):
             A = DistMatrix(A.stored, grid, A.distribution, A.order, shared=False)
-        A, beta = A[more:], number % 2
+        A, beta = A[more:], draw([0, 1])
         options = {"algorithm": name, "shape": shape, "layers": layers, "mover": mover, "panel_width": 5}
-        pdgemm(1, A, B, beta, C, lookahead=number % 3, **options)
+        pdgemm(1, A, B, beta, C, lookahead=draw([0, 1, 2]), **options)
         # as it is now, not when it is ready
         result = DistMatrix(C.stored.x.copy(C.order), grid, C.distribution, C.order).allgather()
         wrong = not gemm_error(result, 1, a, b, beta, c) <= TOLERANCE

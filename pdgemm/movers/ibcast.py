@@ -15,6 +15,7 @@ def ibcast(comm: MPI.Comm, x: Any, root: int, slot: Any, recorder: Recorder) -> 
     Which ranks forward it inside the library cannot be seen; the totals do not depend on it.
     """
     if comm.rank == root:
+        recorder.settle()
         recorder.traffic.sent(x.size, copies=comm.size - 1)
         # root may go on reading x, but not rewrite it
         slot.users.append(comm.Ibcast(x, root=root).Wait)

@@ -94,6 +94,7 @@ def reduce_scatter(
         to_room(staged[0].cut(0, packed.size), packed, recorder)
         leaving, arriving = staged[0].host, staged[1].host[: mine.size]
     with recorder.phase("post"):
+        recorder.settle()
         sends = [
             comm.Isend(leaving[starts[to] : starts[to + 1]], dest=to)
             for to in ((comm.rank + distance) % comm.size for distance in range(1, comm.size))

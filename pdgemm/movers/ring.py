@@ -49,6 +49,7 @@ def relay(comm: MPI.Comm, x: Any, chain: Sequence[int], slot: Any, recorder: Rec
             slot.users.append(comm.Isend(x, dest=chain[at + 1], tag=tag).Wait)
 
     if at == 0:
+        recorder.settle()
         forward()
         return
     request = comm.Irecv(x, source=chain[at - 1], tag=tag)

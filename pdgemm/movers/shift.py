@@ -21,6 +21,7 @@ def shift(
     Returns the requests after which `coming` may be read, and those after which `held` may be rewritten.
     """
     arriving, leaving = [], []
+    recorder.settle()
     for piece in pieces(wire(coming)):
         arriving.append(comm.Irecv(piece, source=source))
         recorder.traffic.received(piece.size)

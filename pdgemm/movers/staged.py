@@ -63,6 +63,7 @@ def staged_shift(
     """`shift.shift` of what lies on the host as well: from `held` there, to `coming` there and to `block`."""
     device, requests, leaving = of(block), list[Any](), list[Any]()
     assert device is not None
+    recorder.settle()
     for piece in pieces(wire(coming.host)):
         requests.append(comm.Irecv(piece, source=source))
         recorder.traffic.received(piece.size)
