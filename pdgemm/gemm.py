@@ -65,7 +65,7 @@ def pdgemm(
 
     alpha, beta : scalars of C's type.  beta == 0: C is not read.  alpha == 0 or k == 0: A and B are not.
     A, B : DistMatrix with op(A) (m, k) and op(B) (k, n), of any blocks, sources and grids over the same ranks;
-        views too: A.T, A.H, A[i0:i1, j0:j1].  float16, bfloat16, float32, float64, complex64, complex128 or int8,
+        views too: A.T, A.H, A[i0:i1, j0:j1]; all of A, B and C on the host, or all on GPUs.  float16, bfloat16, float32, float64, complex64, complex128 or int8,
         not necessarily the same.
     C : DistMatrix (m, n) of any layout, overwritten; a view is overwritten where it lies, and nothing around it.
         None: C is made, with the row layout of op(A) and the column layout of op(B) on the grid of A.
@@ -87,7 +87,10 @@ def pdgemm(
         matrices, and sums where C has another type than accumulate_dtype.
     mover        : how panels come from their owners: "shared" (read in place, in memory that the ranks of a node
         share, and so are parts of sums; relayed once to each other node), "ibcast" (MPI_Ibcast), "ring"
-        (point-to-point), or "auto": "shared" where ranks share memory, else by the model.
+        (point-to-point), "mpi" (either of the two, by the model), or "auto": "shared" where ranks share memory, else
+        by the model.  Of matrices on GPUs "shared" is for ranks on one GPU; "ipc" copies panels of other GPUs of the
+        node, "nccl" broadcasts them with one rank per GPU, "mpi" hands pointers to them to MPI, "staged" sends them
+        through memory of the host; "auto" is the first of these that works.
     accumulate_dtype : type in which products are added up.  By default the common type of A, B and C; for 16-bit
         types float32, for int8 int32.  Panels are converted one by one, never whole matrices.
     compute_type : what operands are rounded to, panel by panel, before they are multiplied; sums are in float32

@@ -36,7 +36,8 @@ class MoveReport:
 
 @dataclass(frozen=True)
 class Report:
-    """One rank's account of one product.  Seconds are wall time; words are elements.
+    """One rank's account of one product.  Seconds are wall time, of a device those of its streams, which go on beside
+    each other and beside the host's waits; words are elements.
 
     `counted` was added up where messages are handed to MPI, `predicted` is the plan's formula;
     `extra_bytes` are the buffers beyond A, B and C.  `moves` are the matrices that did not fit the algorithm
