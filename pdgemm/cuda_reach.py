@@ -19,7 +19,7 @@ from cupy.cuda import runtime
 from mpi4py import MPI
 
 from pdgemm import probe
-from pdgemm.device import Array, Device, Reach
+from pdgemm.device import REMEDY, Array, Device, Reach
 from pdgemm.grids.process_grid import ProcessGrid
 
 _HANDLE_BYTES = 64
@@ -84,7 +84,7 @@ def meet(grid: ProcessGrid, device: Device) -> None:
     aware, why = probe.gpu_aware(grid.comm, device) if grid.size > 1 else (True, "one rank sends nothing")
     _known[grid.memory] = Reach(reads, not aware, bool(nccl), why, sharing), memory
     if not aware and grid.comm.rank == 0:
-        warnings.warn(f"messages between GPUs go through the host: {why}; {probe.REMEDY}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"messages between GPUs go through the host: {why}; {REMEDY}", RuntimeWarning, stacklevel=2)
 
 
 def reach(grid: ProcessGrid) -> Reach:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Array = Any  # a NumPy array, or one of a device
 
 HOST = "host"
+REMEDY = "Open MPI built with --with-cuda, or MPICH_GPU_SUPPORT_ENABLED=1 on a Cray"  # for MPI without GPUs
 _UPLOAD = 1 << 24  # elements that are copied to a device at a time
 _MODULES = {"cuda": "pdgemm.cuda"}  # devices that there are: what makes them
 

@@ -14,7 +14,7 @@ from pdgemm import device as devices
 from pdgemm import dtypes
 from pdgemm.arguments import accumulation, as_count, as_optional, as_scalar, as_shape, check_result, op
 from pdgemm.candidates import Problem, Way
-from pdgemm.device import Device, Reach
+from pdgemm.device import REMEDY, Device, Reach
 from pdgemm.errors import (
     ArgumentError,
     DeviceError,
@@ -35,7 +35,6 @@ from pdgemm.matrix import DistMatrix, all_shared, new_array
 from pdgemm.movers import ASKED, BY_MPI, ON_DEVICES, SHARED
 from pdgemm.planner import Plan, fits, panel_width, plan_product, with_moves
 from pdgemm.prepared import Buffers, Prepared, beta_of, unchecked
-from pdgemm.probe import REMEDY
 from pdgemm.products.product import READ
 
 
@@ -65,8 +64,8 @@ def pdgemm(
 
     alpha, beta : scalars of C's type.  beta == 0: C is not read.  alpha == 0 or k == 0: A and B are not.
     A, B : DistMatrix with op(A) (m, k) and op(B) (k, n), of any blocks, sources and grids over the same ranks;
-        views too: A.T, A.H, A[i0:i1, j0:j1]; all of A, B and C on the host, or all on GPUs.  float16, bfloat16, float32, float64, complex64, complex128 or int8,
-        not necessarily the same.
+        views too: A.T, A.H, A[i0:i1, j0:j1]; all of A, B and C on the host, or all on GPUs.  float16, bfloat16,
+        float32, float64, complex64, complex128 or int8, not necessarily the same.
     C : DistMatrix (m, n) of any layout, overwritten; a view is overwritten where it lies, and nothing around it.
         None: C is made, with the row layout of op(A) and the column layout of op(B) on the grid of A.
     transa, transb : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H; the same as handing over A.T or A.H.

@@ -20,7 +20,6 @@ from pdgemm.device import Device, named, to_host
 SIZES = (1, 1 << 10, 1 << 16, 1 << 20)  # words of 8 bytes
 _PATIENCE = 30  # seconds for a child process
 _LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "MPI_LOCAL", "SLURM_", "PALS_")  # not for a child's eyes
-REMEDY = "Open MPI built with --with-cuda, or MPICH_GPU_SUPPORT_ENABLED=1 on a Cray"
 
 
 def asked() -> str:
