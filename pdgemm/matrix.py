@@ -365,6 +365,8 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
 
         Raises DeviceError where there is no such device, OutOfMemoryError where it has no room; on every rank.
         """
+        with together(self.grid.comm) as said:  # before some return and others do not
+            said += ["to_device", device]
         if device == self.device:
             return self
         where = meet(self.grid, device)
@@ -388,14 +390,15 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         _check_root(self.grid, root)
         with together(self.grid.comm):
             whole = np.empty(self.shape, self.dtype) if self.grid.rank == root else None
-        collect(to_host(self.local), self.distribution, self.grid, whole, root)
+            here = to_host(self.local)
+        collect(here, self.distribution, self.grid, whole, root)
         return whole
 
     def allgather(self) -> np.ndarray:
         """The whole matrix on every rank.  Collective over the grid."""
         with together(self.grid.comm):
-            whole = np.empty(self.shape, self.dtype)
-        collect_everywhere(to_host(self.local), self.distribution, self.grid, whole)
+            whole, here = np.empty(self.shape, self.dtype), to_host(self.local)
+        collect_everywhere(here, self.distribution, self.grid, whole)
         return whole
 
     # ------------------------------------------------------------------ computing

@@ -183,6 +183,8 @@ def test_bad_input_is_the_same_on_all_ranks(comm: Any) -> None:
             first = "fake" if comm.rank else "host"
             with pytest.raises(ArgumentError, match="called with different arguments"):
                 DistMatrix.empty((4, 4), grid=grid, device=first)
+            with pytest.raises(ArgumentError, match="called with different arguments"):
+                A.to_device(first)
             local = np.zeros(A.local.shape) if comm.rank else D.local
             with pytest.raises(ArgumentError, match="called with different arguments"):
                 DistMatrix.from_local(local, (6, 6), grid=grid)
