@@ -97,6 +97,13 @@ def matmul_batched(
     return C
 
 
+def _factors(accumulate: np.dtype, k: np.ndarray) -> np.dtype:
+    """The type that BLAS multiplies in: for whole numbers one that adds k products exactly, up to k = 2**38."""
+    if accumulate in dtypes.BLAS:
+        return accumulate
+    return np.dtype("f4" if k.max(initial=0) <= EXACT_WIDTH else "f8")
+
+
 class _OnDevice:
     """`_Multiply` of stacks on a device, in chunks where they are converted."""
 
@@ -110,8 +117,7 @@ class _OnDevice:
         mnk: np.ndarray,
     ) -> None:
         self.alpha, self.beta, self.conjugate = alpha, beta, conjugate
-        exact = np.dtype("f4" if mnk[2].max(initial=0) <= EXACT_WIDTH else "f8")
-        self.factors = accumulate if accumulate in dtypes.BLAS else exact
+        self.factors = _factors(accumulate, mnk[2])
 
     def __call__(self, A: Array, B: Array, C: Array) -> None:
         if self.alpha == 0 or A.shape[2] == 0 or not C.size:
@@ -155,8 +161,7 @@ class _Multiply:
         integers = types[2].kind == "i"  # numbers modulo 2**32, added up modulo 2**64
         self.alpha, self.beta = alpha, beta
         self.sums = np.dtype(np.int64) if integers else dtypes.arithmetic(accumulate, types[2])
-        exact = np.dtype("f4" if mnk[2].max(initial=0) <= EXACT_WIDTH else "f8")  # up to k = 2**38
-        self.factors = accumulate if accumulate in dtypes.BLAS else exact
+        self.factors = _factors(accumulate, mnk[2])
         self.conjugate = conjugate
         self.alike = set(types) == {self.factors} and not any(conjugate)
         self.plain = (self.alpha, self.beta) == (1, 0) and not integers
