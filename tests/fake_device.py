@@ -47,8 +47,8 @@ class FakeArray:
         self.device._launch(ufunc.__name__, reads, (made,), lambda: _quietly(np.copyto, made.x, ufunc(*arrays)))
         return made
 
-    def __init__(self, x: np.ndarray, device: FakeDevice) -> None:
-        self.x, self.device, self.managed = x, device, False
+    def __init__(self, x: np.ndarray, device: FakeDevice, managed: bool = False) -> None:
+        self.x, self.device, self.managed = x, device, managed
 
     shape = property(lambda self: self.x.shape)
     strides = property(lambda self: self.x.strides)
@@ -61,7 +61,7 @@ class FakeArray:
 
     def _like(self, x: np.ndarray) -> FakeArray:
         assert x.base is not None or x is self.x or not x.size, "the device does not copy by itself"
-        return FakeArray(x, self.device)
+        return FakeArray(x, self.device, self.managed)
 
     @property
     def T(self) -> FakeArray:
@@ -81,18 +81,18 @@ class FakeArray:
     def reshape(self, *shape: Any, order: Any = "C") -> FakeArray:
         made = self.x.reshape(*shape, order=order)
         assert np.shares_memory(made, self.x) or not made.size, "reshape would copy"
-        return FakeArray(made, self.device)
+        return FakeArray(made, self.device, self.managed)
 
     def ravel(self, order: Any = "C") -> FakeArray:
         made = self.x.ravel(order)
         assert np.shares_memory(made, self.x) or not made.size, "ravel would copy"
-        return FakeArray(made, self.device)
+        return FakeArray(made, self.device, self.managed)
 
     def swapaxes(self, *axes: int) -> FakeArray:
         return self._like(self.x.swapaxes(*axes))
 
     def view(self, dtype: Any) -> FakeArray:
-        return FakeArray(self.x.view(dtype), self.device)
+        return FakeArray(self.x.view(dtype), self.device, self.managed)
 
     def __len__(self) -> int:
         return len(self.x)
@@ -237,6 +237,8 @@ class FakeDevice:
     def message(self, x: Any, writes: bool, what: str, request: MPI.Request | None) -> None:
         """MPI is given x: the host has to know that it is ready, until the request is done."""
         memory = x.x if isinstance(x, FakeArray) else x
+        if getattr(x, "managed", False):
+            self.races.append(f"{what}: MPI is given the address of managed memory")
         self._messages += 1
         who = f"message {self._messages}"
         self.access(Access(memory, writes, who, 1, what, request or MPI.Request(MPI.REQUEST_NULL)), self.clock)
