@@ -105,10 +105,12 @@ def test_managed_memory_is_staged(comm: Any) -> None:
     from pdgemm.errors import ArgumentError
 
     with fake_device(reach=AWARE) as device, ProcessGrid(comm) as grid:
-        x = DistMatrix.random((12, 12), grid=grid, device="fake").copy()
-        x.local.managed = comm.rank == comm.size - 1
-        A = DistMatrix.from_local(x.local, (12, 12), grid=grid)
+        x = DistMatrix.random((12, 12), grid=grid, device="fake")
+        alone = device.to_device(x.to_host().local)  # where no other rank reads: all that moves is sent
+        alone.managed = comm.rank == comm.size - 1
+        A = DistMatrix.from_local(alone, (12, 12), grid=grid)
         assert not A.plain
+        assert comm.size == 1 or not A.shared
         assert not A.T[1:].plain
         assert x.plain
         C = pdgemm(1, A.T[1:], x, mover="staged")
