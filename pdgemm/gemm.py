@@ -365,6 +365,9 @@ def _problem(
     )
 
 
+_ON_HOST, _BY_MESSAGES = Reach(SHARED, staged=False), Reach("", staged=False)
+
+
 def _reached(mover: object, shared: bool, A: DistMatrix, *others: DistMatrix) -> tuple[str, Reach]:
     """The mover that a plan is asked for, and how ranks reach each other's panels by it.
 
@@ -374,7 +377,7 @@ def _reached(mover: object, shared: bool, A: DistMatrix, *others: DistMatrix) ->
         raise ArgumentError(f"mover {mover!r} is not one of {', '.join(ASKED)}")
     device, alone = devices.of(A.stored), A.grid.size == 1
     if device is None:
-        reach = Reach(SHARED if shared and A.grid.shares_memory else "", staged=False)
+        reach = _ON_HOST if shared and not alone and A.grid.shares_memory else _BY_MESSAGES
         if mover in ON_DEVICES:
             raise ArgumentError(f"mover {mover!r} is for matrices on a device, these are on the host")
     else:
@@ -384,7 +387,7 @@ def _reached(mover: object, shared: bool, A: DistMatrix, *others: DistMatrix) ->
         if not shared or A.grid.ranks_per_node is not None:
             reach = reach._replace(reads="")
     if alone:
-        return mover if mover in BY_MPI else "auto", reach._replace(reads="")
+        return mover if mover in BY_MPI else "auto", reach._replace(reads="") if reach.reads else reach
     if mover in READ:
         if not reach.reads:
             raise ArgumentError(f"mover {mover!r} is for ranks that share memory with others of their node")
@@ -426,9 +429,9 @@ def _check_types(A: DistMatrix, B: DistMatrix, C: DistMatrix | None) -> None:
 
 
 def _check_devices(A: DistMatrix, B: DistMatrix, C: DistMatrix | None) -> None:
-    where = {name: x.device for name, x in (("A", A), ("B", B), ("C", C)) if x is not None}
-    if len(set(where.values())) > 1:
-        lying = ", ".join(f"{name} on {device}" for name, device in where.items())
+    device = A.device
+    if B.device != device or (C is not None and C.device != device):
+        lying = ", ".join(f"{name} on {x.device}" for name, x in (("A", A), ("B", B), ("C", C)) if x is not None)
         raise DeviceError(f"matrices of one product are on one device, these are {lying}: bring them with to_device")
 
 

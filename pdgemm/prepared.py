@@ -40,17 +40,15 @@ class Buffers:
 
     def __init__(self, plan: Plan, A: DistMatrix, B: DistMatrix) -> None:
         grid, rank, device = A.grid, A.grid.comm.rank, devices.of(A.stored)
-        memory = devices.memory(device, grid)
+        own, lent = device or np, plan.product.lent_buffers
+        shared = devices.memory(device, grid)
 
-        def empty(shape: tuple[int, ...], dtype: np.dtype, order: str, shared: bool) -> Array:
-            return memory.empty(shape, dtype, order) if shared else devices.empty(shape, dtype, order, device)
+        def like(layout: Layout, lends: bool) -> Array:
+            return (shared if lends else own).empty(layout.local_shape(rank), layout.dtype, layout.order)
 
-        def like(layout: Layout, shared: bool) -> Array:
-            return empty(layout.local_shape(rank), layout.dtype, layout.order, shared)
-
-        lent = plan.product.lent_buffers
         self.product: dict[str, Any] = {
-            name: empty((words,), dtype, "C", name in lent) for name, (words, dtype) in plan.buffers(rank).items()
+            name: (shared if name in lent else own).empty((words,), dtype)
+            for name, (words, dtype) in plan.buffers(rank).items()
         }
         if device:
             staged = plan.product.staged_buffers(rank).items()
@@ -60,7 +58,7 @@ class Buffers:
             name: like(*((move.source, move.shared) if name == "C" else (move.target, bool(plan.product.lends))))
             for name, move in plan.moves
         }
-        self.staged = {name: like(layout, shared=True) for name, layout in plan.staged.items()}
+        self.staged = {name: like(layout, lends=True) for name, layout in plan.staged.items()}
 
     @property
     def nbytes(self) -> int:
