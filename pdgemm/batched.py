@@ -5,6 +5,8 @@ Stacks are multiplied by one loop inside NumPy, or in chunks that stay in cache 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from math import prod
 from time import perf_counter
 from typing import Any
@@ -80,8 +82,11 @@ def matmul_batched(
         said += [f"matmul_batched of {len(C)} items, {flops.sum()} flops", transa, transb, f"alpha={alpha}"]
         said += [f"beta={beta}", A.dtype, B.dtype, C.dtype, accumulate]
         conjugate = (conjugate_a, conjugate_b)
-        kind = _Multiply if C.device is None else _OnDevice
-        multiply = kind(alpha, beta, (A.dtype, B.dtype, C.dtype), accumulate, conjugate, mnk[:, own])
+        multiply: Callable[[Any, Any, Any], None]
+        if C.device:
+            multiply = _OnDevice(alpha, beta, _factors(accumulate, mnk[2, own]), conjugate)
+        else:
+            multiply = _Multiply(alpha, beta, (A.dtype, B.dtype, C.dtype), accumulate, conjugate, mnk[:, own])
     assert C is not None  # an error was raised on all ranks
     if not any(isinstance(x.items, list) for x in (A, B, C)):
         multiply(left.items, right.items, C.items)
@@ -104,20 +109,14 @@ def _factors(accumulate: np.dtype, k: np.ndarray) -> np.dtype:
     return np.dtype("f4" if k.max(initial=0) <= EXACT_WIDTH else "f8")
 
 
+@dataclass(frozen=True)
 class _OnDevice:
     """`_Multiply` of stacks on a device, in chunks where they are converted."""
 
-    def __init__(
-        self,
-        alpha: Any,
-        beta: Any,
-        types: tuple[np.dtype, ...],
-        accumulate: np.dtype,
-        conjugate: tuple[bool, bool],
-        mnk: np.ndarray,
-    ) -> None:
-        self.alpha, self.beta, self.conjugate = alpha, beta, conjugate
-        self.factors = _factors(accumulate, mnk[2])
+    alpha: Any
+    beta: Any
+    factors: np.dtype
+    conjugate: tuple[bool, bool]
 
     def __call__(self, A: Array, B: Array, C: Array) -> None:
         if self.alpha == 0 or A.shape[2] == 0 or not C.size:
