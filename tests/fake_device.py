@@ -61,7 +61,9 @@ class FakeArray:
 
     def _like(self, x: np.ndarray) -> FakeArray:
         assert x.base is not None or x is self.x or not x.size, "the device does not copy by itself"
-        return FakeArray(x, self.device, self.managed)
+        made = object.__new__(type(self))
+        vars(made).update(vars(self), x=x)
+        return made
 
     @property
     def T(self) -> FakeArray:
@@ -81,18 +83,18 @@ class FakeArray:
     def reshape(self, *shape: Any, order: Any = "C") -> FakeArray:
         made = self.x.reshape(*shape, order=order)
         assert np.shares_memory(made, self.x) or not made.size, "reshape would copy"
-        return FakeArray(made, self.device, self.managed)
+        return self._like(made)
 
     def ravel(self, order: Any = "C") -> FakeArray:
         made = self.x.ravel(order)
         assert np.shares_memory(made, self.x) or not made.size, "ravel would copy"
-        return FakeArray(made, self.device, self.managed)
+        return self._like(made)
 
     def swapaxes(self, *axes: int) -> FakeArray:
         return self._like(self.x.swapaxes(*axes))
 
     def view(self, dtype: Any) -> FakeArray:
-        return FakeArray(self.x.view(dtype), self.device, self.managed)
+        return self._like(self.x.view(dtype))
 
     def __len__(self) -> int:
         return len(self.x)

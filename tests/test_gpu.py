@@ -16,6 +16,7 @@ from pdgemm import gpus
 REASON = "CuPy is not installed" if find_spec("cupy") is None else "" if gpus.visible() else "there is no GPU"
 pytestmark = [pytest.mark.mpi, pytest.mark.gpu, pytest.mark.skipif(REASON != "", reason=REASON or "there is one")]
 
+OPS = [a + b for a in "NTC" for b in "NTC"]
 ALL = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "int32")
 
 
@@ -94,7 +95,7 @@ def test_every_mover(comm: Any, movers: list[str], algorithm: str) -> None:
     if not cases:
         pytest.skip("one rank has no layers")
     with ProcessGrid(comm) as grid:
-        for number, (mover, op) in enumerate(itertools.product(movers, [a + b for a in "NTC" for b in "NTC"])):
+        for number, (mover, op) in enumerate(itertools.product(movers, OPS)):
             name, shape, layers = cases[number % len(cases)]
             dtype = DTYPES[number % 4]
             scalars: dict[str, Any] = {"alpha": 2, "beta": number % 2}
@@ -159,3 +160,49 @@ def test_managed_memory_is_staged(comm: Any) -> None:
         C = pdgemm(1, A, A)
         assert (C.allgather() == 50).all()
         assert comm.size == 1 or C.report.mover in ("staged", "shared", "ipc")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
+def test_batches(comm: Any, cuda: Any, dtype: str) -> None:
+    """Stacks are one call of cuBLAS, in either order and conjugated; other sequences a call for each."""
+    from pdgemm import Batch, matmul_batched
+
+    rng = np.random.default_rng(comm.rank)
+    a, b = (rng.integers(-9, 9, shape).astype(dtype) for shape in ((3, 20, 7), (3, 7, 12)))
+    c = rng.integers(-9, 9, (3, 20, 12)).astype("float32" if dtype == "float16" else dtype)
+    if c.dtype.kind == "c":
+        a, b = a + 2j * a[::-1], b * (1 - 1j)
+    A, B, C = (Batch.from_local(cuda.to_device(x.astype(y.dtype), "C"), comm) for x, y in ((a, a), (b, b), (c, c)))
+    T = Batch.from_local([cuda.to_device(x.conj().T.astype(a.dtype), "F") for x in a], comm)
+    for left, trans in ((A, "N"), (T, "C")):
+        matmul_batched(left, B, C, alpha=2, beta=-1, transa=trans)
+        c = (2 * (a.astype(c.dtype) @ b.astype(c.dtype)) - c).astype(c.dtype)
+        assert np.array_equal([cuda.to_host(x) for x in C.items], c)  # whole numbers, all exact
+
+
+def test_matrices(comm: Any, cuda: Any) -> None:
+    """What is made on the device, brought there, moved to another layout and combined is what the host has."""
+    from pdgemm import DistMatrix, ProcessGrid, verify
+
+    rng = np.random.default_rng(7)
+    x, y = rng.standard_normal((2, 41, 29))
+    with ProcessGrid(comm) as grid:
+        X, Y = (DistMatrix.from_global(v, grid=grid, block=(4, 3), device="cuda") for v in (x, y))
+        assert np.array_equal(X.to_host().allgather(), x)
+        assert np.array_equal(DistMatrix.from_global(y, grid=grid).to_device("cuda").allgather(), y)
+        Z = 2 * X - Y
+        Z += 1
+        assert np.array_equal(Z.allgather(), 2 * x - y + 1)
+        moved = Z.T.redistribute(block=5, order="F", dtype="float32")
+        assert np.array_equal(moved.allgather(), (2 * x - y + 1).T.astype("float32"))
+        part = X[3:30, 2:].redistribute(block=(2, 7))
+        assert np.array_equal(part.allgather(), x[3:30, 2:])
+        part.redistribute(Y[3:30, 2:], alpha=-1, beta=3)
+        y[3:30, 2:] = 3 * y[3:30, 2:] - x[3:30, 2:]
+        assert np.array_equal(Y.allgather(), y)
+        assert np.isclose(X.norm(), np.linalg.norm(x))
+        assert verify(X.T @ Y, 1, X.T, Y).passed
+        columns = cuda.to_device(X.to_host().local, "F")
+        adopted = DistMatrix.from_local(columns, x.shape, grid=grid, block=(4, 3))
+        assert adopted.order == "F"
+        assert np.array_equal(adopted.allgather(), x)

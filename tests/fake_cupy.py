@@ -1,0 +1,554 @@
+"""CuPy without a GPU: what pdgemm.cuda asks of CuPy, cuBLAS, the CUDA runtime, its driver and NCCL, done on the host.
+
+They take and refuse here what they take and refuse there, by CuPy 14.2's sources and CUDA's manuals: cuBLAS reads
+matrices by address and leading dimension, kernels are told in C, CUDA IPC maps allocations of other processes (here
+files in memory that have no name).  All is done at once: when it is done is the matter of fake_device.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import re
+import sys
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from math import prod
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from fake_device import FakeArray
+from mpi4py import MPI
+
+BLOCK = 1 << 20  # bytes that the pool asks of the runtime, at least
+GRAIN = 512  # bytes that it gives out, at least
+TOTAL = 1 << 31  # bytes of the GPU
+
+_TYPES = {"float": "f4", "double": "f8", "complex<float>": "c8", "complex<double>": "c16"}
+_TYPES |= {"long long": "i8", "int": "i4", "signed char": "i1", "float16": "f2", "bfloat16": ml_dtypes.bfloat16}
+_CUBLAS_TYPES = {2: "f2", 14: ml_dtypes.bfloat16, 0: "f4", 1: "f8", 4: "c8", 5: "c16"}  # cudaDataType_t
+# cublasComputeType_t: operands and results that there are, by the type of alpha and beta
+_CUBLAS: dict[int, set[tuple[str, str]]] = {
+    68: {("f2", "f2"), ("f2", "f4"), ("bf", "bf"), ("bf", "f4"), ("f4", "f4"), ("c8", "c8")},
+    77: {("f4", "f4"), ("c8", "c8")},
+    70: {("f8", "f8"), ("c16", "c16")},
+}
+
+
+class CUDARuntimeError(RuntimeError):
+    def __init__(self, status: object) -> None:
+        super().__init__(f"cudaError: {status}")
+
+
+class OutOfMemoryError(MemoryError):
+    pass
+
+
+# ---------------------------------------------------------------- memory
+class Allocation(mmap.mmap):
+    """What the runtime has given the pool."""
+
+    def __new__(cls, size: int, fd: int, managed: bool = False) -> Allocation:
+        made = super().__new__(cls, fd, size)
+        made.fd, made.managed, made.ptr = fd, managed, _address(made)
+        weakref.finalize(made, os.close, fd)
+        return made
+
+    fd: int
+    managed: bool
+    ptr: int
+
+
+def _address(memory: mmap.mmap) -> int:
+    return int(np.frombuffer(memory, np.uint8).ctypes.data)
+
+
+class Part:
+    """Memory that somebody holds: `size` bytes from `ptr` on, which `owner` keeps."""
+
+    def __init__(self, ptr: int, size: int, owner: object, device_id: int = -1) -> None:
+        self.ptr, self.size, self.owner = ptr, size, owner
+
+
+class Pool:
+    """It keeps what the runtime has given it, and gives it out again."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu, self._used, self._peak = gpu, 0, 0
+        self._last, self._end = gpu.allocate(BLOCK), 0  # what nobody has held yet
+        self._free: dict[int, list[tuple[int, Allocation]]] = {}
+        self.managed = False
+
+    def take(self, nbytes: int) -> Part:
+        nbytes = -(-max(1, nbytes) // GRAIN) * GRAIN
+        if self._used + nbytes > TOTAL:
+            raise OutOfMemoryError
+        if self.managed:
+            made = self._gpu.allocate(nbytes, managed=True)
+            return Part(made.ptr, nbytes, made)
+        ptr, allocation = (self._free.get(nbytes) or [self._new(nbytes)]).pop()
+        self._used += nbytes
+        self._peak = max(self._peak, self._used)
+        part = Part(ptr, nbytes, allocation)
+        weakref.finalize(part, self._give, ptr, nbytes, allocation)
+        return part
+
+    def _new(self, nbytes: int) -> tuple[int, Allocation]:
+        if self._end + nbytes > len(self._last):
+            self._last, self._end = self._gpu.allocate(max(BLOCK, nbytes)), 0
+        self._end += nbytes
+        return self._last.ptr + self._end - nbytes, self._last
+
+    def _give(self, ptr: int, nbytes: int, allocation: Allocation) -> None:
+        self._used -= nbytes
+        self._free.setdefault(nbytes, []).append((ptr, allocation))
+
+    def used_bytes(self) -> int:
+        return self._used
+
+    def total_bytes(self) -> int:
+        return self._peak
+
+    def free_bytes(self) -> int:
+        return self._peak - self._used
+
+    def free_all_blocks(self) -> None:
+        self._peak = self._used
+
+
+class Gpu:
+    """The runtime, the driver and NCCL, of one process that sees `count` GPUs."""
+
+    memcpyDefault, CUDARuntimeError = 4, CUDARuntimeError
+
+    def __init__(self, count: int) -> None:
+        self.count, self.current, self.context = count, 0, False
+        self.allocations: list[weakref.ref[Allocation]] = []
+        self.mapped: dict[int, mmap.mmap] = {}
+        self.calls: list[str] = []
+
+    def allocate(self, nbytes: int, managed: bool = False) -> Allocation:
+        fd = os.memfd_create("cuda")
+        os.ftruncate(fd, nbytes)
+        made = Allocation(nbytes, fd, managed)
+        self.allocations = [x for x in self.allocations if x()] + [weakref.ref(made)]
+        return made
+
+    def _of(self, ptr: int) -> Allocation:
+        for x in self.allocations:
+            found = x()
+            if found is not None and found.ptr <= ptr < found.ptr + len(found):
+                return found
+        raise CUDARuntimeError("invalid argument")
+
+    # the runtime, as CuPy has it
+    def getDeviceCount(self) -> int:
+        return self.count
+
+    def setDevice(self, number: int) -> None:
+        assert 0 <= number < self.count
+        self.current = number
+
+    def getDevice(self) -> int:
+        return self.current
+
+    def deviceGetPCIBusId(self, number: int) -> str:
+        return f"0000:{number:02X}:00.0"
+
+    def memGetInfo(self) -> tuple[int, int]:
+        return TOTAL, TOTAL
+
+    def pointerGetAttributes(self, ptr: int) -> Any:
+        self._of(ptr)
+        return SimpleNamespace(device=self.current)
+
+    def memcpyAsync(self, target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
+        assert kind == self.memcpyDefault
+        self.calls.append("memcpyAsync")
+        ctypes.memmove(target, source, nbytes)
+
+    def ipcGetMemHandle(self, ptr: int) -> bytes:
+        found = self._of(ptr)
+        if found.ptr != ptr or found.managed:
+            raise CUDARuntimeError("invalid argument")
+        return f"{os.getpid()} {found.fd} {len(found)}".encode().ljust(64)
+
+    def ipcOpenMemHandle(self, handle: bytes) -> int:
+        pid, fd, size = map(int, handle.split())
+        if pid == os.getpid():
+            raise CUDARuntimeError("invalid device context: no process maps its own memory")
+        self.calls.append("ipcOpenMemHandle")
+        try:
+            file = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR)
+        except OSError:
+            raise CUDARuntimeError("invalid resource handle") from None
+        memory = mmap.mmap(file, size)
+        os.close(file)
+        ptr = _address(memory)
+        self.mapped[ptr] = memory
+        return ptr
+
+    def ipcCloseMemHandle(self, ptr: int) -> None:
+        self.mapped.pop(ptr).close()
+
+    # the driver, through ctypes
+    def cuInit(self, flags: int) -> int:
+        return 0
+
+    def cuDeviceGetCount(self, found: Any) -> int:
+        found._obj.value = self.count
+        return 0
+
+    def cuCtxGetCurrent(self, found: Any) -> int:
+        found._obj.value = 1 if self.context else None
+        return 0
+
+    def cuCtxGetDevice(self, found: Any) -> int:
+        found._obj.value = self.current
+        return 0
+
+    def cuDeviceGet(self, found: Any, number: int) -> int:
+        found._obj.value = number
+        return 0 if number < self.count else 101
+
+    def cuDevicePrimaryCtxRetain(self, found: Any, device: ctypes.c_int) -> int:
+        found._obj.value = 1 + device.value
+        return 0
+
+    def cuCtxSetCurrent(self, context: ctypes.c_void_p) -> int:
+        assert context.value
+        self.current, self.context = context.value - 1, True
+        return 0
+
+    def cuPointerGetAttribute(self, found: Any, attribute: int, ptr: ctypes.c_uint64) -> int:
+        assert attribute == 10  # CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE
+        found._obj.value = not self._of(ptr.value).managed
+        return 0
+
+    def cuMemGetAddressRange_v2(self, base: Any, size: Any, ptr: ctypes.c_uint64) -> int:
+        found = self._of(ptr.value)
+        base._obj.value, size._obj.value = found.ptr, len(found)
+        return 0
+
+    # cuBLAS
+    def gemmEx(
+        self, handle: int, op_a: int, op_b: int, m: int, n: int, k: int, alpha: int, A: int, type_a: int, lda: int,
+        B: int, type_b: int, ldb: int, beta: int, C: int, type_c: int, ldc: int, compute: int, algorithm: int,
+    ) -> None:  # fmt: skip
+        """C := alpha op(A) op(B) + beta C, by columns; where beta is 0 C is not read."""
+        assert algorithm == -1
+        assert min(m, n, k) > 0
+        types = [np.dtype(_CUBLAS_TYPES[x]) for x in (type_a, type_b, type_c)]
+        short = ["bf" if x == ml_dtypes.bfloat16 else x.str[1:] for x in types]
+        assert short[0] == short[1] and (short[0], short[2]) in _CUBLAS[compute], f"cuBLAS has no {short} by {compute}"
+        scalar = {"f4": "f4", "f8": "f8", "c8": "c8", "c16": "c16"}.get(short[2], "f4")
+        a, b = (_by_columns(A, types[0], lda, m, k, op_a), _by_columns(B, types[1], ldb, k, n, op_b))
+        c = _by_columns(C, types[2], ldc, m, n, 0)
+        width = ctypes.c_byte * np.dtype(scalar).itemsize
+        first, second = (np.frombuffer(width.from_address(x), scalar)[0] for x in (alpha, beta))
+        product = first * (a.astype(scalar) @ b.astype(scalar))
+        with np.errstate(all="ignore"):
+            c[...] = product if second == 0 else product + second * c.astype(scalar)
+        self.calls.append("gemmEx")
+
+    def gemmStridedBatchedEx(
+        self, handle: int, op_a: int, op_b: int, m: int, n: int, k: int, alpha: int, A: int, type_a: int, lda: int,
+        step_a: int, B: int, type_b: int, ldb: int, step_b: int, beta: int, C: int, type_c: int, ldc: int,
+        step_c: int, items: int, compute: int, algorithm: int,
+    ) -> None:  # fmt: skip
+        sizes = [np.dtype(_CUBLAS_TYPES[x]).itemsize for x in (type_a, type_b, type_c)]
+        for item in range(items):
+            a, b, c = (x + item * step * size for x, step, size in zip((A, B, C), (step_a, step_b, step_c), sizes))
+            self.gemmEx(
+                handle, op_a, op_b, m, n, k, alpha, a, type_a, lda, b, type_b, ldb, beta, c, type_c, ldc, compute, -1
+            )
+
+
+def _by_columns(ptr: int, dtype: np.dtype, ld: int, rows: int, cols: int, op: int) -> np.ndarray:
+    """op(X) of rows x cols, where X has the leading dimension ld; op: as it is, transposed, or conjugated, too."""
+    high, wide = (rows, cols) if op == 0 else (cols, rows)
+    assert ld >= high
+    words = ((wide - 1) * ld + high) * dtype.itemsize
+    memory = (ctypes.c_byte * words).from_address(ptr)
+    x: np.ndarray = np.ndarray((high, wide), dtype, memory, strides=(dtype.itemsize, ld * dtype.itemsize))
+    return x if op == 0 else x.T if op == 1 else x.conj().T
+
+
+# ---------------------------------------------------------------- arrays and kernels
+class Simulated:
+    """cupy, and what is below it."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu, self.pool, self._streams = gpu, Pool(gpu), count(1)
+        simulated = self
+        self.streams = [Stream(self)]
+
+        class ndarray(FakeArray):
+            """Memory by its address."""
+
+            def __init__(
+                self,
+                shape: Sequence[int],
+                dtype: Any = float,
+                memptr: Any = None,
+                strides: Any = None,
+                order: str = "C",
+            ) -> None:
+                dtype = np.dtype(dtype)
+                if memptr is None:
+                    memptr = MemoryPointer(simulated.pool.take(prod(shape) * dtype.itemsize), 0)
+                likely = np.lib.stride_tricks.as_strided(np.empty(0, dtype), shape, strides, writeable=False)
+                if strides is None:
+                    likely = np.empty(shape, dtype, order)  # type: ignore[call-overload]
+                extent = sum((n - 1) * s for n, s in zip(shape, likely.strides)) + dtype.itemsize if prod(shape) else 0
+                memory = (ctypes.c_byte * max(1, extent)).from_address(memptr.ptr)
+                self.memory = memptr.mem  # kept as long as this
+                super().__init__(np.ndarray(shape, dtype, memory, 0, likely.strides), simulated)  # type: ignore[arg-type]
+
+            @property
+            def data(self) -> Any:
+                return SimpleNamespace(ptr=self.x.__array_interface__["data"][0])
+
+            def get(self, stream: Any = None, order: str = "C") -> np.ndarray:
+                return np.array(self.x, order=order)  # type: ignore[call-overload]
+
+            def set(self, x: np.ndarray) -> None:
+                assert x.dtype == self.dtype and x.shape == self.shape and self.flags.forc
+                assert x.flags.f_contiguous if self.flags.f_contiguous else x.flags.c_contiguous
+                self.x[...] = x
+
+        ndarray.__module__ = "cupy"
+        self.ndarray = ndarray
+
+    # of FakeArray's device
+    def _launch(self, what: str, reads: Sequence[Any], writes: Sequence[Any], act: Any) -> None:
+        act()
+
+    def empty(self, shape: Sequence[int], dtype: Any = float, order: str = "C") -> Any:
+        made = self.ndarray(shape, dtype, order=order)
+        if made.size:
+            ctypes.memset(made.data.ptr, 0xFF, made.nbytes)  # memory that nobody has written to
+        return made
+
+    def to_host(self, x: Any) -> np.ndarray:
+        return np.array(x.x)
+
+    # of cupy
+    def ones(self, shape: Sequence[int], dtype: Any = float) -> Any:
+        made = self.empty(shape, dtype)
+        made.x[...] = 1
+        return made
+
+    def asarray(self, x: np.ndarray) -> Any:
+        made = self.empty(x.shape, x.dtype)
+        made.x[...] = x
+        return made
+
+    def from_dlpack(self, x: Any) -> Any:
+        raise BufferError("an array of the host")
+
+    def as_strided(self, x: Any, shape: Sequence[int], strides: Sequence[int]) -> Any:
+        return x._like(np.lib.stride_tricks.as_strided(x.x, shape, strides))
+
+    @contextmanager
+    def using_allocator(self, allocator: str) -> Iterator[None]:
+        self.pool.managed = allocator == "managed"
+        yield
+        self.pool.managed = False
+
+    def alloc_pinned_memory(self, nbytes: int) -> mmap.mmap:
+        made = _Pinned(-1, nbytes)
+        made.ptr = _address(made)
+        return made
+
+    def get_elapsed_time(self, begin: Event, end: Event) -> float:
+        assert begin.number <= end.number
+        return 1e-3 * (end.number - begin.number)
+
+    def modules(self) -> dict[str, ModuleType]:
+        cupy, cuda = ModuleType("cupy"), ModuleType("cupy.cuda")
+        vars(cupy).update(
+            ndarray=self.ndarray,
+            empty=self.empty,
+            ones=self.ones,
+            asarray=self.asarray,
+            from_dlpack=self.from_dlpack,
+            get_default_memory_pool=lambda: self.pool,
+            ElementwiseKernel=ElementwiseKernel,
+            lib=SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=self.as_strided)),
+            cuda=cuda,
+        )
+        vars(cuda).update(
+            runtime=self.gpu,
+            cublas=self.gpu,
+            nccl=Nccl,
+            memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
+            MemoryPointer=MemoryPointer,
+            UnownedMemory=Part,
+            alloc_pinned_memory=self.alloc_pinned_memory,
+            malloc_managed="managed",
+            using_allocator=self.using_allocator,
+            Stream=lambda non_blocking, priority: Stream(self),
+            get_current_stream=lambda: self.streams[-1],
+            get_elapsed_time=self.get_elapsed_time,
+            get_cublas_handle=lambda: 1,
+        )
+        return {"cupy": cupy, "cupy.cuda": cuda}
+
+
+class _Pinned(mmap.mmap):
+    ptr: int
+
+
+class MemoryPointer:
+    def __init__(self, mem: Any, offset: int) -> None:
+        self.mem, self.ptr = mem, mem.ptr + offset
+
+
+class Event:
+    _numbers = count()
+
+    def __init__(self) -> None:
+        self.number = next(self._numbers)
+        self.done = True
+
+    def synchronize(self) -> None:
+        pass
+
+
+class Stream:
+    def __init__(self, simulated: Simulated) -> None:
+        self._simulated, self.ptr = simulated, 0
+
+    def record(self) -> Event:
+        return Event()
+
+    def wait_event(self, event: Event) -> None:
+        assert isinstance(event, Event)
+
+    def synchronize(self) -> None:
+        pass
+
+    def __enter__(self) -> Stream:
+        self._simulated.streams.append(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert self._simulated.streams.pop() is self
+
+
+class ElementwiseKernel:
+    """Its C, as Python on whole arrays."""
+
+    def __init__(self, in_params: str, out_params: str, operation: str, name: str) -> None:
+        self._in, self._out = ([tuple(x.rsplit(" ", 1)) for x in p.split(", ")] for p in (in_params, out_params))
+        self._operation = _in_python(operation)
+
+    def __call__(self, *args: Any, size: int | None = None) -> None:
+        names: dict[str, Any] = {"cast": _cast, "conj": np.conj, "ptrdiff_t": np.int64}
+        assert len(args) == len(self._in) + len(self._out)
+        for (kind, name), x in zip(self._in + self._out, args):
+            declared = kind.removeprefix("raw ")
+            if len(declared) > 1:  # not a letter for any type
+                assert np.dtype(declared) == x.dtype, f"{name} is {x.dtype}, declared as {kind}"
+            names[name] = x.x.view() if isinstance(x, FakeArray) else x
+        (kind, name), target = self._out[0], args[-1]
+        if size is not None:
+            assert kind.startswith("raw ")
+            names["i"] = np.arange(size)
+        with np.errstate(all="ignore"):
+            exec(self._operation, names)
+            if size is None:
+                assert names[name].dtype == target.dtype
+                assert names[name].shape in (target.shape, ()), "a kernel that broadcasts its result"
+                target.x[...] = names[name]
+
+
+def _cast(name: str, x: Any) -> np.ndarray:
+    return np.asarray(x).astype(_TYPES[name])
+
+
+def _in_python(operation: str) -> str:
+    lines = []
+    for statement in operation.split("; "):
+        text = re.sub(r"static_cast<(complex<\w+>|[\w ]+)>\(", r'cast("\1", ', statement).replace(".real()", ".real")
+        text = re.sub(r"\bfrom\b", "origin", text).replace("[] =", " =").replace("{", "(").replace("}", ")")
+        if text.startswith("ptrdiff_t "):
+            text = text.removeprefix("ptrdiff_t ").replace(" / ", " // ")
+            text = re.sub(r", (\w+) +=", r"; \1 =", text)
+        lines.append(text)
+    return "; ".join(lines)
+
+
+# ---------------------------------------------------------------- NCCL
+class Nccl:
+    """One rank per GPU, and all calls in the same order."""
+
+    available, NCCL_UINT8 = True, 1
+    _tags = count(1)
+
+    @classmethod
+    def get_unique_id(cls) -> tuple[int, int]:
+        return MPI.COMM_WORLD.rank, next(cls._tags)
+
+    class NcclCommunicator:
+        def __init__(self, size: int, unique: tuple[int, int], rank: int) -> None:
+            root, number = unique
+            tag, world = 4000 + number % 1000, MPI.COMM_WORLD
+            if rank == 0:
+                ranks = [root] + [0] * (size - 1)
+                for _ in range(size - 1):
+                    place, there = world.recv(tag=tag)
+                    ranks[place] = there
+                for there in ranks[1:]:
+                    world.send(ranks, there, tag)
+            else:
+                world.send((rank, world.rank), root, tag)
+                ranks = world.recv(source=root, tag=tag)
+            self._comm = world.Create_group(world.group.Incl(ranks), tag)
+
+        def bcast(self, ptr: int, words: int, dtype: int, root: int, stream: int) -> None:
+            assert dtype == Nccl.NCCL_UINT8
+            if words:
+                memory = (ctypes.c_byte * words).from_address(ptr)
+                self._comm.Bcast([np.ctypeslib.as_array(memory), MPI.BYTE], root)
+
+        def destroy(self) -> None:
+            self._comm.Free()
+
+
+@contextmanager
+def fake_cupy(gpus: int = 1, aware: str = "no") -> Iterator[Gpu]:
+    """`import cupy` finds this.  The process sees so many GPUs; MPI says whether it takes pointers to their memory."""
+    import pdgemm
+    from pdgemm import device, probe
+    from pdgemm import gpus as choice
+
+    gpu = Gpu(gpus)
+    simulated = Simulated(gpu)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in simulated.modules().items():
+            patch.setitem(sys.modules, name, module)
+        for name in ("cuda", "cuda_reach"):  # each time anew
+            patch.delitem(sys.modules, f"pdgemm.{name}", raising=False)
+            patch.delattr(pdgemm, name, raising=False)
+        patch.setattr(device, "_devices", dict(device._devices))
+        patch.setattr(choice, "_driver", lambda: gpu)
+        patch.setattr(probe, "asked", lambda: aware)
+        choice.visible.cache_clear()
+        from pdgemm import cuda_reach
+
+        patch.setattr(cuda_reach, "_driver", lambda: gpu)
+        try:
+            yield gpu
+        finally:
+            choice.visible.cache_clear()
+            for name in ("cuda", "cuda_reach"):
+                sys.modules.pop(f"pdgemm.{name}", None)
+                vars(pdgemm).pop(name, None)
