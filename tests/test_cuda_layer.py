@@ -11,6 +11,7 @@ from fake_cupy import Gpu, fake_cupy
 from test_gpu import (  # noqa: F401
     cuda,
     movers,
+    test_a_product_keeps_its_operands,
     test_batches,
     test_combine,
     test_every_mover,
@@ -32,3 +33,39 @@ def gpu(comm: Any, request: Any, monkeypatch: Any) -> Iterator[Gpu]:
     alone = request.param == "one GPU"
     with fake_cupy(1 if alone else comm.size, aware="no" if alone else "yes") as made:
         yield made
+
+
+def test_what_ranks_find_out(comm: Any, gpu: Gpu, cuda: Any) -> None:  # noqa: F811
+    """How ranks reach each other is what this machine has, and it is how they do."""
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+    alone = gpu.count == 1
+    with ProcessGrid(comm) as grid:
+        A, B = (DistMatrix.random((40, 40), grid=grid, seed=s, device="cuda") for s in (1, 2))
+        reach = cuda.reach(grid)
+        assert reach.sharing == (comm.size if alone else 1)
+        if comm.size == 1:
+            return
+        assert (reach.reads, reach.staged, reach.nccl) == ("shared" if alone else "ipc", alone, not alone)
+        assert reach.why == (
+            "the MPI library says that it has no support for GPUs" if alone else "its self-test passed"
+        )
+        assert "ipcOpenMemHandle" in gpu.calls
+        gpu.calls.clear()
+        C = pdgemm(1, A, B)
+        assert C.report.mover == reach.reads
+        assert C.report.ranks_per_device == reach.sharing
+        assert not C.report.counted.messages_sent
+        assert "gemmEx" in gpu.calls
+        gpu.calls.clear()
+        pdgemm(1, A, B, mover="staged")
+        assert "memcpyAsync" in gpu.calls or grid.shape == (1, 1)
+
+
+def test_no_gpu(comm: Any, gpu: Gpu) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.errors import DeviceError
+
+    gpu.count = 0
+    with ProcessGrid(comm) as grid, pytest.raises(DeviceError, match="no GPU is visible to this process"):
+        DistMatrix.zeros((3, 3), grid=grid, device="cuda")

@@ -206,3 +206,15 @@ def test_matrices(comm: Any, cuda: Any) -> None:
         adopted = DistMatrix.from_local(columns, x.shape, grid=grid, block=(4, 3))
         assert adopted.order == "F"
         assert np.array_equal(adopted.allgather(), x)
+
+
+def test_a_product_keeps_its_operands(comm: Any, cuda: Any) -> None:
+    """A prepared call of cuBLAS has addresses, which keep nothing alive."""
+    C = cuda.empty((64, 64), "float64")
+    ones = np.ones((64, 64))
+    multiply = cuda.multiply(2.0, cuda.to_device(ones, "C"), cuda.to_device(ones, "F"), C, False, False, tf32=False)
+    others = [cuda.to_device(0 * ones, "C") for _ in range(4)]
+    multiply(0)
+    multiply(1)
+    assert (cuda.to_host(C) == 256).all()
+    assert len(others) == 4
