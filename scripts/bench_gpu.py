@@ -28,6 +28,7 @@ MOVERS = ("shared", "ipc", "mpi", "ring", "ibcast", "staged", "nccl")
 DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "int8")
 FAST = ("float64", "float32", "bfloat16")  # that are timed
 PANEL_BYTES = 1 << 25
+MANY = 2000  # n of the products whose memory is looked at
 
 
 def worker(sizes: list[int], repeats: int, transfer_repeats: int, device: str) -> None:
@@ -219,7 +220,7 @@ def memory(grid: Any, device: str) -> dict[str, Any]:
     import cupy
 
     pool, made = cupy.get_default_memory_pool(), {"grid": grid, "device": device, "block": 100}
-    A, B, C = (DistMatrix.random((2000, 2000), seed=s, **made) for s in range(3))
+    A, B, C = (DistMatrix.random((MANY, MANY), seed=s, **made) for s in range(3))
     pdgemm(1, A, B, 0, C)
     pool.free_all_blocks()
     before, planned = pool.used_bytes(), plan(A, B, C).extra_bytes(grid.comm.rank)

@@ -161,6 +161,14 @@ class Gpu:
     def deviceGetPCIBusId(self, number: int) -> str:
         return f"0000:{number:02X}:00.0"
 
+    def getDeviceProperties(self, number: int) -> dict[str, Any]:
+        return {"name": b"simulated"}
+
+    def runtimeGetVersion(self) -> int:
+        return 13000
+
+    driverGetVersion = runtimeGetVersion
+
     def memGetInfo(self) -> tuple[int, int]:
         return TOTAL, TOTAL
 
@@ -374,6 +382,7 @@ class Simulated:
     def modules(self) -> dict[str, ModuleType]:
         cupy, cuda = ModuleType("cupy"), ModuleType("cupy.cuda")
         vars(cupy).update(
+            __version__="14.2.0",
             ndarray=self.ndarray,
             empty=self.empty,
             ones=self.ones,

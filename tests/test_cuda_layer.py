@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +63,29 @@ def test_what_ranks_find_out(comm: Any, gpu: Gpu, cuda: Any) -> None:  # noqa: F
         gpu.calls.clear()
         pdgemm(1, A, B, mover="staged")
         assert "memcpyAsync" in gpu.calls or grid.shape == (1, 1)
+
+
+def test_benchmark(comm: Any, gpu: Gpu, capsys: Any, monkeypatch: Any) -> None:
+    """scripts/bench_gpu.py as its ranks run it: all movers that there are, and every figure is there."""
+    if comm.size > 2:
+        pytest.skip("runs on one rank and on two")
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "scripts"))
+    bench: Any = import_module("bench_gpu")
+    monkeypatch.setattr(bench, "PANEL_BYTES", 1 << 16)
+    monkeypatch.setattr(bench, "MANY", 100)
+    monkeypatch.setattr(bench, "DTYPES", ("int8", "bfloat16", "complex64"))
+    bench.worker([40], 1, 3, "cuda")
+    if comm.rank:
+        return
+    found = json.loads(capsys.readouterr().out)
+    assert all(x["right"] and x["as_predicted"] for x in found["correct"])
+    if comm.size > 1:
+        more = [] if gpu.count == 1 else ["mpi", "ring", "ibcast", "nccl"]
+        assert {x["mover"] for x in found["products"]} == {"shared", "ipc", "staged", *more}
+    assert found["hardware"]["gpu"] == "simulated"
+    assert found["memory"]["left_bytes"] == 0
+    bench.show([found])
+    assert "simulated" in capsys.readouterr().out
 
 
 def test_no_gpu(comm: Any, gpu: Gpu) -> None:
