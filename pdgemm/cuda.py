@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
-from cupy.cuda import cublas, nccl, runtime
+from cupy.cuda import cublas, runtime
 from mpi4py import MPI
 
 from pdgemm import cuda_reach, gpus
@@ -28,6 +28,7 @@ _FEW = 4  # launches that are cheaper than one of a kernel that is told every ro
 _TYPES = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1, "complex64": 4, "complex128": 5}  # cudaDataType
 _COMPUTE = {"float32": 68, "float64": 70, "complex64": 68, "complex128": 70}  # cublasComputeType_t, by type of C
 _COMPUTE_TF32 = 77
+_NOT_READY = 600  # cudaErrorNotReady
 _OP = {b"N": 0, b"T": 1, b"C": 2}
 _SCALARS: dict[str, Any] = {
     "f": ctypes.c_float,
@@ -70,7 +71,10 @@ class Cuda:
     def pinned(self, words: int, dtype: Any) -> Pinned:
         dtype = np.dtype(dtype)
         nbytes = words * dtype.itemsize
-        memory = cupy.cuda.alloc_pinned_memory(max(1, nbytes))
+        try:
+            memory = cupy.cuda.alloc_pinned_memory(max(1, nbytes))  # of a pool, in powers of two
+        except runtime.CUDARuntimeError as bad:
+            raise OutOfMemoryError(f"no room for {nbytes} bytes of pinned memory: {bad}") from None
         host: np.ndarray = np.frombuffer(memory, dtype, words)
         seen = cupy.cuda.UnownedMemory(memory.ptr, max(1, nbytes), memory, self.number)
         return Pinned(host, cupy.ndarray((words,), dtype, cupy.cuda.MemoryPointer(seen, 0)))
@@ -85,6 +89,8 @@ class Cuda:
         return made
 
     def check(self, x: Array) -> None:
+        if x.data.ptr % x.itemsize:
+            raise DeviceError(f"the local array begins at {x.data.ptr:#x}, which is no multiple of {x.itemsize} bytes")
         where = runtime.pointerGetAttributes(x.data.ptr).device if x.size else self.number
         if where != self.number:
             raise DeviceError(f"the local array is on GPU {where}, but this rank works on GPU {self.number}")
@@ -164,7 +170,7 @@ class Cuda:
 
     def broadcast(self, comm: MPI.Comm, x: Array, root: int) -> None:
         stream = cupy.cuda.get_current_stream().ptr
-        cuda_reach.nccl(comm).bcast(x.data.ptr, x.nbytes, nccl.NCCL_UINT8, root, stream)
+        cuda_reach.nccl(comm).bcast(x.data.ptr, x.nbytes, cuda_reach.NCCL_BYTES, root, stream)
 
     # ------------------------------------------------------------------ streams
     def current_stream(self) -> Any:
@@ -172,6 +178,12 @@ class Cuda:
 
     def transfer_stream(self) -> Any:
         return self._transfer
+
+    def happened(self, event: Any) -> bool:
+        said = runtime.eventQuery(event.ptr)
+        if said not in (0, _NOT_READY):
+            raise runtime.CUDARuntimeError(said)
+        return said == 0
 
     def elapsed(self, begin: Any, end: Any) -> float:
         return float(cupy.cuda.get_elapsed_time(begin, end)) / 1e3

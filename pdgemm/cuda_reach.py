@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import warnings
-from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import cupy
 import numpy as np
-from cupy.cuda import nccl as libnccl
 from cupy.cuda import runtime
 from mpi4py import MPI
 
 from pdgemm import probe
 from pdgemm.device import REMEDY, Array, Device, Reach
+from pdgemm.errors import DeviceError, together
 from pdgemm.grids.process_grid import ProcessGrid
 
+with warnings.catch_warnings():  # that it is not installed, which `available` tells
+    warnings.simplefilter("ignore")
+    from cupy.cuda import nccl as libnccl
+
 _HANDLE_BYTES = 64
-_MAPPED = 256  # allocations of other ranks that stay mapped
+NCCL_BYTES = 1  # ncclUint8
 _IS_IPC_CAPABLE = 10  # CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: plain cudaMalloc
 
 
 class IpcMemory:
     """GPU memory that the ranks of a node map into their own, allocation by allocation; see `NodeMemory`.
 
-    An allocation that another rank has mapped must not be given back to the driver: CuPy's pool keeps what it has,
-    unless it is told to free all blocks.
+    What is mapped must not be given back to the driver, as CuPy's pool does with what nobody holds where it is told to,
+    or finds no room.  So it is mapped as long as a product has arrays in it, and on their own rank a product holds
+    them, too; `Plan.prepare` maps them once.
     """
 
     def __init__(self, node: MPI.Intracomm, device: Device) -> None:
@@ -40,7 +44,13 @@ class IpcMemory:
         self.window = _domain(tuple(sorted(ranks)))
 
     def empty(self, shape: Sequence[int], dtype: Any, order: str = "C") -> Array:
-        return self._device.empty(shape, dtype, order)
+        made = self._device.empty(shape, dtype, order)
+        if not self.lies_here(made):
+            raise DeviceError(
+                "CuPy's allocator now gives managed memory, or that of cudaMallocAsync, which no other rank can read: "
+                "use its default pool for buffers, or a mover that sends messages (mover='staged')"
+            )
+        return made
 
     def lies_here(self, x: Array) -> bool:
         return self.alone or capable(x)
@@ -80,7 +90,9 @@ def meet(grid: ProcessGrid, device: Device) -> None:
     one_gpu = len(set(places)) == len({node for node, _ in places})
     reads = ("shared" if one_gpu else "ipc") if mapped else ""
     sharing = max(Counter(gpu for _, gpu in places).values())
-    nccl = grid.comm.allreduce(sharing == 1 and libnccl.available, MPI.LAND)
+    able = grid.comm.allreduce(sharing == 1 and libnccl.available, MPI.LAND)
+    tried = able and reads == "" and grid.size > 1  # where it would be chosen
+    nccl = _broadcasts(grid.comm, device) if tried else able
     aware, why = probe.gpu_aware(grid.comm, device) if grid.size > 1 else (True, "one rank sends nothing")
     _known[grid.memory] = Reach(reads, not aware, bool(nccl), why, sharing), memory
     if not aware and grid.comm.rank == 0:
@@ -133,7 +145,7 @@ def _maps(memory: IpcMemory, device: Device) -> bool:
 
 
 class _Mapping:
-    """An allocation of another rank, mapped until the last array in it goes."""
+    """An allocation of another rank in this one's memory, until the last array in it goes."""
 
     def __init__(self, handle: bytes) -> None:
         self.ptr = runtime.ipcOpenMemHandle(handle)
@@ -143,22 +155,13 @@ class _Mapping:
             runtime.ipcCloseMemHandle(self.ptr)
 
 
-_mappings: OrderedDict[bytes, _Mapping] = OrderedDict()
+_mappings: WeakValueDictionary[bytes, _Mapping] = WeakValueDictionary()
 
 
 def _mapped(handle: bytes) -> Any:
-    """An allocation of another rank in this one's memory; those used last stay mapped."""
-    if handle not in _mappings:
-        try:
-            _mappings[handle] = _Mapping(handle)
-        except runtime.CUDARuntimeError:  # what is mapped in its place was given back since
-            _mappings.clear()
-            gc.collect()
-            _mappings[handle] = _Mapping(handle)
-        if len(_mappings) > _MAPPED:
-            _mappings.popitem(last=False)
-    _mappings.move_to_end(handle)
-    mapping = _mappings[handle]
+    mapping = _mappings.get(handle)
+    if mapping is None:
+        mapping = _mappings[handle] = _Mapping(handle)
     return cupy.cuda.UnownedMemory(mapping.ptr, 0, mapping, runtime.getDevice())
 
 
@@ -195,10 +198,33 @@ _NCCL = MPI.Comm.Create_keyval(delete_fn=_destroy)
 
 
 def nccl(comm: MPI.Comm) -> Any:
-    """NCCL's communicator of the same ranks, made for the first who asks.  Collective over comm."""
+    """NCCL's communicator of the same ranks, made for the first who asks.  Collective over comm.
+
+    Raises DeviceError on all of them where it cannot be made.
+    """
     made: Any = comm.Get_attr(_NCCL)
     if made is None:
-        unique = comm.bcast(libnccl.get_unique_id() if comm.rank == 0 else None)
-        made = libnccl.NcclCommunicator(comm.size, unique, comm.rank)
+        with together(comm):
+            unique = _or_error(libnccl.get_unique_id) if comm.rank == 0 else None
+        unique = comm.bcast(unique)
+        with together(comm):
+            made = _or_error(libnccl.NcclCommunicator, comm.size, unique, comm.rank)
         comm.Set_attr(_NCCL, made)
     return made
+
+
+def _or_error(call: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return call(*args)
+    except (RuntimeError, OSError) as bad:  # NcclError is one
+        raise DeviceError(f"NCCL cannot be used: {bad}") from None
+
+
+def _broadcasts(comm: MPI.Intracomm, device: Device) -> bool:
+    """Does NCCL bring to all ranks what rank 0 has?  Collective."""
+    try:
+        x = device.to_device(np.full(1000, comm.rank + 7, np.int64), "C")
+        device.broadcast(comm, x, 0)
+    except DeviceError:
+        return False
+    return bool(comm.allreduce((device.to_host(x) == 7).all(), MPI.LAND))

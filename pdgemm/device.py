@@ -34,8 +34,6 @@ _MODULES = {"cuda": "pdgemm.cuda"}  # devices that there are: what makes them
 class Event(Protocol):
     """A moment of a stream."""
 
-    @property
-    def done(self) -> bool: ...
     def synchronize(self) -> None: ...
 
 
@@ -131,6 +129,9 @@ class Device(Protocol):
 
     def transfer_stream(self) -> Stream:
         """One of our own, for what is copied while products are formed."""
+
+    def happened(self, event: Any) -> bool:
+        """Is all done that was begun before?  Raises what went wrong on the device."""
 
     def elapsed(self, begin: Any, end: Any) -> float:
         """Seconds between two events, which are done."""

@@ -44,12 +44,12 @@ class DeviceRecorder(Recorder):
             packed.synchronize()
 
     def packed(self) -> tuple[Any, ...]:
-        return () if self._packed is None else (_Before(self.compute, self._packed),)
+        return () if self._packed is None else (_Before(self._device, self._packed, self.compute),)
 
     def copied(self) -> EventRequest:
         """The last copy, for the host to wait for."""
         assert self._packed is not None
-        return EventRequest(self._packed)
+        return EventRequest(self._device, self._packed)
 
     def hold_products(self) -> None:
         """Products to come wait for all that was copied."""
@@ -63,7 +63,7 @@ class DeviceRecorder(Recorder):
         event = self.compute.record()
 
         def wait() -> None:
-            while not event.done:
+            while not self._device.happened(event):
                 poll()
 
         return (wait,)
@@ -106,28 +106,26 @@ class _Span:
 class EventRequest:
     """An event that the host waits for, as for a request of MPI."""
 
-    __slots__ = ("_event",)
+    __slots__ = ("_device", "_event")
 
-    def __init__(self, event: Event) -> None:
-        self._event = event
+    def __init__(self, device: Device, event: Event) -> None:
+        self._device, self._event = device, event
 
     def Test(self) -> bool:
-        return self._event.done
+        return self._device.happened(self._event)
 
     def Wait(self) -> None:
         self._event.synchronize()
 
 
-class _Before:
+class _Before(EventRequest):
     """An arrival that products wait for, and the host does not."""
 
-    __slots__ = ("_event", "_stream")
+    __slots__ = ("_stream",)
 
-    def __init__(self, stream: Stream, event: Event) -> None:
-        self._stream, self._event = stream, event
-
-    def Test(self) -> bool:
-        return self._event.done
+    def __init__(self, device: Device, event: Event, stream: Stream) -> None:
+        super().__init__(device, event)
+        self._stream = stream
 
     def Wait(self) -> None:
         self._stream.wait_event(self._event)

@@ -132,6 +132,7 @@ class Gpu:
         self.allocations: list[weakref.ref[Allocation]] = []
         self.mapped: dict[int, mmap.mmap] = {}
         self.calls: list[str] = []
+        self.failed = 0  # what the driver says ever after a kernel has failed
 
     def allocate(self, nbytes: int, managed: bool = False) -> Allocation:
         fd = os.memfd_create("cuda")
@@ -160,6 +161,9 @@ class Gpu:
 
     def deviceGetPCIBusId(self, number: int) -> str:
         return f"0000:{number:02X}:00.0"
+
+    def eventQuery(self, event: int) -> int:
+        return self.failed
 
     def getDeviceProperties(self, number: int) -> dict[str, Any]:
         return {"name": b"simulated"}
@@ -371,6 +375,8 @@ class Simulated:
         self.pool.managed = False
 
     def alloc_pinned_memory(self, nbytes: int) -> mmap.mmap:
+        if nbytes > TOTAL:
+            raise CUDARuntimeError("out of memory")
         made = _Pinned(-1, nbytes)
         made.ptr = _address(made)
         return made
@@ -425,7 +431,7 @@ class Event:
 
     def __init__(self) -> None:
         self.number = next(self._numbers)
-        self.done = True
+        self.ptr = self.number
 
     def synchronize(self) -> None:
         pass

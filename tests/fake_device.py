@@ -40,6 +40,8 @@ class FakeArray:
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None) -> FakeArray:
         """Elementwise, as CuPy does it: the result is in C order, whatever the operands are."""
         assert method == "__call__"
+        if any(isinstance(x, np.ndarray) for x in inputs):
+            raise TypeError("CuPy's functions take its arrays and numbers, and no arrays of the host")
         arrays = [x.x if isinstance(x, FakeArray) else x for x in inputs]
         shape, dtype = np.broadcast(*arrays).shape, ufunc(*(np.ravel(x)[:1] if np.ndim(x) else x for x in arrays)).dtype
         made = out[0] if out else self.device.empty(shape, dtype)
@@ -129,8 +131,7 @@ class FakeEvent:
         self.stream, self.position, self.clock = stream, position, clock
         self._asked = False
 
-    @property
-    def done(self) -> bool:
+    def happened(self) -> bool:
         """Not the first time: who asks has to ask again."""
         asked, self._asked = self._asked, True
         if asked:
@@ -322,6 +323,9 @@ class FakeDevice:
 
     def transfer_stream(self) -> FakeStream:
         return self.transfer
+
+    def happened(self, event: FakeEvent) -> bool:
+        return event.happened()
 
     def elapsed(self, begin: FakeEvent, end: FakeEvent) -> float:
         assert end.stream.finished >= end.position >= begin.position

@@ -8,9 +8,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import test_gpu
-from fake_cupy import Gpu, fake_cupy
+from fake_cupy import CUDARuntimeError, Gpu, Nccl, fake_cupy
 from test_gpu import (  # noqa: F401
     cuda,
     movers,
@@ -95,3 +96,58 @@ def test_no_gpu(comm: Any, gpu: Gpu) -> None:
     gpu.count = 0
     with ProcessGrid(comm) as grid, pytest.raises(DeviceError, match="no GPU is visible to this process"):
         DistMatrix.zeros((3, 3), grid=grid, device="cuda")
+
+
+def test_what_fails_is_told(comm: Any, gpu: Gpu, cuda: Any) -> None:  # noqa: F811
+    """A kernel that failed, memory that cannot be exported or pinned, an address that no kernel takes."""
+    import cupy
+
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.errors import DeviceError, OutOfMemoryError
+
+    event = cuda.current_stream().record()
+    gpu.failed = 600
+    assert not cuda.happened(event)
+    gpu.failed = 700
+    with pytest.raises(CUDARuntimeError, match="700"):
+        cuda.happened(event)
+    gpu.failed = 0
+    assert cuda.happened(event)
+
+    with pytest.raises(OutOfMemoryError, match="bytes of pinned memory"):
+        cuda.pinned(1 << 40, "float64")
+    with ProcessGrid(comm) as grid:
+        A, B = (DistMatrix.random((40, 40), grid=grid, seed=s, device="cuda") for s in (1, 2))
+        with cupy.cuda.using_allocator(cupy.cuda.malloc_managed):
+            if comm.size > 1:
+                for check in (True, False):
+                    with pytest.raises(DeviceError, match="CuPy's allocator now gives managed memory"):
+                        pdgemm(1, A, B, 0, A.copy(), algorithm="inner", check=check)
+        bytes_ = cuda.to_device(np.zeros(8 * 40 * 40 + 8, np.int8), "C")
+        shape = A.local.shape
+        askew = bytes_[4 : 4 + 8 * shape[0] * shape[1]].view("float64").reshape(shape)
+        with pytest.raises(DeviceError, match="which is no multiple of 8 bytes"):
+            DistMatrix.from_local(askew, (40, 40), grid=grid)
+
+
+def test_nccl_is_tried(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None:  # noqa: F811
+    """Where it would be chosen; where it fails on one rank, others do."""
+    from pdgemm import DistMatrix, ProcessGrid, cuda_reach, pdgemm
+
+    if gpu.count == 1:
+        pytest.skip("the ranks share a GPU")
+    monkeypatch.setattr(cuda_reach, "_maps", lambda memory, device: False)
+    for fails in (False, True):
+        with monkeypatch.context() as patch, ProcessGrid(comm) as grid:
+            if fails and comm.rank == comm.size - 1:
+                patch.setattr(Nccl, "NcclCommunicator", failing)
+            A = DistMatrix.random((40, 40), grid=grid, device="cuda")
+            reach = cuda.reach(grid)
+            assert reach.nccl == (not fails or comm.size == 1)
+            moved = pdgemm(1, A, A, algorithm="summa").report.mover
+            assert comm.size == 1 or (moved == "nccl") == (not fails)
+
+
+def failing(*args: Any, made: Any = Nccl.NcclCommunicator) -> None:
+    made(*args)
+    raise RuntimeError("NCCL_ERROR_SYSTEM_ERROR")

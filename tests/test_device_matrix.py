@@ -130,7 +130,7 @@ def test_elementwise_functions_and_relabelling(comm: Any) -> None:
 
     with fake_device(reach=ALONE) as device, ProcessGrid(comm, (1, comm.size)) as grid:
         A, B = (DistMatrix.random((12, 12), grid=grid, seed=s, order="F", device="fake") for s in (1, 2))
-        X = 2 * A + B
+        X = np.array(2.0) * A + B
         X -= 1
         x, b = 2 * A.allgather() + B.allgather() - 1, B.allgather()
         for algorithm in ("cannon", "summa"):
