@@ -14,7 +14,7 @@ if [ "${1:-}" = --ranks ]; then
     shift 2
 fi
 [ -t 1 ] || export NO_COLOR=1     # Open MPI 4 gives its ranks a terminal of their own
-part_seconds=900        # the last resort; each test has its own timeout
+part_seconds=1200       # the last resort; each test has its own timeout
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
 trap 'exit 130' INT
