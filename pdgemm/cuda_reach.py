@@ -222,8 +222,9 @@ def _or_error(call: Callable[..., Any], *args: Any) -> Any:
 
 def _broadcasts(comm: MPI.Intracomm, device: Device) -> bool:
     """Does NCCL bring to all ranks what rank 0 has?  Collective."""
-    try:
+    with together(comm):
         x = device.to_device(np.full(1000, comm.rank + 7, np.int64), "C")
+    try:
         device.broadcast(comm, x, 0)
     except DeviceError:
         return False

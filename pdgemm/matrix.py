@@ -447,9 +447,8 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         matrices = [x for x in (*inputs, out) if isinstance(x, DistMatrix)]
         for other in matrices[1:]:
             matrices[0]._check_layout(other)
-        parts = [
-            x.local if isinstance(x, DistMatrix) else x[()] if isinstance(x, np.ndarray) else x for x in inputs
-        ]  # CuPy takes numbers, not arrays of none
+        parts = [x.local if isinstance(x, DistMatrix) else x for x in inputs]
+        parts = [x[()] if isinstance(x, np.ndarray) and not x.ndim else x for x in parts]  # CuPy takes no 0-d arrays
         if out is None:
             order: Order = "F" if all(x.order == "F" for x in matrices) else "C"
             if self.device == devices.HOST:
