@@ -259,8 +259,8 @@ class Gpu:
         types = [np.dtype(_CUBLAS_TYPES[x]) for x in (type_a, type_b, type_c)]
         short = ["bf" if x == ml_dtypes.bfloat16 else x.str[1:] for x in types]
         assert short[0] == short[1] and (short[0], short[2]) in _CUBLAS[compute], f"cuBLAS has no {short} by {compute}"
-        scalar = {"f4": "f4", "f8": "f8", "c8": "c8", "c16": "c16"}.get(short[2], "f4")
-        a, b = (_by_columns(A, types[0], lda, m, k, op_a), _by_columns(B, types[1], ldb, k, n, op_b))
+        scalar = "f4" if short[2] in ("f2", "bf") else short[2]
+        a, b = _by_columns(A, types[0], lda, m, k, op_a), _by_columns(B, types[1], ldb, k, n, op_b)
         c = _by_columns(C, types[2], ldc, m, n, 0)
         width = ctypes.c_byte * np.dtype(scalar).itemsize
         first, second = (np.frombuffer(width.from_address(x), scalar)[0] for x in (alpha, beta))
@@ -286,8 +286,7 @@ def _by_columns(ptr: int, dtype: np.dtype, ld: int, rows: int, cols: int, op: in
     """op(X) of rows x cols, where X has the leading dimension ld; op: as it is, transposed, or conjugated, too."""
     high, wide = (rows, cols) if op == 0 else (cols, rows)
     assert ld >= high
-    words = ((wide - 1) * ld + high) * dtype.itemsize
-    memory = (ctypes.c_byte * words).from_address(ptr)
+    memory = (ctypes.c_byte * (((wide - 1) * ld + high) * dtype.itemsize)).from_address(ptr)
     x: np.ndarray = np.ndarray((high, wide), dtype, memory, strides=(dtype.itemsize, ld * dtype.itemsize))
     return x if op == 0 else x.T if op == 1 else x.conj().T
 
@@ -297,7 +296,7 @@ class Simulated:
     """cupy, and what is below it."""
 
     def __init__(self, gpu: Gpu) -> None:
-        self.gpu, self.pool, self._streams = gpu, Pool(gpu), count(1)
+        self.gpu, self.pool = gpu, Pool(gpu)
         simulated = self
         self.streams = [Stream(self)]
 
@@ -315,13 +314,12 @@ class Simulated:
                 dtype = np.dtype(dtype)
                 if memptr is None:
                     memptr = MemoryPointer(simulated.pool.take(prod(shape) * dtype.itemsize), 0)
-                likely = np.lib.stride_tricks.as_strided(np.empty(0, dtype), shape, strides, writeable=False)
                 if strides is None:
-                    likely = np.empty(shape, dtype, order)  # type: ignore[call-overload]
-                extent = sum((n - 1) * s for n, s in zip(shape, likely.strides)) + dtype.itemsize if prod(shape) else 0
+                    strides = np.empty(shape, dtype, order).strides  # type: ignore[call-overload]
+                extent = sum((n - 1) * s for n, s in zip(shape, strides)) + dtype.itemsize if prod(shape) else 0
                 memory = (ctypes.c_byte * max(1, extent)).from_address(memptr.ptr)
                 self.memory = memptr.mem  # kept as long as this
-                super().__init__(np.ndarray(shape, dtype, memory, 0, likely.strides), simulated)  # type: ignore[arg-type]
+                super().__init__(np.ndarray(shape, dtype, memory, 0, strides), simulated)  # type: ignore[arg-type]
 
             @property
             def data(self) -> Any:
@@ -369,10 +367,12 @@ class Simulated:
         return x._like(np.lib.stride_tricks.as_strided(x.x, shape, strides))
 
     @contextmanager
-    def using_allocator(self, allocator: str) -> Iterator[None]:
+    def using_allocator(self, allocator: str | None) -> Iterator[None]:
         self.pool.managed = allocator == "managed"
-        yield
-        self.pool.managed = False
+        try:
+            yield
+        finally:
+            self.pool.managed = False
 
     def alloc_pinned_memory(self, nbytes: int) -> mmap.mmap:
         if nbytes > TOTAL:
@@ -466,7 +466,7 @@ class ElementwiseKernel:
         self._operation = _in_python(operation)
 
     def __call__(self, *args: Any, size: int | None = None) -> None:
-        names: dict[str, Any] = {"cast": _cast, "conj": np.conj, "ptrdiff_t": np.int64}
+        names: dict[str, Any] = {"cast": _cast, "conj": np.conj}
         assert len(args) == len(self._in) + len(self._out)
         for (kind, name), x in zip(self._in + self._out, args):
             declared = kind.removeprefix("raw ")
@@ -528,10 +528,10 @@ class Nccl:
                 ranks = world.recv(source=root, tag=tag)
             self._comm = world.Create_group(world.group.Incl(ranks), tag)
 
-        def bcast(self, ptr: int, words: int, dtype: int, root: int, stream: int) -> None:
+        def bcast(self, ptr: int, count: int, dtype: int, root: int, stream: int) -> None:
             assert dtype == Nccl.NCCL_UINT8
-            if words:
-                memory = (ctypes.c_byte * words).from_address(ptr)
+            if count:
+                memory = (ctypes.c_byte * count).from_address(ptr)
                 self._comm.Bcast([np.ctypeslib.as_array(memory), MPI.BYTE], root)
 
         def destroy(self) -> None:

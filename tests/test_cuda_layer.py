@@ -61,6 +61,9 @@ def test_what_ranks_find_out(comm: Any, gpu: Gpu, cuda: Any) -> None:  # noqa: F
         assert C.report.ranks_per_device == reach.sharing
         assert not C.report.counted.messages_sent
         assert "gemmEx" in gpu.calls
+        assert gpu.mapped
+        del C  # and what it remembers of its last product
+        assert not gpu.mapped
         gpu.calls.clear()
         pdgemm(1, A, B, mover="staged")
         assert "memcpyAsync" in gpu.calls or grid.shape == (1, 1)
@@ -117,12 +120,12 @@ def test_what_fails_is_told(comm: Any, gpu: Gpu, cuda: Any) -> None:  # noqa: F8
     with pytest.raises(OutOfMemoryError, match="bytes of pinned memory"):
         cuda.pinned(1 << 40, "float64")
     with ProcessGrid(comm) as grid:
-        A, B = (DistMatrix.random((40, 40), grid=grid, seed=s, device="cuda") for s in (1, 2))
-        with cupy.cuda.using_allocator(cupy.cuda.malloc_managed):
-            if comm.size > 1:
-                for check in (True, False):
-                    with pytest.raises(DeviceError, match="CuPy's allocator now gives managed memory"):
-                        pdgemm(1, A, B, 0, A.copy(), algorithm="inner", check=check)
+        A, B, C = (DistMatrix.random((40, 40), grid=grid, seed=s, device="cuda") for s in (1, 2, 3))
+        allocator = cupy.cuda.malloc_managed if comm.rank == comm.size - 1 else None  # on one rank only
+        with cupy.cuda.using_allocator(allocator):
+            for check in (True, False) if comm.size > 1 else ():
+                with pytest.raises(DeviceError, match="CuPy's allocator now gives managed memory"):
+                    pdgemm(1, A, B, 0, C, algorithm="inner", check=check)
         bytes_ = cuda.to_device(np.zeros(8 * 40 * 40 + 8, np.int8), "C")
         shape = A.local.shape
         askew = bytes_[4 : 4 + 8 * shape[0] * shape[1]].view("float64").reshape(shape)
