@@ -140,10 +140,11 @@ def test_nccl_is_tried(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None
     if gpu.count == 1:
         pytest.skip("the ranks share a GPU")
     monkeypatch.setattr(cuda_reach, "_maps", lambda memory, device: False)
-    for fails in (False, True):
+    making, sending = (Nccl, "NcclCommunicator"), (Nccl.NcclCommunicator, "bcast")
+    for fails in (None, making, sending):
         with monkeypatch.context() as patch, ProcessGrid(comm) as grid:
             if fails and comm.rank == comm.size - 1:
-                patch.setattr(Nccl, "NcclCommunicator", failing)
+                patch.setattr(*fails, failing(getattr(*fails)))
             A = DistMatrix.random((40, 40), grid=grid, device="cuda")
             reach = cuda.reach(grid)
             assert reach.nccl == (not fails or comm.size == 1)
@@ -151,6 +152,11 @@ def test_nccl_is_tried(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None
             assert comm.size == 1 or (moved == "nccl") == (not fails)
 
 
-def failing(*args: Any, made: Any = Nccl.NcclCommunicator) -> None:
-    made(*args)
-    raise RuntimeError("NCCL_ERROR_SYSTEM_ERROR")
+def failing(call: Any) -> Any:
+    """What others do with it goes well."""
+
+    def failed(*args: Any) -> None:
+        call(*args)
+        raise RuntimeError("NCCL_ERROR_SYSTEM_ERROR")
+
+    return failed
