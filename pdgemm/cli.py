@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 WITHOUT_MPI = ("plan", "simulate")  # commands that run on one process and need no MPI library
 SUMS = ("float32", "float64", "complex64", "complex128", "int32")
 MOVERS = ("auto", "shared", "mpi", "ibcast", "ring", "staged", "ipc", "nccl")
-ROUNDED = {"tf32": "float16", "float16": "float16", "bfloat16": "bfloat16"}  # types that are as precise
 DTYPES = ("float16", "float32", "float64", "complex64", "complex128", "int8")
 
 
@@ -211,8 +210,17 @@ def multiply(
         say.report("product", summary(reports) if reports else None)
         if verified:
             with say.progress("verify"):
-                sums = ROUNDED.get(compute_type or "", accumulate_dtype)
-                residual = verify(C, alpha, A, B, beta, before, seed=seed, accumulate_dtype=sums)
+                residual = verify(
+                    C,
+                    alpha,
+                    A,
+                    B,
+                    beta,
+                    before,
+                    seed=seed,
+                    accumulate_dtype=accumulate_dtype,
+                    compute_type=compute_type,
+                )
             say.report("verify", residual)
             if not residual.passed:
                 return 1  # a wrong result is not stored

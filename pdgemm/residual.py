@@ -11,8 +11,11 @@ from mpi4py import MPI
 from pdgemm import dtypes
 from pdgemm.device import to_host
 from pdgemm.elements import element_function, slabs
-from pdgemm.errors import LayoutError, check_together
+from pdgemm.errors import ArgumentError, LayoutError, check_together
 from pdgemm.matrix import DistMatrix
+
+# what of |A||B| the rounding of both operands changes; tensor cores may cut off what does not fit tf32
+_ROUNDED = {None: 0.0, "float32": 2.0**-23, "tf32": 2.0**-9, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ def verify(
     seed: int = 0,
     vectors: int = 2,
     accumulate_dtype: Any = None,
+    compute_type: str | None = None,
 ) -> Residual:
     """Compare C X with alpha A (B X) + beta C0 X for random X, row by row.  Collective over C.grid.
 
@@ -57,20 +61,26 @@ def verify(
               zero but for rounding: it is seen when it exceeds about sqrt(k) eps (|A||B||X|)_i.
 
     accumulate_dtype : the type in which C was added up, where it is less precise than C's own.
+    compute_type     : as of the product: what A and B were rounded to.
 
-    Products in double precision; the bound is 3 sqrt(max(k, n) + 2) eps of C's type, complex times
-    2 sqrt(2) (Higham 2002, 3.6, and the tolerance of SLATE's test_gemm).
+    Products in double precision; the bound is 3 sqrt(max(k, n) + 2) eps of the type in which C was added up, by default
+    C's, or float32 where that has 16 bits (Higham 2002, 3.6, and the tolerance of SLATE's test_gemm); and half an eps
+    for each rounding of an operand, and of C to 16 bits.  Complex: times 2 sqrt(2).
     Cost: 2 (mk + kn + mn) vectors / P flops, three allreduces of 2 vectors words per row.
     Raises LayoutError on every rank when shapes do not fit.
     """
     m, k, n = A.shape[0], A.shape[1], B.shape[1]
-    error = None
+    error: Exception | None = None
     if B.shape[0] != k or C.shape != (m, n) or (beta != 0 and (C0 is None or C0.shape != (m, n))):
         error = LayoutError(
             f"shapes do not fit: A is {A.shape}, B is {B.shape}, C is {C.shape}, "
             f"C0 is {None if C0 is None else C0.shape}"
         )
-    check_together(C.grid.comm, error, f"verify({alpha}, {beta}, {seed}, {vectors})")
+    if compute_type not in _ROUNDED:
+        error = ArgumentError(f"compute_type {compute_type!r} is not one of {', '.join(dtypes.COMPUTE)}")
+    check_together(
+        C.grid.comm, error, f"verify({alpha}, {beta}, {seed}, {vectors}, {accumulate_dtype}, {compute_type})"
+    )
 
     double = np.dtype(np.float64)
     X = 2 * element_function("uniform", seed, double)(np.arange(n)[:, None], np.arange(vectors)[None, :]) - 1
@@ -89,11 +99,12 @@ def verify(
         wrong = np.abs(left - right)[both]
     relative = np.divide(wrong, scale[both], out=np.where(wrong > 0, np.inf, 0.0), where=scale[both] > 0)
     # integers are exact, but this comparison is not
-    unit = max(dtypes.eps(x) for x in (C.dtype, accumulate_dtype or C.dtype, np.float64))
-    eps = unit * (8**0.5 if C.dtype.kind == "c" else 1)
+    sums = dtypes.arithmetic(C.dtype), np.float64, accumulate_dtype or ("f4" if compute_type else np.float64)
+    unit = max(map(dtypes.eps, sums))
+    once = _ROUNDED[compute_type] + (dtypes.eps(C.dtype) / 2 if C.dtype in dtypes.HALVES else 0)
     return Residual(
         value=float(relative.max(initial=0.0)),
-        bound=3 * float(np.sqrt(max(k, n) + 2)) * eps,
+        bound=(3 * float(np.sqrt(max(k, n) + 2)) * unit + once) * (8**0.5 if C.dtype.kind == "c" else 1),
         rows=int(both.sum()),
         not_finite=int((~finite_left & ~finite_right).sum()),
         misplaced=int((finite_left != finite_right).sum()),

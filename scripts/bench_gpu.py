@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -24,6 +25,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from pdgemm import gpus
+
 MOVERS = ("shared", "ipc", "mpi", "ring", "ibcast", "staged", "nccl")
 DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "int8")
 FAST = ("float64", "float32", "bfloat16")  # that are timed
@@ -33,8 +36,6 @@ MANY = 2000  # n of the products whose memory is looked at
 
 def worker(sizes: list[int], repeats: int, transfer_repeats: int, device: str) -> None:
     """On each rank; rank 0 prints one line of JSON."""
-    from pdgemm import gpus
-
     if device == "cuda":
         gpus.choose()
     from mpi4py import MPI
@@ -248,6 +249,8 @@ def main(
     if is_worker:
         worker(numbers, repeats, transfer_repeats, device)
         return
+    if device == "cuda" and not (find_spec("cupy") and gpus.visible()):
+        raise click.ClickException("no GPU, or no CuPy: `pdgemm info` tells; --device host runs all of it with NumPy")
     found = []
     for size in ranks.split(","):
         again = [sys.executable, __file__, "--worker", "--sizes", sizes, "--device", device]

@@ -84,6 +84,15 @@ def test_multiply_on_any_number_of_ranks(folder: Path, ranks: int, options: list
     assert gemm_error(read(folder / f"c{ranks}.h5", "z"), 1, a, b) <= TOLERANCE
 
 
+@pytest.mark.parametrize("compute", ["float32", "tf32", "float16", "bfloat16"])
+def test_rounded_operands_are_verified_as_such(folder: Path, compute: str) -> None:
+    """The operands are float64, and so is C: it is right, but not to double precision."""
+    options = ["-o", f"{compute}.h5:/z", "--compute-type", compute, "--verify"]
+    run = pdgemm(2, "multiply", "a.h5:/x", "b.h5:/y", *options, cwd=folder)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert f"of {compute}" in run.stdout or compute == "float32"
+
+
 def test_small_types_and_a_chosen_algorithm(tmp_path: Path) -> None:
     for name, dtype in (("a", "int8"), ("b", "float16")):
         assert pdgemm(

@@ -34,6 +34,27 @@ def test_right_results_pass_and_a_single_wrong_element_does_not(comm: Any, dtype
             assert not verify(C, 2, A, B, -1, C0).passed
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("compute", [None, "float32", "tf32", "float16", "bfloat16"])
+def test_rounded_operands_and_results(comm: Any, compute: str | None, dtype: str) -> None:
+    """They explain a part of |A||B| that does not grow with k: with k = 1500, too, a wrong factor is seen."""
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm, verify
+    from pdgemm.errors import ArgumentError
+
+    with ProcessGrid(comm) as grid:
+        made: dict[str, Any] = {"grid": grid, "block": 50, "dtype": dtype}
+        A, B = DistMatrix.random((20, 1500), seed=1, **made), DistMatrix.random((1500, 30), seed=2, **made)
+        C0 = DistMatrix.random((20, 30), seed=3, **made)
+        for algorithm in ("summa", "stationary_a", "inner"):
+            C = pdgemm(2, A, B, -1, C0.copy(), algorithm=algorithm, compute_type=compute)
+            residual = verify(C, 2, A, B, -1, C0, compute_type=compute)
+            assert residual.passed, str(residual)
+            assert residual.bound < 0.02
+            assert not verify(C, 2.5, A, B, -1, C0, compute_type=compute).passed
+        with pytest.raises(ArgumentError, match="compute_type 'half' is not one of float32, tf32"):
+            verify(C, 2, A, B, -1, C0, compute_type="half")
+
+
 def test_edges(comm: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid, verify
     from pdgemm.errors import LayoutError
