@@ -38,12 +38,12 @@ SIZES = (601, 503, 701)  # m, n, k; a matrix is about 3 MB
 
 # ------------------------------------------------------------------ what the cards count
 def card() -> np.ndarray:
-    """Bytes that TCP received and sent through this host's card since it is there, and segments it sent again."""
+    """Bytes that TCP received and sent through this host's card, segments it sent again, and bytes received in all."""
     (line,) = (x for x in Path("/proc/net/dev").read_text().splitlines() if x.strip().startswith("eth0:"))
     figures = [int(x) for x in line.split(":")[1].split()]
     names, values = (x.split() for x in Path("/proc/net/snmp").read_text().splitlines() if x.startswith("Tcp:"))
     again = int(values[names.index("RetransSegs")])
-    return np.array([figures[0] - HEADERS * figures[1], figures[8] - HEADERS * figures[9], again])
+    return np.array([figures[0] - HEADERS * figures[1], figures[8] - HEADERS * figures[9], again, figures[0]])
 
 
 @dataclass
@@ -137,11 +137,12 @@ class Expected:
 
     def compare(self, counted: np.ndarray, title: str) -> None:
         """Is it what the cards counted?"""
-        entered, left, again = counted.T
+        entered, left, again, with_headers = counted.T
         room = SMALL + MESSAGE * self.messages + SEGMENT * int(again.sum())
         if self.hosts.comm.rank == 0:
-            least, most, seen = (int(x.sum()) for x in (self.least, self.most, entered))
-            print(f"{title}: {least} {f'to {most} ' * (least < most)}bytes by the schedule, {seen} by the cards")
+            least, most, seen, whole = (int(x.sum()) for x in (self.least, self.most, entered, with_headers))
+            known = f"{least} to {most}" if least < most else f"{least}"
+            print(f"{title}: {known} bytes by the schedule, {seen} by the cards, {whole} with headers")
         assert abs(int(entered.sum() - left.sum())) <= room  # nothing else comes in or goes out
         assert self.least.sum() <= entered.sum() <= self.most.sum() + room, title
         if self.exactly:
