@@ -32,8 +32,9 @@ number=${1:-}
 exit_code=3
 
 if [ -z "${_pdgemm_switch:-}" ]; then
-    command -v unshare >/dev/null && command -v nsenter >/dev/null || apt_install util-linux
-    command -v ip >/dev/null && command -v tc >/dev/null || apt_install iproute2
+    for tool in unshare:util-linux nsenter:util-linux ip:iproute2 tc:iproute2; do
+        command -v "${tool%:*}" >/dev/null || apt_install "${tool#*:}" || die "no ${tool%:*}, which is in ${tool#*:}"
+    done
     switch=(unshare --net --mount --uts --ipc --pid --fork --kill-child --mount-proc)
     try=(ip link add switch type bridge)
     said=$("${switch[@]}" "${try[@]}" 2>&1) || {
