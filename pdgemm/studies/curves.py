@@ -281,7 +281,7 @@ def shape_of(case: Case) -> str:
     """What the user asked for."""
     text = case.of or ",".join(map(str, case.mnk))
     shape = text.replace(",", " x ")
-    return f"{shape} on a rank" if case.kind == "weak" else shape
+    return f"{shape} on one rank" if case.kind == "weak" else shape
 
 
 def setting_of(record: Record) -> tuple[tuple[str, str], ...]:
@@ -358,6 +358,14 @@ def _positive(value: Any) -> float:
     if not isfinite(1 / number if number else inf):
         raise ValueError(f"{value!r} where a number > 0 was expected")
     return number
+
+
+def in_seconds(seconds: float) -> str:
+    """0.0281 -> '28.1 ms'."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}" if seconds / size < 1000 else f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.3g} s"
 
 
 def columns(get: Callable[[Point], float], curve: Curve) -> tuple[list[int], list[float]]:

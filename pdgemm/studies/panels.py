@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pdgemm.costs import lower_bound
 from pdgemm.explain import counted
-from pdgemm.studies.curves import Curve, Point, Section, columns, flops, ideal, relative, shape_of
+from pdgemm.studies.curves import Curve, Point, Section, columns, flops, ideal, in_seconds, relative, shape_of
 from pdgemm.studies.predictions import Predicted, Prediction, at
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def _split(section: Section) -> Panel:
                 )
         for where, (_, point) in zip(places, bars):
             overlap = f", {point.overlap:.0%} of transfers hidden" if point.overlap else ""
-            axes.text(101, where, f"{point.whole:.3g} s{overlap}", va="center", fontsize=8)
+            axes.text(101, where, f"{in_seconds(point.whole)}{overlap}", va="center", fontsize=8)
         axes.set_yticks(places, labels)
         axes.set_ylim(place - 0.4, -0.6)
         axes.set_xlim(0, 100)
@@ -321,8 +321,9 @@ def _predicted(
             marker=MARKERS[number % len(MARKERS)], markersize=3.5, markerfacecolor="white", markeredgewidth=0.9,
             label=f"_{curve.label}, predicted (simulation)",
         )  # fmt: skip
+    unknown = ", not calibrated" if any(not found.calibrated for found in forecast.values()) else ""
     if forecast:
-        axes.plot([], [], color=GREY, linestyle=DASHES[0], linewidth=1.2, label="predicted (formula)")
+        axes.plot([], [], color=GREY, linestyle=DASHES[0], linewidth=1.2, label=f"predicted (formula){unknown}")
     if any(found.simulation for found in forecast.values()):
         marked = {"marker": "o", "markersize": 3.5, "markerfacecolor": "white", "markeredgewidth": 0.9}
         axes.plot([], [], color=GREY, linestyle="none", label="predicted (simulation)", **marked)  # type: ignore[arg-type]
