@@ -33,7 +33,8 @@ figcaption { font-size: .86rem; color: var(--soft); max-width: 60rem; }
 table { border-collapse: collapse; font-size: .8rem; font-variant-numeric: tabular-nums; }
 caption { text-align: left; color: var(--soft); padding-bottom: .3rem; }
 th, td { padding: .22rem .5rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
-th { vertical-align: bottom; } thead th { white-space: normal; } th[scope=row], .words td, .words th { text-align: left; }
+th { vertical-align: bottom; } thead th { white-space: normal; }
+th[scope=row], .words td, .words th { text-align: left; }
 .words td { white-space: normal; overflow-wrap: anywhere; } tbody tr:nth-child(even) { background: var(--band); }
 pre { background: var(--band); padding: .7rem; overflow-x: auto; font-size: .84rem; white-space: pre-wrap; }
 @media print { body { font-size: 10pt; max-width: none; padding: 0; } .figures { grid-template-columns: 1fr 1fr; }

@@ -32,6 +32,7 @@ def report(studies: Sequence[Path], out: Path, machine_file: str | None, predict
     form = out.suffix.lower()
     if form not in FORMS:
         raise ArgumentError(f"{out}: a report is a file with the ending {', '.join(FORMS[:-1])} or {FORMS[-1]}")
+    _check(out)
     asked = load_machine(machine_file) if machine_file else None
     found = read_all(studies)
     for place, fault in found.unread[:_MOST]:
@@ -82,13 +83,20 @@ def _page(found: Findings, forecasts: Sequence[Forecast], notes: Sequence[str]) 
     return page(found, drawn, notes, [*machines])
 
 
+def _check(path: Path) -> None:
+    """Before the work, not after it."""
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise FileError(f"{path} is a folder, not a file")
+    if not target.parent.is_dir():
+        raise FileError(f"{path}: the folder {target.parent} does not exist")
+
+
 def _write(path: Path, data: bytes) -> None:
     """Complete under its name, or not there; what was there stays until then.  Raises FileError."""
     target = Path(os.path.realpath(path))
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}.partial")
     try:
-        if target.is_dir():
-            raise IsADirectoryError(21, "is a folder, not a file")
         with partial.open("xb") as file:
             file.write(data)
             file.flush()
