@@ -170,6 +170,8 @@ def test_strong_efficiency(tmp_path: Path) -> None:
     assert line(axes, "auto") == ([2, 4, 8], [100.0, 80.0, 50.0])  # T(2) 2 / (T(p) p)
     assert line(axes, "ideal")[1] == [100, 100]
     assert axes.get_ylim()[0] == 0
+    axes = drawn(section(*strong(times={2: 4.0, 8: 2.0}), folder=tmp_path), "time")
+    assert line(axes, "ideal") == ([2, 8], [4.0, 1.0])
 
 
 def test_weak_study_is_relative_to_the_rate_per_rank(tmp_path: Path) -> None:
@@ -302,7 +304,7 @@ def test_what_cannot_be_predicted(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("mpiexec") is None, reason="no mpiexec on PATH")
 def test_predictions_are_those_of_the_run_itself(tmp_path: Path) -> None:
     (tmp_path / "m.json").write_text(json.dumps(MACHINE))
-    arguments = ["strong", "--shape", "96,80,64", "--ranks", "1,2", "--repeats", "2", "--machine", "m.json"]
+    arguments = ["strong", "--shape", "96,80,1100", "--ranks", "1,2", "--repeats", "2", "--machine", "m.json"]
     many = [x for name in ("auto", "cannon", "2.5d") for x in ("--algorithm", name)]
     command = [sys.executable, "-m", "pdgemm", "scaling", *arguments, *many, "--out", "s.jsonl"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

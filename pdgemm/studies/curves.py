@@ -368,6 +368,11 @@ def in_seconds(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
+def in_flops(gflops: float) -> str:
+    """14380 -> '14.38 TFLOP/s'."""
+    return f"{gflops:.4g} GFLOP/s" if gflops < 1e4 else f"{gflops / 1e3:.4g} TFLOP/s"
+
+
 def columns(get: Callable[[Point], float], curve: Curve) -> tuple[list[int], list[float]]:
     """Numbers of ranks, and a figure of each point."""
     return [point.ranks for point in curve.points], [get(point) for point in curve.points]

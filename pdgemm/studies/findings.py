@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pdgemm.explain import counted
-from pdgemm.studies.curves import Curve, Point, Section, in_seconds, relative
+from pdgemm.studies.curves import Curve, Point, Section, in_flops, in_seconds, relative
 from pdgemm.studies.panels import Forecast
 from pdgemm.studies.predictions import Predicted
 
@@ -30,7 +30,7 @@ def _fastest(section: Section) -> str:
     crowd = ", which were more than there are cores" if best.crowded else ""
     m, n, k = best.case.mnk
     return (
-        f"{what} {best.gflops:.4g} GFLOP/s, {best.fraction:.0%} of the measured peak: {m} x {n} x {k} in "
+        f"{what} {in_flops(best.gflops)}, {best.fraction:.0%} of the measured peak: {m} x {n} x {k} in "
         f"{in_seconds(best.seconds)} by {best.ran} on {counted(best.ranks, 'rank')}{crowd}."
     )
 
@@ -55,7 +55,7 @@ def _efficiencies(section: Section) -> list[str]:
     crowded = any(point.crowded for point in section.points)
     cores = ", where each rank had a core" if crowded else ""
     fewest = sorted({curve.first.ranks for curve, _ in several})
-    base = counted(fewest[0], "rank") if len(fewest) == 1 else "its fewest ranks"
+    base = counted(fewest[0], "rank") if len(fewest) == 1 else "the fewest ranks of each curve"
     return [f"Efficiency relative to {base}{cores}{some}: {'; '.join(each)}."]
 
 

@@ -127,7 +127,7 @@ def rows(section: Section, forecast: Forecast) -> tuple[list[str], list[list[str
     """The measurements of a section: the names of the columns, and the lines."""
     names = [
         "curve", "ranks", "m x n x k", "algorithm", "grid", "median [s]", "95% interval [s]", "GFLOP/s", "% of peak",
-        "efficiency [%]", "words received", "words / bound", "hidden [%]", "predicted [s]", "residual", "core-hours",
+        "efficiency [%]", "words received", "words /\u00a0bound", "hidden [%]", "predicted [s]", "residual", "core-hours",
         "energy [J]",
     ]  # fmt: skip
     gpus = any(point.gpu_hours for point in section.points)
@@ -143,7 +143,7 @@ def rows(section: Section, forecast: Forecast) -> tuple[list[str], list[list[str
                 point.grid,
                 f"{point.seconds:.4g}",
                 f"{point.interval[0]:.4g} to {point.interval[1]:.4g}" if point.interval else "-",
-                f"{point.gflops:.4g}",
+                f"{point.gflops:.4g}" if point.gflops < 1e4 else f"{point.gflops:.0f}",
                 f"{100 * point.fraction:.0f}",
                 f"{100 * curve.efficiency(point):.0f}",
                 f"{point.words:.0f}",

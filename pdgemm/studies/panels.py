@@ -168,8 +168,8 @@ def _words(section: Section, forecast: Forecast) -> Panel:
             )
         _predicted(axes, section, forecast, lambda _, x: x.words or nan)
         axes.set_yscale("log")
-        _plain(axes)
         _ratios(axes, section)
+        _plain(axes)
         _by_ranks(axes, section, forecast, "words received by the busiest rank")
 
     caption = (
@@ -388,7 +388,7 @@ def _readable(x: float) -> str:
 
 
 def _from_zero(axes: Axes, least: float = 0) -> None:
-    axes.set_ylim(0, max(axes.get_ylim()[1], least))
+    axes.set_ylim(0, max(1.03 * axes.get_ylim()[1], least))
 
 
 def _ideals(section: Section) -> list[Point]:
@@ -416,6 +416,8 @@ def _once(axes: Axes, label: str) -> str:
 
 def _ratios(axes: Axes, section: Section) -> None:
     """Words over the bound at the measured points: the highest above, the lowest below, where they are apart."""
+    low, high = axes.get_ylim()
+    axes.set_ylim(low / 1.2, 1.6 * high)  # room for them
     for ranks in section.counts:
         points = sorted((x for x in section.points if x.ranks == ranks and x.words and x.bound), key=lambda x: x.words)
         if not points:
