@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -25,7 +26,7 @@ from pdgemm.studies.cases import Case, cases, weak_shape
 from pdgemm.studies.curves import Section, per_node, read_all
 from pdgemm.studies.figures import drawing
 from pdgemm.studies.findings import key_results
-from pdgemm.studies.page import command
+from pdgemm.studies.page import Drawn, command, page
 from pdgemm.studies.panels import Forecast, panels
 from pdgemm.studies.predictions import predict
 
@@ -329,20 +330,20 @@ def test_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     path = study(tmp_path / "s.jsonl", {"machine": MACHINE, "ranks": 2}, *strong(), *weak, *shapes, evil)
     assert run(monkeypatch, path, "--out", tmp_path / "r.html") == 0
     text = (tmp_path / "r.html").read_text()
-    page = Page(text)
-    assert page.outside == [] and "url(http" not in text and "@import" not in text
-    assert len({*page.names}) == len(page.names)
+    shown = Page(text)
+    assert shown.outside == [] and "url(http" not in text and "@import" not in text
+    assert len({*shown.names}) == len(shown.names)
     for (ranks, seconds), efficiency in zip(TIMES.items(), (100, 91, 80, 50)):
-        (row,) = (row for row in page.rows if row[5:6] == [f"{seconds:.4g}"])
+        (row,) = (row for row in shown.rows if row[5:6] == [f"{seconds:.4g}"])
         assert row[0] == "auto" and row[2] == "1024 x 1024 x 1024" and row[1] == f"{ranks}{'*' * (ranks == 8)}"
         assert row[6] == f"{0.9 * seconds:.4g} to {1.2 * seconds:.4g}" and row[9] == str(efficiency)
         assert row[14] == "3e-16" and row[16] == "absent: no RAPL"
-    assert sum("predicted [s]" in row for row in page.rows) == 3  # a table for each kind
-    assert sum(len(row) == 17 for row in page.rows) == 3 + 4 + 2 + 4
+    assert sum("predicted [s]" in row for row in shown.rows) == 3  # a table for each kind
+    assert sum(len(row) == 17 for row in shown.rows) == 3 + 4 + 2 + 4
     for said in ("Strong scaling", "Weak scaling", "Shapes", "host<1>", "a measured one", "alert(1)</script> & more"):
-        assert said in page.text
-    assert "OMP_NUM_THREADS=1 pdgemm scaling strong --ranks 1,2\n" in page.text
-    assert "links between nodes were not measured" in page.text and "not calibrated" not in page.text
+        assert said in shown.text
+    assert "OMP_NUM_THREADS=1 pdgemm scaling strong --ranks 1,2\n" in shown.text
+    assert "links between nodes were not measured" in shown.text and "not calibrated" not in shown.text
     assert text.count("<figure") == 5 + 6 + 5
     assert capsys.readouterr().out.startswith(f"{tmp_path / 'r.html'}: 10 measurements, 1 failed or wrong\n")
 
@@ -406,6 +407,37 @@ def test_lines_that_cannot_be_read(
         assert said in text and any(said in x for x in told)
     (only,) = read_all([path]).sections
     assert [x.ranks for x in only.points] == [1]
+
+
+JUNK = (None, -1, "", "x", [], {}, [1], float("inf"), float("nan"), {"a": 1}, 10**30)
+FIELDS = [
+    "case.ranks", "case.mnk", "case.dtype", "case.algorithm", "case.device", "case.of", "case.memory_limit",
+    "confidence", "seconds", "fraction_of_peak", "residual", "warmup", "product.grid", "product.algorithm",
+    "product.overlap", "product.lower_bound_words", "product.per_rank", "product.per_rank.words_received",
+    "product.per_rank.wait_seconds", "cost", "cost.joules", "cost.core_hours", "setting.nodes",
+    "setting.threads_per_rank", "setting.ranks_per_node", "setting.cpu", "command", "environment", "date",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_any_field_may_hold_anything(field: str, tmp_path: Path) -> None:
+    """A report is made of the rest, or of what is left of it."""
+    (good,) = strong(times={1: 8.0})
+    *names, last = field.split(".")
+    for kind, junk in itertools.product(("strong", "weak") if field == "case.of" else ("strong",), JUNK):
+        (case,) = cases(kind, [(64, 64, 64)], [2])
+        bad = inner = record(case, 4.0)
+        for name in names:
+            inner = inner[name]
+        inner[last] = junk
+        found = read_all([study(tmp_path / "s.jsonl", good, bad)])
+        told = []
+        for one in found.sections:
+            ahead = plot._forecast(one, found, None, 2)
+            told.append(Drawn(one, ahead, []))
+            for panel in panels(one, ahead):
+                assert panel.caption and panel.title
+        assert f"{len(found.points)} {len(found.unread)}" in ("2 0", "1 1") and "8" in page(found, told, [], [])
 
 
 def test_failed_cases_are_not_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

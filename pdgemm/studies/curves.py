@@ -10,6 +10,8 @@ from math import inf, isfinite, nan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pdgemm.costs import gemm_flops
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.explain import in_bytes, named, sides
@@ -22,6 +24,7 @@ TITLES = {"strong": "Strong scaling", "weak": "Weak scaling", "shapes": "Shapes"
 TITLED = ("shape", "algorithm", "dtype", "mover", "memory", "device")
 USUAL = {"mover": "mover auto", "memory": "any memory", "device": "host"}
 _SETTING = {"pdgemm": "pdgemm", "mpi_library": "", "multiplies": "", "cpu": "", "threads_per_rank": "threads per rank"}
+LARGEST = 10**9
 PARTS = ("compute", "wait", "sync", "pack", "move")  # of a product's time; the rest is what they leave
 
 
@@ -58,8 +61,11 @@ class Point:
         sync = _number(ranks.get("sync_seconds", {"mean": 0})["mean"])  # not told by the first versions
         if not all(isinstance(setting.get(name), list) for name in ("nodes", "threads_per_rank")):
             raise ValueError("the setting has no list of nodes and of threads")
-        _grid(product)
-        return cls(
+        _check(case)
+        if not 1 <= setting.get("ranks_per_node") <= LARGEST:
+            raise ValueError("the setting has no ranks on a node")
+        list(record["seconds"])
+        made = cls(
             case, record, source,
             seconds=_positive(record["median_seconds"]),
             interval=None if between is None else (_positive(between[0]), _positive(between[1])),
@@ -67,12 +73,14 @@ class Point:
             words=_number(ranks["words_received"]["max"]),
             bound=_number(product["lower_bound_words"]),
             whole=_positive(ranks["seconds"]["mean"]),
-            parts={**{name: mean[name] for name in PARTS if name != "sync"}, "wait": mean["wait"] - sync, "sync": sync},
+            parts={**{x: mean[x] for x in PARTS if x != "sync"}, "wait": max(0.0, mean["wait"] - sync), "sync": sync},
             hidden=mean["hidden"],
             residual=_number(record["residual"]),
             core_hours=_number(cost["core_hours"]),
             gpu_hours=_number(cost["gpu_hours"]),
         )  # fmt: skip
+        made.ran, made.grid, made.overlap, made.energy, made.setting  # noqa: B018
+        return made
 
     @property
     def ranks(self) -> int:
@@ -248,6 +256,21 @@ def read_all(paths: Sequence[Path]) -> Findings:
     return found
 
 
+def _check(case: Case) -> None:
+    """Raises ValueError or TypeError for what `pdgemm scaling` does not write, and nobody can predict."""
+    if min(case.ranks, *case.mnk) < 1 or type(case.memory_limit) not in (int, type(None)):
+        raise ValueError(f"not numbers of a case: {case.ranks} ranks, {case.mnk}, {case.memory_limit} bytes")
+    if max(case.ranks, *case.mnk) > LARGEST:
+        raise ValueError(f"ranks and dimensions are at most {LARGEST}")
+    if not isinstance(case.of, str) or not all(
+        isinstance(x, str) and x for x in (case.dtype, case.algorithm, case.mover, case.device)
+    ):
+        raise ValueError("type, algorithm, mover and device of a case are names")
+    np.dtype(case.dtype)
+    if case.kind == "weak" and len([int(side) for side in case.of.split(",")]) != 3:
+        raise ValueError(f"a weak case is of m,n,k on one rank, got {case.of!r}")
+
+
 def _opened(path: Path, found: Findings) -> records.Study:
     study = records.read(path)
     if not path.exists():
@@ -274,7 +297,10 @@ def curves_of(points: Iterable[Point]) -> list[Curve]:
     curves = [Curve(tuple(sorted(each, key=lambda point: point.ranks))) for each in together.values()]
     texts = [curve.texts for curve in curves]
     told = [name for name in (texts[0] if texts else ()) if len({text[name] for text in texts}) > 1] or ["algorithm"]
-    return [Curve(curve.points, ", ".join(text[x] or USUAL[x] for x in told)) for curve, text in zip(curves, texts)]
+    return [
+        Curve(curve.points, ", ".join(text[x] or USUAL.get(x, f"{x} unknown") for x in told))
+        for curve, text in zip(curves, texts)
+    ]
 
 
 def shape_of(case: Case) -> str:
@@ -334,7 +360,7 @@ def _notes(found: Findings) -> list[str]:
 
 def per_node(points: Iterable[Point]) -> int:
     """Ranks that a node was seen to hold without more ranks than cores."""
-    return max((int(x.record["setting"].get("ranks_per_node") or 1) for x in points if not x.crowded), default=1)
+    return max((int(x.record["setting"]["ranks_per_node"]) for x in points if not x.crowded), default=1)
 
 
 def _grid(product: dict[str, Any]) -> str:

@@ -30,6 +30,7 @@ STYLE: Any = {
     "legend.frameon": False,
     "legend.fontsize": 8,
     "hatch.linewidth": 0.6,
+    "figure.constrained_layout.w_pad": 0.08,
     "svg.fonttype": "none",  # text as text
     "svg.hashsalt": "pdgemm",
 }

@@ -33,12 +33,14 @@ figcaption { font-size: .86rem; color: var(--soft); max-width: 60rem; }
 table { border-collapse: collapse; font-size: .8rem; font-variant-numeric: tabular-nums; }
 caption { text-align: left; color: var(--soft); padding-bottom: .3rem; }
 th, td { padding: .22rem .5rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
-th { vertical-align: bottom; } thead th { white-space: normal; }
+thead th { vertical-align: bottom; white-space: normal; }
 th[scope=row], .words td, .words th { text-align: left; }
 .words td { white-space: normal; overflow-wrap: anywhere; } tbody tr:nth-child(even) { background: var(--band); }
 pre { background: var(--band); padding: .7rem; overflow-x: auto; font-size: .84rem; white-space: pre-wrap; }
+h2, h3 { break-after: avoid; } tr { break-inside: avoid; } @page { size: A4 landscape; margin: 12mm; }
 @media print { body { font-size: 10pt; max-width: none; padding: 0; } .figures { grid-template-columns: 1fr 1fr; }
-  .wider { overflow: visible; } table { font-size: 6pt; } th, td { padding: .1rem .2rem; white-space: normal; } }
+  .wider { overflow: visible; } table { font-size: 6.5pt; } th, td { padding: .1rem .25rem; }
+  td:last-child { white-space: normal; } }
 """
 METHOD = (
     "A repetition is a whole call of pdgemm, planning included, between two barriers, on matrices of random numbers "
@@ -127,8 +129,8 @@ def rows(section: Section, forecast: Forecast) -> tuple[list[str], list[list[str
     """The measurements of a section: the names of the columns, and the lines."""
     names = [
         "curve", "ranks", "m x n x k", "algorithm", "grid", "median [s]", "95% interval [s]", "GFLOP/s", "% of peak",
-        "efficiency [%]", "words received", "words /\u00a0bound", "hidden [%]", "predicted [s]", "residual", "core-hours",
-        "energy [J]",
+        "efficiency [%]", "words received", "words /\u00a0bound", "hidden [%]", "predicted [s]", "residual",
+        "core-hours", "energy [J]",
     ]  # fmt: skip
     gpus = any(point.gpu_hours for point in section.points)
     lines = []
@@ -177,7 +179,7 @@ def _measured(points: Sequence[Point]) -> str:
     settings = [record["setting"] for record in all_of]
     hosts = sorted({str(host) for setting in settings for host in setting["nodes"]})
     most = max(len(setting["nodes"]) for setting in settings)
-    repeats = sorted({len(record.get("seconds") or ()) for record in all_of})
+    repeats = sorted({len(record["seconds"]) for record in all_of})
     dates = sorted(str(record["date"])[:16].replace("T", " ") for record in all_of if record.get("date"))
     facts = [
         ("nodes", f"{counted(most, 'node')} at most: {', '.join(hosts)}"),
@@ -214,7 +216,8 @@ def command(record: Record) -> str:
     if "--only" in words[-2:-1]:  # a job of several: what was added for it goes
         words = words[:-2]
         words = words[:-2] if "--machine" in words[-2:-1] else words
-    threads = dict(record.get("environment") or {}).get("OMP_NUM_THREADS")
+    environment = record.get("environment")
+    threads = environment.get("OMP_NUM_THREADS") if isinstance(environment, dict) else None
     before = f"OMP_NUM_THREADS={shlex.quote(str(threads))} " if threads else ""
     return before + shlex.join(words)
 

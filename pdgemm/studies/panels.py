@@ -16,12 +16,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # Okabe & Ito, without yellow, which is too light for lines; Wong, Nature Methods 8, 441 (2011)
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00")
+COLORS = ("#0072B2", "#E69F00", "#009E73", "#000000", "#CC79A7", "#D55E00", "#56B4E9")  # neighbours differ in grey, too
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 HATCHES = ("", "///", "...")
 BOX = {"boxstyle": "square,pad=0.1", "facecolor": "white", "alpha": 0.75, "linewidth": 0}
 SMALL: Any = {"textcoords": "offset points", "ha": "center", "fontsize": 7, "zorder": 4, "bbox": BOX}
-DASHES: tuple[Any, ...] = ((0, (5, 2)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (7, 2, 1, 2)), (0, (2, 2)))
+DASHES: tuple[Any, ...] = (
+    (0, (5, 2)),
+    (0, (3, 1, 1, 1)),
+    (0, (2, 1.2)),
+    (0, (7, 2, 1, 2)),
+    (0, (9, 3)),
+)  # dots are limits
 CROWDED = "#c8c8c8"  # the inside of markers of more ranks than cores
 GREY = "#444444"
 SHADE = "#f0f0f0"  # of what lies beyond the measurements
@@ -30,9 +36,9 @@ WIDTH, HEIGHT = 5.6, 3.9  # of a panel, in inches
 SPLIT = (
     ("compute", "#0072B2", "compute"),
     ("wait", "#E69F00", "wait for data"),
-    ("sync", "#CC79A7", "wait for ranks"),
-    ("pack", "#009E73", "pack"),
-    ("move", "#56B4E9", "redistribution"),
+    ("sync", "#D55E00", "wait for ranks"),
+    ("pack", "#56B4E9", "pack"),
+    ("move", "#009E73", "redistribution"),
     ("rest", "#bbbbbb", "rest"),
 )
 Forecast = dict[int, Predicted]  # by the number of the curve in its section
@@ -164,7 +170,7 @@ def _words(section: Section, forecast: Forecast) -> Panel:
             counts = [ranks for ranks in _span(section, forecast) if ranks > 1]
             bounds = [lower_bound(*at(case, ranks).mnk, ranks) or nan for ranks in counts]
             axes.plot(
-                counts, bounds, color=GREY, linewidth=1, linestyle="-.", zorder=1.5, label=_once(axes, "lower bound")
+                counts, bounds, color=GREY, linewidth=1, linestyle=":", zorder=1.5, label=_once(axes, "lower bound")
             )
         _predicted(axes, section, forecast, lambda _, x: x.words or nan)
         axes.set_yscale("log")
@@ -224,9 +230,15 @@ def _split(section: Section) -> Panel:
         "Where the time goes, mean over the ranks of a typical repetition, whose seconds stand on the right. Wait for "
         "data: a panel, or a message that has to leave, is not there yet; wait for ranks: for others of the node to "
         "begin or to be done, which brings nothing. Transfers that are hidden behind products are part of compute"
-        + (" (hatched; hatched and wait for data together are all transfers)" if hidden else "; none were seen here")
+        + (
+            " (hatched, at most, as ranks see an arrival when they look; with wait for data they are all transfers)"
+            if hidden
+            else "; none were seen here"
+        )
         + ". Rest: what Python and MPI calls in between take, and what happens before and after."
     )
+    if any(point.case.device != "host" for _, point in bars):
+        caption += " On a GPU these go on beside each other: shares are of their sum."
     height = 1.5 + 0.24 * len(bars) + 0.15 * len(section.curves)
     return Panel("split", "Where the time goes", caption, draw, wide=True, height=height)
 
@@ -264,8 +276,7 @@ def _bars(name: str, section: Section, title: str, scale: float, get: Callable[[
             for x, y in zip(places, heights):
                 if isfinite(y) and len(keys) * len(shapes) <= 24:
                     axes.annotate(f"{y:.0f}" if y >= 10 else f"{y:.2f}", (x, y), (0, 2), **SMALL)
-        line = ":" if name == "fraction" else "-."
-        axes.axhline(scale, color=GREY, linewidth=1, linestyle=line, zorder=1.5, label=limit)
+        axes.axhline(scale, color=GREY, linewidth=1, linestyle=":", zorder=1.5, label=limit)
         if name == "words":
             axes.set_yscale("log")
             axes.set_ylim(0.9, 1.25 * axes.get_ylim()[1])
