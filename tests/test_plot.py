@@ -375,7 +375,7 @@ def test_other_settings_are_other_curves(tmp_path: Path) -> None:
     second = study(tmp_path / "b.jsonl", *strong(times={1: 4.0, 4: 2.0}, threads_per_rank=[2], nodes=["other"]))
     found = read_all([first, second])
     (only,) = found.sections
-    assert [curve.label for curve in only.curves] == ["threads per rank 1", "threads per rank 2"]
+    assert [curve.label for curve in only.curves] == ["1 thread per rank", "2 threads per rank"]
     assert [[x.ranks for x in curve.points] for curve in only.curves] == [[1, 2], [1, 4]]
     assert any("threads per rank (1; 2)" in note for note in found.notes)
     assert any("host<1>, other" in note for note in found.notes)
@@ -530,7 +530,7 @@ def test_machine_of_the_option_comes_first(tmp_path: Path, monkeypatch: pytest.M
 def test_key_results_say_what_the_numbers_say(tmp_path: Path) -> None:
     found = section(*strong(), *strong("summa", {1: 8.0, 2: 8.0, 4: 8.0}), folder=tmp_path)
     text = " ".join(key_results(found, {}))
-    assert "auto 80% on 4 ranks, nowhere below 80%; summa 25% on 4 ranks, below 80% from 2 ranks on" in text
+    assert "auto: 80% on 4 ranks, nowhere below 80%; summa: 25% on 4 ranks, below 80% from 2 ranks on" in text
     assert "below 50% from 4 ranks on" in text
     assert "1.074 GFLOP/s, 88% of the measured peak: 1024 x 1024 x 1024 in 2 s by summa on 8 ranks, which were" in text
     assert "receives 1.25 times the words of the lower bound" in text

@@ -23,7 +23,7 @@ from pdgemm.studies.records import Record
 TITLES = {"strong": "Strong scaling", "weak": "Weak scaling", "shapes": "Shapes"}
 TITLED = ("shape", "algorithm", "dtype", "mover", "memory", "device")
 USUAL = {"mover": "mover auto", "memory": "any memory", "device": "host"}
-_SETTING = {"pdgemm": "pdgemm", "mpi_library": "", "multiplies": "", "cpu": "", "threads_per_rank": "threads per rank"}
+CALLED = {"mpi_library": "MPI", "multiplies": "BLAS", "cpu": "processor", "threads_per_rank": "threads per rank"}
 LARGEST = 10**9
 PARTS = ("compute", "wait", "sync", "pack", "move")  # of a product's time; the rest is what they leave
 
@@ -153,10 +153,6 @@ class Curve:
     def efficiency(self, point: Point) -> float:
         return relative(self.first, point)
 
-    def ideal(self, ranks: int, work: float) -> float:
-        """Seconds at the rate per rank of the first point."""
-        return ideal(self.first, ranks, work)
-
     @property
     def settings(self) -> tuple[tuple[str, str], ...]:
         return self.first.setting
@@ -172,7 +168,7 @@ class Curve:
             "mover": "" if case.mover == "auto" else f"mover {case.mover}",
             "memory": "" if case.memory_limit is None else f"{in_bytes(case.memory_limit)} of buffers",
             "device": "" if case.device == "host" else case.device,
-            **{name: f"{_SETTING[name]} {value}".strip() for name, value in self.settings},
+            **{name: _told(name, value) for name, value in self.settings},
         }
 
 
@@ -278,7 +274,7 @@ def _opened(path: Path, found: Findings) -> records.Study:
     if not study.measured:
         why = f": line {study.unread[0][0]}: {study.unread[0][1]}" if study.unread else ""
         raise FileError(f"{path}: no measurement in it{why}")
-    found.unread += [(f"{path}:{number}", fault) for number, fault in study.unread]
+    found.unread += [(f"{path}:{number}", f"not a measurement ({fault})") for number, fault in study.unread]
     if study.torn:
         found.unread.append((f"{path}: last line", "not finished: its writer was stopped"))
     if study.machine is not None:
@@ -308,6 +304,13 @@ def shape_of(case: Case) -> str:
     text = case.of or ",".join(map(str, case.mnk))
     shape = text.replace(",", " x ")
     return f"{shape} on one rank" if case.kind == "weak" else shape
+
+
+def _told(name: str, value: str) -> str:
+    """A part of the setting in the name of a curve."""
+    if name == "threads_per_rank":
+        return f"{value} thread{'' if value == '1' else 's'} per rank"
+    return f"pdgemm {value}" if name == "pdgemm" else value
 
 
 def setting_of(record: Record) -> tuple[tuple[str, str], ...]:
@@ -343,13 +346,13 @@ def differing(points: Iterable[Point]) -> dict[str, list[str]]:
 
 def _notes(found: Findings) -> list[str]:
     notes = [
-        f"The measurements differ in {name.replace('_', ' ')} ({'; '.join(values)}): no line joins them."
+        f"The measurements differ in {CALLED.get(name, name)} ({'; '.join(values)}): no line joins them."
         for name, values in differing(found.points).items()
     ]
     hosts = sorted({str(host) for point in found.points for host in point.record["setting"]["nodes"]})
     apart = [{str(host) for host in point.record["setting"]["nodes"]} for point in found.points]
     if len(hosts) > 1 and not set.intersection(*apart):
-        notes.append(f"Not all were measured on the same nodes ({', '.join(hosts)}), all of one kind of processor.")
+        notes.append(f"Not all were measured on the same nodes ({', '.join(hosts)}).")
     if any(point.crowded for point in found.points):
         notes.append(
             "Points that are grey inside and the mark * are of more ranks than cores: ranks took turns there, and such "

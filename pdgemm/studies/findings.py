@@ -49,14 +49,14 @@ def _efficiencies(section: Section) -> list[str]:
         falls = {_fall(curve.efficiency, points, share): share for share in FALLS}  # of equal numbers, the lower share
         told = [f"below {share:.0%} from {counted(ranks, 'rank')} on" for ranks, share in falls.items() if ranks]
         each.append(
-            f"{curve.label} {curve.efficiency(last):.0%} on {counted(last.ranks, 'rank')}, "
+            f"{curve.label}: {curve.efficiency(last):.0%} on {counted(last.ranks, 'rank')}, "
             f"{' and '.join(told) or f'nowhere below {FALLS[0]:.0%}'}"
         )
     crowded = any(point.crowded for point in section.points)
     cores = ", where each rank had a core" if crowded else ""
     fewest = sorted({curve.first.ranks for curve, _ in several})
     base = counted(fewest[0], "rank") if len(fewest) == 1 else "the fewest ranks of each curve"
-    return [f"Efficiency relative to {base}{cores}{some}: {'; '.join(each)}."]
+    return [f"Efficiency relative to {base}{cores}{some}. {'; '.join(each)}."]
 
 
 def _fall(efficiency: Any, points: Sequence[Any], share: float) -> int | None:
@@ -96,7 +96,7 @@ def _model(section: Section, forecast: Forecast) -> list[str]:
         found += [seconds[x.ranks] / x.seconds for x in plain(section.curves[number]) if x.ranks in seconds]
     if not found:
         return []
-    least, most = f"{min(found):.2f}", f"{max(found):.2f}"
+    least, most = f"{min(found):.2g}", f"{max(found):.2g}"
     between = f"{least} times" if least == most else f"{least} to {most} times"
     off = max(*found, *(1 / x for x in found)) if len(found) > 1 else max(found[0], 1 / found[0])
     trust = "" if off < 2 else "; a model that is this far off here says little about more ranks"
@@ -114,7 +114,7 @@ def _beyond(section: Section, forecast: Forecast) -> list[str]:
         last, half = points[-1], _fall(lambda x, base=base: relative(base, x), points, FALLS[-1])
         falls = f"below {FALLS[-1]:.0%} from {counted(half, 'rank')} on" if half else f"nowhere below {FALLS[-1]:.0%}"
         each.append(
-            (last.seconds, f"{curve.label} {in_seconds(last.seconds)} on {last.ranks} ranks, efficiency {falls}")
+            (last.seconds, f"{curve.label}: {in_seconds(last.seconds)} on {last.ranks} ranks, efficiency {falls}")
         )
     if not each:
         return []
@@ -122,7 +122,7 @@ def _beyond(section: Section, forecast: Forecast) -> list[str]:
     some = ""
     if len(each) > _MOST:
         each, some = [each[0], each[-1]], f" (the fastest and the slowest of {len(each)} curves)"
-    return [f"Beyond what was measured the planner predicts{some}: {'; '.join(text for _, text in each)}."]
+    return [f"Predictions beyond what was measured{some}. {'; '.join(text for _, text in each)}."]
 
 
 def plain(curve: Curve) -> list[Point]:
