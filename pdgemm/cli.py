@@ -20,12 +20,12 @@ from pdgemm.dtypes import COMPUTE
 from pdgemm.elements import KINDS
 from pdgemm.errors import PdgemmError
 from pdgemm.forms import BLOCK, BYTES, DATASET, GRID, MNK, NUMBER, SHAPE, Dataset
-from pdgemm.studies.commands import inside_job, scaling
+from pdgemm.studies.commands import inside_job, plot, scaling
 
 if TYPE_CHECKING:
     from pdgemm.estimates import Question
 
-WITHOUT_MPI = ("plan", "simulate", "profile")  # commands that run on one process and need no MPI library
+WITHOUT_MPI = ("plan", "simulate", "plot", "profile")  # commands that run on one process and need no MPI library
 SUMS = ("float32", "float64", "complex64", "complex128", "int32")
 
 
@@ -69,6 +69,7 @@ def cli() -> None:
 
 
 cli.add_command(scaling)
+cli.add_command(plot)
 
 
 # ------------------------------------------------------------------ commands

@@ -132,6 +132,7 @@ def summary(reports: Sequence[Report]) -> dict[str, Any]:
         "seconds": [r.seconds for r in reports],
         "compute_seconds": [r.compute_seconds for r in reports],
         "wait_seconds": [r.wait_seconds for r in reports],
+        "sync_seconds": [r.sync_seconds for r in reports],
         "hidden_seconds": [r.hidden_seconds for r in reports],
         "pack_seconds": [r.pack_seconds for r in reports],
         "move_seconds": [r.move_seconds for r in reports],

@@ -76,6 +76,12 @@ LEVELS = [
         "pdgemm.estimates",
         "pdgemm.choice",
         "pdgemm.simulate",
+        "pdgemm.studies.curves",
+        "pdgemm.studies.predictions",
+        "pdgemm.studies.panels",
+        "pdgemm.studies.figures",
+        "pdgemm.studies.findings",
+        "pdgemm.studies.page",
     },
     {"pdgemm.accumulator", "pdgemm.summa", "pdgemm.stationary", "pdgemm.cannon", "pdgemm.layered"}
     | {"pdgemm.arguments", "pdgemm.report", "pdgemm.residual"},
@@ -84,7 +90,7 @@ LEVELS = [
     {"pdgemm.io.place", "pdgemm.io.atomic", "pdgemm.io.checksum", "pdgemm.io.rawio", "pdgemm.io.hyperslabs"}
     | {"pdgemm.io.hdf5"},
     {"pdgemm.timeline", "pdgemm.ending", "pdgemm.forms", "pdgemm.options", "pdgemm.session", "pdgemm.info"},
-    {"pdgemm.studies.measure", "pdgemm.studies.run", "pdgemm.studies.commands"},
+    {"pdgemm.studies.measure", "pdgemm.studies.run", "pdgemm.studies.commands", "pdgemm.studies.plot"},
     {"pdgemm.cli", "pdgemm.__main__"},
 ]
 CALLS_UP = {  # at run time: A @ B, A.redistribute(), plan.execute()
@@ -128,6 +134,13 @@ PURE = [
     "studies.steps",
     "studies.energy",
     "studies.commands",
+    "studies.curves",
+    "studies.predictions",
+    "studies.panels",
+    "studies.figures",
+    "studies.findings",
+    "studies.page",
+    "studies.plot",
     "grids.distribution",
     "grids.runs",
     "grids.layout",

@@ -1,4 +1,4 @@
-"""`pdgemm scaling`: a job for each number of ranks, or on the ranks of the job that it was started in."""
+"""`pdgemm scaling`: a job for each number of ranks, or on the ranks of the job it was started in; `pdgemm plot`."""
 
 from __future__ import annotations
 
@@ -80,6 +80,29 @@ def scaling(
     if inside_job(sys.argv):
         return _inside(path, wanted, only, repeats, warmup, machine_file, no_calibrate, device)
     return _steps(path, wanted, Launcher(launch), machine_file, no_calibrate)
+
+
+@click.command()
+@click.argument("studies", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="FILE.html, .png or .svg.")
+@options.machine
+@click.option(
+    "--predict-to",
+    type=click.IntRange(1, 1 << 17),
+    default=4096,
+    show_default=True,
+    help="Ranks of the last prediction.",
+)
+@options.debug
+def plot(studies: tuple[Path, ...], out: Path, machine_file: str | None, predict_to: int, debug: bool) -> int:
+    """A report of what `pdgemm scaling` wrote, with predictions beyond it.  Needs no MPI.
+
+    A page holds figures, their captions, all measurements in a table, and how they were made; a picture all figures.
+    """
+    from pdgemm.studies.plot import report
+
+    report(studies, out, machine_file, predict_to)
+    return 0
 
 
 def _opened(path: Path) -> records.Study:

@@ -1,0 +1,102 @@
+"""The figures of a report as files, by matplotlib, which is loaded when something is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from pdgemm.errors import ArgumentError
+from pdgemm.studies.panels import WIDTH, Panel
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure, SubFigure
+
+STYLE: Any = {
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 5.5,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "hatch.linewidth": 0.6,
+    "figure.constrained_layout.w_pad": 0.08,
+    "svg.fonttype": "none",  # text as text
+    "svg.hashsalt": "pdgemm",
+}
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """The style of all figures.  Raises ArgumentError where matplotlib is missing."""
+    if find_spec("matplotlib") is None:
+        raise ArgumentError("figures need matplotlib, which is not installed: pip install 'pdgemm[plot]'")
+    import matplotlib as mpl
+
+    with mpl.rc_context(STYLE):
+        yield
+
+
+# ------------------------------------------------------------------ whole figures
+def alone(panel: Panel) -> Figure:
+    """One panel, with its legend below."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(2 * WIDTH if panel.wide else WIDTH, panel.height), layout="constrained")
+    _fill(figure, panel)
+    return figure
+
+
+def together(sections: Sequence[tuple[str, Sequence[Panel]]]) -> Figure:
+    """All panels of all sections, two in a row."""
+    from matplotlib.figure import Figure
+
+    rows = [(title, _rows(panels)) for title, panels in sections]
+    heights = [0.45 + sum(max(panel.height for panel in row) for row in each) for _, each in rows]
+    figure = Figure(figsize=(2 * WIDTH, sum(heights)), layout="constrained")
+    parts = figure.subfigures(len(rows), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for part, (title, each) in zip(parts, rows):
+        part.suptitle(title, fontsize=11, fontweight="bold")
+        lines = part.subfigures(len(each), 1, height_ratios=[max(x.height for x in row) for row in each], squeeze=False)
+        for line, row in zip(lines[:, 0], each):
+            places = line.subfigures(1, 1 if row[0].wide else 2, squeeze=False)[0]
+            for place, panel in zip(places, row):
+                _fill(place, panel)
+    return figure
+
+
+def _rows(panels: Sequence[Panel]) -> list[list[Panel]]:
+    rows: list[list[Panel]] = []
+    for panel in panels:
+        if panel.wide or not rows or rows[-1][0].wide or len(rows[-1]) == 2:
+            rows.append([])
+        rows[-1].append(panel)
+    return rows
+
+
+def saved(figure: Figure, form: str) -> bytes:
+    """As a file of a form, "png" or "svg"; the same bytes for the same figure."""
+    buffer = BytesIO()
+    figure.savefig(buffer, format=form, dpi=200, metadata={"Date": None} if form == "svg" else None)
+    return buffer.getvalue()
+
+
+def _fill(place: Figure | SubFigure, panel: Panel) -> None:
+    """A panel, and below it its legend, which is never on data."""
+    axes = place.subplots()
+    panel.draw(axes)
+    axes.set_title(panel.title)
+    handles, labels = axes.get_legend_handles_labels()
+    longest = max(map(len, labels), default=0)
+    columns = (5 if longest < 26 else 3) if panel.wide else 3 if longest < 26 else 2 if longest < 48 else 1
+    place.legend(handles, labels, loc="outside lower center", ncols=columns)

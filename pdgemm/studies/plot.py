@@ -1,0 +1,110 @@
+"""What `pdgemm plot` does: the report of studies as a page, or their figures as a picture."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from pdgemm.errors import ArgumentError, FileError
+from pdgemm.explain import counted
+from pdgemm.machine import Machine, load_machine
+from pdgemm.studies.curves import Findings, Section, per_node, read_all
+from pdgemm.studies.figures import alone, drawing, saved, together
+from pdgemm.studies.findings import assumptions
+from pdgemm.studies.page import Drawn, page
+from pdgemm.studies.panels import Forecast, panels
+from pdgemm.studies.predictions import predict
+
+FORMS = (".html", ".png", ".svg")
+_MOST = 10  # lines that are told one by one
+
+
+def report(studies: Sequence[Path], out: Path, machine_file: str | None, predict_to: int) -> None:
+    """Read, predict, draw and write.  Raises FileError, ArgumentError.
+
+    machine_file : for the predictions; None: the calibration of each study.   predict_to : ranks of the last one.
+    """
+    form = out.suffix.lower()
+    if form not in FORMS:
+        raise ArgumentError(f"{out}: a report is a file with the ending {', '.join(FORMS[:-1])} or {FORMS[-1]}")
+    _check(out)
+    asked = load_machine(machine_file) if machine_file else None
+    found = read_all(studies)
+    for place, fault in found.unread[:_MOST]:
+        click.echo(f"pdgemm: warning: {place}: {fault}; left out", err=True)
+    if len(found.unread) > _MOST:
+        click.echo(f"pdgemm: warning: {len(found.unread) - _MOST} more were left out", err=True)
+    if not found.points and form != ".html":
+        raise ArgumentError(f"there is nothing to draw: {counted(len(found.bad), 'case')} failed or wrong, none right")
+    forecasts = [_forecast(section, found, asked, predict_to) for section in found.sections]
+    notes = _assumed(found, forecasts)
+    with drawing():
+        if form == ".html":
+            data = _page(found, forecasts, notes).encode()
+        else:
+            drawn = [(x.title, panels(x, forecast)) for x, forecast in zip(found.sections, forecasts) if x.points]
+            data = saved(together(drawn), form[1:])
+    _write(out, data)
+    click.echo(f"{out}: {counted(len(found.points), 'measurement')}, {len(found.bad)} failed or wrong")
+    for note in [*found.notes, *notes]:
+        click.echo(f"  {note}")
+
+
+def _forecast(section: Section, found: Findings, asked: Machine | None, to: int) -> Forecast:
+    """Of each curve that can be predicted."""
+    forecast: Forecast = {}
+    for number, curve in enumerate(section.curves):
+        machine = asked or found.machines.get(curve.first.source)
+        alike = [point for point in found.points if point.setting == curve.settings]
+        counts = [point.ranks for point in curve.points]
+        predicted = predict(curve.case, counts, max(to, counts[-1]), machine, per_node(alike))
+        if predicted and predicted.formula:
+            forecast[number] = predicted
+    return forecast
+
+
+def _assumed(found: Findings, forecasts: Sequence[Forecast]) -> list[str]:
+    all_of = [predicted for forecast in forecasts for predicted in forecast.values()]
+    gpus = any(point.case.device != "host" for point in found.points)
+    return assumptions(all_of, gpus)
+
+
+def _page(found: Findings, forecasts: Sequence[Forecast], notes: Sequence[str]) -> str:
+    drawn = []
+    for section, forecast in zip(found.sections, forecasts):
+        figures = [(x.caption, saved(alone(x), "svg").decode(), x.wide) for x in panels(section, forecast)]
+        drawn.append(Drawn(section, forecast, figures))
+    machines = dict.fromkeys(str(x.machine) for forecast in forecasts for x in forecast.values())
+    return page(found, drawn, notes, [*machines])
+
+
+def _check(path: Path) -> None:
+    """Before the work, not after it."""
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise FileError(f"{path} is a folder, not a file")
+    if not target.parent.is_dir():
+        raise FileError(f"{path}: the folder {target.parent} does not exist")
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Complete under its name, or not there; what was there stays until then.  Raises FileError."""
+    target = Path(os.path.realpath(path))
+    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}.partial")
+    try:
+        with partial.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if target.exists():
+            shutil.copymode(target, partial)
+        partial.replace(target)
+    except OSError as bad:
+        raise FileError(f"{path}: {bad.strerror}") from bad
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,153 @@
+"""What the planner and the simulator say about a curve, on any number of ranks.  Needs no MPI and no other rank.
+
+The planner's prediction is what a run itself would plan: A, B and C on a near-square grid, in one block for each rank,
+and what does not fit the algorithm redistributed before and after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import isqrt
+from time import perf_counter
+
+import numpy as np
+
+from pdgemm.candidates import BROADCASTS, Problem
+from pdgemm.costs import lower_bound
+from pdgemm.errors import PdgemmError
+from pdgemm.explain import named, sides
+from pdgemm.grids.distribution import Distribution
+from pdgemm.grids.layout import Layout
+from pdgemm.machine import Machine, on_nodes
+from pdgemm.planner import PANEL_WIDTH, Plan, plan_product, sample
+from pdgemm.simulate import simulate
+from pdgemm.studies.cases import Case, weak_shape
+from pdgemm.studies.curves import flops
+
+ENOUGH = 0.3  # seconds of a simulation behind which no larger one is begun
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Of one case.   words : received by the busiest of some ranks.   bound : of any algorithm."""
+
+    case: Case
+    seconds: float
+    words: float
+    bound: float
+    algorithm: str
+    grid: str
+
+    @property
+    def ranks(self) -> int:
+        return self.case.ranks
+
+    @property
+    def flops(self) -> int:
+        return flops(self.case)
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """By formula on all numbers of ranks, by simulation on the first of them.
+
+    machine : with the nodes that were assumed.   calibrated : was it measured?
+    guessed : links between nodes were not.
+    """
+
+    formula: tuple[Prediction, ...]
+    simulation: tuple[Prediction, ...]
+    machine: Machine
+    calibrated: bool
+    guessed: bool
+
+
+def predict(case: Case, measured: Iterable[int], to: int, machine: Machine | None, per_node: int) -> Predicted | None:
+    """Of the curve of a case, on the measured numbers of ranks and on powers of two from there to `to`.
+
+    machine  : None: an ordinary cluster.
+    per_node : ranks that a node holds, where the machine does not say it.
+    None for GPUs, which no calibration knows.
+    """
+    if case.device != "host":
+        return None
+    assumed = machine or Machine()
+    if assumed.ranks_per_node is None:
+        assumed = on_nodes(assumed, per_node)
+    counts, found, walked, enough = counts_to(measured, to), [], [], False
+    for ranks in counts:
+        one = at(case, ranks)
+        try:
+            plan = plan_product(problem(one, assumed))
+        except PdgemmError:  # no such grid, or too little memory
+            continue
+        found.append(_prediction(one, plan, plan.seconds))
+        if not enough:
+            start = perf_counter()
+            try:
+                walked.append(_prediction(one, plan, simulated(one, plan)))
+            except PdgemmError:  # too many messages
+                enough = True
+            enough = enough or perf_counter() - start > ENOUGH
+    guessed = (machine is None or machine.ranks_per_node is None) and any(x.ranks > per_node for x in found)
+    return Predicted(tuple(found), tuple(walked), assumed, machine is not None, guessed)
+
+
+def counts_to(measured: Iterable[int], to: int) -> list[int]:
+    """The measured numbers of ranks, and powers of two beyond."""
+    known = sorted(set(measured))
+    beyond = [2**x for x in range(to.bit_length() + 1) if known[-1] < 2**x <= to]
+    return known + beyond
+
+
+def at(case: Case, ranks: int) -> Case:
+    """The case of the same curve on so many ranks."""
+    mnk = case.mnk
+    if case.kind == "weak" and ranks != case.ranks:
+        m, n, k = map(int, case.of.split(","))
+        mnk = weak_shape((m, n, k), ranks)
+    return replace(case, ranks=ranks, mnk=mnk)
+
+
+def problem(case: Case, machine: Machine, messages: bool = False) -> Problem:
+    """What a study asks the planner on the host.   messages : ranks do not read each other's memory."""
+    (m, n, k), dtype, ranks, per_node = case.mnk, np.dtype(case.dtype), case.ranks, machine.ranks_per_node
+    shared = ranks > 1 and per_node != 1 and not messages and case.mover in ("auto", "shared")
+    mover = case.mover if case.mover in BROADCASTS or (case.mover == "shared" and shared) else "auto"
+    A, B, C = (_layout(shape, ranks, dtype) for shape in ((m, k), (k, n), (m, n)))
+    return Problem(
+        A, B, C, ranks, True, dtype, PANEL_WIDTH, 1, mover, case.algorithm,
+        memory_limit=case.memory_limit,
+        width_asked=False,
+        shared=shared,
+        nodes=tuple(rank // per_node for rank in range(ranks)) if shared and per_node and ranks > per_node else (),
+        machine=machine,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=8)
+def _layout(shape: tuple[int, int], ranks: int, dtype: np.dtype) -> Layout:
+    """One block for each rank of a near-square grid."""
+    pr = next(d for d in range(isqrt(ranks), 0, -1) if ranks % d == 0)
+    return Layout(Distribution.over((pr, ranks // pr), shape), tuple(range(ranks)), dtype)
+
+
+def simulated(case: Case, plan: Plan) -> float:
+    """Seconds of a plan by simulation, in which panels travel as messages; what is redistributed, by formula.
+
+    Raises PdgemmError where there are too many messages.
+    """
+    machine = plan.problem.machine
+    *shape, layers = plan.shape
+    asked = problem(case, machine, messages=True)
+    sent = plan_product(replace(asked, algorithm=plan.algorithm, shape=(shape[0], shape[1]), layers=layers))
+    moving = sent.seconds - max(sent.product.seconds(machine, rank) for rank in sample(case.ranks))
+    return simulate(sent.product, machine, case.ranks).seconds + max(0.0, moving)
+
+
+def _prediction(case: Case, plan: Plan, seconds: float) -> Prediction:
+    words = max(plan.traffic(rank).words_received for rank in sample(case.ranks))
+    bound, (pr, pc, layers) = lower_bound(*case.mnk, case.ranks), plan.shape
+    return Prediction(case, seconds, words, bound, named(plan.algorithm, plan.inside), sides(pr, pc, layers))

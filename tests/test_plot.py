@@ -1,0 +1,542 @@
+"""`pdgemm plot`: are the figures true to the records, and the report to the figures?  Without MPI, but for one run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pdgemm import cli
+from pdgemm.costs import gemm_flops
+from pdgemm.errors import ArgumentError, FileError
+from pdgemm.machine import Machine, on_nodes
+from pdgemm.studies import plot, records
+from pdgemm.studies.cases import Case, cases, weak_shape
+from pdgemm.studies.curves import Section, per_node, read_all
+from pdgemm.studies.figures import drawing
+from pdgemm.studies.findings import key_results
+from pdgemm.studies.page import Drawn, command, page
+from pdgemm.studies.panels import Forecast, panels
+from pdgemm.studies.predictions import predict
+
+pytest.importorskip("matplotlib")
+SIDE = 1024
+TIMES = {1: 8.0, 2: 4.4, 4: 2.5, 8: 2.0}  # efficiency 100%, 91%, 80%, 50%
+MACHINE = json.loads(Machine(name="a measured one").as_json())
+
+
+def strong(algorithm: str = "auto", times: dict[int, float] = TIMES, **changes: Any) -> list[dict[str, Any]]:
+    made = cases("strong", [(SIDE,) * 3], list(times), algorithms=[algorithm])
+    return [record(case, times[case.ranks], **changes) for case in made]
+
+
+def record(case: Case, seconds: float, **changes: Any) -> dict[str, Any]:
+    """As `pdgemm scaling` writes it.  changes : of the setting."""
+    ranks, flops = case.ranks, gemm_flops(*case.mnk, case.dtype.startswith("complex"))
+    words = 1000 * ranks if ranks > 1 else 0
+    each = {"seconds": 0.9, "compute_seconds": 0.6, "wait_seconds": 0.12, "sync_seconds": 0.02, "hidden_seconds": 0.3,
+            "pack_seconds": 0.04, "move_seconds": 0.06}  # fmt: skip
+    spread = {name: {"min": 0, "mean": seconds * share, "max": seconds} for name, share in each.items()}
+    setting = {
+        "pdgemm": "0.1.0", "python": "3.11.7", "mpi_library": "Open MPI v5", "mpi4py": "4.1", "numpy": "2.4",
+        "multiplies": "OpenBLAS", "cupy": "not installed", "cpu": "Xeon", "threads_per_rank": [1],
+        "ranks_per_node": ranks, "oversubscribed": ranks > 4, "nodes": ["host<1>"], "kernel": "6.1", **changes,
+    }  # fmt: skip
+    return {
+        "case": case.as_dict(),
+        "status": "ok",
+        "median_seconds": seconds,
+        "confidence": [0.9 * seconds, 1.2 * seconds],
+        "seconds": [seconds] * 7,
+        "warmup": 1,
+        "gflops": flops / seconds / 1e9,
+        "peak_gflops": 1.0,
+        "fraction_of_peak": 0.96 - 0.01 * ranks,
+        "residual": 3e-16,
+        "residual_bound": 1e-14,
+        "product": {
+            "algorithm": "summa", "inside": "", "grid": [1, ranks], "layers": 1, "overlap": 0.75,
+            "predicted_seconds": seconds, "lower_bound_words": words / 1.25,
+            "per_rank": {**spread, "words_received": {"min": 0, "mean": 1, "max": words}},
+        },
+        "cost": {"core_hours": seconds * ranks / 3600, "gpu_hours": 0.0, "joules": None, "energy": "absent: no RAPL"},
+        "setting": setting,
+        "command": ["/x/__main__.py", "scaling", "strong", "--ranks", "1,2", "--machine", "/tmp/m", "--only", "0"],
+        "environment": {"OMP_NUM_THREADS": "1"},
+        "date": "2026-01-02T03:04:05+00:00",
+    }  # fmt: skip
+
+
+def study(path: Path, *lines: dict[str, Any] | str) -> Path:
+    texts = [line if isinstance(line, str) else json.dumps({"format": records.FORMAT, **line}) for line in lines]
+    path.write_text("\n".join(texts) + "\n")
+    return path
+
+
+def section(*lines: dict[str, Any], folder: Path) -> Section:
+    (only,) = read_all([study(folder / "s.jsonl", *lines)]).sections
+    return only
+
+
+def drawn(section: Section, name: str, forecast: Forecast | None = None) -> Any:
+    """The axes of a panel."""
+    from matplotlib.figure import Figure
+
+    (panel,) = (x for x in panels(section, forecast or {}) if x.name == name)
+    axes = Figure().subplots()
+    with drawing():
+        panel.draw(axes)
+    return axes
+
+
+def line(axes: Any, label: str) -> tuple[list[float], list[float]]:
+    (found,) = (x for x in axes.lines if x.get_label() == label and len(x.get_xdata()))
+    return list(found.get_xdata()), list(found.get_ydata())
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    """`pdgemm plot ARGUMENTS`; the exit code."""
+    monkeypatch.setattr(sys, "argv", ["pdgemm", "plot", *map(str, arguments), "--predict-to", "8"])
+    return cli._code(0, debug=False)
+
+
+class Page(HTMLParser):
+    """Cells of tables, headings, and what a browser would load or run; every element has its end."""
+
+    EMPTY = ("meta", "br", "path", "use", "rect")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.outside, self.names, self.open, self.rows = list[str](), list[str](), list[str](), list[list[str]]()
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attributes: Any) -> None:
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+        self.names += [value for name, value in attributes if name == "id"]
+        self.outside += [tag] * (tag in ("script", "link", "iframe", "img", "object", "embed", "base"))
+        self.outside += [
+            str(value) for name, value in attributes if name in ("src", "href", "xlink:href") and value[:1] != "#"
+        ]
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag: str, attributes: Any) -> None:
+        self.handle_starttag(tag, attributes)
+        if tag not in self.EMPTY:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.EMPTY:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if self.open and self.open[-1] in ("td", "th"):
+            self.rows[-1][-1] += data
+
+
+# ------------------------------------------------------------------ what is drawn
+def test_strong_times_and_ideal_line(tmp_path: Path) -> None:
+    axes = drawn(section(*strong(), folder=tmp_path), "time")
+    assert line(axes, "auto") == ([1, 2, 4, 8], [8.0, 4.4, 2.5, 2.0])
+    assert line(axes, "ideal") == ([1, 2, 4, 8], [8.0, 4.0, 2.0, 1.0])
+    assert line(axes, "_auto, more ranks than cores") == ([8], [2.0])
+    (bars,) = axes.collections[:1]
+    ends = [segment[:, 1].tolist() for segment in bars.get_segments()]
+    assert ends == [pytest.approx([0.9 * x, 1.2 * x]) for x in TIMES.values()]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert [*axes.get_xticks()] == [1, 2, 4, 8]
+    assert axes.get_xlabel() == "ranks" and axes.get_ylabel() == "time of one product [s]"
+
+
+def test_strong_efficiency(tmp_path: Path) -> None:
+    axes = drawn(section(*strong(times={2: 4.0, 4: 2.5, 8: 2.0}), folder=tmp_path), "efficiency")
+    assert line(axes, "auto") == ([2, 4, 8], [100.0, 80.0, 50.0])  # T(2) 2 / (T(p) p)
+    assert line(axes, "ideal")[1] == [100, 100]
+    assert axes.get_ylim()[0] == 0
+    axes = drawn(section(*strong(times={2: 4.0, 8: 2.0}), folder=tmp_path), "time")
+    assert line(axes, "ideal") == ([2, 8], [4.0, 1.0])
+
+
+def test_weak_study_is_relative_to_the_rate_per_rank(tmp_path: Path) -> None:
+    wanted = cases("weak", [(256, 256, 256)], [1, 4, 16])
+    assert [case.mnk[0] for case in wanted] == [256, 512, 1024]
+    found = section(*(record(case, seconds) for case, seconds in zip(wanted, (1.0, 2.5, 8.0))), folder=tmp_path)
+    # flops per rank are 1, 2, 4 times those of one rank
+    assert line(drawn(found, "efficiency"), "auto")[1] == pytest.approx([100, 80, 50])
+    assert line(drawn(found, "time"), "ideal")[1] == pytest.approx([1, 2, 4])
+    rate = 2 * 256**3 / 1e9
+    axes = drawn(found, "rate")
+    assert line(axes, "auto")[1] == pytest.approx([rate, 0.8 * rate, 0.5 * rate])
+    assert line(axes, "ideal")[1] == pytest.approx([rate, rate])
+
+
+def test_ideal_starts_at_the_fastest_of_equal_shapes(tmp_path: Path) -> None:
+    found = section(*strong(), *strong("summa", {1: 6.0, 2: 5.0}), folder=tmp_path)
+    axes = drawn(found, "time")
+    assert [curve.label for curve in found.curves] == ["auto", "summa"]
+    assert line(axes, "ideal") == ([1, 2, 4, 8], [6.0, 3.0, 1.5, 0.75])
+    styles = {(x.get_color(), x.get_marker()) for x in axes.lines if x.get_label() in ("auto", "summa")}
+    assert len({color for color, _ in styles}) == len({marker for _, marker in styles}) == 2
+
+
+def test_words_beside_their_bound(tmp_path: Path) -> None:
+    axes = drawn(section(*strong(), folder=tmp_path), "words")
+    ranks, words = line(axes, "auto")
+    assert ranks == [1, 2, 4, 8] and np.isnan(words[0]) and words[1:] == [2000, 4000, 8000]
+    ranks, bound = line(axes, "lower bound")
+    assert ranks == [2, 4, 8]  # cubes: 3 (N^3/P)^(2/3) - 3 N^2/P
+    assert bound == pytest.approx([3 * SIDE**2 * (p ** (-2 / 3) - 1 / p) for p in ranks])
+    assert [text.get_text() for text in axes.texts] == ["1.25"] * 3
+
+
+def test_fraction_of_peak(tmp_path: Path) -> None:
+    assert line(drawn(section(*strong(), folder=tmp_path), "fraction"), "auto")[1] == pytest.approx([95, 94, 92, 88])
+
+
+def test_split_of_the_time(tmp_path: Path) -> None:
+    axes = drawn(section(*strong(times={1: 8.0, 2: 4.4}), folder=tmp_path), "split")
+    bars = {bars.get_label(): [bar.get_width() for bar in bars] for bars in axes.containers}
+    left = {bars.get_label(): [bar.get_x() for bar in bars] for bars in axes.containers}
+    # of 0.9: compute 0.6, wait 0.12 of which 0.02 for ranks, pack 0.04, redistribution 0.06
+    shares = {"compute": 0.6, "wait for data": 0.1, "wait for ranks": 0.02, "pack": 0.04, "redistribution": 0.06,
+              "rest": 0.08}  # fmt: skip
+    for name, share in shares.items():
+        assert bars.pop(name) == pytest.approx([100 * share / 0.9] * 2), name
+    (hidden,) = bars  # ends where the waits begin
+    assert bars[hidden] == pytest.approx([100 * 0.3 / 0.9] * 2)
+    assert [x + y for x, y in zip(left[hidden], bars[hidden])] == pytest.approx(left["wait for data"])
+    assert [text.get_text() for text in axes.texts] == [
+        "7.2 s, 75% of transfers hidden",
+        "3.96 s, 75% of transfers hidden",
+    ]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["auto, 1 rank", "auto, 2 ranks"]
+
+
+def test_records_without_the_waits_for_ranks(tmp_path: Path) -> None:
+    (old,) = strong(times={2: 4.0})
+    del old["product"]["per_rank"]["sync_seconds"]
+    (point,) = section(old, folder=tmp_path).points
+    assert point.parts["wait"] == pytest.approx(0.12 * 4) and point.parts["sync"] == 0
+
+
+def test_shapes_are_bars(tmp_path: Path) -> None:
+    found = section(*(record(case, 1.0) for case in cases("shapes", [(64, 64, 64)], [1, 2])), folder=tmp_path)
+    axes = drawn(found, "fraction")
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["square", "large k", "large m", "flat"]
+    heights = {bars.get_label(): [bar.get_height() for bar in bars] for bars in axes.containers}
+    assert heights["1 rank"] == pytest.approx([95] * 4) and heights["2 ranks"] == pytest.approx([94] * 4)
+    words = drawn(found, "words")
+    (bars,) = words.containers  # one rank receives nothing
+    assert bars.get_label() == "2 ranks" and [bar.get_height() for bar in bars] == pytest.approx([1.25] * 4)
+    assert bars[0].get_facecolor() == axes.containers[1][0].get_facecolor()  # the same colour in both
+
+
+# ------------------------------------------------------------------ predictions
+def forecast(found: Section, to: int, machine: Machine | None = None) -> Forecast:
+    made = {}
+    for number, curve in enumerate(found.curves):
+        made[number] = predict(curve.case, [x.ranks for x in curve.points], to, machine, per_node(found.points))
+    return {number: x for number, x in made.items() if x}
+
+
+def test_predictions_are_marked_and_go_beyond(tmp_path: Path) -> None:
+    found = section(*strong(), folder=tmp_path)
+    ahead = forecast(found, 64, Machine())
+    axes = drawn(found, "time", ahead)
+    ranks, seconds = line(axes, "_auto, predicted (formula)")
+    assert ranks == [1, 2, 4, 8, 16, 32, 64] and seconds == [x.seconds for x in ahead[0].formula]
+    (by_formula,) = (x for x in axes.lines if x.get_label() == "_auto, predicted (formula)")
+    (walked,) = (x for x in axes.lines if x.get_label() == "_auto, predicted (simulation)")
+    assert by_formula.get_linestyle() != "-" and by_formula.get_marker() == "None"
+    assert walked.get_linestyle() == "None" and walked.get_markerfacecolor() == "white"
+    assert list(walked.get_ydata()) == [x.seconds for x in ahead[0].simulation]
+    assert {"predicted (formula)", "predicted (simulation)"} <= {*axes.get_legend_handles_labels()[1]}
+    (shaded,) = (x for x in axes.patches if x.get_label() == "beyond what was measured")
+    assert 8 < shaded.get_x() < 16 and shaded.get_x() + shaded.get_width() > 64
+    _, efficiency = line(drawn(found, "efficiency", ahead), "_auto, predicted (formula)")
+    assert efficiency == pytest.approx([100 * seconds[0] / (p * x) for p, x in zip(ranks, seconds)])
+    _, words = line(drawn(found, "words", ahead), "_auto, predicted (formula)")
+    assert words[1:] == [x.words for x in ahead[0].formula][1:]
+    assert len(drawn(found, "time").patches) == 0  # nothing beyond, nothing shaded
+
+
+def test_predictions_of_weak_cases_grow_with_the_ranks() -> None:
+    (case,) = cases("weak", [(100, 200, 300)], [2])
+    predicted = predict(case, [2], 8, Machine(), 8)
+    assert predicted is not None
+    assert [x.case.mnk for x in predicted.formula] == [weak_shape((100, 200, 300), p) for p in (2, 4, 8)]
+
+
+def test_nodes_hold_what_one_was_seen_to_hold(tmp_path: Path) -> None:
+    found = section(*strong(), folder=tmp_path)  # 8 ranks were more than cores
+    assert per_node(found.points) == 4
+    ahead = forecast(found, 64, Machine())[0]
+    assert ahead.machine == on_nodes(Machine(), 4) and ahead.guessed and ahead.calibrated
+    assert not forecast(found, 64, on_nodes(Machine(), 2))[0].guessed
+    assert not forecast(found, 64)[0].calibrated
+
+
+def test_what_cannot_be_predicted(tmp_path: Path) -> None:
+    (case,) = cases("strong", [(64, 64, 64)], [2], algorithms=["cannon"], device="cuda")
+    assert predict(case, [2], 8, Machine(), 2) is None
+    (case,) = cases("strong", [(4096,) * 3], [64], memory_limit=10)
+    predicted = predict(case, [64], 64, Machine(), 2)
+    assert predicted is not None and predicted.formula == predicted.simulation == ()
+
+
+@pytest.mark.skipif(shutil.which("mpiexec") is None, reason="no mpiexec on PATH")
+def test_predictions_are_those_of_the_run_itself(tmp_path: Path) -> None:
+    (tmp_path / "m.json").write_text(json.dumps(MACHINE))
+    arguments = ["strong", "--shape", "96,80,1100", "--ranks", "1,2", "--repeats", "2", "--machine", "m.json"]
+    many = [x for name in ("auto", "cannon", "2.5d") for x in ("--algorithm", name)]
+    command = [sys.executable, "-m", "pdgemm", "scaling", *arguments, *many, "--out", "s.jsonl"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run(command, cwd=tmp_path, check=False, env=environment, capture_output=True, timeout=100)
+    found = read_all([tmp_path / "s.jsonl"]).sections[0]
+    compared = 0
+    for curve in found.curves:
+        predicted = predict(curve.case, [x.ranks for x in curve.points], 2, Machine.from_dict(MACHINE), 2)
+        assert predicted is not None
+        for point, x in zip(curve.points, predicted.formula, strict=True):
+            assert x.seconds == pytest.approx(point.record["product"]["predicted_seconds"], rel=1e-12)
+            assert (x.words, x.bound, x.grid, x.algorithm) == (point.words, point.bound, point.grid, point.ran)
+            compared += 1
+    assert compared >= 5
+
+
+# ------------------------------------------------------------------ files
+def test_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    weak = [record(case, 1.0) for case in cases("weak", [(64, 64, 64)], [1, 2])]
+    shapes = [record(case, 1.0) for case in cases("shapes", [(64, 64, 64)], [2])]
+    evil = records.failed(cases("strong", [(9, 9, 9)], [2])[0], "<script>alert(1)</script> & more")
+    path = study(tmp_path / "s.jsonl", {"machine": MACHINE, "ranks": 2}, *strong(), *weak, *shapes, evil)
+    assert run(monkeypatch, path, "--out", tmp_path / "r.html") == 0
+    text = (tmp_path / "r.html").read_text()
+    shown = Page(text)
+    assert shown.outside == [] and "url(http" not in text and "@import" not in text
+    assert len({*shown.names}) == len(shown.names)
+    for (ranks, seconds), efficiency in zip(TIMES.items(), (100, 91, 80, 50)):
+        (row,) = (row for row in shown.rows if row[5:6] == [f"{seconds:.4g}"])
+        assert row[0] == "auto" and row[2] == "1024 x 1024 x 1024" and row[1] == f"{ranks}{'*' * (ranks == 8)}"
+        assert row[6] == f"{0.9 * seconds:.4g} to {1.2 * seconds:.4g}" and row[9] == str(efficiency)
+        assert row[14] == "3e-16" and row[16] == "absent: no RAPL"
+    assert sum("predicted [s]" in row for row in shown.rows) == 3  # a table for each kind
+    assert sum(len(row) == 17 for row in shown.rows) == 3 + 4 + 2 + 4
+    for said in ("Strong scaling", "Weak scaling", "Shapes", "host<1>", "a measured one", "alert(1)</script> & more"):
+        assert said in shown.text
+    assert "OMP_NUM_THREADS=1 pdgemm scaling strong --ranks 1,2\n" in shown.text
+    assert "links between nodes were not measured" in shown.text and "not calibrated" not in shown.text
+    assert text.count("<figure") == 5 + 6 + 5
+    assert capsys.readouterr().out.startswith(f"{tmp_path / 'r.html'}: 10 measurements, 1 failed or wrong\n")
+
+
+def test_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = study(tmp_path / "s.jsonl", *strong())
+    assert run(monkeypatch, path, "--out", tmp_path / "r.png") == 0
+    data = (tmp_path / "r.png").read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n" and int.from_bytes(data[16:20], "big") == 2240  # 11.2 inches at 200 dpi
+    assert run(monkeypatch, path, "--out", tmp_path / "r.SVG") == 0
+    text = (tmp_path / "r.SVG").read_text()
+    for said in ("time of one product [s]", "efficiency [%]", "predicted (formula), not calibrated", "(e) Where the"):
+        assert re.search(rf"<text[^>]*>[^<]*{re.escape(said)}", text)
+
+
+def test_single_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (one,) = strong(times={4: 2.0})
+    one["confidence"] = None
+    path = study(tmp_path / "s.jsonl", one)
+    for form in ("html", "png", "svg"):
+        assert run(monkeypatch, path, "--out", tmp_path / f"r.{form}") == 0
+    found = section(one, folder=tmp_path)
+    assert [panel.name for panel in panels(found, {})] == ["fraction", "words", "split"]
+    assert len(key_results(found, {})) == 2
+
+
+def test_other_settings_are_other_curves(tmp_path: Path) -> None:
+    first = study(tmp_path / "a.jsonl", *strong(times={1: 8.0, 2: 4.0}))
+    second = study(tmp_path / "b.jsonl", *strong(times={1: 4.0, 4: 2.0}, threads_per_rank=[2], nodes=["other"]))
+    found = read_all([first, second])
+    (only,) = found.sections
+    assert [curve.label for curve in only.curves] == ["1 thread per rank", "2 threads per rank"]
+    assert [[x.ranks for x in curve.points] for curve in only.curves] == [[1, 2], [1, 4]]
+    assert any("threads per rank (1; 2)" in note for note in found.notes)
+    assert any("host<1>, other" in note for note in found.notes)
+    again = study(tmp_path / "c.jsonl", *strong(times={1: 7.0}))
+    (curve, _) = read_all([first, second, again]).sections[0].curves
+    assert [x.seconds for x in curve.points] == [7.0, 4.0]  # the later file of equal dates
+    ideal = [x for x in drawn(only, "time").lines if x.get_label() in ("ideal", "_ideal")]
+    assert [x.get_ydata()[0] for x in ideal] == [8.0, 4.0]
+
+
+def test_lines_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad, endless = strong(times={1: 8.0, 2: 4.4, 4: 2.5})
+    del bad["product"]["per_rank"]
+    endless["median_seconds"] = float("inf")
+    path = study(tmp_path / "s.jsonl", good, "no json", bad, endless, '{"format": 1, "case": {"kind"')
+    path.write_text(path.read_text().rstrip("\n"))
+    assert run(monkeypatch, path, "--out", tmp_path / "r.html") == 0
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 4 and all(x.startswith("pdgemm: warning: ") and x.endswith("left out") for x in told)
+    text = Page((tmp_path / "r.html").read_text()).text
+    for said in (
+        "s.jsonl:2: ",
+        "2 ranks, 1024 x 1024 x 1024 float64, auto: no 'per_rank'",
+        "not finished",
+        "inf where",
+    ):
+        assert said in text and any(said in x for x in told)
+    (only,) = read_all([path]).sections
+    assert [x.ranks for x in only.points] == [1]
+
+
+JUNK = (None, -1, "", "x", [], {}, [1], float("inf"), float("nan"), {"a": 1}, 10**30)
+FIELDS = [
+    "case.ranks", "case.mnk", "case.dtype", "case.algorithm", "case.device", "case.of", "case.memory_limit",
+    "confidence", "seconds", "fraction_of_peak", "residual", "warmup", "product.grid", "product.algorithm",
+    "product.overlap", "product.lower_bound_words", "product.per_rank", "product.per_rank.words_received",
+    "product.per_rank.wait_seconds", "cost", "cost.joules", "cost.core_hours", "setting.nodes",
+    "setting.threads_per_rank", "setting.ranks_per_node", "setting.cpu", "command", "environment", "date",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_any_field_may_hold_anything(field: str, tmp_path: Path) -> None:
+    """A report is made of the rest, or of what is left of it."""
+    (good,) = strong(times={1: 8.0})
+    *names, last = field.split(".")
+    for kind, junk in itertools.product(("strong", "weak") if field == "case.of" else ("strong",), JUNK):
+        (case,) = cases(kind, [(64, 64, 64)], [2])
+        bad = inner = record(case, 4.0)
+        for name in names:
+            inner = inner[name]
+        inner[last] = junk
+        found = read_all([study(tmp_path / "s.jsonl", good, bad)])
+        told = []
+        for one in found.sections:
+            ahead = plot._forecast(one, found, None, 2)
+            told.append(Drawn(one, ahead, []))
+            for panel in panels(one, ahead):
+                assert panel.caption and panel.title
+        assert f"{len(found.points)} {len(found.unread)}" in ("2 0", "1 1") and "8" in page(found, told, [], [])
+
+
+def test_failed_cases_are_not_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good, wrong = strong(times={1: 8.0, 2: 4.0})
+    wrong.update(status="wrong", residual=0.5)
+    failed = records.failed(cases("strong", [(SIDE,) * 3], [4])[0], "it broke")
+    path = study(tmp_path / "s.jsonl", good, wrong, failed)
+    assert line(drawn(section(good, wrong, failed, folder=tmp_path), "fraction"), "auto")[0] == [1]
+    assert run(monkeypatch, path, "--out", tmp_path / "r.html") == 0
+    told = {row[1]: row[2] for row in Page((tmp_path / "r.html").read_text()).rows if len(row) == 4}
+    assert told["failed"] == "it broke" and told["wrong"] == "residual 0.5, at most 1e-14 is right"
+
+
+def test_only_failed_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    failed = records.failed(cases("strong", [(SIDE,) * 3], [4])[0], "it broke")
+    path = study(tmp_path / "s.jsonl", failed)
+    assert run(monkeypatch, path, "--out", tmp_path / "r.html") == 0
+    assert "it broke" in Page((tmp_path / "r.html").read_text()).text
+    assert run(monkeypatch, path, "--out", tmp_path / "r.png") == 2
+    assert "nothing to draw: 1 case failed" in capsys.readouterr().err and not (tmp_path / "r.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("lines", "out", "said"),
+    [
+        (None, "r.html", "no such file"),
+        ([], "r.html", "no measurement in it"),
+        (["text"], "r.svg", "no measurement in it: line 1: "),
+        (strong(), "r.pdf", "the ending .html, .png or .svg"),
+        (strong(), "no/r.svg", "the folder"),
+        (strong(), "folder.svg", "is a folder, not a file"),
+    ],
+)
+def test_bad_input_is_one_line(
+    lines: Sequence[Any] | None, out: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "folder.svg").mkdir()
+    path = tmp_path / "s.jsonl"
+    if lines is not None:
+        study(path, *lines)
+    assert run(monkeypatch, path, "--out", tmp_path / out) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("pdgemm: error: ") and said in told
+    assert {x.name for x in tmp_path.iterdir()} <= {"s.jsonl", "folder.svg"}
+
+
+def test_an_error_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, out = study(tmp_path / "s.jsonl", *strong()), tmp_path / "r.svg"
+    out.write_text("before")
+    with monkeypatch.context() as patched:
+        patched.setattr(plot.os, "fsync", _no_space)
+        with pytest.raises(FileError, match=r"r\.svg: No space left"):
+            plot.report([path], out, None, 8)
+    assert out.read_text() == "before" and sorted(x.name for x in tmp_path.iterdir()) == ["r.svg", "s.jsonl"]
+    plot.report([path], out, None, 8)
+    assert out.read_text().startswith("<?xml")
+
+
+def _no_space(file: int) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = study(tmp_path / "s.jsonl", *strong())
+    monkeypatch.setattr("pdgemm.studies.figures.find_spec", lambda name: None)
+    with pytest.raises(ArgumentError, match=re.escape("pip install 'pdgemm[plot]'")):
+        plot.report([path], tmp_path / "r.html", None, 8)
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_needs_no_mpi(tmp_path: Path) -> None:
+    study(tmp_path / "s.jsonl", *strong())
+    code = "import sys; sys.modules['mpi4py'] = None; from pdgemm.cli import main; main()"
+    command = [sys.executable, "-c", code, "plot", "s.jsonl", "--out", "r.svg", "--predict-to", "8"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "") and "4 measurements, 0 failed" in done.stdout
+
+
+def test_machine_of_the_option_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = study(tmp_path / "s.jsonl", {"machine": MACHINE, "ranks": 1}, *strong())
+    other = tmp_path / "m.json"
+    other.write_text(json.dumps({**MACHINE, "name": "another", "ranks_per_node": 2}))
+    assert run(monkeypatch, path, "--out", tmp_path / "r.html", "--machine", other) == 0
+    text = Page((tmp_path / "r.html").read_text()).text
+    assert "another: 2 ranks on a node" in text and "a measured one" not in text
+    assert "links between nodes were not measured" not in text
+
+
+def test_key_results_say_what_the_numbers_say(tmp_path: Path) -> None:
+    found = section(*strong(), *strong("summa", {1: 8.0, 2: 8.0, 4: 8.0}), folder=tmp_path)
+    text = " ".join(key_results(found, {}))
+    assert "auto: 80% on 4 ranks, nowhere below 80%; summa: 25% on 4 ranks, below 80% from 2 ranks on" in text
+    assert "below 50% from 4 ranks on" in text
+    assert "1.074 GFLOP/s, 88% of the measured peak: 1024 x 1024 x 1024 in 2 s by summa on 8 ranks, which were" in text
+    assert "receives 1.25 times the words of the lower bound" in text
+
+
+def test_commands_as_the_user_typed_them() -> None:
+    inside = {"command": ["/a b/__main__.py", "scaling", "weak", "--out", "a b.jsonl", "--machine", "own.json"]}
+    assert command(inside) == "pdgemm scaling weak --out 'a b.jsonl' --machine own.json"
+    assert command({}) == ""
