@@ -51,7 +51,8 @@ def record(case: Case, seconds: float, **changes: Any) -> dict[str, Any]:
     setting = {
         "pdgemm": "0.1.0", "python": "3.11.7", "mpi_library": "Open MPI v5", "mpi4py": "4.1", "numpy": "2.4",
         "multiplies": "OpenBLAS", "cupy": "not installed", "cpu": "Xeon", "threads_per_rank": [1],
-        "ranks_per_node": ranks, "oversubscribed": ranks > 4, "nodes": ["host<1>"], "kernel": "6.1", **changes,
+        "ranks_per_node": ranks, "cores_per_node": 4, "oversubscribed": ranks > 4, "nodes": ["host<1>"],
+        "kernel": "6.1", **changes,
     }  # fmt: skip
     return {
         "case": case.as_dict(),
@@ -72,7 +73,7 @@ def record(case: Case, seconds: float, **changes: Any) -> dict[str, Any]:
         },
         "cost": {"core_hours": seconds * ranks / 3600, "gpu_hours": 0.0, "joules": None, "energy": "absent: no RAPL"},
         "setting": setting,
-        "command": ["/x/__main__.py", "scaling", "strong", "--ranks", "1,2", "--machine", "/tmp/m", "--only", "0"],
+        "command": ["pdgemm", "scaling", "strong", "--ranks", "1,2"],
         "environment": {"OMP_NUM_THREADS": "1"},
         "date": "2026-01-02T03:04:05+00:00",
     }  # fmt: skip
@@ -285,7 +286,7 @@ def test_predictions_of_weak_cases_grow_with_the_ranks() -> None:
     assert [x.case.mnk for x in predicted.formula] == [weak_shape((100, 200, 300), p) for p in (2, 4, 8)]
 
 
-def test_nodes_hold_what_one_was_seen_to_hold(tmp_path: Path) -> None:
+def test_nodes_hold_as_many_ranks_as_they_have_cores_for(tmp_path: Path) -> None:
     found = section(*strong(), folder=tmp_path)  # 8 ranks were more than cores
     assert per_node(found.points) == 4
     ahead = forecast(found, 64, Machine())[0]
@@ -415,7 +416,7 @@ FIELDS = [
     "confidence", "seconds", "fraction_of_peak", "residual", "warmup", "product.grid", "product.algorithm",
     "product.overlap", "product.lower_bound_words", "product.per_rank", "product.per_rank.words_received",
     "product.per_rank.wait_seconds", "cost", "cost.joules", "cost.core_hours", "setting.nodes",
-    "setting.threads_per_rank", "setting.ranks_per_node", "setting.cpu", "command", "environment", "date",
+    "setting.threads_per_rank", "setting.cores_per_node", "setting.cpu", "command", "environment", "date",
 ]  # fmt: skip
 
 
@@ -537,6 +538,7 @@ def test_key_results_say_what_the_numbers_say(tmp_path: Path) -> None:
 
 
 def test_commands_as_the_user_typed_them() -> None:
-    inside = {"command": ["/a b/__main__.py", "scaling", "weak", "--out", "a b.jsonl", "--machine", "own.json"]}
-    assert command(inside) == "pdgemm scaling weak --out 'a b.jsonl' --machine own.json"
+    typed = {"command": ["mpirun", "-n", "4", "pdgemm", "scaling", "weak", "--out", "a b.jsonl"]}
+    assert command(typed) == "mpirun -n 4 pdgemm scaling weak --out 'a b.jsonl'"
+    assert command(typed | {"environment": {"OMP_NUM_THREADS": 2}}).startswith("OMP_NUM_THREADS=2 mpirun -n 4 ")
     assert command({}) == ""

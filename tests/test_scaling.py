@@ -334,7 +334,9 @@ def test_a_study_is_gone_on_with(tmp_path: Path) -> None:
         assert found["product"]["mnk"] == [96, 80, 64]
         assert found["product"]["as_predicted"]
         assert found["setting"]["threads_per_rank"] == [1]
-        assert "scaling" in found["command"] and found["environment"]["OMP_NUM_THREADS"] == "1"
+        assert found["command"][:3] == ["pdgemm", "scaling", "strong"] and "--only" not in found["command"]
+        assert found["environment"]["OMP_NUM_THREADS"] == "1"
+        assert found["setting"]["cores_per_node"] == len(os.sched_getaffinity(0))
     lines = (tmp_path / "s.jsonl").read_text().splitlines()
     run = scaling(tmp_path, "strong", "--shape", "96,80,64", "--ranks", "1,2,3", "--out", "s.jsonl", *QUICK)
     assert run.returncode == 0, run.stderr
@@ -353,6 +355,7 @@ def test_a_study_within_a_job(tmp_path: Path) -> None:
         (1, 64, "summa"), (1, 64, "inner"), (3, 111, "summa"), (3, 111, "inner"),
     ]  # fmt: skip
     assert all(x["product"]["algorithm"] == case.algorithm for case, x in study.measured.items())
+    assert all(x["command"][:5] == ["mpirun", "-n", "3", "pdgemm", "scaling"] for x in study.measured.values())
     assert all(x["status"] == "ok" for x in study.measured.values())
 
 

@@ -77,9 +77,10 @@ def scaling(
     """
     path = Path(out)
     wanted = cases(kind, shapes, ranks, dtypes, algorithms, mover=mover, memory_limit=memory_limit, device=device)
+    ordinary = no_calibrate or device != "host"  # which is what can be calibrated
     if inside_job(sys.argv):
-        return _inside(path, wanted, only, repeats, warmup, machine_file, no_calibrate, device)
-    return _steps(path, wanted, Launcher(launch), machine_file, no_calibrate)
+        return _inside(path, wanted, only, repeats, warmup, machine_file, ordinary, device)
+    return _steps(path, wanted, Launcher(launch), machine_file, ordinary)
 
 
 @click.command()

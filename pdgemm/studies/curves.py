@@ -62,8 +62,8 @@ class Point:
         if not all(isinstance(setting.get(name), list) for name in ("nodes", "threads_per_rank")):
             raise ValueError("the setting has no list of nodes and of threads")
         _check(case)
-        if not 1 <= setting.get("ranks_per_node") <= LARGEST:
-            raise ValueError("the setting has no ranks on a node")
+        if not 1 <= setting.get("cores_per_node") <= LARGEST or not 1 <= max(setting["threads_per_rank"]) <= LARGEST:
+            raise ValueError("the setting has no cores of a node, or no threads")
         list(record["seconds"])
         made = cls(
             case, record, source,
@@ -362,8 +362,9 @@ def _notes(found: Findings) -> list[str]:
 
 
 def per_node(points: Iterable[Point]) -> int:
-    """Ranks that a node was seen to hold without more ranks than cores."""
-    return max((int(x.record["setting"]["ranks_per_node"]) for x in points if not x.crowded), default=1)
+    """Ranks that a node has cores for."""
+    settings = [x.record["setting"] for x in points]
+    return max((int(x["cores_per_node"]) // max(x["threads_per_rank"]) for x in settings), default=1) or 1
 
 
 def _grid(product: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -30,6 +31,7 @@ from pdgemm.residual import verify
 from pdgemm.studies.cases import Case
 from pdgemm.studies.energy import Meter
 from pdgemm.studies.records import Record, failed
+from pdgemm.studies.steps import COMMAND
 from pdgemm.threads import crowded
 
 PEAK_SIDE = {"host": 1024, "cuda": 8192}  # of the local product that shows the peak
@@ -113,7 +115,7 @@ def _measured(
             **energy,
         },
         "setting": here,
-        "command": sys.argv,
+        "command": command(),
         "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(SAID)},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -174,11 +176,19 @@ def setting(grid: ProcessGrid) -> dict[str, Any]:
         **{name: facts[name] for name in ("pdgemm", "python", "mpi_library", "mpi4py", "numpy", "multiplies", "cupy")},
         "cpu": cpu(),
         "threads_per_rank": sorted({x for node in nodes for x in node["threads_per_rank"]}),
+        "cores_per_node": grid.comm.allreduce(len(set().union(*grid.node.allgather(os.sched_getaffinity(0)))), MPI.MAX),
         "ranks_per_node": max((node["ranks"] for node in nodes), default=0),
         "oversubscribed": oversubscribed,  # more ranks than cores
         "nodes": [node["host"] for node in nodes],
         "kernel": platform.release(),
     }
+
+
+def command() -> list[str]:
+    """What the user typed, to be repeated."""
+    if said := os.environ.get(COMMAND):  # this is one job of several
+        return shlex.split(said)
+    return ["mpirun", "-n", str(MPI.COMM_WORLD.size), "pdgemm", *sys.argv[1:]]
 
 
 def cpu() -> str:

@@ -212,14 +212,10 @@ def command(record: Record) -> str:
     words = record.get("command")
     if not isinstance(words, list) or not words:
         return ""
-    words = ["pdgemm", *map(str, words[1:])]
-    if "--only" in words[-2:-1]:  # a job of several: what was added for it goes
-        words = words[:-2]
-        words = words[:-2] if "--machine" in words[-2:-1] else words
     environment = record.get("environment")
     threads = environment.get("OMP_NUM_THREADS") if isinstance(environment, dict) else None
     before = f"OMP_NUM_THREADS={shlex.quote(str(threads))} " if threads else ""
-    return before + shlex.join(words)
+    return before + shlex.join(map(str, words))
 
 
 def _bad(findings: Findings) -> str:

@@ -25,6 +25,7 @@ from pdgemm.studies.cases import Case
 
 ENDED = 128 + signal.SIGTERM
 BAD_INPUT = 2
+COMMAND = "PDGEMM_COMMAND"  # in the environment of a job: what the user typed
 ENDED_BY = "pdgemm: ended by SIG"  # what a rank says then
 _GRACE = 5  # seconds that a job has to end
 _LINES = 8  # of its errors that are kept
@@ -85,7 +86,8 @@ class Steps:
     ) -> None:
         self._launcher, self._path, self._tell = launcher, path, tell
         self.arguments = [*arguments]
-        self._environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        typed = shlex.join(["pdgemm", *arguments])
+        self._environment = {**os.environ, "OMP_NUM_THREADS": str(threads), COMMAND: typed}
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, todo: Sequence[Case], wanted: Sequence[Case]) -> int:
