@@ -14,9 +14,19 @@ say() { printf '%s\n' "$name: $*"; }
 die() { printf '%s\n' "$name: error: $*" >&2 && exit 2; }
 
 # ---------------------------------------------------------------- steps and signals
-step=''             # number of the process that runs in the background
+step='' started=''  # number of the process that runs in the background, and what it is
 grace=20            # seconds that it has to end; scancel waits for 30 until it kills
 lost() { :; }       # says what the end of the job costs; scripts redefine it
+
+# srun that gets SIGTERM kills its ranks; in this way they get it themselves, and can tidy up.
+end_step() {
+    local job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+    if [ "$started" = launch ] && [[ ${PDGEMM_LAUNCH%% *} = *srun ]]; then
+        scancel --signal=TERM "${job:-$SLURM_JOB_ID}" || kill -TERM "$step" 2>/dev/null || true
+    else
+        kill -TERM "$step" 2>/dev/null || true
+    fi
+}
 
 # Before the time limit (--signal=B:TERM@60) and by scancel.  Bash hears it while it waits for the step, not while
 # a program runs in the foreground.
@@ -24,7 +34,7 @@ on_term() {
     trap '' TERM
     say "SIGTERM: the time limit is near, or the job was cancelled"
     if [ -n "$step" ]; then
-        kill -TERM "$step" 2>/dev/null || true
+        end_step
         for ((i = 0; i < grace * 10; i++)); do
             kill -0 "$step" 2>/dev/null || break
             sleep 0.1
@@ -39,6 +49,7 @@ trap on_term TERM
 # run COMMAND...: in the background, waited for; its exit code.
 run() {
     local status=0
+    started=$1
     "$@" &
     step=$!
     wait "$step" || status=$?
@@ -178,6 +189,10 @@ multiply() {
     }
     read -ra words <<<"${OPTIONS:-}"
     run launch "$ranks" pdgemm multiply "$A" "$B" -o "$C" --verify "$@" "${words[@]}"
+    if [ "$(mark)" = "$before" ]; then  # mpirun says 0 where the step of its daemons was cancelled
+        say "error: the launcher reports success, but nothing was written to $C: were its ranks killed?" >&2
+        exit 3
+    fi
 }
 
 # ---------------------------------------------------------------- studies
