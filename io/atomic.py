@@ -18,6 +18,7 @@ from mpi4py import MPI
 from pdgemm.errors import FileError, PdgemmError
 
 T = TypeVar("T")
+PARTIAL = set[Path]()  # files that rank 0 has begun
 
 
 def on_root(comm: MPI.Comm, path: Path, work: Callable[[], T]) -> T:
@@ -94,6 +95,8 @@ def replacing(path: Path, comm: MPI.Comm, size: int) -> Iterator[Path]:
     check_writable(path, comm, size)
     name = f".{target.name}.{comm.bcast(uuid.uuid4().hex[:12])}.partial"
     partial = target.with_name(name)
+    if comm.rank == 0:
+        PARTIAL.add(partial)
     try:
         yield partial
         comm.Barrier()  # every rank has closed it
@@ -104,6 +107,8 @@ def replacing(path: Path, comm: MPI.Comm, size: int) -> Iterator[Path]:
         if isinstance(error, FileError):  # the caller knows the file by its own name
             raise FileError(str(error).replace(str(partial), str(path))) from error
         raise
+    finally:
+        PARTIAL.discard(partial)
 
 
 def _publish(partial: Path, target: Path) -> None:

@@ -1,7 +1,7 @@
 """The command line: `pdgemm` under mpirun, srun or alone.  Rank 0 speaks for all.
 
 Exit codes, the same on all ranks: 0 done, 1 a result is wrong (`verify`, `--verify`), 2 bad input,
-3 an unexpected error (the whole job is ended).
+3 an unexpected error (the whole job is ended), 143 ended by SIGTERM.
 """
 
 from __future__ import annotations
@@ -10,65 +10,49 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pdgemm import gpus
+from pdgemm import gpus, options
 from pdgemm.dtypes import COMPUTE
 from pdgemm.elements import KINDS
 from pdgemm.errors import PdgemmError
-from pdgemm.families import ALGORITHMS
 from pdgemm.forms import BLOCK, BYTES, DATASET, GRID, MNK, NUMBER, SHAPE, Dataset
+from pdgemm.studies.commands import inside_job, scaling
 
 if TYPE_CHECKING:
     from pdgemm.estimates import Question
 
 WITHOUT_MPI = ("plan", "simulate")  # commands that run on one process and need no MPI library
 SUMS = ("float32", "float64", "complex64", "complex128", "int32")
-MOVERS = ("auto", "shared", "mpi", "ibcast", "ring", "staged", "ipc", "nccl")
-DTYPES = ("float16", "float32", "float64", "complex64", "complex128", "int8")
 
 
-def _options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Several options as one decorator, in the order of the help text."""
-
-    def decorate(command: Any) -> Any:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
-
-
-_layout = _options(
+_layout = options.together(
     click.option("--grid", "grid_shape", type=GRID, help="Process grid; default: as square as can be."),
     click.option("--block", type=BLOCK, help="Block sizes of the layout; default: one block per rank."),
 )
-_json = click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-_debug = click.option("--debug", is_flag=True, help="Errors with a traceback.")
-_scalars = _options(
+_scalars = options.together(
     click.option("--alpha", type=NUMBER, default=1.0, show_default=True),
     click.option("--beta", type=NUMBER, default=0.0, show_default=True),
     click.option("--transa", type=click.Choice("NTC", False), default="N", help="op(A): as it is, T, or C for A^H."),
     click.option("--transb", type=click.Choice("NTC", False), default="N", help="op(B)."),
 )
-_algorithm = _options(
-    click.option("--algorithm", type=click.Choice(ALGORITHMS), default="auto", show_default=True),
+_algorithm = options.together(
+    options.algorithm,
     click.option("--product-grid", type=GRID, help="Grid of the product, which need not be that of the matrices."),
     click.option("--layers", type=click.IntRange(1), help="Layers of that grid (2.5d)."),
 )
-_question = _options(
+_question = options.together(
     click.option("--shape", type=MNK, required=True, help="m,n,k of C (m x n) = A (m x k) B (k x n)."),
     click.option("--ranks", type=int, required=True),
     click.option("--memory", type=BYTES, help="Per rank, for all: its parts of A, B and C, copies, panels, messages."),
     click.option(
         "--ranks-per-node", type=click.IntRange(1), help="Default: what the machine file says, else all on one node."
     ),
-    click.option("--machine", "machine_file", type=click.Path(), help="What `pdgemm calibrate` wrote."),
-    click.option("--dtype", type=click.Choice(DTYPES[1:5]), default="float64", show_default=True),
+    options.machine,
+    click.option("--dtype", type=click.Choice(options.BLAS_DTYPES), default="float64", show_default=True),
     _algorithm,
     click.option("--mover", type=click.Choice(("ibcast", "ring")), default="ibcast", show_default=True),
 )
@@ -84,16 +68,19 @@ def cli() -> None:
     """
 
 
+cli.add_command(scaling)
+
+
 # ------------------------------------------------------------------ commands
 @cli.command()
 @click.argument("target", type=DATASET)
 @click.option("--shape", type=SHAPE, required=True)
-@click.option("--dtype", type=click.Choice(DTYPES), default="float64", show_default=True)
+@click.option("--dtype", type=click.Choice(options.DTYPES), default="float64", show_default=True)
 @click.option("--kind", type=click.Choice(KINDS), default="uniform", show_default=True)
 @_seed
 @_layout
-@_json
-@_debug
+@options.json_
+@options.debug
 def generate(
     target: Dataset,
     shape: tuple[int, int],
@@ -114,6 +101,7 @@ def generate(
     from pdgemm.session import session
 
     with session(grid_shape, as_json) as say:
+        say.lost = f"{target.path} was not written, what it held is as it was"
         with say.progress("generate"):
             f = element_function(kind, seed, np.dtype(dtype))
             matrix = DistMatrix.from_function(f, shape, grid=say.grid, block=block, dtype=dtype)
@@ -129,19 +117,19 @@ def generate(
 @click.option("--c", "c0", type=DATASET, help="C on entry where beta is not 0; default: the output.")
 @_scalars
 @_layout
-@click.option("--dtype", type=click.Choice(DTYPES), help="Convert the operands; default: as they are stored.")
+@click.option("--dtype", type=click.Choice(options.DTYPES), help="Convert the operands; default: as they are stored.")
 @click.option("--memory-limit", type=BYTES, help="Per rank, for buffers beyond A, B and C.")
 @click.option("--panel-width", type=int, help="Widest panel.")
 @click.option("--lookahead", default=1, show_default=True, help="Panels in flight behind the one in use.")
-@click.option("--mover", type=click.Choice(MOVERS), default="auto", show_default=True)
+@options.mover
 @_algorithm
 @click.option("--accumulate-dtype", type=click.Choice(SUMS), help="Type in which products are added up.")
 @click.option("--compute-type", type=click.Choice(COMPUTE), help="What operands are rounded to; default: nothing.")
-@click.option("--device", type=click.Choice(("host", "cuda")), default="host", show_default=True)
+@options.device
 @click.option("--verify", "verified", is_flag=True, help="Check the result before it is stored.")
 @_seed
-@_json
-@_debug
+@options.json_
+@options.debug
 def multiply(
     a: Dataset,
     b: Dataset,
@@ -181,6 +169,7 @@ def multiply(
     from pdgemm.session import session
 
     with session(grid_shape, as_json) as say:
+        say.lost = f"{output.path} was not written, what it held is as it was"
         A = say.load("A", a, block, dtype, transa, device)
         B = say.load("B", b, block, dtype, transb, device)
         # before the work, not after it
@@ -237,8 +226,8 @@ def multiply(
 @_scalars
 @_seed
 @_layout
-@_json
-@_debug
+@options.json_
+@options.debug
 def verify(
     a: Dataset,
     b: Dataset,
@@ -272,8 +261,8 @@ def verify(
 
 
 @cli.command()
-@_json
-@_debug
+@options.json_
+@options.debug
 def info(as_json: bool, debug: bool) -> int:
     """What this installation can do, what is missing, and how to get it."""
     from pdgemm.info import describe, lines
@@ -290,8 +279,8 @@ def info(as_json: bool, debug: bool) -> int:
 
 @cli.command()
 @click.option("-o", "--output", type=click.Path(dir_okay=False), required=True, help="JSON file for --machine.")
-@_json
-@_debug
+@options.json_
+@options.debug
 def calibrate(output: str, as_json: bool, debug: bool) -> int:
     """Measure messages, copies and products on these ranks, for plans of this machine.
 
@@ -323,8 +312,8 @@ def calibrate(output: str, as_json: bool, debug: bool) -> int:
     is_flag=True,
     help="A, B and C lie otherwise than the algorithm wants them; words are then at most what is said.",
 )
-@_json
-@_debug
+@options.json_
+@options.debug
 def plan(redistribute: bool, as_json: bool, debug: bool, **asked: Any) -> int:
     """What would run, how long it would take, and what the alternatives cost.  Needs no MPI."""
     from pdgemm.choice import estimates
@@ -344,8 +333,8 @@ def plan(redistribute: bool, as_json: bool, debug: bool, **asked: Any) -> int:
 
 @cli.command()
 @_question
-@_json
-@_debug
+@options.json_
+@options.debug
 def simulate(as_json: bool, debug: bool, **asked: Any) -> int:
     """Walk the schedule of all ranks, message by message, nodes sharing their way to the network.  Needs no MPI."""
     from pdgemm.choice import chosen, product_of
@@ -430,7 +419,8 @@ def _asked(
 def main() -> None:
     """Entry point of `pdgemm`."""
     debug = "--debug" in sys.argv
-    if next((word for word in sys.argv[1:] if not word.startswith("-")), None) in WITHOUT_MPI:
+    name = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
+    if name in WITHOUT_MPI or (name == scaling.name and not inside_job(sys.argv)):
         started = (os.environ.get(name) for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"))
         sys.exit(0 if any(number not in (None, "", "0") for number in started) else _code(0, debug))
     try:
@@ -439,7 +429,10 @@ def main() -> None:
         click.echo(f"pdgemm: error: no usable MPI library ({bad}); pip install 'pdgemm[mpi]' brings one", err=True)
         sys.exit(2)
 
+    from pdgemm import ending
+
     rank = MPI.COMM_WORLD.rank
+    ending.watch(rank)
     if rank:  # help, results and plain errors come from rank 0
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:

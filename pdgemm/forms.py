@@ -52,6 +52,10 @@ def _block(text: str) -> tuple[int, int]:
     return _pair(text) if re.search("[x,]", text) else (int(text), int(text))
 
 
+def _integers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
 def _bytes(text: str) -> int:
     match = re.fullmatch(r"\s*([\d.]+(?:e\d+)?)\s*(?:([KMGT]?)(i?)B?)\s*", text, re.IGNORECASE)
     if match is None:
@@ -78,5 +82,6 @@ SHAPE = _Form("rows x cols", _pair, "5000x3000")
 MNK = _Form("m,n,k", _triple, "16384,16384,16384")
 GRID = _Form("PrxPc", _pair, "2x3")
 BLOCK = _Form("size", _block, "256 or 256x128")
+INTEGERS = _Form("numbers", _integers, "1,2,4")
 BYTES = _Form("bytes", _bytes, "2GiB, 500MB or 1000000")
 NUMBER = _Form("number", _number, "1.5, 1/3 or 2+1j")

@@ -16,6 +16,7 @@ from mpi4py import MPI
 from rich.console import Console
 from rich.progress import Progress
 
+from pdgemm import ending
 from pdgemm.errors import ArgumentError
 from pdgemm.forms import Dataset
 from pdgemm.grids.process_grid import ProcessGrid
@@ -28,6 +29,7 @@ class Speaker:
 
     def __init__(self, grid: ProcessGrid, as_json: bool) -> None:
         self.grid, self.as_json = grid, as_json
+        self.lost = "nothing was written"
         self.facts: dict[str, Any] = {"ranks": grid.size, "grid": grid.shape}
         self._console = Console(stderr=True)
         self._bar = grid.rank == 0 and self._console.is_terminal and not as_json
@@ -63,6 +65,7 @@ class Speaker:
     @contextmanager
     def progress(self, what: str) -> Iterator[Callable[[int, int], object] | None]:
         """A progress bar where rank 0 has a terminal."""
+        ending.doing(what, self.lost)
         if not self._bar:
             yield None
             return
@@ -82,7 +85,7 @@ def say_line(text: str) -> None:
 @contextmanager
 def session(grid_shape: tuple[int, int] | None, as_json: bool) -> Iterator[Speaker]:
     """A grid over all ranks and a speaker; at the end the JSON object."""
-    _check_launcher(MPI.COMM_WORLD.size)
+    check_launcher(MPI.COMM_WORLD.size)
     start = perf_counter()
     with ProcessGrid(MPI.COMM_WORLD, grid_shape) as grid:
         say = Speaker(grid, as_json)
@@ -92,7 +95,7 @@ def session(grid_shape: tuple[int, int] | None, as_json: bool) -> Iterator[Speak
             say_line(json.dumps(say.facts, default=str))
 
 
-def _check_launcher(size: int) -> None:
+def check_launcher(size: int) -> None:
     """A launcher of another MPI library starts processes that do not know of each other."""
     for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"):
         started = int(os.environ.get(name, "1"))

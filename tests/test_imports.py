@@ -24,7 +24,16 @@ LEVELS = [
         "pdgemm.local",
     }
     | {"pdgemm.grids.distribution", "pdgemm.grids.runs", "pdgemm.grids.layout"},
-    {"pdgemm.schedule", "pdgemm.costs", "pdgemm.machine", "pdgemm.boxes", "pdgemm.threads", "pdgemm.explain"}
+    {"pdgemm.schedule", "pdgemm.costs", "pdgemm.machine", "pdgemm.studies"}
+    | {
+        "pdgemm.studies.cases",
+        "pdgemm.studies.records",
+        "pdgemm.studies.steps",
+        "pdgemm.studies.energy",
+        "pdgemm.boxes",
+        "pdgemm.threads",
+        "pdgemm.explain",
+    }
     | {"pdgemm.plain", "pdgemm.families"}
     | {
         "pdgemm.grids.process_grid",
@@ -73,7 +82,9 @@ LEVELS = [
     {"pdgemm.scalapack", "pdgemm.batched", "pdgemm.calibrate"},
     {"pdgemm.io.place", "pdgemm.io.atomic", "pdgemm.io.checksum", "pdgemm.io.rawio", "pdgemm.io.hyperslabs"}
     | {"pdgemm.io.hdf5"},
-    {"pdgemm.cli", "pdgemm.forms", "pdgemm.session", "pdgemm.info", "pdgemm.__main__"},
+    {"pdgemm.ending", "pdgemm.forms", "pdgemm.options", "pdgemm.session", "pdgemm.info"},
+    {"pdgemm.studies.measure", "pdgemm.studies.run", "pdgemm.studies.commands"},
+    {"pdgemm.cli", "pdgemm.__main__"},
 ]
 CALLS_UP = {  # at run time: A @ B, A.redistribute(), plan.execute()
     ("pdgemm.matrix", "pdgemm.gemm"),
@@ -108,6 +119,12 @@ PURE = [
     "blockcopy",
     "exchange",
     "products",
+    "options",
+    "studies.cases",
+    "studies.records",
+    "studies.steps",
+    "studies.energy",
+    "studies.commands",
     "grids.distribution",
     "grids.runs",
     "grids.layout",
@@ -119,6 +136,7 @@ FILES = {
         *(ROOT / "pdgemm").glob("*.py"),
         *(ROOT / "pdgemm" / "movers").glob("*.py"),
         *(ROOT / "pdgemm" / "products").glob("*.py"),
+        *(ROOT / "pdgemm" / "studies").glob("*.py"),
         *(ROOT / "pdgemm" / "grids").glob("*.py"),
         *(ROOT / "pdgemm" / "io").glob("*.py"),
     ]

@@ -1,0 +1,46 @@
+"""SIGTERM, by which batch systems end a job: no file is left half written, and a line says what was lost.
+
+A rank may be inside MPI or BLAS, where Python's handlers do not run: a thread waits for the signal.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from threading import Thread
+from time import perf_counter, sleep
+
+from pdgemm.io.atomic import PARTIAL
+
+CODE = 128 + signal.SIGTERM
+_LATER = 1.0  # seconds in which rank 0 may speak before another rank's end takes it along
+_state = ["starting", "nothing was written"]
+
+
+def doing(what: str, lost: str) -> None:
+    """What this job is at, and what is lost if it ends now."""
+    _state[:] = what, lost
+
+
+def watch(rank: int) -> None:
+    """From now on SIGTERM ends this process with exit code 143."""
+    hears, tells = os.pipe()
+    os.set_blocking(tells, False)
+    signal.signal(signal.SIGTERM, lambda number, frame: None)  # so that the signal goes into the pipe
+    signal.set_wakeup_fd(tells, warn_on_full_buffer=False)
+    Thread(target=_wait, args=(hears, rank, perf_counter()), daemon=True).start()
+
+
+def _wait(hears: int, rank: int, start: float) -> None:
+    while os.read(hears, 1) != bytes([signal.SIGTERM]):
+        pass
+    if rank:
+        sleep(_LATER)
+    else:
+        for path in [*PARTIAL]:
+            path.unlink(missing_ok=True)
+        what, lost = _state
+        text = f"pdgemm: ended by SIGTERM after {perf_counter() - start:.1f} s, {what}: {lost}\n"
+        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
+    os._exit(CODE)

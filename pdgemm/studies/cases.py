@@ -1,0 +1,115 @@
+"""What a study measures, as values: one case for each number of ranks, shape, type and algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from pdgemm.errors import ArgumentError
+from pdgemm.explain import counted
+
+KINDS = ("strong", "weak", "shapes")
+MNK = tuple[int, int, int]
+# of a cube of the same m n k, as in Huang & Chow, CA3DMM, SC22: one long side, or one short one
+FAMILIES = {"square": (1, 1, 1), "large k": (0.25, 0.25, 16), "large m": (16, 0.25, 0.25), "flat": (4, 4, 1 / 16)}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One product to be measured.
+
+    of : what the user asked for: the shape on one rank (weak), or the name of the shape (shapes); "" otherwise.
+    """
+
+    kind: str
+    ranks: int
+    mnk: MNK
+    dtype: str = "float64"
+    algorithm: str = "auto"
+    mover: str = "auto"
+    memory_limit: int | None = None
+    device: str = "host"
+    of: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, given: Any) -> Case:
+        """What `as_dict` made.  Raises ArgumentError for anything else."""
+        names = {x.name for x in fields(cls)}
+        if not isinstance(given, dict) or set(given) != names:
+            raise ArgumentError(f"a case has {', '.join(sorted(names))}")
+        case = cls(**{**given, "mnk": tuple(given["mnk"]) if isinstance(given["mnk"], list) else ()})
+        numbers = (case.ranks, *case.mnk)
+        if case.kind not in KINDS or len(numbers) != 4 or not all(type(x) is int and x >= 0 for x in numbers):
+            raise ArgumentError(f"not a case: {given}")
+        return case
+
+    @property
+    def curve(self) -> tuple[Any, ...]:
+        """The same for all cases that one line of a figure joins."""
+        return (
+            self.kind, self.of or ",".join(map(str, self.mnk)), self.dtype, self.algorithm, self.mover,
+            self.memory_limit, self.device,
+        )  # fmt: skip
+
+    def __str__(self) -> str:
+        m, n, k = self.mnk
+        named = f" ({self.of})" if self.kind == "shapes" and self.of else ""
+        limit = "" if self.memory_limit is None else f", {self.memory_limit} bytes"
+        mover = "" if self.mover == "auto" else f", {self.mover}"
+        where = "" if self.device == "host" else f", {self.device}"
+        return (
+            f"{counted(self.ranks, 'rank')}, {m} x {n} x {k}{named} {self.dtype}, {self.algorithm}{mover}{limit}{where}"
+        )
+
+
+def cases(
+    kind: str,
+    shapes: Sequence[MNK],
+    ranks: Sequence[int],
+    dtypes: Sequence[str] = ("float64",),
+    algorithms: Sequence[str] = ("auto",),
+    **options: Any,
+) -> list[Case]:
+    """All cases of a study, by growing numbers of ranks.
+
+    strong : the shapes as they are, on all numbers of ranks.
+    weak   : shapes of one rank, each side times sqrt(ranks): A, B and C take the same memory on each rank.
+    shapes : several shapes as they are; of one, the four cuboids of its m n k that FAMILIES lists.
+    """
+    if kind not in KINDS:
+        raise ArgumentError(f"a study is one of {', '.join(KINDS)}, got {kind!r}")
+    if not shapes or not all(x > 0 for mnk in shapes for x in mnk):
+        raise ArgumentError(f"a study needs shapes of m, n, k > 0, got {[*shapes]}")
+    if not ranks or min(ranks) < 1:
+        raise ArgumentError(f"a study needs numbers of ranks > 0, got {[*ranks]}")
+    return [
+        Case(kind, count, mnk, dtype, algorithm, **options, of=of)
+        for count in sorted(set(ranks))
+        for mnk, of in dict.fromkeys(_on(kind, shapes, count))
+        for dtype in dict.fromkeys(dtypes)
+        for algorithm in dict.fromkeys(algorithms)
+    ]
+
+
+def _on(kind: str, shapes: Sequence[MNK], ranks: int) -> list[tuple[MNK, str]]:
+    """The shapes of a study on so many ranks, and what they stand for."""
+    if kind == "weak":
+        return [(weak_shape(mnk, ranks), ",".join(map(str, mnk))) for mnk in shapes]
+    if kind == "strong" or len(shapes) > 1:
+        return [(mnk, "") for mnk in shapes]
+    m, n, k = shapes[0]
+    side = (m * n * k) ** (1 / 3)
+    return [(_rounded(*(side * x for x in share)), name) for name, share in FAMILIES.items()]
+
+
+def weak_shape(mnk: MNK, ranks: int) -> MNK:
+    """The shape that takes as much memory on each of `ranks` ranks as `mnk` on one."""
+    return _rounded(*(side * ranks**0.5 for side in mnk))
+
+
+def _rounded(m: float, n: float, k: float) -> MNK:
+    return max(1, round(m)), max(1, round(n)), max(1, round(k))

@@ -1,0 +1,242 @@
+"""`pdgemm scaling`: a job for each number of ranks, or on the ranks of the job that it was started in."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from pdgemm import options
+from pdgemm.errors import ArgumentError, FileError
+from pdgemm.explain import counted
+from pdgemm.families import ALGORITHMS
+from pdgemm.forms import BYTES, INTEGERS, MNK
+from pdgemm.machine import Machine, load_machine
+from pdgemm.studies import records
+from pdgemm.studies.cases import KINDS, Case, cases
+from pdgemm.studies.steps import Ended, Launcher, Steps, allocated, threads_per_rank
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_INSIDE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+
+
+def inside_job(arguments: list[str]) -> bool:
+    """Was this process started by mpiexec or srun, with others?"""
+    return "--only" in arguments or any(int(os.environ.get(name) or 1) > 1 for name in _INSIDE)
+
+
+@click.command()
+@click.argument("kind", type=click.Choice(KINDS))
+@click.option("--shape", "shapes", type=MNK, multiple=True, required=True, help="m,n,k; of one rank for a weak study.")
+@click.option("--ranks", type=INTEGERS, required=True, help="Numbers of ranks, such as 1,2,4.")
+@click.option("--out", type=click.Path(dir_okay=False), required=True, help="The file that takes a line for each case.")
+@click.option("--algorithm", "algorithms", type=click.Choice(ALGORITHMS), multiple=True, default=("auto",))
+@click.option("--dtype", "dtypes", type=click.Choice(options.BLAS_DTYPES), multiple=True, default=("float64",))
+@options.mover
+@click.option("--memory-limit", type=BYTES, help="Per rank, for buffers beyond A, B and C.")
+@options.device
+@click.option("--repeats", type=click.IntRange(1), default=10, show_default=True, help="Six or more for an interval.")
+@click.option("--warmup", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--launch", help="How jobs are started: 'mpiexec -n {ranks}'; default: PDGEMM_LAUNCH, srun or mpiexec.")
+@options.machine
+@click.option("--no-calibrate", is_flag=True, help="Plan and predict for an ordinary cluster.")
+@click.option("--only", type=INTEGERS, hidden=True)
+@options.debug
+def scaling(
+    kind: str,
+    shapes: tuple[tuple[int, int, int], ...],
+    ranks: tuple[int, ...],
+    out: str,
+    algorithms: tuple[str, ...],
+    dtypes: tuple[str, ...],
+    mover: str,
+    memory_limit: int | None,
+    device: str,
+    repeats: int,
+    warmup: int,
+    launch: str | None,
+    machine_file: str | None,
+    no_calibrate: bool,
+    only: tuple[int, ...] | None,
+    debug: bool,
+) -> int:
+    """Measure products on growing numbers of ranks: the same shapes (strong), shapes that take the same memory on each
+    rank (weak), or several shapes (shapes).
+
+    Alone it starts a job for each number of ranks; under mpirun or srun it uses the first ranks of that job.  What is
+    in the file is not measured again.
+    """
+    path = Path(out)
+    wanted = cases(kind, shapes, ranks, dtypes, algorithms, mover=mover, memory_limit=memory_limit, device=device)
+    if inside_job(sys.argv):
+        return _inside(path, wanted, only, repeats, warmup, machine_file, no_calibrate, device)
+    return _steps(path, wanted, Launcher(launch), machine_file, no_calibrate)
+
+
+def _opened(path: Path) -> records.Study:
+    """The study so far.  Raises FileError where it cannot be gone on with."""
+    folder = path.absolute().parent
+    if not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise FileError(f"{path}: cannot be written")
+    study = records.open_study(path)
+    if study.torn:
+        click.echo(f"{path}: its last line was not finished, and is measured again", err=True)
+    return study
+
+
+def _machine_at_hand(machine_file: str | None, study: records.Study) -> Machine | None:
+    """That of the option, of PDGEMM_MACHINE, or of the study's calibration."""
+    if machine_file or os.environ.get("PDGEMM_MACHINE"):
+        return load_machine(machine_file)
+    return Machine.from_dict(study.machine) if study.machine else None
+
+
+# ------------------------------------------------------------------ a job for each number of ranks
+def _steps(path: Path, wanted: list[Case], launcher: Launcher, machine_file: str | None, ordinary: bool) -> int:
+    study = _opened(path)
+    machine = _machine_at_hand(machine_file, study)
+    todo, fits = _fitting(records.left(study, wanted), allocated(), "the allocation has room for", _warn)
+    click.echo(f"{path}: {counted(len(wanted), 'case')}, {len(wanted) - len(todo)} of them done or left out")
+    if not todo:
+        return 0 if fits else 1
+    most = max(case.ranks for case in todo)
+    threads = threads_per_rank(max(case.ranks for case in wanted))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end)
+    with TemporaryDirectory() as scratch:
+        file = Path(scratch, "machine.json")
+        steps = Steps(launcher, path, sys.argv[1:], threads, _warn)
+        try:
+            if machine is None and not ordinary:
+                few = max((r for r in {x.ranks for x in todo} if r * threads <= _cores()), default=most)
+                click.echo(f"calibrating on {counted(few, 'rank')}")
+                code, _ = steps.step(few, "calibrate", "-o", str(file), quiet=True)
+                if code == 0:
+                    machine = load_machine(file)
+                    records.append(path, {"machine": json.loads(machine.as_json()), "ranks": few})
+                else:
+                    click.echo(
+                        f"calibration ended with exit code {code}: the model is of an ordinary cluster", err=True
+                    )
+            if machine is not None:
+                file.write_text(machine.as_json())
+                steps.arguments += ["--machine", str(file)]
+            code = steps.run(todo, wanted)
+        except Ended:
+            done = len(records.read(path).done & {*wanted})
+            click.echo(
+                f"pdgemm: ended by a signal: {done} of {counted(len(wanted), 'case')} are measured and in {path}; the "
+                "one that was running is lost; the same command goes on",
+                err=True,
+            )
+            return 128 + signal.SIGTERM
+    return code if fits else max(code, 1)
+
+
+def _end(number: int, frame: Any) -> NoReturn:
+    raise Ended
+
+
+def _cores() -> int:
+    """Of the allocation, or of this machine."""
+    room = allocated()
+    return len(os.sched_getaffinity(0)) if room is None else room * int(os.environ.get("SLURM_CPUS_PER_TASK") or 1)
+
+
+def _warn(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _fitting(todo: list[Case], room: int | None, what: str, tell: Callable[[str], object]) -> tuple[list[Case], bool]:
+    """The cases that there are ranks for, and whether that is all of them; the others are told."""
+    if room is None:
+        return todo, True
+    large = sorted({case.ranks for case in todo if case.ranks > room})
+    few = [case for case in todo if case.ranks <= room]
+    if large:
+        text = f"{what} {counted(room, 'rank')}: cases of {', '.join(map(str, large))} ranks do not fit"
+        if not few:
+            raise ArgumentError(text)
+        tell(f"{text}, and are left out")
+    return few, not large
+
+
+# ------------------------------------------------------------------ on the ranks of one job
+def _inside(
+    path: Path,
+    wanted: list[Case],
+    only: tuple[int, ...] | None,
+    repeats: int,
+    warmup: int,
+    machine_file: str | None,
+    ordinary: bool,
+    device: str,
+) -> int:
+    if device == "cuda":
+        from pdgemm import gpus
+
+        gpus.choose()  # before MPI starts
+    from mpi4py import MPI
+
+    from pdgemm import ending
+    from pdgemm.io.atomic import on_root
+    from pdgemm.session import check_launcher
+    from pdgemm.studies.run import run
+
+    comm = MPI.COMM_WORLD
+    check_launcher(comm.size)
+    study = on_root(comm, path, lambda: _opened(path))
+    machine = _machine_at_hand(machine_file, study)
+    todo = records.left(study, wanted) if only is None else [wanted[number] for number in only]
+    todo, fits = _fitting(todo, comm.size, "this job has", _nothing if comm.rank else _warn)
+    if not todo:
+        return 0 if fits else 1
+    if machine is None and not ordinary and only is None:
+        machine = _calibrated(comm, path)
+
+    def doing(case: Case, done: int) -> None:
+        ending.doing(f"measuring {case}, repetition {done + 1} of {repeats}", "it is lost, what was finished is kept")
+
+    def told(case: Case, record: records.Record) -> None:
+        done = len(records.read(path).done & {*wanted})
+        click.echo(f"[{done}/{len(wanted)}] {said(case, record)}", err=record["status"] != "ok")
+
+    good = run(comm, path, todo, repeats, warmup, machine, doing, told)
+    return 0 if good and fits else 1
+
+
+def _nothing(text: str) -> None:
+    """Rank 0 speaks for all."""
+
+
+def _calibrated(comm: MPI.Intracomm, path: Path) -> Machine:
+    from pdgemm.calibrate import calibrate
+    from pdgemm.io.atomic import on_root
+
+    machine = calibrate(comm)
+    record = {"machine": json.loads(machine.as_json()), "ranks": comm.size}
+    on_root(comm, path, lambda: records.append(path, record))
+    return machine
+
+
+def said(case: Case, record: records.Record) -> str:
+    """A record in a line."""
+    if record["status"] == "failed":
+        return f"FAILED {case}: {record['error']}"
+    product, between = record["product"], record["confidence"]
+    spread = f" [{between[0]:.4g}, {between[1]:.4g}]" if between else ""
+    wrong = "" if record["status"] == "ok" else f"; WRONG: residual {record['residual']:.2e}"
+    return (
+        f"{case}: {record['median_seconds']:.4g} s{spread}, {record['gflops']:.1f} GFLOP/s, "
+        f"{record['fraction_of_peak']:.0%} of peak, by {product['algorithm']} on "
+        f"{'x'.join(map(str, product['grid']))}{wrong}"
+    )

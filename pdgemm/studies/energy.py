@@ -1,0 +1,111 @@
+"""Energy that a node has used, where it counts it: RAPL for processors and their memory, NVML for NVIDIA's GPUs.
+
+A counter is of a whole socket or GPU: what else ran there is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+POWERCAP = Path("/sys/class/powercap")  # the kernel's door to RAPL, of Intel's and AMD's processors
+
+
+class Counter(NamedTuple):
+    """A counter of joules that starts again at `wraps`.   0: never."""
+
+    name: str
+    read: Callable[[], float]
+    wraps: float = 0.0
+
+
+class Meter:
+    """Joules of this node since it was made.  Of the ranks of a node, one holds a meter.
+
+    absent : why there is nothing to be read; "" where there is.
+    """
+
+    def __init__(self, gpus: bool, powercap: Path = POWERCAP) -> None:
+        found, self.absent = _rapl(powercap)
+        if gpus:
+            more, absent = _nvml()
+            found, self.absent = found + more, self.absent or absent
+        self._counters = [] if self.absent else found
+        self._before = [counter.read() for counter in self._counters]
+
+    @property
+    def names(self) -> list[str]:
+        return [counter.name for counter in self._counters]
+
+    def joules(self) -> float:
+        """At most one turn of each counter, which takes minutes."""
+        used = 0.0
+        for counter, before in zip(self._counters, self._before):
+            more = counter.read() - before
+            used += more + counter.wraps if more < 0 else more
+        return used
+
+
+def _rapl(powercap: Path) -> tuple[list[Counter], str]:
+    """Packages, and memory that is not part of one."""
+    zones = [
+        zone
+        for zone in sorted(powercap.glob("intel-rapl:*"))
+        if zone.name.count(":") == 1 or _text(zone / "name") == "dram"
+    ]
+    packages = [zone for zone in zones if _text(zone / "name") != "psys"]  # which holds the packages
+    if not packages:
+        return [], "no RAPL counters"
+    try:
+        counters = [
+            Counter(
+                f"RAPL {_text(zone / 'name')}",
+                partial(_microjoules, zone / "energy_uj"),
+                int((zone / "max_energy_range_uj").read_text()) / 1e6,
+            )
+            for zone in packages
+        ]
+        for counter in counters:
+            counter.read()
+    except PermissionError:
+        return [], "RAPL counters are readable by root only"
+    except (OSError, ValueError) as bad:
+        return [], f"RAPL counters cannot be read ({bad})"
+    return counters, ""
+
+
+def _nvml() -> tuple[list[Counter], str]:
+    """All GPUs that the driver shows."""
+    if find_spec("pynvml") is None:
+        return [], "no NVML: pip install nvidia-ml-py"
+    nvml = import_module("pynvml")
+    try:
+        nvml.nvmlInit()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
+        counters = [
+            Counter(f"GPU {number}", partial(_millijoules, nvml, handle)) for number, handle in enumerate(handles)
+        ]
+        for counter in counters:
+            counter.read()
+    except nvml.NVMLError as bad:
+        return [], f"NVML cannot be read ({bad})"
+    return counters, "" if counters else "NVML shows no GPU"
+
+
+def _microjoules(path: Path) -> float:
+    return int(path.read_text()) / 1e6
+
+
+def _millijoules(nvml: Any, handle: Any) -> float:
+    return float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

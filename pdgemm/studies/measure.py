@@ -1,0 +1,190 @@
+"""Measure a case on the ranks of a communicator."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.costs import gemm_flops
+from pdgemm.device import of
+from pdgemm.elements import element_function
+from pdgemm.errors import PdgemmError
+from pdgemm.gemm import pdgemm as multiply
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.info import describe
+from pdgemm.local import prepare
+from pdgemm.machine import Machine
+from pdgemm.matrix import DistMatrix
+from pdgemm.report import Report, summary
+from pdgemm.residual import verify
+from pdgemm.studies.cases import Case
+from pdgemm.studies.energy import Meter
+from pdgemm.studies.records import Record, failed
+from pdgemm.threads import crowded
+
+PEAK_SIDE = {"host": 1024, "cuda": 8192}  # of the local product that shows the peak
+PEAK_REPEATS = 3
+SAID = ("OMP_", "MKL_", "OPENBLAS_", "PDGEMM_", "OMPI_MCA_", "PRTE_MCA_", "MPICH_", "UCX_", "NCCL_", "FI_", "SLURM_JOB")
+CONFIDENCE = 0.95
+
+
+def measure(
+    comm: MPI.Intracomm, case: Case, repeats: int, warmup: int, machine: Machine | None, notify: Callable[[int], object]
+) -> Record | None:
+    """The record of a case, on rank 0.  Collective over comm, of `case.ranks` ranks.
+
+    Each repetition is a whole call of `pdgemm` between two barriers, with A, B and C as `DistMatrix` lays them out by
+    default; its time is that of the slowest rank.  The peak is that of a local product on all ranks at once, right
+    before and right after.  What pdgemm raises is the record of a failure; other errors are raised.
+    notify : hears how many repetitions are done.
+    """
+    try:
+        with ProcessGrid(comm) as grid:
+            return _measured(grid, case, repeats, warmup, machine, notify)
+    except PdgemmError as bad:  # on all ranks together
+        return failed(case, str(bad)) if comm.rank == 0 else None
+
+
+def _measured(
+    grid: ProcessGrid, case: Case, repeats: int, warmup: int, machine: Machine | None, notify: Callable[[int], object]
+) -> Record | None:
+    comm, (m, n, k), dtype = grid.comm, case.mnk, np.dtype(case.dtype)
+    A, B = (
+        DistMatrix.from_function(
+            element_function("uniform", seed, dtype), shape, grid=grid, dtype=dtype, device=case.device
+        )
+        for seed, shape in enumerate(((m, k), (k, n)))
+    )
+    form = partial(
+        multiply, 1, A, B, 0, algorithm=case.algorithm, mover=case.mover, memory_limit=case.memory_limit,
+        machine=machine,
+    )  # fmt: skip
+    C = form()
+    for _ in range(warmup - 1):
+        form(C)
+    before = _peak(grid, dtype, case.device)
+    meter = Meter(case.device == "cuda") if grid.node.rank == 0 else None
+    seconds, reports = list[float](), list[Report]()
+    for done in range(repeats):
+        comm.Barrier()
+        start = perf_counter()
+        form(C)
+        seconds.append(comm.allreduce(perf_counter() - start, MPI.MAX))
+        reports.append(C.report)
+        notify(done + 1)
+    energy = _energy(comm, meter, repeats)
+    after = _peak(grid, dtype, case.device)
+    residual = verify(C, 1, A, B)
+    ordered = sorted(seconds)
+    typical = reports[seconds.index(ordered[(repeats - 1) // 2])]
+    all_reports, here = comm.gather(typical), setting(grid)
+    threads = comm.allreduce(typical.threads)
+    if comm.rank:
+        return None
+    assert all_reports is not None
+    median = float(np.median(seconds))
+    flops, peak = gemm_flops(m, n, k, dtype.kind == "c"), max(before, after)
+    return {
+        "case": case.as_dict(),
+        "status": "ok" if residual.passed else "wrong",
+        "median_seconds": median,
+        "confidence": _confidence(ordered),
+        "seconds": seconds,
+        "warmup": warmup,
+        "gflops": flops / median / 1e9,
+        "peak_gflops": peak / 1e9,
+        "fraction_of_peak": flops / median / peak,
+        "residual": residual.value,
+        "residual_bound": residual.bound,
+        "product": summary(all_reports),
+        "cost": {
+            "core_hours": median * threads / 3600,
+            "gpu_hours": median * comm.size / typical.ranks_per_device / 3600 if case.device == "cuda" else 0.0,
+            **energy,
+        },
+        "setting": here,
+        "command": sys.argv,
+        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(SAID)},
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _peak(grid: ProcessGrid, dtype: np.dtype, device: str) -> float:
+    """Flops per second of all ranks together, each in a product of its own at the same time; the best of a few.
+
+    Their time is that of the slowest, as it is where they multiply together.
+    """
+    side = PEAK_SIDE[device]
+    with ProcessGrid(MPI.COMM_SELF) as alone:
+        A, B, C = (
+            DistMatrix.from_function(element_function("uniform", seed, dtype), (side, side), grid=alone, device=device,
+                                     dtype=dtype)
+            for seed in range(3)
+        )  # fmt: skip
+        product, best = prepare(1, A.local, B.local, C.local), 0.0
+        for _ in range(1 + PEAK_REPEATS):
+            grid.comm.Barrier()
+            start = perf_counter()
+            product(0)
+            if where := of(C.local):
+                where.current_stream().synchronize()
+            seconds = grid.comm.allreduce(perf_counter() - start, MPI.MAX)
+            best = max(best, grid.size * gemm_flops(side, side, side, dtype.kind == "c") / seconds)
+    return best
+
+
+def _confidence(ordered: list[float]) -> tuple[float, float] | None:
+    """Of the median, without assumptions about its distribution; None for fewer than six numbers.
+
+    Hoefler & Belli, Scientific benchmarking of parallel computing systems, SC15, section 3.1.3.
+    """
+    from scipy.stats import quantile_test
+
+    found: Any = quantile_test(ordered, p=0.5)
+    low, high = map(float, found.confidence_interval(CONFIDENCE))
+    return (low, high) if np.isfinite([low, high]).all() else None
+
+
+def _energy(comm: MPI.Comm, meter: Meter | None, repeats: int) -> dict[str, Any]:
+    """Of one product on all nodes, or why it is not known."""
+    told = comm.gather(meter and (meter.joules(), meter.absent, meter.names)) or []
+    nodes = [x for x in told if x]
+    absent = next((absent for _, absent, _ in nodes if absent), "")
+    if absent or not nodes:
+        return {"joules": None, "energy": f"absent: {absent}"}
+    names = sorted({name for _, _, names in nodes for name in names})
+    return {"joules": sum(joules for joules, _, _ in nodes) / repeats, "energy": ", ".join(names)}
+
+
+def setting(grid: ProcessGrid) -> dict[str, Any]:
+    """Where and by what it was measured."""
+    facts, oversubscribed = describe(grid), grid.comm.allreduce(crowded(grid.node), MPI.LOR)
+    nodes = facts["nodes"]
+    return {
+        **{name: facts[name] for name in ("pdgemm", "python", "mpi_library", "mpi4py", "numpy", "multiplies", "cupy")},
+        "cpu": cpu(),
+        "threads_per_rank": sorted({x for node in nodes for x in node["threads_per_rank"]}),
+        "ranks_per_node": max((node["ranks"] for node in nodes), default=0),
+        "oversubscribed": oversubscribed,  # more ranks than cores
+        "nodes": [node["host"] for node in nodes],
+        "kernel": platform.release(),
+    }
+
+
+def cpu() -> str:
+    """The model of this node's processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next((x.partition(":")[2].strip() for x in lines if x.startswith("model name")), platform.machine())

@@ -1,0 +1,146 @@
+"""The file of a study: a line of JSON for each measurement, added when it is finished and never lost."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from pdgemm.errors import ArgumentError, FileError
+from pdgemm.studies.cases import Case
+
+FORMAT = 1
+STATUSES = ("ok", "wrong", "failed")
+SETTING = ("pdgemm", "mpi_library", "multiplies", "cpu", "threads_per_rank")  # must not differ in a file
+Record = dict[str, Any]
+_BEGINNING = f'{{"format": {FORMAT}, '.encode()
+
+
+@dataclass
+class Study:
+    """What a file holds.
+
+    measured : the last record of each case.   attempts : the cases of all records, in order.
+    machine  : of the last calibration, as `Machine.from_dict` takes it.
+    unread   : number and fault of each line that is not a record.   torn : the last line was not finished.
+    """
+
+    measured: dict[Case, Record] = field(default_factory=dict)
+    attempts: list[Case] = field(default_factory=list)
+    machine: dict[str, Any] | None = None
+    unread: list[tuple[int, str]] = field(default_factory=list)
+    torn: bool = False
+
+    @property
+    def done(self) -> set[Case]:
+        """The cases that need not be measured again."""
+        return {case for case, record in self.measured.items() if record["status"] == "ok"}
+
+    @property
+    def settings(self) -> Iterator[dict[str, Any]]:
+        return (x["setting"] for x in self.measured.values() if x.get("setting"))
+
+
+def read(path: Path) -> Study:
+    """The records of a file, an empty study where there is none.  Raises FileError where it cannot be read."""
+    study = Study()
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return study
+    except OSError as bad:
+        raise FileError(f"{path}: {bad.strerror}") from bad
+    lines = text.split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            _take(study, line)
+        except (ValueError, KeyError, TypeError, RecursionError) as bad:
+            if number == len(lines) and _begun(line):
+                study.torn = True
+            else:
+                study.unread.append((number, str(bad)))
+    return study
+
+
+def _begun(line: bytes) -> bool:
+    """Is it the beginning of a record, whose writer was killed?"""
+    return line.startswith(_BEGINNING) or _BEGINNING.startswith(line)
+
+
+def _take(study: Study, line: bytes) -> None:
+    record = json.loads(line)
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise ValueError(f"not a record of format {FORMAT}")
+    if "machine" in record and "case" not in record:
+        study.machine = dict(record["machine"])
+        return
+    case = Case.from_dict(record["case"])
+    if record["status"] not in STATUSES:
+        raise ValueError(f"status {record['status']!r}")
+    if record["status"] != "failed":
+        float(record["median_seconds"]), dict(record["product"]), dict(record["setting"])
+    study.attempts.append(case)
+    # what was measured once is not lost to a later attempt that failed
+    if record["status"] != "failed" or case not in study.done:
+        study.measured[case] = record
+
+
+def open_study(path: Path) -> Study:
+    """The study to go on with.  Raises FileError where the file holds anything else."""
+    study = read(path)
+    if study.unread:
+        number, fault = study.unread[0]
+        raise FileError(f"{path}: line {number} is not a measurement ({fault}); name another file, or mend this one")
+    return study
+
+
+def check_setting(path: Path, study: Study, now: dict[str, Any]) -> None:
+    """Raises ArgumentError where what is in the file was measured by other software or on another kind of node."""
+    for before in study.settings:
+        for name in SETTING:
+            if before.get(name) != now.get(name):
+                raise ArgumentError(
+                    f"{path} holds measurements with {name.replace('_', ' ')} {before.get(name)!r}, here it is "
+                    f"{now.get(name)!r}: they do not belong in one study; name another file"
+                )
+
+
+def append(path: Path, record: Record) -> None:
+    """Add a record, on disk when this returns; a line that was not finished goes.  Raises FileError."""
+    line = json.dumps({"format": FORMAT, **record}, default=str).encode() + b"\n"
+    try:
+        with path.open("ab+") as file:
+            _end_last_line(file)
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as bad:
+        raise FileError(f"{path}: {bad.strerror}") from bad
+
+
+def _end_last_line(file: IO[bytes]) -> None:
+    """A last line without an end gets one if it is complete, and goes if it is not."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - (1 << 20)))
+    last = file.read().rpartition(b"\n")[2]
+    if not last:
+        return
+    try:
+        json.loads(last)
+        file.write(b"\n")
+    except ValueError:
+        file.truncate(size - len(last))
+
+
+def failed(case: Case, error: str) -> Record:
+    return {"case": case.as_dict(), "status": "failed", "error": error}
+
+
+def left(study: Study, wanted: Iterable[Case]) -> list[Case]:
+    """The cases to be measured, those that failed before at the end."""
+    return sorted((case for case in wanted if case not in study.done), key=lambda case: case in study.measured)

@@ -1,0 +1,69 @@
+"""Measure the cases of a study one after the other on the ranks of one job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+from mpi4py import MPI
+
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.io.atomic import on_root
+from pdgemm.machine import Machine
+from pdgemm.studies import records
+from pdgemm.studies.cases import Case
+from pdgemm.studies.measure import measure, setting
+from pdgemm.studies.records import Record
+
+_NAP = 0.01  # seconds between two looks of an idle rank, which leaves its core to those that work
+
+
+def run(
+    comm: MPI.Intracomm,
+    path: Path,
+    todo: Sequence[Case],
+    repeats: int,
+    warmup: int,
+    machine: Machine | None,
+    doing: Callable[[Case, int], object],
+    told: Callable[[Case, Record], object],
+) -> bool:
+    """Was everything measured, and right?  Collective over comm; a case runs on its first ranks.
+
+    Each record is in the file before the next case begins.
+    doing : on rank 0, hears which case is measured and how many repetitions of it are done.   told : of each record.
+    Raises FileError or ArgumentError on all ranks where the file cannot be written, or is of another setting.
+    """
+    with ProcessGrid(comm) as grid:  # sets the threads of a rank: the same for all cases
+        here = setting(grid)
+    on_root(comm, path, lambda: records.check_setting(path, records.open_study(path), here))
+    good = True
+    for case in todo:
+        active = comm.rank < case.ranks
+        few: Any = comm.Split(0 if active else MPI.UNDEFINED)
+        record = None
+        if active:
+            doing(case, 0)
+            record = measure(few, case, repeats, warmup, machine, partial(doing, case))
+            few.Free()
+        _gather(comm)
+        good &= on_root(comm, path, partial(_kept, path, record))
+        if comm.rank == 0 and record:
+            told(case, record)
+    return good
+
+
+def _kept(path: Path, record: Record | None) -> bool:
+    assert record is not None
+    records.append(path, record)
+    return bool(record["status"] == "ok")
+
+
+def _gather(comm: MPI.Comm) -> None:
+    """A barrier in which nobody keeps a core busy."""
+    request = comm.Ibarrier()
+    while not request.Test():
+        sleep(_NAP)
