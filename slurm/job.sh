@@ -15,7 +15,7 @@ die() { printf '%s\n' "$name: error: $*" >&2 && exit 2; }
 
 # ---------------------------------------------------------------- steps and signals
 step='' started=''  # number of the process that runs in the background, and what it is
-grace=20            # seconds that it has to end; scancel waits for 30 until it kills
+grace=25            # seconds that it has to end; pdgemm scaling gives its ranks 20, scancel waits for 30 until it kills
 lost() { :; }       # says what the end of the job costs; scripts redefine it
 
 # srun that gets SIGTERM kills its ranks; in this way they get it themselves, and can tidy up.
@@ -196,7 +196,7 @@ multiply() {
 }
 
 # ---------------------------------------------------------------- studies
-measured() { if [ -r "$1" ]; then grep -c . "$1" || true; else echo 0; fi; }
+measured() { if [ -r "$1" ]; then grep -c '"status": "ok"' "$1" || true; else echo 0; fi; }
 
 # study FILE COMMAND...: measurements are appended to FILE; what it holds is not measured again.
 study() {
