@@ -32,6 +32,7 @@ from pdgemm.io.atomic import on_root, replacing, reserve
 from pdgemm.io.checksum import checksum
 from pdgemm.io.place import as_stored
 from pdgemm.matrix import Block, DistMatrix, meet
+from pdgemm.tracing import timed
 
 Progress = Callable[[int, int], object]
 STORED = tuple(dtype for dtype in dict.fromkeys((*OPERANDS, *RESULTS)) if dtype != BFLOAT16)  # which HDF5 has not
@@ -118,13 +119,14 @@ def load(
         order="F" if transpose else "C",
     )
     local, place = as_stored(matrix, transpose)
-    if 0 in stored.shape:
-        pass
-    elif method == "mpi-io":
-        assert stored.offset is not None
-        rawio.read(path, stored.offset, stored.dtype, local, place, comm, progress)
-    else:
-        hyperslabs.read(path, name, local, place, comm, method == "mpio", progress)
+    with timed("read", local.nbytes):
+        if 0 in stored.shape:
+            pass
+        elif method == "mpi-io":
+            assert stored.offset is not None
+            rawio.read(path, stored.offset, stored.dtype, local, place, comm, progress)
+        else:
+            hyperslabs.read(path, name, local, place, comm, method == "mpio", progress)
     if verify:
         found = checksum(comm, local, *place.indices())
         if found != stored.checksum:  # on every rank alike
@@ -176,7 +178,7 @@ def save(
         "pdgemm_checksum": checksum(comm, local, *place.indices()),
     }
     size = matrix.shape[0] * matrix.shape[1] * matrix.dtype.itemsize
-    with replacing(path, comm, 0 if compression else size) as partial:
+    with timed("write", local.nbytes), replacing(path, comm, 0 if compression else size) as partial:
         storage = {"chunks": chunks, "compression": compression}
         offset = on_root(comm, path, lambda: _create(partial, path, name, matrix, attributes, storage))
         if size and method == "mpio":

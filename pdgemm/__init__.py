@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pdgemm.redistribution import redistribute as redistribute
     from pdgemm.report import Report as Report
     from pdgemm.residual import verify as verify
+    from pdgemm.timeline import trace as trace
 
 _HOME = {
     "Batch": "pdgemm.batch",
@@ -52,6 +53,7 @@ _HOME = {
     "matmul_batched": "pdgemm.batched",
     "pdgemm": "pdgemm.gemm",
     "redistribute": "pdgemm.redistribution",
+    "trace": "pdgemm.timeline",
     "verify": "pdgemm.residual",
 }
 __all__ = sorted(_HOME)

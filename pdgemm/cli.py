@@ -25,7 +25,7 @@ from pdgemm.studies.commands import inside_job, scaling
 if TYPE_CHECKING:
     from pdgemm.estimates import Question
 
-WITHOUT_MPI = ("plan", "simulate")  # commands that run on one process and need no MPI library
+WITHOUT_MPI = ("plan", "simulate", "profile")  # commands that run on one process and need no MPI library
 SUMS = ("float32", "float64", "complex64", "complex128", "int32")
 
 
@@ -126,6 +126,7 @@ def generate(
 @click.option("--accumulate-dtype", type=click.Choice(SUMS), help="Type in which products are added up.")
 @click.option("--compute-type", type=click.Choice(COMPUTE), help="What operands are rounded to; default: nothing.")
 @options.device
+@options.trace
 @click.option("--verify", "verified", is_flag=True, help="Check the result before it is stored.")
 @_seed
 @options.json_
@@ -152,6 +153,8 @@ def multiply(
     accumulate_dtype: str | None,
     compute_type: str | None,
     device: str,
+    trace_file: str | None,
+    nvtx: bool,
     verified: bool,
     seed: int,
     as_json: bool,
@@ -168,7 +171,7 @@ def multiply(
     from pdgemm.residual import verify
     from pdgemm.session import session
 
-    with session(grid_shape, as_json) as say:
+    with session(grid_shape, as_json) as say, say.traced(trace_file, nvtx):
         say.lost = f"{output.path} was not written, what it held is as it was"
         A = say.load("A", a, block, dtype, transa, device)
         B = say.load("B", b, block, dtype, transb, device)
@@ -376,6 +379,21 @@ def simulate(as_json: bool, debug: bool, **asked: Any) -> int:
         f"(formula {by_formula})\n"
         f"into a node: {in_bytes(run.node_bytes.mean())} on average, {in_bytes(run.node_bytes.max())} at most"
     )
+    return 0
+
+
+@cli.command()
+@click.argument("trace_file", type=click.Path(dir_okay=False))
+@options.machine
+@options.json_
+@options.debug
+def profile(trace_file: str, machine_file: str | None, as_json: bool, debug: bool) -> int:
+    """Where the time of `--trace` went, rank by rank, and what to change.  Needs no MPI."""
+    from pdgemm.machine import load_machine
+    from pdgemm.profile import load_profile, tables
+
+    found = load_profile(Path(trace_file), load_machine(machine_file) if machine_file else None)
+    click.echo(json.dumps(found.as_dict()) if as_json else tables(found))
     return 0
 
 

@@ -30,4 +30,8 @@ debug = click.option("--debug", is_flag=True, help="Errors with a traceback.")
 device = click.option("--device", type=click.Choice(("host", "cuda")), default="host", show_default=True)
 mover = click.option("--mover", type=click.Choice(MOVERS), default="auto", show_default=True)
 machine = click.option("--machine", "machine_file", type=click.Path(), help="What `pdgemm calibrate` wrote.")
+trace = together(
+    click.option("--trace", "trace_file", type=click.Path(dir_okay=False), help="A timeline, for `pdgemm profile`."),
+    click.option("--nvtx", is_flag=True, help="Ranges for Nsight Systems."),
+)
 algorithm = click.option("--algorithm", type=click.Choice(ALGORITHMS), default="auto", show_default=True)

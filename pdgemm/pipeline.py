@@ -78,7 +78,7 @@ class Transfers:
 class Slot:
     """Room for one panel of A and one of B, and what to wait for before using them."""
 
-    __slots__ = ("B", "arrivals", "buffer_a", "buffer_b", "number", "tag", "users", "when_read")
+    __slots__ = ("B", "arrivals", "buffer_a", "buffer_b", "number", "tag", "users", "when_free", "when_read")
 
     def __init__(self, number: int, buffer_a: Array, buffer_b: Array) -> None:
         self.number = number
@@ -88,6 +88,7 @@ class Slot:
         self.arrivals: list[Arrival] = []
         self.users: list[Wait] = []
         self.when_read: list[Wait] = []  # to be called when its panels have been multiplied
+        self.when_free: list[Wait] = []  # and when nothing is waited for any more, before they are rewritten
         self.B: Array = self.buffer_b
 
 
@@ -104,7 +105,7 @@ class PanelRing:
     def used(self, recorder: Recorder) -> PanelRing:
         """The ring, for a `with` block: the first slot first, and waits recorded."""
         for slot in self.slots:  # what an exception has left behind
-            slot.arrivals, slot.users, slot.when_read = [], [], []
+            slot.arrivals, slot.users, slot.when_read, slot.when_free = [], [], [], []
         self._next, self._recorder, self._transfers = 0, recorder, Transfers(recorder)
         return self
 
@@ -146,6 +147,8 @@ class PanelRing:
         if slot.users:
             with self._recorder.phase("wait"):
                 drain(slot.users)
+        if slot.when_free:
+            drain(slot.when_free)
         return slot
 
     def __enter__(self) -> PanelRing:

@@ -11,6 +11,7 @@ from weakref import ref
 import numpy as np
 
 from pdgemm import device as devices
+from pdgemm import tracing
 from pdgemm.arguments import as_scalar
 from pdgemm.cannon import cannon
 from pdgemm.device import Array
@@ -30,6 +31,7 @@ from pdgemm.streams import recorder_of
 from pdgemm.summa import SummaRun
 from pdgemm.threads import threads
 from pdgemm.timing import Recorder
+from pdgemm.tracing import HOST
 
 SMALL = 1 << 14  # bytes of buffers that a C may keep to be formed again
 FEW = 64  # panels, of a kilobyte of views each, likewise
@@ -102,17 +104,20 @@ class Prepared:
     def run(self, beta: Any, start: float, progress: Callable[[int, int], object] | None = None) -> DistMatrix:
         """Bring A and B where they fit, multiply, bring C home, report.  start : when the call began."""
         (A, B, C), room, plan, moves = self._matrices, self._room, self.plan, self._moves
-        comm, reports = A.grid.comm, list[MoveReport]()
+        comm, reports, trace = A.grid.comm, list[MoveReport](), tracing.active()
+        if trace:
+            trace.add((HOST, "plan", start, perf_counter()))
         recorder, notify = recorder_of(C.stored), Shield(progress)
         recorder.hold(self._bytes)
 
         def move(name: str, x: Array, beta: Any, y: Array) -> None:
-            begun, own = perf_counter(), recorder_of(x)
-            exchange(1, x, beta, y, moves[name], room.messages[name], A.grid, own)
-            own.finish()
+            own = recorder_of(x)
+            with tracing.timed("redistribute", x.nbytes) as taken:
+                exchange(1, x, beta, y, moves[name], room.messages[name], A.grid, own)
+                own.finish()
             own.hold(room.messages[name].nbytes)
             recorder.traffic += own.traffic
-            reports.append(move_report(name, moves[name], comm.rank, own, perf_counter() - begun))
+            reports.append(move_report(name, moves[name], comm.rank, own, taken.seconds))
 
         with np.errstate(all="ignore"), kept_if_it_fails(room):
             for name, x in (("A", A), ("B", B)):
@@ -133,7 +138,11 @@ class Prepared:
                 move("C", room.copies["C"], beta, C.stored)
         device = devices.of(C.stored)
         sharing = device.reach(A.grid).sharing if device else 1
-        C.report = partial(_report, plan, comm.rank, C.grid.coords, recorder, perf_counter() - start, reports, sharing)
+        end = perf_counter()
+        report = partial(_report, plan, comm.rank, C.grid.coords, recorder, end - start, reports, sharing)
+        C.report = report
+        if trace:
+            trace.add((HOST, "pdgemm", start, end, 0, lambda: report().as_dict()))
         if notify.error is not None:
             raise notify.error
         return C

@@ -10,6 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm import device as devices
+from pdgemm import tracing
 from pdgemm.arguments import as_count, as_scalar, check_result, same_memory
 from pdgemm.blockcopy import copy_blocks
 from pdgemm.device import Array, Device
@@ -97,7 +98,7 @@ def redistribute(
     assert out is not None  # an error was raised on all ranks
     recorder = recorder_of(X.stored)
     recorder.hold(room.nbytes)
-    with np.errstate(all="ignore"), kept_if_it_fails(room):
+    with np.errstate(all="ignore"), kept_if_it_fails(room), tracing.timed("redistribute", out.stored.nbytes):
         if alpha == 0:
             scale(beta, out.stored)
         else:
@@ -242,7 +243,8 @@ def _send(
     at_once = 8 * plan.words if plan.plain else plan.words  # what is only copied needs no room
     staying = (tile for block in plan.stays(me) for tile in plan.tiles(block, at_once))
     requests = [MPI.REQUEST_NULL] * len(room.messages)
-    arrived: list[Callable[[], None]] = [_nothing] * room.receiving
+    arrived: list[Callable[[], object]] = [_nothing] * room.receiving
+    over: list[Callable[[], object]] = [_nothing] * room.receiving
 
     def receive(slot: int) -> None:
         tile = next(incoming, None)
@@ -263,6 +265,7 @@ def _send(
         recorder.settle()  # what was here before has been unpacked
         requests[slot] = comm.Irecv(wire(place), source=peer)
         recorder.traffic.received(place.size)
+        over[slot] = recorder.moving("exchange", place.nbytes)
 
     def send(slot: int) -> None:
         tile = next(outgoing, None)
@@ -290,11 +293,13 @@ def _send(
             if not done:
                 continue
         else:
-            slot = MPI.Request.Waitany(requests)
+            with recorder.phase("wait"):
+                slot = MPI.Request.Waitany(requests)
         if slot == MPI.UNDEFINED:
             if tile is None:
                 return
         elif slot < room.receiving:
+            over[slot]()
             arrived[slot]()
             receive(slot)
         else:

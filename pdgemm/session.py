@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, is_dataclass
 from time import perf_counter
 from typing import Any
@@ -22,6 +22,7 @@ from pdgemm.forms import Dataset
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.io import hdf5
 from pdgemm.matrix import DistMatrix
+from pdgemm.timeline import trace
 
 
 class Speaker:
@@ -61,6 +62,10 @@ class Speaker:
             )
         self.report("read", matrix.report)
         return matrix.T.H if op.upper() == "C" else matrix
+
+    def traced(self, path: str | None, nvtx: bool) -> AbstractContextManager[None]:
+        """The block in a timeline, if one is asked for."""
+        return trace(path, self.grid, nvtx=nvtx) if path or nvtx else nullcontext()
 
     @contextmanager
     def progress(self, what: str) -> Iterator[Callable[[int, int], object] | None]:

@@ -17,6 +17,7 @@ import numpy as np
 from pdgemm.errors import ArgumentError
 from pdgemm.machine import Machine
 from pdgemm.products import Cannon, Inner, Layered, Product, Stationary, Summa
+from pdgemm.products.product import READ
 from pdgemm.schedule import cannon_neighbours
 from pdgemm.timing import Traffic
 
@@ -135,11 +136,15 @@ def _(product: Summa) -> Iterator[Round]:
     grid, rows, cols = _grid(product), product.A.distribution.rows, product.B.distribution.cols
     size_a, size_b = product.A.dtype.itemsize, product.B.dtype.itemsize
     high, wide = _counts_of(rows), _counts_of(cols)
-    for bundle in product.bundles:
+    for turn, bundle in enumerate(product.bundles):
         messages = []
         for step in bundle.steps:
-            messages += _broadcast(product.mover, grid, step.col, high * step.width, size_a)
-            messages += _broadcast(product.mover, grid.T, step.row, wide * step.width, size_b)
+            if product.nodes:
+                messages += _relay(product, "A", grid, step.col, turn, high * step.width, size_a)
+                messages += _relay(product, "B", grid.T, step.row, turn, wide * step.width, size_b)
+            else:
+                messages += _broadcast(product.mover, grid, step.col, high * step.width, size_a)
+                messages += _broadcast(product.mover, grid.T, step.row, wide * step.width, size_b)
         yield Round(messages, _on(grid, high[:, None], wide[None, :], bundle.width))
 
 
@@ -203,8 +208,10 @@ def _(product: Inner) -> Iterator[Round]:
 
 def _sums(product: Layered | Inner) -> list[Messages]:
     """The parts of C on their way to be added up."""
-    messages = []
+    messages: list[Messages] = []
     reduction = product.reduction
+    if reduction.read:
+        return messages
     for at, group in enumerate(reduction.groups):
         i, j = divmod(at, reduction.cols.parts)
         members = np.array(group)
@@ -225,12 +232,24 @@ def _counts_of(dimension: Any) -> np.ndarray:
 
 
 def _broadcast(mover: str, grid: np.ndarray, root: int, words: np.ndarray, itemsize: int) -> list[Messages]:
-    """From column `root` of the grid to the others of each row; words[i] in row i."""
+    """From column `root` of the grid to the others of each row; words[i] in row i.  What is read in place stays."""
+    if mover in READ:
+        return []
     rows, cols = grid.shape
     others = np.arange(1, cols)
     target = grid[:, (root + others) % cols]
     source = grid[:, (root + others - 1) % cols] if mover == "ring" else np.broadcast_to(grid[:, [root]], target.shape)
     return _messages(mover, source, target, np.broadcast_to(words[:, None], (rows, cols - 1)), itemsize)
+
+
+def _relay(
+    product: Summa, name: str, grid: np.ndarray, root: int, turn: int, words: np.ndarray, itemsize: int
+) -> list[Messages]:
+    """From column `root` of the grid to one rank on each other node of each row, and on from there."""
+    chains = [row[product.line(name, int(row[0])).chain(root, turn)] for row in grid]
+    hops = [len(chain) - 1 for chain in chains]
+    source, target = (np.concatenate([chain[which] for chain in chains]) for which in (slice(-1), slice(1, None)))
+    return _messages("ring", source, target, np.repeat(words, hops), itemsize)
 
 
 def _reduce(grid: np.ndarray, root: int, words: np.ndarray, itemsize: int) -> list[Messages]:

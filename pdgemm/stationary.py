@@ -92,7 +92,7 @@ def stationary(
             staged = staged_c[slot.number].cut(0, panel.size) if staged_c else None
             total = reduce(grid.row, panel, total, step.col, slot, recorder, staged, ring.poll)
         if j == step.col and m_loc:
-            slot.users.append(partial(add, total, step.a.inverse))
+            slot.when_free.append(partial(add, total, step.a.inverse))
 
     def add(total: Array, cols: Pairing) -> None:
         """C_ip := total + beta C_ip, as much at a time as there is room for."""

@@ -7,11 +7,14 @@ products before what they read is written again; products wait for copies withou
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 from pdgemm import device as devices
+from pdgemm import tracing
 from pdgemm.device import Device, Event, Stream
 from pdgemm.timing import Recorder
+from pdgemm.tracing import Trace, Traced
 
 _STREAMS = {"compute": "compute", "pack": "transfer"}  # the phases whose work is a device's
 
@@ -25,11 +28,7 @@ class DeviceRecorder(Recorder):
         self.compute, self.transfer = device.current_stream(), device.transfer_stream()
         self._spans: list[tuple[str, Event, Event]] = []
         self._packed: Event | None = None  # the last copy that the host has not waited for
-        self.begin()
-
-    def begin(self) -> None:
-        """Until all is done that the caller has begun: MPI may send A as it is."""
-        self.compute.synchronize()
+        self.compute.synchronize()  # until all is done that the caller has begun: MPI may send A as it is
 
     def phase(self, name: str) -> Any:
         stream = _STREAMS.get(name)
@@ -74,8 +73,12 @@ class DeviceRecorder(Recorder):
         self.compute.synchronize()
         self._packed = None
         for name, begin, end in self._spans:
-            self.seconds[name] = self.seconds.get(name, 0.0) + self._device.elapsed(begin, end)
+            self.seconds[name] = self.seconds.get(name, 0.0) + self.timed(name, begin, end)
         self._spans.clear()
+
+    def timed(self, name: str, begin: Event, end: Event) -> float:
+        """Seconds between two events that have happened."""
+        return self._device.elapsed(begin, end)
 
     def enclose(self, name: str, stream: Stream, begin: Event) -> None:
         end = stream.record()
@@ -131,7 +134,38 @@ class _Before(EventRequest):
         self._stream.wait_event(self._event)
 
 
+class TracedDevice(Traced, DeviceRecorder):
+    """With the times of the device's work on the host's clock."""
+
+    def __init__(self, trace: Trace, device: Device) -> None:
+        DeviceRecorder.__init__(self, device)
+        self.trace = trace
+        # nothing is before these: they happen now
+        self._origins = {name: getattr(self, stream).record() for name, stream in _STREAMS.items()}
+        self._now = perf_counter()
+
+    def phase(self, name: str) -> Any:
+        if name not in _STREAMS:
+            return Traced.phase(self, name)
+        if self.trace.ranges:
+            self.trace.ranges.push(name)
+        return DeviceRecorder.phase(self, name)
+
+    def enclose(self, name: str, stream: Stream, begin: Event) -> None:
+        super().enclose(name, stream, begin)
+        if self.trace.ranges:
+            self.trace.ranges.pop()
+
+    def timed(self, name: str, begin: Event, end: Event) -> float:
+        seconds = super().timed(name, begin, end)
+        start = self._now + self._device.elapsed(self._origins[name], begin)
+        self.trace.add((f"{_STREAMS[name]} stream", name, start, start + seconds))
+        return seconds
+
+
 def recorder_of(x: Any) -> Recorder:
     """What records the work on an array, and says when it is done."""
-    found = devices.of(x)
+    found, trace = devices.of(x), tracing.active()
+    if trace is not None:
+        return Traced(trace) if found is None else TracedDevice(trace, found)
     return Recorder() if found is None else DeviceRecorder(found)

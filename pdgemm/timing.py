@@ -79,6 +79,15 @@ class Recorder:
         """Its seconds are those spent in the `with` block."""
         return _Phase(self.seconds, name)
 
+    def coming(self, kind: str, x: Any, request: Any) -> Any:
+        """A message is on its way into the array x, and is counted.  Returns what to wait for."""
+        self.traffic.received(x.size)
+        return request
+
+    def moving(self, kind: str, nbytes: int) -> Callable[[], object]:
+        """A transfer begins; what is returned is to be called when it is seen to be over."""
+        return _nothing
+
     # what the host does is done; `pdgemm.streams` records work of devices, which is not
     def settle(self) -> None:
         """Until everything packed is there: MPI may read it."""
@@ -96,6 +105,10 @@ class Recorder:
 
     def finish(self) -> None:
         """Until all is done."""
+
+
+def _nothing() -> None:
+    """Nobody asked."""
 
 
 class _Phase:

@@ -86,6 +86,28 @@ if [ $selected = no ]; then
     case " $ranks " in *' 9 '*)     # a grid of 2 x 2 x 3
         tests '12 ranks' mpiexec -n 12 "${parallel[@]}" tests/test_algorithms.py ;;
     esac
+    status=0
+    reason=$(scripts/hosts.sh 1 true 2>&1) || status=$?
+    case $(mpirun --version) in
+        *'Open MPI'*) ;;
+        *) status=3 reason='it needs Open MPI' ;;
+    esac
+    if [ $status = 0 ]; then
+        about='what their network cards count'
+        for hosts in '2 1' '2 2' '3 2'; do
+            read -r hosts each <<<"$hosts"
+            n=$((hosts * each))
+            case " $ranks " in *" $n "*) ;; *) continue ;; esac
+            tests "$hosts hosts, $n ranks" scripts/hosts.sh "$hosts" \
+                mpirun -n "$n" --map-by "ppr:$each:node" "${parallel[@]}" tests/across_hosts.py
+        done
+        about=''
+    elif [ $status = 3 ]; then
+        record 'several hosts' 0 0 0 0 "not run, because ${reason##*sh: }"
+    else
+        printf '%s\n' "$reason" >&2
+        record 'several hosts' 0 1 0 0 'scripts/hosts.sh failed'
+    fi
     exec 3>&1
 
     status=0

@@ -268,6 +268,24 @@ def test_every_simulated_message_is_one_of_the_formula(algorithm: str, mover: st
                     assert run.traffic(rank) == product.traffic(rank), (estimate, rank)
 
 
+@pytest.mark.parametrize("algorithm", ["summa", "2.5d"])
+@pytest.mark.parametrize("per_node", [1, 2, 3, 4, 12])
+def test_panels_that_are_read_on_nodes_are_simulated_on_their_way_between_them(algorithm: str, per_node: int) -> None:
+    for mnk in PROBLEMS:
+        for ranks in (2, 6, 8, 12):
+            on = np.arange(ranks) // per_node
+            nodes = tuple((on * per_node).tolist()) if on[-1] else ()
+            for estimate in all_estimates(Question(*mnk, ranks, algorithm=algorithm, width=16)):
+                product = replace(product_of(estimate), mover="shared", nodes=nodes)
+                run = simulate(product, Machine(ranks_per_node=per_node), ranks)
+                told = [product.traffic(rank) for rank in range(ranks)]
+                by_message = [x.words_received - x.words_read for x in told]
+                assert run.words_received.tolist() == by_message, estimate
+                assert run.words_sent.tolist() == [x.words_sent for x in told], estimate
+                if algorithm == "summa":  # which sends nothing else
+                    assert run.node_bytes.tolist() == (8 * np.bincount(on, by_message)).tolist(), estimate
+
+
 def test_simulated_time_is_that_of_the_formula_where_all_ranks_do_the_same() -> None:
     machine = Machine()
     for shape in ((4, 4), (4, 8)):

@@ -18,13 +18,14 @@ LEVELS = [
         "pdgemm.dtypes",
         "pdgemm.elements",
         "pdgemm.timing",
+        "pdgemm.tracing",
         "pdgemm.blas",
         "pdgemm.device",
         "pdgemm.gpus",
         "pdgemm.local",
     }
     | {"pdgemm.grids.distribution", "pdgemm.grids.runs", "pdgemm.grids.layout"},
-    {"pdgemm.schedule", "pdgemm.costs", "pdgemm.machine", "pdgemm.studies"}
+    {"pdgemm.profile", "pdgemm.schedule", "pdgemm.costs", "pdgemm.machine", "pdgemm.studies"}
     | {
         "pdgemm.studies.cases",
         "pdgemm.studies.records",
@@ -82,7 +83,7 @@ LEVELS = [
     {"pdgemm.scalapack", "pdgemm.batched", "pdgemm.calibrate"},
     {"pdgemm.io.place", "pdgemm.io.atomic", "pdgemm.io.checksum", "pdgemm.io.rawio", "pdgemm.io.hyperslabs"}
     | {"pdgemm.io.hdf5"},
-    {"pdgemm.ending", "pdgemm.forms", "pdgemm.options", "pdgemm.session", "pdgemm.info"},
+    {"pdgemm.timeline", "pdgemm.ending", "pdgemm.forms", "pdgemm.options", "pdgemm.session", "pdgemm.info"},
     {"pdgemm.studies.measure", "pdgemm.studies.run", "pdgemm.studies.commands"},
     {"pdgemm.cli", "pdgemm.__main__"},
 ]
@@ -96,6 +97,8 @@ PURE = [
     "errors",
     "elements",
     "timing",
+    "tracing",
+    "profile",
     "device",
     "streams",
     "gpus",

@@ -20,5 +20,4 @@ def ibcast(comm: MPI.Comm, x: Any, root: int, slot: Any, recorder: Recorder) -> 
         # root may go on reading x, but not rewrite it
         slot.users.append(comm.Ibcast(x, root=root).Wait)
     else:
-        recorder.traffic.received(x.size)
-        slot.arrivals.append(comm.Ibcast(x, root=root))
+        slot.arrivals.append(recorder.coming("bcast", x, comm.Ibcast(x, root=root)))

@@ -13,6 +13,7 @@ from mpi4py import MPI
 
 from pdgemm.device import Array, Pinned, of
 from pdgemm.local import CONVERT, Combine
+from pdgemm.movers.ring import Then
 from pdgemm.movers.staged import to_room
 from pdgemm.timing import Recorder
 
@@ -40,7 +41,9 @@ def reduce(
         for _ in range(comm.size - 1):
             recorder.traffic.received(panel.size)
     if of(panel) is None:
-        slot.users.append(comm.Ireduce(panel, total if comm.rank == root else None, MPI.SUM, root=root).Wait)
+        over = recorder.moving("reduce", panel.nbytes)
+        request = comm.Ireduce(panel, total if comm.rank == root else None, MPI.SUM, root=root)
+        slot.users.append(Then(request, over).Wait)
         return total
     slot.users += recorder.multiplied(poll)
     slot.users.append(lambda: _gather(comm, panel, total, root, slot.tag, recorder, staged))
@@ -62,7 +65,9 @@ def _gather(
         return
     arrived = staged.device if staged else total.ravel(order="K")
     for distance in range(1, comm.size):
+        over = recorder.moving("reduce", panel.nbytes)
         comm.Irecv(staged.host if staged else arrived, source=(root + distance) % comm.size, tag=tag).Wait()
+        over()
         with recorder.phase("compute"):
             _ADD(flat, arrived)
         for wait in recorder.multiplied(_nothing):
@@ -85,8 +90,10 @@ def reduce_scatter(
     """
     device = of(packed)
     if device is None:
+        over = recorder.moving("reduce", packed.nbytes)
         with recorder.phase("wait"):
             comm.Reduce_scatter(packed, mine, counts, MPI.SUM)
+        over()
         return
     starts = np.cumsum([0, *counts])
     leaving, arriving = (packed, another[: mine.size])
@@ -103,8 +110,10 @@ def reduce_scatter(
     with recorder.phase("compute"):
         CONVERT(mine, packed[starts[comm.rank] : starts[comm.rank + 1]])
     for distance in range(1, comm.size) if mine.size else ():
+        over = recorder.moving("reduce", mine.nbytes)
         with recorder.phase("wait"):
             comm.Irecv(arriving, source=(comm.rank - distance) % comm.size).Wait()
+        over()
         with recorder.phase("compute"):
             _ADD(mine, staged[1].device[: mine.size] if staged else arriving)
         for wait in recorder.multiplied(_nothing):

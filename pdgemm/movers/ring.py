@@ -52,9 +52,7 @@ def relay(comm: MPI.Comm, x: Any, chain: Sequence[int], slot: Any, recorder: Rec
         recorder.settle()
         forward()
         return
-    request = comm.Irecv(x, source=chain[at - 1], tag=tag)
-    recorder.traffic.received(x.size)
-
+    request = recorder.coming("ring", x, comm.Irecv(x, source=chain[at - 1], tag=tag))
     slot.arrivals.append(Then(request, forward))
 
 

@@ -23,8 +23,7 @@ def shift(
     arriving, leaving = [], []
     recorder.settle()
     for piece in pieces(wire(coming)):
-        arriving.append(comm.Irecv(piece, source=source))
-        recorder.traffic.received(piece.size)
+        arriving.append(recorder.coming("shift", piece, comm.Irecv(piece, source=source)))
     for piece in pieces(wire(held)):
         leaving.append(comm.Isend(piece, dest=to))
         recorder.traffic.sent(piece.size)

@@ -44,8 +44,7 @@ class Staged:
             to_room(room, x, recorder)
             slot.arrivals.append(Then(recorder.copied(), forward))
         else:
-            request = comm.Irecv(wire(room.host), source=(me - 1) % comm.size, tag=tag)
-            recorder.traffic.received(x.size)
+            request = recorder.coming("ring", x, comm.Irecv(wire(room.host), source=(me - 1) % comm.size, tag=tag))
             slot.arrivals.append(Then(request, take))
 
 
@@ -65,8 +64,7 @@ def staged_shift(
     assert device is not None
     recorder.settle()
     for piece in pieces(wire(coming.host)):
-        requests.append(comm.Irecv(piece, source=source))
-        recorder.traffic.received(piece.size)
+        requests.append(recorder.coming("shift", piece, comm.Irecv(piece, source=source)))
     for piece in pieces(wire(held.host)):
         leaving.append(comm.Isend(piece, dest=to))
         recorder.traffic.sent(piece.size)

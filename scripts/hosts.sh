@@ -1,0 +1,111 @@
+#!/usr/bin/env bash
+# Several hosts on one machine: runs a command on the first of them, and MPI jobs on all.
+#
+#   scripts/hosts.sh [--rate 1gbit] NUMBER COMMAND...
+#   scripts/hosts.sh 3 mpirun -n 6 --map-by ppr:2:node pdgemm info
+#   scripts/hosts.sh 2 bash                     a shell on h1; there, /dev/shm/on h2 COMMAND... runs on h2
+#
+# A host is a set of namespaces: its own name (h1, h2, ...), network card (eth0, 10.0.0.1, ...), IPC and /dev/shm, so
+# that nothing but TCP leads from one to another.  A cable from each card to a switch carries RATE both ways (tc tbf).
+# The files and processors are the machine's.  Open MPI finds the hosts, and the way to start daemons there, in the
+# environment.  `ip -s link` counts packets of up to 64 KiB, as they come from the kernel with one header; `tc -s qdisc`
+# counts, and the rate holds for, what a wire would carry: a header of 66 bytes before each 1448.
+#
+# All of it lives in namespaces of this command and ends with it, by Ctrl-C and kill -9, too (unshare does not hear
+# SIGTERM).  The machine's own network is not touched, and any number of these may run at a time.  Who is not root
+# gets a user namespace as well, where that is allowed.
+# Exit code: that of COMMAND; 3: this machine has not what it takes, for the reason in one line; 2: bad arguments.
+set -euo pipefail
+root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+PATH=$PATH:/usr/sbin:/sbin      # of ip and tc
+. "$root/scripts/common.sh"
+
+exit_code=2
+rate=1gbit
+if [ "${1:-}" = --rate ]; then
+    rate=${2:-}
+    shift 2 || true
+fi
+number=${1:-}
+[[ $number =~ ^[1-9][0-9]?$ && $# -gt 1 ]] || die "usage: hosts.sh [--rate 1gbit] NUMBER COMMAND... (1 to 99 hosts)"
+[[ $rate =~ ^[1-9][0-9]*[kmg]bit$ ]] || die "a rate is a number of kbit, mbit or gbit per second, not '$rate'"
+exit_code=3
+
+if [ -z "${_pdgemm_switch:-}" ]; then
+    for tool in unshare:util-linux nsenter:util-linux ip:iproute2 tc:iproute2; do
+        command -v "${tool%:*}" >/dev/null || apt_install "${tool#*:}" || die "no ${tool%:*}, which is in ${tool#*:}"
+    done
+    switch=(unshare --net --mount --uts --ipc --pid --fork --kill-child --mount-proc)
+    try=(ip link add switch type bridge)
+    said=$("${switch[@]}" "${try[@]}" 2>&1) || {
+        switch+=(--user --map-root-user)
+        said=$("${switch[@]}" "${try[@]}" 2>&1) || die "no network namespaces: ${said##*$'\n'}"
+        # there we are root to Open MPI
+        export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+        export PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1
+    }
+    _pdgemm_switch=1 exec "${switch[@]}" "$BASH" "${BASH_SOURCE[0]}" --rate "$rate" "$@"
+fi
+
+# From here on in the namespaces of the switch, as their first process: when it ends, all that is in them ends.
+unset _pdgemm_switch
+shift
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+# need COMMAND...: or it cannot be done here.
+need() {
+    local said
+    said=$("$@" 2>&1 </dev/null) || die "$* failed: ${said##*$'\n'}"
+}
+
+# on PID COMMAND...: on the host that this process keeps alive.
+on() {
+    local pid=$1
+    shift
+    nsenter -t "$pid" --net --mount --ipc --uts -- "$@"
+}
+
+limit=(root tbf rate "$rate" burst 128kb limit 32mb)     # more than TCP has on its way: nothing is dropped
+pids=()
+need ip link add switch type bridge
+need ip link set switch up
+for ((n = 1; n <= number; n++)); do
+    # It waits for ever, and says its number or why it does not.
+    exec {said}< <(exec unshare --net --mount --ipc --uts sh -c 'echo $$; exec sleep infinity' 2>&1 </dev/null)
+    read -r pid <&"$said" || true
+    [[ $pid =~ ^[0-9]+$ ]] || die "no namespaces in namespaces: $pid"
+    pids+=("$pid")
+    need ip link add "port$n" type veth peer name eth0 netns "$pid"
+    need ip link set "port$n" master switch up
+    need tc qdisc add dev "port$n" "${limit[@]}"
+    need on "$pid" hostname "h$n"
+    need on "$pid" sh -c 'echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6 || [ ! -e /proc/sys/net/ipv6 ]'
+    need on "$pid" ip link set lo up
+    need on "$pid" ip address add "10.0.0.$n/24" dev eth0
+    need on "$pid" ip link set eth0 up
+    need on "$pid" tc qdisc add dev eth0 "${limit[@]}"
+    need on "$pid" mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+    need on "$pid" mkdir /dev/shm/tmp
+done
+
+hosts='127.0.0.1 localhost'
+for ((n = 1; n <= number; n++)); do hosts+=$'\n'"10.0.0.$n h$n"; done
+agent="#!$BASH
+# What mpirun takes for ssh.
+pids=(${pids[*]})
+at=\$((\${1#h} - 1))
+shift
+exec nsenter -t \"\${pids[at]}\" --net --mount --ipc --uts -- env -C \"\$PWD\" sh -c \"\${*:-exec \$BASH}\""
+for pid in "${pids[@]}"; do
+    need on "$pid" sh -c 'cd /dev/shm && printf "%s\n" "$0" >hosts && mount --bind hosts /etc/hosts &&
+        printf "%s\n" "$1" >on && chmod +x on && seq -f "h%.0f" "$2" >hostfile' "$hosts" "$agent" "$number"
+done
+
+export TMPDIR=/dev/shm/tmp
+export OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,sm,tcp
+export PRTE_MCA_plm_ssh_agent=/dev/shm/on PRTE_MCA_prte_default_hostfile=/dev/shm/hostfile      # Open MPI 5
+export OMPI_MCA_plm_rsh_agent=/dev/shm/on OMPI_MCA_orte_default_hostfile=/dev/shm/hostfile      # Open MPI 4
+status=0
+on "${pids[0]}" env -C "$PWD" "$@" || status=$?
+exit $status

@@ -1,0 +1,312 @@
+"""What pdgemm counts as sent from host to host is what the hosts' network cards count.
+
+    scripts/hosts.sh 2 mpirun -n 4 --map-by ppr:2:node python -m pytest --with-mpi -m mpi tests/across_hosts.py
+
+on 2 hosts with 2 ranks each; with -s it prints the figures.  `scripts/test.sh` runs it on 2 x 1, 2 x 2 and 3 x 2.
+
+A card counts packets, with the headers of Ethernet, IP and TCP: 14 + 20 + 32 bytes, 66 per packet, 32 because of the
+time stamps that Linux sends.  What is left is what TCP carries: nothing in a packet that only acknowledges; the words
+of pdgemm; Open MPI's headers; and the few words of barriers, and of agreements before and after.  So of the words
+that are known to go from host to host none may be missing, and what there is more is less than
+
+    SMALL                               for barriers and agreements, a few hundred bytes for each pair of hosts
+    256 for each message                for Open MPI's headers, and answers before what is long is sent: about 60
+    1460 for each segment sent again    as the kernel counts them; mostly there is none
+
+An ARP packet of 42 bytes is taken for a header and 24 bytes less than nothing; the barriers are more than that.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from problems import TOLERANCE, accepted, grid_shapes
+
+pytestmark = pytest.mark.mpi(min_size=2)
+HEADERS = 66
+SEGMENT = 1460
+MESSAGE = 256
+SMALL = 1 << 14
+SIZES = (601, 503, 701)  # m, n, k; a matrix is about 3 MB
+
+
+# ------------------------------------------------------------------ what the cards count
+def card() -> np.ndarray:
+    """Bytes that TCP received and sent through this host's card, segments it sent again, and bytes received in all."""
+    (line,) = (x for x in Path("/proc/net/dev").read_text().splitlines() if x.strip().startswith("eth0:"))
+    figures = [int(x) for x in line.split(":")[1].split()]
+    names, values = (x.split() for x in Path("/proc/net/snmp").read_text().splitlines() if x.startswith("Tcp:"))
+    again = int(values[names.index("RetransSegs")])
+    return np.array([figures[0] - HEADERS * figures[1], figures[8] - HEADERS * figures[9], again, figures[0]])
+
+
+@dataclass
+class Hosts:
+    """The hosts of this job.   on : the number of each rank's."""
+
+    comm: Any
+    names: list[str]
+    on: np.ndarray
+
+    @property
+    def number(self) -> int:
+        return len(self.names)
+
+    def by_host(self, ranks: np.ndarray, figures: np.ndarray) -> np.ndarray:
+        """Sums of figures that belong to ranks."""
+        return np.bincount(self.on[ranks], figures, self.number).astype(np.int64)
+
+    def carried(self, act: Callable[[], object]) -> np.ndarray:
+        """For each host what its card counted while all ranks did something, as `card` has it."""
+        self.comm.Barrier()
+        before = card()
+        self.comm.Barrier()  # nobody begins before all have looked
+        act()
+        self.comm.Barrier()
+        told = np.array(self.comm.allgather(card() - before))
+        return np.array([told[np.argmax(self.on == host)] for host in range(self.number)])
+
+
+@pytest.fixture(scope="module")
+def hosts(comm: Any) -> Hosts:
+    name = platform.node()
+    names = sorted(set(comm.allgather(name)))
+    if len(names) == 1:
+        pytest.skip("all ranks are on one host; scripts/hosts.sh makes several")
+    return Hosts(comm, names, np.array(comm.allgather(names.index(name))))
+
+
+# ------------------------------------------------------------------ what the schedule says
+@dataclass
+class Expected:
+    """Bytes that enter each host at least and at most, and their messages.
+
+    exactly : it is known which host; else only how many enter all of them.
+    received : words that messages bring to each rank.
+    """
+
+    hosts: Hosts
+    least: np.ndarray = field(init=False)
+    most: np.ndarray = field(init=False)
+    received: np.ndarray = field(init=False)
+    messages: int = 0
+    exactly: bool = True
+
+    def __post_init__(self) -> None:
+        self.least, self.most = np.zeros((2, self.hosts.number), np.int64)
+        self.received = np.zeros(self.hosts.comm.size, np.int64)
+
+    def add(self, x: Any, to_one: bool) -> None:
+        """Messages of a round of the schedule (`simulate.Messages`).   to_one : what is added up is for one rank."""
+        on, nbytes, away = self.hosts.on, x.words * x.itemsize, self.hosts.on[x.source] != self.hosts.on[x.target]
+        self.received += np.bincount(x.target, x.words, len(on)).astype(np.int64)
+        self.messages += int(away.sum())
+        if x.kind in ("ring", "shift"):  # sent as the schedule says
+            least = most = away
+        elif x.kind == "ibcast":  # who forwards it is the library's choice: it comes to a host once or once per rank
+            least = away & _first(x.source, on[x.target])
+            most = np.isin(x.source, x.source[away])
+        else:  # added up: a host sends its sum, or each of its ranks what it has
+            assert x.kind == "reduce"
+            least = away & _first(on[x.source], x.target)
+            most = np.isin(x.target, x.target[away])
+            several = most & (np.bincount(x.target, minlength=len(on))[x.target] > 1)
+            self.exactly = self.exactly and not several.any()
+            if to_one:  # they may be scattered, added up and gathered, by Rabenseifner's algorithm
+                self.most += self.hosts.by_host(x.target[several], nbytes[several])
+        self.least += self.hosts.by_host(x.target[least], nbytes[least])
+        self.most += self.hosts.by_host(x.target[most], nbytes[most])
+
+    def move(self, source: Any, target: Any, itemsize: int) -> None:
+        """Each element from where it lies to where it is to lie, by comparing the owners of each."""
+        size, before, after = self.hosts.comm.size, owners(source).ravel(), owners(target).ravel()
+        words = np.bincount(before * size + after, minlength=size * size).reshape(size, size)
+        np.fill_diagonal(words, 0)
+        self.received += words.sum(axis=0)
+        away = np.where(self.hosts.on[:, None] != self.hosts.on, words, 0)
+        entering = itemsize * self.hosts.by_host(np.arange(size), away.sum(axis=0))
+        self.least += entering
+        self.most += entering
+        self.messages += np.count_nonzero(away) + (int(entering.sum()) >> 18)  # of at most 1 MiB, some not full
+
+    def compare(self, counted: np.ndarray, title: str) -> None:
+        """Is it what the cards counted?"""
+        entered, left, again, with_headers = counted.T
+        room = SMALL + MESSAGE * self.messages + SEGMENT * int(again.sum())
+        if self.hosts.comm.rank == 0:
+            least, most, seen, whole = (int(x.sum()) for x in (self.least, self.most, entered, with_headers))
+            known = f"{least} to {most}" if least < most else f"{least}"
+            print(f"{title}: {known} bytes by the schedule, {seen} by the cards, {whole} with headers")
+        assert abs(int(entered.sum() - left.sum())) <= room  # nothing else comes in or goes out
+        assert self.least.sum() <= entered.sum() <= self.most.sum() + room, title
+        if self.exactly:
+            assert (self.least <= entered).all() and (entered <= self.most + room).all(), title
+
+
+def _first(*keys: np.ndarray) -> np.ndarray:
+    """Of the entries that have the same keys the first."""
+    first = np.zeros(len(keys[0]), bool)
+    first[np.unique(np.stack(keys), axis=1, return_index=True)[1]] = True
+    return first
+
+
+def owners(layout: Any) -> np.ndarray:
+    """The rank that has each element."""
+    rows, cols = layout.distribution.rows, layout.distribution.cols
+    at: list[np.ndarray] = [np.empty(x.n, int) for x in (rows, cols)]
+    for x, dimension in zip(at, (rows, cols)):
+        for part in range(dimension.parts):
+            x[dimension.indices(part)] = part
+    return np.array(layout.place).reshape(layout.distribution.grid_shape)[np.ix_(*at)]
+
+
+def expected(plan: Any, hosts: Hosts) -> Expected:
+    """Of a plan: what it moves first, its rounds, what it brings home."""
+    from pdgemm.products import Stationary
+    from pdgemm.simulate import rounds
+
+    known = Expected(hosts)
+    for _, move in plan.moves:
+        known.move(move.source, move.target, move.wire.itemsize)
+    for at in rounds(plan.product):
+        for x in at.messages:
+            known.add(x, to_one=isinstance(plan.product, Stationary))
+    return known
+
+
+# ------------------------------------------------------------------ the tests
+def test_hosts_are_nodes(hosts: Hosts) -> None:
+    from pdgemm import ProcessGrid
+
+    with ProcessGrid(hosts.comm) as grid:
+        firsts = [int(np.argmax(hosts.on == host)) for host in hosts.on]
+        assert list(grid.nodes) == firsts
+        assert grid.node.allgather(platform.node()) == [platform.node()] * grid.node.size
+
+
+def test_ranks_of_a_host_do_not_use_the_network(hosts: Hosts) -> None:
+    with_me = hosts.comm.Split(int(hosts.on[hosts.comm.rank]))
+    sent, got = np.zeros(1 << 20), np.empty(1 << 20)
+    counted = hosts.carried(lambda: with_me.Sendrecv(sent, (with_me.rank + 1) % with_me.size, recvbuf=got))
+    with_me.Free()
+    Expected(hosts).compare(counted, "within hosts")
+
+
+@pytest.fixture(scope="module")
+def matrices(hosts: Hosts) -> Iterator[Any]:
+    """A and B, whole and distributed."""
+    from pdgemm import DistMatrix, ProcessGrid
+
+    m, n, k = SIZES
+    with ProcessGrid(hosts.comm) as grid:
+        A = DistMatrix.random((m, k), grid=grid, block=(50, 64), seed=1)
+        B = DistMatrix.random((k, n), grid=grid, block=(64, 70), seed=2)
+        yield A, B, A.allgather(), B.allgather()
+
+
+def part(whole: np.ndarray, X: Any) -> np.ndarray:
+    """What this rank has of a matrix that lies as X does."""
+    i, j = X.grid.coords
+    return whole[np.ix_(X.distribution.rows.indices(i), X.distribution.cols.indices(j))]
+
+
+def products(size: int, algorithm: str) -> Iterator[tuple[tuple[int, int], int]]:
+    """Grids and layers; Cannon's also with idle ranks."""
+    for name, shape, layers in accepted(size):
+        if name == algorithm and (name == "cannon" or shape[0] * shape[1] * layers == size):
+            yield shape, layers
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "mover"),
+    [
+        ("summa", "ring"),
+        ("summa", "ibcast"),
+        ("summa", "shared"),
+        ("cannon", "auto"),
+        ("2.5d", "auto"),
+        ("2.5d", "ring"),
+        ("2.5d", "shared"),
+        ("stationary_a", "ring"),
+        ("stationary_b", "ibcast"),
+        ("inner", "auto"),
+    ],
+)
+def test_products_send_from_host_to_host_what_they_count(
+    hosts: Hosts, matrices: Any, algorithm: str, mover: str
+) -> None:
+    from pdgemm import DistMatrix, plan
+    from pdgemm.machine import Link, Machine
+
+    slow = Link(1.0, 1.0)
+    no_shifts = Machine(intra={**Machine().intra, "shift": slow}, inter={**Machine().inter, "shift": slow})
+    machine = Machine() if mover == "auto" else no_shifts  # in layers there is SUMMA then, not Cannon
+    comm, (A, B, a, b) = hosts.comm, matrices
+    if mover == "shared" and hosts.number == comm.size:
+        pytest.skip("no ranks that share memory")
+    product_of_all = a @ b
+    # that of problems.gemm_error
+    bound = TOLERANCE * np.finfo(float).eps * np.sqrt(SIZES[2] + 2) * np.linalg.norm(a) * np.linalg.norm(b)
+    for shape, layers in products(comm.size, algorithm):
+        C = DistMatrix.zeros(SIZES[:2], grid=A.grid, block=(50, 70))
+        asked: dict[str, Any] = {"algorithm": algorithm, "shape": shape, "layers": layers, "mover": mover}
+        p = plan(A, B, C, **asked, panel_width=64, machine=machine)
+        product = p.prepare(A, B, C)
+        product()  # connections are made
+        known, counted = expected(p, hosts), hosts.carried(product)
+        inside = f"by {p.inside} " if p.inside else ""
+        title = f"{algorithm} {inside}on {'x'.join(map(str, (*shape, layers)))}, {C.report.mover}"
+        traffic = C.report.counted
+        by_message = comm.allgather(traffic.words_received - traffic.words_read)
+        assert by_message == known.received.tolist(), title
+        known.compare(counted, title)
+        assert np.sqrt(comm.allreduce(np.linalg.norm(C.local - part(product_of_all, C)) ** 2)) <= bound
+
+
+def test_redistribution_sends_from_host_to_host_what_it_counts(hosts: Hosts, matrices: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+
+    comm, (X, _, x, _) = hosts.comm, matrices
+    for shape in grid_shapes(comm.size):
+        for block, transposed, dtype in ((None, False, "f8"), ((7, 30), False, "f4"), (64, True, "f8")):
+            with ProcessGrid(comm, shape) as other:
+                source, values = (X.T, x.T) if transposed else (X, x)
+                Y = DistMatrix.zeros(source.shape, grid=other, block=block, dtype=dtype)
+                source.redistribute(Y)
+                counted = hosts.carried(lambda source=source, Y=Y: source.redistribute(Y))
+                known = Expected(hosts)
+                known.move(source.layout_in(X.grid), Y.layout_in(X.grid), Y.dtype.itemsize)
+                title = f"redistribute {'T ' * transposed}to {shape[0]}x{shape[1]}, block {block}, {dtype}"
+                assert comm.allgather(Y.report.counted.words_received) == known.received.tolist(), title
+                known.compare(counted, title)
+                assert np.array_equal(Y.local, part(values.astype(dtype), Y))
+
+
+@pytest.mark.parametrize("times", [-1, 1])
+def test_a_message_more_or_less_would_be_seen(hosts: Hosts, matrices: Any, times: int) -> None:
+    """Were the smallest message between hosts not sent, or sent twice, the comparison would fail."""
+    from pdgemm import DistMatrix, plan
+    from pdgemm.simulate import rounds
+
+    A, B, _, _ = matrices
+    C = DistMatrix.zeros(SIZES[:2], grid=A.grid, block=(50, 70))
+    p = plan(A, B, C, algorithm="summa", shape=A.grid.shape, mover="ring", panel_width=64)
+    p.execute(A, B, C)
+    counted, known = hosts.carried(lambda: p.execute(A, B, C)), expected(p, hosts)
+    known.compare(counted, "as it is")
+    smallest = min(
+        int((x.words[away] * x.itemsize).min())
+        for at in rounds(p.product)
+        for x in at.messages
+        if (away := hosts.on[x.source] != hosts.on[x.target]).any()
+    )
+    known.least[0] -= times * smallest
+    known.most[0] -= times * smallest
+    with pytest.raises(AssertionError):
+        known.compare(counted, "had the schedule a message " + ("less" if times > 0 else "more"))

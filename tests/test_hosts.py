@@ -1,0 +1,162 @@
+"""scripts/hosts.sh: hosts with networks, names and memory of their own, that are gone when the command ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from problems import outside_a_launcher
+
+SCRIPT = Path(__file__).parent.parent / "scripts" / "hosts.sh"
+
+
+def hosts(*arguments: str, **environment: str) -> Any:
+    """`scripts/hosts.sh ARGUMENTS`, finished."""
+    return subprocess.run(
+        [str(SCRIPT), *arguments],
+        env=outside_a_launcher() | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def can_be_had() -> None:
+    run = hosts("1", "true")
+    if run.returncode == 3:
+        pytest.skip(run.stderr.strip())
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.fixture(scope="module")
+def open_mpi() -> None:
+    mpirun = shutil.which("mpirun")
+    said = subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout if mpirun else ""
+    if "Open MPI" not in said:
+        pytest.skip("mpirun is not Open MPI's")
+
+
+def interfaces() -> set[str]:
+    return {line.split(":")[0].strip() for line in Path("/proc/net/dev").read_text().splitlines()[2:]}
+
+
+def running(word: str) -> list[int]:
+    """Processes that have this word among their arguments."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = place.read_bytes().split(b"\0")
+        except OSError:  # it has ended
+            continue
+        found += [int(place.parent.name)] * (word.encode() in words)
+    return found
+
+
+def until(condition: Any) -> bool:
+    end = time.monotonic() + 20
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.05)
+    return bool(condition())
+
+
+LOOK = """
+import json, os, socket
+space = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "mnt", "ipc", "uts")]
+name = socket.gethostname()
+print(json.dumps({"name": name, "address": socket.gethostbyname(name), "shm": os.listdir("/dev/shm"), "space": space}))
+open(f"/dev/shm/left by {name}", "w").close()
+"""
+
+
+def test_each_has_a_name_an_address_and_memory_of_its_own(tmp_path: Path) -> None:
+    look = tmp_path / "look.py"
+    look.write_text(LOOK)
+    python = shlex.join([sys.executable, str(look)])
+    run = hosts("3", "sh", "-c", f"{python} && for h in h1 h2 h3; do /dev/shm/on $h {python} || exit 1; done")
+    assert run.returncode == 0, run.stderr
+    first, *each = map(json.loads, run.stdout.splitlines())
+    assert [(x["name"], x["address"]) for x in each] == [(f"h{n}", f"10.0.0.{n}") for n in (1, 2, 3)]
+    assert first["name"] == "h1" and first["space"] == each[0]["space"]
+    assert [any(name.startswith("left by") for name in x["shm"]) for x in each] == [True, False, False]
+    machine = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "mnt", "ipc", "uts")]
+    assert all(len(set(spaces)) == 4 for spaces in zip(machine, *(x["space"] for x in each)))
+
+
+def test_pdgemm_sees_a_node_for_each(open_mpi: None) -> None:
+    ranks = ["mpirun", "-n", "6", "--map-by", "ppr:2:node", sys.executable, "-m", "pdgemm"]
+    run = hosts("3", *ranks, "info", "--json")
+    assert run.returncode == 0, run.stderr
+    assert [(x["host"], x["ranks"]) for x in json.loads(run.stdout)["nodes"]] == [("h1", 2), ("h2", 2), ("h3", 2)]
+
+
+SEND = """
+from time import perf_counter
+import numpy as np
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+x = np.zeros(1 << 21, np.uint8)
+for source in (0, 1, 0, 1):
+    comm.Barrier()
+    start = perf_counter()  # of one clock: the hosts are one machine
+    comm.Bcast(x, root=source)
+    comm.Barrier()
+    print(perf_counter() - start, flush=True)
+"""
+
+
+def test_nothing_is_faster_than_the_rate(open_mpi: None) -> None:
+    """However slow the machine is: so many bytes take so long at least, but for a burst that a cable lets through."""
+    rate, burst = 50_000_000, 8 * 128 * 1024 * 2  # bits; of the sender's card and of the port to the receiver
+    run = hosts("--rate", "50mbit", "2", "mpirun", "-n", "2", "--map-by", "ppr:1:node", sys.executable, "-c", SEND)
+    assert run.returncode == 0, run.stderr
+    seconds = [float(line) for line in run.stdout.split()]
+    assert len(seconds) == 8
+    assert min(seconds) >= (8 * (1 << 21) - burst) / rate
+
+
+def test_exit_codes_and_bad_arguments() -> None:
+    assert hosts("1", "sh", "-c", "exit 7").returncode == 7
+    for arguments in ((), ("2",), ("0", "true"), ("x", "true"), ("--rate", "fast", "2", "true"), ("--rate",)):
+        run = hosts(*arguments)
+        assert run.returncode == 2
+        assert run.stderr.startswith("hosts.sh: ") and run.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("missing", ["unshare", "tc"])
+def test_where_they_cannot_be_had_it_says_why_in_a_line(tmp_path: Path, missing: str) -> None:
+    """Namespaces that are not allowed; then a kernel that cannot limit a rate, found when half is set up."""
+    (tmp_path / missing).write_text(f"#!/bin/sh\necho '{missing}: not on this machine' >&2\nexit 1\n")
+    (tmp_path / missing).chmod(0o755)
+    run = hosts("2", "true", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert run.returncode == 3
+    assert run.stderr.startswith("hosts.sh: ") and run.stderr.count("\n") == 1
+    assert run.stderr.endswith(f"{missing}: not on this machine\n")
+
+
+def test_several_at_a_time_and_nothing_is_left_of_one_that_was_killed(tmp_path: Path) -> None:
+    """Nor does the machine's own network change."""
+    before, mounts = interfaces(), Path("/proc/mounts").read_text()
+    ready = tmp_path / "ready"
+    program = ["sh", "-c", f"touch {shlex.quote(str(ready))}; sleep 1000 & wait", str(ready)]
+    first = subprocess.Popen([SCRIPT, "2", *program], env=outside_a_launcher())
+    try:
+        assert until(ready.exists)
+        assert running(str(ready))
+        assert hosts("2", "/dev/shm/on", "h2", "uname -n").stdout == "h2\n"
+        assert interfaces() == before and Path("/proc/mounts").read_text() == mounts
+    finally:
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+    assert until(lambda: not running(str(ready)))
+    assert interfaces() == before

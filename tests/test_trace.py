@@ -1,0 +1,412 @@
+"""Timelines: what is recorded is what the reports say, on one clock, in the format that viewers read."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from fake_device import SCHEDULES, fake_device
+from problems import TOLERANCE, gemm_error
+
+from pdgemm import profile, tracing
+from pdgemm.device import Reach
+from pdgemm.errors import ArgumentError, FileError
+from pdgemm.machine import Machine
+from pdgemm.timing import Recorder
+
+WAYS = [
+    ("summa", "ring"),
+    ("summa", "ibcast"),
+    ("summa", "shared"),
+    ("stationary_a", "ring"),
+    ("stationary_b", "ibcast"),
+]
+WAYS += [("cannon", "mpi"), ("2.5d", "mpi"), ("inner", "mpi")]
+KINDS = {"summa": "ring", "cannon": "shift"}
+# "Trace Event Format", Google 2016: JSON Object Format, complete events (X) and metadata events (M)
+NUMBER, NAME = {"type": "number", "minimum": 0}, {"type": "string", "minLength": 1}
+COMMON = {"name": NAME, "pid": {"type": "integer", "minimum": 0}, "tid": {"type": "integer", "minimum": 0}}
+METADATA = ["process_name", "process_sort_index", "thread_name", "thread_sort_index"]
+SCHEMA = {
+    "type": "object",
+    "required": ["traceEvents", "displayTimeUnit", "otherData"],
+    "additionalProperties": False,
+    "properties": {
+        "displayTimeUnit": {"enum": ["ms", "ns"]},
+        "otherData": {"type": "object"},
+        "traceEvents": {
+            "type": "array",
+            "items": {
+                "oneOf": [
+                    {
+                        "required": ["name", "cat", "ph", "ts", "dur", "pid", "tid"],
+                        "additionalProperties": False,
+                        "properties": COMMON
+                        | {"cat": NAME, "ph": {"const": "X"}, "ts": NUMBER, "dur": NUMBER, "args": {"type": "object"}},
+                    },
+                    {
+                        "required": ["name", "ph", "pid", "args"],
+                        "additionalProperties": False,
+                        "properties": COMMON
+                        | {"ph": {"const": "M"}, "name": {"enum": METADATA}, "args": {"type": "object"}},
+                    },
+                ]
+            },
+        },
+    },
+}
+
+
+def nested(events: list[dict[str, Any]]) -> bool:
+    """In every row, are two spans apart or one inside the other?  To half a nanosecond."""
+    rows = defaultdict(list)
+    for x in events:
+        if x["ph"] == "X":
+            rows[x["pid"], x["tid"]].append((x["ts"], x["ts"] + x["dur"]))
+    for spans in rows.values():
+        open_: list[float] = []
+        for start, end in sorted(spans, key=lambda x: (x[0], -x[1])):
+            while open_ and open_[-1] <= start + 5e-4:
+                open_.pop()
+            if open_ and end > open_[-1] + 5e-4:
+                return False
+            open_.append(end)
+    return True
+
+
+def spans(events: list[dict[str, Any]], rank: int, cat: str) -> list[dict[str, Any]]:
+    return [x for x in events if x["ph"] == "X" and x["pid"] == rank and x["cat"] == cat]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("algorithm", "mover"), WAYS)
+def test_sums_and_bytes_are_those_of_the_reports(comm: Any, shared_tmp_path: Path, algorithm: str, mover: str) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm, trace
+
+    if algorithm == "2.5d" and comm.size == 1:
+        pytest.skip("layers need 2 ranks")
+    path = shared_tmp_path / "t.json"
+    with ProcessGrid(comm) as grid:
+        A = DistMatrix.random((53, 47), grid=grid, block=5, seed=0)
+        B = DistMatrix.random((47, 61), grid=grid, block=5, seed=1)
+        options: dict[str, Any] = {"algorithm": algorithm, "mover": mover, "panel_width": 8}
+        if algorithm == "cannon":
+            options["shape"] = (1, comm.size)
+        with trace(path, grid):
+            reports = [pdgemm(1, A, B, **options).report for _ in range(3)]
+        C = pdgemm(1, A, B, **options)
+        full = [X.allgather() for X in (C, A, B)]
+        everyone = comm.allgather(reports)
+    found = json.loads(path.read_text())
+    jsonschema.validate(found, SCHEMA)
+    events = found["traceEvents"]
+    assert nested(events)
+    if comm.rank == 0:
+        assert gemm_error(full[0], 1, *full[1:]) < TOLERANCE
+    assert {x["pid"] for x in events} == set(range(comm.size))
+    counted = profile.load_profile(path)
+    for rank, theirs in zip(counted.ranks, everyone):
+        assert len(rank.reports) == 3
+        assert rank.agrees
+        for name, key in {"product": "compute_seconds", "pack": "pack_seconds"}.items():
+            assert rank.phases[name] == pytest.approx(sum(getattr(r, key) for r in theirs), rel=1e-6, abs=1e-8)
+        assert rank.waiting == pytest.approx(sum(r.wait_seconds for r in theirs), rel=1e-6, abs=1e-8)
+        assert rank.moving == pytest.approx(sum(r.move_seconds for r in theirs), rel=1e-6, abs=1e-8)
+        assert rank.seconds == pytest.approx(sum(r.seconds for r in theirs), rel=1e-6)
+        if algorithm in KINDS and mover != "shared" and comm.size > 1:
+            kind = KINDS[algorithm] if mover != "ibcast" else "bcast"
+            words = sum(r.counted.words_received - sum(m.counted.words_received for m in r.moves) for r in theirs)
+            assert sum(size for _, size, _ in rank.transfers[kind]) == 8 * words
+    text = profile.tables(counted)
+    assert text.rstrip().endswith(".")
+    assert f"rank {counted.critical.number} waits least" in text
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("way", ["staged", "ring"])
+def test_streams_of_a_device_have_rows(comm: Any, shared_tmp_path: Path, schedule: str, way: str) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm, trace
+
+    path = shared_tmp_path / "t.json"
+    with fake_device(schedule, reach=Reach("", staged=way == "staged")) as device, ProcessGrid(comm) as grid:
+        A, B = (DistMatrix.random((24, 24), grid=grid, block=3, seed=seed, device="fake") for seed in range(2))
+        with trace(path, grid):
+            C = pdgemm(1, A, B, algorithm="summa", panel_width=4)
+        report = C.report
+        assert comm.allgather(device.races) == [[]] * comm.size
+        everyone = comm.allgather(report)
+        expected, got = (X.allgather() for X in (pdgemm(1, A.to_host(), B.to_host()), C.to_host()))
+    if comm.rank == 0:
+        np.testing.assert_allclose(got, expected, rtol=1e-13)
+    events = json.loads(path.read_text())["traceEvents"]
+    assert nested(events)
+    for rank, theirs in enumerate(everyone):
+        products = spans(events, rank, "compute")
+        assert {x["name"] for x in products} == {"product"}
+        assert sum(x["dur"] for x in products) / 1e6 == pytest.approx(theirs.compute_seconds, rel=1e-6, abs=1e-9)
+        copies = sum(x["dur"] for x in spans(events, rank, "transfer")) / 1e6
+        assert copies == pytest.approx(theirs.pack_seconds, rel=1e-6, abs=1e-9)
+        assert {x["name"] for x in spans(events, rank, "host")} >= {"pdgemm", "plan"}
+
+
+@pytest.mark.mpi
+def test_files_and_redistributions_are_in_it(comm: Any, shared_tmp_path: Path) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, redistribute, trace
+    from pdgemm.io import hdf5
+
+    folder = shared_tmp_path
+    with ProcessGrid(comm) as grid:
+        A = DistMatrix.random((40, 30), grid=grid, seed=0)
+        with trace(folder / "t.json", grid):
+            hdf5.save(folder / "a.h5", "/x", A)
+            B = hdf5.load(folder / "a.h5", "/x", grid, block=3)
+            C = redistribute(B, block=7)
+        sizes = comm.allgather((A.local.nbytes, B.local.nbytes, C.local.nbytes))
+    events = json.loads((folder / "t.json").read_text())["traceEvents"]
+    for rank, size in enumerate(sizes):
+        found = [(x["name"], x.get("args", {"bytes": 0})["bytes"]) for x in spans(events, rank, "host")]
+        named = [x for x in found if x[0] in ("write", "read", "redistribute")]
+        assert named == list(zip(("write", "read", "redistribute"), size))
+
+
+@pytest.mark.mpi
+def test_without_a_trace_nothing_of_it_is_used(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.streams import recorder_of
+
+    def never(*args: Any) -> None:
+        raise AssertionError("a span without a trace")
+
+    for kind in (tracing.Traced, tracing.Phase, tracing.Trace, tracing.Span):
+        monkeypatch.setattr(kind, "__init__" if kind is not tracing.Span else "_make", never)
+    with ProcessGrid(comm) as grid:
+        A = DistMatrix.random((20, 20), grid=grid, seed=0)
+        assert type(recorder_of(A.stored)) is Recorder
+        for algorithm in ("summa", "inner"):
+            pdgemm(1, A, A, algorithm=algorithm)
+
+
+@pytest.mark.mpi
+def test_errors_are_those_of_all_ranks_and_leave_no_file(comm: Any, shared_tmp_path: Path) -> None:
+    from pdgemm import ProcessGrid, trace
+
+    folder = shared_tmp_path
+    with ProcessGrid(comm) as grid:
+        with pytest.raises(FileError, match="folder"), trace(folder / "missing" / "t.json", grid):
+            raise AssertionError("the block began")
+        with pytest.raises(ZeroDivisionError), trace(folder / "t.json", grid):
+            _ = 1 / 0
+        assert tracing.active() is None
+        with trace(folder / "t.json", grid), pytest.raises(ArgumentError, match="already"), trace(folder / "u", grid):
+            raise AssertionError("the block began")
+        comm.Barrier()
+        assert sorted(x.name for x in folder.iterdir()) == ["t.json"]
+        if comm.size > 1:
+            with pytest.raises(ArgumentError, match="different arguments"), trace(folder / f"{comm.rank}", grid):
+                raise AssertionError("the block began")
+    assert tracing.active() is None
+
+
+@pytest.mark.mpi
+def test_clocks_of_nodes_are_one(comm: Any) -> None:
+    """As if every rank were a node, with a clock of its own that runs at its own rate."""
+    from mpi4py import MPI
+
+    from pdgemm.timeline import clocks, on_root_clock
+
+    rate, ahead = 1 + 1e-3 * comm.rank, 50.0 * comm.rank
+
+    def clock() -> float:
+        return perf_counter() * rate + ahead
+
+    before = clocks(comm, MPI.COMM_SELF, clock)
+    comm.Barrier()
+    middle = clock(), perf_counter()
+    start = perf_counter()
+    while perf_counter() < start + 0.05:
+        pass
+    after = clocks(comm, MPI.COMM_SELF, clock)
+    align = on_root_clock(before, after)
+    assert abs(align(middle[0]) - middle[1]) <= before.error + after.error + 1e-5
+    assert (before.error == 0) == (comm.rank == 0)
+
+
+@pytest.mark.mpi
+def test_ranges_of_nvtx_have_the_same_names(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm, trace
+
+    told: list[str] = []
+    depth = [0]
+
+    class Domain:
+        def get_event_attributes(self, message: str) -> str:
+            return message
+
+        def push_range(self, attributes: str) -> None:
+            told.append(attributes)
+            depth[0] += 1
+
+        def pop_range(self) -> None:
+            depth[0] -= 1
+            assert depth[0] >= 0
+
+    import nvtx
+
+    monkeypatch.setattr(nvtx, "get_domain", lambda name: Domain())
+    path = shared_tmp_path / "t.json"
+    with ProcessGrid(comm) as grid:
+        A = DistMatrix.random((20, 20), grid=grid, block=3, seed=0)
+        with trace(path, grid, nvtx=True):
+            pdgemm(1, A, A, algorithm="summa", mover="mpi", panel_width=4)
+        mine = spans(json.loads(path.read_text())["traceEvents"], comm.rank, "host")
+        assert depth == [0]
+        assert sorted(told) == sorted(x["name"] for x in mine if x["name"] not in ("pdgemm", "plan"))
+        with trace(None, grid, nvtx=True):
+            pdgemm(1, A, A, algorithm="summa", mover="mpi", panel_width=4)
+        assert len(told) % 2 == 0 and told[: len(told) // 2] == told[len(told) // 2 :]
+        monkeypatch.setitem(sys.modules, "nvtx", None)
+        monkeypatch.setattr("pdgemm.timeline.find_spec", lambda name: None)
+        with pytest.raises(ArgumentError, match="pip install nvtx"), trace(None, grid, nvtx=True):
+            raise AssertionError("the block began")
+
+
+# ------------------------------------------------------------------ profiles of timelines made by hand
+def timeline(path: Path, *ranks: dict[str, Any], machine: Machine | None = None, cores: int = 8, **facts: Any) -> Path:
+    """A product of 1 s on each rank: `host`, spans of names and seconds, and `moves`, of kind, start, end and bytes."""
+    events, about = [], []
+    for number, rank in enumerate(ranks):
+        at, total = 0.0, dict.fromkeys(("product", "wait", "sync", "pack"), 0.0)
+        for name, seconds in rank["host"]:
+            events.append({"name": name, "cat": "host", "ts": at * 1e6, "dur": seconds * 1e6, "tid": 0})
+            at += seconds
+            total[name] = total.get(name, 0.0) + seconds
+        for kind, start, end, size in rank.get("moves", ()):
+            span = {"name": kind, "cat": "transfers", "ts": start * 1e6, "dur": (end - start) * 1e6, "tid": 1}
+            events.append(span | {"args": {"bytes": size}})
+        report = {
+            "algorithm": "summa", "grid": [1, len(ranks)], "mnk": [1024, 1024, 1024], "dtype": "float64", "device": "",
+            "panels": 8, "panel_width": 128, "lookahead": 1, "flops": 2 * 1024**3, "lower_bound_words": 100.0,
+            "counted": {"words_received": 100}, "moves": [], "seconds": 1.0, "hidden_seconds": rank.get("hidden", 0.0),
+            "compute_seconds": total["product"], "wait_seconds": total["wait"] + total["sync"],
+            "sync_seconds": total["sync"], "pack_seconds": total["pack"], **facts,
+        }  # fmt: skip
+        events.append({"name": "pdgemm", "cat": "host", "ts": 0.0, "dur": 1e6, "tid": 0, "args": report})
+        events[-1 - len(rank["host"]) - len(rank.get("moves", ())) :] = [
+            x | {"ph": "X", "pid": number} for x in events[-1 - len(rank["host"]) - len(rank.get("moves", ())) :]
+        ]
+        about.append({"host": "n1", "node": 0, "threads": 1, "cores": [*range(cores)], "clock_error_us": 0.0})
+    machine = machine or Machine(name="measured", gamma={"float32": {512: 1e9}, "float64": {128: 2 * 1024**3 / 0.9}})
+    other = {"ranks": about, "machine": json.loads(machine.as_json())}
+    path.write_text(json.dumps({"traceEvents": events, "otherData": other}))
+    return path
+
+
+GOOD = {"host": [("product", 0.9), ("wait", 0.02), ("pack", 0.03)]}
+
+
+def test_figures_of_a_timeline(tmp_path: Path) -> None:
+    moves = [("ring", 0.0, 0.9 + 0.01 * x, 1 << 20) for x in range(1, 3)] + [("ring", 0.9, 0.92, 1 << 20)]
+    first = {"host": [("product", 0.6), ("pack", 0.3), ("wait", 0.02)], "moves": moves, "hidden": 0.06}
+    second = {"host": [("product", 0.3), ("wait", 0.5), ("sync", 0.1)], "hidden": 0.5}
+    found = profile.load_profile(timeline(tmp_path / "t.json", first, second))
+    assert found.critical.number == 0
+    assert found.imbalance == pytest.approx(0.6 / 0.45)
+    assert found.ranks[0].overlap == pytest.approx(0.75)
+    assert found.ranks[1].overlap == pytest.approx(0.5)
+    assert found.overlap == pytest.approx(0.625)
+    assert found.ranks[0].other == pytest.approx(0.08)
+    (ring,) = found.transfers()
+    assert ring["count"] == 3
+    assert ring["bytes"] == 3 << 20
+    assert ring["p50_seconds"] == pytest.approx(0.91)
+    assert ring["p99_seconds"] == pytest.approx(np.percentile([0.91, 0.92, 0.02], 99))
+    # those that began long before anybody waited for them show no bandwidth
+    assert ring["waited_for"] == 1
+    assert ring["gb_per_second"] == pytest.approx((1 << 20) / 0.02 / 1e9)
+    assert ring["calibrated_inside_a_node"] == pytest.approx(5.0)
+    assert ring["calibrated_between_nodes"] is None
+    assert found.rate == pytest.approx(0.9 / 2 / 0.45)
+    assert all(x.agrees for x in found.ranks)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "facts", "said"),
+    [
+        ([GOOD], {"cores": 8}, "Nothing stands out: products take 90%"),
+        ([GOOD, GOOD], {"cores": 1}, "2 threads on 1 core"),
+        ([{"host": [("product", 0.5), ("wait", 0.4)]}], {"lookahead": 0}, "40% of the time and no panel is fetched"),
+        ([{"host": [("product", 0.5), ("wait", 0.4)]}], {"panels": 2}, "2 panels, of which the first"),
+        ([{"host": [("product", 0.5), ("wait", 0.4)]}], {"lower_bound_words": 20.0}, "5.0 times the words"),
+        (
+            [{"host": [("product", 0.5), ("wait", 0.4)], "moves": [("ring", 0.5, 0.9, 1 << 20)]}],
+            {},
+            "less than a third of the calibrated bandwidth (ring)",
+        ),
+        ([{"host": [("product", 0.5), ("wait", 0.4)]}], {}, "fewer ranks, or more work"),
+        ([{"host": [("product", 0.5), ("sync", 0.4)]}], {}, "for the ranks of the node takes 40%"),
+        ([{"host": [("product", 0.5), ("pack", 0.4)]}], {}, "Packing takes 40%"),
+        ([{"host": [("product", 0.5), ("plan", 0.4)]}], {}, "Checks, planning and new memory take 40%"),
+        ([{"host": [("product", 0.5), ("post", 0.4)]}], {}, "Steps cost 50%"),
+        ([GOOD, {"host": [("product", 0.4), ("wait", 0.2), ("sync", 0.2)]}], {}, "Rank 0 multiplies longest, 1.38"),
+        (
+            [{"host": [("product", 0.9), ("wait", 0.05)]}],
+            {"machine": Machine(name="measured", gamma={"float32": {8: 1e9}, "float64": {128: 2 * 1024**3 / 0.45}})},
+            "at 50% of the calibrated rate, which costs 45%",
+        ),
+    ],
+)
+def test_advice(tmp_path: Path, ranks: list[dict[str, Any]], facts: dict[str, Any], said: str) -> None:
+    text = profile.advice(profile.load_profile(timeline(tmp_path / "t.json", *ranks, **facts)))
+    assert said in text
+    assert text.endswith(".")
+    assert text.count("\n") == 0
+
+
+def test_a_sum_of_spans_that_is_not_the_reports_is_told(tmp_path: Path) -> None:
+    path = timeline(tmp_path / "t.json", GOOD)
+    assert "differ" not in profile.tables(profile.load_profile(path))
+    found = json.loads(path.read_text())
+    for x in found["traceEvents"]:
+        if x["name"] == "product":
+            x["dur"] *= 1.03
+    path.write_text(json.dumps(found))
+    assert "spans and reports differ by more than 1% on ranks 0" in profile.tables(profile.load_profile(path))
+
+
+def test_what_is_no_timeline_is_refused(tmp_path: Path) -> None:
+    path = timeline(tmp_path / "t.json", GOOD)
+    whole = path.read_text()
+    for text in ("", "{", "[]", "{}", '{"traceEvents": []}', whole[: len(whole) // 2], whole.replace('"args"', '"x"')):
+        path.write_text(text)
+        with pytest.raises(ArgumentError, match=r"t\.json is not a timeline"):
+            profile.load_profile(path)
+    path.write_bytes(b"\x89HDF")
+    with pytest.raises(ArgumentError, match="is not a timeline"):
+        profile.load_profile(path)
+    with pytest.raises(FileError, match="No such file"):
+        profile.load_profile(tmp_path / "nothing.json")
+
+
+def test_rows_of_transfers_never_cross() -> None:
+    from pdgemm.timeline import laid_out
+
+    rng = np.random.default_rng(0)
+    starts = rng.uniform(0, 10, 200)
+    made = [tracing.Span(tracing.MOVING, "ring", s, s + d) for s, d in zip(starts, rng.uniform(0, 2, 200))]
+    rows = defaultdict(list)
+    for row, span in laid_out(made):
+        rows[row].append(span)
+    assert sum(map(len, rows.values())) == 200
+    for each in rows.values():
+        assert all(a.end <= b.start for a, b in itertools.pairwise(each))
+    busiest = max(sum(x.start <= t < x.end for x in made) for t in starts)
+    assert len(rows) == busiest  # no more rows than needed
