@@ -474,6 +474,8 @@ def test_steps_that_are_cancelled_are_no_success(
     folder: Path, site: str, changed: Callable[[str], dict[str, str]]
 ) -> None:
     """Open MPI's mpirun says 0 when the step of its daemons is cancelled."""
+    if "--bind-to" not in Path(site).read_text():
+        pytest.skip("another mpirun goes on without its daemons")
     job = submit("many_nodes.sbatch", cwd=folder, shape=(2, 2), **FILES, PDGEMM_SITE=site, **changed(SLOW_PRODUCT))
     said(job, "read b.h5")
     slurm("scancel", "--signal=TERM", job)
@@ -625,6 +627,16 @@ def test_srun_with_pmi2(folder: Path, mpich: str, changed: Callable[[str], dict[
     assert LOST in done.out
     assert (folder / "c.h5").read_bytes() == old
     assert not list(folder.glob(".*.partial"))
+
+
+def test_srun_with_pmix(folder: Path, site: str) -> None:
+    if "--bind-to" not in Path(site).read_text() or not re.search(r"\bpmix\b", slurm_protocols()):
+        pytest.skip("needs Open MPI, and a Slurm that speaks PMIx")
+    path = site_file(folder / "site.sh", PDGEMM_LAUNCH="srun --mpi=pmix -n {ranks}")
+    job = ended(submit("many_nodes.sbatch", cwd=folder, shape=(2, 2), **FILES, PDGEMM_SITE=str(path)))
+    assert (job.state, job.code) == ("COMPLETED", 0), job.out
+    assert "4 ranks by 'srun --mpi=pmix " in job.out
+    check_product(folder)
 
 
 def one_pdgemm_error(job: Any) -> str:
