@@ -1,6 +1,7 @@
-"""SIGTERM, by which batch systems end a job: no file is left half written, and a line says what was lost.
+"""Signals by which batch systems end a job: no file is left half written, and a line says what was lost.
 
-A rank may be inside MPI or BLAS, where Python's handlers do not run: a thread waits for the signal.
+A rank may be inside MPI or BLAS, where Python's handlers do not run: a thread waits for the signal.  SIGUSR1 is one of
+them because `mpirun` hands it on and still tells what ranks say then; of Open MPI 5 it does not after a SIGTERM.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from time import perf_counter, sleep
 from pdgemm.io.atomic import PARTIAL
 
 CODE = 128 + signal.SIGTERM
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+WORDS = "pdgemm: ended by "  # the line begins with this
 _LATER = 1.0  # seconds in which rank 0 may speak before another rank's end takes it along
 _state = ["starting", "nothing was written"]
 
@@ -24,16 +27,17 @@ def doing(what: str, lost: str) -> None:
 
 
 def watch(rank: int) -> None:
-    """From now on SIGTERM ends this process with exit code 143."""
+    """From now on a signal ends this process with exit code 143."""
     hears, tells = os.pipe()
     os.set_blocking(tells, False)
-    signal.signal(signal.SIGTERM, lambda number, frame: None)  # so that the signal goes into the pipe
+    for number in SIGNALS:
+        signal.signal(number, lambda number, frame: None)  # so that the signal goes into the pipe
     signal.set_wakeup_fd(tells, warn_on_full_buffer=False)
     Thread(target=_wait, args=(hears, rank, perf_counter()), daemon=True).start()
 
 
 def _wait(hears: int, rank: int, start: float) -> None:
-    while os.read(hears, 1) != bytes([signal.SIGTERM]):
+    while (number := os.read(hears, 1)[0]) not in SIGNALS:
         pass
     if rank:
         sleep(_LATER)
@@ -41,6 +45,6 @@ def _wait(hears: int, rank: int, start: float) -> None:
         for path in [*PARTIAL]:
             path.unlink(missing_ok=True)
         what, lost = _state
-        text = f"pdgemm: ended by SIGTERM after {perf_counter() - start:.1f} s, {what}: {lost}\n"
+        text = f"{WORDS}{signal.Signals(number).name} after {perf_counter() - start:.1f} s, {what}: {lost}\n"
         os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
     os._exit(CODE)

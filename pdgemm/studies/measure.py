@@ -98,7 +98,7 @@ def _measured(
         "case": case.as_dict(),
         "status": "ok" if residual.passed else "wrong",
         "median_seconds": median,
-        "confidence": _confidence(ordered),
+        "confidence": confidence(ordered),
         "seconds": seconds,
         "warmup": warmup,
         "gflops": flops / median / 1e9,
@@ -143,7 +143,7 @@ def _peak(grid: ProcessGrid, dtype: np.dtype, device: str) -> float:
     return best
 
 
-def _confidence(ordered: list[float]) -> tuple[float, float] | None:
+def confidence(ordered: list[float]) -> tuple[float, float] | None:
     """Of the median, without assumptions about its distribution; None for fewer than six numbers.
 
     Hoefler & Belli, Scientific benchmarking of parallel computing systems, SC15, section 3.1.3.

@@ -25,7 +25,8 @@ from pdgemm.studies.cases import Case
 
 ENDED = 128 + signal.SIGTERM
 BAD_INPUT = 2
-_GRACE = 20  # seconds that a step has to end
+ENDED_BY = "pdgemm: ended by SIG"  # what a rank says then
+_GRACE = 5  # seconds that a job has to end
 _LINES = 8  # of its errors that are kept
 
 
@@ -99,7 +100,7 @@ class Steps:
                 tried = records.read(self._path).attempts[before:]
                 if code == BAD_INPUT and not tried:
                     return BAD_INPUT
-                if code == ENDED:
+                if code == ENDED or any(ENDED_BY in line for line in errors):
                     raise Ended
                 good &= code == 0
                 rest = rest[len(tried) :]
@@ -129,13 +130,14 @@ class Steps:
         return (code if code >= 0 else 128 - code), [*last]
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
-        """Gently, then not."""
-        process.terminate()
-        try:
-            process.wait(_GRACE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        """Gently, then not; SIGUSR1 is what launchers hand on to the ranks."""
+        for number, grace in ((signal.SIGUSR1, _GRACE), (signal.SIGTERM, _GRACE), (signal.SIGKILL, None)):
+            process.send_signal(number)
+            try:
+                process.wait(grace)
+                return
+            except subprocess.TimeoutExpired:
+                continue
 
 
 def _pass_on(errors: IO[bytes], last: deque[str]) -> None:

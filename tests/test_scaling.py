@@ -1,0 +1,511 @@
+"""Scaling studies: what is measured, the file of measurements, jobs that fail or are ended, and the command."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from problems import outside_a_launcher
+from test_cli import MPIEXEC
+
+from pdgemm.errors import ArgumentError, FileError
+from pdgemm.studies import energy, records
+from pdgemm.studies.cases import FAMILIES, Case, cases
+from pdgemm.studies.energy import Meter
+from pdgemm.studies.steps import Launcher, Steps, allocated, threads_per_rank
+
+ONE = Case("strong", 1, (64, 64, 64))
+SETTING = dict.fromkeys(records.SETTING, "here")
+
+
+def record(case: Case, **facts: Any) -> records.Record:
+    """As of a measurement."""
+    return {
+        "case": case.as_dict(), "status": "ok", "median_seconds": 1.0, "product": {}, "setting": SETTING, **facts,
+    }  # fmt: skip
+
+
+# ------------------------------------------------------------------ what is measured
+def test_strong_studies_keep_the_shape() -> None:
+    found = cases("strong", [(64, 32, 16), (8, 8, 8)], [4, 1, 4], ["float64", "float32"], ["auto", "cannon"])
+    assert len(found) == len(set(found)) == 2 * 2 * 2 * 2
+    assert [x.ranks for x in found] == [1] * 8 + [4] * 8
+    assert {x.mnk for x in found} == {(64, 32, 16), (8, 8, 8)}
+    assert len({x.curve for x in found}) == 8
+
+
+def test_weak_studies_keep_the_memory_of_a_rank() -> None:
+    found = cases("weak", [(1000, 2000, 3000)], [1, 4, 7, 100])
+    assert found[0].mnk == (1000, 2000, 3000)
+    assert len({x.curve for x in found}) == 1
+    for x in found:
+        m, n, k = x.mnk
+        assert (m * k + k * n + m * n) / x.ranks == pytest.approx(11e6, rel=2e-3)
+        assert m / n == pytest.approx(0.5, rel=2e-3) and n / k == pytest.approx(2 / 3, rel=2e-3)
+    assert found[1] == cases("weak", [(1000, 2000, 3000)], [4])[0]  # whatever else is in the study
+
+
+def test_shapes_of_one_volume() -> None:
+    found = cases("shapes", [(512, 512, 512)], [2])
+    assert [x.of for x in found] == [*FAMILIES]
+    for x in found:
+        m, n, k = x.mnk
+        assert m * n * k == pytest.approx(512**3, rel=0.02)
+    assert found[0].mnk == (512, 512, 512) and found[1].mnk == (128, 128, 8192)
+    assert [x.mnk for x in cases("shapes", [(5, 6, 7), (8, 9, 10)], [2])] == [(5, 6, 7), (8, 9, 10)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("sideways", [(1, 1, 1)], [1]), "strong, weak, shapes"),
+        (("strong", [], [1]), "shapes"),
+        (("strong", [(0, 1, 1)], [1]), "m, n, k > 0"),
+        (("strong", [(1, 1, 1)], []), "numbers of ranks"),
+        (("strong", [(1, 1, 1)], [0, 1]), "numbers of ranks"),
+    ],
+)
+def test_what_is_no_study(arguments: Any, said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        cases(*arguments)
+
+
+# ------------------------------------------------------------------ the file
+def test_records_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    assert records.read(path) == records.Study()
+    two, three = cases("weak", [(8, 8, 8)], [2, 3])
+    for each in (record(ONE), records.failed(two, "of no use"), {"machine": {"name": "m"}}, record(two), record(three)):
+        records.append(path, each)
+    study = records.open_study(path)
+    assert study.attempts == [ONE, two, two, three]
+    assert study.done == {ONE, two, three} == set(study.measured)
+    assert study.machine == {"name": "m"}
+    # a later failure does not lose what was measured; a wrong result is measured again
+    records.append(path, records.failed(ONE, "now"))
+    records.append(path, record(three, status="wrong"))
+    study = records.open_study(path)
+    assert study.measured[ONE]["status"] == "ok"
+    assert study.done == {ONE, two}
+    four = Case("strong", 4, (8, 8, 8))
+    records.append(path, records.failed(four, "x"))
+    assert records.left(records.open_study(path), [four, ONE, Case("strong", 5, (8, 8, 8))]) == [
+        Case("strong", 5, (8, 8, 8)),
+        four,  # which failed before
+    ]
+
+
+@pytest.mark.parametrize("cut", [1, 5, 20, 200, -1])
+def test_a_line_that_was_not_finished_goes_and_nothing_else(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "s.jsonl"
+    two = Case("strong", 2, (64, 64, 64))
+    records.append(path, record(ONE))
+    whole = path.read_bytes()
+    records.append(path, record(two))
+    both = path.read_bytes()
+    end = len(both) - 1 if cut == -1 else len(whole) + cut
+    path.write_bytes(both[:end])
+    study = records.open_study(path)
+    assert study.torn == (cut != -1)
+    assert study.done == ({ONE, two} if cut == -1 else {ONE})
+    records.append(path, record(Case("strong", 3, (64, 64, 64))))
+    study = records.open_study(path)
+    assert not study.torn and not study.unread
+    assert len(study.done) == (3 if cut == -1 else 2)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hello",
+        '{"format": 1, "case": {}, "status": "ok"}\n',
+        '{"format": 2}\n',
+        "[1, 2]\n",
+        '{"format": 1, ' + "\n",
+        json.dumps({"format": 1, **record(ONE)}).replace("strong", "sideways") + "\n",
+        json.dumps({"format": 1, **record(ONE)}).replace("median_seconds", "median") + "\n",
+        json.dumps({"format": 1, **record(ONE)}).replace('"ok"', '"fine"') + "\n",
+    ],
+)
+def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "s.jsonl"
+    path.write_text(text)
+    with pytest.raises(FileError, match=r"s\.jsonl: line 1 is not a measurement"):
+        records.open_study(path)
+    assert path.read_text() == text
+    assert len(records.read(path).unread) == 1
+
+
+def test_a_file_that_cannot_be_read_or_written(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="directory"):
+        records.read(tmp_path)
+    with pytest.raises(FileError, match="directory"):
+        records.append(tmp_path / "missing" / "s.jsonl", record(ONE))
+
+
+def test_measurements_of_another_setting_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    records.append(path, record(ONE))
+    study = records.open_study(path)
+    records.check_setting(path, study, SETTING | {"nodes": ["another"]})
+    for name in records.SETTING:
+        with pytest.raises(ArgumentError, match=f"with {name.replace('_', ' ')} 'here', here it is 'there'"):
+            records.check_setting(path, study, SETTING | {name: "there"})
+
+
+# ------------------------------------------------------------------ jobs
+def test_how_many_ranks_there_is_room_for(tmp_path: Path) -> None:
+    assert allocated({}) is None
+    assert allocated({"SLURM_NTASKS": "6", "SLURM_JOB_CPUS_PER_NODE": "64"}) == 6
+    assert allocated({"SLURM_JOB_CPUS_PER_NODE": "16(x2),8"}) == 40
+    assert allocated({"SLURM_JOB_CPUS_PER_NODE": "16(x2),8", "SLURM_CPUS_PER_TASK": "4"}) == 10
+    (tmp_path / "nodes").write_text("n1\nn1\nn2\n")
+    assert allocated({"PBS_NODEFILE": str(tmp_path / "nodes")}) == 3
+
+
+def test_threads_are_those_of_the_largest_job() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert threads_per_rank(1, {}) == cores
+    assert threads_per_rank(2 * cores, {}) == 1
+    assert threads_per_rank(1, {"SLURM_CPUS_PER_TASK": "3"}) == 3
+    assert threads_per_rank(1, {"SLURM_CPUS_PER_TASK": "3", "OMP_NUM_THREADS": "2"}) == 2
+
+
+def test_launchers() -> None:
+    assert Launcher("env -i {ranks}").command(3, "info")[:3] == ["env", "-i", "3"]
+    assert Launcher(None, {"PDGEMM_LAUNCH": "env {ranks}"}).template == "env {ranks}"
+    with pytest.raises(ArgumentError, match=r"place for the number of ranks"):
+        Launcher("env")
+    with pytest.raises(ArgumentError, match="no-such-launcher: no such command"):
+        Launcher("no-such-launcher {ranks}")
+
+
+JOB = """
+import json, sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from test_scaling import cases, record, records
+ranks, path = int(sys.argv[1]), Path({path!r})
+wanted = cases("strong", [(8, 8, 8), (9, 9, 9)], [1, 2, 3])
+for number in map(int, sys.argv[-1].split(",")):
+    {act}
+    records.append(path, record(wanted[number]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("act", "code", "statuses"),
+    [
+        ("pass", 0, ["ok"] * 6),
+        # the second case of two ranks takes its job along; the first of three ends it without a word
+        ("if number == 3: sys.exit('a rank is gone')", 1, ["ok"] * 3 + ["failed"] + ["ok"] * 2),
+        ("if number == 2: sys.exit(9)", 1, ["ok", "ok", "failed", "ok", "ok", "ok"]),
+        ("if number == 2: sys.exit(0)", 1, ["ok", "ok", "failed", "ok", "ok", "ok"]),
+        ("import os, signal; number == 4 and os.kill(os.getpid(), 9)", 1, ["ok"] * 4 + ["failed", "ok"]),
+        ("number == 0 and sys.exit(2)", 2, []),  # bad input is that of all jobs
+    ],
+)
+def test_a_job_that_fails_takes_nothing_along(tmp_path: Path, act: str, code: int, statuses: list[str]) -> None:
+    path, job = tmp_path / "s.jsonl", tmp_path / "job.py"
+    job.write_text(JOB.format(tests=str(Path(__file__).parent), path=str(path), act=act))
+    wanted = cases("strong", [(8, 8, 8), (9, 9, 9)], [1, 2, 3])
+    told: list[str] = []
+    steps = Steps(Launcher(f"{sys.executable} {job} {{ranks}}"), path, [], 1, told.append)
+    assert steps.run(wanted, wanted) == code
+    study = records.open_study(path)
+    assert [study.measured[x]["status"] for x in wanted if x in study.measured] == statuses
+    assert len(told) == statuses.count("failed")
+    if "gone" in act:
+        assert "exit code 1: a rank is gone" in study.measured[wanted[3]]["error"]
+        assert "a rank is gone" in told[0]
+    if "kill" in act:
+        assert "exit code 137" in study.measured[wanted[4]]["error"]
+
+
+# ------------------------------------------------------------------ energy
+def zone(folder: Path, name: str, called: str, joules: float, wraps: float = 1000.0) -> Path:
+    made = folder / name
+    made.mkdir(parents=True)
+    (made / "name").write_text(f"{called}\n")
+    (made / "energy_uj").write_text(f"{joules * 1e6:.0f}\n")
+    (made / "max_energy_range_uj").write_text(f"{wraps * 1e6:.0f}\n")
+    return made / "energy_uj"
+
+
+def test_energy_of_packages_and_memory(tmp_path: Path) -> None:
+    first = zone(tmp_path, "intel-rapl:0", "package-0", 10)
+    second = zone(tmp_path, "intel-rapl:1", "package-1", 990)
+    memory = zone(tmp_path, "intel-rapl:0:1", "dram", 5)
+    zone(tmp_path, "intel-rapl:0:0", "core", 7)  # part of its package
+    zone(tmp_path, "intel-rapl:2", "psys", 9)  # which holds the packages
+    meter = Meter(False, tmp_path)
+    assert meter.absent == ""
+    assert meter.names == ["RAPL package-0", "RAPL dram", "RAPL package-1"]
+    first.write_text("12500000\n")
+    second.write_text("4000000\n")  # began again at 1000
+    memory.write_text("5250000\n")
+    assert meter.joules() == pytest.approx(2.5 + 14 + 0.25)
+
+
+def test_energy_that_is_not_counted_is_absent(tmp_path: Path) -> None:
+    assert Meter(False, tmp_path).absent == "no RAPL counters"
+    zone(tmp_path, "intel-rapl:0", "package-0", 10).write_text("nonsense")
+    assert "cannot be read" in Meter(False, tmp_path).absent
+    assert Meter(False, tmp_path).joules() == 0 and Meter(False, tmp_path).names == []
+
+
+def test_energy_of_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    zone(tmp_path, "intel-rapl:0", "package-0", 10)
+    used = [1000, 2000]
+    nvml: Any = ModuleType("pynvml")
+    nvml.NVMLError, nvml.nvmlInit, nvml.nvmlDeviceGetCount = OSError, lambda: None, lambda: 2
+    nvml.nvmlDeviceGetHandleByIndex = lambda number: number
+    nvml.nvmlDeviceGetTotalEnergyConsumption = used.__getitem__
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(energy, "find_spec", lambda name: nvml)
+    meter = Meter(True, tmp_path)
+    used[:] = 3000, 2500
+    assert meter.joules() == pytest.approx(2.5)
+    assert meter.names == ["RAPL package-0", "GPU 0", "GPU 1"]
+
+    def lost(handle: int) -> float:
+        raise OSError("no such counter")
+
+    nvml.nvmlDeviceGetTotalEnergyConsumption = lost
+    assert Meter(True, tmp_path).absent == "NVML cannot be read (no such counter)"
+    monkeypatch.setattr(energy, "find_spec", lambda name: None)
+    assert Meter(True, tmp_path).absent.startswith("no NVML")
+
+
+def test_confidence_of_a_median() -> None:
+    """Of ten numbers the second and the ninth: binomial, p = 1/2, as in Hoefler & Belli's table."""
+    from pdgemm.studies.measure import confidence
+
+    assert confidence([float(x) for x in range(10)]) == (1.0, 8.0)
+    assert confidence([float(x) for x in range(6)]) == (0.0, 5.0)
+    assert confidence([float(x) for x in range(5)]) is None
+
+
+# ------------------------------------------------------------------ the command
+launched = pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec on PATH")
+
+
+def scaling(folder: Path, *arguments: str, ranks: int = 0, **environment: str) -> Any:
+    """`pdgemm scaling ARGUMENTS`, alone or on so many ranks, finished."""
+    launcher = [str(MPIEXEC), "-n", str(ranks)] if ranks else []
+    return subprocess.run(
+        [*launcher, sys.executable, "-m", "pdgemm", "scaling", *arguments],
+        cwd=folder, env=outside_a_launcher() | {"OMP_NUM_THREADS": "1"} | environment, capture_output=True, text=True,
+        timeout=110, check=False,
+    )  # fmt: skip
+
+
+QUICK = ("--repeats", "6", "--no-calibrate")
+
+
+@launched
+def test_a_study_is_gone_on_with(tmp_path: Path) -> None:
+    run = scaling(tmp_path, "strong", "--shape", "96,80,64", "--ranks", "1,2", "--out", "s.jsonl", *QUICK)
+    assert run.returncode == 0, run.stderr
+    assert "[2/2] 2 ranks, 96 x 80 x 64 float64, auto: " in run.stdout
+    study = records.open_study(tmp_path / "s.jsonl")
+    assert [x.ranks for x in study.attempts] == [1, 2]
+    for case, found in study.measured.items():
+        assert found["residual"] <= found["residual_bound"]
+        assert len(found["seconds"]) == 6
+        low, high = found["confidence"]
+        assert low <= found["median_seconds"] <= high
+        flops = 2 * 96 * 80 * 64
+        assert found["gflops"] == pytest.approx(flops / found["median_seconds"] / 1e9)
+        assert found["fraction_of_peak"] == pytest.approx(found["gflops"] / found["peak_gflops"])
+        assert found["cost"]["core_hours"] == pytest.approx(found["median_seconds"] * case.ranks / 3600)
+        assert found["cost"]["gpu_hours"] == 0
+        assert (found["cost"]["joules"] is None) == found["cost"]["energy"].startswith("absent: ")
+        assert found["product"]["mnk"] == [96, 80, 64]
+        assert found["product"]["as_predicted"]
+        assert found["setting"]["threads_per_rank"] == [1]
+        assert "scaling" in found["command"] and found["environment"]["OMP_NUM_THREADS"] == "1"
+    lines = (tmp_path / "s.jsonl").read_text().splitlines()
+    run = scaling(tmp_path, "strong", "--shape", "96,80,64", "--ranks", "1,2,3", "--out", "s.jsonl", *QUICK)
+    assert run.returncode == 0, run.stderr
+    now = (tmp_path / "s.jsonl").read_text().splitlines()
+    assert now[:2] == lines and len(now) == 3
+
+
+@launched
+def test_a_study_within_a_job(tmp_path: Path) -> None:
+    options = ("--shape", "64,64,64", "--ranks", "1,3,4", "--out", "w.jsonl", "--algorithm", "summa", "--algorithm")
+    run = scaling(tmp_path, "weak", *options, "inner", *QUICK, ranks=3)
+    assert run.returncode == 1
+    assert run.stderr.count("this job has 3 ranks: cases of 4 ranks do not fit, and are left out") == 1
+    study = records.open_study(tmp_path / "w.jsonl")
+    assert [(x.ranks, x.mnk[0], x.algorithm) for x in study.attempts] == [
+        (1, 64, "summa"), (1, 64, "inner"), (3, 111, "summa"), (3, 111, "inner"),
+    ]  # fmt: skip
+    assert all(x["product"]["algorithm"] == case.algorithm for case, x in study.measured.items())
+    assert all(x["status"] == "ok" for x in study.measured.values())
+
+
+@launched
+def test_calibration_is_kept_in_the_study(tmp_path: Path) -> None:
+    run = scaling(tmp_path, "shapes", "--shape", "64,64,64", "--ranks", "2", "--out", "s.jsonl", "--repeats", "2")
+    assert run.returncode == 0, run.stderr
+    study = records.open_study(tmp_path / "s.jsonl")
+    assert study.machine is not None and study.machine["name"] != "default"
+    assert len(study.done) == 4 and all(x["confidence"] is None for x in study.measured.values())
+    before = (tmp_path / "s.jsonl").read_bytes()
+    run = scaling(tmp_path, "shapes", "--shape", "64,64,64", "--ranks", "2", "--out", "s.jsonl", "--repeats", "2")
+    assert run.returncode == 0
+    assert (tmp_path / "s.jsonl").read_bytes() == before
+
+
+@launched
+def test_ranks_that_the_allocation_has_not(tmp_path: Path) -> None:
+    options = ("strong", "--shape", "32,32,32", "--out", "s.jsonl", "--launch", f"{MPIEXEC} -n {{ranks}}", *QUICK)
+    run = scaling(tmp_path, *options, "--ranks", "4,8", SLURM_NTASKS="2")
+    assert run.returncode == 2
+    assert run.stderr == "pdgemm: error: the allocation has room for 2 ranks: cases of 4, 8 ranks do not fit\n"
+    assert not (tmp_path / "s.jsonl").exists()
+    run = scaling(tmp_path, *options, "--ranks", "1,8", SLURM_NTASKS="2")
+    assert run.returncode == 1
+    assert "cases of 8 ranks do not fit, and are left out" in run.stderr
+    assert [x.ranks for x in records.open_study(tmp_path / "s.jsonl").done] == [1]
+
+
+@launched
+def test_a_case_that_cannot_be_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> None:
+    options = ("--shape", "64,64,64", "--ranks", "2,3", "--out", "s.jsonl", "--memory-limit", "1")
+    run = scaling(tmp_path, "strong", *options, "--algorithm", "cannon", "--algorithm", "summa", *QUICK)
+    assert run.returncode == 1
+    study = records.open_study(tmp_path / "s.jsonl")
+    failed = [x for x in study.measured.values() if x["status"] == "failed"]
+    assert failed and all("memory limit" in x["error"] for x in failed)
+    assert run.stderr.count("FAILED") == len(failed)
+
+
+@launched
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_bad_input_of_a_study(tmp_path: Path, ranks: int) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    for out, said in (("notes.txt", "line 1 is not a measurement"), ("missing/s.jsonl", "cannot be written")):
+        run = scaling(tmp_path, "strong", "--shape", "8,8,8", "--ranks", "1", "--out", out, *QUICK, ranks=ranks)
+        assert run.returncode == 2
+        assert run.stderr.splitlines()[0].startswith("pdgemm: error: ") and said in run.stderr
+    assert (tmp_path / "notes.txt").read_text() == "hello"
+    records.append(tmp_path / "s.jsonl", record(Case("strong", 2, (8, 8, 8))))
+    before = (tmp_path / "s.jsonl").read_bytes()
+    run = scaling(tmp_path, "strong", "--shape", "8,8,8", "--ranks", "1", "--out", "s.jsonl", *QUICK, ranks=ranks)
+    assert run.returncode == 2
+    assert "they do not belong in one study" in run.stderr
+    assert (tmp_path / "s.jsonl").read_bytes() == before
+
+
+def until(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 60
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    return condition()
+
+
+@launched
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_study_that_is_ended_keeps_what_it_has(tmp_path: Path, number: int) -> None:
+    """In the second case, which would take minutes; by SIGUSR1 to its job, as a batch system may send it."""
+    arguments = ("strong", "--shape", "64,64,64", "--ranks", "2", "--out", "s.jsonl", "--no-calibrate", "--shape")
+    path = tmp_path / "s.jsonl"
+    run = subprocess.Popen(
+        [sys.executable, "-m", "pdgemm", "scaling", *arguments, "512,512,512", "--repeats", "20000"],
+        cwd=tmp_path, env=outside_a_launcher() | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert until(lambda: path.exists() and len(records.read(path).attempts) == 1)
+        if number != signal.SIGUSR1:
+            run.send_signal(number)
+        else:
+            children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+            os.kill(int(children[0]), number)
+        said, errors = run.communicate(timeout=60)
+    finally:
+        run.kill()
+    assert run.returncode == 143, errors
+    assert "ended by a signal: 1 of 2 cases are measured and in s.jsonl" in errors
+    assert len(records.open_study(path).done) == 1 and "[1/2]" in said
+
+
+# ------------------------------------------------------------------ SIGTERM in any command
+@launched
+def test_a_product_that_is_ended_leaves_what_was_there(tmp_path: Path) -> None:
+    env = outside_a_launcher() | {"OMP_NUM_THREADS": "1"}
+    for name in "ab":
+        command = [sys.executable, "-m", "pdgemm", "generate", f"{name}.h5:/x", "--shape", "1500x1500"]
+        subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True, timeout=60)
+    (tmp_path / "c.h5").write_bytes((tmp_path / "a.h5").read_bytes())
+    arguments = ("multiply", "a.h5:/x", "b.h5:/x", "-o", "c.h5:/x", "--panel-width", "1", "--mover", "mpi")
+    run = subprocess.Popen(
+        [str(MPIEXEC), "-n", "2", sys.executable, "-m", "pdgemm", *arguments, "--algorithm", "summa"],
+        cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert run.stdout is not None
+        assert "read a.h5" in run.stdout.readline() and "read b.h5" in run.stdout.readline()
+        time.sleep(0.3)
+        run.send_signal(signal.SIGUSR1)
+        _, errors = run.communicate(timeout=60)
+    finally:
+        run.kill()
+    assert run.returncode != 0
+    assert (
+        "ended by SIGUSR1 after" in errors and "s, multiply: c.h5 was not written, what it held is as it was" in errors
+    )
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["a.h5", "b.h5", "c.h5"]
+    assert (tmp_path / "c.h5").read_bytes() == (tmp_path / "a.h5").read_bytes()
+
+
+IN_MPI = """
+import sys, time
+from pathlib import Path
+from mpi4py import MPI
+from pdgemm import ending
+from pdgemm.io.atomic import replacing
+comm = MPI.COMM_WORLD
+ending.watch(comm.rank)
+ending.doing("writing", "nothing remains")
+with replacing(Path("c"), comm, 10) as partial:
+    if comm.rank == 0:
+        partial.write_text("half")
+        print("ready", flush=True)
+        comm.Recv(bytearray(1), source=MPI.ANY_SOURCE)
+    time.sleep(100)
+"""
+
+
+@launched
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_rank_that_waits_inside_mpi_hears_of_the_end(tmp_path: Path, ranks: int, number: int) -> None:
+    launcher = [str(MPIEXEC), "-n", "2"] if ranks == 2 else []
+    run = subprocess.Popen(
+        [*launcher, sys.executable, "-c", IN_MPI], cwd=tmp_path, env=outside_a_launcher(),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert run.stdout is not None and run.stdout.readline() == "ready\n"
+        assert len([*tmp_path.iterdir()]) == 1
+        run.send_signal(number)
+        _, errors = run.communicate(timeout=60)
+    finally:
+        run.kill()
+    assert run.returncode != 0
+    # Open MPI's mpirun tells nothing more after a SIGTERM
+    assert errors.count("s, writing: nothing remains") == (ranks == 1 or number == signal.SIGUSR1)
+    assert [*tmp_path.iterdir()] == []
