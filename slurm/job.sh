@@ -15,31 +15,27 @@ die() { printf '%s\n' "$name: error: $*" >&2 && exit 2; }
 
 # ---------------------------------------------------------------- steps and signals
 step='' started=''  # number of the process that runs in the background, and what it is
-grace=25            # seconds that it has to end; pdgemm scaling gives its ranks 20, scancel waits for 30 until it kills
 lost() { :; }       # says what the end of the job costs; scripts redefine it
 
-# srun that gets SIGTERM kills its ranks; in this way they get it themselves, and can tidy up.
+# end_step SIGNAL SECONDS: sends it to the step that runs, and waits for its end.
 end_step() {
-    local job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
-    if [ "$started" = launch ] && [[ ${PDGEMM_LAUNCH%% *} = *srun ]]; then
-        scancel --signal=TERM "${job:-$SLURM_JOB_ID}" || kill -TERM "$step" 2>/dev/null || true
-    else
-        kill -TERM "$step" 2>/dev/null || true
-    fi
+    kill "-$1" "$step" 2>/dev/null || return 0
+    for ((i = 0; i < $2 * 10; i++)); do
+        kill -0 "$step" 2>/dev/null || return 0
+        sleep 0.1
+    done
 }
 
-# Before the time limit (--signal=B:TERM@60) and by scancel.  Bash hears it while it waits for the step, not while
-# a program runs in the foreground.
+# Before the time limit (--signal=B:TERM@60) and by scancel, which waits for 30 seconds until it kills.  Bash hears it
+# while it waits for the step, not while a program runs in the foreground.
 on_term() {
     trap '' TERM
     say "SIGTERM: the time limit is near, or the job was cancelled"
     if [ -n "$step" ]; then
-        end_step
-        for ((i = 0; i < grace * 10; i++)); do
-            kill -0 "$step" 2>/dev/null || break
-            sleep 0.1
-        done
-        kill -KILL "$step" 2>/dev/null || true
+        # Launchers hand SIGUSR1 on to pdgemm's ranks, which take it for SIGTERM; at SIGTERM they kill the ranks.
+        [ "$started" != launch ] || end_step USR1 8
+        end_step TERM 16
+        end_step KILL 1
     fi
     lost
     exit 143
