@@ -102,14 +102,16 @@ def session(grid_shape: tuple[int, int] | None, as_json: bool) -> Iterator[Speak
 
 def check_launcher(size: int) -> None:
     """A launcher of another MPI library starts processes that do not know of each other."""
-    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"):
-        started = int(os.environ.get(name, "1"))
-        if size == 1 and started > 1:
-            library = MPI.Get_library_version().split(",")[0].split("\n")[0]
-            raise ArgumentError(
-                f"the launcher started {started} processes ({name}), but MPI sees one: the launcher belongs to "
-                f"another MPI than mpi4py's {library}; use that library's mpiexec, or set MPI4PY_LIBMPI"
-            )
+    # who knows speaks first: under mpirun, Slurm's number is that of mpirun's own daemons, one for each node
+    names = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+    name = next((name for name in names if name in os.environ), "")
+    started = int(os.environ.get(name, "1"))
+    if size == 1 and started > 1:
+        library = MPI.Get_library_version().split(",")[0].split("\n")[0]
+        raise ArgumentError(
+            f"the launcher started {started} processes ({name}), but MPI sees one: the launcher belongs to "
+            f"another MPI than mpi4py's {library}; use that library's mpiexec, or set MPI4PY_LIBMPI"
+        )
 
 
 def _product_text(facts: dict[str, Any]) -> str:

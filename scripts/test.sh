@@ -16,7 +16,8 @@ fi
 [ -t 1 ] || export NO_COLOR=1     # Open MPI 4 gives its ranks a terminal of their own
 part_seconds=1200       # the last resort; each test has its own timeout
 results=$(mktemp -d)
-trap 'rm -rf "$results"' EXIT
+cluster=''
+trap '[ -z "$cluster" ] || scripts/slurm_cluster.sh down "$cluster"; rm -rf "$results"' EXIT
 trap 'exit 130' INT
 table=()
 passed=0 failed=0 skipped=0
@@ -107,8 +108,20 @@ if [ $selected = no ]; then
         printf '%s\n' "$reason" >&2
         record 'several hosts' 0 1 0 0 'scripts/hosts.sh failed'
     fi
-    status=0
     exec 3>&1
+
+    status=0
+    cluster=$results/cluster
+    reason=$(scripts/slurm_cluster.sh up "$cluster" 2>&1 >&3) || status=$?
+    case $status in
+        0) SLURM_CONF=$cluster/slurm.conf tests 'slurm' "${pytest[@]}" tests/test_slurm.py ;;
+        3) record 'slurm' 0 0 0 0 "not run, because ${reason##*sh: }" ;;
+        *) printf '%s\n' "$reason" >&2 && record 'slurm' 0 1 0 0 'its cluster does not start' ;;
+    esac
+    [ $status != 0 ] || scripts/slurm_cluster.sh down "$cluster"
+    cluster=''
+
+    status=0
     reason=$(scripts/setup_parallel_hdf5.sh 2>&1 >&3) || status=$?
     if [ $status = 0 ]; then
         deactivate

@@ -245,6 +245,12 @@ def test_processes_that_do_not_know_of_each_other_are_told(folder: Path) -> None
     assert "the launcher started 4 processes (SLURM_STEP_NUM_TASKS), but MPI sees one" in one_line(run)
 
 
+def test_one_rank_of_mpirun_is_not_taken_for_several_of_slurm(folder: Path) -> None:
+    """Slurm counts the daemons that mpirun starts by srun, one for each node, and their ranks inherit the number."""
+    run = pdgemm(1, "info", cwd=folder, SLURM_STEP_NUM_TASKS="4")
+    assert run.returncode == 0, run.stderr
+
+
 def test_help_works_alone() -> None:
     from pdgemm.cli import cli
 

@@ -1,0 +1,209 @@
+# shellcheck shell=bash disable=SC2119,SC2120,SC2317 # lost() is called by a trap
+# The part of the job scripts that nobody needs to touch; they source it with their name.  A site's settings: site.sh.
+#
+#   environment     the site's settings are read and looked at, the programs are on PATH
+#   check_ranks     the launcher starts ranks that see each other
+#   run, launch     a step that a signal can end
+#   multiply        C := A B from file to file
+# It ends the job with pdgemm's exit codes: 0 done, 1 a result is wrong, 2 bad input; or 143 after SIGTERM.
+set -euo pipefail
+name=$1
+site=${PDGEMM_SITE:-$here/site.sh}
+
+say() { printf '%s\n' "$name: $*"; }
+die() { printf '%s\n' "$name: error: $*" >&2 && exit 2; }
+
+# ---------------------------------------------------------------- steps and signals
+step='' started=''  # number of the process that runs in the background, and what it is
+lost() { :; }       # says what the end of the job costs; scripts redefine it
+
+# end_step SIGNAL SECONDS: sends it to the step that runs, and waits for its end.
+end_step() {
+    kill "-$1" "$step" 2>/dev/null || return 0
+    for ((i = 0; i < $2 * 10; i++)); do
+        kill -0 "$step" 2>/dev/null || return 0
+        sleep 0.1
+    done
+}
+
+# Before the time limit (--signal=B:TERM@60) and by scancel, which waits for 30 seconds until it kills.  Bash hears it
+# while it waits for the step, not while a program runs in the foreground.
+on_term() {
+    trap '' TERM
+    say "SIGTERM: the time limit is near, or the job was cancelled"
+    if [ -n "$step" ]; then
+        # Launchers hand SIGUSR1 on to pdgemm's ranks, which take it for SIGTERM; at SIGTERM they kill the ranks.
+        [ "$started" != launch ] || end_step USR1 8
+        end_step TERM 16
+        end_step KILL 1
+    fi
+    lost
+    exit 143
+}
+trap on_term TERM
+
+# run COMMAND...: in the background, waited for; its exit code.
+run() {
+    local status=0
+    started=$1
+    "$@" &
+    step=$!
+    wait "$step" || status=$?
+    step=''
+    return $status
+}
+
+# launcher RANKS: sets $words to the command that starts so many.
+launcher() { read -ra words <<<"${PDGEMM_LAUNCH//'{ranks}'/$1}"; }
+
+# launch RANKS COMMAND...: on so many ranks; only as `run launch ...`, for it takes the place of the shell.
+launch() {
+    local words
+    launcher "$1"
+    shift
+    exec "${words[@]}" "$@"
+}
+
+# into FILE COMMAND...: with its output in a file; only as `run into ...`, so that on_term still speaks to the job's.
+into() {
+    exec >"$1" 2>&1
+    shift
+    "$@"
+}
+
+# The last line that is not empty; NUL bytes may come from Slurm.
+last_line() { tr -d '\0' <"$1" | grep -v '^[[:space:]]*$' | tail -n 1; }
+
+# ---------------------------------------------------------------- what the site sets
+load_modules() {
+    local module
+    [ -n "${PDGEMM_MODULES:-}" ] || return 0
+    type module >/dev/null 2>&1 ||
+        die "$site: PDGEMM_MODULES is set, but there is no command 'module': source there what defines it"
+    set +eu         # modules' own functions use variables that are not set
+    module purge
+    for module in $PDGEMM_MODULES; do
+        module load "$module" || die "$site: PDGEMM_MODULES: module load $module fails; 'module avail' tells more"
+    done
+    set -eu
+}
+
+environment() {
+    [ -r "$site" ] || die "PDGEMM_SITE: there is no file $site"
+    set +eu
+    # shellcheck source=slurm/site.sh
+    . "$site"
+    set -eu
+    load_modules
+    [ -n "${PDGEMM_VENV:-}" ] ||
+        die "$site: PDGEMM_VENV is not set: name the environment that pdgemm is installed in"
+    [ -x "$PDGEMM_VENV/bin/python" ] ||
+        die "$site: PDGEMM_VENV=$PDGEMM_VENV has no bin/python on $(hostname -s): name one that all nodes see"
+    PATH=$PDGEMM_VENV/bin:$PATH
+    export VIRTUAL_ENV=$PDGEMM_VENV
+    unset PYTHONHOME
+    log=$(mktemp)
+    trap 'rm -f "$log"' EXIT
+    run into "$log" exec python -c 'import pdgemm; print(pdgemm.__version__)' ||
+        die "$site: PDGEMM_VENV=$PDGEMM_VENV cannot import pdgemm ($(last_line "$log")): pip install it there"
+    version=$(last_line "$log")
+    [ -z "${PDGEMM_THREADS:-}" ] || export OMP_NUM_THREADS=$PDGEMM_THREADS
+    # Since Slurm 22.05 srun no longer takes this from sbatch: each rank would have one core.
+    [ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+    export SLURM_KILL_BAD_EXIT=1    # a rank that fails ends its step; the others would wait for it
+    say "job ${SLURM_JOB_ID:-none} on ${SLURM_JOB_NODELIST:-$(hostname -s)}, pdgemm $version of $PDGEMM_VENV"
+}
+
+# Sets $ranks, and ends the job if they would not see each other.
+check_ranks() {
+    local nodes=${SLURM_JOB_NUM_NODES:-1} few sizes words hint="'srun --mpi=list' tells what this Slurm speaks"
+    [ -n "${PDGEMM_LAUNCH:-}" ] || die "$site: PDGEMM_LAUNCH is not set: choose one of the lines there; $hint"
+    [[ $PDGEMM_LAUNCH = *'{ranks}'* ]] ||
+        die "$site: PDGEMM_LAUNCH='$PDGEMM_LAUNCH' has no {ranks}, which becomes their number"
+    command -v "${PDGEMM_LAUNCH%% *}" >/dev/null ||
+        die "$site: PDGEMM_LAUNCH: there is no ${PDGEMM_LAUNCH%% *} on PATH: does PDGEMM_MODULES load the MPI?"
+    export PDGEMM_LAUNCH            # pdgemm scaling starts its steps with it
+    ranks=${SLURM_NTASKS:-$((nodes * ${SLURM_NTASKS_PER_NODE:-1}))}
+    few=$((nodes > 2 ? nodes : 2))  # one on each node, if the launcher spreads them
+    few=$((few < ranks ? few : ranks))
+    local launch="$site: PDGEMM_LAUNCH='$PDGEMM_LAUNCH'"
+    launcher "$few"
+    run into "$log" exec timeout 120 "${words[@]}" python -c '
+import sys
+import pdgemm
+from mpi4py import MPI
+version = MPI.Get_library_version().split(",")[0].split("\n")[0]
+sys.stdout.write(f"ranks {MPI.COMM_WORLD.size} of {version}\n")' ||
+        die "$launch fails to start $few ranks in 120 s ($(last_line "$log")); $hint"
+    sizes=$(grep -ao 'ranks [0-9]*' "$log" | sort | uniq -c | xargs)
+    if [ "$few" != 1 ] && [ "$sizes" = "$few ranks 1" ]; then
+        die "$launch starts $few processes that each see 1 rank: it does not speak the protocol of mpi4py's" \
+            "$(grep -ao -m 1 'of .*' "$log" | cut -c 4-); choose another line there; $hint"
+    fi
+    [ "$sizes" = "$few ranks $few" ] || die "$launch was to start $few ranks, but there were: ${sizes:-none}; $hint"
+    say "$ranks ranks by '$PDGEMM_LAUNCH'"
+}
+
+# ---------------------------------------------------------------- products
+# operand NAME: the dataset in the variable of that name must be there.
+operand() {
+    local dataset=${!1:-}
+    [ -n "$dataset" ] || die "$1 is not set: sbatch --export=ALL,A=a.h5:/x,B=b.h5:/y,C=c.h5:/z $name"
+    [[ $dataset = *:/?* ]] || die "$1='$dataset' is not of the form FILE:/DATASET"
+    [ "$1" = C ] || [ -r "${dataset%%:/*}" ] || die "$1=$dataset: no file ${dataset%%:/*} (seen from $PWD)"
+}
+
+# Changes whenever another file takes the name of C.
+mark() { stat -c '%i %Y' "${C%%:/*}" 2>/dev/null || true; }
+
+# MACHINE=FILE: plans use its measurements, which are made once if there is no such file.
+use_machine() {
+    [ -n "${MACHINE:-}" ] || return 0
+    [ -e "$MACHINE" ] || run launch "$ranks" pdgemm calibrate -o "$MACHINE"
+    export PDGEMM_MACHINE=$MACHINE
+}
+
+# multiply OPTION...: C := A B on all ranks, checked before it is stored.  OPTIONS has more of them.
+multiply() {
+    local folder before words dataset
+    for dataset in A B C; do operand $dataset; done
+    folder=$(dirname "${C%%:/*}")
+    [ -d "$folder" ] || die "C=$C: there is no folder $folder (seen from $PWD)"
+    if [ -n "${PDGEMM_STRIPES:-}" ]; then
+        lfs setstripe -c "$PDGEMM_STRIPES" "$folder" ||
+            die "$site: PDGEMM_STRIPES=$PDGEMM_STRIPES: lfs setstripe fails for $folder; empty where there is no Lustre"
+    fi
+    before=$(mark)
+    lost() {
+        if [ "$(mark)" != "$before" ]; then
+            say "$C was written before the end and is complete"
+        else
+            say "the product is lost; nothing was written to $C; submitted again, the job starts anew"
+        fi
+        find "$folder" -maxdepth 1 -name ".$(basename "${C%%:/*}").*.partial" -newer "$log" \
+            -printf "$name: left behind, may be deleted: %p\n"
+    }
+    read -ra words <<<"${OPTIONS:-}"
+    run launch "$ranks" pdgemm multiply "$A" "$B" -o "$C" --verify "$@" "${words[@]}"
+    if [ "$(mark)" = "$before" ]; then  # mpirun says 0 where the step of its daemons was cancelled
+        say "error: the launcher reports success, but nothing was written to $C: were its ranks killed?" >&2
+        exit 3
+    fi
+}
+
+# ---------------------------------------------------------------- studies
+measured() { if [ -r "$1" ]; then grep -c '"status": "ok"' "$1" || true; else echo 0; fi; }
+
+# study FILE COMMAND...: measurements are appended to FILE; what it holds is not measured again.
+study() {
+    local file=$1 status=0
+    shift
+    mkdir -p "$(dirname "$file")" || die "OUT=${OUT:-.}: this folder cannot be made"
+    lost() {
+        say "$(measured "$file") measurements are finished and kept in $file; the one that ran is lost"
+        say "the same sbatch command goes on from there"
+    }
+    run "$@" || status=$?
+    say "$(measured "$file") measurements in $file"
+    return $status
+}

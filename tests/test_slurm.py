@@ -1,0 +1,690 @@
+"""slurm/*.sbatch as a user submits them, on the cluster of scripts/slurm_cluster.sh:
+
+    scripts/slurm_cluster.sh up DIR
+    SLURM_CONF=DIR/slurm.conf pytest tests/test_slurm.py
+    scripts/slurm_cluster.sh down DIR
+
+Jobs start from a bare environment: what they know of this machine comes from a site file of the tests' own.  Every wait
+has an end, at which the output of the job is shown.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from problems import TOLERANCE, gemm_error
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = ROOT / "slurm"
+CLUSTER = ROOT / "scripts" / "slurm_cluster.sh"
+RUNNING = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "STAGE_OUT"}
+BARE = {"PATH": "/usr/local/bin:/usr/bin:/bin", **{x: os.environ[x] for x in ("HOME", "SLURM_CONF") if x in os.environ}}
+
+
+def why_not() -> str:
+    """Why there is nothing to submit to; never a cluster that others use."""
+    path = os.environ.get("SLURM_CONF")
+    if not path:
+        return "no SLURM_CONF of a test cluster (scripts/slurm_cluster.sh up DIR)"
+    if not Path(path).is_file() or "ClusterName=pdgemm\n" not in Path(path).read_text():
+        return f"{path} is not of a test cluster (scripts/slurm_cluster.sh up DIR)"
+    return ""
+
+
+pytestmark = [pytest.mark.skipif(bool(why_not()), reason=why_not() or "-"), pytest.mark.timeout(200)]
+
+
+# ------------------------------------------------------------------ jobs
+def slurm(*command: str | Path, cwd: Path | None = None, input: str | None = None, **variables: str) -> str:
+    """What a command of Slurm prints."""
+    run = subprocess.run(
+        [*map(str, command)], cwd=cwd, env=BARE | variables, input=input, capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode == 0, f"{command}: {run.stdout}{run.stderr}"
+    return run.stdout
+
+
+def submit(
+    script: str | Path,
+    *options: str,
+    cwd: Path,
+    shape: tuple[int, int] = (1, 2),
+    input: str | None = None,
+    **variables: str,
+) -> str:
+    """sbatch on nodes x ranks per node; the number of the job.  variables : of the shell that submits."""
+    size = [f"--nodes={shape[0]}", f"--ntasks-per-node={shape[1]}", "--cpus-per-task=1"]
+    path = [] if input else [SCRIPTS / script]
+    return (
+        slurm("sbatch", "--parsable", *size, *options, *path, cwd=cwd, input=input, **variables).split(";")[0].strip()
+    )
+
+
+def tasks_of(job: str) -> list[dict[str, str]]:
+    """What Slurm knows of a job; of each task, if it is an array."""
+    lines = slurm("scontrol", "show", "job", "-o", job).splitlines()
+    return [dict(re.findall(r"(\w+)=(\S*)", line)) for line in lines]
+
+
+def output_of(task: dict[str, str]) -> str:
+    path = Path(task["StdOut"])
+    return path.read_bytes().replace(b"\0", b"").decode() if path.exists() else ""
+
+
+def until(job: str, seconds: float, what: str, reached: Callable[[dict[str, str]], object]) -> list[dict[str, str]]:
+    """Wait until something holds of all tasks of a job; a wait that ends without is a failure, and ends the job."""
+    end = time.monotonic() + seconds
+    while True:
+        tasks = tasks_of(job)
+        if all(reached(task) for task in tasks):
+            return tasks
+        if time.monotonic() > end:
+            said = "\n".join(f"{task['JobState']} {task['JobId']}:\n{output_of(task)}" for task in tasks)
+            slurm("scancel", job)
+            pytest.fail(f"not {what} after {seconds} s: job {job}\n{said}")
+        time.sleep(0.1)
+
+
+def ended_tasks(job: str, seconds: float = 60) -> list[Any]:
+    """.state, .code and .out of each task, when all have ended."""
+    tasks = until(job, seconds, "ended", lambda task: task["JobState"] not in RUNNING)
+    return [
+        SimpleNamespace(
+            id=task["JobId"], state=task["JobState"], code=int(task["ExitCode"].split(":")[0]), out=output_of(task)
+        )
+        for task in tasks
+    ]
+
+
+def ended(job: str, seconds: float = 60) -> Any:
+    (only,) = ended_tasks(job, seconds)
+    return only
+
+
+def said(job: str, text: str, seconds: float = 60) -> None:
+    """Wait until a job that runs has printed a text."""
+
+    def reached(task: dict[str, str]) -> bool:
+        if task["JobState"] not in RUNNING:
+            pytest.fail(f"{task['JobState']} before it said {text!r}:\n{output_of(task)}")
+        return text in output_of(task)
+
+    until(job, seconds, f"at {text!r}", reached)
+
+
+def ranks_in(folder: Path) -> list[int]:
+    """Processes of pdgemm that work in this folder."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if os.readlink(f"/proc/{pid}/cwd") == str(folder) and any(x.endswith(b"pdgemm") for x in words[1:3]):
+                found.append(int(pid))
+        except OSError:
+            pass
+    return found
+
+
+def no_ranks_in(folder: Path) -> None:
+    end = time.monotonic() + 10
+    while ranks_in(folder):
+        assert time.monotonic() < end, f"still there: {ranks_in(folder)}"
+        time.sleep(0.1)
+
+
+# ------------------------------------------------------------------ what jobs work on
+def site_file(path: Path, **instead: str) -> Path:
+    """A site file for this machine, with some settings instead."""
+    said = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False).stdout
+    settings = {
+        "PDGEMM_MODULES": "",
+        "PDGEMM_VENV": sys.prefix,
+        "PDGEMM_LAUNCH": f"mpirun {'--bind-to none ' if 'Open' in said else ''}-n {{ranks}}",
+        "PDGEMM_THREADS": "1",
+    } | instead
+    lines = [f"{name}='{value}'" for name, value in settings.items() if value != "unset"]
+    # root in a container; the nodes are one host, where two of Open MPI's would give their shared memory the same name
+    for name in ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT"):
+        lines.append(f"export {name}=1 {name}_CONFIRM=1")
+    lines.append("export OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,tcp OMPI_MCA_osc=^ucx OMPI_MCA_mpi_yield_when_idle=1")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(site_file(tmp_path_factory.mktemp("site") / "here.sh"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """a.h5:/x (61 x 83) and b.h5:/y (83 x 29)."""
+    rng = np.random.default_rng(1)
+    for name, dataset, shape in (("a", "x", (61, 83)), ("b", "y", (83, 29))):
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            file[dataset] = rng.standard_normal(shape)
+    return tmp_path
+
+
+FILES = {"A": "a.h5:/x", "B": "b.h5:/y", "C": "c.h5:/z"}
+
+
+def exported(**variables: str) -> str:
+    return "--export=" + ",".join(["ALL", *(f"{name}={value}" for name, value in variables.items())])
+
+
+def check_product(folder: Path) -> None:
+    a, b, c = (read(folder / name, key) for name, key in (("a.h5", "x"), ("b.h5", "y"), ("c.h5", "z")))
+    assert gemm_error(c, 1, a, b) <= TOLERANCE
+
+
+def read(path: Path, name: str) -> np.ndarray:
+    with h5py.File(path) as file:
+        return np.array(file[name])
+
+
+def one_error(job: Any) -> str:
+    """The line of a job that ended with exit code 2, of itself or of pdgemm."""
+    assert (job.state, job.code) == ("FAILED", 2), job.out
+    (line,) = (line for line in job.out.splitlines() if "error: " in line)
+    return str(line)
+
+
+@pytest.fixture
+def changed(tmp_path: Path) -> Callable[[str], dict[str, str]]:
+    """Python code that all processes of a job run when they start, as variables of the shell that submits."""
+
+    def make(code: str) -> dict[str, str]:
+        (tmp_path / "changed").mkdir()
+        (tmp_path / "changed" / "sitecustomize.py").write_text(code)
+        return {"PYTHONPATH": str(tmp_path / "changed")}
+
+    return make
+
+
+PRODUCT = """
+import os
+size = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS")
+if int(size or 1) > 1:
+    import time, pdgemm.accumulator
+    right = pdgemm.accumulator.prepare
+    def changed(alpha, A, B, C, *conjugate):
+        multiply = right(alpha, A, B, C, *conjugate)
+        def product(beta):
+            multiply(beta)
+            CHANGE
+        return product
+    pdgemm.accumulator.prepare = changed
+"""
+SLOW_PRODUCT = PRODUCT.replace("CHANGE", "time.sleep(60)")
+WRONG_PRODUCT = PRODUCT.replace("CHANGE", "C[:1, :1] += 1e-6")
+SLOW_WRITE = """
+import os, time
+rename = os.rename
+if int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or 1) > 1:
+    import pathlib
+    def slow(self, target):
+        print("about to rename", self.name, flush=True)
+        time.sleep(60)
+    pathlib.Path.replace = slow
+"""
+
+
+# ------------------------------------------------------------------ products
+def test_one_node(folder: Path, site: str) -> None:
+    """As the script's first lines say: all by --export, and the output where sbatch was called."""
+    job = ended(submit("one_node.sbatch", exported(**FILES, PDGEMM_SITE=site), cwd=folder))
+    assert (job.state, job.code) == ("COMPLETED", 0), job.out
+    assert (folder / f"pdgemm-one-node-{job.id}.out").read_text().startswith("one_node.sbatch: job ")
+    assert re.search(r"residual .*: ok\n", job.out)
+    assert "2 ranks by 'mpirun" in job.out
+    assert "1 thread per rank" in job.out
+    check_product(folder)
+
+
+def test_many_nodes(folder: Path, site: str) -> None:
+    """Two nodes: ranks of one share memory, messages go between them."""
+    variables = {**FILES, "PDGEMM_SITE": site, "OPTIONS": "--algorithm summa"}
+    job = ended(submit("many_nodes.sbatch", cwd=folder, shape=(2, 2), **variables))
+    assert (job.state, job.code) == ("COMPLETED", 0), job.out
+    assert "on n[1-2], pdgemm " in job.out
+    assert "4 ranks by 'mpirun" in job.out
+    assert "mover shared" in job.out
+    assert re.search(r"in [1-9]\d* to [1-9]\d* messages \(as the formula says", job.out)
+    assert re.search(r"residual .*: ok\n", job.out)
+    check_product(folder)
+
+
+def test_the_speeds_of_a_machine_are_measured_once(folder: Path, site: str) -> None:
+    variables = {**FILES, "PDGEMM_SITE": site, "MACHINE": "machine.json"}
+    for measured in (True, False):
+        job = ended(submit("many_nodes.sbatch", cwd=folder, **variables), seconds=120)
+        assert (job.state, job.code) == ("COMPLETED", 0), job.out
+        assert ("float64: GFLOP/s " in job.out) == measured
+        machine = (folder / "machine.json").read_text()
+        assert json.loads(machine)["name"]
+        check_product(folder)
+    (folder / "machine.json").write_text("nothing")
+    job = ended(submit("many_nodes.sbatch", cwd=folder, **variables))
+    assert "machine.json" in one_error(job)  # so it is read
+
+
+def test_gpus(folder: Path, site: str) -> None:
+    from pdgemm import gpus
+
+    if gpus.visible():
+        pytest.skip("this test is of a node without GPUs, and here are some")
+    job = ended(submit("gpus.sbatch", "--gpus-per-node=2", cwd=folder, shape=(2, 1), **FILES, PDGEMM_SITE=site))
+    assert "warning: 2 ranks, but 4 GPUs" in job.out
+    assert job.out.index("GPU-aware MPI") < job.out.index("pdgemm: error: ")
+    assert "'cuda'" in one_error(job)
+    assert not (folder / "c.h5").exists()
+
+
+def test_a_wrong_product_is_told_by_the_exit_code(
+    folder: Path, site: str, changed: Callable[[str], dict[str, str]]
+) -> None:
+    job = ended(submit("one_node.sbatch", cwd=folder, **FILES, PDGEMM_SITE=site, **changed(WRONG_PRODUCT)))
+    assert (job.state, job.code) == ("FAILED", 1), job.out
+    assert "WRONG" in job.out
+    assert not (folder / "c.h5").exists()
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"A": ""}, "A is not set: sbatch --export=ALL,A=a.h5:/x,B=b.h5:/y,C=c.h5:/z one_node.sbatch"),
+        ({"B": "none.h5:/y"}, "B=none.h5:/y: no file none.h5 (seen from "),
+        ({"B": "b.h5"}, "B='b.h5' is not of the form FILE:/DATASET"),
+        ({"C": "none/c.h5:/z"}, "C=none/c.h5:/z: there is no folder none (seen from "),
+        ({"B": "b.h5:/nope"}, "pdgemm: error: b.h5 has no dataset /nope"),
+        ({"OPTIONS": "--transb T"}, "pdgemm: error: inner dimensions do not agree"),
+    ],
+    ids=["not set", "no file", "form", "folder", "dataset", "shapes"],
+)
+def test_bad_input(folder: Path, site: str, variables: dict[str, str], message: str) -> None:
+    job = ended(submit("one_node.sbatch", cwd=folder, **FILES | variables, PDGEMM_SITE=site))
+    assert message in one_error(job)
+    assert not (folder / "c.h5").exists()
+
+
+# ------------------------------------------------------------------ what a site sets
+def base_python(folder: Path) -> str:
+    """An environment without pdgemm."""
+    (folder / "bare" / "bin").mkdir(parents=True)
+    (folder / "bare" / "bin" / "python").symlink_to(Path(sys.base_prefix) / "bin" / f"python3.{sys.version_info[1]}")
+    return str(folder / "bare")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"PDGEMM_VENV": "unset"}, "PDGEMM_VENV is not set: "),
+        ({"PDGEMM_VENV": "/nowhere"}, "PDGEMM_VENV=/nowhere has no bin/python on "),
+        ({"PDGEMM_VENV": "BARE"}, "cannot import pdgemm (ModuleNotFoundError: No module named 'pdgemm')"),
+        ({"PDGEMM_LAUNCH": ""}, "PDGEMM_LAUNCH is not set: "),
+        ({"PDGEMM_LAUNCH": "mpirun -n 2"}, "PDGEMM_LAUNCH='mpirun -n 2' has no {ranks}"),
+        ({"PDGEMM_LAUNCH": "jsrun -n {ranks}"}, "PDGEMM_LAUNCH: there is no jsrun on PATH"),
+        ({"PDGEMM_LAUNCH": "srun --mpi=none -n {ranks}"}, "starts 2 processes that each see 1 rank: "),
+        ({"PDGEMM_LAUNCH": "srun --mpi=nix -n {ranks}"}, "fails to start 2 ranks in 120 s (srun: "),
+        ({"PDGEMM_LAUNCH": "env RANKS={ranks}"}, "was to start 2 ranks, but there were: 1 ranks 1; "),
+        ({"PDGEMM_MODULES": "openmpi"}, "PDGEMM_MODULES is set, but there is no command 'module'"),
+        ({"PDGEMM_STRIPES": "4"}, "PDGEMM_STRIPES=4: lfs setstripe fails for . "),
+    ],
+    ids=lambda x: next(iter(x.items()))[1] or "empty" if isinstance(x, dict) else "",
+)
+def test_a_site_file_without_what_is_needed(folder: Path, settings: dict[str, str], message: str) -> None:
+    settings = {name: base_python(folder) if value == "BARE" else value for name, value in settings.items()}
+    path = site_file(folder / "site.sh", **settings)
+    job = ended(submit("one_node.sbatch", cwd=folder, **FILES, PDGEMM_SITE=str(path)))
+    line = one_error(job)
+    assert line.startswith(f"one_node.sbatch: error: {path}: PDGEMM_")
+    assert message.replace(" . ", " .; ") in line
+    assert "read a.h5" not in job.out
+
+
+def test_the_site_file_as_it_comes_names_what_is_missing(folder: Path) -> None:
+    job = ended(submit("one_node.sbatch", cwd=folder, **FILES))
+    assert f"{SCRIPTS}/site.sh: PDGEMM_VENV is not set" in one_error(job)
+    job = ended(submit("one_node.sbatch", cwd=folder, **FILES, PDGEMM_SITE="none.sh"))
+    assert "PDGEMM_SITE: there is no file none.sh" in one_error(job)
+
+
+def test_modules_and_stripes(folder: Path) -> None:
+    """What `module` and `lfs` are called with; a module that is not there."""
+    path = site_file(folder / "site.sh", PDGEMM_MODULES="gcc openmpi/5", PDGEMM_STRIPES="8")
+    note = f'echo "$FUNCNAME $*" >>{folder}/called'
+    with path.open("a") as file:
+        file.write(f'module() {{ {note}; [ "$*" != "load nope" ]; }}\nlfs() {{ {note}; }}\n')
+    job = ended(submit("one_node.sbatch", cwd=folder, **FILES, PDGEMM_SITE=str(path)))
+    assert (job.state, job.code) == ("COMPLETED", 0), job.out
+    called = (folder / "called").read_text().splitlines()
+    assert called == ["module purge", "module load gcc", "module load openmpi/5", "lfs setstripe -c 8 ."]
+    path.write_text(path.read_text().replace("openmpi/5", "nope"))
+    job = ended(submit("one_node.sbatch", cwd=folder, **FILES, PDGEMM_SITE=str(path)))
+    assert "PDGEMM_MODULES: module load nope fails" in one_error(job)
+
+
+def test_the_folder_of_the_scripts_is_found_or_asked_for(folder: Path, site: str) -> None:
+    copy = folder / "my scripts"
+    shutil.copytree(SCRIPTS, copy)
+    shutil.copy(site, copy / "site.sh")
+    (folder / "elsewhere").mkdir()
+    absolute = {name: f"{folder}/{value}" for name, value in FILES.items()}
+    job = ended(submit(copy / "one_node.sbatch", cwd=folder / "elsewhere", **absolute))
+    assert (job.state, job.code) == ("COMPLETED", 0), job.out
+    text = (copy / "one_node.sbatch").read_text()  # by a pipe: Slurm knows no path
+    job = ended(submit("", cwd=folder, input=text, **FILES))
+    assert "job.sh and site.sh are not found; say where they are: --export=ALL,PDGEMM_SLURM=" in one_error(job)
+    job = ended(submit("", cwd=folder, input=text, **FILES, PDGEMM_SLURM=str(copy)))
+    assert (job.state, job.code) == ("COMPLETED", 0), job.out
+
+
+def test_all_scripts_begin_alike() -> None:
+    """Each has to find job.sh by itself, so each has the same lines for it."""
+    scripts = sorted(SCRIPTS.glob("*.sbatch"))
+    beginnings = {re.search(r"^set -euo.*?^\. ", path.read_text(), re.DOTALL | re.MULTILINE)[0] for path in scripts}
+    assert len(beginnings) == 1
+    for path in scripts:
+        assert f'. "$here/job.sh" {path.name}\n' in path.read_text()
+        assert "#SBATCH --signal=B:TERM@60\n" in path.read_text()
+
+
+# ------------------------------------------------------------------ the end of jobs
+def old_c(folder: Path) -> bytes:
+    with h5py.File(folder / "c.h5", "w") as file:
+        file["z"] = np.eye(3)
+    return (folder / "c.h5").read_bytes()
+
+
+LOST = "the product is lost; nothing was written to c.h5:/z; submitted again, the job starts anew"
+
+
+@pytest.mark.parametrize(("script", "nodes"), [("one_node.sbatch", 1), ("many_nodes.sbatch", 2)])
+def test_sigterm_while_a_file_is_written(
+    folder: Path, site: str, changed: Callable[[str], dict[str, str]], script: str, nodes: int
+) -> None:
+    old = old_c(folder)
+    job = submit(script, cwd=folder, shape=(nodes, 2), **FILES, PDGEMM_SITE=site, **changed(SLOW_WRITE))
+    said(job, "about to rename")
+    assert len(list(folder.glob(".c.h5.*.partial"))) == 1
+    start = time.monotonic()
+    slurm("scancel", "--batch", "--signal=TERM", job)
+    done = ended(job)
+    assert time.monotonic() - start < 20
+    assert (done.state, done.code) == ("FAILED", 143), done.out
+    assert f"{script}: SIGTERM: the time limit is near" in done.out
+    assert "pdgemm: ended by SIG" in done.out  # the ranks had time to say so: nobody killed them
+    assert LOST in done.out
+    assert (folder / "c.h5").read_bytes() == old
+    assert not list(folder.glob(".*.partial")), done.out
+    assert "left behind" not in done.out
+    no_ranks_in(folder)
+
+
+def test_the_time_limit(folder: Path, site: str, changed: Callable[[str], dict[str, str]]) -> None:
+    """Slurm sends the signal some time after the 5th second; it need not be exact."""
+    limit = ["--time=1", "--signal=B:TERM@55"]
+    job = submit("one_node.sbatch", *limit, cwd=folder, **FILES, PDGEMM_SITE=site, **changed(SLOW_PRODUCT))
+    done = ended(job, seconds=100)
+    assert (done.state, done.code) == ("FAILED", 143), done.out
+    assert LOST in done.out
+    assert sorted(x.name for x in folder.glob("*.h5")) == ["a.h5", "b.h5"]
+    no_ranks_in(folder)
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["cancelled", "killed"])
+def test_a_job_that_ends_in_a_product_harms_no_file(
+    folder: Path, site: str, changed: Callable[[str], dict[str, str]], killed: bool
+) -> None:
+    """By plain scancel, which signals all that runs, at once; by kill -9 of the ranks."""
+    old = old_c(folder)
+    job = submit("many_nodes.sbatch", cwd=folder, shape=(2, 2), **FILES, PDGEMM_SITE=site, **changed(SLOW_PRODUCT))
+    said(job, "read b.h5")
+    if killed:
+        ranks = ranks_in(folder)
+        assert len(ranks) == 4
+        for rank in ranks:
+            os.kill(rank, signal.SIGKILL)
+    else:
+        slurm("scancel", job)
+    done = ended(job)
+    assert done.state == ("FAILED" if killed else "CANCELLED"), done
+    assert done.code not in (0, 1, 2)
+    assert (LOST in done.out) == (not killed), done.out
+    assert (folder / "c.h5").read_bytes() == old
+    assert not list(folder.glob(".*.partial"))
+    no_ranks_in(folder)
+
+
+def test_steps_that_are_cancelled_are_no_success(
+    folder: Path, site: str, changed: Callable[[str], dict[str, str]]
+) -> None:
+    """Open MPI's mpirun says 0 when the step of its daemons is cancelled."""
+    if "--bind-to" not in Path(site).read_text():
+        pytest.skip("another mpirun goes on without its daemons")
+    job = submit("many_nodes.sbatch", cwd=folder, shape=(2, 2), **FILES, PDGEMM_SITE=site, **changed(SLOW_PRODUCT))
+    said(job, "read b.h5")
+    slurm("scancel", "--signal=TERM", job)
+    done = ended(job)
+    assert (done.state, done.code not in (0, 1, 2)) == ("FAILED", True), done.out
+    assert not (folder / "c.h5").exists()
+
+
+# ------------------------------------------------------------------ studies
+STUDY = {"SHAPES": "64,64,64 48,80,96", "OPTIONS": "--repeats 2 --no-calibrate", "OUT": "study"}
+
+
+def measured(path: Path) -> list[tuple[int, tuple[int, ...]]]:
+    """Ranks and shape of the right measurements in a file."""
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    return [(x["case"]["ranks"], tuple(x["case"]["mnk"])) for x in records if x.get("status") == "ok"]
+
+
+def test_strong_scaling(folder: Path, site: str) -> None:
+    """On 1, 2, ... and all ranks of the allocation; what is measured is not measured again."""
+    job = ended(submit("strong.sbatch", cwd=folder, shape=(1, 3), **STUDY, PDGEMM_SITE=site))
+    assert (job.state, job.code) == ("COMPLETED", 0), job.out
+    results = folder / "study" / "strong.jsonl"
+    shapes = [(64, 64, 64), (48, 80, 96)]
+    assert sorted(measured(results)) == sorted((ranks, mnk) for ranks in (1, 2, 3) for mnk in shapes)
+    assert "strong.sbatch: 6 measurements in study/strong.jsonl\n" in job.out
+    before = results.read_bytes()
+    job = ended(submit("strong.sbatch", cwd=folder, shape=(1, 3), **STUDY, PDGEMM_SITE=site))
+    assert (job.state, job.code) == ("COMPLETED", 0), job.out
+    assert results.read_bytes() == before
+
+
+def test_a_study_that_was_ended_goes_on(folder: Path, site: str, changed: Callable[[str], dict[str, str]]) -> None:
+    """The step on one rank is quick, that on two takes for ever, until the study is submitted again."""
+    variables = {**STUDY, "RANKS": "1,2", "PDGEMM_SITE": site}
+    job = submit("strong.sbatch", cwd=folder, shape=(2, 1), **variables, **changed(SLOW_PRODUCT))
+    said(job, "[2/4]")
+    slurm("scancel", "--batch", "--signal=TERM", job)
+    done = ended(job)
+    assert (done.state, done.code) == ("FAILED", 143), done.out
+    assert "2 measurements are finished and kept in study/strong.jsonl; the one that ran is lost" in done.out
+    assert "the same sbatch command goes on from there" in done.out
+    no_ranks_in(folder)
+    before = (folder / "study" / "strong.jsonl").read_bytes()
+    done = ended(submit("strong.sbatch", cwd=folder, shape=(2, 1), **variables))
+    assert (done.state, done.code) == ("COMPLETED", 0), done.out
+    assert "2 of them done" in done.out
+    assert (folder / "study" / "strong.jsonl").read_bytes().startswith(before)
+    assert sorted(ranks for ranks, _ in measured(folder / "study" / "strong.jsonl")) == [1, 1, 2, 2]
+
+
+def test_more_ranks_than_the_allocation_has(folder: Path, site: str) -> None:
+    variables = {**STUDY, "PDGEMM_SITE": site}
+    job = ended(submit("strong.sbatch", cwd=folder, **variables, RANKS="64"))
+    assert "the allocation has room for 2 ranks: cases of 64 ranks do not fit" in one_error(job)
+    assert "0 measurements in study/strong.jsonl" in job.out
+    job = ended(submit("strong.sbatch", cwd=folder, **variables, RANKS="1,64"))
+    assert (job.state, job.code) == ("FAILED", 1), job.out
+    assert "cases of 64 ranks do not fit, and are left out" in job.out
+    assert [ranks for ranks, _ in measured(folder / "study" / "strong.jsonl")] == [1, 1]
+
+
+def test_weak_scaling_and_the_figures_of_both(folder: Path, site: str) -> None:
+    """An array, of which a task fails; the job that depends on it and on the other study draws what there is."""
+    variables = {**STUDY, "PDGEMM_SITE": site}
+    strong = submit("strong.sbatch", cwd=folder, **variables, RANKS="1,2")
+    weak = submit("weak.sbatch", "--array=1,2,9", cwd=folder, shape=(1, 2), **variables)
+    figures = submit("figures.sbatch", f"--dependency=afterany:{strong}:{weak}", cwd=folder, shape=(1, 1), **variables)
+    tasks = {task.id: task for task in ended_tasks(weak, seconds=120)}
+    assert sorted((task.state, task.code) for task in tasks.values()) == [
+        ("COMPLETED", 0), ("COMPLETED", 0), ("FAILED", 2)
+    ]  # fmt: skip
+    (failed,) = (task for task in tasks.values() if task.code)
+    assert "cases of 9 ranks do not fit" in one_error(failed)
+    assert {x.name for x in (folder / "study").glob("weak-*")} == {"weak-1.jsonl", "weak-2.jsonl"}
+    assert measured(folder / "study" / "weak-1.jsonl") == [(1, (64, 64, 64)), (1, (48, 80, 96))]
+    assert measured(folder / "study" / "weak-2.jsonl") == [(2, (91, 91, 91)), (2, (68, 113, 136))]
+    assert len(list(folder.glob(f"pdgemm-weak-{weak}-*.out"))) == 3
+    assert ended(strong).code == 0
+    done = ended(figures)
+    assert (done.state, done.code) == ("COMPLETED", 0), done.out
+    assert "<html" in (folder / "study" / "report.html").read_text().lower()
+    assert (folder / "study" / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_figures_of_nothing_and_tasks_outside_an_array(folder: Path, site: str) -> None:
+    job = ended(submit("figures.sbatch", cwd=folder, shape=(1, 1), PDGEMM_SITE=site))
+    assert "OUT=.: no strong.jsonl and no weak-N.jsonl in this folder" in one_error(job)
+    script = folder / "weak.sbatch"
+    script.write_text(re.sub(r"#SBATCH --array.*\n", "", (SCRIPTS / "weak.sbatch").read_text()))
+    job = ended(submit(script, cwd=folder, **STUDY, PDGEMM_SITE=site, PDGEMM_SLURM=str(SCRIPTS)))
+    assert "this is a job array: sbatch --array=1,2,4 slurm/weak.sbatch" in one_error(job)
+
+
+# ------------------------------------------------------------------ srun
+@pytest.fixture(scope="module")
+def mpich(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An environment with MPICH, whose ranks srun starts by PMI2; all else is that of this environment."""
+    if not (Path(sys.prefix) / "bin" / "pip").exists() or "pmi2" not in slurm_protocols():
+        pytest.skip("needs pip, and a Slurm that speaks PMI2")
+    made = tmp_path_factory.mktemp("mpich")
+    python = made / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", made], check=True, timeout=60)
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "--python",
+        python,
+        "install",
+        "-q",
+        "mpich==5.0.2",
+    ]
+    installed = subprocess.run([*map(str, pip)], capture_output=True, text=True, timeout=120, check=False)
+    if installed.returncode:
+        pytest.skip(f"the wheel of MPICH cannot be had: {installed.stderr.strip().splitlines()[-1]}")
+    (packages,) = (made / "lib").glob("python3.*/site-packages")
+    here = next(path for path in sys.path if path.endswith("site-packages"))
+    (packages / "all_else.pth").write_text(f"import site; site.addsitedir({here!r})\n")
+    (made / "bin" / "pdgemm").write_text(f"#!{python}\nfrom pdgemm.cli import main\nmain()\n")
+    (made / "bin" / "pdgemm").chmod(0o755)
+    return str(made)
+
+
+def slurm_protocols() -> str:
+    run = subprocess.run(["srun", "--mpi=list"], env=BARE, capture_output=True, text=True, timeout=60, check=False)
+    return run.stdout + run.stderr
+
+
+def test_srun_with_pmi2(folder: Path, mpich: str, changed: Callable[[str], dict[str, str]]) -> None:
+    launch = "srun --mpi=pmi2 -n {ranks}"
+    path = site_file(folder / "site.sh", PDGEMM_VENV=mpich, PDGEMM_LAUNCH=launch)
+    variables = {**FILES, "PDGEMM_SITE": str(path)}
+    job = ended(submit("many_nodes.sbatch", cwd=folder, shape=(2, 2), **variables))
+    assert (job.state, job.code) == ("COMPLETED", 0), job.out
+    assert f"4 ranks by '{launch}'" in job.out
+    check_product(folder)
+    job = ended(submit("many_nodes.sbatch", cwd=folder, shape=(2, 2), **variables, OPTIONS="--grid 3x3"))
+    assert "a 3 x 3 grid needs 9 ranks, but there are 4" in one_pdgemm_error(job)
+
+    old = old_c(folder)
+    job = submit("many_nodes.sbatch", cwd=folder, shape=(2, 2), **variables, **changed(SLOW_WRITE))
+    said(job, "about to rename")
+    slurm("scancel", "--batch", "--signal=TERM", job)
+    done = ended(job)
+    assert (done.state, done.code) == ("FAILED", 143), done.out
+    assert "pdgemm: ended by SIG" in done.out
+    assert LOST in done.out
+    assert (folder / "c.h5").read_bytes() == old
+    assert not list(folder.glob(".*.partial"))
+
+
+def test_srun_with_pmix(folder: Path, site: str) -> None:
+    if "--bind-to" not in Path(site).read_text() or not re.search(r"\bpmix\b", slurm_protocols()):
+        pytest.skip("needs Open MPI, and a Slurm that speaks PMIx")
+    path = site_file(folder / "site.sh", PDGEMM_LAUNCH="srun --mpi=pmix -n {ranks}")
+    job = ended(submit("many_nodes.sbatch", cwd=folder, shape=(2, 2), **FILES, PDGEMM_SITE=str(path)))
+    assert (job.state, job.code) == ("COMPLETED", 0), job.out
+    assert "4 ranks by 'srun --mpi=pmix " in job.out
+    check_product(folder)
+
+
+def one_pdgemm_error(job: Any) -> str:
+    """srun adds lines of its own that speak of errors."""
+    assert (job.state, job.code) == ("FAILED", 2), job.out
+    (line,) = (line for line in job.out.splitlines() if line.startswith("pdgemm: error: "))
+    return str(line)
+
+
+# ------------------------------------------------------------------ the cluster itself
+def cluster(*words: str | Path) -> Any:
+    return subprocess.run([CLUSTER, *words], env=BARE, capture_output=True, text=True, timeout=60, check=False)
+
+
+def processes_with(text: str) -> list[str]:
+    """Names of the processes in whose environment or command a text is."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if text.encode() in (path / "environ").read_bytes() + (path / "cmdline").read_bytes():
+                found.append((path / "comm").read_text().strip())
+        except OSError:
+            pass
+    return found
+
+
+def test_two_clusters_at_once_and_nothing_stays(tmp_path: Path) -> None:
+    """Another one beside that of the tests; what it started is gone when it is down, with a job in its middle."""
+    there = tmp_path / "cluster"
+    assert cluster("up", there).returncode == 0
+    try:
+        again = cluster("up", there)
+        assert again.returncode == 1 and "a cluster runs in " in again.stderr
+        text = "#!/bin/bash\ntrap '' TERM\nsetsid sleep 600 & sleep 600 & echo started; wait; wait\n"
+        conf = str(there / "slurm.conf")
+        job = slurm("sbatch", "--parsable", cwd=tmp_path, input=text, SLURM_CONF=conf).strip()
+        end = time.monotonic() + 20
+        while not (tmp_path / f"slurm-{job}.out").exists() or not (tmp_path / f"slurm-{job}.out").read_text():
+            assert time.monotonic() < end, slurm("squeue", SLURM_CONF=conf)
+            time.sleep(0.1)
+        assert {"munged", "slurmctld", "slurmd", "sleep"} <= set(processes_with(str(there)))
+        assert "JobState=RUNNING" in slurm("scontrol", "show", "job", job, SLURM_CONF=conf)
+    finally:
+        down = cluster("down", there)
+    assert down.returncode == 0, down.stderr
+    assert [name for name in processes_with(str(there)) if name != "pytest"] == []
+    assert cluster("down", there).returncode == 0
+    assert "n[1-2]" in slurm("sinfo")  # ours is still there
+    for words in ([], ["up"], ["sideways", there], ["down", there / "nothing"]):
+        assert cluster(*words).returncode == 2
