@@ -138,7 +138,7 @@ def assumptions(forecasts: Sequence[Predicted], gpus: bool) -> list[str]:
     for size in sorted({x.machine.ranks_per_node or 1 for x in forecasts if x.guessed}):
         notes.append(
             f"Predictions for more than {counted(size, 'rank')} assume nodes of {counted(size, 'rank')} each, as many "
-            "as one was seen to hold; links between nodes were not measured, those of an ordinary cluster are assumed."
+            "as one has cores for; links between nodes were not measured, those of an ordinary cluster are assumed."
         )
     if gpus:
         notes.append("There are no predictions for GPUs: a calibration is of processors.")

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
+from math import prod
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -34,8 +35,8 @@ from pdgemm.studies.records import Record, failed
 from pdgemm.studies.steps import COMMAND
 from pdgemm.threads import crowded
 
-PEAK_SIDE = {"host": 1024, "cuda": 8192}  # of the local product that shows the peak
-PEAK_REPEATS = 3
+PEAK_SIDE = {"host": 3072, "cuda": 8192}  # of the local product that shows the peak, at most
+PEAK_REPEATS = 2
 SAID = ("OMP_", "MKL_", "OPENBLAS_", "PDGEMM_", "OMPI_MCA_", "PRTE_MCA_", "MPICH_", "UCX_", "NCCL_", "FI_", "SLURM_JOB")
 CONFIDENCE = 0.95
 
@@ -74,7 +75,7 @@ def _measured(
     C = form()
     for _ in range(warmup - 1):
         form(C)
-    before = _peak(grid, dtype, case.device)
+    before = _peak(grid, case)
     meter = Meter(case.device == "cuda") if grid.node.rank == 0 else None
     seconds, reports = list[float](), list[Report]()
     for done in range(repeats):
@@ -85,7 +86,7 @@ def _measured(
         reports.append(C.report)
         notify(done + 1)
     energy = _energy(comm, meter, repeats)
-    after = _peak(grid, dtype, case.device)
+    after = _peak(grid, case)
     residual = verify(C, 1, A, B)
     ordered = sorted(seconds)
     typical = reports[seconds.index(ordered[(repeats - 1) // 2])]
@@ -121,12 +122,14 @@ def _measured(
     }
 
 
-def _peak(grid: ProcessGrid, dtype: np.dtype, device: str) -> float:
+def _peak(grid: ProcessGrid, case: Case) -> float:
     """Flops per second of all ranks together, each in a product of its own at the same time; the best of a few.
 
-    Their time is that of the slowest, as it is where they multiply together.
+    Their time is that of the slowest, as it is where they multiply together.  Each has as many operations as the case
+    on all ranks, if that is not too many: small products are slower.
     """
-    side = PEAK_SIDE[device]
+    dtype, device = np.dtype(case.dtype), case.device
+    side = max(512, min(round(prod(case.mnk) ** (1 / 3)), PEAK_SIDE[device]))
     with ProcessGrid(MPI.COMM_SELF) as alone:
         A, B, C = (
             DistMatrix.from_function(element_function("uniform", seed, dtype), (side, side), grid=alone, device=device,
@@ -134,7 +137,7 @@ def _peak(grid: ProcessGrid, dtype: np.dtype, device: str) -> float:
             for seed in range(3)
         )  # fmt: skip
         product, best = prepare(1, A.local, B.local, C.local), 0.0
-        for _ in range(1 + PEAK_REPEATS):
+        for _ in range(PEAK_REPEATS):
             grid.comm.Barrier()
             start = perf_counter()
             product(0)
