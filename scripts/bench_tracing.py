@@ -9,6 +9,7 @@ ratios of neighbours, with the quartiles, and nanoseconds of a phase.  The limit
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from statistics import median, quantiles
 from time import perf_counter
 
@@ -51,14 +52,15 @@ def main(sizes: str, width: int, repeats: int, nvtx: bool) -> None:
                 p = plan(A, B, C, algorithm=algorithm, mover=mover, panel_width=width)
                 product = p.prepare(A, B, C)
                 product(0)
-                ratios, spans = [], 0
-                for _ in range(repeats):
-                    plain = seconds(comm, product)
-                    trace = Trace(nvtx=library)
-                    with taking(trace):
-                        traced = seconds(comm, product)
-                    ratios.append(traced / plain)
-                    spans = len(trace.spans)
+                ratios, spans = list[float](), 0
+                for number in range(repeats):
+                    taken = {}
+                    for with_trace in (False, True) if number % 2 else (True, False):
+                        trace = Trace(nvtx=library)
+                        with taking(trace) if with_trace else nullcontext():
+                            taken[with_trace] = seconds(comm, product)
+                        spans = max(spans, len(trace.spans))
+                    ratios.append(taken[True] / taken[False])
                 low, _, high = quantiles(ratios, n=4)
                 if comm.rank == 0:
                     print(
