@@ -16,6 +16,7 @@ SAID = {
     "bench_layouts.py 24 30x5x7 --repeats 2": ["24 x 24 x 24", "30 x 5 x 7", "blocks of 64", "1D columns"],
     "bench_overhead.py --repeats 1": ["pdgemm(1, A, B, 0, C)", "shared", "ring", "a persistent request"],
     "bench_overlap.py -n 64 --panel-width 16 --repeats 1": ["ibcast lookahead 0", "ring   lookahead 2"],
+    "bench_tracing.py --sizes 48 --width 8 --repeats 2 --nvtx": ["summa, ring", "stationary_a, ring", "ns with one"],
     "bench_redistribute.py --size 64 --repeats 1": ["columns to rows", "blocks of 64 to 96"],
 }
 
