@@ -192,11 +192,14 @@ def load_profile(path: Path, machine: Machine | None = None) -> Profile:
         found = json.loads(path.read_bytes())
         about = found["otherData"]
         machine = machine or Machine.from_dict(about["machine"])
-        spans = [x for x in found["traceEvents"] if x["ph"] == "X"]
         hosts = [x["host"] for x in about["ranks"]]
         ranks = [Rank(number, host) for number, host in enumerate(hosts)]
+        of_rank = defaultdict(list)
+        for x in found["traceEvents"]:
+            if x["ph"] == "X":
+                of_rank[x["pid"]].append(x)
         for rank in ranks:
-            _take(rank, [x for x in spans if x["pid"] == rank.number])
+            _take(rank, of_rank[rank.number])
     except OSError as bad:
         raise FileError(f"{path}: {bad.strerror}") from bad
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as bad:

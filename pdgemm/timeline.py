@@ -54,6 +54,7 @@ def trace(
             raise ArgumentError("a trace is being taken already")
         if nvtx and find_spec("nvtx") is None:
             raise ArgumentError("ranges of NVTX need the package nvtx: pip install nvtx")
+        machine = machine or machine_at_hand()
         taken = Trace(path is not None, import_module("nvtx") if nvtx else None)
     if path is None:
         with taking(taken):
@@ -65,7 +66,6 @@ def trace(
     with taking(taken):
         yield
     after = clocks(comm, grid.node)
-    machine = machine or machine_at_hand()
     _write(path, grid, taken.spans, (before, after), machine)
 
 

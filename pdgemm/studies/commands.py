@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -21,7 +20,7 @@ from pdgemm.forms import BYTES, INTEGERS, MNK
 from pdgemm.machine import Machine, load_machine
 from pdgemm.studies import records
 from pdgemm.studies.cases import KINDS, Case, cases
-from pdgemm.studies.steps import Ended, Launcher, Steps, allocated, threads_per_rank
+from pdgemm.studies.steps import ENDED, Ended, Launcher, Steps, allocated, threads_per_rank
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -31,7 +30,9 @@ _INSIDE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 def inside_job(arguments: list[str]) -> bool:
     """Was this process started by mpiexec or srun, with others?"""
-    return "--only" in arguments or any(int(os.environ.get(name) or 1) > 1 for name in _INSIDE)
+    return bool({"--only", "--calibrate"} & {*arguments}) or any(
+        os.environ.get(name, "1") not in ("", "0", "1") for name in _INSIDE
+    )
 
 
 @click.command()
@@ -49,7 +50,8 @@ def inside_job(arguments: list[str]) -> bool:
 @click.option("--launch", help="How jobs are started: 'mpiexec -n {ranks}'; default: PDGEMM_LAUNCH, srun or mpiexec.")
 @options.machine
 @click.option("--no-calibrate", is_flag=True, help="Plan and predict for an ordinary cluster.")
-@click.option("--only", type=INTEGERS, hidden=True)
+@click.option("--only", type=INTEGERS, hidden=True)  # of jobs that this command starts: which cases
+@click.option("--calibrate", is_flag=True, hidden=True)  # likewise: nothing else
 @options.debug
 def scaling(
     kind: str,
@@ -67,6 +69,7 @@ def scaling(
     machine_file: str | None,
     no_calibrate: bool,
     only: tuple[int, ...] | None,
+    calibrate: bool,
     debug: bool,
 ) -> int:
     """Measure products on growing numbers of ranks: the same shapes (strong), shapes that take the same memory on each
@@ -79,7 +82,7 @@ def scaling(
     wanted = cases(kind, shapes, ranks, dtypes, algorithms, mover=mover, memory_limit=memory_limit, device=device)
     ordinary = no_calibrate or device != "host"  # which is what can be calibrated
     if inside_job(sys.argv):
-        return _inside(path, wanted, only, repeats, warmup, machine_file, ordinary, device)
+        return _inside(path, wanted, only, repeats, warmup, machine_file, ordinary, calibrate)
     return _steps(path, wanted, Launcher(launch), machine_file, ordinary)
 
 
@@ -134,39 +137,30 @@ def _steps(path: Path, wanted: list[Case], launcher: Launcher, machine_file: str
         return 0 if fits else 1
     most = max(case.ranks for case in todo)
     threads = threads_per_rank(max(case.ranks for case in wanted))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _end)
-    with TemporaryDirectory() as scratch:
-        file = Path(scratch, "machine.json")
-        steps = Steps(launcher, path, sys.argv[1:], threads, _warn)
-        try:
-            if machine is None and not ordinary:
-                few = max((r for r in {x.ranks for x in todo} if r * threads <= _cores()), default=most)
-                click.echo(f"calibrating on {counted(few, 'rank')}")
-                code, _ = steps.step(few, "calibrate", "-o", str(file), quiet=True)
-                if code == 0:
-                    machine = load_machine(file)
-                    records.append(path, {"machine": json.loads(machine.as_json()), "ranks": few})
-                else:
-                    click.echo(
-                        f"calibration ended with exit code {code}: the model is of an ordinary cluster", err=True
-                    )
-            if machine is not None:
-                file.write_text(machine.as_json())
-                steps.arguments += ["--machine", str(file)]
-            code = steps.run(todo, wanted)
-        except Ended:
-            done = len(records.read(path).done & {*wanted})
-            click.echo(
-                f"pdgemm: ended by a signal: {done} of {counted(len(wanted), 'case')} are measured and in {path}; the "
-                "one that was running is lost; the same command goes on",
-                err=True,
-            )
-            return 128 + signal.SIGTERM
+    steps = Steps(launcher, path, sys.argv[1:], threads, _warn)
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _end)
+        if machine is None and not ordinary:
+            few = max((r for r in {x.ranks for x in todo} if r * threads <= _cores()), default=most)
+            click.echo(f"calibrating on {counted(few, 'rank')}")
+            code, _ = steps.step(few, "--calibrate")
+            if code:
+                _warn(f"calibration ended with exit code {code}: plans and predictions are for an ordinary cluster")
+        code = steps.run(todo, wanted)
+    except Ended:
+        done = len(records.read(path).done & {*wanted})
+        _warn(
+            f"pdgemm: ended by a signal: {done} of {counted(len(wanted), 'case')} are measured and in {path}; the one "
+            "that was running is lost; the same command goes on"
+        )
+        return ENDED
     return code if fits else max(code, 1)
 
 
 def _end(number: int, frame: Any) -> NoReturn:
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, signal.SIG_IGN)  # once is enough
     raise Ended
 
 
@@ -203,9 +197,9 @@ def _inside(
     warmup: int,
     machine_file: str | None,
     ordinary: bool,
-    device: str,
+    calibrate: bool,
 ) -> int:
-    if device == "cuda":
+    if wanted[0].device == "cuda":
         from pdgemm import gpus
 
         gpus.choose()  # before MPI starts
@@ -219,7 +213,10 @@ def _inside(
     comm = MPI.COMM_WORLD
     check_launcher(comm.size)
     study = on_root(comm, path, lambda: _opened(path))
-    machine = _machine_at_hand(machine_file, study)
+    machine = on_root(comm, path, lambda: _machine_at_hand(machine_file, study))
+    if calibrate:
+        _calibrated(comm, path)
+        return 0
     todo = records.left(study, wanted) if only is None else [wanted[number] for number in only]
     todo, fits = _fitting(todo, comm.size, "this job has", _nothing if comm.rank else _warn)
     if not todo:

@@ -27,6 +27,7 @@ ENDED = 128 + signal.SIGTERM
 BAD_INPUT = 2
 COMMAND = "PDGEMM_COMMAND"  # in the environment of a job: what the user typed
 ENDED_BY = "pdgemm: ended by SIG"  # what a rank says then
+_INSIDE = ("OMPI_COMM_", "PMI", "PRTE_LAUNCHED")  # what a launcher tells its ranks: jobs are not to hear it
 _GRACE = 5  # seconds that a job has to end
 _LINES = 8  # of its errors that are kept
 
@@ -84,10 +85,10 @@ class Steps:
     def __init__(
         self, launcher: Launcher, path: Path, arguments: Sequence[str], threads: int, tell: Callable[[str], object]
     ) -> None:
-        self._launcher, self._path, self._tell = launcher, path, tell
-        self.arguments = [*arguments]
+        self._launcher, self._path, self._arguments, self._tell = launcher, path, [*arguments], tell
         typed = shlex.join(["pdgemm", *arguments])
-        self._environment = {**os.environ, "OMP_NUM_THREADS": str(threads), COMMAND: typed}
+        outside = {name: value for name, value in os.environ.items() if not name.startswith(_INSIDE)}
+        self._environment = outside | {"OMP_NUM_THREADS": str(threads), COMMAND: typed}
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, todo: Sequence[Case], wanted: Sequence[Case]) -> int:
@@ -98,7 +99,7 @@ class Steps:
             while rest:
                 before = len(records.read(self._path).attempts)
                 only = ",".join(str(wanted.index(case)) for case in rest)
-                code, errors = self.step(ranks, *self.arguments, "--only", only)
+                code, errors = self.step(ranks, "--only", only)
                 tried = records.read(self._path).attempts[before:]
                 if code == BAD_INPUT and not tried:
                     return BAD_INPUT
@@ -113,11 +114,11 @@ class Steps:
                     rest, good = rest[1:], False
         return 0 if good else 1
 
-    def step(self, ranks: int, *arguments: str, quiet: bool = False) -> tuple[int, list[str]]:
+    def step(self, ranks: int, *more: str) -> tuple[int, list[str]]:
         """Exit code and last lines of errors of a job on so many ranks.  A signal ends it."""
         self._process = process = subprocess.Popen(
-            self._launcher.command(ranks, *arguments), env=self._environment, stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL if quiet else None, stderr=subprocess.PIPE,
+            self._launcher.command(ranks, *self._arguments, *more), env=self._environment, stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
         )  # fmt: skip
         assert process.stderr is not None
         last: deque[str] = deque(maxlen=_LINES)
