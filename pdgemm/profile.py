@@ -387,7 +387,9 @@ def _summary(profile: Profile) -> str:
     """What the tables do not show."""
     lines = [
         f"load imbalance {profile.imbalance:.2f} (longest over mean time of products); rank {profile.critical.number} "
-        f"waits least, the others wait for it",
+        f"waits least, the others wait for it"
+        if len(profile.ranks) > 1
+        else "one rank: nobody to wait for",
         f"machine: {profile.machine.name if profile.calibrated else 'not calibrated (PDGEMM_MACHINE)'}; "
         f"clocks of nodes agree to {max(x['clock_error_us'] for x in profile.about):.1f} us",
     ]

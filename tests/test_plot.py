@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from problems import outside_a_launcher
 
 from pdgemm import cli
 from pdgemm.costs import gemm_flops
@@ -542,3 +543,16 @@ def test_commands_as_the_user_typed_them() -> None:
     assert command(typed) == "mpirun -n 4 pdgemm scaling weak --out 'a b.jsonl'"
     assert command(typed | {"environment": {"OMP_NUM_THREADS": 2}}).startswith("OMP_NUM_THREADS=2 mpirun -n 4 ")
     assert command({}) == ""
+
+
+@pytest.mark.skipif(shutil.which("mpiexec") is None, reason="no mpiexec on PATH")
+def test_two_studies_and_their_report_from_one_command(tmp_path: Path) -> None:
+    script = Path(__file__).resolve().parent.parent / "scripts" / "study.sh"
+    command = [str(script), str(tmp_path), "--ranks", "1,2", "--strong", "96,96,96", "--weak", "64,64,64"]
+    command += ["--repeats", "2", "--no-calibrate"]
+    for measured in ("of them done", "2 of them done"):  # the second time nothing is left to be measured
+        done = subprocess.run(command, env=outside_a_launcher(), capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+        assert measured in done.stdout
+    assert {x.name for x in tmp_path.iterdir()} == {"strong.jsonl", "weak.jsonl", "report.html", "report.png"}
+    assert len((tmp_path / "weak.jsonl").read_text().splitlines()) == 2
