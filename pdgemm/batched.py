@@ -23,6 +23,7 @@ from pdgemm.device import Array, empty, of, shadow, writeable
 from pdgemm.elements import slabs
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, GridError, LayoutError, together
 from pdgemm.local import BLAS_INT, CONJUGATE, CONVERT, EXACT_WIDTH, Combine, gemm_accumulate, scale
+from pdgemm.tracing import timed
 
 CHUNK_BYTES = 1 << 20  # temporaries of this size stay in cache
 DEVICE_CHUNK_BYTES = 1 << 28  # of a device, to which a call costs more
@@ -88,13 +89,14 @@ def matmul_batched(
         else:
             multiply = _Multiply(alpha, beta, (A.dtype, B.dtype, C.dtype), accumulate, conjugate, mnk[:, own])
     assert C is not None  # an error was raised on all ranks
-    if not any(isinstance(x.items, list) for x in (A, B, C)):
-        multiply(left.items, right.items, C.items)
-    else:
-        for a, b, c in zip(left.items, right.items, C.items):
-            multiply(a[None], b[None], c[None])
-    if C.device:
-        C.device.current_stream().synchronize()
+    with timed("batch"):
+        if not any(isinstance(x.items, list) for x in (A, B, C)):
+            multiply(left.items, right.items, C.items)
+        else:
+            for a, b, c in zip(left.items, right.items, C.items):
+                multiply(a[None], b[None], c[None])
+        if C.device:
+            C.device.current_stream().synchronize()
     load = np.zeros(A.comm.size, np.int64)
     np.add.at(load, A.owner, flops)
     imbalance = float(load.max() / load.mean()) if load.any() else 1.0

@@ -1,7 +1,7 @@
 """The command line: `pdgemm` under mpirun, srun or alone.  Rank 0 speaks for all.
 
 Exit codes, the same on all ranks: 0 done, 1 a result is wrong (`verify`, `--verify`), 2 bad input,
-3 an unexpected error (the whole job is ended), 143 ended by SIGTERM.
+3 an unexpected error (the whole job is ended), 143 ended by SIGTERM or SIGUSR1.
 """
 
 from __future__ import annotations
@@ -162,6 +162,8 @@ def multiply(
     debug: bool,
 ) -> int:
     """C := alpha op(A) op(B) + beta C, from files to a file."""
+    if trace_file and Path(trace_file).resolve() in {Path(x.path).resolve() for x in (a, b, c0, output) if x}:
+        raise click.UsageError(f"--trace {trace_file} is a file that is read or written here: name another one")
     if device == "cuda":
         gpus.choose()  # before MPI starts
     from pdgemm.dtypes import product

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,12 +17,17 @@ from pdgemm.explain import counted, in_bytes
 from pdgemm.machine import KINDS, Machine
 
 PHASES = ("plan", "product", "wait", "sync", "pack", "post")  # of a product, on the host or in a stream
-FILES = ("read", "write")
+OUTSIDE = ("read", "write", "moved", "batch")  # of products: files, redistributions, batches of small ones
 LARGE = 1 << 16  # bytes of a message that shows a bandwidth
 SHOWN = 16  # ranks, of which each has a line
 REPORTED = {"product": "compute_seconds", "pack": "pack_seconds"}  # and waits, which a report adds up
 AGREE = 0.01
-ROUNDING = 2.0  # microseconds between the end of a transfer and that of the wait for it
+TOLD = {  # by a report
+    "algorithm", "grid", "layers", "mnk", "dtype", "device", "panels", "panel_width", "lookahead", "flops", "counted",
+    "lower_bound_words", "moves", "overlap", "seconds", "compute_seconds", "wait_seconds", "sync_seconds",
+    "pack_seconds", "hidden_seconds",
+}  # fmt: skip
+ROUNDING = 20.0  # microseconds between the end of a transfer and that of the wait for it
 ORDINARY = ("default", "GPUs")  # machines that nobody measured
 
 
@@ -40,7 +45,7 @@ class Rank:
     seconds: float = 0.0
     phases: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     moving: float = 0.0
-    files: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    outside: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     reports: list[dict[str, Any]] = field(default_factory=list)
     transfers: dict[str, list[tuple[float, int, bool]]] = field(default_factory=lambda: defaultdict(list))
 
@@ -59,9 +64,9 @@ class Rank:
     @property
     def overlap(self) -> float | None:
         """Of the time of transfers, what was hidden behind products."""
-        hidden = self.reported("hidden_seconds")
-        total = hidden + self.reported("wait_seconds") - self.reported("sync_seconds")
-        return hidden / total if hidden and total > 0 else None
+        told = [x for x in self.reports if x["overlap"] is not None]
+        total = sum(x["hidden_seconds"] + x["wait_seconds"] - x["sync_seconds"] for x in told)
+        return sum(x["hidden_seconds"] for x in told) / total if total > 0 else None
 
     @property
     def agrees(self) -> bool:
@@ -90,8 +95,14 @@ class Profile:
 
     @property
     def critical(self) -> Rank:
-        """The rank that the others wait for: it waits least."""
+        """The rank that waits least."""
         return min(self.ranks, key=lambda x: x.waiting)
+
+    @property
+    def waited_for(self) -> bool:
+        """Do the others wait for the critical rank?"""
+        waiting = float(np.mean([x.waiting for x in self.ranks]))
+        return waiting - self.critical.waiting > 0.05 * self.seconds
 
     def mean(self, phase: str) -> float:
         return float(np.mean([x.phases[phase] for x in self.ranks]))
@@ -111,10 +122,10 @@ class Profile:
     def seconds(self) -> float:
         return max(x.seconds for x in self.ranks)
 
-    @property
-    def first(self) -> dict[str, Any]:
-        """The report of one product."""
-        return next((x.reports[0] for x in self.ranks if x.reports), {})
+    @cached_property
+    def longest(self) -> dict[str, Any]:
+        """The report of the longest product."""
+        return max((report for x in self.ranks for report in x.reports), key=lambda x: x["seconds"], default={})
 
     @cached_property
     def crowded(self) -> list[str]:
@@ -129,15 +140,18 @@ class Profile:
 
     @property
     def rate(self) -> float | None:
-        """Flops per second of a rank in its products, over the calibrated rate of such products; None: unknown."""
-        report, busy = self.first, self.mean("product")
-        if not report or not busy or report["device"] or not self.calibrated:
+        """Seconds that the products of all ranks take by calibration, over those that they took; None: unknown."""
+        reports, busy = [report for x in self.ranks for report in x.reports], self.mean("product") * len(self.ranks)
+        if not busy or any(report["device"] for report in reports) or not self.calibrated:
             return None
-        m, n, k = report["mnk"]
-        pr, pc = report["grid"]
-        flops = sum(x["flops"] for x in self.ranks[0].reports) / len(self.ranks)
+        return sum(map(self._calibrated_seconds, reports)) / busy
+
+    def _calibrated_seconds(self, report: dict[str, Any]) -> float:
+        """Of a rank in a product."""
+        (m, n, k), (pr, pc) = report["mnk"], report["grid"]
         at_once = min(m // pr or 1, n // pc or 1, report["panel_width"] or k)
-        return flops / busy / self.machine.rate(report["dtype"], at_once)
+        flops = report["flops"] / (pr * pc * report["layers"])
+        return float(flops / self.machine.rate(report["dtype"], max(1, at_once)))
 
     def transfers(self) -> Iterator[dict[str, Any]]:
         """By kind, of all ranks: how many, bytes, seconds that 50, 95 and 99% do not exceed, bandwidths in GB/s.
@@ -172,7 +186,7 @@ class Profile:
                     "rank": x.number, "host": x.host, "seconds": x.seconds,
                     **{name: x.phases[name] for name in PHASES},
                     "redistribute": x.moving, "other": x.other, "overlap": x.overlap,
-                    **{name: x.files[name] for name in FILES}, "as_reported": x.agrees,
+                    **{name: x.outside[name] for name in OUTSIDE}, "as_reported": x.agrees,
                 }
                 for x in self.ranks
             ],
@@ -200,9 +214,11 @@ def load_profile(path: Path, machine: Machine | None = None) -> Profile:
                 of_rank[x["pid"]].append(x)
         for rank in ranks:
             _take(rank, of_rank[rank.number])
+        if not ranks or not all({*report} >= TOLD for rank in ranks for report in rank.reports):
+            raise ValueError("no ranks, or products without a report")
     except OSError as bad:
         raise FileError(f"{path}: {bad.strerror}") from bad
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as bad:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as bad:
         raise ArgumentError(f"{path} is not a timeline that pdgemm wrote ({type(bad).__name__}: {bad})") from bad
     return Profile(ranks, about["ranks"], machine)
 
@@ -222,9 +238,12 @@ def _take(rank: Rank, spans: list[dict[str, Any]]) -> None:
             rank.seconds += seconds
             rank.reports.append(x["args"])
         elif name == "redistribute":
-            rank.moving += seconds * products(_middle(x))
-        elif name in FILES:
-            rank.files[name] += seconds
+            if products(_middle(x)):
+                rank.moving += seconds
+            else:
+                rank.outside["moved"] += seconds
+        elif name in OUTSIDE:
+            rank.outside[name] += seconds
         elif name in PHASES and products(_middle(x)) and not moves(_middle(x)):
             rank.phases[name] += seconds
 
@@ -248,10 +267,11 @@ def _within(spans: list[dict[str, Any]]) -> Callable[[float], bool]:
 # ------------------------------------------------------------------ in words
 def advice(profile: Profile) -> str:
     """One sentence: what costs most beside the products, and what to change about it."""
-    report, total = profile.first, profile.seconds
+    report, total = profile.longest, profile.seconds
     if not report or not total:
-        spent = {name: max(x.files[name] for x in profile.ranks) for name in FILES}
-        return f"No product was traced; files took {sum(spent.values()):.3g} s."
+        spent = {name: max(x.outside[name] for x in profile.ranks) for name in OUTSIDE}
+        told = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in spent.items() if seconds)
+        return f"No product was traced{': ' * bool(told)}{told}."
     if profile.crowded:
         return (
             f"More threads than cores ({profile.crowded[0]}): start fewer ranks, or give each fewer threads by "
@@ -349,17 +369,18 @@ def tables(profile: Profile) -> str:
 
     console = Console(width=160, color_system=None)
     times = Table(box=None, pad_edge=False, title="seconds of each rank", title_justify="left")
-    names = ("total", *PHASES, "redistribute", "other", *FILES)
+    outside = [name for name in OUTSIDE if any(x.outside[name] for x in profile.ranks)]
+    names = ("total", *PHASES, "redistribute", "other", *outside)
     for name in ("rank", *names, "overlap"):
         times.add_column(name, justify="right", no_wrap=True)
-    rows = {str(x.number): _row(x) for x in profile.ranks}
+    rows = {str(x.number): _row(x, outside) for x in profile.ranks}
     marked = profile.critical.number
     if len(rows) > SHOWN:
         rows = {str(marked): rows[str(marked)]}
     for number, row in rows.items():
         name = f"{number} (critical)" if number == str(marked) and len(profile.ranks) > 1 else number
         times.add_row(name, *(f"{x:.4f}" for x in row), _percent(profile.ranks[int(number)].overlap))
-    columns = np.array([_row(x) for x in profile.ranks])
+    columns = np.array([_row(x, outside) for x in profile.ranks])
     for name, figures in (("least", columns.min(0)), ("mean", columns.mean(0)), ("most", columns.max(0))):
         overlap = _percent(profile.overlap) if name == "mean" else ""
         times.add_row(name, *(f"{x:.4f}" for x in figures), overlap)
@@ -385,13 +406,13 @@ def tables(profile: Profile) -> str:
 
 def _summary(profile: Profile) -> str:
     """What the tables do not show."""
+    name = profile.machine.name if profile.calibrated else "not calibrated when it was traced (--machine FILE)"
     lines = [
         f"load imbalance {profile.imbalance:.2f} (longest over mean time of products); rank {profile.critical.number} "
-        f"waits least, the others wait for it"
+        f"waits least{', the others wait for it' if profile.waited_for else ''}"
         if len(profile.ranks) > 1
         else "one rank: nobody to wait for",
-        f"machine: {profile.machine.name if profile.calibrated else 'not calibrated (PDGEMM_MACHINE)'}; "
-        f"clocks of nodes agree to {max(x['clock_error_us'] for x in profile.about):.1f} us",
+        f"machine: {name}; clocks of nodes agree to {max(x['clock_error_us'] for x in profile.about):.1f} us",
     ]
     if profile.rate is not None:
         lines.insert(1, f"products at {profile.rate:.0%} of the calibrated rate of such products")
@@ -401,8 +422,9 @@ def _summary(profile: Profile) -> str:
     return "\n".join([*lines, advice(profile)])
 
 
-def _row(x: Rank) -> list[float]:
-    return [x.seconds, *(x.phases[name] for name in PHASES), x.moving, x.other, *(x.files[name] for name in FILES)]
+def _row(x: Rank, outside: Sequence[str]) -> list[float]:
+    phases = (x.phases[name] for name in PHASES)
+    return [x.seconds, *phases, x.moving, x.other, *(x.outside[name] for name in outside)]
 
 
 def _percent(share: float | None) -> str:

@@ -40,10 +40,11 @@ def trace(
     path : the file, JSON, for https://ui.perfetto.dev, chrome://tracing and `pdgemm profile`: for each rank a row of
         the host (pack, post, wait, product, read, write, redistribute), one of its transfers and, on a GPU, of each
         stream.  None: no file.
-    nvtx : the same spans as ranges of NVTX, for Nsight Systems; needs the package nvtx.
+    nvtx : phases, files and redistributions also as ranges of NVTX, of the same names; needs the package nvtx.
     machine : what bandwidths are compared with; default: that of PDGEMM_MACHINE.
 
-    Cost: 200 bytes of memory per span, about six of which belong to a panel; less than a microsecond each.  The clocks
+    Cost: 200 bytes of memory per span, and 400 more while it is written; about six belong to a panel; less than a
+    microsecond each.  The clocks
     of nodes are compared at both ends, to half of the shortest round trip of a message.
     Raises FileError or ArgumentError on every rank, before the block or after it; a block that raises leaves no file.
     """

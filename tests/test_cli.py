@@ -387,3 +387,12 @@ def test_the_grid_of_a_product_may_be_another(folder: Path) -> None:
     assert product["as_predicted"] and product["predicted_seconds"] > 0 < product["lower_bound_words"]
     run = pdgemm(4, *words, "--algorithm", "cannon", "--product-grid", "3x2", cwd=folder)
     assert run.returncode == 2 and "one side of its grid divides the other" in run.stderr
+
+
+def test_a_trace_takes_the_place_of_no_matrix(folder: Path) -> None:
+    before = {x.name: x.read_bytes() for x in folder.iterdir() if x.is_file()}
+    for name in ("a.h5", "./b.h5", "c.h5"):
+        run = pdgemm(2, "multiply", "a.h5:/x", "b.h5:/y", "-o", "c.h5:/z", "--trace", name, cwd=folder)
+        assert run.returncode == 2
+        assert f"--trace {name} is a file that is read or written here" in run.stderr
+    assert {x.name: x.read_bytes() for x in folder.iterdir() if x.is_file()} == before

@@ -328,7 +328,7 @@ def test_predictions_are_those_of_the_run_itself(tmp_path: Path) -> None:
 def test_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     weak = [record(case, 1.0) for case in cases("weak", [(64, 64, 64)], [1, 2])]
     shapes = [record(case, 1.0) for case in cases("shapes", [(64, 64, 64)], [2])]
-    evil = records.failed(cases("strong", [(9, 9, 9)], [2])[0], "<script>alert(1)</script> & more")
+    evil = records.failed(cases("strong", [(9, 9, 9)], [2])[0], "<script>alert(1)</script> & more", [])
     path = study(tmp_path / "s.jsonl", {"machine": MACHINE, "ranks": 2}, *strong(), *weak, *shapes, evil)
     assert run(monkeypatch, path, "--out", tmp_path / "r.html") == 0
     text = (tmp_path / "r.html").read_text()
@@ -445,7 +445,7 @@ def test_any_field_may_hold_anything(field: str, tmp_path: Path) -> None:
 def test_failed_cases_are_not_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good, wrong = strong(times={1: 8.0, 2: 4.0})
     wrong.update(status="wrong", residual=0.5)
-    failed = records.failed(cases("strong", [(SIDE,) * 3], [4])[0], "it broke")
+    failed = records.failed(cases("strong", [(SIDE,) * 3], [4])[0], "it broke", [])
     path = study(tmp_path / "s.jsonl", good, wrong, failed)
     assert line(drawn(section(good, wrong, failed, folder=tmp_path), "fraction"), "auto")[0] == [1]
     assert run(monkeypatch, path, "--out", tmp_path / "r.html") == 0
@@ -454,7 +454,7 @@ def test_failed_cases_are_not_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_only_failed_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    failed = records.failed(cases("strong", [(SIDE,) * 3], [4])[0], "it broke")
+    failed = records.failed(cases("strong", [(SIDE,) * 3], [4])[0], "it broke", [])
     path = study(tmp_path / "s.jsonl", failed)
     assert run(monkeypatch, path, "--out", tmp_path / "r.html") == 0
     assert "it broke" in Page((tmp_path / "r.html").read_text()).text

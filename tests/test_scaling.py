@@ -19,6 +19,7 @@ from problems import outside_a_launcher
 from test_cli import MPIEXEC
 
 from pdgemm.errors import ArgumentError, FileError
+from pdgemm.machine import Machine
 from pdgemm.studies import energy, records
 from pdgemm.studies.cases import FAMILIES, Case, cases
 from pdgemm.studies.energy import Meter
@@ -85,20 +86,26 @@ def test_records_come_back(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     assert records.read(path) == records.Study()
     two, three = cases("weak", [(8, 8, 8)], [2, 3])
-    for each in (record(ONE), records.failed(two, "of no use"), {"machine": {"name": "m"}}, record(two), record(three)):
+    for each in (
+        record(ONE),
+        records.failed(two, "of no use", []),
+        {"machine": {"name": "m"}},
+        record(two),
+        record(three),
+    ):
         records.append(path, each)
     study = records.open_study(path)
     assert study.attempts == [ONE, two, two, three]
     assert study.done == {ONE, two, three} == set(study.measured)
     assert study.machine == {"name": "m"}
     # a later failure does not lose what was measured; a wrong result is measured again
-    records.append(path, records.failed(ONE, "now"))
+    records.append(path, records.failed(ONE, "now", []))
     records.append(path, record(three, status="wrong"))
     study = records.open_study(path)
     assert study.measured[ONE]["status"] == "ok"
     assert study.done == {ONE, two}
     four = Case("strong", 4, (8, 8, 8))
-    records.append(path, records.failed(four, "x"))
+    records.append(path, records.failed(four, "x", []))
     assert records.left(records.open_study(path), [four, ONE, Case("strong", 5, (8, 8, 8))]) == [
         Case("strong", 5, (8, 8, 8)),
         four,  # which failed before
@@ -177,6 +184,8 @@ def test_threads_are_those_of_the_largest_job() -> None:
     cores = len(os.sched_getaffinity(0))
     assert threads_per_rank(1, {}) == cores
     assert threads_per_rank(2 * cores, {}) == 1
+    assert threads_per_rank(4 * cores, {"SLURM_JOB_NUM_NODES": "4"}) == 1
+    assert threads_per_rank(4, {"SLURM_JOB_NUM_NODES": "4"}) == cores
     assert threads_per_rank(1, {"SLURM_CPUS_PER_TASK": "3"}) == 3
     assert threads_per_rank(1, {"SLURM_CPUS_PER_TASK": "3", "OMP_NUM_THREADS": "2"}) == 2
 
@@ -186,6 +195,8 @@ def test_launchers() -> None:
     assert Launcher(None, {"PDGEMM_LAUNCH": "env {ranks}"}).template == "env {ranks}"
     with pytest.raises(ArgumentError, match=r"place for the number of ranks"):
         Launcher("env")
+    with pytest.raises(ArgumentError, match="not a command"):
+        Launcher("mpiexec '-n {ranks}")
     with pytest.raises(ArgumentError, match="no-such-launcher: no such command"):
         Launcher("no-such-launcher {ranks}")
 
@@ -283,6 +294,7 @@ def test_energy_of_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
     nvml.nvmlDeviceGetTotalEnergyConsumption = lost
     assert Meter(True, tmp_path).absent == "NVML cannot be read (no such counter)"
+    assert Meter(True, tmp_path).names == ["RAPL package-0"]  # what is counted is told
     monkeypatch.setattr(energy, "find_spec", lambda name: None)
     assert Meter(True, tmp_path).absent.startswith("no NVML")
 
@@ -383,6 +395,8 @@ def test_ranks_that_the_allocation_has_not(tmp_path: Path) -> None:
     assert run.returncode == 1
     assert "cases of 8 ranks do not fit, and are left out" in run.stderr
     assert [x.ranks for x in records.open_study(tmp_path / "s.jsonl").done] == [1]
+    again = scaling(tmp_path, *options, "--ranks", "1,8", SLURM_NTASKS="2")
+    assert again.returncode == 1 and "left out" in again.stderr
 
 
 @launched
@@ -400,7 +414,7 @@ def test_a_case_that_cannot_be_is_recorded_and_the_rest_goes_on(tmp_path: Path) 
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_bad_input_of_a_study(tmp_path: Path, ranks: int) -> None:
     (tmp_path / "notes.txt").write_text("hello")
-    for out, said in (("notes.txt", "line 1 is not a measurement"), ("missing/s.jsonl", "cannot be written")):
+    for out, said in (("notes.txt", "line 1 is not a measurement"), ("missing/s.jsonl", "does not exist")):
         run = scaling(tmp_path, "strong", "--shape", "8,8,8", "--ranks", "1", "--out", out, *QUICK, ranks=ranks)
         assert run.returncode == 2
         assert run.stderr.splitlines()[0].startswith("pdgemm: error: ") and said in run.stderr
@@ -441,9 +455,9 @@ def listening(folder: Path) -> list[str]:
 
 
 @launched
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, -signal.SIGUSR1])
 def test_a_study_that_is_ended_keeps_what_it_has(tmp_path: Path, number: int) -> None:
-    """In the second case, which would take minutes; by SIGUSR1 to its job, as a batch system may send it."""
+    """In the second case, which would take minutes; a number below 0: to its job, as a batch system may send it."""
     arguments = ("strong", "--shape", "64,64,64", "--ranks", "2", "--out", "s.jsonl", *QUICK)
     assert scaling(tmp_path, *arguments).returncode == 0
     path = tmp_path / "s.jsonl"
@@ -454,17 +468,67 @@ def test_a_study_that_is_ended_keeps_what_it_has(tmp_path: Path, number: int) ->
     )  # fmt: skip
     try:
         assert until(lambda: len(listening(tmp_path)) == 2)
-        if number != signal.SIGUSR1:
+        if number > 0:
             run.send_signal(number)
         else:
             children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
-            os.kill(int(children[0]), number)
+            os.kill(int(children[0]), -number)
         said, errors = run.communicate(timeout=60)
     finally:
         kill(run)
     assert run.returncode == 143, errors
     assert "ended by a signal: 1 of 2 cases are measured and in s.jsonl" in errors
     assert len(records.open_study(path).done) == 1 and "2 cases, 1 of them done" in said
+
+
+@launched
+def test_a_rank_that_crashes_takes_its_case_along_and_no_other(tmp_path: Path) -> None:
+    """mpiexec then ends the other ranks by SIGTERM, of which they speak: that is no end of the study."""
+    arguments = ("--shape", "512,512,512", "--repeats", "100000", "--no-calibrate", "--shape", "64,64,64")
+    run = subprocess.Popen(
+        [sys.executable, "-m", "pdgemm", "scaling", "strong", "--ranks", "2", "--out", "s.jsonl", *arguments],
+        cwd=tmp_path, env=outside_a_launcher() | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    path = tmp_path / "s.jsonl"
+    try:
+        assert until(lambda: len(listening(tmp_path)) == 2)
+        first = listening(tmp_path)
+        os.kill(int(first[1]), signal.SIGSEGV)
+        # the next case is that of another job
+        assert until(lambda: path.exists() and len(records.read(path).attempts) == 1)
+        assert until(lambda: len({*listening(tmp_path)} - {*first}) == 2)
+        run.send_signal(signal.SIGTERM)
+        _, errors = run.communicate(timeout=60)
+    finally:
+        kill(run)
+    study = records.open_study(path)
+    (found,) = study.measured.values()
+    assert found["status"] == "failed" and "its job ended with exit code" in found["error"]
+    assert found["case"]["mnk"] == [512, 512, 512] and found["command"][:2] == ["pdgemm", "scaling"]
+    assert "FAILED 2 ranks, 512 x 512 x 512" in errors and run.returncode == 143
+
+
+@launched
+def test_two_studies_do_not_share_a_file(tmp_path: Path) -> None:
+    arguments = ("strong", "--shape", "64,64,64", "--ranks", "1", "--out", "s.jsonl", *QUICK)
+    with records.alone(tmp_path / "s.jsonl"):
+        for ranks in (0, 2):
+            run = scaling(tmp_path, *arguments, ranks=ranks)
+            assert run.returncode == 2 and "another study is being written to it" in run.stderr
+    assert not (tmp_path / "s.jsonl").exists()
+
+
+@launched
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_the_machine_of_a_file_is_that_of_the_study(tmp_path: Path, ranks: int) -> None:
+    (tmp_path / "m.json").write_text(Machine(name="theirs").as_json())
+    arguments = ("strong", "--shape", "64,64,64", "--ranks", "1", "--out", "s.jsonl", *QUICK, "--machine", "m.json")
+    for _ in range(2):
+        assert scaling(tmp_path, *arguments, ranks=ranks).returncode == 0
+        study = records.open_study(tmp_path / "s.jsonl")
+        assert study.machine is not None and study.machine["name"] == "theirs"
+    assert len((tmp_path / "s.jsonl").read_text().splitlines()) == 2
 
 
 # ------------------------------------------------------------------ SIGTERM in any command

@@ -127,7 +127,10 @@ def test_sums_and_bytes_are_those_of_the_reports(comm: Any, shared_tmp_path: Pat
             assert sum(size for _, size, _ in rank.transfers[kind]) == 8 * words
     text = profile.tables(counted)
     assert text.rstrip().endswith(".")
-    assert f"rank {counted.critical.number} waits least" in text
+    assert f"rank {counted.critical.number} waits least" in text or comm.size == 1
+    if algorithm == "inner" and comm.size > 1:  # nothing of it is hidden, and it is waited for
+        assert all(x["waited_for"] for x in counted.transfers() if x["kind"] == "reduce")
+        assert counted.overlap == 0
 
 
 @pytest.mark.mpi
@@ -294,8 +297,10 @@ def timeline(path: Path, *ranks: dict[str, Any], machine: Machine | None = None,
             events.append(span | {"args": {"bytes": size}})
         report = {
             "algorithm": "summa", "grid": [1, len(ranks)], "mnk": [1024, 1024, 1024], "dtype": "float64", "device": "",
-            "panels": 8, "panel_width": 128, "lookahead": 1, "flops": 2 * 1024**3, "lower_bound_words": 100.0,
-            "counted": {"words_received": 100}, "moves": [], "seconds": 1.0, "hidden_seconds": rank.get("hidden", 0.0),
+            "panels": 8, "panel_width": 128, "layers": 1, "lookahead": 1, "flops": 2 * 1024**3,
+            "lower_bound_words": 100.0, "counted": {"words_received": 100}, "moves": [], "seconds": 1.0,
+            "hidden_seconds": rank.get("hidden", 0.0),
+            "overlap": 0.5 if "hidden" in rank else None,
             "compute_seconds": total["product"], "wait_seconds": total["wait"] + total["sync"],
             "sync_seconds": total["sync"], "pack_seconds": total["pack"], **facts,
         }  # fmt: skip
@@ -371,6 +376,45 @@ def test_advice(tmp_path: Path, ranks: list[dict[str, Any]], facts: dict[str, An
     assert text.count("\n") == 0
 
 
+def test_products_on_grids_of_some_of_the_ranks(tmp_path: Path) -> None:
+    """Each rank in a product of its own: the rate is that of a rank."""
+    path = timeline(tmp_path / "t.json", GOOD, GOOD, grid=[1, 1])
+    assert profile.load_profile(path).rate == pytest.approx(1.0)
+    assert profile.load_profile(timeline(tmp_path / "t.json", GOOD, GOOD, grid=[1, 2])).rate == pytest.approx(0.5)
+
+
+def test_the_advice_is_about_the_longest_product(tmp_path: Path) -> None:
+    path = timeline(tmp_path / "t.json", {"host": [("product", 0.5), ("wait", 0.4)]})
+    found = json.loads(path.read_text())
+    (product,) = (x for x in found["traceEvents"] if x["name"] == "pdgemm")
+    first = product | {"ts": -10.0, "dur": 5.0, "args": product["args"] | {"lookahead": 0, "seconds": 5e-6}}
+    found["traceEvents"].insert(0, first)
+    path.write_text(json.dumps(found))
+    assert "fewer ranks, or more work" in profile.advice(profile.load_profile(path))
+
+
+def test_nobody_is_said_to_be_waited_for_who_is_not(tmp_path: Path) -> None:
+    path = timeline(tmp_path / "t.json", GOOD, {"host": [("product", 0.9), ("wait", 0.021), ("pack", 0.03)]})
+    assert "rank 0 waits least\n" in profile.tables(profile.load_profile(path))
+    path = timeline(tmp_path / "t.json", GOOD, {"host": [("product", 0.6), ("wait", 0.3)]})
+    assert "rank 0 waits least, the others wait for it" in profile.tables(profile.load_profile(path))
+
+
+@pytest.mark.mpi
+def test_what_is_outside_of_products_is_told(comm: Any, shared_tmp_path: Path) -> None:
+    from pdgemm import Batch, DistMatrix, ProcessGrid, matmul_batched, redistribute, trace
+
+    with ProcessGrid(comm) as grid:
+        A, stack = DistMatrix.random((300, 300), grid=grid, seed=0), Batch.from_local(np.ones((3, 4, 4)), comm)
+        with trace(shared_tmp_path / "t.json", grid):
+            redistribute(A, block=7)
+            matmul_batched(stack, stack)
+    found = profile.load_profile(shared_tmp_path / "t.json")
+    assert all(x.outside["moved"] > 0 and x.outside["batch"] > 0 for x in found.ranks)
+    text = profile.tables(found)
+    assert "No product was traced: moved " in text and ", batch " in text
+
+
 def test_a_sum_of_spans_that_is_not_the_reports_is_told(tmp_path: Path) -> None:
     path = timeline(tmp_path / "t.json", GOOD)
     assert "differ" not in profile.tables(profile.load_profile(path))
@@ -385,7 +429,11 @@ def test_a_sum_of_spans_that_is_not_the_reports_is_told(tmp_path: Path) -> None:
 def test_what_is_no_timeline_is_refused(tmp_path: Path) -> None:
     path = timeline(tmp_path / "t.json", GOOD)
     whole = path.read_text()
-    for text in ("", "{", "[]", "{}", '{"traceEvents": []}', whole[: len(whole) // 2], whole.replace('"args"', '"x"')):
+    empty = '{"traceEvents": [], "otherData": {"ranks": [], "machine": {}}}'
+    for text in (
+        "", "{", "[]", "{}", '{"traceEvents": []}', empty, whole[: len(whole) // 2], whole.replace('"args"', '"x"'),
+        whole.replace('"lookahead"', '"ahead"'),
+    ):  # fmt: skip
         path.write_text(text)
         with pytest.raises(ArgumentError, match=r"t\.json is not a timeline"):
             profile.load_profile(path)

@@ -93,7 +93,7 @@ def reduce_scatter(
         over = recorder.moving("reduce", packed.nbytes)
         with recorder.phase("wait"):
             comm.Reduce_scatter(packed, mine, counts, MPI.SUM)
-        over()
+            over()
         return
     starts = np.cumsum([0, *counts])
     leaving, arriving = (packed, another[: mine.size])
@@ -113,7 +113,7 @@ def reduce_scatter(
         over = recorder.moving("reduce", mine.nbytes)
         with recorder.phase("wait"):
             comm.Irecv(arriving, source=(comm.rank - distance) % comm.size).Wait()
-        over()
+            over()
         with recorder.phase("compute"):
             _ADD(mine, staged[1].device[: mine.size] if staged else arriving)
         for wait in recorder.multiplied(_nothing):

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from pdgemm.errors import ArgumentError
-from pdgemm.explain import counted
+from pdgemm.explain import counted, in_bytes
 
 KINDS = ("strong", "weak", "shapes")
 MNK = tuple[int, int, int]
@@ -42,8 +42,8 @@ class Case:
         if not isinstance(given, dict) or set(given) != names:
             raise ArgumentError(f"a case has {', '.join(sorted(names))}")
         case = cls(**{**given, "mnk": tuple(given["mnk"]) if isinstance(given["mnk"], list) else ()})
-        numbers = (case.ranks, *case.mnk)
-        if case.kind not in KINDS or len(numbers) != 4 or not all(type(x) is int and x >= 0 for x in numbers):
+        numbers = (case.ranks, *case.mnk, case.memory_limit or 0)
+        if case.kind not in KINDS or len(numbers) != 5 or not all(type(x) is int and x >= 0 for x in numbers):
             raise ArgumentError(f"not a case: {given}")
         return case
 
@@ -58,7 +58,7 @@ class Case:
     def __str__(self) -> str:
         m, n, k = self.mnk
         named = f" ({self.of})" if self.kind == "shapes" and self.of else ""
-        limit = "" if self.memory_limit is None else f", {self.memory_limit} bytes"
+        limit = "" if self.memory_limit is None else f", {in_bytes(self.memory_limit)} of buffers"
         mover = "" if self.mover == "auto" else f", {self.mover}"
         where = "" if self.device == "host" else f", {self.device}"
         return (

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -25,6 +26,7 @@ from pdgemm.studies.steps import ENDED, Ended, Launcher, Steps, allocated, threa
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 _INSIDE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
@@ -40,13 +42,27 @@ def inside_job(arguments: list[str]) -> bool:
 @click.option("--shape", "shapes", type=MNK, multiple=True, required=True, help="m,n,k; of one rank for a weak study.")
 @click.option("--ranks", type=INTEGERS, required=True, help="Numbers of ranks, such as 1,2,4.")
 @click.option("--out", type=click.Path(dir_okay=False), required=True, help="The file that takes a line for each case.")
-@click.option("--algorithm", "algorithms", type=click.Choice(ALGORITHMS), multiple=True, default=("auto",))
-@click.option("--dtype", "dtypes", type=click.Choice(options.BLAS_DTYPES), multiple=True, default=("float64",))
+@click.option(
+    "--algorithm",
+    "algorithms",
+    type=click.Choice(ALGORITHMS),
+    multiple=True,
+    default=("auto",),
+    help="Default: auto.  This, --dtype and --shape may be given several times: each combination is measured.",
+)
+@click.option(
+    "--dtype",
+    "dtypes",
+    type=click.Choice(options.BLAS_DTYPES),
+    multiple=True,
+    default=("float64",),
+    help="Default: float64.",
+)
 @options.mover
 @click.option("--memory-limit", type=BYTES, help="Per rank, for buffers beyond A, B and C.")
 @options.device
 @click.option("--repeats", type=click.IntRange(1), default=10, show_default=True, help="Six or more for an interval.")
-@click.option("--warmup", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--warmup", type=click.IntRange(1), default=1, show_default=True, help="Products before these.")
 @click.option("--launch", help="How jobs are started: 'mpiexec -n {ranks}'; default: PDGEMM_LAUNCH, srun or mpiexec.")
 @options.machine
 @click.option("--no-calibrate", is_flag=True, help="Plan and predict for an ordinary cluster.")
@@ -112,8 +128,10 @@ def plot(studies: tuple[Path, ...], out: Path, machine_file: str | None, predict
 def _opened(path: Path) -> records.Study:
     """The study so far.  Raises FileError where it cannot be gone on with."""
     folder = path.absolute().parent
-    if not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise FileError(f"{path}: cannot be written")
+    if not folder.is_dir():
+        raise FileError(f"{path}: the folder {folder} does not exist")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise FileError(f"{path}: no permission to write")
     study = records.open_study(path)
     if study.torn:
         click.echo(f"{path}: its last line was not finished, and is measured again", err=True)
@@ -131,23 +149,42 @@ def _machine_at_hand(machine_file: str | None, study: records.Study) -> Machine 
 def _steps(path: Path, wanted: list[Case], launcher: Launcher, machine_file: str | None, ordinary: bool) -> int:
     study = _opened(path)
     machine = _machine_at_hand(machine_file, study)
-    todo, fits = _fitting(records.left(study, wanted), allocated(), "the allocation has room for", _warn)
-    click.echo(f"{path}: {counted(len(wanted), 'case')}, {len(wanted) - len(todo)} of them done or left out")
+    todo, fits = _fitting(wanted, records.left(study, wanted), allocated(), "the allocation has room for", _warn)
+    click.echo(_headline(path, wanted, todo))
     if not todo:
         return 0 if fits else 1
+    with records.alone(path):
+        _keep(path, study, machine)
+        code = _measure(path, wanted, todo, launcher, calibrate=machine is None and not ordinary)
+    return code if fits else max(code, 1)
+
+
+def _headline(path: Path, wanted: list[Case], todo: list[Case]) -> str:
+    return f"{path}: {counted(len(wanted), 'case')}, {len(wanted) - len(todo)} of them done or left out"
+
+
+def _keep(path: Path, study: records.Study, machine: Machine | None) -> None:
+    """What plans are made for belongs to the study."""
+    if machine is not None and (known := json.loads(machine.as_json())) != study.machine:
+        records.append(path, {"machine": known})
+
+
+def _measure(path: Path, wanted: list[Case], todo: list[Case], launcher: Launcher, calibrate: bool) -> int:
+    """The exit code."""
     most = max(case.ranks for case in todo)
     threads = threads_per_rank(max(case.ranks for case in wanted))
     steps = Steps(launcher, path, sys.argv[1:], threads, _warn)
     try:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _SIGNALS:
             signal.signal(number, _end)
-        if machine is None and not ordinary:
-            few = max((r for r in {x.ranks for x in todo} if r * threads <= _cores()), default=most)
+        if calibrate:
+            # the largest job for which there are cores
+            few = max((r for r in {x.ranks for x in todo} if r * threads <= _cores()), default=min(most, _cores()))
             click.echo(f"calibrating on {counted(few, 'rank')}")
             code, _ = steps.step(few, "--calibrate")
             if code:
                 _warn(f"calibration ended with exit code {code}: plans and predictions are for an ordinary cluster")
-        code = steps.run(todo, wanted)
+        return steps.run(todo, wanted)
     except Ended:
         done = len(records.read(path).done & {*wanted})
         _warn(
@@ -155,11 +192,10 @@ def _steps(path: Path, wanted: list[Case], launcher: Launcher, machine_file: str
             "that was running is lost; the same command goes on"
         )
         return ENDED
-    return code if fits else max(code, 1)
 
 
 def _end(number: int, frame: Any) -> NoReturn:
-    for each in (signal.SIGTERM, signal.SIGINT):
+    for each in _SIGNALS:
         signal.signal(each, signal.SIG_IGN)  # once is enough
     raise Ended
 
@@ -174,18 +210,18 @@ def _warn(text: str) -> None:
     click.echo(text, err=True)
 
 
-def _fitting(todo: list[Case], room: int | None, what: str, tell: Callable[[str], object]) -> tuple[list[Case], bool]:
+def _fitting(
+    wanted: list[Case], todo: list[Case], room: int | None, what: str, tell: Callable[[str], object]
+) -> tuple[list[Case], bool]:
     """The cases that there are ranks for, and whether that is all of them; the others are told."""
-    if room is None:
+    large = sorted({case.ranks for case in todo if room is not None and case.ranks > room})
+    if room is None or not large:
         return todo, True
-    large = sorted({case.ranks for case in todo if case.ranks > room})
-    few = [case for case in todo if case.ranks <= room]
-    if large:
-        text = f"{what} {counted(room, 'rank')}: cases of {', '.join(map(str, large))} ranks do not fit"
-        if not few:
-            raise ArgumentError(text)
-        tell(f"{text}, and are left out")
-    return few, not large
+    text = f"{what} {counted(room, 'rank')}: cases of {', '.join(map(str, large))} ranks do not fit"
+    if all(case.ranks > room for case in wanted):
+        raise ArgumentError(text)
+    tell(f"{text}, and are left out")
+    return [case for case in todo if case.ranks <= room], False
 
 
 # ------------------------------------------------------------------ on the ranks of one job
@@ -218,11 +254,11 @@ def _inside(
         _calibrated(comm, path)
         return 0
     todo = records.left(study, wanted) if only is None else [wanted[number] for number in only]
-    todo, fits = _fitting(todo, comm.size, "this job has", _nothing if comm.rank else _warn)
+    todo, fits = _fitting(wanted, todo, comm.size, "this job has", _nothing if comm.rank else _warn)
+    if only is None:
+        click.echo(_headline(path, wanted, todo))
     if not todo:
         return 0 if fits else 1
-    if machine is None and not ordinary and only is None:
-        machine = _calibrated(comm, path)
 
     def doing(case: Case, done: int) -> None:
         ending.doing(f"measuring {case}, repetition {done + 1} of {repeats}", "it is lost, what was finished is kept")
@@ -231,11 +267,17 @@ def _inside(
         done = len(records.read(path).done & {*wanted})
         click.echo(f"[{done}/{len(wanted)}] {said(case, record)}", err=record["status"] != "ok")
 
-    good = run(comm, path, todo, repeats, warmup, machine, doing, told)
+    with ExitStack() as held:
+        if only is None:
+            on_root(comm, path, lambda: _nothing(held.enter_context(records.alone(path))))
+            on_root(comm, path, lambda: _keep(path, study, machine))
+            if machine is None and not ordinary:
+                machine = _calibrated(comm, path)
+        good = run(comm, path, todo, repeats, warmup, machine, doing, told)
     return 0 if good and fits else 1
 
 
-def _nothing(text: str) -> None:
+def _nothing(text: object) -> None:
     """Rank 0 speaks for all."""
 
 
@@ -255,7 +297,7 @@ def said(case: Case, record: records.Record) -> str:
         return f"FAILED {case}: {record['error']}"
     product, between = record["product"], record["confidence"]
     spread = f" [{between[0]:.4g}, {between[1]:.4g}]" if between else ""
-    wrong = "" if record["status"] == "ok" else f"; WRONG: residual {record['residual']:.2e}"
+    wrong = "" if record["status"] == "ok" else f"; WRONG: residual {record['residual']}"
     return (
         f"{case}: {record['median_seconds']:.4g} s{spread}, {record['gflops']:.1f} GFLOP/s, "
         f"{record['fraction_of_peak']:.0%} of peak, by {product['algorithm']} on "

@@ -26,15 +26,15 @@ class Counter(NamedTuple):
 class Meter:
     """Joules of this node since it was made.  Of the ranks of a node, one holds a meter.
 
-    absent : why there is nothing to be read; "" where there is.
+    absent : what cannot be read, and why; "" where all is.
     """
 
     def __init__(self, gpus: bool, powercap: Path = POWERCAP) -> None:
-        found, self.absent = _rapl(powercap)
+        self._counters, self.absent = _rapl(powercap)
         if gpus:
             more, absent = _nvml()
-            found, self.absent = found + more, self.absent or absent
-        self._counters = [] if self.absent else found
+            self._counters = self._counters + more
+            self.absent = "; ".join(x for x in (self.absent, absent) if x)
         self._before = [counter.read() for counter in self._counters]
 
     @property

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
-from math import prod
+from math import isfinite, isqrt, prod
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -55,7 +55,7 @@ def measure(
         with ProcessGrid(comm) as grid:
             return _measured(grid, case, repeats, warmup, machine, notify)
     except PdgemmError as bad:  # on all ranks together
-        return failed(case, str(bad)) if comm.rank == 0 else None
+        return failed(case, str(bad), command()) if comm.rank == 0 else None
 
 
 def _measured(
@@ -107,7 +107,7 @@ def _measured(
         "gflops": flops / median / 1e9,
         "peak_gflops": peak / 1e9,
         "fraction_of_peak": flops / median / peak,
-        "residual": residual.value,
+        "residual": residual.value if isfinite(residual.value) else None,
         "residual_bound": residual.bound,
         "product": summary(all_reports),
         "cost": {
@@ -126,10 +126,11 @@ def _peak(grid: ProcessGrid, case: Case) -> float:
     """Flops per second of all ranks together, each in a product of its own at the same time; the best of a few.
 
     Their time is that of the slowest, as it is where they multiply together.  Each has as many operations as the case
-    on all ranks, if that is not too many: small products are slower.
+    on all ranks, for small products are slower, but no more memory than the case on a rank.
     """
-    dtype, device = np.dtype(case.dtype), case.device
-    side = max(512, min(round(prod(case.mnk) ** (1 / 3)), PEAK_SIDE[device]))
+    (m, n, k), dtype, device = case.mnk, np.dtype(case.dtype), case.device
+    room = isqrt((m * k + k * n + m * n) // (3 * case.ranks))
+    side = max(512, min(round(prod(case.mnk) ** (1 / 3)), room, PEAK_SIDE[device]))
     with ProcessGrid(MPI.COMM_SELF) as alone:
         A, B, C = (
             DistMatrix.from_function(element_function("uniform", seed, dtype), (side, side), grid=alone, device=device,
@@ -164,11 +165,12 @@ def _energy(comm: MPI.Comm, meter: Meter | None, repeats: int) -> dict[str, Any]
     """Of one product on all nodes, or why it is not known."""
     told = comm.gather(meter and (meter.joules(), meter.absent, meter.names)) or []
     nodes = [x for x in told if x]
-    absent = next((absent for _, absent, _ in nodes if absent), "")
-    if absent or not nodes:
-        return {"joules": None, "energy": f"absent: {absent}"}
+    absent = "; ".join(sorted({absent for _, absent, _ in nodes if absent}))
     names = sorted({name for _, _, names in nodes for name in names})
-    return {"joules": sum(joules for joules, _, _ in nodes) / repeats, "energy": ", ".join(names)}
+    if not all(names for _, _, names in nodes) or not nodes:
+        return {"joules": None, "energy": f"absent: {absent}"}
+    told_of = ", ".join(names) + (f"; absent: {absent}" if absent else "")
+    return {"joules": sum(joules for joules, _, _ in nodes) / repeats, "energy": told_of}
 
 
 def setting(grid: ProcessGrid) -> dict[str, Any]:

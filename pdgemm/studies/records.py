@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
@@ -137,8 +140,30 @@ def _end_last_line(file: IO[bytes]) -> None:
         file.truncate(size - len(last))
 
 
-def failed(case: Case, error: str) -> Record:
-    return {"case": case.as_dict(), "status": "failed", "error": error}
+def failed(case: Case, error: str, command: Sequence[str]) -> Record:
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"case": case.as_dict(), "status": "failed", "error": error, "command": [*command], "date": now}
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Nobody else measures into this file meanwhile.  Raises FileError; where files cannot be locked, nothing."""
+    try:
+        file = path.open("ab")
+    except OSError as bad:
+        raise FileError(f"{path}: {bad.strerror}") from bad
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as bad:
+            raise FileError(f"{path}: another study is being written to it") from bad
+        except OSError:
+            pass
+        try:
+            yield
+        finally:
+            if not path.stat().st_size:
+                path.unlink()
 
 
 def left(study: Study, wanted: Iterable[Case]) -> list[Case]:

@@ -26,8 +26,9 @@ from pdgemm.studies.cases import Case
 ENDED = 128 + signal.SIGTERM
 BAD_INPUT = 2
 COMMAND = "PDGEMM_COMMAND"  # in the environment of a job: what the user typed
-ENDED_BY = "pdgemm: ended by SIG"  # what a rank says then
-_INSIDE = ("OMPI_COMM_", "PMI", "PRTE_LAUNCHED")  # what a launcher tells its ranks: jobs are not to hear it
+ENDED_BY = "pdgemm: ended by SIGUSR1"  # what a rank says then; SIGTERM is what it gets when another rank has crashed
+_INSIDE = ("OMPI_COMM_", "PMI_", "PMIX_", "PRTE_LAUNCHED")  # what a launcher tells its ranks: jobs are not to hear it
+_ASKED = ("PMIX_MCA_",)  # but this is what users tell it
 _GRACE = 5  # seconds that a job has to end
 _LINES = 8  # of its errors that are kept
 
@@ -44,7 +45,10 @@ class Launcher:
         self.template = (
             template or environment.get("PDGEMM_LAUNCH") or ("srun --ntasks {ranks}" if slurm else "mpiexec -n {ranks}")
         )
-        words = shlex.split(self.template)
+        try:
+            words = shlex.split(self.template)
+        except ValueError as bad:
+            raise ArgumentError(f"not a command: {self.template!r} ({bad})") from bad
         if "{ranks}" not in self.template or not words:
             raise ArgumentError(f"a launcher has a place for the number of ranks, {{ranks}}; got {self.template!r}")
         if shutil.which(words[0]) is None:
@@ -64,8 +68,7 @@ def allocated(environment: Mapping[str, str] = os.environ) -> int | None:
         cores += int(number) * int(nodes or 1)
     if cores:
         return max(1, cores // int(environment.get("SLURM_CPUS_PER_TASK") or 1))
-    nodefile = Path(environment.get("PBS_NODEFILE") or os.devnull)
-    return len(nodefile.read_text().split()) if nodefile.is_file() else None
+    return len(_pbs(environment)) or None
 
 
 def threads_per_rank(ranks: int, environment: Mapping[str, str] = os.environ) -> int:
@@ -73,7 +76,14 @@ def threads_per_rank(ranks: int, environment: Mapping[str, str] = os.environ) ->
     for name in ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK"):
         if environment.get(name, "").isdecimal():
             return max(1, int(environment[name]))
-    return max(1, len(os.sched_getaffinity(0)) // ranks)
+    nodes = int(environment.get("SLURM_JOB_NUM_NODES") or len({*_pbs(environment)}) or 1)
+    return max(1, len(os.sched_getaffinity(0)) // -(-ranks // nodes))
+
+
+def _pbs(environment: Mapping[str, str]) -> list[str]:
+    """The nodes of an allocation by PBS, once for each rank."""
+    nodefile = Path(environment.get("PBS_NODEFILE") or os.devnull)
+    return nodefile.read_text().split() if nodefile.is_file() else []
 
 
 class Steps:
@@ -87,7 +97,7 @@ class Steps:
     ) -> None:
         self._launcher, self._path, self._arguments, self._tell = launcher, path, [*arguments], tell
         typed = shlex.join(["pdgemm", *arguments])
-        outside = {name: value for name, value in os.environ.items() if not name.startswith(_INSIDE)}
+        outside = {x: value for x, value in os.environ.items() if not x.startswith(_INSIDE) or x.startswith(_ASKED)}
         self._environment = outside | {"OMP_NUM_THREADS": str(threads), COMMAND: typed}
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -103,12 +113,13 @@ class Steps:
                 tried = records.read(self._path).attempts[before:]
                 if code == BAD_INPUT and not tried:
                     return BAD_INPUT
-                if code == ENDED or any(ENDED_BY in line for line in errors):
+                if any(ENDED_BY in line for line in errors):
                     raise Ended
                 good &= code == 0
                 rest = rest[len(tried) :]
                 if rest and (code or not tried):
-                    record = records.failed(rest[0], f"its job ended with exit code {code}: {' | '.join(errors)}")
+                    said = f"its job ended with exit code {code}: {' | '.join(errors)}"
+                    record = records.failed(rest[0], said, shlex.split(self._environment[COMMAND]))
                     records.append(self._path, record)
                     self._tell(f"FAILED {rest[0]}: {record['error']}")
                     rest, good = rest[1:], False
