@@ -42,7 +42,7 @@ class Case:
         if not isinstance(given, dict) or set(given) != names:
             raise ArgumentError(f"a case has {', '.join(sorted(names))}")
         case = cls(**{**given, "mnk": tuple(given["mnk"]) if isinstance(given["mnk"], list) else ()})
-        numbers = (case.ranks, *case.mnk, case.memory_limit or 0)
+        numbers = (case.ranks, *case.mnk, 0 if case.memory_limit is None else case.memory_limit)
         if case.kind not in KINDS or len(numbers) != 5 or not all(type(x) is int and x >= 0 for x in numbers):
             raise ArgumentError(f"not a case: {given}")
         return case
