@@ -392,11 +392,12 @@ def simulate(as_json: bool, debug: bool, **asked: Any) -> int:
 @options.debug
 def profile(trace_file: str, machine_file: str | None, as_json: bool, debug: bool) -> int:
     """Where the time of `--trace` went, rank by rank, and what to change.  Needs no MPI."""
+    from pdgemm.advice import advice, tables
     from pdgemm.machine import load_machine
-    from pdgemm.profile import load_profile, tables
+    from pdgemm.profile import load_profile
 
     found = load_profile(Path(trace_file), load_machine(machine_file) if machine_file else None)
-    click.echo(json.dumps(found.as_dict()) if as_json else tables(found))
+    click.echo(json.dumps(found.as_dict() | {"advice": advice(found)}) if as_json else tables(found))
     return 0
 
 

@@ -25,7 +25,7 @@ LEVELS = [
         "pdgemm.local",
     }
     | {"pdgemm.grids.distribution", "pdgemm.grids.runs", "pdgemm.grids.layout"},
-    {"pdgemm.profile", "pdgemm.schedule", "pdgemm.costs", "pdgemm.machine", "pdgemm.studies"}
+    {"pdgemm.profile", "pdgemm.advice", "pdgemm.schedule", "pdgemm.costs", "pdgemm.machine", "pdgemm.studies"}
     | {
         "pdgemm.studies.cases",
         "pdgemm.studies.records",
@@ -105,6 +105,7 @@ PURE = [
     "timing",
     "tracing",
     "profile",
+    "advice",
     "device",
     "streams",
     "gpus",

@@ -16,7 +16,7 @@ import pytest
 from fake_device import SCHEDULES, fake_device
 from problems import TOLERANCE, gemm_error
 
-from pdgemm import profile, tracing
+from pdgemm import advice, profile, tracing
 from pdgemm.device import Reach
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.machine import Machine
@@ -125,7 +125,7 @@ def test_sums_and_bytes_are_those_of_the_reports(comm: Any, shared_tmp_path: Pat
             kind = KINDS[algorithm] if mover != "ibcast" else "bcast"
             words = sum(r.counted.words_received - sum(m.counted.words_received for m in r.moves) for r in theirs)
             assert sum(size for _, size, _ in rank.transfers[kind]) == 8 * words
-    text = profile.tables(counted)
+    text = advice.tables(counted)
     assert text.rstrip().endswith(".")
     assert f"rank {counted.critical.number} waits least" in text or comm.size == 1
     if algorithm == "inner" and comm.size > 1:  # nothing of it is hidden, and it is waited for
@@ -370,7 +370,7 @@ def test_figures_of_a_timeline(tmp_path: Path) -> None:
     ],
 )
 def test_advice(tmp_path: Path, ranks: list[dict[str, Any]], facts: dict[str, Any], said: str) -> None:
-    text = profile.advice(profile.load_profile(timeline(tmp_path / "t.json", *ranks, **facts)))
+    text = advice.advice(profile.load_profile(timeline(tmp_path / "t.json", *ranks, **facts)))
     assert said in text
     assert text.endswith(".")
     assert text.count("\n") == 0
@@ -390,14 +390,14 @@ def test_the_advice_is_about_the_longest_product(tmp_path: Path) -> None:
     first = product | {"ts": -10.0, "dur": 5.0, "args": product["args"] | {"lookahead": 0, "seconds": 5e-6}}
     found["traceEvents"].insert(0, first)
     path.write_text(json.dumps(found))
-    assert "fewer ranks, or more work" in profile.advice(profile.load_profile(path))
+    assert "fewer ranks, or more work" in advice.advice(profile.load_profile(path))
 
 
 def test_nobody_is_said_to_be_waited_for_who_is_not(tmp_path: Path) -> None:
     path = timeline(tmp_path / "t.json", GOOD, {"host": [("product", 0.9), ("wait", 0.021), ("pack", 0.03)]})
-    assert "rank 0 waits least\n" in profile.tables(profile.load_profile(path))
+    assert "rank 0 waits least\n" in advice.tables(profile.load_profile(path))
     path = timeline(tmp_path / "t.json", GOOD, {"host": [("product", 0.6), ("wait", 0.3)]})
-    assert "rank 0 waits least, the others wait for it" in profile.tables(profile.load_profile(path))
+    assert "rank 0 waits least, the others wait for it" in advice.tables(profile.load_profile(path))
 
 
 @pytest.mark.mpi
@@ -411,19 +411,19 @@ def test_what_is_outside_of_products_is_told(comm: Any, shared_tmp_path: Path) -
             matmul_batched(stack, stack)
     found = profile.load_profile(shared_tmp_path / "t.json")
     assert all(x.outside["moved"] > 0 and x.outside["batch"] > 0 for x in found.ranks)
-    text = profile.tables(found)
+    text = advice.tables(found)
     assert "No product was traced: moved " in text and ", batch " in text
 
 
 def test_a_sum_of_spans_that_is_not_the_reports_is_told(tmp_path: Path) -> None:
     path = timeline(tmp_path / "t.json", GOOD)
-    assert "differ" not in profile.tables(profile.load_profile(path))
+    assert "differ" not in advice.tables(profile.load_profile(path))
     found = json.loads(path.read_text())
     for x in found["traceEvents"]:
         if x["name"] == "product":
             x["dur"] *= 1.03
     path.write_text(json.dumps(found))
-    assert "spans and reports differ by more than 1% on ranks 0" in profile.tables(profile.load_profile(path))
+    assert "spans and reports differ by more than 1% on ranks 0" in advice.tables(profile.load_profile(path))
 
 
 def test_what_is_no_timeline_is_refused(tmp_path: Path) -> None:

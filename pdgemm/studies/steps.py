@@ -99,7 +99,6 @@ class Steps:
         typed = shlex.join(["pdgemm", *arguments])
         outside = {x: value for x, value in os.environ.items() if not x.startswith(_INSIDE) or x.startswith(_ASKED)}
         self._environment = outside | {"OMP_NUM_THREADS": str(threads), COMMAND: typed}
-        self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, todo: Sequence[Case], wanted: Sequence[Case]) -> int:
         """The exit code: 0 if all was measured and is right, 1 if not, 2 if a job says that its input is bad."""
@@ -127,7 +126,7 @@ class Steps:
 
     def step(self, ranks: int, *more: str) -> tuple[int, list[str]]:
         """Exit code and last lines of errors of a job on so many ranks.  A signal ends it."""
-        self._process = process = subprocess.Popen(
+        process = subprocess.Popen(
             self._launcher.command(ranks, *self._arguments, *more), env=self._environment, stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )  # fmt: skip
