@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -164,8 +165,6 @@ def multiply(
     """C := alpha op(A) op(B) + beta C, from files to a file."""
     if trace_file and Path(trace_file).resolve() in {Path(x.path).resolve() for x in (a, b, c0, output) if x}:
         raise click.UsageError(f"--trace {trace_file} is a file that is read or written here: name another one")
-    if device == "cuda":
-        gpus.choose()  # before MPI starts
     from pdgemm.dtypes import product
     from pdgemm.gemm import pdgemm
     from pdgemm.io import hdf5
@@ -445,6 +444,9 @@ def main() -> None:
     if name in WITHOUT_MPI or (name == scaling.name and not inside_job(sys.argv)):
         started = (os.environ.get(name) for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"))
         sys.exit(0 if any(number not in (None, "", "0") for number in started) else _code(0, debug))
+    if {"cuda", "--device=cuda"} & {*sys.argv}:
+        with suppress(PdgemmError):  # on this rank only: all hear of it when the first matrix is made
+            gpus.choose()  # before MPI starts
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as bad:

@@ -79,3 +79,23 @@ def test_cupy_without_a_gpu_is_told_in_a_line() -> None:
     out = run(PRODUCT.format(first="import cupy")).split("\n")
     assert out[0] == "1.0 True"
     assert out[1].startswith("DeviceError no GPU can be used: ")
+
+
+@pytest.mark.parametrize("options", [["--device", "cuda"], ["--device=cuda"]])
+@pytest.mark.parametrize("fails", ["", "raise DeviceError('busy')"])
+def test_the_command_line_chooses_before_mpi_starts(options: list[str], fails: str) -> None:
+    """An error there is this rank's alone, and is told by all when a matrix is made."""
+    code = f"""
+import sys
+from pdgemm import cli, gpus
+from pdgemm.errors import DeviceError
+def choose():
+    print("mpi4py.MPI" in sys.modules)
+    {fails}
+gpus.choose = choose
+sys.argv = ["pdgemm", "multiply", "nothing.h5:/x", "b.h5:/x", "-o", "c.h5:/x", *{options}]
+cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split()[0] == "False"
+    assert done.returncode == 2 and done.stderr.startswith("pdgemm: error: ")

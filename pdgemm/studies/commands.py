@@ -235,10 +235,6 @@ def _inside(
     ordinary: bool,
     calibrate: bool,
 ) -> int:
-    if wanted[0].device == "cuda":
-        from pdgemm import gpus
-
-        gpus.choose()  # before MPI starts
     from mpi4py import MPI
 
     from pdgemm import ending
