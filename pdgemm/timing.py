@@ -61,6 +61,24 @@ class Transfer:
     after: bool = False
 
 
+class Then:
+    """A request, and what is to be done once when it is complete."""
+
+    __slots__ = ("_act", "_request")
+
+    def __init__(self, request: Any, act: Callable[[], object]) -> None:
+        self._request, self._act = request, act
+
+    def Test(self) -> bool:
+        if arrived := self._request.Test():
+            self._act()
+        return arrived
+
+    def Wait(self) -> None:
+        self._request.Wait()
+        self._act()
+
+
 @dataclass
 class Recorder:
     """Seconds spent in each named phase of a run, its traffic, and the memory of its buffers."""

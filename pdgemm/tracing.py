@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from pdgemm.timing import Recorder
+from pdgemm.timing import Recorder, Then
 
 HOST, MOVING = "host", "transfers"  # rows of a rank beside those of a device's streams
 
@@ -76,7 +76,7 @@ class Traced(Recorder):
 
     def coming(self, kind: str, x: Any, request: Any) -> Any:
         self.traffic.received(x.size)
-        return _Coming(request, self.moving(kind, x.nbytes))
+        return Then(request, self.moving(kind, x.nbytes))
 
     def moving(self, kind: str, nbytes: int) -> Callable[[], None]:
         start, add = perf_counter(), self.trace.add
@@ -116,24 +116,6 @@ class Annotated(Phase):
     def __exit__(self, *error: object) -> None:
         super().__exit__()
         self._ranges.pop()
-
-
-class _Coming:
-    """A request of MPI, and what is to be told when it is complete."""
-
-    __slots__ = ("_done", "_request")
-
-    def __init__(self, request: Any, done: Callable[[], None]) -> None:
-        self._request, self._done = request, done
-
-    def Test(self) -> bool:
-        if arrived := self._request.Test():
-            self._done()
-        return arrived
-
-    def Wait(self) -> None:
-        self._request.Wait()
-        self._done()
 
 
 _active: Trace | None = None

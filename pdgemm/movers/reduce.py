@@ -13,9 +13,8 @@ from mpi4py import MPI
 
 from pdgemm.device import Array, Pinned, of
 from pdgemm.local import CONVERT, Combine
-from pdgemm.movers.ring import Then
 from pdgemm.movers.staged import to_room
-from pdgemm.timing import Recorder
+from pdgemm.timing import Recorder, Then
 
 _ADD = Combine(1, 1)
 

@@ -8,26 +8,10 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.timing import Recorder
+from pdgemm.timing import Recorder, Then
 
 Wait = Callable[[], object]
 _NOTHING = np.empty(0, np.uint8)
-
-
-class Then:
-    """A request, and what is to be done once when it is complete."""
-
-    def __init__(self, request: Any, act: Callable[[], object]) -> None:
-        self._request, self._act = request, act
-
-    def Test(self) -> bool:
-        if arrived := self._request.Test():
-            self._act()
-        return arrived
-
-    def Wait(self) -> None:
-        self._request.Wait()
-        self._act()
 
 
 def ring(comm: MPI.Comm, x: Any, root: int, slot: Any, recorder: Recorder) -> None:

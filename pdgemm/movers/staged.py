@@ -11,8 +11,8 @@ from mpi4py import MPI
 
 from pdgemm.device import Pinned, of
 from pdgemm.dtypes import wire
-from pdgemm.movers.ring import Then
 from pdgemm.movers.shift import pieces
+from pdgemm.timing import Then
 
 
 class Staged:
