@@ -159,6 +159,9 @@ def test_streams_of_a_device_have_rows(comm: Any, shared_tmp_path: Path, schedul
         copies = sum(x["dur"] for x in spans(events, rank, "transfer")) / 1e6
         assert copies == pytest.approx(theirs.pack_seconds, rel=1e-6, abs=1e-9)
         assert {x["name"] for x in spans(events, rank, "host")} >= {"pdgemm", "plan"}
+        for stream in ("compute", "transfer"):  # which does one thing after the other
+            row = spans(events, rank, stream)
+            assert all(a["ts"] + a["dur"] <= b["ts"] + 5e-4 for a, b in itertools.pairwise(row))
 
 
 @pytest.mark.mpi
