@@ -357,6 +357,24 @@ def test_a_study_is_gone_on_with(tmp_path: Path) -> None:
 
 
 @launched
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_a_study_goes_on_when_nobody_reads_what_it_says(tmp_path: Path, ranks: int) -> None:
+    launcher = [str(MPIEXEC), "-n", "2"] if ranks else []
+    arguments = ("scaling", "strong", "--shape", "64,64,64", "--ranks", "1,2", "--out", "s.jsonl", *QUICK)
+    run = subprocess.Popen(
+        [*launcher, sys.executable, "-m", "pdgemm", *arguments], cwd=tmp_path, env=outside_a_launcher(),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    assert run.stdout is not None
+    run.stdout.close()
+    try:
+        run.wait(60)
+    finally:
+        kill(run)
+    assert [x.ranks for x in records.open_study(tmp_path / "s.jsonl").attempts] == [1, 2]
+
+
+@launched
 def test_a_study_within_a_job(tmp_path: Path) -> None:
     options = ("--shape", "64,64,64", "--ranks", "1,3,4", "--out", "w.jsonl", "--algorithm", "summa", "--algorithm")
     run = scaling(tmp_path, "weak", *options, "inner", *QUICK, ranks=3)
@@ -434,7 +452,7 @@ def until(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
-def kill(run: subprocess.Popen[str]) -> None:
+def kill(run: subprocess.Popen[Any]) -> None:
     """With its job, if there is one left."""
     with suppress(ProcessLookupError):
         os.killpg(run.pid, signal.SIGKILL)

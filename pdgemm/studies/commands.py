@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -150,7 +150,7 @@ def _steps(path: Path, wanted: list[Case], launcher: Launcher, machine_file: str
     study = _opened(path)
     machine = _machine_at_hand(machine_file, study)
     todo, fits = _fitting(wanted, records.left(study, wanted), allocated(), "the allocation has room for", _warn)
-    click.echo(_headline(path, wanted, todo))
+    _say(_headline(path, wanted, todo))
     if not todo:
         return 0 if fits else 1
     with records.alone(path):
@@ -180,7 +180,7 @@ def _measure(path: Path, wanted: list[Case], todo: list[Case], launcher: Launche
         if calibrate:
             # the largest job for which there are cores
             few = max((r for r in {x.ranks for x in todo} if r * threads <= _cores()), default=min(most, _cores()))
-            click.echo(f"calibrating on {counted(few, 'rank')}")
+            _say(f"calibrating on {counted(few, 'rank')}")
             code, _ = steps.step(few, "--calibrate")
             if code:
                 _warn(f"calibration ended with exit code {code}: plans and predictions are for an ordinary cluster")
@@ -206,8 +206,14 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if room is None else room * int(os.environ.get("SLURM_CPUS_PER_TASK") or 1)
 
 
+def _say(text: str, err: bool = False) -> None:
+    """When nobody reads it any more the study goes on all the same."""
+    with suppress(BrokenPipeError):
+        click.echo(text, err=err)
+
+
 def _warn(text: str) -> None:
-    click.echo(text, err=True)
+    _say(text, err=True)
 
 
 def _fitting(
@@ -252,7 +258,7 @@ def _inside(
     todo = records.left(study, wanted) if only is None else [wanted[number] for number in only]
     todo, fits = _fitting(wanted, todo, comm.size, "this job has", _nothing if comm.rank else _warn)
     if only is None:
-        click.echo(_headline(path, wanted, todo))
+        _say(_headline(path, wanted, todo))
     if not todo:
         return 0 if fits else 1
 
@@ -261,7 +267,7 @@ def _inside(
 
     def told(case: Case, record: records.Record) -> None:
         done = len(records.read(path).done & {*wanted})
-        click.echo(f"[{done}/{len(wanted)}] {said(case, record)}", err=record["status"] != "ok")
+        _say(f"[{done}/{len(wanted)}] {said(case, record)}", err=record["status"] != "ok")
 
     with ExitStack() as held:
         if only is None:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from threading import Thread
@@ -155,7 +156,8 @@ class Steps:
 
 def _pass_on(errors: IO[bytes], last: deque[str]) -> None:
     for line in errors:
-        sys.stderr.buffer.write(line)
-        sys.stderr.flush()
+        with suppress(BrokenPipeError):  # nobody reads it; the job must not wait for that
+            sys.stderr.buffer.write(line)
+            sys.stderr.flush()
         if text := line.decode(errors="replace").strip():
             last.append(text)
