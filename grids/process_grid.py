@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from pdgemm import watchdog
 from pdgemm.errors import ArgumentError, GridError, together
 from pdgemm.grids.node_memory import NodeMemory
 from pdgemm.threads import crowded, share_cores
@@ -71,6 +72,8 @@ class ProcessGrid:
         ranks: Sequence[int] | None = None,
     ) -> None:
         base = MPI.COMM_WORLD if comm is None else comm
+        if not isinstance(base, MPI.Intracomm) or base == MPI.COMM_NULL:  # nobody to agree with
+            raise GridError(f"comm is an intracommunicator of this rank, got {base!r}")
         with together(base) as said:
             nodes = _Nodes()
             said += ["ProcessGrid", shape, layers, ranks, nodes.ranks]
@@ -217,6 +220,7 @@ class ProcessGrid:
             for grid in self._shared.work_grids.values():
                 grid._disconnect()
             self._shared.node.Free()
+            watchdog.forget(self._shared.comm)
             self._shared.comm.Free()
 
     def __enter__(self) -> ProcessGrid:
@@ -245,6 +249,7 @@ class _Shared:
 
     def __init__(self, comm: MPI.Intracomm, nodes: _Nodes) -> None:
         self.comm = comm.Dup()
+        watchdog.watch(self.comm)
         self.users = 0
         self.work_grids: dict[Any, ProcessGrid] = {}
         self.node = MPI.Intracomm(self.comm.Split_type(MPI.COMM_TYPE_SHARED))
@@ -283,6 +288,7 @@ class _Nodes:
             raise ArgumentError(f"PDGEMM_RANKS_PER_NODE is a positive number, got {ranks!r}")
         if limit and not limit.isdecimal():
             raise ArgumentError(f"PDGEMM_NODE_MEMORY is a number of bytes, got {limit!r}")
+        watchdog.seconds()
         self.ranks = int(ranks) if ranks else None
         self.bytes = float(limit) if limit else inf
 

@@ -24,6 +24,7 @@ import h5py  # isort: skip
 import numpy as np
 
 import pdgemm
+from pdgemm.arguments import communicator
 from pdgemm.device import HOST
 from pdgemm.dtypes import BFLOAT16, OPERANDS, RESULTS, names, rank
 from pdgemm.errors import DTypeError, FileError, LayoutError, together
@@ -31,7 +32,7 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.io.atomic import on_root, replacing, reserve
 from pdgemm.io.checksum import checksum
 from pdgemm.io.place import as_stored
-from pdgemm.matrix import Block, DistMatrix, meet
+from pdgemm.matrix import Block, DistMatrix, communicator_of, meet
 from pdgemm.tracing import timed
 
 Progress = Callable[[int, int], object]
@@ -94,17 +95,18 @@ def load(
     `.report` names the way it was read, bytes and seconds.  Extra memory: at most 256 MiB per rank.
     Raises FileError, LayoutError, DTypeError or DeviceError on every rank.
     """
-    start = perf_counter()
-    path, comm = Path(path), grid.comm
+    start, comm = perf_counter(), communicator_of(grid)
+    with together(comm) as said:
+        path = Path(path)
+        said += ["hdf5.load", path, name, block, source, dtype, transpose, verify, device]
     meet(grid, device)
     stored = on_root(comm, path, lambda: _inspect(path, name))
-    with together(comm) as said:
+    with together(comm):
         wanted = stored.dtype if dtype is None else np.dtype(dtype)
         _check_dtypes(f"{path}:{name}", stored.dtype, wanted)
         if verify and stored.checksum is None:
             raise FileError(f"{path}:{name} carries no checksum to verify")
         method = _way_to_read(stored)
-        said += [path, name, transpose, verify, wanted]
         carried = wanted
         if verify:  # the checksum is one of the bits as they are stored
             carried = stored.dtype
@@ -159,10 +161,10 @@ def save(
     and renamed at the end.  Attributes of the dataset record layout, dtype and a checksum.
     Raises FileError on every rank, and leaves what was there before.
     """
-    start = perf_counter()
-    path, comm = Path(path), matrix.grid.comm
+    start, comm = perf_counter(), communicator(matrix=matrix)
     with together(comm) as said:
-        said += [path, name, chunks, compression, check]
+        path = Path(path)
+        said += ["hdf5.save", path, name, chunks, compression, check]
         if matrix.dtype not in STORED or not matrix.dtype.isnative:
             raise DTypeError(f"a matrix of {matrix.dtype} cannot be saved; use astype, to one of {names(STORED)}")
         method = "mpio" if hyperslabs.parallel_h5py() else "mpi-io"

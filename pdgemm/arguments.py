@@ -8,6 +8,7 @@ from operator import index
 from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 
 from pdgemm import dtypes
 from pdgemm.device import Array, address, shadow, writeable
@@ -15,6 +16,22 @@ from pdgemm.errors import ArgumentError, DTypeError
 from pdgemm.matrix import DistMatrix
 
 _KINDS = "sums are complex, real or whole numbers where C is, and A and B no more than that"
+
+
+def communicator(**matrices: object) -> MPI.Intracomm:
+    """Of the first that is a matrix: where ranks agree on what is wrong with the others."""
+    for x in matrices.values():
+        if isinstance(x, DistMatrix):
+            return x.grid.comm
+    name, x = next(iter(matrices.items()))
+    raise DTypeError(f"{name} is a DistMatrix, got {type(x).__name__}")  # nobody to agree with
+
+
+def check_matrices(**given: object) -> None:
+    """Raise DTypeError where something else is given for a matrix."""
+    for name, x in given.items():
+        if not isinstance(x, DistMatrix):
+            raise DTypeError(f"{name} is a DistMatrix, got {type(x).__name__}")
 
 
 def as_scalar(given: object, dtype: np.dtype, name: str) -> Any:

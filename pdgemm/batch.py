@@ -73,7 +73,8 @@ class Batch:
                 ranks.  No copy, but of a sequence of matrices that are all of one shape.  NumPy's or a device's, as
                 in `DistMatrix.from_local`; the same on all ranks.
         """
-        with together(comm):
+        with together(comm) as said:
+            said.append("Batch.from_local")
             given, shapes, dtype = _parsed(items)
             names = set[str]()
             for x in given if isinstance(given, list) else [given]:
@@ -109,7 +110,8 @@ class Batch:
             if place.shape != numbers.shape or not np.isin(place, range(comm.size)).all():
                 raise LayoutError(f"owner is one of {comm.size} ranks for each of {len(shapes)} items, got {owner}")
             place = place.astype(np.intp)
-            said.append(f"{len(shapes)} items of {dtype}, checksum {crc32(shapes.tobytes() + place.tobytes())}")
+            said.append(f"Batch.from_global of {len(shapes)} items of {dtype}")
+            said.append(f"checksum {crc32(shapes.tobytes() + place.tobytes())}")
             own = np.flatnonzero(place == comm.rank)
             taken = given[own] if isinstance(given, np.ndarray) else [given[number].copy() for number in own]
             return cls(_arranged(taken, shapes, dtype), shapes, place, dtype, comm)
@@ -125,7 +127,7 @@ class Batch:
         """
         rank, size = self.comm.rank, self.comm.size
         with together(self.comm) as said:
-            said.append(f"root {root}")
+            said.append(f"Batch.to_global, root={root}")
             if root not in range(size):
                 raise ArgumentError(f"root {root} is not one of {size} ranks")
             counts = np.bincount(self.owner, minlength=size)

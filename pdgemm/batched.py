@@ -62,7 +62,7 @@ def matmul_batched(
     start = perf_counter()
     if not isinstance(A, Batch):  # without a batch there is no communicator to agree on
         raise DTypeError(f"A is a Batch, got {type(A).__name__}")
-    with together(A.comm if check else None) as said:
+    with together(A.comm, check) as said:
         for name, x in (("A", A), ("B", B), ("C", C)):
             if x is not None or name == "B":
                 _check_batch(name, x, A)

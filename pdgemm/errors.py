@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Callable
+from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -60,56 +61,83 @@ class FileError(PdgemmError, OSError):
 
 
 def raise_together(comm: MPI.Comm, error: Exception | None) -> None:
-    """If any rank of `comm` brings an error, raise it on all.  Collective; one allreduce of 3 words.
+    """If any rank of `comm` brings an error, raise it on all.  Collective; one allreduce of 4 words.
 
     The lowest failing rank's exception is raised everywhere, and says which ranks it concerns.
     """
     check_together(comm, error, "")
 
 
-def check_together(comm: MPI.Comm, error: Exception | None, description: str) -> None:
-    """`raise_together`, and also raise if the ranks' descriptions of the problem differ.
+def check_together(comm: MPI.Comm, error: Exception | None, description: str, flag: bool = False) -> bool:
+    """`raise_together`, and also raise if the ranks' descriptions of the problem differ.  Is the flag of any rank set?
 
-    Collective; one allreduce of 3 words, whatever the length of the description.
+    Collective; one allreduce of 4 words, whatever the length of the description.
     """
     from mpi4py import MPI
 
+    global waiting
     _refuse_freed(comm)
     if comm.size == 1 and error is None:
-        return
+        return flag
     digest = int.from_bytes(hashlib.blake2b(description.encode(), digest_size=7).digest(), "big")
-    lowest = np.array([comm.size if error is None else comm.rank, digest, -digest])
-    comm.Allreduce(MPI.IN_PLACE, lowest, MPI.MIN)
+    lowest = np.array([comm.size if error is None else comm.rank, digest, -digest, -flag])
+    here = meetings.get(comm.handle)
+    if here:
+        here.joined += 1
+    waiting = monotonic(), comm, here
+    try:
+        comm.Allreduce(MPI.IN_PLACE, lowest, MPI.MIN)
+    finally:
+        waiting = None
     first = int(lowest[0])
     if first < comm.size:
         failed = [rank for rank, bad in enumerate(comm.allgather(error is not None)) if bad]
         raise comm.bcast(_told(error, failed, comm.size) if comm.rank == first else None, root=first)
     if lowest[1] != -lowest[2]:
         raise ArgumentError(_disagreement(comm.allgather(description)))
+    return bool(lowest[3])
+
+
+class Meetings:
+    """The calls of `check_together` on one communicator, as far as this rank has come; `pdgemm.watchdog` looks on."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.comm = comm
+        self.joined = 0
+        self.unchecked = 0  # the last one that this rank left out, with check=False
+        self.asked = 0  # the last one that a lower rank asked after
+
+
+meetings: dict[int, Meetings] = {}  # by the handles of their communicators
+waiting: tuple[float, MPI.Comm, Meetings | None] | None = None  # since when this rank waits for the others, and where
 
 
 class together:
     """Work that may fail on some ranks only and does not communicate; a failure is raised on all.
 
     What the `with` block appends to the list it is given must be the same on all ranks, else all raise.
-    comm : None where the caller vouches for all that: nothing is compared, a failure is this rank's alone.
+    check : False where the caller vouches for all that: nothing is compared, a failure is this rank's alone.
+    flag  : set it on any rank, and behind the block it is set on all.
     """
 
-    __slots__ = ("_comm", "_said")
+    __slots__ = ("_check", "_comm", "_said", "flag")
 
-    def __init__(self, comm: MPI.Comm | None) -> None:
-        self._comm, self._said = comm, list[object]()
+    def __init__(self, comm: MPI.Comm, check: bool = True) -> None:
+        self._comm, self._check, self._said, self.flag = comm, check, list[object](), False
 
     def __enter__(self) -> list[object]:
-        if self._comm is not None:
-            _refuse_freed(self._comm)
+        _refuse_freed(self._comm)
         return self._said
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._comm is not None and (error is None or isinstance(error, Exception)):
-            check_together(self._comm, error, ", ".join(map(str, self._said)) if self._comm.size > 1 else "")
+        if not self._check:
+            if here := meetings.get(self._comm.handle):
+                here.joined = here.unchecked = here.joined + 1
+        elif error is None or isinstance(error, Exception):
+            description = ", ".join(map(str, self._said)) if self._comm.size > 1 else ""
+            self.flag = check_together(self._comm, error, description, self.flag)
 
 
 def _refuse_freed(comm: MPI.Comm) -> None:
@@ -157,8 +185,17 @@ def _disagreement(descriptions: list[str]) -> str:
     groups: dict[str, list[int]] = {}
     for rank, text in enumerate(descriptions):
         groups.setdefault(text, []).append(rank)
-    said = "; ".join(f"{ranks_text(ranks)}: {text}" for text, ranks in groups.items())
+    parts = [text.split(", ") for text in groups]
+    same = _alike(parts)
+    alike = _alike([part[same:][::-1] for part in parts])
+    differ = (", ".join([*part[: min(same, 1)], *part[same : len(part) - alike]]) for part in parts)  # with its name
+    said = "; ".join(f"{ranks_text(ranks)}: {text}" for text, ranks in zip(differ, groups.values()))
     return f"the ranks were called with different arguments: {said}"
+
+
+def _alike(parts: list[list[str]]) -> int:
+    """Of how many first items are all lists the same?"""
+    return next((n for n, items in enumerate(zip(*parts)) if len({*items}) > 1), min(map(len, parts)))
 
 
 def ranks_text(ranks: list[int]) -> str:

@@ -8,11 +8,20 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
-from mpi4py import MPI
 
 from pdgemm import device as devices
 from pdgemm import dtypes
-from pdgemm.arguments import accumulation, as_count, as_optional, as_scalar, as_shape, check_result, op
+from pdgemm.arguments import (
+    accumulation,
+    as_count,
+    as_optional,
+    as_scalar,
+    as_shape,
+    check_matrices,
+    check_result,
+    communicator,
+    op,
+)
 from pdgemm.candidates import Problem, Way
 from pdgemm.device import REMEDY, Device, Reach
 from pdgemm.errors import (
@@ -111,32 +120,34 @@ def pdgemm(
     Higham, Lopez, Mary & Pranesh, SIAM J. Sci. Comput. 42(3), 2020).
     """
     start = perf_counter()
-    comm = _communicator(A)
+    comm = communicator(A=A, B=B, C=C)
     sums = accumulate_dtype, compute_type
     asked = _Options(algorithm, shape, layers, lookahead, panel_width, memory_limit, mover, *sums, machine)
 
     product: Prepared | None
 
-    def ready(shared: bool) -> tuple[Prepared, Any]:
-        with together(comm if check else None) as said:
+    def ready(shared: bool) -> tuple[Prepared, Any, bool]:
+        agreement = together(comm, check)
+        with agreement as said:
+            agreement.flag = progress is not None
             a, b, c, made = _operands(A, B, C, transa, transb)
             scalars = as_scalar(alpha, c.dtype, "alpha"), as_scalar(0 if made else beta, c.dtype, "beta")
             nothing = scalars[0] == 0 or a.shape[1] == 0
             plan = plan_product(_problem(a, b, c, asked, scalars[1] == 0, nothing, shared))
-            said += [f"pdgemm, alpha={scalars[0]}", f"beta={scalars[1]}", plan.description]
+            said += [f"pdgemm, alpha={scalars[0]}", f"beta={scalars[1]}", *["C=None"] * made, plan.description]
             room = Buffers(plan, a, b) if check else None
         room = room or unchecked(plan, a, b)
-        return Prepared(plan, scalars[0], a, b, c, room), scalars[1]
+        return Prepared(plan, scalars[0], a, b, c, room), scalars[1], check and agreement.flag
 
     try:
-        product, beta = ready(shared=True)
+        product, beta, agreed = ready(shared=True)
     except NodeMemoryError:
         if mover in READ:
             raise
         product = None
     if product is None:  # outside, where the exception holds no buffers
-        product, beta = ready(shared=False)
-    result = product.run(beta, start, progress)
+        product, beta, agreed = ready(shared=False)
+    result = product.run(beta, start, progress, agreed)
     if C is None:
         result.shared = all_shared(result.stored, result.grid)
     return result
@@ -171,7 +182,7 @@ def plan(
     `plan.execute(A, B, C)` as often as wanted.
     Raises what `pdgemm` raises, the same on every rank.
     """
-    with together(_communicator(A) if check else None) as said:
+    with together(communicator(A=A, B=B, C=C), check) as said:
         A, B, C, made = _operands(A, B, C, transa, transb)
         sums = accumulate_dtype, compute_type
         asked = _Options(algorithm, shape, layers, lookahead, panel_width, memory_limit, mover, *sums, machine)
@@ -192,10 +203,10 @@ def execute(
 ) -> DistMatrix:
     """`Plan.execute`."""
     start = perf_counter()
-    _communicator(A)
-    if isinstance(C, DistMatrix) and (A.shape[1] == 0 or (np.ndim(alpha) == 0 and alpha == 0)):  # nothing to multiply
+    matrices = isinstance(A, DistMatrix) and isinstance(C, DistMatrix)
+    if matrices and (A.shape[1] == 0 or (np.ndim(alpha) == 0 and alpha == 0)):  # nothing to multiply
         return pdgemm(alpha, A, B, beta, C, check=check)
-    product, beta = _prepared(plan, A, B, C, alpha, beta, check)
+    product, beta = _prepared("execute", plan, A, B, C, alpha, beta, check)
     return product.run(beta, start)
 
 
@@ -203,18 +214,15 @@ def prepare(
     plan: Plan, A: DistMatrix, B: DistMatrix, C: DistMatrix, *, alpha: complex = 1, check: bool = True
 ) -> Prepared:
     """`Plan.prepare`."""
-    _communicator(A)
-    return _prepared(plan, A, B, C, alpha, 0, check)[0]
+    return _prepared("prepare", plan, A, B, C, alpha, 0, check)[0]
 
 
 def _prepared(
-    plan: Plan, A: DistMatrix, B: DistMatrix, C: DistMatrix, alpha: Any, beta: Any, check: bool
+    caller: str, plan: Plan, A: DistMatrix, B: DistMatrix, C: DistMatrix, alpha: Any, beta: Any, check: bool
 ) -> tuple[Prepared, Any]:
     """The product of matrices that lie as planned, and beta as a number of C's kind.  Collective where it checks."""
-    with together(A.grid.comm if check else None) as said:
-        _check_types(A, B, C)
-        if not isinstance(C, DistMatrix):
-            raise DTypeError(f"C is a DistMatrix, got {type(C).__name__}")
+    with together(communicator(A=A, B=B, C=C), check) as said:
+        check_matrices(A=A, B=B, C=C)
         alpha, beta = as_scalar(alpha, C.dtype, "alpha"), beta_of(beta, C, plan)
         _check_result(A, B, C)
         _check_devices(A, B, C)
@@ -237,7 +245,7 @@ def _prepared(
                     f"memory limit {limit} bytes per rank is too small for matrices that the ranks of a node do not "
                     f"share: {plan.extra_bytes(None)} bytes are needed"
                 )
-        said += [f"execute, alpha={alpha}", f"beta={beta}", plan.description]
+        said += [f"{caller}, alpha={alpha}", f"beta={beta}", plan.description]
         room = Buffers(plan, A, B) if check else None
     room = room or unchecked(plan, A, B)
     return Prepared(plan, alpha, A, B, C, room), beta
@@ -283,12 +291,6 @@ def _nothing_to_multiply(A: Layout, B: Layout, C: Layout) -> tuple[Layout, Layou
     )
 
 
-def _communicator(A: object) -> MPI.Intracomm:
-    if not isinstance(A, DistMatrix):  # without a matrix there is no communicator to agree on
-        raise DTypeError(f"A is a DistMatrix, got {type(A).__name__}")
-    return A.grid.comm
-
-
 class _Options(NamedTuple):
     """What a caller asks of a plan."""
 
@@ -308,7 +310,7 @@ def _operands(
     A: DistMatrix, B: DistMatrix, C: DistMatrix | None, transa: str, transb: str
 ) -> tuple[DistMatrix, DistMatrix, DistMatrix, bool]:
     """op(A), op(B) and C, which fit each other, and whether C was made here."""
-    _check_types(A, B, C)
+    check_matrices(A=A, B=B, **({} if C is None else {"C": C}))
     A, B = op(A, transa, "transa"), op(B, transb, "transb")
     _check_devices(A, B, C)
     for name, x in (("A", A), ("B", B)):
@@ -420,12 +422,6 @@ def _machine(asked: object, grid: ProcessGrid, gpus: bool, staged: bool) -> Mach
     if not isinstance(asked, Machine):
         raise ArgumentError(f"machine is a Machine, got {type(asked).__name__}")
     return asked
-
-
-def _check_types(A: DistMatrix, B: DistMatrix, C: DistMatrix | None) -> None:
-    for name, x in (("A", A), ("B", B), ("C", C)):
-        if not isinstance(x, DistMatrix) and (name, x) != ("C", None):
-            raise DTypeError(f"{name} is a DistMatrix, got {type(x).__name__}")
 
 
 def _check_devices(A: DistMatrix, B: DistMatrix, C: DistMatrix | None) -> None:

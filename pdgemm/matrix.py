@@ -95,7 +95,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         where = meet(grid, device)
         with together(grid.comm) as said:
             layout = layout_on(grid, shape, block, source)
-            said += [layout, np.dtype(dtype), order]
+            said += ["DistMatrix.empty", layout, np.dtype(dtype), order]
             if order not in ("C", "F"):
                 raise ArgumentError(f'order {order!r} is neither "C" nor "F"')
             local = new_array(layout.local_shape(grid.coords), dtype, order, grid, where)
@@ -127,7 +127,8 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
 
         kind : "uniform" on [0, 1), or "normal" with mean 0 and variance 1.
         """
-        with together(grid.comm):
+        with together(communicator_of(grid)) as said:
+            said += ["DistMatrix.random", seed, kind]
             f = elements.element_function(kind, seed, np.dtype(dtype))
         return cls.from_function(f, shape, grid=grid, dtype=dtype, **layout)
 
@@ -141,7 +142,8 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
             broadcasts to (r, c).  An exception in f on any rank is raised on all.
         """
         matrix = cls.empty(shape, grid=grid, **layout)
-        with together(grid.comm):
+        with together(grid.comm) as said:
+            said.append("DistMatrix.from_function")
             host = matrix.local if matrix.device == devices.HOST else np.empty(matrix.local.shape, matrix.dtype)
             elements.fill(host, *matrix.indices(), f)
             if host is not matrix.local:
@@ -164,13 +166,13 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
                 An array of NumPy's or CuPy's, or of any library that hands out its memory by DLPack or
                 `__cuda_array_interface__` (PyTorch, JAX): the matrix lies where it does.
         """
-        comm = grid.comm
+        comm = communicator_of(grid)
         with together(comm) as said:
             layout = layout_on(grid, shape, block, source)
             array = devices.adopted(local)
             if found := devices.of(array):
                 found.check(array)
-            said += [layout, array.dtype, devices.name_of(array)]
+            said += ["DistMatrix.from_local", layout, array.dtype, devices.name_of(array)]
             if array.shape != layout.local_shape(grid.coords):
                 raise LayoutError(
                     f"the local array has shape {array.shape}, but {layout} on a {grid} grid gives "
@@ -210,17 +212,17 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         array : (m, n) on every rank, each taking its part; or, with `root`, only on that rank,
                 which sends the others theirs.
         """
-        if root is None:
-            with together(grid.comm) as said:
-                whole = _as_matrix(array)
+        with together(communicator_of(grid)) as said:
+            said += ["DistMatrix.from_global", f"root={root}", block, source, device]
+            _check_root(grid, root)
+            whole = _as_matrix(array) if root in (None, grid.rank) else np.empty((0, 0))
+            if root is None:
                 said += [whole.shape, whole.dtype]
+        if root is None:
             matrix = cls.empty(whole.shape, grid=grid, block=block, dtype=whole.dtype, source=source, device=device)
             with together(grid.comm):
                 set_elements(matrix.local, whole[block_index(*matrix.indices())])
             return matrix
-        _check_root(grid, root)
-        with together(grid.comm):
-            whole = _as_matrix(array) if grid.rank == root else np.empty((0, 0))
         shape, dtype = grid.comm.bcast((whole.shape, whole.dtype), root=root)
         matrix = cls.empty(shape, grid=grid, block=block, dtype=dtype, source=source, device=device)
         host = matrix.local if matrix.device == devices.HOST else np.empty(matrix.local.shape, dtype)
@@ -345,13 +347,17 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __setitem__(self, key: Any, value: DistMatrix | complex) -> None:
         """Set a submatrix: to a number, or to a matrix of any layout.  Collective over the grid."""
-        view = self[key]
+        with together(self.grid.comm) as said:
+            view, matrix = self[key], isinstance(value, DistMatrix)
+            said += ["setting", key, "to a matrix" if matrix else value]
+            if not matrix:
+                if np.ndim(value) != 0:
+                    raise ArgumentError(
+                        "a submatrix is set to a number or a DistMatrix; deal an array out first, from_global"
+                    )
+                view.local[...] = value
         if isinstance(value, DistMatrix):
             value.redistribute(view)
-        elif np.ndim(value) == 0:
-            view.local[...] = value
-        else:
-            raise ArgumentError("a submatrix is set to a number or a DistMatrix; deal an array out first, from_global")
 
     # ------------------------------------------------------------------ moving
     def redistribute(self, out: DistMatrix | None = None, **options: Any) -> DistMatrix:
@@ -387,8 +393,9 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
 
         Root needs memory for mn elements and one message of at most 256 MiB.
         """
-        _check_root(self.grid, root)
-        with together(self.grid.comm):
+        with together(self.grid.comm) as said:
+            said += ["to_global", root, self.distribution, self.dtype]
+            _check_root(self.grid, root)
             whole = np.empty(self.shape, self.dtype) if self.grid.rank == root else None
             here = to_host(self.local)
         collect(here, self.distribution, self.grid, whole, root)
@@ -396,7 +403,8 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
 
     def allgather(self) -> np.ndarray:
         """The whole matrix on every rank.  Collective over the grid."""
-        with together(self.grid.comm):
+        with together(self.grid.comm) as said:
+            said += ["allgather", self.distribution, self.dtype]
             whole, here = np.empty(self.shape, self.dtype), to_host(self.local)
         collect_everywhere(here, self.distribution, self.grid, whole)
         return whole
@@ -424,11 +432,17 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         self, other: DistMatrix | complex, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
     ) -> bool:
         """|a - b| <= atol + rtol |b| for all elements; the same answer on every rank.  Collective."""
-        if isinstance(other, DistMatrix):
-            self._check_layout(other)
-        right = to_host(other.local) if isinstance(other, DistMatrix) else other
-        here = np.allclose(to_host(self.local), right, rtol=rtol, atol=atol, equal_nan=equal_nan)
-        return bool(self.grid.comm.allreduce(here, op=MPI.LAND))
+        differ = together(self.grid.comm)
+        with differ as said:
+            right: Any = other
+            if isinstance(other, DistMatrix):
+                self._check_layout(other)
+                right = to_host(other.local)
+            elif np.ndim(other) != 0:
+                raise ArgumentError("a DistMatrix is compared with a number or a DistMatrix; deal an array out first")
+            said += ["allclose", "a matrix" if isinstance(other, DistMatrix) else other, rtol, atol, equal_nan]
+            differ.flag = not np.allclose(to_host(self.local), right, rtol=rtol, atol=atol, equal_nan=equal_nan)
+        return not differ.flag
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         """Elementwise NumPy functions on the local parts; numpy.matmul as a distributed product."""
@@ -491,11 +505,19 @@ def all_shared(local: Array, grid: ProcessGrid) -> bool:
     return bool(grid.comm.allreduce(here, MPI.LAND))
 
 
+def communicator_of(grid: ProcessGrid) -> MPI.Intracomm:
+    """Where ranks agree on a matrix to be made."""
+    if not isinstance(grid, ProcessGrid):  # nobody to agree with
+        raise GridError(f"grid is a ProcessGrid, got {type(grid).__name__}")
+    return grid.comm
+
+
 def meet(grid: ProcessGrid, name: str) -> Device | None:
     """The device of a name, when the ranks know how they reach its memory.  Collective over the grid."""
+    comm = communicator_of(grid)
     if name == devices.HOST:
         return None
-    with together(grid.comm) as said:
+    with together(comm) as said:
         said += ["device", name]
         device = devices.named(name)
     if device:
@@ -531,6 +553,6 @@ def _order(array: np.ndarray) -> Order | None:
     return "C" if right == array.itemsize else "F"
 
 
-def _check_root(grid: ProcessGrid, root: int) -> None:
-    if not 0 <= root < grid.size:
+def _check_root(grid: ProcessGrid, root: int | None) -> None:
+    if root is not None and root not in range(grid.size):
         raise ArgumentError(f"root {root} is not a rank of the {grid} grid")

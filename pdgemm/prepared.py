@@ -15,7 +15,7 @@ from pdgemm import tracing
 from pdgemm.arguments import as_scalar
 from pdgemm.cannon import cannon
 from pdgemm.device import Array
-from pdgemm.errors import ArgumentError, Shield, together
+from pdgemm.errors import ArgumentError, Shield, raise_together, together
 from pdgemm.grids.layout import Layout
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.layered import inner, layered
@@ -70,7 +70,7 @@ class Buffers:
 
 def unchecked(plan: Plan, A: DistMatrix, B: DistMatrix) -> Buffers:
     """The buffers of a call with check=False: nobody can vouch for room in memory that the ranks of a node share."""
-    with together(A.grid.comm if plan.needs_node_memory else None):
+    with together(A.grid.comm, plan.needs_node_memory):
         return Buffers(plan, A, B)
 
 
@@ -96,13 +96,23 @@ class Prepared:
         check : False skips the allreduce that makes all ranks raise the same exception.
         """
         start = perf_counter()
-        with together(self._matrices[0].grid.comm if check else None) as said:
+        with together(self._matrices[0].grid.comm, check) as said:
             beta = beta_of(beta, self._matrices[2], self.plan)
-            said += [f"beta={beta}", self.plan.description]
+            said += [f"a prepared product, beta={beta}", self.plan.description]
         return self.run(beta, start)
 
-    def run(self, beta: Any, start: float, progress: Callable[[int, int], object] | None = None) -> DistMatrix:
-        """Bring A and B where they fit, multiply, bring C home, report.  start : when the call began."""
+    def run(
+        self,
+        beta: Any,
+        start: float,
+        progress: Callable[[int, int], object] | None = None,
+        agreed: bool = False,
+    ) -> DistMatrix:
+        """Bring A and B where they fit, multiply, bring C home, report.
+
+        start    : when the call began.
+        agreed   : do all ranks know that some rank has a `progress`?  What it raises is then raised on all.
+        """
         (A, B, C), room, plan, moves = self._matrices, self._room, self.plan, self._moves
         comm, reports, trace = A.grid.comm, list[MoveReport](), tracing.active()
         if trace:
@@ -143,7 +153,9 @@ class Prepared:
         C.report = report
         if trace:
             trace.add((HOST, "pdgemm", start, end, 0, lambda: report().as_dict()))
-        if notify.error is not None:
+        if agreed:
+            raise_together(comm, notify.error)
+        elif notify.error is not None:
             raise notify.error
         return C
 

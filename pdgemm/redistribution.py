@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from pdgemm import device as devices
 from pdgemm import tracing
-from pdgemm.arguments import as_count, as_scalar, check_result, same_memory
+from pdgemm.arguments import as_count, as_scalar, check_matrices, check_result, communicator, same_memory
 from pdgemm.blockcopy import copy_blocks
 from pdgemm.device import Array, Device
 from pdgemm.dtypes import fits, wire
@@ -63,14 +63,12 @@ def redistribute(
     Raises LayoutError, GridError, DTypeError, ArgumentError or MemoryLimitError, the same on every rank and before
     anything is sent.
     """
-    if not isinstance(X, DistMatrix):  # without a matrix there is no communicator to agree on
-        raise DTypeError(f"X is a DistMatrix, got {type(X).__name__}")
-    start, comm, made = perf_counter(), X.grid.comm, out is None
-    if relabel and out is None:
+    start, comm, made = perf_counter(), communicator(X=X, out=out), out is None
+    if relabel and made:
         grid = _relabelled(X, grid or X.grid.base, block, source)
     if made:
         meet(grid or X.grid.base, X.device)
-    with together(comm if check else None) as said:
+    with together(comm, check) as said:
         if out is None:
             if beta != 0:
                 raise ArgumentError(f"beta = {beta} needs an out to be added to")
@@ -93,7 +91,7 @@ def redistribute(
                 f"memory limit {limit} bytes per rank is too small to redistribute {X!r}: "
                 f"at least {plan.extra_bytes(None)} bytes are needed"
             )
-        said += [f"redistribute, alpha={alpha}", f"beta={beta}", plan.description]
+        said += ["redistribute", *["out=None"] * made, f"alpha={alpha}", f"beta={beta}", plan.description]
         room = Room(plan, comm.rank, where)
     assert out is not None  # an error was raised on all ranks
     recorder = recorder_of(X.stored)
@@ -169,8 +167,7 @@ def move_report(name: str, plan: Exchange, rank: int, recorder: Recorder, second
 
 
 def _check(X: DistMatrix, Y: DistMatrix) -> None:
-    if not isinstance(Y, DistMatrix):
-        raise DTypeError(f"out is a DistMatrix, got {type(Y).__name__}")
+    check_matrices(X=X, out=Y)
     if X.device != Y.device:
         raise DeviceError(f"X is on {X.device}, out on {Y.device}; bring one to the other's with to_device")
     if X.shape != Y.shape:
@@ -185,7 +182,8 @@ def _relabelled(
     X: DistMatrix, grid: ProcessGrid, block: int | tuple[int, int] | None, source: tuple[int, int]
 ) -> ProcessGrid:
     """A grid like `grid` whose ranks already hold most of what they will hold."""
-    with together(X.grid.comm):
+    with together(X.grid.comm) as said:
+        said += ["redistribute with relabel", block, source]
         here = X.layout_in(X.grid)
         place = grid.place_in(X.grid)
         if place is None:

@@ -9,9 +9,10 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm import dtypes
+from pdgemm.arguments import as_count, as_scalar, check_matrices, communicator
 from pdgemm.device import to_host
 from pdgemm.elements import element_function, slabs
-from pdgemm.errors import ArgumentError, LayoutError, check_together
+from pdgemm.errors import ArgumentError, LayoutError, together
 from pdgemm.matrix import DistMatrix
 
 # what of |A||B| the rounding of both operands changes; tensor cores may cut off what does not fit tf32
@@ -69,25 +70,25 @@ def verify(
     Cost: 2 (mk + kn + mn) vectors / P flops, three allreduces of 2 vectors words per row.
     Raises LayoutError on every rank when shapes do not fit.
     """
-    m, k, n = A.shape[0], A.shape[1], B.shape[1]
-    error: Exception | None = None
-    if B.shape[0] != k or C.shape != (m, n) or (beta != 0 and (C0 is None or C0.shape != (m, n))):
-        error = LayoutError(
-            f"shapes do not fit: A is {A.shape}, B is {B.shape}, C is {C.shape}, "
-            f"C0 is {None if C0 is None else C0.shape}"
-        )
-    if compute_type not in _ROUNDED:
-        error = ArgumentError(f"compute_type {compute_type!r} is not one of {', '.join(dtypes.COMPUTE)}")
-    check_together(
-        C.grid.comm, error, f"verify({alpha}, {beta}, {seed}, {vectors}, {accumulate_dtype}, {compute_type})"
-    )
+    with together(communicator(C=C, A=A, B=B)) as said:
+        check_matrices(C=C, A=A, B=B, **({} if C0 is None else {"C0": C0}))
+        m, k, n = A.shape[0], A.shape[1], B.shape[1]
+        said += ["verify", (m, n, k), alpha, beta, seed, vectors, accumulate_dtype, compute_type]
+        if B.shape[0] != k or C.shape != (m, n) or (beta != 0 and (C0 is None or C0.shape != (m, n))):
+            raise LayoutError(
+                f"shapes do not fit: A is {A.shape}, B is {B.shape}, C is {C.shape}, "
+                f"C0 is {None if C0 is None else C0.shape}"
+            )
+        if compute_type not in _ROUNDED:
+            raise ArgumentError(f"compute_type {compute_type!r} is not one of {', '.join(dtypes.COMPUTE)}")
+        alpha, beta = (as_scalar(x, np.dtype(complex), name) for x, name in ((alpha, "alpha"), (beta, "beta")))
+        columns = np.arange(as_count(vectors, "vectors", 1))
+        X = 2 * element_function("uniform", seed, np.dtype(np.float64))(np.arange(n)[:, None], columns) - 1
 
-    double = np.dtype(np.float64)
-    X = 2 * element_function("uniform", seed, double)(np.arange(n)[:, None], np.arange(vectors)[None, :]) - 1
     with np.errstate(invalid="ignore", over="ignore"):
         left, _ = _apply(C, X, np.abs(X))
-        right: Any = np.zeros((m, vectors))
-        scale: Any = np.zeros((m, vectors))
+        right: Any = np.zeros((m, len(columns)))
+        scale: Any = np.zeros((m, len(columns)))
         if alpha != 0:  # else A and B are not read, whatever they hold
             right, scale = _apply(A, *_apply(B, X, np.abs(X)))
             right, scale = alpha * right, abs(alpha) * scale

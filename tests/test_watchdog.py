@@ -1,0 +1,126 @@
+"""Ranks that others wait for in vain are named; the job ends where it can never go on, and only there."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from problems import outside_a_launcher
+
+from pdgemm import watchdog
+from pdgemm.errors import ArgumentError
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("mpiexec") is None, reason="no mpiexec on PATH"),
+    pytest.mark.timeout(60),
+]
+HEAD = """
+import time
+from mpi4py import MPI
+from pdgemm import DistMatrix, ProcessGrid, pdgemm, watchdog
+watchdog.PATIENCE = 0.5
+comm = MPI.COMM_WORLD
+rank = comm.rank
+grid = ProcessGrid(comm)
+A = DistMatrix.eye(9, grid=grid)
+"""
+
+
+def run(folder: Path, source: str, **env: str) -> SimpleNamespace:
+    """The program on 3 ranks: exit code, standard output, lines of the watchdog."""
+    program = folder / "program.py"
+    program.write_text(HEAD + textwrap.dedent(source))
+    done = subprocess.run(
+        ["mpiexec", "-n", "3", sys.executable, str(program)],
+        env=outside_a_launcher() | env, text=True, capture_output=True, timeout=40,
+    )  # fmt: skip
+    lines = [line for line in done.stderr.splitlines() if line.startswith("pdgemm: rank")]
+    return SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr, lines=lines)
+
+
+def line_of(source: str, text: str) -> str:
+    """Where the program has a text, as the watchdog names it."""
+    lines = (HEAD + textwrap.dedent(source)).splitlines()
+    return f"program.py:{next(number for number, line in enumerate(lines, 1) if text in line)}"
+
+
+def test_a_rank_at_work_is_named_and_may_take_its_time(tmp_path: Path) -> None:
+    source = """
+        if rank == 1:
+            time.sleep(3)
+        norm = A.norm()
+        print("norm", round(norm, 6))
+    """
+    done = run(tmp_path, source)
+    assert (done.code, done.out.count("norm 3.0")) == (0, 3), done.err
+    assert done.lines and all("rank 0 of 3 has waited" in line for line in done.lines)  # one speaks for all
+    assert all(f"rank 1 did not join, it is in {tmp_path}/{line_of(source, 'sleep(3)')};" in x for x in done.lines)
+    assert all(f"{line_of(source, 'A.norm()')} (DistMatrix.norm)" in line for line in done.lines)
+
+
+def test_where_seconds_are_asked_for_the_wait_is_bounded(tmp_path: Path) -> None:
+    source = """
+        if rank == 0:
+            time.sleep(30)
+        A.norm()
+    """
+    done = run(tmp_path, source, PDGEMM_WATCHDOG="1")
+    assert done.code == watchdog.CODE
+    assert "rank 1 of 3 has waited" in done.lines[0] and done.lines[0].endswith("; the job is ended")
+    assert f"rank 0 did not join, it is in {tmp_path}/{line_of(source, 'sleep(30)')}" in done.lines[0]
+
+
+@pytest.mark.parametrize("leaves", ["raise ValueError('alone')", "MPI.Finalize()"])
+def test_a_rank_that_has_left_the_program_ends_the_job(tmp_path: Path, leaves: str) -> None:
+    done = run(tmp_path, f"""
+        if rank == 2:
+            {leaves}
+        A.norm()
+    """)
+    assert done.code == watchdog.CODE
+    assert "rank 2 did not join, it is in no program any more: it has ended; the job is ended" in done.lines[0]
+
+
+def test_who_went_on_without_the_check_is_told(tmp_path: Path) -> None:
+    done = run(tmp_path, "pdgemm(1, A, A, algorithm='cannon', check=rank == 2)")
+    assert done.code == watchdog.CODE
+    assert "rank 2 of 3 has waited" in done.lines[0] and "ranks 0-1 went on with check=False" in done.lines[0]
+
+
+def test_ranks_that_wait_for_each_other_end_the_job(tmp_path: Path) -> None:
+    done = run(tmp_path, """
+        other = ProcessGrid(comm.Dup())
+        (A if rank else DistMatrix.eye(4, grid=other)).norm()
+    """)
+    assert done.code == watchdog.CODE
+    assert "(DistMatrix.eye)" in done.lines[0] and "ranks 1" in done.lines[0] or "rank 1 did not join" in done.lines[0]
+
+
+def test_switched_off_and_after_the_end(tmp_path: Path) -> None:
+    source = """
+        import threading
+        names = [thread.name for thread in threading.enumerate()]
+        if rank == 1:
+            time.sleep(1.5)
+        A.norm()
+        grid.free()
+        MPI.Finalize()
+        time.sleep(1)
+        print("watched" if "pdgemm watchdog" in names else "unwatched")
+    """
+    off = run(tmp_path, source, PDGEMM_WATCHDOG="0")
+    assert (off.code, off.out.count("unwatched"), off.lines) == (0, 3, [])
+    on = run(tmp_path, source, PDGEMM_WATCHDOG="20")  # nothing is sent once MPI has ended
+    assert (on.code, on.out.split(), on.lines) == (0, ["watched"] * 3, [])
+
+
+@pytest.mark.parametrize("given", ["-1", "nan", "inf", "soon", "9" * 5000])
+def test_seconds(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    monkeypatch.setenv("PDGEMM_WATCHDOG", given)
+    with pytest.raises(ArgumentError, match="PDGEMM_WATCHDOG is a number of seconds"):
+        watchdog.seconds()
