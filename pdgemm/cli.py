@@ -1,13 +1,15 @@
 """The command line: `pdgemm` under mpirun, srun or alone.  Rank 0 speaks for all.
 
 Exit codes, the same on all ranks: 0 done, 1 a result is wrong (`verify`, `--verify`), 2 bad input,
-3 an unexpected error (the whole job is ended), 143 ended by SIGTERM or SIGUSR1.
+3 an unexpected error (the whole job is ended), 130 and 143 ended by SIGINT, SIGTERM or SIGUSR1.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
+import signal
 import sys
 import traceback
 from contextlib import suppress
@@ -19,7 +21,7 @@ import click
 from pdgemm import gpus, options
 from pdgemm.dtypes import COMPUTE
 from pdgemm.elements import KINDS
-from pdgemm.errors import PdgemmError
+from pdgemm.errors import ArgumentError, PdgemmError, check_together
 from pdgemm.forms import BLOCK, BYTES, DATASET, GRID, MNK, NUMBER, SHAPE, Dataset
 from pdgemm.studies.commands import inside_job, plot, scaling
 
@@ -439,17 +441,20 @@ def _asked(
 # ------------------------------------------------------------------ running
 def main() -> None:
     """Entry point of `pdgemm`."""
-    debug = "--debug" in sys.argv
+    debug, several = "--debug" in sys.argv, inside_job(sys.argv)
     name = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
-    if name in WITHOUT_MPI or (name == scaling.name and not inside_job(sys.argv)):
-        started = (os.environ.get(name) for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"))
-        sys.exit(0 if any(number not in (None, "", "0") for number in started) else _code(0, debug))
+    if not several and name in (*WITHOUT_MPI, scaling.name):
+        sys.exit(_code(0, debug))
+    # a rank that left in an orderly way while MPI starts would be waited for
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if {"cuda", "--device=cuda"} & {*sys.argv}:
         with suppress(PdgemmError):  # on this rank only: all hear of it when the first matrix is made
             gpus.choose()  # before MPI starts
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as bad:
+        if name in WITHOUT_MPI:
+            sys.exit(_code(0, debug))
         click.echo(f"pdgemm: error: no usable MPI library ({bad}); pip install 'pdgemm[mpi]' brings one", err=True)
         sys.exit(2)
 
@@ -460,7 +465,11 @@ def main() -> None:
     if rank:  # help, results and plain errors come from rank 0
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
-        code = _code(rank, debug)
+        check_together(MPI.COMM_WORLD, None, f"pdgemm {shlex.join(sys.argv[1:])}")
+        # all ranks were given the same command, and get to the same end; these need one only
+        code = 0 if rank and name in WITHOUT_MPI else _code(rank, debug)
+    except ArgumentError as bad:
+        code = _told(rank, str(bad), debug)
     except BaseException:
         # perhaps on this rank only: the others would wait for it for ever
         traceback.print_exc()

@@ -15,7 +15,7 @@ from time import perf_counter, sleep
 from pdgemm.io.atomic import PARTIAL
 
 CODE = 128 + signal.SIGTERM
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+CODES = {signal.SIGTERM: CODE, signal.SIGUSR1: CODE, signal.SIGINT: 128 + signal.SIGINT}
 WORDS = "pdgemm: ended by "  # the line begins with this
 _LATER = 1.0  # seconds in which rank 0 may speak before another rank's end takes it along
 _state = ["starting", "nothing was written"]
@@ -27,17 +27,17 @@ def doing(what: str, lost: str) -> None:
 
 
 def watch(rank: int) -> None:
-    """From now on a signal ends this process with exit code 143."""
+    """From now on a signal ends this process with an exit code of CODES."""
     hears, tells = os.pipe()
     os.set_blocking(tells, False)
-    for number in SIGNALS:
+    for number in CODES:
         signal.signal(number, lambda number, frame: None)  # so that the signal goes into the pipe
     signal.set_wakeup_fd(tells, warn_on_full_buffer=False)
     Thread(target=_wait, args=(hears, rank, perf_counter()), daemon=True).start()
 
 
 def _wait(hears: int, rank: int, start: float) -> None:
-    while (number := os.read(hears, 1)[0]) not in SIGNALS:
+    while (number := os.read(hears, 1)[0]) not in CODES:
         pass
     if rank:
         sleep(_LATER)
@@ -47,4 +47,4 @@ def _wait(hears: int, rank: int, start: float) -> None:
         what, lost = _state
         text = f"{WORDS}{signal.Signals(number).name} after {perf_counter() - start:.1f} s, {what}: {lost}\n"
         os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
-    os._exit(CODE)
+    os._exit(CODES[signal.Signals(number)])

@@ -355,9 +355,11 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
                     raise ArgumentError(
                         "a submatrix is set to a number or a DistMatrix; deal an array out first, from_global"
                     )
-                view.local[...] = value
+                np.empty(1, self.dtype)[:] = value  # raises what the assignment would
         if isinstance(value, DistMatrix):
             value.redistribute(view)
+        else:
+            view.local[...] = value
 
     # ------------------------------------------------------------------ moving
     def redistribute(self, out: DistMatrix | None = None, **options: Any) -> DistMatrix:

@@ -77,11 +77,14 @@ def test_where_seconds_are_asked_for_the_wait_is_bounded(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("leaves", ["raise ValueError('alone')", "MPI.Finalize()"])
 def test_a_rank_that_has_left_the_program_ends_the_job(tmp_path: Path, leaves: str) -> None:
-    done = run(tmp_path, f"""
+    done = run(
+        tmp_path,
+        f"""
         if rank == 2:
             {leaves}
         A.norm()
-    """)
+    """,
+    )
     assert done.code == watchdog.CODE
     assert "rank 2 did not join, it is in no program any more: it has ended; the job is ended" in done.lines[0]
 
@@ -93,12 +96,16 @@ def test_who_went_on_without_the_check_is_told(tmp_path: Path) -> None:
 
 
 def test_ranks_that_wait_for_each_other_end_the_job(tmp_path: Path) -> None:
-    done = run(tmp_path, """
+    done = run(
+        tmp_path,
+        """
         other = ProcessGrid(comm.Dup())
         (A if rank else DistMatrix.eye(4, grid=other)).norm()
-    """)
+    """,
+    )
     assert done.code == watchdog.CODE
-    assert "(DistMatrix.eye)" in done.lines[0] and "ranks 1" in done.lines[0] or "rank 1 did not join" in done.lines[0]
+    assert "rank 0 of 3 has waited" in done.lines[0] and "(DistMatrix.random)" not in done.lines[0]
+    assert all(f"rank {rank} did not join, it is in {tmp_path}/program.py:" in done.lines[0] for rank in (1, 2))
 
 
 def test_switched_off_and_after_the_end(tmp_path: Path) -> None:

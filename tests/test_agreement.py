@@ -1,0 +1,181 @@
+"""Ranks that are called with different arguments, or call different functions, all raise the same exception."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(60)]
+EVERYWHERE = (slice(None), slice(None))
+
+
+def boom(*_: object) -> None:
+    raise ValueError("boom")
+
+
+# what all ranks do but one; what that one does; a part of the message
+Case = tuple[Callable[[Any], object], Callable[[Any], object], str]
+CASES: dict[str, Case] = {
+    "C": (lambda x: x.gemm(1, x.A, x.B, 0, x.C), lambda x: x.gemm(1, x.A, x.B), "C=None"),
+    "progress": (lambda x: x.gemm(1, x.A, x.B), lambda x: x.gemm(1, x.A, x.B, progress=boom), "boom"),
+    "progress, C given": (
+        lambda x: x.gemm(1, x.A, x.B, 0, x.C),
+        lambda x: x.gemm(1, x.A, x.B, 0, x.C, progress=boom),
+        "boom",
+    ),
+    "A": (lambda x: x.gemm(1, x.A, x.B), lambda x: x.gemm(1, None, x.B), "A is a DistMatrix, got NoneType"),
+    "A and B": (
+        lambda x: x.gemm(1, x.A, x.B, 0, x.C),
+        lambda x: x.gemm(1, x.A.local, 3, 0, x.C),
+        "A is a DistMatrix, got ndarray",
+    ),
+    "plan of no matrix": (lambda x: x.pdgemm.plan(x.A, x.B), lambda x: x.pdgemm.plan("A", x.B), "A is a DistMatrix"),
+    "prepare, execute": (
+        lambda x: x.plan.prepare(x.A, x.B, x.C),
+        lambda x: x.plan.execute(x.A, x.B, x.C),
+        "execute",
+    ),
+    "execute without A": (
+        lambda x: x.plan.execute(x.A, x.B, x.C),
+        lambda x: x.plan.execute(None, x.B, x.C),
+        "A is a DistMatrix",
+    ),
+    "redistribute": (lambda x: x.A.redistribute(x.C), lambda x: x.A.redistribute(), "out=None"),
+    "relabel": (lambda x: x.A.redistribute(), lambda x: x.A.redistribute(relabel=True), "relabel"),
+    "redistribute no matrix": (
+        lambda x: x.pdgemm.redistribute(x.A, x.C),
+        lambda x: x.pdgemm.redistribute(0, x.C),
+        "X is a DistMatrix, got int",
+    ),
+    "root": (lambda x: x.A.to_global(root=0), lambda x: x.A.to_global(root=1), "to_global, 1"),
+    "a root that is none": (lambda x: x.A.to_global(), lambda x: x.A.to_global(root=99), "root 99 is not a rank"),
+    "a root that is no number": (lambda x: x.A.to_global(), lambda x: x.A.to_global(root="0"), "root 0 is not a rank"),
+    "to_global, allgather": (lambda x: x.A.to_global(), lambda x: x.A.allgather(), "allgather"),
+    "set": (lambda x: x.A.__setitem__(EVERYWHERE, 1.0), lambda x: x.A.__setitem__(EVERYWHERE, x.B), "to a matrix"),
+    "set a number": (lambda x: x.A.__setitem__(EVERYWHERE, 1.0), lambda x: x.A.__setitem__(EVERYWHERE, 2.0), "2.0"),
+    "set key": (lambda x: x.A.__setitem__(EVERYWHERE, 1.0), lambda x: x.A.__setitem__(3, 1.0), "a submatrix is"),
+    "set array": (
+        lambda x: x.A.__setitem__(EVERYWHERE, x.B),
+        lambda x: x.A.__setitem__(EVERYWHERE, np.ones(4)),
+        "deal an array out first",
+    ),
+    "allclose": (lambda x: x.A.allclose(x.B), lambda x: x.A.allclose(x.B.local), "compared with a number"),
+    "allclose, tolerance": (lambda x: x.A.allclose(x.B), lambda x: x.A.allclose(x.B, rtol=[]), ""),
+    "allclose, norm": (lambda x: x.A.allclose(x.B), lambda x: x.A.norm(), "norm, fro"),
+    "norm": (lambda x: x.A.norm(), lambda x: x.A.norm("two"), "norm 'two' is not one of"),
+    "from_global, root": (lambda x: x.deal(root=0), lambda x: x.deal(root=1), "root=1"),
+    "from_global, no root": (lambda x: x.deal(root=0), lambda x: x.deal(), "root=None"),
+    "from_global, block": (lambda x: x.deal(root=0), lambda x: x.deal(root=0, block=2), "2"),
+    "from_global, from_local": (
+        lambda x: x.deal(),
+        lambda x: x.Matrix.from_local(x.A.local, x.A.shape, grid=x.grid),
+        "from_local",
+    ),
+    "seed": (lambda x: x.random(seed=0), lambda x: x.random(seed=1), "DistMatrix.random, 1"),
+    "kind": (lambda x: x.random(), lambda x: x.random(kind="normal"), "normal"),
+    "random, eye": (lambda x: x.random(), lambda x: x.Matrix.eye(4, grid=x.grid), "DistMatrix.empty"),
+    "device": (lambda x: x.random(), lambda x: x.random(device="cuda"), "device"),
+    "verify": (
+        lambda x: x.pdgemm.verify(x.C, 1, x.A, x.B),
+        lambda x: x.pdgemm.verify(x.C, 1, x.A, None),
+        "B is a DistMatrix",
+    ),
+    "verify no C": (
+        lambda x: x.pdgemm.verify(x.C, 1, x.A, x.B),
+        lambda x: x.pdgemm.verify(0, 1, x.A, x.B),
+        "C is a DistMatrix",
+    ),
+    "verify C0": (
+        lambda x: x.pdgemm.verify(x.C, 1, x.A, x.B, 1, x.C),
+        lambda x: x.pdgemm.verify(x.C, 1, x.A, x.B, 1),
+        "C0 is None",
+    ),
+    "load, path": (lambda x: x.load(), lambda x: x.load(path=None), "NoneType"),
+    "load, device": (lambda x: x.load(), lambda x: x.load(device="cuda"), "hdf5.load, cuda"),
+    "load, block": (lambda x: x.load(), lambda x: x.load(block=3), "3"),
+    "load, dataset": (lambda x: x.load(), lambda x: x.load(name="y"), "y"),
+    "load, progress": (lambda x: x.load(), lambda x: x.load(progress=boom), "boom"),
+    "save, path": (lambda x: x.save(), lambda x: x.save(path=None), "NoneType"),
+    "save, progress": (lambda x: x.save(), lambda x: x.save(progress=boom), "boom"),
+    "save, load": (lambda x: x.save(), lambda x: x.load(), "hdf5.load"),
+    "grids": (lambda x: x.pdgemm.ProcessGrid(x.comm), lambda x: x.pdgemm.ProcessGrid(x.comm, layers=0), "layers"),
+    "batch": (
+        lambda x: x.pdgemm.Batch.from_local(np.ones((1, 2, 2)), x.comm),
+        lambda x: x.pdgemm.Batch.from_global(np.ones((1, 2, 2)), x.comm),
+        "Batch.from_global",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def job() -> Any:
+    """Matrices and functions that the cases use."""
+    from mpi4py import MPI
+
+    import pdgemm
+    from pdgemm.io import hdf5
+
+    comm = MPI.COMM_WORLD
+    with pdgemm.ProcessGrid(comm) as grid:
+        x = SimpleNamespace(comm=comm, pdgemm=pdgemm, gemm=pdgemm.pdgemm, grid=grid, Matrix=pdgemm.DistMatrix)
+        x.A, x.B = (pdgemm.DistMatrix.random((12, 12), grid=grid, seed=seed) for seed in (1, 2))
+        x.C = x.A.copy()
+        x.plan = pdgemm.plan(x.A, x.B, x.C)
+        x.random = lambda **given: pdgemm.DistMatrix.random((4, 4), grid=grid, **given)
+        x.deal = lambda **given: pdgemm.DistMatrix.from_global(np.eye(5), grid=grid, **given)
+        x.load = lambda path="", name="x", **given: hdf5.load(x.path if path == "" else path, name, grid, **given)
+        x.save = lambda path="", **given: hdf5.save(x.path if path == "" else path, "x", x.A, **given)
+        yield x
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("first", [False, True])
+def test_all_raise_the_same(job: Any, shared_tmp_path: Path, case: str, first: bool) -> None:
+    from pdgemm.errors import PdgemmError
+    from pdgemm.io import hdf5
+
+    usual, other, message = CASES[case]
+    job.path = shared_tmp_path / "a.h5"
+    hdf5.save(job.path, "x", job.A)
+    deviates = 0 if first else job.comm.size - 1
+    with pytest.raises((PdgemmError, ValueError, TypeError)) as caught:
+        (other if job.comm.rank == deviates else usual)(job)
+    told = caught.type, str(caught.value)
+    assert job.comm.allgather(told) == [told] * job.comm.size
+    assert message in told[1]
+    assert hdf5.load(job.path, "x", job.grid).allclose(job.A)  # the ranks still meet, and no file was harmed
+
+
+def test_who_has_nobody_to_agree_with_is_refused_at_once(job: Any) -> None:
+    from mpi4py import MPI
+
+    from pdgemm.errors import DTypeError, GridError
+    from pdgemm.io import hdf5
+
+    other = job.comm.Split(job.comm.rank % 2)
+    between = other.Create_intercomm(0, job.comm, 1 - job.comm.rank % 2)
+    for junk in (between, MPI.COMM_NULL, "comm", job.grid):
+        with pytest.raises(GridError, match="an intracommunicator of this rank"):
+            job.pdgemm.ProcessGrid(junk)
+    between.Free()
+    other.Free()
+    for call in (lambda: job.gemm(1, 2, 3), lambda: job.pdgemm.verify(1, 2, 3, 4), lambda: hdf5.save("x", "x", None)):
+        with pytest.raises(DTypeError, match="is a DistMatrix, got"):
+            call()
+    for make in (job.Matrix.empty, job.Matrix.random, job.Matrix.eye):
+        with pytest.raises(GridError, match="grid is a ProcessGrid, got Intracomm"):
+            make((3, 3), grid=job.comm)
+
+
+def test_one_who_deviates_is_told_apart() -> None:
+    from pdgemm.errors import _disagreement
+
+    assert _disagreement(["f, 1, 2, 3", "f, 1, 5, 3", "f, 1, 2, 3"]).endswith("ranks 0, 2: f, 2; rank 1: f, 5")
+    assert _disagreement(["f, 1", "f, 1, more"]).endswith("rank 0: f; rank 1: f, more")
+    assert _disagreement(["f, 1", "g, 1"]).endswith("rank 0: f; rank 1: g")
+    assert _disagreement(["", "g"]).endswith("rank 0: ; rank 1: g")
