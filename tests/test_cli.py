@@ -396,3 +396,48 @@ def test_a_trace_takes_the_place_of_no_matrix(folder: Path) -> None:
         assert run.returncode == 2
         assert f"--trace {name} is a file that is read or written here" in run.stderr
     assert {x.name: x.read_bytes() for x in folder.iterdir() if x.is_file()} == before
+
+
+# ------------------------------------------------------------------ ranks that were not told the same
+@pytest.mark.parametrize(
+    "other", ["--help", "plan --shape 9,9,9 --ranks 2", "generate x.h5:/x --shape 3", "info --json"]
+)
+def test_command_lines_that_differ_are_refused(folder: Path, other: str) -> None:
+    words = [str(MPIEXEC), "-n", "2", sys.executable, "-m", "pdgemm", "info", ":", "-n", "1", sys.executable, "-m"]
+    run = subprocess.run(
+        [*words, "pdgemm", *other.split()], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert f"called with different arguments: ranks 0-1: pdgemm info; rank 2: pdgemm {other}" in one_line(run)
+    assert run.stdout == ""
+
+
+def test_a_command_without_mpi_is_for_one_rank_of_a_job(folder: Path) -> None:
+    run = pdgemm(3, "plan", "--shape", "9,9,9", "--ranks", "2", cwd=folder)
+    assert (run.returncode, run.stdout.count("machine: default")) == (0, 1)
+
+
+@pytest.mark.parametrize("module", ["mpi4py.MPI", "pdgemm.ending"])
+def test_sigint_while_mpi_loads_ends_the_job(folder: Path, module: str) -> None:
+    """One rank is interrupted when it is about to import a module: before MPI starts, and after."""
+    program = folder / "interrupted.py"
+    program.write_text(f"""
+import os, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == {module!r} and interrupted:
+            os.kill(os.getpid(), signal.SIGINT)
+
+interrupted = sys.argv[-1] == "2"
+sys.meta_path.insert(0, Interrupt())
+from pdgemm.cli import main
+sys.argv = ["pdgemm", "info"]
+main()
+""")
+    one = [sys.executable, str(program)]
+    run = subprocess.run(
+        [str(MPIEXEC), "-n", "2", *one, ":", "-n", "1", *one, "2"],
+        cwd=folder, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert run.returncode != 0
+    assert "Traceback" not in run.stderr
