@@ -44,7 +44,7 @@ class _State:
 
     joined: int
     unchecked: int
-    waiting: bool  # in a meeting
+    waiting: bool  # for long, in a meeting
     ended: bool
     place: str
 
@@ -184,7 +184,8 @@ def _answer(ended: bool = False) -> None:
             if question == meetings.joined and status.source < meetings.comm.rank:
                 meetings.asked = question
             place = "no program any more: it has ended" if ended else _place()
-            state = _State(meetings.joined, meetings.unchecked, errors.waiting is not None, ended, place)
+            long = errors.waiting is not None and monotonic() - errors.waiting[0] > seconds()[0]
+            state = _State(meetings.joined, meetings.unchecked, long, ended, place)
             _sent.append(meetings.comm.isend((question, asdict(state)), status.source, _ANSWER))
 
 
