@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 LEVELS = [
     {
         "pdgemm.errors",
+        "pdgemm.files",
         "pdgemm.dtypes",
         "pdgemm.elements",
         "pdgemm.timing",
@@ -101,6 +102,7 @@ CALLS_UP = {  # at run time: A @ B, A.redistribute(), plan.execute()
 }
 PURE = [
     "errors",
+    "files",
     "elements",
     "timing",
     "tracing",
