@@ -84,8 +84,10 @@ def check_writable(path: Path, size: int) -> Path:
     with naming(path):
         target = _resolved(path)
         folder = target.parent
+        if not folder.exists():
+            raise FileError(f"{path}: the folder {folder} does not exist")
         if not folder.is_dir():
-            raise FileError(f"{path}: the folder {folder} {'is none' if folder.exists() else 'does not exist'}")
+            raise FileError(f"{path}: {folder} is not a folder")
         if not os.access(folder, os.W_OK) or (target.exists() and not os.access(target, os.W_OK)):
             raise FileError(f"{path}: no permission to write")
         free = shutil.disk_usage(folder).free

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,6 +31,8 @@ def report(studies: Sequence[Path], out: Path, machine_file: str | None, predict
     form = out.suffix.lower()
     if form not in FORMS:
         raise ArgumentError(f"{out}: a report is a file with the ending {', '.join(FORMS[:-1])} or {FORMS[-1]}")
+    if os.path.realpath(out) in map(os.path.realpath, studies):
+        raise ArgumentError(f"{out} is one of the studies: name another file for the report")
     check_writable(out, 0)
     asked = load_machine(machine_file) if machine_file else None
     found = read_all(studies)
