@@ -25,7 +25,7 @@ UNFINISHED = set[Path]()  # what is to be removed if this process is ended now
 WAIT = "PDGEMM_LOCK_WAIT"  # in the environment: for how many seconds a job waits for another that saves to its file
 _WAIT = 600.0  # where it says nothing
 _TURN = 1.0  # seconds after which whoever waits hears of it
-_NAP = 0.05  # seconds between two looks at the lock
+_NAP = 0.05  # seconds between the first two looks at the lock
 _JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 _KINDS = {
     stat.S_IFDIR: "a folder", stat.S_IFCHR: "a character device", stat.S_IFBLK: "a block device",
@@ -88,8 +88,8 @@ def check_writable(path: Path, size: int) -> Path:
             raise FileError(f"{path}: the folder {folder} does not exist")
         if not folder.is_dir():
             raise FileError(f"{path}: {folder} is not a folder")
-        if not os.access(folder, os.W_OK) or (target.exists() and not os.access(target, os.W_OK)):
-            raise FileError(f"{path}: no permission to write")
+        if not os.access(folder, os.W_OK) or (target.exists() and not os.access(target, os.R_OK | os.W_OK)):
+            raise FileError(f"{path}: no permission to read and write")
         free = shutil.disk_usage(folder).free
         try:
             if size > free:
@@ -166,17 +166,17 @@ class Output:
             self._asked = now
         turn = now + _TURN
         while (held := lock(self._lock)) is None:
-            holder = _holder(self._lock)
-            if now - self._asked >= wait:
+            waited = now - self._asked
+            if waited >= wait:
                 raise FileError(
-                    f"{self._path}: {holder} is saving to it, and was not done in {wait:g} s; "
+                    f"{self._path}: {_holder(self._lock)} is saving to it, and was not done in {wait:g} s; "
                     f"try again, or set {WAIT} to more seconds"
                 )
+            if not waited:
+                _say(f"{self._path}: waiting for {_holder(self._lock)}, which is saving to it; {wait:g} s at most")
             if now >= turn:
                 return None
-            if now == self._asked:
-                _say(f"{self._path}: waiting for {holder}, which is saving to it; for {wait:g} s at most")
-            sleep(_NAP)
+            sleep(min(_TURN, _NAP + waited / 8))  # a server that many jobs ask has other things to do
             now = monotonic()
         self._held = held
         UNFINISHED.update((self._partial, self._lock))
@@ -193,9 +193,7 @@ class Output:
         if self._target.exists():
             _owned_alike(self._target, self._partial)
         if state(self._target) != self._before:
-            raise FileError(
-                f"{self._path}: another program wrote to it meanwhile; it was left as that program made it: try again"
-            )
+            raise FileError(f"{self._path}: another program changed it meanwhile, and it was left like that: try again")
         self._partial.replace(self._target)
         self.end()
 
@@ -249,8 +247,8 @@ def state(path: Path) -> State | None:
 def lock(path: Path) -> int | None:
     """Lock a file, made where there is none: a descriptor, with which the lock goes.  None: somebody else has it.
 
-    The lock is flock's: two descriptors of one process exclude each other too, and on NFS Linux makes it a lock of the
-    server.  Who has it may remove the file; a file that is not under its name any more is of no use to anybody.
+    By flock: two descriptors of one process exclude each other too, and on NFS Linux asks the server.  Who has the lock
+    may remove the file, so whoever gets it then looks whether the file is still under its name.
     """
     while True:
         try:
@@ -311,4 +309,4 @@ def _say_no_locks(folder: Path, reason: str) -> None:
 def _say(text: str) -> None:
     """To whoever looks after the job; when nobody does, the work goes on all the same."""
     with suppress(OSError, ValueError):
-        print(f"pdgemm: {text}", file=sys.stderr, flush=True)
+        print("pdgemm:", *text.split(), file=sys.stderr, flush=True)

@@ -13,6 +13,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def test_a_blas_is_a_file(kind: str, tmp_path: Path) -> None:
     code = "from pdgemm import blas\ntry: blas.library()\nexcept blas.ArgumentError as bad: print(bad)"
     env = os.environ | {"PDGEMM_BLAS": str(path)}
     run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=20, check=True)
-    assert f"it is a {kind}, not a file" in run.stdout
+    assert "not a file" in run.stdout
 
 
 @pytest.mark.timeout(60)
@@ -113,13 +114,10 @@ def test_commands_read_and_write_files_only(
     monkeypatch.chdir(shared_tmp_path)
     path, said = shared_tmp_path / "strange", f"it is a {kind}, not a file"
     if comm.rank == 0:
-        try:
+        with suppress(pytest.skip.Exception):
             make(kind, path)
-        except BaseException as skip:
-            comm.bcast(skip)
-            raise
-    if skip := comm.bcast(None):
-        raise skip
+    if not comm.bcast(os.path.lexists(path)):
+        pytest.skip("making devices takes root")
     with ProcessGrid(comm) as grid:
         A = DistMatrix.eye(4, grid=grid)
         hdf5.save("a.h5", "x", A)
@@ -280,7 +278,7 @@ def test_two_jobs_save_to_one_file_at_once(
         assert names == ["new0", "new1", "old"]
         assert f"a.h5: waiting for process {comm.bcast(os.getpid())} on " in said or comm.rank != second
     else:
-        expected = f"{path}: another program wrote to it meanwhile; it was left as that program made it: try again"
+        expected = f"{path}: another program changed it meanwhile, and it was left like that: try again"
         assert errors == [expected] * second + [None] * (comm.size - second)
         assert names == ["new1", "old"]
         assert "cannot be locked (No locks available)" in said or comm.rank not in (0, second)
@@ -336,16 +334,17 @@ def test_the_lock_of_a_killed_job_goes_with_it(tmp_path: Path) -> None:
     try:
         for name in ("first", "second"):
             command = [sys.executable, "-c", SAVE, name]
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+            pipes = {"stdin": subprocess.PIPE if name == "first" else subprocess.DEVNULL}  # which lets it go on at once
+            pipes |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
             jobs.append(subprocess.Popen(command, cwd=tmp_path, text=True, **pipes))  # type: ignore[call-overload]
             out = jobs[0].stdout if name == "first" else jobs[1].stderr
             assert out is not None
-            line = next(x for x in out if x.startswith(("copied", "pdgemm: ")))
+            line = next((x for x in out if x.startswith(("copied", "pdgemm: "))), "")
         assert f"waiting for process {jobs[0].pid} on" in line
         jobs[0].kill()
         assert jobs[0].wait(30) == -signal.SIGKILL
         assert path.read_bytes() == before
-        _, errors = jobs[1].communicate("\n", timeout=60)
+        _, errors = jobs[1].communicate(timeout=60)
         assert jobs[1].returncode == 0, errors
     finally:
         for job in jobs:
@@ -393,7 +392,7 @@ def test_nothing_of_others_is_overwritten(tmp_path: Path, change: str) -> None:
         path.unlink()
     else:
         path.write_text("their")
-    refused(FileError, "another program wrote to it meanwhile", output.publish)
+    refused(FileError, "another program changed it meanwhile", output.publish)
     output.end()
     expected = {"replaced": ["old"], "removed": []}.get(change, ["their"])
     assert [x.read_text() for x in tmp_path.iterdir()] == expected
