@@ -201,6 +201,19 @@ def test_a_report_takes_the_place_of_no_study(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
+def test_names_that_are_no_text(comm: Any, shared_tmp_path: Path) -> None:
+    """To Linux a name is bytes; the file is read and written by MPI-IO as well."""
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.io import hdf5
+
+    path = shared_tmp_path / os.fsdecode(b"\xff.h5")
+    with ProcessGrid(comm) as grid:
+        for name in "xy":
+            hdf5.save(path, name, DistMatrix.eye(5, grid=grid))
+        assert hdf5.load(path, "x", grid, verify=True).norm(1) == 1
+
+
+@pytest.mark.mpi
 def test_links_in_a_circle_are_a_file_error(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pdgemm.cli import cli
 
