@@ -28,8 +28,9 @@ from pdgemm.arguments import communicator
 from pdgemm.device import HOST
 from pdgemm.dtypes import BFLOAT16, OPERANDS, RESULTS, names, rank
 from pdgemm.errors import DTypeError, FileError, LayoutError, together
+from pdgemm.files import check_ordinary, reserve
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.io.atomic import on_root, replacing, reserve
+from pdgemm.io.atomic import on_root, replacing
 from pdgemm.io.checksum import checksum
 from pdgemm.io.place import as_stored
 from pdgemm.matrix import Block, DistMatrix, communicator_of, meet
@@ -198,6 +199,7 @@ def _inspect(path: Path, name: str) -> _Stored:
     """What there is to know about a dataset before reading it.  On rank 0."""
     if not path.exists():
         raise FileError(f"{path}: no such file")
+    check_ordinary(path.stat())
     with h5py.File(path, "r") as file:
         dataset = file.get(name)
         if not isinstance(dataset, h5py.Dataset):

@@ -13,7 +13,7 @@ import h5py  # isort: skip
 import numpy as np
 
 from pdgemm.errors import FileError, Shield, raise_together
-from pdgemm.io.atomic import file_error
+from pdgemm.files import file_error
 from pdgemm.io.place import Place, check_equal
 
 Progress = Callable[[int, int], object]

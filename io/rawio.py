@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from pdgemm.dtypes import wire
 from pdgemm.errors import Shield, raise_together
-from pdgemm.io.atomic import file_error
+from pdgemm.files import file_error
 from pdgemm.io.place import TILE_BYTES, Place, check_equal
 
 Progress = Callable[[int, int], object]

@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
 from pdgemm.errors import ArgumentError
+from pdgemm.files import check_ordinary
 
 LETTER = {"f": "s", "d": "d", "F": "c", "D": "z"}  # dtype.char -> BLAS prefix
 _LP64, _SEQUENTIAL = 0, 1  # layers of MKL
@@ -29,7 +30,10 @@ def library() -> ctypes.CDLL | None:
     if not path:
         raise ArgumentError("PDGEMM_BLAS is mkl, but MKL is not installed: pip install 'pdgemm[mkl]'")
     try:
-        found = ctypes.CDLL(os.path.realpath(path) if Path(path).exists() else path)
+        if Path(path).exists():
+            check_ordinary(Path(path).stat())  # the loader would wait for a FIFO
+            path = os.path.realpath(path)
+        found = ctypes.CDLL(path)
         _ = found.dgemm_
     except (AttributeError, OSError) as bad:
         raise ArgumentError(f"PDGEMM_BLAS is auto, scipy, mkl or a library, got {wanted}: {bad}") from None

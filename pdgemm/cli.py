@@ -165,7 +165,8 @@ def multiply(
     debug: bool,
 ) -> int:
     """C := alpha op(A) op(B) + beta C, from files to a file."""
-    if trace_file and Path(trace_file).resolve() in {Path(x.path).resolve() for x in (a, b, c0, output) if x}:
+    real = os.path.realpath
+    if trace_file and real(trace_file) in {real(x.path) for x in (a, b, c0, output) if x}:
         raise click.UsageError(f"--trace {trace_file} is a file that is read or written here: name another one")
     from pdgemm.dtypes import product
     from pdgemm.gemm import pdgemm

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 from threading import Thread
 from time import perf_counter, sleep
 
-from pdgemm.io.atomic import PARTIAL
+from pdgemm.files import UNFINISHED
 
 CODE = 128 + signal.SIGTERM
 CODES = {signal.SIGTERM: CODE, signal.SIGUSR1: CODE, signal.SIGINT: 128 + signal.SIGINT}
@@ -42,8 +43,9 @@ def _wait(hears: int, rank: int, start: float) -> None:
     if rank:
         sleep(_LATER)
     else:
-        for path in [*PARTIAL]:
-            path.unlink(missing_ok=True)
+        for path in [*UNFINISHED]:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
         what, lost = _state
         text = f"{WORDS}{signal.Signals(number).name} after {perf_counter() - start:.1f} s, {what}: {lost}\n"
         os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())

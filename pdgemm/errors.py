@@ -79,7 +79,7 @@ def check_together(comm: MPI.Comm, error: Exception | None, description: str, fl
     _refuse_freed(comm)
     if comm.size == 1 and error is None:
         return flag
-    digest = int.from_bytes(hashlib.blake2b(description.encode(), digest_size=7).digest(), "big")
+    digest = int.from_bytes(hashlib.blake2b(description.encode(errors="surrogatepass"), digest_size=7).digest(), "big")
     lowest = np.array([comm.size if error is None else comm.rank, digest, -digest, -flag])
     here = meetings.get(comm.handle)
     if here:

@@ -16,6 +16,7 @@ import numpy as np
 
 from pdgemm.costs import gemm_flops
 from pdgemm.errors import ArgumentError, FileError
+from pdgemm.files import read
 
 KINDS = ("ibcast", "ring", "shift", "reduce", "exchange")  # how words travel
 
@@ -247,7 +248,7 @@ def load_machine(path: str | Path | None = None) -> Machine:
     if not path:
         return Machine()
     try:
-        return Machine.from_dict(json.loads(Path(path).read_text()))
+        return Machine.from_dict(json.loads(read(Path(path))))
     except OSError as bad:
         raise FileError(f"machine file {path}: {bad.strerror}") from bad
     except (ValueError, RecursionError) as bad:

@@ -14,6 +14,7 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.explain import counted
+from pdgemm.files import read
 from pdgemm.machine import KINDS, Machine
 
 PHASES = ("plan", "product", "wait", "sync", "pack", "post")  # of a product, on the host or in a stream
@@ -201,7 +202,7 @@ class Profile:
 def load_profile(path: Path, machine: Machine | None = None) -> Profile:
     """The profile of a file that `pdgemm.trace` wrote.  Raises FileError or ArgumentError."""
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read(path))
         about = found["otherData"]
         machine = machine or Machine.from_dict(about["machine"])
         hosts = [x["host"] for x in about["ranks"]]

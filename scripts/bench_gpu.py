@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pdgemm import gpus
+from pdgemm.files import write
 
 MOVERS = ("shared", "ipc", "mpi", "ring", "ibcast", "staged", "nccl")
 DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "int8")
@@ -266,7 +267,7 @@ def main(
             "command": " ".join(["python", "scripts/bench_gpu.py", *sys.argv[1:]]),
         }
         out.parent.mkdir(exist_ok=True)
-        out.write_text(json.dumps(facts | {"runs": found}, indent=1) + "\n")
+        write(out, json.dumps(facts | {"runs": found}, indent=1) + "\n")
     if not all(x["right"] and x["as_predicted"] for run in found for x in run["correct"]):
         raise click.ClickException("wrong results")
 

@@ -26,6 +26,8 @@ from peers.tables import machine, markdown
 from peers.turns import MNK, Result, measure
 from threadpoolctl import threadpool_limits
 
+from pdgemm.files import write
+
 SHAPES: dict[str, MNK] = {
     "512": (512, 512, 512),
     "1024": (1024, 1024, 1024),
@@ -129,9 +131,9 @@ def main(
                 click.echo("\n".join([f"{lie}, {shape}", *(f"  {x.summary}" for x in here)]), err=True)
                 if json_file:  # after each shape: what was measured is not lost
                     plain = about | {"results": [x.plain() for x in results]}
-                    Path(json_file).write_text(json.dumps(plain, indent=1) + "\n")
+                    write(Path(json_file), json.dumps(plain, indent=1) + "\n")
                 if markdown_file:
-                    Path(markdown_file).write_text(markdown(about, results))
+                    write(Path(markdown_file), markdown(about, results))
     if not markdown_file:
         click.echo(markdown(about, results), nl=False)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -23,6 +24,7 @@ from mpi4py import MPI
 from pdgemm import DistMatrix, Plan, ProcessGrid, plan
 from pdgemm.calibrate import calibrate
 from pdgemm.errors import ArgumentError
+from pdgemm.files import write
 
 SHAPES = [  # m, n, k
     (512, 512, 512),
@@ -64,8 +66,8 @@ def main(repeats: int, path: str | None) -> None:
         alike = sum(x["ranked_alike"] for x in results)
         print(f"ranked as predicted: {alike} of {len(results)} problems on {comm.size} ranks")
         if path:
-            with open(path, "w") as file:
-                json.dump({"machine": machine.name, "ranks": comm.size, "problems": results}, file, indent=1)
+            found = {"machine": machine.name, "ranks": comm.size, "problems": results}
+            write(Path(path), json.dumps(found, indent=1) + "\n")
 
 
 def measured(

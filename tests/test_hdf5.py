@@ -374,9 +374,9 @@ def test_unreadable_input_is_refused_on_all_ranks_alike(comm: Any, grid: Any, sh
 def test_unwritable_output_is_refused_and_nothing_is_lost(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pdgemm import DistMatrix
+    from pdgemm import DistMatrix, files
     from pdgemm.errors import FileError
-    from pdgemm.io import atomic, hdf5
+    from pdgemm.io import hdf5
 
     A, old = DistMatrix.random((30, 30), grid=grid), shared_tmp_path / "old.h5"
     hdf5.save(old, "x", A)
@@ -391,7 +391,7 @@ def test_unwritable_output_is_refused_and_nothing_is_lost(
     ]:
         with pytest.raises(FileError, match=message):
             hdf5.save(path, name, A)
-    monkeypatch.setattr(atomic.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(files.os, "access", lambda path, mode: False)
     with pytest.raises(FileError, match="no permission"):
         hdf5.save(old, "x", A)
     assert only_file(shared_tmp_path, comm) == ["old.h5"]
@@ -401,12 +401,12 @@ def test_unwritable_output_is_refused_and_nothing_is_lost(
 def test_a_full_disk_is_seen_before_the_first_byte(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pdgemm import DistMatrix
+    from pdgemm import DistMatrix, files
     from pdgemm.errors import FileError
-    from pdgemm.io import atomic, hdf5
+    from pdgemm.io import hdf5
 
-    usage = atomic.shutil.disk_usage(shared_tmp_path)
-    monkeypatch.setattr(atomic.shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    usage = files.shutil.disk_usage(shared_tmp_path)
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda path: usage._replace(free=1000))
     with pytest.raises(FileError, match="No space left on device: 7200 bytes are needed, 1000 are free"):
         hdf5.save(shared_tmp_path / "a.h5", "x", DistMatrix.zeros((30, 30), grid=grid))
     assert only_file(shared_tmp_path, comm) == []
@@ -440,15 +440,15 @@ def test_a_write_that_fails_half_way_leaves_what_was_there(
     comm: Any, grid: Any, shared_tmp_path: Path, small_files: None, monkeypatch: pytest.MonkeyPatch, parallel: bool
 ) -> None:
     """The same where the file system cannot tell beforehand: MPI-IO's own writes fail on some ranks."""
-    from pdgemm import DistMatrix
+    from pdgemm import DistMatrix, files
     from pdgemm.errors import FileError
-    from pdgemm.io import atomic, hdf5
+    from pdgemm.io import hdf5
 
     if parallel:
         pytest.skip("HDF5 1.10 crashes when it cannot close a file that it failed to write")
     path, old = shared_tmp_path / "a.h5", DistMatrix.eye(5, grid=grid)
     hdf5.save(path, "x", old)
-    for module in (atomic, hdf5):
+    for module in (files, hdf5):
         monkeypatch.setattr(module, "reserve", lambda file, size: None)
     with pytest.raises(FileError, match="a.h5"):
         hdf5.save(path, "x", DistMatrix.random((200, 200), grid=grid, block=(200, 20)))

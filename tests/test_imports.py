@@ -16,6 +16,7 @@ LEVELS = [
     {
         "pdgemm.errors",
         "pdgemm.watchdog",
+        "pdgemm.files",
         "pdgemm.dtypes",
         "pdgemm.elements",
         "pdgemm.timing",
@@ -103,6 +104,7 @@ CALLS_UP = {  # at run time: A @ B, A.redistribute(), plan.execute()
 PURE = [
     "errors",
     "watchdog",
+    "files",
     "elements",
     "timing",
     "tracing",

@@ -491,7 +491,7 @@ def test_an_error_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Monkey
     path, out = study(tmp_path / "s.jsonl", *strong()), tmp_path / "r.svg"
     out.write_text("before")
     with monkeypatch.context() as patched:
-        patched.setattr(plot.os, "fsync", _no_space)
+        patched.setattr(os, "fsync", _no_space)
         with pytest.raises(FileError, match=r"r\.svg: No space left"):
             plot.report([path], out, None, 8)
     assert out.read_text() == "before" and sorted(x.name for x in tmp_path.iterdir()) == ["r.svg", "s.jsonl"]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from pdgemm.errors import ArgumentError, FileError
+from pdgemm.errors import ArgumentError
 from pdgemm.explain import counted
+from pdgemm.files import check_writable, write
 from pdgemm.machine import Machine, load_machine
 from pdgemm.studies.curves import Findings, Section, per_node, read_all
 from pdgemm.studies.figures import alone, drawing, saved, together
@@ -32,7 +31,9 @@ def report(studies: Sequence[Path], out: Path, machine_file: str | None, predict
     form = out.suffix.lower()
     if form not in FORMS:
         raise ArgumentError(f"{out}: a report is a file with the ending {', '.join(FORMS[:-1])} or {FORMS[-1]}")
-    _check(out)
+    if os.path.realpath(out) in map(os.path.realpath, studies):
+        raise ArgumentError(f"{out} is one of the studies: name another file for the report")
+    check_writable(out, 0)
     asked = load_machine(machine_file) if machine_file else None
     found = read_all(studies)
     for place, fault in found.unread[:_MOST]:
@@ -49,7 +50,7 @@ def report(studies: Sequence[Path], out: Path, machine_file: str | None, predict
         else:
             drawn = [(x.title, panels(x, forecast)) for x, forecast in zip(found.sections, forecasts) if x.points]
             data = saved(together(drawn), form[1:])
-    _write(out, data)
+    write(out, data)
     click.echo(f"{out}: {counted(len(found.points), 'measurement')}, {len(found.bad)} failed or wrong")
     for note in [*found.notes, *notes]:
         click.echo(f"  {note}")
@@ -81,30 +82,3 @@ def _page(found: Findings, forecasts: Sequence[Forecast], notes: Sequence[str]) 
         drawn.append(Drawn(section, forecast, figures))
     machines = dict.fromkeys(str(x.machine) for forecast in forecasts for x in forecast.values())
     return page(found, drawn, notes, [*machines])
-
-
-def _check(path: Path) -> None:
-    """Before the work, not after it."""
-    target = Path(os.path.realpath(path))
-    if target.is_dir():
-        raise FileError(f"{path} is a folder, not a file")
-    if not target.parent.is_dir():
-        raise FileError(f"{path}: the folder {target.parent} does not exist")
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Complete under its name, or not there; what was there stays until then.  Raises FileError."""
-    target = Path(os.path.realpath(path))
-    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}.partial")
-    try:
-        with partial.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        if target.exists():
-            shutil.copymode(target, partial)
-        partial.replace(target)
-    except OSError as bad:
-        raise FileError(f"{path}: {bad.strerror}") from bad
-    finally:
-        partial.unlink(missing_ok=True)

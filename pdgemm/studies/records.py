@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from pdgemm.errors import ArgumentError, FileError
+from pdgemm.files import lock, naming, ordinary
+from pdgemm.files import read as read_file
 from pdgemm.studies.cases import Case
 
 FORMAT = 1
@@ -51,7 +52,7 @@ def read(path: Path) -> Study:
     """The records of a file, an empty study where there is none.  Raises FileError where it cannot be read."""
     study = Study()
     try:
-        text = path.read_bytes()
+        text = read_file(path)
     except FileNotFoundError:
         return study
     except OSError as bad:
@@ -116,28 +117,25 @@ def check_setting(path: Path, study: Study, now: dict[str, Any]) -> None:
 def append(path: Path, record: Record) -> None:
     """Add a record, on disk when this returns; a line that was not finished goes.  Raises FileError."""
     line = json.dumps({"format": FORMAT, **record}, default=str).encode() + b"\n"
-    try:
-        with path.open("ab+") as file:
-            _end_last_line(file)
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as bad:
-        raise FileError(f"{path}: {bad.strerror}") from bad
+    with naming(path), open(path, "ab+", opener=ordinary) as file:
+        _end_last_line(file)
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _end_last_line(file: IO[bytes]) -> None:
     """A last line without an end gets one if it is complete, and goes if it is not."""
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - (1 << 20)))
-    last = file.read().rpartition(b"\n")[2]
+    file.seek(0)
+    text = file.read()
+    last = text.rpartition(b"\n")[2]
     if not last:
         return
     try:
         json.loads(last)
         file.write(b"\n")
     except ValueError:
-        file.truncate(size - len(last))
+        file.truncate(len(text) - len(last))
 
 
 def failed(case: Case, error: str, command: Sequence[str]) -> Record:
@@ -147,23 +145,19 @@ def failed(case: Case, error: str, command: Sequence[str]) -> Record:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Nobody else measures into this file meanwhile.  Raises FileError; where files cannot be locked, nothing."""
+    """Nobody else measures into this file meanwhile; one that remains empty is not left behind.  Raises FileError."""
+    target = Path(os.path.realpath(path))
+    new = not target.exists()
+    with naming(path):
+        held = lock(target)
+    if held is None:
+        raise FileError(f"{path}: another study is being written to it")
     try:
-        file = path.open("ab")
-    except OSError as bad:
-        raise FileError(f"{path}: {bad.strerror}") from bad
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as bad:
-            raise FileError(f"{path}: another study is being written to it") from bad
-        except OSError:
-            pass
-        try:
-            yield
-        finally:
-            if not path.stat().st_size:
-                path.unlink()
+        yield
+    finally:
+        if new and target.exists() and not target.stat().st_size:
+            target.unlink()
+        os.close(held)
 
 
 def left(study: Study, wanted: Iterable[Case]) -> list[Case]:

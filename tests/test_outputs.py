@@ -1,0 +1,449 @@
+"""What is read and written: files only, complete or not there, and nobody's work lost to another job's."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pdgemm import files
+from pdgemm.errors import ArgumentError, FileError
+from pdgemm.machine import Machine, load_machine
+from pdgemm.profile import load_profile
+from pdgemm.studies import plot, records
+
+KINDS = ("folder", "character device", "block device", "FIFO", "socket")
+
+
+def make(kind: str, path: Path) -> Path:
+    """Something that is not a file."""
+    path.unlink(missing_ok=True)
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "FIFO":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(path))
+    else:
+        mode, number = (stat.S_IFCHR, (1, 3)) if kind == "character device" else (stat.S_IFBLK, (7, 200))
+        try:
+            os.mknod(path, mode | 0o666, os.makedev(*number))  # the numbers of /dev/null, and of no disk
+        except PermissionError:
+            pytest.skip("making devices takes root")
+    return path
+
+
+@pytest.fixture(params=[(kind, linked) for kind in KINDS for linked in (False, True)], ids=str)
+def strange(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """A path, and what the error says; the thing itself must be there afterwards."""
+    kind, linked = request.param
+    path = real = make(kind, tmp_path / "strange.svg")
+    if linked:
+        path = tmp_path / "link.svg"
+        path.symlink_to(real)
+    before = real.lstat()
+    yield path, f"it is a {kind}, not a file"
+    after = real.lstat()
+    assert (before.st_ino, before.st_mode, before.st_rdev) == (after.st_ino, after.st_mode, after.st_rdev)
+    assert len([*tmp_path.iterdir()]) == 1 + linked
+
+
+def refused(error: type[Exception], said: str, work: Callable[..., Any], *arguments: Any) -> None:
+    """In one line."""
+    with pytest.raises(error) as caught:
+        work(*arguments)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+# ------------------------------------------------------------------ ordinary files
+@pytest.mark.timeout(30)  # a FIFO that is opened waits for ever
+def test_only_files_are_read(strange: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, said = strange
+    for work in (load_machine, load_profile, records.read, records.open_study):
+        refused(FileError, said, work, path)
+    refused(FileError, said, plot.report, [path], tmp_path / "r.svg", None, 8)
+    monkeypatch.setenv("PDGEMM_MACHINE", str(path))
+    refused(FileError, said, load_machine)
+
+
+@pytest.mark.timeout(30)
+def test_only_files_are_written(strange: tuple[Path, str]) -> None:
+    path, said = strange
+    refused(FileError, said, plot.report, [], path, None, 8)
+    refused(FileError, said, records.append, path, {})
+    refused(FileError, said, records.alone(path).__enter__)
+    refused(FileError, said, files.write, path, "text")
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_blas_is_a_file(kind: str, tmp_path: Path) -> None:
+    path = make(kind, tmp_path / "libblas.so")
+    code = "from pdgemm import blas\ntry: blas.library()\nexcept blas.ArgumentError as bad: print(bad)"
+    env = os.environ | {"PDGEMM_BLAS": str(path)}
+    run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=20, check=True)
+    assert "not a file" in run.stdout
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.mpi
+@pytest.mark.parametrize("kind", KINDS)
+def test_commands_read_and_write_files_only(
+    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.cli import cli
+    from pdgemm.io import hdf5
+    from pdgemm.timeline import trace
+
+    monkeypatch.chdir(shared_tmp_path)
+    path, said = shared_tmp_path / "strange", f"it is a {kind}, not a file"
+    if comm.rank == 0:
+        with suppress(pytest.skip.Exception):
+            make(kind, path)
+    if not comm.bcast(os.path.lexists(path)):
+        pytest.skip("making devices takes root")
+    with ProcessGrid(comm) as grid:
+        A = DistMatrix.eye(4, grid=grid)
+        hdf5.save("a.h5", "x", A)
+        refused(FileError, said, hdf5.save, path, "x", A)
+        refused(FileError, said, hdf5.load, path, "x", grid)
+        refused(FileError, said, trace(path, grid).__enter__)
+    for command in (
+        ["generate", "strange:/x", "--shape", "4x4"],
+        ["multiply", "strange:/x", "a.h5:/x", "-o", "c.h5:/x"],
+        ["multiply", "a.h5:/x", "a.h5:/x", "-o", "strange:/x"],
+        ["multiply", "a.h5:/x", "a.h5:/x", "-o", "c.h5:/x", "--c", "strange:/x", "--beta", "1"],
+        ["verify", "a.h5:/x", "a.h5:/x", "strange:/x"],
+        *([["multiply", "a.h5:/x", "a.h5:/x", "-o", "c.h5:/x", "--trace", "strange"]] if kind != "folder" else []),
+        *([["calibrate", "-o", "strange"]] if kind != "folder" else []),  # which click refuses
+    ):
+        refused(FileError, said, lambda words=command: cli.main(words, standalone_mode=False))
+    comm.Barrier()
+    assert sorted(os.listdir()) == ["a.h5", "strange"]
+    comm.Barrier()
+
+
+# ------------------------------------------------------------------ names
+def test_names_as_long_as_names_may_be(tmp_path: Path) -> None:
+    for name in ("n" * 255, "é" * 127):
+        files.write(tmp_path / name, "one")
+        files.write(tmp_path / name, "two")
+        assert (tmp_path / name).read_text() == "two"
+    assert len([*tmp_path.iterdir()]) == 2
+    refused(FileError, "File name too long", files.write, tmp_path / ("n" * 256), "text")
+
+
+def test_names_that_no_file_can_have(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "loop").symlink_to("loop")
+    for name, said in [
+        ("file/x", f"{tmp_path / 'file'} is not a folder"),
+        ("none/x", f"the folder {tmp_path / 'none'} does not exist"),
+        ("loop", "symbolic links"),
+        ("a\0b", "null"),
+        ("a\ud800b", "surrogates not allowed"),
+        ("", "it is a folder, not a file"),
+    ]:
+        refused(FileError, said, files.write, tmp_path / name, "text")
+    with (tmp_path / "gone").open("w+") as file:
+        (tmp_path / "gone").unlink()
+        refused(FileError, "no name", files.write, Path(f"/dev/fd/{file.fileno()}"), "text")
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["file", "loop"]
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_link_that_leads_nowhere_gets_its_file(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to("folder/file")
+    files.write(link, "text")
+    assert link.is_symlink() and (tmp_path / "folder" / "file").read_text() == "text"
+    (tmp_path / "folder" / "file").unlink()
+    with records.alone(link):
+        pass
+    assert link.is_symlink() and not link.exists()  # the empty study went, and not the link to it
+
+
+def test_owner_and_mode_stay(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    if os.getuid() == 0:
+        os.chown(path, 12345, 23456)
+    path.chmod(0o604)
+    before = path.stat()
+    files.write(path, "new")
+    after = path.stat()
+    assert before.st_ino != after.st_ino
+    assert (before.st_uid, before.st_gid, before.st_mode) == (after.st_uid, after.st_gid, after.st_mode)
+
+
+def test_a_report_takes_the_place_of_no_study(tmp_path: Path) -> None:
+    study = tmp_path / "s.html"
+    study.write_text("measured")
+    refused(ArgumentError, "one of the studies", plot.report, [study], tmp_path / "." / "s.html", None, 8)
+    assert study.read_text() == "measured"
+
+
+@pytest.mark.mpi
+def test_names_that_are_no_text(comm: Any, shared_tmp_path: Path) -> None:
+    """To Linux a name is bytes; the file is read and written by MPI-IO as well."""
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.io import hdf5
+
+    path = shared_tmp_path / os.fsdecode(b"\xff.h5")
+    with ProcessGrid(comm) as grid:
+        for name in "xy":
+            hdf5.save(path, name, DistMatrix.eye(5, grid=grid))
+        assert hdf5.load(path, "x", grid, verify=True).norm(1) == 1
+
+
+@pytest.mark.mpi
+def test_links_in_a_circle_are_a_file_error(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pdgemm.cli import cli
+
+    monkeypatch.chdir(shared_tmp_path)
+    if comm.rank == 0:
+        Path("loop").symlink_to("loop")
+    comm.Barrier()
+    command = ["multiply", "a.h5:/x", "a.h5:/x", "-o", "c.h5:/x", "--trace", "loop"]
+    refused(FileError, "loop: Too many levels", lambda: cli.main(command, standalone_mode=False))
+
+
+# ------------------------------------------------------------------ two jobs and one file
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("locks", [True, False])
+def test_two_jobs_save_to_one_file_at_once(
+    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], locks: bool
+) -> None:
+    """The second begins when the first has copied the old file; the first goes on when the second waits, or is done.
+
+    Without locks the first finds the file changed.
+    """
+    import h5py
+
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.io import hdf5
+
+    path, second = shared_tmp_path / "a.h5", comm.size // 2
+    mine = int(comm.rank >= second)
+    copy, flock, told = shutil.copyfile, fcntl.flock, list[int]()
+
+    def paused(source: Path, target: Path) -> None:
+        copy(source, target)
+        if comm.rank == 0:
+            comm.send(None, dest=second)
+            comm.recv(source=second)
+
+    def tell() -> None:
+        if comm.rank == second and not told:
+            told.append(1)
+            comm.send(None, dest=0)
+
+    def watched(descriptor: int, operation: int) -> None:
+        if not locks:
+            raise OSError(errno.ENOLCK, "No locks available")
+        try:
+            flock(descriptor, operation)
+        except BlockingIOError:
+            tell()
+            raise
+
+    part = comm.Split(mine)
+    with ProcessGrid(part) as grid:
+        A = DistMatrix.eye(5, grid=grid)
+        if not mine:
+            hdf5.save(path, "old", A)
+        comm.Barrier()
+        monkeypatch.setattr(shutil, "copyfile", paused)
+        monkeypatch.setattr(fcntl, "flock", watched)
+        if comm.rank == second:
+            comm.recv(source=0)
+        error = None
+        try:
+            hdf5.save(path, f"new{mine}", A)
+        except FileError as bad:
+            error = str(bad)
+        tell()
+    part.Free()
+    comm.Barrier()
+    said = capfd.readouterr().err
+    errors = comm.allgather(error)
+    with h5py.File(path) as file:
+        names = sorted(file)
+    if locks:
+        assert errors == [None] * comm.size
+        assert names == ["new0", "new1", "old"]
+        assert f"a.h5: waiting for process {comm.bcast(os.getpid())} on " in said or comm.rank != second
+    else:
+        expected = f"{path}: another program changed it meanwhile, and it was left like that: try again"
+        assert errors == [expected] * second + [None] * (comm.size - second)
+        assert names == ["new1", "old"]
+        assert "cannot be locked (No locks available)" in said or comm.rank not in (0, second)
+    assert os.listdir(shared_tmp_path) == ["a.h5"]
+    comm.Barrier()
+
+
+@pytest.mark.mpi
+def test_ranks_stop_waiting_together(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.io import hdf5
+
+    path = shared_tmp_path / "a.h5"
+    held = files.lock(shared_tmp_path / ".a.h5.pdgemm-lock") if comm.rank == 0 else None
+    monkeypatch.setattr(files, "_TURN", 0.05)
+    monkeypatch.setenv("PDGEMM_LOCK_WAIT", "0.3")
+    with ProcessGrid(comm) as grid:
+        refused(FileError, "was not done in 0.3 s; try again", hdf5.save, path, "x", DistMatrix.eye(3, grid=grid))
+        monkeypatch.setenv("PDGEMM_LOCK_WAIT", "soon" if comm.rank == 0 else "1")
+        refused(ArgumentError, "a number of seconds, got 'soon'", hdf5.save, path, "x", DistMatrix.eye(3, grid=grid))
+        if held is not None:
+            os.close(held)
+        monkeypatch.delenv("PDGEMM_LOCK_WAIT")
+        hdf5.save(path, "x", DistMatrix.eye(3, grid=grid))
+    comm.Barrier()
+    assert os.listdir(shared_tmp_path) == ["a.h5"]
+    comm.Barrier()
+
+
+SAVE = """
+import shutil, sys
+from pdgemm import DistMatrix, ProcessGrid
+from pdgemm.io import hdf5
+copy = shutil.copyfile
+def paused(*arguments):
+    copy(*arguments)
+    print("copied", flush=True)
+    sys.stdin.readline()
+shutil.copyfile = paused
+with ProcessGrid() as grid:
+    hdf5.save("a.h5", sys.argv[1], DistMatrix.eye(5, grid=grid))
+"""
+
+
+def test_the_lock_of_a_killed_job_goes_with_it(tmp_path: Path) -> None:
+    """kill -9 between the copy and the rename, while another job waits for the file."""
+    import h5py
+
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["old"] = np.eye(2)
+    before, jobs = path.read_bytes(), []
+    try:
+        for name in ("first", "second"):
+            command = [sys.executable, "-c", SAVE, name]
+            pipes = {"stdin": subprocess.PIPE if name == "first" else subprocess.DEVNULL}  # which lets it go on at once
+            pipes |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+            jobs.append(subprocess.Popen(command, cwd=tmp_path, text=True, **pipes))  # type: ignore[call-overload]
+            out = jobs[0].stdout if name == "first" else jobs[1].stderr
+            assert out is not None
+            line = next((x for x in out if x.startswith(("copied", "pdgemm: "))), "")
+        assert f"waiting for process {jobs[0].pid} on" in line
+        jobs[0].kill()
+        assert jobs[0].wait(30) == -signal.SIGKILL
+        assert path.read_bytes() == before
+        _, errors = jobs[1].communicate(timeout=60)
+        assert jobs[1].returncode == 0, errors
+    finally:
+        for job in jobs:
+            job.kill()
+            job.communicate()
+    with h5py.File(path) as file:
+        assert sorted(file) == ["old", "second"]
+    left = sorted(tmp_path.iterdir())
+    assert len(left) == 2 and left[0].name.startswith(".a.h5.") and left[0].suffix == ".partial" and left[1] == path
+
+
+def test_two_descriptors_never_have_one_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who had the lock removes the file when another has opened it already; a third makes a new one."""
+    path, flock, others = tmp_path / "lock", fcntl.flock, list[int | None]()
+
+    def removed_meanwhile(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        path.unlink()
+        others.append(files.lock(path))
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", removed_meanwhile)
+    assert files.lock(path) is None
+    assert others[0] is not None
+    os.close(others[0])
+    again = files.lock(path)
+    assert again is not None and files.lock(path) is None
+    os.close(again)
+
+
+@pytest.mark.parametrize("change", ["replaced", "written", "appeared", "removed"])
+def test_nothing_of_others_is_overwritten(tmp_path: Path, change: str) -> None:
+    """By programs that know nothing of the lock."""
+    path = tmp_path / "file"
+    if change != "appeared":
+        path.write_text("old")
+    output = files.Output(path, files.check_writable(path, 3))
+    partial = output.begin()
+    assert partial is not None
+    partial.write_text("new")
+    if change == "replaced":
+        shutil.copy2(path, tmp_path / "other")
+        (tmp_path / "other").rename(path)
+    elif change == "removed":
+        path.unlink()
+    else:
+        path.write_text("their")
+    refused(FileError, "another program changed it meanwhile", output.publish)
+    output.end()
+    expected = {"replaced": ["old"], "removed": []}.get(change, ["their"])
+    assert [x.read_text() for x in tmp_path.iterdir()] == expected
+
+
+def test_where_files_cannot_be_locked_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def without(descriptor: int, operation: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", without)
+    for _ in range(2):
+        files.write(tmp_path / "file", "text")
+    with records.alone(tmp_path / "s.jsonl"):
+        pass
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("pdgemm: ") and "cannot be locked (Operation not supported)" in said
+    assert [x.name for x in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_is_beside_the_file_goes_when_a_job_is_ended(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    output = files.Output(path, path)
+    partial = output.begin()
+    assert partial is not None
+    partial.write_text("half")
+    assert {*tmp_path.iterdir()} == {x for x in files.UNFINISHED if x.parent == tmp_path}
+    output.end()
+    assert not {*tmp_path.iterdir()} and not {x for x in files.UNFINISHED if x.parent == tmp_path}
+
+
+# ------------------------------------------------------------------ studies
+def test_a_long_line_that_was_not_finished_goes_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    machine = {"machine": json.loads(Machine().as_json())}
+    records.append(path, machine)
+    first = path.read_bytes()
+    path.write_bytes(first + b'{"format": 1, "case": "' + b"x" * (3 << 20))
+    records.append(path, machine)
+    assert path.read_bytes() == first * 2
