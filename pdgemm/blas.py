@@ -49,6 +49,13 @@ def gemm(char: str) -> Callable[..., None]:
     return routine
 
 
+def caller() -> ctypes.CDLL:
+    """The library that products are asked of: one that was chosen, or SciPy's module that is linked to its BLAS."""
+    from scipy.linalg import cython_blas
+
+    return library() or ctypes.CDLL(cython_blas.__file__)
+
+
 def settle(one_thread: bool) -> None:
     """Let MKL, before its first product, start no threads where there is to be one, and else those it is told to."""
     found = library()

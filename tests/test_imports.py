@@ -22,6 +22,7 @@ LEVELS = [
         "pdgemm.blas",
         "pdgemm.device",
         "pdgemm.gpus",
+        "pdgemm.kernels",
         "pdgemm.local",
     }
     | {"pdgemm.grids.distribution", "pdgemm.grids.runs", "pdgemm.grids.layout"},
@@ -124,6 +125,7 @@ PURE = [
     "panels",
     "local",
     "blas",
+    "kernels",
     "forms",
     "dtypes",
     "blockcopy",

@@ -13,6 +13,7 @@ import numpy as np
 from bench_gemm import order_of_rank_0
 
 from pdgemm.elements import element_function, fill
+from peers.job import kernel_of_numpy
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -132,7 +133,10 @@ def fastest(comm: MPI.Intracomm, makers: Iterator[Maker]) -> Way:
 
 def serve(comm: MPI.Intracomm, module: str, **setting: Any) -> None:
     """For every "m n k" that rank 0 reads, one product; rank 0 answers its seconds, or "-" and why not."""
-    makers: Callable[[Setting], Iterator[Maker]] = import_module(f"peers.{module}").makers
+    peer = import_module(f"peers.{module}")
+    makers: Callable[[Setting], Iterator[Maker]] = peer.makers
+    if comm.rank == 0 and (kernel := getattr(peer, "kernel", kernel_of_numpy)()) is not None:
+        print("kernel", kernel, flush=True)
     now, way, trouble = "", None, ""
     while line := order_of_rank_0(comm, NAP):
         if line != now:
