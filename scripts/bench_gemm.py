@@ -19,7 +19,9 @@ from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
 import click
-from peers.job import Job, kernel_of_numpy
+from peers.job import Job, blas_of_numpy
+
+from pdgemm import kernels
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -32,7 +34,7 @@ def worker(block: int | None, dtype: str, order: str, options: dict[str, Any]) -
     """On each rank: for every "n n n" read on rank 0's standard input, one product; rank 0 answers its seconds."""
     from mpi4py import MPI
 
-    from pdgemm import DistMatrix, ProcessGrid, kernels, pdgemm
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
     from pdgemm.threads import active
 
     if MPI.COMM_WORLD.rank == 0:
@@ -104,7 +106,7 @@ def main(
 
     command = shlex.join(["mpiexec", "-n", str(ranks), sys.executable, "-m", "mpi4py", *sys.argv, "--worker"])
     rows: list[dict[str, Any]] = []
-    with threadpool_limits(threads, user_api="blas"), Job(command, kernel_of_numpy()) as job:
+    with threadpool_limits(threads, user_api="blas"), Job(command, kernels.kernel(blas_of_numpy())) as job:
         for n in sizes or (1024, 2048, 4096):
             rng = np.random.default_rng(0)
             A, B = (rng.random((n, n)).astype(dtype) for _ in "AB")

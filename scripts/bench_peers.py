@@ -22,10 +22,12 @@ from pathlib import Path
 
 import click
 from peers.contenders import Contender, contenders
-from peers.job import Job, kernel_of_numpy
+from peers.job import Job, blas_of_numpy
 from peers.tables import machine, markdown
 from peers.turns import MNK, Result, measure
 from threadpoolctl import threadpool_limits
+
+from pdgemm import kernels
 
 SHAPES: dict[str, MNK] = {
     "512": (512, 512, 512),
@@ -108,6 +110,11 @@ def main(
     sizes = QUICK if quick else chosen(shapes)
     repeats = min(repeats, 2) if quick else repeats
     threads = threads or len(os.sched_getaffinity(0))
+    numpy = blas_of_numpy()
+    kernel = kernels.kernel(numpy)
+    with threadpool_limits(threads, user_api="blas"):
+        if numpy and numpy.num_threads != threads:
+            raise click.BadParameter(f"NumPy's BLAS takes {numpy.num_threads}, not {threads}", param_hint="--threads")
     known = contenders(ranks, dtype, f"--order {order}" + (f" --block {block}" if block else ""))
     taking = named(known, patterns) + [plugged_in(given) for given in external]
     about = machine() | {
@@ -119,7 +126,6 @@ def main(
         "command": sys.argv[1:],
         "contenders": {x.name: x.command for x in taking},
     }
-    kernel = kernel_of_numpy()
     results: list[Result] = []
     for lie in LAYOUTS if layout == "both" else [layout]:
         values = {"layout": lie, "ranks": ranks, "dtype": dtype, "repeats": repeats + 1}

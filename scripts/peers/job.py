@@ -14,7 +14,9 @@ from contextlib import suppress
 from importlib import import_module
 from typing import IO
 
-from pdgemm.kernels import behind, generation, kernel, libraries, of_mkl, spellings
+from threadpoolctl import LibController
+
+from pdgemm.kernels import behind, generation, libraries, of_mkl, spellings
 
 LIMIT = 600.0  # seconds; the first product of a shape stands for many
 PATIENCE = 10.0  # seconds to end in
@@ -24,10 +26,9 @@ BLAS = ("OMP", "OPENBLAS", "GOTO", "MKL", "BLIS")  # whose number of threads may
 FAULT = re.compile(r"^(\w+\.)*\w*(Error|Exception)\b")  # the line of a traceback that tells most
 
 
-def kernel_of_numpy() -> str:
-    """In this process."""
-    linked = import_module("numpy._core._multiarray_umath").__file__
-    return kernel(behind(ctypes.CDLL(linked), libraries()))
+def blas_of_numpy() -> LibController | None:
+    """In this process; None where threadpoolctl does not know it."""
+    return behind(ctypes.CDLL(import_module("numpy._core._multiarray_umath").__file__), libraries())
 
 
 class Unable(Exception):
