@@ -50,10 +50,13 @@ def gemm(char: str) -> Callable[..., None]:
 
 
 def caller() -> ctypes.CDLL:
-    """The library that products are asked of: one that was chosen, or SciPy's module that is linked to its BLAS."""
-    from scipy.linalg import cython_blas
+    """What is asked for products: the library, or SciPy's module that is linked to its BLAS."""
+    found = library()
+    if found is None:
+        from scipy.linalg import cython_blas
 
-    return library() or ctypes.CDLL(cython_blas.__file__)
+        found = ctypes.CDLL(cython_blas.__file__)
+    return found
 
 
 def settle(one_thread: bool) -> None:

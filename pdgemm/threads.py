@@ -59,6 +59,7 @@ def threads() -> int:
     return used.num_threads if used else 1
 
 
+@cache
 def multiplier() -> str:
     """The BLAS that multiplies, by name, version and kernel."""
     used, library = active(), blas.library()
