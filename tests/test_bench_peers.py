@@ -124,7 +124,7 @@ def test_what_is_not_installed_is_named() -> None:
     ("known", "said", "stream", "kernel", "unlike", "nearest"),
     [
         ("Haswell Cooperlake", "kernel {kernel}", "sys.stdout", "Cooperlake", "", ""),
-        ("Haswell SkylakeX", "kernel {kernel}", "sys.stdout", "SkylakeX", "", "SkylakeX, not knowing Cooperlake"),
+        ("Haswell SkylakeX", "kernel {kernel}", "sys.stdout", "SkylakeX", "", "SkylakeX for Cooperlake"),
         ("Haswell", "kernel {kernel}", "sys.stdout", "Prescott", "SSE, NumPy AVX-512", "SkylakeX"),
         ("Haswell SkylakeX", "Core: {kernel}", "sys.stderr", "SkylakeX", "", "SkylakeX"),
         ("", "Core not found: {kernel}\nCore: Haswell", "sys.stderr", "Haswell", "AVX2, NumPy AVX-512", "SkylakeX"),

@@ -79,7 +79,7 @@ class Job:
     def nearest(self) -> str:
         """What its OpenBLAS was told to use in the place of NumPy's kernel, if so."""
         tried = self.coretypes[:1] != spellings(self.wanted)[:1]
-        return f"OPENBLAS_CORETYPE={self.coretypes[0]}, not knowing {self.wanted}" if tried else ""
+        return f"OPENBLAS_CORETYPE={self.coretypes[0]} for {self.wanted}" if tried else ""
 
     @property
     def unlike(self) -> str:
@@ -142,8 +142,8 @@ class Job:
         """Why it ended without an answer."""
         self.end()
         self.errors.seek(0)
-        lines = [line.strip() for line in self.errors if any(map(str.isalnum, line)) and not line.startswith("Core")]
-        lines = lines or ["it ended without an answer"]
+        said = [line.strip() for line in self.errors if not line.startswith(("Core: ", "Core not found: "))]
+        lines = [line for line in said if any(map(str.isalnum, line))] or ["it ended without an answer"]
         return next((line for line in lines if FAULT.match(line)), lines[-1])
 
     def end(self, stuck: bool = False) -> None:

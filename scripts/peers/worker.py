@@ -138,7 +138,8 @@ def serve(comm: MPI.Intracomm, module: str, **setting: Any) -> None:
     makers: Callable[[Setting], Iterator[Maker]] = peer.makers
     if comm.rank == 0:
         kernel = peer.kernel() if hasattr(peer, "kernel") else kernels.kernel(blas_of_numpy())
-        print(*([] if kernel is None else ["kernel", kernel]), flush=True)
+        if kernel is not None:  # else its BLAS has said it
+            print("kernel", kernel, flush=True)
     now, way, trouble = "", None, ""
     while line := order_of_rank_0(comm, NAP):
         if line != now:
