@@ -53,6 +53,16 @@ def gemm(char: str) -> Callable[..., None]:
     return routine
 
 
+def caller() -> ctypes.CDLL:
+    """What is asked for products: the library, or SciPy's module that is linked to its BLAS."""
+    found = library()
+    if found is None:
+        from scipy.linalg import cython_blas
+
+        found = ctypes.CDLL(cython_blas.__file__)
+    return found
+
+
 def settle(one_thread: bool) -> None:
     """Let MKL, before its first product, start no threads where there is to be one, and else those it is told to."""
     found = library()

@@ -9,18 +9,18 @@ from importlib.util import find_spec
 from typing import Any
 
 from mpi4py import MPI
-from threadpoolctl import threadpool_info
 
-from pdgemm import gpus, probe
+from pdgemm import gpus, kernels, probe
 from pdgemm.errors import PdgemmError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.matrix import meet
-from pdgemm.threads import decided_by, multiplier, threads
+from pdgemm.threads import active, decided_by, multiplier, threads
 
 
 def describe(grid: ProcessGrid) -> dict[str, Any]:
     """Facts about this job and installation.  Collective over the grid; complete on rank 0."""
-    hosts = grid.comm.gather((platform.node(), threads(), len(os.sched_getaffinity(0)), gpus.visible())) or []
+    here = platform.node(), threads(), len(os.sched_getaffinity(0)), gpus.visible(), _warnings()
+    hosts = grid.comm.gather(here) or []
     facts: dict[str, Any] = {
         "pdgemm": version("pdgemm"),
         "python": platform.python_version(),
@@ -31,7 +31,7 @@ def describe(grid: ProcessGrid) -> dict[str, Any]:
         "numpy": version("numpy"),
         "scipy": version("scipy"),
         "multiplies": multiplier(),
-        "blas": sorted({f"{x['internal_api']} {x['version']} ({x.get('architecture', 'unknown')})" for x in _blas()}),
+        "blas": kernels.loaded(),
         "h5py": version("h5py"),
         **_hdf5(),
         "cupy": _cupy(),
@@ -48,6 +48,7 @@ def describe(grid: ProcessGrid) -> dict[str, Any]:
     ]
     facts["gpu_memory"] = _gpu_memory(grid, facts)
     facts["threads_set_by"] = decided_by() or "share of the node's cores"
+    facts["warnings"] = sorted({f"{host}: {text}" for host, *_, found in hosts for text in found})
     facts["missing"] = _missing(facts)
     return facts
 
@@ -71,6 +72,7 @@ def lines(facts: dict[str, Any]) -> list[str]:
         f"{'-'.join(map(str, node['cores_per_rank']))}, GPUs {node['gpus']}"
         for node in facts["nodes"]
     ]
+    text += [f"warning       {warning}" for warning in facts["warnings"]]
     return text + [f"missing       {hint}" for hint in facts["missing"]]
 
 
@@ -86,8 +88,10 @@ def _gpu_memory(grid: ProcessGrid, facts: dict[str, Any]) -> str:
     return str(device.reach(grid)) if device else ""
 
 
-def _blas() -> list[dict[str, Any]]:
-    return [x for x in threadpool_info() if x["user_api"] == "blas"]
+def _warnings() -> list[str]:
+    """What is wrong with the BLAS that multiplies, and with others that are loaded."""
+    unknown = f"{multiplier()}, which multiplies, is not known: a reference BLAS is ten times as slow as OpenBLAS"
+    return [unknown] * (active() is None) + kernels.warnings()
 
 
 def _hdf5() -> dict[str, Any]:

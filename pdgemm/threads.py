@@ -12,9 +12,9 @@ from functools import cache
 from pathlib import Path
 
 from mpi4py import MPI
-from threadpoolctl import LibController, ThreadpoolController
+from threadpoolctl import LibController
 
-from pdgemm import blas
+from pdgemm import blas, kernels
 
 NAMES = {"openblas": "OpenBLAS", "mkl": "MKL", "blis": "BLIS", "flexiblas": "FlexiBLAS"}
 
@@ -42,23 +42,32 @@ def crowded(node: MPI.Comm) -> bool:
 def decided_by(api: str | None = None) -> str | None:
     """The variable by which the user has set the threads of a BLAS, if any; by default of the one that multiplies."""
     if api is None:
-        used = _multiplier()
+        used = active()
         api = used.internal_api if used else "none"
     return next((name for name in (f"{api.upper()}_NUM_THREADS", "OMP_NUM_THREADS") if os.environ.get(name)), None)
 
 
+@cache
+def active() -> LibController | None:
+    """The BLAS that multiplies, if it is one that threadpoolctl knows.  NumPy may have loaded another."""
+    return kernels.behind(blas.caller(), _libraries())
+
+
 def threads() -> int:
     """Threads of the BLAS that multiplies, as they are set now."""
-    used = _multiplier()
+    used = active()
     return used.num_threads if used else 1
 
 
+@cache
 def multiplier() -> str:
-    """The BLAS that multiplies, by name and version."""
-    used, library = _multiplier(), blas.library()
+    """The BLAS that multiplies, by name, version and kernel."""
+    used, library = active(), blas.library()
     name = Path(library._name).name if library else "BLAS"
     if used:
-        name = f"{NAMES[used.internal_api]} {(used.version or '').split('-')[0]}".strip()
+        name = " ".join(
+            filter(None, (NAMES[used.internal_api], (used.version or "").split("-")[0], kernels.kernel(used)))
+        )
     return name if library else f"{name} (SciPy)"
 
 
@@ -74,13 +83,4 @@ def core_share(cores: list[list[int]], rank: int) -> int:
 @cache
 def _libraries() -> list[LibController]:
     blas.gemm("d")  # a library is found once it is loaded
-    return ThreadpoolController().select(user_api="blas").lib_controllers
-
-
-@cache
-def _multiplier() -> LibController | None:
-    """The BLAS that multiplies, if it is one whose threads can be counted.  NumPy may have loaded another."""
-    library = blas.library()
-    if library:
-        return next((each for each in _libraries() if each.filepath == library._name), None)
-    return next((each for each in _libraries() if "scipy." in each.filepath), next(iter(_libraries()), None))
+    return kernels.libraries()

@@ -3,7 +3,8 @@
 
 Run it plainly: python scripts/bench_gemm.py [n ...].  Seconds on a shared machine drift, so NumPy's
 product in one process and pdgemm's on two ranks take turns, and the ratio of each pair is what counts:
-time(NumPy) / time(pdgemm), 1.0 where distribution costs nothing.
+time(NumPy) / time(pdgemm), 1.0 where distribution costs nothing.  There is none where NumPy's BLAS and that of the
+ranks multiply for processors of different generations.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import statistics
-import subprocess
 import sys
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
 import click
+from peers.job import Job, blas_of_numpy
+
+from pdgemm import kernels
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -27,15 +31,18 @@ SETTLE = 0.1  # seconds; OpenBLAS's threads go on spinning for tens of milliseco
 
 
 def worker(block: int | None, dtype: str, order: str, options: dict[str, Any]) -> None:
-    """On each rank: for every n read on rank 0's standard input, one product; rank 0 answers its seconds."""
+    """On each rank: for every "n n n" read on rank 0's standard input, one product; rank 0 answers its seconds."""
     from mpi4py import MPI
 
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.threads import active
 
+    if MPI.COMM_WORLD.rank == 0:
+        print("kernel", kernels.kernel(active()), flush=True)
     comm, size, A, B, C = MPI.COMM_WORLD, None, None, None, None
     with ProcessGrid(comm) as grid:
         while True:
-            n = order_of_rank_0(comm)
+            n = order_of_rank_0(comm).partition(" ")[0]
             if not n:
                 return
             if n != size:
@@ -97,13 +104,9 @@ def main(
     import numpy as np
     from threadpoolctl import threadpool_limits
 
-    command = ["mpiexec", "-n", str(ranks), sys.executable, "-m", "mpi4py", *sys.argv, "--worker"]
-    job = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
-    assert job.stdin is not None and job.stdout is not None
-    rows = []
-    with threadpool_limits(threads, user_api="blas"):
+    command = shlex.join(["mpiexec", "-n", str(ranks), sys.executable, "-m", "mpi4py", *sys.argv, "--worker"])
+    rows: list[dict[str, Any]] = []
+    with threadpool_limits(threads, user_api="blas"), Job(command, kernels.kernel(blas_of_numpy())) as job:
         for n in sizes or (1024, 2048, 4096):
             rng = np.random.default_rng(0)
             A, B = (rng.random((n, n)).astype(dtype) for _ in "AB")
@@ -114,15 +117,13 @@ def main(
                 np.matmul(A, B, out=C)
                 numpys.append(perf_counter() - start)
                 sleep(SETTLE)
-                job.stdin.write(f"{n}\n")
-                job.stdin.flush()
-                whole, product = map(float, job.stdout.readline().split())
+                whole, product = job.multiply(n, n, n)
                 ours.append(whole)
-                products.append(product)
+                products.append(float(product))
                 sleep(SETTLE)
             # the first round warms up; NumPy's time before and after stands for its time during ours
             around = [(a + b) / 2 for a, b in zip(numpys[1:], [*numpys[2:], numpys[-1]], strict=True)]
-            ratios = [a / b for a, b in zip(around, ours[1:], strict=True)]
+            ratios = [] if job.unlike else [a / b for a, b in zip(around, ours[1:], strict=True)]
             rows.append(
                 {
                     "n": n,
@@ -132,9 +133,10 @@ def main(
                     "numpy_seconds": statistics.median(numpys[1:]),
                     "pdgemm_seconds": statistics.median(ours[1:]),
                     "product_seconds": statistics.median(products[1:]),
-                    "ratio": statistics.median(ratios),
-                    "ratio_min": min(ratios),
-                    "ratio_max": max(ratios),
+                    "kernel": job.kernel,
+                    "ratio": statistics.median(ratios) if ratios else None,
+                    "ratio_min": min(ratios, default=None),
+                    "ratio_max": max(ratios, default=None),
                 }
             )
             if not as_json:
@@ -143,13 +145,11 @@ def main(
                         f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores; {dtype}, "
                         f"{ranks} ranks x 1 thread against NumPy x {threads} threads, median of {repeats}"
                     )
-                    print("     n   NumPy s  pdgemm s  product s   ratio  (least, most)")
+                    print("     n   NumPy s  pdgemm s  product s   ratio  (least, most)  kernel")
                 r = rows[-1]
+                spread = "{ratio:6.3f}  ({ratio_min:.3f}, {ratio_max:.3f})" if ratios else f"none: {job.unlike}"
                 print(f"{n:6d}  {r['numpy_seconds']:8.4f}  {r['pdgemm_seconds']:8.4f}   {r['product_seconds']:8.4f}  "
-                      f"{r['ratio']:6.3f}  ({r['ratio_min']:.3f}, {r['ratio_max']:.3f})", flush=True)  # fmt: skip
-    job.stdin.write("\n")  # launchers do not pass on the end of their input
-    job.stdin.flush()
-    job.wait()
+                      f"{spread.format(**r)}  {job.kernel}", flush=True)  # fmt: skip
     if as_json:
         print(json.dumps(rows))
 

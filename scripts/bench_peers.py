@@ -5,7 +5,8 @@
 
 scripts/setup_peers.sh installs what is compared.  Each contender is a job of its own that sleeps while others multiply;
 NumPy's product with all cores is measured right before and right after each, and the ratio is the mean of these two
-times over that of the contender.
+times over that of the contender.  There is none where the two BLAS multiply for processors of different generations:
+OPENBLAS_CORETYPE tells each to use NumPy's kernel, but not all can.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from pathlib import Path
 
 import click
 from peers.contenders import Contender, contenders
-from peers.job import Job
+from peers.job import Job, blas_of_numpy
 from peers.tables import machine, markdown
 from peers.turns import MNK, Result, measure
 from threadpoolctl import threadpool_limits
 
+from pdgemm import kernels
 from pdgemm.files import write
 
 SHAPES: dict[str, MNK] = {
@@ -91,8 +93,10 @@ def main(
 
     An external contender is a command, in which {m}, {n}, {k}, {ranks}, {dtype}, {layout} and {repeats} are replaced.
     It reads a line "m n k" for each product and answers with a line: the seconds that the product took, and after
-    a space what may be noted about it; or "-" and why it cannot.  Other lines that it prints are passed over, and an
-    empty line, or the end of input, ends it.  The first product of a shape is not counted: that is the time to choose
+    a space what may be noted about it; or "-" and why it cannot.  A line "kernel NAME" before the first answer says
+    what its BLAS uses, such as openblas_get_corename() or the Processor of MKL_Get_Version(); if there is none, what
+    OpenBLAS says when it is loaded is taken.  Other lines that it prints are passed over, and an empty line, or the
+    end of input, ends it.  The first product of a shape is not counted: that is the time to choose
     a layout and to check the result.  A command that names {m}, {n} or {k} is started anew for each shape, and gets
     {repeats} lines.  Between its products it has to sleep.
     """
@@ -107,6 +111,11 @@ def main(
     sizes = QUICK if quick else chosen(shapes)
     repeats = min(repeats, 2) if quick else repeats
     threads = threads or len(os.sched_getaffinity(0))
+    numpy = blas_of_numpy()
+    kernel = kernels.kernel(numpy)
+    with threadpool_limits(threads, user_api="blas"):
+        if numpy and numpy.num_threads != threads:
+            raise click.BadParameter(f"NumPy's BLAS takes {numpy.num_threads}, not {threads}", param_hint="--threads")
     known = contenders(ranks, dtype, f"--order {order}" + (f" --block {block}" if block else ""))
     taking = named(known, patterns) + [plugged_in(given) for given in external]
     about = machine() | {
@@ -122,9 +131,9 @@ def main(
     for lie in LAYOUTS if layout == "both" else [layout]:
         values = {"layout": lie, "ranks": ranks, "dtype": dtype, "repeats": repeats + 1}
         with ExitStack() as stack, threadpool_limits(threads, user_api="blas"):
-            jobs = {x.name: stack.enter_context(Job(x.command, **values)) for x in taking if not x.missing}
+            jobs = {x.name: stack.enter_context(Job(x.command, kernel, **values)) for x in taking if not x.missing}
             for shape, mnk in sizes.items():
-                here = [Result(lie, shape, mnk, "numpy")]
+                here = [Result(lie, shape, mnk, "numpy", kernel=kernel)]
                 here += [Result(lie, shape, mnk, x.name, trouble=x.missing) for x in taking]
                 measure(jobs, here, dtype, repeats)
                 results += here

@@ -43,7 +43,7 @@ install_heat() {
 compile() {
     local name=$1
     shift
-    mpicc.openmpi -O2 -o "$venv/bin/$name" "$driver" "$@" -lm
+    mpicc.openmpi -O2 -o "$venv/bin/$name" "$driver" "$@" -lm -ldl
 }
 install_scalapack() {
     local packages=(libscalapack-openmpi-dev openmpi-bin libopenmpi-dev gcc libc6-dev libopenblas0-pthread)

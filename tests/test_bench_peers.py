@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,16 +16,35 @@ from problems import outside_a_launcher
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 PLUG_IN = """
-import sys, time
+import os, sys, time
 assert sys.argv[1:] in (["64", "3"], ["500", "3"], ["8", "3"]), sys.argv
 for lines, line in enumerate(sys.stdin, 1):
     if not line.strip():
         break
     m, n, k = map(int, line.split())
     assert m == int(sys.argv[1]) and lines <= 3
-    print("it may talk")
+    print("it may talk\\nkernel " + os.environ["OPENBLAS_CORETYPE"])
     print("- not this one" if k == 500 else f"0.25 as {m} x {n}", flush=True)
 """
+
+
+OTHER = """
+print("kernel Elbrus")  # no other is of its generation
+while input():
+    print(0.25, flush=True)
+"""
+FAKE = """
+import os, sys
+told, known = os.environ["OPENBLAS_CORETYPE"], {known!r}.split()
+kernel = told if told in known else "Prescott"
+print({said!r}.format(kernel=kernel), file={stream}, flush=True)
+for line in sys.stdin:
+    if line.strip():
+        print("1.5", *(os.environ[x + "_NUM_THREADS"] for x in ("OMP", "OPENBLAS", "MKL")), flush=True)
+"""
+MKL = "MKL_VERBOSE oneMKL 2024.0 Update 2 Product build 20240605 for Intel(R) 64 architecture {}, Lnx 2.60GHz lp64"
+WIDE = "Intel(R) Advanced Vector Extensions 512 (Intel(R) AVX-512) with support for INT8 enabled processors"
+ANY = "Intel(R) Architecture processors"
 
 
 def bench(*options: str) -> SimpleNamespace:
@@ -35,10 +55,12 @@ def bench(*options: str) -> SimpleNamespace:
 @pytest.mark.skipif(shutil.which("mpiexec") is None, reason="no mpiexec on PATH")
 def test_all_kinds_of_contenders(tmp_path: Path) -> None:
     (tmp_path / "plug_in.py").write_text(PLUG_IN)
+    (tmp_path / "other.py").write_text(OTHER)
     files = tmp_path / "peers.json", tmp_path / "peers.md"
     done = bench(
         *("--quick", "--contenders", "numpy,pdgemm,heat"),
         *("--external", f"mine={sys.executable} {tmp_path}/plug_in.py {{m}} {{repeats}}"),
+        *("--external", f"other={sys.executable} {tmp_path}/other.py"),
         *("--external", f"broken={sys.executable} -c 'raise ValueError(\"out of order\")'"),
         *("--json", str(files[0]), "--markdown", str(files[1])),
     )
@@ -46,9 +68,9 @@ def test_all_kinds_of_contenders(tmp_path: Path) -> None:
     found, text = json.loads(files[0].read_text()), files[1].read_text()
     assert found["ranks"] == 2 and found["cpu"] and "numpy" in found["versions"]
     results = {(x["layout"], x["shape"], x["contender"]): x for x in found["results"]}
-    assert len(results) == 2 * 3 * 5
+    assert len(results) == 2 * 3 * 6
     for (_, shape, name), x in results.items():
-        able = name in ("numpy", "pdgemm") or (name == "mine" and shape != "large-k")
+        able = name in ("numpy", "pdgemm", "other") or (name == "mine" and shape != "large-k")
         if name == "heat" and not x["trouble"].startswith("not installed"):
             continue
         assert bool(x["trouble"]) != able, x
@@ -57,12 +79,17 @@ def test_all_kinds_of_contenders(tmp_path: Path) -> None:
     mine = results["columns", "tall", "mine"]
     assert mine["seconds"] == [0.25, 0.25] and mine["note"] == "as 500 x 8"
     assert mine["ratio_max"] == max(mine["numpy"]) / 0.25
+    assert mine["kernel"] == results["columns", "tall", "numpy"]["kernel"] and not mine["unlike"]
+    other = results["native", "64", "other"]
+    assert other["kernel"] == "Elbrus" and other["ratio_median"] is None and other["seconds_median"] == 0.25
     assert results["native", "large-k", "mine"]["trouble"] == "not this one"
     assert results["native", "64", "broken"]["trouble"] == "ValueError: out of order"
     assert text.startswith("# C = A B in float64 on 2 ranks x 1 thread\n")
-    assert text.count("| m, n, k | 64 | tall: 500, 8, 8 | large-k: 8, 8, 500 |") == 4
-    assert text.count("| mine | 250 (250 to 250) | 250 (250 to 250) | – |") == 2
-    assert text.count("| broken | – | – | – |") == 4
+    assert text.count("| m, n, k | kernel | 64 | tall: 500, 8, 8 | large-k: 8, 8, 500 |") == 4
+    assert text.count(f"| mine | {mine['kernel']} | 250 (250 to 250) | 250 (250 to 250) | – |") == 2
+    assert text.count("| other | Elbrus | none: Elbrus, NumPy ") == 2
+    assert text.count("| other | Elbrus | 250 (250 to 250) |") == 2
+    assert text.count("| broken | – | – | – | – |") == 4
     assert "- mine: 64: as 64 x 64; tall: as 500 x 8; large-k: not this one\n" in text
     assert "- broken: ValueError: out of order\n" in text
 
@@ -73,6 +100,7 @@ def test_all_kinds_of_contenders(tmp_path: Path) -> None:
         (("--shapes", "1024,huge"), "'huge' is none of 512,"),
         (("--shapes", "10x20"), "'10x20' is none of"),
         (("--contenders", "pdgemm,nobody"), "'nobody' is none of numpy, pdgemm,"),
+        (("--threads", "4096"), "NumPy's BLAS takes "),
         (("--external", "nameless"), "'nameless' is not NAME=COMMAND"),
         (("--external", "x=run {size}"), "'x=run {size}' is not NAME=COMMAND: KeyError: 'size'"),
     ],
@@ -88,8 +116,72 @@ def test_what_is_not_installed_is_named() -> None:
     done = bench("--quick", "--contenders", "pylops*,heat", "--layout", "native")
     if "not installed" not in done.stdout:
         pytest.skip("they are installed")
-    assert "| heat | – | – | – |" in done.stdout
+    assert "| heat | – | – | – | – |" in done.stdout
     assert "- pylops-mpi:summa: not installed (scripts/setup_peers.sh)\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("known", "said", "stream", "kernel", "unlike", "nearest"),
+    [
+        ("Haswell Cooperlake", "kernel {kernel}", "sys.stdout", "Cooperlake", "", ""),
+        ("Haswell SkylakeX", "kernel {kernel}", "sys.stdout", "SkylakeX", "", "SkylakeX for Cooperlake"),
+        ("Haswell", "kernel {kernel}", "sys.stdout", "Prescott", "SSE, NumPy AVX-512", "SkylakeX"),
+        ("Haswell SkylakeX", "Core: {kernel}", "sys.stderr", "SkylakeX", "", "SkylakeX"),
+        ("", "Core not found: {kernel}\nCore: Haswell", "sys.stderr", "Haswell", "AVX2, NumPy AVX-512", "SkylakeX"),
+        ("", "Core: SkylakeX\nCore: Zen", "sys.stderr", "SkylakeX, Zen", "SkylakeX, Zen, NumPy AVX-512", "SkylakeX"),
+        ("", f"kernel {WIDE}", "sys.stdout", "AVX-512", "", ""),
+        ("", MKL.format(WIDE), "sys.stdout", "AVX-512", "", ""),
+        ("", MKL.format(ANY), "sys.stdout", "", "not known, NumPy AVX-512", ""),
+        ("", f"Core: SkylakeX\nkernel {ANY}", "sys.stdout", "", "not known, NumPy AVX-512", ""),
+        ("", "kernel /usr/lib/blas/libblas.so.3", "sys.stdout", *["/usr/lib/blas/libblas.so.3"] * 2, "SkylakeX"),
+        ("", "nothing", "sys.stdout", "", "not known, NumPy AVX-512", ""),
+    ],
+)
+def test_a_contender_uses_the_kernel_of_numpy(
+    known: str, said: str, stream: str, kernel: str, unlike: str, nearest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it does not know that one, the nearest; it has one thread, whatever the user's variables say."""
+    monkeypatch.syspath_prepend(SCRIPTS)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "4")
+    monkeypatch.setenv("MKL_NUM_THREADS", "4")
+    from peers.job import Job
+
+    program = FAKE.format(known=known, said=said, stream=stream).replace("{", "{{").replace("}", "}}")
+    with Job(shlex.join([sys.executable, "-c", program]), "Cooperlake") as job:
+        assert job.multiply(1, 2, 3) == (1.5, "1 1 1")
+        assert job.kernel == kernel
+        assert job.unlike.startswith(unlike) if unlike else not job.unlike
+        assert nearest in job.nearest and bool(nearest) == bool(job.nearest)
+        assert job.multiply(1, 2, 3) == (1.5, "1 1 1")
+
+
+def test_a_numpy_that_does_not_say_its_kernel_is_held_against_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    from peers.job import Job
+
+    with Job(f"{sys.executable} -c \"input(); print('kernel Haswell'); print(1)\"", "") as job:
+        job.multiply(1, 2, 3)
+        assert job.unlike == "AVX2, NumPy not known"
+
+
+def test_what_openblas_says_is_not_why_a_contender_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    from peers.job import Job, Unable
+
+    with (
+        Job(f"{sys.executable} -c \"import sys; sys.exit('no room' + chr(10) + 'Core: Haswell')\"", "Haswell") as job,
+        pytest.raises(Unable, match=r"^no room$"),
+    ):
+        job.multiply(1, 2, 3)
+
+
+@pytest.mark.skipif(shutil.which("mpiexec") is None, reason="no mpiexec on PATH")
+def test_bench_gemm_compares_like_with_like() -> None:
+    command = [sys.executable, SCRIPTS / "bench_gemm.py", "48", "--repeats", "1", "--json"]
+    done = subprocess.run(command, env=outside_a_launcher(), capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    [row] = json.loads(done.stdout)
+    assert (row["ratio"] is not None) == bool(row["kernel"]) and row["product_seconds"] > 0
 
 
 def test_a_wrong_product_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

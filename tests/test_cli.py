@@ -232,6 +232,19 @@ def test_info_tells_what_is_there(folder: Path) -> None:
         assert part in text
 
 
+def test_info_warns_of_kernels_for_older_processors(folder: Path) -> None:
+    from pdgemm.kernels import processor
+
+    old = {"OPENBLAS_CORETYPE": "Nehalem", "PDGEMM_BLAS": "scipy"}
+    facts = json.loads(pdgemm(2, "info", "--json", cwd=folder, **old).stdout)
+    if not facts["multiplies"].startswith("OpenBLAS") or processor() in ("", "SSE"):
+        pytest.skip("there is no OpenBLAS here that could be told to use older kernels")
+    assert facts["multiplies"].endswith("Nehalem (SciPy)")
+    host = facts["nodes"][0]["host"]
+    assert facts["warnings"] and all(text.startswith(f"{host}: /") and "(SSE)" in text for text in facts["warnings"])
+    assert f"warning       {facts['warnings'][0]}" in pdgemm(1, "info", cwd=folder, **old).stdout
+
+
 def test_the_blas_is_named_or_refused(folder: Path) -> None:
     facts = json.loads(pdgemm(2, "info", "--json", cwd=folder, PDGEMM_BLAS="scipy").stdout)
     assert facts["multiplies"].endswith("(SciPy)")

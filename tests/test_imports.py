@@ -24,6 +24,7 @@ LEVELS = [
         "pdgemm.blas",
         "pdgemm.device",
         "pdgemm.gpus",
+        "pdgemm.kernels",
         "pdgemm.local",
     }
     | {"pdgemm.grids.distribution", "pdgemm.grids.runs", "pdgemm.grids.layout"},
@@ -128,6 +129,7 @@ PURE = [
     "panels",
     "local",
     "blas",
+    "kernels",
     "forms",
     "dtypes",
     "blockcopy",

@@ -570,7 +570,7 @@ def test_a_product_that_is_ended_leaves_what_was_there(tmp_path: Path) -> None:
         _, errors = run.communicate(timeout=60)
     finally:
         kill(run)
-    assert run.returncode != 0
+    assert run.returncode == 143
     assert (
         "ended by SIGUSR1 after" in errors and "s, multiply: c.h5 was not written, what it held is as it was" in errors
     )
@@ -612,7 +612,7 @@ def test_a_rank_that_waits_inside_mpi_hears_of_the_end(tmp_path: Path, ranks: in
         _, errors = run.communicate(timeout=60)
     finally:
         kill(run)
-    assert run.returncode != 0
-    # Open MPI's mpirun tells nothing more after a SIGTERM
+    # Open MPI's mpirun ends with 1 after a SIGTERM, and tells nothing more
+    assert run.returncode == 143 or (ranks == 2 and number == signal.SIGTERM and run.returncode != 0)
     assert errors.count("s, writing: nothing remains") == (ranks == 1 or number == signal.SIGUSR1)
     assert [*tmp_path.iterdir()] == []

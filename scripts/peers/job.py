@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import queue
 import re
@@ -10,11 +11,24 @@ import subprocess
 import tempfile
 import threading
 from contextlib import suppress
+from importlib import import_module
 from typing import IO
+
+from threadpoolctl import LibController
+
+from pdgemm.kernels import behind, generation, libraries, of_mkl, spellings
 
 LIMIT = 600.0  # seconds; the first product of a shape stands for many
 PATIENCE = 10.0  # seconds to end in
+OPENBLAS = re.compile(r"^Core: (\w+)", re.MULTILINE)  # as it is loaded, with OPENBLAS_VERBOSE=2
+MKL = re.compile(r"^MKL_VERBOSE .*? for (.*), Lnx")
+BLAS = ("OMP", "OPENBLAS", "GOTO", "MKL", "BLIS")  # whose number of threads may be set
 FAULT = re.compile(r"^(\w+\.)*\w*(Error|Exception)\b")  # the line of a traceback that tells most
+
+
+def blas_of_numpy() -> LibController | None:
+    """In this process; None where threadpoolctl does not know it."""
+    return behind(ctypes.CDLL(import_module("numpy._core._multiarray_umath").__file__), libraries())
 
 
 class Unable(Exception):
@@ -25,12 +39,17 @@ class Job:
     """The command may name {m}, {n}, {k} and is then started anew for each shape; else it takes all of them.
 
     It reads a line "m n k" for each product, and answers with a line of its seconds and what may be noted, or of "-"
-    and why it cannot.  Lines that start otherwise are passed over.  It ends at an empty line.
+    and why it cannot.  A line "kernel NAME" before says what its BLAS uses, which OpenBLAS and MKL can also say
+    themselves.  Lines that start otherwise are passed over.  It ends at an empty line.
+
+    wanted : NumPy's kernel.  Its OpenBLAS is told to use this one, or if it turns out that it did not, the nearest one.
     """
 
-    def __init__(self, command: str, **values: object) -> None:
-        self.command, self.values = command, values
+    def __init__(self, command: str, wanted: str, **values: object) -> None:
+        self.command, self.wanted, self.values = command, wanted, values
+        self.coretypes = spellings(wanted)
         self.running = ""
+        self.said: str | None = None
         self.process: subprocess.Popen[str] | None = None
         self.lines: queue.Queue[str] = queue.Queue()
         self.errors: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115
@@ -43,6 +62,32 @@ class Job:
 
     def multiply(self, m: int, n: int, k: int) -> tuple[float, str]:
         """Seconds and note of one product.  Raises Unable."""
+        seconds, note = self.ask(m, n, k)
+        while self.unlike and self.kernel and self.coretypes[1:]:
+            del self.coretypes[0]
+            self.end()
+            seconds, note = self.ask(m, n, k)
+        return seconds, note
+
+    @property
+    def kernel(self) -> str:
+        """What its BLAS uses; "" as long as that is not known."""
+        text = os.pread(self.errors.fileno(), 1 << 20, 0).decode(errors="replace")  # it goes on writing where it was
+        return ", ".join(dict.fromkeys(OPENBLAS.findall(text))) if self.said is None else self.said
+
+    @property
+    def nearest(self) -> str:
+        """What its OpenBLAS was told to use in the place of NumPy's kernel, if so."""
+        tried = self.coretypes[:1] != spellings(self.wanted)[:1]
+        return f"OPENBLAS_CORETYPE={self.coretypes[0]} for {self.wanted}" if tried else ""
+
+    @property
+    def unlike(self) -> str:
+        """Why its times are not to be held against NumPy's; "" where both multiply for processors of one generation."""
+        ours, numpys = generation(self.kernel) or "not known", generation(self.wanted) or "not known"
+        return "" if self.kernel and ours == numpys else f"{ours}, NumPy {numpys}"
+
+    def ask(self, m: int, n: int, k: int) -> tuple[float, str]:
         command = self.command.format(m=m, n=n, k=k, **self.values)
         if self.process is None or self.running != command:
             self.start(command)
@@ -61,6 +106,10 @@ class Job:
             word, _, note = line.strip().partition(" ")
             if word == "-":
                 raise Unable(note)
+            if word == "kernel":
+                self.said = of_mkl(note) if note.startswith("Intel") else note
+            if found := MKL.match(line):
+                self.said = of_mkl(found[1])
             try:
                 return float(word), note
             except ValueError:
@@ -68,7 +117,7 @@ class Job:
 
     def start(self, command: str) -> None:
         self.end()
-        self.running, self.lines = command, queue.Queue()
+        self.running, self.said, self.lines = command, None, queue.Queue()
         self.errors.seek(0)
         self.errors.truncate()
         try:
@@ -78,17 +127,23 @@ class Job:
                 stdout=subprocess.PIPE,
                 stderr=self.errors,
                 text=True,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                env=self.environment(),
             )
         except OSError as failed:
             raise Unable(str(failed)) from None
         threading.Thread(target=listen, args=(self.process.stdout, self.lines), daemon=True).start()
 
+    def environment(self) -> dict[str, str]:
+        """One thread for each process whatever its BLAS is, and the kernel that NumPy has chosen."""
+        chosen = {"OPENBLAS_CORETYPE": self.coretypes[0]} if self.coretypes else {}
+        return os.environ | {f"{name}_NUM_THREADS": "1" for name in BLAS} | chosen | {"OPENBLAS_VERBOSE": "2"}
+
     def fault(self) -> str:
         """Why it ended without an answer."""
         self.end()
         self.errors.seek(0)
-        lines = [line.strip() for line in self.errors if any(map(str.isalnum, line))] or ["it ended without an answer"]
+        said = [line.strip() for line in self.errors if not line.startswith(("Core: ", "Core not found: "))]
+        lines = [line for line in said if any(map(str.isalnum, line))] or ["it ended without an answer"]
         return next((line for line in lines if FAULT.match(line)), lines[-1])
 
     def end(self, stuck: bool = False) -> None:

@@ -5,8 +5,11 @@
    Rank 0 reads "m n k" from each line and answers with the seconds of that product and how it was laid out.  The first
    product of a shape tries all grids of P and some block sizes, keeps the fastest, and checks it: C x = A (B x).
    native: A, B and C lie in that layout.  columns: they lie in one block of columns per rank, and are multiplied there,
-   or moved by PDGEMR2D and back, whichever is faster.  LOGICAL_BLOCK replaces the logical block size of PBLAS, 32. */
+   or moved by PDGEMR2D and back, whichever is faster.  LOGICAL_BLOCK replaces the logical block size of PBLAS, 32.
+   Before its first answer rank 0 says for which processors its BLAS multiplies: "kernel NAME". */
 
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <math.h>
 #include <mpi.h>
 #include <stdint.h>
@@ -187,6 +190,19 @@ static Product tuned(const Way *ways, int count, int m, int n, int k)
     return best;
 }
 
+/* What the BLAS says that products are made by: OpenBLAS, MKL, or another, of which only the file is known. */
+static void say_kernel(void)
+{
+    struct { int major, minor, update; char *status, *build, *processor, *platform; } mkl;
+    Dl_info file = {"unknown"};
+    dladdr(dlsym(RTLD_DEFAULT, "dgemm_"), &file);
+    void *blas = dlopen(file.dli_fname, RTLD_LAZY); /* a reference BLAS may be there beside the OpenBLAS of LAPACK */
+    char *(*openblas)(void) = (char *(*)(void))dlsym(blas, "openblas_get_corename");
+    void (*version)(void *) = (void (*)(void *))dlsym(blas, "MKL_Get_Version");
+    if (version) version(&mkl);
+    printf("kernel %s\n", openblas ? openblas() : version ? mkl.processor : file.dli_fname);
+}
+
 /* The next line of rank 0's input, on all ranks; they sleep until it comes, to leave others the cores. */
 static int next(int *mnk)
 {
@@ -213,6 +229,7 @@ int main(int count, char **arguments)
     single = !strcmp(arguments[1], "float32");
     columns = !strcmp(arguments[2], "columns");
     Cblacs_pinfo(&rank, &ranks);
+    if (!rank) say_kernel();
 
     Way *ways = calloc(1 + 3 * ranks, sizeof *ways);
     int known = 0;

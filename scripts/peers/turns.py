@@ -17,7 +17,10 @@ MNK = tuple[int, int, int]
 
 @dataclass
 class Result:
-    """seconds: of each product.  numpy: the mean of NumPy's right before and after it.  trouble: why there are none."""
+    """seconds: of each product.  numpy: the mean of NumPy's right before and after it.  trouble: why there are none.
+
+    kernel: what its BLAS uses.  unlike: why its times are not held against NumPy's.
+    """
 
     layout: str
     shape: str
@@ -25,20 +28,23 @@ class Result:
     contender: str
     seconds: list[float] = field(default_factory=list)
     numpy: list[float] = field(default_factory=list)
+    kernel: str = ""
+    unlike: str = ""
     note: str = ""
     trouble: str = ""
 
     @property
     def ratios(self) -> list[float]:
-        return [a / b for a, b in zip(self.numpy, self.seconds)]
+        return [] if self.unlike else [a / b for a, b in zip(self.numpy, self.seconds)]
 
     @property
     def summary(self) -> str:
         """In a line."""
         if not self.seconds:
             return f"{self.contender:20} {self.trouble}"
-        ratio = f"{median(self.ratios):6.2f}" if self.numpy else 6 * " "
-        return f"{self.contender:20} {1e3 * median(self.seconds):9.2f} ms {ratio}  {self.note}"
+        ratio = f"{median(self.ratios):6.2f}" if self.ratios else 6 * " "
+        said = "; ".join(filter(None, (self.kernel, self.unlike and f"no ratio: {self.unlike}", self.note)))
+        return f"{self.contender:20} {1e3 * median(self.seconds):9.2f} ms {ratio}  {said}"
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it: median, least and most beside all of them."""
@@ -83,13 +89,16 @@ def measure(jobs: dict[str, Job], results: list[Result], dtype: str, repeats: in
     for turn in range(repeats + 1):
         before = ceiling.seconds()
         for result in list(running):
+            job = jobs[result.contender]
             try:
-                seconds, result.note = jobs[result.contender].multiply(*mnk)
+                seconds, note = job.multiply(*mnk)
             except Unable as failed:
                 result.trouble = str(failed)
                 running.remove(result)
                 continue
             after = ceiling.seconds()
+            result.kernel, result.unlike = job.kernel, job.unlike
+            result.note = ", ".join(filter(None, (note, job.nearest)))
             if turn:
                 result.seconds.append(seconds)
                 result.numpy.append((before + after) / 2)

@@ -18,6 +18,15 @@ import heat
 import torch
 
 
+def kernel() -> str | None:
+    """torch has a BLAS inside; if that is MKL, it says when it multiplies for which processors."""
+    if not torch.backends.mkl.is_available():
+        return ""
+    with torch.backends.mkl.verbose(torch.backends.mkl.VERBOSE_ON):
+        torch.ones(2, 2) @ torch.ones(2, 2)
+    return None
+
+
 def makers(setting: Setting) -> Iterator[Maker]:
     for splits in itertools.product((0, 1), repeat=2):
         yield partial(make, setting, splits)

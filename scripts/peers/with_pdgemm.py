@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan
+from pdgemm import DistMatrix, ProcessGrid, kernels, pdgemm, plan
 from pdgemm.candidates import Way as Laid
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.layout import Layout
 from pdgemm.matrix import all_shared, new_array
-from pdgemm.threads import multiplier
+from pdgemm.threads import active, multiplier
 from peers.worker import Block, Maker, Setting, Way, boxes, randomize
 
 ALGORITHMS = ("summa", "stationary_a", "stationary_b", "cannon", "2.5d", "inner")
 Layouts = tuple[Layout, ...]
+
+
+def kernel() -> str:
+    return kernels.kernel(active())
 
 
 def makers(setting: Setting) -> Iterator[Maker]:
