@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,10 @@ from pdgemm.io.atomic import file_error
 from pdgemm.io.place import TILE_BYTES, Place, check_equal
 
 Progress = Callable[[int, int], object]
+
+# Open MPI makes a semaphore in /dev/shm for every file, for shared file pointers, which nobody here uses; where only some
+# ranks find room for it, they wait for the others forever.  It reads this when the first file is opened.
+os.environ.setdefault("OMPI_MCA_sharedfp", "individual")
 
 
 def read(

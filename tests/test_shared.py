@@ -224,7 +224,7 @@ def test_threads_multiply_on_communicators_of_their_own(comm: Any) -> None:
 
 
 def filled(heap: Any, nbytes: int, value: int) -> np.ndarray:
-    block: np.ndarray = heap.block(nbytes, 1 << 40)
+    block: np.ndarray = heap.block(nbytes)
     block[:] = value
     return block
 
@@ -234,7 +234,7 @@ def test_blocks_are_used_again_and_go_back(monkeypatch: pytest.MonkeyPatch) -> N
     from pdgemm.grids import heap as place
 
     memory, rng = mmap.mmap(-1, 1 << 27), np.random.default_rng(0)
-    heap = place.Heap(memory)
+    heap = place.Heap(memory, lambda part: True)
     held: list[np.ndarray] = []
     for turn in range(2000):
         if held and rng.random() < 0.5:
@@ -246,7 +246,7 @@ def test_blocks_are_used_again_and_go_back(monkeypatch: pytest.MonkeyPatch) -> N
             assert all((x == x[0]).all() for x in held)
     ends = sorted((x.ctypes.data, x.ctypes.data + x.size) for x in held)
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ends))
-    assert heap.block(1 << 27, 1 << 40) is None
+    assert heap.block(1 << 27) is None
     held.clear()
     assert heap.used == 0 and len(heap._gaps) == 1
     assert sum(end - start for start, end in heap._warm) <= place.KEPT
@@ -273,12 +273,12 @@ def test_what_is_not_kept_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatc
 def test_a_forked_process_gives_nothing_back() -> None:
     from pdgemm.grids.heap import Heap
 
-    heap = Heap(mmap.mmap(-1, 1 << 28))
+    heap = Heap(mmap.mmap(-1, 1 << 28), lambda part: True)
     block = filled(heap, 100 << 20, 7)
     child = os.fork()
     if child == 0:
         del block
-        os._exit(heap.block(1, 1 << 40) is not None)
+        os._exit(heap.block(1) is not None)
     assert os.waitpid(child, 0)[1] == 0
     assert (block == 7).all()
 
