@@ -17,8 +17,8 @@ from pdgemm.io.place import TILE_BYTES, Place, check_equal
 
 Progress = Callable[[int, int], object]
 
-# Open MPI makes a semaphore in /dev/shm for every file, for shared file pointers, which nobody here uses; where only some
-# ranks find room for it, they wait for the others forever.  It reads this when the first file is opened.
+# Open MPI makes a semaphore in /dev/shm for every file, for shared file pointers, which nobody here uses.  Without room
+# for it files cannot be opened, or ranks wait forever for those that failed.  This is read when the first is opened.
 os.environ.setdefault("OMPI_MCA_sharedfp", "individual")
 
 

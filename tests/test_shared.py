@@ -9,7 +9,11 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
 from time import sleep
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -253,21 +257,54 @@ def test_blocks_are_used_again_and_go_back(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_is_not_kept_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is taken again, no more than that, before it is handed out."""
     from pdgemm.grids import heap as place
 
     monkeypatch.setattr(place, "KEPT", 6 << 20)
-    heap = place.Heap(mmap.mmap(-1, 1 << 26))
+    taken: list[int] = []
+    heap = place.Heap(mmap.mmap(-1, 1 << 26), lambda part: not taken.append(len(part)))
     blocks = [filled(heap, 4 << 20, 7) for _ in "abc"]
-    assert heap.block(4 << 20, 0) is None  # the system has none
     starts = [block.ctypes.data for block in blocks]
+    assert taken == [4 << 20] * 3
     while blocks:
         del blocks[0]
-    warm = heap.block(4 << 20, 0)  # the one that is kept needs none of the system
-    if warm is not None:
-        assert warm.ctypes.data == starts[2] and (warm == 7).all()
-    again = [heap.block(4 << 20, 1 << 40) for _ in "ab"]
-    assert [x.ctypes.data for x in again if x is not None] == starts[:2]
-    assert not any(x.any() for x in again if x is not None)  # the system had their pages in between
+    taken.clear()
+    again = [heap.block(size) for size in (4 << 20, 4 << 20, 6 << 20)]
+    assert [x.ctypes.data for x in again if x is not None] == starts
+    assert taken == [4 << 20, 4 << 20, 2 << 20]  # of the third block the first 4 MiB were kept
+    assert [x.any() for x in again if x is not None] == [
+        False,
+        False,
+        True,
+    ]  # the system had the other pages in between
+
+
+@pytest.mark.parametrize("failed", [False, KeyboardInterrupt()])
+def test_of_a_block_that_cannot_be_had_nothing_is_kept(failed: Any) -> None:
+    """What was taken of it is given back, and what was kept before is still known to be there."""
+    from pdgemm.grids.heap import Heap
+
+    size, file = 1 << 24, os.memfd_create("memory")
+    os.ftruncate(file, size)
+    memory, answers = mmap.mmap(file, size), iter([True, True, True, failed, True])
+
+    def take(part: memoryview) -> bool:
+        part[:] = bytes([7]) * len(part)
+        answer = next(answers)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    heap = Heap(memory, take)
+    held = [heap.block(2 << 20) for _ in "abc"]
+    del held[2], held[0]  # the next block begins where the third was, and goes beyond
+    with pytest.raises(KeyboardInterrupt) if failed else nullcontext():
+        assert heap.block(5 << 20) is None
+    assert os.fstat(file).st_blocks * 512 == 6 << 20
+    assert heap.used == 2 << 20 and len(heap._gaps) == 2
+    block = heap.block(5 << 20)
+    assert block is not None and os.fstat(file).st_blocks * 512 == 9 << 20
+    os.close(file)
 
 
 def test_a_forked_process_gives_nothing_back() -> None:
@@ -281,6 +318,142 @@ def test_a_forked_process_gives_nothing_back() -> None:
         os._exit(heap.block(1) is not None)
     assert os.waitpid(child, 0)[1] == 0
     assert (block == 7).all()
+
+
+@pytest.mark.mpi
+def test_where_the_system_has_no_page_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the end of a file, as in a full /dev/shm, there are none, and whoever writes there dies of SIGBUS."""
+    from pdgemm.grids import node_memory
+    from pdgemm.grids.heap import PAGE, Heap
+
+    file = os.memfd_create("memory")
+    os.ftruncate(file, 8 * PAGE)
+    memory = mmap.mmap(file, 8 * PAGE)
+    os.ftruncate(file, 4 * PAGE)
+
+    def pages() -> int:
+        return os.fstat(file).st_blocks * 512 // PAGE
+
+    heap = Heap(memory, partial(node_memory._take, spare=0))
+    first = filled(heap, PAGE, 7)
+    assert pages() == 1
+    assert heap.block(5 * PAGE) is None  # 3 of its pages there are
+    assert pages() == 1 and heap.used == PAGE and len(heap._gaps) == 1
+    second = filled(heap, 3 * PAGE, 8)
+    assert pages() == 4 and (first == 7).all()
+    assert heap.block(1) is None
+    del second
+    monkeypatch.setattr(node_memory, "_take", None)  # what is kept is not asked for again
+    assert heap.block(3 * PAGE) is not None
+    os.close(file)
+
+
+@pytest.mark.mpi
+def test_some_memory_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where they take it meanwhile, and where nothing can be found out."""
+    from pdgemm.grids import node_memory
+    from pdgemm.grids.heap import PAGE
+
+    def take(nbytes: int, *free: int) -> int:
+        """How much was touched, where so much was free before each piece."""
+        file, left = os.memfd_create("memory"), iter(free)
+        os.ftruncate(file, nbytes)
+        monkeypatch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(f_bavail=next(left), f_frsize=1))
+        done = node_memory._take(memoryview(mmap.mmap(file, nbytes)), PAGE)
+        touched = os.fstat(file).st_blocks * 512
+        os.close(file)
+        assert done == (touched == nbytes)
+        return touched
+
+    assert take(3 * PAGE, 4 * PAGE, 3 * PAGE, 2 * PAGE) == 3 * PAGE
+    assert take(3 * PAGE, 4 * PAGE - 1) == 0
+    assert take(3 * PAGE, 9 * PAGE, 9 * PAGE, 2 * PAGE - 1) == 2 * PAGE
+    monkeypatch.setattr(os, "access", lambda *_: False)  # as where it may only be read
+    assert take(PAGE, 9 * PAGE) == 0
+    monkeypatch.undo()
+    monkeypatch.setattr(node_memory, "WHERE", "/dev/null/shm")
+    assert take(PAGE, 9 * PAGE) == 0
+
+
+@pytest.mark.mpi(min_size=2)
+def test_no_job_takes_memory_while_another_makes_a_window(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MPI would find less than it was told, and wait forever.  Who has to wait for too long does without."""
+    from pdgemm.grids import node_memory
+
+    make, held = node_memory._Window, []
+
+    def watched(*args: Any) -> Any:
+        comm.Barrier()
+        with monkeypatch.context() as patch:
+            patch.setattr(node_memory, "_TURN", 0.0)
+            held.append(not node_memory._take(memoryview(bytearray(1)), 0))
+        comm.Barrier()
+        return make(*args)
+
+    monkeypatch.setattr(node_memory, "_Window", watched)
+    monkeypatch.setattr(node_memory, "_windows", {})
+    memory = node_memory.NodeMemory(comm, comm.size * node_memory._LEAST, False)
+    assert held == [True] and memory.size == node_memory._LEAST
+    assert memory.empty((10, 10), "float64").shape == (10, 10)
+    with node_memory._turn(node_memory.LOCK_SH) if comm.rank == 0 else nullcontext():
+        monkeypatch.setattr(node_memory, "_TURN", 0.0)
+        node_memory._windows.clear()
+        assert node_memory.NodeMemory(comm, comm.size * node_memory._LEAST, False).size == 0
+
+
+FILLED = """
+import os, sys
+import numpy as np
+from pdgemm import DistMatrix, ProcessGrid, pdgemm
+from pdgemm.io import hdf5
+n = 600
+with ProcessGrid() as grid:
+    made = {"grid": grid, "block": (8, 8)}
+    A = DistMatrix.random((n, n), seed=1, **made)
+    if grid.rank == 0 and A.shared:
+        there = os.statvfs("/dev/shm")
+        with open("/dev/shm/filler", "wb") as filler:
+            os.posix_fallocate(filler.fileno(), 0, there.f_bavail * there.f_frsize - (1 << 21))  # some is MPI's
+    grid.comm.Barrier()
+    B = DistMatrix.random((n, n), seed=2, **made)
+    C = pdgemm(1, A, B)
+    if grid.rank == 0 and A.shared:
+        os.unlink("/dev/shm/filler")
+    grid.comm.Barrier()
+    D = DistMatrix.random((n, n), seed=3, **made)
+    hdf5.save(sys.argv[1], "C", C)
+    right = np.allclose(hdf5.load(sys.argv[1], "C", grid).allgather(), A.allgather() @ B.allgather())
+    print(grid.memory.size > 0, A.shared, B.shared, C.shared, D.shared, right)
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("size=64m", "True True False False True True"),  # half of it for the window, and then others come
+        ("size=4k", "False False False False False True"),
+        ("size=64m,ro", "False False False False False True"),
+    ],
+)
+def test_where_shared_memory_is_small_or_full_matrices_are_private(tmp_path: Path, options: str, said: str) -> None:
+    """And files are opened: Open MPI keeps semaphores for them there."""
+    apart = ["unshare", "--mount", *(["--user", "--map-root-user"] if os.getuid() else [])]
+    mounted = [*apart, "sh", "-c", f'mount -t tmpfs -o {options} tmpfs /dev/shm && exec "$@"', "sh"]
+    try:
+        subprocess.run([*mounted, "true"], check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError) as bad:
+        pytest.skip(f"no /dev/shm of one's own: {getattr(bad, 'stderr', bad)}")
+    version = subprocess.run(["mpiexec", "--version"], capture_output=True, text=True).stdout
+    if "Open MPI" not in version and options != "size=64m":
+        pytest.skip("this MPI does not start without a few MiB there")
+    run = subprocess.run(
+        [*mounted, "mpiexec", "-n", "2", sys.executable, "-c", FILLED, str(tmp_path / "c.h5")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split("\n") == [said, said, ""]
 
 
 @pytest.mark.mpi(min_size=2)
