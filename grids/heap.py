@@ -46,25 +46,27 @@ class Heap:
             self._settle()
             size = max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
             page = PAGE if size >= PAGE else mmap.PAGESIZE
-            for number, (start, end) in enumerate(self._gaps):
+            for start, end in self._gaps:
                 at = start + -(start + self.address) % page
                 if at + size > end:
                     continue
-                if not self._fill(at, at + size):
+                warm = [x for x in self._warm if x[0] < at + size and at < x[1]]
+                if not self._fill(at, at + size, warm):
                     return None
-                self._gaps[number : number + 1] = _without((start, end), at, at + size)
-                self._warm = [piece for x in self._warm for piece in _without(x, at, at + size)]
+                for pieces, piece in [(self._gaps, (start, end)), *((self._warm, x) for x in warm)]:
+                    number = pieces.index(piece)
+                    pieces[number : number + 1] = _without(piece, at, at + size)
                 self.used += size
                 block = np.frombuffer(self._memory, np.uint8, max(1, nbytes), at)
                 weakref.finalize(block, self._release, at, at + size).atexit = False
                 return block
         return None
 
-    def _fill(self, start: int, end: int) -> bool:
-        """Take the pages that a part of a gap has not; all of them, or none."""
+    def _fill(self, start: int, end: int, warm: list[tuple[int, int]]) -> bool:
+        """Take the pages that a part of a gap has not yet; all of them, or none."""
         cold = [(start, end)]
-        for warm in self._warm:
-            cold = [piece for x in cold for piece in _without(x, *warm)]
+        for there in warm:
+            cold = [piece for x in cold for piece in _without(x, *there)]
         done = False
         try:
             done = all(self._take(self._memory[slice(*piece)]) for piece in cold)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
@@ -128,7 +129,16 @@ class _Window:
         self.size = size
         ordered = node.Split(0, key=MPI.COMM_WORLD.rank)
         info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
-        self._window = MPI.Win.Allocate_shared(size, 1, info, MPI.Intracomm(ordered))
+        try:
+            self._window = MPI.Win.Allocate_shared(size, 1, info, MPI.Intracomm(ordered))
+        except MPI.Exception as bad:  # on this rank only, perhaps: the others would wait for it, in MPI, for ever
+            print(
+                f"pdgemm: error: MPI made no window of {size * node.size} bytes in {WHERE} ({bad}), which another "
+                "program has filled; free some of it, or PDGEMM_NODE_MEMORY=0",
+                file=sys.stderr,
+                flush=True,
+            )
+            MPI.COMM_WORLD.Abort(3)
         self._window.Lock_all(MPI.MODE_NOCHECK)  # nothing is locked: an epoch, for Sync to be allowed in
         info.Free()
         self.fence = self._window.Sync

@@ -20,6 +20,8 @@ import numpy as np
 import pytest
 from problems import BLOCKS, TOLERANCE, gemm_error, grid_shapes
 
+PAGE = mmap.PAGESIZE
+
 
 @pytest.mark.mpi(min_size=2)
 def test_a_neighbour_sees_the_array_itself(comm: Any) -> None:
@@ -280,13 +282,14 @@ def test_what_is_not_kept_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("failed", [False, KeyboardInterrupt()])
-def test_of_a_block_that_cannot_be_had_nothing_is_kept(failed: Any) -> None:
+def test_of_a_block_that_cannot_be_had_nothing_is_kept(failed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was taken of it is given back, and what was kept before is still known to be there."""
-    from pdgemm.grids.heap import Heap
+    from pdgemm.grids import heap as place
 
-    size, file = 1 << 24, os.memfd_create("memory")
-    os.ftruncate(file, size)
-    memory, answers = mmap.mmap(file, size), iter([True, True, True, failed, True])
+    monkeypatch.setattr(place, "PAGE", PAGE)
+    file = os.memfd_create("memory")
+    os.ftruncate(file, 16 * PAGE)
+    answers = iter([True, True, True, failed, True])
 
     def take(part: memoryview) -> bool:
         part[:] = bytes([7]) * len(part)
@@ -295,16 +298,20 @@ def test_of_a_block_that_cannot_be_had_nothing_is_kept(failed: Any) -> None:
             raise answer
         return answer
 
-    heap = Heap(memory, take)
-    held = [heap.block(2 << 20) for _ in "abc"]
+    heap = place.Heap(mmap.mmap(file, 16 * PAGE), take)
+    held = [heap.block(2 * PAGE) for _ in "abc"]
     del held[2], held[0]  # the next block begins where the third was, and goes beyond
     with pytest.raises(KeyboardInterrupt) if failed else nullcontext():
-        assert heap.block(5 << 20) is None
-    assert os.fstat(file).st_blocks * 512 == 6 << 20
-    assert heap.used == 2 << 20 and len(heap._gaps) == 2
-    block = heap.block(5 << 20)
-    assert block is not None and os.fstat(file).st_blocks * 512 == 9 << 20
+        assert heap.block(5 * PAGE) is None
+    assert pages(file) == 6 and heap.used == 2 * PAGE and len(heap._gaps) == 2
+    held.append(heap.block(5 * PAGE))
+    assert held[1] is not None and pages(file) == 9
     os.close(file)
+
+
+def pages(file: int) -> int:
+    """How many a file takes."""
+    return os.fstat(file).st_blocks * 512 // PAGE
 
 
 def test_a_forked_process_gives_nothing_back() -> None:
@@ -323,27 +330,25 @@ def test_a_forked_process_gives_nothing_back() -> None:
 @pytest.mark.mpi
 def test_where_the_system_has_no_page_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind the end of a file, as in a full /dev/shm, there are none, and whoever writes there dies of SIGBUS."""
+    from pdgemm.grids import heap as place
     from pdgemm.grids import node_memory
-    from pdgemm.grids.heap import PAGE, Heap
 
+    for module in (place, node_memory):
+        monkeypatch.setattr(module, "PAGE", PAGE)
     file = os.memfd_create("memory")
     os.ftruncate(file, 8 * PAGE)
     memory = mmap.mmap(file, 8 * PAGE)
     os.ftruncate(file, 4 * PAGE)
-
-    def pages() -> int:
-        return os.fstat(file).st_blocks * 512 // PAGE
-
-    heap = Heap(memory, partial(node_memory._take, spare=0))
+    heap = place.Heap(memory, partial(node_memory._take, spare=0))
     first = filled(heap, PAGE, 7)
-    assert pages() == 1
-    assert heap.block(5 * PAGE) is None  # 3 of its pages there are
-    assert pages() == 1 and heap.used == PAGE and len(heap._gaps) == 1
+    assert pages(file) == 1
+    assert heap.block(5 * PAGE) is None  # 3 of its pages are there
+    assert pages(file) == 1 and heap.used == PAGE and len(heap._gaps) == 1
     second = filled(heap, 3 * PAGE, 8)
-    assert pages() == 4 and (first == 7).all()
+    assert pages(file) == 4 and (first == 7).all()
     assert heap.block(1) is None
     del second
-    monkeypatch.setattr(node_memory, "_take", None)  # what is kept is not asked for again
+    monkeypatch.setattr(os, "open", None)  # what is kept is not asked for again
     assert heap.block(3 * PAGE) is not None
     os.close(file)
 
@@ -352,27 +357,27 @@ def test_where_the_system_has_no_page_it_says_so(monkeypatch: pytest.MonkeyPatch
 def test_some_memory_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where they take it meanwhile, and where nothing can be found out."""
     from pdgemm.grids import node_memory
-    from pdgemm.grids.heap import PAGE
 
-    def take(nbytes: int, *free: int) -> int:
-        """How much was touched, where so much was free before each piece."""
+    def taken(*free: int) -> int:
+        """How many of 3 pages are taken, where so many were free before each, and one is to be left."""
         file, left = os.memfd_create("memory"), iter(free)
-        os.ftruncate(file, nbytes)
-        monkeypatch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(f_bavail=next(left), f_frsize=1))
-        done = node_memory._take(memoryview(mmap.mmap(file, nbytes)), PAGE)
-        touched = os.fstat(file).st_blocks * 512
+        os.ftruncate(file, 3 * PAGE)
+        monkeypatch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(f_bavail=next(left), f_frsize=PAGE))
+        done = node_memory._take(memoryview(mmap.mmap(file, 3 * PAGE)), PAGE)
+        there = pages(file)
         os.close(file)
-        assert done == (touched == nbytes)
-        return touched
+        assert done == (there == 3)
+        return there
 
-    assert take(3 * PAGE, 4 * PAGE, 3 * PAGE, 2 * PAGE) == 3 * PAGE
-    assert take(3 * PAGE, 4 * PAGE - 1) == 0
-    assert take(3 * PAGE, 9 * PAGE, 9 * PAGE, 2 * PAGE - 1) == 2 * PAGE
-    monkeypatch.setattr(os, "access", lambda *_: False)  # as where it may only be read
-    assert take(PAGE, 9 * PAGE) == 0
-    monkeypatch.undo()
+    monkeypatch.setattr(node_memory, "PAGE", PAGE)
+    assert taken(4, 3, 2) == 3
+    assert taken(3) == 0
+    assert taken(9, 9, 1) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda *_: False)  # as where it may only be read
+        assert taken(9) == 0
     monkeypatch.setattr(node_memory, "WHERE", "/dev/null/shm")
-    assert take(PAGE, 9 * PAGE) == 0
+    assert taken(9) == 0
 
 
 @pytest.mark.mpi(min_size=2)
@@ -427,6 +432,20 @@ with ProcessGrid() as grid:
 """
 
 
+def with_own_memory(options: str, *command: str, other_mpis: bool) -> Any:
+    """A command on two ranks that have a /dev/shm of their own."""
+    if not other_mpis and "Open MPI" not in subprocess.getoutput("mpiexec --version"):
+        pytest.skip("other MPIs do not start with less than a few MiB of /dev/shm, and make windows unseen")
+    apart = ["unshare", "--mount", *(["--user", "--map-root-user"] if os.getuid() else [])]
+    apart += ["sh", "-c", f'mount -t tmpfs -o {options} tmpfs /dev/shm && exec "$@"', "sh"]
+    try:
+        subprocess.run([*apart, "true"], check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError) as bad:
+        pytest.skip(f"no /dev/shm of one's own: {getattr(bad, 'stderr', bad)}")
+    started = [*apart, "mpiexec", "-n", "2", sys.executable, "-c", *command]
+    return subprocess.run(started, capture_output=True, text=True, timeout=60)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -437,23 +456,32 @@ with ProcessGrid() as grid:
 )
 def test_where_shared_memory_is_small_or_full_matrices_are_private(tmp_path: Path, options: str, said: str) -> None:
     """And files are opened: Open MPI keeps semaphores for them there."""
-    apart = ["unshare", "--mount", *(["--user", "--map-root-user"] if os.getuid() else [])]
-    mounted = [*apart, "sh", "-c", f'mount -t tmpfs -o {options} tmpfs /dev/shm && exec "$@"', "sh"]
-    try:
-        subprocess.run([*mounted, "true"], check=True, capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError) as bad:
-        pytest.skip(f"no /dev/shm of one's own: {getattr(bad, 'stderr', bad)}")
-    version = subprocess.run(["mpiexec", "--version"], capture_output=True, text=True).stdout
-    if "Open MPI" not in version and options != "size=64m":
-        pytest.skip("this MPI does not start without a few MiB there")
-    run = subprocess.run(
-        [*mounted, "mpiexec", "-n", "2", sys.executable, "-c", FILLED, str(tmp_path / "c.h5")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    run = with_own_memory(options, FILLED, str(tmp_path / "c.h5"), other_mpis=options == "size=64m")
     assert run.returncode == 0, run.stderr
     assert run.stdout.split("\n") == [said, said, ""]
+
+
+TAKEN = """
+import os
+from pdgemm import ProcessGrid
+from pdgemm.grids import node_memory
+class Window(node_memory._Window):
+    def __init__(self, node, size):
+        if node.rank == 0:
+            with open("/dev/shm/filler", "wb") as filler:
+                os.posix_fallocate(filler.fileno(), 0, 55 << 20)
+        super().__init__(node, size)
+node_memory._Window = Window
+ProcessGrid()
+"""
+
+
+def test_a_window_that_another_program_prevents_ends_the_job() -> None:
+    """One rank hears of it; the others are in MPI."""
+    run = with_own_memory("size=64m", TAKEN, other_mpis=False)
+    assert run.returncode == 3, run.stderr
+    (line,) = [x for x in run.stderr.split("\n") if x.startswith("pdgemm: ")]
+    assert "MPI made no window of " in line and line.endswith("or PDGEMM_NODE_MEMORY=0")
 
 
 @pytest.mark.mpi(min_size=2)
