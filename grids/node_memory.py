@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
+from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN, flock
 from functools import partial
 from math import inf, prod
 from time import perf_counter, sleep
@@ -19,6 +19,7 @@ from pdgemm.errors import NodeMemoryError
 from pdgemm.grids.heap import PAGE, Heap
 
 WHERE = "/dev/shm"  # where Linux keeps memory that processes share
+ZERO = "/dev/zero"
 _LEAST = 1 << 22  # bytes per rank that are worth a window, and that are left to MPI, whose own windows fill later, too
 _TURN = 10.0  # seconds of waiting for other jobs that make a window
 _PATIENCE = 1e-3  # seconds of waiting that keep a core from those who are waited for; then this rank sleeps
@@ -175,7 +176,7 @@ def _take(part: memoryview, spare: int) -> bool:
     The kernel writes, zeros: where it finds no page it says so, while a process that writes is ended by SIGBUS.
     """
     try:
-        with open("/dev/zero", "rb", buffering=0) as zeros:
+        with open(ZERO, "rb", buffering=0) as zeros:
             while part:
                 with _turn(LOCK_SH) as free:  # others take some, too: it is looked at again after each piece
                     if free < len(part) + spare:
@@ -188,27 +189,30 @@ def _take(part: memoryview, spare: int) -> bool:
 
 @contextmanager
 def _turn(lock: int) -> Iterator[int]:
-    """Bytes that may still be shared; LOCK_EX: and no other job takes any in the block, LOCK_SH: or makes a window.
+    """Bytes that may still be shared: for all who take some at the same time (LOCK_SH), or for one who makes a window.
 
-    None may be, for who does not get the lock in time.  The system takes it back from jobs that die.
+    None for who does not get the locks in time.  The system takes them back from jobs that die.
     """
     with ExitStack() as stack:
         free = 0
         with suppress(OSError):
-            where = os.open(WHERE, os.O_RDONLY)
-            stack.callback(os.close, where)
-            _lock(where, lock)
+            door, where = (_locked(path, lock, stack) for path in (ZERO, WHERE))
+            if lock == LOCK_SH:  # nobody stays in the door, so that who makes a window soon stands there
+                flock(door, LOCK_UN)
             if os.access(WHERE, os.W_OK):  # else MPI libraries put windows elsewhere
                 there = os.fstatvfs(where)
                 free = there.f_bavail * there.f_frsize
         yield free
 
 
-def _lock(where: int, lock: int) -> None:
+def _locked(path: str, lock: int, until: ExitStack) -> int:
+    file = os.open(path, os.O_RDONLY)
+    until.callback(os.close, file)
     end = perf_counter() + _TURN
     while True:
         try:
-            return flock(where, lock | LOCK_NB)
+            flock(file, lock | LOCK_NB)
+            return file
         except BlockingIOError:
             if perf_counter() > end:
                 raise
