@@ -19,9 +19,9 @@ from pdgemm.errors import NodeMemoryError
 from pdgemm.grids.heap import PAGE, Heap
 
 WHERE = "/dev/shm"  # where Linux keeps memory that processes share
-ZERO = "/dev/zero"
+ZERO = "/dev/zero"  # what memory is touched with, and the door to WHERE
 _LEAST = 1 << 22  # bytes per rank that are worth a window, and that are left to MPI, whose own windows fill later, too
-_TURN = 10.0  # seconds of waiting for other jobs that make a window
+_TURN = 10.0  # seconds of waiting for other jobs, before one does without
 _PATIENCE = 1e-3  # seconds of waiting that keep a core from those who are waited for; then this rank sleeps
 _NAP = 2e-4  # seconds
 
@@ -134,8 +134,8 @@ class _Window:
             self._window = MPI.Win.Allocate_shared(size, 1, info, MPI.Intracomm(ordered))
         except MPI.Exception as bad:  # on this rank only, perhaps: the others would wait for it, in MPI, for ever
             print(
-                f"pdgemm: error: MPI made no window of {size * node.size} bytes in {WHERE} ({bad}), which another "
-                "program has filled; free some of it, or PDGEMM_NODE_MEMORY=0",
+                f"pdgemm: error: MPI made no window of {size * node.size} bytes in {WHERE} ({bad}): perhaps "
+                "another program filled it meanwhile; start again, or set PDGEMM_NODE_MEMORY=0",
                 file=sys.stderr,
                 flush=True,
             )
@@ -189,15 +189,15 @@ def _take(part: memoryview, spare: int) -> bool:
 
 @contextmanager
 def _turn(lock: int) -> Iterator[int]:
-    """Bytes that may still be shared: for all who take some at the same time (LOCK_SH), or for one who makes a window.
+    """Bytes that may still be shared: for all who take some (LOCK_SH), or for one who makes a window (LOCK_EX).
 
-    None for who does not get the locks in time.  The system takes them back from jobs that die.
+    0 for who does not get the locks in time.  The system takes them back from jobs that die.
     """
     with ExitStack() as stack:
         free = 0
         with suppress(OSError):
             door, where = (_locked(path, lock, stack) for path in (ZERO, WHERE))
-            if lock == LOCK_SH:  # nobody stays in the door, so that who makes a window soon stands there
+            if lock == LOCK_SH:  # who makes a window keeps the door shut until those who are inside are done
                 flock(door, LOCK_UN)
             if os.access(WHERE, os.W_OK):  # else MPI libraries put windows elsewhere
                 there = os.fstatvfs(where)
