@@ -8,6 +8,7 @@ import os
 import weakref
 from bisect import insort
 from collections import deque
+from collections.abc import Callable
 from threading import Lock
 from typing import Any
 
@@ -20,42 +21,60 @@ KEPT = 1 << 26  # bytes that were given back and are kept for the next block: th
 class Heap:
     """Hands out blocks of `memory`, which live as long as an array refers to them.
 
+    take : fills a part of `memory` with pages of the system; False where it has none.  No block is handed out without
+           its pages: a process that writes where there is none to be had is ended by SIGBUS.
+
     What is given back goes on to the system, but for the last KEPT bytes.  A finalizer may run in the middle of
     anything, and in a forked process: it notes the block, and settles it only if nobody else is at work here.
     """
 
-    def __init__(self, memory: Any) -> None:
-        self._memory, self._process, self._lock = memoryview(memory), os.getpid(), Lock()
+    def __init__(self, memory: Any, take: Callable[[memoryview], bool]) -> None:
+        self._memory, self._take, self._process, self._lock = memoryview(memory), take, os.getpid(), Lock()
         self.address = np.frombuffer(memory, np.uint8).ctypes.data
         first = -self.address % mmap.PAGESIZE
         self._gaps = [(first, (len(self._memory) - first) // mmap.PAGESIZE * mmap.PAGESIZE)]  # (start, end), in order
         self._freed: deque[tuple[int, int]] = deque()
-        self._warm: list[tuple[int, int]] = []  # parts of gaps that still take memory, oldest first
+        self._warm: list[tuple[int, int]] = []  # parts of gaps that still have their pages, oldest first
         self.used = 0  # bytes
         self._advise(*self._gaps[0], "MADV_HUGEPAGE")
 
-    def block(self, nbytes: int, free: int) -> np.ndarray | None:
-        """`nbytes` bytes; None where there is no gap for them, or they need more than `free` bytes of the system."""
+    def block(self, nbytes: int) -> np.ndarray | None:
+        """`nbytes` bytes; None where there is no gap for them, or the system has not the pages."""
         if os.getpid() != self._process:
             return None
         with self._lock:
             self._settle()
             size = max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
             page = PAGE if size >= PAGE else mmap.PAGESIZE
-            for number, (start, end) in enumerate(self._gaps):
+            for start, end in self._gaps:
                 at = start + -(start + self.address) % page
                 if at + size > end:
                     continue
-                warm = [piece for x in self._warm for piece in _without(x, at, at + size)]
-                if size - (_total(self._warm) - _total(warm)) > free:
+                warm = [x for x in self._warm if x[0] < at + size and at < x[1]]
+                if not self._fill(at, at + size, warm):
                     return None
-                self._gaps[number : number + 1] = _without((start, end), at, at + size)
-                self._warm = warm
+                for pieces, piece in [(self._gaps, (start, end)), *((self._warm, x) for x in warm)]:
+                    number = pieces.index(piece)
+                    pieces[number : number + 1] = _without(piece, at, at + size)
                 self.used += size
                 block = np.frombuffer(self._memory, np.uint8, max(1, nbytes), at)
                 weakref.finalize(block, self._release, at, at + size).atexit = False
                 return block
         return None
+
+    def _fill(self, start: int, end: int, warm: list[tuple[int, int]]) -> bool:
+        """Take the pages that a part of a gap has not yet; all of them, or none."""
+        cold = [(start, end)]
+        for there in warm:
+            cold = [piece for x in cold for piece in _without(x, *there)]
+        done = False
+        try:
+            done = all(self._take(self._memory[slice(*piece)]) for piece in cold)
+        finally:
+            if not done:  # or interrupted
+                for piece in cold:
+                    self._advise(*piece, "MADV_REMOVE")
+        return done
 
     def _release(self, start: int, end: int) -> None:
         if os.getpid() != self._process:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from math import prod
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN, flock
+from functools import partial
+from math import inf, prod
 from time import perf_counter, sleep
 from typing import Any
 
@@ -15,7 +19,9 @@ from pdgemm.errors import NodeMemoryError
 from pdgemm.grids.heap import PAGE, Heap
 
 WHERE = "/dev/shm"  # where Linux keeps memory that processes share
-_LEAST = 1 << 22  # bytes per rank that are worth a window
+ZERO = "/dev/zero"  # what memory is touched with, and the door to WHERE
+_LEAST = 1 << 22  # bytes per rank that are worth a window, and that are left to MPI, whose own windows fill later, too
+_TURN = 10.0  # seconds of waiting for other jobs, before one does without
 _PATIENCE = 1e-3  # seconds of waiting that keep a core from those who are waited for; then this rank sleeps
 _NAP = 2e-4  # seconds
 
@@ -24,8 +30,9 @@ class NodeMemory:
     """Arrays that the ranks of a node can read in each other's memory.  Collective over `node`.
 
     Each rank hands out its own part of the node's window without asking the others; they reach an array by its
-    offset (`where`, `array`).  Only what is touched takes memory, first touched by its owner, and what nothing
-    refers to any more goes back to the system, but for a little that is kept for the next array.
+    offset (`where`, `array`).  The window is sparse: an array takes its memory from the system when it is made, all or
+    nothing, first touched by its owner, and what nothing refers to any more goes back to the system, but for a little
+    that is kept for the next array.
 
     limit   : bytes of the window, at most.
     crowded : more ranks than cores: who waits for long does it asleep.
@@ -51,7 +58,7 @@ class NodeMemory:
             return np.empty(shape, dtype, order)  # type: ignore[call-overload]
         dtype = np.dtype(dtype)
         nbytes = prod(shape) * dtype.itemsize
-        block = self._heap.block(nbytes, _free()) if self.size else None
+        block = self._heap.block(nbytes) if self.size else None
         if block is None:
             raise NodeMemoryError(f"no room for {nbytes} bytes in the memory that the ranks of the node share, {WHERE}")
         return np.ndarray(shape, dtype, block, order=order)  # type: ignore[arg-type]
@@ -123,12 +130,21 @@ class _Window:
         self.size = size
         ordered = node.Split(0, key=MPI.COMM_WORLD.rank)
         info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
-        self._window = MPI.Win.Allocate_shared(size, 1, info, MPI.Intracomm(ordered))
+        try:
+            self._window = MPI.Win.Allocate_shared(size, 1, info, MPI.Intracomm(ordered))
+        except MPI.Exception as bad:  # on this rank only, perhaps: the others would wait for it, in MPI, for ever
+            print(
+                f"pdgemm: error: MPI made no window of {size * node.size} bytes in {WHERE} ({bad}): perhaps "
+                "another program filled it meanwhile; start again, or set PDGEMM_NODE_MEMORY=0",
+                file=sys.stderr,
+                flush=True,
+            )
+            MPI.COMM_WORLD.Abort(3)
         self._window.Lock_all(MPI.MODE_NOCHECK)  # nothing is locked: an epoch, for Sync to be allowed in
         info.Free()
         self.fence = self._window.Sync
         self.parts: list[Any] = [self._window.Shared_query(rank)[0] for rank in range(ordered.size)]
-        self.heap = Heap(self.parts[ordered.rank])
+        self.heap = Heap(self.parts[ordered.rank], partial(_take, spare=_LEAST * ordered.size))
 
 
 _windows: dict[tuple[int, ...], _Window] = {}  # by the ranks in the world, in order
@@ -141,21 +157,63 @@ def _window(node: MPI.Intracomm, limit: float) -> _Window | None:
     if MPI.UNDEFINED in key:  # ranks of another world have no numbers
         return None
     if key not in _windows:
-        # half of what is free and not promised yet, for memory that is not there ends the job when it is touched; but
-        # not nothing.  MPI libraries have been seen to wait forever for a window that does not fit
-        share, promised = _free() / node.size, sum(window.size for window in _windows.values())
-        most = min(max((share - promised) / 2, share / 32), limit / node.size)
-        size = int(node.allreduce(most, MPI.MIN)) // PAGE * PAGE
-        if size < _LEAST:
-            return None
-        _windows[key] = _Window(node, size)
+        node.Barrier()  # who holds the lock waits for nobody who wants it
+        # half of what is free and not promised yet, for others want some, too; but not nothing.  MPI libraries have
+        # been seen to wait forever for a window that does not fit
+        with _turn(LOCK_EX) if node.rank == 0 else nullcontext(inf) as free:
+            share, promised = free / node.size, sum(window.size for window in _windows.values())
+            most = min(max((share - promised) / 2, share / 32), limit / node.size)
+            size = int(node.allreduce(most, MPI.MIN)) // PAGE * PAGE
+            if size < _LEAST:
+                return None
+            _windows[key] = _Window(node, size)
     return _windows[key]
 
 
-def _free() -> int:
-    """Bytes that may still be shared."""
+def _take(part: memoryview, spare: int) -> bool:
+    """Touch shared memory for the first time, if that leaves `spare` bytes to others.  Local.
+
+    The kernel writes, zeros: where it finds no page it says so, while a process that writes is ended by SIGBUS.
+    """
     try:
-        there = os.statvfs(WHERE)
+        with open(ZERO, "rb", buffering=0) as zeros:
+            while part:
+                with _turn(LOCK_SH) as free:  # others take some, too: it is looked at again after each piece
+                    if free < len(part) + spare:
+                        return False
+                    part = part[zeros.readinto(part[:PAGE]) :]
     except OSError:
-        return 0
-    return there.f_bavail * there.f_frsize
+        return False
+    return True
+
+
+@contextmanager
+def _turn(lock: int) -> Iterator[int]:
+    """Bytes that may still be shared: for all who take some (LOCK_SH), or for one who makes a window (LOCK_EX).
+
+    0 for who does not get the locks in time.  The system takes them back from jobs that die.
+    """
+    with ExitStack() as stack:
+        free = 0
+        with suppress(OSError):
+            door, where = (_locked(path, lock, stack) for path in (ZERO, WHERE))
+            if lock == LOCK_SH:  # who makes a window keeps the door shut until those who are inside are done
+                flock(door, LOCK_UN)
+            if os.access(WHERE, os.W_OK):  # else MPI libraries put windows elsewhere
+                there = os.fstatvfs(where)
+                free = there.f_bavail * there.f_frsize
+        yield free
+
+
+def _locked(path: str, lock: int, until: ExitStack) -> int:
+    file = os.open(path, os.O_RDONLY)
+    until.callback(os.close, file)
+    end = perf_counter() + _TURN
+    while True:
+        try:
+            flock(file, lock | LOCK_NB)
+            return file
+        except BlockingIOError:
+            if perf_counter() > end:
+                raise
+            sleep(_NAP)

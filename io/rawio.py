@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,11 @@ from pdgemm.files import file_error
 from pdgemm.io.place import TILE_BYTES, Place, check_equal
 
 Progress = Callable[[int, int], object]
+
+# Open MPI makes a semaphore in /dev/shm for every file, for shared file pointers, which nobody here uses.  Without room
+# for it files cannot be opened, or ranks wait forever for those that failed.  This is read when the first is opened;
+# a program that has shared file pointers of its own sets it to "sm".
+os.environ.setdefault("OMPI_MCA_sharedfp", "individual")
 
 
 def read(

@@ -9,12 +9,18 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
 from time import sleep
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from problems import BLOCKS, TOLERANCE, gemm_error, grid_shapes
+
+PAGE = mmap.PAGESIZE
 
 
 @pytest.mark.mpi(min_size=2)
@@ -224,7 +230,7 @@ def test_threads_multiply_on_communicators_of_their_own(comm: Any) -> None:
 
 
 def filled(heap: Any, nbytes: int, value: int) -> np.ndarray:
-    block: np.ndarray = heap.block(nbytes, 1 << 40)
+    block: np.ndarray = heap.block(nbytes)
     block[:] = value
     return block
 
@@ -234,7 +240,7 @@ def test_blocks_are_used_again_and_go_back(monkeypatch: pytest.MonkeyPatch) -> N
     from pdgemm.grids import heap as place
 
     memory, rng = mmap.mmap(-1, 1 << 27), np.random.default_rng(0)
-    heap = place.Heap(memory)
+    heap = place.Heap(memory, lambda part: True)
     held: list[np.ndarray] = []
     for turn in range(2000):
         if held and rng.random() < 0.5:
@@ -246,41 +252,270 @@ def test_blocks_are_used_again_and_go_back(monkeypatch: pytest.MonkeyPatch) -> N
             assert all((x == x[0]).all() for x in held)
     ends = sorted((x.ctypes.data, x.ctypes.data + x.size) for x in held)
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ends))
-    assert heap.block(1 << 27, 1 << 40) is None
+    assert heap.block(1 << 27) is None
     held.clear()
     assert heap.used == 0 and len(heap._gaps) == 1
     assert sum(end - start for start, end in heap._warm) <= place.KEPT
 
 
 def test_what_is_not_kept_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is taken again, no more than that, before it is handed out."""
     from pdgemm.grids import heap as place
 
     monkeypatch.setattr(place, "KEPT", 6 << 20)
-    heap = place.Heap(mmap.mmap(-1, 1 << 26))
+    taken: list[int] = []
+    heap = place.Heap(mmap.mmap(-1, 1 << 26), lambda part: not taken.append(len(part)))
     blocks = [filled(heap, 4 << 20, 7) for _ in "abc"]
-    assert heap.block(4 << 20, 0) is None  # the system has none
     starts = [block.ctypes.data for block in blocks]
+    assert taken == [4 << 20] * 3
     while blocks:
         del blocks[0]
-    warm = heap.block(4 << 20, 0)  # the one that is kept needs none of the system
-    if warm is not None:
-        assert warm.ctypes.data == starts[2] and (warm == 7).all()
-    again = [heap.block(4 << 20, 1 << 40) for _ in "ab"]
-    assert [x.ctypes.data for x in again if x is not None] == starts[:2]
-    assert not any(x.any() for x in again if x is not None)  # the system had their pages in between
+    taken.clear()
+    again = [heap.block(size) for size in (4 << 20, 4 << 20, 6 << 20)]
+    assert [x.ctypes.data for x in again if x is not None] == starts
+    assert taken == [4 << 20, 4 << 20, 2 << 20]  # of the third block the first 4 MiB were kept
+    assert [x.any() for x in again if x is not None] == [
+        False,
+        False,
+        True,
+    ]  # the system had the other pages in between
+
+
+@pytest.mark.parametrize("failed", [False, KeyboardInterrupt()])
+def test_of_a_block_that_cannot_be_had_nothing_is_kept(failed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was taken of it is given back, and what was kept before is still known to be there."""
+    from pdgemm.grids import heap as place
+
+    monkeypatch.setattr(place, "PAGE", PAGE)
+    file = os.memfd_create("memory")
+    os.ftruncate(file, 16 * PAGE)
+    answers = iter([True, True, True, failed, True])
+
+    def take(part: memoryview) -> bool:
+        part[:] = bytes([7]) * len(part)
+        answer = next(answers)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    heap = place.Heap(mmap.mmap(file, 16 * PAGE), take)
+    held = [heap.block(2 * PAGE) for _ in "abc"]
+    del held[2], held[0]  # the next block begins where the third was, and goes beyond
+    with pytest.raises(KeyboardInterrupt) if failed else nullcontext():
+        assert heap.block(5 * PAGE) is None
+    assert pages(file) == 6 and heap.used == 2 * PAGE and len(heap._gaps) == 2
+    held.append(heap.block(5 * PAGE))
+    assert held[1] is not None and pages(file) == 9
+    os.close(file)
+
+
+def pages(file: int) -> int:
+    """How many a file takes."""
+    return os.fstat(file).st_blocks * 512 // PAGE
 
 
 def test_a_forked_process_gives_nothing_back() -> None:
     from pdgemm.grids.heap import Heap
 
-    heap = Heap(mmap.mmap(-1, 1 << 28))
+    heap = Heap(mmap.mmap(-1, 1 << 28), lambda part: True)
     block = filled(heap, 100 << 20, 7)
     child = os.fork()
     if child == 0:
         del block
-        os._exit(heap.block(1, 1 << 40) is not None)
+        os._exit(heap.block(1) is not None)
     assert os.waitpid(child, 0)[1] == 0
     assert (block == 7).all()
+
+
+@pytest.mark.mpi
+def test_where_the_system_has_no_page_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the end of a file, as in a full /dev/shm, there are none, and whoever writes there dies of SIGBUS."""
+    from pdgemm.grids import heap as place
+    from pdgemm.grids import node_memory
+
+    for module in (place, node_memory):
+        monkeypatch.setattr(module, "PAGE", PAGE)
+    file = os.memfd_create("memory")
+    os.ftruncate(file, 8 * PAGE)
+    memory = mmap.mmap(file, 8 * PAGE)
+    os.ftruncate(file, 4 * PAGE)
+    heap = place.Heap(memory, partial(node_memory._take, spare=0))
+    first = filled(heap, PAGE, 7)
+    assert pages(file) == 1
+    assert heap.block(5 * PAGE) is None  # 3 of its pages are there
+    assert pages(file) == 1 and heap.used == PAGE and len(heap._gaps) == 1
+    second = filled(heap, 3 * PAGE, 8)
+    assert pages(file) == 4 and (first == 7).all()
+    assert heap.block(1) is None
+    del second
+    monkeypatch.setattr(os, "open", None)  # what is kept is not asked for again
+    assert heap.block(3 * PAGE) is not None
+    os.close(file)
+
+
+@pytest.mark.mpi
+def test_some_memory_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where they take it meanwhile, and where nothing can be found out."""
+    from pdgemm.grids import node_memory
+
+    def taken(*free: int) -> int:
+        """How many of 3 pages are taken, where so many were free before each, and one is to be left."""
+        file, left = os.memfd_create("memory"), iter(free)
+        os.ftruncate(file, 3 * PAGE)
+        monkeypatch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(f_bavail=next(left), f_frsize=PAGE))
+        done = node_memory._take(memoryview(mmap.mmap(file, 3 * PAGE)), PAGE)
+        there = pages(file)
+        os.close(file)
+        assert done == (there == 3)
+        return there
+
+    monkeypatch.setattr(node_memory, "PAGE", PAGE)
+    assert taken(4, 3, 2) == 3
+    assert taken(3) == 0
+    assert taken(9, 9, 1) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda *_: False)  # as where it may only be read
+        assert taken(9) == 0
+    monkeypatch.setattr(node_memory, "WHERE", "/dev/null/shm")
+    assert taken(9) == 0
+
+
+@pytest.mark.mpi(min_size=2)
+def test_no_job_takes_memory_while_another_makes_a_window(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MPI would find less than it was told, and wait forever.  Who has to wait for too long does without."""
+    from pdgemm.grids import node_memory
+
+    make, held = node_memory._Window, []
+
+    def watched(*args: Any) -> Any:
+        comm.Barrier()
+        with monkeypatch.context() as patch:
+            patch.setattr(node_memory, "_TURN", 0.0)
+            held.append(not node_memory._take(memoryview(bytearray(1)), 0))
+        comm.Barrier()
+        return make(*args)
+
+    monkeypatch.setattr(node_memory, "_Window", watched)
+    monkeypatch.setattr(node_memory, "_windows", {})
+    memory = node_memory.NodeMemory(comm, comm.size * node_memory._LEAST, False)
+    assert held == [True] and memory.size == node_memory._LEAST
+    assert memory.empty((10, 10), "float64").shape == (10, 10)
+    with node_memory._turn(node_memory.LOCK_SH) if comm.rank == 0 else nullcontext():
+        monkeypatch.setattr(node_memory, "_TURN", 0.0)
+        node_memory._windows.clear()
+        assert node_memory.NodeMemory(comm, comm.size * node_memory._LEAST, False).size == 0
+
+
+@pytest.mark.mpi
+def test_who_makes_a_window_is_not_kept_waiting_by_those_who_come_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though there be always somebody who takes memory."""
+    from pdgemm.grids import node_memory
+    from pdgemm.grids.node_memory import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN, _turn, flock
+
+    door = tmp_path / "door"  # on each rank another
+    door.touch()
+    monkeypatch.setattr(node_memory, "WHERE", str(tmp_path))
+    monkeypatch.setattr(node_memory, "ZERO", str(door))
+    made: list[int] = []
+
+    def make() -> None:
+        with _turn(LOCK_EX) as free:
+            made.append(free)
+
+    maker = threading.Thread(target=make)
+    with door.open() as file, _turn(LOCK_SH) as first, _turn(LOCK_SH) as second:
+        assert first and second
+        maker.start()
+        shut = False
+        while not shut and not made:
+            try:
+                flock(file, LOCK_SH | LOCK_NB)
+                flock(file, LOCK_UN)
+            except BlockingIOError:
+                shut = True
+        assert shut and not made
+    maker.join()
+    assert made[0] > 0
+
+
+FILLED = """
+import os, sys
+import numpy as np
+from pdgemm import DistMatrix, ProcessGrid, pdgemm
+from pdgemm.io import hdf5
+n = 600
+with ProcessGrid() as grid:
+    made = {"grid": grid, "block": (8, 8)}
+    A = DistMatrix.random((n, n), seed=1, **made)
+    if grid.rank == 0 and A.shared:
+        there = os.statvfs("/dev/shm")
+        with open("/dev/shm/filler", "wb") as filler:
+            os.posix_fallocate(filler.fileno(), 0, there.f_bavail * there.f_frsize - (1 << 21))  # some is MPI's
+    grid.comm.Barrier()
+    B = DistMatrix.random((n, n), seed=2, **made)
+    C = pdgemm(1, A, B)
+    if grid.rank == 0 and A.shared:
+        os.unlink("/dev/shm/filler")
+    grid.comm.Barrier()
+    D = DistMatrix.random((n, n), seed=3, **made)
+    hdf5.save(sys.argv[1], "C", C)
+    right = np.allclose(hdf5.load(sys.argv[1], "C", grid).allgather(), A.allgather() @ B.allgather())
+    print(grid.memory.size > 0, A.shared, B.shared, C.shared, D.shared, right)
+"""
+
+
+def with_own_memory(options: str, *command: str, other_mpis: bool) -> Any:
+    """A command on two ranks that have a /dev/shm of their own."""
+    if not other_mpis and "Open MPI" not in subprocess.getoutput("mpiexec --version"):
+        pytest.skip("other MPIs do not start with less than a few MiB of /dev/shm, and make windows unseen")
+    apart = ["unshare", "--mount", *(["--user", "--map-root-user"] if os.getuid() else [])]
+    apart += ["sh", "-c", f'mount -t tmpfs -o {options} tmpfs /dev/shm && exec "$@"', "sh"]
+    try:
+        subprocess.run([*apart, "true"], check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError) as bad:
+        pytest.skip(f"no /dev/shm of one's own: {getattr(bad, 'stderr', bad)}")
+    started = [*apart, "mpiexec", "-n", "2", sys.executable, "-c", *command]
+    return subprocess.run(started, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("size=64m", "True True False False True True"),  # half of it for the window, and then others come
+        ("size=4k", "False False False False False True"),
+        ("size=64m,ro", "False False False False False True"),
+    ],
+)
+def test_where_shared_memory_is_small_or_full_matrices_are_private(tmp_path: Path, options: str, said: str) -> None:
+    """And files are opened: Open MPI keeps semaphores for them there."""
+    run = with_own_memory(options, FILLED, str(tmp_path / "c.h5"), other_mpis=options == "size=64m")
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split("\n") == [said, said, ""]
+
+
+TAKEN = """
+import os
+from pdgemm import ProcessGrid
+from pdgemm.grids import node_memory
+class Window(node_memory._Window):
+    def __init__(self, node, size):
+        if node.rank == 0:
+            with open("/dev/shm/filler", "wb") as filler:
+                os.posix_fallocate(filler.fileno(), 0, 55 << 20)
+        super().__init__(node, size)
+node_memory._Window = Window
+ProcessGrid()
+"""
+
+
+def test_a_window_that_another_program_prevents_ends_the_job() -> None:
+    """One rank hears of it; the others are in MPI."""
+    run = with_own_memory("size=64m", TAKEN, other_mpis=False)
+    assert run.returncode == 3, run.stderr
+    assert run.stderr.count("pdgemm: error: MPI made no window of ") == 1  # mpirun mixes lines
+    assert "PDGEMM_NODE_MEMORY=0" in run.stderr
 
 
 @pytest.mark.mpi(min_size=2)
