@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from numbers import Number
-from operator import index
 from typing import Any
 
 import numpy as np
@@ -13,37 +12,36 @@ from pdgemm import dtypes
 from pdgemm.device import Array, address, shadow, writeable
 from pdgemm.errors import ArgumentError, DTypeError
 from pdgemm.matrix import DistMatrix
+from pdgemm.whole import as_count, shown
 
+_NUMBERS: Any = (Number, np.number, dtypes.BFLOAT16.type)
 _KINDS = "sums are complex, real or whole numbers where C is, and A and B no more than that"
 
 
 def as_scalar(given: object, dtype: np.dtype, name: str) -> Any:
-    """alpha or beta as a number of the kind of `dtype`."""
-    value: Any = given
-    if dtype.kind == "f" and type(value) in (int, float):
+    """alpha or beta as a number of the kind of `dtype`, finite in the arithmetic of that type if it was given so."""
+    value: Any = given[()] if type(given) is np.ndarray and given.ndim == 0 else given
+    if dtype.kind == "f" and type(value) in (int, float) and abs(value) < 1e38:
         return float(value)
-    if np.ndim(value) != 0 or not isinstance(given, (Number, np.number)):
+    if not isinstance(value, _NUMBERS):
         raise DTypeError(f"{name} is a number, got {type(given).__name__}")
-    kind = dtypes.rank(dtype)
+    kind, wide = dtypes.rank(dtype), dtypes.arithmetic(dtype)
     if kind < 2 and np.iscomplexobj(value):
-        raise DTypeError(f"{name} = {value} is complex, but the result is {dtype}")
-    if kind > 0:
-        return (float, complex)[kind - 1](value)
-    if not np.isfinite(float(value)) or value != int(value):
-        raise DTypeError(f"{name} = {value} is not an integer, but the result is {dtype}")
-    return (int(value) + 2**31) % 2**32 - 2**31  # integers are numbers modulo 2^32
-
-
-def as_count(given: object, name: str, least: int) -> int:
-    """A number of things."""
-    value: Any = given
+        raise DTypeError(f"{name} = {shown(value)} is complex, but the result is {dtype}")
     try:
-        number = index(value)
-    except TypeError:
-        raise ArgumentError(f"{name} is a whole number, got {given!r}") from None
-    if number < least:
-        raise ArgumentError(f"{name} must be >= {least}, got {number}")
-    return number
+        number: Any = complex(value) if kind == 2 else float(value)
+        with np.errstate(over="ignore"):
+            overflow = np.isfinite(number) and kind > 0 and not np.isfinite(wide.type(number))
+    except OverflowError:
+        number, overflow = None, True
+    if overflow or (np.isinf(number) and number != value):
+        raise ArgumentError(f"{name} = {shown(value)} is too large for a result of {dtype}")
+    if kind > 0:
+        return number
+    if not np.isfinite(number) or value != int(value):
+        raise DTypeError(f"{name} = {shown(value)} is not an integer, but the result is {dtype}")
+    modulus = 2 ** (8 * wide.itemsize)
+    return (int(value) + modulus // 2) % modulus - modulus // 2
 
 
 def as_optional(given: object, name: str, least: int) -> int | None:

@@ -74,7 +74,7 @@ def check_together(comm: MPI.Comm, error: Exception | None, description: str) ->
     """
     from mpi4py import MPI
 
-    _refuse_freed(comm)
+    refuse_freed(comm)
     if comm.size == 1 and error is None:
         return
     digest = int.from_bytes(hashlib.blake2b(description.encode(), digest_size=7).digest(), "big")
@@ -102,7 +102,7 @@ class together:
 
     def __enter__(self) -> list[object]:
         if self._comm is not None:
-            _refuse_freed(self._comm)
+            refuse_freed(self._comm)
         return self._said
 
     def __exit__(
@@ -112,7 +112,7 @@ class together:
             check_together(self._comm, error, ", ".join(map(str, self._said)) if self._comm.size > 1 else "")
 
 
-def _refuse_freed(comm: MPI.Comm) -> None:
+def refuse_freed(comm: MPI.Comm) -> None:
     """No rank has a communicator of which to ask the others, but all of them freed it."""
     if not comm:
         raise GridError("the process grid was freed, and with it what its matrices communicate by")

@@ -11,7 +11,7 @@ from mpi4py import MPI
 from pdgemm import dtypes
 from pdgemm.device import to_host
 from pdgemm.elements import element_function, slabs
-from pdgemm.errors import ArgumentError, LayoutError, check_together
+from pdgemm.errors import ArgumentError, LayoutError, check_together, refuse_freed
 from pdgemm.matrix import DistMatrix
 
 # what of |A||B| the rounding of both operands changes; tensor cores may cut off what does not fit tf32
@@ -69,6 +69,8 @@ def verify(
     Cost: 2 (mk + kn + mn) vectors / P flops, three allreduces of 2 vectors words per row.
     Raises LayoutError on every rank when shapes do not fit.
     """
+    for matrix in (A, B) if C0 is None else (A, B, C0):
+        refuse_freed(matrix.grid.comm)
     m, k, n = A.shape[0], A.shape[1], B.shape[1]
     error: Exception | None = None
     if B.shape[0] != k or C.shape != (m, n) or (beta != 0 and (C0 is None or C0.shape != (m, n))):

@@ -16,6 +16,8 @@ LEVELS = [
     {
         "pdgemm.errors",
         "pdgemm.dtypes",
+        "pdgemm.whole",
+        "pdgemm.protocols",
         "pdgemm.elements",
         "pdgemm.timing",
         "pdgemm.tracing",
@@ -126,6 +128,8 @@ PURE = [
     "blas",
     "forms",
     "dtypes",
+    "whole",
+    "protocols",
     "blockcopy",
     "exchange",
     "products",
