@@ -25,7 +25,7 @@ import numpy as np
 
 import pdgemm
 from pdgemm.device import HOST
-from pdgemm.dtypes import BFLOAT16, OPERANDS, RESULTS, names, rank
+from pdgemm.dtypes import BFLOAT16, OPERANDS, RESULTS, element_type, names, rank
 from pdgemm.errors import DTypeError, FileError, LayoutError, together
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.io.atomic import on_root, replacing, reserve
@@ -99,7 +99,7 @@ def load(
     meet(grid, device)
     stored = on_root(comm, path, lambda: _inspect(path, name))
     with together(comm) as said:
-        wanted = stored.dtype if dtype is None else np.dtype(dtype)
+        wanted = stored.dtype if dtype is None else element_type(dtype)
         _check_dtypes(f"{path}:{name}", stored.dtype, wanted)
         if verify and stored.checksum is None:
             raise FileError(f"{path}:{name} carries no checksum to verify")

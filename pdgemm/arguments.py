@@ -73,16 +73,18 @@ def op_letter(trans: str, name: str) -> str:
 
 def accumulation(a: np.dtype, b: np.dtype, c: np.dtype, asked: Any, compute_type: Any = None) -> tuple[np.dtype, str]:
     """The type in which products of a and b are added up on their way to c; and what they may be rounded to, or ""."""
+    if asked is not None:
+        asked = dtypes.element_type(asked)
     if compute_type is None:
-        accumulate = dtypes.arithmetic(a, b, c) if asked is None else np.dtype(asked)
+        accumulate = dtypes.arithmetic(a, b, c) if asked is None else asked
     elif not isinstance(compute_type, str) or compute_type not in dtypes.COMPUTE:
         raise ArgumentError(f"compute_type {compute_type!r} is not one of {', '.join(dtypes.COMPUTE)}")
     else:
         accumulate = np.dtype((None, np.float32, np.complex64)[dtypes.rank(c)])
         if dtypes.rank(c) == 0 or (dtypes.rank(c) == 2 and compute_type in dtypes.HALF_NAMES):
             raise DTypeError(f"compute_type {compute_type!r} is not for products that become {c}")
-        if asked is not None and np.dtype(asked) != accumulate:
-            raise DTypeError(f"with compute_type {compute_type!r} sums are {accumulate}, not {np.dtype(asked)}")
+        if asked is not None and asked != accumulate:
+            raise DTypeError(f"with compute_type {compute_type!r} sums are {accumulate}, not {asked}")
     sums = (*dtypes.BLAS, np.dtype(np.int32))
     if accumulate not in sums:
         raise DTypeError(f"accumulate_dtype {accumulate}: products are added up in {dtypes.names(sums)}")

@@ -568,7 +568,9 @@ def _as_matrix(array: Any) -> np.ndarray:
     whole = devices.adopted(array)
     if devices.of(whole):
         raise DeviceError("a whole matrix is dealt out from the host: bring it there, or use DistMatrix.from_local")
-    whole = whole.astype(element_type(whole.dtype.newbyteorder("=")), copy=False)
+    if not whole.dtype.isnative:
+        whole = whole.astype(whole.dtype.newbyteorder("="))
+    element_type(whole.dtype)
     if whole.ndim != 2:
         raise LayoutError(f"a matrix has two dimensions, got an array of shape {whole.shape}")
     return whole
