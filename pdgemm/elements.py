@@ -16,7 +16,7 @@ import numpy as np
 
 from pdgemm.dtypes import FLOATS, names
 from pdgemm.errors import ArgumentError, DTypeError
-from pdgemm.whole import as_whole
+from pdgemm.whole import as_seed
 
 ElementFunction = Callable[[Any, Any], Any]  # f(i, j), i of shape (r, 1), j of shape (1, c)
 
@@ -100,7 +100,7 @@ def element_function(kind: str, seed: int, dtype: np.dtype) -> ElementFunction:
     "uniform" is [0, 1), "normal" has mean 0 and variance 1; complex: both parts alike.
     """
     if kind in ("uniform", "normal"):
-        seed = as_whole(seed, "seed", most=2**64 - 1)
+        seed = as_seed(seed)
         if dtype not in FLOATS:
             raise DTypeError(f"random numbers are of {names(FLOATS)}, not {dtype}")
         return partial(_random, draw=_uniform if kind == "uniform" else _normal, seed=seed, dtype=dtype)

@@ -109,7 +109,8 @@ class together:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._comm is not None and (error is None or isinstance(error, Exception)):
-            check_together(self._comm, error, ", ".join(map(str, self._said)) if self._comm.size > 1 else "")
+            compared = error is None and self._comm.size > 1  # what is wrong may be more than can be written
+            check_together(self._comm, error, ", ".join(map(str, self._said)) if compared else "")
 
 
 def refuse_freed(comm: MPI.Comm) -> None:

@@ -544,6 +544,7 @@ def all_shared(local: Array, grid: ProcessGrid) -> bool:
 
 def meet(grid: ProcessGrid, name: str) -> Device | None:
     """The device of a name, when the ranks know how they reach its memory.  Collective over the grid."""
+    refuse_freed(grid.comm)
     if name == devices.HOST:
         return None
     with together(grid.comm) as said:

@@ -9,10 +9,12 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm import dtypes
+from pdgemm.arguments import as_scalar
 from pdgemm.device import to_host
 from pdgemm.elements import element_function, slabs
-from pdgemm.errors import ArgumentError, LayoutError, check_together, refuse_freed
+from pdgemm.errors import ArgumentError, LayoutError, refuse_freed, together
 from pdgemm.matrix import DistMatrix
+from pdgemm.whole import as_count, as_seed
 
 # what of |A||B| the rounding of both operands changes; tensor cores may cut off what does not fit tf32
 _ROUNDED = {None: 0.0, "float32": 2.0**-23, "tf32": 2.0**-9, "float16": 2.0**-10, "bfloat16": 2.0**-7}
@@ -69,20 +71,20 @@ def verify(
     Cost: 2 (mk + kn + mn) vectors / P flops, three allreduces of 2 vectors words per row.
     Raises LayoutError on every rank when shapes do not fit.
     """
-    for matrix in (A, B) if C0 is None else (A, B, C0):
-        refuse_freed(matrix.grid.comm)
     m, k, n = A.shape[0], A.shape[1], B.shape[1]
-    error: Exception | None = None
-    if B.shape[0] != k or C.shape != (m, n) or (beta != 0 and (C0 is None or C0.shape != (m, n))):
-        error = LayoutError(
-            f"shapes do not fit: A is {A.shape}, B is {B.shape}, C is {C.shape}, "
-            f"C0 is {None if C0 is None else C0.shape}"
-        )
-    if compute_type not in _ROUNDED:
-        error = ArgumentError(f"compute_type {compute_type!r} is not one of {', '.join(dtypes.COMPUTE)}")
-    check_together(
-        C.grid.comm, error, f"verify({alpha}, {beta}, {seed}, {vectors}, {accumulate_dtype}, {compute_type})"
-    )
+    with together(C.grid.comm) as said:
+        for matrix in (A, B) if C0 is None else (A, B, C0):
+            refuse_freed(matrix.grid.comm)
+        alpha, beta = as_scalar(alpha, C.dtype, "alpha"), as_scalar(beta, C.dtype, "beta")
+        seed, vectors = as_seed(seed), as_count(vectors, "vectors", 1)
+        if B.shape[0] != k or C.shape != (m, n) or (beta != 0 and (C0 is None or C0.shape != (m, n))):
+            raise LayoutError(
+                f"shapes do not fit: A is {A.shape}, B is {B.shape}, C is {C.shape}, "
+                f"C0 is {None if C0 is None else C0.shape}"
+            )
+        if compute_type not in _ROUNDED:
+            raise ArgumentError(f"compute_type {compute_type!r} is not one of {', '.join(dtypes.COMPUTE)}")
+        said += ["verify", alpha, beta, seed, vectors, accumulate_dtype, compute_type]
 
     double = np.dtype(np.float64)
     X = 2 * element_function("uniform", seed, double)(np.arange(n)[:, None], np.arange(vectors)[None, :]) - 1

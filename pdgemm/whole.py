@@ -41,3 +41,8 @@ def as_whole(given: object, name: str, least: int = -_MOST - 1, most: int = _MOS
 def as_count(given: object, name: str, least: int) -> int:
     """A number of things."""
     return as_whole(given, name, least)
+
+
+def as_seed(given: object) -> int:
+    """A number of 64 bits, with or without a sign."""
+    return as_whole(given, "seed", most=2**64 - 1)
