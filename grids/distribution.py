@@ -28,12 +28,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import index
 from typing import Any
 
 import numpy as np
 
 from pdgemm.errors import LayoutError
+from pdgemm.whole import as_whole, shown
 
 Index = Any  # an int or an integer array; the functions return the same
 
@@ -195,18 +195,19 @@ class Distribution:
         source: tuple[int, int] = (0, 0),
     ) -> Distribution:
         """Deal `shape` over `grid_shape`; without `block`, one block per rank."""
-        if len(shape) != 2:
-            raise LayoutError(f"a matrix has two dimensions, got shape {tuple(shape)}")
-        blocks: tuple[int | None, int | None]
-        blocks = tuple(block) if isinstance(block, (tuple, list)) else (block, block)  # type: ignore[assignment]
-        if len(blocks) != 2:
-            raise LayoutError(f"block sizes are one number or a pair, got {block}")
-        if len(source) != 2:
-            raise LayoutError(f"source is a pair (rsrc, csrc), got {source}")
-        dims = [
-            BlockCyclic.even(n, parts, s) if b is None else BlockCyclic(n, index(b), parts, s)
-            for n, b, parts, s in zip(map(index, shape), blocks, grid_shape, map(index, source), strict=True)
-        ]
+        blocks = block if isinstance(block, (tuple, list)) else (block, block)
+        pairs = (
+            _pair(shape, "a matrix has two dimensions, got shape"),
+            _pair(blocks, "block sizes are one number or a pair, got"),
+            _pair(source, "source is a pair (rsrc, csrc), got"),
+        )
+        dims = []
+        for parts, dimension, block_size, first in zip(grid_shape, *pairs, strict=True):
+            n, owner = as_whole(dimension, "a dimension"), as_whole(first, "source")
+            if block_size is None:
+                dims.append(BlockCyclic.even(n, parts, owner))
+            else:
+                dims.append(BlockCyclic(n, as_whole(block_size, "a block size"), parts, owner))
         return cls(*dims)
 
     @property
@@ -258,3 +259,11 @@ class Distribution:
         skip = (self.rows.skip, self.cols.skip)
         lacks = f", the first short of {skip[0]} x {skip[1]}" if skip != (0, 0) else ""
         return f"{self.rows.n} x {self.cols.n} in blocks of {mb} x {nb}{start}{lacks}"
+
+
+def _pair(given: Any, rule: str) -> tuple[Any, Any]:
+    try:
+        rows, cols = given
+    except (TypeError, ValueError):
+        raise LayoutError(f"{rule} {shown(given)}") from None
+    return rows, cols

@@ -16,7 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm import watchdog
-from pdgemm.errors import ArgumentError, GridError, together
+from pdgemm.errors import ArgumentError, GridError, refuse_freed, together
 from pdgemm.grids.node_memory import NodeMemory
 from pdgemm.threads import crowded, share_cores
 
@@ -105,6 +105,7 @@ class ProcessGrid:
         place : the ranks, layer by layer, row by row.  Collective where the grid is new; the last WORK_GRIDS stay
         until the communicator's last grid is freed, so that a product like an earlier one sets up nothing.
         """
+        refuse_freed(self.comm)
         if (self.shape, self.layers, self.place) == (shape, layers, place):
             return self
         kept, key = self._shared.work_grids, (shape, layers, place)
@@ -195,6 +196,8 @@ class ProcessGrid:
 
     def place_in(self, other: ProcessGrid) -> tuple[int, ...] | None:
         """`place` in the numbering of the other grid's communicator; None if the two are not of the same ranks."""
+        for grid in (self, other):
+            refuse_freed(grid.comm)
         relation = MPI.IDENT if self.comm is other.comm else MPI.Group.Compare(self._group, other._group)
         if relation == MPI.IDENT:
             return self.place

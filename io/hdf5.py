@@ -26,7 +26,7 @@ import numpy as np
 import pdgemm
 from pdgemm.arguments import communicator
 from pdgemm.device import HOST
-from pdgemm.dtypes import BFLOAT16, OPERANDS, RESULTS, names, rank
+from pdgemm.dtypes import BFLOAT16, OPERANDS, RESULTS, element_type, names, rank
 from pdgemm.errors import DTypeError, FileError, LayoutError, together
 from pdgemm.files import check_ordinary, reserve
 from pdgemm.grids.process_grid import ProcessGrid
@@ -103,7 +103,7 @@ def load(
     meet(grid, device)
     stored = on_root(comm, path, lambda: _inspect(path, name))
     with together(comm):
-        wanted = stored.dtype if dtype is None else np.dtype(dtype)
+        wanted = stored.dtype if dtype is None else element_type(dtype)
         _check_dtypes(f"{path}:{name}", stored.dtype, wanted)
         if verify and stored.checksum is None:
             raise FileError(f"{path}:{name} carries no checksum to verify")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from numbers import Number
-from operator import index
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,9 @@ from pdgemm import dtypes
 from pdgemm.device import Array, address, shadow, writeable
 from pdgemm.errors import ArgumentError, DTypeError
 from pdgemm.matrix import DistMatrix
+from pdgemm.whole import as_count, shown
 
+_NUMBERS: Any = (Number, np.number, dtypes.BFLOAT16.type)
 _KINDS = "sums are complex, real or whole numbers where C is, and A and B no more than that"
 
 
@@ -35,32 +36,29 @@ def check_matrices(**given: object) -> None:
 
 
 def as_scalar(given: object, dtype: np.dtype, name: str) -> Any:
-    """alpha or beta as a number of the kind of `dtype`."""
-    value: Any = given
-    if dtype.kind == "f" and type(value) in (int, float):
+    """alpha or beta as a number of the kind of `dtype`, finite in the arithmetic of that type if it was given so."""
+    value: Any = given[()] if type(given) is np.ndarray and given.ndim == 0 else given
+    if dtype.kind == "f" and type(value) in (int, float) and abs(value) < 1e38:
         return float(value)
-    if np.ndim(value) != 0 or not isinstance(given, (Number, np.number)):
+    if not isinstance(value, _NUMBERS):
         raise DTypeError(f"{name} is a number, got {type(given).__name__}")
-    kind = dtypes.rank(dtype)
+    kind, wide = dtypes.rank(dtype), dtypes.arithmetic(dtype)
     if kind < 2 and np.iscomplexobj(value):
-        raise DTypeError(f"{name} = {value} is complex, but the result is {dtype}")
-    if kind > 0:
-        return (float, complex)[kind - 1](value)
-    if not np.isfinite(float(value)) or value != int(value):
-        raise DTypeError(f"{name} = {value} is not an integer, but the result is {dtype}")
-    return (int(value) + 2**31) % 2**32 - 2**31  # integers are numbers modulo 2^32
-
-
-def as_count(given: object, name: str, least: int) -> int:
-    """A number of things."""
-    value: Any = given
+        raise DTypeError(f"{name} = {shown(value)} is complex, but the result is {dtype}")
     try:
-        number = index(value)
-    except TypeError:
-        raise ArgumentError(f"{name} is a whole number, got {given!r}") from None
-    if number < least:
-        raise ArgumentError(f"{name} must be >= {least}, got {number}")
-    return number
+        number: Any = complex(value) if kind == 2 else float(value)
+        with np.errstate(over="ignore"):
+            overflow = np.isfinite(number) and kind > 0 and not np.isfinite(wide.type(number))
+    except OverflowError:
+        number, overflow = None, True
+    if overflow or (np.isinf(number) and number != value):
+        raise ArgumentError(f"{name} = {shown(value)} is too large for a result of {dtype}")
+    if kind > 0:
+        return number
+    if not np.isfinite(number) or value != int(value):
+        raise DTypeError(f"{name} = {shown(value)} is not an integer, but the result is {dtype}")
+    modulus = 2 ** (8 * wide.itemsize)
+    return (int(value) + modulus // 2) % modulus - modulus // 2
 
 
 def as_optional(given: object, name: str, least: int) -> int | None:
@@ -92,16 +90,18 @@ def op_letter(trans: str, name: str) -> str:
 
 def accumulation(a: np.dtype, b: np.dtype, c: np.dtype, asked: Any, compute_type: Any = None) -> tuple[np.dtype, str]:
     """The type in which products of a and b are added up on their way to c; and what they may be rounded to, or ""."""
+    if asked is not None:
+        asked = dtypes.element_type(asked)
     if compute_type is None:
-        accumulate = dtypes.arithmetic(a, b, c) if asked is None else np.dtype(asked)
+        accumulate = dtypes.arithmetic(a, b, c) if asked is None else asked
     elif not isinstance(compute_type, str) or compute_type not in dtypes.COMPUTE:
         raise ArgumentError(f"compute_type {compute_type!r} is not one of {', '.join(dtypes.COMPUTE)}")
     else:
         accumulate = np.dtype((None, np.float32, np.complex64)[dtypes.rank(c)])
         if dtypes.rank(c) == 0 or (dtypes.rank(c) == 2 and compute_type in dtypes.HALF_NAMES):
             raise DTypeError(f"compute_type {compute_type!r} is not for products that become {c}")
-        if asked is not None and np.dtype(asked) != accumulate:
-            raise DTypeError(f"with compute_type {compute_type!r} sums are {accumulate}, not {np.dtype(asked)}")
+        if asked is not None and asked != accumulate:
+            raise DTypeError(f"with compute_type {compute_type!r} sums are {accumulate}, not {asked}")
     sums = (*dtypes.BLAS, np.dtype(np.int32))
     if accumulate not in sums:
         raise DTypeError(f"accumulate_dtype {accumulate}: products are added up in {dtypes.names(sums)}")

@@ -18,11 +18,13 @@ from pdgemm import device as devices
 from pdgemm import dtypes
 from pdgemm.costs import gemm_flops
 from pdgemm.device import Device
+from pdgemm.dtypes import element_type
 from pdgemm.elements import slabs
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError, together
 from pdgemm.gather import MESSAGE_BYTES
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.local import CONVERT, leading
+from pdgemm.whole import as_count
 
 Items = Any  # an array (items, rows, columns), or a list of matrices
 
@@ -120,6 +122,9 @@ class Batch:
         """Number of items on all ranks."""
         return len(self.owner)
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        raise TypeError("a Batch is not one array: use .items or .to_global(root)")
+
     def to_global(self, root: int = 0) -> Items:
         """All items by number on `root`, None elsewhere.  Collective.
 
@@ -161,11 +166,10 @@ def balance(sizes: Sequence[tuple[int, int, int]], parts: int) -> np.ndarray:
     Raises ArgumentError.
     Graham, Bounds on multiprocessing timing anomalies, SIAM J. Appl. Math. 17(2), 1969.
     """
-    if parts < 1:
-        raise ArgumentError(f"products are dealt to at least one part, got {parts}")
-    flops = [gemm_flops(int(m), int(n), int(k)) for m, n, k in sizes]
+    parts = as_count(parts, "parts", 1)
+    flops = [gemm_flops(as_count(m, "m", 0), as_count(n, "n", 0), as_count(k, "k", 0)) for m, n, k in sizes]
     owner = np.zeros(len(flops), np.intp)
-    load = [(0, part) for part in range(parts)]
+    load = [(0, part) for part in range(min(parts, len(flops)))]  # no more are needed
     for item in sorted(range(len(flops)), key=lambda item: -flops[item]):
         least, part = load[0]
         owner[item] = part
@@ -194,9 +198,9 @@ def _parsed(items: Any) -> tuple[Items, np.ndarray, np.dtype | None]:
 
 
 def _one_dtype(found: set[Any]) -> np.dtype:
-    if len(found) > 1 or not all(x.isnative for x in found):
-        raise DTypeError(f"items are of one dtype in native byte order, got {', '.join(sorted(map(str, found)))}")
-    return found.pop() if found else np.dtype(float)
+    if len(found) > 1:
+        raise DTypeError(f"items are of one dtype, got {', '.join(sorted(map(str, found)))}")
+    return element_type(found.pop()) if found else np.dtype(float)
 
 
 def _one_shape(shapes: np.ndarray) -> tuple[int, int] | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from pdgemm.elements import slabs
-from pdgemm.errors import DeviceError
+from pdgemm.errors import DeviceError, DTypeError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -202,8 +202,15 @@ def name_of(x: Array) -> str:
 
 
 def adopted(x: Any) -> Array:
-    """Anything that is an array, as the host's or a device's, without a copy if it can be avoided."""
-    if isinstance(x, np.ndarray) or of(x) is not None:
+    """Anything that is an array, as the host's or a device's, without a copy if it can be avoided.
+
+    Raises DTypeError for what would not be the same as an array of numbers.
+    """
+    if any(isinstance(part, np.ma.MaskedArray) for part in (x, *(x if isinstance(x, (list, tuple)) else ()))):
+        raise DTypeError("a masked array would lose its mask: fill it first, array.filled(value)")
+    if hasattr(x, "toarray"):
+        raise DTypeError(f"a {type(x).__name__} is no dense array: convert it first, array.toarray()")
+    if not isinstance(x, np.ndarray) and of(x) is not None:
         return x
     if _on_cuda(x) or (not hasattr(x, "__dlpack_device__") and hasattr(x, "__cuda_array_interface__")):
         cuda = named("cuda")

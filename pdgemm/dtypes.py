@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from pdgemm.errors import DTypeError
+from pdgemm.whole import shown
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 HALF_NAMES = ("float16", "bfloat16")
@@ -18,6 +19,23 @@ FLOATS: tuple[np.dtype, ...] = tuple(map(np.dtype, ("f2", BFLOAT16, "f4", "f8", 
 OPERANDS: tuple[np.dtype, ...] = (*FLOATS, _INT8)
 RESULTS: tuple[np.dtype, ...] = (*FLOATS, _INT32)
 BLAS = tuple(map(np.dtype, "fdFD"))
+_WHOLE = tuple(map(np.dtype, ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")))
+_ELEMENTS = {dtype: dtype for dtype in (*_WHOLE, *FLOATS)}
+
+
+def element_type(given: Any) -> np.dtype:
+    """The type of a matrix's elements, of all that NumPy takes for one.
+
+    Numbers of fixed size in native byte order, for these can be sent, saved and shared.  Raises DTypeError.
+    """
+    try:
+        dtype = np.dtype(given)
+    except (TypeError, ValueError) as bad:
+        raise DTypeError(f"{shown(given)} is not a type of elements: {' '.join(str(bad).split())}") from None
+    if dtype not in _ELEMENTS:
+        kinds = names(tuple(_ELEMENTS))
+        raise DTypeError(f"elements are numbers of native byte order, got {dtype!s:.60}; a matrix can be of {kinds}")
+    return _ELEMENTS[dtype]
 
 
 def names(dtypes: tuple[np.dtype, ...]) -> str:
@@ -30,7 +48,9 @@ def rank(dtype: np.dtype) -> int:
 
 
 def common(*dtypes: np.dtype) -> np.dtype:
-    """The type that holds all of them.  Raises DTypeError where there is none."""
+    """The type that holds all of them: of the two of 16 bits float32.  Raises DTypeError where there is none."""
+    if set(HALVES) <= set(dtypes):  # neither holds the other
+        return common(np.dtype("f4"), *(dtype for dtype in dtypes if dtype not in HALVES))
     try:
         return np.result_type(*dtypes)
     except TypeError:
@@ -38,9 +58,13 @@ def common(*dtypes: np.dtype) -> np.dtype:
 
 
 def arithmetic(*dtypes: np.dtype) -> np.dtype:
-    """The type in which elements of these types are multiplied and added: 16-bit numbers in float32, int8 in int32."""
-    wide = common(*(np.dtype("f4") if dtype in HALVES else dtype for dtype in dtypes))
-    return _INT32 if wide == _INT8 else wide
+    """The type in which elements of these types are multiplied and added.
+
+    16-bit numbers in float32; whole numbers modulo 2^32, or 2^64 where one has 64 bits, with or without a sign alike.
+    """
+    if all(dtype in _WHOLE for dtype in dtypes):
+        return np.dtype(np.int64) if any(dtype.itemsize == 8 for dtype in dtypes) else _INT32
+    return common(*(np.dtype("f4") if dtype in HALVES else dtype for dtype in dtypes))
 
 
 def product(a: np.dtype, b: np.dtype) -> np.dtype:

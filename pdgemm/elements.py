@@ -16,6 +16,7 @@ import numpy as np
 
 from pdgemm.dtypes import FLOATS, names
 from pdgemm.errors import ArgumentError, DTypeError
+from pdgemm.whole import as_seed
 
 ElementFunction = Callable[[Any, Any], Any]  # f(i, j), i of shape (r, 1), j of shape (1, c)
 
@@ -42,7 +43,10 @@ def fill(local: np.ndarray, rows: np.ndarray, cols: np.ndarray, f: ElementFuncti
     """local[l, h] := f(rows[l], cols[h]), a slab of rows at a time."""
     if local.size:
         for slab in slabs(*local.shape):
-            local[slab] = f(rows[slab, None], cols[None, :])
+            values = f(rows[slab, None], cols[None, :])
+            if isinstance(values, np.ma.MaskedArray):
+                raise DTypeError("elements are masked, and would lose their mask: fill them, .filled(value)")
+            local[slab] = values
 
 
 def mix(x: np.ndarray) -> np.ndarray:
@@ -96,6 +100,7 @@ def element_function(kind: str, seed: int, dtype: np.dtype) -> ElementFunction:
     "uniform" is [0, 1), "normal" has mean 0 and variance 1; complex: both parts alike.
     """
     if kind in ("uniform", "normal"):
+        seed = as_seed(seed)
         if dtype not in FLOATS:
             raise DTypeError(f"random numbers are of {names(FLOATS)}, not {dtype}")
         return partial(_random, draw=_uniform if kind == "uniform" else _normal, seed=seed, dtype=dtype)

@@ -76,7 +76,7 @@ def check_together(comm: MPI.Comm, error: Exception | None, description: str, fl
     from mpi4py import MPI
 
     global waiting
-    _refuse_freed(comm)
+    refuse_freed(comm)
     if comm.size == 1 and error is None:
         return flag
     digest = int.from_bytes(hashlib.blake2b(description.encode(errors="surrogatepass"), digest_size=7).digest(), "big")
@@ -126,7 +126,7 @@ class together:
         self._comm, self._check, self._said, self.flag = comm, check, list[object](), False
 
     def __enter__(self) -> list[object]:
-        _refuse_freed(self._comm)
+        refuse_freed(self._comm)
         return self._said
 
     def __exit__(
@@ -136,11 +136,12 @@ class together:
             if here := meetings.get(self._comm.handle):
                 here.joined = here.unchecked = here.joined + 1
         elif error is None or isinstance(error, Exception):
-            description = ", ".join(map(str, self._said)) if self._comm.size > 1 else ""
+            compared = error is None and self._comm.size > 1  # what is wrong may be more than can be written
+            description = ", ".join(map(str, self._said)) if compared else ""
             self.flag = check_together(self._comm, error, description, self.flag)
 
 
-def _refuse_freed(comm: MPI.Comm) -> None:
+def refuse_freed(comm: MPI.Comm) -> None:
     """No rank has a communicator of which to ask the others, but all of them freed it."""
     if not comm:
         raise GridError("the process grid was freed, and with it what its matrices communicate by")

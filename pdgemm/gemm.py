@@ -13,7 +13,6 @@ from pdgemm import device as devices
 from pdgemm import dtypes
 from pdgemm.arguments import (
     accumulation,
-    as_count,
     as_optional,
     as_scalar,
     as_shape,
@@ -45,6 +44,7 @@ from pdgemm.movers import ASKED, BY_MPI, ON_DEVICES, SHARED
 from pdgemm.planner import Plan, fits, panel_width, plan_product, with_moves
 from pdgemm.prepared import Buffers, Prepared, beta_of, unchecked
 from pdgemm.products.product import READ
+from pdgemm.whole import as_count
 
 
 def pdgemm(

@@ -16,6 +16,7 @@ import numpy as np
 
 from pdgemm import blas
 from pdgemm.device import Array, of
+from pdgemm.dtypes import arithmetic
 from pdgemm.elements import slabs, tiles
 
 BLAS_INT = 2**31 - 1  # the largest dimension that BLAS takes
@@ -205,7 +206,7 @@ def scale(beta: Any, C: Array) -> None:
     if beta == 0:
         C[...] = 0
     elif beta != 1:
-        C *= beta
+        np.multiply(C, beta, out=C, dtype=arithmetic(C.dtype), casting="unsafe")
 
 
 def leading(x: np.ndarray, conjugate: bool = False) -> tuple[bytes, int]:

@@ -8,15 +8,26 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm import device as devices
-from pdgemm import elements
+from pdgemm import elements, protocols
 from pdgemm.device import Array, Device, set_elements, to_host
-from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, NodeMemoryError, together
+from pdgemm.dtypes import element_type
+from pdgemm.errors import (
+    ArgumentError,
+    DeviceError,
+    GridError,
+    LayoutError,
+    NodeMemoryError,
+    OutOfMemoryError,
+    refuse_freed,
+    together,
+)
 from pdgemm.gather import block_index, collect, collect_everywhere, deal
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local import CONJUGATE, CONVERT, leading
 from pdgemm.norms import norm
+from pdgemm.whole import shown
 
 Block = int | tuple[int, int] | None
 
@@ -60,6 +71,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         plain: bool = True,
     ) -> None:
         """Not collective and unchecked: use `from_local`."""
+        refuse_freed(grid.comm)
         self._stored = stored
         self.grid = grid
         self.distribution = distribution
@@ -95,10 +107,10 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         where = meet(grid, device)
         with together(grid.comm) as said:
             layout = layout_on(grid, shape, block, source)
-            said += ["DistMatrix.empty", layout, np.dtype(dtype), order]
             if order not in ("C", "F"):
                 raise ArgumentError(f'order {order!r} is neither "C" nor "F"')
             local = new_array(layout.local_shape(grid.coords), dtype, order, grid, where)
+            said += ["DistMatrix.empty", layout, local.dtype, order]
         return cls(local, grid, layout, order, shared=all_shared(local, grid))
 
     @classmethod
@@ -129,7 +141,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         """
         with together(communicator_of(grid)) as said:
             said += ["DistMatrix.random", seed, kind]
-            f = elements.element_function(kind, seed, np.dtype(dtype))
+            f = elements.element_function(kind, seed, element_type(dtype))
         return cls.from_function(f, shape, grid=grid, dtype=dtype, **layout)
 
     @classmethod
@@ -145,7 +157,8 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         with together(grid.comm) as said:
             said.append("DistMatrix.from_function")
             host = matrix.local if matrix.device == devices.HOST else np.empty(matrix.local.shape, matrix.dtype)
-            elements.fill(host, *matrix.indices(), f)
+            if host.size:
+                elements.fill(host, *matrix.indices(), f)
             if host is not matrix.local:
                 set_elements(matrix.local, host)
         return matrix
@@ -172,14 +185,12 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
             array = devices.adopted(local)
             if found := devices.of(array):
                 found.check(array)
-            said += ["DistMatrix.from_local", layout, array.dtype, devices.name_of(array)]
+            said += ["DistMatrix.from_local", layout, element_type(array.dtype), devices.name_of(array)]
             if array.shape != layout.local_shape(grid.coords):
                 raise LayoutError(
                     f"the local array has shape {array.shape}, but {layout} on a {grid} grid gives "
                     f"{layout.local_shape(grid.coords)} to rank {grid.rank} at {grid.coords}"
                 )
-            if not array.dtype.isnative:
-                raise DTypeError(f"the local array has dtype {array.dtype}, of foreign byte order")
             try:
                 leading(array)
             except ValueError as bad:
@@ -287,6 +298,11 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
     def ndim(self) -> int:
         return 2
 
+    @property
+    def size(self) -> int:
+        """Number of elements, of all ranks together."""
+        return self.shape[0] * self.shape[1]
+
     def indices(self) -> tuple[np.ndarray, np.ndarray]:
         """Global row and column numbers of the local array."""
         i, j = self.grid.coords
@@ -301,6 +317,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
 
         Raises GridError where the two grids are not over the same ranks.
         """
+        refuse_freed(self.grid.comm)
         if self._layout is not None and self._layout[0] is grid.comm:
             return self._layout[1]
         place = self.grid.place_in(grid)
@@ -337,10 +354,13 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
     def __getitem__(self, key: Any) -> DistMatrix:
         """A[i0:i1, j0:j1]: a submatrix as a view, numbered from 0, of any offset.  Local; slices as NumPy's."""
         keys = key if isinstance(key, tuple) else (key, slice(None))
-        if len(keys) != 2 or not all(isinstance(x, slice) and x.step in (None, 1) for x in keys):
-            raise ArgumentError(f"a submatrix is A[i0:i1, j0:j1], rows and columns without gaps; got {key}")
-        ranges = [x.indices(n)[:2] for x, n in zip(keys, self.shape, strict=True)]
-        rows, cols = ((start, max(start, stop)) for start, stop in ranges)
+        try:
+            ranges = [x.indices(n) for x, n in zip(keys, self.shape, strict=True)]
+        except (AttributeError, TypeError, ValueError):  # not two slices, or not of whole numbers
+            ranges = []
+        if not ranges or any(step != 1 for *_, step in ranges):
+            raise ArgumentError(f"a submatrix is A[i0:i1, j0:j1], rows and columns without gaps; got {shown(key)}")
+        rows, cols = ((start, max(start, stop)) for start, stop, _ in ranges)
         part = self._stored[self.distribution.local_window(rows, cols, self.grid.coords)]
         window = self.distribution.window(rows, cols)
         return DistMatrix(part, self.grid, window, self.order, self.conjugated, self.shared, self.plain)
@@ -418,7 +438,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
 
     def astype(self, dtype: Any) -> DistMatrix:
         """A copy with another element type.  Local."""
-        local = devices.empty(self._stored.shape, np.dtype(dtype), self.order, devices.of(self._stored))
+        local = devices.empty(self._stored.shape, element_type(dtype), self.order, devices.of(self._stored))
         (CONJUGATE if self.conjugated else CONVERT)(local, self._stored)
         return DistMatrix(local, self.grid, self.distribution, self.order)
 
@@ -449,9 +469,10 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         """Elementwise NumPy functions on the local parts; numpy.matmul as a distributed product."""
         out = options.pop("out", (None,))[0]
-        if method != "__call__" or ufunc.nout != 1 or not (out is None or isinstance(out, DistMatrix)):
-            return NotImplemented
-        if any(np.ndim(x) for x in (*inputs, options.get("where", True)) if not isinstance(x, DistMatrix)):
+        protocols.check_ufunc(ufunc, method, options)
+        matrices = [x for x in (*inputs, out) if isinstance(x, DistMatrix)]
+        arrays = (np.ndim(x) or isinstance(x, np.ma.MaskedArray) for x in inputs if not isinstance(x, DistMatrix))
+        if any(arrays) or not isinstance(out, DistMatrix | None):
             raise TypeError(
                 f"{ufunc.__name__} of a DistMatrix and an array: deal the array out first, "
                 "DistMatrix.from_global(array, grid=...)"
@@ -460,28 +481,55 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
             from pdgemm.gemm import matmul
 
             return matmul(inputs[0], inputs[1], out, **options)
-        matrices = [x for x in (*inputs, out) if isinstance(x, DistMatrix)]
-        for other in matrices[1:]:
-            matrices[0]._check_layout(other)
+        for other in matrices:
+            self._check_layout(other)
+            if other.device != self.device:
+                raise DeviceError(f"{ufunc.__name__} of matrices on {self.device} and {other.device}: use to_device")
+        if out is not None and out.conjugated:
+            raise ArgumentError("out is the conjugate of another matrix, and cannot be written to")
+        operands = [x.dtype if isinstance(x, DistMatrix) or devices.of(x) else x for x in inputs]
+        by_value = protocols.check_elements(ufunc, operands, None if out is None else out.dtype, options)
         parts = [x.local if isinstance(x, DistMatrix) else x for x in inputs]
         parts = [x[()] if isinstance(x, np.ndarray) and not x.ndim else x for x in parts]  # CuPy takes no 0-d arrays
-        if out is None:
+        with together(self.grid.comm, by_value):  # else no rank fails alone, and nothing is sent
+            if out is not None:
+                ufunc(*parts, out=out.local, **options)
+                return out
             order: Order = "F" if all(x.order == "F" for x in matrices) else "C"
             if self.device == devices.HOST:
                 options["order"] = order
             else:  # CuPy's functions know no order
                 order = "C"
             return DistMatrix(ufunc(*parts, **options), self.grid, self.distribution, order)
-        ufunc(*parts, out=out.local, **options)
-        return out
 
     def __bool__(self) -> bool:
         raise ValueError("a DistMatrix is not true or false: compare with allclose")
 
+    def __array_function__(self, function: Any, types: Any, arguments: Any, options: Any) -> Any:
+        """NumPy's other functions: TypeError, but for those that look at shape and dtype alone."""
+        return protocols.call(function, arguments, options)
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        raise TypeError("a DistMatrix is not one array: use .local, .to_global(root) or .allgather()")
+        raise TypeError(f"a DistMatrix is not one array: {protocols.WHOLE}")
+
+    def __iter__(self) -> Any:
+        raise TypeError(f"a DistMatrix is not iterated over: {protocols.WHOLE}")
+
+    def __copy__(self) -> DistMatrix:
+        return self.copy()
+
+    def __deepcopy__(self, memo: Any) -> DistMatrix:
+        """On the same grid, which belongs to all ranks and is never copied."""
+        return self.copy()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"a DistMatrix is dealt out to ranks and is not pickled: save it by hdf5.save, or {protocols.WHOLE}"
+        )
 
     def _check_layout(self, other: DistMatrix) -> None:
+        for matrix in (self, other):
+            refuse_freed(matrix.grid.comm)
         if not self.same_layout(other):
             raise LayoutError(
                 f"layouts differ: {self.distribution} on a {self.grid} grid and "
@@ -493,10 +541,14 @@ def new_array(
     shape: tuple[int, int], dtype: Any, order: Order, grid: ProcessGrid, device: Device | None = None
 ) -> Array:
     """An array whose elements are not set, where the ranks of the node can read it if there is room.  Local."""
+    dtype = element_type(dtype)
     try:
-        return devices.memory(device, grid).empty(shape, dtype, order)
-    except NodeMemoryError:
-        return devices.empty(shape, dtype, order, device)
+        try:
+            return devices.memory(device, grid).empty(shape, dtype, order)
+        except NodeMemoryError:
+            return devices.empty(shape, dtype, order, device)
+    except ValueError as bad:  # NumPy's own limit
+        raise OutOfMemoryError(f"no rank has room for {shape[0]} x {shape[1]} elements of {dtype}: {bad}") from bad
 
 
 def all_shared(local: Array, grid: ProcessGrid) -> bool:
@@ -517,6 +569,7 @@ def communicator_of(grid: ProcessGrid) -> MPI.Intracomm:
 def meet(grid: ProcessGrid, name: str) -> Device | None:
     """The device of a name, when the ranks know how they reach its memory.  Collective over the grid."""
     comm = communicator_of(grid)
+    refuse_freed(comm)
     if name == devices.HOST:
         return None
     with together(comm) as said:
@@ -538,8 +591,12 @@ def layout_on(grid: ProcessGrid, shape: tuple[int, int], block: Block, source: t
 
 
 def _as_matrix(array: Any) -> np.ndarray:
-    whole = np.asarray(array)
-    whole = whole.astype(whole.dtype.newbyteorder("="), copy=False)
+    whole = devices.adopted(array)
+    if devices.of(whole):
+        raise DeviceError("a whole matrix is dealt out from the host: bring it there, or use DistMatrix.from_local")
+    if not whole.dtype.isnative:
+        whole = whole.astype(whole.dtype.newbyteorder("="))
+    element_type(whole.dtype)
     if whole.ndim != 2:
         raise LayoutError(f"a matrix has two dimensions, got an array of shape {whole.shape}")
     return whole

@@ -9,6 +9,7 @@ from pdgemm.device import Array, to_host
 from pdgemm.elements import slabs
 from pdgemm.errors import ArgumentError, together
 from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.whole import shown
 
 
 def norm(local: Array, grid: ProcessGrid, kind: str | int | float) -> float:
@@ -17,9 +18,9 @@ def norm(local: Array, grid: ProcessGrid, kind: str | int | float) -> float:
     kind : "fro" sqrt(sum |a|^2), 1 max column sum, numpy.inf max row sum, "max" max |a|.  NaN anywhere gives NaN.
     """
     with together(grid.comm) as said:
+        if not isinstance(kind, (str, int, float)) or kind not in ("fro", 1, np.inf, "max"):
+            raise ArgumentError(f'norm {shown(kind)} is not one of "fro", 1, numpy.inf, "max"')
         said += ["norm", kind]
-        if kind not in ("fro", 1, np.inf, "max"):
-            raise ArgumentError(f'norm {kind!r} is not one of "fro", 1, numpy.inf, "max"')
     if kind == "fro":
         return _hypot(grid.comm.allgather(_frobenius(local)))
     axis = 0 if kind == 1 else 1

@@ -15,7 +15,7 @@ from pdgemm import tracing
 from pdgemm.arguments import as_scalar
 from pdgemm.cannon import cannon
 from pdgemm.device import Array
-from pdgemm.errors import ArgumentError, Shield, raise_together, together
+from pdgemm.errors import ArgumentError, Shield, raise_together, refuse_freed, together
 from pdgemm.grids.layout import Layout
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.layered import inner, layered
@@ -97,6 +97,8 @@ class Prepared:
         """
         start = perf_counter()
         with together(self._matrices[0].grid.comm, check) as said:
+            for matrix in self._matrices:
+                refuse_freed(matrix.grid.comm)
             beta = beta_of(beta, self._matrices[2], self.plan)
             said += [f"a prepared product, beta={beta}", self.plan.description]
         return self.run(beta, start)

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from pdgemm import device as devices
 from pdgemm import tracing
-from pdgemm.arguments import as_count, as_scalar, check_matrices, check_result, communicator, same_memory
+from pdgemm.arguments import as_scalar, check_matrices, check_result, communicator, same_memory
 from pdgemm.blockcopy import copy_blocks
 from pdgemm.device import Array, Device
 from pdgemm.dtypes import fits, wire
@@ -27,6 +27,7 @@ from pdgemm.neighbours import Neighbours
 from pdgemm.report import MoveReport
 from pdgemm.streams import recorder_of
 from pdgemm.timing import Recorder
+from pdgemm.whole import as_count
 
 
 def redistribute(

@@ -9,11 +9,12 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm import dtypes
-from pdgemm.arguments import as_count, as_scalar, check_matrices, communicator
+from pdgemm.arguments import as_scalar, check_matrices, communicator
 from pdgemm.device import to_host
 from pdgemm.elements import element_function, slabs
-from pdgemm.errors import ArgumentError, LayoutError, together
+from pdgemm.errors import ArgumentError, LayoutError, refuse_freed, together
 from pdgemm.matrix import DistMatrix
+from pdgemm.whole import as_count, as_seed
 
 # what of |A||B| the rounding of both operands changes; tensor cores may cut off what does not fit tf32
 _ROUNDED = {None: 0.0, "float32": 2.0**-23, "tf32": 2.0**-9, "float16": 2.0**-10, "bfloat16": 2.0**-7}
@@ -74,6 +75,13 @@ def verify(
         check_matrices(C=C, A=A, B=B, **({} if C0 is None else {"C0": C0}))
         m, k, n = A.shape[0], A.shape[1], B.shape[1]
         said += ["verify", (m, n, k), alpha, beta, seed, vectors, accumulate_dtype, compute_type]
+    with together(communicator(C=C, A=A, B=B)) as said:
+        check_matrices(C=C, A=A, B=B, **({} if C0 is None else {"C0": C0}))
+        m, k, n = A.shape[0], A.shape[1], B.shape[1]
+        for matrix in (A, B) if C0 is None else (A, B, C0):
+            refuse_freed(matrix.grid.comm)
+        alpha, beta = as_scalar(alpha, C.dtype, "alpha"), as_scalar(beta, C.dtype, "beta")
+        seed, vectors = as_seed(seed), as_count(vectors, "vectors", 1)
         if B.shape[0] != k or C.shape != (m, n) or (beta != 0 and (C0 is None or C0.shape != (m, n))):
             raise LayoutError(
                 f"shapes do not fit: A is {A.shape}, B is {B.shape}, C is {C.shape}, "
@@ -81,14 +89,14 @@ def verify(
             )
         if compute_type not in _ROUNDED:
             raise ArgumentError(f"compute_type {compute_type!r} is not one of {', '.join(dtypes.COMPUTE)}")
-        alpha, beta = (as_scalar(x, np.dtype(complex), name) for x, name in ((alpha, "alpha"), (beta, "beta")))
-        columns = np.arange(as_count(vectors, "vectors", 1))
+        said += ["verify", (m, n, k), alpha, beta, seed, vectors, accumulate_dtype, compute_type]
+        columns = np.arange(vectors)
         X = 2 * element_function("uniform", seed, np.dtype(np.float64))(np.arange(n)[:, None], columns) - 1
 
     with np.errstate(invalid="ignore", over="ignore"):
         left, _ = _apply(C, X, np.abs(X))
-        right: Any = np.zeros((m, len(columns)))
-        scale: Any = np.zeros((m, len(columns)))
+        right: Any = np.zeros((m, vectors))
+        scale: Any = np.zeros((m, vectors))
         if alpha != 0:  # else A and B are not read, whatever they hold
             right, scale = _apply(A, *_apply(B, X, np.abs(X)))
             right, scale = alpha * right, abs(alpha) * scale

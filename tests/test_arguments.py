@@ -1,0 +1,206 @@
+"""Arguments beyond all bounds, and matrices whose grid is gone: one line, the same error on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ml_dtypes import bfloat16
+
+from pdgemm.arguments import as_scalar
+from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, OutOfMemoryError, PdgemmError
+from pdgemm.grids.distribution import Distribution
+from pdgemm.whole import as_count, shown
+
+LONG = 10**5000  # Python does not even write it
+NUMBERLESS: list[Any] = [True, 2.0, float("nan"), "2", b"2", 1j, [2], np.array([2, 2]), np.True_, object()]
+BEYOND: list[Any] = [2**63, -(2**63) - 1, LONG, -LONG, np.uint64(2**64 - 1)]
+LOOKS = {"block", "device", "dtype", "indices", "local", "ndim", "report", "shape", "size", "stored"}  # at this rank
+
+
+def one_line(kind: Any, call: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    with pytest.raises(kind) as caught:
+        call(*arguments, **options)
+    assert isinstance(caught.value, PdgemmError)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+def test_alpha_is_finite_in_the_type_of_the_arithmetic() -> None:
+    for given, dtype, number in [
+        (2, "f8", 2.0),
+        (np.array(3), "f4", 3.0),
+        (np.array(2, bfloat16), "f8", 2.0),
+        (bfloat16(2), "i4", 2),
+        (True, "f4", 1.0),
+        (Fraction(1, 2), "f8", 0.5),
+        (1e300, "f8", 1e300),
+        (1e5, "f2", 1e5),  # 16-bit numbers are multiplied in float32
+        (np.inf, "f4", np.inf),
+        (-np.inf, "F", complex(-np.inf)),
+        (np.longdouble("inf"), "f8", np.inf),
+        (2**40, "i4", 0),
+        (2**40, "i8", 2**40),
+        (2**64 + 5, "u8", 5),
+        (1e38 * 3j, "F", 3e38j),
+    ]:
+        got = as_scalar(given, np.dtype(dtype), "alpha")
+        assert got == number and type(got) is type(number)
+    for nan in (np.nan, np.float16(np.nan), Decimal("NaN"), np.array(np.nan)):
+        assert np.isnan(as_scalar(nan, np.dtype("f4"), "alpha"))
+    for dtype in ("f2", "bfloat16", "f4", "f8", "F", "D", "i4", "i8"):
+        for given in (10**400, -(10**400), LONG, Fraction(10**400), Decimal("1e400"), np.longdouble("1e4000")):
+            one_line(ArgumentError, as_scalar, given, np.dtype(dtype), "alpha")
+        for no_number in ("1", None, [1], np.array([1, 2]), np.ma.masked, np.array("1"), object(), np.array(None)):
+            one_line(DTypeError, as_scalar, no_number, np.dtype(dtype), "alpha")
+    for dtype in ("f2", "bfloat16", "f4", "F"):
+        for given in (1e300, -1e39, 10**39, np.float64(1e300)):
+            one_line(ArgumentError, as_scalar, given, np.dtype(dtype), "alpha")
+    one_line(ArgumentError, as_scalar, 1e300j, np.dtype("F"), "alpha")
+
+
+def test_layouts_are_of_whole_numbers_of_64_bits() -> None:
+    for wrong in (*NUMBERLESS, *BEYOND):
+        for arguments in (
+            ((wrong, 2), 2, (0, 0)),
+            ((2, wrong), 2, (0, 0)),
+            ((2, 2), (2, wrong), (0, 0)),
+            ((2, 2), 2, (0, wrong)),
+        ):
+            one_line(ArgumentError, Distribution.over, (2, 2), *arguments)
+    for negative in (-1, -(2**63)):
+        one_line(LayoutError, Distribution.over, (2, 2), (negative, 2))
+        one_line(LayoutError, Distribution.over, (2, 2), (2, 2), negative)
+        one_line(LayoutError, Distribution.over, (2, 2), (2, 2), 2, (negative, 0))
+    for no_pair in (5, None, (1,), (1, 2, 3), object()):
+        one_line(LayoutError, Distribution.over, (2, 2), no_pair)
+        one_line(LayoutError, Distribution.over, (2, 2), (2, 2), 2, no_pair)
+    made = Distribution.over((2, 2), np.array([4, 6]), (np.int8(2), None), [np.uint64(1), 0])
+    assert (made.shape, made.block, made.source) == ((4, 6), (2, 3), (1, 0))
+    assert Distribution.over((2, 2), (4, 6), 2**63 - 1).block == (2**63 - 1,) * 2
+
+
+def test_values_are_shown_in_one_short_line() -> None:
+    assert shown("x") == "'x'"
+    for value in (LONG, [LONG], "x" * 1000, np.zeros((9, 9)), -LONG):
+        assert len(shown(value)) < 80 and "\n" not in shown(value)
+    one_line(ArgumentError, as_count, LONG, "it", 0)
+
+
+@pytest.mark.mpi
+def test_counts_beyond_all_bounds(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, balance, pdgemm, verify
+
+    with ProcessGrid(comm) as grid:
+        A = DistMatrix.random((6, 6), grid=grid, block=2)
+        doors: list[Callable[[Any], Any]] = [
+            lambda x: DistMatrix.empty((6, 6), grid=grid, block=x),
+            lambda x: DistMatrix.random((6, 6), grid=grid, seed=x),
+            lambda x: A.redistribute(source=(0, x)),
+            lambda x: A.redistribute(memory_limit=x),
+            lambda x: A.norm(x),
+            lambda x: pdgemm(1, A, A, lookahead=x),
+            lambda x: pdgemm(1, A, A, panel_width=x),
+            lambda x: pdgemm(1, A, A, memory_limit=x),
+            lambda x: pdgemm(1, A, A, shape=(x, 1)),
+            lambda x: verify(A, 1, A, A, vectors=x),
+            lambda x: verify(A, 1, A, A, seed=x),
+        ]
+        for door in doors:
+            for wrong in (2.0, LONG, np.array([2, 2])):
+                one_line((ArgumentError, LayoutError), door, wrong)
+        one_line(ArgumentError, doors[0], LONG if comm.rank == 0 else 2)  # on one rank only
+        for huge in (2**62, 2**63 - 1):
+            C = pdgemm(1, A, A, lookahead=huge, panel_width=huge, memory_limit=huge)
+            D = A.redistribute(block=(huge, 3)) @ A.redistribute(block=(2, huge))
+            assert np.allclose(C.allgather(), D.allgather())
+            one_line(OutOfMemoryError, DistMatrix.zeros, (huge, 1), grid=grid, block=huge)
+            one_line(OutOfMemoryError, DistMatrix.zeros, (huge, 0), grid=grid)
+        one_line(OutOfMemoryError, DistMatrix.zeros, (2**40, 2**40), grid=grid)
+        assert DistMatrix.zeros((2**40, 0), grid=grid).size == 0
+        one_line(ArgumentError, balance, [(2, 2, 2)], 2.0)
+        sizes = [(2, 2, 2), (0, 2, 2), (3, 3, 3)]
+        assert np.array_equal(balance(sizes, 2**62), balance(sizes, 4))
+        for key in ("x", ("x", 1), (slice("x"), slice(None)), A, slice(None, None, 2), slice(None, None, LONG), LONG):
+            one_line(ArgumentError, A.__getitem__, key)
+        assert A[:LONG, -LONG:].shape == (6, 6)
+        for scale in (lambda: pdgemm(10**400, A, A), lambda: A.redistribute(alpha=LONG), lambda: A * 10**400):
+            one_line(ArgumentError, scale)
+
+
+@pytest.mark.mpi
+def test_nothing_is_done_with_matrices_of_a_freed_grid(comm: Any, tmp_path: Path) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan, redistribute, verify
+    from pdgemm.io import hdf5
+
+    path = comm.bcast(tmp_path) / "x.h5"
+    with ProcessGrid(comm) as other:  # of the same ranks, and still there
+        grid = ProcessGrid(comm)
+        A, X, Y = (DistMatrix.random((6, 6), grid=where, block=2) for where in (grid, other, other))
+        makers = DistMatrix.zeros, DistMatrix.eye, DistMatrix.random
+        view, conjugate, product = A[1:, 1:].T, A.astype("complex64").H, A @ X
+        p = plan(X, Y, X.copy())
+        prepared = [plan(*abc).prepare(*abc) for abc in ((A, Y, X.copy()), (Y, A, X.copy()), (X, Y, A))]
+        before = A.local.copy()
+        grid.free()
+        methods: dict[str, tuple[Any, ...]] = dict.fromkeys(("H", "T", "allgather", "copy", "norm", "to_global"), ())
+        methods |= {"to_host": (), "allclose": (A,), "astype": ("f4",), "layout_in": (other,), "redistribute": (X,)}
+        methods |= {"same_layout": (X,), "to_device": ("host",)}
+        public = {name for name, kind in vars(DistMatrix).items() if not isinstance(kind, classmethod)}
+        assert {name for name in public if not name.startswith("_")} - LOOKS == set(methods)
+        uses: list[Callable[[], Any]] = [
+            lambda name=name, given=given: getattr(A, name)(*given) if callable(getattr(A, name)) else None
+            for name, given in methods.items()
+        ]
+        uses += [
+            *prepared,
+            *(lambda each=each: each(check=False) for each in prepared),
+            lambda: A[1:, 1:],
+            lambda: A.__setitem__((slice(None), slice(None)), 1),
+            lambda: A.__setitem__((slice(None), slice(None)), X),
+            lambda: X.__setitem__((slice(None), slice(None)), A),
+            lambda: A + 1,
+            lambda: A + X,
+            lambda: X + A,
+            lambda: A.__iadd__(1),
+            lambda: np.add(X, 1, out=A),
+            lambda: np.isnan(view),
+            lambda: conjugate.norm(),
+            lambda: A.allclose(0),
+            lambda: X.allclose(A),
+            lambda: A @ X,
+            lambda: X @ A,
+            lambda: pdgemm(1, X, Y, 0, A),
+            lambda: pdgemm(1, X, Y, 0, A, check=False),
+            lambda: pdgemm(1, X, A, check=False),
+            lambda: p.execute(X, Y, A),
+            lambda: p.prepare(X, A, Y),
+            lambda: plan(X, A),
+            lambda: redistribute(X, A),
+            lambda: redistribute(A, X, check=False),
+            lambda: redistribute(X, grid=grid),
+            lambda: redistribute(X, grid=grid, relabel=True),
+            lambda: verify(X, 1, Y, A),
+            lambda: verify(X, 1, Y, Y, 1, A),
+            lambda: verify(A, 1, X, Y),
+            lambda: hdf5.save(path, "x", A),
+            lambda: hdf5.load(path, "x", grid),
+            lambda: grid.work_grid(grid.shape, 1, grid.place),
+            lambda: grid.same_as(other),
+            lambda: grid.place_in(other),
+            *(lambda make=make: make((3, 3), grid=grid) for make in makers),
+            lambda: DistMatrix.from_global(np.ones((3, 3)), grid=grid),
+            lambda: DistMatrix.from_local(before, (6, 6), grid=grid, block=2),
+        ]
+        for use in uses:
+            with pytest.raises(GridError, match="grid was freed") as caught:
+                use()
+            assert "\n" not in str(caught.value)
+        assert not path.exists()
+        assert np.array_equal(A.local, before)  # which may still be looked at
+        assert "6 x 6" in repr(A) and product.report and view.shape == (5, 5)
+        assert np.allclose((X @ Y).allgather(), X.allgather() @ Y.allgather())
