@@ -1,0 +1,302 @@
+"""Many cases in one job: `mpiexec -n 4 python scripts/attacks/ranks.py FAMILY SEED FIRST COUNT SECONDS`, in a trial's folder.
+
+Rank 0 prints a line when a case begins and one when it has ended; a job that ends in between has shown something.  A
+case depends on its seed and number only, and has grids and matrices of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import reprlib
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests")]
+
+from attacks.trial import JUNK, Finding  # noqa: E402
+from problems import DTYPES, TOLERANCE, accepted, gemm_error, grid_shapes  # noqa: E402
+
+from pdgemm import Batch, DistMatrix, Plan, ProcessGrid, errors, matmul_batched  # noqa: E402
+from pdgemm import pdgemm, plan, redistribute, verify  # noqa: E402
+from pdgemm.errors import MemoryLimitError, PdgemmError  # noqa: E402
+from pdgemm.io import hdf5, rawio  # noqa: E402
+
+WORLD = MPI.COMM_WORLD
+MEET = WORLD.Dup()  # of this script, beside the library's
+INTERNAL = (AssertionError, SystemError, UnboundLocalError, RecursionError, MPI.Exception)  # nobody means to raise them
+Outcome = tuple[str, Any]  # "ok" and the value, or a type and a text
+
+
+def attempt(work: Callable[[], Any]) -> Outcome:
+    try:
+        return "ok", work()
+    except INTERNAL as bad:
+        raise Finding("traceback", f"{type(bad).__name__}: {bad}") from bad
+    except Exception as bad:
+        return type(bad).__name__, str(bad)
+
+
+def agreed(outcome: Outcome) -> str:
+    """All ranks ended alike: "right", or "refused"; else a Finding."""
+    said = MEET.allgather((outcome[0], outcome[1] if outcome[0] != "ok" else ""))
+    if len({*said}) > 1:
+        raise Finding("wrong", f"ranks ended differently: {reprlib.repr(said[0])}, {next(x for x in said if x != said[0])}")
+    return "right" if outcome[0] == "ok" else "refused"
+
+
+# ------------------------------------------------------------------ products
+def product(rng: random.Random, say: Callable[[str], None]) -> str:
+    comm = WORLD.Dup()
+    m, n, k = (rng.choice((0, 1, 2, 5, 13, 40)) for _ in "mnk")
+    shapes = grid_shapes(comm.size)
+    grids = [ProcessGrid(comm, rng.choice(shapes)), ProcessGrid(comm, rng.choice(shapes), ranks=range(comm.size)[::-1])]
+    dtypes = [rng.choice(DTYPES)] * 2
+    values = np.random.default_rng(rng.getrandbits(32))
+
+    def side(shape: tuple[int, int], op: str, dtype: str) -> tuple[Any, Any, np.ndarray, tuple[slice, slice]]:
+        """A window of a matrix of any layout, op of it, and what the whole holds."""
+        stored = shape if op == "N" else shape[::-1]
+        edges = [(rng.randrange(4), rng.randrange(4)) for _ in "ij"]
+        whole = values.standard_normal([lo + x + hi for x, (lo, hi) in zip(stored, edges)])
+        whole = (whole + 1j * values.standard_normal(whole.shape) if dtype[0] == "c" else whole).astype(dtype)
+        grid = rng.choice(grids)
+        made = DistMatrix.empty(
+            whole.shape,
+            grid=grid,
+            block=rng.choice((None, 1, (3, 2), (7, 64))),
+            source=(rng.randrange(grid.shape[0]), rng.randrange(grid.shape[1])),
+            dtype=dtype,
+            order=rng.choice("CF"),
+        )
+        made.local[...] = whole[np.ix_(*made.indices())]
+        window = (slice(edges[0][0], edges[0][0] + stored[0]), slice(edges[1][0], edges[1][0] + stored[1]))
+        return made, made[window], whole, window
+
+    transa, transb, transc = rng.choice("NTC"), rng.choice("NTC"), rng.choice("NNT")
+    op = {"N": lambda x: x, "T": lambda x: x.T, "C": lambda x: x.conj().T}
+    _, A, a, at = side((m, k), transa, dtypes[0])
+    _, B, b, bt = side((k, n), transb, dtypes[1])
+    whole, C, c, ct = side((m, n), transc, dtypes[0])
+    alpha, beta = rng.choice((1, 0, -2, 0.5)), rng.choice((0, 0, 1, -0.5))
+    algorithm, shape, layers = rng.choice([("auto", None, None), *accepted(comm.size)])
+    options: dict[str, Any] = {"algorithm": algorithm, "shape": shape, "layers": layers}
+    options |= {"mover": rng.choice(("auto", "shared", "ibcast", "ring")), "lookahead": rng.randrange(3)}
+    options |= {"panel_width": rng.choice((None, 1, 4)), "memory_limit": rng.choice((None, None, 2000, 10**6))}
+    asked = ", ".join(f"{x}={y}" for x, y in options.items())
+    say(f"({m}, {n}, {k}) {transa}{transb}{transc} {dtypes[0]} alpha={alpha} beta={beta} {asked}")
+    outcome = attempt(lambda: pdgemm(alpha, A, B, beta, op[transc](C), transa=transa, transb=transb, **options))
+    if agreed(outcome) == "refused":
+        if outcome[0] == MemoryLimitError.__name__ or options["mover"] == "shared":
+            return "refused"
+        raise Finding("code", f"refused: {outcome}")
+    found = whole.allgather()
+    error = gemm_error(op[transc](found[ct]), alpha, op[transa](a[at]), op[transb](b[bt]), beta, op[transc](c[ct]))
+    found[ct] = c[ct]
+    if not error <= TOLERANCE or not np.array_equal(found, c):
+        raise Finding("wrong", f"error {error}; around C all is {'as it was' if np.array_equal(found, c) else 'NOT as it was'}")
+    for grid in grids:
+        grid.free()
+    comm.Free()
+    return "right"
+
+
+# ------------------------------------------------------------------ damaged files
+def load(rng: random.Random, say: Callable[[str], None], number: int) -> str:
+    """The file of that number, which is changed under its readers if there is a later one."""
+    path, later = Path(f"{number}.h5"), Path(f"{number}.later")
+    said = [np.load(f"{x}.npy") for x in (path.name, later.name) if Path(f"{x}.npy").exists()]
+    transpose, block, change = rng.random() < 0.3, rng.choice((None, 1, (5, 3))), rng.choice((shutil.copyfile, os.replace))
+    say(f"{path} {', then ' + change.__name__ + ' of ' + str(later) if later.exists() else ''}")
+    changes, reading = later.exists(), rawio.read
+
+    def strike(*args: Any, **options: Any) -> Any:
+        if MEET.rank == 0:
+            change(later, path)
+        MEET.Barrier()
+        return reading(*args, **options)
+
+    with ProcessGrid(WORLD) as grid:
+        rawio.read = strike if changes else reading
+        try:
+            outcome = attempt(lambda: hdf5.load(path, "x", grid, block, transpose=transpose))
+        finally:
+            rawio.read = reading
+        if agreed(outcome) == "refused":
+            if not issubclass(getattr(errors, outcome[0], Exception), PdgemmError):
+                raise Finding("traceback", f"{outcome[0]}: {outcome[1]}")
+            return "refused"
+        found = outcome[1].allgather()
+        found = found.T if transpose else found
+        if not any(same(found, x) for x in said):
+            raise Finding("wrong", f"a {found.shape} {found.dtype} matrix that is not what h5py reads of it")
+    return "right"
+
+
+def same(found: np.ndarray, said: np.ndarray) -> bool:
+    return found.shape == said.shape and np.array_equal(found, said, equal_nan=found.dtype.kind in "fc")
+
+
+# ------------------------------------------------------------------ arguments
+class Junk:
+    def __repr__(self) -> str:
+        return "Junk()"
+
+
+def raising(*args: object, **options: object) -> Any:
+    raise RuntimeError("a callback's own")
+
+
+WRONG: list[Any] = [*JUNK, Junk(), raising, b"x", Ellipsis, np.zeros(3), np.array([["a"]]), np.array([[None]], object)]
+WORDS = ("N", "T", "C", "F", "summa", "cannon", "2.5d", "auto", "ring", "shared", "float32", "f4", "O", ">f8", "S3", "host", "cuda")
+N = 12
+
+
+class Calls:
+    """Functions with right arguments, by which a case begins, and what they then give."""
+
+    def __init__(self, comm: MPI.Intracomm, rng: random.Random) -> None:
+        self.comm, self.rng = comm, rng
+        self.grid = ProcessGrid(comm)
+        f = lambda i, j: i + 2.0 * j  # noqa: E731
+        self.a = f(np.arange(N)[:, None], np.arange(N)[None, :])
+        self.A, self.B = (DistMatrix.from_function(f, (N, N), grid=self.grid, block=block) for block in (None, 5))
+        self.C = DistMatrix.zeros((N, N), grid=self.grid, block=4)
+        self.others: list[Any] = [self.A.T, self.A[1:, :], DistMatrix.zeros((3, 4), grid=self.grid, dtype="c16"), self.A.H]
+        self.f = f
+
+    def any(self) -> tuple[str, Callable[..., Any], dict[str, Any], Any]:
+        """A name, a function, its arguments by names, and the value that is right."""
+        A, B, C, a, grid = self.A, self.B, self.C, self.a, self.grid
+        made: dict[str, Any] = {"grid": grid, "block": None, "source": (0, 0)}
+        asked = {"algorithm": "auto", "shape": None, "layers": None, "lookahead": 1, "panel_width": None, "mover": "auto"}
+        asked |= {"memory_limit": None, "accumulate_dtype": None, "compute_type": None, "machine": None, "check": True}
+        scalars = {"alpha": 1.0, "A": A, "B": B, "beta": 0.0, "transa": "N", "transb": "N"}
+        loads = {"path": "in.h5", "name": "x", "grid": grid, "block": None, "source": (0, 0), "dtype": None}
+        move = {"X": A, "out": None, "alpha": 1, "beta": 0, "block": 3, "source": (0, 0), "order": "C", "dtype": None}
+        local = A.local.copy()
+        items = np.ones((2, 3, 3))
+        calls: list[tuple[str, Callable[..., Any], dict[str, Any], Any]] = [
+            ("pdgemm", pdgemm, scalars | asked | {"C": None, "progress": None}, a @ a),
+            ("pdgemm C", pdgemm, scalars | asked | {"C": C, "progress": lambda done, total: None}, a @ a),
+            ("plan", lambda **x: plan(**x).problem.size, {"A": A, "B": B, "C": C, "beta": 0.0} | asked, self.comm.size),
+            ("execute", lambda **x: plan(A, B, C).execute(**x), {"A": A, "B": B, "C": C, "alpha": 1, "beta": 0}, a @ a),
+            ("prepare", lambda **x: plan(A, B, C).prepare(**x)(), {"A": A, "B": B, "C": C, "alpha": 1}, a @ a),
+            ("from_json", lambda text: Plan.from_json(text).execute(A, B, C), {"text": plan(A, B, C).to_json()}, a @ a),
+            ("redistribute", redistribute, move | {"relabel": False, "memory_limit": None, "check": True}, a),
+            ("verify", lambda **x: verify(**x).passed, {"C": A, "alpha": 0, "A": A, "B": B, "beta": 1, "C0": A}, True),
+            ("empty", lambda **x: DistMatrix.empty(**x).shape, {"shape": (N, N), "dtype": "f8", "order": "C"} | made, (N, N)),
+            ("from_function", DistMatrix.from_function, {"f": self.f, "shape": (N, N)} | made, a),
+            ("from_global", DistMatrix.from_global, {"array": a, "root": self.rng.choice((None, 0, 1)), "device": "host"} | made, a),
+            ("from_local", DistMatrix.from_local, {"local": local, "shape": (N, N)} | made, a),
+            ("eye", DistMatrix.eye, {"n": N, "dtype": "f8"} | made, np.eye(N)),
+            ("random", lambda **x: DistMatrix.random(**x).shape, {"shape": (N, N), "seed": 3, "kind": "normal"} | made, (N, N)),
+            ("to_global", lambda **x: self.comm.bcast(A.to_global(**x)), {"root": 0}, a),
+            ("allgather", lambda: A.allgather(), {}, a),
+            ("norm", lambda **x: A.norm(**x), {"kind": "max"}, 33.0),
+            ("allclose", lambda **x: A.allclose(**x), {"other": A, "rtol": 1e-5, "atol": 1e-8, "equal_nan": False}, True),
+            ("setitem", lambda key, value: (C.__setitem__(key, value), C)[1], {"key": slice(0, N), "value": A}, a),
+            ("to_device", lambda **x: A.to_device(**x), {"device": "host"}, a),
+            ("matmul", lambda x, y: x @ y, {"x": A, "y": B}, a @ a),
+            ("load", hdf5.load, loads | {"transpose": False, "verify": False, "device": "host", "progress": None}, a),
+            ("save", lambda **x: hdf5.save(**x).dataset and 0, {"path": "out.h5", "name": "x", "matrix": A, "check": True, "chunks": None, "compression": None, "progress": None}, 0),
+            ("grid", lambda **x: ProcessGrid(**x).size, {"comm": self.comm, "shape": None, "layers": 1, "ranks": None}, self.comm.size),
+            ("batch", lambda **x: matmul_batched(Batch.from_local(**x), Batch.from_local(items, self.comm)).items, {"arrays": items, "comm": self.comm}, items * 3),
+        ]  # fmt: skip
+        return self.rng.choice(calls)
+
+    def wrong(self, value: Any) -> Any:
+        """Something else in the place of a value."""
+        rng = self.rng
+        if isinstance(value, DistMatrix) and rng.random() < 0.5:
+            return rng.choice(self.others)
+        if isinstance(value, str) and rng.random() < 0.6:
+            return rng.choice((*WORDS, value + "x", value[: len(value) // 2]))
+        if isinstance(value, MPI.Comm) and rng.random() < 0.5:
+            return rng.choice((MPI.COMM_SELF, MPI.COMM_NULL, MPI.COMM_WORLD))
+        if callable(value) or value is None and rng.random() < 0.2:
+            return raising
+        return rng.choice(WRONG)
+
+
+def deviate(rng: random.Random, say: Callable[[str], None]) -> str:
+    """One rank, or all, call a function with something else; one calls another, or none."""
+    comm = WORLD.Dup()
+    calls = Calls(comm, rng)
+    if comm.rank == 0 and not Path("in.h5").exists():
+        import h5py
+
+        with h5py.File("in.h5", "w") as file:
+            file["x"] = calls.a
+    MEET.Barrier()
+    name, function, arguments, expected = calls.any()
+    who: Any = rng.choice((rng.randrange(comm.size), rng.randrange(comm.size), "all"))
+    here = who in (comm.rank, "all")
+    how = rng.choice(("value",) * 9 + ("none", "other")) if arguments and who != "all" else "value"
+    if how == "value" and arguments:
+        which = rng.choice([*arguments])
+        instead = calls.wrong(arguments[which])
+        text = f"{which}={reprlib.repr(instead)}"
+        if here:
+            arguments = arguments | {which: instead}
+    else:
+        other = calls.any()
+        text = "no call" if how == "none" else f"{other[0]} instead"
+        if here:
+            _, function, arguments, _ = other if how == "other" else (0, lambda: None, {}, 0)
+    say(f"{name}, with {text} on {'all ranks' if who == 'all' else f'rank {who} of {comm.size}'}")
+    outcome = attempt(lambda: function(**arguments))
+    if agreed(outcome) == "refused":
+        return "refused"
+    if who != "all":  # nobody heard of the difference, so it must make none
+        value = outcome[1].allgather() if isinstance(outcome[1], DistMatrix) else outcome[1]
+        right = isinstance(value, type(expected)) and np.allclose(value, expected)
+        if not all(MEET.allgather(bool(right))):
+            raise Finding("wrong", f"accepted, but not what the other ranks asked for: {reprlib.repr(value)}")
+    calls.grid.free()
+    comm.Free()
+    return "right"
+
+
+# ------------------------------------------------------------------ the job
+def main() -> None:
+    family, seed, first, count, seconds = sys.argv[1], *map(int, sys.argv[2:5]), float(sys.argv[5])
+    end = time.monotonic() + seconds
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    for number in range(first, count):
+        if MEET.bcast(time.monotonic() > end) and number > first:
+            break
+
+        def line(word: str, text: str, number: int = number) -> None:
+            if MEET.rank == 0:
+                print("case", number, word, " ".join(text.split()), flush=True)
+
+        said: list[str] = []
+
+        def say(text: str) -> None:
+            said.append(text)  # noqa: B023
+            line("begins", text)  # noqa: B023
+
+        rng = random.Random(f"{family}:{seed}:{number}")
+        more = (number,) if family == "load" else ()
+        try:
+            outcome = {"product": product, "load": load, "deviate": deviate}[family](rng, say, *more)  # type: ignore[operator]
+            line(outcome, "")
+        except Finding as bad:
+            # perhaps on this rank only; the job cannot go on, for the ranks may be out of step
+            time.sleep(0.3 * (MEET.rank > 0))
+            print("case", number, bad.kind, " ".join(f"{''.join(said)}: {bad}".split()), flush=True)
+            sys.stderr.flush()
+            WORLD.Abort(9)
+
+
+if __name__ == "__main__":
+    main()
