@@ -7,8 +7,8 @@
     python scripts/hostile.py --list
 
 The attacks are in scripts/attacks, one entry each.  A trial is known by the name of its attack and a seed, which are
-printed.  Each has a folder, a /dev/shm and processes of its own, in namespaces of this command (unshare), which takes them
-along when it ends, by kill -9, too.  The folders of trials that found something are kept, and named.
+printed.  Each has a folder, a /dev/shm and processes of its own, in namespaces of this command (unshare), which
+takes them along when it ends, by kill -9, too.  The folders of trials that found something are kept, and named.
 
 Exit codes: 0 nothing was found, 1 something was, 2 bad arguments, 3 this machine has no such namespaces.
 """
@@ -44,7 +44,7 @@ PLANTS = {
     "lost": "saved = save(*args, **options); h5py.File(args[0], 'a').clear()",
     "signal": "os.kill(os.getpid(), 7)",
     "traceback": "raise KeyError('planted')",
-    "code": "sys.exit(1)",
+    "code": "os._exit(1)",
     "litter": "saved = save(*args, **options); open('/dev/shm/litter', 'w').close()",
 }
 PLANT = """
@@ -103,15 +103,16 @@ def enter() -> int:
     unshare = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     for command in (unshare, [*unshare, "--user", "--map-root-user"]):
         try:
-            trial = subprocess.run([*command, "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"], capture_output=True, text=True)
+            words = [*command, "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"]
+            tried = subprocess.run(words, capture_output=True, text=True, check=False)
         except FileNotFoundError:
             print("hostile.py: no unshare, which is in util-linux", file=sys.stderr)
             return 3
-        if trial.returncode == 0:
+        if tried.returncode == 0:
             os.environ[INSIDE] = "1"
             sys.stdout.flush()
             os.execvp(command[0], [*command, sys.executable, *sys.argv])
-    print(f"hostile.py: no namespaces of its own: {trial.stderr.strip()}", file=sys.stderr)
+    print(f"hostile.py: no namespaces of its own: {tried.stderr.strip()}", file=sys.stderr)
     return 3
 
 
@@ -143,7 +144,9 @@ def campaign(asked: argparse.Namespace, folder: Path) -> int:
         said = ", ".join(f"{n} {x}" for x, n in trial.outcomes.items())
         print(f"{name}:{seed}  {time.monotonic() - start:.1f} s  {said}")
         for kind, repeat, text in trial.findings:
-            found.append(f"{kind.upper()}  --trial {repeat} --ranks {asked.ranks}\n    {text[:900]}\n    {trial.folder}")
+            found.append(
+                f"{kind.upper()}  --trial {repeat} --ranks {asked.ranks}\n    {text[:900]}\n    {trial.folder}"
+            )
             print(found[-1])
         if trial.findings:
             (trial.folder / "commands").write_text("\n".join(trial.commands), errors="backslashreplace")

@@ -10,7 +10,7 @@ from problems import TOLERANCE, gemm_error
 
 from attacks.trial import Finding, Job, Told, Trial, attack, judge
 
-TRUE = ("multiply", "a.h5:/x", "b.h5:/x", "-o", "c.h5:/z")
+TRUE: tuple[str, ...] = ("multiply", "a.h5:/x", "b.h5:/x", "-o", "c.h5:/z")
 OTHERS: tuple[tuple[str, ...], ...] = (
     (),
     ("--help",),
@@ -26,26 +26,10 @@ OTHERS: tuple[tuple[str, ...], ...] = (
     ("generate", "c.h5:/z", "--shape", "30x30"),
     ("verify", "a.h5:/x", "b.h5:/x", "c.h5:/z"),
     ("calibrate", "-o", "m.json"),
-    *(
-        (*TRUE, *more)
-        for more in (
-            ("--alpha", "2"),
-            ("--transa", "T"),
-            ("--verify",),
-            ("--wrong",),
-            ("--block", "3"),
-            ("--grid", "1x1"),
-            ("--beta", "1"),
-            ("--lookahead", "x"),
-            ("--trace", "t.json"),
-            ("--nvtx",),
-            ("--device", "cuda"),
-            ("--dtype", "float32"),
-            ("--seed", "9"),
-            ("--json",),
-        )
-    ),
 )
+MORE = "--alpha=2 --transa=T --verify --wrong --block=3 --grid=1x1 --beta=1 --lookahead=x --trace=t.json --nvtx"
+MORE += " --device=cuda --dtype=float32 --seed=9 --json"
+DIFFERENT: tuple[tuple[str, ...], ...] = (*OTHERS, *((*TRUE, more) for more in MORE.split()))
 VARIABLES = ("PDGEMM_MACHINE=none.json", "PDGEMM_NODE_MEMORY=0", "PDGEMM_NODE_MEMORY=x", "PDGEMM_RANKS_PER_NODE=1")
 VARIABLES += ("PDGEMM_RANKS_PER_NODE=x", "PDGEMM_BLAS=none", "PDGEMM_WATCHDOG=x", "PDGEMM_WATCHDOG=-1")
 
@@ -58,13 +42,15 @@ def lines(trial: Trial) -> None:
     trial.store("a.h5:/x", a)
     trial.store("b.h5:/x", b)
     size = max(2, rng.randint(1, trial.size))
-    odd, words, prefix = rng.randrange(size), TRUE, ["env"]
+    odd, words, prefix = rng.randrange(size), OTHERS[0], ["env"]
     if rng.random() < 0.8:
-        words = rng.choice(OTHERS)
+        words = rng.choice(DIFFERENT)
     else:
+        words = TRUE
         prefix += [rng.choice(VARIABLES)]
     program = [sys.executable, "-m", "pdgemm"]
-    parts = [(odd, ["env", *program, *TRUE]), (1, [*prefix, *program, *words]), (size - odd - 1, ["env", *program, *TRUE])]
+    true = [*program, *TRUE]
+    parts = [(odd, true), (1, [*prefix, *program, *words]), (size - odd - 1, true)]
     command: list[str] = []
     for number, part in parts:
         if number:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import h5py
@@ -14,7 +14,7 @@ from problems import TOLERANCE, gemm_error
 
 from attacks.trial import Finding, Trial, attack, damaged, damaged_json, judge
 
-BATCH = 25
+BATCH, SECONDS = 25, 12
 
 
 @attack("damage.json")
@@ -26,9 +26,10 @@ def json_files(trial: Trial) -> None:
     kind = trial.rng.choice(("machine", "trace", "study", "mixed up"))
     good = originals(trial)
     question = ("--shape", "300,200,100", "--ranks", "6")
-    for case in range(BATCH):
-        if trial.only not in (None, case):
-            continue
+    end = time.monotonic() + SECONDS
+    for case in range(BATCH) if trial.only is None else [trial.only]:
+        if time.monotonic() > end:
+            break
         rng = random.Random(f"{trial.seed}:{case}")
         name = {"machine": "m.json", "trace": "t.json", "study": "s.jsonl"}.get(kind) or rng.choice([*good])
         text = good[name]
@@ -40,18 +41,18 @@ def json_files(trial: Trial) -> None:
         else:
             made = damaged_json(rng, text)
         (trial.work / "bad").write_bytes(text.encode() if kind == "mixed up" and rng.random() < 0.5 else made)
-        commands = {
+        commands: dict[str, list[tuple[str, ...]]] = {
             "m.json": [("plan", *question, "--machine", "bad"), ("simulate", *question, "--machine", "bad")],
             "t.json": [("profile", "bad"), ("profile", "bad", "--json")],
             "s.jsonl": [("plot", "bad", "--out", "out.html")],
         }
-        words = rng.choice(commands[name if kind != "mixed up" else rng.choice([*good])])
+        arguments = rng.choice(commands[name if kind != "mixed up" else rng.choice([*good])])
         try:
-            trial.count(judge(trial.alone(*words)))
+            trial.count(judge(trial.alone(*arguments)))
         except Finding as bad:
             kept = trial.folder / f"bad.{case}"
             shutil.copyfile(trial.work / "bad", kept)
-            trial.found(bad.kind, f"{' '.join(words)} ({kept.name}): {bad}", case)
+            trial.found(bad.kind, f"{' '.join(arguments)} ({kept.name}): {bad}", case)
 
 
 def originals(trial: Trial) -> dict[str, str]:
@@ -62,11 +63,12 @@ def originals(trial: Trial) -> dict[str, str]:
         kept.mkdir()
         trial.store("a.h5:/x", trial.matrix((60, 60)))
         study = ("scaling", "strong", "--shape", "40,40,40", "--ranks", "1,2", "--repeats", "2", "--machine", "m.json")
-        for words in (
+        commands: tuple[tuple[str, ...], ...] = (
             ("calibrate", "-o", "m.json"),
             ("multiply", "a.h5:/x", "a.h5:/x", "-o", "c.h5:/z", "--trace", "t.json"),
             (*study, "--out", "s.jsonl"),
-        ):
+        )
+        for words in commands:
             judge(trial.pdgemm(2, *words), codes=(0,))
         for name in ("m.json", "t.json", "s.jsonl"):
             shutil.copyfile(trial.work / name, kept / name)
@@ -136,7 +138,8 @@ def during_a_command(trial: Trial) -> None:
     trial.store("a.h5:/x", a)
     trial.store("b.h5:/x", b)
     trial.store("c.h5:/x", a @ b)
-    words = rng.choice((("multiply", "a.h5:/x", "b.h5:/x", "-o", "out.h5:/x"), ("verify", "a.h5:/x", "b.h5:/x", "c.h5:/x")))
+    words = rng.choice((("multiply", "a.h5:/x", "b.h5:/x", "-o", "out.h5:/x"), ("verify", *"abc")))
+    words = tuple(f"{x}.h5:/x" if len(x) == 1 else x for x in words)
     trial.store("out.h5:/kept", b)
     environment = {}
     if rng.random() < 0.3:
@@ -153,7 +156,7 @@ def during_a_command(trial: Trial) -> None:
         if in_place:  # the same file
             shutil.copyfile(new, victim)
         else:
-            os.replace(new, victim)
+            new.replace(victim)
 
     timer = threading.Timer(at, strike)
     after = trial.guarded(lambda: read(new))
@@ -187,5 +190,3 @@ def agrees(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> bool:
         return False
     error = gemm_error(c, 1, a, b)
     return error <= TOLERANCE or not np.isfinite(error) or not np.isfinite(a @ b).all()
-
-

@@ -22,7 +22,7 @@ def together(trial: Trial) -> None:
     fresh = rng.random() < 0.3
     if not fresh:
         trial.store("f.h5:/kept", kept)
-    names = ["eye", "ones"] + rng.choice(([], ["zeros"]))
+    names = ["eye", "ones", *rng.choice(([], ["zeros"]))]
     size = rng.randint(1, trial.size)
     words = ("--shape", f"{shape[0]}x{shape[1]}", "--kind")
     jobs = [trial.start(size, "generate", f"f.h5:/{name}", *words, name) for name in names]

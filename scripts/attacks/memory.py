@@ -43,7 +43,7 @@ def scarce(trial: Trial) -> None:
     jobs: list[tuple[Job, str]] = []
     for number in range(rng.randint(2, 3) if what == "jobs" else 1):
         target = f"out/c{number}.h5:/z"
-        words = ("multiply", "a.h5:/x", "b.h5:/x", "-o", target)
+        words: tuple[str, ...] = ("multiply", "a.h5:/x", "b.h5:/x", "-o", target)
         if rng.random() < 0.3:
             words = ("generate", target, "--shape", f"{n}x{n}", "--kind", "ones")
         jobs.append((trial.start(size, *words, prefix=prefix, **environment), target))
@@ -60,5 +60,3 @@ def scarce(trial: Trial) -> None:
         elif any(out.glob(f".{target[4:9]}*")):
             raise Finding("litter", f"refused, but it left {[x.name for x in out.glob('.*')]}")
         trial.count(outcome)
-
-

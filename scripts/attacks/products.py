@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-from problems import TOLERANCE, gemm_error
+from problems import TOLERANCE, accepted, gemm_error, grid_shapes
 
 from attacks.trial import Finding, Trial, attack, judge
 
 OPTIONS = {
-    "--grid": ("1x1", "1x2", "2x1", "2x2", "1x4", "1x3"),
     "--block": ("1", "7", "64x3", "1000"),
     "--memory-limit": ("1", "20k", "1MiB", "1GiB"),
     "--panel-width": ("1", "5", "1000", "0"),
     "--lookahead": ("0", "1", "3"),
     "--mover": ("auto", "shared", "mpi", "ibcast", "ring"),
-    "--algorithm": ("summa", "cannon", "stationary_a", "stationary_b", "2.5d", "inner", "row", "column"),
-    "--product-grid": ("1x1", "1x2", "2x2", "3x1"),
-    "--layers": ("1", "2", "3"),
     "--accumulate-dtype": ("float64", "complex128"),
     "--seed": ("0", "5"),
 }
@@ -39,6 +35,11 @@ def command(trial: Trial) -> None:
     options = [x for name, some in OPTIONS.items() if rng.random() < 0.2 for x in (name, rng.choice(some))]
     options += [x for x in ("--verify", "--json", "--debug") if rng.random() < 0.3]
     size = rng.randint(1, trial.size)
+    if rng.random() < 0.5:
+        options += ["--grid", "x".join(map(str, rng.choice(grid_shapes(size))))]
+    if rng.random() < 0.5:
+        name, shape, layers = rng.choice(accepted(size))
+        options += ["--algorithm", name, "--product-grid", "x".join(map(str, shape)), "--layers", str(layers)]
     words = ("multiply", "a.h5:/x", "b.h5:/x", "-o", "f.h5:/z", *scalars, *(["--c", "f.h5:/c0"] if beta else []))
     run = trial.pdgemm(size, *words, *options, PDGEMM_RANKS_PER_NODE=rng.choice(("", "", "1", "2")))
     if "--debug" in options and run.code == 2:
