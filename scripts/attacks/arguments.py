@@ -30,7 +30,12 @@ OTHERS: tuple[tuple[str, ...], ...] = (
 MORE = "--alpha=2 --transa=T --verify --wrong --block=3 --grid=1x1 --beta=1 --lookahead=x --trace=t.json --nvtx"
 MORE += " --device=cuda --dtype=float32 --seed=9 --json"
 DIFFERENT: tuple[tuple[str, ...], ...] = (*OTHERS, *((*TRUE, more) for more in MORE.split()))
-VARIABLES = ("PDGEMM_MACHINE=none.json", "PDGEMM_NODE_MEMORY=0", "PDGEMM_NODE_MEMORY=x", "PDGEMM_RANKS_PER_NODE=1")
+VARIABLES: tuple[str, ...] = (
+    "PDGEMM_MACHINE=none.json",
+    "PDGEMM_NODE_MEMORY=0",
+    "PDGEMM_NODE_MEMORY=x",
+    "PDGEMM_RANKS_PER_NODE=1",
+)
 VARIABLES += ("PDGEMM_RANKS_PER_NODE=x", "PDGEMM_BLAS=none", "PDGEMM_WATCHDOG=x", "PDGEMM_WATCHDOG=-1")
 
 

@@ -78,7 +78,6 @@ def originals(trial: Trial) -> dict[str, str]:
 @attack("damage.hdf5")
 def hdf5_files(trial: Trial) -> None:
     """`hdf5.load` of many files by the ranks of one job; some are damaged between a look at them and the reading."""
-    wanted = {}
     for number in range(2 * BATCH):
         rng = random.Random(f"{trial.seed}:{number}")
         path, later = trial.work / f"{number}.h5", trial.work / f"{number}.later"
@@ -94,7 +93,6 @@ def hdf5_files(trial: Trial) -> None:
                 said = trial.guarded(lambda name=name: read(trial.work / name))  # type: ignore[misc]
                 if said is not None:
                     np.save(trial.work / f"{name}.npy", said)
-                    wanted[name] = str(said.shape)
     trial.cases("load", 2 * BATCH)
 
 

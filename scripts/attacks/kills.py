@@ -41,7 +41,9 @@ def command(trial: Trial) -> None:
     for path in ("a.h5", "b.h5", "c.h5"):
         trial.store(f"{path}:/x", trial.matrix((N, N)))
     trial.store("old.h5:/z", trial.matrix((9, 7)))
-    trial.store("old.h5:/kept", trial.matrix((30, 20)))
+    beside = trial.matrix((30, 20))
+    trial.store("old.h5:/kept", beside)
+    trial.store("c.h5:/kept", beside)
     (work / "old.json").write_text('{"old": true}')
     (work / "old.html").write_text("old</html>")
     (work / "old.jsonl").write_text("")
@@ -66,7 +68,7 @@ def command(trial: Trial) -> None:
     for path, before in old.items():
         if (work / path).read_bytes() != before:
             complete(trial, name, path)
-        elif run.code == 0 and path in (*COMMANDS[name][-2:], "old.h5") and path != "old.jsonl":
+        elif run.code == 0 and any(path == x.split(":")[0] for x in COMMANDS[name]):
             raise Finding("lost", f"exit code 0, but {path} is the old one")
     if litter := {x for x in os.listdir(work) if not (x.startswith(".") and run.code)} - kept:
         raise Finding("litter", f"it left {sorted(litter)}")
@@ -90,7 +92,8 @@ def complete(trial: Trial, name: str, path: str) -> None:
     """A file that is not the old one is the new one, and complete."""
     work = trial.work
     if path == "old.h5":
-        trial.read("old.h5:/kept")
+        if not np.array_equal(trial.read("old.h5:/kept"), trial.read("c.h5:/kept")):
+            raise Finding("lost", "old.h5:/kept is not what it was")
         new = trial.read("old.h5:/z")
         if name == "generate":
             right = new.shape == (N, N) and (new == np.eye(N)).all()

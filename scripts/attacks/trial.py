@@ -33,6 +33,7 @@ T = TypeVar("T")
 KINDS = ("hang", "wrong", "lost", "signal", "traceback", "code", "litter")
 WATCHDOG = 8  # seconds after which the library ends a job of which a rank does not join
 TOLD = "did not join"  # what it says then
+SHARED = Path("/dev/shm")
 ERROR = "pdgemm: error: "
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -159,7 +160,7 @@ class Trial:
 
     def shared_memory(self, size: int) -> None:
         """A /dev/shm of so many bytes."""
-        self.mount(Path("/dev/shm"), size)
+        self.mount(SHARED, size)
 
     def close(self) -> None:
         """Is anything left?  Then end and remove all."""
@@ -170,7 +171,7 @@ class Trial:
             self.found("litter", f"processes are left: {left}")
         end_all()
         # of Open MPI's own segments a kill leaves some, by their names
-        if segments := [x.name for x in Path("/dev/shm").iterdir() if not x.name.startswith("sm_segment")]:
+        if segments := [x.name for x in SHARED.iterdir() if not x.name.startswith("sm_segment")]:
             self.found("litter", f"/dev/shm holds {segments}")
         while self.mounts:
             subprocess.run(["umount", "-l", str(self.mounts.pop())], check=True)
@@ -223,7 +224,7 @@ class Trial:
             if time.monotonic() > end:
                 os.kill(pid, signal.SIGABRT)
                 os.waitpid(pid, 0)
-                raise Finding("hang", f"no end within {bound:.0f} s: {command}")
+                raise Finding("hang", f"no end within {bound:.0f} s: {command}; {stacks(job[1].read_text())}")
             time.sleep(0.002)
         out, err = (x.read_text(errors="replace") for x in job)
         return Run(command, os.waitstatus_to_exitcode(gone[1]), out, err)
@@ -239,8 +240,7 @@ class Trial:
         return self.forked(command, shlex.join(["pdgemm", *arguments]))
 
     def guarded(self, work: Callable[[], T]) -> T | None:
-        """What a function returns in a fork; None where it raises, dies or takes too long: a library may, of damaged
-        files."""
+        """What a function returns in a fork; None where it raises, dies or takes too long, as of damaged files."""
         path = self.folder / "guarded"
         path.unlink(missing_ok=True)
         with suppress(Finding):
@@ -267,7 +267,7 @@ class Trial:
                 run, stuck = job.said(-signal.SIGABRT), bad
             lines = [line.split(" ", 3)[1:] for line in run.out.splitlines() if line.startswith("case ")]
             number = max([int(line[0]) + 1 for line in lines], default=count)
-            for case, word, text in lines:
+            for case, word, text in {line[0]: line for line in lines}.values():  # the last of each
                 if word in KINDS:
                     self.found(word, text, int(case))
                 elif word != "begins":
