@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -11,6 +12,8 @@ import numpy as np
 from problems import TOLERANCE, gemm_error
 
 from attacks.trial import Finding, Job, Trial, attack, judge, ranks, tail
+from pdgemm.machine import load_machine
+from pdgemm.studies import records
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 N = 700
@@ -46,7 +49,8 @@ def command(trial: Trial) -> None:
     trial.store("c.h5:/kept", beside)
     (work / "old.json").write_text('{"old": true}')
     (work / "old.html").write_text("old</html>")
-    (work / "old.jsonl").write_text("")
+    line = {"format": records.FORMAT, "machine": json.loads(load_machine(None).as_json())}
+    (work / "old.jsonl").write_text(json.dumps(line) + "\n")
     if name == "plot":
         judge(trial.start(0, *SCALING, "--out", "study.jsonl").finish(), codes=(0,))
     if name == "profile":
@@ -66,8 +70,10 @@ def command(trial: Trial) -> None:
     if name in ("slowly", "verify") and "WRONG" in run.out:
         raise Finding("wrong", tail(run))
     for path, before in old.items():
+        if not (work / path).exists():
+            raise Finding("lost", f"{path} is gone")
         if (work / path).read_bytes() != before:
-            complete(trial, name, path)
+            complete(trial, name, path, before)
         elif run.code == 0 and any(path == x.split(":")[0] for x in COMMANDS[name]):
             raise Finding("lost", f"exit code 0, but {path} is the old one")
     if litter := {x for x in os.listdir(work) if not (x.startswith(".") and run.code)} - kept:
@@ -88,7 +94,7 @@ def kill(job: Job, whom: str, number: signal.Signals, trial: Trial) -> None:
             os.kill(pid, number)
 
 
-def complete(trial: Trial, name: str, path: str) -> None:
+def complete(trial: Trial, name: str, path: str, before: bytes) -> None:
     """A file that is not the old one is the new one, and complete."""
     work = trial.work
     if path == "old.h5":
@@ -105,6 +111,7 @@ def complete(trial: Trial, name: str, path: str) -> None:
     elif path == "old.html":
         right = (work / path).read_text().rstrip().endswith("</html>")
     else:  # a study is gone on with
-        right = judge(trial.start(0, *COMMANDS["scaling"]).finish()) == "right"
+        right = (work / path).read_bytes().startswith(before)
+        right &= judge(trial.start(0, *COMMANDS["scaling"]).finish()) == "right"
     if not right:
         raise Finding("wrong", f"{path} is neither the old one nor a complete new one")
