@@ -41,8 +41,9 @@ def command(trial: Trial) -> None:
     rng, work = trial.rng, trial.work
     name = rng.choice([*COMMANDS])
     size = 0 if name in WITHOUT_MPI else rng.randint(1, trial.size)
-    for path in ("a.h5", "b.h5", "c.h5"):
-        trial.store(f"{path}:/x", trial.matrix((N, N)))
+    a, b = trial.matrix((N, N)), trial.matrix((N, N))
+    for path, matrix in (("a.h5", a), ("b.h5", b), ("c.h5", a @ b)):
+        trial.store(f"{path}:/x", matrix)
     trial.store("old.h5:/z", trial.matrix((9, 7)))
     beside = trial.matrix((30, 20))
     trial.store("old.h5:/kept", beside)
@@ -59,9 +60,15 @@ def command(trial: Trial) -> None:
     kept = {*os.listdir(work)}
 
     job = trial.start(size, *COMMANDS[name])
-    time.sleep(rng.uniform(0, 1 if name in ("plan", "plot", "profile") else 3))
+    moment = rng.choice(("any", "it speaks", "it writes"))
+    end = time.monotonic() + 10
+    while moment != "any" and job.process.poll() is None and time.monotonic() < end:
+        if job.said(0).out if moment == "it speaks" else [*work.glob(".*.partial")]:
+            break
+        time.sleep(0.002)
+    time.sleep(rng.uniform(0, {"any": 1 if size == 0 else 3, "it speaks": 1, "it writes": 0.05}[moment]))
     number, whom = rng.choice(SIGNALS), rng.choice(("launcher", "rank", "ranks", "all"))
-    trial.commands.append(f"kill -{number.name} {whom}")
+    trial.commands.append(f"# when {moment}: kill -{number.name} {whom}")
     kill(job, whom, number, trial)
     run = job.finish(END)
 
