@@ -137,6 +137,8 @@ def campaign(asked: argparse.Namespace, folder: Path) -> int:
             trial.found(bad.kind, str(bad))
         except Told:
             trial.found("hang", "the watchdog ended a job whose ranks were called alike")
+        except Exception as bad:  # a fault of the attack is no reason to lose what others find
+            trial.found("code", f"the attack itself failed: {type(bad).__name__}: {bad}")
         finally:
             trial.close()
         trials[name] += 1

@@ -61,11 +61,11 @@ def originals(trial: Trial) -> dict[str, str]:
     if not (kept / "s.jsonl").exists():
         shutil.rmtree(kept, ignore_errors=True)
         kept.mkdir()
-        trial.store("a.h5:/x", trial.matrix((60, 60)))
+        trial.store("o.h5:/x", np.ones((60, 60)))
         study = ("scaling", "strong", "--shape", "40,40,40", "--ranks", "1,2", "--repeats", "2", "--machine", "m.json")
         commands: tuple[tuple[str, ...], ...] = (
             ("calibrate", "-o", "m.json"),
-            ("multiply", "a.h5:/x", "a.h5:/x", "-o", "c.h5:/z", "--trace", "t.json"),
+            ("multiply", "o.h5:/x", "o.h5:/x", "-o", "o.h5:/z", "--trace", "t.json"),
             (*study, "--out", "s.jsonl"),
         )
         for words in commands:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import reprlib
 import shutil
 import sys
@@ -24,13 +25,17 @@ sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests")]
 
 from problems import DTYPES, TOLERANCE, accepted, gemm_error, grid_shapes  # noqa: E402
 
-from attacks.trial import JUNK, Finding  # noqa: E402
-from pdgemm import Batch, DistMatrix, Plan, ProcessGrid, errors, matmul_batched, pdgemm, plan, redistribute, verify  # noqa: E402  # noqa: E402
+from attacks.trial import JUNK, Finding, damaged_json  # noqa: E402
+from pdgemm import Batch, DistMatrix, Plan, ProcessGrid, errors, matmul_batched, pdgemm, plan, redistribute, verify  # noqa: E402
+from pdgemm import scalapack as sl  # noqa: E402
 from pdgemm.errors import MemoryLimitError, PdgemmError  # noqa: E402
 from pdgemm.io import hdf5, rawio  # noqa: E402
 
 WORLD = MPI.COMM_WORLD
 MEET = WORLD.Dup()  # of this script, beside the library's
+BETWEEN: MPI.Comm = MPI.COMM_NULL  # rank 0 and the others
+if WORLD.size > 1:
+    BETWEEN = MPI.Intracomm(WORLD.Split(WORLD.rank > 0)).Create_intercomm(0, WORLD, int(WORLD.rank == 0))
 INTERNAL = (AssertionError, SystemError, UnboundLocalError, RecursionError, MPI.Exception)  # nobody means to raise them
 Outcome = tuple[str, Any]  # "ok" and the value, or a type and a text
 
@@ -41,7 +46,7 @@ def attempt(work: Callable[[], Any]) -> Outcome:
     except INTERNAL as bad:
         raise Finding("traceback", f"{type(bad).__name__}: {bad}") from bad
     except Exception as bad:
-        return type(bad).__name__, str(bad)
+        return type(bad).__name__, re.sub("0x[0-9a-f]+", "0x", str(bad))
 
 
 def agreed(outcome: Outcome) -> str:
@@ -151,15 +156,16 @@ def same(found: np.ndarray, said: np.ndarray) -> bool:
 
 # ------------------------------------------------------------------ arguments
 class Junk:
+    """Of no use but as a callback, which fails."""
+
     def __repr__(self) -> str:
         return "Junk()"
 
+    def __call__(self, *args: object, **options: object) -> Any:
+        raise RuntimeError("a callback's own")
 
-def raising(*args: object, **options: object) -> Any:
-    raise RuntimeError("a callback's own")
 
-
-WRONG: list[Any] = [*JUNK, Junk(), raising, b"x", Ellipsis, np.zeros(3), np.array([["a"]]), np.array([[None]], object)]
+WRONG: list[Any] = [*JUNK, Junk(), b"x", Ellipsis, np.zeros(3), np.array([["a"]]), np.array([[None]], object)]
 WORDS = ("N", "T", "F", "summa", "2.5d", "auto", "ring", "shared", "float32", "f4", "O", ">f8", "S3", "host", "cuda")
 N = 12
 
@@ -202,6 +208,15 @@ class Calls:
             C[key] = value
             return C
 
+        at5 = DistMatrix.from_function(function, (N, N), grid=grid, block=5, order="F").local
+        desc = sl.descinit(N, N, 5, 5, 0, 0, sl.context(grid), max(1, at5.shape[0]))
+        nineteen = {"transa": "N", "transb": "N", "m": N, "n": N, "k": N, "alpha": 1.0, "a": at5, "ia": 1, "ja": 1}
+        nineteen |= {"desca": desc, "b": at5, "ib": 1, "jb": 1, "descb": desc, "beta": 0.0, "c": at5 * 0, "ic": 1}
+
+        def scalapack(**x: Any) -> Any:
+            sl.pdgemm(*x.values())
+            return DistMatrix.from_local(x["c"], (N, N), grid=grid, block=5)
+
         def batched(**x: Any) -> Any:
             return matmul_batched(Batch.from_local(**x), Batch.from_local(items, self.comm)).items
 
@@ -230,7 +245,8 @@ class Calls:
             ("load", hdf5.load, loads | {"transpose": False, "verify": False, "device": "host", "progress": None}, a),
             ("save", lambda **x: hdf5.save(**x).shape, saves | {"progress": None}, (N, N)),
             ("grid", lambda **x: ProcessGrid(**x).size, shape, size),
-            ("batch", batched, {"arrays": items, "comm": self.comm}, items * 3),
+            ("scalapack", scalapack, nineteen | {"jc": 1, "descc": desc}, a @ a),
+            ("batch", batched, {"items": items, "comm": self.comm}, items * 3),
         ]  # fmt: skip
         return self.rng.choice(calls)
 
@@ -239,17 +255,19 @@ class Calls:
         rng = self.rng
         if isinstance(value, DistMatrix) and rng.random() < 0.5:
             return rng.choice(self.others)
+        if isinstance(value, str) and value.startswith("{"):
+            return damaged_json(rng, value).decode(errors="replace")
         if isinstance(value, str) and rng.random() < 0.6:
             return rng.choice((*WORDS, value + "x", value[: len(value) // 2]))
         if isinstance(value, MPI.Comm) and rng.random() < 0.5:
-            return rng.choice((MPI.COMM_SELF, MPI.COMM_NULL, MPI.COMM_WORLD))
+            return rng.choice((MPI.COMM_SELF, MPI.COMM_NULL, MPI.COMM_WORLD, BETWEEN))
         if callable(value) or (value is None and rng.random() < 0.2):
-            return raising
+            return Junk()
         return rng.choice(WRONG)
 
 
 def deviate(rng: random.Random, say: Callable[[str], None]) -> str:
-    """One rank, or all, call a function with something else; one calls another, or none."""
+    """One rank, or all, call a function with something else; one calls another, or none; or all is as it should be."""
     comm = WORLD.Dup()
     calls = Calls(comm, rng)
     if comm.rank == 0 and not Path("in.h5").exists():
@@ -259,9 +277,10 @@ def deviate(rng: random.Random, say: Callable[[str], None]) -> str:
             file["x"] = calls.a
     MEET.Barrier()
     name, function, arguments, expected = calls.any()
-    who: Any = rng.choice((rng.randrange(comm.size), rng.randrange(comm.size), "all"))
+    one = rng.randrange(comm.size)
+    who: Any = rng.choice((one, one, one, one, "all", "all", "no"))
     here = who in (comm.rank, "all")
-    how = rng.choice(("value",) * 16 + ("none", "other")) if arguments and who != "all" else "value"
+    how = rng.choice(("value",) * 16 + ("none", "other")) if arguments and who == one else "value"
     if how == "value" and arguments:
         which = rng.choice([*arguments])
         instead = calls.wrong(arguments[which])
@@ -273,11 +292,15 @@ def deviate(rng: random.Random, say: Callable[[str], None]) -> str:
         text = "no call" if how == "none" else f"{other[0]} instead"
         if here:
             _, function, arguments, _ = other if how == "other" else (0, lambda: None, {}, 0)
-    say(f"{name}, with {text} on {'all ranks' if who == 'all' else f'rank {who} of {comm.size}'}")
+    say(f"{name}, with {text} on {f'rank {who} of {comm.size}' if who == one else f'{who} rank'}")
     outcome = attempt(lambda: function(**arguments))
     if agreed(outcome) == "refused":
+        if who == "no":
+            raise Finding("code", f"refused: {outcome}")
+        if name == "from_json" and not issubclass(getattr(errors, outcome[0], Exception), PdgemmError):
+            raise Finding("traceback", f"{outcome[0]}: {outcome[1]}")
         return "refused"
-    if who != "all":  # nobody heard of the difference, so it must make none
+    if who != "all" or name == "from_json":  # nobody heard of the difference, so it must make none
         value = outcome[1].allgather() if isinstance(outcome[1], DistMatrix) else outcome[1]
         right = value is not None and np.shape(value) == np.shape(expected) and np.allclose(value, expected)
         if not all(MEET.allgather(bool(right))):
