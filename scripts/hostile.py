@@ -37,25 +37,25 @@ MODULES = ("kills", "damage", "arguments", "memory", "files", "products")
 INSIDE = "_PDGEMM_HOSTILE"  # in the environment: the namespaces are there
 OUTCOMES = ("right", "refused", "ended")
 
-# What each detector has to see, planted into the ranks' library.
+# What each detector has to see, planted into the product.
 PLANTS = {
     "hang": "while True: pass",
-    "wrong": "args[2].local[...] += 1; saved = save(*args, **options)",
-    "lost": "saved = save(*args, **options); h5py.File(args[0], 'a').clear()",
+    "wrong": "made = product(*args, **options); made.local[...] += 1",
+    "lost": "made = product(*args, **options); h5py.File('f.h5', 'a').clear()",
     "signal": "os.kill(os.getpid(), 7)",
-    "traceback": "raise KeyError('planted')",
+    "traceback": "raise AssertionError('planted')",
     "code": "os._exit(1)",
-    "litter": "saved = save(*args, **options); open('/dev/shm/litter', 'w').close()",
+    "litter": "made = product(*args, **options); open('/dev/shm/litter', 'w').close()",
 }
 PLANT = """
-import os, sys
+import os
 if {"OMPI_COMM_WORLD_RANK", "PMI_RANK"} & {*os.environ}:
-    import h5py, pdgemm.io.hdf5
-    save = pdgemm.io.hdf5.save
+    import h5py, pdgemm.gemm
+    product = pdgemm.gemm.pdgemm
     def planted(*args, **options):
         %s
-        return saved
-    pdgemm.io.hdf5.save = planted
+        return made
+    pdgemm.gemm.pdgemm = planted
 """
 
 

@@ -12,7 +12,7 @@ import pytest
 from problems import outside_a_launcher
 
 SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "hostile.py"
-TRIAL = "products.command:1"  # a product that is not refused
+COMMAND, CALL = "products.command:1", "products.calls:1:0"  # products that are not refused
 pytestmark = pytest.mark.skipif(shutil.which("mpiexec") is None, reason="no mpiexec on PATH")
 
 
@@ -25,19 +25,26 @@ def hostile(tmp_path: Path, *options: str) -> SimpleNamespace:
     return done
 
 
-@pytest.mark.parametrize("kind", ["hang", "wrong", "lost", "signal", "traceback", "code", "litter"])
-def test_what_is_planted_is_found(tmp_path: Path, kind: str) -> None:
-    bound = ("--bound", "6") if kind == "hang" else ()
-    done = hostile(tmp_path, "--trial", TRIAL, "--ranks", "1", "--plant", kind, *bound)
+@pytest.mark.parametrize(
+    ("kind", "trial"),
+    [
+        *[(kind, COMMAND) for kind in ("hang", "lost", "signal", "traceback", "code", "litter")],
+        *[(kind, CALL) for kind in ("hang", "wrong")],
+    ],
+)
+def test_what_is_planted_is_found(tmp_path: Path, kind: str, trial: str) -> None:
+    bound = ("--bound", "3" if trial == COMMAND else "6") if kind == "hang" else ()
+    done = hostile(tmp_path, "--trial", trial, "--ranks", "1", "--plant", kind, *bound)
     assert done.returncode == 1, done.stdout + done.stderr
     found = [line for line in done.stdout.splitlines() if line.startswith(kind.upper())]
-    assert found and set(found) == {f"{kind.upper()}  --trial {TRIAL} --ranks 1"}, done.stdout
+    assert found and set(found) == {f"{kind.upper()}  --trial {trial} --ranks 1"}, done.stdout
     (kept,) = tmp_path.iterdir()
-    assert "multiply" in (kept / "1" / "commands").read_text()
+    assert "mpiexec" in (kept / "1" / "commands").read_text()
 
 
-def test_nothing_is_found_where_nothing_is_and_nothing_is_left(tmp_path: Path) -> None:
-    done = hostile(tmp_path, "--trial", TRIAL, "--ranks", "1")
+@pytest.mark.parametrize("trial", [COMMAND, CALL])
+def test_nothing_is_found_where_nothing_is_and_nothing_is_left(tmp_path: Path, trial: str) -> None:
+    done = hostile(tmp_path, "--trial", trial, "--ranks", "1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 findings" in done.stdout
     assert not [*tmp_path.iterdir()]

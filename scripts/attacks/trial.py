@@ -262,7 +262,7 @@ class Trial:
             job = Job(self, [*words, family, *map(str, (self.seed, number, count, end - time.monotonic()))], {})
             stuck: Finding | None = None
             try:
-                run = job.finish(WATCHDOG + 15, alive=True)
+                run = job.finish(min(self.bound, WATCHDOG + 15), alive=True)
             except Finding as bad:
                 run, stuck = job.said(-signal.SIGABRT), bad
             lines = [line.split(" ", 3)[1:] for line in run.out.splitlines() if line.startswith("case ")]
