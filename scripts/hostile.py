@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -92,6 +93,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="the attacks")
     asked = parser.parse_args()
     wanted = tuple(filter(None, (asked.trial or asked.only).split(":")[0].split(",")))
+    asked.one = re.fullmatch(r"([a-z.0-9]+):(\d+)(?::(\d+))?", asked.trial) if asked.trial else None
+    if asked.trial and not (asked.one and asked.one[1] in ATTACKS):
+        parser.error(f"--trial {asked.trial} is not of the form ATTACK:SEED or ATTACK:SEED:CASE; --list names attacks")
     asked.attacks = [name for name in ATTACKS if not wanted or name.startswith(wanted)]
     if not asked.attacks:
         parser.error(f"no attack begins with {', '.join(wanted)}; there are {', '.join(ATTACKS)}")
@@ -124,9 +128,8 @@ def campaign(asked: argparse.Namespace, folder: Path) -> int:
     while not number or (time.monotonic() < end and not asked.trial):
         turn = turn or draw.sample(asked.attacks, len(asked.attacks))
         name, seed, only = turn.pop(), draw.getrandbits(32), None
-        if asked.trial:
-            name, seed, *rest = asked.trial.split(":")
-            seed, only = int(seed), int(rest[0]) if rest else None
+        if asked.one:
+            name, seed, only = asked.one[1], int(asked.one[2]), int(asked.one[3]) if asked.one[3] else None
         number += 1
         plant = PLANT % PLANTS[asked.plant] if asked.plant else ""
         trial = Trial(name, seed, folder / str(number), asked.ranks, asked.bound, plant, only)
@@ -137,6 +140,8 @@ def campaign(asked: argparse.Namespace, folder: Path) -> int:
             trial.found(bad.kind, str(bad))
         except Told:
             trial.found("hang", "the watchdog ended a job whose ranks were called alike")
+        except KeyboardInterrupt:
+            end = 0
         except Exception as bad:  # a fault of the attack is no reason to lose what others find
             trial.found("code", f"the attack itself failed: {type(bad).__name__}: {bad}")
         finally:

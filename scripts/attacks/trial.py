@@ -251,7 +251,7 @@ class Trial:
             return made
         return None
 
-    def cases(self, family: str, count: int, seconds: float = 20) -> None:
+    def cases(self, family: str, count: int, seconds: float = 8) -> None:
         """Many cases in one job of attacks/ranks.py, which goes on in another job after one that ended it."""
         end = time.monotonic() + seconds
         number = self.only or 0
