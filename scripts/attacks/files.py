@@ -105,6 +105,7 @@ def odd_files(trial: Trial) -> None:
     name = path.name if path.parent == work else str(path)
     before = {x: look(x) for x in work.iterdir()}
     size = 0 if words[0] in ("plan", "profile", "plot", "scaling") else rng.randint(1, trial.size)
+    trial.commands.append(f"# {kind}")
     run = trial.start(size, *(x.replace("{}", name) for x in words)).finish()
     outcome = judge(run)
     writes = "-o" in words[-2:] or words[-2:-1] in (("--out",), ("--trace",)) or words[0] == "generate"
@@ -171,6 +172,7 @@ def inside(trial: Trial) -> None:
     reads = rng.random() < 0.5
     target = "c.h5:/z" if reads else f"link.h5:{rng.choice((where, where.replace('x', 'new')))}"
     words = ("multiply", f"link.h5:{where}" if reads else "target.h5:/g/x", "link.h5:/b", "-o", target)
+    trial.commands.append(f"# {kind}")
     outcome = judge(trial.pdgemm(size, *words))
     for name, was in beside.items():
         if (work / name).read_bytes() != was:

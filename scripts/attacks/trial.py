@@ -22,6 +22,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -434,6 +435,6 @@ def damaged_json(rng: random.Random, text: str) -> bytes:
             elif kind < 0.35 and isinstance(node[key], int | float):
                 node[key] = node[key] * rng.choice((-1, 10**9, 10**300, 0))
             else:
-                node[key] = rng.choice(JUNK)
+                node[key] = deepcopy(rng.choice(JUNK))
             break
     return json.dumps(document).encode()
