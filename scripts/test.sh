@@ -77,6 +77,15 @@ if [ $selected = no ]; then
     check 'mypy' mypy
 fi
 tests 'serial' "${pytest[@]}" -m 'not mpi' "$@"
+if [ $selected = no ]; then
+    status=0
+    reason=$(unshare -mpf --mount-proc true 2>&1) || reason=$(unshare -Urmpf --mount-proc true 2>&1) || status=$?
+    if [ $status = 0 ]; then
+        check 'hostile' python scripts/hostile.py --minutes 2 --seed 18
+    else
+        record 'hostile' 0 0 0 0 "not run, because there are no namespaces: ${reason##*$'\n'}"
+    fi
+fi
 export OMP_NUM_THREADS=1
 for n in $ranks; do
     tests "$n rank$([ "$n" = 1 ] || echo s)" mpiexec -n "$n" "${parallel[@]}" "$@"

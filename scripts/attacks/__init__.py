@@ -1,0 +1,1 @@
+"""The attacks of scripts/hostile.py: each module adds some to `trial.ATTACKS`."""

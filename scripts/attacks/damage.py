@@ -1,0 +1,190 @@
+"""Damaged files: a command refuses them in one line, or does what is right for what they say."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+from problems import TOLERANCE, gemm_error
+
+from attacks.trial import Finding, Trial, attack, damaged, damaged_json, judge
+
+BATCH, SECONDS = 25, 12
+
+
+@attack("damage.json")
+def json_files(trial: Trial) -> None:
+    """Machines, traces and studies, for the commands that need no MPI."""
+    import pdgemm.cli
+    import pdgemm.studies.plot  # noqa: F401   before the forks
+
+    kind = trial.rng.choice(("machine", "trace", "study", "mixed up"))
+    good = originals(trial)
+    question = ("--shape", "300,200,100", "--ranks", "6")
+    end = time.monotonic() + SECONDS
+    for case in range(BATCH) if trial.only is None else [trial.only]:
+        if time.monotonic() > end:
+            break
+        rng = random.Random(f"{trial.seed}:{case}")
+        name = {"machine": "m.json", "trace": "t.json", "study": "s.jsonl"}.get(kind) or rng.choice([*good])
+        text = good[name]
+        if name == "s.jsonl":
+            lines = text.splitlines()
+            which = rng.randrange(len(lines))
+            lines[which : which + 1] = [damaged_json(rng, lines[which]).decode("utf-8", "surrogateescape")]
+            made = "\n".join(lines).encode("utf-8", "surrogateescape")
+        else:
+            made = damaged_json(rng, text)
+        (trial.work / "bad").write_bytes(text.encode() if kind == "mixed up" and rng.random() < 0.5 else made)
+        commands: dict[str, list[tuple[str, ...]]] = {
+            "m.json": [("plan", *question, "--machine", "bad"), ("simulate", *question, "--machine", "bad")],
+            "t.json": [("profile", "bad"), ("profile", "bad", "--json")],
+            "s.jsonl": [("plot", "bad", "--out", "out.html")],
+        }
+        arguments = rng.choice(commands[name if kind != "mixed up" else rng.choice([*good])])
+        try:
+            trial.count(judge(trial.alone(*arguments)))
+        except Finding as bad:
+            kept = trial.folder / f"bad.{case}"
+            shutil.copyfile(trial.work / "bad", kept)
+            trial.found(bad.kind, f"{' '.join(arguments)} ({kept.name}): {bad}", case)
+
+
+def originals(trial: Trial) -> dict[str, str]:
+    """A machine file, a trace and a study, made once in a campaign."""
+    kept = trial.folder.parent / "originals"
+    if not (kept / "s.jsonl").exists():
+        shutil.rmtree(kept, ignore_errors=True)
+        kept.mkdir()
+        trial.store("o.h5:/x", np.ones((60, 60)))
+        study = ("scaling", "strong", "--shape", "40,40,40", "--ranks", "1,2", "--repeats", "2", "--machine", "m.json")
+        commands: tuple[tuple[str, ...], ...] = (
+            ("calibrate", "-o", "m.json"),
+            ("multiply", "o.h5:/x", "o.h5:/x", "-o", "o.h5:/z", "--trace", "t.json"),
+            (*study, "--out", "s.jsonl"),
+        )
+        for words in commands:
+            judge(trial.pdgemm(2, *words), codes=(0,))
+        for name in ("m.json", "t.json", "s.jsonl"):
+            shutil.copyfile(trial.work / name, kept / name)
+    return {x.name: x.read_text() for x in sorted(kept.iterdir())}
+
+
+@attack("damage.hdf5")
+def hdf5_files(trial: Trial) -> None:
+    """`hdf5.load` of many files by the ranks of one job; some are damaged between a look at them and the reading."""
+    for number in range(2 * BATCH):
+        rng = random.Random(f"{trial.seed}:{number}")
+        path, later = trial.work / f"{number}.h5", trial.work / f"{number}.later"
+        write(rng, path)
+        whole = path.read_bytes()
+        if rng.random() < 0.7:
+            path.write_bytes(damaged(rng, whole))
+        if rng.random() < 0.2:  # the ranks put it in the place of the other
+            later.write_bytes(whole[: rng.randrange(len(whole))] if rng.random() < 0.5 else damaged(rng, whole))
+        # what the files say by h5py, which a damaged file may end
+        for name in (path.name, later.name):
+            if (trial.work / name).exists():
+                said = trial.guarded(lambda name=name: read(trial.work / name))  # type: ignore[misc]
+                if said is not None:
+                    np.save(trial.work / f"{name}.npy", said)
+    trial.cases("load", 2 * BATCH)
+
+
+def write(rng: random.Random, path: Path) -> None:
+    """A small file, most of which is not data."""
+    values = np.random.default_rng(rng.getrandbits(32))
+    shape = rng.choice(((7, 5), (30, 20), (1, 1), (0, 4), (64, 3)))
+    dtype = rng.choice(("f8", "f8", "f4", "c8", "c16", "i1", ">f8", "f2", "i4"))
+    matrix = (values.standard_normal(shape) * 20).astype(dtype)
+    with h5py.File(path, "w", libver=rng.choice(("earliest", "latest"))) as file:
+        kind = rng.choice(("contiguous", "contiguous", "chunked", "gzip", "compact"))
+        name = rng.choice(("x", "group/x"))
+        if kind == "compact":
+            plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            plist.set_layout(h5py.h5d.COMPACT)
+            file.create_dataset("made", data=matrix, dcpl=plist)
+        elif kind == "contiguous" or not matrix.size:
+            file["made"] = matrix
+        else:
+            file.create_dataset("made", data=matrix, chunks=True, compression="gzip" if kind == "gzip" else None)
+        file["made"].attrs["note"] = "x" * rng.choice((1, 300))
+        file["other"] = np.arange(9.0)
+        if name != "x":
+            file.create_group("group")
+        file["x"] = h5py.SoftLink("/group/x") if name != "x" else file["made"]
+        if name != "x":
+            file[name] = file["made"]
+
+
+def read(path: Path) -> np.ndarray:
+    with h5py.File(path, "r") as file:
+        return np.array(file["x"])
+
+
+@attack("damage.command")
+def during_a_command(trial: Trial) -> None:
+    """A product or a verification of files that are damaged before or while it runs."""
+    rng, work = trial.rng, trial.work
+    m, n, k = (rng.choice((5, 40, 300)) for _ in "mnk")
+    a, b = trial.matrix((m, k)), trial.matrix((k, n))
+    trial.store("a.h5:/x", a)
+    trial.store("b.h5:/x", b)
+    trial.store("c.h5:/x", a @ b)
+    words = rng.choice((("multiply", "a.h5:/x", "b.h5:/x", "-o", "out.h5:/x"), ("verify", *"abc")))
+    words = tuple(f"{x}.h5:/x" if len(x) == 1 else x for x in words)
+    trial.store("out.h5:/kept", b)
+    environment = {}
+    if rng.random() < 0.3:
+        text = originals(trial)["m.json"]
+        (work / "m.json").write_bytes(damaged_json(rng, text))
+        environment["PDGEMM_MACHINE"] = "m.json"
+    victim = work / f"{rng.choice('abc')}.h5"
+    versions = {x: [trial.read(f"{x}.h5:/x")] for x in "ab"}
+    new = work / "new"
+    new.write_bytes(damaged(rng, victim.read_bytes()))
+    at, in_place = rng.choice((0.0, rng.uniform(0.3, 2.5))), rng.random() < 0.5
+
+    def strike() -> None:
+        if in_place:  # the same file
+            shutil.copyfile(new, victim)
+        else:
+            new.replace(victim)
+
+    timer = threading.Timer(at, strike)
+    after = trial.guarded(lambda: read(new))
+    if victim.stem in versions and after is not None:
+        versions[victim.stem].append(after)
+    if at == 0:
+        strike()
+        versions |= {victim.stem: [x for x in [after] if x is not None]}
+    else:
+        timer.start()
+    try:
+        run = trial.pdgemm(rng.randint(1, trial.size), *words, **environment)
+    finally:
+        timer.cancel()
+        timer.join() if at else None
+    outcome = judge(run, codes=(0, 1, 2) if words[0] == "verify" else (0, 2))
+    if not np.array_equal(trial.read("out.h5:/kept"), b):
+        raise Finding("lost", "out.h5:/kept is not what it was")
+    if outcome == "right" and words[0] == "multiply":
+        found = trial.read("out.h5:/x")
+        with np.errstate(all="ignore"):
+            pairs = [(x, y) for x in versions["a"] for y in versions["b"] if x.shape[1:] == y.shape[:1]]
+            if not any(agrees(found, x, y) for x, y in pairs):
+                raise Finding("wrong", "the product is not that of the matrices in the files")
+    trial.count(outcome)
+
+
+def agrees(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> bool:
+    """The product, where the sizes of damaged elements allow to tell."""
+    if c.shape != (a.shape[0], b.shape[1]):
+        return False
+    error = gemm_error(c, 1, a, b)
+    return error <= TOLERANCE or not np.isfinite(error) or not np.isfinite(a @ b).all()

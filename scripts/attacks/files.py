@@ -1,0 +1,184 @@
+"""Files that are no plain files, files with several writers, odd names: nothing is lost and nothing else is touched."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+import h5py
+import numpy as np
+from problems import TOLERANCE, gemm_error
+
+from attacks.trial import Finding, Trial, attack, judge
+
+
+@attack("files.together")
+def together(trial: Trial) -> None:
+    """Several jobs save different datasets into one file at once."""
+    rng = trial.rng
+    kept, shape = trial.matrix((40, 30)), (rng.choice((20, 500)), rng.choice((20, 500)))
+    fresh = rng.random() < 0.3
+    if not fresh:
+        trial.store("f.h5:/kept", kept)
+    names = ["eye", "ones", *rng.choice(([], ["zeros"]))]
+    size = rng.randint(1, trial.size)
+    words = ("--shape", f"{shape[0]}x{shape[1]}", "--kind")
+    jobs = [trial.start(size, "generate", f"f.h5:/{name}", *words, name) for name in names]
+    outcomes = {name: judge(job.finish()) for name, job in zip(names, jobs)}
+    for name, outcome in outcomes.items():
+        trial.count(outcome)
+        expected = {"eye": np.eye(*shape), "ones": np.ones(shape), "zeros": np.zeros(shape)}[name]
+        if outcome == "right" and not np.array_equal(trial.read(f"f.h5:/{name}"), expected):
+            raise Finding("wrong", f"f.h5:/{name} is not what was written")
+    if not fresh and not np.array_equal(trial.read("f.h5:/kept"), kept):
+        raise Finding("lost", "f.h5:/kept is not what it was")
+
+
+ODD = ("fifo", "device", "folder", "dangling", "loop", "link", "hard link", "read-only", "long name", "empty", "text")
+NAMES = (" x .h5", "-o.h5", "ä☃.h5", "a\nb.h5", "%s{}.h5", "'q\".h5", "\udcff.h5", "a:b.h5", "*", "..h5", "~", "$HOME")
+
+
+def odd(trial: Trial, kind: str, path: Path) -> Path:
+    """Something at a path that is no plain file of ours; what must not change."""
+    target = trial.work / "target.h5"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        with suppress(PermissionError):  # a user namespace has no devices
+            os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "dangling":
+        path.symlink_to(trial.work / "nowhere" / "x.h5")
+    elif kind == "loop":
+        path.symlink_to(path)
+    elif kind in ("link", "hard link"):
+        trial.store("target.h5:/kept", trial.matrix((5, 4)))
+        trial.store("target.h5:/x", trial.matrix((30, 30)))
+        path.symlink_to(target) if kind == "link" else path.hardlink_to(target)
+    elif kind == "read-only":
+        folder = trial.work / "ro"
+        folder.mkdir()
+        trial.mount(folder, 1 << 20, "ro")
+        return folder / path.name
+    elif kind == "long name":
+        return trial.work / ("n" * trial.rng.choice((240, 255, 256)) + path.suffix)
+    elif kind in ("empty", "text"):
+        path.write_text("" if kind == "empty" else "not what you look for\n")
+    return path
+
+
+@attack("files.odd")
+def odd_files(trial: Trial) -> None:
+    """Each file argument of each command in turn is something odd, or has an odd name."""
+    rng, work = trial.rng, trial.work
+    a, b = trial.matrix((30, 20)), trial.matrix((20, 30))
+    trial.store("a.h5:/x", a)
+    trial.store("b.h5:/x", b)
+    question, product = ("--shape", "9,9,9", "--ranks", "4"), ("multiply", "a.h5:/x", "b.h5:/x", "-o")
+    scaling = ("scaling", "strong", "--shape", "9,9,9", "--ranks", "1", "--repeats", "1", "--no-calibrate")
+    words, suffix = rng.choice(
+        (
+            ((*product, "{}:/z"), ".h5"),
+            ((*product, "{}:/z"), ".h5"),
+            ((*product, "c.h5:/z", "--trace", "{}"), ".json"),
+            (("multiply", "{}:/x", "b.h5:/x", "-o", "c.h5:/z"), ".h5"),
+            (("generate", "{}:/z", "--shape", "9x9"), ".h5"),
+            (("verify", "a.h5:/x", "b.h5:/x", "{}:/x"), ".h5"),
+            (("calibrate", "-o", "{}"), ".json"),
+            (("plan", *question, "--machine", "{}"), ".json"),
+            (("profile", "{}"), ".json"),
+            (("plot", "{}", "--out", "report.html"), ".jsonl"),
+            (("plot", "study.jsonl", "--out", "{}"), ".html"),
+            ((*scaling, "--out", "{}"), ".jsonl"),
+        )
+    )
+    if "study.jsonl" in words:
+        judge(trial.start(0, *scaling, "--out", "study.jsonl").finish(), codes=(0,))
+    if rng.random() < 0.25:
+        kind, path = "name", work / rng.choice(NAMES)
+    else:
+        kind = rng.choice(ODD)
+        path = odd(trial, kind, work / f"odd{suffix}")
+    name = path.name if path.parent == work else str(path)
+    before = {x: look(x) for x in work.iterdir()}
+    size = 0 if words[0] in ("plan", "profile", "plot", "scaling") else rng.randint(1, trial.size)
+    trial.commands.append(f"# {kind}")
+    run = trial.start(size, *(x.replace("{}", name) for x in words)).finish()
+    outcome = judge(run)
+    writes = "-o" in words[-2:] or words[-2:-1] in (("--out",), ("--trace",)) or words[0] == "generate"
+    for x, was in before.items():
+        is_target = writes and (x == path or (x.name == "target.h5" and kind in ("link", "hard link")))
+        if look(x) != was and not (is_target and outcome == "right" and kind not in ("fifo", "device", "folder")):
+            raise Finding("lost", f"{x.name} was {was[:3]}, is {look(x)[:3]}")
+    if outcome == "right" and kind in ("fifo", "device", "folder", "dangling", "loop", "read-only"):
+        raise Finding("wrong", f"exit code 0, though {name} is {kind}")
+    if outcome == "right" and words[:1] == ("multiply",) and "{}:/x" not in words:
+        target = name if words[-1] == "{}:/z" else "c.h5"
+        if gemm_error(trial.read(f"{target}:/z"), 1, a, b) > TOLERANCE:
+            raise Finding("wrong", f"{target} does not hold the product")
+        if kind == "link" and words[-1] == "{}:/z" and not path.is_symlink():
+            raise Finding("lost", "the link is gone")
+    trial.count(outcome)
+
+
+def look(path: Path) -> tuple[object, ...]:
+    """What is at a path: the kind of thing, where it leads, what it holds."""
+    try:
+        here = path.lstat()
+    except OSError:
+        return ("nothing",)
+    holds = path.read_bytes() if stat.S_ISREG(here.st_mode) else b""
+    return stat.S_IFMT(here.st_mode), here.st_rdev, os.readlink(path) if path.is_symlink() else "", holds
+
+
+@attack("files.inside")
+def inside(trial: Trial) -> None:
+    """Datasets that are links, or lie in other files, as operands and as the result."""
+    rng, work = trial.rng, trial.work
+    a, b = trial.matrix((60, 50)), trial.matrix((50, 40))
+    elsewhere = ("external", "external group", "virtual", "raw")
+    kind = rng.choice((*elsewhere, *elsewhere, "soft", "hard", "user block", "chunked", "big-endian"))
+    with h5py.File(work / "target.h5", "w") as file:
+        file["before"] = trial.matrix((rng.randint(1, 60), 50))  # so that offsets differ
+        file["g/x"] = a
+        file["g/kept"] = b
+    with h5py.File(work / "link.h5", "w", userblock_size=1024 if kind == "user block" else 0) as file:
+        file["b"] = b
+        file["first"] = trial.matrix((60, 50))
+        group = file.create_group("here")
+        if kind == "soft":
+            file["stored"], group["x"] = a, h5py.SoftLink("/stored")
+        elif kind == "external":
+            group["x"] = h5py.ExternalLink("target.h5", "/g/x")
+        elif kind == "external group":
+            file["grp"] = h5py.ExternalLink("target.h5", "/g")
+        elif kind == "virtual":
+            layout = h5py.VirtualLayout((60, 50), a.dtype)
+            layout[...] = h5py.VirtualSource("target.h5", "g/x", (60, 50))
+            group.create_virtual_dataset("x", layout)
+        elif kind == "raw":
+            (work / "raw.bin").write_bytes(bytes(24) + a.tobytes())
+            group.create_dataset("x", (60, 50), a.dtype, external=[(str(work / "raw.bin"), 24, a.nbytes)])
+        else:
+            options = {"chunks": (7, 9), "compression": "gzip"} if kind == "chunked" else {}
+            group.create_dataset("stored", data=a, dtype=">f8" if kind == "big-endian" else "f8", **options)
+            group["x"] = group["stored"]
+    where = "/grp/x" if kind == "external group" else "/here/x"
+    beside = {x: (work / x).read_bytes() for x in ("target.h5", "raw.bin") if (work / x).exists()}
+    size = rng.randint(1, trial.size)
+    reads = rng.random() < 0.5
+    target = "c.h5:/z" if reads else f"link.h5:{rng.choice((where, where.replace('x', 'new')))}"
+    words = ("multiply", f"link.h5:{where}" if reads else "target.h5:/g/x", "link.h5:/b", "-o", target)
+    trial.commands.append(f"# {kind}")
+    outcome = judge(trial.pdgemm(size, *words))
+    for name, was in beside.items():
+        if (work / name).read_bytes() != was:
+            raise Finding("lost", f"{kind}: {name} is not what it was")
+    if not np.array_equal(trial.read("link.h5:/b"), b):
+        raise Finding("lost", f"{kind}: link.h5:/b is not what it was")
+    if outcome == "right" and gemm_error(trial.read(target), 1, a, b) > TOLERANCE:
+        raise Finding("wrong", f"{kind}: {target} is not the product")
+    trial.count(outcome)

@@ -1,0 +1,50 @@
+"""scripts/hostile.py: its detectors see what is planted, and a sound package passes."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from problems import outside_a_launcher
+
+SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "hostile.py"
+COMMAND, CALL = "products.command:1", "products.calls:1:0"  # products that are not refused
+pytestmark = pytest.mark.skipif(shutil.which("mpiexec") is None, reason="no mpiexec on PATH")
+
+
+def hostile(tmp_path: Path, *options: str) -> SimpleNamespace:
+    command = [sys.executable, SCRIPT, *options]
+    environment = outside_a_launcher() | {"TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    if done.returncode == 3:
+        pytest.skip(done.stderr.strip())
+    return done
+
+
+@pytest.mark.parametrize(
+    ("kind", "trial"),
+    [
+        *[(kind, COMMAND) for kind in ("hang", "lost", "signal", "traceback", "code", "litter")],
+        *[(kind, CALL) for kind in ("hang", "wrong")],
+    ],
+)
+def test_what_is_planted_is_found(tmp_path: Path, kind: str, trial: str) -> None:
+    bound = ("--bound", "3" if trial == COMMAND else "6") if kind == "hang" else ()
+    done = hostile(tmp_path, "--trial", trial, "--ranks", "1", "--plant", kind, *bound)
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = [line for line in done.stdout.splitlines() if line.startswith(kind.upper())]
+    assert found and set(found) == {f"{kind.upper()}  --trial {trial} --ranks 1"}, done.stdout
+    (kept,) = tmp_path.iterdir()
+    assert "mpiexec" in (kept / "1" / "commands").read_text()
+
+
+@pytest.mark.parametrize("trial", [COMMAND, CALL])
+def test_nothing_is_found_where_nothing_is_and_nothing_is_left(tmp_path: Path, trial: str) -> None:
+    done = hostile(tmp_path, "--trial", trial, "--ranks", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 findings" in done.stdout
+    assert not [*tmp_path.iterdir()]
