@@ -8,14 +8,13 @@ the first block to owner `source` (n = 11, block = 2, parts = 3, source = 1):
     local index    0 1 | 0 1 | 0 1 | 2 3 | 2 3 |  2
 
 A window of such a dimension is dealt in the same way, but its first block may lack its first `skip`
-indices; indices 3..8 of the above are n = 6, source = 2, skip = 1.  (A first block that is longer than the
-others, as ScaLAPACK's descriptors allow, has a negative skip.)
+indices; indices 3..8 of the above are n = 6, source = 2, skip = 1:
 
     global index    0 | 1 2 | 3 4 | 5
     owner           2 |  0  |  1  | 2
     local index     0 | 0 1 | 0 1 | 1
 
-So a submatrix needs no class of its own: its distribution is again one of these, and its local arrays are
+(A first block that is longer than the others, as ScaLAPACK's descriptors allow, has a negative skip.)  So a submatrix needs no class of its own: its distribution is again one of these, and its local arrays are
 slices of the matrix's.
 
 Every function takes one index or an array of them.  Part -1 stands for a rank outside the grid: it
@@ -189,7 +188,9 @@ class BlockCyclic:
 
     def _from_0(self, block: Index) -> Index:
         """Number of a block; what a first block has beside those of a block lies in front of them."""
-        return block if self.skip >= 0 else np.maximum(block, 0)
+        if self.skip >= 0:
+            return block
+        return np.maximum(block, 0) if isinstance(block, np.ndarray) else max(block, 0)
 
 
 @dataclass(frozen=True)

@@ -193,7 +193,7 @@ class ProcessGrid:
     def place_in(self, other: ProcessGrid, part: bool = False) -> tuple[int, ...] | None:
         """`place` in the numbering of the other grid's communicator; None if the two are not of the same ranks.
 
-        part : or, if the ranks of this grid are not among those of the other's.
+        part : the other's communicator may have more; None if it lacks one that has a place here.
         """
         relation = MPI.IDENT if self.comm is other.comm else MPI.Group.Compare(self._group, other._group)
         if relation == MPI.IDENT:

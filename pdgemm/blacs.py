@@ -62,8 +62,9 @@ def meeting(grids: Iterable[ProcessGrid | None]) -> ProcessGrid | None:
     """The grid over whose communicator the processes that name these contexts agree.  Local.
 
     Contexts of the same processes may have different communicators, and a process that names a wrong context does not
-    know which one the others use.  So all meet in the first context that was made for these processes: those of most
-    of `grids`, or of all contexts where none of `grids` is one.  None where it cannot be told.
+    know which one the others use.  So all meet in the first context that was made for the processes of most of
+    `grids`; where none of these is a context, for those of all contexts that there are, if they are the same ones.
+    None where it cannot be told.
     """
     alive = [grid for number in _contexts if (grid := grid_of(number)) is not None]
 

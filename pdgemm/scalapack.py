@@ -85,7 +85,7 @@ class _Scalar:
             raise illegal(routine, self.number, 0, str(bad)) from bad
 
 
-@dataclass
+@dataclass(eq=False)
 class _Sub:
     """sub(A) = A(ia : ia + rows - 1, ja : ja + cols - 1) as it was handed over.
 
@@ -106,7 +106,7 @@ class _Sub:
         """Of the descriptor; none where it is not a row of integers."""
         try:
             desc = np.asarray(self.desc)
-        except ValueError:  # rows of different lengths
+        except Exception:  # whatever it is, this process must not raise alone
             return []
         entries: list[int] = desc.tolist() if desc.ndim == 1 and desc.dtype.kind in "iu" else []
         return entries
@@ -286,15 +286,16 @@ def _gemr2d(routine: str, dtypes: Dtypes, m: int, n: int,
 
     desca, descb : on processes that are not of the context of A (of B), CTXT_ is -1, and nothing else of A is looked
               at; the others tell them.
+    m, n  : where one is 0, nothing is copied, and no other argument is looked at but ictxt.
     ictxt : a context over all processes of A's and B's, and perhaps more.
     Each element that changes its process is sent once.  Other arguments and errors as for p?gemm.
     """
     sub_a, sub_b = subs = _Sub("a", 3, a, ia, ja, desca, m, n), _Sub("b", 7, b, ib, jb, descb, m, n)
-    here = [sub for sub in subs if not sub.absent]
     grid, error, known = grid_of(ictxt), None, list[_Known | None]()
     common = meeting([grid] if grid else [sub.grid for sub in subs])
     try:
         _at_least_0(routine, m=(1, m), n=(2, n))
+        here = [sub for sub in subs if m and n and not sub.absent]
         for sub in here:
             sub.check(routine, dtypes)
         if grid is None or common is None:
@@ -341,7 +342,9 @@ def _joined(routine: str, sub: _Sub, views: Sequence[_Known | None], common: Pro
     known = next((view for view in views if view), None)
     silent = [rank for rank in known.place if not views[rank]] if known else range(len(views))
     if known is None or silent:
-        text = f"CTXT_ of desc{sub.name} is -1 on {ranks_text(list(silent))}, which cannot be of no context"
+        text = (
+            f"CTXT_ of desc{sub.name} is -1 on {ranks_text(list(silent))}, but who holds a part of it names its context"
+        )
         raise illegal(routine, sub.number + 3, CTXT_ + 1, text)
     for rank, view in enumerate(views):
         if view and view != known:
