@@ -14,7 +14,8 @@ indices; indices 3..8 of the above are n = 6, source = 2, skip = 1:
     owner           2 |  0  |  1  | 2
     local index     0 | 0 1 | 0 1 | 1
 
-(A first block that is longer than the others, as ScaLAPACK's descriptors allow, has a negative skip.)  So a submatrix needs no class of its own: its distribution is again one of these, and its local arrays are
+(A first block that is longer than the others, as ScaLAPACK's descriptors allow, has a negative skip.)
+So a submatrix needs no class of its own: its distribution is again one of these, and its local arrays are
 slices of the matrix's.
 
 Every function takes one index or an array of them.  Part -1 stands for a rank outside the grid: it
