@@ -14,6 +14,7 @@ indices; indices 3..8 of the above are n = 6, source = 2, skip = 1:
     owner           2 |  0  |  1  | 2
     local index     0 | 0 1 | 0 1 | 1
 
+(A first block that is longer than the others, as ScaLAPACK's descriptors allow, has a negative skip.)
 So a submatrix needs no class of its own: its distribution is again one of these, and its local arrays are
 slices of the matrix's.
 
@@ -57,7 +58,7 @@ class Stripe:
 class BlockCyclic:
     """n indices in blocks of `block`, dealt in turn to `parts` owners from `source` on.
 
-    skip : indices that the first block lacks, 0 <= skip < block.
+    skip : indices that the first block lacks, skip < block; negative: that it has beside those of a block.
     """
 
     n: int
@@ -73,7 +74,7 @@ class BlockCyclic:
             raise LayoutError(f"a block size must be >= 1, got {self.block}")
         if self.parts < 1 or not 0 <= self.source < self.parts:
             raise LayoutError(f"source {self.source} is not one of {self.parts} owners")
-        if not 0 <= self.skip < self.block:
+        if self.skip >= self.block:
             raise LayoutError(f"the first block of {self.block} cannot lack {self.skip} indices")
 
     @classmethod
@@ -81,29 +82,40 @@ class BlockCyclic:
         """One block each: the plain block distribution."""
         return cls(n, max(1, -(-n // parts)), parts, source)
 
+    @property
+    def first(self) -> int:
+        """Indices of the first block, if there are as many."""
+        return self.block - self.skip
+
+    def number(self, g: Index) -> Index:
+        """The block that holds a global index."""
+        return self._from_0((g + self.skip) // self.block)
+
     def owner(self, g: Index) -> Index:
         """The part that holds a global index."""
-        return ((g + self.skip) // self.block + self.source) % self.parts
+        return (self.number(g) + self.source) % self.parts
 
     def to_local(self, g: Index) -> Index:
         """The local index, on its owner, of a global index."""
-        block = (g + self.skip) // self.block
+        block = self.number(g)
         lacking = self.skip * (block % self.parts == 0)  # on the owner of the first block
         return g + self.skip - (block - block // self.parts) * self.block - lacking
 
     def to_global(self, local: Index, part: int) -> Index:
         """The global index of a local index of `part`."""
         local = local + self._lacking(part)
-        block = local // self.block
+        block = self._from_0(local // self.block)
         return local + (block * (self.parts - 1) + self._position(part)) * self.block - self.skip
 
     def count(self, part: int) -> int:
         """Number of indices that `part` holds (NUMROC)."""
         if part < 0:
             return 0
+        position = self._position(part)
+        if self.n <= self.first:
+            return 0 if position else self.n
         blocks, rest = divmod(self.n + self.skip, self.block)
         rounds, extra = divmod(blocks, self.parts)
-        position = self._position(part)
         held = rounds * self.block + (self.block if position < extra else rest if position == extra else 0)
         return held - self._lacking(part)
 
@@ -119,15 +131,14 @@ class BlockCyclic:
     @property
     def starts(self) -> np.ndarray:
         """The first global index of each block, ascending."""
-        starts = np.arange(-self.skip, self.n, self.block)
-        starts[:1] = 0
-        return starts[: self.n]
+        return np.append(0, np.arange(self.first, self.n, self.block))[: self.n]
 
     def window(self, start: int, stop: int) -> BlockCyclic:
         """Indices start..stop as a dimension of their own."""
         if not 0 <= start <= stop <= self.n:
             raise LayoutError(f"indices {start} to {stop} are not within 0 to {self.n}")
-        blocks, skip = divmod(start + self.skip, self.block)
+        blocks = self.number(start)
+        skip = start + self.skip - blocks * self.block
         return BlockCyclic(stop - start, self.block, self.parts, (self.source + blocks) % self.parts, skip)
 
     def local_window(self, start: int, stop: int, part: int) -> slice:
@@ -147,11 +158,10 @@ class BlockCyclic:
         """Equal for dimensions that put every index in the same place, however they are described."""
         if self.parts == 1 or self.n == 0:
             return BlockCyclic(self.n, max(1, self.n), self.parts)
-        if self.n + self.skip <= self.block:
+        if self.n <= self.first:
             return BlockCyclic(self.n, self.n, self.parts, self.source)
-        first = self.block - self.skip
-        if self.n <= 2 * first:  # two blocks, the second not longer than the first
-            return BlockCyclic(self.n, first, self.parts, self.source)
+        if self.n <= self.first + min(self.first, self.block):  # two blocks, the second not longer than the first
+            return BlockCyclic(self.n, self.first, self.parts, self.source)
         return self
 
     def stripes(self, part: int, most: int | None = None) -> Iterator[Stripe]:
@@ -160,10 +170,12 @@ class BlockCyclic:
         Whole blocks form one stripe, a ragged first or last block another; a block longer than `most` is cut.
         """
         held, stride, lacking = self.count(part), self.block * self.parts, self._lacking(part)
+        first = self.block - lacking
         most = max(1, most or held)
         local = 0
         while local < held:
-            block = min(self.block - (local + lacking) % self.block, held - local, most)  # at most to a block's end
+            end = first - local if local < first else self.block - (local + lacking) % self.block  # of this block
+            block = min(end, held - local, most)
             count = max(1, min(held - local, most) // block) if block == self.block else 1
             yield Stripe(local, self.to_global(local, part), count, stride, block)
             local += count * block
@@ -174,6 +186,12 @@ class BlockCyclic:
     def _lacking(self, part: int) -> int:
         """The indices that the first block of `part` lacks."""
         return self.skip if part == self.source else 0
+
+    def _from_0(self, block: Index) -> Index:
+        """Number of a block; what a first block has beside those of a block lies in front of them."""
+        if self.skip >= 0:
+            return block
+        return np.maximum(block, 0) if isinstance(block, np.ndarray) else max(block, 0)
 
 
 @dataclass(frozen=True)
@@ -257,8 +275,8 @@ class Distribution:
         (mb, nb), (rsrc, csrc) = self.block, self.source
         start = f" from ({rsrc}, {csrc})" if (rsrc, csrc) != (0, 0) else ""
         skip = (self.rows.skip, self.cols.skip)
-        lacks = f", the first short of {skip[0]} x {skip[1]}" if skip != (0, 0) else ""
-        return f"{self.rows.n} x {self.cols.n} in blocks of {mb} x {nb}{start}{lacks}"
+        first = f", the first of {self.rows.first} x {self.cols.first}" if skip != (0, 0) else ""
+        return f"{self.rows.n} x {self.cols.n} in blocks of {mb} x {nb}{start}{first}"
 
 
 def _pair(given: Any, rule: str) -> tuple[Any, Any]:

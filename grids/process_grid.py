@@ -194,16 +194,20 @@ class ProcessGrid:
         """The ranks of the grid's positions, row by row."""
         return tuple(self.ranks.ravel().tolist())
 
-    def place_in(self, other: ProcessGrid) -> tuple[int, ...] | None:
-        """`place` in the numbering of the other grid's communicator; None if the two are not of the same ranks."""
+    def place_in(self, other: ProcessGrid, part: bool = False) -> tuple[int, ...] | None:
+        """`place` in the numbering of the other grid's communicator; None if the two are not of the same ranks.
+
+        part : the other's communicator may have more; None if it lacks one that has a place here.
+        """
         for grid in (self, other):
             refuse_freed(grid.comm)
         relation = MPI.IDENT if self.comm is other.comm else MPI.Group.Compare(self._group, other._group)
         if relation == MPI.IDENT:
             return self.place
-        if relation == MPI.UNEQUAL:
+        if relation == MPI.UNEQUAL and not part:
             return None
-        return tuple(MPI.Group.Translate_ranks(self._group, list(self.place), other._group))
+        place = MPI.Group.Translate_ranks(self._group, list(self.place), other._group)
+        return None if MPI.UNDEFINED in place else tuple(place)
 
     def same_as(self, other: ProcessGrid) -> bool:
         """Same ranks at the same places (not necessarily the same communicator).  Local."""

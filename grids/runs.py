@@ -159,10 +159,12 @@ def meeting(a: BlockCyclic, b: BlockCyclic) -> Meeting:
 def common(a: BlockCyclic, b: BlockCyclic) -> np.ndarray:
     """Number of indices that part i holds in the way of a and part j in the way of b, for all i and j."""
     period = math.lcm(a.block * a.parts, b.block * b.parts)  # after which both ways repeat
-    rounds, rest = divmod(a.n, period)
+    ahead = min(a.n, max(0, -a.skip, -b.skip))  # but for long first blocks
+    rounds, rest = divmod(a.n - ahead, period)
     if rounds > 1:
-        one, last = (common(a.window(0, n), b.window(0, n)) for n in (period, rest))
-        return rounds * one + last
+        ends = (0, ahead), (ahead, ahead + period), (a.n - rest, a.n)
+        first, one, last = (common(a.window(*end), b.window(*end)) for end in ends)
+        return first + rounds * one + last
     met = meeting(a, b)
     pair = met.owner * b.parts + met.other
     return np.bincount(pair, met.lengths, a.parts * b.parts).astype(np.int64).reshape(a.parts, b.parts)
@@ -188,13 +190,11 @@ def _cut_blocks(mine: BlockCyclic, theirs: BlockCyclic, part: int) -> tuple[np.n
     if not held:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     lacking = mine.skip if part == mine.source else 0
-    local = np.arange(-lacking, held, mine.block)
-    local[0] = 0
+    local = np.append(0, np.arange(mine.block - lacking, held, mine.block))
     lengths = np.diff(local, append=held)
     starts = mine.to_global(local, part)
-    # theirs starts a block at every g with (g + skip) divisible by block
-    first = (starts + theirs.skip) // theirs.block + 1  # number of the next block of theirs
-    pieces = (starts + lengths - 1 + theirs.skip) // theirs.block - first + 2  # in each of my blocks
+    first = theirs.number(starts) + 1  # number of the next block of theirs
+    pieces = theirs.number(starts + lengths - 1) - first + 2  # in each of my blocks
     turn = np.arange(pieces.sum()) - np.repeat(pieces.cumsum() - pieces, pieces)  # 0, 1, ... within my block
     cuts = (np.repeat(first, pieces) + turn - 1) * theirs.block - theirs.skip
     cuts = np.where(turn == 0, np.repeat(starts, pieces), cuts)

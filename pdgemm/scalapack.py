@@ -10,6 +10,8 @@ A program written for ScaLAPACK finds every argument where it always was:
 Every routine is collective over the processes of the context, those outside its grid included.  Local arrays are
 NumPy arrays with contiguous columns, or one-dimensional; nothing is copied, C is updated where it lies.  Unlike
 ScaLAPACK's, sub(A), sub(B) and sub(C) may be aligned in any way, and lie in contexts of different shapes.
+Where a process is handed a wrong argument, all raise IllegalArgument for it; INFO counts the entries of the
+descriptor as it was handed over.
 
 Blackford et al., ScaLAPACK Users' Guide, 1997, ch. 4; Choi et al., A proposal for a set of Parallel Basic Linear
 Algebra Subprograms, LAPACK Working Note 100, 1995.
@@ -19,126 +21,71 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import count
+from functools import cached_property, partial
 from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
-from mpi4py import MPI
 
 from pdgemm.arguments import as_scalar, check_result
-from pdgemm.errors import ArgumentError, GridError, PdgemmError, check_together
+from pdgemm.blacs import blacs_gridexit, blacs_gridinfo, blacs_gridinit, context, grid_of, meeting
+from pdgemm.descriptors import (
+    CSRC_,
+    CTXT_,
+    DTYPE_,
+    LLD_,
+    M_,
+    MB_,
+    N_,
+    NB_,
+    RSRC_,
+    Descriptor,
+    IllegalArgument,
+    descinit,
+    descinit2,
+    illegal,
+    numroc,
+    whole_number,
+)
+from pdgemm.dtypes import names
+from pdgemm.errors import ArgumentError, GridError, PdgemmError, check_together, ranks_text
 from pdgemm.gemm import pdgemm as gemm
-from pdgemm.grids.distribution import BlockCyclic, Distribution
+from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local import leading
 from pdgemm.matrix import DistMatrix
 from pdgemm.redistribution import redistribute
 
-DTYPE_, CTXT_, M_, N_, MB_, NB_, RSRC_, CSRC_, LLD_ = range(9)
-_FIELDS = ("DTYPE_", "CTXT_", "M_", "N_", "MB_", "NB_", "RSRC_", "CSRC_", "LLD_")
-_BLOCK_CYCLIC_2D = 1
-_LETTERS = (("s", "f"), ("d", "d"), ("c", "F"), ("z", "D"))
-_contexts: dict[int, ProcessGrid] = {}
-_numbers = count()
+__all__ = [
+    "CSRC_", "CTXT_", "DTYPE_", "LLD_", "MB_", "M_", "NB_", "N_", "RSRC_", "IllegalArgument",
+    "blacs_gridexit", "blacs_gridinfo", "blacs_gridinit", "context", "descinit", "descinit2", "numroc",
+    "pcgemm", "pcgemr2d", "pctranc", "pctranu", "pdgemm", "pdgemr2d", "pdtran", "pigemr2d", "psgemm", "psgemr2d",
+    "pstran", "pzgemm", "pzgemr2d", "pztranc", "pztranu",
+]  # fmt: skip
 
-
-class IllegalArgument(ArgumentError):
-    """An argument of a ScaLAPACK routine out of its range.
-
-    info : -i for argument number i, -(100 i + j) for entry j of the descriptor that is argument number i, from 1.
-    """
-
-    info = 0
-
-
-# ------------------------------------------------------------------ grids and descriptors
-def blacs_gridinit(comm: MPI.Intracomm, nprow: int, npcol: int, order: str = "R") -> int:
-    """A context: the first nprow x npcol ranks of comm, row by row ("R") or column by column ("C").  Collective."""
-    if nprow * npcol > comm.size:  # on every process alike
-        raise GridError(f"a {nprow} x {npcol} grid needs {nprow * npcol} processes, but there are {comm.size}")
-    places = np.arange(nprow * npcol).reshape((nprow, npcol), order="F" if order[:1].upper() == "C" else "C")
-    return context(ProcessGrid(comm, (nprow, npcol), ranks=places.ravel().tolist()))
-
-
-def context(grid: ProcessGrid) -> int:
-    """A context for a grid that exists."""
-    number = next(_numbers)
-    _contexts[number] = grid
-    return number
-
-
-def blacs_gridinfo(ictxt: int) -> tuple[int, int, int, int]:
-    """(nprow, npcol, myrow, mycol); myrow = mycol = -1 outside the grid, all -1 where there is no such context."""
-    grid = _contexts.get(ictxt)
-    return (-1, -1, -1, -1) if grid is None else (*grid.shape, *grid.coords)
-
-
-def blacs_gridexit(ictxt: int) -> None:
-    """Give up a context and its communicators.  Collective."""
-    if ictxt not in _contexts:
-        raise GridError(f"{ictxt} is not a context")
-    _contexts.pop(ictxt).free()
-
-
-def numroc(n: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> int:
-    """Number of rows or columns that process iproc holds."""
-    return BlockCyclic(n, nb, nprocs, isrcproc).count(iproc)
-
-
-def descinit(m: int, n: int, mb: int, nb: int, irsrc: int, icsrc: int, ictxt: int, lld: int) -> np.ndarray:
-    """The descriptor of an m x n matrix in mb x nb blocks.  Local.
-
-    lld : leading dimension of the local array, >= max(1, numroc(m, mb, myrow, irsrc, nprow)).
-    Raises IllegalArgument with the argument numbers of DESCINIT: m is number 2, lld number 9.
-    """
-    desc = np.array([_BLOCK_CYCLIC_2D, ictxt, m, n, mb, nb, irsrc, icsrc, lld], np.int64)
-    numbers = {CTXT_: 8, M_: 2, N_: 3, MB_: 4, NB_: 5, RSRC_: 6, CSRC_: 7, LLD_: 9}
-    wrong = _wrong_entry(desc)
-    if wrong is not None:
-        raise _illegal("DESCINIT", numbers[wrong.entry], 0, f"{_FIELDS[wrong.entry]} is {wrong.value}, {wrong.rule}")
-    return desc
-
-
-class _Wrong(NamedTuple):
-    entry: int
-    value: int
-    rule: str
-
-
-def _wrong_entry(desc: np.ndarray) -> _Wrong | None:
-    """The first entry of a descriptor that cannot be."""
-    dtype, ictxt, m, n, mb, nb, rsrc, csrc, lld = map(int, desc)
-    grid = _contexts.get(ictxt)
-    pr, pc = (1, 1) if grid is None else grid.shape
-    for entry, fine, rule in (
-        (DTYPE_, dtype == _BLOCK_CYCLIC_2D, "must be 1 (dense, block-cyclic)"),
-        (CTXT_, grid is not None, "is not a context"),
-        (M_, m >= 0, "must be >= 0"),
-        (N_, n >= 0, "must be >= 0"),
-        (MB_, mb >= 1, "must be >= 1"),
-        (NB_, nb >= 1, "must be >= 1"),
-        (RSRC_, 0 <= rsrc < pr, f"must be a row of the {pr} x {pc} grid"),
-        (CSRC_, 0 <= csrc < pc, f"must be a column of the {pr} x {pc} grid"),
-    ):
-        if not fine:
-            return _Wrong(entry, int(desc[entry]), rule)
-    assert grid is not None
-    rows = numroc(m, mb, grid.coords[0], rsrc, pr)
-    return None if lld >= max(1, rows) else _Wrong(LLD_, lld, f"must be at least {max(1, rows)}, the local rows")
-
-
-def _illegal(routine: str, number: int, entry: int, text: str) -> IllegalArgument:
-    """entry : of a descriptor, from 1; 0 for other arguments."""
-    where = f"entry {entry} of parameter number {number}" if entry else f"parameter number {number}"
-    error = IllegalArgument(f"{routine}: {where} had an illegal value: {text}")
-    error.info = -(100 * number + entry) if entry else -number
-    return error
+_TYPES = {"i": ("i4", "i8"), "s": ("f",), "d": ("d",), "c": ("F",), "z": ("D",)}  # ScaLAPACK's integers are of either
+Dtypes = tuple[np.dtype, ...]
 
 
 # ------------------------------------------------------------------ arguments of all routines
 @dataclass
+class _Scalar:
+    """alpha or beta."""
+
+    number: int
+    value: Any
+
+    def check(self, routine: str, dtypes: Dtypes) -> None:
+        value = self.value
+        if isinstance(value, np.ndarray) and value.size == 1:  # by reference, as in Fortran
+            value = value.item()
+        try:
+            self.value = as_scalar(value, dtypes[0], "it")
+        except (PdgemmError, OverflowError) as bad:
+            raise illegal(routine, self.number, 0, str(bad)) from bad
+
+
+@dataclass(eq=False)
 class _Sub:
     """sub(A) = A(ia : ia + rows - 1, ja : ja + cols - 1) as it was handed over.
 
@@ -154,111 +101,138 @@ class _Sub:
     rows: int
     cols: int
 
+    @cached_property
+    def entries(self) -> list[int]:
+        """Of the descriptor; none where it is not a row of integers."""
+        try:
+            desc = np.asarray(self.desc)
+        except Exception:  # whatever it is, this process must not raise alone
+            return []
+        entries: list[int] = desc.tolist() if desc.ndim == 1 and desc.dtype.kind in "iu" else []
+        return entries
+
     @property
     def grid(self) -> ProcessGrid | None:
-        desc = np.asarray(self.desc)
-        return _contexts.get(int(desc[CTXT_])) if desc.shape == (9,) else None
+        return grid_of(self.entries[CTXT_]) if len(self.entries) > CTXT_ else None
 
-    def check(self, routine: str, dtype: np.dtype) -> None:
-        """Raise IllegalArgument for the first argument that cannot be."""
-        name, number = self.name, self.number
-        desc = np.asarray(self.desc)
-        if desc.shape != (9,) or desc.dtype.kind not in "iu":
-            raise _illegal(routine, number + 3, 0, f"desc{name} is not 9 integers, but {self.desc!r}")
-        wrong = _wrong_entry(desc)
-        if wrong is not None:
-            text = f"{_FIELDS[wrong.entry]} of desc{name} is {wrong.value}, {wrong.rule}"
-            raise _illegal(routine, number + 3, wrong.entry + 1, text)
-        for at, letter, first, extent, whole in (
-            (number + 1, "i", self.i, self.rows, int(desc[M_])),
-            (number + 2, "j", self.j, self.cols, int(desc[N_])),
-        ):
-            if _integer(routine, at, f"{letter}{name}", first) < 1 or first + extent - 1 > whole:
-                axis = "row" if letter == "i" else "column"
-                text = f"{letter}{name} is {first}: {axis}s {first} to {first + extent - 1} are not within 1 to {whole}"
-                raise _illegal(routine, at, 0, text)
-        if not isinstance(self.array, np.ndarray) or self.array.dtype != dtype:
+    @property
+    def absent(self) -> bool:
+        """Is this process not one of the context's, and says so?"""
+        return len(self.entries) > CTXT_ and self.entries[CTXT_] == -1
+
+    def check(self, routine: str, dtypes: Dtypes) -> None:
+        """Raise IllegalArgument for the first argument that cannot be.
+
+        Where sub(A) is empty it may begin anywhere, and A be empty too.
+        """
+        name, number, desc = self.name, self.number, Descriptor.of(self.entries)
+        if not isinstance(self.array, np.ndarray) or self.array.dtype not in dtypes:
             found = getattr(self.array, "dtype", type(self.array).__name__)
-            raise _illegal(routine, number, 0, f"{name} is an array of {dtype}, got {found}")
+            raise illegal(routine, number, 0, f"{name} is an array of {names(dtypes)}, got {found}")
+        self.rows, self.cols = index(self.rows), index(self.cols)  # NumPy's would overflow
+        empty = 0 in (self.rows, self.cols)
+        bounded = not empty and desc is not None and self.grid is not None and min(desc.M_, desc.N_) > 0
+        for at, letter, axis, extent, whole in (
+            (number + 1, "i", "row", self.rows, desc.M_ if desc else 0),
+            (number + 2, "j", "column", self.cols, desc.N_ if desc else 0),
+        ):
+            first = whole_number(getattr(self, letter))
+            if first is None:
+                raise illegal(routine, at, 0, f"{letter}{name} is an integer, got {getattr(self, letter)!r}")
+            if first < 1 or (bounded and first + extent - 1 > whole):
+                span = f"{axis}s {first} to {first + extent - 1} are not within 1 to {whole}"
+                raise illegal(routine, at, 0, f"{letter}{name} is {first}: {span if bounded else 'must be >= 1'}")
+            setattr(self, letter, first)
+        if len(self.entries) < LLD_ + 1:
+            raise illegal(routine, number + 3, 0, f"desc{name} is 9 integers, or 11 of type 2, got {self.desc!r}")
+        if desc is None:
+            text = f"DTYPE_ of desc{name} is {self.entries[DTYPE_]}, must be 1, or 2 where there are 11 entries"
+            raise illegal(routine, number + 3, DTYPE_ + 1, text)
+        wrong = desc.wrong(least=0 if empty else 1, lld="any" if empty else "held")
+        if wrong is not None:
+            raise illegal(routine, number + 3, wrong.entry, f"{wrong.name} of desc{name} {wrong.rule}")
         try:
-            self.matrix()
+            self.matrix  # noqa: B018
         except ValueError as bad:
-            raise _illegal(routine, number, 0, f"{name}: {bad}") from bad
+            raise illegal(routine, number, 0, f"{name}: {bad}") from bad
 
+    @cached_property
     def matrix(self) -> DistMatrix:
         """sub(A), in the caller's memory.  Raises ValueError where the array is not what the descriptor says."""
-        grid, (_, _, m, n, mb, nb, rsrc, csrc, lld) = self.grid, map(int, self.desc)
-        assert grid is not None
-        layout = Distribution(BlockCyclic(m, mb, grid.shape[0], rsrc), BlockCyclic(n, nb, grid.shape[1], csrc))
-        rows, cols = layout.local_shape(grid.coords)
-        array = self.array
-        if array.ndim == 1 and array.flags.c_contiguous and array.size >= lld * (cols - 1) + rows:
-            strides = array.itemsize, lld * array.itemsize
-            array = np.lib.stride_tricks.as_strided(array, (rows, cols), strides)
-        if array.ndim != 2 or array.shape[0] < rows or array.shape[1] < cols:
+        grid, desc = self.grid, Descriptor.of(self.entries)
+        assert grid is not None and desc is not None
+        if 0 in (self.rows, self.cols):
+            layout = Distribution.over(grid.shape, (self.rows, self.cols))
+            return DistMatrix(np.empty(layout.local_shape(grid.coords), self.array.dtype, "F"), grid, layout, "F")
+        spans = (self.i - 1, self.i - 1 + self.rows), (self.j - 1, self.j - 1 + self.cols)
+        local = self._local(*desc.layout.local_window(*spans, grid.coords), desc.LLD_)
+        return DistMatrix(local, grid, desc.layout.window(*spans), "F")
+
+    def _local(self, rows: slice, cols: slice, lld: int) -> np.ndarray:
+        """These rows and columns of the local array, which need not have any that lie behind them."""
+        array, shape = self.array, (rows.stop, cols.stop)
+        if rows.start == rows.stop or cols.start == cols.stop:
+            return np.empty((rows.stop - rows.start, cols.stop - cols.start), array.dtype, "F")
+        if array.ndim == 1 and array.flags.c_contiguous and array.size >= lld * (cols.stop - 1) + rows.stop:
+            array = np.lib.stride_tricks.as_strided(array, shape, (array.itemsize, lld * array.itemsize))
+        if array.ndim != 2 or array.shape[0] < rows.stop or array.shape[1] < cols.stop:
             raise ValueError(
-                f"the local array has shape {self.array.shape}, {rows} x {cols} with LLD_ {lld} are needed"
+                f"the local array has shape {self.array.shape}, {shape[0]} x {shape[1]} with LLD_ {lld} are needed"
             )
-        local = array[:rows, :cols]
-        if local.size and (leading(local)[0] != b"N" or (cols > 1 and local.strides[1] != lld * local.itemsize)):
+        whole = array[: rows.stop, : cols.stop]
+        if leading(whole)[0] != b"N" or (cols.stop > 1 and whole.strides[1] != lld * whole.itemsize):
             raise ValueError(
                 f"a column-major array with leading dimension LLD_ = {lld} is needed, got strides {array.strides}; "
                 "row-major arrays: pdgemm.DistMatrix.from_local"
             )
-        first = self.i - 1, self.j - 1
-        whole = DistMatrix(local, grid, layout, "F")
-        return whole[first[0] : first[0] + self.rows, first[1] : first[1] + self.cols]
+        return whole[rows, cols]
+
+
+def _check_result(routine: str, result: _Sub, operands: Sequence[_Sub]) -> None:
+    try:
+        check_result(result.name, result.matrix, {x.name: x.matrix for x in operands})
+    except ArgumentError as bad:
+        raise illegal(routine, result.number, 0, str(bad)) from bad
 
 
 def _checked(
-    routine: str, dtype: np.dtype, subs: Sequence[_Sub], check: Callable[[], None], scalars: dict[int, Any]
+    routine: str, dtypes: Dtypes, check: Callable[[], None], arguments: Sequence[_Sub | _Scalar]
 ) -> tuple[list[DistMatrix], list[Any]]:
-    """The submatrices and scalars, or the same exception on all processes.
+    """The submatrices and scalars, or IllegalArgument for the first argument that is wrong, on all processes.
 
-    scalars : alpha and beta by their number.
+    arguments : in their order, the result last; `check` is for those ahead of them.
     """
-    grid = next((sub.grid for sub in subs if sub.grid is not None), None)
-    error, matrices, numbers = None, list[DistMatrix](), list[Any]()
+    subs = [x for x in arguments if isinstance(x, _Sub)]
+    common, error = meeting(sub.grid for sub in subs), None
     try:
         check()
+        for argument in arguments:
+            argument.check(routine, dtypes)
         for sub in subs:
-            sub.check(routine, dtype)
-        matrices = [sub.matrix() for sub in subs]
-        *operands, result = subs
-        try:
-            check_result(result.name, matrices[-1], {x.name: y for x, y in zip(operands, matrices)})
-        except ArgumentError as bad:
-            raise _illegal(routine, result.number, 0, str(bad)) from bad
-        for number, value in scalars.items():
-            try:
-                numbers.append(as_scalar(value, dtype, "it"))
-            except PdgemmError as bad:
-                raise _illegal(routine, number, 0, str(bad)) from bad
+            if common and sub.matrix.grid.place_in(common) is None:
+                text = f"CTXT_ of desc{sub.name} is a context of other processes than those of the others"
+                raise illegal(routine, sub.number + 3, CTXT_ + 1, text)
+        _check_result(routine, subs[-1], subs[:-1])
     except Exception as bad:
         error = bad
-    if error is not None and grid is not None:
-        check_together(grid.comm, error, routine)  # the others meet it in the check of what they go on with
-    if error is not None or grid is None:  # without a context there is no communicator to agree on
+    if common is None:  # there is no communicator to agree on
         raise error or GridError(f"{routine}: no context")
-    return matrices, numbers
-
-
-def _integer(routine: str, number: int, name: str, value: object) -> int:
-    try:
-        return index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise _illegal(routine, number, 0, f"{name} is an integer, got {value!r}") from None
+    if error is not None or subs[0].matrix.grid.comm is not common.comm:
+        check_together(common.comm, error, routine)  # else the others hear of an error in the check of what follows
+    return [sub.matrix for sub in subs], [x.value for x in arguments if isinstance(x, _Scalar)]
 
 
 def _at_least_0(routine: str, **extents: tuple[int, int]) -> None:
     """extents : name = (argument number, value)."""
     for name, (number, value) in extents.items():
-        if _integer(routine, number, name, value) < 0:
-            raise _illegal(routine, number, 0, f"{name} is {value}, must be >= 0")
+        if (found := whole_number(value)) is None:
+            raise illegal(routine, number, 0, f"{name} is an integer, got {value!r}")
+        if found < 0:
+            raise illegal(routine, number, 0, f"{name} is {found}, must be >= 0")
 
 
 # ------------------------------------------------------------------ the routines
-def _gemm(routine: str, dtype: np.dtype, transa: str, transb: str, m: int, n: int, k: int, alpha: complex,
+def _gemm(routine: str, dtypes: Dtypes, transa: str, transb: str, m: int, n: int, k: int, alpha: complex,
           a: np.ndarray, ia: int, ja: int, desca: Sequence[int] | np.ndarray,
           b: np.ndarray, ib: int, jb: int, descb: Sequence[int] | np.ndarray, beta: complex,
           c: np.ndarray, ic: int, jc: int, descc: Sequence[int] | np.ndarray) -> None:  # fmt: skip
@@ -269,69 +243,129 @@ def _gemm(routine: str, dtype: np.dtype, transa: str, transb: str, m: int, n: in
     a, b, c : local arrays, column-major with the leading dimension that the descriptor says, or one-dimensional.
               c is updated in place where it belongs to sub(C), not read where beta is 0, and nowhere else.
     ia, ja  : first row and column of sub(A) in A, from 1; any.  Likewise ib, jb, ic, jc.
-    desca, descb, descc : descriptors of nine integers, as `descinit` makes them.
+    desca, descb, descc : descriptors, as `descinit` or `descinit2` make them.  Where a submatrix is empty (m, n or
+              k = 0), it may begin anywhere, and the matrix may be empty.
 
     Cost, algorithm and error as for `pdgemm.pdgemm`.
     Raises IllegalArgument on every process, before anything is sent; its `info` is ScaLAPACK's INFO.
     """
     ops = [str(trans)[:1].upper() for trans in (transa, transb)]
-    subs = [
-        _Sub("a", 7, a, ia, ja, desca, *((m, k) if ops[0] == "N" else (k, m))),
-        _Sub("b", 11, b, ib, jb, descb, *((k, n) if ops[1] == "N" else (n, k))),
-        _Sub("c", 16, c, ic, jc, descc, m, n),
-    ]
+    sub_a = _Sub("a", 7, a, ia, ja, desca, *((m, k) if ops[0] == "N" else (k, m)))
+    sub_b = _Sub("b", 11, b, ib, jb, descb, *((k, n) if ops[1] == "N" else (n, k)))
+    sub_c = _Sub("c", 16, c, ic, jc, descc, m, n)
 
     def check() -> None:
         for number, (name, letter, given) in enumerate((("transa", ops[0], transa), ("transb", ops[1], transb)), 1):
             if not isinstance(given, str) or letter not in ("N", "T", "C"):
-                raise _illegal(routine, number, 0, f'{name} is "N", "T" or "C", got {given!r}')
+                raise illegal(routine, number, 0, f'{name} is "N", "T" or "C", got {given!r}')
         _at_least_0(routine, m=(3, m), n=(4, n), k=(5, k))
 
-    (A, B, C), (alpha, beta) = _checked(routine, dtype, subs, check, {6: alpha, 15: beta})
+    arguments: list[_Sub | _Scalar] = [_Scalar(6, alpha), sub_a, sub_b, _Scalar(15, beta), sub_c]
+    (A, B, C), (alpha, beta) = _checked(routine, dtypes, check, arguments)
     gemm(alpha, A, B, beta, C, transa=ops[0], transb=ops[1])
 
 
-def _tran(routine: str, dtype: np.dtype, m: int, n: int, alpha: complex,
+def _tran(routine: str, dtypes: Dtypes, m: int, n: int, alpha: complex,
           a: np.ndarray, ia: int, ja: int, desca: Sequence[int] | np.ndarray, beta: complex,
           c: np.ndarray, ic: int, jc: int, descc: Sequence[int] | np.ndarray) -> None:  # fmt: skip
     """sub(C) := beta sub(C) + alpha sub(A)^T, or ^H for p?tranc; sub(C) is m x n.  Collective over the context.
 
     Each element that changes its process is sent once.  Arguments and errors as for p?gemm.
     """
-    subs = [_Sub("a", 4, a, ia, ja, desca, n, m), _Sub("c", 9, c, ic, jc, descc, m, n)]
-    scalars = {3: alpha, 8: beta}
-    (A, C), (alpha, beta) = _checked(routine, dtype, subs, lambda: _at_least_0(routine, m=(1, m), n=(2, n)), scalars)
+    sub_a, sub_c = _Sub("a", 4, a, ia, ja, desca, n, m), _Sub("c", 9, c, ic, jc, descc, m, n)
+    check = partial(_at_least_0, routine, m=(1, m), n=(2, n))
+    arguments: list[_Sub | _Scalar] = [_Scalar(3, alpha), sub_a, _Scalar(8, beta), sub_c]
+    (A, C), (alpha, beta) = _checked(routine, dtypes, check, arguments)
     redistribute(A.H if routine.endswith("C") else A.T, C, alpha=alpha, beta=beta)
 
 
-def _gemr2d(routine: str, dtype: np.dtype, m: int, n: int,
+def _gemr2d(routine: str, dtypes: Dtypes, m: int, n: int,
             a: np.ndarray, ia: int, ja: int, desca: Sequence[int] | np.ndarray,
             b: np.ndarray, ib: int, jb: int, descb: Sequence[int] | np.ndarray, ictxt: int) -> None:  # fmt: skip
-    """sub(B) := sub(A), m x n, from any context to any other over the same processes.  Collective.
+    """sub(B) := sub(A), m x n, from any context to any other.  Collective over the processes of ictxt.
 
-    ictxt : a context over all processes of A's and B's.
-    Each element that changes its process is sent once.  Arguments and errors as for p?gemm.
+    desca, descb : on processes that are not of the context of A (of B), CTXT_ is -1, and nothing else of A is looked
+              at; the others tell them.
+    m, n  : where one is 0, nothing is copied, and no other argument is looked at but ictxt.
+    ictxt : a context over all processes of A's and B's, and perhaps more.
+    Each element that changes its process is sent once.  Other arguments and errors as for p?gemm.
     """
-    subs = [_Sub("a", 3, a, ia, ja, desca, m, n), _Sub("b", 7, b, ib, jb, descb, m, n)]
-
-    def check() -> None:
+    sub_a, sub_b = subs = _Sub("a", 3, a, ia, ja, desca, m, n), _Sub("b", 7, b, ib, jb, descb, m, n)
+    grid, error, known = grid_of(ictxt), None, list[_Known | None]()
+    common = meeting([grid] if grid else [sub.grid for sub in subs])
+    try:
         _at_least_0(routine, m=(1, m), n=(2, n))
-        if ictxt not in _contexts:
-            raise _illegal(routine, 11, 0, f"ictxt is {ictxt}, which is not a context")
-
-    (A, B), _ = _checked(routine, dtype, subs, check, {})
+        here = [sub for sub in subs if m and n and not sub.absent]
+        for sub in here:
+            sub.check(routine, dtypes)
+        if grid is None or common is None:
+            raise illegal(routine, 11, 0, f"ictxt is {ictxt!r}, which is not a context")
+        if sub_b in here:
+            _check_result(routine, sub_b, [sub_a] if sub_a in here else [])
+        known = [_known(routine, sub, common) if sub in here else None for sub in subs]
+    except Exception as bad:
+        error = bad
+    if common is None:
+        raise error or GridError(f"{routine}: no context")
+    check_together(common.comm, error, f"{routine}, m={m}, n={n}")
+    if not (m and n):
+        return
+    views_a, views_b = zip(*common.comm.allgather(known))
+    A, B = _joined(routine, sub_a, views_a, common), _joined(routine, sub_b, views_b, common)
+    if A.dtype != B.dtype:
+        raise illegal(routine, sub_b.number, 0, f"b is an array of {B.dtype}, a of {A.dtype}")
     redistribute(A, B)
 
 
-def _routine(name: str, char: str, general: Callable[..., None]) -> partial[None]:
+class _Known(NamedTuple):
+    """What a process of its context can tell the others of a submatrix."""
+
+    shape: tuple[int, int]  # of the grid
+    place: tuple[int, ...]  # in the communicator of all
+    layout: Distribution
+    dtype: np.dtype
+
+
+def _known(routine: str, sub: _Sub, common: ProcessGrid) -> _Known:
+    X = sub.matrix
+    place = X.grid.place_in(common, part=True)
+    if place is None:
+        raise illegal(routine, 11, 0, f"ictxt lacks processes of the context of {sub.name}")
+    return _Known(X.grid.shape, place, X.distribution, X.dtype)
+
+
+def _joined(routine: str, sub: _Sub, views: Sequence[_Known | None], common: ProcessGrid) -> DistMatrix:
+    """sub(A) over the communicator of all.  Collective.
+
+    views : what each process knows of it; None where it is not of the context.
+    """
+    known = next((view for view in views if view), None)
+    silent = [rank for rank in known.place if not views[rank]] if known else range(len(views))
+    if known is None or silent:
+        text = (
+            f"CTXT_ of desc{sub.name} is -1 on {ranks_text(list(silent))}, but who holds a part of it names its context"
+        )
+        raise illegal(routine, sub.number + 3, CTXT_ + 1, text)
+    for rank, view in enumerate(views):
+        if view and view != known:
+            raise ArgumentError(
+                f"{routine}: the ranks were called with different arguments: sub({sub.name}) is {known.layout} on "
+                f"{known.shape} processes for rank {views.index(known)}, {view.layout} on {view.shape} for rank {rank}"
+            )
+    local = np.empty((0, 0), known.dtype) if sub.absent else sub.matrix.stored
+    return DistMatrix(local, common.work_grid(known.shape, 1, known.place), known.layout, "F")
+
+
+def _routine(name: str, general: Callable[..., None]) -> partial[None]:
     """A routine for one element type, with the arguments and docstring of the general one."""
-    routine = partial(general, name.upper(), np.dtype(char))
-    routine.__doc__ = f"{name.upper()}, {np.dtype(char)}: {general.__doc__}"
+    dtypes = tuple(map(np.dtype, _TYPES[name[1]]))
+    routine = partial(general, name.upper(), dtypes)
+    routine.__doc__ = f"{name.upper()}, {names(dtypes)}: {general.__doc__}"
     return routine
 
 
-psgemm, pdgemm, pcgemm, pzgemm = (_routine(f"p{letter}gemm", char, _gemm) for letter, char in _LETTERS)
-psgemr2d, pdgemr2d, pcgemr2d, pzgemr2d = (_routine(f"p{letter}gemr2d", char, _gemr2d) for letter, char in _LETTERS)
-pstran, pdtran = _routine("pstran", "f", _tran), _routine("pdtran", "d", _tran)
-pctranu, pztranu = _routine("pctranu", "F", _tran), _routine("pztranu", "D", _tran)
-pctranc, pztranc = _routine("pctranc", "F", _tran), _routine("pztranc", "D", _tran)
+psgemm, pdgemm, pcgemm, pzgemm = (_routine(f"p{letter}gemm", _gemm) for letter in "sdcz")
+pigemr2d, psgemr2d, pdgemr2d, pcgemr2d, pzgemr2d = (_routine(f"p{letter}gemr2d", _gemr2d) for letter in "isdcz")
+pstran, pdtran = _routine("pstran", _tran), _routine("pdtran", _tran)
+pctranu, pztranu = _routine("pctranu", _tran), _routine("pztranu", _tran)
+pctranc, pztranc = _routine("pctranc", _tran), _routine("pztranc", _tran)

@@ -13,16 +13,19 @@ from pdgemm.grids.distribution import BlockCyclic, Distribution
 
 @st.composite
 def layouts(draw: st.DrawFn, most: int = 60) -> BlockCyclic:
-    parts = draw(st.integers(1, 7))
-    return BlockCyclic(draw(st.integers(0, most)), draw(st.integers(1, 9)), parts, draw(st.integers(0, parts - 1)))
+    """First blocks of any size: whole, cut off or longer than the others."""
+    parts, block = draw(st.integers(1, 7)), draw(st.integers(1, 9))
+    skip = block - draw(st.just(block) | st.integers(1, 25))
+    return BlockCyclic(draw(st.integers(0, most)), block, parts, draw(st.integers(0, parts - 1)), skip)
 
 
 def dealt(layout: BlockCyclic) -> list[list[int]]:
     """Global indices of each part, by dealing block after block."""
     hands: list[list[int]] = [[] for _ in range(layout.parts)]
-    for number, start in enumerate(range(0, layout.n, layout.block)):
-        hand = hands[(number + layout.source) % layout.parts]
-        hand.extend(range(start, min(layout.n, start + layout.block)))
+    start, stop, number = 0, layout.block - layout.skip, layout.source
+    while start < layout.n:
+        hands[number % layout.parts].extend(range(start, min(layout.n, stop)))
+        start, stop, number = stop, stop + layout.block, number + 1
     return hands
 
 
@@ -58,7 +61,23 @@ def test_stripes_are_the_indices_in_order(layout: BlockCyclic, most: int | None)
             found.extend((starts[:, None] + np.arange(stripe.block)).ravel().tolist())
             local += stripe.size
         assert found == layout.indices(part).tolist()
-        assert most is not None or len(list(layout.stripes(part))) <= 2
+        assert most is not None or len(list(layout.stripes(part))) <= 2 + (layout.skip != 0)
+
+
+@given(layouts(), st.data())
+def test_windows_and_canonical_forms_are_dealt_alike(layout: BlockCyclic, data: st.DataObject) -> None:
+    """Cut before, within or after a first block of another size."""
+    start = data.draw(st.integers(0, layout.n))
+    stop = data.draw(st.integers(start, layout.n))
+    window = layout.window(start, stop)
+    for part in range(layout.parts):
+        expected = [g - start for g in dealt(layout)[part] if start <= g < stop]
+        assert window.indices(part).tolist() == window.canonical.indices(part).tolist() == expected
+        assert layout.indices(part)[layout.local_window(start, stop, part)].tolist() == [g + start for g in expected]
+    owners = [window.owner(g) for g in range(window.n)]
+    starts = [g for g in range(window.n) if not g or owners[g] != owners[g - 1]]
+    assert set(starts) <= set(window.starts.tolist())
+    assert window.parts == 1 or window.starts.tolist() == starts
 
 
 @given(layouts(), layouts())
@@ -88,7 +107,7 @@ def test_beyond_32_bits() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [(-1, 1, 1), (1, 0, 1), (1, -2, 1), (1, 1, 0), (1, 1, 2, 2), (1, 1, 2, -1)],
+    [(-1, 1, 1), (1, 0, 1), (1, -2, 1), (1, 1, 0), (1, 1, 2, 2), (1, 1, 2, -1), (1, 3, 1, 0, 3)],
 )
 def test_impossible_dimensions(arguments: tuple[int, ...]) -> None:
     with pytest.raises(LayoutError):

@@ -91,7 +91,7 @@ LEVELS = [
     {"pdgemm.accumulator", "pdgemm.summa", "pdgemm.stationary", "pdgemm.cannon", "pdgemm.layered"}
     | {"pdgemm.arguments", "pdgemm.report", "pdgemm.residual"},
     {"pdgemm.redistribution", "pdgemm.prepared", "pdgemm.gemm"},
-    {"pdgemm.scalapack", "pdgemm.batched", "pdgemm.calibrate"},
+    {"pdgemm.scalapack", "pdgemm.descriptors", "pdgemm.blacs", "pdgemm.batched", "pdgemm.calibrate"},
     {"pdgemm.io.place", "pdgemm.io.atomic", "pdgemm.io.checksum", "pdgemm.io.rawio", "pdgemm.io.hyperslabs"}
     | {"pdgemm.io.hdf5"},
     {"pdgemm.timeline", "pdgemm.ending", "pdgemm.forms", "pdgemm.options", "pdgemm.session", "pdgemm.info"},

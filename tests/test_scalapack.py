@@ -34,16 +34,29 @@ def contexts(comm: Any) -> Iterator[list[int]]:
 class Global:
     """A matrix as ScaLAPACK sees it: a local array with guards and a gap below each column, and a descriptor."""
 
-    def __init__(self, values: np.ndarray, ictxt: int, blocks: tuple[int, int], sources: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        values: np.ndarray,
+        ictxt: int,
+        blocks: tuple[int, int],
+        sources: tuple[int, int] = (0, 0),
+        first: tuple[int, int] | None = None,
+    ) -> None:
+        """first : the size of the first block, in a descriptor of type 2."""
         from pdgemm import scalapack
-        from pdgemm.grids.distribution import Distribution
 
         pr, pc, i, j = scalapack.blacs_gridinfo(ictxt)
-        layout = Distribution.over((pr, pc), values.shape, blocks, sources)
-        self.here = np.ix_(layout.rows.indices(i), layout.cols.indices(j))
-        rows, cols = layout.local_shape((i, j))
+        here = [
+            [g for g in range(n) if (max(0, (g - start) // block + 1) + source) % parts == part]
+            for n, block, source, start, parts, part in zip(
+                values.shape, blocks, sources, first or blocks, (pr, pc), (i, j), strict=True
+            )
+        ]
+        self.here = np.ix_(*(np.array(x, int) for x in here))
+        rows, cols = map(len, here)
         self.inside = slice(rows), slice(cols)
-        self.desc = scalapack.descinit(*values.shape, *blocks, *sources, ictxt, rows + 3)
+        make = scalapack.descinit if first is None else scalapack.descinit2
+        self.desc = make(*values.shape, *(first or ()), *blocks, *sources, ictxt, rows + 3)
         self.values = values
         self.local = self.dealt(values, np.full((rows + 3, cols + 1), GUARD, values.dtype, order="F"))
         self.before = self.local.copy(order="F")
@@ -84,9 +97,11 @@ def test_the_standard_semantics(comm: Any, contexts: list[int], dtype: str) -> N
             home = ictxt if len(matrices) == 2 or rng.random() < 0.5 else int(rng.choice(contexts))
             pr, pc = scalapack.blacs_gridinfo(home)[:2]
             values = random((whole, whole), char, whole + len(matrices))
-            matrices.append(Global(values, home, tuple(rng.integers(1, 7, 2).tolist()), (whole % pr, (whole + 1) % pc)))
-            first = [min(start, whole - extent + 1) for start, extent in zip(rng.choice(STARTS, 2).tolist(), extents)]
-            windows.append(tuple(slice(at - 1, at - 1 + extent) for at, extent in zip(first, extents)))
+            blocks = tuple(rng.integers(1, 7, 2).tolist())
+            first = None if rng.random() < 0.5 else tuple(rng.integers(1, 15, 2).tolist())
+            matrices.append(Global(values, home, blocks, (whole % pr, (whole + 1) % pc), first))
+            starts = [min(start, whole - extent + 1) for start, extent in zip(rng.choice(STARTS, 2).tolist(), extents)]
+            windows.append(tuple(slice(at - 1, at - 1 + extent) for at, extent in zip(starts, extents)))
         A, B, C = matrices
         descs = [x.desc.copy() for x in matrices]
         inside = np.zeros(C.values.shape, bool)
@@ -118,15 +133,17 @@ def test_transposition_and_redistribution(comm: Any, contexts: list[int]) -> Non
     for number, (m, n, _) in enumerate(SIZES):
         ictxt, other = contexts[number % len(contexts)], contexts[-1 - number % len(contexts)]
         for name, char in (("pstran", "f"), ("pdtran", "d"), ("pctranu", "F"), ("pztranu", "D"), ("pztranc", "D")):
-            A, C = (Global(random((35, 35), char, s), x, (4, 3), (0, 0)) for s, x in ((1, ictxt), (2, other)))
+            A = Global(random((35, 35), char, 1), ictxt, (4, 3))
+            C = Global(random((35, 35), char, 2), other, (4, 3), first=(7, 1))
             getattr(scalapack, name)(m, n, 2, A.local, 5, 7, A.desc, 3, C.local, 11, 12, C.desc)
             expected = C.values.copy()
             part = A.values[4 : 4 + n, 6 : 6 + m].T
             expected[10 : 10 + m, 11 : 11 + n] *= 3
             expected[10 : 10 + m, 11 : 11 + n] += 2 * (part.conj() if name == "pztranc" else part)
             assert np.allclose(C.local, C.dealt(expected, C.before), rtol=1e-6)
-        for name, char in (("psgemr2d", "f"), ("pdgemr2d", "d"), ("pcgemr2d", "F"), ("pzgemr2d", "D")):
-            A, B = (Global(random((35, 35), char, s), x, (5, 2), (0, 0)) for s, x in ((1, ictxt), (2, other)))
+        for name, char in [(f"p{letter}gemr2d", char) for letter, char in zip("siidcz", ["f", "i4", "i8", *"dFD"])]:
+            values = [(100 * random((35, 35), "d", seed)).astype(char) for seed in (1, 2)]
+            A, B = Global(values[0], ictxt, (5, 2), first=(3, 9)), Global(values[1], other, (5, 2))
             getattr(scalapack, name)(m, n, A.local, 1, 11, A.desc, B.local, 12, 5, B.desc, contexts[0])
             expected = B.values.copy()
             expected[11 : 11 + m, 4 : 4 + n] = A.values[:m, 10 : 10 + n]
@@ -227,3 +244,297 @@ def test_every_argument_out_of_range_is_named_by_its_number(comm: Any, contexts:
             getattr(scalapack, name)(*arguments)
         assert caught.value.info == info
     assert np.array_equal(C.local, C.before)
+
+
+def good_arguments(contexts: list[int], first: tuple[int, int] | None = None) -> tuple[list[Any], list[Global]]:
+    """Of a product of 6 x 4 by 4 x 5 within matrices of 12 x 12; A's descriptor is of type 2 where `first` is given."""
+    A, B, C = (
+        Global(random((12, 12), "d", s), contexts[0], (3, 2), first=f) for s, f in ((1, first), (2, None), (3, None))
+    )
+    a, b, c = ((x.local, at, at, x.desc) for at, x in enumerate((A, B, C), 1))
+    return ["N", "N", 6, 5, 4, 1.0, *a, *b, 0.0, *c], [A, B, C]
+
+
+def info(function: Any, *arguments: Any) -> int:
+    """INFO of a call; 0 where nothing is wrong.  All processes have the same."""
+    from mpi4py import MPI
+
+    from pdgemm import scalapack
+
+    said, found = "", 0
+    try:
+        function(*arguments)
+    except scalapack.IllegalArgument as error:
+        said, found = str(error), error.info
+    assert len(set(MPI.COMM_WORLD.allgather(said))) == 1
+    return found
+
+
+def changed(arguments: list[Any], **numbered: Any) -> list[Any]:
+    """The arguments but for some, _3 = ... for the third."""
+    return [numbered.get(f"_{number}", value) for number, value in enumerate(arguments, 1)]
+
+
+def with_entries(desc: np.ndarray, **entries: int) -> np.ndarray:
+    """The descriptor but for some entries, _5 = ... for the fifth."""
+    return np.array(changed(desc.tolist(), **entries))
+
+
+def test_an_empty_submatrix_may_begin_anywhere(comm: Any, contexts: list[int]) -> None:
+    """Nor does its matrix need elements; but all else is as strict as ever."""
+    from pdgemm import scalapack
+
+    good, (A, _, C) = good_arguments(contexts)
+    empty = with_entries(A.desc, _3=0, _4=0, _9=1)
+    for nothing in ({"_3": 0}, {"_4": 0}, {"_5": 0, "_15": 1.0}):
+        outside = {"_8": 99, "_9": 99} if "_4" not in nothing else {"_12": 99, "_13": 99}
+        hollow = {"_10": empty} if "_4" not in nothing else {"_14": empty}
+        for more in (
+            outside,
+            hollow,
+            outside | hollow,
+            {"_17": 99, "_18": 13, "_19": empty} if "_5" not in nothing else {},
+        ):
+            assert info(scalapack.pdgemm, *changed(good, **nothing, **more)) == 0, (nothing, more)
+    assert np.array_equal(C.local, C.before)
+    assert info(scalapack.pdgemm, *changed(good, _5=0, _8=99, _10=empty, _12=99, _15=3.0)) == 0
+    expected = C.values.copy()
+    expected[2:8, 2:7] *= 3
+    assert np.array_equal(C.local, C.dealt(expected, C.before))
+    for more, found in (
+        ({"_8": 0}, -8), ({"_9": -1}, -9), ({"_12": 10}, -12), ({"_10": with_entries(A.desc, _5=0)}, -1005),
+        ({"_10": with_entries(A.desc, _9=0)}, -1009), ({"_10": with_entries(A.desc, _4=-1)}, -1004), ({"_7": None}, -7),
+    ):  # fmt: skip
+        assert info(scalapack.pdgemm, *changed(good, _3=0, **more)) == found, more
+    assert info(scalapack.pdgemm, *changed(good, _10=empty)) == -1003  # sub(A) is not empty: M_ comes first
+    for m, n in ((0, 3), (3, 0)):
+        assert info(scalapack.pdtran, m, n, 1.0, A.local, 99, 1, A.desc, 2.0, C.local, 1, 99, C.desc) == 0
+        assert info(scalapack.pdgemr2d, m, n, A.local, 1, 99, empty, None, 0, -1, "", contexts[0]) == 0
+    assert np.array_equal(C.local, C.dealt(expected, C.before))
+
+
+def test_local_arrays_need_no_more_than_what_is_read(comm: Any, contexts: list[int]) -> None:
+    """LLD_ = 1 where a process has no columns, and no columns behind those of the submatrix."""
+    from pdgemm import scalapack
+
+    row = contexts[0]
+    column_of = scalapack.blacs_gridinfo(row)[3]
+    A, B = (Global(random((9, 3), "d", s), row, (2, 3)) for s in (1, 2))
+    a, b = A.local, B.local
+    if column_of > 0:
+        A.desc[8] = B.desc[8] = 1
+        a, b = np.zeros((1, 0)), np.zeros(0)
+    C = Global(random((9, 9), "d", 3), row, (2, 2))
+    scalapack.pdgemm("N", "T", 9, 9, 3, 1.0, a, 1, 1, A.desc, b, 1, 1, B.desc, 0.0, C.local, 1, 1, C.desc)
+    assert np.allclose(C.local, C.dealt(A.values @ B.values.T, C.before))
+    with pytest.raises(scalapack.IllegalArgument, match=r"LLD_ is 1, must be at least 9") as caught:  # unlike PDGEMM
+        scalapack.descinit(9, 3, 2, 3, 0, 0, row, 1)
+    assert caught.value.info == -9
+    used = sum(int(g) < 5 for g in C.here[1].ravel())
+    for cut in (C.local[:, :used], C.local.ravel(order="F")[: C.local.shape[0] * used]):
+        c, whole = (cut.copy(order="F"), 1, 1, C.desc), (C.local, 1, 1, C.desc)
+        scalapack.pdgemm("N", "N", 9, 5, 3, 1.0, a, 1, 1, A.desc, *whole, 0.0, *c)
+        assert info(scalapack.pdtran, 9, 9, 1.0, *whole, 1.0, *c) == -9
+
+
+def test_descriptors_of_type_2(comm: Any, contexts: list[int]) -> None:
+    """Entries are counted where they are; a first block may be of any size."""
+    from pdgemm import scalapack
+
+    good, (A, *_) = good_arguments(contexts, first=(5, 1))
+    assert A.desc.tolist() == [2, contexts[0], 12, 12, 5, 1, 3, 2, 0, 0, A.local.shape[0]]
+    assert info(scalapack.pdgemm, *good) == 0
+    for entry, value in [
+        (1, 3),
+        (2, 10**6),
+        (3, 0),
+        (4, -1),
+        (5, 0),
+        (6, 0),
+        (7, 0),
+        (8, -3),
+        (9, 99),
+        (10, -1),
+        (11, 0),
+    ]:
+        assert info(scalapack.pdgemm, *changed(good, _10=with_entries(A.desc, **{f"_{entry}": value}))) == -1000 - entry
+        if entry > 1:
+            numbers = [10, 2, 3, 4, 5, 6, 7, 8, 9, 11]  # of the arguments of the entries
+            given = with_entries(A.desc, **{f"_{entry}": value}).tolist()
+            arguments = [*given[2:10], given[1], given[10]]
+            assert info(scalapack.descinit2, *arguments) == (-numbers[entry - 2] if (entry, value) != (3, 0) else 0)
+    long = np.append(A.desc, [7, 7])  # as a C program's array that is longer than it need be
+    assert info(scalapack.pdgemm, *changed(good, _10=long)) == 0
+    assert info(scalapack.pdgemm, *changed(good, _10=A.desc[:10])) == -1001
+    vast = with_entries(A.desc, _5=2**62, _6=2**62, _7=2**62, _8=2**62, _11=12)
+    if comm.size == 1:
+        assert info(scalapack.pdgemm, *changed(good, _7=np.zeros((12, 12), order="F"), _10=vast)) == 0
+
+
+def test_the_first_wrong_argument_is_named(comm: Any, contexts: list[int]) -> None:
+    from pdgemm import scalapack
+
+    good, (A, *_) = good_arguments(contexts)
+    for more, found in (
+        ({"_19": "", "_16": None, "_15": "", "_12": 0, "_10": "", "_9": 0, "_8": 0, "_6": "", "_4": -1, "_2": ""}, -2),
+        ({"_10": with_entries(A.desc, _5=0), "_8": 99}, -8),
+        ({"_10": with_entries(A.desc, _2=-1, _3=-1), "_8": 99}, -1002),
+        ({"_15": None, "_10": with_entries(A.desc, _8=1000)}, -1008),
+        ({"_10": with_entries(A.desc, _7=-1)}, -1007),  # copies on every row
+        ({"_6": 10**400}, -6),
+        ({"_10": [[1], [2, 3]]}, -10),
+        ({"_10": ["1"] * 9}, -10),
+        ({"_10": [1, contexts[0], 10**30, 12, 3, 2, 0, 0, 12]}, -10),
+        ({"_3": np.uint8(255), "_8": np.uint8(2)}, -8),  # their sum is 1 in eight bits
+        ({"_3": np.int32(2**31 - 1), "_17": np.int32(2**31 - 1)}, -8),
+    ):
+        assert info(scalapack.pdgemm, *changed(good, **more)) == found, more
+        if comm.size > 1:  # on one process only
+            here = changed(good, **more) if comm.rank == comm.size - 1 else good
+            assert info(scalapack.pdgemm, *here) == found, more
+    for at, bad in enumerate([2.5, "7", None, 10**30, -(10**30)]):
+        with pytest.raises(scalapack.IllegalArgument) as caught:
+            scalapack.descinit(*[8] * at, bad, *[8] * (7 - at))
+        assert caught.value.info == -(at + 2)
+
+
+def test_scalars_by_reference(comm: Any, contexts: list[int]) -> None:
+    """As a Fortran program hands them over."""
+    from pdgemm import scalapack
+
+    good, (A, B, C) = good_arguments(contexts)
+    expected = C.values.copy()
+    expected[2:8, 2:7] = 2 * A.values[:6, :4] @ B.values[1:5, 1:6] + 3 * expected[2:8, 2:7]
+    for alpha, beta in ((np.array(2.0), np.array([3])), (np.array([[2]]), np.array(3.0, "f"))):
+        C.local[...] = C.before
+        extents = [np.array(x) for x in good[2:5]]
+        scalapack.pdgemm("n", "n", *extents, alpha, *good[6:14], beta, *good[15:])
+        assert np.allclose(C.local, C.dealt(expected, C.before))
+    for bad in (np.array([2.0, 2.0]), np.array([]), np.array(1j), np.array("2"), np.array(None)):
+        assert info(scalapack.pdgemm, *changed(good, _15=bad)) == -15
+
+
+@pytest.mark.mpi(min_size=2)
+def test_processes_outside_of_a_context_are_told_by_the_others(comm: Any) -> None:
+    """A lies on the first processes, B on the last ones; nobody else knows anything of it."""
+    from pdgemm import scalapack
+
+    world = scalapack.blacs_gridinit(comm, comm.size, 1)
+    half = (comm.size + 1) // 2  # with an odd number the one in the middle has both
+    homes = []
+    for members in (range(half), range(comm.size - half, comm.size)):
+        within = comm.Split(0 if comm.rank in members else 1)
+        homes.append(scalapack.blacs_gridinit(within, 1, half) if comm.rank in members else -1)
+    mixed = scalapack.blacs_gridinit(comm, 1, half)  # known to all, but some say that they are outside
+    values = [random((11, 13), "d", seed) for seed in (1, 2)]
+    garbage = [7, -1, -7, 2**40, 0, -3, 99, -1, 0]
+
+    def sub(number: int, ictxt: int, i: int, j: int) -> tuple[Any, ...]:
+        if ictxt == -1:
+            return None, "?", 1.5, garbage
+        X = Global(values[number], ictxt, (2, 3), first=(4, 1) if number else None)
+        return X.local, i, j, X.desc, X
+
+    outside = comm.rank >= half
+    for a_home, b_home in ((homes[0], homes[1]), (homes[1], -1 if outside else mixed), (mixed, homes[0])):
+        A, B = sub(0, a_home, 2, 3), sub(1, b_home, 5, 1)
+        scalapack.pdgemr2d(6, 9, *A[:4], *B[:4], world)
+        if b_home != -1:
+            expected = values[1].copy()
+            expected[4:10, :9] = values[0][1:7, 2:11]
+            assert np.array_equal(B[4].local, B[4].dealt(expected, B[4].before))
+        assert info(scalapack.pdgemr2d, 6, 0, *A[:4], *B[:4], world) == 0
+    A, B = sub(0, homes[0], 2, 3)[:4], sub(1, homes[1], 5, 1)[:4]
+    absent = None, 0, 0, garbage
+    for a, b, ictxt, found in (
+        (absent, B, world, -602),
+        (A, absent, world, -1002),
+        (absent if comm.rank == 0 else sub(0, mixed, 1, 1)[:4], B, world, -602),
+        ((*A[:1], 7, *A[2:]), B, world, -4),
+        (A, ((B[0], B[1] + 1, *B[2:]) if B[0] is not None and comm.rank == comm.size - 1 else B), world, 0),
+    ):
+        if found:
+            assert info(scalapack.pdgemr2d, 6, 9, *a, *b, ictxt) == found
+        elif half > 1:
+            with pytest.raises(ValueError, match="different arguments"):
+                scalapack.pdgemr2d(6, 9, *a, *b, ictxt)
+    if homes[0] != -1:  # as if it were a context of all
+        with pytest.raises(scalapack.IllegalArgument, match="lacks processes") as caught:
+            scalapack.pdgemr2d(6, 9, *sub(0, world, 1, 1)[:4], *sub(1, homes[0], 1, 1)[:4], homes[0])
+        assert caught.value.info == -11
+    for ictxt in (world, mixed, *homes):
+        if ictxt != -1:
+            scalapack.blacs_gridexit(ictxt)
+
+
+def test_integers_are_not_converted(comm: Any, contexts: list[int]) -> None:
+    from pdgemm import scalapack
+
+    A = Global(np.arange(144).reshape(12, 12).astype("i4"), contexts[0], (3, 2))
+    B = Global(np.zeros((12, 12), "i8"), contexts[-1], (5, 5))
+    assert info(scalapack.pigemr2d, 5, 6, A.local, 1, 1, A.desc, B.local, 2, 2, B.desc, contexts[0]) == -7
+    assert info(scalapack.pigemr2d, 5, 6, A.local, 1, 1, A.desc, B.local * 1.0, 2, 2, B.desc, contexts[0]) == -7
+    assert np.array_equal(B.local, B.before)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_wrong_context_on_one_process_is_told_by_all(comm: Any) -> None:
+    """Contexts of a communicator and of its duplicate: whatever the others use, all meet in one of them."""
+    from pdgemm import scalapack
+
+    double = comm.Dup()
+    made = [scalapack.blacs_gridinit(x, 1, comm.size) for x in (comm, double)]
+    made.append(scalapack.blacs_gridinit(double, comm.size, 1))
+    values = random((8, 8), "d", 1)
+
+    def ends(function: Any, *arguments: Any) -> str:
+        try:
+            function(*arguments)
+        except ValueError as error:
+            assert isinstance(error, scalapack.IllegalArgument) or "different arguments" in str(error)
+            return str(error)
+        return ""
+
+    for one, two, three in ((0, 0, 0), (1, 1, 1), (1, 0, 0), (0, 1, 1), (2, 1, 0)):
+        homes = made[one], made[two], made[three]
+        A, B, C = (Global(values, home, (2, 3)) for home in homes)
+        for at, bad in [(at, bad) for at in range(3) for bad in (-7, *made) if bad != homes[at]] + [(3, -7)]:
+            descs = [x.desc.copy() for x in (A, B, C)]
+            for desc in descs[at : at + 1] if at < 3 else descs:  # or all of them
+                desc[1] = desc[1] if comm.rank else bad
+            a, b, c = ((x.local, 1, 1, desc) for x, desc in zip((A, B, C), descs))
+            for function, arguments in (
+                (scalapack.pdgemm, ("N", "N", 8, 8, 8, 1.0, *a, *b, 0.0, *c)),
+                (scalapack.pdtran, (8, 8, 1.0, *a, 0.0, *c)),
+                (scalapack.pdgemr2d, (8, 8, *a, *c, made[1])),
+                (scalapack.pdgemr2d, (8, 8, *a, *c, made[1] if comm.rank else bad)),
+            ):
+                said = set(comm.allgather(ends(function, *arguments)))
+                assert len(said) == 1
+                assert (
+                    said != {""} or bad != -7 or (at == 1 and function is not scalapack.pdgemm)
+                )  # B is none of theirs
+    for ictxt in made[::-1]:
+        scalapack.blacs_gridexit(ictxt)
+        assert scalapack.blacs_gridinfo(ictxt) == (-1, -1, -1, -1)
+
+
+def test_contexts_that_are_none(comm: Any) -> None:
+    from pdgemm import ProcessGrid, scalapack
+
+    grid = ProcessGrid(comm)
+    ictxt = scalapack.context(grid)
+    desc = scalapack.descinit(4, 4, 1, 1, 0, 0, ictxt, 4)
+    grid.free()
+    assert scalapack.blacs_gridinfo(ictxt) == (-1, -1, -1, -1)
+    with pytest.raises(ValueError, match="not a context"):
+        scalapack.blacs_gridexit(ictxt)
+    x = np.ones((4, 4), order="F")
+    assert info(scalapack.pdtran, 4, 4, 1.0, x, 1, 1, desc, 0.0, x.copy("F"), 1, 1, desc) == -702
+    with ProcessGrid(comm, layers=comm.size) as deep:
+        if comm.size > 1:
+            with pytest.raises(ValueError, match="one layer"):
+                scalapack.context(deep)
+    for shape in ((comm.size + (comm.rank == 0), 1), (0, 5), (-1, -1), (10**9, 10**9), (1.0, 1)):
+        with pytest.raises(ValueError, match="needs|positive|pair|different arguments"):
+            scalapack.blacs_gridinit(comm, *shape)

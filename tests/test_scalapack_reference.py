@@ -84,21 +84,32 @@ def grids(comm: Any, reference: ctypes.CDLL) -> Iterator[list[tuple[int, int]]]:
 class Both:
     """A window of a random matrix in random blocks: array, first row and column and descriptor, for us and for them."""
 
-    def __init__(self, rng: np.random.Generator, char: str, grid: tuple[int, int], extents: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        char: str,
+        grid: tuple[int, int],
+        extents: tuple[int, ...],
+        two: bool = True,
+        whole: tuple[int, int] | None = None,
+    ) -> None:
+        """two : may the descriptor be of type 2?   whole : rows and columns of the matrix."""
         from pdgemm import scalapack
 
-        whole, blocks = (tuple(rng.choice(choices, 2).tolist()) for choices in (WHOLE, BLOCKS))
+        anywhere, blocks = (tuple(rng.choice(choices, 2).tolist()) for choices in (WHOLE, BLOCKS))
+        whole = whole or anywhere
         sources = tuple(int(rng.integers(p)) for p in scalapack.blacs_gridinfo(grid[0])[:2])
-        self.matrix = Global(random(whole, char, int(rng.integers(1000))), grid[0], blocks, sources)
+        first = tuple(rng.integers(1, 15, 2).tolist()) if two and rng.random() < 0.5 else None
+        self.matrix = Global(random(whole, char, int(rng.integers(1000))), grid[0], blocks, sources, first)
         starts = rng.choice(STARTS, 2).tolist()
-        first = [min(start, n - extent + 1) for start, n, extent in zip(starts, whole, extents)]
-        self.window = tuple(slice(at - 1, at - 1 + extent) for at, extent in zip(first, extents))
+        at = [min(start, n - extent + 1) for start, n, extent in zip(starts, whole, extents)]
+        self.window = tuple(slice(start - 1, start - 1 + extent) for start, extent in zip(at, extents))
         self.sub = self.matrix.values[self.window]
         self.inside = self.local(np.ones(extents, bool))
         desc = self.matrix.desc.astype(np.intc)
         desc[1] = grid[1]
-        self.ours = self.matrix.local, *first, self.matrix.desc
-        self.theirs = self.matrix.local.copy(order="F"), *first, desc
+        self.ours = self.matrix.local, *at, self.matrix.desc
+        self.theirs = self.matrix.local.copy(order="F"), *at, desc
 
     def local(self, sub: np.ndarray) -> np.ndarray:
         """The local array of a matrix with these values in the window and zeros elsewhere."""
@@ -161,11 +172,134 @@ def test_gemr2d(reference: ctypes.CDLL, grids: list[tuple[int, int]]) -> None:
 
     rng = np.random.default_rng(9)
     for one, other, (m, n, _) in itertools.product(grids, grids, SIZES):
-        A, B = Both(rng, "d", one, (m, n)), Both(rng, "d", other, (m, n))
+        A, B = (Both(rng, "d", grid, (m, n), two=False) for grid in (one, other))  # of type 1 alone
         B.erase()
         scalapack.pdgemr2d(m, n, *A.ours, *B.ours, grids[0][0])
         fortran(reference.pdgemr2d_, m, n, *A.theirs, *B.theirs, grids[0][1])
         assert (B.difference() == 0).all(), (one, other, m, n)
+
+
+def test_gemr2d_among_processes_that_do_not_know_of_each_other(comm: Any, reference: ctypes.CDLL) -> None:
+    """A on the first processes, B on the last ones: elsewhere CTXT_ is -1, and nothing else is read."""
+    from pdgemm import scalapack
+
+    half = (comm.size + 1) // 2
+    world = [scalapack.blacs_gridinit(comm, 1, comm.size), new_context(reference, range(comm.size))]
+    homes = []
+    for members in (range(half), range(comm.size - half, comm.size)):
+        within = comm.Split(0 if comm.rank in members else 1)
+        ours = scalapack.blacs_gridinit(within, 1, half) if comm.rank in members else -1
+        homes.append((ours, new_context(reference, members)))
+    assert [theirs == -1 for _, theirs in homes] == [ours == -1 for ours, _ in homes]
+    rng = np.random.default_rng(10)
+    values = [(100 * random((31, 35), "d", seed)).astype(np.intc) for seed in (1, 2)]
+    for one, other, (m, n, _) in itertools.product(homes, homes, SIZES):
+        blocks, (i, j) = rng.integers(1, 7, (2, 2)).tolist(), rng.integers(1, 8, 2).tolist()
+        ours, theirs, local = [], [], []
+        for (mine, their), whole, block in zip((one, other), values, blocks):
+            if mine == -1:
+                absent = np.full(9, -1, np.intc)
+                ours += [None, 0, 0, absent]
+                theirs += [np.zeros(1, np.intc), 0, 0, absent]
+            else:
+                X = Global(whole, mine, block)
+                local += [X.local, X.local.copy(order="F")]
+                desc = X.desc.astype(np.intc)
+                desc[1] = their
+                ours += [local[-2], i, j, X.desc]
+                theirs += [local[-1], i, j, desc]
+        scalapack.pigemr2d(m, n, *ours, world[0])
+        fortran(reference.pigemr2d_, m, n, *theirs, world[1])
+        for here, there in zip(local[::2], local[1::2]):
+            assert np.array_equal(here, there), (m, n)
+    for ours, theirs in (*homes, world):
+        if ours != -1:
+            scalapack.blacs_gridexit(ours)
+            reference.Cblacs_gridexit(theirs)
+
+
+def new_context(reference: ctypes.CDLL, members: range) -> int:
+    """Theirs, of some processes in a row; -1 elsewhere.  Collective over all processes."""
+    ictxt, map_ = ctypes.c_int(), np.array(members, np.intc)
+    reference.Cblacs_get(-1, 0, ctypes.byref(ictxt))
+    reference.Cblacs_gridmap(ctypes.byref(ictxt), ctypes.c_void_p(map_.ctypes.data), 1, 1, len(members))
+    return ictxt.value
+
+
+def test_empty_submatrices_and_processes_without_columns(reference: ctypes.CDLL, grids: list[tuple[int, int]]) -> None:
+    """Outside of the matrix, LLD_ = 1, k = 0: what the reference takes we take, and C is the same."""
+    from pdgemm import scalapack
+
+    rng = np.random.default_rng(11)
+    for grid, (m, n, k), empty in itertools.product(grids, [(0, 5, 3), (4, 0, 3), (4, 5, 0), (4, 5, 3)], (False, True)):
+        A, C = Both(rng, "d", grid, (m, k), whole=(31, 3)), Both(rng, "d", grid, (m, n))  # A: few columns
+        B = Both(rng, "d", grid, (k, n))
+        calls = []
+        for sides in zip(*(("ours", "theirs"),) * 3):
+            a, b, c = (list(getattr(x, side)) for x, side in zip((A, B, C), sides))
+            for x, extents in ((a, (m, k)), (b, (k, n)), (c, (m, n))):
+                desc = x[3] = x[3].copy()
+                if 0 in extents:
+                    x[1:3] = 99, 98
+                    desc[2:4] = [0, 0] if empty else desc[2:4]
+                    desc[-1] = 1
+                elif not x[0][:, :-1].size:  # no columns here
+                    desc[-1] = 1
+            calls.append((m, n, k, np.float64(2), *a, *b, np.float64(3), *c))
+        scalapack.pdgemm("N", "N", *calls[0])
+        fortran(reference.pdgemm_, "N", "N", *calls[1])
+        assert (C.difference() <= 1e-13).all(), (grid, m, n, k)
+
+
+def test_what_is_wrong_with_an_operand(reference: ctypes.CDLL, grids: list[tuple[int, int]]) -> None:
+    """INFO of PB_Cchkmat for random arguments near their bounds; but for copies (RSRC_ = -1), which we refuse.
+
+    It checks descriptors of type 2, to which PDGEMM brings those of type 1.
+    """
+    from pdgemm import scalapack
+    from pdgemm.scalapack import _Sub
+
+    rng, local = np.random.default_rng(12), np.zeros(10_000)
+    seen = set()
+    for ours, theirs in grids:
+        pr, pc = scalapack.blacs_gridinfo(ours)[:2]
+        for _ in range(400):
+            m, k, ia, ja = (
+                rng.choice(choices).item() for choices in ([0, 1, 6], [0, 1, 6], [0, 1, 7, 99], [0, 1, 7, 99])
+            )
+            sizes = [rng.choice([1, 2, 3, 20]).item() for _ in range(4)]
+            desc = [2, theirs, 12, 12, *sizes, int(rng.integers(pr)), int(rng.integers(pc)), 12]
+            for entry in rng.choice(11, 2):
+                if rng.random() < 0.5:
+                    value = {0: 3, 1: -1, 2: 0, 8: pr, 9: pc, 10: rng.choice([0, 1, 3, 5])}.get(
+                        entry, rng.choice([-1, 0])
+                    )
+                    desc[entry] = int(value)
+            info = ctypes.c_int(0)
+            array = np.array(desc, np.intc)
+            reference.PB_Cchkmat(
+                theirs,
+                b"PDGEMM",
+                b"A",
+                m,
+                3,
+                k,
+                5,
+                ia - 1,
+                ja - 1,
+                ctypes.c_void_p(array.ctypes.data),
+                10,
+                ctypes.byref(info),
+            )
+            desc[1] = ours if desc[1] == theirs else -1
+            sub, found = _Sub("a", 7, local, ia, ja, desc, m, k), 0
+            try:
+                sub.check("PDGEMM", (local.dtype,))
+            except scalapack.IllegalArgument as error:
+                found = error.info
+            assert found == info.value, (m, k, ia, ja, desc)
+            seen.add(found)
+    assert seen >= {0, -8, -9, *(-1000 - entry for entry in range(1, 12))}
 
 
 def test_grids_and_local_sizes(reference: ctypes.CDLL, grids: list[tuple[int, int]]) -> None:

@@ -33,7 +33,7 @@ def inner_pairs(draw: st.DrawFn) -> tuple[BlockCyclic, BlockCyclic]:
     def one() -> BlockCyclic:
         parts = draw(st.integers(1, 5))
         block = draw(st.integers(1, 12))
-        return BlockCyclic(n, block, parts, draw(st.integers(0, parts - 1)), draw(st.integers(0, block - 1)))
+        return BlockCyclic(n, block, parts, draw(st.integers(0, parts - 1)), block - draw(st.integers(1, 2 * block)))
 
     return one(), one()
 
