@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 LEVELS = [
     {
         "pdgemm.errors",
+        "pdgemm.reading",
         "pdgemm.dtypes",
         "pdgemm.elements",
         "pdgemm.timing",
@@ -35,7 +36,7 @@ LEVELS = [
         "pdgemm.threads",
         "pdgemm.explain",
     }
-    | {"pdgemm.plain", "pdgemm.families"}
+    | {"pdgemm.families"}
     | {
         "pdgemm.grids.process_grid",
         "pdgemm.grids.node_memory",
@@ -73,6 +74,7 @@ LEVELS = [
         "pdgemm.products.layered",
         "pdgemm.candidates",
         "pdgemm.planner",
+        "pdgemm.saved",
         "pdgemm.estimates",
         "pdgemm.choice",
         "pdgemm.simulate",
@@ -113,7 +115,8 @@ PURE = [
     "costs",
     "machine",
     "explain",
-    "plain",
+    "reading",
+    "saved",
     "boxes",
     "candidates",
     "planner",

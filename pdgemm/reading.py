@@ -1,0 +1,121 @@
+"""What was written elsewhere, read here: files, JSON and variables.
+
+Nothing is computed from what they hold before it is of the types, and within the bounds, that are asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from pdgemm import dtypes
+from pdgemm.errors import ArgumentError, FileError
+
+Kind = TypeVar("Kind")
+LARGEST = 1 << 62  # of whole numbers: with their sums, what 64 bits hold
+Count = Annotated[int, Meta(ge=1, le=1 << 31)]  # of ranks, threads, cores
+Size = Annotated[int, Meta(ge=0, le=LARGEST)]  # of elements, bytes
+Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+Figure = Annotated[float, Meta(ge=0, le=1e30)]  # words, flops, shares
+Positive = Annotated[float, Meta(ge=1e-30, le=1e30)]  # its inverse is a figure, too
+_DTYPES = {x.name: x for x in {*dtypes.OPERANDS, *dtypes.RESULTS}}
+_LONGEST = 300  # characters of what is wrong
+
+
+def read_bytes(path: str | Path, limit: int = 1 << 20, what: str = "") -> bytes:
+    """All of a regular file of at most `limit` bytes.  Raises FileError: `what` it is, by default its path, and why."""
+    try:
+        with open(path, "rb", opener=_without_waiting) as file:
+            regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            text = file.read(limit + 1) if regular else b""
+    except (OSError, ValueError) as bad:  # a path with a NUL is a ValueError
+        raise FileError(f"{what or path}: {getattr(bad, 'strerror', None) or bad}") from bad
+    if not regular:
+        raise FileError(f"{what or path}: not a regular file")
+    if len(text) > limit:
+        raise FileError(f"{what or path}: larger than {limit} bytes, which is too much for such a file")
+    return text
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """A pipe that nobody writes to is opened at once."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def decoded(text: bytes | str, kind: type[Kind], what: str = "", exact: bool = False) -> Kind:
+    """JSON as a value of a type.  Raises ArgumentError: `what` it is not, the place and the fault.
+
+    exact : members that the type does not have are refused; else they are left out.
+    """
+    try:
+        found = msgspec.json.decode(text, type=kind, dec_hook=_special)
+        if exact:
+            _look_for_more(msgspec.json.decode(text), plain(found))
+    except (ValueError, RecursionError) as bad:
+        raise ArgumentError(_told(what, bad)) from bad
+    return found
+
+
+def converted(given: Any, kind: type[Kind], what: str = "", exact: bool = False, strict: bool = True) -> Kind:
+    """The same of what JSON was made into; strict False: "12" may be a number."""
+    try:
+        found = msgspec.convert(given, kind, dec_hook=_special, str_keys=True, strict=strict)
+        if exact:
+            _look_for_more(given, plain(found))
+    except (ValueError, RecursionError) as bad:
+        raise ArgumentError(_told(what, bad)) from bad
+    return found
+
+
+def plain(x: Any) -> Any:
+    """What `converted` takes and JSON can say."""
+    return msgspec.to_builtins(x, str_keys=True, enc_hook=_plain)
+
+
+def variable(name: str, kind: type[Kind], environment: Mapping[str, str] = os.environ) -> Kind | None:
+    """The value of a variable; None where it is not set, or empty.  Raises ArgumentError where it is no such."""
+    said = environment.get(name, "").strip()
+    return converted(said, kind, f"{name}={_short(said)}", strict=False) if said else None
+
+
+def _special(kind: type, given: Any) -> Any:
+    """Types that the library does not know."""
+    if kind is np.dtype:
+        if not isinstance(given, str) or given not in _DTYPES:
+            raise ValueError(f"no type of elements: {_short(repr(given))}")
+        return _DTYPES[given]
+    raise NotImplementedError(kind)
+
+
+def _plain(x: Any) -> Any:
+    return x.name if isinstance(x, np.dtype) else x.item() if isinstance(x, np.generic) else repr(x)
+
+
+def _look_for_more(given: Any, known: Any, place: str = "$") -> None:
+    """Raises ValueError for what `given` has more than `known`, which was made of it, and for numbers too large."""
+    if isinstance(given, dict):
+        for name, x in given.items():
+            if name not in known:
+                raise ValueError(f"there is no {_short(name)!r} in it - at `{place}`")
+            _look_for_more(x, known[name], f"{place}.{name}")
+    elif isinstance(given, list):
+        for number, (x, y) in enumerate(zip(given, known)):
+            _look_for_more(x, y, f"{place}[{number}]")
+    elif type(given) is int and abs(given) > LARGEST:
+        raise ValueError(f"Integer value out of range - at `{place}`")
+
+
+def _told(what: str, bad: Exception) -> str:
+    fault = "nested too deeply" if isinstance(bad, RecursionError) else _short(str(bad))
+    return f"{what}: {fault}" if what else fault
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
