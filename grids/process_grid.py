@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from copy import copy
@@ -15,8 +14,9 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.errors import ArgumentError, GridError, together
+from pdgemm.errors import GridError, together
 from pdgemm.grids.node_memory import NodeMemory
+from pdgemm.reading import Count, Size, variable
 from pdgemm.threads import crowded, share_cores
 
 WORK_GRIDS = 8  # kept for products to come; each has three communicators
@@ -278,13 +278,9 @@ class _Nodes:
     """What the user says of nodes: the ranks of those that are pretended, and the bytes that each may share."""
 
     def __init__(self) -> None:
-        ranks, limit = (os.environ.get(f"PDGEMM_{name}") for name in ("RANKS_PER_NODE", "NODE_MEMORY"))
-        if ranks and not (ranks.isdecimal() and int(ranks)):
-            raise ArgumentError(f"PDGEMM_RANKS_PER_NODE is a positive number, got {ranks!r}")
-        if limit and not limit.isdecimal():
-            raise ArgumentError(f"PDGEMM_NODE_MEMORY is a number of bytes, got {limit!r}")
-        self.ranks = int(ranks) if ranks else None
-        self.bytes = float(limit) if limit else inf
+        limit = variable("PDGEMM_NODE_MEMORY", Size, "a number of bytes")
+        self.ranks = variable("PDGEMM_RANKS_PER_NODE", Count, "a positive number")
+        self.bytes = inf if limit is None else float(limit)
 
 
 def _members(ranks: Sequence[int], size: int) -> list[int]:

@@ -29,6 +29,8 @@ def library() -> ctypes.CDLL | None:
     if not path:
         raise ArgumentError("PDGEMM_BLAS is mkl, but MKL is not installed: pip install 'pdgemm[mkl]'")
     try:
+        if Path(path).exists() and not Path(path).is_file():  # the loader would wait for who writes to a pipe
+            raise OSError("not a file")
         found = ctypes.CDLL(os.path.realpath(path) if Path(path).exists() else path)
         _ = found.dgemm_
     except (AttributeError, OSError) as bad:

@@ -79,10 +79,18 @@ def plain(x: Any) -> Any:
     return msgspec.to_builtins(x, str_keys=True, enc_hook=_plain)
 
 
-def variable(name: str, kind: type[Kind], environment: Mapping[str, str] = os.environ) -> Kind | None:
-    """The value of a variable; None where it is not set, or empty.  Raises ArgumentError where it is no such."""
+def variable(name: str, kind: Any, what: str = "", environment: Mapping[str, str] = os.environ) -> Any:
+    """The value of a variable; None where it is not set, or empty.
+
+    what : in words; ArgumentError is raised for anything else.  "": then it says nothing, as it is a launcher's.
+    """
     said = environment.get(name, "").strip()
-    return converted(said, kind, f"{name}={_short(said)}", strict=False) if said else None
+    try:
+        return converted(said, kind, strict=False) if said else None
+    except ArgumentError as bad:
+        if not what:
+            return None
+        raise ArgumentError(f"{name} is {what}, got {_short(said)!r}") from bad
 
 
 def _special(kind: type, given: Any) -> Any:

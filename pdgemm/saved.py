@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+from math import prod
 from typing import Any, Literal, Union
 
 import msgspec
 
-from pdgemm.candidates import PRODUCTS, Problem
+from pdgemm.candidates import BROADCASTS, PRODUCTS, Problem
 from pdgemm.errors import ArgumentError
 from pdgemm.exchange import Exchange
-from pdgemm.grids.layout import Layout
-from pdgemm.products import Product
+from pdgemm.products import Cannon, Inner, Layered, Product, Stationary
+from pdgemm.products.product import READ
 from pdgemm.reading import decoded, plain
+from pdgemm.schedule import skewed_places
 
 Moves = tuple[tuple[Literal["A", "B", "C"], Exchange], ...]
 Parts = tuple[Product, bool, Moves, Problem]  # of a plan
 _NOT_ONE = "not a plan that was saved"
 _MOST_BLOCKS = 1 << 26  # of a dimension: figures of a plan take time and memory for each
+_MOST_BYTES = 1 << 50
+_MOVERS = (*BROADCASTS, *READ, "nccl", "shift", "reduce_scatter")
 _SAVED: dict[type[Product], Any] = {
     kind: msgspec.defstruct(
         kind.__name__,
@@ -43,30 +47,63 @@ def unpack(text: str) -> Parts:
 
 
 def _fault(product: Product, moves: Moves, problem: Problem) -> str:
-    """What does not fit together."""
+    """What does not fit together, or is larger than any matrix."""
     size, made = problem.size, (product.A, product.B, product.C)
     layouts = [*problem.given, *made, *(x for _, move in moves for x in (move.source, move.target))]
-    if not all(_fits(x, size) for x in layouts):
+    if not all(_on_ranks(x.place, x.distribution.grid_shape, size) for x in layouts):
         return f"a layout has not one of {size} ranks for each place of its grid"
     sides = [side for x in layouts for side in (x.distribution.rows, x.distribution.cols)]
-    if any(-(-side.n // side.block) > _MOST_BLOCKS for side in sides):
+    if any(side.n + side.skip > _MOST_BLOCKS * side.block for side in sides):
         return f"a matrix has more than {_MOST_BLOCKS} blocks in a row or a column"
+    if any(x.local_bytes(None) > _MOST_BYTES for x in layouts):
+        return f"a rank has more than {_MOST_BYTES} bytes of a matrix"
     for A, B, C in (problem.given, made):
         (m, k), (inner, n) = A.distribution.shape, B.distribution.shape
         if C.distribution.shape != (m, n) or k != inner:
             return "the shapes of A, B and C do not make a product"
-    if any(move.size != size or move.words < 1 for _, move in moves):
-        return "its moves are among other ranks"
+    if any(move.size != size or move.words < 1 for _, move in moves) or not _lies(product, size):
+        return "its layouts are not those of its algorithm"
     if any(len(nodes) not in (0, size) for nodes in (problem.nodes, getattr(product, "nodes", ()))):
         return "not every rank has a node"
+    if product.mover not in _MOVERS:
+        return f"panels do not travel by {product.mover!r}"
+    if min(product.width, product.lookahead + 1) < 1 or getattr(product, "rows", 1) < 1:
+        return "its panels have no width"
+    if isinstance(product, (Inner, Layered)) and product.reduction.turns(None) > _MOST_BLOCKS:
+        return f"C is reduced in more than {_MOST_BLOCKS} pieces"
     return ""
 
 
-def _fits(layout: Layout, size: int) -> bool:
-    rows, cols = layout.distribution.rows, layout.distribution.cols
-    return len(layout.place) == rows.parts * cols.parts and _ranks(layout.place, size)
+def _on_ranks(place: tuple[int, ...], shape: tuple[int, ...], size: int) -> bool:
+    """A different one of `size` ranks at each place?"""
+    return len({*place}) == len(place) == prod(shape) and 0 <= min(place) <= max(place) < size
 
 
-def _ranks(place: tuple[int, ...], size: int) -> bool:
-    """Different ones of `size`."""
-    return len({*place}) == len(place) and 0 <= min(place) <= max(place) < size
+def _lies(product: Product, size: int) -> bool:
+    """Do the layouts fit the algorithm, as its docstring says?"""
+    A, B, C = product.A, product.B, product.C
+    a, b, c = (x.distribution for x in (A, B, C))
+    pr, pc = c.grid_shape
+    if isinstance(product, Inner):
+        flat = a.rows.parts == b.cols.parts == 1 and A.place == B.place
+        return flat and a.cols.canonical == b.rows.canonical and product.size == size
+    if isinstance(product, Layered):
+        (pr, pc), layers = (a.rows.parts, b.cols.parts), product.layers
+        fits = a.cols.parts == layers * pc and b.rows.parts == layers * pr and a.cols.block == b.rows.block
+        placed = layers > 0 and fits and _on_ranks(product.place, (pr, pc, layers), size)
+        return (
+            placed
+            and {*C.place} <= {*product.place}
+            and all(_lies(product.layer(x), size) for x in product.place[:: pr * pc])
+        )
+    if a.rows.canonical != c.rows.canonical:
+        return False
+    if isinstance(product, Stationary):
+        return A.grid == C.grid and B.grid == A.T.grid and b.rows.canonical == a.cols.canonical
+    if b.cols.canonical != c.cols.canonical:
+        return False
+    if isinstance(product, Cannon):
+        inner = a.cols.canonical == b.rows.canonical if pr == pc else a.cols.block == b.rows.block
+        same = a.grid_shape == b.grid_shape == (pr, pc) and pc % pr == 0 and inner
+        return same and (A.place, B.place) == skewed_places(C.place, (pr, pc))
+    return A.grid == B.grid == C.grid

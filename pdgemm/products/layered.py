@@ -61,9 +61,17 @@ class Reduction:
 
     def windows(self, rank: int | None) -> list[tuple[int, int]]:
         """Rows of a block that are reduced together."""
-        rows, cols = self.shape(rank)
-        high = max(1, min(self.high, MESSAGE_BYTES // (max(1, cols) * self.dtype.itemsize)))
+        (rows, cols), high = self.shape(rank), self._at_once(rank)
         return [(lo, min(rows, lo + high)) for lo in range(0, rows, high)] if cols else []
+
+    def turns(self, rank: int | None) -> int:
+        """How many windows those are."""
+        rows, cols = self.shape(rank)
+        return -(-rows // self._at_once(rank)) if cols else 0
+
+    def _at_once(self, rank: int | None) -> int:
+        """Rows of a window."""
+        return max(1, min(self.high, MESSAGE_BYTES // (max(1, self.shape(rank)[1]) * self.dtype.itemsize)))
 
     def rows_to(self, i: int) -> dict[int, Pairing]:
         """The rows of block i that each part of C's rows takes."""

@@ -130,7 +130,8 @@ def check_setting(path: Path, study: Study, now: dict[str, Any]) -> None:
 
 def append(path: Path, record: Record) -> None:
     """Add a record, on disk when this returns; a line that was not finished goes.  Raises FileError."""
-    line = json.dumps({"format": FORMAT, **record}, default=str).encode() + b"\n"
+    text = json.dumps({"format": FORMAT, **record}, default=str, ensure_ascii=False)
+    line = text.encode(errors="replace") + b"\n"  # a name on the command line need not be text
     try:
         with path.open("ab+") as file:
             _end_last_line(file)
