@@ -83,18 +83,17 @@ def _bytes(text: str) -> int:
 
 def _number(text: str) -> complex:
     above, fraction, below = text.partition("/")
-    value = _part(above)
-    return value / _part(below) if fraction else value
+    value = _part(above) / (_part(below) if fraction else 1)
+    if not cmath.isfinite(value) and not re.search("inf|nan", text, re.IGNORECASE):
+        raise OverflowError
+    return value
 
 
 def _part(text: str) -> complex:
     try:
-        number: complex = float(text)
+        return float(text)
     except ValueError:
-        number = complex(re.sub("i$", "j", text))
-    if not cmath.isfinite(number) and "inf" not in text.lower() and "nan" not in text.lower():
-        raise OverflowError
-    return number
+        return complex(re.sub("i$", "j", text))
 
 
 DATASET = _Form("file:/dataset", _dataset, "FILE:/DATASET, such as a.h5:/x")

@@ -228,7 +228,7 @@ class Profile:
         """
         for kind in sorted({kind for x in self.ranks for kind in x.transfers}):
             seconds, sizes, waited = np.array([each for x in self.ranks for each in x.transfers[kind]]).T
-            large = (sizes >= LARGE) & (waited > 0)
+            large = (sizes >= LARGE) & (waited > 0) & (seconds > 0)
             link = "ibcast" if kind == "bcast" else kind
             near, far = (
                 (1e-9 / links[link].beta if link in KINDS and self.calibrated else None)

@@ -33,13 +33,14 @@ def read_bytes(path: str | Path, limit: int = 1 << 20, what: str = "") -> bytes:
     """All of a regular file of at most `limit` bytes.  Raises FileError: `what` it is, by default its path, and why."""
     try:
         with open(path, "rb", opener=_without_waiting) as file:
-            regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-            text = file.read(limit + 1) if regular else b""
+            about = os.fstat(file.fileno())
+            regular, large = stat.S_ISREG(about.st_mode), about.st_size > limit
+            text = file.read(limit + 1) if regular and not large else b""
     except (OSError, ValueError) as bad:  # a path with a NUL is a ValueError
         raise FileError(f"{what or path}: {getattr(bad, 'strerror', None) or bad}") from bad
     if not regular:
         raise FileError(f"{what or path}: not a regular file")
-    if len(text) > limit:
+    if large or len(text) > limit:  # it may grow, and what is made when it is read has no size
         raise FileError(f"{what or path}: larger than {limit} bytes, which is too much for such a file")
     return text
 

@@ -7,10 +7,12 @@ from math import prod
 from typing import Any, Literal, Union
 
 import msgspec
+import numpy as np
 
 from pdgemm.candidates import BROADCASTS, PRODUCTS, Problem
 from pdgemm.errors import ArgumentError
 from pdgemm.exchange import Exchange
+from pdgemm.grids.runs import common
 from pdgemm.products import Cannon, Inner, Layered, Product, Stationary
 from pdgemm.products.product import READ
 from pdgemm.reading import decoded, plain
@@ -19,7 +21,7 @@ from pdgemm.schedule import skewed_places
 Moves = tuple[tuple[Literal["A", "B", "C"], Exchange], ...]
 Parts = tuple[Product, bool, Moves, Problem]  # of a plan
 _NOT_ONE = "not a plan that was saved"
-_MOST_BLOCKS = 1 << 26  # of a dimension: figures of a plan take time and memory for each
+_MOST_BLOCKS = 1 << 24  # of a dimension: figures of a plan take time and memory for each
 _MOST_BYTES = 1 << 50
 _MOVERS = (*BROADCASTS, *READ, "nccl", "shift", "reduce_scatter")
 _SAVED: dict[type[Product], Any] = {
@@ -84,26 +86,28 @@ def _lies(product: Product, size: int) -> bool:
     A, B, C = product.A, product.B, product.C
     a, b, c = (x.distribution for x in (A, B, C))
     pr, pc = c.grid_shape
-    if isinstance(product, Inner):
-        flat = a.rows.parts == b.cols.parts == 1 and A.place == B.place
-        return flat and a.cols.canonical == b.rows.canonical and product.size == size
+    rows, cols = a.rows.canonical == c.rows.canonical, b.cols.canonical == c.cols.canonical
+    inner = a.cols.canonical == b.rows.canonical
     if isinstance(product, Layered):
-        (pr, pc), layers = (a.rows.parts, b.cols.parts), product.layers
-        fits = a.cols.parts == layers * pc and b.rows.parts == layers * pr and a.cols.block == b.rows.block
-        placed = layers > 0 and fits and _on_ranks(product.place, (pr, pc, layers), size)
-        return (
-            placed
-            and {*C.place} <= {*product.place}
-            and all(_lies(product.layer(x), size) for x in product.place[:: pr * pc])
-        )
-    if a.rows.canonical != c.rows.canonical:
-        return False
+        return _in_layers(product, size) and all(_lies(x, size) for x in product.each_layer)
+    if isinstance(product, Inner):
+        return inner and a.rows.parts == b.cols.parts == 1 and A.place == B.place and product.size == size
     if isinstance(product, Stationary):
-        return A.grid == C.grid and B.grid == A.T.grid and b.rows.canonical == a.cols.canonical
-    if b.cols.canonical != c.cols.canonical:
-        return False
+        return rows and inner and A.grid == C.grid and B.grid == A.T.grid
     if isinstance(product, Cannon):
-        inner = a.cols.canonical == b.rows.canonical if pr == pc else a.cols.block == b.rows.block
-        same = a.grid_shape == b.grid_shape == (pr, pc) and pc % pr == 0 and inner
-        return same and (A.place, B.place) == skewed_places(C.place, (pr, pc))
-    return A.grid == B.grid == C.grid
+        dealt = inner if pr == pc else a.cols.block == b.rows.block and not pc % pr
+        skewed = a.grid_shape == b.grid_shape == c.grid_shape and dealt
+        return rows and cols and skewed and (A.place, B.place) == skewed_places(C.place, (pr, pc))
+    return rows and cols and A.grid == B.grid == C.grid
+
+
+def _in_layers(product: Layered, size: int) -> bool:
+    """Are there ranks for all layers, and does C lie on those that have a part of it?"""
+    C, a, b, c = product.C, *(x.distribution for x in (product.A, product.B, product.C))
+    pr, pc, layers = a.rows.parts, b.cols.parts, product.layers
+    dealt = (a.cols.parts, b.rows.parts) == (layers * pc, layers * pr) and a.cols.block == b.rows.block
+    if layers < 1 or not dealt or not _on_ranks(product.place, (pr, pc, layers), size):
+        return False
+    depth = [{*product.place[at :: pr * pc]} for at in range(pr * pc)]
+    rows, cols = np.argwhere(common(a.rows, c.rows)).tolist(), np.argwhere(common(b.cols, c.cols)).tolist()
+    return all(C.rank(to_i, to_j) in depth[i * pc + j] for i, to_i in rows for j, to_j in cols)

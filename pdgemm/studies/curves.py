@@ -293,6 +293,9 @@ def read_all(paths: Sequence[Path]) -> Findings:
         failed = [each for each in bad if each[1].kind == kind]
         if mine or failed:
             found.sections.append(Section(kind, curves_of(mine), failed))
+    if not found.sections:
+        place, why = found.unread[0]
+        raise FileError(f"{place}: {why}; there is no other measurement")
     found.notes += _notes(found)
     return found
 
