@@ -1,7 +1,8 @@
 """The command line: `pdgemm` under mpirun, srun or alone.  Rank 0 speaks for all.
 
 Exit codes, the same on all ranks: 0 done, 1 a result is wrong (`verify`, `--verify`), 2 bad input,
-3 an unexpected error (the whole job is ended), 143 ended by SIGTERM or SIGUSR1.
+3 an unexpected error (the whole job is ended), 143 ended by SIGTERM or SIGUSR1;
+without MPI 130 by SIGINT.
 """
 
 from __future__ import annotations
