@@ -13,6 +13,7 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -448,6 +449,8 @@ def _asked(
 # ------------------------------------------------------------------ running
 def main() -> None:
     """Entry point of `pdgemm`."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be text
     debug = "--debug" in sys.argv
     name = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
     if name in WITHOUT_MPI or (name == scaling.name and not inside_job(sys.argv)):

@@ -73,6 +73,7 @@ class Plan:
 
     @property
     def way(self) -> Way:
+        """The product on its layouts, as the user sees them."""
         return Way(self.product, self.transposed)
 
     @cached_property

@@ -275,6 +275,12 @@ def test_a_record_may_name_a_file_that_is_no_text(tmp_path: Path) -> None:
     assert records.open_study(tmp_path / "s.jsonl").attempts == [case]
 
 
+def test_a_report_may_have_a_name_that_is_no_text(run: Any) -> None:
+    Path("\udcff.jsonl").write_text(next(studies()))
+    assert run("plot", "\udcff.jsonl", "--out", "\udcff.html") == 0
+    assert "&#56575;.jsonl" in Path("\udcff.html").read_text()
+
+
 # ------------------------------------------------------------------ variables
 MANY = "9" * 5000
 
