@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from copy import copy
@@ -16,8 +15,9 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm import watchdog
-from pdgemm.errors import ArgumentError, GridError, refuse_freed, together
+from pdgemm.errors import GridError, refuse_freed, together
 from pdgemm.grids.node_memory import NodeMemory
+from pdgemm.reading import Count, Size, variable
 from pdgemm.threads import crowded, share_cores
 
 WORK_GRIDS = 8  # kept for products to come; each has three communicators
@@ -290,14 +290,10 @@ class _Nodes:
     """What the user says of nodes: the ranks of those that are pretended, and the bytes that each may share."""
 
     def __init__(self) -> None:
-        ranks, limit = (os.environ.get(f"PDGEMM_{name}") for name in ("RANKS_PER_NODE", "NODE_MEMORY"))
-        if ranks and not (ranks.isdecimal() and int(ranks)):
-            raise ArgumentError(f"PDGEMM_RANKS_PER_NODE is a positive number, got {ranks!r}")
-        if limit and not limit.isdecimal():
-            raise ArgumentError(f"PDGEMM_NODE_MEMORY is a number of bytes, got {limit!r}")
+        limit = variable("PDGEMM_NODE_MEMORY", Size, "a number of bytes")
+        self.ranks = variable("PDGEMM_RANKS_PER_NODE", Count, "a positive number")
+        self.bytes = inf if limit is None else float(limit)
         watchdog.seconds()
-        self.ranks = int(ranks) if ranks else None
-        self.bytes = float(limit) if limit else inf
 
 
 def _members(ranks: Sequence[int], size: int) -> list[int]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
 from pdgemm.explain import counted, in_bytes
-from pdgemm.profile import AGREE, OUTSIDE, PHASES, Profile, Rank
+from pdgemm.profile import AGREE, OUTSIDE, PHASES, Profile, Rank, Told
 
 SHOWN = 16  # ranks, of which each has a line
 
@@ -30,7 +29,7 @@ def advice(profile: Profile) -> str:
         *_work(profile, report),
         (
             float(np.mean([x.moving for x in profile.ranks])),
-            f"redistribution of {', '.join(move['name'] for move in report['moves'])} takes {{share}} of the time: "
+            f"redistribution of {', '.join(move.name for move in report.moves)} takes {{share}} of the time: "
             "store or make the matrices in the layout that the plan wants (`pdgemm.plan` names it), or use the "
             "algorithm that takes them as they lie (summa)",
         ),
@@ -53,7 +52,7 @@ def advice(profile: Profile) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def _waits(profile: Profile, report: dict[str, Any]) -> Iterator[tuple[float, str]]:
+def _waits(profile: Profile, report: Told) -> Iterator[tuple[float, str]]:
     """Seconds lost by waiting, and what to do."""
     wait = profile.mean("wait")
     slow = [
@@ -62,13 +61,13 @@ def _waits(profile: Profile, report: dict[str, Any]) -> Iterator[tuple[float, st
         for best in (x["calibrated_between_nodes"] or x["calibrated_inside_a_node"],)
         if x["gb_per_second"] and best and x["gb_per_second"] < best / 3
     ]
-    received, bound = report["counted"]["words_received"], report["lower_bound_words"]
-    if not report["lookahead"]:
+    received, bound = report.counted.words_received, report.lower_bound_words
+    if not report.lookahead:
         yield wait, "waiting for transfers takes {share} of the time and no panel is fetched ahead: --lookahead 1"
-    elif report["panels"] < 4 and report["panels"] > 0 and report["algorithm"] in ("summa", "stationary_a"):
+    elif report.panels < 4 and report.panels > 0 and report.algorithm in ("summa", "stationary_a"):
         yield (
             wait,
-            f"waiting takes {{share}} of the time with {counted(report['panels'], 'panel')}, of which the first "
+            f"waiting takes {{share}} of the time with {counted(report.panels, 'panel')}, of which the first "
             "arrives before any product: narrower panels (--panel-width)",
         )
     elif bound and received > 1.5 * bound:
@@ -91,7 +90,7 @@ def _waits(profile: Profile, report: dict[str, Any]) -> Iterator[tuple[float, st
     )
 
 
-def _work(profile: Profile, report: dict[str, Any]) -> Iterator[tuple[float, str]]:
+def _work(profile: Profile, report: Told) -> Iterator[tuple[float, str]]:
     """Seconds lost in products and between them, and what to do."""
     longest, mean = max(x.phases["product"] for x in profile.ranks), profile.mean("product")
     yield (
@@ -160,7 +159,7 @@ def _summary(profile: Profile) -> str:
         f"waits least{', the others wait for it' if profile.waited_for else ''}"
         if len(profile.ranks) > 1
         else "one rank: nobody to wait for",
-        f"machine: {name}; clocks of nodes agree to {max(x['clock_error_us'] for x in profile.about):.1f} us",
+        f"machine: {name}; clocks of nodes agree to {max(x.clock_error_us for x in profile.about):.1f} us",
     ]
     if profile.rate is not None:
         lines.insert(1, f"products at {profile.rate:.0%} of the calibrated rate of such products")

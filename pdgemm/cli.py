@@ -13,6 +13,7 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from pdgemm.estimates import Question
 
 WITHOUT_MPI = ("plan", "simulate", "plot", "profile")  # commands that run on one process and need no MPI library
+UNEXPECTED = 3
 SUMS = ("float32", "float64", "complex64", "complex128", "int32")
 
 
@@ -45,14 +47,14 @@ _scalars = options.together(
 _algorithm = options.together(
     options.algorithm,
     click.option("--product-grid", type=GRID, help="Grid of the product, which need not be that of the matrices."),
-    click.option("--layers", type=click.IntRange(1), help="Layers of that grid (2.5d)."),
+    click.option("--layers", type=options.COUNT, help="Layers of that grid (2.5d)."),
 )
 _question = options.together(
     click.option("--shape", type=MNK, required=True, help="m,n,k of C (m x n) = A (m x k) B (k x n)."),
-    click.option("--ranks", type=int, required=True),
+    click.option("--ranks", type=options.COUNT, required=True),
     click.option("--memory", type=BYTES, help="Per rank, for all: its parts of A, B and C, copies, panels, messages."),
     click.option(
-        "--ranks-per-node", type=click.IntRange(1), help="Default: what the machine file says, else all on one node."
+        "--ranks-per-node", type=options.COUNT, help="Default: what the machine file says, else all on one node."
     ),
     options.machine,
     click.option("--dtype", type=click.Choice(options.BLAS_DTYPES), default="float64", show_default=True),
@@ -123,8 +125,14 @@ def generate(
 @_layout
 @click.option("--dtype", type=click.Choice(options.DTYPES), help="Convert the operands; default: as they are stored.")
 @click.option("--memory-limit", type=BYTES, help="Per rank, for buffers beyond A, B and C.")
-@click.option("--panel-width", type=int, help="Widest panel.")
-@click.option("--lookahead", default=1, show_default=True, help="Panels in flight behind the one in use.")
+@click.option("--panel-width", type=options.COUNT, help="Widest panel.")
+@click.option(
+    "--lookahead",
+    type=click.IntRange(0, options.MOST),
+    default=1,
+    show_default=True,
+    help="Panels in flight behind the one in use.",
+)
 @options.mover
 @_algorithm
 @click.option("--accumulate-dtype", type=click.Choice(SUMS), help="Type in which products are added up.")
@@ -442,10 +450,12 @@ def _asked(
 # ------------------------------------------------------------------ running
 def main() -> None:
     """Entry point of `pdgemm`."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be text
     debug, several = "--debug" in sys.argv, inside_job(sys.argv)
     name = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
     if not several and name in (*WITHOUT_MPI, scaling.name):
-        sys.exit(_code(0, debug))
+        sys.exit(_alone(debug))
     # a rank that left in an orderly way while MPI starts would be waited for
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if {"cuda", "--device=cuda"} & {*sys.argv}:
@@ -455,7 +465,7 @@ def main() -> None:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as bad:
         if name in WITHOUT_MPI:
-            sys.exit(_code(0, debug))
+            sys.exit(_alone(debug))
         click.echo(f"pdgemm: error: no usable MPI library ({bad}); pip install 'pdgemm[mpi]' brings one", err=True)
         sys.exit(2)
 
@@ -475,10 +485,23 @@ def main() -> None:
         # perhaps on this rank only: the others would wait for it for ever
         traceback.print_exc()
         sys.stderr.flush()
-        MPI.COMM_WORLD.Abort(3)
+        MPI.COMM_WORLD.Abort(UNEXPECTED)
     # a launcher may kill the job at the first exit code that is not 0: let everyone get here
     MPI.COMM_WORLD.Barrier()
     sys.exit(code)
+
+
+def _alone(debug: bool) -> int:
+    """The exit code where there is no MPI, and nobody else to be ended."""
+    try:
+        return _code(0, debug)
+    except click.Abort:
+        return 128 + signal.SIGINT
+    except SystemExit:  # as click ends where nobody reads what it says any more
+        return 0
+    except Exception:
+        traceback.print_exc()
+        return UNEXPECTED
 
 
 def _code(rank: int, debug: bool) -> int:

@@ -19,7 +19,8 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import IO, NamedTuple
 
-from pdgemm.errors import ArgumentError, FileError, PdgemmError
+from pdgemm.errors import FileError, PdgemmError
+from pdgemm.reading import Seconds, variable
 
 UNFINISHED = set[Path]()  # what is to be removed if this process is ended now
 WAIT = "PDGEMM_LOCK_WAIT"  # in the environment: for how many seconds a job waits for another that saves to its file
@@ -54,14 +55,18 @@ def check_ordinary(found: os.stat_result) -> None:
         raise OSError(errno.EINVAL, f"it is {kind}, not a file")
 
 
-def read(path: Path) -> bytes:
-    """What a file holds.  Raises OSError, for what is not a file as well."""
-    with open(path, "rb", opener=ordinary) as file:
-        return file.read()
+def read(path: str | Path, limit: int = 1 << 20, what: str = "") -> bytes:
+    """All of a file of at most `limit` bytes.  Raises FileError: `what` it is, by default its path, and why."""
+    with naming(what or path), open(path, "rb", opener=ordinary) as file:
+        large = os.fstat(file.fileno()).st_size > limit
+        text = b"" if large else file.read(limit + 1)  # it may grow, and what is made when it is read has no size
+        if large or len(text) > limit:
+            raise FileError(f"{what or path}: larger than {limit} bytes, which is too much for such a file")
+        return text
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def naming(path: str | Path) -> Iterator[None]:
     """Work on a file, whose errors become a FileError that names it."""
     try:
         yield
@@ -71,7 +76,7 @@ def naming(path: Path) -> Iterator[None]:
         raise file_error(path, bad) from bad
 
 
-def file_error(path: Path, error: Exception) -> PdgemmError:
+def file_error(path: str | Path, error: Exception) -> PdgemmError:
     """An error met while working on a file, in one line that names the file."""
     if isinstance(error, PdgemmError):
         return error
@@ -279,13 +284,8 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def _patience() -> float:
-    try:
-        wait = float(os.environ.get(WAIT) or _WAIT)
-    except ValueError:
-        wait = -1
-    if not wait >= 0:
-        raise ArgumentError(f"{WAIT} is a number of seconds, got {os.environ[WAIT]!r}")
-    return wait
+    wait = variable(WAIT, Seconds, "a number of seconds")
+    return _WAIT if wait is None else float(wait)
 
 
 def _myself() -> str:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import cmath
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import click
+
+from pdgemm.reading import LARGEST
+
+_SHOWN = 100  # characters of what is wrong
 
 
 class Dataset(NamedTuple):
@@ -27,8 +32,10 @@ class _Form(click.ParamType[Any]):
             return value
         try:
             return self._parse(value)
+        except OverflowError:
+            self.fail(f"{value[:_SHOWN]!r} is too large", param, ctx)
         except (ValueError, ArithmeticError):
-            self.fail(f"{value!r} is not of the form {self._example}", param, ctx)
+            self.fail(f"{value[:_SHOWN]!r} is not of the form {self._example}", param, ctx)
 
 
 def _dataset(text: str) -> Dataset:
@@ -38,22 +45,32 @@ def _dataset(text: str) -> Dataset:
     return Dataset(path, name)
 
 
+def _integer(text: str) -> int:
+    return _bounded(int(text))
+
+
+def _bounded(number: int) -> int:
+    if abs(number) > LARGEST:
+        raise OverflowError
+    return number
+
+
 def _pair(text: str) -> tuple[int, int]:
     first, second = re.split("[x,]", text)
-    return int(first), int(second)
+    return _integer(first), _integer(second)
 
 
 def _triple(text: str) -> tuple[int, int, int]:
     m, n, k = re.split("[x,]", text)
-    return int(m), int(n), int(k)
+    return _integer(m), _integer(n), _integer(k)
 
 
 def _block(text: str) -> tuple[int, int]:
-    return _pair(text) if re.search("[x,]", text) else (int(text), int(text))
+    return _pair(text) if re.search("[x,]", text) else (_integer(text), _integer(text))
 
 
 def _integers(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(",")))
+    return tuple(map(_integer, text.split(",")))
 
 
 def _bytes(text: str) -> int:
@@ -61,13 +78,15 @@ def _bytes(text: str) -> int:
     if match is None:
         raise ValueError
     number, unit, binary = match.groups()
-    return int(float(number) * (1024 if binary else 1000) ** " KMGT".index(unit.upper() or " "))
+    return _bounded(int(float(number) * (1024 if binary else 1000) ** " KMGT".index(unit.upper() or " ")))
 
 
 def _number(text: str) -> complex:
     above, fraction, below = text.partition("/")
-    value = _part(above)
-    return value / _part(below) if fraction else value
+    value = _part(above) / (_part(below) if fraction else 1)
+    if not cmath.isfinite(value) and not re.search("inf|nan", text, re.IGNORECASE):
+        raise OverflowError
+    return value
 
 
 def _part(text: str) -> complex:

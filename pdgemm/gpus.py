@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from pdgemm.errors import DeviceError
+from pdgemm.reading import Size, variable
 
 # number and count of the ranks of this job on this node; Slurm's last, for it numbers mpiexec's own steps, too
 LAUNCHERS = {
@@ -59,9 +60,9 @@ def share(rank: int, size: int, count: int) -> int:
 def local_rank(environment: Mapping[str, str]) -> tuple[int, int] | None:
     """(number, count) of this rank on its node, as a launcher says; count 0: it does not."""
     for name, total in LAUNCHERS.items():
-        if environment.get(name, "").isdecimal():
-            size = environment.get(total, "")
-            return int(environment[name]), int(size) if size.isdecimal() else 0
+        number = variable(name, Size, environment=environment)
+        if number is not None:
+            return number, variable(total, Size, environment=environment) or 0
     return None
 
 

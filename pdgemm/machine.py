@@ -5,28 +5,33 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, lru_cache
-from math import exp, inf, log
+from math import exp, log
 from os import environ
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
 from pdgemm.costs import gemm_flops
-from pdgemm.errors import ArgumentError, FileError
+from pdgemm.errors import ArgumentError
 from pdgemm.files import read
+from pdgemm.reading import Count, Positive, converted, decoded, plain
 
 KINDS = ("ibcast", "ring", "shift", "reduce", "exchange")  # how words travel
+Share = Annotated[float, Meta(ge=0, le=1)]
+Cost = Annotated[float, Meta(ge=0, le=1e6)]  # seconds of a step or a call
 
 
 @dataclass(frozen=True)
 class Link:
     """alpha : seconds of a message.   beta : seconds of a byte."""
 
-    alpha: float
-    beta: float
+    alpha: Positive
+    beta: Positive
 
 
 def _links(*figures: tuple[float, float]) -> dict[str, Link]:
@@ -50,14 +55,14 @@ class Machine:
     """
 
     name: str = "default"
-    ranks_per_node: int | None = None
+    ranks_per_node: Count | None = None
     intra: Mapping[str, Link] = field(
         default_factory=lambda: _links((2e-6, 2e-10), (2e-6, 2e-10), (1e-6, 2e-10), (2e-6, 4e-10), (1e-6, 4e-10))
     )
     inter: Mapping[str, Link] = field(
         default_factory=lambda: _links((5e-6, 1e-10), (5e-6, 1e-10), (3e-6, 8e-11), (5e-6, 1e-10), (3e-6, 1e-10))
     )
-    gamma: Mapping[str, Mapping[int, float]] = field(
+    gamma: Mapping[str, Mapping[Count, Positive]] = field(
         default_factory=lambda: {
             "float32": {8: 1.2e10, 32: 4e10, 128: 8e10, 512: 1e11},
             "float64": {8: 6e9, 32: 2e10, 128: 4e10, 512: 5e10},
@@ -65,31 +70,21 @@ class Machine:
             "complex128": {8: 1e10, 32: 2.5e10, 128: 4e10, 512: 5e10},
         }
     )
-    copy: float = 4e9
-    fresh: float = 2e9
-    overlap: float = 0.5
-    step: float = 2e-5
-    call: float = 2e-4
+    copy: Positive = 4e9
+    fresh: Positive = 2e9
+    overlap: Share = 0.5
+    step: Cost = 2e-5
+    call: Cost = 2e-4
 
     def __post_init__(self) -> None:
-        nodes = self.ranks_per_node
-        if nodes is not None and (not isinstance(nodes, int) or isinstance(nodes, bool) or nodes < 1):
-            raise ArgumentError(f"a machine has 1 rank or more on a node, got {nodes!r}")
+        converted(plain({x.name: getattr(self, x.name) for x in fields(self)}), _Figures, "not a machine")
         for links in (self.intra, self.inter):
-            if set(links) != set(KINDS) or not all(isinstance(x, Link) for x in links.values()):
-                raise ArgumentError(f"a machine has one Link each for {', '.join(KINDS)}, got {links!r}")
-        if "float32" not in self.gamma or not all(table for table in self.gamma.values()):
+            if set(links) != set(KINDS):
+                raise ArgumentError(f"a machine has one Link each for {', '.join(KINDS)}, got {', '.join(links)}")
+        if "float32" not in self.gamma or not all(self.gamma.values()):
             raise ArgumentError(
-                f"a machine has rates for float32 at least, which stand for other types, got {self.gamma!r}"
+                f"a machine has rates for float32 at least, which stand for other types, got {', '.join(self.gamma)}"
             )
-        sizes = [size for table in self.gamma.values() for size in table]
-        positive = [self.copy, self.fresh, *self.rates(), *sizes]
-        if not all(isinstance(x, (int, float)) and 0 < x < inf for x in positive):
-            raise ArgumentError("the times, rates and sizes of a machine are positive numbers")
-        if not all(isinstance(x, (int, float)) and 0 <= x < inf for x in (self.step, self.call, self.overlap)):
-            raise ArgumentError("step, call and overlap of a machine are numbers >= 0")
-        if self.overlap > 1 or not isinstance(self.name, str):
-            raise ArgumentError("the overlap of a machine is at most 1, its name a text")
 
     def __hash__(self) -> int:
         return hash((self.name, self.ranks_per_node, self.copy, self.fresh, self.overlap, self.step, self.call))
@@ -173,36 +168,21 @@ class Machine:
         return "\n".join(lines)
 
     def as_json(self) -> str:
-        return json.dumps(asdict(self), indent=2)
+        return json.dumps(plain(self), indent=2)
 
     @classmethod
-    def from_dict(cls, given: Any) -> Machine:
-        """What `as_json` wrote; what is missing is as in the default."""
-        if not isinstance(given, dict):
-            raise ArgumentError(f"a machine is described by a JSON object, got {type(given).__name__}")
-        known = dict(given)
-        unknown = set(known) - set(cls.__dataclass_fields__)
-        if unknown:
-            raise ArgumentError(f"unknown machine parameters: {', '.join(sorted(unknown))}")
-        default = cls()
-        try:
-            for level in ("intra", "inter"):
-                if level in known:
-                    links = {kind: Link(**link) for kind, link in known[level].items()}
-                    known[level] = {**getattr(default, level), **links}
-            if "gamma" in known:
-                rates = {name: {int(n): float(x) for n, x in table.items()} for name, table in known["gamma"].items()}
-                known["gamma"] = {**default.gamma, **rates}
-            return cls(**known)
-        except (TypeError, ValueError, AttributeError) as bad:
-            raise ArgumentError(f"not a machine: {bad}") from bad
+    def from_dict(cls, given: Any, what: str = "not a machine") -> Machine:
+        """What `as_json` wrote; what is missing is as in the default.  Raises ArgumentError."""
+        if isinstance(given, dict):
+            default = plain(cls())
+            tables = {name for name in ("intra", "inter", "gamma") if isinstance(given.get(name), dict)}
+            given = {**given, **{name: {**default[name], **given[name]} for name in tables}}
+        return converted(given, cls, what, exact=True)
 
-    def rates(self) -> list[float]:
-        """All numbers that must be positive."""
-        links = [*self.intra.values(), *self.inter.values()]
-        return [x for link in links for x in (link.alpha, link.beta)] + [
-            x for table in self.gamma.values() for x in table.values()
-        ]
+
+_Figures = msgspec.defstruct(
+    "Machine", [(x.name, get_type_hints(Machine, include_extras=True)[x.name]) for x in fields(Machine)]
+)
 
 
 def touched(work: tuple[int, int, int], at_once: tuple[int, int, int]) -> float:
@@ -244,12 +224,9 @@ def _gpus(staged: bool) -> Machine:
 
 def load_machine(path: str | Path | None = None) -> Machine:
     """The machine of a JSON file, by default of the file that PDGEMM_MACHINE names; without one, the default."""
-    path = path or environ.get("PDGEMM_MACHINE")
+    told = "" if path else environ.get("PDGEMM_MACHINE", "")
+    path = path or told
     if not path:
         return Machine()
-    try:
-        return Machine.from_dict(json.loads(read(Path(path))))
-    except OSError as bad:
-        raise FileError(f"machine file {path}: {bad.strerror}") from bad
-    except (ValueError, RecursionError) as bad:
-        raise ArgumentError(f"machine file {path}: {bad}") from bad
+    named = f"machine file {path}{' (PDGEMM_MACHINE)' * bool(told)}"
+    return Machine.from_dict(decoded(read(path, what=named), dict[str, Any], named), named)

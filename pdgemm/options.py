@@ -9,6 +9,8 @@ import click
 
 from pdgemm.families import ALGORITHMS
 
+MOST = 1 << 31
+COUNT = click.IntRange(1, MOST)  # of ranks, layers, inner indices, repetitions
 MOVERS = ("auto", "shared", "mpi", "ibcast", "ring", "staged", "ipc", "nccl")
 DTYPES = ("float16", "float32", "float64", "complex64", "complex128", "int8")
 BLAS_DTYPES = DTYPES[1:5]

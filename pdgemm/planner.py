@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, wraps
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from pdgemm import dtypes
-from pdgemm.candidates import BROADCASTS, PRODUCTS, Problem, Way, ways
+from pdgemm.candidates import BROADCASTS, Problem, Way, ways
 from pdgemm.costs import lower_bound
 from pdgemm.errors import ArgumentError, MemoryLimitError
 from pdgemm.exchange import Exchange, plan_exchange
@@ -22,9 +21,9 @@ from pdgemm.explain import Candidate, in_bytes, table
 from pdgemm.families import impossible
 from pdgemm.grids.layout import Layout
 from pdgemm.local import EXACT_WIDTH
-from pdgemm.plain import pack, unpack
 from pdgemm.products import Product
 from pdgemm.products.product import Buffers
+from pdgemm.saved import pack, unpack
 from pdgemm.timing import Traffic
 
 if TYPE_CHECKING:
@@ -72,9 +71,14 @@ class Plan:
     moves: tuple[tuple[str, Exchange], ...]
     problem: Problem
 
+    @property
+    def way(self) -> Way:
+        """The product on its layouts, as the user sees them."""
+        return Way(self.product, self.transposed)
+
     @cached_property
     def algorithm(self) -> str:
-        return Way(self.product, self.transposed).algorithm
+        return self.way.algorithm
 
     @property
     def inside(self) -> str:
@@ -89,7 +93,7 @@ class Plan:
     @cached_property
     def shape(self) -> tuple[int, int, int]:
         """Pr, Pc and layers of the grid of the product."""
-        return Way(self.product, self.transposed).shape
+        return self.way.shape
 
     @remembered
     def traffic(self, rank: int) -> Traffic:
@@ -252,14 +256,13 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as JSON, to be made a plan again by `from_json`."""
-        return json.dumps(pack(self))
+        return pack(self.product, self.transposed, self.moves, self.problem)
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """What `to_json` wrote.  Raises ArgumentError for anything else."""
-        plan = unpack(text, cls, (Problem, Exchange, *PRODUCTS))
-        needed = with_moves(Way(plan.product, plan.transposed), plan.problem).moves
-        if [(name, x.source, x.target) for name, x in needed] != [(name, x.source, x.target) for name, x in plan.moves]:
+        plan = cls(*unpack(text))
+        if [(name, x.source, x.target) for name, x in plan.moves] != _moved(plan.way, plan.problem):
             raise ArgumentError("not a plan: its moves do not bring the matrices where its product needs them")
         return plan
 
@@ -369,10 +372,9 @@ def fit(plan: Plan, limit: int | None) -> Plan:
     """The plan with as much room as the limit allows, or with as little as it needs if that is more."""
     if limit is None or plan.extra_bytes(None) <= limit:
         return plan
-    way = Way(plan.product, plan.transposed)
 
     def with_room(share: float, spare: int) -> Plan:
-        return with_moves(way._replace(product=way.product.scaled(share)), plan.problem, spare)
+        return with_moves(plan.way._replace(product=plan.product.scaled(share)), plan.problem, spare)
 
     narrowest = with_room(0, 0)
     spare = limit - narrowest.extra_bytes(None)
@@ -396,13 +398,18 @@ def with_moves(way: Way, problem: Problem, spare: int | None = None) -> Plan:
 
     spare : bytes for the messages of each exchange, beyond what messages of one element take; None: no limit.
     """
-    (A, B, C), (a, b, c), size = problem.given, way.layouts, problem.size
+    size, there = problem.size, (problem.device, problem.staged)
     moves = []
-    for name, x, to, plain in (("A", A, a, True), ("B", B, b, True), ("C", c, C, problem.plain)):
-        if not x.same_place(to):
-            shared = problem.shared and not problem.nodes and name not in problem.private
-            there = problem.device, problem.staged
-            least = 0 if spare is None else plan_exchange(x, to, size, plain, 0, shared, *there).extra_bytes(None)
-            limit = None if spare is None else least + spare
-            moves.append((name, plan_exchange(x, to, size, plain, limit, shared, *there)))
+    for name, x, to in _moved(way, problem):
+        plain = problem.plain if name == "C" else True
+        shared = problem.shared and not problem.nodes and name not in problem.private
+        least = 0 if spare is None else plan_exchange(x, to, size, plain, 0, shared, *there).extra_bytes(None)
+        limit = None if spare is None else least + spare
+        moves.append((name, plan_exchange(x, to, size, plain, limit, shared, *there)))
     return Plan(way.product, way.transposed, tuple(moves), problem)
+
+
+def _moved(way: Way, problem: Problem) -> list[tuple[str, Layout, Layout]]:
+    """What a product needs elsewhere than it lies, or makes there: from where, and to where."""
+    (A, B, C), (a, b, c) = problem.given, way.layouts
+    return [(name, x, to) for name, x, to in (("A", A, a), ("B", B, b), ("C", c, C)) if not x.same_place(to)]

@@ -16,6 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm.device import Device, named, to_host
+from pdgemm.errors import ArgumentError, together
 
 SIZES = (1, 1 << 10, 1 << 16, 1 << 20)  # words of 8 bytes
 _PATIENCE = 30  # seconds for a child process
@@ -39,7 +40,11 @@ def asked() -> str:
 
 def gpu_aware(comm: MPI.Intracomm, device: Device) -> tuple[bool, str]:
     """May MPI be given pointers to the memory of these ranks' devices, and how that is known.  Collective over comm."""
-    told = os.environ.get("PDGEMM_GPU_AWARE", "").lower()
+    with together(comm) as said:
+        told = os.environ.get("PDGEMM_GPU_AWARE", "").lower()
+        if told not in ("", "yes", "1", "no", "0"):
+            raise ArgumentError(f"PDGEMM_GPU_AWARE is yes or no, got {told[:100]!r}")
+        said += ["PDGEMM_GPU_AWARE", told]
     says, why = comm.bcast(_before_trying(told) if comm.rank == 0 else None)
     if not says or told in ("yes", "1"):
         return says, why

@@ -22,6 +22,7 @@ from pdgemm.forms import Dataset
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.io import hdf5
 from pdgemm.matrix import DistMatrix
+from pdgemm.reading import Count, variable
 from pdgemm.timeline import trace
 
 
@@ -105,7 +106,7 @@ def check_launcher(size: int) -> None:
     # who knows speaks first: under mpirun, Slurm's number is that of mpirun's own daemons, one for each node
     names = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
     name = next((name for name in names if name in os.environ), "")
-    started = int(os.environ.get(name, "1"))
+    started = variable(name, Count) or 1
     if size == 1 and started > 1:
         library = MPI.Get_library_version().split(",")[0].split("\n")[0]
         raise ArgumentError(

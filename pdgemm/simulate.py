@@ -68,7 +68,7 @@ class Simulation:
 def simulate(product: Product, machine: Machine, ranks: int) -> Simulation:
     """The events of a product on so many ranks, numbered as its layouts number them; nodes hold consecutive ranks."""
     sums = product.reduction if isinstance(product, (Layered, Inner)) else None
-    events = (product.panels + (product.grid.layers * len(sums.windows(None)) if sums else 0)) * ranks
+    events = (product.panels + (product.grid.layers * sums.turns(None) if sums else 0)) * ranks
     if events > MOST_EVENTS:
         raise ArgumentError(
             f"{events} messages and products of {ranks} ranks are too many to walk through one by one, at most "

@@ -25,7 +25,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from pdgemm import errors
-from pdgemm.errors import ArgumentError, Meetings, ranks_text
+from pdgemm.errors import Meetings, ranks_text
+from pdgemm.reading import Seconds, variable
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -58,14 +59,8 @@ _sent: list[Any] = []
 
 def seconds() -> tuple[float, bool]:
     """How long to wait in silence, and whether the job ends then in any case.  Raises ArgumentError."""
-    given = os.environ.get("PDGEMM_WATCHDOG", "")
-    try:
-        asked = float(given or PATIENCE)
-    except ValueError:
-        asked = -1.0
-    if not 0 <= asked < 1e9:
-        raise ArgumentError(f"PDGEMM_WATCHDOG is a number of seconds, 0: never, got {given[:40]!r}")
-    return asked, bool(given)
+    asked = variable("PDGEMM_WATCHDOG", Seconds, "a number of seconds, 0: never")
+    return (PATIENCE, False) if asked is None else (asked, True)
 
 
 def watch(comm: MPI.Intracomm) -> None:

@@ -384,7 +384,6 @@ def test_calibrate_writes_what_plans_and_products_read(folder: Path) -> None:
     assert "GFLOP/s" in run.stdout and "overlap" in run.stdout
     machine = load_machine(folder / "machine.json")
     assert "2 ranks" in machine.name
-    assert min(machine.rates()) > 0
     run = pdgemm(1, "plan", "--shape", "900,900,900", "--ranks", "12", "--machine", "machine.json", cwd=folder)
     assert run.returncode == 0 and machine.name in run.stdout
     run = pdgemm(2, "calibrate", "-o", "missing/machine.json", cwd=folder)

@@ -206,6 +206,7 @@ class Liar(WatchedComm):
 
 def test_the_probe_believes_what_it_sees(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from pdgemm import probe
+    from pdgemm.errors import ArgumentError
 
     monkeypatch.delenv("PDGEMM_GPU_AWARE", raising=False)
     with fake_device() as device:
@@ -224,6 +225,10 @@ def test_the_probe_believes_what_it_sees(comm: Any, monkeypatch: pytest.MonkeyPa
             assert (aware, why) == (False, "its self-test failed on rank 1: 8192 bytes were broadcast changed")
         monkeypatch.setenv("PDGEMM_GPU_AWARE", "no")
         assert probe.gpu_aware(watched, device) == (False, "PDGEMM_GPU_AWARE=no")
+        if comm.rank == comm.size - 1:
+            monkeypatch.setenv("PDGEMM_GPU_AWARE", "perhaps")
+        with pytest.raises(ArgumentError, match="PDGEMM_GPU_AWARE is yes or no, got 'perhaps'"):
+            probe.gpu_aware(watched, device)
         assert not device.races
 
 

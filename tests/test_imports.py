@@ -17,6 +17,7 @@ LEVELS = [
         "pdgemm.errors",
         "pdgemm.watchdog",
         "pdgemm.files",
+        "pdgemm.reading",
         "pdgemm.dtypes",
         "pdgemm.whole",
         "pdgemm.protocols",
@@ -40,7 +41,7 @@ LEVELS = [
         "pdgemm.threads",
         "pdgemm.explain",
     }
-    | {"pdgemm.plain", "pdgemm.families"}
+    | {"pdgemm.families"}
     | {
         "pdgemm.grids.process_grid",
         "pdgemm.grids.node_memory",
@@ -78,6 +79,7 @@ LEVELS = [
         "pdgemm.products.layered",
         "pdgemm.candidates",
         "pdgemm.planner",
+        "pdgemm.saved",
         "pdgemm.estimates",
         "pdgemm.choice",
         "pdgemm.simulate",
@@ -120,7 +122,8 @@ PURE = [
     "costs",
     "machine",
     "explain",
-    "plain",
+    "reading",
+    "saved",
     "boxes",
     "candidates",
     "planner",

@@ -538,7 +538,10 @@ def test_pretended_nodes_send_each_other_messages(comm: Any, monkeypatch: pytest
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("RANKS_PER_NODE", "0"), ("RANKS_PER_NODE", "-1"), ("RANKS_PER_NODE", "two"), ("NODE_MEMORY", "1G")],
+    [
+        *(("RANKS_PER_NODE", text) for text in ("0", "-1", "two", "9" * 5000)),
+        *(("NODE_MEMORY", text) for text in ("1G", "9" * 5000)),
+    ],
 )
 def test_wrong_words_about_nodes_are_refused(comm: Any, name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from pdgemm import ProcessGrid

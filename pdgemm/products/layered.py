@@ -61,9 +61,17 @@ class Reduction:
 
     def windows(self, rank: int | None) -> list[tuple[int, int]]:
         """Rows of a block that are reduced together."""
-        rows, cols = self.shape(rank)
-        high = max(1, min(self.high, MESSAGE_BYTES // (max(1, cols) * self.dtype.itemsize)))
+        (rows, cols), high = self.shape(rank), self._at_once(rank)
         return [(lo, min(rows, lo + high)) for lo in range(0, rows, high)] if cols else []
+
+    def turns(self, rank: int | None) -> int:
+        """How many windows those are."""
+        rows, cols = self.shape(rank)
+        return -(-rows // self._at_once(rank)) if cols else 0
+
+    def _at_once(self, rank: int | None) -> int:
+        """Rows of a window."""
+        return max(1, min(self.high, MESSAGE_BYTES // (max(1, self.shape(rank)[1]) * self.dtype.itemsize)))
 
     def rows_to(self, i: int) -> dict[int, Pairing]:
         """The rows of block i that each part of C's rows takes."""
@@ -257,19 +265,19 @@ class Layered(Product):
 
     @property
     def lent_buffers(self) -> tuple[str, ...]:
-        return self._layers[0].lent_buffers or (("partial C",) if self.in_place else ())
+        return self.each_layer[0].lent_buffers or (("partial C",) if self.in_place else ())
 
     @cached_property
     def grid(self) -> Placed:
         return Placed((self.A.distribution.rows.parts, self.B.distribution.cols.parts), self.layers, self.place)
 
     @cached_property
-    def _layers(self) -> tuple[Summa | Cannon, ...]:
+    def each_layer(self) -> tuple[Summa | Cannon, ...]:
         return tuple(self._layer(number) for number in range(self.layers))
 
     def layer(self, rank: int | None) -> Summa | Cannon:
         """The product of a rank's layer; rank None: the one with most inner indices."""
-        return self._layers[0 if rank is None else max(0, self.grid.layer_of(rank))]
+        return self.each_layer[0 if rank is None else max(0, self.grid.layer_of(rank))]
 
     def _layer(self, number: int) -> Summa | Cannon:
         """Block x of the inner indices belongs to layer x mod c, and in it to column (x / c) mod Pc of A."""
@@ -304,7 +312,7 @@ class Layered(Product):
 
     @property
     def total_words(self) -> int:
-        inside = sum(layer.total_words for layer in self._layers)
+        inside = sum(layer.total_words for layer in self.each_layer)
         return inside + (self.reduction.total_words if self.mnk[2] else 0)
 
     @property
@@ -339,7 +347,7 @@ class Layered(Product):
 
     def _to_count(self, rank: int | None) -> list[Summa | Cannon]:
         """Layers that differ, or that of a rank: one with fewer inner indices may have wider panels."""
-        return list({x.mnk[2]: x for x in self._layers}.values()) if rank is None else [self.layer(rank)]
+        return list({x.mnk[2]: x for x in self.each_layer}.values()) if rank is None else [self.layer(rank)]
 
     def buffers(self, rank: int | None) -> Buffers:
         rows, cols = self.reduction.shape(rank)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from pdgemm.errors import ArgumentError
 from pdgemm.explain import counted, in_bytes
+from pdgemm.reading import Count, Size, converted
 
 KINDS = ("strong", "weak", "shapes")
-MNK = tuple[int, int, int]
+Side = Annotated[int, Meta(ge=1, le=1 << 53)]  # whole as a float, too
+Name = Annotated[str, Meta(min_length=1, max_length=100)]
+MNK = tuple[Side, Side, Side]
 # of a cube of the same m n k, as in Huang & Chow, CA3DMM, SC22: one long side, or one short one
 FAMILIES = {"square": (1, 1, 1), "large k": (0.25, 0.25, 16), "large m": (16, 0.25, 0.25), "flat": (4, 4, 1 / 16)}
 
@@ -22,14 +27,14 @@ class Case:
     of : what the user asked for: the shape on one rank (weak), or the name of the shape (shapes); "" otherwise.
     """
 
-    kind: str
-    ranks: int
+    kind: Literal["strong", "weak", "shapes"]  # KINDS
+    ranks: Count
     mnk: MNK
-    dtype: str = "float64"
-    algorithm: str = "auto"
-    mover: str = "auto"
-    memory_limit: int | None = None
-    device: str = "host"
+    dtype: Name = "float64"
+    algorithm: Name = "auto"
+    mover: Name = "auto"
+    memory_limit: Size | None = None
+    device: Name = "host"
     of: str = ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -41,11 +46,7 @@ class Case:
         names = {x.name for x in fields(cls)}
         if not isinstance(given, dict) or set(given) != names:
             raise ArgumentError(f"a case has {', '.join(sorted(names))}")
-        case = cls(**{**given, "mnk": tuple(given["mnk"]) if isinstance(given["mnk"], list) else ()})
-        numbers = (case.ranks, *case.mnk, 0 if case.memory_limit is None else case.memory_limit)
-        if case.kind not in KINDS or len(numbers) != 5 or not all(type(x) is int and x >= 0 for x in numbers):
-            raise ArgumentError(f"not a case: {given}")
-        return case
+        return converted(given, cls, "not a case")
 
     @property
     def curve(self) -> tuple[Any, ...]:
@@ -87,7 +88,7 @@ def cases(
     if not ranks or min(ranks) < 1:
         raise ArgumentError(f"a study needs numbers of ranks > 0, got {[*ranks]}")
     return [
-        Case(kind, count, mnk, dtype, algorithm, **options, of=of)
+        Case.from_dict(Case(kind, count, mnk, dtype, algorithm, **options, of=of).as_dict())  # type: ignore[arg-type]
         for count in sorted(set(ranks))
         for mnk, of in dict.fromkeys(_on(kind, shapes, count))
         for dtype in dict.fromkeys(dtypes)

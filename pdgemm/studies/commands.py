@@ -19,6 +19,7 @@ from pdgemm.explain import counted
 from pdgemm.families import ALGORITHMS
 from pdgemm.forms import BYTES, INTEGERS, MNK
 from pdgemm.machine import Machine, load_machine
+from pdgemm.reading import Count, variable
 from pdgemm.studies import records
 from pdgemm.studies.cases import KINDS, Case, cases
 from pdgemm.studies.steps import ENDED, Ended, Launcher, Steps, allocated, threads_per_rank
@@ -61,8 +62,8 @@ def inside_job(arguments: list[str]) -> bool:
 @options.mover
 @click.option("--memory-limit", type=BYTES, help="Per rank, for buffers beyond A, B and C.")
 @options.device
-@click.option("--repeats", type=click.IntRange(1), default=10, show_default=True, help="Six or more for an interval.")
-@click.option("--warmup", type=click.IntRange(1), default=1, show_default=True, help="Products before these.")
+@click.option("--repeats", type=options.COUNT, default=10, show_default=True, help="Six or more for an interval.")
+@click.option("--warmup", type=options.COUNT, default=1, show_default=True, help="Products before these.")
 @click.option("--launch", help="How jobs are started: 'mpiexec -n {ranks}'; default: PDGEMM_LAUNCH, srun or mpiexec.")
 @options.machine
 @click.option("--no-calibrate", is_flag=True, help="Plan and predict for an ordinary cluster.")
@@ -138,17 +139,17 @@ def _opened(path: Path) -> records.Study:
     return study
 
 
-def _machine_at_hand(machine_file: str | None, study: records.Study) -> Machine | None:
+def _machine_at_hand(path: Path, machine_file: str | None, study: records.Study) -> Machine | None:
     """That of the option, of PDGEMM_MACHINE, or of the study's calibration."""
     if machine_file or os.environ.get("PDGEMM_MACHINE"):
         return load_machine(machine_file)
-    return Machine.from_dict(study.machine) if study.machine else None
+    return Machine.from_dict(study.machine, f"{path}: its calibration") if study.machine else None
 
 
 # ------------------------------------------------------------------ a job for each number of ranks
 def _steps(path: Path, wanted: list[Case], launcher: Launcher, machine_file: str | None, ordinary: bool) -> int:
     study = _opened(path)
-    machine = _machine_at_hand(machine_file, study)
+    machine = _machine_at_hand(path, machine_file, study)
     todo, fits = _fitting(wanted, records.left(study, wanted), allocated(), "the allocation has room for", _warn)
     _say(_headline(path, wanted, todo))
     if not todo:
@@ -203,7 +204,7 @@ def _end(number: int, frame: Any) -> NoReturn:
 def _cores() -> int:
     """Of the allocation, or of this machine."""
     room = allocated()
-    return len(os.sched_getaffinity(0)) if room is None else room * int(os.environ.get("SLURM_CPUS_PER_TASK") or 1)
+    return len(os.sched_getaffinity(0)) if room is None else room * (variable("SLURM_CPUS_PER_TASK", Count) or 1)
 
 
 def _say(text: str, err: bool = False) -> None:
@@ -251,7 +252,7 @@ def _inside(
     comm = MPI.COMM_WORLD
     check_launcher(comm.size)
     study = on_root(comm, path, lambda: _opened(path))
-    machine = on_root(comm, path, lambda: _machine_at_hand(machine_file, study))
+    machine = on_root(comm, path, lambda: _machine_at_hand(path, machine_file, study))
     if calibrate:
         _calibrated(comm, path)
         return 0

@@ -6,18 +6,20 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import inf, isfinite, nan
+from math import nan
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import numpy as np
+from msgspec import Meta, Struct
 
+from pdgemm import dtypes
 from pdgemm.costs import gemm_flops
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.explain import in_bytes, named, sides
 from pdgemm.machine import Machine
+from pdgemm.reading import Count, Figure, Positive, Seconds, converted
 from pdgemm.studies import records
-from pdgemm.studies.cases import KINDS, Case
+from pdgemm.studies.cases import KINDS, MNK, Case
 from pdgemm.studies.records import Record
 
 TITLES = {"strong": "Strong scaling", "weak": "Weak scaling", "shapes": "Shapes"}
@@ -28,6 +30,63 @@ LARGEST = 10**9
 PARTS = ("compute", "wait", "sync", "pack", "move")  # of a product's time; the rest is what they leave
 
 
+class _Spread(Struct, frozen=True):
+    mean: Figure
+    max: Figure
+
+
+class _Whole(Struct):
+    mean: Positive
+
+
+class _PerRank(Struct):
+    seconds: _Whole
+    compute_seconds: _Spread
+    wait_seconds: _Spread
+    pack_seconds: _Spread
+    move_seconds: _Spread
+    hidden_seconds: _Spread
+    words_received: _Spread
+    sync_seconds: _Spread = _Spread(0.0, 0.0)  # not told by the first versions
+
+
+class _Product(Struct):
+    algorithm: str
+    inside: str
+    grid: tuple[Count, Count]
+    layers: Count
+    lower_bound_words: Figure
+    per_rank: _PerRank
+    overlap: Figure | None = None
+
+
+class _Cost(Struct):
+    core_hours: Figure
+    gpu_hours: Figure
+    joules: Figure | None = None
+    energy: str | None = None
+
+
+class _Setting(Struct):
+    nodes: list[str]
+    threads_per_rank: Annotated[list[Count], Meta(min_length=1)]
+    cores_per_node: Count
+    oversubscribed: bool = False
+
+
+class _Measured(Struct):
+    """The part of a record that figures are made of."""
+
+    median_seconds: Positive
+    confidence: tuple[Positive, Positive] | None
+    seconds: list[Seconds]
+    fraction_of_peak: Positive
+    residual: Figure
+    product: _Product
+    cost: _Cost
+    setting: _Setting
+
+
 @dataclass(frozen=True)
 class Point:
     """One measured case.
@@ -35,6 +94,8 @@ class Point:
     seconds  : median.   interval : of the median, with 95% confidence; None for few repetitions.
     words    : received by the busiest rank, those read in place too.   bound : of any algorithm.
     whole, parts, hidden : seconds of a typical repetition, those of PARTS and the hidden ones, mean over the ranks.
+    ran      : by what, on a `grid`.   energy : in joules, or why it is not known.
+    crowded  : there were more ranks than cores.   room : ranks that a node has cores for.
     """
 
     case: Case
@@ -51,36 +112,45 @@ class Point:
     residual: float
     core_hours: float
     gpu_hours: float
+    ran: str
+    grid: str
+    overlap: float | None
+    energy: str
+    crowded: bool
+    nodes: tuple[str, ...]
+    room: int
 
     @classmethod
     def of(cls, case: Case, record: Record, source: Path) -> Point:
-        """Raises ValueError, KeyError or TypeError where the record lacks something."""
-        product, cost, between = record["product"], dict(record["cost"]), record["confidence"]
-        ranks, setting = product["per_rank"], record["setting"]
-        mean = {name: _number(ranks[f"{name}_seconds"]["mean"]) for name in (*PARTS, "hidden") if name != "sync"}
-        sync = _number(ranks.get("sync_seconds", {"mean": 0})["mean"])  # not told by the first versions
-        if not all(isinstance(setting.get(name), list) for name in ("nodes", "threads_per_rank")):
-            raise ValueError("the setting has no list of nodes and of threads")
+        """Raises ArgumentError where the record lacks something."""
         _check(case)
-        if not 1 <= setting.get("cores_per_node") <= LARGEST or not 1 <= max(setting["threads_per_rank"]) <= LARGEST:
-            raise ValueError("the setting has no cores of a node, or no threads")
-        list(record["seconds"])
-        made = cls(
+        told = converted(record, _Measured)
+        product, ranks, cost, setting = told.product, told.product.per_rank, told.cost, told.setting
+        waited, sync = ranks.wait_seconds.mean, ranks.sync_seconds.mean
+        return cls(
             case, record, source,
-            seconds=_positive(record["median_seconds"]),
-            interval=None if between is None else (_positive(between[0]), _positive(between[1])),
-            fraction=_positive(record["fraction_of_peak"]),
-            words=_number(ranks["words_received"]["max"]),
-            bound=_number(product["lower_bound_words"]),
-            whole=_positive(ranks["seconds"]["mean"]),
-            parts={**{x: mean[x] for x in PARTS if x != "sync"}, "wait": max(0.0, mean["wait"] - sync), "sync": sync},
-            hidden=mean["hidden"],
-            residual=_number(record["residual"]),
-            core_hours=_number(cost["core_hours"]),
-            gpu_hours=_number(cost["gpu_hours"]),
+            seconds=told.median_seconds,
+            interval=told.confidence,
+            fraction=told.fraction_of_peak,
+            words=ranks.words_received.max,
+            bound=product.lower_bound_words,
+            whole=ranks.seconds.mean,
+            parts={
+                "compute": ranks.compute_seconds.mean, "wait": max(0.0, waited - sync), "sync": sync,
+                "pack": ranks.pack_seconds.mean, "move": ranks.move_seconds.mean,
+            },
+            hidden=ranks.hidden_seconds.mean,
+            residual=told.residual,
+            core_hours=cost.core_hours,
+            gpu_hours=cost.gpu_hours,
+            ran=named(product.algorithm, product.inside),
+            grid=sides(*product.grid, product.layers),
+            overlap=product.overlap,
+            energy=str(cost.energy) if cost.joules is None else f"{cost.joules:.4g}",
+            crowded=setting.oversubscribed,
+            nodes=tuple(setting.nodes),
+            room=setting.cores_per_node // max(setting.threads_per_rank),
         )  # fmt: skip
-        made.ran, made.grid, made.overlap, made.energy, made.setting  # noqa: B018
-        return made
 
     @property
     def ranks(self) -> int:
@@ -102,31 +172,6 @@ class Point:
     def over_bound(self) -> float:
         """Words over the lower bound; nan where nothing has to be sent."""
         return self.words / self.bound if self.bound else nan
-
-    @property
-    def crowded(self) -> bool:
-        """Were there more ranks than cores?"""
-        return bool(self.record["setting"].get("oversubscribed"))
-
-    @property
-    def ran(self) -> str:
-        product = self.record["product"]
-        return named(str(product["algorithm"]), str(product["inside"]))
-
-    @property
-    def grid(self) -> str:
-        return _grid(self.record["product"])
-
-    @property
-    def overlap(self) -> float | None:
-        found = self.record["product"].get("overlap")
-        return None if found is None else _number(found)
-
-    @property
-    def energy(self) -> str:
-        """In joules, or why it is not known."""
-        cost = self.record["cost"]
-        return str(cost.get("energy")) if cost.get("joules") is None else f"{_number(cost['joules']):.4g}"
 
     @property
     def setting(self) -> tuple[tuple[str, str], ...]:
@@ -234,8 +279,8 @@ def read_all(paths: Sequence[Path]) -> Findings:
                 continue
             try:
                 point = Point.of(case, record, path)
-            except (ValueError, KeyError, TypeError, AttributeError, IndexError) as fault:
-                found.unread.append((f"{path}: {case}", _said(fault)))
+            except ArgumentError as fault:
+                found.unread.append((f"{path}: {case}", str(fault)))
                 continue
             key = case, point.setting
             again += key in points
@@ -248,23 +293,22 @@ def read_all(paths: Sequence[Path]) -> Findings:
         failed = [each for each in bad if each[1].kind == kind]
         if mine or failed:
             found.sections.append(Section(kind, curves_of(mine), failed))
+    if not found.sections:
+        place, why = found.unread[0]
+        raise FileError(f"{place}: {why}; there is no other measurement")
     found.notes += _notes(found)
     return found
 
 
 def _check(case: Case) -> None:
-    """Raises ValueError or TypeError for what `pdgemm scaling` does not write, and nobody can predict."""
-    if min(case.ranks, *case.mnk) < 1 or type(case.memory_limit) not in (int, type(None)):
-        raise ValueError(f"not numbers of a case: {case.ranks} ranks, {case.mnk}, {case.memory_limit} bytes")
+    """Raises ArgumentError for what `pdgemm scaling` does not write, and nobody can predict."""
     if max(case.ranks, *case.mnk) > LARGEST:
-        raise ValueError(f"ranks and dimensions are at most {LARGEST}")
-    if not isinstance(case.of, str) or not all(
-        isinstance(x, str) and x for x in (case.dtype, case.algorithm, case.mover, case.device)
-    ):
-        raise ValueError("type, algorithm, mover and device of a case are names")
-    np.dtype(case.dtype)
-    if case.kind == "weak" and len([int(side) for side in case.of.split(",")]) != 3:
-        raise ValueError(f"a weak case is of m,n,k on one rank, got {case.of!r}")
+        raise ArgumentError(f"ranks and dimensions are at most {LARGEST}")
+    if case.dtype not in map(str, dtypes.BLAS):
+        raise ArgumentError(f"{case.dtype} is none of the types {dtypes.names(dtypes.BLAS)}")
+    if case.kind == "weak":
+        shape: Any = MNK
+        converted(case.of.split(","), shape, f"a weak case is of m,n,k on one rank, got {case.of!r}", strict=False)
 
 
 def _opened(path: Path, found: Findings) -> records.Study:
@@ -349,8 +393,8 @@ def _notes(found: Findings) -> list[str]:
         f"The measurements differ in {CALLED.get(name, name)} ({'; '.join(values)}): no line joins them."
         for name, values in differing(found.points).items()
     ]
-    hosts = sorted({str(host) for point in found.points for host in point.record["setting"]["nodes"]})
-    apart = [{str(host) for host in point.record["setting"]["nodes"]} for point in found.points]
+    apart = [{*point.nodes} for point in found.points]
+    hosts = sorted(set().union(*apart))
     if len(hosts) > 1 and not set.intersection(*apart):
         notes.append(f"Not all were measured on the same nodes ({', '.join(hosts)}).")
     if any(point.crowded for point in found.points):
@@ -363,31 +407,7 @@ def _notes(found: Findings) -> list[str]:
 
 def per_node(points: Iterable[Point]) -> int:
     """Ranks that a node has cores for."""
-    settings = [x.record["setting"] for x in points]
-    return max((int(x["cores_per_node"]) // max(x["threads_per_rank"]) for x in settings), default=1) or 1
-
-
-def _grid(product: dict[str, Any]) -> str:
-    pr, pc = product["grid"]
-    return sides(int(pr), int(pc), int(product["layers"]))
-
-
-def _said(fault: Exception) -> str:
-    return f"no {fault}" if isinstance(fault, KeyError) else str(fault)
-
-
-def _number(value: Any) -> float:
-    number = float(value)
-    if not 0 <= number < inf:
-        raise ValueError(f"{value!r} where a number >= 0 was expected")
-    return number
-
-
-def _positive(value: Any) -> float:
-    number = _number(value)
-    if not isfinite(1 / number if number else inf):
-        raise ValueError(f"{value!r} where a number > 0 was expected")
-    return number
+    return max((x.room for x in points), default=1) or 1
 
 
 def in_seconds(seconds: float) -> str:

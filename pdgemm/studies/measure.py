@@ -7,6 +7,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from math import isfinite, isqrt, prod
@@ -191,8 +192,9 @@ def setting(grid: ProcessGrid) -> dict[str, Any]:
 
 def command() -> list[str]:
     """What the user typed, to be repeated."""
-    if said := os.environ.get(COMMAND):  # this is one job of several
-        return shlex.split(said)
+    with suppress(ValueError):  # whoever set it otherwise does not use it
+        if said := os.environ.get(COMMAND):  # this is one job of several
+            return shlex.split(said)
     return ["mpirun", "-n", str(MPI.COMM_WORLD.size), "pdgemm", *sys.argv[1:]]
 
 

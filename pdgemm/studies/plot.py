@@ -46,7 +46,7 @@ def report(studies: Sequence[Path], out: Path, machine_file: str | None, predict
     notes = _assumed(found, forecasts)
     with drawing():
         if form == ".html":
-            data = _page(found, forecasts, notes).encode()
+            data = _page(found, forecasts, notes).encode(errors="xmlcharrefreplace")
         else:
             drawn = [(x.title, panels(x, forecast)) for x, forecast in zip(found.sections, forecasts) if x.points]
             data = saved(together(drawn), form[1:])

@@ -9,18 +9,37 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
+
+from msgspec import Struct
 
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.files import lock, naming, ordinary
 from pdgemm.files import read as read_file
+from pdgemm.reading import Seconds, converted, decoded
 from pdgemm.studies.cases import Case
 
 FORMAT = 1
-STATUSES = ("ok", "wrong", "failed")
+LARGEST_FILE = 1 << 28  # bytes: some ten thousand measurements
 SETTING = ("pdgemm", "mpi_library", "multiplies", "cpu", "threads_per_rank")  # must not differ in a file
 Record = dict[str, Any]
 _BEGINNING = f'{{"format": {FORMAT}, '.encode()
+
+
+class _Calibration(Struct):
+    format: Literal[1]
+    machine: dict[str, Any]
+
+
+class _Attempt(Struct):
+    format: Literal[1]
+    status: Literal["ok", "wrong", "failed"]
+
+
+class _Measured(Struct):
+    median_seconds: Seconds
+    product: dict[str, Any]
+    setting: dict[str, Any]
 
 
 @dataclass
@@ -45,25 +64,25 @@ class Study:
 
     @property
     def settings(self) -> Iterator[dict[str, Any]]:
-        return (x["setting"] for x in self.measured.values() if x.get("setting"))
+        return (x["setting"] for x in self.measured.values() if x["status"] != "failed")
 
 
 def read(path: Path) -> Study:
     """The records of a file, an empty study where there is none.  Raises FileError where it cannot be read."""
     study = Study()
     try:
-        text = read_file(path)
-    except FileNotFoundError:
-        return study
-    except OSError as bad:
-        raise FileError(f"{path}: {bad.strerror}") from bad
+        text = read_file(path, LARGEST_FILE)
+    except FileError as bad:
+        if isinstance(bad.__cause__, FileNotFoundError):
+            return study
+        raise
     lines = text.split(b"\n")
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             _take(study, line)
-        except (ValueError, KeyError, TypeError, RecursionError) as bad:
+        except ArgumentError as bad:
             if number == len(lines) and _begun(line):
                 study.torn = True
             else:
@@ -77,20 +96,16 @@ def _begun(line: bytes) -> bool:
 
 
 def _take(study: Study, line: bytes) -> None:
-    record = json.loads(line)
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise ValueError(f"not a record of format {FORMAT}")
+    record = decoded(line, dict[str, Any])
     if "machine" in record and "case" not in record:
-        study.machine = dict(record["machine"])
+        study.machine = converted(record, _Calibration).machine
         return
-    case = Case.from_dict(record["case"])
-    if record["status"] not in STATUSES:
-        raise ValueError(f"status {record['status']!r}")
-    if record["status"] != "failed":
-        float(record["median_seconds"]), dict(record["product"]), dict(record["setting"])
+    attempt, case = converted(record, _Attempt), Case.from_dict(record.get("case"))
+    if attempt.status != "failed":
+        converted(record, _Measured)
     study.attempts.append(case)
     # what was measured once is not lost to a later attempt that failed
-    if record["status"] != "failed" or case not in study.done:
+    if attempt.status != "failed" or case not in study.done:
         study.measured[case] = record
 
 
@@ -116,7 +131,8 @@ def check_setting(path: Path, study: Study, now: dict[str, Any]) -> None:
 
 def append(path: Path, record: Record) -> None:
     """Add a record, on disk when this returns; a line that was not finished goes.  Raises FileError."""
-    line = json.dumps({"format": FORMAT, **record}, default=str).encode() + b"\n"
+    text = json.dumps({"format": FORMAT, **record}, default=str, ensure_ascii=False)
+    line = text.encode(errors="replace") + b"\n"  # a name on the command line need not be text
     with naming(path), open(path, "ab+", opener=ordinary) as file:
         _end_last_line(file)
         file.write(line)
@@ -134,7 +150,7 @@ def _end_last_line(file: IO[bytes]) -> None:
     try:
         json.loads(last)
         file.write(b"\n")
-    except ValueError:
+    except (ValueError, RecursionError):
         file.truncate(len(text) - len(last))
 
 

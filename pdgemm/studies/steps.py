@@ -21,6 +21,8 @@ from threading import Thread
 from typing import IO
 
 from pdgemm.errors import ArgumentError
+from pdgemm.files import read
+from pdgemm.reading import Count, Size, variable
 from pdgemm.studies import records
 from pdgemm.studies.cases import Case
 
@@ -62,29 +64,29 @@ class Launcher:
 
 def allocated(environment: Mapping[str, str] = os.environ) -> int | None:
     """How many ranks the allocation of a batch system takes; None where there is none."""
-    if environment.get("SLURM_NTASKS", "").isdecimal():
-        return int(environment["SLURM_NTASKS"])
+    if tasks := variable("SLURM_NTASKS", Size, environment=environment):
+        return int(tasks)
     cores = 0
-    for number, nodes in re.findall(r"(\d+)(?:\(x(\d+)\))?", environment.get("SLURM_JOB_CPUS_PER_NODE", "")):
+    for number, nodes in re.findall(r"(\d{1,9})(?:\(x(\d{1,9})\))?", environment.get("SLURM_JOB_CPUS_PER_NODE", "")):
         cores += int(number) * int(nodes or 1)
     if cores:
-        return max(1, cores // int(environment.get("SLURM_CPUS_PER_TASK") or 1))
+        return max(1, cores // (variable("SLURM_CPUS_PER_TASK", Count, environment=environment) or 1))
     return len(_pbs(environment)) or None
 
 
 def threads_per_rank(ranks: int, environment: Mapping[str, str] = os.environ) -> int:
     """The same for all cases of a study: what the user or the batch system says, else a share of the cores here."""
     for name in ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK"):
-        if environment.get(name, "").isdecimal():
-            return max(1, int(environment[name]))
-    nodes = int(environment.get("SLURM_JOB_NUM_NODES") or len({*_pbs(environment)}) or 1)
+        if threads := variable(name, Count, environment=environment):
+            return int(threads)
+    nodes = variable("SLURM_JOB_NUM_NODES", Count, environment=environment) or len({*_pbs(environment)}) or 1
     return max(1, len(os.sched_getaffinity(0)) // -(-ranks // nodes))
 
 
 def _pbs(environment: Mapping[str, str]) -> list[str]:
     """The nodes of an allocation by PBS, once for each rank."""
     nodefile = Path(environment.get("PBS_NODEFILE") or os.devnull)
-    return nodefile.read_text().split() if nodefile.is_file() else []
+    return read(nodefile, 1 << 26).decode(errors="replace").split() if nodefile.is_file() else []
 
 
 class Steps:
