@@ -54,7 +54,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
     Make one by `empty, zeros, eye, random, from_function, from_global, from_local` (all collective
     over the grid) or `pdgemm.io.hdf5.load`.  `A @ B` and `numpy.matmul(A, B)` are `pdgemm(1.0, A, B)`.
     NumPy's elementwise operators and functions act on each rank's elements: with scalars, and among
-    matrices of one layout.
+    matrices of one layout.  Its other functions raise TypeError, which says what to use instead.
     """
 
     __array_priority__ = 1000
@@ -98,11 +98,12 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
     ) -> DistMatrix:
         """A matrix whose elements are not set.  Collective over the grid.
 
+        dtype  : bool, int8 to int64, uint8 to uint64, float16, bfloat16, float32, float64, complex64 or complex128.
         block  : mb = nb, or (mb, nb); by default one block per rank.
         source : grid coordinates (rsrc, csrc) of the rank that owns the first block.
         order  : memory order of the local arrays, "C" (rows contiguous) or "F" (columns contiguous).
         device : "host" or "cuda": NumPy's arrays, or CuPy's on the GPU of each rank.
-        Raises LayoutError, DeviceError or MemoryError, on every rank.
+        Raises LayoutError, ArgumentError, DTypeError, DeviceError or MemoryError, on every rank.
         """
         where = meet(grid, device)
         with together(grid.comm) as said:
@@ -218,7 +219,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
     ) -> DistMatrix:
         """Deal out a whole matrix.  Collective over the grid.
 
-        array : (m, n) on every rank, each taking its part; or, with `root`, only on that rank,
+        array : (m, n), numbers of any byte order, not masked, on every rank, each taking its part; or, with `root`, only on that rank,
                 which sends the others theirs.
         """
         if root is None:
