@@ -219,8 +219,8 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
     ) -> DistMatrix:
         """Deal out a whole matrix.  Collective over the grid.
 
-        array : (m, n), numbers of any byte order, not masked, on every rank, each taking its part; or, with `root`, only on that rank,
-                which sends the others theirs.
+        array : (m, n) on every rank, each taking its part; or, with `root`, only on that rank,
+                which sends the others theirs.  Numbers in any byte order; a masked array is refused.
         """
         if root is None:
             with together(grid.comm) as said:
