@@ -24,7 +24,7 @@ from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError, t
 from pdgemm.gather import MESSAGE_BYTES
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.local import CONVERT, leading
-from pdgemm.whole import as_count
+from pdgemm.whole import as_count, as_whole
 
 Items = Any  # an array (items, rows, columns), or a list of matrices
 
@@ -133,7 +133,7 @@ class Batch:
         rank, size = self.comm.rank, self.comm.size
         with together(self.comm) as said:
             said.append(f"Batch.to_global, root={root}")
-            if root not in range(size):
+            if as_whole(root, "root") not in range(size):
                 raise ArgumentError(f"root {root} is not one of {size} ranks")
             counts = np.bincount(self.owner, minlength=size)
             numbers = np.split(np.argsort(self.owner, kind="stable"), np.cumsum(counts))[:size]

@@ -27,7 +27,7 @@ from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local import CONJUGATE, CONVERT, leading
 from pdgemm.norms import norm
-from pdgemm.whole import shown
+from pdgemm.whole import as_whole, shown
 
 Block = int | tuple[int, int] | None
 
@@ -54,7 +54,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
     Make one by `empty, zeros, eye, random, from_function, from_global, from_local` (all collective
     over the grid) or `pdgemm.io.hdf5.load`.  `A @ B` and `numpy.matmul(A, B)` are `pdgemm(1.0, A, B)`.
     NumPy's elementwise operators and functions act on each rank's elements: with scalars, and among
-    matrices of one layout.
+    matrices of one layout.  Its other functions raise TypeError, which says what to use instead.
     """
 
     __array_priority__ = 1000
@@ -98,11 +98,12 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
     ) -> DistMatrix:
         """A matrix whose elements are not set.  Collective over the grid.
 
+        dtype  : bool, int8 to int64, uint8 to uint64, float16, bfloat16, float32, float64, complex64 or complex128.
         block  : mb = nb, or (mb, nb); by default one block per rank.
         source : grid coordinates (rsrc, csrc) of the rank that owns the first block.
         order  : memory order of the local arrays, "C" (rows contiguous) or "F" (columns contiguous).
         device : "host" or "cuda": NumPy's arrays, or CuPy's on the GPU of each rank.
-        Raises LayoutError, DeviceError or MemoryError, on every rank.
+        Raises LayoutError, ArgumentError, DTypeError, DeviceError or MemoryError, on every rank.
         """
         where = meet(grid, device)
         with together(grid.comm) as said:
@@ -221,11 +222,12 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         """Deal out a whole matrix.  Collective over the grid.
 
         array : (m, n) on every rank, each taking its part; or, with `root`, only on that rank,
-                which sends the others theirs.
+                which sends the others theirs.  Numbers in any byte order; a masked array is refused.
         """
         with together(communicator_of(grid)) as said:
             said += ["DistMatrix.from_global", f"root={root}", block, source, device]
-            _check_root(grid, root)
+            if root is not None:
+                _check_root(grid, root)
             whole = _as_matrix(array) if root in (None, grid.rank) else np.empty((0, 0))
             if root is None:
                 said += [whole.shape, whole.dtype]
@@ -612,6 +614,6 @@ def _order(array: np.ndarray) -> Order | None:
     return "C" if right == array.itemsize else "F"
 
 
-def _check_root(grid: ProcessGrid, root: int | None) -> None:
-    if root is not None and root not in range(grid.size):
+def _check_root(grid: ProcessGrid, root: int) -> None:
+    if as_whole(root, "root") not in range(grid.size):
         raise ArgumentError(f"root {root} is not a rank of the {grid} grid")

@@ -18,7 +18,7 @@ def shown(value: object) -> str:
     try:
         text = " ".join(repr(value).split())
     except Exception:  # Python writes no integer of more than 4300 digits
-        return f"an {type(value).__name__} that cannot be shown"
+        return f"a value of type {type(value).__name__} that is too long to be shown"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 

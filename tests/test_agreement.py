@@ -54,7 +54,11 @@ CASES: dict[str, Case] = {
     ),
     "root": (lambda x: x.A.to_global(root=0), lambda x: x.A.to_global(root=1), "to_global, 1"),
     "a root that is none": (lambda x: x.A.to_global(), lambda x: x.A.to_global(root=99), "root 99 is not a rank"),
-    "a root that is no number": (lambda x: x.A.to_global(), lambda x: x.A.to_global(root="0"), "root 0 is not a rank"),
+    "a root that is no number": (
+        lambda x: x.A.to_global(),
+        lambda x: x.A.to_global(root="0"),
+        "root is a whole number",
+    ),
     "to_global, allgather": (lambda x: x.A.to_global(), lambda x: x.A.allgather(), "allgather"),
     "set": (lambda x: x.A.__setitem__(EVERYWHERE, 1.0), lambda x: x.A.__setitem__(EVERYWHERE, x.B), "to a matrix"),
     "set a number": (lambda x: x.A.__setitem__(EVERYWHERE, 1.0), lambda x: x.A.__setitem__(EVERYWHERE, 2.0), "2.0"),
