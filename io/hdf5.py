@@ -7,8 +7,8 @@ Three ways, chosen by what is there and named in the report:
                    the dataset's place in its file.
     "independent"  any h5py, anything else, reading only: each rank reads through h5py for itself.
 
-In all of them a rank reads or writes whole rows, or parts of one; what comes between that and the layout of the matrix is
-a redistribution, a piece of the dataset at a time (`pdgemm.io.pieces`).
+In all of them a rank reads or writes whole rows, or parts of one; from there to the layout of the matrix it is a
+redistribution, of a piece of the dataset at a time (`pdgemm.io.pieces`).
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def load(
     device    : where the matrix is to lie, as in `DistMatrix.empty`; what is read comes to the host first.
     progress  : called as progress(done, total) after each transfer.
 
-    Links are followed, and a dataset is read where its bytes are: in another file, or in those of a virtual dataset, all of
-    which must be there.  A file that changes while it is read is refused.
+    Links are followed, and a dataset is read where its bytes are: in another file, or in those of a virtual dataset,
+    all of which must be there.  A file that changes while it is read is refused.
 
     `.report` names the way it was read, bytes and seconds.  Extra memory: at most 64 MiB per rank, or two chunks of it.
     Raises FileError, LayoutError, DTypeError or DeviceError on every rank.
@@ -152,9 +152,9 @@ def save(
 ) -> IOReport:
     """A DistMatrix as one dataset.  Collective over its grid.
 
-    path, name : the dataset is new or replaced; whatever else the file holds stays in it.  What is replaced is what the
-            name itself stands for: of a soft link or one of several hard links the link, and what it led to stays.  A name
-            that leads into another file by an external link is refused.
+    path, name : the dataset is new or replaced; whatever else the file holds stays in it.  A name that is a
+            link comes to stand for the new dataset: what a soft link led to, and what has other names (hard links),
+            stays under those.  A name that leads into another file by an external link is refused.
     chunks, compression : as in h5py ("gzip"); need an h5py built with MPI.
     check : read back what was written and compare its checksum, before the file gets its name: an MPI library may
             keep a failed write to itself.
@@ -190,8 +190,8 @@ def save(
 
         def opened(write: bool) -> AbstractContextManager[Transfer]:
             if method == "mpio":
-                return hyperslabs.opened(partial, name, comm, True, write)
-            return rawio.opened(partial, offset, matrix.shape[1], matrix.dtype, comm, write)
+                return hyperslabs.opened(partial, name, comm, collective=True, write=write)
+            return rawio.opened(partial, offset, matrix.shape[1], matrix.dtype, comm, write=write)
 
         if size:
             with opened(write=True) as transfer:

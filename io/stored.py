@@ -120,7 +120,7 @@ def check_target(path: Path, name: str) -> bool:
         if old is not None and not isinstance(old, h5py.Dataset):
             raise FileError(f"{path}: {name} is there already, as another kind of object")
         alone = old is not None and list(file) == [name.strip("/")]
-        return alone and not (file.attrs or file.userblock_size or h5py.h5o.get_comment(file.id, b"."))
+        return alone and not (file.attrs or file.userblock_size or file["/"].id.get_comment(b"."))
 
 
 def unit(dataset: h5py.Dataset) -> tuple[int, int]:
