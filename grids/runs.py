@@ -116,8 +116,9 @@ class Pairing:
             rounds = [range(r, r + 1) for r in range(runs)]
         else:  # runs that lie at equal distances
             rounds = [range(r, runs - 1, period) for r in range(1, period + 1)]
-            for end, at in ((0, period - 1), (runs - 1, (runs - 2) % period)):  # they may go on with the pattern, or be
-                each = rounds[at]  # cut off
+            # the first run and the last may go on with the pattern, or be cut off
+            for end, at in ((0, period - 1), (runs - 1, (runs - 2) % period)):
+                each = rounds[at]
                 longer = range(min(end, each.start), max(end + 1, each.stop), period)
                 near = longer[:3] if end == 0 else longer[-3:]
                 places = [x[near].tolist() for x in (self.source, self.target)]

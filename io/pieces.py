@@ -21,9 +21,10 @@ from pdgemm.io.checksum import bilinear, text, zero
 from pdgemm.matrix import DistMatrix
 from pdgemm.redistribution import redistribute
 
-MOST = (
-    1 << 19
-)  # elements of a rank's share, and rows or columns of a piece: so long are the index arrays of an exchange
+ELEMENTS = 1 << 19  # of a rank's share of a piece
+INDICES = (
+    1 << 17
+)  # rows or columns of a piece: where blocks are small, its exchange has arrays as long, but remembers them
 
 T = TypeVar("T")
 Progress = Callable[[int, int], object]
@@ -56,10 +57,10 @@ def cut(shape: tuple[int, int], unit: tuple[int, int], ranks: int) -> list[Piece
     (m, n), (u, v) = shape, unit
     if not m * n:
         return []
-    wide = _share(n, v, 1, MOST // u)
-    tall = _share(m, u, ranks, min(MOST // wide, MOST // ranks)) if wide >= n else u
+    wide = _share(n, v, 1, min(ELEMENTS // u, INDICES))
+    tall = _share(m, u, ranks, min(ELEMENTS // wide, INDICES // ranks)) if wide >= n else u
     down = (ranks, 1), (tall, wide)  # ranks below each other, with whole rows or parts of one
-    across = (1, ranks), (u, _share(n, v, ranks, min(MOST // u, MOST // ranks)))
+    across = (1, ranks), (u, _share(n, v, ranks, min(ELEMENTS // u, INDICES // ranks)))
 
     def steps(way: tuple[tuple[int, int], tuple[int, int]]) -> tuple[range, range]:
         return tuple(range(0, size, parts * most) for size, parts, most in zip(shape, *way))  # type: ignore[return-value]

@@ -204,7 +204,7 @@ def test_many_small_transfers_make_the_same_file(
     from pdgemm import DistMatrix
     from pdgemm.io import hdf5, pieces
 
-    monkeypatch.setattr(pieces, "MOST", 40)
+    monkeypatch.setattr(pieces, "ELEMENTS", 40)
     path, seen = shared_tmp_path / "a.h5", []
     A = DistMatrix.random((57, 31), grid=grid, block=(5, 4))
     hdf5.save(path, "x", A, progress=lambda done, total: seen.append((done, total)))

@@ -359,11 +359,12 @@ def test_a_transfer_of_fewer_bytes_than_asked_for_is_an_error(
 
 
 # ------------------------------------------------------------------ pieces
-@pytest.mark.parametrize("most", [1, 7, 64, 1 << 19])
+@pytest.mark.parametrize("most", [1, 7, 64, 1 << 18])
 def test_pieces_cover_a_dataset_once_in_contiguous_shares(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from pdgemm.io import pieces
 
-    monkeypatch.setattr(pieces, "MOST", most)
+    monkeypatch.setattr(pieces, "ELEMENTS", most)
+    monkeypatch.setattr(pieces, "INDICES", 2 * most)
     for shape in [(0, 3), (3, 0), (1, 1), (1, 50), (50, 1), (13, 8), (4, 90), (90, 4), (31, 37)]:
         for unit in [(1, 1), (3, 2), (8, 40)]:
             for ranks in (1, 2, 3, 4, 9):
@@ -376,9 +377,9 @@ def test_pieces_cover_a_dataset_once_in_contiguous_shares(most: int, monkeypatch
                         assert unit != (1, 1) or rows <= 1 or cols == shape[1]  # contiguous in the file
                         assert row % unit[0] == col % unit[1] == 0
                     if unit == (1, 1):
-                        assert max(piece.layout.shape) <= max(most, ranks)
+                        assert max(piece.layout.shape) <= max(2 * most, ranks)
                 assert (seen == 1).all()
-    assert most < 1 << 19 or len(pieces.cut((8_000_000, 1), (1, 1), 4)) == 16
+    assert most < 1 << 18 or len(pieces.cut((8_000_000, 1), (1, 1), 4)) == 16
 
 
 @pytest.mark.mpi
@@ -390,7 +391,7 @@ def test_files_of_many_short_runs_take_memory_for_a_piece_of_them(
     from pdgemm import DistMatrix, ProcessGrid
     from pdgemm.io import checksum, hdf5, pieces
 
-    monkeypatch.setattr(pieces, "MOST", 1 << 13)
+    monkeypatch.setattr(pieces, "INDICES", 1 << 13)
     monkeypatch.setattr(checksum, "_MOST", 1 << 13)
     path = shared_tmp_path / "a.h5"
     with ProcessGrid(comm, (comm.size, 1) if shape[0] > 1 else (1, comm.size)) as line:
