@@ -190,7 +190,7 @@ def save(
 
         def opened(write: bool) -> AbstractContextManager[Transfer]:
             if method == "mpio":
-                return hyperslabs.opened(partial, name, comm, collective=True, write=write)
+                return hyperslabs.opened(partial, name, comm, True, write=write)
             return rawio.opened(partial, offset, matrix.shape[1], matrix.dtype, comm, write=write)
 
         if size:

@@ -22,9 +22,7 @@ from pdgemm.matrix import DistMatrix
 from pdgemm.redistribution import redistribute
 
 ELEMENTS = 1 << 19  # of a rank's share of a piece
-INDICES = (
-    1 << 17
-)  # rows or columns of a piece: where blocks are small, its exchange has arrays as long, but remembers them
+INDICES = 1 << 17  # rows or columns of a piece: where blocks are small, its exchange has, and keeps, arrays as long
 
 T = TypeVar("T")
 Progress = Callable[[int, int], object]
