@@ -6,26 +6,50 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm.elements import hashed, slabs
+from pdgemm.matrix import DistMatrix
+
+_MOST = 1 << 18  # rows or columns that are hashed at a time
 
 
-def checksum(comm: MPI.Comm, local: np.ndarray, rows: np.ndarray, cols: np.ndarray) -> str:
-    """sum_ij u_i v_j bits(a_ij) mod 2^64, u and v odd hashes of the indices.  Collective over `comm`.
+def checksum(matrix: DistMatrix) -> str:
+    """sum_ij u_i v_j bits(a_ij) mod 2^64, u and v odd hashes of the indices.  Collective over the grid.
 
-    local : this rank's elements;  rows, cols : their global numbers.
     Any change to a single element is seen with certainty (an odd factor has an inverse mod 2^64), an
     exchange of elements, rows or columns but for a chance of about 2^-64.  One pass over the elements.
     """
-    words = max(1, local.itemsize // 8)  # a complex128 is two words, all others one
-    unsigned = np.dtype(f"u{local.itemsize // words}")
+    local, (i, j), total = matrix.local, matrix.grid.coords, zero()
+    for cols in slabs(local.shape[1], 1, _MOST):
+        for rows in slabs(local.shape[0], 1, _MOST):
+            row_numbers = matrix.distribution.rows.to_global(np.arange(rows.start, rows.stop), i)
+            col_numbers = matrix.distribution.cols.to_global(np.arange(cols.start, cols.stop), j)
+            total += bilinear(local[rows, cols], row_numbers, col_numbers)
+    return text(matrix.grid.comm, total)
+
+
+def bilinear(part: np.ndarray, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
+    """What some elements add to the sum.   rows, cols : their global numbers."""
+    words = max(1, part.itemsize // 8)  # a complex128 is two words, all others one
+    unsigned = np.dtype(f"u{part.itemsize // words}")
     u = _weights(rows, 0)
     v = _weights((cols[:, None] * words + np.arange(words)).ravel(), 1)
-    total = np.zeros(1, np.uint64)
-    if local.size:
-        for slab in slabs(*local.shape):
-            bits = np.ascontiguousarray(local[slab]).view(unsigned).astype(np.uint64, copy=False)
+    total = zero()
+    if part.size:
+        for slab in slabs(*part.shape):
+            bits = np.ascontiguousarray(part[slab]).view(unsigned).astype(np.uint64, copy=False)
             total += u[slab] @ (bits @ v)
-    comm.Allreduce(MPI.IN_PLACE, total, MPI.SUM)
-    return f"bilinear64:{int(total[0]):016x}"
+    return total
+
+
+def zero() -> np.ndarray:
+    """Where a sum begins: an array, which wraps around in silence."""
+    return np.zeros(1, np.uint64)
+
+
+def text(comm: MPI.Comm, total: np.ndarray) -> str:
+    """The sum over all ranks, as it is recorded.  Collective over `comm`."""
+    whole = total.copy()
+    comm.Allreduce(MPI.IN_PLACE, whole, MPI.SUM)
+    return f"bilinear64:{int(whole[0]):016x}"
 
 
 def _weights(indices: np.ndarray, stream: int) -> np.ndarray:

@@ -3,9 +3,12 @@
 Three ways, chosen by what is there and named in the report:
 
     "mpio"         h5py built with MPI: collective hyperslabs; contiguous, chunked, compressed.
-    "mpi-io"       any h5py, contiguous dataset in native byte order: MPI-IO straight at the dataset's
-                   place in the file, through a block-cyclic file type.
-    "independent"  any h5py, anything else, reading only: each rank reads its own blocks.
+    "mpi-io"       any h5py, contiguous dataset whose elements lie there as they do in memory: MPI-IO straight at
+                   the dataset's place in its file.
+    "independent"  any h5py, anything else, reading only: each rank reads through h5py for itself.
+
+In all of them a rank reads or writes whole rows, or parts of one; from there to the layout of the matrix it is a
+redistribution, of a piece of the dataset at a time (`pdgemm.io.pieces`).
 """
 
 from __future__ import annotations
@@ -13,12 +16,13 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
-from pdgemm.io import hyperslabs, rawio  # before h5py: they load MPI, which a parallel h5py needs
+from pdgemm.io import hyperslabs, pieces, rawio  # before h5py: they load MPI, which a parallel h5py needs
 
 import h5py  # isort: skip
 import numpy as np
@@ -27,14 +31,15 @@ import pdgemm
 from pdgemm.arguments import communicator
 from pdgemm.device import HOST
 from pdgemm.dtypes import BFLOAT16, OPERANDS, RESULTS, element_type, names, rank
-from pdgemm.errors import DTypeError, FileError, LayoutError, together
+from pdgemm.errors import DTypeError, FileError, together
 from pdgemm.files import check_ordinary, reserve
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.io.atomic import on_root, replacing
+from pdgemm.io.atomic import check_writable, on_root, replacing
 from pdgemm.io.checksum import checksum
-from pdgemm.io.place import as_stored
+from pdgemm.io.pieces import Transfer
+from pdgemm.io.stored import Stored, check_names, check_target, check_unchanged, inspect, unit
 from pdgemm.matrix import Block, DistMatrix, communicator_of, meet
-from pdgemm.tracing import timed
+from pdgemm.tracing import taking, timed
 
 Progress = Callable[[int, int], object]
 STORED = tuple(dtype for dtype in dict.fromkeys((*OPERANDS, *RESULTS)) if dtype != BFLOAT16)  # which HDF5 has not
@@ -61,15 +66,6 @@ class IOReport:
         )
 
 
-class _Stored(NamedTuple):
-    """What rank 0 learns about a dataset."""
-
-    shape: tuple[int, int]
-    dtype: np.dtype
-    offset: int | None  # where its bytes lie, if they lie in one piece and in native order
-    checksum: str | None
-
-
 def load(
     path: str | Path,
     name: str,
@@ -93,12 +89,16 @@ def load(
     device    : where the matrix is to lie, as in `DistMatrix.empty`; what is read comes to the host first.
     progress  : called as progress(done, total) after each transfer.
 
-    `.report` names the way it was read, bytes and seconds.  Extra memory: at most 256 MiB per rank.
+    Links are followed, and a dataset is read where its bytes are: in another file, or in those of a virtual dataset,
+    all of which must be there.  A file that changes while it is read is refused.
+
+    `.report` names the way it was read, bytes and seconds.  Extra memory: at most 64 MiB per rank, or two chunks of it.
     Raises FileError, LayoutError, DTypeError or DeviceError on every rank.
     """
     start, comm = perf_counter(), communicator_of(grid)
     with together(comm) as said:
         path = Path(path)
+        check_names(path, name)
         said += ["hdf5.load", path, name, block, source, dtype, transpose, verify, device]
     meet(grid, device)
     stored = on_root(comm, path, lambda: _inspect(path, name))
@@ -121,17 +121,19 @@ def load(
         dtype=carried,
         order="F" if transpose else "C",
     )
-    local, place = as_stored(matrix, transpose)
-    with timed("read", local.nbytes):
-        if 0 in stored.shape:
-            pass
-        elif method == "mpi-io":
+    there = matrix.T if transpose else matrix
+    way: AbstractContextManager[Transfer]
+    with timed("read", matrix.local.nbytes), taking(None):
+        if method == "mpi-io":
             assert stored.offset is not None
-            rawio.read(path, stored.offset, stored.dtype, local, place, comm, progress)
+            way = rawio.opened(stored.file, stored.offset, stored.shape[1], stored.dtype, comm)
         else:
-            hyperslabs.read(path, name, local, place, comm, method == "mpio", progress)
+            way = hyperslabs.opened(path, name, comm, method == "mpio")
+        with way as transfer:
+            pieces.read(there, transfer, stored.unit, progress)
+        on_root(comm, path, lambda: check_unchanged(f"{path}:{name}", stored))
     if verify:
-        found = checksum(comm, local, *place.indices())
+        found = checksum(there)
         if found != stored.checksum:  # on every rank alike
             raise FileError(f"{path}:{name} is damaged: its checksum is {found}, recorded was {stored.checksum}")
     if wanted != carried:
@@ -153,9 +155,11 @@ def save(
 ) -> IOReport:
     """A DistMatrix as one dataset.  Collective over its grid.
 
-    path, name : the dataset is new or replaced; whatever else the file holds stays in it.
+    path, name : the dataset is new or replaced; whatever else the file holds stays in it.  A name that is a
+            link comes to stand for the new dataset: what a soft link led to, and what has other names (hard links),
+            stays under those.  A name that leads into another file by an external link is refused.
     chunks, compression : as in h5py ("gzip"); need an h5py built with MPI.
-    check : read back what was written and compare it, before the file gets its name: an MPI library may
+    check : read back what was written and compare its checksum, before the file gets its name: an MPI library may
             keep a failed write to itself.
 
     The file is complete under its name or not there: it is written under a temporary name beside it
@@ -165,6 +169,7 @@ def save(
     start, comm = perf_counter(), communicator(matrix=matrix)
     with together(comm) as said:
         path = Path(path)
+        check_names(path, name)
         said += ["hdf5.save", path, name, chunks, compression, check]
         if matrix.dtype not in STORED or not matrix.dtype.isnative:
             raise DTypeError(f"a matrix of {matrix.dtype} cannot be saved; use astype, to one of {names(STORED)}")
@@ -172,65 +177,48 @@ def save(
         if (chunks or compression) and method != "mpio":
             raise FileError(f"{path}: chunks and compression need an h5py built with MPI; this one is not")
     matrix = matrix.to_host()
-    local, place = as_stored(matrix)
     layout = {"grid": matrix.grid.shape, "block": matrix.block, "source": matrix.distribution.source}
+    written = checksum(matrix)
     attributes = {
         "pdgemm_version": pdgemm.__version__,
         "pdgemm_dtype": str(matrix.dtype),
         "pdgemm_layout": json.dumps(layout),
-        "pdgemm_checksum": checksum(comm, local, *place.indices()),
+        "pdgemm_checksum": written,
     }
     size = matrix.shape[0] * matrix.shape[1] * matrix.dtype.itemsize
-    with timed("write", local.nbytes), replacing(path, comm, 0 if compression else size) as partial:
+    room = 0 if compression else size
+    with timed("write", matrix.stored.nbytes), taking(None), replacing(path, comm, room) as partial:
         storage = {"chunks": chunks, "compression": compression}
-        offset = on_root(comm, path, lambda: _create(partial, path, name, matrix, attributes, storage))
-        if size and method == "mpio":
-            hyperslabs.write(partial, name, local, place, comm, progress)
-            if check:
-                hyperslabs.check(partial, name, local, place, comm)
-        elif size:
-            rawio.write(partial, offset, local, place, comm, progress)
-            if check:
-                rawio.check(partial, offset, local, place, comm)
+        offset, step = on_root(comm, path, lambda: _create(partial, path, name, matrix, attributes, storage))
+
+        def opened(write: bool) -> AbstractContextManager[Transfer]:
+            if method == "mpio":
+                return hyperslabs.opened(partial, name, comm, True, write=write)
+            return rawio.opened(partial, offset, matrix.shape[1], matrix.dtype, comm, write=write)
+
+        if size:
+            with opened(write=True) as transfer:
+                pieces.write(matrix, transfer, step, progress)
+        if size and check:
+            with opened(write=False) as transfer:
+                held = pieces.checksum(matrix.shape, matrix.dtype, transfer, step, comm)
+            if held != written:  # on every rank alike
+                raise FileError(f"{path}: what was written is not what the file holds (disk full, quota, bad disk)")
     return _report("wrote", path, name, method, matrix.shape, matrix.dtype, start)
 
 
-def _inspect(path: Path, name: str) -> _Stored:
+def check_output(path: Path, name: str, grid: ProcessGrid, size: int) -> None:
+    """Could a dataset of `size` bytes be saved under this name now?  Collective; raises FileError on every rank."""
+    check_writable(path, grid.comm, size)
+    on_root(grid.comm, path, lambda: check_target(path, name))
+
+
+def _inspect(path: Path, name: str) -> Stored:
     """What there is to know about a dataset before reading it.  On rank 0."""
     if not path.exists():
         raise FileError(f"{path}: no such file")
     check_ordinary(path.stat())
-    with h5py.File(path, "r") as file:
-        dataset = file.get(name)
-        if not isinstance(dataset, h5py.Dataset):
-            raise FileError(f"{path} has no dataset {name}; it has {_contents(file) or 'none'}")
-        if dataset.ndim != 2:
-            raise LayoutError(f"{path}:{name} is not a matrix: its shape is {dataset.shape}")
-        plain = (
-            dataset.id.get_create_plist().get_layout() == h5py.h5d.CONTIGUOUS
-            and not dataset.external
-            and dataset.dtype.isnative
-        )
-        recorded = dataset.attrs.get("pdgemm_checksum")
-        return _Stored(
-            shape=dataset.shape,
-            dtype=dataset.dtype.newbyteorder("="),
-            offset=dataset.id.get_offset() if plain else None,
-            checksum=None if recorded is None else str(recorded),
-        )
-
-
-def _contents(file: h5py.File) -> str:
-    """The datasets of a file, at most ten."""
-    found: list[str] = []
-
-    def visit(name: str, item: Any) -> bool | None:
-        if isinstance(item, h5py.Dataset):
-            found.append(f"/{name} ({' x '.join(map(str, item.shape or ()))} {item.dtype})")
-        return True if len(found) == 10 else None  # anything but None ends the visit
-
-    file.visititems(visit)
-    return ", ".join(found)
+    return inspect(path, name)
 
 
 def _check_dtypes(what: str, stored: np.dtype, wanted: np.dtype) -> None:
@@ -242,8 +230,8 @@ def _check_dtypes(what: str, stored: np.dtype, wanted: np.dtype) -> None:
         raise DTypeError(f"{what} holds {stored}, which cannot become {wanted}")
 
 
-def _way_to_read(stored: _Stored) -> str:
-    if hyperslabs.parallel_h5py():
+def _way_to_read(stored: Stored) -> str:
+    if hyperslabs.parallel_h5py() and not stored.scattered:
         return "mpio"
     return "mpi-io" if stored.offset is not None and stored.dtype in STORED else "independent"
 
@@ -255,11 +243,9 @@ def _create(
     matrix: DistMatrix,
     attributes: dict[str, str],
     storage: dict[str, Any],
-) -> int:
-    """The file with room for the dataset and all that the old file held; the dataset's place in it."""
-    if not name.strip("/."):
-        raise FileError(f"{path}: {name!r} is not the name of a dataset")
-    if path.exists() and not _holds_only(path, name):
+) -> tuple[int, tuple[int, int]]:
+    """The file with room for the dataset and all that the old file held; the dataset's place in it, and its chunks."""
+    if not check_target(path, name):
         # a copy, so that references, links, user block and all else stay what they were; HDF5 uses the
         # space of the dataset that goes for the one that comes
         shutil.copyfile(path, partial)
@@ -271,30 +257,15 @@ def _create(
         plist.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
         storage = {"dcpl": plist}
     with h5py.File(partial, "a") as file:
-        if isinstance(file.get(name, getlink=True), h5py.ExternalLink):
-            raise FileError(f"{path}: {name} is a link into another file")
-        if name in file:
-            if not isinstance(file[name], h5py.Dataset):
-                raise FileError(f"{path}: {name} is there already, as another kind of object")
+        if file.get(name, getlink=True):
             del file[name]
         dataset = file.create_dataset(name, matrix.shape, matrix.dtype, **storage)
         dataset.attrs.update(attributes)
-        offset = 0 if chunked else dataset.id.get_offset() or 0
+        place = dataset.id.get_offset() or 0, unit(dataset)
     if not chunked:
         with partial.open("rb+") as reserved:
             reserve(reserved, partial.stat().st_size)
-    return offset
-
-
-def _holds_only(path: Path, name: str) -> bool:
-    """Is the dataset about to be replaced all that the file holds?"""
-    with h5py.File(path, "r") as file:
-        return (
-            list(file) == [name.strip("/")]
-            and isinstance(file.get(name), h5py.Dataset)
-            and not file.attrs
-            and not file.userblock_size
-        )
+    return place
 
 
 def _report(

@@ -1,9 +1,10 @@
-"""A dataset through h5py: block-cyclic shares as regular hyperslabs."""
+"""A dataset through h5py, collectively or each rank for itself."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,9 @@ from mpi4py import MPI  # before h5py: an h5py built with MPI needs it
 import h5py  # isort: skip
 import numpy as np
 
-from pdgemm.errors import FileError, Shield, raise_together
+from pdgemm.errors import FileError
 from pdgemm.files import file_error
-from pdgemm.io.place import Place, check_equal
-
-Progress = Callable[[int, int], object]
+from pdgemm.io.pieces import Transfer, open_on_all
 
 
 def parallel_h5py() -> bool:
@@ -39,103 +38,41 @@ def loaded_mpi_libraries() -> list[str]:
     return sorted({os.path.realpath(p) for p in paths if Path(p).name.startswith(("libmpi.", "libmpich."))})
 
 
-def read(
-    path: Path,
-    name: str,
-    local: np.ndarray,
-    place: Place,
-    comm: MPI.Comm,
-    collective: bool,
-    progress: Progress | None = None,
-) -> None:
-    """local := this rank's share of the dataset, converted to local's dtype.  Collective."""
-    _each_tile(path, name, "r", local, place, comm, collective, _read_box, progress)
+@contextmanager
+def opened(path: Path, name: str, comm: MPI.Intracomm, collective: bool, write: bool = False) -> Iterator[Transfer]:
+    """What reads or writes rows x columns of a dataset, converted to or from the type of the array.  Collective.
 
-
-def write(
-    path: Path, name: str, local: np.ndarray, place: Place, comm: MPI.Comm, progress: Progress | None = None
-) -> None:
-    """This rank's share of the dataset := local, by collective transfers.  Collective."""
-    _each_tile(path, name, "r+", local, place, comm, True, _write_box, progress)
-
-
-def check(path: Path, name: str, local: np.ndarray, place: Place, comm: MPI.Comm) -> None:
-    """Is this rank's share in the file what it is in memory, bit for bit?  Collective."""
-    _each_tile(path, name, "r", local, place, comm, True, _check_box, None)
-
-
-def _check_box(dataset: Any, space: Any, box: np.ndarray, how: Any) -> None:
-    found = np.empty(box.shape, box.dtype)
-    dataset.read(h5py.h5s.create_simple(box.shape), space, found, dxpl=how)
-    check_equal(found, box)
-
-
-def _read_box(dataset: Any, space: Any, box: np.ndarray, how: Any) -> None:
-    staged = box if box.flags.c_contiguous else np.empty(box.shape, box.dtype)
-    dataset.read(h5py.h5s.create_simple(box.shape), space, staged, dxpl=how)
-    if staged is not box:
-        box[...] = staged
-
-
-def _write_box(dataset: Any, space: Any, box: np.ndarray, how: Any) -> None:
-    dataset.write(h5py.h5s.create_simple(box.shape), space, np.ascontiguousarray(box), dxpl=how)
-
-
-def _each_tile(
-    path: Path,
-    name: str,
-    mode: str,
-    local: np.ndarray,
-    place: Place,
-    comm: MPI.Comm,
-    collective: bool,
-    transfer: Callable[[Any, Any, np.ndarray, Any], None],
-    progress: Progress | None,
-) -> None:
-    """Transfer the share tile by tile; collectively, ranks with fewer tiles take part with nothing.
-
-    A rank whose transfer fails goes on taking part, so that the others do not wait for it; then all raise.
+    collective : so is each transfer, in which ranks without elements take part with nothing.
     """
-    tiles = list(place.tiles(local.itemsize))
-    count = comm.allreduce(len(tiles), op=MPI.MAX) if collective else len(tiles)
     how = h5py.h5p.create(h5py.h5p.DATASET_XFER)
     options: dict[str, Any] = {}
     if collective:
         how.set_dxpl_mpio(h5py.h5fd.MPIO_COLLECTIVE)
         options = {"driver": "mpio", "comm": comm}
-    error, notify, opened = None, Shield(progress), None
-    try:
-        opened = h5py.File(path, mode, **options)
-    except Exception as bad:
-        error = file_error(path, bad)
-    raise_together(comm, error)  # before anyone waits in a collective transfer
-    assert opened is not None
-    try:
-        with opened as file:
-            dataset = file[name].id
-            for number in range(count):
-                try:
-                    space = dataset.get_space()
-                    if number < len(tiles):
-                        box = _select(space, local, *tiles[number])
-                    else:
-                        space.select_none()
-                        box = local[:0, :0]
-                    transfer(dataset, space, box, how)
-                except Exception as bad:
-                    error = error or file_error(path, bad)
-                notify(number + 1, count)
-    except Exception as bad:
-        error = error or file_error(path, bad)
-    raise_together(comm, error or notify.error)
+    mode = "r+" if write else "r"
 
+    def opening() -> tuple[h5py.File, Any]:
+        file = h5py.File(path, mode, **options)
+        return file, file[name].id
 
-def _select(space: Any, local: np.ndarray, rows: Any, cols: Any) -> np.ndarray:
-    """Select a tile in the file; the part of the local array that belongs to it."""
-    space.select_hyperslab(
-        (rows.start, cols.start),
-        (rows.count, cols.count),
-        (rows.stride, cols.stride),
-        (rows.block, cols.block),
-    )
-    return local[rows.local : rows.local + rows.size, cols.local : cols.local + cols.size]
+    def closing(both: tuple[h5py.File, Any]) -> None:
+        both[1].close()  # it may keep another file open, to which a link led
+        both[0].close()
+
+    with open_on_all(comm, path, opening, closing) as (_, dataset):
+        move = dataset.write if write else dataset.read
+
+        def transfer(row: int, col: int, part: np.ndarray) -> None:
+            if not (part.size or collective):
+                return
+            try:
+                space = dataset.get_space()
+                if part.size:
+                    space.select_hyperslab((row, col), part.shape)
+                else:
+                    space.select_none()
+                move(h5py.h5s.create_simple(part.shape), space, part, dxpl=how)
+            except Exception as bad:
+                raise file_error(path, bad) from bad
+
+        yield transfer

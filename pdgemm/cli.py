@@ -179,7 +179,6 @@ def multiply(
     from pdgemm.dtypes import product
     from pdgemm.gemm import pdgemm
     from pdgemm.io import hdf5
-    from pdgemm.io.atomic import check_writable
     from pdgemm.report import summary
     from pdgemm.residual import verify
     from pdgemm.session import session
@@ -190,7 +189,8 @@ def multiply(
         B = say.load("B", b, block, dtype, transb, device)
         # before the work, not after it
         stored = product(A.dtype, B.dtype)
-        check_writable(Path(output.path), say.grid.comm, A.shape[0] * B.shape[1] * stored.itemsize)
+        size = A.shape[0] * B.shape[1] * stored.itemsize
+        hdf5.check_output(Path(output.path), output.name, say.grid, size)
         before = say.load("C on entry", c0 or output, block, str(stored), device=device) if beta else None
         C = before.copy() if verified and before is not None else before
         with say.progress("multiply") as progress:

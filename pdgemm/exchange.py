@@ -22,7 +22,7 @@ from pdgemm.timing import Traffic
 
 MESSAGE_BYTES = 1 << 20  # packed, sent and unpacked while in cache
 SLOTS = 2  # messages under way in each direction
-_MOST_RUNS = 1 << 14  # that are kept for another time
+_MOST_RUNS = 1 << 17  # that are kept for another time, at 32 bytes each
 Result = TypeVar("Result")
 
 

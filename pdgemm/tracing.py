@@ -127,8 +127,8 @@ def active() -> Trace | None:
 
 
 @contextmanager
-def taking(trace: Trace) -> Iterator[None]:
-    """From now on what this process does goes into the trace."""
+def taking(trace: Trace | None) -> Iterator[None]:
+    """From now on what this process does goes into the trace; None: into no one."""
     global _active
     before, _active = _active, trace
     try:

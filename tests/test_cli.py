@@ -50,6 +50,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file["x"] = rng.standard_normal((61, 83))
         file["vector"] = np.zeros(4)
         file["integers"] = np.ones((83, 3), "i4")
+    with h5py.File(made / "links.h5", "w") as file:
+        file["b"] = h5py.ExternalLink("b.h5", "/")
     with h5py.File(made / "b.h5", "w") as file:
         file["y"] = rng.standard_normal((83, 29))
     return made
@@ -189,6 +191,10 @@ def test_nan_passes_through_verification(tmp_path: Path) -> None:
         (["a.h5:/x", "b.h5:/y", "--lookahead", "-1"], "lookahead must be >= 0"),
         (["a.h5:/x", "b.h5:/y", "--wrong"], "--wrong"),
         (["a.h5:/x", "b.h5:/y", "-o", "none/c.h5:/z"], "the folder"),
+        (
+            ["a.h5:/x", "b.h5:/y", "-o", "links.h5:/b/y", "--memory-limit", "10"],
+            "/b/y leads by a link into another file",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(folder: Path, arguments: list[str], message: str) -> None:

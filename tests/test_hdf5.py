@@ -6,6 +6,8 @@ import json
 import os
 import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -200,10 +202,9 @@ def test_many_small_transfers_make_the_same_file(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pdgemm import DistMatrix
-    from pdgemm.io import hdf5, place, rawio
+    from pdgemm.io import hdf5, pieces
 
-    monkeypatch.setattr(place, "TILE_BYTES", 300)
-    monkeypatch.setattr(rawio, "TILE_BYTES", 300)
+    monkeypatch.setattr(pieces, "ELEMENTS", 40)
     path, seen = shared_tmp_path / "a.h5", []
     A = DistMatrix.random((57, 31), grid=grid, block=(5, 4))
     hdf5.save(path, "x", A, progress=lambda done, total: seen.append((done, total)))
@@ -285,7 +286,7 @@ def test_a_symbolic_link_keeps_pointing_to_the_file(comm: Any, grid: Any, shared
 # ------------------------------------------------------------------ the checksum
 def test_the_checksum_does_not_depend_on_the_layout_and_sees_any_change(comm: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.io.checksum import checksum
+    from pdgemm.io.checksum import bilinear, checksum, text
 
     for dtype in DTYPES:
         sums = set()
@@ -293,14 +294,14 @@ def test_the_checksum_does_not_depend_on_the_layout_and_sees_any_change(comm: An
             with ProcessGrid(comm, shape) as grid:
                 for block in (None, 1, (2, 3)):
                     A = DistMatrix.random((13, 8), grid=grid, block=block, dtype=dtype)
-                    sums.add(checksum(grid.comm, A.local, *A.indices()))
+                    sums.add(checksum(A))
                 original = sums.copy()
                 if A.distribution.owner(12, 7) == grid.coords:
                     A.local[-1, -1] = np.nextafter(A.local[-1, -1].real, 2, dtype=A.local.real.dtype)
-                assert checksum(grid.comm, A.local, *A.indices()) not in original
+                assert checksum(A) not in original
                 rows, cols = A.indices()
                 swapped = np.where(rows == 0, 1, np.where(rows == 1, 0, rows))
-                assert checksum(grid.comm, A.local, swapped, cols) not in original
+                assert text(grid.comm, bilinear(A.local, swapped, cols)) not in original
         assert len(sums) == 1
 
 
@@ -456,24 +457,32 @@ def test_a_write_that_fails_half_way_leaves_what_was_there(
     assert np.array_equal(hdf5.load(path, "x", grid, verify=True).local, old.local)
 
 
+def instead_of_writing(wrong: Any, module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transfers that write become `wrong`, which is given the right one."""
+    original = module.opened
+
+    @contextmanager
+    def opened(*arguments: Any, write: bool = False) -> Iterator[Any]:
+        with original(*arguments, write=write) as transfer:
+            yield partial(wrong, transfer) if write else transfer
+
+    monkeypatch.setattr(module, "opened", opened)
+
+
 def test_a_write_that_is_lost_in_silence_is_found(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: bool
 ) -> None:
-    """An MPI library that keeps a failed write to itself: the last rank's data never reach the file."""
+    """An MPI library that keeps a failed write to itself: one rank's data never reach the file."""
     from pdgemm import DistMatrix
     from pdgemm.errors import FileError
     from pdgemm.io import hdf5, hyperslabs, rawio
 
     path, A = shared_tmp_path / "a.h5", DistMatrix.random((30, 30), grid=grid)
-    module, name = (hyperslabs, "_write_box") if parallel else (rawio, "_write_rows")
-    original = getattr(module, name)
 
-    def losing(*arguments: Any) -> None:
-        if comm.rank == comm.size - 1:
-            arguments = tuple(x * 0 if isinstance(x, np.ndarray) else x for x in arguments)
-        original(*arguments)
+    def losing(transfer: Any, row: int, col: int, part: np.ndarray) -> None:
+        transfer(row, col, part * (comm.rank != comm.size // 2))
 
-    monkeypatch.setattr(module, name, losing)
+    instead_of_writing(losing, hyperslabs if parallel else rawio, monkeypatch)
     with pytest.raises(FileError, match="a.h5: what was written is not what the file holds"):
         hdf5.save(path, "x", A)
     assert only_file(shared_tmp_path, comm) == []
@@ -487,17 +496,16 @@ def test_a_rank_that_fails_to_write_is_heard_by_all(
 ) -> None:
     from pdgemm import DistMatrix
     from pdgemm.errors import FileError
-    from pdgemm.io import hdf5, hyperslabs, rawio
+    from pdgemm.io import atomic, hdf5, hyperslabs, rawio
 
-    module, name = (hyperslabs, "_write_box") if parallel else (rawio, "_write_rows")
-    original = getattr(module, name)
+    path = shared_tmp_path / "a.h5"
 
-    def failing(*arguments: Any) -> None:
-        original(*arguments)  # the others are not left alone in a collective transfer
+    def failing(transfer: Any, *share: Any) -> None:
+        transfer(*share)  # the others are not left alone in a collective transfer
         if comm.rank == comm.size - 1:
-            raise OSError(28, "No space left on device")
+            raise atomic.file_error(path, OSError(28, "No space left on device"))
 
-    monkeypatch.setattr(module, name, failing)
+    instead_of_writing(failing, hyperslabs if parallel else rawio, monkeypatch)
     with pytest.raises(FileError, match="a.h5: No space left on device"):
-        hdf5.save(shared_tmp_path / "a.h5", "x", DistMatrix.random((30, 30), grid=grid))
+        hdf5.save(path, "x", DistMatrix.random((30, 30), grid=grid))
     assert only_file(shared_tmp_path, comm) == []

@@ -94,8 +94,8 @@ LEVELS = [
     | {"pdgemm.arguments", "pdgemm.report", "pdgemm.residual"},
     {"pdgemm.redistribution", "pdgemm.prepared", "pdgemm.gemm"},
     {"pdgemm.scalapack", "pdgemm.descriptors", "pdgemm.blacs", "pdgemm.batched", "pdgemm.calibrate"},
-    {"pdgemm.io.place", "pdgemm.io.atomic", "pdgemm.io.checksum", "pdgemm.io.rawio", "pdgemm.io.hyperslabs"}
-    | {"pdgemm.io.hdf5"},
+    {"pdgemm.io.atomic", "pdgemm.io.checksum", "pdgemm.io.pieces", "pdgemm.io.rawio", "pdgemm.io.hyperslabs"}
+    | {"pdgemm.io.stored", "pdgemm.io.hdf5"},
     {"pdgemm.timeline", "pdgemm.ending", "pdgemm.forms", "pdgemm.options", "pdgemm.session", "pdgemm.info"},
     {"pdgemm.studies.measure", "pdgemm.studies.run", "pdgemm.studies.commands", "pdgemm.studies.plot"},
     {"pdgemm.cli", "pdgemm.__main__"},

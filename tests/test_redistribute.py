@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -295,6 +296,18 @@ def test_the_best_places_are_those_that_keep_most() -> None:
     assert best_places(source, target, 3) == (2, 0, 1)
     cyclic = Layout(Distribution.over((1, 3), (30, 3), 1), (0, 1, 2), np.dtype("d"))
     assert best_places(source, cyclic, 3) == (0, 1, 2)  # all alike: as it is
+
+
+def test_many_runs_are_one_stretch_and_no_objects() -> None:
+    """Blocks of 1 to one block each: what is made of the runs are a few arrays, of 8 bytes a run, not lists."""
+    runs = 100_000
+    one, whole = BlockCyclic(2 * runs, 1, 2), BlockCyclic.even(2 * runs, 1)
+    ((_, pairing),) = pairings(one, whole, 1)
+    tracemalloc.start()
+    assert pairing.stretches == [(0, 1, 1, 2, runs, 1)]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 5 * 8 * runs
 
 
 def test_a_large_exchange_is_planned_for_any_rank_without_the_others() -> None:

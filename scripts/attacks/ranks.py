@@ -29,7 +29,7 @@ from attacks.trial import JUNK, Finding, damaged_json  # noqa: E402
 from pdgemm import Batch, DistMatrix, Plan, ProcessGrid, errors, matmul_batched, pdgemm, plan, redistribute, verify  # noqa: E402
 from pdgemm import scalapack as sl  # noqa: E402
 from pdgemm.errors import MemoryLimitError, PdgemmError  # noqa: E402
-from pdgemm.io import hdf5, rawio  # noqa: E402
+from pdgemm.io import hdf5  # noqa: E402
 
 WORLD = MPI.COMM_WORLD
 MEET = WORLD.Dup()  # of this script, beside the library's
@@ -125,20 +125,19 @@ def load(rng: random.Random, say: Callable[[str], None], number: int) -> str:
     transpose, block = rng.random() < 0.3, rng.choice((None, 1, (5, 3)))
     change = rng.choice((shutil.copyfile, os.replace))
     say(f"{path} {', then ' + change.__name__ + ' of ' + str(later) if later.exists() else ''}")
-    changes, reading = later.exists(), rawio.read
+    changes, inspected = later.exists(), hdf5._inspect
 
-    def strike(*args: Any, **options: Any) -> Any:
-        if MEET.rank == 0:
-            change(later, path)
-        MEET.Barrier()
-        return reading(*args, **options)
+    def strike(*args: Any) -> Any:
+        found = inspected(*args)
+        change(later, path)
+        return found
 
     with ProcessGrid(WORLD) as grid:
-        rawio.read = strike if changes else reading
+        hdf5._inspect = strike if changes else inspected
         try:
             outcome = attempt(lambda: hdf5.load(path, "x", grid, block, transpose=transpose))
         finally:
-            rawio.read = reading
+            hdf5._inspect = inspected
         if agreed(outcome) == "refused":
             if not issubclass(getattr(errors, outcome[0], Exception), PdgemmError):
                 raise Finding("traceback", f"{outcome[0]}: {outcome[1]}")

@@ -1,0 +1,407 @@
+"""Where the bytes of a dataset really are: behind links, in other files, in other forms; and files that change."""
+
+from __future__ import annotations
+
+import os
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+X = np.arange(35.0).reshape(7, 5)
+
+
+@pytest.fixture
+def grid(comm: Any) -> Iterator[Any]:
+    from pdgemm import ProcessGrid
+
+    with ProcessGrid(comm) as made:
+        yield made
+
+
+@pytest.fixture
+def by_rank_0(comm: Any) -> Callable[[Callable[[], Any]], Any]:
+    """What one process does before or after the others; an error is everyone's."""
+
+    def work(task: Callable[[], Any]) -> Any:
+        comm.Barrier()
+        result, error = None, None
+        if comm.rank == 0:
+            try:
+                result = task()
+            except Exception as bad:
+                error = f"{type(bad).__name__}: {bad}"
+        result, error = comm.bcast((result, error))
+        assert error is None, error
+        return result
+
+    return work
+
+
+def refused(comm: Any, message: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    """The same FileError in one line on all ranks."""
+    from pdgemm.errors import FileError
+
+    with pytest.raises(FileError, match=message) as caught:
+        call(*arguments, **options)
+    assert len(set(comm.allgather(str(caught.value)))) == 1
+    assert "\n" not in str(caught.value)
+
+
+def linked(folder: Path) -> None:
+    """main.h5 with all kinds of links into sub/target.h5; where the target has X, main has 77."""
+    import h5py
+
+    (folder / "sub").mkdir()
+    with h5py.File(folder / "sub" / "target.h5", "w", userblock_size=1024) as file:
+        file["g/x"] = X
+        file.create_dataset("g/zipped", data=X, chunks=(3, 2), compression="gzip")
+    with h5py.File(folder / "sub" / "between.h5", "w") as file:
+        file["up"] = h5py.ExternalLink("target.h5", "/g")
+    with h5py.File(folder / "main.h5", "w") as file:
+        file["decoy"] = np.full(2000, 77.0)
+        file["x"] = h5py.ExternalLink("sub/target.h5", "/g/x")
+        file["group"] = h5py.ExternalLink("sub/target.h5", "/g")
+        file["inner/group"] = h5py.ExternalLink(str(folder / "sub" / "target.h5"), "/g")
+        file["chain"] = h5py.ExternalLink("sub/between.h5", "/up")
+        file["soft"] = h5py.SoftLink("/group/x")
+        file["inner/soft"] = h5py.SoftLink("group")
+        file["gone"] = h5py.ExternalLink("none.h5", "/g")
+        file["soft_gone"] = h5py.SoftLink("/gone/x")
+
+
+THROUGH = ("x", "group/x", "/inner//group/./x", "chain/x", "soft", "inner/soft/x")
+
+
+@pytest.mark.mpi
+def test_a_dataset_is_read_in_the_file_that_a_link_leads_to(
+    comm: Any, grid: Any, shared_tmp_path: Path, by_rank_0: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pdgemm.io import hdf5, hyperslabs
+
+    by_rank_0(lambda: linked(shared_tmp_path))
+    by_rank_0(lambda: (shared_tmp_path / "alias.h5").symlink_to("main.h5"))
+    monkeypatch.chdir(shared_tmp_path / "sub")
+    for parallel in dict.fromkeys((hyperslabs.parallel_h5py(), False)):
+        monkeypatch.setattr(hyperslabs, "parallel_h5py", lambda parallel=parallel: parallel)
+        for path in (shared_tmp_path / "main.h5", Path("../main.h5"), Path("../alias.h5")):
+            for name in THROUGH:
+                A = hdf5.load(path, name, grid, 2)
+                assert np.array_equal(A.allgather(), X), (path, name)
+                assert A.report.method == ("mpio" if parallel else "mpi-io")
+        Z = hdf5.load("../main.h5", "inner/soft/zipped", grid, (2, 3), transpose=True)
+        assert np.array_equal(Z.allgather(), X.T)
+    refused(comm, "has no dataset gone/x; the name leads into none.h5", hdf5.load, path, "gone/x", grid)
+
+
+@pytest.mark.mpi
+def test_nothing_is_written_through_a_link_into_another_file(
+    comm: Any, grid: Any, shared_tmp_path: Path, by_rank_0: Any
+) -> None:
+    import h5py
+
+    from pdgemm import DistMatrix
+    from pdgemm.io import hdf5
+
+    by_rank_0(lambda: linked(shared_tmp_path))
+    path, A = shared_tmp_path / "main.h5", DistMatrix.zeros((7, 5), grid=grid)
+
+    def alone() -> None:
+        with h5py.File(shared_tmp_path / "alone.h5", "w") as file:
+            file["x"] = h5py.ExternalLink("sub/target.h5", "/g/x")
+
+    by_rank_0(alone)
+
+    def contents() -> dict[str, bytes]:
+        return {str(x): x.read_bytes() for x in sorted(shared_tmp_path.rglob("*.h5"))}
+
+    before = by_rank_0(contents)
+    names = (*THROUGH, "group/new", "group/new/deeper", "chain/new", "inner/soft/new")
+    for file, name in [(path, name) for name in names] + [(shared_tmp_path / "alone.h5", "x")]:
+        refused(comm, f"{file}: {name} leads .*another file, .*target.h5", hdf5.save, file, name, A)
+        refused(comm, "target.h5", hdf5.check_output, file, name, grid, 8)
+    for name in ("gone", "gone/x", "soft_gone"):
+        refused(comm, "another file, none.h5", hdf5.save, path, name, A)
+    assert by_rank_0(contents) == before
+
+
+@pytest.mark.mpi
+def test_a_name_that_is_a_link_comes_to_stand_for_the_new_dataset(
+    comm: Any, grid: Any, shared_tmp_path: Path, by_rank_0: Any
+) -> None:
+    import h5py
+
+    from pdgemm import DistMatrix
+    from pdgemm.io import hdf5
+
+    path, only = shared_tmp_path / "a.h5", shared_tmp_path / "only.h5"
+
+    def write() -> None:
+        with h5py.File(path, "w") as file:
+            file["g/x"] = X
+            file["soft"] = h5py.SoftLink("/g/x")
+            file["hard"] = file["g/x"]
+            file["dangling"] = h5py.SoftLink("/g/none")
+            file["round"] = h5py.SoftLink("/round")
+        with h5py.File(only, "w") as file:  # all but the dataset is a comment on the file
+            file["x"] = X
+            h5py.h5o.set_comment(file.id, b"what this is")
+
+    by_rank_0(write)
+    A = DistMatrix.random((4, 6), grid=grid)
+    for name in ("soft", "hard", "dangling"):
+        hdf5.save(path, name, A)
+    hdf5.save(only, "x", A)
+    refused(comm, "a.h5: .*too many links", hdf5.save, path, "round", A)
+
+    def look() -> Any:
+        with h5py.File(path) as file, h5py.File(only) as other:
+            assert np.array_equal(file["g/x"], X)
+            assert other["/"].id.get_comment(b".") == b"what this is"
+            return [np.array(file[name]) for name in ("soft", "hard", "dangling")] + [np.array(other["x"])]
+
+    for found in by_rank_0(look):
+        assert np.array_equal(found, A.allgather())
+
+
+@pytest.mark.mpi
+def test_numbers_in_other_forms_than_numpy_has_are_converted(
+    comm: Any, grid: Any, shared_tmp_path: Path, by_rank_0: Any
+) -> None:
+    """Contiguous, native byte order, and still not bytes to be copied."""
+    import h5py
+
+    from pdgemm.io import hdf5
+
+    path = shared_tmp_path / "types.h5"
+
+    def kinds() -> dict[str, Any]:
+        bfloat16 = h5py.h5t.IEEE_F32LE.copy()
+        bfloat16.set_fields(15, 7, 8, 0, 7)
+        bfloat16.set_size(2)
+        biased = h5py.h5t.IEEE_F64LE.copy()
+        biased.set_ebias(1000)
+        padded = h5py.h5t.STD_I32LE.copy()
+        padded.set_precision(16)
+        padded.set_offset(4)
+        enumerated = h5py.h5t.enum_create(h5py.h5t.STD_I8LE)
+        for value in range(35):
+            enumerated.enum_insert(f"v{value}".encode(), value)
+        apart = h5py.h5t.create(h5py.h5t.COMPOUND, 24)
+        apart.insert(b"r", 0, h5py.h5t.IEEE_F64LE)
+        apart.insert(b"i", 16, h5py.h5t.IEEE_F64LE)
+        found = {"bfloat16": bfloat16, "biased": biased, "padded": padded, "apart": apart}
+        return found | {"long": h5py.h5t.NATIVE_LDOUBLE, "bool": h5py.h5t.py_create(np.dtype(bool)), "enum": enumerated}
+
+    def write() -> None:
+        with h5py.File(path, "w") as file:
+            for name, kind in kinds().items():
+                dataset = h5py.h5d.create(file.id, name.encode(), kind, h5py.h5s.create_simple(X.shape))
+                x = X > 7 if name == "bool" else X.astype("i1") if name == "enum" else X
+                x = x * (1 + 1j) if name == "apart" else x
+                dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, np.ascontiguousarray(x), kind if name == "enum" else None)
+            file.create_dataset("unwritten", X.shape, "f8", fillvalue=7.0)
+
+    by_rank_0(write)
+    for name in (*kinds(), "unwritten"):
+        expected = X > 7 if name == "bool" else X * (1 + 1j) if name == "apart" else X
+        A = hdf5.load(path, name, grid, 2, dtype="complex128" if name == "apart" else "float64")
+        assert np.array_equal(A.allgather(), np.full(X.shape, 7) if name == "unwritten" else expected), name
+        assert A.report.method != "mpi-io"
+
+
+@pytest.mark.mpi
+def test_a_dataset_made_of_others_is_read_where_all_of_it_is_there(
+    comm: Any, grid: Any, shared_tmp_path: Path, by_rank_0: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HDF5 itself would make up the elements that are missing."""
+    import h5py
+
+    from pdgemm.io import hdf5
+
+    path, raw = shared_tmp_path / "all.h5", shared_tmp_path / "raw.bin"
+
+    def virtual(file: Any, name: str, source: Any) -> None:
+        layout = h5py.VirtualLayout(X.shape, "f8")
+        layout[:] = source
+        file.create_virtual_dataset(name, layout)
+
+    def write() -> None:
+        with h5py.File(shared_tmp_path / "part.h5", "w") as file:
+            file["x"] = X
+            file["small"] = X[:5]
+            file["whole"] = np.pad(X, 1)
+        X.tofile(raw)
+        with h5py.File(path, "w") as file:
+            file["own"] = X
+            file["inner/linked"] = h5py.ExternalLink("part.h5", "/x")
+            virtual(file, "apart", h5py.VirtualSource("part.h5", "x", X.shape))
+            virtual(file, "absolute", h5py.VirtualSource("/elsewhere/part.h5", "x", X.shape))
+            virtual(file, "window", h5py.VirtualSource("part.h5", "whole", (9, 7))[1:8, 1:6])
+            virtual(file, "same", h5py.VirtualSource(".", "own", X.shape))
+            virtual(file, "through", h5py.VirtualSource(".", "inner/linked", X.shape))
+            virtual(file, "nested", h5py.VirtualSource(".", "apart", X.shape))
+            virtual(file, "short", h5py.VirtualSource("part.h5", "small", X.shape)[:])
+            virtual(file, "shorter", h5py.VirtualSource("part.h5", "small", (9, 5))[2:9, :])
+            virtual(file, "nowhere", h5py.VirtualSource("none.h5", "x", X.shape))
+            virtual(file, "nothing", h5py.VirtualSource("part.h5", "y", X.shape))
+            virtual(file, "nested_nowhere", h5py.VirtualSource(".", "nowhere", X.shape))
+            virtual(file, "circle", h5py.VirtualSource(".", "circle", X.shape))
+            file.create_dataset("raw", X.shape, "f8", external=[(str(raw), 0, 100), (str(raw), 100, X.nbytes - 100)])
+            file.create_dataset("raw_short", X.shape, "f8", external=[(str(raw), 8, h5py.h5f.UNLIMITED)])
+            file.create_dataset("raw_gone", X.shape, "f8", external=[("none.bin", 0, X.nbytes)])
+
+    by_rank_0(write)
+    monkeypatch.chdir("/")
+    for name in ("apart", "absolute", "window", "same", "through", "nested", "raw"):
+        A = hdf5.load(path, name, grid, (2, 1))
+        assert np.array_equal(A.allgather(), X), name
+        assert A.report.method == "independent"
+    for name in ("short", "shorter", "nowhere", "nothing", "nested_nowhere"):
+        refused(comm, "which is missing or too small", hdf5.load, path, name, grid)
+    for name in ("raw_short", "raw_gone"):
+        refused(comm, "which is missing or too short", hdf5.load, path, name, grid)
+    refused(comm, "has elements in itself", hdf5.load, path, "circle", grid)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", ["a\ud800", "\udc80", "x\0y"])
+def test_what_cannot_be_a_name_is_refused(comm: Any, grid: Any, shared_tmp_path: Path, name: str) -> None:
+    """HDF5 ends a name at a NUL: saving x\\0y would replace x."""
+    from pdgemm import DistMatrix
+    from pdgemm.io import hdf5
+
+    path, A = shared_tmp_path / "a.h5", DistMatrix.random((4, 6), grid=grid)
+    hdf5.save(path, "x", A)
+    for file, dataset in ((path, name), (shared_tmp_path / name, "x")):
+        refused(comm, "no name has a NUL or a lone surrogate", hdf5.save, file, dataset, A)
+        refused(comm, "no name has a NUL or a lone surrogate", hdf5.load, file, dataset, grid)
+        on_rank_0 = (file, dataset) if comm.rank == 0 else (path, "x")
+        refused(comm, "no name has a NUL or a lone surrogate", hdf5.save, *on_rank_0, A)
+    assert np.array_equal(hdf5.load(path, "x", grid, verify=True).local, A.local)
+
+
+# ------------------------------------------------------------------ files that change
+@pytest.mark.mpi
+@pytest.mark.parametrize("way", ["shorter", "longer", "other"])
+def test_a_file_that_changes_while_it_is_read_is_refused(
+    comm: Any, grid: Any, shared_tmp_path: Path, by_rank_0: Any, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Of a file that has become shorter one rank alone gets less than it asked for."""
+    import h5py
+
+    from pdgemm import DistMatrix
+    from pdgemm.io import hdf5
+
+    path, inspect = shared_tmp_path / "a.h5", hdf5._inspect
+    hdf5.save(path, "x", DistMatrix.random((64, 5), grid=grid, seed=1))
+    hdf5.save(shared_tmp_path / "b.h5", "x", DistMatrix.random((64, 5), grid=grid, seed=2))
+
+    def zipped() -> None:
+        with h5py.File(path, "r+") as file:
+            file.create_dataset("zipped", data=np.ones((64, 5)), chunks=(64, 5), compression="gzip")
+
+    if way != "shorter":
+        by_rank_0(zipped)
+
+    def then_changes(*arguments: Any) -> Any:
+        found = inspect(*arguments)
+        if way == "shorter":
+            os.truncate(path, found.offset + 64 * 5 * 8 - 3)
+        elif way == "longer":
+            with path.open("ab") as file:
+                file.write(b"more")
+        else:
+            (shared_tmp_path / "b.h5").rename(path)
+        return found
+
+    monkeypatch.setattr(hdf5, "_inspect", then_changes)
+    message = {"shorter": "cut short|truncated", "longer": "was changed", "other": "was changed"}[way]
+    refused(comm, message, hdf5.load, path, "x", grid, 3)
+
+
+@pytest.mark.mpi
+def test_a_transfer_of_fewer_bytes_than_asked_for_is_an_error(
+    comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one rank, and an MPI library that says so nowhere but in the status."""
+    from mpi4py import MPI
+
+    from pdgemm import DistMatrix
+    from pdgemm.io import hdf5, hyperslabs, rawio
+
+    monkeypatch.setattr(hyperslabs, "parallel_h5py", lambda: False)
+    path, A = shared_tmp_path / "a.h5", DistMatrix.random((40, 3), grid=grid, block=1)
+    hdf5.save(path, "x", A)
+    original = rawio.open_on_all
+
+    class Short:
+        def _move(self, at: int, buffer: Any, status: Any) -> None:
+            status.Set_elements(MPI.BYTE, buffer[0].nbytes - (comm.rank == comm.size // 2))
+
+        Read_at = Write_at = _move
+
+    @contextmanager
+    def opened(*arguments: Any) -> Iterator[Any]:
+        with original(*arguments):
+            yield Short()
+
+    monkeypatch.setattr(rawio, "open_on_all", opened)
+    refused(comm, r"a.h5: of \d+ bytes at byte \d+ only \d+ were read", hdf5.load, path, "x", grid)
+    refused(comm, r"a.h5: of \d+ .* only \d+ were written", hdf5.save, path, "x", A, check=False)
+    monkeypatch.undo()
+    assert np.array_equal(hdf5.load(path, "x", grid, verify=True).allgather(), A.allgather())
+    assert os.listdir(shared_tmp_path) == ["a.h5"]
+
+
+# ------------------------------------------------------------------ pieces
+@pytest.mark.parametrize("most", [1, 7, 64, 1 << 18])
+def test_pieces_cover_a_dataset_once_in_contiguous_shares(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pdgemm.io import pieces
+
+    monkeypatch.setattr(pieces, "ELEMENTS", most)
+    monkeypatch.setattr(pieces, "INDICES", 2 * most)
+    for shape in [(0, 3), (3, 0), (1, 1), (1, 50), (50, 1), (13, 8), (4, 90), (90, 4), (31, 37)]:
+        for unit in [(1, 1), (3, 2), (8, 40)]:
+            for ranks in (1, 2, 3, 4, 9):
+                seen, found = np.zeros(shape, int), pieces.cut(shape, unit, ranks)
+                for piece in found:
+                    for rank in range(ranks):
+                        row, col, (rows, cols) = piece.share(rank)
+                        seen[row : row + rows, col : col + cols] += 1
+                        assert rows * cols <= max(most, unit[0] * unit[1])
+                        assert unit != (1, 1) or rows <= 1 or cols == shape[1]  # contiguous in the file
+                        assert row % unit[0] == col % unit[1] == 0
+                    if unit == (1, 1):
+                        assert max(piece.layout.shape) <= max(2 * most, ranks)
+                assert (seen == 1).all()
+    assert most < 1 << 18 or len(pieces.cut((8_000_000, 1), (1, 1), 4)) == 16
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("shape", [(200_000, 1), (1, 200_000)])
+def test_files_of_many_short_runs_take_memory_for_a_piece_of_them(
+    comm: Any, grid: Any, shared_tmp_path: Path, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is taken beside the matrix is a few index arrays of a piece, whatever the matrix."""
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.io import checksum, hdf5, pieces
+
+    monkeypatch.setattr(pieces, "INDICES", 1 << 13)
+    monkeypatch.setattr(checksum, "_MOST", 1 << 13)
+    path = shared_tmp_path / "a.h5"
+    with ProcessGrid(comm, (comm.size, 1) if shape[0] > 1 else (1, comm.size)) as line:
+        A = DistMatrix.random(shape, grid=line, block=1)
+        small = DistMatrix.random((20, 20), grid=line, block=1)
+        for matrix in (small, A):  # what is imported and kept at the first time is not counted
+            tracemalloc.start()
+            hdf5.save(path, "x", matrix)
+            B = hdf5.load(path, "x", line, 1, verify=True)
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            assert np.array_equal(B.local, matrix.local)
+        assert peak < 30 * 8 * (1 << 13) + (0 if A.shared else B.local.nbytes)
