@@ -45,9 +45,12 @@ class Stored(NamedTuple):
 
 def check_names(path: Path, name: str) -> None:
     """Can both be handed to HDF5 and MPI?"""
-    both = f"{path}:{name}"
-    if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in both):  # HDF5 would end the name at a NUL
-        raise FileError(f"{both!a} names no dataset: no name has a NUL or a lone surrogate in it")
+    try:
+        spelt = os.fsencode(path) + name.encode()  # the name of a file may be any bytes
+    except UnicodeEncodeError:
+        spelt = b"\0"
+    if b"\0" in spelt:  # at which HDF5 would end the name
+        raise FileError(f"{f'{path}:{name}'!a} names no dataset: no name has a NUL or a lone surrogate in it")
 
 
 def inspect(path: Path, name: str) -> Stored:

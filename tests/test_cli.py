@@ -188,7 +188,7 @@ def test_nan_passes_through_verification(tmp_path: Path) -> None:
         (["a.h5:/x", "b.h5:/y", "--memory-limit", "much"], "'much' is not of the form 2GiB"),
         (["a.h5:/x", "b.h5:/y", "--alpha", "1j"], "alpha = 1j is complex, but the result is float64"),
         (["a.h5:/x", "b.h5:/y", "--beta", "1"], "c.h5: no such file"),
-        (["a.h5:/x", "b.h5:/y", "--lookahead", "-1"], "lookahead must be >= 0"),
+        (["a.h5:/x", "b.h5:/y", "--lookahead", "-1"], "-1 is not in the range"),
         (["a.h5:/x", "b.h5:/y", "--wrong"], "--wrong"),
         (["a.h5:/x", "b.h5:/y", "-o", "none/c.h5:/z"], "the folder"),
         (

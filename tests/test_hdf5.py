@@ -495,15 +495,16 @@ def test_a_rank_that_fails_to_write_is_heard_by_all(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: bool
 ) -> None:
     from pdgemm import DistMatrix
+    from pdgemm import files
     from pdgemm.errors import FileError
-    from pdgemm.io import atomic, hdf5, hyperslabs, rawio
+    from pdgemm.io import hdf5, hyperslabs, rawio
 
     path = shared_tmp_path / "a.h5"
 
     def failing(transfer: Any, *share: Any) -> None:
         transfer(*share)  # the others are not left alone in a collective transfer
         if comm.rank == comm.size - 1:
-            raise atomic.file_error(path, OSError(28, "No space left on device"))
+            raise files.file_error(path, OSError(28, "No space left on device"))
 
     instead_of_writing(failing, hyperslabs if parallel else rawio, monkeypatch)
     with pytest.raises(FileError, match="a.h5: No space left on device"):

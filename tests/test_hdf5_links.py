@@ -277,7 +277,8 @@ def test_what_cannot_be_a_name_is_refused(comm: Any, grid: Any, shared_tmp_path:
 
     path, A = shared_tmp_path / "a.h5", DistMatrix.random((4, 6), grid=grid)
     hdf5.save(path, "x", A)
-    for file, dataset in ((path, name), (shared_tmp_path / name, "x")):
+    bytes_too = name == "\udc80"  # which is how Python writes the byte 80: a file may be called that
+    for file, dataset in ((path, name), (shared_tmp_path / name, "x"))[: 1 if bytes_too else 2]:
         refused(comm, "no name has a NUL or a lone surrogate", hdf5.save, file, dataset, A)
         refused(comm, "no name has a NUL or a lone surrogate", hdf5.load, file, dataset, grid)
         on_rank_0 = (file, dataset) if comm.rank == 0 else (path, "x")

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -125,7 +125,8 @@ def load(rng: random.Random, say: Callable[[str], None], number: int) -> str:
     transpose, block = rng.random() < 0.3, rng.choice((None, 1, (5, 3)))
     change = rng.choice((shutil.copyfile, os.replace))
     say(f"{path} {', then ' + change.__name__ + ' of ' + str(later) if later.exists() else ''}")
-    changes, inspected = later.exists(), hdf5._inspect
+    changes, module = later.exists(), cast(Any, hdf5)
+    inspected = module._inspect
 
     def strike(*args: Any) -> Any:
         found = inspected(*args)
@@ -133,11 +134,11 @@ def load(rng: random.Random, say: Callable[[str], None], number: int) -> str:
         return found
 
     with ProcessGrid(WORLD) as grid:
-        hdf5._inspect = strike if changes else inspected
+        module._inspect = strike if changes else inspected
         try:
             outcome = attempt(lambda: hdf5.load(path, "x", grid, block, transpose=transpose))
         finally:
-            hdf5._inspect = inspected
+            module._inspect = inspected
         if agreed(outcome) == "refused":
             if not issubclass(getattr(errors, outcome[0], Exception), PdgemmError):
                 raise Finding("traceback", f"{outcome[0]}: {outcome[1]}")
