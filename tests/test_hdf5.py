@@ -494,8 +494,7 @@ def test_a_write_that_is_lost_in_silence_is_found(
 def test_a_rank_that_fails_to_write_is_heard_by_all(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: bool
 ) -> None:
-    from pdgemm import DistMatrix
-    from pdgemm import files
+    from pdgemm import DistMatrix, files
     from pdgemm.errors import FileError
     from pdgemm.io import hdf5, hyperslabs, rawio
 
