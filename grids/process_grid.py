@@ -86,7 +86,6 @@ class ProcessGrid:
         self.comm: MPI.Intracomm = self._shared.comm
         self.rank, self.size = self.comm.rank, self.comm.size
         self._connect(base, members, dims)
-        self._group = self.comm.Get_group()
 
     def _connect(self, base: MPI.Intracomm, members: Sequence[int], dims: tuple[int, int, int]) -> None:
         """The communicators of rows, columns and depths, and this rank's place in them.  Collective over base."""
@@ -201,12 +200,12 @@ class ProcessGrid:
         """
         for grid in (self, other):
             refuse_freed(grid.comm)
-        relation = MPI.IDENT if self.comm is other.comm else MPI.Group.Compare(self._group, other._group)
+        relation = MPI.IDENT if self.comm is other.comm else MPI.Group.Compare(self._shared.group, other._shared.group)
         if relation == MPI.IDENT:
             return self.place
         if relation == MPI.UNEQUAL and not part:
             return None
-        place = MPI.Group.Translate_ranks(self._group, list(self.place), other._group)
+        place = MPI.Group.Translate_ranks(self._shared.group, list(self.place), other._shared.group)
         return None if MPI.UNDEFINED in place else tuple(place)
 
     def same_as(self, other: ProcessGrid) -> bool:
@@ -220,13 +219,13 @@ class ProcessGrid:
         if self.comm == MPI.COMM_NULL:
             return
         self.T.comm = self.comm = MPI.COMM_NULL  # type: ignore[assignment]
-        self._group.Free()
         self._disconnect()
         self._shared.users -= 1
         if not self._shared.users:
             for grid in self._shared.work_grids.values():
                 grid._disconnect()
             self._shared.node.Free()
+            self._shared.group.Free()
             watchdog.forget(self._shared.comm)
             self._shared.comm.Free()
 
@@ -256,6 +255,7 @@ class _Shared:
 
     def __init__(self, comm: MPI.Intracomm, nodes: _Nodes) -> None:
         self.comm = comm.Dup()
+        self.group = self.comm.Get_group()
         watchdog.watch(self.comm)
         self.users = 0
         self.work_grids: dict[Any, ProcessGrid] = {}

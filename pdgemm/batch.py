@@ -132,9 +132,9 @@ class Batch:
         """
         rank, size = self.comm.rank, self.comm.size
         with together(self.comm) as said:
-            said.append(f"Batch.to_global, root={root}")
             if as_whole(root, "root") not in range(size):
                 raise ArgumentError(f"root {root} is not one of {size} ranks")
+            said.append(f"Batch.to_global, root={root}")
             counts = np.bincount(self.owner, minlength=size)
             numbers = np.split(np.argsort(self.owner, kind="stable"), np.cumsum(counts))[:size]
             cuts = [np.cumsum([0, *self.shapes[part].prod(axis=1)]) for part in numbers]

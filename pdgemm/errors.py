@@ -136,8 +136,12 @@ class together:
             if here := meetings.get(self._comm.handle):
                 here.joined = here.unchecked = here.joined + 1
         elif error is None or isinstance(error, Exception):
-            compared = error is None and self._comm.size > 1  # what is wrong may be more than can be written
-            description = ", ".join(map(str, self._said)) if compared else ""
+            description = ""
+            if error is None and self._comm.size > 1:
+                try:
+                    description = ", ".join(map(str, self._said))
+                except Exception as bad:  # Python writes no integer of more than 4300 digits
+                    error = ArgumentError(f"an argument cannot be written: {bad}")
             self.flag = check_together(self._comm, error, description, self.flag)
 
 

@@ -141,8 +141,8 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         kind : "uniform" on [0, 1), or "normal" with mean 0 and variance 1.
         """
         with together(communicator_of(grid)) as said:
-            said += ["DistMatrix.random", seed, kind]
             f = elements.element_function(kind, seed, element_type(dtype))
+            said += ["DistMatrix.random", seed, kind]
         return cls.from_function(f, shape, grid=grid, dtype=dtype, **layout)
 
     @classmethod
@@ -225,9 +225,9 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
                 which sends the others theirs.  Numbers in any byte order; a masked array is refused.
         """
         with together(communicator_of(grid)) as said:
-            said += ["DistMatrix.from_global", f"root={root}", block, source, device]
             if root is not None:
                 _check_root(grid, root)
+            said += ["DistMatrix.from_global", f"root={root}", block, source, device]
             whole = _as_matrix(array) if root in (None, grid.rank) else np.empty((0, 0))
             if root is None:
                 said += [whole.shape, whole.dtype]
@@ -418,8 +418,8 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         Root needs memory for mn elements and one message of at most 256 MiB.
         """
         with together(self.grid.comm) as said:
-            said += ["to_global", root, self.distribution, self.dtype]
             _check_root(self.grid, root)
+            said += ["to_global", root, self.distribution, self.dtype]
             whole = np.empty(self.shape, self.dtype) if self.grid.rank == root else None
             here = to_host(self.local)
         collect(here, self.distribution, self.grid, whole, root)

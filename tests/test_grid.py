@@ -233,3 +233,18 @@ def test_a_rank_uses_its_share_unless_told_otherwise(comm: Any) -> None:
     with ProcessGrid(comm) as grid:
         share = core_share(grid.node.allgather(sorted(os.sched_getaffinity(0))), grid.node.rank)
         assert threads() == (before if decided_by() else min(before, share))
+
+
+def test_work_grids_outlive_the_grid_that_they_were_made_for(comm: Any) -> None:
+    """They belong to the communicator, and matrices on them are compared with those of its other grids."""
+    from pdgemm import DistMatrix, ProcessGrid
+
+    first, second = ProcessGrid(comm), ProcessGrid(comm, (1, comm.size))
+    place = tuple(range(comm.size))
+    work = first.work_grid((comm.size, 1), 1, place)
+    first.free()
+    with second:
+        assert second.work_grid((comm.size, 1), 1, place) is work
+        A = DistMatrix.random((9, 7), grid=second)
+        there = A.redistribute(DistMatrix.zeros((9, 7), grid=work))
+        assert np.array_equal(there.allgather(), A.allgather())
