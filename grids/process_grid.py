@@ -71,14 +71,12 @@ class ProcessGrid:
         layers: int = 1,
         ranks: Sequence[int] | None = None,
     ) -> None:
-        base = MPI.COMM_WORLD if comm is None else comm
-        if not isinstance(base, MPI.Intracomm) or base == MPI.COMM_NULL:  # nobody to agree with
-            raise GridError(f"comm is an intracommunicator of this rank, got {base!r}")
+        base = watchdog.met_on(MPI.COMM_WORLD if comm is None else comm)
         with together(base) as said:
             nodes = _Nodes()
-            said += ["ProcessGrid", shape, layers, ranks, nodes.ranks]
             members = range(base.size) if ranks is None else _members(ranks, base.size)
             self.shape = grid_shape(len(members), shape, layers)
+            said += ["ProcessGrid", self.shape, layers, *([] if ranks is None else members), nodes.ranks]
         self.layers = layers
         dims = (layers, *self.shape)
         self.ranks = np.array(members).reshape(dims)

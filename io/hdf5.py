@@ -99,11 +99,13 @@ def load(
     with together(comm) as said:
         path = Path(path)
         check_names(path, name)
-        said += ["hdf5.load", path, name, block, source, dtype, transpose, verify, device]
+        asked = None if dtype is None else element_type(dtype)
+        # what the ranks say of the layout is compared when the matrix is made
+        said += ["hdf5.load", path, name, asked, bool(transpose), bool(verify), device]
     meet(grid, device)
     stored = on_root(comm, path, lambda: _inspect(path, name))
     with together(comm):
-        wanted = stored.dtype if dtype is None else element_type(dtype)
+        wanted = asked or stored.dtype
         _check_dtypes(f"{path}:{name}", stored.dtype, wanted)
         if verify and stored.checksum is None:
             raise FileError(f"{path}:{name} carries no checksum to verify")

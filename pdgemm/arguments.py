@@ -20,10 +20,10 @@ _KINDS = "sums are complex, real or whole numbers where C is, and A and B no mor
 
 
 def communicator(**matrices: object) -> MPI.Intracomm:
-    """Of the first that is a matrix: where ranks agree on what is wrong with the others."""
-    for x in matrices.values():
-        if isinstance(x, DistMatrix):
-            return x.grid.comm
+    """Of the first that is a matrix on a grid: where ranks agree on what is wrong with the others."""
+    found = [x.grid.comm for x in matrices.values() if isinstance(x, DistMatrix)]
+    if found:
+        return next(filter(None, found), found[0])
     name, x = next(iter(matrices.items()))
     raise DTypeError(f"{name} is a DistMatrix, got {type(x).__name__}")  # nobody to agree with
 

@@ -24,6 +24,7 @@ from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError, t
 from pdgemm.gather import MESSAGE_BYTES
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.local import CONVERT, leading
+from pdgemm.watchdog import met_on
 from pdgemm.whole import as_count, as_whole
 
 Items = Any  # an array (items, rows, columns), or a list of matrices
@@ -75,7 +76,7 @@ class Batch:
                 ranks.  No copy, but of a sequence of matrices that are all of one shape.  NumPy's or a device's, as
                 in `DistMatrix.from_local`; the same on all ranks.
         """
-        with together(comm) as said:
+        with together(met_on(comm)) as said:
             said.append("Batch.from_local")
             given, shapes, dtype = _parsed(items)
             names = set[str]()
@@ -103,7 +104,7 @@ class Batch:
 
         owner : (items), ranks, such as `balance` gives; by default contiguous blocks of equal size.
         """
-        with together(comm) as said:
+        with together(met_on(comm)) as said:
             given, shapes, dtype = _parsed(items)
             if any(devices.of(x) for x in (given if isinstance(given, list) else [given])):
                 raise DeviceError("what every rank has is on the host: Batch.from_local takes a device's arrays")
@@ -134,7 +135,7 @@ class Batch:
         with together(self.comm) as said:
             if as_whole(root, "root") not in range(size):
                 raise ArgumentError(f"root {root} is not one of {size} ranks")
-            said.append(f"Batch.to_global, root={root}")
+            said += [f"Batch.to_global, root={root}", self.dtype, crc32(self.shapes.tobytes() + self.owner.tobytes())]
             counts = np.bincount(self.owner, minlength=size)
             numbers = np.split(np.argsort(self.owner, kind="stable"), np.cumsum(counts))[:size]
             cuts = [np.cumsum([0, *self.shapes[part].prod(axis=1)]) for part in numbers]

@@ -80,7 +80,12 @@ def matmul_batched(
         accumulate, _ = accumulation(A.dtype, B.dtype, C.dtype, accumulate_dtype)
         alpha, beta = as_scalar(alpha, C.dtype, "alpha"), as_scalar(beta, C.dtype, "beta")
         flops = gemm_flops(1, 1, 1, accumulate.kind == "c") * mnk.prod(axis=0) * (alpha != 0)
-        said += [f"matmul_batched of {len(C)} items, {flops.sum()} flops", transa, transb, f"alpha={alpha}"]
+        said += [
+            f"matmul_batched of {len(C)} items, {flops.sum()} flops",
+            transa.upper(),
+            transb.upper(),
+            f"alpha={alpha}",
+        ]
         said += [f"beta={beta}", A.dtype, B.dtype, C.dtype, accumulate]
         conjugate = (conjugate_a, conjugate_b)
         multiply: Callable[[Any, Any, Any], None]

@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 from pdgemm.errors import GridError, together
 from pdgemm.grids.process_grid import ProcessGrid, grid_shape
+from pdgemm.watchdog import met_on
 
 _contexts: dict[int, ProcessGrid] = {}
 _numbers = count()
@@ -18,9 +19,9 @@ _numbers = count()
 
 def blacs_gridinit(comm: MPI.Intracomm, nprow: int, npcol: int, order: str = "R") -> int:
     """A context: the first nprow x npcol ranks of comm, row by row ("R") or column by column ("C").  Collective."""
-    with together(comm) as said:
-        said += ["blacs_gridinit", nprow, npcol, order]
+    with together(met_on(comm)) as said:
         pr, pc = grid_shape(nprow * npcol, (nprow, npcol))
+        said += ["blacs_gridinit", pr, pc, order[:1].upper()]
         if pr * pc > comm.size:
             raise GridError(f"a {pr} x {pc} grid needs {pr * pc} processes, but there are {comm.size}")
         places = np.arange(pr * pc).reshape((pr, pc), order="F" if order[:1].upper() == "C" else "C")

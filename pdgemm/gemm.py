@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from numbers import Number
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -203,7 +204,7 @@ def execute(
 ) -> DistMatrix:
     """`Plan.execute`."""
     start = perf_counter()
-    matrices = isinstance(A, DistMatrix) and isinstance(C, DistMatrix)
+    matrices = isinstance(A, DistMatrix) and isinstance(C, DistMatrix) and isinstance(alpha, Number)
     if matrices and (A.shape[1] == 0 or (np.ndim(alpha) == 0 and alpha == 0)):  # nothing to multiply
         return pdgemm(alpha, A, B, beta, C, check=check)
     product, beta = _prepared("execute", plan, A, B, C, alpha, beta, check)

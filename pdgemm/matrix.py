@@ -117,13 +117,13 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
     @classmethod
     def zeros(cls, shape: tuple[int, int], *, grid: ProcessGrid, **layout: Any) -> DistMatrix:
         """All elements 0.  Arguments as for `empty`."""
-        return cls.from_function(elements.element_function("zeros", 0, np.dtype("d")), shape, grid=grid, **layout)
+        return cls._filled("zeros", elements.element_function("zeros", 0, np.dtype("d")), shape, grid, layout)
 
     @classmethod
     def eye(cls, n: int | tuple[int, int], *, grid: ProcessGrid, **layout: Any) -> DistMatrix:
         """1 on the main diagonal, 0 elsewhere; n x n, or of a given shape."""
         shape = n if isinstance(n, tuple) else (n, n)
-        return cls.from_function(elements.element_function("eye", 0, np.dtype("d")), shape, grid=grid, **layout)
+        return cls._filled("eye", elements.element_function("eye", 0, np.dtype("d")), shape, grid, layout)
 
     @classmethod
     def random(
@@ -154,9 +154,15 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         f : called with integer arrays i of shape (r, 1) and j of shape (1, c); returns something that
             broadcasts to (r, c).  An exception in f on any rank is raised on all.
         """
+        return cls._filled("from_function", f, shape, grid, layout)
+
+    @classmethod
+    def _filled(
+        cls, name: str, f: elements.ElementFunction, shape: tuple[int, int], grid: ProcessGrid, layout: dict[str, Any]
+    ) -> DistMatrix:
         matrix = cls.empty(shape, grid=grid, **layout)
         with together(grid.comm) as said:
-            said.append("DistMatrix.from_function")
+            said.append(f"DistMatrix.{name}")
             host = matrix.local if matrix.device == devices.HOST else np.empty(matrix.local.shape, matrix.dtype)
             if host.size:
                 elements.fill(host, *matrix.indices(), f)
@@ -227,7 +233,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         with together(communicator_of(grid)) as said:
             if root is not None:
                 _check_root(grid, root)
-            said += ["DistMatrix.from_global", f"root={root}", block, source, device]
+            said += ["DistMatrix.from_global", f"root={root}", device]  # the layout is compared when it is made
             whole = _as_matrix(array) if root in (None, grid.rank) else np.empty((0, 0))
             if root is None:
                 said += [whole.shape, whole.dtype]
@@ -370,18 +376,22 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
     def __setitem__(self, key: Any, value: DistMatrix | complex) -> None:
         """Set a submatrix: to a number, or to a matrix of any layout.  Collective over the grid."""
         with together(self.grid.comm) as said:
-            view, matrix = self[key], isinstance(value, DistMatrix)
-            said += ["setting", key, "to a matrix" if matrix else value]
-            if not matrix:
-                if np.ndim(value) != 0:
-                    raise ArgumentError(
-                        "a submatrix is set to a number or a DistMatrix; deal an array out first, from_global"
-                    )
-                np.empty(1, self.dtype)[:] = value  # raises what the assignment would
+            view, filled = self[key], np.zeros(1, self.dtype)
+            said += ["A[i0:i1, j0:j1] = ...", key]
+            if isinstance(value, DistMatrix):
+                refuse_freed(value.grid.comm)
+                said.append("to a matrix")
+            elif np.ndim(value) == 0:
+                filled[:] = value  # raises what cannot be an element
+                said.append(f"to {filled[0]}")
+            else:
+                raise ArgumentError(
+                    "a submatrix is set to a number or a DistMatrix; deal an array out first, from_global"
+                )
         if isinstance(value, DistMatrix):
             value.redistribute(view)
         else:
-            view.local[...] = value
+            view.local[...] = filled[0]
 
     # ------------------------------------------------------------------ moving
     def redistribute(self, out: DistMatrix | None = None, **options: Any) -> DistMatrix:
@@ -450,7 +460,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         kind : "fro" sqrt(sum |a|^2), 1 max column sum, numpy.inf max row sum, "max" max |a|.
         NaN anywhere gives NaN; no overflow in between.
         """
-        return norm(self._stored, self.grid, kind)
+        return norm(self._stored, self.distribution, self.grid, kind)
 
     def allclose(
         self, other: DistMatrix | complex, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
@@ -464,7 +474,11 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
                 right = to_host(other.local)
             elif np.ndim(other) != 0:
                 raise ArgumentError("a DistMatrix is compared with a number or a DistMatrix; deal an array out first")
-            said += ["allclose", "a matrix" if isinstance(other, DistMatrix) else other, rtol, atol, equal_nan]
+            else:
+                right = complex(other) if self.dtype.kind == "c" else float(other)  # type: ignore[arg-type]
+            rtol, atol, equal_nan = float(rtol), float(atol), bool(equal_nan)
+            compared = f"a matrix of {right.dtype}" if isinstance(other, DistMatrix) else right
+            said += ["allclose", self.distribution, self.dtype, compared, rtol, atol, equal_nan]
             differ.flag = not np.allclose(to_host(self.local), right, rtol=rtol, atol=atol, equal_nan=equal_nan)
         return not differ.flag
 
@@ -572,7 +586,7 @@ def meet(grid: ProcessGrid, name: str) -> Device | None:
     """The device of a name, when the ranks know how they reach its memory.  Collective over the grid."""
     comm = communicator_of(grid)
     refuse_freed(comm)
-    if name == devices.HOST:
+    if isinstance(name, str) and name == devices.HOST:
         return None
     with together(comm) as said:
         said += ["device", name]

@@ -8,19 +8,20 @@ from mpi4py import MPI
 from pdgemm.device import Array, to_host
 from pdgemm.elements import slabs
 from pdgemm.errors import ArgumentError, together
+from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.whole import shown
 
 
-def norm(local: Array, grid: ProcessGrid, kind: str | int | float) -> float:
-    """The norm of a matrix of which this rank holds `local`.  Collective over the grid.
+def norm(local: Array, layout: Distribution, grid: ProcessGrid, kind: str | int | float) -> float:
+    """The norm of a matrix of this layout, of which this rank holds `local`.  Collective over the grid.
 
     kind : "fro" sqrt(sum |a|^2), 1 max column sum, numpy.inf max row sum, "max" max |a|.  NaN anywhere gives NaN.
     """
     with together(grid.comm) as said:
         if not isinstance(kind, (str, int, float)) or kind not in ("fro", 1, np.inf, "max"):
             raise ArgumentError(f'norm {shown(kind)} is not one of "fro", 1, numpy.inf, "max"')
-        said += ["norm", kind]
+        said += ["norm", kind, layout, local.dtype]
     if kind == "fro":
         return _hypot(grid.comm.allgather(_frobenius(local)))
     axis = 0 if kind == 1 else 1

@@ -65,6 +65,12 @@ def redistribute(
     anything is sent.
     """
     start, comm, made = perf_counter(), communicator(X=X, out=out), out is None
+    if grid is not None:  # the ranks meet on it, if it is one that they can meet on
+        with together(comm, check) as said:
+            said.append("redistribute to a grid")
+            check_matrices(X=X)
+            if not isinstance(grid, ProcessGrid) or grid.place_in(X.grid) is None:
+                raise GridError(f"grid is a ProcessGrid over the ranks of {X.grid!r}, got {grid!r}")
     if relabel and made:
         grid = _relabelled(X, grid or X.grid.base, block, source)
     if made:
@@ -184,13 +190,13 @@ def _relabelled(
 ) -> ProcessGrid:
     """A grid like `grid` whose ranks already hold most of what they will hold."""
     with together(X.grid.comm) as said:
-        said += ["redistribute with relabel", block, source]
         here = X.layout_in(X.grid)
         place = grid.place_in(X.grid)
         if place is None:
             raise GridError(f"grids over different ranks: {X.grid!r} and {grid!r}")
         there = Layout(Distribution.over(grid.shape, X.shape, block, source), place, X.dtype)
         best = best_places(here, there, X.grid.size)
+        said += ["redistribute with relabel", here, there]
     return grid if best == place else ProcessGrid(X.grid.comm, grid.shape, ranks=best)
 
 

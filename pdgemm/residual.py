@@ -74,10 +74,6 @@ def verify(
     with together(communicator(C=C, A=A, B=B)) as said:
         check_matrices(C=C, A=A, B=B, **({} if C0 is None else {"C0": C0}))
         m, k, n = A.shape[0], A.shape[1], B.shape[1]
-        said += ["verify", (m, n, k), alpha, beta, seed, vectors, accumulate_dtype, compute_type]
-    with together(communicator(C=C, A=A, B=B)) as said:
-        check_matrices(C=C, A=A, B=B, **({} if C0 is None else {"C0": C0}))
-        m, k, n = A.shape[0], A.shape[1], B.shape[1]
         for matrix in (A, B) if C0 is None else (A, B, C0):
             refuse_freed(matrix.grid.comm)
         alpha, beta = as_scalar(alpha, C.dtype, "alpha"), as_scalar(beta, C.dtype, "beta")
@@ -90,6 +86,7 @@ def verify(
         if compute_type not in _ROUNDED:
             raise ArgumentError(f"compute_type {compute_type!r} is not one of {', '.join(dtypes.COMPUTE)}")
         said += ["verify", (m, n, k), alpha, beta, seed, vectors, accumulate_dtype, compute_type]
+        said += [A.dtype, B.dtype, C.dtype, None if C0 is None else C0.dtype]
         columns = np.arange(vectors)
         X = 2 * element_function("uniform", seed, np.dtype(np.float64))(np.arange(n)[:, None], columns) - 1
 

@@ -9,7 +9,8 @@ It ends the job (MPI_Abort, exit code 3) where the meeting can never take place:
 the function with check=False, or no rank of the job is at work.  A rank that is at work may take as long as it likes;
 only where PDGEMM_WATCHDOG is set the job ends in any case.  PDGEMM_WATCHDOG=0: nobody watches.
 
-Nothing is sent before somebody has waited that long.
+Before somebody has waited that long nothing is sent, but for one message of each rank that leaves the program, to the
+next rank, which can tell of it then.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import atexit
 import os
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic, sleep
@@ -25,7 +27,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from pdgemm import errors
-from pdgemm.errors import Meetings, ranks_text
+from pdgemm.errors import ArgumentError, GridError, Meetings, ranks_text
 from pdgemm.reading import Seconds, variable
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 PATIENCE = 60.0  # seconds
 CODE = 3  # exit code of a job that is ended
-_QUESTION, _ANSWER = 32001, 32002  # tags
+_QUESTION, _ANSWER, _GOODBYE = 32001, 32002, 32003  # tags
 _TURN = 0.1  # seconds that a rank leaves to the rank before it to ask; who was asked keeps quiet
 _ANSWERS = 5.0  # seconds to answer in
 _HERE = f"{Path(__file__).parent}{os.sep}"
@@ -45,9 +47,9 @@ class _State:
 
     joined: int
     unchecked: int
-    waiting: bool  # for long, in a meeting
-    ended: bool
+    waiting: bool  # for long, with nobody at work in this process
     place: str
+    ended: tuple[int, ...]  # ranks of the world that said goodbye to this one
 
 
 _using_mpi = threading.Lock()
@@ -55,6 +57,7 @@ _thread: threading.Thread | None = None
 _closed = False
 _process = 0
 _sent: list[Any] = []
+_ended = set[int]()  # ranks of the world
 
 
 def seconds() -> tuple[float, bool]:
@@ -63,21 +66,31 @@ def seconds() -> tuple[float, bool]:
     return (PATIENCE, False) if asked is None else (asked, True)
 
 
+def met_on(comm: MPI.Comm) -> MPI.Intracomm:
+    """A communicator that the caller gives, and a watch over waits on it.  Local.
+
+    Raises GridError for what is none: on this rank alone, for there is nobody to agree with.
+    """
+    global _thread, _process
+    from mpi4py import MPI
+
+    if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+        raise GridError(f"comm is an intracommunicator of this rank, got {comm!r}")
+    with suppress(ArgumentError):  # which the first grid raises, on all ranks
+        if _thread is None and not _closed and seconds()[0]:
+            _process = os.getpid()
+            _thread = threading.Thread(target=_watch, daemon=True, name="pdgemm watchdog")
+            _thread.start()
+            atexit.register(_farewell)
+            # where a program calls MPI_Finalize itself, which begins with the attributes of this communicator
+            MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: _farewell()), True)
+    return comm
+
+
 def watch(comm: MPI.Intracomm) -> None:
     """From now on ranks that wait on this communicator, the library's own, ask for the others.  On all of them."""
-    global _thread, _process
-    if comm.size == 1 or not seconds()[0]:
-        return
-    errors.meetings[comm.handle] = Meetings(comm)
-    if _thread is None and not _closed:
-        from mpi4py import MPI
-
-        _process = os.getpid()
-        _thread = threading.Thread(target=_watch, daemon=True, name="pdgemm watchdog")
-        _thread.start()
-        atexit.register(_farewell)
-        # where a program calls MPI_Finalize itself, which begins with the attributes of this communicator
-        MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: _farewell()), True)
+    if comm.size > 1 and _thread is not None:
+        errors.meetings[comm.handle] = Meetings(comm)
 
 
 def forget(comm: MPI.Intracomm) -> None:
@@ -90,7 +103,7 @@ def _watch() -> None:
     limit, bounded = seconds()
     looks, last = 0, None
     while True:
-        sleep(min(1.0, limit / 10))
+        sleep(min(1.0, max(0.01, limit / 10)))
         with _using_mpi:
             if _closed:
                 return
@@ -109,6 +122,7 @@ def _look(waiting: tuple[float, MPI.Comm, Meetings | None], bounded: bool, looks
 
     since, comm, meetings = waiting
     if meetings is None or not _allowed():  # the caller's own communicator, on which nothing may be sent
+        # nobody knows who else waits: the first two ranks speak, for one of them may be the one that is missing
         text, never, quiet = "not all ranks have come", False, comm.rank > 1
     elif meetings.asked == meetings.joined:
         text, never, quiet = "not all ranks have come", False, True
@@ -132,20 +146,35 @@ def _found(meetings: Meetings) -> tuple[str, bool]:
 
     comm, number = meetings.comm, meetings.joined
     states = _ask(meetings)
-    silent = [rank for rank in range(comm.size) if rank != comm.rank and rank not in states]
+    ended = _ended.union(*(state.ended for state in states.values()))
+    world = MPI.Group.Translate_ranks(comm.group, [*range(comm.size)], MPI.COMM_WORLD.group)
+    left = [rank for rank in range(comm.size) if world[rank] in ended]
+    silent = [rank for rank in range(comm.size) if rank not in (comm.rank, *states, *left)]
     passed = [rank for rank, state in states.items() if state.unchecked >= number]
     missing = {rank: state for rank, state in states.items() if state.joined < number}
-    parts = [f"rank {rank} did not join, it is in {state.place}" for rank, state in missing.items()]
+    parts = [f"{ranks_text(left)} left the program"] if left else []
+    parts += [f"rank {rank} did not join, it is in {state.place}" for rank, state in missing.items()]
     if silent:
         parts.append(f"{ranks_text(silent)} gave no answer")
     if passed:
         parts.append(f"{ranks_text(passed)} went on with check=False")
-    at_work = silent or not all(state.waiting for state in missing.values())
-    stuck = bool(missing) and not at_work and comm.size == MPI.COMM_WORLD.size
+    text = "; ".join(parts[:4]) or "all ranks have come"
     more = f" and {len(parts) - 4} more" if len(parts) > 4 else ""
-    return ("; ".join(parts[:4]) or "all ranks have come") + more, stuck or bool(passed) or any(
-        x.ended for x in missing.values()
-    )
+    everybody = comm.size == MPI.COMM_WORLD.size and not silent and _idle()
+    stuck = everybody and bool(missing) and all(state.waiting for state in missing.values())
+    return text + more, bool(left or passed or stuck)
+
+
+def _idle() -> bool:
+    """Has this process waited for long, in its only thread, and for nobody but ranks of this job's start?"""
+    from mpi4py import MPI
+
+    waiting = errors.waiting
+    others = (x for x in threading.enumerate() if x is not threading.main_thread())
+    if waiting is None or monotonic() - waiting[0] < seconds()[0] or not all(x.daemon for x in others):
+        return False
+    ranks = MPI.Group.Translate_ranks(waiting[1].group, [*range(waiting[1].size)], MPI.COMM_WORLD.group)
+    return MPI.UNDEFINED not in ranks
 
 
 def _ask(meetings: Meetings) -> dict[int, _State]:
@@ -166,21 +195,21 @@ def _ask(meetings: Meetings) -> dict[int, _State]:
     return dict(sorted(states.items()))
 
 
-def _answer(ended: bool = False) -> None:
-    """Tell those who ask where this rank is."""
+def _answer() -> None:
+    """Hear who has left, and tell those who ask where this rank is."""
     from mpi4py import MPI
 
     if not _allowed():
         return
     status, _sent[:] = MPI.Status(), [request for request in _sent if not request.Test()]
     for meetings in [*errors.meetings.values()]:
+        while meetings.comm.Iprobe(tag=_GOODBYE, status=status):
+            _ended.add(meetings.comm.recv(source=status.source, tag=_GOODBYE))
         while meetings.comm.Iprobe(tag=_QUESTION, status=status):
             question = meetings.comm.recv(source=status.source, tag=_QUESTION)
             if question == meetings.joined and status.source < meetings.comm.rank:
                 meetings.asked = question
-            place = "no program any more: it has ended" if ended else _place()
-            long = errors.waiting is not None and monotonic() - errors.waiting[0] > seconds()[0]
-            state = _State(meetings.joined, meetings.unchecked, long, ended, place)
+            state = _State(meetings.joined, meetings.unchecked, _idle(), _place(), tuple(_ended))
             _sent.append(meetings.comm.isend((question, asdict(state)), status.source, _ANSWER))
 
 
@@ -202,7 +231,7 @@ def _place() -> str:
 
 
 def _farewell() -> None:
-    """This rank leaves the program: tell those who still wait for it, until all have left."""
+    """This rank leaves the program: it tells the next rank of each communicator, which tells who asks."""
     global _closed
     from mpi4py import MPI
 
@@ -210,9 +239,7 @@ def _farewell() -> None:
         return
     with _using_mpi:
         _closed = True
-    limit, nap = monotonic() + 2 * seconds()[0] + _ANSWERS, 1e-4
-    left = [meetings.comm.Ibarrier() for meetings in errors.meetings.values()]
-    while not MPI.Request.Testall(left) and monotonic() < limit:
-        _answer(ended=True)
-        sleep(nap)
-        nap = min(2 * nap, 0.05)
+    if _allowed():
+        me = MPI.COMM_WORLD.rank
+        for comm in (meetings.comm for meetings in errors.meetings.values()):
+            _sent.append(comm.isend(me, (comm.rank + 1) % comm.size, _GOODBYE))

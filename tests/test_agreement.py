@@ -108,6 +108,43 @@ CASES: dict[str, Case] = {
     "save, progress": (lambda x: x.save(), lambda x: x.save(progress=boom), "boom"),
     "save, load": (lambda x: x.save(), lambda x: x.load(), "hdf5.load"),
     "grids": (lambda x: x.pdgemm.ProcessGrid(x.comm), lambda x: x.pdgemm.ProcessGrid(x.comm, layers=0), "layers"),
+    "another matrix": (lambda x: x.A.norm(), lambda x: x.tall.norm(), "12 x 12"),
+    "another type": (lambda x: x.A.allclose(x.B), lambda x: x.single.allclose(x.single), "float32"),
+    "its transpose": (lambda x: x.tall.norm(), lambda x: x.tall.T.norm(), "norm, 13 x 7"),
+    "verify another type": (
+        lambda x: x.pdgemm.verify(x.C, 1, x.A, x.B),
+        lambda x: x.pdgemm.verify(x.C, 1, x.single, x.B),
+        "float32",
+    ),
+    "a freed A": (lambda x: x.gemm(1, x.A, x.B), lambda x: x.gemm(1, x.freed, x.B), "was freed"),
+    "a freed B": (lambda x: x.gemm(1, x.A, x.B, 0, x.C), lambda x: x.gemm(1, x.A, x.freed, 0, x.C), "was freed"),
+    "set to a freed one": (
+        lambda x: x.A.__setitem__(EVERYWHERE, x.B),
+        lambda x: x.A.__setitem__(EVERYWHERE, x.freed),
+        "was freed",
+    ),
+    "to no grid": (
+        lambda x: x.A.redistribute(grid=x.grid),
+        lambda x: x.A.redistribute(grid="grid"),
+        "grid is a ProcessGrid",
+    ),
+    "to a freed grid": (
+        lambda x: x.A.redistribute(grid=x.grid),
+        lambda x: x.A.redistribute(grid=x.freed.grid),
+        "was freed",
+    ),
+    "a ragged alpha": (
+        lambda x: x.plan.execute(x.A, x.B, x.C),
+        lambda x: x.plan.execute(x.A, x.B, x.C, alpha=[[1], [1, 2]]),
+        "alpha is a number, got list",
+    ),
+    "eye, zeros": (
+        lambda x: x.Matrix.eye(4, grid=x.grid),
+        lambda x: x.Matrix.zeros((4, 4), grid=x.grid),
+        "DistMatrix.zeros",
+    ),
+    "a seed that nobody writes": (lambda x: x.random(seed=1), lambda x: x.random(seed=10**5000), "seed must be <="),
+    "a block that nobody writes": (lambda x: x.random(block=1), lambda x: x.random(block=10**5000), "must be <="),
     "batch": (
         lambda x: x.pdgemm.Batch.from_local(np.ones((1, 2, 2)), x.comm),
         lambda x: x.pdgemm.Batch.from_global(np.ones((1, 2, 2)), x.comm),
@@ -130,6 +167,9 @@ def job() -> Any:
         x.A, x.B = (pdgemm.DistMatrix.random((12, 12), grid=grid, seed=seed) for seed in (1, 2))
         x.C = x.A.copy()
         x.plan = pdgemm.plan(x.A, x.B, x.C)
+        x.tall, x.single = pdgemm.DistMatrix.random((13, 7), grid=grid), x.A.astype("float32")
+        with pdgemm.ProcessGrid(comm) as freed:
+            x.freed = pdgemm.DistMatrix.random((12, 12), grid=freed)
         x.random = lambda **given: pdgemm.DistMatrix.random((4, 4), grid=grid, **given)
         x.deal = lambda **given: pdgemm.DistMatrix.from_global(np.eye(5), grid=grid, **given)
         x.load = lambda path="", name="x", **given: hdf5.load(x.path if path == "" else path, name, grid, **given)
@@ -146,13 +186,53 @@ def test_all_raise_the_same(job: Any, shared_tmp_path: Path, case: str, first: b
     usual, other, message = CASES[case]
     job.path = shared_tmp_path / "a.h5"
     hdf5.save(job.path, "x", job.A)
+    # what sets A is to be refused before it does
+    job.kept = job.A.local.copy() if "set" in case else None
     deviates = 0 if first else job.comm.size - 1
     with pytest.raises((PdgemmError, ValueError, TypeError)) as caught:
         (other if job.comm.rank == deviates else usual)(job)
     told = caught.type, str(caught.value)
     assert job.comm.allgather(told) == [told] * job.comm.size
     assert message in told[1]
-    assert hdf5.load(job.path, "x", job.grid).allclose(job.A)  # the ranks still meet, and no file was harmed
+    # the ranks still meet, and nothing was harmed
+    assert hdf5.load(job.path, "x", job.grid).allclose(job.A)
+    assert job.kept is None or np.array_equal(job.kept, job.A.local)
+
+
+# what may be given in several ways: one rank gives it in the second
+SAME: dict[str, tuple[Callable[[Any], object], Callable[[Any], object]]] = {
+    "block": (lambda x: x.random(block=2), lambda x: x.random(block=(np.int64(2), 2))),
+    "from_global": (lambda x: x.deal(block=2), lambda x: x.deal(block=[2, 2], source=[0, 0])),
+    "from_global, root": (lambda x: x.deal(root=1, block=2), lambda x: x.deal(root=np.int64(1), block=(2, 2))),
+    "type": (lambda x: x.random(dtype="f4"), lambda x: x.random(dtype=np.float32)),
+    "grid": (
+        lambda x: x.pdgemm.ProcessGrid(x.comm, (x.comm.size, 1)).free(),
+        lambda x: x.pdgemm.ProcessGrid(x.comm, [np.int64(x.comm.size), 1], ranks=None).free(),
+    ),
+    "ranks": (
+        lambda x: x.pdgemm.ProcessGrid(x.comm, ranks=range(x.comm.size)).free(),
+        lambda x: x.pdgemm.ProcessGrid(x.comm, ranks=np.arange(x.comm.size)).free(),
+    ),
+    "set": (lambda x: x.A.copy().__setitem__(EVERYWHERE, 1), lambda x: x.A.copy().__setitem__(EVERYWHERE, 1.0)),
+    "allclose": (lambda x: x.A.allclose(1, rtol=0), lambda x: x.A.allclose(np.float32(1), rtol=0.0, equal_nan=0)),
+    "verify": (lambda x: x.pdgemm.verify(x.C, 1, x.A, x.B), lambda x: x.pdgemm.verify(x.C, 1.0, x.A, x.B, 0)),
+    "pdgemm": (
+        lambda x: x.gemm(1, x.A, x.B, 0, x.C.copy(), transa="T"),
+        lambda x: x.gemm(np.float64(1), x.A, x.B, 0.0, x.C.copy(), transa="t"),
+    ),
+    "load": (lambda x: x.load(dtype="f8"), lambda x: x.load(path=str(x.path), dtype=np.float64, verify=0)),
+}
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_what_is_equal_is_not_refused(job: Any, shared_tmp_path: Path, case: str) -> None:
+    from pdgemm.io import hdf5
+
+    job.path = shared_tmp_path / "a.h5"
+    hdf5.save(job.path, "x", job.A)
+    one, other = SAME[case]
+    (other if job.comm.rank == 0 else one)(job)
+    job.comm.Barrier()
 
 
 def test_who_has_nobody_to_agree_with_is_refused_at_once(job: Any) -> None:

@@ -86,7 +86,78 @@ def test_a_rank_that_has_left_the_program_ends_the_job(tmp_path: Path, leaves: s
     """,
     )
     assert done.code == watchdog.CODE
-    assert "rank 2 did not join, it is in no program any more: it has ended; the job is ended" in done.lines[0]
+    assert ": rank 2 left the program; the job is ended" in done.lines[0]
+
+
+def test_a_rank_that_left_long_ago_is_not_forgotten(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        if rank == 1:
+            raise ValueError("alone")
+        time.sleep(7)
+        A.norm()
+    """,
+    )
+    assert done.code == watchdog.CODE
+    assert "rank 1 left the program; the job is ended" in done.lines[-1]
+
+
+def test_nobody_waits_at_the_end_for_a_rank_that_failed(tmp_path: Path) -> None:
+    """It keeps its grid, which the others free."""
+    source = """
+        with ProcessGrid(comm.Dup()):
+            if rank == 0:
+                raise ValueError("alone")
+    """
+    program = (HEAD + textwrap.dedent(source)).replace("PATIENCE = 0.5", "PATIENCE = 1000")
+    (tmp_path / "program.py").write_text(program)
+    command = ["mpiexec", "-n", "3", sys.executable, str(tmp_path / "program.py")]
+    done = subprocess.run(command, env=outside_a_launcher(), text=True, capture_output=True, timeout=40)
+    assert "ValueError: alone" in done.stderr and done.returncode not in (0, watchdog.CODE)
+
+
+def test_a_thread_may_be_at_work_where_the_main_one_waits(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        import threading
+        other = ProcessGrid(comm.Dup())
+        B = DistMatrix.eye(4, grid=other)
+
+        def later():
+            time.sleep(4)
+            B.norm()
+
+        if rank:
+            B.norm()
+            A.norm()
+        else:
+            thread = threading.Thread(target=later)
+            thread.start()
+            A.norm()
+            thread.join()
+        print("done")
+    """,
+    )
+    assert (done.code, done.out.count("done")) == (0, 3), done.err
+
+
+def test_a_rank_that_never_makes_a_grid_is_told(tmp_path: Path) -> None:
+    source = """
+        if rank == 1:
+            time.sleep(30)
+        Batch.from_local(np.ones((1, 2, 2)), comm)
+    """
+    program = "import numpy as np\nfrom pdgemm import Batch\n" + HEAD.replace("grid = ProcessGrid(comm)", "")
+    (tmp_path / "program.py").write_text(
+        program.replace("A = DistMatrix.eye(9, grid=grid)", "") + textwrap.dedent(source)
+    )
+    command = ["mpiexec", "-n", "3", sys.executable, str(tmp_path / "program.py")]
+    env = outside_a_launcher() | {"PDGEMM_WATCHDOG": "1"}
+    done = subprocess.run(command, env=env, text=True, capture_output=True, timeout=40)
+    assert done.returncode == watchdog.CODE
+    assert "not all ranks have come; the job is ended" in done.stderr and "(Batch.from_local)" in done.stderr
 
 
 def test_who_went_on_without_the_check_is_told(tmp_path: Path) -> None:
