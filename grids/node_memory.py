@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN, flock
-from functools import partial
+from functools import cache, partial
 from math import inf, prod
 from time import perf_counter, sleep
 from typing import Any
@@ -21,7 +21,9 @@ from pdgemm.grids.heap import PAGE, Heap
 WHERE = "/dev/shm"  # where Linux keeps memory that processes share
 ZERO = "/dev/zero"  # what memory is touched with, and the door to WHERE
 _LEAST = 1 << 22  # bytes per rank that are worth a window, and that are left to MPI, whose own windows fill later, too
-_TURN = 10.0  # seconds of waiting for other jobs, before one does without
+_TURN = 1.0  # seconds of waiting for other jobs, all in all, before one does without
+_MAKING = 10.0  # the same for a window, which is made once
+_LULL = 60.0  # seconds without waiting, after which one is patient again
 _PATIENCE = 1e-3  # seconds of waiting that keep a core from those who are waited for; then this rank sleeps
 _NAP = 2e-4  # seconds
 
@@ -191,29 +193,61 @@ def _take(part: memoryview, spare: int) -> bool:
 def _turn(lock: int) -> Iterator[int]:
     """Bytes that may still be shared: for all who take some (LOCK_SH), or for one who makes a window (LOCK_EX).
 
-    0 for who does not get the locks in time.  The system takes them back from jobs that die.
+    The locks are a courtesy among jobs, which any program may hold up, so nobody depends on them.  Without the door
+    one may only be overtaken.  Who cannot lock WHERE makes no window, but may take memory: the kernel says where there
+    is none (`_take`), and a window that is made meanwhile has half of what is free, at most half of the whole.  So
+    that, and an eighth for what MPI libraries want on top, is left.
     """
     with ExitStack() as stack:
         free = 0
         with suppress(OSError):
-            door, where = (_locked(path, lock, stack) for path in (ZERO, WHERE))
+            door, where = (_opened(path, stack) for path in (ZERO, WHERE))
+            _lock(door, ZERO, lock)
+            locked = _lock(where, WHERE, lock)
             if lock == LOCK_SH:  # who makes a window keeps the door shut until those who are inside are done
                 flock(door, LOCK_UN)
-            if os.access(WHERE, os.W_OK):  # else MPI libraries put windows elsewhere
+            if (locked or lock == LOCK_SH) and os.access(WHERE, os.W_OK):  # else MPI libraries put windows elsewhere
                 there = os.fstatvfs(where)
-                free = there.f_bavail * there.f_frsize
+                free = (there.f_bavail - (0 if locked else there.f_blocks * 5 // 8)) * there.f_frsize
         yield free
 
 
-def _locked(path: str, lock: int, until: ExitStack) -> int:
+def _opened(path: str, until: ExitStack) -> int:
     file = os.open(path, os.O_RDONLY)
     until.callback(os.close, file)
-    end = perf_counter() + _TURN
+    until.callback(flock, file, LOCK_UN)  # what another thread forked meanwhile has the file open, too
+    return file
+
+
+_patience: dict[tuple[str, int], tuple[float, float]] = {}  # seconds of waiting that are left, and when one last waited
+
+
+def _lock(file: int, path: str, lock: int) -> bool:
+    """Lock a file, if this process has not waited for too long for such locks already, all in all."""
+    start = now = perf_counter()
+    left, last = _patience.get((path, lock), (_MAKING if (path, lock) == (WHERE, LOCK_EX) else _TURN, now))
+    if now - last > _LULL:
+        left = _TURN
     while True:
         try:
             flock(file, lock | LOCK_NB)
-            return file
+            return True
         except BlockingIOError:
-            if perf_counter() > end:
-                raise
+            if now - start >= left:
+                _tell(path)
+                return False
             sleep(_NAP)
+            now = perf_counter()
+            _patience[path, lock] = left - (now - start), now
+
+
+@cache
+def _tell(path: str) -> None:
+    """Once; and of those who share a window, the first."""
+    if not _windows or MPI.COMM_WORLD.rank in {ranks[0] for ranks in _windows}:
+        print(
+            f"pdgemm: warning: other processes keep {path} locked (flock; see lslocks): this job goes on without "
+            "waiting for them, perhaps with less shared memory",
+            file=sys.stderr,
+            flush=True,
+        )

@@ -382,26 +382,31 @@ def test_some_memory_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.mpi(min_size=2)
 def test_no_job_takes_memory_while_another_makes_a_window(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """MPI would find less than it was told, and wait forever.  Who has to wait for too long does without."""
+    """MPI would find less than it was told, and wait forever.  Who has to wait for too long leaves enough for it."""
     from pdgemm.grids import node_memory
 
     make, held = node_memory._Window, []
+    monkeypatch.setattr(node_memory, "_patience", {})
 
     def watched(*args: Any) -> Any:
         comm.Barrier()
         with monkeypatch.context() as patch:
             patch.setattr(node_memory, "_TURN", 0.0)
-            held.append(not node_memory._take(memoryview(bytearray(1)), 0))
+            for free in (5, 6):
+                there = SimpleNamespace(f_blocks=8, f_bavail=free, f_frsize=PAGE)
+                patch.setattr(os, "fstatvfs", lambda _, there=there: there)
+                held.append(not node_memory._take(memoryview(bytearray(1)), 0))
         comm.Barrier()
         return make(*args)
 
     monkeypatch.setattr(node_memory, "_Window", watched)
     monkeypatch.setattr(node_memory, "_windows", {})
     memory = node_memory.NodeMemory(comm, comm.size * node_memory._LEAST, False)
-    assert held == [True] and memory.size == node_memory._LEAST
+    assert held == [True, False] and memory.size == node_memory._LEAST
     assert memory.empty((10, 10), "float64").shape == (10, 10)
     with node_memory._turn(node_memory.LOCK_SH) if comm.rank == 0 else nullcontext():
-        monkeypatch.setattr(node_memory, "_TURN", 0.0)
+        monkeypatch.setattr(node_memory, "_MAKING", 0.0)
+        monkeypatch.setattr(node_memory, "_patience", {})
         node_memory._windows.clear()
         assert node_memory.NodeMemory(comm, comm.size * node_memory._LEAST, False).size == 0
 
@@ -418,6 +423,7 @@ def test_who_makes_a_window_is_not_kept_waiting_by_those_who_come_later(
     door.touch()
     monkeypatch.setattr(node_memory, "WHERE", str(tmp_path))
     monkeypatch.setattr(node_memory, "ZERO", str(door))
+    monkeypatch.setattr(node_memory, "_patience", {})
     made: list[int] = []
 
     def make() -> None:
@@ -438,6 +444,84 @@ def test_who_makes_a_window_is_not_kept_waiting_by_those_who_come_later(
         assert shut and not made
     maker.join()
     assert made[0] > 0
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", ["ZERO", "WHERE"])
+def test_locks_that_others_keep_are_not_waited_for_again(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Anybody may lock what anybody may read.  Who only found the door shut has the lock that counts."""
+    from pdgemm.grids import node_memory
+    from pdgemm.grids.node_memory import LOCK_EX, LOCK_NB, LOCK_SH, _turn, flock
+
+    now, free = [0.0], [8]
+
+    def nap(seconds: float) -> None:
+        now[0] += seconds
+
+    def spent(lock: int) -> tuple[float, int]:
+        start = now[0]
+        with _turn(lock) as there:
+            return round(now[0] - start, 1), there
+
+    (tmp_path / "zeros").write_bytes(bytes(9))  # on each rank another
+    monkeypatch.setattr(node_memory, "ZERO", str(tmp_path / "zeros"))
+    monkeypatch.setattr(node_memory, "WHERE", str(tmp_path))
+    monkeypatch.setattr(node_memory, "_patience", {})
+    monkeypatch.setattr(node_memory, "_windows", {})
+    monkeypatch.setattr(node_memory, "sleep", nap)
+    monkeypatch.setattr(node_memory, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(f_blocks=8, f_bavail=free[0], f_frsize=1))
+    node_memory._tell.cache_clear()
+    file = os.open(getattr(node_memory, name), os.O_RDONLY)
+    flock(file, LOCK_EX)
+    shared, alone = (8, 8) if name == "ZERO" else (3, 0)  # what a window may want is left
+    making = 1.0 if name == "ZERO" else 10.0
+    assert node_memory._take(memoryview(bytearray(1)), 0) and round(now[0], 1) == 1
+    assert [spent(LOCK_SH) for _ in range(2)] == [(0, shared)] * 2
+    assert [spent(LOCK_EX) for _ in range(2)] == [(making, alone), (0, alone)]
+    now[0] += 61
+    assert [spent(lock) for lock in (LOCK_SH, LOCK_SH, LOCK_EX, LOCK_EX)] == [
+        (1, shared), (0, shared), (1, alone), (0, alone),
+    ]  # fmt: skip
+    free[0] = 5
+    assert node_memory._take(memoryview(bytearray(1)), 0) == (name == "ZERO")
+    told = capfd.readouterr().err.splitlines()
+    assert len(told) == 1 and getattr(node_memory, name) in told[0]
+    os.close(file)
+    with _turn(LOCK_EX) as there, open(tmp_path / "zeros") as door:
+        assert there == 5
+        with pytest.raises(BlockingIOError):
+            flock(door, LOCK_SH | LOCK_NB)
+
+
+@pytest.mark.mpi
+def test_a_forked_process_keeps_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it has the file open, as where another thread started a process meanwhile."""
+    from pdgemm.grids import node_memory
+    from pdgemm.grids.node_memory import LOCK_EX, LOCK_NB, _turn, flock
+
+    (tmp_path / "door").touch()
+    monkeypatch.setattr(node_memory, "ZERO", str(tmp_path / "door"))
+    monkeypatch.setattr(node_memory, "WHERE", str(tmp_path))
+    monkeypatch.setattr(node_memory, "_patience", {})
+    copies: list[int] = []
+    opened = node_memory._opened
+
+    def copied(*args: Any) -> int:
+        file = opened(*args)
+        copies.append(os.dup(file))  # as fork does
+        return file
+
+    monkeypatch.setattr(node_memory, "_opened", copied)
+    with _turn(LOCK_EX) as free:
+        assert free
+    for path, copy in zip((tmp_path / "door", tmp_path), copies, strict=True):
+        file = os.open(path, os.O_RDONLY)
+        flock(file, LOCK_EX | LOCK_NB)
+        os.close(file)
+        os.close(copy)
 
 
 FILLED = """
