@@ -242,9 +242,13 @@ def state(path: Path) -> State | None:
     """Of the file under this name; None where there is none.  (Opened, because NFS looks at the server only then.)"""
     try:
         with open(path, "rb", opener=ordinary) as file:
-            found = os.fstat(file.fileno())
+            return state_of(file.fileno())
     except FileNotFoundError:
         return None
+
+
+def state_of(descriptor: int) -> State:
+    found = os.fstat(descriptor)
     return State(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
