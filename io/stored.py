@@ -143,10 +143,10 @@ def _opened(path: Path, seen: Seen) -> h5py.File:
 
 def _search(name: str, file: h5py.File, variable: str) -> Path | None:
     """The file that a link or a virtual dataset in another one names, where HDF5 looks for it."""
-    folders = [Path(x).parent for x in (file.filename, os.path.realpath(str(file.filename)))]
-    prefixes = [x.replace("${ORIGIN}", str(folders[0])) for x in os.environ.get(variable, "").split(":") if x]
+    folder, real = (os.path.dirname(x) for x in (str(file.filename), os.path.realpath(str(file.filename))))
+    prefixes = [x.replace("${ORIGIN}", folder) for x in os.environ.get(variable, "").split(":") if x]
     tried = [Path(name)] if Path(name).is_absolute() else []
-    tried += [Path(place, Path(name).name if tried else name) for place in (*prefixes, folders[0], "", folders[1])]
+    tried += [Path(place, Path(name).name if tried else name) for place in (*prefixes, folder, "", real)]
     for there in filter(os.path.exists, tried):
         with naming(there):
             check_ordinary(there.stat())
