@@ -143,7 +143,7 @@ def _opened(path: Path, seen: Seen) -> h5py.File:
 
 def _search(name: str, file: h5py.File, variable: str) -> Path | None:
     """The file that a link or a virtual dataset in another one names, where HDF5 looks for it."""
-    folder, real = (os.path.dirname(x) for x in (str(file.filename), os.path.realpath(str(file.filename))))
+    folder, real = (str(Path(x).parent) for x in (file.filename, os.path.realpath(str(file.filename))))
     prefixes = [x.replace("${ORIGIN}", folder) for x in os.environ.get(variable, "").split(":") if x]
     tried = [Path(name)] if Path(name).is_absolute() else []
     tried += [Path(place, Path(name).name if tried else name) for place in (*prefixes, folder, "", real)]
