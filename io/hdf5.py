@@ -32,7 +32,7 @@ from pdgemm.arguments import communicator
 from pdgemm.device import HOST
 from pdgemm.dtypes import BFLOAT16, OPERANDS, RESULTS, element_type, names, rank
 from pdgemm.errors import DTypeError, FileError, together
-from pdgemm.files import check_ordinary, reserve
+from pdgemm.files import reserve
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.io.atomic import check_writable, on_root, replacing
 from pdgemm.io.checksum import checksum
@@ -219,7 +219,6 @@ def _inspect(path: Path, name: str) -> Stored:
     """What there is to know about a dataset before reading it.  On rank 0."""
     if not path.exists():
         raise FileError(f"{path}: no such file")
-    check_ordinary(path.stat())
     return inspect(path, name)
 
 

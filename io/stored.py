@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,10 +18,12 @@ import h5py  # isort: skip
 import numpy as np
 
 from pdgemm.errors import FileError, LayoutError
-from pdgemm.files import State, check_ordinary, state
+from pdgemm.files import State, check_ordinary, naming, state, state_of
 
-_MOST_LINKS = 16  # soft links in one name, as in HDF5
+_MOST_LINKS = 16  # links in one name, as in HDF5
 _MOST_CHUNK = 1 << 28  # bytes of a chunk that is read as one
+
+Seen = set[tuple[Path, State | None]]
 
 
 class Stored(NamedTuple):
@@ -30,7 +33,7 @@ class Stored(NamedTuple):
     offset    : where its bytes lie in `file`, if they lie in one piece and as NumPy has them in memory.
     unit      : rows and columns that are read together.
     scattered : its bytes lie in files beside HDF5's own, or in other datasets.
-    states    : of all files that have some of its bytes, so that a change is seen.
+    states    : of all files that have some of its bytes, or a link on the way to them, so that a change is seen.
     """
 
     shape: tuple[int, int]
@@ -40,7 +43,20 @@ class Stored(NamedTuple):
     unit: tuple[int, int]
     scattered: bool
     checksum: str | None
-    states: dict[Path, State | None]
+    states: Seen
+
+
+class Found(NamedTuple):
+    """Where a name leads.
+
+    file  : the one that it starts in.
+    item  : the object, None where there is none.
+    other : the file that it ends in, or would, if an external link is on the way.
+    """
+
+    file: h5py.File
+    item: Any
+    other: Path | None
 
 
 def check_names(path: Path, name: str) -> None:
@@ -56,61 +72,86 @@ def check_names(path: Path, name: str) -> None:
 def inspect(path: Path, name: str) -> Stored:
     """A dataset of a file, wherever its name leads."""
     check_names(path, name)
-    with h5py.File(path, "r") as file:
-        elsewhere(file, name)
-        dataset = file.get(name)
+    seen: Seen = set()
+    with followed(path, name, seen) as (file, dataset, other):
         if not isinstance(dataset, h5py.Dataset):
-            other = elsewhere(file, name)
             here = f"the name leads into {other}" if other else f"it has {_contents(file) or 'none'}"
             raise FileError(f"{path} has no dataset {name}; {here}")
         if dataset.ndim != 2:
             raise LayoutError(f"{path}:{name} is not a matrix: its shape is {dataset.shape}")
         what, dtype = f"{path}:{name}", dataset.dtype
-        real = path if _same_file(dataset, file) else Path(dataset.file.filename)
-        others = list(_other_files(dataset, what))
-        states = {x: state(x) for x in (path, real, *others)}
+        _check_sources(dataset, what, seen)
         recorded = dataset.attrs.get("pdgemm_checksum")
         return Stored(
             shape=dataset.shape,
             dtype=np.dtype(dtype.newbyteorder("=").str) if dtype.kind in "biufc" else dtype,
-            file=real,
-            offset=_offset(dataset, what, real.stat().st_size),
+            file=other or path,
+            offset=_offset(dataset, what),
             unit=unit(dataset),
             scattered=dataset.is_virtual or bool(dataset.external),
             checksum=None if recorded is None else str(recorded),
-            states=states,
+            states=seen,
         )
 
 
 def check_unchanged(what: str, stored: Stored) -> None:
     """Are all files that were read those that were inspected?"""
-    for file, before in stored.states.items():
+    for file, before in stored.states:
         if state(file) != before:
             raise FileError(f"{what}: {file} was changed while it was read; load it again when nobody writes to it")
 
 
-def elsewhere(file: h5py.File, name: str) -> str | None:
-    """The other file that a name leads into by an external link, anywhere on its way; None if there is none."""
-    here, parts, followed = file, name.split("/")[::-1], 0
-    while parts and isinstance(here, h5py.Group):
-        part = parts.pop()
-        if part in ("", "."):
-            continue
-        link = here.get(part, getlink=True)
-        if isinstance(link, h5py.ExternalLink):
-            for place in (Path(link.filename), Path(here.file.filename).parent / link.filename):
-                if place.exists():
-                    check_ordinary(place.stat())  # HDF5 would wait for a FIFO
-            there = here.get(part)
-            return str(link.filename if there is None else there.file.filename)
-        if isinstance(link, h5py.SoftLink):
-            followed += 1
-            if followed > _MOST_LINKS:  # a circle
-                return None
-            here = file if link.path.startswith("/") else here
+@contextmanager
+def followed(path: Path, name: str, seen: Seen) -> Iterator[Found]:
+    """Open a file, and those that a name leads into, a link at a time: HDF5 would open a FIFO, and wait for ever.
+
+    seen : gets the states of all of them.
+    """
+    with ExitStack() as stack:
+        file = first = stack.enter_context(_opened(path, seen))
+        here, parts, links, other = first["/"], name.split("/")[::-1], 0, None
+        while parts and here is not None:
+            part = parts.pop()
+            if part in ("", "."):
+                continue
+            link = here.get(part, getlink=True) if isinstance(here, h5py.Group) else None
+            if not isinstance(link, h5py.SoftLink | h5py.ExternalLink):
+                here = here.get(part) if link else None
+                continue
+            links += 1
+            if links > _MOST_LINKS:  # a circle
+                raise FileError(f"{path}: {name} leads through too many links")
             parts += link.path.split("/")[::-1]
-        else:
-            here = here.get(part)
+            if isinstance(link, h5py.ExternalLink):
+                there = _search(link.filename, file, "HDF5_EXT_PREFIX")
+                other = there or Path(str(link.filename))
+                file = stack.enter_context(_opened(there, seen)) if there else None
+                here = file and file["/"]
+            elif link.path.startswith("/"):
+                here = file["/"]
+        yield Found(first, here, other)
+
+
+def _opened(path: Path, seen: Seen) -> h5py.File:
+    """An HDF5 file, whose state is seen as it was before, and as it is of what is open now."""
+    with naming(path):
+        before = state(path)  # raises OSError for what is not a file
+        file = h5py.File(path, "r", driver="sec2")  # of which the handle is a descriptor
+        seen.update([(path, before), (path, state_of(file.id.get_vfd_handle()))])
+        return file
+
+
+def _search(name: str, file: h5py.File, variable: str) -> Path | None:
+    """The file that a link or a virtual dataset in another one names, where HDF5 looks for it."""
+    folder, real = (str(Path(x).parent) for x in (file.filename, os.path.realpath(str(file.filename))))
+    prefixes = [x.replace("${ORIGIN}", folder) for x in os.environ.get(variable, "").split(":") if x]
+    tried = [Path(name)] if Path(name).is_absolute() else []
+    tried += [Path(place, Path(name).name if tried else name) for place in (*prefixes, folder, "", real)]
+    for there in filter(os.path.exists, tried):
+        with naming(there):
+            check_ordinary(there.stat())
+            if h5py.is_hdf5(there):  # HDF5 passes over others
+                return there
     return None
 
 
@@ -121,10 +162,9 @@ def check_target(path: Path, name: str) -> bool:
         raise FileError(f"{path}: {name!r} is not the name of a dataset")
     if not path.exists():
         return True
-    with h5py.File(path, "r") as file:
-        if other := elsewhere(file, name):
+    with followed(path, name, set()) as (file, old, other):
+        if other:
             raise FileError(f"{path}: {name} leads by a link into another file, {other}: save there, by its name there")
-        old = file.get(name)
         if old is not None and not isinstance(old, h5py.Dataset):
             raise FileError(f"{path}: {name} is there already, as another kind of object")
         alone = old is not None and list(file) == [name.strip("/")]
@@ -137,11 +177,7 @@ def unit(dataset: h5py.Dataset) -> tuple[int, int]:
     return (rows, cols) if rows * cols * dataset.dtype.itemsize <= _MOST_CHUNK else (1, 1)
 
 
-def _same_file(item: Any, file: h5py.File) -> bool:
-    return bool(h5py.h5o.get_info(item.id).fileno == h5py.h5o.get_info(file.id).fileno)
-
-
-def _offset(dataset: h5py.Dataset, what: str, end: int) -> int | None:
+def _offset(dataset: h5py.Dataset, what: str) -> int | None:
     """Where the elements lie in their file as they would in memory, or None."""
     in_one_piece = dataset.id.get_create_plist().get_layout() == h5py.h5d.CONTIGUOUS and not dataset.external
     as_in_memory = in_one_piece and dataset.dtype.kind in "biufc" and dataset.dtype.isnative
@@ -149,13 +185,14 @@ def _offset(dataset: h5py.Dataset, what: str, end: int) -> int | None:
     if not as_in_memory or dataset.id.get_type() != h5py.h5t.py_create(np.dtype(dataset.dtype.str)):
         return None
     offset: int | None = dataset.id.get_offset()  # of the file, with its user block; None where nothing was written yet
+    end = state_of(dataset.file.id.get_vfd_handle()).size
     if offset is not None and offset + dataset.nbytes > end:
         raise FileError(f"{what} is cut short: it ends at byte {offset + dataset.nbytes}, its file at {end}")
     return offset
 
 
-def _other_files(dataset: h5py.Dataset, what: str, depth: int = 0) -> Iterator[Path]:
-    """The other files that hold elements of a dataset.  Where one is missing HDF5 would make them up in silence."""
+def _check_sources(dataset: h5py.Dataset, what: str, seen: Seen, depth: int = 0) -> None:
+    """Are all other files there that hold elements of a dataset?  Where one is missing HDF5 would make them up."""
     if depth > _MOST_LINKS:
         raise FileError(f"{what} has elements in itself")
     folder = Path(dataset.file.filename).parent
@@ -163,33 +200,25 @@ def _other_files(dataset: h5py.Dataset, what: str, depth: int = 0) -> Iterator[P
     for name, offset, size in dataset.external or ():
         prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "").replace("${ORIGIN}", str(folder))
         file, here = Path(prefix, name), min(size, wanted)
-        if not file.is_file() or file.stat().st_size < offset + here:
+        with naming(file):
+            now = state(file)
+        if now is None or now.size < offset + here:
             raise FileError(f"{what} has {here} bytes at byte {offset} of {file}, which is missing or too short")
         wanted -= here
-        yield file
+        seen.add((file, now))
     for part in dataset.virtual_sources() if dataset.is_virtual else ():
         if "%b" in (part.file_name + part.dset_name).replace("%%", ""):
             raise FileError(f"{what} finds its sources by the pattern {part.file_name}:{part.dset_name}: copy it first")
         name, inner = (x.replace("%%", "%") for x in (part.file_name, part.dset_name))
-        there = Path(dataset.file.filename) if name == "." else _source_file(name, folder)
+        own = dataset.file
+        there = Path(own.filename) if name == "." else _search(name, own, "HDF5_VDS_PREFIX")
         missing = FileError(f"{what} has elements in {name}:{inner}, which is missing or too small")
         if there is None:
             raise missing
-        with h5py.File(there, "r") as opened:
-            source = opened.get(inner)
+        with followed(there, inner, seen) as (_, source, _):
             if not isinstance(source, h5py.Dataset) or not _covers(source, part):
                 raise missing
-            yield from (there, Path(source.file.filename))
-            yield from _other_files(source, what, depth + 1)
-
-
-def _source_file(name: str, folder: Path) -> Path | None:
-    """The file of a virtual dataset's source, where HDF5 looks for it."""
-    prefixes = [x for x in os.environ.get("HDF5_VDS_PREFIX", "").split(":") if x]
-    places = [x.replace("${ORIGIN}", str(folder)) for x in prefixes] + [str(folder), "", os.path.realpath(folder)]
-    tried = [Path(name)] if Path(name).is_absolute() else []
-    tried += [Path(place, Path(name).name if tried else name) for place in places]
-    return next((x for x in tried if x.is_file()), None)
+            _check_sources(source, what, seen, depth + 1)
 
 
 def _covers(source: h5py.Dataset, part: Any) -> bool:

@@ -27,6 +27,7 @@ WAIT = "PDGEMM_LOCK_WAIT"  # in the environment: for how many seconds a job wait
 _WAIT = 600.0  # where it says nothing
 _TURN = 1.0  # seconds after which whoever waits hears of it
 _NAP = 0.05  # seconds between the first two looks at the lock
+_GONE = 9  # times that a lock file of another user may go before it is opened
 _JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 _KINDS = {
     stat.S_IFDIR: "a folder", stat.S_IFCHR: "a character device", stat.S_IFBLK: "a block device",
@@ -152,7 +153,7 @@ class Output:
     A lock beside the file keeps other jobs from replacing it from `begin` to `end`: what is read of it in between is
     what it holds when it is replaced.  The lock goes with the process.  Where the file system has none, a line says
     so; there and among programs that know nothing of the lock, `publish` refuses to replace another file than that of
-    `begin`.
+    `begin`, but for what comes to be in the short time between that look and the rename.
 
     path : as the user calls it.   target : what `check_writable` found behind it.
     """
@@ -170,7 +171,7 @@ class Output:
         if self._asked is None:
             self._asked = now
         turn = now + _TURN
-        while (held := lock(self._lock)) is None:
+        while (held := self._try()) is None:
             waited = now - self._asked
             if waited >= wait:
                 raise FileError(
@@ -185,11 +186,17 @@ class Output:
             now = monotonic()
         self._held = held
         UNFINISHED.update((self._partial, self._lock))
+        with suppress(OSError):  # it is another user's
+            os.fchmod(held, 0o666)  # who may save to the file may lock it, whatever our umask
         with suppress(OSError):  # it only helps those who wait
             os.ftruncate(held, 0)
             os.pwrite(held, _myself().encode(), 0)
         self._before = state(self._target)
         return self._partial
+
+    def _try(self) -> int | None:
+        with naming(f"{self._path}: its lock file {self._lock}"):
+            return lock(self._lock)
 
     def publish(self) -> None:
         """The file is complete.  Raises FileError where it was changed since `begin`."""
@@ -242,9 +249,13 @@ def state(path: Path) -> State | None:
     """Of the file under this name; None where there is none.  (Opened, because NFS looks at the server only then.)"""
     try:
         with open(path, "rb", opener=ordinary) as file:
-            found = os.fstat(file.fileno())
+            return state_of(file.fileno())
     except FileNotFoundError:
         return None
+
+
+def state_of(descriptor: int) -> State:
+    found = os.fstat(descriptor)
     return State(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
@@ -255,11 +266,18 @@ def lock(path: Path) -> int | None:
     By flock: two descriptors of one process exclude each other too, and on NFS Linux asks the server.  Who has the lock
     may remove the file, so whoever gets it then looks whether the file is still under its name.
     """
+    gone = 0
     while True:
         try:
             descriptor = ordinary(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
-        except PermissionError:  # it is another user's
-            descriptor = ordinary(path, os.O_RDONLY | os.O_NOFOLLOW)
+        except PermissionError as bad:  # it is another user's
+            try:
+                descriptor = ordinary(path, os.O_RDONLY | os.O_NOFOLLOW)
+            except FileNotFoundError:  # who has removed it; or nothing may be made in this folder
+                gone += 1
+                if gone > _GONE:
+                    raise bad from None
+                continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

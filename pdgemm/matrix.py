@@ -360,8 +360,8 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         return view
 
     def __getitem__(self, key: Any) -> DistMatrix:
-        """A[i0:i1, j0:j1]: a submatrix as a view, numbered from 0, of any offset.  Local; slices as NumPy's."""
-        keys = key if isinstance(key, tuple) else (key, slice(None))
+        """A[i0:i1, j0:j1] or A[...]: a submatrix as a view, at any offset.  Local; slices as NumPy's."""
+        keys = key if isinstance(key, tuple) else (slice(None) if key is ... else key, slice(None))
         try:
             ranges = [x.indices(n) for x, n in zip(keys, self.shape, strict=True)]
         except (AttributeError, TypeError, ValueError):  # not two slices, or not of whole numbers

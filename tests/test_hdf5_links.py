@@ -326,6 +326,127 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize("way", ["replaced", "behind a link", "shorter"])
+def test_a_file_that_changes_while_it_is_inspected_is_refused(
+    comm: Any, grid: Any, shared_tmp_path: Path, by_rank_0: Any, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """The other file has the dataset at another offset, where this one has other numbers."""
+    import h5py
+
+    from pdgemm.io import hdf5
+
+    path, other, link = (shared_tmp_path / name for name in ("a.h5", "b.h5", "link.h5"))
+    opened = h5py.Dataset.ndim
+
+    def write() -> None:
+        for made, pad in ((path, 1000), (other, 3000)):
+            with h5py.File(made, "w") as file:
+                file["pad"] = np.full(pad, 7.0)
+                file["x"] = X
+        with h5py.File(link, "w") as file:
+            file["x"] = h5py.ExternalLink("a.h5", "/x")
+
+    def then_changes(dataset: Any) -> Any:
+        if way == "shorter":
+            os.truncate(path, path.stat().st_size - X.nbytes)
+        elif other.exists():
+            other.replace(path)
+        return opened.fget(dataset)
+
+    by_rank_0(write)
+    monkeypatch.setattr(h5py.Dataset, "ndim", property(then_changes))  # what is asked first of the open dataset
+    message = "is cut short: it ends at byte" if way == "shorter" else "a.h5 was changed while it was read"
+    refused(comm, message, hdf5.load, link if way == "behind a link" else path, "x", grid)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("name", "changed"), [("x", "main"), ("x", "target"), ("chain/x", "between"), ("virtual", "target"), ("raw", "raw")]
+)
+def test_all_files_that_a_dataset_needs_are_watched(
+    comm: Any,
+    grid: Any,
+    shared_tmp_path: Path,
+    by_rank_0: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    changed: str,
+) -> None:
+    """A program writes to one of them in place, and its size stays."""
+    import h5py
+
+    from pdgemm.io import hdf5
+
+    path, inspect = shared_tmp_path / "main.h5", hdf5._inspect
+
+    def write() -> None:
+        linked(shared_tmp_path)
+        X.tofile(shared_tmp_path / "sub" / "raw.h5")
+        layout = h5py.VirtualLayout(X.shape, "f8")
+        layout[:] = h5py.VirtualSource("sub/target.h5", "g/x", X.shape)
+        with h5py.File(path, "r+") as file:
+            file.create_virtual_dataset("virtual", layout)
+            file.create_dataset("raw", X.shape, "f8", external=[(str(shared_tmp_path / "sub" / "raw.h5"), 0, X.nbytes)])
+
+    def then_written(*arguments: Any) -> Any:
+        found, (file,) = inspect(*arguments), shared_tmp_path.rglob(f"{changed}.h5")
+        os.utime(file, ns=(0, file.stat().st_mtime_ns + 1))
+        return found
+
+    by_rank_0(write)
+    monkeypatch.setattr(hdf5, "_inspect", then_written)
+    refused(comm, f"{changed}.h5 was changed while it was read", hdf5.load, path, name, grid)
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(60)  # HDF5 waits for a FIFO
+def test_no_link_and_no_source_leads_into_what_is_not_a_file(
+    comm: Any, grid: Any, shared_tmp_path: Path, by_rank_0: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the second step too, in all places where HDF5 looks; files that are not HDF5's are passed over."""
+    import h5py
+
+    from pdgemm import DistMatrix
+    from pdgemm.io import hdf5
+
+    monkeypatch.chdir(shared_tmp_path)
+    path = shared_tmp_path / "main.h5"
+
+    def virtual(file: Any, name: str, *source: str) -> None:
+        layout = h5py.VirtualLayout(X.shape, "f8")
+        layout[:] = h5py.VirtualSource(*source, X.shape)
+        file.create_virtual_dataset(name, layout)
+
+    def write() -> None:
+        linked(shared_tmp_path)
+        for folder in ("first", "second"):
+            Path(folder).mkdir()
+        os.mkfifo("pipe.h5")
+        os.mkfifo("second/between.h5")
+        Path("first/target.h5").write_text("not HDF5's")
+        with h5py.File("sub/between.h5", "r+") as file:
+            file["pipe"] = h5py.ExternalLink("../pipe.h5", "/x")
+            file["inner/soft"] = h5py.SoftLink("/pipe")
+        with h5py.File(path, "r+") as file:
+            file["twice"] = h5py.ExternalLink("sub/between.h5", "/inner/soft")
+            file["plain"] = h5py.ExternalLink("between.h5", "/up/x")
+            virtual(file, "of_pipe", "pipe.h5", "x")
+            virtual(file, "of_link", "sub/between.h5", "pipe")
+            file.create_dataset("raw", X.shape, "f8", external=[("pipe.h5", 0, X.nbytes)])
+
+    by_rank_0(write)
+    A = DistMatrix.zeros((3, 3), grid=grid)
+    for name in ("twice", "of_pipe", "of_link", "raw"):
+        refused(comm, "pipe.h5: it is a FIFO, not a file", hdf5.load, path, name, grid)
+    refused(comm, "pipe.h5: it is a FIFO, not a file", hdf5.save, path, "twice", A)
+    monkeypatch.setenv("HDF5_EXT_PREFIX", "first:sub")
+    assert np.array_equal(hdf5.load(path, "plain", grid).allgather(), X)
+    refused(comm, "another file, sub/target.h5", hdf5.save, path, "plain", A)
+    monkeypatch.setenv("HDF5_EXT_PREFIX", "second:sub")
+    refused(comm, "second/between.h5: it is a FIFO, not a file", hdf5.load, path, "plain", grid)
+
+
+@pytest.mark.mpi
 def test_a_transfer_of_fewer_bytes_than_asked_for_is_an_error(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -381,6 +502,28 @@ def test_pieces_cover_a_dataset_once_in_contiguous_shares(most: int, monkeypatch
                         assert max(piece.layout.shape) <= max(2 * most, ranks)
                 assert (seen == 1).all()
     assert most < 1 << 18 or len(pieces.cut((8_000_000, 1), (1, 1), 4)) == 16
+
+
+@pytest.mark.mpi
+def test_chunks_are_read_and_written_whole(
+    comm: Any, grid: Any, shared_tmp_path: Path, by_rank_0: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    from pdgemm.io import hdf5, pieces, stored
+
+    cut, units = pieces.cut, list[tuple[int, int]]()
+
+    def counted(shape: tuple[int, int], unit: tuple[int, int], ranks: int) -> Any:
+        units.append(unit)
+        return cut(shape, unit, ranks)
+
+    by_rank_0(lambda: linked(shared_tmp_path))
+    monkeypatch.setattr(pieces, "cut", counted)
+    for most, unit in ((stored._MOST_CHUNK, (3, 2)), (3 * 2 * 8 - 1, (1, 1))):
+        monkeypatch.setattr(stored, "_MOST_CHUNK", most)
+        assert np.array_equal(hdf5.load(shared_tmp_path / "main.h5", "group/zipped", grid).allgather(), X)
+        assert {*units} == {unit}
+        units.clear()
 
 
 @pytest.mark.mpi

@@ -388,6 +388,74 @@ def test_two_descriptors_never_have_one_lock(tmp_path: Path, monkeypatch: pytest
     os.close(again)
 
 
+@pytest.mark.mpi
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("fault", ["FIFO", "link", "mode"])
+def test_faults_of_the_lock_file_are_told_of_it(
+    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.io import hdf5
+
+    path, beside = shared_tmp_path / "a.h5", shared_tmp_path / ".a.h5.pdgemm-lock"
+    if fault == "mode":  # to root all files are readable
+        monkeypatch.setattr(files, "ordinary", forbidding(files.ordinary, beside))
+    elif comm.rank == 0:
+        make("FIFO", beside) if fault == "FIFO" else beside.symlink_to("none")
+    comm.Barrier()
+    said = {"FIFO": "it is a FIFO", "link": "Too many levels of symbolic links", "mode": "Permission denied"}[fault]
+    with ProcessGrid(comm) as grid:
+        refused(
+            FileError, f"{path}: its lock file {beside}: {said}", hdf5.save, path, "x", DistMatrix.eye(3, grid=grid)
+        )
+    assert not path.exists()
+    comm.Barrier()
+
+
+def forbidding(opener: Callable[[Any, int], int], lock: Path) -> Callable[[Any, int], int]:
+    def ordinary(path: Any, flags: int) -> int:
+        if Path(path) == lock:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opener(path, flags)
+
+    return ordinary
+
+
+def test_whoever_may_write_beside_a_file_may_lock_it(tmp_path: Path) -> None:
+    output, before = files.Output(tmp_path / "file", tmp_path / "file"), os.umask(0o077)
+    try:
+        output.begin()
+        assert stat.S_IMODE((tmp_path / ".file.pdgemm-lock").stat().st_mode) == 0o666
+        with records.alone(tmp_path / "s.jsonl"):  # a lock on a file of ours, which stays ours
+            assert stat.S_IMODE((tmp_path / "s.jsonl").stat().st_mode) == 0o600
+    finally:
+        os.umask(before)
+        output.end()
+
+
+def test_the_lock_file_of_another_user_goes_while_we_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, opener, asked = tmp_path / "lock", files.ordinary, list[int]()
+
+    def ordinary(at: Any, flags: int) -> int:
+        asked.append(flags)
+        if len(asked) == 1:  # the second looks for a file to read, and there is none
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opener(at, flags)
+
+    monkeypatch.setattr(files, "ordinary", ordinary)
+    held = files.lock(path)
+    assert held is not None
+    os.close(held)
+    path.unlink()
+
+    def never(at: Any, flags: int) -> int:  # as in a folder where nothing may be made
+        raise (PermissionError if flags & os.O_CREAT else FileNotFoundError)(errno.EACCES, "not here")
+
+    monkeypatch.setattr(files, "ordinary", never)
+    with pytest.raises(PermissionError):
+        files.lock(path)
+
+
 @pytest.mark.parametrize("change", ["replaced", "written", "appeared", "removed"])
 def test_nothing_of_others_is_overwritten(tmp_path: Path, change: str) -> None:
     """By programs that know nothing of the lock."""
