@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from pdgemm import dtypes
 from pdgemm.device import Array, address, shadow, writeable
-from pdgemm.errors import ArgumentError, DTypeError
+from pdgemm.errors import ArgumentError, DTypeError, refuse_freed
 from pdgemm.matrix import DistMatrix
 from pdgemm.whole import as_count, shown
 
@@ -29,10 +29,11 @@ def communicator(**matrices: object) -> MPI.Intracomm:
 
 
 def check_matrices(**given: object) -> None:
-    """Raise DTypeError where something else is given for a matrix."""
+    """Raise DTypeError where something else is given for a matrix, GridError where its grid was freed."""
     for name, x in given.items():
         if not isinstance(x, DistMatrix):
             raise DTypeError(f"{name} is a DistMatrix, got {type(x).__name__}")
+        refuse_freed(x.grid.comm)
 
 
 def as_scalar(given: object, dtype: np.dtype, name: str) -> Any:

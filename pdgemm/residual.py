@@ -12,7 +12,7 @@ from pdgemm import dtypes
 from pdgemm.arguments import as_scalar, check_matrices, communicator
 from pdgemm.device import to_host
 from pdgemm.elements import element_function, slabs
-from pdgemm.errors import ArgumentError, LayoutError, refuse_freed, together
+from pdgemm.errors import ArgumentError, LayoutError, together
 from pdgemm.matrix import DistMatrix
 from pdgemm.whole import as_count, as_seed
 
@@ -74,8 +74,6 @@ def verify(
     with together(communicator(C=C, A=A, B=B)) as said:
         check_matrices(C=C, A=A, B=B, **({} if C0 is None else {"C0": C0}))
         m, k, n = A.shape[0], A.shape[1], B.shape[1]
-        for matrix in (A, B) if C0 is None else (A, B, C0):
-            refuse_freed(matrix.grid.comm)
         alpha, beta = as_scalar(alpha, C.dtype, "alpha"), as_scalar(beta, C.dtype, "beta")
         seed, vectors = as_seed(seed), as_count(vectors, "vectors", 1)
         if B.shape[0] != k or C.shape != (m, n) or (beta != 0 and (C0 is None or C0.shape != (m, n))):
