@@ -123,9 +123,9 @@ def _look(waiting: tuple[float, MPI.Comm, Meetings | None], bounded: bool, looks
     since, comm, meetings = waiting
     if meetings is None or not _allowed():  # the caller's own communicator, on which nothing may be sent
         # nobody knows who else waits: the first two ranks speak, for one of them may be the one that is missing
-        text, never, quiet = "not all ranks have come", False, comm.rank > 1
+        text, never, quiet = "some rank did not join", False, comm.rank > 1
     elif meetings.asked == meetings.joined:
-        text, never, quiet = "not all ranks have come", False, True
+        text, never, quiet = "some rank did not join", False, True
     else:
         text, never = _found(meetings)
         quiet = False

@@ -157,7 +157,7 @@ def test_a_rank_that_never_makes_a_grid_is_told(tmp_path: Path) -> None:
     env = outside_a_launcher() | {"PDGEMM_WATCHDOG": "1"}
     done = subprocess.run(command, env=env, text=True, capture_output=True, timeout=40)
     assert done.returncode == watchdog.CODE
-    assert "not all ranks have come; the job is ended" in done.stderr and "(Batch.from_local)" in done.stderr
+    assert "some rank did not join; the job is ended" in done.stderr and "(Batch.from_local)" in done.stderr
 
 
 def test_who_went_on_without_the_check_is_told(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ import numpy as np
 T = TypeVar("T")
 KINDS = ("hang", "wrong", "lost", "signal", "traceback", "code", "litter")
 WATCHDOG = 8  # seconds after which the library ends a job of which a rank does not join
-TOLD = "did not join"  # what it says then
+TOLD = "; the job is ended"  # what it says then
 SHARED = Path("/dev/shm")
 ERROR = "pdgemm: error: "
 HERE = Path(__file__).resolve().parent
