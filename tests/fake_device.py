@@ -431,24 +431,26 @@ def fake_device(schedule: str = "late", **options: Any) -> Iterator[FakeDevice]:
     device = FakeDevice(SCHEDULES[schedule], **options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(devices._devices, FakeArray, device)
-        connect, watching = ProcessGrid._connect, list[tuple[Any, Any]]()
+        connect, watching = ProcessGrid._connect, list[tuple[Any, str, Any]]()
 
         def watched(grid: ProcessGrid, *args: Any) -> None:
             connect(grid, *args)
             for name in ("row", "col", "depth"):
                 comm = getattr(grid, name)
                 if comm != MPI.COMM_NULL:
+                    watching.append((grid, name, comm))
                     setattr(grid, name, WatchedComm(comm, device))
             if getattr(grid._shared.comm, "device", None) is not device:
-                watching.append((grid._shared, grid._shared.comm))
+                watching.append((grid._shared, "comm", grid._shared.comm))
                 grid._shared.comm = grid.comm = WatchedComm(grid._shared.comm, device)
 
         patch.setattr(ProcessGrid, "_connect", watched)
         try:
             yield device
         finally:
-            for shared, comm in watching:  # which a grid that was left behind would go on with
-                shared.comm = comm
+            for owner, name, comm in watching:  # which a grid that was left behind, or is kept, would go on with
+                if getattr(owner, name) != MPI.COMM_NULL:
+                    setattr(owner, name, comm)
 
 
 def _combine(how: Combine, Y: np.ndarray, X: np.ndarray) -> None:
