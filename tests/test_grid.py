@@ -235,6 +235,7 @@ def test_a_rank_uses_its_share_unless_told_otherwise(comm: Any) -> None:
         assert threads() == (before if decided_by() else min(before, share))
 
 
+@pytest.mark.mpi(min_size=2)
 def test_work_grids_outlive_the_grid_that_they_were_made_for(comm: Any) -> None:
     """They belong to the communicator, and matrices on them are compared with those of its other grids."""
     from pdgemm import DistMatrix, ProcessGrid
