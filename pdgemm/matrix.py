@@ -475,7 +475,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
             elif np.ndim(other) != 0:
                 raise ArgumentError("a DistMatrix is compared with a number or a DistMatrix; deal an array out first")
             else:
-                right = complex(other) if self.dtype.kind == "c" else float(other)  # type: ignore[arg-type]
+                right = complex(other) if np.iscomplexobj(other) else float(other)  # type: ignore[arg-type]
             rtol, atol, equal_nan = float(rtol), float(atol), bool(equal_nan)
             compared = f"a matrix of {right.dtype}" if isinstance(other, DistMatrix) else right
             said += ["allclose", self.distribution, self.dtype, compared, rtol, atol, equal_nan]

@@ -256,6 +256,11 @@ def test_who_has_nobody_to_agree_with_is_refused_at_once(job: Any) -> None:
             make((3, 3), grid=job.comm)
 
 
+def test_a_real_matrix_is_compared_with_any_number(job: Any) -> None:
+    ones = job.Matrix.from_function(lambda i, j: 1, (4, 4), grid=job.grid)
+    assert ones.allclose(1) and ones.allclose(np.float32(1)) and ones.allclose(1 + 0j) and not ones.allclose(1 + 2j)
+
+
 def test_one_who_deviates_is_told_apart() -> None:
     from pdgemm.errors import _disagreement
 
