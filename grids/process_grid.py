@@ -72,15 +72,16 @@ class ProcessGrid:
         ranks: Sequence[int] | None = None,
     ) -> None:
         base = watchdog.met_on(MPI.COMM_WORLD if comm is None else comm)
-        with together(base) as said:
+        with (agreed := together(base)) as said:
             nodes = _Nodes()
+            agreed.flag = not _has_duplicate(base)  # a rank that left a grid by an error of its own has kept it
             members = range(base.size) if ranks is None else _members(ranks, base.size)
             self.shape = grid_shape(len(members), shape, layers)
             said += ["ProcessGrid", self.shape, layers, *([] if ranks is None else members), nodes.ranks]
         self.layers = layers
         dims = (layers, *self.shape)
         self.ranks = np.array(members).reshape(dims)
-        self._shared = _duplicate(base, nodes)
+        self._shared = _duplicate(base, nodes, agreed.flag)
         self.comm: MPI.Intracomm = self._shared.comm
         self.rank, self.size = self.comm.rank, self.comm.size
         self._connect(base, members, dims)
@@ -274,10 +275,15 @@ class _Shared:
 _DUPLICATE = MPI.Comm.Create_keyval()
 
 
-def _duplicate(comm: MPI.Intracomm, nodes: _Nodes) -> _Shared:
+def _has_duplicate(comm: MPI.Intracomm) -> bool:
+    shared: Any = comm.Get_attr(_DUPLICATE)
+    return shared is not None and shared.users > 0
+
+
+def _duplicate(comm: MPI.Intracomm, nodes: _Nodes, anew: bool) -> _Shared:
     """The duplicate that the grids of `comm` share, made for the first of them.  Collective."""
     shared: Any = comm.Get_attr(_DUPLICATE)
-    if shared is None or not shared.users:
+    if anew:
         shared = _Shared(comm, nodes)
         comm.Set_attr(_DUPLICATE, shared)
     shared.users += 1

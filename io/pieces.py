@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from math import gcd
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -47,18 +48,20 @@ class Piece(NamedTuple):
         return row, col, self.layout.local_shape(coords)
 
 
-def cut(shape: tuple[int, int], unit: tuple[int, int], ranks: int) -> list[Piece]:
+def cut(shape: tuple[int, int], unit: tuple[int, int], ranks: int, period: tuple[int, int] = (1, 1)) -> list[Piece]:
     """A dataset in as few pieces as the bounds allow.
 
-    unit : rows and columns that are read or written together, those of a chunk.
+    unit   : rows and columns that are read or written together, those of a chunk.
+    period : rows and columns after which the layout of the matrix begins again.  Pieces of whole periods have exchanges
+             that are alike, of which one is kept.
     """
     (m, n), (u, v) = shape, unit
     if not m * n:
         return []
-    wide = _share(n, v, 1, min(ELEMENTS // u, INDICES))
-    tall = _share(m, u, ranks, min(ELEMENTS // wide, INDICES // ranks)) if wide >= n else u
+    wide = _share(n, v, 1, min(ELEMENTS // u, INDICES), period[1])
+    tall = _share(m, u, ranks, min(ELEMENTS // wide, INDICES // ranks), period[0]) if wide >= n else u
     down = (ranks, 1), (tall, wide)  # ranks below each other, with whole rows or parts of one
-    across = (1, ranks), (u, _share(n, v, ranks, min(ELEMENTS // u, INDICES // ranks)))
+    across = (1, ranks), (u, _share(n, v, ranks, min(ELEMENTS // u, INDICES // ranks), period[1]))
 
     def steps(way: tuple[tuple[int, int], tuple[int, int]]) -> tuple[range, range]:
         return tuple(range(0, size, parts * most) for size, parts, most in zip(shape, *way))  # type: ignore[return-value]
@@ -77,9 +80,11 @@ def cut(shape: tuple[int, int], unit: tuple[int, int], ranks: int) -> list[Piece
     ]
 
 
-def _share(size: int, unit: int, ranks: int, most: int) -> int:
-    """An even share in whole units, at most `most` if one unit is not more."""
-    return unit * max(1, min(most // unit, -(-size // (unit * ranks))))
+def _share(size: int, unit: int, ranks: int, most: int, period: int = 1) -> int:
+    """An even share in whole units, at most `most` if one unit is not more; all shares in whole periods if they fit."""
+    units = max(1, min(most // unit, -(-size // (unit * ranks))))
+    alike = period // gcd(period, unit * ranks)
+    return unit * (units - units % alike if units > alike and units * unit * ranks < size else units)
 
 
 @contextmanager
@@ -140,7 +145,8 @@ def _each(
 ) -> Iterator[tuple[DistMatrix, DistMatrix, tuple[int, int]]]:
     """Each piece as a part of the matrix, and as it meets the file; where this rank's share begins."""
     comm, base, notify = matrix.grid.comm, matrix.grid.base, Shield(progress)
-    found = cut(matrix.shape, unit, comm.size)
+    m, n = matrix.distribution.rows, matrix.distribution.cols
+    found = cut(matrix.shape, unit, comm.size, (m.block * m.parts, n.block * n.parts))
     staged = None
     for number, piece in enumerate(found, 1):
         if staged is None or staged.distribution != piece.layout:

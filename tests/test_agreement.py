@@ -74,7 +74,7 @@ CASES: dict[str, Case] = {
     "norm": (lambda x: x.A.norm(), lambda x: x.A.norm("two"), "norm 'two' is not one of"),
     "from_global, root": (lambda x: x.deal(root=0), lambda x: x.deal(root=1), "root=1"),
     "from_global, no root": (lambda x: x.deal(root=0), lambda x: x.deal(), "root=None"),
-    "from_global, block": (lambda x: x.deal(root=0), lambda x: x.deal(root=0, block=2), "2"),
+    "from_global, block": (lambda x: x.deal(root=0), lambda x: x.deal(root=0, block=4), "4"),
     "from_global, from_local": (
         lambda x: x.deal(),
         lambda x: x.Matrix.from_local(x.A.local, x.A.shape, grid=x.grid),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,18 @@ def test_grids_of_one_communicator_share_its_duplicate_until_the_last_is_freed(c
     two.free()
     with ProcessGrid(comm) as again:
         assert again.comm != MPI.COMM_NULL
+
+
+def test_a_rank_that_left_a_grid_by_its_own_error_is_at_the_next_one(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+
+    part = comm.Dup()
+    with suppress(ZeroDivisionError), ProcessGrid(part) as left:
+        1 // comm.rank
+    assert bool(left.comm) == (comm.rank == 0)  # freeing it is collective
+    with ProcessGrid(part) as grid:
+        assert DistMatrix.eye(4, grid=grid).norm("max") == 1
+    part.Free()
 
 
 def test_listed_ranks_idle_ranks_and_transposed_grids(comm: Any) -> None:

@@ -481,7 +481,7 @@ def test_a_transfer_of_fewer_bytes_than_asked_for_is_an_error(
 
 
 # ------------------------------------------------------------------ pieces
-@pytest.mark.parametrize("most", [1, 7, 64, 1 << 18])
+@pytest.mark.parametrize("most", [1, 7, 64, 1000, 1 << 18])
 def test_pieces_cover_a_dataset_once_in_contiguous_shares(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from pdgemm.io import pieces
 
@@ -490,7 +490,7 @@ def test_pieces_cover_a_dataset_once_in_contiguous_shares(most: int, monkeypatch
     for shape in [(0, 3), (3, 0), (1, 1), (1, 50), (50, 1), (13, 8), (4, 90), (90, 4), (31, 37)]:
         for unit in [(1, 1), (3, 2), (8, 40)]:
             for ranks in (1, 2, 3, 4, 9):
-                seen, found = np.zeros(shape, int), pieces.cut(shape, unit, ranks)
+                seen, found = np.zeros(shape, int), pieces.cut(shape, unit, ranks, (6, 10))
                 for piece in found:
                     for rank in range(ranks):
                         row, col, (rows, cols) = piece.share(rank)
@@ -502,6 +502,11 @@ def test_pieces_cover_a_dataset_once_in_contiguous_shares(most: int, monkeypatch
                         assert max(piece.layout.shape) <= max(2 * most, ranks)
                 assert (seen == 1).all()
     assert most < 1 << 18 or len(pieces.cut((8_000_000, 1), (1, 1), 4)) == 16
+    if most > 64:  # else a period is more than a piece
+        for shape in [(1, 20_000_000), (20_000_000, 1)]:
+            found = pieces.cut(shape, (1, 1), 9, (11, 7))
+            assert len(found) > 1
+            assert all(row % 11 == col % 7 == 0 for (row, col), _ in found)
 
 
 @pytest.mark.mpi
@@ -513,9 +518,9 @@ def test_chunks_are_read_and_written_whole(
 
     cut, units = pieces.cut, list[tuple[int, int]]()
 
-    def counted(shape: tuple[int, int], unit: tuple[int, int], ranks: int) -> Any:
+    def counted(shape: tuple[int, int], unit: tuple[int, int], *others: Any) -> Any:
         units.append(unit)
-        return cut(shape, unit, ranks)
+        return cut(shape, unit, *others)
 
     by_rank_0(lambda: linked(shared_tmp_path))
     monkeypatch.setattr(pieces, "cut", counted)
