@@ -47,7 +47,10 @@ STORED = tuple(dtype for dtype in dict.fromkeys((*OPERANDS, *RESULTS)) if dtype 
 
 @dataclass(frozen=True)
 class IOReport:
-    """What a load or save did; the bytes are those of all ranks together."""
+    """What a load or save did; the bytes are those of all ranks together.
+
+    checksum : the one recorded with the dataset; None where there is none.
+    """
 
     action: str
     path: str
@@ -57,6 +60,7 @@ class IOReport:
     dtype: str
     bytes: int
     seconds: float
+    checksum: str | None
 
     def __str__(self) -> str:
         mib = self.bytes / 2**20
@@ -141,7 +145,7 @@ def load(
     if wanted != carried:
         matrix = matrix.astype(wanted)
     matrix = matrix.to_device(device)
-    matrix.report = _report("read", path, name, method, stored.shape, stored.dtype, start)
+    matrix.report = _report("read", path, name, method, stored.shape, stored.dtype, start, stored.checksum)
     return matrix
 
 
@@ -153,6 +157,7 @@ def save(
     chunks: tuple[int, int] | bool | None = None,
     compression: str | None = None,
     check: bool = True,
+    replaces: IOReport | None = None,
     progress: Progress | None = None,
 ) -> IOReport:
     """A DistMatrix as one dataset.  Collective over its grid.
@@ -163,6 +168,8 @@ def save(
     chunks, compression : as in h5py ("gzip"); need an h5py built with MPI.
     check : read back what was written and compare its checksum, before the file gets its name: an MPI library may
             keep a failed write to itself.
+    replaces : the report of the load that gave what the matrix was made from, where that is this dataset.  If another
+            job has saved something else there since, that job's work would be lost: FileError.
 
     The file is complete under its name or not there: it is written under a temporary name beside it
     and renamed at the end.  Attributes of the dataset record layout, dtype and a checksum.
@@ -172,7 +179,7 @@ def save(
     with together(comm) as said:
         path = Path(path)
         check_names(path, name)
-        said += ["hdf5.save", path, name, chunks, compression, check]
+        said += ["hdf5.save", path, name, chunks, compression, check, replaces and replaces.checksum]
         if matrix.dtype not in STORED or not matrix.dtype.isnative:
             raise DTypeError(f"a matrix of {matrix.dtype} cannot be saved; use astype, to one of {names(STORED)}")
         method = "mpio" if hyperslabs.parallel_h5py() else "mpi-io"
@@ -191,6 +198,8 @@ def save(
     room = 0 if compression else size
     with timed("write", matrix.stored.nbytes), taking(None), replacing(path, comm, room) as partial:
         storage = {"chunks": chunks, "compression": compression}
+        if replaces is not None:
+            on_root(comm, path, lambda: _check_same(path, name, replaces))
         offset, step = on_root(comm, path, lambda: _create(partial, path, name, matrix, attributes, storage))
 
         def opened(write: bool) -> AbstractContextManager[Transfer]:
@@ -206,7 +215,7 @@ def save(
                 held = pieces.checksum(matrix.shape, matrix.dtype, transfer, step, comm)
             if held != written:  # on every rank alike
                 raise FileError(f"{path}: what was written is not what the file holds (disk full, quota, bad disk)")
-    return _report("wrote", path, name, method, matrix.shape, matrix.dtype, start)
+    return _report("wrote", path, name, method, matrix.shape, matrix.dtype, start, written)
 
 
 def check_output(path: Path, name: str, grid: ProcessGrid, size: int) -> None:
@@ -235,6 +244,13 @@ def _way_to_read(stored: Stored) -> str:
     if hyperslabs.parallel_h5py() and not stored.scattered:
         return "mpio"
     return "mpi-io" if stored.offset is not None and stored.dtype in STORED else "independent"
+
+
+def _check_same(path: Path, name: str, read: IOReport) -> None:
+    """The dataset is the one that was read.  With the file's lock, so that it stays so."""
+    found = _inspect(path, name)
+    if (found.shape, str(found.dtype), found.checksum) != (read.shape, read.dtype, read.checksum):
+        raise FileError(f"{path}:{name} was replaced after it was read here, and was left like that: try again")
 
 
 def _create(
@@ -270,7 +286,14 @@ def _create(
 
 
 def _report(
-    action: str, path: Path, name: str, method: str, shape: tuple[int, int], dtype: np.dtype, start: float
+    action: str,
+    path: Path,
+    name: str,
+    method: str,
+    shape: tuple[int, int],
+    dtype: np.dtype,
+    start: float,
+    recorded: str | None,
 ) -> IOReport:
     size = shape[0] * shape[1] * dtype.itemsize
-    return IOReport(action, str(path), name, method, shape, str(dtype), size, perf_counter() - start)
+    return IOReport(action, str(path), name, method, shape, str(dtype), size, perf_counter() - start, recorded)

@@ -174,6 +174,7 @@ def multiply(
 ) -> int:
     """C := alpha op(A) op(B) + beta C, from files to a file."""
     real = os.path.realpath
+    from_output = c0 is None or (real(c0.path), c0.name.strip("/")) == (real(output.path), output.name.strip("/"))
     if trace_file and real(trace_file) in {real(x.path) for x in (a, b, c0, output) if x}:
         raise click.UsageError(f"--trace {trace_file} is a file that is read or written here: name another one")
     from pdgemm.dtypes import product
@@ -193,6 +194,7 @@ def multiply(
         hdf5.check_output(Path(output.path), output.name, say.grid, size)
         before = say.load("C on entry", c0 or output, block, str(stored), device=device) if beta else None
         C = before.copy() if verified and before is not None else before
+        replaces = before.report if before is not None and from_output else None
         with say.progress("multiply") as progress:
             C = pdgemm(
                 alpha,
@@ -230,7 +232,7 @@ def multiply(
             if not residual.passed:
                 return 1  # a wrong result is not stored
         with say.progress("write") as progress:
-            say.report("wrote", hdf5.save(*output, C, progress=progress))
+            say.report("wrote", hdf5.save(*output, C, replaces=replaces, progress=progress))
     return 0
 
 

@@ -300,6 +300,67 @@ def test_two_jobs_save_to_one_file_at_once(
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize("foreign", [True, False])  # written by another program, which leaves no checksum
+def test_what_another_job_saved_since_it_was_read_is_not_lost(comm: Any, shared_tmp_path: Path, foreign: bool) -> None:
+    import h5py
+
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.io import hdf5
+
+    path = shared_tmp_path / "a.h5"
+    with ProcessGrid(comm) as grid:
+        hdf5.save(path, "x", DistMatrix.eye(5, grid=grid))
+        if foreign and comm.rank == 0:
+            with h5py.File(path, "w") as file:
+                file["x"] = np.eye(5)
+        comm.Barrier()
+        mine, others = hdf5.load(path, "x", grid), hdf5.load(path, "x", grid)
+        hdf5.save(path, "x", others * 2, replaces=others.report)
+        refused(
+            FileError,
+            f"{path}:x was replaced after it was read here",
+            lambda: hdf5.save(path, "x", mine * 3, replaces=mine.report),
+        )
+        assert (hdf5.load(path, "x", grid) - others * 2).norm("max") == 0
+        hdf5.save(path, "x", mine * 3)  # who does not say what it was made from means to replace it
+    comm.Barrier()
+    assert os.listdir(shared_tmp_path) == ["a.h5"]
+    comm.Barrier()
+
+
+@pytest.mark.mpi
+def test_a_sum_in_a_file_loses_nothing(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another job saves C of `multiply --beta 1` between our reading and our saving."""
+    from pdgemm.cli import cli
+    from pdgemm.io import hdf5
+
+    path = f"{shared_tmp_path}/a.h5:/"
+    save = hdf5.save
+
+    def run(*words: str) -> None:
+        cli.main(words, standalone_mode=False)
+
+    def add(*more: str) -> None:
+        run("multiply", f"{path}A", f"{path}A", "-o", f"{path}C", "--beta", "1", *more)
+
+    def late(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(hdf5, "save", save)
+        add()
+        return save(*arguments, **options)
+
+    run("generate", f"{path}A", "--shape", "4x4", "--kind", "eye")
+    run("generate", f"{path}C", "--shape", "4x4", "--kind", "ones")
+    add()
+    for more in (), ("--c", f"{shared_tmp_path}/../{shared_tmp_path.name}/a.h5:C"):
+        monkeypatch.setattr(hdf5, "save", late)
+        refused(FileError, "C was replaced after it was read here", add, *more)
+    # what is not made from the old C replaces it
+    for more in ("--c", f"{path}A"), ("--beta", "0"):
+        monkeypatch.setattr(hdf5, "save", late)
+        add(*more)
+
+
+@pytest.mark.mpi
 def test_ranks_stop_waiting_together(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pdgemm import DistMatrix, ProcessGrid
     from pdgemm.io import hdf5
