@@ -33,8 +33,8 @@ from typing import Any
 
 import numpy as np
 
+from pdgemm.arrays.integers import as_whole, shown
 from pdgemm.errors import LayoutError
-from pdgemm.whole import as_whole, shown
 
 Index = Any  # an int or an integer array; the functions return the same
 

@@ -16,7 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm.errors import NodeMemoryError
-from pdgemm.grids.heap import PAGE, Heap
+from pdgemm.grids.shared_heap import PAGE, Heap
 
 WHERE = "/dev/shm"  # where Linux keeps memory that processes share
 ZERO = "/dev/zero"  # what memory is touched with, and the door to WHERE

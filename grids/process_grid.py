@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm import watchdog
+from pdgemm.blas.threads import crowded, share_cores
 from pdgemm.errors import GridError, refuse_freed, together
 from pdgemm.grids.node_memory import NodeMemory
-from pdgemm.reading import Count, Size, variable
-from pdgemm.threads import crowded, share_cores
+from pdgemm.support import watchdog
+from pdgemm.support.json_input import Count, Size, variable
 
 WORK_GRIDS = 8  # kept for products to come; each has three communicators
 
@@ -55,7 +55,7 @@ class ProcessGrid:
     as a context manager or call `free()`; matrices on it cannot be used afterwards.
 
     Threads: the first grid of a process lowers the number of BLAS threads to the rank's share of
-    its node's cores, unless OMP_NUM_THREADS or the like is set (see `pdgemm.threads`).
+    its node's cores, unless OMP_NUM_THREADS or the like is set (see `pdgemm.blas.threads`).
 
     PDGEMM_RANKS_PER_NODE=n pretends that each n consecutive ranks of a node are a node of their own.
     PDGEMM_NODE_MEMORY: bytes that the ranks of a node share, at most, 0: none; by default half of what is free in

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from mpi4py import MPI
 
-from pdgemm import files
 from pdgemm.errors import FileError
+from pdgemm.support import files
 
 T = TypeVar("T")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.elements import hashed, slabs
-from pdgemm.matrix import DistMatrix
+from pdgemm.arrays.element_functions import hashed, slabs
+from pdgemm.matrix.distmatrix import DistMatrix
 
 _MOST = 1 << 18  # rows or columns that are hashed at a time
 

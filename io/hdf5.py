@@ -22,24 +22,28 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from pdgemm.io import hyperslabs, pieces, rawio  # before h5py: they load MPI, which a parallel h5py needs
+from pdgemm.io import (
+    hyperslabs,
+    mpi_io,  # before h5py: they load MPI, which a parallel h5py needs
+    pieces,
+)
 
 import h5py  # isort: skip
 import numpy as np
 
 import pdgemm
-from pdgemm.arguments import communicator
-from pdgemm.device import HOST
-from pdgemm.dtypes import BFLOAT16, OPERANDS, RESULTS, element_type, names, rank
+from pdgemm.arrays.device import HOST
+from pdgemm.arrays.dtypes import BFLOAT16, OPERANDS, RESULTS, element_type, names, rank
 from pdgemm.errors import DTypeError, FileError, together
-from pdgemm.files import reserve
 from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.instrument.spans import taking, timed
 from pdgemm.io.atomic import check_writable, on_root, replacing
 from pdgemm.io.checksum import checksum
 from pdgemm.io.pieces import Transfer
 from pdgemm.io.stored import Stored, check_names, check_target, check_unchanged, inspect, unit
-from pdgemm.matrix import Block, DistMatrix, communicator_of, meet
-from pdgemm.tracing import taking, timed
+from pdgemm.matrix.argument_checks import communicator
+from pdgemm.matrix.distmatrix import Block, DistMatrix, communicator_of, meet
+from pdgemm.support.files import reserve
 
 Progress = Callable[[int, int], object]
 STORED = tuple(dtype for dtype in dict.fromkeys((*OPERANDS, *RESULTS)) if dtype != BFLOAT16)  # which HDF5 has not
@@ -132,7 +136,7 @@ def load(
     with timed("read", matrix.local.nbytes), taking(None):
         if method == "mpi-io":
             assert stored.offset is not None
-            way = rawio.opened(stored.file, stored.offset, stored.shape[1], stored.dtype, comm)
+            way = mpi_io.opened(stored.file, stored.offset, stored.shape[1], stored.dtype, comm)
         else:
             way = hyperslabs.opened(path, name, comm, method == "mpio")
         with way as transfer:
@@ -205,7 +209,7 @@ def save(
         def opened(write: bool) -> AbstractContextManager[Transfer]:
             if method == "mpio":
                 return hyperslabs.opened(partial, name, comm, True, write=write)
-            return rawio.opened(partial, offset, matrix.shape[1], matrix.dtype, comm, write=write)
+            return mpi_io.opened(partial, offset, matrix.shape[1], matrix.dtype, comm, write=write)
 
         if size:
             with opened(write=True) as transfer:

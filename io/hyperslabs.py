@@ -14,8 +14,8 @@ import h5py  # isort: skip
 import numpy as np
 
 from pdgemm.errors import FileError
-from pdgemm.files import file_error
 from pdgemm.io.pieces import Transfer, open_on_all
+from pdgemm.support.files import file_error
 
 
 def parallel_h5py() -> bool:

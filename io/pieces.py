@@ -15,12 +15,12 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from mpi4py import MPI
 
+from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.errors import Shield, raise_together, together
-from pdgemm.files import file_error
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.io.checksum import bilinear, text, zero
-from pdgemm.matrix import DistMatrix
-from pdgemm.redistribution import redistribute
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.support.files import file_error
 
 ELEMENTS = 1 << 19  # of a rank's share of a piece
 INDICES = 1 << 17  # rows or columns of a piece: where blocks are small, its exchange has, and keeps, arrays as long

@@ -18,7 +18,7 @@ import h5py  # isort: skip
 import numpy as np
 
 from pdgemm.errors import FileError, LayoutError
-from pdgemm.files import State, check_ordinary, naming, state, state_of
+from pdgemm.support.files import State, check_ordinary, naming, state, state_of
 
 _MOST_LINKS = 16  # links in one name, as in HDF5
 _MOST_CHUNK = 1 << 28  # bytes of a chunk that is read as one

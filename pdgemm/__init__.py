@@ -9,7 +9,7 @@
 >>> C.shape
 (300, 100)
 
-Names are loaded when they are first used: arithmetic such as `pdgemm.schedule` needs no MPI.
+Names are loaded when they are first used: arithmetic such as `pdgemm.schedules.steps` needs no MPI.
 """
 
 from importlib import import_module
@@ -17,44 +17,44 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pdgemm.batch import Batch as Batch
-    from pdgemm.batch import balance as balance
+    from pdgemm.algorithms.redistribution import redistribute as redistribute
     from pdgemm.batched import matmul_batched as matmul_batched
     from pdgemm.errors import PdgemmError as PdgemmError
+    from pdgemm.gemm import Plan as Plan
     from pdgemm.gemm import matmul as matmul
     from pdgemm.gemm import pdgemm as pdgemm
     from pdgemm.gemm import plan as plan
     from pdgemm.grids.distribution import BlockCyclic as BlockCyclic
     from pdgemm.grids.distribution import Distribution as Distribution
     from pdgemm.grids.process_grid import ProcessGrid as ProcessGrid
-    from pdgemm.machine import Machine as Machine
-    from pdgemm.machine import load_machine as load_machine
-    from pdgemm.matrix import DistMatrix as DistMatrix
-    from pdgemm.planner import Plan as Plan
-    from pdgemm.redistribution import redistribute as redistribute
-    from pdgemm.report import Report as Report
-    from pdgemm.residual import verify as verify
-    from pdgemm.timeline import trace as trace
+    from pdgemm.instrument.report import Report as Report
+    from pdgemm.matrix.batch import Batch as Batch
+    from pdgemm.matrix.batch import balance as balance
+    from pdgemm.matrix.distmatrix import DistMatrix as DistMatrix
+    from pdgemm.matrix.residual import verify as verify
+    from pdgemm.model.machine import Machine as Machine
+    from pdgemm.model.machine import load_machine as load_machine
+    from pdgemm.profiling.trace_file import trace as trace
 
 _HOME = {
-    "Batch": "pdgemm.batch",
+    "Batch": "pdgemm.matrix.batch",
     "BlockCyclic": "pdgemm.grids.distribution",
-    "Machine": "pdgemm.machine",
-    "Plan": "pdgemm.planner",
-    "load_machine": "pdgemm.machine",
+    "Machine": "pdgemm.model.machine",
+    "Plan": "pdgemm.gemm",
+    "load_machine": "pdgemm.model.machine",
     "plan": "pdgemm.gemm",
-    "DistMatrix": "pdgemm.matrix",
+    "DistMatrix": "pdgemm.matrix.distmatrix",
     "Distribution": "pdgemm.grids.distribution",
     "PdgemmError": "pdgemm.errors",
     "ProcessGrid": "pdgemm.grids.process_grid",
-    "Report": "pdgemm.report",
-    "balance": "pdgemm.batch",
+    "Report": "pdgemm.instrument.report",
+    "balance": "pdgemm.matrix.batch",
     "matmul": "pdgemm.gemm",
     "matmul_batched": "pdgemm.batched",
     "pdgemm": "pdgemm.gemm",
-    "redistribute": "pdgemm.redistribution",
-    "trace": "pdgemm.timeline",
-    "verify": "pdgemm.residual",
+    "redistribute": "pdgemm.algorithms.redistribution",
+    "trace": "pdgemm.profiling.trace_file",
+    "verify": "pdgemm.matrix.residual",
 }
 __all__ = sorted(_HOME)
 

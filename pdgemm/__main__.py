@@ -1,6 +1,6 @@
 """`python -m pdgemm`."""
 
-from pdgemm.cli import main
+from pdgemm.cli.commands import main
 
 if __name__ == "__main__":
     main()

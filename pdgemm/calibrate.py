@@ -13,19 +13,19 @@ from time import perf_counter
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.accumulator import SLAB_ROWS
-from pdgemm.costs import gemm_flops
+from pdgemm.algorithms.accumulator import SLAB_ROWS
+from pdgemm.algorithms.redistribution import redistribute
+from pdgemm.blas.local_gemm import gemm_accumulate
 from pdgemm.errors import Shield
 from pdgemm.gemm import pdgemm
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.local import gemm_accumulate
-from pdgemm.machine import Link, Machine, touched
-from pdgemm.matrix import DistMatrix
+from pdgemm.instrument.recorder import Recorder
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.model.formulas import gemm_flops
+from pdgemm.model.machine import Link, Machine, touched
 from pdgemm.movers import BY_MPI
+from pdgemm.movers.pipeline import PanelRing, Slot, Transfers
 from pdgemm.movers.shift import shift
-from pdgemm.pipeline import PanelRing, Slot, Transfers
-from pdgemm.redistribution import redistribute
-from pdgemm.timing import Recorder
 
 DTYPES = ("float32", "float64", "complex64", "complex128")
 WIDTHS = (8, 32, 128, 512)

@@ -99,7 +99,7 @@ def check_together(comm: MPI.Comm, error: Exception | None, description: str, fl
 
 
 class Meetings:
-    """The calls of `check_together` on one communicator, as far as this rank has come; `pdgemm.watchdog` looks on."""
+    """The calls of `check_together` on one communicator, as far as this rank has come; `watchdog` looks on."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.comm = comm

@@ -10,42 +10,43 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pdgemm import device as devices
-from pdgemm import dtypes
-from pdgemm.arguments import (
-    accumulation,
-    as_optional,
-    as_scalar,
-    as_shape,
-    check_matrices,
-    check_result,
-    communicator,
-    op,
-)
-from pdgemm.candidates import Problem, Way
-from pdgemm.device import REMEDY, Device, Reach
+from pdgemm.algorithms.prepared import Buffers, Prepared, beta_of, unchecked
+from pdgemm.algorithms.transport import nodes, private, reached
+from pdgemm.arrays import device as devices
+from pdgemm.arrays import dtypes
+from pdgemm.arrays.integers import as_count
 from pdgemm.errors import (
     ArgumentError,
     DeviceError,
-    DTypeError,
     GridError,
     LayoutError,
     MemoryLimitError,
     NodeMemoryError,
     together,
 )
-from pdgemm.families import ALGORITHMS
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.local import BLAS_INT
-from pdgemm.machine import Machine, machine_at_hand, on_nodes
-from pdgemm.matrix import DistMatrix, all_shared, new_array
-from pdgemm.movers import ASKED, BY_MPI, ON_DEVICES, SHARED
-from pdgemm.planner import Plan, fits, panel_width, plan_product, with_moves
-from pdgemm.prepared import Buffers, Prepared, beta_of, unchecked
-from pdgemm.products.product import READ
-from pdgemm.whole import as_count
+from pdgemm.matrix.argument_checks import (
+    accumulation,
+    as_optional,
+    as_scalar,
+    as_shape,
+    check_devices,
+    check_dtype,
+    check_matrices,
+    check_product,
+    communicator,
+    op,
+    size,
+)
+from pdgemm.matrix.distmatrix import DistMatrix, all_shared, new_array
+from pdgemm.model.machine import Machine, machine_at_hand, on_nodes
+from pdgemm.movers import SHARED
+from pdgemm.planning.algorithm_grids import ALGORITHMS
+from pdgemm.planning.candidates import Problem, Way
+from pdgemm.planning.planner import ProductPlan, fits, panel_width, plan_product, with_moves
+from pdgemm.schedules.product import READ
 
 
 def pdgemm(
@@ -154,6 +155,52 @@ def pdgemm(
     return result
 
 
+class Plan(ProductPlan):
+    """What `pdgemm` would do, as a value, and doing it.
+
+    It prints, compares, tells what it costs (`explain()`, `seconds`, `traffic(rank)`, `extra_bytes(rank)`), is saved
+    (`to_json`, `from_json`), and is carried out by `execute` or `prepare` as often as wanted.
+    """
+
+    @classmethod
+    def of(cls, plan: ProductPlan) -> Plan:
+        """The same plan, with all that is known of it already."""
+        made = cls.__new__(cls)
+        object.__setattr__(made, "__dict__", plan.__dict__)
+        return made
+
+    def execute(
+        self, A: DistMatrix, B: DistMatrix, C: DistMatrix, *, alpha: complex = 1, beta: complex = 0, check: bool = True
+    ) -> DistMatrix:
+        """C := alpha A B + beta C as planned.  Collective; nothing is planned or set up again.  alpha 0: C := beta C.
+
+        A, B, C : matrices that lie as those that were planned for (op(A) and op(B), such as A.T).
+        Raises LayoutError on all ranks where they do not, or where the ranks are on other nodes; and where there is no
+        room for copies that the ranks of a node can read, MemoryLimitError or NodeMemoryError: plan again, or with
+        another mover.
+        """
+        start = perf_counter()
+        matrices = isinstance(A, DistMatrix) and isinstance(C, DistMatrix) and isinstance(alpha, Number)
+        if matrices and (A.shape[1] == 0 or (np.ndim(alpha) == 0 and alpha == 0)):  # nothing to multiply
+            return pdgemm(alpha, A, B, beta, C, check=check)
+        product, beta = _prepared("execute", self, A, B, C, alpha, beta, check)
+        return product.run(beta, start)
+
+    def prepare(
+        self, A: DistMatrix, B: DistMatrix, C: DistMatrix, *, alpha: complex = 1, check: bool = True
+    ) -> Prepared:
+        """C := alpha A B + beta C as planned, all made ready to be formed again and again.  Collective.
+
+            product = plan.prepare(A, B, C)
+            for step in range(1000):
+                ...                         # change the elements of A and B
+                product()                   # C := A B;  product(beta=1): C := A B + C
+
+        Keeps the plan's buffers, A, B and C; `execute` allocates them in each call.  Raises what `execute` does.
+        """
+        return _prepared("prepare", self, A, B, C, alpha, 0, check)[0]
+
+
 def plan(
     A: DistMatrix,
     B: DistMatrix,
@@ -189,44 +236,18 @@ def plan(
         asked = _Options(algorithm, shape, layers, lookahead, panel_width, memory_limit, mover, *sums, machine)
         found = plan_product(_problem(A, B, C, asked, made or beta == 0, nothing=A.shape[1] == 0, shared=True))
         said += ["plan", found.description]
-    return found
-
-
-def execute(
-    plan: Plan,
-    A: DistMatrix,
-    B: DistMatrix,
-    C: DistMatrix,
-    *,
-    alpha: complex = 1,
-    beta: complex = 0,
-    check: bool = True,
-) -> DistMatrix:
-    """`Plan.execute`."""
-    start = perf_counter()
-    matrices = isinstance(A, DistMatrix) and isinstance(C, DistMatrix) and isinstance(alpha, Number)
-    if matrices and (A.shape[1] == 0 or (np.ndim(alpha) == 0 and alpha == 0)):  # nothing to multiply
-        return pdgemm(alpha, A, B, beta, C, check=check)
-    product, beta = _prepared("execute", plan, A, B, C, alpha, beta, check)
-    return product.run(beta, start)
-
-
-def prepare(
-    plan: Plan, A: DistMatrix, B: DistMatrix, C: DistMatrix, *, alpha: complex = 1, check: bool = True
-) -> Prepared:
-    """`Plan.prepare`."""
-    return _prepared("prepare", plan, A, B, C, alpha, 0, check)[0]
+    return Plan.of(found)
 
 
 def _prepared(
-    caller: str, plan: Plan, A: DistMatrix, B: DistMatrix, C: DistMatrix, alpha: Any, beta: Any, check: bool
+    caller: str, plan: ProductPlan, A: DistMatrix, B: DistMatrix, C: DistMatrix, alpha: Any, beta: Any, check: bool
 ) -> tuple[Prepared, Any]:
     """The product of matrices that lie as planned, and beta as a number of C's kind.  Collective where it checks."""
     with together(communicator(A=A, B=B, C=C), check) as said:
         check_matrices(A=A, B=B, C=C)
         alpha, beta = as_scalar(alpha, C.dtype, "alpha"), beta_of(beta, C, plan)
-        _check_result(A, B, C)
-        _check_devices(A, B, C)
+        check_product(A, B, C)
+        check_devices(A, B, C)
         meant = plan.problem.device or devices.HOST
         if meant != A.device:
             raise DeviceError(f"the plan was made for matrices on {meant}, these are on {A.device}")
@@ -235,11 +256,11 @@ def _prepared(
         for name, x, planned in zip("ABC", (A, B, C), plan.problem.given):
             if x.layout_in(A.grid) != planned and (name == "C" or A.shape[1]):
                 raise LayoutError(f"{name} is {x.layout_in(A.grid)}, but the plan was made for {planned}")
-        shares = _reached("auto", True, A, B, C)[1].reads != ""
-        if plan.problem.shared and (_nodes(A.grid), shares) != (plan.problem.nodes, True):
+        shares = reached("auto", True, A, B, C)[1].reads != ""
+        if plan.problem.shared and (nodes(A.grid), shares) != (plan.problem.nodes, True):
             raise LayoutError("the plan was made for ranks that are on other nodes, or share memory in another way")
-        if plan.problem.shared and A.shape[1] and _private(A, B) != plan.problem.private:
-            plan = with_moves(Way(plan.product, plan.transposed), replace(plan.problem, private=_private(A, B)))
+        if plan.problem.shared and A.shape[1] and private(A, B) != plan.problem.private:
+            plan = with_moves(Way(plan.product, plan.transposed), replace(plan.problem, private=private(A, B)))
             limit = plan.problem.memory_limit
             if not fits(plan, limit):
                 raise MemoryLimitError(
@@ -267,20 +288,6 @@ def _result(A: DistMatrix, B: DistMatrix) -> DistMatrix:
     dtype = dtypes.product(A.dtype, B.dtype)
     local = new_array(layout.local_shape(grid.coords), dtype, order, grid, devices.of(A.stored))
     return DistMatrix(local, grid, layout, order)
-
-
-def _private(A: DistMatrix, B: DistMatrix) -> str:
-    """Which of them do not lie where the ranks of the node can read them."""
-    device = devices.of(A.stored)
-    window = devices.memory(device, A.grid).window
-    return "".join(
-        name for name, x in (("A", A), ("B", B)) if not (x.shared and devices.memory(device, x.grid).window is window)
-    )
-
-
-def _nodes(grid: ProcessGrid) -> tuple[int, ...]:
-    """The node of each rank; () where all are on one."""
-    return () if grid.ranks_per_node is None else grid.nodes
 
 
 def _nothing_to_multiply(A: Layout, B: Layout, C: Layout) -> tuple[Layout, Layout]:
@@ -313,18 +320,18 @@ def _operands(
     """op(A), op(B) and C, which fit each other, and whether C was made here."""
     check_matrices(A=A, B=B, **({} if C is None else {"C": C}))
     A, B = op(A, transa, "transa"), op(B, transb, "transb")
-    _check_devices(A, B, C)
+    check_devices(A, B, C)
     for name, x in (("A", A), ("B", B)):
-        _check_dtype(name, x, dtypes.OPERANDS)
+        check_dtype(name, x, dtypes.OPERANDS)
     if A.shape[1] != B.shape[0]:
         raise LayoutError(
-            f"inner dimensions do not agree: op(A) is {_size(A)} on a {A.grid} grid, "
-            f"op(B) is {_size(B)} on a {B.grid} grid"
+            f"inner dimensions do not agree: op(A) is {size(A)} on a {A.grid} grid, "
+            f"op(B) is {size(B)} on a {B.grid} grid"
         )
     made = C is None
     if C is None:
         C = _result(A, B)
-    _check_result(A, B, C)
+    check_product(A, B, C)
     return A, B, C, made
 
 
@@ -334,7 +341,7 @@ def _problem(
     """nothing : there is no product to be formed, C := beta C.   shared : may ranks read each other's panels?"""
     if asked.algorithm not in ALGORITHMS:
         raise ArgumentError(f"algorithm {asked.algorithm!r} is not one of {', '.join(ALGORITHMS)}")
-    mover, reach = _reached(asked.mover, shared, A, B, C)
+    mover, reach = reached(asked.mover, shared, A, B, C)
     accumulate, compute = accumulation(A.dtype, B.dtype, C.dtype, asked.accumulate_dtype, asked.compute_type)
     a, b, c = (x.layout_in(A.grid) for x in (A, B, C))
     algorithm, shape, layers = asked.algorithm, as_shape(asked.shape), as_optional(asked.layers, "layers", 1)
@@ -359,61 +366,13 @@ def _problem(
         width_asked=width is not None,
         shared=bool(reach.reads),
         reads=reach.reads or SHARED,
-        private=_private(A, B) if reach.reads and not nothing else "",
-        nodes=_nodes(A.grid) if reach.reads else (),
+        private=private(A, B) if reach.reads and not nothing else "",
+        nodes=nodes(A.grid) if reach.reads else (),
         device=A.device if on_device else "",
         staged=reach.staged,
         compute=compute,
         machine=_machine(asked.machine, A.grid, on_device, reach.staged),
     )
-
-
-_ON_HOST, _BY_MESSAGES = Reach(SHARED, staged=False), Reach("", staged=False)
-
-
-def _reached(mover: object, shared: bool, A: DistMatrix, *others: DistMatrix) -> tuple[str, Reach]:
-    """The mover that a plan is asked for, and how ranks reach each other's panels by it.
-
-    shared : may they read them?
-    """
-    if not isinstance(mover, str) or mover not in ASKED:
-        raise ArgumentError(f"mover {mover!r} is not one of {', '.join(ASKED)}")
-    device, alone = devices.of(A.stored), A.grid.size == 1
-    if device is None:
-        reach = _ON_HOST if shared and not alone and A.grid.shares_memory else _BY_MESSAGES
-        if mover in ON_DEVICES:
-            raise ArgumentError(f"mover {mover!r} is for matrices on a device, these are on the host")
-    else:
-        reach = device.reach(A.grid)
-        managed = not all(x.plain for x in (A, *others))
-        reach = reach._replace(staged=reach.staged or managed, nccl=reach.nccl and not managed)
-        if not shared or A.grid.ranks_per_node is not None:
-            reach = reach._replace(reads="")
-    if alone:
-        return mover if mover in BY_MPI else "auto", reach._replace(reads="") if reach.reads else reach
-    if mover in READ:
-        if not reach.reads:
-            raise ArgumentError(f"mover {mover!r} is for ranks that share memory with others of their node")
-        return mover, reach._replace(reads=mover)
-    if mover == "nccl" and not reach.nccl:
-        raise ArgumentError("mover 'nccl' needs cupy.cuda.nccl and a GPU for each rank; the others do without")
-    if device and mover in ("mpi", *BY_MPI) and reach.staged:
-        raise ArgumentError(
-            f"mover {mover!r} hands pointers to device memory to MPI, but {_untaken(device, A.grid)}: mover='staged'"
-        )
-    if mover == "auto":
-        return ("nccl" if reach.nccl and not reach.reads else "auto"), reach
-    by_message = {"mpi": ("auto", False), "staged": ("ring", True)}
-    mover, staged = by_message.get(mover, (mover, reach.staged))
-    return mover, reach._replace(reads="", staged=staged)
-
-
-def _untaken(device: Device, grid: ProcessGrid) -> str:
-    """Why MPI cannot be given them."""
-    reach = device.reach(grid)
-    if not reach.staged:
-        return "a matrix lies in managed memory, or in that of cudaMallocAsync"
-    return f"this one does not take them ({reach.why}; {REMEDY})"
 
 
 def _machine(asked: object, grid: ProcessGrid, gpus: bool, staged: bool) -> Machine:
@@ -423,33 +382,3 @@ def _machine(asked: object, grid: ProcessGrid, gpus: bool, staged: bool) -> Mach
     if not isinstance(asked, Machine):
         raise ArgumentError(f"machine is a Machine, got {type(asked).__name__}")
     return asked
-
-
-def _check_devices(A: DistMatrix, B: DistMatrix, C: DistMatrix | None) -> None:
-    device = A.device
-    if B.device != device or (C is not None and C.device != device):
-        lying = ", ".join(f"{name} on {x.device}" for name, x in (("A", A), ("B", B), ("C", C)) if x is not None)
-        raise DeviceError(f"matrices of one product are on one device, these are {lying}: bring them with to_device")
-
-
-def _check_result(A: DistMatrix, B: DistMatrix, C: DistMatrix) -> None:
-    _check_dtype("C", C, dtypes.RESULTS)
-    if C.shape != (A.shape[0], B.shape[1]):
-        raise LayoutError(
-            f"C is not as high as op(A) and as wide as op(B): op(A) is {_size(A)}, op(B) is {_size(B)}, "
-            f"C is {_size(C)}, on grids {A.grid}, {B.grid} and {C.grid}"
-        )
-    check_result("C", C, {"A": A, "B": B})
-
-
-def _check_dtype(name: str, x: DistMatrix, supported: tuple[np.dtype, ...]) -> None:
-    if x.dtype not in supported or not x.dtype.isnative:
-        raise DTypeError(
-            f"{name} has dtype {x.dtype}; supported: {dtypes.names(supported)}; convert it (astype, --dtype)"
-        )
-    if x.stored.size and max(x.stored.shape) > BLAS_INT:
-        raise LayoutError(f"{name} has a local part of shape {x.stored.shape}, BLAS takes up to {BLAS_INT}")
-
-
-def _size(x: DistMatrix) -> str:
-    return f"{x.shape[0]} x {x.shape[1]}"

@@ -25,8 +25,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from pdgemm import gpus
-from pdgemm.files import write
+from pdgemm.devices import gpu_binding
+from pdgemm.support.files import write
 
 MOVERS = ("shared", "ipc", "mpi", "ring", "ibcast", "staged", "nccl")
 DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "int8")
@@ -38,7 +38,7 @@ MANY = 2000  # n of the products whose memory is looked at
 def worker(sizes: list[int], repeats: int, transfer_repeats: int, device: str) -> None:
     """On each rank; rank 0 prints one line of JSON."""
     if device == "cuda":
-        gpus.choose()
+        gpu_binding.choose()
     from mpi4py import MPI
 
     from pdgemm import ProcessGrid
@@ -84,7 +84,7 @@ def hardware(grid: Any, device: str) -> dict[str, Any]:
     if device == "cuda":
         import cupy
 
-        from pdgemm.device import named
+        from pdgemm.arrays.device import named
 
         properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())
         cuda = named("cuda")
@@ -169,8 +169,8 @@ def products(grid: Any, device: str, mover: str, n: int, repeats: int) -> Iterat
 
 def single(n: int, dtype: str, device: str) -> Callable[[], None]:
     """One product of the whole size by the BLAS that pdgemm calls, of this rank alone."""
-    from pdgemm import device as devices
-    from pdgemm.local import prepare
+    from pdgemm.arrays import device as devices
+    from pdgemm.blas.local_gemm import prepare
 
     where = devices.named(device)
     wide = np.dtype(dtype) if where or dtype != "bfloat16" else np.dtype(np.float32)
@@ -250,7 +250,7 @@ def main(
     if is_worker:
         worker(numbers, repeats, transfer_repeats, device)
         return
-    if device == "cuda" and not (find_spec("cupy") and gpus.visible()):
+    if device == "cuda" and not (find_spec("cupy") and gpu_binding.visible()):
         raise click.ClickException("no GPU, or no CuPy: `pdgemm info` tells; --device host runs all of it with NumPy")
     found = []
     for size in ranks.split(","):

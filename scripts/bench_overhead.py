@@ -17,7 +17,7 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan
-from pdgemm.local import prepare
+from pdgemm.blas.local_gemm import prepare
 
 PANELS = 512
 

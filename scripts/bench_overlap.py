@@ -28,7 +28,8 @@ def main(n: int, panel_width: int, repeats: int) -> None:
     """C = A B of order N by messages, with and without tests in the middle of a product."""
     from mpi4py import MPI
 
-    from pdgemm import DistMatrix, ProcessGrid, accumulator, pdgemm
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.algorithms import accumulator
 
     comm, slab = MPI.COMM_WORLD, accumulator.SLAB_FLOPS
     with ProcessGrid(comm) as grid:

@@ -27,8 +27,8 @@ from peers.tables import machine, markdown
 from peers.turns import MNK, Result, measure
 from threadpoolctl import threadpool_limits
 
-from pdgemm import kernels
-from pdgemm.files import write
+from pdgemm.blas import processors as kernels
+from pdgemm.support.files import write
 
 SHAPES: dict[str, MNK] = {
     "512": (512, 512, 512),

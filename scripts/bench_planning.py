@@ -15,9 +15,9 @@ from time import perf_counter
 import click
 from table_words import SHAPES
 
-from pdgemm.boxes import priced
-from pdgemm.choice import estimates
-from pdgemm.estimates import Question
+from pdgemm.planning.choice import estimates
+from pdgemm.planning.estimates import Question
+from pdgemm.planning.grid_search import priced
 
 
 @click.command()

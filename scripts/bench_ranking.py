@@ -24,7 +24,7 @@ from mpi4py import MPI
 from pdgemm import DistMatrix, Plan, ProcessGrid, plan
 from pdgemm.calibrate import calibrate
 from pdgemm.errors import ArgumentError
-from pdgemm.files import write
+from pdgemm.support.files import write
 
 SHAPES = [  # m, n, k
     (512, 512, 512),

@@ -18,8 +18,8 @@ import nvtx as nvtx_library
 from mpi4py import MPI
 
 from pdgemm import DistMatrix, ProcessGrid, plan
-from pdgemm.timing import Recorder
-from pdgemm.tracing import Trace, taking
+from pdgemm.instrument.recorder import Recorder
+from pdgemm.instrument.spans import Trace, taking
 
 
 def seconds(comm: MPI.Comm, product: object) -> float:

@@ -16,13 +16,13 @@ from math import isqrt
 import click
 import numpy as np
 
-from pdgemm.boxes import Box
-from pdgemm.candidates import Problem
-from pdgemm.choice import estimates
-from pdgemm.estimates import Question
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout
-from pdgemm.planner import Plan, candidates, plan_product, sample
+from pdgemm.planning.candidates import Problem
+from pdgemm.planning.choice import estimates
+from pdgemm.planning.estimates import Question
+from pdgemm.planning.grid_search import Box
+from pdgemm.planning.planner import ProductPlan, candidates, plan_product, sample
 
 SHAPES = {  # of the COSMA paper
     "square": (16384, 16384, 16384),
@@ -100,7 +100,7 @@ def from_columns(counts: list[int]) -> list[str]:
     return lines
 
 
-def received(plan: Plan) -> int:
+def received(plan: ProductPlan) -> int:
     return max(plan.traffic(rank).words_received for rank in sample(plan.problem.size))
 
 

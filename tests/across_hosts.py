@@ -168,8 +168,8 @@ def owners(layout: Any) -> np.ndarray:
 
 def expected(plan: Any, hosts: Hosts) -> Expected:
     """Of a plan: what it moves first, its rounds, what it brings home."""
-    from pdgemm.products import Stationary
-    from pdgemm.simulate import rounds
+    from pdgemm.planning.simulator import rounds
+    from pdgemm.schedules import Stationary
 
     known = Expected(hosts)
     for _, move in plan.moves:
@@ -242,7 +242,7 @@ def test_products_send_from_host_to_host_what_they_count(
     hosts: Hosts, matrices: Any, algorithm: str, mover: str
 ) -> None:
     from pdgemm import DistMatrix, plan
-    from pdgemm.machine import Link, Machine
+    from pdgemm.model.machine import Link, Machine
 
     slow = Link(1.0, 1.0)
     no_shifts = Machine(intra={**Machine().intra, "shift": slow}, inter={**Machine().inter, "shift": slow})
@@ -292,7 +292,7 @@ def test_redistribution_sends_from_host_to_host_what_it_counts(hosts: Hosts, mat
 def test_a_message_more_or_less_would_be_seen(hosts: Hosts, matrices: Any, times: int) -> None:
     """Were the smallest message between hosts not sent, or sent twice, the comparison would fail."""
     from pdgemm import DistMatrix, plan
-    from pdgemm.simulate import rounds
+    from pdgemm.planning.simulator import rounds
 
     A, B, _, _ = matrices
     C = DistMatrix.zeros(SIZES[:2], grid=A.grid, block=(50, 70))

@@ -1,4 +1,4 @@
-"""CuPy without a GPU: what pdgemm.cuda asks of CuPy, cuBLAS, the CUDA runtime, its driver and NCCL, done on the host.
+"""CuPy without a GPU: what `pdgemm.devices` asks of CuPy, cuBLAS, CUDA's runtime and driver and NCCL, done on the host.
 
 They take and refuse here what they take and refuse there, by CuPy 14.2's sources and CUDA's manuals: cuBLAS reads
 matrices by address and leading dimension, kernels are told in C, CUDA IPC maps allocations of other processes (here
@@ -541,29 +541,30 @@ class Nccl:
 @contextmanager
 def fake_cupy(gpus: int = 1, aware: str = "no") -> Iterator[Gpu]:
     """`import cupy` finds this.  The process sees so many GPUs; MPI says whether it takes pointers to their memory."""
-    import pdgemm
-    from pdgemm import device, probe
-    from pdgemm import gpus as choice
+    from pdgemm import devices
+    from pdgemm.arrays import device
+    from pdgemm.devices import gpu_aware_mpi
+    from pdgemm.devices import gpu_binding as choice
 
     gpu = Gpu(gpus)
     simulated = Simulated(gpu)
     with pytest.MonkeyPatch.context() as patch:
         for name, module in simulated.modules().items():
             patch.setitem(sys.modules, name, module)
-        for name in ("cuda", "cuda_reach"):  # each time anew
-            patch.delitem(sys.modules, f"pdgemm.{name}", raising=False)
-            patch.delattr(pdgemm, name, raising=False)
+        for name in ("cuda", "cuda_ipc"):  # each time anew
+            patch.delitem(sys.modules, f"pdgemm.devices.{name}", raising=False)
+            patch.delattr(devices, name, raising=False)
         patch.setattr(device, "_devices", dict(device._devices))
         patch.setattr(choice, "_driver", lambda: gpu)
-        patch.setattr(probe, "asked", lambda: aware)
+        patch.setattr(gpu_aware_mpi, "asked", lambda: aware)
         choice.visible.cache_clear()
-        from pdgemm import cuda_reach
+        from pdgemm.devices import cuda_ipc
 
-        patch.setattr(cuda_reach, "_driver", lambda: gpu)
+        patch.setattr(cuda_ipc, "_driver", lambda: gpu)
         try:
             yield gpu
         finally:
             choice.visible.cache_clear()
-            for name in ("cuda", "cuda_reach"):
-                sys.modules.pop(f"pdgemm.{name}", None)
-                vars(pdgemm).pop(name, None)
+            for name in ("cuda", "cuda_ipc"):
+                sys.modules.pop(f"pdgemm.devices.{name}", None)
+                vars(devices).pop(name, None)

@@ -21,14 +21,14 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from pdgemm import device as devices
-from pdgemm.blockcopy import copy_blocks
-from pdgemm.device import Pinned, Reach
-from pdgemm.dtypes import arithmetic
+from pdgemm.arrays import device as devices
+from pdgemm.arrays.device import Pinned, Reach
+from pdgemm.arrays.dtypes import arithmetic
+from pdgemm.arrays.elementwise import Combine
 from pdgemm.errors import DeviceError
 from pdgemm.grids.node_memory import NodeMemory
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.local import Combine
+from pdgemm.movers.block_copy import copy_blocks
 
 SCHEDULES = {"late": (), "transfer first": ("transfer",), "compute first": ("compute",)}
 Clock = dict[str, int]
@@ -271,7 +271,7 @@ class FakeDevice:
         tf32: bool,
     ) -> Callable[[Any], None]:
         assert A.shape[1] == B.shape[0] and C.shape == (A.shape[0], B.shape[1])
-        from pdgemm.local import leading
+        from pdgemm.blas.local_gemm import leading
 
         for x, conjugate in ((A, conjugate_a), (B, conjugate_b), (C, False)):
             leading(x.x, conjugate and False)

@@ -38,7 +38,7 @@ def check(
 ) -> Any:
     """One product against NumPy, in the middle of larger matrices; its report."""
     from pdgemm import DistMatrix, pdgemm
-    from pdgemm.device import to_host
+    from pdgemm.arrays.device import to_host
 
     m, n, k = mnk
     made: dict[str, Any] = {"grid": grid, "dtype": dtype, "kind": "normal", "block": block, "device": device}
@@ -125,8 +125,9 @@ def test_lookahead_width_and_mover(comm: Any, algorithm: str) -> None:
 
 @pytest.mark.parametrize(("bundle", "cache"), [(1, 1 << 20), (6, 1 << 20), (4, 0)])
 def test_thin_panels_alone_and_in_bundles(comm: Any, bundle: int, cache: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdgemm import ProcessGrid, planner
-    from pdgemm.products import summa
+    from pdgemm import ProcessGrid
+    from pdgemm.planning import planner
+    from pdgemm.schedules import summa_product as summa
 
     planner.plan_product.cache_clear()
     monkeypatch.setattr(summa, "BUNDLE", bundle)
@@ -140,9 +141,10 @@ def test_thin_panels_alone_and_in_bundles(comm: Any, bundle: int, cache: int, mo
 
 
 def test_a_large_block_is_shifted_in_pieces(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdgemm import ProcessGrid, planner
+    from pdgemm import ProcessGrid
     from pdgemm.movers import shift
-    from pdgemm.products import cannon
+    from pdgemm.planning import planner
+    from pdgemm.schedules import cannon_product as cannon
 
     planner.plan_product.cache_clear()
     for module in (shift, cannon):

@@ -59,7 +59,7 @@ class Side:
 
 def draw_side(draw: Any, grids: list[Any], shape: tuple[int, int], dtypes: list[str], ops: str, seed: int) -> Side:
     from pdgemm import DistMatrix
-    from pdgemm.dtypes import rank
+    from pdgemm.arrays.dtypes import rank
 
     op = draw(st.sampled_from(ops))
     stored = shape if op == "N" else shape[::-1]
@@ -96,7 +96,7 @@ def check_outside(side: Side) -> None:
 @given(data=st.data())
 def test_any_product(comm: Any, grids: list[Any], data: st.DataObject) -> None:
     from pdgemm import pdgemm
-    from pdgemm.dtypes import eps, rank
+    from pdgemm.arrays.dtypes import eps, rank
     from pdgemm.errors import MemoryLimitError
 
     draw = data.draw
@@ -167,7 +167,7 @@ def test_any_product(comm: Any, grids: list[Any], data: st.DataObject) -> None:
 @settings(max_examples=CASES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_redistribution(comm: Any, grids: list[Any], data: st.DataObject) -> None:
-    from pdgemm.dtypes import eps, rank
+    from pdgemm.arrays.dtypes import eps, rank
 
     draw = data.draw
     shape = draw(st.integers(0, 40)), draw(st.integers(0, 40))

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
-from pdgemm.arguments import as_scalar
+from pdgemm.arrays.integers import as_count, shown
 from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, OutOfMemoryError, PdgemmError
 from pdgemm.grids.distribution import Distribution
-from pdgemm.whole import as_count, shown
+from pdgemm.matrix.argument_checks import as_scalar
 
 LONG = 10**5000  # Python does not even write it
 NUMBERLESS: list[Any] = [True, 2.0, float("nan"), "2", b"2", 1j, [2], np.array([2, 2]), np.True_, object()]

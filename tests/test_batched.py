@@ -47,7 +47,7 @@ def check_items(
 
     Higham 2002, 3.5 and 3.6: complex arithmetic times 2 sqrt 2; integers are exact modulo 2^32.
     """
-    from pdgemm import dtypes
+    from pdgemm.arrays import dtypes
 
     for a, b, c0, c in zip(A, B, C0, result, strict=True):
         assert c.dtype == dtype
@@ -76,7 +76,8 @@ def check_batch(
     made: bool = False,
 ) -> Any:
     """One batched product of these (m, n, k), dealt out from whole arrays; the result."""
-    from pdgemm import Batch, balance, dtypes, matmul_batched
+    from pdgemm import Batch, balance, matmul_batched
+    from pdgemm.arrays import dtypes
 
     rng = np.random.default_rng(seed)
     a_type, b_type, c_type = map(np.dtype, types[:3])
@@ -248,7 +249,7 @@ def test_lists_become_stacks_where_all_shapes_are_equal(comm: Any) -> None:
 
 
 def test_large_arrays_are_sent_in_pieces(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdgemm import batch
+    from pdgemm.matrix import batch
 
     monkeypatch.setattr(batch, "MESSAGE_BYTES", 64)
     for types, sizes in itertools.product(TYPES, ([(5, 7, 3)] * 6, MNK[:9])):

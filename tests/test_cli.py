@@ -217,9 +217,9 @@ def test_an_unexpected_error_on_one_rank_ends_the_job(folder: Path, tmp_path: Pa
     (tmp_path / "sitecustomize.py").write_text(
         "import os\n"
         "if os.environ.get('OMPI_COMM_WORLD_RANK', os.environ.get('PMI_RANK')) == '1':\n"
-        "    import pdgemm.accumulator\n"
+        "    import pdgemm.algorithms.accumulator\n"
         "    def broken(*args): raise RuntimeError('a bug')\n"
-        "    pdgemm.accumulator.prepare = broken\n"
+        "    pdgemm.algorithms.accumulator.prepare = broken\n"
     )
     run = pdgemm(2, "multiply", "a.h5:/x", "b.h5:/y", "-o", "c.h5:/z", cwd=folder, PYTHONPATH=str(tmp_path))
     assert run.returncode not in (0, 1, 2)
@@ -239,7 +239,7 @@ def test_info_tells_what_is_there(folder: Path) -> None:
 
 
 def test_info_warns_of_kernels_for_older_processors(folder: Path) -> None:
-    from pdgemm.kernels import processor
+    from pdgemm.blas.processors import processor
 
     old = {"OPENBLAS_CORETYPE": "Nehalem", "PDGEMM_BLAS": "scipy"}
     facts = json.loads(pdgemm(2, "info", "--json", cwd=folder, **old).stdout)
@@ -271,7 +271,7 @@ def test_one_rank_of_mpirun_is_not_taken_for_several_of_slurm(folder: Path) -> N
 
 
 def test_help_works_alone() -> None:
-    from pdgemm.cli import cli
+    from pdgemm.cli.commands import cli
 
     for command in ([], ["generate"], ["multiply"], ["verify"], ["info"]):
         result = CliRunner().invoke(cli, [*command, "--help"])
@@ -284,7 +284,7 @@ def test_help_works_alone() -> None:
     [("1000", 1000), ("2GiB", 2 << 30), ("1.5MiB", 3 << 19), ("500MB", 500_000_000), ("1e3", 1000), ("4k", 4000)],
 )
 def test_sizes(text: str, expected: int) -> None:
-    from pdgemm.forms import BYTES
+    from pdgemm.cli.param_types import BYTES
 
     assert BYTES.convert(text, None, None) == expected
 
@@ -294,7 +294,7 @@ def test_sizes(text: str, expected: int) -> None:
     [("2", 2.0), ("1/4", 0.25), ("inf", float("inf")), ("2-1j", 2 - 1j), ("3i", 3j), ("-1e-3", -0.001)],
 )
 def test_numbers(text: str, expected: complex) -> None:
-    from pdgemm.forms import NUMBER
+    from pdgemm.cli.param_types import NUMBER
 
     assert NUMBER.convert(text, None, None) == expected
     assert np.isnan(NUMBER.convert("nan", None, None))
@@ -315,15 +315,15 @@ def test_without_an_mpi_library_it_says_so(folder: Path) -> None:
 
 def test_a_wrong_product_is_reported_and_not_stored(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
-        "import pdgemm.accumulator\n"
-        "right = pdgemm.accumulator.prepare\n"
+        "import pdgemm.algorithms.accumulator\n"
+        "right = pdgemm.algorithms.accumulator.prepare\n"
         "def wrong(alpha, A, B, C, *conjugate):\n"
         "    multiply = right(alpha, A, B, C, *conjugate)\n"
         "    def product(beta):\n"
         "        multiply(beta)\n"
         "        C[:1, :1] += 1e-6\n"
         "    return product\n"
-        "pdgemm.accumulator.prepare = wrong\n"
+        "pdgemm.algorithms.accumulator.prepare = wrong\n"
     )
     arguments = ["multiply", "a.h5:/x", "b.h5:/y", "-o", "wrong.h5:/z", "--verify"]
     run = pdgemm(2, *arguments, cwd=folder, PYTHONPATH=str(tmp_path))
@@ -383,7 +383,7 @@ def _is_rank(pid: int, folder: Path) -> bool:
 
 # ------------------------------------------------------------------ calibrate
 def test_calibrate_writes_what_plans_and_products_read(folder: Path) -> None:
-    from pdgemm.machine import load_machine
+    from pdgemm.model.machine import load_machine
 
     run = pdgemm(2, "calibrate", "-o", "machine.json", cwd=folder)
     assert run.returncode == 0, run.stderr
@@ -434,7 +434,7 @@ def test_a_command_without_mpi_is_for_one_rank_of_a_job(folder: Path) -> None:
     assert (run.returncode, run.stdout.count("machine: default")) == (0, 1)
 
 
-@pytest.mark.parametrize("module", ["mpi4py.MPI", "pdgemm.ending"])
+@pytest.mark.parametrize("module", ["mpi4py.MPI", "pdgemm.support.signals"])
 def test_sigint_while_mpi_loads_ends_the_job(folder: Path, module: str) -> None:
     """One rank is interrupted when it is about to import a module: before MPI starts, and after."""
     program = folder / "interrupted.py"
@@ -448,7 +448,7 @@ class Interrupt:
 
 interrupted = sys.argv[-1] == "2"
 sys.meta_path.insert(0, Interrupt())
-from pdgemm.cli import main
+from pdgemm.cli.commands import main
 sys.argv = ["pdgemm", "info"]
 main()
 """)

@@ -1,4 +1,4 @@
-"""pdgemm.cuda and pdgemm.cuda_reach themselves, on CuPy without a GPU (fake_cupy.py), by the tests for a real one."""
+"""`pdgemm.devices` itself, on CuPy without a GPU (fake_cupy.py), by the tests for a real one."""
 
 from __future__ import annotations
 
@@ -135,11 +135,12 @@ def test_what_fails_is_told(comm: Any, gpu: Gpu, cuda: Any) -> None:  # noqa: F8
 
 def test_nccl_is_tried(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None:  # noqa: F811
     """Where it would be chosen; where it fails on one rank, others do."""
-    from pdgemm import DistMatrix, ProcessGrid, cuda_reach, pdgemm
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.devices import cuda_ipc
 
     if gpu.count == 1:
         pytest.skip("the ranks share a GPU")
-    monkeypatch.setattr(cuda_reach, "_maps", lambda memory, device: False)
+    monkeypatch.setattr(cuda_ipc, "_maps", lambda memory, device: False)
     making, sending = (Nccl, "NcclCommunicator"), (Nccl.NcclCommunicator, "bcast")
     for fails in (None, making, sending):
         with monkeypatch.context() as patch, ProcessGrid(comm) as grid:

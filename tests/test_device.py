@@ -11,7 +11,7 @@ from fake_device import SCHEDULES, fake_device
 from problems import DTYPES, accepted
 from test_algorithms import ALGORITHMS, MIXED, check
 
-from pdgemm.device import Reach
+from pdgemm.arrays.device import Reach
 
 pytestmark = pytest.mark.mpi
 

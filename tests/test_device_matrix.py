@@ -10,7 +10,7 @@ import pytest
 from fake_device import FakeArray, WatchedComm, fake_device
 from problems import TOLERANCE, gemm_error
 
-from pdgemm.device import Reach
+from pdgemm.arrays.device import Reach
 
 pytestmark = pytest.mark.mpi
 STAGED, AWARE, ALONE = Reach("shared", staged=True), Reach("shared", staged=False), Reach("", staged=True)
@@ -205,30 +205,30 @@ class Liar(WatchedComm):
 
 
 def test_the_probe_believes_what_it_sees(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdgemm import probe
+    from pdgemm.devices import gpu_aware_mpi
     from pdgemm.errors import ArgumentError
 
     monkeypatch.delenv("PDGEMM_GPU_AWARE", raising=False)
     with fake_device() as device:
         watched = WatchedComm(comm, device)
         for says, expected in (("yes", (True, "self-test passed")), ("no", (False, "says that it has no support"))):
-            monkeypatch.setattr(probe, "asked", lambda says=says: says)
-            aware, why = probe.gpu_aware(watched, device)
+            monkeypatch.setattr(gpu_aware_mpi, "asked", lambda says=says: says)
+            aware, why = gpu_aware_mpi.gpu_aware(watched, device)
             assert (aware, expected[1] in why) == (expected[0], True)
-        monkeypatch.setattr(probe, "asked", lambda: "unknown")
+        monkeypatch.setattr(gpu_aware_mpi, "asked", lambda: "unknown")
         for survives in (True, False):
-            monkeypatch.setattr(probe, "_child_survives", lambda survives=survives: survives)
-            assert probe.gpu_aware(watched, device)[0] == survives
-        monkeypatch.setattr(probe, "asked", lambda: "yes")
+            monkeypatch.setattr(gpu_aware_mpi, "_child_survives", lambda survives=survives: survives)
+            assert gpu_aware_mpi.gpu_aware(watched, device)[0] == survives
+        monkeypatch.setattr(gpu_aware_mpi, "asked", lambda: "yes")
         if comm.size > 1:
-            aware, why = probe.gpu_aware(Liar(comm, device), device)
+            aware, why = gpu_aware_mpi.gpu_aware(Liar(comm, device), device)
             assert (aware, why) == (False, "its self-test failed on rank 1: 8192 bytes were broadcast changed")
         monkeypatch.setenv("PDGEMM_GPU_AWARE", "no")
-        assert probe.gpu_aware(watched, device) == (False, "PDGEMM_GPU_AWARE=no")
+        assert gpu_aware_mpi.gpu_aware(watched, device) == (False, "PDGEMM_GPU_AWARE=no")
         if comm.rank == comm.size - 1:
             monkeypatch.setenv("PDGEMM_GPU_AWARE", "perhaps")
         with pytest.raises(ArgumentError, match="PDGEMM_GPU_AWARE is yes or no, got 'perhaps'"):
-            probe.gpu_aware(watched, device)
+            gpu_aware_mpi.gpu_aware(watched, device)
         assert not device.races
 
 

@@ -15,15 +15,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdgemm.boxes import Box, best_grids, divisor_like, grids
-from pdgemm.choice import all_estimates, chosen, estimates, product_of
-from pdgemm.costs import bound_memory_dependent, bound_memory_independent, lower_bound
 from pdgemm.errors import ArgumentError, FileError, MemoryLimitError
-from pdgemm.estimates import Question
-from pdgemm.explain import in_bytes, table
-from pdgemm.families import FAMILIES
-from pdgemm.machine import Link, Machine, load_machine
-from pdgemm.simulate import simulate
+from pdgemm.model.formulas import bound_memory_dependent, bound_memory_independent, lower_bound
+from pdgemm.model.machine import Link, Machine, load_machine
+from pdgemm.planning.algorithm_grids import FAMILIES
+from pdgemm.planning.candidate_table import table
+from pdgemm.planning.choice import all_estimates, chosen, estimates, product_of
+from pdgemm.planning.estimates import Question
+from pdgemm.planning.grid_search import Box, best_grids, divisor_like, grids
+from pdgemm.planning.simulator import simulate
+from pdgemm.support.text import in_bytes
 
 SHAPES = {
     "square": (16384, 16384, 16384),
@@ -365,7 +366,7 @@ def test_a_file_that_is_no_machine_is_refused(text: str, tmp_path: Path) -> None
 # ------------------------------------------------------------------ the command line, without MPI
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     """The command in an interpreter that cannot import mpi4py."""
-    code = "import sys; sys.modules['mpi4py'] = None; from pdgemm.cli import main; main()"
+    code = "import sys; sys.modules['mpi4py'] = None; from pdgemm.cli.commands import main; main()"
     return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60)
 
 

@@ -11,9 +11,9 @@ import pytest
 from problems import DTYPES, accepted
 from test_algorithms import check
 
-from pdgemm import gpus
+from pdgemm.devices import gpu_binding
 
-REASON = "CuPy is not installed" if find_spec("cupy") is None else "" if gpus.visible() else "there is no GPU"
+REASON = "CuPy is not installed" if find_spec("cupy") is None else "" if gpu_binding.visible() else "there is no GPU"
 pytestmark = [pytest.mark.mpi, pytest.mark.gpu, pytest.mark.skipif(REASON != "", reason=REASON or "there is one")]
 
 OPS = [a + b for a in "NTC" for b in "NTC"]
@@ -22,7 +22,7 @@ ALL = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "
 
 @pytest.fixture
 def cuda() -> Any:
-    from pdgemm.device import named
+    from pdgemm.arrays.device import named
 
     return named("cuda")
 
@@ -30,7 +30,7 @@ def cuda() -> Any:
 @pytest.fixture
 def movers(comm: Any) -> Any:
     from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.device import named
+    from pdgemm.arrays.device import named
 
     with ProcessGrid(comm) as grid:
         DistMatrix.zeros((1, 1), grid=grid, device="cuda")
@@ -42,7 +42,7 @@ def movers(comm: Any) -> Any:
 @pytest.mark.parametrize("source", ALL)
 def test_combine(cuda: Any, source: str) -> None:
     """Y := alpha op(X) + beta Y against NumPy, of strided views and of rows and columns without a pattern."""
-    from pdgemm.dtypes import fits
+    from pdgemm.arrays.dtypes import fits
 
     for target in map(np.dtype, ALL):
         if fits(np.dtype(source), target):
@@ -50,9 +50,9 @@ def test_combine(cuda: Any, source: str) -> None:
 
 
 def combined(cuda: Any, source: np.dtype, target: np.dtype) -> None:
-    from pdgemm.dtypes import arithmetic
-    from pdgemm.grids.runs import Pairing
-    from pdgemm.local import Combine
+    from pdgemm.arrays.dtypes import arithmetic
+    from pdgemm.arrays.elementwise import Combine
+    from pdgemm.grids.index_runs import Pairing
 
     rng = np.random.default_rng(1)
     x, y = (10 * rng.standard_normal((23, 31)) for _ in range(2))
@@ -81,7 +81,7 @@ def combined(cuda: Any, source: np.dtype, target: np.dtype) -> None:
 
 
 def _eps(dtype: np.dtype) -> float:
-    from pdgemm.dtypes import eps
+    from pdgemm.arrays.dtypes import eps
 
     return eps(dtype)
 

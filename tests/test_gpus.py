@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import pytest
 from problems import outside_a_launcher
 
-from pdgemm.gpus import LAUNCHERS, local_rank, share
+from pdgemm.devices.gpu_binding import LAUNCHERS, local_rank, share
 
 
 def test_each_launcher_tells_the_local_rank() -> None:
@@ -72,7 +72,7 @@ def test_a_product_on_the_host_does_not_load_cupy() -> None:
 
 @pytest.mark.skipif(find_spec("cupy") is None, reason="CuPy is not installed")
 def test_cupy_without_a_gpu_is_told_in_a_line() -> None:
-    from pdgemm.gpus import visible
+    from pdgemm.devices.gpu_binding import visible
 
     if visible():
         pytest.skip("there is a GPU")
@@ -87,7 +87,8 @@ def test_the_command_line_chooses_before_mpi_starts(options: list[str], fails: s
     """An error there is this rank's alone, and is told by all when a matrix is made."""
     code = f"""
 import sys
-from pdgemm import cli, gpus
+from pdgemm.cli import commands as cli
+from pdgemm.devices import gpu_binding as gpus
 from pdgemm.errors import DeviceError
 def choose():
     print("mpi4py.MPI" in sys.modules)

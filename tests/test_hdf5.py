@@ -375,9 +375,10 @@ def test_unreadable_input_is_refused_on_all_ranks_alike(comm: Any, grid: Any, sh
 def test_unwritable_output_is_refused_and_nothing_is_lost(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pdgemm import DistMatrix, files
+    from pdgemm import DistMatrix
     from pdgemm.errors import FileError
     from pdgemm.io import hdf5
+    from pdgemm.support import files
 
     A, old = DistMatrix.random((30, 30), grid=grid), shared_tmp_path / "old.h5"
     hdf5.save(old, "x", A)
@@ -402,9 +403,10 @@ def test_unwritable_output_is_refused_and_nothing_is_lost(
 def test_a_full_disk_is_seen_before_the_first_byte(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pdgemm import DistMatrix, files
+    from pdgemm import DistMatrix
     from pdgemm.errors import FileError
     from pdgemm.io import hdf5
+    from pdgemm.support import files
 
     usage = files.shutil.disk_usage(shared_tmp_path)
     monkeypatch.setattr(files.shutil, "disk_usage", lambda path: usage._replace(free=1000))
@@ -441,9 +443,10 @@ def test_a_write_that_fails_half_way_leaves_what_was_there(
     comm: Any, grid: Any, shared_tmp_path: Path, small_files: None, monkeypatch: pytest.MonkeyPatch, parallel: bool
 ) -> None:
     """The same where the file system cannot tell beforehand: MPI-IO's own writes fail on some ranks."""
-    from pdgemm import DistMatrix, files
+    from pdgemm import DistMatrix
     from pdgemm.errors import FileError
     from pdgemm.io import hdf5
+    from pdgemm.support import files
 
     if parallel:
         pytest.skip("HDF5 1.10 crashes when it cannot close a file that it failed to write")
@@ -475,14 +478,14 @@ def test_a_write_that_is_lost_in_silence_is_found(
     """An MPI library that keeps a failed write to itself: one rank's data never reach the file."""
     from pdgemm import DistMatrix
     from pdgemm.errors import FileError
-    from pdgemm.io import hdf5, hyperslabs, rawio
+    from pdgemm.io import hdf5, hyperslabs, mpi_io
 
     path, A = shared_tmp_path / "a.h5", DistMatrix.random((30, 30), grid=grid)
 
     def losing(transfer: Any, row: int, col: int, part: np.ndarray) -> None:
         transfer(row, col, part * (comm.rank != comm.size // 2))
 
-    instead_of_writing(losing, hyperslabs if parallel else rawio, monkeypatch)
+    instead_of_writing(losing, hyperslabs if parallel else mpi_io, monkeypatch)
     with pytest.raises(FileError, match="a.h5: what was written is not what the file holds"):
         hdf5.save(path, "x", A)
     assert only_file(shared_tmp_path, comm) == []
@@ -494,9 +497,10 @@ def test_a_write_that_is_lost_in_silence_is_found(
 def test_a_rank_that_fails_to_write_is_heard_by_all(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: bool
 ) -> None:
-    from pdgemm import DistMatrix, files
+    from pdgemm import DistMatrix
     from pdgemm.errors import FileError
-    from pdgemm.io import hdf5, hyperslabs, rawio
+    from pdgemm.io import hdf5, hyperslabs, mpi_io
+    from pdgemm.support import files
 
     path = shared_tmp_path / "a.h5"
 
@@ -505,7 +509,7 @@ def test_a_rank_that_fails_to_write_is_heard_by_all(
         if comm.rank == comm.size - 1:
             raise files.file_error(path, OSError(28, "No space left on device"))
 
-    instead_of_writing(failing, hyperslabs if parallel else rawio, monkeypatch)
+    instead_of_writing(failing, hyperslabs if parallel else mpi_io, monkeypatch)
     with pytest.raises(FileError, match="a.h5: No space left on device"):
         hdf5.save(path, "x", DistMatrix.random((30, 30), grid=grid))
     assert only_file(shared_tmp_path, comm) == []

@@ -454,12 +454,12 @@ def test_a_transfer_of_fewer_bytes_than_asked_for_is_an_error(
     from mpi4py import MPI
 
     from pdgemm import DistMatrix
-    from pdgemm.io import hdf5, hyperslabs, rawio
+    from pdgemm.io import hdf5, hyperslabs, mpi_io
 
     monkeypatch.setattr(hyperslabs, "parallel_h5py", lambda: False)
     path, A = shared_tmp_path / "a.h5", DistMatrix.random((40, 3), grid=grid, block=1)
     hdf5.save(path, "x", A)
-    original = rawio.open_on_all
+    original = mpi_io.open_on_all
 
     class Short:
         def _move(self, at: int, buffer: Any, status: Any) -> None:
@@ -472,7 +472,7 @@ def test_a_transfer_of_fewer_bytes_than_asked_for_is_an_error(
         with original(*arguments):
             yield Short()
 
-    monkeypatch.setattr(rawio, "open_on_all", opened)
+    monkeypatch.setattr(mpi_io, "open_on_all", opened)
     refused(comm, r"a.h5: of \d+ bytes at byte \d+ only \d+ were read", hdf5.load, path, "x", grid)
     refused(comm, r"a.h5: of \d+ .* only \d+ were written", hdf5.save, path, "x", A, check=False)
     monkeypatch.undo()

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from problems import DTYPES, TOLERANCE, gemm_error
 
-from pdgemm import blas, elements
+from pdgemm.arrays import element_functions
+from pdgemm.blas import library as blas
+from pdgemm.blas.local_gemm import conjugates, gemm_accumulate, prepare
 from pdgemm.errors import ArgumentError, DTypeError
-from pdgemm.grids.runs import Pairing, packed
-from pdgemm.local import conjugates, gemm_accumulate, prepare
-from pdgemm.panels import column_panel, column_room
+from pdgemm.grids.index_runs import Pairing, packed
+from pdgemm.movers.panel_views import column_panel, column_room
 
 GUARD = 7.25
 
@@ -224,12 +225,12 @@ def test_room_is_laid_out_like_the_panel_that_will_arrive() -> None:
 @pytest.mark.parametrize("dtype", [*DTYPES, "float16", "bfloat16"])
 @pytest.mark.parametrize("kind", ["uniform", "normal"])
 def test_random_numbers_depend_on_the_place_alone(kind: str, dtype: str) -> None:
-    f = elements.element_function(kind, 5, np.dtype(dtype))
+    f = element_functions.element_function(kind, 5, np.dtype(dtype))
     i, j = np.arange(40)[:, None], np.arange(30)[None, :]
     whole = f(i, j)
     assert whole.dtype == dtype
     assert np.array_equal(f(i[7:20], j[:, 3:]), whole[7:20, 3:])
-    assert not np.array_equal(elements.element_function(kind, 6, np.dtype(dtype))(i, j), whole)
+    assert not np.array_equal(element_functions.element_function(kind, 6, np.dtype(dtype))(i, j), whole)
     if whole.itemsize > 2:
         assert len(np.unique(whole)) == whole.size  # no element repeats
     elif kind == "uniform":
@@ -238,8 +239,8 @@ def test_random_numbers_depend_on_the_place_alone(kind: str, dtype: str) -> None
 
 def test_random_numbers_have_the_moments_they_should() -> None:
     i, j = np.arange(1000)[:, None], np.arange(1000)[None, :]
-    uniform = elements.element_function("uniform", 0, np.dtype("d"))(i, j)
-    normal = elements.element_function("normal", 0, np.dtype("D"))(i, j)
+    uniform = element_functions.element_function("uniform", 0, np.dtype("d"))(i, j)
+    normal = element_functions.element_function("normal", 0, np.dtype("D"))(i, j)
     for x, mean, variance in [(uniform, 0.5, 1 / 12), (normal.real, 0, 1), (normal.imag, 0, 1)]:
         assert abs(x.mean() - mean) < 5 * np.sqrt(variance / x.size)
         assert abs(x.var() / variance - 1) < 0.01
@@ -254,9 +255,9 @@ def test_kinds() -> None:
     i, j = np.arange(3)[:, None], np.arange(4)[None, :]
     local = np.full((3, 4), np.nan)
     for kind, expected in [("eye", np.eye(3, 4)), ("ones", np.ones((3, 4))), ("zeros", np.zeros((3, 4)))]:
-        elements.fill(local, i[:, 0], j[0], elements.element_function(kind, 0, np.dtype("d")))
+        element_functions.fill(local, i[:, 0], j[0], element_functions.element_function(kind, 0, np.dtype("d")))
         assert np.array_equal(local, expected)
     with pytest.raises(ArgumentError, match="uniform, normal"):
-        elements.element_function("hilbert", 0, np.dtype("d"))
+        element_functions.element_function("hilbert", 0, np.dtype("d"))
     with pytest.raises(DTypeError):
-        elements.element_function("uniform", 0, np.dtype("i"))
+        element_functions.element_function("uniform", 0, np.dtype("i"))

@@ -60,7 +60,8 @@ def test_dealing_from_one_rank(comm: Any) -> None:
 
 
 def test_long_messages_travel_in_pieces(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, gather
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.matrix import gather
 
     monkeypatch.setattr(gather, "MESSAGE_BYTES", 100)
     with ProcessGrid(comm) as grid:

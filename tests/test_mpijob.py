@@ -85,7 +85,7 @@ def test_volumes_are_mounted_where_the_command_looks(job: dict[str, Any]) -> Non
 
 
 def test_its_command_line_is_one_of_pdgemm(job: dict[str, Any]) -> None:
-    from pdgemm.cli import cli
+    from pdgemm.cli.commands import cli
 
     name, *arguments = words_of(job)[1]
     asked = cli.commands[name].make_context(name, arguments).params

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pdgemm import files
 from pdgemm.errors import ArgumentError, FileError
-from pdgemm.machine import Machine, load_machine
-from pdgemm.profile import load_profile
+from pdgemm.model.machine import Machine, load_machine
+from pdgemm.profiling.profile import load_profile
 from pdgemm.studies import plot, records
+from pdgemm.support import files
 
 KINDS = ("folder", "character device", "block device", "FIFO", "socket")
 
@@ -94,7 +94,7 @@ def test_only_files_are_written(strange: tuple[Path, str]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_blas_is_a_file(kind: str, tmp_path: Path) -> None:
     path = make(kind, tmp_path / "libblas.so")
-    code = "from pdgemm import blas\ntry: blas.library()\nexcept blas.ArgumentError as bad: print(bad)"
+    code = "from pdgemm.blas import library as blas\ntry: blas.library()\nexcept blas.ArgumentError as bad: print(bad)"
     env = os.environ | {"PDGEMM_BLAS": str(path)}
     run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=20, check=True)
     assert "not a file" in run.stdout
@@ -107,9 +107,9 @@ def test_commands_read_and_write_files_only(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.cli import cli
+    from pdgemm.cli.commands import cli
     from pdgemm.io import hdf5
-    from pdgemm.timeline import trace
+    from pdgemm.profiling.trace_file import trace
 
     monkeypatch.chdir(shared_tmp_path)
     path, said = shared_tmp_path / "strange", f"it is a {kind}, not a file"
@@ -215,7 +215,7 @@ def test_names_that_are_no_text(comm: Any, shared_tmp_path: Path) -> None:
 
 @pytest.mark.mpi
 def test_links_in_a_circle_are_a_file_error(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdgemm.cli import cli
+    from pdgemm.cli.commands import cli
 
     monkeypatch.chdir(shared_tmp_path)
     if comm.rank == 0:
@@ -331,7 +331,7 @@ def test_what_another_job_saved_since_it_was_read_is_not_lost(comm: Any, shared_
 @pytest.mark.mpi
 def test_a_sum_in_a_file_loses_nothing(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another job saves C of `multiply --beta 1` between our reading and our saving."""
-    from pdgemm.cli import cli
+    from pdgemm.cli.commands import cli
     from pdgemm.io import hdf5
 
     path = f"{shared_tmp_path}/a.h5:/"

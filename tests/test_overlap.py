@@ -28,7 +28,8 @@ class Request:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    from pdgemm import pipeline, timing
+    from pdgemm.instrument import recorder as timing
+    from pdgemm.movers import pipeline
 
     now = [100.0]
     for module in (pipeline, timing):
@@ -37,8 +38,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_arrivals_are_seen_in_order_and_nothing_is_waited_for_twice(clock: list[float]) -> None:
-    from pdgemm.pipeline import Transfers
-    from pdgemm.timing import Recorder
+    from pdgemm.instrument.recorder import Recorder
+    from pdgemm.movers.pipeline import Transfers
 
     transfers = Transfers(Recorder())
     first, second, third = Request(1), Request(0), Request(0)
@@ -56,8 +57,8 @@ def test_arrivals_are_seen_in_order_and_nothing_is_waited_for_twice(clock: list[
 
 
 def test_hidden_is_the_time_on_the_way_without_the_waits(clock: list[float]) -> None:
-    from pdgemm.pipeline import Transfers
-    from pdgemm.timing import Recorder
+    from pdgemm.instrument.recorder import Recorder
+    from pdgemm.movers.pipeline import Transfers
 
     recorder = Recorder({"wait": 7.0})  # of before
     transfers = Transfers(recorder)
@@ -80,8 +81,8 @@ def test_hidden_is_the_time_on_the_way_without_the_waits(clock: list[float]) -> 
 
 def test_messages_that_leave_are_moved_on_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sender that nothing comes to has to call MPI all the same."""
-    from pdgemm import pipeline
-    from pdgemm.timing import Recorder
+    from pdgemm.instrument.recorder import Recorder
+    from pdgemm.movers import pipeline
 
     calls = list[str]()
     self_ = type("Comm", (), {"Iprobe": lambda _: calls.append("Iprobe")})()
@@ -109,8 +110,10 @@ def test_between_nodes_products_are_cut_for_messages_to_go_on(
     comm: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each part of the product is formed once, and after each the transfers are looked after; on one node neither."""
-    from pdgemm import DistMatrix, ProcessGrid, accumulator, local, pdgemm
-    from pdgemm.pipeline import Transfers
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.algorithms import accumulator
+    from pdgemm.blas import local_gemm as local
+    from pdgemm.movers.pipeline import Transfers
 
     monkeypatch.setattr(accumulator, "SLAB_ROWS", 2)
     work, poll, call = [0, 0, 0], Transfers.poll, local._Prepared.__call__
@@ -166,9 +169,9 @@ def test_between_nodes_products_are_cut_for_messages_to_go_on(
 @pytest.mark.mpi(min_size=3)
 def test_a_panel_is_forwarded_in_the_middle_of_a_product(comm: Any) -> None:
     """Ranks 1, 2, ... hand it on when they look after their transfers, not when they need it."""
+    from pdgemm.instrument.recorder import Recorder
+    from pdgemm.movers.pipeline import Slot, Transfers
     from pdgemm.movers.ring import relay
-    from pdgemm.pipeline import Slot, Transfers
-    from pdgemm.timing import Recorder
 
     panel, last = np.full(50_000, float(comm.rank == 0)), comm.size - 1
     slot, recorder = Slot(0, panel, panel), Recorder()

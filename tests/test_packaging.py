@@ -99,7 +99,7 @@ def test_metadata(wheel: Path) -> None:
     assert f"Requires-Python: {PROJECT['requires-python']}" in metadata
     for extra in PROJECT["optional-dependencies"]:
         assert f"Provides-Extra: {extra}" in metadata
-    assert "pdgemm = pdgemm.cli:main" in files[f"{DIST_INFO}/entry_points.txt"].decode()
+    assert "pdgemm = pdgemm.cli.commands:main" in files[f"{DIST_INFO}/entry_points.txt"].decode()
 
 
 def test_wheel_from_sdist_is_the_same(wheel: Path, sdist: Path, tmp: Path) -> None:

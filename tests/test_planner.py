@@ -10,15 +10,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pdgemm import planner
-from pdgemm.candidates import Problem, ways
 from pdgemm.errors import MemoryLimitError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout
-from pdgemm.machine import Link, Machine
-from pdgemm.planner import Plan, candidates
-from pdgemm.products import Inner, Summa
-from pdgemm.timing import Traffic
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.model.machine import Link, Machine
+from pdgemm.planning import planner
+from pdgemm.planning.candidates import Problem, ways
+from pdgemm.planning.planner import Plan, candidates
+from pdgemm.schedules import Inner, Summa
 
 DOUBLE = np.dtype("d")
 FORCED = ["auto", "summa", "stationary_a", "stationary_b", "cannon", "2.5d", "row", "column", "inner"]

@@ -291,7 +291,8 @@ def test_a_product_of_the_same_matrices_is_not_made_anew(comm: Any, monkeypatch:
     """Its views are kept by C while A and B live, and no longer; whatever changes, the result is right."""
     import gc
 
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm, prepared
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.algorithms import prepared
 
     made: list[object] = []
     run = prepared.SummaRun
@@ -342,7 +343,8 @@ def test_buffers_go_with_the_call(comm: Any, monkeypatch: pytest.MonkeyPatch) ->
     import gc
     import weakref
 
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm, prepared
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.algorithms import prepared
 
     alive: list[Any] = []
     buffers = prepared.Buffers.__init__

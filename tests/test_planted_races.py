@@ -42,7 +42,7 @@ class _Done:
 @contextmanager
 def without(removed: Site | None, seen: set[Site]) -> Iterator[None]:
     """Synchronisations called from one place do nothing; those called are added to `seen`."""
-    from pdgemm.streams import DeviceRecorder
+    from pdgemm.devices.streams import DeviceRecorder
 
     def planted(name: str, kept: Any) -> Any:
         def method(recorder: Any, *args: Any) -> Any:
@@ -62,7 +62,7 @@ def without(removed: Site | None, seen: set[Site]) -> Iterator[None]:
 def outcome(comm: Any, way: str, schedule: str, case: Any, number: int) -> tuple[bool, bool]:
     """Of a product of matrices that the device has only begun to fill: was a race told, was the result wrong?"""
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.local import CONVERT
+    from pdgemm.arrays.elementwise import CONVERT
 
     (reach, mover), (name, shape, layers) = WAYS[way], case
     with (
@@ -96,7 +96,8 @@ def outcome(comm: Any, way: str, schedule: str, case: Any, number: int) -> tuple
 
 @pytest.mark.mpi(min_size=4)
 def test_each_synchronisation_is_needed(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdgemm import exchange, planner
+    from pdgemm.planning import planner
+    from pdgemm.schedules import exchange
 
     if comm.size > 4:
         pytest.skip("4 ranks need all of them")

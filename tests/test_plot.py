@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 from problems import outside_a_launcher
 
-from pdgemm import cli
-from pdgemm.costs import gemm_flops
+from pdgemm.cli import commands as cli
 from pdgemm.errors import ArgumentError, FileError
-from pdgemm.machine import Machine, on_nodes
+from pdgemm.model.formulas import gemm_flops
+from pdgemm.model.machine import Machine, on_nodes
 from pdgemm.studies import plot, records
 from pdgemm.studies.cases import Case, cases, weak_shape
 from pdgemm.studies.curves import Section, per_node, read_all
@@ -513,7 +513,7 @@ def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_needs_no_mpi(tmp_path: Path) -> None:
     study(tmp_path / "s.jsonl", *strong())
-    code = "import sys; sys.modules['mpi4py'] = None; from pdgemm.cli import main; main()"
+    code = "import sys; sys.modules['mpi4py'] = None; from pdgemm.cli.commands import main; main()"
     command = [sys.executable, "-c", code, "plot", "s.jsonl", "--out", "r.svg", "--predict-to", "8"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "") and "4 measurements, 0 failed" in done.stdout

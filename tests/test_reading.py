@@ -17,20 +17,22 @@ import pytest
 from test_plot import record
 from test_trace import GOOD, timeline
 
-from pdgemm import advice, cli, planner, profile
+from pdgemm.cli import commands as cli
+from pdgemm.cli.param_types import NUMBER
+from pdgemm.devices.gpu_binding import local_rank
 from pdgemm.errors import ArgumentError, FileError, PdgemmError
-from pdgemm.files import read
-from pdgemm.forms import NUMBER
-from pdgemm.gpus import local_rank
-from pdgemm.machine import Machine, load_machine
-from pdgemm.reading import Count, variable
+from pdgemm.model.machine import Machine, load_machine
+from pdgemm.planning import planner
+from pdgemm.profiling import advice, profile
 from pdgemm.studies import plot, records
 from pdgemm.studies.cases import cases
 from pdgemm.studies.curves import read_all
+from pdgemm.studies.jobs import allocated, threads_per_rank
 from pdgemm.studies.page import Drawn, page
 from pdgemm.studies.panels import panels
 from pdgemm.studies.predictions import problem
-from pdgemm.studies.steps import allocated, threads_per_rank
+from pdgemm.support.files import read
+from pdgemm.support.json_input import Count, variable
 
 HUGE = 10**400
 JUNK = [
@@ -314,7 +316,7 @@ def test_what_launchers_say_is_taken_where_it_makes_sense(tmp_path: Path) -> Non
 
 @pytest.mark.mpi
 def test_a_launcher_that_says_nonsense(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdgemm.session import check_launcher
+    from pdgemm.cli.session import check_launcher
 
     for said in (MANY, "many", ""):
         monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", said)

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import grid_shapes
 
-from pdgemm.blockcopy import copy_blocks
-from pdgemm.exchange import plan_exchange
 from pdgemm.grids.distribution import BlockCyclic, Distribution
+from pdgemm.grids.index_runs import Pairing, common, pairings
 from pdgemm.grids.layout import Layout
-from pdgemm.grids.runs import Pairing, common, pairings
+from pdgemm.movers.block_copy import copy_blocks
+from pdgemm.schedules.exchange import plan_exchange
 
 SIZES = [(1, 1), (1, 1000), (1000, 1), (37, 61), (128, 96), (301, 200)]
 BLOCKS: list[Any] = [None, 1, (2, 3), (7, 5), 64, (1000, 1)]
@@ -80,7 +80,7 @@ def test_every_pair_of_layouts_exactly(comm: Any, grids: list[Any], size: tuple[
 @pytest.mark.mpi
 def test_nothing_travels_within_one_layout(comm: Any, grids: list[Any]) -> None:
     from pdgemm import DistMatrix
-    from pdgemm.timing import Traffic
+    from pdgemm.instrument.recorder import Traffic
 
     for grid in grids:
         X = DistMatrix.random((50, 40), grid=grid, block=3)
@@ -289,7 +289,7 @@ def test_blocks_are_copied_where_they_belong(
 
 
 def test_the_best_places_are_those_that_keep_most() -> None:
-    from pdgemm.exchange import best_places
+    from pdgemm.schedules.exchange import best_places
 
     source = Layout(Distribution.over((3, 1), (30, 4)), (2, 0, 1), np.dtype("d"))
     target = Layout(Distribution.over((3, 1), (30, 4)), (0, 1, 2), np.dtype("d"))

@@ -19,11 +19,11 @@ from problems import outside_a_launcher
 from test_cli import MPIEXEC
 
 from pdgemm.errors import ArgumentError, FileError
-from pdgemm.machine import Machine
+from pdgemm.model.machine import Machine
 from pdgemm.studies import energy, records
 from pdgemm.studies.cases import FAMILIES, Case, cases
 from pdgemm.studies.energy import Meter
-from pdgemm.studies.steps import Launcher, Steps, allocated, threads_per_rank
+from pdgemm.studies.jobs import Launcher, Steps, allocated, threads_per_rank
 
 ONE = Case("strong", 1, (64, 64, 64))
 SETTING = dict.fromkeys(records.SETTING, "here")
@@ -582,7 +582,7 @@ IN_MPI = """
 import sys, time
 from pathlib import Path
 from mpi4py import MPI
-from pdgemm import ending
+from pdgemm.support import signals as ending
 from pdgemm.io.atomic import replacing
 comm = MPI.COMM_WORLD
 ending.watch(comm.rank)

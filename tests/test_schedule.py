@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdgemm.costs import gemm_flops
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout
-from pdgemm.products import Summa
-from pdgemm.schedule import (
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.model.formulas import gemm_flops
+from pdgemm.schedules import Summa
+from pdgemm.schedules.steps import (
     PanelStep,
     cannon_neighbours,
     cannon_steps,
@@ -22,7 +23,6 @@ from pdgemm.schedule import (
     summa_steps,
     widest_panel,
 )
-from pdgemm.timing import Traffic
 
 
 @st.composite

@@ -26,7 +26,7 @@ PAGE = mmap.PAGESIZE
 @pytest.mark.mpi(min_size=2)
 def test_a_neighbour_sees_the_array_itself(comm: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.neighbours import Neighbours
+    from pdgemm.movers.node_arrays import Neighbours
 
     with ProcessGrid(comm) as grid:
         A = DistMatrix.from_function(lambda i, j: 100 * i + j, (23, 31), grid=grid, block=(3, 4), order="F")
@@ -72,9 +72,10 @@ def test_who_waits_long_for_ranks_without_a_core_sleeps(comm: Any, monkeypatch: 
 @pytest.mark.mpi(min_size=2)
 def test_panels_are_multiplied_where_they_lie(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """No copy, no buffer, no message: every panel that BLAS gets is a part of somebody's matrix."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm, summa
-    from pdgemm import panels as where
-    from pdgemm.accumulator import Accumulator
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.algorithms import summa
+    from pdgemm.algorithms.accumulator import Accumulator
+    from pdgemm.movers import panel_views as where
 
     seen: list[tuple[np.ndarray, np.ndarray]] = []
     prepared = Accumulator.prepared
@@ -237,7 +238,7 @@ def filled(heap: Any, nbytes: int, value: int) -> np.ndarray:
 
 def test_blocks_are_used_again_and_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any order of taking and giving back: no two blocks overlap, a view keeps its block, in the end all is free."""
-    from pdgemm.grids import heap as place
+    from pdgemm.grids import shared_heap as place
 
     memory, rng = mmap.mmap(-1, 1 << 27), np.random.default_rng(0)
     heap = place.Heap(memory, lambda part: True)
@@ -260,7 +261,7 @@ def test_blocks_are_used_again_and_go_back(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_what_is_not_kept_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
     """And is taken again, no more than that, before it is handed out."""
-    from pdgemm.grids import heap as place
+    from pdgemm.grids import shared_heap as place
 
     monkeypatch.setattr(place, "KEPT", 6 << 20)
     taken: list[int] = []
@@ -284,7 +285,7 @@ def test_what_is_not_kept_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("failed", [False, KeyboardInterrupt()])
 def test_of_a_block_that_cannot_be_had_nothing_is_kept(failed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was taken of it is given back, and what was kept before is still known to be there."""
-    from pdgemm.grids import heap as place
+    from pdgemm.grids import shared_heap as place
 
     monkeypatch.setattr(place, "PAGE", PAGE)
     file = os.memfd_create("memory")
@@ -315,7 +316,7 @@ def pages(file: int) -> int:
 
 
 def test_a_forked_process_gives_nothing_back() -> None:
-    from pdgemm.grids.heap import Heap
+    from pdgemm.grids.shared_heap import Heap
 
     heap = Heap(mmap.mmap(-1, 1 << 28), lambda part: True)
     block = filled(heap, 100 << 20, 7)
@@ -330,8 +331,8 @@ def test_a_forked_process_gives_nothing_back() -> None:
 @pytest.mark.mpi
 def test_where_the_system_has_no_page_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind the end of a file, as in a full /dev/shm, there are none, and whoever writes there dies of SIGBUS."""
-    from pdgemm.grids import heap as place
     from pdgemm.grids import node_memory
+    from pdgemm.grids import shared_heap as place
 
     for module in (place, node_memory):
         monkeypatch.setattr(module, "PAGE", PAGE)
@@ -704,8 +705,9 @@ def size_of_c(grid: Any, mnk: tuple[int, int, int], blocks: tuple[Any, ...]) -> 
 @pytest.mark.parametrize("rows", [3, 40])
 def test_sums_are_read_where_they_lie(comm: Any, rows: int, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """By "inner" and "2.5d" with SUMMA inside, in one window of rows or several: no message, with idle ranks too."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm, planner
-    from pdgemm.products import layered
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.planning import planner
+    from pdgemm.schedules import layered_product as layered
 
     monkeypatch.setattr(layered, "MESSAGE_BYTES", rows * 29 * 8)
     planner.plan_product.cache_clear()
@@ -730,10 +732,11 @@ def test_sums_are_read_where_they_lie(comm: Any, rows: int, order: Any, monkeypa
 @pytest.mark.mpi(min_size=2)
 def test_sums_wait_for_late_ranks(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last rank adds up late, and the first multiplies late: nobody reads too early, nobody writes too early."""
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm, planner
-    from pdgemm import layered as run
-    from pdgemm.accumulator import Accumulator
-    from pdgemm.products import layered
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.algorithms import layered as run
+    from pdgemm.algorithms.accumulator import Accumulator
+    from pdgemm.planning import planner
+    from pdgemm.schedules import layered_product as layered
 
     monkeypatch.setattr(layered, "MESSAGE_BYTES", 4 * 20 * 8)  # windows of 4 rows
     planner.plan_product.cache_clear()

@@ -220,15 +220,15 @@ PRODUCT = """
 import os
 size = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS")
 if int(size or 1) > 1:
-    import time, pdgemm.accumulator
-    right = pdgemm.accumulator.prepare
+    import time, pdgemm.algorithms.accumulator
+    right = pdgemm.algorithms.accumulator.prepare
     def changed(alpha, A, B, C, *conjugate):
         multiply = right(alpha, A, B, C, *conjugate)
         def product(beta):
             multiply(beta)
             CHANGE
         return product
-    pdgemm.accumulator.prepare = changed
+    pdgemm.algorithms.accumulator.prepare = changed
 """
 SLOW_PRODUCT = PRODUCT.replace("CHANGE", "time.sleep(60)")
 WRONG_PRODUCT = PRODUCT.replace("CHANGE", "C[:1, :1] += 1e-6")
@@ -284,9 +284,9 @@ def test_the_speeds_of_a_machine_are_measured_once(folder: Path, site: str) -> N
 
 
 def test_gpus(folder: Path, site: str) -> None:
-    from pdgemm import gpus
+    from pdgemm.devices import gpu_binding
 
-    if gpus.visible():
+    if gpu_binding.visible():
         pytest.skip("this test is of a node without GPUs, and here are some")
     job = ended(submit("gpus.sbatch", "--gpus-per-node=2", cwd=folder, shape=(2, 1), **FILES, PDGEMM_SITE=site))
     assert "warning: 2 ranks, but 4 GPUs" in job.out
@@ -597,7 +597,7 @@ def mpich(tmp_path_factory: pytest.TempPathFactory) -> str:
     (packages,) = (made / "lib").glob("python3.*/site-packages")
     here = next(path for path in sys.path if path.endswith("site-packages"))
     (packages / "all_else.pth").write_text(f"import site; site.addsitedir({here!r})\n")
-    (made / "bin" / "pdgemm").write_text(f"#!{python}\nfrom pdgemm.cli import main\nmain()\n")
+    (made / "bin" / "pdgemm").write_text(f"#!{python}\nfrom pdgemm.cli.commands import main\nmain()\n")
     (made / "bin" / "pdgemm").chmod(0o755)
     return str(made)
 

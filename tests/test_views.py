@@ -191,7 +191,7 @@ def test_known_regressions(comm: Any) -> None:
 
 def test_neither_a_nor_b_is_read_where_alpha_or_k_is_zero(comm: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.timing import Traffic
+    from pdgemm.instrument.recorder import Traffic
 
     with ProcessGrid(comm, (1, comm.size)) as grid, ProcessGrid(comm, (comm.size, 1)) as other:
         nan = DistMatrix.zeros((6, 6), grid=grid, block=1) + np.nan
@@ -221,8 +221,9 @@ def test_one_row_of_a_column_major_array_is_what_it_is(comm: Any) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "int8", "float64"])
 def test_sums_are_rounded_in_pieces_of_any_shape(comm: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm, planner
-    from pdgemm.products import product
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.planning import planner
+    from pdgemm.schedules import product
 
     planner.plan_product.cache_clear()
     monkeypatch.setattr(product, "SLAB", 8)

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 from problems import outside_a_launcher
 
-from pdgemm import watchdog
 from pdgemm.errors import ArgumentError
+from pdgemm.support import watchdog
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("mpiexec") is None, reason="no mpiexec on PATH"),

@@ -8,7 +8,7 @@ wait for before it may be rewritten.  Collective over `comm`, which has at least
 and messages are counted in `recorder.traffic` where they are handed to MPI.
 
 By "shared" nothing travels: ranks of one node read panels, and parts of sums, in each other's memory
-(`pdgemm.neighbours`).
+(`pdgemm.movers.node_arrays`).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from pdgemm.timing import Recorder
+from pdgemm.instrument.recorder import Recorder
 
 
 def ibcast(comm: MPI.Comm, x: Any, root: int, slot: Any, recorder: Recorder) -> None:

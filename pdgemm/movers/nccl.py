@@ -6,8 +6,8 @@ from typing import Any
 
 from mpi4py import MPI
 
-from pdgemm.device import of
-from pdgemm.timing import Recorder
+from pdgemm.arrays.device import of
+from pdgemm.instrument.recorder import Recorder
 
 
 def nccl(comm: MPI.Comm, x: Any, root: int, slot: Any, recorder: Recorder) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.device import Array, Pinned, of
-from pdgemm.local import CONVERT, Combine
+from pdgemm.arrays.device import Array, Pinned, of
+from pdgemm.arrays.elementwise import CONVERT, Combine
+from pdgemm.instrument.recorder import Recorder, Then
 from pdgemm.movers.staged import to_room
-from pdgemm.timing import Recorder, Then
 
 _ADD = Combine(1, 1)
 

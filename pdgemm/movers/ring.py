@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.timing import Recorder, Then
+from pdgemm.instrument.recorder import Recorder, Then
 
 Wait = Callable[[], object]
 _NOTHING = np.empty(0, np.uint8)

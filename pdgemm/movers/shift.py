@@ -7,9 +7,9 @@ from typing import Any
 
 from mpi4py import MPI
 
-from pdgemm.costs import MESSAGE_BYTES
-from pdgemm.dtypes import wire
-from pdgemm.timing import Recorder
+from pdgemm.arrays.dtypes import wire
+from pdgemm.instrument.recorder import Recorder
+from pdgemm.model.formulas import MESSAGE_BYTES
 
 
 def shift(

@@ -9,10 +9,10 @@ from typing import Any
 
 from mpi4py import MPI
 
-from pdgemm.device import Pinned, of
-from pdgemm.dtypes import wire
+from pdgemm.arrays.device import Pinned, of
+from pdgemm.arrays.dtypes import wire
+from pdgemm.instrument.recorder import Then
 from pdgemm.movers.shift import pieces
-from pdgemm.timing import Then
 
 
 class Staged:

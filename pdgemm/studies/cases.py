@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from pdgemm.errors import ArgumentError
-from pdgemm.explain import counted, in_bytes
-from pdgemm.reading import Count, Size, converted
+from pdgemm.support.json_input import Count, Size, converted
+from pdgemm.support.text import counted, in_bytes
 
 KINDS = ("strong", "weak", "shapes")
 Side = Annotated[int, Meta(ge=1, le=1 << 53)]  # whole as a float, too

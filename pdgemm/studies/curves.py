@@ -12,15 +12,15 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from pdgemm import dtypes
-from pdgemm.costs import gemm_flops
+from pdgemm.arrays import dtypes
 from pdgemm.errors import ArgumentError, FileError
-from pdgemm.explain import in_bytes, named, sides
-from pdgemm.machine import Machine
-from pdgemm.reading import Count, Figure, Positive, Seconds, converted
+from pdgemm.model.formulas import gemm_flops
+from pdgemm.model.machine import Machine
 from pdgemm.studies import records
 from pdgemm.studies.cases import KINDS, MNK, Case
 from pdgemm.studies.records import Record
+from pdgemm.support.json_input import Count, Figure, Positive, Seconds, converted
+from pdgemm.support.text import in_bytes, named, sides
 
 TITLES = {"strong": "Strong scaling", "weak": "Weak scaling", "shapes": "Shapes"}
 TITLED = ("shape", "algorithm", "dtype", "mover", "memory", "device")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pdgemm.explain import counted
 from pdgemm.studies.curves import Curve, Point, Section, in_flops, in_seconds, relative
 from pdgemm.studies.panels import Forecast
 from pdgemm.studies.predictions import Predicted
+from pdgemm.support.text import counted
 
 FALLS = (0.8, 0.5)  # efficiencies of which it is told where a curve gets below them
 _MOST = 4  # curves that are told one by one

@@ -18,23 +18,23 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.costs import gemm_flops
-from pdgemm.device import of
-from pdgemm.elements import element_function
+from pdgemm.arrays.device import of
+from pdgemm.arrays.element_functions import element_function
+from pdgemm.blas.local_gemm import prepare
+from pdgemm.blas.threads import crowded
 from pdgemm.errors import PdgemmError
 from pdgemm.gemm import pdgemm as multiply
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.info import describe
-from pdgemm.local import prepare
-from pdgemm.machine import Machine
-from pdgemm.matrix import DistMatrix
-from pdgemm.report import Report, summary
-from pdgemm.residual import verify
+from pdgemm.instrument.report import Report, summary
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.residual import verify
+from pdgemm.model.formulas import gemm_flops
+from pdgemm.model.machine import Machine
+from pdgemm.profiling.environment import describe
 from pdgemm.studies.cases import Case
 from pdgemm.studies.energy import Meter
+from pdgemm.studies.jobs import COMMAND
 from pdgemm.studies.records import Record, failed
-from pdgemm.studies.steps import COMMAND
-from pdgemm.threads import crowded
 
 PEAK_SIDE = {"host": 3072, "cuda": 8192}  # of the local product that shows the peak, at most
 PEAK_REPEATS = 2

@@ -10,11 +10,11 @@ from html import escape
 from math import isfinite
 from typing import Any
 
-from pdgemm.explain import counted
 from pdgemm.studies.curves import TITLES, Findings, Point, Section
 from pdgemm.studies.findings import key_results
 from pdgemm.studies.panels import Forecast
 from pdgemm.studies.records import Record
+from pdgemm.support.text import counted
 
 STYLE = """
 :root { color-scheme: light dark; --text: #1a1a1a; --page: #fff; --soft: #666; --line: #d5d5d5; --band: #f5f5f5; }

@@ -7,10 +7,10 @@ from itertools import groupby
 from math import isfinite, log2, nan
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pdgemm.costs import lower_bound
-from pdgemm.explain import counted
+from pdgemm.model.formulas import lower_bound
 from pdgemm.studies.curves import Curve, Point, Section, columns, flops, ideal, in_seconds, relative, shape_of
 from pdgemm.studies.predictions import Predicted, Prediction, at
+from pdgemm.support.text import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,15 +9,15 @@ from pathlib import Path
 import click
 
 from pdgemm.errors import ArgumentError
-from pdgemm.explain import counted
-from pdgemm.files import check_writable, write
-from pdgemm.machine import Machine, load_machine
+from pdgemm.model.machine import Machine, load_machine
 from pdgemm.studies.curves import Findings, Section, per_node, read_all
 from pdgemm.studies.figures import alone, drawing, saved, together
 from pdgemm.studies.findings import assumptions
 from pdgemm.studies.page import Drawn, page
 from pdgemm.studies.panels import Forecast, panels
 from pdgemm.studies.predictions import predict
+from pdgemm.support.files import check_writable, write
+from pdgemm.support.text import counted
 
 FORMS = (".html", ".png", ".svg")
 _MOST = 10  # lines that are told one by one

@@ -14,17 +14,17 @@ from time import perf_counter
 
 import numpy as np
 
-from pdgemm.candidates import BROADCASTS, Problem
-from pdgemm.costs import lower_bound
 from pdgemm.errors import PdgemmError
-from pdgemm.explain import named, sides
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout
-from pdgemm.machine import Machine, on_nodes
-from pdgemm.planner import PANEL_WIDTH, Plan, plan_product, sample
-from pdgemm.simulate import simulate
+from pdgemm.model.formulas import lower_bound
+from pdgemm.model.machine import Machine, on_nodes
+from pdgemm.planning.candidates import BROADCASTS, Problem
+from pdgemm.planning.planner import PANEL_WIDTH, ProductPlan, plan_product, sample
+from pdgemm.planning.simulator import simulate
 from pdgemm.studies.cases import Case, weak_shape
 from pdgemm.studies.curves import flops
+from pdgemm.support.text import named, sides
 
 ENOUGH = 0.3  # seconds of a simulation behind which no larger one is begun
 
@@ -134,7 +134,7 @@ def _layout(shape: tuple[int, int], ranks: int, dtype: np.dtype) -> Layout:
     return Layout(Distribution.over((pr, ranks // pr), shape), tuple(range(ranks)), dtype)
 
 
-def simulated(case: Case, plan: Plan) -> float:
+def simulated(case: Case, plan: ProductPlan) -> float:
     """Seconds of a plan by simulation, in which panels travel as messages; what is redistributed, by formula.
 
     Raises PdgemmError where there are too many messages.
@@ -147,7 +147,7 @@ def simulated(case: Case, plan: Plan) -> float:
     return simulate(sent.product, machine, case.ranks).seconds + max(0.0, moving)
 
 
-def _prediction(case: Case, plan: Plan, seconds: float) -> Prediction:
+def _prediction(case: Case, plan: ProductPlan, seconds: float) -> Prediction:
     words = max(plan.traffic(rank).words_received for rank in sample(case.ranks))
     bound, (pr, pc, layers) = lower_bound(*case.mnk, case.ranks), plan.shape
     return Prediction(case, seconds, words, bound, named(plan.algorithm, plan.inside), sides(pr, pc, layers))

@@ -14,10 +14,10 @@ from typing import IO, Any, Literal
 from msgspec import Struct
 
 from pdgemm.errors import ArgumentError, FileError
-from pdgemm.files import lock, naming, ordinary
-from pdgemm.files import read as read_file
-from pdgemm.reading import Seconds, converted, decoded
 from pdgemm.studies.cases import Case
+from pdgemm.support.files import lock, naming, ordinary
+from pdgemm.support.files import read as read_file
+from pdgemm.support.json_input import Seconds, converted, decoded
 
 FORMAT = 1
 LARGEST_FILE = 1 << 28  # bytes: some ten thousand measurements

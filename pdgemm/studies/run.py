@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.io.atomic import on_root
-from pdgemm.machine import Machine
+from pdgemm.model.machine import Machine
 from pdgemm.studies import records
 from pdgemm.studies.cases import Case
 from pdgemm.studies.measure import measure, setting

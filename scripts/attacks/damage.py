@@ -20,7 +20,7 @@ BATCH, SECONDS = 25, 12
 @attack("damage.json")
 def json_files(trial: Trial) -> None:
     """Machines, traces and studies, for the commands that need no MPI."""
-    import pdgemm.cli
+    import pdgemm.cli.commands
     import pdgemm.studies.plot  # noqa: F401   before the forks
 
     kind = trial.rng.choice(("machine", "trace", "study", "mixed up"))

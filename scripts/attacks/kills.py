@@ -12,7 +12,7 @@ import numpy as np
 from problems import TOLERANCE, gemm_error
 
 from attacks.trial import Finding, Job, Trial, attack, judge, ranks, tail
-from pdgemm.machine import load_machine
+from pdgemm.model.machine import load_machine
 from pdgemm.studies import records
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)

@@ -232,7 +232,7 @@ class Trial:
 
     def alone(self, *arguments: str) -> Run:
         """`pdgemm ARGUMENTS` for the commands that need no MPI."""
-        from pdgemm.cli import main
+        from pdgemm.cli.commands import main
 
         def command() -> None:
             sys.argv = ["pdgemm", *arguments]
@@ -344,7 +344,7 @@ def stacks(errors: str) -> str:
     found = Counter[str]()
     for stack in re.split(r"(?m)^(?:Current thread|Thread) .*$", errors)[1:]:
         inside = re.findall(r'File ".*?/((?:pdgemm|io|grids|scripts)/[^"]*)", line (\d+) in (\w+)', stack)
-        if inside and inside[0][0] != "pdgemm/ending.py":  # which waits for signals in a thread
+        if inside and inside[0][0] != "pdgemm/support/signals.py":  # which waits for signals in a thread
             found[" < ".join(f"{function} ({path}:{line})" for path, line, function in inside[:3])] += 1
     return "; ".join(f"{n} in {where}" for where, n in found.items())
 

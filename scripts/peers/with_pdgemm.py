@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from pdgemm import DistMatrix, ProcessGrid, kernels, pdgemm, plan
-from pdgemm.candidates import Way as Laid
+from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan
+from pdgemm.blas import processors
+from pdgemm.blas.threads import active, multiplier
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.layout import Layout
-from pdgemm.matrix import all_shared, new_array
-from pdgemm.threads import active, multiplier
+from pdgemm.matrix.distmatrix import all_shared, new_array
+from pdgemm.planning.candidates import Way as Laid
 from peers.worker import Block, Maker, Setting, Way, boxes, randomize
 
 ALGORITHMS = ("summa", "stationary_a", "stationary_b", "cannon", "2.5d", "inner")
@@ -18,7 +19,7 @@ Layouts = tuple[Layout, ...]
 
 
 def kernel() -> str:
-    return kernels.kernel(active())
+    return processors.kernel(active())
 
 
 def makers(setting: Setting) -> Iterator[Maker]:

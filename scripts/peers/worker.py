@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from bench_gemm import order_of_rank_0
 
-from pdgemm import kernels
-from pdgemm.elements import element_function, fill
+from pdgemm.arrays.element_functions import element_function, fill
+from pdgemm.blas import processors
 from peers.job import blas_of_numpy
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def serve(comm: MPI.Intracomm, module: str, **setting: Any) -> None:
     peer = import_module(f"peers.{module}")
     makers: Callable[[Setting], Iterator[Maker]] = peer.makers
     if comm.rank == 0:
-        kernel = peer.kernel() if hasattr(peer, "kernel") else kernels.kernel(blas_of_numpy())
+        kernel = peer.kernel() if hasattr(peer, "kernel") else processors.kernel(blas_of_numpy())
         if kernel is not None:  # else its BLAS has said it
             print("kernel", kernel, flush=True)
     now, way, trouble = "", None, ""

@@ -1,0 +1,50 @@
+"""A contiguous dataset by MPI-IO, whatever h5py is built with: bytes at an offset of a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.io.pieces import Transfer, open_on_all
+from pdgemm.support.files import file_error
+
+# Open MPI makes a semaphore in /dev/shm for every file, for shared file pointers, which nobody here uses.  Without room
+# for it files cannot be opened, or ranks wait forever for those that failed.  This is read when the first is opened;
+# a program that has shared file pointers of its own sets it to "sm".
+os.environ.setdefault("OMPI_MCA_sharedfp", "individual")
+
+
+@contextmanager
+def opened(
+    path: Path, offset: int, cols: int, stored: np.dtype, comm: MPI.Intracomm, write: bool = False
+) -> Iterator[Transfer]:
+    """What reads or writes whole rows, or parts of one, of the matrix at byte `offset`.  Collective, each transfer not.
+
+    cols, stored : of the whole matrix;  what is read is converted to the type of the array that it is for.
+    """
+    mode = MPI.MODE_WRONLY if write else MPI.MODE_RDONLY
+    with open_on_all(comm, path, lambda: MPI.File.Open(comm, str(path), mode), MPI.File.Close) as file:
+        move = file.Write_at if write else file.Read_at
+
+        def transfer(row: int, col: int, part: np.ndarray) -> None:
+            if not part.size:
+                return
+            at, status = offset + (row * cols + col) * stored.itemsize, MPI.Status()
+            there = part if part.dtype == stored else np.empty(part.shape, stored)
+            try:
+                move(at, [there, MPI.BYTE], status)
+                moved = status.Get_count(MPI.BYTE)
+                if moved != there.nbytes:
+                    done = "written" if write else "read, the file is cut short"
+                    raise OSError(f"of {there.nbytes} bytes at byte {at} only {max(0, moved)} were {done}")
+            except Exception as bad:
+                raise file_error(path, bad) from bad
+            if there is not part:
+                part[...] = there
+
+        yield transfer

@@ -1,0 +1,96 @@
+"""Arithmetic on the elements of one rank: Y := alpha op(X) + beta Y."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from pdgemm.arrays.device import Array, of
+from pdgemm.arrays.dtypes import arithmetic
+from pdgemm.arrays.element_functions import slabs, tiles
+
+_UPLOAD = 1 << 24  # elements that are copied to a device at a time
+
+
+class Combine:
+    """Y := alpha op(X) + beta Y, converting between any types; op the conjugate or nothing.  Local.
+
+    through : a type that each number is rounded to first; only without room.
+    room : (2, numbers), for two numbers of the type of the arithmetic for each that is combined at a time.  None: on
+        the host op(X) is only converted; a device does its arithmetic in registers.
+    """
+
+    __slots__ = ("alpha", "beta", "conjugated", "room", "through")
+
+    def __init__(
+        self,
+        alpha: Any = 1,
+        beta: Any = 0,
+        room: np.ndarray | None = None,
+        conjugated: bool = False,
+        through: np.dtype | None = None,
+    ) -> None:
+        self.alpha, self.beta, self.room, self.conjugated, self.through = alpha, beta, room, conjugated, through
+
+    def __call__(self, Y: Array, X: Array) -> None:
+        if type(Y) is not np.ndarray and (device := of(Y)):
+            device.combine(self, Y, X)
+            return
+        if self.room is None:
+            if self.through is None:
+                np.copyto(Y, X, casting="unsafe")
+            for slab in slabs(*X.shape) if self.through and X.size else ():
+                Y[slab] = X[slab].astype(self.through)
+            if self.conjugated:
+                np.conjugate(Y, out=Y)
+            return
+        value, old = self.room[:, : X.size].reshape(2, *X.shape)
+        np.copyto(value, X, casting="unsafe")
+        if self.conjugated:
+            np.conjugate(value, out=value)
+        if self.alpha != 1:
+            value *= self.alpha
+        if self.beta != 0:
+            np.copyto(old, Y, casting="unsafe")
+            if self.beta != 1:
+                old *= self.beta
+            value += old
+        np.copyto(Y, value, casting="unsafe")
+
+    def pieces(self, rows: int, cols: int) -> Iterator[tuple[slice, slice]]:
+        """rows x cols in parts that there is room for."""
+        return tiles(rows, cols, max(1, rows * cols) if self.room is None else self.room.shape[1])
+
+
+CONVERT, CONJUGATE = Combine(), Combine(conjugated=True)
+
+
+def paired(room: Array) -> Array | None:
+    """Memory for a Combine; None where a device needs none."""
+    return room.reshape(2, -1) if room.size else None
+
+
+def scale(beta: Any, C: Array) -> None:
+    """C := beta C, in place; C is not read where beta is 0."""
+    if type(C) is not np.ndarray and (device := of(C)):
+        if beta != 1 and C.size:
+            device.combine(Combine(0, beta), C, C)
+        return
+    if beta == 0:
+        C[...] = 0
+    elif beta != 1:
+        np.multiply(C, beta, out=C, dtype=arithmetic(C.dtype), casting="unsafe")
+
+
+def set_elements(target: Array, source: np.ndarray) -> None:
+    """target := source, complete on return; source is the host's."""
+    found = of(target)
+    if found is None:
+        target[...] = source
+        return
+    rows, cols = source.shape
+    for slab in slabs(rows, cols, _UPLOAD) if source.size else ():
+        CONVERT(target[slab], found.to_device(source[slab], "C"))
+    found.current_stream().synchronize()

@@ -1,0 +1,106 @@
+"""The forms of arguments on the command line: datasets, shapes, sizes, numbers."""
+
+from __future__ import annotations
+
+import cmath
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import click
+
+from pdgemm.support.json_input import LARGEST
+
+_SHOWN = 100  # characters of what is wrong
+
+
+class Dataset(NamedTuple):
+    """A dataset in a file."""
+
+    path: str
+    name: str
+
+
+class _Form(click.ParamType[Any]):
+    """A click type made of a function and an example."""
+
+    def __init__(self, name: str, parse: Callable[[str], Any], example: str) -> None:
+        self.name, self._parse, self._example = name, parse, example
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except OverflowError:
+            self.fail(f"{value[:_SHOWN]!r} is too large", param, ctx)
+        except (ValueError, ArithmeticError):
+            self.fail(f"{value[:_SHOWN]!r} is not of the form {self._example}", param, ctx)
+
+
+def _dataset(text: str) -> Dataset:
+    path, colon, name = text.rpartition(":")
+    if not path or not colon or not name.strip("/"):
+        raise ValueError
+    return Dataset(path, name)
+
+
+def _integer(text: str) -> int:
+    return _bounded(int(text))
+
+
+def _bounded(number: int) -> int:
+    if abs(number) > LARGEST:
+        raise OverflowError
+    return number
+
+
+def _pair(text: str) -> tuple[int, int]:
+    first, second = re.split("[x,]", text)
+    return _integer(first), _integer(second)
+
+
+def _triple(text: str) -> tuple[int, int, int]:
+    m, n, k = re.split("[x,]", text)
+    return _integer(m), _integer(n), _integer(k)
+
+
+def _block(text: str) -> tuple[int, int]:
+    return _pair(text) if re.search("[x,]", text) else (_integer(text), _integer(text))
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    return tuple(map(_integer, text.split(",")))
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"\s*([\d.]+(?:e\d+)?)\s*(?:([KMGT]?)(i?)B?)\s*", text, re.IGNORECASE)
+    if match is None:
+        raise ValueError
+    number, unit, binary = match.groups()
+    return _bounded(int(float(number) * (1024 if binary else 1000) ** " KMGT".index(unit.upper() or " ")))
+
+
+def _number(text: str) -> complex:
+    above, fraction, below = text.partition("/")
+    value = _part(above) / (_part(below) if fraction else 1)
+    if not cmath.isfinite(value) and not re.search("inf|nan", text, re.IGNORECASE):
+        raise OverflowError
+    return value
+
+
+def _part(text: str) -> complex:
+    try:
+        return float(text)
+    except ValueError:
+        return complex(re.sub("i$", "j", text))
+
+
+DATASET = _Form("file:/dataset", _dataset, "FILE:/DATASET, such as a.h5:/x")
+SHAPE = _Form("rows x cols", _pair, "5000x3000")
+MNK = _Form("m,n,k", _triple, "16384,16384,16384")
+GRID = _Form("PrxPc", _pair, "2x3")
+BLOCK = _Form("size", _block, "256 or 256x128")
+INTEGERS = _Form("numbers", _integers, "1,2,4")
+BYTES = _Form("bytes", _bytes, "2GiB, 500MB or 1000000")
+NUMBER = _Form("number", _number, "1.5, 1/3 or 2+1j")

@@ -1,0 +1,308 @@
+"""`pdgemm scaling`: a job for each number of ranks, or on the ranks of the job it was started in; `pdgemm plot`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from pdgemm.cli import options
+from pdgemm.cli.param_types import BYTES, INTEGERS, MNK
+from pdgemm.errors import ArgumentError, FileError
+from pdgemm.model.machine import Machine, load_machine
+from pdgemm.planning.algorithm_grids import ALGORITHMS
+from pdgemm.studies import records
+from pdgemm.studies.cases import KINDS, Case, cases
+from pdgemm.studies.jobs import ENDED, Ended, Launcher, Steps, allocated, threads_per_rank
+from pdgemm.support.json_input import Count, variable
+from pdgemm.support.text import counted
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+_INSIDE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+
+
+def inside_job(arguments: list[str]) -> bool:
+    """Was this process started by mpiexec or srun, with others?"""
+    return bool({"--only", "--calibrate"} & {*arguments}) or any(
+        os.environ.get(name, "1") not in ("", "0", "1") for name in _INSIDE
+    )
+
+
+@click.command()
+@click.argument("kind", type=click.Choice(KINDS))
+@click.option("--shape", "shapes", type=MNK, multiple=True, required=True, help="m,n,k; of one rank for a weak study.")
+@click.option("--ranks", type=INTEGERS, required=True, help="Numbers of ranks, such as 1,2,4.")
+@click.option("--out", type=click.Path(dir_okay=False), required=True, help="The file that takes a line for each case.")
+@click.option(
+    "--algorithm",
+    "algorithms",
+    type=click.Choice(ALGORITHMS),
+    multiple=True,
+    default=("auto",),
+    help="Default: auto.  This, --dtype and --shape may be given several times: each combination is measured.",
+)
+@click.option(
+    "--dtype",
+    "dtypes",
+    type=click.Choice(options.BLAS_DTYPES),
+    multiple=True,
+    default=("float64",),
+    help="Default: float64.",
+)
+@options.mover
+@click.option("--memory-limit", type=BYTES, help="Per rank, for buffers beyond A, B and C.")
+@options.device
+@click.option("--repeats", type=options.COUNT, default=10, show_default=True, help="Six or more for an interval.")
+@click.option("--warmup", type=options.COUNT, default=1, show_default=True, help="Products before these.")
+@click.option("--launch", help="How jobs are started: 'mpiexec -n {ranks}'; default: PDGEMM_LAUNCH, srun or mpiexec.")
+@options.machine
+@click.option("--no-calibrate", is_flag=True, help="Plan and predict for an ordinary cluster.")
+@click.option("--only", type=INTEGERS, hidden=True)  # of jobs that this command starts: which cases
+@click.option("--calibrate", is_flag=True, hidden=True)  # likewise: nothing else
+@options.debug
+def scaling(
+    kind: str,
+    shapes: tuple[tuple[int, int, int], ...],
+    ranks: tuple[int, ...],
+    out: str,
+    algorithms: tuple[str, ...],
+    dtypes: tuple[str, ...],
+    mover: str,
+    memory_limit: int | None,
+    device: str,
+    repeats: int,
+    warmup: int,
+    launch: str | None,
+    machine_file: str | None,
+    no_calibrate: bool,
+    only: tuple[int, ...] | None,
+    calibrate: bool,
+    debug: bool,
+) -> int:
+    """Measure products on growing numbers of ranks: the same shapes (strong), shapes that take the same memory on each
+    rank (weak), or several shapes (shapes).
+
+    Alone it starts a job for each number of ranks; under mpirun or srun it uses the first ranks of that job.  What is
+    in the file is not measured again.
+    """
+    path = Path(out)
+    wanted = cases(kind, shapes, ranks, dtypes, algorithms, mover=mover, memory_limit=memory_limit, device=device)
+    ordinary = no_calibrate or device != "host"  # which is what can be calibrated
+    if inside_job(sys.argv):
+        return _inside(path, wanted, only, repeats, warmup, machine_file, ordinary, calibrate)
+    return _steps(path, wanted, Launcher(launch), machine_file, ordinary)
+
+
+@click.command()
+@click.argument("studies", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="FILE.html, .png or .svg.")
+@options.machine
+@click.option(
+    "--predict-to",
+    type=click.IntRange(1, 1 << 17),
+    default=4096,
+    show_default=True,
+    help="Ranks of the last prediction.",
+)
+@options.debug
+def plot(studies: tuple[Path, ...], out: Path, machine_file: str | None, predict_to: int, debug: bool) -> int:
+    """A report of what `pdgemm scaling` wrote, with predictions beyond it.  Needs no MPI.
+
+    A page holds figures, their captions, all measurements in a table, and how they were made; a picture all figures.
+    """
+    from pdgemm.studies.plot import report
+
+    report(studies, out, machine_file, predict_to)
+    return 0
+
+
+def _opened(path: Path) -> records.Study:
+    """The study so far.  Raises FileError where it cannot be gone on with."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise FileError(f"{path}: the folder {folder} does not exist")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise FileError(f"{path}: no permission to write")
+    study = records.open_study(path)
+    if study.torn:
+        click.echo(f"{path}: its last line was not finished, and is measured again", err=True)
+    return study
+
+
+def _machine_at_hand(path: Path, machine_file: str | None, study: records.Study) -> Machine | None:
+    """That of the option, of PDGEMM_MACHINE, or of the study's calibration."""
+    if machine_file or os.environ.get("PDGEMM_MACHINE"):
+        return load_machine(machine_file)
+    return Machine.from_dict(study.machine, f"{path}: its calibration") if study.machine else None
+
+
+# ------------------------------------------------------------------ a job for each number of ranks
+def _steps(path: Path, wanted: list[Case], launcher: Launcher, machine_file: str | None, ordinary: bool) -> int:
+    study = _opened(path)
+    machine = _machine_at_hand(path, machine_file, study)
+    todo, fits = _fitting(wanted, records.left(study, wanted), allocated(), "the allocation has room for", _warn)
+    _say(_headline(path, wanted, todo))
+    if not todo:
+        return 0 if fits else 1
+    with records.alone(path):
+        _keep(path, study, machine)
+        code = _measure(path, wanted, todo, launcher, calibrate=machine is None and not ordinary)
+    return code if fits else max(code, 1)
+
+
+def _headline(path: Path, wanted: list[Case], todo: list[Case]) -> str:
+    return f"{path}: {counted(len(wanted), 'case')}, {len(wanted) - len(todo)} of them done or left out"
+
+
+def _keep(path: Path, study: records.Study, machine: Machine | None) -> None:
+    """What plans are made for belongs to the study."""
+    if machine is not None and (known := json.loads(machine.as_json())) != study.machine:
+        records.append(path, {"machine": known})
+
+
+def _measure(path: Path, wanted: list[Case], todo: list[Case], launcher: Launcher, calibrate: bool) -> int:
+    """The exit code."""
+    most = max(case.ranks for case in todo)
+    threads = threads_per_rank(max(case.ranks for case in wanted))
+    steps = Steps(launcher, path, sys.argv[1:], threads, _warn)
+    try:
+        for number in _SIGNALS:
+            signal.signal(number, _end)
+        if calibrate:
+            # the largest job for which there are cores
+            few = max((r for r in {x.ranks for x in todo} if r * threads <= _cores()), default=min(most, _cores()))
+            _say(f"calibrating on {counted(few, 'rank')}")
+            code, _ = steps.step(few, "--calibrate")
+            if code:
+                _warn(f"calibration ended with exit code {code}: plans and predictions are for an ordinary cluster")
+        return steps.run(todo, wanted)
+    except Ended:
+        done = len(records.read(path).done & {*wanted})
+        _warn(
+            f"pdgemm: ended by a signal: {done} of {counted(len(wanted), 'case')} are measured and in {path}; the one "
+            "that was running is lost; the same command goes on"
+        )
+        return ENDED
+
+
+def _end(number: int, frame: Any) -> NoReturn:
+    for each in _SIGNALS:
+        signal.signal(each, signal.SIG_IGN)  # once is enough
+    raise Ended
+
+
+def _cores() -> int:
+    """Of the allocation, or of this machine."""
+    room = allocated()
+    return len(os.sched_getaffinity(0)) if room is None else room * (variable("SLURM_CPUS_PER_TASK", Count) or 1)
+
+
+def _say(text: str, err: bool = False) -> None:
+    """When nobody reads it any more the study goes on all the same."""
+    with suppress(BrokenPipeError):
+        click.echo(text, err=err)
+
+
+def _warn(text: str) -> None:
+    _say(text, err=True)
+
+
+def _fitting(
+    wanted: list[Case], todo: list[Case], room: int | None, what: str, tell: Callable[[str], object]
+) -> tuple[list[Case], bool]:
+    """The cases that there are ranks for, and whether that is all of them; the others are told."""
+    large = sorted({case.ranks for case in todo if room is not None and case.ranks > room})
+    if room is None or not large:
+        return todo, True
+    text = f"{what} {counted(room, 'rank')}: cases of {', '.join(map(str, large))} ranks do not fit"
+    if all(case.ranks > room for case in wanted):
+        raise ArgumentError(text)
+    tell(f"{text}, and are left out")
+    return [case for case in todo if case.ranks <= room], False
+
+
+# ------------------------------------------------------------------ on the ranks of one job
+def _inside(
+    path: Path,
+    wanted: list[Case],
+    only: tuple[int, ...] | None,
+    repeats: int,
+    warmup: int,
+    machine_file: str | None,
+    ordinary: bool,
+    calibrate: bool,
+) -> int:
+    from mpi4py import MPI
+
+    from pdgemm.cli.session import check_launcher
+    from pdgemm.io.atomic import on_root
+    from pdgemm.studies.run import run
+    from pdgemm.support import signals
+
+    comm = MPI.COMM_WORLD
+    check_launcher(comm.size)
+    study = on_root(comm, path, lambda: _opened(path))
+    machine = on_root(comm, path, lambda: _machine_at_hand(path, machine_file, study))
+    if calibrate:
+        _calibrated(comm, path)
+        return 0
+    todo = records.left(study, wanted) if only is None else [wanted[number] for number in only]
+    todo, fits = _fitting(wanted, todo, comm.size, "this job has", _nothing if comm.rank else _warn)
+    if only is None:
+        _say(_headline(path, wanted, todo))
+    if not todo:
+        return 0 if fits else 1
+
+    def doing(case: Case, done: int) -> None:
+        signals.doing(f"measuring {case}, repetition {done + 1} of {repeats}", "it is lost, what was finished is kept")
+
+    def told(case: Case, record: records.Record) -> None:
+        done = len(records.read(path).done & {*wanted})
+        _say(f"[{done}/{len(wanted)}] {said(case, record)}", err=record["status"] != "ok")
+
+    with ExitStack() as held:
+        if only is None:
+            on_root(comm, path, lambda: _nothing(held.enter_context(records.alone(path))))
+            on_root(comm, path, lambda: _keep(path, study, machine))
+            if machine is None and not ordinary:
+                machine = _calibrated(comm, path)
+        good = run(comm, path, todo, repeats, warmup, machine, doing, told)
+    return 0 if good and fits else 1
+
+
+def _nothing(text: object) -> None:
+    """Rank 0 speaks for all."""
+
+
+def _calibrated(comm: MPI.Intracomm, path: Path) -> Machine:
+    from pdgemm.calibrate import calibrate
+    from pdgemm.io.atomic import on_root
+
+    machine = calibrate(comm)
+    record = {"machine": json.loads(machine.as_json()), "ranks": comm.size}
+    on_root(comm, path, lambda: records.append(path, record))
+    return machine
+
+
+def said(case: Case, record: records.Record) -> str:
+    """A record in a line."""
+    if record["status"] == "failed":
+        return f"FAILED {case}: {record['error']}"
+    product, between = record["product"], record["confidence"]
+    spread = f" [{between[0]:.4g}, {between[1]:.4g}]" if between else ""
+    wrong = "" if record["status"] == "ok" else f"; WRONG: residual {record['residual']}"
+    return (
+        f"{case}: {record['median_seconds']:.4g} s{spread}, {record['gflops']:.1f} GFLOP/s, "
+        f"{record['fraction_of_peak']:.0%} of peak, by {product['algorithm']} on "
+        f"{'x'.join(map(str, product['grid']))}{wrong}"
+    )

@@ -1,0 +1,137 @@
+"""One run of a command: the grid over all ranks, and a voice that only rank 0 has."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, is_dataclass
+from time import perf_counter
+from typing import Any
+
+import click
+from mpi4py import MPI
+from rich.console import Console
+from rich.progress import Progress
+
+from pdgemm.cli.param_types import Dataset
+from pdgemm.errors import ArgumentError
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.io import hdf5
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.profiling.trace_file import trace
+from pdgemm.support import signals
+from pdgemm.support.json_input import Count, variable
+
+
+class Speaker:
+    """What commands need: the grid, and a voice that only rank 0 has."""
+
+    def __init__(self, grid: ProcessGrid, as_json: bool) -> None:
+        self.grid, self.as_json = grid, as_json
+        self.lost = "nothing was written"
+        self.facts: dict[str, Any] = {"ranks": grid.size, "grid": grid.shape}
+        self._console = Console(stderr=True)
+        self._bar = grid.rank == 0 and self._console.is_terminal and not as_json
+
+    def report(self, key: str, what: Any) -> None:
+        """Say what has been done: a line, or a member of the JSON object."""
+        if self.grid.rank:
+            return
+        plain = asdict(what) if is_dataclass(what) else dict(what)  # type: ignore[arg-type]
+        if key == "verify":
+            plain["passed"] = what.passed
+        self.facts[key] = [*self.facts.get(key, []), plain] if key == "read" else plain
+        if not self.as_json:
+            say_line(_product_text(what) if key == "product" else str(what))
+
+    def load(
+        self,
+        what: str,
+        dataset: Dataset,
+        block: tuple[int, int] | None,
+        dtype: str | None = None,
+        op: str = "N",
+        device: str = "host",
+    ) -> DistMatrix:
+        with self.progress(f"read {what}") as progress:
+            transpose = op.upper() != "N"
+            matrix = hdf5.load(
+                *dataset, self.grid, block, dtype=dtype, transpose=transpose, device=device, progress=progress
+            )
+        self.report("read", matrix.report)
+        return matrix.T.H if op.upper() == "C" else matrix
+
+    def traced(self, path: str | None, nvtx: bool) -> AbstractContextManager[None]:
+        """The block in a timeline, if one is asked for."""
+        return trace(path, self.grid, nvtx=nvtx) if path or nvtx else nullcontext()
+
+    @contextmanager
+    def progress(self, what: str) -> Iterator[Callable[[int, int], object] | None]:
+        """A progress bar where rank 0 has a terminal."""
+        signals.doing(what, self.lost)
+        if not self._bar:
+            yield None
+            return
+        with Progress(console=self._console, transient=True) as bars:
+            bar = bars.add_task(what, total=None)
+            yield lambda done, total: bars.update(bar, completed=done, total=total)
+
+
+def say_line(text: str) -> None:
+    """To standard output; when nobody reads it any more the work goes on all the same."""
+    try:
+        click.echo(text)
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+
+
+@contextmanager
+def session(grid_shape: tuple[int, int] | None, as_json: bool) -> Iterator[Speaker]:
+    """A grid over all ranks and a speaker; at the end the JSON object."""
+    check_launcher(MPI.COMM_WORLD.size)
+    start = perf_counter()
+    with ProcessGrid(MPI.COMM_WORLD, grid_shape) as grid:
+        say = Speaker(grid, as_json)
+        yield say
+        if as_json and grid.rank == 0:
+            say.facts["seconds"] = perf_counter() - start
+            say_line(json.dumps(say.facts, default=str))
+
+
+def check_launcher(size: int) -> None:
+    """A launcher of another MPI library starts processes that do not know of each other."""
+    # who knows speaks first: under mpirun, Slurm's number is that of mpirun's own daemons, one for each node
+    names = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+    name = next((name for name in names if name in os.environ), "")
+    started = variable(name, Count) or 1
+    if size == 1 and started > 1:
+        library = MPI.Get_library_version().split(",")[0].split("\n")[0]
+        raise ArgumentError(
+            f"the launcher started {started} processes ({name}), but MPI sees one: the launcher belongs to "
+            f"another MPI than mpi4py's {library}; use that library's mpiexec, or set MPI4PY_LIBMPI"
+        )
+
+
+def _product_text(facts: dict[str, Any]) -> str:
+    """The summary of a product for people."""
+    spread = facts["per_rank"]
+    seconds = {name: f"{spread[name]['mean']:.3f}" for name in ("compute_seconds", "wait_seconds", "pack_seconds")}
+    hidden = "" if facts["overlap"] is None else f" ({facts['overlap']:.0%} of the transfers hidden)"
+    moved = ", ".join(facts["redistributed"])
+    moved = f"  redistributed: {moved}, {spread['move_seconds']['mean']:.3f} s\n" if moved else ""
+    took = (
+        f"{spread['seconds']['max']:.3f} s (predicted {facts['predicted_seconds']:.3f}), {facts['gflops']:.1f} GFLOP/s"
+    )
+    return (
+        f"{facts['title']}\n{moved}"
+        f"  {took}; mean over ranks: compute "
+        f"{seconds['compute_seconds']} s, wait {seconds['wait_seconds']} s{hidden}, pack {seconds['pack_seconds']} s\n"
+        f"  words received per rank: {spread['words_received']['min']} to {spread['words_received']['max']}, "
+        f"in {spread['messages_received']['min']} to {spread['messages_received']['max']} messages "
+        f"({'as' if facts['as_predicted'] else 'NOT as'} the formula says; "
+        f"lower bound {facts['lower_bound_words']:.0f}); "
+        f"buffers up to {spread['extra_bytes']['max'] / 2**20:.1f} MiB"
+    )

@@ -1,0 +1,115 @@
+"""Does the MPI library take pointers to a device's memory?  It is asked, and then it has to show it.
+
+A wrong yes is a crash, or wrong numbers: only a library that says so, or that a child process has tried, is tried
+here, and what arrives is compared.  PDGEMM_GPU_AWARE=yes or no spares both.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.arrays.device import Device, named, to_host
+from pdgemm.errors import ArgumentError, together
+
+SIZES = (1, 1 << 10, 1 << 16, 1 << 20)  # words of 8 bytes
+_PATIENCE = 30  # seconds for a child process
+_LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "MPI_LOCAL", "SLURM_", "PALS_")  # not for a child's eyes
+
+
+def asked() -> str:
+    """What the library says of itself: "yes", "no" or "unknown"."""
+    try:
+        return "yes" if ctypes.CDLL(MPI.__file__).MPIX_Query_cuda_support() else "no"
+    except (AttributeError, OSError):
+        pass
+    if "Open MPI" not in MPI.Get_library_version():  # which echoes what it was asked for
+        info = MPI.COMM_WORLD.Get_info()
+        kinds = info.Get("mpi_memory_alloc_kinds") or ""
+        info.Free()
+        if "cuda" in kinds:
+            return "yes"
+    return "unknown"
+
+
+def gpu_aware(comm: MPI.Intracomm, device: Device) -> tuple[bool, str]:
+    """May MPI be given pointers to the memory of these ranks' devices, and how that is known.  Collective over comm."""
+    with together(comm) as said:
+        told = os.environ.get("PDGEMM_GPU_AWARE", "").lower()
+        if told not in ("", "yes", "1", "no", "0"):
+            raise ArgumentError(f"PDGEMM_GPU_AWARE is yes or no, got {told[:100]!r}")
+        said += ["PDGEMM_GPU_AWARE", told]
+    says, why = comm.bcast(_before_trying(told) if comm.rank == 0 else None)
+    if not says or told in ("yes", "1"):
+        return says, why
+    wrong = comm.allgather(self_test(comm, device))
+    bad = [(rank, text) for rank, text in enumerate(wrong) if text]
+    if bad:
+        return False, f"its self-test failed on rank {bad[0][0]}: {bad[0][1]}"
+    return True, "its self-test passed"
+
+
+def _before_trying(told: str) -> tuple[bool, str]:
+    """Is it safe to try?"""
+    if told in ("yes", "1", "no", "0"):
+        return told in ("yes", "1"), f"PDGEMM_GPU_AWARE={told}"
+    says = asked()
+    if says == "no":
+        return False, "the MPI library says that it has no support for GPUs"
+    if says == "unknown" and not _child_survives():
+        return (
+            False,
+            "the MPI library does not say whether it has support for GPUs, and a process that tried it failed",
+        )
+    return True, ""
+
+
+def self_test(comm: MPI.Intracomm, device: Device) -> str:
+    """Send to the next rank and broadcast, 8 B to 8 MiB, beside work in a stream; what is wrong, or "".  Collective."""
+    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for words in SIZES:
+        mine, theirs = (np.arange(words, dtype=np.int64) * 3 + 7 * rank for rank in (comm.rank, before))
+        with device.transfer_stream():
+            sent, got = (device.to_device(x, "C") for x in (mine, np.zeros(words, np.int64)))
+        got_it = comm.Irecv(got, source=before)
+        comm.Isend(sent, dest=after).Wait()
+        got_it.Wait()
+        wrong = [] if np.array_equal(to_host(got), theirs) else [f"{8 * words} bytes arrived changed"]
+        comm.Ibcast(sent, root=0).Wait()
+        if not np.array_equal(to_host(sent), np.arange(words, dtype=np.int64) * 3):
+            wrong.append(f"{8 * words} bytes were broadcast changed")
+        if comm.allreduce(bool(wrong), MPI.LOR):
+            return wrong[0] if wrong else ""
+    return ""
+
+
+def _child_survives() -> bool:
+    """Does a process of its own get through the same with itself?"""
+    alone = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pdgemm.devices.gpu_aware_mpi"],
+            env=alone,
+            timeout=_PATIENCE,
+            capture_output=True,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+def _try(name: str) -> Any:
+    device = named(name)
+    assert device is not None
+    return self_test(MPI.COMM_SELF, device)
+
+
+if __name__ == "__main__":
+    sys.exit(_try("cuda") or 0)

@@ -1,0 +1,182 @@
+"""What a product did on one rank, beside what the plan said it would."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pdgemm.blas.threads import multiplier
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.support.text import counted, named, sides
+
+
+@dataclass(frozen=True)
+class MoveReport:
+    """One rank's account of one redistribution.  `counted` and `predicted` as in a Report."""
+
+    name: str  # of the matrix
+    source: str  # the layouts
+    target: str
+    rank: int
+    seconds: float
+    counted: Traffic
+    predicted: Traffic
+    extra_bytes: int
+    predicted_extra_bytes: int
+
+    def __str__(self) -> str:
+        traffic = self.counted
+        return (
+            f"{self.name} redistributed from {self.source} to {self.target}: "
+            f"{traffic.words_received} words received, {traffic.words_sent} sent "
+            f"in {counted(traffic.messages_sent, 'message')}, {self.seconds:.4f} s"
+        )
+
+
+@dataclass(frozen=True)
+class Report:
+    """One rank's account of one product.  Seconds are wall time, of a device those of its streams, which go on beside
+    each other and beside the host's waits; words are elements.
+
+    `counted` was added up where messages are handed to MPI, `predicted` is the plan's formula;
+    `extra_bytes` are the buffers beyond A, B and C.  `moves` are the matrices that did not fit the algorithm
+    as they lay; their words, bytes and seconds are part of the totals.
+    """
+
+    algorithm: str
+    inside: str  # the algorithm of each layer
+    mover: str
+    grid: tuple[int, int]
+    layers: int
+    mnk: tuple[int, int, int]
+    dtype: str
+    panels: int
+    panel_width: int
+    lookahead: int
+    threads: int
+    rank: int
+    coords: tuple[int, int]
+    flops: int  # of all ranks together
+    seconds: float
+    compute_seconds: float
+    wait_seconds: float
+    pack_seconds: float
+    sync_seconds: float  # of those waits, the ones for the ranks of the node, which bring nothing
+    hidden_seconds: float  # in which something was on its way, as far as this rank had seen, and it did not wait
+    counted: Traffic
+    predicted: Traffic
+    extra_bytes: int
+    predicted_extra_bytes: int
+    predicted_seconds: float  # of the slowest rank, by the model of the machine
+    lower_bound_words: float  # received by the busiest rank of any algorithm, without redistribution
+    moves: tuple[MoveReport, ...] = ()
+    blas: str = field(default_factory=multiplier)
+    device: str = ""  # "": on the host
+    ranks_per_device: int = 1  # at most
+    compute: str = ""  # what operands were rounded to; "": nothing
+
+    @property
+    def move_seconds(self) -> float:
+        """Spent on redistributing A, B and C."""
+        return sum(move.seconds for move in self.moves)
+
+    @property
+    def overlap(self) -> float | None:
+        """Transfer time that products hid, of all of it; None if the product took part in no messages.
+
+        At most: what comes in the middle of a product is on its way until this rank looks after it, between nodes
+        every few milliseconds, on one node behind the product.
+        """
+        transfer = self.hidden_seconds + self.wait_seconds - self.sync_seconds
+        total = self.counted
+        messages = total.messages_received + total.messages_sent
+        moved = sum(x.counted.messages_received + x.counted.messages_sent for x in self.moves)
+        return self.hidden_seconds / transfer if messages > moved and transfer > 0 else None
+
+    @property
+    def gflops(self) -> float:
+        """Of all ranks together, by this rank's clock."""
+        return self.flops / self.seconds / 1e9 if self.seconds else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers and strings, for JSON."""
+        return asdict(self) | {"gflops": self.gflops, "overlap": self.overlap}
+
+    def __str__(self) -> str:
+        measured, predicted = self.counted, self.predicted
+        other = self.seconds - self.compute_seconds - self.wait_seconds - self.pack_seconds - self.move_seconds
+        read = f", {measured.words_read} of them read in place" if measured.words_read else ""
+        hidden = "" if self.overlap is None else f" ({self.overlap:.0%} of the transfers hidden)"
+        moved = f" + redistribute {self.move_seconds:.4f}" if self.moves else ""
+        return (
+            f"{_title(self)}\n"
+            f"  rank {self.rank} at {self.coords}: {self.seconds:.4f} s ({self.gflops:.1f} GFLOP/s on all ranks) "
+            f"= compute {self.compute_seconds:.4f} + wait {self.wait_seconds:.4f}{hidden} "
+            f"+ pack {self.pack_seconds:.4f}{moved} + other {other:.4f}; predicted {self.predicted_seconds:.4f} s\n"
+            f"  received {measured.words_received} words in {measured.messages_received} messages "
+            f"(formula {predicted.words_received} in {predicted.messages_received}; "
+            f"lower bound {self.lower_bound_words:.0f}){read}\n"
+            f"  sent     {measured.words_sent} words in {measured.messages_sent} messages "
+            f"(formula {predicted.words_sent} in {predicted.messages_sent})\n"
+            f"  extra memory {self.extra_bytes} bytes (formula {self.predicted_extra_bytes})"
+            + "".join(f"\n  {move}" for move in self.moves)
+        )
+
+
+def summary(reports: Sequence[Report]) -> dict[str, Any]:
+    """The reports of all ranks in one table: for each figure its least, mean and largest value."""
+    first = reports[0]
+    slowest = max(r.seconds for r in reports)
+    columns = {
+        "seconds": [r.seconds for r in reports],
+        "compute_seconds": [r.compute_seconds for r in reports],
+        "wait_seconds": [r.wait_seconds for r in reports],
+        "sync_seconds": [r.sync_seconds for r in reports],
+        "hidden_seconds": [r.hidden_seconds for r in reports],
+        "pack_seconds": [r.pack_seconds for r in reports],
+        "move_seconds": [r.move_seconds for r in reports],
+        **{
+            name: [getattr(r.counted, name) for r in reports]
+            for name in ("words_received", "words_read", "words_sent", "messages_received", "messages_sent")
+        },
+        "extra_bytes": [r.extra_bytes for r in reports],
+    }
+    overlaps = [r.overlap for r in reports if r.overlap is not None]
+    return {
+        "title": _title(first),
+        "algorithm": first.algorithm,
+        "inside": first.inside,
+        "grid": first.grid,
+        "layers": first.layers,
+        "mnk": first.mnk,
+        "dtype": first.dtype,
+        "mover": first.mover,
+        "panels": first.panels,
+        "panel_width": first.panel_width,
+        "lookahead": first.lookahead,
+        "threads": first.threads,
+        "blas": first.blas,
+        "device": first.device,
+        "ranks_per_device": first.ranks_per_device,
+        "compute": first.compute,
+        "redistributed": [move.name for move in first.moves],
+        "predicted_seconds": first.predicted_seconds,
+        "lower_bound_words": first.lower_bound_words,
+        "overlap": sum(overlaps) / len(overlaps) if overlaps else None,  # mean of the ranks
+        "gflops": first.flops / slowest / 1e9 if slowest else 0.0,
+        "as_predicted": all(r.counted == r.predicted and r.extra_bytes == r.predicted_extra_bytes for r in reports),
+        "per_rank": {name: {"min": min(x), "mean": sum(x) / len(x), "max": max(x)} for name, x in columns.items()},
+    }
+
+
+def _title(r: Report) -> str:
+    m, n, k = r.mnk
+    computed = f" of {r.compute}" if r.compute else ""
+    sharing = f", up to {r.ranks_per_device} ranks on one" if r.ranks_per_device > 1 else ""
+    multiplier = f"on {r.device}{sharing}" if r.device else f"{counted(r.threads, 'thread')} per rank, {r.blas}"
+    return (
+        f"C ({m} x {n}) := A ({m} x {k}) B, {r.dtype}{computed}, by {named(r.algorithm, r.inside)} on a "
+        f"{sides(*r.grid, r.layers)} grid: {counted(r.panels, 'panel')} of width <= {r.panel_width}, "
+        f"lookahead {r.lookahead}, mover {r.mover}, {multiplier}"
+    )

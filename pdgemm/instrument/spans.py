@@ -1,0 +1,160 @@
+"""What each rank did and when, while a trace is taken; without one nothing here is called in a product's loop."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, MutableSequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from pdgemm.instrument.recorder import Recorder, Then
+
+HOST, MOVING = "host", "transfers"  # rows of a rank beside those of a device's streams
+
+
+class Span(NamedTuple):
+    """Seconds of this process's clock.   nbytes : moved, read or written.   facts : what else is known of it."""
+
+    row: str
+    name: str
+    start: float
+    end: float
+    nbytes: int = 0
+    facts: Callable[[], dict[str, Any]] | None = None
+
+
+class Trace:
+    """The spans of this rank, in memory (200 bytes each) until they are written.
+
+    keep : False, for ranges of NVTX alone.   nvtx : the module of that name.
+    """
+
+    def __init__(self, keep: bool = True, nvtx: Any = None) -> None:
+        self._found: MutableSequence[tuple[Any, ...]] = [] if keep else deque(maxlen=0)
+        self.ranges = Ranges(nvtx.get_domain("pdgemm")) if nvtx else None
+        self.add = self._found.append  # what a Span is made of
+
+    def recorder(self) -> Recorder:
+        """Of work on the host."""
+        return Traced(self)
+
+    @property
+    def spans(self) -> list[Span]:
+        return [Span(row, named(name), *rest) for row, name, *rest in self._found]
+
+
+def named(phase: str) -> str:
+    """What a phase is called in a trace."""
+    return "product" if phase == "compute" else phase
+
+
+class Ranges:
+    """NVTX's, at a microsecond each."""
+
+    def __init__(self, domain: Any) -> None:
+        self.pop = domain.pop_range
+        self._domain, self._attributes = domain, dict[str, Any]()
+
+    def push(self, name: str) -> None:
+        attributes = self._attributes.get(name)
+        if attributes is None:
+            attributes = self._attributes[name] = self._domain.get_event_attributes(message=named(name))
+        self._domain.push_range(attributes)
+
+
+class Traced(Recorder):
+    """A Recorder that also keeps when its phases and transfers began and ended."""
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()
+        self.trace = trace
+
+    def phase(self, name: str) -> Any:
+        ranges = self.trace.ranges
+        return Annotated(self, name, ranges) if ranges else Phase(self, name)
+
+    def coming(self, kind: str, x: Any, request: Any) -> Any:
+        self.traffic.received(x.size)
+        return Then(request, self.moving(kind, x.nbytes))
+
+    def moving(self, kind: str, nbytes: int) -> Callable[[], None]:
+        start, add = perf_counter(), self.trace.add
+        return lambda: add((MOVING, kind, start, perf_counter(), nbytes))
+
+
+class Phase:
+    """Of the host: the seconds of the trace are those of the report."""
+
+    __slots__ = ("_name", "_recorder", "_start")
+
+    def __init__(self, recorder: Traced, name: str) -> None:
+        self._recorder, self._name = recorder, name
+
+    def __enter__(self) -> None:
+        self._start = perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        end, name, start, recorder = perf_counter(), self._name, self._start, self._recorder
+        recorder.seconds[name] = recorder.seconds.get(name, 0.0) + end - start
+        recorder.trace.add((HOST, name, start, end))
+
+
+class Annotated(Phase):
+    """With a range of NVTX."""
+
+    __slots__ = ("_ranges",)
+
+    def __init__(self, recorder: Traced, name: str, ranges: Ranges) -> None:
+        super().__init__(recorder, name)
+        self._ranges = ranges
+
+    def __enter__(self) -> None:
+        self._ranges.push(self._name)
+        super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__()
+        self._ranges.pop()
+
+
+_active: Trace | None = None
+
+
+def active() -> Trace | None:
+    """The trace that is being taken."""
+    return _active
+
+
+@contextmanager
+def taking(trace: Trace | None) -> Iterator[None]:
+    """From now on what this process does goes into the trace; None: into no one."""
+    global _active
+    before, _active = _active, trace
+    try:
+        yield
+    finally:
+        _active = before
+
+
+class timed:
+    """Seconds of the `with` block, `.seconds` after it; one span of the host where a trace is being taken."""
+
+    __slots__ = ("_name", "_nbytes", "_start", "_trace", "seconds")
+
+    def __init__(self, name: str, nbytes: int = 0) -> None:
+        self._name, self._nbytes, self._trace = name, nbytes, _active
+
+    def __enter__(self) -> timed:
+        if self._trace and self._trace.ranges:
+            self._trace.ranges.push(self._name)
+        self._start = perf_counter()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        end = perf_counter()
+        self.seconds = end - self._start
+        if self._trace:
+            self._trace.add((HOST, self._name, self._start, end, self._nbytes))
+            if self._trace.ranges:
+                self._trace.ranges.pop()

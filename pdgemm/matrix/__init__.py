@@ -1,0 +1,1 @@
+"""Matrices that are spread over a process grid."""

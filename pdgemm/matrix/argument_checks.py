@@ -1,0 +1,171 @@
+"""Checks of arguments that a rank can make by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Number
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.arrays import dtypes
+from pdgemm.arrays.device import Array, address, shadow, writeable
+from pdgemm.arrays.integers import as_count, shown
+from pdgemm.blas.local_gemm import BLAS_INT
+from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError, refuse_freed
+from pdgemm.matrix.distmatrix import DistMatrix
+
+_NUMBERS: Any = (Number, np.number, dtypes.BFLOAT16.type)
+_KINDS = "sums are complex, real or whole numbers where C is, and A and B no more than that"
+
+
+def communicator(**matrices: object) -> MPI.Intracomm:
+    """Of the first that is a matrix on a grid: where ranks agree on what is wrong with the others."""
+    found = [x.grid.comm for x in matrices.values() if isinstance(x, DistMatrix)]
+    if found:
+        return next(filter(None, found), found[0])
+    name, x = next(iter(matrices.items()))
+    raise DTypeError(f"{name} is a DistMatrix, got {type(x).__name__}")  # nobody to agree with
+
+
+def check_matrices(**given: object) -> None:
+    """Raise DTypeError where something else is given for a matrix, GridError where its grid was freed."""
+    for name, x in given.items():
+        if not isinstance(x, DistMatrix):
+            raise DTypeError(f"{name} is a DistMatrix, got {type(x).__name__}")
+        refuse_freed(x.grid.comm)
+
+
+def as_scalar(given: object, dtype: np.dtype, name: str) -> Any:
+    """alpha or beta as a number of the kind of `dtype`, finite in the arithmetic of that type if it was given so."""
+    value: Any = given[()] if type(given) is np.ndarray and given.ndim == 0 else given
+    if dtype.kind == "f" and type(value) in (int, float) and abs(value) < 1e38:
+        return float(value)
+    if not isinstance(value, _NUMBERS):
+        raise DTypeError(f"{name} is a number, got {type(given).__name__}")
+    kind, wide = dtypes.rank(dtype), dtypes.arithmetic(dtype)
+    if kind < 2 and np.iscomplexobj(value):
+        raise DTypeError(f"{name} = {shown(value)} is complex, but the result is {dtype}")
+    try:
+        number: Any = complex(value) if kind == 2 else float(value)
+        with np.errstate(over="ignore"):
+            overflow = np.isfinite(number) and kind > 0 and not np.isfinite(wide.type(number))
+    except OverflowError:
+        number, overflow = None, True
+    if overflow or (np.isinf(number) and number != value):
+        raise ArgumentError(f"{name} = {shown(value)} is too large for a result of {dtype}")
+    if kind > 0:
+        return number
+    if not np.isfinite(number) or value != int(value):
+        raise DTypeError(f"{name} = {shown(value)} is not an integer, but the result is {dtype}")
+    modulus = 2 ** (8 * wide.itemsize)
+    return (int(value) + modulus // 2) % modulus - modulus // 2
+
+
+def as_optional(given: object, name: str, least: int) -> int | None:
+    """A number of things, or None."""
+    return None if given is None else as_count(given, name, least)
+
+
+def as_shape(given: object) -> tuple[int, int] | None:
+    """The shape of a grid, or None."""
+    if given is None:
+        return None
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        raise ArgumentError(f"shape is a pair (Pr, Pc), got {given!r}")
+    return as_count(given[0], "Pr", 1), as_count(given[1], "Pc", 1)
+
+
+def op(A: DistMatrix, trans: str, name: str) -> DistMatrix:
+    """A, its transpose or its conjugate transpose, for "N", "T" or "C"."""
+    letter = op_letter(trans, name)
+    return A if letter == "N" else A.T if letter == "T" else A.H
+
+
+def op_letter(trans: str, name: str) -> str:
+    """ "N", "T" or "C"."""
+    if not isinstance(trans, str) or trans.upper() not in ("N", "T", "C"):
+        raise ArgumentError(f'{name} is "N", "T" or "C", got {trans!r}')
+    return trans.upper()
+
+
+def accumulation(a: np.dtype, b: np.dtype, c: np.dtype, asked: Any, compute_type: Any = None) -> tuple[np.dtype, str]:
+    """The type in which products of a and b are added up on their way to c; and what they may be rounded to, or ""."""
+    if asked is not None:
+        asked = dtypes.element_type(asked)
+    if compute_type is None:
+        accumulate = dtypes.arithmetic(a, b, c) if asked is None else asked
+    elif not isinstance(compute_type, str) or compute_type not in dtypes.COMPUTE:
+        raise ArgumentError(f"compute_type {compute_type!r} is not one of {', '.join(dtypes.COMPUTE)}")
+    else:
+        accumulate = np.dtype((None, np.float32, np.complex64)[dtypes.rank(c)])
+        if dtypes.rank(c) == 0 or (dtypes.rank(c) == 2 and compute_type in dtypes.HALF_NAMES):
+            raise DTypeError(f"compute_type {compute_type!r} is not for products that become {c}")
+        if asked is not None and asked != accumulate:
+            raise DTypeError(f"with compute_type {compute_type!r} sums are {accumulate}, not {asked}")
+    sums = (*dtypes.BLAS, np.dtype(np.int32))
+    if accumulate not in sums:
+        raise DTypeError(f"accumulate_dtype {accumulate}: products are added up in {dtypes.names(sums)}")
+    if dtypes.rank(accumulate) != dtypes.rank(c) or not dtypes.fits(dtypes.common(a, b), c):
+        raise DTypeError(f"A {a} times B {b}, added up in {accumulate}, cannot become C {c}: {_KINDS}")
+    return accumulate, compute_type if compute_type not in (None, "float32") else ""
+
+
+def check_result(name: str, C: DistMatrix, operands: Mapping[str, DistMatrix]) -> None:
+    """Can C be written to without harm to the operands?"""
+    if C.conjugated:
+        raise ArgumentError(f"{name} is the conjugate of another matrix, and cannot be written to")
+    if not writeable(C.stored):
+        raise ArgumentError(f"{name} is read-only")
+    for other, x in operands.items():
+        if overlap(C.stored, x.stored):
+            raise ArgumentError(f"{name} shares memory with {other}")
+
+
+def same_memory(x: Array, y: Array) -> bool:
+    """Are two arrays the same elements in the same places?"""
+    return x.size == y.size == 0 or (
+        (address(x), x.shape, x.strides, x.dtype) == (address(y), y.shape, y.strides, y.dtype)
+    )
+
+
+def overlap(x: Array, y: Array) -> bool:
+    """Do two arrays share memory?  Perhaps counts as yes."""
+    x, y = shadow(x), shadow(y)
+    try:
+        return np.shares_memory(x, y, max_work=10_000)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return np.may_share_memory(x, y)  # only bounds: better too careful
+
+
+def check_devices(A: DistMatrix, B: DistMatrix, C: DistMatrix | None) -> None:
+    """Raise where the matrices of a product are not all on the host, or all on one device."""
+    device = A.device
+    if B.device != device or (C is not None and C.device != device):
+        lying = ", ".join(f"{name} on {x.device}" for name, x in (("A", A), ("B", B), ("C", C)) if x is not None)
+        raise DeviceError(f"matrices of one product are on one device, these are {lying}: bring them with to_device")
+
+
+def check_product(A: DistMatrix, B: DistMatrix, C: DistMatrix) -> None:
+    """Raise where C cannot be the result of A B."""
+    check_dtype("C", C, dtypes.RESULTS)
+    if C.shape != (A.shape[0], B.shape[1]):
+        raise LayoutError(
+            f"shape mismatch: C is {size(C)}, op(A) op(B) is {A.shape[0]} x {B.shape[1]}: op(A) is {size(A)}, "
+            f"op(B) is {size(B)}, on grids {C.grid}, {A.grid} and {B.grid}"
+        )
+    check_result("C", C, {"A": A, "B": B})
+
+
+def check_dtype(name: str, x: DistMatrix, supported: tuple[np.dtype, ...]) -> None:
+    if x.dtype not in supported or not x.dtype.isnative:
+        raise DTypeError(
+            f"{name} has dtype {x.dtype}; supported: {dtypes.names(supported)}; convert it (astype, --dtype)"
+        )
+    if x.stored.size and max(x.stored.shape) > BLAS_INT:
+        raise LayoutError(f"{name} has a local part of shape {x.stored.shape}, BLAS takes up to {BLAS_INT}")
+
+
+def size(x: DistMatrix) -> str:
+    return f"{x.shape[0]} x {x.shape[1]}"

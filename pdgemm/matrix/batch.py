@@ -1,0 +1,241 @@
+"""Batch: many independent matrices, dealt over the ranks item by item, each whole on one rank.
+
+Items of one shape are a stack; items of differing shapes are a list, and `balance` deals them out by flops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapreplace
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.arrays import device as devices
+from pdgemm.arrays import dtypes
+from pdgemm.arrays.device import Device
+from pdgemm.arrays.dtypes import element_type
+from pdgemm.arrays.element_functions import slabs
+from pdgemm.arrays.elementwise import CONVERT
+from pdgemm.arrays.integers import as_count, as_whole
+from pdgemm.blas.local_gemm import leading
+from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError, together
+from pdgemm.grids.distribution import BlockCyclic
+from pdgemm.matrix.gather import MESSAGE_BYTES
+from pdgemm.model.formulas import gemm_flops
+from pdgemm.support.watchdog import met_on
+
+Items = Any  # an array (items, rows, columns), or a list of matrices
+
+
+@dataclass(frozen=True)
+class BatchReport:
+    """One rank's account of one batched product."""
+
+    items: int  # of all ranks together, as `flops`
+    flops: int
+    local_flops: int
+    seconds: float
+    imbalance: float  # most flops of any rank / their mean over the ranks
+
+
+class Batch:
+    """Independent matrices of one dtype, each whole on one rank of `comm`.
+
+    owner  : (items), the rank of each; shapes : (items, 2), rows and columns.  Read-only, the same on all ranks.
+    items  : this rank's matrices by ascending number: an array (items, rows, columns) where all matrices of all
+             ranks have one shape, else a list.  Changing their elements changes the batch.
+    device : where they lie, a `pdgemm.arrays.device.Device`; None: on the host.
+    report : what the product that made this batch did, a BatchReport, or None.
+
+    Make one by `from_local` or `from_global`.
+    """
+
+    def __init__(
+        self,
+        items: Items,
+        shapes: np.ndarray,
+        owner: np.ndarray,
+        dtype: np.dtype,
+        comm: MPI.Comm,
+        device: Device | None = None,
+    ) -> None:
+        """Not collective and unchecked: use `from_local`."""
+        self.device = device
+        shapes.flags.writeable = owner.flags.writeable = False
+        self.items, self.shapes, self.owner, self.dtype, self.comm = items, shapes, owner, dtype, comm
+        self.report: BatchReport | None = None
+
+    @classmethod
+    def from_local(cls, items: np.ndarray | Sequence[np.ndarray], comm: MPI.Comm) -> Batch:
+        """Each rank's own matrices, numbered rank after rank.  Collective over `comm`.
+
+        items : (items, rows, columns), or a sequence of matrices, rows or columns contiguous, the same dtype on all
+                ranks.  No copy, but of a sequence of matrices that are all of one shape.  NumPy's or a device's, as
+                in `DistMatrix.from_local`; the same on all ranks.
+        """
+        with together(met_on(comm)) as said:
+            said.append("Batch.from_local")
+            given, shapes, dtype = _parsed(items)
+            names = set[str]()
+            for x in given if isinstance(given, list) else [given]:
+                names.add(devices.name_of(x))
+                if device := devices.of(x):
+                    device.check(x)
+            try:
+                for x in given if isinstance(given, list) else given[:1]:
+                    leading(x)
+            except ValueError as bad:
+                raise LayoutError(f"{bad}; pass numpy.ascontiguousarray") from bad
+        parts = comm.allgather((shapes, dtype, names))
+        with together(comm):
+            shapes, dtype = np.concatenate([x[0] for x in parts]), _one_dtype({x[1] for x in parts if x[1] is not None})
+            device = _one_device(set().union(*(x[2] for x in parts)))
+            owner = np.repeat(np.arange(comm.size), [len(x) for x, *_ in parts])
+            return cls(_arranged(given, shapes, dtype, device), shapes, owner, dtype, comm, device)
+
+    @classmethod
+    def from_global(
+        cls, items: np.ndarray | Sequence[np.ndarray], comm: MPI.Comm, owner: Sequence[int] | np.ndarray | None = None
+    ) -> Batch:
+        """Matrices that every rank has: each takes a copy of its own.  Collective over `comm`.
+
+        owner : (items), ranks, such as `balance` gives; by default contiguous blocks of equal size.
+        """
+        with together(met_on(comm)) as said:
+            given, shapes, dtype = _parsed(items)
+            if any(devices.of(x) for x in (given if isinstance(given, list) else [given])):
+                raise DeviceError("what every rank has is on the host: Batch.from_local takes a device's arrays")
+            numbers, dtype = np.arange(len(shapes)), _one_dtype({dtype} - {None})
+            place = BlockCyclic.even(len(shapes), comm.size).owner(numbers) if owner is None else np.array(owner)
+            if place.shape != numbers.shape or not np.isin(place, range(comm.size)).all():
+                raise LayoutError(f"owner is one of {comm.size} ranks for each of {len(shapes)} items, got {owner}")
+            place = place.astype(np.intp)
+            said.append(f"Batch.from_global of {len(shapes)} items of {dtype}")
+            said.append(f"checksum {crc32(shapes.tobytes() + place.tobytes())}")
+            own = np.flatnonzero(place == comm.rank)
+            taken = given[own] if isinstance(given, np.ndarray) else [given[number].copy() for number in own]
+            return cls(_arranged(taken, shapes, dtype), shapes, place, dtype, comm)
+
+    def __len__(self) -> int:
+        """Number of items on all ranks."""
+        return len(self.owner)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        raise TypeError("a Batch is not one array: use .items or .to_global(root)")
+
+    def to_global(self, root: int = 0) -> Items:
+        """All items by number on `root`, None elsewhere.  Collective.
+
+        Root needs memory for all items and once more for the largest part of a rank; messages have at most 256 MiB.
+        """
+        rank, size = self.comm.rank, self.comm.size
+        with together(self.comm) as said:
+            if as_whole(root, "root") not in range(size):
+                raise ArgumentError(f"root {root} is not one of {size} ranks")
+            said += [f"Batch.to_global, root={root}", self.dtype, crc32(self.shapes.tobytes() + self.owner.tobytes())]
+            counts = np.bincount(self.owner, minlength=size)
+            numbers = np.split(np.argsort(self.owner, kind="stable"), np.cumsum(counts))[:size]
+            cuts = [np.cumsum([0, *self.shapes[part].prod(axis=1)]) for part in numbers]
+            own = np.concatenate([np.empty(0, self.dtype), *(np.ravel(devices.to_host(x)) for x in arrays(self))])
+            whole: Items = empty_items(self.shapes, self.shapes, self.dtype) if rank == root else None
+            room = np.empty(max(cut[-1] for cut in cuts), self.dtype) if rank == root else own
+        for source, (part, cut) in enumerate(zip(numbers, cuts)):
+            words = own if source == rank else room[: cut[-1]]
+            for piece in slabs(len(words), 1, MESSAGE_BYTES // words.itemsize):
+                if source != root and rank == source:
+                    self.comm.Send(dtypes.wire(words[piece]), root)
+                elif source != root and rank == root:
+                    self.comm.Recv(dtypes.wire(words[piece]), source)
+            if isinstance(whole, np.ndarray):
+                whole[part] = words.reshape(len(part), *whole.shape[1:])
+            elif rank == root:
+                for number, start, stop in zip(part, cut, cut[1:]):
+                    whole[number][...] = words[start:stop].reshape(self.shapes[number])
+        return whole
+
+
+def balance(sizes: Sequence[tuple[int, int, int]], parts: int) -> np.ndarray:
+    """The owner of each product, 0 <= owner < parts, so that all owners have about as many flops.
+
+    sizes : (m, n, k) of each.  The longest products are dealt out first, each to the owner with the fewest flops so
+            far, of equals the lowest; of equally long products the first comes first.
+
+    The owner with most flops has at most 4/3 - 1/(3 parts) times as many as in the best of all distributions.
+    Raises ArgumentError.
+    Graham, Bounds on multiprocessing timing anomalies, SIAM J. Appl. Math. 17(2), 1969.
+    """
+    parts = as_count(parts, "parts", 1)
+    flops = [gemm_flops(as_count(m, "m", 0), as_count(n, "n", 0), as_count(k, "k", 0)) for m, n, k in sizes]
+    owner = np.zeros(len(flops), np.intp)
+    load = [(0, part) for part in range(min(parts, len(flops)))]  # no more are needed
+    for item in sorted(range(len(flops)), key=lambda item: -flops[item]):
+        least, part = load[0]
+        owner[item] = part
+        heapreplace(load, (least + flops[item], part))
+    return owner
+
+
+def arrays(x: Batch) -> list[np.ndarray]:
+    """This rank's memory."""
+    return x.items if isinstance(x.items, list) else [x.items]
+
+
+def _parsed(items: Any) -> tuple[Items, np.ndarray, np.dtype | None]:
+    """Matrices, their shapes and their dtype, None where there is no array to tell it."""
+    if not isinstance(items, (list, tuple)) and hasattr(items, "ndim"):
+        items = devices.adopted(items)
+        if items.ndim != 3:
+            raise LayoutError(f"a stack of matrices is (items, rows, columns), got shape {items.shape}")
+        return items, np.full((len(items), 2), items.shape[1:]), _one_dtype({items.dtype})
+    given = [devices.adopted(x) for x in items]
+    for number, x in enumerate(given):
+        if x.ndim != 2:
+            raise LayoutError(f"item {number} is not a matrix, but has shape {x.shape}")
+    shapes = np.array([x.shape for x in given], int).reshape(-1, 2)
+    return given, shapes, _one_dtype({x.dtype for x in given}) if given else None
+
+
+def _one_dtype(found: set[Any]) -> np.dtype:
+    if len(found) > 1:
+        raise DTypeError(f"items are of one dtype, got {', '.join(sorted(map(str, found)))}")
+    return element_type(found.pop()) if found else np.dtype(float)
+
+
+def _one_shape(shapes: np.ndarray) -> tuple[int, int] | None:
+    """The shape of all items, (0, 0) if there are none; None if they differ."""
+    if (shapes[:1] != shapes).any():
+        return None
+    return (int(shapes[0, 0]), int(shapes[0, 1])) if len(shapes) else (0, 0)
+
+
+def _one_device(names: set[str]) -> Device | None:
+    if len(names) > 1:
+        raise DeviceError(f"items are all on the host or all on one device, got {', '.join(sorted(names))}")
+    return devices.named(names.pop()) if names else None
+
+
+def _arranged(items: Items, shapes: np.ndarray, dtype: np.dtype, device: Device | None = None) -> Items:
+    """A rank's items as a stack if all items of the batch, of these shapes, are alike, else as a list."""
+    shape = _one_shape(shapes)
+    if shape is None:
+        return list(items)
+    if device is None:
+        return np.asarray(items, dtype).reshape(len(items), *shape)
+    if not isinstance(items, list):
+        return items
+    stack = device.empty((len(items), *shape), dtype)
+    for number, item in enumerate(items):
+        CONVERT(stack[number], item)
+    return stack
+
+
+def empty_items(own: np.ndarray, shapes: np.ndarray, dtype: np.dtype, device: Device | None = None) -> Items:
+    """A rank's items, of the shapes `own`, not set."""
+    shape = _one_shape(shapes)
+    if shape is None:
+        return [devices.empty(tuple(map(int, x)), dtype, device=device) for x in own]
+    return devices.empty((len(own), *shape), dtype, device=device)

@@ -1,0 +1,78 @@
+"""Whole matrices on one rank or on all: dealing out and collecting, piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pdgemm.arrays.dtypes import wire
+from pdgemm.arrays.element_functions import slabs
+from pdgemm.grids.distribution import Distribution
+from pdgemm.grids.process_grid import ProcessGrid
+
+MESSAGE_BYTES = 1 << 28  # MPI counts are ints: larger arrays travel in pieces
+
+
+class _Piece(NamedTuple):
+    rank: int  # the owner
+    local: slice  # rows of its local array
+    place: tuple[Any, Any]  # where they are in the whole matrix
+    shape: tuple[int, int]
+
+
+def deal(whole: np.ndarray, local: np.ndarray, layout: Distribution, grid: ProcessGrid, root: int) -> None:
+    """Every rank's `local` := its part of root's `whole`.  Collective."""
+    for piece in _pieces(layout, grid, local.itemsize):
+        if grid.rank == root:
+            part = np.ascontiguousarray(whole[piece.place])
+            if piece.rank == root:
+                local[piece.local] = part
+            else:
+                grid.comm.Send(wire(part), dest=piece.rank)
+        elif grid.rank == piece.rank:
+            grid.comm.Recv(wire(local[piece.local]), source=root)
+
+
+def collect(local: np.ndarray, layout: Distribution, grid: ProcessGrid, whole: np.ndarray | None, root: int) -> None:
+    """Root's `whole` := the parts of all ranks.  Collective; `whole` is None elsewhere."""
+    for piece in _pieces(layout, grid, local.itemsize):
+        if piece.rank == grid.rank:
+            part = np.ascontiguousarray(local[piece.local])
+            if whole is None:
+                grid.comm.Send(wire(part), dest=root)
+        elif whole is not None:
+            part = np.empty(piece.shape, local.dtype)
+            grid.comm.Recv(wire(part), source=piece.rank)
+        if whole is not None:
+            whole[piece.place] = part
+
+
+def collect_everywhere(local: np.ndarray, layout: Distribution, grid: ProcessGrid, whole: np.ndarray) -> None:
+    """Every rank's `whole` := the parts of all ranks.  Collective."""
+    for piece in _pieces(layout, grid, local.itemsize):
+        if piece.rank == grid.rank:
+            part = np.ascontiguousarray(local[piece.local])
+        else:
+            part = np.empty(piece.shape, local.dtype)
+        grid.comm.Bcast(wire(part), root=piece.rank)
+        whole[piece.place] = part
+
+
+def block_index(rows: np.ndarray, cols: np.ndarray) -> tuple[Any, Any]:
+    """What selects rows x cols of a matrix: slices where both are contiguous, which NumPy copies fastest."""
+    spans = [slice(int(x[0]), int(x[-1]) + 1) if len(x) and x[-1] - x[0] + 1 == len(x) else x for x in (rows, cols)]
+    if all(isinstance(x, slice) for x in spans):
+        return spans[0], spans[1]
+    return np.ix_(rows, cols)  # type: ignore[return-value]
+
+
+def _pieces(layout: Distribution, grid: ProcessGrid, itemsize: int) -> Iterator[_Piece]:
+    """Pieces that fit one message, in the same order on every rank."""
+    for rank in range(grid.size):
+        i, j = grid.coords_of(rank)
+        rows, cols = layout.rows.indices(i), layout.cols.indices(j)
+        if len(cols):
+            for slab in slabs(len(rows), len(cols), MESSAGE_BYTES // itemsize):
+                yield _Piece(rank, slab, block_index(rows[slab], cols), (len(rows[slab]), len(cols)))

@@ -1,0 +1,1 @@
+"""The machine as a few numbers, and costs by formula.  No MPI."""

@@ -1,0 +1,92 @@
+"""Copy rows x columns of one array to rows x columns of another, in blocks: packing, unpacking, moving.
+
+A pattern of equal runs at equal distances is one NumPy copy of a four-dimensional view, at the speed of
+memory; where the runs have no pattern they are copied by index, at most 2^16 elements at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from pdgemm.arrays.device import Array, of
+from pdgemm.arrays.element_functions import slabs
+from pdgemm.arrays.elementwise import CONVERT, Combine
+from pdgemm.grids.index_runs import Pairing, Stretch
+
+Copy = Callable[[Any, Any], object]  # copy(target, source)
+_TILE = 64  # of a transposing copy: both sides stay in cache
+_WORTHWHILE = 256  # elements in one copied view, on average
+
+
+def copy_blocks(source: Array, target: Array, rows: Pairing, cols: Pairing, copy: Copy = np.copyto) -> None:
+    """target[rows.target, cols.target] := source[rows.source, cols.source], or what `copy` makes of it.
+
+    On a device it is one launch, and `copy` a `Combine`, if anything.
+    """
+    if type(target) is not np.ndarray and (device := of(target)):
+        device.combine_blocks(copy if isinstance(copy, Combine) else CONVERT, target, source, rows, cols)
+        return
+    pieces = len(rows.stretches) * len(cols.stretches)
+    if not pieces or (pieces > 1 and rows.size * cols.size < _WORTHWHILE * pieces):
+        _by_index(source, target, rows, cols, copy)
+        return
+    across = _down(source) != _down(target)  # row-major to column-major or back
+    for r in rows.stretches:
+        for c in cols.stretches:
+            there = _view(source, r.source, c.source, r.source_stride, c.source_stride, r, c)
+            here = _view(target, r.target, c.target, r.target_stride, c.target_stride, r, c)
+            if across and r.length * c.length >= _WORTHWHILE:
+                for i, j in product(range(r.times), range(c.times)):
+                    _tiled(there[i, :, j], here[i, :, j], copy)
+            else:
+                copy(here, there)
+
+
+def _view(x: np.ndarray, row: int, col: int, down: int, right: int, r: Stretch, c: Stretch) -> np.ndarray:
+    """x as (row runs, rows in a run, column runs, columns in a run)."""
+    ds, rs = x.strides
+    shape, strides = (r.times, r.length, c.times, c.length), (down * ds, ds, right * rs, rs)
+    memory = x if x.flags.c_contiguous else x.T
+    if memory.flags.c_contiguous:  # five times as fast as as_strided
+        return np.ndarray(shape, x.dtype, memory, row * ds + col * rs, strides)
+    return as_strided(x[row:, col:], shape, strides)
+
+
+def _tiled(source: np.ndarray, target: np.ndarray, copy: Copy) -> None:
+    """One block between memory orders, in tiles."""
+    rows, cols = source.shape
+    if max(rows, cols) <= _TILE:
+        copy(target, source)
+        return
+    for i, j in product(range(0, rows, _TILE), range(0, cols, _TILE)):
+        copy(target[i : i + _TILE, j : j + _TILE], source[i : i + _TILE, j : j + _TILE])
+
+
+def _down(x: np.ndarray) -> bool:
+    return x.strides[0] < x.strides[1]
+
+
+def _by_index(source: np.ndarray, target: np.ndarray, rows: Pairing, cols: Pairing, copy: Copy) -> None:
+    """Run by run of the dimension with the longer runs, index by index of the other."""
+    if len(rows.lengths) * cols.size > len(cols.lengths) * rows.size:
+        source, target, rows, cols = source.T, target.T, cols, rows
+    there, here = cols.indices()
+    for r, t, m in zip(rows.source.tolist(), rows.target.tolist(), rows.lengths.tolist()):
+        for slab in slabs(m, cols.size):
+            part, place = source[r : r + m][slab], target[t : t + m][slab]
+            if cols.single:
+                copy(place[:, here[0] : here[-1] + 1], part[:, there[0] : there[-1] + 1])
+                continue
+            # take is the faster one, but would first copy an array that is not row-major
+            packed = np.take(part, there, axis=1, mode="clip") if part.flags.c_contiguous else part[:, there]
+            if here[-1] - here[0] + 1 == len(here):
+                copy(place[:, here[0] : here[-1] + 1], packed)
+            else:
+                kept = place[:, here]
+                copy(kept, packed)
+                place[:, here] = kept

@@ -1,0 +1,1 @@
+"""Which algorithm, on which grid, within which memory.  No MPI."""

@@ -1,0 +1,1 @@
+"""Traces of all ranks as one file, and where their time went."""

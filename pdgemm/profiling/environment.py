@@ -1,0 +1,128 @@
+"""What is installed, what it can do, what is missing and how to get it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Any
+
+from mpi4py import MPI
+
+from pdgemm.blas import processors
+from pdgemm.blas.threads import active, decided_by, multiplier, threads
+from pdgemm.devices import gpu_aware_mpi as probe
+from pdgemm.devices import gpu_binding
+from pdgemm.errors import PdgemmError
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.matrix.distmatrix import meet
+
+
+def describe(grid: ProcessGrid) -> dict[str, Any]:
+    """Facts about this job and installation.  Collective over the grid; complete on rank 0."""
+    here = platform.node(), threads(), len(os.sched_getaffinity(0)), gpu_binding.visible(), _warnings()
+    hosts = grid.comm.gather(here) or []
+    facts: dict[str, Any] = {
+        "pdgemm": version("pdgemm"),
+        "python": platform.python_version(),
+        "mpi4py": version("mpi4py"),
+        "mpi_library": " ".join(MPI.Get_library_version().split("\n")[0].split("\0")[0].split()),
+        "mpi_standard": ".".join(map(str, MPI.Get_version())),
+        "gpu_aware_mpi": probe.asked(),
+        "numpy": version("numpy"),
+        "scipy": version("scipy"),
+        "multiplies": multiplier(),
+        "blas": processors.loaded(),
+        "h5py": version("h5py"),
+        **_hdf5(),
+        "cupy": _cupy(),
+    }
+    facts["nodes"] = [
+        {
+            "host": host,
+            "ranks": sum(h[0] == host for h in hosts),
+            "threads_per_rank": sorted({h[1] for h in hosts if h[0] == host}),
+            "cores_per_rank": sorted({h[2] for h in hosts if h[0] == host}),
+            "gpus": max(h[3] for h in hosts if h[0] == host),
+        }
+        for host in sorted({h[0] for h in hosts})
+    ]
+    facts["gpu_memory"] = _gpu_memory(grid, facts)
+    facts["threads_set_by"] = decided_by() or "share of the node's cores"
+    facts["warnings"] = sorted({f"{host}: {text}" for host, *_, found in hosts for text in found})
+    facts["missing"] = _missing(facts)
+    return facts
+
+
+def lines(facts: dict[str, Any]) -> list[str]:
+    """The facts for people."""
+    text = [
+        f"pdgemm        {facts['pdgemm']}, Python {facts['python']}",
+        f"MPI           {facts['mpi_library']} (MPI {facts['mpi_standard']}), mpi4py {facts['mpi4py']}",
+        f"GPU-aware MPI {facts['gpu_aware_mpi']}",
+        f"BLAS          {facts['multiplies']} multiplies; loaded: {', '.join(facts['blas'])} "
+        f"(SciPy {facts['scipy']}, NumPy {facts['numpy']})",
+        f"HDF5          h5py {facts['h5py']} with HDF5 {facts['hdf5']}, "
+        f"{'built with MPI' if facts['hdf5_mpi'] else 'built without MPI: contiguous datasets go through MPI-IO'}",
+        f"CuPy          {facts['cupy']}",
+        *([f"GPU memory    {facts['gpu_memory']}"] if facts["gpu_memory"] else []),
+    ]
+    text += [
+        f"node          {node['host']}: {node['ranks']} ranks, threads per rank "
+        f"{'-'.join(map(str, node['threads_per_rank']))} ({facts['threads_set_by']}), cores per rank "
+        f"{'-'.join(map(str, node['cores_per_rank']))}, GPUs {node['gpus']}"
+        for node in facts["nodes"]
+    ]
+    text += [f"warning       {warning}" for warning in facts["warnings"]]
+    return text + [f"missing       {hint}" for hint in facts["missing"]]
+
+
+def _gpu_memory(grid: ProcessGrid, facts: dict[str, Any]) -> str:
+    """How the ranks of this job reach each other's, tried out.  Collective over the grid."""
+    able = find_spec("cupy") is not None and gpu_binding.visible() > 0
+    if not grid.comm.allreduce(able, MPI.LAND):
+        return ""
+    try:
+        device = meet(grid, "cuda")
+    except PdgemmError as bad:
+        return str(bad)
+    return str(device.reach(grid)) if device else ""
+
+
+def _warnings() -> list[str]:
+    """What is wrong with the BLAS that multiplies, and with others that are loaded."""
+    unknown = f"{multiplier()}, which multiplies, is not known: a reference BLAS is ten times as slow as OpenBLAS"
+    return [unknown] * (active() is None) + processors.warnings()
+
+
+def _hdf5() -> dict[str, Any]:
+    import h5py
+
+    return {"hdf5": h5py.version.hdf5_version, "hdf5_mpi": bool(h5py.get_config().mpi)}
+
+
+def _cupy() -> str:
+    if find_spec("cupy") is None:
+        return "not installed"
+    for package in ("cupy-cuda13x", "cupy-cuda12x", "cupy"):
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            continue
+    return "installed"
+
+
+def _missing(facts: dict[str, Any]) -> list[str]:
+    hints = []
+    if not facts["hdf5_mpi"]:
+        hints.append(
+            "h5py with MPI, for writing chunked or compressed datasets: scripts/setup_parallel_hdf5.sh of the checkout "
+            "on Debian or Ubuntu, else HDF5_MPI=ON CC=mpicc pip install --no-build-isolation --no-binary=h5py h5py"
+        )
+    gpus = any(node["gpus"] for node in facts["nodes"])
+    if gpus and facts["cupy"] == "not installed":
+        hints.append("CuPy, for the GPUs here: pip install 'pdgemm[cuda13]' (or cuda12)")
+    if gpus and facts["gpu_aware_mpi"] != "yes":
+        hints.append("an MPI library that takes device pointers (Open MPI built with --with-cuda)")
+    return hints

@@ -1,0 +1,326 @@
+"""Where the time of a traced run went: the figures of a timeline."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import isnan, nan
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from msgspec import Meta, Raw, Struct
+
+from pdgemm.errors import ArgumentError
+from pdgemm.model.machine import KINDS, Machine
+from pdgemm.support.files import read
+from pdgemm.support.json_input import Count, Figure, Seconds, Size, decoded
+from pdgemm.support.text import counted
+
+PHASES = ("plan", "product", "wait", "sync", "pack", "post")  # of a product, on the host or in a stream
+OUTSIDE = ("read", "write", "moved", "batch")  # of products: files, redistributions, batches of small ones
+LARGE = 1 << 16  # bytes of a message that shows a bandwidth
+REPORTED = {"product": "compute_seconds", "pack": "pack_seconds"}  # and waits, which a report adds up
+AGREE = 0.01
+LARGEST_FILE = 1 << 30  # bytes of a timeline: some million spans
+ROUNDING = 20.0  # microseconds between the end of a transfer and that of the wait for it
+ORDINARY = ("default", "GPUs")  # machines that nobody measured
+
+
+class _Counted(Struct):
+    words_received: Size
+
+
+class _Move(Struct):
+    name: str
+    seconds: Seconds
+
+
+class Told(Struct):
+    """By the report of a product: the part of a `pdgemm.instrument.report.Report` that a profile is made of."""
+
+    algorithm: str
+    grid: tuple[Count, Count]
+    layers: Count
+    mnk: tuple[Size, Size, Size]
+    dtype: str
+    device: str
+    panels: Size
+    panel_width: Size
+    lookahead: Size
+    flops: Figure
+    counted: _Counted
+    lower_bound_words: Figure
+    moves: list[_Move]
+    overlap: Figure | None
+    seconds: Seconds
+    compute_seconds: Seconds
+    wait_seconds: Seconds
+    sync_seconds: Seconds
+    pack_seconds: Seconds
+    hidden_seconds: Seconds
+
+
+class About(Struct):
+    """A rank."""
+
+    host: str
+    node: Size
+    threads: Count
+    cores: list[Size]
+    clock_error_us: Seconds
+
+
+class _Bytes(Struct):
+    bytes: Size = 0
+
+
+class _Span(Struct):
+    """An event of the timeline: a span where `ph` is "X", and else a name of something."""
+
+    ph: str
+    pid: Size
+    name: str
+    cat: str = ""
+    ts: Annotated[float, Meta(ge=-1e15, le=1e15)] = nan  # microseconds
+    dur: Annotated[float, Meta(ge=-1, le=1e15)] = nan  # less than 0 by rounding
+    args: Raw = Raw(b"{}")
+
+
+class _Other(Struct):
+    ranks: Annotated[list[About], Meta(min_length=1)]
+    machine: dict[str, Any]
+
+
+class _Timeline(Struct):
+    traceEvents: list[_Span]
+    otherData: _Other
+
+
+@dataclass
+class Rank:
+    """Seconds and transfers of one rank.
+
+    seconds   : of all products, from call to return.   phases : within them, redistribution left out.
+    reports   : what the products said of themselves.
+    transfers : by kind, for each its seconds, its bytes, and whether the rank did nothing but wait for it.
+    """
+
+    number: int
+    host: str
+    seconds: float = 0.0
+    phases: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    moving: float = 0.0
+    outside: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    reports: list[Told] = field(default_factory=list)
+    transfers: dict[str, list[tuple[float, int, bool]]] = field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def waiting(self) -> float:
+        return self.phases["wait"] + self.phases["sync"]
+
+    @property
+    def other(self) -> float:
+        """Neither in a phase nor in a redistribution: Python between them.  On a GPU, phases are beside each other."""
+        return max(0.0, self.seconds - self.moving - sum(self.phases.values()))
+
+    def reported(self, name: str) -> float:
+        return float(sum(getattr(report, name) for report in self.reports))
+
+    @property
+    def overlap(self) -> float | None:
+        """Of the time of transfers, what was hidden behind products."""
+        told = [x for x in self.reports if x.overlap is not None]
+        total = sum(x.hidden_seconds + x.wait_seconds - x.sync_seconds for x in told)
+        return sum(x.hidden_seconds for x in told) / total if total > 0 else None
+
+    @property
+    def agrees(self) -> bool:
+        """Are the sums of spans what the reports say?"""
+        pairs = [(self.phases[name], self.reported(key)) for name, key in REPORTED.items()]
+        pairs += [(self.waiting, self.reported("wait_seconds")), (self.seconds, self.reported("seconds"))]
+        pairs += [(self.moving, float(sum(move.seconds for x in self.reports for move in x.moves)))]
+        return all(abs(a - b) <= AGREE * max(a, b) + 1e-4 for a, b in pairs)
+
+
+@dataclass
+class Profile:
+    """The figures of all ranks."""
+
+    ranks: list[Rank]
+    about: list[About]
+    machine: Machine
+
+    @property
+    def several_nodes(self) -> bool:
+        return len({x.node for x in self.about}) > 1
+
+    @property
+    def calibrated(self) -> bool:
+        return self.machine.name not in ORDINARY
+
+    @property
+    def critical(self) -> Rank:
+        """The rank that waits least."""
+        return min(self.ranks, key=lambda x: x.waiting)
+
+    @property
+    def waited_for(self) -> bool:
+        """Do the others wait for the critical rank?"""
+        waiting = float(np.mean([x.waiting for x in self.ranks]))
+        return waiting - self.critical.waiting > 0.05 * self.seconds
+
+    def mean(self, phase: str) -> float:
+        return float(np.mean([x.phases[phase] for x in self.ranks]))
+
+    @property
+    def imbalance(self) -> float:
+        """Longest over mean time of products."""
+        mean = self.mean("product")
+        return max(x.phases["product"] for x in self.ranks) / mean if mean else 1.0
+
+    @property
+    def overlap(self) -> float | None:
+        found = [x.overlap for x in self.ranks if x.overlap is not None]
+        return float(np.mean(found)) if found else None
+
+    @property
+    def seconds(self) -> float:
+        return max(x.seconds for x in self.ranks)
+
+    @cached_property
+    def longest(self) -> Told | None:
+        """The report of the longest product, if there was one."""
+        return max((report for x in self.ranks for report in x.reports), key=lambda x: x.seconds, default=None)
+
+    @cached_property
+    def crowded(self) -> list[str]:
+        """Hosts with more threads than cores."""
+        return [
+            f"{host}: {sum(x.threads for x in here)} threads on {counted(len(cores), 'core')}"
+            for host in sorted({x.host for x in self.about})
+            for here in ([x for x in self.about if x.host == host],)
+            for cores in (set().union(*(x.cores for x in here)),)
+            if sum(x.threads for x in here) > len(cores)
+        ]
+
+    @property
+    def rate(self) -> float | None:
+        """Seconds that the products of all ranks take by calibration, over those that they took; None: unknown."""
+        reports, busy = [report for x in self.ranks for report in x.reports], self.mean("product") * len(self.ranks)
+        if not busy or any(report.device for report in reports) or not self.calibrated:
+            return None
+        return sum(map(self._calibrated_seconds, reports)) / busy
+
+    def _calibrated_seconds(self, report: Told) -> float:
+        """Of a rank in a product."""
+        (m, n, k), (pr, pc) = report.mnk, report.grid
+        at_once = min(m // pr or 1, n // pc or 1, report.panel_width or k)
+        flops = report.flops / (pr * pc * report.layers)
+        return float(flops / self.machine.rate(report.dtype, max(1, at_once)))
+
+    def transfers(self) -> Iterator[dict[str, Any]]:
+        """By kind, of all ranks: how many, bytes, seconds that 50, 95 and 99% do not exceed, bandwidths in GB/s.
+
+        A transfer lasts from its start to when it is seen to be over; only of those that the rank waited for, from
+        their middle at the latest, does this show a bandwidth: what arrives behind a product may have been there long.
+        """
+        for kind in sorted({kind for x in self.ranks for kind in x.transfers}):
+            seconds, sizes, waited = np.array([each for x in self.ranks for each in x.transfers[kind]]).T
+            large = (sizes >= LARGE) & (waited > 0) & (seconds > 0)
+            link = "ibcast" if kind == "bcast" else kind
+            near, far = (
+                (1e-9 / links[link].beta if link in KINDS and self.calibrated else None)
+                for links in (self.machine.intra, self.machine.inter)
+            )
+            yield {
+                "kind": kind,
+                "count": len(seconds),
+                "bytes": int(sizes.sum()),
+                "waited_for": int(waited.sum()),
+                **{f"p{q}_seconds": float(np.percentile(seconds, q)) for q in (50, 95, 99)},
+                "gb_per_second": float(np.median(sizes[large] / seconds[large]) / 1e9) if large.any() else None,
+                "calibrated_inside_a_node": near,
+                "calibrated_between_nodes": far if self.several_nodes else None,
+            }
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "ranks": [
+                {
+                    "rank": x.number, "host": x.host, "seconds": x.seconds,
+                    **{name: x.phases[name] for name in PHASES},
+                    "redistribute": x.moving, "other": x.other, "overlap": x.overlap,
+                    **{name: x.outside[name] for name in OUTSIDE}, "as_reported": x.agrees,
+                }
+                for x in self.ranks
+            ],
+            "transfers": [*self.transfers()],
+            "imbalance": self.imbalance,
+            "overlap": self.overlap,
+            "critical_rank": self.critical.number,
+            "rate_of_calibrated": self.rate,
+            "clock_error_us": max(x.clock_error_us for x in self.about),
+        }  # fmt: skip
+
+
+def load_profile(path: Path, machine: Machine | None = None) -> Profile:
+    """The profile of a file that `pdgemm.trace` wrote.  Raises FileError or ArgumentError."""
+    not_one = f"{path} is not a timeline that pdgemm wrote"
+    found = decoded(read(path, LARGEST_FILE), _Timeline, not_one)
+    about = found.otherData
+    machine = machine or Machine.from_dict(about.machine, not_one)
+    ranks = [Rank(number, x.host) for number, x in enumerate(about.ranks)]
+    of_rank = defaultdict(list)
+    for x in found.traceEvents:
+        if x.ph == "X":
+            if isnan(x.ts + x.dur) or not x.cat:
+                raise ArgumentError(f"{not_one}: a span of rank {x.pid} has no time, or no row")
+            of_rank[x.pid].append(x)
+    for rank in ranks:
+        _take(rank, of_rank[rank.number], f"{not_one}: its rank {rank.number}")
+    return Profile(ranks, about.ranks, machine)
+
+
+def _take(rank: Rank, spans: list[_Span], what: str) -> None:
+    """The spans of a rank: those within a redistribution, which may be within a product, belong to that."""
+    host = [x for x in spans if x.cat == "host"]
+    products = _within([x for x in host if x.name == "pdgemm"])
+    moves = _within([x for x in host if x.name == "redistribute"])
+    waits = _within([x for x in host if x.name == "wait"])
+    for x in spans:
+        name, seconds = x.name, x.dur / 1e6
+        if x.cat == "transfers":
+            size = decoded(x.args, _Bytes, what).bytes
+            rank.transfers[name].append((seconds, size, waits(_middle(x)) and waits(x.ts + x.dur)))
+        elif name == "pdgemm":
+            rank.seconds += seconds
+            rank.reports.append(decoded(x.args, Told, what))
+        elif name == "redistribute":
+            if products(_middle(x)):
+                rank.moving += seconds
+            else:
+                rank.outside["moved"] += seconds
+        elif name in OUTSIDE:
+            rank.outside[name] += seconds
+        elif name in PHASES and products(_middle(x)) and not moves(_middle(x)):
+            rank.phases[name] += seconds
+
+
+def _middle(span: _Span) -> float:
+    return span.ts + span.dur / 2
+
+
+def _within(spans: list[_Span]) -> Callable[[float], bool]:
+    """Is a time inside one of these spans, which do not overlap?"""
+    starts = np.array([x.ts for x in spans])
+    ends = np.array([x.ts + x.dur for x in spans])
+
+    def inside(time: float) -> bool:
+        at = int(np.searchsorted(starts, time, side="right")) - 1
+        return at >= 0 and bool(time <= ends[at] + ROUNDING)
+
+    return inside

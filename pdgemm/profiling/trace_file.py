@@ -1,0 +1,179 @@
+"""The traces of all ranks as one file, on one clock: the Trace Event Format, which Perfetto and Chrome show.
+
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import platform
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from mpi4py import MPI
+
+from pdgemm.blas.threads import threads
+from pdgemm.errors import ArgumentError, together
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.instrument.spans import HOST, MOVING, Span, Trace, active, taking
+from pdgemm.io.atomic import check_writable, on_root, replacing
+from pdgemm.model.machine import Machine, machine_at_hand
+
+_PINGS = 100
+_TAG = 77
+
+
+@contextmanager
+def trace(
+    path: str | Path | None, grid: ProcessGrid, *, nvtx: bool = False, machine: Machine | None = None
+) -> Iterator[None]:
+    """Record what all ranks do in the `with` block, and write it to a file.  Collective over the grid.
+
+    path : the file, JSON, for https://ui.perfetto.dev, chrome://tracing and `pdgemm profile`: for each rank a row of
+        the host (pack, post, wait, product, read, write, redistribute), one of its transfers and, on a GPU, of each
+        stream.  None: no file.
+    nvtx : phases, files and redistributions also as ranges of NVTX, of the same names; needs the package nvtx.
+    machine : what bandwidths are compared with; default: that of PDGEMM_MACHINE.
+
+    Cost: 200 bytes of memory per span, and 400 more while it is written; about six belong to a panel; less than a
+    microsecond each.  The clocks
+    of nodes are compared at both ends, to half of the shortest round trip of a message.
+    Raises FileError or ArgumentError on every rank, before the block or after it; a block that raises leaves no file.
+    """
+    comm = grid.comm
+    with together(comm) as said:
+        said += ["trace", path, nvtx]
+        if active():
+            raise ArgumentError("a trace is being taken already")
+        if nvtx and find_spec("nvtx") is None:
+            raise ArgumentError("ranges of NVTX need the package nvtx: pip install nvtx")
+        machine = machine or machine_at_hand()
+        taken = Trace(path is not None, import_module("nvtx") if nvtx else None)
+    if path is None:
+        with taking(taken):
+            yield
+        return
+    path = Path(path)
+    check_writable(path, comm, 1 << 16)
+    before = clocks(comm, grid.node)
+    with taking(taken):
+        yield
+    after = clocks(comm, grid.node)
+    _write(path, grid, taken.spans, (before, after), machine)
+
+
+class Clocks(NamedTuple):
+    """When a rank looked at its clock, what rank 0's said then, and by how much that may be wrong; all in seconds."""
+
+    here: float
+    root: float
+    error: float
+
+
+def clocks(comm: MPI.Comm, node: MPI.Comm, clock: Callable[[], float] = perf_counter) -> Clocks:
+    """Compare the clocks of all nodes with that of rank 0.  Collective over comm and node.
+
+    Ranks of a node have one clock.  Of many round trips the shortest counts: the other clock was read at the middle
+    of it, to within its half (Cristian, Probabilistic clock synchronization, Distributed Computing 3, 1989).
+    """
+    leaders = comm.Split(0 if node.rank == 0 else MPI.UNDEFINED, comm.rank)
+    found = None
+    if leaders != MPI.COMM_NULL:
+        for other in range(1, leaders.size):
+            if leaders.rank == 0:
+                for _ in range(_PINGS):
+                    leaders.recv(source=other, tag=_TAG)
+                    leaders.send(clock(), dest=other, tag=_TAG)
+            elif leaders.rank == other:
+                found = min((_ping(leaders, clock) for _ in range(_PINGS)), key=lambda x: x.error)
+        leaders.Free()
+    if comm.rank == 0:
+        now = clock()
+        found = Clocks(now, now, 0.0)
+    return node.bcast(found, root=0)
+
+
+def _ping(leaders: MPI.Comm, clock: Callable[[], float]) -> Clocks:
+    start = clock()
+    leaders.send(None, dest=0, tag=_TAG)
+    root = leaders.recv(source=0, tag=_TAG)
+    end = clock()
+    return Clocks((start + end) / 2, root, (end - start) / 2)
+
+
+def on_root_clock(before: Clocks, after: Clocks) -> Callable[[float], float]:
+    """Times of this rank as rank 0's clock says them: on a line through both comparisons."""
+    passed = after.here - before.here
+    rate = (after.root - before.root) / passed if passed > 0 else 1.0
+    return lambda t: before.root + (t - before.here) * rate
+
+
+def _write(path: Path, grid: ProcessGrid, spans: Sequence[Span], at: tuple[Clocks, Clocks], machine: Machine) -> None:
+    """Rank after rank, so that none holds the spans of all."""
+    comm, align = grid.comm, on_root_clock(*at)
+    begun = comm.bcast(at[0].root)
+    lines = _events(comm.rank, laid_out(spans), lambda t: 1e6 * (align(t) - begun))
+    text = ",\n".join(map(json.dumps, lines))
+    mine = {
+        "host": platform.node(), "node": grid.nodes[comm.rank], "threads": threads(),
+        "cores": sorted(os.sched_getaffinity(0)), "clock_error_us": 1e6 * max(x.error for x in at),
+    }  # fmt: skip
+    about = {"pdgemm": version("pdgemm"), "ranks": comm.gather(mine), "machine": json.loads(machine.as_json())}
+    with replacing(path, comm, 0) as partial:
+        for rank in range(comm.size):
+            if comm.rank == rank and rank:
+                comm.send(text, dest=0, tag=_TAG)
+            elif comm.rank == 0 and rank:
+                text = comm.recv(source=rank, tag=_TAG)
+            on_root(comm, path, functools.partial(_add, partial, ",\n" if rank else '{"traceEvents": [\n', text))
+        end = f'\n], "displayTimeUnit": "ms", "otherData": {json.dumps(about)}}}\n'
+        on_root(comm, path, functools.partial(_add, partial, end))
+
+
+def _add(path: Path, *texts: str) -> None:
+    with path.open("a") as file:
+        file.writelines(texts)
+
+
+def laid_out(spans: Iterable[Span]) -> list[tuple[str, Span]]:
+    """Spans and their rows; transfers at the same time are in rows of their own, for spans of a row may only nest."""
+    ends: list[float] = []  # of the last transfer in each of their rows
+    placed = []
+    for span in sorted(spans, key=lambda x: (x.start, -x.end)):
+        row = span.row
+        if row == MOVING:
+            lane = next((n for n, end in enumerate(ends) if end <= span.start), len(ends))
+            ends[lane : lane + 1] = [span.end]
+            row = f"{MOVING} {lane + 1}"
+        placed.append((row, span))
+    return placed
+
+
+def _events(
+    rank: int, spans: list[tuple[str, Span]], microseconds: Callable[[float], float]
+) -> Iterator[dict[str, Any]]:
+    """Of one rank, with the names of its rows."""
+    names = sorted({HOST, *(row for row, _ in spans)}, key=lambda row: (row != HOST, row))
+    tids = {row: number for number, row in enumerate(names)}
+    yield _named("process_name", rank, 0, name=f"rank {rank} ({platform.node()})")
+    yield _named("process_sort_index", rank, 0, sort_index=rank)
+    for row, tid in tids.items():
+        yield _named("thread_name", rank, tid, name=row)
+        yield _named("thread_sort_index", rank, tid, sort_index=tid)
+    for row, span in spans:
+        arguments = {**({"bytes": span.nbytes} if span.nbytes else {}), **(span.facts() if span.facts else {})}
+        start, end = microseconds(span.start), microseconds(span.end)
+        event = {"name": span.name, "cat": row.split()[0], "ph": "X", "ts": start, "dur": end - start}
+        yield event | {"pid": rank, "tid": tids[row]} | ({"args": arguments} if arguments else {})
+
+
+def _named(what: str, rank: int, tid: int, **arguments: Any) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": rank, "tid": tid, "args": arguments}

@@ -1,0 +1,337 @@
+"""The routines: arguments are checked on all processes, then handed to `gemm` and `redistribute`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from operator import index
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pdgemm.algorithms.redistribution import redistribute
+from pdgemm.arrays.dtypes import names
+from pdgemm.blas.local_gemm import leading
+from pdgemm.errors import ArgumentError, GridError, PdgemmError, check_together, ranks_text
+from pdgemm.gemm import pdgemm as gemm
+from pdgemm.grids.distribution import Distribution
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.matrix.argument_checks import as_scalar, check_result
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.scalapack.blacs import grid_of, meeting
+from pdgemm.scalapack.descriptors import (
+    CTXT_,
+    DTYPE_,
+    LLD_,
+    Descriptor,
+    illegal,
+    whole_number,
+)
+
+_TYPES = {"i": ("i4", "i8"), "s": ("f",), "d": ("d",), "c": ("F",), "z": ("D",)}  # ScaLAPACK's integers are of either
+Dtypes = tuple[np.dtype, ...]
+
+
+# ------------------------------------------------------------------ arguments of all routines
+@dataclass
+class _Scalar:
+    """alpha or beta."""
+
+    number: int
+    value: Any
+
+    def check(self, routine: str, dtypes: Dtypes) -> None:
+        value = self.value
+        if isinstance(value, np.ndarray) and value.size == 1:  # by reference, as in Fortran
+            value = value.item()
+        try:
+            self.value = as_scalar(value, dtypes[0], "it")
+        except (PdgemmError, OverflowError) as bad:
+            raise illegal(routine, self.number, 0, str(bad)) from bad
+
+
+@dataclass(eq=False)
+class _Sub:
+    """sub(A) = A(ia : ia + rows - 1, ja : ja + cols - 1) as it was handed over.
+
+    number : of the local array among the arguments; ia, ja and the descriptor follow it.
+    """
+
+    name: str
+    number: int
+    array: np.ndarray
+    i: int
+    j: int
+    desc: Any
+    rows: int
+    cols: int
+
+    @cached_property
+    def entries(self) -> list[int]:
+        """Of the descriptor; none where it is not a row of integers."""
+        try:
+            desc = np.asarray(self.desc)
+        except Exception:  # whatever it is, this process must not raise alone
+            return []
+        entries: list[int] = desc.tolist() if desc.ndim == 1 and desc.dtype.kind in "iu" else []
+        return entries
+
+    @property
+    def grid(self) -> ProcessGrid | None:
+        return grid_of(self.entries[CTXT_]) if len(self.entries) > CTXT_ else None
+
+    @property
+    def absent(self) -> bool:
+        """Is this process not one of the context's, and says so?"""
+        return len(self.entries) > CTXT_ and self.entries[CTXT_] == -1
+
+    def check(self, routine: str, dtypes: Dtypes) -> None:
+        """Raise IllegalArgument for the first argument that cannot be.
+
+        Where sub(A) is empty it may begin anywhere, and A be empty too.
+        """
+        name, number, desc = self.name, self.number, Descriptor.of(self.entries)
+        if not isinstance(self.array, np.ndarray) or self.array.dtype not in dtypes:
+            found = getattr(self.array, "dtype", type(self.array).__name__)
+            raise illegal(routine, number, 0, f"{name} is an array of {names(dtypes)}, got {found}")
+        self.rows, self.cols = index(self.rows), index(self.cols)  # NumPy's would overflow
+        empty = 0 in (self.rows, self.cols)
+        bounded = not empty and desc is not None and self.grid is not None and min(desc.M_, desc.N_) > 0
+        for at, letter, axis, extent, whole in (
+            (number + 1, "i", "row", self.rows, desc.M_ if desc else 0),
+            (number + 2, "j", "column", self.cols, desc.N_ if desc else 0),
+        ):
+            first = whole_number(getattr(self, letter))
+            if first is None:
+                raise illegal(routine, at, 0, f"{letter}{name} is an integer, got {getattr(self, letter)!r}")
+            if first < 1 or (bounded and first + extent - 1 > whole):
+                span = f"{axis}s {first} to {first + extent - 1} are not within 1 to {whole}"
+                raise illegal(routine, at, 0, f"{letter}{name} is {first}: {span if bounded else 'must be >= 1'}")
+            setattr(self, letter, first)
+        if len(self.entries) < LLD_ + 1:
+            raise illegal(routine, number + 3, 0, f"desc{name} is 9 integers, or 11 of type 2, got {self.desc!r}")
+        if desc is None:
+            text = f"DTYPE_ of desc{name} is {self.entries[DTYPE_]}, must be 1, or 2 where there are 11 entries"
+            raise illegal(routine, number + 3, DTYPE_ + 1, text)
+        wrong = desc.wrong(least=0 if empty else 1, lld="any" if empty else "held")
+        if wrong is not None:
+            raise illegal(routine, number + 3, wrong.entry, f"{wrong.name} of desc{name} {wrong.rule}")
+        try:
+            self.matrix  # noqa: B018
+        except ValueError as bad:
+            raise illegal(routine, number, 0, f"{name}: {bad}") from bad
+
+    @cached_property
+    def matrix(self) -> DistMatrix:
+        """sub(A), in the caller's memory.  Raises ValueError where the array is not what the descriptor says."""
+        grid, desc = self.grid, Descriptor.of(self.entries)
+        assert grid is not None and desc is not None
+        if 0 in (self.rows, self.cols):
+            layout = Distribution.over(grid.shape, (self.rows, self.cols))
+            return DistMatrix(np.empty(layout.local_shape(grid.coords), self.array.dtype, "F"), grid, layout, "F")
+        spans = (self.i - 1, self.i - 1 + self.rows), (self.j - 1, self.j - 1 + self.cols)
+        local = self._local(*desc.layout.local_window(*spans, grid.coords), desc.LLD_)
+        return DistMatrix(local, grid, desc.layout.window(*spans), "F")
+
+    def _local(self, rows: slice, cols: slice, lld: int) -> np.ndarray:
+        """These rows and columns of the local array, which need not have any that lie behind them."""
+        array, shape = self.array, (rows.stop, cols.stop)
+        if rows.start == rows.stop or cols.start == cols.stop:
+            return np.empty((rows.stop - rows.start, cols.stop - cols.start), array.dtype, "F")
+        if array.ndim == 1 and array.flags.c_contiguous and array.size >= lld * (cols.stop - 1) + rows.stop:
+            array = np.lib.stride_tricks.as_strided(array, shape, (array.itemsize, lld * array.itemsize))
+        if array.ndim != 2 or array.shape[0] < rows.stop or array.shape[1] < cols.stop:
+            raise ValueError(
+                f"the local array has shape {self.array.shape}, {shape[0]} x {shape[1]} with LLD_ {lld} are needed"
+            )
+        whole = array[: rows.stop, : cols.stop]
+        if leading(whole)[0] != b"N" or (cols.stop > 1 and whole.strides[1] != lld * whole.itemsize):
+            raise ValueError(
+                f"a column-major array with leading dimension LLD_ = {lld} is needed, got strides {array.strides}; "
+                "row-major arrays: pdgemm.DistMatrix.from_local"
+            )
+        return whole[rows, cols]
+
+
+def _check_result(routine: str, result: _Sub, operands: Sequence[_Sub]) -> None:
+    try:
+        check_result(result.name, result.matrix, {x.name: x.matrix for x in operands})
+    except ArgumentError as bad:
+        raise illegal(routine, result.number, 0, str(bad)) from bad
+
+
+def _checked(
+    routine: str, dtypes: Dtypes, check: Callable[[], None], arguments: Sequence[_Sub | _Scalar]
+) -> tuple[list[DistMatrix], list[Any]]:
+    """The submatrices and scalars, or IllegalArgument for the first argument that is wrong, on all processes.
+
+    arguments : in their order, the result last; `check` is for those ahead of them.
+    """
+    subs = [x for x in arguments if isinstance(x, _Sub)]
+    common, error = meeting(sub.grid for sub in subs), None
+    try:
+        check()
+        for argument in arguments:
+            argument.check(routine, dtypes)
+        for sub in subs:
+            if common and sub.matrix.grid.place_in(common) is None:
+                text = f"CTXT_ of desc{sub.name} is a context of other processes than those of the others"
+                raise illegal(routine, sub.number + 3, CTXT_ + 1, text)
+        _check_result(routine, subs[-1], subs[:-1])
+    except Exception as bad:
+        error = bad
+    if common is None:  # there is no communicator to agree on
+        raise error or GridError(f"{routine}: no context")
+    if error is not None or subs[0].matrix.grid.comm is not common.comm:
+        check_together(common.comm, error, routine)  # else the others hear of an error in the check of what follows
+    return [sub.matrix for sub in subs], [x.value for x in arguments if isinstance(x, _Scalar)]
+
+
+def _at_least_0(routine: str, **extents: tuple[int, int]) -> None:
+    """extents : name = (argument number, value)."""
+    for name, (number, value) in extents.items():
+        if (found := whole_number(value)) is None:
+            raise illegal(routine, number, 0, f"{name} is an integer, got {value!r}")
+        if found < 0:
+            raise illegal(routine, number, 0, f"{name} is {found}, must be >= 0")
+
+
+# ------------------------------------------------------------------ the routines
+def _gemm(routine: str, dtypes: Dtypes, transa: str, transb: str, m: int, n: int, k: int, alpha: complex,
+          a: np.ndarray, ia: int, ja: int, desca: Sequence[int] | np.ndarray,
+          b: np.ndarray, ib: int, jb: int, descb: Sequence[int] | np.ndarray, beta: complex,
+          c: np.ndarray, ic: int, jc: int, descc: Sequence[int] | np.ndarray) -> None:  # fmt: skip
+    """sub(C) := alpha op(sub(A)) op(sub(B)) + beta sub(C).  Collective over the context.
+
+    transa, transb : "N", "T" or "C".
+    m, n, k : op(sub(A)) is m x k, op(sub(B)) k x n, sub(C) m x n.
+    a, b, c : local arrays, column-major with the leading dimension that the descriptor says, or one-dimensional.
+              c is updated in place where it belongs to sub(C), not read where beta is 0, and nowhere else.
+    ia, ja  : first row and column of sub(A) in A, from 1; any.  Likewise ib, jb, ic, jc.
+    desca, descb, descc : descriptors, as `descinit` or `descinit2` make them.  Where a submatrix is empty (m, n or
+              k = 0), it may begin anywhere, and the matrix may be empty.
+
+    Cost, algorithm and error as for `pdgemm.pdgemm`.
+    Raises IllegalArgument on every process, before anything is sent; its `info` is ScaLAPACK's INFO.
+    """
+    ops = [str(trans)[:1].upper() for trans in (transa, transb)]
+    sub_a = _Sub("a", 7, a, ia, ja, desca, *((m, k) if ops[0] == "N" else (k, m)))
+    sub_b = _Sub("b", 11, b, ib, jb, descb, *((k, n) if ops[1] == "N" else (n, k)))
+    sub_c = _Sub("c", 16, c, ic, jc, descc, m, n)
+
+    def check() -> None:
+        for number, (name, letter, given) in enumerate((("transa", ops[0], transa), ("transb", ops[1], transb)), 1):
+            if not isinstance(given, str) or letter not in ("N", "T", "C"):
+                raise illegal(routine, number, 0, f'{name} is "N", "T" or "C", got {given!r}')
+        _at_least_0(routine, m=(3, m), n=(4, n), k=(5, k))
+
+    arguments: list[_Sub | _Scalar] = [_Scalar(6, alpha), sub_a, sub_b, _Scalar(15, beta), sub_c]
+    (A, B, C), (alpha, beta) = _checked(routine, dtypes, check, arguments)
+    gemm(alpha, A, B, beta, C, transa=ops[0], transb=ops[1])
+
+
+def _tran(routine: str, dtypes: Dtypes, m: int, n: int, alpha: complex,
+          a: np.ndarray, ia: int, ja: int, desca: Sequence[int] | np.ndarray, beta: complex,
+          c: np.ndarray, ic: int, jc: int, descc: Sequence[int] | np.ndarray) -> None:  # fmt: skip
+    """sub(C) := beta sub(C) + alpha sub(A)^T, or ^H for p?tranc; sub(C) is m x n.  Collective over the context.
+
+    Each element that changes its process is sent once.  Arguments and errors as for p?gemm.
+    """
+    sub_a, sub_c = _Sub("a", 4, a, ia, ja, desca, n, m), _Sub("c", 9, c, ic, jc, descc, m, n)
+    check = partial(_at_least_0, routine, m=(1, m), n=(2, n))
+    arguments: list[_Sub | _Scalar] = [_Scalar(3, alpha), sub_a, _Scalar(8, beta), sub_c]
+    (A, C), (alpha, beta) = _checked(routine, dtypes, check, arguments)
+    redistribute(A.H if routine.endswith("C") else A.T, C, alpha=alpha, beta=beta)
+
+
+def _gemr2d(routine: str, dtypes: Dtypes, m: int, n: int,
+            a: np.ndarray, ia: int, ja: int, desca: Sequence[int] | np.ndarray,
+            b: np.ndarray, ib: int, jb: int, descb: Sequence[int] | np.ndarray, ictxt: int) -> None:  # fmt: skip
+    """sub(B) := sub(A), m x n, from any context to any other.  Collective over the processes of ictxt.
+
+    desca, descb : on processes that are not of the context of A (of B), CTXT_ is -1, and nothing else of A is looked
+              at; the others tell them.
+    m, n  : where one is 0, nothing is copied, and no other argument is looked at but ictxt.
+    ictxt : a context over all processes of A's and B's, and perhaps more.
+    Each element that changes its process is sent once.  Other arguments and errors as for p?gemm.
+    """
+    sub_a, sub_b = subs = _Sub("a", 3, a, ia, ja, desca, m, n), _Sub("b", 7, b, ib, jb, descb, m, n)
+    grid, error, known = grid_of(ictxt), None, list[_Known | None]()
+    common = meeting([grid] if grid else [sub.grid for sub in subs])
+    try:
+        _at_least_0(routine, m=(1, m), n=(2, n))
+        here = [sub for sub in subs if m and n and not sub.absent]
+        for sub in here:
+            sub.check(routine, dtypes)
+        if grid is None or common is None:
+            raise illegal(routine, 11, 0, f"ictxt is {ictxt!r}, which is not a context")
+        if sub_b in here:
+            _check_result(routine, sub_b, [sub_a] if sub_a in here else [])
+        known = [_known(routine, sub, common) if sub in here else None for sub in subs]
+    except Exception as bad:
+        error = bad
+    if common is None:
+        raise error or GridError(f"{routine}: no context")
+    check_together(common.comm, error, f"{routine}, m={m}, n={n}")
+    if not (m and n):
+        return
+    views_a, views_b = zip(*common.comm.allgather(known))
+    A, B = _joined(routine, sub_a, views_a, common), _joined(routine, sub_b, views_b, common)
+    if A.dtype != B.dtype:
+        raise illegal(routine, sub_b.number, 0, f"b is an array of {B.dtype}, a of {A.dtype}")
+    redistribute(A, B)
+
+
+class _Known(NamedTuple):
+    """What a process of its context can tell the others of a submatrix."""
+
+    shape: tuple[int, int]  # of the grid
+    place: tuple[int, ...]  # in the communicator of all
+    layout: Distribution
+    dtype: np.dtype
+
+
+def _known(routine: str, sub: _Sub, common: ProcessGrid) -> _Known:
+    X = sub.matrix
+    place = X.grid.place_in(common, part=True)
+    if place is None:
+        raise illegal(routine, 11, 0, f"ictxt lacks processes of the context of {sub.name}")
+    return _Known(X.grid.shape, place, X.distribution, X.dtype)
+
+
+def _joined(routine: str, sub: _Sub, views: Sequence[_Known | None], common: ProcessGrid) -> DistMatrix:
+    """sub(A) over the communicator of all.  Collective.
+
+    views : what each process knows of it; None where it is not of the context.
+    """
+    known = next((view for view in views if view), None)
+    silent = [rank for rank in known.place if not views[rank]] if known else range(len(views))
+    if known is None or silent:
+        text = (
+            f"CTXT_ of desc{sub.name} is -1 on {ranks_text(list(silent))}, but who holds a part of it names its context"
+        )
+        raise illegal(routine, sub.number + 3, CTXT_ + 1, text)
+    for rank, view in enumerate(views):
+        if view and view != known:
+            raise ArgumentError(
+                f"{routine}: the ranks were called with different arguments: sub({sub.name}) is {known.layout} on "
+                f"{known.shape} processes for rank {views.index(known)}, {view.layout} on {view.shape} for rank {rank}"
+            )
+    local = np.empty((0, 0), known.dtype) if sub.absent else sub.matrix.stored
+    return DistMatrix(local, common.work_grid(known.shape, 1, known.place), known.layout, "F")
+
+
+def _routine(name: str, general: Callable[..., None]) -> partial[None]:
+    """A routine for one element type, with the arguments and docstring of the general one."""
+    dtypes = tuple(map(np.dtype, _TYPES[name[1]]))
+    routine = partial(general, name.upper(), dtypes)
+    routine.__doc__ = f"{name.upper()}, {names(dtypes)}: {general.__doc__}"
+    return routine
+
+
+psgemm, pdgemm, pcgemm, pzgemm = (_routine(f"p{letter}gemm", _gemm) for letter in "sdcz")
+pigemr2d, psgemr2d, pdgemr2d, pcgemr2d, pzgemr2d = (_routine(f"p{letter}gemr2d", _gemr2d) for letter in "isdcz")
+pstran, pdtran = _routine("pstran", _tran), _routine("pdtran", _tran)
+pctranu, pztranu = _routine("pctranu", _tran), _routine("pztranu", _tran)
+pctranc, pztranc = _routine("pctranc", _tran), _routine("pztranc", _tran)

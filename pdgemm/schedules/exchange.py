@@ -1,0 +1,265 @@
+"""Y := alpha X + beta Y between any two layouts: who sends what to whom.  Arithmetic for any rank.
+
+What a rank at (i, j) of the source owes the rank at (i', j') of the target is a set of rows times a set of
+columns: the rows that i and i' share, and the columns that j and j' share.  Only what changes its owner
+travels, and it travels once, in messages of at most `words` elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, wraps
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from pdgemm.arrays.dtypes import arithmetic
+from pdgemm.grids.index_runs import Pairing, common, pairings
+from pdgemm.grids.layout import Layout
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.model.machine import Machine
+
+MESSAGE_BYTES = 1 << 20  # packed, sent and unpacked while in cache
+SLOTS = 2  # messages under way in each direction
+_MOST_RUNS = 1 << 17  # that are kept for another time, at 32 bytes each
+Result = TypeVar("Result")
+
+
+def _remembered(method: Callable[[Exchange, int], Result]) -> Callable[[Exchange, int], Result]:
+    """What a plan says of a rank does not change, and plans are used again."""
+
+    def remember(plan: Exchange, rank: int) -> Result:
+        known = plan.__dict__.setdefault("_known", {})
+        key = method.__name__, rank
+        if key in known:
+            return known[key]
+        said = method(plan, rank)
+        if not isinstance(said, list) or sum(len(x.rows.lengths) + len(x.cols.lengths) for x in said) < _MOST_RUNS:
+            known[key] = said
+        return said
+
+    return wraps(method)(remember)
+
+
+class Block(NamedTuple):
+    """Rows times columns that go from one rank to another: to 0, 1, 2, ... when sent, from there when received."""
+
+    peer: int
+    rows: Pairing
+    cols: Pairing
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rows.size, self.cols.size
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A redistribution as a value: its messages, traffic and memory, for any rank.
+
+    size  : ranks of the communicator.
+    words : no message is larger.
+    plain : elements are only copied, converted or not: alpha = 1, beta = 0, nothing is conjugated.
+    shared : nothing is sent, ranks read X where it lies.
+    device, staged : as of a product.
+    """
+
+    source: Layout
+    target: Layout
+    size: int
+    words: int
+    plain: bool
+    shared: bool = False
+    device: str = ""
+    staged: bool = False
+
+    @property
+    def wire(self) -> np.dtype:
+        """Elements travel in the smaller type, but arithmetic is done on what was stored."""
+        narrower = self.target.dtype.itemsize < self.source.dtype.itemsize
+        return self.target.dtype if self.plain and narrower else self.source.dtype
+
+    @_remembered
+    def sends(self, rank: int) -> list[Block]:
+        """What `rank` sends, nearest following rank first."""
+        i, j = self.source.coords(rank)
+        a, b = self.source.distribution, self.target.distribution
+        columns = [(to_j, cols.pack()) for to_j, cols in pairings(a.cols, b.cols, j)]
+        blocks = [
+            Block(self.target.rank(to_i, to_j), rows.pack(), cols)
+            for to_i, rows in pairings(a.rows, b.rows, i)
+            for to_j, cols in columns
+        ]
+        return sorted((x for x in blocks if x.peer != rank), key=lambda x: (x.peer - rank) % self.size)
+
+    @_remembered
+    def receives(self, rank: int) -> list[Block]:
+        """What `rank` receives, nearest preceding rank first."""
+        i, j = self.target.coords(rank)
+        a, b = self.source.distribution, self.target.distribution
+        columns = [(from_j, cols.unpack()) for from_j, cols in pairings(a.cols, b.cols, j, by_target=True)]
+        blocks = [
+            Block(self.source.rank(from_i, from_j), rows.unpack(), cols)
+            for from_i, rows in pairings(a.rows, b.rows, i, by_target=True)
+            for from_j, cols in columns
+        ]
+        return sorted((x for x in blocks if x.peer != rank), key=lambda x: (rank - x.peer) % self.size)
+
+    @_remembered
+    def pulls(self, rank: int) -> list[Block]:
+        """All that `rank` will hold, from its place in X to that in Y; its own first, then as in `receives`."""
+        i, j = self.target.coords(rank)
+        a, b = self.source.distribution, self.target.distribution
+        columns = list(pairings(a.cols, b.cols, j, by_target=True))
+        blocks = [
+            Block(self.source.rank(from_i, from_j), rows, cols)
+            for from_i, rows in pairings(a.rows, b.rows, i, by_target=True)
+            for from_j, cols in columns
+        ]
+        return sorted(blocks, key=lambda x: (rank - x.peer) % self.size)
+
+    @_remembered
+    def stays(self, rank: int) -> list[Block]:
+        """What `rank` hands to itself: one block or none."""
+        (i, j), (to_i, to_j) = self.source.coords(rank), self.target.coords(rank)
+        a, b = self.source.distribution, self.target.distribution
+        rows = dict(pairings(a.rows, b.rows, i)).get(to_i)
+        cols = dict(pairings(a.cols, b.cols, j)).get(to_j)
+        return [] if rows is None or cols is None else [Block(rank, rows, cols)]
+
+    def tiles(self, block: Block, words: int = 0) -> Iterator[tuple[Pairing, Pairing]]:
+        """A block in pieces of at most `words` elements, those of a message, in the same order on both sides."""
+        rows, cols = block.shape
+        high, wide = self.tile(rows, cols, words or self.words)
+        columns = [block.cols.cut(c, min(cols, c + wide)) for c in range(0, cols, wide)]
+        for r in range(0, rows, high):
+            part = block.rows.cut(r, min(rows, r + high))
+            yield from ((part, column) for column in columns)
+
+    def tile(self, rows: int, cols: int, words: int) -> tuple[int, int]:
+        """Whole rows of the target where they are contiguous there, whole columns where those are."""
+        long, short = (cols, rows) if self.target.order == "C" else (rows, cols)
+        long = min(long, words)
+        short = max(1, min(short, words // long))
+        return (short, long) if self.target.order == "C" else (long, short)
+
+    @cached_property
+    def description(self) -> str:
+        """All of the plan in words, to compare among ranks."""
+        return repr(self)
+
+    @cached_property
+    def _common(self) -> tuple[np.ndarray, np.ndarray]:
+        a, b = self.source.distribution, self.target.distribution
+        return common(a.rows, b.rows), common(a.cols, b.cols)
+
+    @_remembered
+    def traffic(self, rank: int) -> Traffic:
+        """Words and messages by formula: all that `rank` held, or will hold, less what stays."""
+        (i, j), (to_i, to_j) = self.source.coords(rank), self.target.coords(rank)
+        rows, cols = self._common
+        total = Traffic()
+        if i >= 0 and not self.shared:
+            sent = self._counts(rows[i], cols[j], (to_i, to_j))
+            total += Traffic(words_sent=sent[0], messages_sent=sent[1])
+        if to_i >= 0:
+            received = self._counts(rows[:, to_i], cols[:, to_j], (i, j))
+            if self.shared:
+                total += Traffic(words_received=received[0], words_read=received[0])
+            else:
+                total += Traffic(words_received=received[0], messages_received=received[1])
+        return total
+
+    def _counts(self, rows: np.ndarray, cols: np.ndarray, own: tuple[int, int]) -> tuple[int, int]:
+        """Words and messages of blocks of rows[p] x cols[q], except the own one."""
+        shapes = np.stack(np.broadcast_arrays(rows[:, None], cols[None, :]))
+        if own[0] >= 0:
+            shapes[:, own[0], own[1]] = 0
+        long, short = shapes[::-1] if self.target.order == "C" else shapes
+        long, short = long[long * short > 0], short[long * short > 0]
+        wide = np.minimum(long, self.words)
+        high = np.clip(self.words // wide, 1, short)
+        return int((long * short).sum()), int((-(-long // wide) * -(-short // high)).sum())
+
+    @property
+    def total_words(self) -> int:
+        """Words that change their owner."""
+        rows, cols = self._common
+        here = [rank for rank in self.source.place if self.target.coords(rank)[0] >= 0]
+        i, j = np.array([self.source.coords(rank) for rank in here], int).reshape(-1, 2).T
+        to_i, to_j = np.array([self.target.coords(rank) for rank in here], int).reshape(-1, 2).T
+        m, n = self.source.distribution.shape
+        return m * n - int((rows[i, to_i] * cols[j, to_j]).sum())
+
+    def slots(self, rank: int | None) -> tuple[int, int]:
+        """Messages that `rank` has under way: arriving, leaving; rank None: at most, of any rank."""
+        if self.shared:
+            return 0, 0
+        if rank is None:
+            return SLOTS, SLOTS
+        traffic = self.traffic(rank)
+        return min(SLOTS, traffic.messages_received), min(SLOTS, traffic.messages_sent)
+
+    def extra_bytes(self, rank: int | None) -> int:
+        """Buffers of `rank` beyond X and Y."""
+        scratch = 0 if self.plain or self.device else 2 * self.words * self.wide.itemsize
+        return sum(self.slots(rank)) * self.words * self.wire.itemsize + scratch
+
+    def seconds(self, machine: Machine, rank: int) -> float:
+        """By the model: what travels is packed and unpacked, what stays or is read in place is copied."""
+        traffic, itemsize = self.traffic(rank), self.wire.itemsize
+        if self.shared:
+            return machine.call + self.target.local_bytes(rank) / machine.copy
+        words = max(traffic.words_sent, traffic.words_received)
+        messages = max(traffic.messages_sent, traffic.messages_received)
+        rows, cols = self.source.local_shape(rank)
+        copied = (rows * cols - traffic.words_sent) * itemsize / machine.copy
+        return machine.call + copied + machine.transfer("exchange", words, messages, itemsize, 1, self.size)
+
+    @property
+    def wide(self) -> np.dtype:
+        """The type of the arithmetic."""
+        return arithmetic(self.source.dtype, self.target.dtype)
+
+
+@lru_cache(maxsize=16)
+def plan_exchange(
+    source: Layout,
+    target: Layout,
+    size: int,
+    plain: bool = True,
+    memory_limit: int | None = None,
+    shared: bool = False,
+    device: str = "",
+    staged: bool = False,
+) -> Exchange:
+    """Messages that fit in cache, and whose buffers fit `memory_limit` bytes on every rank if one element does."""
+    a, b = source.distribution, target.distribution
+    largest = int(common(a.rows, b.rows).max(initial=0)) * int(common(a.cols, b.cols).max(initial=0))
+    one = Exchange(source, target, size, 1, plain and source.conjugated == target.conjugated, shared, device, staged)
+    most = MESSAGE_BYTES // source.dtype.itemsize
+    if memory_limit is not None:
+        most = min(most, memory_limit // max(1, one.extra_bytes(None)))
+    return replace(one, words=max(1, min(most, largest)))
+
+
+def best_places(source: Layout, target: Layout, size: int) -> tuple[int, ...]:
+    """The ranks for the positions of the target's grid that keep most elements at home.
+
+    An assignment problem, as in COSTA (Kabic, Pintarelli, Kozhevnikov & VandeVondele, 2021), solved by
+    scipy.optimize.linear_sum_assignment.  The places that `target` has are kept where none are better.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    a, b = source.distribution, target.distribution
+    kept = np.zeros((size, len(target.place)), np.int64)  # words of rank r that position p would hold
+    rows, cols = common(a.rows, b.rows), common(a.cols, b.cols)
+    for rank in source.place:
+        i, j = source.coords(rank)
+        kept[rank] = np.multiply.outer(rows[i], cols[j]).ravel()
+    ranks, positions = linear_sum_assignment(kept, maximize=True)
+    positions_now = np.arange(len(target.place))
+    if kept[ranks, positions].sum() <= kept[target.place, positions_now].sum():
+        return target.place
+    return tuple(ranks[np.argsort(positions)].tolist())

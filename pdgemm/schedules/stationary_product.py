@@ -1,0 +1,109 @@
+"""SUMMA with A stationary, as a value; with B stationary it is this one of C^T = B^T A^T."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from pdgemm.instrument.recorder import Transfer
+from pdgemm.model.formulas import broadcasts, reductions
+from pdgemm.schedules.product import Buffers, Product
+from pdgemm.schedules.steps import PanelStep, panel_counts, summa_steps, widest_panel
+
+
+@dataclass(frozen=True)
+class Stationary(Product):
+    """A stationary; panels of B travel along grid columns, panels of C are added up along grid rows.
+
+    A and C lie on one grid, C's row map is A's.  B lies across it: the rank at (i, j) holds part (j, i) of B,
+    whose row map is A's column map.  The columns of B and C may be dealt in any two ways.
+    """
+
+    algorithm = "stationary_a"
+
+    @cached_property
+    def panels(self) -> int:
+        return int(self._counts.sum())
+
+    @property
+    def steps(self) -> tuple[PanelStep, ...]:
+        """Panels of columns: `a` in C, `b` in B."""
+        return summa_steps(self.C.distribution.cols, self.B.distribution.cols, self._width)
+
+    @cached_property
+    def _width(self) -> int:
+        m_loc, k_loc = self.A.distribution.rows.largest, self.A.distribution.cols.largest
+        return self._message_width(self.width, (m_loc, self.accumulate), (k_loc, self.B.dtype))
+
+    @cached_property
+    def _counts(self) -> np.ndarray:
+        return panel_counts(self.C.distribution.cols, self.B.distribution.cols, self._width)
+
+    @cached_property
+    def widest(self) -> int:
+        return widest_panel(self.C.distribution.cols, self.B.distribution.cols, self._width)
+
+    @property
+    def total_words(self) -> int:
+        m, n, k = self.mnk
+        pr, pc = self.C.distribution.grid_shape
+        return k * n * (pr - 1) + (m * n * (pc - 1) if k else 0)
+
+    @property
+    def slots(self) -> int:
+        """Panels held at once: of C the one that is being added up, the one in use, and those of B behind it."""
+        return min(self.lookahead + 2 + self.spare, max(1, self.panels))
+
+    @property
+    def converted_width(self) -> int:
+        """Inner indices of A that are converted at a time."""
+        return max(1, min(self.width, self.A.distribution.cols.largest))
+
+    def transfers(self, rank: int) -> list[Transfer]:
+        """Words in: k_loc (n - n_loc) of B; and of C m_loc n_loc from each other rank of the row."""
+        (i, j), (row, col, _) = self.C.coords(rank), self.grid.strides
+        if i < 0 or not self.mnk[2]:
+            return []
+        A, B, C = self.A.distribution, self.B.distribution, self.C.distribution
+        along_col = broadcasts(A.cols.count(j), B.cols, self._counts.sum(axis=0), self.mover, i)
+        along_row = reductions(A.rows.count(i), C.cols, self._counts.sum(axis=1), j)
+        return [
+            Transfer(self.mover, along_col, self.B.dtype.itemsize, col, B.cols.parts),
+            Transfer("reduce", along_row, self.accumulate.itemsize, row, C.cols.parts),
+        ]
+
+    def local_shape(self, rank: int) -> tuple[int, int, int]:
+        m_loc, k_loc = self.A.local_shape(rank)
+        return m_loc, self.mnk[1], k_loc
+
+    def at_once(self, m: int, n: int, k: int) -> tuple[int, int, int]:
+        return m, min(n, self.widest), k
+
+    def copied(self, rank: int) -> int:
+        """B is packed where it travels; parts of C are written, and the sum of those of the row is added to C."""
+        m_loc = self.A.local_shape(rank)[0]
+        packed = self.B.local_bytes(rank) * (self.B.distribution.cols.parts > 1)
+        return packed + m_loc * (self.mnk[1] + self.C.local_shape(rank)[1]) * self.accumulate.itemsize
+
+    def staging(self, rank: int | None) -> Buffers:
+        (words, of_b), (sums, of_c) = (self.buffers(rank)[name] for name in ("panels of B", "sums"))
+        if self.mover == "nccl":
+            return {"staged C": (sums, of_c)}
+        along_col = self.B.distribution.cols.parts > 1
+        return {"staged B": (along_col * words, of_b), "staged C": (sums, of_c)}
+
+    def buffers(self, rank: int | None) -> Buffers:
+        m_loc, k_loc = self.A.local_shape(rank)
+        most = self.slots * self.widest * bool(self.mnk[2])
+        wide = self.widest * bool(self.mnk[2])
+        return {
+            "panels of B": (most * k_loc, self.B.dtype),
+            "panels of C": (most * m_loc, self.accumulate),
+            "sums": (most * m_loc * (self.C.distribution.cols.parts > 1), self.accumulate),
+            "converted A": (self.converts(self.A, self.C.order) * self.converted_width * m_loc, self.panel_dtype),
+            "converted B": (self.converts(self.B, self.C.order) * self.converted_width * wide, self.panel_dtype),
+            "update": self._update(wide * m_loc),
+            "exact": (self._exact(m_loc, wide), self.panel_dtype),
+        }

@@ -1,0 +1,163 @@
+"""Which inner indices meet at which step, and who owns them: pure arithmetic.
+
+An algorithm is a schedule.  The pipeline moves and multiplies its steps, the cost model counts
+them, the tests check that every product A[i, k] B[k, j] is formed exactly once.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from pdgemm.grids.distribution import BlockCyclic
+from pdgemm.grids.index_runs import Pairing, common, meeting, packed
+
+
+class PanelStep(NamedTuple):
+    """One update C_ij += A[i, K] B[K, j] for a set K of inner indices with one owner in A and in B."""
+
+    col: int  # grid column that owns A[:, K]
+    row: int  # grid row that owns B[K, :]
+    width: int  # |K|
+    a: Pairing  # K as local columns of A on its owners, to columns of the panel
+    b: Pairing  # K as local rows of B on its owners, to rows of the panel
+
+
+@lru_cache(maxsize=8)
+def summa_steps(inner_a: BlockCyclic, inner_b: BlockCyclic, width: int) -> tuple[PanelStep, ...]:
+    """The panels of C-stationary SUMMA (van de Geijn & Watts 1997) for any two inner layouts.
+
+    inner_a, inner_b : how A's columns and B's rows are dealt; they may differ in everything but n.
+    width            : no panel is wider; each owner pair is cut into panels of nearly equal width.
+
+    The panels of one owner pair (qa, qb) cover all k owned by grid column qa of A and grid row qb
+    of B: with equal cyclic layouts a few wide products, not one for each block.  Pairs take turns,
+    so that no rank is the source of many panels in a row.
+    """
+    cuts, lengths, owner_a, owner_b = meeting(inner_a, inner_b)
+    pair = owner_a * inner_b.parts + owner_b
+    by_pair = np.argsort(pair, kind="stable")
+    turns = []
+    for mine in np.split(by_pair, np.flatnonzero(np.diff(pair[by_pair])) + 1) if inner_a.n else []:
+        first = int(mine[0])
+        for turn, (at, size) in enumerate(_even_cuts(cuts[mine], lengths[mine], width)):
+            step = PanelStep(
+                col=int(pair[first]) // inner_b.parts,
+                row=int(pair[first]) % inner_b.parts,
+                width=int(size.sum()),
+                a=packed(inner_a.to_local(at), size),
+                b=packed(inner_b.to_local(at), size),
+            )
+            turns.append((turn, first, step))
+    return tuple(step for _, _, step in sorted(turns, key=lambda t: t[:2]))
+
+
+def _even_cuts(starts: np.ndarray, lengths: np.ndarray, width: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Cut a list of runs into consecutive pieces of nearly equal total length <= width."""
+    ends = np.cumsum(lengths)
+    total = int(ends[-1])
+    parts = -(-total // width)
+    pieces = []
+    for p in range(parts):
+        lo, hi = total * p // parts, total * (p + 1) // parts
+        run = slice(np.searchsorted(ends, lo, "right"), np.searchsorted(ends, hi, "left") + 1)
+        at, size = starts[run].copy(), lengths[run].copy()
+        skipped = lo - (ends[run.start] - size[0])
+        at[0] += skipped
+        size[0] -= skipped
+        size[-1] -= ends[run.stop - 1] - hi
+        pieces.append((at, size))
+    return pieces
+
+
+class Bundle(NamedTuple):
+    """Panels that travel one by one and are multiplied at once."""
+
+    steps: tuple[PanelStep, ...]
+    width: int
+    a: Pairing  # of all steps
+    b: Pairing
+
+
+@lru_cache(maxsize=8)
+def bundled(steps: tuple[PanelStep, ...], width: int) -> tuple[Bundle, ...]:
+    """Consecutive panels in bundles of at most `width`."""
+    bundles: list[list[PanelStep]] = []
+    total = width
+    for step in steps:
+        total += step.width
+        if total > width:
+            bundles.append([])
+            total = step.width
+        bundles[-1].append(step)
+    return tuple(
+        Bundle(tuple(some), sum(x.width for x in some), joined([x.a for x in some]), joined([x.b for x in some]))
+        for some in bundles
+    )
+
+
+def joined(pairings: list[Pairing]) -> Pairing:
+    """The source indices of all of them in turn, to 0, 1, 2, ..."""
+    if len(pairings) == 1:
+        return pairings[0]
+    return packed(np.concatenate([x.source for x in pairings]), np.concatenate([x.lengths for x in pairings]))
+
+
+def panel_counts(inner_a: BlockCyclic, inner_b: BlockCyclic, width: int) -> np.ndarray:
+    """Number of panels of each owner pair (qa, qb) in `summa_steps`."""
+    return -(-common(inner_a, inner_b) // width)
+
+
+def widest_panel(inner_a: BlockCyclic, inner_b: BlockCyclic, width: int) -> int:
+    """The width of the widest panel of `summa_steps`."""
+    held = common(inner_a, inner_b)
+    return int((-(-held // np.maximum(1, -(-held // width)))).max(initial=0))
+
+
+def one_run(inner: BlockCyclic) -> bool:
+    """Does each part hold one run of indices?"""
+    return inner.n + inner.skip <= inner.block * inner.parts
+
+
+class TorusStep(NamedTuple):
+    """One update C_ij += A[i, part a] B[part a, j]; part a of A's columns is within part b of B's rows."""
+
+    a: int
+    b: int
+
+
+def cannon_steps(shape: tuple[int, int], coords: tuple[int, int]) -> list[TorusStep]:
+    """What the rank at (i, j) of a Pr x Pc torus holds at each step, where Pr divides Pc (Cannon 1969).
+
+    Part a of A's columns lies within part a mod Pr of B's rows.  With t = Pc / Pr, the t ranks of a row with the
+    same j mod Pr form a group; it starts with part b = (i + j) mod Pr of B and the t parts of A that lie in it.
+    They go around the group while B stays; then, after t steps, all move on by one group, and B by one row.
+    So A is not gathered in the groups, as CA3DMM does (Huang & Chow 2022): 1/t of that memory, the same words.
+    """
+    pr, pc = shape
+    t = pc // pr
+    i, (r, group) = coords[0], divmod(coords[1], pr)
+    steps = []
+    for turn in range(pr):
+        b = (i + group + turn) % pr
+        steps += [TorusStep(b + (r + v) % t * pr, b) for v in range(t)]
+    return steps
+
+
+def cannon_neighbours(shape: tuple[int, int], j: int, step: int) -> tuple[int, int]:
+    """Grid columns: whom column j hands its part of A to after a step, and whose part it takes."""
+    pr, pc = shape
+    t = pc // pr
+    r, group = divmod(j, pr)
+    on = step % t == t - 1  # to the next group
+    return (group - on) % pr + (r - 1) % t * pr, (group + on) % pr + (r + 1) % t * pr
+
+
+def skewed_places(place: tuple[int, ...], shape: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ranks of A's and of B's parts at the first step, where C's blocks lie at `place` on a Pr x Pc grid."""
+    pr, pc = shape
+    a = [place[i * pc + (x - i) % pr + x // pr * pr] for i in range(pr) for x in range(pc)]
+    b = [place[(x - j) % pr * pc + j] for x in range(pr) for j in range(pc)]
+    return tuple(a), tuple(b)

@@ -1,0 +1,165 @@
+"""A study as a row of jobs: one for each number of ranks, started here by mpiexec or srun.  Needs no MPI itself.
+
+A job that fails takes nothing along: what it finished is in the file, and the next one starts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from itertools import groupby
+from pathlib import Path
+from threading import Thread
+from typing import IO
+
+from pdgemm.errors import ArgumentError
+from pdgemm.studies import records
+from pdgemm.studies.cases import Case
+from pdgemm.support.files import read
+from pdgemm.support.json_input import Count, Size, variable
+
+ENDED = 128 + signal.SIGTERM
+BAD_INPUT = 2
+COMMAND = "PDGEMM_COMMAND"  # in the environment of a job: what the user typed
+ENDED_BY = "pdgemm: ended by SIGUSR1"  # what a rank says then; SIGTERM is what it gets when another rank has crashed
+_INSIDE = ("OMPI_COMM_", "PMI_", "PMIX_", "PRTE_LAUNCHED")  # what a launcher tells its ranks: jobs are not to hear it
+_ASKED = ("PMIX_MCA_",)  # but this is what users tell it
+_GRACE = 5  # seconds that a job has to end
+_LINES = 8  # of its errors that are kept
+
+
+class Ended(Exception):
+    """By a signal."""
+
+
+class Launcher:
+    """Starts jobs.  template : a command such as 'mpiexec -n {ranks}'; by default PDGEMM_LAUNCH, else what is there."""
+
+    def __init__(self, template: str | None = None, environment: Mapping[str, str] = os.environ) -> None:
+        slurm = environment.get("SLURM_JOB_ID") and shutil.which("srun")
+        self.template = (
+            template or environment.get("PDGEMM_LAUNCH") or ("srun --ntasks {ranks}" if slurm else "mpiexec -n {ranks}")
+        )
+        try:
+            words = shlex.split(self.template)
+        except ValueError as bad:
+            raise ArgumentError(f"not a command: {self.template!r} ({bad})") from bad
+        if "{ranks}" not in self.template or not words:
+            raise ArgumentError(f"a launcher has a place for the number of ranks, {{ranks}}; got {self.template!r}")
+        if shutil.which(words[0]) is None:
+            raise ArgumentError(f"{words[0]}: no such command; name a launcher: --launch 'mpiexec -n {{ranks}}'")
+
+    def command(self, ranks: int, *arguments: str) -> list[str]:
+        words = shlex.split(self.template.replace("{ranks}", str(ranks)))
+        return [*words, sys.executable, "-m", "pdgemm", *arguments]
+
+
+def allocated(environment: Mapping[str, str] = os.environ) -> int | None:
+    """How many ranks the allocation of a batch system takes; None where there is none."""
+    if tasks := variable("SLURM_NTASKS", Size, environment=environment):
+        return int(tasks)
+    cores = 0
+    for number, nodes in re.findall(r"(\d{1,9})(?:\(x(\d{1,9})\))?", environment.get("SLURM_JOB_CPUS_PER_NODE", "")):
+        cores += int(number) * int(nodes or 1)
+    if cores:
+        return max(1, cores // (variable("SLURM_CPUS_PER_TASK", Count, environment=environment) or 1))
+    return len(_pbs(environment)) or None
+
+
+def threads_per_rank(ranks: int, environment: Mapping[str, str] = os.environ) -> int:
+    """The same for all cases of a study: what the user or the batch system says, else a share of the cores here."""
+    for name in ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK"):
+        if threads := variable(name, Count, environment=environment):
+            return int(threads)
+    nodes = variable("SLURM_JOB_NUM_NODES", Count, environment=environment) or len({*_pbs(environment)}) or 1
+    return max(1, len(os.sched_getaffinity(0)) // -(-ranks // nodes))
+
+
+def _pbs(environment: Mapping[str, str]) -> list[str]:
+    """The nodes of an allocation by PBS, once for each rank."""
+    nodefile = Path(environment.get("PBS_NODEFILE") or os.devnull)
+    return read(nodefile, 1 << 26).decode(errors="replace").split() if nodefile.is_file() else []
+
+
+class Steps:
+    """The jobs of a study.
+
+    arguments : of `pdgemm` in each of them; the cases are added.   tell : hears a line for people.
+    """
+
+    def __init__(
+        self, launcher: Launcher, path: Path, arguments: Sequence[str], threads: int, tell: Callable[[str], object]
+    ) -> None:
+        self._launcher, self._path, self._arguments, self._tell = launcher, path, [*arguments], tell
+        typed = shlex.join(["pdgemm", *arguments])
+        outside = {x: value for x, value in os.environ.items() if not x.startswith(_INSIDE) or x.startswith(_ASKED)}
+        self._environment = outside | {"OMP_NUM_THREADS": str(threads), COMMAND: typed}
+
+    def run(self, todo: Sequence[Case], wanted: Sequence[Case]) -> int:
+        """The exit code: 0 if all was measured and is right, 1 if not, 2 if a job says that its input is bad."""
+        good = True
+        for ranks, group in groupby(todo, lambda case: case.ranks):
+            rest = [*group]
+            while rest:
+                before = len(records.read(self._path).attempts)
+                only = ",".join(str(wanted.index(case)) for case in rest)
+                code, errors = self.step(ranks, "--only", only)
+                tried = records.read(self._path).attempts[before:]
+                if code == BAD_INPUT and not tried:
+                    return BAD_INPUT
+                if any(ENDED_BY in line for line in errors):
+                    raise Ended
+                good &= code == 0
+                rest = rest[len(tried) :]
+                if rest and (code or not tried):
+                    said = f"its job ended with exit code {code}: {' | '.join(errors)}"
+                    record = records.failed(rest[0], said, shlex.split(self._environment[COMMAND]))
+                    records.append(self._path, record)
+                    self._tell(f"FAILED {rest[0]}: {record['error']}")
+                    rest, good = rest[1:], False
+        return 0 if good else 1
+
+    def step(self, ranks: int, *more: str) -> tuple[int, list[str]]:
+        """Exit code and last lines of errors of a job on so many ranks.  A signal ends it."""
+        process = subprocess.Popen(
+            self._launcher.command(ranks, *self._arguments, *more), env=self._environment, stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )  # fmt: skip
+        assert process.stderr is not None
+        last: deque[str] = deque(maxlen=_LINES)
+        reader = Thread(target=_pass_on, args=(process.stderr, last), daemon=True)
+        reader.start()
+        try:
+            code = process.wait()
+        except BaseException:
+            self._end(process)
+            raise
+        reader.join(_GRACE)
+        return (code if code >= 0 else 128 - code), [*last]
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        """Gently, then not; SIGUSR1 is what launchers hand on to the ranks."""
+        for number, grace in ((signal.SIGUSR1, _GRACE), (signal.SIGTERM, _GRACE), (signal.SIGKILL, None)):
+            process.send_signal(number)
+            try:
+                process.wait(grace)
+                return
+            except subprocess.TimeoutExpired:
+                continue
+
+
+def _pass_on(errors: IO[bytes], last: deque[str]) -> None:
+    for line in errors:
+        with suppress(BrokenPipeError):  # nobody reads it; the job must not wait for that
+            sys.stderr.buffer.write(line)
+            sys.stderr.flush()
+        if text := line.decode(errors="replace").strip():
+            last.append(text)

@@ -1,0 +1,107 @@
+"""What was written elsewhere, read here: JSON and variables.
+
+Nothing is computed from what they hold before it is of the types, and within the bounds, that are asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from pdgemm.arrays import dtypes
+from pdgemm.errors import ArgumentError
+
+Kind = TypeVar("Kind")
+LARGEST = 1 << 62  # of whole numbers: with their sums, what 64 bits hold
+Count = Annotated[int, Meta(ge=1, le=1 << 31)]  # of ranks, threads, cores
+Size = Annotated[int, Meta(ge=0, le=LARGEST)]  # of elements, bytes
+Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+Figure = Annotated[float, Meta(ge=0, le=1e30)]  # words, flops, shares
+Positive = Annotated[float, Meta(ge=1e-30, le=1e30)]  # its inverse is a figure, too
+_DTYPES = {x.name: x for x in {*dtypes.OPERANDS, *dtypes.RESULTS}}
+_LONGEST = 300  # characters of what is wrong
+
+
+def decoded(text: bytes | str, kind: type[Kind], what: str = "", exact: bool = False) -> Kind:
+    """JSON as a value of a type.  Raises ArgumentError: `what` it is not, the place and the fault.
+
+    exact : members that the type does not have are refused; else they are left out.
+    """
+    try:
+        found = msgspec.json.decode(text, type=kind, dec_hook=_special)
+        if exact:
+            _look_for_more(msgspec.json.decode(text), plain(found))
+    except (ValueError, RecursionError) as bad:
+        raise ArgumentError(_told(what, bad)) from bad
+    return found
+
+
+def converted(given: Any, kind: type[Kind], what: str = "", exact: bool = False, strict: bool = True) -> Kind:
+    """The same of what JSON was made into; strict False: "12" may be a number."""
+    try:
+        found = msgspec.convert(given, kind, dec_hook=_special, str_keys=True, strict=strict)
+        if exact:
+            _look_for_more(given, plain(found))
+    except (ValueError, RecursionError) as bad:
+        raise ArgumentError(_told(what, bad)) from bad
+    return found
+
+
+def plain(x: Any) -> Any:
+    """What `converted` takes and JSON can say."""
+    return msgspec.to_builtins(x, str_keys=True, enc_hook=_plain)
+
+
+def variable(name: str, kind: Any, what: str = "", environment: Mapping[str, str] = os.environ) -> Any:
+    """The value of a variable; None where it is not set, or empty.
+
+    what : in words; ArgumentError is raised for anything else.  "": then it says nothing, as it is a launcher's.
+    """
+    said = environment.get(name, "").strip()
+    try:
+        return converted(said, kind, strict=False) if said else None
+    except ArgumentError as bad:
+        if not what:
+            return None
+        raise ArgumentError(f"{name} is {what}, got {_short(said)!r}") from bad
+
+
+def _special(kind: type, given: Any) -> Any:
+    """Types that the library does not know."""
+    if kind is np.dtype:
+        if not isinstance(given, str) or given not in _DTYPES:
+            raise ValueError(f"no type of elements: {_short(repr(given))}")
+        return _DTYPES[given]
+    raise NotImplementedError(kind)
+
+
+def _plain(x: Any) -> Any:
+    return x.name if isinstance(x, np.dtype) else x.item() if isinstance(x, np.generic) else repr(x)
+
+
+def _look_for_more(given: Any, known: Any, place: str = "$") -> None:
+    """Raises ValueError for what `given` has more than `known`, which was made of it, and for numbers too large."""
+    if isinstance(given, dict):
+        for name, x in given.items():
+            if name not in known:
+                raise ValueError(f"there is no {_short(name)!r} in it - at `{place}`")
+            _look_for_more(x, known[name], f"{place}.{name}")
+    elif isinstance(given, list):
+        for number, (x, y) in enumerate(zip(given, known)):
+            _look_for_more(x, y, f"{place}[{number}]")
+    elif type(given) is int and abs(given) > LARGEST:
+        raise ValueError(f"Integer value out of range - at `{place}`")
+
+
+def _told(what: str, bad: Exception) -> str:
+    fault = "nested too deeply" if isinstance(bad, RecursionError) else _short(str(bad))
+    return f"{what}: {fault}" if what else fault
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
