@@ -30,7 +30,7 @@ from importlib import import_module
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers")]
 
 from attacks.trial import ATTACKS, KINDS, Finding, Told, Trial, end_all  # noqa: E402
 

@@ -93,7 +93,7 @@ done
 
 if [ $selected = no ]; then
     case " $ranks " in *' 9 '*)     # a grid of 2 x 2 x 3
-        tests '12 ranks' mpiexec -n 12 "${parallel[@]}" tests/test_algorithms.py ;;
+        tests '12 ranks' mpiexec -n 12 "${parallel[@]}" tests/mpi/test_algorithms.py ;;
     esac
     status=0
     reason=$(scripts/hosts.sh 1 true 2>&1) || status=$?
@@ -108,7 +108,7 @@ if [ $selected = no ]; then
             n=$((hosts * each))
             case " $ranks " in *" $n "*) ;; *) continue ;; esac
             tests "$hosts hosts, $n ranks" scripts/hosts.sh "$hosts" \
-                mpirun -n "$n" --map-by "ppr:$each:node" "${parallel[@]}" tests/across_hosts.py
+                mpirun -n "$n" --map-by "ppr:$each:node" "${parallel[@]}" tests/cluster/across_hosts.py
         done
         about=''
     elif [ $status = 3 ]; then
@@ -123,7 +123,7 @@ if [ $selected = no ]; then
     cluster=$results/cluster
     reason=$(scripts/slurm_cluster.sh up "$cluster" 2>&1 >&3) || status=$?
     case $status in
-        0) SLURM_CONF=$cluster/slurm.conf tests 'slurm' "${pytest[@]}" tests/test_slurm.py ;;
+        0) SLURM_CONF=$cluster/slurm.conf tests 'slurm' "${pytest[@]}" tests/cluster/test_slurm.py ;;
         3) record 'slurm' 0 0 0 0 "not run, because ${reason##*sh: }" ;;
         *) printf '%s\n' "$reason" >&2 && record 'slurm' 0 1 0 0 'its cluster does not start' ;;
     esac
@@ -140,7 +140,7 @@ if [ $selected = no ]; then
         for n in 1 2 4; do
             case " $ranks " in *" $n "*) ;; *) continue ;; esac
             tests "Debian MPI, $n rank$([ "$n" = 1 ] || echo s)" \
-                mpiexec -n "$n" "${parallel[@]}" tests/test_hdf5*.py tests/test_scalapack*.py
+                mpiexec -n "$n" "${parallel[@]}" tests/io/test_hdf5*.py tests/mpi/test_scalapack*.py
         done
     elif [ $status = 3 ]; then
         record 'Debian MPI' 0 0 0 0 "not run, because ${reason##*sh: }"

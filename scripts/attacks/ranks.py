@@ -21,7 +21,7 @@ import numpy as np
 from mpi4py import MPI
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "helpers")]
 
 from problems import DTYPES, TOLERANCE, accepted, gemm_error, grid_shapes  # noqa: E402
 

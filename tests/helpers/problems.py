@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -92,6 +93,9 @@ def gemm_error(
 
 
 TOLERANCE = 3.0
+
+
+MPIEXEC = shutil.which("mpiexec")
 
 
 def outside_a_launcher() -> dict[str, str]:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from problems import outside_a_launcher
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "hosts.sh"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "hosts.sh"
 
 
 def hosts(*arguments: str, **environment: str) -> Any:

@@ -21,6 +21,7 @@ from pdgemm.cli import commands as cli
 from pdgemm.cli.param_types import NUMBER
 from pdgemm.devices.gpu_binding import local_rank
 from pdgemm.errors import ArgumentError, FileError, PdgemmError
+from pdgemm.gemm import Plan
 from pdgemm.model.machine import Machine, load_machine
 from pdgemm.planning import planner
 from pdgemm.profiling import advice, profile
@@ -55,11 +56,11 @@ def plans() -> Iterator[str]:
 
 
 def of_a_plan(path: Path) -> None:
-    plan = planner.Plan.from_json(read(path).decode(errors="surrogateescape"))
+    plan = Plan.from_json(read(path).decode(errors="surrogateescape"))
     for rank in {0, 1, plan.problem.size - 1}:
         plan.traffic(rank), plan.buffers(rank), plan.extra_bytes(rank)
     assert str(plan) and plan.total_words >= 0 and plan.cost >= 0
-    assert planner.Plan.from_json(plan.to_json()) == plan
+    assert Plan.from_json(plan.to_json()) == plan
 
 
 def of_a_machine(path: Path) -> None:
@@ -265,7 +266,7 @@ def test_a_plan_whose_parts_do_not_fit(old: str, new: str, said: str) -> None:
     text = planner.plan_product(problem(case, Machine())).to_json()
     assert re.search(old, text)
     with pytest.raises(ArgumentError, match=f"not a plan.*{said}"):
-        planner.Plan.from_json(re.sub(old, new, text))
+        Plan.from_json(re.sub(old, new, text))
 
 
 def test_a_plan_of_another_algorithm_is_refused() -> None:
@@ -273,7 +274,7 @@ def test_a_plan_of_another_algorithm_is_refused() -> None:
     text = planner.plan_product(problem(case, Machine())).to_json()
     for other in ("Stationary", "Cannon", "Inner", "Layered", "Product"):
         with pytest.raises(ArgumentError, match="not a plan"):
-            planner.Plan.from_json(text.replace('"algorithm": "Summa"', f'"algorithm": "{other}"'))
+            Plan.from_json(text.replace('"algorithm": "Summa"', f'"algorithm": "{other}"'))
 
 
 def test_a_record_may_name_a_file_that_is_no_text(tmp_path: Path) -> None:

@@ -15,8 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from problems import outside_a_launcher
-from test_cli import MPIEXEC
+from problems import MPIEXEC, outside_a_launcher
 
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.model.machine import Machine
@@ -203,7 +202,7 @@ def test_launchers() -> None:
 
 JOB = """
 import json, sys
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 from pathlib import Path
 from test_scaling import cases, record, records
 ranks, path = int(sys.argv[1]), Path({path!r})
@@ -228,7 +227,9 @@ for number in map(int, sys.argv[-1].split(",")):
 )
 def test_a_job_that_fails_takes_nothing_along(tmp_path: Path, act: str, code: int, statuses: list[str]) -> None:
     path, job = tmp_path / "s.jsonl", tmp_path / "job.py"
-    job.write_text(JOB.format(tests=str(Path(__file__).parent), path=str(path), act=act))
+    here = Path(__file__).parent
+    tests = [str(here), str(here.parent / "helpers")]
+    job.write_text(JOB.format(tests=tests, path=str(path), act=act))
     wanted = cases("strong", [(8, 8, 8), (9, 9, 9)], [1, 2, 3])
     told: list[str] = []
     steps = Steps(Launcher(f"{sys.executable} {job} {{ranks}}"), path, [], 1, told.append)

@@ -17,14 +17,14 @@ from pdgemm.instrument.recorder import Traffic
 from pdgemm.model.machine import Link, Machine
 from pdgemm.planning import planner
 from pdgemm.planning.candidates import Problem, ways
-from pdgemm.planning.planner import Plan, candidates
+from pdgemm.planning.planner import ProductPlan, candidates
 from pdgemm.schedules import Inner, Summa
 
 DOUBLE = np.dtype("d")
 FORCED = ["auto", "summa", "stationary_a", "stationary_b", "cannon", "2.5d", "row", "column", "inner"]
 
 
-def plan_product(A: Layout, B: Layout, C: Layout, size: int, **options: Any) -> Plan:
+def plan_product(A: Layout, B: Layout, C: Layout, size: int, **options: Any) -> ProductPlan:
     accumulate = options.pop("accumulate")
     width = planner.panel_width(options.pop("panel_width", None), accumulate)
     plain, lookahead, mover = options.pop("plain", True), options.pop("lookahead", 1), options.pop("mover", "ibcast")
@@ -99,7 +99,7 @@ def test_what_is_sent_is_received_and_the_total_is_the_sum(
     assert total.messages_sent == total.messages_received
 
 
-def moved(plan: Plan) -> list[str]:
+def moved(plan: ProductPlan) -> list[str]:
     return [name for name, _ in plan.moves]
 
 

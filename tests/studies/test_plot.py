@@ -547,7 +547,7 @@ def test_commands_as_the_user_typed_them() -> None:
 
 @pytest.mark.skipif(shutil.which("mpiexec") is None, reason="no mpiexec on PATH")
 def test_two_studies_and_their_report_from_one_command(tmp_path: Path) -> None:
-    script = Path(__file__).resolve().parent.parent / "scripts" / "study.sh"
+    script = Path(__file__).resolve().parents[2] / "scripts" / "study.sh"
     command = [str(script), str(tmp_path), "--ranks", "1,2", "--strong", "96,96,96", "--weak", "64,64,64"]
     command += ["--repeats", "2", "--no-calibrate"]
     for measured in ("of them done", "2 of them done"):  # the second time nothing is left to be measured

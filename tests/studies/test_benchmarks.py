@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from problems import outside_a_launcher
 
-SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 SAID = {
     "bench_layouts.py 24 30x5x7 --repeats 2": ["24 x 24 x 24", "30 x 5 x 7", "blocks of 64", "1D columns"],
     "bench_overhead.py --repeats 1": ["pdgemm(1, A, B, 0, C)", "shared", "ring", "a persistent request"],

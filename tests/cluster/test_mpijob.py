@@ -14,7 +14,7 @@ import pytest
 from problems import TOLERANCE, gemm_error
 
 yaml = pytest.importorskip("yaml")
-MANIFEST = Path(__file__).resolve().parent.parent / "slurm" / "mpijob.yaml"
+MANIFEST = Path(__file__).resolve().parents[2] / "slurm" / "mpijob.yaml"
 # of MPIJobSpec and RunPolicy in kubeflow.org/v2beta1
 SPEC = {"slotsPerWorker", "runPolicy", "mpiReplicaSpecs", "sshAuthMountPath", "launcherCreationPolicy"}
 SPEC |= {"mpiImplementation", "runLauncherAsWorker"}

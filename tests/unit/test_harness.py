@@ -30,7 +30,10 @@ def run(folder: Path, source: str, *options: str, launcher: str = "mpiexec -n 3"
     """Run the source as a test file: .code, .out (stdout), .err, .text (both), .summary (None: not written)."""
     (folder / "test_it.py").write_text(textwrap.dedent(source))
     result = folder / "summary.json"
-    env = outside_a_launcher() | {"PYTHONPATH": str(Path(__file__).parent), "PDGEMM_TEST_SUMMARY": str(result)}
+    env = outside_a_launcher() | {
+        "PYTHONPATH": str(Path(__file__).parents[1] / "helpers"),
+        "PDGEMM_TEST_SUMMARY": str(result),
+    }
     env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # only the plugins that matter: a quicker start
     env.pop("PYTEST_ADDOPTS", None)
     plugins = "-p pytest_timeout -p pytest_mpi -p mpi_report -p no:cacheprovider"

@@ -17,9 +17,8 @@ import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from problems import TOLERANCE, gemm_error
+from problems import MPIEXEC, TOLERANCE, gemm_error
 
-MPIEXEC = shutil.which("mpiexec")
 pytestmark = pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec on PATH")
 
 

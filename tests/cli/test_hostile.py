@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from problems import outside_a_launcher
 
-SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "hostile.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "hostile.py"
 COMMAND, CALL = "products.command:1", "products.calls:1:0"  # products that are not refused
 pytestmark = pytest.mark.skipif(shutil.which("mpiexec") is None, reason="no mpiexec on PATH")
 

@@ -1,7 +1,7 @@
 """slurm/*.sbatch as a user submits them, on the cluster of scripts/slurm_cluster.sh:
 
     scripts/slurm_cluster.sh up DIR
-    SLURM_CONF=DIR/slurm.conf pytest tests/test_slurm.py
+    SLURM_CONF=DIR/slurm.conf pytest tests/cluster/test_slurm.py
     scripts/slurm_cluster.sh down DIR
 
 Jobs start from a bare environment: what they know of this machine comes from a site file of the tests' own.  Every wait
@@ -28,7 +28,7 @@ import numpy as np
 import pytest
 from problems import TOLERANCE, gemm_error
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "slurm"
 CLUSTER = ROOT / "scripts" / "slurm_cluster.sh"
 RUNNING = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "STAGE_OUT"}

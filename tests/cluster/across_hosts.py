@@ -1,6 +1,6 @@
 """What pdgemm counts as sent from host to host is what the hosts' network cards count.
 
-    scripts/hosts.sh 2 mpirun -n 4 --map-by ppr:2:node python -m pytest --with-mpi -m mpi tests/across_hosts.py
+    scripts/hosts.sh 2 mpirun -n 4 --map-by ppr:2:node python -m pytest --with-mpi -m mpi tests/cluster/across_hosts.py
 
 on 2 hosts with 2 ranks each; with -s it prints the figures.  `scripts/test.sh` runs it on 2 x 1, 2 x 2 and 3 x 2.
 
