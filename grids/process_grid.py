@@ -15,9 +15,10 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm.blas.threads import crowded, share_cores
-from pdgemm.errors import GridError, refuse_freed, together
+from pdgemm.errors import GridError
 from pdgemm.grids.node_memory import NodeMemory
 from pdgemm.support import watchdog
+from pdgemm.support.agreement import check_not_freed, together
 from pdgemm.support.json_input import Count, Size, variable
 
 WORK_GRIDS = 8  # kept for products to come; each has three communicators
@@ -71,7 +72,7 @@ class ProcessGrid:
         layers: int = 1,
         ranks: Sequence[int] | None = None,
     ) -> None:
-        base = watchdog.met_on(MPI.COMM_WORLD if comm is None else comm)
+        base = watchdog.watched(MPI.COMM_WORLD if comm is None else comm)
         with (agreed := together(base)) as said:
             nodes = _Nodes()
             agreed.flag = not _has_duplicate(base)  # a rank that left a grid by an error of its own has kept it
@@ -103,7 +104,7 @@ class ProcessGrid:
         place : the ranks, layer by layer, row by row.  Collective where the grid is new; the last WORK_GRIDS stay
         until the communicator's last grid is freed, so that a product like an earlier one sets up nothing.
         """
-        refuse_freed(self.comm)
+        check_not_freed(self.comm)
         if (self.shape, self.layers, self.place) == (shape, layers, place):
             return self
         kept, key = self._shared.work_grids, (shape, layers, place)
@@ -198,7 +199,7 @@ class ProcessGrid:
         part : the other's communicator may have more; None if it lacks one that has a place here.
         """
         for grid in (self, other):
-            refuse_freed(grid.comm)
+            check_not_freed(grid.comm)
         relation = MPI.IDENT if self.comm is other.comm else MPI.Group.Compare(self._shared.group, other._shared.group)
         if relation == MPI.IDENT:
             return self.place
@@ -225,7 +226,7 @@ class ProcessGrid:
                 grid._disconnect()
             self._shared.node.Free()
             self._shared.group.Free()
-            watchdog.forget(self._shared.comm)
+            watchdog.unregister(self._shared.comm)
             self._shared.comm.Free()
 
     def __enter__(self) -> ProcessGrid:
@@ -255,7 +256,7 @@ class _Shared:
     def __init__(self, comm: MPI.Intracomm, nodes: _Nodes) -> None:
         self.comm = comm.Dup()
         self.group = self.comm.Get_group()
-        watchdog.watch(self.comm)
+        watchdog.register(self.comm)
         self.users = 0
         self.work_grids: dict[Any, ProcessGrid] = {}
         self.node = MPI.Intracomm(self.comm.Split_type(MPI.COMM_TYPE_SHARED))

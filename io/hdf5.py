@@ -34,7 +34,7 @@ import numpy as np
 import pdgemm
 from pdgemm.arrays.device import HOST
 from pdgemm.arrays.dtypes import BFLOAT16, OPERANDS, RESULTS, element_type, names, rank
-from pdgemm.errors import DTypeError, FileError, together
+from pdgemm.errors import DTypeError, FileError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.spans import taking, timed
 from pdgemm.io.atomic import check_writable, on_root, replacing
@@ -43,6 +43,7 @@ from pdgemm.io.pieces import Transfer
 from pdgemm.io.stored import Stored, check_names, check_target, check_unchanged, inspect, unit
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import Block, DistMatrix, communicator_of, meet
+from pdgemm.support.agreement import together
 from pdgemm.support.files import reserve
 
 Progress = Callable[[int, int], object]

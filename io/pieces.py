@@ -16,10 +16,10 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm.algorithms.redistribution import redistribute
-from pdgemm.errors import Shield, raise_together, together
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.io.checksum import bilinear, text, zero
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.support.agreement import GuardedCallback, agree, together
 from pdgemm.support.files import file_error
 
 ELEMENTS = 1 << 19  # of a rank's share of a piece
@@ -97,7 +97,7 @@ def open_on_all(
         file = opening()
     except Exception as bad:
         error = file_error(path, bad)
-    raise_together(comm, error)
+    agree(comm, error)
     assert file is not None
     try:
         yield file
@@ -109,7 +109,7 @@ def open_on_all(
         closing(file)  # what was written may be found to have no room only now
     except Exception as bad:
         error = file_error(path, bad)
-    raise_together(comm, error)
+    agree(comm, error)
 
 
 def write(matrix: DistMatrix, put: Transfer, unit: tuple[int, int], progress: Progress | None = None) -> None:
@@ -144,7 +144,7 @@ def _each(
     matrix: DistMatrix, unit: tuple[int, int], progress: Progress | None
 ) -> Iterator[tuple[DistMatrix, DistMatrix, tuple[int, int]]]:
     """Each piece as a part of the matrix, and as it meets the file; where this rank's share begins."""
-    comm, base, notify = matrix.grid.comm, matrix.grid.base, Shield(progress)
+    comm, base, notify = matrix.grid.comm, matrix.grid.base, GuardedCallback(progress)
     m, n = matrix.distribution.rows, matrix.distribution.cols
     found = cut(matrix.shape, unit, comm.size, (m.block * m.parts, n.block * n.parts))
     staged = None
@@ -157,4 +157,4 @@ def _each(
         row, col, _ = piece.share(comm.rank)
         yield matrix[rows, cols], staged, (row, col)
         notify(number, len(found))
-    raise_together(comm, notify.error)
+    agree(comm, notify.error)

@@ -20,11 +20,12 @@ from pdgemm.arrays.device import Array, empty, of, shadow, writeable
 from pdgemm.arrays.element_functions import slabs
 from pdgemm.arrays.elementwise import CONJUGATE, CONVERT, Combine, scale
 from pdgemm.blas.local_gemm import BLAS_INT, EXACT_WIDTH, gemm_accumulate
-from pdgemm.errors import ArgumentError, DeviceError, DTypeError, GridError, LayoutError, together
+from pdgemm.errors import ArgumentError, DeviceError, DTypeError, GridError, LayoutError
 from pdgemm.instrument.spans import timed
 from pdgemm.matrix.argument_checks import accumulation, as_scalar, op_letter, overlap
 from pdgemm.matrix.batch import Batch, BatchReport, arrays, empty_items
 from pdgemm.model.formulas import gemm_flops
+from pdgemm.support.agreement import together
 
 CHUNK_BYTES = 1 << 20  # temporaries of this size stay in cache
 DEVICE_CHUNK_BYTES = 1 << 28  # of a device, to which a call costs more

@@ -16,7 +16,6 @@ from mpi4py import MPI
 from pdgemm.algorithms.accumulator import SLAB_ROWS
 from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.blas.local_gemm import gemm_accumulate
-from pdgemm.errors import Shield
 from pdgemm.gemm import pdgemm
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Recorder
@@ -26,6 +25,7 @@ from pdgemm.model.machine import Link, Machine, touched
 from pdgemm.movers import BY_MPI
 from pdgemm.movers.pipeline import PanelRing, Slot, Transfers
 from pdgemm.movers.shift import shift
+from pdgemm.support.agreement import GuardedCallback
 
 DTYPES = ("float32", "float64", "complex64", "complex128")
 WIDTHS = (8, 32, 128, 512)
@@ -40,7 +40,7 @@ def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None
     All ranks compute and send at the same time, as they do in a product.  Links between nodes are measured where
     the ranks are on several, by one rank of each; else, and where there is one rank, the defaults stay.
     """
-    default, done, notify = Machine(), iter(range(1, 9)), Shield(progress)
+    default, done, notify = Machine(), iter(range(1, 9)), GuardedCallback(progress)
 
     def step() -> None:
         notify(next(done), 8)

@@ -15,15 +15,7 @@ from pdgemm.algorithms.transport import nodes, private, reached
 from pdgemm.arrays import device as devices
 from pdgemm.arrays import dtypes
 from pdgemm.arrays.integers import as_count
-from pdgemm.errors import (
-    ArgumentError,
-    DeviceError,
-    GridError,
-    LayoutError,
-    MemoryLimitError,
-    NodeMemoryError,
-    together,
-)
+from pdgemm.errors import ArgumentError, DeviceError, GridError, LayoutError, MemoryLimitError, NodeMemoryError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.process_grid import ProcessGrid
@@ -47,6 +39,7 @@ from pdgemm.planning.algorithm_grids import ALGORITHMS
 from pdgemm.planning.candidates import Problem, Way
 from pdgemm.planning.planner import ProductPlan, fits, panel_width, plan_product, with_moves
 from pdgemm.schedules.product import READ
+from pdgemm.support.agreement import together
 
 
 def pdgemm(

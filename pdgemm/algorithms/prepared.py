@@ -20,7 +20,7 @@ from pdgemm.arrays.device import Array
 from pdgemm.arrays.elementwise import CONVERT
 from pdgemm.blas.threads import threads
 from pdgemm.devices.streams import recorder_of
-from pdgemm.errors import ArgumentError, Shield, raise_together, refuse_freed, together
+from pdgemm.errors import ArgumentError
 from pdgemm.grids.layout import Layout
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument import spans
@@ -32,6 +32,7 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.movers.node_arrays import Neighbours
 from pdgemm.planning.planner import ProductPlan
 from pdgemm.schedules import Cannon, Inner, Layered, Product, Stationary, Summa
+from pdgemm.support.agreement import GuardedCallback, agree, check_not_freed, together
 
 SMALL = 1 << 14  # bytes of buffers that a C may keep to be formed again
 FEW = 64  # panels, of a kilobyte of views each, likewise
@@ -100,7 +101,7 @@ class Prepared:
         start = perf_counter()
         with together(self._matrices[0].grid.comm, check) as said:
             for matrix in self._matrices:
-                refuse_freed(matrix.grid.comm)
+                check_not_freed(matrix.grid.comm)
             beta = beta_of(beta, self._matrices[2], self.plan)
             said += [f"a prepared product, beta={beta}", self.plan.description]
         return self.run(beta, start)
@@ -121,7 +122,7 @@ class Prepared:
         comm, reports, trace = A.grid.comm, list[MoveReport](), spans.active()
         if trace:
             trace.add((HOST, "plan", start, perf_counter()))
-        recorder, notify = recorder_of(C.stored), Shield(progress)
+        recorder, notify = recorder_of(C.stored), GuardedCallback(progress)
         recorder.hold(self._bytes)
 
         def move(name: str, x: Array, beta: Any, y: Array) -> None:
@@ -158,7 +159,7 @@ class Prepared:
         if trace:
             trace.add((HOST, "pdgemm", start, end, 0, lambda: report().as_dict()))
         if agreed:
-            raise_together(comm, notify.error)
+            agree(comm, notify.error)
         elif notify.error is not None:
             raise notify.error
         return C

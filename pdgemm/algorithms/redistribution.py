@@ -15,7 +15,7 @@ from pdgemm.arrays.dtypes import fits, wire
 from pdgemm.arrays.elementwise import Combine, scale
 from pdgemm.arrays.integers import as_count
 from pdgemm.devices.streams import recorder_of
-from pdgemm.errors import ArgumentError, DeviceError, DTypeError, GridError, LayoutError, MemoryLimitError, together
+from pdgemm.errors import ArgumentError, DeviceError, DTypeError, GridError, LayoutError, MemoryLimitError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.index_runs import Pairing
 from pdgemm.grids.layout import Layout, Order
@@ -28,6 +28,7 @@ from pdgemm.matrix.distmatrix import DistMatrix, all_shared, layout_on, meet, ne
 from pdgemm.movers.block_copy import copy_blocks
 from pdgemm.movers.node_arrays import Neighbours
 from pdgemm.schedules.exchange import Exchange, best_places, plan_exchange
+from pdgemm.support.agreement import together
 
 
 def redistribute(

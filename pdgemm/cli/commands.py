@@ -25,7 +25,8 @@ from pdgemm.cli import options
 from pdgemm.cli.param_types import BLOCK, BYTES, DATASET, GRID, MNK, NUMBER, SHAPE, Dataset
 from pdgemm.cli.scaling import inside_job, plot, scaling
 from pdgemm.devices import gpu_binding
-from pdgemm.errors import ArgumentError, PdgemmError, check_together
+from pdgemm.errors import ArgumentError, PdgemmError
+from pdgemm.support.agreement import agree
 
 if TYPE_CHECKING:
     from pdgemm.planning.estimates import Question
@@ -479,7 +480,7 @@ def main() -> None:
     if rank:  # help, results and plain errors come from rank 0
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
-        check_together(MPI.COMM_WORLD, None, f"pdgemm {shlex.join(sys.argv[1:])}")
+        agree(MPI.COMM_WORLD, None, f"pdgemm {shlex.join(sys.argv[1:])}")
         # all ranks were given the same command, and get to the same end; these need one only
         code = 0 if rank and name in WITHOUT_MPI else _code(rank, debug)
     except ArgumentError as bad:

@@ -18,8 +18,9 @@ from mpi4py import MPI
 
 from pdgemm.arrays.device import REMEDY, Array, Device, Reach
 from pdgemm.devices import gpu_aware_mpi
-from pdgemm.errors import DeviceError, together
+from pdgemm.errors import DeviceError
 from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.support.agreement import together
 
 with warnings.catch_warnings():  # that it is not installed, which `available` tells
     warnings.simplefilter("ignore")

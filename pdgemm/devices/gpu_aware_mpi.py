@@ -16,7 +16,8 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm.arrays.device import Device, named, to_host
-from pdgemm.errors import ArgumentError, together
+from pdgemm.errors import ArgumentError
+from pdgemm.support.agreement import together
 
 SIZES = (1, 1 << 10, 1 << 16, 1 << 20)  # words of 8 bytes
 _PATIENCE = 30  # seconds for a child process

@@ -13,8 +13,9 @@ from pdgemm.arrays import dtypes
 from pdgemm.arrays.device import Array, address, shadow, writeable
 from pdgemm.arrays.integers import as_count, shown
 from pdgemm.blas.local_gemm import BLAS_INT
-from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError, refuse_freed
+from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.support.agreement import check_not_freed
 
 _NUMBERS: Any = (Number, np.number, dtypes.BFLOAT16.type)
 _KINDS = "sums are complex, real or whole numbers where C is, and A and B no more than that"
@@ -34,7 +35,7 @@ def check_matrices(**given: object) -> None:
     for name, x in given.items():
         if not isinstance(x, DistMatrix):
             raise DTypeError(f"{name} is a DistMatrix, got {type(x).__name__}")
-        refuse_freed(x.grid.comm)
+        check_not_freed(x.grid.comm)
 
 
 def as_scalar(given: object, dtype: np.dtype, name: str) -> Any:

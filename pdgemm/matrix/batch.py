@@ -22,11 +22,12 @@ from pdgemm.arrays.element_functions import slabs
 from pdgemm.arrays.elementwise import CONVERT
 from pdgemm.arrays.integers import as_count, as_whole
 from pdgemm.blas.local_gemm import leading
-from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError, together
+from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.matrix.gather import MESSAGE_BYTES
 from pdgemm.model.formulas import gemm_flops
-from pdgemm.support.watchdog import met_on
+from pdgemm.support.agreement import together
+from pdgemm.support.watchdog import watched
 
 Items = Any  # an array (items, rows, columns), or a list of matrices
 
@@ -77,7 +78,7 @@ class Batch:
                 ranks.  No copy, but of a sequence of matrices that are all of one shape.  NumPy's or a device's, as
                 in `DistMatrix.from_local`; the same on all ranks.
         """
-        with together(met_on(comm)) as said:
+        with together(watched(comm)) as said:
             said.append("Batch.from_local")
             given, shapes, dtype = _parsed(items)
             names = set[str]()
@@ -105,7 +106,7 @@ class Batch:
 
         owner : (items), ranks, such as `balance` gives; by default contiguous blocks of equal size.
         """
-        with together(met_on(comm)) as said:
+        with together(watched(comm)) as said:
             given, shapes, dtype = _parsed(items)
             if any(devices.of(x) for x in (given if isinstance(given, list) else [given])):
                 raise DeviceError("what every rank has is on the host: Batch.from_local takes a device's arrays")

@@ -15,22 +15,14 @@ from pdgemm.arrays.dtypes import element_type
 from pdgemm.arrays.elementwise import CONJUGATE, CONVERT, set_elements
 from pdgemm.arrays.integers import as_whole, shown
 from pdgemm.blas.local_gemm import leading
-from pdgemm.errors import (
-    ArgumentError,
-    DeviceError,
-    GridError,
-    LayoutError,
-    NodeMemoryError,
-    OutOfMemoryError,
-    refuse_freed,
-    together,
-)
+from pdgemm.errors import ArgumentError, DeviceError, GridError, LayoutError, NodeMemoryError, OutOfMemoryError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.matrix import numpy_functions
 from pdgemm.matrix.gather import block_index, collect, collect_everywhere, deal
 from pdgemm.matrix.norms import norm
+from pdgemm.support.agreement import check_not_freed, together
 
 Block = int | tuple[int, int] | None
 
@@ -74,7 +66,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
         plain: bool = True,
     ) -> None:
         """Not collective and unchecked: use `from_local`."""
-        refuse_freed(grid.comm)
+        check_not_freed(grid.comm)
         self._stored = stored
         self.grid = grid
         self.distribution = distribution
@@ -333,7 +325,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
 
         Raises GridError where the two grids are not over the same ranks.
         """
-        refuse_freed(self.grid.comm)
+        check_not_freed(self.grid.comm)
         if self._layout is not None and self._layout[0] is grid.comm:
             return self._layout[1]
         place = self.grid.place_in(grid)
@@ -387,7 +379,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
             view, filled = self[key], np.zeros(1, self.dtype)
             said += ["A[i0:i1, j0:j1] = ...", key]
             if isinstance(value, DistMatrix):
-                refuse_freed(value.grid.comm)
+                check_not_freed(value.grid.comm)
                 said.append("to a matrix")
             elif np.ndim(value) == 0:
                 filled[:] = value  # raises what cannot be an element
@@ -549,7 +541,7 @@ class DistMatrix(np.lib.mixins.NDArrayOperatorsMixin):
 
     def _check_layout(self, other: DistMatrix) -> None:
         for matrix in (self, other):
-            refuse_freed(matrix.grid.comm)
+            check_not_freed(matrix.grid.comm)
         if not self.same_layout(other):
             raise LayoutError(
                 f"layouts differ: {self.distribution} on a {self.grid} grid and "
@@ -589,7 +581,7 @@ def communicator_of(grid: ProcessGrid) -> MPI.Intracomm:
 def meet(grid: ProcessGrid, name: str) -> Device | None:
     """The device of a name, when the ranks know how they reach its memory.  Collective over the grid."""
     comm = communicator_of(grid)
-    refuse_freed(comm)
+    check_not_freed(comm)
     if isinstance(name, str) and name == devices.HOST:
         return None
     with together(comm) as said:

@@ -8,9 +8,10 @@ from mpi4py import MPI
 from pdgemm.arrays.device import Array, to_host
 from pdgemm.arrays.element_functions import slabs
 from pdgemm.arrays.integers import shown
-from pdgemm.errors import ArgumentError, together
+from pdgemm.errors import ArgumentError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.support.agreement import together
 
 
 def norm(local: Array, layout: Distribution, grid: ProcessGrid, kind: str | int | float) -> float:

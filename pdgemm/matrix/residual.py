@@ -12,9 +12,10 @@ from pdgemm.arrays import dtypes
 from pdgemm.arrays.device import to_host
 from pdgemm.arrays.element_functions import element_function, slabs
 from pdgemm.arrays.integers import as_count, as_seed
-from pdgemm.errors import ArgumentError, LayoutError, together
+from pdgemm.errors import ArgumentError, LayoutError
 from pdgemm.matrix.argument_checks import as_scalar, check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.support.agreement import together
 
 # what of |A||B| the rounding of both operands changes; tensor cores may cut off what does not fit tf32
 _ROUNDED = {None: 0.0, "float32": 2.0**-23, "tf32": 2.0**-9, "float16": 2.0**-10, "bfloat16": 2.0**-7}

@@ -21,11 +21,12 @@ from typing import Any, NamedTuple
 from mpi4py import MPI
 
 from pdgemm.blas.threads import threads
-from pdgemm.errors import ArgumentError, together
+from pdgemm.errors import ArgumentError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.spans import HOST, MOVING, Span, Trace, active, taking
 from pdgemm.io.atomic import check_writable, on_root, replacing
 from pdgemm.model.machine import Machine, machine_at_hand
+from pdgemm.support.agreement import together
 
 _PINGS = 100
 _TAG = 77

@@ -9,9 +9,10 @@ from operator import index
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.errors import GridError, together
+from pdgemm.errors import GridError
 from pdgemm.grids.process_grid import ProcessGrid, grid_shape
-from pdgemm.support.watchdog import met_on
+from pdgemm.support.agreement import together
+from pdgemm.support.watchdog import watched
 
 _contexts: dict[int, ProcessGrid] = {}
 _numbers = count()
@@ -19,7 +20,7 @@ _numbers = count()
 
 def blacs_gridinit(comm: MPI.Intracomm, nprow: int, npcol: int, order: str = "R") -> int:
     """A context: the first nprow x npcol ranks of comm, row by row ("R") or column by column ("C").  Collective."""
-    with together(met_on(comm)) as said:
+    with together(watched(comm)) as said:
         pr, pc = grid_shape(nprow * npcol, (nprow, npcol))
         said += ["blacs_gridinit", pr, pc, order[:1].upper()]
         if pr * pc > comm.size:

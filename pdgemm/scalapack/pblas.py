@@ -13,7 +13,7 @@ import numpy as np
 from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.arrays.dtypes import names
 from pdgemm.blas.local_gemm import leading
-from pdgemm.errors import ArgumentError, GridError, PdgemmError, check_together, ranks_text
+from pdgemm.errors import ArgumentError, GridError, PdgemmError
 from pdgemm.gemm import pdgemm as gemm
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.process_grid import ProcessGrid
@@ -28,6 +28,8 @@ from pdgemm.scalapack.descriptors import (
     illegal,
     whole_number,
 )
+from pdgemm.support.agreement import agree
+from pdgemm.support.text import ranks_text
 
 _TYPES = {"i": ("i4", "i8"), "s": ("f",), "d": ("d",), "c": ("F",), "z": ("D",)}  # ScaLAPACK's integers are of either
 Dtypes = tuple[np.dtype, ...]
@@ -184,7 +186,7 @@ def _checked(
     if common is None:  # there is no communicator to agree on
         raise error or GridError(f"{routine}: no context")
     if error is not None or subs[0].matrix.grid.comm is not common.comm:
-        check_together(common.comm, error, routine)  # else the others hear of an error in the check of what follows
+        agree(common.comm, error, routine)  # else the others hear of an error in the check of what follows
     return [sub.matrix for sub in subs], [x.value for x in arguments if isinstance(x, _Scalar)]
 
 
@@ -273,7 +275,7 @@ def _gemr2d(routine: str, dtypes: Dtypes, m: int, n: int,
         error = bad
     if common is None:
         raise error or GridError(f"{routine}: no context")
-    check_together(common.comm, error, f"{routine}, m={m}, n={n}")
+    agree(common.comm, error, f"{routine}, m={m}, n={n}")
     if not (m and n):
         return
     views_a, views_b = zip(*common.comm.allgather(known))

@@ -1,16 +1,16 @@
-"""A rank that waits at a meeting for one that does not come says so, and ends what can never go on.
+"""The watchdog names a rank for which the other ranks wait in vain, and ends a job that can never go on.
 
-Every collective function begins with a meeting (`errors.check_together`).  Ranks that call it with different
-arguments, or call different functions, meet there and all raise.  What is left is a rank that does not come: it raised
-an exception alone, left the program, skipped the check, or is at work on something else.  After PDGEMM_WATCHDOG seconds
-(60) a thread of a waiting rank asks those of the others where they are, and prints one line.
+Every collective function begins with a check (`agreement.together`).  Ranks that call it with different arguments, or
+call different functions, all raise an exception there.  What remains is a rank that never reaches the check: it raised
+an exception alone, left the program, skipped the check, or is still computing.  After PDGEMM_WATCHDOG seconds (60) a
+thread of a waiting rank asks the same thread of the other ranks where they are, and prints one line.
 
-It ends the job (MPI_Abort, exit code 3) where the meeting can never take place: a rank has left the program, or called
-the function with check=False, or no rank of the job is at work.  A rank that is at work may take as long as it likes;
-only where PDGEMM_WATCHDOG is set the job ends in any case.  PDGEMM_WATCHDOG=0: nobody watches.
+It ends the job (MPI_Abort, exit code 3) where the check can never complete: a rank has left the program, or called the
+function with check=False, or no rank of the job is computing.  A rank that is computing may take as long as it likes;
+only where PDGEMM_WATCHDOG is set the job ends in any case.  PDGEMM_WATCHDOG=0 switches the watchdog off.
 
-Before somebody has waited that long nothing is sent, but for one message of each rank that leaves the program, to the
-next rank, which can tell of it then.
+Before a rank has waited that long nothing is sent, except one message of each rank that leaves the program, to the next
+rank, which can report it then.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from time import monotonic, sleep
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from pdgemm import errors
-from pdgemm.errors import ArgumentError, GridError, Meetings, ranks_text
+from pdgemm.errors import ArgumentError, GridError
+from pdgemm.support import agreement
+from pdgemm.support.agreement import CheckCounter, Wait
 from pdgemm.support.json_input import Seconds, variable
+from pdgemm.support.text import ranks_text
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -36,40 +38,41 @@ if TYPE_CHECKING:
 PATIENCE = 60.0  # seconds
 CODE = 3  # exit code of a job that is ended
 _QUESTION, _ANSWER, _GOODBYE = 32001, 32002, 32003  # tags
-_TURN = 0.1  # seconds that a rank leaves to the rank before it to ask; who was asked keeps quiet
-_ANSWERS = 5.0  # seconds to answer in
-_HERE = f"{Path(__file__).parent}{os.sep}"
+_STAGGER = 0.1  # seconds by which a rank asks later than the rank before it: a rank that was asked prints nothing
+_ANSWER_SECONDS = 5.0  # within which the other ranks answer
+_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 @dataclass(frozen=True)
 class _State:
-    """What a rank answers."""
+    """The answer of a rank: the last check that it reached and skipped, and what its main thread does."""
 
-    joined: int
+    reached: int
     unchecked: int
-    waiting: bool  # for long, with nobody at work in this process
+    waiting: bool  # for long, and no other thread of its process computes
     place: str
-    ended: tuple[int, ...]  # ranks of the world that said goodbye to this one
+    ended: tuple[int, ...]  # ranks of MPI.COMM_WORLD that told this rank that they left
 
 
 _using_mpi = threading.Lock()
 _thread: threading.Thread | None = None
 _closed = False
 _process = 0
-_sent: list[Any] = []
-_ended = set[int]()  # ranks of the world
+_sent: list[Any] = []  # requests
+_ended = set[int]()  # ranks of MPI.COMM_WORLD
+_asked: dict[int, int] = {}  # by the handle of a communicator, the last check after which a lower rank asked
 
 
 def seconds() -> tuple[float, bool]:
-    """How long to wait in silence, and whether the job ends then in any case.  Raises ArgumentError."""
+    """Return for how long a rank waits in silence, and whether the job ends then in any case.  Raises ArgumentError."""
     asked = variable("PDGEMM_WATCHDOG", Seconds, "a number of seconds, 0: never")
     return (PATIENCE, False) if asked is None else (asked, True)
 
 
-def met_on(comm: MPI.Comm) -> MPI.Intracomm:
-    """A communicator that the caller gives, and a watch over waits on it.  Local.
+def watched(comm: MPI.Comm) -> MPI.Intracomm:
+    """Return the caller's communicator, and start the watchdog, which then reports long waits on it.  Local.
 
-    Raises GridError for what is none: on this rank alone, for there is nobody to agree with.
+    Raises GridError where it is no intracommunicator: on this rank alone, because there are no ranks to agree with.
     """
     global _thread, _process
     from mpi4py import MPI
@@ -87,19 +90,21 @@ def met_on(comm: MPI.Comm) -> MPI.Intracomm:
     return comm
 
 
-def watch(comm: MPI.Intracomm) -> None:
-    """From now on ranks that wait on this communicator, the library's own, ask for the others.  On all of them."""
+def register(comm: MPI.Intracomm) -> None:
+    """Let ranks that wait on this communicator of pdgemm's own ask the others over it.  Called on all its ranks."""
     if comm.size > 1 and _thread is not None:
-        errors.meetings[comm.handle] = Meetings(comm)
+        agreement.counters[comm.handle] = CheckCounter(comm)
 
 
-def forget(comm: MPI.Intracomm) -> None:
-    """The communicator is about to be freed."""
+def unregister(comm: MPI.Intracomm) -> None:
+    """Send no more messages on this communicator, which is about to be freed."""
     with _using_mpi:
-        errors.meetings.pop(comm.handle, None)
+        agreement.counters.pop(comm.handle, None)
+        _asked.pop(comm.handle, None)
 
 
 def _watch() -> None:
+    """Run in a thread of its own: answer the other ranks, and look when this rank has waited for long."""
     limit, bounded = seconds()
     looks, last = 0, None
     while True:
@@ -108,50 +113,50 @@ def _watch() -> None:
             if _closed:
                 return
             _answer()
-            waiting = errors.waiting
+            waiting = agreement.waiting
             if waiting is not last:
                 looks, last = 0, waiting
-            if waiting and monotonic() - waiting[0] > limit * 2**looks + _TURN * waiting[1].rank:
+            if waiting and monotonic() - waiting.since > limit * 2**looks + _STAGGER * waiting.comm.rank:
                 looks += 1
                 _look(waiting, bounded, looks)
 
 
-def _look(waiting: tuple[float, MPI.Comm, Meetings | None], bounded: bool, looks: int) -> None:
-    """Say who is missing, and end the job if it is to end.  A rank that was asked leaves both to the one that asks."""
+def _look(waiting: Wait, bounded: bool, looks: int) -> None:
+    """Print which ranks are missing, and end the job if it is to end; a rank that was asked leaves both to others."""
     from mpi4py import MPI
 
-    since, comm, meetings = waiting
-    if meetings is None or not _allowed():  # the caller's own communicator, on which nothing may be sent
-        # nobody knows who else waits: the first two ranks speak, for one of them may be the one that is missing
+    since, comm, counter = waiting
+    if counter is None or not _threads_may_call_mpi():  # on the caller's own communicator nothing may be sent
+        # no rank knows which others wait: the first two ranks print, because one of them may be the missing one
         text, never, quiet = "some rank did not join", False, comm.rank > 1
-    elif meetings.asked == meetings.joined:
+    elif _asked.get(comm.handle) == counter.reached:
         text, never, quiet = "some rank did not join", False, True
     else:
-        text, never = _found(meetings)
+        text, never = _missing_ranks(counter)
         quiet = False
     over = never or bounded
-    if waiting is not errors.waiting or (quiet and not (bounded and looks > 1)):
+    if waiting is not agreement.waiting or (quiet and not (bounded and looks > 1)):
         return
     end = "the job is ended" if over else "PDGEMM_WATCHDOG=SECONDS would end the job"
     where = f"rank {comm.rank} of {comm.size} has waited {monotonic() - since:.0f} s in {_place()}"
     os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"pdgemm: {where}: {text}; {end}\n".encode())
     if over:
-        sleep(0.5)  # for launchers to hand the line on
+        sleep(0.5)  # in which launchers pass the line on
         MPI.COMM_WORLD.Abort(CODE)
 
 
-def _found(meetings: Meetings) -> tuple[str, bool]:
-    """Who is missing and where, and whether they can never come."""
+def _missing_ranks(counter: CheckCounter) -> tuple[str, bool]:
+    """Ask the other ranks, and return which are missing and where they are, and whether they can never come."""
     from mpi4py import MPI
 
-    comm, number = meetings.comm, meetings.joined
-    states = _ask(meetings)
+    comm, number = counter.comm, counter.reached
+    states = _ask(counter)
     ended = _ended.union(*(state.ended for state in states.values()))
     world = MPI.Group.Translate_ranks(comm.group, [*range(comm.size)], MPI.COMM_WORLD.group)
     left = [rank for rank in range(comm.size) if world[rank] in ended]
     silent = [rank for rank in range(comm.size) if rank not in (comm.rank, *states, *left)]
     passed = [rank for rank, state in states.items() if state.unchecked >= number]
-    missing = {rank: state for rank, state in states.items() if state.joined < number}
+    missing = {rank: state for rank, state in states.items() if state.reached < number}
     parts = [f"{ranks_text(left)} left the program"] if left else []
     parts += [f"rank {rank} did not join, it is in {state.place}" for rank, state in missing.items()]
     if silent:
@@ -160,31 +165,31 @@ def _found(meetings: Meetings) -> tuple[str, bool]:
         parts.append(f"{ranks_text(passed)} went on with check=False")
     text = "; ".join(parts[:4]) or "all ranks have come"
     more = f" and {len(parts) - 4} more" if len(parts) > 4 else ""
-    everybody = comm.size == MPI.COMM_WORLD.size and not silent and _idle()
-    stuck = everybody and bool(missing) and all(state.waiting for state in missing.values())
+    all_answered = comm.size == MPI.COMM_WORLD.size and not silent and _waits_for_long()
+    stuck = all_answered and bool(missing) and all(state.waiting for state in missing.values())
     return text + more, bool(left or passed or stuck)
 
 
-def _idle() -> bool:
-    """Has this process waited for long, in its only thread, and for nobody but ranks of this job's start?"""
+def _waits_for_long() -> bool:
+    """Has the only thread of this process waited for long, and only for ranks that were started with this job?"""
     from mpi4py import MPI
 
-    waiting = errors.waiting
+    waiting = agreement.waiting
     others = (x for x in threading.enumerate() if x is not threading.main_thread())
-    if waiting is None or monotonic() - waiting[0] < seconds()[0] or not all(x.daemon for x in others):
+    if waiting is None or monotonic() - waiting.since < seconds()[0] or not all(x.daemon for x in others):
         return False
-    ranks = MPI.Group.Translate_ranks(waiting[1].group, [*range(waiting[1].size)], MPI.COMM_WORLD.group)
+    ranks = MPI.Group.Translate_ranks(waiting.comm.group, [*range(waiting.comm.size)], MPI.COMM_WORLD.group)
     return MPI.UNDEFINED not in ranks
 
 
-def _ask(meetings: Meetings) -> dict[int, _State]:
-    """The states of the other ranks, of those who answer in time."""
+def _ask(counter: CheckCounter) -> dict[int, _State]:
+    """Return the states of those other ranks that answer in time."""
     from mpi4py import MPI
 
-    comm, states, question = meetings.comm, dict[int, _State](), meetings.joined
+    comm, states, question = counter.comm, dict[int, _State](), counter.reached
     others = [rank for rank in range(comm.size) if rank != comm.rank]
     _sent.extend(comm.isend(question, rank, _QUESTION) for rank in others)
-    end, status = monotonic() + _ANSWERS, MPI.Status()
+    end, status = monotonic() + _ANSWER_SECONDS, MPI.Status()
     while len(states) < len(others) and monotonic() < end:
         _answer()
         while comm.Iprobe(tag=_ANSWER, status=status):
@@ -196,42 +201,42 @@ def _ask(meetings: Meetings) -> dict[int, _State]:
 
 
 def _answer() -> None:
-    """Hear who has left, and tell those who ask where this rank is."""
+    """Receive which ranks have left, and tell the ranks that ask where this rank is."""
     from mpi4py import MPI
 
-    if not _allowed():
+    if not _threads_may_call_mpi():
         return
     status, _sent[:] = MPI.Status(), [request for request in _sent if not request.Test()]
-    for meetings in [*errors.meetings.values()]:
-        while meetings.comm.Iprobe(tag=_GOODBYE, status=status):
-            _ended.add(meetings.comm.recv(source=status.source, tag=_GOODBYE))
-        while meetings.comm.Iprobe(tag=_QUESTION, status=status):
-            question = meetings.comm.recv(source=status.source, tag=_QUESTION)
-            if question == meetings.joined and status.source < meetings.comm.rank:
-                meetings.asked = question
-            state = _State(meetings.joined, meetings.unchecked, _idle(), _place(), tuple(_ended))
-            _sent.append(meetings.comm.isend((question, asdict(state)), status.source, _ANSWER))
+    for handle, counter in [*agreement.counters.items()]:
+        comm = counter.comm
+        while comm.Iprobe(tag=_GOODBYE, status=status):
+            _ended.add(comm.recv(source=status.source, tag=_GOODBYE))
+        while comm.Iprobe(tag=_QUESTION, status=status):
+            question = comm.recv(source=status.source, tag=_QUESTION)
+            if question == counter.reached and status.source < comm.rank:
+                _asked[handle] = question
+            state = _State(counter.reached, counter.unchecked, _waits_for_long(), _place(), tuple(_ended))
+            _sent.append(comm.isend((question, asdict(state)), status.source, _ANSWER))
 
 
-def _allowed() -> bool:
-    """Does this MPI take calls from several threads?"""
+def _threads_may_call_mpi() -> bool:
     from mpi4py import MPI
 
     return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 
 
 def _place() -> str:
-    """Where the main thread is: the line of the user's program, and the function of pdgemm that it is in."""
+    """Return where the main thread is: the line of the user's program, and the function of pdgemm that it called."""
     frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
     inside = ""
-    while frame and frame.f_code.co_filename.startswith(_HERE) and frame.f_back:
+    while frame and frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back:
         inside = f" ({frame.f_code.co_qualname})"
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}{inside}" if frame else "an unknown place"
 
 
 def _farewell() -> None:
-    """This rank leaves the program: it tells the next rank of each communicator, which tells who asks."""
+    """Tell the next rank of each communicator that this rank leaves the program; that rank tells those that ask."""
     global _closed
     from mpi4py import MPI
 
@@ -239,7 +244,7 @@ def _farewell() -> None:
         return
     with _using_mpi:
         _closed = True
-    if _allowed():
+    if _threads_may_call_mpi():
         me = MPI.COMM_WORLD.rank
-        for comm in (meetings.comm for meetings in errors.meetings.values()):
+        for comm in (counter.comm for counter in agreement.counters.values()):
             _sent.append(comm.isend(me, (comm.rank + 1) % comm.size, _GOODBYE))

@@ -116,12 +116,12 @@ CASES: dict[str, Case] = {
         lambda x: x.pdgemm.verify(x.C, 1, x.single, x.B),
         "float32",
     ),
-    "a freed A": (lambda x: x.gemm(1, x.A, x.B), lambda x: x.gemm(1, x.freed, x.B), "was freed"),
-    "a freed B": (lambda x: x.gemm(1, x.A, x.B, 0, x.C), lambda x: x.gemm(1, x.A, x.freed, 0, x.C), "was freed"),
+    "a freed A": (lambda x: x.gemm(1, x.A, x.B), lambda x: x.gemm(1, x.freed, x.B), "has been freed"),
+    "a freed B": (lambda x: x.gemm(1, x.A, x.B, 0, x.C), lambda x: x.gemm(1, x.A, x.freed, 0, x.C), "has been freed"),
     "set to a freed one": (
         lambda x: x.A.__setitem__(EVERYWHERE, x.B),
         lambda x: x.A.__setitem__(EVERYWHERE, x.freed),
-        "was freed",
+        "has been freed",
     ),
     "to no grid": (
         lambda x: x.A.redistribute(grid=x.grid),
@@ -131,7 +131,7 @@ CASES: dict[str, Case] = {
     "to a freed grid": (
         lambda x: x.A.redistribute(grid=x.grid),
         lambda x: x.A.redistribute(grid=x.freed.grid),
-        "was freed",
+        "has been freed",
     ),
     "a ragged alpha": (
         lambda x: x.plan.execute(x.A, x.B, x.C),
@@ -262,7 +262,7 @@ def test_a_real_matrix_is_compared_with_any_number(job: Any) -> None:
 
 
 def test_one_who_deviates_is_told_apart() -> None:
-    from pdgemm.errors import _disagreement
+    from pdgemm.support.agreement import _disagreement
 
     assert _disagreement(["f, 1, 2, 3", "f, 1, 5, 3", "f, 1, 2, 3"]).endswith("ranks 0, 2: f, 2; rank 1: f, 5")
     assert _disagreement(["f, 1", "f, 1, more"]).endswith("rank 0: f; rank 1: f, more")

@@ -197,7 +197,7 @@ def test_nothing_is_done_with_matrices_of_a_freed_grid(comm: Any, tmp_path: Path
             lambda: DistMatrix.from_local(before, (6, 6), grid=grid, block=2),
         ]
         for use in uses:
-            with pytest.raises(GridError, match="grid was freed") as caught:
+            with pytest.raises(GridError, match="grid has been freed") as caught:
                 use()
             assert "\n" not in str(caught.value)
         assert not path.exists()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pdgemm.errors import ranks_text
+from pdgemm.support.text import ranks_text
 
 pytestmark = pytest.mark.mpi
 
@@ -162,7 +162,7 @@ def test_matrices_of_a_freed_grid_are_refused_in_words(comm: Any) -> None:
         A.to_global,
         A.norm,
     ):
-        with pytest.raises(GridError, match="was freed"):
+        with pytest.raises(GridError, match="has been freed"):
             use()
     assert np.array_equal(C.local, before)
 
@@ -191,36 +191,39 @@ def test_ranks_that_ask_for_different_grids_all_hear_of_it(comm: Any) -> None:
 
 # ------------------------------------------------------------------ raising together
 def test_an_error_on_one_rank_is_raised_on_all(comm: Any) -> None:
-    from pdgemm.errors import LayoutError, raise_together, together
+    from pdgemm.errors import LayoutError
+    from pdgemm.support.agreement import agree, together
 
     for failing in range(comm.size):
         with pytest.raises(LayoutError) as caught:
-            raise_together(comm, LayoutError("bad") if comm.rank == failing else None)
+            agree(comm, LayoutError("bad") if comm.rank == failing else None)
         expected = "bad" if comm.size == 1 else f"bad [rank {failing} of {comm.size}]"
         assert str(caught.value) == expected
         with pytest.raises(ZeroDivisionError), together(comm):
             1 // int(comm.rank != failing)
-    raise_together(comm, None)
+    agree(comm, None)
 
 
 def test_the_lowest_rank_is_heard_and_all_are_named(comm: Any) -> None:
-    from pdgemm.errors import PdgemmError, raise_together
+    from pdgemm.errors import PdgemmError
+    from pdgemm.support.agreement import agree
 
     with pytest.raises(PdgemmError) as caught:
-        raise_together(comm, PdgemmError(f"from {comm.rank}") if comm.rank != 1 else None)
+        agree(comm, PdgemmError(f"from {comm.rank}") if comm.rank != 1 else None)
     assert str(caught.value).startswith("from 0")
     if comm.size == 4:
         assert str(caught.value) == "from 0 [ranks 0, 2-3 of 4]"
 
 
 def test_an_exception_that_cannot_travel_still_arrives(comm: Any) -> None:
-    from pdgemm.errors import PdgemmError, raise_together
+    from pdgemm.errors import PdgemmError
+    from pdgemm.support.agreement import agree
 
     class LocalError(Exception):
         pass
 
     with pytest.raises(PdgemmError, match="LocalError: here"):
-        raise_together(comm, LocalError("here") if comm.rank == comm.size - 1 else None)
+        agree(comm, LocalError("here") if comm.rank == comm.size - 1 else None)
 
 
 def test_rank_lists_are_readable() -> None:

@@ -373,7 +373,7 @@ def test_without_the_check_nothing_is_compared(comm: Any, monkeypatch: pytest.Mo
         def refuse(*arguments: Any) -> None:
             raise AssertionError("an allreduce")
 
-        monkeypatch.setattr("pdgemm.errors.check_together", refuse)
+        monkeypatch.setattr("pdgemm.support.agreement.agree", refuse)
         with pytest.raises(AssertionError, match="an allreduce"):
             pdgemm(1, A, A, 0, C)
         pdgemm(1, A, A, 0, C, check=False)

@@ -23,7 +23,8 @@ LAUNCHER = (watchdog.CODE, -11)  # Open MPI 5's mpiexec was seen to crash after 
 HEAD = """
 import time
 from mpi4py import MPI
-from pdgemm import DistMatrix, ProcessGrid, pdgemm, watchdog
+from pdgemm import DistMatrix, ProcessGrid, pdgemm
+from pdgemm.support import watchdog
 watchdog.PATIENCE = 0.5
 comm = MPI.COMM_WORLD
 rank = comm.rank

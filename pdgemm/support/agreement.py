@@ -1,0 +1,182 @@
+"""How ranks agree: an error on one rank is raised on all of them, and so is a difference between their arguments.
+
+A rank that raises an exception alone leaves the others waiting in their next communication.  So every collective
+function checks its arguments inside a `with together(comm)` block before it communicates; where an exception cannot be
+raised inside such a block, `agree` takes it as an argument.  After that no rank raises alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Callable
+from time import monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from pdgemm.errors import ArgumentError, GridError, OutOfMemoryError, PdgemmError
+from pdgemm.support.text import ranks_text
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class together:
+    """A block that may fail on some ranks only and does not communicate; its exception is raised on all ranks.
+
+    ::
+
+        with together(grid.comm) as arguments:
+            n = as_whole(given, "n")                # an exception on one rank is raised on all
+            arguments += ["the name of the function", n]
+
+    The items of the list describe the call.  They must be the same on all ranks, otherwise all ranks raise
+    ArgumentError, which says which ranks were called with what.  Collective over `comm`; one allreduce of 4 words.
+
+    check : False where the caller guarantees all this: nothing is compared, and an exception is raised on this rank
+            alone.
+    flag  : after the block it is True on all ranks if any rank has set it.
+    """
+
+    __slots__ = ("_arguments", "_check", "_comm", "flag")
+
+    def __init__(self, comm: MPI.Comm, check: bool = True) -> None:
+        self._comm, self._check, self._arguments, self.flag = comm, check, list[object](), False
+
+    def __enter__(self) -> list[object]:
+        check_not_freed(self._comm)
+        return self._arguments
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._check:
+            if counter := counters.get(self._comm.handle):
+                counter.reached = counter.unchecked = counter.reached + 1
+        elif error is None or isinstance(error, Exception):
+            description = ""
+            if error is None and self._comm.size > 1:
+                try:
+                    description = ", ".join(map(str, self._arguments))
+                except Exception as bad:  # Python writes no integer of more than 4300 digits
+                    error = ArgumentError(f"an argument cannot be written: {bad}")
+            self.flag = agree(self._comm, error, description, self.flag)
+
+
+def agree(comm: MPI.Comm, error: Exception | None = None, description: str = "", flag: bool = False) -> bool:
+    """Raise the same exception on all ranks if any rank has one.  Collective over `comm`; one allreduce of 4 words.
+
+    error       : the exception of this rank, or None.  That of the lowest failing rank is raised; its message names all
+                  ranks that failed.
+    description : what this rank was called with; ArgumentError is raised where it differs among the ranks.  Its length
+                  does not change the cost.
+    flag        : the result is True on all ranks if any rank sets it.
+    """
+    from mpi4py import MPI
+
+    global waiting
+    check_not_freed(comm)
+    if comm.size == 1 and error is None:
+        return flag
+    digest = int.from_bytes(hashlib.blake2b(description.encode(errors="surrogatepass"), digest_size=7).digest(), "big")
+    lowest = np.array([comm.size if error is None else comm.rank, digest, -digest, -flag])
+    counter = counters.get(comm.handle)
+    if counter:
+        counter.reached += 1
+    waiting = Wait(monotonic(), comm, counter)
+    try:
+        comm.Allreduce(MPI.IN_PLACE, lowest, MPI.MIN)
+    finally:
+        waiting = None
+    first = int(lowest[0])
+    if first < comm.size:
+        failed = [rank for rank, bad in enumerate(comm.allgather(error is not None)) if bad]
+        raise comm.bcast(_sendable(error, failed, comm.size) if comm.rank == first else None, root=first)
+    if lowest[1] != -lowest[2]:
+        raise ArgumentError(_disagreement(comm.allgather(description)))
+    return bool(lowest[3])
+
+
+def check_not_freed(comm: MPI.Comm) -> None:
+    """Raise GridError where the communicator was freed.  Local: all ranks freed it, so all ranks raise."""
+    if not comm:
+        raise GridError("the process grid has been freed; its communicators and its matrices are no longer valid")
+
+
+class CheckCounter:
+    """Counts the checks of a communicator (`together`, `agree`) that this rank has reached."""
+
+    __slots__ = ("comm", "reached", "unchecked")
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.comm = comm
+        self.reached = 0
+        self.unchecked = 0  # the last one that this rank skipped, with check=False
+
+
+class Wait(NamedTuple):
+    """A rank that waits in a check for the other ranks of a communicator."""
+
+    since: float  # seconds of time.monotonic
+    comm: MPI.Comm
+    counter: CheckCounter | None  # None for a communicator of the caller's
+
+
+# `watchdog` adds and removes the counters, by the handles of their communicators, and reads the rest
+counters: dict[int, CheckCounter] = {}
+waiting: Wait | None = None
+
+
+class GuardedCallback:
+    """A user's callback whose first exception is kept in `error`, and after which it is called no more.
+
+    An exception out of the middle of a collective operation would leave the other ranks waiting.
+    """
+
+    def __init__(self, callback: Callable[[int, int], object] | None) -> None:
+        self._callback = callback
+        self.error: Exception | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._callback is not None and self.error is None:
+            try:
+                self._callback(done, total)
+            except Exception as bad:
+                self.error = bad
+
+
+def _sendable(error: Exception | None, failed: list[int], size: int) -> Exception:
+    """Return the error as it is sent to the other ranks: it can be pickled, and it names the ranks that failed."""
+    assert error is not None
+    if isinstance(error, MemoryError) and not isinstance(error, PdgemmError):
+        error = OutOfMemoryError(str(error) or "out of memory")
+    where = f" [{ranks_text(failed)} of {size}]" if len(failed) < size else ""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # an exception of some library that cannot be sent
+        error = PdgemmError(f"{type(error).__name__}: {error}")
+    if isinstance(error, PdgemmError) and len(error.args) == 1:
+        error.args = (f"{error.args[0]}{where}",)
+    elif where:
+        error.add_note(where.strip())
+    return error
+
+
+def _disagreement(descriptions: list[str]) -> str:
+    """Return a message that shows, for each group of ranks, the arguments in which the groups differ."""
+    groups: dict[str, list[int]] = {}
+    for rank, text in enumerate(descriptions):
+        groups.setdefault(text, []).append(rank)
+    parts = [text.split(", ") for text in groups]
+    same = _common_items(parts)
+    alike = _common_items([part[same:][::-1] for part in parts])
+    differ = (", ".join([*part[: min(same, 1)], *part[same : len(part) - alike]]) for part in parts)  # with its name
+    calls = "; ".join(f"{ranks_text(ranks)}: {text}" for text, ranks in zip(differ, groups.values()))
+    return f"the ranks were called with different arguments: {calls}"
+
+
+def _common_items(parts: list[list[str]]) -> int:
+    """Return how many first items are the same in all lists."""
+    return next((n for n, items in enumerate(zip(*parts)) if len({*items}) > 1), min(map(len, parts)))
