@@ -37,6 +37,7 @@ from pdgemm.arrays.integers import as_whole, shown
 from pdgemm.errors import LayoutError
 
 Index = Any  # an int or an integer array; the functions return the same
+Block = int | tuple[int, int]  # block sizes, mb = nb or (mb, nb)
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,7 @@ class Distribution:
         cls,
         grid_shape: tuple[int, int],
         shape: tuple[int, int],
-        block: int | tuple[int, int] | None = None,
+        block: Block | None = None,
         source: tuple[int, int] = (0, 0),
     ) -> Distribution:
         """Deal `shape` over `grid_shape`; without `block`, one block per rank."""

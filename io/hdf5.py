@@ -35,6 +35,7 @@ import pdgemm
 from pdgemm.arrays.device import HOST
 from pdgemm.arrays.dtypes import BFLOAT16, OPERANDS, RESULTS, element_type, names, rank
 from pdgemm.errors import DTypeError, FileError
+from pdgemm.grids.distribution import Block
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.spans import taking, timed
 from pdgemm.io.atomic import check_writable, on_root, replacing
@@ -42,7 +43,8 @@ from pdgemm.io.checksum import checksum
 from pdgemm.io.pieces import Transfer
 from pdgemm.io.stored import Stored, check_names, check_target, check_unchanged, inspect, unit
 from pdgemm.matrix.argument_checks import communicator
-from pdgemm.matrix.distmatrix import Block, DistMatrix, communicator_of, meet
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.local_arrays import communicator_of, device_on
 from pdgemm.support.agreement import together
 from pdgemm.support.files import reserve
 
@@ -79,7 +81,7 @@ def load(
     path: str | Path,
     name: str,
     grid: ProcessGrid,
-    block: Block = None,
+    block: Block | None = None,
     *,
     source: tuple[int, int] = (0, 0),
     dtype: Any = None,
@@ -111,7 +113,7 @@ def load(
         asked = None if dtype is None else element_type(dtype)
         # what the ranks say of the layout is compared when the matrix is made
         said += ["hdf5.load", path, name, asked, bool(transpose), bool(verify), device]
-    meet(grid, device)
+    device_on(grid, device)
     stored = on_root(comm, path, lambda: _inspect(path, name))
     with together(comm):
         wanted = asked or stored.dtype

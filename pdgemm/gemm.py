@@ -32,7 +32,8 @@ from pdgemm.matrix.argument_checks import (
     op,
     size,
 )
-from pdgemm.matrix.distmatrix import DistMatrix, all_shared, new_array
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.model.machine import Machine, machine_at_hand, on_nodes
 from pdgemm.movers import SHARED
 from pdgemm.planning.algorithm_grids import ALGORITHMS

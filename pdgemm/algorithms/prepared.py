@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import numpy as np
@@ -199,34 +199,30 @@ class Prepared:
 
 
 def _again(key: tuple[Any, ...], make: Callable[[], SummaRun], A: DistMatrix, B: DistMatrix, C: DistMatrix) -> SummaRun:
-    """The run that formed C last, if all of it lies where it lay; else a new one.  Local.
+    """Return the last run that formed C if nothing in `key` has changed since, else a new run.  Local.
 
-    key : all that a run depends on but its buffers.
-    C remembers its last run, which keeps the memory of A and B: only until either of the two goes.
+    key : all that a run depends on except its buffers.
+    A run refers to the memory of A, B and C.  It is kept only until one of the three matrices is freed.
     """
-    last: _Last | None = C._last_run
-    run = last.run if last and last.key == key else None
-    if run is None:
-        run = make()
-        C._last_run = _Last(key, run, A, B)
+    last = _last_runs.get(id(C))
+    if last and last.key == key:
+        return last.run
+    run, forget = make(), partial(_forget, id(C))
+    _last_runs[id(C)] = _LastRun(key, run, [ref(matrix, forget) for matrix in (A, B, C)])
     return run
 
 
-class _Last:
-    """A run, until one of some matrices goes."""
+class _LastRun(NamedTuple):
+    key: tuple[Any, ...]
+    run: SummaRun
+    watched: list[ref[DistMatrix]]  # each removes this entry when its matrix is freed
 
-    __slots__ = ("__weakref__", "_watched", "key", "run")
 
-    def __init__(self, key: tuple[Any, ...], run: SummaRun, *matrices: DistMatrix) -> None:
-        self.key: tuple[Any, ...] | None = key
-        self.run: SummaRun | None = run
-        me = ref(self)  # no cycle: memory goes when its last name goes
+_last_runs: dict[int, _LastRun] = {}  # by the id of C: matrices cannot be keys, because their == is elementwise
 
-        def forget(_: object) -> None:
-            if last := me():
-                last.key = last.run = None
 
-        self._watched = [ref(matrix, forget) for matrix in matrices]
+def _forget(number: int, _: object) -> None:
+    _last_runs.pop(number, None)
 
 
 _ALGORITHMS: dict[type[Product], Callable[..., None]] = {

@@ -24,7 +24,8 @@ from pdgemm.instrument import spans
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.instrument.report import MoveReport
 from pdgemm.matrix.argument_checks import as_scalar, check_matrices, check_result, communicator, same_memory
-from pdgemm.matrix.distmatrix import DistMatrix, all_shared, layout_on, meet, new_array
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.local_arrays import all_shared, device_on, distribution_on, new_array
 from pdgemm.movers.block_copy import copy_blocks
 from pdgemm.movers.node_arrays import Neighbours
 from pdgemm.schedules.exchange import Exchange, best_places, plan_exchange
@@ -75,7 +76,7 @@ def redistribute(
     if relabel and made:
         grid = _relabelled(X, grid or X.grid.base, block, source)
     if made:
-        meet(grid or X.grid.base, X.device)
+        device_on(grid or X.grid.base, X.device)
     with together(comm, check) as said:
         if out is None:
             if beta != 0:
@@ -91,7 +92,7 @@ def redistribute(
             layout = target
         shared = X.shared and X.grid.ranks_per_node is None
         where = devices.of(X.stored)
-        shared, staged = reached(where, X.grid, shared, X.plain and out.plain)
+        shared, staged = reached(where, X.grid, shared, X.mpi_addressable and out.mpi_addressable)
         there = (where.name if where else "", staged)
         plan = plan_exchange(layout, target, comm.size, alpha == 1 and beta == 0, limit, shared, *there)
         if limit is not None and plan.extra_bytes(None) > limit:
@@ -154,7 +155,7 @@ def _made(
     """A matrix of the shape of X whose elements are not set.  Local."""
     if order not in ("C", "F"):
         raise ArgumentError(f'order {order!r} is neither "C" nor "F"')
-    layout = layout_on(grid, X.shape, block, source)
+    layout = distribution_on(grid, X.shape, block, source)
     where = devices.of(X.stored)
     local = new_array(layout.local_shape(grid.coords), X.dtype if dtype is None else dtype, order, grid, where)
     return DistMatrix(local, grid, layout, order)

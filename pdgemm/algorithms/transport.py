@@ -27,7 +27,7 @@ def reached(mover: object, shared: bool, A: DistMatrix, *others: DistMatrix) -> 
             raise ArgumentError(f"mover {mover!r} is for matrices on a device, these are on the host")
     else:
         reach = device.reach(A.grid)
-        managed = not all(x.plain for x in (A, *others))
+        managed = not all(x.mpi_addressable for x in (A, *others))
         reach = reach._replace(staged=reach.staged or managed, nccl=reach.nccl and not managed)
         if not shared or A.grid.ranks_per_node is not None:
             reach = reach._replace(reads="")

@@ -1,4 +1,4 @@
-"""Whole matrices on one rank or on all: dealing out and collecting, piece by piece."""
+"""Whole matrices on one rank or on all ranks: scattered and gathered in messages of limited size."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ MESSAGE_BYTES = 1 << 28  # MPI counts are ints: larger arrays travel in pieces
 
 
 class _Piece(NamedTuple):
+    """Rows of one rank's local array that one message carries."""
+
     rank: int  # the owner
     local: slice  # rows of its local array
-    place: tuple[Any, Any]  # where they are in the whole matrix
+    at: tuple[Any, Any]  # index of these elements in the whole matrix
     shape: tuple[int, int]
 
 
-def deal(whole: np.ndarray, local: np.ndarray, layout: Distribution, grid: ProcessGrid, root: int) -> None:
-    """Every rank's `local` := its part of root's `whole`.  Collective."""
+def scatter(whole: np.ndarray, local: np.ndarray, layout: Distribution, grid: ProcessGrid, root: int) -> None:
+    """Set every rank's `local` to its part of the `whole` of root.  Collective."""
     for piece in _pieces(layout, grid, local.itemsize):
         if grid.rank == root:
-            part = np.ascontiguousarray(whole[piece.place])
+            part = np.ascontiguousarray(whole[piece.at])
             if piece.rank == root:
                 local[piece.local] = part
             else:
@@ -35,8 +37,8 @@ def deal(whole: np.ndarray, local: np.ndarray, layout: Distribution, grid: Proce
             grid.comm.Recv(wire(local[piece.local]), source=root)
 
 
-def collect(local: np.ndarray, layout: Distribution, grid: ProcessGrid, whole: np.ndarray | None, root: int) -> None:
-    """Root's `whole` := the parts of all ranks.  Collective; `whole` is None elsewhere."""
+def gather(local: np.ndarray, layout: Distribution, grid: ProcessGrid, whole: np.ndarray | None, root: int) -> None:
+    """Set the `whole` of root to the parts of all ranks; it is None on other ranks.  Collective."""
     for piece in _pieces(layout, grid, local.itemsize):
         if piece.rank == grid.rank:
             part = np.ascontiguousarray(local[piece.local])
@@ -46,30 +48,30 @@ def collect(local: np.ndarray, layout: Distribution, grid: ProcessGrid, whole: n
             part = np.empty(piece.shape, local.dtype)
             grid.comm.Recv(wire(part), source=piece.rank)
         if whole is not None:
-            whole[piece.place] = part
+            whole[piece.at] = part
 
 
-def collect_everywhere(local: np.ndarray, layout: Distribution, grid: ProcessGrid, whole: np.ndarray) -> None:
-    """Every rank's `whole` := the parts of all ranks.  Collective."""
+def allgather(local: np.ndarray, layout: Distribution, grid: ProcessGrid, whole: np.ndarray) -> None:
+    """Set the `whole` of every rank to the parts of all ranks.  Collective."""
     for piece in _pieces(layout, grid, local.itemsize):
         if piece.rank == grid.rank:
             part = np.ascontiguousarray(local[piece.local])
         else:
             part = np.empty(piece.shape, local.dtype)
         grid.comm.Bcast(wire(part), root=piece.rank)
-        whole[piece.place] = part
+        whole[piece.at] = part
 
 
 def block_index(rows: np.ndarray, cols: np.ndarray) -> tuple[Any, Any]:
-    """What selects rows x cols of a matrix: slices where both are contiguous, which NumPy copies fastest."""
-    spans = [slice(int(x[0]), int(x[-1]) + 1) if len(x) and x[-1] - x[0] + 1 == len(x) else x for x in (rows, cols)]
-    if all(isinstance(x, slice) for x in spans):
-        return spans[0], spans[1]
+    """Return an index of rows x cols of a matrix: slices where both are contiguous, which NumPy copies fastest."""
+    slices = [slice(int(x[0]), int(x[-1]) + 1) if len(x) and x[-1] - x[0] + 1 == len(x) else x for x in (rows, cols)]
+    if all(isinstance(x, slice) for x in slices):
+        return slices[0], slices[1]
     return np.ix_(rows, cols)  # type: ignore[return-value]
 
 
 def _pieces(layout: Distribution, grid: ProcessGrid, itemsize: int) -> Iterator[_Piece]:
-    """Pieces that fit one message, in the same order on every rank."""
+    """Yield pieces that fit one message, in the same order on every rank."""
     for rank in range(grid.size):
         i, j = grid.coords_of(rank)
         rows, cols = layout.rows.indices(i), layout.cols.indices(j)

@@ -1,4 +1,4 @@
-"""Matrix norms, the same on every rank, without overflow in between."""
+"""Matrix norms, the same on every rank; no intermediate result overflows."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pdgemm.support.agreement import together
 
 
 def norm(local: Array, layout: Distribution, grid: ProcessGrid, kind: str | int | float) -> float:
-    """The norm of a matrix of this layout, of which this rank holds `local`.  Collective over the grid.
+    """Return the norm of a matrix of this layout, of which this rank holds `local`.  Collective over the grid.
 
-    kind : "fro" sqrt(sum |a|^2), 1 max column sum, numpy.inf max row sum, "max" max |a|.  NaN anywhere gives NaN.
+    kind : "fro" sqrt(sum |a|^2), 1 max column sum, numpy.inf max row sum, "max" max |a|.  A NaN anywhere gives NaN.
     """
-    with together(grid.comm) as said:
+    with together(grid.comm) as arguments:
         if not isinstance(kind, (str, int, float)) or kind not in ("fro", 1, np.inf, "max"):
             raise ArgumentError(f'norm {shown(kind)} is not one of "fro", 1, numpy.inf, "max"')
-        said += ["norm", kind, layout, local.dtype]
+        arguments += ["norm", kind, layout, local.dtype]
     if kind == "fro":
         return _hypot(grid.comm.allgather(_frobenius(local)))
     axis = 0 if kind == 1 else 1
@@ -40,7 +40,7 @@ def norm(local: Array, layout: Distribution, grid: ProcessGrid, kind: str | int 
 
 
 def _frobenius(local: Array) -> float:
-    """sqrt(sum |a|^2) in double precision, without overflow (BLAS nrm2 scales)."""
+    """Return sqrt(sum |a|^2) in double precision, without overflow (BLAS nrm2 scales)."""
     from scipy.linalg import norm as nrm2
 
     wide = np.result_type(local.dtype, np.float64)
@@ -53,5 +53,5 @@ def _frobenius(local: Array) -> float:
 
 
 def _hypot(parts: list[float]) -> float:
-    """sqrt(sum of squares) without overflow; NaN beats infinity, which numpy.hypot sees the other way."""
+    """Return sqrt(sum of squares) without overflow; NaN wins over infinity, unlike in numpy.hypot."""
     return float("nan") if np.isnan(parts).any() else float(np.hypot.reduce(parts, initial=0.0))

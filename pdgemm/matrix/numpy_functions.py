@@ -1,8 +1,8 @@
-"""NumPy's protocols: what its functions may do with a DistMatrix, and what is said of all others.
+"""NumPyFunctions: NumPy's operators and functions of a DistMatrix, and what they say where they are not available.
 
-A function that is not known here is refused, for what NumPy makes of the parts of a matrix, or of an object that is no
-array, is a wrong number more often than an error.  What is refused is known from the function, the types and the
-scalars alone, so all ranks refuse it.
+A function that is not known here is refused, because NumPy would compute something of the local arrays, or of an object
+that is no array, and that is a wrong number more often than an error.  Whether a function is refused depends on the
+function, the types and the scalars alone, so all ranks refuse it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,17 @@ from typing import Any
 
 import numpy as np
 
+import pdgemm
+from pdgemm.arrays import device as devices
 from pdgemm.arrays.dtypes import element_type
-from pdgemm.errors import ArgumentError
+from pdgemm.errors import ArgumentError, DeviceError
+from pdgemm.grids.layout import Order
+from pdgemm.matrix.matrix_base import MatrixBase
+from pdgemm.support.agreement import together
 
 WHOLE = "use .local, .to_global(root) or .allgather()"
 
-# NumPy forms these of shape, dtype and elementwise functions alone
+# NumPy computes these from shape, dtype and elementwise functions alone
 _ALLOWED = {f"numpy.{name}" for name in ("shape", "ndim", "size", "result_type", "can_cast", "common_type")}
 _ALLOWED |= {f"numpy.{name}" for name in ("iscomplexobj", "isrealobj", "fix", "isneginf", "isposinf")}
 _ALLOWED |= {f"numpy.{name}_indices_from" for name in ("diag", "tril", "triu")} | {"numpy.linalg.matmul"}
@@ -47,16 +52,67 @@ _INSTEAD = {
 }
 
 
-def call(function: Callable[..., Any], arguments: Sequence[Any], options: dict[str, Any]) -> Any:
-    """What `numpy.FUNCTION` gives for a DistMatrix.  Raises TypeError where that is nothing."""
-    name = f"{function.__module__}.{function.__name__}"
-    if name not in _ALLOWED:
-        raise TypeError(_not_available(name))
-    return function.__wrapped__(*arguments, **options)  # type: ignore[attr-defined]
+class NumPyFunctions(MatrixBase, np.lib.mixins.NDArrayOperatorsMixin):
+    """NumPy's protocols for DistMatrix: operators, ufuncs and other functions."""
+
+    __array_priority__ = 1000
+    __hash__ = None  # type: ignore[assignment]  # `==` is elementwise, as for arrays
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        """Apply an elementwise function to the local arrays, or numpy.matmul as a distributed product."""
+        out = options.pop("out", (None,))[0]
+        _check_ufunc(ufunc, method, options)
+        matrices = [x for x in (*inputs, out) if isinstance(x, NumPyFunctions)]
+        arrays = (np.ndim(x) or isinstance(x, np.ma.MaskedArray) for x in inputs if not isinstance(x, NumPyFunctions))
+        if any(arrays) or not isinstance(out, NumPyFunctions | None):
+            raise TypeError(
+                f"{ufunc.__name__} of a DistMatrix and an array: distribute the array first, "
+                "DistMatrix.from_global(array, grid=...)"
+            )
+        if ufunc is np.matmul:
+            return pdgemm.matmul(inputs[0], inputs[1], out, **options)  # type: ignore[arg-type]
+        for other in matrices:
+            self.check_layout(other)
+            if other.device != self.device:
+                raise DeviceError(f"{ufunc.__name__} of matrices on {self.device} and {other.device}: use to_device")
+        if out is not None and out.conjugated:
+            raise ArgumentError("out is the conjugate of another matrix, and cannot be written to")
+        operands = [x.dtype if isinstance(x, NumPyFunctions) or devices.of(x) else x for x in inputs]
+        by_value = _check_elements(ufunc, operands, None if out is None else out.dtype, options)
+        parts = [x.local if isinstance(x, NumPyFunctions) else x for x in inputs]
+        parts = [x[()] if isinstance(x, np.ndarray) and not x.ndim else x for x in parts]  # CuPy takes no 0-d arrays
+        with together(self.grid.comm, by_value):  # else no rank fails alone, and nothing is sent
+            if out is not None:
+                ufunc(*parts, out=out.local, **options)
+                return out
+            order: Order = "F" if all(x.order == "F" for x in matrices) else "C"
+            if self.device == devices.HOST:
+                options["order"] = order
+            else:  # CuPy's functions take no order
+                order = "C"
+            return type(self)(ufunc(*parts, **options), self.grid, self.distribution, order)
+
+    def __array_function__(
+        self, function: Callable[..., Any], types: Any, arguments: Sequence[Any], options: dict[str, Any]
+    ) -> Any:
+        """Call `numpy.FUNCTION` where it needs shape and dtype alone.  Otherwise raise TypeError."""
+        name = f"{function.__module__}.{function.__name__}"
+        if name not in _ALLOWED:
+            raise TypeError(_not_available(name))
+        return function.__wrapped__(*arguments, **options)  # type: ignore[attr-defined]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        raise TypeError(f"a DistMatrix is not one array: {WHOLE}")
+
+    def __iter__(self) -> Any:
+        raise TypeError(f"a DistMatrix cannot be iterated over: {WHOLE}")
+
+    def __bool__(self) -> bool:
+        raise ValueError("a DistMatrix has no truth value: compare with allclose")
 
 
-def check_ufunc(ufunc: np.ufunc, method: str, options: dict[str, Any]) -> None:
-    """Is it elementwise with one result, or a product of matrices?  Raises TypeError."""
+def _check_ufunc(ufunc: np.ufunc, method: str, options: dict[str, Any]) -> None:
+    """Raise TypeError where the function is neither elementwise with one result nor numpy.matmul."""
     name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
     product = ufunc is np.matmul
     if method != "__call__" or ufunc.nout != 1 or (ufunc.signature is not None and not product):
@@ -65,10 +121,12 @@ def check_ufunc(ufunc: np.ufunc, method: str, options: dict[str, Any]) -> None:
         raise TypeError(_not_available(f"{name} with {', '.join(sorted(other))}"))
 
 
-def check_elements(ufunc: np.ufunc, operands: Sequence[Any], out: np.dtype | None, options: dict[str, Any]) -> bool:
-    """Can these be combined, and is the result of a type that a matrix can have?  Of matrices the dtype is given.
+def _check_elements(ufunc: np.ufunc, operands: Sequence[Any], out: np.dtype | None, options: dict[str, Any]) -> bool:
+    """Raise where NumPy cannot combine these operands, or the result is of a type that no matrix can have.
 
-    Tried on no element, and then on one, so that a rank whose parts are empty hears of it as well.
+    operands : the dtype of each matrix, or a scalar.
+
+    The function is called with no element, and then with one, so that a rank whose local array is empty raises as well.
     Returns whether some values may still be refused, by the ranks that hold them.
     """
     for count in (0, 1):
@@ -84,5 +142,5 @@ def check_elements(ufunc: np.ufunc, operands: Sequence[Any], out: np.dtype | Non
 
 
 def _not_available(name: str) -> str:
-    instead = f"use {_INSTEAD[name]}, or" if name in _INSTEAD else "its elements are dealt out to many ranks:"
+    instead = f"use {_INSTEAD[name]}, or" if name in _INSTEAD else "its elements are distributed over many ranks:"
     return f"{name} is not available for a DistMatrix; {instead} gather it first, A.to_global() or A.allgather()"

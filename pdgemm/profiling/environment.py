@@ -16,7 +16,7 @@ from pdgemm.devices import gpu_aware_mpi as probe
 from pdgemm.devices import gpu_binding
 from pdgemm.errors import PdgemmError
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.matrix.distmatrix import meet
+from pdgemm.matrix.local_arrays import device_on
 
 
 def describe(grid: ProcessGrid) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def _gpu_memory(grid: ProcessGrid, facts: dict[str, Any]) -> str:
     if not grid.comm.allreduce(able, MPI.LAND):
         return ""
     try:
-        device = meet(grid, "cuda")
+        device = device_on(grid, "cuda")
     except PdgemmError as bad:
         return str(bad)
     return str(device.reach(grid)) if device else ""

@@ -10,7 +10,7 @@ from pdgemm.blas import processors
 from pdgemm.blas.threads import active, multiplier
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.layout import Layout
-from pdgemm.matrix.distmatrix import all_shared, new_array
+from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.planning.candidates import Way as Laid
 from peers.worker import Block, Maker, Setting, Way, boxes, randomize
 

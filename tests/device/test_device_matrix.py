@@ -109,10 +109,10 @@ def test_managed_memory_is_staged(comm: Any) -> None:
         alone = device.to_device(x.to_host().local)  # where no other rank reads: all that moves is sent
         alone.managed = comm.rank == comm.size - 1
         A = DistMatrix.from_local(alone, (12, 12), grid=grid)
-        assert not A.plain
+        assert not A.mpi_addressable
         assert comm.size == 1 or not A.shared
-        assert not A.T[1:].plain
-        assert x.plain
+        assert not A.T[1:].mpi_addressable
+        assert x.mpi_addressable
         C = pdgemm(1, A.T[1:], x, mover="staged")
         assert np.allclose(C.allgather(), x.allgather().T[1:] @ x.allgather())
         assert comm.size == 1 or C.report.mover == "staged"

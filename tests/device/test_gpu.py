@@ -157,7 +157,7 @@ def test_managed_memory_is_staged(comm: Any) -> None:
         with cupy.cuda.using_allocator(cupy.cuda.malloc_managed):
             local = cupy.ones(shape)
         A = DistMatrix.from_local(local, (50, 50), grid=grid)
-        assert not A.plain
+        assert not A.mpi_addressable
         C = pdgemm(1, A, A)
         assert (C.allgather() == 50).all()
         assert comm.size == 1 or C.report.mover in ("staged", "shared", "ipc")

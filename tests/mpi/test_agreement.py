@@ -66,7 +66,7 @@ CASES: dict[str, Case] = {
     "set array": (
         lambda x: x.A.__setitem__(EVERYWHERE, x.B),
         lambda x: x.A.__setitem__(EVERYWHERE, np.ones(4)),
-        "deal an array out first",
+        "distribute an array first",
     ),
     "allclose": (lambda x: x.A.allclose(x.B), lambda x: x.A.allclose(x.B.local), "compared with a number"),
     "allclose, tolerance": (lambda x: x.A.allclose(x.B), lambda x: x.A.allclose(x.B, rtol=[]), ""),

@@ -125,13 +125,13 @@ def test_what_is_refused_says_what_to_do_instead(comm: Any) -> None:
             (lambda: np.add(A, A, out=np.zeros((6, 6))), "from_global"),  # type: ignore[call-overload]
             (lambda: np.ma.masked + A, "not one array"),
             (lambda: A + np.ma.array(1.0, mask=True), "from_global"),
-            (lambda: list(A), r"not iterated over: use .local, .to_global\(root\)"),
-            (lambda: sum(A), "not iterated over"),
-            (lambda: max(A), "not iterated over"),
+            (lambda: list(A), r"cannot be iterated over: use .local, .to_global\(root\)"),
+            (lambda: sum(A), "cannot be iterated over"),
+            (lambda: max(A), "cannot be iterated over"),
             (lambda: 3 in A, "not iterable"),
             (lambda: np.nditer(A), "operand"),
             (lambda: np.asarray(A), "not one array"),
-            (lambda: pickle.dumps(A), "not pickled: save it"),
+            (lambda: pickle.dumps(A), "cannot be pickled: save it"),
             (lambda: len(A), "no len"),  # type: ignore[arg-type]
             (lambda: reversed(A), "no len|not reversible"),  # type: ignore[call-overload]
             (lambda: memoryview(A), "bytes-like"),  # type: ignore[arg-type]

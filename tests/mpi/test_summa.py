@@ -19,7 +19,7 @@ GUARD = 7.25
 def framed(matrix: Any) -> tuple[Any, np.ndarray]:
     """The matrix in the middle of larger arrays filled with GUARD; this rank's larger array."""
     from pdgemm import DistMatrix
-    from pdgemm.matrix.distmatrix import new_array
+    from pdgemm.matrix.local_arrays import new_array
 
     rows, cols = matrix.local.shape
     frame = new_array((rows + 2, cols + 3), matrix.dtype, matrix.order, matrix.grid)

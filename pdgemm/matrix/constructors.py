@@ -1,0 +1,218 @@
+"""Constructors: the ways to make a DistMatrix, all of them collective over its grid."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+
+from pdgemm.arrays import device as devices
+from pdgemm.arrays.dtypes import element_type
+from pdgemm.arrays.element_functions import ElementFunction, element_function, fill
+from pdgemm.arrays.elementwise import set_elements
+from pdgemm.arrays.integers import as_whole
+from pdgemm.blas.local_gemm import leading
+from pdgemm.errors import ArgumentError, DeviceError, LayoutError
+from pdgemm.grids.distribution import Block
+from pdgemm.grids.layout import Order
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.matrix.gather import block_index, scatter
+from pdgemm.matrix.local_arrays import (
+    all_shared,
+    communicator_of,
+    device_on,
+    distribution_on,
+    memory_order,
+    new_array,
+)
+from pdgemm.matrix.matrix_base import MatrixBase
+from pdgemm.support.agreement import together
+
+
+class Constructors(MatrixBase):
+    """The class methods of DistMatrix that make a matrix."""
+
+    @classmethod
+    def empty(
+        cls,
+        shape: tuple[int, int],
+        *,
+        grid: ProcessGrid,
+        block: Block | None = None,
+        dtype: Any = np.float64,
+        source: tuple[int, int] = (0, 0),
+        order: Order = "C",
+        device: str = devices.HOST,
+    ) -> Self:
+        """Make a matrix whose elements are not initialised.  Collective over the grid.
+
+        dtype  : bool, int8 to int64, uint8 to uint64, float16, bfloat16, float32, float64, complex64 or complex128.
+        block  : mb = nb, or (mb, nb); by default one block per rank.
+        source : grid coordinates (rsrc, csrc) of the rank that owns the first block.
+        order  : memory order of the local arrays, "C" (rows contiguous) or "F" (columns contiguous).
+        device : "host" or "cuda": the local arrays are NumPy's, or CuPy's on the GPU of each rank.
+        Raises LayoutError, ArgumentError, DTypeError, DeviceError or MemoryError, on every rank.
+        """
+        where = device_on(grid, device)
+        with together(grid.comm) as arguments:
+            distribution = distribution_on(grid, shape, block, source)
+            if order not in ("C", "F"):
+                raise ArgumentError(f'order {order!r} is neither "C" nor "F"')
+            local = new_array(distribution.local_shape(grid.coords), dtype, order, grid, where)
+            arguments += ["DistMatrix.empty", distribution, local.dtype, order]
+        return cls(local, grid, distribution, order, shared=all_shared(local, grid))
+
+    @classmethod
+    def zeros(cls, shape: tuple[int, int], *, grid: ProcessGrid, **layout: Any) -> Self:
+        """Make a matrix of zeros.  Collective over the grid; arguments as for `empty`."""
+        return cls._filled("zeros", element_function("zeros", 0, np.dtype("d")), shape, grid, layout)
+
+    @classmethod
+    def eye(cls, n: int | tuple[int, int], *, grid: ProcessGrid, **layout: Any) -> Self:
+        """Make a matrix with 1 on the main diagonal and 0 elsewhere, n x n or of a given shape.  Collective."""
+        shape = n if isinstance(n, tuple) else (n, n)
+        return cls._filled("eye", element_function("eye", 0, np.dtype("d")), shape, grid, layout)
+
+    @classmethod
+    def random(
+        cls,
+        shape: tuple[int, int],
+        *,
+        grid: ProcessGrid,
+        seed: int = 0,
+        kind: str = "uniform",
+        dtype: Any = np.float64,
+        **layout: Any,
+    ) -> Self:
+        """Make a matrix of random numbers, which depend on the seed but not on grid and layout.  Collective.
+
+        kind : "uniform" on [0, 1), or "normal" with mean 0 and variance 1.
+        """
+        with together(communicator_of(grid)) as arguments:
+            f = element_function(kind, seed, element_type(dtype))
+            arguments += ["DistMatrix.random", seed, kind]
+        return cls.from_function(f, shape, grid=grid, dtype=dtype, **layout)
+
+    @classmethod
+    def from_function(cls, f: ElementFunction, shape: tuple[int, int], *, grid: ProcessGrid, **layout: Any) -> Self:
+        """Make the matrix A[i, j] = f(i, j).  Collective over the grid; no element is sent.
+
+        f : called with integer arrays i of shape (r, 1) and j of shape (1, c); returns something that
+            broadcasts to (r, c).  An exception in f on any rank is raised on all.
+        """
+        return cls._filled("from_function", f, shape, grid, layout)
+
+    @classmethod
+    def _filled(
+        cls, name: str, f: ElementFunction, shape: tuple[int, int], grid: ProcessGrid, layout: dict[str, Any]
+    ) -> Self:
+        matrix = cls.empty(shape, grid=grid, **layout)
+        with together(grid.comm) as arguments:
+            arguments.append(f"DistMatrix.{name}")
+            host = matrix.local if matrix.device == devices.HOST else np.empty(matrix.local.shape, matrix.dtype)
+            if host.size:
+                fill(host, *matrix.indices(), f)
+            if host is not matrix.local:
+                set_elements(matrix.local, host)
+        return matrix
+
+    @classmethod
+    def from_local(
+        cls,
+        local: Any,
+        shape: tuple[int, int],
+        *,
+        grid: ProcessGrid,
+        block: Block | None = None,
+        source: tuple[int, int] = (0, 0),
+    ) -> Self:
+        """Make a matrix whose local arrays are the ranks' own arrays; nothing is copied.  Collective over the grid.
+
+        local : of shape `local_shape` for this layout, rows or columns contiguous, the same dtype on all ranks.
+                An array of NumPy's or CuPy's, or of any library that exports its memory by DLPack or
+                `__cuda_array_interface__` (PyTorch, JAX); the matrix is on the device that the array is on.
+        """
+        comm = communicator_of(grid)
+        with together(comm) as arguments:
+            layout = distribution_on(grid, shape, block, source)
+            array = devices.adopted(local)
+            if found := devices.of(array):
+                found.check(array)
+            arguments += ["DistMatrix.from_local", layout, element_type(array.dtype), devices.name_of(array)]
+            if array.shape != layout.local_shape(grid.coords):
+                raise LayoutError(
+                    f"the local array has shape {array.shape}, but {layout} on a {grid} grid gives "
+                    f"{layout.local_shape(grid.coords)} to rank {grid.rank} at {grid.coords}"
+                )
+            try:
+                leading(array)
+            except ValueError as bad:
+                raise LayoutError(f"{bad}; pass numpy.ascontiguousarray(local)") from bad
+        where = device_on(grid, devices.name_of(array))
+        memory = devices.memory(where, grid)
+        # an empty array, a row or a column has both orders: the other ranks decide
+        properties = comm.allgather(
+            (memory_order(array), not array.size or memory.lies_here(array), where is None or where.plain(array))
+        )
+        orders = sorted({order for order, *_ in properties if order})
+        if len(orders) > 1:
+            raise LayoutError("local arrays in C order on some ranks and in Fortran order on others")
+        _, shared, addressable = zip(*properties)
+        order: Order = orders[0] if orders else "C"
+        return cls(array, grid, layout, order, shared=all(shared), mpi_addressable=all(addressable))
+
+    @classmethod
+    def from_global(
+        cls,
+        array: np.ndarray | None,
+        *,
+        grid: ProcessGrid,
+        root: int | None = None,
+        block: Block | None = None,
+        source: tuple[int, int] = (0, 0),
+        device: str = devices.HOST,
+    ) -> Self:
+        """Distribute a whole matrix.  Collective over the grid.
+
+        array : (m, n) on every rank, each of which copies its part; or, with `root`, on that rank only,
+                which sends the other ranks their parts.  Numbers in any byte order; a masked array is refused.
+        """
+        with together(communicator_of(grid)) as arguments:
+            if root is not None:
+                check_root(grid, root)
+            arguments += ["DistMatrix.from_global", f"root={root}", device]  # `empty` compares the layouts
+            whole = _as_matrix(array) if root in (None, grid.rank) else np.empty((0, 0))
+            if root is None:
+                arguments += [whole.shape, whole.dtype]
+        if root is None:
+            matrix = cls.empty(whole.shape, grid=grid, block=block, dtype=whole.dtype, source=source, device=device)
+            with together(grid.comm):
+                set_elements(matrix.local, whole[block_index(*matrix.indices())])
+            return matrix
+        shape, dtype = grid.comm.bcast((whole.shape, whole.dtype), root=root)
+        matrix = cls.empty(shape, grid=grid, block=block, dtype=dtype, source=source, device=device)
+        host = matrix.local if matrix.device == devices.HOST else np.empty(matrix.local.shape, dtype)
+        scatter(whole, host, matrix.distribution, grid, root)
+        with together(grid.comm):
+            if host is not matrix.local:
+                set_elements(matrix.local, host)
+        return matrix
+
+
+def check_root(grid: ProcessGrid, root: int) -> None:
+    """Raise ArgumentError where root is not a rank of the grid.  Local."""
+    if as_whole(root, "root") not in range(grid.size):
+        raise ArgumentError(f"root {root} is not a rank of the {grid} grid")
+
+
+def _as_matrix(array: Any) -> np.ndarray:
+    """Return the array if it is a matrix on the host, in the byte order of this machine."""
+    whole = devices.adopted(array)
+    if devices.of(whole):
+        raise DeviceError("from_global takes arrays on the host: copy this one there, or use DistMatrix.from_local")
+    if not whole.dtype.isnative:
+        whole = whole.astype(whole.dtype.newbyteorder("="))
+    element_type(whole.dtype)
+    if whole.ndim != 2:
+        raise LayoutError(f"a matrix has two dimensions, got an array of shape {whole.shape}")
+    return whole

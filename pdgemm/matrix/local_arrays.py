@@ -1,0 +1,87 @@
+"""The local arrays of a matrix: where they are allocated, and what the ranks agree on before they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.arrays import device as devices
+from pdgemm.arrays.device import Array, Device
+from pdgemm.arrays.dtypes import element_type
+from pdgemm.errors import GridError, NodeMemoryError, OutOfMemoryError
+from pdgemm.grids.distribution import Block, Distribution
+from pdgemm.grids.layout import Order
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.support.agreement import check_not_freed, together
+
+
+def new_array(
+    shape: tuple[int, int], dtype: Any, order: Order, grid: ProcessGrid, device: Device | None = None
+) -> Array:
+    """Allocate an array, not initialised, in memory that the ranks of the node share if there is room.  Local."""
+    dtype = element_type(dtype)
+    try:
+        try:
+            return devices.memory(device, grid).empty(shape, dtype, order)
+        except NodeMemoryError:
+            return devices.empty(shape, dtype, order, device)
+    except ValueError as bad:  # NumPy's own limit
+        raise OutOfMemoryError(f"no rank has room for {shape[0]} x {shape[1]} elements of {dtype}: {bad}") from bad
+
+
+def all_shared(local: Array, grid: ProcessGrid) -> bool:
+    """Can the ranks of each node read the arrays of all its ranks?  Collective over the grid."""
+    if grid.comm.size == 1:
+        return False
+    here = not local.size or devices.memory(devices.of(local), grid).lies_here(local)
+    return bool(grid.comm.allreduce(here, MPI.LAND))
+
+
+def memory_order(array: np.ndarray) -> Order | None:
+    """Return "C" or "F", or None for an array that is both."""
+    (rows, cols), (row_stride, col_stride) = array.shape, array.strides
+    is_row, is_col = rows == 1 and col_stride == array.itemsize, cols == 1 and row_stride == array.itemsize
+    if array.size <= 1 or is_row or is_col:
+        return None
+    if 1 in (rows, cols):  # one row of a column-major array, or one column of a row-major one
+        return "F" if rows == 1 else "C"
+    return "C" if col_stride == array.itemsize else "F"
+
+
+def communicator_of(grid: ProcessGrid) -> MPI.Intracomm:
+    """Return the communicator on which the ranks agree on a new matrix.  Raises GridError, on this rank alone."""
+    if not isinstance(grid, ProcessGrid):
+        raise GridError(f"grid is a ProcessGrid, got {type(grid).__name__}")
+    return grid.comm
+
+
+def device_on(grid: ProcessGrid, name: str) -> Device | None:
+    """Return the device of this name, after the ranks have exchanged how they reach its memory; None for the host.
+
+    Collective over the grid.  Raises DeviceError on every rank.
+    """
+    comm = communicator_of(grid)
+    check_not_freed(comm)
+    if isinstance(name, str) and name == devices.HOST:
+        return None
+    with together(comm) as arguments:
+        arguments += ["device", name]
+        device = devices.named(name)
+    if device:
+        device.meet(grid)
+    return device
+
+
+def distribution_on(
+    grid: ProcessGrid, shape: tuple[int, int], block: Block | None, source: tuple[int, int]
+) -> Distribution:
+    """Return the distribution of a matrix over the grid.  Local.  Raises GridError for a grid of several layers."""
+    if grid.layers != 1:
+        plane = grid.shape[0] * grid.shape[1]
+        raise GridError(
+            f"a matrix needs a grid of one layer, this one is {grid}; 2.5D products make their layers themselves; "
+            f"for layer 0 alone: ProcessGrid(comm, {grid.shape}, ranks=range({plane}))"
+        )
+    return Distribution.over(grid.shape, shape, block, source)

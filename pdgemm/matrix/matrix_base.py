@@ -1,0 +1,176 @@
+"""MatrixBase: the elements, the layout and the views of a matrix.  Nothing here communicates."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+
+from pdgemm.arrays import device as devices
+from pdgemm.arrays.device import Array
+from pdgemm.arrays.elementwise import CONJUGATE
+from pdgemm.arrays.integers import shown
+from pdgemm.errors import ArgumentError, GridError, LayoutError
+from pdgemm.grids.distribution import Distribution
+from pdgemm.grids.layout import Layout, Order
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.support.agreement import check_not_freed
+
+
+class MatrixBase:
+    """A block-cyclic matrix as one rank sees it; `DistMatrix` adds all that is collective."""
+
+    def __init__(
+        self,
+        stored: Array,
+        grid: ProcessGrid,
+        distribution: Distribution,
+        order: Order = "C",
+        conjugated: bool = False,
+        shared: bool = False,
+        mpi_addressable: bool = True,
+    ) -> None:
+        """Make a matrix of a local array.  Local, and nothing is checked: use `from_local`."""
+        check_not_freed(grid.comm)
+        self._stored = stored
+        self.grid = grid
+        self.distribution = distribution
+        self.order = order
+        self.conjugated = conjugated
+        self.shared = shared
+        self.mpi_addressable = mpi_addressable  # may MPI be given the addresses of the local arrays, on all ranks?
+        self._report: Any = None
+        self._layout: tuple[Any, Layout] | None = None
+
+    # ------------------------------------------------------------------ elements
+    @property
+    def local(self) -> Array:
+        """The elements of this rank: change them in place; `from_local` takes another array.
+
+        Where the matrix is the conjugate of a complex one, this is a copy, read-only.
+        """
+        if not self.conjugated:
+            return self._stored
+        where = devices.of(self._stored)
+        local = devices.empty(self._stored.shape, self.dtype, self.order, where)
+        CONJUGATE(local, self._stored)
+        if where is None:
+            local.flags.writeable = False
+        return local
+
+    @property
+    def stored(self) -> Array:
+        """The elements of this rank as they are in memory: those of a conjugated view are not conjugated."""
+        return self._stored
+
+    @property
+    def dtype(self) -> np.dtype:
+        dtype: np.dtype = self._stored.dtype
+        return dtype
+
+    @property
+    def device(self) -> str:
+        """The name of the memory that the local arrays are in: "host", "cuda"."""
+        return devices.name_of(self._stored)
+
+    @property
+    def report(self) -> Any:
+        """A Report, MoveReport or IOReport of what made this matrix; None if nothing is known."""
+        if callable(self._report):
+            self._report = self._report()
+        return self._report
+
+    @report.setter
+    def report(self, report: Any) -> None:
+        """Set the report, or a function that makes it when it is first read."""
+        self._report = report
+
+    def __repr__(self) -> str:
+        rows, cols = self._stored.shape
+        return (
+            f"DistMatrix({self.distribution}, {self.dtype}, on a {self.grid} grid; rank {self.grid.rank} "
+            f"at {self.grid.coords} holds {rows} x {cols}, {self._stored.nbytes / 2**20:.1f} MiB"
+            f"{'' if self.device == devices.HOST else f' on {self.device}'})"
+        )
+
+    # ------------------------------------------------------------------ layout
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.distribution.shape
+
+    @property
+    def block(self) -> tuple[int, int]:
+        return self.distribution.block
+
+    @property
+    def ndim(self) -> int:
+        return 2
+
+    @property
+    def size(self) -> int:
+        """The number of elements of the whole matrix."""
+        return self.shape[0] * self.shape[1]
+
+    def indices(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the global row and column indices of the local array."""
+        i, j = self.grid.coords
+        return self.distribution.rows.indices(i), self.distribution.cols.indices(j)
+
+    def same_layout(self, other: MatrixBase) -> bool:
+        """Does every rank hold the same elements of both matrices?  Local."""
+        return self.distribution.canonical == other.distribution.canonical and self.grid.same_as(other.grid)
+
+    def check_layout(self, other: MatrixBase) -> None:
+        """Raise LayoutError where the layouts differ, GridError where a grid was freed.  Local."""
+        for matrix in (self, other):
+            check_not_freed(matrix.grid.comm)
+        if not self.same_layout(other):
+            raise LayoutError(
+                f"layouts differ: {self.distribution} on a {self.grid} grid and "
+                f"{other.distribution} on a {other.grid} grid; use redistribute to bring one to the other's"
+            )
+
+    def layout_in(self, grid: ProcessGrid) -> Layout:
+        """Return the layout of the matrix, as a plan needs it, with the ranks numbered as in `grid.comm`.  Local.
+
+        Raises GridError where the two grids are not over the same ranks.
+        """
+        check_not_freed(self.grid.comm)
+        if self._layout is not None and self._layout[0] is grid.comm:
+            return self._layout[1]
+        place = self.grid.place_in(grid)
+        if place is None:
+            raise GridError(f"grids over different ranks: {self.grid!r} and {grid!r}; use ProcessGrid(comm, ranks=...)")
+        layout = Layout(self.distribution, place, self.dtype, self.order, self.conjugated)
+        self._layout = grid.comm, layout
+        return layout
+
+    # ------------------------------------------------------------------ views
+    @property
+    def T(self) -> Self:
+        """The transpose, as a view, on the transposed view of the grid, `grid.T`.  Local."""
+        order: Order = "C" if self.order == "F" else "F"
+        return self._view(self._stored.T, self.grid.T, self.distribution.transposed, order)
+
+    @property
+    def H(self) -> Self:
+        """The conjugate transpose, as a view.  Local."""
+        view = self.T
+        view.conjugated = (self.dtype.kind == "c") != self.conjugated
+        return view
+
+    def __getitem__(self, key: Any) -> Self:
+        """A[i0:i1, j0:j1] or A[...] is a submatrix as a view, at any offset, with slices as in NumPy.  Local."""
+        keys = key if isinstance(key, tuple) else (slice(None) if key is ... else key, slice(None))
+        try:
+            ranges = [x.indices(n) for x, n in zip(keys, self.shape, strict=True)]
+        except (AttributeError, TypeError, ValueError):  # not two slices, or not of integers
+            ranges = []
+        if not ranges or any(step != 1 for *_, step in ranges):
+            raise ArgumentError(f"a submatrix is A[i0:i1, j0:j1], rows and columns of step 1; got {shown(key)}")
+        rows, cols = ((start, max(start, stop)) for start, stop, _ in ranges)
+        part = self._stored[self.distribution.local_window(rows, cols, self.grid.coords)]
+        return self._view(part, self.grid, self.distribution.window(rows, cols), self.order)
+
+    def _view(self, stored: Array, grid: ProcessGrid, distribution: Distribution, order: Order) -> Self:
+        return type(self)(stored, grid, distribution, order, self.conjugated, self.shared, self.mpi_addressable)
