@@ -165,7 +165,7 @@ def _add_up(
     with recorder.phase("compute"):
         rows = reduction.rows_to(at[0]).get(reduction.C.coords(rank)[0])
         if rows is not None and mine.size:
-            part = C[rows.before(window[0]) : rows.before(window[1])]
+            part = C[rows.count_below(window[0]) : rows.count_below(window[1])]
             add_sums(mine.reshape(part.shape), beta, part, room["update"])
 
 
@@ -183,7 +183,7 @@ def _read(
         return
     i, j = reduction.C.coords(rank)
     all_rows, cols = reduction.rows_to(at[0])[i], reduction.cols_to(at[1])[j].pack()
-    rows = all_rows.cut(*(all_rows.before(row) for row in window)).shifted(window[0], 0).pack()
+    rows = all_rows.cut(*(all_rows.count_below(row) for row in window)).shifted(window[0], 0).pack()
     total = mine.reshape(rows.size, cols.size)
     if of(total):  # which adds what it reads
         for number, part in enumerate(parts):
@@ -209,9 +209,9 @@ def _by_owner(
     """packed := sums, the part of each rank's C after that of the rank before."""
     group = reduction.group(*at)
     starts = dict(zip(group, np.cumsum(counts) - counts))
-    columns = [(to_j, pairing.pack()) for to_j, pairing in reduction.cols_to(at[1]).items()]
+    columns = [(to_j, index_map.pack()) for to_j, index_map in reduction.cols_to(at[1]).items()]
     for to_i, rows in reduction.rows_to(at[0]).items():
-        lo, hi = (rows.before(row) for row in window)
+        lo, hi = (rows.count_below(row) for row in window)
         for to_j, wide in columns if lo < hi else ():
             start = starts[reduction.C.rank(to_i, to_j)]
             part = packed[start : start + (hi - lo) * wide.size].reshape(hi - lo, wide.size)

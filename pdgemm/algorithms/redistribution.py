@@ -17,7 +17,7 @@ from pdgemm.arrays.integers import as_count
 from pdgemm.devices.streams import recorder_of
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, GridError, LayoutError, MemoryLimitError
 from pdgemm.grids.distribution import Distribution
-from pdgemm.grids.index_runs import Pairing
+from pdgemm.grids.index_map import IndexMap
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument import spans
@@ -337,10 +337,10 @@ class Room:
 
 
 def _contiguous(
-    x: Array, row_starts: np.ndarray, col_starts: np.ndarray, rows: Pairing, cols: Pairing, plan: Exchange
+    x: Array, row_starts: np.ndarray, col_starts: np.ndarray, rows: IndexMap, cols: IndexMap, plan: Exchange
 ) -> Array | None:
     """The block within a local array, if it lies there as it travels."""
-    if plan.staged or not rows.single or not cols.single or x.dtype != plan.wire:
+    if plan.staged or not rows.contiguous or not cols.contiguous or x.dtype != plan.wire:
         return None
     r, c = int(row_starts[0]), int(col_starts[0])
     view = x[r : r + rows.size, c : c + cols.size]

@@ -10,7 +10,7 @@ from pdgemm.algorithms.accumulator import Accumulator, Room
 from pdgemm.arrays.device import Array
 from pdgemm.arrays.dtypes import wire
 from pdgemm.arrays.elementwise import Combine, paired, scale
-from pdgemm.grids.index_runs import Pairing, whole
+from pdgemm.grids.index_map import IndexMap, identity
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.movers import MOVERS
@@ -74,7 +74,7 @@ def stationary(
             else:
                 slot.B = column_room(k_loc, plan.B.order, step.width, slot.buffer_b)
                 if step.row in in_col and k_loc:
-                    copy_blocks(in_col[step.row], slot.B, whole(k_loc), step.b)
+                    copy_blocks(in_col[step.row], slot.B, identity(k_loc), step.b)
         with recorder.phase("post"):
             if b_travels:  # B_jp along my grid column
                 flat = slot.B.ravel(order="K")
@@ -94,9 +94,9 @@ def stationary(
         if j == step.col and m_loc:
             slot.when_free.append(partial(add, total, step.a.inverse))
 
-    def add(total: Array, cols: Pairing) -> None:
+    def add(total: Array, cols: IndexMap) -> None:
         """C_ip := total + beta C_ip, as much at a time as there is room for."""
-        combine, rows = Combine(1, beta, paired(room["update"])), whole(m_loc)
+        combine, rows = Combine(1, beta, paired(room["update"])), identity(m_loc)
         with recorder.phase("compute"):
             for high, wide in combine.pieces(m_loc, cols.size):
                 copy_blocks(total, C, rows.cut(high.start, high.stop), cols.cut(wide.start, wide.stop), combine)

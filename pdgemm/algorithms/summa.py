@@ -12,7 +12,7 @@ from pdgemm.algorithms.accumulator import Accumulator, Room, add_sums
 from pdgemm.arrays.device import Array, Pinned
 from pdgemm.arrays.dtypes import wire
 from pdgemm.arrays.elementwise import scale
-from pdgemm.grids.index_runs import Pairing, whole
+from pdgemm.grids.index_map import IndexMap, identity
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.movers import MOVERS
@@ -161,7 +161,7 @@ class _Side:
         self._travels = self._comes and not plan.shared
         self._mover = plan.mover
 
-    def panel(self, steps: list[tuple[int, Pairing]], runs: Pairing, turn: int) -> _Panel:
+    def panel(self, steps: list[tuple[int, IndexMap]], runs: IndexMap, turn: int) -> _Panel:
         """Where the columns `runs` are when they are needed, and how they come there.
 
         steps : their owners, and the columns of each.  Those of several owners are put side by side; where they
@@ -188,11 +188,11 @@ class _Side:
         return _Panel(panel, parts)
 
     def _relayed(
-        self, steps: list[tuple[int, Pairing]], runs: Pairing, turn: int, fence: Callable[[], object]
+        self, steps: list[tuple[int, IndexMap]], runs: IndexMap, turn: int, fence: Callable[[], object]
     ) -> _Panel:
         """Of this node where it lies, if that will do; else put together by one rank of the node for all of them."""
         me, slot, alone = self._comm.rank, turn % self._slots, len(steps) == 1
-        way = self._line.passage(me, [owner for owner, _ in steps], runs.single, turn)
+        way = self._line.passage(me, [owner for owner, _ in steps], runs.contiguous, turn)
         mine, panel = (self._room(place, runs.size, slot, by_columns=not alone) for place in (me, way.receiver))
         if way.in_place:
             panel = column_panel(self._parts[steps[0][0]], self._order, runs, panel, travels=False)
@@ -218,8 +218,8 @@ class _Side:
     def _room(self, place: int, width: int, slot: int, by_columns: bool) -> Array:
         return column_room(self._rows, "F" if by_columns else self._order, width, self._rooms[place][slot])
 
-    def _pack(self, owner: int, there: Array, cols: Pairing) -> Callable[[], object]:
-        return partial(copy_blocks, self._parts[owner], there, whole(self._rows), cols)
+    def _pack(self, owner: int, there: Array, cols: IndexMap) -> Callable[[], object]:
+        return partial(copy_blocks, self._parts[owner], there, identity(self._rows), cols)
 
     def _bring(self, panel: Array, owner: int, slot: int, at: int) -> Callable[[Slot, Recorder], object] | None:
         """at : where in its slot's room the panel begins."""

@@ -120,7 +120,7 @@ class Device(Protocol):
         """target := alpha op(source) + beta target; what is multiplied by 0 is not read."""
 
     def combine_blocks(self, how: Combination, target: Array, source: Array, rows: Any, cols: Any) -> None:
-        """The same of rows x columns of both, as `index_runs.Pairing`; see `block_copy.copy_blocks`."""
+        """The same of rows x columns of both, as `index_map.IndexMap`; see `block_copy.copy_blocks`."""
 
     def copy(self, target: Any, source: Any) -> None:
         """Contiguous elements from or to pinned memory, by the copy engine."""

@@ -22,7 +22,7 @@ from pdgemm.arrays.dtypes import HALVES, arithmetic
 from pdgemm.blas.local_gemm import seen_by_fortran
 from pdgemm.devices import cuda_ipc, gpu_binding
 from pdgemm.errors import DeviceError, DTypeError, OutOfMemoryError
-from pdgemm.grids.index_runs import Pairing
+from pdgemm.grids.index_map import IndexMap
 
 _FEW = 4  # launches that are cheaper than one of a kernel that is told every row and column
 _TYPES = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1, "complex64": 4, "complex128": 5}  # cudaDataType
@@ -109,14 +109,14 @@ class Cuda:
         if target.size:
             _kernel(source.dtype, target.dtype, _form(how))(source, *_numbers(how, source, target), target)
 
-    def combine_blocks(self, how: Combination, target: Array, source: Array, rows: Pairing, cols: Pairing) -> None:
-        if not 0 < len(rows.stretches) * len(cols.stretches) <= _FEW:
+    def combine_blocks(self, how: Combination, target: Array, source: Array, rows: IndexMap, cols: IndexMap) -> None:
+        if not 0 < len(rows.strided_runs) * len(cols.strided_runs) <= _FEW:
             self._combine_each(how, target, source, rows, cols)
             return
-        for r in rows.stretches:
-            for c in cols.stretches:
+        for r in rows.strided_runs:
+            for c in cols.strided_runs:
                 sides = [
-                    _view(x, (row, down), (col, right), (r.times, r.length, c.times, c.length))
+                    _view(x, (row, down), (col, right), (r.repeats, r.length, c.repeats, c.length))
                     for x, row, down, col, right in (
                         (target, r.target, r.target_stride, c.target, c.target_stride),
                         (source, r.source, r.source_stride, c.source, c.source_stride),
@@ -124,7 +124,7 @@ class Cuda:
                 ]
                 self.combine(how, *sides)
 
-    def _combine_each(self, how: Combination, target: Array, source: Array, rows: Pairing, cols: Pairing) -> None:
+    def _combine_each(self, how: Combination, target: Array, source: Array, rows: IndexMap, cols: IndexMap) -> None:
         """Where the runs have no pattern: by index, in one launch."""
         (from_rows, to_rows), (from_cols, to_cols) = rows.indices(), cols.indices()
         where = [cupy.asarray(x.astype(np.int64)) for x in (from_rows, from_cols, to_rows, to_cols)]

@@ -16,14 +16,14 @@ from numpy.lib.stride_tricks import as_strided
 from pdgemm.arrays.device import Array, of
 from pdgemm.arrays.element_functions import slabs
 from pdgemm.arrays.elementwise import CONVERT, Combine
-from pdgemm.grids.index_runs import Pairing, Stretch
+from pdgemm.grids.index_map import IndexMap, StridedRuns
 
 Copy = Callable[[Any, Any], object]  # copy(target, source)
 _TILE = 64  # of a transposing copy: both sides stay in cache
 _WORTHWHILE = 256  # elements in one copied view, on average
 
 
-def copy_blocks(source: Array, target: Array, rows: Pairing, cols: Pairing, copy: Copy = np.copyto) -> None:
+def copy_blocks(source: Array, target: Array, rows: IndexMap, cols: IndexMap, copy: Copy = np.copyto) -> None:
     """target[rows.target, cols.target] := source[rows.source, cols.source], or what `copy` makes of it.
 
     On a device it is one launch, and `copy` a `Combine`, if anything.
@@ -31,26 +31,26 @@ def copy_blocks(source: Array, target: Array, rows: Pairing, cols: Pairing, copy
     if type(target) is not np.ndarray and (device := of(target)):
         device.combine_blocks(copy if isinstance(copy, Combine) else CONVERT, target, source, rows, cols)
         return
-    pieces = len(rows.stretches) * len(cols.stretches)
+    pieces = len(rows.strided_runs) * len(cols.strided_runs)
     if not pieces or (pieces > 1 and rows.size * cols.size < _WORTHWHILE * pieces):
         _by_index(source, target, rows, cols, copy)
         return
     across = _down(source) != _down(target)  # row-major to column-major or back
-    for r in rows.stretches:
-        for c in cols.stretches:
+    for r in rows.strided_runs:
+        for c in cols.strided_runs:
             there = _view(source, r.source, c.source, r.source_stride, c.source_stride, r, c)
             here = _view(target, r.target, c.target, r.target_stride, c.target_stride, r, c)
             if across and r.length * c.length >= _WORTHWHILE:
-                for i, j in product(range(r.times), range(c.times)):
+                for i, j in product(range(r.repeats), range(c.repeats)):
                     _tiled(there[i, :, j], here[i, :, j], copy)
             else:
                 copy(here, there)
 
 
-def _view(x: np.ndarray, row: int, col: int, down: int, right: int, r: Stretch, c: Stretch) -> np.ndarray:
+def _view(x: np.ndarray, row: int, col: int, down: int, right: int, r: StridedRuns, c: StridedRuns) -> np.ndarray:
     """x as (row runs, rows in a run, column runs, columns in a run)."""
     ds, rs = x.strides
-    shape, strides = (r.times, r.length, c.times, c.length), (down * ds, ds, right * rs, rs)
+    shape, strides = (r.repeats, r.length, c.repeats, c.length), (down * ds, ds, right * rs, rs)
     memory = x if x.flags.c_contiguous else x.T
     if memory.flags.c_contiguous:  # five times as fast as as_strided
         return np.ndarray(shape, x.dtype, memory, row * ds + col * rs, strides)
@@ -71,7 +71,7 @@ def _down(x: np.ndarray) -> bool:
     return x.strides[0] < x.strides[1]
 
 
-def _by_index(source: np.ndarray, target: np.ndarray, rows: Pairing, cols: Pairing, copy: Copy) -> None:
+def _by_index(source: np.ndarray, target: np.ndarray, rows: IndexMap, cols: IndexMap, copy: Copy) -> None:
     """Run by run of the dimension with the longer runs, index by index of the other."""
     if len(rows.lengths) * cols.size > len(cols.lengths) * rows.size:
         source, target, rows, cols = source.T, target.T, cols, rows
@@ -79,7 +79,7 @@ def _by_index(source: np.ndarray, target: np.ndarray, rows: Pairing, cols: Pairi
     for r, t, m in zip(rows.source.tolist(), rows.target.tolist(), rows.lengths.tolist()):
         for slab in slabs(m, cols.size):
             part, place = source[r : r + m][slab], target[t : t + m][slab]
-            if cols.single:
+            if cols.contiguous:
                 copy(place[:, here[0] : here[-1] + 1], part[:, there[0] : there[-1] + 1])
                 continue
             # take is the faster one, but would first copy an array that is not row-major

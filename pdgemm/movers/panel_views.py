@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from pdgemm.grids.index_runs import Pairing, whole
+from pdgemm.grids.index_map import IndexMap, identity
 from pdgemm.movers.block_copy import copy_blocks
 
 
-def column_panel(local: np.ndarray, order: str, runs: Pairing, buffer: np.ndarray, travels: bool) -> np.ndarray:
+def column_panel(local: np.ndarray, order: str, runs: IndexMap, buffer: np.ndarray, travels: bool) -> np.ndarray:
     """local[:, runs]: a view where that will do, else packed into `buffer`."""
     view = in_place(local, runs, travels)
     if view is not None:
@@ -20,16 +20,16 @@ def column_panel(local: np.ndarray, order: str, runs: Pairing, buffer: np.ndarra
     rows = local.shape[0]
     panel = column_room(rows, order, runs.size, buffer)
     if rows:
-        copy_blocks(local, panel, whole(rows), runs)
+        copy_blocks(local, panel, identity(rows), runs)
     return panel
 
 
-def in_place(local: np.ndarray, runs: Pairing, travels: bool) -> np.ndarray | None:
+def in_place(local: np.ndarray, runs: IndexMap, travels: bool) -> np.ndarray | None:
     """local[:, runs] as a view, if that will do.
 
     A panel that travels has to be contiguous; one that stays needs only to be a single run.
     """
-    if not runs.single:
+    if not runs.contiguous:
         return None
     start = int(runs.source[0])
     view = local[:, start : start + runs.size]

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from pdgemm.errors import ArgumentError
-from pdgemm.grids.index_runs import common
+from pdgemm.grids.index_map import overlap_counts
 from pdgemm.planning.candidates import BROADCASTS, PRODUCTS, Problem
 from pdgemm.schedules import Cannon, Inner, Layered, Product, Stationary
 from pdgemm.schedules.exchange import Exchange
@@ -109,5 +109,8 @@ def _in_layers(product: Layered, size: int) -> bool:
     if layers < 1 or not dealt or not _on_ranks(product.place, (pr, pc, layers), size):
         return False
     depth = [{*product.place[at :: pr * pc]} for at in range(pr * pc)]
-    rows, cols = np.argwhere(common(a.rows, c.rows)).tolist(), np.argwhere(common(b.cols, c.cols)).tolist()
+    rows, cols = (
+        np.argwhere(overlap_counts(a.rows, c.rows)).tolist(),
+        np.argwhere(overlap_counts(b.cols, c.cols)).tolist(),
+    )
     return all(C.rank(to_i, to_j) in depth[i * pc + j] for i, to_i in rows for j, to_j in cols)

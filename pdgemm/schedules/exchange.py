@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from pdgemm.arrays.dtypes import arithmetic
-from pdgemm.grids.index_runs import Pairing, common, pairings
+from pdgemm.grids.index_map import IndexMap, index_maps, overlap_counts
 from pdgemm.grids.layout import Layout
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.model.machine import Machine
@@ -46,8 +46,8 @@ class Block(NamedTuple):
     """Rows times columns that go from one rank to another: to 0, 1, 2, ... when sent, from there when received."""
 
     peer: int
-    rows: Pairing
-    cols: Pairing
+    rows: IndexMap
+    cols: IndexMap
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -85,10 +85,10 @@ class Exchange:
         """What `rank` sends, nearest following rank first."""
         i, j = self.source.coords(rank)
         a, b = self.source.distribution, self.target.distribution
-        columns = [(to_j, cols.pack()) for to_j, cols in pairings(a.cols, b.cols, j)]
+        columns = [(to_j, cols.pack()) for to_j, cols in index_maps(a.cols, b.cols, j)]
         blocks = [
             Block(self.target.rank(to_i, to_j), rows.pack(), cols)
-            for to_i, rows in pairings(a.rows, b.rows, i)
+            for to_i, rows in index_maps(a.rows, b.rows, i)
             for to_j, cols in columns
         ]
         return sorted((x for x in blocks if x.peer != rank), key=lambda x: (x.peer - rank) % self.size)
@@ -98,10 +98,10 @@ class Exchange:
         """What `rank` receives, nearest preceding rank first."""
         i, j = self.target.coords(rank)
         a, b = self.source.distribution, self.target.distribution
-        columns = [(from_j, cols.unpack()) for from_j, cols in pairings(a.cols, b.cols, j, by_target=True)]
+        columns = [(from_j, cols.unpack()) for from_j, cols in index_maps(a.cols, b.cols, j, by_target=True)]
         blocks = [
             Block(self.source.rank(from_i, from_j), rows.unpack(), cols)
-            for from_i, rows in pairings(a.rows, b.rows, i, by_target=True)
+            for from_i, rows in index_maps(a.rows, b.rows, i, by_target=True)
             for from_j, cols in columns
         ]
         return sorted((x for x in blocks if x.peer != rank), key=lambda x: (rank - x.peer) % self.size)
@@ -111,10 +111,10 @@ class Exchange:
         """All that `rank` will hold, from its place in X to that in Y; its own first, then as in `receives`."""
         i, j = self.target.coords(rank)
         a, b = self.source.distribution, self.target.distribution
-        columns = list(pairings(a.cols, b.cols, j, by_target=True))
+        columns = list(index_maps(a.cols, b.cols, j, by_target=True))
         blocks = [
             Block(self.source.rank(from_i, from_j), rows, cols)
-            for from_i, rows in pairings(a.rows, b.rows, i, by_target=True)
+            for from_i, rows in index_maps(a.rows, b.rows, i, by_target=True)
             for from_j, cols in columns
         ]
         return sorted(blocks, key=lambda x: (rank - x.peer) % self.size)
@@ -124,11 +124,11 @@ class Exchange:
         """What `rank` hands to itself: one block or none."""
         (i, j), (to_i, to_j) = self.source.coords(rank), self.target.coords(rank)
         a, b = self.source.distribution, self.target.distribution
-        rows = dict(pairings(a.rows, b.rows, i)).get(to_i)
-        cols = dict(pairings(a.cols, b.cols, j)).get(to_j)
+        rows = dict(index_maps(a.rows, b.rows, i)).get(to_i)
+        cols = dict(index_maps(a.cols, b.cols, j)).get(to_j)
         return [] if rows is None or cols is None else [Block(rank, rows, cols)]
 
-    def tiles(self, block: Block, words: int = 0) -> Iterator[tuple[Pairing, Pairing]]:
+    def tiles(self, block: Block, words: int = 0) -> Iterator[tuple[IndexMap, IndexMap]]:
         """A block in pieces of at most `words` elements, those of a message, in the same order on both sides."""
         rows, cols = block.shape
         high, wide = self.tile(rows, cols, words or self.words)
@@ -152,7 +152,7 @@ class Exchange:
     @cached_property
     def _common(self) -> tuple[np.ndarray, np.ndarray]:
         a, b = self.source.distribution, self.target.distribution
-        return common(a.rows, b.rows), common(a.cols, b.cols)
+        return overlap_counts(a.rows, b.rows), overlap_counts(a.cols, b.cols)
 
     @_remembered
     def traffic(self, rank: int) -> Traffic:
@@ -236,7 +236,7 @@ def plan_exchange(
 ) -> Exchange:
     """Messages that fit in cache, and whose buffers fit `memory_limit` bytes on every rank if one element does."""
     a, b = source.distribution, target.distribution
-    largest = int(common(a.rows, b.rows).max(initial=0)) * int(common(a.cols, b.cols).max(initial=0))
+    largest = int(overlap_counts(a.rows, b.rows).max(initial=0)) * int(overlap_counts(a.cols, b.cols).max(initial=0))
     one = Exchange(source, target, size, 1, plain and source.conjugated == target.conjugated, shared, device, staged)
     most = MESSAGE_BYTES // source.dtype.itemsize
     if memory_limit is not None:
@@ -254,7 +254,7 @@ def best_places(source: Layout, target: Layout, size: int) -> tuple[int, ...]:
 
     a, b = source.distribution, target.distribution
     kept = np.zeros((size, len(target.place)), np.int64)  # words of rank r that position p would hold
-    rows, cols = common(a.rows, b.rows), common(a.cols, b.cols)
+    rows, cols = overlap_counts(a.rows, b.rows), overlap_counts(a.cols, b.cols)
     for rank in source.place:
         i, j = source.coords(rank)
         kept[rank] = np.multiply.outer(rows[i], cols[j]).ravel()

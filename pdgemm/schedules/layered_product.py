@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from pdgemm.grids.distribution import BlockCyclic, Distribution
-from pdgemm.grids.index_runs import Pairing, pairings
+from pdgemm.grids.index_map import IndexMap, index_maps
 from pdgemm.grids.layout import Layout
 from pdgemm.instrument.recorder import Traffic, Transfer
 from pdgemm.model.formulas import MESSAGE_BYTES, reduce_scatter_traffic
@@ -73,20 +73,20 @@ class Reduction:
         """Rows of a window."""
         return max(1, min(self.high, MESSAGE_BYTES // (max(1, self.shape(rank)[1]) * self.dtype.itemsize)))
 
-    def rows_to(self, i: int) -> dict[int, Pairing]:
+    def rows_to(self, i: int) -> dict[int, IndexMap]:
         """The rows of block i that each part of C's rows takes."""
         return _shared(self.rows, self.C.distribution.rows, i)
 
-    def cols_to(self, j: int) -> dict[int, Pairing]:
+    def cols_to(self, j: int) -> dict[int, IndexMap]:
         return _shared(self.cols, self.C.distribution.cols, j)
 
     def counts(self, i: int, j: int, window: tuple[int, int]) -> np.ndarray:
         """Words of the window of block (i, j) that go to each rank of its group."""
         group = {rank: number for number, rank in enumerate(self.group(i, j))}
         counts = np.zeros(len(group), np.int64)
-        wide = {to_j: pairing.size for to_j, pairing in self.cols_to(j).items()}
-        for to_i, pairing in self.rows_to(i).items():
-            high = pairing.before(window[1]) - pairing.before(window[0])
+        wide = {to_j: index_map.size for to_j, index_map in self.cols_to(j).items()}
+        for to_i, index_map in self.rows_to(i).items():
+            high = index_map.count_below(window[1]) - index_map.count_below(window[0])
             for to_j, columns in wide.items() if high else ():
                 counts[group[self.C.rank(to_i, to_j)]] += high * columns
         return counts
@@ -144,8 +144,8 @@ class Reduction:
 
 
 @lru_cache(maxsize=16)
-def _shared(blocks: BlockCyclic, C: BlockCyclic, part: int) -> dict[int, Pairing]:
-    return dict(pairings(blocks, C, part))
+def _shared(blocks: BlockCyclic, C: BlockCyclic, part: int) -> dict[int, IndexMap]:
+    return dict(index_maps(blocks, C, part))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from functools import cached_property
 from math import lcm
 from typing import NamedTuple
 
-from pdgemm.grids.index_runs import Pairing
+from pdgemm.grids.index_map import IndexMap
 from pdgemm.instrument.recorder import Traffic
 
 
@@ -91,7 +91,7 @@ class Line:
         return {}
 
 
-def relayed(breadth: int, panels: list[tuple[list[tuple[int, Pairing]], Pairing]], line: Line, me: int) -> Traffic:
+def relayed(breadth: int, panels: list[tuple[list[tuple[int, IndexMap]], IndexMap]], line: Line, me: int) -> Traffic:
     """Traffic of the rank at place `me` when panels of `breadth` rows are read in place, and relayed between nodes.
 
     panels : of each, the owners of its parts and what they have of it, and the whole.
@@ -100,7 +100,7 @@ def relayed(breadth: int, panels: list[tuple[list[tuple[int, Pairing]], Pairing]
     if not breadth or len(line.nodes) == 1:
         return total
     for turn, (parts, whole) in enumerate(panels):
-        way = line.passage(me, [owner for owner, _ in parts], whole.single, turn)
+        way = line.passage(me, [owner for owner, _ in parts], whole.contiguous, turn)
         signals = len(way.readers) if me == way.receiver else min(1, len(way.readers))
         total.messages_sent += signals
         total.messages_received += signals

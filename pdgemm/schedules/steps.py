@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pdgemm.grids.distribution import BlockCyclic
-from pdgemm.grids.index_runs import Pairing, common, meeting, packed
+from pdgemm.grids.index_map import IndexMap, common_refinement, overlap_counts, packed
 
 
 class PanelStep(NamedTuple):
@@ -21,8 +21,8 @@ class PanelStep(NamedTuple):
     col: int  # grid column that owns A[:, K]
     row: int  # grid row that owns B[K, :]
     width: int  # |K|
-    a: Pairing  # K as local columns of A on its owners, to columns of the panel
-    b: Pairing  # K as local rows of B on its owners, to rows of the panel
+    a: IndexMap  # K as local columns of A on its owners, to columns of the panel
+    b: IndexMap  # K as local rows of B on its owners, to rows of the panel
 
 
 @lru_cache(maxsize=8)
@@ -36,7 +36,7 @@ def summa_steps(inner_a: BlockCyclic, inner_b: BlockCyclic, width: int) -> tuple
     of B: with equal cyclic layouts a few wide products, not one for each block.  Pairs take turns,
     so that no rank is the source of many panels in a row.
     """
-    cuts, lengths, owner_a, owner_b = meeting(inner_a, inner_b)
+    cuts, lengths, owner_a, owner_b = common_refinement(inner_a, inner_b)
     pair = owner_a * inner_b.parts + owner_b
     by_pair = np.argsort(pair, kind="stable")
     turns = []
@@ -77,8 +77,8 @@ class Bundle(NamedTuple):
 
     steps: tuple[PanelStep, ...]
     width: int
-    a: Pairing  # of all steps
-    b: Pairing
+    a: IndexMap  # of all steps
+    b: IndexMap
 
 
 @lru_cache(maxsize=8)
@@ -98,21 +98,21 @@ def bundled(steps: tuple[PanelStep, ...], width: int) -> tuple[Bundle, ...]:
     )
 
 
-def joined(pairings: list[Pairing]) -> Pairing:
+def joined(maps: list[IndexMap]) -> IndexMap:
     """The source indices of all of them in turn, to 0, 1, 2, ..."""
-    if len(pairings) == 1:
-        return pairings[0]
-    return packed(np.concatenate([x.source for x in pairings]), np.concatenate([x.lengths for x in pairings]))
+    if len(maps) == 1:
+        return maps[0]
+    return packed(np.concatenate([x.source for x in maps]), np.concatenate([x.lengths for x in maps]))
 
 
 def panel_counts(inner_a: BlockCyclic, inner_b: BlockCyclic, width: int) -> np.ndarray:
     """Number of panels of each owner pair (qa, qb) in `summa_steps`."""
-    return -(-common(inner_a, inner_b) // width)
+    return -(-overlap_counts(inner_a, inner_b) // width)
 
 
 def widest_panel(inner_a: BlockCyclic, inner_b: BlockCyclic, width: int) -> int:
     """The width of the widest panel of `summa_steps`."""
-    held = common(inner_a, inner_b)
+    held = overlap_counts(inner_a, inner_b)
     return int((-(-held // np.maximum(1, -(-held // width)))).max(initial=0))
 
 

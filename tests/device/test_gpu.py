@@ -52,7 +52,7 @@ def test_combine(cuda: Any, source: str) -> None:
 def combined(cuda: Any, source: np.dtype, target: np.dtype) -> None:
     from pdgemm.arrays.dtypes import arithmetic
     from pdgemm.arrays.elementwise import Combine
-    from pdgemm.grids.index_runs import Pairing
+    from pdgemm.grids.index_map import IndexMap
 
     rng = np.random.default_rng(1)
     x, y = (10 * rng.standard_normal((23, 31)) for _ in range(2))
@@ -62,7 +62,7 @@ def combined(cuda: Any, source: np.dtype, target: np.dtype) -> None:
     wide = np.dtype(np.int64) if target.kind == "i" else arithmetic(source, target)
     eps = 0.0 if target.kind == "i" else float(max(np.finfo(wide).eps, _eps(target)))
     scattered = np.array([0, 1, 4, 5, 9, 11, 17, 20])
-    runs = Pairing(scattered, np.flip(22 - scattered), np.ones(len(scattered), int))
+    runs = IndexMap(scattered, np.flip(22 - scattered), np.ones(len(scattered), int))
     for (alpha, beta), conjugated in itertools.product([(1, 0), (2, 3), (0, 2), (0, 0), (-1, 1)], [False, True]):
         how = Combine(alpha, beta, None, conjugated)
         value = alpha * (x.conj() if conjugated else x).astype(wide) + beta * y.astype(wide)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from problems import grid_shapes
 
 from pdgemm.grids.distribution import BlockCyclic, Distribution
-from pdgemm.grids.index_runs import Pairing, common, pairings
+from pdgemm.grids.index_map import IndexMap, index_maps, overlap_counts
 from pdgemm.grids.layout import Layout
 from pdgemm.movers.block_copy import copy_blocks
 from pdgemm.schedules.exchange import plan_exchange
@@ -231,39 +231,39 @@ dimensions = st.builds(
 
 
 @given(dimensions, dimensions)
-def test_pairings_name_every_index_once(one: tuple[int, ...], two: tuple[int, ...]) -> None:
+def test_index_maps_name_every_index_once(one: tuple[int, ...], two: tuple[int, ...]) -> None:
     a, b = BlockCyclic(*one), BlockCyclic(one[0], *two[1:])
-    shared = common(a, b)
+    shared = overlap_counts(a, b)
     seen = 0
     for i in range(a.parts):
-        for j, pairing in pairings(a, b, i):
-            source, target = pairing.indices()
+        for j, index_map in index_maps(a, b, i):
+            source, target = index_map.indices()
             assert a.to_global(source, i).tolist() == b.to_global(target, j).tolist()
-            assert pairing.size == shared[i, j] == len(source)
-            seen += pairing.size
-            back = dict(pairings(a, b, j, by_target=True))[i]
+            assert index_map.size == shared[i, j] == len(source)
+            seen += index_map.size
+            back = dict(index_maps(a, b, j, by_target=True))[i]
             assert [x.tolist() for x in back.indices()] == [source.tolist(), target.tolist()]
-            assert pairing.pack().indices()[0].tolist() == source.tolist()
-            assert pairing.unpack().indices()[1].tolist() == target.tolist()
+            assert index_map.pack().indices()[0].tolist() == source.tolist()
+            assert index_map.unpack().indices()[1].tolist() == target.tolist()
     assert seen == a.n == shared.sum()
 
 
 @given(dimensions, dimensions, st.data())
-def test_pieces_and_stretches_are_the_whole(one: tuple[int, ...], two: tuple[int, ...], data: st.DataObject) -> None:
+def test_pieces_and_strided_runs_are_the_whole(one: tuple[int, ...], two: tuple[int, ...], data: st.DataObject) -> None:
     a, b = BlockCyclic(*one), BlockCyclic(one[0], *two[1:])
     for i in range(a.parts):
-        for _, pairing in pairings(a, b, i):
-            size = pairing.size
+        for _, index_map in index_maps(a, b, i):
+            size = index_map.size
             step = data.draw(st.integers(1, size))
-            pieces = [pairing.cut(lo, min(size, lo + step)) for lo in range(0, size, step)]
+            pieces = [index_map.cut(lo, min(size, lo + step)) for lo in range(0, size, step)]
             for side in (0, 1):
-                whole = pairing.indices()[side].tolist()
+                whole = index_map.indices()[side].tolist()
                 assert [at for x in pieces for at in x.indices()[side].tolist()] == whole
-            for piece in (pairing, *pieces):
+            for piece in (index_map, *pieces):
                 found = sorted(
                     (s.source + k * s.source_stride + at, s.target + k * s.target_stride + at)
-                    for s in piece.stretches
-                    for k in range(s.times)
+                    for s in piece.strided_runs
+                    for k in range(s.repeats)
                     for at in range(s.length)
                 )
                 assert not found or found == sorted(zip(*(x.tolist() for x in piece.indices())))
@@ -276,14 +276,14 @@ def test_blocks_are_copied_where_they_belong(
     rows, cols = BlockCyclic(*one), BlockCyclic(*two)
     whole_rows, whole_cols = BlockCyclic.even(rows.n, 1), BlockCyclic.even(cols.n, 1)
     x = np.asarray(np.arange(1.0, 1 + rows.n * cols.n).reshape(rows.n, cols.n), order=order)
-    for i, r in pairings(whole_rows, rows, 0):
-        for j, c in pairings(whole_cols, cols, 0):
+    for i, r in index_maps(whole_rows, rows, 0):
+        for j, c in index_maps(whole_cols, cols, 0):
             expected = x[np.ix_(rows.indices(i), cols.indices(j))]
             part = np.zeros(expected.shape, order=other_order)
             copy_blocks(x, part, r, c)
             assert np.array_equal(part, expected)
             back = np.zeros_like(x)
-            copy_blocks(part, back, Pairing(r.target, r.source, r.lengths), Pairing(c.target, c.source, c.lengths))
+            copy_blocks(part, back, IndexMap(r.target, r.source, r.lengths), IndexMap(c.target, c.source, c.lengths))
             assert back.sum() == expected.sum()
             assert np.array_equal(back[np.ix_(rows.indices(i), cols.indices(j))], expected)
 
@@ -298,13 +298,13 @@ def test_the_best_places_are_those_that_keep_most() -> None:
     assert best_places(source, cyclic, 3) == (0, 1, 2)  # all alike: as it is
 
 
-def test_many_runs_are_one_stretch_and_no_objects() -> None:
+def test_many_runs_are_one_entry_and_no_objects() -> None:
     """Blocks of 1 to one block each: what is made of the runs are a few arrays, of 8 bytes a run, not lists."""
     runs = 100_000
     one, whole = BlockCyclic(2 * runs, 1, 2), BlockCyclic.even(2 * runs, 1)
-    ((_, pairing),) = pairings(one, whole, 1)
+    ((_, index_map),) = index_maps(one, whole, 1)
     tracemalloc.start()
-    assert pairing.stretches == [(0, 1, 1, 2, runs, 1)]
+    assert index_map.strided_runs == [(0, 1, 1, 2, runs, 1)]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 5 * 8 * runs

@@ -16,7 +16,7 @@ from pdgemm.arrays import element_functions
 from pdgemm.blas import library as blas
 from pdgemm.blas.local_gemm import conjugates, gemm_accumulate, prepare
 from pdgemm.errors import ArgumentError, DTypeError
-from pdgemm.grids.index_runs import Pairing, packed
+from pdgemm.grids.index_map import IndexMap, packed
 from pdgemm.movers.panel_views import column_panel, column_room
 
 GUARD = 7.25
@@ -177,7 +177,7 @@ def test_the_blas_is_chosen_by_name_or_path(library: None, monkeypatch: pytest.M
 
 
 # ------------------------------------------------------------------ panels
-def runs(*pairs: tuple[int, int]) -> Pairing:
+def runs(*pairs: tuple[int, int]) -> IndexMap:
     starts, lengths = np.array(pairs).T
     return packed(starts, lengths)
 
@@ -195,14 +195,14 @@ def runs(*pairs: tuple[int, int]) -> Pairing:
     ],
     ids=["one", "all", "two", "single", "long"],
 )
-def test_panels_hold_the_runs_they_name(order: str, travels: bool, cut: Pairing) -> None:
+def test_panels_hold_the_runs_they_name(order: str, travels: bool, cut: IndexMap) -> None:
     local = np.arange(100 * 130.0).reshape(100, 130)
     local = np.asfortranarray(local) if order == "F" else local
     buffer = np.empty(100 * cut.size)
     panel = column_panel(local, order, cut, buffer, travels)
     assert np.array_equal(panel, local[:, cut.indices()[0]])
     assert panel.flags.forc or not travels  # what travels is contiguous
-    if cut.single and not travels:
+    if cut.contiguous and not travels:
         assert np.shares_memory(panel, local)  # what stays is not copied
 
 

@@ -81,7 +81,7 @@ def test_equal_cyclic_layouts_give_one_wide_panel_per_owner() -> None:
     inner = BlockCyclic(4096, 64, 4)
     steps = summa_steps(inner, inner, 10**6)
     assert [step.width for step in steps] == [1024] * 4
-    assert all(step.a.single and step.b.single for step in steps)
+    assert all(step.a.contiguous and step.b.contiguous for step in steps)
 
 
 def test_owners_take_turns() -> None:
