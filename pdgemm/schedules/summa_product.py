@@ -173,7 +173,7 @@ class Summa(Product):
             return False
         if not (stay or (self.shared and not self.fetched)) or (stay and one_run(other)):
             return stay
-        return all(getattr(x, panel).single and (stay or len(x.steps) == 1) for x in self.bundles)
+        return all(getattr(x, panel).contiguous and (stay or len(x.steps) == 1) for x in self.bundles)
 
     def staging(self, rank: int | None) -> Buffers:
         if self.mover == "nccl":
