@@ -1,4 +1,4 @@
-"""Checks of arguments that a rank can make by itself."""
+"""Checks of arguments that a rank makes by itself: no function here communicates."""
 
 from __future__ import annotations
 
@@ -18,20 +18,23 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import check_not_freed
 
 _NUMBERS: Any = (Number, np.number, dtypes.BFLOAT16.type)
-_KINDS = "sums are complex, real or whole numbers where C is, and A and B no more than that"
+_KINDS = "sums must be of the same kind (integer, real, complex) as C, and A and B of no wider kind"
 
 
 def communicator(**matrices: object) -> MPI.Intracomm:
-    """Of the first that is a matrix on a grid: where ranks agree on what is wrong with the others."""
+    """Return the communicator of the first matrix whose grid is not freed: the ranks compare their arguments on it.
+
+    Raises DTypeError where no argument is a matrix: on this rank alone, because there are no ranks to agree with.
+    """
     found = [x.grid.comm for x in matrices.values() if isinstance(x, DistMatrix)]
     if found:
         return next(filter(None, found), found[0])
     name, x = next(iter(matrices.items()))
-    raise DTypeError(f"{name} is a DistMatrix, got {type(x).__name__}")  # nobody to agree with
+    raise DTypeError(f"{name} is a DistMatrix, got {type(x).__name__}")
 
 
 def check_matrices(**given: object) -> None:
-    """Raise DTypeError where something else is given for a matrix, GridError where its grid was freed."""
+    """Raise DTypeError for an argument that is not a matrix, GridError for a matrix whose grid was freed."""
     for name, x in given.items():
         if not isinstance(x, DistMatrix):
             raise DTypeError(f"{name} is a DistMatrix, got {type(x).__name__}")
@@ -39,7 +42,10 @@ def check_matrices(**given: object) -> None:
 
 
 def as_scalar(given: object, dtype: np.dtype, name: str) -> Any:
-    """alpha or beta as a number of the kind of `dtype`, finite in the arithmetic of that type if it was given so."""
+    """Return alpha or beta as a number of the kind of `dtype`.
+
+    Raises DTypeError for another kind, ArgumentError for a finite number that the arithmetic of the type does not hold.
+    """
     value: Any = given[()] if type(given) is np.ndarray and given.ndim == 0 else given
     if dtype.kind == "f" and type(value) in (int, float) and abs(value) < 1e38:
         return float(value)
@@ -65,12 +71,12 @@ def as_scalar(given: object, dtype: np.dtype, name: str) -> Any:
 
 
 def as_optional(given: object, name: str, least: int) -> int | None:
-    """A number of things, or None."""
+    """Return a count of at least `least`, or None."""
     return None if given is None else as_count(given, name, least)
 
 
 def as_shape(given: object) -> tuple[int, int] | None:
-    """The shape of a grid, or None."""
+    """Return the shape of a grid, or None."""
     if given is None:
         return None
     if not isinstance(given, (tuple, list)) or len(given) != 2:
@@ -79,20 +85,20 @@ def as_shape(given: object) -> tuple[int, int] | None:
 
 
 def op(A: DistMatrix, trans: str, name: str) -> DistMatrix:
-    """A, its transpose or its conjugate transpose, for "N", "T" or "C"."""
+    """Return op(A): A, its transpose or its conjugate transpose, for "N", "T" or "C"."""
     letter = op_letter(trans, name)
     return A if letter == "N" else A.T if letter == "T" else A.H
 
 
 def op_letter(trans: str, name: str) -> str:
-    """ "N", "T" or "C"."""
+    """Return "N", "T" or "C"; lower case is accepted."""
     if not isinstance(trans, str) or trans.upper() not in ("N", "T", "C"):
         raise ArgumentError(f'{name} is "N", "T" or "C", got {trans!r}')
     return trans.upper()
 
 
 def accumulation(a: np.dtype, b: np.dtype, c: np.dtype, asked: Any, compute_type: Any = None) -> tuple[np.dtype, str]:
-    """The type in which products of a and b are added up on their way to c; and what they may be rounded to, or ""."""
+    """Return the type in which products of a and b are accumulated, and the type that these are rounded to, or ""."""
     if asked is not None:
         asked = dtypes.element_type(asked)
     if compute_type is None:
@@ -102,19 +108,21 @@ def accumulation(a: np.dtype, b: np.dtype, c: np.dtype, asked: Any, compute_type
     else:
         accumulate = np.dtype((None, np.float32, np.complex64)[dtypes.rank(c)])
         if dtypes.rank(c) == 0 or (dtypes.rank(c) == 2 and compute_type in dtypes.HALF_NAMES):
-            raise DTypeError(f"compute_type {compute_type!r} is not for products that become {c}")
+            raise DTypeError(f"compute_type {compute_type!r} is not for products of type {c}")
         if asked is not None and asked != accumulate:
             raise DTypeError(f"with compute_type {compute_type!r} sums are {accumulate}, not {asked}")
     sums = (*dtypes.BLAS, np.dtype(np.int32))
     if accumulate not in sums:
-        raise DTypeError(f"accumulate_dtype {accumulate}: products are added up in {dtypes.names(sums)}")
+        raise DTypeError(f"accumulate_dtype {accumulate}: products are accumulated in {dtypes.names(sums)}")
     if dtypes.rank(accumulate) != dtypes.rank(c) or not dtypes.fits(dtypes.common(a, b), c):
-        raise DTypeError(f"A {a} times B {b}, added up in {accumulate}, cannot become C {c}: {_KINDS}")
+        raise DTypeError(
+            f"A of {a} times B of {b}, accumulated in {accumulate}, cannot be stored in C of {c}: {_KINDS}"
+        )
     return accumulate, compute_type if compute_type not in (None, "float32") else ""
 
 
 def check_result(name: str, C: DistMatrix, operands: Mapping[str, DistMatrix]) -> None:
-    """Can C be written to without harm to the operands?"""
+    """Raise ArgumentError where C cannot be written to, or shares memory with an operand."""
     if C.conjugated:
         raise ArgumentError(f"{name} is the conjugate of another matrix, and cannot be written to")
     if not writeable(C.stored):
@@ -125,31 +133,31 @@ def check_result(name: str, C: DistMatrix, operands: Mapping[str, DistMatrix]) -
 
 
 def same_memory(x: Array, y: Array) -> bool:
-    """Are two arrays the same elements in the same places?"""
+    """Do two arrays have the same elements at the same addresses?"""
     return x.size == y.size == 0 or (
         (address(x), x.shape, x.strides, x.dtype) == (address(y), y.shape, y.strides, y.dtype)
     )
 
 
 def overlap(x: Array, y: Array) -> bool:
-    """Do two arrays share memory?  Perhaps counts as yes."""
+    """Do two arrays share memory?  True where that is not known."""
     x, y = shadow(x), shadow(y)
     try:
         return np.shares_memory(x, y, max_work=10_000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
-        return np.may_share_memory(x, y)  # only bounds: better too careful
+        return np.may_share_memory(x, y)  # compares bounds only
 
 
 def check_devices(A: DistMatrix, B: DistMatrix, C: DistMatrix | None) -> None:
-    """Raise where the matrices of a product are not all on the host, or all on one device."""
+    """Raise DeviceError where the matrices of a product are not all on the host, or all on one device."""
     device = A.device
     if B.device != device or (C is not None and C.device != device):
-        lying = ", ".join(f"{name} on {x.device}" for name, x in (("A", A), ("B", B), ("C", C)) if x is not None)
-        raise DeviceError(f"matrices of one product are on one device, these are {lying}: bring them with to_device")
+        where = ", ".join(f"{name} on {x.device}" for name, x in (("A", A), ("B", B), ("C", C)) if x is not None)
+        raise DeviceError(f"matrices of one product must be on one device, these are {where}: copy them with to_device")
 
 
 def check_product(A: DistMatrix, B: DistMatrix, C: DistMatrix) -> None:
-    """Raise where C cannot be the result of A B."""
+    """Raise where C cannot be the result of A B: DTypeError, LayoutError or ArgumentError."""
     check_dtype("C", C, dtypes.RESULTS)
     if C.shape != (A.shape[0], B.shape[1]):
         raise LayoutError(
@@ -160,6 +168,7 @@ def check_product(A: DistMatrix, B: DistMatrix, C: DistMatrix) -> None:
 
 
 def check_dtype(name: str, x: DistMatrix, supported: tuple[np.dtype, ...]) -> None:
+    """Raise DTypeError for another element type, LayoutError for a local array that is too large for BLAS."""
     if x.dtype not in supported or not x.dtype.isnative:
         raise DTypeError(
             f"{name} has dtype {x.dtype}; supported: {dtypes.names(supported)}; convert it (astype, --dtype)"
@@ -169,4 +178,5 @@ def check_dtype(name: str, x: DistMatrix, supported: tuple[np.dtype, ...]) -> No
 
 
 def size(x: DistMatrix) -> str:
+    """Return the shape as text."""
     return f"{x.shape[0]} x {x.shape[1]}"

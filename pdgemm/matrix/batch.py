@@ -1,6 +1,6 @@
-"""Batch: many independent matrices, dealt over the ranks item by item, each whole on one rank.
+"""Batch: many independent matrices, distributed over the ranks item by item, each whole on one rank.
 
-Items of one shape are a stack; items of differing shapes are a list, and `balance` deals them out by flops.
+Items of one shape are stored as one stack, items of differing shapes as a list, which `balance` distributes by flops.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ Items = Any  # an array (items, rows, columns), or a list of matrices
 
 @dataclass(frozen=True)
 class BatchReport:
-    """One rank's account of one batched product."""
+    """What one rank did in one batched product."""
 
-    items: int  # of all ranks together, as `flops`
-    flops: int
+    items: int  # total over all ranks
+    flops: int  # total over all ranks
     local_flops: int
     seconds: float
     imbalance: float  # most flops of any rank / their mean over the ranks
@@ -49,7 +49,7 @@ class Batch:
     owner  : (items), the rank of each; shapes : (items, 2), rows and columns.  Read-only, the same on all ranks.
     items  : this rank's matrices by ascending number: an array (items, rows, columns) where all matrices of all
              ranks have one shape, else a list.  Changing their elements changes the batch.
-    device : where they lie, a `pdgemm.arrays.device.Device`; None: on the host.
+    device : the `pdgemm.arrays.device.Device` that they are on; None: on the host.
     report : what the product that made this batch did, a BatchReport, or None.
 
     Make one by `from_local` or `from_global`.
@@ -64,7 +64,7 @@ class Batch:
         comm: MPI.Comm,
         device: Device | None = None,
     ) -> None:
-        """Not collective and unchecked: use `from_local`."""
+        """Make a batch of this rank's items.  Local, and nothing is checked: use `from_local`."""
         self.device = device
         shapes.flags.writeable = owner.flags.writeable = False
         self.items, self.shapes, self.owner, self.dtype, self.comm = items, shapes, owner, dtype, comm
@@ -72,14 +72,14 @@ class Batch:
 
     @classmethod
     def from_local(cls, items: np.ndarray | Sequence[np.ndarray], comm: MPI.Comm) -> Batch:
-        """Each rank's own matrices, numbered rank after rank.  Collective over `comm`.
+        """Make a batch of each rank's own matrices, numbered rank after rank.  Collective over `comm`.
 
         items : (items, rows, columns), or a sequence of matrices, rows or columns contiguous, the same dtype on all
-                ranks.  No copy, but of a sequence of matrices that are all of one shape.  NumPy's or a device's, as
+                ranks.  Only a sequence of matrices that are all of one shape is copied.  NumPy's or a device's, as
                 in `DistMatrix.from_local`; the same on all ranks.
         """
-        with together(watched(comm)) as said:
-            said.append("Batch.from_local")
+        with together(watched(comm)) as arguments:
+            arguments.append("Batch.from_local")
             given, shapes, dtype = _parsed(items)
             names = set[str]()
             for x in given if isinstance(given, list) else [given]:
@@ -102,42 +102,46 @@ class Batch:
     def from_global(
         cls, items: np.ndarray | Sequence[np.ndarray], comm: MPI.Comm, owner: Sequence[int] | np.ndarray | None = None
     ) -> Batch:
-        """Matrices that every rank has: each takes a copy of its own.  Collective over `comm`.
+        """Make a batch of matrices that every rank has; each rank copies its own.  Collective over `comm`.
 
         owner : (items), ranks, such as `balance` gives; by default contiguous blocks of equal size.
         """
-        with together(watched(comm)) as said:
+        with together(watched(comm)) as arguments:
             given, shapes, dtype = _parsed(items)
             if any(devices.of(x) for x in (given if isinstance(given, list) else [given])):
-                raise DeviceError("what every rank has is on the host: Batch.from_local takes a device's arrays")
+                raise DeviceError("from_global takes arrays on the host: use Batch.from_local for arrays on a device")
             numbers, dtype = np.arange(len(shapes)), _one_dtype({dtype} - {None})
-            place = BlockCyclic.even(len(shapes), comm.size).owner(numbers) if owner is None else np.array(owner)
-            if place.shape != numbers.shape or not np.isin(place, range(comm.size)).all():
+            owners = BlockCyclic.even(len(shapes), comm.size).owner(numbers) if owner is None else np.array(owner)
+            if owners.shape != numbers.shape or not np.isin(owners, range(comm.size)).all():
                 raise LayoutError(f"owner is one of {comm.size} ranks for each of {len(shapes)} items, got {owner}")
-            place = place.astype(np.intp)
-            said.append(f"Batch.from_global of {len(shapes)} items of {dtype}")
-            said.append(f"checksum {crc32(shapes.tobytes() + place.tobytes())}")
-            own = np.flatnonzero(place == comm.rank)
+            owners = owners.astype(np.intp)
+            arguments.append(f"Batch.from_global of {len(shapes)} items of {dtype}")
+            arguments.append(f"checksum {crc32(shapes.tobytes() + owners.tobytes())}")
+            own = np.flatnonzero(owners == comm.rank)
             taken = given[own] if isinstance(given, np.ndarray) else [given[number].copy() for number in own]
-            return cls(_arranged(taken, shapes, dtype), shapes, place, dtype, comm)
+            return cls(_arranged(taken, shapes, dtype), shapes, owners, dtype, comm)
 
     def __len__(self) -> int:
-        """Number of items on all ranks."""
+        """Return the number of items of all ranks."""
         return len(self.owner)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         raise TypeError("a Batch is not one array: use .items or .to_global(root)")
 
     def to_global(self, root: int = 0) -> Items:
-        """All items by number on `root`, None elsewhere.  Collective.
+        """Return all items in order on `root`, None on the other ranks.  Collective.
 
-        Root needs memory for all items and once more for the largest part of a rank; messages have at most 256 MiB.
+        Root needs memory for all items and for the items of one more rank; messages have at most 256 MiB.
         """
         rank, size = self.comm.rank, self.comm.size
-        with together(self.comm) as said:
+        with together(self.comm) as arguments:
             if as_whole(root, "root") not in range(size):
                 raise ArgumentError(f"root {root} is not one of {size} ranks")
-            said += [f"Batch.to_global, root={root}", self.dtype, crc32(self.shapes.tobytes() + self.owner.tobytes())]
+            arguments += [
+                f"Batch.to_global, root={root}",
+                self.dtype,
+                crc32(self.shapes.tobytes() + self.owner.tobytes()),
+            ]
             counts = np.bincount(self.owner, minlength=size)
             numbers = np.split(np.argsort(self.owner, kind="stable"), np.cumsum(counts))[:size]
             cuts = [np.cumsum([0, *self.shapes[part].prod(axis=1)]) for part in numbers]
@@ -160,19 +164,19 @@ class Batch:
 
 
 def balance(sizes: Sequence[tuple[int, int, int]], parts: int) -> np.ndarray:
-    """The owner of each product, 0 <= owner < parts, so that all owners have about as many flops.
+    """Return the owner of each product, 0 <= owner < parts, so that all owners have about the same number of flops.
 
-    sizes : (m, n, k) of each.  The longest products are dealt out first, each to the owner with the fewest flops so
-            far, of equals the lowest; of equally long products the first comes first.
+    sizes : (m, n, k) of each.  The largest products are assigned first, each to the owner with the fewest flops so
+            far, the lowest of equals; of equally large products the first comes first.
 
-    The owner with most flops has at most 4/3 - 1/(3 parts) times as many as in the best of all distributions.
+    The owner with most flops has at most 4/3 - 1/(3 parts) times as many as in the best distribution.
     Raises ArgumentError.
     Graham, Bounds on multiprocessing timing anomalies, SIAM J. Appl. Math. 17(2), 1969.
     """
     parts = as_count(parts, "parts", 1)
     flops = [gemm_flops(as_count(m, "m", 0), as_count(n, "n", 0), as_count(k, "k", 0)) for m, n, k in sizes]
     owner = np.zeros(len(flops), np.intp)
-    load = [(0, part) for part in range(min(parts, len(flops)))]  # no more are needed
+    load = [(0, part) for part in range(min(parts, len(flops)))]  # owners beyond these get nothing
     for item in sorted(range(len(flops)), key=lambda item: -flops[item]):
         least, part = load[0]
         owner[item] = part
@@ -181,12 +185,12 @@ def balance(sizes: Sequence[tuple[int, int, int]], parts: int) -> np.ndarray:
 
 
 def arrays(x: Batch) -> list[np.ndarray]:
-    """This rank's memory."""
+    """Return this rank's items as a list of arrays, a stack being one array."""
     return x.items if isinstance(x.items, list) else [x.items]
 
 
 def _parsed(items: Any) -> tuple[Items, np.ndarray, np.dtype | None]:
-    """Matrices, their shapes and their dtype, None where there is no array to tell it."""
+    """Return the matrices, their shapes and their dtype, which is None where there is no matrix."""
     if not isinstance(items, (list, tuple)) and hasattr(items, "ndim"):
         items = devices.adopted(items)
         if items.ndim != 3:
@@ -201,26 +205,28 @@ def _parsed(items: Any) -> tuple[Items, np.ndarray, np.dtype | None]:
 
 
 def _one_dtype(found: set[Any]) -> np.dtype:
+    """Return the only dtype in the set, float64 if it is empty.  Raises DTypeError where there are several."""
     if len(found) > 1:
-        raise DTypeError(f"items are of one dtype, got {', '.join(sorted(map(str, found)))}")
+        raise DTypeError(f"items must have one dtype, got {', '.join(sorted(map(str, found)))}")
     return element_type(found.pop()) if found else np.dtype(float)
 
 
 def _one_shape(shapes: np.ndarray) -> tuple[int, int] | None:
-    """The shape of all items, (0, 0) if there are none; None if they differ."""
+    """Return the shape of all items, (0, 0) if there are none, and None if the shapes differ."""
     if (shapes[:1] != shapes).any():
         return None
     return (int(shapes[0, 0]), int(shapes[0, 1])) if len(shapes) else (0, 0)
 
 
 def _one_device(names: set[str]) -> Device | None:
+    """Return the only device in the set, None for the host.  Raises DeviceError where there are several."""
     if len(names) > 1:
-        raise DeviceError(f"items are all on the host or all on one device, got {', '.join(sorted(names))}")
+        raise DeviceError(f"items must all be on the host or all on one device, got {', '.join(sorted(names))}")
     return devices.named(names.pop()) if names else None
 
 
 def _arranged(items: Items, shapes: np.ndarray, dtype: np.dtype, device: Device | None = None) -> Items:
-    """A rank's items as a stack if all items of the batch, of these shapes, are alike, else as a list."""
+    """Return a rank's items as a stack if all `shapes` of the batch are equal, else as a list."""
     shape = _one_shape(shapes)
     if shape is None:
         return list(items)
@@ -235,7 +241,7 @@ def _arranged(items: Items, shapes: np.ndarray, dtype: np.dtype, device: Device 
 
 
 def empty_items(own: np.ndarray, shapes: np.ndarray, dtype: np.dtype, device: Device | None = None) -> Items:
-    """A rank's items, of the shapes `own`, not set."""
+    """Allocate a rank's items, of the shapes `own`, not initialised: a stack if all `shapes` are equal, else a list."""
     shape = _one_shape(shapes)
     if shape is None:
         return [devices.empty(tuple(map(int, x)), dtype, device=device) for x in own]

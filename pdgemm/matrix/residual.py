@@ -1,4 +1,4 @@
-"""Is C = alpha A B + beta C0?  A randomised check that needs no second product (Freivalds 1979)."""
+"""verify() checks C = alpha A B + beta C0 with random vectors, without a second product (Freivalds 1979)."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ from pdgemm.matrix.argument_checks import as_scalar, check_matrices, communicato
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together
 
-# what of |A||B| the rounding of both operands changes; tensor cores may cut off what does not fit tf32
+# bound of the relative error of |A||B| by rounding both operands; tensor cores may truncate to tf32
 _ROUNDED = {None: 0.0, "float32": 2.0**-23, "tf32": 2.0**-9, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
 @dataclass(frozen=True)
 class Residual:
-    """Outcome of `verify`, the same on every rank."""
+    """The outcome of `verify`, the same on every rank."""
 
     value: float  # max |C X - (alpha A (B X) + beta C0 X)| / (|alpha| |A| |B| |X| + |beta| |C0| |X|)
-    bound: float  # what rounding explains
+    bound: float  # largest value that rounding errors explain
     rows: int  # rows of C that were compared
     not_finite: int  # rows that hold NaN or infinity, in C and in the operands alike
     misplaced: int  # rows where only one side holds NaN or infinity
 
     @property
     def passed(self) -> bool:
+        """Is the residual within the bound, with NaN and infinity in the right rows only?"""
         return self.value <= self.bound and not self.misplaced
 
     def __str__(self) -> str:
-        text = f"residual {self.value:.2e}, rounding explains {self.bound:.2e}: {'ok' if self.passed else 'WRONG'}"
+        text = f"residual {self.value:.2e}, bound {self.bound:.2e} (rounding): {'ok' if self.passed else 'WRONG'}"
         if self.not_finite:
-            text += f"; {self.not_finite} of {self.rows + self.not_finite} rows hold NaN or infinity, as they should"
+            text += f"; {self.not_finite} of {self.rows + self.not_finite} rows hold NaN or infinity, as expected"
         if self.misplaced:
-            text += f"; {self.misplaced} rows hold NaN or infinity where they should not, or the reverse"
+            text += f"; {self.misplaced} rows hold NaN or infinity unexpectedly, or lack it"
         return text
 
 
@@ -60,19 +61,19 @@ def verify(
     """Compare C X with alpha A (B X) + beta C0 X for random X, row by row.  Collective over C.grid.
 
     A : (m, k);  B : (k, n);  C, C0 : (m, n), each of any type and layout on grids over the same ranks; views too.
-    vectors : columns of X, numbers in [-1, 1).  A wrong element of C goes unnoticed with probability
-              zero but for rounding: it is seen when it exceeds about sqrt(k) eps (|A||B||X|)_i.
+    vectors : columns of X, numbers in [-1, 1).  Apart from rounding, a wrong element of C is missed with
+              probability zero: it is detected when its error exceeds about sqrt(k) eps (|A||B||X|)_i.
 
-    accumulate_dtype : the type in which C was added up, where it is less precise than C's own.
-    compute_type     : as of the product: what A and B were rounded to.
+    accumulate_dtype : the type in which C was accumulated, where it is less precise than C's own.
+    compute_type     : the type to which the product rounded A and B.
 
-    Products in double precision; the bound is 3 sqrt(max(k, n) + 2) eps of the type in which C was added up, by default
+    Products are in double precision; the bound is 3 sqrt(max(k, n) + 2) eps of the accumulation type, by default
     C's, or float32 where that has 16 bits (Higham 2002, 3.6, and the tolerance of SLATE's test_gemm); and half an eps
     for each rounding of an operand, and of C to 16 bits.  Complex: times 2 sqrt(2).
     Cost: 2 (mk + kn + mn) vectors / P flops, three allreduces of 2 vectors words per row.
     Raises LayoutError on every rank when shapes do not fit.
     """
-    with together(communicator(C=C, A=A, B=B)) as said:
+    with together(communicator(C=C, A=A, B=B)) as arguments:
         check_matrices(C=C, A=A, B=B, **({} if C0 is None else {"C0": C0}))
         m, k, n = A.shape[0], A.shape[1], B.shape[1]
         alpha, beta = as_scalar(alpha, C.dtype, "alpha"), as_scalar(beta, C.dtype, "beta")
@@ -84,8 +85,8 @@ def verify(
             )
         if compute_type not in _ROUNDED:
             raise ArgumentError(f"compute_type {compute_type!r} is not one of {', '.join(dtypes.COMPUTE)}")
-        said += ["verify", (m, n, k), alpha, beta, seed, vectors, accumulate_dtype, compute_type]
-        said += [A.dtype, B.dtype, C.dtype, None if C0 is None else C0.dtype]
+        arguments += ["verify", (m, n, k), alpha, beta, seed, vectors, accumulate_dtype, compute_type]
+        arguments += [A.dtype, B.dtype, C.dtype, None if C0 is None else C0.dtype]
         columns = np.arange(vectors)
         X = 2 * element_function("uniform", seed, np.dtype(np.float64))(np.arange(n)[:, None], columns) - 1
 
@@ -93,7 +94,7 @@ def verify(
         left, _ = _apply(C, X, np.abs(X))
         right: Any = np.zeros((m, vectors))
         scale: Any = np.zeros((m, vectors))
-        if alpha != 0:  # else A and B are not read, whatever they hold
+        if alpha != 0:  # else A and B are not read, whatever values they have
             right, scale = _apply(A, *_apply(B, X, np.abs(X)))
             right, scale = alpha * right, abs(alpha) * scale
         if beta != 0 and C0 is not None:
@@ -103,7 +104,7 @@ def verify(
         both = finite_left & finite_right
         wrong = np.abs(left - right)[both]
     relative = np.divide(wrong, scale[both], out=np.where(wrong > 0, np.inf, 0.0), where=scale[both] > 0)
-    # integers are exact, but this comparison is not
+    # integer products are exact, but this comparison is in double precision
     sums = dtypes.arithmetic(C.dtype), np.float64, accumulate_dtype or ("f4" if compute_type else np.float64)
     unit = max(map(dtypes.eps, sums))
     once = _ROUNDED[compute_type] + (dtypes.eps(C.dtype) / 2 if C.dtype in dtypes.HALVES else 0)
@@ -117,7 +118,7 @@ def verify(
 
 
 def _apply(M: DistMatrix, X: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(M X, |M| size), whole on every rank, in double precision."""
+    """Return M X and |M| size, whole on every rank, in double precision."""
     wide = np.result_type(M.dtype, X.dtype, np.float64)
     rows, cols = M.indices()
     product: Any = np.zeros((M.shape[0], X.shape[1]), wide)

@@ -164,7 +164,7 @@ def test_bad_input_is_the_same_on_all_ranks(comm: Any) -> None:
     with fake_device(reach=ALONE), ProcessGrid(comm) as grid:
         A = DistMatrix.random((6, 6), grid=grid)
         D = A.to_device("fake")
-        with pytest.raises(DeviceError, match="A on host, B on fake: bring them with to_device"):
+        with pytest.raises(DeviceError, match="A on host, B on fake: copy them with to_device"):
             pdgemm(1, A, D)
         with pytest.raises(DeviceError, match="A on fake, B on fake, C on host"):
             pdgemm(1, D, D, 0, A)

@@ -61,10 +61,10 @@ def test_bad_input_is_the_same_on_all_ranks(comm: Any) -> None:
         with pytest.raises(DTypeError, match="sums are float32, not float64"):
             pdgemm(1, A, A, compute_type="tf32", accumulate_dtype="float64")
         Z = A.astype("complex64")
-        with pytest.raises(DTypeError, match="'bfloat16' is not for products that become complex64"):
+        with pytest.raises(DTypeError, match="'bfloat16' is not for products of type complex64"):
             pdgemm(1, Z, Z, compute_type="bfloat16")
         whole = A.astype("int8")
-        with pytest.raises(DTypeError, match="not for products that become int32"):
+        with pytest.raises(DTypeError, match="not for products of type int32"):
             plan(whole, whole, compute_type="tf32")
         assert pdgemm(1, Z, Z, compute_type="tf32").report.compute == "tf32"
         assert "float32 of bfloat16" in str(pdgemm(1, A, A, compute_type="bfloat16").report)
