@@ -1,32 +1,30 @@
-"""Who owns what: block-cyclic index arithmetic for any rank, without MPI and without data.
+"""Block-cyclic distributions: which rank owns which elements, computed for any rank, without MPI and without data.
 
-One dimension of a matrix, cut into blocks of `block` indices dealt to `parts` owners in turn,
+One dimension of a matrix is cut into blocks of `block` indices, which are assigned to `parts` owners cyclically,
 the first block to owner `source` (n = 11, block = 2, parts = 3, source = 1):
 
     global index   0 1 | 2 3 | 4 5 | 6 7 | 8 9 | 10
     owner           1  |  2  |  0  |  1  |  2  |  0
     local index    0 1 | 0 1 | 0 1 | 2 3 | 2 3 |  2
 
-A window of such a dimension is dealt in the same way, but its first block may lack its first `skip`
-indices; indices 3..8 of the above are n = 6, source = 2, skip = 1:
+A window of such a dimension is distributed in the same way, except that its first block may lack its first `skip`
+indices; the window of indices 3 to 8 above is n = 6, source = 2, skip = 1:
 
     global index    0 | 1 2 | 3 4 | 5
     owner           2 |  0  |  1  | 2
     local index     0 | 0 1 | 0 1 | 1
 
 (A first block that is longer than the others, as ScaLAPACK's descriptors allow, has a negative skip.)
-So a submatrix needs no class of its own: its distribution is again one of these, and its local arrays are
-slices of the matrix's.
+So a submatrix needs no class of its own: its distribution is again block-cyclic, and its local arrays are
+slices of those of the matrix.
 
-Every function takes one index or an array of them.  Part -1 stands for a rank outside the grid: it
-holds nothing.  The formulas are those of ScaLAPACK's
-NUMROC, INDXG2P, INDXG2L and INDXL2G (Blackford et al., ScaLAPACK Users' Guide, 1997, ch. 4),
-with indices from 0.
+Every function takes one index or an array of indices.  Part -1 is a rank outside the grid, which holds nothing.
+The formulas are those of ScaLAPACK's NUMROC, INDXG2P, INDXG2L and INDXL2G (Blackford et al., ScaLAPACK Users' Guide,
+1997, ch. 4), with indices from 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -41,25 +39,11 @@ Block = int | tuple[int, int]  # block sizes, mb = nb or (mb, nb)
 
 
 @dataclass(frozen=True)
-class Stripe:
-    """Equal blocks at equal distances: what one hyperslab of a file can describe."""
-
-    local: int  # first local index
-    start: int  # first global index
-    count: int  # number of blocks
-    stride: int  # distance between the first indices of two blocks
-    block: int  # indices in a block
-
-    @property
-    def size(self) -> int:
-        return self.count * self.block
-
-
-@dataclass(frozen=True)
 class BlockCyclic:
-    """n indices in blocks of `block`, dealt in turn to `parts` owners from `source` on.
+    """The distribution of n indices in blocks of `block`, assigned cyclically to `parts` owners, `source` first.
 
-    skip : indices that the first block lacks, skip < block; negative: that it has beside those of a block.
+    skip : number of indices that the first block lacks, skip < block; where it is negative, the first block is longer
+           than the others by -skip indices.
     """
 
     n: int
@@ -80,36 +64,36 @@ class BlockCyclic:
 
     @classmethod
     def even(cls, n: int, parts: int, source: int = 0) -> BlockCyclic:
-        """One block each: the plain block distribution."""
+        """Return the block distribution: one block for each owner."""
         return cls(n, max(1, -(-n // parts)), parts, source)
 
     @property
     def first(self) -> int:
-        """Indices of the first block, if there are as many."""
+        """The length of the first block, if n is not smaller."""
         return self.block - self.skip
 
     def number(self, g: Index) -> Index:
-        """The block that holds a global index."""
+        """Return the number of the block of a global index."""
         return self._from_0((g + self.skip) // self.block)
 
     def owner(self, g: Index) -> Index:
-        """The part that holds a global index."""
+        """Return the owner of a global index."""
         return (self.number(g) + self.source) % self.parts
 
     def to_local(self, g: Index) -> Index:
-        """The local index, on its owner, of a global index."""
+        """Return the local index, on its owner, of a global index."""
         block = self.number(g)
         lacking = self.skip * (block % self.parts == 0)  # on the owner of the first block
         return g + self.skip - (block - block // self.parts) * self.block - lacking
 
     def to_global(self, local: Index, part: int) -> Index:
-        """The global index of a local index of `part`."""
+        """Return the global index of a local index of `part`."""
         local = local + self._lacking(part)
         block = self._from_0(local // self.block)
         return local + (block * (self.parts - 1) + self._position(part)) * self.block - self.skip
 
     def count(self, part: int) -> int:
-        """Number of indices that `part` holds (NUMROC)."""
+        """Return the number of indices that `part` owns (NUMROC)."""
         if part < 0:
             return 0
         position = self._position(part)
@@ -122,11 +106,11 @@ class BlockCyclic:
 
     @property
     def largest(self) -> int:
-        """The most indices that any part holds: of the first owners, the one whose first block is whole."""
+        """The largest number of indices of any part: that of the first owner or, if its block is short, of the second."""
         return max(self.count(self.source), self.count((self.source + 1) % self.parts))
 
     def indices(self, part: int) -> np.ndarray:
-        """All global indices of `part`, ascending: index l is local index l."""
+        """Return all global indices of `part`, ascending: entry l is that of local index l."""
         return self.to_global(np.arange(self.count(part)), part)
 
     @property
@@ -135,7 +119,7 @@ class BlockCyclic:
         return np.append(0, np.arange(self.first, self.n, self.block))[: self.n]
 
     def window(self, start: int, stop: int) -> BlockCyclic:
-        """Indices start..stop as a dimension of their own."""
+        """Return the distribution of the indices from start to stop, numbered from 0."""
         if not 0 <= start <= stop <= self.n:
             raise LayoutError(f"indices {start} to {stop} are not within 0 to {self.n}")
         blocks = self.number(start)
@@ -143,11 +127,11 @@ class BlockCyclic:
         return BlockCyclic(stop - start, self.block, self.parts, (self.source + blocks) % self.parts, skip)
 
     def local_window(self, start: int, stop: int, part: int) -> slice:
-        """Where the indices start..stop lie among the local indices of `part`."""
+        """Return the local indices of `part` that are the global indices from start to stop."""
         return slice(*(replace(self, n=end).count(part) for end in (start, stop)))
 
     def over(self, parts: int) -> BlockCyclic:
-        """The same blocks dealt to another number of parts, from the first on; one block each stays one each."""
+        """Return the distribution of the same blocks over another number of parts; a block distribution remains one."""
         if parts == self.parts:
             return self
         if self.n + self.skip <= self.block * self.parts:
@@ -156,7 +140,7 @@ class BlockCyclic:
 
     @cached_property
     def canonical(self) -> BlockCyclic:
-        """Equal for dimensions that put every index in the same place, however they are described."""
+        """A form that is equal for all distributions that give every index the same owner and local index."""
         if self.parts == 1 or self.n == 0:
             return BlockCyclic(self.n, max(1, self.n), self.parts)
         if self.n <= self.first:
@@ -165,31 +149,15 @@ class BlockCyclic:
             return BlockCyclic(self.n, self.first, self.parts, self.source)
         return self
 
-    def stripes(self, part: int, most: int | None = None) -> Iterator[Stripe]:
-        """The indices of `part` as stripes, ascending, none longer than `most`.
-
-        Whole blocks form one stripe, a ragged first or last block another; a block longer than `most` is cut.
-        """
-        held, stride, lacking = self.count(part), self.block * self.parts, self._lacking(part)
-        first = self.block - lacking
-        most = max(1, most or held)
-        local = 0
-        while local < held:
-            end = first - local if local < first else self.block - (local + lacking) % self.block  # of this block
-            block = min(end, held - local, most)
-            count = max(1, min(held - local, most) // block) if block == self.block else 1
-            yield Stripe(local, self.to_global(local, part), count, stride, block)
-            local += count * block
-
     def _position(self, part: int) -> int:
         return (part - self.source) % self.parts
 
     def _lacking(self, part: int) -> int:
-        """The indices that the first block of `part` lacks."""
+        """Return the number of indices that the first block of `part` lacks."""
         return self.skip if part == self.source else 0
 
     def _from_0(self, block: Index) -> Index:
-        """Number of a block; what a first block has beside those of a block lies in front of them."""
+        """Return the number of a block, at least 0: the extra indices of a long first block precede block 0."""
         if self.skip >= 0:
             return block
         return np.maximum(block, 0) if isinstance(block, np.ndarray) else max(block, 0)
@@ -197,7 +165,7 @@ class BlockCyclic:
 
 @dataclass(frozen=True)
 class Distribution:
-    """A matrix dealt over a Pr x Pc grid: rows to grid rows, columns to grid columns.
+    """The distribution of a matrix over a Pr x Pc grid: rows over grid rows, columns over grid columns.
 
     Rank (i, j) holds A[rows.indices(i), cols.indices(j)].
     """
@@ -213,7 +181,7 @@ class Distribution:
         block: Block | None = None,
         source: tuple[int, int] = (0, 0),
     ) -> Distribution:
-        """Deal `shape` over `grid_shape`; without `block`, one block per rank."""
+        """Distribute a matrix of this shape over a grid; without `block`, in one block per rank."""
         blocks = block if isinstance(block, (tuple, list)) else (block, block)
         pairs = (
             _pair(shape, "a matrix has two dimensions, got shape"),
@@ -247,29 +215,30 @@ class Distribution:
 
     @property
     def transposed(self) -> Distribution:
+        """The distribution of the transpose over the transposed grid."""
         return Distribution(self.cols, self.rows)
 
     @property
     def canonical(self) -> Distribution:
-        """Equal for distributions that put every element in the same place."""
+        """A form that is equal for all distributions that give every element the same owner and local index."""
         return Distribution(self.rows.canonical, self.cols.canonical)
 
     def window(self, rows: tuple[int, int], cols: tuple[int, int]) -> Distribution:
-        """The submatrix of rows start..stop and columns start..stop."""
+        """Return the distribution of the submatrix of rows from start to stop and columns from start to stop."""
         return Distribution(self.rows.window(*rows), self.cols.window(*cols))
 
     def local_window(
         self, rows: tuple[int, int], cols: tuple[int, int], coords: tuple[int, int]
     ) -> tuple[slice, slice]:
-        """Where that submatrix lies in the local array of rank (i, j)."""
+        """Return the part of the local array of rank (i, j) that belongs to that submatrix."""
         return self.rows.local_window(*rows, coords[0]), self.cols.local_window(*cols, coords[1])
 
     def local_shape(self, coords: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns that rank (i, j) holds."""
+        """Return the numbers of rows and columns that rank (i, j) owns."""
         return self.rows.count(coords[0]), self.cols.count(coords[1])
 
     def owner(self, i: Index, j: Index) -> tuple[Index, Index]:
-        """Grid coordinates of the rank that holds element (i, j)."""
+        """Return the grid coordinates of the rank that owns element (i, j)."""
         return self.rows.owner(i), self.cols.owner(j)
 
     def __str__(self) -> str:
@@ -281,6 +250,7 @@ class Distribution:
 
 
 def _pair(given: Any, rule: str) -> tuple[Any, Any]:
+    """Return two items.  Raises LayoutError, whose message begins with `rule`."""
     try:
         rows, cols = given
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Where the elements of a matrix lie and how they are stored: all that a plan knows of it."""
+"""Layout: which ranks own the elements of a matrix and how these are stored, which is all that a plan needs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Order = Literal["C", "F"]  # memory order of local arrays
 class Layout:
     """A matrix without its elements.
 
-    distribution : who owns what, by grid position.
-    place        : the rank at each position, row by row.
+    distribution : which grid position owns which elements.
+    place        : the rank at each grid position, row by row.
     dtype        : type of the elements.
     order        : memory order of the local arrays, "C" or "F".
     conjugated   : the matrix is the conjugate of what is stored.
@@ -35,11 +35,11 @@ class Layout:
         return hash((self.distribution, self.place, self.dtype, self.order, self.conjugated))
 
     def __hash__(self) -> int:
-        """Computed once: plans are looked up by it in every product."""
+        """Return a hash that is computed once: plans are looked up by it in every product."""
         return self._hash
 
     def __getstate__(self) -> dict[str, object]:
-        """Texts have other hashes in another process."""
+        """Leave out what is cached: strings have other hashes in another process."""
         return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
 
     @cached_property
@@ -48,35 +48,36 @@ class Layout:
         return {rank: divmod(at, pc) for at, rank in enumerate(self.place)}
 
     def coords(self, rank: int) -> tuple[int, int]:
-        """Grid position of a rank; (-1, -1) if it holds nothing."""
+        """Return the grid position of a rank; (-1, -1) if it holds nothing."""
         return self._coords.get(rank, (-1, -1))
 
     def rank(self, i: int, j: int) -> int:
-        """The rank at a grid position."""
+        """Return the rank at a grid position."""
         return self.place[i * self.distribution.cols.parts + j]
 
     def local_shape(self, rank: int | None) -> tuple[int, int]:
-        """Rows and columns that a rank holds; rank None: the most that any does."""
+        """Return the numbers of rows and columns that a rank holds; for None, the largest of all ranks."""
         if rank is None:
             return self.distribution.rows.largest, self.distribution.cols.largest
         return self.distribution.local_shape(self.coords(rank))
 
     def local_bytes(self, rank: int | None) -> int:
+        """Return the size of the local array of a rank; for None, the largest of all ranks."""
         rows, cols = self.local_shape(rank)
         return rows * cols * self.dtype.itemsize
 
     @property
     def grid(self) -> tuple[tuple[int, int], tuple[int, ...]]:
-        """Shape and places of the grid."""
+        """The shape of the grid, and the ranks at its positions."""
         return self.distribution.grid_shape, self.place
 
     def same_place(self, other: Layout) -> bool:
-        """Does every rank hold the same elements of both?"""
+        """Does every rank hold the same elements in both layouts?"""
         return self.grid == other.grid and self.distribution.canonical == other.distribution.canonical
 
     @property
     def T(self) -> Layout:
-        """Of the transpose of the matrix, nothing moved."""
+        """The layout of the transpose of the matrix, with all elements where they are."""
         pr, pc = self.distribution.grid_shape
         place = tuple(self.place[i * pc + j] for j in range(pc) for i in range(pr))
         order: Order = "C" if self.order == "F" else "F"

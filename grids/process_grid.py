@@ -1,4 +1,4 @@
-"""Process grids: 2D Cartesian and torus communicators, layers and nodes."""
+"""ProcessGrid: Cartesian and torus communicators, in one or more layers, and the nodes that the ranks are on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pdgemm.support import watchdog
 from pdgemm.support.agreement import check_not_freed, together
 from pdgemm.support.json_input import Count, Size, variable
 
-WORK_GRIDS = 8  # kept for products to come; each has three communicators
+WORK_GRIDS = 8  # kept for later products; each has three communicators
 
 
 class ProcessGrid:
@@ -42,25 +42,25 @@ class ProcessGrid:
     Periodic: the right neighbour of rank 2 is rank 0, the lower neighbour of rank 3 is rank 0.
 
     comm   : intracommunicator, by default MPI.COMM_WORLD.  Its grids share one duplicate of it, so that their
-             messages never meet the caller's, and ranks that mix up two grids hear of it instead of waiting.
+             messages never match the caller's, and ranks that mix up two grids get an exception instead of a hang.
     shape  : (Pr, Pc) with Pr * Pc * layers ranks; by default as square as that allows, Pr <= Pc.
     layers : c, the number of copies of the Pr x Pc plane (2.5D algorithms).
     ranks  : the ranks of `comm` at the positions of the grid, row by row; by default all of them in order.
-             Ranks that are not listed are idle: they take part in every collective call and hold nothing.
+             Ranks that are not listed are idle: they take part in every collective call and own no elements.
 
     `comm`: all ranks, idle ones too; `row`: same i and layer; `col`: same j and layer; `depth`: same (i, j);
-    `node`: ranks that share memory, `memory`.  Without `ranks`, rank = (layer * Pr + i) * Pc + j.  `T` is the same grid
+    `node`: ranks that share `memory`.  Without `ranks`, rank = (layer * Pr + i) * Pc + j.  `T` is the same grid
     seen transposed: position (j, i) is the rank at (i, j).
 
-    Communicators are a limited resource that only all ranks together can give back: use the grid
-    as a context manager or call `free()`; matrices on it cannot be used afterwards.
+    Communicators are a limited resource, and freeing them is collective: use the grid as a context manager
+    or call `free()`; matrices on it cannot be used afterwards.
 
-    Threads: the first grid of a process lowers the number of BLAS threads to the rank's share of
-    its node's cores, unless OMP_NUM_THREADS or the like is set (see `pdgemm.blas.threads`).
+    Threads: the first grid of a process reduces the number of BLAS threads to the rank's share of
+    the cores of its node, unless OMP_NUM_THREADS or a similar variable is set (see `pdgemm.blas.threads`).
 
-    PDGEMM_RANKS_PER_NODE=n pretends that each n consecutive ranks of a node are a node of their own.
-    PDGEMM_NODE_MEMORY: bytes that the ranks of a node share, at most, 0: none; by default half of what is free in
-    /dev/shm.
+    PDGEMM_RANKS_PER_NODE=n treats each n consecutive ranks of a node as a node of their own.
+    PDGEMM_NODE_MEMORY is the largest number of bytes that the ranks of a node share, 0 for none; by default it is half
+    of what is free in /dev/shm.
 
     Raises GridError on every rank when shape, layers and ranks do not fit the communicator.
     """
@@ -73,12 +73,12 @@ class ProcessGrid:
         ranks: Sequence[int] | None = None,
     ) -> None:
         base = watchdog.watched(MPI.COMM_WORLD if comm is None else comm)
-        with (agreed := together(base)) as said:
+        with (agreed := together(base)) as arguments:
             nodes = _Nodes()
-            agreed.flag = not _has_duplicate(base)  # a rank that left a grid by an error of its own has kept it
+            agreed.flag = not _has_duplicate(base)  # a rank that left a grid by an exception has not freed it
             members = range(base.size) if ranks is None else _members(ranks, base.size)
             self.shape = grid_shape(len(members), shape, layers)
-            said += ["ProcessGrid", self.shape, layers, *([] if ranks is None else members), nodes.ranks]
+            arguments += ["ProcessGrid", self.shape, layers, *([] if ranks is None else members), nodes.ranks]
         self.layers = layers
         dims = (layers, *self.shape)
         self.ranks = np.array(members).reshape(dims)
@@ -88,7 +88,7 @@ class ProcessGrid:
         self._connect(base, members, dims)
 
     def _connect(self, base: MPI.Intracomm, members: Sequence[int], dims: tuple[int, int, int]) -> None:
-        """The communicators of rows, columns and depths, and this rank's place in them.  Collective over base."""
+        """Make the communicators of rows, columns and depths, and this rank's coordinates.  Collective over base."""
         cart = _cart(base, members, dims)
         self.row, self.col, self.depth = (
             cart.Sub([axis == kept for axis in range(3)]) if cart else MPI.COMM_NULL for kept in (2, 1, 0)
@@ -99,10 +99,10 @@ class ProcessGrid:
             cart.Free()
 
     def work_grid(self, shape: tuple[int, int], layers: int, place: tuple[int, ...]) -> ProcessGrid:
-        """A grid of the same communicator for the insides of a product: this one if it is such, else one that is kept.
+        """Return a grid of the same communicator for use inside a product: this grid if it fits, else a cached one.
 
-        place : the ranks, layer by layer, row by row.  Collective where the grid is new; the last WORK_GRIDS stay
-        until the communicator's last grid is freed, so that a product like an earlier one sets up nothing.
+        place : the ranks, layer by layer, row by row.  Collective where the grid is new.  The last WORK_GRIDS are kept
+        until the last grid of the communicator is freed, so that a repeated product creates no communicators.
         """
         check_not_freed(self.comm)
         if (self.shape, self.layers, self.place) == (shape, layers, place):
@@ -117,7 +117,7 @@ class ProcessGrid:
             kept[key] = grid
             if len(kept) > WORK_GRIDS:
                 kept.pop(next(iter(kept)))._disconnect()
-        kept[key] = kept.pop(key)  # the one used last
+        kept[key] = kept.pop(key)  # the most recently used is last
         return kept[key]
 
     def _disconnect(self) -> None:
@@ -125,11 +125,11 @@ class ProcessGrid:
             if comm != MPI.COMM_NULL:
                 comm.Free()
 
-    transposed = False  # a grid's T, as opposed to the grid that was made
+    transposed = False  # True for the T of a grid that was made
 
     @property
     def base(self) -> ProcessGrid:
-        """The grid that was made, of which this may be the transposed view."""
+        """The grid that was made: this one, or the one of which this is the transposed view."""
         return self.T if self.transposed else self
 
     @property
@@ -139,33 +139,33 @@ class ProcessGrid:
 
     @property
     def memory(self) -> NodeMemory:
-        """What they share."""
+        """The memory that the ranks of this rank's node share."""
         return self._shared.memory
 
     @property
     def shares_memory(self) -> bool:
-        """Can the ranks of every node read each other's matrices, and are there several on some?"""
+        """Can the ranks of every node read each other's matrices, and has any node several ranks?"""
         return self._shared.shares_memory
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """The node of each rank, by the first rank on it."""
+        """The node of each rank, named by the first rank on it."""
         return self._shared.nodes
 
     @property
     def ranks_per_node(self) -> int | None:
-        """Ranks that share memory, at most; None where all of them do."""
+        """The largest number of ranks that share memory; None where all ranks do."""
         most = self._shared.ranks_per_node
         return most if most < self.size else None
 
     @property
     def idle(self) -> bool:
-        """Does this rank hold no place of the grid?"""
+        """Does this rank have no position in the grid?"""
         return self.layer < 0
 
     @cached_property
     def T(self) -> ProcessGrid:
-        """The same ranks and communicators, rows for columns."""
+        """The same ranks and communicators with rows and columns exchanged."""
         other = copy(self)
         other.shape, other.coords = self.shape[::-1], self.coords[::-1]
         other.ranks = self.ranks.transpose(0, 2, 1)
@@ -176,12 +176,12 @@ class ProcessGrid:
         return other
 
     def rank_of(self, i: int, j: int, layer: int = 0) -> int:
-        """The rank at grid position (i, j), counted around the torus."""
+        """Return the rank at grid position (i, j), with i modulo Pr and j modulo Pc."""
         pr, pc = self.shape
         return int(self.ranks[layer, i % pr, j % pc])
 
     def coords_of(self, rank: int) -> tuple[int, int]:
-        """Grid position (i, j) of a rank; (-1, -1) if it is idle."""
+        """Return the grid position (i, j) of a rank; (-1, -1) if it is idle."""
         return self._places.get(rank, (-1, -1))
 
     @cached_property
@@ -190,13 +190,13 @@ class ProcessGrid:
 
     @cached_property
     def place(self) -> tuple[int, ...]:
-        """The ranks of the grid's positions, row by row."""
+        """The ranks at the positions of the grid, row by row."""
         return tuple(self.ranks.ravel().tolist())
 
     def place_in(self, other: ProcessGrid, part: bool = False) -> tuple[int, ...] | None:
-        """`place` in the numbering of the other grid's communicator; None if the two are not of the same ranks.
+        """Return `place` in the numbering of the other grid's communicator; None if that has not the same ranks.
 
-        part : the other's communicator may have more; None if it lacks one that has a place here.
+        part : the other communicator may have more ranks; None if it lacks one that has a position here.
         """
         for grid in (self, other):
             check_not_freed(grid.comm)
@@ -209,13 +209,13 @@ class ProcessGrid:
         return None if MPI.UNDEFINED in place else tuple(place)
 
     def same_as(self, other: ProcessGrid) -> bool:
-        """Same ranks at the same places (not necessarily the same communicator).  Local."""
+        """Are the same ranks at the same positions, though perhaps of another communicator?  Local."""
         return self is other or (
             (self.shape, self.layers) == (other.shape, other.layers) and self.place_in(other) == other.place
         )
 
     def free(self) -> None:
-        """Give the communicators back.  Collective; a second call does nothing."""
+        """Free the communicators.  Collective; a second call does nothing."""
         if self.comm == MPI.COMM_NULL:
             return
         self.T.comm = self.comm = MPI.COMM_NULL  # type: ignore[assignment]
@@ -235,7 +235,7 @@ class ProcessGrid:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # an error may be this rank's alone; freeing is collective and would wait for the others
+        # the exception may be on this rank alone; freeing is collective and would wait for the others
         if kind is None:
             self.free()
 
@@ -251,7 +251,7 @@ class ProcessGrid:
 
 
 class _Shared:
-    """The duplicate of a communicator that its grids use, and its nodes."""
+    """The duplicate of a communicator that all its grids use, and the nodes of its ranks."""
 
     def __init__(self, comm: MPI.Intracomm, nodes: _Nodes) -> None:
         self.comm = comm.Dup()
@@ -262,7 +262,7 @@ class _Shared:
         self.node = MPI.Intracomm(self.comm.Split_type(MPI.COMM_TYPE_SHARED))
         with together(self.comm):  # a BLAS may be missing on some nodes
             share_cores(self.node)
-        more_ranks_than_cores = crowded(self.node)  # of the whole node, also where several are pretended
+        more_ranks_than_cores = crowded(self.node)  # of the whole node, even if PDGEMM_RANKS_PER_NODE divides it
         if nodes.ranks is not None:
             whole, self.node = self.node, MPI.Intracomm(self.node.Split(self.node.rank // nodes.ranks))
             whole.Free()
@@ -282,7 +282,7 @@ def _has_duplicate(comm: MPI.Intracomm) -> bool:
 
 
 def _duplicate(comm: MPI.Intracomm, nodes: _Nodes, anew: bool) -> _Shared:
-    """The duplicate that the grids of `comm` share, made for the first of them.  Collective."""
+    """Return the duplicate that the grids of `comm` share, which is made with the first of them.  Collective."""
     shared: Any = comm.Get_attr(_DUPLICATE)
     if anew:
         shared = _Shared(comm, nodes)
@@ -292,7 +292,7 @@ def _duplicate(comm: MPI.Intracomm, nodes: _Nodes, anew: bool) -> _Shared:
 
 
 class _Nodes:
-    """What the user says of nodes: the ranks of those that are pretended, and the bytes that each may share."""
+    """The environment variables about nodes: ranks per node, and bytes that each node may share."""
 
     def __init__(self) -> None:
         limit = variable("PDGEMM_NODE_MEMORY", Size, "a number of bytes")
@@ -302,7 +302,7 @@ class _Nodes:
 
 
 def _members(ranks: Sequence[int], size: int) -> list[int]:
-    """The listed ranks, each once and each a rank of the communicator."""
+    """Return the listed ranks.  Raises GridError where one is listed twice or is no rank of the communicator."""
     members = [index(rank) for rank in ranks]
     if len(set(members)) < len(members) or not members or not 0 <= min(members) <= max(members) < size:
         raise GridError(f"the ranks of a grid are different numbers from 0 to {size - 1}, got {members}")
@@ -310,7 +310,7 @@ def _members(ranks: Sequence[int], size: int) -> list[int]:
 
 
 def _cart(base: MPI.Intracomm, members: Sequence[int], dims: tuple[int, int, int]) -> MPI.Cartcomm | None:
-    """The Cartesian communicator of `members` in that order; None on other ranks."""
+    """Return the Cartesian communicator of `members` in that order; None on other ranks."""
     if base.rank not in members:
         base.Split(MPI.UNDEFINED)
         return None
@@ -321,7 +321,10 @@ def _cart(base: MPI.Intracomm, members: Sequence[int], dims: tuple[int, int, int
 
 
 def grid_shape(size: int, shape: tuple[int, int] | None = None, layers: int = 1) -> tuple[int, int]:
-    """(Pr, Pc) for `size` ranks in `layers` layers: the given shape if it fits, else near-square."""
+    """Return (Pr, Pc) for `size` ranks in `layers` layers: the given shape, or without one the most nearly square.
+
+    Raises GridError where they do not fit.
+    """
     if layers < 1 or size % layers:
         raise GridError(f"{size} ranks cannot form {layers} layers of equal size")
     plane = size // layers

@@ -1,4 +1,4 @@
-"""Blocks of one piece of memory, taken and given back in any order."""
+"""Heap: an allocator of blocks in one piece of shared memory."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 
 PAGE = 1 << 21  # bytes of a huge page, to which large blocks are aligned
-KEPT = 1 << 26  # bytes that were given back and are kept for the next block: the system is slow to find new ones
+KEPT = 1 << 26  # freed bytes that keep their pages for the next block: the system is slow to find new pages
 
 
 class Heap:
-    """Hands out blocks of `memory`, which live as long as an array refers to them.
+    """An allocator of blocks of `memory`, each of which is freed when no array refers to it any more.
 
-    take : fills a part of `memory` with pages of the system; False where it has none.  No block is handed out without
-           its pages: a process that writes where there is none to be had is ended by SIGBUS.
+    take : fills a part of `memory` with pages of the system; False where it has none.  A block has all its pages when
+           it is returned, because a process that writes where the system has no page gets SIGBUS.
 
-    What is given back goes on to the system, but for the last KEPT bytes.  A finalizer may run in the middle of
-    anything, and in a forked process: it notes the block, and settles it only if nobody else is at work here.
+    The pages of freed blocks return to the system, except the last KEPT bytes.  A finalizer may run at any time, and in
+    a forked process: it records the block, and frees it only if no other thread holds the lock.
     """
 
     def __init__(self, memory: Any, take: Callable[[memoryview], bool]) -> None:
@@ -34,12 +34,12 @@ class Heap:
         first = -self.address % mmap.PAGESIZE
         self._gaps = [(first, (len(self._memory) - first) // mmap.PAGESIZE * mmap.PAGESIZE)]  # (start, end), in order
         self._freed: deque[tuple[int, int]] = deque()
-        self._warm: list[tuple[int, int]] = []  # parts of gaps that still have their pages, oldest first
+        self._warm: list[tuple[int, int]] = []  # parts of gaps that still have their pages, the oldest first
         self.used = 0  # bytes
         self._advise(*self._gaps[0], "MADV_HUGEPAGE")
 
     def block(self, nbytes: int) -> np.ndarray | None:
-        """`nbytes` bytes; None where there is no gap for them, or the system has not the pages."""
+        """Allocate `nbytes` bytes; return None where no gap is large enough, or the system has too few pages."""
         if os.getpid() != self._process:
             return None
         with self._lock:
@@ -63,7 +63,7 @@ class Heap:
         return None
 
     def _fill(self, start: int, end: int, warm: list[tuple[int, int]]) -> bool:
-        """Take the pages that a part of a gap has not yet; all of them, or none."""
+        """Fill a part of a gap with the pages that it lacks, all or none; return whether it has them."""
         cold = [(start, end)]
         for there in warm:
             cold = [piece for x in cold for piece in _without(x, *there)]
@@ -87,6 +87,7 @@ class Heap:
                 self._lock.release()
 
     def _settle(self) -> None:
+        """Free the blocks that finalizers recorded."""
         while self._freed:
             start, end = self._freed.popleft()
             self.used -= end - start
@@ -96,6 +97,7 @@ class Heap:
             self._advise(*self._warm.pop(0), "MADV_REMOVE")
 
     def _join(self, gap: tuple[int, int]) -> None:
+        """Add a gap, and merge it with those next to it."""
         insort(self._gaps, gap)
         at = self._gaps.index(gap)
         for left in (at, at - 1):
@@ -103,14 +105,14 @@ class Heap:
                 self._gaps[left : left + 2] = [(self._gaps[left][0], self._gaps[left + 1][1])]
 
     def _advise(self, start: int, end: int, advice: str) -> None:
-        """Whether the system follows is its own affair."""
+        """Give the system advice about pages, which it may ignore."""
         number = getattr(mmap, advice, None)
         if number is not None:
             _madvise(self.address + start, end - start, number)
 
 
 def _without(piece: tuple[int, int], start: int, end: int) -> list[tuple[int, int]]:
-    """What is left of a piece."""
+    """Return what is left of a piece without the part from start to end."""
     return [x for x in ((piece[0], min(piece[1], start)), (max(piece[0], end), piece[1])) if x[0] < x[1]]
 
 

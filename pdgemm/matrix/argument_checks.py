@@ -115,9 +115,7 @@ def accumulation(a: np.dtype, b: np.dtype, c: np.dtype, asked: Any, compute_type
     if accumulate not in sums:
         raise DTypeError(f"accumulate_dtype {accumulate}: products are accumulated in {dtypes.names(sums)}")
     if dtypes.rank(accumulate) != dtypes.rank(c) or not dtypes.fits(dtypes.common(a, b), c):
-        raise DTypeError(
-            f"A of {a} times B of {b}, accumulated in {accumulate}, cannot be stored in C of {c}: {_KINDS}"
-        )
+        raise DTypeError(f"A {a} times B {b}, accumulated in {accumulate}, cannot be stored in C {c}: {_KINDS}")
     return accumulate, compute_type if compute_type not in (None, "float32") else ""
 
 

@@ -49,21 +49,6 @@ def test_arrays_give_what_single_indices_give(layout: BlockCyclic) -> None:
     assert layout.to_local(every).tolist() == [layout.to_local(g) for g in range(layout.n)]
 
 
-@given(layouts(), st.none() | st.integers(1, 20))
-def test_stripes_are_the_indices_in_order(layout: BlockCyclic, most: int | None) -> None:
-    for part in range(layout.parts):
-        local, found = 0, []
-        for stripe in layout.stripes(part, most):
-            assert stripe.local == local
-            assert stripe.count == 1 or stripe.stride >= stripe.block
-            assert most is None or stripe.size <= most
-            starts = stripe.start + np.arange(stripe.count) * stripe.stride
-            found.extend((starts[:, None] + np.arange(stripe.block)).ravel().tolist())
-            local += stripe.size
-        assert found == layout.indices(part).tolist()
-        assert most is not None or len(list(layout.stripes(part))) <= 2 + (layout.skip != 0)
-
-
 @given(layouts(), st.data())
 def test_windows_and_canonical_forms_are_dealt_alike(layout: BlockCyclic, data: st.DataObject) -> None:
     """Cut before, within or after a first block of another size."""
