@@ -106,7 +106,7 @@ class BlockCyclic:
 
     @property
     def largest(self) -> int:
-        """The largest number of indices of any part: that of the first owner or, if its block is short, of the second."""
+        """The largest number of indices of any part: of the first owner or, if its block is short, the second."""
         return max(self.count(self.source), self.count((self.source + 1) % self.parts))
 
     def indices(self, part: int) -> np.ndarray:

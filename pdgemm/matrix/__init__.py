@@ -1,1 +1,1 @@
-"""Matrices that are spread over a process grid."""
+"""Matrices that are distributed over a process grid."""

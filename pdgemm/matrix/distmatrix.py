@@ -129,7 +129,7 @@ class DistMatrix(Constructors, NumPyFunctions):
         with differ as arguments:
             right: Any = other
             if isinstance(other, DistMatrix):
-                self.check_layout(other)
+                self._check_layout(other)
                 right = to_host(other.local)
             elif np.ndim(other) != 0:
                 raise ArgumentError("a DistMatrix is compared with a number or a DistMatrix; distribute an array first")

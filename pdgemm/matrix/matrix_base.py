@@ -120,7 +120,7 @@ class MatrixBase:
         """Does every rank hold the same elements of both matrices?  Local."""
         return self.distribution.canonical == other.distribution.canonical and self.grid.same_as(other.grid)
 
-    def check_layout(self, other: MatrixBase) -> None:
+    def _check_layout(self, other: MatrixBase) -> None:
         """Raise LayoutError where the layouts differ, GridError where a grid was freed.  Local."""
         for matrix in (self, other):
             check_not_freed(matrix.grid.comm)

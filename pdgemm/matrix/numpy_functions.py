@@ -72,7 +72,7 @@ class NumPyFunctions(MatrixBase, np.lib.mixins.NDArrayOperatorsMixin):
         if ufunc is np.matmul:
             return pdgemm.matmul(inputs[0], inputs[1], out, **options)  # type: ignore[arg-type]
         for other in matrices:
-            self.check_layout(other)
+            self._check_layout(other)
             if other.device != self.device:
                 raise DeviceError(f"{ufunc.__name__} of matrices on {self.device} and {other.device}: use to_device")
         if out is not None and out.conjugated:
