@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Self
@@ -14,8 +15,9 @@ from pdgemm.grids.layout import Layout
 from pdgemm.instrument.recorder import Traffic, Transfer
 from pdgemm.model.formulas import MESSAGE_BYTES, gemm_flops
 from pdgemm.model.machine import Machine
+from pdgemm.schedules.rounds import READ as READ
+from pdgemm.schedules.rounds import Round
 
-READ = ("shared", "ipc")  # movers by which ranks read each other's memory
 SLAB = 1 << 16  # elements that are rounded or added to C at a time
 Buffers = dict[str, tuple[int, np.dtype]]  # name: words, type
 
@@ -131,6 +133,15 @@ class Product:
     def total_words(self) -> int:
         """Words that all ranks together send."""
         raise NotImplementedError
+
+    def rounds(self) -> Iterator[Round]:
+        """What all ranks do, round by round."""
+        raise NotImplementedError
+
+    @property
+    def events(self) -> int:
+        """Messages and products of a rank, about."""
+        return self.panels
 
     def transfers(self, rank: int) -> list[Transfer]:
         """What a rank sends and receives, by direction."""
