@@ -11,12 +11,13 @@ import numpy as np
 
 from pdgemm.arrays import dtypes
 from pdgemm.blas.local_gemm import conjugates
-from pdgemm.grids.layout import Layout
+from pdgemm.grids.layout import Layout, positions
 from pdgemm.instrument.recorder import Traffic, Transfer
 from pdgemm.model.formulas import MESSAGE_BYTES, gemm_flops
 from pdgemm.model.machine import Machine
 from pdgemm.schedules.rounds import READ as READ
 from pdgemm.schedules.rounds import Round
+from pdgemm.support.remembered import remembered
 
 SLAB = 1 << 16  # elements that are rounded or added to C at a time
 Buffers = dict[str, tuple[int, np.dtype]]  # name: words, type
@@ -52,7 +53,7 @@ class Placed:
 
     @cached_property
     def _at(self) -> dict[int, int]:
-        return {rank: at for at, rank in enumerate(self.place)}
+        return positions(self.place)
 
 
 @dataclass(frozen=True)
@@ -276,7 +277,9 @@ class Product:
         """Steps of the busiest rank."""
         raise NotImplementedError
 
+    @remembered
     def extra_bytes(self, rank: int | None) -> int:
+        """All of these together."""
         buffers = [*self.buffers(rank).values(), *self.staged_buffers(rank).values()]
         return sum(words * dtype.itemsize for words, dtype in buffers)
 
