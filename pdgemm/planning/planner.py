@@ -303,7 +303,7 @@ def tuned(plan: ProductPlan) -> ProductPlan:
     movers = problem.broadcasts if problem.mover == "auto" and not product.shared else (product.mover,)
     widths = [problem.width] if problem.width_asked else [x for x in WIDTHS if x <= problem.width] or [problem.width]
     limit, best = problem.memory_limit, plan
-    widest = product.widest  # to which others cannot be narrowed are the same
+    widest = product.product_width  # as wide as this or wider is the same
     widths = [*dict.fromkeys(problem.width if width >= widest else width for width in widths)]
     for mover, width in itertools.product(movers, widths):
         if (mover, width) == (product.mover, product.width):
