@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal
 
 import numpy as np
@@ -11,6 +11,12 @@ import numpy as np
 from pdgemm.grids.distribution import Distribution
 
 Order = Literal["C", "F"]  # memory order of local arrays
+
+
+@lru_cache(maxsize=64)
+def positions(place: tuple[int, ...]) -> dict[int, int]:
+    """Return the position of each rank that has one; the matrices of one grid share the result."""
+    return {rank: at for at, rank in enumerate(place)}
 
 
 @dataclass(frozen=True)
@@ -43,13 +49,13 @@ class Layout:
         return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
 
     @cached_property
-    def _coords(self) -> dict[int, tuple[int, int]]:
-        pc = self.distribution.cols.parts
-        return {rank: divmod(at, pc) for at, rank in enumerate(self.place)}
+    def _positions(self) -> dict[int, int]:
+        return positions(self.place)
 
     def coords(self, rank: int) -> tuple[int, int]:
         """Return the grid position of a rank; (-1, -1) if it holds nothing."""
-        return self._coords.get(rank, (-1, -1))
+        at = self._positions.get(rank)
+        return (-1, -1) if at is None else divmod(at, self.distribution.cols.parts)
 
     def rank(self, i: int, j: int) -> int:
         """Return the rank at a grid position."""

@@ -103,7 +103,11 @@ for pid in "${pids[@]}"; do
 done
 
 export TMPDIR=/dev/shm/tmp
-export OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,sm,tcp
+case $(mpirun --version 2>&1) in
+    *' 4.'*) export OMPI_MCA_btl=self,vader,tcp ;;
+    *) export OMPI_MCA_btl=self,sm,tcp ;;
+esac
+export OMPI_MCA_pml=ob1
 export PRTE_MCA_plm_ssh_agent=/dev/shm/on PRTE_MCA_prte_default_hostfile=/dev/shm/hostfile      # Open MPI 5
 export OMPI_MCA_plm_rsh_agent=/dev/shm/on OMPI_MCA_orte_default_hostfile=/dev/shm/hostfile      # Open MPI 4
 status=0

@@ -23,7 +23,7 @@ from pdgemm.movers.block_copy import copy_blocks
 from pdgemm.movers.node_arrays import Neighbours
 from pdgemm.movers.reduce import reduce_scatter
 from pdgemm.schedules import Cannon, Inner, Layered
-from pdgemm.schedules.layered_product import Reduction
+from pdgemm.schedules.reduction import Reduction
 
 Notify = Callable[[int, int], object]
 

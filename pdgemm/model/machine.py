@@ -111,6 +111,22 @@ class Machine:
         flops = gemm_flops(m, n, k, dtype.kind == "c")
         return flops / self.rate(str(dtype), *at_once) + touched(work, at_once) * dtype.itemsize / self.copy
 
+    def least(self, dtype: np.dtype, mnk: tuple[int, int, int], ranks: int) -> float:
+        """Seconds that some rank needs for its share of a product, however it is shared.
+
+        Of all blocks with so many multiplications BLAS goes through the fewest words of one that is nearest to a cube.
+        """
+        m, n, k = mnk
+        if not m * n * k:
+            return 0.0
+        left, sides = m * n * k / ranks, list[float]()
+        for size, further in zip(sorted(mnk), (3, 2, 1)):
+            sides.append(min(size, left ** (1 / further)))
+            left /= sides[-1]
+        a, b, c = sides
+        flops = gemm_flops(m, n, k, dtype.kind == "c") / ranks
+        return flops / self.rate(str(dtype), *mnk) + (a * b + b * c + c * a) * dtype.itemsize / self.copy
+
     def transfer(self, kind: str, words: float, messages: float, itemsize: int, stride: int, length: int) -> float:
         """Seconds in which a rank receives so much along one direction of a grid (see `timing.Transfer`).
 

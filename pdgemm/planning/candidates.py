@@ -160,6 +160,24 @@ def ways(problem: Problem) -> Iterator[Way]:
             yield way
 
 
+def ways_in_place(problem: Problem) -> Iterator[Way]:
+    """All ways that move no matrix, where that is plain to see: where A, B and C lie on one grid of all ranks."""
+    C, wish = problem.C, problem.wish
+    shape = pr, pc = C.distribution.grid_shape
+    alike = problem.A.grid == problem.B.grid == C.grid and pr * pc == problem.size
+    if not alike or wish.algorithm not in ("auto", "summa") or wish.shape not in (None, shape) or wish.layers:
+        return
+    found = [*summa_here(problem, C)]
+    if 1 in shape and problem.size > 1 and wish.algorithm == "auto":
+        m, n, k = problem.mnk
+        box = Box(m, n, k, pr, pc, 1) if pr == 1 else Box(n, m, k, pc, pr, 1)
+        cut = Cut(box, "cannon", "", pr != 1)
+        found.append(Way(on_new_grid(problem, cut), cut.transposed))
+    for way in found:
+        if all(x.same_place(to) for x, to in zip(problem.given, way.layouts)):
+            yield way
+
+
 def _ways(problem: Problem, wish: Wish) -> Iterator[Way]:
     """On the grids that the matrices have, and on the best new ones."""
     families = wish.families

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, wraps
+from functools import cached_property, lru_cache
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Any, Self, TypeVar
+from typing import Self
 
 import numpy as np
 
@@ -20,11 +20,12 @@ from pdgemm.instrument.recorder import Traffic
 from pdgemm.model.formulas import lower_bound
 from pdgemm.planning.algorithm_grids import impossible
 from pdgemm.planning.candidate_table import Candidate, table
-from pdgemm.planning.candidates import BROADCASTS, Problem, Way, ways
+from pdgemm.planning.candidates import BROADCASTS, Problem, Way, ways, ways_in_place
 from pdgemm.planning.plan_json import pack, unpack
 from pdgemm.schedules import Product
 from pdgemm.schedules.exchange import Exchange, plan_exchange
 from pdgemm.schedules.product import Buffers
+from pdgemm.support.remembered import remembered
 from pdgemm.support.text import in_bytes
 
 PANEL_WIDTH = 512  # wide enough for BLAS to reach its peak, narrow enough to stay in flight behind it
@@ -35,20 +36,6 @@ _WORTH_TUNING = 0.99  # of the time: less is no reason to leave the default
 _MOVES_WEIGH = 2  # times their seconds: for the memory of the copies, and for what no model sees
 _SAMPLE = 4  # ranks that are looked at where there are more
 _NO_LIMIT = 1 << 62
-Result = TypeVar("Result")
-
-
-def remembered(method: Callable[[ProductPlan, Any], Result]) -> Callable[[ProductPlan, Any], Result]:
-    """What a plan says of a rank does not change, and plans are used again."""
-
-    def remember(plan: ProductPlan, rank: Any) -> Result:
-        known = plan.__dict__.setdefault("_known", {})
-        key = method.__name__, rank
-        if key not in known:
-            known[key] = method(plan, rank)
-        return known[key]
-
-    return wraps(method)(remember)
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,6 +259,9 @@ def plan_product(problem: Problem) -> ProductPlan:
 def _best(problem: Problem) -> tuple[ProductPlan | None, int]:
     """The best plan that fits, if one does, and the bytes that one needs at least."""
     limit, least, best = problem.memory_limit, _NO_LIMIT, inf
+    known = _unrivalled(problem)
+    if known is not None:
+        return tuned(known), 0
     fitting: list[ProductPlan] = []
     for plan in candidates(problem):
         if plan.cost > _TIE * best:
@@ -288,6 +278,19 @@ def _best(problem: Problem) -> tuple[ProductPlan | None, int]:
     return None, least
 
 
+def _unrivalled(problem: Problem) -> ProductPlan | None:
+    """The best plan that moves no matrix, if none that moves one can beat it by 10%; None: they have to be compared."""
+    limit = problem.memory_limit
+    still = [plan for plan in (with_moves(way, problem) for way in ways_in_place(problem)) if fits(plan, limit)]
+    if not still:
+        return None
+    best = min(still, key=lambda plan: plan.cost)
+    least = problem.machine.least(best.product.panel_dtype, problem.mnk, problem.size)
+    if problem.size > 1 and best.cost > _TIE * (least + _MOVES_WEIGH * problem.machine.call):
+        return None
+    return min((x for x in still if x.cost <= _TIE * best.cost), key=lambda plan: plan.weight)
+
+
 def tuned(plan: ProductPlan) -> ProductPlan:
     """The plan with the mover and the panel width that take the least time, of those that were left open.
 
@@ -300,7 +303,11 @@ def tuned(plan: ProductPlan) -> ProductPlan:
     movers = problem.broadcasts if problem.mover == "auto" and not product.shared else (product.mover,)
     widths = [problem.width] if problem.width_asked else [x for x in WIDTHS if x <= problem.width] or [problem.width]
     limit, best = problem.memory_limit, plan
+    widest = product.product_width  # as wide as this or wider is the same
+    widths = [*dict.fromkeys(problem.width if width >= widest else width for width in widths)]
     for mover, width in itertools.product(movers, widths):
+        if (mover, width) == (product.mover, product.width):
+            continue
         tried = replace(plan, product=replace(product, mover=mover, width=width))
         if fits(tried, limit) and tried.seconds < best.seconds * _WORTH_TUNING:
             best = tried

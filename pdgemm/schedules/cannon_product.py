@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,7 +11,8 @@ import numpy as np
 from pdgemm.instrument.recorder import Traffic, Transfer
 from pdgemm.model.formulas import MESSAGE_BYTES
 from pdgemm.schedules.product import Buffers, Product
-from pdgemm.schedules.steps import TorusStep, cannon_steps
+from pdgemm.schedules.rounds import Round, counts_of, grid_of, messages, on_grid
+from pdgemm.schedules.steps import TorusStep, cannon_neighbours, cannon_steps
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,27 @@ class Cannon(Product):
         """Inner indices in each part of A's columns and of B's rows."""
         a, b = self.A.distribution.cols, self.B.distribution.rows
         return np.array([a.count(x) for x in range(a.parts)]), np.array([b.count(x) for x in range(b.parts)])
+
+    def rounds(self) -> Iterator[Round]:
+        """A shift of A, every Pc / Pr steps one of B too, and a product."""
+        if not self.mnk[2]:
+            return
+        grid, (pr, pc) = grid_of(self.C), self.C.distribution.grid_shape
+        i, j = np.indices(grid.shape)
+        steps = np.array([[[*step] for step in self.steps(rank)] for rank in grid.ravel().tolist()])
+        held_a, held_b = steps.reshape(pr, pc, pc, 2).transpose(3, 2, 0, 1)  # by step
+        width_a, width_b = self.widths
+        high, wide = counts_of(self.C.distribution.rows), counts_of(self.C.distribution.cols)
+        for number in range(pc):
+            shifts = []
+            if number:
+                source = np.array([cannon_neighbours((pr, pc), x, number - 1)[1] for x in range(pc)])
+                words = high[:, None] * width_a[held_a[number]]
+                shifts += messages("shift", grid[i, source[j]], grid, words, self.A.dtype.itemsize)
+                if number % (pc // pr) == 0:
+                    words = wide[None, :] * width_b[held_b[number]]
+                    shifts += messages("shift", grid[(i + 1) % pr, j], grid, words, self.B.dtype.itemsize)
+            yield Round(shifts, on_grid(grid, high[:, None], wide[None, :], width_a[held_a[number]]))
 
     def transfers(self, rank: int) -> list[Transfer]:
         """Every part of A in the rank's row but the first comes in, and every one but the last goes out; so of B."""

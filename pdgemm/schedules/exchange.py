@@ -7,10 +7,10 @@ travels, and it travels once, in messages of at most `words` elements.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, wraps
-from typing import NamedTuple, TypeVar
+from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,27 +19,15 @@ from pdgemm.grids.index_map import IndexMap, index_maps, overlap_counts
 from pdgemm.grids.layout import Layout
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.model.machine import Machine
+from pdgemm.support.remembered import remembered_if
 
 MESSAGE_BYTES = 1 << 20  # packed, sent and unpacked while in cache
 SLOTS = 2  # messages under way in each direction
 _MOST_RUNS = 1 << 17  # that are kept for another time, at 32 bytes each
-Result = TypeVar("Result")
 
 
-def _remembered(method: Callable[[Exchange, int], Result]) -> Callable[[Exchange, int], Result]:
-    """What a plan says of a rank does not change, and plans are used again."""
-
-    def remember(plan: Exchange, rank: int) -> Result:
-        known = plan.__dict__.setdefault("_known", {})
-        key = method.__name__, rank
-        if key in known:
-            return known[key]
-        said = method(plan, rank)
-        if not isinstance(said, list) or sum(len(x.rows.lengths) + len(x.cols.lengths) for x in said) < _MOST_RUNS:
-            known[key] = said
-        return said
-
-    return wraps(method)(remember)
+def _worth_keeping(said: object) -> bool:
+    return not isinstance(said, list) or sum(len(x.rows.lengths) + len(x.cols.lengths) for x in said) < _MOST_RUNS
 
 
 class Block(NamedTuple):
@@ -80,7 +68,7 @@ class Exchange:
         narrower = self.target.dtype.itemsize < self.source.dtype.itemsize
         return self.target.dtype if self.plain and narrower else self.source.dtype
 
-    @_remembered
+    @remembered_if(_worth_keeping)
     def sends(self, rank: int) -> list[Block]:
         """What `rank` sends, nearest following rank first."""
         i, j = self.source.coords(rank)
@@ -93,7 +81,7 @@ class Exchange:
         ]
         return sorted((x for x in blocks if x.peer != rank), key=lambda x: (x.peer - rank) % self.size)
 
-    @_remembered
+    @remembered_if(_worth_keeping)
     def receives(self, rank: int) -> list[Block]:
         """What `rank` receives, nearest preceding rank first."""
         i, j = self.target.coords(rank)
@@ -106,7 +94,7 @@ class Exchange:
         ]
         return sorted((x for x in blocks if x.peer != rank), key=lambda x: (rank - x.peer) % self.size)
 
-    @_remembered
+    @remembered_if(_worth_keeping)
     def pulls(self, rank: int) -> list[Block]:
         """All that `rank` will hold, from its place in X to that in Y; its own first, then as in `receives`."""
         i, j = self.target.coords(rank)
@@ -119,7 +107,7 @@ class Exchange:
         ]
         return sorted(blocks, key=lambda x: (rank - x.peer) % self.size)
 
-    @_remembered
+    @remembered_if(_worth_keeping)
     def stays(self, rank: int) -> list[Block]:
         """What `rank` hands to itself: one block or none."""
         (i, j), (to_i, to_j) = self.source.coords(rank), self.target.coords(rank)
@@ -154,7 +142,7 @@ class Exchange:
         a, b = self.source.distribution, self.target.distribution
         return overlap_counts(a.rows, b.rows), overlap_counts(a.cols, b.cols)
 
-    @_remembered
+    @remembered_if(_worth_keeping)
     def traffic(self, rank: int) -> Traffic:
         """Words and messages by formula: all that `rank` held, or will hold, less what stays."""
         (i, j), (to_i, to_j) = self.source.coords(rank), self.target.coords(rank)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Self
@@ -10,12 +11,14 @@ import numpy as np
 
 from pdgemm.arrays import dtypes
 from pdgemm.blas.local_gemm import conjugates
-from pdgemm.grids.layout import Layout
+from pdgemm.grids.layout import Layout, positions
 from pdgemm.instrument.recorder import Traffic, Transfer
 from pdgemm.model.formulas import MESSAGE_BYTES, gemm_flops
 from pdgemm.model.machine import Machine
+from pdgemm.schedules.rounds import READ as READ
+from pdgemm.schedules.rounds import Round
+from pdgemm.support.remembered import remembered
 
-READ = ("shared", "ipc")  # movers by which ranks read each other's memory
 SLAB = 1 << 16  # elements that are rounded or added to C at a time
 Buffers = dict[str, tuple[int, np.dtype]]  # name: words, type
 
@@ -50,7 +53,7 @@ class Placed:
 
     @cached_property
     def _at(self) -> dict[int, int]:
-        return {rank: at for at, rank in enumerate(self.place)}
+        return positions(self.place)
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,15 @@ class Product:
     def total_words(self) -> int:
         """Words that all ranks together send."""
         raise NotImplementedError
+
+    def rounds(self) -> Iterator[Round]:
+        """What all ranks do, round by round."""
+        raise NotImplementedError
+
+    @property
+    def events(self) -> int:
+        """Messages and products of a rank, about."""
+        return self.panels
 
     def transfers(self, rank: int) -> list[Transfer]:
         """What a rank sends and receives, by direction."""
@@ -265,7 +277,9 @@ class Product:
         """Steps of the busiest rank."""
         raise NotImplementedError
 
+    @remembered
     def extra_bytes(self, rank: int | None) -> int:
+        """All of these together."""
         buffers = [*self.buffers(rank).values(), *self.staged_buffers(rank).values()]
         return sum(words * dtype.itemsize for words, dtype in buffers)
 

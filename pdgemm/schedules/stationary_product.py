@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,6 +11,7 @@ import numpy as np
 from pdgemm.instrument.recorder import Transfer
 from pdgemm.model.formulas import broadcasts, reductions
 from pdgemm.schedules.product import Buffers, Product
+from pdgemm.schedules.rounds import Messages, Round, broadcast, counts_of, grid_of, on_grid, reduce
 from pdgemm.schedules.steps import PanelStep, panel_counts, summa_steps, widest_panel
 
 
@@ -60,6 +62,19 @@ class Stationary(Product):
     def converted_width(self) -> int:
         """Inner indices of A that are converted at a time."""
         return max(1, min(self.width, self.A.distribution.cols.largest))
+
+    def rounds(self) -> Iterator[Round]:
+        """For each panel of columns B's along grid columns, a product, and C's to its owner, beside the next one."""
+        if not self.mnk[2]:
+            return
+        grid = grid_of(self.C)
+        high, deep = counts_of(self.A.distribution.rows), counts_of(self.A.distribution.cols)
+        added: list[Messages] = []
+        for step in self.steps:
+            messages = broadcast(self.mover, grid.T, step.row, deep * step.width, self.B.dtype.itemsize)
+            yield Round(added + messages, on_grid(grid, high[:, None], step.width, deep[None, :]))
+            added = reduce(grid, step.col, high * step.width, self.accumulate.itemsize)
+        yield Round(added)
 
     def transfers(self, rank: int) -> list[Transfer]:
         """Words in: k_loc (n - n_loc) of B; and of C m_loc n_loc from each other rank of the row."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,6 +13,7 @@ from pdgemm.instrument.recorder import Transfer
 from pdgemm.model.formulas import broadcasts
 from pdgemm.schedules.node_relay import Line, relayed
 from pdgemm.schedules.product import Buffers, Product
+from pdgemm.schedules.rounds import Round, broadcast, counts_of, grid_of, on_grid, relay
 from pdgemm.schedules.steps import Bundle, PanelStep, bundled, one_run, panel_counts, summa_steps, widest_panel
 
 BUNDLE = 128  # thinner panels are multiplied together, up to this width at least: BLAS is slow on thin ones
@@ -111,6 +113,24 @@ class Summa(Product):
         if (self.in_place and not self.fetched) or self.widest_bundle >= self.mnk[2]:
             return 1
         return min(self.lookahead + 1 + self.spare, max(1, len(self.bundles) if self.nodes else self.panels))
+
+    def rounds(self) -> Iterator[Round]:
+        """For each bundle its panels from their owners to all other ranks of their rows and columns, then a product."""
+        grid, rows, cols = grid_of(self.C), self.A.distribution.rows, self.B.distribution.cols
+        size_a, size_b = self.A.dtype.itemsize, self.B.dtype.itemsize
+        high, wide = counts_of(rows), counts_of(cols)
+        along_rows = [self.line("A", rank) for rank in grid[:, 0].tolist()]
+        along_cols = [self.line("B", rank) for rank in grid[0].tolist()]
+        for turn, bundle in enumerate(self.bundles):
+            messages = []
+            for step in bundle.steps:
+                if self.nodes:
+                    messages += relay(along_rows, grid, step.col, turn, high * step.width, size_a)
+                    messages += relay(along_cols, grid.T, step.row, turn, wide * step.width, size_b)
+                else:
+                    messages += broadcast(self.mover, grid, step.col, high * step.width, size_a)
+                    messages += broadcast(self.mover, grid.T, step.row, wide * step.width, size_b)
+            yield Round(messages, on_grid(grid, high[:, None], wide[None, :], bundle.width))
 
     def transfers(self, rank: int) -> list[Transfer]:
         """A's panels along the rank's row, B's along its column.

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import IO
 
 from pdgemm.errors import ArgumentError
@@ -115,8 +115,6 @@ class Steps:
                 tried = records.read(self._path).attempts[before:]
                 if code == BAD_INPUT and not tried:
                     return BAD_INPUT
-                if any(ENDED_BY in line for line in errors):
-                    raise Ended
                 good &= code == 0
                 rest = rest[len(tried) :]
                 if rest and (code or not tried):
@@ -128,14 +126,14 @@ class Steps:
         return 0 if good else 1
 
     def step(self, ranks: int, *more: str) -> tuple[int, list[str]]:
-        """Exit code and last lines of errors of a job on so many ranks.  A signal ends it."""
+        """Exit code and last lines of errors of a job on so many ranks.  Raises Ended where a signal has ended it."""
         process = subprocess.Popen(
             self._launcher.command(ranks, *self._arguments, *more), env=self._environment, stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )  # fmt: skip
         assert process.stderr is not None
-        last: deque[str] = deque(maxlen=_LINES)
-        reader = Thread(target=_pass_on, args=(process.stderr, last), daemon=True)
+        last, ended = deque[str](maxlen=_LINES), Event()
+        reader = Thread(target=_pass_on, args=(process.stderr, last, ended), daemon=True)
         reader.start()
         try:
             code = process.wait()
@@ -143,6 +141,8 @@ class Steps:
             self._end(process)
             raise
         reader.join(_GRACE)
+        if ended.is_set():
+            raise Ended
         return (code if code >= 0 else 128 - code), [*last]
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
@@ -156,10 +156,13 @@ class Steps:
                 continue
 
 
-def _pass_on(errors: IO[bytes], last: deque[str]) -> None:
+def _pass_on(errors: IO[bytes], last: deque[str], ended: Event) -> None:
+    """What a job says goes on to our own errors; ended : a rank says that a signal has ended it."""
     for line in errors:
         with suppress(BrokenPipeError):  # nobody reads it; the job must not wait for that
             sys.stderr.buffer.write(line)
             sys.stderr.flush()
         if text := line.decode(errors="replace").strip():
             last.append(text)
+            if ENDED_BY in text:
+                ended.set()

@@ -168,13 +168,12 @@ def owners(layout: Any) -> np.ndarray:
 
 def expected(plan: Any, hosts: Hosts) -> Expected:
     """Of a plan: what it moves first, its rounds, what it brings home."""
-    from pdgemm.planning.simulator import rounds
     from pdgemm.schedules import Stationary
 
     known = Expected(hosts)
     for _, move in plan.moves:
         known.move(move.source, move.target, move.wire.itemsize)
-    for at in rounds(plan.product):
+    for at in plan.product.rounds():
         for x in at.messages:
             known.add(x, to_one=isinstance(plan.product, Stationary))
     return known
@@ -292,7 +291,6 @@ def test_redistribution_sends_from_host_to_host_what_it_counts(hosts: Hosts, mat
 def test_a_message_more_or_less_would_be_seen(hosts: Hosts, matrices: Any, times: int) -> None:
     """Were the smallest message between hosts not sent, or sent twice, the comparison would fail."""
     from pdgemm import DistMatrix, plan
-    from pdgemm.planning.simulator import rounds
 
     A, B, _, _ = matrices
     C = DistMatrix.zeros(SIZES[:2], grid=A.grid, block=(50, 70))
@@ -302,7 +300,7 @@ def test_a_message_more_or_less_would_be_seen(hosts: Hosts, matrices: Any, times
     known.compare(counted, "as it is")
     smallest = min(
         int((x.words[away] * x.itemsize).min())
-        for at in rounds(p.product)
+        for at in p.product.rounds()
         for x in at.messages
         if (away := hosts.on[x.source] != hosts.on[x.target]).any()
     )

@@ -614,7 +614,8 @@ def test_a_rank_that_waits_inside_mpi_hears_of_the_end(tmp_path: Path, ranks: in
         _, errors = run.communicate(timeout=60)
     finally:
         kill(run)
-    # Open MPI's mpirun ends with 1 after a SIGTERM, and tells nothing more
+    # Open MPI's mpirun ends with 1 after a SIGTERM, and that of version 5 tells nothing more
     assert run.returncode == 143 or (ranks == 2 and number == signal.SIGTERM and run.returncode != 0)
-    assert errors.count("s, writing: nothing remains") == (ranks == 1 or number == signal.SIGUSR1)
+    told = errors.count("s, writing: nothing remains")
+    assert told == 1 or (ranks == 2 and number == signal.SIGTERM and told == 0)
     assert [*tmp_path.iterdir()] == []

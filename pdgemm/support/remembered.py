@@ -1,0 +1,37 @@
+"""What a value says of a rank does not change: it is worked out once, and goes with the value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+Value = TypeVar("Value")
+Result = TypeVar("Result")
+
+
+def remembered(method: Callable[[Value, Any], Result]) -> Callable[[Value, Any], Result]:
+    """Keep the results of a method of one argument with the object, whose fields never change."""
+    return remembered_if(lambda result: True)(method)
+
+
+def remembered_if(
+    worth: Callable[[Any], bool],
+) -> Callable[[Callable[[Value, Any], Result]], Callable[[Value, Any], Result]]:
+    """The same for the results that are worth their memory."""
+
+    def decorate(method: Callable[[Value, Any], Result]) -> Callable[[Value, Any], Result]:
+        @wraps(method)
+        def remember(value: Value, argument: Any) -> Result:
+            known = value.__dict__.setdefault("_known", {})
+            key = method.__name__, argument
+            if key in known:
+                return known[key]
+            result = method(value, argument)
+            if worth(result):
+                known[key] = result
+            return result
+
+        return remember
+
+    return decorate
