@@ -63,7 +63,10 @@ def _ranks(profile: Profile) -> Table:
 
 
 def _transfers(profile: Profile) -> Table:
-    columns = ("kind", "count", "bytes", "p50 ms", "p95 ms", "p99 ms", "waited for", "GB/s of these")
+    columns = [
+        "kind", "count", "bytes", "p50 ms", "p95 ms", "p99 ms", "waited for", "GB/s of these", "calibrated: in a node",
+        "between nodes",
+    ]  # fmt: skip
     rows = [
         (
             x["kind"], str(x["count"]), in_bytes(x["bytes"]),
@@ -72,7 +75,6 @@ def _transfers(profile: Profile) -> Table:
         )
         for x in profile.transfers()
     ]  # fmt: skip
-    columns += ("calibrated: in a node", "between nodes")
     return Table(columns, rows, words=("kind",), title="transfers of all ranks")
 
 

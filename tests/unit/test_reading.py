@@ -87,7 +87,7 @@ def of_a_study(path: Path) -> None:
     for one in found.sections:
         ahead = plot._forecast(one, found, None, 2)
         told.append(Drawn(one, ahead, []))
-        assert all(x.caption and x.title for x in panels(one, ahead))
+        assert all(x.title for x in panels(one, ahead))
     assert page(found, told, [], [])
 
 
