@@ -285,14 +285,14 @@ def verify(
 def info(as_json: bool, debug: bool) -> int:
     """What this installation can do, what is missing, and how to get it."""
     from pdgemm.cli.session import say_line, session
-    from pdgemm.profiling.environment import describe, lines
+    from pdgemm.profiling.environment import describe, table
 
     with session(None, as_json) as say:
         facts = describe(say.grid)
         if as_json:
             say.facts.update(facts)
         else:
-            say_line("\n".join(lines(facts)))
+            say_line(str(table(facts)))
     return 0
 
 

@@ -17,27 +17,23 @@ import numpy as np
 from pdgemm.errors import PdgemmError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout
-from pdgemm.model.formulas import lower_bound
 from pdgemm.model.machine import Machine, on_nodes
 from pdgemm.planning.candidates import BROADCASTS, Problem
 from pdgemm.planning.planner import PANEL_WIDTH, ProductPlan, plan_product, sample
 from pdgemm.planning.simulator import simulate
 from pdgemm.studies.cases import Case
-from pdgemm.support.text import counted, named, sides
+from pdgemm.support.text import counted
 
 ENOUGH = 0.3  # seconds of a simulation behind which no larger one is begun
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A prediction is of one case.   words : the busiest of some ranks receives.   bound : any algorithm receives."""
+    """A prediction is of one case.   words : the busiest of some ranks receives so many."""
 
     case: Case
     seconds: float
     words: float
-    bound: float
-    algorithm: str
-    grid: str
 
     @property
     def ranks(self) -> int:
@@ -139,8 +135,7 @@ def simulated(case: Case, plan: ProductPlan) -> float:
 
 def _prediction(case: Case, plan: ProductPlan, seconds: float) -> Prediction:
     words = max(plan.traffic(rank).words_received for rank in sample(case.ranks))
-    bound, (pr, pc, layers) = lower_bound(*case.mnk, case.ranks), plan.shape
-    return Prediction(case, seconds, words, bound, named(plan.algorithm, plan.inside), sides(pr, pc, layers))
+    return Prediction(case, seconds, words)
 
 
 def assumptions(predictions: Sequence[Predicted], gpus: bool) -> list[str]:

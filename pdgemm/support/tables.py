@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-WIDTH = 160  # characters of a line
+_WIDTH = 1 << 16  # characters of a line, more than any has
 
 
 @dataclass(frozen=True)
@@ -23,19 +23,17 @@ class Table:
     title: str = ""
 
     def __str__(self) -> str:
-        """The lines of the table; only words in the last column are wrapped."""
+        """The lines of the table are as long as they must be: none is wrapped or cut."""
         from rich import table
         from rich.console import Console
 
-        drawn = table.Table(
-            box=None, pad_edge=False, title=self.title or None, title_justify="left", show_header=any(self.columns)
-        )
-        for number, name in enumerate(self.columns, 1):
-            left = name in self.words
-            drawn.add_column(name, justify="left" if left else "right", no_wrap=not left or number < len(self.columns))
+        drawn = table.Table(box=None, pad_edge=False, show_header=any(self.columns))
+        for name in self.columns:
+            drawn.add_column(name, justify="left" if name in self.words else "right", no_wrap=True)
         for row in self.rows:
             drawn.add_row(*row)
-        console = Console(width=WIDTH, color_system=None, markup=False, emoji=False, highlight=False)
+        console = Console(width=_WIDTH, color_system=None, markup=False, emoji=False, highlight=False)
         with console.capture() as captured:
             console.print(drawn)
-        return "\n".join(line.rstrip() for line in captured.get().splitlines())
+        lines = [line.rstrip() for line in captured.get().splitlines()]
+        return "\n".join([self.title] * bool(self.title) + lines)
