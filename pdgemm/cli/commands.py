@@ -285,14 +285,14 @@ def verify(
 def info(as_json: bool, debug: bool) -> int:
     """What this installation can do, what is missing, and how to get it."""
     from pdgemm.cli.session import say_line, session
-    from pdgemm.profiling.environment import describe, lines
+    from pdgemm.profiling.environment import describe, table
 
     with session(None, as_json) as say:
         facts = describe(say.grid)
         if as_json:
             say.facts.update(facts)
         else:
-            say_line("\n".join(lines(facts)))
+            say_line(str(table(facts)))
     return 0
 
 
@@ -404,13 +404,13 @@ def simulate(as_json: bool, debug: bool, **asked: Any) -> int:
 @options.json_
 @options.debug
 def profile(trace_file: str, machine_file: str | None, as_json: bool, debug: bool) -> int:
-    """Where the time of `--trace` went, rank by rank, and what to change.  Needs no MPI."""
+    """Show where the time of `--trace` went: phase by phase, and rank by rank.  Needs no MPI."""
     from pdgemm.model.machine import load_machine
-    from pdgemm.profiling.advice import advice, tables
     from pdgemm.profiling.profile import load_profile
+    from pdgemm.profiling.profile_tables import tables
 
     found = load_profile(Path(trace_file), load_machine(machine_file) if machine_file else None)
-    click.echo(json.dumps(found.as_dict() | {"advice": advice(found)}) if as_json else tables(found))
+    click.echo(json.dumps(found.as_dict()) if as_json else tables(found))
     return 0
 
 

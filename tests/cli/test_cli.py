@@ -247,7 +247,7 @@ def test_info_warns_of_kernels_for_older_processors(folder: Path) -> None:
     assert facts["multiplies"].endswith("Nehalem (SciPy)")
     host = facts["nodes"][0]["host"]
     assert facts["warnings"] and all(text.startswith(f"{host}: /") and "(SSE)" in text for text in facts["warnings"])
-    assert f"warning       {facts['warnings'][0]}" in pdgemm(1, "info", cwd=folder, **old).stdout
+    assert f"warning        {facts['warnings'][0]}" in pdgemm(1, "info", cwd=folder, **old).stdout
 
 
 def test_the_blas_is_named_or_refused(folder: Path) -> None:

@@ -21,12 +21,12 @@ FLOORS = [  # a folder, or a module beside them, imports what stands before it
 PURE = ["errors", "arrays", "support", "blas", "instrument", "model", "schedules", "planning"]  # no MPI, HDF5 or CuPy
 PURE_MODULES = [
     "devices.streams", "devices.gpu_binding", "grids.distribution", "grids.index_runs", "grids.layout",
-    "grids.shared_heap", "profiling.advice", "profiling.profile",
+    "grids.shared_heap", "profiling.profile", "profiling.profile_tables",
     "cli.options", "cli.param_types", "cli.scaling", "studies.cases", "studies.curves", "studies.energy",
-    "studies.figures", "studies.findings", "studies.jobs", "studies.page", "studies.panels", "studies.plot",
+    "studies.figures", "studies.jobs", "studies.page", "studies.panels", "studies.plot",
     "studies.predictions", "studies.records",
 ]  # fmt: skip
-LONGEST = {"cli.commands": 530, "matrix.distmatrix": 637, "studies.curves": 428, "studies.panels": 442}  # else 400
+LONGEST = {"cli.commands": 530, "matrix.distmatrix": 637}  # else 400
 
 
 def _modules() -> dict[str, Path]:
