@@ -29,7 +29,7 @@ def together(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 json_ = click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-debug = click.option("--debug", is_flag=True, help="Errors with a traceback.")
+debug = click.option("--debug", is_flag=True, expose_value=False, help="Errors with a traceback.")  # read by `main`
 device = click.option("--device", type=click.Choice(("host", "cuda")), default="host", show_default=True)
 mover = click.option("--mover", type=click.Choice(MOVERS), default="auto", show_default=True)
 machine = click.option("--machine", "machine_file", type=click.Path(), help="What `pdgemm calibrate` wrote.")

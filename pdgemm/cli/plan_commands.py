@@ -33,17 +33,18 @@ _question = options.together(
 @_question
 @click.option(
     "--redistribute",
+    "redistributed",
     is_flag=True,
     help="A, B and C lie otherwise than the algorithm wants them; words are then at most what is said.",
 )
 @options.json_
 @options.debug
-def plan(redistribute: bool, as_json: bool, debug: bool, **asked: Any) -> int:
+def plan(as_json: bool, **asked: Any) -> int:
     """What would run, how long it would take, and what the alternatives cost.  Needs no MPI."""
     from pdgemm.planning.candidate_table import table
     from pdgemm.planning.choice import estimates
 
-    question = _asked(redistributed=redistribute, **asked)
+    question = _asked(**asked)
     found = estimates(question)
     if as_json:
         facts = {"shape": question.mnk, "ranks": question.ranks, "machine": question.machine.name}
@@ -59,7 +60,7 @@ def plan(redistribute: bool, as_json: bool, debug: bool, **asked: Any) -> int:
 @_question
 @options.json_
 @options.debug
-def simulate(as_json: bool, debug: bool, **asked: Any) -> int:
+def simulate(as_json: bool, **asked: Any) -> int:
     """Walk the schedule of all ranks, message by message, nodes sharing their way to the network.  Needs no MPI."""
     from pdgemm.planning.choice import chosen, product_of
     from pdgemm.planning.simulator import simulate as walk
@@ -105,18 +106,13 @@ def simulate(as_json: bool, debug: bool, **asked: Any) -> int:
 
 def _asked(
     shape: tuple[int, int, int],
-    ranks: int,
-    memory: int | None,
-    ranks_per_node: int | None,
-    machine_file: str | None,
-    dtype: str,
-    algorithm: str,
     product_grid: tuple[int, int] | None,
-    layers: int | None,
-    mover: str,
-    redistributed: bool = False,
+    dtype: str,
+    machine_file: str | None,
+    ranks_per_node: int | None,
+    **others: Any,
 ) -> Question:
-    """The options of `plan` and `simulate`."""
+    """The options of `plan` and `simulate`; the others have the names that they have there."""
     import numpy as np
 
     from pdgemm.model.machine import load_machine, on_nodes
@@ -125,25 +121,14 @@ def _asked(
     machine = load_machine(machine_file)
     if ranks_per_node is not None:
         machine = on_nodes(machine, ranks_per_node)
-    return Question(
-        *shape,
-        ranks,
-        dtype=np.dtype(dtype),
-        memory=memory,
-        redistributed=redistributed,
-        algorithm=algorithm,
-        shape=product_grid,
-        layers=layers,
-        mover=mover,
-        machine=machine,
-    )
+    return Question(*shape, dtype=np.dtype(dtype), shape=product_grid, machine=machine, **others)
 
 
 @click.command(cls=OfAllRanks)
 @click.option("-o", "--output", type=click.Path(dir_okay=False), required=True, help="JSON file for --machine.")
 @options.json_
 @options.debug
-def calibrate(output: str, as_json: bool, debug: bool) -> int:
+def calibrate(output: str, as_json: bool) -> int:
     """Measure messages, copies and products on these ranks, for plans of this machine.
 
     Products use the file that PDGEMM_MACHINE names; `plan` and `simulate` the one of --machine.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -45,7 +46,6 @@ def generate(
     grid_shape: tuple[int, int] | None,
     block: tuple[int, int] | None,
     as_json: bool,
-    debug: bool,
 ) -> int:
     """Write a matrix of a KIND, the same for a seed on any number of ranks."""
     import numpy as np
@@ -104,13 +104,7 @@ def multiply(
     grid_shape: tuple[int, int] | None,
     block: tuple[int, int] | None,
     dtype: str | None,
-    memory_limit: int | None,
-    panel_width: int | None,
-    lookahead: int,
-    mover: str,
-    algorithm: str,
     product_grid: tuple[int, int] | None,
-    layers: int | None,
     accumulate_dtype: str | None,
     compute_type: str | None,
     device: str,
@@ -119,7 +113,7 @@ def multiply(
     verified: bool,
     seed: int,
     as_json: bool,
-    debug: bool,
+    **others: Any,  # options of `pdgemm.pdgemm` by the same names
 ) -> int:
     """C := alpha op(A) op(B) + beta C, from files to a file."""
     real = os.path.realpath
@@ -133,6 +127,7 @@ def multiply(
     from pdgemm.io import hdf5
     from pdgemm.matrix.residual import verify
 
+    types: dict[str, Any] = {"accumulate_dtype": accumulate_dtype, "compute_type": compute_type}
     with session(grid_shape, as_json) as say, say.traced(trace_file, nvtx):
         say.lost = f"{output.path} was not written, what it held is as it was"
         A = say.load("A", a, block, dtype, transa, device)
@@ -145,38 +140,12 @@ def multiply(
         C = before.copy() if verified and before is not None else before
         replaces = before.report if before is not None and from_output else None
         with say.progress("multiply") as progress:
-            C = pdgemm(
-                alpha,
-                A,
-                B,
-                beta,
-                C,
-                memory_limit=memory_limit,
-                panel_width=panel_width,
-                lookahead=lookahead,
-                mover=mover,
-                algorithm=algorithm,
-                shape=product_grid,
-                layers=layers,
-                accumulate_dtype=accumulate_dtype,
-                compute_type=compute_type,
-                progress=progress,
-            )
+            C = pdgemm(alpha, A, B, beta, C, shape=product_grid, progress=progress, **types, **others)
         reports = say.grid.comm.gather(C.report)
         say.report("product", summary(reports) if reports else None)
         if verified:
             with say.progress("verify"):
-                residual = verify(
-                    C,
-                    alpha,
-                    A,
-                    B,
-                    beta,
-                    before,
-                    seed=seed,
-                    accumulate_dtype=accumulate_dtype,
-                    compute_type=compute_type,
-                )
+                residual = verify(C, alpha, A, B, beta, before, seed=seed, **types)
             say.report("verify", residual)
             if not residual.passed:
                 return 1  # a wrong result is not stored
@@ -208,7 +177,6 @@ def verify(
     grid_shape: tuple[int, int] | None,
     block: tuple[int, int] | None,
     as_json: bool,
-    debug: bool,
 ) -> int:
     """Is C = alpha op(A) op(B) + beta C0?  By random vectors, without a second product."""
     from pdgemm.cli.session import session

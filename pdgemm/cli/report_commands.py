@@ -14,7 +14,7 @@ from pdgemm.cli.job import OfAllRanks, OfOneRank
 @click.command(cls=OfAllRanks)
 @options.json_
 @options.debug
-def info(as_json: bool, debug: bool) -> int:
+def info(as_json: bool) -> int:
     """What this installation can do, what is missing, and how to get it."""
     from pdgemm.cli.session import say_line, session
     from pdgemm.profiling.environment import describe, lines
@@ -33,7 +33,7 @@ def info(as_json: bool, debug: bool) -> int:
 @options.machine
 @options.json_
 @options.debug
-def profile(trace_file: str, machine_file: str | None, as_json: bool, debug: bool) -> int:
+def profile(trace_file: str, machine_file: str | None, as_json: bool) -> int:
     """Where the time of `--trace` went, rank by rank, and what to change.  Needs no MPI."""
     from pdgemm.model.machine import load_machine
     from pdgemm.profiling.advice import advice, tables
@@ -56,7 +56,7 @@ def profile(trace_file: str, machine_file: str | None, as_json: bool, debug: boo
     help="Ranks of the last prediction.",
 )
 @options.debug
-def plot(studies: tuple[Path, ...], out: Path, machine_file: str | None, predict_to: int, debug: bool) -> int:
+def plot(studies: tuple[Path, ...], out: Path, machine_file: str | None, predict_to: int) -> int:
     """A report of what `pdgemm scaling` wrote, with predictions beyond it.  Needs no MPI.
 
     A page holds figures, their captions, all measurements in a table, and how they were made; a picture all figures.

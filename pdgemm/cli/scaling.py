@@ -80,7 +80,6 @@ def scaling(
     no_calibrate: bool,
     only: tuple[int, ...] | None,
     calibrate: bool,
-    debug: bool,
 ) -> int:
     """Measure products on growing numbers of ranks: the same shapes (strong), shapes that take the same memory on each
     rank (weak), or several shapes (shapes).
