@@ -22,8 +22,7 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.io import hdf5
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.profiling.trace_file import trace
-from pdgemm.support import signals
-from pdgemm.support.json_input import Count, variable
+from pdgemm.support import launcher, signals
 from pdgemm.support.tables import Table
 from pdgemm.support.text import in_bytes
 
@@ -105,10 +104,7 @@ def session(grid_shape: tuple[int, int] | None, as_json: bool) -> Iterator[Speak
 
 def check_launcher(size: int) -> None:
     """A launcher of another MPI library starts processes that do not know of each other."""
-    # who knows speaks first: under mpirun, Slurm's number is that of mpirun's own daemons, one for each node
-    names = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
-    name = next((name for name in names if name in os.environ), "")
-    started = variable(name, Count) or 1
+    started, name = launcher.said_size()
     if size == 1 and started > 1:
         library = MPI.Get_library_version().split(",")[0].split("\n")[0]
         raise ArgumentError(

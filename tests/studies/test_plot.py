@@ -6,19 +6,18 @@ import itertools
 import json
 import os
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import jobs
 import numpy as np
 import pytest
-from problems import outside_a_launcher
 
 from pdgemm.cli import commands as cli
+from pdgemm.cli.job import Job
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.model.formulas import gemm_flops
 from pdgemm.model.machine import Machine, on_nodes
@@ -110,7 +109,7 @@ def line(axes: Any, label: str) -> tuple[list[float], list[float]]:
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     """`pdgemm plot ARGUMENTS`; the exit code."""
     monkeypatch.setattr(sys, "argv", ["pdgemm", "plot", *map(str, arguments), "--predict-to", "8"])
-    return cli._code(0, debug=False)
+    return cli.run(Job(sys.argv[1:]), debug=False)
 
 
 class Page(HTMLParser):
@@ -304,14 +303,12 @@ def test_what_cannot_be_predicted(tmp_path: Path) -> None:
     assert predicted is not None and predicted.formula == predicted.simulation == ()
 
 
-@pytest.mark.skipif(shutil.which("mpiexec") is None, reason="no mpiexec on PATH")
+@jobs.needs_mpiexec
 def test_predictions_are_those_of_the_run_itself(tmp_path: Path) -> None:
     (tmp_path / "m.json").write_text(json.dumps(MACHINE))
     arguments = ["strong", "--shape", "96,80,1100", "--ranks", "1,2", "--repeats", "2", "--machine", "m.json"]
     many = [x for name in ("auto", "cannon", "2.5d") for x in ("--algorithm", name)]
-    command = [sys.executable, "-m", "pdgemm", "scaling", *arguments, *many, "--out", "s.jsonl"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run(command, cwd=tmp_path, check=False, env=environment, capture_output=True, timeout=100)
+    jobs.pdgemm(0, "scaling", *arguments, *many, "--out", "s.jsonl", cwd=tmp_path, OMP_NUM_THREADS="1")
     found = read_all([tmp_path / "s.jsonl"]).sections[0]
     compared = 0
     for curve in found.curves:
@@ -515,8 +512,8 @@ def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_needs_no_mpi(tmp_path: Path) -> None:
     study(tmp_path / "s.jsonl", *strong())
     code = "import sys; sys.modules['mpi4py'] = None; from pdgemm.cli.commands import main; main()"
-    command = [sys.executable, "-c", code, "plot", "s.jsonl", "--out", "r.svg", "--predict-to", "8"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    command = jobs.python(0, "-c", code, "plot", "s.jsonl", "--out", "r.svg", "--predict-to", "8")
+    done = jobs.run(command, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "") and "4 measurements, 0 failed" in done.stdout
 
 
@@ -552,13 +549,13 @@ def test_commands_as_the_user_typed_them() -> None:
     assert command({}) == ""
 
 
-@pytest.mark.skipif(shutil.which("mpiexec") is None, reason="no mpiexec on PATH")
+@jobs.needs_mpiexec
 def test_two_studies_and_their_report_from_one_command(tmp_path: Path) -> None:
     script = Path(__file__).resolve().parents[2] / "scripts" / "study.sh"
     command = [str(script), str(tmp_path), "--ranks", "1,2", "--strong", "96,96,96", "--weak", "64,64,64"]
     command += ["--repeats", "2", "--no-calibrate"]
     for measured in ("of them done", "2 of them done"):  # the second time nothing is left to be measured
-        done = subprocess.run(command, env=outside_a_launcher(), capture_output=True, text=True, timeout=100)
+        done = jobs.run(command)
         assert done.returncode == 0, done.stderr
         assert measured in done.stdout
     assert {x.name for x in tmp_path.iterdir()} == {"strong.jsonl", "weak.jsonl", "report.html", "report.png"}
