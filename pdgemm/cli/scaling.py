@@ -1,4 +1,4 @@
-"""`pdgemm scaling`: a job for each number of ranks, or on the ranks of the job it was started in; `pdgemm plot`."""
+"""`pdgemm scaling`: a job for each number of ranks, or on the ranks of the job it was started in."""
 
 from __future__ import annotations
 
@@ -14,28 +14,21 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from pdgemm.cli import options
+from pdgemm.cli.job import start_mpi
 from pdgemm.cli.param_types import BYTES, INTEGERS, MNK
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.model.machine import Machine, load_machine
 from pdgemm.planning.algorithm_grids import ALGORITHMS
 from pdgemm.studies import records
 from pdgemm.studies.cases import KINDS, Case, cases
-from pdgemm.studies.jobs import ENDED, Ended, Launcher, Steps, allocated, threads_per_rank
-from pdgemm.support.json_input import Count, variable
+from pdgemm.studies.jobs import ENDED, Ended, Launcher, Steps, threads_per_rank
+from pdgemm.support import launcher
 from pdgemm.support.text import counted
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-_INSIDE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
-
-
-def inside_job(arguments: list[str]) -> bool:
-    """Was this process started by mpiexec or srun, with others?"""
-    return bool({"--only", "--calibrate"} & {*arguments}) or any(
-        os.environ.get(name, "1") not in ("", "0", "1") for name in _INSIDE
-    )
 
 
 @click.command()
@@ -87,7 +80,6 @@ def scaling(
     no_calibrate: bool,
     only: tuple[int, ...] | None,
     calibrate: bool,
-    debug: bool,
 ) -> int:
     """Measure products on growing numbers of ranks: the same shapes (strong), shapes that take the same memory on each
     rank (weak), or several shapes (shapes).
@@ -98,32 +90,10 @@ def scaling(
     path = Path(out)
     wanted = cases(kind, shapes, ranks, dtypes, algorithms, mover=mover, memory_limit=memory_limit, device=device)
     ordinary = no_calibrate or device != "host"  # which is what can be calibrated
-    if inside_job(sys.argv):
+    if only is not None or calibrate or launcher.size() > 1:
+        start_mpi()
         return _inside(path, wanted, only, repeats, warmup, machine_file, ordinary, calibrate)
     return _steps(path, wanted, Launcher(launch), machine_file, ordinary)
-
-
-@click.command()
-@click.argument("studies", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="FILE.html, .png or .svg.")
-@options.machine
-@click.option(
-    "--predict-to",
-    type=click.IntRange(1, 1 << 17),
-    default=4096,
-    show_default=True,
-    help="Ranks of the last prediction.",
-)
-@options.debug
-def plot(studies: tuple[Path, ...], out: Path, machine_file: str | None, predict_to: int, debug: bool) -> int:
-    """A report of what `pdgemm scaling` wrote, with predictions beyond it.  Needs no MPI.
-
-    A page holds figures, their captions, all measurements in a table, and how they were made; a picture all figures.
-    """
-    from pdgemm.studies.plot import report
-
-    report(studies, out, machine_file, predict_to)
-    return 0
 
 
 def _opened(path: Path) -> records.Study:
@@ -147,16 +117,17 @@ def _machine_at_hand(path: Path, machine_file: str | None, study: records.Study)
 
 
 # ------------------------------------------------------------------ a job for each number of ranks
-def _steps(path: Path, wanted: list[Case], launcher: Launcher, machine_file: str | None, ordinary: bool) -> int:
+def _steps(path: Path, wanted: list[Case], launch: Launcher, machine_file: str | None, ordinary: bool) -> int:
     study = _opened(path)
     machine = _machine_at_hand(path, machine_file, study)
-    todo, fits = _fitting(wanted, records.left(study, wanted), allocated(), "the allocation has room for", _warn)
+    room = launcher.allocated_ranks()
+    todo, fits = _fitting(wanted, records.left(study, wanted), room, "the allocation has room for", _warn)
     _say(_headline(path, wanted, todo))
     if not todo:
         return 0 if fits else 1
     with records.alone(path):
         _keep(path, study, machine)
-        code = _measure(path, wanted, todo, launcher, calibrate=machine is None and not ordinary)
+        code = _measure(path, wanted, todo, launch, calibrate=machine is None and not ordinary)
     return code if fits else max(code, 1)
 
 
@@ -170,11 +141,11 @@ def _keep(path: Path, study: records.Study, machine: Machine | None) -> None:
         records.append(path, {"machine": known})
 
 
-def _measure(path: Path, wanted: list[Case], todo: list[Case], launcher: Launcher, calibrate: bool) -> int:
+def _measure(path: Path, wanted: list[Case], todo: list[Case], launch: Launcher, calibrate: bool) -> int:
     """The exit code."""
     most = max(case.ranks for case in todo)
     threads = threads_per_rank(max(case.ranks for case in wanted))
-    steps = Steps(launcher, path, sys.argv[1:], threads, _warn)
+    steps = Steps(launch, path, sys.argv[1:], threads, _warn)
     try:
         for number in _SIGNALS:
             signal.signal(number, _end)
@@ -203,8 +174,8 @@ def _end(number: int, frame: Any) -> NoReturn:
 
 def _cores() -> int:
     """Of the allocation, or of this machine."""
-    room = allocated()
-    return len(os.sched_getaffinity(0)) if room is None else room * (variable("SLURM_CPUS_PER_TASK", Count) or 1)
+    room = launcher.allocated_ranks()
+    return len(os.sched_getaffinity(0)) if room is None else room * (launcher.cores_per_rank() or 1)
 
 
 def _say(text: str, err: bool = False) -> None:

@@ -22,8 +22,9 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.io import hdf5
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.profiling.trace_file import trace
-from pdgemm.support import signals
-from pdgemm.support.json_input import Count, variable
+from pdgemm.support import launcher, signals
+from pdgemm.support.tables import Table
+from pdgemm.support.text import in_bytes
 
 
 class Speaker:
@@ -103,10 +104,7 @@ def session(grid_shape: tuple[int, int] | None, as_json: bool) -> Iterator[Speak
 
 def check_launcher(size: int) -> None:
     """A launcher of another MPI library starts processes that do not know of each other."""
-    # who knows speaks first: under mpirun, Slurm's number is that of mpirun's own daemons, one for each node
-    names = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
-    name = next((name for name in names if name in os.environ), "")
-    started = variable(name, Count) or 1
+    started, name = launcher.said_size()
     if size == 1 and started > 1:
         library = MPI.Get_library_version().split(",")[0].split("\n")[0]
         raise ArgumentError(
@@ -116,22 +114,27 @@ def check_launcher(size: int) -> None:
 
 
 def _product_text(facts: dict[str, Any]) -> str:
-    """The summary of a product for people."""
-    spread = facts["per_rank"]
-    seconds = {name: f"{spread[name]['mean']:.3f}" for name in ("compute_seconds", "wait_seconds", "pack_seconds")}
-    hidden = "" if facts["overlap"] is None else f" ({facts['overlap']:.0%} of the transfers hidden)"
-    moved = ", ".join(facts["redistributed"])
-    moved = f"  redistributed: {moved}, {spread['move_seconds']['mean']:.3f} s\n" if moved else ""
-    took = (
-        f"{spread['seconds']['max']:.3f} s (predicted {facts['predicted_seconds']:.3f}), {facts['gflops']:.1f} GFLOP/s"
-    )
+    """Return the summary of a product for people: the figures of the ranks as a table, and below those of all."""
+    seconds, number = "{:.3g}".format, "{:.0f}".format
+    figures = [
+        ("time [s]", "seconds", seconds),
+        ("compute [s]", "compute_seconds", seconds),
+        ("wait [s]", "wait_seconds", seconds),
+        ("pack [s]", "pack_seconds", seconds),
+        ("redistribution [s]", "move_seconds", seconds),
+        ("words received", "words_received", number),
+        ("messages received", "messages_received", number),
+        ("buffers", "extra_bytes", in_bytes),
+    ]
+    rows = [
+        (name, *(form(facts["per_rank"][key][which]) for which in ("min", "mean", "max")))
+        for name, key, form in figures
+    ]
+    hidden = "" if facts["overlap"] is None else f"; {facts['overlap']:.0%} of the transfers were hidden"
+    moved = f"; {', '.join(facts['redistributed'])} redistributed" if facts["redistributed"] else ""
     return (
-        f"{facts['title']}\n{moved}"
-        f"  {took}; mean over ranks: compute "
-        f"{seconds['compute_seconds']} s, wait {seconds['wait_seconds']} s{hidden}, pack {seconds['pack_seconds']} s\n"
-        f"  words received per rank: {spread['words_received']['min']} to {spread['words_received']['max']}, "
-        f"in {spread['messages_received']['min']} to {spread['messages_received']['max']} messages "
-        f"({'as' if facts['as_predicted'] else 'NOT as'} the formula says; "
-        f"lower bound {facts['lower_bound_words']:.0f}); "
-        f"buffers up to {spread['extra_bytes']['max'] / 2**20:.1f} MiB"
+        f"{facts['title']}\n{Table(('on a rank', 'least', 'mean', 'most'), rows, words=('on a rank',))}\n"
+        f"{facts['gflops']:.1f} GFLOP/s; predicted {facts['predicted_seconds']:.3g} s{hidden}{moved}; words and "
+        f"messages {'as' if facts['as_predicted'] else 'NOT as'} the formula says; lower bound "
+        f"{facts['lower_bound_words']:.0f} words"
     )

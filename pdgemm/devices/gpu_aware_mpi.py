@@ -17,11 +17,11 @@ from mpi4py import MPI
 
 from pdgemm.arrays.device import Device, named, to_host
 from pdgemm.errors import ArgumentError
+from pdgemm.support import launcher
 from pdgemm.support.agreement import together
 
 SIZES = (1, 1 << 10, 1 << 16, 1 << 20)  # words of 8 bytes
 _PATIENCE = 30  # seconds for a child process
-_LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "MPI_LOCAL", "SLURM_", "PALS_")  # not for a child's eyes
 
 
 def asked() -> str:
@@ -92,11 +92,10 @@ def self_test(comm: MPI.Intracomm, device: Device) -> str:
 
 def _child_survives() -> bool:
     """Does a process of its own get through the same with itself?"""
-    alone = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
     try:
         done = subprocess.run(
             [sys.executable, "-m", "pdgemm.devices.gpu_aware_mpi"],
-            env=alone,
+            env=launcher.outside_allocation(),
             timeout=_PATIENCE,
             capture_output=True,
             check=False,

@@ -7,22 +7,10 @@ mpi4py.MPI is imported, and is called, at the latest, for the first matrix on a 
 from __future__ import annotations
 
 import ctypes
-import os
-from collections.abc import Mapping
 from functools import cache
 
 from pdgemm.errors import DeviceError
-from pdgemm.support.json_input import Size, variable
-
-# number and count of the ranks of this job on this node; Slurm's last, for it numbers mpiexec's own steps, too
-LAUNCHERS = {
-    "OMPI_COMM_WORLD_LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_SIZE",  # Open MPI
-    "MPI_LOCALRANKID": "MPI_LOCALNRANKS",  # MPICH and Intel MPI (Hydra)
-    "MV2_COMM_WORLD_LOCAL_RANK": "MV2_COMM_WORLD_LOCAL_SIZE",  # MVAPICH
-    "PALS_LOCAL_RANKID": "PALS_LOCAL_SIZE",  # HPE
-    "FLUX_TASK_LOCAL_ID": "",
-    "SLURM_LOCALID": "",
-}
+from pdgemm.support import launcher
 
 
 def choose() -> int | None:
@@ -38,7 +26,7 @@ def choose() -> int | None:
     current = driver.cuCtxGetCurrent(ctypes.byref(context)) == 0 and context.value
     if current and driver.cuCtxGetDevice(ctypes.byref(device)) == 0 and device.value:
         return device.value
-    rank, size = local_rank(os.environ) or (0, 0)
+    rank, size = launcher.local_rank() or (0, 0)
     number = share(rank, size, count)
     for step, said in (
         ("cuDeviceGet", driver.cuDeviceGet(ctypes.byref(device), number)),
@@ -55,15 +43,6 @@ def choose() -> int | None:
 def share(rank: int, size: int, count: int) -> int:
     """The GPU of a rank among `size` of a node with `count` GPUs; size 0: not known."""
     return rank % count if size <= count else min(count - 1, rank * count // size)
-
-
-def local_rank(environment: Mapping[str, str]) -> tuple[int, int] | None:
-    """(number, count) of this rank on its node, as a launcher says; count 0: it does not."""
-    for name, total in LAUNCHERS.items():
-        number = variable(name, Size, environment=environment)
-        if number is not None:
-            return number, variable(total, Size, environment=environment) or 0
-    return None
 
 
 @cache

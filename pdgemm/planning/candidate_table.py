@@ -1,4 +1,4 @@
-"""The figures of plans side by side."""
+"""The candidates of a plan stand side by side, each with what it costs."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pdgemm.support.tables import Table
 from pdgemm.support.text import counted, in_bytes, named, sides
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """What one way to a product costs a rank, the busiest one.
+    """A way to run a product, and what it costs the busiest rank.
 
-    words_per_rank : received, of A, B and C, redistribution included; words are elements.
-    lower_bound_words : what no algorithm can do without.
-    memory_bytes_per_rank : for a plan, of all buffers and copies beyond A, B and C; for `pdgemm plan`, with them.
-    moves          : the matrices that are redistributed, such as "AB".
-    inside         : the algorithm of a layer.
-    verdict        : "chosen", or why not.
+    words_per_rank : elements of A, B and C that the rank receives, redistribution included.
+    lower_bound_words : the elements that the busiest rank of any algorithm receives.
+    memory_bytes_per_rank : bytes of all buffers and copies; `pdgemm plan` adds those of A, B and C.
+    moves          : names the matrices that are redistributed, such as "AB".
+    inside         : names the algorithm of a layer.
+    verdict        : says "chosen", or why it was not.
     """
 
     algorithm: str
@@ -36,14 +37,14 @@ class Candidate:
 
     @property
     def ratio(self) -> float:
-        """Words over the lower bound; 1 where nothing has to be sent and nothing is."""
+        """The ratio is that of words to the lower bound; it is 1 where nothing has to be sent and nothing is."""
         if self.lower_bound_words:
             return self.words_per_rank / self.lower_bound_words
         return 1.0 if not self.words_per_rank else float("inf")
 
     @property
     def beside_bound(self) -> str:
-        """The ratio in words; the bound is of matrices shared by all ranks, and fewer ranks may send less."""
+        """The ratio is put in words; the bound assumes that all ranks take part, and fewer ranks may send less."""
         idle = self.words_per_rank < 0.999 * self.lower_bound_words
         return "less than if all ranks took part" if idle else f"{self.ratio:.3f} of the lower bound"
 
@@ -56,11 +57,11 @@ class Candidate:
         return sides(*self.grid, self.layers)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers and strings, for JSON."""
+        """Return plain numbers and strings, for JSON."""
         return asdict(self)
 
     def summary(self, mnk: tuple[int, int, int], ranks: int) -> str:
-        """One line."""
+        """Return the candidate as one line."""
         m, n, k = mnk
         moved = f", redistributing {', '.join(self.moves)}" if self.moves else ""
         return (
@@ -71,23 +72,13 @@ class Candidate:
 
 
 def table(candidates: Sequence[Candidate]) -> str:
-    """As lines of equal columns."""
-    from rich.console import Console
-    from rich.table import Table
-
-    drawn = Table(box=None, pad_edge=False)
-    for name in ("algorithm", "grid", "moves"):
-        drawn.add_column(name, no_wrap=True)
-    for name in ("seconds", "words", "/ bound", "messages", "memory"):
-        drawn.add_column(name, justify="right", no_wrap=True)
-    drawn.add_column("verdict")
-    for x in candidates:
-        words, ratio = f"{x.words_per_rank:.4g}", f"{x.ratio:.3f}"
-        drawn.add_row(
-            x.name, x.grid_text, x.moves or "-", f"{x.seconds:.3g}", words, ratio, f"{x.messages_per_rank:.0f}",
-            in_bytes(x.memory_bytes_per_rank), x.verdict,
-        )  # fmt: skip
-    console = Console(width=140, color_system=None)
-    with console.capture() as captured:
-        console.print(drawn)
-    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+    """Return the candidates as a table, a line for each."""
+    names = ("algorithm", "grid", "moves", "seconds", "words", "/ bound", "messages", "memory", "verdict")
+    rows = [
+        (
+            x.name, x.grid_text, x.moves or "-", f"{x.seconds:.3g}", f"{x.words_per_rank:.4g}", f"{x.ratio:.3f}",
+            f"{x.messages_per_rank:.0f}", in_bytes(x.memory_bytes_per_rank), x.verdict,
+        )
+        for x in candidates
+    ]  # fmt: skip
+    return str(Table(names, rows, words=("algorithm", "grid", "moves", "verdict")))

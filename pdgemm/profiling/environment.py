@@ -1,4 +1,4 @@
-"""What is installed, what it can do, what is missing and how to get it."""
+"""The environment is described: what is installed, what it can do, what is missing and how to get it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from pdgemm.devices import gpu_binding
 from pdgemm.errors import PdgemmError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.matrix.local_arrays import device_on
+from pdgemm.support.tables import Table
+from pdgemm.support.text import counted
 
 
 def describe(grid: ProcessGrid) -> dict[str, Any]:
-    """Facts about this job and installation.  Collective over the grid; complete on rank 0."""
+    """Return facts about this job and installation.  Collective over the grid; complete on rank 0."""
     here = platform.node(), threads(), len(os.sched_getaffinity(0)), gpu_binding.visible(), _warnings()
     hosts = grid.comm.gather(here) or []
     facts: dict[str, Any] = {
@@ -55,31 +57,37 @@ def describe(grid: ProcessGrid) -> dict[str, Any]:
     return facts
 
 
-def lines(facts: dict[str, Any]) -> list[str]:
-    """The facts for people."""
-    text = [
-        f"pdgemm        {facts['pdgemm']}, Python {facts['python']}",
-        f"MPI           {facts['mpi_library']} (MPI {facts['mpi_standard']}), mpi4py {facts['mpi4py']}",
-        f"GPU-aware MPI {facts['gpu_aware_mpi']}",
-        f"BLAS          {facts['multiplies']} multiplies; loaded: {', '.join(facts['blas'])} "
-        f"(SciPy {facts['scipy']}, NumPy {facts['numpy']})",
-        f"HDF5          h5py {facts['h5py']} with HDF5 {facts['hdf5']}, "
-        f"{'built with MPI' if facts['hdf5_mpi'] else 'built without MPI: contiguous datasets go through MPI-IO'}",
-        f"CuPy          {facts['cupy']}",
-        *([f"GPU memory    {facts['gpu_memory']}"] if facts["gpu_memory"] else []),
+def table(facts: dict[str, Any]) -> Table:
+    """Return the facts for people."""
+    hdf5 = "built with MPI" if facts["hdf5_mpi"] else "built without MPI: contiguous datasets go through MPI-IO"
+    rows = [
+        ("pdgemm", f"{facts['pdgemm']}, Python {facts['python']}"),
+        ("MPI", f"{facts['mpi_library']} (MPI {facts['mpi_standard']}), mpi4py {facts['mpi4py']}"),
+        ("GPU-aware MPI", facts["gpu_aware_mpi"]),
+        (
+            "BLAS",
+            f"{facts['multiplies']} multiplies; loaded: {', '.join(facts['blas'])} "
+            f"(SciPy {facts['scipy']}, NumPy {facts['numpy']})",
+        ),
+        ("HDF5", f"h5py {facts['h5py']} with HDF5 {facts['hdf5']}, {hdf5}"),
+        ("CuPy", facts["cupy"]),
+        *[("GPU memory", facts["gpu_memory"])] * bool(facts["gpu_memory"]),
     ]
-    text += [
-        f"node          {node['host']}: {node['ranks']} ranks, threads per rank "
-        f"{'-'.join(map(str, node['threads_per_rank']))} ({facts['threads_set_by']}), cores per rank "
-        f"{'-'.join(map(str, node['cores_per_rank']))}, GPUs {node['gpus']}"
+    rows += [
+        (
+            "node",
+            f"{node['host']}: {counted(node['ranks'], 'rank')}, threads per rank "
+            f"{'-'.join(map(str, node['threads_per_rank']))} ({facts['threads_set_by']}), cores per rank "
+            f"{'-'.join(map(str, node['cores_per_rank']))}, GPUs {node['gpus']}",
+        )
         for node in facts["nodes"]
     ]
-    text += [f"warning       {warning}" for warning in facts["warnings"]]
-    return text + [f"missing       {hint}" for hint in facts["missing"]]
+    rows += [("warning", text) for text in facts["warnings"]] + [("missing", text) for text in facts["missing"]]
+    return Table(("", ""), rows, words=("",))
 
 
 def _gpu_memory(grid: ProcessGrid, facts: dict[str, Any]) -> str:
-    """How the ranks of this job reach each other's, tried out.  Collective over the grid."""
+    """Try out how the ranks of this job reach each other's GPU memory, and say it.  Collective over the grid."""
     able = find_spec("cupy") is not None and gpu_binding.visible() > 0
     if not grid.comm.allreduce(able, MPI.LAND):
         return ""
@@ -91,7 +99,7 @@ def _gpu_memory(grid: ProcessGrid, facts: dict[str, Any]) -> str:
 
 
 def _warnings() -> list[str]:
-    """What is wrong with the BLAS that multiplies, and with others that are loaded."""
+    """Return what is wrong with the BLAS that multiplies, and with others that are loaded."""
     unknown = f"{multiplier()}, which multiplies, is not known: a reference BLAS is ten times as slow as OpenBLAS"
     return [unknown] * (active() is None) + processors.warnings()
 

@@ -1,4 +1,4 @@
-"""Where the time of a traced run went: the figures of a timeline."""
+"""A profile is made of a timeline: its figures say where the time of a traced run went."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Move(Struct):
 
 
 class Told(Struct):
-    """By the report of a product: the part of a `pdgemm.instrument.report.Report` that a profile is made of."""
+    """A profile is made of these members of a `pdgemm.instrument.report.Report`."""
 
     algorithm: str
     grid: tuple[Count, Count]
@@ -64,7 +64,7 @@ class Told(Struct):
 
 
 class About(Struct):
-    """A rank."""
+    """The trace says this of a rank."""
 
     host: str
     node: Size
@@ -101,9 +101,9 @@ class _Timeline(Struct):
 
 @dataclass
 class Rank:
-    """Seconds and transfers of one rank.
+    """A rank has these seconds and transfers.
 
-    seconds   : of all products, from call to return.   phases : within them, redistribution left out.
+    seconds   : the time of all products, from call to return.   phases : the time of each, redistribution left out.
     reports   : what the products said of themselves.
     transfers : by kind, for each its seconds, its bytes, and whether the rank did nothing but wait for it.
     """
@@ -122,16 +122,17 @@ class Rank:
         return self.phases["wait"] + self.phases["sync"]
 
     @property
-    def other(self) -> float:
-        """Neither in a phase nor in a redistribution: Python between them.  On a GPU, phases are beside each other."""
-        return max(0.0, self.seconds - self.moving - sum(self.phases.values()))
+    def parts(self) -> dict[str, float]:
+        """The seconds of products by phase; `other` is what no phase covers.  On a GPU phases overlap each other."""
+        covered = {**{name: self.phases[name] for name in PHASES}, "redistribute": self.moving}
+        return covered | {"other": max(0.0, self.seconds - sum(covered.values()))}
 
     def reported(self, name: str) -> float:
         return float(sum(getattr(report, name) for report in self.reports))
 
     @property
     def overlap(self) -> float | None:
-        """Of the time of transfers, what was hidden behind products."""
+        """The share of the time of transfers that was hidden behind products."""
         told = [x for x in self.reports if x.overlap is not None]
         total = sum(x.hidden_seconds + x.wait_seconds - x.sync_seconds for x in told)
         return sum(x.hidden_seconds for x in told) / total if total > 0 else None
@@ -147,7 +148,7 @@ class Rank:
 
 @dataclass
 class Profile:
-    """The figures of all ranks."""
+    """A profile has the figures of all ranks."""
 
     ranks: list[Rank]
     about: list[About]
@@ -163,22 +164,24 @@ class Profile:
 
     @property
     def critical(self) -> Rank:
-        """The rank that waits least."""
+        """The critical rank is the one that waits least."""
         return min(self.ranks, key=lambda x: x.waiting)
 
-    @property
-    def waited_for(self) -> bool:
-        """Do the others wait for the critical rank?"""
-        waiting = float(np.mean([x.waiting for x in self.ranks]))
-        return waiting - self.critical.waiting > 0.05 * self.seconds
+    @cached_property
+    def parts(self) -> dict[str, float]:
+        """The seconds of products by phase, mean of all ranks."""
+        each = [x.parts for x in self.ranks]
+        return {name: float(np.mean([parts[name] for parts in each])) for name in each[0]}
 
-    def mean(self, phase: str) -> float:
-        return float(np.mean([x.phases[phase] for x in self.ranks]))
+    @property
+    def mean_seconds(self) -> float:
+        """The seconds of all products, mean of all ranks: shares are of these."""
+        return float(np.mean([x.seconds for x in self.ranks]))
 
     @property
     def imbalance(self) -> float:
-        """Longest over mean time of products."""
-        mean = self.mean("product")
+        """The longest time that a rank multiplies over the mean."""
+        mean = self.parts["product"]
         return max(x.phases["product"] for x in self.ranks) / mean if mean else 1.0
 
     @property
@@ -186,18 +189,14 @@ class Profile:
         found = [x.overlap for x in self.ranks if x.overlap is not None]
         return float(np.mean(found)) if found else None
 
-    @property
-    def seconds(self) -> float:
-        return max(x.seconds for x in self.ranks)
-
     @cached_property
     def longest(self) -> Told | None:
-        """The report of the longest product, if there was one."""
+        """The longest product said this of itself, if there was one."""
         return max((report for x in self.ranks for report in x.reports), key=lambda x: x.seconds, default=None)
 
     @cached_property
     def crowded(self) -> list[str]:
-        """Hosts with more threads than cores."""
+        """These hosts have more threads than cores."""
         return [
             f"{host}: {sum(x.threads for x in here)} threads on {counted(len(cores), 'core')}"
             for host in sorted({x.host for x in self.about})
@@ -208,21 +207,21 @@ class Profile:
 
     @property
     def rate(self) -> float | None:
-        """Seconds that the products of all ranks take by calibration, over those that they took; None: unknown."""
-        reports, busy = [report for x in self.ranks for report in x.reports], self.mean("product") * len(self.ranks)
+        """The rate is the seconds of products by calibration over those that they took; None where it is unknown."""
+        reports, busy = [report for x in self.ranks for report in x.reports], self.parts["product"] * len(self.ranks)
         if not busy or any(report.device for report in reports) or not self.calibrated:
             return None
         return sum(map(self._calibrated_seconds, reports)) / busy
 
     def _calibrated_seconds(self, report: Told) -> float:
-        """Of a rank in a product."""
+        """Return the seconds of a rank in a product, by calibration."""
         (m, n, k), (pr, pc) = report.mnk, report.grid
         at_once = min(m // pr or 1, n // pc or 1, report.panel_width or k)
         flops = report.flops / (pr * pc * report.layers)
         return float(flops / self.machine.rate(report.dtype, max(1, at_once)))
 
     def transfers(self) -> Iterator[dict[str, Any]]:
-        """By kind, of all ranks: how many, bytes, seconds that 50, 95 and 99% do not exceed, bandwidths in GB/s.
+        """Yield the transfers of all ranks by kind: count, bytes, percentiles of their seconds, bandwidths in GB/s.
 
         A transfer lasts from its start to when it is seen to be over; only of those that the rank waited for, from
         their middle at the latest, does this show a bandwidth: what arrives behind a product may have been there long.
@@ -247,17 +246,16 @@ class Profile:
             }
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the figures for JSON."""
         return {
             "ranks": [
                 {
-                    "rank": x.number, "host": x.host, "seconds": x.seconds,
-                    **{name: x.phases[name] for name in PHASES},
-                    "redistribute": x.moving, "other": x.other, "overlap": x.overlap,
+                    "rank": x.number, "host": x.host, "seconds": x.seconds, **x.parts, "overlap": x.overlap,
                     **{name: x.outside[name] for name in OUTSIDE}, "as_reported": x.agrees,
                 }
                 for x in self.ranks
             ],
+            "mean_seconds": {"total": self.mean_seconds, **self.parts},
             "transfers": [*self.transfers()],
             "imbalance": self.imbalance,
             "overlap": self.overlap,
@@ -268,7 +266,7 @@ class Profile:
 
 
 def load_profile(path: Path, machine: Machine | None = None) -> Profile:
-    """The profile of a file that `pdgemm.trace` wrote.  Raises FileError or ArgumentError."""
+    """Return the profile of a file that `pdgemm.trace` wrote.  Raises FileError or ArgumentError."""
     not_one = f"{path} is not a timeline that pdgemm wrote"
     found = decoded(read(path, LARGEST_FILE), _Timeline, not_one)
     about = found.otherData
@@ -286,7 +284,7 @@ def load_profile(path: Path, machine: Machine | None = None) -> Profile:
 
 
 def _take(rank: Rank, spans: list[_Span], what: str) -> None:
-    """The spans of a rank: those within a redistribution, which may be within a product, belong to that."""
+    """Add up the spans of a rank; those within a redistribution, which may be within a product, belong to that."""
     host = [x for x in spans if x.cat == "host"]
     products = _within([x for x in host if x.name == "pdgemm"])
     moves = _within([x for x in host if x.name == "redistribute"])
@@ -315,7 +313,7 @@ def _middle(span: _Span) -> float:
 
 
 def _within(spans: list[_Span]) -> Callable[[float], bool]:
-    """Is a time inside one of these spans, which do not overlap?"""
+    """Return a function that says whether a time is inside one of these spans, which do not overlap."""
     starts = np.array([x.ts for x in spans])
     ends = np.array([x.ts + x.dur for x in spans])
 

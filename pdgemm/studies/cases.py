@@ -1,14 +1,15 @@
-"""What a study measures, as values: one case for each number of ranks, shape, type and algorithm."""
+"""A study measures cases: one for each number of ranks, shape, type and algorithm."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from pdgemm.errors import ArgumentError
+from pdgemm.model.formulas import gemm_flops
 from pdgemm.support.json_input import Count, Size, converted
 from pdgemm.support.text import counted, in_bytes
 
@@ -22,9 +23,9 @@ FAMILIES = {"square": (1, 1, 1), "large k": (0.25, 0.25, 16), "large m": (16, 0.
 
 @dataclass(frozen=True)
 class Case:
-    """One product to be measured.
+    """A case is one product to be measured.
 
-    of : what the user asked for: the shape on one rank (weak), or the name of the shape (shapes); "" otherwise.
+    of : the user asked for this: the shape on one rank (weak), or the name of the shape (shapes); "" otherwise.
     """
 
     kind: Literal["strong", "weak", "shapes"]  # KINDS
@@ -42,7 +43,7 @@ class Case:
 
     @classmethod
     def from_dict(cls, given: Any) -> Case:
-        """What `as_dict` made.  Raises ArgumentError for anything else."""
+        """Return the case that `as_dict` made a dictionary of.  Raises ArgumentError for anything else."""
         names = {x.name for x in fields(cls)}
         if not isinstance(given, dict) or set(given) != names:
             raise ArgumentError(f"a case has {', '.join(sorted(names))}")
@@ -50,11 +51,29 @@ class Case:
 
     @property
     def curve(self) -> tuple[Any, ...]:
-        """The same for all cases that one line of a figure joins."""
+        """All cases that one line of a figure joins have the same value."""
         return (
             self.kind, self.of or ",".join(map(str, self.mnk)), self.dtype, self.algorithm, self.mover,
             self.memory_limit, self.device,
         )  # fmt: skip
+
+    @property
+    def flops(self) -> int:
+        return gemm_flops(*self.mnk, self.dtype.startswith("complex"))
+
+    @property
+    def asked(self) -> str:
+        """The shape as the user asked for it."""
+        shape = (self.of or ",".join(map(str, self.mnk))).replace(",", " x ")
+        return f"{shape} on one rank" if self.kind == "weak" else shape
+
+    def on(self, ranks: int) -> Case:
+        """Return the case of the same curve on so many ranks."""
+        mnk = self.mnk
+        if self.kind == "weak" and ranks != self.ranks:
+            m, n, k = map(int, self.of.split(","))
+            mnk = weak_shape((m, n, k), ranks)
+        return replace(self, ranks=ranks, mnk=mnk)
 
     def __str__(self) -> str:
         m, n, k = self.mnk
@@ -75,11 +94,11 @@ def cases(
     algorithms: Sequence[str] = ("auto",),
     **options: Any,
 ) -> list[Case]:
-    """All cases of a study, by growing numbers of ranks.
+    """Return all cases of a study, by growing numbers of ranks.
 
-    strong : the shapes as they are, on all numbers of ranks.
-    weak   : shapes of one rank, each side times sqrt(ranks): A, B and C take the same memory on each rank.
-    shapes : several shapes as they are; of one, the four cuboids of its m n k that FAMILIES lists.
+    strong : the shapes stay as they are on all numbers of ranks.
+    weak   : the sides grow with sqrt(ranks), so that A, B and C take the same memory on each rank.
+    shapes : several shapes stay as they are; one stands for the four cuboids of its m n k that FAMILIES lists.
     """
     if kind not in KINDS:
         raise ArgumentError(f"a study is one of {', '.join(KINDS)}, got {kind!r}")
@@ -97,7 +116,7 @@ def cases(
 
 
 def _on(kind: str, shapes: Sequence[MNK], ranks: int) -> list[tuple[MNK, str]]:
-    """The shapes of a study on so many ranks, and what they stand for."""
+    """Return the shapes of a study on so many ranks, and what they stand for."""
     if kind == "weak":
         return [(weak_shape(mnk, ranks), ",".join(map(str, mnk))) for mnk in shapes]
     if kind == "strong" or len(shapes) > 1:
@@ -108,7 +127,7 @@ def _on(kind: str, shapes: Sequence[MNK], ranks: int) -> list[tuple[MNK, str]]:
 
 
 def weak_shape(mnk: MNK, ranks: int) -> MNK:
-    """The shape that takes as much memory on each of `ranks` ranks as `mnk` on one."""
+    """Return the shape that takes as much memory on each of `ranks` ranks as `mnk` on one."""
     return _rounded(*(side * ranks**0.5 for side in mnk))
 
 

@@ -1,20 +1,21 @@
-"""What the files of studies hold, as the curves of a report: numbers that can be drawn, and what cannot be."""
+"""The files of studies become curves: measurements that a line of a figure joins, and what cannot be drawn."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import nan
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 from msgspec import Meta, Struct
 
 from pdgemm.arrays import dtypes
 from pdgemm.errors import ArgumentError, FileError
-from pdgemm.model.formulas import gemm_flops
 from pdgemm.model.machine import Machine
 from pdgemm.studies import records
 from pdgemm.studies.cases import KINDS, MNK, Case
@@ -26,8 +27,11 @@ TITLES = {"strong": "Strong scaling", "weak": "Weak scaling", "shapes": "Shapes"
 TITLED = ("shape", "algorithm", "dtype", "mover", "memory", "device")
 USUAL = {"mover": "mover auto", "memory": "any memory", "device": "host"}
 CALLED = {"mpi_library": "MPI", "multiplies": "BLAS", "cpu": "processor", "threads_per_rank": "threads per rank"}
-LARGEST = 10**9
-PARTS = ("compute", "wait", "sync", "pack", "move")  # of a product's time; the rest is what they leave
+LARGEST = 10**9  # ranks or elements of a dimension
+CROWDED = (
+    "Points that are grey inside and the mark * are of more ranks than cores: ranks took turns there, and such times "
+    "do not say how fast as many cores would be."
+)
 
 
 class _Spread(Struct, frozen=True):
@@ -47,7 +51,7 @@ class _PerRank(Struct):
     move_seconds: _Spread
     hidden_seconds: _Spread
     words_received: _Spread
-    sync_seconds: _Spread = _Spread(0.0, 0.0)  # not told by the first versions
+    sync_seconds: _Spread = _Spread(0.0, 0.0)  # the first versions did not record it
 
 
 class _Product(Struct):
@@ -74,83 +78,31 @@ class _Setting(Struct):
     oversubscribed: bool = False
 
 
-class _Measured(Struct):
-    """The part of a record that figures are made of."""
+class Point(Struct):
+    """A point is a measured case: the part of its record that figures are made of.
 
-    median_seconds: Positive
-    confidence: tuple[Positive, Positive] | None
-    seconds: list[Seconds]
-    fraction_of_peak: Positive
-    residual: Figure
-    product: _Product
-    cost: _Cost
-    setting: _Setting
-
-
-@dataclass(frozen=True)
-class Point:
-    """One measured case.
-
-    seconds  : median.   interval : of the median, with 95% confidence; None for few repetitions.
-    words    : received by the busiest rank, those read in place too.   bound : of any algorithm.
-    whole, parts, hidden : seconds of a typical repetition, those of PARTS and the hidden ones, mean over the ranks.
-    ran      : by what, on a `grid`.   energy : in joules, or why it is not known.
-    crowded  : there were more ranks than cores.   room : ranks that a node has cores for.
+    record   : the record as it was read.   source : the file that it was read from.
+    interval : the 95% confidence interval of the median; None for few repetitions.
     """
 
     case: Case
-    record: Record = field(repr=False)
-    source: Path
-    seconds: float
-    interval: tuple[float, float] | None
-    fraction: float
-    words: float
-    bound: float
-    whole: float
-    parts: dict[str, float]
-    hidden: float
-    residual: float
-    core_hours: float
-    gpu_hours: float
-    ran: str
-    grid: str
-    overlap: float | None
-    energy: str
-    crowded: bool
-    nodes: tuple[str, ...]
-    room: int
+    record: Record
+    source: str
+    product: _Product
+    cost: _Cost
+    setting: _Setting
+    residual: Figure
+    repetitions: list[Seconds] = msgspec.field(name="seconds")
+    seconds: Positive = msgspec.field(name="median_seconds")
+    interval: tuple[Positive, Positive] | None = msgspec.field(name="confidence")
+    fraction: Positive = msgspec.field(name="fraction_of_peak")
 
     @classmethod
-    def of(cls, case: Case, record: Record, source: Path) -> Point:
-        """Raises ArgumentError where the record lacks something."""
-        _check(case)
-        told = converted(record, _Measured)
-        product, ranks, cost, setting = told.product, told.product.per_rank, told.cost, told.setting
-        waited, sync = ranks.wait_seconds.mean, ranks.sync_seconds.mean
-        return cls(
-            case, record, source,
-            seconds=told.median_seconds,
-            interval=told.confidence,
-            fraction=told.fraction_of_peak,
-            words=ranks.words_received.max,
-            bound=product.lower_bound_words,
-            whole=ranks.seconds.mean,
-            parts={
-                "compute": ranks.compute_seconds.mean, "wait": max(0.0, waited - sync), "sync": sync,
-                "pack": ranks.pack_seconds.mean, "move": ranks.move_seconds.mean,
-            },
-            hidden=ranks.hidden_seconds.mean,
-            residual=told.residual,
-            core_hours=cost.core_hours,
-            gpu_hours=cost.gpu_hours,
-            ran=named(product.algorithm, product.inside),
-            grid=sides(*product.grid, product.layers),
-            overlap=product.overlap,
-            energy=str(cost.energy) if cost.joules is None else f"{cost.joules:.4g}",
-            crowded=setting.oversubscribed,
-            nodes=tuple(setting.nodes),
-            room=setting.cores_per_node // max(setting.threads_per_rank),
-        )  # fmt: skip
+    def of(cls, record: Record, source: Path) -> Point:
+        """Return the point of a record.  Raises ArgumentError where the record lacks something."""
+        point = converted({**record, "record": record, "source": str(source)}, cls)
+        _check(point.case)
+        return point
 
     @property
     def ranks(self) -> int:
@@ -158,68 +110,85 @@ class Point:
 
     @property
     def flops(self) -> int:
-        return flops(self.case)
+        return self.case.flops
 
     @property
-    def gflops(self) -> float:
-        return self.flops / self.seconds / 1e9
+    def crowded(self) -> bool:
+        """There were more ranks than cores."""
+        return self.setting.oversubscribed
 
     @property
-    def rest(self) -> float:
-        return max(0.0, self.whole - sum(self.parts.values()))
+    def words(self) -> float:
+        """The busiest rank received so many words, those read in place included."""
+        return self.product.per_rank.words_received.max
 
     @property
     def over_bound(self) -> float:
-        """Words over the lower bound; nan where nothing has to be sent."""
-        return self.words / self.bound if self.bound else nan
+        """The ratio of words to the lower bound; nan where nothing has to be sent."""
+        return self.words / self.product.lower_bound_words if self.product.lower_bound_words else nan
 
     @property
-    def setting(self) -> tuple[tuple[str, str], ...]:
-        """What must not differ along a curve."""
-        return setting_of(self.record)
+    def ran(self) -> str:
+        return named(self.product.algorithm, self.product.inside)
+
+    @property
+    def grid(self) -> str:
+        return sides(*self.product.grid, self.product.layers)
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The seconds of a typical repetition by part, mean over the ranks; `rest` is what no part covers."""
+        ranks = self.product.per_rank
+        sync = ranks.sync_seconds.mean
+        parts = {
+            "compute": ranks.compute_seconds.mean, "wait": max(0.0, ranks.wait_seconds.mean - sync), "sync": sync,
+            "pack": ranks.pack_seconds.mean, "move": ranks.move_seconds.mean,
+        }  # fmt: skip
+        return parts | {"rest": max(0.0, ranks.seconds.mean - sum(parts.values()))}
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The settings do not differ along a curve."""
+        return {name: _text(self.record["setting"].get(name)) for name in records.SETTING}
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Cases that differ in the number of ranks only, in the same setting, by growing numbers of ranks."""
+    """A curve has cases that differ in the number of ranks only, in the same setting, by growing numbers of ranks."""
 
-    points: tuple[Point, ...]
+    points: Sequence[Point]
     label: str = ""
 
     @property
     def case(self) -> Case:
-        return self.points[0].case
+        return self.first.case
 
     @property
     def first(self) -> Point:
-        """On the fewest ranks: what efficiency is relative to."""
+        """The point on the fewest ranks, to which efficiency is relative."""
         return self.points[0]
 
-    def efficiency(self, point: Point) -> float:
-        return relative(self.first, point)
-
-    @property
-    def settings(self) -> tuple[tuple[str, str], ...]:
-        return self.first.setting
-
-    @property
+    @cached_property
     def texts(self) -> dict[str, str]:
-        """What tells it from others; "" for what is as usual."""
-        case = self.case
+        """These texts tell the curve from others; "" stands for what is as usual."""
+        case, settings = self.case, self.first.settings
+        threads = settings["threads_per_rank"]
         return {
-            "shape": shape_of(case),
+            "shape": case.asked,
             "algorithm": case.algorithm,
             "dtype": case.dtype,
             "mover": "" if case.mover == "auto" else f"mover {case.mover}",
             "memory": "" if case.memory_limit is None else f"{in_bytes(case.memory_limit)} of buffers",
             "device": "" if case.device == "host" else case.device,
-            **{name: _told(name, value) for name, value in self.settings},
+            **settings,
+            "pdgemm": f"pdgemm {settings['pdgemm']}",
+            "threads_per_rank": f"{threads} thread{'' if threads == '1' else 's'} per rank",
         }
 
 
 @dataclass
 class Section:
-    """One kind of study.   bad : cases that failed or are wrong."""
+    """A section of a report holds one kind of study.   bad : the cases that failed or are wrong, with their files."""
 
     kind: str
     curves: list[Curve] = field(default_factory=list)
@@ -231,7 +200,7 @@ class Section:
 
     @property
     def title(self) -> str:
-        """Its kind, and what all its curves have in common."""
+        """The title names the kind, and what all curves have in common."""
         texts = [curve.texts for curve in self.curves]
         common = [text for name, text in (texts[0] if texts else {}).items() if name in TITLED and text]
         common = [text for text in common if all(text in other.values() for other in texts)]
@@ -239,23 +208,23 @@ class Section:
 
     @property
     def counts(self) -> list[int]:
-        """Numbers of ranks."""
+        """The numbers of ranks that were measured."""
         return sorted({point.ranks for point in self.points})
 
 
 @dataclass
-class Findings:
-    """What the files hold.
+class Results:
+    """The files of studies hold these results.
 
     unread   : place and fault of each line, or measurement, that cannot be used.
-    notes    : what a reader must know beside.
+    notes    : a reader must know this, too.
     machines : the calibration of each file.
     """
 
-    sections: list[Section]
-    unread: list[tuple[str, str]]
-    notes: list[str]
-    machines: dict[Path, Machine]
+    sections: list[Section] = field(default_factory=list)
+    unread: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    machines: dict[str, Machine] = field(default_factory=dict)
 
     @cached_property
     def points(self) -> list[Point]:
@@ -266,9 +235,9 @@ class Findings:
         return [each for section in self.sections for each in section.bad]
 
 
-def read_all(paths: Sequence[Path]) -> Findings:
-    """Raises FileError where a file is missing, or has no record in it."""
-    found = Findings([], [], [], {})
+def read_all(paths: Sequence[Path]) -> Results:
+    """Read the files of studies.  Raises FileError where a file is missing, or has no record in it."""
+    found = Results()
     points: dict[tuple[Any, ...], Point] = {}
     bad: list[tuple[Path, Case, Record]] = []
     again = 0
@@ -278,11 +247,11 @@ def read_all(paths: Sequence[Path]) -> Findings:
                 bad.append((path, case, record))
                 continue
             try:
-                point = Point.of(case, record, path)
+                point = Point.of(record, path)
             except ArgumentError as fault:
                 found.unread.append((f"{path}: {case}", str(fault)))
                 continue
-            key = case, point.setting
+            key = case, *point.settings.values()
             again += key in points
             if key not in points or str(record.get("date")) >= str(points[key].record.get("date")):
                 points[key] = point
@@ -296,8 +265,31 @@ def read_all(paths: Sequence[Path]) -> Findings:
     if not found.sections:
         place, why = found.unread[0]
         raise FileError(f"{place}: {why}; there is no other measurement")
-    found.notes += _notes(found)
+    found.notes += _notes(found.points)
     return found
+
+
+def curves_of(points: Iterable[Point]) -> list[Curve]:
+    """Return the curves that the points make, labelled by what they differ in."""
+    together = defaultdict(list)
+    for point in points:
+        together[point.case.curve, *point.settings.values()].append(point)
+    curves = [Curve(sorted(each, key=lambda x: x.ranks)) for each in together.values()]
+    names = curves[0].texts if curves else {}
+    told = [name for name in names if len({curve.texts[name] for curve in curves}) > 1] or ["algorithm"]
+    return [
+        Curve(x.points, ", ".join(x.texts[name] or USUAL.get(name, f"{name} unknown") for name in told)) for x in curves
+    ]
+
+
+def relative(first: Any, other: Any) -> float:
+    """Return the rate per rank relative to that of `first`; of the same work, this is T(p0) p0 / (T(p) p)."""
+    return (other.flops / (other.seconds * other.ranks)) / (first.flops / (first.seconds * first.ranks))
+
+
+def per_node(points: Iterable[Point]) -> int:
+    """Return how many ranks a node has cores for."""
+    return max((x.setting.cores_per_node // max(x.setting.threads_per_rank) for x in points), default=1) or 1
 
 
 def _check(case: Case) -> None:
@@ -311,7 +303,7 @@ def _check(case: Case) -> None:
         converted(case.of.split(","), shape, f"a weak case is of m,n,k on one rank, got {case.of!r}", strict=False)
 
 
-def _opened(path: Path, found: Findings) -> records.Study:
+def _opened(path: Path, found: Results) -> records.Study:
     study = records.read(path)
     if not path.exists():
         raise FileError(f"{path}: no such file")
@@ -323,106 +315,27 @@ def _opened(path: Path, found: Findings) -> records.Study:
         found.unread.append((f"{path}: last line", "not finished: its writer was stopped"))
     if study.machine is not None:
         try:
-            found.machines[path] = Machine.from_dict(study.machine)
+            found.machines[str(path)] = Machine.from_dict(study.machine)
         except ArgumentError as fault:
             found.unread.append((f"{path}: calibration", str(fault)))
     return study
 
 
-def curves_of(points: Iterable[Point]) -> list[Curve]:
-    """Labelled by what they differ in."""
-    together: dict[tuple[Any, ...], list[Point]] = {}
-    for point in points:
-        together.setdefault((point.case.curve, point.setting), []).append(point)
-    curves = [Curve(tuple(sorted(each, key=lambda point: point.ranks))) for each in together.values()]
-    texts = [curve.texts for curve in curves]
-    told = [name for name in (texts[0] if texts else ()) if len({text[name] for text in texts}) > 1] or ["algorithm"]
-    return [
-        Curve(curve.points, ", ".join(text[x] or USUAL.get(x, f"{x} unknown") for x in told))
-        for curve, text in zip(curves, texts)
-    ]
-
-
-def shape_of(case: Case) -> str:
-    """What the user asked for."""
-    text = case.of or ",".join(map(str, case.mnk))
-    shape = text.replace(",", " x ")
-    return f"{shape} on one rank" if case.kind == "weak" else shape
-
-
-def _told(name: str, value: str) -> str:
-    """A part of the setting in the name of a curve."""
-    if name == "threads_per_rank":
-        return f"{value} thread{'' if value == '1' else 's'} per rank"
-    return f"pdgemm {value}" if name == "pdgemm" else value
-
-
-def setting_of(record: Record) -> tuple[tuple[str, str], ...]:
-    return tuple((name, _plain(record["setting"].get(name))) for name in records.SETTING)
-
-
-def _plain(value: Any) -> str:
+def _text(value: Any) -> str:
     if isinstance(value, list):
         return "-".join(map(str, value))
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def flops(case: Case) -> int:
-    return gemm_flops(*case.mnk, case.dtype.startswith("complex"))
-
-
-def relative(first: Any, other: Any) -> float:
-    """Rate per rank, relative to that of `first`; of the same work, T(p0) p0 / (T(p) p)."""
-    return (other.flops / (other.seconds * other.ranks)) / (first.flops / (first.seconds * first.ranks))
-
-
-def ideal(first: Any, ranks: int, work: float) -> float:
-    """Seconds that so many flops take at the rate per rank of `first`."""
-    return first.seconds * (work / first.flops) * (first.ranks / ranks)
-
-
-def differing(points: Iterable[Point]) -> dict[str, list[str]]:
-    """What differs of records.SETTING, and its values."""
-    settings = [dict(point.setting) for point in points]
-    values = {name: sorted({setting[name] for setting in settings}) for name in records.SETTING}
-    return {name: each for name, each in values.items() if len(each) > 1}
-
-
-def _notes(found: Findings) -> list[str]:
+def _notes(points: Sequence[Point]) -> list[str]:
+    values = {name: sorted({point.settings[name] for point in points}) for name in records.SETTING}
     notes = [
-        f"The measurements differ in {CALLED.get(name, name)} ({'; '.join(values)}): no line joins them."
-        for name, values in differing(found.points).items()
+        f"The measurements differ in {CALLED.get(name, name)} ({'; '.join(each)}): no line joins them."
+        for name, each in values.items()
+        if len(each) > 1
     ]
-    apart = [{*point.nodes} for point in found.points]
+    apart = [{*point.setting.nodes} for point in points]
     hosts = sorted(set().union(*apart))
     if len(hosts) > 1 and not set.intersection(*apart):
         notes.append(f"Not all were measured on the same nodes ({', '.join(hosts)}).")
-    if any(point.crowded for point in found.points):
-        notes.append(
-            "Points that are grey inside and the mark * are of more ranks than cores: ranks took turns there, and such "
-            "times do not say how fast as many cores would be."
-        )
-    return notes
-
-
-def per_node(points: Iterable[Point]) -> int:
-    """Ranks that a node has cores for."""
-    return max((x.room for x in points), default=1) or 1
-
-
-def in_seconds(seconds: float) -> str:
-    """0.0281 -> '28.1 ms'."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}" if seconds / size < 1000 else f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.3g} s"
-
-
-def in_flops(gflops: float) -> str:
-    """14380 -> '14.38 TFLOP/s'."""
-    return f"{gflops:.4g} GFLOP/s" if gflops < 1e4 else f"{gflops / 1e3:.4g} TFLOP/s"
-
-
-def columns(get: Callable[[Point], float], curve: Curve) -> tuple[list[int], list[float]]:
-    """Numbers of ranks, and a figure of each point."""
-    return [point.ranks for point in curve.points], [get(point) for point in curve.points]
+    return notes + [CROWDED] * any(point.crowded for point in points)

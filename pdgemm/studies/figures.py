@@ -1,4 +1,4 @@
-"""The figures of a report as files, by matplotlib, which is loaded when something is drawn."""
+"""Panels become figures, and figures files, by matplotlib, which is loaded when something is drawn."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ STYLE: Any = {
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """The style of all figures.  Raises ArgumentError where matplotlib is missing."""
-    if find_spec("matplotlib") is None:
-        raise ArgumentError("figures need matplotlib, which is not installed: pip install 'pdgemm[plot]'")
+    """All figures have this style.  Raises ArgumentError where the packages of a report are missing."""
+    missing = [name for name in ("matplotlib", "jinja2") if find_spec(name) is None]
+    if missing:
+        raise ArgumentError(f"a report needs {' and '.join(missing)}: pip install 'pdgemm[plot]'")
     import matplotlib as mpl
 
     with mpl.rc_context(STYLE):
@@ -49,7 +50,7 @@ def drawing() -> Iterator[None]:
 
 # ------------------------------------------------------------------ whole figures
 def alone(panel: Panel) -> Figure:
-    """One panel, with its legend below."""
+    """Return a figure of one panel, with its legend below."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(2 * WIDTH if panel.wide else WIDTH, panel.height), layout="constrained")
@@ -58,7 +59,7 @@ def alone(panel: Panel) -> Figure:
 
 
 def together(sections: Sequence[tuple[str, Sequence[Panel]]]) -> Figure:
-    """All panels of all sections, two in a row."""
+    """Return a figure of all panels of all sections, two in a row."""
     from matplotlib.figure import Figure
 
     rows = [(title, _rows(panels)) for title, panels in sections]
@@ -85,18 +86,19 @@ def _rows(panels: Sequence[Panel]) -> list[list[Panel]]:
 
 
 def saved(figure: Figure, form: str) -> bytes:
-    """As a file of a form, "png" or "svg"; the same bytes for the same figure."""
+    """Return the file of a figure, "png" or "svg"; the same figure becomes the same bytes."""
     buffer = BytesIO()
     figure.savefig(buffer, format=form, dpi=200, metadata={"Date": None} if form == "svg" else None)
     return buffer.getvalue()
 
 
 def _fill(place: Figure | SubFigure, panel: Panel) -> None:
-    """A panel, and below it its legend, which is never on data."""
+    """Draw a panel, and below it its legend, which is never on data and names each label once."""
     axes = place.subplots()
     panel.draw(axes)
     axes.set_title(panel.title)
     handles, labels = axes.get_legend_handles_labels()
+    entries = dict(zip(labels, handles))
     longest = max(map(len, labels), default=0)
     columns = (5 if longest < 26 else 3) if panel.wide else 3 if longest < 26 else 2 if longest < 48 else 1
-    place.legend(handles, labels, loc="outside lower center", ncols=columns)
+    place.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=columns)

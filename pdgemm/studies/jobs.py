@@ -6,7 +6,6 @@ A job that fails takes nothing along: what it finished is in the file, and the n
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -23,15 +22,13 @@ from typing import IO
 from pdgemm.errors import ArgumentError
 from pdgemm.studies import records
 from pdgemm.studies.cases import Case
-from pdgemm.support.files import read
-from pdgemm.support.json_input import Count, Size, variable
+from pdgemm.support.json_input import Count, variable
+from pdgemm.support.launcher import allocated_nodes, cores_per_rank, in_slurm, outside_job
 
 ENDED = 128 + signal.SIGTERM
 BAD_INPUT = 2
 COMMAND = "PDGEMM_COMMAND"  # in the environment of a job: what the user typed
 ENDED_BY = "pdgemm: ended by SIGUSR1"  # what a rank says then; SIGTERM is what it gets when another rank has crashed
-_INSIDE = ("OMPI_COMM_", "PMI_", "PMIX_", "PRTE_LAUNCHED")  # what a launcher tells its ranks: jobs are not to hear it
-_ASKED = ("PMIX_MCA_",)  # but this is what users tell it
 _GRACE = 5  # seconds that a job has to end
 _LINES = 8  # of its errors that are kept
 
@@ -44,7 +41,7 @@ class Launcher:
     """Starts jobs.  template : a command such as 'mpiexec -n {ranks}'; by default PDGEMM_LAUNCH, else what is there."""
 
     def __init__(self, template: str | None = None, environment: Mapping[str, str] = os.environ) -> None:
-        slurm = environment.get("SLURM_JOB_ID") and shutil.which("srun")
+        slurm = in_slurm(environment) and shutil.which("srun")
         self.template = (
             template or environment.get("PDGEMM_LAUNCH") or ("srun --ntasks {ranks}" if slurm else "mpiexec -n {ranks}")
         )
@@ -62,31 +59,10 @@ class Launcher:
         return [*words, sys.executable, "-m", "pdgemm", *arguments]
 
 
-def allocated(environment: Mapping[str, str] = os.environ) -> int | None:
-    """How many ranks the allocation of a batch system takes; None where there is none."""
-    if tasks := variable("SLURM_NTASKS", Size, environment=environment):
-        return int(tasks)
-    cores = 0
-    for number, nodes in re.findall(r"(\d{1,9})(?:\(x(\d{1,9})\))?", environment.get("SLURM_JOB_CPUS_PER_NODE", "")):
-        cores += int(number) * int(nodes or 1)
-    if cores:
-        return max(1, cores // (variable("SLURM_CPUS_PER_TASK", Count, environment=environment) or 1))
-    return len(_pbs(environment)) or None
-
-
 def threads_per_rank(ranks: int, environment: Mapping[str, str] = os.environ) -> int:
     """The same for all cases of a study: what the user or the batch system says, else a share of the cores here."""
-    for name in ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK"):
-        if threads := variable(name, Count, environment=environment):
-            return int(threads)
-    nodes = variable("SLURM_JOB_NUM_NODES", Count, environment=environment) or len({*_pbs(environment)}) or 1
-    return max(1, len(os.sched_getaffinity(0)) // -(-ranks // nodes))
-
-
-def _pbs(environment: Mapping[str, str]) -> list[str]:
-    """The nodes of an allocation by PBS, once for each rank."""
-    nodefile = Path(environment.get("PBS_NODEFILE") or os.devnull)
-    return read(nodefile, 1 << 26).decode(errors="replace").split() if nodefile.is_file() else []
+    threads = variable("OMP_NUM_THREADS", Count, environment=environment) or cores_per_rank(environment)
+    return threads or max(1, len(os.sched_getaffinity(0)) // -(-ranks // allocated_nodes(environment)))
 
 
 class Steps:
@@ -100,8 +76,7 @@ class Steps:
     ) -> None:
         self._launcher, self._path, self._arguments, self._tell = launcher, path, [*arguments], tell
         typed = shlex.join(["pdgemm", *arguments])
-        outside = {x: value for x, value in os.environ.items() if not x.startswith(_INSIDE) or x.startswith(_ASKED)}
-        self._environment = outside | {"OMP_NUM_THREADS": str(threads), COMMAND: typed}
+        self._environment = outside_job() | {"OMP_NUM_THREADS": str(threads), COMMAND: typed}
 
     def run(self, todo: Sequence[Case], wanted: Sequence[Case]) -> int:
         """The exit code: 0 if all was measured and is right, 1 if not, 2 if a job says that its input is bad."""

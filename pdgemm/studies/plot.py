@@ -1,4 +1,4 @@
-"""What `pdgemm plot` does: the report of studies as a page, or their figures as a picture."""
+"""`pdgemm plot` makes of studies a report, or a picture of their figures."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import click
 
 from pdgemm.errors import ArgumentError
 from pdgemm.model.machine import Machine, load_machine
-from pdgemm.studies.curves import Findings, Section, per_node, read_all
+from pdgemm.studies.curves import Results, Section, per_node, read_all
 from pdgemm.studies.figures import alone, drawing, saved, together
-from pdgemm.studies.findings import assumptions
 from pdgemm.studies.page import Drawn, page
 from pdgemm.studies.panels import Forecast, panels
-from pdgemm.studies.predictions import predict
+from pdgemm.studies.predictions import assumptions, predict
 from pdgemm.support.files import check_writable, write
 from pdgemm.support.text import counted
 
@@ -24,9 +23,9 @@ _MOST = 10  # lines that are told one by one
 
 
 def report(studies: Sequence[Path], out: Path, machine_file: str | None, predict_to: int) -> None:
-    """Read, predict, draw and write.  Raises FileError, ArgumentError.
+    """Read studies, predict, draw, and write the report.  Raises FileError or ArgumentError.
 
-    machine_file : for the predictions; None: the calibration of each study.   predict_to : ranks of the last one.
+    machine_file : the predictions are of it; None: of the calibration of each study.   predict_to : ranks of the last.
     """
     form = out.suffix.lower()
     if form not in FORMS:
@@ -56,12 +55,12 @@ def report(studies: Sequence[Path], out: Path, machine_file: str | None, predict
         click.echo(f"  {note}")
 
 
-def _forecast(section: Section, found: Findings, asked: Machine | None, to: int) -> Forecast:
-    """Of each curve that can be predicted."""
+def _forecast(section: Section, found: Results, asked: Machine | None, to: int) -> Forecast:
+    """Return the predictions of each curve that can be predicted."""
     forecast: Forecast = {}
     for number, curve in enumerate(section.curves):
         machine = asked or found.machines.get(curve.first.source)
-        alike = [point for point in found.points if point.setting == curve.settings]
+        alike = [point for point in found.points if point.settings == curve.first.settings]
         counts = [point.ranks for point in curve.points]
         predicted = predict(curve.case, counts, max(to, counts[-1]), machine, per_node(alike))
         if predicted and predicted.formula:
@@ -69,16 +68,16 @@ def _forecast(section: Section, found: Findings, asked: Machine | None, to: int)
     return forecast
 
 
-def _assumed(found: Findings, forecasts: Sequence[Forecast]) -> list[str]:
+def _assumed(found: Results, forecasts: Sequence[Forecast]) -> list[str]:
     all_of = [predicted for forecast in forecasts for predicted in forecast.values()]
     gpus = any(point.case.device != "host" for point in found.points)
     return assumptions(all_of, gpus)
 
 
-def _page(found: Findings, forecasts: Sequence[Forecast], notes: Sequence[str]) -> str:
+def _page(found: Results, forecasts: Sequence[Forecast], notes: Sequence[str]) -> str:
     drawn = []
     for section, forecast in zip(found.sections, forecasts):
-        figures = [(x.caption, saved(alone(x), "svg").decode(), x.wide) for x in panels(section, forecast)]
+        figures = [(panel, saved(alone(panel), "svg").decode()) for panel in panels(section, forecast)]
         drawn.append(Drawn(section, forecast, figures))
     machines = dict.fromkeys(str(x.machine) for forecast in forecasts for x in forecast.values())
     return page(found, drawn, notes, [*machines])

@@ -1,4 +1,4 @@
-"""What the planner and the simulator say about a curve, on any number of ranks.  Needs no MPI and no other rank.
+"""The planner and the simulator predict a curve on any number of ranks, without MPI and other ranks.
 
 The planner's prediction is what a run itself would plan: A, B and C on a near-square grid, in one block for each rank,
 and what does not fit the algorithm redistributed before and after.
@@ -6,7 +6,7 @@ and what does not fit the algorithm redistributed before and after.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import isqrt
@@ -17,28 +17,23 @@ import numpy as np
 from pdgemm.errors import PdgemmError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout
-from pdgemm.model.formulas import lower_bound
 from pdgemm.model.machine import Machine, on_nodes
 from pdgemm.planning.candidates import BROADCASTS, Problem
 from pdgemm.planning.planner import PANEL_WIDTH, ProductPlan, plan_product, sample
 from pdgemm.planning.simulator import simulate
-from pdgemm.studies.cases import Case, weak_shape
-from pdgemm.studies.curves import flops
-from pdgemm.support.text import named, sides
+from pdgemm.studies.cases import Case
+from pdgemm.support.text import counted
 
 ENOUGH = 0.3  # seconds of a simulation behind which no larger one is begun
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of one case.   words : received by the busiest of some ranks.   bound : of any algorithm."""
+    """A prediction is of one case.   words : the busiest of some ranks receives so many."""
 
     case: Case
     seconds: float
     words: float
-    bound: float
-    algorithm: str
-    grid: str
 
     @property
     def ranks(self) -> int:
@@ -46,15 +41,15 @@ class Prediction:
 
     @property
     def flops(self) -> int:
-        return flops(self.case)
+        return self.case.flops
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """By formula on all numbers of ranks, by simulation on the first of them.
+    """A curve is predicted by formula on all numbers of ranks, and by simulation on the first of them.
 
-    machine : with the nodes that were assumed.   calibrated : was it measured?
-    guessed : links between nodes were not.
+    machine : has the nodes that were assumed.   calibrated : says whether it was measured.
+    guessed : says whether links between nodes were assumed.
     """
 
     formula: tuple[Prediction, ...]
@@ -65,11 +60,11 @@ class Predicted:
 
 
 def predict(case: Case, measured: Iterable[int], to: int, machine: Machine | None, per_node: int) -> Predicted | None:
-    """Of the curve of a case, on the measured numbers of ranks and on powers of two from there to `to`.
+    """Predict the curve of a case on the measured numbers of ranks, and on powers of two from there to `to`.
 
-    machine  : None: an ordinary cluster.
-    per_node : ranks that a node holds, where the machine does not say it.
-    None for GPUs, which no calibration knows.
+    machine  : None stands for an ordinary cluster.
+    per_node : a node holds so many ranks, where the machine does not say it.
+    Returns None for GPUs, which no calibration knows.
     """
     if case.device != "host":
         return None
@@ -78,7 +73,7 @@ def predict(case: Case, measured: Iterable[int], to: int, machine: Machine | Non
         assumed = on_nodes(assumed, per_node)
     counts, found, walked, enough = counts_to(measured, to), [], [], False
     for ranks in counts:
-        one = at(case, ranks)
+        one = case.on(ranks)
         try:
             plan = plan_product(problem(one, assumed))
         except PdgemmError:  # no such grid, or too little memory
@@ -96,23 +91,14 @@ def predict(case: Case, measured: Iterable[int], to: int, machine: Machine | Non
 
 
 def counts_to(measured: Iterable[int], to: int) -> list[int]:
-    """The measured numbers of ranks, and powers of two beyond."""
+    """Return the measured numbers of ranks, and powers of two beyond."""
     known = sorted(set(measured))
     beyond = [2**x for x in range(to.bit_length() + 1) if known[-1] < 2**x <= to]
     return known + beyond
 
 
-def at(case: Case, ranks: int) -> Case:
-    """The case of the same curve on so many ranks."""
-    mnk = case.mnk
-    if case.kind == "weak" and ranks != case.ranks:
-        m, n, k = map(int, case.of.split(","))
-        mnk = weak_shape((m, n, k), ranks)
-    return replace(case, ranks=ranks, mnk=mnk)
-
-
 def problem(case: Case, machine: Machine, messages: bool = False) -> Problem:
-    """What a study asks the planner on the host.   messages : ranks do not read each other's memory."""
+    """Return what a study asks the planner on the host.   messages : ranks do not read each other's memory."""
     (m, n, k), dtype, ranks, per_node = case.mnk, np.dtype(case.dtype), case.ranks, machine.ranks_per_node
     shared = ranks > 1 and per_node != 1 and not messages and case.mover in ("auto", "shared")
     mover = case.mover if case.mover in BROADCASTS or (case.mover == "shared" and shared) else "auto"
@@ -129,13 +115,13 @@ def problem(case: Case, machine: Machine, messages: bool = False) -> Problem:
 
 @lru_cache(maxsize=8)
 def _layout(shape: tuple[int, int], ranks: int, dtype: np.dtype) -> Layout:
-    """One block for each rank of a near-square grid."""
+    """Return the layout that has one block for each rank of a near-square grid."""
     pr = next(d for d in range(isqrt(ranks), 0, -1) if ranks % d == 0)
     return Layout(Distribution.over((pr, ranks // pr), shape), tuple(range(ranks)), dtype)
 
 
 def simulated(case: Case, plan: ProductPlan) -> float:
-    """Seconds of a plan by simulation, in which panels travel as messages; what is redistributed, by formula.
+    """Return the seconds of a plan by simulation, in which panels are messages; redistribution is by formula.
 
     Raises PdgemmError where there are too many messages.
     """
@@ -149,5 +135,19 @@ def simulated(case: Case, plan: ProductPlan) -> float:
 
 def _prediction(case: Case, plan: ProductPlan, seconds: float) -> Prediction:
     words = max(plan.traffic(rank).words_received for rank in sample(case.ranks))
-    bound, (pr, pc, layers) = lower_bound(*case.mnk, case.ranks), plan.shape
-    return Prediction(case, seconds, words, bound, named(plan.algorithm, plan.inside), sides(pr, pc, layers))
+    return Prediction(case, seconds, words)
+
+
+def assumptions(predictions: Sequence[Predicted], gpus: bool) -> list[str]:
+    """Return what the predictions assume where it was not measured.   gpus : there are measurements on GPUs."""
+    notes = []
+    if any(not x.calibrated for x in predictions):
+        notes.append("Predictions are not calibrated: an ordinary cluster is assumed (pdgemm calibrate measures one).")
+    for size in sorted({x.machine.ranks_per_node or 1 for x in predictions if x.guessed}):
+        notes.append(
+            f"Predictions for more than {counted(size, 'rank')} assume nodes of {counted(size, 'rank')} each, as many "
+            "as one has cores for; links between nodes were not measured, those of an ordinary cluster are assumed."
+        )
+    if gpus:
+        notes.append("There are no predictions for GPUs: a calibration is of processors.")
+    return notes

@@ -1,25 +1,25 @@
-"""Numbers as people read them."""
+"""Numbers and names as people read them."""
 
 from __future__ import annotations
 
 
 def named(algorithm: str, inside: str) -> str:
-    """An algorithm, and that of its layers."""
+    """Return the name of an algorithm, with that of its layers in brackets."""
     return f"{algorithm} ({inside})" if inside else algorithm
 
 
 def sides(pr: int, pc: int, layers: int) -> str:
-    """Of a grid: '2 x 3', or '2 x 3 x 4' of several layers."""
+    """Return the sides of a grid: '2 x 3', or '2 x 3 x 4' where it has several layers."""
     return " x ".join(map(str, (pr, pc, layers) if layers > 1 else (pr, pc)))
 
 
 def counted(number: int, noun: str) -> str:
-    """3 -> '3 ranks'."""
+    """Return a number with its noun: '1 rank', '3 ranks'."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def in_bytes(size: float) -> str:
-    """1536 -> '1.5 KiB'."""
+    """Return a number of bytes in the unit that fits it: 1536 is '1.5 KiB'."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"

@@ -20,7 +20,8 @@ BATCH, SECONDS = 25, 12
 @attack("damage.json")
 def json_files(trial: Trial) -> None:
     """Machines, traces and studies, for the commands that need no MPI."""
-    import pdgemm.cli.commands
+    import pdgemm.cli.plan_commands
+    import pdgemm.cli.report_commands
     import pdgemm.studies.plot  # noqa: F401   before the forks
 
     kind = trial.rng.choice(("machine", "trace", "study", "mixed up"))

@@ -14,25 +14,18 @@ from typing import Any
 
 import click
 import h5py
+import jobs
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from problems import MPIEXEC, TOLERANCE, gemm_error
+from problems import TOLERANCE, gemm_error
+from test_trace import GOOD, timeline
 
-pytestmark = pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec on PATH")
-
-
-def pdgemm(ranks: int, *arguments: str, cwd: Path, timeout: float = 60, **environment: str) -> Any:
-    """`mpiexec -n RANKS pdgemm ARGUMENTS`, finished."""
-    command = [str(MPIEXEC), "-n", str(ranks), sys.executable, "-m", "pdgemm", *arguments]
-    env = os.environ | environment
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+pytestmark = jobs.needs_mpiexec
 
 
-def alone(*arguments: str, cwd: Path, **environment: str) -> Any:
-    """`pdgemm ARGUMENTS` without a launcher, finished."""
-    command, env = [sys.executable, "-m", "pdgemm", *arguments], os.environ | environment
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=60, check=False)
+def pdgemm(ranks: int, *arguments: str, cwd: Path, **environment: str) -> jobs.Finished:
+    return jobs.pdgemm(ranks, *arguments, cwd=cwd, timeout=60, **environment)
 
 
 def read(path: Path, name: str) -> np.ndarray:
@@ -213,14 +206,15 @@ def test_debug_shows_where_an_error_came_from(folder: Path) -> None:
 
 def test_an_unexpected_error_on_one_rank_ends_the_job(folder: Path, tmp_path: Path) -> None:
     """A bug that only one rank meets must not leave the others waiting."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os\n"
-        "if os.environ.get('OMPI_COMM_WORLD_RANK', os.environ.get('PMI_RANK')) == '1':\n"
+    bug = jobs.with_plant(
+        tmp_path,
+        "from pdgemm.support import launcher\n"
+        "if launcher.rank() == 1:\n"
         "    import pdgemm.algorithms.accumulator\n"
         "    def broken(*args): raise RuntimeError('a bug')\n"
-        "    pdgemm.algorithms.accumulator.prepare = broken\n"
+        "    pdgemm.algorithms.accumulator.prepare = broken\n",
     )
-    run = pdgemm(2, "multiply", "a.h5:/x", "b.h5:/y", "-o", "c.h5:/z", cwd=folder, PYTHONPATH=str(tmp_path))
+    run = pdgemm(2, "multiply", "a.h5:/x", "b.h5:/y", "-o", "c.h5:/z", cwd=folder, **bug)
     assert run.returncode not in (0, 1, 2)
     assert "RuntimeError: a bug" in run.stderr
     assert not (folder / "c.h5").exists()
@@ -247,7 +241,7 @@ def test_info_warns_of_kernels_for_older_processors(folder: Path) -> None:
     assert facts["multiplies"].endswith("Nehalem (SciPy)")
     host = facts["nodes"][0]["host"]
     assert facts["warnings"] and all(text.startswith(f"{host}: /") and "(SSE)" in text for text in facts["warnings"])
-    assert f"warning       {facts['warnings'][0]}" in pdgemm(1, "info", cwd=folder, **old).stdout
+    assert f"warning        {facts['warnings'][0]}" in pdgemm(1, "info", cwd=folder, **old).stdout
 
 
 def test_the_blas_is_named_or_refused(folder: Path) -> None:
@@ -259,7 +253,7 @@ def test_the_blas_is_named_or_refused(folder: Path) -> None:
 
 def test_processes_that_do_not_know_of_each_other_are_told(folder: Path) -> None:
     """A launcher of another MPI library starts singletons."""
-    run = alone("info", cwd=folder, SLURM_STEP_NUM_TASKS="4")
+    run = pdgemm(0, "info", cwd=folder, SLURM_STEP_NUM_TASKS="4")
     assert "the launcher started 4 processes (SLURM_STEP_NUM_TASKS), but MPI sees one" in one_line(run)
 
 
@@ -269,13 +263,54 @@ def test_one_rank_of_mpirun_is_not_taken_for_several_of_slurm(folder: Path) -> N
     assert run.returncode == 0, run.stderr
 
 
-def test_help_works_alone() -> None:
-    from pdgemm.cli.commands import cli
+def test_each_command_has_a_help_text() -> None:
+    from pdgemm.cli.commands import COMMANDS, cli
 
-    for command in ([], ["generate"], ["multiply"], ["verify"], ["info"]):
+    for command in ([], *([name] for name in COMMANDS)):
         result = CliRunner().invoke(cli, [*command, "--help"])
         assert result.exit_code == 0
         assert "Usage" in result.output
+
+
+LOADED = """
+import atexit, sys
+heavy = {"mpi4py.MPI", "h5py", "scipy", "cupy", "matplotlib"}
+atexit.register(lambda: print(*sorted(heavy & {*sys.modules}), file=sys.stderr))
+from pdgemm.cli.commands import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "loaded"),
+    [
+        *[(f"{name} --help", 0, "") for name in ("", "generate", "multiply", "verify", "calibrate", "info", "scaling")],
+        ("", 2, ""),
+        ("--version", 0, ""),
+        ("nothing", 2, ""),
+        ("multiply a.h5:/x b.h5:/y --wrong", 2, ""),
+        ("plan --shape 300,200,100 --ranks 6", 0, ""),
+        ("simulate --shape 300,200,100 --ranks 6", 0, ""),
+        ("profile t.json", 0, ""),
+        ("plot s.jsonl --out r.html --predict-to 8", 0, "matplotlib"),
+    ],
+)
+def test_what_needs_no_mpi_loads_none(tmp_path: Path, words: str, code: int, loaded: str) -> None:
+    """Nor what else takes time to load.  A launcher that started one rank changes nothing."""
+    if "profile" in words:
+        timeline(tmp_path / "t.json", GOOD)
+    if "plot" in words:
+        pytest.importorskip("matplotlib")
+        from test_plot import strong, study
+
+        study(tmp_path / "s.jsonl", *strong())
+    run = jobs.run(jobs.python(0, "-c", LOADED, *words.split()), cwd=tmp_path, OMPI_COMM_WORLD_SIZE="1")
+    assert (run.returncode, run.stderr.splitlines()[-1]) == (code, loaded), run.stderr
+
+
+def test_commands_of_all_ranks_load_mpi(folder: Path) -> None:
+    run = jobs.run(jobs.python(0, "-c", LOADED, "info"), cwd=folder)
+    assert run.returncode == 0 and "mpi4py.MPI" in run.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -309,11 +344,17 @@ def test_nobody_reading_the_output_is_no_reason_to_lose_the_result(folder: Path)
 
 
 def test_without_an_mpi_library_it_says_so(folder: Path) -> None:
-    assert "no usable MPI library" in one_line(alone("info", cwd=folder, MPI4PY_LIBMPI="/nowhere/libmpi.so"))
+    """One rank of a job speaks, and what needs no MPI is done all the same."""
+    missing = {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}
+    assert "no usable MPI library" in one_line(pdgemm(0, "info", cwd=folder, **missing))
+    assert "no usable MPI library" in one_line(pdgemm(3, "info", cwd=folder, **missing))
+    run = pdgemm(3, "plan", "--shape", "9,9,9", "--ranks", "2", cwd=folder, **missing)
+    assert (run.returncode, run.stdout.count("machine: default")) == (0, 1)
 
 
 def test_a_wrong_product_is_reported_and_not_stored(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
+    bug = jobs.with_plant(
+        tmp_path,
         "import pdgemm.algorithms.accumulator\n"
         "right = pdgemm.algorithms.accumulator.prepare\n"
         "def wrong(alpha, A, B, C, *conjugate):\n"
@@ -322,10 +363,10 @@ def test_a_wrong_product_is_reported_and_not_stored(folder: Path, tmp_path: Path
         "        multiply(beta)\n"
         "        C[:1, :1] += 1e-6\n"
         "    return product\n"
-        "pdgemm.algorithms.accumulator.prepare = wrong\n"
+        "pdgemm.algorithms.accumulator.prepare = wrong\n",
     )
     arguments = ["multiply", "a.h5:/x", "b.h5:/y", "-o", "wrong.h5:/z", "--verify"]
-    run = pdgemm(2, *arguments, cwd=folder, PYTHONPATH=str(tmp_path))
+    run = pdgemm(2, *arguments, cwd=folder, **bug)
     assert run.returncode == 1, run.stderr
     assert "WRONG" in run.stdout
     assert not (folder / "wrong.h5").exists()
@@ -349,8 +390,8 @@ def test_a_killed_rank_ends_the_job_and_harms_no_file(tmp_path: Path) -> None:
         file["z"] = np.eye(3)
     old = (tmp_path / "c.h5").read_bytes()
     # narrow panels make the product last for minutes: there is time to kill a rank in its middle
-    command = [str(MPIEXEC), "-n", "3", sys.executable, "-m", "pdgemm", "multiply", "a.h5:/x", "a.h5:/x"]
-    command += ["-o", "c.h5:/z", "--panel-width", "1"]
+    words = ["multiply", "a.h5:/x", "a.h5:/x", "-o", "c.h5:/z", "--panel-width", "1"]
+    command = jobs.python(3, "-m", "pdgemm", *words)
     job = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert job.stdout is not None
@@ -420,10 +461,8 @@ def test_a_trace_takes_the_place_of_no_matrix(folder: Path) -> None:
     "other", ["--help", "plan --shape 9,9,9 --ranks 2", "generate x.h5:/x --shape 3", "info --json"]
 )
 def test_command_lines_that_differ_are_refused(folder: Path, other: str) -> None:
-    words = [str(MPIEXEC), "-n", "2", sys.executable, "-m", "pdgemm", "info", ":", "-n", "1", sys.executable, "-m"]
-    run = subprocess.run(
-        [*words, "pdgemm", *other.split()], cwd=folder, capture_output=True, text=True, timeout=60, check=False
-    )
+    words = ["-m", "pdgemm", *other.split()]
+    run = jobs.run([*jobs.python(2, "-m", "pdgemm", "info"), ":", *jobs.python(1, *words)[1:]], cwd=folder)
     assert f"called with different arguments: ranks 0-1: pdgemm info; rank 2: pdgemm {other}" in one_line(run)
     assert run.stdout == ""
 
@@ -451,10 +490,6 @@ from pdgemm.cli.commands import main
 sys.argv = ["pdgemm", "info"]
 main()
 """)
-    one = [sys.executable, str(program)]
-    run = subprocess.run(
-        [str(MPIEXEC), "-n", "2", *one, ":", "-n", "1", *one, "2"],
-        cwd=folder, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    run = jobs.run([*jobs.python(2, program), ":", *jobs.python(1, program, "2")[1:]], cwd=folder)
     assert run.returncode != 0
     assert "Traceback" not in run.stderr

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
+import jobs
 import pytest
-from problems import outside_a_launcher
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "hostile.py"
 COMMAND, CALL = "products.command:1", "products.calls:1:0"  # products that are not refused
-pytestmark = pytest.mark.skipif(shutil.which("mpiexec") is None, reason="no mpiexec on PATH")
+pytestmark = jobs.needs_mpiexec
 
 
-def hostile(tmp_path: Path, *options: str) -> SimpleNamespace:
-    command = [sys.executable, SCRIPT, *options]
-    environment = outside_a_launcher() | {"TMPDIR": str(tmp_path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+def hostile(tmp_path: Path, *options: str) -> jobs.Finished:
+    done = jobs.run(jobs.python(0, SCRIPT, *options), TMPDIR=str(tmp_path))
     if done.returncode == 3:
         pytest.skip(done.stderr.strip())
     return done

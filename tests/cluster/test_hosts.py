@@ -13,22 +13,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jobs
 import pytest
-from problems import outside_a_launcher
+
+from pdgemm.support.launcher import outside_job
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "hosts.sh"
 
 
 def hosts(*arguments: str, **environment: str) -> Any:
     """`scripts/hosts.sh ARGUMENTS`, finished."""
-    return subprocess.run(
-        [str(SCRIPT), *arguments],
-        env=outside_a_launcher() | environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return jobs.run([SCRIPT, *arguments], timeout=60, **environment)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -149,7 +144,7 @@ def test_several_at_a_time_and_nothing_is_left_of_one_that_was_killed(tmp_path: 
     before, mounts = interfaces(), Path("/proc/mounts").read_text()
     ready = tmp_path / "ready"
     program = ["sh", "-c", f"touch {shlex.quote(str(ready))}; sleep 1000 & wait", str(ready)]
-    first = subprocess.Popen([SCRIPT, "2", *program], env=outside_a_launcher())
+    first = subprocess.Popen([SCRIPT, "2", *program], env=outside_job())
     try:
         assert until(ready.exists)
         assert running(str(ready))

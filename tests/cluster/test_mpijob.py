@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import click
 import h5py
 import numpy as np
 import pytest
@@ -88,7 +89,9 @@ def test_its_command_line_is_one_of_pdgemm(job: dict[str, Any]) -> None:
     from pdgemm.cli.commands import cli
 
     name, *arguments = words_of(job)[1]
-    asked = cli.commands[name].make_context(name, arguments).params
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    asked = command.make_context(name, arguments).params
     assert asked["verified"]
     assert (asked["a"].path, asked["a"].name) == ("/data/a.h5", "/x")
 

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from importlib.util import find_spec
 
+import jobs
 import pytest
-from problems import outside_a_launcher
 
-from pdgemm.devices.gpu_binding import LAUNCHERS, local_rank, share
-
-
-def test_each_launcher_tells_the_local_rank() -> None:
-    for name, total in LAUNCHERS.items():
-        assert local_rank({name: "3", total: "8"} if total else {name: "3"}) == (3, 8 if total else 0)
-        assert local_rank({name: "3"}) == (3, 0)
-    assert local_rank({}) is None
-    assert local_rank({"OMPI_COMM_WORLD_LOCAL_RANK": "x"}) is None
-    both = {"SLURM_LOCALID": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
-    assert local_rank(both) == (2, 4)  # of mpiexec, not of the batch step it runs in
+from pdgemm.devices.gpu_binding import share
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 3, 4, 8])
@@ -34,9 +22,7 @@ def test_ranks_share_gpus_evenly_and_neighbours_share_one(ranks: int, gpus: int)
 
 
 def run(code: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=outside_a_launcher(), check=False
-    )
+    done = jobs.run(jobs.python(0, "-c", code))
     assert not done.returncode, done.stderr
     return done.stdout.strip()
 
@@ -97,6 +83,6 @@ gpus.choose = choose
 sys.argv = ["pdgemm", "multiply", "nothing.h5:/x", "b.h5:/x", "-o", "c.h5:/x", *{options}]
 cli.main()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = jobs.run(jobs.python(0, "-c", code))
     assert done.stdout.split()[0] == "False"
     assert done.returncode == 2 and done.stderr.startswith("pdgemm: error: ")

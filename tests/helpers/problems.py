@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -93,11 +91,3 @@ def gemm_error(
 
 
 TOLERANCE = 3.0
-
-
-MPIEXEC = shutil.which("mpiexec")
-
-
-def outside_a_launcher() -> dict[str, str]:
-    """The environment for a job of its own: this run may be under a launcher, and the job is no part of it."""
-    return {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_COMM_", "PMI", "PRTE_LAUNCHED"))}

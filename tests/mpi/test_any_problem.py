@@ -13,9 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from problems import accepted, grid_shapes
 
+from pdgemm.support import launcher
+
 pytestmark = pytest.mark.mpi
 
-RANKS = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or 1)
+RANKS = launcher.size()
 CASES = int(os.environ.get("PDGEMM_TEST_CASES") or (225 if RANKS <= 4 else 50))  # 2,100 in the whole suite
 FLOATS = ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
+import jobs
 import pytest
-from problems import outside_a_launcher
 
 from pdgemm.errors import ArgumentError
 from pdgemm.support import watchdog
 
 pytestmark = [
-    pytest.mark.skipif(shutil.which("mpiexec") is None, reason="no mpiexec on PATH"),
+    jobs.needs_mpiexec,
     pytest.mark.timeout(60),
 ]
 LAUNCHER = (watchdog.CODE, -11)  # Open MPI 5's mpiexec was seen to crash after it had ended the ranks
@@ -37,10 +34,7 @@ def run(folder: Path, source: str, **env: str) -> SimpleNamespace:
     """The program on 3 ranks: exit code, standard output, lines of the watchdog."""
     program = folder / "program.py"
     program.write_text(HEAD + textwrap.dedent(source))
-    done = subprocess.run(
-        ["mpiexec", "-n", "3", sys.executable, str(program)],
-        env=outside_a_launcher() | env, text=True, capture_output=True, timeout=40,
-    )  # fmt: skip
+    done = jobs.run(jobs.python(3, program), timeout=40, **env)
     lines = [line for line in done.stderr.splitlines() if line.startswith("pdgemm: rank")]
     return SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr, lines=lines)
 
@@ -114,8 +108,7 @@ def test_nobody_waits_at_the_end_for_a_rank_that_failed(tmp_path: Path) -> None:
     """
     program = (HEAD + textwrap.dedent(source)).replace("PATIENCE = 0.5", "PATIENCE = 1000")
     (tmp_path / "program.py").write_text(program)
-    command = ["mpiexec", "-n", "3", sys.executable, str(tmp_path / "program.py")]
-    done = subprocess.run(command, env=outside_a_launcher(), text=True, capture_output=True, timeout=40)
+    done = jobs.run(jobs.python(3, tmp_path / "program.py"), timeout=40)
     assert "ValueError: alone" in done.stderr and done.returncode not in (0, watchdog.CODE)
 
 
@@ -155,9 +148,7 @@ def test_a_rank_that_never_makes_a_grid_is_told(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(
         program.replace("A = DistMatrix.eye(9, grid=grid)", "") + textwrap.dedent(source)
     )
-    command = ["mpiexec", "-n", "3", sys.executable, str(tmp_path / "program.py")]
-    env = outside_a_launcher() | {"PDGEMM_WATCHDOG": "1"}
-    done = subprocess.run(command, env=env, text=True, capture_output=True, timeout=40)
+    done = jobs.run(jobs.python(3, tmp_path / "program.py"), timeout=40, PDGEMM_WATCHDOG="1")
     assert done.returncode in LAUNCHER
     assert "some rank did not join; the job is ended" in done.stderr and "(Batch.from_local)" in done.stderr
 

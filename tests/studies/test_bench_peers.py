@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import jobs
 import numpy as np
 import pytest
-from problems import outside_a_launcher
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 PLUG_IN = """
@@ -47,12 +45,11 @@ WIDE = "Intel(R) Advanced Vector Extensions 512 (Intel(R) AVX-512) with support 
 ANY = "Intel(R) Architecture processors"
 
 
-def bench(*options: str) -> SimpleNamespace:
-    command = [sys.executable, SCRIPTS / "bench_peers.py", *options]
-    return subprocess.run(command, env=outside_a_launcher(), capture_output=True, text=True, timeout=100)
+def bench(*options: str) -> jobs.Finished:
+    return jobs.run(jobs.python(0, SCRIPTS / "bench_peers.py", *options))
 
 
-@pytest.mark.skipif(shutil.which("mpiexec") is None, reason="no mpiexec on PATH")
+@jobs.needs_mpiexec
 def test_all_kinds_of_contenders(tmp_path: Path) -> None:
     (tmp_path / "plug_in.py").write_text(PLUG_IN)
     (tmp_path / "other.py").write_text(OTHER)
@@ -175,10 +172,9 @@ def test_what_openblas_says_is_not_why_a_contender_failed(monkeypatch: pytest.Mo
         job.multiply(1, 2, 3)
 
 
-@pytest.mark.skipif(shutil.which("mpiexec") is None, reason="no mpiexec on PATH")
+@jobs.needs_mpiexec
 def test_bench_gemm_compares_like_with_like() -> None:
-    command = [sys.executable, SCRIPTS / "bench_gemm.py", "48", "--repeats", "1", "--json"]
-    done = subprocess.run(command, env=outside_a_launcher(), capture_output=True, text=True, timeout=100)
+    done = jobs.run(jobs.python(0, SCRIPTS / "bench_gemm.py", "48", "--repeats", "1", "--json"))
     assert done.returncode == 0, done.stderr
     [row] = json.loads(done.stdout)
     assert (row["ratio"] is not None) == bool(row["kernel"]) and row["product_seconds"] > 0

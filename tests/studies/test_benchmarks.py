@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
+import jobs
 import pytest
-from problems import outside_a_launcher
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 SAID = {
@@ -21,21 +18,19 @@ SAID = {
 }
 
 
-@pytest.mark.skipif(shutil.which("mpiexec") is None, reason="no mpiexec on PATH")
+@jobs.needs_mpiexec
 @pytest.mark.parametrize("options", SAID)
 def test_it_reports_all_that_it_compares(options: str) -> None:
     script, *rest = options.split()
-    command = ["mpiexec", "-n", "2", sys.executable, "-m", "mpi4py", str(SCRIPTS / script), *rest]
-    done = subprocess.run(command, env=outside_a_launcher(), capture_output=True, text=True, timeout=100)
+    done = jobs.run(jobs.python(2, "-m", "mpi4py", SCRIPTS / script, *rest))
     assert done.returncode == 0, done.stderr
     assert [x for x in SAID[options] if x not in done.stdout] == [], done.stdout
 
 
-@pytest.mark.skipif(shutil.which("mpiexec") is None, reason="no mpiexec on PATH")
+@jobs.needs_mpiexec
 def test_what_runs_on_gpus_runs_on_the_host(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPTS / "bench_gpu.py"), "--device", "host", "--sizes", "40", "--ranks", "1,2"]
-    command += ["--repeats", "1", "--transfers", "2", "--out", str(tmp_path / "found.json")]
-    done = subprocess.run(command, env=outside_a_launcher(), capture_output=True, text=True, timeout=100)
+    options = ["--device", "host", "--sizes", "40", "--ranks", "1,2", "--repeats", "1", "--transfers", "2"]
+    done = jobs.run(jobs.python(0, SCRIPTS / "bench_gpu.py", *options, "--out", tmp_path / "found.json"))
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
     assert [run["ranks"] for run in found["runs"]] == [1, 2]

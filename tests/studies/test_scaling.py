@@ -14,15 +14,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import jobs
 import pytest
-from problems import MPIEXEC, outside_a_launcher
 
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.model.machine import Machine
 from pdgemm.studies import energy, records
 from pdgemm.studies.cases import FAMILIES, Case, cases
 from pdgemm.studies.energy import Meter
-from pdgemm.studies.jobs import Launcher, Steps, allocated, threads_per_rank
+from pdgemm.studies.jobs import Launcher, Steps, threads_per_rank
+from pdgemm.support.launcher import allocated_ranks, outside_job
 
 ONE = Case("strong", 1, (64, 64, 64))
 SETTING = dict.fromkeys(records.SETTING, "here")
@@ -171,12 +172,12 @@ def test_measurements_of_another_setting_are_refused(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------ jobs
 def test_how_many_ranks_there_is_room_for(tmp_path: Path) -> None:
-    assert allocated({}) is None
-    assert allocated({"SLURM_NTASKS": "6", "SLURM_JOB_CPUS_PER_NODE": "64"}) == 6
-    assert allocated({"SLURM_JOB_CPUS_PER_NODE": "16(x2),8"}) == 40
-    assert allocated({"SLURM_JOB_CPUS_PER_NODE": "16(x2),8", "SLURM_CPUS_PER_TASK": "4"}) == 10
+    assert allocated_ranks({}) is None
+    assert allocated_ranks({"SLURM_NTASKS": "6", "SLURM_JOB_CPUS_PER_NODE": "64"}) == 6
+    assert allocated_ranks({"SLURM_JOB_CPUS_PER_NODE": "16(x2),8"}) == 40
+    assert allocated_ranks({"SLURM_JOB_CPUS_PER_NODE": "16(x2),8", "SLURM_CPUS_PER_TASK": "4"}) == 10
     (tmp_path / "nodes").write_text("n1\nn1\nn2\n")
-    assert allocated({"PBS_NODEFILE": str(tmp_path / "nodes")}) == 3
+    assert allocated_ranks({"PBS_NODEFILE": str(tmp_path / "nodes")}) == 3
 
 
 def test_threads_are_those_of_the_largest_job() -> None:
@@ -310,23 +311,16 @@ def test_confidence_of_a_median() -> None:
 
 
 # ------------------------------------------------------------------ the command
-launched = pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec on PATH")
-
-
-def scaling(folder: Path, *arguments: str, ranks: int = 0, **environment: str) -> Any:
+def scaling(folder: Path, *arguments: str, ranks: int = 0, **environment: str) -> jobs.Finished:
     """`pdgemm scaling ARGUMENTS`, alone or on so many ranks, finished."""
-    launcher = [str(MPIEXEC), "-n", str(ranks)] if ranks else []
-    return subprocess.run(
-        [*launcher, sys.executable, "-m", "pdgemm", "scaling", *arguments],
-        cwd=folder, env=outside_a_launcher() | {"OMP_NUM_THREADS": "1"} | environment, capture_output=True, text=True,
-        timeout=110, check=False,
-    )  # fmt: skip
+    environment = {"OMP_NUM_THREADS": "1"} | environment
+    return jobs.pdgemm(ranks, "scaling", *arguments, cwd=folder, timeout=110, **environment)
 
 
 QUICK = ("--repeats", "6", "--no-calibrate")
 
 
-@launched
+@jobs.needs_mpiexec
 def test_a_study_is_gone_on_with(tmp_path: Path) -> None:
     run = scaling(tmp_path, "strong", "--shape", "96,80,64", "--ranks", "1,2", "--out", "s.jsonl", *QUICK)
     assert run.returncode == 0, run.stderr
@@ -357,13 +351,12 @@ def test_a_study_is_gone_on_with(tmp_path: Path) -> None:
     assert now[:2] == lines and len(now) == 3
 
 
-@launched
+@jobs.needs_mpiexec
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_a_study_goes_on_when_nobody_reads_what_it_says(tmp_path: Path, ranks: int) -> None:
-    launcher = [str(MPIEXEC), "-n", "2"] if ranks else []
     arguments = ("scaling", "strong", "--shape", "64,64,64", "--ranks", "1,2", "--out", "s.jsonl", *QUICK)
     run = subprocess.Popen(
-        [*launcher, sys.executable, "-m", "pdgemm", *arguments], cwd=tmp_path, env=outside_a_launcher(),
+        jobs.python(ranks, "-m", "pdgemm", *arguments), cwd=tmp_path, env=outside_job(),
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
     assert run.stdout is not None
@@ -375,7 +368,7 @@ def test_a_study_goes_on_when_nobody_reads_what_it_says(tmp_path: Path, ranks: i
     assert [x.ranks for x in records.open_study(tmp_path / "s.jsonl").attempts] == [1, 2]
 
 
-@launched
+@jobs.needs_mpiexec
 def test_a_study_within_a_job(tmp_path: Path) -> None:
     options = ("--shape", "64,64,64", "--ranks", "1,3,4", "--out", "w.jsonl", "--algorithm", "summa", "--algorithm")
     run = scaling(tmp_path, "weak", *options, "inner", *QUICK, ranks=3)
@@ -390,7 +383,7 @@ def test_a_study_within_a_job(tmp_path: Path) -> None:
     assert all(x["status"] == "ok" for x in study.measured.values())
 
 
-@launched
+@jobs.needs_mpiexec
 def test_calibration_is_kept_in_the_study(tmp_path: Path) -> None:
     run = scaling(tmp_path, "shapes", "--shape", "64,64,64", "--ranks", "2", "--out", "s.jsonl", "--repeats", "2")
     assert run.returncode == 0, run.stderr
@@ -403,9 +396,9 @@ def test_calibration_is_kept_in_the_study(tmp_path: Path) -> None:
     assert (tmp_path / "s.jsonl").read_bytes() == before
 
 
-@launched
+@jobs.needs_mpiexec
 def test_ranks_that_the_allocation_has_not(tmp_path: Path) -> None:
-    options = ("strong", "--shape", "32,32,32", "--out", "s.jsonl", "--launch", f"{MPIEXEC} -n {{ranks}}", *QUICK)
+    options = ("strong", "--shape", "32,32,32", "--out", "s.jsonl", "--launch", f"{jobs.MPIEXEC} -n {{ranks}}", *QUICK)
     run = scaling(tmp_path, *options, "--ranks", "4,8", SLURM_NTASKS="2")
     assert run.returncode == 2
     assert run.stderr == "pdgemm: error: the allocation has room for 2 ranks: cases of 4, 8 ranks do not fit\n"
@@ -418,7 +411,7 @@ def test_ranks_that_the_allocation_has_not(tmp_path: Path) -> None:
     assert again.returncode == 1 and "left out" in again.stderr
 
 
-@launched
+@jobs.needs_mpiexec
 def test_a_case_that_cannot_be_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> None:
     options = ("--shape", "64,64,64", "--ranks", "2,3", "--out", "s.jsonl", "--memory-limit", "1")
     run = scaling(tmp_path, "strong", *options, "--algorithm", "cannon", "--algorithm", "summa", *QUICK)
@@ -429,7 +422,7 @@ def test_a_case_that_cannot_be_is_recorded_and_the_rest_goes_on(tmp_path: Path) 
     assert run.stderr.count("FAILED") == len(failed)
 
 
-@launched
+@jobs.needs_mpiexec
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_bad_input_of_a_study(tmp_path: Path, ranks: int) -> None:
     (tmp_path / "notes.txt").write_text("hello")
@@ -473,7 +466,7 @@ def listening(folder: Path) -> list[str]:
     return found
 
 
-@launched
+@jobs.needs_mpiexec
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, -signal.SIGUSR1])
 def test_a_study_that_is_ended_keeps_what_it_has(tmp_path: Path, number: int) -> None:
     """In the second case, which would take minutes; a number below 0: to its job, as a batch system may send it."""
@@ -482,7 +475,7 @@ def test_a_study_that_is_ended_keeps_what_it_has(tmp_path: Path, number: int) ->
     path = tmp_path / "s.jsonl"
     run = subprocess.Popen(
         [sys.executable, "-m", "pdgemm", "scaling", *arguments, "--shape", "512,512,512", "--repeats", "100000"],
-        cwd=tmp_path, env=outside_a_launcher() | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE,
+        cwd=tmp_path, env=outside_job() | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     try:
@@ -500,13 +493,13 @@ def test_a_study_that_is_ended_keeps_what_it_has(tmp_path: Path, number: int) ->
     assert len(records.open_study(path).done) == 1 and "2 cases, 1 of them done" in said
 
 
-@launched
+@jobs.needs_mpiexec
 def test_a_rank_that_crashes_takes_its_case_along_and_no_other(tmp_path: Path) -> None:
     """mpiexec then ends the other ranks by SIGTERM, of which they speak: that is no end of the study."""
     arguments = ("--shape", "512,512,512", "--repeats", "100000", "--no-calibrate", "--shape", "64,64,64")
     run = subprocess.Popen(
         [sys.executable, "-m", "pdgemm", "scaling", "strong", "--ranks", "2", "--out", "s.jsonl", *arguments],
-        cwd=tmp_path, env=outside_a_launcher() | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE,
+        cwd=tmp_path, env=outside_job() | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     path = tmp_path / "s.jsonl"
@@ -528,7 +521,7 @@ def test_a_rank_that_crashes_takes_its_case_along_and_no_other(tmp_path: Path) -
     assert "FAILED 2 ranks, 512 x 512 x 512" in errors and run.returncode == 143
 
 
-@launched
+@jobs.needs_mpiexec
 def test_two_studies_do_not_share_a_file(tmp_path: Path) -> None:
     arguments = ("strong", "--shape", "64,64,64", "--ranks", "1", "--out", "s.jsonl", *QUICK)
     with records.alone(tmp_path / "s.jsonl"):
@@ -538,7 +531,7 @@ def test_two_studies_do_not_share_a_file(tmp_path: Path) -> None:
     assert not (tmp_path / "s.jsonl").exists()
 
 
-@launched
+@jobs.needs_mpiexec
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_the_machine_of_a_file_is_that_of_the_study(tmp_path: Path, ranks: int) -> None:
     (tmp_path / "m.json").write_text(Machine(name="theirs").as_json())
@@ -551,16 +544,16 @@ def test_the_machine_of_a_file_is_that_of_the_study(tmp_path: Path, ranks: int) 
 
 
 # ------------------------------------------------------------------ SIGTERM in any command
-@launched
+@jobs.needs_mpiexec
 def test_a_product_that_is_ended_leaves_what_was_there(tmp_path: Path) -> None:
-    env = outside_a_launcher() | {"OMP_NUM_THREADS": "1"}
+    env = outside_job() | {"OMP_NUM_THREADS": "1"}
     for name in "ab":
         command = [sys.executable, "-m", "pdgemm", "generate", f"{name}.h5:/x", "--shape", "1500x1500"]
         subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True, timeout=60)
     (tmp_path / "c.h5").write_bytes((tmp_path / "a.h5").read_bytes())
     arguments = ("multiply", "a.h5:/x", "b.h5:/x", "-o", "c.h5:/x", "--panel-width", "1", "--mover", "mpi")
     run = subprocess.Popen(
-        [str(MPIEXEC), "-n", "2", sys.executable, "-m", "pdgemm", *arguments, "--algorithm", "summa"],
+        jobs.python(2, "-m", "pdgemm", *arguments, "--algorithm", "summa"),
         cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     try:
@@ -598,13 +591,12 @@ with replacing(Path("c"), comm, 10) as partial:
 """
 
 
-@launched
+@jobs.needs_mpiexec
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_rank_that_waits_inside_mpi_hears_of_the_end(tmp_path: Path, ranks: int, number: int) -> None:
-    launcher = [str(MPIEXEC), "-n", "2"] if ranks == 2 else []
     run = subprocess.Popen(
-        [*launcher, sys.executable, "-c", IN_MPI], cwd=tmp_path, env=outside_a_launcher(),
+        jobs.python(ranks if ranks > 1 else 0, "-c", IN_MPI), cwd=tmp_path, env=outside_job(),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     try:

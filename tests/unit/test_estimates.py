@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jobs
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -364,10 +363,10 @@ def test_a_file_that_is_no_machine_is_refused(text: str, tmp_path: Path) -> None
 
 
 # ------------------------------------------------------------------ the command line, without MPI
-def run(*words: str) -> subprocess.CompletedProcess[str]:
+def run(*words: str) -> jobs.Finished:
     """The command in an interpreter that cannot import mpi4py."""
     code = "import sys; sys.modules['mpi4py'] = None; from pdgemm.cli.commands import main; main()"
-    return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60)
+    return jobs.run(jobs.python(0, "-c", code, *words))
 
 
 def test_plan_needs_no_mpi_and_speaks_json() -> None:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
+import jobs
 import pytest
-from problems import outside_a_launcher
 
 pytestmark = [
-    pytest.mark.skipif(shutil.which("mpiexec") is None, reason="no mpiexec on PATH"),
+    jobs.needs_mpiexec,
     pytest.mark.timeout(60),
 ]
 HEAD = """
@@ -30,18 +28,16 @@ def run(folder: Path, source: str, *options: str, launcher: str = "mpiexec -n 3"
     """Run the source as a test file: .code, .out (stdout), .err, .text (both), .summary (None: not written)."""
     (folder / "test_it.py").write_text(textwrap.dedent(source))
     result = folder / "summary.json"
-    env = outside_a_launcher() | {
+    environment = {
         "PYTHONPATH": str(Path(__file__).parents[1] / "helpers"),
         "PDGEMM_TEST_SUMMARY": str(result),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # only the plugins that matter: a quicker start
+        "PYTEST_ADDOPTS": "",
     }
-    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # only the plugins that matter: a quicker start
-    env.pop("PYTEST_ADDOPTS", None)
     plugins = "-p pytest_timeout -p pytest_mpi -p mpi_report -p no:cacheprovider"
     command = f"{launcher} {sys.executable} -m pytest {plugins}"
-    done = subprocess.run(
-        [*command.split(), "--rootdir=.", "--color=no", "-ra", "--timeout=30", *options, "test_it.py"],
-        cwd=folder, env=env, text=True, capture_output=True, timeout=50,
-    )  # fmt: skip
+    words = ["--rootdir=.", "--color=no", "-ra", "--timeout=30", *options, "test_it.py"]
+    done = jobs.run([*command.split(), *words], cwd=folder, timeout=50, **environment)
     out, err = done.stdout.replace("\r", ""), done.stderr.replace("\r", "")
     summary = json.loads(result.read_text()) if result.exists() else None
     return SimpleNamespace(code=done.returncode, out=out, err=err, text=out + err, summary=summary)

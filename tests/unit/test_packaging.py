@@ -88,7 +88,12 @@ def test_wheel_holds_every_module_and_nothing_else(wheel: Path) -> None:
     expected |= {f"pdgemm/grids/{n}" for n in modules("grids")} | {f"pdgemm/io/{n}" for n in modules("io")}
     assert {n for n in names if n.endswith(".py")} == expected
     assert {"pdgemm/__init__.py", "pdgemm/grids/process_grid.py", "pdgemm/io/hdf5.py"} <= names
-    assert {"pdgemm/py.typed", f"{DIST_INFO}/licenses/LICENSE", f"{DIST_INFO}/entry_points.txt"} <= names
+    assert {
+        "pdgemm/py.typed",
+        "pdgemm/studies/report.html",
+        f"{DIST_INFO}/licenses/LICENSE",
+        f"{DIST_INFO}/entry_points.txt",
+    } <= names
     assert {n.split("/")[0] for n in names} == {"pdgemm", DIST_INFO}
 
 
@@ -127,7 +132,7 @@ def test_import_is_light(installed: Path, tmp: Path) -> None:
     code = "import sys, pdgemm; print(*{m.split('.')[0] for m in sys.modules})"
     loaded = set(python("-c", code, cwd=tmp, path=installed).split())
     assert "pdgemm" in loaded
-    assert loaded & {"cupy", "h5py", "matplotlib", "mpi4py"} == set()
+    assert loaded & {"cupy", "h5py", "jinja2", "matplotlib", "mpi4py"} == set()
 
 
 def test_links_in_the_checkout(source: Path) -> None:

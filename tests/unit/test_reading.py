@@ -19,21 +19,22 @@ from test_trace import GOOD, timeline
 
 from pdgemm.cli import commands as cli
 from pdgemm.cli.param_types import NUMBER
-from pdgemm.devices.gpu_binding import local_rank
 from pdgemm.errors import ArgumentError, FileError, PdgemmError
 from pdgemm.gemm import Plan
 from pdgemm.model.machine import Machine, load_machine
 from pdgemm.planning import planner
-from pdgemm.profiling import advice, profile
+from pdgemm.profiling import profile
+from pdgemm.profiling.profile_tables import tables
 from pdgemm.studies import plot, records
 from pdgemm.studies.cases import cases
 from pdgemm.studies.curves import read_all
-from pdgemm.studies.jobs import allocated, threads_per_rank
+from pdgemm.studies.jobs import threads_per_rank
 from pdgemm.studies.page import Drawn, page
 from pdgemm.studies.panels import panels
 from pdgemm.studies.predictions import problem
 from pdgemm.support.files import read
 from pdgemm.support.json_input import Count, variable
+from pdgemm.support.launcher import LAUNCHERS, allocated_ranks, local_rank
 
 HUGE = 10**400
 JUNK = [
@@ -72,7 +73,7 @@ def of_a_machine(path: Path) -> None:
 
 def of_a_timeline(path: Path) -> None:
     found = profile.load_profile(path)
-    assert json.dumps(found.as_dict(), allow_nan=False) and advice.tables(found)
+    assert json.dumps(found.as_dict(), allow_nan=False) and tables(found)
 
 
 def of_a_study(path: Path) -> None:
@@ -86,7 +87,7 @@ def of_a_study(path: Path) -> None:
     for one in found.sections:
         ahead = plot._forecast(one, found, None, 2)
         told.append(Drawn(one, ahead, []))
-        assert all(x.caption and x.title for x in panels(one, ahead))
+        assert all(x.title for x in panels(one, ahead))
     assert page(found, told, [], [])
 
 
@@ -308,11 +309,11 @@ def test_what_launchers_say_is_taken_where_it_makes_sense(tmp_path: Path) -> Non
     for bad in (MANY, "x", "-1"):
         assert local_rank({"OMPI_COMM_WORLD_LOCAL_RANK": bad, "SLURM_LOCALID": "1"}) == (1, 0)
         assert local_rank({"MPI_LOCALRANKID": "3", "MPI_LOCALNRANKS": bad}) == (3, 0)
-        assert allocated({"SLURM_NTASKS": bad, "SLURM_JOB_CPUS_PER_NODE": "8", "SLURM_CPUS_PER_TASK": bad}) == 8
+        assert allocated_ranks({"SLURM_NTASKS": bad, "SLURM_JOB_CPUS_PER_NODE": "8", "SLURM_CPUS_PER_TASK": bad}) == 8
         assert threads_per_rank(1, {"OMP_NUM_THREADS": bad, "SLURM_JOB_NUM_NODES": bad}) == cores
-        assert (allocated({"SLURM_JOB_CPUS_PER_NODE": bad}) or 0) < 1 << 40
+        assert (allocated_ranks({"SLURM_JOB_CPUS_PER_NODE": bad}) or 0) < 1 << 40
     (tmp_path / "nodes").write_bytes(b"n1\nn\xff2\n")
-    assert allocated({"PBS_NODEFILE": str(tmp_path / "nodes")}) == 2
+    assert allocated_ranks({"PBS_NODEFILE": str(tmp_path / "nodes")}) == 2
 
 
 @pytest.mark.mpi
@@ -320,7 +321,9 @@ def test_a_launcher_that_says_nonsense(comm: Any, monkeypatch: pytest.MonkeyPatc
     from pdgemm.cli.session import check_launcher
 
     for said in (MANY, "many", ""):
-        monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", said)
+        for names in LAUNCHERS.values():
+            if names.size:
+                monkeypatch.setenv(names.size, said)
         check_launcher(1)
 
 

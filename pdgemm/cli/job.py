@@ -1,0 +1,103 @@
+"""The ranks that run a command.  MPI starts when a command needs it, and all ranks end with the same exit code."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pdgemm.devices import gpu_binding
+from pdgemm.errors import PdgemmError
+from pdgemm.support import launcher
+from pdgemm.support.agreement import agree
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+UNEXPECTED = 3
+
+
+class NoMPIError(PdgemmError):
+    """There is no usable MPI library."""
+
+
+class Job:
+    """One process until MPI is started, and then all ranks of the job.   words : of the command line."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.rank = 0
+        self._words = words
+        self._world: MPI.Intracomm | None = None
+
+    def start(self) -> None:
+        """Load MPI, unless that is done.  Collective over all ranks that the launcher started.
+
+        Raises ArgumentError on all ranks if they were given different command lines, and NoMPIError.
+        """
+        if self._world is not None:
+            return
+        # a rank that left in an orderly way while MPI starts would be waited for
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if {"cuda", "--device=cuda"} & {*self._words}:
+            with suppress(PdgemmError):  # on this rank only: all hear of it when the first matrix is made
+                gpu_binding.choose()  # before MPI starts
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as bad:
+            self.rank = launcher.rank()
+            raise NoMPIError(f"no usable MPI library ({bad}); pip install 'pdgemm[mpi]' brings one") from bad
+
+        from pdgemm.support import signals
+
+        self._world, self.rank = MPI.COMM_WORLD, MPI.COMM_WORLD.rank
+        signals.watch(self.rank)
+        if self.rank:  # help, results and plain errors come from rank 0
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        agree(self._world, None, f"pdgemm {shlex.join(self._words)}")
+
+    def failed(self, error: BaseException) -> int:
+        """The exit code after an unexpected error.  Under MPI it ends the job: the other ranks would wait for ever."""
+        if self._world is None and isinstance(error, click.Abort):
+            return 128 + signal.SIGINT
+        if self._world is None and isinstance(error, SystemExit):
+            return 0  # as click ends where nobody reads what it says any more
+        traceback.print_exception(error)
+        sys.stderr.flush()
+        if self._world is not None:
+            self._world.Abort(UNEXPECTED)
+        return UNEXPECTED
+
+    def leave(self) -> None:
+        """Wait for all ranks: a launcher may kill the job at the first exit code that is not 0."""
+        if self._world is not None:
+            self._world.Barrier()
+
+
+def start_mpi() -> None:
+    """Start the job of the command that runs; nothing where a program calls it that has started MPI itself."""
+    job = click.get_current_context().find_object(Job)
+    if job is not None:
+        job.start()
+
+
+class OfAllRanks(click.Command):
+    """A command that all ranks run together: MPI starts before it is called, and not for its help text."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        start_mpi()
+        return super().invoke(ctx)
+
+
+class OfOneRank(click.Command):
+    """A command that needs no MPI: of several ranks the first runs it."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        job = ctx.find_object(Job)
+        return 0 if job is not None and job.rank else super().invoke(ctx)

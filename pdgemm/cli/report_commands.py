@@ -1,0 +1,67 @@
+"""`pdgemm info`, `profile` and `plot`: what is installed, where the time of a product went, what a study found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from pdgemm.cli import options
+from pdgemm.cli.job import OfAllRanks, OfOneRank
+
+
+@click.command(cls=OfAllRanks)
+@options.json_
+@options.debug
+def info(as_json: bool) -> int:
+    """What this installation can do, what is missing, and how to get it."""
+    from pdgemm.cli.session import say_line, session
+    from pdgemm.profiling.environment import describe, table
+
+    with session(None, as_json) as say:
+        facts = describe(say.grid)
+        if as_json:
+            say.facts.update(facts)
+        else:
+            say_line(str(table(facts)))
+    return 0
+
+
+@click.command(cls=OfOneRank)
+@click.argument("trace_file", type=click.Path(dir_okay=False))
+@options.machine
+@options.json_
+@options.debug
+def profile(trace_file: str, machine_file: str | None, as_json: bool) -> int:
+    """Show where the time of `--trace` went: phase by phase, and rank by rank.  Needs no MPI."""
+    from pdgemm.model.machine import load_machine
+    from pdgemm.profiling.profile import load_profile
+    from pdgemm.profiling.profile_tables import tables
+
+    found = load_profile(Path(trace_file), load_machine(machine_file) if machine_file else None)
+    click.echo(json.dumps(found.as_dict()) if as_json else tables(found))
+    return 0
+
+
+@click.command(cls=OfOneRank)
+@click.argument("studies", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="FILE.html, .png or .svg.")
+@options.machine
+@click.option(
+    "--predict-to",
+    type=click.IntRange(1, 1 << 17),
+    default=4096,
+    show_default=True,
+    help="Ranks of the last prediction.",
+)
+@options.debug
+def plot(studies: tuple[Path, ...], out: Path, machine_file: str | None, predict_to: int) -> int:
+    """A report of what `pdgemm scaling` wrote, with predictions beyond it.  Needs no MPI.
+
+    A page holds figures, their captions, all measurements in a table, and how they were made; a picture all figures.
+    """
+    from pdgemm.studies.plot import report
+
+    report(studies, out, machine_file, predict_to)
+    return 0

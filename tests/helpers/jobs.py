@@ -1,0 +1,42 @@
+"""Commands that tests start beside themselves, alone or on ranks of their own, whatever launched this run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from pdgemm.support.launcher import outside_job
+
+MPIEXEC = shutil.which("mpiexec")
+needs_mpiexec = pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec on PATH")
+Finished: TypeAlias = subprocess.CompletedProcess[str]
+Words: TypeAlias = str | Path
+
+
+def python(ranks: int, *words: Words) -> list[str]:
+    """The command line of Python on so many ranks; on 0, without a launcher."""
+    return [*([str(MPIEXEC), "-n", str(ranks)] if ranks else []), sys.executable, *map(str, words)]
+
+
+def run(command: Sequence[Words], cwd: Path | None = None, timeout: float = 100, **environment: str) -> Finished:
+    """A command, finished: its exit code, output and errors."""
+    env = outside_job() | environment
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def pdgemm(ranks: int, *words: str, cwd: Path | None = None, timeout: float = 100, **environment: str) -> Finished:
+    """`mpiexec -n RANKS pdgemm WORDS`, finished; on 0 ranks, `pdgemm WORDS` without a launcher."""
+    return run(python(ranks, "-m", "pdgemm", *words), cwd, timeout, **environment)
+
+
+def with_plant(folder: Path, source: str) -> dict[str, str]:
+    """Write a source into a folder, and return the variable by which each Python process of a job runs it first."""
+    (folder / "sitecustomize.py").write_text(source)
+    return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])}
