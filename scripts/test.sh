@@ -93,7 +93,7 @@ done
 
 if [ $selected = no ]; then
     case " $ranks " in *' 9 '*)     # a grid of 2 x 2 x 3
-        tests '12 ranks' mpiexec -n 12 "${parallel[@]}" tests/mpi/test_algorithms.py ;;
+        tests '12 ranks' mpiexec -n 12 "${parallel[@]}" tests/ranks/test_algorithms.py ;;
     esac
     status=0
     reason=$(scripts/hosts.sh 1 true 2>&1) || status=$?
@@ -140,7 +140,7 @@ if [ $selected = no ]; then
         for n in 1 2 4; do
             case " $ranks " in *" $n "*) ;; *) continue ;; esac
             tests "Debian MPI, $n rank$([ "$n" = 1 ] || echo s)" \
-                mpiexec -n "$n" "${parallel[@]}" tests/io/test_hdf5*.py tests/mpi/test_scalapack*.py
+                mpiexec -n "$n" "${parallel[@]}" tests/io/test_hdf5*.py tests/ranks/test_scalapack*.py
         done
     elif [ $status = 3 ]; then
         record 'Debian MPI' 0 0 0 0 "not run, because ${reason##*sh: }"

@@ -96,7 +96,7 @@ def test_small_types_and_a_chosen_algorithm(tmp_path: Path) -> None:
     run = pdgemm(3, "multiply", *both, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert "int32, by inner" in run.stdout
-    assert "redistributed: B" in run.stdout  # the file is read on a 1 x 3 grid
+    assert "; B redistributed" in run.stdout  # the file is read on a 1 x 3 grid
     c = read(tmp_path / "c.h5", "m")
     assert c.dtype == "int32"
     assert (c == 300).all()
