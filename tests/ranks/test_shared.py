@@ -707,9 +707,9 @@ def test_sums_are_read_where_they_lie(comm: Any, rows: int, order: Any, monkeypa
     """By "inner" and "2.5d" with SUMMA inside, in one window of rows or several: no message, with idle ranks too."""
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
     from pdgemm.planning import planner
-    from pdgemm.schedules import layered_product as layered
+    from pdgemm.schedules import reduction
 
-    monkeypatch.setattr(layered, "MESSAGE_BYTES", rows * 29 * 8)
+    monkeypatch.setattr(reduction, "MESSAGE_BYTES", rows * 29 * 8)
     planner.plan_product.cache_clear()
     grids = [("inner", None, None)]
     grids += [("2.5d", (pr, pc), c) for c in (2, 3) for pr in (1, 2, 3) for pc in (1, 2) if pr * pc * c <= comm.size]
@@ -736,9 +736,9 @@ def test_sums_wait_for_late_ranks(comm: Any, monkeypatch: pytest.MonkeyPatch) ->
     from pdgemm.algorithms import layered as run
     from pdgemm.algorithms.accumulator import Accumulator
     from pdgemm.planning import planner
-    from pdgemm.schedules import layered_product as layered
+    from pdgemm.schedules import reduction
 
-    monkeypatch.setattr(layered, "MESSAGE_BYTES", 4 * 20 * 8)  # windows of 4 rows
+    monkeypatch.setattr(reduction, "MESSAGE_BYTES", 4 * 20 * 8)  # windows of 4 rows
     planner.plan_product.cache_clear()
     copy, add = run.copy_blocks, Accumulator.add_wide
 
