@@ -63,8 +63,7 @@ def main() -> None:
         code = run(job, "--debug" in sys.argv)
     except BaseException as error:  # perhaps on this rank only
         code = job.failed(error)
-    job.leave()
-    sys.exit(code)
+    sys.exit(job.leave(code))
 
 
 def run(job: Job, debug: bool) -> int:

@@ -74,10 +74,16 @@ class Job:
             self._world.Abort(UNEXPECTED)
         return UNEXPECTED
 
-    def leave(self) -> None:
-        """Wait for all ranks: a launcher may kill the job at the first exit code that is not 0."""
-        if self._world is not None:
-            self._world.Barrier()
+    def leave(self, code: int) -> int:
+        """Wait for all ranks, and return the highest exit code of any.
+
+        A launcher may kill the job at the first exit code that is not 0, and some commands are run by rank 0 alone.
+        """
+        if self._world is None:
+            return code
+        from mpi4py import MPI
+
+        return self._world.allreduce(code, MPI.MAX)
 
 
 def start_mpi() -> None:

@@ -352,6 +352,14 @@ def test_without_an_mpi_library_it_says_so(folder: Path) -> None:
     assert (run.returncode, run.stdout.count("machine: default")) == (0, 1)
 
 
+@pytest.mark.parametrize("memory", ["1kB", "4GiB"])  # too little, and enough
+def test_all_ranks_have_the_exit_code_of_the_one_that_works(folder: Path, memory: str) -> None:
+    plan = f"{sys.executable} -m pdgemm plan --shape 9999,9999,9999 --ranks 4 --memory {memory}; echo code $?"
+    run = jobs.run([str(jobs.MPIEXEC), "-n", "3", "sh", "-c", plan], cwd=folder)
+    assert run.stdout.count("code 2" if memory == "1kB" else "code 0") == 3
+    assert run.stderr.count("per rank is too small") == (memory == "1kB")
+
+
 def test_a_wrong_product_is_reported_and_not_stored(folder: Path, tmp_path: Path) -> None:
     bug = jobs.with_plant(
         tmp_path,
