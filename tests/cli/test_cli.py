@@ -21,6 +21,8 @@ from click.testing import CliRunner
 from problems import TOLERANCE, gemm_error
 from test_trace import GOOD, timeline
 
+from pdgemm.support.launcher import outside_job
+
 pytestmark = jobs.needs_mpiexec
 
 
@@ -339,7 +341,7 @@ def test_numbers(text: str, expected: complex) -> None:
 
 def test_nobody_reading_the_output_is_no_reason_to_lose_the_result(folder: Path) -> None:
     command = f"{sys.executable} -m pdgemm multiply a.h5:/x b.h5:/y -o pipe.h5:/z | true"
-    subprocess.run(command, shell=True, cwd=folder, timeout=60, check=True)
+    subprocess.run(command, shell=True, cwd=folder, env=outside_job(), timeout=60, check=True)
     assert read(folder / "pipe.h5", "z").shape == (61, 29)
 
 
@@ -400,7 +402,9 @@ def test_a_killed_rank_ends_the_job_and_harms_no_file(tmp_path: Path) -> None:
     # narrow panels make the product last for minutes: there is time to kill a rank in its middle
     words = ["multiply", "a.h5:/x", "a.h5:/x", "-o", "c.h5:/z", "--panel-width", "1"]
     command = jobs.python(3, "-m", "pdgemm", *words)
-    job = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    job = subprocess.Popen(
+        command, cwd=tmp_path, env=outside_job(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         assert job.stdout is not None
         assert [job.stdout.readline().split()[0] for _ in "AB"] == ["read", "read"]  # now it multiplies

@@ -20,6 +20,8 @@ import numpy as np
 import pytest
 from problems import BLOCKS, TOLERANCE, gemm_error, grid_shapes
 
+from pdgemm.support.launcher import outside_job
+
 PAGE = mmap.PAGESIZE
 
 
@@ -562,7 +564,7 @@ def with_own_memory(options: str, *command: str, other_mpis: bool) -> Any:
     except (OSError, subprocess.CalledProcessError) as bad:
         pytest.skip(f"no /dev/shm of one's own: {getattr(bad, 'stderr', bad)}")
     started = [*apart, "mpiexec", "-n", "2", sys.executable, "-c", *command]
-    return subprocess.run(started, capture_output=True, text=True, timeout=60)
+    return subprocess.run(started, env=outside_job(), capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.parametrize(
