@@ -655,7 +655,7 @@ print(A.local.sum() > 0, flush=True)  # it outlives its grid
 def test_the_user_may_limit_the_memory_of_the_node(limit: str, said: str) -> None:
     run = subprocess.run(
         ["mpiexec", "-n", "2", sys.executable, "-c", SCRIPT],
-        env=os.environ | {"PDGEMM_NODE_MEMORY": limit},
+        env=outside_job() | {"PDGEMM_NODE_MEMORY": limit},
         capture_output=True,
         text=True,
         timeout=60,
