@@ -155,7 +155,7 @@ up() {
     done
     if [ ${#missing[@]} != 0 ]; then
         command -v apt-get >/dev/null || die "needs Slurm and MUNGE (${missing[*]})"
-        apt_install slurm-wlm munge
+        apt_install slurm-wlm munge libpmix2     # the last is what its PMIx plugin loads
     fi
     python=$(find_python)
     [ -n "$python" ] || die "no Python >= 3.11 found"

@@ -1,18 +1,30 @@
 #!/usr/bin/env bash
-# Runs the whole test suite, after setting up what it needs.
+# Runs the test suite, after setting up what it needs.
 #
-#   scripts/test.sh                                   everything
-#   scripts/test.sh --ranks "1 4" [PYTEST ARGS...]    these rank counts; with arguments, only pytest, in .venv
+#   scripts/test.sh                                   the suite: 20 minutes on 2 cores
+#   scripts/test.sh --all                             everything: all combinations of parameters, all examples, all tests
+#                                                     on all rank counts, longer attacks; 45 minutes
+#   scripts/test.sh --ranks "1 4" [PYTEST ARGS...]    these rank counts, for all tests that are asked for; with
+#                                                     arguments, only pytest, in .venv
 #
-# All parts run even when one fails; the table at the end says what each came to.
+# All parts run even when one fails; the table at the end says what each came to, and which tests ran nowhere.
 set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 
-ranks='1 2 3 4 6 8 9'
-if [ "${1:-}" = --ranks ]; then
-    ranks=$2
-    shift 2
-fi
+ranks='1 2 3 4 6 9'     # tests/helpers/tiers.py says which tests belong on which of them
+all=no chosen=no
+while :; do
+    case ${1:-} in
+        --all)
+            all=yes
+            [ $chosen = yes ] || ranks='1 2 3 4 6 8 9'
+            shift ;;
+        --ranks)
+            chosen=yes ranks=$2
+            shift 2 ;;
+        *) break ;;
+    esac
+done
 [ -t 1 ] || export NO_COLOR=1     # Open MPI 4 gives its ranks a terminal of their own
 part_seconds=1200       # the last resort; each test has its own timeout
 results=$(mktemp -d)
@@ -63,6 +75,7 @@ print(s["passed"], max(s["failed"], sys.argv[2] != "0"), s["skipped"])' "$result
         note="${note:-no summary}"
     }
     record "$part" $counts $((SECONDS - start)) "${note:-${about:-}}"
+    mv "$results/summary" "$results/part ${#table[@]}" 2>/dev/null || true
 }
 
 selected=no
@@ -70,18 +83,27 @@ selected=no
 scripts/setup.sh dev demo
 . scripts/env.sh
 pytest=(python -m pytest -q)
-parallel=("${pytest[@]}" -p no:cacheprovider --with-mpi -m mpi)
+minutes=0.75 several_hosts='2 2' debian='1 4'
+if [ $all = yes ]; then
+    pytest+=(--all)
+    minutes=2 several_hosts='2 1,2 2,3 2' debian='1 2 4'
+fi
+everywhere=("${pytest[@]}" -p no:cacheprovider --with-mpi -m mpi)
+parallel=("${everywhere[@]}")
+[ "$all$chosen" != nono ] || parallel+=(--tiers)
 
 if [ $selected = no ]; then
     check 'ruff' ruff check .
     check 'mypy' mypy
 fi
-tests 'serial' "${pytest[@]}" -m 'not mpi' "$@"
+two=()      # the serial tests wait for jobs most of their time: two processes share their files
+[ $selected = yes ] || two=(-n 2 --dist loadfile)
+tests 'serial' "${pytest[@]}" "${two[@]}" -m 'not mpi' "$@"
 if [ $selected = no ]; then
     status=0
     reason=$(unshare -mpf --mount-proc true 2>&1) || reason=$(unshare -Urmpf --mount-proc true 2>&1) || status=$?
     if [ $status = 0 ]; then
-        check 'hostile' python scripts/hostile.py --minutes 2 --seed 18
+        check 'hostile' python scripts/hostile.py --minutes "$minutes" --seed 18
     else
         record 'hostile' 0 0 0 0 "not run, because there are no namespaces: ${reason##*$'\n'}"
     fi
@@ -92,7 +114,7 @@ for n in $ranks; do
 done
 
 if [ $selected = no ]; then
-    case " $ranks " in *' 9 '*)     # a grid of 2 x 2 x 3
+    case "$all $ranks " in yes*' 9 '*)     # a grid of 2 x 2 x 3
         tests '12 ranks' mpiexec -n 12 "${parallel[@]}" tests/ranks/test_algorithms.py ;;
     esac
     status=0
@@ -103,13 +125,12 @@ if [ $selected = no ]; then
     esac
     if [ $status = 0 ]; then
         about='what their network cards count'
-        for hosts in '2 1' '2 2' '3 2'; do
-            read -r hosts each <<<"$hosts"
+        while read -r hosts each; do
             n=$((hosts * each))
             case " $ranks " in *" $n "*) ;; *) continue ;; esac
             tests "$hosts hosts, $n ranks" scripts/hosts.sh "$hosts" \
-                mpirun -n "$n" --map-by "ppr:$each:node" "${parallel[@]}" tests/cluster/across_hosts.py
-        done
+                mpirun -n "$n" --map-by "ppr:$each:node" "${everywhere[@]}" tests/cluster/across_hosts.py
+        done <<<"${several_hosts//,/$'\n'}"
         about=''
     elif [ $status = 3 ]; then
         record 'several hosts' 0 0 0 0 "not run, because ${reason##*sh: }"
@@ -137,10 +158,10 @@ if [ $selected = no ]; then
         PDGEMM_VENV=.venv-parallel
         . scripts/env.sh
         about='parallel HDF5, ScaLAPACK'
-        for n in 1 2 4; do
+        for n in $debian; do
             case " $ranks " in *" $n "*) ;; *) continue ;; esac
             tests "Debian MPI, $n rank$([ "$n" = 1 ] || echo s)" \
-                mpiexec -n "$n" "${parallel[@]}" tests/io/test_hdf5*.py tests/ranks/test_scalapack*.py
+                mpiexec -n "$n" "${everywhere[@]}" tests/io/test_hdf5*.py tests/ranks/test_scalapack*.py
         done
     elif [ $status = 3 ]; then
         record 'Debian MPI' 0 0 0 0 "not run, because ${reason##*sh: }"
@@ -155,5 +176,16 @@ if [ $((passed + failed + skipped)) = 0 ]; then
 fi
 printf '\n%-24s %7s %7s %8s %8s\n' part passed failed skipped seconds
 printf '%s\n' "${table[@]}"
+[ $selected = yes ] || python -c '
+import json, sys
+from collections import Counter
+from pathlib import Path
+parts = [json.loads(x.read_text()) for x in Path(sys.argv[1]).glob("part *")]
+ran = {name for part in parts for name in part["ran"]}
+nowhere = {name for part in parts for name in part["left_out"]} - ran
+if nowhere:
+    files = Counter(name.partition("::")[0] for name in nowhere)
+    print("\nskipped wherever they belong: " + ", ".join(f"{number} of {file}" for file, number in sorted(files.items())))
+' "$results"
 printf '\n%s passed, %s failed, %s skipped\n' "$passed" "$failed" "$skipped"
 [ "$failed" = 0 ]

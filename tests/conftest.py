@@ -1,12 +1,24 @@
-"""The fixtures and the report of parallel runs come from mpi_report.py."""
+"""The fixtures and the report of parallel runs come from mpi_report.py, how much is run from tiers.py."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from hypothesis import settings
+import pytest
 
 sys.path[:0] = [str(path) for path in Path(__file__).parent.iterdir() if path.is_dir()]  # whatever the import mode
-pytest_plugins = ["mpi_report"]
-# no test asserts how fast it is; hypothesis would, and which rank it stops would be by chance
-settings.register_profile("pdgemm", deadline=None)
-settings.load_profile("pdgemm")
+pytest_plugins = ["mpi_report", "tiers", "tree_mover", "allgather_3d"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def held_grid(pytestconfig: pytest.Config) -> Iterator[None]:
+    """A grid over all ranks that lasts: those that tests make share its communicator, its nodes and their memory."""
+    if not pytestconfig.getoption("--with-mpi"):
+        yield
+        return
+    from mpi4py import MPI
+
+    from pdgemm import ProcessGrid
+
+    with ProcessGrid(MPI.COMM_WORLD):
+        yield

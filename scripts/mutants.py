@@ -1,0 +1,340 @@
+"""What the suite catches: 40 bugs, planted one at a time in a copy of the checkout.
+
+    python scripts/mutants.py                  each bug, against the tests of its room as scripts/test.sh runs them
+    python scripts/mutants.py --all            as scripts/test.sh --all runs them
+    python scripts/mutants.py --tests COMMIT   against the tests of that commit, all of them on each number of ranks
+    python scripts/mutants.py --check          does each bug apply?
+
+A bug is caught where a test fails, or ends by its timeout.  The same tests pass without the bug, or it does not count.
+Exit codes: 0 all bugs were caught (apply), 1 some were not, 2 bad arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from functools import cache
+from io import BytesIO
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+COPIED = ("pdgemm", "grids", "io", "tests", "scripts", "slurm", "docs", "pyproject.toml", "setup.cfg", "README.md")
+SECONDS = 400  # of one command
+
+
+class Mutant(NamedTuple):
+    """A bug: `old` becomes `new` in `file`.   tests : who has to catch it, "RANKS PATH...", 0 ranks being serial."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+U, R, D = "tests/unit/test_", "tests/ranks/test_", "tests/device/test_"
+MUTANTS = [
+    Mutant(
+        "errors: a LayoutError is no ValueError", "pdgemm/errors.py",
+        "class LayoutError(PdgemmError, ValueError):", "class LayoutError(PdgemmError):",
+        (f"4 {R}views.py",),
+    ),
+    Mutant(
+        "arrays: both uniform numbers of a normal one are the same", "pdgemm/arrays/element_functions.py",
+        "seed, 2 * stream + 1), wide))", "seed, 2 * stream), wide))",
+        (f"0 {U}local.py",),
+    ),
+    Mutant(
+        "arrays: 16-bit numbers are added up in 16 bits", "pdgemm/arrays/dtypes.py",
+        "\n    return common(*(TYPE[dtype].sums_dtype if dtype in HALVES else dtype for dtype in dtypes))",
+        "\n    return common(*dtypes)",
+        (f"1 {R}views.py {U}element_types.py",),
+    ),
+    Mutant(
+        "arrays: beta between 0 and 1 is taken for 1", "pdgemm/arrays/elementwise.py",
+        "            if self.beta != 1:\n                old *= self.beta",
+        "            if abs(self.beta) > 1:\n                old *= self.beta",
+        (f"1 {R}algorithms.py {R}any_problem.py",),
+    ),
+    Mutant(
+        "support: what any rank says is said if all do", "pdgemm/support/agreement.py",
+        "digest, -digest, -flag])", "digest, -digest, flag])",
+        (f"4 {R}agreement.py {R}plans.py {R}shared.py",),
+    ),
+    Mutant(
+        "support: a file that changed meanwhile is replaced", "pdgemm/support/files.py",
+        "if state(self._target) != self._before:", "if state(self._target) is None != self._before:",
+        ("0 tests/io/test_outputs.py",),
+    ),
+    Mutant(
+        "support: a rank that has come is said to be missing", "pdgemm/support/watchdog.py",
+        "if state.reached < number}", "if state.reached <= number}",
+        (f"0 {R}watchdog.py",),
+    ),
+    Mutant(
+        "blas: columns that overlap are multiplied", "pdgemm/blas/local_gemm.py",
+        "return 0 if ragged or ld < rows else ld", "return 0 if ragged else ld",
+        (f"0 {U}local.py",),
+    ),
+    Mutant(
+        "blas: a third of six cores is one", "pdgemm/blas/threads.py",
+        "for core in cores[rank]) + 1e-9))", "for core in cores[rank])))",
+        (f"1 {R}grid.py",),
+    ),
+    Mutant(
+        "grids: only block 0 lacks what a window skips", "grids/distribution.py",
+        "lacking = self.skip * (block % self.parts == 0)", "lacking = self.skip * (block == 0)",
+        (f"0 {U}distribution.py",),
+    ),
+    Mutant(
+        "grids: a piece of an index map has a run too many", "grids/index_map.py",
+        'self.ends.searchsorted(stop, "left")', 'self.ends.searchsorted(stop, "right")',
+        (f"0 {R}redistribute.py",),
+    ),
+    Mutant(
+        "grids: a gap does not join the one before it", "grids/shared_heap.py",
+        "for left in (at, at - 1):", "for left in (at,):",
+        (f"0 {R}shared.py", f"4 {R}shared.py"),
+    ),
+    Mutant(
+        "grids: a transposed grid keeps its rows", "grids/process_grid.py",
+        "other.row, other.col = self.col, self.row", "other.row, other.col = self.row, self.col",
+        (f"4 {R}grid.py",),
+    ),
+    Mutant(
+        "instrument: words read in place are not received", "pdgemm/instrument/recorder.py",
+        "        self.words_received += words\n        self.words_read += words", "        self.words_read += words",
+        (f"4 {R}redistribute.py",),
+    ),
+    Mutant(
+        "instrument: waits for ranks count as transfers", "pdgemm/instrument/report.py",
+        "transfer = self.hidden_seconds + self.wait_seconds - self.sync_seconds",
+        "transfer = self.hidden_seconds + self.wait_seconds",
+        (f"0 {U}model.py", "4 tests/cli/test_trace.py"),
+    ),
+    Mutant(
+        "model: panels of the owner on the other side are forwarded", "pdgemm/model/formulas.py",
+        "owner = (me - distance) % parts", "owner = (me + distance) % parts",
+        (f"0 {U}schedule.py", f"3 {R}summa.py"),
+    ),
+    Mutant(
+        "model: a node holds no direction of a grid", "pdgemm/model/machine.py",
+        "return (length - together) / (length - 1)", "return (length - together) / length",
+        (f"0 {U}model.py {U}planner.py",),
+    ),
+    Mutant(
+        "devices: copies do not wait for products", "pdgemm/devices/streams.py",
+        "        self.transfer.wait_event(self.compute.record())", "        self.compute.record()",
+        (f"4 {D}device.py",),
+    ),
+    Mutant(
+        "devices: ranks that share GPUs take them in turns", "pdgemm/devices/gpu_binding.py",
+        "min(count - 1, rank * count // size)", "rank % count",
+        (f"0 {D}gpus.py",),
+    ),
+    Mutant(
+        "schedules: Cannon moves on by a group too early", "pdgemm/schedules/steps.py",
+        "on = step % t == t - 1", "on = step % t == 0",
+        (f"0 {U}schedule.py", f"2 {R}algorithms.py"),
+    ),
+    Mutant(
+        "schedules: a rank alone on its node is told of panels", "pdgemm/schedules/node_relay.py",
+        "min(1, len(near) - 1))[put_together]", "1)[put_together]",
+        (f"3 {R}shared.py",),
+    ),
+    Mutant(
+        "planning: layers send no part of C", "pdgemm/planning/grid_search.py",
+        "+ m_loc * n_loc * (1 - 1 / c) * (k > 0)\n    work", "\n    work",
+        (f"0 {U}model.py {U}planner.py",),
+    ),
+    Mutant(
+        "planning: columns are one row", "pdgemm/planning/problem.py",
+        '"column": (1, ranks)}.get', '"column": (ranks, 1)}.get',
+        (f"0 {U}planner.py", f"4 {R}plans.py"),
+    ),
+    Mutant(
+        "matrix: column sums are added up along rows", "pdgemm/matrix/norms.py",
+        "(grid.col if kind == 1 else grid.row)", "(grid.row if kind == 1 else grid.col)",
+        (f"4 {R}matrix.py",),
+    ),
+    Mutant(
+        "matrix: the smallest products are dealt out first", "pdgemm/matrix/batch.py",
+        "key=lambda item: -flops[item])", "key=lambda item: flops[item])",
+        (f"1 {R}batched.py",),
+    ),
+    Mutant(
+        "matrix: the residual's bound is that of double precision", "pdgemm/matrix/residual.py",
+        "(dtypes.eps(C.dtype) / 2 if C.dtype in dtypes.HALVES else 0)", "0",
+        (f"1 {R}residual.py {R}views.py",),
+    ),
+    Mutant(
+        "movers: a message holds so many words, not bytes", "pdgemm/movers/shift.py",
+        "words = LARGEST_MESSAGE_BYTES // x.itemsize", "words = LARGEST_MESSAGE_BYTES // 8",
+        (f"4 {R}algorithms.py",),
+    ),
+    Mutant(
+        "movers: what is not contiguous is added to nothing", "pdgemm/movers/block_copy.py",
+        "kept = y[:, here]", "kept = np.zeros_like(y[:, here])",
+        (f"4 {R}redistribute.py {R}any_problem.py",),
+    ),
+    Mutant(
+        "algorithms: what is converted is not conjugated", "pdgemm/algorithms/accumulator.py",
+        "Combine(conjugated=layout.conjugated, through", "Combine(through",
+        (f"1 {R}any_problem.py", f"4 {R}any_problem.py"),
+    ),
+    Mutant(
+        "algorithms: B goes around Cannon's torus the other way", "pdgemm/algorithms/cannon.py",
+        "up.start((i - 1) % pr, (i + 1) % pr,", "up.start((i + 1) % pr, (i - 1) % pr,",
+        (f"9 {R}algorithms.py",),
+    ),
+    Mutant(
+        "algorithms: parts of several owners are staged at one place", "pdgemm/algorithms/summa.py",
+        "self._bring(there, owner, slot, self._rows * (at - cols.size))", "self._bring(there, owner, slot, 0)",
+        (f"4 {D}device.py {D}planted_races.py",),
+    ),
+    Mutant(
+        "gemm: a product of transposes is stored by rows", "pdgemm/gemm.py",
+        'order: Order = "F" if all(', 'order: Order = "C" if all(',
+        (f"4 {R}views.py {R}summa.py {R}matrix.py",),
+    ),
+    Mutant(
+        "batched: items as large as a chunk have no room", "pdgemm/batched.py",
+        "max(0 if self.alike else need.max(initial=0), min(CHUNK_BYTES, need.sum()))",
+        "min(CHUNK_BYTES, need.sum())",
+        (f"1 {R}batched.py",),
+    ),
+    Mutant(
+        "calibrate: seconds of a word are taken for those of a byte", "pdgemm/calibrate.py",
+        "(large - small) / (words * 8)", "(large - small) / words",
+        (f"1 {R}calibrate.py",),
+    ),
+    Mutant(
+        "scalapack: the conjugate transpose is the transpose", "pdgemm/scalapack/pblas.py",
+        'redistribute(A.H if routine.endswith("C") else A.T, C,', "redistribute(A.T, C,",
+        (f"4 {R}scalapack.py",),
+    ),
+    Mutant(
+        "io: real and imaginary part have one weight", "io/checksum.py",
+        "cols[:, None] * words + np.arange(words)", "cols[:, None] * words + 0 * np.arange(words)",
+        ("1 tests/io/test_hdf5.py",),
+    ),
+    Mutant(
+        "io: a rank's share begins where the one before it does", "io/pieces.py",
+        "first + dim.block * part if dim.count(part) else first", "first + dim.block * max(0, part - 1)",
+        ("4 tests/io/test_hdf5.py",),
+    ),
+    Mutant(
+        "profiling: clocks run at one rate", "pdgemm/profiling/trace_file.py",
+        "(t - before.here) * rate", "(t - before.here)",
+        ("4 tests/cli/test_trace.py",),
+    ),
+    Mutant(
+        "studies: waits for ranks are counted twice", "pdgemm/studies/curves.py",
+        "max(0.0, ranks.wait_seconds.mean - sync)", "ranks.wait_seconds.mean",
+        ("0 tests/studies/test_plot.py",),
+    ),
+    Mutant(
+        "cli: some ranks end with another exit code", "pdgemm/cli/job.py",
+        "return self._world.allreduce(code, MPI.MAX)", "return self._world.allreduce(code, MPI.MIN)",
+        ("0 tests/cli/test_cli.py",),
+    ),
+]  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--check", action="store_true", help="does each bug apply?")
+    parser.add_argument("--all", action="store_true", help="all combinations and examples, as scripts/test.sh --all")
+    parser.add_argument("--tests", metavar="COMMIT", help="the tests of this commit")
+    parser.add_argument("--only", default="", help="bugs whose names have one of these in them: watchdog,blas")
+    asked = parser.parse_args()
+    chosen = [x for x in MUTANTS if any(part in x.name for part in asked.only.split(","))]
+    wrong = [f"{x.name}: {there} places in {x.file} have its text" for x in chosen if (there := places(x)) != 1]
+    named = ((x.name, path) for x in chosen for tests in x.tests for path in tests.split()[1:])
+    wrong += [f"{name}: there is no {path}" for name, path in named if not (ROOT / path).exists()]
+    if asked.check or wrong:
+        print("\n".join(wrong) or f"{len(chosen)} bugs apply")
+        return bool(wrong)
+    options = () if asked.tests else ("--all",) if asked.all else ("--tiers",)
+    missed = []
+    for mutant in chosen:
+        with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+            start = time.monotonic()
+            found = caught(mutant, Path(folder), options, asked.tests)
+        print(f"{mutant.name:64} {found:50} {time.monotonic() - start:6.0f} s", flush=True)
+        missed += [mutant] * found.startswith("MISSED")
+    print(f"\n{len(chosen) - len(missed)} of {len(chosen)} caught")
+    return bool(missed)
+
+
+def places(mutant: Mutant) -> int:
+    """How often the text is there that the bug takes the place of."""
+    return (ROOT / mutant.file).read_text().count(mutant.old)
+
+
+def caught(mutant: Mutant, folder: Path, options: tuple[str, ...], commit: str | None) -> str:
+    """Who catches a bug, in words."""
+    copy_to(folder, commit)
+    path = folder / mutant.file
+    path.write_text(path.read_text().replace(mutant.old, mutant.new))
+    for tests in mutant.tests:
+        if not passes(tests, folder, options):
+            return f"caught by {tests}" if sound(tests, options, commit) else f"MISSED: {tests} fails without it"
+    return "MISSED"
+
+
+@cache
+def sound(tests: str, options: tuple[str, ...], commit: str | None) -> bool:
+    """Do tests pass without a bug?"""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        copy_to(Path(folder), commit)
+        return passes(tests, Path(folder), options)
+
+
+def copy_to(folder: Path, commit: str | None) -> None:
+    leave = shutil.ignore_patterns("__pycache__")
+    for name in COPIED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=leave)
+        else:
+            shutil.copy(ROOT / name, folder / name)
+    if commit:
+        shutil.rmtree(folder / "tests")
+        packed = subprocess.run(["git", "archive", commit, "tests", "pyproject.toml"], cwd=ROOT, capture_output=True)
+        with tarfile.open(fileobj=BytesIO(packed.stdout)) as tar:
+            tar.extractall(folder, filter="data")
+
+
+def passes(tests: str, folder: Path, options: tuple[str, ...]) -> bool:
+    """Does a run of these tests end well?  Paths that are not there (in another commit) are left out."""
+    ranks, *paths = tests.split()
+    paths = [path for path in paths if (folder / path).exists()]
+    if not paths:
+        return True
+    words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *paths]
+    if int(ranks):
+        words = ["mpiexec", "-n", ranks, *words, "--with-mpi", "-m", "mpi", *options]
+    else:
+        words += ["-m", "not mpi", *(x for x in options if x == "--all")]
+    env = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    run = subprocess.Popen(
+        words, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        return run.wait(SECONDS) in (0, 5)  # 5: none of these tests belongs on so many ranks
+    except subprocess.TimeoutExpired:
+        os.killpg(run.pid, 9)
+        run.wait()
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

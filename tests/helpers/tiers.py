@@ -1,0 +1,108 @@
+"""pytest plugin: how much of the suite a run takes.
+
+    --all     everything: every combination of parameters, more examples, other ones every time, and tests marked
+              `thorough`; without it, parameters in pairs, and fewer examples, the same ones every time
+    --tiers   on so many ranks, only the tests that belong there; without it, all that are asked for
+
+A parallel test runs on 1 and 4 ranks.  What depends on the shape of the process grid is marked `every_grid`, and a
+test that wants other numbers of ranks names them: `on_ranks(1, 2)`.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+USUAL, GRIDS = (1, 4), (1, 2, 3, 4, 6, 9)
+every_grid = pytest.mark.on_ranks(*GRIDS)
+thorough = pytest.mark.thorough
+
+_everything = False
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("how much of the suite is run")
+    group.addoption("--all", action="store_true", help="every combination of parameters, and all drawn examples")
+    group.addoption("--tiers", action="store_true", help="only the tests that belong on this number of ranks")
+
+
+@pytest.hookimpl(tryfirst=True)  # before modules of tests are imported, and before mpi_report derives its profile
+def pytest_configure(config: pytest.Config) -> None:
+    global _everything
+    _everything = config.getoption("--all")
+    config.addinivalue_line("markers", "on_ranks(*numbers): the numbers of ranks on which --tiers runs a test")
+    config.addinivalue_line("markers", "thorough: a test, or parameters, of --all alone")
+    # no test asserts how fast it is; hypothesis would, and which rank it stops would be by chance
+    # and a commit passes or fails whenever it is run: --all alone draws other examples every time
+    settings.register_profile("pdgemm", deadline=None, max_examples=examples(100), derandomize=not _everything)
+    settings.load_profile("pdgemm")
+
+
+def everything() -> bool:
+    """Was --all asked for?"""
+    return _everything
+
+
+def examples(number: int) -> int:
+    """So many examples are drawn with --all; a third of them without."""
+    return number if _everything else -(-number // 3)
+
+
+def pairs(*factors: Iterable[Any]) -> Sequence[tuple[Any, ...]]:
+    """With --all the product of the factors; without it, rows of it in which any two values meet that meet there.
+
+    Each row is the one with the most new pairs (Cohen et al., The AETG system, IEEE Trans. Software Eng. 23(7), 1997).
+    """
+    sides = [tuple(x) for x in factors]
+    if _everything or len(sides) < 3:
+        return list(itertools.product(*sides))
+    chosen = _covering(tuple(map(len, sides)))
+    return [tuple(side[at] for side, at in zip(sides, row)) for row in chosen]
+
+
+def in_turn(one: Iterable[Any], other: Sequence[Any], start: int = 0) -> Iterator[tuple[Any, Any]]:
+    """With --all each value of one factor with each of the other; without it, with one of the other, in turn."""
+    if _everything:
+        return itertools.product(one, other)
+    return zip(one, itertools.cycle([*other[start % len(other) :], *other[: start % len(other)]]))
+
+
+@functools.cache
+def _covering(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    rows = list(itertools.product(*map(range, sizes)))
+    met = [frozenset(itertools.combinations(enumerate(row), 2)) for row in rows]
+    left, chosen = set[Any]().union(*met), list[tuple[int, ...]]()
+    most = [(-len(x), number) for number, x in enumerate(met)]  # pairs that are new, at most
+    while left:
+        _, number = heapq.heappop(most)
+        new = (-len(met[number] & left), number)
+        if most and new > most[0]:
+            heapq.heappush(most, new)
+        else:
+            left -= met[number]
+            chosen.append(rows[number])
+    return tuple(chosen)
+
+
+def ranks_of(item: pytest.Item) -> tuple[int, ...]:
+    """The numbers of ranks on which `scripts/test.sh` runs a parallel test."""
+    mark = item.get_closest_marker("on_ranks")
+    return tuple(mark.args) if mark else USUAL
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = set[pytest.Item]()
+    if not _everything:
+        left_out = {item for item in items if item.get_closest_marker("thorough")}
+    if config.getoption("--tiers"):
+        from mpi4py import MPI
+
+        left_out |= {item for item in items if MPI.COMM_WORLD.size not in ranks_of(item)}
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
