@@ -104,7 +104,7 @@ class BlockCyclic:
         held = rounds * self.block + (self.block if position < extra else rest if position == extra else 0)
         return held - self._lacking(part)
 
-    @property
+    @cached_property
     def largest(self) -> int:
         """The largest number of indices of any part: of the first owner or, if its block is short, the second."""
         return max(self.count(self.source), self.count((self.source + 1) % self.parts))

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pdgemm.grids.distribution import BlockCyclic
+from pdgemm.grids.distribution import BlockCyclic, Index
 
 _LONGEST_PATTERN = 64  # runs; a longer pattern is copied by index
 
@@ -84,12 +84,12 @@ class IndexMap:
         lengths[-1] -= self.ends[last] - stop
         return IndexMap(source, target, lengths, self.period if len(lengths) > 3 else -1)
 
-    def count_below(self, source: int) -> int:
-        """Return the number of source indices that are less than `source`."""
-        run = int(self.source.searchsorted(source, "right")) - 1
-        if run < 0:
-            return 0
-        return int(self.ends[run] - self.lengths[run] + min(self.lengths[run], source - self.source[run]))
+    def count_below(self, source: Index) -> Index:
+        """Return the number of source indices that are less than `source`, an int or an array of ints."""
+        run = self.source.searchsorted(source, "right") - 1  # -1 where all are larger
+        below = self.ends[run] - self.lengths[run] + np.minimum(self.lengths[run], source - self.source[run])
+        below = np.where(run < 0, 0, below)
+        return below if below.ndim else int(below)
 
     @property
     def inverse(self) -> IndexMap:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -13,10 +14,32 @@ from pdgemm.grids.distribution import Distribution
 Order = Literal["C", "F"]  # memory order of local arrays
 
 
+_MANY = 4096  # ranks: from here on a search takes less than a dictionary of them
+
+
+def position(rank_map: tuple[int, ...], rank: int) -> int:
+    """Return the position of a rank in a list of ranks, each of which is in it once; -1 if it has none."""
+    if 0 <= rank < len(rank_map) and rank_map[rank] == rank:
+        return rank
+    if len(rank_map) < _MANY:
+        return positions(rank_map).get(rank, -1)
+    return rank_map.index(rank) if rank in rank_map else -1
+
+
 @lru_cache(maxsize=64)
-def positions(place: tuple[int, ...]) -> dict[int, int]:
+def positions(rank_map: tuple[int, ...]) -> dict[int, int]:
     """Return the position of each rank that has one; the matrices of one grid share the result."""
-    return {rank: at for at, rank in enumerate(place)}
+    return {rank: at for at, rank in enumerate(rank_map)}
+
+
+def listed(ranks: np.ndarray) -> tuple[int, ...]:
+    """Return an array of ranks as a list of ranks at positions, the last index first."""
+    return tuple(ranks.ravel().tolist())
+
+
+def transposed_rank_map(rank_map: tuple[int, ...], shape: tuple[int, int]) -> tuple[int, ...]:
+    """Return the ranks at the positions of the transposed grid; `shape` is that of the grid of `rank_map`."""
+    return rank_map if 1 in shape else tuple(chain.from_iterable(rank_map[j :: shape[1]] for j in range(shape[1])))
 
 
 @dataclass(frozen=True)
@@ -24,21 +47,21 @@ class Layout:
     """A matrix without its elements.
 
     distribution : which grid position owns which elements.
-    place        : the rank at each grid position, row by row.
+    rank_map     : the rank at each grid position, row by row.
     dtype        : type of the elements.
     order        : memory order of the local arrays, "C" or "F".
     conjugated   : the matrix is the conjugate of what is stored.
     """
 
     distribution: Distribution
-    place: tuple[int, ...]
+    rank_map: tuple[int, ...]
     dtype: np.dtype
     order: Order = "C"
     conjugated: bool = False
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.distribution, self.place, self.dtype, self.order, self.conjugated))
+        return hash((self.distribution, self.rank_map, self.dtype, self.order, self.conjugated))
 
     def __hash__(self) -> int:
         """Return a hash that is computed once: plans are looked up by it in every product."""
@@ -48,18 +71,14 @@ class Layout:
         """Leave out what is cached: strings have other hashes in another process."""
         return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
 
-    @cached_property
-    def _positions(self) -> dict[int, int]:
-        return positions(self.place)
-
     def coords(self, rank: int) -> tuple[int, int]:
         """Return the grid position of a rank; (-1, -1) if it holds nothing."""
-        at = self._positions.get(rank)
-        return (-1, -1) if at is None else divmod(at, self.distribution.cols.parts)
+        at = position(self.rank_map, rank)
+        return (-1, -1) if at < 0 else divmod(at, self.distribution.cols.parts)
 
     def rank(self, i: int, j: int) -> int:
         """Return the rank at a grid position."""
-        return self.place[i * self.distribution.cols.parts + j]
+        return self.rank_map[i * self.distribution.cols.parts + j]
 
     def local_shape(self, rank: int | None) -> tuple[int, int]:
         """Return the numbers of rows and columns that a rank holds; for None, the largest of all ranks."""
@@ -75,19 +94,18 @@ class Layout:
     @property
     def grid(self) -> tuple[tuple[int, int], tuple[int, ...]]:
         """The shape of the grid, and the ranks at its positions."""
-        return self.distribution.grid_shape, self.place
+        return self.distribution.grid_shape, self.rank_map
 
-    def same_place(self, other: Layout) -> bool:
+    def same_owners(self, other: Layout) -> bool:
         """Does every rank hold the same elements in both layouts?"""
         return self.grid == other.grid and self.distribution.canonical == other.distribution.canonical
 
     @property
     def T(self) -> Layout:
         """The layout of the transpose of the matrix, with all elements where they are."""
-        pr, pc = self.distribution.grid_shape
-        place = tuple(self.place[i * pc + j] for j in range(pc) for i in range(pr))
+        rank_map = transposed_rank_map(self.rank_map, self.distribution.grid_shape)
         order: Order = "C" if self.order == "F" else "F"
-        return replace(self, distribution=self.distribution.transposed, place=place, order=order)
+        return replace(self, distribution=self.distribution.transposed, rank_map=rank_map, order=order)
 
     def __str__(self) -> str:
         pr, pc = self.distribution.grid_shape

@@ -37,14 +37,14 @@ class NodeMemory:
     few that are kept for the next array.
 
     limit   : the largest number of bytes of the window.
-    crowded : are there more ranks than cores?  Then a rank that waits for long sleeps.
+    oversubscribed : are there more ranks than cores?  Then a rank that waits for long sleeps.
     size    : bytes of this rank's part; 0 where there is no shared memory, or no other rank on the node.
 
     The memory ends with MPI_Finalize, and a forked process sees the same elements, not a copy.
     """
 
-    def __init__(self, node: MPI.Intracomm, limit: float, crowded: bool) -> None:
-        self.node, self.alone, self.crowded = node, node.size == 1, crowded
+    def __init__(self, node: MPI.Intracomm, limit: float, oversubscribed: bool) -> None:
+        self.node, self.alone, self.oversubscribed = node, node.size == 1, oversubscribed
         self.window = None if self.alone else _window(node, limit)
         self.size = self.window.size if self.window else 0
         if self.window:  # whose ranks are in the order of the world
@@ -89,7 +89,7 @@ class NodeMemory:
         """Make what any rank of the node wrote visible to all of them.  Collective over the node."""
         if self.window:
             self.window.fence()
-            if self.crowded:
+            if self.oversubscribed:
                 _wait(self.node.Ibarrier())
             else:
                 self.node.Barrier()

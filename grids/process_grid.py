@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.blas.threads import crowded, share_cores
+from pdgemm.blas.threads import oversubscribed, share_cores
 from pdgemm.errors import GridError
 from pdgemm.grids.node_memory import NodeMemory
 from pdgemm.support import watchdog
@@ -98,22 +98,22 @@ class ProcessGrid:
         if cart:
             cart.Free()
 
-    def work_grid(self, shape: tuple[int, int], layers: int, place: tuple[int, ...]) -> ProcessGrid:
+    def work_grid(self, shape: tuple[int, int], layers: int, rank_map: tuple[int, ...]) -> ProcessGrid:
         """Return a grid of the same communicator for use inside a product: this grid if it fits, else a cached one.
 
-        place : the ranks, layer by layer, row by row.  Collective where the grid is new.  The last WORK_GRIDS are kept
+        rank_map : the ranks, layer by layer, row by row.  Collective if the grid is new.  The last WORK_GRIDS are kept
         until the last grid of the communicator is freed, so that a repeated product creates no communicators.
         """
         check_not_freed(self.comm)
-        if (self.shape, self.layers, self.place) == (shape, layers, place):
+        if (self.shape, self.layers, self.rank_map) == (shape, layers, rank_map):
             return self
-        kept, key = self._shared.work_grids, (shape, layers, place)
+        kept, key = self._shared.work_grids, (shape, layers, rank_map)
         if key not in kept:
             grid = copy(self.base)
-            for name in ("T", "_places", "place"):
+            for name in ("T", "_places", "rank_map"):
                 grid.__dict__.pop(name, None)
-            grid.shape, grid.layers, grid.ranks = shape, layers, np.array(place).reshape(layers, *shape)
-            grid._connect(self.comm, place, (layers, *shape))
+            grid.shape, grid.layers, grid.ranks = shape, layers, np.array(rank_map).reshape(layers, *shape)
+            grid._connect(self.comm, rank_map, (layers, *shape))
             kept[key] = grid
             if len(kept) > WORK_GRIDS:
                 kept.pop(next(iter(kept)))._disconnect()
@@ -171,7 +171,7 @@ class ProcessGrid:
         other.ranks = self.ranks.transpose(0, 2, 1)
         other.row, other.col = self.col, self.row
         other.__dict__.update(T=self, transposed=not self.transposed)
-        for name in ("_places", "place"):
+        for name in ("_places", "rank_map"):
             other.__dict__.pop(name, None)
         return other
 
@@ -189,12 +189,12 @@ class ProcessGrid:
         return {int(self.ranks[at]): at[1:] for at in np.ndindex(*self.ranks.shape)}
 
     @cached_property
-    def place(self) -> tuple[int, ...]:
+    def rank_map(self) -> tuple[int, ...]:
         """The ranks at the positions of the grid, row by row."""
         return tuple(self.ranks.ravel().tolist())
 
-    def place_in(self, other: ProcessGrid, part: bool = False) -> tuple[int, ...] | None:
-        """Return `place` in the numbering of the other grid's communicator; None if that has not the same ranks.
+    def rank_map_in(self, other: ProcessGrid, part: bool = False) -> tuple[int, ...] | None:
+        """Return `rank_map` in the numbering of the other grid's communicator; None if that has not the same ranks.
 
         part : the other communicator may have more ranks; None if it lacks one that has a position here.
         """
@@ -202,16 +202,16 @@ class ProcessGrid:
             check_not_freed(grid.comm)
         relation = MPI.IDENT if self.comm is other.comm else MPI.Group.Compare(self._shared.group, other._shared.group)
         if relation == MPI.IDENT:
-            return self.place
+            return self.rank_map
         if relation == MPI.UNEQUAL and not part:
             return None
-        place = MPI.Group.Translate_ranks(self._shared.group, list(self.place), other._shared.group)
-        return None if MPI.UNDEFINED in place else tuple(place)
+        rank_map = MPI.Group.Translate_ranks(self._shared.group, list(self.rank_map), other._shared.group)
+        return None if MPI.UNDEFINED in rank_map else tuple(rank_map)
 
     def same_as(self, other: ProcessGrid) -> bool:
         """Are the same ranks at the same positions, though perhaps of another communicator?  Local."""
         return self is other or (
-            (self.shape, self.layers) == (other.shape, other.layers) and self.place_in(other) == other.place
+            (self.shape, self.layers) == (other.shape, other.layers) and self.rank_map_in(other) == other.rank_map
         )
 
     def free(self) -> None:
@@ -262,7 +262,7 @@ class _Shared:
         self.node = MPI.Intracomm(self.comm.Split_type(MPI.COMM_TYPE_SHARED))
         with together(self.comm):  # a BLAS may be missing on some nodes
             share_cores(self.node)
-        more_ranks_than_cores = crowded(self.node)  # of the whole node, even if PDGEMM_RANKS_PER_NODE divides it
+        more_ranks_than_cores = oversubscribed(self.node)  # of the whole node, even if PDGEMM_RANKS_PER_NODE divides it
         if nodes.ranks is not None:
             whole, self.node = self.node, MPI.Intracomm(self.node.Split(self.node.rank // nodes.ranks))
             whole.Free()

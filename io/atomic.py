@@ -1,4 +1,4 @@
-"""A file is complete under its name or not there, and all ranks know which: rank 0 works on it for all."""
+"""Atomic replacement of files, by rank 0 for all ranks: a file is complete under its name or does not exist."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def on_root(comm: MPI.Comm, path: Path, work: Callable[[], T]) -> T:
-    """Rank 0 works on a file; its result is returned, or its error raised, on every rank.
+    """Call `work` on rank 0; return its result, or raise its error, on every rank.
 
     Errors of the operating system and of HDF5 become a FileError that names the file.
     """
@@ -34,7 +34,7 @@ def on_root(comm: MPI.Comm, path: Path, work: Callable[[], T]) -> T:
 
 
 def check_writable(path: Path, comm: MPI.Comm, size: int) -> Path:
-    """Could `size` bytes be written under this name now?  Collective; raises FileError on every rank."""
+    """Check that `size` bytes can be written under this name.  Collective; raises FileError on every rank."""
     return on_root(comm, path, partial(files.check_writable, path, size))
 
 
@@ -42,19 +42,19 @@ def check_writable(path: Path, comm: MPI.Comm, size: int) -> Path:
 def replacing(path: Path, comm: MPI.Comm, size: int) -> Iterator[Path]:
     """Write under a temporary name beside `path`, renamed at the end.  Collective over `comm`.
 
-    Of jobs that replace the same file one waits for the other (`files.Output`), so that what the block reads of the
-    file is what it replaces.  The block raises on all ranks or on none.  If it raises, the temporary file is removed
-    and what was under the name is untouched; a job that is killed leaves a file `.NAME.*.partial`, safe to delete.
-    size : bytes about to be written; a disk without room for them is refused before the first.
+    Jobs that replace the same file wait for each other (`files.Output`), so that the file that the block reads is the
+    one that it replaces.  The block raises on all ranks or on none.  If it raises, the temporary file is removed and
+    the old file is unchanged; a job that is killed leaves a file `.NAME.*.partial`, which may be deleted.
+    size : bytes to be written; FileError is raised before the first if the disk has too little space.
     """
     output, begun = files.Output(path, check_writable(path, comm, size)), None
     try:
-        while begun is None:  # in turns, so that all ranks wait together and see each other alive
+        while begun is None:  # try repeatedly, so that all ranks wait in collective calls
             begun = on_root(comm, path, output.begin)
         yield begun
-        comm.Barrier()  # every rank has closed it
+        comm.Barrier()  # every rank has closed the file
         on_root(comm, path, output.publish)
-    except FileError as error:  # the caller knows the file by its own name
+    except FileError as error:  # show the name that the caller passed
         raise FileError(str(error).replace(str(begun or path), str(path))) from error
     finally:
         if comm.rank == 0:

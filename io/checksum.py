@@ -1,4 +1,4 @@
-"""A checksum of a matrix that does not depend on how the matrix is dealt out."""
+"""A checksum of a matrix that does not depend on its distribution."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _MOST = 1 << 18  # rows or columns that are hashed at a time
 
 
 def checksum(matrix: DistMatrix) -> str:
-    """sum_ij u_i v_j bits(a_ij) mod 2^64, u and v odd hashes of the indices.  Collective over the grid.
+    """Return sum_ij u_i v_j bits(a_ij) mod 2^64, u and v odd hashes of the indices.  Collective over the grid.
 
-    Any change to a single element is seen with certainty (an odd factor has an inverse mod 2^64), an
-    exchange of elements, rows or columns but for a chance of about 2^-64.  One pass over the elements.
+    A change of a single element is always detected (an odd factor has an inverse mod 2^64), an exchange of
+    elements, rows or columns with probability 1 - 2^-64, approximately.  It reads the elements once.
     """
     local, (i, j), total = matrix.local, matrix.grid.coords, zero()
     for cols in slabs(local.shape[1], 1, _MOST):
@@ -27,7 +27,7 @@ def checksum(matrix: DistMatrix) -> str:
 
 
 def bilinear(part: np.ndarray, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
-    """What some elements add to the sum.   rows, cols : their global numbers."""
+    """Return the partial sum of some elements.   rows, cols : their global indices."""
     words = max(1, part.itemsize // 8)  # a complex128 is two words, all others one
     unsigned = np.dtype(f"u{part.itemsize // words}")
     u = _weights(rows, 0)
@@ -41,12 +41,12 @@ def bilinear(part: np.ndarray, rows: np.ndarray, cols: np.ndarray) -> np.ndarray
 
 
 def zero() -> np.ndarray:
-    """Where a sum begins: an array, which wraps around in silence."""
+    """Return the initial value of a sum: an array, whose overflow raises no warning."""
     return np.zeros(1, np.uint64)
 
 
 def text(comm: MPI.Comm, total: np.ndarray) -> str:
-    """The sum over all ranks, as it is recorded.  Collective over `comm`."""
+    """Reduce the sum over all ranks, and return it as text.  Collective over `comm`."""
     whole = total.copy()
     comm.Allreduce(MPI.IN_PLACE, whole, MPI.SUM)
     return f"bilinear64:{int(whole[0]):016x}"

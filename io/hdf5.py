@@ -1,14 +1,14 @@
-"""Matrices in HDF5 files: one standard dataset, read and written by all ranks at once.
+"""Matrices in HDF5 files: one standard dataset, read and written by all ranks in parallel.
 
-Three ways, chosen by what is there and named in the report:
+There are three methods; the report names the one used:
 
     "mpio"         h5py built with MPI: collective hyperslabs; contiguous, chunked, compressed.
-    "mpi-io"       any h5py, contiguous dataset whose elements lie there as they do in memory: MPI-IO straight at
-                   the dataset's place in its file.
-    "independent"  any h5py, anything else, reading only: each rank reads through h5py for itself.
+    "mpi-io"       any h5py; contiguous datasets whose elements are stored as in memory: MPI-IO at the offset of
+                   the dataset in its file.
+    "independent"  any h5py; all other datasets, for reading only: each rank reads through h5py independently.
 
-In all of them a rank reads or writes whole rows, or parts of one; from there to the layout of the matrix it is a
-redistribution, of a piece of the dataset at a time (`pdgemm.io.pieces`).
+With each of them a rank reads or writes whole rows, or parts of one; a redistribution converts between these and the
+layout of the matrix, one piece of the dataset at a time (`pdgemm.io.pieces`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import numpy as np
 
 import pdgemm
 from pdgemm.arrays.device import HOST
-from pdgemm.arrays.dtypes import BFLOAT16, OPERANDS, RESULTS, element_type, names, rank
+from pdgemm.arrays.dtypes import STORED, element_type, names, rank
 from pdgemm.errors import DTypeError, FileError
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.process_grid import ProcessGrid
@@ -49,14 +49,13 @@ from pdgemm.support.agreement import together
 from pdgemm.support.files import reserve
 
 Progress = Callable[[int, int], object]
-STORED = tuple(dtype for dtype in dict.fromkeys((*OPERANDS, *RESULTS)) if dtype != BFLOAT16)  # which HDF5 has not
 
 
 @dataclass(frozen=True)
 class IOReport:
-    """What a load or save did; the bytes are those of all ranks together.
+    """A report of a load or save; the bytes are the total of all ranks.
 
-    checksum : the one recorded with the dataset; None where there is none.
+    checksum : the checksum recorded with the dataset; None if there is none.
     """
 
     action: str
@@ -90,29 +89,29 @@ def load(
     device: str = HOST,
     progress: Progress | None = None,
 ) -> DistMatrix:
-    """A dataset as a DistMatrix.  Collective over the grid.
+    """Read a dataset as a DistMatrix.  Collective over the grid.
 
     path, name : file and two-dimensional dataset.
     block, source : layout of the result, as in `DistMatrix.empty`.
-    dtype     : convert while reading; needed where the file holds integers other than int8 and int32.
-    transpose : the transpose of the dataset, at no cost: the local arrays are in Fortran order.
-    verify    : compare with the checksum that `save` left.
-    device    : where the matrix is to lie, as in `DistMatrix.empty`; what is read comes to the host first.
+    dtype     : convert while reading; needed for integers other than int8 and int32.
+    transpose : return the transpose of the dataset, at no cost: the local arrays are in Fortran order.
+    verify    : compare with the checksum that `save` recorded.
+    device    : the device of the matrix, as in `DistMatrix.empty`; the dataset is read to the host first.
     progress  : called as progress(done, total) after each transfer.
 
-    Links are followed, and a dataset is read where its bytes are: in another file, or in those of a virtual dataset,
-    all of which must be there.  A file that changes while it is read is refused.
+    Links are followed, and the bytes of a dataset may be in other files: behind a link, or those of a virtual dataset,
+    all of which must exist.  A file that changes while it is read raises FileError.
 
-    `.report` names the way it was read, bytes and seconds.  Extra memory: at most 64 MiB per rank, or two chunks of it.
+    `.report` has the method, bytes and seconds.  Extra memory: at most 64 MiB per rank, or two chunks of it.
     Raises FileError, LayoutError, DTypeError or DeviceError on every rank.
     """
     start, comm = perf_counter(), communicator_of(grid)
-    with together(comm) as said:
+    with together(comm) as description:
         path = Path(path)
         check_names(path, name)
         asked = None if dtype is None else element_type(dtype)
-        # what the ranks say of the layout is compared when the matrix is made
-        said += ["hdf5.load", path, name, asked, bool(transpose), bool(verify), device]
+        # the arguments of the layout are compared when the matrix is made
+        description += ["hdf5.load", path, name, asked, bool(transpose), bool(verify), device]
     device_on(grid, device)
     stored = on_root(comm, path, lambda: _inspect(path, name))
     with together(comm):
@@ -122,9 +121,9 @@ def load(
             raise FileError(f"{path}:{name} carries no checksum to verify")
         method = _way_to_read(stored)
         carried = wanted
-        if verify:  # the checksum is one of the bits as they are stored
+        if verify:  # the checksum is of the bits as stored
             carried = stored.dtype
-        elif wanted.kind == "c" and stored.dtype.kind != "c":  # HDF5 cannot make real numbers complex
+        elif wanted.kind == "c" and stored.dtype.kind != "c":  # HDF5 cannot convert real to complex numbers
             carried = np.empty(0, wanted).real.dtype
     matrix = DistMatrix.empty(
         stored.shape[::-1] if transpose else stored.shape,
@@ -147,7 +146,7 @@ def load(
         on_root(comm, path, lambda: check_unchanged(f"{path}:{name}", stored))
     if verify:
         found = checksum(there)
-        if found != stored.checksum:  # on every rank alike
+        if found != stored.checksum:  # the same on every rank
             raise FileError(f"{path}:{name} is damaged: its checksum is {found}, recorded was {stored.checksum}")
     if wanted != carried:
         matrix = matrix.astype(wanted)
@@ -167,26 +166,26 @@ def save(
     replaces: IOReport | None = None,
     progress: Progress | None = None,
 ) -> IOReport:
-    """A DistMatrix as one dataset.  Collective over its grid.
+    """Write a DistMatrix as one dataset.  Collective over its grid.
 
-    path, name : the dataset is new or replaced; whatever else the file holds stays in it.  A name that is a
-            link comes to stand for the new dataset: what a soft link led to, and what has other names (hard links),
-            stays under those.  A name that leads into another file by an external link is refused.
+    path, name : the dataset is created or replaced; all other contents of the file are kept.  A name that is a
+            link becomes the new dataset; the target of a soft link, and a dataset with other names (hard links),
+            keep those names.  A name that leads into another file by an external link raises FileError.
     chunks, compression : as in h5py ("gzip"); need an h5py built with MPI.
-    check : read back what was written and compare its checksum, before the file gets its name: an MPI library may
-            keep a failed write to itself.
-    replaces : the report of the load that gave what the matrix was made from, where that is this dataset.  If another
-            job has saved something else there since, that job's work would be lost: FileError.
+    check : read the file back and compare its checksum, before it is renamed: an MPI library may not report a
+            failed write.
+    replaces : the report of the load of this dataset, where the matrix was computed from it.  If another job has
+            saved something else there since, FileError is raised, so that its work is not lost.
 
-    The file is complete under its name or not there: it is written under a temporary name beside it
+    The file is complete under its name or does not exist: it is written under a temporary name beside it
     and renamed at the end.  Attributes of the dataset record layout, dtype and a checksum.
-    Raises FileError on every rank, and leaves what was there before.
+    Raises FileError on every rank, and leaves the old file unchanged.
     """
     start, comm = perf_counter(), communicator(matrix=matrix)
-    with together(comm) as said:
+    with together(comm) as description:
         path = Path(path)
         check_names(path, name)
-        said += ["hdf5.save", path, name, chunks, compression, check, replaces and replaces.checksum]
+        description += ["hdf5.save", path, name, chunks, compression, check, replaces and replaces.checksum]
         if matrix.dtype not in STORED or not matrix.dtype.isnative:
             raise DTypeError(f"a matrix of {matrix.dtype} cannot be saved; use astype, to one of {names(STORED)}")
         method = "mpio" if hyperslabs.parallel_h5py() else "mpi-io"
@@ -226,13 +225,13 @@ def save(
 
 
 def check_output(path: Path, name: str, grid: ProcessGrid, size: int) -> None:
-    """Could a dataset of `size` bytes be saved under this name now?  Collective; raises FileError on every rank."""
+    """Check that a dataset of `size` bytes can be saved here.  Collective; raises FileError on every rank."""
     check_writable(path, grid.comm, size)
     on_root(grid.comm, path, lambda: check_target(path, name))
 
 
 def _inspect(path: Path, name: str) -> Stored:
-    """What there is to know about a dataset before reading it.  On rank 0."""
+    """Return the properties of a dataset.  On rank 0."""
     if not path.exists():
         raise FileError(f"{path}: no such file")
     return inspect(path, name)
@@ -254,10 +253,10 @@ def _way_to_read(stored: Stored) -> str:
 
 
 def _check_same(path: Path, name: str, read: IOReport) -> None:
-    """The dataset is the one that was read.  With the file's lock, so that it stays so."""
+    """Raise FileError if the dataset is not the one that was read; the caller holds the lock of the file."""
     found = _inspect(path, name)
     if (found.shape, str(found.dtype), found.checksum) != (read.shape, read.dtype, read.checksum):
-        raise FileError(f"{path}:{name} was replaced after it was read here, and was left like that: try again")
+        raise FileError(f"{path}:{name} was replaced after it was read here, and was not overwritten: try again")
 
 
 def _create(
@@ -268,13 +267,13 @@ def _create(
     attributes: dict[str, str],
     storage: dict[str, Any],
 ) -> tuple[int, tuple[int, int]]:
-    """The file with room for the dataset and all that the old file held; the dataset's place in it, and its chunks."""
+    """Create the file, with the old contents and an allocated dataset; return the dataset's offset and unit."""
     if not check_target(path, name):
-        # a copy, so that references, links, user block and all else stay what they were; HDF5 uses the
-        # space of the dataset that goes for the one that comes
+        # a copy, which keeps references, links, user block and all else; HDF5 reuses the space of the
+        # deleted dataset for the new one
         shutil.copyfile(path, partial)
     chunked = any(storage.values())
-    if not chunked:  # all of its bytes now, in one piece, without writing zeros first
+    if not chunked:  # allocate it now, contiguously, without writing fill values
         plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         plist.set_layout(h5py.h5d.CONTIGUOUS)
         plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)

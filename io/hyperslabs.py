@@ -1,4 +1,4 @@
-"""A dataset through h5py, collectively or each rank for itself."""
+"""Access to a dataset through h5py, collective or independent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pdgemm.support.files import file_error
 
 
 def parallel_h5py() -> bool:
-    """Is h5py built with MPI?  Raises FileError where it is built with another MPI than mpi4py's."""
+    """Return whether h5py is built with MPI.  Raises FileError if it is built with another MPI than mpi4py's."""
     if not h5py.get_config().mpi:
         return False
     libraries = loaded_mpi_libraries()
@@ -32,7 +32,7 @@ def parallel_h5py() -> bool:
 
 
 def loaded_mpi_libraries() -> list[str]:
-    """The MPI libraries in this process."""
+    """Return the MPI libraries that this process has loaded."""
     with open("/proc/self/maps") as maps:
         paths = {line.split()[-1] for line in maps if "/libmpi" in line}
     return sorted({os.path.realpath(p) for p in paths if Path(p).name.startswith(("libmpi.", "libmpich."))})
@@ -40,9 +40,9 @@ def loaded_mpi_libraries() -> list[str]:
 
 @contextmanager
 def opened(path: Path, name: str, comm: MPI.Intracomm, collective: bool, write: bool = False) -> Iterator[Transfer]:
-    """What reads or writes rows x columns of a dataset, converted to or from the type of the array.  Collective.
+    """Open a dataset; the result reads or writes rows x columns, converting the type of the array.  Collective.
 
-    collective : so is each transfer, in which ranks without elements take part with nothing.
+    collective : each transfer is collective, too; ranks without elements take part with an empty selection.
     """
     how = h5py.h5p.create(h5py.h5p.DATASET_XFER)
     options: dict[str, Any] = {}
@@ -56,7 +56,7 @@ def opened(path: Path, name: str, comm: MPI.Intracomm, collective: bool, write: 
         return file, file[name].id
 
     def closing(both: tuple[h5py.File, Any]) -> None:
-        both[1].close()  # it may keep another file open, to which a link led
+        both[1].close()  # it may keep the file open that a link led to
         both[0].close()
 
     with open_on_all(comm, path, opening, closing) as (_, dataset):

@@ -1,4 +1,4 @@
-"""A contiguous dataset by MPI-IO, whatever h5py is built with: bytes at an offset of a file."""
+"""Access to a contiguous dataset by MPI-IO, at its offset in a file, with any build of h5py."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from mpi4py import MPI
 from pdgemm.io.pieces import Transfer, open_on_all
 from pdgemm.support.files import file_error
 
-# Open MPI makes a semaphore in /dev/shm for every file, for shared file pointers, which nobody here uses.  Without room
-# for it files cannot be opened, or ranks wait forever for those that failed.  This is read when the first is opened;
-# a program that has shared file pointers of its own sets it to "sm".
+# Open MPI creates a semaphore in /dev/shm for every file, for shared file pointers, which are not used here.  If that
+# is full, files cannot be opened, or ranks wait for ever for those that failed.  Open MPI reads the variable at the
+# first open; a program that uses shared file pointers sets it to "sm".
 os.environ.setdefault("OMPI_MCA_sharedfp", "individual")
 
 
@@ -23,9 +23,9 @@ os.environ.setdefault("OMPI_MCA_sharedfp", "individual")
 def opened(
     path: Path, offset: int, cols: int, stored: np.dtype, comm: MPI.Intracomm, write: bool = False
 ) -> Iterator[Transfer]:
-    """What reads or writes whole rows, or parts of one, of the matrix at byte `offset`.  Collective, each transfer not.
+    """Open the matrix at byte `offset`; the result reads or writes whole rows or a part of one.  Collective.
 
-    cols, stored : of the whole matrix;  what is read is converted to the type of the array that it is for.
+    cols, stored : columns and type of the whole matrix.  A transfer is local, and converts to the type of its array.
     """
     mode = MPI.MODE_WRONLY if write else MPI.MODE_RDONLY
     with open_on_all(comm, path, lambda: MPI.File.Open(comm, str(path), mode), MPI.File.Close) as file:
@@ -40,7 +40,7 @@ def opened(
                 move(at, [there, MPI.BYTE], status)
                 moved = status.Get_count(MPI.BYTE)
                 if moved != there.nbytes:
-                    done = "written" if write else "read, the file is cut short"
+                    done = "written" if write else "read, the file is truncated"
                     raise OSError(f"of {there.nbytes} bytes at byte {at} only {max(0, moved)} were {done}")
             except Exception as bad:
                 raise file_error(path, bad) from bad

@@ -1,7 +1,7 @@
-"""A matrix to and from a file in pieces, of which each rank has a share that lies in the file in one box.
+"""Transfers between a matrix and a file in pieces, of which each rank accesses one rectangular block.
 
-Whatever the layout of the matrix, a rank's share of a piece is some whole rows, or a part of one row: contiguous bytes.
-(A file type of MPI for a block-cyclic layout has an entry for each run of a rank's elements.)
+For any layout of the matrix, a rank's block of a piece is some whole rows, or a part of one row: contiguous bytes.
+(An MPI file type for a block-cyclic layout would have an entry for each contiguous run of a rank's elements.)
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import GuardedCallback, agree, together
 from pdgemm.support.files import file_error
 
-ELEMENTS = 1 << 19  # of a rank's share of a piece
-INDICES = 1 << 17  # rows or columns of a piece: where blocks are small, its exchange has, and keeps, arrays as long
+ELEMENTS = 1 << 19  # the largest block of a rank in a piece
+INDICES = 1 << 17  # the most rows or columns of a piece: its redistribution may keep arrays of that length
 
 T = TypeVar("T")
 Progress = Callable[[int, int], object]
-Transfer = Callable[[int, int, np.ndarray], object]  # first row, first column, elements; empty arrays too
+Transfer = Callable[[int, int, np.ndarray], object]  # (first row, first column, elements), which may be empty
 
 
 class Piece(NamedTuple):
-    """Rows and columns `start` to `stop` of a dataset, dealt to the ranks in order, one block each."""
+    """Rows and columns `start` to `stop` of a dataset, distributed over the ranks in order, one block each."""
 
     start: tuple[int, int]
     layout: Distribution
@@ -41,7 +41,7 @@ class Piece(NamedTuple):
         return self.start[0] + self.layout.shape[0], self.start[1] + self.layout.shape[1]
 
     def share(self, rank: int) -> tuple[int, int, tuple[int, int]]:
-        """First row and column of what a rank has of it, and its shape."""
+        """Return the first row and column of the block of a rank, and its shape."""
         coords = divmod(rank, self.layout.cols.parts)
         places = zip(self.start, (self.layout.rows, self.layout.cols), coords)
         row, col = (first + dim.block * part if dim.count(part) else first for first, dim, part in places)
@@ -49,39 +49,39 @@ class Piece(NamedTuple):
 
 
 def cut(shape: tuple[int, int], unit: tuple[int, int], ranks: int, period: tuple[int, int] = (1, 1)) -> list[Piece]:
-    """A dataset in as few pieces as the bounds allow.
+    """Return the pieces of a dataset, as few as the bounds allow.
 
-    unit   : rows and columns that are read or written together, those of a chunk.
-    period : rows and columns after which the layout of the matrix begins again.  Pieces of whole periods have exchanges
-             that are alike, of which one is kept.
+    unit   : rows and columns that are accessed together, those of a chunk.
+    period : rows and columns after which the layout of the matrix repeats.  Pieces of whole periods share the plan of
+             one redistribution.
     """
     (m, n), (u, v) = shape, unit
     if not m * n:
         return []
-    wide = _share(n, v, 1, min(ELEMENTS // u, INDICES), period[1])
-    tall = _share(m, u, ranks, min(ELEMENTS // wide, INDICES // ranks), period[0]) if wide >= n else u
-    down = (ranks, 1), (tall, wide)  # ranks below each other, with whole rows or parts of one
+    cols = _share(n, v, 1, min(ELEMENTS // u, INDICES), period[1])
+    rows = _share(m, u, ranks, min(ELEMENTS // cols, INDICES // ranks), period[0]) if cols >= n else u
+    down = (ranks, 1), (rows, cols)  # a column of ranks, with whole rows or a part of one
     across = (1, ranks), (u, _share(n, v, ranks, min(ELEMENTS // u, INDICES // ranks), period[1]))
 
-    def steps(way: tuple[tuple[int, int], tuple[int, int]]) -> tuple[range, range]:
-        return tuple(range(0, size, parts * most) for size, parts, most in zip(shape, *way))  # type: ignore[return-value]
+    def steps(grid: tuple[int, int], block: tuple[int, int]) -> tuple[range, range]:
+        return range(0, m, grid[0] * block[0]), range(0, n, grid[1] * block[1])
 
-    way = min(down, across, key=lambda way: len(steps(way)[0]) * len(steps(way)[1]))
+    grid, block = min(down, across, key=lambda x: len(steps(*x)[0]) * len(steps(*x)[1]))
 
-    def dealt(axis: int, start: int, step: int) -> BlockCyclic:
+    def distributed(axis: int, start: int, step: int) -> BlockCyclic:
         held = min(shape[axis] - start, step)
-        return BlockCyclic(held, _share(held, unit[axis], way[0][axis], way[1][axis]), way[0][axis])
+        return BlockCyclic(held, _share(held, unit[axis], grid[axis], block[axis]), grid[axis])
 
-    rows, cols = steps(way)
+    row_steps, col_steps = steps(grid, block)
     return [
-        Piece((row, col), Distribution(dealt(0, row, rows.step), dealt(1, col, cols.step)))
-        for row in rows
-        for col in cols
+        Piece((row, col), Distribution(distributed(0, row, row_steps.step), distributed(1, col, col_steps.step)))
+        for row in row_steps
+        for col in col_steps
     ]
 
 
 def _share(size: int, unit: int, ranks: int, most: int, period: int = 1) -> int:
-    """An even share in whole units, at most `most` if one unit is not more; all shares in whole periods if they fit."""
+    """Return an even share of at most `most` in whole units, at least one; all shares are whole periods if possible."""
     units = max(1, min(most // unit, -(-size // (unit * ranks))))
     alike = period // gcd(period, unit * ranks)
     return unit * (units - units % alike if units > alike and units * unit * ranks < size else units)
@@ -91,7 +91,7 @@ def _share(size: int, unit: int, ranks: int, most: int, period: int = 1) -> int:
 def open_on_all(
     comm: MPI.Intracomm, path: Path, opening: Callable[[], T], closing: Callable[[T], object]
 ) -> Iterator[T]:
-    """A file that all ranks open and close, or an exception on all.  Collective; the block raises on all or none."""
+    """Open and close a file on all ranks, or raise on all.  Collective; the block raises on all ranks or none."""
     file, error = None, None
     try:
         file = opening()
@@ -106,14 +106,14 @@ def open_on_all(
             closing(file)
         raise
     try:
-        closing(file)  # what was written may be found to have no room only now
+        closing(file)  # a full disk may be reported only now
     except Exception as bad:
         error = file_error(path, bad)
     agree(comm, error)
 
 
 def write(matrix: DistMatrix, put: Transfer, unit: tuple[int, int], progress: Progress | None = None) -> None:
-    """The dataset := matrix.  Collective over its grid; `put` is called on all ranks equally often."""
+    """Write the matrix to the dataset.  Collective over its grid; all ranks call `put` equally often."""
     for part, staged, start in _each(matrix, unit, progress):
         redistribute(part, staged)
         with together(matrix.grid.comm):
@@ -121,7 +121,7 @@ def write(matrix: DistMatrix, put: Transfer, unit: tuple[int, int], progress: Pr
 
 
 def read(matrix: DistMatrix, get: Transfer, unit: tuple[int, int], progress: Progress | None = None) -> None:
-    """matrix := the dataset.  Collective over its grid; `get` is called on all ranks equally often."""
+    """Read the matrix from the dataset.  Collective over its grid; all ranks call `get` equally often."""
     for part, staged, start in _each(matrix, unit, progress):
         with together(matrix.grid.comm):
             get(*start, staged.local)
@@ -129,7 +129,7 @@ def read(matrix: DistMatrix, get: Transfer, unit: tuple[int, int], progress: Pro
 
 
 def checksum(shape: tuple[int, int], dtype: np.dtype, get: Transfer, unit: tuple[int, int], comm: MPI.Intracomm) -> str:
-    """The checksum of the dataset, as that of a matrix.  Collective."""
+    """Return the checksum of the dataset, equal to that of the matrix.  Collective."""
     total = zero()
     for piece in cut(shape, unit, comm.size):
         row, col, (rows, cols) = piece.share(comm.rank)
@@ -143,14 +143,14 @@ def checksum(shape: tuple[int, int], dtype: np.dtype, get: Transfer, unit: tuple
 def _each(
     matrix: DistMatrix, unit: tuple[int, int], progress: Progress | None
 ) -> Iterator[tuple[DistMatrix, DistMatrix, tuple[int, int]]]:
-    """Each piece as a part of the matrix, and as it meets the file; where this rank's share begins."""
+    """Yield each piece as a part of the matrix, and in the layout of the file, with the start of this rank's block."""
     comm, base, notify = matrix.grid.comm, matrix.grid.base, GuardedCallback(progress)
     m, n = matrix.distribution.rows, matrix.distribution.cols
     found = cut(matrix.shape, unit, comm.size, (m.block * m.parts, n.block * n.parts))
     staged = None
     for number, piece in enumerate(found, 1):
         if staged is None or staged.distribution != piece.layout:
-            staged = None  # its room is the next one's
+            staged = None  # free it before the next one is allocated
             grid = base.work_grid(piece.layout.grid_shape, 1, tuple(range(comm.size)))
             staged = DistMatrix.empty(piece.layout.shape, grid=grid, block=piece.layout.block, dtype=matrix.dtype)
         rows, cols = (slice(*ends) for ends in zip(piece.start, piece.stop))

@@ -1,7 +1,7 @@
-"""What there is to know about a dataset before it is read or replaced: which file has its bytes, where, in what form.
+"""Inspection of a dataset before it is read or replaced: the file of its bytes, their offset, layout and type.
 
-A name may lead through links into another file, and a dataset may have its bytes in others: external links, virtual
-datasets, external raw storage.  So file, layout, place and type are asked of the object that a name leads to.
+A name may lead through links into another file, and a dataset may store its bytes in others: external links, virtual
+datasets, external raw storage.  So file, layout, offset and type are those of the object that a name resolves to.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Seen = set[tuple[Path, State | None]]
 
 
 class Stored(NamedTuple):
-    """What rank 0 learns about a dataset.
+    """The properties of a dataset that rank 0 reads.
 
-    file      : the one that the name leads to.
-    offset    : where its bytes lie in `file`, if they lie in one piece and as NumPy has them in memory.
+    file      : the file that the name resolves to.
+    offset    : the byte offset in `file`, if the elements are contiguous and stored as NumPy holds them in memory.
     unit      : rows and columns that are read together.
-    scattered : its bytes lie in files beside HDF5's own, or in other datasets.
-    states    : of all files that have some of its bytes, or a link on the way to them, so that a change is seen.
+    scattered : the bytes are in external files, or in other datasets.
+    states    : the states of all files with some of its bytes, or a link to them, for detecting changes.
     """
 
     shape: tuple[int, int]
@@ -47,11 +47,11 @@ class Stored(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Where a name leads.
+    """The object that a name resolves to.
 
-    file  : the one that it starts in.
-    item  : the object, None where there is none.
-    other : the file that it ends in, or would, if an external link is on the way.
+    file  : the file that the name starts in.
+    item  : the object; None if there is none.
+    other : the last file, which may not exist, if the name goes through an external link.
     """
 
     file: h5py.File
@@ -60,17 +60,17 @@ class Found(NamedTuple):
 
 
 def check_names(path: Path, name: str) -> None:
-    """Can both be handed to HDF5 and MPI?"""
+    """Raise FileError for names that HDF5 and MPI cannot take."""
     try:
-        spelt = os.fsencode(path) + name.encode()  # the name of a file may be any bytes
+        spelt = os.fsencode(path) + name.encode()  # file names may be undecodable
     except UnicodeEncodeError:
         spelt = b"\0"
-    if b"\0" in spelt:  # at which HDF5 would end the name
+    if b"\0" in spelt:  # HDF5 would truncate the name there
         raise FileError(f"{f'{path}:{name}'!a} names no dataset: no name has a NUL or a lone surrogate in it")
 
 
 def inspect(path: Path, name: str) -> Stored:
-    """A dataset of a file, wherever its name leads."""
+    """Return the properties of the dataset that a name resolves to."""
     check_names(path, name)
     seen: Seen = set()
     with followed(path, name, seen) as (file, dataset, other):
@@ -95,17 +95,17 @@ def inspect(path: Path, name: str) -> Stored:
 
 
 def check_unchanged(what: str, stored: Stored) -> None:
-    """Are all files that were read those that were inspected?"""
+    """Raise FileError if a file has changed since it was inspected."""
     for file, before in stored.states:
         if state(file) != before:
-            raise FileError(f"{what}: {file} was changed while it was read; load it again when nobody writes to it")
+            raise FileError(f"{what}: {file} was changed while it was read; load it when no other program writes to it")
 
 
 @contextmanager
 def followed(path: Path, name: str, seen: Seen) -> Iterator[Found]:
-    """Open a file, and those that a name leads into, a link at a time: HDF5 would open a FIFO, and wait for ever.
+    """Open a file, and those that a name leads into, link by link, as HDF5 would block at opening a FIFO.
 
-    seen : gets the states of all of them.
+    seen : receives the states of all of them.
     """
     with ExitStack() as stack:
         file = first = stack.enter_context(_opened(path, seen))
@@ -119,7 +119,7 @@ def followed(path: Path, name: str, seen: Seen) -> Iterator[Found]:
                 here = here.get(part) if link else None
                 continue
             links += 1
-            if links > _MOST_LINKS:  # a circle
+            if links > _MOST_LINKS:  # a cycle
                 raise FileError(f"{path}: {name} leads through too many links")
             parts += link.path.split("/")[::-1]
             if isinstance(link, h5py.ExternalLink):
@@ -133,16 +133,16 @@ def followed(path: Path, name: str, seen: Seen) -> Iterator[Found]:
 
 
 def _opened(path: Path, seen: Seen) -> h5py.File:
-    """An HDF5 file, whose state is seen as it was before, and as it is of what is open now."""
+    """Open an HDF5 file, and add its state before and after to `seen`."""
     with naming(path):
-        before = state(path)  # raises OSError for what is not a file
-        file = h5py.File(path, "r", driver="sec2")  # of which the handle is a descriptor
+        before = state(path)  # raises OSError for anything but a regular file
+        file = h5py.File(path, "r", driver="sec2")  # whose handle is a file descriptor
         seen.update([(path, before), (path, state_of(file.id.get_vfd_handle()))])
         return file
 
 
 def _search(name: str, file: h5py.File, variable: str) -> Path | None:
-    """The file that a link or a virtual dataset in another one names, where HDF5 looks for it."""
+    """Return the file that a link or virtual dataset names, by the search path of HDF5; None if there is none."""
     folder, real = (str(Path(x).parent) for x in (file.filename, os.path.realpath(str(file.filename))))
     prefixes = [x.replace("${ORIGIN}", folder) for x in os.environ.get(variable, "").split(":") if x]
     tried = [Path(name)] if Path(name).is_absolute() else []
@@ -150,13 +150,13 @@ def _search(name: str, file: h5py.File, variable: str) -> Path | None:
     for there in filter(os.path.exists, tried):
         with naming(there):
             check_ordinary(there.stat())
-            if h5py.is_hdf5(there):  # HDF5 passes over others
+            if h5py.is_hdf5(there):  # HDF5 skips others
                 return there
     return None
 
 
 def check_target(path: Path, name: str) -> bool:
-    """Refuse a name that no dataset may be given; is the one that stands there now all that the file holds?"""
+    """Raise FileError for a name that cannot be saved to; return whether the file holds only that dataset."""
     check_names(path, name)
     if not name.strip("/."):
         raise FileError(f"{path}: {name!r} is not the name of a dataset")
@@ -166,35 +166,35 @@ def check_target(path: Path, name: str) -> bool:
         if other:
             raise FileError(f"{path}: {name} leads by a link into another file, {other}: save there, by its name there")
         if old is not None and not isinstance(old, h5py.Dataset):
-            raise FileError(f"{path}: {name} is there already, as another kind of object")
+            raise FileError(f"{path}: {name} exists already, and is not a dataset")
         alone = old is not None and list(file) == [name.strip("/")]
         return alone and not (file.attrs or file.userblock_size or file["/"].id.get_comment(b"."))
 
 
 def unit(dataset: h5py.Dataset) -> tuple[int, int]:
-    """Rows and columns that are best read and written together: a chunk, unless it is too large."""
+    """Return the rows and columns to be accessed together: a chunk, unless it is too large."""
     rows, cols = dataset.chunks or (1, 1)
     return (rows, cols) if rows * cols * dataset.dtype.itemsize <= _MOST_CHUNK else (1, 1)
 
 
 def _offset(dataset: h5py.Dataset, what: str) -> int | None:
-    """Where the elements lie in their file as they would in memory, or None."""
+    """Return the offset of elements that are stored contiguously and as in memory, or None."""
     in_one_piece = dataset.id.get_create_plist().get_layout() == h5py.h5d.CONTIGUOUS and not dataset.external
     as_in_memory = in_one_piece and dataset.dtype.kind in "biufc" and dataset.dtype.isnative
-    # what HDF5 has as a number need not be one of NumPy's: other exponents, padding, an enumeration
+    # numbers of HDF5 may differ from NumPy's: other exponents, padding, an enumeration
     if not as_in_memory or dataset.id.get_type() != h5py.h5t.py_create(np.dtype(dataset.dtype.str)):
         return None
-    offset: int | None = dataset.id.get_offset()  # of the file, with its user block; None where nothing was written yet
+    offset: int | None = dataset.id.get_offset()  # in the file, user block included; None before allocation
     end = state_of(dataset.file.id.get_vfd_handle()).size
     if offset is not None and offset + dataset.nbytes > end:
-        raise FileError(f"{what} is cut short: it ends at byte {offset + dataset.nbytes}, its file at {end}")
+        raise FileError(f"{what} is truncated: it ends at byte {offset + dataset.nbytes}, its file at {end}")
     return offset
 
 
 def _check_sources(dataset: h5py.Dataset, what: str, seen: Seen, depth: int = 0) -> None:
-    """Are all other files there that hold elements of a dataset?  Where one is missing HDF5 would make them up."""
+    """Raise FileError if a file with elements of a dataset is missing; HDF5 would return fill values."""
     if depth > _MOST_LINKS:
-        raise FileError(f"{what} has elements in itself")
+        raise FileError(f"{what} is a virtual dataset that contains itself")
     folder = Path(dataset.file.filename).parent
     wanted = dataset.nbytes
     for name, offset, size in dataset.external or ():
@@ -222,18 +222,18 @@ def _check_sources(dataset: h5py.Dataset, what: str, seen: Seen, depth: int = 0)
 
 
 def _covers(source: h5py.Dataset, part: Any) -> bool:
-    """Has the source all elements that the virtual dataset takes from it?"""
+    """Return whether the source has all elements that the virtual dataset maps."""
     if part.src_space.get_select_type() == h5py.h5s.SEL_ALL:
         return bool(source.size == part.vspace.get_select_npoints())
     try:
         _, last = part.src_space.get_select_bounds()
-    except RuntimeError:  # as many as there are
+    except RuntimeError:  # an unlimited selection
         return True
     return source.ndim == len(last) and all(at < size for at, size in zip(last, source.shape))
 
 
 def _contents(file: h5py.File) -> str:
-    """The datasets of a file, at most ten."""
+    """Return the names of the datasets of a file, at most ten."""
     found: list[str] = []
 
     def visit(name: str, item: Any) -> bool | None:

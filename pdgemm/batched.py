@@ -1,6 +1,6 @@
-"""Many small independent products, C_i := alpha op(A_i) op(B_i) + beta C_i: nothing is sent.
+"""Batches of small independent products C_i := alpha op(A_i) op(B_i) + beta C_i, which need no communication.
 
-Stacks are multiplied by one loop inside NumPy, or in chunks that stay in cache where they are converted or scaled.
+Stacks are multiplied by one NumPy call, or in chunks that stay in cache where they are converted or scaled.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from pdgemm.model.formulas import gemm_flops
 from pdgemm.support.agreement import together
 
 CHUNK_BYTES = 1 << 20  # temporaries of this size stay in cache
-DEVICE_CHUNK_BYTES = 1 << 28  # of a device, to which a call costs more
-LARGE_BYTES = 1 << 17  # for items of this size temporaries cost more than a call of BLAS for each
+DEVICE_CHUNK_BYTES = 1 << 28  # larger on a device, where a call has more overhead
+LARGE_BYTES = 1 << 17  # for items of this size temporaries cost more than one BLAS call per item
 
 
 def matmul_batched(
@@ -44,15 +44,15 @@ def matmul_batched(
     accumulate_dtype: Any = None,
     check: bool = True,
 ) -> Batch:
-    """C_i := alpha op(A_i) op(B_i) + beta C_i for all items i.  Collective over A.comm, for the check alone.
+    """Compute C_i := alpha op(A_i) op(B_i) + beta C_i for all items i.  Collective over A.comm, for the check alone.
 
     A, B : Batch with op(A_i) (m_i, k_i) and op(B_i) (k_i, n_i), of the same owners.  float16, bfloat16, float32,
         float64, complex64, complex128 or int8, not necessarily the same.
-    C : Batch (m_i, n_i) of the same owners, overwritten.  None: C is made.
+    C : Batch (m_i, n_i) of the same owners, overwritten.  None: C is allocated.
     alpha, beta : scalars of C's type.  beta == 0: C is not read.  alpha == 0 or k_i == 0: A_i and B_i are not.
     transa, transb : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H.
     accumulate_dtype : as for `pdgemm`.  Operands are converted in chunks of the batch, never whole stacks.
-    check : False skips the allreduce that makes all ranks raise the same exception; nothing else is sent.
+    check : False skips the allreduce that makes all ranks raise the same exception; there is no other communication.
 
     Returns C; `C.report` is a BatchReport.
 
@@ -64,7 +64,7 @@ def matmul_batched(
     start = perf_counter()
     if not isinstance(A, Batch):  # without a batch there is no communicator to agree on
         raise DTypeError(f"A is a Batch, got {type(A).__name__}")
-    with together(A.comm, check) as said:
+    with together(A.comm, check) as description:
         for name, x in (("A", A), ("B", B), ("C", C)):
             if x is not None or name == "B":
                 _check_batch(name, x, A)
@@ -77,18 +77,18 @@ def matmul_batched(
             items = empty_items(shapes[own], shapes, dtype, A.device)
             C = Batch(items, shapes, A.owner, dtype, A.comm, A.device)
         else:
-            _check_shapes("C is not as high as op(A) and as wide as op(B)", (shapes, C.shapes), left, right, C)
+            _check_shapes("shape mismatch: C is not of the shape of op(A) op(B)", (shapes, C.shapes), left, right, C)
             _check_memory(A, B, C)
         accumulate, _ = accumulation(A.dtype, B.dtype, C.dtype, accumulate_dtype)
         alpha, beta = as_scalar(alpha, C.dtype, "alpha"), as_scalar(beta, C.dtype, "beta")
         flops = gemm_flops(1, 1, 1, accumulate.kind == "c") * mnk.prod(axis=0) * (alpha != 0)
-        said += [
+        description += [
             f"matmul_batched of {len(C)} items, {flops.sum()} flops",
             transa.upper(),
             transb.upper(),
             f"alpha={alpha}",
         ]
-        said += [f"beta={beta}", A.dtype, B.dtype, C.dtype, accumulate]
+        description += [f"beta={beta}", A.dtype, B.dtype, C.dtype, accumulate]
         conjugate = (conjugate_a, conjugate_b)
         multiply: Callable[[Any, Any, Any], None]
         if C.device:
@@ -112,7 +112,7 @@ def matmul_batched(
 
 
 def _factors(accumulate: np.dtype, k: np.ndarray) -> np.dtype:
-    """The type that BLAS multiplies in: for whole numbers one that adds k products exactly, up to k = 2**38."""
+    """Return the type that BLAS multiplies in: for integers one that sums k products exactly, up to k = 2**38."""
     if accumulate in dtypes.BLAS:
         return accumulate
     return np.dtype("f4" if k.max(initial=0) <= EXACT_WIDTH else "f8")
@@ -120,7 +120,7 @@ def _factors(accumulate: np.dtype, k: np.ndarray) -> np.dtype:
 
 @dataclass(frozen=True)
 class _OnDevice:
-    """`_Multiply` of stacks on a device, in chunks where they are converted."""
+    """Multiplies stacks on a device as `_Multiply` does, in chunks where they are converted."""
 
     alpha: Any
     beta: Any
@@ -152,9 +152,9 @@ class _OnDevice:
 
 
 class _Multiply:
-    """C := alpha op(A) op(B) + beta C for stacks of this rank, op the conjugate or nothing.
+    """Computes C := alpha op(A) op(B) + beta C for stacks of this rank, where op is the conjugate or the identity.
 
-    types : of A, B and C;  conjugate : A, B;  mnk : (3, items), m, n and k of all products to come.
+    types : of A, B and C;  conjugate : of A and B;  mnk : (3, items), m, n and k of all products.
     """
 
     def __init__(
@@ -166,15 +166,15 @@ class _Multiply:
         conjugate: tuple[bool, bool],
         mnk: np.ndarray,
     ) -> None:
-        integers = types[2].kind == "i"  # numbers modulo 2**32, added up modulo 2**64
+        integers = types[2].kind == "i"  # int32 modulo 2**32, accumulated modulo 2**64
         self.alpha, self.beta = alpha, beta
         self.sums = np.dtype(np.int64) if integers else dtypes.arithmetic(accumulate, types[2])
         self.factors = _factors(accumulate, mnk[2])
         self.conjugate = conjugate
         self.alike = set(types) == {self.factors} and not any(conjugate)
-        self.plain = (self.alpha, self.beta) == (1, 0) and not integers
+        self.unscaled = (self.alpha, self.beta) == (1, 0) and not integers
         need = self._item_bytes(*mnk)
-        # made before the check, for whole items; those of one type that are large need none
+        # allocated before the check, for whole items; large items of one type need no workspace
         self.room = np.empty(max(0 if self.alike else need.max(initial=0), min(CHUNK_BYTES, need.sum())), np.uint8)
 
     def _item_bytes(self, m: Any, n: Any, k: Any) -> Any:
@@ -185,7 +185,7 @@ class _Multiply:
         item_bytes = self._item_bytes(m, n, k)
         if self.alpha == 0 or k == 0:
             self._scale(C)
-        elif self.alike and self.plain:
+        elif self.alike and self.unscaled:
             np.matmul(A, B, out=C)
         elif self.alike and item_bytes > LARGE_BYTES:
             for a, b, c in zip(A, B, C):
@@ -197,7 +197,7 @@ class _Multiply:
                 a, room = self._ready(A[part], self.conjugate[0], room)
                 b, room = self._ready(B[part], self.conjugate[1], room)
                 np.matmul(a, b, out=product)
-                Combine(self.alpha, self.beta, None if self.plain else pair)(C[part], product)
+                Combine(self.alpha, self.beta, None if self.unscaled else pair)(C[part], product)
 
     def _scale(self, C: np.ndarray) -> None:
         if self.beta == 0 or self.alike:
@@ -207,7 +207,7 @@ class _Multiply:
                 Combine(self.beta, 0, _cut(self.room, (2, C[part].size), self.sums)[0])(C[part], C[part])
 
     def _ready(self, x: np.ndarray, conjugate: bool, room: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """A stack as it is multiplied, converted in `room` if need be; what is left of the room."""
+        """Return a stack, converted into `room` where necessary, and the rest of the workspace."""
         if x.dtype == self.factors and not conjugate:
             return x, room
         converted, room = _cut(room, x.shape, self.factors)
@@ -216,13 +216,13 @@ class _Multiply:
 
 
 def _cut(room: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-    """An array at the start of `room`, and what is left."""
+    """Return an array at the start of `room`, and the rest of it."""
     nbytes = dtype.itemsize * prod(shape)
     return room[:nbytes].view(dtype).reshape(shape), room[nbytes:]
 
 
 def _op(x: Batch, trans: str, name: str) -> tuple[Batch, bool]:
-    """The batch, or its transposes; and whether they are to be conjugated."""
+    """Return the batch or its transposes, and whether they have to be conjugated."""
     trans = op_letter(trans, name)
     if trans == "N":
         return x, False
@@ -245,7 +245,7 @@ def _check_batch(name: str, x: Any, A: Batch) -> None:
     if len(x) != len(A):
         raise LayoutError(f"A has {len(A)} items, {name} has {len(x)}")
     for item in np.flatnonzero(x.owner != A.owner)[:1]:
-        raise LayoutError(f"item {item} of A lies on rank {A.owner[item]}, of {name} on rank {x.owner[item]}")
+        raise LayoutError(f"item {item} of A is on rank {A.owner[item]}, of {name} on rank {x.owner[item]}")
 
 
 def _check_shapes(problem: str, equal: tuple[np.ndarray, np.ndarray], *batches: Batch) -> None:
@@ -257,12 +257,12 @@ def _check_shapes(problem: str, equal: tuple[np.ndarray, np.ndarray], *batches: 
 
 
 def _check_memory(A: Batch, B: Batch, C: Batch) -> None:
-    """Can C be written to without harm to A, to B, and to other items of C?"""
+    """Raise ArgumentError where C is read-only, or shares memory with A, with B or among its own items."""
     parts = {name: arrays(x) for name, x in zip("ABC", (A, B, C))}
     if not all(writeable(x) for x in parts["C"]):
         raise ArgumentError("C is read-only")
     found = [(name, shadow(x)) for name, part in parts.items() for x in part if x.size]
-    before: list[tuple[int, str, np.ndarray]] = []  # those that reach beyond the start of the next
+    before: list[tuple[int, str, np.ndarray]] = []  # arrays that may overlap the next one
     for start, end, number in sorted((*byte_bounds(x), number) for number, (_, x) in enumerate(found)):
         name, x = found[number]
         before = [other for other in before if other[0] > start]

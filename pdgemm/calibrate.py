@@ -1,4 +1,4 @@
-"""Measure what `machine.Machine` has to know, on the ranks at hand."""
+"""Measure the parameters of `model.machine.Machine` on the ranks of a communicator."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from mpi4py import MPI
 
 from pdgemm.algorithms.accumulator import SLAB_ROWS
 from pdgemm.algorithms.redistribution import redistribute
+from pdgemm.arrays.dtypes import BLAS
 from pdgemm.blas.local_gemm import gemm_accumulate
 from pdgemm.gemm import pdgemm
 from pdgemm.grids.process_grid import ProcessGrid
@@ -22,23 +23,23 @@ from pdgemm.instrument.recorder import Recorder
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.model.formulas import gemm_flops
 from pdgemm.model.machine import Link, Machine, touched
-from pdgemm.movers import BY_MPI
+from pdgemm.model.mover_registry import by_messages
+from pdgemm.movers import BROADCASTS
 from pdgemm.movers.pipeline import PanelRing, Slot, Transfers
 from pdgemm.movers.shift import shift
 from pdgemm.support.agreement import GuardedCallback
 
-DTYPES = ("float32", "float64", "complex64", "complex128")
 WIDTHS = (8, 32, 128, 512)
-_SIDE = 768  # of local products
+_SIDE = 768  # rows and columns of C in local products
 _SMALL, _LARGE = 1, 1 << 18  # words of a message
 _REPEATS = 7
 
 
 def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None = None) -> Machine:
-    """The machine of these ranks, as rank 0 sees it.  Collective; takes seconds.
+    """Measure the machine of these ranks, and return it as measured on rank 0.  Collective; takes seconds.
 
-    All ranks compute and send at the same time, as they do in a product.  Links between nodes are measured where
-    the ranks are on several, by one rank of each; else, and where there is one rank, the defaults stay.
+    All ranks compute and send at the same time, as they do in a product.  Links between nodes are measured by one
+    rank of each node where there are several nodes; otherwise, and on a single rank, they keep their defaults.
     """
     default, done, notify = Machine(), iter(range(1, 9)), GuardedCallback(progress)
 
@@ -48,7 +49,7 @@ def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None
     with ProcessGrid(comm, (1, comm.size)) as grid:
         copy, fresh = _copy(grid.comm), _fresh(grid.comm)
         step()
-        gamma = {dtype: {width: _rate(grid.comm, dtype, width, copy) for width in WIDTHS} for dtype in DTYPES}
+        gamma = {dtype: {width: _rate(grid.comm, dtype, width, copy) for width in WIDTHS} for dtype in map(str, BLAS)}
         step()
         intra, inter = dict(default.intra), dict(default.inter)
         if grid.comm.allreduce(grid.node.size > 1, MPI.LAND):  # a rank alone on its node has no partner to measure
@@ -78,20 +79,20 @@ def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None
             intra=intra,
             inter=inter,
             gamma=gamma,
-            copy=copy,
-            fresh=fresh,
+            copy_bandwidth=copy,
+            first_touch_bandwidth=fresh,
             overlap=overlap,
-            step=per_step,
-            call=call,
+            panel_overhead=per_step,
+            call_overhead=call,
         )
-        machine = grid.comm.bcast(machine, root=0)  # nodes have names of their own, and differ in size
+        machine = grid.comm.bcast(machine, root=0)  # names and sizes of nodes differ
     if notify.error is not None:
         raise notify.error
     return machine
 
 
 def _timed(comm: MPI.Comm, work: Callable[[], object], repeats: int = _REPEATS) -> float:
-    """Median over repeats of the slowest rank's seconds."""
+    """Return the seconds of the slowest rank, as the median over repeats."""
     work()
     seconds = []
     for _ in range(repeats):
@@ -103,7 +104,7 @@ def _timed(comm: MPI.Comm, work: Callable[[], object], repeats: int = _REPEATS) 
 
 
 def _rate(comm: MPI.Comm, dtype: str, width: int, copy: float) -> float:
-    """Flops per second of a rank: two panels of this width onto a square block, less their way through memory."""
+    """Return the flops per second of a rank that adds a product of two panels to a square block, without copies."""
     A, B = np.ones((_SIDE, width), dtype), np.ones((width, _SIDE), dtype)
     C = np.zeros((_SIDE, _SIDE), dtype)
     work = _SIDE, _SIDE, width
@@ -113,22 +114,22 @@ def _rate(comm: MPI.Comm, dtype: str, width: int, copy: float) -> float:
 
 
 def _copy(comm: MPI.Comm) -> float:
-    """Bytes per second of rows copied out of a larger array."""
+    """Return the bytes per second at which rows are copied from a larger array."""
     x, y = np.ones((2048, 2048)), np.empty((2048, 1024))
     return y.nbytes / _timed(comm, lambda: np.copyto(y, x[:, :1024]))
 
 
 def _fresh(comm: MPI.Comm) -> float:
-    """Bytes per second of new memory."""
+    """Return the first-touch bandwidth: bytes per second when newly allocated pages are written."""
     words = 1 << 22
     return 8 * words / _timed(comm, lambda: np.empty(words).fill(0))
 
 
 def _links(comm: MPI.Comm, all_: MPI.Comm) -> dict[str, Link]:
-    """alpha and beta of each way to travel among the ranks of comm, while the other communicators do the same."""
+    """Return the links among the ranks of comm, measured while the other communicators of `all_` do the same."""
     found = {}
     others = comm.size - 1
-    for name in BY_MPI:
+    for name in by_messages():
         panels = [_timed(all_, _broadcaster(comm, name, words)) for words in (_SMALL, _LARGE)]
         found[name] = _link(panels, words=_LARGE * others, messages=others)
     found["shift"] = _link([_timed(all_, _shifter(comm, words)) for words in (_SMALL, _LARGE)])
@@ -139,21 +140,21 @@ def _links(comm: MPI.Comm, all_: MPI.Comm) -> dict[str, Link]:
 
 
 def _link(seconds: list[float], words: int = _LARGE, messages: int = 1) -> Link:
-    """From the seconds of a small and a large transfer, `words` received in so many messages."""
+    """Fit a link to the seconds of a small and a large transfer, in which `words` are received in `messages`."""
     small, large = seconds
     return Link(max(1e-8, small / messages), max(1e-13, (large - small) / (words * 8)))
 
 
 def _broadcaster(comm: MPI.Comm, name: str, words: int) -> Callable[[], object]:
-    """Broadcasts from every rank in turn, one in flight behind the one waited for, as in SUMMA."""
-    room, recorder = np.empty(2 * words), Recorder()
+    """Return a function that broadcasts from every rank in turn with one broadcast of lookahead, as in SUMMA."""
+    buffers, recorder = np.empty(2 * words), Recorder()
 
     def work() -> None:
-        with PanelRing(2, room, np.empty(0)).used(recorder) as ring:
+        with PanelRing(2, buffers, np.empty(0)).used(recorder) as ring:
 
             def post(root: int) -> Slot:
                 slot = ring.take()
-                BY_MPI[name](comm, slot.buffer_a, root, slot, recorder)
+                BROADCASTS[name](comm, slot.buffer_a, root, slot, recorder)
                 return slot
 
             for _ in ring.prefetch(range(comm.size), post, 1):
@@ -180,7 +181,7 @@ def _reducer(comm: MPI.Comm, words: int) -> Callable[[], object]:
 
 
 def _exchange_beta(grid: ProcessGrid) -> float:
-    """Seconds of a byte from columns to rows: packed, sent and unpacked.  Its messages are those of a shift."""
+    """Return the seconds per byte of a redistribution from columns to rows, with packing and unpacking."""
     seconds, words = [], 0
     with ProcessGrid(grid.comm, (grid.size, 1)) as rows:
         for n in (grid.size, 256 * grid.size):
@@ -191,7 +192,7 @@ def _exchange_beta(grid: ProcessGrid) -> float:
 
 
 def _overlap(grid: ProcessGrid) -> float:
-    """Which part of a shift is hidden behind a product that takes as long, as the algorithms form it."""
+    """Return the fraction of a shift that is hidden behind a product of the same duration, in slabs as in a product."""
     comm, side = grid.row, 1024
     A, C, transfers = np.ones((side, side)), np.zeros((side, side)), Transfers(Recorder())
     slab = SLAB_ROWS if grid.ranks_per_node else side
@@ -217,18 +218,18 @@ def _overlap(grid: ProcessGrid) -> float:
         MPI.Request.Waitall(leaving)
 
     moving = _timed(comm, _shifter(grid.row, words))
-    together = _timed(comm, both)
-    return float(np.clip((product + moving - together) / min(product, moving), 0.0, 1.0))
+    overlapped = _timed(comm, both)
+    return float(np.clip((product + moving - overlapped) / min(product, moving), 0.0, 1.0))
 
 
 def _call(grid: ProcessGrid) -> float:
     A, B = DistMatrix.zeros((grid.size, grid.size), grid=grid), DistMatrix.zeros((grid.size, grid.size), grid=grid)
-    C, alphas = DistMatrix.zeros((grid.size, grid.size), grid=grid), cycle((1, 2))  # never what C was formed with last
+    C, alphas = DistMatrix.zeros((grid.size, grid.size), grid=grid), cycle((1, 2))  # no executor is reused
     return _timed(grid.comm, lambda: pdgemm(next(alphas), A, B, 0, C, algorithm="summa"), 4 * _REPEATS)
 
 
 def _step(grid: ProcessGrid, call: float) -> float:
-    """What a panel costs that is so small that it has no size."""
+    """Return the overhead of a panel, from products with panels of the least size."""
     panels = 64 * grid.size
     A = DistMatrix.zeros((1, panels), grid=grid, block=(1, 1))
     B = DistMatrix.zeros((panels, 1), grid=grid, block=(1, 1))

@@ -1,4 +1,4 @@
-"""pdgemm(): check together, plan, run."""
+"""pdgemm() checks its arguments on all ranks, plans the product and runs the plan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pdgemm.algorithms.prepared import Buffers, Prepared, beta_of, unchecked
-from pdgemm.algorithms.transport import nodes, private, reached
+from pdgemm.algorithms.transport import nodes, outside_node_memory, reached
 from pdgemm.arrays import device as devices
 from pdgemm.arrays import dtypes
 from pdgemm.arrays.integers import as_count
@@ -35,11 +35,13 @@ from pdgemm.matrix.argument_checks import (
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.model.machine import Machine, machine_at_hand, on_nodes
-from pdgemm.movers import SHARED
-from pdgemm.planning.algorithm_grids import ALGORITHMS
-from pdgemm.planning.candidates import Problem, Way
-from pdgemm.planning.planner import ProductPlan, fits, panel_width, plan_product, with_moves
-from pdgemm.schedules.product import READ
+from pdgemm.model.mover_registry import SHARED, reads
+from pdgemm.planning.algorithm_registry import choices, known
+from pdgemm.planning.candidate_table import Candidate
+from pdgemm.planning.candidates import Arrangement
+from pdgemm.planning.planner import considered, explain, fits, panel_width, plan_product
+from pdgemm.planning.problem import Problem
+from pdgemm.planning.product_plan import ProductPlan, with_moves
 from pdgemm.support.agreement import together
 
 
@@ -65,55 +67,55 @@ def pdgemm(
     progress: Callable[[int, int], object] | None = None,
     check: bool = True,
 ) -> DistMatrix:
-    """C := alpha op(A) op(B) + beta C.  Collective over the grid; arguments in the order of SciPy's BLAS.
+    """Compute C := alpha op(A) op(B) + beta C.  Collective over the grid; arguments are in the order of SciPy's BLAS.
 
     alpha, beta : scalars of C's type.  beta == 0: C is not read.  alpha == 0 or k == 0: A and B are not.
     A, B : DistMatrix with op(A) (m, k) and op(B) (k, n), of any blocks, sources and grids over the same ranks;
-        views too: A.T, A.H, A[i0:i1, j0:j1]; all of A, B and C on the host, or all on GPUs.  float16, bfloat16,
+        also views: A.T, A.H, A[i0:i1, j0:j1]; A, B and C are all on the host or all on GPUs.  float16, bfloat16,
         float32, float64, complex64, complex128 or int8, not necessarily the same.
-    C : DistMatrix (m, n) of any layout, overwritten; a view is overwritten where it lies, and nothing around it.
-        None: C is made, with the row layout of op(A) and the column layout of op(B) on the grid of A.
-    transa, transb : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H; the same as handing over A.T or A.H.
-    algorithm    : "auto": what takes the least time by the model, from the layouts of A, B and C as they are to that
-        of C, redistribution included; that has to pay off, for copies take memory.  Or one of
-        "summa"         C stays, panels of A and B are broadcast; takes any blocks as they lie;
-        "stationary_a"  A stays, for thin B and C; panels of B are broadcast, panels of C added up;
-        "stationary_b"  B stays, for flat A and C;
-        "cannon"        C stays, A and B go around a torus; grids where one side divides the other;
-        "2.5d"          layers that share the inner dimension, each by SUMMA or Cannon, whichever takes less time;
+    C : DistMatrix (m, n) of any layout, overwritten; a view is overwritten in place, without the elements around it.
+        None: C is allocated, with the row layout of op(A) and the column layout of op(B) on the grid of A.
+    transa, transb : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H; the same as passing A.T or A.H.
+    algorithm    : "auto": the least modelled time for the given layouts of A, B and C, redistribution included, which
+        is chosen only where it pays off, because copies take memory.  Or one of
+        "summa"         C is stationary, panels of A and B are broadcast; any blocks, without redistribution;
+        "stationary_a"  A is stationary, for thin B and C; panels of B are broadcast, panels of C are reduced;
+        "stationary_b"  B is stationary, for flat A and C;
+        "cannon"        C is stationary, A and B are shifted on a torus; grids where one side divides the other;
+        "2.5d"          layers that split the inner dimension, each by SUMMA or Cannon, whichever takes less time;
         "row", "column" "summa" or "cannon" on a P x 1 or 1 x P grid;
         "inner"         local products and one reduction, for huge k.
     shape, layers : of the grid of the product, Pr x Pc x layers <= ranks; by default the best ones.  It need not be
-        that of the matrices; communicators of new grids are kept for later products.
+        the grid of the matrices; communicators of new grids are kept for later products.
     lookahead    : panels in flight behind the one in use, >= 0.
-    panel_width  : widest panel, in inner indices; by default what the model says.
+    panel_width  : largest panel width, in inner indices; by default chosen by the model.
     memory_limit : bytes per rank for all buffers beyond A, B and C: panels, messages, copies of redistributed
-        matrices, and sums where C has another type than accumulate_dtype.
-    mover        : how panels come from their owners: "shared" (read in place, in memory that the ranks of a node
-        share, and so are parts of sums; relayed once to each other node), "ibcast" (MPI_Ibcast), "ring"
+        matrices, and partial sums where the type of C is not accumulate_dtype.
+    mover        : how panels are transferred from their owners: "shared" (panels and partial sums are read in place in
+        node-shared memory, and panels relayed once to each other node), "ibcast" (MPI_Ibcast), "ring"
         (point-to-point), "mpi" (either of the two, by the model), or "auto": "shared" where ranks share memory, else
-        by the model.  Of matrices on GPUs "shared" is for ranks on one GPU; "ipc" copies panels of other GPUs of the
-        node, "nccl" broadcasts them with one rank per GPU, "mpi" hands pointers to them to MPI, "staged" sends them
-        through memory of the host; "auto" is the first of these that works.
-    accumulate_dtype : type in which products are added up.  By default the common type of A, B and C; for 16-bit
+        by the model.  For matrices on GPUs "shared" is for ranks on one GPU; "ipc" copies panels of other GPUs of the
+        node, "nccl" broadcasts them with one rank per GPU, "mpi" passes device pointers to MPI, "staged" sends them
+        through host memory; "auto" is the first of these that is available.
+    accumulate_dtype : type in which products are accumulated.  By default the common type of A, B and C; for 16-bit
         types float32, for int8 int32.  Panels are converted one by one, never whole matrices.
-    compute_type : what operands are rounded to, panel by panel, before they are multiplied; sums are in float32
-        (complex64) then, and no flops are faster than those of the type: "float32", "tf32" (11 bits, on GPUs; a CPU
-        does not round), "float16" or "bfloat16" (real matrices).  None: nothing is rounded.
-    machine      : what messages and flops take, by default the file that PDGEMM_MACHINE names (`pdgemm calibrate`
-        writes it), or an ordinary cluster.
+    compute_type : type to which operands are rounded, panel by panel, before they are multiplied; products are then
+        accumulated in float32 (complex64): "float32", "tf32" (11 bits, on GPUs; a CPU does not round), "float16" or
+        "bfloat16" (real matrices).  None: nothing is rounded.
+    machine      : parameters of the model, by default from the file that PDGEMM_MACHINE names (`pdgemm calibrate`
+        writes it), or those of an ordinary cluster.
     progress     : called as progress(done, total) after each panel.
     check        : False skips the allreduce that makes all ranks raise the same exception.
 
-    Returns C; `C.report` says what ran, what was redistributed, how fast, and how many words.
+    Returns C; `C.report` has the algorithm that ran, redistributions, times and words.
 
     Cost per rank on Pr x Pc x c = P ranks: 2mnk/P flops; (mk (Pc - 1) + kn (Pr - 1) + mn (c - 1))/P words in; with
-    A stationary on Pr x Pc: (kn (Pr - 1) + mn (Pc - 1))/P; "inner": c = P.  `plan` tells the rest beforehand.
+    A stationary on Pr x Pc: (kn (Pr - 1) + mn (Pc - 1))/P; "inner": c = P.  `plan` returns exact counts.
     Raises LayoutError, GridError, DTypeError, ArgumentError or MemoryLimitError (with mover "shared" NodeMemoryError,
-    too), the same on every rank and before anything is sent.  Error: |C - C^| <= gamma_k |alpha||A||B| in the type of
-    accumulation (Higham 2002, 3.5), and one rounding to C's type; int8 exact modulo 2^32.  With a compute_type of unit
-    roundoff u (2^-11 float16 and tf32, 2^-8 bfloat16): (2u + u^2 + (1 + u)^2 gamma_k) |alpha||A||B| (Blanchard,
-    Higham, Lopez, Mary & Pranesh, SIAM J. Sci. Comput. 42(3), 2020).
+    too), the same on every rank and before any message is sent. Error: |C - C^| <= gamma_k |alpha||A||B| in the type of
+    accumulation (Higham 2002, 3.5), and one rounding to C's type; int8 exact modulo 2^32. With a compute_type of unit
+    roundoff u (2^-11 float16 and tf32, 2^-8 bfloat16): (2u + u^2 + (1 + u)^2 gamma_k) |alpha||A||B| (Blanchard, Higham,
+    Lopez, Mary & Pranesh, SIAM J. Sci. Comput. 42(3), 2020).
     """
     start = perf_counter()
     comm = communicator(A=A, B=B, C=C)
@@ -124,13 +126,13 @@ def pdgemm(
 
     def ready(shared: bool) -> tuple[Prepared, Any, bool]:
         agreement = together(comm, check)
-        with agreement as said:
+        with agreement as description:
             agreement.flag = progress is not None
             a, b, c, made = _operands(A, B, C, transa, transb)
             scalars = as_scalar(alpha, c.dtype, "alpha"), as_scalar(0 if made else beta, c.dtype, "beta")
             nothing = scalars[0] == 0 or a.shape[1] == 0
             plan = plan_product(_problem(a, b, c, asked, scalars[1] == 0, nothing, shared))
-            said += [f"pdgemm, alpha={scalars[0]}", f"beta={scalars[1]}", *["C=None"] * made, plan.description]
+            description += [f"pdgemm, alpha={scalars[0]}", f"beta={scalars[1]}", *["C=None"] * made, plan.description]
             room = Buffers(plan, a, b) if check else None
         room = room or unchecked(plan, a, b)
         return Prepared(plan, scalars[0], a, b, c, room), scalars[1], check and agreement.flag
@@ -138,10 +140,10 @@ def pdgemm(
     try:
         product, beta, agreed = ready(shared=True)
     except NodeMemoryError:
-        if mover in READ:
+        if reads(mover):
             raise
         product = None
-    if product is None:  # outside, where the exception holds no buffers
+    if product is None:  # outside the handler, where the exception keeps no buffers alive
         product, beta, agreed = ready(shared=False)
     result = product.run(beta, start, progress, agreed)
     if C is None:
@@ -150,27 +152,35 @@ def pdgemm(
 
 
 class Plan(ProductPlan):
-    """What `pdgemm` would do, as a value, and doing it.
+    """A plan is a value that describes what `pdgemm` would do, and can be executed.
 
-    It prints, compares, tells what it costs (`explain()`, `seconds`, `traffic(rank)`, `extra_bytes(rank)`), is saved
-    (`to_json`, `from_json`), and is carried out by `execute` or `prepare` as often as wanted.
+    It can be printed and compared, has its cost (`explain()`, `seconds`, `traffic(rank)`, `extra_bytes(rank)`), is
+    saved by `to_json` and loaded by `from_json`, and is executed any number of times by `execute` or `prepare`.
     """
 
     @classmethod
     def of(cls, plan: ProductPlan) -> Plan:
-        """The same plan, with all that is known of it already."""
+        """Return the same plan, with all its cached results."""
         made = cls.__new__(cls)
         object.__setattr__(made, "__dict__", plan.__dict__)
         return made
 
+    def candidates(self) -> list[Candidate]:
+        """Return all candidates, best first: this plan, and the others with the reason why they were not chosen."""
+        return considered(self)
+
+    def explain(self) -> str:
+        """Return the candidates as a table, and the rule by which the plan was chosen."""
+        return explain(self)
+
     def execute(
         self, A: DistMatrix, B: DistMatrix, C: DistMatrix, *, alpha: complex = 1, beta: complex = 0, check: bool = True
     ) -> DistMatrix:
-        """C := alpha A B + beta C as planned.  Collective; nothing is planned or set up again.  alpha 0: C := beta C.
+        """Compute C := alpha A B + beta C as planned.  Collective; nothing is planned again.  alpha 0: C := beta C.
 
-        A, B, C : matrices that lie as those that were planned for (op(A) and op(B), such as A.T).
-        Raises LayoutError on all ranks where they do not, or where the ranks are on other nodes; and where there is no
-        room for copies that the ranks of a node can read, MemoryLimitError or NodeMemoryError: plan again, or with
+        A, B, C : matrices of the planned layouts (op(A) and op(B), such as A.T).
+        Raises LayoutError on all ranks where their layouts or the nodes of the ranks differ from the plan's, and
+        MemoryLimitError or NodeMemoryError where copies in node-shared memory cannot be allocated: plan again, or with
         another mover.
         """
         start = perf_counter()
@@ -183,14 +193,14 @@ class Plan(ProductPlan):
     def prepare(
         self, A: DistMatrix, B: DistMatrix, C: DistMatrix, *, alpha: complex = 1, check: bool = True
     ) -> Prepared:
-        """C := alpha A B + beta C as planned, all made ready to be formed again and again.  Collective.
+        """Set up C := alpha A B + beta C as planned, to be computed any number of times.  Collective.
 
             product = plan.prepare(A, B, C)
             for step in range(1000):
                 ...                         # change the elements of A and B
                 product()                   # C := A B;  product(beta=1): C := A B + C
 
-        Keeps the plan's buffers, A, B and C; `execute` allocates them in each call.  Raises what `execute` does.
+        Keeps the plan's buffers, A, B and C; `execute` allocates them in each call.  Raises the errors of `execute`.
         """
         return _prepared("prepare", self, A, B, C, alpha, 0, check)[0]
 
@@ -215,29 +225,29 @@ def plan(
     machine: Machine | None = None,
     check: bool = True,
 ) -> Plan:
-    """What `pdgemm` with these arguments would do, without doing it.  Collective over the grid; nothing is sent.
+    """Return the plan of `pdgemm` with these arguments without executing it.  Collective over the grid.
 
-    C : None: a matrix as `pdgemm` would make it.   beta : 0, or anything else where C is to be read.
+    C : None: a matrix as `pdgemm` would allocate it.   beta : 0, or any other number where C is read.
 
-    The plan is a value: it prints, compares, tells what it costs (`plan.explain()`, `plan.seconds`,
-    `plan.traffic(rank)`, `plan.extra_bytes(rank)`), is saved (`to_json`, `Plan.from_json`), and is carried out by
-    `plan.execute(A, B, C)` as often as wanted.
-    Raises what `pdgemm` raises, the same on every rank.
+    The plan is a value: it can be printed and compared, has its cost (`plan.explain()`, `plan.seconds`,
+    `plan.traffic(rank)`, `plan.extra_bytes(rank)`), is saved (`to_json`, `Plan.from_json`), and is executed any number
+    of times by `plan.execute(A, B, C)`.
+    Raises the errors of `pdgemm`, the same on every rank.
     """
-    with together(communicator(A=A, B=B, C=C), check) as said:
+    with together(communicator(A=A, B=B, C=C), check) as description:
         A, B, C, made = _operands(A, B, C, transa, transb)
         sums = accumulate_dtype, compute_type
         asked = _Options(algorithm, shape, layers, lookahead, panel_width, memory_limit, mover, *sums, machine)
         found = plan_product(_problem(A, B, C, asked, made or beta == 0, nothing=A.shape[1] == 0, shared=True))
-        said += ["plan", found.description]
+        description += ["plan", found.description]
     return Plan.of(found)
 
 
 def _prepared(
     caller: str, plan: ProductPlan, A: DistMatrix, B: DistMatrix, C: DistMatrix, alpha: Any, beta: Any, check: bool
 ) -> tuple[Prepared, Any]:
-    """The product of matrices that lie as planned, and beta as a number of C's kind.  Collective where it checks."""
-    with together(communicator(A=A, B=B, C=C), check) as said:
+    """Return the prepared product, and beta as a number of C's kind; matrices must have the planned layouts."""
+    with together(communicator(A=A, B=B, C=C), check) as description:
         check_matrices(A=A, B=B, C=C)
         alpha, beta = as_scalar(alpha, C.dtype, "alpha"), beta_of(beta, C, plan)
         check_product(A, B, C)
@@ -252,28 +262,31 @@ def _prepared(
                 raise LayoutError(f"{name} is {x.layout_in(A.grid)}, but the plan was made for {planned}")
         shares = reached("auto", True, A, B, C)[1].reads != ""
         if plan.problem.shared and (nodes(A.grid), shares) != (plan.problem.nodes, True):
-            raise LayoutError("the plan was made for ranks that are on other nodes, or share memory in another way")
-        if plan.problem.shared and A.shape[1] and private(A, B) != plan.problem.private:
-            plan = with_moves(Way(plan.product, plan.transposed), replace(plan.problem, private=private(A, B)))
+            raise LayoutError("the plan was made for ranks on other nodes, or that share memory by other means")
+        if plan.problem.shared and A.shape[1] and outside_node_memory(A, B) != plan.problem.outside_node_memory:
+            plan = with_moves(
+                Arrangement(plan.product, plan.transposed),
+                replace(plan.problem, outside_node_memory=outside_node_memory(A, B)),
+            )
             limit = plan.problem.memory_limit
             if not fits(plan, limit):
                 raise MemoryLimitError(
                     f"memory limit {limit} bytes per rank is too small for matrices that the ranks of a node do not "
                     f"share: {plan.extra_bytes(None)} bytes are needed"
                 )
-        said += [f"{caller}, alpha={alpha}", f"beta={beta}", plan.description]
+        description += [f"{caller}, alpha={alpha}", f"beta={beta}", plan.description]
         room = Buffers(plan, A, B) if check else None
     room = room or unchecked(plan, A, B)
     return Prepared(plan, alpha, A, B, C, room), beta
 
 
 def matmul(A: DistMatrix, B: DistMatrix, out: DistMatrix | None = None) -> DistMatrix:
-    """A B, also as `A @ B` and `numpy.matmul(A, B)`.  Collective; see `pdgemm`."""
+    """Return A B; `A @ B` and `numpy.matmul(A, B)` are the same.  Collective; see `pdgemm`."""
     return pdgemm(1, A, B, 0, out)
 
 
 def _result(A: DistMatrix, B: DistMatrix) -> DistMatrix:
-    """Where C goes if nobody says: rows as op(A), columns as op(B), on the grid that A was made on."""
+    """Allocate C in its default layout: the rows of op(A) and the columns of op(B), on the grid that A was made on."""
     grid, on = A.grid.base, A.grid.base.same_as
     rows = A.distribution.rows if on(A.grid) else A.distribution.rows.over(grid.shape[0])
     cols = B.distribution.cols if on(B.grid) else B.distribution.cols.over(grid.shape[1])
@@ -285,7 +298,7 @@ def _result(A: DistMatrix, B: DistMatrix) -> DistMatrix:
 
 
 def _nothing_to_multiply(A: Layout, B: Layout, C: Layout) -> tuple[Layout, Layout]:
-    """Operands without inner indices, which fit C wherever it lies."""
+    """Return layouts of operands without inner indices that match the layout of C."""
     (pr, pc), c = C.distribution.grid_shape, C.distribution
     return (
         replace(C, distribution=Distribution(c.rows, BlockCyclic.even(0, pc)), dtype=A.dtype),
@@ -294,7 +307,7 @@ def _nothing_to_multiply(A: Layout, B: Layout, C: Layout) -> tuple[Layout, Layou
 
 
 class _Options(NamedTuple):
-    """What a caller asks of a plan."""
+    """Holds the options of a plan, as given by the caller."""
 
     algorithm: str
     shape: tuple[int, int] | None
@@ -311,7 +324,7 @@ class _Options(NamedTuple):
 def _operands(
     A: DistMatrix, B: DistMatrix, C: DistMatrix | None, transa: str, transb: str
 ) -> tuple[DistMatrix, DistMatrix, DistMatrix, bool]:
-    """op(A), op(B) and C, which fit each other, and whether C was made here."""
+    """Return op(A), op(B) and C after checking that they match, and whether C was allocated here."""
     check_matrices(A=A, B=B, **({} if C is None else {"C": C}))
     A, B = op(A, transa, "transa"), op(B, transb, "transb")
     check_devices(A, B, C)
@@ -330,11 +343,11 @@ def _operands(
 
 
 def _problem(
-    A: DistMatrix, B: DistMatrix, C: DistMatrix, asked: _Options, plain: bool, nothing: bool, shared: bool
+    A: DistMatrix, B: DistMatrix, C: DistMatrix, asked: _Options, beta_is_zero: bool, nothing: bool, shared: bool
 ) -> Problem:
-    """nothing : there is no product to be formed, C := beta C.   shared : may ranks read each other's panels?"""
-    if asked.algorithm not in ALGORITHMS:
-        raise ArgumentError(f"algorithm {asked.algorithm!r} is not one of {', '.join(ALGORITHMS)}")
+    """Return the problem to plan.  nothing : C := beta C only.   shared : ranks may read each other's panels."""
+    if not known(asked.algorithm):
+        raise ArgumentError(f"algorithm {asked.algorithm!r} is not one of {', '.join(choices())}")
     mover, reach = reached(asked.mover, shared, A, B, C)
     accumulate, compute = accumulation(A.dtype, B.dtype, C.dtype, asked.accumulate_dtype, asked.compute_type)
     a, b, c = (x.layout_in(A.grid) for x in (A, B, C))
@@ -348,7 +361,7 @@ def _problem(
         b,
         c,
         size=A.grid.size,
-        plain=plain,
+        beta_is_zero=beta_is_zero,
         accumulate=accumulate,
         width=panel_width(width, accumulate, on_device),
         lookahead=as_count(asked.lookahead, "lookahead", 0),
@@ -359,8 +372,8 @@ def _problem(
         memory_limit=as_optional(asked.memory_limit, "memory_limit", 0),
         width_asked=width is not None,
         shared=bool(reach.reads),
-        reads=reach.reads or SHARED,
-        private=private(A, B) if reach.reads and not nothing else "",
+        reads=reach.reads or SHARED.name,
+        outside_node_memory=outside_node_memory(A, B) if reach.reads and not nothing else "",
         nodes=nodes(A.grid) if reach.reads else (),
         device=A.device if on_device else "",
         staged=reach.staged,
@@ -370,7 +383,7 @@ def _problem(
 
 
 def _machine(asked: object, grid: ProcessGrid, gpus: bool, staged: bool) -> Machine:
-    """What was asked for, else the machine at hand with the nodes of the grid."""
+    """Return the given machine, else the machine file or default with the ranks per node of the grid."""
     if asked is None:
         return on_nodes(machine_at_hand(gpus, staged), grid.ranks_per_node)
     if not isinstance(asked, Machine):

@@ -1,1 +1,1 @@
-"""The algorithms, each of which reads like its paper, and the redistribution that they need."""
+"""The algorithms, each written as in its paper, and the redistribution that they need."""

@@ -1,4 +1,4 @@
-"""Products that are carried out: the memory and the views of a plan, made once, and what a run reports."""
+"""Prepared products: the buffers and views of a plan, which are made once, and the report of each run."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from weakref import ref
 
 import numpy as np
 
-from pdgemm.algorithms.cannon import cannon
-from pdgemm.algorithms.layered import inner, layered
+from pdgemm.algorithms.executor import Call, Executor, executor_of
 from pdgemm.algorithms.redistribution import Room, exchange, kept_if_it_fails, move_report
-from pdgemm.algorithms.stationary import stationary
-from pdgemm.algorithms.summa import SummaRun
 from pdgemm.arrays import device as devices
 from pdgemm.arrays.device import Array
 from pdgemm.arrays.elementwise import CONVERT
@@ -29,28 +26,28 @@ from pdgemm.instrument.report import MoveReport, Report
 from pdgemm.instrument.spans import HOST
 from pdgemm.matrix.argument_checks import as_scalar
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.movers.node_arrays import Neighbours
-from pdgemm.planning.planner import ProductPlan
-from pdgemm.schedules import Cannon, Inner, Layered, Product, Stationary, Summa
+from pdgemm.movers.node_arrays import NodeArrays
+from pdgemm.planning.product_plan import ProductPlan
+from pdgemm.schedules import Product
 from pdgemm.support.agreement import GuardedCallback, agree, check_not_freed, together
 
-SMALL = 1 << 14  # bytes of buffers that a C may keep to be formed again
-FEW = 64  # panels, of a kilobyte of views each, likewise
+SMALL = 1 << 14  # bytes of buffers that an executor may keep until C is formed again
+FEW = 64  # panels that it may keep, with a kilobyte of views each
 
 
 class Buffers:
-    """All memory of one rank for a plan, allocated before anything is sent."""
+    """Allocates all buffers of one rank for a plan, before any message is sent."""
 
     def __init__(self, plan: ProductPlan, A: DistMatrix, B: DistMatrix) -> None:
         grid, rank, device = A.grid, A.grid.comm.rank, devices.of(A.stored)
-        own, lent = device or np, plan.product.lent_buffers
+        own, exposed = device or np, plan.product.exposed_buffers
         shared = devices.memory(device, grid)
 
-        def like(layout: Layout, lends: bool) -> Array:
-            return (shared if lends else own).empty(layout.local_shape(rank), layout.dtype, layout.order)
+        def like(layout: Layout, exposed: bool) -> Array:
+            return (shared if exposed else own).empty(layout.local_shape(rank), layout.dtype, layout.order)
 
         self.product: dict[str, Any] = {
-            name: (shared if name in lent else own).empty((words,), dtype)
+            name: (shared if name in exposed else own).empty((words,), dtype)
             for name, (words, dtype) in plan.buffers(rank).items()
         }
         if device:
@@ -58,10 +55,10 @@ class Buffers:
             self.product |= {name: device.pinned(words, dtype) for name, (words, dtype) in staged}
         self.messages = {name: Room(move, rank, device) for name, move in plan.moves}
         self.copies = {
-            name: like(*((move.source, move.shared) if name == "C" else (move.target, bool(plan.product.lends))))
+            name: like(*((move.source, move.shared) if name == "C" else (move.target, bool(plan.product.exposed))))
             for name, move in plan.moves
         }
-        self.staged = {name: like(layout, lends=True) for name, layout in plan.staged.items()}
+        self.staged = {name: like(layout, exposed=True) for name, layout in plan.staged.items()}
 
     @property
     def nbytes(self) -> int:
@@ -70,40 +67,40 @@ class Buffers:
 
 
 def unchecked(plan: ProductPlan, A: DistMatrix, B: DistMatrix) -> Buffers:
-    """The buffers of a call with check=False: nobody can vouch for room in memory that the ranks of a node share."""
+    """Return the buffers of a call with check=False; all ranks raise where node-shared memory is not available."""
     with together(A.grid.comm, plan.needs_node_memory):
         return Buffers(plan, A, B)
 
 
 class Prepared:
-    """C := alpha A B + beta C as planned, to be formed again and again; made by `Plan.prepare`.
+    """Computes a planned product C := alpha A B + beta C any number of times; made by `Plan.prepare`.
 
-    Buffers, views, communicators and calls of BLAS are made once and kept as long as this object, and so are A, B
-    and C: their elements may change between calls, but not where they lie.
+    Buffers, views, communicators and BLAS calls are set up once and kept as long as this object, and so are A, B and
+    C: their elements may change between calls, but not their addresses.
     """
 
     def __init__(
-        self, plan: ProductPlan, alpha: Any, A: DistMatrix, B: DistMatrix, C: DistMatrix, room: Buffers
+        self, plan: ProductPlan, alpha: Any, A: DistMatrix, B: DistMatrix, C: DistMatrix, workspace: Buffers
     ) -> None:
         self.plan = plan
-        self._alpha, self._matrices, self._room, self._bytes = alpha, (A, B, C), room, room.nbytes
+        self._alpha, self._matrices, self._workspace, self._bytes = alpha, (A, B, C), workspace, workspace.nbytes
         self._moves = dict(plan.moves)
-        self._grid: ProcessGrid | None = None  # with the next two set up in the first run
-        self._near: Neighbours | None = None
-        self._multiply: Callable[[Any, Recorder, Callable[[int, int], object]], None]
+        self._grid: ProcessGrid | None = None  # this and the next two are set up in the first run
+        self._peers: NodeArrays | None = None
+        self._multiply: Executor
 
     def __call__(self, beta: complex = 0, *, check: bool = True) -> DistMatrix:
-        """C := alpha A B + beta C of what the matrices now hold; returns C.  Collective over the grid.
+        """Compute C := alpha A B + beta C from the current elements, and return C.  Collective over the grid.
 
         beta  : 0, or any number if the plan was made with one.
         check : False skips the allreduce that makes all ranks raise the same exception.
         """
         start = perf_counter()
-        with together(self._matrices[0].grid.comm, check) as said:
+        with together(self._matrices[0].grid.comm, check) as description:
             for matrix in self._matrices:
                 check_not_freed(matrix.grid.comm)
             beta = beta_of(beta, self._matrices[2], self.plan)
-            said += [f"a prepared product, beta={beta}", self.plan.description]
+            description += [f"a prepared product, beta={beta}", self.plan.description]
         return self.run(beta, start)
 
     def run(
@@ -113,12 +110,12 @@ class Prepared:
         progress: Callable[[int, int], object] | None = None,
         agreed: bool = False,
     ) -> DistMatrix:
-        """Bring A and B where they fit, multiply, bring C home, report.
+        """Redistribute A and B where necessary, multiply, redistribute C back, and set its report.
 
-        start    : when the call began.
-        agreed   : do all ranks know that some rank has a `progress`?  What it raises is then raised on all.
+        start    : the time at which the call began.
+        agreed   : all ranks know that some rank has a `progress`; an exception of it is then raised on all ranks.
         """
-        (A, B, C), room, plan, moves = self._matrices, self._room, self.plan, self._moves
+        (A, B, C), workspace, plan, moves = self._matrices, self._workspace, self.plan, self._moves
         comm, reports, trace = A.grid.comm, list[MoveReport](), spans.active()
         if trace:
             trace.add((HOST, "plan", start, perf_counter()))
@@ -128,29 +125,29 @@ class Prepared:
         def move(name: str, x: Array, beta: Any, y: Array) -> None:
             own = recorder_of(x)
             with spans.timed("redistribute", x.nbytes) as taken:
-                exchange(1, x, beta, y, moves[name], room.messages[name], A.grid, own)
+                exchange(1, x, beta, y, moves[name], workspace.messages[name], A.grid, own)
                 own.finish()
-            own.hold(room.messages[name].nbytes)
+            own.hold(workspace.messages[name].nbytes)
             recorder.traffic += own.traffic
             reports.append(move_report(name, moves[name], comm.rank, own, taken.seconds))
 
-        with np.errstate(all="ignore"), kept_if_it_fails(room):
+        with np.errstate(all="ignore"), kept_if_it_fails(workspace):
             for name, x in (("A", A), ("B", B)):
-                if name in room.copies:
-                    move(name, x.stored, 0, room.copies[name])
-                elif name in room.staged:
+                if name in workspace.copies:
+                    move(name, x.stored, 0, workspace.copies[name])
+                elif name in workspace.staged:
                     with recorder.phase("pack"):
-                        CONVERT(room.staged[name], x.stored)
-                    recorder.settle()
+                        CONVERT(workspace.staged[name], x.stored)
+                    recorder.synchronize_copies()
             with recorder.phase("sync"):
                 self._meet()
             self._multiply(0 if "C" in moves else beta, recorder, notify)
             recorder.finish()
-            if self._near:
+            if self._peers:
                 with recorder.phase("sync"):
-                    self._near.sync()
+                    self._peers.sync()
             if "C" in moves:
-                move("C", room.copies["C"], beta, C.stored)
+                move("C", workspace.copies["C"], beta, C.stored)
         device = devices.of(C.stored)
         sharing = device.reach(A.grid).sharing if device else 1
         end = perf_counter()
@@ -165,56 +162,62 @@ class Prepared:
         return C
 
     def _meet(self) -> None:
-        """Wait until A and B can be read on all ranks of the node; set up what was not, or was given up since."""
-        (A, B, C), room, product = self._matrices, self._room, self.plan.product
+        """Wait until A and B can be read on all ranks of the node; set up the executor if its grid is new."""
+        (A, B, C), workspace, product = self._matrices, self._workspace, self.plan.product
         grid = _grid(product, A.grid, B.grid, C.grid)
         if grid is self._grid:
-            if self._near:
-                self._near.sync()
+            if self._peers:
+                self._peers.sync()
             return
-        lying = {"A": A.stored, "B": B.stored, "C": C.stored} | room.copies | room.staged
-        a, b, c = (lying[name] for name in "ABC")
+        arrays = {"A": A.stored, "B": B.stored, "C": C.stored} | workspace.copies | workspace.staged
+        a, b, c = (arrays[name] for name in "ABC")
         if self.plan.transposed:
             a, b, c = b.T, a.T, c.T
-        self._grid, self._near = grid, None
+        self._grid, self._peers = grid, None
         if product.shared:
             operands = {"A": (a, product.A), "B": (b, product.B)}
-            lent: dict[str, tuple[Array, Layout | None]] = {name: operands[name] for name in product.lends}
-            lent |= {name: (room.product[name], None) for name in product.lent_buffers}
-            self._near = Neighbours(A.grid, **lent)
-        if isinstance(product, Summa):
-            make = partial(SummaRun, self._alpha, a, b, c, product, grid, room.product, self._near)
-            as_it_lies = (product.in_place or A.grid.size == 1) and not (room.copies or room.staged)
-            if as_it_lies and self._bytes <= SMALL and product.panels <= FEW:
-                where = *((devices.address(x), x.strides) for x in (a, b, c)), self._near and self._near.lying
-                self._multiply = _again((product, self._alpha, where), make, A, B, C)
-            else:
-                self._multiply = make()
+            exposed: dict[str, tuple[Array, Layout | None]] = {name: operands[name] for name in product.exposed}
+            exposed |= {name: (workspace.product[name], None) for name in product.exposed_buffers}
+            self._peers = NodeArrays(A.grid, **exposed)
+        call = Call(self._alpha, a, b, c, product, grid, workspace.product, self._peers)
+        in_place = (product.in_place or A.grid.size == 1) and not (
+            workspace.copies or workspace.staged or product.exposed_buffers
+        )
+        if in_place and self._bytes <= SMALL and product.panels <= FEW:
+            key = (
+                product,
+                self._alpha,
+                grid,
+                self._peers and self._peers.lying,
+            )  # kept, so that no other grid has its id
+            self._multiply = _again(key, call, A, B, C)
         else:
-            algorithm, alpha, near = _ALGORITHMS[type(product)], self._alpha, self._near
-            # not of self: that would keep the buffers until a garbage collector comes
-            self._multiply = lambda beta, recorder, notify: algorithm(
-                alpha, a, b, beta, c, product, grid, room.product, recorder, notify, near
-            )
+            self._multiply = executor_of(call)
 
 
-def _again(key: tuple[Any, ...], make: Callable[[], SummaRun], A: DistMatrix, B: DistMatrix, C: DistMatrix) -> SummaRun:
-    """Return the last run that formed C if nothing in `key` has changed since, else a new run.  Local.
+def _again(key: tuple[Any, ...], call: Call[Product], A: DistMatrix, B: DistMatrix, C: DistMatrix) -> Executor:
+    """Return the last executor that formed C if only its buffers have changed since then, else a new one.  Local.
 
-    key : all that a run depends on except its buffers.
-    A run refers to the memory of A, B and C.  It is kept only until one of the three matrices is freed.
+    key : all that an executor depends on beside the addresses of its matrices.
+    The executor refers to the memory of A, B and C, and is kept only until one of the three matrices is freed.
     """
     last = _last_runs.get(id(C))
-    if last and last.key == key:
+    if last and last.key == key and all(map(_same_place, last.arrays, (call.A, call.B, call.C))):
         return last.run
-    run, forget = make(), partial(_forget, id(C))
-    _last_runs[id(C)] = _LastRun(key, run, [ref(matrix, forget) for matrix in (A, B, C)])
+    run, forget = executor_of(call), partial(_forget, id(C))
+    _last_runs[id(C)] = _LastRun(key, (call.A, call.B, call.C), run, [ref(matrix, forget) for matrix in (A, B, C)])
     return run
+
+
+def _same_place(x: Array, y: Array) -> bool:
+    """Do two arrays of the same shape have the same address and the same strides?"""
+    return x is y or (devices.address(x), x.strides) == (devices.address(y), y.strides)
 
 
 class _LastRun(NamedTuple):
     key: tuple[Any, ...]
-    run: SummaRun
+    arrays: tuple[Array, Array, Array]
+    run: Executor
     watched: list[ref[DistMatrix]]  # each removes this entry when its matrix is freed
 
 
@@ -225,34 +228,26 @@ def _forget(number: int, _: object) -> None:
     _last_runs.pop(number, None)
 
 
-_ALGORITHMS: dict[type[Product], Callable[..., None]] = {
-    Stationary: stationary,
-    Cannon: cannon,
-    Layered: layered,
-    Inner: inner,
-}
-
-
 def _grid(product: Product, *grids: ProcessGrid) -> ProcessGrid:
-    """The grid of a product: one of the matrices' if it is such, else one that is kept for it."""
-    if isinstance(product, Inner):  # its sums run over the whole communicator
+    """Return the grid of a product: one of the matrices' grids if it matches, else one that is kept."""
+    if not product.on_grid:
         return grids[0]
     wanted = product.grid
     for grid in grids:
         for seen in (grid, grid.T):
-            if seen.comm is grids[0].comm and (seen.shape, seen.layers, seen.place) == (
+            if seen.comm is grids[0].comm and (seen.shape, seen.layers, seen.rank_map) == (
                 wanted.shape,
                 wanted.layers,
-                wanted.place,
+                wanted.rank_map,
             ):
                 return seen
-    return grids[0].work_grid(wanted.shape, wanted.layers, wanted.place)
+    return grids[0].work_grid(wanted.shape, wanted.layers, wanted.rank_map)
 
 
 def beta_of(beta: Any, C: DistMatrix, plan: ProductPlan) -> Any:
-    """beta as a number of C's kind.  Raises ArgumentError where the plan reads no C."""
+    """Return beta as a number of C's kind.  Raises ArgumentError if it is not 0 and the plan does not read C."""
     beta = as_scalar(beta, C.dtype, "beta")
-    if beta != 0 and plan.problem.plain and any(name == "C" for name, _ in plan.moves):
+    if beta != 0 and plan.problem.beta_is_zero and any(name == "C" for name, _ in plan.moves):
         raise ArgumentError(f"beta = {beta}, but the plan was made for beta = 0: plan(..., beta=1)")
     return beta
 
@@ -270,7 +265,7 @@ def _report(
     return Report(
         algorithm=plan.algorithm,
         inside=plan.inside,
-        mover=product.carried,
+        mover=product.transport,
         device=product.device,
         ranks_per_device=sharing,
         compute=product.compute,

@@ -1,4 +1,4 @@
-"""redistribute(): Y := alpha X + beta Y between any two layouts, as one exchange of packed messages."""
+"""redistribute() computes Y := alpha X + beta Y between any two layouts by one exchange of packed messages."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from pdgemm.algorithms.store import store
 from pdgemm.arrays import device as devices
 from pdgemm.arrays.device import Array, Device
 from pdgemm.arrays.dtypes import fits, wire
-from pdgemm.arrays.elementwise import Combine, scale
+from pdgemm.arrays.elementwise import Combine
 from pdgemm.arrays.integers import as_count
 from pdgemm.devices.streams import recorder_of
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, GridError, LayoutError, MemoryLimitError
@@ -27,7 +28,7 @@ from pdgemm.matrix.argument_checks import as_scalar, check_matrices, check_resul
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, device_on, distribution_on, new_array
 from pdgemm.movers.block_copy import copy_blocks
-from pdgemm.movers.node_arrays import Neighbours
+from pdgemm.movers.node_arrays import NodeArrays
 from pdgemm.schedules.exchange import Exchange, best_places, plan_exchange
 from pdgemm.support.agreement import together
 
@@ -47,43 +48,43 @@ def redistribute(
     memory_limit: int | None = None,
     check: bool = True,
 ) -> DistMatrix:
-    """Y := alpha X + beta Y, from any layout to any layout.  Collective over the grid of X; also X.redistribute(...).
+    """Compute Y := alpha X + beta Y between any two layouts.  Collective over the grid of X; also X.redistribute(...).
 
-    X   : DistMatrix (m, n); `X.T` and `X.H` transpose and conjugate on the way.
+    X   : DistMatrix (m, n); `X.T` and `X.H` are transposed and conjugated during the exchange.
     out : Y, DistMatrix (m, n) of any layout and type over the same ranks, overwritten, not read where beta is 0; it
-          may be X itself, or lie exactly on it where no element changes its place.
-          None: Y is made, by `grid` (default: that of X), `block, source, order` as for `DistMatrix.empty`, and
-          `dtype` (default: that of X).
+          may be X itself, or share all its memory where the layouts are the same.
+          None: Y is allocated on `grid` (default: that of X), with `block, source, order` as for `DistMatrix.empty`
+          and `dtype` (default: that of X).
     alpha, beta  : scalars of the type of Y.
-    relabel      : place the ranks on a grid of the same shape such that most elements stay where they are.  Where
-                   that is better, Y lies on a new grid, `Y.grid`, that the caller frees.
-    memory_limit : bytes per rank for the buffers of messages.
+    relabel      : map the ranks to a grid of the same shape such that most elements stay on their ranks.  Where that
+                   reduces the words sent, Y is on a new grid, `Y.grid`, that the caller frees.
+    memory_limit : bytes per rank for the message buffers.
     check        : False skips the allreduce that makes all ranks raise the same exception.
 
-    Returns Y; `Y.report` says how many words were sent, and how long it took.
+    Returns Y; `Y.report` has the words that were sent and the seconds that it took.
 
     Cost per rank: each element that changes its owner is sent once, packed; messages of at most 1 MiB, four at a time.
     Raises LayoutError, GridError, DTypeError, ArgumentError or MemoryLimitError, the same on every rank and before
-    anything is sent.
+    any message is sent.
     """
     start, comm, made = perf_counter(), communicator(X=X, out=out), out is None
-    if grid is not None:  # the ranks meet on it, if it is one that they can meet on
-        with together(comm, check) as said:
-            said.append("redistribute to a grid")
+    if grid is not None:  # Y's grid has to be over the ranks of X's grid
+        with together(comm, check) as description:
+            description.append("redistribute to a grid")
             check_matrices(X=X)
-            if not isinstance(grid, ProcessGrid) or grid.place_in(X.grid) is None:
+            if not isinstance(grid, ProcessGrid) or grid.rank_map_in(X.grid) is None:
                 raise GridError(f"grid is a ProcessGrid over the ranks of {X.grid!r}, got {grid!r}")
     if relabel and made:
         grid = _relabelled(X, grid or X.grid.base, block, source)
     if made:
         device_on(grid or X.grid.base, X.device)
-    with together(comm, check) as said:
+    with together(comm, check) as description:
         if out is None:
             if beta != 0:
-                raise ArgumentError(f"beta = {beta} needs an out to be added to")
+                raise ArgumentError(f"beta = {beta} requires out, the matrix that it scales")
             out = _made(X, grid or X.grid.base, block, source, order, dtype)
         elif (grid, block, source, order, dtype, relabel) != (None, None, (0, 0), "C", None, False):
-            raise ArgumentError("out has a layout and a type: grid, block, source, order, dtype and relabel make one")
+            raise ArgumentError("grid, block, source, order, dtype and relabel are for a new matrix, but out was given")
         _check(X, out)
         alpha, beta = (as_scalar(x, out.dtype, name) for x, name in ((alpha, "alpha"), (beta, "beta")))
         limit = None if memory_limit is None else as_count(memory_limit, "memory_limit", 0)
@@ -100,16 +101,16 @@ def redistribute(
                 f"memory limit {limit} bytes per rank is too small to redistribute {X!r}: "
                 f"at least {plan.extra_bytes(None)} bytes are needed"
             )
-        said += ["redistribute", *["out=None"] * made, f"alpha={alpha}", f"beta={beta}", plan.description]
-        room = Room(plan, comm.rank, where)
+        description += ["redistribute", *["out=None"] * made, f"alpha={alpha}", f"beta={beta}", plan.description]
+        workspace = Room(plan, comm.rank, where)
     assert out is not None  # an error was raised on all ranks
     recorder = recorder_of(X.stored)
-    recorder.hold(room.nbytes)
-    with np.errstate(all="ignore"), kept_if_it_fails(room), spans.timed("redistribute", out.stored.nbytes):
+    recorder.hold(workspace.nbytes)
+    with np.errstate(all="ignore"), kept_if_it_fails(workspace), spans.timed("redistribute", out.stored.nbytes):
         if alpha == 0:
-            scale(beta, out.stored)
+            store(out.stored, None, Combine(beta=beta))
         else:
-            exchange(alpha, X.stored, beta, out.stored, plan, room, X.grid, recorder)
+            exchange(alpha, X.stored, beta, out.stored, plan, workspace, X.grid, recorder)
         recorder.finish()
     if made:
         out.shared = all_shared(out.stored, out.grid)
@@ -118,30 +119,30 @@ def redistribute(
 
 
 class kept_if_it_fails:
-    """After an exception in the middle of a transfer MPI may still read and write the buffers: they are never freed."""
+    """Keeps buffers for ever after an exception during a transfer, because MPI may still read and write them."""
 
-    __slots__ = ("_room",)
+    __slots__ = ("_workspace",)
 
-    def __init__(self, room: object) -> None:
-        self._room = room
+    def __init__(self, workspace: object) -> None:
+        self._workspace = workspace
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if kind is not None:
-            _in_flight.append(self._room)
+            _in_flight.append(self._workspace)
 
 
 _in_flight: list[object] = []
 
 
-def reached(device: Device | None, grid: ProcessGrid, shared: bool, plain: bool) -> tuple[bool, bool]:
-    """Can ranks read each other's matrices, if that is where `shared` says; must messages be staged?"""
+def reached(device: Device | None, grid: ProcessGrid, shared: bool, copies_only: bool) -> tuple[bool, bool]:
+    """Return whether ranks can read each other's matrices in place, and whether messages have to be staged."""
     if device is None:
         return shared, False
     reach = device.reach(grid)
-    return shared and bool(reach.reads), reach.staged or not plain
+    return shared and bool(reach.reads), reach.staged or not copies_only
 
 
 def _made(
@@ -152,7 +153,7 @@ def _made(
     order: Order,
     dtype: Any,
 ) -> DistMatrix:
-    """A matrix of the shape of X whose elements are not set.  Local."""
+    """Return a matrix of the shape of X with uninitialised elements.  Local."""
     if order not in ("C", "F"):
         raise ArgumentError(f'order {order!r} is neither "C" nor "F"')
     layout = distribution_on(grid, X.shape, block, source)
@@ -178,27 +179,27 @@ def move_report(name: str, plan: Exchange, rank: int, recorder: Recorder, second
 def _check(X: DistMatrix, Y: DistMatrix) -> None:
     check_matrices(X=X, out=Y)
     if X.device != Y.device:
-        raise DeviceError(f"X is on {X.device}, out on {Y.device}; bring one to the other's with to_device")
+        raise DeviceError(f"X is on {X.device}, out on {Y.device}; copy one of them with to_device")
     if X.shape != Y.shape:
         raise LayoutError(f"shapes differ: X is {X.distribution}, out is {Y.distribution}")
     if not fits(X.dtype, Y.dtype):
         raise DTypeError(f"{X.dtype} elements cannot become {Y.dtype}")
-    in_place = X.same_layout(Y) and same_memory(X.stored, Y.stored)  # element by element: no harm
+    in_place = X.same_layout(Y) and same_memory(X.stored, Y.stored)  # each element is read before it is overwritten
     check_result("out", Y, {} if in_place else {"X": X})
 
 
 def _relabelled(
     X: DistMatrix, grid: ProcessGrid, block: int | tuple[int, int] | None, source: tuple[int, int]
 ) -> ProcessGrid:
-    """A grid like `grid` whose ranks already hold most of what they will hold."""
-    with together(X.grid.comm) as said:
+    """Return a grid of the shape of `grid` whose rank map keeps the most elements of X on their ranks."""
+    with together(X.grid.comm) as description:
         here = X.layout_in(X.grid)
-        place = grid.place_in(X.grid)
+        place = grid.rank_map_in(X.grid)
         if place is None:
             raise GridError(f"grids over different ranks: {X.grid!r} and {grid!r}")
         there = Layout(Distribution.over(grid.shape, X.shape, block, source), place, X.dtype)
         best = best_places(here, there, X.grid.size)
-        said += ["redistribute with relabel", here, there]
+        description += ["redistribute with relabel", here, there]
     return grid if best == place else ProcessGrid(X.grid.comm, grid.shape, ranks=best)
 
 
@@ -208,68 +209,68 @@ def exchange(
     beta: Any,
     Y: Array,
     plan: Exchange,
-    room: Room,
+    workspace: Room,
     grid: ProcessGrid,
     recorder: Recorder,
 ) -> None:
-    """This rank's part of Y := alpha X + beta Y; X and Y are local arrays.  Collective over the grid."""
+    """Compute Y := alpha X + beta Y, where X and Y are this rank's local arrays.  Collective over the grid."""
     conjugated = plan.source.conjugated != plan.target.conjugated
 
-    combine = Combine(alpha, beta, room.scratch, conjugated)
-    (_pull if plan.shared else _send)(X, Y, plan, room, grid, recorder, combine)
+    combine = Combine(alpha, beta, workspace.scratch, conjugated)
+    (_pull if plan.shared else _send)(X, Y, plan, workspace, grid, recorder, combine)
 
 
 def _pull(
-    X: Array, Y: Array, plan: Exchange, room: Room, grid: ProcessGrid, recorder: Recorder, combine: Combine
+    X: Array, Y: Array, plan: Exchange, workspace: Room, grid: ProcessGrid, recorder: Recorder, combine: Combine
 ) -> None:
-    """Copy what this rank is to hold, once, from where it lies in the memory of the node."""
-    me, near = grid.comm.rank, Neighbours(grid, X=(X, plan.source))
+    """Copy each element of this rank's Y once, from the node-shared memory of its owner in X."""
+    me, peers = grid.comm.rank, NodeArrays(grid, X=(X, plan.source))
     for block in plan.pulls(me):
-        part = X if block.peer == me else near("X", block.peer)
+        part = X if block.peer == me else peers("X", block.peer)
         with recorder.phase("pack"):
             for tile in ((block.rows, block.cols),) if combine.room is None else plan.tiles(block):
-                copy_blocks(part, Y, *tile, combine)
+                store(Y, part, combine, *tile)
         if block.peer != me:
             recorder.traffic.read(block.rows.size * block.cols.size)
-    recorder.settle()
-    near.sync()
+    recorder.synchronize_copies()
+    peers.sync()
 
 
 def _send(
-    X: Array, Y: Array, plan: Exchange, room: Room, grid: ProcessGrid, recorder: Recorder, combine: Combine
+    X: Array, Y: Array, plan: Exchange, workspace: Room, grid: ProcessGrid, recorder: Recorder, combine: Combine
 ) -> None:
-    """Packing, transfer and unpacking of a message happen while it is in cache.
+    """Send, receive and copy tiles that are small enough to be packed, sent and unpacked while they are in cache.
 
-    What lies contiguous is sent from where it is, or received where it belongs.  While messages travel, what stays is
-    copied.
+    Contiguous tiles are sent from X and received into Y without packing.  Elements that stay on this rank are copied
+    while messages are in flight.
     """
     comm, me, order = grid.comm, grid.comm.rank, plan.target.order
 
     incoming = ((block.peer, *tile) for block in plan.receives(me) for tile in plan.tiles(block))
     outgoing = ((block.peer, *tile) for block in plan.sends(me) for tile in plan.tiles(block))
-    at_once = 8 * plan.words if plan.plain else plan.words  # what is only copied needs no room
-    staying = (tile for block in plan.stays(me) for tile in plan.tiles(block, at_once))
-    requests = [MPI.REQUEST_NULL] * len(room.messages)
-    arrived: list[Callable[[], object]] = [_nothing] * room.receiving
-    over: list[Callable[[], object]] = [_nothing] * room.receiving
+    at_once = 8 * plan.words if plan.copies_only else plan.words  # elements that are only copied need no buffer
+    staying = (tile for block in plan.staying(me) for tile in plan.tiles(block, at_once))
+    requests = [MPI.REQUEST_NULL] * len(workspace.messages)
+    arrived: list[Callable[[], object]] = [_nothing] * workspace.receiving
+    over: list[Callable[[], object]] = [_nothing] * workspace.receiving
 
     def receive(slot: int) -> None:
         tile = next(incoming, None)
         if tile is None:
             return
         peer, rows, cols = tile
-        place = _contiguous(Y, rows.target, cols.target, rows, cols, plan) if plan.plain else None
+        place = _contiguous(Y, rows.target, cols.target, rows, cols, plan) if plan.copies_only else None
         arrived[slot] = _nothing
         if place is None:
-            place, packed = room.shaped(slot, rows.size, cols.size, order)
+            place, packed = workspace.shaped(slot, rows.size, cols.size, order)
             rows, cols = rows.shifted(rows.source[0], 0), cols.shifted(cols.source[0], 0)
 
             def unpack() -> None:
                 with recorder.phase("pack"):
-                    copy_blocks(packed, Y, rows, cols, combine)
+                    store(Y, packed, combine, rows, cols)
 
             arrived[slot] = unpack
-        recorder.settle()  # what was here before has been unpacked
+        recorder.synchronize_copies()  # the last message in this buffer has been unpacked
         requests[slot] = comm.Irecv(wire(place), source=peer)
         recorder.traffic.received(place.size)
         over[slot] = recorder.moving("exchange", place.nbytes)
@@ -281,21 +282,21 @@ def _send(
         peer, rows, cols = tile
         place = _contiguous(X, rows.source, cols.source, rows, cols, plan)
         if place is None:
-            place, packed = room.shaped(slot, rows.size, cols.size, order)
+            place, packed = workspace.shaped(slot, rows.size, cols.size, order)
             rows, cols = rows.shifted(0, rows.target[0]), cols.shifted(0, cols.target[0])
             with recorder.phase("pack"):
                 copy_blocks(X, packed, rows, cols)
-            recorder.settle()
+            recorder.synchronize_copies()
         requests[slot] = comm.Isend(wire(place), dest=peer)
         recorder.traffic.sent(place.size)
 
     for slot in range(len(requests)):
-        receive(slot) if slot < room.receiving else send(slot)
+        receive(slot) if slot < workspace.receiving else send(slot)
     while True:
         tile = next(staying, None)
         if tile is not None:
             with recorder.phase("pack"):
-                copy_blocks(X, Y, *tile, combine)
+                store(Y, X, combine, *tile)
             slot, done = MPI.Request.Testany(requests)
             if not done:
                 continue
@@ -305,7 +306,7 @@ def _send(
         if slot == MPI.UNDEFINED:
             if tile is None:
                 return
-        elif slot < room.receiving:
+        elif slot < workspace.receiving:
             over[slot]()
             arrived[slot]()
             receive(slot)
@@ -314,24 +315,24 @@ def _send(
 
 
 class Room:
-    """The buffers of one exchange on one rank: of its device, or of the host where messages are staged there."""
+    """Holds the message buffers of an exchange on one rank, in device memory or, where staged, on the host."""
 
     def __init__(self, plan: Exchange, rank: int, device: Device | None = None) -> None:
         self.receiving, sending = plan.slots(rank)
-        self.messages: list[tuple[Array, Array]] = []  # as MPI sees them, and as those who pack and unpack do
+        self.messages: list[tuple[Array, Array]] = []  # each as passed to MPI, and as packed and unpacked
         for _ in range(self.receiving + sending):
             if device and plan.staged:
                 self.messages.append(tuple(device.pinned(plan.words, plan.wire)))
             else:
                 self.messages.append((devices.empty((plan.words,), plan.wire, device=device),) * 2)
-        self.scratch = None if plan.plain or device else np.empty((2, plan.words), plan.wide)
+        self.scratch = None if plan.copies_only or device else np.empty((2, plan.words), plan.wide)
 
     @property
     def nbytes(self) -> int:
         return sum(x.nbytes for x, _ in self.messages) + (0 if self.scratch is None else self.scratch.nbytes)
 
     def shaped(self, slot: int, rows: int, cols: int, order: str) -> tuple[Array, Array]:
-        """A message of rows x cols, on both sides."""
+        """Return a message buffer as rows x cols, once as passed to MPI and once as packed and unpacked."""
         sent, packed = (_shaped(x, rows, cols, order) for x in self.messages[slot])
         return sent, packed
 
@@ -339,7 +340,7 @@ class Room:
 def _contiguous(
     x: Array, row_starts: np.ndarray, col_starts: np.ndarray, rows: IndexMap, cols: IndexMap, plan: Exchange
 ) -> Array | None:
-    """The block within a local array, if it lies there as it travels."""
+    """Return the block as a view of a local array if it can be sent or received in place, else None."""
     if plan.staged or not rows.contiguous or not cols.contiguous or x.dtype != plan.wire:
         return None
     r, c = int(row_starts[0]), int(col_starts[0])
@@ -354,4 +355,4 @@ def _shaped(buffer: Array, rows: int, cols: int, order: str) -> Array:
 
 
 def _nothing() -> None:
-    """Received where it belongs."""
+    """Do nothing: the message was received directly into Y."""

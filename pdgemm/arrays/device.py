@@ -1,8 +1,8 @@
-"""Memory of the host, and of devices that work behind the host's back, in streams.
+"""Arrays in host memory and on devices, whose work is asynchronous, in streams.
 
-The algorithms are written for any array that can be cut, transposed and reshaped like NumPy's.  What they do with its
-elements they leave to `elementwise`, `local_gemm` and `block_copy`, and when it is done to `streams`; all of these ask
-here whose array it is.  A NumPy array belongs to nobody: the host does its work at once.
+The algorithms are written for any array that can be sliced, transposed and reshaped like NumPy's.  They leave work on
+elements to `elementwise`, `local_gemm` and `block_copy`, and synchronization to `streams`; all of these look up the
+device of an array here.  A NumPy array has none: the host's work is complete on return.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 Array = Any  # a NumPy array, or one of a device
 
 HOST = "host"
-REMEDY = "Open MPI built with --with-cuda, or MPICH_GPU_SUPPORT_ENABLED=1 on a Cray"  # for MPI without GPUs
-_MODULES = {"cuda": "pdgemm.devices.cuda"}  # devices that there are: what makes them
+REMEDY = "Open MPI built with --with-cuda, or MPICH_GPU_SUPPORT_ENABLED=1 on a Cray"  # where MPI is not GPU-aware
+_MODULES = {"cuda": "pdgemm.devices.cuda"}  # the module that makes each device
 
 
 class Combination(Protocol):
-    """Y := alpha op(X) + beta Y, as `elementwise.Combine` says it."""
+    """The parameters of Y := alpha op(X) + beta Y; see `elementwise.Combine`."""
 
     alpha: Any
     beta: Any
@@ -36,13 +36,13 @@ class Combination(Protocol):
 
 
 class Event(Protocol):
-    """A moment of a stream."""
+    """A point in a stream, complete when all work before it is."""
 
     def synchronize(self) -> None: ...
 
 
 class Stream(Protocol):
-    """Work that a device does in order.  In a `with` block it takes what is begun there."""
+    """A queue of work that a device executes in order; work started in a `with` block of it goes there."""
 
     def record(self) -> Any: ...
     def wait_event(self, event: Any) -> None: ...
@@ -52,7 +52,7 @@ class Stream(Protocol):
 
 
 class Pinned(NamedTuple):
-    """Words of the host's memory that the device can reach: as the host sees them, and as the device does."""
+    """Pinned host memory, as an array of the host and as an array of the device."""
 
     host: np.ndarray
     device: Array
@@ -65,19 +65,19 @@ class Pinned(NamedTuple):
         return Pinned(self.host[start:stop], self.device[start:stop])
 
     def shared_out(self, parts: int) -> list[Pinned]:
-        """In parts of one size."""
+        """Return the memory in parts of equal size."""
         words = self.host.size // parts
         return [self.cut(part * words, (part + 1) * words) for part in range(parts)]
 
 
 class Reach(NamedTuple):
-    """How ranks reach each other's memory of a device.
+    """How ranks access each other's device memory.
 
-    reads  : the mover by which ranks of a node read it, "shared" where it lies, "ipc" with a copy; "": they cannot.
-    staged : MPI does not take pointers to it: messages go through the host.
-    nccl   : NCCL does.
-    why    : how that is known of MPI.
-    sharing : ranks that work on one device, at most.
+    reads  : the mover by which ranks of a node read it, "shared" in place, "ipc" with a copy; "" if they cannot.
+    staged : MPI does not accept pointers to it, so messages are staged through host memory.
+    nccl   : NCCL can be used.
+    why    : how the support of MPI was determined.
+    sharing : the maximum number of ranks that use one device.
     """
 
     reads: str = ""
@@ -95,86 +95,86 @@ class Reach(NamedTuple):
 
 
 class Device(Protocol):
-    """What pdgemm needs of a device.  Work is begun in the current stream; nothing here waits unless it says so."""
+    """The interface of a device.  Work is started in the current stream; no method waits for it unless it says so."""
 
     name: str
 
     def empty(self, shape: Sequence[int], dtype: Any, order: str = "C") -> Array:
-        """An array whose elements are not set.  Raises OutOfMemoryError."""
+        """Return an uninitialized array.  Raises OutOfMemoryError."""
 
     def pinned(self, words: int, dtype: Any) -> Pinned:
-        """Memory of the host that is copied from and to at full speed, and by kernels, too."""
+        """Return pinned host memory, which the copy engine and kernels access at full bandwidth."""
 
     def multiply(
         self, alpha: Any, A: Array, B: Array, C: Array, conjugate_a: bool, conjugate_b: bool, tf32: bool
     ) -> Callable[[Any], None]:
-        """C := alpha op(A) op(B) + beta C, to be called with beta, again and again; see `local_gemm.prepare`.
+        """Return the product C := alpha op(A) op(B) + beta C as a function of beta; see `local_gemm.prepare`.
 
-        tf32 : may operands in single precision be rounded to 11 bits?
+        tf32 : operands in single precision may be rounded to 11 bits.
         """
 
     def multiply_stack(self, alpha: Any, A: Array, B: Array, beta: Any, C: Array) -> None:
-        """C_i := alpha A_i B_i + beta C_i for stacks (items, rows, columns), at least one item, in one call."""
+        """Compute C_i := alpha A_i B_i + beta C_i in one call, for stacks (items, rows, columns), items >= 1."""
 
     def combine(self, how: Combination, target: Array, source: Array) -> None:
-        """target := alpha op(source) + beta target; what is multiplied by 0 is not read."""
+        """Compute target := alpha op(source) + beta target; what is multiplied by 0 is not read."""
 
     def combine_blocks(self, how: Combination, target: Array, source: Array, rows: Any, cols: Any) -> None:
-        """The same of rows x columns of both, as `index_map.IndexMap`; see `block_copy.copy_blocks`."""
+        """Combine rows x columns of both arrays, each an `index_map.IndexMap`; see `block_copy.copy_blocks`."""
 
     def copy(self, target: Any, source: Any) -> None:
-        """Contiguous elements from or to pinned memory, by the copy engine."""
+        """Copy contiguous elements from or to pinned memory with the copy engine."""
 
     def broadcast(self, comm: MPI.Comm, x: Array, root: int) -> None:
-        """x of root to all ranks, by NCCL.  Collective over comm, in the same order on all ranks."""
+        """Broadcast x from root to all ranks with NCCL.  Collective over comm, in the same order on all ranks."""
 
     def current_stream(self) -> Stream:
-        """The caller's."""
+        """Return the caller's stream."""
 
     def transfer_stream(self) -> Stream:
-        """One of our own, for what is copied while products are formed."""
+        """Return the stream for copies that overlap with products."""
 
     def happened(self, event: Any) -> bool:
-        """Is all done that was begun before?  Raises what went wrong on the device."""
+        """Return whether an event is complete.  Raises the error of the device, if any."""
 
     def elapsed(self, begin: Any, end: Any) -> float:
-        """Seconds between two events, which are done."""
+        """Return the seconds between two completed events."""
 
     def to_host(self, x: Array) -> np.ndarray:
-        """A copy, complete on return."""
+        """Return a copy in host memory, complete on return."""
 
     def to_device(self, x: np.ndarray, order: str) -> Array:
-        """A copy, complete on return."""
+        """Return a copy on the device, complete on return."""
 
-    def meet(self, grid: Any) -> None:
-        """Find out how the ranks of the grid reach each other, if that is not known.  Collective over the grid."""
+    def discover_peers(self, grid: Any) -> None:
+        """Determine, once, how the ranks of the grid access each other's memory.  Collective over the grid."""
 
     def reach(self, grid: Any) -> Reach:
-        """What `meet` found."""
+        """Return the result of `discover_peers`."""
 
     def memory(self, grid: Any) -> Any:
-        """What the ranks of a node can read of each other's device memory, as `grids.node_memory.NodeMemory`."""
+        """Return the device memory that the ranks of a node can read, as a `grids.node_memory.NodeMemory`."""
 
     def check(self, x: Array) -> None:
-        """Raises DeviceError for an array on another device of its kind than this rank's."""
+        """Raise DeviceError for an array on another device than this rank's."""
 
-    def plain(self, x: Array) -> bool:
-        """May MPI and other ranks be given its address?"""
+    def addressable(self, x: Array) -> bool:
+        """Return whether MPI and other ranks may be given its address."""
 
     def takes(self, x: Any) -> Array | None:
-        """Another library's array of this device as one of ours, without a copy; None for anything else."""
+        """Return another library's array on this device as one of ours, without a copy; None for anything else."""
 
 
 _devices: dict[type, Device] = {}
 
 
 def register(kind: type, device: Device) -> None:
-    """Arrays of this type belong to this device."""
+    """Register the device of an array type."""
     _devices[kind] = device
 
 
 def of(x: Array) -> Device | None:
-    """The device whose array it is; None for the host's."""
+    """Return the device of an array; None for the host."""
     if isinstance(x, np.ndarray):
         return None
     found = _devices.get(type(x))
@@ -184,7 +184,7 @@ def of(x: Array) -> Device | None:
 
 
 def named(name: Any) -> Device | None:
-    """The device of a name; None for the host.  Raises DeviceError where there is none."""
+    """Return the device of this name; None for the host.  Raises DeviceError if there is none."""
     if name in (None, HOST):
         return None
     for device in _devices.values():
@@ -206,9 +206,9 @@ def name_of(x: Array) -> str:
 
 
 def adopted(x: Any) -> Array:
-    """Anything that is an array, as the host's or a device's, without a copy if it can be avoided.
+    """Return any array-like object as an array of the host or of a device, without a copy if possible.
 
-    Raises DTypeError for what would not be the same as an array of numbers.
+    Raises DTypeError for masked and sparse arrays.
     """
     if any(isinstance(part, np.ma.MaskedArray) for part in (x, *(x if isinstance(x, (list, tuple)) else ()))):
         raise DTypeError("a masked array would lose its mask: fill it first, array.filled(value)")
@@ -225,7 +225,7 @@ def adopted(x: Any) -> Array:
 
 
 def _on_cuda(x: Any) -> bool:
-    """Does DLPack say so?"""
+    """Return whether x is on a CUDA device, according to DLPack."""
     where = getattr(x, "__dlpack_device__", None)
     return where is not None and int(where()[0]) in (2, 13)  # kDLCUDA, kDLCUDAManaged
 
@@ -237,18 +237,18 @@ def empty(shape: Sequence[int], dtype: Any, order: str = "C", device: Device | N
 
 
 def memory(device: Device | None, grid: Any) -> Any:
-    """What the ranks of a node share of the memory of a device, or of the host."""
+    """Return the node-shared memory of a device, or of the host."""
     return grid.memory if device is None else device.memory(grid)
 
 
 def to_host(x: Array) -> np.ndarray:
-    """The elements where the host can read them: the array itself, or a copy."""
+    """Return the elements in host memory: the array itself, or a copy."""
     found = of(x)
     return x if found is None else found.to_host(x)
 
 
 def shadow(x: Array) -> np.ndarray:
-    """An array of the same place and strides, to be asked where its elements lie, never what they are."""
+    """Return an array of the same address and strides, whose elements must not be read."""
     if isinstance(x, np.ndarray):
         return x
     seen = dict(x.__cuda_array_interface__)
@@ -258,7 +258,7 @@ def shadow(x: Array) -> np.ndarray:
 
 
 def address(x: Array) -> int:
-    """Where an array begins."""
+    """Return the address of the first element."""
     if isinstance(x, np.ndarray):
         return int(x.ctypes.data)
     return int(x.__cuda_array_interface__["data"][0])

@@ -1,4 +1,4 @@
-"""Elements as functions of their global indices: any rank builds any block, nothing is sent.
+"""Elements as functions of their global indices: any rank builds any block without communication.
 
 Random numbers are a hash of (seed, stream, i, j), the same on every grid: SplitMix64's finaliser
 (Steele, Lea & Flood, Fast splittable pseudorandom number generators, OOPSLA 2014) applied to the
@@ -25,32 +25,32 @@ _SLAB_ELEMENTS = 1 << 16  # temporaries of this size stay in cache
 
 
 def slabs(rows: int, cols: int, most: int = _SLAB_ELEMENTS) -> Iterator[slice]:
-    """0..rows in slices of about `most` elements, at least one row each."""
+    """Yield the range of rows in slices of about `most` elements, at least one row each."""
     step = max(1, most // max(1, cols))
     for start in range(0, rows, step):
         yield slice(start, min(rows, start + step))
 
 
 def tiles(rows: int, cols: int, most: int = _SLAB_ELEMENTS) -> Iterator[tuple[slice, slice]]:
-    """rows x cols in pieces of at most `most` elements: whole rows where they fit."""
-    wide = max(1, min(cols, most))
-    for rows_ in slabs(rows, wide, most):
-        for start in range(0, cols, wide):
-            yield rows_, slice(start, min(cols, start + wide))
+    """Yield rows x cols in tiles of at most `most` elements: whole rows where they fit."""
+    tile_cols = max(1, min(cols, most))
+    for rows_ in slabs(rows, tile_cols, most):
+        for start in range(0, cols, tile_cols):
+            yield rows_, slice(start, min(cols, start + tile_cols))
 
 
 def fill(local: np.ndarray, rows: np.ndarray, cols: np.ndarray, f: ElementFunction) -> None:
-    """local[l, h] := f(rows[l], cols[h]), a slab of rows at a time."""
+    """Set local[l, h] := f(rows[l], cols[h]), a slab of rows at a time."""
     if local.size:
         for slab in slabs(*local.shape):
             values = f(rows[slab, None], cols[None, :])
             if isinstance(values, np.ma.MaskedArray):
-                raise DTypeError("elements are masked, and would lose their mask: fill them, .filled(value)")
+                raise DTypeError("f returned a masked array, whose mask would be lost: fill it, .filled(value)")
             local[slab] = values
 
 
 def mix(x: np.ndarray) -> np.ndarray:
-    """Hash 64-bit words, in place."""
+    """Hash 64-bit words in place."""
     x ^= x >> np.uint64(30)
     x *= np.uint64(0xBF58476D1CE4E5B9)
     x ^= x >> np.uint64(27)
@@ -60,14 +60,14 @@ def mix(x: np.ndarray) -> np.ndarray:
 
 
 def hashed(i: np.ndarray, j: np.ndarray, seed: int, stream: int = 0) -> np.ndarray:
-    """A 64-bit hash for each pair (i, j)."""
+    """Return a 64-bit hash for each pair (i, j)."""
     start = mix(np.array([int(seed) % 2**64, stream], np.uint64) * _GOLDEN)
     row = mix(np.asarray(i).astype(np.uint64) * _GOLDEN + mix(start[:1] + start[1:]))
     return mix(row + np.asarray(j).astype(np.uint64) * _GOLDEN)
 
 
 def _unit(h: np.ndarray, real: np.dtype) -> np.ndarray:
-    """Hashes to numbers in [0, 1), every bit of the significand random; 16-bit numbers as float32."""
+    """Convert hashes to numbers in [0, 1), every bit of the significand random; 16-bit numbers are held as float32."""
     bits = int(ml_dtypes.finfo(real).nmant) + 1  # type: ignore[no-untyped-call]
     wide = np.result_type(real, np.float32)
     return (h >> np.uint64(64 - bits)).astype(wide) * wide.type(0.5**bits)
@@ -78,7 +78,7 @@ def _uniform(i: np.ndarray, j: np.ndarray, seed: int, real: np.dtype, stream: in
 
 
 def _normal(i: np.ndarray, j: np.ndarray, seed: int, real: np.dtype, stream: int) -> np.ndarray:
-    """Box and Muller, Ann. Math. Stat. 29(2), 1958."""
+    """Return normal random numbers by Box and Muller, Ann. Math. Stat. 29(2), 1958."""
     wide = np.result_type(real, np.float32)
     radius = np.sqrt(-2 * np.log1p(-_unit(hashed(i, j, seed, 2 * stream), wide)))
     return radius * np.cos(wide.type(2 * np.pi) * _unit(hashed(i, j, seed, 2 * stream + 1), wide))
@@ -95,14 +95,14 @@ KINDS = ("uniform", "normal", "eye", "ones", "zeros")
 
 
 def element_function(kind: str, seed: int, dtype: np.dtype) -> ElementFunction:
-    """The element function of a kind of matrix.
+    """Return the element function of a kind of matrix.
 
-    "uniform" is [0, 1), "normal" has mean 0 and variance 1; complex: both parts alike.
+    "uniform" is on [0, 1), "normal" has mean 0 and variance 1; so do both parts of complex numbers.
     """
     if kind in ("uniform", "normal"):
         seed = as_seed(seed)
         if dtype not in FLOATS:
-            raise DTypeError(f"random numbers are of {names(FLOATS)}, not {dtype}")
+            raise DTypeError(f"random matrices can have the types {names(FLOATS)}, not {dtype}")
         return partial(_random, draw=_uniform if kind == "uniform" else _normal, seed=seed, dtype=dtype)
     if kind == "eye":
         return lambda i, j: i == j

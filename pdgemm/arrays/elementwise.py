@@ -15,11 +15,11 @@ _UPLOAD = 1 << 24  # elements that are copied to a device at a time
 
 
 class Combine:
-    """Y := alpha op(X) + beta Y, converting between any types; op the conjugate or nothing.  Local.
+    """The operation Y := alpha op(X) + beta Y between any types, where op(X) is X or its conjugate.  Local.
 
-    through : a type that each number is rounded to first; only without room.
-    room : (2, numbers), for two numbers of the type of the arithmetic for each that is combined at a time.  None: on
-        the host op(X) is only converted; a device does its arithmetic in registers.
+    through : a type that each number is rounded to first; only without workspace.
+    room : the workspace (2, numbers), in the type of the arithmetic, of as many elements as are combined at a time.
+        None: the host only converts op(X); a device computes in registers.
     """
 
     __slots__ = ("alpha", "beta", "conjugated", "room", "through")
@@ -60,7 +60,7 @@ class Combine:
         np.copyto(Y, value, casting="unsafe")
 
     def pieces(self, rows: int, cols: int) -> Iterator[tuple[slice, slice]]:
-        """rows x cols in parts that there is room for."""
+        """Yield rows x cols in tiles that fit the workspace."""
         return tiles(rows, cols, max(1, rows * cols) if self.room is None else self.room.shape[1])
 
 
@@ -68,12 +68,12 @@ CONVERT, CONJUGATE = Combine(), Combine(conjugated=True)
 
 
 def paired(room: Array) -> Array | None:
-    """Memory for a Combine; None where a device needs none."""
+    """Return the workspace of a Combine; None where a device needs none."""
     return room.reshape(2, -1) if room.size else None
 
 
 def scale(beta: Any, C: Array) -> None:
-    """C := beta C, in place; C is not read where beta is 0."""
+    """Compute C := beta C in place; C is not read where beta is 0."""
     if type(C) is not np.ndarray and (device := of(C)):
         if beta != 1 and C.size:
             device.combine(Combine(0, beta), C, C)
@@ -85,7 +85,7 @@ def scale(beta: Any, C: Array) -> None:
 
 
 def set_elements(target: Array, source: np.ndarray) -> None:
-    """target := source, complete on return; source is the host's."""
+    """Copy an array of the host to target, complete on return."""
     found = of(target)
     if found is None:
         target[...] = source

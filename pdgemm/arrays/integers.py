@@ -1,4 +1,4 @@
-"""Whole numbers that a user gives: dimensions, blocks, counts, seeds; and how values are shown in messages."""
+"""Checks of integers that a user passes: dimensions, blocks, counts, seeds; and how messages show values."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError
 
-_MOST = 2**63 - 1  # of index arithmetic
+_MOST = 2**63 - 1  # the largest index
 _SHOWN = 60  # characters
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it: in one line, and not all of what is long."""
+    """Return a value as a message shows it: in one line, and truncated where it is long."""
     try:
         text = " ".join(repr(value).split())
     except Exception:  # Python writes no integer of more than 4300 digits
@@ -23,7 +23,7 @@ def shown(value: object) -> str:
 
 
 def as_whole(given: object, name: str, least: int = -_MOST - 1, most: int = _MOST) -> int:
-    """A whole number within bounds, by default those of 64 bits.  Raises ArgumentError."""
+    """Return an integer within bounds, by default those of 64 bits.  Raises ArgumentError."""
     value: Any = given
     try:
         number = None if isinstance(value, (bool, np.bool_)) else index(value)
@@ -39,10 +39,10 @@ def as_whole(given: object, name: str, least: int = -_MOST - 1, most: int = _MOS
 
 
 def as_count(given: object, name: str, least: int) -> int:
-    """A number of things."""
+    """Return a count, an integer >= least.  Raises ArgumentError."""
     return as_whole(given, name, least)
 
 
 def as_seed(given: object) -> int:
-    """A number of 64 bits, with or without a sign."""
+    """Return a seed, a signed or unsigned 64-bit integer.  Raises ArgumentError."""
     return as_whole(given, "seed", most=2**64 - 1)

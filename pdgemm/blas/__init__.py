@@ -1,1 +1,1 @@
-"""The local product: which library multiplies, with how many threads, and the only calls of it."""
+"""The local product: the choice of a BLAS, its threads, and all calls of it."""

@@ -1,6 +1,6 @@
-"""The BLAS that multiplies: MKL where it is installed, else the one that SciPy is linked to.
+"""The choice of the BLAS for local products: MKL where it is installed, else the one that SciPy is linked to.
 
-PDGEMM_BLAS: auto, scipy, mkl, or a library with Fortran's names and 32-bit integers (dgemm_), by its path or name.
+PDGEMM_BLAS is auto, scipy, mkl, or the path or name of a library with Fortran symbols (dgemm_) and 32-bit integers.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
+from pdgemm.arrays.dtypes import TYPES
 from pdgemm.errors import ArgumentError
 from pdgemm.support.files import check_ordinary
 
-LETTER = {"f": "s", "d": "d", "F": "c", "D": "z"}  # dtype.char -> BLAS prefix
+LETTER: dict[str, str] = {x.dtype.char: x.blas for x in TYPES if x.blas}
 _LP64, _SEQUENTIAL = 0, 1  # layers of MKL
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The library that takes the place of SciPy's BLAS, if any.  Raises ArgumentError where it cannot be used."""
+    """Return the library that replaces SciPy's BLAS, if any.  Raises ArgumentError if it cannot be used."""
     wanted = os.environ.get("PDGEMM_BLAS") or "auto"
     path = mkl() if wanted in ("auto", "mkl") else wanted
     if wanted == "scipy" or (wanted == "auto" and not path):
@@ -31,12 +32,12 @@ def library() -> ctypes.CDLL | None:
         raise ArgumentError("PDGEMM_BLAS is mkl, but MKL is not installed: pip install 'pdgemm[mkl]'")
     try:
         if Path(path).exists():
-            check_ordinary(Path(path).stat())  # the loader would wait for a FIFO
+            check_ordinary(Path(path).stat())  # opening a FIFO would block
             path = os.path.realpath(path)
         found = ctypes.CDLL(path)
         _ = found.dgemm_
     except (AttributeError, OSError) as bad:
-        raise ArgumentError(f"PDGEMM_BLAS is auto, scipy, mkl or a library, got {wanted}: {bad}") from None
+        raise ArgumentError(f"PDGEMM_BLAS must be auto, scipy, mkl or a library, got {wanted}: {bad}") from None
     if _is_mkl(found):
         found.MKL_Set_Interface_Layer(_LP64)
     return found
@@ -44,7 +45,7 @@ def library() -> ctypes.CDLL | None:
 
 @cache
 def gemm(char: str) -> Callable[..., None]:
-    """The product of a dtype, which takes pointers alone.  Releases the GIL while it runs."""
+    """Return the gemm routine of a dtype, whose arguments are all pointers; it releases the GIL while it runs."""
     found = library()
     if found is None:
         return ctypes.CFUNCTYPE(None)(_of_scipy(f"{LETTER[char]}gemm"))
@@ -54,7 +55,7 @@ def gemm(char: str) -> Callable[..., None]:
 
 
 def caller() -> ctypes.CDLL:
-    """What is asked for products: the library, or SciPy's module that is linked to its BLAS."""
+    """Return the library of the gemm routines, or SciPy's module that is linked to its BLAS."""
     found = library()
     if found is None:
         from scipy.linalg import cython_blas
@@ -64,18 +65,18 @@ def caller() -> ctypes.CDLL:
 
 
 def settle(one_thread: bool) -> None:
-    """Let MKL, before its first product, start no threads where there is to be one, and else those it is told to."""
+    """Set MKL's threading before its first product: sequential for one thread, else as many as are set."""
     found = library()
     if found is None or not _is_mkl(found):
         return
     if one_thread and not os.environ.get("MKL_THREADING_LAYER"):
         found.MKL_Set_Threading_Layer(_SEQUENTIAL)
     elif not os.environ.get("MKL_DYNAMIC"):
-        found.MKL_Set_Dynamic(0)  # in processes of MPI it would use one thread
+        found.MKL_Set_Dynamic(0)  # in an MPI process it would use one thread
 
 
 def mkl() -> str | None:
-    """Where MKL is: in the environment, or in whatever place its wheel was installed."""
+    """Return the path of MKL in the environment, or where its wheel was installed; None if there is none."""
     try:
         wheel = [file.locate() for file in files("mkl") or () if file.name.startswith("libmkl_rt.so")]
     except PackageNotFoundError:
@@ -89,7 +90,7 @@ def _is_mkl(found: ctypes.CDLL) -> bool:
 
 
 def _of_scipy(routine: str) -> int:
-    """The address of a Fortran routine that SciPy exports to Cython."""
+    """Return the address of a Fortran routine that SciPy exports to Cython."""
     from scipy.linalg import cython_blas
 
     capsule = dict(cython_blas.__pyx_capi__)[routine]

@@ -1,8 +1,7 @@
-"""The product on one rank: C := alpha A B + beta C straight on the BLAS routine.
+"""The product on one rank: C := alpha A B + beta C by a direct call of the BLAS routine.
 
-Fortran's routines take leading dimensions and beta, so that panels cut out of larger arrays are
-multiplied where they lie and C is updated where it lies.  (`scipy.linalg.blas.dgemm` copies
-strided arguments without saying so.)
+Fortran's routines take leading dimensions and beta, so that panels of larger arrays are multiplied
+and C is updated in place.  (`scipy.linalg.blas.dgemm` silently copies strided arguments.)
 """
 
 from __future__ import annotations
@@ -19,10 +18,9 @@ from pdgemm.arrays.element_functions import tiles
 from pdgemm.arrays.elementwise import Combine, scale
 from pdgemm.blas import library as blas
 
-BLAS_INT = 2**31 - 1  # the largest dimension that BLAS takes
-EXACT_WIDTH = 1024  # products of int8 numbers, 2**14 at most, that float32 adds without rounding
-_REAL: dict[str, Any] = {"f": ctypes.c_float, "d": ctypes.c_double}  # dtype.char -> scalars of BLAS
-_PARTS: dict[str, Any] = {"F": ctypes.c_float * 2, "D": ctypes.c_double * 2}
+BLAS_INT = 2**31 - 1  # the largest dimension of the BLAS interface
+EXACT_WIDTH = 1024  # terms of at most 2**14, products of int8 numbers, that float32 accumulates exactly
+_REAL: dict[str, Any] = {"f": ctypes.c_float, "d": ctypes.c_double}  # the C type of the real numbers of a dtype.char
 _LETTERS = {trans: ctypes.c_char_p.from_param(trans) for trans in (b"N", b"T", b"C")}
 
 
@@ -35,12 +33,12 @@ def gemm_accumulate(
     conjugate_a: bool = False,
     conjugate_b: bool = False,
 ) -> None:
-    """C := alpha op(A) op(B) + beta C, op the conjugate or nothing.  Local.
+    """Compute C := alpha op(A) op(B) + beta C, where op is the conjugate or nothing.  Local.
 
     A : (m, k);  B : (k, n);  C : (m, n), overwritten, not read where beta is 0.
-        One of float32, float64, complex64, complex128, the same for all.  Rows or columns contiguous
+        All have the same type: float32, float64, complex64 or complex128.  Rows or columns are contiguous
         (slices of C- or Fortran-ordered arrays); anything else raises ValueError.
-    conjugate_a, conjugate_b : only where `conjugates` says that BLAS can.
+    conjugate_a, conjugate_b : conjugate an operand; only where `conjugates` returns True.
 
     2mnk flops, no temporaries.  Error: |C - C^| <= gamma_k |A||B| (Higham 2002, 3.5).
     """
@@ -56,11 +54,11 @@ def prepare(
     conjugate_b: bool = False,
     tf32: bool = False,
 ) -> Callable[[Any], None]:
-    """The product C := alpha op(A) op(B) + beta C of these arrays, to be called with beta, again and again.  Local.
+    """Return the product C := alpha op(A) op(B) + beta C of these arrays as a function of beta.  Local.
 
-    Arguments and errors as in `gemm_accumulate`; tf32: a device may round operands in single precision to 11 bits.
-    A call multiplies what the arrays then hold, and costs a
-    microsecond beside BLAS.  The arrays live as long as the product; their memory must stay where it is.
+    Arguments and errors are those of `gemm_accumulate`; with tf32 a device may round float32 operands to 11 bits.
+    It may be called repeatedly; a call multiplies the current elements and adds a microsecond to the time of BLAS.
+    The product keeps references to the arrays, whose memory must not be reallocated.
     """
     if not C.size or not A.shape[1]:
         return partial(scale, C=C)
@@ -70,14 +68,14 @@ def prepare(
 
 
 class _Prepared:
-    """A call of BLAS with all arguments but beta at hand."""
+    """A call of BLAS with all arguments but beta prepared."""
 
     __slots__ = ("arrays", "gemm", "head", "scalar", "tail")
 
     def __init__(
         self, alpha: Any, A: np.ndarray, B: np.ndarray, C: np.ndarray, conjugate_a: bool, conjugate_b: bool
     ) -> None:
-        self.arrays = A, B, C  # addresses keep nothing alive
+        self.arrays = A, B, C  # addresses hold no references
         char = C.dtype.char
         A, B, C, (trans_a, lda), (trans_b, ldb), ldc = seen_by_fortran(A, B, C, conjugate_a, conjugate_b)
         (m, n), k = C.shape, A.shape[1]
@@ -95,9 +93,9 @@ class _Prepared:
 def seen_by_fortran(
     A: np.ndarray, B: np.ndarray, C: np.ndarray, conjugate_a: bool, conjugate_b: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[bytes, int], tuple[bytes, int], int]:
-    """Operands and result by columns: a row-major C is C^T in Fortran's order, and C^T = B^T A^T."""
+    """Return column-major operands and result: a row-major C is a column-major C^T = B^T A^T."""
     problem = ValueError()
-    for trans in (b"N", b"T"):  # a C of one row or column is both, but BLAS conjugates op(A) and op(B) only in one
+    for trans in (b"N", b"T"):  # a C of one row or column is in both orders, but BLAS can conjugate only in one
         ldc = _stride(C, trans)
         if ldc:
             if trans == b"T":
@@ -111,17 +109,17 @@ def seen_by_fortran(
 
 
 def conjugates(order: str, order_of_c: str) -> bool:
-    """Can BLAS conjugate an operand of one memory order while it multiplies into a C of another?
+    """Return whether BLAS can conjugate an operand of one memory order in a product with C of another.
 
-    It knows the conjugate transpose, but not the conjugate: only what it reads transposed.
+    It has a conjugate transpose but no plain conjugate, so the operand must be read transposed.
     """
     return order != order_of_c
 
 
 def integer_accumulate(alpha: int, A: Array, B: Array, C: Array, room: Array) -> None:
-    """C := alpha A B + C for int32 C and int8 numbers held as float32, at most EXACT_WIDTH columns of A.  Local.
+    """Compute C := alpha A B + C for int32 C and int8 numbers held as float32, k <= EXACT_WIDTH.  Local.
 
-    room : float32, for twice as many numbers as are formed at a time, exactly; on a device, for all of them.
+    room : float32 workspace of two numbers per element of C that is computed at a time; on a device, of all elements.
     """
     if type(C) is not np.ndarray and of(C):
         product = room[: C.size].reshape(C.shape)
@@ -140,9 +138,9 @@ def integer_accumulate(alpha: int, A: Array, B: Array, C: Array, room: Array) ->
 
 
 def leading(x: np.ndarray, conjugate: bool = False) -> tuple[bytes, int]:
-    """(trans, ld) by which Fortran sees the array: b"N" if columns are contiguous, b"T" if rows are.
+    """Return (trans, ld) for passing the array to Fortran: b"N" if columns are contiguous, b"T" if rows are.
 
-    conjugate : b"C", for the conjugate of an array whose rows are contiguous.
+    conjugate : return b"C", for the conjugate of an array whose rows are contiguous.
     """
     for trans in (b"T",) if conjugate else (b"N", b"T"):
         ld = _stride(x, trans)
@@ -153,7 +151,7 @@ def leading(x: np.ndarray, conjugate: bool = False) -> tuple[bytes, int]:
 
 
 def _stride(x: np.ndarray, trans: bytes) -> int:
-    """The leading dimension of an array whose columns (b"N") or rows (b"T") are contiguous; 0 where they are not."""
+    """Return the leading dimension of an array with contiguous columns (b"N") or rows (b"T"); 0 if they are not."""
     rows, cols = x.shape
     down, right = x.strides
     if trans == b"T":
@@ -172,7 +170,7 @@ def _address(x: np.ndarray) -> Any:
     return ctypes.c_void_p.from_param(x.ctypes.data)
 
 
-# BLAS reads these and writes none, so one of each is enough.
+# BLAS only reads these, so calls share them.
 @lru_cache(4096)
 def _int(value: int) -> Any:
     return ctypes.byref(ctypes.c_int(value))
@@ -180,7 +178,12 @@ def _int(value: int) -> Any:
 
 @lru_cache(256)
 def _scalar(char: str, value: Any) -> Any:
+    return ctypes.byref(number(char, value))
+
+
+def number(char: str, value: Any) -> Any:
+    """Return a number in memory, as BLAS reads one of a dtype."""
     if char in _REAL:
-        return ctypes.byref(_REAL[char](value))
+        return _REAL[char](value)
     value = complex(value)
-    return ctypes.byref(_PARTS[char](value.real, value.imag))
+    return (_REAL[char.lower()] * 2)(value.real, value.imag)

@@ -1,6 +1,6 @@
-"""For which generation of processors a BLAS multiplies.
+"""The generation of processors for which a BLAS selects its kernels.
 
-An OpenBLAS that is older than a processor may take it for one of 2004, and multiplies three to four times as slowly.
+An OpenBLAS older than the processor may select kernels of 2004, which are three to four times as slow.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from threadpoolctl import LibController, ThreadpoolController
 
-# Of x86 processors, the newest first: kernels of OpenBLAS and BLIS, first the one that most releases of OpenBLAS have.
+# x86 processors, the newest first: kernels of OpenBLAS and BLIS, the most widely available one of OpenBLAS first.
 GENERATIONS = {
     "AVX-512": ["SkylakeX", "Cooperlake", "SapphireRapids", "skx", "knl", "zen4", "zen5"],
     "AVX2": ["Haswell", "Zen", "zen2", "zen3"],
@@ -28,18 +28,18 @@ GENERATION = {name.lower(): made for made, names in GENERATIONS.items() for name
 
 
 def generation(kernel: str) -> str:
-    """Of processors that a kernel is for; of one that is not known here, its own name: it is like itself alone."""
+    """Return the generation of processors that a kernel is for; an unknown kernel is a generation of its own."""
     return GENERATION.get(kernel.lower(), kernel)
 
 
 def spellings(kernel: str) -> list[str]:
-    """What to set OPENBLAS_CORETYPE to: that kernel, and where a release lacks it, the nearest of its generation."""
+    """Return values for OPENBLAS_CORETYPE: the kernel, and a fallback of its generation for releases without it."""
     found = [kernel, *GENERATIONS.get(generation(kernel), [])[:1]]
     return [name for name in dict.fromkeys(found) if name and name not in GENERATIONS]
 
 
 def processor() -> str:
-    """The newest generation whose instructions this processor has; "" where that is not known."""
+    """Return the newest generation whose instructions this processor supports; "" if it is unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -49,20 +49,20 @@ def processor() -> str:
 
 
 def libraries() -> list[LibController]:
-    """Every BLAS in this process that threadpoolctl knows, which a reference BLAS is not."""
+    """Return every BLAS in this process that threadpoolctl supports; a reference BLAS is not among them."""
     return ThreadpoolController().select(user_api="blas").lib_controllers
 
 
 def loaded() -> list[str]:
-    """These by name, version and kernel."""
+    """Return the name, version and kernel of each BLAS in this process."""
     return sorted({f"{x.internal_api} {x.version} ({kernel(x) or 'unknown'})" for x in libraries()})
 
 
 def behind(library: ctypes.CDLL, among: Iterable[LibController]) -> LibController | None:
-    """The BLAS that a library is, or is linked to, under whatever name."""
+    """Return the BLAS that a library is, or is linked to, by the addresses of its symbols."""
 
-    def address(place: ctypes.CDLL, symbol: str) -> int | None:
-        return ctypes.cast(getattr(place, symbol), ctypes.c_void_p).value if hasattr(place, symbol) else None
+    def address(where: ctypes.CDLL, symbol: str) -> int | None:
+        return ctypes.cast(getattr(where, symbol), ctypes.c_void_p).value if hasattr(where, symbol) else None
 
     for each in among:
         addresses = [(address(library, symbol), address(each.dynlib, symbol)) for symbol in each.check_symbols]
@@ -72,7 +72,7 @@ def behind(library: ctypes.CDLL, among: Iterable[LibController]) -> LibControlle
 
 
 def kernel(library: LibController | None) -> str:
-    """The kernel that a BLAS uses in this process; "" where it does not say."""
+    """Return the kernel that a BLAS uses in this process; "" if it does not report one."""
     if library is not None and library.internal_api == "mkl":
         version = _Version()
         library.dynlib.MKL_Get_Version(ctypes.byref(version))
@@ -80,14 +80,14 @@ def kernel(library: LibController | None) -> str:
     return getattr(library, "architecture", None) or ""
 
 
-def of_mkl(said: str) -> str:
-    """The generation that MKL names in its version, or with MKL_VERBOSE=1; "" where the processor is not Intel's."""
-    found = re.search(r"AVX-512|AVX10|AVX2|AVX\b|SSE", said)
+def of_mkl(version: str) -> str:
+    """Return the generation that MKL names in its version, or with MKL_VERBOSE=1; "" for other vendors' processors."""
+    found = re.search(r"AVX-512|AVX10|AVX2|AVX\b|SSE", version)
     return found[0].replace("AVX10", "AVX-512") if found else ""
 
 
 def warnings() -> list[str]:
-    """Of each BLAS that uses kernels for older processors than this one, and what to do."""
+    """Return a warning, with a remedy, for each BLAS that uses kernels for older processors than this one."""
     return list(filter(None, map(_warning, libraries())))
 
 
@@ -97,16 +97,16 @@ def _warning(library: LibController) -> str:
     if made not in order or here not in order or order.index(made) <= order.index(here):
         return ""
     if library.internal_api != "openblas":
-        remedy = "take another BLAS (PDGEMM_BLAS)"
+        remedy = "use another BLAS (PDGEMM_BLAS)"
     elif generation(asked) == made:
         remedy = "unset OPENBLAS_CORETYPE"
     else:
-        remedy = f"export OPENBLAS_CORETYPE={GENERATIONS[here][0]} on all nodes, or take a newer OpenBLAS"
+        remedy = f"export OPENBLAS_CORETYPE={GENERATIONS[here][0]} on all nodes, or use a newer OpenBLAS"
     return f"{library.filepath} uses kernels for {uses} ({made}), but this processor has {here}: {remedy}"
 
 
 class _Version(ctypes.Structure):
-    """MKLVersion of mkl_types.h."""
+    """The structure MKLVersion of mkl_types.h."""
 
     _fields_ = (
         *((name, ctypes.c_int) for name in ("major", "minor", "update")),

@@ -1,8 +1,8 @@
 """Threads per rank: a rank uses its share of the node's cores.
 
 Four ranks on a node of four cores, each with a BLAS that starts a thread per core, would run
-16 threads.  Whoever sets OMP_NUM_THREADS, or the variable of a BLAS (OPENBLAS_NUM_THREADS,
-MKL_NUM_THREADS), has decided otherwise, and is obeyed.
+16 threads.  OMP_NUM_THREADS, or the variable of a BLAS (OPENBLAS_NUM_THREADS, MKL_NUM_THREADS),
+takes precedence where it is set.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ NAMES = {"openblas": "OpenBLAS", "mkl": "MKL", "blis": "BLIS", "flexiblas": "Fle
 def share_cores(node: MPI.Comm) -> None:
     """Lower the number of threads of each BLAS of this process to the rank's share of the node's cores.
 
-    Collective over `node`.  The share counts each core that this rank may run on, divided by the
-    ranks that may run there too: right for bound and for unbound ranks.  Never raises the number:
-    a later grid over fewer ranks does not bring back the threads that an earlier one took away.
+    Collective over `node`.  The share is the sum over the cores in this rank's affinity of one over the
+    number of ranks that may run there, for bound and for unbound ranks.  The number is never raised:
+    a later grid over fewer ranks does not restore threads that an earlier one removed.
     """
     share = core_share(node.allgather(sorted(os.sched_getaffinity(0))), node.rank)
     variable = decided_by("mkl")
@@ -38,13 +38,13 @@ def share_cores(node: MPI.Comm) -> None:
             library.set_num_threads(share)
 
 
-def crowded(node: MPI.Comm) -> bool:
-    """Are there more ranks than cores?  Collective over `node`."""
+def oversubscribed(node: MPI.Comm) -> bool:
+    """Return whether the cores are oversubscribed: more ranks than cores.  Collective over `node`."""
     return node.size > len(set().union(*node.allgather(os.sched_getaffinity(0))))
 
 
 def decided_by(api: str | None = None) -> str | None:
-    """The variable by which the user has set the threads of a BLAS, if any; by default of the one that multiplies."""
+    """Return the variable by which the user has set the threads of a BLAS, if any; by default of `active()`."""
     if api is None:
         used = active()
         api = used.internal_api if used else "none"
@@ -53,19 +53,19 @@ def decided_by(api: str | None = None) -> str | None:
 
 @cache
 def active() -> LibController | None:
-    """The BLAS that multiplies, if it is one that threadpoolctl knows.  NumPy may have loaded another."""
+    """Return the BLAS of local products, if threadpoolctl supports it; NumPy may have loaded another."""
     return processors.behind(blas.caller(), _libraries())
 
 
 def threads() -> int:
-    """Threads of the BLAS that multiplies, as they are set now."""
+    """Return the current number of threads of the BLAS of local products."""
     used = active()
     return used.num_threads if used else 1
 
 
 @cache
 def multiplier() -> str:
-    """The BLAS that multiplies, by name, version and kernel."""
+    """Return the name, version and kernel of the BLAS of local products."""
     used, library = active(), blas.library()
     name = Path(library._name).name if library else "BLAS"
     if used:
@@ -76,7 +76,7 @@ def multiplier() -> str:
 
 
 def core_share(cores: list[list[int]], rank: int) -> int:
-    """Whole cores for `rank` when each core is divided among the ranks allowed on it, >= 1."""
+    """Return the whole cores for `rank` if each core is divided among the ranks allowed on it, >= 1."""
     ranks_on: dict[int, int] = {}
     for allowed in cores:
         for core in allowed:
@@ -86,5 +86,5 @@ def core_share(cores: list[list[int]], rank: int) -> int:
 
 @cache
 def _libraries() -> list[LibController]:
-    blas.gemm("d")  # a library is found once it is loaded
+    blas.gemm("d")  # threadpoolctl finds only loaded libraries
     return processors.libraries()

@@ -1,4 +1,4 @@
-"""The command line: `pdgemm` under mpirun, srun or alone.  Rank 0 speaks for all.
+"""The command line: `pdgemm` under mpirun, srun or alone.  Rank 0 writes all output.
 
 Exit codes, the same on all ranks: 0 done, 1 a result is wrong (`verify`, `--verify`), 2 bad input,
 3 an unexpected error (the whole job is ended), 130 and 143 ended by SIGINT, SIGTERM or SIGUSR1.
@@ -18,7 +18,7 @@ from pdgemm.cli.job import Job, NoMPIError
 from pdgemm.errors import PdgemmError
 from pdgemm.support import launcher
 
-COMMANDS = {  # each is the function of its name in this module
+COMMANDS = {  # command: the module with the function of that name
     "generate": "pdgemm.cli.product_commands",
     "multiply": "pdgemm.cli.product_commands",
     "verify": "pdgemm.cli.product_commands",
@@ -33,7 +33,7 @@ COMMANDS = {  # each is the function of its name in this module
 
 
 class _Commands(click.Group):
-    """Imports a command when it is asked for."""
+    """A group that imports a command when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)
@@ -55,9 +55,9 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point of `pdgemm`."""
+    """Run `pdgemm` and exit; the entry point of the console script."""
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be text
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names may be undecodable
     job = Job(sys.argv[1:])
     try:
         code = run(job, "--debug" in sys.argv)
@@ -67,10 +67,10 @@ def main() -> None:
 
 
 def run(job: Job, debug: bool) -> int:
-    """Run the command that sys.argv asks for; the exit code."""
+    """Run the command of sys.argv, and return its exit code."""
     try:
-        if launcher.size() > 1:  # then all ranks have to be given the same command, and get to the same end
-            with suppress(NoMPIError):  # a command that needs MPI says so
+        if launcher.size() > 1:  # all ranks compare their commands, and end with the same exit code
+            with suppress(NoMPIError):  # a command that needs MPI raises it again
                 job.start()
         return cli.main(prog_name="pdgemm", standalone_mode=False, obj=job) or 0
     except click.exceptions.Exit as end:

@@ -1,4 +1,4 @@
-"""The ranks that run a command.  MPI starts when a command needs it, and all ranks end with the same exit code."""
+"""The ranks that run a command.  MPI is initialised when a command needs it; all ranks end with one exit code."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from time import sleep
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,14 +23,15 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 UNEXPECTED = 3
+HEAD_START = 3  # seconds
 
 
 class NoMPIError(PdgemmError):
-    """There is no usable MPI library."""
+    """Raised where no MPI library can be loaded."""
 
 
 class Job:
-    """One process until MPI is started, and then all ranks of the job.   words : of the command line."""
+    """One process until MPI is initialised, then all ranks of the job.   words : the words of the command line."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self.rank = 0
@@ -37,37 +39,39 @@ class Job:
         self._world: MPI.Intracomm | None = None
 
     def start(self) -> None:
-        """Load MPI, unless that is done.  Collective over all ranks that the launcher started.
+        """Load MPI, unless it is loaded.  Collective over all ranks that the launcher started.
 
         Raises ArgumentError on all ranks if they were given different command lines, and NoMPIError.
         """
         if self._world is not None:
             return
-        # a rank that left in an orderly way while MPI starts would be waited for
+        # the other ranks would wait for one that exits cleanly while MPI is initialised
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         if {"cuda", "--device=cuda"} & {*self._words}:
-            with suppress(PdgemmError):  # on this rank only: all hear of it when the first matrix is made
-                gpu_binding.choose()  # before MPI starts
+            with suppress(PdgemmError):  # on this rank only: all raise it when the first matrix is made
+                gpu_binding.choose()  # before MPI is initialised
         try:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as bad:
             self.rank = launcher.rank()
+            if self.rank:  # a launcher kills the job at the first exit code that is not 0, and rank 0 prints the error
+                sleep(HEAD_START)
             raise NoMPIError(f"no usable MPI library ({bad}); pip install 'pdgemm[mpi]' brings one") from bad
 
         from pdgemm.support import signals
 
         self._world, self.rank = MPI.COMM_WORLD, MPI.COMM_WORLD.rank
         signals.watch(self.rank)
-        if self.rank:  # help, results and plain errors come from rank 0
+        if self.rank:  # rank 0 prints help, results and collective errors
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         agree(self._world, None, f"pdgemm {shlex.join(self._words)}")
 
     def failed(self, error: BaseException) -> int:
-        """The exit code after an unexpected error.  Under MPI it ends the job: the other ranks would wait for ever."""
+        """Return the exit code after an unexpected error.  Under MPI abort the job: the other ranks would deadlock."""
         if self._world is None and isinstance(error, click.Abort):
             return 128 + signal.SIGINT
         if self._world is None and isinstance(error, SystemExit):
-            return 0  # as click ends where nobody reads what it says any more
+            return 0  # click ends so when standard output is closed
         traceback.print_exception(error)
         sys.stderr.flush()
         if self._world is not None:
@@ -87,14 +91,14 @@ class Job:
 
 
 def start_mpi() -> None:
-    """Start the job of the command that runs; nothing where a program calls it that has started MPI itself."""
+    """Initialise MPI for the running command; do nothing where a program that has done so calls the command."""
     job = click.get_current_context().find_object(Job)
     if job is not None:
         job.start()
 
 
 class OfAllRanks(click.Command):
-    """A command that all ranks run together: MPI starts before it is called, and not for its help text."""
+    """A command that all ranks run together: MPI is initialised before it is called, but not for its help text."""
 
     def invoke(self, ctx: click.Context) -> Any:
         start_mpi()
@@ -102,7 +106,7 @@ class OfAllRanks(click.Command):
 
 
 class OfOneRank(click.Command):
-    """A command that needs no MPI: of several ranks the first runs it."""
+    """A command that needs no MPI: rank 0 alone runs it."""
 
     def invoke(self, ctx: click.Context) -> Any:
         job = ctx.find_object(Job)

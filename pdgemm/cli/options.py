@@ -7,18 +7,20 @@ from typing import Any
 
 import click
 
+from pdgemm.arrays import dtypes
 from pdgemm.cli.param_types import GRID
-from pdgemm.planning.algorithm_grids import ALGORITHMS
+from pdgemm.model import mover_registry
+from pdgemm.planning import algorithm_registry
 
 MOST = 1 << 31
 COUNT = click.IntRange(1, MOST)  # of ranks, layers, inner indices, repetitions
-MOVERS = ("auto", "shared", "mpi", "ibcast", "ring", "staged", "ipc", "nccl")
-DTYPES = ("float16", "float32", "float64", "complex64", "complex128", "int8")
-BLAS_DTYPES = DTYPES[1:5]
+DTYPES = tuple(x.name for x in dtypes.OPERANDS if x in dtypes.STORED)
+BLAS_DTYPES = tuple(x.name for x in dtypes.BLAS)
+SUMS = tuple(x.name for x in dtypes.SUMS)
 
 
 def together(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Several options as one decorator, in the order of the help text."""
+    """Return several options as one decorator, in the order of the help text."""
 
     def decorate(command: Any) -> Any:
         for option in reversed(options):
@@ -28,17 +30,17 @@ def together(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return decorate
 
 
-json_ = click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-debug = click.option("--debug", is_flag=True, expose_value=False, help="Errors with a traceback.")  # read by `main`
+json_ = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+debug = click.option("--debug", is_flag=True, expose_value=False, help="Print tracebacks of errors.")  # read by `main`
 device = click.option("--device", type=click.Choice(("host", "cuda")), default="host", show_default=True)
-mover = click.option("--mover", type=click.Choice(MOVERS), default="auto", show_default=True)
-machine = click.option("--machine", "machine_file", type=click.Path(), help="What `pdgemm calibrate` wrote.")
+mover = click.option("--mover", type=click.Choice(mover_registry.choices()), default="auto", show_default=True)
+machine = click.option("--machine", "machine_file", type=click.Path(), help="File of `pdgemm calibrate`.")
 trace = together(
-    click.option("--trace", "trace_file", type=click.Path(dir_okay=False), help="A timeline, for `pdgemm profile`."),
-    click.option("--nvtx", is_flag=True, help="Ranges for Nsight Systems."),
+    click.option("--trace", "trace_file", type=click.Path(dir_okay=False), help="Timeline for `pdgemm profile`."),
+    click.option("--nvtx", is_flag=True, help="Mark NVTX ranges, for Nsight Systems."),
 )
 algorithm = together(
-    click.option("--algorithm", type=click.Choice(ALGORITHMS), default="auto", show_default=True),
+    click.option("--algorithm", type=click.Choice(algorithm_registry.choices()), default="auto", show_default=True),
     click.option("--product-grid", type=GRID, help="Grid of the product, which need not be that of the matrices."),
     click.option("--layers", type=COUNT, help="Layers of that grid (2.5d)."),
 )

@@ -1,4 +1,4 @@
-"""The forms of arguments on the command line: datasets, shapes, sizes, numbers."""
+"""Types of command-line arguments: datasets, shapes, sizes, numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 
 from pdgemm.support.json_input import LARGEST
 
-_SHOWN = 100  # characters of what is wrong
+_SHOWN = 100  # characters of an invalid argument that a message shows
 
 
 class Dataset(NamedTuple):

@@ -1,58 +1,67 @@
-"""`pdgemm plan` and `simulate`: what would run, and how long it would take; `calibrate` measures machines for them."""
+"""`pdgemm plan` and `simulate` predict what runs, and how long it takes; `calibrate` measures machines for them."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from pdgemm.cli import options
 from pdgemm.cli.job import OfAllRanks, OfOneRank
 from pdgemm.cli.param_types import BYTES, MNK
-
-if TYPE_CHECKING:
-    from pdgemm.planning.estimates import Question
+from pdgemm.planning.question import LAYOUTS, Question, movers
 
 _question = options.together(
     click.option("--shape", type=MNK, required=True, help="m,n,k of C (m x n) = A (m x k) B (k x n)."),
     click.option("--ranks", type=options.COUNT, required=True),
-    click.option("--memory", type=BYTES, help="Per rank, for all: its parts of A, B and C, copies, panels, messages."),
+    click.option("--memory", type=BYTES, help="Memory limit per rank, for A, B and C and all buffers."),
     click.option(
-        "--ranks-per-node", type=options.COUNT, help="Default: what the machine file says, else all on one node."
+        "--ranks-per-node", type=options.COUNT, help="Default: that of the machine file, else all on one node."
     ),
     options.machine,
     click.option("--dtype", type=click.Choice(options.BLAS_DTYPES), default="float64", show_default=True),
     options.algorithm,
-    click.option("--mover", type=click.Choice(("ibcast", "ring")), default="ibcast", show_default=True),
+    click.option("--mover", type=click.Choice(movers()), default="auto", show_default=True),
+    click.option(
+        "--layouts",
+        type=click.Choice(LAYOUTS),
+        default=LAYOUTS[0],
+        show_default=True,
+        help="Layouts of A, B and C: default ones of DistMatrix, or ideal ones for each algorithm.",
+    ),
 )
 
 
 @click.command(cls=OfOneRank)
 @_question
-@click.option(
-    "--redistribute",
-    "redistributed",
-    is_flag=True,
-    help="A, B and C lie otherwise than the algorithm wants them; words are then at most what is said.",
-)
 @options.json_
 @options.debug
 def plan(as_json: bool, **asked: Any) -> int:
-    """What would run, how long it would take, and what the alternatives cost.  Needs no MPI."""
+    """Show what `pdgemm()` would run, the predicted time, and the cost of the alternatives.  Needs no MPI."""
     from pdgemm.planning.candidate_table import table
-    from pdgemm.planning.choice import estimates
+    from pdgemm.planning.planner import RULE
 
     question = _asked(**asked)
-    found = estimates(question)
+    found = question.candidates()
     if as_json:
-        facts = {"shape": question.mnk, "ranks": question.ranks, "machine": question.machine.name}
+        facts = {
+            "shape": question.mnk,
+            "ranks": question.ranks,
+            "machine": question.machine.name,
+            "layouts": question.layouts,
+            "rule": RULE,
+        }
         click.echo(json.dumps({**facts, "candidates": [x.as_dict() for x in found]}))
     else:
         click.echo(found[0].summary(question.mnk, question.ranks))
-        click.echo(f"machine: {question.machine.name}; lower bound {question.bound:.4g} words per rank")
+        click.echo(
+            f"machine: {question.machine.name}; {question.layouts} layouts of A, B and C; "
+            f"lower bound {question.bound:.4g} words per rank"
+        )
         click.echo(table(found))
+        click.echo(f"rule: {RULE}")
     return 0
 
 
@@ -61,26 +70,32 @@ def plan(as_json: bool, **asked: Any) -> int:
 @options.json_
 @options.debug
 def simulate(as_json: bool, **asked: Any) -> int:
-    """Walk the schedule of all ranks, message by message, nodes sharing their way to the network.  Needs no MPI."""
-    from pdgemm.planning.choice import chosen, product_of
+    """Simulate the schedule message by message; ranks of a node share its network bandwidth.  Needs no MPI.
+
+    The plan is that of `pdgemm()`; the time of redistribution is added by formula.
+    """
     from pdgemm.planning.simulator import simulate as walk
     from pdgemm.support.text import counted, in_bytes
 
     question = _asked(**asked)
-    estimate = chosen(question)[0]
-    candidate, run = estimate.candidate(), walk(product_of(estimate), question.machine, question.ranks)
+    plan = question.plan()
+    candidate, run = plan.candidate(), walk(plan.product, question.machine, question.ranks)
+    seconds, by_formula = run.seconds + plan.moving_seconds, plan.product_words
     facts = {
         "shape": question.mnk,
         "ranks": question.ranks,
+        "layouts": question.layouts,
         "algorithm": candidate.algorithm,
         "inside": candidate.inside,
         "grid": candidate.grid,
         "layers": candidate.layers,
-        "seconds": run.seconds,
-        "formula_seconds": candidate.seconds,
+        "mover": plan.product.mover,
+        "seconds": seconds,
+        "formula_seconds": plan.seconds,
+        "redistribution_seconds": plan.moving_seconds,
         "compute_seconds": {"mean": float(run.computed.mean()), "max": float(run.computed.max())},
         "node_bytes": {"mean": float(run.node_bytes.mean()), "max": float(run.node_bytes.max())},
-        "formula_words_received": candidate.words_per_rank,
+        "formula_words_received": by_formula,
         **{
             name: {"min": int(x.min()), "mean": float(x.mean()), "max": int(x.max())}
             for name in ("words_received", "words_sent", "messages_received", "messages_sent")
@@ -92,13 +107,12 @@ def simulate(as_json: bool, **asked: Any) -> int:
         return 0
     nodes, busiest = len(run.node_bytes), run.computed.max()
     words, messages = run.words_received, run.messages_received
-    by_formula = f"{candidate.words_per_rank:.0f} in {candidate.messages_per_rank:.0f}"
     click.echo(
-        f"{candidate.summary(question.mnk, question.ranks)}\n"
-        f"simulated on {counted(nodes, 'node')}: {run.seconds:.4g} s, of which the busiest rank computes "
-        f"{busiest:.4g}; by formula {candidate.seconds:.4g} s\n"
-        f"words received per rank: {words.min()} to {words.max()}, in {messages.min()} to {messages.max()} messages "
-        f"(formula {by_formula})\n"
+        f"{plan}\n"
+        f"simulated on {counted(nodes, 'node')}: {seconds:.4g} s, of which the busiest rank computes {busiest:.4g} and "
+        f"redistribution takes {plan.moving_seconds:.4g} by formula; all by formula {plan.seconds:.4g} s\n"
+        f"words of the product received per rank: {words.min()} to {words.max()}, in {messages.min()} to "
+        f"{messages.max()} messages (formula {by_formula})\n"
         f"into a node: {in_bytes(run.node_bytes.mean())} on average, {in_bytes(run.node_bytes.max())} at most"
     )
     return 0
@@ -112,11 +126,10 @@ def _asked(
     ranks_per_node: int | None,
     **others: Any,
 ) -> Question:
-    """The options of `plan` and `simulate`; the others have the names that they have there."""
+    """Return the question that the options of `plan` and `simulate` describe; `others` are fields of it."""
     import numpy as np
 
     from pdgemm.model.machine import load_machine, on_nodes
-    from pdgemm.planning.estimates import Question
 
     machine = load_machine(machine_file)
     if ranks_per_node is not None:
@@ -129,9 +142,9 @@ def _asked(
 @options.json_
 @options.debug
 def calibrate(output: str, as_json: bool) -> int:
-    """Measure messages, copies and products on these ranks, for plans of this machine.
+    """Measure messages, copies and products on these ranks, for plans on this machine.
 
-    Products use the file that PDGEMM_MACHINE names; `plan` and `simulate` the one of --machine.
+    Products read the file that PDGEMM_MACHINE names; `plan` and `simulate` the one of --machine.
     """
     from mpi4py import MPI
 
@@ -142,7 +155,7 @@ def calibrate(output: str, as_json: bool) -> int:
     path = Path(output)
     with session(None, as_json) as say:
         comm = say.grid.comm
-        check_writable(path, comm, 1 << 16)  # before the work, not after it
+        check_writable(path, comm, 1 << 16)  # before the measurements, not after them
         with say.progress("calibrate") as progress:
             machine = measure(MPI.COMM_WORLD, progress)
         text = machine.as_json() + "\n"

@@ -14,15 +14,14 @@ from pdgemm.cli import options
 from pdgemm.cli.job import OfAllRanks
 from pdgemm.cli.param_types import BLOCK, BYTES, DATASET, GRID, NUMBER, SHAPE, Dataset
 
-SUMS = ("float32", "float64", "complex64", "complex128", "int32")
 _layout = options.together(
-    click.option("--grid", "grid_shape", type=GRID, help="Process grid; default: as square as can be."),
+    click.option("--grid", "grid_shape", type=GRID, help="Process grid; default: as square as possible."),
     click.option("--block", type=BLOCK, help="Block sizes of the layout; default: one block per rank."),
 )
 _scalars = options.together(
     click.option("--alpha", type=NUMBER, default=1.0, show_default=True),
     click.option("--beta", type=NUMBER, default=0.0, show_default=True),
-    click.option("--transa", type=click.Choice("NTC", False), default="N", help="op(A): as it is, T, or C for A^H."),
+    click.option("--transa", type=click.Choice("NTC", False), default="N", help="op(A): A, A^T or A^H."),
     click.option("--transb", type=click.Choice("NTC", False), default="N", help="op(B)."),
 )
 _seed = click.option("--seed", default=0, show_default=True)
@@ -47,7 +46,7 @@ def generate(
     block: tuple[int, int] | None,
     as_json: bool,
 ) -> int:
-    """Write a matrix of a KIND, the same for a seed on any number of ranks."""
+    """Write a matrix of a KIND; for a seed it is the same on any number of ranks."""
     import numpy as np
 
     from pdgemm.arrays.element_functions import element_function
@@ -56,7 +55,7 @@ def generate(
     from pdgemm.matrix.distmatrix import DistMatrix
 
     with session(grid_shape, as_json) as say:
-        say.lost = f"{target.path} was not written, what it held is as it was"
+        say.lost = f"{target.path} was not written, its contents are unchanged"
         with say.progress("generate"):
             f = element_function(kind, seed, np.dtype(dtype))
             matrix = DistMatrix.from_function(f, shape, grid=say.grid, block=block, dtype=dtype)
@@ -68,7 +67,7 @@ def generate(
 @click.command(cls=OfAllRanks)
 @click.argument("a", type=DATASET)
 @click.argument("b", type=DATASET)
-@click.option("-o", "--output", type=DATASET, required=True, help="Where C goes.")
+@click.option("-o", "--output", type=DATASET, required=True, help="Dataset for C.")
 @click.option("--c", "c0", type=DATASET, help="C on entry where beta is not 0; default: the output.")
 @_scalars
 @_layout
@@ -84,8 +83,8 @@ def generate(
 )
 @options.mover
 @options.algorithm
-@click.option("--accumulate-dtype", type=click.Choice(SUMS), help="Type in which products are added up.")
-@click.option("--compute-type", type=click.Choice(COMPUTE), help="What operands are rounded to; default: nothing.")
+@click.option("--accumulate-dtype", type=click.Choice(options.SUMS), help="Accumulation type.")
+@click.option("--compute-type", type=click.Choice(COMPUTE), help="Type that operands are rounded to; default: none.")
 @options.device
 @options.trace
 @click.option("--verify", "verified", is_flag=True, help="Check the result before it is stored.")
@@ -115,7 +114,7 @@ def multiply(
     as_json: bool,
     **others: Any,  # options of `pdgemm.pdgemm` by the same names
 ) -> int:
-    """C := alpha op(A) op(B) + beta C, from files to a file."""
+    """Compute C := alpha op(A) op(B) + beta C, from files to a file."""
     real = os.path.realpath
     from_output = c0 is None or (real(c0.path), c0.name.strip("/")) == (real(output.path), output.name.strip("/"))
     if trace_file and real(trace_file) in {real(x.path) for x in (a, b, c0, output) if x}:
@@ -129,10 +128,10 @@ def multiply(
 
     types: dict[str, Any] = {"accumulate_dtype": accumulate_dtype, "compute_type": compute_type}
     with session(grid_shape, as_json) as say, say.traced(trace_file, nvtx):
-        say.lost = f"{output.path} was not written, what it held is as it was"
+        say.lost = f"{output.path} was not written, its contents are unchanged"
         A = say.load("A", a, block, dtype, transa, device)
         B = say.load("B", b, block, dtype, transb, device)
-        # before the work, not after it
+        # before the product, not after it
         stored = product(A.dtype, B.dtype)
         size = A.shape[0] * B.shape[1] * stored.itemsize
         hdf5.check_output(Path(output.path), output.name, say.grid, size)
@@ -178,7 +177,7 @@ def verify(
     block: tuple[int, int] | None,
     as_json: bool,
 ) -> int:
-    """Is C = alpha op(A) op(B) + beta C0?  By random vectors, without a second product."""
+    """Check C = alpha op(A) op(B) + beta C0 with random vectors, without a second product."""
     from pdgemm.cli.session import session
     from pdgemm.matrix.residual import verify as residual_of
 

@@ -1,4 +1,4 @@
-"""`pdgemm info`, `profile` and `plot`: what is installed, where the time of a product went, what a study found."""
+"""`pdgemm info`, `profile` and `plot` show what is installed, the profile of a trace, and the results of studies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pdgemm.cli.job import OfAllRanks, OfOneRank
 @options.json_
 @options.debug
 def info(as_json: bool) -> int:
-    """What this installation can do, what is missing, and how to get it."""
+    """Show what this installation supports, what is missing, and how to install it."""
     from pdgemm.cli.session import say_line, session
     from pdgemm.profiling.environment import describe, table
 
@@ -34,7 +34,7 @@ def info(as_json: bool) -> int:
 @options.json_
 @options.debug
 def profile(trace_file: str, machine_file: str | None, as_json: bool) -> int:
-    """Show where the time of `--trace` went: phase by phase, and rank by rank.  Needs no MPI."""
+    """Show how the time in a file of `--trace` was spent, by phase and by rank.  Needs no MPI."""
     from pdgemm.model.machine import load_machine
     from pdgemm.profiling.profile import load_profile
     from pdgemm.profiling.profile_tables import tables
@@ -53,13 +53,13 @@ def profile(trace_file: str, machine_file: str | None, as_json: bool) -> int:
     type=click.IntRange(1, 1 << 17),
     default=4096,
     show_default=True,
-    help="Ranks of the last prediction.",
+    help="Largest number of ranks predicted.",
 )
 @options.debug
 def plot(studies: tuple[Path, ...], out: Path, machine_file: str | None, predict_to: int) -> int:
-    """A report of what `pdgemm scaling` wrote, with predictions beyond it.  Needs no MPI.
+    """Write a report of files of `pdgemm scaling`, with predictions for more ranks.  Needs no MPI.
 
-    A page holds figures, their captions, all measurements in a table, and how they were made; a picture all figures.
+    HTML has figures, captions, a table of all measurements and how they were made; an image has the figures alone.
     """
     from pdgemm.studies.plot import report
 

@@ -1,4 +1,4 @@
-"""`pdgemm scaling`: a job for each number of ranks, or on the ranks of the job it was started in."""
+"""`pdgemm scaling` measures in a job for each number of ranks, or on the ranks of the job it was started in."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pdgemm.cli.job import start_mpi
 from pdgemm.cli.param_types import BYTES, INTEGERS, MNK
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.model.machine import Machine, load_machine
-from pdgemm.planning.algorithm_grids import ALGORITHMS
+from pdgemm.planning.algorithm_registry import choices
 from pdgemm.studies import records
 from pdgemm.studies.cases import KINDS, Case, cases
 from pdgemm.studies.jobs import ENDED, Ended, Launcher, Steps, threads_per_rank
@@ -33,13 +33,13 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 @click.command()
 @click.argument("kind", type=click.Choice(KINDS))
-@click.option("--shape", "shapes", type=MNK, multiple=True, required=True, help="m,n,k; of one rank for a weak study.")
+@click.option("--shape", "shapes", type=MNK, multiple=True, required=True, help="m,n,k; on one rank for a weak study.")
 @click.option("--ranks", type=INTEGERS, required=True, help="Numbers of ranks, such as 1,2,4.")
-@click.option("--out", type=click.Path(dir_okay=False), required=True, help="The file that takes a line for each case.")
+@click.option("--out", type=click.Path(dir_okay=False), required=True, help="File of results, a line per case.")
 @click.option(
     "--algorithm",
     "algorithms",
-    type=click.Choice(ALGORITHMS),
+    type=click.Choice(choices()),
     multiple=True,
     default=("auto",),
     help="Default: auto.  This, --dtype and --shape may be given several times: each combination is measured.",
@@ -56,12 +56,12 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 @click.option("--memory-limit", type=BYTES, help="Per rank, for buffers beyond A, B and C.")
 @options.device
 @click.option("--repeats", type=options.COUNT, default=10, show_default=True, help="Six or more for an interval.")
-@click.option("--warmup", type=options.COUNT, default=1, show_default=True, help="Products before these.")
+@click.option("--warmup", type=options.COUNT, default=1, show_default=True, help="Products before the measured ones.")
 @click.option("--launch", help="How jobs are started: 'mpiexec -n {ranks}'; default: PDGEMM_LAUNCH, srun or mpiexec.")
 @options.machine
 @click.option("--no-calibrate", is_flag=True, help="Plan and predict for an ordinary cluster.")
-@click.option("--only", type=INTEGERS, hidden=True)  # of jobs that this command starts: which cases
-@click.option("--calibrate", is_flag=True, hidden=True)  # likewise: nothing else
+@click.option("--only", type=INTEGERS, hidden=True)  # in jobs that this command starts: the numbers of the cases
+@click.option("--calibrate", is_flag=True, hidden=True)  # in jobs that this command starts: calibrate only
 @options.debug
 def scaling(
     kind: str,
@@ -84,12 +84,12 @@ def scaling(
     """Measure products on growing numbers of ranks: the same shapes (strong), shapes that take the same memory on each
     rank (weak), or several shapes (shapes).
 
-    Alone it starts a job for each number of ranks; under mpirun or srun it uses the first ranks of that job.  What is
-    in the file is not measured again.
+    Alone it starts a job for each number of ranks; under mpirun or srun it uses the first ranks of that job.  Cases
+    that are in the file are not measured again.
     """
     path = Path(out)
     wanted = cases(kind, shapes, ranks, dtypes, algorithms, mover=mover, memory_limit=memory_limit, device=device)
-    ordinary = no_calibrate or device != "host"  # which is what can be calibrated
+    ordinary = no_calibrate or device != "host"  # only the host can be calibrated
     if only is not None or calibrate or launcher.size() > 1:
         start_mpi()
         return _inside(path, wanted, only, repeats, warmup, machine_file, ordinary, calibrate)
@@ -97,7 +97,7 @@ def scaling(
 
 
 def _opened(path: Path) -> records.Study:
-    """The study so far.  Raises FileError where it cannot be gone on with."""
+    """Return the study in a file.  Raises FileError if it cannot be continued."""
     folder = path.absolute().parent
     if not folder.is_dir():
         raise FileError(f"{path}: the folder {folder} does not exist")
@@ -110,7 +110,7 @@ def _opened(path: Path) -> records.Study:
 
 
 def _machine_at_hand(path: Path, machine_file: str | None, study: records.Study) -> Machine | None:
-    """That of the option, of PDGEMM_MACHINE, or of the study's calibration."""
+    """Return the machine of the option, of PDGEMM_MACHINE, or of the study's calibration."""
     if machine_file or os.environ.get("PDGEMM_MACHINE"):
         return load_machine(machine_file)
     return Machine.from_dict(study.machine, f"{path}: its calibration") if study.machine else None
@@ -136,13 +136,13 @@ def _headline(path: Path, wanted: list[Case], todo: list[Case]) -> str:
 
 
 def _keep(path: Path, study: records.Study, machine: Machine | None) -> None:
-    """What plans are made for belongs to the study."""
+    """Record the machine that plans are made for in the study."""
     if machine is not None and (known := json.loads(machine.as_json())) != study.machine:
         records.append(path, {"machine": known})
 
 
 def _measure(path: Path, wanted: list[Case], todo: list[Case], launch: Launcher, calibrate: bool) -> int:
-    """The exit code."""
+    """Measure the cases in jobs, and return the exit code."""
     most = max(case.ranks for case in todo)
     threads = threads_per_rank(max(case.ranks for case in wanted))
     steps = Steps(launch, path, sys.argv[1:], threads, _warn)
@@ -173,13 +173,13 @@ def _end(number: int, frame: Any) -> NoReturn:
 
 
 def _cores() -> int:
-    """Of the allocation, or of this machine."""
+    """Return the number of cores of the allocation, or of this machine."""
     room = launcher.allocated_ranks()
     return len(os.sched_getaffinity(0)) if room is None else room * (launcher.cores_per_rank() or 1)
 
 
 def _say(text: str, err: bool = False) -> None:
-    """When nobody reads it any more the study goes on all the same."""
+    """Print a line; the study continues where the output is closed."""
     with suppress(BrokenPipeError):
         click.echo(text, err=err)
 
@@ -191,7 +191,7 @@ def _warn(text: str) -> None:
 def _fitting(
     wanted: list[Case], todo: list[Case], room: int | None, what: str, tell: Callable[[str], object]
 ) -> tuple[list[Case], bool]:
-    """The cases that there are ranks for, and whether that is all of them; the others are told."""
+    """Return the cases that fit the ranks available, and whether all do; `tell` is called for the others."""
     large = sorted({case.ranks for case in todo if room is not None and case.ranks > room})
     if room is None or not large:
         return todo, True
@@ -252,7 +252,7 @@ def _inside(
 
 
 def _nothing(text: object) -> None:
-    """Rank 0 speaks for all."""
+    """Do nothing: rank 0 prints for all ranks."""
 
 
 def _calibrated(comm: MPI.Intracomm, path: Path) -> Machine:
@@ -266,7 +266,7 @@ def _calibrated(comm: MPI.Intracomm, path: Path) -> Machine:
 
 
 def said(case: Case, record: records.Record) -> str:
-    """A record in a line."""
+    """Return a record as a line of text."""
     if record["status"] == "failed":
         return f"FAILED {case}: {record['error']}"
     product, between = record["product"], record["confidence"]

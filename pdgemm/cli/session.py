@@ -1,4 +1,4 @@
-"""One run of a command: the grid over all ranks, and a voice that only rank 0 has."""
+"""One run of a command: the grid over all ranks, and the output of rank 0."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pdgemm.support.text import in_bytes
 
 
 class Speaker:
-    """What commands need: the grid, and a voice that only rank 0 has."""
+    """The grid of a command, and its output, which only rank 0 writes."""
 
     def __init__(self, grid: ProcessGrid, as_json: bool) -> None:
         self.grid, self.as_json = grid, as_json
@@ -38,7 +38,7 @@ class Speaker:
         self._bar = grid.rank == 0 and self._console.is_terminal and not as_json
 
     def report(self, key: str, what: Any) -> None:
-        """Say what has been done: a line, or a member of the JSON object."""
+        """Report a result, as a line or as a member of the JSON object."""
         if self.grid.rank:
             return
         plain = asdict(what) if is_dataclass(what) else dict(what)  # type: ignore[arg-type]
@@ -66,12 +66,12 @@ class Speaker:
         return matrix.T.H if op.upper() == "C" else matrix
 
     def traced(self, path: str | None, nvtx: bool) -> AbstractContextManager[None]:
-        """The block in a timeline, if one is asked for."""
+        """Return a context manager that traces its block, if a trace was requested."""
         return trace(path, self.grid, nvtx=nvtx) if path or nvtx else nullcontext()
 
     @contextmanager
     def progress(self, what: str) -> Iterator[Callable[[int, int], object] | None]:
-        """A progress bar where rank 0 has a terminal."""
+        """Show a progress bar where rank 0 has a terminal."""
         signals.doing(what, self.lost)
         if not self._bar:
             yield None
@@ -82,7 +82,7 @@ class Speaker:
 
 
 def say_line(text: str) -> None:
-    """To standard output; when nobody reads it any more the work goes on all the same."""
+    """Print a line to standard output; the work continues where it is closed."""
     try:
         click.echo(text)
     except BrokenPipeError:
@@ -91,7 +91,7 @@ def say_line(text: str) -> None:
 
 @contextmanager
 def session(grid_shape: tuple[int, int] | None, as_json: bool) -> Iterator[Speaker]:
-    """A grid over all ranks and a speaker; at the end the JSON object."""
+    """Provide the output over a grid of all ranks; print the JSON object at the end."""
     check_launcher(MPI.COMM_WORLD.size)
     start = perf_counter()
     with ProcessGrid(MPI.COMM_WORLD, grid_shape) as grid:
@@ -103,7 +103,7 @@ def session(grid_shape: tuple[int, int] | None, as_json: bool) -> Iterator[Speak
 
 
 def check_launcher(size: int) -> None:
-    """A launcher of another MPI library starts processes that do not know of each other."""
+    """Raise ArgumentError where a launcher of another MPI library has started separate processes."""
     started, name = launcher.said_size()
     if size == 1 and started > 1:
         library = MPI.Get_library_version().split(",")[0].split("\n")[0]
@@ -114,7 +114,7 @@ def check_launcher(size: int) -> None:
 
 
 def _product_text(facts: dict[str, Any]) -> str:
-    """Return the summary of a product for people: the figures of the ranks as a table, and below those of all."""
+    """Return the summary of a product as text: a table of figures per rank, and figures of all ranks."""
     seconds, number = "{:.3g}".format, "{:.0f}".format
     figures = [
         ("time [s]", "seconds", seconds),

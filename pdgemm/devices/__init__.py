@@ -1,1 +1,1 @@
-"""GPUs: memory, kernels, streams, what MPI and other ranks can reach of them."""
+"""GPUs: their memory, kernels and streams, and how MPI and other ranks access their memory."""

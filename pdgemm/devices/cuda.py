@@ -1,7 +1,7 @@
-"""CUDA devices, through CuPy: memory, one kernel for all that is copied and combined, cuBLAS, streams.
+"""CUDA devices, through CuPy: memory, one kernel that copies and combines arrays, cuBLAS, streams.
 
-Nothing here is imported before a matrix is to lie on a GPU.  Each rank has one GPU, CuPy's current device when the
-first matrix is made (`pdgemm.devices.gpu_binding` chooses it); several ranks may share one.
+This module is imported when the first matrix is made on a GPU.  Each rank uses one GPU, CuPy's current device at that
+time (`pdgemm.devices.gpu_binding` chooses it); several ranks may share one.
 """
 
 from __future__ import annotations
@@ -18,24 +18,16 @@ from cupy.cuda import cublas, runtime
 from mpi4py import MPI
 
 from pdgemm.arrays.device import Array, Combination, Pinned, Reach, address, register
-from pdgemm.arrays.dtypes import HALVES, arithmetic
-from pdgemm.blas.local_gemm import seen_by_fortran
+from pdgemm.arrays.dtypes import HALVES, TYPE, TYPES, arithmetic
+from pdgemm.blas.local_gemm import number, seen_by_fortran
 from pdgemm.devices import cuda_ipc, gpu_binding
 from pdgemm.errors import DeviceError, DTypeError, OutOfMemoryError
 from pdgemm.grids.index_map import IndexMap
 
-_FEW = 4  # launches that are cheaper than one of a kernel that is told every row and column
-_TYPES = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1, "complex64": 4, "complex128": 5}  # cudaDataType
-_COMPUTE = {"float32": 68, "float64": 70, "complex64": 68, "complex128": 70}  # cublasComputeType_t, by type of C
+_FEW = 4  # launches that are cheaper than one of the kernel that reads the index of every row and column
 _COMPUTE_TF32 = 77
 _NOT_READY = 600  # cudaErrorNotReady
 _OP = {b"N": 0, b"T": 1, b"C": 2}
-_SCALARS: dict[str, Any] = {
-    "f": ctypes.c_float,
-    "d": ctypes.c_double,
-    "F": ctypes.c_float * 2,
-    "D": ctypes.c_double * 2,
-}
 
 
 class Cuda:
@@ -50,11 +42,11 @@ class Cuda:
             if number is not None:
                 runtime.setDevice(number)
         except runtime.CUDARuntimeError as bad:
-            raise DeviceError(f"no GPU can be used: {bad}; `pdgemm info` tells what is missing") from None
+            raise DeviceError(f"no GPU can be used: {bad}; `pdgemm info` shows what is missing") from None
         if not count:
             raise DeviceError("no GPU is visible to this process (CUDA_VISIBLE_DEVICES?)")
         self.number = runtime.getDevice()
-        self._transfer = cupy.cuda.Stream(non_blocking=True, priority=-1)  # before products, which have all the time
+        self._transfer = cupy.cuda.Stream(non_blocking=True, priority=-1)  # it takes precedence over products
 
     # ------------------------------------------------------------------ memory
     def empty(self, shape: Sequence[int], dtype: Any, order: str = "C") -> Array:
@@ -64,7 +56,7 @@ class Cuda:
             need = prod(shape) * np.dtype(dtype).itemsize
             free, total = runtime.memGetInfo()
             raise OutOfMemoryError(
-                f"no room for {need} bytes on GPU {self.number}: {free} of {total} bytes are free, and CuPy keeps "
+                f"cannot allocate {need} bytes on GPU {self.number}: {free} of {total} bytes are free, CuPy's pool has "
                 f"{cupy.get_default_memory_pool().free_bytes()}"
             ) from None
 
@@ -72,9 +64,9 @@ class Cuda:
         dtype = np.dtype(dtype)
         nbytes = words * dtype.itemsize
         try:
-            memory = cupy.cuda.alloc_pinned_memory(max(1, nbytes))  # of a pool, in powers of two
+            memory = cupy.cuda.alloc_pinned_memory(max(1, nbytes))  # the pool rounds sizes up to powers of two
         except runtime.CUDARuntimeError as bad:
-            raise OutOfMemoryError(f"no room for {nbytes} bytes of pinned memory: {bad}") from None
+            raise OutOfMemoryError(f"cannot allocate {nbytes} bytes of pinned memory: {bad}") from None
         host: np.ndarray = np.frombuffer(memory, dtype, words)
         seen = cupy.cuda.UnownedMemory(memory.ptr, max(1, nbytes), memory, self.number)
         return Pinned(host, cupy.ndarray((words,), dtype, cupy.cuda.MemoryPointer(seen, 0)))
@@ -90,16 +82,16 @@ class Cuda:
 
     def check(self, x: Array) -> None:
         if x.data.ptr % x.itemsize:
-            raise DeviceError(f"the local array begins at {x.data.ptr:#x}, which is no multiple of {x.itemsize} bytes")
+            raise DeviceError(f"the local array is at {x.data.ptr:#x}, which is not a multiple of {x.itemsize} bytes")
         where = runtime.pointerGetAttributes(x.data.ptr).device if x.size else self.number
         if where != self.number:
             raise DeviceError(f"the local array is on GPU {where}, but this rank works on GPU {self.number}")
 
-    def plain(self, x: Array) -> bool:
+    def addressable(self, x: Array) -> bool:
         return cuda_ipc.capable(x)
 
     def takes(self, x: Any) -> Array | None:
-        try:  # DLPack knows more types
+        try:  # DLPack supports more types
             return cupy.from_dlpack(x) if hasattr(x, "__dlpack__") else cupy.asarray(x)
         except (AttributeError, TypeError, ValueError, BufferError, runtime.CUDARuntimeError):
             return None
@@ -125,7 +117,7 @@ class Cuda:
                 self.combine(how, *sides)
 
     def _combine_each(self, how: Combination, target: Array, source: Array, rows: IndexMap, cols: IndexMap) -> None:
-        """Where the runs have no pattern: by index, in one launch."""
+        """Combine rows and columns by index in one launch, for index maps of many strided runs."""
         (from_rows, to_rows), (from_cols, to_cols) = rows.indices(), cols.indices()
         where = [cupy.asarray(x.astype(np.int64)) for x in (from_rows, from_cols, to_rows, to_cols)]
         kernel, size = _index_kernel(source.dtype, target.dtype, _form(how)), rows.size * cols.size
@@ -143,8 +135,8 @@ class Cuda:
         A, B, C, (trans_a, lda), (trans_b, ldb), ldc = seen_by_fortran(A, B, C, conjugate_a, conjugate_b)
         (m, n), k = C.shape, A.shape[1]
         handle, first = cupy.cuda.get_cublas_handle(), _scalar(char, alpha)
-        compute = _COMPUTE_TF32 if tf32 and char in "fF" else _COMPUTE[np.dtype(char).name]
-        types = [_TYPES[x.dtype.name] for x in (A, B, C)]
+        compute = _COMPUTE_TF32 if tf32 and char in "fF" else TYPE[np.dtype(char)].cublas
+        types = [TYPE[x.dtype].cuda for x in (A, B, C)]
         operands = (A.data.ptr, types[0], lda, B.data.ptr, types[1], ldb)
         head = (handle, _OP[trans_a], _OP[trans_b], m, n, k, ctypes.addressof(first), *operands)
         tail = (C.data.ptr, types[2], ldc, compute, -1)
@@ -161,11 +153,11 @@ class Cuda:
         (m, n), k = c.shape, a.shape[1]
         first, second, handle = _scalar(char, alpha), _scalar(char, beta), cupy.cuda.get_cublas_handle()
         words = [x.strides[0] // x.itemsize for x in (left, right, C)]
-        types = [_TYPES[x.dtype.name] for x in (left, right, C)]
+        types = [TYPE[x.dtype].cuda for x in (left, right, C)]
         cublas.gemmStridedBatchedEx(
             handle, _OP[trans_a], _OP[trans_b], m, n, k, ctypes.addressof(first),
             left.data.ptr, types[0], lda, words[0], right.data.ptr, types[1], ldb, words[1], ctypes.addressof(second),
-            C.data.ptr, types[2], ldc, words[2], items, _COMPUTE[C.dtype.name], -1,
+            C.data.ptr, types[2], ldc, words[2], items, TYPE[C.dtype].cublas, -1,
         )  # fmt: skip
 
     def broadcast(self, comm: MPI.Comm, x: Array, root: int) -> None:
@@ -180,17 +172,17 @@ class Cuda:
         return self._transfer
 
     def happened(self, event: Any) -> bool:
-        said = runtime.eventQuery(event.ptr)
-        if said not in (0, _NOT_READY):
-            raise runtime.CUDARuntimeError(said)
-        return said == 0
+        status = runtime.eventQuery(event.ptr)
+        if status not in (0, _NOT_READY):
+            raise runtime.CUDARuntimeError(status)
+        return status == 0
 
     def elapsed(self, begin: Any, end: Any) -> float:
         return float(cupy.cuda.get_elapsed_time(begin, end)) / 1e3
 
     # ------------------------------------------------------------------ other ranks
-    def meet(self, grid: Any) -> None:
-        cuda_ipc.meet(grid, self)
+    def discover_peers(self, grid: Any) -> None:
+        cuda_ipc.discover_peers(grid, self)
 
     def reach(self, grid: Any) -> Reach:
         return cuda_ipc.reach(grid)
@@ -201,23 +193,23 @@ class Cuda:
 
 @cache
 def device() -> Cuda:
-    """The GPU of this process.  Raises DeviceError where there is none."""
+    """Return the GPU of this process.  Raises DeviceError if there is none."""
     made = Cuda()
     register(cupy.ndarray, made)
     return made
 
 
 def _view(x: Array, rows: tuple[int, int], cols: tuple[int, int], shape: tuple[int, int, int, int]) -> Array:
-    """x as (row runs, rows in a run, column runs, columns in a run): first ones and distances of the runs."""
+    """Return x as (row runs, rows of a run, column runs, columns of a run), given the start and stride of the runs."""
     (row, down), (col, right), (ds, rs) = rows, cols, x.strides
     return cupy.lib.stride_tricks.as_strided(x[row:, col:], shape, (down * ds, ds, right * rs, rs))
 
 
 class _Form(NamedTuple):
-    """What of alpha op(x) + beta y there is."""
+    """A form says which terms of alpha op(x) + beta y a kernel computes."""
 
     scales: bool
-    plain: bool  # alpha = 1, beta = 0
+    copies: bool  # alpha = 1, beta = 0
     reads: bool
     conjugates: bool
 
@@ -232,21 +224,19 @@ def _numbers(how: Combination, source: Array, target: Array) -> tuple[Any, Any]:
 
 
 def _wide(X: np.dtype, Y: np.dtype) -> np.dtype:
-    """The type of the arithmetic; whole numbers are numbers modulo 2^32."""
+    """Return the type of the arithmetic; integers are computed in int64."""
     return np.dtype(np.int64) if Y.kind in "iub" else arithmetic(X, Y)
 
 
-_C_NAMES = {"float32": "float", "float64": "double", "complex64": "complex<float>", "complex128": "complex<double>"}
-_C_NAMES |= {"int64": "long long"}
-_STORED = _C_NAMES | {"float16": "float16", "bfloat16": "bfloat16", "int32": "int", "int8": "signed char"}
+_C_NAMES = {x.name: x.c_name for x in TYPES if x.c_name}
 
 
 def _operation(X: np.dtype, Y: np.dtype, form: _Form, x: str, y: str) -> str:
-    """In C: y := alpha op(x) + beta y."""
-    if X == Y and form.plain and not (form.conjugates and X.kind == "c"):
+    """Return the C statement of y := alpha op(x) + beta y."""
+    if X == Y and form.copies and not (form.conjugates and X.kind == "c"):
         return f"{y} = {x}"
-    if not {X.name, Y.name} <= set(_STORED):
-        raise DTypeError(f"{X} elements do not become {Y} on a GPU; it computes with {', '.join(_STORED)}")
+    if not {X.name, Y.name} <= set(_C_NAMES):
+        raise DTypeError(f"{X} elements cannot be converted to {Y} on a GPU; its kernels support {', '.join(_C_NAMES)}")
     wide = _C_NAMES[_wide(X, Y).name]
 
     def widened(element: str, dtype: np.dtype) -> str:
@@ -261,19 +251,19 @@ def _operation(X: np.dtype, Y: np.dtype, form: _Form, x: str, y: str) -> str:
     value = " + ".join(terms) or f"static_cast<{wide}>(0)"
     if Y.kind != "c" and wide.startswith("complex"):
         value = f"({value}).real()"
-    return f"{y} = static_cast<{_STORED[Y.name]}>({value})"
+    return f"{y} = static_cast<{_C_NAMES[Y.name]}>({value})"
 
 
 @lru_cache(256)
 def _kernel(X: np.dtype, Y: np.dtype, form: _Form) -> Any:
-    """y := alpha op(x) + beta y, of arrays of any strides."""
+    """Return the kernel of y := alpha op(x) + beta y for arrays of any strides."""
     wide, operation = _wide(X, Y).name, _operation(X, Y, form, "x", "y")
     return cupy.ElementwiseKernel(f"T x, {wide} alpha, {wide} beta", "R y", operation, "pdgemm_combine")
 
 
 @lru_cache(256)
 def _index_kernel(X: np.dtype, Y: np.dtype, form: _Form) -> Any:
-    """The same of rows and columns that are told one by one."""
+    """Return the kernel of y := alpha op(x) + beta y for rows and columns that are given by index."""
     wide, operation = _wide(X, Y).name, _operation(X, Y, form, "x[from]", "y[to]")
     return cupy.ElementwiseKernel(
         "raw T x, raw int64 from_rows, raw int64 from_cols, raw int64 to_rows, raw int64 to_cols, int64 cols, "
@@ -287,9 +277,5 @@ def _index_kernel(X: np.dtype, Y: np.dtype, form: _Form) -> Any:
 
 @lru_cache(256)
 def _scalar(char: str, value: Any) -> Any:
-    """alpha or beta where cuBLAS reads it, which it does before it returns."""
-    kind = _SCALARS[char]
-    if char in "fd":
-        return kind(value)
-    value = complex(value)
-    return kind(value.real, value.imag)
+    """Return alpha or beta in host memory, which cuBLAS reads before it returns."""
+    return number(char, value)

@@ -1,4 +1,4 @@
-"""How ranks reach each other's GPU memory: by CUDA IPC on a node, by MPI if it takes pointers, by NCCL."""
+"""How ranks access each other's GPU memory: by CUDA IPC on a node, by GPU-aware MPI, by NCCL."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pdgemm.errors import DeviceError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.support.agreement import together
 
-with warnings.catch_warnings():  # that it is not installed, which `available` tells
+with warnings.catch_warnings():  # CuPy warns if NCCL is not installed; `available` says so, too
     warnings.simplefilter("ignore")
     from cupy.cuda import nccl as libnccl
 
@@ -32,11 +32,11 @@ _IS_IPC_CAPABLE = 10  # CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: plain c
 
 
 class IpcMemory:
-    """GPU memory that the ranks of a node map into their own, allocation by allocation; see `NodeMemory`.
+    """GPU memory that the ranks of a node map into their address space, allocation by allocation; see `NodeMemory`.
 
-    What is mapped must not be given back to the driver, as CuPy's pool does with what nobody holds where it is told to,
-    or finds no room.  So it is mapped as long as a product has arrays in it, and on their own rank a product holds
-    them, too; `Plan.prepare` maps them once.
+    A mapped allocation must not be returned to the driver, as CuPy's pool does with unused ones on request or when
+    memory is exhausted.  So it stays mapped while a product has arrays in it, and its owner keeps a reference to it as
+    long; `Plan.prepare` maps it once.
     """
 
     def __init__(self, node: MPI.Intracomm, device: Device) -> None:
@@ -48,7 +48,7 @@ class IpcMemory:
         made = self._device.empty(shape, dtype, order)
         if not self.lies_here(made):
             raise DeviceError(
-                "CuPy's allocator now gives managed memory, or that of cudaMallocAsync, which no other rank can read: "
+                "CuPy's allocator now returns managed memory, or cudaMallocAsync's, which no other rank can read: "
                 "use its default pool for buffers, or a mover that sends messages (mover='staged')"
             )
         return made
@@ -57,7 +57,7 @@ class IpcMemory:
         return self.alone or capable(x)
 
     def where(self, x: Array) -> list[int]:
-        """The allocation's handle, and where in it the array begins."""
+        """Return the IPC handle of the allocation and the offset of the array in it, as words."""
         if self.alone or not x.size:
             return [0] * (_HANDLE_BYTES // 8 + 1)
         base = _base(x.data.ptr)
@@ -78,11 +78,11 @@ class IpcMemory:
         self.node.Barrier()
 
     def fence(self) -> None:
-        """Who is told by a message sees what was complete before."""
+        """Do nothing: what is complete before a message is sent is visible to its receiver."""
 
 
-def meet(grid: ProcessGrid, device: Device) -> None:
-    """Find out how the ranks of the grid reach each other, once.  Collective over the grid."""
+def discover_peers(grid: ProcessGrid, device: Device) -> None:
+    """Determine once how the ranks of the grid access each other's GPU memory.  Collective over the grid."""
     if grid.memory in _known:
         return
     places = grid.comm.allgather((grid.nodes[grid.comm.rank], f"{MPI.Get_processor_name()} {_place()}"))
@@ -92,9 +92,9 @@ def meet(grid: ProcessGrid, device: Device) -> None:
     reads = ("shared" if one_gpu else "ipc") if mapped else ""
     sharing = max(Counter(gpu for _, gpu in places).values())
     able = grid.comm.allreduce(sharing == 1 and libnccl.available, MPI.LAND)
-    tried = able and reads == "" and grid.size > 1  # where it would be chosen
+    tried = able and reads == "" and grid.size > 1  # it would be chosen
     nccl = _broadcasts(grid.comm, device) if tried else able
-    aware, why = gpu_aware_mpi.gpu_aware(grid.comm, device) if grid.size > 1 else (True, "one rank sends nothing")
+    aware, why = gpu_aware_mpi.gpu_aware(grid.comm, device) if grid.size > 1 else (True, "one rank sends no messages")
     _known[grid.memory] = Reach(reads, not aware, bool(nccl), why, sharing), memory
     if not aware and grid.comm.rank == 0:
         warnings.warn(f"messages between GPUs go through the host: {why}; {REMEDY}", RuntimeWarning, stacklevel=2)
@@ -114,16 +114,16 @@ _known: WeakKeyDictionary[Any, tuple[Reach, IpcMemory]] = WeakKeyDictionary()
 
 
 def capable(x: Array) -> bool:
-    """Is it plain device memory?  What is managed, or of cudaMallocAsync, can neither be mapped nor trusted to MPI."""
+    """Return whether x is in cudaMalloc's memory; managed or stream-ordered memory cannot be mapped or given to MPI."""
     if not x.size:
         return True
     flag = ctypes.c_int(0)
-    said = _driver().cuPointerGetAttribute(ctypes.byref(flag), _IS_IPC_CAPABLE, ctypes.c_uint64(x.data.ptr))
-    return said == 0 and bool(flag.value)
+    error = _driver().cuPointerGetAttribute(ctypes.byref(flag), _IS_IPC_CAPABLE, ctypes.c_uint64(x.data.ptr))
+    return error == 0 and bool(flag.value)
 
 
 def _maps(memory: IpcMemory, device: Device) -> bool:
-    """Can this rank read the memory of all others on its node?  Collective over the node."""
+    """Return whether this rank can read the GPU memory of all others on its node.  Collective over the node."""
     node = memory.node
     if memory.alone:
         return True
@@ -146,7 +146,7 @@ def _maps(memory: IpcMemory, device: Device) -> bool:
 
 
 class _Mapping:
-    """An allocation of another rank in this one's memory, until the last array in it goes."""
+    """An allocation of another rank, mapped until the last array in it is deleted."""
 
     def __init__(self, handle: bytes) -> None:
         self.ptr = runtime.ipcOpenMemHandle(handle)
@@ -172,11 +172,11 @@ def _place() -> str:
 
 
 def _base(ptr: int) -> int:
-    """Where the allocation begins that a pointer is in."""
+    """Return the first address of the allocation that a pointer is in."""
     base, size = ctypes.c_uint64(), ctypes.c_size_t()
-    said = _driver().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(ptr))
-    if said:
-        raise runtime.CUDARuntimeError(said)
+    error = _driver().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(ptr))
+    if error:
+        raise runtime.CUDARuntimeError(error)
     return base.value
 
 
@@ -187,7 +187,7 @@ def _driver() -> ctypes.CDLL:
 
 @cache
 def _domain(ranks: tuple[int, ...]) -> object:
-    """What grids over the same ranks of a node have in common."""
+    """Return the object that stands for these ranks of a node, the same for all grids over them."""
     return object()
 
 
@@ -199,9 +199,9 @@ _NCCL = MPI.Comm.Create_keyval(delete_fn=_destroy)
 
 
 def nccl(comm: MPI.Comm) -> Any:
-    """NCCL's communicator of the same ranks, made for the first who asks.  Collective over comm.
+    """Return the NCCL communicator of the same ranks, which the first call creates.  Collective over comm.
 
-    Raises DeviceError on all of them where it cannot be made.
+    Raises DeviceError on all ranks if it cannot be created.
     """
     made: Any = comm.Get_attr(_NCCL)
     if made is None:
@@ -222,7 +222,7 @@ def _or_error(call: Callable[..., Any], *args: Any) -> Any:
 
 
 def _broadcasts(comm: MPI.Intracomm, device: Device) -> bool:
-    """Does NCCL bring to all ranks what rank 0 has?  Collective."""
+    """Return whether an NCCL broadcast from rank 0 arrives on all ranks.  Collective over comm."""
     with together(comm):
         x = device.to_device(np.full(1000, comm.rank + 7, np.int64), "C")
     right = False

@@ -1,7 +1,7 @@
-"""Does the MPI library take pointers to a device's memory?  It is asked, and then it has to show it.
+"""Whether the MPI library accepts pointers to device memory: it is queried, and then tested.
 
-A wrong yes is a crash, or wrong numbers: only a library that says so, or that a child process has tried, is tried
-here, and what arrives is compared.  PDGEMM_GPU_AWARE=yes or no spares both.
+A library that wrongly reports support crashes or corrupts data.  So messages are sent from device memory, and checked,
+only if the library reports support or a child process has sent some.  PDGEMM_GPU_AWARE=yes or no skips both steps.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from pdgemm.support import launcher
 from pdgemm.support.agreement import together
 
 SIZES = (1, 1 << 10, 1 << 16, 1 << 20)  # words of 8 bytes
-_PATIENCE = 30  # seconds for a child process
+_PATIENCE = 30  # seconds until the child process is ended
 
 
 def asked() -> str:
-    """What the library says of itself: "yes", "no" or "unknown"."""
+    """Return what the MPI library reports about its support for GPUs: "yes", "no" or "unknown"."""
     try:
         return "yes" if ctypes.CDLL(MPI.__file__).MPIX_Query_cuda_support() else "no"
     except (AttributeError, OSError):
         pass
-    if "Open MPI" not in MPI.Get_library_version():  # which echoes what it was asked for
+    if "Open MPI" not in MPI.Get_library_version():  # which repeats the info that the launcher requested
         info = MPI.COMM_WORLD.Get_info()
         kinds = info.Get("mpi_memory_alloc_kinds") or ""
         info.Free()
@@ -40,15 +40,15 @@ def asked() -> str:
 
 
 def gpu_aware(comm: MPI.Intracomm, device: Device) -> tuple[bool, str]:
-    """May MPI be given pointers to the memory of these ranks' devices, and how that is known.  Collective over comm."""
-    with together(comm) as said:
-        told = os.environ.get("PDGEMM_GPU_AWARE", "").lower()
-        if told not in ("", "yes", "1", "no", "0"):
-            raise ArgumentError(f"PDGEMM_GPU_AWARE is yes or no, got {told[:100]!r}")
-        said += ["PDGEMM_GPU_AWARE", told]
-    says, why = comm.bcast(_before_trying(told) if comm.rank == 0 else None)
-    if not says or told in ("yes", "1"):
-        return says, why
+    """Return whether MPI may be given pointers to the device memory, and how that is known.  Collective over comm."""
+    with together(comm) as description:
+        setting = os.environ.get("PDGEMM_GPU_AWARE", "").lower()
+        if setting not in ("", "yes", "1", "no", "0"):
+            raise ArgumentError(f"PDGEMM_GPU_AWARE must be yes or no, got {setting[:100]!r}")
+        description += ["PDGEMM_GPU_AWARE", setting]
+    aware, why = comm.bcast(_before_trying(setting) if comm.rank == 0 else None)
+    if not aware or setting in ("yes", "1"):
+        return aware, why
     wrong = comm.allgather(self_test(comm, device))
     bad = [(rank, text) for rank, text in enumerate(wrong) if text]
     if bad:
@@ -56,23 +56,23 @@ def gpu_aware(comm: MPI.Intracomm, device: Device) -> tuple[bool, str]:
     return True, "its self-test passed"
 
 
-def _before_trying(told: str) -> tuple[bool, str]:
-    """Is it safe to try?"""
-    if told in ("yes", "1", "no", "0"):
-        return told in ("yes", "1"), f"PDGEMM_GPU_AWARE={told}"
-    says = asked()
-    if says == "no":
-        return False, "the MPI library says that it has no support for GPUs"
-    if says == "unknown" and not _child_survives():
+def _before_trying(setting: str) -> tuple[bool, str]:
+    """Return whether the self-test is safe, and the reason if it is not."""
+    if setting in ("yes", "1", "no", "0"):
+        return setting in ("yes", "1"), f"PDGEMM_GPU_AWARE={setting}"
+    reported = asked()
+    if reported == "no":
+        return False, "the MPI library reports no support for GPUs"
+    if reported == "unknown" and not _child_survives():
         return (
             False,
-            "the MPI library does not say whether it has support for GPUs, and a process that tried it failed",
+            "the MPI library does not report whether it supports GPUs, and a child process that tried it failed",
         )
     return True, ""
 
 
 def self_test(comm: MPI.Intracomm, device: Device) -> str:
-    """Send to the next rank and broadcast, 8 B to 8 MiB, beside work in a stream; what is wrong, or "".  Collective."""
+    """Send to the next rank and broadcast, 8 B to 8 MiB; return this rank's error, or "".  Collective over comm."""
     after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for words in SIZES:
         mine, theirs = (np.arange(words, dtype=np.int64) * 3 + 7 * rank for rank in (comm.rank, before))
@@ -91,7 +91,7 @@ def self_test(comm: MPI.Intracomm, device: Device) -> str:
 
 
 def _child_survives() -> bool:
-    """Does a process of its own get through the same with itself?"""
+    """Return whether a child process of one rank passes the self-test."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", "pdgemm.devices.gpu_aware_mpi"],

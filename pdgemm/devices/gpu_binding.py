@@ -1,6 +1,6 @@
-"""Which GPU a rank uses: by its number among the ranks of its node, which launchers tell before MPI is there.
+"""Which GPU a rank uses: it follows from the node-local rank, which launchers export before MPI is initialised.
 
-A library of MPI that knows of GPUs takes the one that is current when it starts; so `choose` may be called before
+A GPU-aware MPI library uses the GPU that is current when MPI is initialised; so `choose` may be called before
 mpi4py.MPI is imported, and is called, at the latest, for the first matrix on a GPU.
 """
 
@@ -14,10 +14,10 @@ from pdgemm.support import launcher
 
 
 def choose() -> int | None:
-    """Make the GPU of this rank the current one, and return its number; None where there is none.  Local.
+    """Make the GPU of this rank the current one, and return its number, or None if there is none.  Local.
 
-    Where a task sees one GPU (CUDA_VISIBLE_DEVICES), it is that.  Else ranks take GPUs in order, and share them where
-    there are more ranks.  A GPU that is current already, other than the first, stays.
+    A rank that sees one GPU (CUDA_VISIBLE_DEVICES) uses that one.  Otherwise the ranks of a node use its GPUs in order,
+    and share them if there are more ranks than GPUs.  A GPU other than the first that is current already is kept.
     """
     count, driver = visible(), _driver()
     if not count or driver is None:
@@ -28,26 +28,26 @@ def choose() -> int | None:
         return device.value
     rank, size = launcher.local_rank() or (0, 0)
     number = share(rank, size, count)
-    for step, said in (
+    for call, error in (
         ("cuDeviceGet", driver.cuDeviceGet(ctypes.byref(device), number)),
         ("cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)),
         ("cuCtxSetCurrent", driver.cuCtxSetCurrent(context)),
     ):
-        if said:
+        if error:
             raise DeviceError(
-                f"GPU {number} of {count} cannot be used: {step} says {said} (busy, or in exclusive mode?)"
+                f"GPU {number} of {count} cannot be used: {call} returned error {error} (busy, or in exclusive mode?)"
             )
     return number
 
 
 def share(rank: int, size: int, count: int) -> int:
-    """The GPU of a rank among `size` of a node with `count` GPUs; size 0: not known."""
+    """Return the GPU of one of `size` ranks on a node with `count` GPUs; size is 0 where it is unknown."""
     return rank % count if size <= count else min(count - 1, rank * count // size)
 
 
 @cache
 def visible() -> int:
-    """Number of CUDA devices that the driver shows to this process."""
+    """Return the number of CUDA devices that the driver shows to this process."""
     driver = _driver()
     if driver is None:
         return 0

@@ -1,7 +1,7 @@
-"""When a device's work is done: products in the caller's stream, copies beside them in one of our own.
+"""Synchronization of a device's work: products run in the caller's stream, copies in a transfer stream beside them.
 
-The host runs ahead of both.  It waits for copies before MPI reads what they write (MPI knows no streams), and for
-products before what they read is written again; products wait for copies without the host.
+The host runs ahead of both.  It waits for copies before MPI reads their result (MPI ignores streams), and for products
+before their operands are overwritten; products wait for copies within the device.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pdgemm.instrument import spans
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.instrument.spans import Trace, Traced
 
-_STREAMS = {"compute": "compute", "pack": "transfer"}  # the phases whose work is a device's
+_STREAMS = {"compute": "compute", "pack": "transfer"}  # the phases that run on a device
 
 
 class DeviceRecorder(Recorder):
-    """A Recorder whose phases "compute" and "pack" are streams, with times from the device's own clock."""
+    """A Recorder whose phases "compute" and "pack" run in streams, and are timed by the device's events."""
 
     def __init__(self, device: Device) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class DeviceRecorder(Recorder):
         self.begin()
 
     def begin(self) -> None:
-        """Until all is done that the caller has begun: MPI may send A as it is."""
+        """Wait for all work that the caller has started, after which MPI may send A."""
         self.compute.synchronize()
 
     def phase(self, name: str) -> Any:
@@ -40,29 +40,29 @@ class DeviceRecorder(Recorder):
             return _Span(self, name, getattr(self, stream))
         return super().phase(name)
 
-    def settle(self) -> None:
-        """Until everything packed is there."""
+    def synchronize_copies(self) -> None:
+        """Wait until everything packed is complete."""
         if self._packed is not None:
             packed, self._packed = self._packed, None
             packed.synchronize()
 
-    def packed(self) -> tuple[Any, ...]:
+    def record_copies(self) -> tuple[Any, ...]:
         return () if self._packed is None else (_Before(self._device, self._packed, self.compute),)
 
     def copied(self) -> EventRequest:
-        """The last copy, for the host to wait for."""
+        """Return a request that the host waits for: it is complete when the last copy is."""
         assert self._packed is not None
         return EventRequest(self._device, self._packed)
 
     def hold_products(self) -> None:
-        """Products to come wait for all that was copied."""
-        for arrival in self.packed():
+        """Make the products that follow wait for all copies."""
+        for arrival in self.record_copies():
             arrival.Wait()
 
-    def hold_copies(self) -> None:
+    def order_copies_after_products(self) -> None:
         self.transfer.wait_event(self.compute.record())
 
-    def multiplied(self, poll: Callable[[], object]) -> tuple[Callable[[], object], ...]:
+    def record_products(self, poll: Callable[[], object]) -> tuple[Callable[[], object], ...]:
         event = self.compute.record()
 
         def wait() -> None:
@@ -72,7 +72,7 @@ class DeviceRecorder(Recorder):
         return (wait,)
 
     def finish(self) -> None:
-        """Until all is done; then the phases take the seconds that the device says they took."""
+        """Wait for all work, then add the seconds that the device measured to the phases."""
         self.transfer.synchronize()
         self.compute.synchronize()
         self._packed = None
@@ -81,7 +81,7 @@ class DeviceRecorder(Recorder):
         self._spans.clear()
 
     def timed(self, name: str, begin: Event, end: Event) -> float:
-        """Seconds between two events that have happened."""
+        """Return the seconds between two completed events."""
         return self._device.elapsed(begin, end)
 
     def enclose(self, name: str, stream: Stream, begin: Event) -> None:
@@ -92,7 +92,7 @@ class DeviceRecorder(Recorder):
 
 
 class _Span:
-    """A phase in a stream."""
+    """A phase whose work runs in a stream."""
 
     __slots__ = ("_begin", "_name", "_recorder", "_stream")
 
@@ -111,7 +111,7 @@ class _Span:
 
 
 class EventRequest:
-    """An event that the host waits for, as for a request of MPI."""
+    """An event with the interface of an MPI request: the host waits for it."""
 
     __slots__ = ("_device", "_event")
 
@@ -126,7 +126,7 @@ class EventRequest:
 
 
 class _Before(EventRequest):
-    """An arrival that products wait for, and the host does not."""
+    """An event that a stream waits for; the host does not wait."""
 
     __slots__ = ("_stream",)
 
@@ -139,12 +139,12 @@ class _Before(EventRequest):
 
 
 class TracedDevice(Traced, DeviceRecorder):
-    """With the times of the device's work on the host's clock."""
+    """A DeviceRecorder that adds the work of the device to a trace, with times on the host's clock."""
 
     def __init__(self, trace: Trace, device: Device) -> None:
         DeviceRecorder.__init__(self, device)
         self.trace = trace
-        # nothing is before these: they happen now
+        # the streams are idle, so these events complete now
         self._origins = {name: getattr(self, stream).record() for name, stream in _STREAMS.items()}
         self._now = perf_counter()
 
@@ -168,7 +168,7 @@ class TracedDevice(Traced, DeviceRecorder):
 
 
 def recorder_of(x: Any) -> Recorder:
-    """What records the work on an array, and says when it is done."""
+    """Return the recorder that times the work on an array and synchronizes with it."""
     found, trace = devices.of(x), spans.active()
     if trace is not None:
         return Traced(trace) if found is None else TracedDevice(trace, found)

@@ -1,1 +1,1 @@
-"""What a run did: seconds, words and messages, as sums and as spans of a trace."""
+"""Measurements of a run: seconds, words and messages, as totals and as spans of a trace."""

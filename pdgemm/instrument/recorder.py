@@ -1,4 +1,4 @@
-"""What a run did: seconds by phase, and words and messages counted where they are sent."""
+"""Measurements of a run: seconds by phase, and words and messages counted where they are sent and received."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 class Traffic:
     """Words (elements) and messages that one rank sent and received.
 
-    words_read : of the words received, those that no message brought: they were read in a neighbour's memory.
+    words_read : the part of words_received that was read in node-shared memory, without a message.
     """
 
     words_sent: int = 0
@@ -45,12 +45,12 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Transfer:
-    """What a rank sends and receives along one direction of a grid.
+    """The traffic of a rank along one dimension of a grid.
 
-    kind     : how, "ibcast", "ring", "shift", "reduce" or "shared".
+    kind     : the name of a mover, "shift" or "reduce".
     itemsize : bytes of a word.
-    stride, length : ranks of that direction are numbered at distance `stride`, there are `length` of them.
-    after    : it cannot be hidden behind products.
+    stride, length : the dimension has `length` ranks; their numbers are `stride` apart.
+    after    : the transfer follows the products and cannot overlap with them.
     """
 
     kind: str
@@ -62,7 +62,7 @@ class Transfer:
 
 
 class Then:
-    """A request, and what is to be done once when it is complete."""
+    """A request, and a function that is called once when the request is complete."""
 
     __slots__ = ("_act", "_request")
 
@@ -89,48 +89,48 @@ class Recorder:
     peak_bytes: int = 0
 
     def hold(self, nbytes: int) -> None:
-        """Buffers were allocated; a negative number: given up."""
+        """Count allocated buffers; a negative number of bytes counts freed ones."""
         self.held_bytes += nbytes
         self.peak_bytes = max(self.peak_bytes, self.held_bytes)
 
     def phase(self, name: str) -> Any:
-        """Its seconds are those spent in the `with` block."""
+        """Return a context manager that adds the seconds of its block to the phase."""
         return _Phase(self.seconds, name)
 
     def coming(self, kind: str, x: Any, request: Any) -> Any:
-        """A message is on its way into the array x, and is counted.  Returns what to wait for."""
+        """Count a message that is being received in the array x, and return the request to wait for."""
         self.traffic.received(x.size)
         return request
 
     def moving(self, kind: str, nbytes: int) -> Callable[[], object]:
-        """A transfer begins; what is returned is to be called when it is seen to be over."""
+        """Record the start of a transfer; the caller calls the result when it sees that the transfer is complete."""
         return _nothing
 
-    # what the host does is done; `pdgemm.devices.streams` records work of devices, which is not
-    def settle(self) -> None:
-        """Until everything packed is there: MPI may read it."""
+    # the host's work is complete on return; `pdgemm.devices.streams` overrides these for work in streams
+    def synchronize_copies(self) -> None:
+        """Wait until everything packed is complete, after which MPI may read it."""
 
-    def packed(self) -> tuple[Any, ...]:
-        """Arrivals: of what was packed last."""
+    def record_copies(self) -> tuple[Any, ...]:
+        """Return requests, which products wait for, of what was packed last."""
         return ()
 
-    def hold_copies(self) -> None:
-        """What is packed from now on reads products."""
+    def order_copies_after_products(self) -> None:
+        """Make the packing that follows wait for the products before it."""
 
-    def multiplied(self, poll: Callable[[], object]) -> tuple[Callable[[], object], ...]:
-        """Waits: for the last product, with `poll` in between."""
+    def record_products(self, poll: Callable[[], object]) -> tuple[Callable[[], object], ...]:
+        """Return functions that wait for the last product and call `poll` meanwhile."""
         return ()
 
     def finish(self) -> None:
-        """Until all is done."""
+        """Wait until all work is complete."""
 
 
 def _nothing() -> None:
-    """Nobody asked."""
+    """Do nothing at the end of a transfer that is not traced."""
 
 
 class _Phase:
-    """A third of the time of a contextmanager, and panels are many."""
+    """The timer of a phase; it takes a third of the time of a contextlib.contextmanager, per panel."""
 
     __slots__ = ("_name", "_seconds", "_start")
 

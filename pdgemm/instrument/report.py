@@ -1,4 +1,4 @@
-"""What a product did on one rank, beside what the plan said it would."""
+"""Measurements of a product on one rank, beside the predictions of its plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pdgemm.support.text import counted, named, sides
 
 @dataclass(frozen=True)
 class MoveReport:
-    """One rank's account of one redistribution.  `counted` and `predicted` as in a Report."""
+    """Measurements of one redistribution on one rank.  `counted` and `predicted` are as in a Report."""
 
     name: str  # of the matrix
     source: str  # the layouts
@@ -36,12 +36,12 @@ class MoveReport:
 
 @dataclass(frozen=True)
 class Report:
-    """One rank's account of one product.  Seconds are wall time, of a device those of its streams, which go on beside
-    each other and beside the host's waits; words are elements.
+    """Measurements of one product on one rank.  Seconds are wall time; on a device they are the times of its streams,
+    which overlap each other and the host's waits.  Words are elements.
 
-    `counted` was added up where messages are handed to MPI, `predicted` is the plan's formula;
-    `extra_bytes` are the buffers beyond A, B and C.  `moves` are the matrices that did not fit the algorithm
-    as they lay; their words, bytes and seconds are part of the totals.
+    `counted` is the traffic as counted where messages are passed to MPI, `predicted` is the plan's formula;
+    `extra_bytes` is the memory of the buffers beyond A, B and C.  `moves` are the redistributions to and from the
+    algorithm's layouts; their words, bytes and seconds are part of the totals.
     """
 
     algorithm: str
@@ -62,31 +62,31 @@ class Report:
     compute_seconds: float
     wait_seconds: float
     pack_seconds: float
-    sync_seconds: float  # of those waits, the ones for the ranks of the node, which bring nothing
-    hidden_seconds: float  # in which something was on its way, as far as this rank had seen, and it did not wait
+    sync_seconds: float  # the part of wait_seconds for ranks of the node, without any transfer
+    hidden_seconds: float  # with a transfer in flight, as far as this rank has seen, and without a wait
     counted: Traffic
     predicted: Traffic
     extra_bytes: int
     predicted_extra_bytes: int
     predicted_seconds: float  # of the slowest rank, by the model of the machine
-    lower_bound_words: float  # received by the busiest rank of any algorithm, without redistribution
+    lower_bound_words: float  # received by the busiest rank, for any algorithm, without redistribution
     moves: tuple[MoveReport, ...] = ()
     blas: str = field(default_factory=multiplier)
-    device: str = ""  # "": on the host
-    ranks_per_device: int = 1  # at most
-    compute: str = ""  # what operands were rounded to; "": nothing
+    device: str = ""  # empty on the host
+    ranks_per_device: int = 1  # the maximum
+    compute: str = ""  # the type that operands were rounded to; empty if they were not
 
     @property
     def move_seconds(self) -> float:
-        """Spent on redistributing A, B and C."""
+        """The seconds spent on redistributing A, B and C."""
         return sum(move.seconds for move in self.moves)
 
     @property
     def overlap(self) -> float | None:
-        """Transfer time that products hid, of all of it; None if the product took part in no messages.
+        """The fraction of the transfer time that products hid; None if the product sent and received no messages.
 
-        At most: what comes in the middle of a product is on its way until this rank looks after it, between nodes
-        every few milliseconds, on one node behind the product.
+        It is an upper bound: a message that arrives during a product counts as in flight until this rank polls it,
+        every few milliseconds between nodes, after the product on one node.
         """
         transfer = self.hidden_seconds + self.wait_seconds - self.sync_seconds
         total = self.counted
@@ -96,11 +96,11 @@ class Report:
 
     @property
     def gflops(self) -> float:
-        """Of all ranks together, by this rank's clock."""
+        """The GFLOP/s of all ranks together, by this rank's clock."""
         return self.flops / self.seconds / 1e9 if self.seconds else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers and strings, for JSON."""
+        """Return the report as numbers and strings, for JSON."""
         return asdict(self) | {"gflops": self.gflops, "overlap": self.overlap}
 
     def __str__(self) -> str:
@@ -125,7 +125,7 @@ class Report:
 
 
 def summary(reports: Sequence[Report]) -> dict[str, Any]:
-    """The reports of all ranks in one table: for each figure its least, mean and largest value."""
+    """Return the reports of all ranks as one table with the minimum, mean and maximum of each figure."""
     first = reports[0]
     slowest = max(r.seconds for r in reports)
     columns = {
@@ -163,7 +163,7 @@ def summary(reports: Sequence[Report]) -> dict[str, Any]:
         "redistributed": [move.name for move in first.moves],
         "predicted_seconds": first.predicted_seconds,
         "lower_bound_words": first.lower_bound_words,
-        "overlap": sum(overlaps) / len(overlaps) if overlaps else None,  # mean of the ranks
+        "overlap": sum(overlaps) / len(overlaps) if overlaps else None,  # the mean over ranks
         "gflops": first.flops / slowest / 1e9 if slowest else 0.0,
         "as_predicted": all(r.counted == r.predicted and r.extra_bytes == r.predicted_extra_bytes for r in reports),
         "per_rank": {name: {"min": min(x), "mean": sum(x) / len(x), "max": max(x)} for name, x in columns.items()},

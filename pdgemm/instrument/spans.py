@@ -1,4 +1,4 @@
-"""What each rank did and when, while a trace is taken; without one nothing here is called in a product's loop."""
+"""Spans of the work of each rank while a trace is recorded; without one no loop of a product calls this module."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from pdgemm.instrument.recorder import Recorder, Then
 
-HOST, MOVING = "host", "transfers"  # rows of a rank beside those of a device's streams
+HOST, MOVING = "host", "transfers"  # rows of a rank in a trace; the streams of a device have others
 
 
 class Span(NamedTuple):
-    """Seconds of this process's clock.   nbytes : moved, read or written.   facts : what else is known of it."""
+    """A span in seconds of this process's clock.   nbytes : moved, read or written.   facts : returns further facts."""
 
     row: str
     name: str
@@ -25,18 +25,18 @@ class Span(NamedTuple):
 
 
 class Trace:
-    """The spans of this rank, in memory (200 bytes each) until they are written.
+    """The spans of this rank, which stay in memory (200 bytes each) until they are written.
 
-    keep : False, for ranges of NVTX alone.   nvtx : the module of that name.
+    keep : False if only NVTX ranges are wanted.   nvtx : the module of that name.
     """
 
     def __init__(self, keep: bool = True, nvtx: Any = None) -> None:
         self._found: MutableSequence[tuple[Any, ...]] = [] if keep else deque(maxlen=0)
         self.ranges = Ranges(nvtx.get_domain("pdgemm")) if nvtx else None
-        self.add = self._found.append  # what a Span is made of
+        self.add = self._found.append  # it takes the fields of a Span as a tuple
 
     def recorder(self) -> Recorder:
-        """Of work on the host."""
+        """Return a recorder of the host's work."""
         return Traced(self)
 
     @property
@@ -45,12 +45,12 @@ class Trace:
 
 
 def named(phase: str) -> str:
-    """What a phase is called in a trace."""
+    """Return the name of a phase in a trace."""
     return "product" if phase == "compute" else phase
 
 
 class Ranges:
-    """NVTX's, at a microsecond each."""
+    """Ranges of NVTX, which take a microsecond each."""
 
     def __init__(self, domain: Any) -> None:
         self.pop = domain.pop_range
@@ -84,7 +84,7 @@ class Traced(Recorder):
 
 
 class Phase:
-    """Of the host: the seconds of the trace are those of the report."""
+    """A phase on the host, with the same seconds in the trace and in the report."""
 
     __slots__ = ("_name", "_recorder", "_start")
 
@@ -101,7 +101,7 @@ class Phase:
 
 
 class Annotated(Phase):
-    """With a range of NVTX."""
+    """A phase that is also a range of NVTX."""
 
     __slots__ = ("_ranges",)
 
@@ -122,13 +122,13 @@ _active: Trace | None = None
 
 
 def active() -> Trace | None:
-    """The trace that is being taken."""
+    """Return the trace that is being recorded, or None."""
     return _active
 
 
 @contextmanager
 def taking(trace: Trace | None) -> Iterator[None]:
-    """From now on what this process does goes into the trace; None: into no one."""
+    """Record the work of this process in the trace while the block runs; None records nothing."""
     global _active
     before, _active = _active, trace
     try:
@@ -138,7 +138,7 @@ def taking(trace: Trace | None) -> Iterator[None]:
 
 
 class timed:
-    """Seconds of the `with` block, `.seconds` after it; one span of the host where a trace is being taken."""
+    """A timer of its `with` block, with the result in `.seconds`; adds a span of the host to the active trace."""
 
     __slots__ = ("_name", "_nbytes", "_start", "_trace", "seconds")
 

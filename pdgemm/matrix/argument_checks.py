@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from numbers import Number
 from typing import Any
 
@@ -17,7 +18,7 @@ from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import check_not_freed
 
-_NUMBERS: Any = (Number, np.number, dtypes.BFLOAT16.type)
+_NUMBERS: Any = (Number, np.number, *(x.type for x in dtypes.HALVES))
 _KINDS = "sums must be of the same kind (integer, real, complex) as C, and A and B of no wider kind"
 
 
@@ -99,21 +100,25 @@ def op_letter(trans: str, name: str) -> str:
 
 def accumulation(a: np.dtype, b: np.dtype, c: np.dtype, asked: Any, compute_type: Any = None) -> tuple[np.dtype, str]:
     """Return the type in which products of a and b are accumulated, and the type that these are rounded to, or ""."""
-    if asked is not None:
-        asked = dtypes.element_type(asked)
+    if compute_type is not None and (not isinstance(compute_type, str) or compute_type not in dtypes.COMPUTE):
+        raise ArgumentError(f"compute_type {compute_type!r} is not one of {', '.join(dtypes.COMPUTE)}")
+    return _accumulation(a, b, c, None if asked is None else dtypes.element_type(asked), compute_type)
+
+
+@lru_cache(maxsize=256)
+def _accumulation(
+    a: np.dtype, b: np.dtype, c: np.dtype, asked: np.dtype | None, compute_type: str | None
+) -> tuple[np.dtype, str]:
     if compute_type is None:
         accumulate = dtypes.arithmetic(a, b, c) if asked is None else asked
-    elif not isinstance(compute_type, str) or compute_type not in dtypes.COMPUTE:
-        raise ArgumentError(f"compute_type {compute_type!r} is not one of {', '.join(dtypes.COMPUTE)}")
     else:
         accumulate = np.dtype((None, np.float32, np.complex64)[dtypes.rank(c)])
         if dtypes.rank(c) == 0 or (dtypes.rank(c) == 2 and compute_type in dtypes.HALF_NAMES):
             raise DTypeError(f"compute_type {compute_type!r} is not for products of type {c}")
         if asked is not None and asked != accumulate:
             raise DTypeError(f"with compute_type {compute_type!r} sums are {accumulate}, not {asked}")
-    sums = (*dtypes.BLAS, np.dtype(np.int32))
-    if accumulate not in sums:
-        raise DTypeError(f"accumulate_dtype {accumulate}: products are accumulated in {dtypes.names(sums)}")
+    if accumulate not in dtypes.SUMS:
+        raise DTypeError(f"accumulate_dtype {accumulate}: products are accumulated in {dtypes.names(dtypes.SUMS)}")
     if dtypes.rank(accumulate) != dtypes.rank(c) or not dtypes.fits(dtypes.common(a, b), c):
         raise DTypeError(f"A {a} times B {b}, accumulated in {accumulate}, cannot be stored in C {c}: {_KINDS}")
     return accumulate, compute_type if compute_type not in (None, "float32") else ""

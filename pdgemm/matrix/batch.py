@@ -24,7 +24,7 @@ from pdgemm.arrays.integers import as_count, as_whole
 from pdgemm.blas.local_gemm import leading
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.grids.distribution import BlockCyclic
-from pdgemm.matrix.gather import MESSAGE_BYTES
+from pdgemm.matrix.gather import PIECE_BYTES
 from pdgemm.model.formulas import gemm_flops
 from pdgemm.support.agreement import together
 from pdgemm.support.watchdog import watched
@@ -150,7 +150,7 @@ class Batch:
             room = np.empty(max(cut[-1] for cut in cuts), self.dtype) if rank == root else own
         for source, (part, cut) in enumerate(zip(numbers, cuts)):
             words = own if source == rank else room[: cut[-1]]
-            for piece in slabs(len(words), 1, MESSAGE_BYTES // words.itemsize):
+            for piece in slabs(len(words), 1, PIECE_BYTES // words.itemsize):
                 if source != root and rank == source:
                     self.comm.Send(dtypes.wire(words[piece]), root)
                 elif source != root and rank == root:

@@ -152,7 +152,7 @@ class Constructors(MatrixBase):
         memory = devices.memory(where, grid)
         # an empty array, a row or a column has both orders: the other ranks decide
         properties = comm.allgather(
-            (memory_order(array), not array.size or memory.lies_here(array), where is None or where.plain(array))
+            (memory_order(array), not array.size or memory.lies_here(array), where is None or where.addressable(array))
         )
         orders = sorted({order for order, *_ in properties if order})
         if len(orders) > 1:

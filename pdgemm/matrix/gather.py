@@ -12,7 +12,7 @@ from pdgemm.arrays.element_functions import slabs
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.process_grid import ProcessGrid
 
-MESSAGE_BYTES = 1 << 28  # MPI counts are ints: larger arrays travel in pieces
+PIECE_BYTES = 1 << 28  # MPI counts are ints: larger arrays travel in pieces
 
 
 class _Piece(NamedTuple):
@@ -76,5 +76,5 @@ def _pieces(layout: Distribution, grid: ProcessGrid, itemsize: int) -> Iterator[
         i, j = grid.coords_of(rank)
         rows, cols = layout.rows.indices(i), layout.cols.indices(j)
         if len(cols):
-            for slab in slabs(len(rows), len(cols), MESSAGE_BYTES // itemsize):
+            for slab in slabs(len(rows), len(cols), PIECE_BYTES // itemsize):
                 yield _Piece(rank, slab, block_index(rows[slab], cols), (len(rows[slab]), len(cols)))

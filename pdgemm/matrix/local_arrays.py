@@ -70,7 +70,7 @@ def device_on(grid: ProcessGrid, name: str) -> Device | None:
         arguments += ["device", name]
         device = devices.named(name)
     if device:
-        device.meet(grid)
+        device.discover_peers(grid)
     return device
 
 

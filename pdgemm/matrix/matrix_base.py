@@ -138,7 +138,7 @@ class MatrixBase:
         check_not_freed(self.grid.comm)
         if self._layout is not None and self._layout[0] is grid.comm:
             return self._layout[1]
-        place = self.grid.place_in(grid)
+        place = self.grid.rank_map_in(grid)
         if place is None:
             raise GridError(f"grids over different ranks: {self.grid!r} and {grid!r}; use ProcessGrid(comm, ranks=...)")
         layout = Layout(self.distribution, place, self.dtype, self.order, self.conjugated)

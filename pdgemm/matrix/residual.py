@@ -17,9 +17,6 @@ from pdgemm.matrix.argument_checks import as_scalar, check_matrices, communicato
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together
 
-# bound of the relative error of |A||B| by rounding both operands; tensor cores may truncate to tf32
-_ROUNDED = {None: 0.0, "float32": 2.0**-23, "tf32": 2.0**-9, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-
 
 @dataclass(frozen=True)
 class Residual:
@@ -83,7 +80,7 @@ def verify(
                 f"shapes do not fit: A is {A.shape}, B is {B.shape}, C is {C.shape}, "
                 f"C0 is {None if C0 is None else C0.shape}"
             )
-        if compute_type not in _ROUNDED:
+        if compute_type is not None and compute_type not in dtypes.COMPUTE:
             raise ArgumentError(f"compute_type {compute_type!r} is not one of {', '.join(dtypes.COMPUTE)}")
         arguments += ["verify", (m, n, k), alpha, beta, seed, vectors, accumulate_dtype, compute_type]
         arguments += [A.dtype, B.dtype, C.dtype, None if C0 is None else C0.dtype]
@@ -107,7 +104,8 @@ def verify(
     # integer products are exact, but this comparison is in double precision
     sums = dtypes.arithmetic(C.dtype), np.float64, accumulate_dtype or ("f4" if compute_type else np.float64)
     unit = max(map(dtypes.eps, sums))
-    once = _ROUNDED[compute_type] + (dtypes.eps(C.dtype) / 2 if C.dtype in dtypes.HALVES else 0)
+    rounded = 0.0 if compute_type is None else dtypes.COMPUTE[compute_type]
+    once = rounded + (dtypes.eps(C.dtype) / 2 if C.dtype in dtypes.HALVES else 0)
     return Residual(
         value=float(relative.max(initial=0.0)),
         bound=(3 * float(np.sqrt(max(k, n) + 2)) * unit + once) * (8**0.5 if C.dtype.kind == "c" else 1),

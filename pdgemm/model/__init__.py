@@ -1,1 +1,1 @@
-"""The machine as a few numbers, and costs by formula.  No MPI."""
+"""The model of a machine and closed formulas for costs.  Nothing here uses MPI."""

@@ -1,7 +1,7 @@
-"""What an algorithm costs a rank, by formula: words, messages, flops.
+"""Closed formulas for the cost of an algorithm on a rank: words, messages and flops.
 
-The formulas know the layouts and the steps of a schedule, not the code that moves panels; the tests
-hold them against what the movers count.
+The formulas depend on the layouts and steps of a schedule, not on the code that moves panels; the tests compare them
+with what the movers count.
 """
 
 from __future__ import annotations
@@ -10,49 +10,41 @@ import numpy as np
 
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.instrument.recorder import Traffic
+from pdgemm.model.mover_registry import MOVERS, fan_out
 
-MESSAGE_BYTES = 1 << 30  # of one message: MPI counts are ints, and some transports fail above 2 GiB
+LARGEST_MESSAGE_BYTES = 1 << 30  # MPI counts are ints, and some transports fail above 2 GiB
 
 
 def gemm_flops(m: int, n: int, k: int, complex_: bool = False) -> int:
-    """2mnk real operations; a complex multiplication and addition are 8."""
+    """Return 2mnk real operations, or 8mnk where a multiplication and an addition are complex."""
     return (8 if complex_ else 2) * m * n * k
 
 
-def reduce_scatter_traffic(counts: np.ndarray, rank: int) -> Traffic:
-    """Traffic of a rank when everybody's partial sums are added up, `counts[r]` words of them for rank r.
-
-    Counted as if each rank sent every other one its part, as pairwise exchange does.  Summed over the P ranks:
-    counts.sum() (P - 1) words.
-    """
-    mine, size = int(counts[rank]), len(counts)
-    others = np.count_nonzero(counts) - (mine > 0)
-    return Traffic(int(counts.sum()) - mine, mine * (size - 1), int(others), (mine > 0) * (size - 1))
-
-
 def broadcasts(breadth: int, inner: BlockCyclic, panels: np.ndarray, mover: str, me: int) -> Traffic:
-    """Panels of `breadth` times (indices of `inner`), each broadcast from its owner to all other parts.
+    """Return the traffic of part `me` when panels of `breadth` rows are broadcast from their owners to all other parts.
 
-    panels[q] : number of panels that part q owns.
+    inner : distribution of the inner indices.   panels[q] : number of panels that part q owns.
     """
     parts, every = inner.parts, int(panels.sum())
     if parts == 1 or breadth == 0 or me < 0:  # an empty panel is not sent
         return Traffic()
-    received = breadth * (inner.n - inner.count(me)), every - int(panels[me])
-    if mover in ("shared", "ipc"):  # read where they lie
-        return Traffic(words_received=received[0], words_read=received[0])
-    if mover == "ring":  # forwards all but the panels of the next rank, where the ring would close
-        after = (me + 1) % parts
-        sent = breadth * (inner.n - inner.count(after)), every - int(panels[after])
-    else:  # "ibcast", "nccl": counted from the source to every other rank
-        sent = (parts - 1) * breadth * inner.count(me), (parts - 1) * int(panels[me])
-    return Traffic(sent[0], received[0], sent[1], received[1])
+    received, entry = breadth * (inner.n - inner.count(me)), MOVERS[mover]
+    if entry.reads:
+        return Traffic(words_received=received, words_read=received)
+    # each part sends every panel `most` times, and those of the owners in `others` more or fewer times
+    most, others = fan_out(entry, parts)
+    words, sent = most * inner.n, most * every
+    for distance, more in others:
+        owner = (me - distance) % parts
+        words += more * inner.count(owner)
+        sent += more * int(panels[owner])
+    return Traffic(breadth * words, received, sent, every - int(panels[me]))
 
 
 def reductions(breadth: int, inner: BlockCyclic, panels: np.ndarray, me: int) -> Traffic:
-    """Panels of `breadth` times (indices of `inner`), each added up over all parts on its owner.
+    """Return the traffic of part `me` when panels of `breadth` rows are reduced over all parts to their owners.
 
-    Counted as one message from every other part to the owner.
+    Each reduction is counted as one message from every other part to the owner.
     """
     parts, every = inner.parts, int(panels.sum())
     if parts == 1 or breadth == 0 or me < 0:
@@ -62,7 +54,7 @@ def reductions(breadth: int, inner: BlockCyclic, panels: np.ndarray, me: int) ->
 
 
 def bound_memory_independent(m: int, n: int, k: int, ranks: int) -> float:
-    """Words that some rank has to receive, however much memory there is, where A, B and C start and end in 1/P shares.
+    """Return the least words that some rank receives with unlimited memory, where each rank holds 1/P of A, B and C.
 
     With d1 >= d2 >= d3 the sorted dimensions:  D - (mk + kn + mn)/P, where D is
 
@@ -70,7 +62,7 @@ def bound_memory_independent(m: int, n: int, k: int, ranks: int) -> float:
         2 (d1 d2 d3^2/P)^(1/2) + d1 d2/P  d1/d2 <= P <= d1 d2/d3^2
         3 (d1 d2 d3/P)^(2/3)              d1 d2/d3^2 <= P
 
-    Tight, constants included: Al Daas, Ballard, Grigori, Kumar & Rouse, SPAA 2022, theorem 3.
+    The bound is tight, constants included: Al Daas, Ballard, Grigori, Kumar & Rouse, SPAA 2022, theorem 3.
     """
     d1, d2, d3 = sorted((m, n, k), reverse=True)
     if not d3:
@@ -85,15 +77,15 @@ def bound_memory_independent(m: int, n: int, k: int, ranks: int) -> float:
 
 
 def bound_memory_dependent(m: int, n: int, k: int, ranks: int, memory_words: float) -> float:
-    """Words that a rank with room for `memory_words` receives, or sends as partial sums: 2mnk/(P sqrt(M)) - 2M.
+    """Return the least words that some rank with a memory of M words receives or sends: 2mnk/(P sqrt(M)) - 2M.
 
-    The loads and stores of Smith, Lowery, Langou & van de Geijn, 2019 (sequential, constant 2), for some rank forms
-    mnk/P products; Kwasniewski et al., SC 2019 (parallel).
+    It counts the loads and stores of Smith, Lowery, Langou & van de Geijn, 2019 (sequential, constant 2), because some
+    rank computes mnk/P products; Kwasniewski et al., SC 2019 (parallel).
     """
     return max(0.0, 2 * m * n * k / (ranks * memory_words**0.5) - 2 * memory_words) if memory_words else 0.0
 
 
 def lower_bound(m: int, n: int, k: int, ranks: int, memory_words: float | None = None) -> float:
-    """Words per rank that no algorithm can do without."""
+    """Return a lower bound on the words per rank of any algorithm."""
     least = bound_memory_independent(m, n, k, ranks)
     return least if memory_words is None else max(least, bound_memory_dependent(m, n, k, ranks, memory_words))

@@ -1,4 +1,4 @@
-"""What a machine takes for a message, a word, a copied byte and a flop: the alpha-beta-gamma model on two levels."""
+"""The alpha-beta-gamma model of a machine on two levels: times of a message, a byte, a copy and a flop."""
 
 from __future__ import annotations
 
@@ -18,40 +18,41 @@ from msgspec import Meta
 
 from pdgemm.errors import ArgumentError
 from pdgemm.model.formulas import gemm_flops
+from pdgemm.model.mover_registry import MOVERS, by_messages
 from pdgemm.support.files import read
-from pdgemm.support.json_input import Count, Positive, converted, decoded, plain
+from pdgemm.support.json_input import Count, Positive, converted, decoded, jsonable
 
-KINDS = ("ibcast", "ring", "shift", "reduce", "exchange")  # how words travel
+KINDS = ("ibcast", "ring", "shift", "reduce", "exchange")  # of transfers, measured on every machine
 Share = Annotated[float, Meta(ge=0, le=1)]
-Cost = Annotated[float, Meta(ge=0, le=1e6)]  # seconds of a step or a call
+Cost = Annotated[float, Meta(ge=0, le=1e6)]  # seconds of a panel or a call
 
 
 @dataclass(frozen=True)
 class Link:
-    """alpha : seconds of a message.   beta : seconds of a byte."""
+    """A link has a latency `alpha`, in seconds, and a reciprocal bandwidth `beta`, in seconds per byte."""
 
     alpha: Positive
     beta: Positive
 
 
 def _links(*figures: tuple[float, float]) -> dict[str, Link]:
-    """Alpha and beta of each of KINDS."""
+    """Return the links of KINDS, given alpha and beta of each."""
     return {kind: Link(*each) for kind, each in zip(KINDS, figures, strict=True)}
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Times of one machine; the defaults are of an ordinary cluster, `pdgemm calibrate` measures them.
+    """Holds the parameters of a machine; the defaults are of an ordinary cluster, `pdgemm calibrate` measures them.
 
-    ranks_per_node : ranks that share memory and one way to the network; None: all ranks are on one node.
-    intra  : links inside a node, one for each kind of transfer.
-    inter  : between nodes; a byte takes beta seconds of the node, whose ranks share its bandwidth.
-    gamma  : real flops per second of a rank by type and by the smallest dimension of a product, without `copy`.
-    copy   : bytes per second that a rank packs, copies or adds up; so does BLAS with the operands of a product.
-    fresh  : bytes per second of new memory that a rank touches for the first time.
-    overlap: which part of a transfer is hidden behind a product that takes as long, 0 to 1.
-    step   : seconds that each panel costs beside its transfers and its product.
-    call   : seconds that each call costs.
+    ranks_per_node : ranks that share memory and a network interface; None: all ranks are on one node.
+    intra  : links inside a node, one for each of KINDS, and for movers that were registered and measured.
+    inter  : links between nodes; a byte takes beta seconds of the node, whose ranks share its bandwidth.
+    gamma  : real flops per second of a rank by type and by the smallest dimension of a product, without copies.
+    copy_bandwidth : bytes per second at which a rank packs, copies or reduces, and BLAS copies operands of a product.
+    first_touch_bandwidth : bytes per second when a rank writes newly allocated pages.
+    overlap : the fraction of a transfer that is hidden behind a product of the same duration, 0 to 1.
+    panel_overhead : seconds of each panel beside its transfers and its product.
+    call_overhead : seconds of each call beside its panels.
     """
 
     name: str = "default"
@@ -70,16 +71,16 @@ class Machine:
             "complex128": {8: 1e10, 32: 2.5e10, 128: 4e10, 512: 5e10},
         }
     )
-    copy: Positive = 4e9
-    fresh: Positive = 2e9
+    copy_bandwidth: Positive = 4e9
+    first_touch_bandwidth: Positive = 2e9
     overlap: Share = 0.5
-    step: Cost = 2e-5
-    call: Cost = 2e-4
+    panel_overhead: Cost = 2e-5
+    call_overhead: Cost = 2e-4
 
     def __post_init__(self) -> None:
-        converted(plain({x.name: getattr(self, x.name) for x in fields(self)}), _Figures, "not a machine")
+        converted(jsonable({x.name: getattr(self, x.name) for x in fields(self)}), _Figures, "not a machine")
         for links in (self.intra, self.inter):
-            if set(links) != set(KINDS):
+            if not set(KINDS) <= set(links) <= {*KINDS, *by_messages()}:
                 raise ArgumentError(f"a machine has one Link each for {', '.join(KINDS)}, got {', '.join(links)}")
         if "float32" not in self.gamma or not all(self.gamma.values()):
             raise ArgumentError(
@@ -87,11 +88,11 @@ class Machine:
             )
 
     def __hash__(self) -> int:
-        return hash((self.name, self.ranks_per_node, self.copy, self.fresh, self.overlap, self.step, self.call))
+        return hash((self.name, self.ranks_per_node, self.copy_bandwidth, self.overlap, self.call_overhead))
 
     def rate(self, dtype: str, *dimensions: int) -> float:
-        """Flops per second of a local product; between measured sizes on a line in log-log scale."""
-        table = self.gamma.get(dtype) or self.gamma["float32"]  # int8 numbers are multiplied as float32
+        """Return the flops per second of a local product, interpolated between measured sizes in log-log scale."""
+        table = self.gamma.get(dtype) or self.gamma["float32"]  # int8 is multiplied as float32
         sizes = sorted(table)
         size = max(1, min(dimensions))
         if size >= sizes[-1]:
@@ -103,18 +104,19 @@ class Machine:
         at = log(size / lo) / log(hi / lo)
         return exp((1 - at) * log(table[lo]) + at * log(table[hi]))
 
-    def multiply(self, dtype: np.dtype, work: tuple[int, int, int], at_once: tuple[int, int, int]) -> float:
-        """Seconds of a local product in pieces of the sizes `at_once`: BLAS copies A and B of each and updates C."""
+    def multiply(self, dtype: np.dtype, work: tuple[int, int, int], block_mnk: tuple[int, int, int]) -> float:
+        """Return the seconds of a local product in blocks of `block_mnk`; BLAS copies A and B and updates C of each."""
         m, n, k = work
         if not m * n * k:
             return 0.0
         flops = gemm_flops(m, n, k, dtype.kind == "c")
-        return flops / self.rate(str(dtype), *at_once) + touched(work, at_once) * dtype.itemsize / self.copy
+        copied = touched(work, block_mnk) * dtype.itemsize
+        return flops / self.rate(str(dtype), *block_mnk) + copied / self.copy_bandwidth
 
     def least(self, dtype: np.dtype, mnk: tuple[int, int, int], ranks: int) -> float:
-        """Seconds that some rank needs for its share of a product, however it is shared.
+        """Return a lower bound on the seconds of some rank for its share of a product, for any partition.
 
-        Of all blocks with so many multiplications BLAS goes through the fewest words of one that is nearest to a cube.
+        Of all blocks with the same number of multiplications BLAS accesses the fewest words of the most cubic one.
         """
         m, n, k = mnk
         if not m * n * k:
@@ -125,51 +127,54 @@ class Machine:
             left /= sides[-1]
         a, b, c = sides
         flops = gemm_flops(m, n, k, dtype.kind == "c") / ranks
-        return flops / self.rate(str(dtype), *mnk) + (a * b + b * c + c * a) * dtype.itemsize / self.copy
+        return flops / self.rate(str(dtype), *mnk) + (a * b + b * c + c * a) * dtype.itemsize / self.copy_bandwidth
 
     def transfer(self, kind: str, words: float, messages: float, itemsize: int, stride: int, length: int) -> float:
-        """Seconds in which a rank receives so much along one direction of a grid (see `timing.Transfer`).
+        """Return the seconds of a rank to receive words and messages along one dimension of a grid.
 
-        Nodes hold consecutive ranks.
+        Nodes are assumed to hold consecutive ranks; ranks along the dimension are `stride` apart.
         """
-        away = self.away(stride, length)
-        if kind == "shared":  # what is not read in place goes around the nodes
-            kind, away = "ring", 1.0
-        elif kind in ("ipc", "nccl"):
-            kind = "ring"
-        near, far = self.intra[kind], self.inter[kind]
+        mover = MOVERS.get(kind)
+        # panels that are not read in place are relayed between nodes
+        away = 1.0 if mover is not None and mover.relayed else self.away(stride, length)
+        near, far = self.links(kind)
         sharing = self.ranks_per_node or 1
         near_seconds = messages * near.alpha + words * itemsize * near.beta
         far_seconds = messages * far.alpha + words * itemsize * far.beta * sharing
         return (1 - away) * near_seconds + away * far_seconds
 
+    def links(self, kind: str) -> tuple[Link, Link]:
+        """Return the links inside and between nodes; a mover that was not measured has those of `Mover.link`."""
+        near, far = self.intra.get(kind), self.inter.get(kind)
+        return near or self.intra[MOVERS[kind].link], far or self.inter[MOVERS[kind].link]
+
     @staticmethod
     def hops(kind: str, length: int) -> int:
-        """Ranks that a panel passes through until the last one of a direction has it; later panels follow behind."""
-        if kind == "ring":
-            return max(1, length - 1)
-        return max(1, (length - 1).bit_length()) if kind == "ibcast" else 1
+        """Return the number of successive messages until the last of `length` ranks has a panel."""
+        return MOVERS[kind].hops(length) if kind in MOVERS else 1
 
-    def pipeline(self, computing: float, moving: float, steps: int, overlapped: bool, at_hand: bool = False) -> float:
-        """Seconds of `steps` steps that take so long to compute and to move in all.
+    def pipeline(
+        self, computing: float, moving: float, steps: int, overlapped: bool, first_panel_is_local: bool = False
+    ) -> float:
+        """Return the seconds of `steps` steps, given the total seconds of computing and of moving panels.
 
-        at_hand : what the first step needs is there; else it has to arrive, and nothing hides that.
+        first_panel_is_local : the first step needs no transfer; otherwise its transfer is not overlapped.
         """
         hidden = 0.0
         if overlapped and steps:
             later = (steps - 1) / steps
-            hidden = self.overlap * min(computing * later, moving if at_hand else moving * later)
-        return computing + moving - hidden + steps * self.step
+            hidden = self.overlap * min(computing * later, moving if first_panel_is_local else moving * later)
+        return computing + moving - hidden + steps * self.panel_overhead
 
     def away(self, stride: int, length: int) -> float:
-        """Which part of a rank's partners along a direction are on other nodes."""
+        """Return the fraction of the other ranks along a grid dimension that are on other nodes."""
         if self.ranks_per_node is None or length < 2:
             return 0.0
         together = min(length, max(1, self.ranks_per_node // stride))
         return (length - together) / (length - 1)
 
     def __str__(self) -> str:
-        """For people: microseconds, GB/s, GFLOP/s."""
+        """Return the parameters as text in microseconds, GB/s and GFLOP/s."""
         lines = [f"{self.name}: {self.ranks_per_node or 'all'} ranks on a node"]
         for level, links in (("inside a node", self.intra), ("between nodes", self.inter)):
             each = (f"{kind} {x.alpha * 1e6:.1f} us {1e-9 / x.beta:.1f} GB/s" for kind, x in links.items())
@@ -178,19 +183,20 @@ class Machine:
             rates = ", ".join(f"{rate / 1e9:.1f} at {size}" for size, rate in sorted(table.items()))
             lines.append(f"  {dtype}: GFLOP/s {rates}")
         lines.append(
-            f"  copy {self.copy / 1e9:.1f} GB/s, new memory {self.fresh / 1e9:.1f} GB/s, overlap {self.overlap:.2f}, "
-            f"panel {self.step * 1e6:.0f} us, call {self.call * 1e6:.0f} us"
+            f"  copy {self.copy_bandwidth / 1e9:.1f} GB/s, first touch {self.first_touch_bandwidth / 1e9:.1f} GB/s, "
+            f"overlap {self.overlap:.2f}, "
+            f"panel {self.panel_overhead * 1e6:.0f} us, call {self.call_overhead * 1e6:.0f} us"
         )
         return "\n".join(lines)
 
     def as_json(self) -> str:
-        return json.dumps(plain(self), indent=2)
+        return json.dumps(jsonable(self), indent=2)
 
     @classmethod
     def from_dict(cls, given: Any, what: str = "not a machine") -> Machine:
-        """What `as_json` wrote; what is missing is as in the default.  Raises ArgumentError."""
+        """Return the machine that `as_json` wrote, with defaults for missing parameters.  Raises ArgumentError."""
         if isinstance(given, dict):
-            default = plain(cls())
+            default = jsonable(cls())
             tables = {name for name in ("intra", "inter", "gamma") if isinstance(given.get(name), dict)}
             given = {**given, **{name: {**default[name], **given[name]} for name in tables}}
         return converted(given, cls, what, exact=True)
@@ -201,28 +207,28 @@ _Figures = msgspec.defstruct(
 )
 
 
-def touched(work: tuple[int, int, int], at_once: tuple[int, int, int]) -> float:
-    """Words of A, B and C that the pieces of a local product go through."""
+def touched(work: tuple[int, int, int], block_mnk: tuple[int, int, int]) -> float:
+    """Return the words of A, B and C that are accessed by a local product in blocks of `block_mnk`."""
     m, n, k = work
-    return m * n * k * sum(1 / size for size in at_once)
+    return m * n * k * sum(1 / size for size in block_mnk)
 
 
 @lru_cache(maxsize=8)
 def on_nodes(machine: Machine, ranks_per_node: int | None) -> Machine:
-    """The machine with so many ranks on a node."""
+    """Return the machine with another number of ranks per node."""
     return replace(machine, ranks_per_node=ranks_per_node)
 
 
 @cache
 def machine_at_hand(gpus: bool = False, staged: bool = False) -> Machine:
-    """`load_machine()`, read once; for GPUs, whose messages are staged on the host or not, where it says nothing."""
+    """Return `load_machine()`, which is read once; for GPUs without a machine file, an ordinary cluster with GPUs."""
     if gpus and not environ.get("PDGEMM_MACHINE"):
         return _gpus(staged)
     return load_machine()
 
 
 def _gpus(staged: bool) -> Machine:
-    """An ordinary cluster with GPUs: orders of magnitude, to choose by; nobody measured it."""
+    """Return an ordinary cluster with GPUs: unmeasured orders of magnitude, for choosing between algorithms."""
     alpha, near, far = (4e-5, 5e-11, 1e-10) if staged else (1.5e-5, 5e-12, 4e-11)
     rates = {"float32": 4e13, "float64": 4e13, "complex64": 4e13, "complex128": 4e13, "float16": 5e14, "bfloat16": 5e14}
     return Machine(
@@ -230,19 +236,19 @@ def _gpus(staged: bool) -> Machine:
         intra=_links(*[(alpha, near)] * len(KINDS)),
         inter=_links(*[(alpha, far)] * len(KINDS)),
         gamma={name: {64: 0.03 * rate, 256: 0.2 * rate, 1024: 0.7 * rate, 4096: rate} for name, rate in rates.items()},
-        copy=1.5e12,
-        fresh=1e12,
+        copy_bandwidth=1.5e12,
+        first_touch_bandwidth=1e12,
         overlap=0.9,
-        step=6e-5,
-        call=3e-4,
+        panel_overhead=6e-5,
+        call_overhead=3e-4,
     )
 
 
 def load_machine(path: str | Path | None = None) -> Machine:
-    """The machine of a JSON file, by default of the file that PDGEMM_MACHINE names; without one, the default."""
-    told = "" if path else environ.get("PDGEMM_MACHINE", "")
-    path = path or told
+    """Return the machine of a JSON file, by default of the file that PDGEMM_MACHINE names; without one, the default."""
+    variable = "" if path else environ.get("PDGEMM_MACHINE", "")
+    path = path or variable
     if not path:
         return Machine()
-    named = f"machine file {path}{' (PDGEMM_MACHINE)' * bool(told)}"
+    named = f"machine file {path}{' (PDGEMM_MACHINE)' * bool(variable)}"
     return Machine.from_dict(decoded(read(path, what=named), dict[str, Any], named), named)

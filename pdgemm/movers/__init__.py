@@ -1,14 +1,14 @@
-"""How a panel travels from its owner to the ranks of a row or column: one signature for all.
+"""Movers carry a panel from its owner to the ranks of a grid row or column; all have one signature.
 
-    mover(comm, x, root, slot, recorder)
+    broadcast(comm, x, root, slot, recorder)
 
-starts bringing root's contiguous array `x` into the `x` of every other rank of `comm`, returns at
-once, and leaves in `slot.arrivals` what to test or wait for before `x` may be read, in `slot.users` what to
-wait for before it may be rewritten.  Collective over `comm`, which has at least two ranks.  Words
-and messages are counted in `recorder.traffic` where they are handed to MPI.
+starts a nonblocking broadcast of root's contiguous array `x` into the `x` of every other rank of `comm`.  It
+appends to `slot.arrivals` the requests to complete before `x` may be read, and to `slot.users` the waits to make
+before it may be rewritten.  Collective over `comm`, which has at least two ranks.  Words and messages are counted in
+`recorder.traffic` when they are passed to MPI.
 
-By "shared" nothing travels: ranks of one node read panels, and parts of sums, in each other's memory
-(`pdgemm.movers.node_arrays`).
+Where ranks read each other's memory no message is sent: panels and partial sums are read through
+`pdgemm.movers.node_arrays`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,20 @@ from typing import Any
 
 from mpi4py import MPI
 
+from pdgemm.errors import ArgumentError
+from pdgemm.model.mover_registry import IBCAST, NCCL, RING, Mover, add, choices
 from pdgemm.movers.ibcast import ibcast
 from pdgemm.movers.nccl import nccl
 from pdgemm.movers.ring import ring
 
-Mover = Callable[[MPI.Comm, Any, int, Any, Any], None]
+Broadcast = Callable[[MPI.Comm, Any, int, Any, Any], None]
 
-SHARED = "shared"
-ON_DEVICES = ("staged", "ipc", "nccl")
-BY_MPI: dict[str, Mover] = {"ibcast": ibcast, "ring": ring}
-MOVERS: dict[str, Mover] = BY_MPI | {"nccl": nccl}
-ASKED = ("auto", SHARED, "mpi", *BY_MPI, *ON_DEVICES)  # by a caller
+BROADCASTS: dict[str, Broadcast] = {IBCAST.name: ibcast, RING.name: ring, NCCL.name: nccl}
+
+
+def register(mover: Mover, broadcast: Broadcast) -> None:
+    """Register a mover that sends MPI messages, and its broadcast function, on all ranks before its first use."""
+    if mover.name in choices() or mover.by != "messages":
+        raise ArgumentError(f"mover {mover.name!r} exists already, or does not send MPI messages")
+    add(mover)
+    BROADCASTS[mover.name] = broadcast

@@ -1,7 +1,7 @@
-"""Copy rows x columns of one array to rows x columns of another, in blocks: packing, unpacking, moving.
+"""Copy selected rows and columns of one array to rows and columns of another: packing, unpacking, local moves.
 
-A pattern of equal runs at equal distances is one NumPy copy of a four-dimensional view, at the speed of
-memory; where the runs have no pattern they are copied by index, at most 2^16 elements at a time.
+Strided runs of equal length are copied by one NumPy copy of a four-dimensional view, at memory bandwidth; runs
+without a common stride are copied by index, at most 2^16 elements at a time.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from pdgemm.arrays.device import Array, of
+from pdgemm.arrays.dtypes import wire
 from pdgemm.arrays.element_functions import slabs
 from pdgemm.arrays.elementwise import CONVERT, Combine
 from pdgemm.grids.index_map import IndexMap, StridedRuns
 
 Copy = Callable[[Any, Any], object]  # copy(target, source)
-_TILE = 64  # of a transposing copy: both sides stay in cache
-_WORTHWHILE = 256  # elements in one copied view, on average
+_TILE = 64  # rows and columns of a tile of a transposing copy: source and target stay in cache
+_WORTHWHILE = 256  # elements that a copied view has on average for views to be faster than indices
 
 
 def copy_blocks(source: Array, target: Array, rows: IndexMap, cols: IndexMap, copy: Copy = np.copyto) -> None:
-    """target[rows.target, cols.target] := source[rows.source, cols.source], or what `copy` makes of it.
+    """Assign target[rows.target, cols.target] := source[rows.source, cols.source], or apply `copy` to the blocks.
 
-    On a device it is one launch, and `copy` a `Combine`, if anything.
+    On a device this is one kernel launch, and `copy`, if given, is a `Combine`.
     """
     if type(target) is not np.ndarray and (device := of(target)):
         device.combine_blocks(copy if isinstance(copy, Combine) else CONVERT, target, source, rows, cols)
@@ -48,17 +49,17 @@ def copy_blocks(source: Array, target: Array, rows: IndexMap, cols: IndexMap, co
 
 
 def _view(x: np.ndarray, row: int, col: int, down: int, right: int, r: StridedRuns, c: StridedRuns) -> np.ndarray:
-    """x as (row runs, rows in a run, column runs, columns in a run)."""
+    """Return a view of x with the axes (row runs, rows in a run, column runs, columns in a run)."""
     ds, rs = x.strides
     shape, strides = (r.repeats, r.length, c.repeats, c.length), (down * ds, ds, right * rs, rs)
     memory = x if x.flags.c_contiguous else x.T
-    if memory.flags.c_contiguous:  # five times as fast as as_strided
+    if memory.flags.c_contiguous:  # creating it is five times as fast as as_strided
         return np.ndarray(shape, x.dtype, memory, row * ds + col * rs, strides)
-    return as_strided(x[row:, col:], shape, strides)
+    return as_strided(wire(x[row:, col:]), shape, strides).view(x.dtype)  # as_strided accepts NumPy's own types only
 
 
 def _tiled(source: np.ndarray, target: np.ndarray, copy: Copy) -> None:
-    """One block between memory orders, in tiles."""
+    """Copy one block between row-major and column-major order, tile by tile."""
     rows, cols = source.shape
     if max(rows, cols) <= _TILE:
         copy(target, source)
@@ -72,21 +73,21 @@ def _down(x: np.ndarray) -> bool:
 
 
 def _by_index(source: np.ndarray, target: np.ndarray, rows: IndexMap, cols: IndexMap, copy: Copy) -> None:
-    """Run by run of the dimension with the longer runs, index by index of the other."""
+    """Copy run by run along the dimension with the longer runs, and by index along the other."""
     if len(rows.lengths) * cols.size > len(cols.lengths) * rows.size:
         source, target, rows, cols = source.T, target.T, cols, rows
     there, here = cols.indices()
     for r, t, m in zip(rows.source.tolist(), rows.target.tolist(), rows.lengths.tolist()):
         for slab in slabs(m, cols.size):
-            part, place = source[r : r + m][slab], target[t : t + m][slab]
+            x, y = source[r : r + m][slab], target[t : t + m][slab]
             if cols.contiguous:
-                copy(place[:, here[0] : here[-1] + 1], part[:, there[0] : there[-1] + 1])
+                copy(y[:, here[0] : here[-1] + 1], x[:, there[0] : there[-1] + 1])
                 continue
-            # take is the faster one, but would first copy an array that is not row-major
-            packed = np.take(part, there, axis=1, mode="clip") if part.flags.c_contiguous else part[:, there]
+            # take is faster, but first copies an array that is not row-major
+            packed = np.take(x, there, axis=1, mode="clip") if x.flags.c_contiguous else x[:, there]
             if here[-1] - here[0] + 1 == len(here):
-                copy(place[:, here[0] : here[-1] + 1], packed)
+                copy(y[:, here[0] : here[-1] + 1], packed)
             else:
-                kept = place[:, here]
+                kept = y[:, here]
                 copy(kept, packed)
-                place[:, here] = kept
+                y[:, here] = kept

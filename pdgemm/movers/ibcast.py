@@ -1,4 +1,4 @@
-"""MPI_Ibcast: the library's own broadcast tree."""
+"""The mover `ibcast` broadcasts panels by MPI_Ibcast, in a tree of the MPI library's choice."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from typing import Any
 from mpi4py import MPI
 
 from pdgemm.instrument.recorder import Recorder
+from pdgemm.model.mover_registry import IBCAST
 
 
 def ibcast(comm: MPI.Comm, x: Any, root: int, slot: Any, recorder: Recorder) -> None:
-    """Broadcast x from root.  Counted as one message from root to every other rank.
+    """Start a broadcast of x from root; it is counted as one message from root to every other rank.
 
-    Which ranks forward it inside the library cannot be seen; the totals do not depend on it.
+    The ranks that forward it inside the MPI library are not visible; the totals do not depend on them.
     """
     if comm.rank == root:
-        recorder.settle()
+        recorder.synchronize_copies()
         recorder.traffic.sent(x.size, copies=comm.size - 1)
-        # root may go on reading x, but not rewrite it
+        # root may read x before this completes, but not rewrite it
         slot.users.append(comm.Ibcast(x, root=root).Wait)
     else:
-        slot.arrivals.append(recorder.coming("bcast", x, comm.Ibcast(x, root=root)))
+        slot.arrivals.append(recorder.coming(IBCAST.name, x, comm.Ibcast(x, root=root)))

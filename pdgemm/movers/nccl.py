@@ -1,4 +1,4 @@
-"""NCCL's broadcast, in the stream of copies: the host neither waits for it nor moves it on."""
+"""The mover `nccl` broadcasts panels by NCCL in the copy stream, without waiting or progress on the host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pdgemm.instrument.recorder import Recorder
 
 
 def nccl(comm: MPI.Comm, x: Any, root: int, slot: Any, recorder: Recorder) -> None:
-    """Broadcast x from root; products wait for what the stream did last.  Counted as `ibcast` is."""
+    """Enqueue a broadcast of x from root, which later products wait for; words are counted as by `ibcast`."""
     device = of(x)
     assert device is not None
     with recorder.phase("pack"):

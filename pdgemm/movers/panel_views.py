@@ -1,7 +1,7 @@
-"""Where a panel lies: in its owner's matrix as it is, or packed in a buffer.
+"""A panel is a view of its owner's local array where possible, else it is packed into a buffer.
 
-`order` is the memory order of the matrix that the panel is cut from, the same on all ranks: a rank
-whose own part is empty still has to know in which order the panels of the others arrive.
+`order` is the memory order of the matrix of the panel and is the same on all ranks: a rank whose local array is empty
+still has to know the memory order of the panels that arrive from other ranks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pdgemm.movers.block_copy import copy_blocks
 
 
 def column_panel(local: np.ndarray, order: str, runs: IndexMap, buffer: np.ndarray, travels: bool) -> np.ndarray:
-    """local[:, runs]: a view where that will do, else packed into `buffer`."""
+    """Return local[:, runs], as a view where that is possible, else packed into `buffer`."""
     view = in_place(local, runs, travels)
     if view is not None:
         return view
@@ -25,9 +25,9 @@ def column_panel(local: np.ndarray, order: str, runs: IndexMap, buffer: np.ndarr
 
 
 def in_place(local: np.ndarray, runs: IndexMap, travels: bool) -> np.ndarray | None:
-    """local[:, runs] as a view, if that will do.
+    """Return local[:, runs] as a view, or None where that is not possible.
 
-    A panel that travels has to be contiguous; one that stays needs only to be a single run.
+    A panel that is sent has to be contiguous; one that is only read here has to be a single run.
     """
     if not runs.contiguous:
         return None
@@ -37,11 +37,11 @@ def in_place(local: np.ndarray, runs: IndexMap, travels: bool) -> np.ndarray | N
 
 
 def column_room(rows: int, order: str, width: int, buffer: np.ndarray) -> np.ndarray:
-    """Room in `buffer` for a panel of `width` columns."""
+    """Return a view of the start of `buffer` as a panel of `width` columns."""
     words = buffer[: rows * width]
     return words.reshape(width, rows).T if order == "F" else words.reshape(rows, width)
 
 
 def flipped(order: str) -> str:
-    """The memory order of the transpose."""
+    """Return the memory order of the transpose."""
     return "C" if order == "F" else "F"

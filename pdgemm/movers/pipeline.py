@@ -1,7 +1,7 @@
-"""Keep panels in flight behind the one being multiplied.  All waiting lives here.
+"""Pipelines that keep panels in flight while an earlier one is multiplied; all waiting for panels is done here.
 
-A slot of the ring has two moments: its panels have *arrived* (they may be read), and it is *free*
-(its buffers may be rewritten).  MPI requests and device events are both just things to test and to wait for.
+A slot of the ring has two events: its panels have *arrived* (they may be read), and it is *free* (its buffers may be
+rewritten).  MPI requests and device events are tested and waited for through the same interface.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ Step = TypeVar("Step")
 
 
 class Arrival(Protocol):
-    """Of a part of a panel: a request of MPI, or one that something follows on."""
+    """Completes when a part of a panel has arrived: an MPI request, or one followed by a further action."""
 
     def Test(self) -> bool: ...
     def Wait(self) -> object: ...
 
 
 class Transfers:
-    """What is on its way to this rank, in groups that arrive in order.
+    """Tracks the messages in flight to this rank, in groups that arrive in order.
 
-    MPI moves messages on when it is called, and forwards are sent when what they forward is seen to have arrived;
-    `poll` gives both a chance in the middle of a product.  Recorded as "hidden": the time in which something was on
-    its way and this rank did not wait for it.
+    MPI makes progress only while it is called, and a rank forwards a panel only after it has seen its arrival; `poll`
+    does both in the middle of a product.  The time in which messages were in flight and this rank did not wait for
+    them is recorded as "hidden".
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder, self._coming = recorder, list[list[Arrival]]()
 
     def expect(self, group: list[Arrival]) -> None:
-        """These were started; what has arrived is taken out of the list."""
+        """Track a group of transfers that were started; those that arrive are removed from the list."""
         if group:
             if not self._coming:
                 self._since, self._waited = perf_counter(), self._recorder.seconds.get("wait", 0.0)
             self._coming.append(group)
 
     def poll(self) -> None:
-        """See what has arrived, and let MPI go on with what has not, and with what leaves."""
+        """Test which transfers have arrived, and let MPI make progress with the other receives and with sends."""
         MPI.COMM_SELF.Iprobe()
         if self._coming:
             for group in self._coming:
@@ -59,7 +59,7 @@ class Transfers:
             self._forget()
 
     def wait(self, group: list[Arrival]) -> None:
-        """Until all of a group have arrived."""
+        """Wait until all transfers of a group have arrived."""
         if group:
             with self._recorder.phase("wait"):
                 for arrival in group:
@@ -76,26 +76,26 @@ class Transfers:
 
 
 class Slot:
-    """Room for one panel of A and one of B, and what to wait for before using them."""
+    """Holds buffers for one panel of A and one of B, and the waits to make before they are used."""
 
     __slots__ = ("B", "arrivals", "buffer_a", "buffer_b", "number", "tag", "users", "when_free", "when_read")
 
     def __init__(self, number: int, buffer_a: Array, buffer_b: Array) -> None:
         self.number = number
-        self.tag = number  # of the messages of a panel: one that no other panel in flight has
+        self.tag = number  # message tag of its panels, which no other panel in flight has
         self.buffer_a = buffer_a
         self.buffer_b = buffer_b
         self.arrivals: list[Arrival] = []
         self.users: list[Wait] = []
-        self.when_read: list[Wait] = []  # to be called when its panels have been multiplied
-        self.when_free: list[Wait] = []  # and when nothing is waited for any more, before they are rewritten
+        self.when_read: list[Wait] = []  # called when its panels have been multiplied
+        self.when_free: list[Wait] = []  # called after all waits, before its buffers are rewritten
         self.B: Array = self.buffer_b
 
 
 class PanelRing:
-    """`slots` slots handed out in turn.  Leaving the `with` block waits until none is in use.
+    """Cycles through `slots` slots.  Leaving the `with` block waits until none of them is in use.
 
-    room_a, room_b : memory for the panels of A and of B, shared out evenly.
+    room_a, room_b : workspace for the panels of A and of B, divided evenly among the slots.
     """
 
     def __init__(self, slots: int, room_a: Array, room_b: Array) -> None:
@@ -103,20 +103,20 @@ class PanelRing:
         self.slots = [Slot(number, *buffers) for number, buffers in enumerate(rooms)]
 
     def used(self, recorder: Recorder) -> PanelRing:
-        """The ring, for a `with` block: the first slot first, and waits recorded."""
-        for slot in self.slots:  # what an exception has left behind
+        """Return the ring for a `with` block, starting at the first slot, with its waits recorded by `recorder`."""
+        for slot in self.slots:  # an exception may have left them in use
             slot.arrivals, slot.users, slot.when_read, slot.when_free = [], [], [], []
         self._next, self._recorder, self._transfers = 0, recorder, Transfers(recorder)
         return self
 
     def poll(self) -> None:
-        """In the middle of a product: see what has arrived."""
+        """Test for arrivals in the middle of a product."""
         self._transfers.poll()
 
     def prefetch(
         self, steps: Iterable[Step], post: Callable[[Step], Slot], lookahead: int
     ) -> Iterator[tuple[Step, Slot]]:
-        """Yield steps with their arrived slots in order, with `lookahead` more in flight behind the one in use."""
+        """Yield each step with its slot when its panels have arrived, with `lookahead` later steps in flight."""
         in_flight: deque[tuple[Step, Slot]] = deque()
 
         def arrived() -> tuple[Step, Slot]:
@@ -125,12 +125,12 @@ class PanelRing:
             return step, slot
 
         def used(slot: Slot) -> None:
-            slot.users += self._recorder.multiplied(self.poll)
+            slot.users += self._recorder.record_products(self.poll)
             drain(slot.when_read)
 
         for step in steps:
             slot = post(step)
-            slot.arrivals += self._recorder.packed()
+            slot.arrivals += self._recorder.record_copies()
             self._transfers.expect(slot.arrivals)
             in_flight.append((step, slot))
             if len(in_flight) > lookahead:
@@ -141,7 +141,7 @@ class PanelRing:
             used(done[1])
 
     def take(self) -> Slot:
-        """The next slot, free."""
+        """Return the next slot, after waiting until it is free."""
         slot = self.slots[self._next]
         self._next = (self._next + 1) % len(self.slots)
         if slot.users:
@@ -157,26 +157,26 @@ class PanelRing:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:  # after an error the partners may never come: do not wait for them
+        if kind is None:  # after an error the other ranks may never send: do not wait for them
             for _ in self.slots:
                 self.take()
 
 
 def drain(waits: list[Wait]) -> None:
-    """Wait for everything in the list, in order, and empty it."""
+    """Call all waits of the list in order, and empty it."""
     for wait in waits:
         wait()
     waits.clear()
 
 
-class Conveyor:
-    """A block that every rank of a ring of ranks holds in turn: the one in use, and the next on its way.
+class RingShift:
+    """Shifts blocks around a ring of ranks: each rank holds the block in use while it receives the next one.
 
-    first : the block to begin with; it is not changed, and copied only where it is not contiguous.
+    first : the initial block; it is not changed, and copied only where it is not contiguous.
     order : memory order of the blocks.
-    room  : memory for `slots` blocks, two or more.   transfers : what else is on its way to this rank.
-    staged : as much memory of the host, where MPI cannot read that of the blocks.
-    Leaving the `with` block waits until the last block handed on has left.
+    room  : workspace for `slots` blocks, two or more.   transfers : tracks all messages in flight to this rank.
+    staged : a host buffer of the same size, where MPI cannot read the memory of the blocks.
+    Leaving the `with` block waits until the last block sent has left.
     """
 
     def __init__(
@@ -192,8 +192,8 @@ class Conveyor:
     ) -> None:
         self._comm, self._order, self._recorder, self._transfers = comm, order, recorder, transfers
         self._buffers, self._staged = room.reshape(slots, -1), staged.shared_out(slots) if staged else None
-        self._users = [list[Wait]() for _ in range(slots)]  # of each buffer
-        self._turn, self._at = 0, slots - 1  # the buffer to be filled next, and that of the block in use
+        self._users = [list[Wait]() for _ in range(slots)]  # the waits of each buffer
+        self._turn, self._at = 0, slots - 1  # the buffer to receive into next, and that of the block in use
         self._coming: Array | None = None
         self._arriving: list[Arrival] = []
         self._leaving: list[Wait] = []
@@ -206,7 +206,7 @@ class Conveyor:
             to_room(self._staged[-1].cut(0, first.size), flat(self.held), recorder)
 
     def start(self, to: int, source: int, shape: tuple[int, int]) -> None:
-        """Hand the block in use on to a rank, while it is read, and start taking the next from another."""
+        """Start sending the block in use, which may still be read, and receiving the next block."""
         if self._comm.size == 1:
             return
         self._wait_for_leaving()  # the block before the one in use
@@ -216,16 +216,16 @@ class Conveyor:
             self._coming = self._shaped(self._buffers[self._turn], shape)
             held, coming = flat(self.held), flat(self._coming)
             if self._staged:
-                lying = self._staged[self._at].cut(0, held.size), self._staged[self._turn].cut(0, coming.size)
-                arriving, leaving = staged_shift(self._comm, lying[0], to, lying[1], coming, source, self._recorder)
+                host = self._staged[self._at].cut(0, held.size), self._staged[self._turn].cut(0, coming.size)
+                arriving, leaving = staged_shift(self._comm, host[0], to, host[1], coming, source, self._recorder)
             else:
                 arriving, leaving = shift(self._comm, held, to, coming, source, self._recorder)
             self._arriving, self._leaving = arriving, [request.Wait for request in leaving]
         self._transfers.expect(self._arriving)
 
     def advance(self) -> None:
-        """The next block is the one in use, if one was started; products of the last one have been begun."""
-        self._users[self._at] += self._recorder.multiplied(self._transfers.poll)
+        """Make the next block, if any, the one in use; all products of the last block must have been started."""
+        self._users[self._at] += self._recorder.record_products(self._transfers.poll)
         if self._coming is not None:
             self._transfers.wait(self._arriving)
             self.held, self._coming = self._coming, None
@@ -236,7 +236,7 @@ class Conveyor:
         words = buffer[: rows * cols]
         return words.reshape(cols, rows).T if self._order == "F" else words.reshape(rows, cols)
 
-    def __enter__(self) -> Conveyor:
+    def __enter__(self) -> RingShift:
         return self
 
     def __exit__(
@@ -251,5 +251,5 @@ class Conveyor:
 
 
 def flat(block: Array) -> Array:
-    """The elements of a contiguous block as they lie."""
+    """Return the elements of a contiguous block in memory order."""
     return block.ravel(order="K")

@@ -1,6 +1,6 @@
-"""Add up what the ranks of a row, or of a group, have: by MPI on the host; of a device, message by message.
+"""Reductions over the ranks of a row or of a group: by MPI on the host, message by message on a device.
 
-MPI libraries reduce device memory on the host, if at all, and not while something else is done.
+MPI libraries reduce device memory on the host, if at all, and without overlap.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def reduce(
     staged: Pinned | None,
     poll: Callable[[], object],
 ) -> Array:
-    """Start adding up the contiguous panels of all ranks on root, and return where: complete when the slot is free.
+    """Start reducing the contiguous panels of all ranks to root, and return the result, complete when the slot is free.
 
-    total : room for one more on root.   staged : likewise, on all ranks, where MPI cannot read a device's memory.
-    Counted as one message from every other rank to root.
+    total : workspace for one more panel on root.   staged : the same on all ranks' hosts, if MPI is not GPU-aware.
+    The reduction is counted as one message from every other rank to root.
     """
     if comm.rank != root:
         recorder.traffic.sent(panel.size)
@@ -44,7 +44,7 @@ def reduce(
         request = comm.Ireduce(panel, total if comm.rank == root else None, MPI.SUM, root=root)
         slot.users.append(Then(request, over).Wait)
         return total
-    slot.users += recorder.multiplied(poll)
+    slot.users += recorder.record_products(poll)
     slot.users.append(lambda: _gather(comm, panel, total, root, slot.tag, recorder, staged))
     return panel
 
@@ -52,14 +52,14 @@ def reduce(
 def _gather(
     comm: MPI.Comm, panel: Array, total: Array, root: int, tag: int, recorder: Recorder, staged: Pinned | None
 ) -> None:
-    """The panel of each rank to root, which adds it to its own."""
+    """Send the panel of each rank to root, which adds it to its own."""
     device = of(panel)
     assert device is not None
     flat = panel.ravel(order="K")
     if comm.rank != root:
         if staged:
             to_room(staged, flat, recorder)
-            recorder.settle()
+            recorder.synchronize_copies()
         comm.Isend(staged.host if staged else flat, dest=root, tag=tag).Wait()
         return
     arrived = staged.device if staged else total.ravel(order="K")
@@ -69,7 +69,7 @@ def _gather(
         over()
         with recorder.phase("compute"):
             _ADD(flat, arrived)
-        for wait in recorder.multiplied(_nothing):
+        for wait in recorder.record_products(_nothing):
             wait()
 
 
@@ -82,10 +82,10 @@ def reduce_scatter(
     another: Array,
     staged: tuple[Pinned, Pinned] | None,
 ) -> None:
-    """mine := the sum of the ranks' parts for this one; `packed` has a part for each, one behind the other.
+    """Assign mine := the sum of all partial sums for this rank; `packed` has a part for each, in their order.
 
-    another : on a device, room for one more part.   staged : room on the host for `packed`, and for `another`, where
-        MPI cannot read a device's memory.
+    another : on a device, workspace for one more part.   staged : host buffers for `packed` and for `another`, where
+        MPI is not GPU-aware.
     """
     device = of(packed)
     if device is None:
@@ -100,7 +100,7 @@ def reduce_scatter(
         to_room(staged[0].cut(0, packed.size), packed, recorder)
         leaving, arriving = staged[0].host, staged[1].host[: mine.size]
     with recorder.phase("post"):
-        recorder.settle()
+        recorder.synchronize_copies()
         sends = [
             comm.Isend(leaving[starts[to] : starts[to + 1]], dest=to)
             for to in ((comm.rank + distance) % comm.size for distance in range(1, comm.size))
@@ -115,11 +115,11 @@ def reduce_scatter(
             over()
         with recorder.phase("compute"):
             _ADD(mine, staged[1].device[: mine.size] if staged else arriving)
-        for wait in recorder.multiplied(_nothing):
+        for wait in recorder.record_products(_nothing):
             wait()
     with recorder.phase("wait"):
         MPI.Request.Waitall(sends)
 
 
 def _nothing() -> None:
-    """To be done while a product is waited for."""
+    """Do nothing while a product is waited for."""

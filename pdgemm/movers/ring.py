@@ -1,4 +1,4 @@
-"""Pass a panel once around a ring, or along a chain of ranks: point-to-point messages only."""
+"""The mover `ring` forwards a panel around a ring, or along a chain of ranks, by point-to-point messages."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm.instrument.recorder import Recorder, Then
+from pdgemm.model.mover_registry import RING
 
 Wait = Callable[[], object]
 _NOTHING = np.empty(0, np.uint8)
 
 
 def ring(comm: MPI.Comm, x: Any, root: int, slot: Any, recorder: Recorder) -> None:
-    """Each rank receives x from the one before it and forwards it, until all but root have it."""
+    """Start a ring broadcast: each rank receives x from its predecessor and forwards it to its successor."""
     relay(comm, x, [*range(root, comm.size), *range(root)], slot, recorder)
 
 
 def relay(comm: MPI.Comm, x: Any, chain: Sequence[int], slot: Any, recorder: Recorder) -> None:
-    """Pass x along a chain of ranks, of which this is one, from the first to the last.
+    """Start forwarding x along a chain of ranks, which includes this one, from the first to the last.
 
-    A neighbour may start panel t + 1 as its root before it forwards panel t, so the order of arrival
-    says nothing: panels in flight have tags.
+    A neighbour may send panel t + 1 as its root before it forwards panel t, so panels are matched by tag and not by
+    their order of arrival.
     """
     tag, at = slot.tag, chain.index(comm.rank)
 
@@ -33,15 +34,15 @@ def relay(comm: MPI.Comm, x: Any, chain: Sequence[int], slot: Any, recorder: Rec
             slot.users.append(comm.Isend(x, dest=chain[at + 1], tag=tag).Wait)
 
     if at == 0:
-        recorder.settle()
+        recorder.synchronize_copies()
         forward()
         return
-    request = recorder.coming("ring", x, comm.Irecv(x, source=chain[at - 1], tag=tag))
+    request = recorder.coming(RING.name, x, comm.Irecv(x, source=chain[at - 1], tag=tag))
     slot.arrivals.append(Then(request, forward))
 
 
 def announce(comm: MPI.Comm, readers: Sequence[int], fence: Wait, slot: Any, recorder: Recorder) -> None:
-    """Tell ranks of this node, when a panel is complete, that they may read it here; it is free when all have."""
+    """Notify readers on this node when a panel is complete; its buffer is free when all of them have read it."""
     tag = slot.tag
 
     def arrived() -> None:
@@ -58,7 +59,7 @@ def announce(comm: MPI.Comm, readers: Sequence[int], fence: Wait, slot: Any, rec
 
 
 def follow(comm: MPI.Comm, receiver: int, fence: Wait, slot: Any, recorder: Recorder) -> None:
-    """Read a panel in the memory of the rank that announces it, and tell when it has been read."""
+    """Wait for the ready message of the rank that holds a panel, and notify that rank when the panel has been read."""
     tag = slot.tag
     request = comm.Irecv(np.empty(0, np.uint8), source=receiver, tag=tag)
     recorder.traffic.received(0)

@@ -1,4 +1,4 @@
-"""Pass a panel on to one neighbour and take the next from another."""
+"""A shift sends a panel to one neighbour and receives the next from another."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from pdgemm.arrays.dtypes import wire
 from pdgemm.instrument.recorder import Recorder
-from pdgemm.model.formulas import MESSAGE_BYTES
+from pdgemm.model.formulas import LARGEST_MESSAGE_BYTES
 
 
 def shift(
@@ -17,11 +17,11 @@ def shift(
 ) -> tuple[list[Any], list[Any]]:
     """Start sending the array `held` to rank `to` and receiving `coming` from `source`.
 
-    held, coming : flat and contiguous; an empty one is not sent, a large one in pieces of MESSAGE_BYTES.
+    held, coming : flat and contiguous; empty arrays are not sent, large ones in pieces of LARGEST_MESSAGE_BYTES.
     Returns the requests after which `coming` may be read, and those after which `held` may be rewritten.
     """
     arriving, leaving = [], []
-    recorder.settle()
+    recorder.synchronize_copies()
     for piece in pieces(wire(coming)):
         arriving.append(recorder.coming("shift", piece, comm.Irecv(piece, source=source)))
     for piece in pieces(wire(held)):
@@ -31,6 +31,6 @@ def shift(
 
 
 def pieces(x: Any) -> Iterator[Any]:
-    """An array in messages."""
-    words = MESSAGE_BYTES // x.itemsize
+    """Return the pieces of an array that are sent as one message each."""
+    words = LARGEST_MESSAGE_BYTES // x.itemsize
     return (x[start : start + words] for start in range(0, x.size, words))

@@ -1,6 +1,6 @@
-"""Through memory of the host: for an MPI library that does not take pointers to a device's.
+"""The mover `staged` sends panels through pinned host memory, for MPI libraries that are not GPU-aware.
 
-Copies run beside the products, in a stream of their own; what has arrived on the host is passed on from there.
+Copies overlap with the products in a stream of their own; panels are forwarded from the host memory they arrive in.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from mpi4py import MPI
 from pdgemm.arrays.device import Pinned, of
 from pdgemm.arrays.dtypes import wire
 from pdgemm.instrument.recorder import Then
+from pdgemm.model.mover_registry import RING
 from pdgemm.movers.shift import pieces
 
 
 class Staged:
-    """The mover of one panel: a ring of ranks, each with room for it on the host.
+    """Broadcasts one panel around a ring of ranks, each of which has a pinned host buffer for it.
 
-    room : as many words as the panel has, free as long as the slot is.   recorder : a device's.
+    room : a buffer of the size of the panel, free when the slot is.   recorder : that of a device.
     """
 
     def __init__(self, room: Pinned) -> None:
@@ -44,12 +45,12 @@ class Staged:
             to_room(room, x, recorder)
             slot.arrivals.append(Then(recorder.copied(), forward))
         else:
-            request = recorder.coming("ring", x, comm.Irecv(wire(room.host), source=(me - 1) % comm.size, tag=tag))
+            request = recorder.coming(RING.name, x, comm.Irecv(wire(room.host), source=(me - 1) % comm.size, tag=tag))
             slot.arrivals.append(Then(request, take))
 
 
 def to_room(room: Pinned, x: Any, recorder: Any) -> None:
-    """Begin to copy a contiguous x to the host."""
+    """Start copying a contiguous x to the pinned host buffer."""
     device = of(x)
     assert device is not None
     with recorder.phase("pack"):
@@ -59,10 +60,10 @@ def to_room(room: Pinned, x: Any, recorder: Any) -> None:
 def staged_shift(
     comm: MPI.Comm, held: Pinned, to: int, coming: Pinned, block: Any, source: int, recorder: Any
 ) -> tuple[list[Any], list[Any]]:
-    """`shift.shift` of what lies on the host as well: from `held` there, to `coming` there and to `block`."""
+    """Start a shift as `shift.shift` does, from the host buffer `held` to the host buffer `coming`, then to `block`."""
     device, requests, leaving = of(block), list[Any](), list[Any]()
     assert device is not None
-    recorder.settle()
+    recorder.synchronize_copies()
     for piece in pieces(wire(coming.host)):
         requests.append(recorder.coming("shift", piece, comm.Irecv(piece, source=source)))
     for piece in pieces(wire(held.host)):

@@ -1,1 +1,1 @@
-"""Which algorithm, on which grid, within which memory.  No MPI."""
+"""The choice of an algorithm and its grid within a memory limit, without MPI."""

@@ -1,4 +1,4 @@
-"""The candidates of a plan stand side by side, each with what it costs."""
+"""The table of the candidates of a plan, with what each of them costs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pdgemm.support.text import counted, in_bytes, named, sides
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to run a product, and what it costs the busiest rank.
+    """An algorithm on a grid, and what the product costs the busiest rank.
 
     words_per_rank : elements of A, B and C that the rank receives, redistribution included.
-    lower_bound_words : the elements that the busiest rank of any algorithm receives.
+    lower_bound_words : elements that the busiest rank receives at least, by any algorithm.
     memory_bytes_per_rank : bytes of all buffers and copies; `pdgemm plan` adds those of A, B and C.
-    moves          : names the matrices that are redistributed, such as "AB".
-    inside         : names the algorithm of a layer.
-    verdict        : says "chosen", or why it was not.
+    moves          : names of the matrices that are redistributed, such as "AB".
+    inside         : name of the algorithm of a layer.
+    verdict        : "chosen", or why it was not chosen.
     """
 
     algorithm: str
@@ -37,16 +37,16 @@ class Candidate:
 
     @property
     def ratio(self) -> float:
-        """The ratio is that of words to the lower bound; it is 1 where nothing has to be sent and nothing is."""
+        """The ratio of words to the lower bound; 1 where nothing needs to be sent and nothing is sent."""
         if self.lower_bound_words:
             return self.words_per_rank / self.lower_bound_words
         return 1.0 if not self.words_per_rank else float("inf")
 
     @property
     def beside_bound(self) -> str:
-        """The ratio is put in words; the bound assumes that all ranks take part, and fewer ranks may send less."""
+        """The ratio as a phrase; the bound assumes that all ranks take part, and fewer ranks may send less."""
         idle = self.words_per_rank < 0.999 * self.lower_bound_words
-        return "less than if all ranks took part" if idle else f"{self.ratio:.3f} of the lower bound"
+        return "below the bound for all ranks: some are idle" if idle else f"{self.ratio:.3f} of the lower bound"
 
     @property
     def name(self) -> str:
@@ -72,7 +72,7 @@ class Candidate:
 
 
 def table(candidates: Sequence[Candidate]) -> str:
-    """Return the candidates as a table, a line for each."""
+    """Return the candidates as a table with a line for each."""
     names = ("algorithm", "grid", "moves", "seconds", "words", "/ bound", "messages", "memory", "verdict")
     rows = [
         (

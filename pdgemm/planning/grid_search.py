@@ -1,8 +1,8 @@
-"""How to cut the m x n x k box of a product among P ranks: grids Pr x Pc x c, compared by formula.
+"""The grids Pr x Pc x c that partition a product m x n x k among P ranks, compared by formula.
 
 Every rank multiplies a block of ceil(m/Pr) x ceil(n/Pc) x (k/c): it needs the parts of A and B that the other ranks
-of its row and column hold, and its part of C is added up over the layers.  So cut, all algorithms send the same
-words; they differ in messages and memory.  Nothing here depends on P but the number of grids.
+of its row and column hold, and its partial sum of C is reduced over the layers.  On one partition all algorithms send
+the same words; they differ in messages and memory.  Only the number of grids depends on P.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-IDLE = 0.05  # of the work of the ranks may be given up for fewer words
+IDLE = 0.05  # share of the work that may be lost to idle ranks for fewer words
 
 
 @dataclass(frozen=True)
-class Box:
-    """C (m x n) = A (m x k) B (k x n) on Pr x Pc x c ranks; sizes are those of the largest block."""
+class Partition:
+    """C (m x n) = A (m x k) B (k x n) on Pr x Pc x c ranks; m_loc, n_loc and k_loc are those of the largest block."""
 
     m: int
     n: int
@@ -35,60 +35,60 @@ class Box:
 
     @cached_property
     def shares(self) -> tuple[int, int]:
-        """How the layers share a block of C: so many of them along the rows times so many along the columns."""
+        """The numbers of parts into which the layers divide the rows, and the columns, of a block of C."""
         rows = int(_row_shares(self.m, self.n, *(np.array([x]) for x in (self.pr, self.pc, self.layers)))[0])
         return rows, self.layers // rows
 
     @cached_property
     def row_block(self) -> int:
-        """Rows are dealt in blocks of this size, which the layers can share."""
+        """The block size of the rows, which the layers can divide."""
         unit = self.pr * self.shares[0]
         return self.shares[0] * max(1, -(-self.m // unit))
 
     @cached_property
     def col_block(self) -> int:
-        """Columns, likewise."""
+        """The block size of the columns, which the layers can divide."""
         unit = self.pc * self.shares[1]
         return self.shares[1] * max(1, -(-self.n // unit))
 
     @cached_property
-    def high(self) -> int:
-        """Rows of a block of C."""
+    def m_loc(self) -> int:
+        """The number of rows of a block of C."""
         return min(self.m, self.row_block)
 
     @cached_property
-    def wide(self) -> int:
-        """Columns of a block of C."""
+    def n_loc(self) -> int:
+        """The number of columns of a block of C."""
         return min(self.n, self.col_block)
 
     @cached_property
     def block(self) -> int:
-        """Inner indices are dealt in blocks of this size: to the layers in turn, in a layer to rows and columns."""
-        return max(1, -(-self.k // (self.layers * int(turns(self.pr, self.pc)))))
+        """The block size of the inner indices, cyclic over the layers, and in a layer over its rows and columns."""
+        return max(1, -(-self.k // (self.layers * int(inner_blocks(self.pr, self.pc)))))
 
     @cached_property
-    def deep(self) -> int:
-        """Inner indices of a layer."""
+    def k_loc(self) -> int:
+        """The number of inner indices of a layer."""
         return min(self.k, self.block * -(-self.k // (self.block * self.layers)))
 
     @property
     def words(self) -> tuple[float, float, float]:
-        """Received by a rank with full blocks: of A, of B, of C."""
+        """The words of A, of B and of C that a rank with full blocks receives."""
         return (
-            self.high * self.deep * (1 - 1 / self.pc),
-            self.deep * self.wide * (1 - 1 / self.pr),
-            self.high * self.wide * (1 - 1 / self.layers) * (self.k > 0),
+            self.m_loc * self.k_loc * (1 - 1 / self.pc),
+            self.k_loc * self.n_loc * (1 - 1 / self.pr),
+            self.m_loc * self.n_loc * (1 - 1 / self.layers) * (self.k > 0),
         )
 
     @property
     def total_words(self) -> int:
-        """That all ranks together send: exact, for ragged blocks too."""
+        """The words that all ranks together send; exact for ragged blocks too."""
         m, n, k = self.m, self.n, self.k
         return (m * k * (self.pc - 1) + k * n * (self.pr - 1) + m * n * (self.layers - 1)) * (k > 0)
 
 
-def turns(pr: Any, pc: Any) -> Any:
-    """Blocks of inner indices in a layer: a multiple of the longer side that nearly is one of the shorter side."""
+def inner_blocks(pr: Any, pc: Any) -> Any:
+    """Return the blocks of inner indices of a layer: a multiple of the longer side, and nearly of the shorter."""
     long, short = np.maximum(pr, pc), np.minimum(pr, pc)
     best, least = long, np.ceil(long / short) * short / long  # exact below 2^53
     for times in range(2, 9):
@@ -101,9 +101,9 @@ def turns(pr: Any, pc: Any) -> Any:
 
 
 def _row_shares(m: int, n: int, pr: np.ndarray, pc: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """Into how many shares of rows c layers cut a block of C, such that little is lost by rounding."""
+    """Return into how many parts c layers divide the rows of a block of C, such that rounding loses little."""
     different, which = np.unique(c, return_inverse=True)
-    root = np.array([_near_root(x) for x in different.tolist()], int)[which]
+    root = np.array([near_root(x) for x in different.tolist()], int)[which]
     best, least = c, np.full(len(c), np.inf)
     for rows in (c, root, c // root, np.ones_like(c)):
         cols = c // rows
@@ -113,13 +113,13 @@ def _row_shares(m: int, n: int, pr: np.ndarray, pc: np.ndarray, c: np.ndarray) -
 
 
 @lru_cache(maxsize=4096)
-def _near_root(c: int) -> int:
-    """The largest divisor of c whose square is at most c."""
+def near_root(c: int) -> int:
+    """Return the largest divisor of c whose square is at most c."""
     return next(x for x in range(isqrt(c), 0, -1) if c % x == 0)
 
 
 def divisor_like(total: int, most: int) -> np.ndarray:
-    """The numbers total // x up to `most`, ascending: no larger one leaves as much to its cofactors."""
+    """Return the numbers total // x up to `most`, ascending: no larger one has as large a cofactor."""
     small = np.arange(1, isqrt(total) + 1)
     large = (total // small)[::-1]
     values = np.concatenate([small, large[int(large[0] == small[-1]) :]])  # the root is in both
@@ -129,14 +129,14 @@ def divisor_like(total: int, most: int) -> np.ndarray:
 def grids(
     m: int, n: int, k: int, ranks: int, layers: int | None = None, shape: tuple[int, int] | None = None
 ) -> np.ndarray:
-    """All Pr, Pc, c worth a thought, one row each: none can be made larger in one direction.
+    """Return all maximal grids Pr, Pc, c, one per row: none can be made larger in one direction.
 
-    layers, shape : where they are given.
+    layers, shape : those of the request; None: any.
     """
     m, n, k = max(1, m), max(1, n), max(1, k)
     if shape is not None:
-        deep = min(ranks // (shape[0] * shape[1]), k) if layers is None else layers
-        return np.array([[*shape, deep]] if 0 < shape[0] * shape[1] * deep <= ranks else np.zeros((0, 3), int))
+        depth = min(ranks // (shape[0] * shape[1]), k) if layers is None else layers
+        return np.array([[*shape, depth]] if 0 < shape[0] * shape[1] * depth <= ranks else np.zeros((0, 3), int))
     plane = ranks if layers is None else ranks // layers
     first = divisor_like(plane, m) if plane else np.zeros(0, int)
     left = plane // np.maximum(1, first)
@@ -153,7 +153,7 @@ def grids(
 
 
 class Priced(NamedTuple):
-    """Grids, best first, with what the busiest rank receives."""
+    """Grids, best first, with the words that the busiest rank receives."""
 
     grids: np.ndarray
     words: np.ndarray
@@ -162,7 +162,7 @@ class Priced(NamedTuple):
 
 @lru_cache(maxsize=64)
 def priced(m: int, n: int, k: int, ranks: int, layers: int | None, shape: tuple[int, int] | None) -> Priced:
-    if m < n:  # the mirror image
+    if m < n:  # the grids of C^T = B^T A^T
         seen = priced(n, m, k, ranks, layers, shape and shape[::-1])
         return Priced(seen.grids[:, [1, 0, 2]], seen.words, seen.work)
     every = grids(m, n, k, ranks, layers, shape)
@@ -171,12 +171,12 @@ def priced(m: int, n: int, k: int, ranks: int, layers: int | None, shape: tuple[
     pr, pc, c = every.T
     rows = _row_shares(m, n, pr, pc, c)
     cols = c // rows
-    high = np.minimum(m, rows * np.ceil(m / (pr * rows)))
-    wide = np.minimum(n, cols * np.ceil(n / (pc * cols)))
-    block = np.maximum(1, np.ceil(k / (c * turns(pr, pc))))
-    deep = np.minimum(k, block * np.ceil(k / (block * c)))
-    words = high * deep * (1 - 1 / pc) + deep * wide * (1 - 1 / pr) + high * wide * (1 - 1 / c) * (k > 0)
-    work = high * wide * deep
+    m_loc = np.minimum(m, rows * np.ceil(m / (pr * rows)))
+    n_loc = np.minimum(n, cols * np.ceil(n / (pc * cols)))
+    block = np.maximum(1, np.ceil(k / (c * inner_blocks(pr, pc))))
+    k_loc = np.minimum(k, block * np.ceil(k / (block * c)))
+    words = m_loc * k_loc * (1 - 1 / pc) + k_loc * n_loc * (1 - 1 / pr) + m_loc * n_loc * (1 - 1 / c) * (k > 0)
+    work = m_loc * n_loc * k_loc
     order = np.lexsort((work, words))
     return Priced(every[order], words[order], work[order])
 
@@ -192,20 +192,20 @@ def best_grids(
     shape: tuple[int, int] | None = None,
     fits: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] | None = None,
     anyhow: bool = False,
-) -> list[Box]:
-    """The grids on which a rank receives the fewest words, best first, among those that leave few ranks idle.
+) -> list[Partition]:
+    """Return the grids on which a rank receives the fewest words, best first, of those that leave few ranks idle.
 
-    fits   : which of the grids (Pr, Pc, c) are allowed.
-    anyhow : grids with more ranks than rows, columns or inner indices too, if there are no others.
+    fits   : fits(Pr, Pc, c) returns which grids are allowed.
+    anyhow : allow grids with more ranks than rows, columns or inner indices, if there are no others.
     """
     every, _, work = priced(m, n, k, ranks, layers, shape)
     if fits is not None:
         allowed = fits(*every.T)
         every, work = every[allowed], work[allowed]
     if not len(every):
-        wide = max(ranks, m, n, k)
-        again = anyhow and (m, n, k) != (wide, wide, wide)
-        boxes = best_grids(wide, wide, wide, ranks, keep, layers=layers, shape=shape, fits=fits) if again else []
-        return [Box(m, n, k, box.pr, box.pc, box.layers) for box in boxes]
+        side = max(ranks, m, n, k)
+        again = anyhow and (m, n, k) != (side, side, side)
+        partitions = best_grids(side, side, side, ranks, keep, layers=layers, shape=shape, fits=fits) if again else []
+        return [Partition(m, n, k, partition.pr, partition.pc, partition.layers) for partition in partitions]
     busy = np.flatnonzero(work * (1 - IDLE) <= work.min())[:keep]
-    return [Box(m, n, k, *map(int, every[x])) for x in busy]
+    return [Partition(m, n, k, *map(int, every[x])) for x in busy]

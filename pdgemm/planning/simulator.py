@@ -1,7 +1,7 @@
-"""Walk the schedule of a product for all ranks at once: who waits for whom, and what each node sends and receives.
+"""Simulate the schedule of a product on all ranks: which rank waits for which, and the traffic of each node.
 
-The same alpha-beta-gamma figures as in the formulas, but every message between the two ranks that exchange it: a
-panel arrives when its sender has got there, and ranks of one node share its way to the network.
+The alpha-beta-gamma figures are those of the formulas, but each message connects two ranks: it arrives after its sender
+has reached that round, and the ranks of a node share its network bandwidth.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pdgemm.errors import ArgumentError
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.model.machine import Machine
 from pdgemm.schedules import Product
-from pdgemm.schedules.rounds import Messages, one_each
+from pdgemm.schedules.rounds import Messages, Tally, one_each
 
 MOST_EVENTS = 20_000_000  # some seconds
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """Seconds in which the last rank is done, and of each rank what it computed, sent and received."""
+    """The time until the last rank finishes, and what each rank computes, sends and receives."""
 
     seconds: float
     finished: np.ndarray
@@ -39,7 +39,7 @@ class Simulation:
 
 
 def simulate(product: Product, machine: Machine, ranks: int) -> Simulation:
-    """The events of a product on so many ranks, numbered as its layouts number them; nodes hold consecutive ranks."""
+    """Return the simulation of a product on ranks 0, 1, ... of its layouts; nodes hold consecutive ranks."""
     events = product.events * ranks
     if events > MOST_EVENTS:
         raise ArgumentError(
@@ -50,16 +50,16 @@ def simulate(product: Product, machine: Machine, ranks: int) -> Simulation:
     node = np.arange(ranks) // per_node
     clock = np.array([product.memory_seconds(machine, rank) for rank in range(ranks)])
     computed, before = np.zeros(ranks), np.zeros(ranks)
-    counts = np.zeros((4, ranks), np.int64)
+    tally = Tally((), ranks)
     entering = np.zeros(int(node[-1]) + 1)
     for at in product.rounds():
+        tally.add(at)
         ready, near, far = clock.copy(), np.zeros(ranks), np.zeros(ranks)
         for x in at.messages:
-            _count(counts, x)
-            np.maximum.at(ready, x.target, clock[x.source])  # who sends has to have got there
+            np.maximum.at(ready, x.target, clock[x.source])  # the sender has to have reached the round
             away = node[x.source] != node[x.target]
-            _arrive(near, x, ~away, machine.intra[x.kind].alpha, machine.intra[x.kind].beta)
-            link, sizes = machine.inter[x.kind], x.words[away] * x.itemsize
+            (inside, link), sizes = machine.links(x.kind), x.words[away] * x.itemsize
+            _arrive(near, x, ~away, inside.alpha, inside.beta)
             into = np.bincount(node[x.target[away]], sizes, len(entering))
             out = np.bincount(node[x.source[away]], sizes, len(entering))
             entering += into
@@ -72,21 +72,15 @@ def simulate(product: Product, machine: Machine, ranks: int) -> Simulation:
         clock = ready + before + moving - hidden
         before = _seconds(at.work, machine, product.panel_dtype, ranks)
         computed += before
-        clock += machine.step * (before > 0)
+        clock += machine.panel_overhead * (before > 0)
     clock += before
-    sent, received, messages_sent, messages_received = counts
-    return Simulation(float(clock.max()), clock, computed, sent, received, messages_sent, messages_received, entering)
-
-
-def _count(counts: np.ndarray, x: Messages) -> None:
-    size = counts.shape[1]
-    for row, ranks in ((0, x.source), (1, x.target)):
-        counts[row] += np.bincount(ranks, x.words, size).astype(np.int64)
-        counts[row + 2] += np.bincount(ranks, minlength=size)
+    sent, received, messages_sent, messages_received, read = tally.counts
+    by_message = sent, received - read, messages_sent, messages_received
+    return Simulation(float(clock.max()), clock, computed, *by_message, entering)
 
 
 def _arrive(seconds: np.ndarray, x: Messages, which: np.ndarray, alpha: float, beta: float) -> None:
-    """Add what these messages take to the time of those who receive them."""
+    """Add the time of these messages to that of the ranks that receive them."""
     np.add.at(seconds, x.target[which], alpha + x.words[which] * x.itemsize * beta)
 
 

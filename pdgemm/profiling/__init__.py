@@ -1,1 +1,1 @@
-"""Traces of all ranks as one file, and where their time went."""
+"""Traces of all ranks in one file, and profiles made from them."""

@@ -1,4 +1,4 @@
-"""The environment is described: what is installed, what it can do, what is missing and how to get it."""
+"""A description of the environment: what is installed, what it supports, what is missing and how to install it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from pdgemm.arrays.dtypes import OPERANDS
 from pdgemm.blas import processors
 from pdgemm.blas.threads import active, decided_by, multiplier, threads
 from pdgemm.devices import gpu_aware_mpi as probe
@@ -17,6 +18,7 @@ from pdgemm.devices import gpu_binding
 from pdgemm.errors import PdgemmError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.matrix.local_arrays import device_on
+from pdgemm.model.mover_registry import choices
 from pdgemm.support.tables import Table
 from pdgemm.support.text import counted
 
@@ -39,6 +41,8 @@ def describe(grid: ProcessGrid) -> dict[str, Any]:
         "h5py": version("h5py"),
         **_hdf5(),
         "cupy": _cupy(),
+        "movers": list(choices()),
+        "types": list(map(str, OPERANDS)),
     }
     facts["nodes"] = [
         {
@@ -58,7 +62,7 @@ def describe(grid: ProcessGrid) -> dict[str, Any]:
 
 
 def table(facts: dict[str, Any]) -> Table:
-    """Return the facts for people."""
+    """Return the facts as a table."""
     hdf5 = "built with MPI" if facts["hdf5_mpi"] else "built without MPI: contiguous datasets go through MPI-IO"
     rows = [
         ("pdgemm", f"{facts['pdgemm']}, Python {facts['python']}"),
@@ -71,6 +75,8 @@ def table(facts: dict[str, Any]) -> Table:
         ),
         ("HDF5", f"h5py {facts['h5py']} with HDF5 {facts['hdf5']}, {hdf5}"),
         ("CuPy", facts["cupy"]),
+        ("movers", ", ".join(facts["movers"])),
+        ("types", ", ".join(facts["types"])),
         *[("GPU memory", facts["gpu_memory"])] * bool(facts["gpu_memory"]),
     ]
     rows += [
@@ -87,7 +93,7 @@ def table(facts: dict[str, Any]) -> Table:
 
 
 def _gpu_memory(grid: ProcessGrid, facts: dict[str, Any]) -> str:
-    """Try out how the ranks of this job reach each other's GPU memory, and say it.  Collective over the grid."""
+    """Return how the ranks of this job access each other's GPU memory, as tested.  Collective over the grid."""
     able = find_spec("cupy") is not None and gpu_binding.visible() > 0
     if not grid.comm.allreduce(able, MPI.LAND):
         return ""
@@ -99,7 +105,7 @@ def _gpu_memory(grid: ProcessGrid, facts: dict[str, Any]) -> str:
 
 
 def _warnings() -> list[str]:
-    """Return what is wrong with the BLAS that multiplies, and with others that are loaded."""
+    """Return warnings about the BLAS of local products, and about others that are loaded."""
     unknown = f"{multiplier()}, which multiplies, is not known: a reference BLAS is ten times as slow as OpenBLAS"
     return [unknown] * (active() is None) + processors.warnings()
 

@@ -1,4 +1,4 @@
-"""A profile is made of a timeline: its figures say where the time of a traced run went."""
+"""A profile is computed from a timeline: its figures show how the time of a traced run was spent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Meta, Raw, Struct
 
 from pdgemm.errors import ArgumentError
-from pdgemm.model.machine import KINDS, Machine
+from pdgemm.model.machine import Machine
 from pdgemm.support.files import read
 from pdgemm.support.json_input import Count, Figure, Seconds, Size, decoded
 from pdgemm.support.text import counted
@@ -22,11 +22,11 @@ from pdgemm.support.text import counted
 PHASES = ("plan", "product", "wait", "sync", "pack", "post")  # of a product, on the host or in a stream
 OUTSIDE = ("read", "write", "moved", "batch")  # of products: files, redistributions, batches of small ones
 LARGE = 1 << 16  # bytes of a message that shows a bandwidth
-REPORTED = {"product": "compute_seconds", "pack": "pack_seconds"}  # and waits, which a report adds up
+REPORTED = {"product": "compute_seconds", "pack": "pack_seconds"}  # and waits, which a report sums over wait and sync
 AGREE = 0.01
-LARGEST_FILE = 1 << 30  # bytes of a timeline: some million spans
+LARGEST_FILE = 1 << 30  # bytes of a timeline: some millions of spans
 ROUNDING = 20.0  # microseconds between the end of a transfer and that of the wait for it
-ORDINARY = ("default", "GPUs")  # machines that nobody measured
+ORDINARY = ("default", "GPUs")  # machine models that were not calibrated
 
 
 class _Counted(Struct):
@@ -38,7 +38,7 @@ class _Move(Struct):
     seconds: Seconds
 
 
-class Told(Struct):
+class SavedReport(Struct):
     """A profile is made of these members of a `pdgemm.instrument.report.Report`."""
 
     algorithm: str
@@ -64,7 +64,7 @@ class Told(Struct):
 
 
 class About(Struct):
-    """The trace says this of a rank."""
+    """The trace holds these facts of a rank."""
 
     host: str
     node: Size
@@ -101,10 +101,10 @@ class _Timeline(Struct):
 
 @dataclass
 class Rank:
-    """A rank has these seconds and transfers.
+    """A rank of a traced run has these seconds and transfers.
 
-    seconds   : the time of all products, from call to return.   phases : the time of each, redistribution left out.
-    reports   : what the products said of themselves.
+    seconds   : the time of all products, from call to return.   phases : the time of each, without redistribution.
+    reports   : the reports of its products.
     transfers : by kind, for each its seconds, its bytes, and whether the rank did nothing but wait for it.
     """
 
@@ -114,7 +114,7 @@ class Rank:
     phases: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     moving: float = 0.0
     outside: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    reports: list[Told] = field(default_factory=list)
+    reports: list[SavedReport] = field(default_factory=list)
     transfers: dict[str, list[tuple[float, int, bool]]] = field(default_factory=lambda: defaultdict(list))
 
     @property
@@ -133,13 +133,13 @@ class Rank:
     @property
     def overlap(self) -> float | None:
         """The share of the time of transfers that was hidden behind products."""
-        told = [x for x in self.reports if x.overlap is not None]
-        total = sum(x.hidden_seconds + x.wait_seconds - x.sync_seconds for x in told)
-        return sum(x.hidden_seconds for x in told) / total if total > 0 else None
+        known = [x for x in self.reports if x.overlap is not None]
+        total = sum(x.hidden_seconds + x.wait_seconds - x.sync_seconds for x in known)
+        return sum(x.hidden_seconds for x in known) / total if total > 0 else None
 
     @property
     def agrees(self) -> bool:
-        """Are the sums of spans what the reports say?"""
+        """Whether the sums of spans equal the reports, within AGREE."""
         pairs = [(self.phases[name], self.reported(key)) for name, key in REPORTED.items()]
         pairs += [(self.waiting, self.reported("wait_seconds")), (self.seconds, self.reported("seconds"))]
         pairs += [(self.moving, float(sum(move.seconds for x in self.reports for move in x.moves)))]
@@ -190,13 +190,13 @@ class Profile:
         return float(np.mean(found)) if found else None
 
     @cached_property
-    def longest(self) -> Told | None:
-        """The longest product said this of itself, if there was one."""
+    def longest(self) -> SavedReport | None:
+        """The report of the longest product, if there was one."""
         return max((report for x in self.ranks for report in x.reports), key=lambda x: x.seconds, default=None)
 
     @cached_property
-    def crowded(self) -> list[str]:
-        """These hosts have more threads than cores."""
+    def oversubscribed(self) -> list[str]:
+        """The oversubscribed hosts, with more threads than cores."""
         return [
             f"{host}: {sum(x.threads for x in here)} threads on {counted(len(cores), 'core')}"
             for host in sorted({x.host for x in self.about})
@@ -213,7 +213,7 @@ class Profile:
             return None
         return sum(map(self._calibrated_seconds, reports)) / busy
 
-    def _calibrated_seconds(self, report: Told) -> float:
+    def _calibrated_seconds(self, report: SavedReport) -> float:
         """Return the seconds of a rank in a product, by calibration."""
         (m, n, k), (pr, pc) = report.mnk, report.grid
         at_once = min(m // pr or 1, n // pc or 1, report.panel_width or k)
@@ -223,15 +223,14 @@ class Profile:
     def transfers(self) -> Iterator[dict[str, Any]]:
         """Yield the transfers of all ranks by kind: count, bytes, percentiles of their seconds, bandwidths in GB/s.
 
-        A transfer lasts from its start to when it is seen to be over; only of those that the rank waited for, from
-        their middle at the latest, does this show a bandwidth: what arrives behind a product may have been there long.
+        A transfer lasts from its start until its completion is seen.  Bandwidths are those of transfers that the rank
+        waited for from their middle or earlier: one that overlaps with a product may have been complete long before.
         """
         for kind in sorted({kind for x in self.ranks for kind in x.transfers}):
             seconds, sizes, waited = np.array([each for x in self.ranks for each in x.transfers[kind]]).T
             large = (sizes >= LARGE) & (waited > 0) & (seconds > 0)
-            link = "ibcast" if kind == "bcast" else kind
             near, far = (
-                (1e-9 / links[link].beta if link in KINDS and self.calibrated else None)
+                (1e-9 / links[kind].beta if kind in links and self.calibrated else None)
                 for links in (self.machine.intra, self.machine.inter)
             )
             yield {
@@ -284,7 +283,7 @@ def load_profile(path: Path, machine: Machine | None = None) -> Profile:
 
 
 def _take(rank: Rank, spans: list[_Span], what: str) -> None:
-    """Add up the spans of a rank; those within a redistribution, which may be within a product, belong to that."""
+    """Add the spans of a rank to its phases; those within a redistribution, even in a product, count as its time."""
     host = [x for x in spans if x.cat == "host"]
     products = _within([x for x in host if x.name == "pdgemm"])
     moves = _within([x for x in host if x.name == "redistribute"])
@@ -296,7 +295,7 @@ def _take(rank: Rank, spans: list[_Span], what: str) -> None:
             rank.transfers[name].append((seconds, size, waits(_middle(x)) and waits(x.ts + x.dur)))
         elif name == "pdgemm":
             rank.seconds += seconds
-            rank.reports.append(decoded(x.args, Told, what))
+            rank.reports.append(decoded(x.args, SavedReport, what))
         elif name == "redistribute":
             if products(_middle(x)):
                 rank.moving += seconds

@@ -1,4 +1,4 @@
-"""A profile as tables: where the time went and what each part of it is, rank by rank, and how transfers went."""
+"""A profile as tables: the time by phase, with the meaning of each phase, the time by rank, and the transfers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pdgemm.profiling.profile import AGREE, OUTSIDE, PHASES, Profile
 from pdgemm.support.tables import Table
 from pdgemm.support.text import counted, in_bytes, sides
 
-SHOWN = 16  # ranks, of which each has a line
+SHOWN = 16  # the number of ranks up to which each has a line
 MEANING = {
     "plan": "checks, planning, new memory; `plan(...).prepare()` does this once for products of the same matrices",
     "product": "local products and sums; wide panels (--panel-width) and large local parts multiply fastest",
@@ -24,7 +24,7 @@ MEANING = {
 
 
 def tables(profile: Profile) -> str:
-    """Return the profile for people: a table of shares, one of ranks, one of transfers, and figures of all ranks."""
+    """Return the profile as text: a table of shares, one of ranks, one of transfers, and figures of all ranks."""
     parts = [_shares(profile), _ranks(profile), _transfers(profile)]
     return "\n\n".join([*(str(x) for x in parts if x.rows), "\n".join(_figures(profile))])
 
@@ -97,7 +97,7 @@ def _figures(profile: Profile) -> Iterator[str]:
         yield f"products at {profile.rate:.0%} of the calibrated rate of such products"
     name = profile.machine.name if profile.calibrated else "not calibrated when it was traced (--machine FILE)"
     yield f"machine: {name}; clocks of nodes agree to {max(x.clock_error_us for x in profile.about):.1f} us"
-    yield from (f"more threads than cores: {host}" for host in profile.crowded)
+    yield from (f"more threads than cores: {host}" for host in profile.oversubscribed)
     odd = [str(x.number) for x in profile.ranks if not x.agrees]
     if odd:
         yield f"spans and reports differ by more than {AGREE:.0%} on ranks {', '.join(odd)}"

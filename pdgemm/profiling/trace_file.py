@@ -1,4 +1,4 @@
-"""The traces of all ranks as one file, on one clock: the Trace Event Format, which Perfetto and Chrome show.
+"""The traces of all ranks in one file, on one clock, in the Trace Event Format, which Perfetto and Chrome display.
 
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
@@ -36,22 +36,22 @@ _TAG = 77
 def trace(
     path: str | Path | None, grid: ProcessGrid, *, nvtx: bool = False, machine: Machine | None = None
 ) -> Iterator[None]:
-    """Record what all ranks do in the `with` block, and write it to a file.  Collective over the grid.
+    """Record the work of all ranks in the `with` block, and write it to a file.  Collective over the grid.
 
-    path : the file, JSON, for https://ui.perfetto.dev, chrome://tracing and `pdgemm profile`: for each rank a row of
-        the host (pack, post, wait, product, read, write, redistribute), one of its transfers and, on a GPU, of each
-        stream.  None: no file.
-    nvtx : phases, files and redistributions also as ranges of NVTX, of the same names; needs the package nvtx.
-    machine : what bandwidths are compared with; default: that of PDGEMM_MACHINE.
+    path : the JSON file, for https://ui.perfetto.dev, chrome://tracing and `pdgemm profile`.  Each rank has a row for
+        the host (pack, post, wait, product, read, write, redistribute), one for its transfers and, on a GPU, one for
+        each stream.  None writes no file.
+    nvtx : also mark phases, file access and redistributions as NVTX ranges of the same names; needs the package nvtx.
+    machine : the model whose bandwidths measured ones are compared with; default: that of PDGEMM_MACHINE.
 
-    Cost: 200 bytes of memory per span, and 400 more while it is written; about six belong to a panel; less than a
-    microsecond each.  The clocks
-    of nodes are compared at both ends, to half of the shortest round trip of a message.
+    Cost: less than a microsecond and 200 bytes of memory per span, and 400 bytes more while it is written; a panel has
+    about six spans.  The clocks of nodes are compared before and after, to half of the shortest round trip of a
+    message.
     Raises FileError or ArgumentError on every rank, before the block or after it; a block that raises leaves no file.
     """
     comm = grid.comm
-    with together(comm) as said:
-        said += ["trace", path, nvtx]
+    with together(comm) as description:
+        description += ["trace", path, nvtx]
         if active():
             raise ArgumentError("a trace is being taken already")
         if nvtx and find_spec("nvtx") is None:
@@ -72,7 +72,7 @@ def trace(
 
 
 class Clocks(NamedTuple):
-    """When a rank looked at its clock, what rank 0's said then, and by how much that may be wrong; all in seconds."""
+    """A reading of a rank's clock, of rank 0's at the same time, and the bound of the error; all in seconds."""
 
     here: float
     root: float
@@ -82,7 +82,7 @@ class Clocks(NamedTuple):
 def clocks(comm: MPI.Comm, node: MPI.Comm, clock: Callable[[], float] = perf_counter) -> Clocks:
     """Compare the clocks of all nodes with that of rank 0.  Collective over comm and node.
 
-    Ranks of a node have one clock.  Of many round trips the shortest counts: the other clock was read at the middle
+    The ranks of a node share a clock.  The shortest of many round trips is used: the other clock was read at the middle
     of it, to within its half (Cristian, Probabilistic clock synchronization, Distributed Computing 3, 1989).
     """
     leaders = comm.Split(0 if node.rank == 0 else MPI.UNDEFINED, comm.rank)
@@ -111,14 +111,14 @@ def _ping(leaders: MPI.Comm, clock: Callable[[], float]) -> Clocks:
 
 
 def on_root_clock(before: Clocks, after: Clocks) -> Callable[[float], float]:
-    """Times of this rank as rank 0's clock says them: on a line through both comparisons."""
+    """Return the map from this rank's clock to rank 0's, linear through both comparisons."""
     passed = after.here - before.here
     rate = (after.root - before.root) / passed if passed > 0 else 1.0
     return lambda t: before.root + (t - before.here) * rate
 
 
 def _write(path: Path, grid: ProcessGrid, spans: Sequence[Span], at: tuple[Clocks, Clocks], machine: Machine) -> None:
-    """Rank after rank, so that none holds the spans of all."""
+    """Write the file one rank after the other, so that no rank holds all spans."""
     comm, align = grid.comm, on_root_clock(*at)
     begun = comm.bcast(at[0].root)
     lines = _events(comm.rank, laid_out(spans), lambda t: 1e6 * (align(t) - begun))
@@ -145,7 +145,7 @@ def _add(path: Path, *texts: str) -> None:
 
 
 def laid_out(spans: Iterable[Span]) -> list[tuple[str, Span]]:
-    """Spans and their rows; transfers at the same time are in rows of their own, for spans of a row may only nest."""
+    """Return spans and their rows; concurrent transfers have separate rows, as spans of a row may only nest."""
     ends: list[float] = []  # of the last transfer in each of their rows
     placed = []
     for span in sorted(spans, key=lambda x: (x.start, -x.end)):
@@ -161,7 +161,7 @@ def laid_out(spans: Iterable[Span]) -> list[tuple[str, Span]]:
 def _events(
     rank: int, spans: list[tuple[str, Span]], microseconds: Callable[[float], float]
 ) -> Iterator[dict[str, Any]]:
-    """Of one rank, with the names of its rows."""
+    """Yield the events of one rank, with the names of its rows."""
     names = sorted({HOST, *(row for row, _ in spans)}, key=lambda row: (row != HOST, row))
     tids = {row: number for number, row in enumerate(names)}
     yield _named("process_name", rank, 0, name=f"rank {rank} ({platform.node()})")

@@ -1,6 +1,6 @@
 """PDGEMM, PDTRAN and PDGEMR2D with ScaLAPACK's arguments: descriptors, column-major local arrays, indices from 1.
 
-A program written for ScaLAPACK finds every argument where it always was:
+The arguments are those of ScaLAPACK, in the same order:
 
     ictxt = blacs_gridinit(comm, 2, 3)
     nprow, npcol, myrow, mycol = blacs_gridinfo(ictxt)
@@ -8,10 +8,10 @@ A program written for ScaLAPACK finds every argument where it always was:
     pdgemm("N", "T", m, n, k, 1.0, a, 1, 1, desca, b, 1, 1, descb, 0.0, c, 1, 1, descc)
 
 Every routine is collective over the processes of the context, those outside its grid included.  Local arrays are
-NumPy arrays with contiguous columns, or one-dimensional; nothing is copied, C is updated where it lies.  Unlike
-ScaLAPACK's, sub(A), sub(B) and sub(C) may be aligned in any way, and lie in contexts of different shapes.
-Where a process is handed a wrong argument, all raise IllegalArgument for it; INFO counts the entries of the
-descriptor as it was handed over.
+NumPy arrays with contiguous columns, or one-dimensional; nothing is copied, C is updated in place.  Unlike in
+ScaLAPACK, sub(A), sub(B) and sub(C) may have any alignment, and belong to contexts of different shapes.
+If an argument is illegal on any process, all raise IllegalArgument for it; INFO counts the entries of the
+descriptor as it was passed.
 
 Blackford et al., ScaLAPACK Users' Guide, 1997, ch. 4; Choi et al., A proposal for a set of Parallel Basic Linear
 Algebra Subprograms, LAPACK Working Note 100, 1995.

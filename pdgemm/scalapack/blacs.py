@@ -1,4 +1,4 @@
-"""Contexts: process grids by number, as BLACS hands them out, and where the processes of several of them agree."""
+"""Contexts: process grids with numbers, as in BLACS, and the communicator that several contexts agree over."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _numbers = count()
 
 
 def blacs_gridinit(comm: MPI.Intracomm, nprow: int, npcol: int, order: str = "R") -> int:
-    """A context: the first nprow x npcol ranks of comm, row by row ("R") or column by column ("C").  Collective."""
-    with together(watched(comm)) as said:
+    """Create a context of the first nprow x npcol ranks of comm, in row ("R") or column ("C") order.  Collective."""
+    with together(watched(comm)) as description:
         pr, pc = grid_shape(nprow * npcol, (nprow, npcol))
-        said += ["blacs_gridinit", pr, pc, order[:1].upper()]
+        description += ["blacs_gridinit", pr, pc, order[:1].upper()]
         if pr * pc > comm.size:
             raise GridError(f"a {pr} x {pc} grid needs {pr * pc} processes, but there are {comm.size}")
         places = np.arange(pr * pc).reshape((pr, pc), order="F" if order[:1].upper() == "C" else "C")
@@ -30,29 +30,29 @@ def blacs_gridinit(comm: MPI.Intracomm, nprow: int, npcol: int, order: str = "R"
 
 
 def context(grid: ProcessGrid) -> int:
-    """A context for a grid that exists, of one layer."""
+    """Create a context for an existing grid of one layer."""
     if grid.layers != 1:
-        raise GridError(f"a context is a grid of one layer, this one is {grid}")
+        raise GridError(f"a context needs a grid of one layer, this one is {grid}")
     number = next(_numbers)
     _contexts[number] = grid
     return number
 
 
 def blacs_gridinfo(ictxt: int) -> tuple[int, int, int, int]:
-    """(nprow, npcol, myrow, mycol); myrow = mycol = -1 outside the grid, all -1 where there is no such context."""
+    """Return (nprow, npcol, myrow, mycol); myrow = mycol = -1 outside the grid, all -1 if the context is invalid."""
     grid = grid_of(ictxt)
     return (-1, -1, -1, -1) if grid is None else (*grid.shape, *grid.coords)
 
 
 def blacs_gridexit(ictxt: int) -> None:
-    """Give up a context and its communicators.  Collective."""
+    """Free a context and its communicators.  Collective."""
     if grid_of(ictxt) is None:
         raise GridError(f"{ictxt} is not a context")
     _contexts.pop(index(ictxt)).free()
 
 
 def grid_of(ictxt: object) -> ProcessGrid | None:
-    """The grid of a context; None where there is no such context, or its grid was freed."""
+    """Return the grid of a context; None if there is no such context, or its grid was freed."""
     try:
         grid = _contexts.get(index(ictxt))  # type: ignore[arg-type]
     except TypeError:
@@ -61,17 +61,17 @@ def grid_of(ictxt: object) -> ProcessGrid | None:
 
 
 def meeting(grids: Iterable[ProcessGrid | None]) -> ProcessGrid | None:
-    """The grid over whose communicator the processes that name these contexts agree.  Local.
+    """Return the grid whose communicator the processes that pass these contexts use to agree.  Local.
 
-    Contexts of the same processes may have different communicators, and a process that names a wrong context does not
-    know which one the others use.  So all meet in the first context that was made for the processes of most of
-    `grids`; where none of these is a context, for those of all contexts that there are, if they are the same ones.
-    None where it cannot be told.
+    Contexts of the same processes may have different communicators, and a process that passes a wrong context does not
+    know which one the others use.  So all use the first context that was created for the processes of most of `grids`;
+    if none of these is a context, for those of all existing contexts, if they have the same processes.
+    None if there is no such context.
     """
     alive = [grid for number in _contexts if (grid := grid_of(number)) is not None]
 
     def first(grid: ProcessGrid) -> ProcessGrid:
-        return next(x for x in alive if x.comm is grid.comm or x.place_in(grid) is not None)
+        return next(x for x in alive if x.comm is grid.comm or x.rank_map_in(grid) is not None)
 
     named = [first(grid) for grid in grids if grid is not None]
     if named:

@@ -1,10 +1,10 @@
-"""Descriptors of ScaLAPACK's matrices, of type 1 (9 entries) and 2 (11 entries), and which of them cannot be.
+"""Descriptors of ScaLAPACK's matrices, of type 1 (9 entries) and 2 (11 entries), and their checks.
 
     type 1   DTYPE_  CTXT_  M_  N_              MB_  NB_  RSRC_  CSRC_  LLD_
     type 2   DTYPE_  CTXT_  M_  N_  IMB_  INB_  MB_  NB_  RSRC_  CSRC_  LLD_      the first block is IMB_ x INB_
 
-The rules are those of the PBLAS (version 2, PB_Cchkmat), but for copies of a matrix, RSRC_ or CSRC_ = -1, which are
-refused.
+The rules are those of the PBLAS (version 2, PB_Cchkmat), except that replicated matrices, RSRC_ or CSRC_ = -1, are
+rejected.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ENTRIES = {
 
 
 class IllegalArgument(ArgumentError):
-    """An argument of a ScaLAPACK routine out of its range.
+    """Raised for an illegal argument of a ScaLAPACK routine.
 
     info : -i for argument number i, -(100 i + j) for entry j of the descriptor that is argument number i, from 1.
     """
@@ -36,7 +36,7 @@ class IllegalArgument(ArgumentError):
 
 
 def illegal(routine: str, number: int, entry: int, text: str) -> IllegalArgument:
-    """entry : of a descriptor, from 1; 0 for other arguments."""
+    """Return the exception.   entry : the entry of a descriptor, from 1; 0 for other arguments."""
     where = f"entry {entry} of parameter number {number}" if entry else f"parameter number {number}"
     error = IllegalArgument(f"{routine}: {where} had an illegal value: {text}")
     error.info = -(100 * number + entry) if entry else -number
@@ -44,7 +44,7 @@ def illegal(routine: str, number: int, entry: int, text: str) -> IllegalArgument
 
 
 def whole_number(value: object) -> int | None:
-    """The number, arrays of no dimensions included; None where it is not one."""
+    """Return an integer, also one in an array of no dimensions, as an int; None for anything else."""
     try:
         return index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -52,7 +52,7 @@ def whole_number(value: object) -> int | None:
 
 
 class Wrong(NamedTuple):
-    """The first entry of a descriptor that cannot be."""
+    """The first illegal entry of a descriptor."""
 
     name: str
     entry: int  # from 1
@@ -76,7 +76,7 @@ class Descriptor(NamedTuple):
 
     @classmethod
     def of(cls, entries: list[int]) -> Descriptor | None:
-        """None where the type is not known, or entries are missing; more than there are in the type are not read."""
+        """Return the descriptor; None if its type is unknown or entries are missing.  Surplus entries are ignored."""
         names = _ENTRIES.get(entries[0], []) if entries else []
         if not names or len(entries) < len(names):
             return None
@@ -85,7 +85,7 @@ class Descriptor(NamedTuple):
 
     @property
     def layout(self) -> Distribution:
-        """Of a matrix whose entries but LLD_ are right."""
+        """The distribution of the matrix; all entries but LLD_ must be legal."""
         grid = grid_of(self.CTXT_)
         assert grid is not None
         pr, pc = grid.shape
@@ -95,10 +95,10 @@ class Descriptor(NamedTuple):
         )
 
     def wrong(self, least: int, lld: Literal["any", "held", "rows"]) -> Wrong | None:
-        """The first entry that cannot be.
+        """Return the first illegal entry, or None.
 
-        least : rows and columns that the matrix has at least.
-        lld   : LLD_ is at least 1, and the local rows: never, where there are local columns, or everywhere.
+        least : the minimum of M_ and N_.
+        lld   : LLD_ is at least 1, and at least the local rows: never, where there are local columns, or always.
         """
         grid = grid_of(self.CTXT_)
         pr, pc = (1, 1) if grid is None else grid.shape
@@ -128,18 +128,18 @@ class Descriptor(NamedTuple):
 
 
 def _dimension(n: int, first: int, block: int, parts: int, source: int) -> BlockCyclic:
-    """No block is longer than the dimension."""
+    """Return the distribution of a dimension, with block sizes limited to its extent."""
     first, block = (min(x, max(1, n)) for x in (first, block))
     return BlockCyclic(n, block, parts, source, block - first)
 
 
 def numroc(n: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> int:
-    """Number of rows or columns that process iproc holds."""
+    """Return the number of rows or columns that process iproc holds."""
     return BlockCyclic(n, nb, nprocs, isrcproc).count(iproc)
 
 
 def descinit(m: int, n: int, mb: int, nb: int, irsrc: int, icsrc: int, ictxt: int, lld: int) -> np.ndarray:
-    """The descriptor of an m x n matrix in mb x nb blocks.  Local.
+    """Return the descriptor of an m x n matrix in mb x nb blocks.  Local.
 
     lld : leading dimension of the local array, >= max(1, numroc(m, mb, myrow, irsrc, nprow)).
     Raises IllegalArgument with the argument numbers of DESCINIT: m is number 2, lld number 9.
@@ -151,7 +151,7 @@ def descinit(m: int, n: int, mb: int, nb: int, irsrc: int, icsrc: int, ictxt: in
 def descinit2(
     m: int, n: int, imb: int, inb: int, mb: int, nb: int, irsrc: int, icsrc: int, ictxt: int, lld: int
 ) -> np.ndarray:
-    """The descriptor, of type 2, of an m x n matrix in mb x nb blocks of which the first is imb x inb.  Local.
+    """Return the type 2 descriptor of an m x n matrix in mb x nb blocks of which the first is imb x inb.  Local.
 
     lld : leading dimension of the local array, at least 1, and at least the local rows where there are local columns.
     Raises IllegalArgument with the argument numbers of PB_DESCINIT2: m is number 2, lld number 11.
@@ -164,7 +164,7 @@ def descinit2(
 
 
 def _descriptor(routine: str, dtype: int, given: dict[str, int]) -> np.ndarray:
-    """given : the entries, in the order of the arguments, of which the first is number 2."""
+    """Return a descriptor, checked.   given : the entries in the order of the arguments, the first being number 2."""
     numbers = dict(zip(given, range(2, 12)))
     for name, value in given.items():
         if (number := whole_number(value)) is None or not -(2**63) <= number < 2**63:

@@ -1,4 +1,4 @@
-"""The routines: arguments are checked on all processes, then handed to `gemm` and `redistribute`."""
+"""The routines: arguments are checked on all processes, then passed to `gemm` and `redistribute`."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from pdgemm.scalapack.descriptors import (
 from pdgemm.support.agreement import agree
 from pdgemm.support.text import ranks_text
 
-_TYPES = {"i": ("i4", "i8"), "s": ("f",), "d": ("d",), "c": ("F",), "z": ("D",)}  # ScaLAPACK's integers are of either
+_TYPES = {"i": ("i4", "i8"), "s": ("f",), "d": ("d",), "c": ("F",), "z": ("D",)}  # both integer sizes of ScaLAPACK
 Dtypes = tuple[np.dtype, ...]
 
 
 # ------------------------------------------------------------------ arguments of all routines
 @dataclass
 class _Scalar:
-    """alpha or beta."""
+    """The argument alpha or beta."""
 
     number: int
     value: Any
@@ -55,9 +55,9 @@ class _Scalar:
 
 @dataclass(eq=False)
 class _Sub:
-    """sub(A) = A(ia : ia + rows - 1, ja : ja + cols - 1) as it was handed over.
+    """The arguments of sub(A) = A(ia : ia + rows - 1, ja : ja + cols - 1).
 
-    number : of the local array among the arguments; ia, ja and the descriptor follow it.
+    number : the argument number of the local array; ia, ja and the descriptor follow it.
     """
 
     name: str
@@ -71,10 +71,10 @@ class _Sub:
 
     @cached_property
     def entries(self) -> list[int]:
-        """Of the descriptor; none where it is not a row of integers."""
+        """The entries of the descriptor; empty if it is not a one-dimensional array of integers."""
         try:
             desc = np.asarray(self.desc)
-        except Exception:  # whatever it is, this process must not raise alone
+        except Exception:  # any exception: this process must not raise alone
             return []
         entries: list[int] = desc.tolist() if desc.ndim == 1 and desc.dtype.kind in "iu" else []
         return entries
@@ -85,18 +85,18 @@ class _Sub:
 
     @property
     def absent(self) -> bool:
-        """Is this process not one of the context's, and says so?"""
+        """Whether CTXT_ is -1, which says that this process is not in the context."""
         return len(self.entries) > CTXT_ and self.entries[CTXT_] == -1
 
     def check(self, routine: str, dtypes: Dtypes) -> None:
-        """Raise IllegalArgument for the first argument that cannot be.
+        """Raise IllegalArgument for the first illegal argument.
 
-        Where sub(A) is empty it may begin anywhere, and A be empty too.
+        An empty sub(A) may begin anywhere, and A may be empty too.
         """
         name, number, desc = self.name, self.number, Descriptor.of(self.entries)
         if not isinstance(self.array, np.ndarray) or self.array.dtype not in dtypes:
             found = getattr(self.array, "dtype", type(self.array).__name__)
-            raise illegal(routine, number, 0, f"{name} is an array of {names(dtypes)}, got {found}")
+            raise illegal(routine, number, 0, f"{name} must be an array of {names(dtypes)}, got {found}")
         self.rows, self.cols = index(self.rows), index(self.cols)  # NumPy's would overflow
         empty = 0 in (self.rows, self.cols)
         bounded = not empty and desc is not None and self.grid is not None and min(desc.M_, desc.N_) > 0
@@ -106,15 +106,15 @@ class _Sub:
         ):
             first = whole_number(getattr(self, letter))
             if first is None:
-                raise illegal(routine, at, 0, f"{letter}{name} is an integer, got {getattr(self, letter)!r}")
+                raise illegal(routine, at, 0, f"{letter}{name} must be an integer, got {getattr(self, letter)!r}")
             if first < 1 or (bounded and first + extent - 1 > whole):
                 span = f"{axis}s {first} to {first + extent - 1} are not within 1 to {whole}"
                 raise illegal(routine, at, 0, f"{letter}{name} is {first}: {span if bounded else 'must be >= 1'}")
             setattr(self, letter, first)
         if len(self.entries) < LLD_ + 1:
-            raise illegal(routine, number + 3, 0, f"desc{name} is 9 integers, or 11 of type 2, got {self.desc!r}")
+            raise illegal(routine, number + 3, 0, f"desc{name} must be 9 integers, or 11 of type 2, got {self.desc!r}")
         if desc is None:
-            text = f"DTYPE_ of desc{name} is {self.entries[DTYPE_]}, must be 1, or 2 where there are 11 entries"
+            text = f"DTYPE_ of desc{name} is {self.entries[DTYPE_]}, must be 1, or 2 for 11 entries"
             raise illegal(routine, number + 3, DTYPE_ + 1, text)
         wrong = desc.wrong(least=0 if empty else 1, lld="any" if empty else "held")
         if wrong is not None:
@@ -126,7 +126,7 @@ class _Sub:
 
     @cached_property
     def matrix(self) -> DistMatrix:
-        """sub(A), in the caller's memory.  Raises ValueError where the array is not what the descriptor says."""
+        """sub(A), in the caller's memory.  Raises ValueError if the array does not match the descriptor."""
         grid, desc = self.grid, Descriptor.of(self.entries)
         assert grid is not None and desc is not None
         if 0 in (self.rows, self.cols):
@@ -137,7 +137,7 @@ class _Sub:
         return DistMatrix(local, grid, desc.layout.window(*spans), "F")
 
     def _local(self, rows: slice, cols: slice, lld: int) -> np.ndarray:
-        """These rows and columns of the local array, which need not have any that lie behind them."""
+        """Return these rows and columns of the local array, which may end behind the last of them."""
         array, shape = self.array, (rows.stop, cols.stop)
         if rows.start == rows.stop or cols.start == cols.stop:
             return np.empty((rows.stop - rows.start, cols.stop - cols.start), array.dtype, "F")
@@ -145,7 +145,7 @@ class _Sub:
             array = np.lib.stride_tricks.as_strided(array, shape, (array.itemsize, lld * array.itemsize))
         if array.ndim != 2 or array.shape[0] < rows.stop or array.shape[1] < cols.stop:
             raise ValueError(
-                f"the local array has shape {self.array.shape}, {shape[0]} x {shape[1]} with LLD_ {lld} are needed"
+                f"the local array has shape {self.array.shape}, {shape[0]} x {shape[1]} with LLD_ {lld} is needed"
             )
         whole = array[: rows.stop, : cols.stop]
         if leading(whole)[0] != b"N" or (cols.stop > 1 and whole.strides[1] != lld * whole.itemsize):
@@ -166,9 +166,9 @@ def _check_result(routine: str, result: _Sub, operands: Sequence[_Sub]) -> None:
 def _checked(
     routine: str, dtypes: Dtypes, check: Callable[[], None], arguments: Sequence[_Sub | _Scalar]
 ) -> tuple[list[DistMatrix], list[Any]]:
-    """The submatrices and scalars, or IllegalArgument for the first argument that is wrong, on all processes.
+    """Return the submatrices and scalars, or raise IllegalArgument for the first illegal one, on all processes.
 
-    arguments : in their order, the result last; `check` is for those ahead of them.
+    arguments : in order, the result last; `check` checks the arguments before them.
     """
     subs = [x for x in arguments if isinstance(x, _Sub)]
     common, error = meeting(sub.grid for sub in subs), None
@@ -177,8 +177,8 @@ def _checked(
         for argument in arguments:
             argument.check(routine, dtypes)
         for sub in subs:
-            if common and sub.matrix.grid.place_in(common) is None:
-                text = f"CTXT_ of desc{sub.name} is a context of other processes than those of the others"
+            if common and sub.matrix.grid.rank_map_in(common) is None:
+                text = f"CTXT_ of desc{sub.name} is a context of other processes than the other contexts"
                 raise illegal(routine, sub.number + 3, CTXT_ + 1, text)
         _check_result(routine, subs[-1], subs[:-1])
     except Exception as bad:
@@ -186,15 +186,15 @@ def _checked(
     if common is None:  # there is no communicator to agree on
         raise error or GridError(f"{routine}: no context")
     if error is not None or subs[0].matrix.grid.comm is not common.comm:
-        agree(common.comm, error, routine)  # else the others hear of an error in the check of what follows
+        agree(common.comm, error, routine)  # else the check of the call that follows raises the error on all
     return [sub.matrix for sub in subs], [x.value for x in arguments if isinstance(x, _Scalar)]
 
 
 def _at_least_0(routine: str, **extents: tuple[int, int]) -> None:
-    """extents : name = (argument number, value)."""
+    """Raise IllegalArgument for a negative extent.   extents : name = (argument number, value)."""
     for name, (number, value) in extents.items():
         if (found := whole_number(value)) is None:
-            raise illegal(routine, number, 0, f"{name} is an integer, got {value!r}")
+            raise illegal(routine, number, 0, f"{name} must be an integer, got {value!r}")
         if found < 0:
             raise illegal(routine, number, 0, f"{name} is {found}, must be >= 0")
 
@@ -204,18 +204,18 @@ def _gemm(routine: str, dtypes: Dtypes, transa: str, transb: str, m: int, n: int
           a: np.ndarray, ia: int, ja: int, desca: Sequence[int] | np.ndarray,
           b: np.ndarray, ib: int, jb: int, descb: Sequence[int] | np.ndarray, beta: complex,
           c: np.ndarray, ic: int, jc: int, descc: Sequence[int] | np.ndarray) -> None:  # fmt: skip
-    """sub(C) := alpha op(sub(A)) op(sub(B)) + beta sub(C).  Collective over the context.
+    """Compute sub(C) := alpha op(sub(A)) op(sub(B)) + beta sub(C).  Collective over the context.
 
     transa, transb : "N", "T" or "C".
     m, n, k : op(sub(A)) is m x k, op(sub(B)) k x n, sub(C) m x n.
-    a, b, c : local arrays, column-major with the leading dimension that the descriptor says, or one-dimensional.
-              c is updated in place where it belongs to sub(C), not read where beta is 0, and nowhere else.
-    ia, ja  : first row and column of sub(A) in A, from 1; any.  Likewise ib, jb, ic, jc.
-    desca, descb, descc : descriptors, as `descinit` or `descinit2` make them.  Where a submatrix is empty (m, n or
-              k = 0), it may begin anywhere, and the matrix may be empty.
+    a, b, c : local arrays, column-major with the leading dimension of the descriptor, or one-dimensional.
+              The elements of sub(C) are updated in place, and not read where beta is 0; no others are written.
+    ia, ja  : first row and column of sub(A) in A, from 1, without restrictions.  Likewise ib, jb, ic, jc.
+    desca, descb, descc : descriptors, as returned by `descinit` or `descinit2`.  An empty submatrix (m, n or k = 0)
+              may begin anywhere, and its matrix may be empty.
 
-    Cost, algorithm and error as for `pdgemm.pdgemm`.
-    Raises IllegalArgument on every process, before anything is sent; its `info` is ScaLAPACK's INFO.
+    Cost, algorithm and error are those of `pdgemm.pdgemm`.
+    Raises IllegalArgument on every process, before any message is sent; its `info` is ScaLAPACK's INFO.
     """
     ops = [str(trans)[:1].upper() for trans in (transa, transb)]
     sub_a = _Sub("a", 7, a, ia, ja, desca, *((m, k) if ops[0] == "N" else (k, m)))
@@ -225,7 +225,7 @@ def _gemm(routine: str, dtypes: Dtypes, transa: str, transb: str, m: int, n: int
     def check() -> None:
         for number, (name, letter, given) in enumerate((("transa", ops[0], transa), ("transb", ops[1], transb)), 1):
             if not isinstance(given, str) or letter not in ("N", "T", "C"):
-                raise illegal(routine, number, 0, f'{name} is "N", "T" or "C", got {given!r}')
+                raise illegal(routine, number, 0, f'{name} must be "N", "T" or "C", got {given!r}')
         _at_least_0(routine, m=(3, m), n=(4, n), k=(5, k))
 
     arguments: list[_Sub | _Scalar] = [_Scalar(6, alpha), sub_a, sub_b, _Scalar(15, beta), sub_c]
@@ -236,9 +236,9 @@ def _gemm(routine: str, dtypes: Dtypes, transa: str, transb: str, m: int, n: int
 def _tran(routine: str, dtypes: Dtypes, m: int, n: int, alpha: complex,
           a: np.ndarray, ia: int, ja: int, desca: Sequence[int] | np.ndarray, beta: complex,
           c: np.ndarray, ic: int, jc: int, descc: Sequence[int] | np.ndarray) -> None:  # fmt: skip
-    """sub(C) := beta sub(C) + alpha sub(A)^T, or ^H for p?tranc; sub(C) is m x n.  Collective over the context.
+    """Compute sub(C) := beta sub(C) + alpha sub(A)^T, or ^H for p?tranc, m x n.  Collective over the context.
 
-    Each element that changes its process is sent once.  Arguments and errors as for p?gemm.
+    Each element that changes its process is sent once.  Arguments and errors are those of p?gemm.
     """
     sub_a, sub_c = _Sub("a", 4, a, ia, ja, desca, n, m), _Sub("c", 9, c, ic, jc, descc, m, n)
     check = partial(_at_least_0, routine, m=(1, m), n=(2, n))
@@ -250,13 +250,13 @@ def _tran(routine: str, dtypes: Dtypes, m: int, n: int, alpha: complex,
 def _gemr2d(routine: str, dtypes: Dtypes, m: int, n: int,
             a: np.ndarray, ia: int, ja: int, desca: Sequence[int] | np.ndarray,
             b: np.ndarray, ib: int, jb: int, descb: Sequence[int] | np.ndarray, ictxt: int) -> None:  # fmt: skip
-    """sub(B) := sub(A), m x n, from any context to any other.  Collective over the processes of ictxt.
+    """Copy sub(A) to sub(B), m x n, from any context to any other.  Collective over the processes of ictxt.
 
-    desca, descb : on processes that are not of the context of A (of B), CTXT_ is -1, and nothing else of A is looked
-              at; the others tell them.
-    m, n  : where one is 0, nothing is copied, and no other argument is looked at but ictxt.
-    ictxt : a context over all processes of A's and B's, and perhaps more.
-    Each element that changes its process is sent once.  Other arguments and errors as for p?gemm.
+    desca, descb : on processes outside the context of A (of B), CTXT_ is -1, and the other arguments of A are ignored;
+              the other processes send them.
+    m, n  : if one is 0, nothing is copied, and all other arguments but ictxt are ignored.
+    ictxt : a context that includes all processes of A's and B's contexts.
+    Each element that changes its process is sent once.  Other arguments and errors are those of p?gemm.
     """
     sub_a, sub_b = subs = _Sub("a", 3, a, ia, ja, desca, m, n), _Sub("b", 7, b, ib, jb, descb, m, n)
     grid, error, known = grid_of(ictxt), None, list[_Known | None]()
@@ -281,38 +281,36 @@ def _gemr2d(routine: str, dtypes: Dtypes, m: int, n: int,
     views_a, views_b = zip(*common.comm.allgather(known))
     A, B = _joined(routine, sub_a, views_a, common), _joined(routine, sub_b, views_b, common)
     if A.dtype != B.dtype:
-        raise illegal(routine, sub_b.number, 0, f"b is an array of {B.dtype}, a of {A.dtype}")
+        raise illegal(routine, sub_b.number, 0, f"type mismatch: b is an array of {B.dtype}, a of {A.dtype}")
     redistribute(A, B)
 
 
 class _Known(NamedTuple):
-    """What a process of its context can tell the others of a submatrix."""
+    """The description of a submatrix that a process of its context sends to the others."""
 
     shape: tuple[int, int]  # of the grid
-    place: tuple[int, ...]  # in the communicator of all
+    place: tuple[int, ...]  # ranks in the common communicator
     layout: Distribution
     dtype: np.dtype
 
 
 def _known(routine: str, sub: _Sub, common: ProcessGrid) -> _Known:
     X = sub.matrix
-    place = X.grid.place_in(common, part=True)
+    place = X.grid.rank_map_in(common, part=True)
     if place is None:
         raise illegal(routine, 11, 0, f"ictxt lacks processes of the context of {sub.name}")
     return _Known(X.grid.shape, place, X.distribution, X.dtype)
 
 
 def _joined(routine: str, sub: _Sub, views: Sequence[_Known | None], common: ProcessGrid) -> DistMatrix:
-    """sub(A) over the communicator of all.  Collective.
+    """Return sub(A) over the common communicator.  Collective.
 
-    views : what each process knows of it; None where it is not of the context.
+    views : the description of sub(A) from each process; None from those outside its context.
     """
     known = next((view for view in views if view), None)
     silent = [rank for rank in known.place if not views[rank]] if known else range(len(views))
     if known is None or silent:
-        text = (
-            f"CTXT_ of desc{sub.name} is -1 on {ranks_text(list(silent))}, but who holds a part of it names its context"
-        )
+        text = f"CTXT_ of desc{sub.name} is -1 on {ranks_text(list(silent))}, which must pass the context of the matrix"
         raise illegal(routine, sub.number + 3, CTXT_ + 1, text)
     for rank, view in enumerate(views):
         if view and view != known:
@@ -325,7 +323,7 @@ def _joined(routine: str, sub: _Sub, views: Sequence[_Known | None], common: Pro
 
 
 def _routine(name: str, general: Callable[..., None]) -> partial[None]:
-    """A routine for one element type, with the arguments and docstring of the general one."""
+    """Return a routine for one element type, with the arguments and docstring of the general one."""
     dtypes = tuple(map(np.dtype, _TYPES[name[1]]))
     routine = partial(general, name.upper(), dtypes)
     routine.__doc__ = f"{name.upper()}, {names(dtypes)}: {general.__doc__}"

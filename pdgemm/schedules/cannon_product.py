@@ -1,4 +1,4 @@
-"""Cannon's algorithm, as a value."""
+"""The schedule of Cannon's algorithm, which is a value."""
 
 from __future__ import annotations
 
@@ -9,24 +9,32 @@ from functools import cached_property
 import numpy as np
 
 from pdgemm.instrument.recorder import Traffic, Transfer
-from pdgemm.model.formulas import MESSAGE_BYTES
-from pdgemm.schedules.product import Buffers, Product
-from pdgemm.schedules.rounds import Round, counts_of, grid_of, messages, on_grid
-from pdgemm.schedules.steps import TorusStep, cannon_neighbours, cannon_steps
+from pdgemm.model.formulas import LARGEST_MESSAGE_BYTES
+from pdgemm.schedules.product import Buffers, Product, alike
+from pdgemm.schedules.rounds import COLS, ROWS, Round, counts_of, grid_of, messages, on_grid
+from pdgemm.schedules.steps import TorusStep, cannon_neighbours, cannon_steps, skewed_rank_maps
 
 
 @dataclass(frozen=True)
 class Cannon(Product):
-    """C stationary; A and B lie skewed, as `skewed_places` says, and are shifted by one in every step.
+    """C is stationary; A and B are skewed, as `skewed_rank_maps` describes, and are shifted by one in every step.
 
     C lies on a Pr x Pc grid where Pr divides Pc; C's row map is A's, C's column map is B's.  On a square grid
-    A's column map is B's row map, block-cyclic or not.  Else the two have the same blocks, at most Pc of them.
+    A's column map is B's row map, block-cyclic or not.  Otherwise both have one block size, and at most Pc blocks.
     """
 
     algorithm = "cannon"
 
+    def lies(self, size: int) -> bool:
+        a, b, c = (x.distribution for x in (self.A, self.B, self.C))
+        pr, pc = c.grid_shape
+        inner_fits = alike(a.cols, b.rows) if pr == pc else a.cols.block == b.rows.block and not pc % pr
+        skewed = a.grid_shape == b.grid_shape == c.grid_shape and inner_fits
+        there = skewed and (self.A.rank_map, self.B.rank_map) == skewed_rank_maps(self.C.rank_map, (pr, pc))
+        return alike(a.rows, c.rows) and alike(b.cols, c.cols) and there
+
     @property
-    def at_hand(self) -> bool:
+    def first_panel_is_local(self) -> bool:
         return True
 
     @property
@@ -49,12 +57,12 @@ class Cannon(Product):
 
     @cached_property
     def widths(self) -> tuple[np.ndarray, np.ndarray]:
-        """Inner indices in each part of A's columns and of B's rows."""
+        """The numbers of inner indices in each part of A's columns and of B's rows."""
         a, b = self.A.distribution.cols, self.B.distribution.rows
         return np.array([a.count(x) for x in range(a.parts)]), np.array([b.count(x) for x in range(b.parts)])
 
     def rounds(self) -> Iterator[Round]:
-        """A shift of A, every Pc / Pr steps one of B too, and a product."""
+        """Yield the steps: a shift of A, every Pc / Pr steps a shift of B as well, and a product."""
         if not self.mnk[2]:
             return
         grid, (pr, pc) = grid_of(self.C), self.C.distribution.grid_shape
@@ -62,20 +70,20 @@ class Cannon(Product):
         steps = np.array([[[*step] for step in self.steps(rank)] for rank in grid.ravel().tolist()])
         held_a, held_b = steps.reshape(pr, pc, pc, 2).transpose(3, 2, 0, 1)  # by step
         width_a, width_b = self.widths
-        high, wide = counts_of(self.C.distribution.rows), counts_of(self.C.distribution.cols)
+        m_loc, n_loc = counts_of(self.C.distribution.rows), counts_of(self.C.distribution.cols)
         for number in range(pc):
             shifts = []
             if number:
                 source = np.array([cannon_neighbours((pr, pc), x, number - 1)[1] for x in range(pc)])
-                words = high[:, None] * width_a[held_a[number]]
-                shifts += messages("shift", grid[i, source[j]], grid, words, self.A.dtype.itemsize)
+                words = m_loc[:, None] * width_a[held_a[number]]
+                shifts += messages("shift", grid[i, source[j]], grid, words, self.A.dtype.itemsize, ROWS)
                 if number % (pc // pr) == 0:
-                    words = wide[None, :] * width_b[held_b[number]]
-                    shifts += messages("shift", grid[(i + 1) % pr, j], grid, words, self.B.dtype.itemsize)
-            yield Round(shifts, on_grid(grid, high[:, None], wide[None, :], width_a[held_a[number]]))
+                    words = n_loc[None, :] * width_b[held_b[number]]
+                    shifts += messages("shift", grid[(i + 1) % pr, j], grid, words, self.B.dtype.itemsize, COLS)
+            yield Round(shifts, on_grid(grid, m_loc[:, None], n_loc[None, :], width_a[held_a[number]]))
 
     def transfers(self, rank: int) -> list[Transfer]:
-        """Every part of A in the rank's row but the first comes in, and every one but the last goes out; so of B."""
+        """A rank receives all parts of A in its row but the first, and sends all but the last; likewise for B."""
         steps, (row, col, _) = self.steps(rank), self.grid.strides
         if not steps:
             return []
@@ -94,7 +102,7 @@ class Cannon(Product):
 
     @property
     def slots(self) -> int:
-        """Blocks of each operand held at once: one in use and one that is filled."""
+        """The number of blocks of each operand held at once: one in use and one that is being received."""
         return 2 + self.spare
 
     def staging(self, rank: int | None) -> Buffers:
@@ -102,7 +110,7 @@ class Cannon(Product):
         return {"staged A": buffers["panels of A"], "staged B": buffers["panels of B"]}
 
     def buffers(self, rank: int | None) -> Buffers:
-        """What does not move needs no buffers."""
+        """Return the buffers; an operand that is not shifted needs none."""
         m_loc, n_loc = self.C.local_shape(rank)
         (a, b), (pr, pc) = self.widths, self.C.distribution.grid_shape
         wide_a, wide_b = int(a.max()), int(b.max())
@@ -120,7 +128,7 @@ class Cannon(Product):
 
 
 def _shifts(words: np.ndarray, dtype: np.dtype) -> Traffic:
-    """Traffic of a rank that holds blocks of so many words in turn."""
-    messages = -(-words // (MESSAGE_BYTES // dtype.itemsize))
+    """Return the traffic of a rank that holds blocks of these numbers of words one after another."""
+    messages = -(-words // (LARGEST_MESSAGE_BYTES // dtype.itemsize))
     sent, received = int(words[:-1].sum()), int(words[1:].sum())
     return Traffic(sent, received, int(messages[:-1].sum()), int(messages[1:].sum()))

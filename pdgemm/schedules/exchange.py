@@ -1,8 +1,8 @@
-"""Y := alpha X + beta Y between any two layouts: who sends what to whom.  Arithmetic for any rank.
+"""Which rank sends what to which in Y := alpha X + beta Y between any two layouts, computed for any rank.
 
-What a rank at (i, j) of the source owes the rank at (i', j') of the target is a set of rows times a set of
-columns: the rows that i and i' share, and the columns that j and j' share.  Only what changes its owner
-travels, and it travels once, in messages of at most `words` elements.
+The rank at (i, j) of the source sends the rank at (i', j') of the target a set of rows times a set of columns: the
+rows that i and i' share, and the columns that j and j' share.  Only elements that change their owner are sent, once
+each, in messages of at most `words` elements.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from pdgemm.instrument.recorder import Traffic
 from pdgemm.model.machine import Machine
 from pdgemm.support.remembered import remembered_if
 
-MESSAGE_BYTES = 1 << 20  # packed, sent and unpacked while in cache
-SLOTS = 2  # messages under way in each direction
-_MOST_RUNS = 1 << 17  # that are kept for another time, at 32 bytes each
+PACKED_BYTES = 1 << 20  # of a message, which is packed, sent and unpacked while it is in cache
+SLOTS = 2  # messages in flight in each direction
+_MOST_RUNS = 1 << 17  # strided runs of a result that is cached, at 32 bytes each
 
 
-def _worth_keeping(said: object) -> bool:
-    return not isinstance(said, list) or sum(len(x.rows.lengths) + len(x.cols.lengths) for x in said) < _MOST_RUNS
+def _worth_keeping(result: object) -> bool:
+    return not isinstance(result, list) or sum(len(x.rows.lengths) + len(x.cols.lengths) for x in result) < _MOST_RUNS
 
 
 class Block(NamedTuple):
-    """Rows times columns that go from one rank to another: to 0, 1, 2, ... when sent, from there when received."""
+    """Rows times columns that one rank sends another; the index maps lead into the packed message, or out of it."""
 
     peer: int
     rows: IndexMap
@@ -46,31 +46,31 @@ class Block(NamedTuple):
 class Exchange:
     """A redistribution as a value: its messages, traffic and memory, for any rank.
 
-    size  : ranks of the communicator.
-    words : no message is larger.
-    plain : elements are only copied, converted or not: alpha = 1, beta = 0, nothing is conjugated.
-    shared : nothing is sent, ranks read X where it lies.
-    device, staged : as of a product.
+    size  : number of ranks of the communicator.
+    words : elements of the largest message.
+    copies_only : elements are only copied, converted or not: alpha = 1, beta = 0, nothing is conjugated.
+    shared : nothing is sent; ranks read X in each other's memory.
+    device, staged : these are as in `Product`.
     """
 
     source: Layout
     target: Layout
     size: int
     words: int
-    plain: bool
+    copies_only: bool
     shared: bool = False
     device: str = ""
     staged: bool = False
 
     @property
     def wire(self) -> np.dtype:
-        """Elements travel in the smaller type, but arithmetic is done on what was stored."""
+        """The type of elements in messages: that of X, or of Y if this is smaller and elements are only copied."""
         narrower = self.target.dtype.itemsize < self.source.dtype.itemsize
-        return self.target.dtype if self.plain and narrower else self.source.dtype
+        return self.target.dtype if self.copies_only and narrower else self.source.dtype
 
     @remembered_if(_worth_keeping)
     def sends(self, rank: int) -> list[Block]:
-        """What `rank` sends, nearest following rank first."""
+        """Return what `rank` sends, the nearest following rank first."""
         i, j = self.source.coords(rank)
         a, b = self.source.distribution, self.target.distribution
         columns = [(to_j, cols.pack()) for to_j, cols in index_maps(a.cols, b.cols, j)]
@@ -83,7 +83,7 @@ class Exchange:
 
     @remembered_if(_worth_keeping)
     def receives(self, rank: int) -> list[Block]:
-        """What `rank` receives, nearest preceding rank first."""
+        """Return what `rank` receives, the nearest preceding rank first."""
         i, j = self.target.coords(rank)
         a, b = self.source.distribution, self.target.distribution
         columns = [(from_j, cols.unpack()) for from_j, cols in index_maps(a.cols, b.cols, j, by_target=True)]
@@ -96,7 +96,7 @@ class Exchange:
 
     @remembered_if(_worth_keeping)
     def pulls(self, rank: int) -> list[Block]:
-        """All that `rank` will hold, from its place in X to that in Y; its own first, then as in `receives`."""
+        """Return all that `rank` will hold, with maps from X to Y; its own block first, then as in `receives`."""
         i, j = self.target.coords(rank)
         a, b = self.source.distribution, self.target.distribution
         columns = list(index_maps(a.cols, b.cols, j, by_target=True))
@@ -108,8 +108,8 @@ class Exchange:
         return sorted(blocks, key=lambda x: (rank - x.peer) % self.size)
 
     @remembered_if(_worth_keeping)
-    def stays(self, rank: int) -> list[Block]:
-        """What `rank` hands to itself: one block or none."""
+    def staying(self, rank: int) -> list[Block]:
+        """Return what `rank` copies within its own memory: one block or none."""
         (i, j), (to_i, to_j) = self.source.coords(rank), self.target.coords(rank)
         a, b = self.source.distribution, self.target.distribution
         rows = dict(index_maps(a.rows, b.rows, i)).get(to_i)
@@ -117,16 +117,16 @@ class Exchange:
         return [] if rows is None or cols is None else [Block(rank, rows, cols)]
 
     def tiles(self, block: Block, words: int = 0) -> Iterator[tuple[IndexMap, IndexMap]]:
-        """A block in pieces of at most `words` elements, those of a message, in the same order on both sides."""
+        """Yield the tiles of a block, of at most `words` elements (by default a message), in one order on all ranks."""
         rows, cols = block.shape
-        high, wide = self.tile(rows, cols, words or self.words)
-        columns = [block.cols.cut(c, min(cols, c + wide)) for c in range(0, cols, wide)]
-        for r in range(0, rows, high):
-            part = block.rows.cut(r, min(rows, r + high))
+        tile_rows, tile_cols = self.tile(rows, cols, words or self.words)
+        columns = [block.cols.cut(c, min(cols, c + tile_cols)) for c in range(0, cols, tile_cols)]
+        for r in range(0, rows, tile_rows):
+            part = block.rows.cut(r, min(rows, r + tile_rows))
             yield from ((part, column) for column in columns)
 
     def tile(self, rows: int, cols: int, words: int) -> tuple[int, int]:
-        """Whole rows of the target where they are contiguous there, whole columns where those are."""
+        """Return the shape of a tile: whole rows of the target where these are contiguous, otherwise whole columns."""
         long, short = (cols, rows) if self.target.order == "C" else (rows, cols)
         long = min(long, words)
         short = max(1, min(short, words // long))
@@ -134,7 +134,7 @@ class Exchange:
 
     @cached_property
     def description(self) -> str:
-        """All of the plan in words, to compare among ranks."""
+        """A text that describes all of the exchange, which the ranks compare."""
         return repr(self)
 
     @cached_property
@@ -144,7 +144,7 @@ class Exchange:
 
     @remembered_if(_worth_keeping)
     def traffic(self, rank: int) -> Traffic:
-        """Words and messages by formula: all that `rank` held, or will hold, less what stays."""
+        """Return words and messages by formula: all that `rank` held, or will hold, less what it keeps."""
         (i, j), (to_i, to_j) = self.source.coords(rank), self.target.coords(rank)
         rows, cols = self._common
         total = Traffic()
@@ -160,28 +160,31 @@ class Exchange:
         return total
 
     def _counts(self, rows: np.ndarray, cols: np.ndarray, own: tuple[int, int]) -> tuple[int, int]:
-        """Words and messages of blocks of rows[p] x cols[q], except the own one."""
+        """Return the words and messages of blocks of rows[p] x cols[q], except the rank's own."""
         shapes = np.stack(np.broadcast_arrays(rows[:, None], cols[None, :]))
         if own[0] >= 0:
             shapes[:, own[0], own[1]] = 0
         long, short = shapes[::-1] if self.target.order == "C" else shapes
         long, short = long[long * short > 0], short[long * short > 0]
-        wide = np.minimum(long, self.words)
-        high = np.clip(self.words // wide, 1, short)
-        return int((long * short).sum()), int((-(-long // wide) * -(-short // high)).sum())
+        length = np.minimum(long, self.words)
+        lines = np.clip(self.words // length, 1, short)
+        return int((long * short).sum()), int((-(-long // length) * -(-short // lines)).sum())
 
     @property
     def total_words(self) -> int:
-        """Words that change their owner."""
+        """The number of words that change their owner."""
         rows, cols = self._common
-        here = [rank for rank in self.source.place if self.target.coords(rank)[0] >= 0]
-        i, j = np.array([self.source.coords(rank) for rank in here], int).reshape(-1, 2).T
-        to_i, to_j = np.array([self.target.coords(rank) for rank in here], int).reshape(-1, 2).T
+        at, to = np.full((2, self.size), -1)  # positions by rank
+        for positions, place in ((at, self.source.rank_map), (to, self.target.rank_map)):
+            positions[[*place]] = range(len(place))
+        here = (at >= 0) & (to >= 0)
+        i, j = np.divmod(at[here], self.source.distribution.cols.parts)
+        to_i, to_j = np.divmod(to[here], self.target.distribution.cols.parts)
         m, n = self.source.distribution.shape
         return m * n - int((rows[i, to_i] * cols[j, to_j]).sum())
 
     def slots(self, rank: int | None) -> tuple[int, int]:
-        """Messages that `rank` has under way: arriving, leaving; rank None: at most, of any rank."""
+        """Return how many messages `rank` has in flight, to it and from it; for rank None, the most of any rank."""
         if self.shared:
             return 0, 0
         if rank is None:
@@ -190,20 +193,20 @@ class Exchange:
         return min(SLOTS, traffic.messages_received), min(SLOTS, traffic.messages_sent)
 
     def extra_bytes(self, rank: int | None) -> int:
-        """Buffers of `rank` beyond X and Y."""
-        scratch = 0 if self.plain or self.device else 2 * self.words * self.wide.itemsize
+        """Return the bytes of the buffers of `rank` beyond X and Y."""
+        scratch = 0 if self.copies_only or self.device else 2 * self.words * self.wide.itemsize
         return sum(self.slots(rank)) * self.words * self.wire.itemsize + scratch
 
     def seconds(self, machine: Machine, rank: int) -> float:
-        """By the model: what travels is packed and unpacked, what stays or is read in place is copied."""
+        """Return the predicted time: what is sent is packed and unpacked; what stays or is read in place is copied."""
         traffic, itemsize = self.traffic(rank), self.wire.itemsize
         if self.shared:
-            return machine.call + self.target.local_bytes(rank) / machine.copy
+            return machine.call_overhead + self.target.local_bytes(rank) / machine.copy_bandwidth
         words = max(traffic.words_sent, traffic.words_received)
         messages = max(traffic.messages_sent, traffic.messages_received)
         rows, cols = self.source.local_shape(rank)
-        copied = (rows * cols - traffic.words_sent) * itemsize / machine.copy
-        return machine.call + copied + machine.transfer("exchange", words, messages, itemsize, 1, self.size)
+        copied = (rows * cols - traffic.words_sent) * itemsize / machine.copy_bandwidth
+        return machine.call_overhead + copied + machine.transfer("exchange", words, messages, itemsize, 1, self.size)
 
     @property
     def wide(self) -> np.dtype:
@@ -216,38 +219,40 @@ def plan_exchange(
     source: Layout,
     target: Layout,
     size: int,
-    plain: bool = True,
+    copies_only: bool = True,
     memory_limit: int | None = None,
     shared: bool = False,
     device: str = "",
     staged: bool = False,
 ) -> Exchange:
-    """Messages that fit in cache, and whose buffers fit `memory_limit` bytes on every rank if one element does."""
+    """Return an exchange whose messages fit in cache, and whose buffers fit `memory_limit` if one element does."""
     a, b = source.distribution, target.distribution
     largest = int(overlap_counts(a.rows, b.rows).max(initial=0)) * int(overlap_counts(a.cols, b.cols).max(initial=0))
-    one = Exchange(source, target, size, 1, plain and source.conjugated == target.conjugated, shared, device, staged)
-    most = MESSAGE_BYTES // source.dtype.itemsize
+    one = Exchange(
+        source, target, size, 1, copies_only and source.conjugated == target.conjugated, shared, device, staged
+    )
+    most = PACKED_BYTES // source.dtype.itemsize
     if memory_limit is not None:
         most = min(most, memory_limit // max(1, one.extra_bytes(None)))
     return replace(one, words=max(1, min(most, largest)))
 
 
 def best_places(source: Layout, target: Layout, size: int) -> tuple[int, ...]:
-    """The ranks for the positions of the target's grid that keep most elements at home.
+    """Return the rank map of the target's grid that leaves most elements on the rank that holds them.
 
     An assignment problem, as in COSTA (Kabic, Pintarelli, Kozhevnikov & VandeVondele, 2021), solved by
-    scipy.optimize.linear_sum_assignment.  The places that `target` has are kept where none are better.
+    scipy.optimize.linear_sum_assignment.  The rank map of `target` is kept where none is better.
     """
     from scipy.optimize import linear_sum_assignment
 
     a, b = source.distribution, target.distribution
-    kept = np.zeros((size, len(target.place)), np.int64)  # words of rank r that position p would hold
+    kept = np.zeros((size, len(target.rank_map)), np.int64)  # words of rank r that position p would hold
     rows, cols = overlap_counts(a.rows, b.rows), overlap_counts(a.cols, b.cols)
-    for rank in source.place:
+    for rank in source.rank_map:
         i, j = source.coords(rank)
         kept[rank] = np.multiply.outer(rows[i], cols[j]).ravel()
     ranks, positions = linear_sum_assignment(kept, maximize=True)
-    positions_now = np.arange(len(target.place))
-    if kept[ranks, positions].sum() <= kept[target.place, positions_now].sum():
-        return target.place
+    positions_now = np.arange(len(target.rank_map))
+    if kept[ranks, positions].sum() <= kept[target.rank_map, positions_now].sum():
+        return target.rank_map
     return tuple(ranks[np.argsort(positions)].tolist())

@@ -1,7 +1,7 @@
-"""Algorithms that share out the inner dimension, and add up the parts of C in the end; as values.
+"""The schedules of algorithms that divide the inner dimension, and reduce partial sums of C at the end.
 
-`Layered` : 2.5D and 3D, layers of ranks of which each multiplies its inner indices by SUMMA or Cannon.
-`Inner`   : each rank is a layer of its own.
+`Layered` is 2.5D and 3D: each layer of ranks multiplies its inner indices by SUMMA or Cannon.
+In `Inner` each rank is a layer of its own.
 """
 
 from __future__ import annotations
@@ -9,52 +9,64 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any, Self
 
 import numpy as np
 
 from pdgemm.grids.distribution import BlockCyclic, Distribution
+from pdgemm.grids.index_map import overlap_counts
 from pdgemm.grids.layout import Layout
 from pdgemm.instrument.recorder import Transfer
 from pdgemm.schedules.cannon_product import Cannon
-from pdgemm.schedules.product import Buffers, Placed, Product, scaled
+from pdgemm.schedules.product import Buffers, Product, RankMap, alike, on_ranks, scaled
 from pdgemm.schedules.reduction import Reduction
 from pdgemm.schedules.rounds import Round, one_each
 from pdgemm.schedules.summa_product import Summa
+from pdgemm.support.remembered import remembered
 
 
 @dataclass(frozen=True)
 class Inner(Product):
     """Each rank multiplies its inner indices; the partial products are reduced and scattered to C.
 
-    A lies in columns and B in rows, the same inner indices on the same ranks; C anywhere.
-    rows : rows of C that are reduced at a time.
-    size : ranks of the communicator.
+    A is distributed by columns and B by rows, the same inner indices on the same ranks; C has any layout.
+    rows : number of rows of C that are reduced at a time.
+    size : number of ranks of the communicator.
     """
 
     rows: int
     size: int
     algorithm = "inner"
+    on_grid = False
+
+    def lies(self, size: int) -> bool:
+        a, b = self.A.distribution, self.B.distribution
+        inner_fits = alike(a.cols, b.rows) and a.rows.parts == b.cols.parts == 1
+        return inner_fits and self.A.rank_map == self.B.rank_map and self.size == size
+
+    @property
+    def turns(self) -> int:
+        return self.reduction.turns(None)
 
     @cached_property
-    def grid(self) -> Placed:
-        """All ranks of the communicator, each a layer."""
-        return Placed((1, 1), self.size, tuple(range(self.size)))
+    def grid(self) -> RankMap:
+        """The grid of all ranks of the communicator, each of which is a layer."""
+        return RankMap((1, 1), self.size, tuple(range(self.size)))
 
     @cached_property
     def reduction(self) -> Reduction:
         m, n, _ = self.mnk
-        everyone = (tuple(range(self.size)),)
         blocks = BlockCyclic.even(m, 1), BlockCyclic.even(n, 1)
-        return Reduction(*blocks, everyone, self.C, self.accumulate, self.rows, self.shared, self.device)
+        mover = self.mover * self.shared
+        return Reduction(*blocks, self.grid.rank_map, self.C, self.accumulate, self.rows, mover, self.device)
 
     @property
-    def lends(self) -> str:
+    def exposed(self) -> str:
         return ""
 
     @property
-    def lent_buffers(self) -> tuple[str, ...]:
+    def exposed_buffers(self) -> tuple[str, ...]:
         return ("sums",) if self.shared else ()
 
     @property
@@ -75,15 +87,15 @@ class Inner(Product):
 
     @property
     def windows(self) -> list[tuple[int, int]]:
-        """Rows of C that are computed and reduced together."""
+        """The ranges of rows of C that are computed and reduced together."""
         return self.reduction.windows(0) if self.mnk[2] else []
 
     def rounds(self) -> Iterator[Round]:
-        """One product, whose sums are then added up."""
-        high, n = sum(hi - lo for lo, hi in self.windows), self.mnk[1]
-        if self.windows:
-            yield Round([], (high, n, np.array([self.A.local_shape(rank)[1] for rank in range(self.size)])))
-            yield Round(self.reduction.messages(), hidden=False)
+        """Yield for each window of rows of C a product, and the reduction of its partial sums."""
+        n, k_loc = self.mnk[1], np.array([self.A.local_shape(rank)[1] for rank in range(self.size)])
+        for turn, (lo, hi) in enumerate(self.windows):
+            yield Round([], (hi - lo, n, k_loc))
+            yield Round(self.reduction.messages(turn), hidden=False)
 
     @property
     def events(self) -> int:
@@ -100,7 +112,7 @@ class Inner(Product):
         return m, n, self.A.local_shape(rank)[1]
 
     def copied(self, rank: int) -> int:
-        """The sum is written, put in the order of ranks or read by them, and a share of it is added to C."""
+        """The partial sum is written, packed by rank or read by other ranks, and a share of it is added to C."""
         m, n, _ = self.mnk
         rows, cols = self.C.local_shape(rank)
         return (2 * m * n + rows * cols) * self.accumulate.itemsize
@@ -111,114 +123,130 @@ class Inner(Product):
     def buffers(self, rank: int | None) -> Buffers:
         n = self.mnk[1]
         k_loc = min(self.width, self.A.local_shape(rank)[1])
-        high = max((hi - lo for lo, hi in self.windows), default=0)
+        m_loc = max((hi - lo for lo, hi in self.windows), default=0)
         reduction = (
             self.reduction.buffers(rank)
-            if high
-            else dict.fromkeys(["in the order of ranks", "mine", "another's"], (0, self.accumulate))
+            if m_loc
+            else dict.fromkeys(["packed C", "own part of C", "part of C of another rank"], (0, self.accumulate))
         )
         return reduction | {
-            "converted A": (self.converts(self.A, "C") * k_loc * high, self.panel_dtype),
+            "converted A": (self.converts(self.A, "C") * k_loc * m_loc, self.panel_dtype),
             "converted B": (self.converts(self.B, "C") * k_loc * n, self.panel_dtype),
-            "sums": (high * n, self.accumulate),
-            "update": self._update(reduction["mine"][0]),
-            "exact": (self._exact(high, n), self.panel_dtype),
+            "sums": (m_loc * n, self.accumulate),
+            "update": self._update(reduction["own part of C"][0]),
+            "exact": (self._exact(m_loc, n), self.panel_dtype),
         }
 
 
 @dataclass(frozen=True)
 class Layered(Product):
-    """Layers of Pr x Pc ranks, each multiplying its inner indices; then C is added up along `depth`.
+    """Each layer of Pr x Pc ranks multiplies its inner indices; then the partial sums of C are reduced over the layers.
 
     A lies on Pr x (c Pc) ranks and B on (c Pr) x Pc, the inner indices of a layer on its ranks, as the algorithm
-    `inside` wants them there; each element of block (i, j) of C lies on one of the c ranks at (i, j).
+    `inside` needs them there; each element of block (i, j) of C lies on one of the c ranks at (i, j).
 
-    place  : the ranks, layer by layer, row by row.
-    layers : c.
-    inside : "summa" or "cannon".
-    rows   : rows of C that are reduced at a time.
+    rank_map : the ranks of the grid positions, layer by layer, row by row.
+    layers : number c of layers.
+    inside : algorithm of a layer, "summa" or "cannon".
+    rows   : number of rows of C that are reduced at a time.
     """
 
-    place: tuple[int, ...]
+    rank_map: tuple[int, ...]
     layers: int
     inside: str
     rows: int
-    nodes: tuple[int, ...] = ()  # of each rank, where panels are read in place but not all ranks are on one node
     algorithm = "2.5d"
 
-    @property
-    def in_place(self) -> bool:
-        return self.shared and not self.nodes
+    def lies(self, size: int) -> bool:
+        """Are there ranks for all layers, and does each element of C lie on a rank that has a partial sum of it?"""
+        C, a, b, c = self.C, *(x.distribution for x in (self.A, self.B, self.C))
+        pr, pc, layers = a.rows.parts, b.cols.parts, self.layers
+        inner_fits = (a.cols.parts, b.rows.parts) == (layers * pc, layers * pr) and a.cols.block == b.rows.block
+        if layers < 1 or not inner_fits or not on_ranks(self.rank_map, (pr, pc, layers), size):
+            return False
+        depth = [{*self.rank_map[at :: pr * pc]} for at in range(pr * pc)]
+        rows, cols = np.argwhere(overlap_counts(a.rows, c.rows)), np.argwhere(overlap_counts(b.cols, c.cols))
+        held = all(C.rank(to_i, to_j) in depth[i * pc + j] for i, to_i in rows.tolist() for j, to_j in cols.tolist())
+        return held and all(layer.lies(size) for layer in self.each_layer)
 
     @property
-    def lent_buffers(self) -> tuple[str, ...]:
-        return self.each_layer[0].lent_buffers or (("partial C",) if self.in_place else ())
+    def turns(self) -> int:
+        return self.reduction.turns(None)
+
+    @property
+    def exposed_buffers(self) -> tuple[str, ...]:
+        return self.layer(None).exposed_buffers or (("partial C",) if self.in_place else ())
 
     @cached_property
-    def grid(self) -> Placed:
-        return Placed((self.A.distribution.rows.parts, self.B.distribution.cols.parts), self.layers, self.place)
+    def grid(self) -> RankMap:
+        return RankMap((self.A.distribution.rows.parts, self.B.distribution.cols.parts), self.layers, self.rank_map)
 
     @cached_property
     def each_layer(self) -> tuple[Summa | Cannon, ...]:
-        return tuple(self._layer(number) for number in range(self.layers))
+        return tuple(map(self._layer, range(self.layers)))
 
     def layer(self, rank: int | None) -> Summa | Cannon:
-        """The product of a rank's layer; rank None: the one with most inner indices."""
-        return self.each_layer[0 if rank is None else max(0, self.grid.layer_of(rank))]
+        """Return the product of a rank's layer; for rank None, that of the layer with most inner indices."""
+        return self._layer(0 if rank is None else max(0, self.grid.layer_of(rank)))
 
+    @remembered
     def _layer(self, number: int) -> Summa | Cannon:
-        """Block x of the inner indices belongs to layer x mod c, and in it to column (x / c) mod Pc of A."""
+        """Return a layer's product: block x of k belongs to layer x mod c, and in it to column (x / c) mod Pc of A."""
         a, b, c = self.A.distribution, self.B.distribution, self.layers
         pr, pc = self.grid.shape
         block = a.cols.block  # and of b.rows
-        k = BlockCyclic(a.cols.n, block, c).count(number)
-        place_a = tuple(self.A.rank(i, x * c + number) for i in range(pr) for x in range(pc))
-        place_b = tuple(self.B.rank(x * c + number, j) for x in range(pr) for j in range(pc))
-        A = replace(self.A, distribution=Distribution(a.rows, BlockCyclic(k, block, pc)), place=place_a)
-        B = replace(self.B, distribution=Distribution(BlockCyclic(k, block, pr), b.cols), place=place_b)
+        k = self._inner.count(number)
+        place_a = self.A.rank_map[number::c]
+        place_b = tuple(chain.from_iterable(self.B.rank_map[x * pc : (x + 1) * pc] for x in range(number, pr * c, c)))
+        A = replace(self.A, distribution=Distribution(a.rows, BlockCyclic(k, block, pc)), rank_map=place_a)
+        B = replace(self.B, distribution=Distribution(BlockCyclic(k, block, pr), b.cols), rank_map=place_b)
         C = Layout(Distribution(a.rows, b.cols), self.grid.layer(number), self.accumulate)
         there: dict[str, Any] = {"device": self.device, "staged": self.staged, "compute": self.compute}
         if self.inside == "cannon":
             return Cannon(A, B, C, self.accumulate, self.width, 1, "shift", **there)
-        return Summa(A, B, C, self.accumulate, self.width, self.lookahead, self.mover, self.nodes, **there)
+        return Summa(A, B, C, self.accumulate, self.width, self.lookahead, self.mover, nodes=self.nodes, **there)
+
+    @property
+    def _inner(self) -> BlockCyclic:
+        """The distribution of the inner indices over the layers."""
+        return BlockCyclic(self.mnk[2], self.A.distribution.cols.block, self.layers)
 
     @cached_property
     def reduction(self) -> Reduction:
-        plane = len(self.place) // self.layers
-        groups = tuple(self.place[at::plane] for at in range(plane))
         rows, cols = self.A.distribution.rows, self.B.distribution.cols
-        return Reduction(rows, cols, groups, self.C, self.accumulate, self.rows, self.in_place, self.device)
+        mover = self.mover * self.in_place
+        return Reduction(rows, cols, self.rank_map, self.C, self.accumulate, self.rows, mover, self.device)
 
     @property
     def panels(self) -> int:
-        return self.layer(None).panels
+        return max(layer.panels for layer in self._to_count(None))
 
     @property
     def widest(self) -> int:
-        return self.layer(None).widest
+        return max(layer.widest for layer in self._to_count(None))
 
     @property
     def total_words(self) -> int:
-        inside = sum(layer.total_words for layer in self.each_layer)
-        return inside + (self.reduction.total_words if self.mnk[2] else 0)
+        (m, n, k), (pr, pc) = self.mnk, self.grid.shape
+        return m * k * (pc - 1) + k * n * (pr - 1) + (self.reduction.total_words if self.mnk[2] else 0)
 
     @property
     def product_width(self) -> int:
-        return self.layer(None).product_width
+        return max(layer.product_width for layer in self._to_count(None))
 
     def scaled(self, share: float) -> Self:
         rows = scaled(min(self.rows, max(1, self.reduction.shape(None)[0])), share)
         return replace(self, width=scaled(min(self.width, max(1, self.widest)), share), rows=rows)
 
     def rounds(self) -> Iterator[Round]:
-        """Those of all layers side by side, then the sums of C over the layers."""
+        """Yield the rounds of all layers side by side, then the reduction of C over the layers."""
         if not self.mnk[2]:
             return
         layers = [layer.rounds() for layer in self.each_layer]
         for together in zip_longest(*layers, fillvalue=Round()):
-            ranks = max(self.place) + 1
+            ranks = max(self.rank_map) + 1
             m, n, k = (sum(one_each(one.work[x], ranks) for one in together) for x in range(3))
-            yield Round([x for one in together for x in one.messages], (m, n, k))
+            yield Round([x for one in together for x in one.moves], (m, n, k))
         yield Round(self.reduction.messages(), hidden=False)
 
     @property
@@ -229,18 +257,18 @@ class Layered(Product):
         if self.grid.layer_of(rank) < 0 or not self.mnk[2]:
             return []
         stride, traffic = self.grid.strides[2], self.reduction.traffic(rank)
-        added = Transfer("reduce", traffic, self.accumulate.itemsize, stride, self.layers, after=True)
-        return [*self.layer(rank).transfers(rank), added]
+        reduced = Transfer("reduce", traffic, self.accumulate.itemsize, stride, self.layers, after=True)
+        return [*self.layer(rank).transfers(rank), reduced]
 
     def local_shape(self, rank: int) -> tuple[int, int, int]:
         return self.layer(rank).local_shape(rank)
 
     @property
-    def at_hand(self) -> bool:
+    def first_panel_is_local(self) -> bool:
         return self.inside == "cannon"
 
     def copied(self, rank: int) -> int:
-        """The sum of a block is written, put in the order of ranks or read by them, and a share of it is added to C."""
+        """The partial sum of a block is written, packed by rank or read by others, and a share of it is added to C."""
         (rows, cols), (own_rows, own_cols) = self.reduction.shape(rank), self.C.local_shape(rank)
         return self.layer(rank).copied(rank) + (2 * rows * cols + own_rows * own_cols) * self.accumulate.itemsize
 
@@ -248,8 +276,10 @@ class Layered(Product):
         return _most([layer.staging(rank) for layer in self._to_count(rank)]) | self.reduction.staging(rank)
 
     def _to_count(self, rank: int | None) -> list[Summa | Cannon]:
-        """Layers that differ, or that of a rank: one with fewer inner indices may have wider panels."""
-        return list({x.mnk[2]: x for x in self.each_layer}.values()) if rank is None else [self.layer(rank)]
+        """Return the layer of a rank, or one layer of each size: a smaller one may have wider panels."""
+        if rank is not None:
+            return [self.layer(rank)]
+        return list(map(self._layer, {self._inner.count(x): x for x in range(self.layers)}.values()))
 
     def buffers(self, rank: int | None) -> Buffers:
         rows, cols = self.reduction.shape(rank)
@@ -257,7 +287,7 @@ class Layered(Product):
         return (
             _most([layer.buffers(rank) for layer in self._to_count(rank)])
             | reduction
-            | {"partial C": (rows * cols, self.accumulate), "update": self._update(reduction["mine"][0])}
+            | {"partial C": (rows * cols, self.accumulate), "update": self._update(reduction["own part of C"][0])}
         )
 
 

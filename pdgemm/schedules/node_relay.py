@@ -1,22 +1,25 @@
-"""The ranks of a grid row or column, and the nodes that they are on."""
+"""How panels are relayed between nodes along a grid row or column, and read in place within a node."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from math import lcm
 from typing import NamedTuple
 
+import numpy as np
+
 from pdgemm.grids.index_map import IndexMap
 from pdgemm.instrument.recorder import Traffic
 
 
-class Passage(NamedTuple):
-    """What the ranks of one node have to do with a panel.
+class RelayRole(NamedTuple):
+    """What the ranks of one node do with a panel; a position is an index along the row or column.
 
-    in_place : they read all of it where it lies.
-    receiver : else one of them puts it together, where the others, its readers, find it.
-    chains   : of each part, the places that it passes through; [] if it stays, or this rank is none of them.
+    in_place : they read all of it in the memory of its owner.
+    receiver : otherwise this one assembles it, and the others, the readers, read it in the receiver's memory.
+    chains   : for each part, the positions that relay it; [] if it stays on its node, or this rank is none of them.
     """
 
     in_place: bool
@@ -26,12 +29,12 @@ class Passage(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Line:
-    """Places 0, 1, ... along a row or column.
+class NodeLine:
+    """The nodes of the positions 0, 1, ... along a row or column.
 
-    nodes : the node of each place.
+    nodes : the node of each position.
 
-    A panel crosses to each other node once, to one receiver, where the others read it: from its owner to the
+    A panel is sent to each other node once, to one receiver, where the other ranks read it: from its owner to the
     receiver on the next node, and on from there, as around a ring.
     """
 
@@ -39,41 +42,41 @@ class Line:
 
     @property
     def several(self) -> bool:
-        """Are they on more than one node?"""
+        """Are the positions on more than one node?"""
         return len(self._places) > 1
 
     def near(self, place: int) -> list[int]:
-        """The places on the same node."""
+        """Return the positions on the same node."""
         return self._places[self.nodes[place]]
 
     def receiver(self, place: int, turn: int) -> int:
-        """Who takes panel number `turn` where it comes to the node of a place from another: they take turns."""
+        """Return the position that receives panel number `turn` on the node of a position; they alternate."""
         near = self.near(place)
         return near[turn % len(near)]
 
     def chain(self, owner: int, turn: int) -> list[int]:
-        """The places that panel number `turn` passes through: its owner, then a receiver on each other node."""
+        """Return the positions that relay panel number `turn`: its owner, then a receiver on each other node."""
         key = owner, turn % self._period
         if key not in self._chains:
             size = len(self.nodes)
-            first = {self.nodes[owner]: owner}  # by node, in the order of places after the owner's
+            first = {self.nodes[owner]: owner}  # by node, in the order of positions after the owner's
             for step in range(1, size):
                 place = (owner + step) % size
                 first.setdefault(self.nodes[place], self.receiver(place, turn))
             self._chains[key] = list(first.values())
         return self._chains[key]
 
-    def passage(self, me: int, owners: list[int], one_run: bool, turn: int) -> Passage:
-        """Of panel number `turn`, to the node of the place `me`.
+    def role(self, me: int, owners: list[int], one_run: bool, turn: int) -> RelayRole:
+        """Return what the node of position `me` does with panel number `turn`.
 
-        owners : of its parts.   one_run : its columns follow each other in its owner's array.
+        owners : positions that own its parts.   one_run : its columns are contiguous in the array of its owner.
         """
         near = self.near(me)
         in_place = len(owners) == 1 and owners[0] in near and one_run
         receiver = self.receiver(me, turn)
         readers = [place for place in near if place != receiver] if self.several and not in_place else []
         chains = [self.chain(owner, turn) for owner in owners]
-        return Passage(in_place, receiver, readers, [x if me in x and len(x) > 1 else [] for x in chains])
+        return RelayRole(in_place, receiver, readers, [x if me in x and len(x) > 1 else [] for x in chains])
 
     @cached_property
     def _places(self) -> dict[int, list[int]]:
@@ -81,6 +84,23 @@ class Line:
         for place, node in enumerate(self.nodes):
             places.setdefault(node, []).append(place)
         return places
+
+    @cached_property
+    def ends(self) -> np.ndarray:
+        """For each owner the first position, after which its panels have reached all nodes.
+
+        With the positions counted on around the line, a panel has reached all nodes where the last of them begins: at
+        the first position of a node, or at the next position of a node of which one lies before the owner.
+        """
+        size = len(self.nodes)
+        around = np.array(self.nodes * 2)
+        by_node = np.argsort(around, kind="stable")
+        same = np.diff(around[by_node]) == 0
+        following = np.zeros(2 * size, np.int64)  # the next position of the same node
+        following[by_node[:-1][same]] = by_node[1:][same]
+        first = max(places[0] for places in self._places.values())
+        before = np.maximum.accumulate(np.append(first, following[: size - 1]))
+        return np.asarray(before % size)
 
     @cached_property
     def _period(self) -> int:
@@ -91,25 +111,50 @@ class Line:
         return {}
 
 
-def relayed(breadth: int, panels: list[tuple[list[tuple[int, IndexMap]], IndexMap]], line: Line, me: int) -> Traffic:
-    """Traffic of the rank at place `me` when panels of `breadth` rows are read in place, and relayed between nodes.
+@dataclass(frozen=True)
+class Parts:
+    """The parts of panels 0, 1, ...; the arrays have an entry for each part.
 
-    panels : of each, the owners of its parts and what they have of it, and the whole.
+    panel : number of its panel.   owner : position that owns it.   words : number of its inner indices.
+    alone : it is the whole panel, and contiguous.
     """
-    total = Traffic()
+
+    panel: np.ndarray
+    owner: np.ndarray
+    words: np.ndarray
+    alone: np.ndarray
+
+    @classmethod
+    def of(cls, panels: Iterable[tuple[list[tuple[int, IndexMap]], IndexMap]]) -> Parts:
+        """Return the parts of panels, given for each panel the owners and index maps of its parts, and its own map."""
+        rows = [
+            (number, owner, runs.size, len(parts) == 1 and whole.contiguous)
+            for number, (parts, whole) in enumerate(panels)
+            for owner, runs in parts
+        ]
+        return cls(*np.array(rows, np.int64).reshape(-1, 4).T)
+
+
+def relayed(breadth: int, parts: Parts, line: NodeLine, me: int) -> Traffic:
+    """Return the traffic of the rank at position `me` when panels of `breadth` rows are read in place and relayed."""
     if not breadth or len(line.nodes) == 1:
-        return total
-    for turn, (parts, whole) in enumerate(panels):
-        way = line.passage(me, [owner for owner, _ in parts], whole.contiguous, turn)
-        signals = len(way.readers) if me == way.receiver else min(1, len(way.readers))
-        total.messages_sent += signals
-        total.messages_received += signals
-        for (owner, runs), chain in zip(parts, way.chains):
-            words = breadth * runs.size
-            if chain and me != chain[-1]:
-                total.sent(words)
-            if chain and me != owner:
-                total.received(words)
-            elif me != owner:
-                total.read(words)
-    return total
+        return Traffic()
+    words, mine = breadth * parts.words, parts.owner == me
+    if not line.several:
+        read = int(words[~mine].sum())
+        return Traffic(words_received=read, words_read=read)
+    near, nodes = line.near(me), np.array(line.nodes)
+    here = nodes[parts.owner] == nodes[me]
+    receiver = parts.panel % len(near) == near.index(me)
+    takes = receiver & ~here
+    sends = mine | (takes & (nodes[line.ends[parts.owner]] != nodes[me]))
+    first = np.diff(parts.panel, prepend=-1) > 0  # part of each panel
+    put_together = first & ~(parts.alone.astype(bool) & here)
+    signals = int(np.where(receiver, len(near) - 1, min(1, len(near) - 1))[put_together].sum())
+    return Traffic(
+        words_sent=int(words[sends].sum()),
+        words_received=int(words[~mine].sum()),
+        messages_sent=int(np.count_nonzero(sends)) + signals,
+        messages_received=int(np.count_nonzero(takes)) + signals,
+        words_read=int(words[~mine & ~takes].sum()),
+    )

@@ -1,22 +1,24 @@
-"""What all algorithms have in common."""
+"""The schedule of an algorithm: its interface, and what all algorithms have in common."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import prod
 from typing import ClassVar, Self
 
 import numpy as np
 
 from pdgemm.arrays import dtypes
 from pdgemm.blas.local_gemm import conjugates
-from pdgemm.grids.layout import Layout, positions
+from pdgemm.grids.distribution import BlockCyclic
+from pdgemm.grids.layout import Layout, position
 from pdgemm.instrument.recorder import Traffic, Transfer
-from pdgemm.model.formulas import MESSAGE_BYTES, gemm_flops
+from pdgemm.model.formulas import LARGEST_MESSAGE_BYTES, gemm_flops
 from pdgemm.model.machine import Machine
-from pdgemm.schedules.rounds import READ as READ
-from pdgemm.schedules.rounds import Round
+from pdgemm.model.mover_registry import MOVERS, RING, STAGED, reads
+from pdgemm.schedules.rounds import Round, Tally
 from pdgemm.support.remembered import remembered
 
 SLAB = 1 << 16  # elements that are rounded or added to C at a time
@@ -24,49 +26,49 @@ Buffers = dict[str, tuple[int, np.dtype]]  # name: words, type
 
 
 @dataclass(frozen=True)
-class Placed:
-    """A process grid as a value: which rank is at (layer, i, j)."""
+class RankMap:
+    """A process grid as a value: it says which rank is at (layer, i, j)."""
 
     shape: tuple[int, int]
     layers: int
-    place: tuple[int, ...]  # layer by layer, row by row
+    rank_map: tuple[int, ...]  # layer by layer, row by row
 
     def layer(self, number: int) -> tuple[int, ...]:
-        """The ranks of one layer, row by row."""
+        """Return the ranks of one layer, row by row."""
         plane = self.shape[0] * self.shape[1]
-        return self.place[number * plane : (number + 1) * plane]
+        return self.rank_map[number * plane : (number + 1) * plane]
 
     @property
     def strides(self) -> tuple[int, int, int]:
-        """Distances between the numbers of neighbours along a row, a column and the layers."""
+        """The differences between the ranks of neighbours along a row, a column and the layers."""
         pr, pc = self.shape
 
         def distance(step: int, parts: int) -> int:
-            return abs(self.place[step] - self.place[0]) if parts > 1 else 1
+            return abs(self.rank_map[step] - self.rank_map[0]) if parts > 1 else 1
 
         return distance(1, pc), distance(pc, pr), distance(pr * pc, self.layers)
 
     def layer_of(self, rank: int) -> int:
-        """-1 for a rank that has no place."""
-        at = self._at.get(rank)
-        return -1 if at is None else at // (self.shape[0] * self.shape[1])
-
-    @cached_property
-    def _at(self) -> dict[int, int]:
-        return positions(self.place)
+        """Return the layer of a rank; -1 if the rank is not in the grid."""
+        at = position(self.rank_map, rank)
+        return -1 if at < 0 else at // (self.shape[0] * self.shape[1])
 
 
 @dataclass(frozen=True)
 class Product:
     """C := alpha A B + beta C by one algorithm, on layouts that fit it.
 
-    accumulate : the type in which products are added up.
-    width      : no panel is wider.
-    lookahead  : panels in flight behind the one in use.
-    mover      : how panels travel.
-    device     : where the matrices live; "": on the host.
-    compute    : what BLAS may round operands to: "float16", "bfloat16" or "tf32"; "": nothing.
-    staged     : messages go through memory of the host, which MPI reads and writes.
+    An algorithm defines what all ranks do, `rounds`, and what each allocates, `buffers`; traffic, work and seconds are
+    sums over the rounds.  Where these take too long for many ranks, an algorithm overrides them by formulas.
+
+    accumulate : the type in which products are accumulated.
+    width      : width of the widest panel.
+    lookahead  : number of panels in flight behind the one in use.
+    mover      : name of the mover of the panels.
+    nodes      : the node of each rank, where panels are read in place but not all ranks are on one node; else ().
+    device     : the device that holds the matrices; "": the host.
+    compute    : the type that BLAS may round operands to: "float16", "bfloat16" or "tf32"; "": none.
+    staged     : messages are staged in host memory, which MPI reads and writes.
     """
 
     A: Layout
@@ -76,30 +78,32 @@ class Product:
     width: int
     lookahead: int
     mover: str
+    nodes: tuple[int, ...] = field(default=(), kw_only=True)
     device: str = field(default="", kw_only=True)
     staged: bool = field(default=False, kw_only=True)
     compute: str = field(default="", kw_only=True)
     algorithm: ClassVar[str]
+    on_grid: ClassVar[bool] = True  # False: messages use the whole communicator, whatever its grids
 
     @property
     def mnk(self) -> tuple[int, int, int]:
         return *self.C.distribution.shape, self.A.distribution.cols.n
 
     @cached_property
-    def grid(self) -> Placed:
-        """The grid whose rows, columns and layers the panels travel along."""
-        return Placed(self.C.distribution.grid_shape, 1, self.C.place)
+    def grid(self) -> RankMap:
+        """The grid along whose rows, columns and layers the panels are sent."""
+        return RankMap(self.C.distribution.grid_shape, 1, self.C.rank_map)
 
     @property
     def flops(self) -> int:
-        """Of all ranks together."""
+        """The floating-point operations of all ranks together."""
         return gemm_flops(*self.mnk, complex_=self.accumulate.kind == "c")
 
     @property
     def panel_dtype(self) -> np.dtype:
-        """The type in which BLAS sees panels: int8 numbers are multiplied as float32, exactly.
+        """The type of panels that are handed to BLAS: int8 numbers are multiplied as float32, exactly.
 
-        A device's BLAS takes 16-bit numbers and adds up in float32.
+        A device's BLAS takes 16-bit numbers and accumulates in float32.
         """
         if self.device and self.compute in dtypes.HALF_NAMES:
             return np.dtype(self.compute)
@@ -109,7 +113,7 @@ class Product:
 
     @property
     def rounded(self) -> np.dtype | None:
-        """The type that the host rounds operands to, which its BLAS does not take."""
+        """The type that operands are rounded to on the host, whose BLAS does not take it; None: no rounding."""
         return np.dtype(self.compute) if self.compute in dtypes.HALF_NAMES and not self.device else None
 
     @property
@@ -119,49 +123,59 @@ class Product:
 
     @property
     def sums_in_c(self) -> bool:
-        """Are products added up in C itself?"""
+        """Are products accumulated in C itself?"""
         return self.C.dtype == self.accumulate
 
     def converts(self, operand: Layout, order: str) -> bool:
         """Does each panel need a second buffer: for another type, or for a conjugate that BLAS cannot form?
 
-        order : memory order of what the products are accumulated in.
+        order : memory order of the array in which products are accumulated.
         """
-        stuck = operand.conjugated and not conjugates(operand.order, order)
-        return stuck or self.rounded is not None or operand.dtype != self.panel_dtype
+        unsupported = operand.conjugated and not conjugates(operand.order, order)
+        return unsupported or self.rounded is not None or operand.dtype != self.panel_dtype
+
+    def rounds(self) -> Iterator[Round]:
+        """Yield what all ranks do, round by round."""
+        raise NotImplementedError
+
+    @cached_property
+    def tally(self) -> Tally:
+        """The sums over the rounds, for each rank."""
+        return Tally(self.rounds(), 1 + max(*self.grid.rank_map, *self.A.rank_map, *self.B.rank_map, *self.C.rank_map))
 
     @property
     def total_words(self) -> int:
-        """Words that all ranks together send."""
-        raise NotImplementedError
-
-    def rounds(self) -> Iterator[Round]:
-        """What all ranks do, round by round."""
-        raise NotImplementedError
+        """The number of words that all ranks together receive."""
+        return self.tally.total_words
 
     @property
     def events(self) -> int:
-        """Messages and products of a rank, about."""
+        """The approximate number of messages and products of a rank."""
         return self.panels
 
     def transfers(self, rank: int) -> list[Transfer]:
-        """What a rank sends and receives, by direction."""
-        raise NotImplementedError
+        """Return what a rank sends and receives, by direction of the grid."""
+        (pr, pc), strides = self.grid.shape, self.grid.strides
+        lengths = pc, pr, self.grid.layers
+        return [
+            Transfer(x.kind, traffic, x.itemsize, strides[x.along], lengths[x.along], x.after)
+            for x, traffic in self.tally.of(rank).items()
+        ]
 
     def traffic(self, rank: int) -> Traffic:
-        """Words and messages of a rank."""
+        """Return the words and messages of a rank."""
         return sum((transfer.traffic for transfer in self.transfers(rank)), Traffic())
 
     def local_shape(self, rank: int) -> tuple[int, int, int]:
-        """Rows, columns and inner indices that a rank multiplies."""
-        raise NotImplementedError
+        """Return the rows, columns and inner indices that a rank multiplies; by default its steps divide the last."""
+        return self.tally.local_shape(rank)
 
     def seconds(self, machine: Machine, rank: int) -> float:
-        """By the model: steps of a transfer and a product, in part at the same time; then what cannot be hidden."""
+        """Return the predicted time: transfers that overlap with products in part, then those that cannot."""
         m, n, k = self.local_shape(rank)
         moving, first, after = 0.0, 0.0, 0.0
         for x in self.transfers(rank):
-            # BLAS reads in place as it reads what is this rank's own
+            # BLAS reads these in place, as it reads the rank's own panels
             in_place = 0 if self.fetched else x.traffic.words_read
             words, messages = x.traffic.words_received - in_place, x.traffic.messages_received
             taken = machine.transfer(x.kind, words, messages, x.itemsize, x.stride, x.length)
@@ -170,136 +184,158 @@ class Product:
             else:
                 moving += taken
                 first += taken / max(1, self.panels) * (machine.hops(x.kind, x.length) - 1)
-        computing = machine.multiply(self.panel_dtype, (m, n, k), self.at_once(m, n, k))
-        pipeline = machine.pipeline(computing, moving, self.panels, self.lookahead > 0, self.at_hand)
+        computing = machine.multiply(self.panel_dtype, (m, n, k), self.block_mnk(m, n, k))
+        pipeline = machine.pipeline(computing, moving, self.panels, self.lookahead > 0, self.first_panel_is_local)
         return self.memory_seconds(machine, rank) + after + first + pipeline
 
     def memory_seconds(self, machine: Machine, rank: int) -> float:
-        """For new memory, and for what is copied from one place to another."""
-        return self.extra_bytes(rank) / machine.fresh + self.copied(rank) / machine.copy
+        """Return the predicted time of the first touch of new memory, and of copies within memory."""
+        return self.extra_bytes(rank) / machine.first_touch_bandwidth + self.copied(rank) / machine.copy_bandwidth
 
     @property
-    def carried(self) -> str:
-        """How panels travel, in a word."""
-        return "staged" if self.staged and self.mover in ("ring", "shift", "reduce_scatter") else self.mover
+    def transport(self) -> str:
+        """The name of the transport of the panels."""
+        through_host = self.staged and self.mover in (RING.name, "shift", "reduce_scatter")
+        return STAGED.name if through_host else self.mover
 
-    @property
+    @cached_property
     def shared(self) -> bool:
-        """Is anything read in the memory of the other ranks of a node, where it lies?"""
-        return self.mover in READ
+        """Do ranks of a node read each other's memory?"""
+        return reads(self.mover)
 
-    @property
+    @cached_property
     def fetched(self) -> bool:
-        """Is what is read there copied first, and not multiplied where it lies?"""
-        return self.mover == "ipc"
+        """Is what they read there copied first, and not multiplied in place?"""
+        return self.mover in MOVERS and MOVERS[self.mover].by == "copying"
 
     @property
     def ahead(self) -> int:
-        """Panels in flight behind the one in use."""
+        """The number of panels in flight behind the one in use."""
         return min(self.lookahead, self.slots - 1)
 
     @property
     def slots(self) -> int:
-        """Panels held at once."""
+        """The number of panels held at once."""
         return 1
 
     @property
     def spare(self) -> int:
-        """Slots beyond those of panels in use and in flight: a device multiplies what the host is done with."""
+        """The number of slots beyond those in use and in flight: a device still reads what the host has finished."""
         return 1 if self.device else 0
 
     @property
     def in_place(self) -> bool:
-        """Are all of them on this node?"""
-        return self.shared
+        """Are panels read in place, with all ranks on one node?"""
+        return self.shared and not self.nodes
 
     @property
-    def stays(self) -> bool:
-        """Has each rank all that it multiplies?"""
+    def nothing_travels(self) -> bool:
+        """Does each rank hold all that it multiplies?"""
         return False
 
     @property
-    def lends(self) -> str:
-        """Those of A and B that the ranks of a node read in each other's memory."""
+    def exposed(self) -> str:
+        """The operands among A and B that the ranks of a node read in each other's memory."""
         return "AB" if self.shared else ""
 
     @property
-    def lent_buffers(self) -> tuple[str, ...]:
-        """The buffers that they read there."""
+    def exposed_buffers(self) -> tuple[str, ...]:
+        """The names of the buffers that the ranks of a node read in each other's memory."""
         return ()
 
     @property
-    def at_hand(self) -> bool:
-        """Is all there that the first step needs?"""
+    def first_panel_is_local(self) -> bool:
+        """Does each rank hold what its first step needs?"""
         return self.in_place
 
-    def at_once(self, m: int, n: int, k: int) -> tuple[int, int, int]:
-        """The sizes of one of the products that make up a rank's m x n x k."""
+    def block_mnk(self, m: int, n: int, k: int) -> tuple[int, int, int]:
+        """Return the extents of one of the BLAS calls that make up a rank's m x n x k."""
         return m, n, min(k, self.product_width)
 
     def copied(self, rank: int) -> int:
-        """Bytes that a rank packs, copies or adds up beside its products."""
+        """Return the bytes that a rank packs, copies or adds outside of its BLAS calls."""
         rows, cols = self.C.local_shape(rank)
         return 0 if self.sums_in_c else rows * cols * self.accumulate.itemsize
 
+    def lies(self, size: int) -> bool:
+        """Do the layouts fit the algorithm on `size` ranks?"""
+        raise NotImplementedError
+
+    @property
+    def turns(self) -> int:
+        """The number of pieces in which partial sums of C are reduced at the end."""
+        return 0
+
     def buffers(self, rank: int | None) -> Buffers:
-        """What a rank allocates beyond A, B and C."""
+        """Return the buffers that a rank allocates beyond A, B and C."""
         raise NotImplementedError
 
     def staging(self, rank: int | None) -> Buffers:
-        """What it allocates on the host beside them, where messages are staged."""
-        raise NotImplementedError
+        """Return the buffers that it allocates on the host besides these, where messages are staged."""
+        return {}
 
     def staged_buffers(self, rank: int | None) -> Buffers:
         return self.staging(rank) if self.staged and not self.shared else {}
 
     def scaled(self, share: float) -> Self:
-        """With panels of a share of their width, from 1 as it is to 0, with buffers as small as can be."""
+        """Return the product with panels of a share of their width: 1 leaves it, 0 makes the buffers smallest."""
         return replace(self, width=scaled(min(self.width, self.widest), share))
 
     def whole(self) -> Self:
-        """With panels as wide as can be if that needs no more room, as where none of them travel."""
+        """Return the product with the widest panels if these need no more memory, as where none are sent."""
+        if not (self.in_place or self.nothing_travels):
+            return self
         wide = replace(self, width=max(self.width, self.mnk[2]))
-        return wide if (self.in_place or self.stays) and wide.extra_bytes(None) <= self.extra_bytes(None) else self
+        return wide if wide.extra_bytes(None) <= self.extra_bytes(None) else self
 
     @property
     def widest(self) -> int:
-        """Inner indices of the widest panel."""
-        raise NotImplementedError
+        """The number of inner indices of the widest panel."""
+        return self.tally.widest
 
     @property
     def product_width(self) -> int:
-        """Inner indices that are multiplied at once."""
+        """The number of inner indices of one BLAS call."""
         return self.widest
 
     @property
     def panels(self) -> int:
-        """Steps of the busiest rank."""
-        raise NotImplementedError
+        """The number of steps of the busiest rank."""
+        return self.tally.steps
 
     @remembered
     def extra_bytes(self, rank: int | None) -> int:
-        """All of these together."""
+        """Return the bytes of all buffers of a rank; for rank None, the most of any rank."""
         buffers = [*self.buffers(rank).values(), *self.staged_buffers(rank).values()]
         return sum(words * dtype.itemsize for words, dtype in buffers)
 
     def _update(self, words: int) -> tuple[int, np.dtype]:
-        """Room in which so many sums are rounded, or added to C."""
+        """Return the workspace in which that many sums are rounded, or added to C."""
         return 0 if self.device else 2 * min(words, SLAB), self.update_dtype
 
     def _exact(self, rows: int, cols: int) -> int:
-        """32-bit numbers in which int8 products are formed, and made integers, before they are added up."""
+        """Return the 32-bit numbers that int8 products are formed in, and made integers, before accumulation."""
         at_once = rows * cols if self.device else 2 * min(SLAB, rows * cols)
         return 0 if self.accumulate in dtypes.BLAS else at_once
 
     def _message_width(self, width: int, *sides: tuple[int, np.dtype]) -> int:
-        """The width at which no panel of that many words across, `sides`, is too large for a message."""
-        if self.in_place or self.stays:
+        """Return the width at which no panel fills more than a message.   sides : words across a panel, and type."""
+        if self.in_place or self.nothing_travels:
             return width
         longest = max(1, *(words * dtype.itemsize for words, dtype in sides))
-        return max(1, min(width, MESSAGE_BYTES // longest))
+        return max(1, min(width, LARGEST_MESSAGE_BYTES // longest))
+
+
+def on_ranks(rank_map: tuple[int, ...], shape: tuple[int, ...], size: int) -> bool:
+    """Is a different one of `size` ranks at each position of the grid?"""
+    return len({*rank_map}) == len(rank_map) == prod(shape) and 0 <= min(rank_map) <= max(rank_map) < size
+
+
+def alike(one: BlockCyclic, other: BlockCyclic) -> bool:
+    """Do both distribute the same indices to the same parts?"""
+    return one.canonical == other.canonical
 
 
 def scaled(size: int, share: float) -> int:
-    """A share of a size, at least 1."""
+    """Return a share of a size, at least 1."""
     return max(1, int(size * share))

@@ -1,140 +1,171 @@
-"""Sums over the ranks of a group, added up and scattered to C; as a value."""
+"""The reduction of partial sums over groups of ranks, scattered to C, as a value."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import numpy as np
 
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.index_map import IndexMap, index_maps
-from pdgemm.grids.layout import Layout
+from pdgemm.grids.layout import Layout, position
 from pdgemm.instrument.recorder import Traffic
-from pdgemm.model.formulas import MESSAGE_BYTES, reduce_scatter_traffic
+from pdgemm.model.formulas import LARGEST_MESSAGE_BYTES
 from pdgemm.schedules.product import SLAB, Buffers
-from pdgemm.schedules.rounds import Messages, messages
+from pdgemm.schedules.rounds import LAYERS, Messages, messages
+from pdgemm.support.remembered import remembered
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """Blocks of C of which each rank of a group has a part of the sum, added up and scattered to C.
+    """Blocks of C of which each rank of a group has a partial sum; these are reduced and scattered to C.
 
-    rows, cols : how C is cut into blocks.
-    groups     : the ranks that add up block (i, j), row by row; the elements of the block are theirs in C.
-    high       : rows of a block that are reduced at a time.
-    read       : the parts are read where they lie, nothing is sent.
+    rows, cols : distributions of the rows and columns of C, whose parts form the blocks.
+    rank_map   : the ranks of the grid positions, layer by layer, row by row; those of one block in all layers are its
+                 group, which reduces it, and which has its elements in C.
+    high       : number of rows of a block that are reduced at a time.
+    reads      : name of the mover by which partial sums are read in place; "": they are sent.
     """
 
     rows: BlockCyclic
     cols: BlockCyclic
-    groups: tuple[tuple[int, ...], ...]
+    rank_map: tuple[int, ...]
     C: Layout
     dtype: np.dtype
     high: int
-    read: bool
+    reads: str
     device: str = ""
 
-    def at(self, rank: int) -> tuple[int, int] | None:
-        """The block that a rank works on."""
-        return self._blocks.get(rank)
+    @property
+    def blocks(self) -> int:
+        return self.rows.parts * self.cols.parts
 
-    @cached_property
-    def _blocks(self) -> dict[int, tuple[int, int]]:
-        return {rank: divmod(at, self.cols.parts) for at, group in enumerate(self.groups) for rank in group}
+    @property
+    def layers(self) -> int:
+        """The number of ranks of a group."""
+        return len(self.rank_map) // self.blocks
+
+    def at(self, rank: int) -> tuple[int, int] | None:
+        """Return the block that a rank works on, or None."""
+        at = position(self.rank_map, rank)
+        return None if at < 0 else divmod(at % self.blocks, self.cols.parts)
+
+    @property
+    def read(self) -> bool:
+        """Are partial sums read in place, and nothing sent?"""
+        return bool(self.reads)
 
     def group(self, i: int, j: int) -> tuple[int, ...]:
-        return self.groups[i * self.cols.parts + j]
+        """Return the ranks that reduce block (i, j)."""
+        return self.rank_map[i * self.cols.parts + j :: self.blocks]
 
     def shape(self, rank: int | None) -> tuple[int, int]:
-        """Rows and columns of a rank's block; rank None: of the largest."""
+        """Return the shape of a rank's block; for rank None, of the largest."""
         if rank is None:
             return self.rows.largest, self.cols.largest
         at = self.at(rank)
         return (0, 0) if at is None else (self.rows.count(at[0]), self.cols.count(at[1]))
 
     def windows(self, rank: int | None) -> list[tuple[int, int]]:
-        """Rows of a block that are reduced together."""
-        (rows, cols), high = self.shape(rank), self._at_once(rank)
-        return [(lo, min(rows, lo + high)) for lo in range(0, rows, high)] if cols else []
+        """Return the ranges of rows of a block that are reduced together."""
+        (rows, cols), height = self.shape(rank), self._at_once(rank)
+        return [(lo, min(rows, lo + height)) for lo in range(0, rows, height)] if cols else []
 
     def turns(self, rank: int | None) -> int:
-        """How many windows those are."""
+        """Return the number of these windows."""
         rows, cols = self.shape(rank)
         return -(-rows // self._at_once(rank)) if cols else 0
 
     def _at_once(self, rank: int | None) -> int:
-        """Rows of a window."""
-        return max(1, min(self.high, MESSAGE_BYTES // (max(1, self.shape(rank)[1]) * self.dtype.itemsize)))
+        """Return the number of rows of a window."""
+        return max(1, min(self.high, LARGEST_MESSAGE_BYTES // (max(1, self.shape(rank)[1]) * self.dtype.itemsize)))
 
     def rows_to(self, i: int) -> dict[int, IndexMap]:
-        """The rows of block i that each part of C's rows takes."""
+        """Return the rows of block i that belong to each part of C's rows."""
         return _shared(self.rows, self.C.distribution.rows, i)
 
     def cols_to(self, j: int) -> dict[int, IndexMap]:
         return _shared(self.cols, self.C.distribution.cols, j)
 
     def counts(self, i: int, j: int, window: tuple[int, int]) -> np.ndarray:
-        """Words of the window of block (i, j) that go to each rank of its group."""
+        """Return the words of a window of block (i, j) that belong to each rank of its group."""
         group = {rank: number for number, rank in enumerate(self.group(i, j))}
         counts = np.zeros(len(group), np.int64)
-        wide = {to_j: index_map.size for to_j, index_map in self.cols_to(j).items()}
+        widths = {to_j: index_map.size for to_j, index_map in self.cols_to(j).items()}
         for to_i, index_map in self.rows_to(i).items():
-            high = index_map.count_below(window[1]) - index_map.count_below(window[0])
-            for to_j, columns in wide.items() if high else ():
-                counts[group[self.C.rank(to_i, to_j)]] += high * columns
+            height = index_map.count_below(window[1]) - index_map.count_below(window[0])
+            for to_j, width in widths.items() if height else ():
+                counts[group[self.C.rank(to_i, to_j)]] += height * width
         return counts
 
     def traffic(self, rank: int) -> Traffic:
-        at = self.at(rank)
-        if at is None:
-            return Traffic()
-        number, counts = self.group(*at).index(rank), [self.counts(*at, window) for window in self.windows(rank)]
-        if not self.read:
-            return sum((reduce_scatter_traffic(words, number) for words in counts), Traffic())
-        traffic = Traffic()
-        traffic.read(sum(int(words[number]) for words in counts) * (len(self.group(*at)) - 1))
-        return traffic
+        """Return the traffic: the partial sums of a rank's share on the others of its group, and its own of theirs.
 
-    def messages(self) -> list[Messages]:
-        """The parts of C on their way to be added up; none where they are read."""
+        Each rank is assumed to send every other one its part, as pairwise exchange does.
+        """
+        others = self.layers - 1
+        every, mine, receivers = self._shares(rank)
+        received = int(mine.sum()) * others
+        if self.read:
+            return Traffic(words_received=received, words_read=received)
+        has = mine > 0
+        return Traffic(
+            int((every - mine).sum()), received, int((receivers - has).sum()), int(np.count_nonzero(has)) * others
+        )
+
+    @remembered
+    def _shares(self, rank: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return for each window its words, those that the rank has in C, and how many ranks have any in C."""
+        at = self.at(rank)
+        turns = self.turns(rank)
+        if at is None or not turns:
+            return (np.zeros(0, np.int64),) * 3
+        (rows, cols), height = self.shape(rank), self._at_once(rank)
+        (i, j), (own_i, own_j) = at, self.C.coords(rank)
+        ends = np.minimum(rows, height * np.arange(1, turns + 1))
+        to_rows, to_cols = self.rows_to(i), self.cols_to(j)
+        mine = np.zeros(turns, np.int64)
+        if own_i in to_rows and own_j in to_cols:
+            mine = np.diff(to_rows[own_i].count_below(ends), prepend=0) * to_cols[own_j].size
+        return np.diff(ends, prepend=0) * cols, mine, _parts_in_windows(to_rows, height, turns) * len(to_cols)
+
+    def messages(self, turn: int | None = None) -> list[Messages]:
+        """Return the messages, or reads, of the partial sums in one window of rows, or for None in all."""
         found: list[Messages] = []
-        for at, group in enumerate(self.groups if not self.read else ()):
+        kind = self.reads or "reduce"
+        for at in range(self.blocks):
             i, j = divmod(at, self.cols.parts)
+            group = self.group(i, j)
             members = np.array(group)
             source, target = (x.ravel() for x in np.meshgrid(members, members, indexing="ij"))
             others = source != target
-            for window in self.windows(group[0]):
+            windows = self.windows(group[0])
+            for window in windows if turn is None else windows[turn : turn + 1]:
                 words = np.tile(self.counts(i, j, window), len(group))
-                found += messages("reduce", source[others], target[others], words[others], self.dtype.itemsize)
+                itemsize = self.dtype.itemsize
+                found += messages(kind, source[others], target[others], words[others], itemsize, LAYERS)
         return found
 
     def buffers(self, rank: int | None) -> Buffers:
-        cols = self.shape(rank)[1]
-        high = max((hi - lo for lo, hi in self.windows(rank)), default=0)
-        mine = min(high * cols, self._largest_share) if rank is None else self._most(rank)
+        rows, cols = self.shape(rank)
+        height = min(rows, self._at_once(rank))
+        mine = min(height * cols, self._largest_share) if rank is None else int(self._shares(rank)[1].max(initial=0))
         return {
-            "in the order of ranks": (0 if self.read else high * cols, self.dtype),
-            "mine": (mine, self.dtype),
-            "another's": (self._another(mine, rank), self.dtype),
+            "packed C": (0 if self.read else height * cols, self.dtype),
+            "own part of C": (mine, self.dtype),
+            "part of C of another rank": (self._another(mine, rank), self.dtype),
         }
 
     def staging(self, rank: int | None) -> Buffers:
         buffers = self.buffers(rank)
-        return {"staged C": buffers["in the order of ranks"], "staged part of C": buffers["mine"]}
+        return {"staged C": buffers["packed C"], "staged part of C": buffers["own part of C"]}
 
     def _another(self, mine: int, rank: int | None) -> int:
-        """What of the part of another rank is copied before it is added."""
+        """Return the words of another rank's partial sum that are copied before they are added."""
         if self.device:
             return 0 if self.read else mine
         return min(mine, max(SLAB, self.C.local_shape(rank)[1])) * self.read
-
-    def _most(self, rank: int) -> int:
-        at = self.at(rank)
-        if at is None:
-            return 0
-        number = self.group(*at).index(rank)
-        return max((int(self.counts(*at, window)[number]) for window in self.windows(rank)), default=0)
 
     @property
     def _largest_share(self) -> int:
@@ -143,11 +174,19 @@ class Reduction:
 
     @property
     def total_words(self) -> int:
-        return sum(
-            self.rows.count(i) * self.cols.count(j) * (len(self.group(i, j)) - 1)
-            for i in range(self.rows.parts)
-            for j in range(self.cols.parts)
-        )
+        return self.rows.n * self.cols.n * (self.layers - 1)
+
+
+def _parts_in_windows(maps: dict[int, IndexMap], height: int, windows: int) -> np.ndarray:
+    """Return how many parts have rows in each window of `height` rows.   maps : the rows of the block in each part."""
+    starts = np.concatenate([x.source for x in maps.values()])
+    ends = starts + np.concatenate([x.lengths for x in maps.values()])
+    part = np.repeat(np.arange(len(maps)), [len(x.lengths) for x in maps.values()])
+    first = starts // height
+    several = (ends - 1) // height - first + 1
+    turn = np.arange(several.sum()) - np.repeat(several.cumsum() - several, several)
+    window = np.repeat(first, several) + turn
+    return np.bincount(np.unique(np.repeat(part, several) * windows + window) % windows, minlength=windows)
 
 
 @lru_cache(maxsize=16)

@@ -1,94 +1,216 @@
-"""What all ranks do between two products, as values: the messages on their way, and the work that follows.
+"""The rounds of a product, as values: in each, messages are sent between all ranks, and then all ranks multiply.
 
-A product yields its rounds; the simulator walks them, and its traffic is what they say.
+The simulator walks the rounds of a product, and a `Tally` sums what each rank sends, reads and multiplies.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pdgemm.grids.distribution import BlockCyclic
+from pdgemm.grids.index_map import IndexMap
 from pdgemm.grids.layout import Layout
-from pdgemm.schedules.node_relay import Line
-
-READ = ("shared", "ipc")  # movers by which ranks read each other's memory
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.model.formulas import LARGEST_MESSAGE_BYTES
+from pdgemm.model.mover_registry import MOVERS, RING, SHARED, reads
+from pdgemm.schedules.node_relay import NodeLine
 
 
 class Messages(NamedTuple):
-    """Messages of one kind that travel at the same time: message x goes from source[x] to target[x]."""
+    """Messages of one kind that are sent at the same time: message x goes from source[x] to target[x].
+
+    kind  : the mover, or other transport.  If it reads in place, targets read the memory of their sources instead.
+    along : the direction in the grid: `ROWS`, `COLS` or `LAYERS`.
+    """
 
     kind: str
     source: np.ndarray
     target: np.ndarray
     words: np.ndarray
     itemsize: int
+    along: int
+
+    @property
+    def read(self) -> bool:
+        return reads(self.kind)
+
+
+ROWS, COLS, LAYERS = range(3)  # directions: along a grid row, along a grid column, along the layers
 
 
 @dataclass
 class Round:
-    """What all ranks do between two products.
+    """What all ranks send and multiply in one round.
 
-    messages : arrive before the product.   work : (m, n, k) that ranks multiply, an array each.
-    hidden   : the messages may travel while the product of the round before is computed.
+    moves  : messages that arrive, or are read, before the product.
+    work   : extents m, n, k of the product, each an array with an entry for each rank.
+    hidden : messages may overlap with the product of the round before.
     """
 
-    messages: list[Messages] = field(default_factory=list)
+    moves: list[Messages] = field(default_factory=list)
     work: tuple[Any, Any, Any] = (0, 0, 0)
     hidden: bool = True
 
+    @property
+    def messages(self) -> list[Messages]:
+        """The messages that are sent, not read."""
+        return [x for x in self.moves if not x.read]
+
+
+class Channel(NamedTuple):
+    """What the messages that are counted together have in common."""
+
+    kind: str
+    itemsize: int
+    along: int
+    after: bool  # they do not overlap with products
+
+
+class Tally:
+    """The traffic and work of each rank, summed over the rounds of a product.
+
+    steps : number of rounds in which any rank multiplies.   widest : inner indices of the widest product.
+    """
+
+    def __init__(self, rounds: Iterable[Round], ranks: int) -> None:
+        self.steps = self.widest = 0
+        self._ranks, self._channels = ranks, dict[Channel, np.ndarray]()
+        self._m, self._n, self._k = np.zeros((3, ranks), np.int64)
+        for at in rounds:
+            self.add(at)
+
+    def add(self, at: Round) -> None:
+        """One more round."""
+        for x in at.moves:
+            self._add(x, not at.hidden)
+        m, n, k = (one_each(size, self._ranks) for size in at.work)
+        busy = m * n * k > 0
+        if busy.any():
+            self.steps += 1
+            self.widest = max(self.widest, int(k[busy].max()))
+            self._m, self._n = np.maximum(self._m, m), np.maximum(self._n, n)
+            self._k += k
+
+    def _add(self, x: Messages, after: bool) -> None:
+        counts = self._channels.setdefault(
+            Channel(x.kind, x.itemsize, x.along, after), np.zeros((5, self._ranks), np.int64)
+        )
+        pieces = np.maximum(1, -(-x.words // max(1, LARGEST_MESSAGE_BYTES // x.itemsize)))  # a signal has no words
+
+        def by_rank(ranks: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+            return np.bincount(ranks, numbers, self._ranks).astype(np.int64)
+
+        received = by_rank(x.target, x.words)
+        if x.read:
+            counts[[1, 4]] += received
+        else:
+            counts[:4] += [by_rank(x.source, x.words), received, by_rank(x.source, pieces), by_rank(x.target, pieces)]
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Of all ranks: words sent and received, messages sent and received, and words read of those received."""
+        return sum(self._channels.values(), np.zeros((5, self._ranks), np.int64))
+
+    @property
+    def total_words(self) -> int:
+        """That all ranks together receive."""
+        return int(self.counts[1].sum())
+
+    def of(self, rank: int) -> dict[Channel, Traffic]:
+        """Return what a rank sends, receives and reads; a rank that is in no round has no traffic."""
+        if rank >= self._ranks:
+            return {}
+        found = {channel: Traffic(*counts[:, rank].tolist()) for channel, counts in self._channels.items()}
+        return {channel: traffic for channel, traffic in found.items() if traffic != Traffic()}
+
+    def local_shape(self, rank: int) -> tuple[int, int, int]:
+        """Return the most rows and columns that a rank multiplies at once, and the number of all its inner indices."""
+        sizes = (self._m, self._n, self._k)
+        m, n, k = (int(x[rank]) if rank < self._ranks else 0 for x in sizes)
+        return m, n, k
+
 
 def grid_of(layout: Layout) -> np.ndarray:
-    """The ranks of a layout by their grid positions."""
-    return np.array(layout.place).reshape(layout.distribution.grid_shape)
+    """Return the ranks of a layout as an array over the grid positions."""
+    return np.array(layout.rank_map).reshape(layout.distribution.grid_shape)
 
 
 def counts_of(dimension: BlockCyclic) -> np.ndarray:
-    """Indices that each part of a dimension has."""
+    """Return the number of indices in each part of a dimension."""
     return np.array([dimension.count(part) for part in range(dimension.parts)])
 
 
-def broadcast(mover: str, grid: np.ndarray, root: int, words: np.ndarray, itemsize: int) -> list[Messages]:
-    """From column `root` of the grid to the others of each row; words[i] in row i.  What is read in place stays."""
-    if mover in READ:
-        return []
+def broadcast(
+    mover: str, grid: np.ndarray, root: int, words: np.ndarray, itemsize: int, along: int = ROWS
+) -> list[Messages]:
+    """Return the messages from column `root` of the grid to the other columns; words[i] in row i."""
     rows, cols = grid.shape
     others = np.arange(1, cols)
     target = grid[:, (root + others) % cols]
-    source = grid[:, (root + others - 1) % cols] if mover == "ring" else np.broadcast_to(grid[:, [root]], target.shape)
-    return messages(mover, source, target, np.broadcast_to(words[:, None], (rows, cols - 1)), itemsize)
+    source = np.broadcast_to(grid[:, [root]], target.shape)
+    if not reads(mover):
+        source = grid[:, (root + MOVERS[mover].senders(cols)) % cols]
+    return messages(mover, source, target, np.broadcast_to(words[:, None], (rows, cols - 1)), itemsize, along)
 
 
 def relay(
-    lines: list[Line], grid: np.ndarray, root: int, turn: int, words: np.ndarray, itemsize: int
+    lines: list[NodeLine],
+    grid: np.ndarray,
+    parts: list[tuple[int, IndexMap]],
+    whole: IndexMap,
+    turn: int,
+    breadth: np.ndarray,
+    itemsize: int,
+    along: int = ROWS,
 ) -> list[Messages]:
-    """From column `root` of the grid to one rank on each other node of each row, and on from there.
+    """Return how panel number `turn` of each grid row reaches all ranks of the row: sent between nodes, then read.
 
-    lines : the nodes along each row.
+    lines   : nodes along each row.   parts, whole : owners and index maps of its parts, and its own index map.
+    breadth : number of rows of the panel in each row of the grid.
     """
-    chains = [row[line.chain(root, turn)] for row, line in zip(grid, lines)]
-    hops = [len(chain) - 1 for chain in chains]
-    source, target = (np.concatenate([chain[which] for chain in chains]) for which in (slice(-1), slice(1, None)))
-    return messages("ring", source, target, np.repeat(words, hops), itemsize)
+    owners, in_one_run = [owner for owner, _ in parts], whole.contiguous
+    sent, read = list[tuple[int, int, int]](), list[tuple[int, int, int]]()
+    for line, row, m_loc in zip(lines, grid.tolist(), breadth.tolist()):
+        if not m_loc or len(row) == 1:
+            continue
+        for me in range(len(row)):
+            role = line.role(me, owners, in_one_run, turn)
+            if me == role.receiver:  # it notifies the readers, and each replies when it has read
+                sent += [x for other in role.readers for x in ((row[me], row[other], 0), (row[other], row[me], 0))]
+            for (owner, runs), chain in zip(parts, role.chains):
+                words = m_loc * runs.size
+                if chain and me != owner:
+                    sent.append((row[chain[chain.index(me) - 1]], row[me], words))
+                elif me != owner:
+                    read.append((row[owner if owner in line.near(me) else role.receiver], row[me], words))
+    found = []
+    for kind, moved in ((RING.name, sent), (SHARED.name, read)):
+        source, target, words = np.array(moved, np.int64).reshape(-1, 3).T
+        found.append(Messages(kind, source, target, words, itemsize, along))
+    return found
 
 
-def reduce(grid: np.ndarray, root: int, words: np.ndarray, itemsize: int) -> list[Messages]:
-    """From all other columns of each row to column `root`."""
+def reduce(grid: np.ndarray, root: int, words: np.ndarray, itemsize: int, along: int = ROWS) -> list[Messages]:
+    """Return the messages from all other columns of the grid to column `root`."""
     source = np.delete(grid, root, axis=1)
     target = np.broadcast_to(grid[:, [root]], source.shape)
-    return messages("reduce", source, target, np.broadcast_to(words[:, None], source.shape), itemsize)
+    return messages("reduce", source, target, np.broadcast_to(words[:, None], source.shape), itemsize, along)
 
 
-def messages(kind: str, source: np.ndarray, target: np.ndarray, words: np.ndarray, itemsize: int) -> list[Messages]:
-    """An empty message is not sent."""
+def messages(
+    kind: str, source: np.ndarray, target: np.ndarray, words: np.ndarray, itemsize: int, along: int
+) -> list[Messages]:
+    """Return the messages that are not empty, in one item; empty ones are not sent."""
     sent = words.ravel() > 0
-    return [Messages(kind, source.ravel()[sent], target.ravel()[sent], words.ravel()[sent], itemsize)]
+    return [Messages(kind, source.ravel()[sent], target.ravel()[sent], words.ravel()[sent], itemsize, along)]
 
 
 def on_grid(grid: np.ndarray, m: Any, n: Any, k: Any) -> tuple[Any, Any, Any]:
-    """Sizes by grid position as sizes by rank."""
+    """Return sizes that are given by grid position as sizes by rank."""
 
     def by_rank(x: Any) -> np.ndarray:
         sizes = np.zeros(int(grid.max()) + 1, int)
@@ -99,7 +221,7 @@ def on_grid(grid: np.ndarray, m: Any, n: Any, k: Any) -> tuple[Any, Any, Any]:
 
 
 def one_each(sizes: Any, ranks: int) -> np.ndarray:
-    """One size for all, or those of the first ranks, as one for each."""
+    """Return a size for each rank, given one for all of them, or those of the first ranks."""
     if np.ndim(sizes) == 0:
         return np.full(ranks, sizes)
     full = np.zeros(ranks, int)

@@ -1,4 +1,4 @@
-"""SUMMA with A stationary, as a value; with B stationary it is this one of C^T = B^T A^T."""
+"""The schedule of SUMMA with A stationary; with B stationary it is that of C^T = B^T A^T."""
 
 from __future__ import annotations
 
@@ -10,20 +10,26 @@ import numpy as np
 
 from pdgemm.instrument.recorder import Transfer
 from pdgemm.model.formulas import broadcasts, reductions
-from pdgemm.schedules.product import Buffers, Product
-from pdgemm.schedules.rounds import Messages, Round, broadcast, counts_of, grid_of, on_grid, reduce
+from pdgemm.model.mover_registry import NCCL
+from pdgemm.schedules.product import Buffers, Product, alike
+from pdgemm.schedules.rounds import COLS, Messages, Round, broadcast, counts_of, grid_of, on_grid, reduce
 from pdgemm.schedules.steps import PanelStep, panel_counts, summa_steps, widest_panel
 
 
 @dataclass(frozen=True)
 class Stationary(Product):
-    """A stationary; panels of B travel along grid columns, panels of C are added up along grid rows.
+    """A is stationary; panels of B are broadcast along grid columns, panels of C are reduced along grid rows.
 
-    A and C lie on one grid, C's row map is A's.  B lies across it: the rank at (i, j) holds part (j, i) of B,
-    whose row map is A's column map.  The columns of B and C may be dealt in any two ways.
+    A and C lie on one grid, and C's row map is A's.  B lies on the transposed grid: the rank at (i, j) holds part
+    (j, i) of B, whose row map is A's column map.  The columns of B and C may be distributed in any two ways.
     """
 
     algorithm = "stationary_a"
+
+    def lies(self, size: int) -> bool:
+        a, b, c = (x.distribution for x in (self.A, self.B, self.C))
+        alike_on = self.A.grid == self.C.grid and self.B.grid == self.A.T.grid
+        return alike(a.rows, c.rows) and alike(a.cols, b.rows) and alike_on
 
     @cached_property
     def panels(self) -> int:
@@ -31,7 +37,7 @@ class Stationary(Product):
 
     @property
     def steps(self) -> tuple[PanelStep, ...]:
-        """Panels of columns: `a` in C, `b` in B."""
+        """The panels of columns: `a` of a step is a panel of C, `b` one of B."""
         return summa_steps(self.C.distribution.cols, self.B.distribution.cols, self._width)
 
     @cached_property
@@ -55,29 +61,29 @@ class Stationary(Product):
 
     @property
     def slots(self) -> int:
-        """Panels held at once: of C the one that is being added up, the one in use, and those of B behind it."""
+        """The number of panels held at once: of C the one being reduced, the one in use, and those of B behind it."""
         return min(self.lookahead + 2 + self.spare, max(1, self.panels))
 
     @property
     def converted_width(self) -> int:
-        """Inner indices of A that are converted at a time."""
+        """The number of inner indices of A that are converted at a time."""
         return max(1, min(self.width, self.A.distribution.cols.largest))
 
     def rounds(self) -> Iterator[Round]:
-        """For each panel of columns B's along grid columns, a product, and C's to its owner, beside the next one."""
+        """Yield for each panel a broadcast of B, a product, and a reduction of C that overlaps the next product."""
         if not self.mnk[2]:
             return
         grid = grid_of(self.C)
-        high, deep = counts_of(self.A.distribution.rows), counts_of(self.A.distribution.cols)
-        added: list[Messages] = []
+        m_loc, k_loc = counts_of(self.A.distribution.rows), counts_of(self.A.distribution.cols)
+        reduced: list[Messages] = []
         for step in self.steps:
-            messages = broadcast(self.mover, grid.T, step.row, deep * step.width, self.B.dtype.itemsize)
-            yield Round(added + messages, on_grid(grid, high[:, None], step.width, deep[None, :]))
-            added = reduce(grid, step.col, high * step.width, self.accumulate.itemsize)
-        yield Round(added)
+            messages = broadcast(self.mover, grid.T, step.row, k_loc * step.width, self.B.dtype.itemsize, COLS)
+            yield Round(reduced + messages, on_grid(grid, m_loc[:, None], step.width, k_loc[None, :]))
+            reduced = reduce(grid, step.col, m_loc * step.width, self.accumulate.itemsize)
+        yield Round(reduced)
 
     def transfers(self, rank: int) -> list[Transfer]:
-        """Words in: k_loc (n - n_loc) of B; and of C m_loc n_loc from each other rank of the row."""
+        """A rank receives k_loc (n - n_loc) words of B, and m_loc n_loc of C from each other rank of its row."""
         (i, j), (row, col, _) = self.C.coords(rank), self.grid.strides
         if i < 0 or not self.mnk[2]:
             return []
@@ -93,18 +99,18 @@ class Stationary(Product):
         m_loc, k_loc = self.A.local_shape(rank)
         return m_loc, self.mnk[1], k_loc
 
-    def at_once(self, m: int, n: int, k: int) -> tuple[int, int, int]:
+    def block_mnk(self, m: int, n: int, k: int) -> tuple[int, int, int]:
         return m, min(n, self.widest), k
 
     def copied(self, rank: int) -> int:
-        """B is packed where it travels; parts of C are written, and the sum of those of the row is added to C."""
+        """B is packed where it is sent; partial sums of C are written, and their sum over the row is added to C."""
         m_loc = self.A.local_shape(rank)[0]
         packed = self.B.local_bytes(rank) * (self.B.distribution.cols.parts > 1)
         return packed + m_loc * (self.mnk[1] + self.C.local_shape(rank)[1]) * self.accumulate.itemsize
 
     def staging(self, rank: int | None) -> Buffers:
         (words, of_b), (sums, of_c) = (self.buffers(rank)[name] for name in ("panels of B", "sums"))
-        if self.mover == "nccl":
+        if self.mover == NCCL.name:
             return {"staged C": (sums, of_c)}
         along_col = self.B.distribution.cols.parts > 1
         return {"staged B": (along_col * words, of_b), "staged C": (sums, of_c)}
@@ -112,13 +118,13 @@ class Stationary(Product):
     def buffers(self, rank: int | None) -> Buffers:
         m_loc, k_loc = self.A.local_shape(rank)
         most = self.slots * self.widest * bool(self.mnk[2])
-        wide = self.widest * bool(self.mnk[2])
+        width = self.widest * bool(self.mnk[2])
         return {
             "panels of B": (most * k_loc, self.B.dtype),
             "panels of C": (most * m_loc, self.accumulate),
             "sums": (most * m_loc * (self.C.distribution.cols.parts > 1), self.accumulate),
             "converted A": (self.converts(self.A, self.C.order) * self.converted_width * m_loc, self.panel_dtype),
-            "converted B": (self.converts(self.B, self.C.order) * self.converted_width * wide, self.panel_dtype),
-            "update": self._update(wide * m_loc),
-            "exact": (self._exact(m_loc, wide), self.panel_dtype),
+            "converted B": (self.converts(self.B, self.C.order) * self.converted_width * width, self.panel_dtype),
+            "update": self._update(width * m_loc),
+            "exact": (self._exact(m_loc, width), self.panel_dtype),
         }

@@ -1,7 +1,7 @@
-"""Which inner indices meet at which step, and who owns them: pure arithmetic.
+"""Which inner indices are multiplied at which step, and which ranks own them: pure arithmetic.
 
-An algorithm is a schedule.  The pipeline moves and multiplies its steps, the cost model counts
-them, the tests check that every product A[i, k] B[k, j] is formed exactly once.
+The pipeline moves and multiplies the steps of an algorithm, the cost model counts them, and the tests check that every
+product A[i, k] B[k, j] is formed exactly once.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.index_map import IndexMap, common_refinement, overlap_counts, packed
+from pdgemm.grids.layout import listed
 
 
 class PanelStep(NamedTuple):
@@ -27,14 +28,14 @@ class PanelStep(NamedTuple):
 
 @lru_cache(maxsize=8)
 def summa_steps(inner_a: BlockCyclic, inner_b: BlockCyclic, width: int) -> tuple[PanelStep, ...]:
-    """The panels of C-stationary SUMMA (van de Geijn & Watts 1997) for any two inner layouts.
+    """Return the panels of C-stationary SUMMA (van de Geijn & Watts 1997) for any two inner layouts.
 
-    inner_a, inner_b : how A's columns and B's rows are dealt; they may differ in everything but n.
-    width            : no panel is wider; each owner pair is cut into panels of nearly equal width.
+    inner_a, inner_b : distributions of A's columns and B's rows; they may differ in everything but n.
+    width            : width of the widest panel; the panels of an owner pair have nearly equal widths.
 
     The panels of one owner pair (qa, qb) cover all k owned by grid column qa of A and grid row qb
-    of B: with equal cyclic layouts a few wide products, not one for each block.  Pairs take turns,
-    so that no rank is the source of many panels in a row.
+    of B: with equal cyclic layouts these are a few wide products, not one for each block.  Pairs
+    alternate, so that no rank is the source of many consecutive panels.
     """
     cuts, lengths, owner_a, owner_b = common_refinement(inner_a, inner_b)
     pair = owner_a * inner_b.parts + owner_b
@@ -55,7 +56,7 @@ def summa_steps(inner_a: BlockCyclic, inner_b: BlockCyclic, width: int) -> tuple
 
 
 def _even_cuts(starts: np.ndarray, lengths: np.ndarray, width: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Cut a list of runs into consecutive pieces of nearly equal total length <= width."""
+    """Divide a list of runs into consecutive pieces of nearly equal total length <= width."""
     ends = np.cumsum(lengths)
     total = int(ends[-1])
     parts = -(-total // width)
@@ -73,17 +74,17 @@ def _even_cuts(starts: np.ndarray, lengths: np.ndarray, width: int) -> list[tupl
 
 
 class Bundle(NamedTuple):
-    """Panels that travel one by one and are multiplied at once."""
+    """Panels that are sent one by one and multiplied in one BLAS call."""
 
     steps: tuple[PanelStep, ...]
     width: int
-    a: IndexMap  # of all steps
+    a: IndexMap  # those of all steps, joined
     b: IndexMap
 
 
 @lru_cache(maxsize=8)
 def bundled(steps: tuple[PanelStep, ...], width: int) -> tuple[Bundle, ...]:
-    """Consecutive panels in bundles of at most `width`."""
+    """Return consecutive panels in bundles of at most `width`."""
     bundles: list[list[PanelStep]] = []
     total = width
     for step in steps:
@@ -99,25 +100,25 @@ def bundled(steps: tuple[PanelStep, ...], width: int) -> tuple[Bundle, ...]:
 
 
 def joined(maps: list[IndexMap]) -> IndexMap:
-    """The source indices of all of them in turn, to 0, 1, 2, ..."""
+    """Return the map of the source indices of all maps, one after another, to 0, 1, 2, ..."""
     if len(maps) == 1:
         return maps[0]
     return packed(np.concatenate([x.source for x in maps]), np.concatenate([x.lengths for x in maps]))
 
 
 def panel_counts(inner_a: BlockCyclic, inner_b: BlockCyclic, width: int) -> np.ndarray:
-    """Number of panels of each owner pair (qa, qb) in `summa_steps`."""
+    """Return the number of panels of each owner pair (qa, qb) in `summa_steps`."""
     return -(-overlap_counts(inner_a, inner_b) // width)
 
 
 def widest_panel(inner_a: BlockCyclic, inner_b: BlockCyclic, width: int) -> int:
-    """The width of the widest panel of `summa_steps`."""
+    """Return the width of the widest panel of `summa_steps`."""
     held = overlap_counts(inner_a, inner_b)
     return int((-(-held // np.maximum(1, -(-held // width)))).max(initial=0))
 
 
 def one_run(inner: BlockCyclic) -> bool:
-    """Does each part hold one run of indices?"""
+    """Does each part hold one contiguous run of indices?"""
     return inner.n + inner.skip <= inner.block * inner.parts
 
 
@@ -129,12 +130,12 @@ class TorusStep(NamedTuple):
 
 
 def cannon_steps(shape: tuple[int, int], coords: tuple[int, int]) -> list[TorusStep]:
-    """What the rank at (i, j) of a Pr x Pc torus holds at each step, where Pr divides Pc (Cannon 1969).
+    """Return what the rank at (i, j) of a Pr x Pc torus holds at each step, where Pr divides Pc (Cannon 1969).
 
     Part a of A's columns lies within part a mod Pr of B's rows.  With t = Pc / Pr, the t ranks of a row with the
     same j mod Pr form a group; it starts with part b = (i + j) mod Pr of B and the t parts of A that lie in it.
-    They go around the group while B stays; then, after t steps, all move on by one group, and B by one row.
-    So A is not gathered in the groups, as CA3DMM does (Huang & Chow 2022): 1/t of that memory, the same words.
+    These are shifted around the group while B stays; after t steps, all are shifted by one group, and B by one row.
+    A is not gathered in the groups as in CA3DMM (Huang & Chow 2022), which takes 1/t of that memory and the same words.
     """
     pr, pc = shape
     t = pc // pr
@@ -147,17 +148,22 @@ def cannon_steps(shape: tuple[int, int], coords: tuple[int, int]) -> list[TorusS
 
 
 def cannon_neighbours(shape: tuple[int, int], j: int, step: int) -> tuple[int, int]:
-    """Grid columns: whom column j hands its part of A to after a step, and whose part it takes."""
+    """Return the grid columns to which column j sends its part of A after a step, and from which it receives one."""
     pr, pc = shape
     t = pc // pr
     r, group = divmod(j, pr)
-    on = step % t == t - 1  # to the next group
+    on = step % t == t - 1  # the shift is to the next group
     return (group - on) % pr + (r - 1) % t * pr, (group + on) % pr + (r + 1) % t * pr
 
 
-def skewed_places(place: tuple[int, ...], shape: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ranks of A's and of B's parts at the first step, where C's blocks lie at `place` on a Pr x Pc grid."""
-    pr, pc = shape
-    a = [place[i * pc + (x - i) % pr + x // pr * pr] for i in range(pr) for x in range(pc)]
-    b = [place[(x - j) % pr * pc + j] for x in range(pr) for j in range(pc)]
-    return tuple(a), tuple(b)
+def skewed_rank_maps(rank_map: tuple[int, ...], shape: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the rank maps of A and of B at the first step, given that of C on a Pr x Pc grid."""
+    a, b = skewed(np.array(rank_map).reshape(1, *shape))
+    return listed(a), listed(b)
+
+
+def skewed(ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rank maps of A and B at the first step in each layer, given those of C, ranks[layer, i, j]."""
+    _, pr, pc = ranks.shape
+    i, j = np.arange(pr)[:, None], np.arange(pc)
+    return ranks[:, i, (j - i) % pr + j // pr * pr], ranks[:, (i - j) % pr, j]

@@ -1,4 +1,4 @@
-"""SUMMA with C stationary, as a value."""
+"""The schedule of SUMMA with C stationary."""
 
 from __future__ import annotations
 
@@ -11,49 +11,49 @@ import numpy as np
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.instrument.recorder import Transfer
 from pdgemm.model.formulas import broadcasts
-from pdgemm.schedules.node_relay import Line, relayed
-from pdgemm.schedules.product import Buffers, Product
-from pdgemm.schedules.rounds import Round, broadcast, counts_of, grid_of, on_grid, relay
+from pdgemm.model.mover_registry import NCCL
+from pdgemm.schedules.node_relay import NodeLine, Parts, relayed
+from pdgemm.schedules.product import Buffers, Product, alike
+from pdgemm.schedules.rounds import COLS, Round, broadcast, counts_of, grid_of, on_grid, relay
 from pdgemm.schedules.steps import Bundle, PanelStep, bundled, one_run, panel_counts, summa_steps, widest_panel
 
-BUNDLE = 128  # thinner panels are multiplied together, up to this width at least: BLAS is slow on thin ones
-CACHE_BYTES = 1 << 25  # to a block of C so large they are added twice as wide: it is read and written each time
-_BUNDLES = 8  # but where there are many, so that later ones travel while the first is multiplied
+BUNDLE = 128  # width up to which thin panels are multiplied together at least: BLAS is slow on thin ones
+CACHE_BYTES = 1 << 25  # of a block of C, above which bundles are twice as wide: each one reads and writes it
+_BUNDLES = 8  # if k is long, so that later bundles are sent while the first is multiplied
 
 
 def bundle_width(k: int, width: int, c_bytes: int) -> int:
-    """How many inner indices are multiplied at once where panels are thin, none wider than `width`.
+    """Return how many inner indices are multiplied at once where panels are thin, none wider than `width`.
 
-    c_bytes : of the block of C that the products are added to.
+    c_bytes : size of the block of C that the products are added to.
     """
     return min(k, width, max(BUNDLE if c_bytes < CACHE_BYTES else 2 * BUNDLE, k // _BUNDLES))
 
 
 @dataclass(frozen=True)
 class Summa(Product):
-    """C stationary; panels of A travel along grid rows, panels of B along grid columns.
+    """C is stationary; panels of A are broadcast along grid rows, panels of B along grid columns.
 
     A, B and C lie on one grid; C's row map is A's, C's column map is B's.
     """
 
-    nodes: tuple[int, ...] = ()  # of each rank, where panels are read in place but not all ranks are on one node
     algorithm = "summa"
 
     @property
-    def in_place(self) -> bool:
-        return self.shared and not self.nodes
-
-    @property
-    def lent_buffers(self) -> tuple[str, ...]:
+    def exposed_buffers(self) -> tuple[str, ...]:
         return ("panels of A", "panels of B") if self.nodes else ()
 
+    def lies(self, size: int) -> bool:
+        a, b, c = (x.distribution for x in (self.A, self.B, self.C))
+        return alike(a.rows, c.rows) and alike(b.cols, c.cols) and self.A.grid == self.B.grid == self.C.grid
+
     @property
-    def stays(self) -> bool:
+    def nothing_travels(self) -> bool:
         return self.A.distribution.cols.parts == self.B.distribution.rows.parts == 1
 
     @property
     def sums_in_c(self) -> bool:
-        """A device's BLAS adds up in float32, and rounds once to 16-bit numbers, if it is one product."""
+        """A device's BLAS accumulates 16-bit numbers in float32, and rounds once if the product is one call."""
         at_once = self.device and self.panel_dtype == self.C.dtype and self.widest_bundle >= self.mnk[2]
         return bool(super().sums_in_c or at_once)
 
@@ -67,7 +67,7 @@ class Summa(Product):
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
-        """The panels that are multiplied together."""
+        """The groups of panels that are multiplied together."""
         return bundled(self.steps, self.widest_bundle if self.bundled else 1)
 
     @cached_property
@@ -109,39 +109,38 @@ class Summa(Product):
 
     @property
     def slots(self) -> int:
-        """Panels, or bundles of them, held at once: the one in use and those in flight behind it."""
+        """The number of panels, or bundles, held at once: the one in use and those in flight behind it."""
         if (self.in_place and not self.fetched) or self.widest_bundle >= self.mnk[2]:
             return 1
         return min(self.lookahead + 1 + self.spare, max(1, len(self.bundles) if self.nodes else self.panels))
 
     def rounds(self) -> Iterator[Round]:
-        """For each bundle its panels from their owners to all other ranks of their rows and columns, then a product."""
+        """Yield for each bundle the broadcasts of its panels along grid rows and columns, then a product."""
         grid, rows, cols = grid_of(self.C), self.A.distribution.rows, self.B.distribution.cols
         size_a, size_b = self.A.dtype.itemsize, self.B.dtype.itemsize
-        high, wide = counts_of(rows), counts_of(cols)
+        m_loc, n_loc = counts_of(rows), counts_of(cols)
         along_rows = [self.line("A", rank) for rank in grid[:, 0].tolist()]
         along_cols = [self.line("B", rank) for rank in grid[0].tolist()]
         for turn, bundle in enumerate(self.bundles):
             messages = []
-            for step in bundle.steps:
-                if self.nodes:
-                    messages += relay(along_rows, grid, step.col, turn, high * step.width, size_a)
-                    messages += relay(along_cols, grid.T, step.row, turn, wide * step.width, size_b)
-                else:
-                    messages += broadcast(self.mover, grid, step.col, high * step.width, size_a)
-                    messages += broadcast(self.mover, grid.T, step.row, wide * step.width, size_b)
-            yield Round(messages, on_grid(grid, high[:, None], wide[None, :], bundle.width))
+            if self.nodes:
+                left, right = [(x.col, x.a) for x in bundle.steps], [(x.row, x.b) for x in bundle.steps]
+                messages += relay(along_rows, grid, left, bundle.a, turn, m_loc, size_a)
+                messages += relay(along_cols, grid.T, right, bundle.b, turn, n_loc, size_b, COLS)
+            for step in () if self.nodes else bundle.steps:
+                messages += broadcast(self.mover, grid, step.col, m_loc * step.width, size_a)
+                messages += broadcast(self.mover, grid.T, step.row, n_loc * step.width, size_b, COLS)
+            yield Round(messages, on_grid(grid, m_loc[:, None], n_loc[None, :], bundle.width))
 
     def transfers(self, rank: int) -> list[Transfer]:
-        """A's panels along the rank's row, B's along its column.
+        """Return the traffic of A's panels along the rank's row, and of B's along its column.
 
-        Words in: m_loc (k - k_loc) of A and n_loc (k - k_loc) of B, where k_loc inner indices are its own.
+        A rank receives m_loc (k - k_loc) words of A and n_loc (k - k_loc) of B, with its own k_loc of A and of B.
         """
         (i, j), (row, col, _) = self.C.coords(rank), self.grid.strides
         A, B = self.A.distribution, self.B.distribution
         if self.nodes and i >= 0:
-            left = [([(x.col, x.a) for x in bundle.steps], bundle.a) for bundle in self.bundles]
-            right = [([(x.row, x.b) for x in bundle.steps], bundle.b) for bundle in self.bundles]
+            left, right = self._parts
             along_row = relayed(A.rows.count(i), left, self.line("A", rank), j)
             along_col = relayed(B.cols.count(j), right, self.line("B", rank), i)
             return [
@@ -155,20 +154,25 @@ class Summa(Product):
             Transfer(self.mover, along_col, self.B.dtype.itemsize, col, B.rows.parts),
         ]
 
-    def line(self, name: str, rank: int) -> Line:
-        """The nodes along the row of a rank (A), or its column (B)."""
+    @cached_property
+    def _parts(self) -> tuple[Parts, Parts]:
+        """The parts of the panels of A, and of B."""
+        left = (([(x.col, x.a) for x in bundle.steps], bundle.a) for bundle in self.bundles)
+        right = (([(x.row, x.b) for x in bundle.steps], bundle.b) for bundle in self.bundles)
+        return Parts.of(left), Parts.of(right)
+
+    def line(self, name: str, rank: int) -> NodeLine:
+        """Return the nodes along the grid row of a rank (for A), or its grid column (for B)."""
         i, j = self.C.coords(rank)
-        if name == "A":
-            places = [self.A.rank(i, q) for q in range(self.A.distribution.cols.parts)]
-        else:
-            places = [self.B.rank(q, j) for q in range(self.B.distribution.rows.parts)]
-        return Line(tuple(self.nodes[place] if self.nodes else 0 for place in places))
+        pc = self.C.distribution.cols.parts
+        ranks = self.C.rank_map[i * pc : (i + 1) * pc] if name == "A" else self.C.rank_map[j::pc]
+        return NodeLine(tuple(map(self.nodes.__getitem__, ranks)) if self.nodes else (0,) * len(ranks))
 
     def local_shape(self, rank: int) -> tuple[int, int, int]:
         return *self.C.local_shape(rank), self.mnk[2]
 
     def copied(self, rank: int) -> int:
-        """Its own panels are packed where they travel; of those that are read in place, what is not one run."""
+        """A rank packs its own panels where they are sent; of panels that are read in place, those not contiguous."""
         pr, pc = self.C.distribution.grid_shape
         if self.in_place:
             (m, n, k), (a, b) = self.local_shape(rank), self._packs
@@ -178,25 +182,27 @@ class Summa(Product):
 
     @cached_property
     def _packs(self) -> tuple[bool, bool]:
-        """Are panels of A, and of B, put into a buffer?"""
+        """A pair: are panels of A, and panels of B, packed or received in a buffer?"""
         inner_a, inner_b = self.A.distribution.cols, self.B.distribution.rows
         return not self._lie(inner_a, inner_b, "a"), not self._lie(inner_b, inner_a, "b")
 
     def _lie(self, inner: BlockCyclic, other: BlockCyclic, panel: str) -> bool:
-        """Are all panels of one operand multiplied where they lie?
+        """Are all panels of one operand multiplied in place?
 
-        One that stays in its row (A, Pc = 1), or is read in place, is if it is one run of columns.  So is a bundle of
-        them that stay: thin panels are whole, one for each owner, and follow each other where each owner has one run.
+        A panel that is not sent (of A if Pc = 1), or is read in place, is if its columns are contiguous.  So is
+        a bundle of panels that are not sent: these are whole, one per owner, and adjacent if each owner has one run.
         """
         stay = inner.parts == 1
         if self.nodes and not stay:
             return False
         if not (stay or (self.shared and not self.fetched)) or (stay and one_run(other)):
             return stay
+        if one_run(inner) and one_run(other) and not self.bundled:
+            return True  # the intersection of two runs is one run
         return all(getattr(x, panel).contiguous and (stay or len(x.steps) == 1) for x in self.bundles)
 
     def staging(self, rank: int | None) -> Buffers:
-        if self.mover == "nccl":
+        if self.mover == NCCL.name:
             return {}
         buffers, (pr, pc) = self.buffers(rank), self.C.distribution.grid_shape
         (words_a, of_a), (words_b, of_b) = buffers["panels of A"], buffers["panels of B"]

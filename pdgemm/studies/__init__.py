@@ -1,1 +1,1 @@
-"""Scaling studies: what is measured, measuring it, the file of measurements, and figures drawn from it."""
+"""Scaling studies: their cases, the measurements, the file of results, and the figures drawn from it."""

@@ -28,7 +28,7 @@ TITLED = ("shape", "algorithm", "dtype", "mover", "memory", "device")
 USUAL = {"mover": "mover auto", "memory": "any memory", "device": "host"}
 CALLED = {"mpi_library": "MPI", "multiplies": "BLAS", "cpu": "processor", "threads_per_rank": "threads per rank"}
 LARGEST = 10**9  # ranks or elements of a dimension
-CROWDED = (
+OVERSUBSCRIBED = (
     "Points that are grey inside and the mark * are of more ranks than cores: ranks took turns there, and such times "
     "do not say how fast as many cores would be."
 )
@@ -113,8 +113,8 @@ class Point(Struct):
         return self.case.flops
 
     @property
-    def crowded(self) -> bool:
-        """There were more ranks than cores."""
+    def oversubscribed(self) -> bool:
+        """Whether the cores were oversubscribed: more ranks than cores."""
         return self.setting.oversubscribed
 
     @property
@@ -293,7 +293,7 @@ def per_node(points: Iterable[Point]) -> int:
 
 
 def _check(case: Case) -> None:
-    """Raises ArgumentError for what `pdgemm scaling` does not write, and nobody can predict."""
+    """Raise ArgumentError for a case that `pdgemm scaling` does not write, and that cannot be predicted."""
     if max(case.ranks, *case.mnk) > LARGEST:
         raise ArgumentError(f"ranks and dimensions are at most {LARGEST}")
     if case.dtype not in map(str, dtypes.BLAS):
@@ -338,4 +338,4 @@ def _notes(points: Sequence[Point]) -> list[str]:
     hosts = sorted(set().union(*apart))
     if len(hosts) > 1 and not set.intersection(*apart):
         notes.append(f"Not all were measured on the same nodes ({', '.join(hosts)}).")
-    return notes + [CROWDED] * any(point.crowded for point in points)
+    return notes + [OVERSUBSCRIBED] * any(point.oversubscribed for point in points)

@@ -1,6 +1,6 @@
-"""Energy that a node has used, where it counts it: RAPL for processors and their memory, NVML for NVIDIA's GPUs.
+"""Energy counters of a node: RAPL for processors and their memory, NVML for NVIDIA's GPUs.
 
-A counter is of a whole socket or GPU: what else ran there is in it.
+A counter covers a whole socket or GPU, other processes included.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-POWERCAP = Path("/sys/class/powercap")  # the kernel's door to RAPL, of Intel's and AMD's processors
+POWERCAP = Path("/sys/class/powercap")  # the kernel's interface to RAPL, for Intel's and AMD's processors
 
 
 class Counter(NamedTuple):
-    """A counter of joules that starts again at `wraps`.   0: never."""
+    """A counter of joules that wraps around at `wraps`; 0 if it does not."""
 
     name: str
     read: Callable[[], float]
@@ -24,9 +24,9 @@ class Counter(NamedTuple):
 
 
 class Meter:
-    """Joules of this node since it was made.  Of the ranks of a node, one holds a meter.
+    """A meter of the joules of this node since its creation.  One rank per node has a meter.
 
-    absent : what cannot be read, and why; "" where all is.
+    absent : the counters that cannot be read, and why; "" if all can be.
     """
 
     def __init__(self, gpus: bool, powercap: Path = POWERCAP) -> None:
@@ -42,7 +42,7 @@ class Meter:
         return [counter.name for counter in self._counters]
 
     def joules(self) -> float:
-        """At most one turn of each counter, which takes minutes."""
+        """Return the joules used; a counter may have wrapped around once, which takes minutes."""
         used = 0.0
         for counter, before in zip(self._counters, self._before):
             more = counter.read() - before
@@ -51,13 +51,13 @@ class Meter:
 
 
 def _rapl(powercap: Path) -> tuple[list[Counter], str]:
-    """Packages, and memory that is not part of one."""
+    """Return the counters of packages, and of memory outside them; and why there are none."""
     zones = [
         zone
         for zone in sorted(powercap.glob("intel-rapl:*"))
         if zone.name.count(":") == 1 or _text(zone / "name") == "dram"
     ]
-    packages = [zone for zone in zones if _text(zone / "name") != "psys"]  # which holds the packages
+    packages = [zone for zone in zones if _text(zone / "name") != "psys"]  # which includes the packages
     if not packages:
         return [], "no RAPL counters"
     try:
@@ -79,7 +79,7 @@ def _rapl(powercap: Path) -> tuple[list[Counter], str]:
 
 
 def _nvml() -> tuple[list[Counter], str]:
-    """All GPUs that the driver shows."""
+    """Return the counters of all GPUs that the driver shows; and why there are none."""
     if find_spec("pynvml") is None:
         return [], "no NVML: pip install nvidia-ml-py"
     nvml = import_module("pynvml")

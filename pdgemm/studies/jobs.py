@@ -1,6 +1,6 @@
-"""A study as a row of jobs: one for each number of ranks, started here by mpiexec or srun.  Needs no MPI itself.
+"""A study as a sequence of jobs: one for each number of ranks, started by mpiexec or srun.  Needs no MPI itself.
 
-A job that fails takes nothing along: what it finished is in the file, and the next one starts.
+A job that fails loses no finished measurement, and the next one starts.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from pdgemm.support.launcher import allocated_nodes, cores_per_rank, in_slurm, o
 
 ENDED = 128 + signal.SIGTERM
 BAD_INPUT = 2
-COMMAND = "PDGEMM_COMMAND"  # in the environment of a job: what the user typed
-ENDED_BY = "pdgemm: ended by SIGUSR1"  # what a rank says then; SIGTERM is what it gets when another rank has crashed
+COMMAND = "PDGEMM_COMMAND"  # in the environment of a job: the command line of the user
+ENDED_BY = "pdgemm: ended by SIGUSR1"  # a rank prints this; a rank gets SIGTERM when another one has crashed
 _GRACE = 5  # seconds that a job has to end
-_LINES = 8  # of its errors that are kept
+_LINES = 8  # of the errors of a job that are kept
 
 
 class Ended(Exception):
-    """By a signal."""
+    """Raised where a signal has ended the study."""
 
 
 class Launcher:
-    """Starts jobs.  template : a command such as 'mpiexec -n {ranks}'; by default PDGEMM_LAUNCH, else what is there."""
+    """Starts jobs.   template : a command such as 'mpiexec -n {ranks}'; default: PDGEMM_LAUNCH, srun or mpiexec."""
 
     def __init__(self, template: str | None = None, environment: Mapping[str, str] = os.environ) -> None:
         slurm = in_slurm(environment) and shutil.which("srun")
@@ -50,7 +50,7 @@ class Launcher:
         except ValueError as bad:
             raise ArgumentError(f"not a command: {self.template!r} ({bad})") from bad
         if "{ranks}" not in self.template or not words:
-            raise ArgumentError(f"a launcher has a place for the number of ranks, {{ranks}}; got {self.template!r}")
+            raise ArgumentError(f"a launcher must contain {{ranks}}, the number of ranks; got {self.template!r}")
         if shutil.which(words[0]) is None:
             raise ArgumentError(f"{words[0]}: no such command; name a launcher: --launch 'mpiexec -n {{ranks}}'")
 
@@ -60,7 +60,7 @@ class Launcher:
 
 
 def threads_per_rank(ranks: int, environment: Mapping[str, str] = os.environ) -> int:
-    """The same for all cases of a study: what the user or the batch system says, else a share of the cores here."""
+    """Return the threads per rank for all cases: as set by the user or batch system, else a share of the cores."""
     threads = variable("OMP_NUM_THREADS", Count, environment=environment) or cores_per_rank(environment)
     return threads or max(1, len(os.sched_getaffinity(0)) // -(-ranks // allocated_nodes(environment)))
 
@@ -68,7 +68,7 @@ def threads_per_rank(ranks: int, environment: Mapping[str, str] = os.environ) ->
 class Steps:
     """The jobs of a study.
 
-    arguments : of `pdgemm` in each of them; the cases are added.   tell : hears a line for people.
+    arguments : the command line of `pdgemm`, without the cases.   tell : is called with messages for the user.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Steps:
         self._environment = outside_job() | {"OMP_NUM_THREADS": str(threads), COMMAND: typed}
 
     def run(self, todo: Sequence[Case], wanted: Sequence[Case]) -> int:
-        """The exit code: 0 if all was measured and is right, 1 if not, 2 if a job says that its input is bad."""
+        """Return the exit code: 0 if all cases were measured and are right, 1 if not, 2 if a job reports bad input."""
         good = True
         for ranks, group in groupby(todo, lambda case: case.ranks):
             rest = [*group]
@@ -101,7 +101,7 @@ class Steps:
         return 0 if good else 1
 
     def step(self, ranks: int, *more: str) -> tuple[int, list[str]]:
-        """Exit code and last lines of errors of a job on so many ranks.  Raises Ended where a signal has ended it."""
+        """Run a job; return its exit code and last lines of errors.  Raises Ended if a signal has ended it."""
         process = subprocess.Popen(
             self._launcher.command(ranks, *self._arguments, *more), env=self._environment, stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -121,7 +121,7 @@ class Steps:
         return (code if code >= 0 else 128 - code), [*last]
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
-        """Gently, then not; SIGUSR1 is what launchers hand on to the ranks."""
+        """End a job, by SIGKILL at last; SIGUSR1 is forwarded to the ranks by launchers."""
         for number, grace in ((signal.SIGUSR1, _GRACE), (signal.SIGTERM, _GRACE), (signal.SIGKILL, None)):
             process.send_signal(number)
             try:
@@ -132,9 +132,9 @@ class Steps:
 
 
 def _pass_on(errors: IO[bytes], last: deque[str], ended: Event) -> None:
-    """What a job says goes on to our own errors; ended : a rank says that a signal has ended it."""
+    """Forward the errors of a job to our own; set `ended` when a rank reports that a signal has ended it."""
     for line in errors:
-        with suppress(BrokenPipeError):  # nobody reads it; the job must not wait for that
+        with suppress(BrokenPipeError):  # standard error is closed; the job must not block
             sys.stderr.buffer.write(line)
             sys.stderr.flush()
         if text := line.decode(errors="replace").strip():

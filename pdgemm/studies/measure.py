@@ -1,4 +1,4 @@
-"""Measure a case on the ranks of a communicator."""
+"""Measurement of a case on the ranks of a communicator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mpi4py import MPI
 from pdgemm.arrays.device import of
 from pdgemm.arrays.element_functions import element_function
 from pdgemm.blas.local_gemm import prepare
-from pdgemm.blas.threads import crowded
+from pdgemm.blas.threads import oversubscribed
 from pdgemm.errors import PdgemmError
 from pdgemm.gemm import pdgemm as multiply
 from pdgemm.grids.process_grid import ProcessGrid
@@ -45,12 +45,12 @@ CONFIDENCE = 0.95
 def measure(
     comm: MPI.Intracomm, case: Case, repeats: int, warmup: int, machine: Machine | None, notify: Callable[[int], object]
 ) -> Record | None:
-    """The record of a case, on rank 0.  Collective over comm, of `case.ranks` ranks.
+    """Return the record of a case on rank 0.  Collective over comm, which has `case.ranks` ranks.
 
     Each repetition is a whole call of `pdgemm` between two barriers, with A, B and C as `DistMatrix` lays them out by
     default; its time is that of the slowest rank.  The peak is that of a local product on all ranks at once, right
-    before and right after.  What pdgemm raises is the record of a failure; other errors are raised.
-    notify : hears how many repetitions are done.
+    before and right after.  A PdgemmError becomes the record of a failure; other errors are raised.
+    notify : is called with the number of repetitions done.
     """
     try:
         with ProcessGrid(comm) as grid:
@@ -151,7 +151,7 @@ def _peak(grid: ProcessGrid, case: Case) -> float:
 
 
 def confidence(ordered: list[float]) -> tuple[float, float] | None:
-    """Of the median, without assumptions about its distribution; None for fewer than six numbers.
+    """Return a nonparametric confidence interval of the median; None for fewer than six numbers.
 
     Hoefler & Belli, Scientific benchmarking of parallel computing systems, SC15, section 3.1.3.
     """
@@ -163,7 +163,7 @@ def confidence(ordered: list[float]) -> tuple[float, float] | None:
 
 
 def _energy(comm: MPI.Comm, meter: Meter | None, repeats: int) -> dict[str, Any]:
-    """Of one product on all nodes, or why it is not known."""
+    """Return the energy of one product on all nodes, or why it is unknown."""
     told = comm.gather(meter and (meter.joules(), meter.absent, meter.names)) or []
     nodes = [x for x in told if x]
     absent = "; ".join(sorted({absent for _, absent, _ in nodes if absent}))
@@ -175,8 +175,8 @@ def _energy(comm: MPI.Comm, meter: Meter | None, repeats: int) -> dict[str, Any]
 
 
 def setting(grid: ProcessGrid) -> dict[str, Any]:
-    """Where and by what it was measured."""
-    facts, oversubscribed = describe(grid), grid.comm.allreduce(crowded(grid.node), MPI.LOR)
+    """Return the hardware and software of a measurement."""
+    facts, too_many = describe(grid), grid.comm.allreduce(oversubscribed(grid.node), MPI.LOR)
     nodes = facts["nodes"]
     return {
         **{name: facts[name] for name in ("pdgemm", "python", "mpi_library", "mpi4py", "numpy", "multiplies", "cupy")},
@@ -184,22 +184,22 @@ def setting(grid: ProcessGrid) -> dict[str, Any]:
         "threads_per_rank": sorted({x for node in nodes for x in node["threads_per_rank"]}),
         "cores_per_node": grid.comm.allreduce(len(set().union(*grid.node.allgather(os.sched_getaffinity(0)))), MPI.MAX),
         "ranks_per_node": max((node["ranks"] for node in nodes), default=0),
-        "oversubscribed": oversubscribed,  # more ranks than cores
+        "oversubscribed": too_many,  # more ranks than cores
         "nodes": [node["host"] for node in nodes],
         "kernel": platform.release(),
     }
 
 
 def command() -> list[str]:
-    """What the user typed, to be repeated."""
-    with suppress(ValueError):  # whoever set it otherwise does not use it
+    """Return the command line of the user, for repetition."""
+    with suppress(ValueError):  # it was set by another program
         if said := os.environ.get(COMMAND):  # this is one job of several
             return shlex.split(said)
     return ["mpirun", "-n", str(MPI.COMM_WORLD.size), "pdgemm", *sys.argv[1:]]
 
 
 def cpu() -> str:
-    """The model of this node's processor."""
+    """Return the model of this node's processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

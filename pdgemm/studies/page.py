@@ -19,7 +19,7 @@ from pdgemm.support.text import counted
 # the columns of measurements: a cell of a curve, a point of it, and the seconds that the planner predicts
 COLUMNS: dict[str, Callable[[Curve, Point, float | None], str]] = {
     "curve": lambda curve, x, _: curve.label,
-    "ranks": lambda curve, x, _: f"{x.ranks}{'*' * x.crowded}",
+    "ranks": lambda curve, x, _: f"{x.ranks}{'*' * x.oversubscribed}",
     "m x n x k": lambda curve, x, _: " x ".join(map(str, x.case.mnk)),
     "algorithm": lambda curve, x, _: x.ran,
     "grid": lambda curve, x, _: x.grid,

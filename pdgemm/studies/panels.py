@@ -25,7 +25,7 @@ DASHES: Any = ((0, (5, 2)), (0, (3, 1, 1, 1)), (0, (2, 1.2)), (0, (7, 2, 1, 2)),
 GREY = "#444444"
 LIMIT: Any = {"color": GREY, "linewidth": 1, "linestyle": ":", "zorder": 1.5}
 SIMULATED: Any = {"linestyle": "none", "markersize": 3.5, "markerfacecolor": "white", "markeredgewidth": 0.9}
-CROWDED: Any = {"linestyle": "none", "markerfacecolor": "#c8c8c8"}  # more ranks than cores
+OVERSUBSCRIBED: Any = {"linestyle": "none", "markerfacecolor": "#c8c8c8"}  # more ranks than cores
 BOX = {"boxstyle": "square,pad=0.1", "facecolor": "white", "alpha": 0.75, "linewidth": 0}
 WIDTH, HEIGHT = 5.6, 3.9  # of a panel, in inches
 # the parts of a product's time, from the bottom of a bar: part, colour, name
@@ -176,9 +176,9 @@ def _measured(axes: Axes, number: int, curve: Curve, values: Sequence[float]) ->
     """Draw a solid line with markers, which are grey inside where there were more ranks than cores."""
     style: Any = {"color": _color(number), "marker": MARKERS[number % len(MARKERS)]}
     axes.plot([x.ranks for x in curve.points], values, label=curve.label, zorder=3, **style)
-    crowded = [(x.ranks, y) for x, y in zip(curve.points, values) if x.crowded]
+    marked = [(x.ranks, y) for x, y in zip(curve.points, values) if x.oversubscribed]
     label = f"_{curve.label}, more ranks than cores"
-    axes.plot([x for x, _ in crowded], [y for _, y in crowded], label=label, zorder=3.1, **style, **CROWDED)
+    axes.plot([x for x, _ in marked], [y for _, y in marked], label=label, zorder=3.1, **style, **OVERSUBSCRIBED)
 
 
 def _predicted(axes: Axes, number: int, curve: Curve, predicted: Predicted, value: Value) -> None:
@@ -200,12 +200,12 @@ def _keys(axes: Axes, section: Section, forecast: Forecast) -> None:
         axes.plot([], [], color=GREY, linestyle=DASHES[0], linewidth=1.2, label=f"predicted (formula){unknown}")
     if any(x.simulation for x in forecast.values()):
         axes.plot([], [], color=GREY, marker="o", label="predicted (simulation)", **SIMULATED)
-    if any(point.crowded for point in section.points):
-        axes.plot([], [], color=GREY, marker="o", label="more ranks than cores", **CROWDED)
+    if any(point.oversubscribed for point in section.points):
+        axes.plot([], [], color=GREY, marker="o", label="more ranks than cores", **OVERSUBSCRIBED)
 
 
 def _rank_axis(axes: Axes, section: Section, forecast: Forecast) -> None:
-    """Scale the axis of ranks by powers of two, and shade the numbers of ranks that nobody measured."""
+    """Scale the axis of ranks by powers of two, and shade the numbers of ranks that were not measured."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
     counts, last = _span(section, forecast), section.counts[-1]
@@ -282,7 +282,7 @@ def _split(section: Section) -> Panel:
             overlap = f", {point.product.overlap:.0%} of transfers hidden" if point.product.overlap else ""
             axes.text(101, place, f"{_seconds(point.product.per_rank.seconds.mean)}{overlap}", va="center", fontsize=8)
         labels = [
-            f"{curve.label}, {counted(point.ranks, 'rank')}{'*' * point.crowded}"
+            f"{curve.label}, {counted(point.ranks, 'rank')}{'*' * point.oversubscribed}"
             for curve in section.curves
             for point in curve.points
         ]
@@ -316,7 +316,7 @@ def _bars(
                 continue
             places = np.arange(len(shapes)) + (number - (len(found) - 1) / 2) * width
             told = ", ".join(filter(None, (other, counted(ranks, "rank")))) + "*" * any(
-                x.crowded for x in points.values()
+                x.oversubscribed for x in points.values()
             )
             hatch = HATCHES[number // len(COLORS) % len(HATCHES)]
             bars = axes.bar(
@@ -341,7 +341,7 @@ def _bars(
 
 
 def _crowd(points: Sequence[Point]) -> str:
-    return "    (* more ranks than cores)" if any(point.crowded for point in points) else ""
+    return "    (* more ranks than cores)" if any(point.oversubscribed for point in points) else ""
 
 
 def _seconds(seconds: float) -> str:

@@ -19,7 +19,7 @@ from pdgemm.support.files import check_writable, write
 from pdgemm.support.text import counted
 
 FORMS = (".html", ".png", ".svg")
-_MOST = 10  # lines that are told one by one
+_MOST = 10  # faults that are printed one by one
 
 
 def report(studies: Sequence[Path], out: Path, machine_file: str | None, predict_to: int) -> None:

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from math import isqrt
 from time import perf_counter
 
 import numpy as np
 
 from pdgemm.errors import PdgemmError
-from pdgemm.grids.distribution import Distribution
-from pdgemm.grids.layout import Layout
 from pdgemm.model.machine import Machine, on_nodes
-from pdgemm.planning.candidates import BROADCASTS, Problem
-from pdgemm.planning.planner import PANEL_WIDTH, ProductPlan, plan_product, sample
+from pdgemm.model.mover_registry import AUTO, BY_MPI, SHARED
+from pdgemm.planning.product_plan import ProductPlan
+from pdgemm.planning.question import Question, movers
 from pdgemm.planning.simulator import simulate
 from pdgemm.studies.cases import Case
 from pdgemm.support.text import counted
@@ -75,7 +72,7 @@ def predict(case: Case, measured: Iterable[int], to: int, machine: Machine | Non
     for ranks in counts:
         one = case.on(ranks)
         try:
-            plan = plan_product(problem(one, assumed))
+            plan = question(one, assumed).plan()
         except PdgemmError:  # no such grid, or too little memory
             continue
         found.append(_prediction(one, plan, plan.seconds))
@@ -97,27 +94,16 @@ def counts_to(measured: Iterable[int], to: int) -> list[int]:
     return known + beyond
 
 
-def problem(case: Case, machine: Machine, messages: bool = False) -> Problem:
+def question(case: Case, machine: Machine, messages: bool = False) -> Question:
     """Return what a study asks the planner on the host.   messages : ranks do not read each other's memory."""
-    (m, n, k), dtype, ranks, per_node = case.mnk, np.dtype(case.dtype), case.ranks, machine.ranks_per_node
-    shared = ranks > 1 and per_node != 1 and not messages and case.mover in ("auto", "shared")
-    mover = case.mover if case.mover in BROADCASTS or (case.mover == "shared" and shared) else "auto"
-    A, B, C = (_layout(shape, ranks, dtype) for shape in ((m, k), (k, n), (m, n)))
-    return Problem(
-        A, B, C, ranks, True, dtype, PANEL_WIDTH, 1, mover, case.algorithm,
-        memory_limit=case.memory_limit,
-        width_asked=False,
-        shared=shared,
-        nodes=tuple(rank // per_node for rank in range(ranks)) if shared and per_node and ranks > per_node else (),
-        machine=machine,
-    )  # fmt: skip
-
-
-@lru_cache(maxsize=8)
-def _layout(shape: tuple[int, int], ranks: int, dtype: np.dtype) -> Layout:
-    """Return the layout that has one block for each rank of a near-square grid."""
-    pr = next(d for d in range(isqrt(ranks), 0, -1) if ranks % d == 0)
-    return Layout(Distribution.over((pr, ranks // pr), shape), tuple(range(ranks)), dtype)
+    mover = case.mover if case.mover in movers() else AUTO
+    if messages and mover in (AUTO, SHARED.name):
+        mover = BY_MPI
+    asked = Question(
+        *case.mnk, case.ranks, np.dtype(case.dtype), algorithm=case.algorithm, mover=mover, machine=machine
+    )
+    limit = case.memory_limit  # beyond A, B and C
+    return asked if limit is None else replace(asked, memory=limit + asked.given_bytes)
 
 
 def simulated(case: Case, plan: ProductPlan) -> float:
@@ -127,15 +113,13 @@ def simulated(case: Case, plan: ProductPlan) -> float:
     """
     machine = plan.problem.machine
     *shape, layers = plan.shape
-    asked = problem(case, machine, messages=True)
-    sent = plan_product(replace(asked, algorithm=plan.algorithm, shape=(shape[0], shape[1]), layers=layers))
-    moving = sent.seconds - max(sent.product.seconds(machine, rank) for rank in sample(case.ranks))
-    return simulate(sent.product, machine, case.ranks).seconds + max(0.0, moving)
+    asked = question(case, machine, messages=True)
+    sent = replace(asked, algorithm=plan.algorithm, shape=(shape[0], shape[1]), layers=layers).plan()
+    return simulate(sent.product, machine, case.ranks).seconds + sent.moving_seconds
 
 
 def _prediction(case: Case, plan: ProductPlan, seconds: float) -> Prediction:
-    words = max(plan.traffic(rank).words_received for rank in sample(case.ranks))
-    return Prediction(case, seconds, words)
+    return Prediction(case, seconds, plan.words)
 
 
 def assumptions(predictions: Sequence[Predicted], gpus: bool) -> list[str]:

@@ -1,4 +1,4 @@
-"""The file of a study: a line of JSON for each measurement, added when it is finished and never lost."""
+"""The file of a study: a line of JSON for each measurement, appended as soon as it is finished."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _Measured(Struct):
 
 @dataclass
 class Study:
-    """What a file holds.
+    """The contents of a file.
 
     measured : the last record of each case.   attempts : the cases of all records, in order.
     machine  : of the last calibration, as `Machine.from_dict` takes it.
@@ -68,7 +68,7 @@ class Study:
 
 
 def read(path: Path) -> Study:
-    """The records of a file, an empty study where there is none.  Raises FileError where it cannot be read."""
+    """Return the study in a file, an empty one if there is no file.  Raises FileError if it cannot be read."""
     study = Study()
     try:
         text = read_file(path, LARGEST_FILE)
@@ -91,7 +91,7 @@ def read(path: Path) -> Study:
 
 
 def _begun(line: bytes) -> bool:
-    """Is it the beginning of a record, whose writer was killed?"""
+    """Return whether a line is the beginning of a record, whose writer was killed."""
     return line.startswith(_BEGINNING) or _BEGINNING.startswith(line)
 
 
@@ -104,13 +104,13 @@ def _take(study: Study, line: bytes) -> None:
     if attempt.status != "failed":
         converted(record, _Measured)
     study.attempts.append(case)
-    # what was measured once is not lost to a later attempt that failed
+    # a later attempt that failed does not replace a measurement
     if attempt.status != "failed" or case not in study.done:
         study.measured[case] = record
 
 
 def open_study(path: Path) -> Study:
-    """The study to go on with.  Raises FileError where the file holds anything else."""
+    """Return the study to be continued.  Raises FileError if the file holds anything else."""
     study = read(path)
     if study.unread:
         number, fault = study.unread[0]
@@ -119,7 +119,7 @@ def open_study(path: Path) -> Study:
 
 
 def check_setting(path: Path, study: Study, now: dict[str, Any]) -> None:
-    """Raises ArgumentError where what is in the file was measured by other software or on another kind of node."""
+    """Raise ArgumentError if the file was measured with other software or on another kind of node."""
     for before in study.settings:
         for name in SETTING:
             if before.get(name) != now.get(name):
@@ -130,9 +130,9 @@ def check_setting(path: Path, study: Study, now: dict[str, Any]) -> None:
 
 
 def append(path: Path, record: Record) -> None:
-    """Add a record, on disk when this returns; a line that was not finished goes.  Raises FileError."""
+    """Append a record and sync it to disk; an unfinished last line is removed.  Raises FileError."""
     text = json.dumps({"format": FORMAT, **record}, default=str, ensure_ascii=False)
-    line = text.encode(errors="replace") + b"\n"  # a name on the command line need not be text
+    line = text.encode(errors="replace") + b"\n"  # names on the command line may be undecodable
     with naming(path), open(path, "ab+", opener=ordinary) as file:
         _end_last_line(file)
         file.write(line)
@@ -141,7 +141,7 @@ def append(path: Path, record: Record) -> None:
 
 
 def _end_last_line(file: IO[bytes]) -> None:
-    """A last line without an end gets one if it is complete, and goes if it is not."""
+    """Terminate a last line without an end if it is complete, and remove it if it is not."""
     file.seek(0)
     text = file.read()
     last = text.rpartition(b"\n")[2]
@@ -161,7 +161,7 @@ def failed(case: Case, error: str, command: Sequence[str]) -> Record:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Nobody else measures into this file meanwhile; one that remains empty is not left behind.  Raises FileError."""
+    """Lock the file against other studies; a new file that stays empty is removed.  Raises FileError."""
     target = Path(os.path.realpath(path))
     new = not target.exists()
     with naming(path):
@@ -177,5 +177,5 @@ def alone(path: Path) -> Iterator[None]:
 
 
 def left(study: Study, wanted: Iterable[Case]) -> list[Case]:
-    """The cases to be measured, those that failed before at the end."""
+    """Return the cases to be measured, those that failed before at the end."""
     return sorted((case for case in wanted if case not in study.done), key=lambda case: case in study.measured)

@@ -1,4 +1,4 @@
-"""Measure the cases of a study one after the other on the ranks of one job."""
+"""Measurement of the cases of a study, one after the other, on the ranks of one job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pdgemm.studies.cases import Case
 from pdgemm.studies.measure import measure, setting
 from pdgemm.studies.records import Record
 
-_NAP = 0.01  # seconds between two looks of an idle rank, which leaves its core to those that work
+_NAP = 0.01  # seconds between two polls of an idle rank, which yields its core to active ranks
 
 
 def run(
@@ -31,11 +31,11 @@ def run(
     doing: Callable[[Case, int], object],
     told: Callable[[Case, Record], object],
 ) -> bool:
-    """Was everything measured, and right?  Collective over comm; a case runs on its first ranks.
+    """Measure cases; return whether all succeeded.  Collective over comm; a case runs on its first ranks.
 
     Each record is in the file before the next case begins.
-    doing : on rank 0, hears which case is measured and how many repetitions of it are done.   told : of each record.
-    Raises FileError or ArgumentError on all ranks where the file cannot be written, or is of another setting.
+    doing : is called with a case and the number of its repetitions done.   told : with each record, on rank 0.
+    Raises FileError or ArgumentError on all ranks if the file cannot be written, or has another setting.
     """
     with ProcessGrid(comm) as grid:  # sets the threads of a rank: the same for all cases
         here = setting(grid)
@@ -63,7 +63,7 @@ def _kept(path: Path, record: Record | None) -> bool:
 
 
 def _gather(comm: MPI.Comm) -> None:
-    """A barrier in which nobody keeps a core busy."""
+    """Wait for all ranks, in a barrier that does not spin."""
     request = comm.Ibarrier()
     while not request.Test():
         sleep(_NAP)

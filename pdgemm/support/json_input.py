@@ -23,7 +23,7 @@ Size = Annotated[int, Meta(ge=0, le=LARGEST)]  # of elements, bytes
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 Figure = Annotated[float, Meta(ge=0, le=1e30)]  # words, flops, shares
 Positive = Annotated[float, Meta(ge=1e-30, le=1e30)]  # its inverse is a figure, too
-_DTYPES = {x.name: x for x in {*dtypes.OPERANDS, *dtypes.RESULTS}}
+_DTYPES = {x.name: x for x in (*dtypes.OPERANDS, *dtypes.RESULTS)}
 _LONGEST = 300  # characters of what is wrong
 
 
@@ -35,7 +35,7 @@ def decoded(text: bytes | str, kind: type[Kind], what: str = "", exact: bool = F
     try:
         found = msgspec.json.decode(text, type=kind, dec_hook=_special)
         if exact:
-            _look_for_more(msgspec.json.decode(text), plain(found))
+            _look_for_more(msgspec.json.decode(text), jsonable(found))
     except (ValueError, RecursionError) as bad:
         raise ArgumentError(_told(what, bad)) from bad
     return found
@@ -46,13 +46,13 @@ def converted(given: Any, kind: type[Kind], what: str = "", exact: bool = False,
     try:
         found = msgspec.convert(given, kind, dec_hook=_special, str_keys=True, strict=strict)
         if exact:
-            _look_for_more(given, plain(found))
+            _look_for_more(given, jsonable(found))
     except (ValueError, RecursionError) as bad:
         raise ArgumentError(_told(what, bad)) from bad
     return found
 
 
-def plain(x: Any) -> Any:
+def jsonable(x: Any) -> Any:
     """What `converted` takes and JSON can say."""
     return msgspec.to_builtins(x, str_keys=True, enc_hook=_plain)
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -166,36 +167,69 @@ def test_nan_passes_through_verification(tmp_path: Path) -> None:
     assert np.isnan(read(tmp_path / "c.h5", "z")).any()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["a.h5:/x", "a.h5:/x"], "inner dimensions do not agree: op(A) is 61 x 83 on a 1 x 3 grid, op(B) is 61 x 83"),
-        (["a.h5:/nope", "b.h5:/y"], "a.h5 has no dataset /nope; it has"),
-        (["none.h5:/x", "b.h5:/y"], "none.h5: no such file"),
-        (["a.h5:/vector", "b.h5:/y"], "a.h5:/vector is not a matrix: its shape is (4,)"),
-        (["a.h5:/x", "a.h5:/integers"], "B has dtype int32; supported: float16"),
-        (["a.h5", "b.h5:/y"], "'a.h5' is not of the form FILE:/DATASET"),
-        (["a.h5:/x", "b.h5:/y", "--grid", "2x2"], "a 2 x 2 grid needs 4 ranks, but there are 3"),
-        (["a.h5:/x", "b.h5:/y", "--block", "0"], "a block size must be >= 1, got 0"),
-        (["a.h5:/x", "b.h5:/y", "--block", "big"], "'big' is not of the form 256 or 256x128"),
-        (["a.h5:/x", "b.h5:/y", "--memory-limit", "10", "--mover", "ring"], "bytes are needed"),
-        (["a.h5:/x", "b.h5:/y", "--memory-limit", "much"], "'much' is not of the form 2GiB"),
-        (["a.h5:/x", "b.h5:/y", "--alpha", "1j"], "alpha = 1j is complex, but the result is float64"),
-        (["a.h5:/x", "b.h5:/y", "--beta", "1"], "c.h5: no such file"),
-        (["a.h5:/x", "b.h5:/y", "--lookahead", "-1"], "-1 is not in the range"),
-        (["a.h5:/x", "b.h5:/y", "--wrong"], "--wrong"),
-        (["a.h5:/x", "b.h5:/y", "-o", "none/c.h5:/z"], "the folder"),
-        (
-            ["a.h5:/x", "b.h5:/y", "-o", "links.h5:/b/y", "--memory-limit", "10"],
-            "/b/y leads by a link into another file",
-        ),
-    ],
-)
-def test_bad_input_is_one_line_and_nothing_is_written(folder: Path, arguments: list[str], message: str) -> None:
+BAD = [
+    (["a.h5:/x", "a.h5:/x"], "inner dimensions do not agree: op(A) is 61 x 83 on a 1 x 3 grid, op(B) is 61 x 83"),
+    (["a.h5:/nope", "b.h5:/y"], "a.h5 has no dataset /nope; it has"),
+    (["none.h5:/x", "b.h5:/y"], "none.h5: no such file"),
+    (["a.h5:/vector", "b.h5:/y"], "a.h5:/vector is not a matrix: its shape is (4,)"),
+    (["a.h5:/x", "a.h5:/integers"], "B has dtype int32; supported: float16"),
+    (["a.h5", "b.h5:/y"], "'a.h5' is not of the form FILE:/DATASET"),
+    (["a.h5:/x", "b.h5:/y", "--grid", "2x2"], "a 2 x 2 grid needs 4 ranks, but there are 3"),
+    (["a.h5:/x", "b.h5:/y", "--block", "0"], "a block size must be >= 1, got 0"),
+    (["a.h5:/x", "b.h5:/y", "--block", "big"], "'big' is not of the form 256 or 256x128"),
+    (["a.h5:/x", "b.h5:/y", "--memory-limit", "10", "--mover", "ring"], "bytes are needed"),
+    (["a.h5:/x", "b.h5:/y", "--memory-limit", "much"], "'much' is not of the form 2GiB"),
+    (["a.h5:/x", "b.h5:/y", "--alpha", "1j"], "alpha = 1j is complex, but the result is float64"),
+    (["a.h5:/x", "b.h5:/y", "--beta", "1"], "c.h5: no such file"),
+    (["a.h5:/x", "b.h5:/y", "--lookahead", "-1"], "-1 is not in the range"),
+    (["a.h5:/x", "b.h5:/y", "--wrong"], "--wrong"),
+    (["a.h5:/x", "b.h5:/y", "-o", "none/c.h5:/z"], "the folder"),
+    (
+        ["a.h5:/x", "b.h5:/y", "-o", "links.h5:/b/y", "--memory-limit", "10"],
+        "/b/y leads by a link into another file",
+    ),
+]
+SEVERAL = """
+import contextlib, io, json, sys
+from mpi4py import MPI
+from pdgemm.cli.commands import run
+from pdgemm.cli.job import Job
+found, out = [], sys.stdout
+for arguments, _ in json.loads(sys.argv[1]):
+    words = ["multiply", "-o", "c.h5:/z", *arguments]
+    sys.argv, job = ["pdgemm", *words], Job(words)
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        code = job.leave(run(job, debug=False))
+    found.append(MPI.COMM_WORLD.gather((code, said.getvalue())))
+if MPI.COMM_WORLD.rank == 0:
+    print(json.dumps(found), file=out)
+"""
+
+
+@pytest.fixture(scope="module")
+def refused(folder: Path) -> list[list[tuple[int, str]]]:
+    """Exit code and errors of each rank, for each bad command line, all of them in one job."""
+    given = json.dumps(BAD)
+    run = jobs.run(jobs.python(3, "-c", SEVERAL, given), cwd=folder)
+    assert run.returncode == 0, run.stderr
+    found: list[list[tuple[int, str]]] = json.loads(run.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize(("number", "message"), [*enumerate(x for _, x in BAD)])
+def test_bad_input_is_one_line_and_nothing_is_written(folder: Path, refused: Any, number: int, message: str) -> None:
+    codes, errors = zip(*refused[number])
+    assert message in one_line(SimpleNamespace(returncode=max(codes), stderr="".join(errors), stdout=""))
+    assert len({*codes}) == 1
+    assert not (folder / "c.h5").exists()
+    assert not list(folder.glob(".*.partial"))
+
+
+def test_a_job_of_a_bad_command_line_ends_alike(folder: Path) -> None:
+    arguments, message = BAD[0]
     run = pdgemm(3, "multiply", "-o", "c.h5:/z", *arguments, cwd=folder)
     assert message in one_line(run)
     assert not (folder / "c.h5").exists()
-    assert not list(folder.glob(".*.partial"))
 
 
 def test_debug_shows_where_an_error_came_from(folder: Path) -> None:
@@ -250,7 +284,7 @@ def test_the_blas_is_named_or_refused(folder: Path) -> None:
     facts = json.loads(pdgemm(2, "info", "--json", cwd=folder, PDGEMM_BLAS="scipy").stdout)
     assert facts["multiplies"].endswith("(SciPy)")
     run = pdgemm(2, "info", cwd=folder, PDGEMM_BLAS="mlk")
-    assert "PDGEMM_BLAS is auto, scipy, mkl or a library, got mlk" in one_line(run)
+    assert "PDGEMM_BLAS must be auto, scipy, mkl or a library, got mlk" in one_line(run)
 
 
 def test_processes_that_do_not_know_of_each_other_are_told(folder: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jobs
 import pytest
+from tiers import thorough
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "hostile.py"
 COMMAND, CALL = "products.command:1", "products.calls:1:0"  # products that are not refused
@@ -22,8 +23,9 @@ def hostile(tmp_path: Path, *options: str) -> jobs.Finished:
 @pytest.mark.parametrize(
     ("kind", "trial"),
     [
-        *[(kind, COMMAND) for kind in ("hang", "lost", "signal", "traceback", "code", "litter")],
+        *[(kind, COMMAND) for kind in ("lost", "traceback", "litter")],
         *[(kind, CALL) for kind in ("hang", "wrong")],
+        *[pytest.param(kind, COMMAND, marks=thorough) for kind in ("hang", "signal", "code")],
     ],
 )
 def test_what_is_planted_is_found(tmp_path: Path, kind: str, trial: str) -> None:

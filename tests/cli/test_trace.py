@@ -29,11 +29,11 @@ WAYS = [
     ("summa", "ring"),
     ("summa", "ibcast"),
     ("summa", "shared"),
+    ("summa", "tree"),
     ("stationary_a", "ring"),
     ("stationary_b", "ibcast"),
 ]
 WAYS += [("cannon", "mpi"), ("2.5d", "mpi"), ("inner", "mpi")]
-KINDS = {"summa": "ring", "cannon": "shift"}
 # "Trace Event Format", Google 2016: JSON Object Format, complete events (X) and metadata events (M)
 NUMBER, NAME = {"type": "number", "minimum": 0}, {"type": "string", "minLength": 1}
 COMMON = {"name": NAME, "pid": {"type": "integer", "minimum": 0}, "tid": {"type": "integer", "minimum": 0}}
@@ -91,7 +91,9 @@ def spans(events: list[dict[str, Any]], rank: int, cat: str) -> list[dict[str, A
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(("algorithm", "mover"), WAYS)
-def test_sums_and_bytes_are_those_of_the_reports(comm: Any, shared_tmp_path: Path, algorithm: str, mover: str) -> None:
+def test_sums_and_bytes_are_those_of_the_reports(
+    comm: Any, shared_tmp_path: Path, algorithm: str, mover: str, tree_mover: None
+) -> None:
     from pdgemm import DistMatrix, ProcessGrid, pdgemm, trace
 
     if algorithm == "2.5d" and comm.size == 1:
@@ -124,8 +126,8 @@ def test_sums_and_bytes_are_those_of_the_reports(comm: Any, shared_tmp_path: Pat
         assert rank.waiting == pytest.approx(sum(r.wait_seconds for r in theirs), rel=1e-6, abs=1e-8)
         assert rank.moving == pytest.approx(sum(r.move_seconds for r in theirs), rel=1e-6, abs=1e-8)
         assert rank.seconds == pytest.approx(sum(r.seconds for r in theirs), rel=1e-6)
-        if algorithm in KINDS and mover != "shared" and comm.size > 1:
-            kind = KINDS[algorithm] if mover != "ibcast" else "bcast"
+        if algorithm in ("summa", "cannon") and mover != "shared" and comm.size > 1:
+            kind = mover if algorithm == "summa" else "shift"
             words = sum(r.counted.words_received - sum(m.counted.words_received for m in r.moves) for r in theirs)
             assert sum(size for _, size, _ in rank.transfers[kind]) == 8 * words
     assert f"rank {counted.critical.number} waits least" in tables(counted)

@@ -2,7 +2,8 @@
 
     scripts/hosts.sh 2 mpirun -n 4 --map-by ppr:2:node python -m pytest --with-mpi -m mpi tests/cluster/across_hosts.py
 
-on 2 hosts with 2 ranks each; with -s it prints the figures.  `scripts/test.sh` runs it on 2 x 1, 2 x 2 and 3 x 2.
+on 2 hosts with 2 ranks each; with -s it prints the figures.  `scripts/test.sh` runs it on 2 x 2, with --all on
+2 x 1 and 3 x 2 too.
 
 A card counts packets, with the headers of Ethernet, IP and TCP: 14 + 20 + 32 bytes, 66 per packet, 32 because of the
 time stamps that Linux sends.  What is left is what TCP carries: nothing in a packet that only acknowledges; the words
@@ -163,7 +164,7 @@ def owners(layout: Any) -> np.ndarray:
     for x, dimension in zip(at, (rows, cols)):
         for part in range(dimension.parts):
             x[dimension.indices(part)] = part
-    return np.array(layout.place).reshape(layout.distribution.grid_shape)[np.ix_(*at)]
+    return np.array(layout.rank_map).reshape(layout.distribution.grid_shape)[np.ix_(*at)]
 
 
 def expected(plan: Any, hosts: Hosts) -> Expected:

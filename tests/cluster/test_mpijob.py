@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,6 +12,8 @@ import h5py
 import numpy as np
 import pytest
 from problems import TOLERANCE, gemm_error
+
+from pdgemm.support.launcher import outside_job
 
 yaml = pytest.importorskip("yaml")
 MANIFEST = Path(__file__).resolve().parents[2] / "slurm" / "mpijob.yaml"
@@ -112,7 +113,7 @@ def test_its_command_runs(job: dict[str, Any], tmp_path: Path) -> None:
     instead = {"/etc/mpi/hostfile": str(tmp_path / "hostfile"), ranks: "2"}
     command = [instead.get(x, x).replace("/data", str(tmp_path)) for x in container(job, "Launcher")["command"]]
     told = {x["name"]: x["value"] for x in container(job, "Launcher")["env"]}
-    run = subprocess.run(command, env=os.environ | told, capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(command, env=outside_job() | told, capture_output=True, text=True, timeout=60, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     assert ": ok" in run.stdout
     with h5py.File(tmp_path / "c.h5") as file:

@@ -27,6 +27,7 @@ import h5py
 import numpy as np
 import pytest
 from problems import TOLERANCE, gemm_error
+from tiers import thorough
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "slurm"
@@ -414,7 +415,9 @@ def old_c(folder: Path) -> bytes:
 LOST = "the product is lost; nothing was written to c.h5:/z; submitted again, the job starts anew"
 
 
-@pytest.mark.parametrize(("script", "nodes"), [("one_node.sbatch", 1), ("many_nodes.sbatch", 2)])
+@pytest.mark.parametrize(
+    ("script", "nodes"), [("one_node.sbatch", 1), pytest.param("many_nodes.sbatch", 2, marks=thorough)]
+)
 def test_sigterm_while_a_file_is_written(
     folder: Path, site: str, changed: Callable[[str], dict[str, str]], script: str, nodes: int
 ) -> None:
@@ -436,6 +439,7 @@ def test_sigterm_while_a_file_is_written(
     no_ranks_in(folder)
 
 
+@thorough
 def test_the_time_limit(folder: Path, site: str, changed: Callable[[str], dict[str, str]]) -> None:
     """Slurm sends the signal some time after the 5th second; it need not be exact."""
     limit = ["--time=1", "--signal=B:TERM@55"]
@@ -447,7 +451,7 @@ def test_the_time_limit(folder: Path, site: str, changed: Callable[[str], dict[s
     no_ranks_in(folder)
 
 
-@pytest.mark.parametrize("killed", [False, True], ids=["cancelled", "killed"])
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=thorough)], ids=["cancelled", "killed"])
 def test_a_job_that_ends_in_a_product_harms_no_file(
     folder: Path, site: str, changed: Callable[[str], dict[str, str]], killed: bool
 ) -> None:
@@ -509,6 +513,7 @@ def test_strong_scaling(folder: Path, site: str) -> None:
     assert results.read_bytes() == before
 
 
+@thorough
 def test_a_study_that_was_ended_goes_on(folder: Path, site: str, changed: Callable[[str], dict[str, str]]) -> None:
     """The step on one rank is quick, that on two takes for ever, until the study is submitted again."""
     variables = {**STUDY, "RANKS": "1,2", "PDGEMM_SITE": site}
@@ -539,6 +544,7 @@ def test_more_ranks_than_the_allocation_has(folder: Path, site: str) -> None:
     assert [ranks for ranks, _ in measured(folder / "study" / "strong.jsonl")] == [1, 1]
 
 
+@thorough
 def test_weak_scaling_and_the_figures_of_both(folder: Path, site: str) -> None:
     """An array, of which a task fails; the job that depends on it and on the other study draws what there is."""
     variables = {**STUDY, "PDGEMM_SITE": site}
@@ -607,6 +613,7 @@ def slurm_protocols() -> str:
     return run.stdout + run.stderr
 
 
+@thorough
 def test_srun_with_pmi2(folder: Path, mpich: str, changed: Callable[[str], dict[str, str]]) -> None:
     launch = "srun --mpi=pmi2 -n {ranks}"
     path = site_file(folder / "site.sh", PDGEMM_VENV=mpich, PDGEMM_LAUNCH=launch)
@@ -631,7 +638,8 @@ def test_srun_with_pmi2(folder: Path, mpich: str, changed: Callable[[str], dict[
 
 
 def test_srun_with_pmix(folder: Path, site: str) -> None:
-    if "--bind-to" not in Path(site).read_text() or not re.search(r"\bpmix\b", slurm_protocols()):
+    words = ["srun", "--mpi=pmix", "-n", "1", "true"]  # it lists pmix without the library, too
+    if "--bind-to" not in Path(site).read_text() or subprocess.run(words, env=BARE, timeout=60, check=False).returncode:
         pytest.skip("needs Open MPI, and a Slurm that speaks PMIx")
     path = site_file(folder / "site.sh", PDGEMM_LAUNCH="srun --mpi=pmix -n {ranks}")
     job = ended(submit("many_nodes.sbatch", cwd=folder, shape=(2, 2), **FILES, PDGEMM_SITE=str(path)))
@@ -664,6 +672,7 @@ def processes_with(text: str) -> list[str]:
     return found
 
 
+@thorough
 def test_two_clusters_at_once_and_nothing_stays(tmp_path: Path) -> None:
     """Another one beside that of the tests; what it started is gone when it is down, with a job in its middle."""
     there = tmp_path / "cluster"

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from checked_product import MIXED, check
 from fake_device import SCHEDULES, fake_device
-from problems import DTYPES, accepted
-from test_algorithms import ALGORITHMS, MIXED, check
+from problems import DTYPES, NAMES, NARROW, accepted
+from tiers import everything, in_turn, pairs
 
 from pdgemm.arrays.device import Reach
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.on_ranks(1, 2, 3, 4, 6)]  # a device does not change what a 3 x 3 grid does
 
 WAYS = {  # how ranks reach each other, and the mover that is asked for
     "shared": (Reach("shared", staged=False), "auto"),
@@ -27,8 +28,8 @@ RUNS = list(itertools.product(WAYS, SCHEDULES))
 
 
 def some_of(asked: list[Any], size: int) -> list[tuple[Any, tuple[str, str]]]:
-    """What is asked, in all runs; on many ranks each in some, and all of them in turn."""
-    step = 1 if size < 3 else 5 if size < 5 else 13
+    """What is asked, in all runs; by default, and on many ranks, each in some, and all of them in turn."""
+    step = (1 if size < 3 else 5 if size < 5 else 13) if everything() else (4 if size < 3 else 13)
     return [(x, run) for number, x in enumerate(asked) for run in RUNS[number % step :: step]]
 
 
@@ -43,17 +44,17 @@ def on_device(comm: Any, run: tuple[str, str], *args: Any, **options: Any) -> An
     return report
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", NAMES)
 def test_every_grid_and_shape(comm: Any, algorithm: str) -> None:
     runs = itertools.cycle(RUNS)
-    for name, shape, layers in accepted(comm.size):
-        if name == algorithm:
-            few = comm.size > 4  # there are more grids then
-            for mnk, block, _ in itertools.product(MIXED[few :: 1 + 2 * few], [None, (2, 3)], range(2 - few)):
-                on_device(comm, next(runs), mnk, name, shape, layers, block=block)
+    grids = [x for x in accepted(comm.size) if x[0] == algorithm]
+    few = comm.size > 4  # there are more grids then
+    times = range(2 if everything() and not few else 1)
+    for (name, shape, layers), mnk, block, _ in pairs(grids, MIXED[few :: 1 + 2 * few], [None, (2, 3)], times):
+        on_device(comm, next(runs), mnk, name, shape, layers, block=block)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", NAMES)
 def test_operations_types_and_orders(comm: Any, algorithm: str) -> None:
     ops = [a + b for a in "NTC" for b in "NTC"]
     orders = ["".join(x) for x in itertools.product("CF", repeat=3)]
@@ -72,7 +73,7 @@ def test_operations_types_and_orders(comm: Any, algorithm: str) -> None:
         on_device(comm, run, (13, 19, 22), name, shape, layers, **options)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", NAMES)
 def test_lookahead_and_width(comm: Any, algorithm: str) -> None:
     cases = [x for x in accepted(comm.size) if x[0] == algorithm]
     if not cases:
@@ -92,9 +93,8 @@ def test_sixteen_bit_and_whole_numbers(comm: Any) -> None:
 
     rng = np.random.default_rng(3)
     a, b = rng.integers(-100, 100, (12, 40)), rng.integers(-100, 100, (40, 10))
-    types = [("int8", "int32"), ("float16", "float32"), ("bfloat16", "float32")]
     cases = list(zip(accepted(comm.size), itertools.cycle(RUNS)))
-    each = itertools.product(cases, types) if comm.size < 5 else zip(cases, itertools.cycle(types))
+    each = in_turn(cases, NARROW) if comm.size < 5 else zip(cases, itertools.cycle(NARROW))
     for ((name, shape, layers), (way, schedule)), (dtype, into) in each:
         reach, mover = WAYS[way]
         with fake_device(schedule, reach=reach) as device, ProcessGrid(comm) as grid:

@@ -119,7 +119,7 @@ def test_managed_memory_is_staged(comm: Any) -> None:
         moved = A.redistribute(source=(0, grid.shape[1] - 1))  # whole local arrays, which could be sent as they lie
         assert np.array_equal(moved.allgather(), x.allgather())
         if comm.size > 1:
-            with pytest.raises(ArgumentError, match="a matrix lies in managed memory"):
+            with pytest.raises(ArgumentError, match="a matrix is in managed memory"):
                 pdgemm(1, A, x, mover="mpi")
         assert not device.races
 
@@ -176,11 +176,11 @@ def test_bad_input_is_the_same_on_all_ranks(comm: Any) -> None:
             with pytest.raises(ArgumentError, match="mover 'staged' is for matrices on a device"):
                 pdgemm(1, A, A, mover="staged")
             for mover in ("mpi", "ring", "ibcast"):
-                with pytest.raises(ArgumentError, match=f"mover '{mover}' hands pointers to device memory to MPI, but"):
+                with pytest.raises(ArgumentError, match=f"mover '{mover}' passes pointers to device memory to MPI"):
                     pdgemm(1, D, D, mover=mover)
-            with pytest.raises(ArgumentError, match="mover 'ipc' is for ranks that share memory"):
+            with pytest.raises(ArgumentError, match="mover 'ipc' requires ranks that share memory"):
                 pdgemm(1, D, D, mover="ipc")
-            with pytest.raises(ArgumentError, match="mover 'nccl' needs"):
+            with pytest.raises(ArgumentError, match="mover 'nccl' requires"):
                 pdgemm(1, D, D, mover="nccl")
             first = "fake" if comm.rank else "host"
             with pytest.raises(ArgumentError, match="called with different arguments"):
@@ -211,7 +211,7 @@ def test_the_probe_believes_what_it_sees(comm: Any, monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("PDGEMM_GPU_AWARE", raising=False)
     with fake_device() as device:
         watched = WatchedComm(comm, device)
-        for says, expected in (("yes", (True, "self-test passed")), ("no", (False, "says that it has no support"))):
+        for says, expected in (("yes", (True, "self-test passed")), ("no", (False, "reports no support"))):
             monkeypatch.setattr(gpu_aware_mpi, "asked", lambda says=says: says)
             aware, why = gpu_aware_mpi.gpu_aware(watched, device)
             assert (aware, expected[1] in why) == (expected[0], True)
@@ -227,7 +227,7 @@ def test_the_probe_believes_what_it_sees(comm: Any, monkeypatch: pytest.MonkeyPa
         assert gpu_aware_mpi.gpu_aware(watched, device) == (False, "PDGEMM_GPU_AWARE=no")
         if comm.rank == comm.size - 1:
             monkeypatch.setenv("PDGEMM_GPU_AWARE", "perhaps")
-        with pytest.raises(ArgumentError, match="PDGEMM_GPU_AWARE is yes or no, got 'perhaps'"):
+        with pytest.raises(ArgumentError, match="PDGEMM_GPU_AWARE must be yes or no, got 'perhaps'"):
             gpu_aware_mpi.gpu_aware(watched, device)
         assert not device.races
 

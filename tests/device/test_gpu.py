@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from checked_product import check
 from problems import DTYPES, accepted
-from test_algorithms import check
 
 from pdgemm.devices import gpu_binding
+from pdgemm.planning.algorithm_registry import families
 
 REASON = "CuPy is not installed" if find_spec("cupy") is None else "" if gpu_binding.visible() else "there is no GPU"
 pytestmark = [pytest.mark.mpi, pytest.mark.gpu, pytest.mark.skipif(REASON != "", reason=REASON or "there is one")]
@@ -86,7 +87,7 @@ def _eps(dtype: np.dtype) -> float:
     return eps(dtype)
 
 
-@pytest.mark.parametrize("algorithm", ["summa", "stationary_a", "stationary_b", "cannon", "2.5d", "inner"])
+@pytest.mark.parametrize("algorithm", families())
 def test_every_mover(comm: Any, movers: list[str], algorithm: str) -> None:
     from pdgemm import ProcessGrid
 
@@ -143,7 +144,7 @@ def test_too_much_is_asked_for(comm: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid
     from pdgemm.errors import OutOfMemoryError
 
-    with ProcessGrid(comm) as grid, pytest.raises(OutOfMemoryError, match="no room for .* bytes on GPU"):
+    with ProcessGrid(comm) as grid, pytest.raises(OutOfMemoryError, match="cannot allocate .* bytes on GPU"):
         DistMatrix.empty((1 << 21, 1 << 21), grid=grid, device="cuda")
 
 

@@ -67,8 +67,9 @@ def test_cupy_without_a_gpu_is_told_in_a_line() -> None:
     assert out[1].startswith("DeviceError no GPU can be used: ")
 
 
-@pytest.mark.parametrize("options", [["--device", "cuda"], ["--device=cuda"]])
-@pytest.mark.parametrize("fails", ["", "raise DeviceError('busy')"])
+@pytest.mark.parametrize(
+    ("options", "fails"), [(["--device", "cuda"], "raise DeviceError('busy')"), (["--device=cuda"], "")]
+)
 def test_the_command_line_chooses_before_mpi_starts(options: list[str], fails: str) -> None:
     """An error there is this rank's alone, and is told by all when a matrix is made."""
     code = f"""

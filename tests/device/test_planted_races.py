@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -14,21 +16,28 @@ import pytest
 from fake_device import SCHEDULES, fake_device
 from problems import TOLERANCE, accepted, gemm_error
 from test_device import WAYS
+from tiers import everything
 
 pytestmark = pytest.mark.mpi
 
 REMOVED: dict[str, Any] = {  # what a synchronisation returns that does nothing
-    "settle": lambda recorder: None,
-    "packed": lambda recorder: (),
-    "multiplied": lambda recorder, poll: (),
+    "synchronize_copies": lambda recorder: None,
+    "record_copies": lambda recorder: (),
+    "record_products": lambda recorder, poll: (),
     "hold_products": lambda recorder: None,
-    "hold_copies": lambda recorder: None,
+    "order_copies_after_products": lambda recorder: None,
     "copied": lambda recorder: _Done(),
     "finish": lambda recorder: recorder._spans.clear(),
     "begin": lambda recorder: None,
 }
-FOR_OTHERS = ("settle", "redistribution.py")  # who changes a matrix that this rank still reads
-Site = tuple[str, str, int]  # which of them, in what file, on what line
+FOR_OTHERS = ("synchronize_copies", "redistribution.py")  # who changes a matrix that this rank still reads
+STORED = Path(__file__).with_name("races.json")  # by site, the runs that show that it is needed
+Site = str  # which of them, in what file, in what function, on what line of that
+Run = tuple[str, str]  # problem and schedule
+
+
+def changes_for_others(site: Site) -> bool:
+    return tuple(site.split()[:2]) == FOR_OTHERS
 
 
 class _Done:
@@ -47,7 +56,8 @@ def without(removed: Site | None, seen: set[Site]) -> Iterator[None]:
     def planted(name: str, kept: Any) -> Any:
         def method(recorder: Any, *args: Any) -> Any:
             caller = sys._getframe(1)
-            site = name, caller.f_code.co_filename.rpartition("/")[2], caller.f_lineno
+            code = caller.f_code
+            site = f"{name} {Path(code.co_filename).name} {code.co_qualname} {caller.f_lineno - code.co_firstlineno}"
             seen.add(site)
             return REMOVED[name](recorder, *args) if site == removed else kept(recorder, *args)
 
@@ -59,7 +69,7 @@ def without(removed: Site | None, seen: set[Site]) -> Iterator[None]:
         yield
 
 
-def outcome(comm: Any, way: str, schedule: str, case: Any, number: int) -> tuple[bool, bool]:
+def outcome(comm: Any, way: str, schedule: str, case: Any, seed: str) -> tuple[bool, bool]:
     """Of a product of matrices that the device has only begun to fill: was a race told, was the result wrong?"""
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
     from pdgemm.arrays.elementwise import CONVERT
@@ -69,7 +79,7 @@ def outcome(comm: Any, way: str, schedule: str, case: Any, number: int) -> tuple
         fake_device(schedule, reach=reach) as device,
         ProcessGrid(comm, shape if prod(shape) == comm.size else None) as grid,
     ):
-        draw = Random(number).choice
+        draw = Random(seed).choice
         orders, block, dtype = draw(["CCC", "FCF", "CFF"]), draw([None, 3]), draw(["float64", "float32"])  # of C
         made: dict[str, Any] = {"grid": grid, "block": block, "kind": "normal", "device": "fake"}
         more = draw([0, 1, 2])  # rows above A
@@ -94,37 +104,98 @@ def outcome(comm: Any, way: str, schedule: str, case: Any, number: int) -> tuple
     return told, wrong
 
 
-@pytest.mark.mpi(min_size=4)
-def test_each_synchronisation_is_needed(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def problems(size: int) -> dict[str, tuple[Any, str]]:
+    """What can be forced on so many ranks, in each way of moving panels; by name."""
+    return {
+        f"{name} {pr}x{pc}x{layers} {way}": ((name, (pr, pc), layers), way)
+        for (name, (pr, pc), layers), way in itertools.product(accepted(size), WAYS)
+    }
+
+
+class Search:
+    """The sites that some problems come by, and for each the runs that show that it is needed."""
+
+    def __init__(self, comm: Any, names: Sequence[str]) -> None:
+        self.comm, self.problems = comm, problems(comm.size)
+        self.needed_by: dict[Site, list[str]] = {}  # problems that come by each
+        for name in names:
+            seen = set[Site]()
+            with without(None, seen):
+                for schedule in SCHEDULES:
+                    assert self.outcome(name, schedule) == (False, False), f"{name}, {schedule}"
+            for site in set().union(*comm.allgather(seen)):
+                self.needed_by.setdefault(site, []).append(name)
+
+    def outcome(self, name: str, schedule: str) -> tuple[bool, bool]:
+        case, way = self.problems[name]
+        return outcome(self.comm, way, schedule, case, name)
+
+    def shown(self, site: Site, first: Iterable[Run]) -> list[Run]:
+        """Runs in which it is missed: a race is told, and a result is wrong.   first : runs to begin with."""
+        others = itertools.product(self.needed_by[site], SCHEDULES)
+        told = wrong = False
+        runs = list[Run]()
+        for name, schedule in dict.fromkeys([*first, *others]):
+            with without(site, set()):
+                race, error = self.outcome(name, schedule)
+            if (race and not told) or (error and not wrong):
+                runs.append((name, schedule))
+            told, wrong = told or race, wrong or error
+            if told and (wrong or changes_for_others(site)):
+                break
+        assert told, f"{site} is not missed"
+        assert wrong or changes_for_others(site), f"{site} changes no result"
+        return runs
+
+
+@contextmanager
+def several_messages() -> Iterator[None]:
     from pdgemm.planning import planner
     from pdgemm.schedules import exchange
 
+    plans = exchange.plan_exchange, planner.plan_product
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exchange, "PACKED_BYTES", 64)
+        for known in plans:
+            known.cache_clear()
+        yield
+    for known in plans:
+        known.cache_clear()
+
+
+@pytest.mark.mpi(min_size=4)
+@pytest.mark.timeout(600)
+def test_each_synchronisation_is_needed(comm: Any) -> None:
+    """By default in the problems that showed it last; with --all, and for lines that are new, in all of them."""
     if comm.size > 4:
         pytest.skip("4 ranks need all of them")
-    monkeypatch.setattr(exchange, "MESSAGE_BYTES", 64)  # several messages
-    for plans in (exchange.plan_exchange, planner.plan_product):
-        plans.cache_clear()
+    shown = {site: [(name, how) for name, how in runs] for site, runs in json.loads(STORED.read_text()).items()}
+    known = problems(comm.size)
+    names = dict.fromkeys(name for runs in shown.values() for name, _ in runs if name in known)
+    with several_messages():
+        search = Search(comm, list(known if everything() else names))
+        assert {site.split()[0] for site in search.needed_by} == set(REMOVED)
+        for site in sorted(search.needed_by):
+            search.shown(site, [run for run in shown.get(site, []) if run[0] in search.needed_by[site]])
 
-    problems = list(itertools.product(accepted(comm.size), WAYS))
-    needed_by: dict[Site, list[int]] = {}  # problems that come by each
-    for number, (case, way) in enumerate(problems):
-        seen = set[Site]()
-        with without(None, seen):
-            assert {outcome(comm, way, schedule, case, number) for schedule in SCHEDULES} == {(False, False)}
-        for site in set().union(*comm.allgather(seen)):
-            needed_by.setdefault(site, []).append(number)
 
-    assert {site[0] for site in needed_by} == set(REMOVED)
-    for site, numbers in sorted(needed_by.items()):
-        told = wrong = False
-        for number, schedule in itertools.product(numbers, SCHEDULES):
-            (case, way) = problems[number]
-            with without(site, set()):
-                race, error = outcome(comm, way, schedule, case, number)
-            told, wrong = told or race, wrong or error
-            if told and wrong:
-                break
-        assert told, f"{site} is not missed"
-        assert wrong or site[:2] == FOR_OTHERS, f"{site} changes no result"
-    for plans in (exchange.plan_exchange, planner.plan_product):
-        plans.cache_clear()
+def store() -> None:
+    """Search all problems, and store few that show all.
+
+    PYTHONPATH=tests/helpers:tests/ranks mpiexec -n 4 python -m mpi4py tests/device/test_planted_races.py
+    """
+    from mpi4py import MPI
+
+    comm, found = MPI.COMM_WORLD, dict[Site, list[Run]]()
+    with several_messages():
+        search = Search(comm, list(problems(comm.size)))
+        for site in sorted(search.needed_by, key=lambda site: len(search.needed_by[site])):
+            chosen = {run for runs in found.values() for run in runs if run[0] in search.needed_by[site]}
+            found[site] = search.shown(site, sorted(chosen))
+    if comm.rank == 0:
+        lines = (f"{json.dumps(site)}: {json.dumps(found[site])}" for site in sorted(found))
+        STORED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+if __name__ == "__main__":
+    store()

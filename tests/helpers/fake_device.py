@@ -346,13 +346,13 @@ class FakeDevice:
         if x.device is not self:
             raise DeviceError("the local array is on another device")
 
-    def plain(self, x: FakeArray) -> bool:
+    def addressable(self, x: FakeArray) -> bool:
         return not x.managed
 
     def takes(self, x: Any) -> FakeArray | None:
         return None
 
-    def meet(self, grid: ProcessGrid) -> None:
+    def discover_peers(self, grid: ProcessGrid) -> None:
         if grid.memory not in self._memory:
             self._memory[grid.memory] = FakeMemory(grid.memory, self)
 
@@ -444,7 +444,19 @@ def fake_device(schedule: str = "late", **options: Any) -> Iterator[FakeDevice]:
                 watching.append((grid._shared, "comm", grid._shared.comm))
                 grid._shared.comm = grid.comm = WatchedComm(grid._shared.comm, device)
 
+        work_grid, looked_at = ProcessGrid.work_grid, list[Any]()
+
+        def fresh(grid: ProcessGrid, *args: Any) -> ProcessGrid:
+            """Those that are kept from before are not watched."""
+            if grid._shared not in looked_at:
+                looked_at.append(grid._shared)
+                for kept in grid._shared.work_grids.values():
+                    kept._disconnect()
+                grid._shared.work_grids.clear()
+            return work_grid(grid, *args)
+
         patch.setattr(ProcessGrid, "_connect", watched)
+        patch.setattr(ProcessGrid, "work_grid", fresh)
         try:
             yield device
         finally:

@@ -57,7 +57,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if session is None:
         atexit.unregister(abort_job)
     path = os.environ.get("PDGEMM_TEST_SUMMARY")
-    if path and (session is None or session.rank == 0):
+    worker = hasattr(config, "workerinput")  # of pytest-xdist, whose controller sums up
+    if path and not worker and (session is None or session.rank == 0):
         config.pluginmanager.register(Summary(Path(path)), "test_summary")
     if session:
         config.pluginmanager.register(session, "mpi_session")
@@ -87,7 +88,10 @@ def shared_tmp_path(request: pytest.FixtureRequest) -> Iterator[Path]:
 
 
 class Summary:
-    """Writes {"passed", "failed", "skipped", "seconds"}; no file: the run did not come to a result."""
+    """Writes {"passed", "failed", "skipped", "seconds", "ran", "left_out"}; no file: the run came to no result.
+
+    ran, left_out : names of the tests that passed or failed, and of those that were skipped.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path, self.start = path, time.monotonic()
@@ -111,8 +115,13 @@ class Summary:
 
     def write(self, at_least_failed: int) -> None:
         passed, skipped, failed = (list(self.worst.values()).count(k) for k in range(3))
-        counts = {"passed": passed, "failed": max(failed, at_least_failed), "skipped": skipped}
-        self.path.write_text(json.dumps(counts | {"seconds": round(time.monotonic() - self.start, 2)}))
+        told = {"passed": passed, "failed": max(failed, at_least_failed), "skipped": skipped}
+        told |= {"seconds": round(time.monotonic() - self.start, 2)}
+        told |= {
+            "ran": [x for x, k in self.worst.items() if k != 1],
+            "left_out": [x for x, k in self.worst.items() if k == 1],
+        }
+        self.path.write_text(json.dumps(told))
 
 
 class RankRepr(TerminalRepr):

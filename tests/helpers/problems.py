@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from pdgemm.arrays import dtypes
+from pdgemm.planning.algorithm_registry import ALGORITHMS, POLICIES, families
+
 # Named groups: (m, n, k)
 SHAPES = {
     "empty": [(0, 0, 0), (0, 5, 3), (4, 0, 3), (4, 5, 0), (0, 0, 7)],
@@ -23,7 +26,10 @@ BLOCKS: list[tuple[Any, Any, Any, Any]] = [
     (3, 2, 3, 3),
     (100, 100, 100, 100),
 ]
-DTYPES = ("float32", "float64", "complex64", "complex128")
+DTYPES = tuple(x.name for x in dtypes.BLAS)
+NAMES = [*families(), *POLICIES]  # of the algorithms of the package
+FLOATS = [x.name for x in dtypes.FLOATS]
+NARROW = [(x.name, x.sums) for x in dtypes.TYPES if x.operand and x.sums]  # and what their products are added up in
 
 
 def grid_shapes(size: int) -> list[tuple[int, int]]:
@@ -41,19 +47,12 @@ def boxes(size: int) -> Iterator[tuple[int, int, int]]:
 
 
 def accepted(size: int) -> list[tuple[str, tuple[int, int], int]]:
-    """What can be forced on so many ranks."""
-    cases: list[tuple[str, tuple[int, int], int]] = [
-        ("row", (size, 1), 1),
-        ("column", (1, size), 1),
-        ("inner", (1, 1), size),
-    ]
+    """What can be forced on so many ranks, of the algorithms that are registered now."""
+    cases: list[tuple[str, tuple[int, int], int]] = [("row", (size, 1), 1), ("column", (1, size), 1)]
     for pr, pc, c in boxes(size):
-        if c > 1:
-            cases.append(("2.5d", (pr, pc), c))
-        elif pr * pc == size or (pr, pc) in ((2, 2), (1, 2)):  # and some that leave ranks idle
-            cases += [(name, (pr, pc), 1) for name in ("summa", "stationary_a", "stationary_b")]
-            if max(pr, pc) % min(pr, pc) == 0:
-                cases.append(("cannon", (pr, pc), 1))
+        if c > 1 or pr * pc == size or (pr, pc) in ((2, 2), (1, 2)):  # and some that leave ranks idle
+            entries = [entry for entry in ALGORITHMS.values() if entry.runs_on(pr, pc, c, size)]
+            cases += [(name, (pr, pc), c) for entry in entries for name in entry.names]
     return cases
 
 

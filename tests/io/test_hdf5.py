@@ -302,6 +302,9 @@ def test_the_checksum_does_not_depend_on_the_layout_and_sees_any_change(comm: An
                 rows, cols = A.indices()
                 swapped = np.where(rows == 0, 1, np.where(rows == 1, 0, rows))
                 assert text(grid.comm, bilinear(A.local, swapped, cols)) not in original
+                if np.dtype(dtype).kind == "c":
+                    exchanged = A.local.imag + 1j * A.local.real
+                    assert text(grid.comm, bilinear(exchanged.astype(dtype), rows, cols)) != checksum(A)
         assert len(sums) == 1
 
 
@@ -387,7 +390,7 @@ def test_unwritable_output_is_refused_and_nothing_is_lost(
         (shared_tmp_path / "none" / "a.h5", "x", "does not exist"),
         (shared_tmp_path, "x", "is a folder"),
         (old, "x/y", "old.h5: "),  # a dataset stands where a group is needed
-        (old, "g", "old.h5: g is there already"),  # and the reverse
+        (old, "g", "old.h5: g exists already"),  # and the reverse
         (old, "/", "'/' is not the name of a dataset"),
         (Path("/proc/a.h5"), "x", "proc"),
     ]:

@@ -3,74 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
-from problems import DTYPES, SHAPES, TOLERANCE, accepted, gemm_error
+from allgather_3d import ENTRY
+from checked_product import MIXED, check
+from problems import DTYPES, NAMES, NARROW, TOLERANCE, accepted, gemm_error
+from tiers import every_grid, in_turn, pairs
+from tree_mover import ON_HOST
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, every_grid, pytest.mark.usefixtures("allgather_3d")]
 
-ALGORITHMS = ["summa", "stationary_a", "stationary_b", "cannon", "2.5d", "row", "column", "inner"]
-MIXED: list[tuple[int, int, int]] = [
-    *SHAPES["empty"][1:4],
-    *SHAPES["ragged"][:3],
-    *SHAPES["even"][:1],
-    *SHAPES["larger"][:1],
-]
-
-
-def check(
-    grid: Any,
-    mnk: tuple[int, int, int],
-    algorithm: str,
-    shape: tuple[int, int],
-    layers: int,
-    *,
-    block: Any = None,
-    dtype: str = "float64",
-    orders: str = "CCC",
-    ops: str = "NN",
-    alpha: complex = 1,
-    beta: complex = 0,
-    device: str = "host",
-    **options: Any,
-) -> Any:
-    """One product against NumPy, in the middle of larger matrices; its report."""
-    from pdgemm import DistMatrix, pdgemm
-    from pdgemm.arrays.device import to_host
-
-    m, n, k = mnk
-    made: dict[str, Any] = {"grid": grid, "dtype": dtype, "kind": "normal", "block": block, "device": device}
-    sides = [(m, k) if ops[0] == "N" else (k, m), (k, n) if ops[1] == "N" else (n, k), (m, n)]
-    wholes = [
-        DistMatrix.random((r + 3, c + 2), seed=seed, order=order, **made)
-        for seed, ((r, c), order) in enumerate(zip(sides, orders), 1)
-    ]
-    A, B, C = (x[1 : r + 1, 2 : c + 2] for x, (r, c) in zip(wholes, sides))
-    a, b, c = A.allgather(), B.allgather(), C.allgather()
-    before = [to_host(x.local).copy() for x in wholes]
-    if beta == 0:
-        C.local[...] = np.nan
-    seen = {"N": lambda x: x, "T": lambda x: x.T, "C": lambda x: x.conj().T}
-    result = pdgemm(
-        alpha, A, B, beta, C, transa=ops[0], transb=ops[1], algorithm=algorithm, shape=shape, layers=layers, **options
-    )
-    assert result is C
-    assert gemm_error(C.allgather(), alpha, seen[ops[0]](a), seen[ops[1]](b), beta, c) <= TOLERANCE, C.report
-    assert all(np.array_equal(to_host(x.local), old) for x, old in zip(wholes[:2], before))
-    mask = np.ones(wholes[2].shape, bool)
-    mask[1 : m + 1, 2 : n + 2] = False
-    here = mask[np.ix_(*wholes[2].indices())]
-    assert np.array_equal(to_host(wholes[2].local)[here], before[2][here])
-    report = C.report
-    assert report.counted == report.predicted, str(report)
-    assert report.extra_bytes == report.predicted_extra_bytes, str(report)
-    if k and alpha:
-        names = {"row": ("summa", "cannon"), "column": ("summa", "cannon")}.get(algorithm, (algorithm,))
-        assert report.algorithm in names
-        assert (report.grid, report.layers) == (shape, layers)
-    return report
+ALGORITHMS = [*NAMES, ENTRY.name]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -78,11 +24,10 @@ def test_every_grid_and_shape(comm: Any, algorithm: str) -> None:
     from pdgemm import ProcessGrid
 
     with ProcessGrid(comm) as grid:
-        for name, shape, layers in accepted(comm.size):
-            if name == algorithm:
-                cases = itertools.product(MIXED if comm.size < 9 else MIXED[2::2], [None, (2, 3)], ["auto", "ibcast"])
-                for mnk, block, mover in cases:
-                    check(grid, mnk, name, shape, layers, block=block, mover=mover)
+        grids = [x for x in accepted(comm.size) if x[0] == algorithm]
+        shapes = MIXED if comm.size < 9 else MIXED[2::2]
+        for (name, shape, layers), mnk, block, mover in pairs(grids, shapes, [None, (2, 3)], ["auto", "ibcast"]):
+            check(grid, mnk, name, shape, layers, block=block, mover=mover)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -107,11 +52,11 @@ def test_operations_types_and_orders(comm: Any, algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_lookahead_width_and_mover(comm: Any, algorithm: str) -> None:
+def test_lookahead_width_and_mover(comm: Any, algorithm: str, tree_mover: None) -> None:
     from pdgemm import ProcessGrid
 
     cases = [x for x in accepted(comm.size) if x[0] == algorithm]
-    options = itertools.product([0, 1, 3], [1, 5, None], ["shared", "ibcast", "ring"])
+    options = pairs([0, 1, 3], [1, 5, None], ON_HOST)
     if not cases:
         pytest.skip("one rank has no layers")
     with ProcessGrid(comm) as grid:
@@ -123,8 +68,36 @@ def test_lookahead_width_and_mover(comm: Any, algorithm: str) -> None:
                 assert report.mover in (mover, "shift") or comm.size == 1
 
 
+def test_nothing_but_store_writes_to_a_result(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where products are not accumulated in C itself: without what it does, C stays as it is."""
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.algorithms.store import store
+
+    calls: list[object] = []
+    with ProcessGrid(comm) as grid:
+        A, B, C = (DistMatrix.random((20, 20), grid=grid, block=3, seed=s, dtype="float32") for s in range(3))
+        before = C.allgather()
+        for name, shape, layers in accepted(comm.size):
+            for beta, width in ((2, 20), (-1, 0)):  # with inner indices, and without
+                asked: dict[str, Any] = {"algorithm": name, "shape": shape, "layers": layers}
+                operands = A[:, :width], B[:width]
+                pdgemm(1, *operands, beta, C, accumulate_dtype="float64", **asked)  # loads its executor
+                changed = C.allgather()
+                assert not np.array_equal(changed, before)
+                calls.clear()
+                with monkeypatch.context() as patched:
+                    for module in [x for x in sys.modules.values() if vars(x).get("store") is store]:
+                        patched.setattr(module, "store", lambda *args: calls.append(args))
+                    pdgemm(1, *operands, beta, C, accumulate_dtype="float64", **asked)
+                assert np.array_equal(C.allgather(), changed), name
+                assert comm.allreduce(len(calls)) >= 1
+                before = changed
+
+
 @pytest.mark.parametrize(("bundle", "cache"), [(1, 1 << 20), (6, 1 << 20), (4, 0)])
-def test_thin_panels_alone_and_in_bundles(comm: Any, bundle: int, cache: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thin_panels_alone_and_in_bundles(
+    comm: Any, bundle: int, cache: int, monkeypatch: pytest.MonkeyPatch, tree_mover: None
+) -> None:
     from pdgemm import ProcessGrid
     from pdgemm.planning import planner
     from pdgemm.schedules import summa_product as summa
@@ -132,11 +105,11 @@ def test_thin_panels_alone_and_in_bundles(comm: Any, bundle: int, cache: int, mo
     planner.plan_product.cache_clear()
     monkeypatch.setattr(summa, "BUNDLE", bundle)
     monkeypatch.setattr(summa, "CACHE_BYTES", cache)
+    grids = [x for x in accepted(comm.size) if x[0] in ("summa", "2.5d")]
+    ways = [("ibcast", "CCC"), ("ring", "FCF"), ("auto", "CFC"), ("tree", "FCC")]
     with ProcessGrid(comm) as grid:
-        for name, shape, layers in accepted(comm.size):
-            if name in ("summa", "2.5d"):
-                for mover, orders in (("ibcast", "CCC"), ("ring", "FCF"), ("auto", "CFC")):
-                    check(grid, (11, 17, 23), name, shape, layers, block=2, mover=mover, orders=orders)
+        for (name, shape, layers), (mover, orders) in in_turn(grids, ways, start=bundle):
+            check(grid, (11, 17, 23), name, shape, layers, block=2, mover=mover, orders=orders)
     planner.plan_product.cache_clear()
 
 
@@ -148,14 +121,14 @@ def test_a_large_block_is_shifted_in_pieces(comm: Any, monkeypatch: pytest.Monke
 
     planner.plan_product.cache_clear()
     for module in (shift, cannon):
-        monkeypatch.setattr(module, "MESSAGE_BYTES", 80)
+        monkeypatch.setattr(module, "LARGEST_MESSAGE_BYTES", 80)
     with ProcessGrid(comm) as grid:
-        for name, shape, layers in accepted(comm.size):
-            if name == "cannon":
-                report = check(grid, (11, 17, 23), name, shape, layers)
-                words = report.counted.words_sent - sum(x.counted.words_sent for x in report.moves)
-                messages = report.counted.messages_sent - sum(x.counted.messages_sent for x in report.moves)
-                assert messages >= words / 10
+        grids = [x for x in accepted(comm.size) if x[0] == "cannon"]
+        for (name, shape, layers), dtype in zip(grids, itertools.cycle(["float64", "complex128"])):
+            report = check(grid, (11, 17, 23), name, shape, layers, dtype=dtype)
+            words = report.counted.words_sent - sum(x.counted.words_sent for x in report.moves)
+            messages = report.counted.messages_sent - sum(x.counted.messages_sent for x in report.moves)
+            assert messages >= words / 10
     planner.plan_product.cache_clear()
 
 
@@ -180,11 +153,10 @@ def test_sixteen_bit_and_whole_numbers(comm: Any) -> None:
     rng = np.random.default_rng(3)
     a, b = rng.integers(-100, 100, (12, 40)), rng.integers(-100, 100, (40, 10))
     with ProcessGrid(comm) as grid:
-        for name, shape, layers in accepted(comm.size):
-            for dtype, into in (("int8", "int32"), ("float16", "float32"), ("bfloat16", "float32")):
-                A, B = (DistMatrix.from_global(x.astype(dtype), grid=grid, block=3) for x in (a, b))
-                C = DistMatrix.empty((12, 10), grid=grid, dtype=into)
-                pdgemm(1, A, B, 0, C, algorithm=name, shape=shape, layers=layers)
-                assert np.array_equal(C.allgather(), a @ b)  # all exact: below 2^24
-                assert C.report.counted == C.report.predicted
-                assert C.report.extra_bytes == C.report.predicted_extra_bytes
+        for (name, shape, layers), (dtype, into) in in_turn(accepted(comm.size), NARROW):
+            A, B = (DistMatrix.from_global(x.astype(dtype), grid=grid, block=3) for x in (a, b))
+            C = DistMatrix.empty((12, 10), grid=grid, dtype=into)
+            pdgemm(1, A, B, 0, C, algorithm=name, shape=shape, layers=layers)
+            assert np.array_equal(C.allgather(), a @ b)  # all exact: below 2^24
+            assert C.report.counted == C.report.predicted
+            assert C.report.extra_bytes == C.report.predicted_extra_bytes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,15 +10,16 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from problems import accepted, grid_shapes
+from problems import FLOATS, accepted, grid_shapes
+from tiers import every_grid, examples
+from tree_mover import ON_HOST
 
 from pdgemm.support import launcher
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, every_grid]
 
 RANKS = launcher.size()
-CASES = int(os.environ.get("PDGEMM_TEST_CASES") or (225 if RANKS <= 4 else 50))  # 2,100 in the whole suite
-FLOATS = ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
+CASES = examples(225 if RANKS <= 4 else 50)
 
 
 @pytest.fixture(scope="module", params=[None, "2"], ids=["one node", "nodes of two ranks"])
@@ -96,7 +96,7 @@ def check_outside(side: Side) -> None:
 
 @settings(max_examples=CASES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_product(comm: Any, grids: list[Any], data: st.DataObject) -> None:
+def test_any_product(comm: Any, grids: list[Any], tree_mover: None, allgather_3d: None, data: st.DataObject) -> None:
     from pdgemm import pdgemm
     from pdgemm.arrays.dtypes import eps, rank
     from pdgemm.errors import MemoryLimitError
@@ -128,7 +128,7 @@ def test_any_product(comm: Any, grids: list[Any], data: st.DataObject) -> None:
         "algorithm": algorithm,
         "shape": shape,
         "layers": layers,
-        "mover": draw(st.sampled_from(["auto", "shared", "ibcast", "ring"])),
+        "mover": draw(st.sampled_from(["auto", *ON_HOST])),
         "lookahead": draw(st.integers(0, 2)),
         "panel_width": draw(st.none() | st.integers(1, 8)),
         "accumulate_dtype": draw(st.none() | st.sampled_from([["int32"], FLOATS[2:4], FLOATS[4:]][rank(C.view.dtype)])),

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import SHAPES
+from tiers import examples
 
 pytestmark = pytest.mark.mpi
 
@@ -251,7 +252,7 @@ def test_lists_become_stacks_where_all_shapes_are_equal(comm: Any) -> None:
 def test_large_arrays_are_sent_in_pieces(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from pdgemm.matrix import batch
 
-    monkeypatch.setattr(batch, "MESSAGE_BYTES", 64)
+    monkeypatch.setattr(batch, "PIECE_BYTES", 64)
     for types, sizes in itertools.product(TYPES, ([(5, 7, 3)] * 6, MNK[:9])):
         check_batch(comm, sizes, types, owner="balance")
 
@@ -259,7 +260,7 @@ def test_large_arrays_are_sent_in_pieces(comm: Any, monkeypatch: pytest.MonkeyPa
 size = st.integers(0, 9)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 def test_any_batch(comm: Any, data: st.DataObject) -> None:
     draw = data.draw
@@ -278,7 +279,7 @@ def test_any_batch(comm: Any, data: st.DataObject) -> None:
 
 
 # ------------------------------------------------------------------ dealing out
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(sizes=st.lists(st.tuples(size, size, size), max_size=6), parts=st.integers(1, 4))
 def test_balance_keeps_grahams_bound(comm: Any, sizes: list[tuple[int, int, int]], parts: int) -> None:
     from pdgemm import balance
@@ -357,7 +358,7 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
         (LayoutError, r"item 0: inner dimensions.*op\(A\) is 6 x 4, op\(B\) is 6 x 4", (A, A), {}),
         (LayoutError, r"item 0: .*op\(A\) is 4 x 6, op\(B\) is 5 x 4", (A, B), {"transa": "T", "transb": "C"}),
         (LayoutError, rf"item {count - 1}: .*op\(A\) is 6 x 4, op\(B\) is 3 x 5", (A, mixed), {}),
-        (LayoutError, r"item 0: C is not as high.*op\(A\) is 6 x 4, op\(B\) is 4 x 5, C is 4 x 4", (A, B, square), {}),
+        (LayoutError, r"item 0: shape mismatch.*op\(A\) is 6 x 4, op\(B\) is 4 x 5, C is 4 x 4", (A, B, square), {}),
         (LayoutError, f"A has {count} items, B has {count + 1}", (A, batch(count + 1, 4, 5)), {}),
         (LayoutError, f"A has {count} items, C has 0", (A, B, batch(0, 6, 5)), {}),
         (DTypeError, "B has dtype int64; supported: float16", (A, batch(count, 4, 5, dtype=int)), {}),
@@ -381,7 +382,7 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
         alone = Batch.from_global(np.zeros((count, 4, 5)), MPI.COMM_SELF)
         cases.append((GridError, "A and B are batches over different ranks", (A, alone), {}))
         moved = batch(count, 4, 5, owner=[1] * count)
-        cases.append((LayoutError, "item 0 of A lies on rank 0, of B on rank 1", (A, moved), {}))
+        cases.append((LayoutError, "item 0 of A is on rank 0, of B on rank 1", (A, moved), {}))
     for kind, message, arguments, options in cases:
         with pytest.raises(kind, match=message) as caught:
             matmul_batched(*arguments, **options)

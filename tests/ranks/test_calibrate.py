@@ -9,6 +9,7 @@ import pytest
 pytestmark = pytest.mark.mpi
 
 
+@pytest.mark.on_ranks(3)
 @pytest.mark.parametrize("per_node", [1, 2, 100])
 def test_any_distribution_of_ranks_over_nodes(comm: Any, monkeypatch: pytest.MonkeyPatch, per_node: int) -> None:
     """Also a last node with a rank of its own, which has nobody to measure a link with."""
@@ -33,6 +34,7 @@ def test_any_distribution_of_ranks_over_nodes(comm: Any, monkeypatch: pytest.Mon
         assert machine.intra[kind].alpha > 0 < machine.inter[kind].beta
 
 
+@pytest.mark.on_ranks(2)
 def test_a_failing_callback_harms_nobody(comm: Any) -> None:
     from pdgemm.calibrate import calibrate
 
@@ -47,3 +49,11 @@ def test_a_failing_callback_harms_nobody(comm: Any) -> None:
             calibrate(comm, fails)
     else:
         assert "rank" in calibrate(comm).name
+
+
+def test_a_link_is_a_line_through_a_small_and_a_large_transfer() -> None:
+    """Seconds of a message, and of a byte of it."""
+    from pdgemm.calibrate import _link
+
+    found = _link([6e-6, 6e-6 + 3 * 1000 * 8 * 2e-10], words=3000, messages=3)
+    assert (found.alpha, found.beta) == pytest.approx((2e-6, 2e-10))

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiers import USUAL, every_grid
 
 from pdgemm.support.text import ranks_text
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, every_grid]
 
 
 def test_default_grid_is_near_square(comm: Any) -> None:
@@ -128,17 +129,20 @@ def test_equal_grids_are_recognised(comm: Any) -> None:
         assert one.same_as(column) == (one.shape == column.shape)
 
 
+@pytest.mark.on_ranks(*USUAL)
 def test_free_gives_the_communicators_back(comm: Any) -> None:
     from mpi4py import MPI
 
     from pdgemm import ProcessGrid
 
+    own = comm.Dup()  # which no other grid shares
     for _ in range(300):  # more than an MPI library holds at once, if they leaked
-        grid = ProcessGrid(comm)
+        grid = ProcessGrid(own)
         grid.free()
         for each in (grid.comm, grid.row, grid.col, grid.depth):
             assert each == MPI.COMM_NULL
         grid.free()
+    own.Free()
     assert "freed" in repr(grid)
 
 
@@ -239,6 +243,7 @@ def test_share_of_cores() -> None:
     assert core_share([[0, 1], [2, 3]], 1) == 2  # bound apart: each has its own
     assert core_share([[0, 1, 2], [2, 3]], 0) == 2  # one core in common
     assert core_share([[0, 1]] * 9, 4) == 1
+    assert core_share([[*range(6)]] * 3, 0) == 2  # though six thirds are less in floating point
 
 
 def test_a_rank_uses_its_share_unless_told_otherwise(comm: Any) -> None:

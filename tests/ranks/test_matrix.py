@@ -63,7 +63,7 @@ def test_long_messages_travel_in_pieces(comm: Any, monkeypatch: pytest.MonkeyPat
     from pdgemm import DistMatrix, ProcessGrid
     from pdgemm.matrix import gather
 
-    monkeypatch.setattr(gather, "MESSAGE_BYTES", 100)
+    monkeypatch.setattr(gather, "PIECE_BYTES", 100)
     with ProcessGrid(comm) as grid:
         A = DistMatrix.from_global(whole((50, 7)), grid=grid, block=3)
         assert len(list(gather._pieces(A.distribution, grid, 8))) > comm.size

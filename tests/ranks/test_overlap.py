@@ -98,7 +98,9 @@ def test_messages_that_leave_are_moved_on_too(monkeypatch: pytest.MonkeyPatch) -
         {"algorithm": "summa", "mover": "shared"},
         {"algorithm": "summa", "mover": "ibcast", "panel_width": 20},
         {"algorithm": "summa", "mover": "ring", "lookahead": 2, "panel_width": 20},
+        {"algorithm": "summa", "mover": "tree", "lookahead": 2, "panel_width": 20},
         {"algorithm": "stationary_a"},
+        {"algorithm": "stationary_a", "mover": "tree"},
         {"algorithm": "cannon"},
         {"algorithm": "2.5d", "layers": 2},
         {"algorithm": "summa", "mover": "ibcast", "panel_width": 15, "dtype": "int8"},
@@ -107,7 +109,7 @@ def test_messages_that_leave_are_moved_on_too(monkeypatch: pytest.MonkeyPatch) -
     ids=lambda options: "-".join(map(str, options.values())),
 )
 def test_between_nodes_products_are_cut_for_messages_to_go_on(
-    comm: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    comm: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tree_mover: None
 ) -> None:
     """Each part of the product is formed once, and after each the transfers are looked after; on one node neither."""
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
@@ -167,23 +169,25 @@ def test_between_nodes_products_are_cut_for_messages_to_go_on(
 
 
 @pytest.mark.mpi(min_size=3)
-def test_a_panel_is_forwarded_in_the_middle_of_a_product(comm: Any) -> None:
+@pytest.mark.parametrize("mover", ["ring", "tree"], indirect=True)
+def test_a_panel_is_forwarded_in_the_middle_of_a_product(comm: Any, mover: str) -> None:
     """Ranks 1, 2, ... hand it on when they look after their transfers, not when they need it."""
     from pdgemm.instrument.recorder import Recorder
+    from pdgemm.model.mover_registry import MOVERS
+    from pdgemm.movers import BROADCASTS
     from pdgemm.movers.pipeline import Slot, Transfers
-    from pdgemm.movers.ring import relay
 
     panel, last = np.full(50_000, float(comm.rank == 0)), comm.size - 1
     slot, recorder = Slot(0, panel, panel), Recorder()
     transfers = Transfers(recorder)
-    relay(comm, panel, range(comm.size), slot, recorder)
+    BROADCASTS[mover](comm, panel, 0, slot, recorder)
     transfers.expect(slot.arrivals)
     if comm.rank < last:
         while slot.arrivals:  # in a product
             transfers.poll()
         for sent in slot.users:
             sent()
-        assert recorder.traffic.messages_sent == 1
+        assert recorder.traffic.messages_sent == MOVERS[mover].senders(comm.size).tolist().count(comm.rank)
         comm.recv(source=last, tag=1)  # waits for nothing but the last rank, which needs all the others' polls
     else:
         transfers.wait(slot.arrivals)

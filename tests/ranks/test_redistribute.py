@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import grid_shapes
+from tiers import every_grid
 
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.index_map import IndexMap, index_maps, overlap_counts
@@ -43,6 +44,7 @@ def values(rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.mpi
+@every_grid
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_every_pair_of_layouts_exactly(comm: Any, grids: list[Any], size: tuple[int, int]) -> None:
     """All pairs of grids, six blocks against six, sources at both ends, both orders, transposed, shared or not."""
@@ -163,9 +165,9 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
             (DTypeError, "alpha = 0.5 is not an integer", None, {"alpha": 0.5, "dtype": "int32"}),
             (DTypeError, "float64 elements cannot become int32", None, {"dtype": "int32"}),
             (ArgumentError, "order 'K'", None, {"order": "K"}),
-            (ArgumentError, "beta = 3 needs an out", None, {"beta": 3}),
-            (ArgumentError, "out has a layout", X.copy(), {"block": 3}),
-            (ArgumentError, "out has a layout", X.copy(), {"dtype": "float32"}),
+            (ArgumentError, "beta = 3 requires out", None, {"beta": 3}),
+            (ArgumentError, "but out was given", X.copy(), {"block": 3}),
+            (ArgumentError, "but out was given", X.copy(), {"dtype": "float32"}),
             (ArgumentError, "memory_limit is a whole number, got '1G'", None, {"memory_limit": "1G"}),
             (LayoutError, "block size", None, {"block": -1}),
         ]

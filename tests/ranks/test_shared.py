@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import threading
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from time import sleep
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from problems import BLOCKS, TOLERANCE, gemm_error, grid_shapes
+from tiers import every_grid, pairs, thorough
 
 from pdgemm.support.launcher import outside_job
 
@@ -28,7 +29,7 @@ PAGE = mmap.PAGESIZE
 @pytest.mark.mpi(min_size=2)
 def test_a_neighbour_sees_the_array_itself(comm: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.movers.node_arrays import Neighbours
+    from pdgemm.movers.node_arrays import NodeArrays
 
     with ProcessGrid(comm) as grid:
         A = DistMatrix.from_function(lambda i, j: 100 * i + j, (23, 31), grid=grid, block=(3, 4), order="F")
@@ -37,7 +38,7 @@ def test_a_neighbour_sees_the_array_itself(comm: Any) -> None:
         assert not A.copy().shared
         again = DistMatrix.from_local(A.local, A.shape, grid=grid, block=A.block)
         assert again.shared
-        near = Neighbours(grid, A=(A.stored, A.layout_in(grid)), V=(view.stored, view.layout_in(grid)))
+        near = NodeArrays(grid, A=(A.stored, A.layout_in(grid)), V=(view.stored, view.layout_in(grid)))
         for rank in range(comm.size):
             i, j = grid.coords_of(rank)
             rows, cols = A.distribution.rows.indices(i), A.distribution.cols.indices(j)
@@ -60,15 +61,17 @@ def test_who_waits_long_for_ranks_without_a_core_sleeps(comm: Any, monkeypatch: 
     naps: list[float] = []
     monkeypatch.setattr(node_memory, "sleep", lambda seconds: (naps.append(seconds), sleep(seconds)))
     with ProcessGrid(comm) as grid:
-        assert grid.memory.crowded == (grid.node.size > len(set().union(*comm.allgather(os.sched_getaffinity(0)))))
-        for crowded in (False, True):
-            monkeypatch.setattr(grid.memory, "crowded", crowded)
+        assert grid.memory.oversubscribed == (
+            grid.node.size > len(set().union(*comm.allgather(os.sched_getaffinity(0))))
+        )
+        for oversubscribed in (False, True):
+            monkeypatch.setattr(grid.memory, "oversubscribed", oversubscribed)
             comm.Barrier()
             if comm.rank == 0:
                 sleep(20 * node_memory._PATIENCE)
             grid.memory.sync()
-            if comm.rank or not crowded:  # rank 0 may have to wait for others, too
-                assert bool(naps) == crowded
+            if comm.rank or not oversubscribed:  # rank 0 may have to wait for others, too
+                assert bool(naps) == oversubscribed
 
 
 @pytest.mark.mpi(min_size=2)
@@ -572,7 +575,7 @@ def with_own_memory(options: str, *command: str, other_mpis: bool) -> Any:
     [
         ("size=64m", "True True False False True True"),  # half of it for the window, and then others come
         ("size=4k", "False False False False False True"),
-        ("size=64m,ro", "False False False False False True"),
+        pytest.param("size=64m,ro", "False False False False False True", marks=thorough),
     ],
 )
 def test_where_shared_memory_is_small_or_full_matrices_are_private(tmp_path: Path, options: str, said: str) -> None:
@@ -665,6 +668,7 @@ def test_the_user_may_limit_the_memory_of_the_node(limit: str, said: str) -> Non
 
 
 @pytest.mark.mpi(min_size=3)
+@every_grid
 @pytest.mark.parametrize("per_node", [1, 2, 3, 4])
 def test_each_panel_crosses_to_each_node_once(comm: Any, per_node: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes by message is what no node could do without; the rest is read there."""
@@ -676,21 +680,23 @@ def test_each_panel_crosses_to_each_node_once(comm: Any, per_node: int, monkeypa
         pytest.skip("no ranks to share memory with, or all of them")
     monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", str(per_node))
     own = comm.Dup()
-    for shape, order in itertools.product(grid_shapes(comm.size), [1, -1]):
-        with ProcessGrid(own, shape, ranks=range(own.size)[::order]) as grid:
-            for number, (blocks, mnk) in enumerate(itertools.product(BLOCKS, [(13, 8, 40), (29, 61, 300)])):
-                orders = ("CCC", "FFF", "CFC")[number % 3]
-                report = check_product(grid, mnk, blocks, (0, 0), "float64", mover="shared", orders=orders)
-                assert report.mover == "shared"
-                crossing = own.allreduce(report.counted.words_received - report.counted.words_read)
-                k = mnk[2]
-                nodes = np.array(grid.nodes)[np.array(grid.place).reshape(shape)]
-                rows = [len(set(x)) - 1 for x in nodes.tolist()]
-                cols = [len(set(x)) - 1 for x in nodes.T.tolist()]
-                high, wide = (own.allgather(x) for x in size_of_c(grid, mnk, blocks))
-                assert crossing == sum(k * rows[i] * high[grid.rank_of(i, 0)] for i in range(shape[0])) + sum(
-                    k * cols[j] * wide[grid.rank_of(0, j)] for j in range(shape[1])
-                )
+    places = itertools.product(grid_shapes(comm.size), [1, -1])
+    with ExitStack() as stack:
+        grids = [stack.enter_context(ProcessGrid(own, x, ranks=range(own.size)[::order])) for x, order in places]
+        varied = grids, BLOCKS, [(13, 8, 40), (29, 61, 300)]
+        for number, (grid, blocks, mnk) in enumerate(pairs(*varied)):
+            orders = ("CCC", "FFF", "CFC")[number % 3]
+            report = check_product(grid, mnk, blocks, (0, 0), "float64", mover="shared", orders=orders)
+            assert report.mover == "shared"
+            crossing = own.allreduce(report.counted.words_received - report.counted.words_read)
+            shape, k = grid.shape, mnk[2]
+            nodes = np.array(grid.nodes)[np.array(grid.rank_map).reshape(shape)]
+            rows = [len(set(x)) - 1 for x in nodes.tolist()]
+            cols = [len(set(x)) - 1 for x in nodes.T.tolist()]
+            high, wide = (own.allgather(x) for x in size_of_c(grid, mnk, blocks))
+            assert crossing == sum(k * rows[i] * high[grid.rank_of(i, 0)] for i in range(shape[0])) + sum(
+                k * cols[j] * wide[grid.rank_of(0, j)] for j in range(shape[1])
+            )
     own.Free()
 
 
@@ -703,6 +709,7 @@ def size_of_c(grid: Any, mnk: tuple[int, int, int], blocks: tuple[Any, ...]) -> 
 
 
 @pytest.mark.mpi(min_size=2)
+@every_grid
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("rows", [3, 40])
 def test_sums_are_read_where_they_lie(comm: Any, rows: int, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -711,7 +718,7 @@ def test_sums_are_read_where_they_lie(comm: Any, rows: int, order: Any, monkeypa
     from pdgemm.planning import planner
     from pdgemm.schedules import reduction
 
-    monkeypatch.setattr(reduction, "MESSAGE_BYTES", rows * 29 * 8)
+    monkeypatch.setattr(reduction, "LARGEST_MESSAGE_BYTES", rows * 29 * 8)
     planner.plan_product.cache_clear()
     grids = [("inner", None, None)]
     grids += [("2.5d", (pr, pc), c) for c in (2, 3) for pr in (1, 2, 3) for pc in (1, 2) if pr * pc * c <= comm.size]
@@ -735,12 +742,12 @@ def test_sums_are_read_where_they_lie(comm: Any, rows: int, order: Any, monkeypa
 def test_sums_wait_for_late_ranks(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last rank adds up late, and the first multiplies late: nobody reads too early, nobody writes too early."""
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.algorithms import layered as run
+    from pdgemm.algorithms import layer_sums as run
     from pdgemm.algorithms.accumulator import Accumulator
     from pdgemm.planning import planner
     from pdgemm.schedules import reduction
 
-    monkeypatch.setattr(reduction, "MESSAGE_BYTES", 4 * 20 * 8)  # windows of 4 rows
+    monkeypatch.setattr(reduction, "LARGEST_MESSAGE_BYTES", 4 * 20 * 8)  # windows of 4 rows
     planner.plan_product.cache_clear()
     copy, add = run.copy_blocks, Accumulator.add_wide
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import BLOCKS, DTYPES, SHAPES, TOLERANCE, gemm_error, grid_shapes, sources
+from problems import BLOCKS, DTYPES, SHAPES, TOLERANCE, gemm_error, grid_shapes
+from tiers import USUAL, every_grid, examples, pairs
+from tree_mover import BY_MESSAGES, ON_HOST, tree_registered
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, every_grid]
 
 GUARD = 7.25
 
@@ -72,56 +76,42 @@ def check_product(
     return report
 
 
-@pytest.mark.parametrize("group", SHAPES)
-@pytest.mark.parametrize("mover", ["shared", "ibcast", "ring"])
-def test_every_shape_and_block_on_every_grid(comm: Any, group: str, mover: str) -> None:
+def every(comm: Any, *factors: Any) -> Iterator[Any]:
+    """Each grid of these ranks with what else is varied."""
     from pdgemm import ProcessGrid
 
+    with ExitStack() as stack:
+        grids = [stack.enter_context(ProcessGrid(comm, shape)) for shape in grid_shapes(comm.size)]
+        yield from pairs(grids, *factors)
+
+
+@pytest.mark.parametrize("mover", ON_HOST, indirect=True)
+def test_every_shape_and_block_on_every_grid(comm: Any, mover: str) -> None:
     if mover == "shared" and comm.size == 1:
         pytest.skip("one rank has nobody to share memory with")
-    many = comm.size > 4  # with more grids, each of them has half of the rest
-    for number, shape in enumerate(grid_shapes(comm.size)):
-        with ProcessGrid(comm, shape) as grid:
-            cases = itertools.product(SHAPES[group], BLOCKS, sources(shape))
-            for mnk, blocks, source in itertools.islice(cases, number % 2 * many, None, 1 + many):
-                report = check_product(grid, mnk, blocks, source, "float64", mover=mover)
-                assert (report.mover, report.algorithm, report.grid) == (mover, "summa", shape)
+    shapes = [mnk for group in SHAPES.values() for mnk in group]
+    for grid, mnk, blocks, last in every(comm, shapes, BLOCKS, [False, True]):
+        source = (grid.shape[0] - 1, grid.shape[1] - 1) if last else (0, 0)
+        report = check_product(grid, mnk, blocks, source, "float64", mover=mover)
+        assert (report.mover, report.algorithm, report.grid) == (mover, "summa", grid.shape)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_types_and_scalars(comm: Any, dtype: str) -> None:
-    from pdgemm import ProcessGrid
-
     scalars: list[tuple[complex, complex]] = [(1, 0), (2, 3), (-0.5, 1), (0, 2), (0, 0)]
     if dtype.startswith("complex"):
         scalars += [(1 + 2j, 0), (2 - 1j, 3j)]
-    for shape in grid_shapes(comm.size):
-        with ProcessGrid(comm, shape) as grid:
-            for (alpha, beta), blocks in itertools.product(scalars, BLOCKS[:3]):
-                check_product(grid, (13, 8, 17), blocks, (0, 0), dtype, alpha=alpha, beta=beta)
+    for grid, (alpha, beta), blocks in every(comm, scalars, BLOCKS[:3]):
+        check_product(grid, (13, 8, 17), blocks, (0, 0), dtype, alpha=alpha, beta=beta)
 
 
-def test_memory_orders_lookahead_and_width(comm: Any) -> None:
-    from pdgemm import ProcessGrid
-
-    orders = ["".join(x) for x in itertools.product("CF", repeat=3)]
-    for shape in grid_shapes(comm.size):
-        with ProcessGrid(comm, shape) as grid:
-            cases = itertools.product([0, 1, 2, 5], [1, 3, None], ["ibcast", "ring"])
-            for number, (lookahead, width, mover) in enumerate(cases):
-                for blocks in (BLOCKS[0], BLOCKS[2]):
-                    report = check_product(
-                        grid,
-                        (9, 14, 23),
-                        blocks,
-                        (0, 0),
-                        "float64",
-                        orders=orders[number % 8],
-                        lookahead=lookahead,
-                        panel_width=width,
-                        mover=mover,
-                    )
-                    assert width is None or report.panel_width <= width
+def test_memory_orders_lookahead_and_width(comm: Any, tree_mover: None) -> None:
+    orders = itertools.cycle("".join(x) for x in itertools.product("CF", repeat=3))
+    blocks = BLOCKS[0], BLOCKS[2]
+    for grid, lookahead, width, mover, cut in every(comm, [0, 1, 2, 5], [1, 3, None], BY_MESSAGES, blocks):
+        options: dict[str, Any] = {"lookahead": lookahead, "panel_width": width, "mover": mover}
+        report = check_product(grid, (9, 14, 23), cut, (0, 0), "float64", orders=next(orders), **options)
+        assert width is None or report.panel_width <= width
 
 
 def test_a_rank_without_columns_knows_the_order_of_what_arrives(comm: Any) -> None:
@@ -133,7 +123,7 @@ def test_a_rank_without_columns_knows_the_order_of_what_arrives(comm: Any) -> No
             check_product(grid, (6, 7, 2), (2, 2, 2, 2), (0, 0), "float64", orders=orders)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 def test_any_problem(comm: Any, data: st.DataObject) -> None:
     from pdgemm import ProcessGrid
@@ -141,7 +131,7 @@ def test_any_problem(comm: Any, data: st.DataObject) -> None:
     draw = data.draw
     shape = draw(st.sampled_from(grid_shapes(comm.size)))
     size, block = st.integers(0, 40), st.integers(1, 12)
-    with ProcessGrid(comm, shape) as grid:
+    with tree_registered(), ProcessGrid(comm, shape) as grid:
         check_product(
             grid,
             (draw(size), draw(size), draw(size)),
@@ -153,7 +143,7 @@ def test_any_problem(comm: Any, data: st.DataObject) -> None:
             beta=draw(st.sampled_from([0, 1, 3])),
             lookahead=draw(st.integers(0, 3)),
             panel_width=draw(st.none() | st.integers(1, 40)),
-            mover=draw(st.sampled_from(["ibcast", "ring"])),
+            mover=draw(st.sampled_from(BY_MESSAGES)),
         )
 
 
@@ -252,6 +242,7 @@ def test_report_reads_well(comm: Any) -> None:
         assert words["mean"] * comm.size == 40 * 40 * (grid.shape[0] - 1 + grid.shape[1] - 1)
 
 
+@pytest.mark.on_ranks(*USUAL)
 def test_the_memory_limit_is_kept_down_to_the_smallest(comm: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
     from pdgemm.errors import MemoryLimitError
@@ -370,7 +361,7 @@ def test_ranks_that_disagree_all_hear_of_it(comm: Any) -> None:
             pdgemm(1, A, B if comm.rank == 1 else A)
 
 
-def test_a_callback_that_raises_harms_nobody(comm: Any) -> None:
+def test_a_callback_that_raises_harms_nobody(comm: Any, tree_mover: None) -> None:
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
 
     def boom(done: int, total: int) -> None:
@@ -379,7 +370,7 @@ def test_a_callback_that_raises_harms_nobody(comm: Any) -> None:
     with ProcessGrid(comm) as grid:
         A = DistMatrix.random((40, 40), grid=grid, block=3)
         expected = A.allgather() @ A.allgather()
-        for mover in ("ibcast", "ring"):
+        for mover in BY_MESSAGES:
             with pytest.raises(KeyError):
                 pdgemm(1, A, A, panel_width=4, lookahead=3, mover=mover, progress=boom)
             for algorithm in ("summa", "inner"):  # A or C moves after the last panel

@@ -125,6 +125,16 @@ def test_a_product_of_transposes_into_a_transpose_moves_nothing(comm: Any) -> No
         assert out.report.moves == ()
 
 
+def test_a_product_is_stored_as_both_operands_are(comm: Any) -> None:
+    """By columns where both are, seen from the grid that they were made on; else by rows."""
+    from pdgemm import DistMatrix, ProcessGrid
+
+    with ProcessGrid(comm) as grid:
+        for orders, expected in (("CC", "C"), ("CF", "C"), ("FC", "C"), ("FF", "F")):
+            A, B = (DistMatrix.random((9, 9), grid=grid, order=order, seed=s) for s, order in enumerate(orders))
+            assert (A @ B).order == (A.T @ B.T).order == expected
+
+
 def test_tall_and_skinny(comm: Any) -> None:
     """A^T A by local products and one reduction; row panels of a huge m without any; nothing is moved."""
     from pdgemm import DistMatrix, ProcessGrid

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import jobs
 import pytest
+from tiers import thorough
 
 from pdgemm.errors import ArgumentError
 from pdgemm.support import watchdog
@@ -31,11 +32,15 @@ A = DistMatrix.eye(9, grid=grid)
 
 
 def run(folder: Path, source: str, **env: str) -> SimpleNamespace:
-    """The program on 3 ranks: exit code, standard output, lines of the watchdog."""
+    """The program on 3 ranks: exit code, standard output, lines of the watchdog.
+
+    On a busy machine ranks start apart, and wait for each other where they make the grid: such lines are left out.
+    """
     program = folder / "program.py"
     program.write_text(HEAD + textwrap.dedent(source))
     done = jobs.run(jobs.python(3, program), timeout=40, **env)
     lines = [line for line in done.stderr.splitlines() if line.startswith("pdgemm: rank")]
+    lines = [line for line in lines if "(ProcessGrid.__init__)" not in line]
     return SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr, lines=lines)
 
 
@@ -85,6 +90,7 @@ def test_a_rank_that_has_left_the_program_ends_the_job(tmp_path: Path, leaves: s
     assert ": rank 2 left the program; the job is ended" in done.lines[0]
 
 
+@thorough
 def test_a_rank_that_left_long_ago_is_not_forgotten(tmp_path: Path) -> None:
     done = run(
         tmp_path,

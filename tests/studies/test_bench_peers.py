@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import jobs
 import numpy as np
 import pytest
+from tiers import thorough
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 PLUG_IN = """
@@ -50,6 +51,7 @@ def bench(*options: str) -> jobs.Finished:
 
 
 @jobs.needs_mpiexec
+@thorough
 def test_all_kinds_of_contenders(tmp_path: Path) -> None:
     (tmp_path / "plug_in.py").write_text(PLUG_IN)
     (tmp_path / "other.py").write_text(OTHER)

@@ -7,11 +7,18 @@ from pathlib import Path
 
 import jobs
 import pytest
+from tiers import thorough
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 SAID = {
     "bench_layouts.py 24 30x5x7 --repeats 2": ["24 x 24 x 24", "30 x 5 x 7", "blocks of 64", "1D columns"],
-    "bench_overhead.py --repeats 1": ["pdgemm(1, A, B, 0, C)", "shared", "ring", "a persistent request"],
+    "bench_overhead.py --repeats 1": [
+        "a plan of new extents",
+        "pdgemm(1, A, B, 0, C)",
+        "shared",
+        "ring",
+        "a persistent request",
+    ],
     "bench_overlap.py -n 64 --panel-width 16 --repeats 1": ["ibcast lookahead 0", "ring   lookahead 2"],
     "bench_tracing.py --sizes 48 --width 8 --repeats 2 --nvtx": ["summa, ring", "stationary_a, ring", "ns with one"],
     "bench_redistribute.py --size 64 --repeats 1": ["columns to rows", "blocks of 64 to 96"],
@@ -28,6 +35,7 @@ def test_it_reports_all_that_it_compares(options: str) -> None:
 
 
 @jobs.needs_mpiexec
+@thorough  # its ranks are run by test_cuda_layer.py
 def test_what_runs_on_gpus_runs_on_the_host(tmp_path: Path) -> None:
     options = ["--device", "host", "--sizes", "40", "--ranks", "1,2", "--repeats", "1", "--transfers", "2"]
     done = jobs.run(jobs.python(0, SCRIPTS / "bench_gpu.py", *options, "--out", tmp_path / "found.json"))

@@ -15,6 +15,7 @@ from typing import Any
 import jobs
 import numpy as np
 import pytest
+from tiers import everything
 
 from pdgemm.cli import commands as cli
 from pdgemm.cli.job import Job
@@ -364,7 +365,7 @@ def test_single_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (one,) = strong(times={4: 2.0})
     one["confidence"] = None
     path = study(tmp_path / "s.jsonl", one)
-    for form in ("html", "png", "svg"):
+    for form in ("html", "svg"):
         assert run(monkeypatch, path, "--out", tmp_path / f"r.{form}") == 0
     found = section(one, folder=tmp_path)
     assert [panel.name for panel in panels(found, {})] == ["fraction", "words", "split"]
@@ -419,12 +420,15 @@ FIELDS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("field", FIELDS)
-def test_any_field_may_hold_anything(field: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "field"), [*enumerate(FIELDS)])
+def test_any_field_may_hold_anything(number: int, field: str, tmp_path: Path) -> None:
     """A report is made of the rest, or of what is left of it."""
     (good,) = strong(times={1: 8.0})
     *names, last = field.split(".")
-    for kind, junk in itertools.product(("strong", "weak") if field == "case.of" else ("strong",), JUNK):
+    step = 1 if everything() else 3  # each field holds some of it, and all of it is held by some field
+    for kind, junk in itertools.product(
+        ("strong", "weak") if field == "case.of" else ("strong",), JUNK[number % step :: step]
+    ):
         (case,) = cases(kind, [(64, 64, 64)], [2])
         bad = inner = record(case, 4.0)
         for name in names:

@@ -16,6 +16,7 @@ from typing import Any
 
 import jobs
 import pytest
+from tiers import thorough
 
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.model.machine import Machine
@@ -193,7 +194,7 @@ def test_threads_are_those_of_the_largest_job() -> None:
 def test_launchers() -> None:
     assert Launcher("env -i {ranks}").command(3, "info")[:3] == ["env", "-i", "3"]
     assert Launcher(None, {"PDGEMM_LAUNCH": "env {ranks}"}).template == "env {ranks}"
-    with pytest.raises(ArgumentError, match=r"place for the number of ranks"):
+    with pytest.raises(ArgumentError, match=r"must contain .ranks., the number of ranks"):
         Launcher("env")
     with pytest.raises(ArgumentError, match="not a command"):
         Launcher("mpiexec '-n {ranks}")
@@ -203,9 +204,13 @@ def test_launchers() -> None:
 
 JOB = """
 import json, sys
-sys.path[:0] = {tests!r}
 from pathlib import Path
-from test_scaling import cases, record, records
+from pdgemm.studies import records
+from pdgemm.studies.cases import cases
+def record(case):
+    return {{
+        "case": case.as_dict(), "status": "ok", "median_seconds": 1.0, "product": {{}}, "setting": {setting!r},
+    }}
 ranks, path = int(sys.argv[1]), Path({path!r})
 wanted = cases("strong", [(8, 8, 8), (9, 9, 9)], [1, 2, 3])
 for number in map(int, sys.argv[-1].split(",")):
@@ -228,9 +233,7 @@ for number in map(int, sys.argv[-1].split(",")):
 )
 def test_a_job_that_fails_takes_nothing_along(tmp_path: Path, act: str, code: int, statuses: list[str]) -> None:
     path, job = tmp_path / "s.jsonl", tmp_path / "job.py"
-    here = Path(__file__).parent
-    tests = [str(here), str(here.parent / "helpers")]
-    job.write_text(JOB.format(tests=tests, path=str(path), act=act))
+    job.write_text(JOB.format(setting=SETTING, path=str(path), act=act))
     wanted = cases("strong", [(8, 8, 8), (9, 9, 9)], [1, 2, 3])
     told: list[str] = []
     steps = Steps(Launcher(f"{sys.executable} {job} {{ranks}}"), path, [], 1, told.append)
@@ -352,7 +355,7 @@ def test_a_study_is_gone_on_with(tmp_path: Path) -> None:
 
 
 @jobs.needs_mpiexec
-@pytest.mark.parametrize("ranks", [0, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(0, marks=thorough), 2])
 def test_a_study_goes_on_when_nobody_reads_what_it_says(tmp_path: Path, ranks: int) -> None:
     arguments = ("scaling", "strong", "--shape", "64,64,64", "--ranks", "1,2", "--out", "s.jsonl", *QUICK)
     run = subprocess.Popen(
@@ -467,7 +470,10 @@ def listening(folder: Path) -> list[str]:
 
 
 @jobs.needs_mpiexec
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, -signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, -signal.SIGUSR1, *(pytest.param(x, marks=thorough) for x in (signal.SIGINT, signal.SIGUSR1))],
+)
 def test_a_study_that_is_ended_keeps_what_it_has(tmp_path: Path, number: int) -> None:
     """In the second case, which would take minutes; a number below 0: to its job, as a batch system may send it."""
     arguments = ("strong", "--shape", "64,64,64", "--ranks", "2", "--out", "s.jsonl", *QUICK)
@@ -532,7 +538,7 @@ def test_two_studies_do_not_share_a_file(tmp_path: Path) -> None:
 
 
 @jobs.needs_mpiexec
-@pytest.mark.parametrize("ranks", [0, 2])
+@pytest.mark.parametrize("ranks", [0, pytest.param(2, marks=thorough)])
 def test_the_machine_of_a_file_is_that_of_the_study(tmp_path: Path, ranks: int) -> None:
     (tmp_path / "m.json").write_text(Machine(name="theirs").as_json())
     arguments = ("strong", "--shape", "64,64,64", "--ranks", "1", "--out", "s.jsonl", *QUICK, "--machine", "m.json")
@@ -566,7 +572,7 @@ def test_a_product_that_is_ended_leaves_what_was_there(tmp_path: Path) -> None:
         kill(run)
     assert run.returncode == 143
     assert (
-        "ended by SIGUSR1 after" in errors and "s, multiply: c.h5 was not written, what it held is as it was" in errors
+        "ended by SIGUSR1 after" in errors and "s, multiply: c.h5 was not written, its contents are unchanged" in errors
     )
     assert sorted(x.name for x in tmp_path.iterdir()) == ["a.h5", "b.h5", "c.h5"]
     assert (tmp_path / "c.h5").read_bytes() == (tmp_path / "a.h5").read_bytes()

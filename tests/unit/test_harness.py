@@ -48,7 +48,7 @@ def mpi(folder: Path, source: str, *options: str) -> SimpleNamespace:
 
 
 def counts(summary: dict[str, float]) -> dict[str, float]:
-    return {k: v for k, v in summary.items() if k != "seconds"}
+    return {k: summary[k] for k in ("passed", "failed", "skipped")}
 
 
 def test_all_pass_and_one_rank_speaks(tmp_path: Path) -> None:
@@ -83,6 +83,8 @@ def test_all_pass_and_one_rank_speaks(tmp_path: Path) -> None:
     """)  # fmt: skip
     assert done.code == 0, done.text
     assert counts(done.summary) == {"passed": 4, "failed": 0, "skipped": 2}
+    assert done.summary["left_out"] == ["test_it.py::test_too_few", "test_it.py::test_known"]
+    assert len(done.summary["ran"]) == 4
     assert done.out.count("test session starts") == 1
     assert "mpi: 3 ranks" in done.out
     assert "noise" not in done.out.replace("UserWarning: more noise", "").replace('warn("more noise")', "")
@@ -297,6 +299,38 @@ def test_hypothesis_keeps_step(tmp_path: Path) -> None:
     assert counts(done.summary) == {"passed": 1, "failed": 1, "skipped": 0}, done.text
     assert "assert 500 < 500" in done.out
     assert "still waiting" not in done.err
+
+
+def test_a_test_runs_where_it_belongs(tmp_path: Path) -> None:
+    """On 3 ranks: what is for every grid, and what says so; without --tiers all of them, with --all thorough ones."""
+    source = """
+        import tiers
+
+        @tiers.every_grid
+        def test_grids():
+            pass
+
+        @pytest.mark.on_ranks(2, 3)
+        def test_named():
+            pass
+
+        @pytest.mark.on_ranks(2)
+        def test_elsewhere():
+            pass
+
+        def test_usual():
+            pass
+
+        @tiers.every_grid
+        @tiers.thorough
+        def test_thorough():
+            pass
+    """
+    for options, left in ((["--tiers"], "gn"), (["--all"], "gneut")):
+        done = mpi(tmp_path, source, "-p", "tiers", *options)
+        ran = [name.partition("::test_")[2][0] for name in done.summary["ran"]]
+        assert (done.code, "".join(ran)) == (0, left), done.text
+        assert f"{5 - len(left)} deselected" in done.out or len(left) == 5
 
 
 def test_serial_run_leaves_mpi_alone(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_another_blas_is_not_told_a_variable_of_openblas(monkeypatch: pytest.Mon
     cpuinfo(AVX512, monkeypatch)
     monkeypatch.setattr(kernels, "libraries", lambda: [library("haswell", "blis")])
     [found] = kernels.warnings()
-    assert "OPENBLAS" not in found and found.endswith("take another BLAS (PDGEMM_BLAS)")
+    assert "OPENBLAS" not in found and found.endswith("use another BLAS (PDGEMM_BLAS)")
 
 
 def test_a_blas_is_known_by_what_it_is_linked_to() -> None:

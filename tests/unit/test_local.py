@@ -221,6 +221,13 @@ def test_room_is_laid_out_like_the_panel_that_will_arrive() -> None:
         assert np.array_equal(room, panel)
 
 
+def test_rows_and_columns_that_overlap_are_refused() -> None:
+    """BLAS takes no leading dimension that is less than the height of a column."""
+    windows = np.lib.stride_tricks.sliding_window_view(np.arange(9.0), 4)
+    with pytest.raises(ValueError, match="neither rows nor columns"):
+        gemm_accumulate(1, windows, np.ones((4, 2)), 0, np.ones((6, 2)))
+
+
 # ------------------------------------------------------------------ element functions
 @pytest.mark.parametrize("dtype", [*DTYPES, "float16", "bfloat16"])
 @pytest.mark.parametrize("kind", ["uniform", "normal"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tiers import examples
+from tree_mover import BY_MESSAGES
 
 from pdgemm.errors import MemoryLimitError
 from pdgemm.grids.distribution import Distribution
@@ -16,12 +19,15 @@ from pdgemm.grids.layout import Layout
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.model.machine import Link, Machine
 from pdgemm.planning import planner
-from pdgemm.planning.candidates import Problem, ways
-from pdgemm.planning.planner import ProductPlan, candidates
+from pdgemm.planning.algorithm_registry import choices
+from pdgemm.planning.candidates import arrangements
+from pdgemm.planning.planner import candidates, considered
+from pdgemm.planning.problem import Problem
+from pdgemm.planning.product_plan import ProductPlan, with_moves
 from pdgemm.schedules import Inner, Summa
 
 DOUBLE = np.dtype("d")
-FORCED = ["auto", "summa", "stationary_a", "stationary_b", "cannon", "2.5d", "row", "column", "inner"]
+FORCED = choices()
 
 
 def plan_product(A: Layout, B: Layout, C: Layout, size: int, **options: Any) -> ProductPlan:
@@ -33,8 +39,8 @@ def plan_product(A: Layout, B: Layout, C: Layout, size: int, **options: Any) -> 
 
 def layout(grid: tuple[int, int], shape: tuple[int, int], **kinds: Any) -> Layout:
     block = kinds.pop("block", None)
-    place = kinds.pop("place", tuple(range(grid[0] * grid[1])))
-    return Layout(Distribution.over(grid, shape, block), place, kinds.pop("dtype", DOUBLE), **kinds)
+    rank_map = kinds.pop("rank_map", tuple(range(grid[0] * grid[1])))
+    return Layout(Distribution.over(grid, shape, block), rank_map, kinds.pop("dtype", DOUBLE), **kinds)
 
 
 def square(n: int, q: int) -> tuple[Layout, Layout, Layout, int]:
@@ -50,12 +56,12 @@ def problems(draw: st.DrawFn) -> tuple[Layout, Layout, Layout, int]:
     def one(shape: tuple[int, int]) -> Layout:
         pr = draw(st.integers(1, size))
         pc = draw(st.integers(1, size // pr))
-        place = draw(st.permutations(range(size)))[: pr * pc]
+        rank_map = draw(st.permutations(range(size)))[: pr * pc]
         whole = Distribution.over((pr, pc), (shape[0] + 3, shape[1] + 2), draw(st.tuples(*[st.integers(1, 9)] * 2)))
         i, j = draw(st.integers(0, 3)), draw(st.integers(0, 2))
         window = whole.window((i, i + shape[0]), (j, j + shape[1]))
         dtype = np.dtype(draw(st.sampled_from(["float32", "float64"])))
-        return Layout(window, tuple(place), dtype, draw(st.sampled_from("CF")))  # type: ignore[arg-type]
+        return Layout(window, tuple(rank_map), dtype, draw(st.sampled_from("CF")))  # type: ignore[arg-type]
 
     return one((m, k)), one((k, n)), one((m, n)), size
 
@@ -67,7 +73,7 @@ def test_without_a_limit_panels_have_the_width_asked_for() -> None:
     assert plan.extra_bytes(0) == 3 * plan.product.widest * (2048 + 2048) * 8
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(problems(), st.integers(0, 3), st.integers(0, 20000), st.sampled_from(FORCED))
 def test_the_limit_holds_on_every_rank_or_is_refused(
     problem: tuple[Layout, Layout, Layout, int], lookahead: int, limit: int, algorithm: str
@@ -86,7 +92,7 @@ def test_the_limit_holds_on_every_rank_or_is_refused(
         assert plan.extra_bytes(rank) <= plan.extra_bytes(None) <= limit
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(problems(), st.sampled_from(FORCED))
 def test_what_is_sent_is_received_and_the_total_is_the_sum(
     problem: tuple[Layout, Layout, Layout, int], algorithm: str
@@ -184,17 +190,18 @@ def test_messages_stay_below_the_limits_of_mpi() -> None:
     assert plan.product.widest * 10**6 * 8 <= 1 << 30
 
 
-def test_mover_and_width_are_chosen_where_they_are_left_open() -> None:
+def test_mover_and_width_are_chosen_where_they_are_left_open(tree_mover: None) -> None:
     problem = square(4096, 4)
     fast, slow = Link(1e-6, 1e-10), Link(1e-3, 1e-8)
-    for mover, other in (("ring", "ibcast"), ("ibcast", "ring")):
-        machine = replace(Machine(), intra={**Machine().intra, mover: fast, other: slow})
+    for mover, other in itertools.permutations(BY_MESSAGES, 2):
+        links = {**dict.fromkeys(BY_MESSAGES, slow), mover: fast}
+        machine = replace(Machine(), intra={**Machine().intra, **links})
         options: dict[str, Any] = {"accumulate": DOUBLE, "algorithm": "summa", "machine": machine}
         plan = plan_product(*problem, mover="auto", **options)
         assert plan.product.mover == mover
         assert plan_product(*problem, mover=other, **options).product.mover == other  # as asked
     # thin panels cost nothing and fill the pipeline sooner
-    narrow = replace(Machine(), step=0.0, overlap=1.0, copy=1e15)
+    narrow = replace(Machine(), panel_overhead=0.0, overlap=1.0, copy_bandwidth=1e15)
     flat = {x: {8: 5e10} for x in ("float32", "float64")}
     options = {"accumulate": DOUBLE, "algorithm": "summa", "machine": replace(narrow, gamma=flat)}
     assert plan_product(*problem, width_asked=False, **options).product.width == planner.WIDTHS[-1]
@@ -203,7 +210,7 @@ def test_mover_and_width_are_chosen_where_they_are_left_open() -> None:
     assert tight.extra_bytes(None) <= 10**6
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(problems(), st.sampled_from(["auto", "summa", "2.5d", "cannon"]), st.integers(1, 4))
 def test_plans_come_cheapest_first_and_none_is_left_out(
     problem: tuple[Layout, Layout, Layout, int], algorithm: str, per_node: int
@@ -212,12 +219,12 @@ def test_plans_come_cheapest_first_and_none_is_left_out(
     asked = Problem(*problem, True, DOUBLE, 512, 1, "ibcast", algorithm, machine=Machine(ranks_per_node=per_node))
     costs = [plan.cost for plan in candidates(asked)]
     assert costs == sorted(costs)
-    assert sorted(planner.with_moves(way, asked).cost for way in set(ways(asked))) == costs
+    assert sorted(with_moves(way, asked).cost for way in set(arrangements(asked))) == costs
 
 
 def test_moves_count_twice() -> None:
     A, B, C, size = square(64, 2)
-    elsewhere = replace(A, place=(1, 0, 2, 3))
+    elsewhere = replace(A, rank_map=(1, 0, 2, 3))
     plan = plan_product(elsewhere, B, C, size, accumulate=DOUBLE, algorithm="cannon")
     assert "A" in dict(plan.moves)
     product = max(plan.product.seconds(Machine(), rank) for rank in range(4))
@@ -250,7 +257,7 @@ def test_every_table_has_the_choice() -> None:
     for problem, algorithm in ((tall, "stationary_b"), (tall, "auto"), (square(300, 2), "auto")):
         asked = Problem(*problem, True, DOUBLE, 512, 1, "auto", algorithm, width_asked=False)
         plan = planner.plan_product(asked)
-        table = plan.candidates()
+        table = considered(plan)
         assert [x.chosen for x in table] == [True] + [False] * (len(table) - 1)
         assert table[0].seconds == plan.seconds
         figures = [(x.name, x.grid_text, x.moves, x.words_per_rank, x.messages_per_rank) for x in table[1:]]

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from test_plot import record
 from test_trace import GOOD, timeline
+from tiers import examples
 
 from pdgemm.cli import commands as cli
 from pdgemm.cli.param_types import NUMBER
 from pdgemm.errors import ArgumentError, FileError, PdgemmError
 from pdgemm.gemm import Plan
 from pdgemm.model.machine import Machine, load_machine
-from pdgemm.planning import planner
 from pdgemm.profiling import profile
 from pdgemm.profiling.profile_tables import tables
 from pdgemm.studies import plot, records
@@ -31,7 +31,7 @@ from pdgemm.studies.curves import read_all
 from pdgemm.studies.jobs import threads_per_rank
 from pdgemm.studies.page import Drawn, page
 from pdgemm.studies.panels import panels
-from pdgemm.studies.predictions import problem
+from pdgemm.studies.predictions import question
 from pdgemm.support.files import read
 from pdgemm.support.json_input import Count, variable
 from pdgemm.support.launcher import LAUNCHERS, allocated_ranks, local_rank
@@ -53,7 +53,7 @@ TEXTS = [  # of numbers that JSON, or Python's reader of it, cannot say
 def plans() -> Iterator[str]:
     for ranks, algorithm in ((1, "auto"), (4, "summa"), (4, "cannon"), (6, "stationary_b"), (8, "2.5d"), (3, "inner")):
         (case,) = cases("strong", [(40, 30, 20)], [ranks], algorithms=[algorithm], memory_limit=10**6)
-        yield planner.plan_product(problem(case, Machine(ranks_per_node=2))).to_json()
+        yield question(case, Machine(ranks_per_node=2)).plan().to_json()
 
 
 def of_a_plan(path: Path) -> None:
@@ -68,7 +68,7 @@ def of_a_machine(path: Path) -> None:
     machine = load_machine(path)
     assert str(machine) and machine == Machine.from_dict(json.loads(machine.as_json()))
     (case,) = cases("strong", [(4000, 3000, 2000)], [8])
-    assert np.isfinite(planner.plan_product(problem(case, machine)).seconds)
+    assert np.isfinite(question(case, machine).plan().seconds)
 
 
 def of_a_timeline(path: Path) -> None:
@@ -179,14 +179,14 @@ def test_damage(kind: str, tmp_path: Path) -> None:
     for text in whole:
         path.write_text(text)
         use(path)
-        for _ in range(300 // len(whole)):
+        for _ in range(examples(300) // len(whole)):
             path.write_bytes(damaged(rng, text, kind == "study"))
             try:
                 use(path)
             except PdgemmError as bad:
                 refused += 1
                 assert len(str(bad)) < 2000
-    assert refused > (5 if kind == "study" else 150)  # of a study the other lines are left
+    assert refused > examples(300) / (60 if kind == "study" else 2)  # of a study the other lines are left
 
 
 @pytest.mark.parametrize("kind", READERS)
@@ -206,10 +206,10 @@ def test_a_file_that_ends_early(kind: str, tmp_path: Path) -> None:
 def test_the_message_names_the_file_the_place_and_the_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "m.json"
     for given, said in (
-        (f'{{"copy": {HUGE}}}', r"m\.json: Number out of range - at `\$\.copy`"),
-        (f'{{"copy": {"9" * 5000}}}', r"m\.json: .*out of range"),
-        ('{"copy": 1e999}', r"m\.json: .*out of range"),
-        ('{"copy": NaN}', r"m\.json: JSON is malformed"),
+        (f'{{"copy_bandwidth": {HUGE}}}', r"m\.json: Number out of range - at `\$\.copy_bandwidth`"),
+        (f'{{"copy_bandwidth": {"9" * 5000}}}', r"m\.json: .*out of range"),
+        ('{"copy_bandwidth": 1e999}', r"m\.json: .*out of range"),
+        ('{"copy_bandwidth": NaN}', r"m\.json: JSON is malformed"),
         ('{"intra": {"ring": {"alpha": 0, "beta": 1}}}', r">= 1e-30 - at `\$\.intra\[\.\.\.\]\.alpha`"),
         ('{"intra": {"ring": {"alpha": 1, "beta": 1, "gamma": 1}}}', r"no 'gamma' in it - at `\$\.intra\.ring`"),
         ('{"gamma": {"float64": {"0": 1e9}}}', r"at `key` in `\$\.gamma"),
@@ -252,8 +252,8 @@ def test_only_files_of_a_sensible_size_are_read(tmp_path: Path) -> None:
         ('"n": [0-9]+', f'"n": {HUGE}', "."),
         ('"rows": [0-9]+', '"rows": 0', "no width"),
         ('"layers": [0-9]+', '"layers": 1000000000', "."),
-        ('"size": [0-9]+', '"size": 2', "ranks for each place"),
-        ('"place": \\[0, 1', '"place": [1, 1', "ranks for each place"),
+        ('"size": [0-9]+', '"size": 2', "ranks for each position"),
+        ('"rank_map": \\[0, 1', '"rank_map": [1, 1', "ranks for each position"),
         ('"mover": "[a-z]+", "algorithm"', '"mover": "pigeon", "new": 1, "algorithm"', "no 'new' in it"),
         ('"mover": "[a-z]+"', '"mover": "pigeon"', "do not travel by 'pigeon'"),
         ('"source": 0', '"source": 1', "."),
@@ -264,7 +264,7 @@ def test_only_files_of_a_sensible_size_are_read(tmp_path: Path) -> None:
 def test_a_plan_whose_parts_do_not_fit(old: str, new: str, said: str) -> None:
     """It is refused before anything is computed from them."""
     (case,) = cases("strong", [(400, 400, 40_000_000)], [8], algorithms=["2.5d"])
-    text = planner.plan_product(problem(case, Machine())).to_json()
+    text = question(case, Machine()).plan().to_json()
     assert re.search(old, text)
     with pytest.raises(ArgumentError, match=f"not a plan.*{said}"):
         Plan.from_json(re.sub(old, new, text))
@@ -272,7 +272,7 @@ def test_a_plan_whose_parts_do_not_fit(old: str, new: str, said: str) -> None:
 
 def test_a_plan_of_another_algorithm_is_refused() -> None:
     (case,) = cases("strong", [(64, 64, 64)], [4], algorithms=["summa"])
-    text = planner.plan_product(problem(case, Machine())).to_json()
+    text = question(case, Machine()).plan().to_json()
     for other in ("Stationary", "Cannon", "Inner", "Layered", "Product"):
         with pytest.raises(ArgumentError, match="not a plan"):
             Plan.from_json(text.replace('"algorithm": "Summa"', f'"algorithm": "{other}"'))
@@ -363,7 +363,7 @@ STUDY = ("scaling", "strong", *ASKED, "--launch", "true {ranks}", "--out")
 @pytest.mark.parametrize(
     "text",
     [
-        f'{{"copy": {HUGE}}}',
+        f'{{"copy_bandwidth": {HUGE}}}',
         "[" * 10_000,
         '{"format": 1, "case": {}, "status": [1e999]}\n',
         "\udcff",

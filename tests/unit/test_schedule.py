@@ -6,20 +6,27 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from allgather_3d import allgather_3d_registered
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tiers import examples
+from tree_mover import BY_MESSAGES
 
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.model.formulas import gemm_flops
-from pdgemm.schedules import Summa
+from pdgemm.model.mover_registry import MOVERS, reads
+from pdgemm.planning.candidates import arrangements
+from pdgemm.planning.problem import Problem
+from pdgemm.schedules import Cannon, Layered, Product, Stationary, Summa
+from pdgemm.schedules.rounds import one_each
 from pdgemm.schedules.steps import (
     PanelStep,
     cannon_neighbours,
     cannon_steps,
     panel_counts,
-    skewed_places,
+    skewed_rank_maps,
     summa_steps,
     widest_panel,
 )
@@ -119,17 +126,18 @@ def counted(
                 continue
             if me != root:
                 traffic.received(words)
-            if mover == "ring":
-                if (me + 1) % inner.parts != root:
+            sender = {"ibcast": lambda d: 0, "ring": lambda d: d - 1, "tree": lambda d: d & (d - 1)}[mover]
+            for distance in range(1, inner.parts):
+                if (root + sender(distance)) % inner.parts == me:
                     traffic.sent(words)
-            elif me == root:
-                traffic.sent(words, copies=inner.parts - 1)
     return traffic
 
 
-@given(products(), widths, st.sampled_from(["ibcast", "ring"]))
+@pytest.mark.parametrize("mover", BY_MESSAGES, indirect=True)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(product=products(), width=widths)
 def test_formula_equals_counting_and_nothing_is_lost(
-    product: tuple[Distribution, Distribution], width: int, mover: str
+    mover: str, product: tuple[Distribution, Distribution], width: int
 ) -> None:
     A, B = product
     steps = summa_steps(A.cols, B.rows, width)
@@ -201,8 +209,66 @@ def test_cannon_multiplies_every_part_once_and_each_part_is_where_its_neighbour_
 def test_the_skew_puts_the_parts_of_the_first_step_in_place(shape: tuple[int, int]) -> None:
     pr, pc = shape
     place = tuple(np.random.default_rng(1).permutation(pr * pc).tolist())
-    place_a, place_b = skewed_places(place, shape)
+    place_a, place_b = skewed_rank_maps(place, shape)
     for i, j in itertools.product(range(pr), range(pc)):
         first = cannon_steps(shape, (i, j))[0]
         assert place_a[i * pc + first.a] == place[i * pc + j]
         assert place_b[first.b * pc + j] == place[i * pc + j]
+
+
+# ------------------------------------------------------------------ one account of costs
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[Layout, Layout, Layout, int]:
+    """A, B and C of any layouts on grids of up to 8 ranks."""
+    size = draw(st.integers(1, 8))
+    m, n, k = (draw(st.integers(0, 30)) for _ in "mnk")
+
+    def one(shape: tuple[int, int]) -> Layout:
+        pr = draw(st.integers(1, size))
+        pc = draw(st.integers(1, size // pr))
+        place = draw(st.permutations(range(size)))[: pr * pc]
+        block = draw(st.tuples(*[st.integers(1, 9)] * 2))
+        return Layout(Distribution.over((pr, pc), shape, block), tuple(place), np.dtype(draw(st.sampled_from("fd"))))
+
+    return one((m, k)), one((k, n)), one((m, n)), size
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(layouts(), widths, st.sampled_from([*MOVERS]), st.integers(0, 3))
+def test_every_formula_says_what_the_rounds_say(
+    laid: tuple[Layout, Layout, Layout, int], width: int, mover: str, per_node: int
+) -> None:
+    """Words, messages and work by a formula of the algorithm, and added up from its rounds for all ranks."""
+    *given_layouts, size = laid
+    nodes = tuple(rank - rank % per_node for rank in range(size)) if mover == "shared" and 0 < per_node < size else ()
+    asked = {"shared": reads(mover), "reads": mover, "nodes": nodes}
+    problem = Problem(*given_layouts, size, True, np.dtype("d"), width, 1, mover, **asked)
+    plain = Product  # whose figures are those of the rounds
+    with allgather_3d_registered():
+        products = [way.product for way in arrangements(problem)]
+    for product in products:
+        work = sum((np.prod([one_each(x, size) for x in at.work], axis=0) for at in product.rounds()), np.zeros(size))
+        for rank in range(size):
+            traffic = sum((x.traffic for x in plain.transfers(product, rank)), Traffic())
+            assert product.traffic(rank) == traffic, (product, rank)
+            shape = product.local_shape(rank)
+            assert np.prod(shape) == work[rank], (product, rank)
+            if isinstance(product, (Summa, Cannon, Layered)) and work[rank]:
+                assert shape == plain.local_shape(product, rank)
+        total, steps, widest = (getattr(plain, x).fget(product) for x in ("total_words", "panels", "widest"))
+        assert product.total_words == total
+        if work[[*product.grid.rank_map]].all():  # nobody is idle
+            bundled = isinstance(product, (Summa, Layered))  # several panels may be multiplied at once
+            assert steps <= product.panels if bundled else steps == product.panels
+            if not isinstance(product, Stationary):  # whose panels are columns of C
+                assert product.product_width >= widest
+
+
+@pytest.mark.parametrize("mover", ["ibcast", "ring"])
+def test_what_is_sent_by_direction_is_what_the_rounds_say(mover: str) -> None:
+    for size in (1, 2, 4, 6, 8, 12):
+        laid = [Layout(Distribution.over((1, size), x, 5), tuple(range(size)), np.dtype("d")) for x in [(50, 50)] * 3]
+        for way in arrangements(Problem(*laid, size, True, np.dtype("d"), 16, 1, mover)):
+            for rank in range(size):
+                told = Product.transfers(way.product, rank)
+                assert [x for x in way.product.transfers(rank) if x.traffic != Traffic()] == told

@@ -1,0 +1,54 @@
+"""The interface of an algorithm on one rank: the arguments of a product and the executor made from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pkgutil import resolve_name
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from pdgemm.arrays.device import Array
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.instrument.recorder import Recorder
+from pdgemm.movers.node_arrays import NodeArrays
+from pdgemm.planning.algorithm_registry import algorithm_of
+from pdgemm.schedules import Product
+
+Room = dict[str, Any]  # the buffers of a plan
+Notify = Callable[[int, int], object]
+Planned = TypeVar("Planned", bound=Product, covariant=True)
+
+
+class Call(NamedTuple, Generic[Planned]):
+    """Holds all that one rank needs for C := alpha A B + beta C.
+
+    A, B, C : this rank's local arrays, in the layouts of `product`; A and B are not changed, C is overwritten.
+    grid    : the process grid; messages are sent along its rows, columns and layers.
+    workspace : the buffers of the product; nothing else is allocated.
+    peers   : the arrays of the other ranks of the node, where panels or partial sums are read in place.
+    """
+
+    alpha: Any
+    A: Array
+    B: Array
+    C: Array
+    product: Planned
+    grid: ProcessGrid
+    workspace: Room
+    peers: NodeArrays | None
+
+
+class Executor(Protocol):
+    """Runs an algorithm on one rank: it is set up once from a `Call` and may then be called any number of times."""
+
+    def __call__(self, beta: Any, recorder: Recorder, notify: Notify) -> None:
+        """Compute C := alpha A B + beta C from the current elements of A, B and C.  Collective over the grid.
+
+        beta : C is not read where it is 0.   recorder : records seconds, words and messages.   notify : is called
+        after each step with its number and the number of steps; it must not raise.
+        """
+
+
+def executor_of(call: Call[Product]) -> Executor:
+    """Set up the algorithm of a product on this rank, and return it.  Local."""
+    make: Callable[[Call[Product]], Executor] = resolve_name(algorithm_of(call.product).executor)
+    return make(call)

@@ -1,0 +1,225 @@
+"""The algorithms: each has an entry with its schedule, its executor, its grids, and the layouts of A, B and C.
+
+The choices of a caller and of the command line, the candidates of a plan, how plans are read, and the lists of the
+documentation follow from these entries.  `register` adds one more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pdgemm.errors import ArgumentError
+from pdgemm.planning.algorithm_grids import GridCandidate, Search, Takes
+from pdgemm.planning.grid_search import Partition
+from pdgemm.planning.problem import AlgorithmRequest, Problem
+from pdgemm.planning.product_layouts import (
+    cannon_on,
+    inner_layouts,
+    inner_on,
+    inner_on_new_grid,
+    layered_here,
+    layered_on,
+    stationary,
+    summa_on,
+    summa_on_grid_of,
+)
+from pdgemm.schedules import Cannon, Inner, Layered, Product, Stationary, Summa
+
+
+def _nowhere(problem: Problem) -> Iterator[Product]:
+    """Yield nothing: the algorithm runs on new grids only."""
+    yield from ()
+
+
+@dataclass(frozen=True, eq=False)
+class Algorithm:
+    """An algorithm that forms a product on many ranks.
+
+    name     : name by which a caller requests it, and which plans and reports show.
+    product  : class of its schedule.
+    executor : "module:class" of its executor, which is imported when it is first needed.
+    words, memory, good_for : short descriptions for the documentation.
+    takes    : takes(Pr, Pc, layers, ranks) returns whether it runs on such a grid of that many ranks.
+    needs    : description of these grids; {ranks} and {layers} stand for the numbers of them.
+    new_grid : new_grid(problem, candidate) lays A, B and C out on a new grid.
+    here     : here(problem) yields the products to compare on the grids that A, B and C have.
+    layers   : number of layers of its grids: "one", "several" or "any".
+    twin     : name under which a caller requests it for C^T = B^T A^T; "": the same name.
+    mirrored : does it send other messages for C^T = B^T A^T on a grid that is not square?
+    flat     : is it one of those that "row" and "column" choose from?
+    grids    : grids(search) yields the grids to compare; None: the best of those that it takes.
+    moves_by : names of the transports of its panels or partial sums that are not movers.
+    devices  : does it also run on matrices on devices?
+    """
+
+    name: str
+    product: type[Product]
+    executor: str
+    words: str
+    memory: str
+    good_for: str
+    takes: Takes
+    needs: str
+    new_grid: Callable[[Problem, GridCandidate], Product]
+    here: Callable[[Problem], Iterator[Product]] = _nowhere
+    layers: Literal["one", "several", "any"] = "one"
+    twin: str = ""
+    mirrored: bool = False
+    flat: bool = False
+    grids: Callable[[Search], Iterator[GridCandidate]] | None = None
+    moves_by: tuple[str, ...] = ()
+    devices: bool = True
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, self.twin) if self.twin else (self.name,)
+
+    def called(self, transposed: bool) -> str:
+        """Return its name, or that of its twin."""
+        return self.twin if transposed and self.twin else self.name
+
+    def runs_on(self, pr: int, pc: int, layers: int, ranks: int) -> bool:
+        """Does it take this grid, for C = A B or for C^T = B^T A^T?"""
+        return bool(self.takes(pr, pc, layers, ranks) or (self.mirrored and self.takes(pc, pr, layers, ranks)))
+
+    def answers(self, request: AlgorithmRequest, transposed: bool = False) -> bool:
+        """Does it satisfy the request?"""
+        asked = {"auto": True, "row": self.flat, "column": self.flat}
+        layers = {"one": request.layers in (None, 1), "several": request.layers != 1, "any": True}
+        return asked.get(request.algorithm, request.algorithm == self.called(transposed)) and layers[self.layers]
+
+    def grid_candidates(self, search: Search) -> Iterator[GridCandidate]:
+        """Yield the grids that are compared."""
+        if self.grids:
+            yield from self.grids(search)
+        elif not search.transposed or self.mirrored:
+            for partition in search.best(1 if self.layers == "one" else search.request.layers, self.takes):
+                if not search.transposed or partition.pr != partition.pc:
+                    yield GridCandidate(partition, self.name, "", search.transposed)
+
+
+def _one_layer(pr: Any, pc: Any, c: Any, ranks: int) -> Any:
+    return c == 1
+
+
+def _torus(pr: Any, pc: Any, c: Any, ranks: int) -> Any:
+    return (c == 1) & (pc % pr == 0)
+
+
+def _stationary_grids(search: Search) -> Iterator[GridCandidate]:
+    """Yield grids whose columns are layers, which divide k."""
+    if search.request.shape is None:
+        partitions = search.best(None, lambda pr, pc, c, ranks: pc == 1)
+    else:
+        pr, pc = search.request.shape
+        partitions = [Partition(*search.mnk, pr, 1, pc)] if pr * pc <= search.ranks else []
+    yield from (GridCandidate(partition, "stationary_a", "", search.transposed) for partition in partitions)
+
+
+def _layered_grids(search: Search) -> Iterator[GridCandidate]:
+    """Yield grids with Cannon or SUMMA in each layer."""
+
+    def layered(pr: Any, pc: Any, c: Any, ranks: int) -> Any:
+        return (c > 1) & ((pr * pc > 1) | search.forced)  # 1 x 1 x P is "inner"
+
+    for partition in search.best(
+        search.request.layers, lambda pr, pc, c, ranks: layered(pr, pc, c, ranks) & (pc % pr == 0)
+    ):
+        if not search.transposed or partition.pr != partition.pc:
+            yield GridCandidate(partition, "2.5d", "cannon", search.transposed)
+    if not search.transposed:
+        yield from (
+            GridCandidate(partition, "2.5d", "summa") for partition in search.best(search.request.layers, layered)
+        )
+
+
+def _inner_grids(search: Search) -> Iterator[GridCandidate]:
+    """Yield the only grid, which has all ranks."""
+    (_, shape, layers), ranks = search.request, search.ranks
+    possible = shape in (None, (1, 1)) and layers in (None, ranks) and (ranks > 1 or search.forced)
+    if possible and not search.transposed:
+        yield GridCandidate(Partition(*search.mnk, 1, 1, ranks), "inner")
+
+
+_ENTRIES = (
+    Algorithm(
+        "summa", Summa, "pdgemm.algorithms.summa:SummaExecutor",
+        words="(mk + kn)(q - 1)/q²", memory="a few panels",
+        good_for="any blocks as they lie; C largest or all alike",
+        takes=_one_layer, needs="it takes Pr x Pc <= {ranks}, in 1 layer",
+        new_grid=lambda problem, candidate: summa_on(problem, candidate.partition),
+        here=lambda problem: (x for base in problem.grids for x in summa_on_grid_of(problem, base)),
+        flat=True,
+    ),
+    Algorithm(
+        "stationary_a", Stationary, "pdgemm.algorithms.stationary:StationaryExecutor",
+        words="that of the two others", memory="a few panels",
+        good_for="A (or B) largest: thin B and C",
+        takes=_one_layer, needs="it takes Pr x Pc <= {ranks}, in 1 layer",
+        new_grid=lambda problem, candidate: stationary(
+            problem, (candidate.partition.pr, candidate.partition.layers), problem.rank_map[: candidate.partition.ranks]
+        ),
+        here=lambda problem: iter([stationary(problem, problem.A.distribution.grid_shape, problem.A.rank_map)]),
+        twin="stationary_b", mirrored=True, grids=_stationary_grids,
+    ),
+    Algorithm(
+        "cannon", Cannon, "pdgemm.algorithms.cannon:CannonExecutor",
+        words="as SUMMA, in neighbours' messages", memory="two blocks each of A and B",
+        good_for="square-ish grids, high latency",
+        takes=_torus, needs="one side of its grid divides the other, in 1 layer",
+        new_grid=lambda problem, candidate: cannon_on(problem, candidate.partition),
+        mirrored=True, flat=True, moves_by=("shift",),
+    ),
+    Algorithm(
+        "2.5d", Layered, "pdgemm.algorithms.layered:LayeredExecutor",
+        words="falls as c^½ with c layers", memory="c times C's block, and a little",
+        good_for="many ranks, or large k, and memory to spare",
+        takes=lambda pr, pc, c, ranks: c > 1, needs="it takes Pr x Pc x layers <= {ranks}, with layers >= 2",
+        new_grid=lambda problem, candidate: layered_on(problem, candidate.partition, candidate.inside),
+        here=layered_here, layers="several", mirrored=True, grids=_layered_grids, moves_by=("shift",),
+    ),
+    Algorithm(
+        "inner", Inner, "pdgemm.algorithms.layered:InnerExecutor",
+        words="mn (P - 1)/P, whatever k", memory="C's rows that are added up at once",
+        good_for="huge k",
+        takes=lambda pr, pc, c, ranks: (pr * pc == 1) & (c == ranks), needs="its grid is 1 x 1 in {layers}",
+        new_grid=lambda problem, candidate: inner_on_new_grid(problem, candidate.partition),
+        here=lambda problem: (inner_on(problem, a, b) for a, b in inner_layouts(problem)),
+        layers="any", grids=_inner_grids, moves_by=("reduce_scatter",),
+    ),
+)  # fmt: skip
+ALGORITHMS = {entry.name: entry for entry in _ENTRIES}
+POLICIES = ("row", "column")  # "summa" or "cannon" on a P x 1 or 1 x P grid
+
+
+def register(entry: Algorithm) -> None:
+    """Add an algorithm to those that plans choose from, before the first product.
+
+    All ranks call it alike.  Raises ArgumentError where a name is taken.
+    """
+    for name in entry.names:
+        if name in choices():
+            raise ArgumentError(f"algorithm {name!r} exists already")
+    ALGORITHMS[entry.name] = entry
+
+
+def families() -> tuple[str, ...]:
+    """Return the names of all algorithms."""
+    return tuple(name for entry in ALGORITHMS.values() for name in entry.names)
+
+
+def choices() -> tuple[str, ...]:
+    """Return the values of the argument `algorithm`."""
+    return ("auto", *families(), *POLICIES)
+
+
+def known(name: object) -> bool:
+    """Is it a value of the argument `algorithm`?  This is fast, because every product calls it."""
+    return isinstance(name, str) and (name in ALGORITHMS or name == "auto" or name in choices())
+
+
+def algorithm_of(product: Product) -> Algorithm:
+    """Return the entry of a product's algorithm."""
+    return ALGORITHMS[product.algorithm]

@@ -1,0 +1,156 @@
+"""The question that a plan answers: the layouts of A, B and C, and the arguments of the product."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pdgemm.grids.distribution import BlockCyclic, Distribution
+from pdgemm.grids.layout import Layout
+from pdgemm.model.machine import Machine
+from pdgemm.model.mover_registry import AUTO, RING, SHARED, by_messages, reads
+
+REDUCED_BYTES = 1 << 26  # of C that are reduced at a time, but at least REDUCED_ROWS rows, for the speed of BLAS
+REDUCED_ROWS = 256
+
+
+class AlgorithmRequest(NamedTuple):
+    """The requested algorithm (or "auto", "row", "column"), grid Pr x Pc and number of layers; None: any."""
+
+    algorithm: str
+    shape: tuple[int, int] | None
+    layers: int | None
+
+    @property
+    def T(self) -> AlgorithmRequest:
+        """The request for C^T = B^T A^T."""
+        return self._replace(shape=self.shape and self.shape[::-1])
+
+    def on(self, ranks: int) -> AlgorithmRequest | None:
+        """Return the request with the shape that "row" or "column" implies; None if this contradicts its own."""
+        shape = {"row": (ranks, 1), "column": (1, ranks)}.get(self.algorithm, self.shape)
+        return None if self.shape not in (None, shape) else self._replace(shape=shape)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The layouts of A, B and C, and the arguments of the product.
+
+    size      : number of ranks of the communicator, in which the layouts number their ranks.
+    beta_is_zero : beta is 0, and C is not read.
+    mover     : one of MOVERS, or "auto": where panels are sent, the model chooses from `movers`.
+    algorithm : one of `algorithm_registry.choices()`.   shape, layers : the requested grid; None: any.
+    """
+
+    A: Layout
+    B: Layout
+    C: Layout
+    size: int
+    beta_is_zero: bool
+    accumulate: np.dtype
+    width: int
+    lookahead: int
+    mover: str
+    algorithm: str = "auto"
+    shape: tuple[int, int] | None = None
+    layers: int | None = None
+    memory_limit: int | None = None
+    width_asked: bool = True  # did the caller set `width`?
+    shared: bool = False  # may ranks of a node read each other's panels?
+    reads: str = SHARED.name  # the mover by which they do
+    device: str = ""  # the device that holds the matrices; "": the host
+    compute: str = ""  # the type that operands may be rounded to, as in `Product`
+    staged: bool = False  # must messages of the device be staged in host memory?
+    nodes: tuple[int, ...] = ()  # the node of each rank; (): all are on one node
+    outside_node_memory: str = ""  # the operands among A and B that are not in node-shared memory
+    ideal: bool = False  # each product gets A, B and C on layouts that fit it, and nothing is redistributed
+    machine: Machine = field(default_factory=Machine, repr=False)
+    movers: tuple[str, ...] = field(default_factory=by_messages)
+
+    @property
+    def given(self) -> tuple[Layout, Layout, Layout]:
+        return self.A, self.B, self.C
+
+    @property
+    def mnk(self) -> tuple[int, int, int]:
+        return *self.C.distribution.shape, self.A.distribution.cols.n
+
+    @property
+    def request(self) -> AlgorithmRequest:
+        """The request; on one rank nothing is sent, and "auto" is "summa"."""
+        alone = self.size == 1 and self.algorithm == "auto"
+        return AlgorithmRequest("summa" if alone else self.algorithm, self.shape, self.layers)
+
+    @property
+    def T(self) -> Problem:
+        """The problem C^T = B^T A^T."""
+        return replace(self, A=self.B.T, B=self.A.T, C=self.C.T, shape=self.request.T.shape)
+
+    @property
+    def grids(self) -> list[Layout]:
+        """The layouts of those matrices whose grids differ."""
+        found: dict[object, Layout] = {}
+        for x in (self.C, self.A, self.B):
+            found.setdefault(x.grid, x)
+        return list(found.values())
+
+    @property
+    def rank_map(self) -> tuple[int, ...]:
+        """All ranks, those of C's grid first."""
+        rest = set(range(self.size)) - set(self.C.rank_map) if len(self.C.rank_map) < self.size else ()
+        return (*self.C.rank_map, *sorted(rest))
+
+    @property
+    def broadcast(self) -> str:
+        """The mover of the panels until the plan is tuned."""
+        if self.mover == AUTO:
+            return self.reads if self.shared else self.broadcasts[0]
+        return self.mover
+
+    @property
+    def broadcasts(self) -> tuple[str, ...]:
+        """The movers that send messages; panels that are staged in host memory are sent around a ring."""
+        return (RING.name,) if self.staged else self.movers
+
+    @property
+    def relay_nodes(self) -> tuple[int, ...]:
+        """The node of each rank, where panels are read in place on a node and relayed between nodes; else ()."""
+        return self.nodes if reads(self.broadcast) else ()
+
+    @property
+    def broadcast_by_message(self) -> str:
+        """The mover for algorithms that read panels in place only where all ranks are on one node."""
+        return self.broadcasts[0] if reads(self.broadcast) and self.nodes else self.broadcast
+
+    @property
+    def device_options(self) -> dict[str, Any]:
+        """The arguments of `Product` that describe its device."""
+        return {"device": self.device, "staged": self.staged, "compute": self.compute}
+
+    @property
+    def reduced_rows(self) -> int:
+        m, n, _ = self.mnk
+        return max(1, min(m, max(REDUCED_ROWS, REDUCED_BYTES // (max(1, n) * self.accumulate.itemsize))))
+
+
+Laid = tuple[BlockCyclic, BlockCyclic, tuple[int, ...]]  # distributions of rows and columns, and the rank map
+
+
+def lay_out(problem: Problem, A: Laid, B: Laid, C: Laid) -> tuple[Layout, Layout, Layout, np.dtype, int]:
+    """Return the layouts of a product, its type of accumulation and the width of its panels."""
+    (*of_a, at_a), (*of_b, at_b), (*of_c, at_c) = A, B, C
+    return (
+        brought(problem.A, Distribution(*of_a), at_a),
+        brought(problem.B, Distribution(*of_b), at_b),
+        brought(problem.C, Distribution(*of_c), at_c, problem.accumulate),
+        problem.accumulate,
+        problem.width,
+    )
+
+
+def brought(x: Layout, distribution: Distribution, rank_map: tuple[int, ...], dtype: np.dtype | None = None) -> Layout:
+    """Return x in this description if its elements lie so already, otherwise the layout of its copy."""
+    there = replace(x, distribution=distribution, rank_map=rank_map)
+    return there if x.same_owners(there) else replace(there, dtype=dtype or x.dtype)

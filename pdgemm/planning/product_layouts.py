@@ -1,0 +1,155 @@
+"""The layouts of A, B and C for each algorithm: on the grids that the matrices have, and on a new grid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from pdgemm.grids.distribution import BlockCyclic, Distribution
+from pdgemm.grids.layout import Layout, listed, transposed_rank_map
+from pdgemm.model.mover_registry import reads
+from pdgemm.planning.grid_search import Partition
+from pdgemm.planning.problem import Problem, brought, lay_out
+from pdgemm.schedules import Cannon, Inner, Layered, Product, Stationary, Summa
+from pdgemm.schedules.steps import skewed, skewed_rank_maps
+
+
+def summa_on_grid_of(problem: Problem, base: Layout) -> Iterator[Product]:
+    """Yield SUMMA on the grid of one of the matrices, with C's row map equal to A's, and its column map to B's."""
+    pr, pc = base.distribution.grid_shape
+    on_a, on_b, on_c = (x.grid == base.grid for x in (problem.A, problem.B, problem.C))
+    a, b, c = (x.distribution for x in (problem.A, problem.B, problem.C))
+    rows = [x.rows for x, here in ((c, on_c), (a, on_a)) if here] or [c.rows.over(pr)]
+    cols = [x.cols for x, here in ((c, on_c), (b, on_b)) if here] or [c.cols.over(pc)]
+    inner_a = a.cols if on_a else BlockCyclic.even(a.cols.n, pc)
+    inner_b = b.rows if on_b else BlockCyclic.even(b.rows.n, pr)
+    for r in {x.canonical: x for x in reversed(rows)}.values():
+        for s in {x.canonical: x for x in reversed(cols)}.values():
+            yield _summa(problem, r, s, inner_a, inner_b, base.rank_map)
+
+
+def _summa(
+    problem: Problem, r: BlockCyclic, s: BlockCyclic, inner_a: BlockCyclic, inner_b: BlockCyclic, ranks: tuple[int, ...]
+) -> Summa:
+    laid = lay_out(problem, (r, inner_a, ranks), (inner_b, s, ranks), (r, s, ranks))
+    product = Summa(*laid, problem.lookahead, problem.broadcast, nodes=problem.relay_nodes, **problem.device_options)
+    return product if problem.width_asked else product.whole()
+
+
+def summa_on(problem: Problem, partition: Partition) -> Summa:
+    """Return SUMMA on a new grid."""
+    r, s, inner_a, inner_b = dims(partition)
+    return _summa(problem, r, s, inner_a, inner_b, problem.rank_map[: partition.ranks])
+
+
+def dims(partition: Partition) -> tuple[BlockCyclic, BlockCyclic, BlockCyclic, BlockCyclic]:
+    """Return how a partition distributes the rows and columns of C, and the inner indices of A and of B."""
+    return (
+        BlockCyclic(partition.m, partition.row_block, partition.pr),
+        BlockCyclic(partition.n, partition.col_block, partition.pc),
+        BlockCyclic(partition.k, partition.block, partition.pc * partition.layers),
+        BlockCyclic(partition.k, partition.block, partition.pr * partition.layers),
+    )
+
+
+def stationary(problem: Problem, shape: tuple[int, int], rank_map: tuple[int, ...]) -> Stationary:
+    """Return SUMMA with A stationary on a Pr x Pc grid; B lies on the transposed grid."""
+    (pr, pc), (m, n, k) = shape, problem.mnk
+    a, b, c = (x.distribution for x in (problem.A, problem.B, problem.C))
+    grid = (shape, rank_map)
+    here_a, here_c = problem.A.grid == grid, problem.C.grid == grid
+    rows = a.rows if here_a else c.rows if here_c else BlockCyclic.even(m, pr)
+    inner = a.cols if here_a else BlockCyclic.even(k, pc)
+    cols_c = c.cols if here_c else BlockCyclic.even(n, pc)
+    across = transposed_rank_map(rank_map, shape)
+    cols_b = b.cols if problem.B.grid == ((pc, pr), across) else BlockCyclic.even(n, pr)
+    laid = lay_out(problem, (rows, inner, rank_map), (inner, cols_b, across), (rows, cols_c, rank_map))
+    return Stationary(*laid, problem.lookahead, problem.broadcast_by_message, **problem.device_options)
+
+
+def cannon_on(problem: Problem, partition: Partition) -> Cannon:
+    """Return Cannon's algorithm on C's own grid if that has the shape of the partition, else on a new one."""
+    a, b, c = (x.distribution for x in (problem.A, problem.B, problem.C))
+    r, s, inner_a, inner_b = dims(partition)
+    shape, rank_map = (partition.pr, partition.pc), problem.rank_map[: partition.ranks]
+    if problem.C.grid == (shape, rank_map):
+        r, s = c.rows, c.cols
+    if partition.pr == partition.pc:  # blocks of any size fit
+        if a.grid_shape == shape:
+            inner_a = inner_b = a.cols
+        elif b.grid_shape == shape:
+            inner_a = inner_b = b.rows
+    place_a, place_b = skewed_rank_maps(rank_map, shape)
+    laid = lay_out(problem, (r, inner_a, place_a), (inner_b, s, place_b), (r, s, rank_map))
+    return Cannon(*laid, 1, "shift", **problem.device_options)
+
+
+def layered_on(problem: Problem, partition: Partition, inside: str, on_layer_0: bool = False) -> Layered:
+    """Return a product in layers, with C distributed over them, or on layer 0 in the layout of the user."""
+    c, rank_map = partition.layers, problem.rank_map[: partition.ranks]
+    pr, pc = shape = partition.pr, partition.pc
+    grid = np.array(rank_map).reshape(c, *shape)
+    r, s, inner_a, inner_b = dims(partition)
+    if on_layer_0:
+        r, s = problem.C.distribution.rows, problem.C.distribution.cols
+        of_c = (r, s, problem.C.rank_map)
+    else:
+        down, across = partition.shares
+        rows = BlockCyclic(partition.m, partition.row_block // down, pr * down)
+        cols = BlockCyclic(partition.n, partition.col_block // across, pc * across)
+        of_c = (rows, cols, listed(grid.reshape(down, across, *shape).transpose(2, 0, 3, 1)))
+    at_a, at_b = skewed(grid) if inside == "cannon" else (grid, grid)
+    place_a, place_b = listed(at_a.transpose(1, 2, 0)), listed(at_b.transpose(1, 0, 2))
+    mover = "shift" if inside == "cannon" else problem.broadcast
+    laid = lay_out(problem, (r, inner_a, place_a), (inner_b, s, place_b), of_c)
+    nodes = problem.relay_nodes if inside == "summa" else ()
+    product = Layered(
+        *laid, problem.lookahead, mover, rank_map, c, inside, problem.reduced_rows,
+        nodes=nodes, **problem.device_options,
+    )  # fmt: skip
+    return product if problem.width_asked else product.whole()
+
+
+def layered_here(problem: Problem) -> Iterator[Product]:
+    """Yield a product in layers on C's grid, if there are ranks for more than one layer."""
+    pr, pc = problem.C.distribution.grid_shape
+    most = problem.size // (pr * pc)
+    c = problem.layers or most
+    if 1 < c <= most:
+        yield layered_on(problem, Partition(*problem.mnk, pr, pc, c), "summa", on_layer_0=True)
+
+
+def inner_on(problem: Problem, a: Layout, b: Layout) -> Inner:
+    """Return the product on these layouts of A and B, and on the layout that C has."""
+    by = problem.broadcast_by_message
+    mover = by if reads(by) else "reduce_scatter"
+    accumulate, rows = problem.accumulate, problem.reduced_rows
+    return Inner(a, b, problem.C, accumulate, problem.width, 0, mover, rows, problem.size, **problem.device_options)
+
+
+def inner_layouts(problem: Problem) -> Iterator[tuple[Layout, Layout]]:
+    """Yield layouts of A by columns and of B by rows over the same ranks."""
+    A, B, size = problem.A, problem.B, problem.size
+    m, n, k = problem.mnk
+    found: dict[object, tuple[BlockCyclic, tuple[int, ...]]] = {}
+    if A.distribution.rows.parts == 1:
+        found[A.distribution.cols.canonical, A.rank_map] = A.distribution.cols, A.rank_map
+    if B.distribution.cols.parts == 1:
+        found.setdefault((B.distribution.rows.canonical, B.rank_map), (B.distribution.rows, B.rank_map))
+    found[None] = BlockCyclic.even(k, size), tuple(range(size))
+    for inner, rank_map in found.values():
+        yield (
+            brought(A, Distribution(BlockCyclic.even(m, 1), inner), rank_map),
+            brought(B, Distribution(inner, BlockCyclic.even(n, 1)), rank_map),
+        )
+
+
+def inner_on_new_grid(problem: Problem, partition: Partition) -> Product:
+    """Return the product over all ranks of the communicator."""
+    *_, (a, b) = inner_layouts(problem)
+    C = problem.C
+    if problem.ideal:  # it is distributed as evenly as possible
+        problem = replace(problem, C=replace(C, distribution=Distribution.over(partition.shares, C.distribution.shape)))
+    return inner_on(problem, a, b)

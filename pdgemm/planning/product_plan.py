@@ -1,0 +1,235 @@
+"""A plan as a value: the product, the redistributions before and after it, and what these cost each rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Self
+
+import numpy as np
+
+from pdgemm.errors import ArgumentError
+from pdgemm.grids.layout import Layout
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.model.formulas import lower_bound
+from pdgemm.planning.candidate_table import Candidate
+from pdgemm.planning.candidates import Arrangement
+from pdgemm.planning.plan_json import pack, unpack
+from pdgemm.planning.problem import Problem
+from pdgemm.schedules import Product
+from pdgemm.schedules.exchange import Exchange, plan_exchange
+from pdgemm.schedules.product import Buffers
+from pdgemm.support.remembered import remembered
+
+MOVES_WEIGH = 2  # weight of the seconds of redistribution: for the memory of copies, and for what no model covers
+_SAMPLE = 4  # number of ranks whose figures are computed where there are more
+
+
+@dataclass(frozen=True, eq=False)
+class ProductPlan:
+    """C := alpha A B + beta C from the user's layouts to the user's layouts: a value, without data.
+
+    product    : schedule of the algorithm, on layouts that fit it.
+    transposed : the product is C^T = B^T A^T, and `product.A` is the layout of B^T.
+    moves      : redistributions of A and B before the product, of C after it, from and to their own layouts.
+    problem    : the question that the plan answers.
+
+    Plans are equal if they do the same; `str` describes what they do.
+    """
+
+    product: Product
+    transposed: bool
+    moves: tuple[tuple[str, Exchange], ...]
+    problem: Problem
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ProductPlan) and self._fields == other._fields
+
+    def __hash__(self) -> int:
+        return hash(self._fields)
+
+    @property
+    def _fields(self) -> tuple[object, ...]:
+        return self.product, self.transposed, self.moves, self.problem
+
+    @property
+    def arrangement(self) -> Arrangement:
+        """The product on its layouts, as the user sees them."""
+        return Arrangement(self.product, self.transposed)
+
+    @cached_property
+    def algorithm(self) -> str:
+        return self.arrangement.algorithm
+
+    @property
+    def inside(self) -> str:
+        """The algorithm of each layer of "2.5d"."""
+        return getattr(self.product, "inside", "")
+
+    @property
+    def mnk(self) -> tuple[int, int, int]:
+        m, n, k = self.product.mnk
+        return (n, m, k) if self.transposed else (m, n, k)
+
+    @cached_property
+    def shape(self) -> tuple[int, int, int]:
+        """Pr, Pc and layers of the grid of the product."""
+        return self.arrangement.shape
+
+    @remembered
+    def traffic(self, rank: int) -> Traffic:
+        """Return the words and messages of a rank, redistribution included."""
+        return sum((move.traffic(rank) for _, move in self.moves), self.product.traffic(rank))
+
+    @remembered
+    def buffers(self, rank: int) -> Buffers:
+        """Return the buffers that the product allocates on a rank."""
+        return self.product.buffers(rank)
+
+    @remembered
+    def extra_bytes(self, rank: int | None) -> int:
+        """Return the bytes of a rank beyond A, B and C as they were given; for rank None, the most of any rank.
+
+        Where the layouts are ideal none were given, and A, B and C are included.
+        """
+        own = sum(layout.local_bytes(rank) for layout in self.arrangement.layouts) if self.problem.ideal else 0
+        return self.product.extra_bytes(rank) + self._copied_bytes(rank) + own
+
+    def _copied_bytes(self, rank: int | None) -> int:
+        """Return the bytes of copies of A, B and C, and of the messages of their redistribution."""
+        return sum(layout.local_bytes(rank) for layout in self.staged.values()) + sum(
+            move.extra_bytes(rank) + (move.source if name == "C" else move.target).local_bytes(rank)
+            for name, move in self.moves
+        )
+
+    @cached_property
+    def needs_node_memory(self) -> bool:
+        """Does the plan allocate memory that the ranks of a node share?"""
+        product, moved = self.product, dict(self.moves)
+        back = "C" in moved and moved["C"].shared
+        return bool(self.staged or product.exposed_buffers or {*product.exposed} & {*moved}) or back
+
+    @cached_property
+    def staged(self) -> dict[str, Layout]:
+        """The operands that are copied to memory that the ranks of a node share."""
+        problem = self.problem
+        stay = set(problem.outside_node_memory if self.product.exposed else "") - {name for name, _ in self.moves}
+        return {name: x for name, x in (("A", problem.A), ("B", problem.B)) if name in stay}
+
+    @cached_property
+    def description(self) -> str:
+        """A text that describes all of the plan, which the ranks compare."""
+        return repr(self)
+
+    @property
+    def total_words(self) -> int:
+        """The words that all ranks together send."""
+        return self.product.total_words + sum(move.total_words for _, move in self.moves)
+
+    @cached_property
+    def words(self) -> int:
+        """The words that the busiest of some ranks receives, redistribution included."""
+        return max(self.traffic(rank).words_received for rank in sample(self.problem.size))
+
+    @property
+    def weight(self) -> float:
+        """The words received, plus the memory beyond A, B and C in words; it decides between plans of equal cost."""
+        return self.words + self.extra_bytes(None) / self.product.accumulate.itemsize
+
+    @cached_property
+    def lower_bound_words(self) -> float:
+        """The words that the busiest rank receives at least, by any algorithm; without redistribution."""
+        return lower_bound(*self.mnk, self.problem.size)
+
+    @cached_property
+    def seconds(self) -> float:
+        """The predicted time of the slowest of some ranks, by the model of `problem.machine`."""
+        return max(self._seconds(rank) for rank in sample(self.problem.size))
+
+    @cached_property
+    def cost(self) -> float:
+        """The cost by which plans are compared: the time, with redistribution counted twice."""
+        return max(self._seconds(rank, MOVES_WEIGH) for rank in sample(self.problem.size))
+
+    @cached_property
+    def moving_seconds(self) -> float:
+        """The predicted time of redistribution before and after the product."""
+        machine, ranks = self.problem.machine, sample(self.problem.size)
+        return max(0.0, self.seconds - max(self.product.seconds(machine, rank) for rank in ranks))
+
+    @property
+    def product_words(self) -> int:
+        """The words of the product itself that the busiest of some ranks receives in messages."""
+        traffic = [self.product.traffic(rank) for rank in sample(self.problem.size)]
+        return max(x.words_received - x.words_read for x in traffic)
+
+    def _seconds(self, rank: int, weight: float = 1) -> float:
+        machine = self.problem.machine
+        moving = sum(move.seconds(machine, rank) for _, move in self.moves)
+        copies = self._copied_bytes(rank) / machine.first_touch_bandwidth
+        copies += sum(layout.local_bytes(rank) for layout in self.staged.values()) / machine.copy_bandwidth
+        return self.product.seconds(machine, rank) + weight * (moving + copies)
+
+    def candidate(self, verdict: str = "", chosen: bool = False) -> Candidate:
+        """Return the figures of the plan, those of the busiest of some ranks."""
+        traffic = [self.traffic(rank) for rank in sample(self.problem.size)]
+        return Candidate(
+            algorithm=self.algorithm,
+            grid=self.shape[:2],
+            layers=self.shape[2],
+            words_per_rank=self.words,
+            lower_bound_words=self.lower_bound_words,
+            messages_per_rank=max(x.messages_received for x in traffic),
+            memory_bytes_per_rank=self.extra_bytes(None),
+            seconds=self.seconds,
+            chosen=chosen,
+            moves="".join(name for name, _ in self.moves),
+            inside=self.inside,
+            verdict=verdict,
+        )
+
+    def __str__(self) -> str:
+        return self.candidate().summary(self.mnk, self.problem.size)
+
+    def to_json(self) -> str:
+        """Return the plan as JSON, which `from_json` reads."""
+        return pack(self.product, self.transposed, self.moves, self.problem)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Return the plan that `to_json` wrote.  Raises ArgumentError for any other text."""
+        plan = cls(*unpack(text))
+        needed = _moved(plan.arrangement, plan.problem)
+        if plan.problem.ideal or [(name, x.source, x.target) for name, x in plan.moves] != needed:
+            raise ArgumentError("not a plan: its moves do not bring the matrices where its product needs them")
+        return plan
+
+
+@lru_cache(maxsize=16)
+def sample(size: int) -> tuple[int, ...]:
+    """Return the ranks whose figures are computed: all of a few, some of many."""
+    return tuple(sorted({round(x) for x in np.linspace(0, size - 1, min(size, _SAMPLE))}))
+
+
+def with_moves(arrangement: Arrangement, problem: Problem, spare: int | None = None) -> ProductPlan:
+    """Return the plan of an arrangement, with the redistributions that it needs.
+
+    spare : bytes for the messages of each exchange, beyond those of messages of one element; None: no limit.
+    """
+    size, there = problem.size, (problem.device, problem.staged)
+    moves = []
+    for name, x, to in _moved(arrangement, problem):
+        copies_only = problem.beta_is_zero if name == "C" else True
+        shared = problem.shared and not problem.nodes and name not in problem.outside_node_memory
+        least = 0 if spare is None else plan_exchange(x, to, size, copies_only, 0, shared, *there).extra_bytes(None)
+        limit = None if spare is None else least + spare
+        moves.append((name, plan_exchange(x, to, size, copies_only, limit, shared, *there)))
+    return ProductPlan(arrangement.product, arrangement.transposed, tuple(moves), problem)
+
+
+def _moved(arrangement: Arrangement, problem: Problem) -> list[tuple[str, Layout, Layout]]:
+    """Return the matrices that the product needs, or forms, in other layouts than the user's: name, source, target."""
+    if problem.ideal:
+        return []
+    (A, B, C), (a, b, c) = problem.given, arrangement.layouts
+    return [(name, x, to) for name, x, to in (("A", A, a), ("B", B, b), ("C", c, C)) if not x.same_owners(to)]

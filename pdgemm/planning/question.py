@@ -1,0 +1,166 @@
+"""The plan that `pdgemm()` would choose for given extents on any number of ranks, without MPI."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from typing import Literal
+
+import numpy as np
+
+from pdgemm.arrays import dtypes
+from pdgemm.errors import ArgumentError, MemoryLimitError
+from pdgemm.grids.distribution import Distribution
+from pdgemm.grids.layout import Layout
+from pdgemm.model.formulas import lower_bound
+from pdgemm.model.machine import Machine, on_nodes
+from pdgemm.model.mover_registry import AUTO, POLICIES, SHARED, by_messages, on_host
+from pdgemm.planning.candidate_table import Candidate
+from pdgemm.planning.grid_search import near_root
+from pdgemm.planning.planner import best_plan, considered, panel_width, plan_product
+from pdgemm.planning.problem import Problem
+from pdgemm.planning.product_plan import ProductPlan
+from pdgemm.support.text import counted, in_bytes
+
+LAYOUTS = ("default", "ideal")
+_LARGEST, _MOST_RANKS = 10**12, 10**7
+
+
+def movers() -> tuple[str, ...]:
+    """Return the movers that may be asked for, those for matrices on the host."""
+    return (*POLICIES, *on_host())
+
+
+@dataclass(frozen=True)
+class Question:
+    """C (m x n) := A (m x k) B (k x n) on some ranks of a machine, with the arguments of `pdgemm()`.
+
+    layouts : "default": A, B and C lie as `DistMatrix.empty` makes them, on a near-square grid in one block per rank;
+              "ideal": each algorithm gets them on layouts that fit it, and nothing is redistributed.
+    memory  : bytes per rank for everything: its parts of A, B and C, copies, panels and messages.
+    mover   : one of `movers()`; "auto" and "shared" are for ranks that share memory, where nodes have several.
+    width   : width of the widest panel; None: the model chooses it.
+    machine : its nodes hold consecutive ranks, `ranks_per_node` of them.
+    """
+
+    m: int
+    n: int
+    k: int
+    ranks: int
+    dtype: np.dtype = field(default_factory=lambda: np.dtype(np.float64))
+    layouts: Literal["default", "ideal"] = "default"
+    memory: int | None = None
+    algorithm: str = "auto"
+    shape: tuple[int, int] | None = None
+    layers: int | None = None
+    lookahead: int = 1
+    mover: str = "auto"
+    width: int | None = None
+    machine: Machine = field(default_factory=Machine)
+
+    def __post_init__(self) -> None:
+        if min(self.mnk) < 0 or max(self.mnk) > _LARGEST:
+            raise ArgumentError(f"dimensions are from 0 to {_LARGEST:.0e}, got {self.m} x {self.n} x {self.k}")
+        if not 1 <= self.ranks <= _MOST_RANKS:
+            raise ArgumentError(f"a product needs 1 to {_MOST_RANKS:.0e} ranks, got {self.ranks}")
+        if self.shape is not None and min(self.shape) < 1:
+            raise ArgumentError(f"a grid has 1 x 1 ranks or more, got {self.shape[0]} x {self.shape[1]}")
+        if self.layers is not None and self.layers < 1:
+            raise ArgumentError(f"a grid has 1 layer or more, got {self.layers}")
+        if self.memory is not None and self.memory < 0:
+            raise ArgumentError(f"memory is >= 0 bytes, got {self.memory}")
+        for name, value, known in (("layouts", self.layouts, LAYOUTS), ("mover", self.mover, movers())):
+            if value not in known:
+                raise ArgumentError(f"{name} {value!r} is not one of {', '.join(known)}")
+        if self.mover == SHARED.name and self.ranks > 1 and self.machine.ranks_per_node == 1:
+            raise ArgumentError("mover 'shared' is for ranks that share memory with others of their node")
+
+    @property
+    def mnk(self) -> tuple[int, int, int]:
+        return self.m, self.n, self.k
+
+    @cached_property
+    def problem(self) -> Problem:
+        """The problem that `pdgemm()` would hand to the planner."""
+        A, B, C = self._layouts
+        accumulate = dtypes.arithmetic(A.dtype, B.dtype, C.dtype)
+        per_node = self.machine.ranks_per_node
+        if per_node is not None and per_node >= self.ranks:
+            per_node = None  # one node holds them all
+        shared = self.ranks > 1 and per_node != 1 and self.mover in (AUTO, SHARED.name)
+        by_message = self.mover if self.mover in by_messages() else AUTO
+        problem = Problem(
+            A, B, C, self.ranks,
+            beta_is_zero=True,
+            accumulate=accumulate,
+            width=panel_width(self.width, accumulate),
+            lookahead=self.lookahead,
+            mover=SHARED.name if shared and self.mover == SHARED.name else by_message,
+            algorithm=self.algorithm,
+            shape=self.shape,
+            layers=self.layers,
+            memory_limit=None if self.memory is None else self.memory - self.given_bytes,
+            width_asked=self.width is not None,
+            shared=shared,
+            nodes=_nodes(self.ranks, per_node) if shared and per_node else (),
+            ideal=self.layouts == "ideal",
+            machine=on_nodes(self.machine, per_node),
+        )  # fmt: skip
+        if not self.k:  # no product is formed
+            return replace(problem, algorithm="summa", shape=C.distribution.grid_shape, layers=1)
+        return problem
+
+    @property
+    def _layouts(self) -> tuple[Layout, Layout, Layout]:
+        m, n, k = self.mnk
+        of_c = dtypes.product(self.dtype, self.dtype)
+        shapes = ((m, k), self.dtype), ((k, n), self.dtype), ((m, n), of_c)
+        A, B, C = (default_layout(shape, self.ranks, dtype) for shape, dtype in shapes)
+        return A, B, C
+
+    @property
+    def given_bytes(self) -> int:
+        """The bytes of a rank's parts of A, B and C as they are given; 0 where the layouts are ideal."""
+        return 0 if self.layouts == "ideal" else sum(x.local_bytes(None) for x in self._layouts)
+
+    @property
+    def bound(self) -> float:
+        """The words that the busiest rank receives at least, by any algorithm."""
+        words = None if self.memory is None else self.memory / self.dtype.itemsize
+        return lower_bound(*self.mnk, self.ranks, words)
+
+    def plan(self) -> ProductPlan:
+        """Return the plan that `pdgemm()` would carry out.
+
+        Raises ArgumentError where no grid fits the request, MemoryLimitError where no plan fits the memory.
+        """
+        try:
+            return plan_product(self.problem)
+        except MemoryLimitError:
+            _, least = best_plan(self.problem)
+            share = sum(x.local_bytes(None) for x in self._layouts)
+            raise MemoryLimitError(
+                f"{in_bytes(self.memory or 0)} per rank is too small: at least {in_bytes(least + self.given_bytes)} "
+                f"are needed on {counted(self.ranks, 'rank')}, of which {in_bytes(share)} are A, B and C"
+            ) from None
+
+    def candidates(self) -> list[Candidate]:
+        """Return the candidates, the chosen one first; their memory includes A, B and C."""
+        given, bound = self.given_bytes, self.bound
+        return [
+            replace(x, memory_bytes_per_rank=x.memory_bytes_per_rank + given, lower_bound_words=bound)
+            for x in considered(self.plan())
+        ]
+
+
+@lru_cache(maxsize=8)
+def default_layout(shape: tuple[int, int], ranks: int, dtype: np.dtype) -> Layout:
+    """Return the layout that has one block for each rank of the most nearly square grid, Pr <= Pc."""
+    pr = near_root(ranks)
+    return Layout(Distribution.over((pr, ranks // pr), shape), tuple(range(ranks)), dtype)
+
+
+@lru_cache(maxsize=8)
+def _nodes(ranks: int, per_node: int) -> tuple[int, ...]:
+    """Return the node of each rank, named by the first rank on it."""
+    return tuple((np.arange(ranks) // per_node * per_node).tolist())

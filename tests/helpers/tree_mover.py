@@ -1,0 +1,86 @@
+"""A mover of our own, registered from here: a binomial tree of point-to-point messages.
+
+The rank at distance d behind the owner of a panel receives it from the one at d without its lowest bit:
+
+    0 -> 4 -> 6 -> 7
+           -> 5
+      -> 2 -> 3
+      -> 1
+
+What the mover's entry says of this tree, and what its function does, are all that the package knows of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from pdgemm.instrument.recorder import Recorder, Then
+from pdgemm.model.mover_registry import Mover, add, by_messages, on_host, remove
+
+TREE = Mover(
+    "tree",
+    "a binomial tree of ranks, point to point",
+    "messages",
+    sender=lambda distances, parts: distances & (distances - 1),
+    hops=lambda parts: max(1, (parts - 1).bit_length()),
+)
+BY_MESSAGES = (*by_messages(), TREE.name)
+ON_HOST = (*on_host(), TREE.name)
+
+
+def tree(comm: Any, x: Any, root: int, slot: Any, recorder: Recorder) -> None:
+    """Broadcast x from root."""
+    size, tag, me = comm.size, slot.tag, (comm.rank - root) % comm.size
+
+    def forward() -> None:
+        bit = 1 << size.bit_length()
+        while bit := bit >> 1:  # who has most to forward is the first to hear
+            if (me == 0 or bit < me & -me) and me + bit < size:
+                recorder.traffic.sent(x.size)
+                slot.users.append(comm.Isend(x, dest=(me + bit + root) % size, tag=tag).Wait)
+
+    if me == 0:
+        recorder.synchronize_copies()
+        forward()
+    else:
+        request = comm.Irecv(x, source=((me & (me - 1)) + root) % size, tag=tag)
+        slot.arrivals.append(Then(recorder.coming(TREE.name, x, request), forward))
+
+
+@contextmanager
+def tree_registered() -> Iterator[None]:
+    """The tree is a mover like all others, and afterwards unknown."""
+    from pdgemm.movers import BROADCASTS, register
+
+    register(TREE, tree)
+    try:
+        yield
+    finally:
+        remove(TREE.name)
+        del BROADCASTS[TREE.name]
+
+
+@contextmanager
+def tree_planned() -> Iterator[None]:
+    """The same where there is no MPI: it is planned with and counted, and nobody carries it out."""
+    add(TREE)
+    try:
+        yield
+    finally:
+        remove(TREE.name)
+
+
+@pytest.fixture(name="tree_mover")
+def _tree_mover(request: pytest.FixtureRequest) -> Iterator[None]:
+    with tree_registered() if request.node.get_closest_marker("mpi") else tree_planned():
+        yield
+
+
+@pytest.fixture(name="mover")
+def _mover(tree_mover: None, request: pytest.FixtureRequest) -> str:
+    """Each that a test is parametrized by, `indirect`, while the tree is one of them."""
+    return str(request.param)

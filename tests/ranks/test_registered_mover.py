@@ -1,0 +1,122 @@
+"""A mover that the package knows nothing of but its entry and its function (tree_mover.py), as a user meets it.
+
+Its products are those of test_summa, test_algorithms, test_any_problem, test_plans, test_overlap and test_trace.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from checked_product import check
+from fake_device import SCHEDULES, fake_device
+from problems import TOLERANCE, accepted, gemm_error
+from tree_mover import BY_MESSAGES, TREE, tree, tree_registered
+
+from pdgemm.arrays.device import Reach
+
+pytestmark = pytest.mark.mpi
+
+
+def test_it_is_planned_saved_and_carried_out(comm: Any) -> None:
+    from pdgemm import DistMatrix, Plan, ProcessGrid, pdgemm, plan
+    from pdgemm.errors import ArgumentError
+
+    with ProcessGrid(comm) as grid:
+        A, B, C = (DistMatrix.random((31, 31), grid=grid, block=4, seed=s) for s in (1, 2, 3))
+        asked: dict[str, Any] = {"algorithm": "summa", "shape": grid.shape, "panel_width": 5, "lookahead": 2}
+        with tree_registered():
+            p = plan(A, B, C, mover="tree", **asked)
+            assert p.product.mover == "tree"
+            again = Plan.from_json(p.to_json())
+            assert again == p
+            again.execute(A, B, C)
+            assert gemm_error(C.allgather(), 1, A.allgather(), B.allgather()) <= TOLERANCE
+            assert C.report.mover == "tree" and "mover tree" in str(C.report)
+            assert C.report.counted == p.traffic(comm.rank)
+        with pytest.raises(ArgumentError, match="mover 'tree' is not one of auto, mpi, shared, ibcast, ring, staged"):
+            pdgemm(1, A, B, mover="tree", **asked)
+        with pytest.raises(ArgumentError, match="panels do not travel by 'tree'"):
+            Plan.from_json(p.to_json())
+
+
+def test_it_is_taken_where_the_machine_is_faster_with_it(comm: Any) -> None:
+    from pdgemm import DistMatrix, Machine, ProcessGrid, pdgemm
+    from pdgemm.model.machine import Link
+
+    fast, slow = Link(1e-9, 1e-12), Link(1e-3, 1e-8)
+    with ProcessGrid(comm) as grid, tree_registered():
+        A = DistMatrix.random((64, 64), grid=grid, block=4, seed=1)
+        links = dict.fromkeys(BY_MESSAGES, slow) | {"tree": fast}
+        machine = replace(Machine(), intra={**Machine().intra, **links})
+        for mover in ("mpi", "tree", "ring"):
+            C = pdgemm(1, A, A, algorithm="summa", shape=grid.shape, mover=mover, machine=machine)
+            assert C.report.mover == (mover if mover != "mpi" else "tree" if comm.size > 1 else "ibcast")
+            assert C.report.counted == C.report.predicted
+        assert Machine.from_dict(json.loads(machine.as_json())) == machine
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_it_sends_what_a_device_has_packed(comm: Any, schedule: str) -> None:
+    """On a device that works late, where MPI takes pointers to its memory."""
+    from pdgemm import ProcessGrid
+
+    with (
+        tree_registered(),
+        fake_device(schedule, reach=Reach("", staged=False)) as device,
+        ProcessGrid(comm) as grid,
+    ):
+        for name, shape, layers in accepted(comm.size):
+            if name in ("summa", "stationary_a", "2.5d"):
+                asked: dict[str, Any] = {"device": "fake", "mover": "tree", "panel_width": 5}
+                report = check(grid, (9, 14, 41), name, shape, layers, block=3, **asked)
+                assert report.mover in ("tree", "shift") or comm.size == 1
+        assert comm.allgather(device.races) == [[]] * comm.size
+
+
+def test_calibration_measures_it(comm: Any) -> None:
+    from pdgemm.calibrate import calibrate
+
+    if comm.size not in (2, 3):
+        pytest.skip("it takes long where ranks share cores, and is the same")
+    with tree_registered():
+        machine = calibrate(comm)
+        assert {*BY_MESSAGES} <= {*machine.intra}
+        assert machine.links("tree")[0] is machine.intra["tree"]
+        assert machine.links("tree")[1] is machine.inter["ring"]  # which was not measured
+        assert "tree" in str(machine)
+
+
+def test_panels_of_any_root_arrive(comm: Any) -> None:
+    from pdgemm.instrument.recorder import Recorder, Traffic
+    from pdgemm.movers.pipeline import PanelRing
+
+    with PanelRing(2, np.empty(2 * 1000), np.empty(0)).used(recorder := Recorder()) as ring:
+
+        def post(root: int) -> Any:
+            slot = ring.take()
+            slot.buffer_a[:] = root if root == comm.rank else np.nan
+            tree(comm, slot.buffer_a, root, slot, recorder)
+            return slot
+
+        if comm.size > 1:
+            for root, slot in ring.prefetch(range(comm.size), post, 1):
+                assert (slot.buffer_a == root).all()
+    counts = [(me - root) % comm.size for root in range(comm.size) for me in [comm.rank]]
+    children = TREE.senders(comm.size).tolist()
+    sent = sum(children.count(distance) for distance in counts) * (comm.size > 1)
+    assert recorder.traffic == Traffic(1000 * sent, 1000 * (comm.size - 1), sent, comm.size - 1)
+
+
+def test_no_name_is_taken_twice(comm: Any) -> None:
+    from pdgemm.errors import ArgumentError
+    from pdgemm.model.mover_registry import MOVERS, choices
+    from pdgemm.movers import BROADCASTS, register
+
+    for name in choices():
+        with pytest.raises(ArgumentError, match=f"mover '{name}' exists already"):
+            register(replace(TREE, name=name), tree)
+    assert {*BROADCASTS} == {name for name, mover in MOVERS.items() if mover.by in ("messages", "nccl")}

@@ -1,0 +1,247 @@
+"""Lower bounds, grids, simulations and machines: one process, no MPI, any number of ranks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiers import examples
+
+from pdgemm.errors import ArgumentError, FileError
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.instrument.report import Report
+from pdgemm.model.formulas import bound_memory_dependent, bound_memory_independent, lower_bound
+from pdgemm.model.machine import Link, Machine, load_machine
+from pdgemm.model.mover_registry import by_messages
+from pdgemm.planning.algorithm_registry import families
+from pdgemm.planning.candidates import arrangements
+from pdgemm.planning.grid_search import Partition, best_grids, divisor_like, grids
+from pdgemm.planning.question import LAYOUTS, Question
+from pdgemm.planning.simulator import simulate
+from pdgemm.schedules import Product
+from pdgemm.support.text import in_bytes
+
+
+# ------------------------------------------------------------------ lower bounds
+def test_the_bound_in_its_three_regimes() -> None:
+    m, n, k = 1000, 100, 10
+    assert bound_memory_independent(m, n, k, 1) == 0
+    for ranks in (1, 5, 10):  # one rank for each stripe of the longest side: the smallest matrix goes to all
+        assert bound_memory_independent(m, n, k, ranks) == pytest.approx(n * k * (1 - 1 / ranks))
+    ranks = 250  # 10 <= P <= 1000: the largest matrix stays
+    assert bound_memory_independent(m, n, k, ranks) == pytest.approx(
+        2 * math.sqrt(m * n * k * k / ranks) - (m * k + n * k) / ranks
+    )
+    n, ranks = 1000, 125  # a cube: every rank needs a side of each
+    assert bound_memory_independent(n, n, n, ranks) == pytest.approx(3 * (n * n / 25) - 3 * n * n / ranks)
+
+
+@given(st.tuples(*[st.integers(1, 5000)] * 3), st.integers(1, 10_000))
+def test_the_bound_does_not_depend_on_the_order_of_sides_and_grows_with_the_box(
+    mnk: tuple[int, int, int], ranks: int
+) -> None:
+    m, n, k = mnk
+    bound = bound_memory_independent(m, n, k, ranks)
+    assert bound == pytest.approx(bound_memory_independent(k, m, n, ranks))
+    assert 0 <= bound <= m * k + k * n + m * n
+
+
+def test_little_memory_raises_the_bound() -> None:
+    n, ranks, words = 16384, 64, 3 * 16384**2 / 64
+    dependent = bound_memory_dependent(n, n, n, ranks, words)
+    assert dependent == pytest.approx(2 * n**3 / (ranks * math.sqrt(words)) - 2 * words)
+    assert lower_bound(n, n, n, ranks, words) == max(dependent, bound_memory_independent(n, n, n, ranks))
+    assert lower_bound(n, n, n, ranks, 100 * words) == bound_memory_independent(n, n, n, ranks)
+
+
+# ------------------------------------------------------------------ grids
+@given(st.integers(1, 3000))
+def test_divisor_like_numbers_are_the_quotients(total: int) -> None:
+    assert divisor_like(total, total).tolist() == sorted({total // x for x in range(1, total + 1)})
+
+
+@settings(max_examples=examples(60))
+@given(st.tuples(*[st.integers(300, 3000)] * 3), st.integers(1, 40))
+def test_no_grid_sends_fewer_words_than_the_best(mnk: tuple[int, int, int], ranks: int) -> None:
+    """Against all Pr x Pc x c with as little idle, one by one."""
+    best = best_grids(*mnk, ranks)[0]
+    every = [
+        Partition(*mnk, a, b, ranks // (a * b)) for a in range(1, ranks + 1) for b in range(1, ranks // a + 1)
+    ]  # fmt: skip
+    work = lambda partition: partition.m_loc * partition.n_loc * partition.k_loc  # noqa: E731
+    least = min(map(work, every))
+    busy = [partition for partition in every if work(partition) * 0.95 <= least]
+    assert sum(best.words) <= min(sum(partition.words) for partition in busy) * 1.01
+    assert best.ranks <= ranks
+    assert (grids(*mnk, ranks).prod(axis=1) <= ranks).all()
+
+
+def test_sixty_five_ranks_are_used_as_a_cube() -> None:
+    best = best_grids(16384, 16384, 16384, 65)[0]
+    assert (best.pr, best.pc, best.layers) == (4, 4, 4)
+
+
+def test_the_grids_that_are_compared_are_few_for_many_ranks() -> None:
+    assert len(grids(16384, 16384, 16384, 100_000)) < 30_000
+
+
+# ------------------------------------------------------------------ simulation
+def products(*extents: int, **asked: Any) -> list[Product]:
+    """All that is compared, on layouts that fit."""
+    return [way.product for way in arrangements(Question(*extents, **{"layouts": "ideal", **asked}).problem)]
+
+
+def product_of(*extents: int, **asked: Any) -> Product:
+    return Question(*extents, layouts="ideal", mover="mpi", **asked).plan().product
+
+
+PROBLEMS = [(96, 96, 96), (50, 70, 31), (7, 300, 40), (5, 4, 3)]
+
+
+@pytest.mark.parametrize("algorithm", families())
+@pytest.mark.parametrize("mover", by_messages())
+def test_every_simulated_message_is_one_of_the_formula(algorithm: str, mover: str) -> None:
+    for mnk in PROBLEMS:
+        for ranks in (2, 6, 8, 12):
+            for layouts in LAYOUTS:
+                for product in products(*mnk, ranks, algorithm=algorithm, mover=mover, width=16, layouts=layouts):
+                    run = simulate(product, Machine(ranks_per_node=4), ranks)
+                    for rank in range(ranks):
+                        assert run.traffic(rank) == product.traffic(rank), (product, rank)
+
+
+@pytest.mark.parametrize("algorithm", ["summa", "2.5d"])
+@pytest.mark.parametrize("per_node", [1, 2, 3, 4, 12])
+def test_panels_that_are_read_on_nodes_are_simulated_on_their_way_between_them(algorithm: str, per_node: int) -> None:
+    for mnk in PROBLEMS:
+        for ranks in (2, 6, 8, 12):
+            on = np.arange(ranks) // per_node
+            nodes = tuple((on * per_node).tolist()) if on[-1] else ()
+            for by_message in products(*mnk, ranks, algorithm=algorithm, width=16, mover="mpi"):
+                if by_message.mover == "shift":
+                    continue
+                product = replace(by_message, mover="shared", nodes=nodes)  # type: ignore[call-arg]
+                run = simulate(product, Machine(ranks_per_node=per_node), ranks)
+                told = [product.traffic(rank) for rank in range(ranks)]
+                messages = [x.words_received - x.words_read for x in told]
+                assert run.words_received.tolist() == messages, product
+                assert run.words_sent.tolist() == [x.words_sent for x in told], product
+                if algorithm == "summa":  # which sends nothing else
+                    assert run.node_bytes.tolist() == (8 * np.bincount(on, messages)).tolist(), product
+
+
+def test_simulated_time_is_that_of_the_formula_where_all_ranks_do_the_same() -> None:
+    machine = Machine()
+    for shape in ((4, 4), (4, 8)):
+        product = product_of(1024, 1024, 1024, 32, algorithm="cannon", shape=shape)
+        run = simulate(product, machine, shape[0] * shape[1])
+        exact = 1e-9 if shape == (4, 4) else 0.02  # B moves in every second step only
+        assert run.seconds == pytest.approx(product.seconds(machine, 0), rel=exact)
+    assert simulate(product_of(100, 100, 100, 1), machine, 1).seconds > 0
+
+
+def test_ranks_of_a_node_share_its_way_to_the_network() -> None:
+    product = product_of(2048, 2048, 2048, 64, algorithm="cannon", shape=(8, 8))
+    slow = replace(Machine(), inter={**Machine().inter, "shift": Link(1e-6, 1e-8)}, overlap=0.0)
+    alone, shared = (simulate(product, replace(slow, ranks_per_node=x), 64) for x in (1, 16))
+    assert alone.node_bytes.sum() > shared.node_bytes.sum() > 0
+    assert shared.seconds > 2 * alone.seconds  # 16 ranks in turn, though half of the words stay inside
+
+
+def test_walks_that_would_take_too_long_are_refused_before_they_begin() -> None:
+    product = product_of(100, 100, 10**8, 20_000, algorithm="inner")
+    with pytest.raises(ArgumentError, match="too many to walk through"):
+        simulate(product, Machine(), 20_000)
+
+
+def test_thousands_of_ranks() -> None:
+    product = product_of(8192, 8192, 8192, 2048)
+    run = simulate(product, Machine(ranks_per_node=64), 2048)
+    assert run.words_received.sum() == run.words_sent.sum() == product.total_words
+
+
+# ------------------------------------------------------------------ machines
+@pytest.mark.parametrize("length", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("stride", [1, 2, 4, 8])
+@pytest.mark.parametrize("per_node", [1, 2, 4, 8])
+def test_partners_on_other_nodes(per_node: int, stride: int, length: int) -> None:
+    nodes = [place * stride // per_node for place in range(length)]
+    away = sum(node != other for node in nodes for other in nodes)
+    expected = away / (length * (length - 1)) if length > 1 else 0.0
+    assert Machine(ranks_per_node=per_node).away(stride, length) == pytest.approx(expected)
+    assert Machine().away(stride, length) == 0
+
+
+def test_a_machine_survives_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gamma = {**Machine().gamma, "float64": {8: 1e9, 64: 5e9}}
+    machine = replace(Machine(), name="x", ranks_per_node=7, gamma=gamma)
+    path = tmp_path / "machine.json"
+    path.write_text(machine.as_json())
+    loaded = load_machine(path)
+    assert (loaded.name, loaded.ranks_per_node, loaded.intra, loaded.inter) == ("x", 7, machine.intra, machine.inter)
+    assert loaded.gamma["float64"] == {8: 1e9, 64: 5e9}
+    assert loaded.gamma["float32"] == Machine().gamma["float32"]  # what is missing is as in the default
+    monkeypatch.setenv("PDGEMM_MACHINE", str(path))
+    assert load_machine() == loaded
+    assert "GFLOP/s" in str(loaded)
+
+
+def test_rates_between_measured_sizes() -> None:
+    machine = replace(Machine(), gamma={"float64": {10: 1e9, 1000: 1e11}, "float32": {10: 1e9}})
+    assert machine.rate("float64", 10, 50, 99) == pytest.approx(1e9)
+    assert machine.rate("float64", 100, 5000, 200) == pytest.approx(1e10)
+    assert machine.rate("float64", 9999, 9999) == pytest.approx(1e11)
+    assert machine.rate("float64", 1, 9999) == pytest.approx(1e8)
+    assert machine.rate("int8", 10) == machine.rate("float32", 10)
+
+
+def test_a_local_product_goes_through_a_b_and_c_for_each_of_its_pieces() -> None:
+    machine = replace(
+        Machine(), gamma={"float64": {1: 1e9}, "float32": {1: 1e9}, "complex64": {1: 1e9}}, copy_bandwidth=1e8
+    )
+    double, flops = np.dtype("d"), 2e6 / 1e9
+    assert machine.multiply(double, (100, 100, 100), (100, 100, 100)) == pytest.approx(flops + 3 * 8e4 / 1e8)
+    assert machine.multiply(double, (100, 100, 100), (100, 100, 10)) == pytest.approx(flops + 12 * 8e4 / 1e8)
+    assert machine.multiply(double, (100, 100, 100), (100, 10, 100)) == pytest.approx(flops + 12 * 8e4 / 1e8)
+    assert machine.multiply(np.dtype("F"), (10, 10, 10), (10, 10, 10)) == pytest.approx(8e3 / 1e9 + 3 * 800 / 1e8)
+    assert machine.multiply(double, (0, 10, 10), (1, 1, 1)) == 0
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{", '{"speed": 1}', '{"copy_bandwidth": -1}', '{"overlap": 2}', '{"intra": {"ring": 3}}']
+)
+def test_a_file_that_is_no_machine_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "machine.json"
+    path.write_text(text)
+    with pytest.raises(ArgumentError, match=r"machine"):
+        load_machine(path)
+    with pytest.raises(FileError, match="No such file"):
+        load_machine(tmp_path / "missing.json")
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 * 2**30, "5.0 GiB"), (2**50, "1024.0 TiB")]
+)
+def test_bytes_are_told_in_the_unit_that_fits(size: int, text: str) -> None:
+    assert in_bytes(size) == text
+
+
+# ------------------------------------------------------------------ reports
+def test_transfers_hidden_are_those_that_were_not_waited_for() -> None:
+    """A wait for the ranks of the node brings nothing, and is no transfer."""
+
+    def overlap(**facts: Any) -> float | None:
+        nothing = dict.fromkeys((x.name for x in fields(Report)), 0)
+        told = nothing | {"counted": Traffic(messages_received=1), "moves": ()} | facts
+        return Report(**told).overlap  # type: ignore[arg-type]
+
+    assert overlap(hidden_seconds=3.0, wait_seconds=2.0, sync_seconds=1.0) == 0.75
+    assert overlap(hidden_seconds=0.0, wait_seconds=2.0) == 0
+    assert overlap(hidden_seconds=0.0, wait_seconds=1.0, sync_seconds=1.0) is None
+    assert overlap(hidden_seconds=1.0, counted=Traffic(words_received=9, words_read=9)) is None

@@ -1,0 +1,337 @@
+"""Plans by extents alone: `pdgemm plan` says what `pdgemm()` does.  One process, no MPI, any number of ranks."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from math import isqrt
+from types import SimpleNamespace
+from typing import Any
+
+import jobs
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiers import examples
+
+from pdgemm.errors import ArgumentError, MemoryLimitError
+from pdgemm.grids.distribution import Distribution
+from pdgemm.grids.layout import Layout
+from pdgemm.model.machine import Machine, on_nodes
+from pdgemm.planning.algorithm_registry import choices
+from pdgemm.planning.candidate_table import table
+from pdgemm.planning.planner import MOVES_WEIGH, RULE, TIE, candidates, considered, explain, plan_product
+from pdgemm.planning.question import Question
+
+SHAPES = {
+    "square": (16384, 16384, 16384),
+    "large k": (17408, 17408, 3735552),
+    "large m": (3735552, 17408, 17408),
+    "flat": (131072, 131072, 512),
+}
+
+
+# ------------------------------------------------------------------ the plan of pdgemm()
+class Matrix:
+    """What `pdgemm` asks of a matrix of DistMatrix.empty, on ranks that are not there."""
+
+    def __init__(self, shape: tuple[int, int], dtype: np.dtype, grid: Any) -> None:
+        self.shape, self.dtype, self.grid, self.device = shape, dtype, grid, "host"
+        self.shared, self.stored = grid.size > 1, np.empty((0, 0), dtype)
+
+    def layout_in(self, grid: Any) -> Layout:
+        return Layout(Distribution.over(grid.shape, self.shape), tuple(range(grid.size)), self.dtype)
+
+
+def ranks_on_nodes(ranks: int, per_node: int | None) -> Any:
+    """What `pdgemm` asks of the grid ProcessGrid(comm) where nodes hold so many ranks."""
+    rows = max(d for d in range(1, isqrt(ranks) + 1) if ranks % d == 0)
+    most = min(ranks, per_node or ranks)
+    return SimpleNamespace(
+        size=ranks,
+        shape=(rows, ranks // rows),
+        nodes=tuple(rank - rank % most for rank in range(ranks)),
+        ranks_per_node=most if most < ranks else None,
+        shares_memory=most > 1,
+        memory=SimpleNamespace(window=None),
+    )
+
+
+def asked_by_pdgemm(question: Question) -> Any:
+    """The Problem that `pdgemm(1, A, B, 0, C)` poses for matrices that lie by default."""
+    from pdgemm.gemm import _Options, _problem
+
+    grid = ranks_on_nodes(question.ranks, question.machine.ranks_per_node)
+    m, n, k = question.mnk
+    A, B, C = (Matrix(shape, question.dtype, grid) for shape in ((m, k), (k, n), (m, n)))
+    limit = question.problem.memory_limit
+    machine = on_nodes(question.machine, grid.ranks_per_node)
+    options = _Options(
+        question.algorithm, question.shape, question.layers, question.lookahead, question.width, limit, question.mover,
+        None, None, machine,
+    )  # fmt: skip
+    return _problem(A, B, C, options, True, nothing=k == 0, shared=True)  # type: ignore[arg-type]
+
+
+def drawn(seed: int) -> Question:
+    """A random product on up to 512 ranks."""
+    draw = random.Random(seed)
+    ranks = draw.choice([1, 2, 3, 4, 6, 8, 12, 16, 31, 64, 96, 128, 250, 256, 512])
+    m, n, k = (draw.choice([0, 1, 100, 4096, int(2 ** draw.uniform(0, 17))]) for _ in "mnk")
+    question = Question(
+        m, n, k, ranks, np.dtype(draw.choice(["float32", "float64", "complex128"])),
+        algorithm=draw.choice(["auto", "auto", "auto", "summa", "inner", "stationary_a"]),
+        mover=draw.choice(["auto", "auto", "shared", "mpi", "ibcast", "ring"]),
+        width=draw.choice([None, None, 100]),
+        lookahead=draw.choice([0, 1, 2]),
+        machine=Machine(ranks_per_node=draw.choice([None, 2, 4, 64])),
+    )  # fmt: skip
+    if seed % 4:
+        return question
+    return replace(question, memory=question.given_bytes + question.plan().extra_bytes(None) * 3 // 4 + 1000)
+
+
+@pytest.mark.parametrize("start", range(0, 200, 25))
+def test_the_plan_by_extents_is_that_of_pdgemm(start: int) -> None:
+    for seed in range(start, start + 25):
+        question = drawn(seed)
+        try:
+            plan = question.plan()
+        except MemoryLimitError:
+            with pytest.raises(MemoryLimitError):
+                plan_product(asked_by_pdgemm(question))
+            continue
+        runs = plan_product(asked_by_pdgemm(question))
+        assert (plan.algorithm, plan.shape, plan.inside) == (runs.algorithm, runs.shape, runs.inside), question
+        assert (plan.product.mover, plan.product.width) == (runs.product.mover, runs.product.width), question
+        assert plan == runs, question
+
+
+def test_the_drawn_products_are_of_all_kinds() -> None:
+    plans = [drawn(seed).plan() for seed in range(200) if seed % 4]
+    assert {x.product.mover for x in plans} >= {"shared", "ibcast", "ring", "reduce_scatter"}
+    assert {x.algorithm for x in plans} >= {"summa", "2.5d", "inner", "stationary_a"}
+    assert any(x.moves for x in plans) and any(x.problem.nodes for x in plans)
+    assert max(x.problem.size for x in plans) == 512
+
+
+# ------------------------------------------------------------------ the rule
+@pytest.mark.parametrize("layouts", ["default", "ideal"])
+def test_the_choice_follows_the_rule(layouts: Any) -> None:
+    assert f"within {TIE - 1:.0%}" in RULE and MOVES_WEIGH == 2 and "counted twice" in RULE
+    for seed in range(0, 60, 2):
+        question = replace(drawn(seed), layouts=layouts, memory=None)
+        plan = question.plan()
+        others = list(candidates(question.problem))
+        least = min(x.cost for x in others)
+        assert plan.cost <= TIE * least, question
+        assert plan.weight <= min(x.weight for x in others if x.cost <= TIE * least) * 1.0001, question
+        assert explain(plan).endswith(f"rule: {RULE}")
+
+
+# ------------------------------------------------------------------ ideal layouts
+@pytest.mark.parametrize("algorithm", choices())
+def test_on_ideal_layouts_nothing_is_moved_and_all_memory_counts(algorithm: str) -> None:
+    for mnk, ranks in (((300, 200, 500), 8), ((1000, 70, 33), 12), ((5, 3, 4000), 6)):
+        plan = Question(*mnk, ranks, layouts="ideal", algorithm=algorithm).plan()
+        assert not plan.moves
+        for rank in range(ranks):
+            own = sum(x.local_bytes(rank) for x in plan.arrangement.layouts)
+            assert plan.extra_bytes(rank) == plan.product.extra_bytes(rank) + own
+        elements = sum(x.local_bytes(rank) // 8 for x in plan.arrangement.layouts for rank in range(ranks))
+        m, n, k = mnk
+        assert elements == m * k + k * n + m * n
+
+
+def test_a_plan_on_ideal_layouts_is_not_carried_out() -> None:
+    from pdgemm.planning.product_plan import ProductPlan
+
+    plan = Question(300, 200, 500, 6, layouts="ideal", algorithm="cannon").plan()
+    with pytest.raises(ArgumentError, match="not a plan"):
+        ProductPlan.from_json(plan.to_json())
+    other = Question(300, 200, 500, 6, algorithm="cannon").plan()
+    assert ProductPlan.from_json(other.to_json()) == other
+
+
+@pytest.mark.parametrize(
+    ("mnk", "ranks"),
+    [
+        ((16384, 16384, 16384), 512),
+        ((16384, 16384, 16384), 4096),
+        ((3735552, 17408, 17408), 128),
+        ((131072, 131072, 512), 64),
+        ((131072, 131072, 512), 16384),
+    ],
+)
+def test_where_the_grid_divides_the_bound_is_reached(mnk: tuple[int, int, int], ranks: int) -> None:
+    found = candidates(Question(*mnk, ranks, layouts="ideal").problem)
+    assert min(x.words / x.lower_bound_words for x in found) <= 1.05
+
+
+@pytest.mark.parametrize("name", ["square", "flat"])
+@pytest.mark.parametrize("ranks", [6, 65, 128, 2198])
+def test_no_candidate_sends_less_than_the_bound(name: str, ranks: int) -> None:
+    ratios = [
+        x.words / x.lower_bound_words for x in candidates(Question(*SHAPES[name], ranks, layouts="ideal").problem)
+    ]
+    assert min(ratios) >= 0.95  # up to 5% of the ranks may be idle
+    assert min(ratios) <= 1.25
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(("ranks", "near"), [(65, 64), (127, 128), (2198, 2197)])
+def test_no_cliff_beside_round_numbers_of_ranks(name: str, ranks: int, near: int) -> None:
+    odd, even = (Question(*SHAPES[name], x, layouts="ideal").plan().cost for x in (ranks, near))
+    assert 0.85 <= odd / even <= 1.15
+
+
+@pytest.mark.parametrize("algorithm", ["cannon", "stationary_a", "2.5d", "row"])
+def test_a_transposed_product_is_planned_as_the_mirror_image(algorithm: str) -> None:
+    mirror = {"stationary_a": "stationary_b", "row": "column"}.get(algorithm, algorithm)
+    here = Question(48_000, 2_400, 4_800, 24, algorithm=algorithm, layouts="ideal", mover="ring").candidates()[0]
+    there = Question(2_400, 48_000, 4_800, 24, algorithm=mirror, layouts="ideal", mover="ring").candidates()[0]
+    assert (here.grid, here.layers, here.inside) == (there.grid[::-1], there.layers, there.inside)
+    assert here.words_per_rank == pytest.approx(there.words_per_rank)
+    assert here.seconds == pytest.approx(there.seconds)
+
+
+# ------------------------------------------------------------------ any number of ranks
+@pytest.mark.parametrize("name", ["square", "flat"])
+@pytest.mark.parametrize("per_node", [None, 64])
+def test_a_hundred_thousand_ranks(name: str, per_node: int | None) -> None:
+    plan = Question(*SHAPES[name], 100_000, machine=Machine(ranks_per_node=per_node)).plan()
+    pr, pc, layers = plan.shape
+    assert 90_000 < pr * pc * layers <= 100_000
+    assert plan.words >= 0.95 * plan.lower_bound_words
+
+
+@pytest.mark.parametrize(
+    "mnk", [(0, 5, 3), (4, 0, 3), (4, 5, 0), (0, 0, 0), (1, 1, 1), (1, 1, 10**7), (10**6, 3, 10**6)]
+)
+@pytest.mark.parametrize("layouts", ["default", "ideal"])
+def test_odd_shapes(mnk: tuple[int, int, int], layouts: Any) -> None:
+    for ranks in (1, 7, 64):
+        found = considered(Question(*mnk, ranks, layouts=layouts).plan())
+        assert [x.chosen for x in found] == [True] + [False] * (len(found) - 1)
+        table(found)
+
+
+def test_ranks_are_not_left_idle_for_the_sake_of_words() -> None:
+    choice = Question(1, 1, 10**7, 1000).candidates()[0]
+    assert choice.grid[0] * choice.grid[1] * choice.layers > 900
+
+
+# ------------------------------------------------------------------ memory
+@pytest.mark.parametrize("layouts", ["default", "ideal"])
+def test_the_memory_limit_is_kept_and_what_is_missing_is_said(layouts: Any) -> None:
+    question = Question(*SHAPES["square"], 64, layouts=layouts, mover="mpi")
+    free = question.candidates()[0]
+    tight = int(free.memory_bytes_per_rank * 0.95)
+    found = replace(question, memory=tight).candidates()
+    assert found[0].memory_bytes_per_rank <= tight
+    assert any("needs" in x.verdict for x in found[1:])
+    share = 3 * 16384**2 * 8 // 64
+    with pytest.raises(
+        MemoryLimitError, match=r"at least 9[67]\.\d MiB are needed on 64 ranks, of which 96\.0 MiB are A"
+    ):
+        replace(question, memory=share).plan()
+
+
+@settings(max_examples=examples(40))
+@given(
+    st.tuples(*[st.integers(0, 3000)] * 3), st.integers(1, 200), st.sampled_from([0.6, 0.8, 1, 2]),
+    st.sampled_from(["default", "ideal"]),
+)  # fmt: skip
+def test_what_is_said_to_fit_the_memory_does(mnk: tuple[int, int, int], ranks: int, share: float, layouts: Any) -> None:
+    question = Question(*mnk, ranks, layouts=layouts)
+    free = question.plan()
+    limit = int((free.extra_bytes(None) + question.given_bytes) * share)
+    try:
+        plan = replace(question, memory=limit).plan()
+    except MemoryLimitError:
+        return
+    given = sum(x.local_bytes(None) for x in (plan.problem.given if layouts == "default" else ()))
+    assert plan.extra_bytes(None) + given <= limit
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"ranks": 0}, "a product needs 1 to .* ranks, got 0"),
+        ({"m": -1}, "dimensions are from 0"),
+        ({"memory": -1}, "memory is >= 0 bytes"),
+        ({"layouts": "mine"}, "layouts 'mine' is not one of default, ideal"),
+        ({"mover": "nccl"}, "mover 'nccl' is not one of auto, mpi, shared"),
+        ({"mover": "shared", "machine": Machine(ranks_per_node=1)}, "for ranks that share memory"),
+        ({"ranks": 6, "algorithm": "cannon", "shape": (2, 3)}, "one side of its grid divides the other.*1 x 6, 6 x 1"),
+        ({"ranks": 6, "algorithm": "2.5d", "layers": 7}, "layers >= 2"),
+        ({"ranks": 6, "shape": (7, 1)}, "at most 6 ranks"),
+        ({"ranks": 1, "algorithm": "2.5d"}, "impossible on 1 rank:"),
+    ],
+)
+def test_what_is_impossible_is_refused_and_what_is_possible_is_said(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        Question(**{"m": 100, "n": 100, "k": 100, "ranks": 4, **asked}).plan()
+
+
+# ------------------------------------------------------------------ the command line, without MPI
+def run(*words: str) -> jobs.Finished:
+    """The command in an interpreter that cannot import mpi4py."""
+    code = "import sys; sys.modules['mpi4py'] = None; from pdgemm.cli.commands import main; main()"
+    return jobs.run(jobs.python(0, "-c", code, *words))
+
+
+def test_plan_needs_no_mpi_and_speaks_json() -> None:
+    words = ("--shape", "16384,16384,16384", "--ranks", "64", "--ranks-per-node", "8", "--memory", "16GiB")
+    done = run("plan", *words, "--json")
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    found = said["candidates"]
+    keys = {"algorithm", "grid", "layers", "words_per_rank", "lower_bound_words", "messages_per_rank"}
+    assert all(keys | {"memory_bytes_per_rank", "seconds", "chosen"} <= set(x) for x in found)
+    assert [x["chosen"] for x in found] == [True] + [False] * (len(found) - 1)
+    plan = Question(*SHAPES["square"], 64, memory=16 << 30, machine=Machine(ranks_per_node=8)).plan()
+    assert (found[0]["algorithm"], *found[0]["grid"], found[0]["layers"]) == (plan.algorithm, *plan.shape)
+    assert (said["layouts"], said["rule"]) == ("default", RULE)
+    ideal = run("plan", *words, "--layouts", "ideal", "--mover", "ring").stdout
+    assert "ideal layouts" in ideal and "lower bound" in ideal and ideal.endswith(f"rule: {RULE}\n")
+
+
+def test_simulate_needs_no_mpi() -> None:
+    words = ("simulate", "--shape", "512x512x512", "--ranks", "12", "--ranks-per-node", "4", "--mover", "ring")
+    assert "simulated on 3 nodes" in run(*words).stdout
+    facts = json.loads(run(*words, "--json").stdout)
+    assert facts["words_received"]["mean"] == pytest.approx(facts["formula_words_received"], rel=0.05)
+    assert facts["mover"] == "ring"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--shape", "10,10,10", "--ranks", "0"),
+        ("--shape", "10,10", "--ranks", "4"),
+        ("--shape", "10,10,10", "--ranks", "4", "--layers", "0"),
+        ("--shape", "10,10,10", "--ranks", "4", "--product-grid", "0x2"),
+        ("--shape", "10,10,10", "--ranks", "4", "--product-grid", "3x3"),
+        ("--shape", "10,10,10", "--ranks", "4", "--ranks-per-node", "0"),
+        ("--shape", "10,10,10", "--ranks", "4", "--ranks-per-node", "1", "--mover", "shared"),
+        ("--shape", "10,10,10", "--ranks", "8", "--algorithm", "row", "--product-grid", "4x2"),
+        ("--shape", "10,10,10", "--ranks", "99999999999999999999"),
+        ("--shape", "10,10,99999999999999999999", "--ranks", "4"),
+        ("--shape", "10,10,10", "--ranks", "4", "--machine", "/nowhere.json"),
+        ("--shape", "10000,10000,10000", "--ranks", "4", "--memory", "1kB"),
+    ],
+)
+def test_bad_questions_are_one_line_and_exit_code_2(words: tuple[str, ...]) -> None:
+    done = run("plan", *words)
+    assert done.returncode == 2
+    assert done.stderr.startswith("pdgemm: error: ") and done.stderr.count("\n") == 1
+
+
+def test_a_table_has_one_row_for_an_algorithm_on_a_grid() -> None:
+    """SUMMA on the grid of the matrices and on a new one of the same shape are one."""
+    found = Question(512, 512, 65536, 2).candidates()
+    rows = {replace(x, seconds=0, memory_bytes_per_rank=0, verdict="", chosen=False) for x in found}
+    assert len(rows) == len(found) > 5

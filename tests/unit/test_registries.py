@@ -1,0 +1,189 @@
+"""Movers, algorithms and element types: what the command line and the documentation say follows from the entries."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+import jobs
+import numpy as np
+import pytest
+from allgather_3d import ENTRY, allgather_3d_registered
+
+from pdgemm.arrays import dtypes
+from pdgemm.errors import ArgumentError
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.model.machine import KINDS, Machine
+from pdgemm.model.mover_registry import MOVERS, POLICIES, by_messages, choices, fan_out
+from pdgemm.planning import algorithm_registry
+from pdgemm.planning.algorithm_registry import ALGORITHMS
+from pdgemm.planning.planner import plan_product
+from pdgemm.planning.problem import Problem
+from pdgemm.planning.product_plan import ProductPlan
+from pdgemm.planning.question import default_layout, movers
+from pdgemm.planning.simulator import simulate
+
+ROOT = Path(__file__).parents[2]
+
+
+def rows(path: str, head: str) -> list[str]:
+    """The rows of the table of a page that begins so."""
+    table = (ROOT / path).read_text().split(head)[1].split("\n\n")[0]
+    return table.strip().splitlines()[1:]
+
+
+def test_the_documentation_lists_the_movers() -> None:
+    table = [f"| `{name}` | host, GPUs | {summary} |" for name, summary in POLICIES.items()]
+    table += [f"| `{x.name}` | {'host, ' * x.on_host}GPUs | {x.summary} |" for x in MOVERS.values()]
+    assert rows("docs/choosing.md", "| mover | matrices on | |\n") == table
+    assert f"--mover {', '.join(choices())} " in (ROOT / "README.md").read_text()
+    docstring = (ROOT / "pdgemm" / "gemm.py").read_text().split('"""')[3]
+    assert all(f'"{name}"' in docstring for name in choices())
+
+
+def test_every_mover_has_a_link_and_tells_who_sends_to_whom() -> None:
+    assert {*by_messages()} <= {*KINDS} <= {*Machine().intra}
+    for mover in MOVERS.values():
+        assert mover.link in KINDS
+        for parts in range(1, 20):
+            senders = mover.senders(parts).tolist()
+            assert len(senders) == parts - 1
+            assert all(0 <= sender < distance for distance, sender in enumerate(senders, 1))  # no rank waits for itself
+            assert 1 <= mover.hops(parts) <= max(1, parts - 1)
+            most, others = fan_out(mover, parts)
+            assert most * parts + sum(more for _, more in others) == parts - 1
+            assert all(dict(others).get(at, 0) + most == senders.count(at) for at in range(parts))
+
+
+@pytest.mark.parametrize("command", ["multiply", "plan"])
+def test_the_command_line_offers_what_is_registered(command: str) -> None:
+    code = """
+import sys
+from tree_mover import TREE, tree_planned
+with tree_planned():
+    from pdgemm.cli import commands
+    commands.main()
+"""
+    asked = [sys.executable, "-c", code, command, "--help"]
+    path = {"PYTHONPATH": f"{ROOT}:{Path(__file__).parents[1] / 'helpers'}", "COLUMNS": "200"}
+    done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60, env=path)
+    assert done.returncode == 0, done.stderr
+    offered = choices() if command == "multiply" else movers()
+    assert f"[{'|'.join((*offered, 'tree'))}]" in done.stdout
+
+
+def test_the_documentation_lists_the_element_types() -> None:
+    table = []
+    for dtype in dict.fromkeys((*dtypes.OPERANDS, *dtypes.RESULTS)):
+        x = dtypes.TYPE[dtype]
+        of = ", ".join(["A, B"] * x.operand + ["C"] * x.result)
+        table.append(f"| `{x.name}` | {of} | `{x.sums_dtype}` | {'yes' if x.hdf5 else 'no'} |")
+    assert rows("docs/choosing.md", "| type | matrices | products are added up in | HDF5 |\n") == table
+    readme, docstring = (ROOT / "README.md").read_text(), (ROOT / "pdgemm" / "gemm.py").read_text().split('"""')[3]
+    assert all(x.name in readme and x.name in docstring for x in dtypes.OPERANDS)
+    assert f"--compute-type {', '.join(dtypes.COMPUTE)} " in readme
+    assert all(f'"{name}"' in docstring for name in dtypes.COMPUTE)
+
+
+def test_every_element_type_says_how_it_is_multiplied() -> None:
+    assert {str(x) for x in dtypes.BLAS} <= {*Machine().gamma}
+    assert {*dtypes.SUMS} <= {*dtypes.BLAS, *(x.dtype for x in dtypes.TYPES if x.dtype.kind == "i")}
+    for x in dtypes.TYPES:
+        assert not x.wire or np.dtype(x.wire).itemsize == x.dtype.itemsize
+        assert not x.sums or x.operand
+
+
+@jobs.needs_mpiexec
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_one_entry_more_is_one_type_more(ranks: int) -> None:
+    helpers = ROOT / "tests" / "helpers"
+    done = jobs.run(jobs.python(ranks, helpers / "float8.py"), PYTHONPATH=f"{ROOT}:{helpers}")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# ------------------------------------------------------------------ algorithms
+def test_the_documentation_lists_the_algorithms() -> None:
+    table = rows("docs/choosing.md", "| | words that a rank receives | extra memory | good for |\n")
+    listed = [row for row in table if not row.startswith("| `row`, `column` |")]
+    entries = ALGORITHMS.values()
+    named = [", ".join(f"`{name}`" for name in x.names) for x in entries]
+    assert listed == [f"| {name} | {x.words} | {x.memory} | {x.good_for} |" for name, x in zip(named, entries)]
+    assert len(table) == len(listed) + 1
+    known = algorithm_registry.choices()
+    assert f"--algorithm {', '.join(known)} " in (ROOT / "README.md").read_text()
+    docstring = (ROOT / "pdgemm" / "gemm.py").read_text().split('"""')[3]
+    assert all(f'"{name}"' in docstring for name in known)
+
+
+def test_every_algorithm_has_a_schedule_and_an_executor_of_its_own() -> None:
+    entries = list(ALGORITHMS.values())
+    assert len({entry.product for entry in entries}) == len({entry.executor for entry in entries}) == len(entries)
+    for name, entry in ALGORITHMS.items():
+        assert name == entry.name == entry.product.algorithm
+        assert callable(resolve_name(entry.executor))
+        assert any(entry.runs_on(pr, pc, c, 8) for pr, pc, c in itertools.product(range(1, 9), repeat=3))
+
+
+def test_no_name_of_an_algorithm_is_taken_twice() -> None:
+    before = dict(ALGORITHMS)
+    for name in algorithm_registry.choices():
+        for taken in (replace(ENTRY, name=name), replace(ENTRY, twin=name)):
+            with pytest.raises(ArgumentError, match=f"algorithm '{name}' exists already"):
+                algorithm_registry.register(taken)
+    assert before == ALGORITHMS
+
+
+def with_allgather_3d(*words: str) -> str:
+    """What the command line prints in a process in which the algorithm is registered."""
+    code = """
+from allgather_3d import allgather_3d_registered
+with allgather_3d_registered():
+    from pdgemm.cli import commands
+    commands.main()
+"""
+    path = {"PYTHONPATH": f"{ROOT}:{Path(__file__).parents[1] / 'helpers'}", "COLUMNS": "200"}
+    asked = [sys.executable, "-c", code, *words]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60, env=path)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("command", ["multiply", "plan", "scaling"])
+def test_the_command_line_offers_the_algorithms_that_are_registered(command: str) -> None:
+    with allgather_3d_registered():
+        assert f"[{'|'.join(algorithm_registry.choices())}]" in with_allgather_3d(command, "--help")
+
+
+def test_pdgemm_plan_lists_an_algorithm_that_is_registered() -> None:
+    for words in (["plan"], ["simulate", "--algorithm", "allgather_3d"]):
+        assert "allgather_3d" in with_allgather_3d(*words, "--shape", "96,96,960", "--ranks", "8")
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 2), (2, 2, 1), (2, 3, 2), (3, 2, 4), (1, 4, 3)])
+def test_the_rounds_of_an_algorithm_are_its_costs(shape: tuple[int, int, int]) -> None:
+    """Words and messages of the 3D all-gather, added up from its rounds, are those of its paper."""
+    pr, pc, c = shape
+    m, n, k = 24 * pr * pc * c, 12 * pr * pc * c, 36 * pr * pc * c
+    ranks = pr * pc * c
+    with allgather_3d_registered():
+        A, B, C = (default_layout(x, ranks, np.dtype("d")) for x in ((m, k), (k, n), (m, n)))
+        asked: dict[str, Any] = {"algorithm": ENTRY.name, "shape": (pr, pc), "layers": c}
+        plan = plan_product(Problem(A, B, C, ranks, True, np.dtype("d"), 512, 1, "ibcast", **asked))
+        product = plan.product
+        saved = plan.to_json()
+        assert ProductPlan.from_json(saved) == plan
+        walked = simulate(product, Machine(), ranks)
+        for rank in range(ranks):
+            words = (m * k * (pc - 1) + k * n * (pr - 1) + m * n * (c - 1)) // ranks
+            messages = pc + pr + c - 3
+            assert product.traffic(rank) == Traffic(words, words, messages, messages) == walked.traffic(rank)
+            assert product.local_shape(rank) == (m // pr, n // pc, k // c)
+        assert product.total_words == ranks * words
+        assert product.seconds(Machine(), 0) == pytest.approx(walked.seconds, rel=0.2)
+    with pytest.raises(ArgumentError, match="not a plan that was saved"):
+        ProductPlan.from_json(saved)
