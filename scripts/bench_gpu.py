@@ -25,11 +25,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from pdgemm.arrays import dtypes
 from pdgemm.devices import gpu_binding
+from pdgemm.model.mover_registry import AUTO, choices
 from pdgemm.support.files import write
 
-MOVERS = ("shared", "ipc", "mpi", "ring", "ibcast", "staged", "nccl")
-DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "int8")
+MOVERS = tuple(x for x in choices() if x != AUTO)
+DTYPES = tuple(map(str, dtypes.OPERANDS))
 FAST = ("float64", "float32", "bfloat16")  # that are timed
 PANEL_BYTES = 1 << 25
 MANY = 2000  # n of the products whose memory is looked at
@@ -105,7 +107,7 @@ def correct(grid: Any, device: str, mover: str) -> Iterator[dict[str, Any]]:
     from pdgemm import DistMatrix, pdgemm, verify
 
     for dtype in DTYPES:
-        into = {"int8": "int32", "float16": "float32", "bfloat16": "float32"}.get(dtype, dtype)
+        into = dtypes.TYPE[np.dtype(dtype)].sums_dtype.name
         whole = dtype == "int8"
         made: dict[str, Any] = {"grid": grid, "device": device, "block": (67, 31)}
         for algorithm in ("summa", "stationary_a", "cannon", "2.5d", "inner"):

@@ -30,11 +30,12 @@ def main(n: int, panel_width: int, repeats: int) -> None:
 
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
     from pdgemm.algorithms import accumulator
+    from pdgemm.model.mover_registry import by_messages
 
     comm, slab = MPI.COMM_WORLD, accumulator.SLAB_FLOPS
     with ProcessGrid(comm) as grid:
         A, B, C = (DistMatrix.random((n, n), grid=grid, seed=seed) for seed in range(3))
-        for mover in ("ibcast", "ring"):
+        for mover in by_messages():
             for lookahead in (0, 1, 2):
                 options: dict[str, Any] = {"mover": mover, "lookahead": lookahead, "panel_width": panel_width}
                 found: dict[float, list[tuple[float, float]]] = {inf: [], slab: []}

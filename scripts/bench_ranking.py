@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """Do measured times rank the algorithms as the model of the machine does?
 
-    mpiexec -n 2 python scripts/bench_ranking.py [--repeats N] [--json FILE]
+    mpiexec -n 2 python scripts/bench_ranking.py [--repeats N] [--shape MxNxK]... [--json FILE]
+    scripts/hosts.sh --rate 500mbit 2 \\
+        mpirun -n 2 --map-by ppr:1:node python scripts/bench_ranking.py --shape 3072x3072x3072
 
-Calibrates the machine, then multiplies ten shapes from near-square block layouts by each algorithm in turn, so that
-a drift of the machine meets all alike.  A problem counts as ranked alike if every two algorithms whose median times
-differ by more than 25% are in the order that the model predicts, and what the model calls the fastest takes at most
-25% longer than the fastest.  Prints predicted and measured seconds side by side.
+Calibrates the machine, then multiplies each shape by each algorithm in turn, so that a drift of the machine meets all
+alike: from near-square block layouts, and for large k also from A in columns and B in rows, as "inner" reads them.
+A problem counts as ranked alike if every two algorithms whose median times differ by more than 25% are in the order
+that the model predicts, and what the model calls the fastest takes at most 25% longer than the fastest.  Prints
+predicted and measured seconds side by side.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from mpi4py import MPI
 from pdgemm import DistMatrix, Plan, ProcessGrid, plan
 from pdgemm.calibrate import calibrate
 from pdgemm.errors import ArgumentError
+from pdgemm.planning.algorithm_registry import families
 from pdgemm.support.files import write
 
 SHAPES = [  # m, n, k
@@ -32,36 +36,46 @@ SHAPES = [  # m, n, k
     (3072, 3072, 3072),
     (256, 256, 65536),
     (512, 512, 16384),
+    (512, 512, 65536),
     (32768, 256, 256),
     (256, 32768, 256),
     (3072, 3072, 128),
     (3072, 128, 3072),
     (128, 3072, 3072),
 ]
-ALGORITHMS = ("summa", "stationary_a", "stationary_b", "cannon", "2.5d", "inner")
+DEEP = 64  # times as many inner indices as rows: the products that "inner" is for
 SAME = 1.25  # times that differ by less are not told apart
 
 
 @click.command()
 @click.option("--repeats", default=5, show_default=True)
+@click.option("--shape", "shapes", multiple=True, help="MxNxK, in place of the eleven.")
 @click.option("--json", "path", type=click.Path())
-def main(repeats: int, path: str | None) -> None:
+def main(repeats: int, shapes: tuple[str, ...], path: str | None) -> None:
     comm = MPI.COMM_WORLD
     machine = calibrate(comm)
     if comm.rank == 0:
         print(machine)
     results = []
-    with ProcessGrid(comm) as grid:
-        for m, n, k in SHAPES:
-            A, B = DistMatrix.random((m, k), grid=grid, seed=1), DistMatrix.random((k, n), grid=grid, seed=2)
-            C = DistMatrix.zeros((m, n), grid=grid)
+    asked = [tuple(map(int, x.split("x"))) for x in shapes] or SHAPES
+    with (
+        ProcessGrid(comm) as grid,
+        ProcessGrid(comm, (1, comm.size)) as row,
+        ProcessGrid(comm, (comm.size, 1)) as column,
+    ):
+        layouts = {"blocks": (grid, grid), "A in columns, B in rows": (row, column)}
+        for (m, n, k), (name, (of_a, of_b)) in itertools.product(asked, layouts.items()):
+            if of_a is row and k < DEEP * m:
+                continue
+            A, B = DistMatrix.random((m, k), grid=of_a, seed=1), DistMatrix.random((k, n), grid=of_b, seed=2)
+            C = DistMatrix.zeros((m, n), grid=of_a)
             plans: dict[str, Plan] = {}
-            for algorithm in ALGORITHMS:
+            for algorithm in families():
                 try:
                     plans[algorithm] = plan(A, B, C, algorithm=algorithm, machine=machine)
                 except ArgumentError:  # not on so many ranks
                     continue
-            results.append(measured(comm, (m, n, k), plans, (A, B, C), repeats))
+            results.append(measured(comm, (m, n, k), name, plans, (A, B, C), repeats))
     if comm.rank == 0:
         alike = sum(x["ranked_alike"] for x in results)
         print(f"ranked as predicted: {alike} of {len(results)} problems on {comm.size} ranks")
@@ -71,7 +85,12 @@ def main(repeats: int, path: str | None) -> None:
 
 
 def measured(
-    comm: MPI.Intracomm, mnk: tuple[int, int, int], plans: dict[str, Plan], matrices: tuple[Any, ...], repeats: int
+    comm: MPI.Intracomm,
+    mnk: tuple[int, int, int],
+    layouts: str,
+    plans: dict[str, Plan],
+    matrices: tuple[Any, ...],
+    repeats: int,
 ) -> dict[str, Any]:
     """Median seconds of each plan, taken in turns; the slowest rank counts."""
     seconds: dict[str, list[float]] = {name: [] for name in plans}
@@ -91,11 +110,11 @@ def measured(
     first = min(predicted, key=predicted.__getitem__)
     alike = not wrong and took[first] <= SAME * min(took.values())
     if comm.rank == 0:
-        print(f"{' x '.join(map(str, mnk))}: {'ranked alike' if alike else f'not ranked alike: {wrong}'}")
+        print(f"{' x '.join(map(str, mnk))}, {layouts}: {'ranked alike' if alike else f'not ranked alike: {wrong}'}")
         for name in sorted(took, key=took.__getitem__):
             grid = " x ".join(map(str, plans[name].shape))
             print(f"   {name:13} {grid:10} measured {took[name]:.4f} s, predicted {predicted[name]:.4f} s")
-    return {"mnk": mnk, "measured": took, "predicted": predicted, "ranked_alike": alike}
+    return {"mnk": mnk, "layouts": layouts, "measured": took, "predicted": predicted, "ranked_alike": alike}
 
 
 if __name__ == "__main__":

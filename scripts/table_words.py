@@ -4,8 +4,9 @@
     python scripts/table_words.py [--ranks 128,512,...] [--column]
 
 By formula, without MPI.  "2D" is SUMMA on the squarest grid of all ranks; "2.5D" is q x q x c of Solomonik & Demmel
-with the best c; "ours" is what `pdgemm plan` chooses.  With --column, A, B and C of 1.2M x 6000 x 6000 start and end
-in one block of columns per rank: the words of redistribution and product, exact, of the busiest of some ranks.
+with the best c; "ours" is the candidate of `pdgemm plan --layouts ideal --mover mpi` that sends the fewest words.
+With --column, A, B and C of 1.2M x 6000 x 6000 start and end in one block of columns per rank: the words of
+redistribution and product, exact, of the busiest of some ranks.
 Kwasniewski et al., Red-blue pebbling revisited, SC 2019; Huang & Chow, CA3DMM, SC 2022.
 """
 
@@ -18,11 +19,11 @@ import numpy as np
 
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout
-from pdgemm.planning.candidates import Problem
-from pdgemm.planning.choice import estimates
-from pdgemm.planning.estimates import Question
-from pdgemm.planning.grid_search import Box
-from pdgemm.planning.planner import ProductPlan, candidates, plan_product, sample
+from pdgemm.planning.grid_search import Partition
+from pdgemm.planning.planner import candidates, plan_product
+from pdgemm.planning.problem import Problem
+from pdgemm.planning.product_plan import ProductPlan, sample
+from pdgemm.planning.question import Question
 
 SHAPES = {  # of the COSMA paper
     "square": (16384, 16384, 16384),
@@ -39,7 +40,7 @@ def squarest(ranks: int) -> tuple[int, int]:
 
 
 def words_2d(m: int, n: int, k: int, ranks: int) -> float:
-    return sum(Box(m, n, k, *squarest(ranks), 1).words)
+    return sum(Partition(m, n, k, *squarest(ranks), 1).words)
 
 
 def words_25d(m: int, n: int, k: int, ranks: int) -> float:
@@ -69,7 +70,8 @@ def native(counts: list[int]) -> list[str]:
     ]
     for name, mnk in SHAPES.items():
         for ranks in counts:
-            ours = estimates(Question(*mnk, ranks))[0]
+            question = Question(*mnk, ranks, layouts="ideal", mover="mpi")
+            ours = min((x.candidate() for x in candidates(question.problem)), key=lambda x: x.words_per_rank)
             bound = ours.lower_bound_words
             other = words_25d(*mnk, ranks) / bound
             lines.append(

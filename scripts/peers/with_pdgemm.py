@@ -11,10 +11,10 @@ from pdgemm.blas.threads import active, multiplier
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.layout import Layout
 from pdgemm.matrix.local_arrays import all_shared, new_array
-from pdgemm.planning.candidates import Way as Laid
+from pdgemm.planning.algorithm_registry import families
+from pdgemm.planning.candidates import Arrangement as Laid
 from peers.worker import Block, Maker, Setting, Way, boxes, randomize
 
-ALGORITHMS = ("summa", "stationary_a", "stationary_b", "cannon", "2.5d", "inner")
 Layouts = tuple[Layout, ...]
 
 
@@ -30,7 +30,7 @@ def makers(setting: Setting) -> Iterator[Maker]:
     plan(*map(partial(empty, setting, grids), given[0]), algorithm=algorithm)  # impossible: says why
     tried: dict[Layouts, None] = dict.fromkeys(given)
     if setting.layout == "native" and setting.block is None:
-        for kind in ALGORITHMS if algorithm == "auto" else [algorithm]:
+        for kind in families() if algorithm == "auto" else [algorithm]:
             for layouts in given:
                 try:
                     p = plan(*map(partial(empty, setting, grids), layouts), algorithm=kind)
@@ -59,7 +59,7 @@ def on_grid(setting: Setting, grids: dict[object, ProcessGrid], shape: tuple[int
 def empty(setting: Setting, grids: dict[object, ProcessGrid], layout: Layout) -> DistMatrix:
     """A matrix of that layout, in the memory order that was asked for."""
     if layout.grid not in grids:
-        grids[layout.grid] = ProcessGrid(setting.comm, layout.distribution.grid_shape, ranks=layout.place)
+        grids[layout.grid] = ProcessGrid(setting.comm, layout.distribution.grid_shape, ranks=layout.rank_map)
     grid, order = grids[layout.grid], setting.order
     local = new_array(layout.local_shape(setting.comm.rank), setting.dtype, order, grid)  # type: ignore[arg-type]
     shared = all_shared(local, grid)
