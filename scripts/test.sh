@@ -85,7 +85,7 @@ scripts/setup.sh dev demo
 pytest=(python -m pytest -q)
 minutes=0.75 several_hosts='2 2' debian='1 4'
 if [ $all = yes ]; then
-    pytest+=(--all)
+    pytest+=(--all --timeout 360)       # more ranks than cores take turns
     minutes=2 several_hosts='2 1,2 2,3 2' debian='1 2 4'
 fi
 everywhere=("${pytest[@]}" -p no:cacheprovider --with-mpi -m mpi)
