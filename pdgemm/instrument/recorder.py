@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import add
 from time import perf_counter
 from typing import Any
 
@@ -34,13 +35,7 @@ class Traffic:
         self.words_read += words
 
     def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(
-            self.words_sent + other.words_sent,
-            self.words_received + other.words_received,
-            self.messages_sent + other.messages_sent,
-            self.messages_received + other.messages_received,
-            self.words_read + other.words_read,
-        )
+        return Traffic(*map(add, vars(self).values(), vars(other).values()))
 
 
 @dataclass(frozen=True)
