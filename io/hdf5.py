@@ -151,7 +151,9 @@ def load(
     if wanted != carried:
         matrix = matrix.astype(wanted)
     matrix = matrix.to_device(device)
-    matrix.report = _report("read", path, name, method, stored.shape, stored.dtype, start, stored.checksum)
+    size, taken = stored.shape[0] * stored.shape[1] * stored.dtype.itemsize, perf_counter() - start
+    what = str(path), name, method, stored.shape, str(stored.dtype)
+    matrix.report = IOReport("read", *what, size, taken, stored.checksum)
     return matrix
 
 
@@ -221,7 +223,8 @@ def save(
                 held = pieces.checksum(matrix.shape, matrix.dtype, transfer, step, comm)
             if held != written:  # on every rank alike
                 raise FileError(f"{path}: what was written is not what the file holds (disk full, quota, bad disk)")
-    return _report("wrote", path, name, method, matrix.shape, matrix.dtype, start, written)
+    what = str(path), name, method, matrix.shape, str(matrix.dtype)
+    return IOReport("wrote", *what, size, perf_counter() - start, written)
 
 
 def check_output(path: Path, name: str, grid: ProcessGrid, size: int) -> None:
@@ -289,17 +292,3 @@ def _create(
         with partial.open("rb+") as reserved:
             reserve(reserved, partial.stat().st_size)
     return place
-
-
-def _report(
-    action: str,
-    path: Path,
-    name: str,
-    method: str,
-    shape: tuple[int, int],
-    dtype: np.dtype,
-    start: float,
-    recorded: str | None,
-) -> IOReport:
-    size = shape[0] * shape[1] * dtype.itemsize
-    return IOReport(action, str(path), name, method, shape, str(dtype), size, perf_counter() - start, recorded)

@@ -4,36 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.resources import as_file, files
 from importlib.util import find_spec
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pdgemm.errors import ArgumentError
 from pdgemm.studies.panels import WIDTH, Panel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
-
-STYLE: Any = {
-    "font.family": "sans-serif",
-    "font.size": 9,
-    "axes.titlesize": 9.5,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#dddddd",
-    "grid.linewidth": 0.6,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 5.5,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "hatch.linewidth": 0.6,
-    "figure.constrained_layout.w_pad": 0.08,
-    "svg.fonttype": "none",  # text as text
-    "svg.hashsalt": "pdgemm",
-}
 
 
 @contextmanager
@@ -44,7 +24,7 @@ def drawing() -> Iterator[None]:
         raise ArgumentError(f"a report needs {' and '.join(missing)}: pip install 'pdgemm[plot]'")
     import matplotlib as mpl
 
-    with mpl.rc_context(STYLE):
+    with as_file(files("pdgemm.studies") / "report.mplstyle") as style, mpl.rc_context(fname=style):
         yield
 
 

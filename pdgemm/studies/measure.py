@@ -11,7 +11,6 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from math import isfinite, isqrt, prod
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -21,6 +20,7 @@ from mpi4py import MPI
 from pdgemm.arrays.device import of
 from pdgemm.arrays.element_functions import element_function
 from pdgemm.blas.local_gemm import prepare
+from pdgemm.blas.processors import described
 from pdgemm.blas.threads import oversubscribed
 from pdgemm.errors import PdgemmError
 from pdgemm.gemm import pdgemm as multiply
@@ -180,7 +180,7 @@ def setting(grid: ProcessGrid) -> dict[str, Any]:
     nodes = facts["nodes"]
     return {
         **{name: facts[name] for name in ("pdgemm", "python", "mpi_library", "mpi4py", "numpy", "multiplies", "cupy")},
-        "cpu": cpu(),
+        "cpu": described("model name") or platform.machine(),
         "threads_per_rank": sorted({x for node in nodes for x in node["threads_per_rank"]}),
         "cores_per_node": grid.comm.allreduce(len(set().union(*grid.node.allgather(os.sched_getaffinity(0)))), MPI.MAX),
         "ranks_per_node": max((node["ranks"] for node in nodes), default=0),
@@ -196,12 +196,3 @@ def command() -> list[str]:
         if said := os.environ.get(COMMAND):  # this is one job of several
             return shlex.split(said)
     return ["mpirun", "-n", str(MPI.COMM_WORLD.size), "pdgemm", *sys.argv[1:]]
-
-
-def cpu() -> str:
-    """Return the model of this node's processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    return next((x.partition(":")[2].strip() for x in lines if x.startswith("model name")), platform.machine())
