@@ -28,7 +28,11 @@ class DeviceRecorder(Recorder):
         self.compute, self.transfer = device.current_stream(), device.transfer_stream()
         self._spans: list[tuple[str, Event, Event]] = []
         self._packed: Event | None = None  # the last copy that the host has not waited for
-        self.compute.synchronize()  # all work that the caller has started, after which MPI may send A
+        self.begin()
+
+    def begin(self) -> None:
+        """Wait for all work that the caller has started, after which MPI may send A."""
+        self.compute.synchronize()
 
     def phase(self, name: str) -> Any:
         stream = _STREAMS.get(name)

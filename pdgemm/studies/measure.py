@@ -22,7 +22,6 @@ from pdgemm.arrays.element_functions import element_function
 from pdgemm.blas.local_gemm import prepare
 from pdgemm.blas.processors import described
 from pdgemm.blas.threads import oversubscribed
-from pdgemm.errors import PdgemmError
 from pdgemm.gemm import pdgemm as multiply
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.report import Report, summary
@@ -34,7 +33,7 @@ from pdgemm.profiling.environment import describe
 from pdgemm.studies.cases import Case
 from pdgemm.studies.energy import Meter
 from pdgemm.studies.jobs import COMMAND
-from pdgemm.studies.records import Record, failed
+from pdgemm.studies.records import Record
 
 PEAK_SIDE = {"host": 3072, "cuda": 8192}  # of the local product that shows the peak, at most
 PEAK_REPEATS = 2
@@ -43,25 +42,15 @@ CONFIDENCE = 0.95
 
 
 def measure(
-    comm: MPI.Intracomm, case: Case, repeats: int, warmup: int, machine: Machine | None, notify: Callable[[int], object]
+    grid: ProcessGrid, case: Case, repeats: int, warmup: int, machine: Machine | None, notify: Callable[[int], object]
 ) -> Record | None:
-    """Return the record of a case on rank 0.  Collective over comm, which has `case.ranks` ranks.
+    """Return the record of a case on rank 0.  Collective over the grid, which has `case.ranks` ranks.
 
     Each repetition is a whole call of `pdgemm` between two barriers, with A, B and C as `DistMatrix` lays them out by
     default; its time is that of the slowest rank.  The peak is that of a local product on all ranks at once, right
-    before and right after.  A PdgemmError becomes the record of a failure; other errors are raised.
+    before and right after.
     notify : is called with the number of repetitions done.
     """
-    try:
-        with ProcessGrid(comm) as grid:
-            return _measured(grid, case, repeats, warmup, machine, notify)
-    except PdgemmError as bad:  # on all ranks together
-        return failed(case, str(bad), command()) if comm.rank == 0 else None
-
-
-def _measured(
-    grid: ProcessGrid, case: Case, repeats: int, warmup: int, machine: Machine | None, notify: Callable[[int], object]
-) -> Record | None:
     comm, (m, n, k), dtype = grid.comm, case.mnk, np.dtype(case.dtype)
     A, B = (
         DistMatrix.from_function(
