@@ -35,10 +35,6 @@ class Trace:
         self.ranges = Ranges(nvtx.get_domain("pdgemm")) if nvtx else None
         self.add = self._found.append  # it takes the fields of a Span as a tuple
 
-    def recorder(self) -> Recorder:
-        """Return a recorder of the host's work."""
-        return Traced(self)
-
     @property
     def spans(self) -> list[Span]:
         return [Span(row, named(name), *rest) for row, name, *rest in self._found]
