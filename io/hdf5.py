@@ -113,7 +113,7 @@ def load(
         # the arguments of the layout are compared when the matrix is made
         description += ["hdf5.load", path, name, asked, bool(transpose), bool(verify), device]
     device_on(grid, device)
-    stored = on_root(comm, path, lambda: _inspect(path, name))
+    stored = on_root(comm, path, lambda: inspect(path, name))
     with together(comm):
         wanted = asked or stored.dtype
         _check_dtypes(f"{path}:{name}", stored.dtype, wanted)
@@ -233,13 +233,6 @@ def check_output(path: Path, name: str, grid: ProcessGrid, size: int) -> None:
     on_root(grid.comm, path, lambda: check_target(path, name))
 
 
-def _inspect(path: Path, name: str) -> Stored:
-    """Return the properties of a dataset.  On rank 0."""
-    if not path.exists():
-        raise FileError(f"{path}: no such file")
-    return inspect(path, name)
-
-
 def _check_dtypes(what: str, stored: np.dtype, wanted: np.dtype) -> None:
     if wanted not in STORED:
         asked = "" if wanted == stored else f", and dtype={wanted} was asked for"
@@ -257,7 +250,7 @@ def _way_to_read(stored: Stored) -> str:
 
 def _check_same(path: Path, name: str, read: IOReport) -> None:
     """Raise FileError if the dataset is not the one that was read; the caller holds the lock of the file."""
-    found = _inspect(path, name)
+    found = inspect(path, name)
     if (found.shape, str(found.dtype), found.checksum) != (read.shape, read.dtype, read.checksum):
         raise FileError(f"{path}:{name} was replaced after it was read here, and was not overwritten: try again")
 
