@@ -36,6 +36,7 @@ from pdgemm.arrays.device import HOST
 from pdgemm.arrays.dtypes import STORED, element_type, names, rank
 from pdgemm.errors import DTypeError, FileError
 from pdgemm.grids.distribution import Block
+from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.spans import taking, timed
 from pdgemm.io.atomic import check_writable, on_root, replacing
@@ -125,14 +126,9 @@ def load(
             carried = stored.dtype
         elif wanted.kind == "c" and stored.dtype.kind != "c":  # HDF5 cannot convert real to complex numbers
             carried = np.empty(0, wanted).real.dtype
-    matrix = DistMatrix.empty(
-        stored.shape[::-1] if transpose else stored.shape,
-        grid=grid,
-        block=block,
-        source=source,
-        dtype=carried,
-        order="F" if transpose else "C",
-    )
+    order: Order = "F" if transpose else "C"
+    shape = stored.shape[::-1] if transpose else stored.shape
+    matrix = DistMatrix.empty(shape, grid=grid, block=block, source=source, dtype=carried, order=order)
     there = matrix.T if transpose else matrix
     way: AbstractContextManager[Transfer]
     with timed("read", matrix.local.nbytes), taking(None):
@@ -196,12 +192,8 @@ def save(
     matrix = matrix.to_host()
     layout = {"grid": matrix.grid.shape, "block": matrix.block, "source": matrix.distribution.source}
     written = checksum(matrix)
-    attributes = {
-        "pdgemm_version": pdgemm.__version__,
-        "pdgemm_dtype": str(matrix.dtype),
-        "pdgemm_layout": json.dumps(layout),
-        "pdgemm_checksum": written,
-    }
+    made_by = {"pdgemm_version": pdgemm.__version__, "pdgemm_dtype": str(matrix.dtype)}
+    attributes = {**made_by, "pdgemm_layout": json.dumps(layout), "pdgemm_checksum": written}
     size = matrix.shape[0] * matrix.shape[1] * matrix.dtype.itemsize
     room = 0 if compression else size
     with timed("write", matrix.stored.nbytes), taking(None), replacing(path, comm, room) as partial:
