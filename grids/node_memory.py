@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN, flock
@@ -17,6 +16,7 @@ from mpi4py import MPI
 
 from pdgemm.errors import NodeMemoryError
 from pdgemm.grids.shared_heap import PAGE, Heap
+from pdgemm.support.files import say
 
 WHERE = "/dev/shm"  # where Linux has the memory that processes share
 ZERO = "/dev/zero"  # from which memory is filled; its lock is taken before that of WHERE
@@ -135,11 +135,9 @@ class _Window:
         try:
             self._window = MPI.Win.Allocate_shared(size, 1, info, MPI.Intracomm(ordered))
         except MPI.Exception as bad:  # perhaps on this rank only: the others would wait for it in MPI for ever
-            print(
-                f"pdgemm: error: MPI made no window of {size * node.size} bytes in {WHERE} ({bad}): perhaps "
-                "another program filled it meanwhile; start again, or set PDGEMM_NODE_MEMORY=0",
-                file=sys.stderr,
-                flush=True,
+            say(
+                f"error: MPI made no window of {size * node.size} bytes in {WHERE} ({bad}): perhaps another program "
+                "filled it meanwhile; start again, or set PDGEMM_NODE_MEMORY=0"
             )
             MPI.COMM_WORLD.Abort(3)
         self._window.Lock_all(MPI.MODE_NOCHECK)  # locks nothing, but opens an epoch, in which Sync is allowed
@@ -246,9 +244,7 @@ def _lock(file: int, path: str, lock: int) -> bool:
 def _tell(path: str) -> None:
     """Print a warning once, on the first of the ranks that share a window."""
     if not _windows or MPI.COMM_WORLD.rank in {ranks[0] for ranks in _windows}:
-        print(
-            f"pdgemm: warning: other processes keep {path} locked (flock; see lslocks): this job goes on without "
-            "waiting for them, perhaps with less shared memory",
-            file=sys.stderr,
-            flush=True,
+        say(
+            f"warning: other processes keep {path} locked (flock; see lslocks): this job goes on without waiting for "
+            "them, perhaps with less shared memory"
         )

@@ -8,7 +8,6 @@ from copy import copy
 from functools import cached_property
 from math import inf
 from operator import index
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -232,9 +231,7 @@ class ProcessGrid:
     def __enter__(self) -> ProcessGrid:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         # the exception may be on this rank alone; freeing is collective and would wait for the others
         if kind is None:
             self.free()

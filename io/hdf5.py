@@ -36,6 +36,7 @@ from pdgemm.arrays.device import HOST
 from pdgemm.arrays.dtypes import STORED, element_type, names, rank
 from pdgemm.errors import DTypeError, FileError
 from pdgemm.grids.distribution import Block
+from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.spans import taking, timed
 from pdgemm.io.atomic import check_writable, on_root, replacing
@@ -113,7 +114,7 @@ def load(
         # the arguments of the layout are compared when the matrix is made
         description += ["hdf5.load", path, name, asked, bool(transpose), bool(verify), device]
     device_on(grid, device)
-    stored = on_root(comm, path, lambda: _inspect(path, name))
+    stored = on_root(comm, path, lambda: inspect(path, name))
     with together(comm):
         wanted = asked or stored.dtype
         _check_dtypes(f"{path}:{name}", stored.dtype, wanted)
@@ -125,14 +126,9 @@ def load(
             carried = stored.dtype
         elif wanted.kind == "c" and stored.dtype.kind != "c":  # HDF5 cannot convert real to complex numbers
             carried = np.empty(0, wanted).real.dtype
-    matrix = DistMatrix.empty(
-        stored.shape[::-1] if transpose else stored.shape,
-        grid=grid,
-        block=block,
-        source=source,
-        dtype=carried,
-        order="F" if transpose else "C",
-    )
+    order: Order = "F" if transpose else "C"
+    shape = stored.shape[::-1] if transpose else stored.shape
+    matrix = DistMatrix.empty(shape, grid=grid, block=block, source=source, dtype=carried, order=order)
     there = matrix.T if transpose else matrix
     way: AbstractContextManager[Transfer]
     with timed("read", matrix.local.nbytes), taking(None):
@@ -151,7 +147,9 @@ def load(
     if wanted != carried:
         matrix = matrix.astype(wanted)
     matrix = matrix.to_device(device)
-    matrix.report = _report("read", path, name, method, stored.shape, stored.dtype, start, stored.checksum)
+    size, taken = stored.shape[0] * stored.shape[1] * stored.dtype.itemsize, perf_counter() - start
+    what = str(path), name, method, stored.shape, str(stored.dtype)
+    matrix.report = IOReport("read", *what, size, taken, stored.checksum)
     return matrix
 
 
@@ -194,12 +192,8 @@ def save(
     matrix = matrix.to_host()
     layout = {"grid": matrix.grid.shape, "block": matrix.block, "source": matrix.distribution.source}
     written = checksum(matrix)
-    attributes = {
-        "pdgemm_version": pdgemm.__version__,
-        "pdgemm_dtype": str(matrix.dtype),
-        "pdgemm_layout": json.dumps(layout),
-        "pdgemm_checksum": written,
-    }
+    made_by = {"pdgemm_version": pdgemm.__version__, "pdgemm_dtype": str(matrix.dtype)}
+    attributes = {**made_by, "pdgemm_layout": json.dumps(layout), "pdgemm_checksum": written}
     size = matrix.shape[0] * matrix.shape[1] * matrix.dtype.itemsize
     room = 0 if compression else size
     with timed("write", matrix.stored.nbytes), taking(None), replacing(path, comm, room) as partial:
@@ -221,20 +215,14 @@ def save(
                 held = pieces.checksum(matrix.shape, matrix.dtype, transfer, step, comm)
             if held != written:  # on every rank alike
                 raise FileError(f"{path}: what was written is not what the file holds (disk full, quota, bad disk)")
-    return _report("wrote", path, name, method, matrix.shape, matrix.dtype, start, written)
+    what = str(path), name, method, matrix.shape, str(matrix.dtype)
+    return IOReport("wrote", *what, size, perf_counter() - start, written)
 
 
 def check_output(path: Path, name: str, grid: ProcessGrid, size: int) -> None:
     """Check that a dataset of `size` bytes can be saved here.  Collective; raises FileError on every rank."""
     check_writable(path, grid.comm, size)
     on_root(grid.comm, path, lambda: check_target(path, name))
-
-
-def _inspect(path: Path, name: str) -> Stored:
-    """Return the properties of a dataset.  On rank 0."""
-    if not path.exists():
-        raise FileError(f"{path}: no such file")
-    return inspect(path, name)
 
 
 def _check_dtypes(what: str, stored: np.dtype, wanted: np.dtype) -> None:
@@ -254,7 +242,7 @@ def _way_to_read(stored: Stored) -> str:
 
 def _check_same(path: Path, name: str, read: IOReport) -> None:
     """Raise FileError if the dataset is not the one that was read; the caller holds the lock of the file."""
-    found = _inspect(path, name)
+    found = inspect(path, name)
     if (found.shape, str(found.dtype), found.checksum) != (read.shape, read.dtype, read.checksum):
         raise FileError(f"{path}:{name} was replaced after it was read here, and was not overwritten: try again")
 
@@ -289,17 +277,3 @@ def _create(
         with partial.open("rb+") as reserved:
             reserve(reserved, partial.stat().st_size)
     return place
-
-
-def _report(
-    action: str,
-    path: Path,
-    name: str,
-    method: str,
-    shape: tuple[int, int],
-    dtype: np.dtype,
-    start: float,
-    recorded: str | None,
-) -> IOReport:
-    size = shape[0] * shape[1] * dtype.itemsize
-    return IOReport(action, str(path), name, method, shape, str(dtype), size, perf_counter() - start, recorded)

@@ -72,6 +72,8 @@ def check_names(path: Path, name: str) -> None:
 def inspect(path: Path, name: str) -> Stored:
     """Return the properties of the dataset that a name resolves to."""
     check_names(path, name)
+    if not path.exists():
+        raise FileError(f"{path}: no such file")
     seen: Seen = set()
     with followed(path, name, seen) as (file, dataset, other):
         if not isinstance(dataset, h5py.Dataset):

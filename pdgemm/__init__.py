@@ -35,26 +35,21 @@ if TYPE_CHECKING:
     from pdgemm.model.machine import load_machine as load_machine
     from pdgemm.profiling.trace_file import trace as trace
 
-_HOME = {
-    "Batch": "pdgemm.matrix.batch",
-    "BlockCyclic": "pdgemm.grids.distribution",
-    "Machine": "pdgemm.model.machine",
-    "Plan": "pdgemm.gemm",
-    "load_machine": "pdgemm.model.machine",
-    "plan": "pdgemm.gemm",
-    "DistMatrix": "pdgemm.matrix.distmatrix",
-    "Distribution": "pdgemm.grids.distribution",
-    "PdgemmError": "pdgemm.errors",
-    "ProcessGrid": "pdgemm.grids.process_grid",
-    "Report": "pdgemm.instrument.report",
-    "balance": "pdgemm.matrix.batch",
-    "matmul": "pdgemm.gemm",
-    "matmul_batched": "pdgemm.batched",
-    "pdgemm": "pdgemm.gemm",
-    "redistribute": "pdgemm.algorithms.redistribution",
-    "trace": "pdgemm.profiling.trace_file",
-    "verify": "pdgemm.matrix.residual",
+_NAMES = {  # what each module has for users
+    "pdgemm.algorithms.redistribution": ["redistribute"],
+    "pdgemm.batched": ["matmul_batched"],
+    "pdgemm.errors": ["PdgemmError"],
+    "pdgemm.gemm": ["Plan", "matmul", "pdgemm", "plan"],
+    "pdgemm.grids.distribution": ["BlockCyclic", "Distribution"],
+    "pdgemm.grids.process_grid": ["ProcessGrid"],
+    "pdgemm.instrument.report": ["Report"],
+    "pdgemm.matrix.batch": ["Batch", "balance"],
+    "pdgemm.matrix.distmatrix": ["DistMatrix"],
+    "pdgemm.matrix.residual": ["verify"],
+    "pdgemm.model.machine": ["Machine", "load_machine"],
+    "pdgemm.profiling.trace_file": ["trace"],
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted(_HOME)
 
 

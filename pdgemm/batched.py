@@ -82,13 +82,8 @@ def matmul_batched(
         accumulate, _ = accumulation(A.dtype, B.dtype, C.dtype, accumulate_dtype)
         alpha, beta = as_scalar(alpha, C.dtype, "alpha"), as_scalar(beta, C.dtype, "beta")
         flops = gemm_flops(1, 1, 1, accumulate.kind == "c") * mnk.prod(axis=0) * (alpha != 0)
-        description += [
-            f"matmul_batched of {len(C)} items, {flops.sum()} flops",
-            transa.upper(),
-            transb.upper(),
-            f"alpha={alpha}",
-        ]
-        description += [f"beta={beta}", A.dtype, B.dtype, C.dtype, accumulate]
+        description += [f"matmul_batched of {len(C)} items, {flops.sum()} flops", transa.upper(), transb.upper()]
+        description += [f"alpha={alpha}", f"beta={beta}", A.dtype, B.dtype, C.dtype, accumulate]
         conjugate = (conjugate_a, conjugate_b)
         multiply: Callable[[Any, Any, Any], None]
         if C.device:

@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 from pdgemm import DistMatrix, ProcessGrid, plan
 from pdgemm.instrument.recorder import Recorder
-from pdgemm.instrument.spans import Trace, taking
+from pdgemm.instrument.spans import Trace, Traced, taking
 
 
 def seconds(comm: MPI.Comm, product: object) -> float:
@@ -69,7 +69,7 @@ def main(sizes: str, width: int, repeats: int, nvtx: bool) -> None:
                         flush=True,
                     )
     if comm.rank == 0:
-        plain, traced = nanoseconds(Recorder()), nanoseconds(Trace(nvtx=library).recorder())
+        plain, traced = nanoseconds(Recorder()), nanoseconds(Traced(Trace(nvtx=library)))
         print(f"a phase: {plain:.0f} ns without a trace, {traced:.0f} ns with one")
 
 

@@ -184,12 +184,8 @@ class Prepared:
             workspace.copies or workspace.staged or product.exposed_buffers
         )
         if in_place and self._bytes <= SMALL and product.panels <= FEW:
-            key = (
-                product,
-                self._alpha,
-                grid,
-                self._peers and self._peers.lying,
-            )  # kept, so that no other grid has its id
+            lying = self._peers and self._peers.lying
+            key = (product, self._alpha, grid, lying)  # the grid is kept, so that no other has its id
             self._multiply = _again(key, call, A, B, C)
         else:
             self._multiply = executor_of(call)
@@ -232,16 +228,12 @@ def _grid(product: Product, *grids: ProcessGrid) -> ProcessGrid:
     """Return the grid of a product: one of the matrices' grids if it matches, else one that is kept."""
     if not product.on_grid:
         return grids[0]
-    wanted = product.grid
+    wanted = product.grid.shape, product.grid.layers, product.grid.rank_map
     for grid in grids:
         for seen in (grid, grid.T):
-            if seen.comm is grids[0].comm and (seen.shape, seen.layers, seen.rank_map) == (
-                wanted.shape,
-                wanted.layers,
-                wanted.rank_map,
-            ):
+            if seen.comm is grids[0].comm and (seen.shape, seen.layers, seen.rank_map) == wanted:
                 return seen
-    return grids[0].work_grid(wanted.shape, wanted.layers, wanted.rank_map)
+    return grids[0].work_grid(*wanted)
 
 
 def beta_of(beta: Any, C: DistMatrix, plan: ProductPlan) -> Any:
@@ -261,7 +253,7 @@ def _report(
     moves: list[MoveReport],
     sharing: int,
 ) -> Report:
-    product = plan.product
+    product, seconds_of = plan.product, recorder.seconds.get
     return Report(
         algorithm=plan.algorithm,
         inside=plan.inside,
@@ -281,11 +273,11 @@ def _report(
         coords=coords,
         flops=product.flops,
         seconds=seconds,
-        compute_seconds=recorder.seconds.get("compute", 0.0),
-        wait_seconds=recorder.seconds.get("wait", 0.0) + recorder.seconds.get("sync", 0.0),
-        sync_seconds=recorder.seconds.get("sync", 0.0),
-        hidden_seconds=recorder.seconds.get("hidden", 0.0),
-        pack_seconds=recorder.seconds.get("pack", 0.0),
+        compute_seconds=seconds_of("compute", 0.0),
+        hidden_seconds=seconds_of("hidden", 0.0),
+        pack_seconds=seconds_of("pack", 0.0),
+        sync_seconds=seconds_of("sync", 0.0),
+        wait_seconds=seconds_of("wait", 0.0) + seconds_of("sync", 0.0),
         counted=recorder.traffic,
         predicted=plan.traffic(rank),
         extra_bytes=recorder.peak_bytes,

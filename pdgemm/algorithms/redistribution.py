@@ -22,13 +22,14 @@ from pdgemm.grids.index_map import IndexMap
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument import spans
-from pdgemm.instrument.recorder import Recorder
+from pdgemm.instrument.recorder import Recorder, nothing
 from pdgemm.instrument.report import MoveReport
 from pdgemm.matrix.argument_checks import as_scalar, check_matrices, check_result, communicator, same_memory
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.local_arrays import all_shared, device_on, distribution_on, new_array
+from pdgemm.matrix.local_arrays import all_shared, device_on, new_local
 from pdgemm.movers.block_copy import copy_blocks
 from pdgemm.movers.node_arrays import NodeArrays
+from pdgemm.movers.panel_views import column_room
 from pdgemm.schedules.exchange import Exchange, best_places, plan_exchange
 from pdgemm.support.agreement import together
 
@@ -82,7 +83,10 @@ def redistribute(
         if out is None:
             if beta != 0:
                 raise ArgumentError(f"beta = {beta} requires out, the matrix that it scales")
-            out = _made(X, grid or X.grid.base, block, source, order, dtype)
+            there = grid or X.grid.base
+            wanted = X.dtype if dtype is None else dtype
+            local, distribution = new_local(there, X.shape, block, source, wanted, order, devices.of(X.stored))
+            out = DistMatrix(local, there, distribution, order)
         elif (grid, block, source, order, dtype, relabel) != (None, None, (0, 0), "C", None, False):
             raise ArgumentError("grid, block, source, order, dtype and relabel are for a new matrix, but out was given")
         _check(X, out)
@@ -94,8 +98,8 @@ def redistribute(
         shared = X.shared and X.grid.ranks_per_node is None
         where = devices.of(X.stored)
         shared, staged = reached(where, X.grid, shared, X.mpi_addressable and out.mpi_addressable)
-        there = (where.name if where else "", staged)
-        plan = plan_exchange(layout, target, comm.size, alpha == 1 and beta == 0, limit, shared, *there)
+        on = (where.name if where else "", staged)
+        plan = plan_exchange(layout, target, comm.size, alpha == 1 and beta == 0, limit, shared, *on)
         if limit is not None and plan.extra_bytes(None) > limit:
             raise MemoryLimitError(
                 f"memory limit {limit} bytes per rank is too small to redistribute {X!r}: "
@@ -143,23 +147,6 @@ def reached(device: Device | None, grid: ProcessGrid, shared: bool, copies_only:
         return shared, False
     reach = device.reach(grid)
     return shared and bool(reach.reads), reach.staged or not copies_only
-
-
-def _made(
-    X: DistMatrix,
-    grid: ProcessGrid,
-    block: int | tuple[int, int] | None,
-    source: tuple[int, int],
-    order: Order,
-    dtype: Any,
-) -> DistMatrix:
-    """Return a matrix of the shape of X with uninitialised elements.  Local."""
-    if order not in ("C", "F"):
-        raise ArgumentError(f'order {order!r} is neither "C" nor "F"')
-    layout = distribution_on(grid, X.shape, block, source)
-    where = devices.of(X.stored)
-    local = new_array(layout.local_shape(grid.coords), X.dtype if dtype is None else dtype, order, grid, where)
-    return DistMatrix(local, grid, layout, order)
 
 
 def move_report(name: str, plan: Exchange, rank: int, recorder: Recorder, seconds: float) -> MoveReport:
@@ -215,7 +202,6 @@ def exchange(
 ) -> None:
     """Compute Y := alpha X + beta Y, where X and Y are this rank's local arrays.  Collective over the grid."""
     conjugated = plan.source.conjugated != plan.target.conjugated
-
     combine = Combine(alpha, beta, workspace.scratch, conjugated)
     (_pull if plan.shared else _send)(X, Y, plan, workspace, grid, recorder, combine)
 
@@ -251,8 +237,8 @@ def _send(
     at_once = 8 * plan.words if plan.copies_only else plan.words  # elements that are only copied need no buffer
     staying = (tile for block in plan.staying(me) for tile in plan.tiles(block, at_once))
     requests = [MPI.REQUEST_NULL] * len(workspace.messages)
-    arrived: list[Callable[[], object]] = [_nothing] * workspace.receiving
-    over: list[Callable[[], object]] = [_nothing] * workspace.receiving
+    arrived: list[Callable[[], object]] = [nothing] * workspace.receiving
+    over: list[Callable[[], object]] = [nothing] * workspace.receiving
 
     def receive(slot: int) -> None:
         tile = next(incoming, None)
@@ -260,7 +246,7 @@ def _send(
             return
         peer, rows, cols = tile
         place = _contiguous(Y, rows.target, cols.target, rows, cols, plan) if plan.copies_only else None
-        arrived[slot] = _nothing
+        arrived[slot] = nothing  # the message is received directly into Y
         if place is None:
             place, packed = workspace.shaped(slot, rows.size, cols.size, order)
             rows, cols = rows.shifted(rows.source[0], 0), cols.shifted(cols.source[0], 0)
@@ -333,7 +319,7 @@ class Room:
 
     def shaped(self, slot: int, rows: int, cols: int, order: str) -> tuple[Array, Array]:
         """Return a message buffer as rows x cols, once as passed to MPI and once as packed and unpacked."""
-        sent, packed = (_shaped(x, rows, cols, order) for x in self.messages[slot])
+        sent, packed = (column_room(rows, order, cols, x) for x in self.messages[slot])
         return sent, packed
 
 
@@ -347,12 +333,3 @@ def _contiguous(
     view = x[r : r + rows.size, c : c + cols.size]
     contiguous = view.flags.c_contiguous if plan.target.order == "C" else view.flags.f_contiguous
     return view if contiguous else None
-
-
-def _shaped(buffer: Array, rows: int, cols: int, order: str) -> Array:
-    words = buffer[: rows * cols]
-    return words.reshape(rows, cols) if order == "C" else words.reshape(cols, rows).T
-
-
-def _nothing() -> None:
-    """Do nothing: the message was received directly into Y."""

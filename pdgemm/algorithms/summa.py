@@ -44,10 +44,8 @@ class SummaExecutor:
             return
         i, j = grid.coords
         in_row, in_col = {j: A}, {i: B}  # the local arrays of A and of B that this rank can read
-        rooms_a, rooms_b = (
-            {j: workspace["panels of A"]},
-            {i: workspace["panels of B"]},
-        )  # the buffers of the node's panels
+        # the buffers of the node's panels
+        rooms_a, rooms_b = {j: workspace["panels of A"]}, {i: workspace["panels of B"]}
         row, col = (plan.line(name, grid.comm.rank) for name in "AB")
         if peers:
             for q in set(row.near(j)) - {j}:
@@ -63,14 +61,8 @@ class SummaExecutor:
         bundles = plan.bundles
         self._sums = C if plan.sums_in_c or not bundles else workspace["sums"].reshape(C.shape, order=plan.C.order)
         self._ring = PanelRing(plan.slots, workspace["panels of A"], workspace["panels of B"])
-        self._products = Accumulator(
-            call.alpha,
-            0,
-            self._sums,
-            plan,
-            workspace,
-            self._ring.poll if grid.ranks_per_node and not plan.device else None,
-        )
+        poll = self._ring.poll if grid.ranks_per_node and not plan.device else None
+        self._products = Accumulator(call.alpha, 0, self._sums, plan, workspace, poll)
         self._updates = []
         for turn, bundle in enumerate(bundles):
             left = along_row.panel([(x.col, x.a) for x in bundle.steps], bundle.a, turn)

@@ -38,13 +38,18 @@ def spellings(kernel: str) -> list[str]:
     return [name for name in dict.fromkeys(found) if name and name not in GENERATIONS]
 
 
-def processor() -> str:
-    """Return the newest generation whose instructions this processor supports; "" if it is unknown."""
+def described(what: str) -> str:
+    """Return what /proc/cpuinfo says of the first processor, such as its "model name"; "" if it says nothing."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    flags = next((line.split() for line in lines if line.startswith("flags")), [])
+    return next((x.partition(":")[2].strip() for x in lines if x.startswith(what)), "")
+
+
+def processor() -> str:
+    """Return the newest generation whose instructions this processor supports; "" if it is unknown."""
+    flags = described("flags").split()
     return next((made for made, flag in FLAGS.items() if flag in flags), "")
 
 

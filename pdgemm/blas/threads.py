@@ -8,6 +8,7 @@ takes precedence where it is set.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,10 +78,7 @@ def multiplier() -> str:
 
 def core_share(cores: list[list[int]], rank: int) -> int:
     """Return the whole cores for `rank` if each core is divided among the ranks allowed on it, >= 1."""
-    ranks_on: dict[int, int] = {}
-    for allowed in cores:
-        for core in allowed:
-            ranks_on[core] = ranks_on.get(core, 0) + 1
+    ranks_on = Counter(core for allowed in cores for core in allowed)
     return max(1, int(sum(1 / ranks_on[core] for core in cores[rank]) + 1e-9))
 
 

@@ -18,18 +18,13 @@ from pdgemm.cli.job import Job, NoMPIError
 from pdgemm.errors import PdgemmError
 from pdgemm.support import launcher
 
-COMMANDS = {  # command: the module with the function of that name
-    "generate": "pdgemm.cli.product_commands",
-    "multiply": "pdgemm.cli.product_commands",
-    "verify": "pdgemm.cli.product_commands",
-    "plan": "pdgemm.cli.plan_commands",
-    "simulate": "pdgemm.cli.plan_commands",
-    "calibrate": "pdgemm.cli.plan_commands",
-    "scaling": "pdgemm.cli.scaling",
-    "plot": "pdgemm.cli.report_commands",
-    "profile": "pdgemm.cli.report_commands",
-    "info": "pdgemm.cli.report_commands",
+_MODULES = {  # the modules with functions of these names
+    "pdgemm.cli.product_commands": ("generate", "multiply", "verify"),
+    "pdgemm.cli.plan_commands": ("plan", "simulate", "calibrate"),
+    "pdgemm.cli.scaling": ("scaling",),
+    "pdgemm.cli.report_commands": ("plot", "profile", "info"),
 }
+COMMANDS = {name: module for module, names in _MODULES.items() for name in names}
 
 
 class _Commands(click.Group):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import cmath
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import click
@@ -45,32 +46,21 @@ def _dataset(text: str) -> Dataset:
     return Dataset(path, name)
 
 
-def _integer(text: str) -> int:
-    return _bounded(int(text))
-
-
 def _bounded(number: int) -> int:
     if abs(number) > LARGEST:
         raise OverflowError
     return number
 
 
-def _pair(text: str) -> tuple[int, int]:
-    first, second = re.split("[x,]", text)
-    return _integer(first), _integer(second)
+def _integers(text: str, separators: str = ",", count: int | None = None) -> tuple[int, ...]:
+    found = tuple(_bounded(int(x)) for x in re.split(f"[{separators}]", text))
+    if len(found) != (count or len(found)):
+        raise ValueError
+    return found
 
 
-def _triple(text: str) -> tuple[int, int, int]:
-    m, n, k = re.split("[x,]", text)
-    return _integer(m), _integer(n), _integer(k)
-
-
-def _block(text: str) -> tuple[int, int]:
-    return _pair(text) if re.search("[x,]", text) else (_integer(text), _integer(text))
-
-
-def _integers(text: str) -> tuple[int, ...]:
-    return tuple(map(_integer, text.split(",")))
+def _block(text: str) -> tuple[int, ...]:
+    return _PAIR(text) if re.search("[x,]", text) else _integers(text, count=1) * 2
 
 
 def _bytes(text: str) -> int:
@@ -96,10 +86,11 @@ def _part(text: str) -> complex:
         return complex(re.sub("i$", "j", text))
 
 
+_PAIR = partial(_integers, separators="x,", count=2)
 DATASET = _Form("file:/dataset", _dataset, "FILE:/DATASET, such as a.h5:/x")
-SHAPE = _Form("rows x cols", _pair, "5000x3000")
-MNK = _Form("m,n,k", _triple, "16384,16384,16384")
-GRID = _Form("PrxPc", _pair, "2x3")
+SHAPE = _Form("rows x cols", _PAIR, "5000x3000")
+MNK = _Form("m,n,k", partial(_integers, separators="x,", count=3), "16384,16384,16384")
+GRID = _Form("PrxPc", _PAIR, "2x3")
 BLOCK = _Form("size", _block, "256 or 256x128")
 INTEGERS = _Form("numbers", _integers, "1,2,4")
 BYTES = _Form("bytes", _bytes, "2GiB, 500MB or 1000000")

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -121,7 +120,7 @@ def _steps(path: Path, wanted: list[Case], launch: Launcher, machine_file: str |
     study = _opened(path)
     machine = _machine_at_hand(path, machine_file, study)
     room = launcher.allocated_ranks()
-    todo, fits = _fitting(wanted, records.left(study, wanted), room, "the allocation has room for", _warn)
+    todo, fits = _fitting(wanted, records.left(study, wanted), room, "the allocation has room for")
     _say(_headline(path, wanted, todo))
     if not todo:
         return 0 if fits else 1
@@ -189,16 +188,17 @@ def _warn(text: str) -> None:
 
 
 def _fitting(
-    wanted: list[Case], todo: list[Case], room: int | None, what: str, tell: Callable[[str], object]
+    wanted: list[Case], todo: list[Case], room: int | None, what: str, loud: bool = True
 ) -> tuple[list[Case], bool]:
-    """Return the cases that fit the ranks available, and whether all do; `tell` is called for the others."""
+    """Return the cases that fit the ranks available, and whether all do; a line names the others, if loud."""
     large = sorted({case.ranks for case in todo if room is not None and case.ranks > room})
     if room is None or not large:
         return todo, True
     text = f"{what} {counted(room, 'rank')}: cases of {', '.join(map(str, large))} ranks do not fit"
     if all(case.ranks > room for case in wanted):
         raise ArgumentError(text)
-    tell(f"{text}, and are left out")
+    if loud:
+        _warn(f"{text}, and are left out")
     return [case for case in todo if case.ranks <= room], False
 
 
@@ -228,7 +228,7 @@ def _inside(
         _calibrated(comm, path)
         return 0
     todo = records.left(study, wanted) if only is None else [wanted[number] for number in only]
-    todo, fits = _fitting(wanted, todo, comm.size, "this job has", _nothing if comm.rank else _warn)
+    todo, fits = _fitting(wanted, todo, comm.size, "this job has", loud=not comm.rank)
     if only is None:
         _say(_headline(path, wanted, todo))
     if not todo:
@@ -243,16 +243,12 @@ def _inside(
 
     with ExitStack() as held:
         if only is None:
-            on_root(comm, path, lambda: _nothing(held.enter_context(records.alone(path))))
+            on_root(comm, path, lambda: held.enter_context(records.alone(path)))
             on_root(comm, path, lambda: _keep(path, study, machine))
             if machine is None and not ordinary:
                 machine = _calibrated(comm, path)
         good = run(comm, path, todo, repeats, warmup, machine, doing, told)
     return 0 if good and fits else 1
-
-
-def _nothing(text: object) -> None:
-    """Do nothing: rank 0 prints for all ranks."""
 
 
 def _calibrated(comm: MPI.Intracomm, path: Path) -> Machine:

@@ -64,10 +64,8 @@ def _before_trying(setting: str) -> tuple[bool, str]:
     if reported == "no":
         return False, "the MPI library reports no support for GPUs"
     if reported == "unknown" and not _child_survives():
-        return (
-            False,
-            "the MPI library does not report whether it supports GPUs, and a child process that tried it failed",
-        )
+        why = "the MPI library does not report whether it supports GPUs, and a child process that tried it failed"
+        return False, why
     return True, ""
 
 
@@ -93,13 +91,8 @@ def self_test(comm: MPI.Intracomm, device: Device) -> str:
 def _child_survives() -> bool:
     """Return whether a child process of one rank passes the self-test."""
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "pdgemm.devices.gpu_aware_mpi"],
-            env=launcher.outside_allocation(),
-            timeout=_PATIENCE,
-            capture_output=True,
-            check=False,
-        )
+        command = [sys.executable, "-m", "pdgemm.devices.gpu_aware_mpi"]
+        done = subprocess.run(command, env=launcher.outside_allocation(), timeout=_PATIENCE, capture_output=True)
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import add
 from time import perf_counter
 from typing import Any
 
@@ -34,13 +35,7 @@ class Traffic:
         self.words_read += words
 
     def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(
-            self.words_sent + other.words_sent,
-            self.words_received + other.words_received,
-            self.messages_sent + other.messages_sent,
-            self.messages_received + other.messages_received,
-            self.words_read + other.words_read,
-        )
+        return Traffic(*map(add, vars(self).values(), vars(other).values()))
 
 
 @dataclass(frozen=True)
@@ -104,7 +99,7 @@ class Recorder:
 
     def moving(self, kind: str, nbytes: int) -> Callable[[], object]:
         """Record the start of a transfer; the caller calls the result when it sees that the transfer is complete."""
-        return _nothing
+        return nothing
 
     # the host's work is complete on return; `pdgemm.devices.streams` overrides these for work in streams
     def synchronize_copies(self) -> None:
@@ -125,8 +120,8 @@ class Recorder:
         """Wait until all work is complete."""
 
 
-def _nothing() -> None:
-    """Do nothing at the end of a transfer that is not traced."""
+def nothing() -> None:
+    """Do nothing where something could be done: at the end of a transfer that is not traced, or while others wait."""
 
 
 class _Phase:

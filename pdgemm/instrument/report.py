@@ -124,45 +124,27 @@ class Report:
         )
 
 
+# figures of a Report in a summary: the same on all ranks, and those that differ
+_ALIKE = (
+    "algorithm", "inside", "grid", "layers", "mnk", "dtype", "mover", "panels", "panel_width", "lookahead", "threads",
+    "blas", "device", "ranks_per_device", "compute", "predicted_seconds", "lower_bound_words",
+)  # fmt: skip
+_SECONDS = tuple(f"{name}seconds" for name in ("", "compute_", "wait_", "sync_", "hidden_", "pack_", "move_"))
+_COUNTED = ("words_received", "words_read", "words_sent", "messages_received", "messages_sent")
+
+
 def summary(reports: Sequence[Report]) -> dict[str, Any]:
     """Return the reports of all ranks as one table with the minimum, mean and maximum of each figure."""
     first = reports[0]
     slowest = max(r.seconds for r in reports)
-    columns = {
-        "seconds": [r.seconds for r in reports],
-        "compute_seconds": [r.compute_seconds for r in reports],
-        "wait_seconds": [r.wait_seconds for r in reports],
-        "sync_seconds": [r.sync_seconds for r in reports],
-        "hidden_seconds": [r.hidden_seconds for r in reports],
-        "pack_seconds": [r.pack_seconds for r in reports],
-        "move_seconds": [r.move_seconds for r in reports],
-        **{
-            name: [getattr(r.counted, name) for r in reports]
-            for name in ("words_received", "words_read", "words_sent", "messages_received", "messages_sent")
-        },
-        "extra_bytes": [r.extra_bytes for r in reports],
-    }
+    columns = {name: [getattr(r, name) for r in reports] for name in _SECONDS}
+    columns |= {name: [getattr(r.counted, name) for r in reports] for name in _COUNTED}
+    columns["extra_bytes"] = [r.extra_bytes for r in reports]
     overlaps = [r.overlap for r in reports if r.overlap is not None]
     return {
         "title": _title(first),
-        "algorithm": first.algorithm,
-        "inside": first.inside,
-        "grid": first.grid,
-        "layers": first.layers,
-        "mnk": first.mnk,
-        "dtype": first.dtype,
-        "mover": first.mover,
-        "panels": first.panels,
-        "panel_width": first.panel_width,
-        "lookahead": first.lookahead,
-        "threads": first.threads,
-        "blas": first.blas,
-        "device": first.device,
-        "ranks_per_device": first.ranks_per_device,
-        "compute": first.compute,
+        **{name: getattr(first, name) for name in _ALIKE},
         "redistributed": [move.name for move in first.moves],
-        "predicted_seconds": first.predicted_seconds,
-        "lower_bound_words": first.lower_bound_words,
         "overlap": sum(overlaps) / len(overlaps) if overlaps else None,  # the mean over ranks
         "gflops": first.flops / slowest / 1e9 if slowest else 0.0,
         "as_predicted": all(r.counted == r.predicted and r.extra_bytes == r.predicted_extra_bytes for r in reports),

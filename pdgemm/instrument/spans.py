@@ -35,10 +35,6 @@ class Trace:
         self.ranges = Ranges(nvtx.get_domain("pdgemm")) if nvtx else None
         self.add = self._found.append  # it takes the fields of a Span as a tuple
 
-    def recorder(self) -> Recorder:
-        """Return a recorder of the host's work."""
-        return Traced(self)
-
     @property
     def spans(self) -> list[Span]:
         return [Span(row, named(name), *rest) for row, name, *rest in self._found]
@@ -71,8 +67,7 @@ class Traced(Recorder):
         self.trace = trace
 
     def phase(self, name: str) -> Any:
-        ranges = self.trace.ranges
-        return Annotated(self, name, ranges) if ranges else Phase(self, name)
+        return Phase(self, name)
 
     def coming(self, kind: str, x: Any, request: Any) -> Any:
         self.traffic.received(x.size)
@@ -84,7 +79,7 @@ class Traced(Recorder):
 
 
 class Phase:
-    """A phase on the host, with the same seconds in the trace and in the report."""
+    """A phase on the host, with the same seconds in the trace and in the report, and perhaps a range of NVTX."""
 
     __slots__ = ("_name", "_recorder", "_start")
 
@@ -92,30 +87,16 @@ class Phase:
         self._recorder, self._name = recorder, name
 
     def __enter__(self) -> None:
+        if ranges := self._recorder.trace.ranges:
+            ranges.push(self._name)
         self._start = perf_counter()
 
     def __exit__(self, *error: object) -> None:
         end, name, start, recorder = perf_counter(), self._name, self._start, self._recorder
         recorder.seconds[name] = recorder.seconds.get(name, 0.0) + end - start
         recorder.trace.add((HOST, name, start, end))
-
-
-class Annotated(Phase):
-    """A phase that is also a range of NVTX."""
-
-    __slots__ = ("_ranges",)
-
-    def __init__(self, recorder: Traced, name: str, ranges: Ranges) -> None:
-        super().__init__(recorder, name)
-        self._ranges = ranges
-
-    def __enter__(self) -> None:
-        self._ranges.push(self._name)
-        super().__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        super().__exit__()
-        self._ranges.pop()
+        if ranges := recorder.trace.ranges:
+            ranges.pop()
 
 
 _active: Trace | None = None

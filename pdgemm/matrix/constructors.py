@@ -23,7 +23,7 @@ from pdgemm.matrix.local_arrays import (
     device_on,
     distribution_on,
     memory_order,
-    new_array,
+    new_local,
 )
 from pdgemm.matrix.matrix_base import MatrixBase
 from pdgemm.support.agreement import together
@@ -55,10 +55,7 @@ class Constructors(MatrixBase):
         """
         where = device_on(grid, device)
         with together(grid.comm) as arguments:
-            distribution = distribution_on(grid, shape, block, source)
-            if order not in ("C", "F"):
-                raise ArgumentError(f'order {order!r} is neither "C" nor "F"')
-            local = new_array(distribution.local_shape(grid.coords), dtype, order, grid, where)
+            local, distribution = new_local(grid, shape, block, source, dtype, order, where)
             arguments += ["DistMatrix.empty", distribution, local.dtype, order]
         return cls(local, grid, distribution, order, shared=all_shared(local, grid))
 

@@ -10,7 +10,7 @@ from mpi4py import MPI
 from pdgemm.arrays import device as devices
 from pdgemm.arrays.device import Array, Device
 from pdgemm.arrays.dtypes import element_type
-from pdgemm.errors import GridError, NodeMemoryError, OutOfMemoryError
+from pdgemm.errors import ArgumentError, GridError, NodeMemoryError, OutOfMemoryError
 from pdgemm.grids.distribution import Block, Distribution
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
@@ -29,6 +29,17 @@ def new_array(
             return devices.empty(shape, dtype, order, device)
     except ValueError as bad:  # NumPy's own limit
         raise OutOfMemoryError(f"no rank has room for {shape[0]} x {shape[1]} elements of {dtype}: {bad}") from bad
+
+
+def new_local(
+    grid: ProcessGrid, shape: tuple[int, int], block: Block | None, source: tuple[int, int], dtype: Any, order: Order,
+    device: Device | None,
+) -> tuple[Array, Distribution]:  # fmt: skip
+    """Allocate the local array of a new matrix, and return it with the distribution.  Local."""
+    distribution = distribution_on(grid, shape, block, source)
+    if order not in ("C", "F"):
+        raise ArgumentError(f'order {order!r} is neither "C" nor "F"')
+    return new_array(distribution.local_shape(grid.coords), dtype, order, grid, device), distribution
 
 
 def all_shared(local: Array, grid: ProcessGrid) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from time import perf_counter
-from types import TracebackType
 from typing import Protocol, TypeVar
 
 from mpi4py import MPI
@@ -17,6 +16,7 @@ from mpi4py import MPI
 from pdgemm.arrays.device import Array, Pinned
 from pdgemm.arrays.elementwise import CONVERT
 from pdgemm.instrument.recorder import Recorder
+from pdgemm.movers.panel_views import column_room
 from pdgemm.movers.shift import shift
 from pdgemm.movers.staged import staged_shift, to_room
 
@@ -154,9 +154,7 @@ class PanelRing:
     def __enter__(self) -> PanelRing:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if kind is None:  # after an error the other ranks may never send: do not wait for them
             for _ in self.slots:
                 self.take()
@@ -200,7 +198,7 @@ class RingShift:
         self.held = first
         if comm.size > 1 and not first.flags.forc:
             with recorder.phase("pack"):
-                self.held = self._shaped(self._buffers[-1], first.shape)
+                self.held = column_room(first.shape[0], order, first.shape[1], self._buffers[-1])
                 CONVERT(self.held, first)
         if comm.size > 1 and self._staged and first.size:
             to_room(self._staged[-1].cut(0, first.size), flat(self.held), recorder)
@@ -213,7 +211,7 @@ class RingShift:
         with self._recorder.phase("wait"):
             drain(self._users[self._turn])
         with self._recorder.phase("post"):
-            self._coming = self._shaped(self._buffers[self._turn], shape)
+            self._coming = column_room(shape[0], self._order, shape[1], self._buffers[self._turn])
             held, coming = flat(self.held), flat(self._coming)
             if self._staged:
                 host = self._staged[self._at].cut(0, held.size), self._staged[self._turn].cut(0, coming.size)
@@ -231,17 +229,10 @@ class RingShift:
             self.held, self._coming = self._coming, None
             self._at, self._turn = self._turn, (self._turn + 1) % len(self._buffers)
 
-    def _shaped(self, buffer: Array, shape: tuple[int, int]) -> Array:
-        rows, cols = shape
-        words = buffer[: rows * cols]
-        return words.reshape(cols, rows).T if self._order == "F" else words.reshape(rows, cols)
-
     def __enter__(self) -> RingShift:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if kind is None:
             self._wait_for_leaving()
 

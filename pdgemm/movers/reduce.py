@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from pdgemm.arrays.device import Array, Pinned, of
 from pdgemm.arrays.elementwise import CONVERT, Combine
-from pdgemm.instrument.recorder import Recorder, Then
+from pdgemm.instrument.recorder import Recorder, Then, nothing
 from pdgemm.movers.staged import to_room
 
 _ADD = Combine(1, 1)
@@ -69,7 +69,7 @@ def _gather(
         over()
         with recorder.phase("compute"):
             _ADD(flat, arrived)
-        for wait in recorder.record_products(_nothing):
+        for wait in recorder.record_products(nothing):
             wait()
 
 
@@ -115,11 +115,7 @@ def reduce_scatter(
             over()
         with recorder.phase("compute"):
             _ADD(mine, staged[1].device[: mine.size] if staged else arriving)
-        for wait in recorder.record_products(_nothing):
+        for wait in recorder.record_products(nothing):
             wait()
     with recorder.phase("wait"):
         MPI.Request.Waitall(sends)
-
-
-def _nothing() -> None:
-    """Do nothing while a product is waited for."""

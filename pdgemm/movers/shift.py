@@ -22,15 +22,15 @@ def shift(
     """
     arriving, leaving = [], []
     recorder.synchronize_copies()
-    for piece in pieces(wire(coming)):
+    for piece in _pieces(wire(coming)):
         arriving.append(recorder.coming("shift", piece, comm.Irecv(piece, source=source)))
-    for piece in pieces(wire(held)):
+    for piece in _pieces(wire(held)):
         leaving.append(comm.Isend(piece, dest=to))
         recorder.traffic.sent(piece.size)
     return arriving, leaving
 
 
-def pieces(x: Any) -> Iterator[Any]:
+def _pieces(x: Any) -> Iterator[Any]:
     """Return the pieces of an array that are sent as one message each."""
     words = LARGEST_MESSAGE_BYTES // x.itemsize
     return (x[start : start + words] for start in range(0, x.size, words))

@@ -13,7 +13,7 @@ from pdgemm.arrays.device import Pinned, of
 from pdgemm.arrays.dtypes import wire
 from pdgemm.instrument.recorder import Then
 from pdgemm.model.mover_registry import RING
-from pdgemm.movers.shift import pieces
+from pdgemm.movers.shift import shift
 
 
 class Staged:
@@ -61,14 +61,9 @@ def staged_shift(
     comm: MPI.Comm, held: Pinned, to: int, coming: Pinned, block: Any, source: int, recorder: Any
 ) -> tuple[list[Any], list[Any]]:
     """Start a shift as `shift.shift` does, from the host buffer `held` to the host buffer `coming`, then to `block`."""
-    device, requests, leaving = of(block), list[Any](), list[Any]()
+    device = of(block)
     assert device is not None
-    recorder.synchronize_copies()
-    for piece in pieces(wire(coming.host)):
-        requests.append(recorder.coming("shift", piece, comm.Irecv(piece, source=source)))
-    for piece in pieces(wire(held.host)):
-        leaving.append(comm.Isend(piece, dest=to))
-        recorder.traffic.sent(piece.size)
+    requests, leaving = shift(comm, held.host, to, coming.host, source, recorder)
 
     def take() -> None:
         with recorder.phase("pack"):

@@ -28,11 +28,6 @@ from pdgemm.planning.product_layouts import (
 from pdgemm.schedules import Cannon, Inner, Layered, Product, Stationary, Summa
 
 
-def _nowhere(problem: Problem) -> Iterator[Product]:
-    """Yield nothing: the algorithm runs on new grids only."""
-    yield from ()
-
-
 @dataclass(frozen=True, eq=False)
 class Algorithm:
     """An algorithm that forms a product on many ranks.
@@ -44,7 +39,7 @@ class Algorithm:
     takes    : takes(Pr, Pc, layers, ranks) returns whether it runs on such a grid of that many ranks.
     needs    : description of these grids; {ranks} and {layers} stand for the numbers of them.
     new_grid : new_grid(problem, candidate) lays A, B and C out on a new grid.
-    here     : here(problem) yields the products to compare on the grids that A, B and C have.
+    here     : here(problem) yields the products to compare on the grids that A, B and C have; none by default.
     layers   : number of layers of its grids: "one", "several" or "any".
     twin     : name under which a caller requests it for C^T = B^T A^T; "": the same name.
     mirrored : does it send other messages for C^T = B^T A^T on a grid that is not square?
@@ -63,7 +58,7 @@ class Algorithm:
     takes: Takes
     needs: str
     new_grid: Callable[[Problem, GridCandidate], Product]
-    here: Callable[[Problem], Iterator[Product]] = _nowhere
+    here: Callable[[Problem], Iterator[Product]] = lambda problem: iter(())
     layers: Literal["one", "several", "any"] = "one"
     twin: str = ""
     mirrored: bool = False

@@ -80,12 +80,6 @@ class Partition:
             self.m_loc * self.n_loc * (1 - 1 / self.layers) * (self.k > 0),
         )
 
-    @property
-    def total_words(self) -> int:
-        """The words that all ranks together send; exact for ragged blocks too."""
-        m, n, k = self.m, self.n, self.k
-        return (m * k * (self.pc - 1) + k * n * (self.pr - 1) + m * n * (self.layers - 1)) * (k > 0)
-
 
 def inner_blocks(pr: Any, pc: Any) -> Any:
     """Return the blocks of inner indices of a layer: a multiple of the longer side, and nearly of the shorter."""
@@ -153,10 +147,9 @@ def grids(
 
 
 class Priced(NamedTuple):
-    """Grids, best first, with the words that the busiest rank receives."""
+    """Grids, the one on which the busiest rank receives the fewest words first."""
 
     grids: np.ndarray
-    words: np.ndarray
     work: np.ndarray  # size of the largest block
 
 
@@ -164,7 +157,7 @@ class Priced(NamedTuple):
 def priced(m: int, n: int, k: int, ranks: int, layers: int | None, shape: tuple[int, int] | None) -> Priced:
     if m < n:  # the grids of C^T = B^T A^T
         seen = priced(n, m, k, ranks, layers, shape and shape[::-1])
-        return Priced(seen.grids[:, [1, 0, 2]], seen.words, seen.work)
+        return Priced(seen.grids[:, [1, 0, 2]], seen.work)
     every = grids(m, n, k, ranks, layers, shape)
     used = every.prod(axis=1)
     every = every[used >= (0.75 if ranks < 256 else 0.9) * used.max(initial=0)]  # the others leave too many ranks idle
@@ -178,7 +171,7 @@ def priced(m: int, n: int, k: int, ranks: int, layers: int | None, shape: tuple[
     words = m_loc * k_loc * (1 - 1 / pc) + k_loc * n_loc * (1 - 1 / pr) + m_loc * n_loc * (1 - 1 / c) * (k > 0)
     work = m_loc * n_loc * k_loc
     order = np.lexsort((work, words))
-    return Priced(every[order], words[order], work[order])
+    return Priced(every[order], work[order])
 
 
 def best_grids(
@@ -198,7 +191,7 @@ def best_grids(
     fits   : fits(Pr, Pc, c) returns which grids are allowed.
     anyhow : allow grids with more ranks than rows, columns or inner indices, if there are no others.
     """
-    every, _, work = priced(m, n, k, ranks, layers, shape)
+    every, work = priced(m, n, k, ranks, layers, shape)
     if fits is not None:
         allowed = fits(*every.T)
         every, work = every[allowed], work[allowed]

@@ -155,10 +155,6 @@ class Profile:
     machine: Machine
 
     @property
-    def several_nodes(self) -> bool:
-        return len({x.node for x in self.about}) > 1
-
-    @property
     def calibrated(self) -> bool:
         return self.machine.name not in ORDINARY
 
@@ -241,7 +237,7 @@ class Profile:
                 **{f"p{q}_seconds": float(np.percentile(seconds, q)) for q in (50, 95, 99)},
                 "gb_per_second": float(np.median(sizes[large] / seconds[large]) / 1e9) if large.any() else None,
                 "calibrated_inside_a_node": near,
-                "calibrated_between_nodes": far if self.several_nodes else None,
+                "calibrated_between_nodes": far if len({x.node for x in self.about}) > 1 else None,
             }
 
     def as_dict(self) -> dict[str, Any]:

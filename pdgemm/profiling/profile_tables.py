@@ -45,14 +45,8 @@ def _ranks(profile: Profile) -> Table:
     seconds = np.array([[x.seconds, *x.parts.values(), *(x.outside[name] for name in outside)] for x in profile.ranks])
     critical, overlaps = profile.critical.number, [_percent(x.overlap) for x in profile.ranks]
     shown = [x.number for x in profile.ranks] if len(profile.ranks) <= SHOWN else [critical]
-    rows = [
-        (
-            f"{number}{' (critical)' if number == critical and len(profile.ranks) > 1 else ''}",
-            seconds[number],
-            overlaps[number],
-        )
-        for number in shown
-    ]
+    mark = " (critical)" * (len(profile.ranks) > 1)
+    rows = [(f"{x}{mark * (x == critical)}", seconds[x], overlaps[x]) for x in shown]
     rows += [
         ("least", seconds.min(0), ""),
         ("mean", seconds.mean(0), _percent(profile.overlap)),

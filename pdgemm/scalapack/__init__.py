@@ -17,43 +17,9 @@ Blackford et al., ScaLAPACK Users' Guide, 1997, ch. 4; Choi et al., A proposal f
 Algebra Subprograms, LAPACK Working Note 100, 1995.
 """
 
-from pdgemm.scalapack.blacs import blacs_gridexit, blacs_gridinfo, blacs_gridinit, context
-from pdgemm.scalapack.descriptors import (
-    CSRC_,
-    CTXT_,
-    DTYPE_,
-    LLD_,
-    M_,
-    MB_,
-    N_,
-    NB_,
-    RSRC_,
-    IllegalArgument,
-    descinit,
-    descinit2,
-    numroc,
-)
-from pdgemm.scalapack.pblas import (
-    pcgemm,
-    pcgemr2d,
-    pctranc,
-    pctranu,
-    pdgemm,
-    pdgemr2d,
-    pdtran,
-    pigemr2d,
-    psgemm,
-    psgemr2d,
-    pstran,
-    pzgemm,
-    pzgemr2d,
-    pztranc,
-    pztranu,
-)
+from pdgemm.scalapack import blacs, descriptors, pblas
+from pdgemm.scalapack.blacs import *  # noqa: F403
+from pdgemm.scalapack.descriptors import *  # noqa: F403
+from pdgemm.scalapack.pblas import *  # noqa: F403
 
-__all__ = [
-    "CSRC_", "CTXT_", "DTYPE_", "LLD_", "MB_", "M_", "NB_", "N_", "RSRC_", "IllegalArgument",
-    "blacs_gridexit", "blacs_gridinfo", "blacs_gridinit", "context", "descinit", "descinit2", "numroc",
-    "pcgemm", "pcgemr2d", "pctranc", "pctranu", "pdgemm", "pdgemr2d", "pdtran", "pigemr2d", "psgemm", "psgemr2d",
-    "pstran", "pzgemm", "pzgemr2d", "pztranc", "pztranu",
-]  # fmt: skip
+__all__ = [*blacs.__all__, *descriptors.__all__, *pblas.__all__]

@@ -14,6 +14,7 @@ from pdgemm.grids.process_grid import ProcessGrid, grid_shape
 from pdgemm.support.agreement import together
 from pdgemm.support.watchdog import watched
 
+__all__ = ["blacs_gridexit", "blacs_gridinfo", "blacs_gridinit", "context"]
 _contexts: dict[int, ProcessGrid] = {}
 _numbers = count()
 

@@ -18,6 +18,10 @@ from pdgemm.errors import ArgumentError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.scalapack.blacs import grid_of
 
+__all__ = [
+    "CSRC_", "CTXT_", "DTYPE_", "LLD_", "MB_", "M_", "NB_", "N_", "RSRC_", "IllegalArgument", "descinit", "descinit2",
+    "numroc",
+]  # fmt: skip
 DTYPE_, CTXT_, M_, N_, MB_, NB_, RSRC_, CSRC_, LLD_ = range(9)  # of type 1
 BLOCK_CYCLIC_2D, BLOCK_CYCLIC_2D_INB = 1, 2
 _ENTRIES = {

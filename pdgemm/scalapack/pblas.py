@@ -20,17 +20,14 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.matrix.argument_checks import as_scalar, check_result
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.scalapack.blacs import grid_of, meeting
-from pdgemm.scalapack.descriptors import (
-    CTXT_,
-    DTYPE_,
-    LLD_,
-    Descriptor,
-    illegal,
-    whole_number,
-)
+from pdgemm.scalapack.descriptors import CTXT_, DTYPE_, LLD_, Descriptor, illegal, whole_number
 from pdgemm.support.agreement import agree
 from pdgemm.support.text import ranks_text
 
+__all__ = [
+    "pcgemm", "pcgemr2d", "pctranc", "pctranu", "pdgemm", "pdgemr2d", "pdtran", "pigemr2d", "psgemm", "psgemr2d",
+    "pstran", "pzgemm", "pzgemr2d", "pztranc", "pztranu",
+]  # fmt: skip
 _TYPES = {"i": ("i4", "i8"), "s": ("f",), "d": ("d",), "c": ("F",), "z": ("D",)}  # both integer sizes of ScaLAPACK
 Dtypes = tuple[np.dtype, ...]
 

@@ -7,7 +7,7 @@ each, in messages of at most `words` elements.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -71,41 +71,28 @@ class Exchange:
     @remembered_if(_worth_keeping)
     def sends(self, rank: int) -> list[Block]:
         """Return what `rank` sends, the nearest following rank first."""
-        i, j = self.source.coords(rank)
-        a, b = self.source.distribution, self.target.distribution
-        columns = [(to_j, cols.pack()) for to_j, cols in index_maps(a.cols, b.cols, j)]
-        blocks = [
-            Block(self.target.rank(to_i, to_j), rows.pack(), cols)
-            for to_i, rows in index_maps(a.rows, b.rows, i)
-            for to_j, cols in columns
-        ]
+        blocks = self._blocks(rank, IndexMap.pack, by_target=False)
         return sorted((x for x in blocks if x.peer != rank), key=lambda x: (x.peer - rank) % self.size)
 
     @remembered_if(_worth_keeping)
     def receives(self, rank: int) -> list[Block]:
         """Return what `rank` receives, the nearest preceding rank first."""
-        i, j = self.target.coords(rank)
-        a, b = self.source.distribution, self.target.distribution
-        columns = [(from_j, cols.unpack()) for from_j, cols in index_maps(a.cols, b.cols, j, by_target=True)]
-        blocks = [
-            Block(self.source.rank(from_i, from_j), rows.unpack(), cols)
-            for from_i, rows in index_maps(a.rows, b.rows, i, by_target=True)
-            for from_j, cols in columns
-        ]
+        blocks = self._blocks(rank, IndexMap.unpack, by_target=True)
         return sorted((x for x in blocks if x.peer != rank), key=lambda x: (rank - x.peer) % self.size)
 
     @remembered_if(_worth_keeping)
     def pulls(self, rank: int) -> list[Block]:
         """Return all that `rank` will hold, with maps from X to Y; its own block first, then as in `receives`."""
-        i, j = self.target.coords(rank)
-        a, b = self.source.distribution, self.target.distribution
-        columns = list(index_maps(a.cols, b.cols, j, by_target=True))
-        blocks = [
-            Block(self.source.rank(from_i, from_j), rows, cols)
-            for from_i, rows in index_maps(a.rows, b.rows, i, by_target=True)
-            for from_j, cols in columns
-        ]
+        blocks = self._blocks(rank, lambda x: x, by_target=True)
         return sorted(blocks, key=lambda x: (rank - x.peer) % self.size)
+
+    def _blocks(self, rank: int, form: Callable[[IndexMap], IndexMap], by_target: bool) -> list[Block]:
+        """Return what `rank` holds of Y (by_target) or of X, by the peers that hold it of the other."""
+        here, there = (self.target, self.source) if by_target else (self.source, self.target)
+        (i, j), a, b = here.coords(rank), self.source.distribution, self.target.distribution
+        columns = [(peer_j, form(cols)) for peer_j, cols in index_maps(a.cols, b.cols, j, by_target)]
+        rows = ((peer_i, form(rows)) for peer_i, rows in index_maps(a.rows, b.rows, i, by_target))
+        return [Block(there.rank(peer_i, peer_j), down, across) for peer_i, down in rows for peer_j, across in columns]
 
     @remembered_if(_worth_keeping)
     def staying(self, rank: int) -> list[Block]:

@@ -117,11 +117,6 @@ class Product:
         return np.dtype(self.compute) if self.compute in dtypes.HALF_NAMES and not self.device else None
 
     @property
-    def update_dtype(self) -> np.dtype:
-        """The type in which sums are added to C."""
-        return dtypes.arithmetic(self.accumulate, self.C.dtype)
-
-    @property
     def sums_in_c(self) -> bool:
         """Are products accumulated in C itself?"""
         return self.C.dtype == self.accumulate
@@ -311,7 +306,7 @@ class Product:
 
     def _update(self, words: int) -> tuple[int, np.dtype]:
         """Return the workspace in which that many sums are rounded, or added to C."""
-        return 0 if self.device else 2 * min(words, SLAB), self.update_dtype
+        return 0 if self.device else 2 * min(words, SLAB), dtypes.arithmetic(self.accumulate, self.C.dtype)
 
     def _exact(self, rows: int, cols: int) -> int:
         """Return the 32-bit numbers that int8 products are formed in, and made integers, before accumulation."""

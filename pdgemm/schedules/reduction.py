@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 
 import numpy as np
 
@@ -150,7 +151,9 @@ class Reduction:
     def buffers(self, rank: int | None) -> Buffers:
         rows, cols = self.shape(rank)
         height = min(rows, self._at_once(rank))
-        mine = min(height * cols, self._largest_share) if rank is None else int(self._shares(rank)[1].max(initial=0))
+        mine = min(height * cols, prod(self.C.local_shape(None)))
+        if rank is not None:
+            mine = int(self._shares(rank)[1].max(initial=0))
         return {
             "packed C": (0 if self.read else height * cols, self.dtype),
             "own part of C": (mine, self.dtype),
@@ -166,11 +169,6 @@ class Reduction:
         if self.device:
             return 0 if self.read else mine
         return min(mine, max(SLAB, self.C.local_shape(rank)[1])) * self.read
-
-    @property
-    def _largest_share(self) -> int:
-        rows, cols = self.C.local_shape(None)
-        return rows * cols
 
     @property
     def total_words(self) -> int:

@@ -143,12 +143,9 @@ class Summa(Product):
             left, right = self._parts
             along_row = relayed(A.rows.count(i), left, self.line("A", rank), j)
             along_col = relayed(B.cols.count(j), right, self.line("B", rank), i)
-            return [
-                Transfer(self.mover, along_row, self.A.dtype.itemsize, row, A.cols.parts),
-                Transfer(self.mover, along_col, self.B.dtype.itemsize, col, B.rows.parts),
-            ]
-        along_row = broadcasts(A.rows.count(i), A.cols, self._counts.sum(axis=1), self.mover, j)
-        along_col = broadcasts(B.cols.count(j), B.rows, self._counts.sum(axis=0), self.mover, i)
+        else:
+            along_row = broadcasts(A.rows.count(i), A.cols, self._counts.sum(axis=1), self.mover, j)
+            along_col = broadcasts(B.cols.count(j), B.rows, self._counts.sum(axis=0), self.mover, i)
         return [
             Transfer(self.mover, along_row, self.A.dtype.itemsize, row, A.cols.parts),
             Transfer(self.mover, along_col, self.B.dtype.itemsize, col, B.rows.parts),

@@ -188,11 +188,10 @@ class Curve:
 
 @dataclass
 class Section:
-    """A section of a report holds one kind of study.   bad : the cases that failed or are wrong, with their files."""
+    """A section of a report holds one kind of study."""
 
     kind: str
     curves: list[Curve] = field(default_factory=list)
-    bad: list[tuple[Path, Case, Record]] = field(default_factory=list)
 
     @property
     def points(self) -> list[Point]:
@@ -219,32 +218,29 @@ class Results:
     unread   : place and fault of each line, or measurement, that cannot be used.
     notes    : a reader must know this, too.
     machines : the calibration of each file.
+    bad      : the cases that failed or are wrong, with their files.
     """
 
     sections: list[Section] = field(default_factory=list)
     unread: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     machines: dict[str, Machine] = field(default_factory=dict)
+    bad: list[tuple[Path, Case, Record]] = field(default_factory=list)
 
     @cached_property
     def points(self) -> list[Point]:
         return [point for section in self.sections for point in section.points]
-
-    @property
-    def bad(self) -> list[tuple[Path, Case, Record]]:
-        return [each for section in self.sections for each in section.bad]
 
 
 def read_all(paths: Sequence[Path]) -> Results:
     """Read the files of studies.  Raises FileError where a file is missing, or has no record in it."""
     found = Results()
     points: dict[tuple[Any, ...], Point] = {}
-    bad: list[tuple[Path, Case, Record]] = []
     again = 0
     for path in dict.fromkeys(paths):
         for case, record in _opened(path, found).measured.items():
             if record["status"] != "ok":
-                bad.append((path, case, record))
+                found.bad.append((path, case, record))
                 continue
             try:
                 point = Point.of(record, path)
@@ -259,9 +255,8 @@ def read_all(paths: Sequence[Path]) -> Results:
         found.notes.append(f"{again} cases were measured in several files: the latest measurement of each is shown.")
     for kind in KINDS:
         mine = [point for point in points.values() if point.case.kind == kind]
-        failed = [each for each in bad if each[1].kind == kind]
-        if mine or failed:
-            found.sections.append(Section(kind, curves_of(mine), failed))
+        if mine or any(case.kind == kind for _, case, _ in found.bad):
+            found.sections.append(Section(kind, curves_of(mine)))
     if not found.sections:
         place, why = found.unread[0]
         raise FileError(f"{place}: {why}; there is no other measurement")

@@ -62,12 +62,8 @@ def _rapl(powercap: Path) -> tuple[list[Counter], str]:
         return [], "no RAPL counters"
     try:
         counters = [
-            Counter(
-                f"RAPL {_text(zone / 'name')}",
-                partial(_microjoules, zone / "energy_uj"),
-                int((zone / "max_energy_range_uj").read_text()) / 1e6,
-            )
-            for zone in packages
+            Counter(f"RAPL {_text(x / 'name')}", partial(_joules, x / "energy_uj"), _joules(x / "max_energy_range_uj"))
+            for x in packages
         ]
         for counter in counters:
             counter.read()
@@ -86,9 +82,7 @@ def _nvml() -> tuple[list[Counter], str]:
     try:
         nvml.nvmlInit()
         handles = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
-        counters = [
-            Counter(f"GPU {number}", partial(_millijoules, nvml, handle)) for number, handle in enumerate(handles)
-        ]
+        counters = [Counter(f"GPU {number}", partial(_of_gpu, nvml, handle)) for number, handle in enumerate(handles)]
         for counter in counters:
             counter.read()
     except nvml.NVMLError as bad:
@@ -96,11 +90,12 @@ def _nvml() -> tuple[list[Counter], str]:
     return counters, "" if counters else "NVML shows no GPU"
 
 
-def _microjoules(path: Path) -> float:
+def _joules(path: Path) -> float:
+    """Return a number of microjoules in a file as joules."""
     return int(path.read_text()) / 1e6
 
 
-def _millijoules(nvml: Any, handle: Any) -> float:
+def _of_gpu(nvml: Any, handle: Any) -> float:
     return float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3)
 
 

@@ -4,36 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.resources import as_file, files
 from importlib.util import find_spec
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pdgemm.errors import ArgumentError
 from pdgemm.studies.panels import WIDTH, Panel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
-
-STYLE: Any = {
-    "font.family": "sans-serif",
-    "font.size": 9,
-    "axes.titlesize": 9.5,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#dddddd",
-    "grid.linewidth": 0.6,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 5.5,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "hatch.linewidth": 0.6,
-    "figure.constrained_layout.w_pad": 0.08,
-    "svg.fonttype": "none",  # text as text
-    "svg.hashsalt": "pdgemm",
-}
 
 
 @contextmanager
@@ -44,7 +24,7 @@ def drawing() -> Iterator[None]:
         raise ArgumentError(f"a report needs {' and '.join(missing)}: pip install 'pdgemm[plot]'")
     import matplotlib as mpl
 
-    with mpl.rc_context(STYLE):
+    with as_file(files("pdgemm.studies") / "report.mplstyle") as style, mpl.rc_context(fname=style):
         yield
 
 
@@ -59,30 +39,24 @@ def alone(panel: Panel) -> Figure:
 
 
 def together(sections: Sequence[tuple[str, Sequence[Panel]]]) -> Figure:
-    """Return a figure of all panels of all sections, two in a row."""
+    """Return a figure of all panels of all sections, two in a row, a wide one below them."""
     from matplotlib.figure import Figure
 
-    rows = [(title, _rows(panels)) for title, panels in sections]
-    heights = [0.45 + sum(max(panel.height for panel in row) for row in each) for _, each in rows]
+    rows = list[tuple[str, list[Panel]]]()
+    for title, panels in sections:
+        narrow = [x for x in panels if not x.wide]
+        pairs = [narrow[at : at + 2] for at in range(0, len(narrow), 2)] + [[x] for x in panels if x.wide]
+        rows += zip([title] + [""] * len(pairs), pairs)
+    heights = [max(x.height for x in row) + 0.45 * bool(title) for title, row in rows]
     figure = Figure(figsize=(2 * WIDTH, sum(heights)), layout="constrained")
     parts = figure.subfigures(len(rows), 1, height_ratios=heights, squeeze=False)[:, 0]
-    for part, (title, each) in zip(parts, rows):
-        part.suptitle(title, fontsize=11, fontweight="bold")
-        lines = part.subfigures(len(each), 1, height_ratios=[max(x.height for x in row) for row in each], squeeze=False)
-        for line, row in zip(lines[:, 0], each):
-            places = line.subfigures(1, 1 if row[0].wide else 2, squeeze=False)[0]
-            for place, panel in zip(places, row):
-                _fill(place, panel)
+    for part, (title, row) in zip(parts, rows):
+        if title:
+            part.suptitle(title, fontsize=11, fontweight="bold")
+        places = part.subfigures(1, 1 if row[0].wide else 2, squeeze=False)[0]
+        for place, panel in zip(places, row):
+            _fill(place, panel)
     return figure
-
-
-def _rows(panels: Sequence[Panel]) -> list[list[Panel]]:
-    rows: list[list[Panel]] = []
-    for panel in panels:
-        if panel.wide or not rows or rows[-1][0].wide or len(rows[-1]) == 2:
-            rows.append([])
-        rows[-1].append(panel)
-    return rows
 
 
 def saved(figure: Figure, form: str) -> bytes:

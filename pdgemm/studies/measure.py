@@ -11,7 +11,6 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from math import isfinite, isqrt, prod
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -21,8 +20,8 @@ from mpi4py import MPI
 from pdgemm.arrays.device import of
 from pdgemm.arrays.element_functions import element_function
 from pdgemm.blas.local_gemm import prepare
+from pdgemm.blas.processors import described
 from pdgemm.blas.threads import oversubscribed
-from pdgemm.errors import PdgemmError
 from pdgemm.gemm import pdgemm as multiply
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.report import Report, summary
@@ -34,7 +33,7 @@ from pdgemm.profiling.environment import describe
 from pdgemm.studies.cases import Case
 from pdgemm.studies.energy import Meter
 from pdgemm.studies.jobs import COMMAND
-from pdgemm.studies.records import Record, failed
+from pdgemm.studies.records import Record
 
 PEAK_SIDE = {"host": 3072, "cuda": 8192}  # of the local product that shows the peak, at most
 PEAK_REPEATS = 2
@@ -43,25 +42,15 @@ CONFIDENCE = 0.95
 
 
 def measure(
-    comm: MPI.Intracomm, case: Case, repeats: int, warmup: int, machine: Machine | None, notify: Callable[[int], object]
+    grid: ProcessGrid, case: Case, repeats: int, warmup: int, machine: Machine | None, notify: Callable[[int], object]
 ) -> Record | None:
-    """Return the record of a case on rank 0.  Collective over comm, which has `case.ranks` ranks.
+    """Return the record of a case on rank 0.  Collective over the grid, which has `case.ranks` ranks.
 
     Each repetition is a whole call of `pdgemm` between two barriers, with A, B and C as `DistMatrix` lays them out by
     default; its time is that of the slowest rank.  The peak is that of a local product on all ranks at once, right
-    before and right after.  A PdgemmError becomes the record of a failure; other errors are raised.
+    before and right after.
     notify : is called with the number of repetitions done.
     """
-    try:
-        with ProcessGrid(comm) as grid:
-            return _measured(grid, case, repeats, warmup, machine, notify)
-    except PdgemmError as bad:  # on all ranks together
-        return failed(case, str(bad), command()) if comm.rank == 0 else None
-
-
-def _measured(
-    grid: ProcessGrid, case: Case, repeats: int, warmup: int, machine: Machine | None, notify: Callable[[int], object]
-) -> Record | None:
     comm, (m, n, k), dtype = grid.comm, case.mnk, np.dtype(case.dtype)
     A, B = (
         DistMatrix.from_function(
@@ -180,7 +169,7 @@ def setting(grid: ProcessGrid) -> dict[str, Any]:
     nodes = facts["nodes"]
     return {
         **{name: facts[name] for name in ("pdgemm", "python", "mpi_library", "mpi4py", "numpy", "multiplies", "cupy")},
-        "cpu": cpu(),
+        "cpu": described("model name") or platform.machine(),
         "threads_per_rank": sorted({x for node in nodes for x in node["threads_per_rank"]}),
         "cores_per_node": grid.comm.allreduce(len(set().union(*grid.node.allgather(os.sched_getaffinity(0)))), MPI.MAX),
         "ranks_per_node": max((node["ranks"] for node in nodes), default=0),
@@ -196,12 +185,3 @@ def command() -> list[str]:
         if said := os.environ.get(COMMAND):  # this is one job of several
             return shlex.split(said)
     return ["mpirun", "-n", str(MPI.COMM_WORLD.size), "pdgemm", *sys.argv[1:]]
-
-
-def cpu() -> str:
-    """Return the model of this node's processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    return next((x.partition(":")[2].strip() for x in lines if x.startswith("model name")), platform.machine())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby
 from math import isfinite, nan
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pdgemm.model.formulas import lower_bound
-from pdgemm.studies.curves import Curve, Point, Section, relative
+from pdgemm.studies.curves import Point, Section, relative
 from pdgemm.studies.predictions import Predicted
 from pdgemm.support.text import counted
 
@@ -37,10 +38,10 @@ SPLIT = (
     ("move", "#009E73", "redistribution"),
     ("rest", "#bbbbbb", "rest"),
 )
+PEAK = "Fraction of the measured peak"
 Forecast = dict[int, Predicted]  # by the number of the curve in its section
 Draw = Callable[["Axes"], None]
 Value = Callable[[Any, Any], float]  # of a point or prediction, and of the one on the fewest ranks of its curve
-Line = tuple[Sequence[int], Sequence[float]]
 
 
 class Panel(NamedTuple):
@@ -57,140 +58,113 @@ def panels(section: Section, forecast: Forecast) -> list[Panel]:
     """Return the panels that there are data for."""
     if not section.curves:
         return []
-    found, words = [], any(x.over_bound > 0 for x in section.points)
+    found: list[tuple[str, str, Callable[[Section, Forecast, Axes], None]]] = []
+    words = any(x.over_bound > 0 for x in section.points)
     if forecast or any(len(curve.points) > 1 for curve in section.curves):
-        found += [_time(section, forecast), _efficiency(section, forecast)]
-        found += [_rate(section, forecast)] * (section.kind == "weak")
+        found += [("time", "Time", _time), ("efficiency", "Efficiency", _efficiency)]
+        found += [("rate", "Rate per rank at constant memory per rank", _rate)] * (section.kind == "weak")
     if section.kind == "shapes":
-        label = "fraction of the measured peak [%]"
-        found.append(_bars("fraction", PEAK, section, label, lambda x: 100 * x.fraction, ("measured peak", 100)))
-        if words:
-            title, label = "Communication over its lower bound", "words received / lower bound"
-            found.append(_bars("words", title, section, label, lambda x: x.over_bound or nan, ("lower bound", 1)))
+        found.append(("fraction", PEAK, _fraction_bars))
+        found += [("words", "Communication over its lower bound", _words_bars)] * words
     else:
-        found.append(_fraction(section))
-        found += [_words(section, forecast)] * (words or bool(forecast))
-    found.append(_split(section))
-    return [panel._replace(title=f"({letter}) {panel.title}") for letter, panel in zip("abcdefgh", found)]
+        found.append(("fraction", PEAK, _fraction))
+        found += [("words", "Communication", _words)] * (words or bool(forecast))
+    found.append(("split", "Where the time goes", _split))
+    made = [
+        Panel(name, f"({letter}) {title}", partial(draw, section, forecast))
+        for letter, (name, title, draw) in zip("abcdefgh", found)
+    ]
+    made[-1] = made[-1]._replace(wide=True, height=1.5 + 0.24 * len(section.points) + 0.15 * len(section.curves))
+    return made
 
 
 # ------------------------------------------------------------------ figures against ranks
-def _time(section: Section, forecast: Forecast) -> Panel:
-    counts, lines = _span(section, forecast), []
+def _time(section: Section, forecast: Forecast, axes: Axes) -> None:
+    _lines(section, forecast, axes, "time of one product [s]", lambda x, _: x.seconds)
+    counts = _span(section, forecast)
     for first in _fastest(section):
         work = [first.case.on(ranks).flops / first.flops for ranks in counts]
-        lines.append((counts, [first.seconds * more * (first.ranks / ranks) for more, ranks in zip(work, counts)]))
-
-    def intervals(axes: Axes) -> None:
-        for number, curve in enumerate(section.curves):
-            ranks, seconds = [x.ranks for x in curve.points], [x.seconds for x in curve.points]
-            ends = np.array([x.interval or (x.seconds, x.seconds) for x in curve.points]).T
-            axes.errorbar(
-                ranks, seconds, np.abs(ends - seconds), fmt="none", ecolor=_color(number), elinewidth=1.1, capsize=3
-            )
-
-    draw = _lines(section, forecast, "time of one product [s]", lambda x, _: x.seconds, "ideal", lines, None, intervals)
-    return Panel("time", "Time", draw)
+        ideal = [first.seconds * more * (first.ranks / ranks) for more, ranks in zip(work, counts)]
+        axes.plot(counts, ideal, label="ideal", **LIMIT)
+    for number, curve in enumerate(section.curves):
+        ranks, seconds = [x.ranks for x in curve.points], [x.seconds for x in curve.points]
+        ends = np.array([x.interval or (x.seconds, x.seconds) for x in curve.points]).T
+        style: Any = {"fmt": "none", "ecolor": _color(number), "elinewidth": 1.1, "capsize": 3}
+        axes.errorbar(ranks, seconds, np.abs(ends - seconds), **style)
+    _log_axis(axes)
 
 
-def _efficiency(section: Section, forecast: Forecast) -> Panel:
+def _efficiency(section: Section, forecast: Forecast, axes: Axes) -> None:
     def value(x: Any, first: Any) -> float:
         return 100 * relative(first, x) if first else nan
 
-    ideal = _level(section, forecast, 100)
-    return Panel("efficiency", "Efficiency", _lines(section, forecast, "efficiency [%]", value, "ideal", ideal, 110))
+    _lines(section, forecast, axes, "efficiency [%]", value)
+    _levels(section, forecast, axes, "ideal", [100])
 
 
-def _rate(section: Section, forecast: Forecast) -> Panel:
+def _rate(section: Section, forecast: Forecast, axes: Axes) -> None:
     def value(x: Any, first: Any = None) -> float:
         return x.flops / x.seconds / x.ranks / 1e9
 
-    lines = [line for first in _fastest(section) for line in _level(section, forecast, value(first))]
-    draw = _lines(section, forecast, "GFLOP/s per rank", value, "ideal", lines, 0)
-    return Panel("rate", "Rate per rank at constant memory per rank", draw)
+    _lines(section, forecast, axes, "GFLOP/s per rank", value)
+    _levels(section, forecast, axes, "ideal", [value(first) for first in _fastest(section)])
 
 
-PEAK = "Fraction of the measured peak"
+def _fraction(section: Section, forecast: Forecast, axes: Axes) -> None:
+    _lines(section, {}, axes, "fraction of the measured peak [%]", lambda x, _: 100 * x.fraction)
+    _levels(section, {}, axes, "measured peak", [100])
 
 
-def _fraction(section: Section) -> Panel:
-    label, peak = "fraction of the measured peak [%]", _level(section, {}, 100)
-    return Panel(
-        "fraction", PEAK, _lines(section, {}, label, lambda x, _: 100 * x.fraction, "measured peak", peak, 110)
-    )
-
-
-def _words(section: Section, forecast: Forecast) -> Panel:
-    counts, lines = [ranks for ranks in _span(section, forecast) if ranks > 1], []
+def _words(section: Section, forecast: Forecast, axes: Axes) -> None:
+    """Draw words, with words over the bound at the points: the highest above, and the lowest below where apart."""
+    _lines(section, forecast, axes, "words received by the busiest rank", lambda x, _: x.words or nan)
+    counts = [ranks for ranks in _span(section, forecast) if ranks > 1]
     for case in {curve.case.asked: curve.case for curve in section.curves}.values():
-        lines.append((counts, [lower_bound(*case.on(ranks).mnk, ranks) or nan for ranks in counts]))
-
-    def ratios(axes: Axes) -> None:
-        """Write words over the bound at the points: the highest above, and the lowest below where it is apart."""
-        axes.margins(y=0.15)  # room for them
-        for ranks in section.counts:
-            points = [x for x in section.points if x.ranks == ranks and x.words and isfinite(x.over_bound)]
-            texts = {f"{x.over_bound:.2f}": x for x in sorted(points, key=lambda x: -x.words)}
-            for text, up in zip([*texts][:1] + [*texts][1:][-1:], (6, -12)):
-                place = ranks, texts[text].words
-                axes.annotate(
-                    text, place, (0, up), textcoords="offset points", ha="center", fontsize=7, zorder=4, bbox=BOX
-                )
-
-    label = "words received by the busiest rank"
-    draw = _lines(section, forecast, label, lambda x, _: x.words or nan, "lower bound", lines, None, ratios)
-    return Panel("words", "Communication", draw)
+        bounds = [lower_bound(*case.on(ranks).mnk, ranks) or nan for ranks in counts]
+        axes.plot(counts, bounds, label="lower bound", **LIMIT)
+    axes.margins(y=0.15)  # room for the ratios
+    style: Any = {"textcoords": "offset points", "ha": "center", "fontsize": 7, "zorder": 4, "bbox": BOX}
+    for ranks in section.counts:
+        points = [x for x in section.points if x.ranks == ranks and x.words and isfinite(x.over_bound)]
+        texts = {f"{x.over_bound:.2f}": x for x in sorted(points, key=lambda x: -x.words)}
+        for text, up in zip([*texts][:1] + [*texts][1:][-1:], (6, -12)):
+            axes.annotate(text, (ranks, texts[text].words), (0, up), **style)
+    _log_axis(axes)
 
 
-def _lines(
-    section: Section, forecast: Forecast, label: str, value: Value, limit: str, limits: Sequence[Line],
-    top: float | None, more: Draw | None = None,
-) -> Draw:  # fmt: skip
-    """Return what draws a value of all points and predictions against ranks.
+def _lines(section: Section, forecast: Forecast, axes: Axes, label: str, value: Value) -> None:
+    """Draw a value of all points and predictions against ranks.
 
-    limit : the name of dotted lines, which are `limits`.   more : draws the rest.
-    top   : the axis begins at 0 and ends here at least; None stands for a logarithmic axis.
+    Measurements are solid lines with markers, which are grey inside where there were more ranks than cores; predictions
+    are broken lines by formula, and small hollow markers by simulation.
     """
-
-    def draw(axes: Axes) -> None:
-        for number, curve in enumerate(section.curves):
-            _measured(axes, number, curve, [value(x, curve.first) for x in curve.points])
-        for ranks, values in limits:
-            axes.plot(ranks, values, label=limit, **LIMIT)
-        for number, predicted in forecast.items():
-            _predicted(axes, number, section.curves[number], predicted, value)
-        _keys(axes, section, forecast)
-        if more:
-            more(axes)
-        axes.set_ylabel(label)
-        _rank_axis(axes, section, forecast)
-        if top is None:
-            _log_axis(axes)
-        else:
-            axes.set_ylim(0, max(1.03 * axes.get_ylim()[1], top))
-
-    return draw
-
-
-def _measured(axes: Axes, number: int, curve: Curve, values: Sequence[float]) -> None:
-    """Draw a solid line with markers, which are grey inside where there were more ranks than cores."""
-    style: Any = {"color": _color(number), "marker": MARKERS[number % len(MARKERS)]}
-    axes.plot([x.ranks for x in curve.points], values, label=curve.label, zorder=3, **style)
-    marked = [(x.ranks, y) for x, y in zip(curve.points, values) if x.oversubscribed]
-    label = f"_{curve.label}, more ranks than cores"
-    axes.plot([x for x, _ in marked], [y for _, y in marked], label=label, zorder=3.1, **style, **OVERSUBSCRIBED)
+    for number, curve in enumerate(section.curves):
+        style: Any = {"color": _color(number), "marker": MARKERS[number % len(MARKERS)]}
+        values = [value(x, curve.first) for x in curve.points]
+        axes.plot([x.ranks for x in curve.points], values, label=curve.label, zorder=3, **style)
+        marked = [(x.ranks, y) for x, y in zip(curve.points, values) if x.oversubscribed]
+        name = f"_{curve.label}, more ranks than cores"
+        axes.plot([x for x, _ in marked], [y for _, y in marked], label=name, zorder=3.1, **style, **OVERSUBSCRIBED)
+        if number not in forecast:
+            continue
+        broken: Any = {"color": _color(number), "linestyle": DASHES[number % len(DASHES)], "linewidth": 1.2}
+        predicted = forecast[number]
+        ways = ("formula", predicted.formula, broken), ("simulation", predicted.simulation, style | SIMULATED)
+        for way, found, look in ways:
+            first = next((x for x in found if x.ranks == curve.first.ranks), None)
+            name = f"_{curve.label}, predicted ({way})"
+            axes.plot([x.ranks for x in found], [value(x, first) for x in found], label=name, **look)
+    _keys(axes, section, forecast)
+    axes.set_ylabel(label)
+    _rank_axis(axes, section, forecast)
 
 
-def _predicted(axes: Axes, number: int, curve: Curve, predicted: Predicted, value: Value) -> None:
-    """Draw a broken line by formula, and small hollow markers by simulation."""
-    broken = {"linestyle": DASHES[number % len(DASHES)], "linewidth": 1.2}
-    marked = {"marker": MARKERS[number % len(MARKERS)], **SIMULATED}
-    for way, found, style in ("formula", predicted.formula, broken), ("simulation", predicted.simulation, marked):
-        first = next((x for x in found if x.ranks == curve.first.ranks), None)
-        label = f"_{curve.label}, predicted ({way})"
-        axes.plot(
-            [x.ranks for x in found], [value(x, first) for x in found], color=_color(number), label=label, **style
-        )
+def _levels(section: Section, forecast: Forecast, axes: Axes, label: str, heights: Sequence[float]) -> None:
+    """Draw limits that are the same on all numbers of ranks, on an axis that begins at 0."""
+    counts = _span(section, forecast)
+    for height in heights:
+        axes.plot(counts, [height] * len(counts), label=label, **LIMIT)
+    _from_0(axes, max(heights))
 
 
 def _keys(axes: Axes, section: Section, forecast: Forecast) -> None:
@@ -232,14 +206,14 @@ def _log_axis(axes: Axes) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
+def _from_0(axes: Axes, limit: float) -> None:
+    """Let the vertical axis begin at 0, and end above a limit."""
+    axes.set_ylim(0, max(1.03 * axes.get_ylim()[1], 1.1 * limit))
+
+
 def _span(section: Section, forecast: Forecast) -> list[int]:
     """Return all numbers of ranks in a figure."""
     return sorted({*section.counts, *(x.ranks for found in forecast.values() for x in found.formula)})
-
-
-def _level(section: Section, forecast: Forecast, height: float) -> list[Line]:
-    counts = _span(section, forecast)
-    return [(counts, [height] * len(counts))]
 
 
 def _fastest(section: Section) -> list[Point]:
@@ -257,87 +231,77 @@ def _color(number: int) -> str:
 
 
 # ------------------------------------------------------------------ bars
-def _split(section: Section) -> Panel:
+def _split(section: Section, forecast: Forecast, axes: Axes) -> None:
     points = section.points
     parts = {name: np.array([x.parts[name] for x in points]) for name, *_ in SPLIT}
     whole = sum(parts.values())
     hidden = np.array([x.product.per_rank.hidden_seconds.mean for x in points])
-
-    def draw(axes: Axes) -> None:
-        ends = np.cumsum([len(curve.points) for curve in section.curves])
-        places = np.arange(len(points)) + 0.6 * np.searchsorted(ends, np.arange(len(points)), side="right")
-        left = np.zeros(len(points))
-        for name, color, told in SPLIT:
-            shares = 100 * parts[name] / whole
-            if (shares > 0.05).any():
-                axes.barh(places, shares, 0.78, left, color=color, edgecolor="white", linewidth=0.4, label=told)
-            left += shares
-            if name == "compute" and hidden.any():  # beside the waits: together they are the transfers
-                over = np.minimum(shares, 100 * hidden / whole)
-                axes.barh(
-                    places, over, 0.78, left - over, color=color, edgecolor="white", hatch="////", linewidth=0,
-                    label="compute, transfers hidden behind it",
-                )  # fmt: skip
-        for place, point in zip(places, points):
-            overlap = f", {point.product.overlap:.0%} of transfers hidden" if point.product.overlap else ""
-            axes.text(101, place, f"{_seconds(point.product.per_rank.seconds.mean)}{overlap}", va="center", fontsize=8)
-        labels = [
-            f"{curve.label}, {counted(point.ranks, 'rank')}{'*' * point.oversubscribed}"
-            for curve in section.curves
-            for point in curve.points
-        ]
-        axes.set_yticks(places, labels)
-        axes.set_ylim(places[-1] + 0.6, -0.6)
-        axes.set_xlim(0, 100)
-        axes.grid(False, axis="y")
-        axes.tick_params(axis="y", length=0)
-        axes.set_xlabel("share of the time of a product [%]" + _crowd(points))
-
-    height = 1.5 + 0.24 * len(points) + 0.15 * len(section.curves)
-    return Panel("split", "Where the time goes", draw, wide=True, height=height)
+    ends = np.cumsum([len(curve.points) for curve in section.curves])
+    places = np.arange(len(points)) + 0.6 * np.searchsorted(ends, np.arange(len(points)), side="right")
+    left = np.zeros(len(points))
+    for name, color, told in SPLIT:
+        shares = 100 * parts[name] / whole
+        if (shares > 0.05).any():
+            axes.barh(places, shares, 0.78, left, color=color, edgecolor="white", linewidth=0.4, label=told)
+        left += shares
+        if name == "compute" and hidden.any():  # beside the waits: together they are the transfers
+            over = np.minimum(shares, 100 * hidden / whole)
+            style: Any = {"color": color, "edgecolor": "white", "hatch": "////", "linewidth": 0}
+            axes.barh(places, over, 0.78, left - over, label="compute, transfers hidden behind it", **style)
+    for place, point in zip(places, points):
+        overlap = f", {point.product.overlap:.0%} of transfers hidden" if point.product.overlap else ""
+        axes.text(101, place, f"{_seconds(point.product.per_rank.seconds.mean)}{overlap}", va="center", fontsize=8)
+    labels = [
+        f"{curve.label}, {counted(point.ranks, 'rank')}{'*' * point.oversubscribed}"
+        for curve in section.curves
+        for point in curve.points
+    ]
+    axes.set_yticks(places, labels)
+    axes.set_ylim(places[-1] + 0.6, -0.6)
+    axes.set_xlim(0, 100)
+    axes.grid(False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel("share of the time of a product [%]" + _crowd(points))
 
 
-def _bars(
-    name: str, title: str, section: Section, label: str, value: Callable[[Point], float], limit: tuple[str, float]
-) -> Panel:
-    """Return a group of bars for each shape, in it one for each number of ranks and other difference."""
+def _fraction_bars(section: Section, forecast: Forecast, axes: Axes) -> None:
+    _bars(section, axes, lambda x: 100 * x.fraction, "fraction of the measured peak [%]", "measured peak", 100)
+    _from_0(axes, 100)
+
+
+def _words_bars(section: Section, forecast: Forecast, axes: Axes) -> None:
+    _bars(section, axes, lambda x: x.over_bound or nan, "words received / lower bound", "lower bound", 1)
+    _log_axis(axes)
+    axes.set_ylim(0.9, 1.25 * axes.get_ylim()[1])
+
+
+def _bars(section: Section, axes: Axes, value: Callable[[Point], float], label: str, limit: str, height: float) -> None:
+    """Draw a group of bars for each shape, in it one for each number of ranks and other difference."""
     shapes = list(dict.fromkeys(curve.case.asked for curve in section.curves))
     found: dict[tuple[str, int], dict[str, Point]] = {}
     for curve in section.curves:
         other = ", ".join(x for x in curve.label.split(", ") if x != curve.case.asked)
         for point in curve.points:
             found.setdefault((other, point.ranks), {})[curve.case.asked] = point
-
-    def draw(axes: Axes) -> None:
-        width = 0.82 / len(found)
-        for number, ((other, ranks), points) in enumerate(sorted(found.items())):
-            heights = [value(points[shape]) if shape in points else nan for shape in shapes]
-            if not any(map(isfinite, heights)):
-                continue
-            places = np.arange(len(shapes)) + (number - (len(found) - 1) / 2) * width
-            told = ", ".join(filter(None, (other, counted(ranks, "rank")))) + "*" * any(
-                x.oversubscribed for x in points.values()
-            )
-            hatch = HATCHES[number // len(COLORS) % len(HATCHES)]
-            bars = axes.bar(
-                places, heights, 0.92 * width, color=_color(number), hatch=hatch, edgecolor="white", linewidth=0,
-                label=told,
-            )  # fmt: skip
-            if len(found) * len(shapes) <= 24:
-                axes.bar_label(bars, fmt=lambda y: f"{y:.0f}" if y >= 10 else f"{y:.2f}", fontsize=7)
-        axes.axhline(limit[1], label=limit[0], **LIMIT)
-        if name == "words":
-            _log_axis(axes)
-            axes.set_ylim(0.9, 1.25 * axes.get_ylim()[1])
-        else:
-            axes.set_ylim(0, max(1.03 * axes.get_ylim()[1], 110))
-        axes.set_xticks(range(len(shapes)), shapes)
-        axes.grid(False, axis="x")
-        axes.tick_params(axis="x", length=0)
-        axes.set_ylabel(label)
-        axes.set_xlabel(_crowd(section.points).strip())
-
-    return Panel(name, title, draw)
+    width = 0.82 / len(found)
+    for number, ((other, ranks), points) in enumerate(sorted(found.items())):
+        heights = [value(points[shape]) if shape in points else nan for shape in shapes]
+        if not any(map(isfinite, heights)):
+            continue
+        places = np.arange(len(shapes)) + (number - (len(found) - 1) / 2) * width
+        crowded = "*" * any(x.oversubscribed for x in points.values())
+        told = ", ".join(filter(None, (other, counted(ranks, "rank")))) + crowded
+        hatch = HATCHES[number // len(COLORS) % len(HATCHES)]
+        style: Any = {"color": _color(number), "hatch": hatch, "edgecolor": "white", "linewidth": 0}
+        bars = axes.bar(places, heights, 0.92 * width, label=told, **style)
+        if len(found) * len(shapes) <= 24:
+            axes.bar_label(bars, fmt=lambda y: f"{y:.0f}" if y >= 10 else f"{y:.2f}", fontsize=7)
+    axes.axhline(height, label=limit, **LIMIT)
+    axes.set_xticks(range(len(shapes)), shapes)
+    axes.grid(False, axis="x")
+    axes.tick_params(axis="x", length=0)
+    axes.set_ylabel(label)
+    axes.set_xlabel(_crowd(section.points).strip())
 
 
 def _crowd(points: Sequence[Point]) -> str:

@@ -42,7 +42,8 @@ def report(studies: Sequence[Path], out: Path, machine_file: str | None, predict
     if not found.points and form != ".html":
         raise ArgumentError(f"there is nothing to draw: {counted(len(found.bad), 'case')} failed or wrong, none right")
     forecasts = [_forecast(section, found, asked, predict_to) for section in found.sections]
-    notes = _assumed(found, forecasts)
+    predicted = [each for forecast in forecasts for each in forecast.values()]
+    notes = assumptions(predicted, gpus=any(point.case.device != "host" for point in found.points))
     with drawing():
         if form == ".html":
             data = _page(found, forecasts, notes).encode(errors="xmlcharrefreplace")
@@ -66,12 +67,6 @@ def _forecast(section: Section, found: Results, asked: Machine | None, to: int) 
         if predicted and predicted.formula:
             forecast[number] = predicted
     return forecast
-
-
-def _assumed(found: Results, forecasts: Sequence[Forecast]) -> list[str]:
-    all_of = [predicted for forecast in forecasts for predicted in forecast.values()]
-    gpus = any(point.case.device != "host" for point in found.points)
-    return assumptions(all_of, gpus)
 
 
 def _page(found: Results, forecasts: Sequence[Forecast], notes: Sequence[str]) -> str:

@@ -10,12 +10,13 @@ from typing import Any
 
 from mpi4py import MPI
 
+from pdgemm.errors import PdgemmError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.io.atomic import on_root
 from pdgemm.model.machine import Machine
 from pdgemm.studies import records
 from pdgemm.studies.cases import Case
-from pdgemm.studies.measure import measure, setting
+from pdgemm.studies.measure import command, measure, setting
 from pdgemm.studies.records import Record
 
 _NAP = 0.01  # seconds between two polls of an idle rank, which yields its core to active ranks
@@ -47,7 +48,11 @@ def run(
         record = None
         if active:
             doing(case, 0)
-            record = measure(few, case, repeats, warmup, machine, partial(doing, case))
+            try:
+                with ProcessGrid(few) as grid:
+                    record = measure(grid, case, repeats, warmup, machine, partial(doing, case))
+            except PdgemmError as bad:  # on all ranks together; other errors are raised
+                record = records.failed(case, str(bad), command())
             few.Free()
         _gather(comm)
         good &= on_root(comm, path, partial(_kept, path, record))

@@ -11,7 +11,6 @@ import hashlib
 import pickle
 from collections.abc import Callable
 from time import monotonic
-from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -49,9 +48,7 @@ class together:
         check_not_freed(self._comm)
         return self._arguments
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not self._check:
             if counter := counters.get(self._comm.handle):
                 counter.reached = counter.unchecked = counter.reached + 1

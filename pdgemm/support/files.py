@@ -179,7 +179,7 @@ class Output:
                     f"try again, or set {WAIT} to more seconds"
                 )
             if not waited:
-                _say(f"{self._path}: waiting for {_holder(self._lock)}, which is saving to it; {wait:g} s at most")
+                say(f"{self._path}: waiting for {_holder(self._lock)}, which is saving to it; {wait:g} s at most")
             if now >= turn:
                 return None
             sleep(min(_TURN, _NAP + waited / 8))  # a server that many jobs ask has other things to do
@@ -321,10 +321,10 @@ def _holder(path: Path) -> str:
 
 @cache
 def _say_no_locks(folder: Path, reason: str) -> None:
-    _say(f"files in {folder} cannot be locked ({reason}): of jobs that save to one file at once, only one will succeed")
+    say(f"files in {folder} cannot be locked ({reason}): of jobs that save to one file at once, only one will succeed")
 
 
-def _say(text: str) -> None:
-    """To whoever looks after the job; when nobody does, the work goes on all the same."""
+def say(text: str) -> None:
+    """Print a line to whoever looks after the job; when nobody does, the work goes on all the same."""
     with suppress(OSError, ValueError):
         print("pdgemm:", *text.split(), file=sys.stderr, flush=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 
 def named(algorithm: str, inside: str) -> str:
     """Return the name of an algorithm, with that of its layers in brackets."""
@@ -29,11 +31,7 @@ def in_bytes(size: float) -> str:
 
 def ranks_text(ranks: list[int]) -> str:
     """[0, 1, 2, 5] -> 'ranks 0-2, 5'."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    # numbers that follow each other are as far from their positions
+    runs = [[rank for _, rank in run] for _, run in groupby(enumerate(ranks), key=lambda x: x[1] - x[0])]
+    text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
     return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"

@@ -298,7 +298,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
     from pdgemm import DistMatrix
     from pdgemm.io import hdf5
 
-    path, inspect = shared_tmp_path / "a.h5", hdf5._inspect
+    path, inspect = shared_tmp_path / "a.h5", hdf5.inspect
     hdf5.save(path, "x", DistMatrix.random((64, 5), grid=grid, seed=1))
     hdf5.save(shared_tmp_path / "b.h5", "x", DistMatrix.random((64, 5), grid=grid, seed=2))
 
@@ -320,7 +320,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
             (shared_tmp_path / "b.h5").rename(path)
         return found
 
-    monkeypatch.setattr(hdf5, "_inspect", then_changes)
+    monkeypatch.setattr(hdf5, "inspect", then_changes)
     message = {"shorter": "truncated", "longer": "was changed", "other": "was changed"}[way]
     refused(comm, message, hdf5.load, path, "x", grid, 3)
 
@@ -377,7 +377,7 @@ def test_all_files_that_a_dataset_needs_are_watched(
 
     from pdgemm.io import hdf5
 
-    path, inspect = shared_tmp_path / "main.h5", hdf5._inspect
+    path, inspect = shared_tmp_path / "main.h5", hdf5.inspect
 
     def write() -> None:
         linked(shared_tmp_path)
@@ -394,7 +394,7 @@ def test_all_files_that_a_dataset_needs_are_watched(
         return found
 
     by_rank_0(write)
-    monkeypatch.setattr(hdf5, "_inspect", then_written)
+    monkeypatch.setattr(hdf5, "inspect", then_written)
     refused(comm, f"{changed}.h5 was changed while it was read", hdf5.load, path, name, grid)
 
 

@@ -91,6 +91,7 @@ def test_wheel_holds_every_module_and_nothing_else(wheel: Path) -> None:
     assert {
         "pdgemm/py.typed",
         "pdgemm/studies/report.html",
+        "pdgemm/studies/report.mplstyle",
         f"{DIST_INFO}/licenses/LICENSE",
         f"{DIST_INFO}/entry_points.txt",
     } <= names
