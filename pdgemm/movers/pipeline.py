@@ -39,8 +39,14 @@ class Transfers:
     them is recorded as "hidden".
     """
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder, self._coming = recorder, list[list[Arrival]]()
+    def __init__(self, recorder: Recorder | None = None) -> None:
+        self._recorder, self._coming = recorder or Recorder(), list[list[Arrival]]()
+
+    def used(self, recorder: Recorder) -> Transfers:
+        """Return the same object, which `recorder` records in this run; all that take part in a run call this."""
+        if recorder is not self._recorder:
+            self._recorder, self._coming = recorder, []  # an exception may have left some
+        return self
 
     def expect(self, group: list[Arrival]) -> None:
         """Track a group of transfers that were started; those that arrive are removed from the list."""
@@ -96,22 +102,20 @@ class PanelRing:
     """Cycles through `slots` slots.  Leaving the `with` block waits until none of them is in use.
 
     room_a, room_b : workspace for the panels of A and of B, divided evenly among the slots.
+    transfers : tracks all messages in flight to this rank.
     """
 
-    def __init__(self, slots: int, room_a: Array, room_b: Array) -> None:
+    def __init__(self, slots: int, room_a: Array, room_b: Array, transfers: Transfers) -> None:
         rooms = zip(room_a.reshape(slots, -1), room_b.reshape(slots, -1), strict=True)
-        self.slots = [Slot(number, *buffers) for number, buffers in enumerate(rooms)]
+        self.slots, self._transfers = [Slot(number, *buffers) for number, buffers in enumerate(rooms)], transfers
 
     def used(self, recorder: Recorder) -> PanelRing:
         """Return the ring for a `with` block, starting at the first slot, with its waits recorded by `recorder`."""
         for slot in self.slots:  # an exception may have left them in use
             slot.arrivals, slot.users, slot.when_read, slot.when_free = [], [], [], []
-        self._next, self._recorder, self._transfers = 0, recorder, Transfers(recorder)
+        self._next, self._recorder = 0, recorder
+        self._transfers.used(recorder)
         return self
-
-    def poll(self) -> None:
-        """Test for arrivals in the middle of a product."""
-        self._transfers.poll()
 
     def prefetch(
         self, steps: Iterable[Step], post: Callable[[Step], Slot], lookahead: int
@@ -125,7 +129,7 @@ class PanelRing:
             return step, slot
 
         def used(slot: Slot) -> None:
-            slot.users += self._recorder.record_products(self.poll)
+            slot.users += self._recorder.record_products(self._transfers.poll)
             drain(slot.when_read)
 
         for step in steps:

@@ -171,7 +171,7 @@ def test_a_large_c_is_reduced_piece_by_piece() -> None:
     A, B, C = layout((1, 4), (20_000, 20_000)), layout((4, 1), (20_000, 20_000)), layout((2, 2), (20_000, 20_000))
     plan = plan_product(A, B, C, 4, accumulate=DOUBLE, algorithm="inner")
     assert not plan.moves
-    assert plan.extra_bytes(None) < 4 * (1 << 26)  # of 3.2 GB
+    assert plan.extra_bytes(None) < 5 * (1 << 26)  # of 3.2 GB
     assert plan.total_words == 3 * 20_000**2
 
 
