@@ -30,13 +30,16 @@ class LayerSums:
     name : the name of the buffer of partial sums, where ranks read it in each other's memory.
     """
 
-    def __init__(
-        self, call: Call[Any], reduction: Reduction, comm: MPI.Comm, to_c: Combine, recorder: Recorder, name: str = ""
-    ) -> None:
-        self._call, self._reduction, self._comm, self._to_c, self._recorder = call, reduction, comm, to_c, recorder
-        self._name, self._rank, self._arrivals = name, call.grid.comm.rank, list[Arrival]()
+    def __init__(self, call: Call[Any], reduction: Reduction, comm: MPI.Comm, name: str = "") -> None:
+        self._call, self._reduction, self._comm, self._name = call, reduction, comm, name
+        self._rank, self._arrivals = call.grid.comm.rank, list[Arrival]()
         self._pending: Callable[[], object] | None = None  # stores the window that is in flight in C
-        call.transfers.used(recorder)
+        self.done = 0  # number of windows
+
+    def begin(self, to_c: Combine, recorder: Recorder) -> None:
+        """Begin a run."""
+        self._to_c, self._recorder, self._pending, self.done = to_c, recorder, None, 0
+        self._call.transfers.used(recorder)
 
     def add(self, sums: Array, window: Window, first: int = 0) -> None:
         """Reduce the rows `window` of a block; its partial sums may then be overwritten, unless they are read.
@@ -52,7 +55,7 @@ class LayerSums:
             self._read(sums, rows, at, mine, window)
         else:
             self._send(sums[rows], at, mine, window, counts)
-        self._pending = partial(self._store, at, mine, window)
+        self._pending, self.done = partial(self._store, at, mine, window), self.done + 1
         if not self._call.product.lookahead:
             self.finish()
 

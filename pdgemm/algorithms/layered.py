@@ -5,11 +5,11 @@ Solomonik & Demmel, Euro-Par 2011; Agarwal et al., IBM J. Res. Dev. 39(5), 1995.
 
 from __future__ import annotations
 
-from collections import deque
+from functools import partial
 from typing import Any
 
 from pdgemm.algorithms.accumulator import Accumulator
-from pdgemm.algorithms.executor import Call, Notify, Window, executor_of
+from pdgemm.algorithms.executor import Call, Notify, executor_of
 from pdgemm.algorithms.layer_sums import LayerSums
 from pdgemm.algorithms.store import store
 from pdgemm.arrays.elementwise import Combine, paired, scale
@@ -36,14 +36,14 @@ class LayeredExecutor:
         layer = plan.layer(rank)
         self._sums = call.workspace["partial C"].reshape(layer.C.local_shape(rank))
         self._windows = plan.reduction.windows(rank)
-        peers = call.peers if layer.shared else None
+        self._reduction = LayerSums(call, plan.reduction, grid.depth, "partial C")
+        completed = partial(self._reduction.add, self._sums)
         windows = () if plan.reduction.read else self._windows
+        peers = call.peers if layer.shared else None
+        workspace, transfers = call.workspace, call.transfers
         self._layer = executor_of(
-            Call(
-                call.alpha, call.A, call.B, self._sums, layer, grid, call.workspace, peers, call.transfers,
-                windows, self._reduce,
-            )
-        )  # fmt: skip
+            Call(call.alpha, call.A, call.B, self._sums, layer, grid, workspace, peers, transfers, windows, completed)
+        )
 
     def __call__(self, beta: Any, recorder: Recorder, notify: Notify) -> None:
         call = self._call
@@ -54,17 +54,12 @@ class LayeredExecutor:
             if plan.reduction.read and call.peers:
                 call.peers.sync()  # collective over the node
         else:
-            self._left = deque(self._windows)
-            self._reduction = LayerSums(call, plan.reduction, call.grid.depth, to_c, recorder, "partial C")
+            self._reduction.begin(to_c, recorder)
             self._layer(0, recorder, notify)
             self._reduction.sync()
-            while self._left:  # all where they are read, or where the layer has no inner indices
-                self._reduce(self._left[0])
+            for window in self._windows[self._reduction.done :]:  # where they are read, or nothing was multiplied
+                self._reduction.add(self._sums, window)
             self._reduction.finish()
-
-    def _reduce(self, window: Window) -> None:
-        self._left.popleft()
-        self._reduction.add(self._sums, window)
 
 
 class InnerExecutor:
@@ -85,7 +80,8 @@ class InnerExecutor:
         if not plan.windows:
             store(C, None, to_c)
             return
-        reduction = LayerSums(call, plan.reduction, grid.comm, to_c, recorder, "sums")
+        reduction = LayerSums(call, plan.reduction, grid.comm, "sums")
+        reduction.begin(to_c, recorder)
         poll = call.transfers.poll if grid.ranks_per_node and not plan.device else None
         for done, (lo, hi) in enumerate(plan.windows, 1):
             if done > 1:

@@ -79,7 +79,10 @@ class SummaExecutor:
             products: list[_Multiply] = [
                 (partial(self._products.add_wide, a, b, window), window) for window in (call.windows if last else ())
             ] or [(self._products.prepared(a, b), None)]
-            self._updates.append(_Update([*left.parts, *right.parts], products))
+            mine = all(grid.row.size == 1 or x.col == j for x in bundle.steps)
+            mine &= all(grid.col.size == 1 or x.row == i for x in bundle.steps)
+            local = mine and not plan.shared and not (last and call.windows)  # which is multiplied last
+            self._updates.append(_Update([*left.parts, *right.parts], products, local))
 
     def __call__(self, beta: Any, recorder: Recorder, notify: Notify) -> None:
         if self._idle:
@@ -101,7 +104,8 @@ class SummaExecutor:
         self._products.beta = beta if in_c else 0
         # every rank iterates over every step, because every rank takes part in the broadcasts
         with ring.used(recorder):
-            for done, (update, _) in enumerate(ring.prefetch(updates, post, self._plan.ahead), 1):
+            in_order = ring.prefetch(updates, post, self._plan.ahead, lambda update: update.local)
+            for done, (update, _) in enumerate(in_order, 1):
                 for multiply, window in update.products:
                     with recorder.phase("compute"):
                         multiply()
@@ -135,10 +139,12 @@ class _Update(NamedTuple):
     """Multiplies one or several panels of A and of B at once, after the transfers that bring them.
 
     products : the product, or one for each range of rows that it completes.
+    local : this rank owns all panels.
     """
 
     parts: list[_Part]
     products: list[_Multiply]
+    local: bool
 
 
 class _Side:

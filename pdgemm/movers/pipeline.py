@@ -118,13 +118,24 @@ class PanelRing:
         return self
 
     def prefetch(
-        self, steps: Iterable[Step], post: Callable[[Step], Slot], lookahead: int
+        self,
+        steps: Iterable[Step],
+        post: Callable[[Step], Slot],
+        lookahead: int,
+        local: Callable[[Step], bool] = lambda step: False,
     ) -> Iterator[tuple[Step, Slot]]:
-        """Yield each step with its slot when its panels have arrived, with `lookahead` later steps in flight."""
-        in_flight: deque[tuple[Step, Slot]] = deque()
+        """Yield each step with its slot when its panels have arrived, with `lookahead` later steps in flight.
 
-        def arrived() -> tuple[Step, Slot]:
-            step, slot = in_flight.popleft()
+        local : does this rank own all panels of a step?  Among the steps in flight these come first, while the others
+            arrive; the order depends on the schedule alone.
+        """
+        in_flight: deque[tuple[int, Step, Slot]] = deque()
+
+        def first() -> tuple[Step, Slot]:
+            """Remove the next step to multiply, and wait for its panels."""
+            at = next((number for number, (_, step, _) in enumerate(in_flight) if local(step)), 0)
+            _, step, slot = in_flight[at]
+            del in_flight[at]
             self._transfers.wait(slot.arrivals)
             return step, slot
 
@@ -132,16 +143,16 @@ class PanelRing:
             slot.users += self._recorder.record_products(self._transfers.poll)
             drain(slot.when_read)
 
-        for step in steps:
+        for turn, step in enumerate(steps):
+            while in_flight and turn - in_flight[0][0] > lookahead:  # its slot is needed
+                yield (done := first())
+                used(done[1])
             slot = post(step)
             slot.arrivals += self._recorder.record_copies()
             self._transfers.expect(slot.arrivals)
-            in_flight.append((step, slot))
-            if len(in_flight) > lookahead:
-                yield (done := arrived())
-                used(done[1])
+            in_flight.append((turn, step, slot))
         while in_flight:
-            yield (done := arrived())
+            yield (done := first())
             used(done[1])
 
     def take(self) -> Slot:

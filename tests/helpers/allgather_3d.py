@@ -215,7 +215,8 @@ class AllGather3DExecutor:
                 Accumulator(call.alpha, 0, sums, product, workspace).add_wide(row, column)  # C_ij^l = A_il B_lj
             else:
                 scale(0, sums)
-        reduction = LayerSums(call, product.reduction, grid.depth, to_c, recorder)
+        reduction = LayerSums(call, product.reduction, grid.depth)
+        reduction.begin(to_c, recorder)
         for window in product.reduction.windows(rank):
             reduction.add(sums, window)
         reduction.finish()
