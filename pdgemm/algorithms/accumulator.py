@@ -16,8 +16,8 @@ from pdgemm.model.formulas import gemm_flops
 from pdgemm.movers.panel_views import column_room
 from pdgemm.schedules import Product
 
-SLAB_FLOPS = 2.5e8  # which one core computes in a few milliseconds
-SLAB_ROWS = 256  # the least of a slab: BLAS is slower on fewer
+SLAB_FLOPS = 5e8  # which one core computes in ten milliseconds
+SLAB_ROWS = 512  # the least of a slab: BLAS is slower on fewer
 
 
 class Accumulator:
