@@ -150,7 +150,7 @@ def _broadcaster(comm: MPI.Comm, name: str, words: int) -> Callable[[], object]:
     buffers, recorder = np.empty(2 * words), Recorder()
 
     def work() -> None:
-        with PanelRing(2, buffers, np.empty(0)).used(recorder) as ring:
+        with PanelRing(2, buffers, np.empty(0), Transfers()).used(recorder) as ring:
 
             def post(root: int) -> Slot:
                 slot = ring.take()

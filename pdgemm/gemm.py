@@ -14,7 +14,6 @@ from pdgemm.algorithms.prepared import Buffers, Prepared, beta_of, unchecked
 from pdgemm.algorithms.transport import nodes, outside_node_memory, reached
 from pdgemm.arrays import device as devices
 from pdgemm.arrays import dtypes
-from pdgemm.arrays.integers import as_count
 from pdgemm.errors import ArgumentError, DeviceError, GridError, LayoutError, MemoryLimitError, NodeMemoryError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout, Order
@@ -39,7 +38,7 @@ from pdgemm.model.mover_registry import SHARED, reads
 from pdgemm.planning.algorithm_registry import choices, known
 from pdgemm.planning.candidate_table import Candidate
 from pdgemm.planning.candidates import Arrangement
-from pdgemm.planning.planner import considered, explain, fits, panel_width, plan_product
+from pdgemm.planning.planner import considered, explain, fits, panel_width, panels_ahead, plan_product
 from pdgemm.planning.problem import Problem
 from pdgemm.planning.product_plan import ProductPlan, with_moves
 from pdgemm.support.agreement import together
@@ -57,7 +56,7 @@ def pdgemm(
     algorithm: str = "auto",
     shape: tuple[int, int] | None = None,
     layers: int | None = None,
-    lookahead: int = 1,
+    lookahead: int | None = None,
     panel_width: int | None = None,
     memory_limit: int | None = None,
     mover: str = "auto",
@@ -87,7 +86,7 @@ def pdgemm(
         "inner"         local products and one reduction, for huge k.
     shape, layers : of the grid of the product, Pr x Pc x layers <= ranks; by default the best ones.  It need not be
         the grid of the matrices; communicators of new grids are kept for later products.
-    lookahead    : panels in flight behind the one in use, >= 0.
+    lookahead    : panels in flight behind the one in use, >= 0; by default 1 on one node, 4 between several.
     panel_width  : largest panel width, in inner indices; by default chosen by the model.
     memory_limit : bytes per rank for all buffers beyond A, B and C: panels, messages, copies of redistributed
         matrices, and partial sums where the type of C is not accumulate_dtype.
@@ -216,7 +215,7 @@ def plan(
     algorithm: str = "auto",
     shape: tuple[int, int] | None = None,
     layers: int | None = None,
-    lookahead: int = 1,
+    lookahead: int | None = None,
     panel_width: int | None = None,
     memory_limit: int | None = None,
     mover: str = "auto",
@@ -312,7 +311,7 @@ class _Options(NamedTuple):
     algorithm: str
     shape: tuple[int, int] | None
     layers: int | None
-    lookahead: int
+    lookahead: int | None
     panel_width: int | None
     memory_limit: int | None
     mover: str
@@ -353,6 +352,7 @@ def _problem(
     a, b, c = (x.layout_in(A.grid) for x in (A, B, C))
     algorithm, shape, layers = asked.algorithm, as_shape(asked.shape), as_optional(asked.layers, "layers", 1)
     width, on_device = as_optional(asked.panel_width, "panel_width", 1), A.device != devices.HOST
+    machine = _machine(asked.machine, A.grid, on_device, reach.staged)
     if nothing:
         a, b = _nothing_to_multiply(a, b, c)
         algorithm, shape, layers = "summa", c.distribution.grid_shape, 1
@@ -363,8 +363,8 @@ def _problem(
         size=A.grid.size,
         beta_is_zero=beta_is_zero,
         accumulate=accumulate,
-        width=panel_width(width, accumulate, on_device),
-        lookahead=as_count(asked.lookahead, "lookahead", 0),
+        width=panel_width(width, accumulate, machine, on_device),
+        lookahead=panels_ahead(as_optional(asked.lookahead, "lookahead", 0), machine, on_device),
         mover=mover,
         algorithm=algorithm,
         shape=shape,
@@ -378,7 +378,7 @@ def _problem(
         device=A.device if on_device else "",
         staged=reach.staged,
         compute=compute,
-        machine=_machine(asked.machine, A.grid, on_device, reach.staged),
+        machine=machine,
     )
 
 

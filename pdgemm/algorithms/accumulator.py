@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from pdgemm.algorithms.executor import Room
+from pdgemm.algorithms.executor import Room, Window
 from pdgemm.arrays import dtypes
 from pdgemm.arrays.device import Array
 from pdgemm.arrays.elementwise import Combine, scale
@@ -16,8 +16,8 @@ from pdgemm.model.formulas import gemm_flops
 from pdgemm.movers.panel_views import column_room
 from pdgemm.schedules import Product
 
-SLAB_FLOPS = 2.5e8  # which one core computes in a few milliseconds
-SLAB_ROWS = 256  # the least of a slab: BLAS is slower on fewer
+SLAB_FLOPS = 5e8  # which one core computes in ten milliseconds
+SLAB_ROWS = 512  # the least of a slab: BLAS is slower on fewer
 
 
 class Accumulator:
@@ -71,8 +71,16 @@ class Accumulator:
 
         return add
 
-    def add_wide(self, A: Array, B: Array) -> None:
-        """Add a product over many inner indices, in panels of the plan's width where A or B is converted."""
+    def add_wide(self, A: Array, B: Array, window: Window | None = None) -> None:
+        """Add a product over many inner indices, in panels of the plan's width where A or B is converted.
+
+        window : a range of rows of the sums; nothing is added to the others.
+        """
+        if window:
+            rows = slice(*window)
+            part = Accumulator(self.alpha, self.beta, self.sums[rows], self.plan, self.workspace, self.between)
+            part.add_wide(A[rows], B)
+            return
         rooms = (self.workspace["converted A"], self.workspace["converted B"])
         width = max(1, min(self.plan.width, A.shape[1]) if self.integer or any(x.size for x in rooms) else A.shape[1])
         for start in range(0, max(1, A.shape[1]), width):

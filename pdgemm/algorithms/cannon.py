@@ -9,7 +9,7 @@ from pdgemm.algorithms.executor import Call, Notify
 from pdgemm.algorithms.store import store
 from pdgemm.arrays.elementwise import Combine, paired
 from pdgemm.instrument.recorder import Recorder
-from pdgemm.movers.pipeline import RingShift, Transfers
+from pdgemm.movers.pipeline import RingShift
 from pdgemm.schedules import Cannon
 from pdgemm.schedules.steps import cannon_neighbours
 
@@ -42,7 +42,7 @@ class CannonExecutor:
         pr, pc = grid.shape
         t = pc // pr
         sums = C if plan.sums_in_c else workspace["sums"].reshape((m_loc, n_loc), order=plan.C.order)
-        transfers = Transfers(recorder)
+        transfers = call.transfers.used(recorder)
         staged_a, staged_b = workspace.get("staged A"), workspace.get("staged B")
         poll = transfers.poll if grid.ranks_per_node and not plan.device else None
         products = Accumulator(call.alpha, beta if sums is C else 0, sums, plan, workspace, poll)
@@ -62,8 +62,13 @@ class CannonExecutor:
                     height = int(width_b[steps[number + t].b])
                     up.start((i - 1) % pr, (i + 1) % pr, (height, n_loc))
                 first = step.a // pr * plan.A.distribution.cols.block  # row of the held block of B
-                with recorder.phase("compute"):
-                    products.add_wide(left.held, up.held[first : first + int(width_a[step.a])])  # C_ij += A_ik B_kj
+                a, b = left.held, up.held[first : first + int(width_a[step.a])]
+                last = number + 1 == len(steps)
+                for window in (call.windows if last else ()) or (None,):
+                    with recorder.phase("compute"):
+                        products.add_wide(a, b, window)  # C_ij += A_ik B_kj
+                    if window:
+                        call.completed(window)
                 left.advance()
                 if number % t == t - 1:
                     up.advance()

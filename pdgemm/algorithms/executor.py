@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pkgutil import resolve_name
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -10,11 +10,13 @@ from pdgemm.arrays.device import Array
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.movers.node_arrays import NodeArrays
+from pdgemm.movers.pipeline import Transfers
 from pdgemm.planning.algorithm_registry import algorithm_of
 from pdgemm.schedules import Product
 
 Room = dict[str, Any]  # the buffers of a plan
 Notify = Callable[[int, int], object]
+Window = tuple[int, int]  # a range of rows
 Planned = TypeVar("Planned", bound=Product, covariant=True)
 
 
@@ -25,6 +27,9 @@ class Call(NamedTuple, Generic[Planned]):
     grid    : the process grid; messages are sent along its rows, columns and layers.
     workspace : the buffers of the product; nothing else is allocated.
     peers   : the arrays of the other ranks of the node, where panels or partial sums are read in place.
+    transfers : tracks the messages in flight to this rank.
+    windows : ranges of rows of C that the last product of the executor completes one after the other, each followed by
+        a call of `completed`; none: no call.
     """
 
     alpha: Any
@@ -35,6 +40,9 @@ class Call(NamedTuple, Generic[Planned]):
     grid: ProcessGrid
     workspace: Room
     peers: NodeArrays | None
+    transfers: Transfers
+    windows: Sequence[Window] = ()
+    completed: Callable[[Window], object] = lambda window: None
 
 
 class Executor(Protocol):

@@ -2,71 +2,105 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.algorithms.executor import Room
+from pdgemm.algorithms.executor import Call, Window
 from pdgemm.algorithms.store import store
 from pdgemm.arrays.device import Array, of
 from pdgemm.arrays.element_functions import slabs
 from pdgemm.arrays.elementwise import Combine
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.movers.block_copy import copy_blocks
-from pdgemm.movers.node_arrays import NodeArrays
+from pdgemm.movers.pipeline import Arrival
 from pdgemm.movers.reduce import reduce_scatter
 from pdgemm.schedules.reduction import Reduction
 
 
-def own_and_exposed(
-    name: str, sums: Array, reduction: Reduction, rank: int, peers: NodeArrays | None, recorder: Recorder
-) -> list[Array]:
-    """Return the partial sums of a block: this rank's or, where they are read in place, those of its whole group."""
-    if not peers:
-        return [sums]
-    with recorder.phase("sync"):
-        recorder.finish()
-        peers.sync()  # they are complete
-    at = reduction.at(rank)
-    assert at is not None
-    return [peers(name, other)[: sums.size].reshape(sums.shape) for other in reduction.group(*at)]
+class LayerSums:
+    """Reduces the partial sums of a group of ranks, and assigns C := to_c(total, C), one window of rows at a time.
 
+    Where they are sent, the next window may be multiplied while one is in flight.
 
-def add_up(
-    parts: list[Array],
-    to_c: Combine,
-    C: Array,
-    window: tuple[int, int],
-    reduction: Reduction,
-    comm: MPI.Comm,
-    rank: int,
-    workspace: Room,
-    recorder: Recorder,
-) -> None:
-    """Reduce partial sums over comm and assign C := to_c(total, C), for the rows `window` of a block.
-
-    parts : the partial sums of all ranks where they are read in place, else those of this rank.
+    comm : the ranks of the group, in its order.
+    name : the name of the buffer of partial sums, where ranks read it in each other's memory.
     """
-    at = reduction.at(rank)
-    assert at is not None
-    counts = reduction.counts(*at, window)
-    mine = workspace["own part of C"][: counts[comm.rank]]
-    if reduction.read:
+
+    def __init__(self, call: Call[Any], reduction: Reduction, comm: MPI.Comm, name: str = "") -> None:
+        self._call, self._reduction, self._comm, self._name = call, reduction, comm, name
+        self._rank, self._arrivals = call.grid.comm.rank, list[Arrival]()
+        self._pending: Callable[[], object] | None = None  # stores the window that is in flight in C
+        self.done = 0  # number of windows
+
+    def begin(self, to_c: Combine, recorder: Recorder) -> None:
+        """Begin a run."""
+        self._to_c, self._recorder, self._pending, self.done = to_c, recorder, None, 0
+        self._call.transfers.used(recorder)
+
+    def add(self, sums: Array, window: Window, first: int = 0) -> None:
+        """Reduce the rows `window` of a block; its partial sums may then be overwritten, unless they are read.
+
+        sums : this rank's partial sums of the rows from `first` on; those of other ranks are in arrays of its shape.
+        """
+        at, rows = self._reduction.at(self._rank), slice(window[0] - first, window[1] - first)
+        assert at is not None
+        self.finish()
+        counts = self._reduction.counts(*at, window)
+        mine = self._call.workspace["own part of C"][: counts[self._comm.rank]]
+        if self._reduction.read:
+            self._read(sums, rows, at, mine, window)
+        else:
+            self._send(sums[rows], at, mine, window, counts)
+        self._pending, self.done = partial(self._store, at, mine, window), self.done + 1
+        if not self._call.product.lookahead:
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait for the window that is in flight, and store it in C."""
+        if self._pending:
+            self._call.transfers.wait(self._arrivals)
+            with self._recorder.phase("compute"):
+                self._pending()
+            self._pending = None
+
+    def sync(self) -> None:
+        """Where partial sums are read, wait until all ranks of the node are here."""
+        if self._reduction.read and self._call.peers:
+            with self._recorder.phase("sync"):
+                self._recorder.finish()
+                self._call.peers.sync()
+
+    def _read(self, sums: Array, rows: slice, at: tuple[int, int], mine: Array, window: Window) -> None:
+        peers, recorder = self._call.peers, self._recorder
+        assert peers is not None
+        group = self._reduction.group(*at)
+        parts = [peers(self._name, other)[: sums.size].reshape(sums.shape)[rows] for other in group]
+        another = self._call.workspace["part of C of another rank"]
         with recorder.phase("compute"):
-            _read(parts, mine, window, reduction, at, rank, workspace["part of C of another rank"])
-        recorder.traffic.read(mine.size * (comm.size - 1))
-    else:
+            _read(parts, mine, window, self._reduction, at, self._rank, another)
+        recorder.traffic.read(mine.size * (self._comm.size - 1))
+
+    def _send(self, sums: Array, at: tuple[int, int], mine: Array, window: Window, counts: np.ndarray) -> None:
+        workspace, recorder = self._call.workspace, self._recorder
         recorder.order_copies_after_products()
         with recorder.phase("pack"):
-            packed = workspace["packed C"][: parts[0].size]
-            _by_owner(parts[0], packed, window, reduction, at, counts)
+            packed = workspace["packed C"][: sums.size]
+            _by_owner(sums, packed, window, self._reduction, at, counts)
         staged = (workspace["staged C"], workspace["staged part of C"]) if "staged C" in workspace else None
-        reduce_scatter(comm, packed, mine, counts.tolist(), recorder, workspace["part of C of another rank"], staged)
-        _count(counts, comm.rank, recorder)
-    with recorder.phase("compute"):
-        rows = reduction.rows_to(at[0]).get(reduction.C.coords(rank)[0])
+        another = workspace["part of C of another rank"]
+        self._arrivals = reduce_scatter(self._comm, packed, mine, counts.tolist(), recorder, another, staged)
+        self._call.transfers.expect(self._arrivals)
+        _count(counts, self._comm.rank, recorder)
+
+    def _store(self, at: tuple[int, int], mine: Array, window: Window) -> None:
+        rows = self._reduction.rows_to(at[0]).get(self._reduction.C.coords(self._rank)[0])
         if rows is not None and mine.size:
-            part = C[rows.count_below(window[0]) : rows.count_below(window[1])]
-            store(part, mine.reshape(part.shape), to_c)
+            part = self._call.C[rows.count_below(window[0]) : rows.count_below(window[1])]
+            store(part, mine.reshape(part.shape), self._to_c)
 
 
 def _read(

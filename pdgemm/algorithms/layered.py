@@ -5,11 +5,12 @@ Solomonik & Demmel, Euro-Par 2011; Agarwal et al., IBM J. Res. Dev. 39(5), 1995.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from pdgemm.algorithms.accumulator import Accumulator
 from pdgemm.algorithms.executor import Call, Notify, executor_of
-from pdgemm.algorithms.layer_sums import add_up, own_and_exposed
+from pdgemm.algorithms.layer_sums import LayerSums
 from pdgemm.algorithms.store import store
 from pdgemm.arrays.elementwise import Combine, paired, scale
 from pdgemm.instrument.recorder import Recorder
@@ -29,29 +30,36 @@ class LayeredExecutor:
 
     def __init__(self, call: Call[Layered]) -> None:
         plan, grid, self._call = call.product, call.grid, call
-        self._exposed = call.peers if plan.reduction.read else None
         if grid.idle or not plan.mnk[2]:
             return
-        layer = plan.layer(grid.comm.rank)
-        self._sums = call.workspace["partial C"].reshape(layer.C.local_shape(grid.comm.rank))
+        rank = grid.comm.rank
+        layer = plan.layer(rank)
+        self._sums = call.workspace["partial C"].reshape(layer.C.local_shape(rank))
+        self._windows = plan.reduction.windows(rank)
+        self._reduction = LayerSums(call, plan.reduction, grid.depth, "partial C")
+        completed = partial(self._reduction.add, self._sums)
+        windows = () if plan.reduction.read else self._windows
         peers = call.peers if layer.shared else None
-        self._layer = executor_of(Call(call.alpha, call.A, call.B, self._sums, layer, grid, call.workspace, peers))
+        workspace, transfers = call.workspace, call.transfers
+        self._layer = executor_of(
+            Call(call.alpha, call.A, call.B, self._sums, layer, grid, workspace, peers, transfers, windows, completed)
+        )
 
     def __call__(self, beta: Any, recorder: Recorder, notify: Notify) -> None:
-        call, exposed = self._call, self._exposed
-        plan, rank = call.product, call.grid.comm.rank
-        to_c = Combine(1, beta, paired(call.workspace["update"]))
+        call = self._call
+        plan, to_c = call.product, Combine(1, beta, paired(call.workspace["update"]))
         if not plan.mnk[2]:
             store(call.C, None, to_c)
         elif call.grid.idle:
-            if exposed:
-                exposed.sync()  # collective over the node
+            if plan.reduction.read and call.peers:
+                call.peers.sync()  # collective over the node
         else:
+            self._reduction.begin(to_c, recorder)
             self._layer(0, recorder, notify)
-            parts = own_and_exposed("partial C", self._sums, plan.reduction, rank, exposed, recorder)
-            for window in plan.reduction.windows(rank):
-                here = [x[slice(*window)] for x in parts]
-                add_up(here, to_c, call.C, window, plan.reduction, call.grid.depth, rank, call.workspace, recorder)
+            self._reduction.sync()
+            for window in self._windows[self._reduction.done :]:  # where they are read, or nothing was multiplied
+                self._reduction.add(self._sums, window)
+            self._reduction.finish()
 
 
 class InnerExecutor:
@@ -67,21 +75,24 @@ class InnerExecutor:
 
     def __call__(self, beta: Any, recorder: Recorder, notify: Notify) -> None:
         call = self._call
-        A, C, plan, comm, workspace, peers = call.A, call.C, call.product, call.grid.comm, call.workspace, call.peers
+        A, C, plan, grid, workspace = call.A, call.C, call.product, call.grid, call.workspace
         n, to_c = plan.mnk[1], Combine(1, beta, paired(workspace["update"]))
         if not plan.windows:
             store(C, None, to_c)
+            return
+        reduction = LayerSums(call, plan.reduction, grid.comm, "sums")
+        reduction.begin(to_c, recorder)
+        poll = call.transfers.poll if grid.ranks_per_node and not plan.device else None
         for done, (lo, hi) in enumerate(plan.windows, 1):
-            if peers and done > 1:
-                with recorder.phase("sync"):
-                    recorder.finish()
-                    peers.sync()  # until the last partial sums have been read
+            if done > 1:
+                reduction.sync()  # until the last partial sums have been read
             sums = workspace["sums"][: (hi - lo) * n].reshape(hi - lo, n)
             with recorder.phase("compute"):
                 if A.shape[1]:
-                    Accumulator(call.alpha, 0, sums, plan, workspace).add_wide(A[lo:hi], call.B)
+                    Accumulator(call.alpha, 0, sums, plan, workspace, poll).add_wide(A[lo:hi], call.B)
                 else:
                     scale(0, sums)
-            parts = own_and_exposed("sums", sums, plan.reduction, comm.rank, peers, recorder)
-            add_up(parts, to_c, C, (lo, hi), plan.reduction, comm, comm.rank, workspace, recorder)
+            reduction.sync()
+            reduction.add(sums, (lo, hi), lo)
             notify(done, len(plan.windows))
+        reduction.finish()

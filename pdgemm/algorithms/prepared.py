@@ -27,6 +27,7 @@ from pdgemm.instrument.spans import HOST
 from pdgemm.matrix.argument_checks import as_scalar
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.movers.node_arrays import NodeArrays
+from pdgemm.movers.pipeline import Transfers
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.schedules import Product
 from pdgemm.support.agreement import GuardedCallback, agree, check_not_freed, together
@@ -179,7 +180,7 @@ class Prepared:
             exposed: dict[str, tuple[Array, Layout | None]] = {name: operands[name] for name in product.exposed}
             exposed |= {name: (workspace.product[name], None) for name in product.exposed_buffers}
             self._peers = NodeArrays(A.grid, **exposed)
-        call = Call(self._alpha, a, b, c, product, grid, workspace.product, self._peers)
+        call = Call(self._alpha, a, b, c, product, grid, workspace.product, self._peers, Transfers())
         in_place = (product.in_place or A.grid.size == 1) and not (
             workspace.copies or workspace.staged or product.exposed_buffers
         )

@@ -53,8 +53,8 @@ class StationaryExecutor:
             in_col |= {q: peers("B", plan.B.rank(j, q)) for q in range(grid.col.size) if q != i}
         b_comes, c_travels = grid.col.size > 1 and k_loc > 0, grid.row.size > 1 and m_loc > 0
         b_travels = b_comes and not peers
-        ring = PanelRing(plan.slots, workspace["panels of C"], workspace["panels of B"])
-        poll = ring.poll if grid.ranks_per_node and not plan.device else None
+        ring = PanelRing(plan.slots, workspace["panels of C"], workspace["panels of B"], call.transfers)
+        poll = call.transfers.poll if grid.ranks_per_node and not plan.device else None
         totals = workspace["sums"].reshape(plan.slots, -1)
         staged_b, staged_c = (
             (x.shared_out(plan.slots) if (x := workspace.get(f"staged {name}")) else None) for name in "BC"
@@ -80,13 +80,13 @@ class StationaryExecutor:
 
         def add_up(step: PanelStep, slot: Slot, panel: Array) -> None:
             """Start the reduction of C_ip along my grid row; its owner stores it in C when the slot is needed again."""
-            total = panel
             if c_travels:
-                total = column_room(m_loc, order, step.width, totals[slot.number])
+                arriving = totals[slot.number][: panel.size]
                 staged = staged_c[slot.number].cut(0, panel.size) if staged_c else None
-                total = reduce(grid.row, panel, total, step.col, slot, recorder, staged, ring.poll)
+                poll = call.transfers.poll
+                call.transfers.expect(reduce(grid.row, panel, arriving, step.col, slot, recorder, staged, poll))
             if j == step.col and m_loc:
-                slot.when_free.append(partial(add, total, step.a.inverse))
+                slot.when_free.append(partial(add, panel, step.a.inverse))
 
         def add(total: Array, cols: IndexMap) -> None:
             """Assign C_ip := total + beta C_ip."""

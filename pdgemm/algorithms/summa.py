@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from mpi4py import MPI
 
 from pdgemm.algorithms.accumulator import Accumulator
-from pdgemm.algorithms.executor import Call, Notify
+from pdgemm.algorithms.executor import Call, Notify, Window
 from pdgemm.algorithms.store import store
 from pdgemm.arrays.device import Array, Pinned
 from pdgemm.arrays.dtypes import wire
@@ -60,15 +60,21 @@ class SummaExecutor:
         along_col = _Side(in_col, flipped(plan.B.order), grid.col, plan, col, rooms_b, peers, staged_b)
         bundles = plan.bundles
         self._sums = C if plan.sums_in_c or not bundles else workspace["sums"].reshape(C.shape, order=plan.C.order)
-        self._ring = PanelRing(plan.slots, workspace["panels of A"], workspace["panels of B"])
-        poll = self._ring.poll if grid.ranks_per_node and not plan.device else None
+        self._ring = PanelRing(plan.slots, workspace["panels of A"], workspace["panels of B"], call.transfers)
+        poll = call.transfers.poll if grid.ranks_per_node and not plan.device else None
         self._products = Accumulator(call.alpha, 0, self._sums, plan, workspace, poll)
-        self._updates = []
+        self._completed, self._updates = call.completed, list[_Update]()
         for turn, bundle in enumerate(bundles):
             left = along_row.panel([(x.col, x.a) for x in bundle.steps], bundle.a, turn)
             right = along_col.panel([(x.row, x.b) for x in bundle.steps], bundle.b, turn)
-            multiply = self._products.prepared(left.panel, right.panel.T)  # C_ij += A_ik B_kj
-            self._updates.append(_Update([*left.parts, *right.parts], multiply))
+            a, b, last = left.panel, right.panel.T, turn + 1 == len(bundles)  # C_ij += A_ik B_kj
+            products: list[_Multiply] = [
+                (partial(self._products.add_wide, a, b, window), window) for window in (call.windows if last else ())
+            ] or [(self._products.prepared(a, b), None)]
+            mine = all(grid.row.size == 1 or x.col == j for x in bundle.steps)
+            mine &= all(grid.col.size == 1 or x.row == i for x in bundle.steps)
+            local = mine and not plan.shared and not (last and call.windows)  # which is multiplied last
+            self._updates.append(_Update([*left.parts, *right.parts], products, local))
 
     def __call__(self, beta: Any, recorder: Recorder, notify: Notify) -> None:
         if self._idle:
@@ -90,15 +96,22 @@ class SummaExecutor:
         self._products.beta = beta if in_c else 0
         # every rank iterates over every step, because every rank takes part in the broadcasts
         with ring.used(recorder):
-            for done, (update, _) in enumerate(ring.prefetch(updates, post, self._plan.ahead), 1):
-                with recorder.phase("compute"):
-                    update.multiply()
+            in_order = ring.prefetch(updates, post, self._plan.ahead, lambda update: update.local)
+            for done, (update, _) in enumerate(in_order, 1):
+                for multiply, window in update.products:
+                    with recorder.phase("compute"):
+                        multiply()
+                    if window:
+                        self._completed(window)
                 notify(done, len(updates))
         if not updates:
             store(self._C, None, Combine(beta=beta))
         elif not in_c:
             with recorder.phase("compute"):
                 store(self._C, self._sums, Combine(1, beta, paired(self._workspace["update"])))
+
+
+_Multiply = tuple[Callable[[], object], Window | None]
 
 
 class _Part(NamedTuple):
@@ -115,10 +128,15 @@ class _Panel(NamedTuple):
 
 
 class _Update(NamedTuple):
-    """Multiplies one or several panels of A and of B at once, after the transfers that bring them."""
+    """Multiplies one or several panels of A and of B at once, after the transfers that bring them.
+
+    products : the product, or one for each range of rows that it completes.
+    local : this rank owns all panels.
+    """
 
     parts: list[_Part]
-    multiply: Callable[[], object]
+    products: list[_Multiply]
+    local: bool
 
 
 class _Side:

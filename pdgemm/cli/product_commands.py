@@ -77,9 +77,7 @@ def generate(
 @click.option(
     "--lookahead",
     type=click.IntRange(0, options.MOST),
-    default=1,
-    show_default=True,
-    help="Panels in flight behind the one in use.",
+    help="Panels in flight behind the one in use; default: 1 on one node, 4 between several.",
 )
 @options.mover
 @options.algorithm

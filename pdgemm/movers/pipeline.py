@@ -39,8 +39,14 @@ class Transfers:
     them is recorded as "hidden".
     """
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder, self._coming = recorder, list[list[Arrival]]()
+    def __init__(self, recorder: Recorder | None = None) -> None:
+        self._recorder, self._coming = recorder or Recorder(), list[list[Arrival]]()
+
+    def used(self, recorder: Recorder) -> Transfers:
+        """Return the same object, which `recorder` records in this run; all that take part in a run call this."""
+        if recorder is not self._recorder:
+            self._recorder, self._coming = recorder, []  # an exception may have left some
+        return self
 
     def expect(self, group: list[Arrival]) -> None:
         """Track a group of transfers that were started; those that arrive are removed from the list."""
@@ -96,48 +102,57 @@ class PanelRing:
     """Cycles through `slots` slots.  Leaving the `with` block waits until none of them is in use.
 
     room_a, room_b : workspace for the panels of A and of B, divided evenly among the slots.
+    transfers : tracks all messages in flight to this rank.
     """
 
-    def __init__(self, slots: int, room_a: Array, room_b: Array) -> None:
+    def __init__(self, slots: int, room_a: Array, room_b: Array, transfers: Transfers) -> None:
         rooms = zip(room_a.reshape(slots, -1), room_b.reshape(slots, -1), strict=True)
-        self.slots = [Slot(number, *buffers) for number, buffers in enumerate(rooms)]
+        self.slots, self._transfers = [Slot(number, *buffers) for number, buffers in enumerate(rooms)], transfers
 
     def used(self, recorder: Recorder) -> PanelRing:
         """Return the ring for a `with` block, starting at the first slot, with its waits recorded by `recorder`."""
         for slot in self.slots:  # an exception may have left them in use
             slot.arrivals, slot.users, slot.when_read, slot.when_free = [], [], [], []
-        self._next, self._recorder, self._transfers = 0, recorder, Transfers(recorder)
+        self._next, self._recorder = 0, recorder
+        self._transfers.used(recorder)
         return self
 
-    def poll(self) -> None:
-        """Test for arrivals in the middle of a product."""
-        self._transfers.poll()
-
     def prefetch(
-        self, steps: Iterable[Step], post: Callable[[Step], Slot], lookahead: int
+        self,
+        steps: Iterable[Step],
+        post: Callable[[Step], Slot],
+        lookahead: int,
+        local: Callable[[Step], bool] = lambda step: False,
     ) -> Iterator[tuple[Step, Slot]]:
-        """Yield each step with its slot when its panels have arrived, with `lookahead` later steps in flight."""
-        in_flight: deque[tuple[Step, Slot]] = deque()
+        """Yield each step with its slot when its panels have arrived, with `lookahead` later steps in flight.
 
-        def arrived() -> tuple[Step, Slot]:
-            step, slot = in_flight.popleft()
+        local : does this rank own all panels of a step?  Among the steps in flight these come first, while the others
+            arrive; the order depends on the schedule alone.
+        """
+        in_flight: deque[tuple[int, Step, Slot]] = deque()
+
+        def first() -> tuple[Step, Slot]:
+            """Remove the next step to multiply, and wait for its panels."""
+            at = next((number for number, (_, step, _) in enumerate(in_flight) if local(step)), 0)
+            _, step, slot = in_flight[at]
+            del in_flight[at]
             self._transfers.wait(slot.arrivals)
             return step, slot
 
         def used(slot: Slot) -> None:
-            slot.users += self._recorder.record_products(self.poll)
+            slot.users += self._recorder.record_products(self._transfers.poll)
             drain(slot.when_read)
 
-        for step in steps:
+        for turn, step in enumerate(steps):
+            while in_flight and turn - in_flight[0][0] > lookahead:  # its slot is needed
+                yield (done := first())
+                used(done[1])
             slot = post(step)
             slot.arrivals += self._recorder.record_copies()
             self._transfers.expect(slot.arrivals)
-            in_flight.append((step, slot))
-            if len(in_flight) > lookahead:
-                yield (done := arrived())
-                used(done[1])
+            in_flight.append((turn, step, slot))
         while in_flight:
-            yield (done := arrived())
+            yield (done := first())
             used(done[1])
 
     def take(self) -> Slot:

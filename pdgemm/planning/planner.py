@@ -14,6 +14,7 @@ import numpy as np
 from pdgemm.arrays import dtypes
 from pdgemm.blas.local_gemm import EXACT_WIDTH
 from pdgemm.errors import ArgumentError, MemoryLimitError
+from pdgemm.model.machine import Machine
 from pdgemm.model.mover_registry import AUTO, MOVERS
 from pdgemm.planning.candidate_table import Candidate, table
 from pdgemm.planning.candidates import Arrangement, arrangements, arrangements_in_place, impossible
@@ -22,6 +23,8 @@ from pdgemm.planning.product_plan import MOVES_WEIGH, ProductPlan, sample, with_
 from pdgemm.support.text import in_bytes
 
 PANEL_WIDTH = 512  # wide enough for BLAS to reach its peak, narrow enough to overlap with it
+PANEL_WIDTH_BETWEEN_NODES = 256  # of which several are in flight, so that each cable is filled in both directions
+LOOKAHEAD_BETWEEN_NODES = 4
 DEVICE_PANEL_WIDTH = 2048  # for a device that multiplies a hundred times as fast, but reads C no more than ten times
 WIDTHS = (2048, 1024, 512, 256, 128)  # panel widths that are compared where none is requested
 TIE = 1.1  # ratio of costs up to which plans count as equal
@@ -128,12 +131,20 @@ def tuned(plan: ProductPlan) -> ProductPlan:
     return best
 
 
-def panel_width(asked: int | None, accumulate: np.dtype, on_device: bool = False) -> int:
+def panel_width(asked: int | None, accumulate: np.dtype, machine: Machine, on_device: bool = False) -> int:
     """Return the width of the widest panel: as requested, but not so wide that sums become inexact."""
+    on_host = PANEL_WIDTH if machine.ranks_per_node is None else PANEL_WIDTH_BETWEEN_NODES
     return min(
-        asked or (DEVICE_PANEL_WIDTH if on_device else PANEL_WIDTH),
+        asked or (DEVICE_PANEL_WIDTH if on_device else on_host),
         _NO_LIMIT if accumulate in dtypes.BLAS else EXACT_WIDTH,
     )
+
+
+def panels_ahead(asked: int | None, machine: Machine, on_device: bool = False) -> int:
+    """Return the number of panels in flight behind the one in use: as requested."""
+    if asked is not None:
+        return asked
+    return 1 if machine.ranks_per_node is None or on_device else LOOKAHEAD_BETWEEN_NODES
 
 
 def candidates(problem: Problem) -> Iterator[ProductPlan]:

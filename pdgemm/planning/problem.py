@@ -14,6 +14,7 @@ from pdgemm.model.mover_registry import AUTO, RING, SHARED, by_messages, reads
 
 REDUCED_BYTES = 1 << 26  # of C that are reduced at a time, but at least REDUCED_ROWS rows, for the speed of BLAS
 REDUCED_ROWS = 256
+REDUCED_WINDOWS = 8  # of rows, where they are sent: all but the last are sent while the next is multiplied
 
 
 class AlgorithmRequest(NamedTuple):
@@ -129,10 +130,15 @@ class Problem:
         """The arguments of `Product` that describe its device."""
         return {"device": self.device, "staged": self.staged, "compute": self.compute}
 
-    @property
-    def reduced_rows(self) -> int:
-        m, n, _ = self.mnk
-        return max(1, min(m, max(REDUCED_ROWS, REDUCED_BYTES // (max(1, n) * self.accumulate.itemsize))))
+    def reduced_rows(self, rows: int, cols: int, mover: str) -> int:
+        """Return how many rows of a block of C are reduced at a time: where they are sent, few, so that most overlap.
+
+        mover : the mover by which partial sums are read in place, or the one of messages.
+        """
+        at_once = REDUCED_BYTES // (max(1, cols) * self.accumulate.itemsize)
+        if not reads(mover):
+            at_once = min(at_once, -(-rows // REDUCED_WINDOWS))
+        return max(1, min(rows, max(REDUCED_ROWS, at_once)))
 
 
 Laid = tuple[BlockCyclic, BlockCyclic, tuple[int, ...]]  # distributions of rows and columns, and the rank map

@@ -105,8 +105,9 @@ def layered_on(problem: Problem, partition: Partition, inside: str, on_layer_0: 
     mover = "shift" if inside == "cannon" else problem.broadcast
     laid = lay_out(problem, (r, inner_a, place_a), (inner_b, s, place_b), of_c)
     nodes = problem.relay_nodes if inside == "summa" else ()
+    at_once = problem.reduced_rows(r.largest, s.largest, "" if nodes else mover)
     product = Layered(
-        *laid, problem.lookahead, mover, rank_map, c, inside, problem.reduced_rows,
+        *laid, problem.lookahead, mover, rank_map, c, inside, at_once,
         nodes=nodes, **problem.device_options,
     )  # fmt: skip
     return product if problem.width_asked else product.whole()
@@ -125,8 +126,11 @@ def inner_on(problem: Problem, a: Layout, b: Layout) -> Inner:
     """Return the product on these layouts of A and B, and on the layout that C has."""
     by = problem.broadcast_by_message
     mover = by if reads(by) else "reduce_scatter"
-    accumulate, rows = problem.accumulate, problem.reduced_rows
-    return Inner(a, b, problem.C, accumulate, problem.width, 0, mover, rows, problem.size, **problem.device_options)
+    rows = problem.reduced_rows(*problem.mnk[:2], mover)
+    return Inner(
+        a, b, problem.C, problem.accumulate, problem.width, problem.lookahead, mover, rows, problem.size,
+        **problem.device_options,
+    )  # fmt: skip
 
 
 def inner_layouts(problem: Problem) -> Iterator[tuple[Layout, Layout]]:

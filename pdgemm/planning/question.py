@@ -17,7 +17,7 @@ from pdgemm.model.machine import Machine, on_nodes
 from pdgemm.model.mover_registry import AUTO, POLICIES, SHARED, by_messages, on_host
 from pdgemm.planning.candidate_table import Candidate
 from pdgemm.planning.grid_search import near_root
-from pdgemm.planning.planner import best_plan, considered, panel_width, plan_product
+from pdgemm.planning.planner import best_plan, considered, panel_width, panels_ahead, plan_product
 from pdgemm.planning.problem import Problem
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.support.text import counted, in_bytes
@@ -53,7 +53,7 @@ class Question:
     algorithm: str = "auto"
     shape: tuple[int, int] | None = None
     layers: int | None = None
-    lookahead: int = 1
+    lookahead: int | None = None
     mover: str = "auto"
     width: int | None = None
     machine: Machine = field(default_factory=Machine)
@@ -87,14 +87,15 @@ class Question:
         per_node = self.machine.ranks_per_node
         if per_node is not None and per_node >= self.ranks:
             per_node = None  # one node holds them all
+        machine = on_nodes(self.machine, per_node)
         shared = self.ranks > 1 and per_node != 1 and self.mover in (AUTO, SHARED.name)
         by_message = self.mover if self.mover in by_messages() else AUTO
         problem = Problem(
             A, B, C, self.ranks,
             beta_is_zero=True,
             accumulate=accumulate,
-            width=panel_width(self.width, accumulate),
-            lookahead=self.lookahead,
+            width=panel_width(self.width, accumulate, machine),
+            lookahead=panels_ahead(self.lookahead, machine),
             mover=SHARED.name if shared and self.mover == SHARED.name else by_message,
             algorithm=self.algorithm,
             shape=self.shape,
@@ -104,7 +105,7 @@ class Question:
             shared=shared,
             nodes=_nodes(self.ranks, per_node) if shared and per_node else (),
             ideal=self.layouts == "ideal",
-            machine=on_nodes(self.machine, per_node),
+            machine=machine,
         )  # fmt: skip
         if not self.k:  # no product is formed
             return replace(problem, algorithm="summa", shape=C.distribution.grid_shape, layers=1)

@@ -21,7 +21,7 @@ from pdgemm.instrument.recorder import Transfer
 from pdgemm.schedules.cannon_product import Cannon
 from pdgemm.schedules.product import Buffers, Product, RankMap, alike, on_ranks, scaled
 from pdgemm.schedules.reduction import Reduction
-from pdgemm.schedules.rounds import Round, one_each
+from pdgemm.schedules.rounds import Messages, Round, one_each
 from pdgemm.schedules.summa_product import Summa
 from pdgemm.support.remembered import remembered
 
@@ -91,11 +91,13 @@ class Inner(Product):
         return self.reduction.windows(0) if self.mnk[2] else []
 
     def rounds(self) -> Iterator[Round]:
-        """Yield for each window of rows of C a product, and the reduction of its partial sums."""
+        """Yield a product for each window of rows of C; its partial sums are reduced during the next one."""
         n, k_loc = self.mnk[1], np.array([self.A.local_shape(rank)[1] for rank in range(self.size)])
+        sums: list[Messages] = []  # of the window before
         for turn, (lo, hi) in enumerate(self.windows):
-            yield Round([], (hi - lo, n, k_loc))
-            yield Round(self.reduction.messages(turn), hidden=False)
+            yield Round(sums, (hi - lo, n, k_loc), hidden=not self.shared)
+            sums = self.reduction.messages(slice(turn, turn + 1))
+        yield Round(sums, hidden=False)
 
     @property
     def events(self) -> int:
@@ -104,8 +106,11 @@ class Inner(Product):
     def transfers(self, rank: int) -> list[Transfer]:
         if not self.mnk[2]:
             return []
-        traffic = self.reduction.traffic(rank)
-        return [Transfer("reduce", traffic, self.accumulate.itemsize, 1, self.size, after=True)]
+        return self.reduction.transfers(rank, stride=1)
+
+    @property
+    def first_panel_is_local(self) -> bool:
+        return True
 
     def local_shape(self, rank: int) -> tuple[int, int, int]:
         m, n, _ = self.mnk
@@ -239,7 +244,7 @@ class Layered(Product):
         return replace(self, width=scaled(min(self.width, max(1, self.widest)), share), rows=rows)
 
     def rounds(self) -> Iterator[Round]:
-        """Yield the rounds of all layers side by side, then the reduction of C over the layers."""
+        """Yield the rounds of all layers side by side; C is reduced during the last product and after it."""
         if not self.mnk[2]:
             return
         layers = [layer.rounds() for layer in self.each_layer]
@@ -247,7 +252,8 @@ class Layered(Product):
             ranks = max(self.rank_map) + 1
             m, n, k = (sum(one_each(one.work[x], ranks) for one in together) for x in range(3))
             yield Round([x for one in together for x in one.moves], (m, n, k))
-        yield Round(self.reduction.messages(), hidden=False)
+        yield Round(self.reduction.messages(self.reduction.hidden))
+        yield Round(self.reduction.messages(self.reduction.exposed), hidden=False)
 
     @property
     def events(self) -> int:
@@ -256,9 +262,7 @@ class Layered(Product):
     def transfers(self, rank: int) -> list[Transfer]:
         if self.grid.layer_of(rank) < 0 or not self.mnk[2]:
             return []
-        stride, traffic = self.grid.strides[2], self.reduction.traffic(rank)
-        reduced = Transfer("reduce", traffic, self.accumulate.itemsize, stride, self.layers, after=True)
-        return [*self.layer(rank).transfers(rank), reduced]
+        return [*self.layer(rank).transfers(rank), *self.reduction.transfers(rank, self.grid.strides[2])]
 
     def local_shape(self, rank: int) -> tuple[int, int, int]:
         return self.layer(rank).local_shape(rank)

@@ -11,11 +11,13 @@ import numpy as np
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.index_map import IndexMap, index_maps
 from pdgemm.grids.layout import Layout, position
-from pdgemm.instrument.recorder import Traffic
+from pdgemm.instrument.recorder import Traffic, Transfer
 from pdgemm.model.formulas import LARGEST_MESSAGE_BYTES
 from pdgemm.schedules.product import SLAB, Buffers
 from pdgemm.schedules.rounds import LAYERS, Messages, messages
 from pdgemm.support.remembered import remembered
+
+ALL = slice(None)  # windows of rows
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,21 @@ class Reduction:
     high: int
     reads: str
     device: str = ""
+
+    @property
+    def exposed(self) -> slice:
+        """The windows whose transfers overlap with no product: the last one, or all where they are read."""
+        return slice(0 if self.read else -1, None)
+
+    @property
+    def hidden(self) -> slice:
+        """The other windows."""
+        return slice(0, self.exposed.start)
+
+    def transfers(self, rank: int, stride: int) -> list[Transfer]:
+        """Return the traffic of the windows that overlap with products, and that of the others."""
+        parts = (self.traffic(rank, self.hidden), False), (self.traffic(rank, self.exposed), True)
+        return [Transfer("reduce", x, self.dtype.itemsize, stride, self.layers, after) for x, after in parts]
 
     @property
     def blocks(self) -> int:
@@ -100,13 +117,13 @@ class Reduction:
                 counts[group[self.C.rank(to_i, to_j)]] += height * width
         return counts
 
-    def traffic(self, rank: int) -> Traffic:
+    def traffic(self, rank: int, turns: slice = ALL) -> Traffic:
         """Return the traffic: the partial sums of a rank's share on the others of its group, and its own of theirs.
 
-        Each rank is assumed to send every other one its part, as pairwise exchange does.
+        Each rank sends every other one its part.   turns : the windows that count.
         """
         others = self.layers - 1
-        every, mine, receivers = self._shares(rank)
+        every, mine, receivers = (x[turns] for x in self._shares(rank))
         received = int(mine.sum()) * others
         if self.read:
             return Traffic(words_received=received, words_read=received)
@@ -131,8 +148,8 @@ class Reduction:
             mine = np.diff(to_rows[own_i].count_below(ends), prepend=0) * to_cols[own_j].size
         return np.diff(ends, prepend=0) * cols, mine, _parts_in_windows(to_rows, height, turns) * len(to_cols)
 
-    def messages(self, turn: int | None = None) -> list[Messages]:
-        """Return the messages, or reads, of the partial sums in one window of rows, or for None in all."""
+    def messages(self, turns: slice = ALL) -> list[Messages]:
+        """Return the messages, or reads, of the partial sums in some windows of each block."""
         found: list[Messages] = []
         kind = self.reads or "reduce"
         for at in range(self.blocks):
@@ -141,8 +158,7 @@ class Reduction:
             members = np.array(group)
             source, target = (x.ravel() for x in np.meshgrid(members, members, indexing="ij"))
             others = source != target
-            windows = self.windows(group[0])
-            for window in windows if turn is None else windows[turn : turn + 1]:
+            for window in self.windows(group[0])[turns]:
                 words = np.tile(self.counts(i, j, window), len(group))
                 itemsize = self.dtype.itemsize
                 found += messages(kind, source[others], target[others], words[others], itemsize, LAYERS)
@@ -166,9 +182,9 @@ class Reduction:
 
     def _another(self, mine: int, rank: int | None) -> int:
         """Return the words of another rank's partial sum that are copied before they are added."""
-        if self.device:
-            return 0 if self.read else mine
-        return min(mine, max(SLAB, self.C.local_shape(rank)[1])) * self.read
+        if not self.read:
+            return mine
+        return 0 if self.device else min(mine, max(SLAB, self.C.local_shape(rank)[1]))
 
     @property
     def total_words(self) -> int:

@@ -157,7 +157,8 @@ def _new_grid(problem: Problem, candidate: GridCandidate) -> Product:
     rank_map = problem.rank_map[: pr * pc * c]
     at_a, at_b, at_c = _places(rank_map, pr, pc, c)
     laid = lay_out(problem, (rows, a, at_a), (b, wide, at_b), (BlockCyclic(m, high, pr * c), wide, at_c))
-    return AllGather3D(*laid, 0, "allgather", rank_map, c, problem.reduced_rows, compute=problem.compute)
+    reduced = problem.reduced_rows(rows.largest, wide.largest, "shared")  # nothing overlaps with the reduction
+    return AllGather3D(*laid, 0, "allgather", rank_map, c, reduced, compute=problem.compute)
 
 
 ENTRY = Algorithm(
@@ -188,7 +189,7 @@ class AllGather3DExecutor:
 
     def __call__(self, beta: Any, recorder: Recorder, notify: Notify) -> None:
         from pdgemm.algorithms.accumulator import Accumulator
-        from pdgemm.algorithms.layer_sums import add_up
+        from pdgemm.algorithms.layer_sums import LayerSums
         from pdgemm.algorithms.store import store
         from pdgemm.arrays.elementwise import Combine, paired, scale
 
@@ -214,10 +215,11 @@ class AllGather3DExecutor:
                 Accumulator(call.alpha, 0, sums, product, workspace).add_wide(row, column)  # C_ij^l = A_il B_lj
             else:
                 scale(0, sums)
+        reduction = LayerSums(call, product.reduction, grid.depth)
+        reduction.begin(to_c, recorder)
         for window in product.reduction.windows(rank):
-            add_up(
-                [sums[slice(*window)]], to_c, call.C, window, product.reduction, grid.depth, rank, workspace, recorder
-            )
+            reduction.add(sums, window)
+        reduction.finish()
         notify(1, 1)
 
 

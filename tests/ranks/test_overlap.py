@@ -103,6 +103,7 @@ def test_messages_that_leave_are_moved_on_too(monkeypatch: pytest.MonkeyPatch) -
         {"algorithm": "stationary_a", "mover": "tree"},
         {"algorithm": "cannon"},
         {"algorithm": "2.5d", "layers": 2},
+        {"algorithm": "inner"},
         {"algorithm": "summa", "mover": "ibcast", "panel_width": 15, "dtype": "int8"},
         {"algorithm": "cannon", "dtype": "float32"},
     ],
@@ -140,7 +141,7 @@ def test_between_nodes_products_are_cut_for_messages_to_go_on(
     for per_node in (2 if options.get("mover") == "shared" else 1, comm.size):
         monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", str(per_node))
         own = comm.Dup()
-        for shape in [None] if options["algorithm"] in ("cannon", "2.5d") else grid_shapes(comm.size):
+        for shape in [None] if options["algorithm"] in ("cannon", "2.5d", "inner") else grid_shapes(comm.size):
             with ProcessGrid(own) as grid:
                 made: dict[str, Any] = {"grid": grid, "block": 8, "order": next(orders)}
                 A, B = (DistMatrix.random(x, seed=s, **made) * 9 for s, x in enumerate(((m, k), (k, n))))
@@ -194,3 +195,47 @@ def test_a_panel_is_forwarded_in_the_middle_of_a_product(comm: Any, mover: str) 
         for rank in range(last):
             comm.send(None, dest=rank, tag=1)
     assert panel.all()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("algorithm", ["inner", "2.5d"])
+def test_partial_sums_are_sent_while_the_next_are_formed(
+    comm: Any, algorithm: str, lookahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A product lies between the start and the end of each reduction but the last; without lookahead, of none."""
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.algorithms import layer_sums
+    from pdgemm.algorithms.accumulator import Accumulator
+    from pdgemm.planning import planner, problem
+
+    seen = list[str]()
+
+    def noted(event: str, function: Any) -> Any:
+        def call(*args: Any) -> Any:
+            seen.append(event)
+            return function(*args)
+
+        return call
+
+    monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", "1")
+    monkeypatch.setattr(problem, "REDUCED_ROWS", 3)
+    monkeypatch.setattr(layer_sums, "reduce_scatter", noted("s", layer_sums.reduce_scatter))
+    monkeypatch.setattr(layer_sums, "store", noted("e", layer_sums.store))
+    monkeypatch.setattr(Accumulator, "add", noted("m", Accumulator.add))
+    planner.plan_product.cache_clear()
+    own = comm.Dup()
+    with ProcessGrid(own) as grid:
+        A, B = (DistMatrix.random(shape, grid=grid, seed=seed) for seed, shape in enumerate(((61, 90), (90, 53))))
+        c = pdgemm(1, A, B, algorithm=algorithm, layers=None if algorithm == "inner" else 2, lookahead=lookahead)
+        assert gemm_error(c.allgather(), 1, A.allgather(), B.allgather()) <= TOLERANCE
+        assert c.report.counted == c.report.predicted
+    planner.plan_product.cache_clear()
+    texts = own.allgather("".join(seen))  # products, reductions that start, and their ends on ranks that have rows in C
+    if lookahead:
+        assert not any("se" in text[:-2] for text in texts)
+        assert any("smes" in text for text in texts)
+    else:
+        assert not any("sme" in text for text in texts)
+        assert any("mse" in text for text in texts)
+    own.Free()

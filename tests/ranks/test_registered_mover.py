@@ -92,9 +92,9 @@ def test_calibration_measures_it(comm: Any) -> None:
 
 def test_panels_of_any_root_arrive(comm: Any) -> None:
     from pdgemm.instrument.recorder import Recorder, Traffic
-    from pdgemm.movers.pipeline import PanelRing
+    from pdgemm.movers.pipeline import PanelRing, Transfers
 
-    with PanelRing(2, np.empty(2 * 1000), np.empty(0)).used(recorder := Recorder()) as ring:
+    with PanelRing(2, np.empty(2 * 1000), np.empty(0), Transfers()).used(recorder := Recorder()) as ring:
 
         def post(root: int) -> Any:
             slot = ring.take()

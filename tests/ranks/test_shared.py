@@ -755,9 +755,9 @@ def test_sums_wait_for_late_ranks(comm: Any, monkeypatch: pytest.MonkeyPatch) ->
         sleep(0.003 * (comm.rank == comm.size - 1))
         copy(*args)
 
-    def late_writer(self: Accumulator, A: np.ndarray, B: np.ndarray) -> None:
+    def late_writer(self: Accumulator, *args: Any) -> None:
         sleep(0.003 * (comm.rank == 0))
-        add(self, A, B)
+        add(self, *args)
 
     with ProcessGrid(comm, (1, comm.size)) as grid:
         A, B, C = (DistMatrix.random((20, 20), grid=grid, seed=seed) for seed in range(3))
