@@ -88,7 +88,6 @@ def hosts(comm: Any) -> Hosts:
 class Expected:
     """Bytes that enter each host at least and at most, and their messages.
 
-    exactly : it is known which host; else only how many enter all of them.
     received : words that messages bring to each rank.
     """
 
@@ -97,30 +96,20 @@ class Expected:
     most: np.ndarray = field(init=False)
     received: np.ndarray = field(init=False)
     messages: int = 0
-    exactly: bool = True
 
     def __post_init__(self) -> None:
         self.least, self.most = np.zeros((2, self.hosts.number), np.int64)
         self.received = np.zeros(self.hosts.comm.size, np.int64)
 
-    def add(self, x: Any, to_one: bool) -> None:
-        """Messages of a round of the schedule (`simulate.Messages`).   to_one : what is added up is for one rank."""
+    def add(self, x: Any) -> None:
+        """Messages of a round of the schedule (`rounds.Messages`)."""
         on, nbytes, away = self.hosts.on, x.words * x.itemsize, self.hosts.on[x.source] != self.hosts.on[x.target]
         self.received += np.bincount(x.target, x.words, len(on)).astype(np.int64)
         self.messages += int(away.sum())
-        if x.kind in ("ring", "shift"):  # sent as the schedule says
-            least = most = away
-        elif x.kind == "ibcast":  # who forwards it is the library's choice: it comes to a host once or once per rank
+        least = most = away
+        if x.kind == "ibcast":  # who forwards it is the library's choice: it comes to a host once or once per rank
             least = away & _first(x.source, on[x.target])
             most = np.isin(x.source, x.source[away])
-        else:  # added up: a host sends its sum, or each of its ranks what it has
-            assert x.kind == "reduce"
-            least = away & _first(on[x.source], x.target)
-            most = np.isin(x.target, x.target[away])
-            several = most & (np.bincount(x.target, minlength=len(on))[x.target] > 1)
-            self.exactly = self.exactly and not several.any()
-            if to_one:  # they may be scattered, added up and gathered, by Rabenseifner's algorithm
-                self.most += self.hosts.by_host(x.target[several], nbytes[several])
         self.least += self.hosts.by_host(x.target[least], nbytes[least])
         self.most += self.hosts.by_host(x.target[most], nbytes[most])
 
@@ -146,8 +135,7 @@ class Expected:
             print(f"{title}: {known} bytes by the schedule, {seen} by the cards, {whole} with headers")
         assert abs(int(entered.sum() - left.sum())) <= room  # nothing else comes in or goes out
         assert self.least.sum() <= entered.sum() <= self.most.sum() + room, title
-        if self.exactly:
-            assert (self.least <= entered).all() and (entered <= self.most + room).all(), title
+        assert (self.least <= entered).all() and (entered <= self.most + room).all(), title
 
 
 def _first(*keys: np.ndarray) -> np.ndarray:
@@ -169,14 +157,12 @@ def owners(layout: Any) -> np.ndarray:
 
 def expected(plan: Any, hosts: Hosts) -> Expected:
     """Of a plan: what it moves first, its rounds, what it brings home."""
-    from pdgemm.schedules import Stationary
-
     known = Expected(hosts)
     for _, move in plan.moves:
         known.move(move.source, move.target, move.wire.itemsize)
     for at in plan.product.rounds():
         for x in at.messages:
-            known.add(x, to_one=isinstance(plan.product, Stationary))
+            known.add(x)
     return known
 
 
