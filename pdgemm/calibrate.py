@@ -26,7 +26,7 @@ from pdgemm.model.machine import Link, Machine, touched
 from pdgemm.model.mover_registry import by_messages
 from pdgemm.movers import BROADCASTS
 from pdgemm.movers.pipeline import PanelRing, Slot, Transfers
-from pdgemm.movers.shift import shift
+from pdgemm.movers.shift import receive, send
 from pdgemm.support.agreement import GuardedCallback
 
 WIDTHS = (8, 32, 128, 512)
@@ -168,8 +168,8 @@ def _shifter(comm: MPI.Comm, words: int) -> Callable[[], object]:
     to, source = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
 
     def work() -> None:
-        for requests in shift(comm, held, to, coming, source, Recorder()):
-            MPI.Request.Waitall(requests)
+        recorder = Recorder()
+        MPI.Request.Waitall([*receive(comm, coming, source, recorder), *send(comm, held, to, recorder)])
 
     return work
 
@@ -211,7 +211,8 @@ def _overlap(grid: ProcessGrid) -> float:
     to, source = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
 
     def both() -> None:
-        arriving, leaving = shift(comm, held, to, coming, source, Recorder())
+        recorder = Recorder()
+        arriving, leaving = receive(comm, coming, source, recorder), send(comm, held, to, recorder)
         transfers.expect(arriving)
         compute()
         transfers.wait(arriving)

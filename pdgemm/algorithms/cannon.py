@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from pdgemm.algorithms.accumulator import Accumulator
@@ -34,7 +35,7 @@ class CannonExecutor:
         if grid.idle:
             return
         rank = grid.comm.rank
-        steps, (width_a, width_b) = plan.steps(rank), plan.widths
+        steps = plan.steps(rank)
         if not steps:
             store(C, None, to_c)
             return
@@ -46,29 +47,33 @@ class CannonExecutor:
         staged_a, staged_b = workspace.get("staged A"), workspace.get("staged B")
         poll = transfers.poll if grid.ranks_per_node and not plan.device else None
         products = Accumulator(call.alpha, beta if sums is C else 0, sums, plan, workspace, poll)
+        on_row = partial(RingShift, grid.row, order=plan.A.order, room=workspace["panels of A"], staged=staged_a)
+        on_col = partial(RingShift, grid.col, order=plan.B.order, room=workspace["panels of B"], staged=staged_b)
+        shared: dict[str, Any] = {"slots": plan.slots, "recorder": recorder, "transfers": transfers}
+        of_a, of_b = plan.cuts(steps[0].a), plan.cuts_of_b(steps[0].b)
         with (
-            RingShift(
-                grid.row, A, plan.A.order, workspace["panels of A"], plan.slots, recorder, transfers, staged_a
-            ) as left,
-            RingShift(
-                grid.col, B, plan.B.order, workspace["panels of B"], plan.slots, recorder, transfers, staged_b
-            ) as up,
+            on_row([A[:, lo:hi] for lo, hi in of_a], **shared) as left,
+            on_col([B[lo:hi] for lo, hi in of_b], **shared) as up,
         ):
             for number, step in enumerate(steps):
+                of_a, of_b = plan.cuts(step.a), plan.cuts_of_b(step.b)
                 if number + 1 < len(steps):
-                    width = int(width_a[steps[number + 1].a])
-                    left.start(*cannon_neighbours(grid.shape, j, number), (m_loc, width))
+                    widths = [hi - lo for lo, hi in plan.cuts(steps[number + 1].a)]
+                    left.start(*cannon_neighbours(grid.shape, j, number), [(m_loc, width) for width in widths])
                 if number % t == 0 and number + t < len(steps):
-                    height = int(width_b[steps[number + t].b])
-                    up.start((i - 1) % pr, (i + 1) % pr, (height, n_loc))
+                    heights = [hi - lo for lo, hi in plan.cuts_of_b(steps[number + t].b)]
+                    up.start((i - 1) % pr, (i + 1) % pr, [(height, n_loc) for height in heights])
                 first = step.a // pr * plan.A.distribution.cols.block  # row of the held block of B
-                a, b = left.held, up.held[first : first + int(width_a[step.a])]
-                last = number + 1 == len(steps)
-                for window in (call.windows if last else ()) or (None,):
-                    with recorder.phase("compute"):
-                        products.add_wide(a, b, window)  # C_ij += A_ik B_kj
-                    if window:
-                        call.completed(window)
+                for x, (lo, hi) in enumerate(of_a):
+                    y = next(y for y, (_, end) in enumerate(of_b) if first + hi <= end)
+                    start = first + lo - of_b[y][0]
+                    a, b = left.panel(x), up.panel(y)[start : start + hi - lo]
+                    last = number + 1 == len(steps) and x + 1 == len(of_a)
+                    for window in (call.windows if last else ()) or (None,):
+                        with recorder.phase("compute"):
+                            products.add_wide(a, b, window)  # C_ij += A_ik B_kj
+                        if window:
+                            call.completed(window)
                 left.advance()
                 if number % t == t - 1:
                     up.advance()

@@ -7,7 +7,8 @@ rewritten).  MPI requests and device events are tested and waited for through th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Protocol, TypeVar
 
@@ -15,10 +16,10 @@ from mpi4py import MPI
 
 from pdgemm.arrays.device import Array, Pinned
 from pdgemm.arrays.elementwise import CONVERT
-from pdgemm.instrument.recorder import Recorder
+from pdgemm.instrument.recorder import Recorder, Then
 from pdgemm.movers.panel_views import column_room
-from pdgemm.movers.shift import shift
-from pdgemm.movers.staged import staged_shift, to_room
+from pdgemm.movers.shift import receive, send
+from pdgemm.movers.staged import staged_receive, to_room
 
 Wait = Callable[[], object]
 Step = TypeVar("Step")
@@ -185,8 +186,10 @@ def drain(waits: list[Wait]) -> None:
 class RingShift:
     """Shifts blocks around a ring of ranks: each rank holds the block in use while it receives the next one.
 
-    first : the initial block; it is not changed, and copied only where it is not contiguous.
-    order : memory order of the blocks.
+    A block is a list of panels, each of which is sent on when it arrives.
+
+    first : the panels of the initial block, which are not changed, and copied only where they are not contiguous.
+    order : memory order of the panels.
     room  : workspace for `slots` blocks, two or more.   transfers : tracks all messages in flight to this rank.
     staged : a host buffer of the same size, where MPI cannot read the memory of the blocks.
     Leaving the `with` block waits until the last block sent has left.
@@ -195,7 +198,7 @@ class RingShift:
     def __init__(
         self,
         comm: MPI.Comm,
-        first: Array,
+        first: Sequence[Array],
         order: str,
         room: Array,
         slots: int,
@@ -204,45 +207,57 @@ class RingShift:
         staged: Pinned | None = None,
     ) -> None:
         self._comm, self._order, self._recorder, self._transfers = comm, order, recorder, transfers
-        self._buffers, self._staged = room.reshape(slots, -1), staged.shared_out(slots) if staged else None
+        self._rooms, self._staged = room.reshape(slots, -1), staged.shared_out(slots) if staged else None
         self._users = [list[Wait]() for _ in range(slots)]  # the waits of each buffer
         self._turn, self._at = 0, slots - 1  # the buffer to receive into next, and that of the block in use
-        self._coming: Array | None = None
-        self._arriving: list[Arrival] = []
+        self._held = [_Panel(x) for x in first]
+        self._coming: list[_Panel] | None = None
         self._leaving: list[Wait] = []
-        self.held = first
-        if comm.size > 1 and not first.flags.forc:
-            with recorder.phase("pack"):
-                self.held = column_room(first.shape[0], order, first.shape[1], self._buffers[-1])
-                CONVERT(self.held, first)
-        if comm.size > 1 and self._staged and first.size:
-            to_room(self._staged[-1].cut(0, first.size), flat(self.held), recorder)
+        self._initial = comm.size > 1
 
-    def start(self, to: int, source: int, shape: tuple[int, int]) -> None:
-        """Start sending the block in use, which may still be read, and receiving the next block."""
+    def start(self, to: int, source: int, shapes: Sequence[tuple[int, int]]) -> None:
+        """Start sending the block in use, which may still be read, and receiving panels of these shapes."""
         if self._comm.size == 1:
             return
         self._wait_for_leaving()  # the block before the one in use
         with self._recorder.phase("wait"):
             drain(self._users[self._turn])
         with self._recorder.phase("post"):
-            self._coming = column_room(shape[0], self._order, shape[1], self._buffers[self._turn])
-            held, coming = flat(self.held), flat(self._coming)
-            if self._staged:
-                host = self._staged[self._at].cut(0, held.size), self._staged[self._turn].cut(0, coming.size)
-                arriving, leaving = staged_shift(self._comm, host[0], to, host[1], coming, source, self._recorder)
+            self._coming, at = [], 0
+            for rows, cols in shapes:
+                panel = _Panel(column_room(rows, self._order, cols, self._rooms[self._turn][at : at + rows * cols]))
+                if self._staged:
+                    panel.host = self._staged[self._turn].cut(at, at + rows * cols)
+                    arriving = staged_receive(self._comm, panel.host, flat(panel.array), source, self._recorder)
+                else:
+                    arriving = receive(self._comm, flat(panel.array), source, self._recorder)
+                panel.arriving, at = arriving, at + rows * cols
+                self._transfers.expect(arriving)
+                self._coming.append(panel)
+        at = 0
+        for panel in self._held:
+            if self._initial:
+                self._pack(panel, at)
+                at += panel.array.size
+            if panel.arriving:  # it is sent on by whoever sees that it has arrived
+                panel.arriving[-1] = Then(panel.arriving[-1], partial(self._send, panel, to))
             else:
-                arriving, leaving = shift(self._comm, held, to, coming, source, self._recorder)
-            self._arriving, self._leaving = arriving, [request.Wait for request in leaving]
-        self._transfers.expect(self._arriving)
+                with self._recorder.phase("post"):
+                    self._send(panel, to)
+        self._initial = False
+
+    def panel(self, number: int) -> Array:
+        """Return a panel of the block in use, after waiting until it has arrived."""
+        panel = self._held[number]
+        self._transfers.wait(panel.arriving)
+        return panel.array
 
     def advance(self) -> None:
         """Make the next block, if any, the one in use; all products of the last block must have been started."""
         self._users[self._at] += self._recorder.record_products(self._transfers.poll)
         if self._coming is not None:
-            self._transfers.wait(self._arriving)
-            self.held, self._coming = self._coming, None
-            self._at, self._turn = self._turn, (self._turn + 1) % len(self._buffers)
+            self._held, self._coming = self._coming, None
+            self._at, self._turn = self._turn, (self._turn + 1) % len(self._rooms)
 
     def __enter__(self) -> RingShift:
         return self
@@ -251,9 +266,34 @@ class RingShift:
         if kind is None:
             self._wait_for_leaving()
 
+    def _pack(self, panel: _Panel, at: int) -> None:
+        """Make a panel of the initial block contiguous, and copy it to the host if it is staged."""
+        x = panel.array
+        if not x.flags.forc:
+            panel.array = column_room(x.shape[0], self._order, x.shape[1], self._rooms[-1][at : at + x.size])
+            with self._recorder.phase("pack"):
+                CONVERT(panel.array, x)
+        if self._staged and x.size:
+            panel.host = self._staged[-1].cut(at, at + x.size)
+            to_room(panel.host, flat(panel.array), self._recorder)
+
+    def _send(self, panel: _Panel, to: int) -> None:
+        x = panel.host.host if panel.host else flat(panel.array)
+        self._leaving += [request.Wait for request in send(self._comm, x, to, self._recorder)]
+
     def _wait_for_leaving(self) -> None:
         with self._recorder.phase("wait"):
             drain(self._leaving)
+
+
+class _Panel:
+    """A panel of a block: its array, its buffer on the host where it is staged, and what it has to wait for."""
+
+    __slots__ = ("array", "arriving", "host")
+
+    def __init__(self, array: Array) -> None:
+        self.array, self.arriving = array, list[Arrival]()
+        self.host: Pinned | None = None
 
 
 def flat(block: Array) -> Array:

@@ -12,22 +12,23 @@ from pdgemm.instrument.recorder import Recorder
 from pdgemm.model.formulas import LARGEST_MESSAGE_BYTES
 
 
-def shift(
-    comm: MPI.Comm, held: Any, to: int, coming: Any, source: int, recorder: Recorder
-) -> tuple[list[Any], list[Any]]:
-    """Start sending the array `held` to rank `to` and receiving `coming` from `source`.
+def send(comm: MPI.Comm, panel: Any, to: int, recorder: Recorder) -> list[Any]:
+    """Start sending a panel; return the requests after which it may be rewritten.
 
-    held, coming : flat and contiguous; empty arrays are not sent, large ones in pieces of LARGEST_MESSAGE_BYTES.
-    Returns the requests after which `coming` may be read, and those after which `held` may be rewritten.
+    panel : flat and contiguous; an empty one is not sent, a large one in pieces of LARGEST_MESSAGE_BYTES.
     """
-    arriving, leaving = [], []
     recorder.synchronize_copies()
-    for piece in _pieces(wire(coming)):
-        arriving.append(recorder.coming("shift", piece, comm.Irecv(piece, source=source)))
-    for piece in _pieces(wire(held)):
+    leaving = []
+    for piece in _pieces(wire(panel)):
         leaving.append(comm.Isend(piece, dest=to))
         recorder.traffic.sent(piece.size)
-    return arriving, leaving
+    return leaving
+
+
+def receive(comm: MPI.Comm, panel: Any, source: int, recorder: Recorder) -> list[Any]:
+    """Start receiving a panel that `send` sends; return the requests after which it may be read."""
+    recorder.synchronize_copies()
+    return [recorder.coming("shift", piece, comm.Irecv(piece, source=source)) for piece in _pieces(wire(panel))]
 
 
 def _pieces(x: Any) -> Iterator[Any]:

@@ -13,7 +13,7 @@ from pdgemm.arrays.device import Pinned, of
 from pdgemm.arrays.dtypes import wire
 from pdgemm.instrument.recorder import Then
 from pdgemm.model.mover_registry import RING
-from pdgemm.movers.shift import shift
+from pdgemm.movers.shift import receive
 
 
 class Staged:
@@ -57,19 +57,17 @@ def to_room(room: Pinned, x: Any, recorder: Any) -> None:
         device.copy(room.device, x)
 
 
-def staged_shift(
-    comm: MPI.Comm, held: Pinned, to: int, coming: Pinned, block: Any, source: int, recorder: Any
-) -> tuple[list[Any], list[Any]]:
-    """Start a shift as `shift.shift` does, from the host buffer `held` to the host buffer `coming`, then to `block`."""
-    device = of(block)
+def staged_receive(comm: MPI.Comm, room: Pinned, panel: Any, source: int, recorder: Any) -> list[Any]:
+    """Start receiving a panel as `shift.receive` does, into a host buffer, and from there to `panel`."""
+    device = of(panel)
     assert device is not None
-    requests, leaving = shift(comm, held.host, to, coming.host, source, recorder)
+    requests = receive(comm, room.host, source, recorder)
 
     def take() -> None:
         with recorder.phase("pack"):
-            device.copy(block, coming.device)
+            device.copy(panel, room.device)
         recorder.hold_products()
 
     if requests:
         requests[-1] = Then(requests[-1], take)
-    return requests, leaving
+    return requests

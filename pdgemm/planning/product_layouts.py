@@ -83,7 +83,7 @@ def cannon_on(problem: Problem, partition: Partition) -> Cannon:
             inner_a = inner_b = b.rows
     place_a, place_b = skewed_rank_maps(rank_map, shape)
     laid = lay_out(problem, (r, inner_a, place_a), (inner_b, s, place_b), (r, s, rank_map))
-    return Cannon(*laid, 1, "shift", **problem.device_options)
+    return Cannon(*laid, max(1, problem.lookahead), "shift", **problem.device_options)
 
 
 def layered_on(problem: Problem, partition: Partition, inside: str, on_layer_0: bool = False) -> Layered:

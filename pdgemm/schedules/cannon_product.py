@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from pdgemm.model.formulas import LARGEST_MESSAGE_BYTES
 from pdgemm.schedules.product import Buffers, Product, alike
 from pdgemm.schedules.rounds import COLS, ROWS, Round, counts_of, grid_of, messages, on_grid
 from pdgemm.schedules.steps import TorusStep, cannon_neighbours, cannon_steps, skewed_rank_maps
+from pdgemm.support.remembered import remembered
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,9 @@ class Cannon(Product):
 
     C lies on a Pr x Pc grid where Pr divides Pc; C's row map is A's, C's column map is B's.  On a square grid
     A's column map is B's row map, block-cyclic or not.  Otherwise both have one block size, and at most Pc blocks.
+
+    lookahead : with 1 or less, blocks are shifted whole; with more, in panels, so that the first is multiplied, and
+        sent on, while the others arrive.
     """
 
     algorithm = "cannon"
@@ -39,11 +45,38 @@ class Cannon(Product):
 
     @property
     def panels(self) -> int:
-        return self.C.distribution.grid_shape[1] if self.mnk[2] else 0
+        a, _ = self.widths
+        return self.C.distribution.grid_shape[1] * self._pieces(int(a.max())) if self.mnk[2] else 0
 
     @property
     def widest(self) -> int:
-        return self.A.distribution.cols.largest
+        a, _ = self.widths
+        return int((-(-a // np.maximum(1, self._pieces(a)))).max())
+
+    def _pieces(self, columns: Any) -> Any:
+        """Return the number of panels in which so many columns of A are shifted: one, or of the width of the plan."""
+        return np.minimum(1, columns) if self.lookahead <= 1 else -(-columns // self._panel_width)
+
+    @cached_property
+    def _panel_width(self) -> int:
+        m_loc, n_loc = self.C.local_shape(None)
+        return self._message_width(self.width, (m_loc, self.A.dtype), (n_loc, self.B.dtype))
+
+    @remembered
+    def cuts(self, part: int) -> list[tuple[int, int]]:
+        """Return the ranges of columns of a part of A that are shifted, and multiplied, one after the other."""
+        width = int(self.widths[0][part])
+        pieces = int(self._pieces(width))
+        return [(width * x // pieces, width * (x + 1) // pieces) for x in range(pieces)]
+
+    @remembered
+    def cuts_of_b(self, part: int) -> list[tuple[int, int]]:
+        """Return the ranges of rows of a part of B that are shifted: those of the parts of A that lie in it, or all."""
+        a, b = self.A.distribution.cols, self.B.distribution.rows
+        if self.lookahead <= 1:
+            return [(0, int(self.widths[1][part]))]
+        parts = enumerate(range(part, a.parts, b.parts))
+        return [(number * a.block + lo, number * a.block + hi) for number, x in parts for lo, hi in self.cuts(x)]
 
     def steps(self, rank: int) -> list[TorusStep]:
         here = self.C.coords(rank)
@@ -65,22 +98,27 @@ class Cannon(Product):
         """Yield the steps: a shift of A, every Pc / Pr steps a shift of B as well, and a product."""
         if not self.mnk[2]:
             return
+        size_a, size_b = self.A.dtype.itemsize, self.B.dtype.itemsize
         grid, (pr, pc) = grid_of(self.C), self.C.distribution.grid_shape
         i, j = np.indices(grid.shape)
         steps = np.array([[[*step] for step in self.steps(rank)] for rank in grid.ravel().tolist()])
         held_a, held_b = steps.reshape(pr, pc, pc, 2).transpose(3, 2, 0, 1)  # by step
-        width_a, width_b = self.widths
+        (_, width_b), t = self.widths, pc // pr
+        cuts = np.zeros((self.panels // pc, pc), int)  # widths of the panels of each part of A
+        for part in range(pc):
+            cuts[: len(self.cuts(part)), part] = [hi - lo for lo, hi in self.cuts(part)]
         m_loc, n_loc = counts_of(self.C.distribution.rows), counts_of(self.C.distribution.cols)
-        for number in range(pc):
-            shifts = []
+        for number, cut in itertools.product(range(pc), cuts):
+            shifts, width = [], cut[held_a[number]]
             if number:
                 source = np.array([cannon_neighbours((pr, pc), x, number - 1)[1] for x in range(pc)])
-                words = m_loc[:, None] * width_a[held_a[number]]
-                shifts += messages("shift", grid[i, source[j]], grid, words, self.A.dtype.itemsize, ROWS)
-                if number % (pc // pr) == 0:
-                    words = n_loc[None, :] * width_b[held_b[number]]
-                    shifts += messages("shift", grid[(i + 1) % pr, j], grid, words, self.B.dtype.itemsize, COLS)
-            yield Round(shifts, on_grid(grid, m_loc[:, None], n_loc[None, :], width_a[held_a[number]]))
+                shifts += messages("shift", grid[i, source[j]], grid, m_loc[:, None] * width, size_a, ROWS)
+            if self.lookahead > 1 and number >= t:
+                shifts += messages("shift", grid[(i + 1) % pr, j], grid, n_loc[None, :] * width, size_b, COLS)
+            elif self.lookahead <= 1 and number and number % t == 0:
+                words = n_loc[None, :] * width_b[held_b[number]]
+                shifts += messages("shift", grid[(i + 1) % pr, j], grid, words, size_b, COLS)
+            yield Round(shifts, on_grid(grid, m_loc[:, None], n_loc[None, :], width))
 
     def transfers(self, rank: int) -> list[Transfer]:
         """A rank receives all parts of A in its row but the first, and sends all but the last; likewise for B."""
@@ -89,13 +127,22 @@ class Cannon(Product):
             return []
         m_loc, n_loc = self.C.local_shape(rank)
         a, b = self.widths
-        held_b = [step.b for step in steps[:: len(a) // len(b)]]
-        along_row = _shifts(m_loc * a[[step.a for step in steps]], self.A.dtype)
-        along_col = _shifts(n_loc * b[held_b], self.B.dtype)
+        pieces = self._pieces(a)
+        held_a, held_b = [step.a for step in steps], [step.b for step in steps[:: len(a) // len(b)]]
+        along_row = self._shifts((m_loc * a)[held_a], pieces[held_a], self.A.dtype)
+        along_col = self._shifts((n_loc * b)[held_b], pieces.reshape(-1, len(b)).sum(axis=0)[held_b], self.B.dtype)
         return [
             Transfer("shift", along_row, self.A.dtype.itemsize, row, len(a)),
             Transfer("shift", along_col, self.B.dtype.itemsize, col, len(b)),
         ]
+
+    def _shifts(self, words: np.ndarray, pieces: np.ndarray, dtype: np.dtype) -> Traffic:
+        """Return the traffic of a rank that holds blocks of these numbers of words and panels one after another."""
+        messages = -(-words // (LARGEST_MESSAGE_BYTES // dtype.itemsize))
+        if self.lookahead > 1:
+            messages = pieces * (words > 0)
+        sent, received = int(words[:-1].sum()), int(words[1:].sum())
+        return Traffic(sent, received, int(messages[:-1].sum()), int(messages[1:].sum()))
 
     def local_shape(self, rank: int) -> tuple[int, int, int]:
         return *self.C.local_shape(rank), self.mnk[2]
@@ -125,10 +172,3 @@ class Cannon(Product):
             "update": self._update(sums),
             "exact": (self._exact(m_loc, n_loc), self.panel_dtype),
         }
-
-
-def _shifts(words: np.ndarray, dtype: np.dtype) -> Traffic:
-    """Return the traffic of a rank that holds blocks of these numbers of words one after another."""
-    messages = -(-words // (LARGEST_MESSAGE_BYTES // dtype.itemsize))
-    sent, received = int(words[:-1].sum()), int(words[1:].sum())
-    return Traffic(sent, received, int(messages[:-1].sum()), int(messages[1:].sum()))

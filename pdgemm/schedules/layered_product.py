@@ -208,7 +208,7 @@ class Layered(Product):
         C = Layout(Distribution(a.rows, b.cols), self.grid.layer(number), self.accumulate)
         there: dict[str, Any] = {"device": self.device, "staged": self.staged, "compute": self.compute}
         if self.inside == "cannon":
-            return Cannon(A, B, C, self.accumulate, self.width, 1, "shift", **there)
+            return Cannon(A, B, C, self.accumulate, self.width, max(1, self.lookahead), "shift", **there)
         return Summa(A, B, C, self.accumulate, self.width, self.lookahead, self.mover, nodes=self.nodes, **there)
 
     @property

@@ -32,7 +32,7 @@ FORCED = choices()
 
 def plan_product(A: Layout, B: Layout, C: Layout, size: int, **options: Any) -> ProductPlan:
     accumulate = options.pop("accumulate")
-    width = planner.panel_width(options.pop("panel_width", None), accumulate, options.get("machine", Machine()))
+    width = planner.panel_width(options.pop("panel_width", None), accumulate)
     plain, lookahead, mover = options.pop("plain", True), options.pop("lookahead", 1), options.pop("mover", "ibcast")
     return planner.plan_product(Problem(A, B, C, size, plain, accumulate, width, lookahead, mover, **options))
 
@@ -175,13 +175,11 @@ def test_a_large_c_is_reduced_piece_by_piece() -> None:
     assert plan.total_words == 3 * 20_000**2
 
 
-def test_between_nodes_more_panels_are_in_flight_each_narrower() -> None:
+def test_between_nodes_more_panels_are_in_flight() -> None:
     one, several = Machine(), Machine(ranks_per_node=2)
     assert [planner.panels_ahead(None, x) for x in (one, several)] == [1, 4]
     assert [planner.panels_ahead(asked, several) for asked in (0, 1, 7)] == [0, 1, 7]
     assert planner.panels_ahead(None, several, on_device=True) == 1
-    assert [planner.panel_width(None, DOUBLE, x) for x in (one, several)] == [512, 256]
-    assert planner.panel_width(300, DOUBLE, several) == 300
 
 
 def test_nothing_is_buffered_on_one_rank() -> None:

@@ -234,15 +234,15 @@ def layouts(draw: st.DrawFn) -> tuple[Layout, Layout, Layout, int]:
 
 
 @settings(max_examples=examples(60), deadline=None)
-@given(layouts(), widths, st.sampled_from([*MOVERS]), st.integers(0, 3))
+@given(layouts(), widths, st.sampled_from([*MOVERS]), st.integers(0, 3), st.sampled_from([1, 3]))
 def test_every_formula_says_what_the_rounds_say(
-    laid: tuple[Layout, Layout, Layout, int], width: int, mover: str, per_node: int
+    laid: tuple[Layout, Layout, Layout, int], width: int, mover: str, per_node: int, lookahead: int
 ) -> None:
     """Words, messages and work by a formula of the algorithm, and added up from its rounds for all ranks."""
     *given_layouts, size = laid
     nodes = tuple(rank - rank % per_node for rank in range(size)) if mover == "shared" and 0 < per_node < size else ()
     asked = {"shared": reads(mover), "reads": mover, "nodes": nodes}
-    problem = Problem(*given_layouts, size, True, np.dtype("d"), width, 1, mover, **asked)
+    problem = Problem(*given_layouts, size, True, np.dtype("d"), width, lookahead, mover, **asked)
     plain = Product  # whose figures are those of the rounds
     with allgather_3d_registered():
         products = [way.product for way in arrangements(problem)]
@@ -268,7 +268,8 @@ def test_every_formula_says_what_the_rounds_say(
 def test_what_is_sent_by_direction_is_what_the_rounds_say(mover: str) -> None:
     for size in (1, 2, 4, 6, 8, 12):
         laid = [Layout(Distribution.over((1, size), x, 5), tuple(range(size)), np.dtype("d")) for x in [(50, 50)] * 3]
-        for way in arrangements(Problem(*laid, size, True, np.dtype("d"), 16, 1, mover)):
+        problems = [Problem(*laid, size, True, np.dtype("d"), 16, lookahead, mover) for lookahead in (1, 3)]
+        for way in (way for problem in problems for way in arrangements(problem)):
             for rank in range(size):
                 told = Product.transfers(way.product, rank)
                 assert [x for x in way.product.transfers(rank) if x.traffic != Traffic()] == told
