@@ -27,7 +27,6 @@ def send(comm: MPI.Comm, panel: Any, to: int, recorder: Recorder) -> list[Any]:
 
 def receive(comm: MPI.Comm, panel: Any, source: int, recorder: Recorder) -> list[Any]:
     """Start receiving a panel that `send` sends; return the requests after which it may be read."""
-    recorder.synchronize_copies()
     return [recorder.coming("shift", piece, comm.Irecv(piece, source=source)) for piece in _pieces(wire(panel))]
 
 
