@@ -65,8 +65,8 @@ class LayeredExecutor:
 class InnerExecutor:
     """Computes C := alpha A B + beta C where each rank holds columns of A, the same rows of B, and any part of C.
 
-    Cost per rank: 2mnk/P flops; mn(P - 1)/P words in and out, independent of k, read in place or by one
-    reduce-scatter, for every `product.rows` rows of C; extra memory 2 n product.rows words and small buffers.
+    Cost per rank: 2mnk/P flops; mn(P - 1)/P words in and out, independent of k, for windows of `product.rows` rows of
+    C that are read in place, or sent while the next is multiplied; extra memory at most 4 n product.rows words.
     Error: |C - C^| <= gamma_k |A||B| in the type of accumulation (Higham 2002, 3.5), and one rounding to C's.
     """
 

@@ -46,7 +46,7 @@ class Cannon(Product):
     @property
     def panels(self) -> int:
         a, _ = self.widths
-        return self.C.distribution.grid_shape[1] * self._pieces(int(a.max())) if self.mnk[2] else 0
+        return self.C.distribution.grid_shape[1] * int(self._pieces(a.max())) if self.mnk[2] else 0
 
     @property
     def widest(self) -> int:
