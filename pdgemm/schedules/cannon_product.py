@@ -25,8 +25,8 @@ class Cannon(Product):
     C lies on a Pr x Pc grid where Pr divides Pc; C's row map is A's, C's column map is B's.  On a square grid
     A's column map is B's row map, block-cyclic or not.  Otherwise both have one block size, and at most Pc blocks.
 
-    lookahead : with 1 or less, blocks are shifted whole; with more, in panels, so that the first is multiplied, and
-        sent on, while the others arrive.
+    lookahead : with 1 or less, and on a device, blocks are shifted whole; with more, in panels, so that the first is
+        multiplied, and sent on, while the others arrive.
     """
 
     algorithm = "cannon"
@@ -53,9 +53,14 @@ class Cannon(Product):
         a, _ = self.widths
         return int((-(-a // np.maximum(1, self._pieces(a)))).max())
 
+    @property
+    def in_blocks(self) -> bool:
+        """Are blocks shifted whole, and not in panels?"""
+        return self.lookahead <= 1 or bool(self.device)
+
     def _pieces(self, columns: Any) -> Any:
         """Return the number of panels in which so many columns of A are shifted: one, or of the width of the plan."""
-        return np.minimum(1, columns) if self.lookahead <= 1 else -(-columns // self._panel_width)
+        return np.minimum(1, columns) if self.in_blocks else -(-columns // self._panel_width)
 
     @cached_property
     def _panel_width(self) -> int:
@@ -73,7 +78,7 @@ class Cannon(Product):
     def cuts_of_b(self, part: int) -> list[tuple[int, int]]:
         """Return the ranges of rows of a part of B that are shifted: those of the parts of A that lie in it, or all."""
         a, b = self.A.distribution.cols, self.B.distribution.rows
-        if self.lookahead <= 1:
+        if self.in_blocks:
             return [(0, int(self.widths[1][part]))]
         parts = enumerate(range(part, a.parts, b.parts))
         return [(number * a.block + lo, number * a.block + hi) for number, x in parts for lo, hi in self.cuts(x)]
@@ -113,9 +118,9 @@ class Cannon(Product):
             if number:
                 source = np.array([cannon_neighbours((pr, pc), x, number - 1)[1] for x in range(pc)])
                 shifts += messages("shift", grid[i, source[j]], grid, m_loc[:, None] * width, size_a, ROWS)
-            if self.lookahead > 1 and number >= t:
+            if not self.in_blocks and number >= t:
                 shifts += messages("shift", grid[(i + 1) % pr, j], grid, n_loc[None, :] * width, size_b, COLS)
-            elif self.lookahead <= 1 and number and number % t == 0:
+            elif self.in_blocks and number and number % t == 0:
                 words = n_loc[None, :] * width_b[held_b[number]]
                 shifts += messages("shift", grid[(i + 1) % pr, j], grid, words, size_b, COLS)
             yield Round(shifts, on_grid(grid, m_loc[:, None], n_loc[None, :], width))
@@ -139,7 +144,7 @@ class Cannon(Product):
     def _shifts(self, words: np.ndarray, pieces: np.ndarray, dtype: np.dtype) -> Traffic:
         """Return the traffic of a rank that holds blocks of these numbers of words and panels one after another."""
         messages = -(-words // (LARGEST_MESSAGE_BYTES // dtype.itemsize))
-        if self.lookahead > 1:
+        if not self.in_blocks:
             messages = pieces * (words > 0)
         sent, received = int(words[:-1].sum()), int(words[1:].sum())
         return Traffic(sent, received, int(messages[:-1].sum()), int(messages[1:].sum()))
