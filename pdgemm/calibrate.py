@@ -25,7 +25,8 @@ from pdgemm.model.formulas import gemm_flops
 from pdgemm.model.machine import Link, Machine, touched
 from pdgemm.model.mover_registry import by_messages
 from pdgemm.movers import BROADCASTS
-from pdgemm.movers.pipeline import PanelRing, Slot, Transfers
+from pdgemm.movers.arrivals import Transfers
+from pdgemm.movers.pipeline import PanelRing, Slot
 from pdgemm.movers.shift import receive, send
 from pdgemm.support.agreement import GuardedCallback
 

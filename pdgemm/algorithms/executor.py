@@ -9,8 +9,8 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from pdgemm.arrays.device import Array
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Recorder
+from pdgemm.movers.arrivals import Transfers
 from pdgemm.movers.node_arrays import NodeArrays
-from pdgemm.movers.pipeline import Transfers
 from pdgemm.planning.algorithm_registry import algorithm_of
 from pdgemm.schedules import Product
 

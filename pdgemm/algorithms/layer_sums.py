@@ -15,8 +15,8 @@ from pdgemm.arrays.device import Array, of
 from pdgemm.arrays.element_functions import slabs
 from pdgemm.arrays.elementwise import Combine
 from pdgemm.instrument.recorder import Recorder
+from pdgemm.movers.arrivals import Arrival
 from pdgemm.movers.block_copy import copy_blocks
-from pdgemm.movers.pipeline import Arrival
 from pdgemm.movers.reduce import reduce_scatter
 from pdgemm.schedules.reduction import Reduction
 

@@ -26,8 +26,8 @@ from pdgemm.instrument.report import MoveReport, Report
 from pdgemm.instrument.spans import HOST
 from pdgemm.matrix.argument_checks import as_scalar
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.movers.arrivals import Transfers
 from pdgemm.movers.node_arrays import NodeArrays
-from pdgemm.movers.pipeline import Transfers
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.schedules import Product
 from pdgemm.support.agreement import GuardedCallback, agree, check_not_freed, together
@@ -180,7 +180,8 @@ class Prepared:
             exposed: dict[str, tuple[Array, Layout | None]] = {name: operands[name] for name in product.exposed}
             exposed |= {name: (workspace.product[name], None) for name in product.exposed_buffers}
             self._peers = NodeArrays(A.grid, **exposed)
-        call = Call(self._alpha, a, b, c, product, grid, workspace.product, self._peers, Transfers())
+        transfers = Transfers(between_nodes=grid.ranks_per_node is not None)
+        call = Call(self._alpha, a, b, c, product, grid, workspace.product, self._peers, transfers)
         in_place = (product.in_place or A.grid.size == 1) and not (
             workspace.copies or workspace.staged or product.exposed_buffers
         )

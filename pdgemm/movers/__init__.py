@@ -2,10 +2,10 @@
 
     broadcast(comm, x, root, slot, recorder)
 
-starts a nonblocking broadcast of root's contiguous array `x` into the `x` of every other rank of `comm`.  It
-appends to `slot.arrivals` the requests to complete before `x` may be read, and to `slot.users` the waits to make
-before it may be rewritten.  Collective over `comm`, which has at least two ranks.  Words and messages are counted in
-`recorder.traffic` when they are passed to MPI.
+starts a nonblocking broadcast of root's contiguous array `x` into the `x` of every other rank of `comm`.  It appends to
+`slot.arrivals` the requests to complete before `x` may be read, and to `slot.users` those to complete before it may be
+rewritten.  Collective over `comm`, which has at least two ranks.  Words and messages are counted in `recorder.traffic`
+when they are passed to MPI.
 
 Where ranks read each other's memory no message is sent: panels and partial sums are read through
 `pdgemm.movers.node_arrays`.

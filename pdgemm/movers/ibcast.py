@@ -19,6 +19,6 @@ def ibcast(comm: MPI.Comm, x: Any, root: int, slot: Any, recorder: Recorder) -> 
         recorder.synchronize_copies()
         recorder.traffic.sent(x.size, copies=comm.size - 1)
         # root may read x before this completes, but not rewrite it
-        slot.users.append(comm.Ibcast(x, root=root).Wait)
+        slot.users.append(comm.Ibcast(x, root=root))
     else:
         slot.arrivals.append(recorder.coming(IBCAST.name, x, comm.Ibcast(x, root=root)))

@@ -9,77 +9,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from time import perf_counter
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from mpi4py import MPI
 
 from pdgemm.arrays.device import Array, Pinned
 from pdgemm.arrays.elementwise import CONVERT
 from pdgemm.instrument.recorder import Recorder, Then
+from pdgemm.movers.arrivals import Arrival, Transfers
 from pdgemm.movers.panel_views import column_room
 from pdgemm.movers.shift import receive, send
 from pdgemm.movers.staged import staged_receive, to_room
 
 Wait = Callable[[], object]
 Step = TypeVar("Step")
-
-
-class Arrival(Protocol):
-    """Completes when a part of a panel has arrived: an MPI request, or one followed by a further action."""
-
-    def Test(self) -> bool: ...
-    def Wait(self) -> object: ...
-
-
-class Transfers:
-    """Tracks the messages in flight to this rank, in groups that arrive in order.
-
-    MPI makes progress only while it is called, and a rank forwards a panel only after it has seen its arrival; `poll`
-    does both in the middle of a product.  The time in which messages were in flight and this rank did not wait for
-    them is recorded as "hidden".
-    """
-
-    def __init__(self, recorder: Recorder | None = None) -> None:
-        self._recorder, self._coming = recorder or Recorder(), list[list[Arrival]]()
-
-    def used(self, recorder: Recorder) -> Transfers:
-        """Return the same object, which `recorder` records in this run; all that take part in a run call this."""
-        if recorder is not self._recorder:
-            self._recorder, self._coming = recorder, []  # an exception may have left some
-        return self
-
-    def expect(self, group: list[Arrival]) -> None:
-        """Track a group of transfers that were started; those that arrive are removed from the list."""
-        if group:
-            if not self._coming:
-                self._since, self._waited = perf_counter(), self._recorder.seconds.get("wait", 0.0)
-            self._coming.append(group)
-
-    def poll(self) -> None:
-        """Test which transfers have arrived, and let MPI make progress with the other receives and with sends."""
-        MPI.COMM_SELF.Iprobe()
-        if self._coming:
-            for group in self._coming:
-                while group and group[0].Test():
-                    del group[0]
-            self._forget()
-
-    def wait(self, group: list[Arrival]) -> None:
-        """Wait until all transfers of a group have arrived."""
-        if group:
-            with self._recorder.phase("wait"):
-                for arrival in group:
-                    arrival.Wait()
-            group.clear()
-            self._forget()
-
-    def _forget(self) -> None:
-        self._coming = [group for group in self._coming if group]
-        if not self._coming:
-            seconds = self._recorder.seconds
-            waited = seconds.get("wait", 0.0) - self._waited
-            seconds["hidden"] = seconds.get("hidden", 0.0) + perf_counter() - self._since - waited
 
 
 class Slot:
@@ -93,7 +36,7 @@ class Slot:
         self.buffer_a = buffer_a
         self.buffer_b = buffer_b
         self.arrivals: list[Arrival] = []
-        self.users: list[Wait] = []
+        self.users: list[Arrival] = []
         self.when_read: list[Wait] = []  # called when its panels have been multiplied
         self.when_free: list[Wait] = []  # called after all waits, before its buffers are rewritten
         self.B: Array = self.buffer_b
@@ -141,7 +84,7 @@ class PanelRing:
             return step, slot
 
         def used(slot: Slot) -> None:
-            slot.users += self._recorder.record_products(self._transfers.poll)
+            slot.users += products_done(self._recorder, self._transfers)
             drain(slot.when_read)
 
         for turn, step in enumerate(steps):
@@ -160,9 +103,7 @@ class PanelRing:
         """Return the next slot, after waiting until it is free."""
         slot = self.slots[self._next]
         self._next = (self._next + 1) % len(self.slots)
-        if slot.users:
-            with self._recorder.phase("wait"):
-                drain(slot.users)
+        self._transfers.wait(slot.users)
         if slot.when_free:
             drain(slot.when_free)
         return slot
@@ -183,10 +124,15 @@ def drain(waits: list[Wait]) -> None:
     waits.clear()
 
 
+def products_done(recorder: Recorder, transfers: Transfers) -> list[Arrival]:
+    """Return what to wait for before the buffers that the last product reads are rewritten."""
+    return [Then(MPI.REQUEST_NULL, wait) for wait in recorder.record_products(transfers.poll)]
+
+
 class RingShift:
     """Shifts blocks around a ring of ranks: each rank holds the block in use while it receives the next one.
 
-    A block is a list of panels, each of which is sent on when it arrives.
+    A block is a list of panels, each of which is sent on when it arrives, in whatever order: its number is its tag.
 
     first : the panels of the initial block, which are not changed, and copied only where they are not contiguous.
     order : memory order of the panels.
@@ -208,42 +154,41 @@ class RingShift:
     ) -> None:
         self._comm, self._order, self._recorder, self._transfers = comm, order, recorder, transfers
         self._rooms, self._staged = room.reshape(slots, -1), staged.shared_out(slots) if staged else None
-        self._users = [list[Wait]() for _ in range(slots)]  # the waits of each buffer
+        self._users = [list[Arrival]() for _ in range(slots)]  # of each buffer
         self._turn, self._at = 0, slots - 1  # the buffer to receive into next, and that of the block in use
         self._held = [_Panel(x) for x in first]
         self._coming: list[_Panel] | None = None
-        self._leaving: list[Wait] = []
+        self._leaving: list[Arrival] = []
         self._initial = comm.size > 1
 
     def start(self, to: int, source: int, shapes: Sequence[tuple[int, int]]) -> None:
         """Start sending the block in use, which may still be read, and receiving panels of these shapes."""
         if self._comm.size == 1:
             return
-        self._wait_for_leaving()  # the block before the one in use
-        with self._recorder.phase("wait"):
-            drain(self._users[self._turn])
+        self._transfers.wait(self._leaving)  # the block before the one in use
+        self._transfers.wait(self._users[self._turn])
         with self._recorder.phase("post"):
             self._coming, at = [], 0
-            for rows, cols in shapes:
+            for number, (rows, cols) in enumerate(shapes):
                 panel = _Panel(column_room(rows, self._order, cols, self._rooms[self._turn][at : at + rows * cols]))
                 if self._staged:
                     panel.host = self._staged[self._turn].cut(at, at + rows * cols)
-                    arriving = staged_receive(self._comm, panel.host, flat(panel.array), source, self._recorder)
+                    arriving = staged_receive(self._comm, panel.host, flat(panel.array), source, self._recorder, number)
                 else:
-                    arriving = receive(self._comm, flat(panel.array), source, self._recorder)
+                    arriving = receive(self._comm, flat(panel.array), source, self._recorder, number)
                 panel.arriving, at = arriving, at + rows * cols
                 self._transfers.expect(arriving)
                 self._coming.append(panel)
         at = 0
-        for panel in self._held:
+        for number, panel in enumerate(self._held):
             if self._initial:
                 self._pack(panel, at)
                 at += panel.array.size
             if panel.arriving:  # it is sent on by whoever sees that it has arrived
-                panel.arriving[-1] = Then(panel.arriving[-1], partial(self._send, panel, to))
+                panel.arriving[-1] = Then(panel.arriving[-1], partial(self._send, panel, to, number))
             else:
                 with self._recorder.phase("post"):
-                    self._send(panel, to)
+                    self._send(panel, to, number)
         self._initial = False
 
     def panel(self, number: int) -> Array:
@@ -254,7 +199,7 @@ class RingShift:
 
     def advance(self) -> None:
         """Make the next block, if any, the one in use; all products of the last block must have been started."""
-        self._users[self._at] += self._recorder.record_products(self._transfers.poll)
+        self._users[self._at] += products_done(self._recorder, self._transfers)
         if self._coming is not None:
             self._held, self._coming = self._coming, None
             self._at, self._turn = self._turn, (self._turn + 1) % len(self._rooms)
@@ -264,7 +209,7 @@ class RingShift:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if kind is None:
-            self._wait_for_leaving()
+            self._transfers.wait(self._leaving)
 
     def _pack(self, panel: _Panel, at: int) -> None:
         """Make a panel of the initial block contiguous, and copy it to the host if it is staged."""
@@ -277,13 +222,9 @@ class RingShift:
             panel.host = self._staged[-1].cut(at, at + x.size)
             to_room(panel.host, flat(panel.array), self._recorder)
 
-    def _send(self, panel: _Panel, to: int) -> None:
+    def _send(self, panel: _Panel, to: int, number: int) -> None:
         x = panel.host.host if panel.host else flat(panel.array)
-        self._leaving += [request.Wait for request in send(self._comm, x, to, self._recorder)]
-
-    def _wait_for_leaving(self) -> None:
-        with self._recorder.phase("wait"):
-            drain(self._leaving)
+        self._leaving += send(self._comm, x, to, self._recorder, number)
 
 
 class _Panel:

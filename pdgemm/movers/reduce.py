@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from pdgemm.arrays.device import Array, Pinned, of
 from pdgemm.arrays.elementwise import CONVERT, Combine
-from pdgemm.instrument.recorder import Recorder, nothing
+from pdgemm.instrument.recorder import Recorder, Then, nothing
 from pdgemm.movers.staged import to_room
 
 _ADD = Combine(1, 1)
@@ -102,11 +102,11 @@ def reduce(
         return comm.Isend(staged.host if staged else flat, dest=root, tag=tag)
 
     if of(panel):  # the product is in its stream yet
-        slot.users += recorder.record_products(poll)
-        slot.users.append(lambda: start().Wait())
+        slot.users += [Then(MPI.REQUEST_NULL, wait) for wait in recorder.record_products(poll)]
+        slot.users.append(Then(MPI.REQUEST_NULL, lambda: start().Wait()))
         return []
     started = start()
-    slot.users.append(started.Wait)
+    slot.users.append(started)
     return [started]
 
 

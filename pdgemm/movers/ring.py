@@ -31,7 +31,7 @@ def relay(comm: MPI.Comm, x: Any, chain: Sequence[int], slot: Any, recorder: Rec
     def forward() -> None:
         if at + 1 < len(chain):
             recorder.traffic.sent(x.size)
-            slot.users.append(comm.Isend(x, dest=chain[at + 1], tag=tag).Wait)
+            slot.users.append(comm.Isend(x, dest=chain[at + 1], tag=tag))
 
     if at == 0:
         recorder.synchronize_copies()
@@ -49,13 +49,13 @@ def announce(comm: MPI.Comm, readers: Sequence[int], fence: Wait, slot: Any, rec
         fence()
         for reader in readers:
             recorder.traffic.sent(0)
-            slot.users.append(comm.Isend(_NOTHING, dest=reader, tag=tag).Wait)
+            slot.users.append(comm.Isend(_NOTHING, dest=reader, tag=tag))
 
     slot.arrivals.append(Then(MPI.REQUEST_NULL, arrived))
     for reader in readers:
         recorder.traffic.received(0)
-        slot.users.append(comm.Irecv(np.empty(0, np.uint8), source=reader, tag=tag).Wait)
-    slot.users.append(fence)
+        slot.users.append(comm.Irecv(np.empty(0, np.uint8), source=reader, tag=tag))
+    slot.users.append(Then(MPI.REQUEST_NULL, fence))
 
 
 def follow(comm: MPI.Comm, receiver: int, fence: Wait, slot: Any, recorder: Recorder) -> None:
@@ -67,7 +67,7 @@ def follow(comm: MPI.Comm, receiver: int, fence: Wait, slot: Any, recorder: Reco
     def done() -> None:
         fence()
         recorder.traffic.sent(0)
-        slot.users.append(comm.Isend(_NOTHING, dest=receiver, tag=tag).Wait)
+        slot.users.append(comm.Isend(_NOTHING, dest=receiver, tag=tag))
 
     slot.arrivals.append(Then(request, fence))
     slot.when_read.append(done)

@@ -12,22 +12,24 @@ from pdgemm.instrument.recorder import Recorder
 from pdgemm.model.formulas import LARGEST_MESSAGE_BYTES
 
 
-def send(comm: MPI.Comm, panel: Any, to: int, recorder: Recorder) -> list[Any]:
+def send(comm: MPI.Comm, panel: Any, to: int, recorder: Recorder, tag: int = 0) -> list[Any]:
     """Start sending a panel; return the requests after which it may be rewritten.
 
     panel : flat and contiguous; an empty one is not sent, a large one in pieces of LARGEST_MESSAGE_BYTES.
+    tag : that of no other panel in flight, where panels may be sent in any order.
     """
     recorder.synchronize_copies()
     leaving = []
     for piece in _pieces(wire(panel)):
-        leaving.append(comm.Isend(piece, dest=to))
+        leaving.append(comm.Isend(piece, dest=to, tag=tag))
         recorder.traffic.sent(piece.size)
     return leaving
 
 
-def receive(comm: MPI.Comm, panel: Any, source: int, recorder: Recorder) -> list[Any]:
+def receive(comm: MPI.Comm, panel: Any, source: int, recorder: Recorder, tag: int = 0) -> list[Any]:
     """Start receiving a panel that `send` sends; return the requests after which it may be read."""
-    return [recorder.coming("shift", piece, comm.Irecv(piece, source=source)) for piece in _pieces(wire(panel))]
+    pieces = _pieces(wire(panel))
+    return [recorder.coming("shift", piece, comm.Irecv(piece, source=source, tag=tag)) for piece in pieces]
 
 
 def _pieces(x: Any) -> Iterator[Any]:

@@ -33,7 +33,7 @@ class Staged:
         def forward() -> None:
             if me != last:
                 recorder.traffic.sent(x.size)
-                slot.users.append(comm.Isend(wire(room.host), dest=(me + 1) % comm.size, tag=tag).Wait)
+                slot.users.append(comm.Isend(wire(room.host), dest=(me + 1) % comm.size, tag=tag))
 
         def take() -> None:
             forward()
@@ -57,11 +57,11 @@ def to_room(room: Pinned, x: Any, recorder: Any) -> None:
         device.copy(room.device, x)
 
 
-def staged_receive(comm: MPI.Comm, room: Pinned, panel: Any, source: int, recorder: Any) -> list[Any]:
+def staged_receive(comm: MPI.Comm, room: Pinned, panel: Any, source: int, recorder: Any, tag: int = 0) -> list[Any]:
     """Start receiving a panel as `shift.receive` does, into a host buffer, and from there to `panel`."""
     device = of(panel)
     assert device is not None
-    requests = receive(comm, room.host, source, recorder)
+    requests = receive(comm, room.host, source, recorder, tag)
 
     def take() -> None:
         with recorder.phase("pack"):

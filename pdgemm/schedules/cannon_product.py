@@ -25,8 +25,8 @@ class Cannon(Product):
     C lies on a Pr x Pc grid where Pr divides Pc; C's row map is A's, C's column map is B's.  On a square grid
     A's column map is B's row map, block-cyclic or not.  Otherwise both have one block size, and at most Pc blocks.
 
-    lookahead : with 1 or less, and on a device, blocks are shifted whole; with more, in panels, so that the first is
-        multiplied, and sent on, while the others arrive.
+    lookahead : with 1 or less, blocks are shifted whole; with more, in panels, so that the first is multiplied, and
+        sent on, while the others arrive.
     """
 
     algorithm = "cannon"
@@ -56,7 +56,7 @@ class Cannon(Product):
     @property
     def in_blocks(self) -> bool:
         """Are blocks shifted whole, and not in panels?"""
-        return self.lookahead <= 1 or bool(self.device)
+        return self.lookahead <= 1
 
     def _pieces(self, columns: Any) -> Any:
         """Return the number of panels in which so many columns of A are shifted: one, or of the width of the plan."""

@@ -41,7 +41,7 @@ def tree(comm: Any, x: Any, root: int, slot: Any, recorder: Recorder) -> None:
         while bit := bit >> 1:  # who has most to forward is the first to hear
             if (me == 0 or bit < me & -me) and me + bit < size:
                 recorder.traffic.sent(x.size)
-                slot.users.append(comm.Isend(x, dest=(me + bit + root) % size, tag=tag).Wait)
+                slot.users.append(comm.Isend(x, dest=(me + bit + root) % size, tag=tag))
 
     if me == 0:
         recorder.synchronize_copies()

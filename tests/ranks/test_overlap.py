@@ -29,17 +29,17 @@ class Request:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     from pdgemm.instrument import recorder as timing
-    from pdgemm.movers import pipeline
+    from pdgemm.movers import arrivals
 
     now = [100.0]
-    for module in (pipeline, timing):
+    for module in (arrivals, timing):
         monkeypatch.setattr(module, "perf_counter", lambda: now[0])
     return now
 
 
 def test_arrivals_are_seen_in_order_and_nothing_is_waited_for_twice(clock: list[float]) -> None:
     from pdgemm.instrument.recorder import Recorder
-    from pdgemm.movers.pipeline import Transfers
+    from pdgemm.movers.arrivals import Transfers
 
     transfers = Transfers(Recorder())
     first, second, third = Request(1), Request(0), Request(0)
@@ -58,7 +58,7 @@ def test_arrivals_are_seen_in_order_and_nothing_is_waited_for_twice(clock: list[
 
 def test_hidden_is_the_time_on_the_way_without_the_waits(clock: list[float]) -> None:
     from pdgemm.instrument.recorder import Recorder
-    from pdgemm.movers.pipeline import Transfers
+    from pdgemm.movers.arrivals import Transfers
 
     recorder = Recorder({"wait": 7.0})  # of before
     transfers = Transfers(recorder)
@@ -82,12 +82,12 @@ def test_hidden_is_the_time_on_the_way_without_the_waits(clock: list[float]) -> 
 def test_messages_that_leave_are_moved_on_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sender that nothing comes to has to call MPI all the same."""
     from pdgemm.instrument.recorder import Recorder
-    from pdgemm.movers import pipeline
+    from pdgemm.movers import arrivals
 
     calls = list[str]()
     self_ = type("Comm", (), {"Iprobe": lambda _: calls.append("Iprobe")})()
-    monkeypatch.setattr(pipeline, "MPI", type("MPI", (), {"COMM_SELF": self_}))
-    pipeline.Transfers(Recorder()).poll()
+    monkeypatch.setattr(arrivals, "MPI", type("MPI", (), {"COMM_SELF": self_}))
+    arrivals.Transfers(Recorder()).poll()
     assert calls == ["Iprobe"]
 
 
@@ -116,7 +116,7 @@ def test_between_nodes_products_are_cut_for_messages_to_go_on(
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
     from pdgemm.algorithms import accumulator
     from pdgemm.blas import local_gemm as local
-    from pdgemm.movers.pipeline import Transfers
+    from pdgemm.movers.arrivals import Transfers
 
     monkeypatch.setattr(accumulator, "SLAB_ROWS", 2)
     work, poll, call = [0, 0, 0], Transfers.poll, local._Prepared.__call__
@@ -176,7 +176,8 @@ def test_a_panel_is_forwarded_in_the_middle_of_a_product(comm: Any, mover: str) 
     from pdgemm.instrument.recorder import Recorder
     from pdgemm.model.mover_registry import MOVERS
     from pdgemm.movers import BROADCASTS
-    from pdgemm.movers.pipeline import Slot, Transfers
+    from pdgemm.movers.arrivals import Transfers
+    from pdgemm.movers.pipeline import Slot
 
     panel, last = np.full(50_000, float(comm.rank == 0)), comm.size - 1
     slot, recorder = Slot(0, panel, panel), Recorder()
@@ -187,7 +188,7 @@ def test_a_panel_is_forwarded_in_the_middle_of_a_product(comm: Any, mover: str) 
         while slot.arrivals:  # in a product
             transfers.poll()
         for sent in slot.users:
-            sent()
+            sent.Wait()
         assert recorder.traffic.messages_sent == MOVERS[mover].senders(comm.size).tolist().count(comm.rank)
         comm.recv(source=last, tag=1)  # waits for nothing but the last rank, which needs all the others' polls
     else:
@@ -239,3 +240,54 @@ def test_partial_sums_are_sent_while_the_next_are_formed(
         assert not any("sme" in text for text in texts)
         assert any("mse" in text for text in texts)
     own.Free()
+
+
+@pytest.mark.mpi(min_size=3)
+@pytest.mark.parametrize("seen", [(0, 1, 2), (2, 0, 1)], ids=str)
+def test_panels_of_a_block_are_sent_on_in_whatever_order_they_are_seen(comm: Any, seen: tuple[int, ...]) -> None:
+    """Panels of one size that overtake each other keep their places; each leaves before the others have arrived."""
+    from pdgemm.instrument.recorder import Recorder
+    from pdgemm.movers.arrivals import Transfers
+    from pdgemm.movers.pipeline import RingShift
+
+    def block(rank: int) -> list[np.ndarray]:
+        return [np.full((50, 300), 10.0 * rank + number) for number in range(len(seen))]
+
+    room, recorder = np.empty(2 * 3 * 50 * 300), Recorder()
+    to, source = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    with RingShift(comm, block(comm.rank), "C", room, 2, recorder, Transfers(recorder)) as shift:
+        for step in range(comm.size):
+            if step + 1 < comm.size:
+                shift.start(to, source, [(50, 300)] * len(seen))
+            sent = recorder.traffic.messages_sent
+            for count, number in enumerate(seen, 1):
+                assert (shift.panel(number) == 10 * ((comm.rank + step) % comm.size) + number).all()
+                if 0 < step < comm.size - 1:
+                    assert recorder.traffic.messages_sent - sent >= count - 1  # those seen have left
+            shift.advance()
+    assert recorder.traffic.messages_sent == recorder.traffic.messages_received == len(seen) * (comm.size - 1)
+
+
+@pytest.mark.parametrize("lookahead", [0, 1, 4])
+def test_panels_of_this_rank_are_multiplied_while_others_arrive(lookahead: int) -> None:
+    """Of the panels in flight its own come first; with none in flight behind the one in use the order stays."""
+    from pdgemm.instrument.recorder import Recorder
+    from pdgemm.movers.arrivals import Transfers
+    from pdgemm.movers.pipeline import PanelRing, Slot
+
+    steps, own, in_flight, most = range(8), {2, 3, 6, 7}, set[int](), 0
+    ring = PanelRing(lookahead + 1, np.empty(lookahead + 1), np.empty(lookahead + 1), Transfers())
+
+    def post(step: int) -> Slot:
+        nonlocal most
+        in_flight.add(step)
+        most = max(most, len(in_flight))
+        return ring.take()
+
+    order = []
+    with ring.used(Recorder()):
+        for step, _ in ring.prefetch(steps, post, lookahead, own.__contains__):
+            order.append(step)
+            in_flight.remove(step)
+    expected = {0: [*range(8)], 1: [0, 2, 1, 3, 4, 6, 5, 7], 4: [2, 3, 0, 1, 6, 7, 4, 5]}
+    assert (order, most) == (expected[lookahead], lookahead + 1)

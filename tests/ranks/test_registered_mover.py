@@ -92,7 +92,8 @@ def test_calibration_measures_it(comm: Any) -> None:
 
 def test_panels_of_any_root_arrive(comm: Any) -> None:
     from pdgemm.instrument.recorder import Recorder, Traffic
-    from pdgemm.movers.pipeline import PanelRing, Transfers
+    from pdgemm.movers.arrivals import Transfers
+    from pdgemm.movers.pipeline import PanelRing
 
     with PanelRing(2, np.empty(2 * 1000), np.empty(0), Transfers()).used(recorder := Recorder()) as ring:
 

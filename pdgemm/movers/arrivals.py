@@ -1,0 +1,90 @@
+"""Messages on their way: they are tested while ranks multiply, and waited for."""
+
+from __future__ import annotations
+
+from time import perf_counter, sleep
+from typing import Protocol
+
+from mpi4py import MPI
+
+from pdgemm.instrument.recorder import Recorder
+
+_SPIN, _NAP = 2e-4, 5e-5  # seconds of a wait between nodes until the processor is left to others, and for how long
+
+
+class Arrival(Protocol):
+    """Completes when a part of a panel has arrived, or left: an MPI request, or one followed by a further action."""
+
+    def Test(self) -> bool: ...
+    def Wait(self) -> object: ...
+
+
+class Transfers:
+    """Tracks the messages in flight to this rank, in groups that arrive in order.
+
+    MPI makes progress only while it is called, and a rank forwards a panel only after it has seen its arrival; `poll`
+    does both in the middle of a product.  The time in which messages were in flight and this rank did not wait for
+    them is recorded as "hidden".
+
+    between_nodes : a rank that waits for one message looks after all others meanwhile.
+    """
+
+    def __init__(self, recorder: Recorder | None = None, between_nodes: bool = False) -> None:
+        self._recorder, self._coming = recorder or Recorder(), list[list[Arrival]]()
+        self._between_nodes = between_nodes
+
+    def used(self, recorder: Recorder) -> Transfers:
+        """Return the same object, which `recorder` records in this run; all that take part in a run call this."""
+        if recorder is not self._recorder:
+            self._recorder, self._coming = recorder, []  # an exception may have left some
+        return self
+
+    def expect(self, group: list[Arrival]) -> None:
+        """Track a group of transfers that were started; those that arrive are removed from the list."""
+        if group:
+            if not self._coming:
+                self._since, self._waited = perf_counter(), self._recorder.seconds.get("wait", 0.0)
+            self._coming.append(group)
+
+    def poll(self) -> None:
+        """Test which transfers have arrived, and let MPI make progress with the other receives and with sends."""
+        self._progress()
+
+    def wait(self, group: list[Arrival]) -> None:
+        """Wait until all of a group have arrived, or left."""
+        if group:
+            with self._recorder.phase("wait"):
+                if self._between_nodes:
+                    self._poll_until(group)
+                for arrival in group:
+                    arrival.Wait()
+            group.clear()
+            self._forget()
+
+    def _progress(self) -> None:
+        MPI.COMM_SELF.Iprobe()
+        if self._coming:
+            for group in self._coming:
+                _remove_complete(group)
+            self._forget()
+
+    def _poll_until(self, group: list[Arrival]) -> None:
+        start = perf_counter()
+        while _remove_complete(group):
+            self._progress()
+            if perf_counter() - start > _SPIN:
+                sleep(_NAP)
+
+    def _forget(self) -> None:
+        before, self._coming = self._coming, [group for group in self._coming if group]
+        if before and not self._coming:
+            seconds = self._recorder.seconds
+            waited = seconds.get("wait", 0.0) - self._waited
+            seconds["hidden"] = seconds.get("hidden", 0.0) + perf_counter() - self._since - waited
+
+
+def _remove_complete(group: list[Arrival]) -> list[Arrival]:
+    """Remove those that are complete, in order, and return the group."""
+    while group and group[0].Test():
+        del group[0]
+    return group
