@@ -363,7 +363,7 @@ def _problem(
         size=A.grid.size,
         beta_is_zero=beta_is_zero,
         accumulate=accumulate,
-        width=panel_width(width, accumulate, on_device),
+        width=panel_width(width, accumulate, machine, on_device),
         lookahead=panels_ahead(as_optional(asked.lookahead, "lookahead", 0), machine, on_device),
         mover=mover,
         algorithm=algorithm,

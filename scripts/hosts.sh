@@ -3,11 +3,14 @@
 #
 #   scripts/hosts.sh [--rate 1gbit] NUMBER COMMAND...
 #   scripts/hosts.sh 3 mpirun -n 6 --map-by ppr:2:node pdgemm info
-#   scripts/hosts.sh 2 bash                     a shell on h1; there, /dev/shm/on h2 COMMAND... runs on h2
+#   scripts/hosts.sh 2 bash                     a shell on h1; there, /dev/shm/on h2 COMMAND... runs on h2, and
+#       /dev/shm/cable h2 rate 100mbit          changes the rate of a host's cable, both ways
+#       /dev/shm/cable h2 loss 1%               loses so many of the packets that come to it
+#       /dev/shm/cable h2 down                  cuts it; up mends it
 #
 # A host is a set of namespaces: its own name (h1, h2, ...), network card (eth0, 10.0.0.1, ...), IPC and /dev/shm, so
 # that nothing but TCP leads from one to another.  A cable from each card to a switch carries RATE both ways (tc tbf).
-# The files and processors are the machine's.  Open MPI finds the hosts, and the way to start daemons there, in the
+# The files are the machine's.  Its processors are shared out among the hosts, if there is one for each.  Open MPI finds the hosts, and the way to start daemons there, in the
 # environment.  `ip -s link` counts packets of up to 64 KiB, as they come from the kernel with one header; `tc -s qdisc`
 # counts, and the rate holds for, what a wire would carry: a header of 66 bytes before each 1448.
 #
@@ -66,8 +69,18 @@ on() {
     nsenter -t "$pid" --net --mount --ipc --uts -- "$@"
 }
 
-limit=(root tbf rate "$rate" burst 128kb limit 32mb)     # more than TCP has on its way: nothing is dropped
-pids=()
+limit() { echo "root tbf rate $1 burst 128kb limit 32mb"; }     # more than TCP has on its way: nothing is dropped
+mapfile -t cores < <(taskset -pc $$ | sed 's/.*: //' | tr , '\n' | awk -F- '{for (i = $1; i <= ($2 ? $2 : $1); i++) print i}')
+share=$((${#cores[@]} / number))
+
+# processors NUMBER: those of this host.
+processors() {
+    local mine=("${cores[@]}")
+    if [ $share != 0 ]; then mine=("${cores[@]:($1 - 1) * share:share}"); fi
+    (IFS=,; echo "${mine[*]}")
+}
+
+pids=() allowed=()
 need ip link add switch type bridge
 need ip link set switch up
 for ((n = 1; n <= number; n++)); do
@@ -78,13 +91,15 @@ for ((n = 1; n <= number; n++)); do
     pids+=("$pid")
     need ip link add "port$n" type veth peer name eth0 netns "$pid"
     need ip link set "port$n" master switch up
-    need tc qdisc add dev "port$n" "${limit[@]}"
+    need tc qdisc add dev "port$n" $(limit "$rate")
     need on "$pid" hostname "h$n"
     need on "$pid" sh -c 'echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6 || [ ! -e /proc/sys/net/ipv6 ]'
     need on "$pid" ip link set lo up
     need on "$pid" ip address add "10.0.0.$n/24" dev eth0
     need on "$pid" ip link set eth0 up
-    need on "$pid" tc qdisc add dev eth0 "${limit[@]}"
+    need on "$pid" tc qdisc add dev eth0 $(limit "$rate")
+    need taskset -pc "$(processors $n)" "$pid"
+    allowed+=("$(processors $n)")
     need on "$pid" mount -t tmpfs -o mode=1777 tmpfs /dev/shm
     need on "$pid" mkdir /dev/shm/tmp
 done
@@ -93,13 +108,27 @@ hosts='127.0.0.1 localhost'
 for ((n = 1; n <= number; n++)); do hosts+=$'\n'"10.0.0.$n h$n"; done
 agent="#!$BASH
 # What mpirun takes for ssh.
-pids=(${pids[*]})
+pids=(${pids[*]}) allowed=(${allowed[*]})
 at=\$((\${1#h} - 1))
 shift
-exec nsenter -t \"\${pids[at]}\" --net --mount --ipc --uts -- env -C \"\$PWD\" sh -c \"\${*:-exec \$BASH}\""
+exec taskset -c \"\${allowed[at]}\" nsenter -t \"\${pids[at]}\" --net --mount --ipc --uts -- env -C \"\$PWD\" sh -c \"\${*:-exec \$BASH}\""
+cable="#!$BASH
+# Changes the cable of a host: rate RATE, loss PERCENT (nft, of the package nftables), down, up.
+set -e
+pids=(${pids[*]})
+n=\${1#h} pid=\${pids[\${1#h} - 1]}
+ends() { nsenter -t $$ --net \"\${@//DEVICE/port\$n}\" && nsenter -t \"\$pid\" --net \"\${@//DEVICE/eth0}\"; }
+case \$2 in
+    rate) ends tc qdisc replace dev DEVICE root tbf rate \"\$3\" burst 128kb limit 32mb ;;
+    loss) nsenter -t \"\$pid\" --net nft -f - <<<\"table inet loss { chain in { type filter hook input priority 0;
+        iifname eth0 numgen random mod 100 < \${3%\\%} drop; }; }\" ;;
+    down | up) nsenter -t $$ --net ip link set port\$n \$2 ;;
+    *) echo 'usage: cable HOST rate RATE | loss PERCENT | down | up' >&2; exit 2 ;;
+esac"
 for pid in "${pids[@]}"; do
     need on "$pid" sh -c 'cd /dev/shm && printf "%s\n" "$0" >hosts && mount --bind hosts /etc/hosts &&
-        printf "%s\n" "$1" >on && chmod +x on && seq -f "h%.0f" "$2" >hostfile' "$hosts" "$agent" "$number"
+        printf "%s\n" "$1" >on && printf "%s\n" "$2" >cable && chmod +x on cable &&
+        seq -f "h%.0f" "$3" >hostfile' "$hosts" "$agent" "$cable" "$number"
 done
 
 export TMPDIR=/dev/shm/tmp
@@ -108,8 +137,11 @@ case $(mpirun --version 2>&1) in
     *) export OMPI_MCA_btl=self,sm,tcp ;;
 esac
 export OMPI_MCA_pml=ob1
+# A message is known to have arrived when it has, not after those that follow it (docs/hosts.md).
+export OMPI_MCA_btl_tcp_flags="${OMPI_MCA_btl_tcp_flags-send,inplace}"
+export OMPI_MCA_pml_ob1_send_pipeline_depth="${OMPI_MCA_pml_ob1_send_pipeline_depth-1000}"
 export PRTE_MCA_plm_ssh_agent=/dev/shm/on PRTE_MCA_prte_default_hostfile=/dev/shm/hostfile      # Open MPI 5
 export OMPI_MCA_plm_rsh_agent=/dev/shm/on OMPI_MCA_orte_default_hostfile=/dev/shm/hostfile      # Open MPI 4
 status=0
-on "${pids[0]}" env -C "$PWD" "$@" || status=$?
+taskset -c "${allowed[0]}" nsenter -t "${pids[0]}" --net --mount --ipc --uts -- env -C "$PWD" "$@" || status=$?
 exit $status

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from pdgemm.arrays.device import Array
 from pdgemm.arrays.elementwise import Combine, scale
 from pdgemm.blas.local_gemm import integer_accumulate, prepare
 from pdgemm.grids.layout import Layout
+from pdgemm.instrument.recorder import Recorder
 from pdgemm.model.formulas import gemm_flops
 from pdgemm.movers.panel_views import column_room
 from pdgemm.schedules import Product
@@ -71,16 +72,24 @@ class Accumulator:
 
         return add
 
-    def add_wide(self, A: Array, B: Array, window: Window | None = None) -> None:
-        """Add a product over many inner indices, in panels of the plan's width where A or B is converted.
-
-        window : a range of rows of the sums; nothing is added to the others.
-        """
-        if window:
+    def add_by_windows(
+        self,
+        panels: Sequence[tuple[Array, Array]],
+        windows: Sequence[Window],
+        completed: Callable[[Window], object],
+        recorder: Recorder,
+    ) -> None:
+        """Add the products of the panels to one range of rows after the other, and call `completed` after each."""
+        for window in windows:
             rows = slice(*window)
             part = Accumulator(self.alpha, self.beta, self.sums[rows], self.plan, self.workspace, self.between)
-            part.add_wide(A[rows], B)
-            return
+            with recorder.phase("compute"):
+                for A, B in panels:
+                    part.add_wide(A[rows], B)
+            completed(window)
+
+    def add_wide(self, A: Array, B: Array) -> None:
+        """Add a product over many inner indices, in panels of the plan's width where A or B is converted."""
         rooms = (self.workspace["converted A"], self.workspace["converted B"])
         width = max(1, min(self.plan.width, A.shape[1]) if self.integer or any(x.size for x in rooms) else A.shape[1])
         for start in range(0, max(1, A.shape[1]), width):

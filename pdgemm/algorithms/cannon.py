@@ -8,6 +8,7 @@ from typing import Any
 from pdgemm.algorithms.accumulator import Accumulator
 from pdgemm.algorithms.executor import Call, Notify
 from pdgemm.algorithms.store import store
+from pdgemm.arrays.device import Array
 from pdgemm.arrays.elementwise import Combine, paired
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.movers.pipeline import RingShift
@@ -64,16 +65,13 @@ class CannonExecutor:
                     heights = [hi - lo for lo, hi in plan.cuts_of_b(steps[number + t].b)]
                     up.start((i - 1) % pr, (i + 1) % pr, [(height, n_loc) for height in heights])
                 first = step.a // pr * plan.A.distribution.cols.block  # row of the held block of B
-                for x, (lo, hi) in enumerate(of_a):
-                    y = next(y for y, (_, end) in enumerate(of_b) if first + hi <= end)
-                    start = first + lo - of_b[y][0]
-                    a, b = left.panel(x), up.panel(y)[start : start + hi - lo]
-                    last = number + 1 == len(steps) and x + 1 == len(of_a)
-                    for window in (call.windows if last else ()) or (None,):
+                panels = (_panels(left, up, x, (first + lo, first + hi), of_b) for x, (lo, hi) in enumerate(of_a))
+                if call.windows and number + 1 == len(steps):
+                    products.add_by_windows([*panels], call.windows, call.completed, recorder)
+                else:
+                    for a, b in panels:
                         with recorder.phase("compute"):
-                            products.add_wide(a, b, window)  # C_ij += A_ik B_kj
-                        if window:
-                            call.completed(window)
+                            products.add_wide(a, b)  # C_ij += A_ik B_kj
                 left.advance()
                 if number % t == t - 1:
                     up.advance()
@@ -81,3 +79,12 @@ class CannonExecutor:
         if sums is not C:
             with recorder.phase("compute"):
                 store(C, sums, to_c)
+
+
+def _panels(
+    left: RingShift, up: RingShift, number: int, inner: tuple[int, int], of_b: list[tuple[int, int]]
+) -> tuple[Array, Array]:
+    """Return a panel of the held block of A, and the rows `inner` of that of B, when both have arrived."""
+    lo, hi = inner
+    y = next(y for y, (_, end) in enumerate(of_b) if hi <= end)
+    return left.panel(number), up.panel(y)[lo - of_b[y][0] : hi - of_b[y][0]]

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 from mpi4py import MPI
 
 from pdgemm.algorithms.accumulator import Accumulator
-from pdgemm.algorithms.executor import Call, Notify, Window
+from pdgemm.algorithms.executor import Call, Notify
 from pdgemm.algorithms.store import store
 from pdgemm.arrays.device import Array, Pinned
 from pdgemm.arrays.dtypes import wire
 from pdgemm.arrays.elementwise import Combine, paired
 from pdgemm.grids.index_map import IndexMap, identity
-from pdgemm.instrument.recorder import Recorder
+from pdgemm.instrument.recorder import Recorder, nothing
 from pdgemm.movers import BROADCASTS
 from pdgemm.movers.block_copy import copy_blocks
 from pdgemm.movers.node_arrays import NodeArrays
@@ -63,18 +63,19 @@ class SummaExecutor:
         self._ring = PanelRing(plan.slots, workspace["panels of A"], workspace["panels of B"], call.transfers)
         poll = call.transfers.poll if grid.ranks_per_node and not plan.device else None
         self._products = Accumulator(call.alpha, 0, self._sums, plan, workspace, poll)
-        self._completed, self._updates = call.completed, list[_Update]()
+        self._call, self._updates, self._held = call, list[_Update](), list[tuple[Array, Array]]()
+        # the last panels that fit the slots are multiplied window by window, each of which is then reduced
+        together = (1 if plan.device or plan.nodes else plan.slots) if call.windows else 0
         for turn, bundle in enumerate(bundles):
             left = along_row.panel([(x.col, x.a) for x in bundle.steps], bundle.a, turn)
             right = along_col.panel([(x.row, x.b) for x in bundle.steps], bundle.b, turn)
-            a, b, last = left.panel, right.panel.T, turn + 1 == len(bundles)  # C_ij += A_ik B_kj
-            products: list[_Multiply] = [
-                (partial(self._products.add_wide, a, b, window), window) for window in (call.windows if last else ())
-            ] or [(self._products.prepared(a, b), None)]
+            a, b, held = left.panel, right.panel.T, turn + together >= len(bundles)  # C_ij += A_ik B_kj
+            if held:
+                self._held.append((a, b))
             mine = all(grid.row.size == 1 or x.col == j for x in bundle.steps)
             mine &= all(grid.col.size == 1 or x.row == i for x in bundle.steps)
-            local = mine and not plan.shared and not (last and call.windows)  # which is multiplied last
-            self._updates.append(_Update([*left.parts, *right.parts], products, local))
+            multiply = nothing if held else self._products.prepared(a, b)
+            self._updates.append(_Update([*left.parts, *right.parts], multiply, mine and not plan.shared and not held))
 
     def __call__(self, beta: Any, recorder: Recorder, notify: Notify) -> None:
         if self._idle:
@@ -98,20 +99,16 @@ class SummaExecutor:
         with ring.used(recorder):
             in_order = ring.prefetch(updates, post, self._plan.ahead, lambda update: update.local)
             for done, (update, _) in enumerate(in_order, 1):
-                for multiply, window in update.products:
-                    with recorder.phase("compute"):
-                        multiply()
-                    if window:
-                        self._completed(window)
+                with recorder.phase("compute"):
+                    update.multiply()
+                if done == len(updates):
+                    self._products.add_by_windows(self._held, self._call.windows, self._call.completed, recorder)
                 notify(done, len(updates))
         if not updates:
             store(self._C, None, Combine(beta=beta))
         elif not in_c:
             with recorder.phase("compute"):
                 store(self._C, self._sums, Combine(1, beta, paired(self._workspace["update"])))
-
-
-_Multiply = tuple[Callable[[], object], Window | None]
 
 
 class _Part(NamedTuple):
@@ -130,12 +127,11 @@ class _Panel(NamedTuple):
 class _Update(NamedTuple):
     """Multiplies one or several panels of A and of B at once, after the transfers that bring them.
 
-    products : the product, or one for each range of rows that it completes.
     local : this rank owns all panels.
     """
 
     parts: list[_Part]
-    products: list[_Multiply]
+    multiply: Callable[[], object]
     local: bool
 
 

@@ -65,10 +65,10 @@ class Machine:
     )
     gamma: Mapping[str, Mapping[Count, Positive]] = field(
         default_factory=lambda: {
-            "float32": {8: 1.2e10, 32: 4e10, 128: 8e10, 512: 1e11},
-            "float64": {8: 6e9, 32: 2e10, 128: 4e10, 512: 5e10},
-            "complex64": {8: 2e10, 32: 5e10, 128: 8e10, 512: 1e11},
-            "complex128": {8: 1e10, 32: 2.5e10, 128: 4e10, 512: 5e10},
+            "float32": {8: 1.2e10, 32: 4e10, 128: 9e10, 256: 1e11},
+            "float64": {8: 6e9, 32: 2e10, 128: 4.5e10, 256: 5e10},
+            "complex64": {8: 2e10, 32: 5e10, 128: 9e10, 256: 1e11},
+            "complex128": {8: 1e10, 32: 2.5e10, 128: 4.5e10, 256: 5e10},
         }
     )
     copy_bandwidth: Positive = 4e9

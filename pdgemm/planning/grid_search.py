@@ -95,11 +95,14 @@ def inner_blocks(pr: Any, pc: Any) -> Any:
 
 
 def _row_shares(m: int, n: int, pr: np.ndarray, pc: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """Return into how many parts c layers divide the rows of a block of C, such that rounding loses little."""
+    """Return into how many parts c layers divide the rows of a block of C, such that rounding loses little.
+
+    They rather divide its columns: sums are reduced a few rows at a time, of which each layer then has a part.
+    """
     different, which = np.unique(c, return_inverse=True)
     root = np.array([near_root(x) for x in different.tolist()], int)[which]
     best, least = c, np.full(len(c), np.inf)
-    for rows in (c, root, c // root, np.ones_like(c)):
+    for rows in (np.ones_like(c), root, c // root, c):
         cols = c // rows
         area = rows * np.ceil(m / (pr * rows)) * (cols * np.ceil(n / (pc * cols)))
         best, least = np.where(area < least, rows, best), np.minimum(area, least)

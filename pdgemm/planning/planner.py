@@ -23,6 +23,7 @@ from pdgemm.planning.product_plan import MOVES_WEIGH, ProductPlan, sample, with_
 from pdgemm.support.text import in_bytes
 
 PANEL_WIDTH = 512  # wide enough for BLAS to reach its peak, narrow enough to overlap with it
+PANEL_WIDTH_BETWEEN_NODES = 256  # where the first panels take longer to arrive, and BLAS is hardly slower
 LOOKAHEAD_BETWEEN_NODES = 4  # so that panels of several owners fill each cable in both directions
 DEVICE_PANEL_WIDTH = 2048  # for a device that multiplies a hundred times as fast, but reads C no more than ten times
 WIDTHS = (2048, 1024, 512, 256, 128)  # panel widths that are compared where none is requested
@@ -130,10 +131,11 @@ def tuned(plan: ProductPlan) -> ProductPlan:
     return best
 
 
-def panel_width(asked: int | None, accumulate: np.dtype, on_device: bool = False) -> int:
+def panel_width(asked: int | None, accumulate: np.dtype, machine: Machine, on_device: bool = False) -> int:
     """Return the width of the widest panel: as requested, but not so wide that sums become inexact."""
+    on_host = PANEL_WIDTH if machine.ranks_per_node is None else PANEL_WIDTH_BETWEEN_NODES
     return min(
-        asked or (DEVICE_PANEL_WIDTH if on_device else PANEL_WIDTH),
+        asked or (DEVICE_PANEL_WIDTH if on_device else on_host),
         _NO_LIMIT if accumulate in dtypes.BLAS else EXACT_WIDTH,
     )
 

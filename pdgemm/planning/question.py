@@ -94,7 +94,7 @@ class Question:
             A, B, C, self.ranks,
             beta_is_zero=True,
             accumulate=accumulate,
-            width=panel_width(self.width, accumulate),
+            width=panel_width(self.width, accumulate, machine),
             lookahead=panels_ahead(self.lookahead, machine),
             mover=SHARED.name if shared and self.mover == SHARED.name else by_message,
             algorithm=self.algorithm,

@@ -40,6 +40,10 @@ class Cannon(Product):
         return alike(a.rows, c.rows) and alike(b.cols, c.cols) and there
 
     @property
+    def nothing_travels(self) -> bool:
+        return self.C.distribution.grid_shape == (1, 1)
+
+    @property
     def first_panel_is_local(self) -> bool:
         return True
 
@@ -56,7 +60,7 @@ class Cannon(Product):
     @property
     def in_blocks(self) -> bool:
         """Are blocks shifted whole, and not in panels?"""
-        return self.lookahead <= 1
+        return self.lookahead <= 1 or self.nothing_travels
 
     def _pieces(self, columns: Any) -> Any:
         """Return the number of panels in which so many columns of A are shifted: one, or of the width of the plan."""

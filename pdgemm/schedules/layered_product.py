@@ -179,6 +179,10 @@ class Layered(Product):
         return self.reduction.turns(None)
 
     @property
+    def nothing_travels(self) -> bool:
+        return self.grid.shape == (1, 1)
+
+    @property
     def exposed_buffers(self) -> tuple[str, ...]:
         return self.layer(None).exposed_buffers or (("partial C",) if self.in_place else ())
 

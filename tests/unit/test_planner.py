@@ -32,7 +32,7 @@ FORCED = choices()
 
 def plan_product(A: Layout, B: Layout, C: Layout, size: int, **options: Any) -> ProductPlan:
     accumulate = options.pop("accumulate")
-    width = planner.panel_width(options.pop("panel_width", None), accumulate)
+    width = planner.panel_width(options.pop("panel_width", None), accumulate, options.get("machine", Machine()))
     plain, lookahead, mover = options.pop("plain", True), options.pop("lookahead", 1), options.pop("mover", "ibcast")
     return planner.plan_product(Problem(A, B, C, size, plain, accumulate, width, lookahead, mover, **options))
 

@@ -1,0 +1,101 @@
+"""pdgemm between hosts: one layout for all algorithms, or that of each, and what the hosts and their cables can do."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from functools import partial
+from math import prod
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan
+from pdgemm.blas import processors
+from pdgemm.blas.local_gemm import gemm_accumulate
+from pdgemm.blas.threads import active
+from pdgemm.grids.layout import Layout
+from pdgemm.model.machine import Machine
+from pdgemm.planning.candidates import Arrangement
+from pdgemm.planning.product_plan import ProductPlan
+from pdgemm.planning.simulator import simulate
+from peers.worker import Block, Maker, Setting, Way, boxes, randomize
+
+LIMITS = ("product", "exchange")
+
+
+def kernel() -> str:
+    return processors.kernel(active())
+
+
+def bytes_into_a_host(mnk: tuple[int, int, int], hosts: int, itemsize: int = 8) -> float:
+    """What SUMMA brings to each host, on the best grid of hosts, where C lies still."""
+    m, n, k = mnk
+    return min(m * k / pr * (1 - 1 / pc) + k * n / pc * (1 - 1 / pr) for pr, pc in boxes(hosts)) * itemsize
+
+
+def makers(setting: Setting) -> Iterator[Maker]:
+    """One way: of a limit, or of an algorithm on the layouts that were asked for.
+
+    layout : "own", where the algorithm moves nothing before and after its products; "blocks", one block per rank;
+        "columns", one block of columns per rank.
+    """
+    yield partial(limit if setting.variant in LIMITS else multiplied, setting)
+
+
+def limit(setting: Setting) -> Way:
+    """The product of a rank's share while all others form theirs, or the exchange of what a host receives."""
+    comm, (m, n, k) = setting.comm, setting.mnk
+    names = comm.allgather(platform.node())
+    hosts, here = sorted(set(names)), names.count(names[comm.rank])
+    if setting.variant == "product":
+        pr, pc = max(boxes(comm.size), key=lambda shape: -m * k / shape[0] - k * n / shape[1])
+        A, B, C = np.ones((-(-m // pr), k)), np.ones((k, -(-n // pc))), np.zeros((-(-m // pr), -(-n // pc)))
+        return Way("", lambda: gemm_accumulate(1, A, B, 0, C), None)
+    words = round(bytes_into_a_host(setting.mnk, len(hosts)) / here / 8)
+    leaving, coming = np.ones(words), np.empty(words)
+    number, distance = names[: comm.rank].count(names[comm.rank]), hosts.index(names[comm.rank])
+    to, source = (
+        [rank for rank, name in enumerate(names) if name == hosts[(distance + step) % len(hosts)]][number]
+        for step in (1, -1)
+    )
+    return Way(f"{words * here * 8 / 1e6:.3f} MB", lambda: comm.Sendrecv(leaving, to, 0, coming, source), None)
+
+
+def multiplied(setting: Setting) -> Way:
+    m, n, k = setting.mnk
+    algorithm = setting.variant
+    with ProcessGrid(setting.comm, (1, setting.comm.size) if setting.layout == "columns" else None) as grid:
+        empty = (DistMatrix.empty(shape, grid=grid, dtype=setting.dtype) for shape in ((m, k), (k, n), (m, n)))
+        layouts = tuple(x.layout_in(grid) for x in empty)
+    if setting.layout == "own" and algorithm != "auto":
+        on_blocks = plan(*(matrix(setting, layout) for layout in layouts), algorithm=algorithm)
+        layouts = Arrangement(on_blocks.product, on_blocks.transposed).layouts
+    A, B, C = (matrix(setting, layout) for layout in layouts)
+    for seed, x in enumerate((A, B), 1):
+        randomize(block(x), seed)
+    p = plan(A, B, C, algorithm=algorithm)
+    note = f"{into_a_host(p, setting.comm) / 1e6:.3f} MB, {p.seconds:.6f} s, {p}"
+    run = partial(pdgemm, 1.0, A, B, 0.0, C, algorithm=algorithm)
+    return Way(note, run, lambda: (block(A), block(B), block(C)))
+
+
+def matrix(setting: Setting, layout: Layout) -> DistMatrix:
+    grid = ProcessGrid(setting.comm, layout.distribution.grid_shape, ranks=layout.rank_map)
+    local = np.zeros(layout.local_shape(setting.comm.rank), setting.dtype, layout.order)
+    return DistMatrix(local, grid, layout.distribution, layout.order)
+
+
+def into_a_host(p: ProductPlan, comm: MPI.Intracomm) -> float:
+    """Bytes that enter the busiest host: for the product, and for what is moved before and after it."""
+    here = comm.size // len(set(comm.allgather(platform.node())))
+    entering = simulate(p.product, Machine(ranks_per_node=here), comm.size).node_bytes.astype(float)
+    for _, move in p.moves:
+        for rank in range(comm.size):
+            away = sum(prod(x.shape) for x in move.receives(rank) if x.peer // here != rank // here)
+            entering[rank // here] += away * move.wire.itemsize
+    return float(entering.max())
+
+
+def block(x: DistMatrix) -> Block:
+    return Block(*x.indices(), x.local)
