@@ -19,18 +19,20 @@ from pdgemm.arrays.dtypes import BLAS
 from pdgemm.blas.local_gemm import gemm_accumulate
 from pdgemm.gemm import pdgemm
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.instrument.recorder import Recorder
+from pdgemm.instrument.recorder import Recorder, nothing
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.model.formulas import gemm_flops
 from pdgemm.model.machine import Link, Machine, touched
 from pdgemm.model.mover_registry import by_messages
 from pdgemm.movers import BROADCASTS
-from pdgemm.movers.arrivals import Transfers
+from pdgemm.movers.arrivals import Arrival, Transfers
 from pdgemm.movers.pipeline import PanelRing, Slot
+from pdgemm.movers.reduce import reduce_scatter
 from pdgemm.movers.shift import receive, send
+from pdgemm.planning.planner import LOOKAHEAD_BETWEEN_NODES
 from pdgemm.support.agreement import GuardedCallback
 
-WIDTHS = (8, 32, 128, 512)
+WIDTHS = (8, 32, 128, 256, 512)
 _SIDE = 768  # rows and columns of C in local products
 _SMALL, _LARGE = 1, 1 << 18  # words of a message
 _REPEATS = 7
@@ -54,11 +56,11 @@ def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None
         step()
         intra, inter = dict(default.intra), dict(default.inter)
         if grid.comm.allreduce(grid.node.size > 1, MPI.LAND):  # a rank alone on its node has no partner to measure
-            intra.update(_links(grid.node, grid.comm))
+            intra.update(_links(grid.node, grid.comm, ahead=1))
         step()
         leaders = grid.comm.Split(0 if grid.node.rank == 0 else MPI.UNDEFINED)
         several = grid.ranks_per_node is not None
-        found = _links(leaders, leaders) if several and leaders != MPI.COMM_NULL else None
+        found = _links(leaders, leaders, LOOKAHEAD_BETWEEN_NODES) if several and leaders != MPI.COMM_NULL else None
         if leaders != MPI.COMM_NULL:
             leaders.Free()
         if several:
@@ -126,12 +128,15 @@ def _fresh(comm: MPI.Comm) -> float:
     return 8 * words / _timed(comm, lambda: np.empty(words).fill(0))
 
 
-def _links(comm: MPI.Comm, all_: MPI.Comm) -> dict[str, Link]:
-    """Return the links among the ranks of comm, measured while the other communicators of `all_` do the same."""
+def _links(comm: MPI.Comm, all_: MPI.Comm, ahead: int) -> dict[str, Link]:
+    """Return the links among the ranks of comm, measured while the other communicators of `all_` do the same.
+
+    ahead : panels in flight behind the one that is waited for.
+    """
     found = {}
     others = comm.size - 1
     for name in by_messages():
-        panels = [_timed(all_, _broadcaster(comm, name, words)) for words in (_SMALL, _LARGE)]
+        panels = [_timed(all_, _broadcaster(comm, name, words, ahead)) for words in (_SMALL, _LARGE)]
         found[name] = _link(panels, words=_LARGE * others, messages=others)
     found["shift"] = _link([_timed(all_, _shifter(comm, words)) for words in (_SMALL, _LARGE)])
     received = _LARGE // comm.size * others
@@ -146,19 +151,20 @@ def _link(seconds: list[float], words: int = _LARGE, messages: int = 1) -> Link:
     return Link(max(1e-8, small / messages), max(1e-13, (large - small) / (words * 8)))
 
 
-def _broadcaster(comm: MPI.Comm, name: str, words: int) -> Callable[[], object]:
-    """Return a function that broadcasts from every rank in turn with one broadcast of lookahead, as in SUMMA."""
-    buffers, recorder = np.empty(2 * words), Recorder()
+def _broadcaster(comm: MPI.Comm, name: str, words: int, ahead: int) -> Callable[[], object]:
+    """Return a function that broadcasts from every rank in turn with as many panels in flight, as in SUMMA."""
+    buffers, recorder = np.empty((ahead + 1) * words), Recorder()
+    transfers = Transfers(recorder, between_nodes=ahead > 1)
 
     def work() -> None:
-        with PanelRing(2, buffers, np.empty(0), Transfers()).used(recorder) as ring:
+        with PanelRing(ahead + 1, buffers, np.empty(0), transfers).used(recorder) as ring:
 
             def post(root: int) -> Slot:
                 slot = ring.take()
                 BROADCASTS[name](comm, slot.buffer_a, root, slot, recorder)
                 return slot
 
-            for _ in ring.prefetch(range(comm.size), post, 1):
+            for _ in ring.prefetch(range(comm.size), post, ahead):
                 pass
 
     return work
@@ -176,9 +182,14 @@ def _shifter(comm: MPI.Comm, words: int) -> Callable[[], object]:
 
 
 def _reducer(comm: MPI.Comm, words: int) -> Callable[[], object]:
-    share = words // comm.size
-    whole, part = np.ones(share * comm.size), np.empty(share)
-    return lambda: comm.Reduce_scatter(whole, part, [share] * comm.size, MPI.SUM)
+    share, recorder = words // comm.size, Recorder()
+    whole, part, another = np.ones(share * comm.size), np.empty(share), np.empty(share)
+
+    def work() -> None:
+        for arrival in reduce_scatter(comm, whole, part, [share] * comm.size, recorder, another, None):
+            arrival.Wait()
+
+    return work
 
 
 def _exchange_beta(grid: ProcessGrid) -> float:
@@ -193,34 +204,43 @@ def _exchange_beta(grid: ProcessGrid) -> float:
 
 
 def _overlap(grid: ProcessGrid) -> float:
-    """Return the fraction of a shift that is hidden behind a product of the same duration, in slabs as in a product."""
-    comm, side = grid.row, 1024
-    A, C, transfers = np.ones((side, side)), np.zeros((side, side)), Transfers(Recorder())
-    slab = SLAB_ROWS if grid.ranks_per_node else side
+    """Return the fraction of a shift that is hidden behind a product of the same duration.
+
+    Between nodes the product is cut into slabs, and the shift into panels that are in flight together.
+    """
+    comm, between_nodes = grid.row, grid.ranks_per_node is not None
+    side, width, panels = (2048, 256, 8) if between_nodes else (1024, 1024, 1)
+    A, B, C = np.ones((side, width)), np.ones((width, side)), np.zeros((side, side))
+    transfers = Transfers(Recorder(), between_nodes)
+    slab = SLAB_ROWS if between_nodes else side
 
     def compute() -> None:
-        for row in range(0, side, slab):
-            gemm_accumulate(1, A[row : row + slab], A, 1, C[row : row + slab])
-            if grid.ranks_per_node:
-                transfers.poll()
+        for _ in range(panels):
+            for row in range(0, side, slab):
+                gemm_accumulate(1, A[row : row + slab], B, 1, C[row : row + slab])
+                if between_nodes:
+                    transfers.poll()
 
-    product = _timed(comm, compute)
+    product = _timed(comm, compute, 3)
     words = 1 << 14
     while _timed(comm, _shifter(grid.row, words), 3) < product and words < 1 << 24:
         words *= 2
-    held, coming = np.empty(words), np.empty(words)
+    held, coming = np.empty((panels, words // panels)), np.empty((panels, words // panels))
     to, source = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
 
-    def both() -> None:
-        recorder = Recorder()
-        arriving, leaving = receive(comm, coming, source, recorder), send(comm, held, to, recorder)
-        transfers.expect(arriving)
-        compute()
-        transfers.wait(arriving)
-        MPI.Request.Waitall(leaving)
+    def shift(work: Callable[[], object]) -> None:
+        recorder, arriving, leaving = Recorder(), list[list[Arrival]](), list[Arrival]()
+        transfers.used(recorder)
+        for tag in range(panels):
+            arriving.append(receive(comm, coming[tag], source, recorder, tag))
+            transfers.expect(arriving[-1])
+            leaving += send(comm, held[tag], to, recorder, tag)
+        work()
+        for panel in (*arriving, leaving):
+            transfers.wait(panel)
 
-    moving = _timed(comm, _shifter(grid.row, words))
-    overlapped = _timed(comm, both)
+    moving = _timed(comm, partial(shift, nothing))
+    overlapped = _timed(comm, partial(shift, compute))
     return float(np.clip((product + moving - overlapped) / min(product, moving), 0.0, 1.0))
 
 

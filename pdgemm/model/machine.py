@@ -177,7 +177,7 @@ class Machine:
         """Return the parameters as text in microseconds, GB/s and GFLOP/s."""
         lines = [f"{self.name}: {self.ranks_per_node or 'all'} ranks on a node"]
         for level, links in (("inside a node", self.intra), ("between nodes", self.inter)):
-            each = (f"{kind} {x.alpha * 1e6:.1f} us {1e-9 / x.beta:.1f} GB/s" for kind, x in links.items())
+            each = (f"{kind} {x.alpha * 1e6:.1f} us {1e-9 / x.beta:.3g} GB/s" for kind, x in links.items())
             lines.append(f"  {level}: {', '.join(each)}")
         for dtype, table in self.gamma.items():
             rates = ", ".join(f"{rate / 1e9:.1f} at {size}" for size, rate in sorted(table.items()))
