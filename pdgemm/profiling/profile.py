@@ -64,13 +64,14 @@ class SavedReport(Struct):
 
 
 class About(Struct):
-    """The trace holds these facts of a rank."""
+    """The trace holds these facts of a rank.   network : bytes per second of its node's, measured after the run."""
 
     host: str
     node: Size
     threads: Count
     cores: list[Size]
     clock_error_us: Seconds
+    network: Figure | None = None
 
 
 class _Bytes(Struct):
@@ -157,6 +158,11 @@ class Profile:
     @property
     def calibrated(self) -> bool:
         return self.machine.name not in ORDINARY
+
+    @property
+    def networks(self) -> dict[str, float]:
+        """The bytes per second of the network of each node, by name."""
+        return {x.host: x.network for x in self.about if x.network}
 
     @property
     def critical(self) -> Rank:
@@ -257,6 +263,7 @@ class Profile:
             "critical_rank": self.critical.number,
             "rate_of_calibrated": self.rate,
             "clock_error_us": max(x.clock_error_us for x in self.about),
+            "network_bytes_per_second": self.networks,
         }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import median
 
 import numpy as np
 
@@ -91,6 +92,13 @@ def _figures(profile: Profile) -> Iterator[str]:
         yield f"products at {profile.rate:.0%} of the calibrated rate of such products"
     name = profile.machine.name if profile.calibrated else "not calibrated when it was traced (--machine FILE)"
     yield f"machine: {name}; clocks of nodes agree to {max(x.clock_error_us for x in profile.about):.1f} us"
+    if len(profile.networks) > 1:
+        slowest, *others = sorted(profile.networks.items(), key=lambda x: x[1])
+        typical = median(rate for _, rate in others)
+        yield (
+            f"network: {slowest[0]} is the slowest node, {slowest[1] / 1e6:.3g} MB/s each way; the others reach "
+            f"{typical / 1e6:.3g} MB/s (median)"
+        )
     yield from (f"more threads than cores: {host}" for host in profile.oversubscribed)
     odd = [str(x.number) for x in profile.ranks if not x.agrees]
     if odd:

@@ -18,6 +18,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
+import numpy as np
 from mpi4py import MPI
 
 from pdgemm.blas.threads import threads
@@ -30,6 +31,7 @@ from pdgemm.support.agreement import together
 
 _PINGS = 100
 _TAG = 77
+_PROBE = 1 << 20  # bytes of the message that shows the rate of a network
 
 
 @contextmanager
@@ -46,7 +48,7 @@ def trace(
 
     Cost: less than a microsecond and 200 bytes of memory per span, and 400 bytes more while it is written; a panel has
     about six spans.  The clocks of nodes are compared before and after, to half of the shortest round trip of a
-    message.
+    message; then each node sends and receives a mebibyte, which shows whose network is slow.
     Raises FileError or ArgumentError on every rank, before the block or after it; a block that raises leaves no file.
     """
     comm = grid.comm
@@ -68,7 +70,7 @@ def trace(
     with taking(taken):
         yield
     after = clocks(comm, grid.node)
-    _write(path, grid, taken.spans, (before, after), machine)
+    _write(path, grid, taken.spans, (before, after), network(comm, grid.node), machine)
 
 
 class Clocks(NamedTuple):
@@ -117,7 +119,38 @@ def on_root_clock(before: Clocks, after: Clocks) -> Callable[[float], float]:
     return lambda t: before.root + (t - before.here) * rate
 
 
-def _write(path: Path, grid: ProcessGrid, spans: Sequence[Span], at: tuple[Clocks, Clocks], machine: Machine) -> None:
+def network(comm: MPI.Comm, node: MPI.Comm) -> float | None:
+    """Return the bytes per second of this node's network, None on a single node.  Collective over comm and node.
+
+    Each node sends to the next and receives from the one before at the same time.  A slow node slows two of these
+    transfers, so the faster of its two is its own.
+    """
+    leaders = comm.Split(0 if node.rank == 0 else MPI.UNDEFINED, comm.rank)
+    found = None
+    if leaders != MPI.COMM_NULL and leaders.size > 1:
+        to, source = (leaders.rank + 1) % leaders.size, (leaders.rank - 1) % leaders.size
+        leaving, coming = np.zeros(_PROBE, np.uint8), np.empty(_PROBE, np.uint8)
+        for nbytes in (_PROBE // 16, _PROBE):  # the first one warms up
+            leaders.Barrier()
+            start = perf_counter()
+            arriving, sent = leaders.Irecv(coming[:nbytes], source), leaders.Isend(leaving[:nbytes], to)
+            arriving.Wait()
+            rate = nbytes / (perf_counter() - start)
+            sent.Wait()
+        found = max(rate, leaders.sendrecv(rate, source, source=to))
+    if leaders != MPI.COMM_NULL:
+        leaders.Free()
+    return node.bcast(found, root=0)
+
+
+def _write(
+    path: Path,
+    grid: ProcessGrid,
+    spans: Sequence[Span],
+    at: tuple[Clocks, Clocks],
+    bytes_per_second: float | None,
+    machine: Machine,
+) -> None:
     """Write the file one rank after the other, so that no rank holds all spans."""
     comm, align = grid.comm, on_root_clock(*at)
     begun = comm.bcast(at[0].root)
@@ -126,6 +159,7 @@ def _write(path: Path, grid: ProcessGrid, spans: Sequence[Span], at: tuple[Clock
     mine = {
         "host": platform.node(), "node": grid.nodes[comm.rank], "threads": threads(),
         "cores": sorted(os.sched_getaffinity(0)), "clock_error_us": 1e6 * max(x.error for x in at),
+        "network": bytes_per_second,
     }  # fmt: skip
     about = {"pdgemm": version("pdgemm"), "ranks": comm.gather(mine), "machine": json.loads(machine.as_json())}
     with replacing(path, comm, 0) as partial:

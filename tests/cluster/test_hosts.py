@@ -155,3 +155,59 @@ def test_several_at_a_time_and_nothing_is_left_of_one_that_was_killed(tmp_path: 
         first.wait()
     assert until(lambda: not running(str(ready)))
     assert interfaces() == before
+
+
+MULTIPLY = """
+import json, os, subprocess, sys
+from mpi4py import MPI
+import pdgemm as pg
+comm, algorithm, cut, trace = MPI.COMM_WORLD, *sys.argv[1:]
+with pg.ProcessGrid(comm) as grid:
+    A, B = (pg.DistMatrix.random((800, 800), grid=grid, seed=seed) for seed in (1, 2))
+    expected = A.allgather() @ B.allgather()
+    comm.Barrier()
+    if comm.rank == 0 and cut:
+        subprocess.run(["/dev/shm/cable", "h2", "down"], check=True)
+        mending = subprocess.Popen(["sh", "-c", "sleep 1; /dev/shm/cable h2 up; touch /dev/shm/mended"])
+    with pg.trace(trace or None, grid):
+        C = pg.pdgemm(1, A, B, algorithm=algorithm)
+    mended = os.path.exists("/dev/shm/mended")
+    wrong = abs(C.allgather() - expected).max()
+    if comm.rank == 0:
+        again = [line.split() for line in open("/proc/net/snmp") if line.startswith("Tcp:")]
+        sent_again = int(again[1][again[0].index("RetransSegs")])
+        counts = C.report.counted == C.report.predicted
+        print(json.dumps({"wrong": wrong, "counts": counts, "mended": mended, "sent_again": sent_again}))
+"""
+
+
+def multiplied(number: int, algorithm: str, *, before: str = "true", cut: bool = False, trace: str = "") -> Any:
+    """A product on hosts with a rank each, whose cables are treated before it; one is cut when it begins."""
+    ranks = ["mpirun", "-n", str(number), "--map-by", "ppr:1:node", sys.executable, "-c", MULTIPLY]
+    command = f"{before} && exec {shlex.join([*ranks, algorithm, 'cut' if cut else '', trace])}"
+    run = hosts("--rate", "100mbit", str(number), "sh", "-c", command)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout.splitlines()[-1])
+    assert found["wrong"] < 1e-11 and found["counts"]
+    return found
+
+
+@pytest.mark.parametrize("algorithm", ["summa", "cannon", "inner"])
+def test_a_cable_that_is_cut_and_mended_delays_a_product(open_mpi: None, algorithm: str) -> None:
+    """It ends when packets get through again, and not before."""
+    assert multiplied(2, algorithm, cut=True)["mended"]
+
+
+@pytest.mark.parametrize("algorithm", ["summa", "cannon"])
+def test_lost_packets_are_sent_again(open_mpi: None, algorithm: str) -> None:
+    if not shutil.which("nft"):
+        pytest.skip("no nft, which is in nftables")
+    assert multiplied(2, algorithm, before="/dev/shm/cable h2 loss 2")["sent_again"] > 0
+
+
+def test_a_profile_names_the_host_whose_cable_is_slow(open_mpi: None, tmp_path: Path) -> None:
+    trace = str(tmp_path / "trace.json")
+    multiplied(3, "summa", before="/dev/shm/cable h2 rate 10mbit", trace=trace)
+    run = jobs.run([sys.executable, "-m", "pdgemm", "profile", trace])
+    assert run.returncode == 0, run.stderr
+    assert "network: h2 is the slowest node" in run.stdout
