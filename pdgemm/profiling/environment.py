@@ -6,6 +6,7 @@ import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from mpi4py import MPI
@@ -55,9 +56,13 @@ def describe(grid: ProcessGrid) -> dict[str, Any]:
         for host in sorted({h[0] for h in hosts})
     ]
     facts["gpu_memory"] = _gpu_memory(grid, facts)
+    several = len(facts["nodes"]) > 1
+    facts["progress"] = (
+        "between nodes: MPI is called about every 10 ms of a product, between its slabs" if several else "on one node"
+    )
     facts["threads_set_by"] = decided_by() or "share of the node's cores"
     facts["warnings"] = sorted({f"{host}: {text}" for host, *_, found in hosts for text in found})
-    facts["missing"] = _missing(facts)
+    facts["missing"] = _missing(facts) + _tcp(facts["mpi_library"]) * several
     return facts
 
 
@@ -68,6 +73,7 @@ def table(facts: dict[str, Any]) -> Table:
         ("pdgemm", f"{facts['pdgemm']}, Python {facts['python']}"),
         ("MPI", f"{facts['mpi_library']} (MPI {facts['mpi_standard']}), mpi4py {facts['mpi4py']}"),
         ("GPU-aware MPI", facts["gpu_aware_mpi"]),
+        ("messages", facts["progress"]),
         (
             "BLAS",
             f"{facts['multiplies']} multiplies; loaded: {', '.join(facts['blas'])} "
@@ -125,6 +131,15 @@ def _cupy() -> str:
         except PackageNotFoundError:
             continue
     return "installed"
+
+
+def _tcp(library: str) -> list[str]:
+    """Return what Open MPI has to be told where it sends by TCP (docs/hosts.md)."""
+    settings = {"OMPI_MCA_btl_tcp_flags": "send,inplace", "OMPI_MCA_pml_ob1_send_pipeline_depth": "1000"}
+    by_tcp = os.environ.get("OMPI_MCA_pml", "ob1") == "ob1" and not Path("/sys/class/infiniband").exists()
+    if "Open MPI" not in library or not by_tcp or settings.keys() <= os.environ.keys():
+        return []
+    return [f"with TCP, messages that arrive one by one: export {' '.join(f'{k}={v}' for k, v in settings.items())}"]
 
 
 def _missing(facts: dict[str, Any]) -> list[str]:
