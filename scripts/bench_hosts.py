@@ -8,7 +8,7 @@ SUMMA brings to a host takes RATIO times as long as its product.  The limit of a
 
     max(product, transfer)      product   of a rank's share alone, while all other ranks form theirs
                                 transfer  of the bytes that its plan brings to the busiest host, redistribution
-                                          included, at the rate that plain messages reach at best, in both directions at once
+                                          included, at the best rate of plain messages in both directions at once
 
 Product, exchange and all contenders are taken in turns; contenders are jobs of their own that sleep meanwhile.  Where
 there are more ranks than processors, the ranks share them; the product alone does so, too, and the table says so.

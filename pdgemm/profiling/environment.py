@@ -23,6 +23,8 @@ from pdgemm.model.mover_registry import choices
 from pdgemm.support.tables import Table
 from pdgemm.support.text import counted
 
+_PML = "OMPI_MCA_pml"  # how Open MPI sends messages: "ob1" by shared memory and TCP, "ucx"
+
 
 def describe(grid: ProcessGrid) -> dict[str, Any]:
     """Return facts about this job and installation.  Collective over the grid; complete on rank 0."""
@@ -136,7 +138,7 @@ def _cupy() -> str:
 def _tcp(library: str) -> list[str]:
     """Return what Open MPI has to be told where it sends by TCP (docs/hosts.md)."""
     settings = {"OMPI_MCA_btl_tcp_flags": "send,inplace", "OMPI_MCA_pml_ob1_send_pipeline_depth": "1000"}
-    by_tcp = os.environ.get("OMPI_MCA_pml", "ob1") == "ob1" and not Path("/sys/class/infiniband").exists()
+    by_tcp = os.environ.get(_PML, "ob1") == "ob1" and not Path("/sys/class/infiniband").exists()
     if "Open MPI" not in library or not by_tcp or settings.keys() <= os.environ.keys():
         return []
     return [f"with TCP, messages that arrive one by one: export {' '.join(f'{k}={v}' for k, v in settings.items())}"]
