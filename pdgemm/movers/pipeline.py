@@ -87,7 +87,7 @@ class PanelRing:
             return step, slot
 
         def used(slot: Slot) -> None:
-            slot.users += products_done(self._recorder, self._transfers)
+            slot.users += as_arrivals(self._recorder.record_products(self._transfers.poll))
             drain(slot.when_read)
 
         for turn, step in enumerate(steps):
@@ -127,9 +127,9 @@ def drain(waits: list[Wait]) -> None:
     waits.clear()
 
 
-def products_done(recorder: Recorder, transfers: Transfers) -> list[Arrival]:
-    """Return what to wait for before the buffers that the last product reads are rewritten."""
-    return [Then(MPI.REQUEST_NULL, wait) for wait in recorder.record_products(transfers.poll)]
+def as_arrivals(waits: Iterable[Wait]) -> list[Arrival]:
+    """Return arrivals that complete when these functions have returned."""
+    return [Then(MPI.REQUEST_NULL, wait) for wait in waits]
 
 
 class RingShift:
@@ -202,7 +202,7 @@ class RingShift:
 
     def advance(self) -> None:
         """Make the next block, if any, the one in use; all products of the last block must have been started."""
-        self._users[self._at] += products_done(self._recorder, self._transfers)
+        self._users[self._at] += as_arrivals(self._recorder.record_products(self._transfers.poll))
         if self._coming is not None:
             self._held, self._coming = self._coming, None
             self._at, self._turn = self._turn, (self._turn + 1) % len(self._rooms)
