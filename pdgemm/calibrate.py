@@ -223,8 +223,9 @@ def _overlap(grid: ProcessGrid) -> float:
 
     product = _timed(comm, compute, 3)
     words = 1 << 14
-    while _timed(comm, _shifter(grid.row, words), 3) < product and words < 1 << 24:
+    while (seconds := _timed(comm, _shifter(grid.row, words), 3)) < product and words < 1 << 24:
         words *= 2
+    words = max(panels, int(words * min(1.0, product / seconds)))  # neither leaves the other room to recover
     held, coming = np.empty((panels, words // panels)), np.empty((panels, words // panels))
     to, source = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
 

@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from pdgemm.instrument.recorder import Recorder
 
-_SPIN, _NAP = 2e-4, 5e-5  # seconds of a wait between nodes until the processor is left to others, and for how long
+_SPIN, _NAP = 2e-3, 5e-5  # seconds of a wait between nodes until the processor is left to others, and for how long
 
 
 class Arrival(Protocol):

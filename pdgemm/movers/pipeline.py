@@ -70,8 +70,8 @@ class PanelRing:
     ) -> Iterator[tuple[Step, Slot]]:
         """Yield each step with its slot when its panels have arrived, with `lookahead` later steps in flight.
 
-        local : does this rank own all panels of a step?  One of these is multiplied before each of the others, which
-            arrive meanwhile; the order depends on the schedule alone.
+        local : does this rank own all panels of a step?  With several steps in flight, one of these is multiplied before
+            each of the others, which arrive meanwhile; the order depends on the schedule alone.
         """
         in_flight: deque[tuple[int, Step, Slot]] = deque()
         before = False  # was the last one multiplied before its turn?
@@ -79,7 +79,8 @@ class PanelRing:
         def first() -> tuple[Step, Slot]:
             """Remove the next step to multiply, and wait for its panels."""
             nonlocal before
-            at = 0 if before else next((number for number, (_, step, _) in enumerate(in_flight) if local(step)), 0)
+            stays = before or lookahead < 2
+            at = 0 if stays else next((number for number, (_, step, _) in enumerate(in_flight) if local(step)), 0)
             before = at > 0
             _, step, slot = in_flight[at]
             del in_flight[at]
