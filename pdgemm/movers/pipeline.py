@@ -70,8 +70,8 @@ class PanelRing:
     ) -> Iterator[tuple[Step, Slot]]:
         """Yield each step with its slot when its panels have arrived, with `lookahead` later steps in flight.
 
-        local : does this rank own all panels of a step?  With several steps in flight, one of these is multiplied before
-            each of the others, which arrive meanwhile; the order depends on the schedule alone.
+        local : does this rank own all panels of a step?  With several in flight, one of these is multiplied before each
+            of the others, which arrive meanwhile; the order depends on the schedule alone.
         """
         in_flight: deque[tuple[int, Step, Slot]] = deque()
         before = False  # was the last one multiplied before its turn?
