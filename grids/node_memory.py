@@ -17,6 +17,7 @@ from mpi4py import MPI
 from pdgemm.errors import NodeMemoryError
 from pdgemm.grids.shared_heap import PAGE, Heap
 from pdgemm.support.files import say
+from pdgemm.support.watchdog import CODE, end_job
 
 WHERE = "/dev/shm"  # where Linux has the memory that processes share
 ZERO = "/dev/zero"  # from which memory is filled; its lock is taken before that of WHERE
@@ -139,7 +140,7 @@ class _Window:
                 f"error: MPI made no window of {size * node.size} bytes in {WHERE} ({bad}): perhaps another program "
                 "filled it meanwhile; start again, or set PDGEMM_NODE_MEMORY=0"
             )
-            MPI.COMM_WORLD.Abort(3)
+            end_job(CODE)
         self._window.Lock_all(MPI.MODE_NOCHECK)  # locks nothing, but opens an epoch, in which Sync is allowed
         info.Free()
         self.fence = self._window.Sync

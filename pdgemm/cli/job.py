@@ -16,7 +16,7 @@ import click
 
 from pdgemm.devices import gpu_binding
 from pdgemm.errors import PdgemmError
-from pdgemm.support import launcher
+from pdgemm.support import launcher, watchdog
 from pdgemm.support.agreement import agree
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Job:
         traceback.print_exception(error)
         sys.stderr.flush()
         if self._world is not None:
-            self._world.Abort(UNEXPECTED)
+            watchdog.end_job(UNEXPECTED)
         return UNEXPECTED
 
     def leave(self, code: int) -> int:

@@ -327,4 +327,5 @@ def _say_no_locks(folder: Path, reason: str) -> None:
 def say(text: str) -> None:
     """Print a line to whoever looks after the job; when nobody does, the work goes on all the same."""
     with suppress(OSError, ValueError):
-        print("pdgemm:", *text.split(), file=sys.stderr, flush=True)
+        line = " ".join(["pdgemm:", *text.split()])
+        print(f"{line}\n", end="", file=sys.stderr, flush=True)  # in one piece: launchers mix what ranks write

@@ -123,7 +123,6 @@ def _watch() -> None:
 
 def _look(waiting: Wait, bounded: bool, looks: int) -> None:
     """Print which ranks are missing, and end the job if it is to end; a rank that was asked leaves both to others."""
-    from mpi4py import MPI
 
     since, comm, counter = waiting
     if counter is None or not _threads_may_call_mpi():  # on the caller's own communicator nothing may be sent
@@ -141,8 +140,15 @@ def _look(waiting: Wait, bounded: bool, looks: int) -> None:
     where = f"rank {comm.rank} of {comm.size} has waited {monotonic() - since:.0f} s in {_place()}"
     os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"pdgemm: {where}: {text}; {end}\n".encode())
     if over:
-        sleep(0.5)  # in which launchers pass the line on
-        MPI.COMM_WORLD.Abort(CODE)
+        end_job(CODE)
+
+
+def end_job(code: int) -> None:
+    """End all ranks with this exit code, after half a second in which launchers pass on what was printed."""
+    from mpi4py import MPI
+
+    sleep(0.5)
+    MPI.COMM_WORLD.Abort(code)
 
 
 def _missing_ranks(counter: CheckCounter) -> tuple[str, bool]:
