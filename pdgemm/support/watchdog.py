@@ -123,7 +123,6 @@ def _watch() -> None:
 
 def _look(waiting: Wait, bounded: bool, looks: int) -> None:
     """Print which ranks are missing, and end the job if it is to end; a rank that was asked leaves both to others."""
-
     since, comm, counter = waiting
     if counter is None or not _threads_may_call_mpi():  # on the caller's own communicator nothing may be sent
         # no rank knows which others wait: the first two ranks print, because one of them may be the missing one
