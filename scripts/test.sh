@@ -82,6 +82,7 @@ selected=no
 [ $# = 0 ] || selected=yes
 scripts/setup.sh dev demo
 . scripts/env.sh
+unset PYTHONDONTWRITEBYTECODE       # a thousand processes would compile the package anew
 pytest=(python -m pytest -q)
 minutes=0.75 several_hosts='2 2' debian='1 4'
 if [ $all = yes ]; then
@@ -96,9 +97,9 @@ if [ $selected = no ]; then
     check 'ruff' ruff check .
     check 'mypy' mypy
 fi
-two=()      # the serial tests wait for jobs most of their time: two processes share their files
-[ $selected = yes ] || two=(-n 2 --dist loadfile)
-tests 'serial' "${pytest[@]}" "${two[@]}" -m 'not mpi' "$@"
+three=()    # the serial tests wait for jobs half of their time: three processes share their files
+[ $selected = yes ] || three=(-n 3 --dist loadfile)
+tests 'serial' "${pytest[@]}" "${three[@]}" -m 'not mpi' "$@"
 if [ $selected = no ]; then
     status=0
     reason=$(unshare -mpf --mount-proc true 2>&1) || reason=$(unshare -Urmpf --mount-proc true 2>&1) || status=$?

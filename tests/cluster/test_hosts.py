@@ -161,9 +161,9 @@ MULTIPLY = """
 import json, os, subprocess, sys
 from mpi4py import MPI
 import pdgemm as pg
-comm, algorithm, cut, trace = MPI.COMM_WORLD, *sys.argv[1:]
+comm, n, algorithm, cut, trace = MPI.COMM_WORLD, int(sys.argv[1]), *sys.argv[2:]
 with pg.ProcessGrid(comm) as grid:
-    A, B = (pg.DistMatrix.random((800, 800), grid=grid, seed=seed) for seed in (1, 2))
+    A, B = (pg.DistMatrix.random((n, n), grid=grid, seed=seed) for seed in (1, 2))
     expected = A.allgather() @ B.allgather()
     comm.Barrier()
     if comm.rank == 0 and cut:
@@ -181,10 +181,12 @@ with pg.ProcessGrid(comm) as grid:
 """
 
 
-def multiplied(number: int, algorithm: str, *, before: str = "true", cut: bool = False, trace: str = "") -> Any:
+def multiplied(
+    number: int, algorithm: str, *, before: str = "true", cut: bool = False, trace: str = "", n: int = 800
+) -> Any:
     """A product on hosts with a rank each, whose cables are treated before it; one is cut when it begins."""
     ranks = ["mpirun", "-n", str(number), "--map-by", "ppr:1:node", sys.executable, "-c", MULTIPLY]
-    command = f"{before} && exec {shlex.join([*ranks, algorithm, 'cut' if cut else '', trace])}"
+    command = f"{before} && exec {shlex.join([*ranks, str(n), algorithm, 'cut' if cut else '', trace])}"
     run = hosts("--rate", "100mbit", str(number), "sh", "-c", command)
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout.splitlines()[-1])
@@ -207,7 +209,7 @@ def test_lost_packets_are_sent_again(open_mpi: None, algorithm: str) -> None:
 
 def test_a_profile_names_the_host_whose_cable_is_slow(open_mpi: None, tmp_path: Path) -> None:
     trace = str(tmp_path / "trace.json")
-    multiplied(3, "summa", before="/dev/shm/cable h2 rate 10mbit", trace=trace)
+    multiplied(3, "summa", before="/dev/shm/cable h2 rate 10mbit", trace=trace, n=300)
     run = jobs.run([sys.executable, "-m", "pdgemm", "profile", trace])
     assert run.returncode == 0, run.stderr
     assert "network: h2 is the slowest node" in run.stdout
