@@ -29,7 +29,7 @@ class StationaryExecutor:
     A and C have the same row map; B is on the transposed grid, and its row map is the column map of A.
 
     Cost per rank on q x q: 2mnk/q^2 flops; (kn + mn)(q - 1)/q^2 words in; ceil(n/w) broadcasts and reductions;
-    extra memory (lookahead + 2) w (k + 2m)/q words.
+    extra memory (2 lookahead + 1) w (k + 2m)/q words.
     Error: |C - C^| <= gamma_k |A||B| in the type of accumulation (Higham 2002, 3.5), and one rounding to C's.
     """
 

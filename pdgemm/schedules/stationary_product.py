@@ -61,8 +61,8 @@ class Stationary(Product):
 
     @property
     def slots(self) -> int:
-        """The number of panels held at once: of C the one being reduced, the one in use, and those of B behind it."""
-        return min(self.lookahead + 2 + self.spare, max(1, self.panels))
+        """The number of panels held at once: of C those being reduced, the one in use, and those of B behind it."""
+        return min(max(2, 2 * self.lookahead + 1) + self.spare, max(1, self.panels))
 
     @property
     def converted_width(self) -> int:
