@@ -10,8 +10,10 @@ SUMMA brings to a host takes RATIO times as long as its product.  The limit of a
                                 transfer  of the bytes that its plan brings to the busiest host, redistribution
                                           included, at the best rate of plain messages in both directions at once
 
-Product, exchange and all contenders are taken in turns; contenders are jobs of their own that sleep meanwhile.  Where
-there are more ranks than processors, the ranks share them; the product alone does so, too, and the table says so.
+Product, exchange and all contenders are taken in turns; contenders are jobs of their own that sleep meanwhile.  The
+first of them, "both", is the product and that exchange by plain messages, at once and independent of each other: the
+processors that multiply also do the work of TCP, so that no algorithm may come nearer to the limit.  Where there are
+more ranks than processors, the ranks share them; the product alone does so, too, and the table says so.
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ import click
 from bench_peers import chosen, plugged_in
 from peers.contenders import ABSENT, DRIVERS, Contender
 from peers.job import Job, Unable, blas_of_numpy
-from peers.on_hosts import LIMITS, bytes_into_a_host
+from peers.on_hosts import BOTH, LIMITS, bytes_into_a_host
 
 from pdgemm.blas import processors as kernels
 
-ALGORITHMS = ("auto", "summa", "cannon", "2.5d", "inner", "stationary_a", "stationary_b")
+ALGORITHMS = (BOTH, "auto", "summa", "cannon", "2.5d", "inner", "stationary_a", "stationary_b")
 LAYOUTS = ("own", "blocks", "columns")
 SHAPES = "3072,65536x512x512,512x512x65536,6144x6144x512"
 HOSTS = Path(__file__).with_name("hosts.sh")

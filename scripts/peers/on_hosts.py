@@ -22,6 +22,8 @@ from pdgemm.planning.simulator import simulate
 from peers.worker import Block, Maker, Setting, Way, boxes, randomize
 
 LIMITS = ("product", "exchange")
+BOTH = "both"  # at once, and neither waits for the other
+PIECES = 16  # of a product
 
 
 def kernel() -> str:
@@ -40,18 +42,16 @@ def makers(setting: Setting) -> Iterator[Maker]:
     layout : "own", where the algorithm moves nothing before and after its products; "blocks", one block per rank;
         "columns", one block of columns per rank.
     """
-    yield partial(limit if setting.variant in LIMITS else multiplied, setting)
+    yield partial(limit if setting.variant in (*LIMITS, BOTH) else multiplied, setting)
 
 
 def limit(setting: Setting) -> Way:
-    """The product of a rank's share while all others form theirs, or the exchange of what a host receives."""
+    """The product of a rank's share while all others form theirs, the exchange of what a host receives, or both."""
     comm, (m, n, k) = setting.comm, setting.mnk
     names = comm.allgather(platform.node())
     hosts, here = sorted(set(names)), names.count(names[comm.rank])
-    if setting.variant == "product":
-        pr, pc = max(boxes(comm.size), key=lambda shape: -m * k / shape[0] - k * n / shape[1])
-        A, B, C = np.ones((-(-m // pr), k)), np.ones((k, -(-n // pc))), np.zeros((-(-m // pr), -(-n // pc)))
-        return Way("", lambda: gemm_accumulate(1, A, B, 0, C), None)
+    pr, pc = max(boxes(comm.size), key=lambda shape: -m * k / shape[0] - k * n / shape[1])
+    A, B, C = np.ones((-(-m // pr), k)), np.ones((k, -(-n // pc))), np.zeros((-(-m // pr), -(-n // pc)))
     words = round(bytes_into_a_host(setting.mnk, len(hosts)) / here / 8)
     leaving, coming = np.ones(words), np.empty(words)
     number, distance = names[: comm.rank].count(names[comm.rank]), hosts.index(names[comm.rank])
@@ -59,7 +59,21 @@ def limit(setting: Setting) -> Way:
         [rank for rank, name in enumerate(names) if name == hosts[(distance + step) % len(hosts)]][number]
         for step in (1, -1)
     )
-    return Way(f"{words * here * 8 / 1e6:.3f} MB", lambda: comm.Sendrecv(leaving, to, 0, coming, source), None)
+    height = -(-len(C) // PIECES)
+
+    def run() -> None:
+        requests = []
+        if setting.variant != "product":
+            requests = [comm.Irecv(coming, source), comm.Isend(leaving, to)]
+        if setting.variant != "exchange":
+            for start in range(0, len(C), height):
+                rows = slice(start, start + height)
+                gemm_accumulate(1, A[rows], B, 0, C[rows])
+                MPI.Request.Testall(requests)  # MPI makes progress only while it is called
+        MPI.Request.Waitall(requests)
+
+    note = "" if setting.variant == "product" else f"{words * here * 8 / 1e6:.3f} MB, plain messages"
+    return Way(note, run, None)
 
 
 def multiplied(setting: Setting) -> Way:
