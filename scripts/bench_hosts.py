@@ -10,6 +10,8 @@ SUMMA brings to a host takes RATIO times as long as its product.  The limit of a
                                 transfer  of the bytes that its plan brings to the busiest host, redistribution
                                           included, at the best rate of plain messages in both directions at once
 
+The model is calibrated at that rate, as on a cluster: `auto` chooses by it, and its predictions are printed.
+
 Product, exchange and all contenders are taken in turns; contenders are jobs of their own that sleep meanwhile.  The
 first of them, "both", is the product and that exchange by plain messages, at once and independent of each other: the
 processors that multiply also do the work of TCP, so that no algorithm may come nearer to the limit.  Where there are
@@ -18,8 +20,10 @@ more ranks than processors, the ranks share them; the product alone does so, too
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -27,6 +31,8 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
+from unittest import mock
 
 import click
 from bench_peers import chosen, plugged_in
@@ -40,6 +46,7 @@ ALGORITHMS = (BOTH, "auto", "summa", "cannon", "2.5d", "inner", "stationary_a", 
 LAYOUTS = ("own", "blocks", "columns")
 SHAPES = "3072,65536x512x512,512x512x65536,6144x6144x512"
 HOSTS = Path(__file__).with_name("hosts.sh")
+TOLD = re.compile(r"([\d.]+) MB, (?:([\d.]+) s, )?")
 LEAST_RATE = 1e6  # bit per second, the least that scripts/hosts.sh takes a multiple of
 
 
@@ -47,7 +54,7 @@ LEAST_RATE = 1e6  # bit per second, the least that scripts/hosts.sh takes a mult
 class Row:
     """hosts: "2x1" for two hosts with a rank each.  asked: transfer over product that was aimed at.
 
-    megabytes: that enter the busiest host; None where they are not known.  predicted: seconds, by the default machine.
+    megabytes: that enter the busiest host; None where they are not known.  predicted: seconds, by the calibration.
     """
 
     hosts: str
@@ -59,6 +66,7 @@ class Row:
     exchange_rate: float = 0.0
     seconds: list[float] = field(default_factory=list)
     megabytes: float | None = None
+    predicted: float | None = None
     note: str = ""
     trouble: str = ""
 
@@ -72,7 +80,8 @@ class Row:
             return f"  {self.contender:14} {self.trouble}"
         limit = f"{median(self.seconds) / self.limit:5.2f} of {self.limit:.3f} s" if self.limit else 16 * " "
         sent = "" if self.megabytes is None else f"{self.megabytes:7.1f} MB"
-        return f"  {self.contender:14} {median(self.seconds):7.3f} s  {limit}  {sent:10}  {self.note}"
+        predicted = "" if self.predicted is None else f"predicted {self.predicted:.3f} s, "
+        return f"  {self.contender:14} {median(self.seconds):7.3f} s  {limit}  {sent:10}  {predicted}{self.note}"
 
 
 @click.command(context_settings={"max_content_width": 110})
@@ -169,24 +178,31 @@ def on_these_hosts(
     ranks = f"-n {number * each} --map-by ppr:{each}:node"
     values = {"ranks": ranks, "layout": layout, "library_layout": "columns" if layout == "columns" else "native"}
     kernel, processors = kernels.kernel(blas_of_numpy()), len(os.sched_getaffinity(0)) * number
-    with ExitStack() as stack:
-        limits = {name: stack.enter_context(Job(job_of(name).command, kernel, **values)) for name in LIMITS}
-        jobs = {x.name: stack.enter_context(Job(x.command, kernel, **values)) for x in taking.values() if not x.missing}
-        for shape, mnk in shapes.items():
+    with ExitStack() as stack, TemporaryDirectory(dir="/var/tmp") as folder:
+        machine = f"{folder}/machine.json"
+
+        def job(contender: Contender) -> Job:
+            return Job(contender.command, kernel, **values)
+
+        limits = {name: stack.enter_context(job(job_of(name))) for name in LIMITS}
+        for (shape, mnk), ratio in itertools.product(shapes.items(), ratios):
             set_rate(number, 1e10)
             alone = min(limits["product"].multiply(*mnk)[0] for _ in range(3))
-            for ratio in ratios:
-                rate = max(LEAST_RATE, bytes_into_a_host(mnk, number) * 8 / (ratio * alone))
-                set_rate(number, rate)
-                rows = [Row(hosts, layout, shape, ratio, name, trouble=x.missing) for name, x in taking.items()]
+            rate = max(LEAST_RATE, bytes_into_a_host(mnk, number) * 8 / (ratio * alone))
+            set_rate(number, rate)
+            calibration = f"mpirun {ranks} {shlex.quote(sys.executable)} -m pdgemm calibrate -o {machine}"
+            subprocess.run(calibration, shell=True, check=True, capture_output=True)
+            rows = [Row(hosts, layout, shape, ratio, name, trouble=x.missing) for name, x in taking.items()]
+            with ExitStack() as here, mock.patch.dict(os.environ, PDGEMM_MACHINE=machine):
+                jobs = {x.name: here.enter_context(job(x)) for x in taking.values() if not x.missing}
                 measure(limits, jobs, rows, mnk, repeats)
-                shared = f", {number * each} ranks share {processors} processors" * (number * each > processors)
-                print(
-                    f"{hosts}, {layout}, {shape}: product {rows[0].product:.3f} s, cable {rate / 1e6:.0f} Mbit/s, "
-                    f"plain messages {rows[0].exchange_rate * 8e-6:.0f} Mbit/s both ways{shared}"
-                )
-                for row in rows:
-                    print(json.dumps(asdict(row)), flush=True)
+            shared = f", {number * each} ranks share {processors} processors" * (number * each > processors)
+            print(
+                f"{hosts}, {layout}, {shape}: product {rows[0].product:.3f} s, cable {rate / 1e6:.0f} Mbit/s, "
+                f"plain messages {rows[0].exchange_rate * 8e-6:.0f} Mbit/s both ways{shared}"
+            )
+            for row in rows:
+                print(json.dumps(asdict(row)), flush=True)
 
 
 def set_rate(number: int, rate: float) -> None:
@@ -211,8 +227,14 @@ def measure(
             except Unable as failed:
                 row.trouble, row.seconds = str(failed), []
                 continue
-            sent, told, row.note = note.partition(" MB, ") if " MB, " in note else ("", "", note)
-            row.megabytes = float(sent) if told else None
+            if told := TOLD.match(note):
+                row.megabytes, row.predicted, row.note = (
+                    float(told[1]),
+                    float(told[2]) if told[2] else None,
+                    note[told.end() :],
+                )
+            else:
+                row.note = note
             row.seconds += [seconds] * (turn > 0)
     for row in rows:
         row.product, row.exchange_rate = median(product[1:]), max(rate)
