@@ -47,15 +47,17 @@ def replacing(path: Path, comm: MPI.Comm, size: int) -> Iterator[Path]:
     the old file is unchanged; a job that is killed leaves a file `.NAME.*.partial`, which may be deleted.
     size : bytes to be written; FileError is raised before the first if the disk has too little space.
     """
-    output, begun = files.Output(path, check_writable(path, comm, size)), None
+    outputs = list[files.Output]()
+    target, begun = check_writable(path, comm, size), None
+    on_root(comm, path, lambda: outputs.append(files.Output(path, target)))  # other ranks may not see its folder
     try:
         while begun is None:  # try repeatedly, so that all ranks wait in collective calls
-            begun = on_root(comm, path, output.begin)
+            begun = on_root(comm, path, lambda: outputs[0].begin())
         yield begun
         comm.Barrier()  # every rank has closed the file
-        on_root(comm, path, output.publish)
+        on_root(comm, path, lambda: outputs[0].publish())
     except FileError as error:  # show the name that the caller passed
         raise FileError(str(error).replace(str(begun or path), str(path))) from error
     finally:
-        if comm.rank == 0:
+        for output in outputs:
             output.end()

@@ -59,7 +59,7 @@ def opened(path: Path, name: str, comm: MPI.Intracomm, collective: bool, write: 
         both[1].close()  # it may keep the file open that a link led to
         both[0].close()
 
-    with open_on_all(comm, path, opening, closing) as (_, dataset):
+    with open_on_all(comm, path, write, opening, closing) as (_, dataset):
         move = dataset.write if write else dataset.read
 
         def transfer(row: int, col: int, part: np.ndarray) -> None:

@@ -28,7 +28,7 @@ def opened(
     cols, stored : columns and type of the whole matrix.  A transfer is local, and converts to the type of its array.
     """
     mode = MPI.MODE_WRONLY if write else MPI.MODE_RDONLY
-    with open_on_all(comm, path, lambda: MPI.File.Open(comm, str(path), mode), MPI.File.Close) as file:
+    with open_on_all(comm, path, write, lambda: MPI.File.Open(comm, str(path), mode), MPI.File.Close) as file:
         move = file.Write_at if write else file.Read_at
 
         def transfer(row: int, col: int, part: np.ndarray) -> None:

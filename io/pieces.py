@@ -6,16 +6,19 @@ For any layout of the matrix, a rank's block of a piece is some whole rows, or a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from math import gcd
 from pathlib import Path
+from platform import node
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 from mpi4py import MPI
 
 from pdgemm.algorithms.redistribution import redistribute
+from pdgemm.errors import FileError, PdgemmError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.io.checksum import bilinear, text, zero
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -89,10 +92,17 @@ def _share(size: int, unit: int, ranks: int, most: int, period: int = 1) -> int:
 
 @contextmanager
 def open_on_all(
-    comm: MPI.Intracomm, path: Path, opening: Callable[[], T], closing: Callable[[T], object]
+    comm: MPI.Intracomm, path: Path, write: bool, opening: Callable[[], T], closing: Callable[[T], object]
 ) -> Iterator[T]:
     """Open and close a file on all ranks, or raise on all.  Collective; the block raises on all ranks or none."""
-    file, error = None, None
+    file: T | None = None
+    error: PdgemmError | None = None
+    try:
+        os.close(os.open(path, os.O_RDWR if write else os.O_RDONLY))
+    except OSError as bad:
+        shared = "is its folder shared by all nodes?"
+        error = FileError(f"{path}: rank {comm.rank} on {node()} cannot open it ({bad.strerror}): {shared}")
+    agree(comm, error)  # MPI would wait for ever for a rank that cannot
     try:
         file = opening()
     except Exception as bad:

@@ -213,3 +213,33 @@ def test_a_profile_names_the_host_whose_cable_is_slow(open_mpi: None, tmp_path: 
     run = jobs.run([sys.executable, "-m", "pdgemm", "profile", trace])
     assert run.returncode == 0, run.stderr
     assert "network: h2 is the slowest node" in run.stdout
+
+
+OF_ONE_HOST = """
+from pathlib import Path
+from mpi4py import MPI
+import pdgemm as pg
+from pdgemm.errors import FileError
+from pdgemm.io.hdf5 import save
+comm, folder = MPI.COMM_WORLD, Path("/dev/shm/folder")
+if comm.rank == 0:
+    folder.mkdir()
+with pg.ProcessGrid(comm) as grid:
+    A = pg.DistMatrix.random((30, 30), grid=grid, seed=1)
+    with pg.trace(folder / "trace.json", grid):
+        A @ A
+    try:
+        save(folder / "a.h5", "a", A)
+    except FileError as refused:
+        said = comm.gather(str(refused))
+    if comm.rank == 0:
+        print([path.name for path in folder.iterdir()], len(set(said)), said[0])
+"""
+
+
+def test_a_folder_that_other_hosts_do_not_see(open_mpi: None) -> None:
+    """What rank 0 writes alone is written there; where all ranks write, all raise, and nothing is left."""
+    run = hosts("2", "mpirun", "-n", "2", "--map-by", "ppr:1:node", sys.executable, "-c", OF_ONE_HOST)
+    assert run.returncode == 0, run.stderr
+    refused = "/dev/shm/folder/a.h5: rank 1 on h2 cannot open it (No such file or directory)"
+    assert run.stdout.startswith(f"['trace.json'] 1 {refused}")
