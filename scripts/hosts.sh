@@ -140,6 +140,10 @@ export OMPI_MCA_pml=ob1
 # A message is known to have arrived when it has, not after those that follow it (docs/hosts.md).
 export OMPI_MCA_btl_tcp_flags="${OMPI_MCA_btl_tcp_flags-send,inplace}"
 export OMPI_MCA_pml_ob1_send_pipeline_depth="${OMPI_MCA_pml_ob1_send_pipeline_depth-1000}"
+# And it begins when it is posted: what asks for it and what answers do not queue behind other messages.
+export OMPI_MCA_btl_tcp_eager_limit="${OMPI_MCA_btl_tcp_eager_limit-8388608}"
+export OMPI_MCA_btl_tcp_rndv_eager_limit="${OMPI_MCA_btl_tcp_rndv_eager_limit-8388608}"
+export OMPI_MCA_btl_tcp_max_send_size="${OMPI_MCA_btl_tcp_max_send_size-8388608}"
 export PRTE_MCA_plm_ssh_agent=/dev/shm/on PRTE_MCA_prte_default_hostfile=/dev/shm/hostfile      # Open MPI 5
 export OMPI_MCA_plm_rsh_agent=/dev/shm/on OMPI_MCA_orte_default_hostfile=/dev/shm/hostfile      # Open MPI 4
 status=0

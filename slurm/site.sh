@@ -39,8 +39,11 @@ PDGEMM_THREADS=${SLURM_CPUS_PER_TASK-}
 # ---------------------------------------------------------------- network
 # Open MPI through UCX, on InfiniBand.
 #export OMPI_MCA_pml=ucx
-# Open MPI over TCP (Ethernet): a message is then known to have arrived when it has, not after those that follow it.
+# Open MPI over TCP (Ethernet): a message then begins when it is posted, and is known to have arrived when it has, not
+# after those that follow it.
 #export OMPI_MCA_btl_tcp_flags=send,inplace OMPI_MCA_pml_ob1_send_pipeline_depth=1000
+#export OMPI_MCA_btl_tcp_eager_limit=8388608 OMPI_MCA_btl_tcp_rndv_eager_limit=8388608
+#export OMPI_MCA_btl_tcp_max_send_size=8388608
 # Which port, where a node has several: one may serve storage only.  `ucx_info -d` lists them.
 #export UCX_NET_DEVICES=mlx5_0:1
 # Only if UCX chooses badly, for what is not in the list is off.  Without cuda_copy and cuda_ipc a pointer to a GPU is

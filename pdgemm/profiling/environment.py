@@ -138,10 +138,12 @@ def _cupy() -> str:
 def _tcp(library: str) -> list[str]:
     """Return what Open MPI has to be told where it sends by TCP (docs/hosts.md)."""
     settings = {"OMPI_MCA_btl_tcp_flags": "send,inplace", "OMPI_MCA_pml_ob1_send_pipeline_depth": "1000"}
+    settings |= {f"OMPI_MCA_btl_tcp_{name}": "8388608" for name in ("eager_limit", "rndv_eager_limit", "max_send_size")}
     by_tcp = os.environ.get(_PML, "ob1") == "ob1" and not Path("/sys/class/infiniband").exists()
     if "Open MPI" not in library or not by_tcp or settings.keys() <= os.environ.keys():
         return []
-    return [f"with TCP, messages that arrive one by one: export {' '.join(f'{k}={v}' for k, v in settings.items())}"]
+    said = " ".join(f"{name}={value}" for name, value in settings.items())
+    return [f"with TCP, messages that begin at once and arrive one by one: export {said}"]
 
 
 def _missing(facts: dict[str, Any]) -> list[str]:
