@@ -41,7 +41,7 @@ class Buffers:
 
     def __init__(self, plan: ProductPlan, A: DistMatrix, B: DistMatrix) -> None:
         grid, rank, device = A.grid, A.grid.comm.rank, devices.of(A.stored)
-        own, exposed = device or np, plan.product.exposed_buffers
+        own, exposed = devices.own_memory(device), plan.product.exposed_buffers
         shared = devices.memory(device, grid)
 
         def like(layout: Layout, exposed: bool) -> Array:

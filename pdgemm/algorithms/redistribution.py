@@ -306,12 +306,13 @@ class Room:
     def __init__(self, plan: Exchange, rank: int, device: Device | None = None) -> None:
         self.receiving, sending = plan.slots(rank)
         self.messages: list[tuple[Array, Array]] = []  # each as passed to MPI, and as packed and unpacked
+        own = devices.own_memory(device)
         for _ in range(self.receiving + sending):
             if device and plan.staged:
                 self.messages.append(tuple(device.pinned(plan.words, plan.wire)))
             else:
-                self.messages.append((devices.empty((plan.words,), plan.wire, device=device),) * 2)
-        self.scratch = None if plan.copies_only or device else np.empty((2, plan.words), plan.wide)
+                self.messages.append((own.empty((plan.words,), plan.wire),) * 2)
+        self.scratch = None if plan.copies_only or device else own.empty((2, plan.words), plan.wide)
 
     @property
     def nbytes(self) -> int:

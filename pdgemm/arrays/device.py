@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from pdgemm.arrays import workspace
+from pdgemm.arrays.workspace import Workspace
 from pdgemm.errors import DeviceError, DTypeError
 
 if TYPE_CHECKING:
@@ -234,6 +236,11 @@ def empty(shape: Sequence[int], dtype: Any, order: str = "C", device: Device | N
     if device is None:
         return np.empty(shape, dtype, order)  # type: ignore[call-overload]
     return device.empty(shape, dtype, order)
+
+
+def own_memory(device: Device | None) -> Device | Workspace:
+    """Return the allocator of what a product needs while it runs, and no other rank reads."""
+    return workspace.host if device is None else device
 
 
 def memory(device: Device | None, grid: Any) -> Any:

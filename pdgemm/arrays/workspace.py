@@ -1,0 +1,79 @@
+"""Workspace on the host: freed memory is kept for the next product, because its pages are known to the system."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from math import prod
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+KEPT = 1 << 28  # freed bytes that are kept
+_LEAST = 1 << 20  # bytes of the smallest array that is kept: malloc itself keeps smaller ones
+
+
+class Workspace:
+    """Allocates arrays, and keeps the last KEPT bytes that were freed.
+
+    A page that is written for the first time costs a page fault, which clears it; networks with RDMA register it, too.
+    That is paid once by a loop of products, as if they were prepared.  An array that is freed may be handed out again
+    as soon as nothing refers to it any more.
+
+    A finalizer may run at any time: it records the memory, and sorts it in only if no other thread holds the lock.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._freed: deque[np.ndarray] = deque()
+        self._kept: list[np.ndarray] = []  # the oldest first
+
+    def empty(self, shape: Sequence[int], dtype: Any, order: str = "C") -> np.ndarray:
+        """Return an array whose elements are undefined.  Raises MemoryError where there is no memory for it."""
+        dtype = np.dtype(dtype)
+        nbytes = prod(shape) * dtype.itemsize
+        if nbytes < _LEAST:
+            return np.empty(shape, dtype, order)  # type: ignore[call-overload]
+        memory = self._take(nbytes)
+        block = np.frombuffer(memory.data, np.uint8, nbytes)  # all views of it refer to it, not to its memory
+        weakref.finalize(block, self._release, memory).atexit = False
+        return np.ndarray(shape, dtype, block, order=order)  # type: ignore[arg-type]
+
+    @property
+    def kept(self) -> int:
+        """Bytes that are kept for the next array."""
+        return sum(x.nbytes for x in self._kept)
+
+    def _take(self, nbytes: int) -> np.ndarray:
+        with self._lock:
+            self._settle()
+            fitting = [x for x in self._kept if nbytes <= x.nbytes <= 2 * nbytes]
+            if fitting:
+                best = min(fitting, key=len)
+                self._kept = [x for x in self._kept if x is not best]
+                return best
+            try:
+                return np.empty(nbytes, np.uint8)
+            except MemoryError:
+                self._kept.clear()
+                return np.empty(nbytes, np.uint8)
+
+    def _release(self, memory: np.ndarray) -> None:
+        self._freed.append(memory)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._settle()
+            finally:
+                self._lock.release()
+
+    def _settle(self) -> None:
+        """Keep what finalizers recorded, and free the oldest where it is too much."""
+        while self._freed:
+            self._kept.append(self._freed.popleft())
+        while self.kept > KEPT:
+            self._kept.pop(0)
+
+
+host = Workspace()

@@ -1,0 +1,120 @@
+"""Workspace that is freed is kept for the next product, and no more than may be kept."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from pdgemm import DistMatrix, ProcessGrid, pdgemm
+from pdgemm.arrays import workspace
+from pdgemm.arrays.workspace import Workspace
+
+LEAST = 1 << 20
+
+
+def _address(x: np.ndarray) -> int:
+    return int(x.__array_interface__["data"][0])
+
+
+def test_memory_is_handed_out_again() -> None:
+    room = Workspace()
+    first = room.empty((LEAST,), np.uint8)
+    there = _address(first)
+    del first
+    assert room.kept == LEAST
+    again = room.empty((256, LEAST // 2048), np.float64, "F")
+    assert (_address(again), again.flags.f_contiguous, room.kept) == (there, True, 0)
+
+
+def test_views_hold_their_memory() -> None:
+    room = Workspace()
+    view = room.empty((2, LEAST), np.uint8).reshape(-1)[1:].view()
+    assert room.kept == 0
+    other = room.empty((2, LEAST), np.uint8)
+    assert not np.shares_memory(view, other)
+    del view
+    assert room.kept == 2 * LEAST
+
+
+def test_no_more_than_twice_what_is_asked_for() -> None:
+    room = Workspace()
+    large, middle = room.empty((4 * LEAST,), np.uint8), room.empty((3 * LEAST,), np.uint8)
+    there = _address(middle)
+    del large, middle
+    small = room.empty((LEAST,), np.uint8)
+    assert room.kept == 7 * LEAST
+    best = room.empty((2 * LEAST,), np.uint8)  # the smallest that is large enough
+    assert (_address(best), room.kept) == (there, 4 * LEAST)
+    assert small.nbytes == LEAST
+
+
+def test_the_oldest_is_freed_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workspace, "KEPT", 5 * LEAST)
+    room = Workspace()
+    arrays = [room.empty((2 * LEAST + number,), np.uint8) for number in range(3)]
+    while arrays:
+        arrays.pop(0)
+    assert room.kept == 4 * LEAST + 3
+    huge = room.empty((6 * LEAST,), np.uint8)
+    del huge
+    assert room.kept == 0  # what is larger than all that may be kept pushes out the rest, and is not kept
+
+
+@pytest.mark.parametrize("nbytes", [0, 8, LEAST - 8])
+def test_small_arrays_are_left_to_malloc(nbytes: int) -> None:
+    room = Workspace()
+    array = room.empty((nbytes // 8,), np.float64)
+    del array
+    assert room.kept == 0
+
+
+def test_finalizers_that_run_while_memory_is_looked_for() -> None:
+    """The garbage collector calls them at any time, in the thread that holds the lock, too."""
+    room = Workspace()
+    ring: list[object] = [room.empty((LEAST,), np.uint8)]
+    ring.append(ring)
+    with room._lock:
+        del ring
+        gc.collect()
+        assert room.kept == 0
+    assert room.empty((LEAST,), np.uint8).size == LEAST
+    assert room.kept == LEAST
+
+
+def test_what_is_kept_is_given_up_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = Workspace()
+    kept = room.empty((LEAST,), np.uint8)
+    del kept
+    full = [True]
+    allocate = np.empty
+
+    def empty(*args: object) -> np.ndarray:
+        if full.pop() if full else False:
+            raise MemoryError
+        return allocate(*args)  # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr(np, "empty", empty)
+    assert room.empty((3 * LEAST,), np.uint8).nbytes == 3 * LEAST
+    assert not full
+    assert room.kept == 3 * LEAST
+
+
+@pytest.mark.parametrize("algorithm", ["summa", "cannon", "stationary_a"])
+def test_a_second_product_allocates_no_workspace(algorithm: str) -> None:
+    """On a single rank only a sum in a wider type, and panels of another type, need workspace."""
+    n = 1024
+    with ProcessGrid(MPI.COMM_SELF) as grid:
+        A, B = (DistMatrix.random((n, n), grid=grid, dtype=np.float32, seed=seed) for seed in (0, 1))
+        C = DistMatrix.zeros((n, n), grid=grid, dtype=np.float32)
+        used = {"algorithm": algorithm, "accumulate_dtype": "float64"}
+        pdgemm(1.0, A, B, 0.0, C, **used)
+        assert C.report.extra_bytes >= 8 * n * n
+        tracemalloc.start()
+        pdgemm(1.0, A, B, 0.0, C, **used)
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert most < 1 << 20
