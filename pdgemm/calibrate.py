@@ -36,6 +36,7 @@ WIDTHS = (8, 32, 128, 256, 512)
 _SIDE = 768  # rows and columns of C in local products
 _SMALL, _LARGE = 1, 1 << 18  # words of a message
 _REPEATS = 7
+_ROUNDS = 4  # panels that each rank broadcasts, one after the other: the first ones fill the pipeline
 
 
 def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None = None) -> Machine:
@@ -135,13 +136,14 @@ def _links(comm: MPI.Comm, all_: MPI.Comm, ahead: int) -> dict[str, Link]:
     """
     found = {}
     others = comm.size - 1
+    received = _ROUNDS * others
     for name in by_messages():
         panels = [_timed(all_, _broadcaster(comm, name, words, ahead)) for words in (_SMALL, _LARGE)]
-        found[name] = _link(panels, words=_LARGE * others, messages=others)
+        found[name] = _link(panels, words=_LARGE * received, messages=received)
     found["shift"] = _link([_timed(all_, _shifter(comm, words)) for words in (_SMALL, _LARGE)])
-    received = _LARGE // comm.size * others
+    share = _LARGE // comm.size
     added = [_timed(all_, _reducer(comm, words)) for words in (comm.size, _LARGE)]
-    found["reduce"] = _link(added, words=received, messages=others)
+    found["reduce"] = _link(added, words=share * others, messages=others)
     return found
 
 
@@ -152,7 +154,7 @@ def _link(seconds: list[float], words: int = _LARGE, messages: int = 1) -> Link:
 
 
 def _broadcaster(comm: MPI.Comm, name: str, words: int, ahead: int) -> Callable[[], object]:
-    """Return a function that broadcasts from every rank in turn with as many panels in flight, as in SUMMA."""
+    """Return a function that broadcasts from all ranks in turn, with `ahead` more panels in flight, as in SUMMA."""
     buffers, recorder = np.empty((ahead + 1) * words), Recorder()
     transfers = Transfers(recorder, between_nodes=ahead > 1)
 
@@ -164,7 +166,7 @@ def _broadcaster(comm: MPI.Comm, name: str, words: int, ahead: int) -> Callable[
                 BROADCASTS[name](comm, slot.buffer_a, root, slot, recorder)
                 return slot
 
-            for _ in ring.prefetch(range(comm.size), post, ahead):
+            for _ in ring.prefetch([*range(comm.size)] * _ROUNDS, post, ahead):
                 pass
 
     return work
