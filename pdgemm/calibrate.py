@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date
 from functools import partial
 from itertools import cycle
@@ -53,7 +53,7 @@ def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None
     with ProcessGrid(comm, (1, comm.size)) as grid:
         copy, fresh = _copy(grid.comm), _fresh(grid.comm)
         step()
-        gamma = {dtype: {width: _rate(grid.comm, dtype, width, copy) for width in WIDTHS} for dtype in map(str, BLAS)}
+        gamma = {dtype: _rates(grid.comm, dtype, copy) for dtype in map(str, BLAS)}
         step()
         intra, inter = dict(default.intra), dict(default.inter)
         if grid.comm.allreduce(grid.node.size > 1, MPI.LAND):  # a rank alone on its node has no partner to measure
@@ -97,24 +97,33 @@ def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None
 
 def _timed(comm: MPI.Comm, work: Callable[[], object], repeats: int = _REPEATS) -> float:
     """Return the seconds of the slowest rank, as the median over repeats."""
-    work()
-    seconds = []
-    for _ in range(repeats):
-        comm.Barrier()
-        start = perf_counter()
-        work()
-        seconds.append(comm.allreduce(perf_counter() - start, MPI.MAX))
-    return float(median(seconds))
+    return _in_turns(comm, [work], repeats)[0]
 
 
-def _rate(comm: MPI.Comm, dtype: str, width: int, copy: float) -> float:
-    """Return the flops per second of a rank that adds a product of two panels to a square block, without copies."""
-    A, B = np.ones((_SIDE, width), dtype), np.ones((width, _SIDE), dtype)
+def _in_turns(comm: MPI.Comm, works: Sequence[Callable[[], object]], repeats: int = _REPEATS) -> list[float]:
+    """Do the same for several, in turns: what disturbs the machine for a moment then falls on few repeats of each."""
+    seconds = [list[float]() for _ in works]
+    for turn in range(repeats + 1):
+        for work, taken in zip(works, seconds):
+            comm.Barrier()
+            start = perf_counter()
+            work()
+            taken += [comm.allreduce(perf_counter() - start, MPI.MAX)] * (turn > 0)
+    return [float(median(taken)) for taken in seconds]
+
+
+def _rates(comm: MPI.Comm, dtype: str, copy: float) -> dict[int, float]:
+    """Return the flops per second of a rank that adds a product of panels to a square block, without copies."""
+    A, B = np.ones((_SIDE, WIDTHS[-1]), dtype), np.ones((WIDTHS[-1], _SIDE), dtype)
     C = np.zeros((_SIDE, _SIDE), dtype)
-    work = _SIDE, _SIDE, width
-    seconds = _timed(comm, lambda: gemm_accumulate(1, A, B, 1, C))
-    moving = touched(work, work) * C.itemsize / copy
-    return gemm_flops(*work, C.dtype.kind == "c") / max(seconds - moving, 0.75 * seconds)  # part is in cache
+
+    def rate(width: int, seconds: float) -> float:
+        work = _SIDE, _SIDE, width
+        moving = touched(work, work) * C.itemsize / copy
+        return gemm_flops(*work, C.dtype.kind == "c") / max(seconds - moving, 0.75 * seconds)  # part is in cache
+
+    products = [partial(gemm_accumulate, 1, A[:, :width].copy(), B[:width], 1, C) for width in WIDTHS]
+    return {width: rate(width, seconds) for width, seconds in zip(WIDTHS, _in_turns(comm, products))}
 
 
 def _copy(comm: MPI.Comm) -> float:
@@ -138,11 +147,11 @@ def _links(comm: MPI.Comm, all_: MPI.Comm, ahead: int) -> dict[str, Link]:
     others = comm.size - 1
     received = _ROUNDS * others
     for name in by_messages():
-        panels = [_timed(all_, _broadcaster(comm, name, words, ahead)) for words in (_SMALL, _LARGE)]
+        panels = _in_turns(all_, [_broadcaster(comm, name, words, ahead) for words in (_SMALL, _LARGE)])
         found[name] = _link(panels, words=_LARGE * received, messages=received)
-    found["shift"] = _link([_timed(all_, _shifter(comm, words)) for words in (_SMALL, _LARGE)])
+    found["shift"] = _link(_in_turns(all_, [_shifter(comm, words) for words in (_SMALL, _LARGE)]))
     share = _LARGE // comm.size
-    added = [_timed(all_, _reducer(comm, words)) for words in (comm.size, _LARGE)]
+    added = _in_turns(all_, [_reducer(comm, words) for words in (comm.size, _LARGE)])
     found["reduce"] = _link(added, words=share * others, messages=others)
     return found
 
