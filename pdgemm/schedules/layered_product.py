@@ -179,6 +179,10 @@ class Layered(Product):
         return self.reduction.turns(None)
 
     @property
+    def sums_follow(self) -> bool:
+        return True
+
+    @property
     def nothing_travels(self) -> bool:
         return self.grid.shape == (1, 1)
 

@@ -168,7 +168,7 @@ class Product:
     def seconds(self, machine: Machine, rank: int) -> float:
         """Return the predicted time: transfers that overlap with products in part, then those that cannot."""
         m, n, k = self.local_shape(rank)
-        moving, first, after = 0.0, 0.0, 0.0
+        moving, first, last, after = 0.0, 0.0, 0.0, 0.0
         for x in self.transfers(rank):
             # BLAS reads these in place, as it reads the rank's own panels
             in_place = 0 if self.fetched else x.traffic.words_read
@@ -176,12 +176,15 @@ class Product:
             taken = machine.transfer(x.kind, words, messages, x.itemsize, x.stride, x.length)
             if x.after:
                 after += taken
+            elif self.sums_follow and x.kind == "reduce":
+                last += taken
             else:
                 moving += taken
                 first += taken / max(1, self.panels) * (machine.hops(x.kind, x.length) - 1)
         computing = machine.multiply(self.panel_dtype, (m, n, k), self.block_mnk(m, n, k))
         pipeline = machine.pipeline(computing, moving, self.panels, self.lookahead > 0, self.first_panel_is_local)
-        return self.memory_seconds(machine, rank) + after + first + pipeline
+        last -= machine.overlap * min(last, computing / max(1, self.panels))
+        return self.memory_seconds(machine, rank) + first + pipeline + last + after
 
     def memory_seconds(self, machine: Machine, rank: int) -> float:
         """Return the predicted time of the first touch of new memory, and of copies within memory."""
@@ -260,6 +263,11 @@ class Product:
     def turns(self) -> int:
         """The number of pieces in which partial sums of C are reduced at the end."""
         return 0
+
+    @property
+    def sums_follow(self) -> bool:
+        """Are partial sums of C sent while the last panel is multiplied, and not before?"""
+        return False
 
     def buffers(self, rank: int | None) -> Buffers:
         """Return the buffers that a rank allocates beyond A, B and C."""
