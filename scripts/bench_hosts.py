@@ -47,6 +47,7 @@ LAYOUTS = ("own", "blocks", "columns")
 SHAPES = "3072,65536x512x512,512x512x65536,6144x6144x512"
 HOSTS = Path(__file__).with_name("hosts.sh")
 TOLD = re.compile(r"([\d.]+) MB, (?:([\d.]+) s, )?")
+HOPELESS = 12  # times the product: who takes longer in the first turn has no other
 LEAST_RATE = 1e6  # bit per second, the least that scripts/hosts.sh takes a multiple of
 
 
@@ -55,6 +56,7 @@ class Row:
     """hosts: "2x1" for two hosts with a rank each.  asked: transfer over product that was aimed at.
 
     megabytes: that enter the busiest host; None where they are not known.  predicted: seconds, by the calibration.
+    once: it was so slow that it had one turn.
     """
 
     hosts: str
@@ -69,6 +71,7 @@ class Row:
     predicted: float | None = None
     note: str = ""
     trouble: str = ""
+    once: bool = False
 
     @property
     def limit(self) -> float | None:
@@ -81,7 +84,8 @@ class Row:
         limit = f"{median(self.seconds) / self.limit:5.2f} of {self.limit:.3f} s" if self.limit else 16 * " "
         sent = "" if self.megabytes is None else f"{self.megabytes:7.1f} MB"
         predicted = "" if self.predicted is None else f"predicted {self.predicted:.3f} s, "
-        return f"  {self.contender:14} {median(self.seconds):7.3f} s  {limit}  {sent:10}  {predicted}{self.note}"
+        once = "once, " if self.once else ""
+        return f"  {self.contender:14} {median(self.seconds):7.3f} s  {limit}  {sent:10}  {once}{predicted}{self.note}"
 
 
 @click.command(context_settings={"max_content_width": 110})
@@ -213,14 +217,14 @@ def set_rate(number: int, rate: float) -> None:
 def measure(
     limits: dict[str, Job], jobs: dict[str, Job], rows: list[Row], mnk: tuple[int, int, int], repeats: int
 ) -> None:
-    """Take all in turns; the first turn does not count."""
+    """Take all in turns; the first turn does not count, but for contenders that are hopeless: they have that one."""
     product, rate = list[float](), list[float]()
     for turn in range(repeats + 1):
         product.append(limits["product"].multiply(*mnk)[0])
         seconds, note = limits["exchange"].multiply(*mnk)
         rate.append(float(note.split()[0]) * 1e6 / seconds)
         for row in rows:
-            if row.trouble:
+            if row.trouble or row.once:
                 continue
             try:
                 seconds, note = jobs[row.contender].multiply(*mnk)
@@ -235,7 +239,8 @@ def measure(
                 )
             else:
                 row.note = note
-            row.seconds += [seconds] * (turn > 0)
+            row.once = turn == 0 and seconds > HOPELESS * product[0]
+            row.seconds += [seconds] * (turn > 0 or row.once)
     for row in rows:
         row.product, row.exchange_rate = median(product[1:]), max(rate)
 
