@@ -119,7 +119,7 @@ def main(
 
     \b
     Layouts:
-      own      each algorithm's matrices lie where it moves nothing before and after its products
+      own      each algorithm's matrices lie where it moves nothing before and after its products, on its best grid
       blocks   one block per rank of the squarest grid, for all
       columns  one block of columns per rank, for all
     """

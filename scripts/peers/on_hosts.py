@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import platform
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from math import prod
 
@@ -14,8 +16,10 @@ from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan
 from pdgemm.blas import processors
 from pdgemm.blas.local_gemm import gemm_accumulate
 from pdgemm.blas.threads import active
+from pdgemm.errors import ArgumentError, GridError
 from pdgemm.grids.layout import Layout
 from pdgemm.model.machine import Machine
+from pdgemm.planning.algorithm_registry import ALGORITHMS
 from pdgemm.planning.candidates import Arrangement
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.planning.simulator import simulate
@@ -39,8 +43,8 @@ def bytes_into_a_host(mnk: tuple[int, int, int], hosts: int, itemsize: int = 8) 
 def makers(setting: Setting) -> Iterator[Maker]:
     """One way: of a limit, or of an algorithm on the layouts that were asked for.
 
-    layout : "own", where the algorithm moves nothing before and after its products; "blocks", one block per rank;
-        "columns", one block of columns per rank.
+    layout : "own", where the algorithm moves nothing before and after its products, on its best grid, and "auto" that
+        of the best algorithm; "blocks", one block per rank; "columns", one block of columns per rank.
     """
     yield partial(limit if setting.variant in (*LIMITS, BOTH) else multiplied, setting)
 
@@ -82,9 +86,8 @@ def multiplied(setting: Setting) -> Way:
     with ProcessGrid(setting.comm, (1, setting.comm.size) if setting.layout == "columns" else None) as grid:
         empty = (DistMatrix.empty(shape, grid=grid, dtype=setting.dtype) for shape in ((m, k), (k, n), (m, n)))
         layouts = tuple(x.layout_in(grid) for x in empty)
-    if setting.layout == "own" and algorithm != "auto":
-        on_blocks = plan(*(matrix(setting, layout) for layout in layouts), algorithm=algorithm)
-        layouts = Arrangement(on_blocks.product, on_blocks.transposed).layouts
+    if setting.layout == "own":
+        layouts = own(setting, *(matrix(setting, layout) for layout in layouts))
     A, B, C = (matrix(setting, layout) for layout in layouts)
     for seed, x in enumerate((A, B), 1):
         randomize(block(x), seed)
@@ -92,6 +95,17 @@ def multiplied(setting: Setting) -> Way:
     note = f"{into_a_host(p, setting.comm) / 1e6:.3f} MB, {p.seconds:.6f} s, {p}"
     run = partial(pdgemm, 1.0, A, B, 0.0, C, algorithm=algorithm)
     return Way(note, run, lambda: (block(A), block(B), block(C)))
+
+
+def own(setting: Setting, A: DistMatrix, B: DistMatrix, C: DistMatrix) -> tuple[Layout, Layout, Layout]:
+    """The layouts of the product that is the fastest by prediction if nothing is moved before and after it."""
+    algorithms = [*ALGORITHMS] if setting.variant == "auto" else [setting.variant]
+    plans = []
+    for algorithm, shape in itertools.product(algorithms, [None, *boxes(setting.comm.size)]):
+        with suppress(GridError, ArgumentError):  # not every algorithm takes every grid
+            plans.append(plan(A, B, C, algorithm=algorithm, shape=shape))
+    best = min(plans, key=lambda p: p.seconds - p.moving_seconds)
+    return Arrangement(best.product, best.transposed).layouts
 
 
 def matrix(setting: Setting, layout: Layout) -> DistMatrix:
