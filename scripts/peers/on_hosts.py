@@ -100,8 +100,9 @@ def multiplied(setting: Setting) -> Way:
 def own(setting: Setting, A: DistMatrix, B: DistMatrix, C: DistMatrix) -> tuple[Layout, Layout, Layout]:
     """The layouts of the product that is the fastest by prediction if nothing is moved before and after it."""
     algorithms = [*ALGORITHMS] if setting.variant == "auto" else [setting.variant]
+    shapes = [None, *((rows, cols) for rows, cols in boxes(setting.comm.size))]
     plans = []
-    for algorithm, shape in itertools.product(algorithms, [None, *boxes(setting.comm.size)]):
+    for algorithm, shape in itertools.product(algorithms, shapes):
         with suppress(GridError, ArgumentError):  # not every algorithm takes every grid
             plans.append(plan(A, B, C, algorithm=algorithm, shape=shape))
     best = min(plans, key=lambda p: p.seconds - p.moving_seconds)
