@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import starmap
 from typing import Any
 
-from pdgemm.algorithms.executor import Room, Window
+from pdgemm.algorithms.executor import Room
 from pdgemm.arrays import dtypes
 from pdgemm.arrays.device import Array
 from pdgemm.arrays.elementwise import Combine, scale
@@ -16,6 +17,7 @@ from pdgemm.instrument.recorder import Recorder
 from pdgemm.model.formulas import gemm_flops
 from pdgemm.movers.panel_views import column_room
 from pdgemm.schedules import Product
+from pdgemm.schedules.reduction import Window
 
 SLAB_FLOPS = 5e8  # which one core computes in ten milliseconds
 SLAB_ROWS = 512  # the least of a slab: BLAS is slower on fewer
@@ -79,13 +81,13 @@ class Accumulator:
         completed: Callable[[Window], object],
         recorder: Recorder,
     ) -> None:
-        """Add the products of the panels to one range of rows after the other, and call `completed` after each."""
+        """Add the products of the panels to one window of rows after the other, and call `completed` after each."""
         for window in windows:
-            rows = slice(*window)
-            part = Accumulator(self.alpha, self.beta, self.sums[rows], self.plan, self.workspace, self.between)
             with recorder.phase("compute"):
-                for A, B in panels:
-                    part.add_wide(A[rows], B)
+                for rows in starmap(slice, window):
+                    part = Accumulator(self.alpha, self.beta, self.sums[rows], self.plan, self.workspace, self.between)
+                    for A, B in panels:
+                        part.add_wide(A[rows], B)
             completed(window)
 
     def add_wide(self, A: Array, B: Array) -> None:

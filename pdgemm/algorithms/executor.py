@@ -13,10 +13,10 @@ from pdgemm.movers.arrivals import Transfers
 from pdgemm.movers.node_arrays import NodeArrays
 from pdgemm.planning.algorithm_registry import algorithm_of
 from pdgemm.schedules import Product
+from pdgemm.schedules.reduction import Window
 
 Room = dict[str, Any]  # the buffers of a plan
 Notify = Callable[[int, int], object]
-Window = tuple[int, int]  # a range of rows
 Planned = TypeVar("Planned", bound=Product, covariant=True)
 
 
@@ -28,7 +28,7 @@ class Call(NamedTuple, Generic[Planned]):
     workspace : the buffers of the product; nothing else is allocated.
     peers   : the arrays of the other ranks of the node, where panels or partial sums are read in place.
     transfers : tracks the messages in flight to this rank.
-    windows : ranges of rows of C that the last product of the executor completes one after the other, each followed by
+    windows : rows of C that the last product of the executor completes one window after the other, each followed by
         a call of `completed`; none: no call.
     """
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate, product, starmap
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.algorithms.executor import Call, Window
+from pdgemm.algorithms.executor import Call
 from pdgemm.algorithms.store import store
 from pdgemm.arrays.device import Array, of
 from pdgemm.arrays.element_functions import slabs
@@ -18,7 +19,7 @@ from pdgemm.instrument.recorder import Recorder
 from pdgemm.movers.arrivals import Arrival
 from pdgemm.movers.block_copy import copy_blocks
 from pdgemm.movers.reduce import reduce_scatter
-from pdgemm.schedules.reduction import Reduction
+from pdgemm.schedules.reduction import Reduction, Window
 
 
 class LayerSums:
@@ -41,20 +42,21 @@ class LayerSums:
         self._to_c, self._recorder, self._pending, self.done = to_c, recorder, None, 0
         self._call.transfers.used(recorder)
 
-    def add(self, sums: Array, window: Window, first: int = 0) -> None:
+    def add(self, sums: Array, window: Window, places: Sequence[slice] = ()) -> None:
         """Reduce the rows `window` of a block; its partial sums may then be overwritten, unless they are read.
 
-        sums : this rank's partial sums of the rows from `first` on; those of other ranks are in arrays of its shape.
+        sums   : this rank's partial sums; those of other ranks are in arrays of its shape.
+        places : where in `sums` each range of the window is; by default `sums` has all rows of the block.
         """
-        at, rows = self._reduction.at(self._rank), slice(window[0] - first, window[1] - first)
+        at, places = self._reduction.at(self._rank), places or [*starmap(slice, window)]
         assert at is not None
         self.finish()
         counts = self._reduction.counts(*at, window)
         mine = self._call.workspace["own part of C"][: counts[self._comm.rank]]
         if self._reduction.read:
-            self._read(sums, rows, at, mine, window)
+            self._read(sums, places, at, mine, window)
         else:
-            self._send(sums[rows], at, mine, window, counts)
+            self._send([sums[here] for here in places], at, mine, window, counts)
         self._pending, self.done = partial(self._store, at, mine, window), self.done + 1
         if not self._call.product.lookahead:
             self.finish()
@@ -74,21 +76,21 @@ class LayerSums:
                 self._recorder.finish()
                 self._call.peers.sync()
 
-    def _read(self, sums: Array, rows: slice, at: tuple[int, int], mine: Array, window: Window) -> None:
-        peers, recorder = self._call.peers, self._recorder
+    def _read(self, sums: Array, places: Sequence[slice], at: tuple[int, int], mine: Array, window: Window) -> None:
+        peers, recorder, (rows,) = self._call.peers, self._recorder, places
         assert peers is not None
         group = self._reduction.group(*at)
         parts = [peers(self._name, other)[: sums.size].reshape(sums.shape)[rows] for other in group]
         another = self._call.workspace["part of C of another rank"]
         with recorder.phase("compute"):
-            _read(parts, mine, window, self._reduction, at, self._rank, another)
+            _read(parts, mine, window[0], self._reduction, at, self._rank, another)
         recorder.traffic.read(mine.size * (self._comm.size - 1))
 
-    def _send(self, sums: Array, at: tuple[int, int], mine: Array, window: Window, counts: np.ndarray) -> None:
+    def _send(self, sums: list[Array], at: tuple[int, int], mine: Array, window: Window, counts: np.ndarray) -> None:
         workspace, recorder = self._call.workspace, self._recorder
         recorder.order_copies_after_products()
         with recorder.phase("pack"):
-            packed = workspace["packed C"][: sums.size]
+            packed = workspace["packed C"][: sum(x.size for x in sums)]
             _by_owner(sums, packed, window, self._reduction, at, counts)
         staged = (workspace["staged C"], workspace["staged part of C"]) if "staged C" in workspace else None
         another = workspace["part of C of another rank"]
@@ -97,10 +99,19 @@ class LayerSums:
         _count(counts, self._comm.rank, recorder)
 
     def _store(self, at: tuple[int, int], mine: Array, window: Window) -> None:
-        rows = self._reduction.rows_to(at[0]).get(self._reduction.C.coords(self._rank)[0])
-        if rows is not None and mine.size:
-            part = self._call.C[rows.count_below(window[0]) : rows.count_below(window[1])]
-            store(part, mine.reshape(part.shape), self._to_c)
+        rows, done = self._reduction.rows_to(at[0]).get(self._reduction.C.coords(self._rank)[0]), 0
+        if rows is None or not mine.size:
+            return
+        for ends in window:
+            part = self._call.C[slice(*map(rows.count_below, ends))]
+            store(part, mine[done : done + part.size].reshape(part.shape), self._to_c)
+            done += part.size
+
+
+def one_behind_the_other(window: Window) -> list[slice]:
+    """Return where each range of a window is in an array of its rows."""
+    ends = [*accumulate(hi - lo for lo, hi in window)]
+    return [*map(slice, [0, *ends], ends)]
 
 
 def _read(
@@ -133,23 +144,24 @@ def _read(
 
 
 def _by_owner(
-    sums: Array,
+    sums: list[Array],
     packed: Array,
-    window: tuple[int, int],
+    window: Window,
     reduction: Reduction,
     at: tuple[int, int],
     counts: np.ndarray,
 ) -> None:
-    """Pack the partial sums by the ranks that own them in C, in the order of ranks."""
+    """Pack the partial sums by the ranks that own them in C, in the order of ranks.   sums : of each range of rows."""
     group = reduction.group(*at)
-    starts = dict(zip(group, np.cumsum(counts) - counts))
+    starts = dict(zip(group, (np.cumsum(counts) - counts).tolist()))
     columns = [(to_j, index_map.pack()) for to_j, index_map in reduction.cols_to(at[1]).items()]
-    for to_i, rows in reduction.rows_to(at[0]).items():
-        lo, hi = (rows.count_below(row) for row in window)
+    for (to_i, rows), (part_of_sums, ends) in product(reduction.rows_to(at[0]).items(), zip(sums, window)):
+        lo, hi = map(rows.count_below, ends)
         for to_j, cols in columns if lo < hi else ():
-            start = starts[reduction.C.rank(to_i, to_j)]
-            part = packed[start : start + (hi - lo) * cols.size].reshape(hi - lo, cols.size)
-            copy_blocks(sums, part, rows.cut(lo, hi).shifted(window[0], 0).pack(), cols)
+            owner, words = reduction.C.rank(to_i, to_j), (hi - lo) * cols.size
+            part = packed[starts[owner] : starts[owner] + words].reshape(hi - lo, cols.size)
+            copy_blocks(part_of_sums, part, rows.cut(lo, hi).shifted(ends[0], 0).pack(), cols)
+            starts[owner] += words
 
 
 def _count(counts: np.ndarray, me: int, recorder: Recorder) -> None:

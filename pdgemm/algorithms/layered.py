@@ -10,11 +10,12 @@ from typing import Any
 
 from pdgemm.algorithms.accumulator import Accumulator
 from pdgemm.algorithms.executor import Call, Notify, executor_of
-from pdgemm.algorithms.layer_sums import LayerSums
+from pdgemm.algorithms.layer_sums import LayerSums, one_behind_the_other
 from pdgemm.algorithms.store import store
 from pdgemm.arrays.elementwise import Combine, paired, scale
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.schedules import Inner, Layered
+from pdgemm.schedules.reduction import height
 
 
 class LayeredExecutor:
@@ -83,16 +84,17 @@ class InnerExecutor:
         reduction = LayerSums(call, plan.reduction, grid.comm, "sums")
         reduction.begin(to_c, recorder)
         poll = call.transfers.poll if grid.ranks_per_node and not plan.device else None
-        for done, (lo, hi) in enumerate(plan.windows, 1):
+        for done, window in enumerate(plan.windows, 1):
             if done > 1:
                 reduction.sync()  # until the last partial sums have been read
-            sums = workspace["sums"][: (hi - lo) * n].reshape(hi - lo, n)
+            sums = workspace["sums"][: height(window) * n].reshape(height(window), n)
             with recorder.phase("compute"):
-                if A.shape[1]:
-                    Accumulator(call.alpha, 0, sums, plan, workspace, poll).add_wide(A[lo:hi], call.B)
-                else:
-                    scale(0, sums)
+                for here, (lo, hi) in zip(one_behind_the_other(window), window):
+                    if A.shape[1]:
+                        Accumulator(call.alpha, 0, sums[here], plan, workspace, poll).add_wide(A[lo:hi], call.B)
+                    else:
+                        scale(0, sums[here])
             reduction.sync()
-            reduction.add(sums, (lo, hi), lo)
+            reduction.add(sums, window, one_behind_the_other(window))
             notify(done, len(plan.windows))
         reduction.finish()

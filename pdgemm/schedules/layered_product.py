@@ -20,7 +20,7 @@ from pdgemm.grids.layout import Layout
 from pdgemm.instrument.recorder import Transfer
 from pdgemm.schedules.cannon_product import Cannon
 from pdgemm.schedules.product import Buffers, Product, RankMap, alike, on_ranks, scaled
-from pdgemm.schedules.reduction import Reduction
+from pdgemm.schedules.reduction import Reduction, Window, height
 from pdgemm.schedules.rounds import Messages, Round, one_each
 from pdgemm.schedules.summa_product import Summa
 from pdgemm.support.remembered import remembered
@@ -86,16 +86,16 @@ class Inner(Product):
         return replace(self, width=scaled(min(self.width, max(1, self.widest)), share), rows=rows)
 
     @property
-    def windows(self) -> list[tuple[int, int]]:
-        """The ranges of rows of C that are computed and reduced together."""
+    def windows(self) -> list[Window]:
+        """The rows of C that are computed and reduced together."""
         return self.reduction.windows(0) if self.mnk[2] else []
 
     def rounds(self) -> Iterator[Round]:
         """Yield a product for each window of rows of C; its partial sums are reduced during the next one."""
         n, k_loc = self.mnk[1], np.array([self.A.local_shape(rank)[1] for rank in range(self.size)])
         sums: list[Messages] = []  # of the window before
-        for turn, (lo, hi) in enumerate(self.windows):
-            yield Round(sums, (hi - lo, n, k_loc), hidden=not self.shared)
+        for turn, window in enumerate(self.windows):
+            yield Round(sums, (height(window), n, k_loc), hidden=not self.shared)
             sums = self.reduction.messages(slice(turn, turn + 1))
         yield Round(sums, hidden=False)
 
@@ -128,7 +128,7 @@ class Inner(Product):
     def buffers(self, rank: int | None) -> Buffers:
         n = self.mnk[1]
         k_loc = min(self.width, self.A.local_shape(rank)[1])
-        m_loc = max((hi - lo for lo, hi in self.windows), default=0)
+        m_loc = self.reduction.highest(rank) if self.mnk[2] else 0
         reduction = (
             self.reduction.buffers(rank)
             if m_loc

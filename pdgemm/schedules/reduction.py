@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -18,6 +19,13 @@ from pdgemm.schedules.rounds import LAYERS, Messages, messages
 from pdgemm.support.remembered import remembered
 
 ALL = slice(None)  # windows of rows
+LEAST_ROWS = 64  # of one owner in a window that takes rows of each: BLAS is slower on fewer
+Window = tuple[tuple[int, int], ...]  # ranges of rows, ascending
+
+
+def height(window: Window) -> int:
+    """Return the number of rows of a window."""
+    return sum(hi - lo for lo, hi in window)
 
 
 @dataclass(frozen=True)
@@ -27,7 +35,7 @@ class Reduction:
     rows, cols : distributions of the rows and columns of C, whose parts form the blocks.
     rank_map   : the ranks of the grid positions, layer by layer, row by row; those of one block in all layers are its
                  group, which reduces it, and which has its elements in C.
-    high       : number of rows of a block that are reduced at a time.
+    high       : number of rows of a block that are reduced at a time, about.
     reads      : name of the mover by which partial sums are read in place; "": they are sent.
     """
 
@@ -85,10 +93,19 @@ class Reduction:
         at = self.at(rank)
         return (0, 0) if at is None else (self.rows.count(at[0]), self.cols.count(at[1]))
 
-    def windows(self, rank: int | None) -> list[tuple[int, int]]:
-        """Return the ranges of rows of a block that are reduced together."""
-        (rows, cols), height = self.shape(rank), self._at_once(rank)
-        return [(lo, min(rows, lo + height)) for lo in range(0, rows, height)] if cols else []
+    def windows(self, rank: int) -> list[Window]:
+        """Return the rows of a block that are reduced together.
+
+        They are consecutive where these belong to all parts of C's rows.  Otherwise a window has a share of each part:
+        if it were sent to few ranks, the links to the others would be idle meanwhile.
+        """
+        (rows, cols), at_once, apart = self.shape(rank), self._at_once(rank), self._apart(rank)
+        if not cols:
+            return []
+        if not apart:
+            return [((lo, min(rows, lo + at_once)),) for lo in range(0, rows, at_once)]
+        turns = self.turns(rank)
+        return [tuple(sorted(run for x in apart for run in _share(x, turn, turns))) for turn in range(turns)]
 
     def turns(self, rank: int | None) -> int:
         """Return the number of these windows."""
@@ -99,6 +116,22 @@ class Reduction:
         """Return the number of rows of a window."""
         return max(1, min(self.high, LARGEST_MESSAGE_BYTES // (max(1, self.shape(rank)[1]) * self.dtype.itemsize)))
 
+    def highest(self, rank: int | None) -> int:
+        """Return the most rows of a window; for rank None, of any rank."""
+        if rank is None:  # a share of the rows of each part is at most one row more than its size over their number
+            parts = min(self.C.distribution.rows.parts, self._at_once(None) // LEAST_ROWS)
+            return min(self.shape(None)[0], self._at_once(None) + parts * (parts > 1))
+        return max(map(height, self.windows(rank)), default=0)
+
+    def _apart(self, rank: int) -> list[IndexMap]:
+        """Return the rows of a block in each part of C's rows, if consecutive rows would not belong to all parts."""
+        at, rows, at_once = self.at(rank), self.shape(rank)[0], self._at_once(rank)
+        if self.read or at is None or at_once >= rows:
+            return []
+        maps = [*self.rows_to(at[0]).values()]
+        cycle = rows * len(maps) // sum(len(x.lengths) for x in maps)  # rows among which each part has a run
+        return maps if cycle > at_once >= LEAST_ROWS * len(maps) > LEAST_ROWS else []
+
     def rows_to(self, i: int) -> dict[int, IndexMap]:
         """Return the rows of block i that belong to each part of C's rows."""
         return _shared(self.rows, self.C.distribution.rows, i)
@@ -106,15 +139,15 @@ class Reduction:
     def cols_to(self, j: int) -> dict[int, IndexMap]:
         return _shared(self.cols, self.C.distribution.cols, j)
 
-    def counts(self, i: int, j: int, window: tuple[int, int]) -> np.ndarray:
+    def counts(self, i: int, j: int, window: Window) -> np.ndarray:
         """Return the words of a window of block (i, j) that belong to each rank of its group."""
         group = {rank: number for number, rank in enumerate(self.group(i, j))}
         counts = np.zeros(len(group), np.int64)
         widths = {to_j: index_map.size for to_j, index_map in self.cols_to(j).items()}
         for to_i, index_map in self.rows_to(i).items():
-            height = index_map.count_below(window[1]) - index_map.count_below(window[0])
-            for to_j, width in widths.items() if height else ():
-                counts[group[self.C.rank(to_i, to_j)]] += height * width
+            rows = sum(index_map.count_below(hi) - index_map.count_below(lo) for lo, hi in window)
+            for to_j, width in widths.items() if rows else ():
+                counts[group[self.C.rank(to_i, to_j)]] += rows * width
         return counts
 
     def traffic(self, rank: int, turns: slice = ALL) -> Traffic:
@@ -139,14 +172,20 @@ class Reduction:
         turns = self.turns(rank)
         if at is None or not turns:
             return (np.zeros(0, np.int64),) * 3
-        (rows, cols), height = self.shape(rank), self._at_once(rank)
+        (rows, cols), at_once = self.shape(rank), self._at_once(rank)
         (i, j), (own_i, own_j) = at, self.C.coords(rank)
-        ends = np.minimum(rows, height * np.arange(1, turns + 1))
         to_rows, to_cols = self.rows_to(i), self.cols_to(j)
-        mine = np.zeros(turns, np.int64)
-        if own_i in to_rows and own_j in to_cols:
-            mine = np.diff(to_rows[own_i].count_below(ends), prepend=0) * to_cols[own_j].size
-        return np.diff(ends, prepend=0) * cols, mine, _parts_in_windows(to_rows, height, turns) * len(to_cols)
+        own = to_rows.get(own_i) if own_j in to_cols else None
+        if self._apart(rank):
+            turn, sizes = np.arange(turns + 1), np.array([x.size for x in to_rows.values()])
+            shares = np.diff(sizes[:, None] * turn // turns)
+            every, parts = shares.sum(axis=0), np.count_nonzero(shares, axis=0)
+            mine = np.diff(own.size * turn // turns) if own else np.zeros(turns, np.int64)
+        else:
+            ends = np.minimum(rows, at_once * np.arange(1, turns + 1))
+            every, parts = np.diff(ends, prepend=0), _parts_in_windows(to_rows, at_once, turns)
+            mine = np.diff(own.count_below(ends), prepend=0) if own else np.zeros(turns, np.int64)
+        return every * cols, mine * (to_cols[own_j].size if own else 0), parts * len(to_cols)
 
     def messages(self, turns: slice = ALL) -> list[Messages]:
         """Return the messages, or reads, of the partial sums in some windows of each block."""
@@ -165,13 +204,12 @@ class Reduction:
         return found
 
     def buffers(self, rank: int | None) -> Buffers:
-        rows, cols = self.shape(rank)
-        height = min(rows, self._at_once(rank))
-        mine = min(height * cols, prod(self.C.local_shape(None)))
+        cols, highest = self.shape(rank)[1], self.highest(rank)
+        mine = min(highest * cols, prod(self.C.local_shape(None)))
         if rank is not None:
             mine = int(self._shares(rank)[1].max(initial=0))
         return {
-            "packed C": (0 if self.read else height * cols, self.dtype),
+            "packed C": (0 if self.read else highest * cols, self.dtype),
             "own part of C": (mine, self.dtype),
             "part of C of another rank": (self._another(mine, rank), self.dtype),
         }
@@ -189,6 +227,14 @@ class Reduction:
     @property
     def total_words(self) -> int:
         return self.rows.n * self.cols.n * (self.layers - 1)
+
+
+def _share(rows: IndexMap, turn: int, turns: int) -> Iterator[tuple[int, int]]:
+    """Yield the runs of share number `turn` of `turns` equal ones."""
+    start, stop = rows.size * turn // turns, rows.size * (turn + 1) // turns
+    if start < stop:
+        share = rows.cut(start, stop)
+        yield from zip(share.source.tolist(), (share.source + share.lengths).tolist())
 
 
 def _parts_in_windows(maps: dict[int, IndexMap], height: int, windows: int) -> np.ndarray:

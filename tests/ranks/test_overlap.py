@@ -242,6 +242,40 @@ def test_partial_sums_are_sent_while_the_next_are_formed(
     own.Free()
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("algorithm", ["inner", "2.5d"])
+def test_windows_of_partial_sums_take_rows_of_every_owner(
+    comm: Any, algorithm: str, lookahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C lies in blocks of rows: each window is then a few rows of each block, and all ranks receive some of it."""
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan
+    from pdgemm.planning import planner, problem
+    from pdgemm.schedules import reduction
+
+    monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", "1")
+    monkeypatch.setattr(problem, "REDUCED_ROWS", 3)
+    monkeypatch.setattr(reduction, "LEAST_ROWS", 1)
+    planner.plan_product.cache_clear()
+    own = comm.Dup()
+    for shape, (m, n, k) in itertools.product(
+        grid_shapes(comm.size), [(61, 53, 90), (97, 18, 2 * comm.size), (40, 7, 0)]
+    ):
+        with ProcessGrid(own, shape) as grid:
+            A, B, C = (DistMatrix.random(x, grid=grid, seed=seed) for seed, x in enumerate(((m, k), (k, n), (m, n))))
+            c = C.allgather()
+            options = {"algorithm": algorithm, "layers": None if algorithm == "inner" else comm.size}
+            product = plan(A, B, C, beta=-1, lookahead=lookahead, **options).product
+            pdgemm(2, A, B, -1, C, lookahead=lookahead, **options)
+            assert gemm_error(C.allgather(), 2, A.allgather(), B.allgather(), -1, c) <= TOLERANCE
+            assert C.report.counted == C.report.predicted
+            if algorithm == "inner" and m == 97:
+                owned = [product.reduction.counts(0, 0, window) for window in product.windows]
+                assert len(owned) == 8 and all(x.all() for x in owned), product
+    planner.plan_product.cache_clear()
+    own.Free()
+
+
 @pytest.mark.mpi(min_size=3)
 @pytest.mark.parametrize("seen", [(0, 1, 2), (2, 0, 1)], ids=str)
 def test_panels_of_a_block_are_sent_on_in_whatever_order_they_are_seen(comm: Any, seen: tuple[int, ...]) -> None:
