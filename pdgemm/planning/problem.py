@@ -11,10 +11,11 @@ from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout
 from pdgemm.model.machine import Machine
 from pdgemm.model.mover_registry import AUTO, RING, SHARED, by_messages, reads
+from pdgemm.schedules.reduction import LEAST_ROWS
 
 REDUCED_BYTES = 1 << 26  # of C that are reduced at a time, but at least REDUCED_ROWS rows, for the speed of BLAS
-REDUCED_ROWS = 256
-REDUCED_WINDOWS = 8  # of rows, where they are sent: all but the last are sent while the next is multiplied
+REDUCED_ROWS = 128
+REDUCED_WINDOWS = 16  # of rows, where they are sent: all but the last are sent while the next is multiplied
 
 
 class AlgorithmRequest(NamedTuple):
@@ -130,15 +131,18 @@ class Problem:
         """The arguments of `Product` that describe its device."""
         return {"device": self.device, "staged": self.staged, "compute": self.compute}
 
-    def reduced_rows(self, rows: int, cols: int, mover: str) -> int:
+    def reduced_rows(self, rows: int, cols: int, mover: str, owners: BlockCyclic | None = None) -> int:
         """Return how many rows of a block of C are reduced at a time: where they are sent, few, so that most overlap.
 
-        mover : the mover by which partial sums are read in place, or the one of messages.
+        mover  : the mover by which partial sums are read in place, or the one of messages.
+        owners : who owns these rows in C; each window is to have enough of each of them.
         """
-        at_once = REDUCED_BYTES // (max(1, cols) * self.accumulate.itemsize)
+        at_once, least = REDUCED_BYTES // (max(1, cols) * self.accumulate.itemsize), REDUCED_ROWS
         if not reads(mover):
             at_once = min(at_once, -(-rows // REDUCED_WINDOWS))
-        return max(1, min(rows, max(REDUCED_ROWS, at_once)))
+            if owners and owners.block * owners.parts > max(at_once, least):
+                least = max(least, LEAST_ROWS * owners.parts)
+        return max(1, min(rows, max(least, at_once)))
 
 
 Laid = tuple[BlockCyclic, BlockCyclic, tuple[int, ...]]  # distributions of rows and columns, and the rank map

@@ -92,11 +92,11 @@ def layered_on(problem: Problem, partition: Partition, inside: str, on_layer_0: 
     pr, pc = shape = partition.pr, partition.pc
     grid = np.array(rank_map).reshape(c, *shape)
     r, s, inner_a, inner_b = dims(partition)
+    down, across = (1, 1) if on_layer_0 else partition.shares
     if on_layer_0:
         r, s = problem.C.distribution.rows, problem.C.distribution.cols
         of_c = (r, s, problem.C.rank_map)
     else:
-        down, across = partition.shares
         rows = BlockCyclic(partition.m, partition.row_block // down, pr * down)
         cols = BlockCyclic(partition.n, partition.col_block // across, pc * across)
         of_c = (rows, cols, listed(grid.reshape(down, across, *shape).transpose(2, 0, 3, 1)))
@@ -105,7 +105,8 @@ def layered_on(problem: Problem, partition: Partition, inside: str, on_layer_0: 
     mover = "shift" if inside == "cannon" else problem.broadcast
     laid = lay_out(problem, (r, inner_a, place_a), (inner_b, s, place_b), of_c)
     nodes = problem.relay_nodes if inside == "summa" else ()
-    at_once = problem.reduced_rows(r.largest, s.largest, "" if nodes else mover)
+    owners = BlockCyclic(r.largest, max(1, r.block // down), down)
+    at_once = problem.reduced_rows(r.largest, s.largest, "" if nodes else mover, owners)
     product = Layered(
         *laid, problem.lookahead, mover, rank_map, c, inside, at_once,
         nodes=nodes, **problem.device_options,
@@ -126,7 +127,7 @@ def inner_on(problem: Problem, a: Layout, b: Layout) -> Inner:
     """Return the product on these layouts of A and B, and on the layout that C has."""
     by = problem.broadcast_by_message
     mover = by if reads(by) else "reduce_scatter"
-    rows = problem.reduced_rows(*problem.mnk[:2], mover)
+    rows = problem.reduced_rows(*problem.mnk[:2], mover, problem.C.distribution.rows)
     return Inner(
         a, b, problem.C, problem.accumulate, problem.width, problem.lookahead, mover, rows, problem.size,
         **problem.device_options,
