@@ -88,11 +88,12 @@ def cannon_on(problem: Problem, partition: Partition) -> Cannon:
 
 def layered_on(problem: Problem, partition: Partition, inside: str, on_layer_0: bool = False) -> Layered:
     """Return a product in layers, with C distributed over them, or on layer 0 in the layout of the user."""
-    c, rank_map = partition.layers, problem.rank_map[: partition.ranks]
-    pr, pc = shape = partition.pr, partition.pc
-    grid = np.array(rank_map).reshape(c, *shape)
+    c, shape = partition.layers, (partition.pr, partition.pc)
+    (pr, pc), (down, across) = shape, (1, 1) if on_layer_0 else partition.shares
+    grid = np.array(problem.rank_map[: partition.ranks]).reshape(c, *shape)
+    if not on_layer_0 and problem.C.distribution.grid_shape == (pr * down, pc * across):  # C stays where it is
+        grid = grid.reshape(pr, down, pc, across).transpose(1, 3, 0, 2).reshape(c, *shape)
     r, s, inner_a, inner_b = dims(partition)
-    down, across = (1, 1) if on_layer_0 else partition.shares
     if on_layer_0:
         r, s = problem.C.distribution.rows, problem.C.distribution.cols
         of_c = (r, s, problem.C.rank_map)
@@ -108,7 +109,7 @@ def layered_on(problem: Problem, partition: Partition, inside: str, on_layer_0: 
     owners = BlockCyclic(r.largest, max(1, r.block // down), down)
     at_once = problem.reduced_rows(r.largest, s.largest, "" if nodes else mover, owners)
     product = Layered(
-        *laid, problem.lookahead, mover, rank_map, c, inside, at_once,
+        *laid, problem.lookahead, mover, listed(grid), c, inside, at_once,
         nodes=nodes, **problem.device_options,
     )  # fmt: skip
     return product if problem.width_asked else product.whole()

@@ -20,7 +20,7 @@ from pdgemm.instrument.recorder import Traffic
 from pdgemm.model.machine import Link, Machine
 from pdgemm.planning import planner
 from pdgemm.planning.algorithm_registry import choices
-from pdgemm.planning.candidates import arrangements
+from pdgemm.planning.candidates import Arrangement, arrangements
 from pdgemm.planning.planner import candidates, considered
 from pdgemm.planning.problem import Problem
 from pdgemm.planning.product_plan import ProductPlan, with_moves
@@ -64,6 +64,19 @@ def problems(draw: st.DrawFn) -> tuple[Layout, Layout, Layout, int]:
         return Layout(window, tuple(rank_map), dtype, draw(st.sampled_from("CF")))  # type: ignore[arg-type]
 
     return one((m, k)), one((k, n)), one((m, n)), size
+
+
+@pytest.mark.parametrize("algorithm", ["summa", "cannon", "2.5d", "inner", "stationary_a", "stationary_b"])
+@pytest.mark.parametrize(("size", "rank_map"), [(2, (0, 1)), (4, (0, 1, 2, 3)), (4, (2, 0, 3, 1)), (8, (*range(8),))])
+def test_on_the_layouts_of_its_products_nothing_is_moved(algorithm: str, size: int, rank_map: tuple[int, ...]) -> None:
+    """Who distributes the matrices as a plan says is given that plan; on 2.5D's grids, too, C may lie still."""
+    q = 4 if size == 8 else 2
+    given = [layout((size // q, q), (96, 96), rank_map=rank_map) for _ in "ABC"]
+    options: dict[str, Any] = {"accumulate": DOUBLE, "algorithm": algorithm}
+    plan = plan_product(*given, size, **options)
+    again = plan_product(*Arrangement(plan.product, plan.transposed).layouts, size, **options)
+    assert again.moves == ()
+    assert again.total_words == plan.product.total_words
 
 
 def test_without_a_limit_panels_have_the_width_asked_for() -> None:
