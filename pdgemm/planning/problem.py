@@ -11,7 +11,7 @@ from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout
 from pdgemm.model.machine import Machine
 from pdgemm.model.mover_registry import AUTO, RING, SHARED, by_messages, reads
-from pdgemm.schedules.reduction import LEAST_ROWS
+from pdgemm.schedules import reduction
 
 REDUCED_BYTES = 1 << 26  # of C that are reduced at a time, but at least REDUCED_ROWS rows, for the speed of BLAS
 REDUCED_ROWS = 128
@@ -141,7 +141,7 @@ class Problem:
         if not reads(mover):
             at_once = min(at_once, -(-rows // REDUCED_WINDOWS))
             if owners and owners.block * owners.parts > max(at_once, least):
-                least = max(least, LEAST_ROWS * owners.parts)
+                least = max(least, reduction.LEAST_ROWS * owners.parts)
         return max(1, min(rows, max(least, at_once)))
 
 
