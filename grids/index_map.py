@@ -44,7 +44,7 @@ class IndexMap:
     source = [0, 4], target = [1, 3], lengths = [2, 2] maps 0 1 4 5 to 1 2 3 4.
     """
 
-    __slots__ = ("_period", "_strided_runs", "ends", "lengths", "size", "source", "target")
+    __slots__ = ("__weakref__", "_period", "_strided_runs", "ends", "lengths", "size", "source", "target")
 
     def __init__(self, source: np.ndarray, target: np.ndarray, lengths: np.ndarray, period: int = -1) -> None:
         self.source = source  # first index of each run

@@ -34,7 +34,7 @@ from pdgemm.matrix.argument_checks import (
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.model.machine import Machine, machine_at_hand, on_nodes
-from pdgemm.model.mover_registry import SHARED, reads
+from pdgemm.model.mover_registry import NCCL, SHARED, reads
 from pdgemm.planning.algorithm_registry import choices, known
 from pdgemm.planning.candidate_table import Candidate
 from pdgemm.planning.candidates import Arrangement
@@ -376,7 +376,7 @@ def _problem(
         outside_node_memory=outside_node_memory(A, B) if reach.reads and not nothing else "",
         nodes=nodes(A.grid) if reach.reads else (),
         device=A.device if on_device else "",
-        staged=reach.staged,
+        staged=reach.staged and mover != NCCL.name,
         compute=compute,
         machine=machine,
     )

@@ -11,6 +11,7 @@ from pdgemm.algorithms.store import store
 from pdgemm.arrays.device import Array
 from pdgemm.arrays.elementwise import Combine, paired
 from pdgemm.instrument.recorder import Recorder
+from pdgemm.movers.nccl import NcclShift
 from pdgemm.movers.pipeline import RingShift
 from pdgemm.schedules import Cannon
 from pdgemm.schedules.steps import cannon_neighbours
@@ -38,7 +39,8 @@ class CannonExecutor:
         rank = grid.comm.rank
         steps = plan.steps(rank)
         if not steps:
-            store(C, None, to_c)
+            with recorder.phase("compute"):
+                store(C, None, to_c)
             return
         (i, j), (m_loc, n_loc) = grid.coords, C.shape
         pr, pc = grid.shape
@@ -48,8 +50,9 @@ class CannonExecutor:
         staged_a, staged_b = workspace.get("staged A"), workspace.get("staged B")
         poll = transfers.poll if grid.ranks_per_node and not plan.device else None
         products = Accumulator(call.alpha, beta if sums is C else 0, sums, plan, workspace, poll)
-        on_row = partial(RingShift, grid.row, order=plan.A.order, room=workspace["panels of A"], staged=staged_a)
-        on_col = partial(RingShift, grid.col, order=plan.B.order, room=workspace["panels of B"], staged=staged_b)
+        shift = NcclShift if plan.nccl else RingShift
+        on_row = partial(shift, grid.row, order=plan.A.order, room=workspace["panels of A"], staged=staged_a)
+        on_col = partial(shift, grid.col, order=plan.B.order, room=workspace["panels of B"], staged=staged_b)
         shared: dict[str, Any] = {"slots": plan.slots, "recorder": recorder, "transfers": transfers}
         of_a, of_b = plan.cuts(steps[0].a), plan.cuts_of_b(steps[0].b)
         with (

@@ -18,6 +18,7 @@ from pdgemm.arrays.elementwise import Combine
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.movers.arrivals import Arrival
 from pdgemm.movers.block_copy import copy_blocks
+from pdgemm.movers.nccl import nccl_reduce_scatter
 from pdgemm.movers.reduce import reduce_scatter
 from pdgemm.schedules.reduction import Reduction, Window
 
@@ -92,11 +93,18 @@ class LayerSums:
         with recorder.phase("pack"):
             packed = workspace["packed C"][: sum(x.size for x in sums)]
             _by_owner(sums, packed, window, self._reduction, at, counts)
-        staged = (workspace["staged C"], workspace["staged part of C"]) if "staged C" in workspace else None
-        another = workspace["part of C of another rank"]
-        self._arrivals = reduce_scatter(self._comm, packed, mine, counts.tolist(), recorder, another, staged)
+        self._arrivals = self._reduced(packed, mine, counts.tolist(), recorder)
         self._call.transfers.expect(self._arrivals)
         _count(counts, self._comm.rank, recorder)
+
+    def _reduced(self, packed: Array, mine: Array, counts: list[int], recorder: Recorder) -> list[Arrival]:
+        """Start mine := the sum of all partial sums for this rank, and return its arrivals."""
+        if self._call.product.nccl:
+            return nccl_reduce_scatter(self._comm, packed, mine, counts, recorder)
+        workspace = self._call.workspace
+        staged = (workspace["staged C"], workspace["staged part of C"]) if "staged C" in workspace else None
+        another = workspace["part of C of another rank"]
+        return reduce_scatter(self._comm, packed, mine, counts, recorder, another, staged)
 
     def _store(self, at: tuple[int, int], mine: Array, window: Window) -> None:
         rows, done = self._reduction.rows_to(at[0]).get(self._reduction.C.coords(self._rank)[0]), 0

@@ -50,7 +50,8 @@ class LayeredExecutor:
         call = self._call
         plan, to_c = call.product, Combine(1, beta, paired(call.workspace["update"]))
         if not plan.mnk[2]:
-            store(call.C, None, to_c)
+            with recorder.phase("compute"):
+                store(call.C, None, to_c)
         elif call.grid.idle:
             if plan.reduction.read and call.peers:
                 call.peers.sync()  # collective over the node
@@ -79,7 +80,8 @@ class InnerExecutor:
         A, C, plan, grid, workspace = call.A, call.C, call.product, call.grid, call.workspace
         n, to_c = plan.mnk[1], Combine(1, beta, paired(workspace["update"]))
         if not plan.windows:
-            store(C, None, to_c)
+            with recorder.phase("compute"):
+                store(C, None, to_c)
             return
         reduction = LayerSums(call, plan.reduction, grid.comm, "sums")
         reduction.begin(to_c, recorder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import zip_longest
 from time import perf_counter
 from typing import Any
 
@@ -11,7 +12,7 @@ from mpi4py import MPI
 
 from pdgemm.algorithms.store import store
 from pdgemm.arrays import device as devices
-from pdgemm.arrays.device import Array, Device
+from pdgemm.arrays.device import Array, Device, of
 from pdgemm.arrays.dtypes import fits, wire
 from pdgemm.arrays.elementwise import Combine
 from pdgemm.arrays.integers import as_count
@@ -30,6 +31,7 @@ from pdgemm.matrix.local_arrays import all_shared, device_on, new_local
 from pdgemm.movers.block_copy import copy_blocks
 from pdgemm.movers.node_arrays import NodeArrays
 from pdgemm.movers.panel_views import column_room
+from pdgemm.movers.pipeline import flat
 from pdgemm.schedules.exchange import Exchange, best_places, plan_exchange
 from pdgemm.support.agreement import together
 
@@ -64,7 +66,8 @@ def redistribute(
 
     Returns Y; `Y.report` has the words that were sent and the seconds that it took.
 
-    Cost per rank: each element that changes its owner is sent once, packed; messages of at most 1 MiB, four at a time.
+    Cost per rank: each element that changes its owner is sent once, packed; messages of at most 1 MiB, four at a time
+    (on a device 32 MiB, eight at a time).
     Raises LayoutError, GridError, DTypeError, ArgumentError or MemoryLimitError, the same on every rank and before
     any message is sent.
     """
@@ -97,8 +100,8 @@ def redistribute(
             layout = target
         shared = X.shared and X.grid.ranks_per_node is None
         where = devices.of(X.stored)
-        shared, staged = reached(where, X.grid, shared, X.mpi_addressable and out.mpi_addressable)
-        on = (where.name if where else "", staged)
+        shared, staged, nccl = reached(where, X.grid, shared, X.mpi_addressable and out.mpi_addressable)
+        on = (where.name if where else "", staged, nccl)
         plan = plan_exchange(layout, target, comm.size, alpha == 1 and beta == 0, limit, shared, *on)
         if limit is not None and plan.extra_bytes(None) > limit:
             raise MemoryLimitError(
@@ -112,7 +115,8 @@ def redistribute(
     recorder.hold(workspace.nbytes)
     with np.errstate(all="ignore"), kept_if_it_fails(workspace), spans.timed("redistribute", out.stored.nbytes):
         if alpha == 0:
-            store(out.stored, None, Combine(beta=beta))
+            with recorder.phase("compute"):
+                store(out.stored, None, Combine(beta=beta))
         else:
             exchange(alpha, X.stored, beta, out.stored, plan, workspace, X.grid, recorder)
         recorder.finish()
@@ -141,12 +145,13 @@ class kept_if_it_fails:
 _in_flight: list[object] = []
 
 
-def reached(device: Device | None, grid: ProcessGrid, shared: bool, copies_only: bool) -> tuple[bool, bool]:
-    """Return whether ranks can read each other's matrices in place, and whether messages have to be staged."""
+def reached(device: Device | None, grid: ProcessGrid, shared: bool, addressable: bool) -> tuple[bool, bool, bool]:
+    """Return whether ranks can read each other's matrices in place, whether messages are staged, and sent by NCCL."""
     if device is None:
-        return shared, False
+        return shared, False, False
     reach = device.reach(grid)
-    return shared and bool(reach.reads), reach.staged or not copies_only
+    nccl = reach.nccl and addressable and grid.size > 1
+    return shared and bool(reach.reads), not nccl and (reach.staged or not addressable), nccl
 
 
 def move_report(name: str, plan: Exchange, rank: int, recorder: Recorder, seconds: float) -> MoveReport:
@@ -203,7 +208,8 @@ def exchange(
     """Compute Y := alpha X + beta Y, where X and Y are this rank's local arrays.  Collective over the grid."""
     conjugated = plan.source.conjugated != plan.target.conjugated
     combine = Combine(alpha, beta, workspace.scratch, conjugated)
-    (_pull if plan.shared else _send)(X, Y, plan, workspace, grid, recorder, combine)
+    way = _pull if plan.shared else _send_by_nccl if plan.nccl else _send
+    way(X, Y, plan, workspace, grid, recorder, combine)
 
 
 def _pull(
@@ -281,7 +287,7 @@ def _send(
     while True:
         tile = next(staying, None)
         if tile is not None:
-            with recorder.phase("pack"):
+            with recorder.phase("compute" if of(X) else "pack"):  # a device packs messages meanwhile
                 store(Y, X, combine, *tile)
             slot, done = MPI.Request.Testany(requests)
             if not done:
@@ -298,6 +304,48 @@ def _send(
             receive(slot)
         else:
             send(slot)
+
+
+def _send_by_nccl(
+    X: Array, Y: Array, plan: Exchange, workspace: Room, grid: ProcessGrid, recorder: Recorder, combine: Combine
+) -> None:
+    """Do what `_send` does in the order of the copy stream.
+
+    All ranks go through the tiles by the distance of the ranks that send and receive them, so that none waits for a
+    tile that comes after one of its own.
+    """
+    comm, me, size, device = grid.comm, grid.comm.rank, plan.size, of(X)
+    assert device is not None
+    device.exchange(comm, [], [])  # all ranks create the communicator, those that send nothing as well
+    for tile in (tile for block in plan.staying(me) for tile in plan.tiles(block)):
+        with recorder.phase("compute"):
+            store(Y, X, combine, *tile)
+    outgoing = {(block.peer - me) % size: plan.tiles(block) for block in plan.sends(me)}
+    incoming = {(me - block.peer) % size: plan.tiles(block) for block in plan.receives(me)}
+    for distance in range(1, size):
+        tiles = zip_longest(outgoing.get(distance, ()), incoming.get(distance, ()))
+        for leaving, coming in tiles:
+            sends, receives, unpacked = list[tuple[Array, int]](), list[tuple[Array, int]](), None
+            with recorder.phase("pack"):
+                if leaving:
+                    rows, cols = leaving
+                    place = _contiguous(X, rows.source, cols.source, rows, cols, plan)
+                    if place is None:
+                        place, _ = workspace.shaped(workspace.receiving, rows.size, cols.size, plan.target.order)
+                        copy_blocks(X, place, rows.shifted(0, rows.target[0]), cols.shifted(0, cols.target[0]))
+                    sends.append((flat(place), (me + distance) % size))
+                    recorder.traffic.sent(place.size)
+                if coming:
+                    rows, cols = coming
+                    place = _contiguous(Y, rows.target, cols.target, rows, cols, plan) if plan.copies_only else None
+                    if place is None:
+                        place, unpacked = workspace.shaped(0, rows.size, cols.size, plan.target.order)
+                    receives.append((flat(place), (me - distance) % size))
+                    recorder.traffic.received(place.size)
+                device.exchange(comm, sends, receives)
+                if unpacked is not None:
+                    there = rows.shifted(rows.source[0], 0), cols.shifted(cols.source[0], 0)
+                    store(Y, unpacked, combine, *there)
 
 
 class Room:

@@ -15,6 +15,7 @@ from pdgemm.grids.index_map import IndexMap, identity
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.movers import BROADCASTS
 from pdgemm.movers.block_copy import copy_blocks
+from pdgemm.movers.nccl import nccl_reduce
 from pdgemm.movers.panel_views import column_panel, column_room
 from pdgemm.movers.pipeline import PanelRing, Slot
 from pdgemm.movers.reduce import reduce
@@ -44,7 +45,8 @@ class StationaryExecutor:
         if grid.idle:
             return
         if not plan.mnk[2]:
-            store(C, None, to_c)
+            with recorder.phase("compute"):
+                store(C, None, to_c)
             return
         i, j = grid.coords
         (m_loc, k_loc), order = A.shape, plan.C.order
@@ -80,7 +82,9 @@ class StationaryExecutor:
 
         def add_up(step: PanelStep, slot: Slot, panel: Array) -> None:
             """Start the reduction of C_ip along my grid row; its owner stores it in C when the slot is needed again."""
-            if c_travels:
+            if c_travels and plan.nccl:
+                nccl_reduce(grid.row, panel, step.col, slot, recorder)
+            elif c_travels:
                 arriving = totals[slot.number][: panel.size]
                 staged = staged_c[slot.number].cut(0, panel.size) if staged_c else None
                 poll = call.transfers.poll
@@ -93,7 +97,7 @@ class StationaryExecutor:
             with recorder.phase("compute"):
                 store(C, total, to_c, identity(m_loc), cols)
 
-        steps = plan.steps
+        steps = plan.order(grid.comm.rank)
         with ring.used(recorder):
             for done, (step, slot) in enumerate(ring.prefetch(steps, post, plan.ahead), 1):
                 panel = column_room(m_loc, order, step.width, slot.buffer_a)

@@ -58,7 +58,7 @@ class SummaExecutor:
         staged_a, staged_b = workspace.get("staged A"), workspace.get("staged B")
         along_row = _Side(in_row, plan.A.order, grid.row, plan, row, rooms_a, peers, staged_a)
         along_col = _Side(in_col, flipped(plan.B.order), grid.col, plan, col, rooms_b, peers, staged_b)
-        bundles = plan.bundles
+        bundles = plan.order(grid.comm.rank)
         self._sums = C if plan.sums_in_c or not bundles else workspace["sums"].reshape(C.shape, order=plan.C.order)
         self._ring = PanelRing(plan.slots, workspace["panels of A"], workspace["panels of B"], call.transfers)
         poll = call.transfers.poll if grid.ranks_per_node and not plan.device else None
@@ -104,11 +104,10 @@ class SummaExecutor:
                 if done == len(updates):
                     self._products.add_by_windows(self._held, self._call.windows, self._call.completed, recorder)
                 notify(done, len(updates))
-        if not updates:
-            store(self._C, None, Combine(beta=beta))
-        elif not in_c:
+        if not updates or not in_c:
             with recorder.phase("compute"):
-                store(self._C, self._sums, Combine(1, beta, paired(self._workspace["update"])))
+                sums = self._sums if updates else None
+                store(self._C, sums, Combine(1, beta, paired(self._workspace["update"])))
 
 
 class _Part(NamedTuple):

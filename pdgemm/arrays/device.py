@@ -101,6 +101,9 @@ class Device(Protocol):
 
     name: str
 
+    def use(self) -> None:
+        """Make it the current device of the calling thread."""
+
     def empty(self, shape: Sequence[int], dtype: Any, order: str = "C") -> Array:
         """Return an uninitialized array.  Raises OutOfMemoryError."""
 
@@ -130,11 +133,25 @@ class Device(Protocol):
     def broadcast(self, comm: MPI.Comm, x: Array, root: int) -> None:
         """Broadcast x from root to all ranks with NCCL.  Collective over comm, in the same order on all ranks."""
 
+    def exchange(
+        self, comm: MPI.Comm, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]]
+    ) -> None:
+        """Send contiguous arrays to ranks of comm, and receive others from them, with NCCL."""
+
+    def reduce(self, comm: MPI.Comm, parts: Sequence[tuple[Array, Array, int]]) -> None:
+        """Assign, for each (part, total, root), total := the sum of all ranks' parts on rank root, with NCCL."""
+
     def current_stream(self) -> Stream:
         """Return the caller's stream."""
 
+    def product_stream(self) -> Stream:
+        """Return the stream for products, which the default stream does not wait for, nor it for that."""
+
     def transfer_stream(self) -> Stream:
         """Return the stream for copies that overlap with products."""
+
+    def upload_stream(self) -> Stream:
+        """Return the stream for copies from the host that overlap with those to it."""
 
     def happened(self, event: Any) -> bool:
         """Return whether an event is complete.  Raises the error of the device, if any."""

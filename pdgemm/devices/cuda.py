@@ -1,4 +1,4 @@
-"""CUDA devices, through CuPy: memory, one kernel that copies and combines arrays, cuBLAS, streams.
+"""CUDA devices, through CuPy: memory, cuBLAS, streams; copies and sums of elements are in `kernels`.
 
 This module is imported when the first matrix is made on a GPU.  Each rank uses one GPU, CuPy's current device at that
 time (`pdgemm.devices.gpu_binding` chooses it); several ranks may share one.
@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import cupy
 import numpy as np
@@ -18,14 +18,16 @@ from cupy.cuda import cublas, runtime
 from mpi4py import MPI
 
 from pdgemm.arrays.device import Array, Combination, Pinned, Reach, address, register
-from pdgemm.arrays.dtypes import HALVES, TYPE, TYPES, arithmetic
+from pdgemm.arrays.dtypes import HALVES, TYPE
+from pdgemm.arrays.workspace import Workspace
 from pdgemm.blas.local_gemm import number, seen_by_fortran
-from pdgemm.devices import cuda_ipc, gpu_binding
-from pdgemm.errors import DeviceError, DTypeError, OutOfMemoryError
+from pdgemm.devices import cuda_ipc, cuda_nccl, gpu_binding, kernels
+from pdgemm.errors import DeviceError, OutOfMemoryError
 from pdgemm.grids.index_map import IndexMap
 
-_FEW = 4  # launches that are cheaper than one of the kernel that reads the index of every row and column
 _COMPUTE_TF32 = 77
+_SUMS_IN_FULL = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: partial sums are not rounded to a 16-bit C
+_PINNED = 1 << 30  # bytes of pinned memory that are kept for the next product
 _NOT_READY = 600  # cudaErrorNotReady
 _OP = {b"N": 0, b"T": 1, b"C": 2}
 
@@ -46,7 +48,16 @@ class Cuda:
         if not count:
             raise DeviceError("no GPU is visible to this process (CUDA_VISIBLE_DEVICES?)")
         self.number = runtime.getDevice()
-        self._transfer = cupy.cuda.Stream(non_blocking=True, priority=-1)  # it takes precedence over products
+        self._products = cupy.cuda.Stream(non_blocking=True)
+        self._transfer, self._upload = (  # they take precedence over products
+            cupy.cuda.Stream(non_blocking=True, priority=-1) for _ in range(2)
+        )
+        self._cublas = cublas.create()  # users may change the modes of CuPy's
+        cublas.setMathMode(self._cublas, _SUMS_IN_FULL)
+        self._pinned = Workspace(_pinned, least=0, most=_PINNED)  # pinning a page takes longer than copying it
+
+    def use(self) -> None:
+        runtime.setDevice(self.number)
 
     # ------------------------------------------------------------------ memory
     def empty(self, shape: Sequence[int], dtype: Any, order: str = "C") -> Array:
@@ -61,15 +72,9 @@ class Cuda:
             ) from None
 
     def pinned(self, words: int, dtype: Any) -> Pinned:
-        dtype = np.dtype(dtype)
-        nbytes = words * dtype.itemsize
-        try:
-            memory = cupy.cuda.alloc_pinned_memory(max(1, nbytes))  # the pool rounds sizes up to powers of two
-        except runtime.CUDARuntimeError as bad:
-            raise OutOfMemoryError(f"cannot allocate {nbytes} bytes of pinned memory: {bad}") from None
-        host: np.ndarray = np.frombuffer(memory, dtype, words)
-        seen = cupy.cuda.UnownedMemory(memory.ptr, max(1, nbytes), memory, self.number)
-        return Pinned(host, cupy.ndarray((words,), dtype, cupy.cuda.MemoryPointer(seen, 0)))
+        host = self._pinned.empty((words,), dtype)
+        seen = cupy.cuda.UnownedMemory(host.ctypes.data, max(1, host.nbytes), host, self.number)
+        return Pinned(host, cupy.ndarray((words,), host.dtype, cupy.cuda.MemoryPointer(seen, 0)))
 
     def to_host(self, x: Array) -> np.ndarray:
         return np.asarray(x.get(order="A"))
@@ -98,30 +103,10 @@ class Cuda:
 
     # ------------------------------------------------------------------ work
     def combine(self, how: Combination, target: Array, source: Array) -> None:
-        if target.size:
-            _kernel(source.dtype, target.dtype, _form(how))(source, *_numbers(how, source, target), target)
+        kernels.combine(how, target, source)
 
     def combine_blocks(self, how: Combination, target: Array, source: Array, rows: IndexMap, cols: IndexMap) -> None:
-        if not 0 < len(rows.strided_runs) * len(cols.strided_runs) <= _FEW:
-            self._combine_each(how, target, source, rows, cols)
-            return
-        for r in rows.strided_runs:
-            for c in cols.strided_runs:
-                sides = [
-                    _view(x, (row, down), (col, right), (r.repeats, r.length, c.repeats, c.length))
-                    for x, row, down, col, right in (
-                        (target, r.target, r.target_stride, c.target, c.target_stride),
-                        (source, r.source, r.source_stride, c.source, c.source_stride),
-                    )
-                ]
-                self.combine(how, *sides)
-
-    def _combine_each(self, how: Combination, target: Array, source: Array, rows: IndexMap, cols: IndexMap) -> None:
-        """Combine rows and columns by index in one launch, for index maps of many strided runs."""
-        (from_rows, to_rows), (from_cols, to_cols) = rows.indices(), cols.indices()
-        where = [cupy.asarray(x.astype(np.int64)) for x in (from_rows, from_cols, to_rows, to_cols)]
-        kernel, size = _index_kernel(source.dtype, target.dtype, _form(how)), rows.size * cols.size
-        kernel(source, *where, np.int64(cols.size), *_numbers(how, source, target), target, size=size)
+        kernels.combine_blocks(how, target, source, rows, cols)
 
     def copy(self, target: Array, source: Array) -> None:
         stream = cupy.cuda.get_current_stream()
@@ -134,7 +119,7 @@ class Cuda:
         char = "f" if C.dtype in HALVES else C.dtype.char
         A, B, C, (trans_a, lda), (trans_b, ldb), ldc = seen_by_fortran(A, B, C, conjugate_a, conjugate_b)
         (m, n), k = C.shape, A.shape[1]
-        handle, first = cupy.cuda.get_cublas_handle(), _scalar(char, alpha)
+        handle, first = self._cublas, _scalar(char, alpha)
         compute = _COMPUTE_TF32 if tf32 and char in "fF" else TYPE[np.dtype(char)].cublas
         types = [TYPE[x.dtype].cuda for x in (A, B, C)]
         operands = (A.data.ptr, types[0], lda, B.data.ptr, types[1], ldb)
@@ -151,7 +136,7 @@ class Cuda:
         a, _, c, (trans_a, lda), (trans_b, ldb), ldc = seen_by_fortran(A[0], B[0], C[0], False, False)
         left, right = (A, B) if address(a) == address(A) else (B, A)
         (m, n), k = c.shape, a.shape[1]
-        first, second, handle = _scalar(char, alpha), _scalar(char, beta), cupy.cuda.get_cublas_handle()
+        first, second, handle = _scalar(char, alpha), _scalar(char, beta), self._cublas
         words = [x.strides[0] // x.itemsize for x in (left, right, C)]
         types = [TYPE[x.dtype].cuda for x in (left, right, C)]
         cublas.gemmStridedBatchedEx(
@@ -161,15 +146,28 @@ class Cuda:
         )  # fmt: skip
 
     def broadcast(self, comm: MPI.Comm, x: Array, root: int) -> None:
-        stream = cupy.cuda.get_current_stream().ptr
-        cuda_ipc.nccl(comm).bcast(x.data.ptr, x.nbytes, cuda_ipc.NCCL_BYTES, root, stream)
+        cuda_nccl.broadcast(comm, x, root, self)
+
+    def exchange(
+        self, comm: MPI.Comm, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]]
+    ) -> None:
+        cuda_nccl.exchange(comm, sends, receives, self)
+
+    def reduce(self, comm: MPI.Comm, parts: Sequence[tuple[Array, Array, int]]) -> None:
+        cuda_nccl.reduce(comm, parts, self)
 
     # ------------------------------------------------------------------ streams
     def current_stream(self) -> Any:
         return cupy.cuda.get_current_stream()
 
+    def product_stream(self) -> Any:
+        return self._products
+
     def transfer_stream(self) -> Any:
         return self._transfer
+
+    def upload_stream(self) -> Any:
+        return self._upload
 
     def happened(self, event: Any) -> bool:
         status = runtime.eventQuery(event.ptr)
@@ -191,88 +189,21 @@ class Cuda:
         return cuda_ipc.memory(grid)
 
 
+def _pinned(nbytes: int) -> np.ndarray:
+    """Return pinned memory; that of CuPy's pool is rounded up to a power of two, and never given back."""
+    try:
+        memory = cupy.cuda.PinnedMemory(max(1, nbytes))
+    except runtime.CUDARuntimeError as bad:
+        raise OutOfMemoryError(f"cannot allocate {nbytes} bytes of pinned memory: {bad}") from None
+    return np.frombuffer(cupy.cuda.PinnedMemoryPointer(memory, 0), np.uint8, max(1, nbytes))
+
+
 @cache
 def device() -> Cuda:
     """Return the GPU of this process.  Raises DeviceError if there is none."""
     made = Cuda()
     register(cupy.ndarray, made)
     return made
-
-
-def _view(x: Array, rows: tuple[int, int], cols: tuple[int, int], shape: tuple[int, int, int, int]) -> Array:
-    """Return x as (row runs, rows of a run, column runs, columns of a run), given the start and stride of the runs."""
-    (row, down), (col, right), (ds, rs) = rows, cols, x.strides
-    return cupy.lib.stride_tricks.as_strided(x[row:, col:], shape, (down * ds, ds, right * rs, rs))
-
-
-class _Form(NamedTuple):
-    """A form says which terms of alpha op(x) + beta y a kernel computes."""
-
-    scales: bool
-    copies: bool  # alpha = 1, beta = 0
-    reads: bool
-    conjugates: bool
-
-
-def _form(how: Combination) -> _Form:
-    return _Form(how.alpha != 0, (how.alpha, how.beta) == (1, 0), how.beta != 0, how.conjugated)
-
-
-def _numbers(how: Combination, source: Array, target: Array) -> tuple[Any, Any]:
-    wide = _wide(source.dtype, target.dtype)
-    return wide.type(how.alpha), wide.type(how.beta)
-
-
-def _wide(X: np.dtype, Y: np.dtype) -> np.dtype:
-    """Return the type of the arithmetic; integers are computed in int64."""
-    return np.dtype(np.int64) if Y.kind in "iub" else arithmetic(X, Y)
-
-
-_C_NAMES = {x.name: x.c_name for x in TYPES if x.c_name}
-
-
-def _operation(X: np.dtype, Y: np.dtype, form: _Form, x: str, y: str) -> str:
-    """Return the C statement of y := alpha op(x) + beta y."""
-    if X == Y and form.copies and not (form.conjugates and X.kind == "c"):
-        return f"{y} = {x}"
-    if not {X.name, Y.name} <= set(_C_NAMES):
-        raise DTypeError(f"{X} elements cannot be converted to {Y} on a GPU; its kernels support {', '.join(_C_NAMES)}")
-    wide = _C_NAMES[_wide(X, Y).name]
-
-    def widened(element: str, dtype: np.dtype) -> str:
-        element = f"static_cast<float>({element})" if dtype in HALVES else element
-        element = f"{element}.real()" if dtype.kind == "c" and not wide.startswith("complex") else element
-        return f"static_cast<{wide}>({element})"
-
-    read = widened(x, X)
-    if form.conjugates and X.kind == "c":
-        read = f"conj({read})"
-    terms = [f"alpha * {read}"] * form.scales + [f"beta * {widened(y, Y)}"] * form.reads
-    value = " + ".join(terms) or f"static_cast<{wide}>(0)"
-    if Y.kind != "c" and wide.startswith("complex"):
-        value = f"({value}).real()"
-    return f"{y} = static_cast<{_C_NAMES[Y.name]}>({value})"
-
-
-@lru_cache(256)
-def _kernel(X: np.dtype, Y: np.dtype, form: _Form) -> Any:
-    """Return the kernel of y := alpha op(x) + beta y for arrays of any strides."""
-    wide, operation = _wide(X, Y).name, _operation(X, Y, form, "x", "y")
-    return cupy.ElementwiseKernel(f"T x, {wide} alpha, {wide} beta", "R y", operation, "pdgemm_combine")
-
-
-@lru_cache(256)
-def _index_kernel(X: np.dtype, Y: np.dtype, form: _Form) -> Any:
-    """Return the kernel of y := alpha op(x) + beta y for rows and columns that are given by index."""
-    wide, operation = _wide(X, Y).name, _operation(X, Y, form, "x[from]", "y[to]")
-    return cupy.ElementwiseKernel(
-        "raw T x, raw int64 from_rows, raw int64 from_cols, raw int64 to_rows, raw int64 to_cols, int64 cols, "
-        f"{wide} alpha, {wide} beta",
-        "raw R y",
-        "ptrdiff_t row = i / cols, col = i % cols; "
-        "ptrdiff_t from[] = {from_rows[row], from_cols[col]}, to[] = {to_rows[row], to_cols[col]}; " + operation,
-        "pdgemm_combine_each",
-    )
 
 
 @lru_cache(256)

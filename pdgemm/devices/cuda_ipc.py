@@ -1,15 +1,15 @@
-"""How ranks access each other's GPU memory: by CUDA IPC on a node, by GPU-aware MPI, by NCCL."""
+"""How ranks access each other's GPU memory: by CUDA IPC on a node, or else by GPU-aware MPI or NCCL."""
 
 from __future__ import annotations
 
 import ctypes
 import warnings
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakKeyDictionary
 
 import cupy
 import numpy as np
@@ -17,26 +17,22 @@ from cupy.cuda import runtime
 from mpi4py import MPI
 
 from pdgemm.arrays.device import REMEDY, Array, Device, Reach
-from pdgemm.devices import gpu_aware_mpi
+from pdgemm.devices import cuda_nccl, gpu_aware_mpi
 from pdgemm.errors import DeviceError
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.support.agreement import together
 
-with warnings.catch_warnings():  # CuPy warns if NCCL is not installed; `available` says so, too
-    warnings.simplefilter("ignore")
-    from cupy.cuda import nccl as libnccl
-
-_HANDLE_BYTES = 64
-NCCL_BYTES = 1  # ncclUint8
+_HANDLE_WORDS = 8  # of eight bytes
+_BUFFER_ID = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID, which no other allocation of the process has, before or after
 _IS_IPC_CAPABLE = 10  # CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: plain cudaMalloc
+_MAPPINGS = 32  # allocations of other ranks that stay mapped
+_UNUSED = 8  # products that do not use an allocation until it is unmapped
 
 
 class IpcMemory:
     """GPU memory that the ranks of a node map into their address space, allocation by allocation; see `NodeMemory`.
 
-    A mapped allocation must not be returned to the driver, as CuPy's pool does with unused ones on request or when
-    memory is exhausted.  So it stays mapped while a product has arrays in it, and its owner keeps a reference to it as
-    long; `Plan.prepare` maps it once.
+    Allocations stay mapped for the next products, as in UCX, although CuPy's pool may return unused ones to the driver
+    meanwhile: a mapping is used only for the allocation that it was made of, whose number comes with its handle.
     """
 
     def __init__(self, node: MPI.Intracomm, device: Device) -> None:
@@ -57,19 +53,21 @@ class IpcMemory:
         return self.alone or capable(x)
 
     def where(self, x: Array) -> list[int]:
-        """Return the IPC handle of the allocation and the offset of the array in it, as words."""
+        """Return the IPC handle of the allocation, its number, and the offset of the array in it, as words."""
         if self.alone or not x.size:
-            return [0] * (_HANDLE_BYTES // 8 + 1)
+            return [0] * (_HANDLE_WORDS + 2)
         base = _base(x.data.ptr)
         handle = np.frombuffer(runtime.ipcGetMemHandle(base), np.int64)
-        return [*handle.tolist(), x.data.ptr - base]
+        return [*handle.tolist(), _buffer_id(x), x.data.ptr - base]
 
     def array(self, rank: int, shape: Sequence[int], dtype: np.dtype, where: Sequence[int], strides: Any) -> Array:
-        *handle, offset = where
-        memory = _mapped(np.array(handle, np.int64).tobytes())
+        *handle, number, offset = where
+        mapping = _mappings.find(np.array(handle, np.int64).tobytes(), number)
+        memory = cupy.cuda.UnownedMemory(mapping.ptr, 0, mapping, runtime.getDevice())
         return cupy.ndarray(tuple(shape), dtype, cupy.cuda.MemoryPointer(memory, offset), tuple(strides))
 
     def gather(self, words: np.ndarray) -> np.ndarray:
+        _mappings.next_turn()
         rows = np.empty((self.node.size, words.size), words.dtype)
         self.node.Allgather(words, rows)
         return rows
@@ -91,11 +89,12 @@ def discover_peers(grid: ProcessGrid, device: Device) -> None:
     one_gpu = len(set(places)) == len({node for node, _ in places})
     reads = ("shared" if one_gpu else "ipc") if mapped else ""
     sharing = max(Counter(gpu for _, gpu in places).values())
-    able = grid.comm.allreduce(sharing == 1 and libnccl.available, MPI.LAND)
-    tried = able and reads == "" and grid.size > 1  # it would be chosen
-    nccl = _broadcasts(grid.comm, device) if tried else able
+    able = cuda_nccl.wanted(grid.comm) and sharing == 1
+    between_nodes = grid.ranks_per_node is not None  # where no panel is read in place
+    tried = able and grid.size > 1 and (not reads or between_nodes)  # it would be chosen
+    nccl = cuda_nccl.broadcasts(grid.comm, device) if tried else able
     aware, why = gpu_aware_mpi.gpu_aware(grid.comm, device) if grid.size > 1 else (True, "one rank sends no messages")
-    _known[grid.memory] = Reach(reads, not aware, bool(nccl), why, sharing), memory
+    _known[grid.memory] = Reach(reads, not aware, nccl, why, sharing), memory
     if not aware and grid.comm.rank == 0:
         warnings.warn(f"messages between GPUs go through the host: {why}; {REMEDY}", RuntimeWarning, stacklevel=2)
 
@@ -118,8 +117,21 @@ def capable(x: Array) -> bool:
     if not x.size:
         return True
     flag = ctypes.c_int(0)
-    error = _driver().cuPointerGetAttribute(ctypes.byref(flag), _IS_IPC_CAPABLE, ctypes.c_uint64(x.data.ptr))
-    return error == 0 and bool(flag.value)
+    return not _attribute(flag, _IS_IPC_CAPABLE, x) and bool(flag.value)
+
+
+def _buffer_id(x: Array) -> int:
+    """Return the number of the allocation that x is in."""
+    found = ctypes.c_ulonglong(0)
+    if error := _attribute(found, _BUFFER_ID, x):
+        raise runtime.CUDARuntimeError(error)
+    return found.value
+
+
+def _attribute(found: Any, which: int, x: Array) -> int:
+    """Ask the driver about the memory of x, and return its error."""
+    error: int = _driver().cuPointerGetAttribute(ctypes.byref(found), which, ctypes.c_uint64(x.data.ptr))
+    return error
 
 
 def _maps(memory: IpcMemory, device: Device) -> bool:
@@ -146,7 +158,7 @@ def _maps(memory: IpcMemory, device: Device) -> bool:
 
 
 class _Mapping:
-    """An allocation of another rank, mapped until the last array in it is deleted."""
+    """An allocation of another rank, mapped until this object and the last array in it are deleted."""
 
     def __init__(self, handle: bytes) -> None:
         self.ptr = runtime.ipcOpenMemHandle(handle)
@@ -156,14 +168,35 @@ class _Mapping:
             runtime.ipcCloseMemHandle(self.ptr)
 
 
-_mappings: WeakValueDictionary[bytes, _Mapping] = WeakValueDictionary()
+class _Mappings:
+    """The allocations of other ranks that are mapped: opening one takes as long as a small product.
+
+    An allocation whose owner has returned it to the driver stays mapped until its handle is seen again, with the
+    number of another allocation, or it is not used for some products, or others take its place.
+    """
+
+    def __init__(self) -> None:
+        self._mapped: OrderedDict[bytes, tuple[int, int, _Mapping]] = OrderedDict()  # number, last turn, mapping
+        self._turn = 0
+
+    def next_turn(self) -> None:
+        """Unmap what the last products have not used."""
+        self._turn += 1
+        while self._mapped and next(iter(self._mapped.values()))[1] < self._turn - _UNUSED:
+            self._mapped.popitem(last=False)
+
+    def find(self, handle: bytes, number: int) -> _Mapping:
+        known = self._mapped.pop(handle, None)
+        if known and known[0] != number:
+            known = None  # it is unmapped before the new one is mapped
+        mapping = known[2] if known else _Mapping(handle)
+        self._mapped[handle] = number, self._turn, mapping
+        if len(self._mapped) > _MAPPINGS:
+            self._mapped.popitem(last=False)
+        return mapping
 
 
-def _mapped(handle: bytes) -> Any:
-    mapping = _mappings.get(handle)
-    if mapping is None:
-        mapping = _mappings[handle] = _Mapping(handle)
-    return cupy.cuda.UnownedMemory(mapping.ptr, 0, mapping, runtime.getDevice())
+_mappings = _Mappings()
 
 
 def _place() -> str:
@@ -189,44 +222,3 @@ def _driver() -> ctypes.CDLL:
 def _domain(ranks: tuple[int, ...]) -> object:
     """Return the object that stands for these ranks of a node, the same for all grids over them."""
     return object()
-
-
-def _destroy(comm: MPI.Comm, keyval: int, made: Any) -> None:
-    made.destroy()
-
-
-_NCCL = MPI.Comm.Create_keyval(delete_fn=_destroy)
-
-
-def nccl(comm: MPI.Comm) -> Any:
-    """Return the NCCL communicator of the same ranks, which the first call creates.  Collective over comm.
-
-    Raises DeviceError on all ranks if it cannot be created.
-    """
-    made: Any = comm.Get_attr(_NCCL)
-    if made is None:
-        with together(comm):
-            unique = _or_error(libnccl.get_unique_id) if comm.rank == 0 else None
-        unique = comm.bcast(unique)
-        with together(comm):
-            made = _or_error(libnccl.NcclCommunicator, comm.size, unique, comm.rank)
-        comm.Set_attr(_NCCL, made)
-    return made
-
-
-def _or_error(call: Callable[..., Any], *args: Any) -> Any:
-    try:
-        return call(*args)
-    except (RuntimeError, OSError) as bad:  # NcclError is one
-        raise DeviceError(f"NCCL cannot be used: {bad}") from None
-
-
-def _broadcasts(comm: MPI.Intracomm, device: Device) -> bool:
-    """Return whether an NCCL broadcast from rank 0 arrives on all ranks.  Collective over comm."""
-    with together(comm):
-        x = device.to_device(np.full(1000, comm.rank + 7, np.int64), "C")
-    right = False
-    with suppress(DeviceError, RuntimeError):  # NcclError, CUDARuntimeError: perhaps on this rank only
-        device.broadcast(comm, x, 0)
-        right = bool((device.to_host(x) == 7).all())
-    return bool(comm.allreduce(right, MPI.LAND))

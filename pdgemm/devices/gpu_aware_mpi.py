@@ -21,6 +21,7 @@ from pdgemm.support import launcher
 from pdgemm.support.agreement import together
 
 SIZES = (1, 1 << 10, 1 << 16, 1 << 20)  # words of 8 bytes
+_SIDE, _PRODUCTS = 1024, 20  # of the products that run meanwhile: a millisecond
 _PATIENCE = 30  # seconds until the child process is ended
 
 
@@ -41,13 +42,9 @@ def asked() -> str:
 
 def gpu_aware(comm: MPI.Intracomm, device: Device) -> tuple[bool, str]:
     """Return whether MPI may be given pointers to the device memory, and how that is known.  Collective over comm."""
-    with together(comm) as description:
-        setting = os.environ.get("PDGEMM_GPU_AWARE", "").lower()
-        if setting not in ("", "yes", "1", "no", "0"):
-            raise ArgumentError(f"PDGEMM_GPU_AWARE must be yes or no, got {setting[:100]!r}")
-        description += ["PDGEMM_GPU_AWARE", setting]
+    setting = yes_or_no("PDGEMM_GPU_AWARE", comm)
     aware, why = comm.bcast(_before_trying(setting) if comm.rank == 0 else None)
-    if not aware or setting in ("yes", "1"):
+    if not aware or setting:
         return aware, why
     wrong = comm.allgather(self_test(comm, device))
     bad = [(rank, text) for rank, text in enumerate(wrong) if text]
@@ -56,10 +53,20 @@ def gpu_aware(comm: MPI.Intracomm, device: Device) -> tuple[bool, str]:
     return True, "its self-test passed"
 
 
-def _before_trying(setting: str) -> tuple[bool, str]:
+def yes_or_no(variable: str, comm: MPI.Intracomm) -> bool | None:
+    """Return what a variable of the environment says on all ranks; None if it is not set.  Collective over comm."""
+    with together(comm) as description:
+        said = os.environ.get(variable, "").lower()
+        if said not in ("", "yes", "1", "no", "0"):
+            raise ArgumentError(f"{variable} must be yes or no, got {said[:100]!r}")
+        description += [variable, said]
+    return said in ("yes", "1") if said else None
+
+
+def _before_trying(setting: bool | None) -> tuple[bool, str]:
     """Return whether the self-test is safe, and the reason if it is not."""
-    if setting in ("yes", "1", "no", "0"):
-        return setting in ("yes", "1"), f"PDGEMM_GPU_AWARE={setting}"
+    if setting is not None:
+        return setting, f"PDGEMM_GPU_AWARE={'yes' if setting else 'no'}"
     reported = asked()
     if reported == "no":
         return False, "the MPI library reports no support for GPUs"
@@ -70,12 +77,20 @@ def _before_trying(setting: str) -> tuple[bool, str]:
 
 
 def self_test(comm: MPI.Intracomm, device: Device) -> str:
-    """Send to the next rank and broadcast, 8 B to 8 MiB; return this rank's error, or "".  Collective over comm."""
+    """Send to the next rank and broadcast, 8 B to 8 MiB, beside products; return this rank's error, or "".
+
+    Collective over comm.
+    """
+    x, y, z = (device.empty((_SIDE, _SIDE), np.float32) for _ in range(3))
+    multiply = device.multiply(1, x, y, z, False, False, tf32=False)
     after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for words in SIZES:
         mine, theirs = (np.arange(words, dtype=np.int64) * 3 + 7 * rank for rank in (comm.rank, before))
         with device.transfer_stream():
             sent, got = (device.to_device(x, "C") for x in (mine, np.zeros(words, np.int64)))
+        with device.product_stream():
+            for _ in range(_PRODUCTS):
+                multiply(0)
         got_it = comm.Irecv(got, source=before)
         comm.Isend(sent, dest=after).Wait()
         got_it.Wait()
@@ -83,6 +98,7 @@ def self_test(comm: MPI.Intracomm, device: Device) -> str:
         comm.Ibcast(sent, root=0).Wait()
         if not np.array_equal(to_host(sent), np.arange(words, dtype=np.int64) * 3):
             wrong.append(f"{8 * words} bytes were broadcast changed")
+        device.product_stream().synchronize()
         if comm.allreduce(bool(wrong), MPI.LOR):
             return wrong[0] if wrong else ""
     return ""

@@ -1,7 +1,10 @@
-"""Synchronization of a device's work: products run in the caller's stream, copies in a transfer stream beside them.
+"""Synchronization of a device's work: products run in a stream of their own, copies in a transfer stream beside them.
 
-The host runs ahead of both.  It waits for copies before MPI reads their result (MPI ignores streams), and for products
-before their operands are overwritten; products wait for copies within the device.
+Neither is CUDA's default stream, which would wait for the copies of an MPI library, and these for products.  The host
+waits for the caller's stream before a product, and for both streams after it; in between it runs ahead of them.  It
+waits for copies before MPI reads their result (MPI ignores streams), and for products before their operands are
+overwritten; products wait for copies within the device.  What is staged through the host leaves in the transfer stream
+and arrives in an upload stream, so that both directions of the bus are used at once.
 """
 
 from __future__ import annotations
@@ -16,54 +19,66 @@ from pdgemm.instrument import spans
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.instrument.spans import Trace, Traced
 
-_STREAMS = {"compute": "compute", "pack": "transfer"}  # the phases that run on a device
+_STREAMS = {"compute": "compute", "pack": "transfer", "upload": "upload"}  # the phases that run on a device, and where
 
 
 class DeviceRecorder(Recorder):
-    """A Recorder whose phases "compute" and "pack" run in streams, and are timed by the device's events."""
+    """A Recorder whose phases "compute" and "pack" run in streams.
+
+    Products are timed by the device's events, and copies only while a trace is taken: events cost as much as launches.
+    """
 
     def __init__(self, device: Device) -> None:
         super().__init__()
         self._device = device
-        self.compute, self.transfer = device.current_stream(), device.transfer_stream()
+        self.compute, self.transfer = device.product_stream(), device.transfer_stream()
+        self.upload = device.upload_stream()
         self._spans: list[tuple[str, Event, Event]] = []
-        self._packed: Event | None = None  # the last copy that the host has not waited for
+        self._computed: Event | None = None  # after the last product
+        self._packed: Event | None = None  # after the last copy, if the host has not waited for it
+        self._copies = False  # has a copy been started since that event?
         self.begin()
 
     def begin(self) -> None:
         """Wait for all work that the caller has started, after which MPI may send A."""
-        self.compute.synchronize()
+        self._device.current_stream().synchronize()
 
     def phase(self, name: str) -> Any:
-        stream = _STREAMS.get(name)
-        if stream:
-            return _Span(self, name, getattr(self, stream))
-        return super().phase(name)
+        if name == "compute":
+            return _Span(self, name, self.compute)
+        if name == "pack":
+            self._copies = True
+            return self.transfer
+        return self.upload if name == "upload" else super().phase(name)
 
     def synchronize_copies(self) -> None:
         """Wait until everything packed is complete."""
-        if self._packed is not None:
-            packed, self._packed = self._packed, None
+        packed, self._packed = self._after_copies(), None
+        if packed is not None:
             packed.synchronize()
 
     def record_copies(self) -> tuple[Any, ...]:
-        return () if self._packed is None else (_Before(self._device, self._packed, self.compute),)
+        packed = self._after_copies()
+        return () if packed is None else (_Before(self._device, packed, self.compute),)
 
     def copied(self) -> EventRequest:
         """Return a request that the host waits for: it is complete when the last copy is."""
-        assert self._packed is not None
-        return EventRequest(self._device, self._packed)
+        packed = self._after_copies()
+        assert packed is not None
+        return EventRequest(self._device, packed)
 
     def hold_products(self) -> None:
-        """Make the products that follow wait for all copies."""
-        for arrival in self.record_copies():
-            arrival.Wait()
+        """Make the products that follow wait for what was uploaded."""
+        self.compute.wait_event(self.upload.record())
 
     def order_copies_after_products(self) -> None:
-        self.transfer.wait_event(self.compute.record())
+        if self._computed is not None:
+            self.transfer.wait_event(self._computed)
 
     def record_products(self, poll: Callable[[], object]) -> tuple[Callable[[], object], ...]:
-        event = self.compute.record()
+        event = self._computed
+        if event is None:
+            return ()
 
         def wait() -> None:
             while not self._device.happened(event):
@@ -73,9 +88,9 @@ class DeviceRecorder(Recorder):
 
     def finish(self) -> None:
         """Wait for all work, then add the seconds that the device measured to the phases."""
-        self.transfer.synchronize()
-        self.compute.synchronize()
-        self._packed = None
+        for stream in (self.transfer, self.upload, self.compute):
+            stream.synchronize()
+        self._computed, self._packed, self._copies = None, None, False
         for name, begin, end in self._spans:
             self.seconds[name] = self.seconds.get(name, 0.0) + self.timed(name, begin, end)
         self._spans.clear()
@@ -87,12 +102,17 @@ class DeviceRecorder(Recorder):
     def enclose(self, name: str, stream: Stream, begin: Event) -> None:
         end = stream.record()
         self._spans.append((name, begin, end))
-        if name == "pack":
-            self._packed = end
+        if name == "compute":
+            self._computed = end
+
+    def _after_copies(self) -> Event | None:
+        if self._copies:
+            self._packed, self._copies = self.transfer.record(), False
+        return self._packed
 
 
 class _Span:
-    """A phase whose work runs in a stream."""
+    """A timed phase whose work runs in a stream."""
 
     __slots__ = ("_begin", "_name", "_recorder", "_stream")
 
@@ -153,7 +173,8 @@ class TracedDevice(Traced, DeviceRecorder):
             return Traced.phase(self, name)
         if self.trace.ranges:
             self.trace.ranges.push(name)
-        return DeviceRecorder.phase(self, name)
+        stream = DeviceRecorder.phase(self, name)
+        return stream if name == "compute" else _Span(self, name, stream)
 
     def enclose(self, name: str, stream: Stream, begin: Event) -> None:
         super().enclose(name, stream, begin)
@@ -163,7 +184,8 @@ class TracedDevice(Traced, DeviceRecorder):
     def timed(self, name: str, begin: Event, end: Event) -> float:
         seconds = super().timed(name, begin, end)
         start = self._now + self._device.elapsed(self._origins[name], begin)
-        self.trace.add((f"{_STREAMS[name]} stream", name, start, start + seconds))
+        phase = "pack" if name == "upload" else name
+        self.trace.add((f"{_STREAMS[name]} stream", phase, start, start + seconds))
         return seconds
 
 

@@ -20,7 +20,7 @@ def send(comm: MPI.Comm, panel: Any, to: int, recorder: Recorder, tag: int = 0) 
     """
     recorder.synchronize_copies()
     leaving = []
-    for piece in _pieces(wire(panel)):
+    for piece in pieces(wire(panel)):
         leaving.append(comm.Isend(piece, dest=to, tag=tag))
         recorder.traffic.sent(piece.size)
     return leaving
@@ -28,11 +28,11 @@ def send(comm: MPI.Comm, panel: Any, to: int, recorder: Recorder, tag: int = 0) 
 
 def receive(comm: MPI.Comm, panel: Any, source: int, recorder: Recorder, tag: int = 0) -> list[Any]:
     """Start receiving a panel that `send` sends; return the requests after which it may be read."""
-    pieces = _pieces(wire(panel))
-    return [recorder.coming("shift", piece, comm.Irecv(piece, source=source, tag=tag)) for piece in pieces]
+    coming = pieces(wire(panel))
+    return [recorder.coming("shift", piece, comm.Irecv(piece, source=source, tag=tag)) for piece in coming]
 
 
-def _pieces(x: Any) -> Iterator[Any]:
-    """Return the pieces of an array that are sent as one message each."""
+def pieces(x: Any) -> Iterator[Any]:
+    """Return the pieces of an array that are sent as one message each; none of an empty one."""
     words = LARGEST_MESSAGE_BYTES // x.itemsize
     return (x[start : start + words] for start in range(0, x.size, words))

@@ -37,7 +37,7 @@ class Staged:
 
         def take() -> None:
             forward()
-            with recorder.phase("pack"):
+            with recorder.phase("upload"):
                 device.copy(x, room.device)
             recorder.hold_products()
 
@@ -64,7 +64,7 @@ def staged_receive(comm: MPI.Comm, room: Pinned, panel: Any, source: int, record
     requests = receive(comm, room.host, source, recorder, tag)
 
     def take() -> None:
-        with recorder.phase("pack"):
+        with recorder.phase("upload"):
             device.copy(panel, room.device)
         recorder.hold_products()
 

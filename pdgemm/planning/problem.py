@@ -10,7 +10,7 @@ import numpy as np
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout
 from pdgemm.model.machine import Machine
-from pdgemm.model.mover_registry import AUTO, RING, SHARED, by_messages, reads
+from pdgemm.model.mover_registry import AUTO, NCCL, RING, SHARED, by_messages, reads
 from pdgemm.schedules import reduction
 
 REDUCED_BYTES = 1 << 26  # of C that are reduced at a time, but at least REDUCED_ROWS rows, for the speed of BLAS
@@ -127,9 +127,14 @@ class Problem:
         return self.broadcasts[0] if reads(self.broadcast) and self.nodes else self.broadcast
 
     @property
+    def nccl(self) -> bool:
+        """Does NCCL send all messages?"""
+        return self.mover == NCCL.name
+
+    @property
     def device_options(self) -> dict[str, Any]:
         """The arguments of `Product` that describe its device."""
-        return {"device": self.device, "staged": self.staged, "compute": self.compute}
+        return {"device": self.device, "staged": self.staged, "nccl": self.nccl, "compute": self.compute}
 
     def reduced_rows(self, rows: int, cols: int, mover: str, owners: BlockCyclic | None = None) -> int:
         """Return how many rows of a block of C are reduced at a time: where they are sent, few, so that most overlap.

@@ -216,7 +216,7 @@ def with_moves(arrangement: Arrangement, problem: Problem, spare: int | None = N
 
     spare : bytes for the messages of each exchange, beyond those of messages of one element; None: no limit.
     """
-    size, there = problem.size, (problem.device, problem.staged)
+    size, there = problem.size, (problem.device, problem.staged, problem.nccl)
     moves = []
     for name, x, to in _moved(arrangement, problem):
         copies_only = problem.beta_is_zero if name == "C" else True

@@ -22,7 +22,8 @@ from pdgemm.model.machine import Machine
 from pdgemm.support.remembered import remembered_if
 
 PACKED_BYTES = 1 << 20  # of a message, which is packed, sent and unpacked while it is in cache
-SLOTS = 2  # messages in flight in each direction
+DEVICE_BYTES = 1 << 25  # likewise on a device, where each one costs launches and waits
+SLOTS, DEVICE_SLOTS = 2, 4  # messages in flight in each direction
 _MOST_RUNS = 1 << 17  # strided runs of a result that is cached, at 32 bytes each
 
 
@@ -50,7 +51,7 @@ class Exchange:
     words : elements of the largest message.
     copies_only : elements are only copied, converted or not: alpha = 1, beta = 0, nothing is conjugated.
     shared : nothing is sent; ranks read X in each other's memory.
-    device, staged : these are as in `Product`.
+    device, staged, nccl : these are as in `Product`.
     """
 
     source: Layout
@@ -61,6 +62,7 @@ class Exchange:
     shared: bool = False
     device: str = ""
     staged: bool = False
+    nccl: bool = False
 
     @property
     def wire(self) -> np.dtype:
@@ -174,10 +176,11 @@ class Exchange:
         """Return how many messages `rank` has in flight, to it and from it; for rank None, the most of any rank."""
         if self.shared:
             return 0, 0
+        most = 1 if self.nccl else DEVICE_SLOTS if self.device else SLOTS
         if rank is None:
-            return SLOTS, SLOTS
+            return most, most
         traffic = self.traffic(rank)
-        return min(SLOTS, traffic.messages_received), min(SLOTS, traffic.messages_sent)
+        return min(most, traffic.messages_received), min(most, traffic.messages_sent)
 
     def extra_bytes(self, rank: int | None) -> int:
         """Return the bytes of the buffers of `rank` beyond X and Y."""
@@ -211,14 +214,15 @@ def plan_exchange(
     shared: bool = False,
     device: str = "",
     staged: bool = False,
+    nccl: bool = False,
 ) -> Exchange:
     """Return an exchange whose messages fit in cache, and whose buffers fit `memory_limit` if one element does."""
     a, b = source.distribution, target.distribution
     largest = int(overlap_counts(a.rows, b.rows).max(initial=0)) * int(overlap_counts(a.cols, b.cols).max(initial=0))
     one = Exchange(
-        source, target, size, 1, copies_only and source.conjugated == target.conjugated, shared, device, staged
+        source, target, size, 1, copies_only and source.conjugated == target.conjugated, shared, device, staged, nccl
     )
-    most = PACKED_BYTES // source.dtype.itemsize
+    most = (DEVICE_BYTES if device else PACKED_BYTES) // source.dtype.itemsize
     if memory_limit is not None:
         most = min(most, memory_limit // max(1, one.extra_bytes(None)))
     return replace(one, words=max(1, min(most, largest)))

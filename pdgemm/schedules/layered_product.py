@@ -214,7 +214,7 @@ class Layered(Product):
         A = replace(self.A, distribution=Distribution(a.rows, BlockCyclic(k, block, pc)), rank_map=place_a)
         B = replace(self.B, distribution=Distribution(BlockCyclic(k, block, pr), b.cols), rank_map=place_b)
         C = Layout(Distribution(a.rows, b.cols), self.grid.layer(number), self.accumulate)
-        there: dict[str, Any] = {"device": self.device, "staged": self.staged, "compute": self.compute}
+        there: dict[str, Any] = {name: getattr(self, name) for name in ("device", "staged", "nccl", "compute")}
         if self.inside == "cannon":
             return Cannon(A, B, C, self.accumulate, self.width, max(1, self.lookahead), "shift", **there)
         return Summa(A, B, C, self.accumulate, self.width, self.lookahead, self.mover, nodes=self.nodes, **there)

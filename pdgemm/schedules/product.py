@@ -17,7 +17,7 @@ from pdgemm.grids.layout import Layout, position
 from pdgemm.instrument.recorder import Traffic, Transfer
 from pdgemm.model.formulas import LARGEST_MESSAGE_BYTES, gemm_flops
 from pdgemm.model.machine import Machine
-from pdgemm.model.mover_registry import MOVERS, RING, STAGED, reads
+from pdgemm.model.mover_registry import MOVERS, NCCL, RING, STAGED, reads
 from pdgemm.schedules.rounds import Round, Tally
 from pdgemm.support.remembered import remembered
 
@@ -69,6 +69,7 @@ class Product:
     device     : the device that holds the matrices; "": the host.
     compute    : the type that BLAS may round operands to: "float16", "bfloat16" or "tf32"; "": none.
     staged     : messages are staged in host memory, which MPI reads and writes.
+    nccl       : NCCL sends all messages, in the order of the copy stream.
     """
 
     A: Layout
@@ -81,6 +82,7 @@ class Product:
     nodes: tuple[int, ...] = field(default=(), kw_only=True)
     device: str = field(default="", kw_only=True)
     staged: bool = field(default=False, kw_only=True)
+    nccl: bool = field(default=False, kw_only=True)
     compute: str = field(default="", kw_only=True)
     algorithm: ClassVar[str]
     on_grid: ClassVar[bool] = True  # False: messages use the whole communicator, whatever its grids
@@ -193,6 +195,8 @@ class Product:
     @property
     def transport(self) -> str:
         """The name of the transport of the panels."""
+        if self.nccl:
+            return NCCL.name
         through_host = self.staged and self.mover in (RING.name, "shift", "reduce_scatter")
         return STAGED.name if through_host else self.mover
 

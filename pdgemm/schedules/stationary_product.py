@@ -10,7 +10,6 @@ import numpy as np
 
 from pdgemm.instrument.recorder import Transfer
 from pdgemm.model.formulas import broadcasts, reductions
-from pdgemm.model.mover_registry import NCCL
 from pdgemm.schedules.product import Buffers, Product, alike
 from pdgemm.schedules.rounds import COLS, Messages, Round, broadcast, counts_of, grid_of, on_grid, reduce
 from pdgemm.schedules.steps import PanelStep, panel_counts, summa_steps, widest_panel
@@ -39,6 +38,15 @@ class Stationary(Product):
     def steps(self) -> tuple[PanelStep, ...]:
         """The panels of columns: `a` of a step is a panel of C, `b` one of B."""
         return summa_steps(self.C.distribution.cols, self.B.distribution.cols, self._width)
+
+    def order(self, rank: int) -> tuple[PanelStep, ...]:
+        """Return the panels in the order in which a rank multiplies them, the same along a grid row.
+
+        Where ranks copy panels of B from their owners, each grid row begins with its own, as in `Summa.order`.
+        """
+        i = self.C.coords(rank)[0]
+        first = next((n for n, step in enumerate(self.steps) if step.row == i), 0) if self.fetched else 0
+        return self.steps[first:] + self.steps[:first]
 
     @cached_property
     def _width(self) -> int:
@@ -110,8 +118,6 @@ class Stationary(Product):
 
     def staging(self, rank: int | None) -> Buffers:
         (words, of_b), (sums, of_c) = (self.buffers(rank)[name] for name in ("panels of B", "sums"))
-        if self.mover == NCCL.name:
-            return {"staged C": (sums, of_c)}
         along_col = self.B.distribution.cols.parts > 1
         return {"staged B": (along_col * words, of_b), "staged C": (sums, of_c)}
 

@@ -11,7 +11,6 @@ import numpy as np
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.instrument.recorder import Transfer
 from pdgemm.model.formulas import broadcasts
-from pdgemm.model.mover_registry import NCCL
 from pdgemm.schedules.node_relay import NodeLine, Parts, relayed
 from pdgemm.schedules.product import Buffers, Product, alike
 from pdgemm.schedules.rounds import COLS, Round, broadcast, counts_of, grid_of, on_grid, relay
@@ -28,6 +27,12 @@ def bundle_width(k: int, width: int, c_bytes: int) -> int:
     c_bytes : size of the block of C that the products are added to.
     """
     return min(k, width, max(BUNDLE if c_bytes < CACHE_BYTES else 2 * BUNDLE, k // _BUNDLES))
+
+
+def _most_alike(numbers: np.ndarray) -> int:
+    """Return how often a number occurs in a row at most."""
+    rows, numbers = np.arange(len(numbers))[:, None], numbers - numbers.min()
+    return int(np.bincount((rows * (numbers.max() + 1) + numbers).ravel()).max())
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,32 @@ class Summa(Product):
     def bundles(self) -> tuple[Bundle, ...]:
         """The groups of panels that are multiplied together."""
         return bundled(self.steps, self.widest_bundle if self.bundled else 1)
+
+    def order(self, rank: int) -> tuple[Bundle, ...]:
+        """Return the bundles in the order in which a rank multiplies them.
+
+        Where ranks copy panels from their owners, they begin at different ones and go around, because an owner's link
+        would otherwise be shared by all.  The ranks then add the same products up in different orders.
+        """
+        if not self.fetched or not self.bundles:
+            return self.bundles
+        (i, j), (down, right) = self.C.coords(rank), self._apart
+        first = (i * down + j * right) % len(self.bundles)
+        return self.bundles[first:] + self.bundles[:first]
+
+    @cached_property
+    def _apart(self) -> tuple[int, int]:
+        """How many bundles neighbours in a column, and in a row, are apart, such that they share links the least."""
+        (pr, pc), owners = self.C.distribution.grid_shape, [(x.steps[0].col, x.steps[0].row) for x in self.bundles]
+        pairs = len(set(owners))
+
+        def shared(apart: tuple[int, int]) -> int:
+            """Return the most ranks of a row that copy from one of them at a time, or of a column."""
+            down, right = (np.arange(len(owners))[:, None] + np.arange(n) * x for n, x in zip((pr, pc), apart))
+            cols, rows = np.array(owners).T
+            return max(map(_most_alike, (rows[down % len(owners)], cols[right % len(owners)])))
+
+        return min([(1, 1), (max(1, pairs // pr), max(1, pairs // pc))], key=shared)
 
     @cached_property
     def bundled(self) -> bool:
@@ -199,8 +230,6 @@ class Summa(Product):
         return all(getattr(x, panel).contiguous and (stay or len(x.steps) == 1) for x in self.bundles)
 
     def staging(self, rank: int | None) -> Buffers:
-        if self.mover == NCCL.name:
-            return {}
         buffers, (pr, pc) = self.buffers(rank), self.C.distribution.grid_shape
         (words_a, of_a), (words_b, of_b) = buffers["panels of A"], buffers["panels of B"]
         return {"staged A": ((pc > 1) * words_a, of_a), "staged B": ((pr > 1) * words_b, of_b)}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,7 @@ from test_gpu import (  # noqa: F401
     test_batches,
     test_combine,
     test_every_mover,
+    test_infinity_times_one,
     test_managed_memory_is_staged,
     test_matrices,
     test_memory,
@@ -60,10 +64,11 @@ def test_what_ranks_find_out(comm: Any, gpu: Gpu, cuda: Any) -> None:  # noqa: F
         assert C.report.ranks_per_device == reach.sharing
         assert not C.report.counted.messages_sent
         assert "gemmEx" in gpu.calls
-        assert gpu.mapped
-        del C  # and what it remembers of its last product
-        assert not gpu.mapped
         gpu.calls.clear()
+        for _ in range(5):
+            pdgemm(1, A, B)
+        assert "ipcOpenMemHandle" not in gpu.calls  # what is mapped stays so
+        assert gpu.mapped
         pdgemm(1, A, B, mover="staged")
         assert "memcpyAsync" in gpu.calls or grid.shape == (1, 1)
 
@@ -133,6 +138,80 @@ def test_what_fails_is_told(comm: Any, gpu: Gpu, cuda: Any) -> None:  # noqa: F8
             DistMatrix.from_local(askew, (40, 40), grid=grid)
 
 
+def test_mappings_are_of_the_allocation_that_they_were_made_of(comm: Any, gpu: Gpu, cuda: Any) -> None:  # noqa: F811
+    """Of a handle that is used again for another allocation, of many allocations, and of those that nobody uses."""
+    from pdgemm import ProcessGrid
+    from pdgemm.devices import cuda_ipc
+    from pdgemm.movers.node_arrays import NodeArrays
+
+    if comm.size == 1:
+        pytest.skip("one rank maps nothing")
+    other = (comm.rank + 1) % comm.size
+    large = 1 << 18  # words that the pool gets an allocation of their own for
+
+    def seen(grid: Any, x: Any) -> float:
+        peers = NodeArrays(grid, x=(x, None))
+        found = float(cuda.to_host(peers("x", other))[0])
+        peers.sync()
+        return found
+
+    with ProcessGrid(comm) as grid:
+        cuda.discover_peers(grid)
+        kept = list[Any]()
+        for turn in range(40):
+            x = cuda.to_device(np.full(large, 10.0 * turn + comm.rank), "C")
+            assert seen(grid, x) == 10.0 * turn + other
+            assert len(gpu.mapped) <= cuda_ipc._MAPPINGS
+            if turn % 2:
+                kept.append(x)
+            else:
+                del x
+                cuda_ipc.cupy.get_default_memory_pool().free_all_blocks()  # its handle is that of the next allocation
+        for _ in range(cuda_ipc._UNUSED + 1):
+            seen(grid, kept[0])
+        assert len(gpu.mapped) == 1
+
+
+def test_copies(comm: Any, gpu: Gpu, cuda: Any) -> None:  # noqa: F811
+    """By a copy engine where rows are long enough, in words where elements are small; each is one call."""
+    from pdgemm.arrays.elementwise import CONVERT
+    from pdgemm.devices import kernels
+    from pdgemm.grids.index_map import identity, packed
+
+    words = list[np.dtype]()
+    make = kernels._kernel
+
+    def noted(X: np.dtype, *args: Any) -> Any:
+        words.append(X)
+        return make(X, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "_kernel", noted)
+        for dtype, (rows, cols), order, by in (
+            ("float64", (20, 64), "C", "memcpy2DAsync"),
+            ("float64", (20, 63), "C", "float64"),
+            ("float64", (64, 20), "F", "memcpy2DAsync"),
+            ("float16", (9, 24), "C", "int64"),
+            ("float16", (9, 22), "F", "float16"),
+            ("float32", (9, 22), "C", "int64"),
+            ("int8", (9, 20), "C", "int32"),
+            ("int8", (9, 21), "C", "int8"),
+        ):
+            x = np.arange(96 * 96).reshape(96, 96).astype(dtype)
+            X, Y = cuda.to_device(x, order), cuda.to_device(np.zeros((96, 96), dtype), order)
+            gpu.calls.clear(), words.clear()
+            CONVERT(Y[8 : 8 + rows, 16 : 16 + cols], X[:rows, 8 : 8 + cols])
+            assert [*gpu.calls, *map(str, words)] == [by]
+            y = np.zeros((96, 96), dtype)
+            y[8 : 8 + rows, 16 : 16 + cols] = x[:rows, 8 : 8 + cols]
+            assert np.array_equal(cuda.to_host(Y), y)
+        X, Y = cuda.to_device(x, "F"), cuda.empty((96, 48), dtype, "F")
+        gpu.calls.clear(), words.clear()
+        cuda.combine_blocks(CONVERT, Y, X, identity(96), packed(np.arange(0, 96, 8), np.full(12, 4)))
+        assert [*gpu.calls, *map(str, words)] == ["int64"]
+        assert np.array_equal(cuda.to_host(Y), x.reshape(96, 12, 8)[:, :, :4].reshape(96, 48))
+
+
 def test_nccl_is_tried(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None:  # noqa: F811
     """Where it would be chosen; where it fails on one rank, others do."""
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
@@ -151,6 +230,52 @@ def test_nccl_is_tried(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None
             assert reach.nccl == (not fails or comm.size == 1)
             moved = pdgemm(1, A, A, algorithm="summa").report.mover
             assert comm.size == 1 or (moved == "nccl") == (not fails)
+
+
+def test_nccl_between_nodes(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None:  # noqa: F811
+    """It is tried where panels are not read in place, given up where it waits without end, and not used on request."""
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.devices import cuda_nccl
+    from pdgemm.errors import ArgumentError
+
+    if gpu.count == 1 or comm.size == 1:
+        pytest.skip("the ranks share a GPU, or there is one rank")
+    monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", "1" if comm.size % 2 else "2")
+    if comm.size == 2:
+        monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", "1")
+    moved = []
+    for case in ("works", "waits", "unwanted"):
+        own, released = comm.Dup(), Event()
+        with monkeypatch.context() as patch, ProcessGrid(own) as grid, warnings.catch_warnings(record=True) as warned:
+            tries = patched(patch, Nccl, "NcclCommunicator")
+            if case == "waits":
+                patch.setattr(cuda_nccl, "_PATIENCE", 0.5)
+                patch.setattr(Nccl, "NcclCommunicator", partial(_waits, released))
+            patch.setenv("PDGEMM_NCCL", "no" if case == "unwanted" else "")
+            A = DistMatrix.random((40, 40), grid=grid, device="cuda")
+            moved.append(pdgemm(1, A, A, algorithm="summa").report.mover)
+            assert bool(tries) == (case == "works")
+            assert comm.rank or (case == "waits") == any("NCCL did not start" in str(x.message) for x in warned)
+            released.set()
+        own.Free()
+    assert moved[0] == "nccl"
+    assert "nccl" not in moved[1:]
+    if comm.rank == comm.size - 1:
+        monkeypatch.setenv("PDGEMM_NCCL", "perhaps")
+    with ProcessGrid(comm) as grid, pytest.raises(ArgumentError, match="PDGEMM_NCCL must be yes or no, got 'perhaps'"):
+        DistMatrix.zeros((3, 3), grid=grid, device="cuda")
+
+
+def _waits(released: Event, *args: Any) -> None:
+    released.wait()
+    raise RuntimeError("NCCL_ERROR_SYSTEM_ERROR")
+
+
+def patched(patch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]:
+    """The arguments of all calls."""
+    calls, call = list[Any](), getattr(owner, name)
+    patch.setattr(owner, name, lambda *args: (calls.append(args), call(*args))[1])
+    return calls
 
 
 def failing(call: Any) -> Any:

@@ -209,6 +209,7 @@ def test_the_probe_believes_what_it_sees(comm: Any, monkeypatch: pytest.MonkeyPa
     from pdgemm.errors import ArgumentError
 
     monkeypatch.delenv("PDGEMM_GPU_AWARE", raising=False)
+    monkeypatch.setattr(gpu_aware_mpi, "_SIDE", 16)
     with fake_device() as device:
         watched = WatchedComm(comm, device)
         for says, expected in (("yes", (True, "self-test passed")), ("no", (False, "reports no support"))):

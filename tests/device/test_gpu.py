@@ -81,6 +81,18 @@ def combined(cuda: Any, source: np.dtype, target: np.dtype) -> None:
             assert np.abs(cuda.to_host(Y).astype(wide) - expected).max() <= 4 * eps * 100
 
 
+@pytest.mark.parametrize("dtype", ["float64", "complex64", "complex128"])
+def test_infinity_times_one(cuda: Any, dtype: str) -> None:
+    """No factor 1 + 0i makes a NaN of an infinity, as on the host; nor is C read where beta is 0."""
+    from pdgemm.arrays.elementwise import Combine
+
+    x, y = np.array([[np.inf, 1, -np.inf]], dtype), np.array([[1, np.inf, 2]], dtype)
+    for alpha, beta, value in ((1, 1, [[np.inf, np.inf, -np.inf]]), (1, 0, x), (0, 1, y)):
+        X, Y = cuda.to_device(x, "C"), cuda.to_device(y if beta else y * np.nan, "C")
+        cuda.combine(Combine(alpha, beta), Y, X)
+        assert np.array_equal(cuda.to_host(Y), np.array(value, dtype))
+
+
 def _eps(dtype: np.dtype) -> float:
     from pdgemm.arrays.dtypes import eps
 

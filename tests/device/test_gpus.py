@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 
 import jobs
 import pytest
+from fake_cupy import Gpu
 
-from pdgemm.devices.gpu_binding import share
+from pdgemm.devices import gpu_binding
+from pdgemm.devices.gpu_binding import nearest, share
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 3, 4, 8])
@@ -19,6 +22,26 @@ def test_ranks_share_gpus_evenly_and_neighbours_share_one(ranks: int, gpus: int)
     assert max(counts) - min(counts) <= 1
     assert sum(counts) == ranks
     assert [share(rank, 0, gpus) for rank in range(ranks)] == [rank % gpus for rank in range(ranks)]
+
+
+def test_a_rank_uses_the_gpu_next_to_its_processors() -> None:
+    one_each, two_each = [{0, 1}, {2, 3}], [{0, 1}, {0, 1}, {2, 3}, {2, 3}]
+    assert [nearest(number, one_each, {2}) for number in (0, 1)] == [1, 1]
+    assert nearest(0, one_each, {1, 2}) == 0  # it is not bound
+    assert nearest(0, one_each, {7}) == 0
+    assert nearest(0, [set(), set()], {2}) == 0  # the system does not tell
+    assert nearest(3, two_each, {2}) == 3
+    with pytest.warns(RuntimeWarning, match=r"GPU 1 is not next to this rank's processors, \[2, 3\] are"):
+        assert nearest(1, two_each, {2}) == 1
+
+
+def test_the_system_tells_which_processors_are_next_to_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "0000:01:00.0").mkdir()
+    (tmp_path / "0000:01:00.0" / "local_cpulist").write_text("0-2,8,10-11\n")
+    monkeypatch.setattr(gpu_binding, "PCI", tmp_path)
+    monkeypatch.setattr(gpu_binding, "_driver", lambda: Gpu(2))
+    assert gpu_binding._processors(1) == {0, 1, 2, 8, 10, 11}
+    assert gpu_binding._processors(0) == set()
 
 
 def run(code: str) -> str:

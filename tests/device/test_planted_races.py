@@ -159,7 +159,7 @@ def several_messages() -> Iterator[None]:
 
     plans = exchange.plan_exchange, planner.plan_product
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exchange, "PACKED_BYTES", 64)
+        patch.setattr(exchange, "DEVICE_BYTES", 64)
         for known in plans:
             known.cache_clear()
         yield

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from itertools import count
 from math import prod
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -56,13 +56,15 @@ class Allocation(mmap.mmap):
 
     def __new__(cls, size: int, fd: int, managed: bool = False) -> Allocation:
         made = super().__new__(cls, fd, size)
-        made.fd, made.managed, made.ptr = fd, managed, _address(made)
+        made.fd, made.managed, made.ptr, made.number = fd, managed, _address(made), next(cls._numbers)
         weakref.finalize(made, os.close, fd)
         return made
 
     fd: int
     managed: bool
     ptr: int
+    number: int
+    _numbers = count(1)
 
 
 def _address(memory: mmap.mmap) -> int:
@@ -132,6 +134,7 @@ class Gpu:
         self.allocations: list[weakref.ref[Allocation]] = []
         self.mapped: dict[int, mmap.mmap] = {}
         self.calls: list[str] = []
+        self.modes: dict[int, int] = {}  # the math modes of cuBLAS's handles
         self.failed = 0  # what the driver says ever after a kernel has failed
 
     def allocate(self, nbytes: int, managed: bool = False) -> Allocation:
@@ -147,6 +150,12 @@ class Gpu:
             if found is not None and found.ptr <= ptr < found.ptr + len(found):
                 return found
         raise CUDARuntimeError("invalid argument")
+
+    def pinned(self, nbytes: int) -> mmap.mmap:
+        if nbytes > TOTAL:
+            raise CUDARuntimeError("out of memory")
+        self.calls.append("hostAlloc")
+        return mmap.mmap(-1, nbytes)
 
     # the runtime, as CuPy has it
     def getDeviceCount(self) -> int:
@@ -184,6 +193,15 @@ class Gpu:
         assert kind == self.memcpyDefault
         self.calls.append("memcpyAsync")
         ctypes.memmove(target, source, nbytes)
+
+    def memcpy2DAsync(
+        self, target: int, to_pitch: int, source: int, from_pitch: int, width: int, height: int, kind: int, stream: int
+    ) -> None:
+        assert kind == self.memcpyDefault
+        assert 0 < width <= min(to_pitch, from_pitch)
+        self.calls.append("memcpy2DAsync")
+        for row in range(height):
+            ctypes.memmove(target + row * to_pitch, source + row * from_pitch, width)
 
     def ipcGetMemHandle(self, ptr: int) -> bytes:
         found = self._of(ptr)
@@ -225,6 +243,10 @@ class Gpu:
         found._obj.value = self.current
         return 0
 
+    def cuDeviceGetPCIBusId(self, name: Any, size: int, number: int) -> int:
+        name.value = self.deviceGetPCIBusId(number).encode()
+        return 0
+
     def cuDeviceGet(self, found: Any, number: int) -> int:
         found._obj.value = number
         return 0 if number < self.count else 101
@@ -239,8 +261,8 @@ class Gpu:
         return 0
 
     def cuPointerGetAttribute(self, found: Any, attribute: int, ptr: ctypes.c_uint64) -> int:
-        assert attribute == 10  # CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE
-        found._obj.value = not self._of(ptr.value).managed
+        allocation = self._of(ptr.value)
+        found._obj.value = {7: allocation.number, 10: not allocation.managed}[attribute]
         return 0
 
     def cuMemGetAddressRange_v2(self, base: Any, size: Any, ptr: ctypes.c_uint64) -> int:
@@ -249,6 +271,13 @@ class Gpu:
         return 0
 
     # cuBLAS
+    def create(self) -> int:
+        self.modes[handle := 1 + len(self.modes)] = 0
+        return handle
+
+    def setMathMode(self, handle: int, mode: int) -> None:
+        self.modes[handle] = mode
+
     def gemmEx(
         self, handle: int, op_a: int, op_b: int, m: int, n: int, k: int, alpha: int, A: int, type_a: int, lda: int,
         B: int, type_b: int, ldb: int, beta: int, C: int, type_c: int, ldc: int, compute: int, algorithm: int,
@@ -258,6 +287,7 @@ class Gpu:
         assert min(m, n, k) > 0
         types = [np.dtype(_CUBLAS_TYPES[x]) for x in (type_a, type_b, type_c)]
         short = ["bf" if x == ml_dtypes.bfloat16 else x.str[1:] for x in types]
+        assert self.modes[handle] == 16, "partial sums may be rounded to the type of C"
         assert short[0] == short[1] and (short[0], short[2]) in _CUBLAS[compute], f"cuBLAS has no {short} by {compute}"
         scalar = "f4" if short[2] in ("f2", "bf") else short[2]
         a, b = _by_columns(A, types[0], lda, m, k, op_a), _by_columns(B, types[1], ldb, k, n, op_b)
@@ -323,7 +353,7 @@ class Simulated:
 
             @property
             def data(self) -> Any:
-                return SimpleNamespace(ptr=self.x.__array_interface__["data"][0])
+                return SimpleNamespace(ptr=self.x.__array_interface__["data"][0], mem=self.memory)
 
             def get(self, stream: Any = None, order: str = "C") -> np.ndarray:
                 return np.array(self.x, order=order)  # type: ignore[call-overload]
@@ -374,13 +404,6 @@ class Simulated:
         finally:
             self.pool.managed = False
 
-    def alloc_pinned_memory(self, nbytes: int) -> mmap.mmap:
-        if nbytes > TOTAL:
-            raise CUDARuntimeError("out of memory")
-        made = _Pinned(-1, nbytes)
-        made.ptr = _address(made)
-        return made
-
     def get_elapsed_time(self, begin: Event, end: Event) -> float:
         assert begin.number <= end.number
         return 1e-3 * (end.number - begin.number)
@@ -406,19 +429,15 @@ class Simulated:
             memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
             MemoryPointer=MemoryPointer,
             UnownedMemory=Part,
-            alloc_pinned_memory=self.alloc_pinned_memory,
+            PinnedMemory=self.gpu.pinned,
+            PinnedMemoryPointer=lambda memory, offset: memory,
             malloc_managed="managed",
             using_allocator=self.using_allocator,
-            Stream=lambda non_blocking, priority: Stream(self),
+            Stream=lambda non_blocking, priority=0: Stream(self),
             get_current_stream=lambda: self.streams[-1],
             get_elapsed_time=self.get_elapsed_time,
-            get_cublas_handle=lambda: 1,
         )
         return {"cupy": cupy, "cupy.cuda": cuda}
-
-
-class _Pinned(mmap.mmap):
-    ptr: int
 
 
 class MemoryPointer:
@@ -474,6 +493,9 @@ class ElementwiseKernel:
                 assert np.dtype(declared) == x.dtype, f"{name} is {x.dtype}, declared as {kind}"
             names[name] = x.x.view() if isinstance(x, FakeArray) else x
         (kind, name), target = self._out[0], args[-1]
+        if size is None:
+            steps = [s for n, s in zip(target.shape, target.strides) if n > 1]
+            assert steps == sorted(steps, reverse=True), "neighbouring threads do not write neighbouring elements"
         if size is not None:
             assert kind.startswith("raw ")
             names["i"] = np.arange(size)
@@ -502,11 +524,47 @@ def _in_python(operation: str) -> str:
 
 
 # ---------------------------------------------------------------- NCCL
+def _memory(ptr: int, nbytes: int) -> np.ndarray:
+    assert nbytes > 0, "NCCL is called for nothing"
+    return np.ctypeslib.as_array((ctypes.c_ubyte * nbytes).from_address(ptr))
+
+
 class Nccl:
     """One rank per GPU, and all calls in the same order."""
 
     available, NCCL_UINT8 = True, 1
     _tags = count(1)
+    _group: ClassVar[list[tuple[Any, ...]]] = []
+    _depth = 0
+
+    @classmethod
+    def groupStart(cls) -> None:
+        cls._depth += 1
+
+    @classmethod
+    def groupEnd(cls) -> None:
+        cls._depth -= 1
+        if not cls._depth:
+            cls._run()
+
+    @classmethod
+    def _run(cls) -> None:
+        """Messages between two ranks are matched in their order; nobody goes on before all of a group is done."""
+        group, cls._group = cls._group, []
+        requests = []
+        for what, comm, *args in group:
+            if what == "recv":
+                requests.append(comm.Irecv(*args))
+        for what, comm, *args in group:
+            if what == "send":
+                requests.append(comm.Issend(*args))
+            elif what == "bcast":
+                comm.Bcast(*args)
+            elif what == "reduce":
+                part, total, root = args
+                in_place = part.ctypes.data == total.ctypes.data and comm.rank == root
+                comm.Reduce(MPI.IN_PLACE if in_place else part, total if comm.rank == root else None, MPI.SUM, root)
+        MPI.Request.Waitall(requests)
 
     @classmethod
     def get_unique_id(cls) -> tuple[int, int]:
@@ -528,11 +586,29 @@ class Nccl:
                 ranks = world.recv(source=root, tag=tag)
             self._comm = world.Create_group(world.group.Incl(ranks), tag)
 
+        def _queue(self, what: str, *args: Any) -> None:
+            """It is done when the group that it is in ends."""
+            Nccl._group.append((what, self._comm, *args))
+            if not Nccl._depth:
+                Nccl._run()
+
         def bcast(self, ptr: int, count: int, dtype: int, root: int, stream: int) -> None:
             assert dtype == Nccl.NCCL_UINT8
-            if count:
-                memory = (ctypes.c_byte * count).from_address(ptr)
-                self._comm.Bcast([np.ctypeslib.as_array(memory), MPI.BYTE], root)
+            self._queue("bcast", _memory(ptr, count), root)
+
+        def send(self, ptr: int, count: int, dtype: int, peer: int, stream: int) -> None:
+            assert dtype == Nccl.NCCL_UINT8
+            self._queue("send", _memory(ptr, count), peer)
+
+        def recv(self, ptr: int, count: int, dtype: int, peer: int, stream: int) -> None:
+            assert dtype == Nccl.NCCL_UINT8
+            self._queue("recv", _memory(ptr, count), peer)
+
+        def reduce(self, part: int, total: int, count: int, dtype: int, op: int, root: int, stream: int) -> None:
+            assert op == 0
+            kind = np.dtype({2: "i4", 4: "i8", 7: "f4", 8: "f8"}[dtype])
+            found, there = (_memory(ptr, count * kind.itemsize).view(kind) for ptr in (part, total))
+            self._queue("reduce", found, there, root)
 
         def destroy(self) -> None:
             self._comm.Free()
@@ -551,12 +627,13 @@ def fake_cupy(gpus: int = 1, aware: str = "no") -> Iterator[Gpu]:
     with pytest.MonkeyPatch.context() as patch:
         for name, module in simulated.modules().items():
             patch.setitem(sys.modules, name, module)
-        for name in ("cuda", "cuda_ipc"):  # each time anew
+        for name in ("cuda", "cuda_ipc", "cuda_nccl", "kernels"):  # each time anew
             patch.delitem(sys.modules, f"pdgemm.devices.{name}", raising=False)
             patch.delattr(devices, name, raising=False)
         patch.setattr(device, "_devices", dict(device._devices))
         patch.setattr(choice, "_driver", lambda: gpu)
         patch.setattr(gpu_aware_mpi, "asked", lambda: aware)
+        patch.setattr(gpu_aware_mpi, "_SIDE", 16)
         choice.visible.cache_clear()
         from pdgemm.devices import cuda_ipc
 
@@ -565,6 +642,6 @@ def fake_cupy(gpus: int = 1, aware: str = "no") -> Iterator[Gpu]:
             yield gpu
         finally:
             choice.visible.cache_clear()
-            for name in ("cuda", "cuda_ipc"):
+            for name in ("cuda", "cuda_ipc", "cuda_nccl", "kernels"):
                 sys.modules.pop(f"pdgemm.devices.{name}", None)
                 vars(devices).pop(name, None)

@@ -1,4 +1,4 @@
-"""A device without hardware: arrays that the host cannot read, and streams whose work is done late.
+"""A device without hardware: arrays that the host cannot read, and four streams whose work is done late.
 
 What is begun in a stream is done when somebody waits for it, and not before; streams named in `eager` do theirs at
 once, ahead of the others.  A synchronisation that is missing therefore gives wrong numbers in one of the schedules
@@ -30,7 +30,7 @@ from pdgemm.grids.node_memory import NodeMemory
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.movers.block_copy import copy_blocks
 
-SCHEDULES = {"late": (), "transfer first": ("transfer",), "compute first": ("compute",)}
+SCHEDULES = {"late": (), "transfer first": ("transfer", "upload"), "compute first": ("compute",)}
 Clock = dict[str, int]
 
 
@@ -170,6 +170,7 @@ class FakeStream:
             act()
 
     def record(self) -> FakeEvent:
+        self.device.events += 1
         return FakeEvent(self, self.begun, dict(self.clock))
 
     def wait_event(self, event: FakeEvent) -> None:
@@ -199,10 +200,12 @@ class FakeDevice:
         self.clock: Clock = {}
         self.races: list[str] = []
         self.launches: list[str] = []
+        self.events = 0
         self._live: list[Access] = []
-        self._messages = 0
-        self.compute, self.transfer = FakeStream(self, "compute"), FakeStream(self, "transfer")
-        self.current = self.compute
+        self.messages = 0
+        self.callers, self.compute = FakeStream(self, "caller's"), FakeStream(self, "compute")
+        self.transfer, self.upload = FakeStream(self, "transfer"), FakeStream(self, "upload")
+        self.current = self.callers
         self._memory: WeakKeyDictionary[NodeMemory, FakeMemory] = WeakKeyDictionary()
         self.held = 0
 
@@ -242,8 +245,8 @@ class FakeDevice:
         memory = x.x if isinstance(x, FakeArray) else x
         if getattr(x, "managed", False):
             self.races.append(f"{what}: MPI is given the address of managed memory")
-        self._messages += 1
-        who = f"message {self._messages}"
+        self.messages += 1
+        who = f"message {self.messages}"
         self.access(Access(memory, writes, who, 1, what, request or MPI.Request(MPI.REQUEST_NULL)), self.clock)
 
     # ---------------------------------------------------------------- what pdgemm asks of a device
@@ -318,11 +321,43 @@ class FakeDevice:
         reads, writes = ((x,), ()) if comm.rank == root else ((), (x,))
         self._launch("broadcast", reads, writes, lambda: comm.Bcast([memory, MPI.BYTE], root=root))
 
+    def use(self) -> None:
+        pass
+
+    def exchange(
+        self, comm: MPI.Comm, sends: Sequence[tuple[FakeArray, int]], receives: Sequence[tuple[FakeArray, int]]
+    ) -> None:
+        """Likewise; messages between two ranks are matched in their order, and large ones do not leave before that."""
+        going, coming = ([(_bytes(x), peer) for x, peer in some] for some in (sends, receives))
+
+        def act() -> None:
+            requests = [MPI.Comm.Irecv(comm, x, peer, _BY_NCCL) for x, peer in coming]
+            requests += [MPI.Comm.Issend(comm, x, peer, _BY_NCCL) for x, peer in going]
+            MPI.Request.Waitall(requests)
+
+        self._launch("exchange", [x for x, _ in sends], [x for x, _ in receives], act)
+
+    def reduce(self, comm: MPI.Comm, parts: Sequence[tuple[FakeArray, FakeArray, int]]) -> None:
+        def act() -> None:
+            for part, total, root in parts:
+                there = total.x if comm.rank == root else None
+                in_place = there is not None and there.ctypes.data == part.x.ctypes.data
+                MPI.Comm.Reduce(comm, MPI.IN_PLACE if in_place else part.x, there, MPI.SUM, root)
+
+        mine = [total for _, total, root in parts if root == comm.rank]
+        self._launch("reduce", [part for part, *_ in parts], mine, act)
+
     def current_stream(self) -> FakeStream:
         return self.current
 
+    def product_stream(self) -> FakeStream:
+        return self.compute
+
     def transfer_stream(self) -> FakeStream:
         return self.transfer
+
+    def upload_stream(self) -> FakeStream:
+        return self.upload
 
     def happened(self, event: FakeEvent) -> bool:
         return event.happened()
@@ -332,8 +367,7 @@ class FakeDevice:
         return 1e-6 * (end.position - begin.position)
 
     def to_host(self, x: FakeArray) -> np.ndarray:
-        self.compute.synchronize()
-        self.transfer.synchronize()
+        self.current.synchronize()
         return x.x.copy("K")
 
     def to_device(self, x: np.ndarray, order: str = "C") -> FakeArray:
@@ -463,6 +497,14 @@ def fake_device(schedule: str = "late", **options: Any) -> Iterator[FakeDevice]:
             for owner, name, comm in watching:  # which a grid that was left behind, or is kept, would go on with
                 if getattr(owner, name) != MPI.COMM_NULL:
                     setattr(owner, name, comm)
+
+
+_BY_NCCL = 77  # tag of messages
+
+
+def _bytes(x: FakeArray) -> Any:
+    assert x.flags.forc
+    return [x.x.ravel(order="K"), x.nbytes, MPI.BYTE]
 
 
 def _combine(how: Combine, Y: np.ndarray, X: np.ndarray) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -94,6 +95,35 @@ def test_equal_cyclic_layouts_give_one_wide_panel_per_owner() -> None:
 def test_owners_take_turns() -> None:
     inner = BlockCyclic.even(4096, 2)
     assert [step.col for step in summa_steps(inner, inner, 512)] == [0, 1] * 4
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (2, 2), (2, 4), (4, 2), (3, 3), (2, 3), (4, 4), (1, 8)], ids=str)
+@pytest.mark.parametrize("block", [None, 8])
+def test_ranks_copy_from_different_owners_at_a_time(shape: tuple[int, int], block: int | None) -> None:
+    """Where panels are copied from their owners' memory no two ranks of a row or a column read from the same one.
+
+    On 2 x 3 with whole blocks the borders of A's panels and B's differ, and no rotation keeps three columns apart.
+    """
+    pr, pc = shape
+    most = 2 if shape == (2, 3) and block is None else 1
+    n, double = 8 * 3 * pr * pc, np.dtype("d")
+    A, B, C = (Layout(Distribution.over(shape, (n, n), block), tuple(range(pr * pc)), double) for _ in "ABC")
+    summa = Summa(A, B, C, accumulate=double, width=8, lookahead=1, mover="ipc")
+    assert Summa(A, B, C, accumulate=double, width=8, lookahead=1, mover="shared").order(pr * pc - 1) == summa.bundles
+    orders = [[(x.steps[0].col, x.steps[0].row) for x in summa.order(rank)] for rank in range(pr * pc)]
+    for rank in range(pr * pc):
+        assert sorted(summa.order(rank), key=id) == sorted(summa.bundles, key=id)
+    for turn in range(len(summa.bundles)):
+        for i in range(pr):
+            assert max(Counter(orders[i * pc + j][turn][0] for j in range(pc)).values()) <= most
+        for j in range(pc):
+            assert max(Counter(orders[i * pc + j][turn][1] for i in range(pr)).values()) <= most
+    if block is None:
+        there = Layout(Distribution.over((pc, pr), (n, n)), tuple(np.arange(pr * pc).reshape(shape).T.ravel()), double)
+        stationary = Stationary(A, there, C, accumulate=double, width=8, lookahead=1, mover="ipc")
+        rows = [[step.row for step in stationary.order(i * pc)] for i in range(pr)]
+        assert all(stationary.order(i * pc) == stationary.order(i * pc + pc - 1) for i in range(pr))
+        assert [each[0] for each in rows] == [*range(pr)]
 
 
 # ------------------------------------------------------------------ costs

@@ -10,7 +10,6 @@ import pytest
 from mpi4py import MPI
 
 from pdgemm import DistMatrix, ProcessGrid, pdgemm
-from pdgemm.arrays import workspace
 from pdgemm.arrays.workspace import Workspace
 
 LEAST = 1 << 20
@@ -52,9 +51,8 @@ def test_no_more_than_twice_what_is_asked_for() -> None:
     assert small.nbytes == LEAST
 
 
-def test_the_oldest_is_freed_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workspace, "KEPT", 5 * LEAST)
-    room = Workspace()
+def test_the_oldest_is_freed_first() -> None:
+    room = Workspace(most=5 * LEAST)
     arrays = [room.empty((2 * LEAST + number,), np.uint8) for number in range(3)]
     while arrays:
         arrays.pop(0)

@@ -1,0 +1,144 @@
+"""NCCL: its communicators, one for each of MPI's that is used with it, and whether it works between these ranks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from threading import Thread
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.arrays.device import Array, Device
+from pdgemm.devices.gpu_aware_mpi import yes_or_no
+from pdgemm.errors import DeviceError
+from pdgemm.support.agreement import together
+
+with warnings.catch_warnings():  # CuPy warns if NCCL is not installed; `available` says so, too
+    warnings.simplefilter("ignore")
+    from cupy.cuda import nccl as libnccl
+
+_BYTES, _SUM = 1, 0  # ncclUint8, ncclSum
+_TYPES = {"i": (2, 1), "q": (4, 1), "l": (4, 1), "f": (7, 1), "d": (8, 1), "F": (7, 2), "D": (8, 2)}  # and words of it
+_PATIENCE = 60.0  # seconds until NCCL is given up
+
+
+def wanted(comm: MPI.Intracomm) -> bool:
+    """Return whether all ranks have NCCL, and PDGEMM_NCCL does not say no.  Collective over comm."""
+    said = yes_or_no("PDGEMM_NCCL", comm)
+    return comm.allreduce(said is not False and bool(libnccl.available), MPI.LAND)
+
+
+def broadcasts(comm: MPI.Intracomm, device: Device) -> bool:
+    """Return whether an NCCL broadcast from rank 0 arrives on all ranks in time.  Collective over comm.
+
+    With a wrong interface, or behind a firewall, NCCL waits without end: so it is tried in a thread, which is left
+    behind where it does not return.
+    """
+    with together(comm):
+        x = device.to_device(np.full(1000, comm.rank + 7, np.int64), "C")
+        unique = _or_error(libnccl.get_unique_id) if comm.rank == 0 else None
+    unique = comm.bcast(unique)
+    made = _in_time(comm, device, lambda: libnccl.NcclCommunicator(comm.size, unique, comm.rank))
+    if made is None:
+        return False
+    comm.Set_attr(_KEY, made)
+
+    def arrives() -> bool | None:
+        broadcast(comm, x, 0, device)
+        return bool((device.to_host(x) == 7).all()) or None
+
+    return _in_time(comm, device, arrives) is not None
+
+
+def _in_time(comm: MPI.Intracomm, device: Device, attempt: Callable[[], Any]) -> Any:
+    """Return the result of an attempt on this rank; None on all ranks if one has none in time."""
+    found = list[Any]()
+
+    def run() -> None:
+        with suppress(RuntimeError, OSError):  # NcclError, CUDARuntimeError: perhaps on this rank only
+            device.use()
+            found.append(attempt())
+
+    thread = Thread(target=run, name="NCCL", daemon=True)
+    thread.start()
+    thread.join(_PATIENCE)
+    late = comm.allreduce(thread.is_alive(), MPI.LOR)
+    if late and comm.rank == 0:
+        text = f"NCCL did not start within {_PATIENCE:.0f} s and is not used: is NCCL_SOCKET_IFNAME a fast network's? "
+        warnings.warn(text + "PDGEMM_NCCL=no saves the attempt", RuntimeWarning, stacklevel=2)
+    worked = comm.allreduce(not late and found[:1] not in ([], [None]), MPI.LAND)
+    return found[0] if worked else None
+
+
+def broadcast(comm: MPI.Comm, x: Array, root: int, device: Device) -> None:
+    """Enqueue a broadcast of x from root.  Collective over comm, in the same order on all ranks."""
+    communicator(comm).bcast(x.data.ptr, x.nbytes, _BYTES, root, _pointer(device))
+
+
+def exchange(
+    comm: MPI.Comm, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]], device: Device
+) -> None:
+    """Enqueue messages that are sent and received together.   The order of those of two ranks is the same on both."""
+    made, stream = communicator(comm), _pointer(device)
+    with _group():
+        for x, peer in sends:
+            made.send(x.data.ptr, x.nbytes, _BYTES, peer, stream)
+        for x, peer in receives:
+            made.recv(x.data.ptr, x.nbytes, _BYTES, peer, stream)
+
+
+def reduce(comm: MPI.Comm, parts: Sequence[tuple[Array, Array, int]], device: Device) -> None:
+    """Enqueue reductions, each of a part of every rank to the sum on one.  Collective over comm, in the same order."""
+    made, stream = communicator(comm), _pointer(device)
+    with _group():
+        for part, total, root in parts:
+            number, words = _TYPES[part.dtype.char]
+            made.reduce(part.data.ptr, total.data.ptr, part.size * words, number, _SUM, root, stream)
+
+
+@contextmanager
+def _group() -> Iterator[None]:
+    """Start the operations of the block as one; NCCL's group is closed after an exception, too."""
+    libnccl.groupStart()
+    try:
+        yield
+    finally:
+        libnccl.groupEnd()
+
+
+def _pointer(device: Device) -> int:
+    stream: Any = device.current_stream()
+    return int(stream.ptr)
+
+
+def communicator(comm: MPI.Comm) -> Any:
+    """Return the NCCL communicator of the same ranks, which the first call creates.  Collective over comm.
+
+    Raises DeviceError on all ranks if it cannot be created.
+    """
+    made: Any = comm.Get_attr(_KEY)
+    if made is None:
+        with together(comm):
+            unique = _or_error(libnccl.get_unique_id) if comm.rank == 0 else None
+        unique = comm.bcast(unique)
+        with together(comm):
+            made = _or_error(libnccl.NcclCommunicator, comm.size, unique, comm.rank)
+        comm.Set_attr(_KEY, made)
+    return made
+
+
+def _or_error(call: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return call(*args)
+    except (RuntimeError, OSError) as bad:  # NcclError is one
+        raise DeviceError(f"NCCL cannot be used: {bad}") from None
+
+
+def _destroy(comm: MPI.Comm, keyval: int, made: Any) -> None:
+    made.destroy()
+
+
+_KEY = MPI.Comm.Create_keyval(delete_fn=_destroy)

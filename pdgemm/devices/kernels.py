@@ -1,0 +1,230 @@
+"""Y := alpha op(X) + beta Y on a GPU: by one kernel for arrays of any strides, or by a copy engine.
+
+CuPy compiles kernels for float32 with flush-to-zero: results that are subnormal numbers of that type become 0.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import gcd
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import cupy
+import numpy as np
+from cupy.cuda import runtime
+
+from pdgemm.arrays.device import Array, Combination
+from pdgemm.arrays.dtypes import HALVES, TYPES, arithmetic
+from pdgemm.errors import DTypeError
+from pdgemm.grids.index_map import IndexMap
+
+_FEW = 4  # launches that are cheaper than one of the kernel that reads the index of every row and column
+_LEAST_ROW = 512  # bytes of the rows that the copy engine copies; kernels are faster on shorter ones
+_WORDS: list[np.dtype] = [np.dtype(np.int64), np.dtype(np.int32)]  # in which kernels copy smaller elements
+_KEPT_INDICES = 1 << 16  # of an index map whose indices stay in device memory
+
+
+def combine(how: Combination, target: Array, source: Array) -> None:
+    """Start target := alpha op(source) + beta target in the current stream, in one launch."""
+    if not target.size:
+        return
+    form, sides = _form(how), _by_target(target, source)
+    if _only_copies(source.dtype, target.dtype, form):
+        if _copied_by_engine(sides):
+            return
+        target, source = sides.in_words()
+    else:
+        target, source = sides.arrays(target.dtype, source.dtype)
+    _kernel(source.dtype, target.dtype, form)(source, *_numbers(how, source, target), target)
+
+
+def _copied_by_engine(sides: _Sides) -> bool:
+    """Copy the elements with a copy engine, beside kernels, if they are rows of a matrix that are long enough."""
+    *outer, length = sides.shape
+    itemsize = sides.target.itemsize
+    if len(outer) > 1 or not sides.unit or length * itemsize < _LEAST_ROW * len(outer):
+        return False
+    stream = cupy.cuda.get_current_stream().ptr
+    there, here, width = sides.target.data.ptr, sides.source.data.ptr, length * itemsize
+    if outer:
+        pitches = sides.target_strides[0], sides.source_strides[0]
+        if min(pitches) < width:
+            return False
+        matrix = there, pitches[0], here, pitches[1], width, outer[0]
+        runtime.memcpy2DAsync(*matrix, runtime.memcpyDefault, stream)
+    else:
+        runtime.memcpyAsync(there, here, width, runtime.memcpyDefault, stream)
+    return True
+
+
+def combine_blocks(how: Combination, target: Array, source: Array, rows: IndexMap, cols: IndexMap) -> None:
+    """Start the same of rows x columns of both arrays, in at most _FEW launches."""
+    if not 0 < len(rows.strided_runs) * len(cols.strided_runs) <= _FEW:
+        _combine_each(how, target, source, rows, cols)
+        return
+    for r in rows.strided_runs:
+        for c in cols.strided_runs:
+            sides = [
+                _view(x, (row, down), (col, right), (r.repeats, r.length, c.repeats, c.length))
+                for x, row, down, col, right in (
+                    (target, r.target, r.target_stride, c.target, c.target_stride),
+                    (source, r.source, r.source_stride, c.source, c.source_stride),
+                )
+            ]
+            combine(how, *sides)
+
+
+def _combine_each(how: Combination, target: Array, source: Array, rows: IndexMap, cols: IndexMap) -> None:
+    """Combine rows and columns by index in one launch, for index maps of many strided runs."""
+    if target.strides[0] < target.strides[1]:  # neighbouring threads write neighbouring elements
+        target, source, rows, cols = target.T, source.T, cols, rows
+    (from_rows, to_rows), (from_cols, to_cols) = _indices(rows), _indices(cols)
+    kernel, size = _index_kernel(source.dtype, target.dtype, _form(how)), rows.size * cols.size
+    where = from_rows, from_cols, to_rows, to_cols, np.int64(cols.size)
+    kernel(source, *where, *_numbers(how, source, target), target, size=size)
+
+
+_known: WeakKeyDictionary[IndexMap, tuple[Array, Array]] = WeakKeyDictionary()
+
+
+def _indices(runs: IndexMap) -> tuple[Array, Array]:
+    """Return all indices of a map in device memory; those of maps that are used again and again stay there."""
+    found = _known.get(runs)
+    if found is None:
+        source, target = (cupy.asarray(x.astype(np.int64)) for x in runs.indices())
+        found = source, target
+        if runs.size <= _KEPT_INDICES:
+            cupy.cuda.get_current_stream().synchronize()  # the next call may be in another stream
+            _known[runs] = found
+    return found
+
+
+def _view(x: Array, rows: tuple[int, int], cols: tuple[int, int], shape: tuple[int, int, int, int]) -> Array:
+    """Return x as (row runs, rows of a run, column runs, columns of a run), given the start and stride of the runs."""
+    (row, down), (col, right), (ds, rs) = rows, cols, x.strides
+    return cupy.lib.stride_tricks.as_strided(x[row:, col:], shape, (down * ds, ds, right * rs, rs))
+
+
+class _Sides(NamedTuple):
+    """The target and the source of a copy, with axes in the order of the target's strides, joined where possible.
+
+    Threads that are neighbours then access neighbouring elements of the target.
+    """
+
+    target: Array
+    source: Array
+    shape: list[int]
+    target_strides: list[int]
+    source_strides: list[int]
+
+    @property
+    def unit(self) -> bool:
+        """Are the elements of the last axis adjacent on both sides?"""
+        return self.target_strides[-1] == self.source_strides[-1] == self.target.itemsize
+
+    def arrays(self, of_target: np.dtype, of_source: np.dtype) -> tuple[Array, Array]:
+        """Return both as arrays of elements of these types; the shape and the strides are those of the elements."""
+        sides = (of_target, self.target, self.target_strides), (of_source, self.source, self.source_strides)
+        there, here = (cupy.ndarray(self.shape, dtype, x.data, strides) for dtype, x, strides in sides)
+        return there, here
+
+    def in_words(self) -> tuple[Array, Array]:
+        """Return both as arrays of words of up to eight bytes, if elements are smaller, and can be copied as such."""
+        itemsize, word = self.target.itemsize, self.target.dtype
+        if self.unit:
+            rows = [*self.target_strides[:-1], *self.source_strides[:-1], self.shape[-1] * itemsize]
+            apart = gcd(*rows, self.target.data.ptr, self.source.data.ptr)
+            word = next((x for x in _WORDS if itemsize < x.itemsize and apart % x.itemsize == 0), word)
+        shape = [*self.shape[:-1], self.shape[-1] * itemsize // word.itemsize]
+        strides = ([*x[:-1], x[-1] * word.itemsize // itemsize] for x in (self.target_strides, self.source_strides))
+        return _Sides(self.target, self.source, shape, *strides).arrays(word, word)
+
+
+def _by_target(target: Array, source: Array) -> _Sides:
+    """Return the sides of a copy between arrays of one shape."""
+    shape, there, here = list[int](), list[int](), list[int]()
+    axes = zip(target.shape, target.strides, source.strides)
+    for n, t, s in sorted((x for x in axes if x[0] > 1), key=lambda x: -x[1]):
+        if shape and (there[-1], here[-1]) == (n * t, n * s):
+            shape[-1], there[-1], here[-1] = n * shape[-1], t, s
+        else:
+            shape, there, here = [*shape, n], [*there, t], [*here, s]
+    if not shape:
+        return _Sides(target, source, [1], [target.itemsize], [source.itemsize])
+    return _Sides(target, source, shape, there, here)
+
+
+class _Form(NamedTuple):
+    """A form says which terms of alpha op(x) + beta y a kernel computes."""
+
+    alpha: str  # "": it is 0, and x is not read; "1": it is 1, by which nothing is multiplied: 1 (inf + 0i) has a NaN
+    beta: str  # likewise
+    conjugates: bool
+
+
+def _form(how: Combination) -> _Form:
+    alpha, beta = ("" if x == 0 else "1" if x == 1 else name for x, name in ((how.alpha, "alpha"), (how.beta, "beta")))
+    return _Form(alpha, beta, how.conjugated)
+
+
+def _only_copies(X: np.dtype, Y: np.dtype, form: _Form) -> bool:
+    return X == Y and form[:2] == ("1", "") and not (form.conjugates and X.kind == "c")
+
+
+def _numbers(how: Combination, source: Array, target: Array) -> tuple[Any, Any]:
+    wide = _wide(source.dtype, target.dtype)
+    return wide.type(how.alpha), wide.type(how.beta)
+
+
+def _wide(X: np.dtype, Y: np.dtype) -> np.dtype:
+    """Return the type of the arithmetic; integers are computed in int64."""
+    return np.dtype(np.int64) if Y.kind in "iub" else arithmetic(X, Y)
+
+
+_C_NAMES = {x.name: x.c_name for x in TYPES if x.c_name}
+
+
+def _operation(X: np.dtype, Y: np.dtype, form: _Form, x: str, y: str) -> str:
+    """Return the C statement of y := alpha op(x) + beta y."""
+    if _only_copies(X, Y, form):
+        return f"{y} = {x}"
+    if not {X.name, Y.name} <= set(_C_NAMES):
+        raise DTypeError(f"{X} elements cannot be converted to {Y} on a GPU; its kernels support {', '.join(_C_NAMES)}")
+    wide = _C_NAMES[_wide(X, Y).name]
+
+    def widened(element: str, dtype: np.dtype) -> str:
+        element = f"static_cast<float>({element})" if dtype in HALVES else element
+        element = f"{element}.real()" if dtype.kind == "c" and not wide.startswith("complex") else element
+        return f"static_cast<{wide}>({element})"
+
+    read = widened(x, X)
+    if form.conjugates and X.kind == "c":
+        read = f"conj({read})"
+    terms = [(form.alpha, read), (form.beta, widened(y, Y))]
+    value = " + ".join(z if number == "1" else f"{number} * {z}" for number, z in terms if number)
+    value = value or f"static_cast<{wide}>(0)"
+    if Y.kind != "c" and wide.startswith("complex"):
+        value = f"({value}).real()"
+    return f"{y} = static_cast<{_C_NAMES[Y.name]}>({value})"
+
+
+@lru_cache(256)
+def _kernel(X: np.dtype, Y: np.dtype, form: _Form) -> Any:
+    """Return the kernel of y := alpha op(x) + beta y for arrays of any strides."""
+    wide, operation = _wide(X, Y).name, _operation(X, Y, form, "x", "y")
+    return cupy.ElementwiseKernel(f"T x, {wide} alpha, {wide} beta", "R y", operation, "pdgemm_combine")
+
+
+@lru_cache(256)
+def _index_kernel(X: np.dtype, Y: np.dtype, form: _Form) -> Any:
+    """Return the kernel of y := alpha op(x) + beta y for rows and columns that are given by index."""
+    wide, operation = _wide(X, Y).name, _operation(X, Y, form, "x[from]", "y[to]")
+    return cupy.ElementwiseKernel(
+        "raw T x, raw int64 from_rows, raw int64 from_cols, raw int64 to_rows, raw int64 to_cols, int64 cols, "
+        f"{wide} alpha, {wide} beta",
+        "raw R y",
+        "ptrdiff_t row = i / cols, col = i % cols; "
+        "ptrdiff_t from[] = {from_rows[row], from_cols[col]}, to[] = {to_rows[row], to_cols[col]}; " + operation,
+        "pdgemm_combine_each",
+    )
