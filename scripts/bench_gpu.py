@@ -32,7 +32,7 @@ from pdgemm.support.files import write
 
 MOVERS = tuple(x for x in choices() if x != AUTO)
 DTYPES = tuple(map(str, dtypes.OPERANDS))
-FAST = ("float64", "float32", "bfloat16")  # that are timed
+FAST = ("float64", "float32", "tf32", "bfloat16", "float16")  # that are timed
 PANEL_BYTES = 1 << 25
 MANY = 2000  # n of the products whose memory is looked at
 
@@ -51,7 +51,7 @@ def worker(sizes: list[int], repeats: int, transfer_repeats: int, device: str) -
             "ranks": grid.size,
             "hardware": hardware(grid, device),
             "correct": [x for mover in movers for x in correct(grid, device, mover)],
-            "products": [x for n in sizes for mover in movers for x in products(grid, device, mover, n, repeats)],
+            "products": [x for n in sizes for what in FAST for x in products(grid, device, movers, n, what, repeats)],
             "transfers": [
                 transfers(grid, device, mover, transfer_repeats) for mover in movers if mover not in ("shared", "mpi")
             ],
@@ -140,23 +140,26 @@ def _small(i: Any, j: Any) -> Any:
     return (7 * i + 3 * j) % 251 - 125
 
 
-def products(grid: Any, device: str, mover: str, n: int, repeats: int) -> Iterator[dict[str, Any]]:
-    """Products of all ranks and of one, in turns."""
+def products(grid: Any, device: str, movers: list[str], n: int, what: str, repeats: int) -> Iterator[dict[str, Any]]:
+    """Products of all ranks and of one, in turns, on the same kind of random numbers: GPUs are faster on constant ones.
+
+    what : the type of the operands; "tf32" is float32 that may be rounded to 11 bits.
+    """
     from pdgemm import DistMatrix, plan
 
-    for dtype in FAST:
-        made: dict[str, Any] = {"grid": grid, "dtype": dtype, "device": device}
-        A, B = (DistMatrix.random((n, n), seed=s, **made) for s in (1, 2))
-        C = DistMatrix.empty((n, n), **made)
-        alone = single(n, dtype, device) if grid.comm.rank == 0 else None
+    dtype, compute = ("float32", "tf32") if what == "tf32" else (what, None)
+    made: dict[str, Any] = {"grid": grid, "dtype": dtype, "device": device}
+    A, B = (DistMatrix.random((n, n), seed=s, **made) for s in (1, 2))
+    C = DistMatrix.empty((n, n), **made)
+    alone = single(n, dtype, device, what == "tf32") if grid.comm.rank == 0 else None
+    for mover in movers:
         by = "auto" if mover == "auto" else "summa"  # whose panels the mover carries
-        product = plan(A, B, C, mover=mover, algorithm=by).prepare(A, B, C)
-
+        product = plan(A, B, C, mover=mover, algorithm=by, compute_type=compute).prepare(A, B, C)
         times = [(timed(grid.comm, alone), timed(grid.comm, product)) for _ in range(repeats + 1)][1:]
         report = C.report
         yield {
             "n": n,
-            "dtype": dtype,
+            "dtype": what,
             "mover": mover,
             "algorithm": report.algorithm,
             "alone_seconds": median(x for x, _ in times),
@@ -169,17 +172,18 @@ def products(grid: Any, device: str, mover: str, n: int, repeats: int) -> Iterat
         }
 
 
-def single(n: int, dtype: str, device: str) -> Callable[[], None]:
+def single(n: int, dtype: str, device: str, tf32: bool = False) -> Callable[[], None]:
     """One product of the whole size by the BLAS that pdgemm calls, of this rank alone."""
     from pdgemm.arrays import device as devices
+    from pdgemm.arrays.elementwise import set_elements
     from pdgemm.blas.local_gemm import prepare
 
-    where = devices.named(device)
-    wide = np.dtype(dtype) if where or dtype != "bfloat16" else np.dtype(np.float32)
+    where, rng = devices.named(device), np.random.default_rng(3)
+    wide = np.dtype(dtype) if where or dtype not in dtypes.HALF_NAMES else np.dtype(np.float32)
     A, B, C = (devices.empty((n, n), wide, "C", where) for _ in range(3))
-    for x in (A, B, C):
-        x[...] = 1
-    multiply = prepare(1, A, B, C)
+    for x in (A, B):
+        set_elements(x, rng.random((n, n), np.float32).astype(wide))
+    multiply = prepare(1, A, B, C, tf32=tf32)
 
     def run() -> None:
         multiply(0)

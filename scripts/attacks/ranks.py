@@ -127,7 +127,7 @@ def load(rng: random.Random, say: Callable[[str], None], number: int) -> str:
     change = rng.choice((shutil.copyfile, os.replace))
     say(f"{path} {', then ' + change.__name__ + ' of ' + str(later) if later.exists() else ''}")
     changes, module = later.exists(), cast(Any, hdf5)
-    inspected = module._inspect
+    inspected = module.inspect
 
     def strike(*args: Any) -> Any:
         found = inspected(*args)
@@ -135,11 +135,11 @@ def load(rng: random.Random, say: Callable[[str], None], number: int) -> str:
         return found
 
     with ProcessGrid(WORLD) as grid:
-        module._inspect = strike if changes else inspected
+        module.inspect = strike if changes else inspected
         try:
             outcome = attempt(lambda: hdf5.load(path, "x", grid, block, transpose=transpose))
         finally:
-            module._inspect = inspected
+            module.inspect = inspected
         if agreed(outcome) == "refused":
             if not issubclass(getattr(errors, outcome[0], Exception), PdgemmError):
                 raise Finding("traceback", f"{outcome[0]}: {outcome[1]}")

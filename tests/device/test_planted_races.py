@@ -85,10 +85,10 @@ def outcome(comm: Any, way: str, schedule: str, case: Any, seed: str) -> tuple[b
     ):
         draw = Random(seed).choice
         orders, block, dtype = draw(["CCC", "FCF", "CFF"]), draw([None, 3]), draw(["float64", "float32"])  # of C
-        made: dict[str, Any] = {"grid": grid, "block": block, "kind": "normal", "device": "fake"}
         more = draw([0, 1, 2])  # rows above A
         if name == "cannon":  # a first block that has to be packed
-            orders, block, more = "FCF", None, 1
+            orders, block, more, dtype = "FCF", None, 1, "float64"
+        made: dict[str, Any] = {"grid": grid, "block": block, "kind": "normal", "device": "fake"}
         sides = ((9 + more, 41), (41, 14), (9, 14))
         first, A, B, C = (
             DistMatrix.random(x, seed=s, order=order, dtype=kind, **made)
@@ -100,7 +100,8 @@ def outcome(comm: Any, way: str, schedule: str, case: Any, seed: str) -> tuple[b
             A = DistMatrix(A.stored, grid, A.distribution, A.order, shared=False)
         A, beta = A[more:], draw([0, 1])
         options = {"algorithm": name, "shape": shape, "layers": layers, "mover": mover, "panel_width": 5}
-        pdgemm(1, A, B, beta, C, lookahead=draw([0, 1, 2]), **options)
+        lookahead = 1 if name == "inner" else draw([0, 1, 2])  # one window is reduced while the next is multiplied
+        pdgemm(1, A, B, beta, C, lookahead=lookahead, **options)
         # as it is now, not when it is ready
         result = DistMatrix(C.stored.x.copy(C.order), grid, C.distribution, C.order).allgather()
         wrong = not gemm_error(result, 1, a, b, beta, c) <= TOLERANCE
@@ -127,7 +128,7 @@ class Search:
             with without(None, seen):
                 for schedule in SCHEDULES:
                     assert self.outcome(name, schedule) == (False, False), f"{name}, {schedule}"
-            for site in set().union(*comm.allgather(seen)):
+            for site in sorted(set().union(*comm.allgather(seen))):
                 self.needed_by.setdefault(site, []).append(name)
 
     def outcome(self, name: str, schedule: str) -> tuple[bool, bool]:
@@ -154,12 +155,15 @@ class Search:
 
 @contextmanager
 def several_messages() -> Iterator[None]:
-    from pdgemm.planning import planner
-    from pdgemm.schedules import exchange
+    """Where large matrices are sent in several: those that are redistributed, and the windows of partial sums."""
+    from pdgemm.planning import planner, problem
+    from pdgemm.schedules import exchange, reduction
 
     plans = exchange.plan_exchange, planner.plan_product
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exchange, "DEVICE_BYTES", 64)
+        patch.setattr(problem, "REDUCED_BYTES", 64), patch.setattr(problem, "REDUCED_ROWS", 4)
+        patch.setattr(reduction, "LEAST_ROWS", 1)
         for known in plans:
             known.cache_clear()
         yield
