@@ -15,6 +15,7 @@ import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
 from itertools import count
 from math import prod
 from types import ModuleType, SimpleNamespace
@@ -410,6 +411,7 @@ class Simulated:
 
     def modules(self) -> dict[str, ModuleType]:
         cupy, cuda = ModuleType("cupy"), ModuleType("cupy.cuda")
+        cupy.__spec__ = ModuleSpec("cupy", None)  # find_spec looks for it
         vars(cupy).update(
             __version__="14.2.0",
             ndarray=self.ndarray,
@@ -536,6 +538,10 @@ class Nccl:
     _tags = count(1)
     _group: ClassVar[list[tuple[Any, ...]]] = []
     _depth = 0
+
+    @staticmethod
+    def get_version() -> int:
+        return 22703
 
     @classmethod
     def groupStart(cls) -> None:
