@@ -150,7 +150,7 @@ def judged_tests(status: int, lines: Sequence[str]) -> dict[str, Any]:
         if found and re.search(r" in [\d.]+s", line):
             counts = {kind: int(number) for number, kind in found}
     told = ", ".join(f"{number} {kind}" for kind, number in counts.items()) or "no summary of pytest"
-    finding = {"what": "tests", "expected": "all pass", "measured": told}
+    finding = {"what": "tests", "expected": "all pass", "measured": told, "passed": None}
     right = not status and set(counts) <= {"passed", "skipped"} and "passed" in counts
     why = "" if right else f"exit status {status}: {told}; {last_words(lines)}"
     if not status and set(counts) == {"skipped"}:
@@ -173,15 +173,17 @@ def report(out: Path, verdicts: Sequence[dict[str, Any]], rehearse: bool) -> Non
     page = [f"# {title}", "", f"{facts['date']}. What each step printed is in the file of its name.", ""]
     page += ["| step | what | ranks | verdict | seconds | |", "|---|---|---|---|---|---|"]
     for x in verdicts:
-        cells = (x["step"], x["what"], x["ranks"], x["verdict"], x["seconds"], x.get("why", ""))
-        page.append("| " + " | ".join(str(cell).replace("|", "/") for cell in cells) + " |")
+        page.append(row(x["step"], x["what"], x["ranks"], x["verdict"], x["seconds"], x.get("why", "")))
     for x in verdicts:
         page += ["", f"## {x['step']}: {x['verdict']}", "", "| what | expected | measured | |", "|---|---|---|---|"]
         for y in x["findings"]:
             mark = {True: "passed", False: "**failed**", None: ""}[y["passed"]]
-            cells = (y["what"], y["expected"], y["measured"], mark)
-            page.append("| " + " | ".join(str(cell).replace("|", "/") for cell in cells) + " |")
+            page.append(row(y["what"], y["expected"], y["measured"], mark))
     save(out / "report.md", "\n".join(page) + "\n")
+
+
+def row(*cells: object) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "/") for cell in cells) + " |"
 
 
 def save(path: Path, text: str) -> None:

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -82,15 +83,12 @@ def copies(grid: Any, small: bool) -> Iterator[Finding]:
         ):
             width = wide if name == "contiguous" else ld
             shape = (high, width) if source == "C" else (width, high)
-            whole = device.to_device(np.resize(row[:width], shape).astype(dtype), "C")
-            X = (whole if source == "C" else whole.T)[:high, :wide]
+            whole = np.resize(row[:width], shape)
+            X = _upright(device.to_device(whole.astype(dtype), "C"), source)[:high, :wide]
             Y = device.empty((high, wide), dtype, target)
-            seconds = _by_events(lambda Y=Y, X=X: _convert(Y, X), 3 if small else 20)
+            seconds = _by_events(partial(_convert, Y, X), 3 if small else 20)
             few = slice(high - 3, None), slice(wide - 5, None)
-            last = np.resize(row[:width], shape)
-            right = np.array_equal(
-                device.to_host(_packed(Y[few])), (last if source == "C" else last.T)[:high, :wide][few]
-            )
+            right = np.array_equal(device.to_host(_packed(Y[few])), _upright(whole, source)[:high, :wide][few])
             speed = 2 * Y.nbytes / max(seconds, 1e-12) / 1e9
             peak = peak or speed
             least = 0.5 if source == target else 0.1
@@ -151,9 +149,8 @@ def correct(grid: Any, small: bool) -> Iterator[Finding]:
 
 def ratio(grid: Any, small: bool) -> Iterator[Finding]:
     """The speed of products beside plain cuBLAS of one rank, in turns, on random numbers."""
-    sizes, types = ((48, 64), bench_gpu.FAST) if small else ((4096, 8192, 16384), bench_gpu.FAST)
-    if grid.size > 1 and not small:
-        sizes, types = (16384,), ("float64", "float32", "bfloat16")
+    sizes = [48, 64] if small else [4096, 8192, 16384] if grid.size == 1 else [16384]
+    types = bench_gpu.FAST if grid.size == 1 else ("float64", "float32", "bfloat16")
     movers = [x for x in bench_gpu.usable(grid, "cuda") if x in ("auto", "shared", "ipc", "nccl", "staged")]
     for n in sizes:
         for what in types:
@@ -178,7 +175,7 @@ def transfers(grid: Any, small: bool) -> Iterator[Finding]:
 
 
 def large(grid: Any, small: bool) -> Iterator[Finding]:
-    """Matrices of more than 2^31 elements, float32: each element is one of sixteen known numbers, and compared exactly."""
+    """Matrices of more than 2^31 elements, float32: each element of C is one of sixteen known numbers."""
     from pdgemm import DistMatrix, pdgemm
 
     n, ends = 96 if small else 47104, 40
@@ -253,6 +250,10 @@ def _added(Y: Any, X: Any) -> None:
     from pdgemm.arrays.elementwise import Combine
 
     Combine(1, 1)(Y, X)
+
+
+def _upright(x: Any, order: str) -> Any:
+    return x if order == "C" else x.T
 
 
 def _packed(x: Any) -> Any:

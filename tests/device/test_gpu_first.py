@@ -1,0 +1,133 @@
+"""The first hour on a GPU, rehearsed on CuPy without one: all steps, steps that fail, and hours that end early."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def first(monkeypatch: Any) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    return import_module("gpu_first")
+
+
+def hour(
+    out: Path, *options: str, script: str = "gpu_first.sh", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    argv = [str(ROOT / "scripts" / script), "--out", str(out), "--rehearse", *options]
+    own = {"PDGEMM_FIRST_HOUR": str(out / "own")} | environment
+    return subprocess.run(argv, capture_output=True, text=True, check=False, env=os.environ | own)
+
+
+@pytest.mark.timeout(600)
+def test_the_whole_hour(tmp_path: Path, first: Any) -> None:
+    done = hour(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    verdicts = {x["step"]: x["verdict"] for x in report["steps"]}
+    assert list(verdicts) == [step.name for step in first.STEPS]
+    assert verdicts.pop("sanitizer") == "not run"  # there is none here
+    assert set(verdicts.values()) == {"passed"}
+    page = (tmp_path / "report.md").read_text()
+    assert "rehearsal" in page
+    assert all(f"## {x['step']}: {x['verdict']}" in page for x in report["steps"])
+    assert all("passed" in y for x in report["steps"] for y in x["findings"])
+    assert all((tmp_path / f"{name}.txt").read_text().startswith("$ mpiexec") for name in verdicts)
+
+
+@pytest.mark.timeout(120)
+def test_an_hour_goes_on_where_it_ended(tmp_path: Path) -> None:
+    assert "reach-2: not begun" in hour(tmp_path, "--steps", "reach-2", "--minutes", "-1").stdout
+    assert not (tmp_path / "reach-2.json").exists()
+    assert "reach-2: passed in" in hour(tmp_path, "--steps", "reach-2").stdout
+    assert "reach-2: passed before" in hour(tmp_path, "--steps", "reach-2").stdout
+    assert "reach-2: passed in" in hour(tmp_path, "--steps", "reach-2", "--again").stdout
+    assert "they are environment, tests-1" in hour(tmp_path, "--steps", "reach").stderr
+
+
+def step(first: Any, tmp_path: Path, text: str, *more: str) -> Any:
+    """A step that runs a script of its own."""
+    script = tmp_path / "own.py"
+    script.write_text(text)
+    return first.Step("own", "a script", 2, (*more, str(script)))
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("text", "verdict", "why"),
+    [
+        (printed(True), "passed", ""),
+        (printed(False), "failed", "speed"),
+        ("print('all is well')", "failed", "it printed no findings"),
+        ("raise ValueError('no kernel')", "failed", "exit status 1: ValueError: no kernel"),
+        ("import os; os.kill(os.getpid(), 9)", "failed", "exit status"),
+        (f"import sys; {printed(True)}; sys.exit(3)", "failed", "exit status 3"),
+    ],
+)
+def test_verdicts(tmp_path: Path, first: Any, text: str, verdict: str, why: str) -> None:
+    found = first.run(step(first, tmp_path, text), tmp_path, False, 60)
+    assert found["verdict"] == verdict
+    assert why in found["why"]
+
+
+@pytest.mark.timeout(120)
+def test_a_step_that_hangs(tmp_path: Path, first: Any) -> None:
+    """It is ended with all its ranks, one that ignores signals too."""
+    pids = tmp_path / "pids"
+    text = f"""
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+with open({str(pids)!r}, "a") as file:
+    print(os.getpid(), file=file)
+print("it waits for a GPU", flush=True)
+time.sleep(100)
+"""
+    found = first.run(step(first, tmp_path, text), tmp_path, False, 8)
+    assert found["verdict"] == "failed"
+    assert "not over after 8 seconds: it waits for a GPU" in found["why"]
+    deadline = time.monotonic() + 30
+    while alive := [pid for pid in map(int, pids.read_text().split()) if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < deadline, alive
+        time.sleep(0.1)
+    assert len(pids.read_text().split()) == 2
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("text", "verdict", "why"),
+    [
+        ("def test(): pass", "passed", ""),
+        ("def test(): assert 1 == 2", "failed", "1 failed"),
+        ("import pytest\ndef test(): pytest.skip('there is no GPU')", "not run", "there is no GPU"),
+        ("import nothing_of_this_name", "failed", "nothing_of_this_name"),
+    ],
+)
+def test_verdicts_of_tests(tmp_path: Path, first: Any, text: str, verdict: str, why: str) -> None:
+    """Tests that are skipped have not passed."""
+    own = step(first, tmp_path, text, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider")
+    found = first.run(own, tmp_path, False, 60)
+    assert found["verdict"] == verdict, found
+    assert why in found["why"]
+
+
+@pytest.mark.timeout(60)
+def test_a_step_needs_its_tool(tmp_path: Path, first: Any) -> None:
+    own = first.Step("own", "a tool", 1, ("x.py",), before=("no-such-tool",))
+    assert first.run(own, tmp_path, False, 60)["why"] == "no-such-tool is not installed"
+
+
+@pytest.mark.timeout(60)
+def test_the_report_is_whole_at_any_time(tmp_path: Path, first: Any) -> None:
+    first.report(tmp_path, [], False)
+    assert (tmp_path / "report.md").read_text().startswith("# The first hour on a GPU")
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["report.json", "report.md"]
