@@ -3,8 +3,8 @@
 #
 #   scripts/gpu_first.sh [--wheels DIR] [--openmpi FILE.tar.gz] [OPTIONS of gpu_first.py]
 #
-# It needs python3 with cupy, mpi4py, numpy and h5py, and takes from DIR the wheels of what is missing: click, rich,
-# scipy, threadpoolctl, ml_dtypes, pytest, pytest-mpi, pytest-timeout, hypothesis; nothing is fetched from outside.
+# It needs python3 (3.11 or later) with cupy, and an MPI; what else of the dependencies in pyproject.toml, pytest,
+# pytest-mpi, pytest-timeout and hypothesis is missing, it installs from wheels in DIR.  Nothing is fetched from outside.
 # --openmpi unpacks an Open MPI built for CUDA, and uses it instead of the one on the PATH.  With a .venv made by
 # setup.sh, that is used.
 set -euo pipefail
@@ -42,11 +42,19 @@ if [ -n "$openmpi" ]; then
 fi
 
 python=$(command -v python || command -v python3)
-missing=()
-for package in click rich numpy scipy h5py mpi4py threadpoolctl ml_dtypes pytest pytest-mpi pytest-timeout hypothesis; do
-    module=${package//-/_}
-    "$python" -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('$module') is None)" || missing+=("$package")
-done
+mapfile -t missing < <("$python" - "$root/pyproject.toml" <<'PYTHON'
+import re, sys, tomllib
+from importlib.metadata import PackageNotFoundError, distribution
+
+project = tomllib.load(open(sys.argv[1], "rb"))["project"]
+wanted = project["dependencies"] + ["pytest", "pytest-mpi", "pytest-timeout", "hypothesis"]
+for name in (re.match(r"[\w.-]+", x)[0] for x in wanted):
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        print(name)
+PYTHON
+)
 if [ ${#missing[@]} -gt 0 ]; then
     [ -n "$wheels" ] || { echo "gpu_first.sh: ${missing[*]} missing; name a folder of wheels by --wheels" >&2; exit 1; }
     "$python" -m pip install --quiet --no-index --find-links "$wheels" --target "$own/site" "${missing[@]}"
