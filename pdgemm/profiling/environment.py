@@ -11,6 +11,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from pdgemm import __version__
 from pdgemm.arrays.dtypes import OPERANDS
 from pdgemm.blas import processors
 from pdgemm.blas.threads import active, decided_by, multiplier, threads
@@ -31,7 +32,7 @@ def describe(grid: ProcessGrid) -> dict[str, Any]:
     here = platform.node(), threads(), len(os.sched_getaffinity(0)), gpu_binding.visible(), _warnings()
     hosts = grid.comm.gather(here) or []
     facts: dict[str, Any] = {
-        "pdgemm": version("pdgemm"),
+        "pdgemm": __version__,
         "python": platform.python_version(),
         "mpi4py": version("mpi4py"),
         "mpi_library": " ".join(MPI.Get_library_version().split("\n")[0].split("\0")[0].split()),

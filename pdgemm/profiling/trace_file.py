@@ -12,7 +12,6 @@ import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from pdgemm import __version__
 from pdgemm.blas.threads import threads
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.process_grid import ProcessGrid
@@ -161,7 +161,7 @@ def _write(
         "cores": sorted(os.sched_getaffinity(0)), "clock_error_us": 1e6 * max(x.error for x in at),
         "network": bytes_per_second,
     }  # fmt: skip
-    about = {"pdgemm": version("pdgemm"), "ranks": comm.gather(mine), "machine": json.loads(machine.as_json())}
+    about = {"pdgemm": __version__, "ranks": comm.gather(mine), "machine": json.loads(machine.as_json())}
     with replacing(path, comm, 0) as partial:
         for rank in range(comm.size):
             if comm.rank == rank and rank:
