@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from pdgemm.devices import gpu_binding
+
+if gpu_binding.visible():
+    gpu_binding.choose()  # an MPI library built for CUDA looks for the GPU of a rank when it starts
 sys.path[:0] = [str(path) for path in Path(__file__).parent.iterdir() if path.is_dir()]  # whatever the import mode
 pytest_plugins = ["mpi_report", "tiers", "tree_mover", "allgather_3d"]
 

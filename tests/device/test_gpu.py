@@ -16,6 +16,7 @@ from pdgemm.planning.algorithm_registry import families
 
 REASON = "CuPy is not installed" if find_spec("cupy") is None else "" if gpu_binding.visible() else "there is no GPU"
 pytestmark = [pytest.mark.mpi, pytest.mark.gpu, pytest.mark.skipif(REASON != "", reason=REASON or "there is one")]
+pytestmark += [pytest.mark.timeout(400)]  # on a new machine each kernel is compiled first
 
 OPS = [a + b for a in "NTC" for b in "NTC"]
 ALL = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "int32")
