@@ -211,7 +211,7 @@ MUTANTS = [
         (f"1 {R}batched.py",),
     ),
     Mutant(
-        "calibrate: seconds of a word are taken for those of a byte", "pdgemm/calibrate.py",
+        "calibrate: seconds of a word are taken for those of a byte", "pdgemm/calibrate/links.py",
         "(large - small) / (words * 8)", "(large - small) / words",
         (f"1 {R}calibrate.py",),
     ),

@@ -136,12 +136,14 @@ def _asked(
 
 @click.command(cls=OfAllRanks)
 @click.option("-o", "--output", type=click.Path(dir_okay=False), required=True, help="JSON file for --machine.")
+@options.device
 @options.json_
 @options.debug
-def calibrate(output: str, as_json: bool) -> int:
+def calibrate(output: str, device: str, as_json: bool) -> int:
     """Measure messages, copies and products on these ranks, for plans on this machine.
 
-    Products read the file that PDGEMM_MACHINE names; `plan` and `simulate` the one of --machine.
+    Products read the files that PDGEMM_MACHINE names, one for hosts, one for GPUs or both with a colon between them;
+    `plan` and `simulate` read the one of --machine.
     """
     from mpi4py import MPI
 
@@ -154,7 +156,7 @@ def calibrate(output: str, as_json: bool) -> int:
         comm = say.grid.comm
         check_writable(path, comm, 1 << 16)  # before the measurements, not after them
         with say.progress("calibrate") as progress:
-            machine = measure(MPI.COMM_WORLD, progress)
+            machine = measure(MPI.COMM_WORLD, progress, device)
         text = machine.as_json() + "\n"
         with replacing(path, comm, len(text)) as partial:
             on_root(comm, path, lambda: partial.write_text(text))

@@ -16,7 +16,7 @@ from pdgemm.cli import options
 from pdgemm.cli.job import start_mpi
 from pdgemm.cli.param_types import BYTES, INTEGERS, MNK
 from pdgemm.errors import ArgumentError, FileError
-from pdgemm.model.machine import Machine, load_machine
+from pdgemm.model.machine import CUDA, Machine, load_machine, named_by_variable
 from pdgemm.planning.algorithm_registry import choices
 from pdgemm.studies import records
 from pdgemm.studies.cases import KINDS, Case, cases
@@ -88,11 +88,10 @@ def scaling(
     """
     path = Path(out)
     wanted = cases(kind, shapes, ranks, dtypes, algorithms, mover=mover, memory_limit=memory_limit, device=device)
-    ordinary = no_calibrate or device != "host"  # only the host can be calibrated
     if only is not None or calibrate or launcher.size() > 1:
         start_mpi()
-        return _inside(path, wanted, only, repeats, warmup, machine_file, ordinary, calibrate)
-    return _steps(path, wanted, Launcher(launch), machine_file, ordinary)
+        return _inside(path, wanted, only, repeats, warmup, machine_file, device, no_calibrate, calibrate)
+    return _steps(path, wanted, Launcher(launch), machine_file, device, no_calibrate)
 
 
 def _opened(path: Path) -> records.Study:
@@ -108,17 +107,21 @@ def _opened(path: Path) -> records.Study:
     return study
 
 
-def _machine_at_hand(path: Path, machine_file: str | None, study: records.Study) -> Machine | None:
-    """Return the machine of the option, of PDGEMM_MACHINE, or of the study's calibration."""
-    if machine_file or os.environ.get("PDGEMM_MACHINE"):
-        return load_machine(machine_file)
-    return Machine.from_dict(study.machine, f"{path}: its calibration") if study.machine else None
+def _machine_at_hand(path: Path, machine_file: str | None, study: records.Study, device: str) -> Machine | None:
+    """Return the machine of the option, of PDGEMM_MACHINE, or of the study's calibration on such a device."""
+    machine = load_machine(machine_file) if machine_file else named_by_variable(device == CUDA)
+    if machine is None and study.machine:
+        calibrated = Machine.from_dict(study.machine, f"{path}: its calibration")
+        machine = calibrated if calibrated.device == device else None
+    return machine
 
 
 # ------------------------------------------------------------------ a job for each number of ranks
-def _steps(path: Path, wanted: list[Case], launch: Launcher, machine_file: str | None, ordinary: bool) -> int:
+def _steps(
+    path: Path, wanted: list[Case], launch: Launcher, machine_file: str | None, device: str, ordinary: bool
+) -> int:
     study = _opened(path)
-    machine = _machine_at_hand(path, machine_file, study)
+    machine = _machine_at_hand(path, machine_file, study, device)
     room = launcher.allocated_ranks()
     todo, fits = _fitting(wanted, records.left(study, wanted), room, "the allocation has room for")
     _say(_headline(path, wanted, todo))
@@ -210,6 +213,7 @@ def _inside(
     repeats: int,
     warmup: int,
     machine_file: str | None,
+    device: str,
     ordinary: bool,
     calibrate: bool,
 ) -> int:
@@ -223,9 +227,9 @@ def _inside(
     comm = MPI.COMM_WORLD
     check_launcher(comm.size)
     study = on_root(comm, path, lambda: _opened(path))
-    machine = on_root(comm, path, lambda: _machine_at_hand(path, machine_file, study))
+    machine = on_root(comm, path, lambda: _machine_at_hand(path, machine_file, study, device))
     if calibrate:
-        _calibrated(comm, path)
+        _calibrated(comm, path, device)
         return 0
     todo = records.left(study, wanted) if only is None else [wanted[number] for number in only]
     todo, fits = _fitting(wanted, todo, comm.size, "this job has", loud=not comm.rank)
@@ -246,16 +250,16 @@ def _inside(
             on_root(comm, path, lambda: held.enter_context(records.alone(path)))
             on_root(comm, path, lambda: _keep(path, study, machine))
             if machine is None and not ordinary:
-                machine = _calibrated(comm, path)
+                machine = _calibrated(comm, path, device)
         good = run(comm, path, todo, repeats, warmup, machine, doing, told)
     return 0 if good and fits else 1
 
 
-def _calibrated(comm: MPI.Intracomm, path: Path) -> Machine:
+def _calibrated(comm: MPI.Intracomm, path: Path, device: str) -> Machine:
     from pdgemm.calibrate import calibrate
     from pdgemm.io.atomic import on_root
 
-    machine = calibrate(comm)
+    machine = calibrate(comm, device=device)
     record = {"machine": json.loads(machine.as_json()), "ranks": comm.size}
     on_root(comm, path, lambda: records.append(path, record))
     return machine

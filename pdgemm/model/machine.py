@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, lru_cache
 from math import exp, log
-from os import environ
+from os import environ, pathsep
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 import numpy as np
@@ -18,11 +18,14 @@ from msgspec import Meta
 
 from pdgemm.errors import ArgumentError
 from pdgemm.model.formulas import gemm_flops
-from pdgemm.model.mover_registry import MOVERS, by_messages
+from pdgemm.model.mover_registry import IPC, MOVERS, NCCL, by_messages
 from pdgemm.support.files import read
 from pdgemm.support.json_input import Count, Positive, converted, decoded, jsonable
 
 KINDS = ("ibcast", "ring", "shift", "reduce", "exchange")  # of transfers, measured on every machine
+Where = Literal["host", "cuda"]
+HOST: Where = "host"
+CUDA: Where = "cuda"
 Share = Annotated[float, Meta(ge=0, le=1)]
 Cost = Annotated[float, Meta(ge=0, le=1e6)]  # seconds of a panel or a call
 
@@ -45,7 +48,10 @@ class Machine:
     """Holds the parameters of a machine; the defaults are of an ordinary cluster, `pdgemm calibrate` measures them.
 
     ranks_per_node : ranks that share memory and a network interface; None: all ranks are on one node.
-    intra  : links inside a node, one for each of KINDS, and for movers that were registered and measured.
+    device : where the matrices are, "host" or "cuda".
+    staged : MPI does not take pointers to device memory, so its messages are staged through the host.
+    intra  : links inside a node, one for each of KINDS, and for movers that were registered and measured; between
+        GPUs also "ipc" and "nccl", if these were measured.
     inter  : links between nodes; a byte takes beta seconds of the node, whose ranks share its bandwidth.
     gamma  : real flops per second of a rank by type and by the smallest dimension of a product, without copies.
     copy_bandwidth : bytes per second at which a rank packs, copies or reduces, and BLAS copies operands of a product.
@@ -57,6 +63,8 @@ class Machine:
 
     name: str = "default"
     ranks_per_node: Count | None = None
+    device: Where = HOST
+    staged: bool = False
     intra: Mapping[str, Link] = field(
         default_factory=lambda: _links((2e-6, 2e-10), (2e-6, 2e-10), (1e-6, 2e-10), (2e-6, 4e-10), (1e-6, 4e-10))
     )
@@ -80,7 +88,7 @@ class Machine:
     def __post_init__(self) -> None:
         converted(jsonable({x.name: getattr(self, x.name) for x in fields(self)}), _Figures, "not a machine")
         for links in (self.intra, self.inter):
-            if not set(KINDS) <= set(links) <= {*KINDS, *by_messages()}:
+            if not set(KINDS) <= set(links) <= {*KINDS, *by_messages(), IPC.name, NCCL.name}:
                 raise ArgumentError(f"a machine has one Link each for {', '.join(KINDS)}, got {', '.join(links)}")
         if "float32" not in self.gamma or not all(self.gamma.values()):
             raise ArgumentError(
@@ -175,7 +183,8 @@ class Machine:
 
     def __str__(self) -> str:
         """Return the parameters as text in microseconds, GB/s and GFLOP/s."""
-        lines = [f"{self.name}: {self.ranks_per_node or 'all'} ranks on a node"]
+        on = "" if self.device == HOST else f", on {self.device}{', messages staged through the host' * self.staged}"
+        lines = [f"{self.name}: {self.ranks_per_node or 'all'} ranks on a node{on}"]
         for level, links in (("inside a node", self.intra), ("between nodes", self.inter)):
             each = (f"{kind} {x.alpha * 1e6:.1f} us {1e-9 / x.beta:.3g} GB/s" for kind, x in links.items())
             lines.append(f"  {level}: {', '.join(each)}")
@@ -221,18 +230,26 @@ def on_nodes(machine: Machine, ranks_per_node: int | None) -> Machine:
 
 @cache
 def machine_at_hand(gpus: bool = False, staged: bool = False) -> Machine:
-    """Return `load_machine()`, which is read once; for GPUs without a machine file, an ordinary cluster with GPUs."""
-    if gpus and not environ.get("PDGEMM_MACHINE"):
-        return _gpus(staged)
-    return load_machine()
+    """Return `named_by_variable`, which is read once; without it, an ordinary cluster, with GPUs or without.
+
+    staged : messages between its GPUs are staged through the host.
+    """
+    return named_by_variable(gpus) or (gpu_cluster(staged) if gpus else Machine())
 
 
-def _gpus(staged: bool) -> Machine:
+def named_by_variable(gpus: bool) -> Machine | None:
+    """Return what was measured on hosts, or on GPUs, of the files that PDGEMM_MACHINE names."""
+    return next((machine for machine in _named() if (machine.device == CUDA) == gpus), None)
+
+
+def gpu_cluster(staged: bool) -> Machine:
     """Return an ordinary cluster with GPUs: unmeasured orders of magnitude, for choosing between algorithms."""
     alpha, near, far = (4e-5, 5e-11, 1e-10) if staged else (1.5e-5, 5e-12, 4e-11)
     rates = {"float32": 4e13, "float64": 4e13, "complex64": 4e13, "complex128": 4e13, "float16": 5e14, "bfloat16": 5e14}
     return Machine(
         name="GPUs",
+        device=CUDA,
+        staged=staged,
         intra=_links(*[(alpha, near)] * len(KINDS)),
         inter=_links(*[(alpha, far)] * len(KINDS)),
         gamma={name: {64: 0.03 * rate, 256: 0.2 * rate, 1024: 0.7 * rate, 4096: rate} for name, rate in rates.items()},
@@ -245,10 +262,15 @@ def _gpus(staged: bool) -> Machine:
 
 
 def load_machine(path: str | Path | None = None) -> Machine:
-    """Return the machine of a JSON file, by default of the file that PDGEMM_MACHINE names; without one, the default."""
-    variable = "" if path else environ.get("PDGEMM_MACHINE", "")
-    path = path or variable
-    if not path:
-        return Machine()
-    named = f"machine file {path}{' (PDGEMM_MACHINE)' * bool(variable)}"
+    """Return the machine of a JSON file, by default the first that PDGEMM_MACHINE names, or the default."""
+    return _loaded(path) if path else next(_named(), Machine())
+
+
+def _named() -> Iterator[Machine]:
+    paths = environ.get("PDGEMM_MACHINE", "").split(pathsep)
+    return (_loaded(path, " (PDGEMM_MACHINE)") for path in paths if path)
+
+
+def _loaded(path: str | Path, by: str = "") -> Machine:
+    named = f"machine file {path}{by}"
     return Machine.from_dict(decoded(read(path, what=named), dict[str, Any], named), named)

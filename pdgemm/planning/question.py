@@ -13,8 +13,8 @@ from pdgemm.errors import ArgumentError, MemoryLimitError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout
 from pdgemm.model.formulas import lower_bound
-from pdgemm.model.machine import Machine, on_nodes
-from pdgemm.model.mover_registry import AUTO, POLICIES, SHARED, by_messages, on_host
+from pdgemm.model.machine import CUDA, Machine, on_nodes
+from pdgemm.model.mover_registry import AUTO, IPC, NCCL, POLICIES, SHARED, by_messages, on_host
 from pdgemm.planning.candidate_table import Candidate
 from pdgemm.planning.grid_search import near_root
 from pdgemm.planning.planner import best_plan, considered, panel_width, panels_ahead, plan_product
@@ -39,6 +39,7 @@ class Question:
               "ideal": each algorithm gets them on layouts that fit it, and nothing is redistributed.
     memory  : bytes per rank for everything: its parts of A, B and C, copies, panels and messages.
     mover   : one of `movers()`; "auto" and "shared" are for ranks that share memory, where nodes have several.
+        On GPUs "auto" is CUDA IPC or NCCL, if the machine was measured with it.
     width   : width of the widest panel; None: the model chooses it.
     machine : its nodes hold consecutive ranks, `ranks_per_node` of them.
     """
@@ -72,7 +73,11 @@ class Question:
         for name, value, known in (("layouts", self.layouts, LAYOUTS), ("mover", self.mover, movers())):
             if value not in known:
                 raise ArgumentError(f"{name} {value!r} is not one of {', '.join(known)}")
-        if self.mover == SHARED.name and self.ranks > 1 and self.machine.ranks_per_node == 1:
+        if (
+            self.mover == SHARED.name
+            and self.ranks > 1
+            and (self.machine.ranks_per_node == 1 or self.machine.device == CUDA)
+        ):
             raise ArgumentError("mover 'shared' is for ranks that share memory with others of their node")
 
     @property
@@ -88,14 +93,19 @@ class Question:
         if per_node is not None and per_node >= self.ranks:
             per_node = None  # one node holds them all
         machine = on_nodes(self.machine, per_node)
-        shared = self.ranks > 1 and per_node != 1 and self.mover in (AUTO, SHARED.name)
+        gpus, several = machine.device == CUDA, self.ranks > 1
+        shared = several and per_node != 1 and self.mover in (AUTO, SHARED.name)
         by_message = self.mover if self.mover in by_messages() else AUTO
+        if gpus:
+            shared = several and per_node is None and self.mover == AUTO and IPC.name in machine.intra
+            nccl = NCCL.name in (machine.inter if per_node else machine.intra)
+            by_message = NCCL.name if several and nccl and not shared and self.mover == AUTO else by_message
         problem = Problem(
             A, B, C, self.ranks,
             beta_is_zero=True,
             accumulate=accumulate,
-            width=panel_width(self.width, accumulate, machine),
-            lookahead=panels_ahead(self.lookahead, machine),
+            width=panel_width(self.width, accumulate, machine, gpus),
+            lookahead=panels_ahead(self.lookahead, machine, gpus),
             mover=SHARED.name if shared and self.mover == SHARED.name else by_message,
             algorithm=self.algorithm,
             shape=self.shape,
@@ -103,6 +113,9 @@ class Question:
             memory_limit=None if self.memory is None else self.memory - self.given_bytes,
             width_asked=self.width is not None,
             shared=shared,
+            reads=IPC.name if gpus else SHARED.name,
+            device=CUDA if gpus else "",
+            staged=machine.staged and by_message != NCCL.name,
             nodes=_nodes(self.ranks, per_node) if shared and per_node else (),
             ideal=self.layouts == "ideal",
             machine=machine,

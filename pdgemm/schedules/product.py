@@ -175,7 +175,9 @@ class Product:
             # BLAS reads these in place, as it reads the rank's own panels
             in_place = 0 if self.fetched else x.traffic.words_read
             words, messages = x.traffic.words_received - in_place, x.traffic.messages_received
-            taken = machine.transfer(x.kind, words, messages, x.itemsize, x.stride, x.length)
+            taken = machine.transfer(
+                NCCL.name if self.nccl else x.kind, words, messages, x.itemsize, x.stride, x.length
+            )
             if x.after:
                 after += taken
             elif self.sums_follow and x.kind == "reduce":

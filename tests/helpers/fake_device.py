@@ -453,6 +453,9 @@ class WatchedComm(MPI.Intracomm):
         self.device.message(buf, self.rank != root, "broadcast", request)
         return request
 
+    def Split(self, color: int = 0, key: int = 0) -> WatchedComm:
+        return WatchedComm(super().Split(color, key), self.device)
+
     def _refuse(self, *args: Any, **options: Any) -> Any:
         raise AssertionError("no blocking or reducing call of MPI with arrays of the device")
 
@@ -460,9 +463,9 @@ class WatchedComm(MPI.Intracomm):
 
 
 @contextmanager
-def fake_device(schedule: str = "late", **options: Any) -> Iterator[FakeDevice]:
+def fake_device(schedule: str = "late", kind: type[FakeDevice] | None = None, **options: Any) -> Iterator[Any]:
     """A device for arrays made on "fake", whose communicators are watched."""
-    device = FakeDevice(SCHEDULES[schedule], **options)
+    device = (kind or FakeDevice)(SCHEDULES[schedule], **options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(devices._devices, FakeArray, device)
         connect, watching = ProcessGrid._connect, list[tuple[Any, str, Any]]()
@@ -475,8 +478,9 @@ def fake_device(schedule: str = "late", **options: Any) -> Iterator[FakeDevice]:
                     watching.append((grid, name, comm))
                     setattr(grid, name, WatchedComm(comm, device))
             if getattr(grid._shared.comm, "device", None) is not device:
-                watching.append((grid._shared, "comm", grid._shared.comm))
+                watching.extend((grid._shared, name, getattr(grid._shared, name)) for name in ("comm", "node"))
                 grid._shared.comm = grid.comm = WatchedComm(grid._shared.comm, device)
+                grid._shared.node = WatchedComm(grid._shared.node, device)
 
         work_grid, looked_at = ProcessGrid.work_grid, list[Any]()
 

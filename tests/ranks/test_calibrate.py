@@ -53,7 +53,7 @@ def test_a_failing_callback_harms_nobody(comm: Any) -> None:
 
 def test_a_link_is_a_line_through_a_small_and_a_large_transfer() -> None:
     """Seconds of a message, and of a byte of it."""
-    from pdgemm.calibrate import _link
+    from pdgemm.calibrate.links import link
 
-    found = _link([6e-6, 6e-6 + 3 * 1000 * 8 * 2e-10], words=3000, messages=3)
+    found = link([6e-6, 6e-6 + 3 * 1000 * 8 * 2e-10], words=3000, messages=3)
     assert (found.alpha, found.beta) == pytest.approx((2e-6, 2e-10))
