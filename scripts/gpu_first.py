@@ -85,6 +85,8 @@ STEPS = (
     measure("many", "a thousand small products: calls and leaks", 2, 6),
     measure("large", "matrices above 2^31 elements", 4),
     measure("traced", "timeline and overlap", 2, 4),
+    measure("calibrated", "the machine of the model, and its predictions", minutes=6),
+    measure("calibrated", "the machine of ranks that share a GPU", 2, 6),
     Step("sanitizer", "addresses, by compute-sanitizer", 1, (MEASURES, "edges", "--small"), 8,
          (SANITIZER, "--tool", "memcheck", "--error-exitcode", "9")),
 )  # fmt: skip

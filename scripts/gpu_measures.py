@@ -233,6 +233,31 @@ def traced(grid: Any, small: bool) -> Iterator[Finding]:
         yield Finding(f"n = {n}, {mover}", "", f"{told}, see {path.stem}-{mover}.json")
 
 
+def calibrated(grid: Any, small: bool) -> Iterator[Finding]:
+    """What the model is given by a calibration, and how near its predictions are to products."""
+    from pdgemm import DistMatrix, calibrate, pdgemm
+    from pdgemm.calibrate.place import HOSTS
+
+    if small:
+        calibrate.GPUS = HOSTS._replace(side=64, copied=64, touched=64, words=64, moved=8, beside=(64, 64))
+    machine = calibrate.calibrate(grid.comm, device="cuda")
+    path = Path(f"machine-{grid.size}.json")
+    if grid.comm.rank == 0:
+        path.write_text(machine.as_json() + "\n")
+        print(machine)
+    for n in (64,) if small else (1024, 4096, 16384):
+        for dtype in ("float64", "float32"):
+            A, B = (DistMatrix.random((n, n), seed=s, dtype=dtype, grid=grid, device="cuda") for s in (1, 2))
+            seconds = []
+            for _ in range(5):
+                grid.comm.Barrier()
+                C = pdgemm(1, A, B, machine=machine)
+                seconds.append(C.report.seconds)
+            predicted, taken = C.report.predicted_seconds, grid.comm.allreduce(median(seconds)) / grid.size
+            told = f"{predicted:.2e} s predicted, {taken:.2e} s measured, {predicted / taken:.2f}; see {path}"
+            yield Finding(f"n = {n}, {dtype}, {C.report.algorithm}", "within a factor of 1.5", told)
+
+
 # ---------------------------------------------------------------- what they share
 def _device() -> Any:
     from pdgemm.arrays.device import named
@@ -291,7 +316,8 @@ def _right(k: Any, j: Any) -> Any:
 
 
 MEASURES: dict[str, Callable[[Any, bool], Iterator[Finding]]] = {
-    x.__name__: x for x in (environment, reach, copies, edges, correct, ratio, transfers, large, many, traced)
+    x.__name__: x
+    for x in (environment, reach, copies, edges, correct, ratio, transfers, large, many, traced, calibrated)
 }
 
 
