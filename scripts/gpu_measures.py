@@ -239,7 +239,7 @@ def calibrated(grid: Any, small: bool) -> Iterator[Finding]:
     from pdgemm.calibrate.place import HOSTS
 
     if small:
-        calibrate.GPUS = HOSTS._replace(side=64, copied=64, touched=64, words=64, moved=8, beside=(64, 64))
+        vars(calibrate)["GPUS"] = HOSTS._replace(side=64, copied=64, touched=64, words=64, moved=8, beside=(64, 64))
     machine = calibrate.calibrate(grid.comm, device="cuda")
     path = Path(f"machine-{grid.size}.json")
     if grid.comm.rank == 0:
