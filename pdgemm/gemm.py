@@ -199,9 +199,10 @@ class Plan(ProductPlan):
                 ...                         # change the elements of A and B
                 product()                   # C := A B;  product(beta=1): C := A B + C
 
-        Keeps the plan's buffers, A, B and C; `execute` allocates them in each call.  Raises the errors of `execute`.
+        Keeps the plan's buffers, A, B and C; `execute` allocates them in each call.  Communicators are created here,
+        on GPUs those of NCCL too, and common kernels are compiled.  Raises the errors of `execute`.
         """
-        return _prepared("prepare", self, A, B, C, alpha, 0, check)[0]
+        return _prepared("prepare", self, A, B, C, alpha, 0, check)[0].set_up()
 
 
 def plan(

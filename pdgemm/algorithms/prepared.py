@@ -10,11 +10,12 @@ from weakref import ref
 
 import numpy as np
 
+from pdgemm.algorithms.accumulator import Accumulator
 from pdgemm.algorithms.executor import Call, Executor, executor_of
 from pdgemm.algorithms.redistribution import Room, exchange, kept_if_it_fails, move_report
 from pdgemm.arrays import device as devices
-from pdgemm.arrays.device import Array
-from pdgemm.arrays.elementwise import CONVERT
+from pdgemm.arrays.device import Array, Device
+from pdgemm.arrays.elementwise import CONVERT, Combine
 from pdgemm.blas.threads import threads
 from pdgemm.devices.streams import recorder_of
 from pdgemm.errors import ArgumentError
@@ -86,9 +87,30 @@ class Prepared:
         self.plan = plan
         self._alpha, self._matrices, self._workspace, self._bytes = alpha, (A, B, C), workspace, workspace.nbytes
         self._moves = dict(plan.moves)
-        self._grid: ProcessGrid | None = None  # this and the next two are set up in the first run
+        self._grid: ProcessGrid | None = None  # this and what follows is set up by `set_up`, or in the first run
         self._peers: NodeArrays | None = None
+        self._call: Call[Product]
         self._multiply: Executor
+
+    def set_up(self) -> Prepared:
+        """Do what the first run would do once, and return this object.  Collective over the grid.
+
+        That is to create communicators, NCCL's as well, to map memory of other GPUs, and to compile common kernels.
+        """
+        self._meet()
+        call, device = self._call, devices.of(self._call.C)
+        if device and not call.grid.idle:
+            once = recorder_of(call.C)
+            with once.phase("compute"):
+                if call.C.size and call.A.shape[1]:
+                    _first_calls(call, device)
+            once.finish()
+            for line in (call.grid.row, call.grid.col, call.grid.depth) if call.product.nccl else ():
+                if line.size > 1:
+                    device.exchange(line, [], [])
+        if device and any(move.nccl for move in self._moves.values()):
+            device.exchange(self._matrices[0].grid.comm, [], [])
+        return self
 
     def __call__(self, beta: complex = 0, *, check: bool = True) -> DistMatrix:
         """Compute C := alpha A B + beta C from the current elements, and return C.  Collective over the grid.
@@ -181,7 +203,7 @@ class Prepared:
             exposed |= {name: (workspace.product[name], None) for name in product.exposed_buffers}
             self._peers = NodeArrays(A.grid, **exposed)
         transfers = Transfers(between_nodes=grid.ranks_per_node is not None)
-        call = Call(self._alpha, a, b, c, product, grid, workspace.product, self._peers, transfers)
+        call = self._call = Call(self._alpha, a, b, c, product, grid, workspace.product, self._peers, transfers)
         in_place = (product.in_place or A.grid.size == 1) and not (
             workspace.copies or workspace.staged or product.exposed_buffers
         )
@@ -191,6 +213,22 @@ class Prepared:
             self._multiply = _again(key, call, A, B, C)
         else:
             self._multiply = executor_of(call)
+
+
+def _first_calls(call: Call[Product], device: Device) -> None:
+    """Convert, multiply and add one element in the types of a product: the first call loads code, or compiles it."""
+    A, B, sums, C = (
+        device.empty((1, 1), x) for x in (call.A.dtype, call.B.dtype, call.product.accumulate, call.C.dtype)
+    )
+    first = Accumulator(call.alpha, 0, sums, call.product, call.workspace)
+    for _ in range(2):  # the second time with beta = 1
+        first.add(A, B)
+    for beta in (0, 1, 2) if C.dtype != sums.dtype else ():
+        Combine(1, beta)(C, sums)
+    for dtype in {A.dtype, B.dtype, call.product.panel_dtype, sums.dtype, *map(np.dtype, (np.int32, np.int64))}:
+        panel = device.empty((2, 2), dtype)
+        CONVERT(device.empty((2, 2), dtype), panel.T)  # which no copy engine does
+        Combine(1, 1)(panel, panel)
 
 
 def _again(key: tuple[Any, ...], call: Call[Product], A: DistMatrix, B: DistMatrix, C: DistMatrix) -> Executor:

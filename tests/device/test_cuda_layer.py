@@ -232,6 +232,47 @@ def test_nccl_is_tried(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None
             assert comm.size == 1 or (moved == "nccl") == (not fails)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float16", "int8"])
+@pytest.mark.parametrize("algorithm", ["summa", "cannon", "2.5d", "stationary_a"])
+def test_preparing_does_what_is_done_once(
+    comm: Any,
+    gpu: Gpu,
+    cuda: Any,  # noqa: F811
+    monkeypatch: Any,
+    algorithm: str,
+    dtype: str,
+) -> None:
+    """The first run creates no communicator, maps no memory and compiles no kernel that the second one does not."""
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm import plan as planned
+    from pdgemm.devices import kernels
+
+    with ProcessGrid(comm) as grid:
+        if algorithm == "2.5d" and comm.size != 4:
+            pytest.skip("four ranks are two layers")
+        A, B = (
+            DistMatrix.from_function(lambda i, j: (i + j) % 3, (12, 12), dtype=dtype, grid=grid, device="cuda")
+            for _ in "AB"
+        )
+        C = DistMatrix.zeros((12, 12), dtype="int32" if dtype == "int8" else dtype, grid=grid, device="cuda")
+        mover = "auto" if gpu.count == 1 or comm.size == 1 else "nccl"
+        plan = planned(A, B, C, algorithm=algorithm, mover=mover)
+        made, compiled = patched(monkeypatch, Nccl, "NcclCommunicator"), kernels._kernel.cache_clear
+        compiled()
+        product = plan.prepare(A, B, C)
+        created, known = len(made), kernels._kernel.cache_info().misses
+        assert not created or mover == "nccl"
+        gpu.calls.clear()
+        product()
+        assert len(made) == created
+        assert "ipcOpenMemHandle" not in gpu.calls
+        if not plan.moves:
+            assert kernels._kernel.cache_info().misses == known
+        x = np.add.outer(np.arange(12), np.arange(12)) % 3
+        found = C.to_global()
+        assert comm.rank or np.array_equal(found.astype(int), x @ x)
+
+
 def test_nccl_between_nodes(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None:  # noqa: F811
     """It is tried where panels are not read in place, given up where it waits without end, and not used on request."""
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
