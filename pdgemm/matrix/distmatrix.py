@@ -17,10 +17,11 @@ from pdgemm.matrix.gather import allgather, gather
 from pdgemm.matrix.local_arrays import all_shared, device_on, new_array
 from pdgemm.matrix.norms import norm
 from pdgemm.matrix.numpy_functions import WHOLE, NumPyFunctions
+from pdgemm.matrix.reductions import Reductions
 from pdgemm.support.agreement import check_not_freed, together
 
 
-class DistMatrix(Constructors, NumPyFunctions):
+class DistMatrix(Constructors, Reductions, NumPyFunctions):
     """A dense matrix, distributed block-cyclically over a ProcessGrid.
 
     grid         : the ranks; row block b of the matrix is on grid row (b + rsrc) mod Pr.
@@ -113,12 +114,15 @@ class DistMatrix(Constructors, NumPyFunctions):
         return whole
 
     # ------------------------------------------------------------------ computing
-    def norm(self, kind: str | int | float = "fro") -> float:
-        """Return a matrix norm, the same on every rank.  Collective over the grid.
+    def norm(self, kind: str | int | float = "fro", axis: int | None = None, keepdims: bool = False) -> Any:
+        """Return a matrix norm, or the norms of columns or rows, the same on every rank.  Collective over the grid.
 
         kind : "fro" sqrt(sum |a|^2), 1 max column sum, numpy.inf max row sum, "max" max |a|.
+        axis : 0 for the norms of columns, 1 for those of rows, as by `vector_norm` ("fro" is 2 there).
         A NaN anywhere gives NaN; no intermediate result overflows.
         """
+        if axis is not None:
+            return self.vector_norm(2 if kind == "fro" else kind, axis, keepdims)
         return norm(self._stored, self.distribution, self.grid, kind)
 
     def allclose(

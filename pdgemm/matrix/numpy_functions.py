@@ -8,6 +8,7 @@ function, the types and the scalars alone, so all ranks refuse it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,17 @@ _ALLOWED = {f"numpy.{name}" for name in ("shape", "ndim", "size", "result_type",
 _ALLOWED |= {f"numpy.{name}" for name in ("iscomplexobj", "isrealobj", "fix", "isneginf", "isposinf")}
 _ALLOWED |= {f"numpy.{name}_indices_from" for name in ("diag", "tril", "triu")} | {"numpy.linalg.matmul"}
 
+# methods that do what the functions do; the names of their parameters are NumPy's
+_METHODS = {f"numpy.{name}": name for name in ("sum", "mean", "prod", "min", "max", "any", "all", "std", "var")}
+_METHODS |= {f"numpy.{name}": name for name in ("argmin", "argmax", "trace", "diagonal")}
+_METHODS |= {
+    "numpy.amin": "min",
+    "numpy.amax": "max",
+    "numpy.linalg.trace": "trace",
+    "numpy.linalg.diagonal": "diagonal",
+}
+_METHODS |= {"numpy.linalg.vector_norm": "vector_norm"}
+
 _INSTEAD = {
     "numpy.array_equal": "A.allclose(B, rtol=0, atol=0)",
     "numpy.array_equiv": "A.allclose(B, rtol=0, atol=0)",
@@ -41,7 +53,6 @@ _INSTEAD = {
     "numpy.permute_dims": "A.T",
     "numpy.dot": "A @ B",
     "numpy.linalg.multi_dot": "A @ B @ C",
-    "numpy.linalg.norm": "A.norm(kind)",
     "numpy.linalg.matrix_norm": "A.norm(kind)",
     "numpy.empty_like": "DistMatrix.empty(A.shape, grid=A.grid)",
     "numpy.zeros_like": "DistMatrix.zeros(A.shape, grid=A.grid)",
@@ -97,6 +108,10 @@ class NumPyFunctions(MatrixBase, np.lib.mixins.NDArrayOperatorsMixin):
     ) -> Any:
         """Call `numpy.FUNCTION` where it needs shape and dtype alone.  Otherwise raise TypeError."""
         name = f"{function.__module__}.{function.__name__}"
+        if name in _METHODS:
+            return _as_method(name, function, arguments, options)
+        if name == "numpy.linalg.norm":
+            return _norm(*arguments, **options)
         if name not in _ALLOWED:
             raise TypeError(_not_available(name))
         return function.__wrapped__(*arguments, **options)  # type: ignore[attr-defined]
@@ -109,6 +124,31 @@ class NumPyFunctions(MatrixBase, np.lib.mixins.NDArrayOperatorsMixin):
 
     def __bool__(self) -> bool:
         raise ValueError("a DistMatrix has no truth value: compare with allclose")
+
+
+def _as_method(name: str, function: Callable[..., Any], arguments: Sequence[Any], options: dict[str, Any]) -> Any:
+    """Call the method of the matrix that does what a function of NumPy does.
+
+    Raises TypeError for parameters that it has not, unless they have NumPy's default.
+    """
+    known = signature(function)
+    bound = known.bind(*arguments, **options)
+    (_, matrix), *given = bound.arguments.items()
+    if not isinstance(matrix, NumPyFunctions):
+        raise TypeError(f"{name}: a DistMatrix is its first argument")
+    method = getattr(matrix, _METHODS[name])
+    takes = signature(method).parameters
+    named = {key: value for key, value in given if value is not known.parameters[key].default}
+    if other := named.keys() - takes.keys():
+        raise TypeError(_not_available(f"{name} with {', '.join(sorted(other))}"))
+    return method(**named)
+
+
+def _norm(A: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
+    """Return `numpy.linalg.norm` of a matrix, whose default is the Frobenius norm."""
+    if keepdims and axis is None:
+        raise TypeError(_not_available("numpy.linalg.norm with keepdims and without axis"))
+    return A.norm("fro" if ord is None else ord, axis, keepdims)
 
 
 def _check_ufunc(ufunc: np.ufunc, method: str, options: dict[str, Any]) -> None:

@@ -1,0 +1,389 @@
+"""Reductions of a DistMatrix, over all elements or along an axis: sums, extrema, moments and norms.
+
+Each rank reduces its own elements by NumPy, in slabs that fit its cache; sums are pairwise.  The ranks of a grid column
+(of a row, for axis 1) combine theirs in a binary tree, in the same order on every run, and the result is broadcast: so
+it is the same on every rank, to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any, Self
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.arrays import device as devices
+from pdgemm.arrays.device import to_host
+from pdgemm.arrays.element_functions import slabs
+from pdgemm.arrays.elementwise import set_elements
+from pdgemm.arrays.integers import as_count, shown
+from pdgemm.errors import ArgumentError
+from pdgemm.grids.distribution import BlockCyclic, Distribution
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.instrument import spans
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.instrument.report import MoveReport
+from pdgemm.matrix.folds import (
+    Fold,
+    Parts,
+    add,
+    added,
+    by_ufunc,
+    first,
+    floating,
+    number,
+    result_type,
+    same,
+    variance,
+    vector_norm,
+    widened,
+)
+from pdgemm.matrix.matrix_base import MatrixBase
+from pdgemm.support.agreement import together
+
+_SLAB = 1 << 17  # elements that are reduced at a time
+_PIECE_BYTES = 1 << 30  # of a message
+
+
+class Reductions(MatrixBase):
+    """The reductions of a matrix.
+
+    All are collective over the grid and take `axis` (None: all elements; 0: over rows, one result for each column; 1:
+    over columns) and `keepdims`.  A reduction of all elements is a scalar, one along an axis a 1-D NumPy array; both
+    are the same on every rank.  With keepdims it is a DistMatrix of one row, of one column or 1 x 1, whose report has
+    the words that were sent.  Types of results and NaN are as in NumPy; 16-bit numbers are added up in float32.
+
+    Cost along axis 0 of m x n on Pr x Pc: mn/(Pr Pc) elements are read, and n/Pc log2(Pr) words received in a
+    tree, then n in the broadcast.  Matrices on a device are copied to the host for it, in slabs.
+    Error of a sum: at most (128 + log2 m) eps sum |a| to first order (Higham 2002, 4.2: blocked, pairwise).
+    Raises ArgumentError for an axis that is not None, 0, 1, -1 or -2, and for extrema of no elements.
+    """
+
+    def sum(self, axis: Any = None, keepdims: bool = False) -> Any:
+        """Return the sum of the elements.  Collective."""
+        return self._reduced(add("sum", same), axis, keepdims)
+
+    def mean(self, axis: Any = None, keepdims: bool = False) -> Any:
+        """Return the mean of the elements.  Collective."""
+        mean = add("mean", lambda sums, n: sums / number(n, sums), np.nan, floating)
+        return self._reduced(mean, axis, keepdims)
+
+    def prod(self, axis: Any = None, keepdims: bool = False) -> Any:
+        """Return the product of the elements.  Collective."""
+        return self._reduced(by_ufunc("prod", np.multiply, added, 1), axis, keepdims)
+
+    def min(self, axis: Any = None, keepdims: bool = False) -> Any:
+        """Return the least element; NaN if there is one.  Collective."""
+        return self._reduced(by_ufunc("min", np.minimum, widened), axis, keepdims)
+
+    def max(self, axis: Any = None, keepdims: bool = False) -> Any:
+        """Return the largest element; NaN if there is one.  Collective."""
+        return self._reduced(by_ufunc("max", np.maximum, widened), axis, keepdims)
+
+    def any(self, axis: Any = None, keepdims: bool = False) -> Any:
+        """Return whether any element is not 0.  Collective."""
+        return self._reduced(by_ufunc("any", np.logical_or, widened, False), axis, keepdims)
+
+    def all(self, axis: Any = None, keepdims: bool = False) -> Any:
+        """Return whether all elements are not 0.  Collective."""
+        return self._reduced(by_ufunc("all", np.logical_and, widened, True), axis, keepdims)
+
+    def argmin(self, axis: Any = None, keepdims: bool = False) -> Any:
+        """Return the index of the first least element, or NaN: of all, row by row; or along the axis.  Collective."""
+        return self._reduced(first("argmin", np.argmin, np.less), axis, keepdims)
+
+    def argmax(self, axis: Any = None, keepdims: bool = False) -> Any:
+        """Return the index of the first largest element, or NaN: of all, row by row; or along the axis.  Collective."""
+        return self._reduced(first("argmax", np.argmax, np.greater), axis, keepdims)
+
+    def var(self, axis: Any = None, ddof: int = 0, keepdims: bool = False) -> Any:
+        """Return the variance sum |a - mean|^2 / (N - ddof), of which no rank cancels digits.  Collective.
+
+        Source: Chan, Golub & LeVeque, The American Statistician 37(3), 1983, (1.5).
+        """
+        return self._reduced(variance("var", as_count(ddof, "ddof", 0), same), axis, keepdims)
+
+    def std(self, axis: Any = None, ddof: int = 0, keepdims: bool = False) -> Any:
+        """Return the standard deviation, the root of `var`.  Collective."""
+        return self._reduced(variance("std", as_count(ddof, "ddof", 0), np.sqrt), axis, keepdims)
+
+    def vector_norm(self, ord: Any = 2, axis: Any = None, keepdims: bool = False) -> Any:
+        """Return norms of the columns (axis 0), of the rows (1), or of all elements as one vector.  Collective.
+
+        ord : 2 sqrt(sum |a|^2), without overflow; 1 sum |a|; numpy.inf max |a|; -numpy.inf min |a|; 0 count of a != 0.
+        """
+        return self._reduced(vector_norm(ord), axis, keepdims)
+
+    def trace(self) -> Any:
+        """Return the sum of the diagonal, on every rank.  Collective."""
+        return self.diagonal().sum()
+
+    def diagonal(self, offset: int = 0) -> np.ndarray:
+        """Return the elements a_i,i+offset as a 1-D NumPy array on every rank.  Collective."""
+        with together(self.grid.comm) as arguments:
+            offset = as_count(offset, "offset", -(1 << 62))
+            arguments += ["diagonal", offset, self.distribution, self.dtype]
+            mine = _on_diagonal(self, offset)
+        length = max(0, min(self.shape[0] + min(offset, 0), self.shape[1] - max(offset, 0)))
+        whole = np.zeros(length, self.dtype)
+        for where, values in self.grid.comm.allgather(mine):
+            whole[where] = values
+        return whole
+
+    def _reduced(self, fold: Fold, axis: Any, keepdims: bool) -> Any:
+        grid, layout, start = self.grid, self.distribution, perf_counter()
+        with together(grid.comm) as arguments:
+            axis, keepdims = _axis(axis), bool(keepdims)
+            arguments += [fold.name, axis, keepdims, layout, self.dtype]
+            count = layout.shape[0] * layout.shape[1] if axis is None else layout.shape[axis]
+            if count == 0 and fold.empty is None:
+                raise ArgumentError(f"{fold.name} of no element: the matrix is {layout}")
+            with np.errstate(all="ignore"):
+                kind = result_type(fold, self.dtype)
+        counted = Traffic()
+        with np.errstate(all="ignore"), spans.timed("reduce", self._stored.nbytes):
+            if count == 0:
+                length = 1 if axis is None else layout.shape[1 - axis]
+                found = np.full(length, fold.empty, kind)
+            else:
+                parts = _over_all(self, fold, counted) if axis is None else _along(self, fold, axis, counted)
+                found = fold.result(parts, count).astype(kind)
+        if not keepdims:
+            return found[0] if axis is None else found
+        made = self._kept(found, axis)
+        made.report = MoveReport(
+            name=fold.name,
+            source=str(layout),
+            target="every rank",
+            rank=grid.comm.rank,
+            seconds=perf_counter() - start,
+            counted=counted,
+            predicted=predicted(layout, grid, fold.words, axis) if count else Traffic(),
+            extra_bytes=0,
+            predicted_extra_bytes=0,
+        )
+        return made
+
+    def _kept(self, found: np.ndarray, axis: int | None) -> Self:
+        """Return a result that is on every rank as a matrix of one row or of one column."""
+        grid, (i, j), (pr, pc) = self.grid, self.grid.coords, self.grid.shape
+        rows = self.distribution.rows if axis == 1 else BlockCyclic(1, 1, pr)
+        cols = self.distribution.cols if axis == 0 else BlockCyclic(1, 1, pc)
+        whole = found.reshape(-1, 1) if axis == 1 else found.reshape(1, -1)
+        mine = np.ascontiguousarray(whole[np.ix_(rows.indices(i), cols.indices(j))])
+        local = devices.empty(mine.shape, mine.dtype, device=devices.of(self._stored))
+        set_elements(local, mine)
+        return type(self)(local, grid, Distribution(rows, cols), "C")
+
+
+# ---------------------------------------------------------------- on one rank
+def _reduce(x: np.ndarray, axis: int, fold: Fold, indices: np.ndarray) -> Parts:
+    """Return the parts of an array of one element or more along an axis.   indices : global ones along the axis."""
+    if abs(x.strides[0]) < abs(x.strides[1]):
+        x, axis = x.T, 1 - axis
+    if axis == 1:  # along rows, which are contiguous
+        found = [fold.local(x[slab], 1, indices) for slab in slabs(x.shape[0], x.shape[1], _SLAB)]
+        return tuple(map(np.concatenate, zip(*found)))
+    return _joined([fold.local(x[slab], 0, indices[slab]) for slab in slabs(x.shape[0], x.shape[1], _SLAB)], fold)
+
+
+def _joined(parts: list[Parts], fold: Fold) -> Parts:
+    """Join the parts in pairs, and pairs of these."""
+    while len(parts) > 1:
+        pairs = [fold.join(a, b) for a, b in zip(parts[::2], parts[1::2])]
+        parts = pairs + parts[len(pairs) * 2 :]
+    return parts[0]
+
+
+def _halved(parts: Parts, fold: Fold) -> Parts:
+    """Join the parts of all columns to one."""
+    while (n := len(parts[0])) > 1:
+        half = n // 2
+        joined = fold.join(tuple(x[:half] for x in parts), tuple(x[half : 2 * half] for x in parts))
+        parts = tuple(np.concatenate([x, y[2 * half :]]) for x, y in zip(joined, parts))
+    return parts
+
+
+# ---------------------------------------------------------------- on all ranks
+def _along(A: Reductions, fold: Fold, axis: int, counted: Traffic) -> Parts:
+    grid, layout = A.grid, A.distribution
+    reduced, kept = (layout.rows, layout.cols) if axis == 0 else (layout.cols, layout.rows)
+    found: Parts = ()
+    if not grid.idle:
+        (i, j), along, across = grid.coords, grid.col, grid.row
+        if axis == 1:
+            i, j, along, across = j, i, across, along
+        members, empty = _members(reduced), _nothing(fold, A.dtype)
+        mine: Parts = tuple(x[:0] for x in empty)
+        if kept.count(j):
+            if reduced.count(i):
+                mine = _reduce(to_host(A.local), axis, fold, reduced.indices(i))
+            mine = _tree(along, members, mine, fold.join, counted)
+            mine = _broadcast(along, members[0], mine, kept.count(j), empty, counted)
+        found = tuple(_gathered(across, kept, x, counted) for x in mine)
+    return _to_idle(grid, found, kept.n, _nothing(fold, A.dtype), counted)
+
+
+def _over_all(A: Reductions, fold: Fold, counted: Traffic) -> Parts:
+    grid, layout, empty = A.grid, A.distribution, _nothing(fold, A.dtype)
+    ranks = [grid.rank_map[i * grid.shape[1] + j] for i in _members(layout.rows) for j in _members(layout.cols)]
+    mine: Parts = tuple(x[:0] for x in empty)
+    if grid.comm.rank in ranks:
+        x, (rows, cols) = to_host(A.local), A.indices()
+        if fold.words == 2 and fold.name.startswith("arg"):
+            parts = _reduce(x, 1, fold, cols)
+            parts = parts[0], rows * layout.shape[1] + parts[1]
+        else:
+            line = x.reshape(1, -1) if x.flags.c_contiguous else x.T.reshape(1, -1) if x.flags.f_contiguous else None
+            if line is None:
+                parts = _reduce(x, 1, fold, cols)
+            else:
+                pieces = [line[:, at : at + _SLAB] for at in range(0, x.size, _SLAB)]
+                parts = _joined([fold.local(piece, 1, cols[:0]) for piece in pieces], fold)
+        mine = _halved(parts, fold)
+    mine = _tree(grid.comm, ranks, mine, fold.join, counted)
+    return _broadcast(grid.comm, ranks[0], mine, 1, empty, counted)
+
+
+def _members(dimension: BlockCyclic) -> list[int]:
+    """Return the owners of any index."""
+    return [part for part in range(dimension.parts) if dimension.count(part)]
+
+
+def _nothing(fold: Fold, dtype: np.dtype) -> Parts:
+    """Return parts of one element, whose types are those of all parts."""
+    return fold.local(np.ones((1, 1), dtype), 0, np.zeros(1, np.int64))
+
+
+def _tree(
+    comm: MPI.Comm, ranks: Sequence[int], mine: Parts, join: Callable[[Parts, Parts], Parts], counted: Traffic
+) -> Parts:
+    """Return on the first of some ranks the parts of all of them, joined in pairs; the others' are of no use then."""
+    if comm.rank not in ranks:
+        return mine
+    me, step = ranks.index(comm.rank), 1
+    while step < len(ranks):
+        if me & step:
+            for x in mine:
+                for piece in _pieces(x):
+                    comm.Send(piece, dest=ranks[me - step])
+                counted.sent(x.size)
+            break
+        if me + step < len(ranks):
+            other = tuple(np.empty_like(x) for x in mine)
+            for x in other:
+                for piece in _pieces(x):
+                    comm.Recv(piece, source=ranks[me + step])
+                counted.received(x.size)
+            mine = join(mine, other)
+        step *= 2
+    return mine
+
+
+def _broadcast(comm: MPI.Comm, root: int, mine: Parts, length: int, like: Parts, counted: Traffic) -> Parts:
+    found = tuple(np.ascontiguousarray(x) for x in mine)
+    if comm.rank != root:
+        found = tuple(np.empty(length, x.dtype) for x in like)
+    for x in found if comm.size > 1 else ():
+        for piece in _pieces(x):
+            comm.Bcast(piece, root)
+        if comm.rank == root:
+            counted.sent(x.size, copies=comm.size - 1)
+        else:
+            counted.received(x.size)
+    return found
+
+
+def _gathered(comm: MPI.Comm, layout: BlockCyclic, mine: np.ndarray, counted: Traffic) -> np.ndarray:
+    """Return all of a vector, of which each rank of comm has its own indices."""
+    whole = np.empty(layout.n, mine.dtype)
+    for root in _members(layout):
+        (part,) = _broadcast(comm, root, (mine,), layout.count(root), (mine,), counted)
+        whole[layout.indices(root)] = part
+    return whole
+
+
+def _to_idle(grid: ProcessGrid, found: Parts, length: int, like: Parts, counted: Traffic) -> Parts:
+    """Return the parts on ranks that own no elements, too."""
+    idle = [rank for rank in range(grid.comm.size) if rank not in grid.rank_map]
+    owner = grid.rank_map[0]
+    if grid.comm.rank == owner:
+        for x in found:
+            for rank in idle:
+                for piece in _pieces(x):
+                    grid.comm.Send(piece, dest=rank)
+                counted.sent(x.size)
+    elif grid.idle:
+        found = tuple(np.empty(length, x.dtype) for x in like)
+        for x in found:
+            for piece in _pieces(x):
+                grid.comm.Recv(piece, source=owner)
+            counted.received(x.size)
+    return found
+
+
+def _pieces(x: np.ndarray) -> list[np.ndarray]:
+    flat = x.view(np.uint8)
+    return [flat[at : at + _PIECE_BYTES] for at in range(0, flat.size, _PIECE_BYTES)]
+
+
+def predicted(layout: Distribution, grid: ProcessGrid, words: int, axis: int | None) -> Traffic:
+    """Return the words and messages of this rank by formula, for parts of so many words for each column."""
+    total, comm = Traffic(), grid.comm
+
+    def sent(length: int, copies: int) -> None:
+        for _ in range(words):
+            total.sent(length, copies)
+
+    def received(length: int, times: int = 1) -> None:
+        for _ in range(words * times):
+            total.received(length)
+
+    def tree(place: int, members: int, length: int) -> None:
+        steps = [1 << s for s in range(members.bit_length()) if 1 << s < members]
+        own = [s for s in steps if place % (2 * s) == 0 and place + s < members]
+        received(length, len(own))
+        sent(length, int(place > 0))
+
+    def broadcast(root: bool, size: int, length: int) -> None:
+        sent(length, size - 1) if root else received(length, int(size > 1))
+
+    if axis is None:
+        ranks = [grid.rank_map[i * grid.shape[1] + j] for i in _members(layout.rows) for j in _members(layout.cols)]
+        if comm.rank in ranks:
+            tree(ranks.index(comm.rank), len(ranks), 1)
+        broadcast(comm.rank == ranks[0], comm.size, 1)
+        return total
+    reduced, kept = (layout.rows, layout.cols) if axis == 0 else (layout.cols, layout.rows)
+    i, j = grid.coords if axis == 0 else grid.coords[::-1]
+    members, idle = _members(reduced), comm.size - len(grid.rank_map)
+    if grid.idle:
+        received(kept.n)
+        return total
+    if kept.count(j):
+        if i in members:
+            tree(members.index(i), len(members), kept.count(j))
+        broadcast(i == members[0], reduced.parts, kept.count(j))
+    for root in _members(kept):
+        broadcast(root == j, kept.parts, kept.count(root))
+    if comm.rank == grid.rank_map[0]:
+        sent(kept.n, idle)
+    return total
+
+
+def _axis(axis: Any) -> int | None:
+    if axis is None or (isinstance(axis, tuple) and sorted(x % 2 for x in axis) == [0, 1]):
+        return None
+    if not isinstance(axis, (int, np.integer)) or isinstance(axis, bool) or not -2 <= axis < 2:
+        raise ArgumentError(f"axis is None, 0 or 1, got {shown(axis)}")
+    return int(axis) % 2
+
+
+def _on_diagonal(A: MatrixBase, offset: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return where this rank's elements of a diagonal are on it, and these elements."""
+    rows, cols = A.indices()
+    _, i, j = np.intersect1d(rows + offset, cols, assume_unique=True, return_indices=True)
+    local = to_host(A.local)
+    return rows[i] + min(offset, 0), local[i, j]

@@ -1,0 +1,203 @@
+"""Sums, extrema, moments and norms of matrices on every grid and layout, against NumPy on the whole matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from problems import BLOCKS, grid_shapes, sources
+
+pytestmark = pytest.mark.mpi
+
+SHAPES = [(1, 1), (1, 9), (7, 5), (13, 8), (5, 1), (29, 61)]
+EXACT = ("min", "max", "argmin", "argmax", "any", "all")
+NAMES = ("sum", "mean", "prod", "std", "var", *EXACT)
+AXES = (None, 0, 1)
+
+
+def matrices(comm: Any, whole: np.ndarray, all_: bool = True) -> Iterator[Any]:
+    """A matrix on every grid, in every layout, transposed, as a view, and on a grid that leaves ranks idle."""
+    from pdgemm import DistMatrix, ProcessGrid
+
+    for shape in grid_shapes(comm.size):
+        with ProcessGrid(comm, shape) as grid:
+            for mb, nb, *_ in BLOCKS if all_ else BLOCKS[2:3]:
+                for source in sources(shape):
+                    layout: Any = {"grid": grid, "block": mb if mb is None else (mb, nb), "source": source}
+                    yield DistMatrix.from_global(whole, **layout)
+            yield DistMatrix.from_global(whole.T, **layout).T
+            wide = np.pad(whole, ((2, 1), (1, 3)))
+            yield DistMatrix.from_global(wide, **layout)[2 : 2 + len(whole), 1 : 1 + whole.shape[1]]
+    with ProcessGrid(comm, (1, 1), ranks=[comm.size - 1]) as grid:
+        yield DistMatrix.from_global(whole, grid=grid)
+
+
+def drawn(shape: tuple[int, int], dtype: str, seed: int = 0) -> np.ndarray:
+    source = np.random.default_rng(seed)
+    x = source.integers(-3, 4, shape) if dtype in ("int8", "int32", "bool") else source.standard_normal(shape)
+    if dtype.startswith("complex"):
+        x = np.exp(1j * x)  # products do not overflow
+    return x.astype(dtype)
+
+
+def same_on_all(comm: Any, found: Any) -> None:
+    """To the bit, and of one type."""
+    assert len(set(comm.allgather((np.asarray(found).tobytes(), np.asarray(found).dtype.str, np.shape(found))))) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex64", "int8"])
+def test_every_reduction(comm: Any, dtype: str) -> None:
+    if dtype != "float64" and comm.size not in (1, 4):
+        pytest.skip("other types on 1 and 4 ranks: ranks combine parts in the same way")
+    for shape in SHAPES if comm.size < 5 else SHAPES[-3:]:
+        whole = drawn(shape, dtype)
+        for A in matrices(comm, whole, all_=shape == (13, 8)):
+            for name in NAMES:
+                for axis in AXES:
+                    found, expected = getattr(A, name)(axis=axis), getattr(np, name)(whole, axis=axis)
+                    same_on_all(comm, found)
+                    assert np.shape(found) == np.shape(expected)
+                    assert np.asarray(found).dtype == np.asarray(expected).dtype, name
+                    if name in EXACT or expected.dtype.kind in "biu":
+                        assert np.array_equal(found, expected), (name, axis, A)
+                    else:
+                        scale = np.abs(whole).sum() if name == "sum" else np.abs(expected).max()
+                        eps = np.finfo(expected.dtype).eps
+                        assert np.allclose(found, expected, rtol=200 * eps, atol=200 * eps * scale), (name, axis)
+
+
+def test_columns_and_rows_that_are_kept_are_matrices_and_words_are_counted(comm: Any) -> None:
+    whole = drawn((13, 8), "float32")
+    for A in matrices(comm, whole, all_=comm.size == 4):
+        for name in NAMES:
+            for axis in AXES:
+                kept, flat = getattr(A, name)(axis=axis, keepdims=True), getattr(A, name)(axis=axis)
+                expected = getattr(np, name)(whole, axis=axis, keepdims=True)
+                assert kept.shape == expected.shape
+                assert np.array_equal(kept.allgather(), np.reshape(flat, kept.shape))
+                assert kept.report.counted == kept.report.predicted
+                received = kept.report.counted.words_received
+                words = {"std": 3, "var": 3, "argmin": 2, "argmax": 2}.get(name, 1)
+                result = 1 if axis is None else whole.shape[1 - axis]
+                assert received >= words * result * (comm.size > 1 and A.grid.idle)
+    report = comm.allgather(kept.report.counted)
+    assert sum(x.words_sent for x in report) == sum(x.words_received for x in report)
+
+
+def test_numpys_functions(comm: Any) -> None:
+    from pdgemm.errors import ArgumentError
+
+    whole = drawn((7, 5), "complex128")
+    for A in matrices(comm, whole, all_=False):
+        for axis in (None, 0, 1, -1, -2, (0, 1)):
+            assert np.allclose(np.sum(A, axis=axis), np.sum(whole, axis=axis))
+            assert np.allclose(np.mean(A, axis), np.mean(whole, axis))
+            assert np.allclose(np.var(A, axis, ddof=1), np.var(whole, axis, ddof=1))
+        assert np.allclose(np.sum(A, 0, keepdims=True).allgather(), whole.sum(0, keepdims=True))
+        assert np.allclose(np.trace(A), np.trace(whole))
+        for offset in (-8, -3, 0, 2, 5):
+            assert np.array_equal(np.diagonal(A, offset), np.diagonal(whole, offset))
+            assert np.array_equal(A.H.diagonal(offset), np.conj(whole.T).diagonal(offset))
+        for kind in (None, "fro", 1, np.inf):
+            assert np.isclose(np.linalg.norm(A, kind), np.linalg.norm(whole, kind))
+        for kind in (0, 1, 2, np.inf, -np.inf):
+            for axis in (0, 1):
+                assert np.allclose(np.linalg.norm(A, kind, axis), np.linalg.norm(whole, kind, axis))
+                assert np.allclose(A.norm(kind, axis), np.linalg.norm(whole, kind, axis))
+            assert np.isclose(np.linalg.vector_norm(A, ord=kind), np.linalg.vector_norm(whole, ord=kind))
+        for wrong in (2, -3, "x", (0,), (0, 2), True, 0.0):
+            with pytest.raises(ArgumentError, match="axis is None, 0 or 1, got"):
+                A.sum(wrong)
+        with pytest.raises(TypeError, match="numpy.sum with out"):
+            np.sum(A, out=np.zeros(5))
+        with pytest.raises(ArgumentError, match="norm 3 of vectors"):
+            A.norm(3, axis=0)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int32", "bool", "float32"])
+def test_other_types(comm: Any, dtype: str) -> None:
+    import ml_dtypes  # noqa: F401  it names bfloat16
+
+    whole = drawn((29, 61), "bool" if dtype == "bool" else "int8" if dtype == "int32" else "float32").astype(dtype)
+    wide = whole.astype(np.float64)
+    for A in matrices(comm, whole, all_=False):
+        for axis in AXES:
+            total = A.sum(axis=axis)
+            assert np.asarray(total).dtype == (np.int64 if dtype in ("bool", "int32") else dtype)
+            eps = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-6}.get(dtype, 0)
+            assert np.allclose(np.asarray(total, float), wide.sum(axis), atol=eps * np.abs(wide).sum(axis).max())
+            assert np.array_equal(np.asarray(A.max(axis), float), wide.max(axis))
+            assert np.array_equal(A.argmin(axis), wide.argmin(axis))
+            assert np.array_equal(A.any(axis), wide.any(axis))
+            mean = np.asarray(A.mean(axis))
+            assert mean.dtype == (np.float64 if dtype in ("bool", "int32") else dtype)
+            assert np.allclose(mean.astype(float), wide.mean(axis), atol=2 * eps + 1e-12)
+
+
+def test_no_elements(comm: Any) -> None:
+    from pdgemm.errors import ArgumentError
+
+    for shape in ((0, 5), (5, 0), (0, 0)):
+        whole = np.zeros(shape)
+        for A in matrices(comm, whole, all_=False):
+            for axis in AXES:
+                for name in ("sum", "prod", "any", "all"):
+                    assert np.array_equal(getattr(A, name)(axis), getattr(whole, name)(axis)), (shape, axis, name)
+                assert np.shape(A.mean(axis)) == np.shape(whole.sum(axis))
+                count = whole.size if axis is None else shape[axis]
+                for name in ("min", "argmax"):
+                    if count == 0:
+                        with pytest.raises(ArgumentError, match=f"{name} of no element"):
+                            getattr(A, name)(axis)
+                    else:
+                        assert getattr(A, name)(axis).shape == (shape[1 - axis],)  # type: ignore[operator]
+
+
+def test_infinities_nans_and_large_numbers(comm: Any) -> None:
+    whole = drawn((13, 8), "float64")
+    whole[3, 2], whole[7, 2], whole[5, 4], whole[11, 6] = np.nan, np.nan, np.inf, -np.inf
+    whole[:, 7] = 1e300
+    for A in matrices(comm, whole, all_=comm.size < 5):
+        for axis in AXES:
+            for name in ("sum", "min", "max", "argmin", "argmax", "mean"):
+                with np.errstate(all="ignore"):
+                    assert np.array_equal(
+                        np.isnan(getattr(A, name)(axis)), np.isnan(getattr(np, name)(whole, axis=axis))
+                    ), name
+                    if name != "mean" and name != "sum":
+                        expected = getattr(np, name)(whole, axis=axis)
+                        assert np.array_equal(getattr(A, name)(axis), expected, equal_nan=True), (name, axis)
+        norms = A.norm(axis=0)
+        assert np.isclose(norms[7], 1e300 * np.sqrt(13))
+        assert np.isnan(norms[2]) and norms[4] == norms[6] == np.inf
+        assert np.isclose(norms[0], np.linalg.norm(whole[:, 0]))
+
+
+def test_sums_lose_few_digits(comm: Any) -> None:
+    """A float32 sum of a million ones, in order, would end at 2^24 for more of them; here the error is of a few ulp."""
+    from pdgemm import DistMatrix, ProcessGrid
+
+    with ProcessGrid(comm, (comm.size, 1)) as grid:
+        n = 300_000
+        A = DistMatrix.from_function(lambda i, j: 0.1 + 0 * i + 0 * j, (n, 3), dtype="float32", grid=grid)
+        expected = n * float(np.float32(0.1))
+        for found in (*A.sum(axis=0), *A.T.sum(axis=1), A.sum() / 3, *(A.mean(axis=0) * n)):
+            assert abs(float(found) / expected - 1) < 3e-6
+        assert A.std() < 1e-7
+        shifted = DistMatrix.from_function(lambda i, j: 1e8 + i % 2 + 0 * j, (n, 3), grid=grid)
+        assert np.allclose(shifted.var(axis=0), 0.25, rtol=1e-9)
+
+
+def test_all_ranks_raise_for_other_arguments(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.errors import PdgemmError
+
+    if comm.size == 1:
+        pytest.skip("one rank agrees with itself")
+    with ProcessGrid(comm) as grid:
+        A = DistMatrix.zeros((6, 6), grid=grid)
+        call: Callable[[], Any] = (lambda: A.sum(axis=0)) if comm.rank else (lambda: A.sum(axis=1))
+        with pytest.raises(PdgemmError):
+            call()
