@@ -160,8 +160,8 @@ MUTANTS = [
         (f"0 {U}planner.py", f"4 {R}plans.py"),
     ),
     Mutant(
-        "matrix: column sums are added up along rows", "pdgemm/matrix/norms.py",
-        "(grid.col if kind == 1 else grid.row)", "(grid.row if kind == 1 else grid.col)",
+        "matrix: column sums are added up along rows", "pdgemm/matrix/distmatrix.py",
+        "axis=0 if kind == 1 else 1", "axis=1 if kind == 1 else 0",
         (f"4 {R}matrix.py",),
     ),
     Mutant(

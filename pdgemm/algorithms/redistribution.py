@@ -27,7 +27,7 @@ from pdgemm.instrument.recorder import Recorder, nothing
 from pdgemm.instrument.report import MoveReport
 from pdgemm.matrix.argument_checks import as_scalar, check_matrices, check_result, communicator, same_memory
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.local_arrays import all_shared, device_on, new_local
+from pdgemm.matrix.local_arrays import all_shared, device_on, new_array, new_local
 from pdgemm.movers.block_copy import copy_blocks
 from pdgemm.movers.node_arrays import NodeArrays
 from pdgemm.movers.panel_views import column_room
@@ -42,6 +42,7 @@ def redistribute(
     *,
     alpha: complex = 1,
     beta: complex = 0,
+    like: DistMatrix | None = None,
     grid: ProcessGrid | None = None,
     block: int | tuple[int, int] | None = None,
     source: tuple[int, int] = (0, 0),
@@ -58,6 +59,7 @@ def redistribute(
           may be X itself, or share all its memory where the layouts are the same.
           None: Y is allocated on `grid` (default: that of X), with `block, source, order` as for `DistMatrix.empty`
           and `dtype` (default: that of X).
+    like : a matrix of the shape of X, whose layout Y gets, in place of out, grid, block, source and order.
     alpha, beta  : scalars of the type of Y.
     relabel      : map the ranks to a grid of the same shape such that most elements stay on their ranks.  Where that
                    reduces the words sent, Y is on a new grid, `Y.grid`, that the caller frees.
@@ -66,12 +68,12 @@ def redistribute(
 
     Returns Y; `Y.report` has the words that were sent and the seconds that it took.
 
-    Cost per rank: each element that changes its owner is sent once, packed; messages of at most 1 MiB, four at a time
-    (on a device 32 MiB, eight at a time).
-    Raises LayoutError, GridError, DTypeError, ArgumentError or MemoryLimitError, the same on every rank and before
-    any message is sent.
+    Cost per rank: each element that changes its owner is sent once, packed; messages of at most 1 MiB (device 32 MiB).
+    Raises LayoutError, GridError, DTypeError, ArgumentError or MemoryLimitError on every rank, before any message.
     """
     start, comm, made = perf_counter(), communicator(X=X, out=out), out is None
+    if like is not None:
+        out, dtype = _like(X, like, dtype, (out is None, grid, block, source, order, relabel), check), None
     if grid is not None:  # Y's grid has to be over the ranks of X's grid
         with together(comm, check) as description:
             description.append("redistribute to a grid")
@@ -124,6 +126,20 @@ def redistribute(
         out.shared = all_shared(out.stored, out.grid)
     out.report = move_report("X", plan, comm.rank, recorder, perf_counter() - start)
     return out
+
+
+def _like(X: DistMatrix, like: DistMatrix, dtype: Any, others: tuple[object, ...], check: bool) -> DistMatrix:
+    """Return a matrix of X's type, or another, in the layout of `like`."""
+    with together(communicator(X=X), check) as description:
+        description.append("redistribute like another matrix")
+        check_matrices(X=X, like=like)
+        if others != (True, None, None, (0, 0), "C", False):
+            raise ArgumentError("like has a layout: out, grid, block, source, order and relabel are not taken with it")
+        like.layout_in(X.grid)  # raises for a grid over other ranks
+        if like.shape != X.shape:
+            raise LayoutError(f"shapes differ: X is {X.distribution}, like is {like.distribution}")
+        local = new_array(like.stored.shape, dtype or X.dtype, like.order, like.grid, devices.of(X.stored))
+    return type(X)(local, like.grid, like.distribution, like.order)
 
 
 class kept_if_it_fails:

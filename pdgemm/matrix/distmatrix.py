@@ -11,11 +11,11 @@ from pdgemm.arrays import device as devices
 from pdgemm.arrays.device import to_host
 from pdgemm.arrays.dtypes import element_type
 from pdgemm.arrays.elementwise import CONJUGATE, CONVERT, set_elements
+from pdgemm.arrays.integers import shown
 from pdgemm.errors import ArgumentError
 from pdgemm.matrix.constructors import Constructors, check_root
 from pdgemm.matrix.gather import allgather, gather
 from pdgemm.matrix.local_arrays import all_shared, device_on, new_array
-from pdgemm.matrix.norms import norm
 from pdgemm.matrix.numpy_functions import WHOLE, NumPyFunctions
 from pdgemm.matrix.reductions import Reductions
 from pdgemm.support.agreement import check_not_freed, together
@@ -123,7 +123,17 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         """
         if axis is not None:
             return self.vector_norm(2 if kind == "fro" else kind, axis, keepdims)
-        return norm(self._stored, self.distribution, self.grid, kind)
+        with together(self.grid.comm) as arguments:
+            arguments += [
+                f"norm, {kind}" if isinstance(kind, str) else f"norm, {shown(kind)}",
+                self.distribution,
+                self.dtype,
+            ]
+            if not isinstance(kind, (str, int, float)) or kind not in ("fro", 1, np.inf, "max"):
+                raise ArgumentError(f'norm {shown(kind)} is not one of "fro", 1, numpy.inf, "max"')
+        if kind in ("fro", "max"):
+            return float(self.vector_norm(2 if kind == "fro" else np.inf))
+        return float(self.vector_norm(1, axis=0 if kind == 1 else 1).max(initial=0.0))
 
     def allclose(
         self, other: DistMatrix | complex, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False

@@ -127,16 +127,27 @@ def variance(name: str, ddof: int, last: Callable[[np.ndarray], np.ndarray]) -> 
     return Fold(name, local, join, result, np.nan, words=3)
 
 
+def products(vector: np.ndarray) -> Fold:
+    """Return the sums of elements times numbers of a vector."""
+    vector = widened(vector)
+
+    def local(x: np.ndarray, axis: int, indices: np.ndarray) -> Parts:
+        factors, x = vector[indices], widened(x)
+        return (x @ factors if axis == 1 else factors @ x,)
+
+    return Fold("matvec", local, lambda a, b: (a[0] + b[0],), lambda parts, n: parts[0], 0)
+
+
 def vector_norm(kind: Any) -> Fold:
     def sizes(x: np.ndarray) -> np.ndarray:
-        found: np.ndarray = np.abs(floating(x))
+        found: np.ndarray = np.abs(floating(x)).astype(np.float64)
         return found
 
     if isinstance(kind, (int, float)):
         if kind == 1:
             return add("vector_norm 1", same, 0, sizes)
         if kind == 0:
-            return add("vector_norm 0", same, 0, lambda x: (x != 0).astype(sizes(x[:0]).dtype))
+            return add("vector_norm 0", same, 0, lambda x: (x != 0).astype(np.float64))
         if kind == np.inf:
             return by_ufunc("vector_norm inf", np.maximum, sizes, 0)
         if kind == -np.inf:

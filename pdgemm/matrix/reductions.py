@@ -7,21 +7,20 @@ it is the same on every rank, to the bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, Self
+from zlib import crc32
 
 import numpy as np
-from mpi4py import MPI
 
 from pdgemm.arrays import device as devices
 from pdgemm.arrays.device import to_host
+from pdgemm.arrays.dtypes import element_type
 from pdgemm.arrays.element_functions import slabs
 from pdgemm.arrays.elementwise import set_elements
 from pdgemm.arrays.integers import as_count, shown
-from pdgemm.errors import ArgumentError
+from pdgemm.errors import ArgumentError, LayoutError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
-from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument import spans
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.instrument.report import MoveReport
@@ -34,6 +33,7 @@ from pdgemm.matrix.folds import (
     first,
     floating,
     number,
+    products,
     result_type,
     same,
     variance,
@@ -41,10 +41,10 @@ from pdgemm.matrix.folds import (
     widened,
 )
 from pdgemm.matrix.matrix_base import MatrixBase
+from pdgemm.matrix.tree import broadcast, combine, gathered, members, predicted, to_idle
 from pdgemm.support.agreement import together
 
 _SLAB = 1 << 17  # elements that are reduced at a time
-_PIECE_BYTES = 1 << 30  # of a message
 
 
 class Reductions(MatrixBase):
@@ -115,6 +115,20 @@ class Reductions(MatrixBase):
         ord : 2 sqrt(sum |a|^2), without overflow; 1 sum |a|; numpy.inf max |a|; -numpy.inf min |a|; 0 count of a != 0.
         """
         return self._reduced(vector_norm(ord), axis, keepdims)
+
+    def matvec(self, x: Any) -> np.ndarray:
+        """Return A x for a vector x that is the same on every rank, as a 1-D NumPy array on every rank.  Collective.
+
+        `A @ x` is the same, and `x @ A` is `A.T.matvec(x)`.  Raises LayoutError where x has not one number for each
+        column, ArgumentError where it differs among the ranks.
+        """
+        with together(self.grid.comm) as arguments:
+            vector = to_host(devices.adopted(x))
+            if vector.shape != self.shape[1:]:
+                raise LayoutError(f"the product of {self.distribution} and an array of shape {vector.shape}")
+            arguments += ["matvec", element_type(vector.dtype), crc32(vector.tobytes())]
+        found: np.ndarray = self._reduced(products(vector), 1, False)
+        return found
 
     def trace(self) -> Any:
         """Return the sum of the diagonal, on every rank.  Collective."""
@@ -215,20 +229,20 @@ def _along(A: Reductions, fold: Fold, axis: int, counted: Traffic) -> Parts:
         (i, j), along, across = grid.coords, grid.col, grid.row
         if axis == 1:
             i, j, along, across = j, i, across, along
-        members, empty = _members(reduced), _nothing(fold, A.dtype)
+        owners, empty = members(reduced), _nothing(fold, A.dtype)
         mine: Parts = tuple(x[:0] for x in empty)
         if kept.count(j):
             if reduced.count(i):
                 mine = _reduce(to_host(A.local), axis, fold, reduced.indices(i))
-            mine = _tree(along, members, mine, fold.join, counted)
-            mine = _broadcast(along, members[0], mine, kept.count(j), empty, counted)
-        found = tuple(_gathered(across, kept, x, counted) for x in mine)
-    return _to_idle(grid, found, kept.n, _nothing(fold, A.dtype), counted)
+            mine = combine(along, owners, mine, fold.join, counted)
+            mine = broadcast(along, owners[0], mine, kept.count(j), empty, counted)
+        found = tuple(gathered(across, kept, x, counted) for x in mine)
+    return to_idle(grid, found, kept.n, _nothing(fold, A.dtype), counted)
 
 
 def _over_all(A: Reductions, fold: Fold, counted: Traffic) -> Parts:
     grid, layout, empty = A.grid, A.distribution, _nothing(fold, A.dtype)
-    ranks = [grid.rank_map[i * grid.shape[1] + j] for i in _members(layout.rows) for j in _members(layout.cols)]
+    ranks = [grid.rank_map[i * grid.shape[1] + j] for i in members(layout.rows) for j in members(layout.cols)]
     mine: Parts = tuple(x[:0] for x in empty)
     if grid.comm.rank in ranks:
         x, (rows, cols) = to_host(A.local), A.indices()
@@ -243,134 +257,13 @@ def _over_all(A: Reductions, fold: Fold, counted: Traffic) -> Parts:
                 pieces = [line[:, at : at + _SLAB] for at in range(0, x.size, _SLAB)]
                 parts = _joined([fold.local(piece, 1, cols[:0]) for piece in pieces], fold)
         mine = _halved(parts, fold)
-    mine = _tree(grid.comm, ranks, mine, fold.join, counted)
-    return _broadcast(grid.comm, ranks[0], mine, 1, empty, counted)
-
-
-def _members(dimension: BlockCyclic) -> list[int]:
-    """Return the owners of any index."""
-    return [part for part in range(dimension.parts) if dimension.count(part)]
+    mine = combine(grid.comm, ranks, mine, fold.join, counted)
+    return broadcast(grid.comm, ranks[0], mine, 1, empty, counted)
 
 
 def _nothing(fold: Fold, dtype: np.dtype) -> Parts:
     """Return parts of one element, whose types are those of all parts."""
     return fold.local(np.ones((1, 1), dtype), 0, np.zeros(1, np.int64))
-
-
-def _tree(
-    comm: MPI.Comm, ranks: Sequence[int], mine: Parts, join: Callable[[Parts, Parts], Parts], counted: Traffic
-) -> Parts:
-    """Return on the first of some ranks the parts of all of them, joined in pairs; the others' are of no use then."""
-    if comm.rank not in ranks:
-        return mine
-    me, step = ranks.index(comm.rank), 1
-    while step < len(ranks):
-        if me & step:
-            for x in mine:
-                for piece in _pieces(x):
-                    comm.Send(piece, dest=ranks[me - step])
-                counted.sent(x.size)
-            break
-        if me + step < len(ranks):
-            other = tuple(np.empty_like(x) for x in mine)
-            for x in other:
-                for piece in _pieces(x):
-                    comm.Recv(piece, source=ranks[me + step])
-                counted.received(x.size)
-            mine = join(mine, other)
-        step *= 2
-    return mine
-
-
-def _broadcast(comm: MPI.Comm, root: int, mine: Parts, length: int, like: Parts, counted: Traffic) -> Parts:
-    found = tuple(np.ascontiguousarray(x) for x in mine)
-    if comm.rank != root:
-        found = tuple(np.empty(length, x.dtype) for x in like)
-    for x in found if comm.size > 1 else ():
-        for piece in _pieces(x):
-            comm.Bcast(piece, root)
-        if comm.rank == root:
-            counted.sent(x.size, copies=comm.size - 1)
-        else:
-            counted.received(x.size)
-    return found
-
-
-def _gathered(comm: MPI.Comm, layout: BlockCyclic, mine: np.ndarray, counted: Traffic) -> np.ndarray:
-    """Return all of a vector, of which each rank of comm has its own indices."""
-    whole = np.empty(layout.n, mine.dtype)
-    for root in _members(layout):
-        (part,) = _broadcast(comm, root, (mine,), layout.count(root), (mine,), counted)
-        whole[layout.indices(root)] = part
-    return whole
-
-
-def _to_idle(grid: ProcessGrid, found: Parts, length: int, like: Parts, counted: Traffic) -> Parts:
-    """Return the parts on ranks that own no elements, too."""
-    idle = [rank for rank in range(grid.comm.size) if rank not in grid.rank_map]
-    owner = grid.rank_map[0]
-    if grid.comm.rank == owner:
-        for x in found:
-            for rank in idle:
-                for piece in _pieces(x):
-                    grid.comm.Send(piece, dest=rank)
-                counted.sent(x.size)
-    elif grid.idle:
-        found = tuple(np.empty(length, x.dtype) for x in like)
-        for x in found:
-            for piece in _pieces(x):
-                grid.comm.Recv(piece, source=owner)
-            counted.received(x.size)
-    return found
-
-
-def _pieces(x: np.ndarray) -> list[np.ndarray]:
-    flat = x.view(np.uint8)
-    return [flat[at : at + _PIECE_BYTES] for at in range(0, flat.size, _PIECE_BYTES)]
-
-
-def predicted(layout: Distribution, grid: ProcessGrid, words: int, axis: int | None) -> Traffic:
-    """Return the words and messages of this rank by formula, for parts of so many words for each column."""
-    total, comm = Traffic(), grid.comm
-
-    def sent(length: int, copies: int) -> None:
-        for _ in range(words):
-            total.sent(length, copies)
-
-    def received(length: int, times: int = 1) -> None:
-        for _ in range(words * times):
-            total.received(length)
-
-    def tree(place: int, members: int, length: int) -> None:
-        steps = [1 << s for s in range(members.bit_length()) if 1 << s < members]
-        own = [s for s in steps if place % (2 * s) == 0 and place + s < members]
-        received(length, len(own))
-        sent(length, int(place > 0))
-
-    def broadcast(root: bool, size: int, length: int) -> None:
-        sent(length, size - 1) if root else received(length, int(size > 1))
-
-    if axis is None:
-        ranks = [grid.rank_map[i * grid.shape[1] + j] for i in _members(layout.rows) for j in _members(layout.cols)]
-        if comm.rank in ranks:
-            tree(ranks.index(comm.rank), len(ranks), 1)
-        broadcast(comm.rank == ranks[0], comm.size, 1)
-        return total
-    reduced, kept = (layout.rows, layout.cols) if axis == 0 else (layout.cols, layout.rows)
-    i, j = grid.coords if axis == 0 else grid.coords[::-1]
-    members, idle = _members(reduced), comm.size - len(grid.rank_map)
-    if grid.idle:
-        received(kept.n)
-        return total
-    if kept.count(j):
-        if i in members:
-            tree(members.index(i), len(members), kept.count(j))
-        broadcast(i == members[0], reduced.parts, kept.count(j))
-    for root in _members(kept):
-        broadcast(root == j, kept.parts, kept.count(root))
-    if comm.rank == grid.rank_map[0]:
-        sent(kept.n, idle)
-    return total
 
 
 def _axis(axis: Any) -> int | None:

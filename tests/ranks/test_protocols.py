@@ -116,15 +116,14 @@ def test_what_is_refused_says_what_to_do_instead(comm: Any) -> None:
         A = DistMatrix.random((6, 6), grid=grid, block=2)
         for call, instead in [
             (lambda: np.array_equal(A, A), r"numpy.array_equal is not available .*use A.allclose\(B, rtol=0, atol=0\)"),
-            (lambda: np.linalg.norm(A), r"numpy.linalg.norm .*A.norm\(kind\)"),
-            (lambda: np.sum(A), r"add.reduce|numpy.sum .*A.to_global\(\)"),
+            (lambda: np.median(A), r"numpy.median .*A.to_global\(\)"),
             (lambda: np.zeros((3, 3), like=A), "numpy.zeros is not available"),  # type: ignore[arg-type]
-            (lambda: np.matvec(A, A), "matvec is not available .*A @ B with a B of one column"),
+            (lambda: np.matvec(A, A), r"matvec is not available .*A.matvec\(x\)"),
             (lambda: np.vecdot(A, A), "vecdot is not available"),
             (lambda: np.add.reduce(A), r"add.reduce is not available .*A.to_global\(\)"),
-            (lambda: np.add(A, A, out=np.zeros((6, 6))), "from_global"),  # type: ignore[call-overload]
+            (lambda: np.add(A, A, out=np.zeros((6, 6))), "out is a ndarray, and not a DistMatrix"),  # type: ignore[call-overload]
             (lambda: np.ma.masked + A, "not one array"),
-            (lambda: A + np.ma.array(1.0, mask=True), "from_global"),
+            (lambda: A + np.ma.array(1.0, mask=True), "mask"),
             (lambda: list(A), r"cannot be iterated over: use .local, .to_global\(root\)"),
             (lambda: sum(A), "cannot be iterated over"),
             (lambda: max(A), "cannot be iterated over"),
@@ -137,7 +136,7 @@ def test_what_is_refused_says_what_to_do_instead(comm: Any) -> None:
             (lambda: memoryview(A), "bytes-like"),  # type: ignore[arg-type]
             (lambda: float(A), "must be"),  # type: ignore[arg-type]
             (lambda: divmod(A, 2), "divmod is not available"),
-            (lambda: A @ np.ma.ones((6, 6)), "from_global"),
+            (lambda: A @ np.ma.ones((6, 6)), "mask"),
         ]:
             with pytest.raises(TypeError, match=instead) as caught:
                 call()

@@ -1,0 +1,125 @@
+"""Elementwise operations of matrices of different layouts and shapes, and of arrays that are on every rank."""
+
+from __future__ import annotations
+
+import operator
+from itertools import pairwise, product
+from typing import Any
+
+import numpy as np
+import pytest
+from test_reductions import drawn, matrices
+
+pytestmark = pytest.mark.mpi
+
+OPERATIONS = (operator.add, operator.sub, operator.mul, operator.truediv, np.maximum, operator.lt)
+
+
+def test_rows_columns_and_vectors(comm: Any) -> None:
+    whole = drawn((13, 8), "float64")
+    row, column, number = whole[4] + 2, whole[:, 5:6] - 3, whole[2:3, 3:4]
+    for A in matrices(comm, whole, all_=comm.size < 5):
+        made = [A[4:5, :] + 2, A[:, 5:6] - 3, A[2:3, 3:4]]
+        for act in OPERATIONS:
+            for other, expected in ((row, row), (column, column), *zip(made, (row, column, number))):
+                for left, right in ((A, other), (other, A)):
+                    theirs = (whole, expected) if left is A else (expected, whole)
+                    found = act(left, right)
+                    assert found.same_layout(A)
+                    assert np.array_equal(found.allgather(), act(*theirs)), (act, A)
+        assert np.array_equal((A - A.mean(axis=0)).allgather(), whole - A.mean(axis=0))
+        centred = A - A.mean(axis=1, keepdims=True)
+        assert np.array_equal(centred.allgather(), whole - A.mean(axis=1)[:, None])
+        B = A.copy()
+        B *= row
+        B += made[1]
+        np.subtract(B, row, out=B)
+        assert np.array_equal(B.allgather(), whole * row + column - row)
+        outer = made[1] * made[0]
+        assert np.array_equal(outer.allgather(), column * row)
+        assert np.array_equal((made[1] + row).allgather(), column + row)
+
+
+def test_operands_of_different_layouts(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+
+    whole, other = drawn((13, 13), "float64"), drawn((13, 13), "complex64", 1)
+    with ProcessGrid(comm) as grid, ProcessGrid(comm, (comm.size, 1)) as rows:
+        A = DistMatrix.from_global(whole, grid=grid, block=(2, 3))
+        layouts = [A, A.T.copy(), DistMatrix.from_global(whole, grid=rows), DistMatrix.from_global(whole, grid=grid)]
+        wholes = [whole, whole.T, whole, whole]
+        for (X, x), act in product(zip(layouts, wholes), OPERATIONS[:3]):
+            found = act(A, X)
+            assert np.array_equal(found.allgather(), act(whole, x))
+            assert found.same_layout(A)
+            moved = not X.same_layout(A)
+            assert (found.report is not None) == moved
+            assert not moved or found.report.counted == found.report.predicted
+        assert np.array_equal((A + A.T).allgather(), whole + whole.T)
+        B = DistMatrix.from_global(other, grid=rows, block=(1, 4))
+        for X, Y in pairwise((A, B, A.T, B.H)):
+            assert np.array_equal((X * Y).allgather(), X.allgather() * Y.allgather())
+        C = A.copy()
+        C -= DistMatrix.from_global(whole, grid=rows)
+        assert not C.local.any()
+        D = DistMatrix.zeros((13, 13), grid=rows)
+        assert np.add(A, A.T, out=D) is D
+        assert np.array_equal(D.allgather(), whole + whole.T)
+        E = A.redistribute(like=D)
+        assert E.same_layout(D) and np.array_equal(E.allgather(), whole)
+        assert A.redistribute(like=B.T, dtype="float32").dtype == np.float32
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex64", "float16", "int8"])
+def test_products_with_vectors_and_thin_matrices(comm: Any, dtype: str) -> None:
+    whole = drawn((13, 8), dtype)
+    x, y, thin = whole[3].copy(), whole[:, 2].copy(), drawn((8, 2), dtype, 3)
+    wide = whole.astype(np.result_type(whole, np.float32))
+    for A in matrices(comm, whole, all_=comm.size == 4):
+        for found, expected in ((A @ x, wide @ x), (y @ A, y @ wide), (A.matvec(x), wide @ x), (A.T @ y, wide.T @ y)):
+            assert isinstance(found, np.ndarray)
+            assert found.shape == expected.shape
+            assert len(set(comm.allgather(found.tobytes()))) == 1
+            error = 1e-2 if dtype == "float16" else 1e-5
+            assert np.allclose(found.astype(expected.dtype), expected, rtol=error, atol=error)
+        if dtype != "float16":
+            assert np.allclose((A @ thin).allgather(), wide @ thin, rtol=1e-4, atol=1e-4)
+            assert np.allclose((thin.T @ A.T).allgather(), thin.T @ wide.T, rtol=1e-4, atol=1e-4)
+
+
+def test_what_does_not_fit_is_refused_on_all_ranks(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.errors import ArgumentError, DTypeError, LayoutError, PdgemmError
+
+    with ProcessGrid(comm) as grid:
+        A, B = DistMatrix.zeros((6, 4), grid=grid), DistMatrix.zeros((4, 6), grid=grid)
+        for wrong in (B, np.zeros(6), np.zeros((4, 1)), A[:3, :], np.zeros(0)):
+            with pytest.raises(LayoutError, match="cannot be broadcast to one shape"):
+                A + wrong
+        with pytest.raises(LayoutError, match=r"has the shape \(2, 6, 4\)"):
+            A + np.zeros((2, 1, 1))
+        with pytest.raises(LayoutError, match=r"has the shape \(6, 4\), and out is 1 x 4"):
+            np.add(A, 1, out=DistMatrix.zeros((1, 4), grid=grid))
+        with pytest.raises(TypeError, match="distribute the array first"):
+            A + np.zeros((6, 4))
+        with pytest.raises(TypeError):
+            A + np.array(["x"] * 4)
+        with pytest.raises(DTypeError, match="mask"):
+            A + np.ma.masked_array(np.zeros(4), [1, 0, 0, 0])
+        with pytest.raises(LayoutError, match="the product of 6 x 4"):
+            A @ np.zeros(6)
+        for options in ({"out": A}, {"grid": grid}, {"block": 2}):
+            with pytest.raises(ArgumentError, match="like has a layout"):
+                A.redistribute(like=A, **options)
+        with pytest.raises(LayoutError, match="shapes differ"):
+            A.redistribute(like=B)
+        if comm.size > 1:
+            with pytest.raises(PdgemmError):
+                A + np.full(4, float(comm.rank))
+            with pytest.raises(PdgemmError):
+                A @ np.full(4, float(comm.rank))
+            with pytest.raises(PdgemmError):
+                A + (np.zeros(4) if comm.rank else np.zeros(5))
+            with ProcessGrid(comm, (1, 1), ranks=[0]) as alone:
+                there = DistMatrix.from_global(np.ones((6, 4)), grid=alone)
+                assert (A + there).sum() == 24
