@@ -42,8 +42,12 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
 
     Make one by `empty, zeros, eye, random, from_function, from_global, from_local` (all collective
     over the grid) or `pdgemm.io.hdf5.load`.  `A @ B` and `numpy.matmul(A, B)` are `pdgemm(1.0, A, B)`.
-    NumPy's elementwise operators and functions act on each rank's elements: with scalars, and among
-    matrices of one layout.  Its other functions raise TypeError, which says what to use instead.
+    NumPy's elementwise operators and functions act on each rank's elements: with scalars, matrices of the same
+    shape, and with rows, columns and 1-D arrays, which are broadcast (arrays must be the same on every rank).  The
+    result has the layout of the first matrix of its shape; one of another layout is redistributed to that, and
+    then the report of the result has the words that were sent.  `A.sum(axis=0)` and `numpy.sum(A, axis=0)` are
+    among the reductions, see `Reductions`; `A @ x` and `x @ A` take vectors that are the same on every rank.
+    NumPy's other functions raise TypeError, which says what to use instead.
     """
 
     def __setitem__(self, key: Any, value: DistMatrix | complex) -> None:
@@ -68,7 +72,7 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
 
     # ------------------------------------------------------------------ moving
     def redistribute(self, out: DistMatrix | None = None, **options: Any) -> DistMatrix:
-        """Copy the elements to another layout: see `pdgemm.redistribute`.  Collective over the grid."""
+        """Copy the elements to another layout, `like=B` to that of B: see `pdgemm.redistribute`.  Collective."""
         return pdgemm.redistribute(self, out, **options)
 
     def to_device(self, device: str = "cuda") -> Self:

@@ -14,7 +14,8 @@ from pdgemm.arrays.dtypes import HALVES
 from pdgemm.arrays.integers import shown
 from pdgemm.errors import ArgumentError
 
-_RUN = 128  # rows that are added one after the other
+RUN = 128  # rows that are added one after the other
+COPIED, READ = 1 << 15, 1 << 19  # elements at a time, where these are copied, and where they are only read
 
 Parts = tuple[np.ndarray, ...]  # what is known of several elements, for each column (or each row) of a matrix
 
@@ -28,6 +29,7 @@ class Fold(NamedTuple):
     result : a function that takes the parts of all elements and their number, and returns their reduction.
     empty : the reduction of no element; None: there is none.
     words : elements of the parts for each column.
+    most : elements to take at a time; few where they are copied, so that the copies stay in cache.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Fold(NamedTuple):
     result: Callable[[Parts, int], np.ndarray]
     empty: Any = None
     words: int = 1
+    most: int = COPIED
 
 
 def same(x: Any, n: int = 0) -> Any:
@@ -62,10 +65,10 @@ def floating(x: np.ndarray) -> np.ndarray:
 
 def _pairwise(ufunc: np.ufunc, x: np.ndarray, axis: int) -> np.ndarray:
     """Return the reduction of rows (axis 0) in runs, each of them in order, or of columns, as NumPy does."""
-    while axis == 0 and len(x) > _RUN:
-        runs = len(x) // _RUN
-        whole = ufunc.reduce(x[: runs * _RUN].reshape(runs, _RUN, -1), axis=1)
-        x = np.concatenate([whole, ufunc.reduce(x[runs * _RUN :], axis=0)[None]]) if len(x) % _RUN else whole
+    while axis == 0 and len(x) > RUN:
+        runs = len(x) // RUN
+        whole = ufunc.reduce(x[: runs * RUN].reshape(runs, RUN, -1), axis=1)
+        x = np.concatenate([whole, ufunc.reduce(x[runs * RUN :], axis=0)[None]]) if len(x) % RUN else whole
     found: np.ndarray = ufunc.reduce(x, axis=axis)
     return found
 
@@ -74,7 +77,7 @@ def by_ufunc(name: str, ufunc: np.ufunc, widen: Callable[[np.ndarray], np.ndarra
     def local(x: np.ndarray, axis: int, _: np.ndarray) -> Parts:
         return (_pairwise(ufunc, widen(x), axis),)
 
-    return Fold(name, local, lambda a, b: (ufunc(a[0], b[0]),), lambda parts, n: parts[0], empty)
+    return Fold(name, local, lambda a, b: (ufunc(a[0], b[0]),), lambda parts, n: parts[0], empty, most=READ)
 
 
 def add(
@@ -101,7 +104,7 @@ def first(name: str, find: Callable[..., np.ndarray], better: np.ufunc) -> Fold:
         second = np.where(same, at_y < at_x, ~nan_x & (nan_y | better(y, x)))
         return np.where(second, b[0], a[0]), np.where(second, at_y, at_x)
 
-    return Fold(name, local, join, lambda parts, n: parts[1], words=2)
+    return Fold(name, local, join, lambda parts, n: parts[1], words=2, most=READ)
 
 
 def variance(name: str, ddof: int, last: Callable[[np.ndarray], np.ndarray]) -> Fold:
@@ -135,7 +138,7 @@ def products(vector: np.ndarray) -> Fold:
         factors, x = vector[indices], widened(x)
         return (x @ factors if axis == 1 else factors @ x,)
 
-    return Fold("matvec", local, lambda a, b: (a[0] + b[0],), lambda parts, n: parts[0], 0)
+    return Fold("matvec", local, lambda a, b: (a[0] + b[0],), lambda parts, n: parts[0], 0, most=READ)
 
 
 def vector_norm(kind: Any) -> Fold:

@@ -25,6 +25,7 @@ from pdgemm.instrument import spans
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.instrument.report import MoveReport
 from pdgemm.matrix.folds import (
+    RUN,
     Fold,
     Parts,
     add,
@@ -43,8 +44,6 @@ from pdgemm.matrix.folds import (
 from pdgemm.matrix.matrix_base import MatrixBase
 from pdgemm.matrix.tree import broadcast, combine, gathered, members, predicted, to_idle
 from pdgemm.support.agreement import together
-
-_SLAB = 1 << 17  # elements that are reduced at a time
 
 
 class Reductions(MatrixBase):
@@ -197,10 +196,15 @@ def _reduce(x: np.ndarray, axis: int, fold: Fold, indices: np.ndarray) -> Parts:
     """Return the parts of an array of one element or more along an axis.   indices : global ones along the axis."""
     if abs(x.strides[0]) < abs(x.strides[1]):
         x, axis = x.T, 1 - axis
+    rows, cols = x.shape
     if axis == 1:  # along rows, which are contiguous
-        found = [fold.local(x[slab], 1, indices) for slab in slabs(x.shape[0], x.shape[1], _SLAB)]
-        return tuple(map(np.concatenate, zip(*found)))
-    return _joined([fold.local(x[slab], 0, indices[slab]) for slab in slabs(x.shape[0], x.shape[1], _SLAB)], fold)
+        found = [fold.local(x[slab], 1, indices) for slab in slabs(rows, cols, fold.most)]
+    else:
+        wide = min(cols, fold.most // RUN)
+        stripes = (x[:, start : start + wide] for start in range(0, cols, wide))
+        cuts = [*slabs(rows, wide, fold.most)]
+        found = [_joined([fold.local(stripe[slab], 0, indices[slab]) for slab in cuts], fold) for stripe in stripes]
+    return found[0] if len(found) == 1 else tuple(map(np.concatenate, zip(*found)))
 
 
 def _joined(parts: list[Parts], fold: Fold) -> Parts:
@@ -254,7 +258,7 @@ def _over_all(A: Reductions, fold: Fold, counted: Traffic) -> Parts:
             if line is None:
                 parts = _reduce(x, 1, fold, cols)
             else:
-                pieces = [line[:, at : at + _SLAB] for at in range(0, x.size, _SLAB)]
+                pieces = [line[:, at : at + fold.most] for at in range(0, x.size, fold.most)]
                 parts = _joined([fold.local(piece, 1, cols[:0]) for piece in pieces], fold)
         mine = _halved(parts, fold)
     mine = combine(grid.comm, ranks, mine, fold.join, counted)
