@@ -50,10 +50,29 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
     NumPy's other functions raise TypeError, which says what to use instead.
     """
 
+    def __getitem__(self, key: Any) -> Any:
+        """A[i0:i1, j0:j1] and A[...] are submatrices, as views.  A[i], A[i, :], A[:, j] and A[i, j] are elements.
+
+        A row or a column is a 1-D array on every rank, an element a number; to read these is collective over the grid.
+        """
+        keys = _keys(key)
+        window = super().__getitem__(key if keys is None else tuple(_as_slice(x, n) for x, n in zip(keys, self.shape)))
+        if keys is None:
+            return window
+        found = window.allgather()
+        return found[tuple(slice(None) if isinstance(x, slice) else 0 for x in keys)]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    __reversed__ = None
+
     def __setitem__(self, key: Any, value: DistMatrix | complex) -> None:
         """Set a submatrix to a number, or to a matrix of any layout.  Collective over the grid."""
         with together(self.grid.comm) as arguments:
-            view, filled = self[key], np.zeros(1, self.dtype)
+            keys = _keys(key)
+            where = key if keys is None else tuple(_as_slice(x, n) for x, n in zip(keys, self.shape))
+            view, filled = super().__getitem__(where), np.zeros(1, self.dtype)
             arguments += ["A[i0:i1, j0:j1] = ...", key]
             if isinstance(value, DistMatrix):
                 check_not_freed(value.grid.comm)
@@ -69,6 +88,37 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
             value.redistribute(view)
         else:
             view.local[...] = filled[0]
+
+    def fill(self, value: complex) -> None:
+        """Set all elements to a number.  Collective."""
+        self[...] = value
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the elements of the whole matrix."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def real(self) -> Self:
+        """The real part: a copy, or the matrix itself if it is not complex.  Local."""
+        return self._part("real") if self.dtype.kind == "c" else self
+
+    @property
+    def imag(self) -> Self:
+        """The imaginary part, a copy.  Local."""
+        return self._part("imag")
+
+    def _part(self, name: str) -> Self:
+        part = getattr(self.local, name)
+        local = devices.empty(part.shape, part.dtype, self.order, devices.of(self._stored))
+        CONVERT(local, part)
+        return type(self)(local, self.grid, self.distribution, self.order)
+
+    def conj(self) -> Any:
+        """Return the complex conjugate, a copy.  Local.  `A.H` is a view."""
+        return np.conj(self)
+
+    conjugate = conj
 
     # ------------------------------------------------------------------ moving
     def redistribute(self, out: DistMatrix | None = None, **options: Any) -> DistMatrix:
@@ -181,3 +231,22 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         raise TypeError(
             f"a DistMatrix is distributed over ranks and cannot be pickled: save it by hdf5.save, or {WHOLE}"
         )
+
+
+def _keys(key: Any) -> tuple[Any, Any] | None:
+    """Return a key that has an index, and not only ranges, as one for rows and one for columns; else None."""
+    keys = key if isinstance(key, tuple) else (key, slice(None))
+    plain = [isinstance(x, (int, np.integer)) and not isinstance(x, bool) for x in keys]
+    if len(keys) != 2 or not any(plain) or not all(p or isinstance(x, slice) for p, x in zip(plain, keys)):
+        return None
+    return keys[0], keys[1]
+
+
+def _as_slice(key: Any, n: int) -> slice:
+    """Return an index as a range.  Raises ArgumentError outside of the matrix."""
+    if isinstance(key, slice):
+        return key
+    if not -n <= key < n:
+        raise ArgumentError(f"index {shown(key)} of a dimension of {n}")
+    start = int(key) % n
+    return slice(start, start + 1)

@@ -10,17 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 
 import pdgemm
 from pdgemm.arrays import device as devices
-from pdgemm.arrays.device import to_host
 from pdgemm.arrays.dtypes import element_type
-from pdgemm.errors import ArgumentError, DeviceError, LayoutError
-from pdgemm.grids.distribution import Distribution
+from pdgemm.errors import ArgumentError, DeviceError
 from pdgemm.grids.layout import Order
+from pdgemm.matrix.array_functions import FUNCTIONS, fitted, type_of
 from pdgemm.matrix.matrix_base import MatrixBase
 from pdgemm.support.agreement import check_not_freed, together
 
@@ -43,22 +41,11 @@ _METHODS |= {
 _METHODS |= {"numpy.linalg.vector_norm": "vector_norm"}
 
 _INSTEAD = {
-    "numpy.array_equal": "A.allclose(B, rtol=0, atol=0)",
     "numpy.array_equiv": "A.allclose(B, rtol=0, atol=0)",
-    "numpy.allclose": "A.allclose(B)",
-    "numpy.isclose": "A.allclose(B)",
-    "numpy.astype": "A.astype(dtype)",
-    "numpy.copy": "A.copy()",
     "numpy.copyto": "A[...] = B",
-    "numpy.transpose": "A.T",
-    "numpy.matrix_transpose": "A.T",
-    "numpy.linalg.matrix_transpose": "A.T",
     "numpy.permute_dims": "A.T",
-    "numpy.dot": "A @ B",
     "numpy.linalg.multi_dot": "A @ B @ C",
     "numpy.linalg.matrix_norm": "A.norm(kind)",
-    "numpy.empty_like": "DistMatrix.empty(A.shape, grid=A.grid)",
-    "numpy.zeros_like": "DistMatrix.zeros(A.shape, grid=A.grid)",
     "numpy.save": "pdgemm.io.hdf5.save",
     "matvec": "A.matvec(x) or A @ x with a vector x",
     "vecmat": "x @ A with a vector x",
@@ -87,13 +74,14 @@ class NumPyFunctions(MatrixBase, np.lib.mixins.NDArrayOperatorsMixin):
                 raise DeviceError(f"{ufunc.__name__} of matrices on {self.device} and {other.device}: use to_device")
         if out is not None and out.conjugated:
             raise ArgumentError("out is the conjugate of another matrix, and cannot be written to")
-        operands = [_type(x) for x in inputs]
+        operands = [type_of(x) for x in inputs]
         by_value = _check_elements(ufunc, operands, None if out is None else out.dtype, options)
-        like, reports = matrices[0], list[Any]()
+        like: MatrixBase = matrices[0]
+        reports = list[Any]()
         if any(isinstance(x, np.dtype) and not isinstance(y, NumPyFunctions) for x, y in zip(operands, inputs)) or any(
             not like.same_layout(x) for x in matrices
         ):
-            parts, like, reports = _fitted(ufunc.__name__, inputs, out)
+            parts, like, reports = fitted(ufunc.__name__, inputs, out)
         else:
             parts = [x.local if isinstance(x, NumPyFunctions) else x for x in inputs]
         parts = [x[()] if isinstance(x, np.ndarray) and not x.ndim else x for x in parts]  # CuPy takes no 0-d arrays
@@ -119,8 +107,8 @@ class NumPyFunctions(MatrixBase, np.lib.mixins.NDArrayOperatorsMixin):
         name = f"{function.__module__}.{function.__name__}"
         if name in _METHODS:
             return _as_method(name, function, arguments, options)
-        if name == "numpy.linalg.norm":
-            return _norm(*arguments, **options)
+        if name in FUNCTIONS:
+            return _called(name, FUNCTIONS[name], arguments, options)
         if name not in _ALLOWED:
             raise TypeError(_not_available(name))
         return function.__wrapped__(*arguments, **options)  # type: ignore[attr-defined]
@@ -133,74 +121,6 @@ class NumPyFunctions(MatrixBase, np.lib.mixins.NDArrayOperatorsMixin):
 
     def __bool__(self) -> bool:
         raise ValueError("a DistMatrix has no truth value: compare with allclose")
-
-
-def _type(x: Any) -> Any:
-    """Return the type of a matrix or of an array; a number is returned as it is."""
-    if isinstance(x, NumPyFunctions) or (devices.of(x) and np.ndim(x)):
-        return x.dtype
-    if np.ndim(x) or isinstance(x, np.ma.MaskedArray):
-        return devices.adopted(x).dtype
-    return x
-
-
-def _fitted(
-    name: str, inputs: Sequence[Any], out: NumPyFunctions | None
-) -> tuple[list[Any], NumPyFunctions, list[Any]]:
-    """Return this rank's part of operands that differ in layout or shape, a matrix of the result's layout, and reports.
-
-    Matrices are redistributed to the layout of `out`, or else of the first one of the shape of the result; rows,
-    columns and arrays are given to every rank, which takes its part of them.  Collective.
-    """
-    matrices = [x for x in (*inputs, out) if isinstance(x, NumPyFunctions)]
-    inputs = [x if isinstance(x, NumPyFunctions) or not np.ndim(x) else to_host(devices.adopted(x)) for x in inputs]
-    shapes = [x.shape if isinstance(x, NumPyFunctions) else np.shape(x) for x in inputs]
-    with together(matrices[0].grid.comm) as arguments:
-        arguments += [name, *shapes, *(x.distribution for x in matrices)]
-        arguments += [crc32(np.asarray(x).tobytes()) for x in inputs if not isinstance(x, NumPyFunctions)]
-        told = " and ".join(str(getattr(x, "distribution", None) or f"an array of shape {np.shape(x)}") for x in inputs)
-        try:
-            shape = np.broadcast_shapes(*shapes)
-        except ValueError:
-            raise LayoutError(f"{name}: {told} cannot be broadcast to one shape") from None
-        if len(shape) != 2 or (out is not None and out.shape != shape):
-            there = "a matrix has two dimensions" if out is None else f"out is {out.distribution}"
-            raise LayoutError(f"{name} of {told} has the shape {shape}, and {there}")
-        if any(x.ndim > 1 and min(x.shape) > 1 for x in inputs if isinstance(x, np.ndarray)):
-            raise TypeError(
-                f"{name} of a DistMatrix and an array: distribute the array first, "
-                "DistMatrix.from_global(array, grid=...)"
-            )
-        alike = [x for x in (out, *matrices) if x is not None and x.shape == shape]
-        like = alike[0] if alike else _crossed(matrices, shape)
-        for x in matrices:
-            x.layout_in(like.grid)  # raises for grids over other ranks
-    parts, reports = list[Any](), list[Any]()
-    rows, cols = like.indices()
-    for x in inputs:
-        if isinstance(x, NumPyFunctions) and x.shape == shape:
-            if not like.same_layout(x):
-                x = pdgemm.redistribute(x, like=like)  # type: ignore[arg-type]
-                reports.append(x.report)
-            parts.append(x.local)
-        elif not isinstance(x, NumPyFunctions) and not np.ndim(x):
-            parts.append(x)
-        else:
-            whole = np.atleast_2d(x.allgather() if isinstance(x, NumPyFunctions) else x)  # type: ignore[attr-defined]
-            mine = whole[rows if len(whole) > 1 else slice(None)][:, cols if whole.shape[1] > 1 else slice(None)]
-            device = devices.of(like.stored)
-            parts.append(device.to_device(mine, "C") if device else mine)
-    return parts, like, reports
-
-
-def _crossed(matrices: Sequence[NumPyFunctions], shape: tuple[int, int]) -> NumPyFunctions:
-    """Return a matrix for the layout of a shape that no operand has: the rows of one, the columns of another."""
-    grid = matrices[0].grid
-    rows = next((x.distribution.rows for x in matrices if x.shape[0] == shape[0] and x.grid.same_as(grid)), None)
-    cols = next((x.distribution.cols for x in matrices if x.shape[1] == shape[1] and x.grid.same_as(grid)), None)
-    default = Distribution.over(grid.shape, shape, None, (0, 0))
-    layout = Distribution(rows or default.rows, cols or default.cols)
-    return type(matrices[0])(matrices[0].stored[:0, :0], grid, layout)
 
 
 def _product(A: Any, B: Any, out: NumPyFunctions | None, options: dict[str, Any]) -> Any:
@@ -238,11 +158,13 @@ def _as_method(name: str, function: Callable[..., Any], arguments: Sequence[Any]
     return method(**named)
 
 
-def _norm(A: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
-    """Return `numpy.linalg.norm` of a matrix, whose default is the Frobenius norm."""
-    if keepdims and axis is None:
-        raise TypeError(_not_available("numpy.linalg.norm with keepdims and without axis"))
-    return A.norm("fro" if ord is None else ord, axis, keepdims)
+def _called(name: str, function: Callable[..., Any], arguments: Sequence[Any], options: dict[str, Any]) -> Any:
+    """Call a function of `array_functions`.  Raises TypeError for parameters of NumPy's that it has not."""
+    try:
+        signature(function).bind(*arguments, **options)
+    except TypeError as bad:
+        raise TypeError(_not_available(f"{name} with these arguments ({bad})")) from None
+    return function(*arguments, **options)
 
 
 def _check_ufunc(ufunc: np.ufunc, method: str, options: dict[str, Any]) -> None:

@@ -18,13 +18,7 @@ from pdgemm.arrays.device import to_host
 from pdgemm.arrays.dtypes import element_type
 from pdgemm.arrays.element_functions import slabs
 from pdgemm.arrays.elementwise import set_elements
-from pdgemm.arrays.integers import as_count, shown
-from pdgemm.errors import ArgumentError, LayoutError
-from pdgemm.grids.distribution import BlockCyclic, Distribution
-from pdgemm.instrument import spans
-from pdgemm.instrument.recorder import Traffic
-from pdgemm.instrument.report import MoveReport
-from pdgemm.matrix.folds import (
+from pdgemm.arrays.folds import (
     RUN,
     Fold,
     Parts,
@@ -41,6 +35,12 @@ from pdgemm.matrix.folds import (
     vector_norm,
     widened,
 )
+from pdgemm.arrays.integers import as_count, shown
+from pdgemm.errors import ArgumentError, LayoutError
+from pdgemm.grids.distribution import BlockCyclic, Distribution
+from pdgemm.instrument import spans
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.instrument.report import MoveReport
 from pdgemm.matrix.matrix_base import MatrixBase
 from pdgemm.matrix.tree import broadcast, combine, gathered, members, predicted, to_idle
 from pdgemm.support.agreement import together

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from mpi4py import MPI
 
+from pdgemm.arrays.folds import Parts
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Traffic
-from pdgemm.matrix.folds import Parts
 
 _PIECE_BYTES = 1 << 30  # of a message
 

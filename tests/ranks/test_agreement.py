@@ -62,7 +62,7 @@ CASES: dict[str, Case] = {
     "to_global, allgather": (lambda x: x.A.to_global(), lambda x: x.A.allgather(), "allgather"),
     "set": (lambda x: x.A.__setitem__(EVERYWHERE, 1.0), lambda x: x.A.__setitem__(EVERYWHERE, x.B), "to a matrix"),
     "set a number": (lambda x: x.A.__setitem__(EVERYWHERE, 1.0), lambda x: x.A.__setitem__(EVERYWHERE, 2.0), "2.0"),
-    "set key": (lambda x: x.A.__setitem__(EVERYWHERE, 1.0), lambda x: x.A.__setitem__(3, 1.0), "a submatrix is"),
+    "set key": (lambda x: x.A.__setitem__(EVERYWHERE, 1.0), lambda x: x.A.__setitem__("x", 1.0), "a submatrix is"),
     "set array": (
         lambda x: x.A.__setitem__(EVERYWHERE, x.B),
         lambda x: x.A.__setitem__(EVERYWHERE, np.ones(4)),

@@ -20,7 +20,20 @@ from pdgemm.matrix.argument_checks import as_scalar
 LONG = 10**5000  # Python does not even write it
 NUMBERLESS: list[Any] = [True, 2.0, float("nan"), "2", b"2", 1j, [2], np.array([2, 2]), np.True_, object()]
 BEYOND: list[Any] = [2**63, -(2**63) - 1, LONG, -LONG, np.uint64(2**64 - 1)]
-LOOKS = {"block", "device", "dtype", "indices", "local", "ndim", "report", "shape", "size", "stored"}  # at this rank
+LOOKS = {
+    "nbytes",
+    "real",
+    "block",
+    "device",
+    "dtype",
+    "indices",
+    "local",
+    "ndim",
+    "report",
+    "shape",
+    "size",
+    "stored",
+}  # at this rank
 
 
 def one_line(kind: Any, call: Callable[..., Any], *arguments: Any, **options: Any) -> None:
@@ -149,7 +162,11 @@ def test_nothing_is_done_with_matrices_of_a_freed_grid(comm: Any, tmp_path: Path
         grid.free()
         methods: dict[str, tuple[Any, ...]] = dict.fromkeys(("H", "T", "allgather", "copy", "norm", "to_global"), ())
         methods |= {"to_host": (), "allclose": (A,), "astype": ("f4",), "layout_in": (other,), "redistribute": (X,)}
-        methods |= {"same_layout": (X,), "to_device": ("host",)}
+        methods |= {"same_layout": (X,), "to_device": ("host",), "matvec": (np.ones(6),), "fill": (1,)}
+        methods |= dict.fromkeys(
+            ("sum", "mean", "prod", "min", "max", "argmin", "argmax", "any", "all", "var", "std"), ()
+        )
+        methods |= dict.fromkeys(("vector_norm", "trace", "diagonal", "conj", "conjugate", "imag"), ())
         own = (vars(cls) for cls in DistMatrix.__mro__ if cls.__module__.startswith("pdgemm."))
         public = {name for names in own for name, kind in names.items() if not isinstance(kind, classmethod)}
         assert {name for name in public if not name.startswith("_")} - LOOKS == set(methods)

@@ -115,7 +115,7 @@ def test_what_is_refused_says_what_to_do_instead(comm: Any) -> None:
     with ProcessGrid(comm) as grid:
         A = DistMatrix.random((6, 6), grid=grid, block=2)
         for call, instead in [
-            (lambda: np.array_equal(A, A), r"numpy.array_equal is not available .*use A.allclose\(B, rtol=0, atol=0\)"),
+            (lambda: np.array_equiv(A, A), r"numpy.array_equiv is not available .*use A.allclose\(B, rtol=0, atol=0\)"),
             (lambda: np.median(A), r"numpy.median .*A.to_global\(\)"),
             (lambda: np.zeros((3, 3), like=A), "numpy.zeros is not available"),  # type: ignore[arg-type]
             (lambda: np.matvec(A, A), r"matvec is not available .*A.matvec\(x\)"),
@@ -131,8 +131,7 @@ def test_what_is_refused_says_what_to_do_instead(comm: Any) -> None:
             (lambda: np.nditer(A), "operand"),
             (lambda: np.asarray(A), "not one array"),
             (lambda: pickle.dumps(A), "cannot be pickled: save it"),
-            (lambda: len(A), "no len"),  # type: ignore[arg-type]
-            (lambda: reversed(A), "no len|not reversible"),  # type: ignore[call-overload]
+            (lambda: reversed(A), "not reversible"),  # type: ignore[call-overload]
             (lambda: memoryview(A), "bytes-like"),  # type: ignore[arg-type]
             (lambda: float(A), "must be"),  # type: ignore[arg-type]
             (lambda: divmod(A, 2), "divmod is not available"),

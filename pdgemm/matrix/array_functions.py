@@ -1,0 +1,269 @@
+"""NumPy's functions of matrices: those that are not methods; and operands that are brought to one layout and shape.
+
+FUNCTIONS has them by NumPy's names.  Arguments that a function has not are refused by `numpy_functions`.  All are
+collective over the grid, and operands may have any layouts and be broadcast as in elementwise operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import index
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+import pdgemm
+from pdgemm.arrays import device as devices
+from pdgemm.arrays.device import to_host
+from pdgemm.arrays.dtypes import element_type
+from pdgemm.errors import ArgumentError, LayoutError
+from pdgemm.grids.distribution import Distribution
+from pdgemm.matrix.local_arrays import all_shared, new_array
+from pdgemm.matrix.matrix_base import MatrixBase
+from pdgemm.support.agreement import together
+
+_NOT_GIVEN: Any = object()
+
+
+def type_of(x: Any) -> Any:
+    """Return the type of a matrix or of an array; a number is returned as it is."""
+    if isinstance(x, MatrixBase) or (devices.of(x) and np.ndim(x)):
+        return x.dtype
+    if np.ndim(x) or isinstance(x, np.ma.MaskedArray):
+        return devices.adopted(x).dtype
+    return x
+
+
+def fitted(name: str, inputs: Sequence[Any], out: MatrixBase | None = None) -> tuple[list[Any], MatrixBase, list[Any]]:
+    """Return this rank's part of operands that differ in layout or shape, a matrix of the result's layout, and reports.
+
+    Matrices are redistributed to the layout of `out`, or else of the first one of the shape of the result; rows,
+    columns and arrays are given to every rank, which takes its part of them.  Collective.
+    """
+    matrices = [x for x in (*inputs, out) if isinstance(x, MatrixBase)]
+    inputs = [x if isinstance(x, MatrixBase) or not np.ndim(x) else to_host(devices.adopted(x)) for x in inputs]
+    shapes = [x.shape if isinstance(x, MatrixBase) else np.shape(x) for x in inputs]
+    with together(matrices[0].grid.comm) as arguments:
+        arguments += [name, *shapes, *(x.distribution for x in matrices)]
+        arguments += [crc32(np.asarray(x).tobytes()) for x in inputs if not isinstance(x, MatrixBase)]
+        told = " and ".join(str(getattr(x, "distribution", None) or f"an array of shape {np.shape(x)}") for x in inputs)
+        try:
+            shape = np.broadcast_shapes(*shapes)
+        except ValueError:
+            raise LayoutError(f"{name}: {told} cannot be broadcast to one shape") from None
+        if len(shape) != 2 or (out is not None and out.shape != shape):
+            there = "a matrix has two dimensions" if out is None else f"out is {out.distribution}"
+            raise LayoutError(f"{name} of {told} has the shape {shape}, and {there}")
+        if any(x.ndim > 1 and min(x.shape) > 1 for x in inputs if isinstance(x, np.ndarray)):
+            raise TypeError(
+                f"{name} of a DistMatrix and an array: distribute the array first, "
+                "DistMatrix.from_global(array, grid=...)"
+            )
+        alike = [x for x in (out, *matrices) if x is not None and x.shape == shape]
+        like = alike[0] if alike else _crossed(matrices, shape)
+        for x in matrices:
+            x.layout_in(like.grid)  # raises for grids over other ranks
+    parts, reports = list[Any](), list[Any]()
+    rows, cols = like.indices()
+    for x in inputs:
+        if isinstance(x, MatrixBase) and x.shape == shape:
+            if not like.same_layout(x):
+                x = pdgemm.redistribute(x, like=like)  # type: ignore[arg-type]
+                reports.append(x.report)
+            parts.append(x.local)
+        elif not isinstance(x, MatrixBase) and not np.ndim(x):
+            parts.append(x)
+        else:
+            whole = np.atleast_2d(x.allgather() if isinstance(x, MatrixBase) else x)  # type: ignore[attr-defined]
+            mine = whole[rows if len(whole) > 1 else slice(None)][:, cols if whole.shape[1] > 1 else slice(None)]
+            device = devices.of(like.stored)
+            parts.append(device.to_device(mine, "C") if device else mine)
+    return parts, like, reports
+
+
+def _crossed(matrices: Sequence[MatrixBase], shape: tuple[int, int]) -> MatrixBase:
+    """Return a matrix for the layout of a shape that no operand has: the rows of one, the columns of another."""
+    grid = matrices[0].grid
+    rows = next((x.distribution.rows for x in matrices if x.shape[0] == shape[0] and x.grid.same_as(grid)), None)
+    cols = next((x.distribution.cols for x in matrices if x.shape[1] == shape[1] and x.grid.same_as(grid)), None)
+    default = Distribution.over(grid.shape, shape, None, (0, 0))
+    layout = Distribution(rows or default.rows, cols or default.cols)
+    return type(matrices[0])(matrices[0].stored[:0, :0], grid, layout)
+
+
+# ---------------------------------------------------------------- NumPy's functions
+def _elementwise(name: str, act: Callable[..., Any], *operands: Any) -> Any:
+    """Apply a function of NumPy's to elements, on the host."""
+    matrices = [x for x in operands if isinstance(x, MatrixBase)]
+    if any(x.device != devices.HOST for x in matrices):
+        raise TypeError(f"numpy.{name} is not available for a DistMatrix on a device: copy it first, A.to_host()")
+    element_type(act(*(np.ones(1, type_of(x)) if isinstance(type_of(x), np.dtype) else x for x in operands)).dtype)
+    parts, like, reports = fitted(name, operands)
+    made = type(matrices[0])(np.ascontiguousarray(act(*parts)), like.grid, like.distribution)
+    if reports:
+        made.report = reports[0] if len(reports) == 1 else tuple(reports)
+    return made
+
+
+def where(condition: Any, x: Any, y: Any) -> Any:
+    return _elementwise("where", np.where, condition, x, y)
+
+
+def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Any:
+    return _elementwise("isclose", partial(np.isclose, rtol=rtol, atol=atol, equal_nan=equal_nan), a, b)
+
+
+def around(a: Any, decimals: int = 0) -> Any:
+    return _elementwise("round", partial(np.round, decimals=decimals), a)
+
+
+def nan_to_num(x: Any, *, nan: float = 0.0, posinf: Any = None, neginf: Any = None) -> Any:
+    return _elementwise("nan_to_num", partial(np.nan_to_num, nan=nan, posinf=posinf, neginf=neginf), x)
+
+
+def clip(a: Any, a_min: Any = _NOT_GIVEN, a_max: Any = _NOT_GIVEN, *, min: Any = None, max: Any = None) -> Any:
+    if (a_min is _NOT_GIVEN) != (a_max is _NOT_GIVEN):
+        raise TypeError("numpy.clip of a DistMatrix takes both limits, one of which may be None, or min= and max=")
+    least, most = (min, max) if a_min is _NOT_GIVEN else (a_min, a_max)
+    made = a.copy() if least is None else np.maximum(a, least)
+    return made if most is None else np.minimum(made, most)
+
+
+def allclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
+    return bool(isclose(a, b, rtol, atol, equal_nan).all())
+
+
+def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> bool:
+    if np.shape(a1) != np.shape(a2):
+        return False
+    equal: Any = np.equal(a1, a2)
+    if equal_nan:
+        equal = equal | (np.not_equal(a1, a1) & np.not_equal(a2, a2))
+    return bool(equal.all())
+
+
+def _triangle(m: Any, k: int, keep: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Any:
+    (rows, cols), k, made = m.indices(), index(k), m.copy()
+    zeros = ~keep(cols, rows[:, None] + k)
+    if made.device == devices.HOST:
+        made.local[zeros] = 0
+        return made
+    kept = type(m).from_function(lambda i, j: keep(j, i + k), m.shape, grid=m.grid, dtype=np.int8)
+    return made * kept.redistribute(like=m, dtype=m.dtype).to_device(m.device)
+
+
+def triu(m: Any, k: int = 0) -> Any:
+    return _triangle(m, k, np.greater_equal)
+
+
+def tril(m: Any, k: int = 0) -> Any:
+    return _triangle(m, k, np.less_equal)
+
+
+def full_like(a: Any, fill_value: Any, dtype: Any = None) -> Any:
+    made = empty_like(a, dtype)
+    made.local[...] = made.dtype.type(fill_value)
+    return made
+
+
+def empty_like(prototype: Any, dtype: Any = None) -> Any:
+    a = prototype
+    local = new_array(a.stored.shape, dtype or a.dtype, a.order, a.grid, devices.of(a.stored))
+    return type(a)(local, a.grid, a.distribution, a.order, shared=all_shared(local, a.grid))
+
+
+def dot(a: Any, b: Any) -> Any:
+    return a * b if np.ndim(a) == 0 or np.ndim(b) == 0 else a @ b
+
+
+def inner(a: Any, b: Any) -> Any:
+    return a @ b.T
+
+
+def vdot(a: Any, b: Any) -> Any:
+    return np.multiply(np.conj(a), b).sum()
+
+
+def einsum(subscripts: str, *operands: Any) -> Any:
+    """Sums of two matrices over one index, or over none or both if they have the same."""
+    left, _, result = str(subscripts).replace(" ", "").partition("->")
+    names = left.split(",")
+    if "->" not in subscripts:
+        result = "".join(sorted(x for x in set("".join(names)) if "".join(names).count(x) == 1))
+    of_matrices = len(operands) == len(names) == 2 and all(len(x) == len(set(x)) == 2 for x in names)
+    if of_matrices and len(set(result)) == len(result):
+        a, b = operands
+        common = set(names[0]) & set(names[1])
+        if len(common) == 1 and set(result) == set(names[0]) ^ set(names[1]):
+            (k,) = common
+            a, b = (a if names[0][1] == k else a.T), (b if names[1][0] == k else b.T)
+            made = a @ b
+            return made if result[0] in names[0] else made.T
+        if len(common) == 2 and set(result) <= common:
+            made = np.multiply(a, b if names[0] == names[1] else b.T)
+            if len(result) == 2:
+                return made if result == names[0] else made.T
+            return made.sum(axis=None if not result else 1 - names[0].index(result))
+    known = "'ij,jk->ik', 'ij,ij->ij', 'ij,ij->i' or 'ij,ij->'"
+    raise TypeError(f"numpy.einsum of a DistMatrix multiplies two matrices, as in {known}; got {subscripts!r}")
+
+
+def concatenate(arrays: Sequence[Any], axis: int = 0) -> Any:
+    """Matrices side by side, in the blocks of the first."""
+    if axis not in (0, 1, -1, -2) or not all(isinstance(x, MatrixBase) for x in arrays):
+        raise TypeError(
+            "numpy.concatenate joins matrices along axis 0 or 1; distribute arrays first, DistMatrix.from_global"
+        )
+    first, axis = arrays[0], axis % 2
+    if any(x.shape[1 - axis] != first.shape[1 - axis] or x.device != first.device for x in arrays):
+        told = " and ".join(f"{x.distribution} on {x.device}" for x in arrays)
+        raise LayoutError(f"these matrices do not fit side by side along axis {axis}: {told}")
+    shape = [*first.shape]
+    shape[axis] = sum(x.shape[axis] for x in arrays)
+    dtype = np.result_type(*(x.dtype for x in arrays))
+    made = type(first).empty(tuple(shape), grid=first.grid, block=first.block, dtype=dtype, device=first.device)
+    start = 0
+    for x in arrays:
+        part = slice(start, start := start + x.shape[axis])
+        x.redistribute(made[part, :] if axis == 0 else made[:, part])
+    return made
+
+
+def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
+    if keepdims and axis is None:
+        raise ArgumentError("numpy.linalg.norm of a DistMatrix takes keepdims with an axis only")
+    return x.norm("fro" if ord is None else ord, axis, keepdims)
+
+
+def _dtype(given: Any) -> np.dtype:
+    """Return a type; that of a matrix is not meant."""
+    if isinstance(given, MatrixBase):
+        raise TypeError("a DistMatrix is not an element type")
+    return element_type(given)
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    f"numpy.{function.__name__}": function
+    for function in (where, isclose, around, nan_to_num, clip, allclose, array_equal, triu, tril, empty_like, full_like)
+}
+FUNCTIONS |= {f"numpy.{function.__name__}": function for function in (dot, inner, vdot, einsum, concatenate)}
+FUNCTIONS |= {
+    "numpy.linalg.norm": norm,
+    "numpy.round": around,
+    "numpy.concat": concatenate,
+    "numpy.vstack": lambda tup: concatenate(tup, 0),
+    "numpy.hstack": lambda tup: concatenate(tup, 1),
+    "numpy.zeros_like": lambda a, dtype=None: full_like(a, 0, dtype),
+    "numpy.ones_like": lambda a, dtype=None: full_like(a, 1, dtype),
+    "numpy.real": lambda val: val.real,
+    "numpy.imag": lambda val: val.imag,
+    "numpy.diag": lambda v, k=0: v.diagonal(k),
+    "numpy.count_nonzero": lambda a, axis=None, keepdims=False: (a != 0).sum(axis, keepdims),
+    "numpy.copy": lambda a: a.copy(),
+    "numpy.astype": lambda x, dtype: x.astype(_dtype(dtype)),
+    "numpy.transpose": lambda a: a.T,
+    "numpy.matrix_transpose": lambda x: x.T,
+    "numpy.linalg.matrix_transpose": lambda x: x.T,
+}
