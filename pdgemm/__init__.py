@@ -12,12 +12,16 @@
 Names are loaded when they are first used: arithmetic such as `pdgemm.schedules.steps` needs no MPI.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
-if TYPE_CHECKING:
+if _TYPE_CHECKING:
+    from pdgemm import io as io
+    from pdgemm import scalapack as scalapack
     from pdgemm.algorithms.redistribution import redistribute as redistribute
     from pdgemm.batched import matmul_batched as matmul_batched
+    from pdgemm.devices import gpu_binding as gpus  # noqa: F401
     from pdgemm.errors import PdgemmError as PdgemmError
     from pdgemm.gemm import Plan as Plan
     from pdgemm.gemm import matmul as matmul
@@ -49,15 +53,21 @@ _NAMES = {  # what each module has for users
     "pdgemm.model.machine": ["Machine", "load_machine"],
     "pdgemm.profiling.trace_file": ["trace"],
 }
+_MODULES = {"gpus": "pdgemm.devices.gpu_binding", "io": "pdgemm.io", "scalapack": "pdgemm.scalapack"}
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
-__all__ = sorted(_HOME)
+__all__ = sorted(_HOME)  # and no module, which might hide one of the same name
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _Any:
+    value: _Any
     if name == "__version__":
         value = _version()
     elif name in _HOME:
-        value = getattr(import_module(_HOME[name]), name)
+        value = getattr(_import_module(_HOME[name]), name)
+    elif name in _MODULES:
+        value = _import_module(_MODULES[name])
+        if name == "io":  # it has no file of its own
+            _import_module("pdgemm.io.hdf5")
     else:
         raise AttributeError(f"module 'pdgemm' has no attribute {name!r}")
     globals()[name] = value
@@ -74,4 +84,5 @@ def _version() -> str:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    """Return what is for users."""
+    return sorted({*_HOME, *_MODULES, "__doc__", "__version__"})
