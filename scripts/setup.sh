@@ -45,7 +45,8 @@ if [ "$mpi" = system ] && [ -e "$venv/bin/mpiexec" ]; then
 fi
 list=${extras// /,}
 [ "$mpi" = system ] || list=mpi${list:+,$list}
-quietly "installing pdgemm${list:+[$list]} into .venv" "${pip[@]}" install -e "$root${list:+[$list]}"
+quietly "installing pdgemm${list:+[$list]} into .venv" "${pip[@]}" install \
+    --config-settings editable_mode=compat -e "$root${list:+[$list]}"  # which editors and type checkers can follow
 
 quietly "checking that mpiexec starts 2 ranks" check_ranks mpiexec ||
     die "mpiexec does not start 2 ranks that see each other; use the MPI wheel: PDGEMM_MPI=wheel $0"
