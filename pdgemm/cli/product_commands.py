@@ -60,7 +60,8 @@ def generate(
             f = element_function(kind, seed, np.dtype(dtype))
             matrix = DistMatrix.from_function(f, shape, grid=say.grid, block=block, dtype=dtype)
         with say.progress("write") as progress:
-            say.report("wrote", hdf5.save(*target, matrix, progress=progress))
+            wrote = hdf5.save(*target, matrix, progress=progress)
+        say.report("wrote", wrote)
     return 0
 
 
@@ -147,7 +148,8 @@ def multiply(
             if not residual.passed:
                 return 1  # a wrong result is not stored
         with say.progress("write") as progress:
-            say.report("wrote", hdf5.save(*output, C, replaces=replaces, progress=progress))
+            wrote = hdf5.save(*output, C, replaces=replaces, progress=progress)
+        say.report("wrote", wrote)
     return 0
 
 

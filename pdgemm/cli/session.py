@@ -26,6 +26,8 @@ from pdgemm.support import launcher, signals
 from pdgemm.support.tables import Table
 from pdgemm.support.text import in_bytes
 
+SECONDS_BETWEEN_LINES = 5.0
+
 
 class Speaker:
     """The grid of a command, and its output, which only rank 0 writes."""
@@ -71,14 +73,29 @@ class Speaker:
 
     @contextmanager
     def progress(self, what: str) -> Iterator[Callable[[int, int], object] | None]:
-        """Show a progress bar where rank 0 has a terminal."""
+        """Show a bar where rank 0 has a terminal, else a line every few seconds, as under mpirun."""
         signals.doing(what, self.lost)
         if not self._bar:
-            yield None
+            yield None if self.grid.rank or self.as_json else _Lines(what)
             return
         with Progress(console=self._console, transient=True) as bars:
             bar = bars.add_task(what, total=None)
             yield lambda done, total: bars.update(bar, completed=done, total=total)
+
+
+class _Lines:
+    """Says on standard error how much of something is done, every few seconds."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._start = what, perf_counter()
+        self._last = self._start
+
+    def __call__(self, done: int, total: int) -> None:
+        now = perf_counter()
+        if now - self._last < SECONDS_BETWEEN_LINES or not 0 < done < total:
+            return
+        self._last, left = now, (now - self._start) * (total - done) / done
+        click.echo(f"{self._what}: {done / total:.0%} in {now - self._start:.0f} s, {left:.0f} s left", err=True)
 
 
 def say_line(text: str) -> None:
