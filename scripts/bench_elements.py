@@ -9,9 +9,7 @@ repeats in turns; all ranks work at the same time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from statistics import median
-from time import perf_counter
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -25,12 +23,13 @@ def main(size: int, repeats: int) -> None:
     from mpi4py import MPI
 
     from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.calibrate.place import in_turns
 
     for n in (size, 8):
         with ProcessGrid(MPI.COMM_WORLD, (MPI.COMM_WORLD.size, 1)) as grid:
             A, B = (DistMatrix.random((n * grid.size, n), seed=seed, grid=grid) for seed in (1, 2))
             for name, theirs, ours in _cases(A, B, A.local, B.local):
-                a, b = _in_turns(grid.comm, (theirs, ours), repeats)
+                a, b = in_turns(grid.comm, (theirs, ours), repeats)
                 if grid.comm.rank == 0:
                     more = f"{A.local.nbytes / b / 1e9:.1f} GB/s, {1e6 * (b - a):.0f} us more"
                     print(f"{n} x {n}, {name}: NumPy {a:.2e} s, pdgemm {b:.2e} s, ratio {a / b:.2f}, {more}")
@@ -46,18 +45,6 @@ def _cases(A: Any, B: Any, x: Any, y: Any) -> list[tuple[str, Callable[[], Any],
         ("A *= 1.5", lambda: x.__imul__(1.5), lambda: A.__imul__(1.5)),
         ("A - A.mean(0)", lambda: x - x.mean(0), lambda: A - A.mean(0)),
     ]
-
-
-def _in_turns(comm: Any, works: Sequence[Callable[[], Any]], repeats: int) -> list[float]:
-    """Return the median seconds of the slowest rank, without the first time."""
-    seconds = [list[float]() for _ in works]
-    for _ in range(repeats + 1):
-        for work, taken in zip(works, seconds):
-            comm.Barrier()
-            start = perf_counter()
-            work()
-            taken.append(max(comm.allgather(perf_counter() - start)))
-    return [median(taken[1:]) for taken in seconds]
 
 
 def _of(x: Any, name: str, axis: int | None) -> Callable[[], Any]:

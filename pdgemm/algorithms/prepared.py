@@ -98,18 +98,20 @@ class Prepared:
         That is to create communicators, NCCL's as well, to map memory of other GPUs, and to compile common kernels.
         """
         self._meet()
-        call, device = self._call, devices.of(self._call.C)
-        if device and not call.grid.idle:
-            once = recorder_of(call.C)
-            with once.phase("compute"):
-                if call.C.size and call.A.shape[1]:
+        call, comm, device = self._call, self._matrices[0].grid.comm, devices.of(self._call.C)
+        if device is None:
+            return self
+        with together(comm) as description:  # a device may have no room on some ranks
+            description.append("the first calls of a prepared product")
+            if not call.grid.idle and call.C.size and call.A.shape[1]:
+                once = recorder_of(call.C)
+                with once.phase("compute"):
                     _first_calls(call, device)
-            once.finish()
-            for line in (call.grid.row, call.grid.col, call.grid.depth) if call.product.nccl else ():
-                if line.size > 1:
-                    device.exchange(line, [], [])
-        if device and any(move.nccl for move in self._moves.values()):
-            device.exchange(self._matrices[0].grid.comm, [], [])
+                once.finish()
+        lines = (call.grid.row, call.grid.col, call.grid.depth) if call.product.nccl and not call.grid.idle else ()
+        for line in (*lines, *[comm] * any(move.nccl for move in self._moves.values())):
+            if line.size > 1:
+                device.exchange(line, [], [])
         return self
 
     def __call__(self, beta: complex = 0, *, check: bool = True) -> DistMatrix:

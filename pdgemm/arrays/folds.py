@@ -29,6 +29,7 @@ class Fold(NamedTuple):
     result : a function that takes the parts of all elements and their number, and returns their reduction.
     empty : the reduction of no element; None: there is none.
     words : elements of the parts for each column.
+    indexed : the result is an index.
     most : elements to take at a time; few where they are copied, so that the copies stay in cache.
     """
 
@@ -39,6 +40,7 @@ class Fold(NamedTuple):
     empty: Any = None
     words: int = 1
     most: int = COPIED
+    indexed: bool = False
 
 
 def same(x: Any, n: int = 0) -> Any:
@@ -104,7 +106,7 @@ def first(name: str, find: Callable[..., np.ndarray], better: np.ufunc) -> Fold:
         second = np.where(same, at_y < at_x, ~nan_x & (nan_y | better(y, x)))
         return np.where(second, b[0], a[0]), np.where(second, at_y, at_x)
 
-    return Fold(name, local, join, lambda parts, n: parts[1], words=2, most=READ)
+    return Fold(name, local, join, lambda parts, n: parts[1], words=2, most=READ, indexed=True)
 
 
 def variance(name: str, ddof: int, last: Callable[[np.ndarray], np.ndarray]) -> Fold:

@@ -212,14 +212,17 @@ def einsum(subscripts: str, *operands: Any) -> Any:
 
 def concatenate(arrays: Sequence[Any], axis: int = 0) -> Any:
     """Matrices side by side, in the blocks of the first."""
-    if axis not in (0, 1, -1, -2) or not all(isinstance(x, MatrixBase) for x in arrays):
-        raise TypeError(
-            "numpy.concatenate joins matrices along axis 0 or 1; distribute arrays first, DistMatrix.from_global"
-        )
-    first, axis = arrays[0], axis % 2
-    if any(x.shape[1 - axis] != first.shape[1 - axis] or x.device != first.device for x in arrays):
-        told = " and ".join(f"{x.distribution} on {x.device}" for x in arrays)
-        raise LayoutError(f"these matrices do not fit side by side along axis {axis}: {told}")
+    first: Any = next(x for x in arrays if isinstance(x, MatrixBase))
+    with together(first.grid.comm) as arguments:
+        if axis not in (0, 1, -1, -2) or not all(isinstance(x, MatrixBase) for x in arrays):
+            raise TypeError(
+                "only matrices are joined, along axis 0 or 1: distribute arrays first, DistMatrix.from_global"
+            )
+        arguments += ["concatenate", axis, *(x.distribution for x in arrays)]
+        axis = axis % 2
+        if any(x.shape[1 - axis] != first.shape[1 - axis] or x.device != first.device for x in arrays):
+            told = " and ".join(f"{x.distribution} on {x.device}" for x in arrays)
+            raise LayoutError(f"these matrices do not fit side by side along axis {axis}: {told}")
     shape = [*first.shape]
     shape[axis] = sum(x.shape[axis] for x in arrays)
     dtype = np.result_type(*(x.dtype for x in arrays))

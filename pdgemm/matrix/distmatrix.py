@@ -56,9 +56,11 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         A row or a column is a 1-D array on every rank, an element a number; to read these is collective over the grid.
         """
         keys = _keys(key)
-        window = super().__getitem__(key if keys is None else tuple(_as_slice(x, n) for x, n in zip(keys, self.shape)))
         if keys is None:
-            return window
+            return super().__getitem__(key)
+        with together(self.grid.comm) as arguments:  # to read elements is collective
+            arguments.append(f"A[{shown(key)}]")
+            window = super().__getitem__(tuple(_as_slice(x, n) for x, n in zip(keys, self.shape)))
         found = window.allgather()
         return found[tuple(slice(None) if isinstance(x, slice) else 0 for x in keys)]
 

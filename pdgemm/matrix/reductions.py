@@ -7,6 +7,7 @@ it is the same on every rank, to the bit.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any, Self
 from zlib import crc32
@@ -102,18 +103,22 @@ class Reductions(MatrixBase):
 
         Source: Chan, Golub & LeVeque, The American Statistician 37(3), 1983, (1.5).
         """
-        return self._reduced(variance("var", as_count(ddof, "ddof", 0), same), axis, keepdims)
+        return self._reduced(
+            self._agreed("var", lambda: variance("var", as_count(ddof, "ddof", 0), same)), axis, keepdims
+        )
 
     def std(self, axis: Any = None, ddof: int = 0, keepdims: bool = False) -> Any:
         """Return the standard deviation, the root of `var`.  Collective."""
-        return self._reduced(variance("std", as_count(ddof, "ddof", 0), np.sqrt), axis, keepdims)
+        return self._reduced(
+            self._agreed("std", lambda: variance("std", as_count(ddof, "ddof", 0), np.sqrt)), axis, keepdims
+        )
 
     def vector_norm(self, ord: Any = 2, axis: Any = None, keepdims: bool = False) -> Any:
         """Return norms of the columns (axis 0), of the rows (1), or of all elements as one vector.  Collective.
 
         ord : 2 sqrt(sum |a|^2), without overflow; 1 sum |a|; numpy.inf max |a|; -numpy.inf min |a|; 0 count of a != 0.
         """
-        return self._reduced(vector_norm(ord), axis, keepdims)
+        return self._reduced(self._agreed("vector_norm", lambda: vector_norm(ord)), axis, keepdims)
 
     def matvec(self, x: Any) -> np.ndarray:
         """Return A x for a vector x that is the same on every rank, as a 1-D NumPy array on every rank.  Collective.
@@ -144,6 +149,12 @@ class Reductions(MatrixBase):
         for where, values in self.grid.comm.allgather(mine):
             whole[where] = values
         return whole
+
+    def _agreed(self, name: str, make: Callable[[], Fold]) -> Fold:
+        """Return a reduction whose parameters may be wrong, on some ranks or on all."""
+        with together(self.grid.comm) as arguments:
+            arguments.append(name)
+            return make()
 
     def _reduced(self, fold: Fold, axis: Any, keepdims: bool) -> Any:
         grid, layout, start = self.grid, self.distribution, perf_counter()
@@ -250,7 +261,7 @@ def _over_all(A: Reductions, fold: Fold, counted: Traffic) -> Parts:
     mine: Parts = tuple(x[:0] for x in empty)
     if grid.comm.rank in ranks:
         x, (rows, cols) = to_host(A.local), A.indices()
-        if fold.words == 2 and fold.name.startswith("arg"):
+        if fold.indexed:
             parts = _reduce(x, 1, fold, cols)
             parts = parts[0], rows * layout.shape[1] + parts[1]
         else:

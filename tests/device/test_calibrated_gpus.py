@@ -155,10 +155,10 @@ def test_links_between_nodes_are_those_of_their_first_ranks(
 @pytest.mark.on_ranks(1, 2)
 @pytest.mark.parametrize("aware", ["no", "yes"])
 @pytest.mark.parametrize("nccl", ["no", "yes"])
-def test_gpus_are_measured_by_the_command(
+def test_gpus_are_measured_through_cupy(
     comm: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, aware: str, nccl: str
 ) -> None:
-    """With the calls of CuPy: what the command writes is what plans for these GPUs are made with, and no others."""
+    """With the calls of CuPy: what is measured is what plans for these GPUs are made with, and no others."""
     monkeypatch.setenv("PDGEMM_NCCL", nccl)
     small = SIZES._replace(side=64, copied=64, words=256, beside=(64, 64))
     path = comm.bcast(tmp_path / "machine.json")

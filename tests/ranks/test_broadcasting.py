@@ -118,6 +118,17 @@ def test_what_does_not_fit_is_refused_on_all_ranks(comm: Any) -> None:
                 A + np.full(4, float(comm.rank))
             with pytest.raises(PdgemmError):
                 A @ np.full(4, float(comm.rank))
+            mine = comm.rank == comm.size - 1  # wrong on one rank, and raised on all
+            for call in (
+                lambda: A[9 if mine else 0],
+                lambda: A.std(ddof=-1 if mine else 0),
+                lambda: A.norm(3 if mine else 2, axis=0),
+                lambda: A.sum("x" if mine else 0),
+                lambda: np.vstack((A, B if mine else A)),
+                lambda: np.vstack((A, 1 if mine else A)),
+            ):
+                with pytest.raises((PdgemmError, TypeError)):
+                    call()
             with pytest.raises(PdgemmError):
                 A + (np.zeros(4) if comm.rank else np.zeros(5))
             with ProcessGrid(comm, (1, 1), ranks=[0]) as alone:
