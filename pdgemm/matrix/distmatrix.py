@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from pdgemm.errors import ArgumentError
 from pdgemm.matrix.constructors import Constructors, check_root
 from pdgemm.matrix.gather import allgather, gather
 from pdgemm.matrix.local_arrays import all_shared, device_on, new_array
-from pdgemm.matrix.numpy_functions import WHOLE, NumPyFunctions
+from pdgemm.matrix.numpy_functions import WHOLE, NumPyFunctions, not_available
 from pdgemm.matrix.reductions import Reductions
 from pdgemm.support.agreement import check_not_freed, together
 
@@ -121,6 +121,30 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         return np.conj(self)
 
     conjugate = conj
+
+    def transpose(self) -> Self:
+        """Return the transpose, a view.  Local.  `A.T` is the same."""
+        return self.T
+
+    def dot(self, other: Any) -> Any:
+        """Return A @ other.  Collective."""
+        return np.dot(self, other)
+
+    def clip(self, min: Any = None, max: Any = None) -> Any:
+        """Return the elements limited to an interval, as `numpy.clip`.  Collective where a limit is no number."""
+        return np.clip(self, min, max)
+
+    def round(self, decimals: int = 0) -> Any:
+        """Return the elements rounded to a number of decimals, as `numpy.round`.  Local."""
+        return np.round(self, decimals)
+
+    if not TYPE_CHECKING:  # which would then know every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise AttributeError, which says what to do instead of calling a method that arrays alone have."""
+            if not name.startswith("_") and hasattr(np.ndarray, name):
+                raise AttributeError(not_available(name))
+            raise AttributeError(f"a DistMatrix has no attribute {name!r}", name=name, obj=self)
 
     # ------------------------------------------------------------------ moving
     def redistribute(self, out: DistMatrix | None = None, **options: Any) -> DistMatrix:

@@ -167,10 +167,25 @@ class MatrixBase:
         except (AttributeError, TypeError, ValueError):  # not two slices, or not of integers
             ranges = []
         if not ranges or any(step != 1 for *_, step in ranges):
-            raise ArgumentError(f"a submatrix is A[i0:i1, j0:j1], rows and columns of step 1; got {shown(key)}")
+            raise ArgumentError(_no_submatrix(key))
         rows, cols = ((start, max(start, stop)) for start, stop, _ in ranges)
         part = self._stored[self.distribution.local_window(rows, cols, self.grid.coords)]
         return self._view(part, self.grid, self.distribution.window(rows, cols), self.order)
 
     def _view(self, stored: Array, grid: ProcessGrid, distribution: Distribution, order: Order) -> Self:
         return type(self)(stored, grid, distribution, order, self.conjugated, self.shared, self.mpi_addressable)
+
+
+def _no_submatrix(key: Any) -> str:
+    """Return a message: why a key names no submatrix, and how to get what it asks for."""
+    keys = key if isinstance(key, tuple) else (key,)
+    if any(isinstance(x, slice) and x.step not in (None, 1) for x in keys):
+        return (
+            f"A[{shown(key)}]: rows and columns of a submatrix have step 1; A.allgather() has all of them on every rank"
+        )
+    if any(isinstance(x, (MatrixBase, np.ndarray, list)) for x in keys):
+        return (
+            "a matrix is not indexed by masks or lists: numpy.where(mask, A, 0) keeps the elements of a mask in place, "
+            "and A.allgather() has all elements on every rank"
+        )
+    return f"a submatrix is A[i0:i1, j0:j1], a row A[i] and an element A[i, j]; got {shown(key)}"

@@ -45,6 +45,16 @@ _INSTEAD = {
     "numpy.copyto": "A[...] = B",
     "numpy.permute_dims": "A.T",
     "numpy.linalg.multi_dot": "A @ B @ C",
+    "numpy.linalg.matrix_power": "A @ A",
+    "numpy.tensordot": "A @ B",
+    "numpy.ptp": "A.max() - A.min()",
+    "numpy.average": "A.mean(axis), or w @ A / w.sum() with weights of the rows",
+    "numpy.cov": "X.T @ X / (len(X) - 1) with X = A - A.mean(axis=0), for variables in columns",
+    "numpy.corrcoef": "X.T @ X / len(X) with X = (A - A.mean(axis=0)) / A.std(axis=0), for variables in columns",
+    "numpy.nansum": "numpy.nan_to_num(A).sum()",
+    "numpy.fill_diagonal": "numpy.where(DistMatrix.eye(A.shape, grid=A.grid) > 0, value, A)",
+    "numpy.stack": "numpy.vstack or numpy.hstack",
+    "divmod": "A // B and A % B",
     "numpy.linalg.matrix_norm": "A.norm(kind)",
     "numpy.save": "pdgemm.io.hdf5.save",
     "matvec": "A.matvec(x) or A @ x with a vector x",
@@ -137,7 +147,7 @@ class NumPyFunctions(MatrixBase, np.lib.mixins.NDArrayOperatorsMixin):
         if name in FUNCTIONS:
             return _called(name, FUNCTIONS[name], arguments, options)
         if name not in _ALLOWED:
-            raise TypeError(_not_available(name))
+            raise TypeError(not_available(name))
         return function.__wrapped__(*arguments, **options)  # type: ignore[attr-defined]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -159,7 +169,7 @@ def _product(A: Any, B: Any, out: NumPyFunctions | None, options: dict[str, Any]
     arrays = [x for x in (A, B) if not isinstance(x, NumPyFunctions)]
     if arrays and np.ndim(arrays[0]) == 1 and out is None:
         if options:
-            raise TypeError(_not_available(f"matmul of a vector with {', '.join(sorted(options))}"))
+            raise TypeError(not_available(f"matmul of a vector with {', '.join(sorted(options))}"))
         return matrix.matvec(B) if matrix is A else matrix.T.matvec(A)
     if arrays and np.ndim(arrays[0]) == 2:
         there = type(matrix).from_global(arrays[0], grid=matrix.grid, device=matrix.device)
@@ -181,7 +191,7 @@ def _as_method(name: str, function: Callable[..., Any], arguments: Sequence[Any]
     takes = signature(method).parameters
     named = {key: value for key, value in given if value is not known.parameters[key].default}
     if other := named.keys() - takes.keys():
-        raise TypeError(_not_available(f"{name} with {', '.join(sorted(other))}"))
+        raise TypeError(not_available(f"{name} with {', '.join(sorted(other))}"))
     return method(**named)
 
 
@@ -190,7 +200,7 @@ def _called(name: str, function: Callable[..., Any], arguments: Sequence[Any], o
     try:
         signature(function).bind(*arguments, **options)
     except TypeError as bad:
-        raise TypeError(_not_available(f"{name} with these arguments ({bad})")) from None
+        raise TypeError(not_available(f"{name} with these arguments ({bad})")) from None
     return function(*arguments, **options)
 
 
@@ -199,9 +209,9 @@ def _check_ufunc(ufunc: np.ufunc, method: str, options: dict[str, Any]) -> None:
     name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
     product = ufunc is np.matmul
     if method != "__call__" or ufunc.nout != 1 or (ufunc.signature is not None and not product):
-        raise TypeError(_not_available(name))
+        raise TypeError(not_available(name))
     if other := options.keys() - (set() if product else {"casting", "dtype"}):
-        raise TypeError(_not_available(f"{name} with {', '.join(sorted(other))}"))
+        raise TypeError(not_available(f"{name} with {', '.join(sorted(other))}"))
 
 
 def _check_elements(ufunc: np.ufunc, operands: Sequence[Any], out: np.dtype | None, options: dict[str, Any]) -> bool:
@@ -224,6 +234,6 @@ def _check_elements(ufunc: np.ufunc, operands: Sequence[Any], out: np.dtype | No
     return (ufunc is np.power and dtype.kind == "i") or "raise" in np.geterr().values()
 
 
-def _not_available(name: str) -> str:
+def not_available(name: str) -> str:
     instead = f"use {_INSTEAD[name]}, or" if name in _INSTEAD else "its elements are distributed over many ranks:"
     return f"{name} is not available for a DistMatrix; {instead} gather it first, A.to_global() or A.allgather()"

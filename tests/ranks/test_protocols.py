@@ -144,6 +144,47 @@ def test_what_is_refused_says_what_to_do_instead(comm: Any) -> None:
             assert A in [A + 1]
 
 
+def test_methods_of_arrays_are_right_or_say_what_to_do_instead(comm: Any) -> None:
+    with middle_grid(comm) as grid:
+        x = np.random.default_rng(2).integers(-9, 9, (2, 6, 6)) / 4  # products of these are exact
+        A, B = (dealt(whole, grid=grid, block=2) for whole in x)
+        for call in (
+            lambda a, b: a.transpose(),
+            lambda a, b: a.dot(b),
+            lambda a, b: a.clip(0, 1),
+            lambda a, b: a.clip(max=b),
+            lambda a, b: a.round(1),
+        ):
+            assert outcome(call, A, B) == "right"
+        missing = [name for name in dir(np.ndarray) if not name.startswith("_") and not hasattr(A, name)]
+        assert {"flatten", "tolist", "sort"} <= {*missing}
+        for name in missing:
+            with pytest.raises(AttributeError, match=rf"^{name} is not available .*A.allgather\(\)$"):
+                getattr(A, name)
+        with pytest.raises(AttributeError, match="^a DistMatrix has no attribute 'shap'"):
+            A.shap  # noqa: B018
+
+
+def test_a_key_that_is_no_submatrix_says_what_to_do_instead(comm: Any) -> None:
+    from pdgemm import ProcessGrid
+    from pdgemm.errors import ArgumentError
+
+    with ProcessGrid(comm) as grid:
+        A = dealt(np.ones((6, 6)), grid=grid)
+        for key, instead in (
+            (slice(None, None, 2), "have step 1; A.allgather"),
+            ((slice(2), slice(4, 0, -1)), "have step 1; A.allgather"),
+            (A > 0, "numpy.where"),
+            (np.ones((6, 6), bool), "numpy.where"),
+            ([1, 2], "A.allgather"),
+            (None, "got None"),
+            ((1, 2, 3), "got"),
+            ("x", "got 'x'"),
+        ):
+            with pytest.raises(ArgumentError, match=instead):
+                A[key]
+
+
 def test_a_ufunc_is_right_or_refused(comm: Any) -> None:
     with middle_grid(comm) as grid:
         for dtype, scalars in ("float64", SCALARS), ("int32", SCALARS), ("bool", [2]), ("complex64", [2]):
