@@ -79,7 +79,7 @@ def page(outputs: dict[str, str]) -> str:
     for name, (title, rest) in texts.items():
         *before, command = (x.format(name) for x in COMMANDS[name])
         first = "".join(f"```sh\n{x}\n```\n\n" for x in before)
-        parts.append(f"## {name}.py\n\n{title}  {rest}\n\n{first}```console\n$ {command}\n{outputs[name]}```\n")
+        parts.append(f"## {name}.py\n\n{title}\n\n{rest}\n\n{first}```console\n$ {command}\n{outputs[name]}```\n")
     return "\n".join([*parts, END])
 
 
@@ -92,8 +92,8 @@ def main() -> None:
                 words = shlex.split(command.format(name).replace("docs/examples", str(EXAMPLES)))
                 run = subprocess.run(words, cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
             outputs[name] = run.stdout
-            with Image.open(Path(folder) / f"{name}.png") as picture:  # a palette takes a third of the bytes
-                picture.convert("RGB").quantize(48).save(EXAMPLES / "pictures" / f"{name}.png", optimize=True)
+            with Image.open(Path(folder) / f"{name}.png") as picture:  # a palette takes half of the bytes
+                picture.convert("RGB").quantize(160).save(EXAMPLES / "pictures" / f"{name}.png", optimize=True)
             print(name, outputs[name], sep="\n")
     (EXAMPLES / "README.md").write_text(page(outputs))
 

@@ -1,6 +1,6 @@
 """Kernel ridge regression: how the diabetes of 442 patients progresses within a year.
 
-The kernel exp(-gamma |x - y|²) of all pairs of patients is one product, because |x - y|² = |x|² + |y|² - 2 xᵀy. The
+The kernel exp(-gamma |x - y|²) of all pairs of patients is one product, because |x - y|² = |x|² + |y|² - 2 xᵀy.  The
 system (K + alpha I) w = y is solved by SciPy's conjugate gradients, which needs K @ v alone; w is the same on every
 rank.  This is also the mean of a Gaussian process with noise of variance alpha.
 """

@@ -1,6 +1,6 @@
 """Least squares with a tall matrix in an HDF5 file: which features of a cell nucleus tell that a tumour is benign?
 
-The normal equations AᵀA x = Aᵀb are small, but the condition number of A is squared in them. One step of refinement
+The normal equations AᵀA x = Aᵀb are small, but the condition number of A is squared in them.  One step of refinement
 with the residual b - A x brings most of the lost digits back (Björck, Linear Algebra Appl. 88/89, 1987).
 """
 

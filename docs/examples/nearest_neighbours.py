@@ -1,7 +1,7 @@
 """Which digits are alike: the five nearest neighbours of each, from one product that the command line makes.
 
-`pdgemm multiply` stores S = X Xᵀ, and from it |x - y|² = |x|² + |y|² - 2 xᵀy. This program reads the results by h5py,
-as any other program can. `digits.h5` is what `pca.py` writes.
+`pdgemm multiply` stores S = X Xᵀ, and from it |x - y|² = |x|² + |y|² - 2 xᵀy.  This program reads the results by h5py,
+as any other program can.  `digits.h5` is what `pca.py` writes.
 """
 
 import sys
@@ -35,8 +35,7 @@ def draw(path, X, labels, neighbours, shown):
         for axes, j in zip(row, (i, *neighbours[i])):
             axes.imshow(X[j].reshape(8, 8), cmap="gray_r")
             axes.set(xticks=[], yticks=[], xlabel=f"a {labels[j]}")
-    panels[0, 0].set_title("digit")
-    panels[0, 1].set_title("nearest neighbours", loc="left")
+    figure.suptitle("a digit, and its five nearest neighbours")
     figure.savefig(path, dpi=100)
 
 

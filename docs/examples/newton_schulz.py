@@ -1,6 +1,6 @@
 """The inverse and the polar factor of a matrix by nothing but products.
 
-Each step of X := X + X (I - A X) squares the residual of the inverse (Schulz, ZAMM 13, 1933). With the residual
+Each step of X := X + X (I - A X) squares the residual of the inverse (Schulz, ZAMM 13, 1933).  With the residual
 (I - XᵀX) / 2 instead, all singular values of X go to 1, and X becomes the orthogonal matrix that is nearest to A
 (Higham, Functions of Matrices, 2008, 8.3).
 """

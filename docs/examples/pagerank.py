@@ -1,6 +1,6 @@
 """PageRank by power iteration: which modules of Python's standard library do the others import?
 
-Module j links to module i if it imports it. The link matrix is distributed over the ranks; the vector r is the same
+Module j links to module i if it imports it.  The link matrix is distributed over the ranks; the vector r is the same
 on every rank, and so is P @ r (Brin & Page, Computer Networks 30, 1998).
 """
 
@@ -43,21 +43,20 @@ def main(folder="."):
     grid = ProcessGrid()
     names, links = links_of_modules() if grid.rank == 0 else (None, None)
     A = DistMatrix.from_global(links, grid=grid, root=0)
-    ranks = pagerank(A)
-    number = A.sum()
+    r, imports = pagerank(A), A.sum()
     if grid.rank == 0:
-        first = np.argsort(-ranks)[:15]
-        print(f"{len(names)} modules, {number:.0f} imports; the ranks add up to {ranks.sum():.6f}")
+        first = np.argsort(-r)[:15]
+        print(f"{len(names)} modules, {imports:.0f} imports; their PageRanks add up to {r.sum():.6f}")
         print("the first five:", ", ".join(names[i] for i in first[:5]))
-        draw(Path(folder) / "pagerank.png", [names[i] for i in first], ranks[first])
+        draw(Path(folder) / "pagerank.png", [names[i] for i in first], r[first])
 
 
-def draw(path, names, ranks):
+def draw(path, names, r):
     figure = Figure(figsize=(5, 3.4), layout="constrained")
     axes = figure.subplots()
-    axes.barh(names, ranks)
+    axes.barh(names, r)
     axes.invert_yaxis()
-    axes.set(xlabel="PageRank", title="who imports whom")
+    axes.set(xlabel="PageRank", title="the modules that others import")
     figure.savefig(path, dpi=100)
 
 

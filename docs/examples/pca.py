@@ -1,6 +1,6 @@
 """Principal components of a tall matrix in an HDF5 file: 1797 handwritten digits of 64 pixels.
 
-Each rank reads its part of A. Their mean is subtracted, and the small matrix AᵀA is one distributed product. Every
+Each rank reads its part of A.  Their mean is subtracted, and the small matrix AᵀA is one distributed product.  Every
 rank computes its eigenvectors V; the scores A V are a second product, which is saved in HDF5.
 """
 

@@ -1,7 +1,7 @@
 """Singular values of a photograph by random projections, with products of tall matrices and small local work.
 
 The range of A is found from A times a thin random matrix, sharpened by power iterations (Halko, Martinsson & Tropp,
-SIAM Review 53(2), 2011). Tall matrices are made orthonormal by CholeskyQR2, which is two products for each pass
+SIAM Review 53(2), 2011).  Tall matrices are made orthonormal by CholeskyQR2, which is two products for each pass
 (Fukaya et al., ScalA 2014).
 """
 

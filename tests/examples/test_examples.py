@@ -6,7 +6,9 @@ called with matrices on every grid.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +24,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 pytestmark = pytest.mark.mpi
 
 
+@functools.cache
 def example(name: str) -> ModuleType:
     pytest.importorskip("sklearn")
     pytest.importorskip("matplotlib")
@@ -61,13 +64,12 @@ def wording(text: str) -> str:
 
 
 def matrices(comm: Any, whole: np.ndarray) -> Iterator[Any]:
-    """Yield a matrix on every grid of these ranks, in blocks that do not divide it."""
+    """Yield a matrix on every grid of these ranks, in blocks that do not divide it, or one block for each rank."""
     from pdgemm import DistMatrix, ProcessGrid
 
-    for shape in grid_shapes(comm.size):
+    for shape, block in zip(grid_shapes(comm.size), itertools.cycle([(3, 2), None, (2, 5)])):
         with ProcessGrid(comm, shape) as grid:
-            for block in (None, (3, 2)):
-                yield DistMatrix.from_global(whole, grid=grid, block=block)
+            yield DistMatrix.from_global(whole, grid=grid, block=block)
 
 
 def drawn(m: int, n: int) -> np.ndarray:
