@@ -568,6 +568,32 @@ def test_weak_scaling_and_the_figures_of_both(folder: Path, site: str) -> None:
     assert (folder / "study" / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_example_of_a_study(folder: Path, site: str) -> None:
+    """docs/examples/scaling_study.sh: three jobs that wait for each other, and the report of what was measured."""
+    from pdgemm import load_machine
+
+    script = ROOT / "docs" / "examples" / "scaling_study.sh"
+    variables = {"ALLOCATION": "-N 1 --ntasks-per-node=2 --cpus-per-task=1", "RANKS": "1,2", "STRONG": "96,64,80"}
+    variables |= {"WEAK": "48,40,32", "OPTIONS": "--repeats 2", "PDGEMM_SITE": site}
+    (folder / "my-study").mkdir()
+    machine = folder / "my-study" / "machine.json"  # otherwise the first job measures it
+    machine.write_text(load_machine().as_json())
+    told = slurm(script, "my-study", cwd=folder, **variables)
+    jobs = re.fullmatch(
+        r"jobs (\d+) \(strong scaling\), (\d+) \(weak scaling\), (\d+) \(the report: my-study/report.html\)\n", told
+    )
+    assert jobs, told
+    for job, number in zip(jobs.groups(), (1, 2, 1)):
+        tasks = ended_tasks(job, seconds=150)
+        assert [(task.state, task.code) for task in tasks] == [("COMPLETED", 0)] * number, tasks
+    study = folder / "my-study"
+    assert measured(study / "strong.jsonl") == [(1, (96, 64, 80)), (2, (96, 64, 80))]
+    assert [measured(study / f"weak-{n}.jsonl")[0][0] for n in (1, 2)] == [1, 2]
+    assert machine.read_text() == load_machine().as_json()
+    assert "<html" in (study / "report.html").read_text().lower()
+    assert (study / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_figures_of_nothing_and_tasks_outside_an_array(folder: Path, site: str) -> None:
     job = ended(submit("figures.sbatch", cwd=folder, shape=(1, 1), PDGEMM_SITE=site))
     assert "OUT=.: no strong.jsonl and no weak-N.jsonl in this folder" in one_error(job)

@@ -1,0 +1,71 @@
+"""Singular values of a photograph by random projections, with products of tall matrices and small local work.
+
+The range of A is found from A times a thin random matrix, sharpened by power iterations (Halko, Martinsson & Tropp,
+SIAM Review 53(2), 2011).  Tall matrices are made orthonormal by CholeskyQR2, which is two products for each pass
+(Fukaya et al., ScalA 2014).
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from scipy.linalg import solve_triangular
+from sklearn.datasets import load_sample_image
+
+from pdgemm import DistMatrix, ProcessGrid
+
+
+def orthonormal(Y):
+    """Return Q and R of Y = Q R.  The condition number of Y must be below 1e8."""
+    total = np.eye(Y.shape[1])
+    for _ in range(2):
+        R = np.linalg.cholesky((Y.T @ Y).allgather(), upper=True)
+        Y, total = Y @ solve_triangular(R, np.eye(len(R))), R @ total
+    return Y, total
+
+
+def randomized_svd(A, rank, oversampling=10, iterations=2, seed=0):
+    """Return U, s and V with A ~ U diag(s) Vᵀ; U and V are tall DistMatrices."""
+    test = DistMatrix.random((A.shape[1], rank + oversampling), grid=A.grid, kind="normal", seed=seed)
+    Q, _ = orthonormal(A @ test)
+    for _ in range(iterations):
+        Q, _ = orthonormal(A @ orthonormal(A.T @ Q)[0])
+    Z, R = orthonormal(A.T @ Q)  # A ~ Q Qᵀ A = Q Rᵀ Zᵀ
+    left, s, right = np.linalg.svd(R.T)
+    return Q @ left[:, :rank], s[:rank], Z @ right[:rank].T
+
+
+def main(folder=".", rank=40):
+    photograph = load_sample_image("china.jpg").mean(axis=2) / 255  # grey, 427 x 640
+    A = DistMatrix.from_global(photograph, grid=ProcessGrid())
+    U, s, V = randomized_svd(A, rank)
+    compressed = (U * s) @ V.T
+    error = (A - compressed).norm() / A.norm()
+
+    picture = compressed.to_global()
+    if A.grid.rank == 0:
+        exact = np.linalg.svd(photograph, compute_uv=False)
+        best = np.linalg.norm(exact[rank:]) / np.linalg.norm(exact)
+        print(f"{A.shape[0]} x {A.shape[1]} of rank {rank}: error {error:.2%}, the least possible is {best:.2%}")
+        print(f"the first 10 singular values agree with NumPy's to {max(abs(1 - s[:10] / exact[:10])):.0e}")
+        draw(Path(folder) / "randomized_svd.png", photograph, picture, s, exact)
+
+
+def draw(path, photograph, picture, s, exact):
+    figure = Figure(figsize=(7, 3.2), layout="constrained")
+    axes = figure.subplot_mosaic([["spectrum", "photograph"], ["spectrum", "picture"]], width_ratios=(3, 2))
+    axes["spectrum"].semilogy(np.arange(1, 121), exact[:120], label="NumPy, all of them")
+    axes["spectrum"].semilogy(np.arange(1, len(s) + 1), s, "o", ms=3, label=f"random projections, {len(s)}")
+    axes["spectrum"].set(xlabel="index", ylabel="singular value")
+    axes["spectrum"].legend()
+    for name, pixels in ("photograph", photograph), ("picture", picture):
+        axes[name].imshow(pixels[::4, ::4], cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+        axes[name].set_axis_off()
+    axes["photograph"].set_title("photograph", fontsize="medium")
+    axes["picture"].set_title(f"rank {len(s)}", fontsize="medium")
+    figure.savefig(path, dpi=100)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""Run the examples of docs/examples on 4 ranks, and write their gallery: README.md and the pictures.
+
+    . scripts/env.sh; python scripts/gallery.py
+
+The text of an example is its docstring, its output what it prints here.
+"""
+
+from __future__ import annotations
+
+import ast
+import shlex
+import subprocess
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "docs" / "examples"
+ON_RANKS = "mpirun -n 4 python -m mpi4py docs/examples/{}.py"
+COMMANDS = {  # in the order of the gallery; the last one of each is that of the example
+    "pca": [ON_RANKS],
+    "nearest_neighbours": [
+        "mpirun -n 4 pdgemm multiply digits.h5:/X digits.h5:/X --transb T -o similarity.h5:/S --verify",
+        "python docs/examples/{}.py",
+    ],
+    "randomized_svd": [ON_RANKS],
+    "newton_schulz": [ON_RANKS],
+    "pagerank": [ON_RANKS],
+    "kernel_ridge": [ON_RANKS],
+    "least_squares": [ON_RANKS],
+}
+BEGINNING = """\
+<!-- written by scripts/gallery.py -->
+# Examples
+
+Each example is a short program to copy and change.  It runs on any number of ranks, with or without `mpirun`, and
+writes into the current folder, or into the one that is its argument.  Install what the examples need by
+`pip install '.[mpi,demo]'`.  The test suite runs all of them on 1 and 4 ranks, and compares their results with those
+of NumPy, SciPy and scikit-learn.
+"""
+END = """\
+## scaling_study.sh
+
+A strong and a weak scaling study in Slurm, and the report of both.  [The script](scaling_study.sh) submits three of the
+job scripts in `slurm/`, of which each waits for the one before it: growing numbers of ranks multiply the same matrices,
+then matrices that grow with them, and then `pdgemm plot` draws what was measured beside what was predicted.  Say in
+`slurm/site.sh` first how ranks are started on your cluster.
+
+```console
+$ ALLOCATION='-N 4 --ntasks-per-node=8' RANKS=1,2,4,8,16,32 docs/examples/scaling_study.sh study
+```
+
+## notebook.ipynb
+
+Products from a notebook: [it](notebook.ipynb) starts four MPI engines by ipyparallel, which multiply matrices together,
+and takes the result to the notebook.  It needs `pip install '.[mpi,notebook]'`.
+
+## All pictures again
+
+```console
+$ python scripts/gallery.py
+```
+"""
+
+
+def text_of(name: str) -> tuple[str, str]:
+    """Return the first line of an example's docstring, and the rest."""
+    doc = ast.get_docstring(ast.parse((EXAMPLES / f"{name}.py").read_text())) or ""
+    title, _, rest = doc.partition("\n\n")
+    return title, rest
+
+
+def page(outputs: dict[str, str]) -> str:
+    """Return the gallery.   outputs : what each example prints."""
+    texts = {name: text_of(name) for name in COMMANDS}
+    rows = [f"| ![{name}](pictures/{name}.png) | [{name}.py]({name}.py): {text[0]} |" for name, text in texts.items()]
+    parts = [BEGINNING, "\n".join(["| | |", "|---|---|", *rows, ""])]
+    for name, (title, rest) in texts.items():
+        *before, command = (x.format(name) for x in COMMANDS[name])
+        first = "".join(f"```sh\n{x}\n```\n\n" for x in before)
+        parts.append(f"## {name}.py\n\n{title}\n\n{rest}\n\n{first}```console\n$ {command}\n{outputs[name]}```\n")
+    return "\n".join([*parts, END])
+
+
+def main() -> None:
+    """Run all examples in a folder of their own, and write what came out."""
+    outputs = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, commands in COMMANDS.items():
+            for command in commands:
+                words = shlex.split(command.format(name).replace("docs/examples", str(EXAMPLES)))
+                run = subprocess.run(words, cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
+            outputs[name] = run.stdout
+            with Image.open(Path(folder) / f"{name}.png") as picture:  # a palette takes half of the bytes
+                picture.convert("RGB").quantize(160).save(EXAMPLES / "pictures" / f"{name}.png", optimize=True)
+            print(name, outputs[name], sep="\n")
+    (EXAMPLES / "README.md").write_text(page(outputs))
+
+
+if __name__ == "__main__":
+    main()

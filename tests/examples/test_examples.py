@@ -1,0 +1,222 @@
+"""The programs of docs/examples, on these ranks: their results against NumPy, SciPy and scikit-learn.
+
+What an example prints is what its gallery shows; numbers that rounding decides are of the same size.  Its functions are
+also called with matrices on every grid.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from problems import grid_shapes
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
+pytestmark = pytest.mark.mpi
+
+
+@functools.cache
+def example(name: str) -> ModuleType:
+    pytest.importorskip("sklearn")
+    pytest.importorskip("matplotlib")
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def ran(comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str], Path]:
+    """Run an example in a folder, and compare what it prints with its gallery."""
+
+    def run(name: str) -> Path:
+        capsys.readouterr()
+        example(name).main(str(shared_tmp_path))
+        comm.Barrier()
+        printed = capsys.readouterr().out
+        if comm.rank:
+            assert printed == ""
+        else:
+            shown = shown_of(name)
+            assert wording(printed) == wording(shown)
+            assert all(x <= 100 * y for x, y in zip(roundings(printed), roundings(shown), strict=True)), printed
+        assert (shared_tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        return shared_tmp_path
+
+    return run
+
+
+def shown_of(name: str) -> str:
+    """Return the output of an example in the gallery."""
+    found = re.search(rf"\$ .*examples/{name}\.py\n(.*?)```", (EXAMPLES / "README.md").read_text(), re.DOTALL)
+    assert found
+    return found[1]
+
+
+def wording(text: str) -> str:
+    """Return a text without the numbers that rounding decides, and what differs between versions of Python."""
+    return re.sub(r"\d+e[+-]\d+|\d+ (?=steps|modules|imports)|(?<=the first five: ).*", "#", text)
+
+
+def roundings(text: str) -> list[float]:
+    """Return the numbers of a text that rounding decides: those with an exponent."""
+    return [float(x) for x in re.findall(r"\d+e[+-]\d+", text)]
+
+
+def matrices(comm: Any, whole: np.ndarray) -> Iterator[Any]:
+    """Yield a matrix on every grid of these ranks, in blocks that do not divide it, or one block for each rank."""
+    from pdgemm import DistMatrix, ProcessGrid
+
+    for shape, block in zip(grid_shapes(comm.size), itertools.cycle([(3, 2), None, (2, 5)])):
+        with ProcessGrid(comm, shape) as grid:
+            yield DistMatrix.from_global(whole, grid=grid, block=block)
+
+
+def drawn(m: int, n: int) -> np.ndarray:
+    return np.random.default_rng(5).standard_normal((m, n))
+
+
+def same_on_all(comm: Any, x: np.ndarray) -> bool:
+    return all(np.array_equal(x, y) for y in comm.allgather(x))
+
+
+def aligned(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return the columns of x with the signs that those of y have."""
+    return x * np.sign((x * y).sum(axis=0))
+
+
+# ---------------------------------------------------------------- one test for each example
+def test_pca(ran: Callable[[str], Path]) -> None:
+    folder = ran("pca")
+    from sklearn.datasets import load_digits
+    from sklearn.decomposition import PCA
+
+    with h5py.File(folder / "digits.h5") as digits, h5py.File(folder / "pca.h5") as made:
+        X, scores = digits["X"][:], made["scores"][:]
+    expected = PCA(10, svd_solver="full").fit_transform(X)
+    assert np.array_equal(X, load_digits().data)
+    assert scores.shape == (1797, 10) and np.allclose(aligned(scores, expected), expected, atol=1e-9)
+
+
+def test_pca_on_every_grid(comm: Any) -> None:
+    x = drawn(53, 7) * 2.0 ** -np.arange(7) + 3  # variances that are well apart, and a mean
+    U, s, Vt = np.linalg.svd(x - x.mean(axis=0), full_matrices=False)
+    for A in matrices(comm, x):
+        variances, V, scores = example("pca").pca(A, 4)
+        assert np.allclose(variances, s**2 / 52)
+        assert np.allclose(aligned(V, Vt[:4].T), Vt[:4].T)
+        assert np.allclose(aligned(scores.allgather(), U[:, :4]), (U * s)[:, :4])
+
+
+def test_nearest_neighbours(comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The program runs on one rank, on files that a product on all of them wrote."""
+    module = example("nearest_neighbours")
+    from sklearn.datasets import load_digits
+
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.io import hdf5
+
+    X = DistMatrix.from_global(load_digits().data, grid=ProcessGrid(comm))
+    hdf5.save(shared_tmp_path / "digits.h5", "/X", X)
+    hdf5.save(shared_tmp_path / "similarity.h5", "/S", X @ X.T)
+    if comm.rank == 0:
+        module.main(shared_tmp_path)
+        assert capsys.readouterr().out == shown_of("nearest_neighbours")  # integers: exact
+        assert (shared_tmp_path / "nearest_neighbours.png").stat().st_size > 0
+
+
+def test_randomized_svd(ran: Callable[[str], Path]) -> None:
+    ran("randomized_svd")
+
+
+@pytest.mark.parametrize(("m", "n"), [(61, 37), (37, 61)])
+def test_randomized_svd_on_every_grid(comm: Any, m: int, n: int) -> None:
+    """Of rank 12: eight singular values and four that are oversampled are all there are, and the result is exact."""
+    x = drawn(m, 12) * 2.0 ** -np.arange(12) @ drawn(12, n)
+    exact = np.linalg.svd(x, full_matrices=False)
+    for A in matrices(comm, x):
+        U, s, V = example("randomized_svd").randomized_svd(A, 8, oversampling=4, iterations=1)
+        assert np.allclose(s, exact[1][:8], rtol=1e-10) and same_on_all(comm, s)
+        best = exact[0][:, :8] * exact[1][:8] @ exact[2][:8]
+        assert np.allclose(((U * s) @ V.T).allgather(), best, atol=1e-8)
+        for Q in (U, V):
+            assert np.allclose((Q.T @ Q).allgather(), np.eye(8), atol=1e-12)
+
+
+def test_newton_schulz(ran: Callable[[str], Path]) -> None:
+    ran("newton_schulz")
+
+
+def test_inverse_and_polar_factor_on_every_grid(comm: Any) -> None:
+    import scipy.linalg
+
+    module, x = example("newton_schulz"), drawn(17, 17) + 6 * np.eye(17)
+    tall = drawn(23, 9)
+    for A in matrices(comm, x):
+        X, norms = module.inverse(A)
+        assert np.allclose(X.allgather(), np.linalg.inv(x)) and norms[-1] <= 1e-12 < norms[-2]
+    for A in matrices(comm, tall):
+        U, norms = module.polar(A)
+        assert np.allclose(U.allgather(), scipy.linalg.polar(tall)[0]) and norms[-1] <= 1e-12 < norms[-2]
+
+
+def test_pagerank(ran: Callable[[str], Path]) -> None:
+    ran("pagerank")
+
+
+def test_links_of_modules() -> None:
+    names, links = example("pagerank").links_of_modules()
+    assert links.diagonal().sum() == 0
+    assert links[names.index("types"), names.index("enum")] == 1  # "from types import MappingProxyType"
+    assert links[names.index("enum"), names.index("types")] == 0
+
+
+def test_pagerank_on_every_grid(comm: Any) -> None:
+    """Against the eigenvector of the whole matrix; page 4 has no links, page 0 has none that lead to it."""
+    links = (np.random.default_rng(3).random((11, 11)) < 0.3).astype(float)
+    links[:, 4], links[0, :] = 0, 0
+    P = np.where(links.sum(axis=0) > 0, links / np.maximum(links.sum(axis=0), 1), 1 / 11)
+    values, vectors = np.linalg.eig(0.85 * P + 0.15 / 11)
+    expected = vectors[:, np.argmax(values.real)].real
+    for A in matrices(comm, links):
+        r = example("pagerank").pagerank(A)
+        assert np.allclose(r, expected / expected.sum()) and same_on_all(comm, r)
+
+
+def test_kernel_ridge(ran: Callable[[str], Path]) -> None:
+    ran("kernel_ridge")
+
+
+def test_kernel_ridge_on_every_grid(comm: Any) -> None:
+    module, x, new, y = example("kernel_ridge"), drawn(31, 4), drawn(31, 4)[:13] + 0.3, drawn(31, 1)[:, 0]
+    from sklearn.kernel_ridge import KernelRidge
+
+    expected = KernelRidge(kernel="rbf", gamma=0.2, alpha=0.5).fit(x, y).predict(new)
+    for A, B in zip(matrices(comm, x), matrices(comm, new)):
+        w, steps = module.fit(module.kernel(A, A, 0.2), y, 0.5)
+        assert np.allclose(module.kernel(B, A, 0.2) @ w, expected, atol=1e-8) and 0 < steps <= 31
+
+
+def test_least_squares(ran: Callable[[str], Path]) -> None:
+    ran("least_squares")
+
+
+def test_least_squares_on_every_grid(comm: Any) -> None:
+    """Columns that are nearly the same: what the normal equations lose, a step of refinement brings back."""
+    x, b = drawn(41, 5), drawn(41, 6)[:, 5]
+    x[:, 1] = x[:, 0] + 1e-5 * x[:, 1]
+    exact = np.linalg.lstsq(x, b)[0]
+    for A in matrices(comm, x):
+        first, refined = (example("least_squares").least_squares(A, b, steps) for steps in (0, 1))
+        errors = [np.linalg.norm(y - exact) / np.linalg.norm(exact) for y in (first, refined)]
+        assert errors[1] < 1e-9 < 1e-8 < errors[0] and same_on_all(comm, refined)
