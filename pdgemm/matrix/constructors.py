@@ -144,7 +144,7 @@ class Constructors(MatrixBase):
             try:
                 leading(array)
             except ValueError as bad:
-                raise LayoutError(f"{bad}; pass numpy.ascontiguousarray(local)") from bad
+                raise LayoutError(f"{bad}; pass numpy.ascontiguousarray(local)") from None
         where = device_on(grid, devices.name_of(array))
         memory = devices.memory(where, grid)
         # an empty array, a row or a column has both orders: the other ranks decide

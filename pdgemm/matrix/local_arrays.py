@@ -28,7 +28,7 @@ def new_array(
         except NodeMemoryError:
             return devices.empty(shape, dtype, order, device)
     except ValueError as bad:  # NumPy's own limit
-        raise OutOfMemoryError(f"no rank has room for {shape[0]} x {shape[1]} elements of {dtype}: {bad}") from bad
+        raise OutOfMemoryError(f"no rank has room for {shape[0]} x {shape[1]} elements of {dtype}: {bad}") from None
 
 
 def new_local(
