@@ -143,7 +143,7 @@ def _together(comm: MPI.Intracomm, end: End) -> int:
             if one.text:
                 groups.setdefault(one, []).append(rank)
         for one, ranks in [*groups.items()][:MOST]:
-            _say(one, f"All {comm.size} ranks" if len(ranks) == comm.size else _some(ranks, comm.size))
+            _say(one, _named(ranks, comm.size))
         if len(groups) > MOST:
             others = sum(map(len, [*groups.values()][MOST:]))
             print(f"and {others} more of {comm.size} ranks failed, in other ways", file=sys.stderr)
@@ -151,7 +151,9 @@ def _together(comm: MPI.Intracomm, end: End) -> int:
     return int(comm.bcast(max(one.code for one in ends) if ends else None))
 
 
-def _some(ranks: list[int], size: int) -> str:
+def _named(ranks: list[int], size: int) -> str:
+    if len(ranks) == size:
+        return "Both ranks" if size == 2 else f"All {size} ranks"
     return f"{ranks_text(ranks).capitalize()} of {size}"
 
 
