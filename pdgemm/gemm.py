@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from inspect import signature
 from numbers import Number
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -127,6 +128,8 @@ def pdgemm(
         agreement = together(comm, check)
         with agreement as description:
             agreement.flag = progress is not None
+            if isinstance(alpha, DistMatrix):
+                as_scalar(alpha, alpha.dtype, "alpha")  # raises, before B is missed
             a, b, c, made = _operands(A, B, C, transa, transb)
             scalars = as_scalar(alpha, c.dtype, "alpha"), as_scalar(0 if made else beta, c.dtype, "beta")
             nothing = scalars[0] == 0 or a.shape[1] == 0
@@ -148,6 +151,11 @@ def pdgemm(
     if C is None:
         result.shared = all_shared(result.stored, result.grid)
     return result
+
+
+# `pdgemm(A, B)` is to reach the check of alpha, which says what is missing: B has a default that no signature shows
+vars(pdgemm)["__signature__"] = signature(pdgemm)
+pdgemm.__defaults__ = (None, *(pdgemm.__defaults__ or ()))
 
 
 class Plan(ProductPlan):
@@ -259,7 +267,10 @@ def _prepared(
             raise GridError(f"the plan was made for {plan.problem.size} ranks, but these are {A.grid.size}")
         for name, x, planned in zip("ABC", (A, B, C), plan.problem.given):
             if x.layout_in(A.grid) != planned and (name == "C" or A.shape[1]):
-                raise LayoutError(f"{name} is {x.layout_in(A.grid)}, but the plan was made for {planned}")
+                raise LayoutError(
+                    f"{name} is {x.layout_in(A.grid)}, but the plan was made for {planned}"
+                    f"{x.layout_in(A.grid).unlike(planned)}"
+                )
         shares = reached("auto", True, A, B, C)[1].reads != ""
         if plan.problem.shared and (nodes(A.grid), shares) != (plan.problem.nodes, True):
             raise LayoutError("the plan was made for ranks on other nodes, or that share memory by other means")
@@ -388,5 +399,5 @@ def _machine(asked: object, grid: ProcessGrid, gpus: bool, staged: bool) -> Mach
     if asked is None:
         return on_nodes(machine_at_hand(gpus, staged), grid.ranks_per_node)
     if not isinstance(asked, Machine):
-        raise ArgumentError(f"machine is a Machine, got {type(asked).__name__}")
+        raise ArgumentError(f"machine must be a Machine, got {type(asked).__name__}")
     return asked

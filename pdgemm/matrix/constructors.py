@@ -87,7 +87,7 @@ class Constructors(MatrixBase):
         """
         with together(communicator_of(grid)) as arguments:
             f = element_function(kind, seed, element_type(dtype))
-            arguments += ["DistMatrix.random", seed, kind]
+            arguments += ["DistMatrix.random", f"seed={seed}", kind]
         return cls.from_function(f, shape, grid=grid, dtype=dtype, **layout)
 
     @classmethod

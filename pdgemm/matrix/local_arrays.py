@@ -64,7 +64,7 @@ def memory_order(array: np.ndarray) -> Order | None:
 def communicator_of(grid: ProcessGrid) -> MPI.Intracomm:
     """Return the communicator on which the ranks agree on a new matrix.  Raises GridError, on this rank alone."""
     if not isinstance(grid, ProcessGrid):
-        raise GridError(f"grid is a ProcessGrid, got {type(grid).__name__}")
+        raise GridError(f"grid must be a ProcessGrid, got {type(grid).__name__}")
     return grid.comm
 
 

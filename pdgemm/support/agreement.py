@@ -142,6 +142,7 @@ class Wait(NamedTuple):
 counters: dict[int, CheckCounter] = {}
 waiting: Wait | None = None
 _MARK = "_pdgemm_raised_on"
+_MOST = 4  # different calls that a message shows
 
 
 class GuardedCallback:
@@ -184,7 +185,7 @@ def _sendable(error: Exception | None, failed: list[int], size: int) -> Exceptio
 def _place(error: Exception) -> str:
     """Return the line in which an exception arose: of a function of the user's, or of the package by a mistake."""
     frames = traceback.extract_tb(error.__traceback__)  # which begins inside the package
-    called = [x for x in frames if of_user(x.filename)]
+    called = [x for x in frames if of_user(x.filename) and x.line]
     if not called and (not frames or isinstance(error, PdgemmError) or (frames[-1].line or "").startswith("raise")):
         return ""
     where = (called or frames)[-1]
@@ -200,8 +201,9 @@ def _disagreement(descriptions: list[str]) -> str:
     same = _common_items(parts)
     alike = _common_items([part[same:][::-1] for part in parts])
     differ = (", ".join([*part[: min(same, 1)], *part[same : len(part) - alike]]) for part in parts)  # with its name
-    calls = "; ".join(f"{ranks_text(ranks)}: {text}" for text, ranks in zip(differ, groups.values()))
-    return f"the ranks were called with different arguments: {calls}"
+    calls = [f"{ranks_text(ranks)}: {text}" for text, ranks in zip(differ, groups.values())]
+    more = f"; and {len(calls) - _MOST} others" if len(calls) > _MOST else ""
+    return f"the ranks were called with different arguments: {'; '.join(calls[:_MOST])}{more}"
 
 
 def _common_items(parts: list[list[str]]) -> int:

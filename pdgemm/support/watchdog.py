@@ -77,7 +77,7 @@ def watched(comm: MPI.Comm) -> MPI.Intracomm:
     from mpi4py import MPI
 
     if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
-        raise GridError(f"comm is an intracommunicator of this rank, got {comm!r}")
+        raise GridError(f"comm must be an intracommunicator of this rank, such as MPI.COMM_WORLD, got {comm!r}")
     with suppress(ArgumentError):  # which the first grid raises, on all ranks
         if _thread is None and not _closed and seconds()[0]:
             _process = os.getpid()
