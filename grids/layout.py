@@ -113,10 +113,9 @@ class Layout:
             return ""
         apart = [at for at, (a, b) in enumerate(zip(self.rank_map, other.rank_map)) if a != b]
         if apart:
-            at = divmod(apart[0], self.distribution.cols.parts)
-            return (
-                f"; position {at} of the grid is rank {self.rank_map[apart[0]]} in one, {other.rank(*at)} in the other"
-            )
+            at, mine, its = apart[0], self.rank_map[apart[0]], other.rank_map[apart[0]]
+            i, j = divmod(at, self.distribution.cols.parts)
+            return f"; position ({i}, {j}) of the grid is rank {mine} in one, {its} in the other"
         if self.order != other.order:
             return f"; the order of their local arrays is {self.order!r} and {other.order!r}"
         return "; one is the conjugate of another matrix" if self.conjugated != other.conjugated else ""
