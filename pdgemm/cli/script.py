@@ -62,10 +62,14 @@ def main(words: Sequence[str]) -> None:
     words = words[debug:]
     if words[0] in ("-c", "-m") and len(words) < 2:
         sys.exit(f"pdgemm: error: {words[0]} takes {'a program' if words[0] == '-c' else 'the name of a module'}")
+    process = os.getpid()
     end = _run(words, debug)
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
+    if os.getpid() != process:  # a copy of it that the script has made, and that is no rank
+        _say(end, "")
+        sys.exit(end.code)
     sys.exit(_leave(end))
 
 
