@@ -190,6 +190,15 @@ def test_alone(words: list[str], typed: str, code: int, out: str | None, err: st
         assert done.stderr.startswith("Traceback") and done.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
+def test_the_command_says_how_to_run_a_script() -> None:
+    from click.testing import CliRunner
+
+    from pdgemm.cli.commands import cli
+
+    done = CliRunner().invoke(cli, ["x.py", "--debug"])
+    assert done.exit_code == 2 and "x.py is not a command: python -m pdgemm x.py runs a script" in done.output
+
+
 def told(source: str, tmp_path: Path) -> list[str]:
     """The exception of a program that lies in a file."""
     path = tmp_path / "program.py"
