@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from inspect import signature
 from numbers import Number
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -24,11 +23,13 @@ from pdgemm.matrix.argument_checks import (
     as_optional,
     as_scalar,
     as_shape,
+    check_alpha,
     check_devices,
     check_dtype,
     check_matrices,
     check_product,
     communicator,
+    last_may_be_missing,
     op,
     size,
 )
@@ -45,6 +46,7 @@ from pdgemm.planning.product_plan import ProductPlan, with_moves
 from pdgemm.support.agreement import together
 
 
+@last_may_be_missing
 def pdgemm(
     alpha: complex,
     A: DistMatrix,
@@ -128,8 +130,7 @@ def pdgemm(
         agreement = together(comm, check)
         with agreement as description:
             agreement.flag = progress is not None
-            if isinstance(alpha, DistMatrix):
-                as_scalar(alpha, alpha.dtype, "alpha")  # raises, before B is missed
+            check_alpha(alpha)
             a, b, c, made = _operands(A, B, C, transa, transb)
             scalars = as_scalar(alpha, c.dtype, "alpha"), as_scalar(0 if made else beta, c.dtype, "beta")
             nothing = scalars[0] == 0 or a.shape[1] == 0
@@ -151,11 +152,6 @@ def pdgemm(
     if C is None:
         result.shared = all_shared(result.stored, result.grid)
     return result
-
-
-# `pdgemm(A, B)` is to reach the check of alpha, which says what is missing: B has a default that no signature shows
-vars(pdgemm)["__signature__"] = signature(pdgemm)
-pdgemm.__defaults__ = (None, *(pdgemm.__defaults__ or ()))
 
 
 class Plan(ProductPlan):
@@ -266,11 +262,9 @@ def _prepared(
         if plan.problem.size != A.grid.size:
             raise GridError(f"the plan was made for {plan.problem.size} ranks, but these are {A.grid.size}")
         for name, x, planned in zip("ABC", (A, B, C), plan.problem.given):
-            if x.layout_in(A.grid) != planned and (name == "C" or A.shape[1]):
-                raise LayoutError(
-                    f"{name} is {x.layout_in(A.grid)}, but the plan was made for {planned}"
-                    f"{x.layout_in(A.grid).unlike(planned)}"
-                )
+            given = x.layout_in(A.grid)
+            if given != planned and (name == "C" or A.shape[1]):
+                raise LayoutError(f"{name} is {given}, but the plan was made for {planned}{given.unlike(planned)}")
         shares = reached("auto", True, A, B, C)[1].reads != ""
         if plan.problem.shared and (nodes(A.grid), shares) != (plan.problem.nodes, True):
             raise LayoutError("the plan was made for ranks on other nodes, or that share memory by other means")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
+from inspect import signature
 from numbers import Number
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -18,6 +19,7 @@ from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import check_not_freed
 
+F = TypeVar("F", bound=Callable[..., Any])
 _NUMBERS: Any = (Number, np.number, *(x.type for x in dtypes.HALVES))
 _KINDS = "sums must be of the same kind (integer, real, complex) as C, and A and B of no wider kind"
 
@@ -47,6 +49,25 @@ def check_matrices(**given: object) -> None:
         check_not_freed(x.grid.comm)
 
 
+def last_may_be_missing(function: F) -> F:
+    """Let a function be called without the last argument that it requires, as None; its signature shows no default.
+
+    So the call reaches its own checks, which say more than Python does: `pdgemm(A, B)` lacks alpha, and not B.
+    """
+    changed: Any = function
+    changed.__signature__ = signature(function)
+    changed.__defaults__ = (None, *(changed.__defaults__ or ()))
+    return function
+
+
+def check_alpha(alpha: object) -> None:
+    """Raise DTypeError for a matrix in place of alpha, the commonest first mistake."""
+    if isinstance(alpha, DistMatrix):
+        raise DTypeError(
+            "alpha must be a number, got DistMatrix; the arguments are pdgemm(alpha, A, B), or matmul(A, B)"
+        )
+
+
 def as_scalar(given: object, dtype: np.dtype, name: str) -> Any:
     """Return alpha or beta as a number of the kind of `dtype`.
 
@@ -56,8 +77,7 @@ def as_scalar(given: object, dtype: np.dtype, name: str) -> Any:
     if dtype.kind == "f" and type(value) in (int, float) and abs(value) < 1e38:
         return float(value)
     if not isinstance(value, _NUMBERS):
-        order = "; the arguments are pdgemm(alpha, A, B), or matmul(A, B)" if isinstance(given, DistMatrix) else ""
-        raise DTypeError(f"{name} must be a number, got {type(given).__name__}{order}")
+        raise DTypeError(f"{name} must be a number, got {type(given).__name__}")
     kind, wide = dtypes.rank(dtype), dtypes.arithmetic(dtype)
     if kind < 2 and np.iscomplexobj(value):
         raise DTypeError(f"{name} = {shown(value)} is complex, but the result is {dtype}")
