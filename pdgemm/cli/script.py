@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from math import log2
 from pathlib import Path
 from threading import Thread
@@ -65,7 +66,7 @@ def main(words: Sequence[str]) -> None:
     process = os.getpid()
     end = _run(words, debug)
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
+        with suppress(OSError, ValueError, AttributeError):  # closed, or none
             stream.flush()
     if os.getpid() != process:  # a copy of it that the script has made, and that is no rank
         _say(end, "")
