@@ -107,6 +107,19 @@ class Layout:
         order: Order = "C" if self.order == "F" else "F"
         return replace(self, distribution=self.distribution.transposed, rank_map=rank_map, order=order)
 
+    def unlike(self, other: Layout) -> str:
+        """Return in what two layouts differ that are the same as text, with a semicolon before it; else ""."""
+        if str(self) != str(other):
+            return ""
+        apart = [at for at, (a, b) in enumerate(zip(self.rank_map, other.rank_map)) if a != b]
+        if apart:
+            at, mine, its = apart[0], self.rank_map[apart[0]], other.rank_map[apart[0]]
+            i, j = divmod(at, self.distribution.cols.parts)
+            return f"; position ({i}, {j}) of the grid is rank {mine} in one, {its} in the other"
+        if self.order != other.order:
+            return f"; the order of their local arrays is {self.order!r} and {other.order!r}"
+        return "; one is the conjugate of another matrix" if self.conjugated != other.conjugated else ""
+
     def __str__(self) -> str:
         pr, pc = self.distribution.grid_shape
         return f"{self.distribution}, {self.dtype}, on a {pr} x {pc} grid"

@@ -15,6 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm.errors import NodeMemoryError
+from pdgemm.grids.mpi_variables import ucx_says_nothing
 from pdgemm.grids.shared_heap import PAGE, Heap
 from pdgemm.support.files import say
 from pdgemm.support.watchdog import CODE, end_job
@@ -134,7 +135,8 @@ class _Window:
         ordered = node.Split(0, key=MPI.COMM_WORLD.rank)
         info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
         try:
-            self._window = MPI.Win.Allocate_shared(size, 1, info, MPI.Intracomm(ordered))
+            with ucx_says_nothing():
+                self._window = MPI.Win.Allocate_shared(size, 1, info, MPI.Intracomm(ordered))
         except MPI.Exception as bad:  # perhaps on this rank only: the others would wait for it in MPI for ever
             say(
                 f"error: MPI made no window of {size * node.size} bytes in {WHERE} ({bad}): perhaps another program "

@@ -57,7 +57,8 @@ def replacing(path: Path, comm: MPI.Comm, size: int) -> Iterator[Path]:
         comm.Barrier()  # every rank has closed the file
         on_root(comm, path, lambda: outputs[0].publish())
     except FileError as error:  # show the name that the caller passed
-        raise FileError(str(error).replace(str(begun or path), str(path))) from error
+        error.args = (str(error).replace(str(begun or path), str(path)),)
+        raise
     finally:
         for output in outputs:
             output.end()

@@ -73,6 +73,6 @@ def opened(path: Path, name: str, comm: MPI.Intracomm, collective: bool, write: 
                     space.select_none()
                 move(h5py.h5s.create_simple(part.shape), space, part, dxpl=how)
             except Exception as bad:
-                raise file_error(path, bad) from bad
+                raise file_error(path, bad) from None
 
         yield transfer

@@ -43,7 +43,7 @@ def opened(
                     done = "written" if write else "read, the file is truncated"
                     raise OSError(f"of {there.nbytes} bytes at byte {at} only {max(0, moved)} were {done}")
             except Exception as bad:
-                raise file_error(path, bad) from bad
+                raise file_error(path, bad) from None
             if there is not part:
                 part[...] = there
 

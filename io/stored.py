@@ -138,7 +138,12 @@ def _opened(path: Path, seen: Seen) -> h5py.File:
     """Open an HDF5 file, and add its state before and after to `seen`."""
     with naming(path):
         before = state(path)  # raises OSError for anything but a regular file
-        file = h5py.File(path, "r", driver="sec2")  # whose handle is a file descriptor
+        try:
+            file = h5py.File(path, "r", driver="sec2")  # whose handle is a file descriptor
+        except OSError:
+            if not h5py.is_hdf5(path):
+                raise FileError(f"{path}: not an HDF5 file (it has no signature of one)") from None
+            raise
         seen.update([(path, before), (path, state_of(file.id.get_vfd_handle()))])
         return file
 

@@ -1,6 +1,10 @@
-"""`python -m pdgemm`."""
+"""`python -m pdgemm COMMAND ...` is the command line; `python -m pdgemm SCRIPT ...` runs a script."""
 
-from pdgemm.cli.commands import main
+import sys
+
+from pdgemm.cli import commands, script
 
 if __name__ == "__main__":
-    main()
+    if script.is_script(sys.argv[1:]):
+        script.main(sys.argv[1:])
+    commands.main()

@@ -23,11 +23,13 @@ from pdgemm.matrix.argument_checks import (
     as_optional,
     as_scalar,
     as_shape,
+    check_alpha,
     check_devices,
     check_dtype,
     check_matrices,
     check_product,
     communicator,
+    last_may_be_missing,
     op,
     size,
 )
@@ -44,6 +46,7 @@ from pdgemm.planning.product_plan import ProductPlan, with_moves
 from pdgemm.support.agreement import together
 
 
+@last_may_be_missing
 def pdgemm(
     alpha: complex,
     A: DistMatrix,
@@ -127,6 +130,7 @@ def pdgemm(
         agreement = together(comm, check)
         with agreement as description:
             agreement.flag = progress is not None
+            check_alpha(alpha)
             a, b, c, made = _operands(A, B, C, transa, transb)
             scalars = as_scalar(alpha, c.dtype, "alpha"), as_scalar(0 if made else beta, c.dtype, "beta")
             nothing = scalars[0] == 0 or a.shape[1] == 0
@@ -258,8 +262,9 @@ def _prepared(
         if plan.problem.size != A.grid.size:
             raise GridError(f"the plan was made for {plan.problem.size} ranks, but these are {A.grid.size}")
         for name, x, planned in zip("ABC", (A, B, C), plan.problem.given):
-            if x.layout_in(A.grid) != planned and (name == "C" or A.shape[1]):
-                raise LayoutError(f"{name} is {x.layout_in(A.grid)}, but the plan was made for {planned}")
+            given = x.layout_in(A.grid)
+            if given != planned and (name == "C" or A.shape[1]):
+                raise LayoutError(f"{name} is {given}, but the plan was made for {planned}{given.unlike(planned)}")
         shares = reached("auto", True, A, B, C)[1].reads != ""
         if plan.problem.shared and (nodes(A.grid), shares) != (plan.problem.nodes, True):
             raise LayoutError("the plan was made for ranks on other nodes, or that share memory by other means")
@@ -388,5 +393,5 @@ def _machine(asked: object, grid: ProcessGrid, gpus: bool, staged: bool) -> Mach
     if asked is None:
         return on_nodes(machine_at_hand(gpus, staged), grid.ranks_per_node)
     if not isinstance(asked, Machine):
-        raise ArgumentError(f"machine is a Machine, got {type(asked).__name__}")
+        raise ArgumentError(f"machine must be a Machine, got {type(asked).__name__}")
     return asked

@@ -79,7 +79,7 @@ def redistribute(
             description.append("redistribute to a grid")
             check_matrices(X=X)
             if not isinstance(grid, ProcessGrid) or grid.rank_map_in(X.grid) is None:
-                raise GridError(f"grid is a ProcessGrid over the ranks of {X.grid!r}, got {grid!r}")
+                raise GridError(f"grid must be a ProcessGrid over the ranks of {X.grid!r}, got {grid!r}")
     if relabel and made:
         grid = _relabelled(X, grid or X.grid.base, block, source)
     if made:

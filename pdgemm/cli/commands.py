@@ -39,6 +39,13 @@ class _Commands(click.Group):
         command: click.Command = getattr(import_module(COMMANDS[cmd_name]), cmd_name)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0].endswith(".py"):
+            raise click.UsageError(f"{args[0]} is not a command: python -m pdgemm {args[0]} runs a script")
+        return super().resolve_command(ctx, args)
+
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="pdgemm")
@@ -46,6 +53,8 @@ def cli() -> None:
     """Distributed dense matrix multiplication: C := alpha op(A) op(B) + beta C.
 
     Run alone or on many ranks: mpirun -n 4 pdgemm multiply a.h5:/x b.h5:/y -o c.h5:/z
+
+    A script of your own, whose errors are said once: mpirun -n 4 python -m pdgemm script.py
     """
 
 

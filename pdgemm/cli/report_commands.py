@@ -12,17 +12,24 @@ from pdgemm.cli.job import OfAllRanks, OfOneRank
 
 
 @click.command(cls=OfAllRanks)
+@click.option("--report", "as_report", is_flag=True, help="Print a block to paste into the report of a problem.")
 @options.json_
 @options.debug
-def info(as_json: bool) -> int:
+def info(as_report: bool, as_json: bool) -> int:
     """Show what this installation supports, what is missing, and how to install it."""
     from pdgemm.cli.session import say_line, session
     from pdgemm.profiling.environment import describe, table
+    from pdgemm.profiling.problem_report import problem_report
 
+    if as_report and as_json:
+        raise click.UsageError("--report and --json are two forms of the same facts: choose one")
     with session(None, as_json) as say:
         facts = describe(say.grid)
         if as_json:
             say.facts.update(facts)
+        elif as_report:
+            if say.grid.rank == 0:
+                say_line(problem_report(facts))
         else:
             say_line(str(table(facts)))
     return 0

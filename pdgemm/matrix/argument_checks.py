@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
+from inspect import signature
 from numbers import Number
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -18,6 +19,7 @@ from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import check_not_freed
 
+F = TypeVar("F", bound=Callable[..., Any])
 _NUMBERS: Any = (Number, np.number, *(x.type for x in dtypes.HALVES))
 _KINDS = "sums must be of the same kind (integer, real, complex) as C, and A and B of no wider kind"
 
@@ -31,15 +33,39 @@ def communicator(**matrices: object) -> MPI.Intracomm:
     if found:
         return next(filter(None, found), found[0])
     name, x = next(iter(matrices.items()))
-    raise DTypeError(f"{name} is a DistMatrix, got {type(x).__name__}")
+    raise _no_matrix(name, x)
+
+
+def _no_matrix(name: str, x: object) -> DTypeError:
+    distribute = f"; DistMatrix.from_global({name}, grid=grid) distributes it" if isinstance(x, np.ndarray) else ""
+    return DTypeError(f"{name} must be a DistMatrix, got {type(x).__name__}{distribute}")
 
 
 def check_matrices(**given: object) -> None:
     """Raise DTypeError for an argument that is not a matrix, GridError for a matrix whose grid was freed."""
     for name, x in given.items():
         if not isinstance(x, DistMatrix):
-            raise DTypeError(f"{name} is a DistMatrix, got {type(x).__name__}")
+            raise _no_matrix(name, x)
         check_not_freed(x.grid.comm)
+
+
+def last_may_be_missing(function: F) -> F:
+    """Let a function be called without the last argument that it requires, as None; its signature shows no default.
+
+    So the call reaches its own checks, which say more than Python does: `pdgemm(A, B)` lacks alpha, and not B.
+    """
+    changed: Any = function
+    changed.__signature__ = signature(function)
+    changed.__defaults__ = (None, *(changed.__defaults__ or ()))
+    return function
+
+
+def check_alpha(alpha: object) -> None:
+    """Raise DTypeError for a matrix in place of alpha, the commonest first mistake."""
+    if isinstance(alpha, DistMatrix):
+        raise DTypeError(
+            "alpha must be a number, got DistMatrix; the arguments are pdgemm(alpha, A, B), or matmul(A, B)"
+        )
 
 
 def as_scalar(given: object, dtype: np.dtype, name: str) -> Any:
@@ -51,7 +77,7 @@ def as_scalar(given: object, dtype: np.dtype, name: str) -> Any:
     if dtype.kind == "f" and type(value) in (int, float) and abs(value) < 1e38:
         return float(value)
     if not isinstance(value, _NUMBERS):
-        raise DTypeError(f"{name} is a number, got {type(given).__name__}")
+        raise DTypeError(f"{name} must be a number, got {type(given).__name__}")
     kind, wide = dtypes.rank(dtype), dtypes.arithmetic(dtype)
     if kind < 2 and np.iscomplexobj(value):
         raise DTypeError(f"{name} = {shown(value)} is complex, but the result is {dtype}")
@@ -81,7 +107,7 @@ def as_shape(given: object) -> tuple[int, int] | None:
     if given is None:
         return None
     if not isinstance(given, (tuple, list)) or len(given) != 2:
-        raise ArgumentError(f"shape is a pair (Pr, Pc), got {given!r}")
+        raise ArgumentError(f"shape must be a pair (Pr, Pc), got {given!r}")
     return as_count(given[0], "Pr", 1), as_count(given[1], "Pc", 1)
 
 
@@ -132,7 +158,10 @@ def check_result(name: str, C: DistMatrix, operands: Mapping[str, DistMatrix]) -
         raise ArgumentError(f"{name} is read-only")
     for other, x in operands.items():
         if overlap(C.stored, x.stored):
-            raise ArgumentError(f"{name} shares memory with {other}")
+            raise ArgumentError(
+                f"{name} shares memory with {other}, which is read while {name} is written: use a matrix of its own, "
+                "or A = A @ B in place of A @= B"
+            )
 
 
 def same_memory(x: Array, y: Array) -> bool:

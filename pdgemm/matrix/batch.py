@@ -90,7 +90,7 @@ class Batch:
                 for x in given if isinstance(given, list) else given[:1]:
                     leading(x)
             except ValueError as bad:
-                raise LayoutError(f"{bad}; pass numpy.ascontiguousarray") from bad
+                raise LayoutError(f"{bad}; pass numpy.ascontiguousarray") from None
         parts = comm.allgather((shapes, dtype, names))
         with together(comm):
             shapes, dtype = np.concatenate([x[0] for x in parts]), _one_dtype({x[1] for x in parts if x[1] is not None})

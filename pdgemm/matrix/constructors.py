@@ -87,7 +87,7 @@ class Constructors(MatrixBase):
         """
         with together(communicator_of(grid)) as arguments:
             f = element_function(kind, seed, element_type(dtype))
-            arguments += ["DistMatrix.random", seed, kind]
+            arguments += ["DistMatrix.random", f"seed={seed}", kind]
         return cls.from_function(f, shape, grid=grid, dtype=dtype, **layout)
 
     @classmethod
@@ -144,7 +144,7 @@ class Constructors(MatrixBase):
             try:
                 leading(array)
             except ValueError as bad:
-                raise LayoutError(f"{bad}; pass numpy.ascontiguousarray(local)") from bad
+                raise LayoutError(f"{bad}; pass numpy.ascontiguousarray(local)") from None
         where = device_on(grid, devices.name_of(array))
         memory = devices.memory(where, grid)
         # an empty array, a row or a column has both orders: the other ranks decide

@@ -273,6 +273,6 @@ def _as_slice(key: Any, n: int) -> slice:
     if isinstance(key, slice):
         return key
     if not -n <= key < n:
-        raise ArgumentError(f"index {shown(key)} of a dimension of {n}")
+        raise ArgumentError(f"index {shown(key)} is out of range for a dimension of {n}")
     start = int(key) % n
     return slice(start, start + 1)

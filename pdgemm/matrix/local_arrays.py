@@ -28,7 +28,7 @@ def new_array(
         except NodeMemoryError:
             return devices.empty(shape, dtype, order, device)
     except ValueError as bad:  # NumPy's own limit
-        raise OutOfMemoryError(f"no rank has room for {shape[0]} x {shape[1]} elements of {dtype}: {bad}") from bad
+        raise OutOfMemoryError(f"no rank has room for {shape[0]} x {shape[1]} elements of {dtype}: {bad}") from None
 
 
 def new_local(
@@ -64,7 +64,7 @@ def memory_order(array: np.ndarray) -> Order | None:
 def communicator_of(grid: ProcessGrid) -> MPI.Intracomm:
     """Return the communicator on which the ranks agree on a new matrix.  Raises GridError, on this rank alone."""
     if not isinstance(grid, ProcessGrid):
-        raise GridError(f"grid is a ProcessGrid, got {type(grid).__name__}")
+        raise GridError(f"grid must be a ProcessGrid, got {type(grid).__name__}")
     return grid.comm
 
 

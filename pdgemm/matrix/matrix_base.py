@@ -125,9 +125,11 @@ class MatrixBase:
         for matrix in (self, other):
             check_not_freed(matrix.grid.comm)
         if not self.same_layout(other):
+            mine, its = self.layout_in(self.grid), other.layout_in(self.grid)
+            advice = "" if self.shape != other.shape else "; A.redistribute(like=B) brings A to the layout of B"
             raise LayoutError(
                 f"layouts differ: {self.distribution} on a {self.grid} grid and "
-                f"{other.distribution} on a {other.grid} grid; use redistribute to bring one to the other's"
+                f"{other.distribution} on a {other.grid} grid{mine.unlike(its)}{advice}"
             )
 
     def layout_in(self, grid: ProcessGrid) -> Layout:

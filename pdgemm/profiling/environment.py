@@ -24,6 +24,11 @@ from pdgemm.model.mover_registry import choices
 from pdgemm.support.tables import Table
 from pdgemm.support.text import counted
 
+# what users tell pdgemm, and what is below it, in the environment
+VARIABLES = (
+    *("OMP_", "MKL_", "OPENBLAS_", "PDGEMM_", "OMPI_MCA_", "PRTE_MCA_", "MPICH_", "UCX_", "NCCL_", "FI_", "SLURM_JOB"),
+    *("MPI4PY_", "CUDA_VISIBLE_DEVICES", "HDF5_"),
+)
 _PML = "OMPI_MCA_pml"  # how Open MPI sends messages: "ob1" by shared memory and TCP, "ucx"
 
 

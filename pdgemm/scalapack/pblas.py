@@ -47,7 +47,7 @@ class _Scalar:
         try:
             self.value = as_scalar(value, dtypes[0], "it")
         except (PdgemmError, OverflowError) as bad:
-            raise illegal(routine, self.number, 0, str(bad)) from bad
+            raise illegal(routine, self.number, 0, str(bad)) from None
 
 
 @dataclass(eq=False)
@@ -119,7 +119,7 @@ class _Sub:
         try:
             self.matrix  # noqa: B018
         except ValueError as bad:
-            raise illegal(routine, number, 0, f"{name}: {bad}") from bad
+            raise illegal(routine, number, 0, f"{name}: {bad}") from None
 
     @cached_property
     def matrix(self) -> DistMatrix:
@@ -157,7 +157,7 @@ def _check_result(routine: str, result: _Sub, operands: Sequence[_Sub]) -> None:
     try:
         check_result(result.name, result.matrix, {x.name: x.matrix for x in operands})
     except ArgumentError as bad:
-        raise illegal(routine, result.number, 0, str(bad)) from bad
+        raise illegal(routine, result.number, 0, str(bad)) from None
 
 
 def _checked(

@@ -48,7 +48,7 @@ class Launcher:
         try:
             words = shlex.split(self.template)
         except ValueError as bad:
-            raise ArgumentError(f"not a command: {self.template!r} ({bad})") from bad
+            raise ArgumentError(f"not a command: {self.template!r} ({bad})") from None
         if "{ranks}" not in self.template or not words:
             raise ArgumentError(f"a launcher must contain {{ranks}}, the number of ranks; got {self.template!r}")
         if shutil.which(words[0]) is None:

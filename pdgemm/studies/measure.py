@@ -29,7 +29,7 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.residual import verify
 from pdgemm.model.formulas import gemm_flops
 from pdgemm.model.machine import Machine
-from pdgemm.profiling.environment import describe
+from pdgemm.profiling.environment import VARIABLES, describe
 from pdgemm.studies.cases import Case
 from pdgemm.studies.energy import Meter
 from pdgemm.studies.jobs import COMMAND
@@ -37,7 +37,6 @@ from pdgemm.studies.records import Record
 
 PEAK_SIDE = {"host": 3072, "cuda": 8192}  # of the local product that shows the peak, at most
 PEAK_REPEATS = 2
-SAID = ("OMP_", "MKL_", "OPENBLAS_", "PDGEMM_", "OMPI_MCA_", "PRTE_MCA_", "MPICH_", "UCX_", "NCCL_", "FI_", "SLURM_JOB")
 CONFIDENCE = 0.95
 
 
@@ -107,7 +106,7 @@ def measure(
         },
         "setting": here,
         "command": command(),
-        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(SAID)},
+        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 

@@ -73,7 +73,7 @@ def read(path: Path) -> Study:
     try:
         text = read_file(path, LARGEST_FILE)
     except FileError as bad:
-        if isinstance(bad.__cause__, FileNotFoundError):
+        if isinstance(bad.__context__, FileNotFoundError):
             return study
         raise
     lines = text.split(b"\n")

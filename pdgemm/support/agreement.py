@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import traceback
 from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pdgemm.errors import ArgumentError, GridError, OutOfMemoryError, PdgemmError
+from pdgemm.support.source_lines import of_user
 from pdgemm.support.text import ranks_text
 
 if TYPE_CHECKING:
@@ -90,10 +92,25 @@ def agree(comm: MPI.Comm, error: Exception | None = None, description: str = "",
     first = int(lowest[0])
     if first < comm.size:
         failed = [rank for rank, bad in enumerate(comm.allgather(error is not None)) if bad]
-        raise comm.bcast(_sendable(error, failed, comm.size) if comm.rank == first else None, root=first)
+        mine = _sendable(error, failed, comm.size) if comm.rank == first else None
+        raised = comm.bcast(mine, root=first)
+        if mine is not None and not isinstance(mine, PdgemmError):  # its traceback is not the same on other ranks
+            raised = mine
+        raise _of_all(comm, raised) from None
     if lowest[1] != -lowest[2]:
-        raise ArgumentError(_disagreement(comm.allgather(description)))
+        raise _of_all(comm, ArgumentError(_disagreement(comm.allgather(description))))
     return bool(lowest[3])
+
+
+def raised_on(error: BaseException) -> int:
+    """Return on how many ranks a check raised this exception; 0 for an exception that is this rank's own."""
+    return int(getattr(error, _MARK, 0))
+
+
+def _of_all(comm: MPI.Comm, error: Exception) -> Exception:
+    """Return an exception that all ranks of a communicator raise, marked."""
+    setattr(error, _MARK, comm.size)
+    return error
 
 
 def check_not_freed(comm: MPI.Comm) -> None:
@@ -124,6 +141,8 @@ class Wait(NamedTuple):
 # `watchdog` adds and removes the counters, by the handles of their communicators, and reads the rest
 counters: dict[int, CheckCounter] = {}
 waiting: Wait | None = None
+_MARK = "_pdgemm_raised_on"
+_MOST = 4  # different calls that a message shows
 
 
 class GuardedCallback:
@@ -150,6 +169,8 @@ def _sendable(error: Exception | None, failed: list[int], size: int) -> Exceptio
     if isinstance(error, MemoryError) and not isinstance(error, PdgemmError):
         error = OutOfMemoryError(str(error) or "out of memory")
     where = f" [{ranks_text(failed)} of {size}]" if len(failed) < size else ""
+    if line := _place(error):  # which the traceback of no other rank has
+        error.add_note(line)
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # an exception of some library that cannot be sent
@@ -161,6 +182,16 @@ def _sendable(error: Exception | None, failed: list[int], size: int) -> Exceptio
     return error
 
 
+def _place(error: Exception) -> str:
+    """Return the line in which an exception arose: of a function of the user's, or of the package by a mistake."""
+    frames = traceback.extract_tb(error.__traceback__)  # which begins inside the package
+    called = [x for x in frames if of_user(x.filename) and x.line]
+    if not called and (not frames or isinstance(error, PdgemmError) or (frames[-1].line or "").startswith("raise")):
+        return ""
+    where = (called or frames)[-1]
+    return f"raised in {where.filename}, line {where.lineno}, in {where.name}"
+
+
 def _disagreement(descriptions: list[str]) -> str:
     """Return a message that shows, for each group of ranks, the arguments in which the groups differ."""
     groups: dict[str, list[int]] = {}
@@ -170,8 +201,9 @@ def _disagreement(descriptions: list[str]) -> str:
     same = _common_items(parts)
     alike = _common_items([part[same:][::-1] for part in parts])
     differ = (", ".join([*part[: min(same, 1)], *part[same : len(part) - alike]]) for part in parts)  # with its name
-    calls = "; ".join(f"{ranks_text(ranks)}: {text}" for text, ranks in zip(differ, groups.values()))
-    return f"the ranks were called with different arguments: {calls}"
+    calls = [f"{ranks_text(ranks)}: {text}" for text, ranks in zip(differ, groups.values())]
+    more = f"; and {len(calls) - _MOST} others" if len(calls) > _MOST else ""
+    return f"the ranks were called with different arguments: {'; '.join(calls[:_MOST])}{more}"
 
 
 def _common_items(parts: list[list[str]]) -> int:

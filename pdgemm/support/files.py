@@ -74,7 +74,7 @@ def naming(path: str | Path) -> Iterator[None]:
     except PdgemmError:
         raise
     except (OSError, ValueError) as bad:  # ValueError: characters that no path has
-        raise file_error(path, bad) from bad
+        raise file_error(path, bad) from None
 
 
 def file_error(path: str | Path, error: Exception) -> PdgemmError:
@@ -103,7 +103,7 @@ def check_writable(path: Path, size: int) -> Path:
             with tempfile.TemporaryFile(dir=folder) as file:
                 reserve(file, size)
         except OSError as bad:
-            raise FileError(f"{path}: {bad.strerror}: {size} bytes are needed, {free} are free in {folder}") from bad
+            raise FileError(f"{path}: {bad.strerror}: {size} bytes are needed, {free} are free in {folder}") from None
     return target
 
 

@@ -37,7 +37,7 @@ def decoded(text: bytes | str, kind: type[Kind], what: str = "", exact: bool = F
         if exact:
             _look_for_more(msgspec.json.decode(text), jsonable(found))
     except (ValueError, RecursionError) as bad:
-        raise ArgumentError(_told(what, bad)) from bad
+        raise ArgumentError(_told(what, bad)) from None
     return found
 
 
@@ -48,7 +48,7 @@ def converted(given: Any, kind: type[Kind], what: str = "", exact: bool = False,
         if exact:
             _look_for_more(given, jsonable(found))
     except (ValueError, RecursionError) as bad:
-        raise ArgumentError(_told(what, bad)) from bad
+        raise ArgumentError(_told(what, bad)) from None
     return found
 
 
@@ -65,10 +65,10 @@ def variable(name: str, kind: Any, what: str = "", environment: Mapping[str, str
     said = environment.get(name, "").strip()
     try:
         return converted(said, kind, strict=False) if said else None
-    except ArgumentError as bad:
+    except ArgumentError:
         if not what:
             return None
-        raise ArgumentError(f"{name} is {what}, got {_short(said)!r}") from bad
+        raise ArgumentError(f"{name} is {what}, got {_short(said)!r}") from None
 
 
 def _special(kind: type, given: Any) -> Any:

@@ -21,7 +21,6 @@ import sys
 import threading
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from time import monotonic, sleep
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -30,6 +29,7 @@ from pdgemm.errors import ArgumentError, GridError
 from pdgemm.support import agreement
 from pdgemm.support.agreement import CheckCounter, Wait
 from pdgemm.support.json_input import Seconds, variable
+from pdgemm.support.source_lines import of_package
 from pdgemm.support.text import ranks_text
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ CODE = 3  # exit code of a job that is ended
 _QUESTION, _ANSWER, _GOODBYE = 32001, 32002, 32003  # tags
 _STAGGER = 0.1  # seconds by which a rank asks later than the rank before it: a rank that was asked prints nothing
 _ANSWER_SECONDS = 5.0  # within which the other ranks answer
-_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 @dataclass(frozen=True)
@@ -78,15 +77,15 @@ def watched(comm: MPI.Comm) -> MPI.Intracomm:
     from mpi4py import MPI
 
     if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
-        raise GridError(f"comm is an intracommunicator of this rank, got {comm!r}")
+        raise GridError(f"comm must be an intracommunicator of this rank, such as MPI.COMM_WORLD, got {comm!r}")
     with suppress(ArgumentError):  # which the first grid raises, on all ranks
         if _thread is None and not _closed and seconds()[0]:
             _process = os.getpid()
             _thread = threading.Thread(target=_watch, daemon=True, name="pdgemm watchdog")
             _thread.start()
-            atexit.register(_farewell)
+            atexit.register(farewell)
             # where a program calls MPI_Finalize itself, which begins with the attributes of this communicator
-            MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: _farewell()), True)
+            MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: farewell()), True)
     return comm
 
 
@@ -234,13 +233,13 @@ def _place() -> str:
     """Return where the main thread is: the line of the user's program, and the function of pdgemm that it called."""
     frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
     inside = ""
-    while frame and frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back:
+    while frame and of_package(frame.f_code.co_filename) and frame.f_back:
         inside = f" ({frame.f_code.co_qualname})"
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}{inside}" if frame else "an unknown place"
 
 
-def _farewell() -> None:
+def farewell() -> None:
     """Tell the next rank of each communicator that this rank leaves the program; that rank tells those that ask."""
     global _closed
     from mpi4py import MPI

@@ -28,13 +28,17 @@ CASES: dict[str, Case] = {
         lambda x: x.gemm(1, x.A, x.B, 0, x.C, progress=boom),
         "boom",
     ),
-    "A": (lambda x: x.gemm(1, x.A, x.B), lambda x: x.gemm(1, None, x.B), "A is a DistMatrix, got NoneType"),
+    "A": (lambda x: x.gemm(1, x.A, x.B), lambda x: x.gemm(1, None, x.B), "A must be a DistMatrix, got NoneType"),
     "A and B": (
         lambda x: x.gemm(1, x.A, x.B, 0, x.C),
         lambda x: x.gemm(1, x.A.local, 3, 0, x.C),
-        "A is a DistMatrix, got ndarray",
+        "A must be a DistMatrix, got ndarray",
     ),
-    "plan of no matrix": (lambda x: x.pdgemm.plan(x.A, x.B), lambda x: x.pdgemm.plan("A", x.B), "A is a DistMatrix"),
+    "plan of no matrix": (
+        lambda x: x.pdgemm.plan(x.A, x.B),
+        lambda x: x.pdgemm.plan("A", x.B),
+        "A must be a DistMatrix",
+    ),
     "prepare, execute": (
         lambda x: x.plan.prepare(x.A, x.B, x.C),
         lambda x: x.plan.execute(x.A, x.B, x.C),
@@ -43,14 +47,14 @@ CASES: dict[str, Case] = {
     "execute without A": (
         lambda x: x.plan.execute(x.A, x.B, x.C),
         lambda x: x.plan.execute(None, x.B, x.C),
-        "A is a DistMatrix",
+        "A must be a DistMatrix",
     ),
     "redistribute": (lambda x: x.A.redistribute(x.C), lambda x: x.A.redistribute(), "out=None"),
     "relabel": (lambda x: x.A.redistribute(), lambda x: x.A.redistribute(relabel=True), "relabel"),
     "redistribute no matrix": (
         lambda x: x.pdgemm.redistribute(x.A, x.C),
         lambda x: x.pdgemm.redistribute(0, x.C),
-        "X is a DistMatrix, got int",
+        "X must be a DistMatrix, got int",
     ),
     "root": (lambda x: x.A.to_global(root=0), lambda x: x.A.to_global(root=1), "to_global, 1"),
     "a root that is none": (lambda x: x.A.to_global(), lambda x: x.A.to_global(root=99), "root 99 is not a rank"),
@@ -80,19 +84,19 @@ CASES: dict[str, Case] = {
         lambda x: x.Matrix.from_local(x.A.local, x.A.shape, grid=x.grid),
         "from_local",
     ),
-    "seed": (lambda x: x.random(seed=0), lambda x: x.random(seed=1), "DistMatrix.random, 1"),
+    "seed": (lambda x: x.random(seed=0), lambda x: x.random(seed=1), "DistMatrix.random, seed=1"),
     "kind": (lambda x: x.random(), lambda x: x.random(kind="normal"), "normal"),
     "random, eye": (lambda x: x.random(), lambda x: x.Matrix.eye(4, grid=x.grid), "DistMatrix.empty"),
     "device": (lambda x: x.random(), lambda x: x.random(device="cuda"), "device"),
     "verify": (
         lambda x: x.pdgemm.verify(x.C, 1, x.A, x.B),
         lambda x: x.pdgemm.verify(x.C, 1, x.A, None),
-        "B is a DistMatrix",
+        "B must be a DistMatrix",
     ),
     "verify no C": (
         lambda x: x.pdgemm.verify(x.C, 1, x.A, x.B),
         lambda x: x.pdgemm.verify(0, 1, x.A, x.B),
-        "C is a DistMatrix",
+        "C must be a DistMatrix",
     ),
     "verify C0": (
         lambda x: x.pdgemm.verify(x.C, 1, x.A, x.B, 1, x.C),
@@ -126,7 +130,7 @@ CASES: dict[str, Case] = {
     "to no grid": (
         lambda x: x.A.redistribute(grid=x.grid),
         lambda x: x.A.redistribute(grid="grid"),
-        "grid is a ProcessGrid",
+        "grid must be a ProcessGrid",
     ),
     "to a freed grid": (
         lambda x: x.A.redistribute(grid=x.grid),
@@ -136,7 +140,7 @@ CASES: dict[str, Case] = {
     "a ragged alpha": (
         lambda x: x.plan.execute(x.A, x.B, x.C),
         lambda x: x.plan.execute(x.A, x.B, x.C, alpha=[[1], [1, 2]]),
-        "alpha is a number, got list",
+        "alpha must be a number, got list",
     ),
     "eye, zeros": (
         lambda x: x.Matrix.eye(4, grid=x.grid),
@@ -249,10 +253,10 @@ def test_who_has_nobody_to_agree_with_is_refused_at_once(job: Any) -> None:
     between.Free()
     other.Free()
     for call in (lambda: job.gemm(1, 2, 3), lambda: job.pdgemm.verify(1, 2, 3, 4), lambda: hdf5.save("x", "x", None)):
-        with pytest.raises(DTypeError, match="is a DistMatrix, got"):
+        with pytest.raises(DTypeError, match="must be a DistMatrix, got"):
             call()
     for make in (job.Matrix.empty, job.Matrix.random, job.Matrix.eye):
-        with pytest.raises(GridError, match="grid is a ProcessGrid, got Intracomm"):
+        with pytest.raises(GridError, match="grid must be a ProcessGrid, got Intracomm"):
             make((3, 3), grid=job.comm)
 
 

@@ -222,3 +222,59 @@ def test_nothing_is_done_with_matrices_of_a_freed_grid(comm: Any, tmp_path: Path
         assert np.array_equal(A.local, before)  # which may still be looked at
         assert "6 x 6" in repr(A) and product.report and view.shape == (5, 5)
         assert np.allclose((X @ Y).allgather(), X.allgather() @ Y.allgather())
+
+
+@pytest.mark.mpi
+@pytest.mark.on_ranks(4)
+def test_first_mistakes_are_told_with_what_to_do(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, matmul, pdgemm, plan
+
+    def imatmul(X: Any, Y: Any) -> None:
+        X @= Y
+
+    with ProcessGrid(comm) as grid:
+        backward = ProcessGrid(comm, ranks=range(comm.size)[::-1])
+        A, B = DistMatrix.eye((60, 50), grid=grid), DistMatrix.eye((50, 40), grid=grid)
+        S, F = (DistMatrix.eye(50, grid=grid, order=kept) for kept in ("C", "F"))
+        whole = np.eye(60)
+        other = DistMatrix.eye(50, grid=backward)
+        planned = plan(S.copy(), S.copy(), S.copy())
+        order = r"alpha must be a number, got DistMatrix; the arguments are pdgemm\(alpha, A, B\), or matmul\(A, B\)"
+        rank = r"position \(0, 0\) of the grid is rank (0 in one, 3|3 in one, 0) in the other"
+        cases: list[tuple[Callable[[], Any], str]] = [
+            (lambda: pdgemm(A, B), order),  # type: ignore[call-arg, arg-type]
+            (lambda: pdgemm(A, B, 1.0), order),  # type: ignore[arg-type]
+            (lambda: pdgemm(1, A), "B must be a DistMatrix, got NoneType"),  # type: ignore[call-arg]
+            (lambda: pdgemm(1, whole, A), r"A must be a DistMatrix, got ndarray; DistMatrix.from_global\(A, gri"),
+            (lambda: matmul(A, 3), "B must be a DistMatrix, got int$"),  # type: ignore[arg-type]
+            (lambda: imatmul(F, F.copy()), "C shares memory with A, which is read .* A = A @ B in place of A @= B"),
+            (lambda: A + A.T, "60 x 50 .*and 50 x 60 .*cannot be broadcast to one shape$"),
+            (lambda: other.allclose(DistMatrix.eye(50, grid=grid)), f"{rank}; A.redistribute.like=B. brings"),
+            (lambda: A.allclose(B), "40 in blocks of 25 x 20 on a 2 x 2 grid$"),
+            (lambda: planned.execute(other, F, F.copy()), f"A is .*the plan was made for .*; {rank}$"),
+            (lambda: planned.execute(S, F, F.copy()), "B is .*; the order of their local arrays is 'F' and 'C'$"),
+            (lambda: ProcessGrid((2, 2)), r"comm must be an intracommunicator .*such as MPI.COMM_WORLD, got"),  # type: ignore[arg-type]
+            (lambda: DistMatrix.random((4, 4), grid=grid, seed=comm.rank), "rank 0: DistMatrix.random, seed=0; rank 1"),
+        ]  # fmt: skip
+        for call, message in cases:
+            with pytest.raises(PdgemmError, match=message) as caught:
+                call()
+            assert "\n" not in str(caught.value) and caught.value.__cause__ is None
+            assert caught.value.__suppress_context__ or caught.value.__context__ is None
+        backward.free()
+
+
+def test_many_different_calls_are_not_all_told() -> None:
+    from pdgemm.support.agreement import _disagreement
+
+    text = _disagreement([f"f, seed={rank}" for rank in range(1000)])
+    assert text.endswith("; rank 3: f, seed=3; and 996 others") and len(text) < 200
+
+
+def test_the_signature_of_pdgemm_is_as_it_is_written() -> None:
+    from inspect import Parameter, signature
+
+    from pdgemm import pdgemm
+
+    required = [name for name, x in signature(pdgemm).parameters.items() if x.default is Parameter.empty]
+    assert required == ["alpha", "A", "B"]

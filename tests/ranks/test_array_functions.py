@@ -124,7 +124,7 @@ def test_elements_rows_and_columns(comm: Any) -> None:
         y[2], y[:, 3], y[-1, -1] = 5, 6, 7
         assert same(B, y)
         for outside in ((13, 0), (0, 8), (-14, 0)):
-            with pytest.raises(ArgumentError, match=r"index -?\d+ of a dimension of"):
+            with pytest.raises(ArgumentError, match=r"index -?\d+ is out of range"):
                 A[outside]
         for wrong in (slice(None, None, 2), A > 0, [1, 2], None, True, (1, 2, 3)):
             with pytest.raises(ArgumentError, match="a submatrix is A"):

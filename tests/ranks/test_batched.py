@@ -368,7 +368,7 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
         (DTypeError, "B is a Batch, got ndarray", (A, np.zeros((count, 4, 5))), {}),
         (DTypeError, "B is a Batch, got NoneType", (A, None), {}),
         (DTypeError, "C is a Batch, got float", (A, B, 0.0), {}),
-        (DTypeError, "alpha is a number, got str", (A, B), {"alpha": "1"}),
+        (DTypeError, "alpha must be a number, got str", (A, B), {"alpha": "1"}),
         (DTypeError, "beta = 1j is complex", (A, B, C), {"beta": 1j}),
         (ArgumentError, "transa is .*got 'X'", (A, B), {"transa": "X"}),
         (ArgumentError, "transb is .*got 1", (A, B), {"transb": 1}),

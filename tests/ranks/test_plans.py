@@ -86,7 +86,7 @@ def test_a_prepared_product_is_formed_again_and_again(comm: Any, algorithm: str,
                     for ranks in range(12):  # grids that are kept are only so many
                         places = [(rank + ranks) % comm.size for rank in range(comm.size)]
                         grid.work_grid((1, comm.size), 1, tuple(places))
-            with pytest.raises(DTypeError, match="beta is a number"):
+            with pytest.raises(DTypeError, match="beta must be a number"):
                 product("x")  # type: ignore[arg-type]
         with pytest.raises(LayoutError, match="the plan was made for"):
             plan(A.T, B.T, C).prepare(A.T, B.T, DistMatrix.zeros((22, 27), grid=grid, block=7))
@@ -223,9 +223,9 @@ def test_a_plan_is_for_the_matrices_it_was_made_for(comm: Any) -> None:
         many = replace(p, problem=replace(p.problem, size=comm.size + 1))
         with pytest.raises(GridError, match=f"made for {comm.size + 1} ranks"):
             many.execute(A, B, C)
-        with pytest.raises(DTypeError, match="C is a DistMatrix"):
+        with pytest.raises(DTypeError, match="C must be a DistMatrix"):
             p.execute(A, B, None)  # type: ignore[arg-type]
-        with pytest.raises(DTypeError, match="B is a DistMatrix"):
+        with pytest.raises(DTypeError, match="B must be a DistMatrix"):
             p.execute(A, np.zeros((12, 12)), C)
         with pytest.raises(ArgumentError, match="shares memory"):
             p.execute(A, A, A)
@@ -234,11 +234,11 @@ def test_a_plan_is_for_the_matrices_it_was_made_for(comm: Any) -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"machine": 5}, "machine is a Machine"),
+        ({"machine": 5}, "machine must be a Machine"),
         ({"mover": ["ring"]}, "mover .* is not one of"),
         ({"algorithm": "strassen"}, "is not one of auto, summa"),
         ({"shape": (0, 1)}, "Pr must be >= 1"),
-        ({"shape": 3}, "shape is a pair"),
+        ({"shape": 3}, "shape must be a pair"),
         ({"layers": -1}, "layers must be >= 1"),
         ({"layers": 1.5}, "layers is a whole number"),
         ({"shape": (99, 99)}, "is impossible on"),

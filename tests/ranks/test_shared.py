@@ -16,6 +16,7 @@ from time import sleep
 from types import SimpleNamespace
 from typing import Any
 
+import jobs
 import numpy as np
 import pytest
 from problems import BLOCKS, TOLERANCE, gemm_error, grid_shapes
@@ -774,3 +775,19 @@ def test_sums_wait_for_late_ranks(comm: Any, monkeypatch: pytest.MonkeyPatch) ->
                         errors = comm.allgather(gemm_error(C.allgather(), alpha, a, b))
                         assert max(errors) <= TOLERANCE
     planner.plan_product.cache_clear()
+
+
+@jobs.needs_mpiexec
+def test_the_window_is_made_without_a_word_from_ucx() -> None:
+    """Where nobody has told Open MPI to leave UCX out; and the level of threads is what it was."""
+    program = """
+from mpi4py import MPI
+before = MPI.Query_thread()
+from pdgemm import ProcessGrid
+grid = ProcessGrid(MPI.COMM_WORLD)
+print(before == MPI.Query_thread(), grid.memory.size > 0)
+"""
+    environment = {name: value for name, value in outside_job().items() if name != "OMPI_MCA_osc"}
+    command = jobs.python(2, "-c", program)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["True"] * 4, "")

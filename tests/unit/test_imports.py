@@ -22,7 +22,8 @@ PURE = ["errors", "arrays", "support", "blas", "instrument", "model", "schedules
 PURE_MODULES = [
     "devices.streams", "devices.gpu_binding", "grids.distribution", "grids.index_map", "grids.layout",
     "grids.shared_heap", "profiling.profile", "profiling.profile_tables", "cli.commands", "cli.job", "cli.options",
-    "cli.param_types", "cli.plan_commands", "cli.product_commands", "cli.report_commands", "cli.scaling",
+    "cli.param_types", "cli.plan_commands", "cli.product_commands", "cli.report_commands", "cli.scaling", "cli.script",
+    "cli.short_traceback",
     "studies.cases", "studies.curves", "studies.energy", "studies.figures", "studies.jobs", "studies.page",
     "studies.panels", "studies.plot", "studies.predictions", "studies.records",
 ]  # fmt: skip

@@ -1,0 +1,246 @@
+"""`python -m pdgemm script.py` runs a script, says an error of all ranks once, and ends them with one exit code."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+
+import jobs
+import pytest
+from tiers import thorough
+
+from pdgemm.cli import script
+from pdgemm.cli.short_traceback import MOST, short, whole
+from pdgemm.support.watchdog import CODE
+
+needs_mpiexec = [jobs.needs_mpiexec, pytest.mark.timeout(100)]
+NOISE = ("MPI_ABORT", "prterun", "[warn]", "PMIX ERROR")  # what launchers print of exit codes
+
+
+def run(ranks: int, folder: Path, source: str, *words: str) -> SimpleNamespace:
+    """The program: exit code, standard output, and the lines of standard error that are not the launcher's."""
+    program = folder / "program.py"
+    program.write_text(textwrap.dedent(source))
+    done = jobs.run(jobs.python(ranks, "-m", "pdgemm", *words, "program.py"), cwd=folder, timeout=90)
+    lines, launcher = [], False
+    for line in done.stderr.replace("\0", "").splitlines():
+        launcher ^= line.startswith("-----")
+        if line.strip() and not launcher and not line.startswith("-----") and not any(x in line for x in NOISE):
+            lines.append(line)
+    return SimpleNamespace(code=done.returncode, out=done.stdout.split(), lines=lines, err=done.stderr)
+
+
+# ---------------------------------------------------------------- on ranks
+class TestOnRanks:
+    pytestmark = needs_mpiexec
+
+    def test_a_wrong_shape_is_told_once(self, tmp_path: Path) -> None:
+        page = (Path(__file__).parents[2] / "docs/errors.md").read_text()
+        blocks = [textwrap.dedent(block) for block in re.findall(r"(?:^    .*\n|^\n(?=    ))+", page, re.MULTILINE)]
+        program, shown = (next(x for x in blocks if x.strip().startswith(word)) for word in ("from mpi4py", "All 4"))
+        done = run(4, tmp_path, program.strip())
+        assert done.code == 1 and done.out == []
+        assert done.lines == shown.strip().replace("wrong.py", "program.py").splitlines() and len(done.lines) == 3
+        assert "ABORT" not in done.err
+
+    def test_a_rank_that_fails_alone_ends_the_job(self, tmp_path: Path) -> None:
+        done = run(
+            3,
+            tmp_path,
+            """
+            from mpi4py import MPI
+            from pdgemm import DistMatrix, ProcessGrid
+            grid = ProcessGrid(MPI.COMM_WORLD)
+            print("before")
+            A = DistMatrix.eye(4, grid=grid)
+            try:
+                A @ DistMatrix.eye(5, grid=grid)        # raised on all ranks, and caught
+            except ValueError as bad:
+                if grid.rank == 1:
+                    raise KeyError("mine")
+            A.norm()
+            """,
+        )
+        assert done.code not in (0, CODE) and "ABORT" in done.err.upper()
+        assert done.lines[0] == "Rank 1 of 3 raised KeyError: 'mine'"
+        assert done.lines[1:3] == ['  File "program.py", line 11, in <module>', '    raise KeyError("mine")']
+        assert done.lines[3].startswith(
+            "while handling pdgemm.errors.LayoutError: inner dimensions do not agree: op(A)"
+        )
+        assert done.lines[-1] == "The other ranks went on and would wait for it: the job is ended."
+        assert "before" in done.out and len(done.lines) == 7
+
+    def test_exit_codes_and_texts_of_ranks_that_all_come(self, tmp_path: Path) -> None:
+        """A callback's exception, on the ranks that have rows, is raised on all; then each leaves as it likes."""
+        done = run(
+            4,
+            tmp_path,
+            """
+            import sys
+            from mpi4py import MPI
+            from pdgemm import DistMatrix, ProcessGrid
+            grid = ProcessGrid(MPI.COMM_WORLD)
+
+            def f(i, j):
+                return {}[i.size] if grid.rank == 3 else 0 * (i + j)
+
+            try:
+                DistMatrix.from_function(f, (8, 8), grid=grid)
+            except KeyError as bad:
+                error = bad
+            if grid.rank == 0:
+                sys.exit(5)
+            elif grid.rank == 1:
+                sys.exit("enough")
+            elif grid.rank > 1:
+                raise error
+            """,
+        )
+        assert done.code == 5, done.err
+        first = "Rank 1 of 4 left: enough"
+        assert done.lines[:5] == [
+            first,
+            "Ranks 2-3 of 4 raised KeyError: 4",
+            "raised in program.py, line 8, in f",
+            "[rank 3 of 4]",
+            '  File "program.py", line 19, in <module>',
+        ]
+
+    def test_an_error_before_mpi_is_told_once(self, tmp_path: Path) -> None:
+        done = run(3, tmp_path, "import no_such_module\nfrom mpi4py import MPI\n")
+        assert (done.code, done.lines[0]) == (
+            1,
+            "All 3 ranks raised ModuleNotFoundError: No module named 'no_such_module'",
+        )
+        assert done.lines[1:] == ['  File "program.py", line 1, in <module>', "    import no_such_module"]
+
+    @thorough
+    def test_a_rank_may_leave_without_mpi_and_without_a_fault(self, tmp_path: Path) -> None:
+        done = run(3, tmp_path, "print('done')")
+        assert (done.code, done.out, done.lines) == (0, ["done"] * 3, [])
+        finalized = "from mpi4py import MPI\nMPI.Finalize()\nprint('done')"
+        done = run(3, tmp_path, finalized)
+        assert (done.code, done.out, done.lines) == (0, ["done"] * 3, [])
+
+    @thorough
+    def test_a_rank_that_leaves_with_a_code_while_others_go_on(self, tmp_path: Path) -> None:
+        source = """
+            import sys
+            from mpi4py import MPI
+            if MPI.COMM_WORLD.rank == 2:
+                sys.exit(4)
+            MPI.COMM_WORLD.Barrier()
+            """
+        done = run(3, tmp_path, source)
+        assert done.lines[0] == "Rank 2 of 3 left with exit code 4" and done.code != 0
+
+
+# ---------------------------------------------------------------- in one process
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        ("a.py x", True),
+        ("/no/such/thing.py", True),
+        ("--debug a.py", True),
+        ("-m timeit", True),
+        ("-c pass", True),
+        ("-", True),
+        (".", True),  # a folder with __main__.py
+        ("multiply a.h5:/x", False),
+        ("multiply", False),
+        ("--help", False),
+        ("--debug", False),
+        ("--debug multiply", False),
+        ("nothing", False),
+        ("", False),
+    ],
+)
+def test_what_a_script_is(words: str, answer: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "multiply").touch()
+    assert script.is_script(words.split()) == answer
+
+
+@pytest.mark.parametrize(
+    ("words", "typed", "code", "out", "err"),
+    [
+        (["-c", "import sys; print(__name__, sys.argv)", "x"], "", 0, "__main__ ['-c', 'x']\n", ""),
+        (["-", "x"], "import sys; print(sys.argv); sys.exit(3)", 3, "['-', 'x']\n", ""),
+        (["-m", "platform", "terse", "x"], "", 0, None, ""),
+        (["-c", "import sys; sys.exit('no')"], "", 1, "", "no\n"),
+        (["-c", "import sys; sys.exit(256)"], "", 0, "", ""),
+        (["-c", "raise KeyboardInterrupt"], "", 130, "", 'KeyboardInterrupt\n  File "<string>", line 1, in <module>\n'),
+        (["-c"], "", 1, "", "pdgemm: error: -c takes a program\n"),
+        (["--debug", "-c", "1/0"], "", 1, "", None),
+        (["gone.py"], "", 1, "", "FileNotFoundError: [Errno 2] No such file or directory: '{cwd}/gone.py'\n"),
+    ],
+)  # fmt: skip
+def test_alone(words: list[str], typed: str, code: int, out: str | None, err: str | None, tmp_path: Path) -> None:
+    command = jobs.python(0, "-m", "pdgemm", *words)
+    done = subprocess.run(command, input=typed, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == code, done.stderr
+    assert out is None or done.stdout == out
+    if err is not None:
+        assert done.stderr == err.format(cwd=tmp_path.resolve())
+    else:
+        assert done.stderr.startswith("Traceback") and done.stderr.endswith("ZeroDivisionError: division by zero\n")
+
+
+def test_the_command_says_how_to_run_a_script() -> None:
+    from click.testing import CliRunner
+
+    from pdgemm.cli.commands import cli
+
+    done = CliRunner().invoke(cli, ["x.py", "--debug"])
+    assert done.exit_code == 2 and "x.py is not a command: python -m pdgemm x.py runs a script" in done.output
+
+
+def told(source: str, tmp_path: Path) -> list[str]:
+    """The exception of a program that lies in a file."""
+    path = tmp_path / "program.py"
+    path.write_text(textwrap.dedent(source))
+    try:
+        exec(compile(path.read_text(), str(path), "exec"), {})
+    except Exception as error:
+        text = short(error)
+        assert "Traceback (most recent call last):" in whole(error)
+    return [line for line in text.splitlines() if f'"{__file__}"' not in line and "exec(compile(" not in line]
+
+
+def test_the_chain_of_a_user_is_told_and_none_of_the_package(tmp_path: Path) -> None:
+    lines = told(
+        """
+        from pdgemm.model.machine import load_machine
+        try:
+            load_machine("/no/such/file")
+        except OSError as bad:
+            raise RuntimeError("no machine") from bad
+        """,
+        tmp_path,
+    )
+    assert lines == [
+        "RuntimeError: no machine",
+        f'  File "{tmp_path}/program.py", line 6, in <module>',
+        '    raise RuntimeError("no machine") from bad',
+        "caused by pdgemm.errors.FileError: machine file /no/such/file: No such file or directory",
+        f'  File "{tmp_path}/program.py", line 4, in <module>',
+        '    load_machine("/no/such/file")',
+    ]
+
+
+def test_long_tracebacks_are_cut(tmp_path: Path) -> None:
+    lines = told("def f(n):\n    return f(n - 1) if n else 1 / 0\nf(50)", tmp_path)
+    assert len(lines) == 6 and lines[-1] == "    (51 calls of this line, one inside the other)"
+    many = "".join(f"def f{n}():\n    f{n - 1}()\n" for n in range(1, 40))
+    lines = told(f"def f0():\n    1 / 0\n{many}f39()", tmp_path)
+    assert any(line.startswith("  ... ") for line in lines) and len(lines) <= 2 * MOST + 2
+    assert lines[-1] == "    1 / 0"
+
+
+def test_where_another_package_fails_its_line_is_told(tmp_path: Path) -> None:
+    lines = told("import json\njson.loads('{')", tmp_path)
+    assert lines[-4].endswith('program.py", line 2, in <module>') and "json" in lines[-2] and sys.prefix not in lines[0]
