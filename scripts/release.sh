@@ -15,10 +15,9 @@ root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 dry=no
 if [ "${1:-}" = --dry-run ]; then dry=yes; shift; fi
 version=${1:-}
-exit_code=2
-[[ $# = 1 && $version =~ ^[0-9]+\.[0-9]+\.[0-9]+((a|b|rc)[0-9]+)?$ ]] || die "usage: release.sh [--dry-run] VERSION (such as 0.2.0)"
+[[ $# = 1 && $version =~ ^[0-9]+\.[0-9]+\.[0-9]+((a|b|rc)[0-9]+)?$ ]] ||
+    exit_code=2 die "usage: release.sh [--dry-run] VERSION (such as 0.2.0)"
 cd "$root"
-exit_code=1
 [ -z "$(git status --porcelain)" ] || die "the checkout has changes that are not committed"
 ! git rev-parse -q --verify "refs/tags/v$version" >/dev/null || die "there is a tag v$version already"
 "$root/scripts/setup.sh" dev
@@ -66,15 +65,15 @@ for file in "$work"/dist/*; do
     name=${file##*/}
     fresh=$work/fresh-${name##*.}
     quietly "installing $name in a fresh environment" \
-        bash -c "'$(find_python)' -m venv '$fresh' && '$fresh/bin/python' -m pip install -q '$file[$mpi]'"
+        bash -c "'$(find_python)' -m venv '$fresh' && '$fresh/bin/python' -m pip install -q '${file}[$mpi]'"
     quietly "trying it: pdgemm info, and a product on 2 ranks" bash -euc "
-        cd '$work'
+        cd '$fresh'
         export PDGEMM_VENV='$fresh'
         . '$root/scripts/env.sh'
         pdgemm --version | grep -F '$version'
         mpiexec -n 2 pdgemm info
-        mpiexec -n 2 pdgemm generate --shape 300,200 -o trial.h5:/A --force
-        mpiexec -n 2 pdgemm multiply trial.h5:/A trial.h5:/A --transb T -o trial.h5:/C --verify --force"
+        mpiexec -n 2 pdgemm generate --shape 300,200 trial.h5:/A
+        mpiexec -n 2 pdgemm multiply trial.h5:/A trial.h5:/A --transb T -o product.h5:/C --verify"
 done
 quietly "running the tests of what is packaged" python -m pytest -q "$tree/tests/unit/test_packaging.py" \
     --rootdir "$tree" -c "$tree/pyproject.toml" -p no:cacheprovider
