@@ -27,34 +27,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 tree=$work/tree
 git clone -q --no-hardlinks "$root" "$tree"
-python - "$tree" "$version" <<'PYTHON' || die "nothing was changed"
-import re, sys, tomllib
-from datetime import date
-from pathlib import Path
-
-from packaging.version import Version
-
-tree, version = Path(sys.argv[1]), sys.argv[2]
-old = tomllib.loads((tree / "pyproject.toml").read_text())["project"]["version"]
-heading = f"## {version} ({date.today()})"
-recipe, *others = (tree / "docs/sites/easybuild").glob("pdgemm-*.eb")
-assert not others
-changes = {
-    "pyproject.toml": (rf'^version = "{re.escape(old)}"$', f'version = "{version}"'),
-    "CHANGELOG.md": (r"^## \S+ \(unreleased\)$", heading),
-    "CITATION.cff": (r"^version: .*$(\ndate-released: .*$)?", f"version: {version}\ndate-released: {date.today()}"),
-    "docs/sites/spack/package.py": (r'^    version\("[^"]*"\)', f'    version("{version}")'),
-    recipe.relative_to(tree).as_posix(): (r"^version = '.*'$", f"version = '{version}'"),
-}
-if Version(version) < Version(old):
-    sys.exit(f"release.sh: {version} is before {old}")
-for name, (pattern, new) in changes.items():
-    text, times = re.subn(pattern, new, (tree / name).read_text(), flags=re.MULTILINE)
-    if times != 1:
-        sys.exit(f"release.sh: {name} has {times} lines like {pattern!r}, and wants 1")
-    (tree / name).write_text(text)
-recipe.rename(recipe.with_name(recipe.name.replace(old, version)))
-PYTHON
+python "$root/scripts/release_version.py" "$tree" "$version"
 
 quietly "building the sdist and the wheel of pdgemm $version" \
     python -m build --no-isolation --outdir "$work/dist" "$tree"
