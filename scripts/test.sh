@@ -25,9 +25,10 @@ while :; do
             chosen=yes ranks=$2
             shift 2 ;;
         --changed)
-            changed=yes base=${2:-main}
+            changed=yes base=main
             [ $chosen = yes ] || ranks='1 4'
-            shift $(($# > 1 ? 2 : 1)) ;;
+            shift
+            case ${1:-} in '' | -*) ;; *) base=$1 && shift ;; esac ;;
         *) break ;;
     esac
 done
