@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Shared by the setup scripts; sourced by bash after `set -euo pipefail`, with $root and $venv set.
 
 say() { printf '%s\n' "$*"; }

@@ -25,7 +25,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-COPIED = ("pdgemm", "grids", "io", "tests", "scripts", "slurm", "docs", "pyproject.toml", "setup.cfg", "README.md")
+COPIED = (
+    "pdgemm", "grids", "io", "tests", "scripts", "slurm", "docs", "pyproject.toml", "setup.cfg", "README.md",
+    "CHANGELOG.md", "CITATION.cff", "Containerfile", "LICENSE", ".ci", ".dockerignore", ".github",
+    ".pre-commit-config.yaml",
+)  # fmt: skip
 SECONDS = 400  # of one command
 
 

