@@ -46,6 +46,7 @@ from pdgemm.io.stored import Stored, check_names, check_target, check_unchanged,
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import communicator_of, device_on
+from pdgemm.names import DeviceName, DType
 from pdgemm.support.agreement import together
 from pdgemm.support.files import reserve
 
@@ -84,10 +85,10 @@ def load(
     block: Block | None = None,
     *,
     source: tuple[int, int] = (0, 0),
-    dtype: Any = None,
+    dtype: DType | None = None,
     transpose: bool = False,
     verify: bool = False,
-    device: str = HOST,
+    device: DeviceName = HOST,
     progress: Progress | None = None,
 ) -> DistMatrix:
     """Read a dataset as a DistMatrix.  Collective over the grid.

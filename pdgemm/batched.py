@@ -25,6 +25,7 @@ from pdgemm.instrument.spans import timed
 from pdgemm.matrix.argument_checks import accumulation, as_scalar, op_letter, overlap
 from pdgemm.matrix.batch import Batch, BatchReport, arrays, empty_items
 from pdgemm.model.formulas import gemm_flops
+from pdgemm.names import DType, Transpose
 from pdgemm.support.agreement import together
 
 CHUNK_BYTES = 1 << 20  # temporaries of this size stay in cache
@@ -39,9 +40,9 @@ def matmul_batched(
     *,
     alpha: complex = 1,
     beta: complex = 0,
-    transa: str = "N",
-    transb: str = "N",
-    accumulate_dtype: Any = None,
+    transa: Transpose = "N",
+    transb: Transpose = "N",
+    accumulate_dtype: DType | None = None,
     check: bool = True,
 ) -> Batch:
     """Compute C_i := alpha op(A_i) op(B_i) + beta C_i for all items i.  Collective over A.comm, for the check alone.

@@ -21,6 +21,7 @@ from pdgemm.errors import ArgumentError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.io import hdf5
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.names import DeviceName, DType
 from pdgemm.profiling.trace_file import trace
 from pdgemm.support import launcher, signals
 from pdgemm.support.tables import Table
@@ -55,9 +56,9 @@ class Speaker:
         what: str,
         dataset: Dataset,
         block: tuple[int, int] | None,
-        dtype: str | None = None,
+        dtype: DType | None = None,
         op: str = "N",
-        device: str = "host",
+        device: DeviceName = "host",
     ) -> DistMatrix:
         with self.progress(f"read {what}") as progress:
             transpose = op.upper() != "N"

@@ -14,6 +14,7 @@ from pdgemm.errors import ArgumentError, GridError, LayoutError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.names import DeviceName
 from pdgemm.support.agreement import check_not_freed
 
 
@@ -69,7 +70,7 @@ class MatrixBase:
         return dtype
 
     @property
-    def device(self) -> str:
+    def device(self) -> DeviceName:
         """The name of the memory that the local arrays are in: "host", "cuda"."""
         return devices.name_of(self._stored)
 

@@ -29,6 +29,7 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.residual import verify
 from pdgemm.model.formulas import gemm_flops
 from pdgemm.model.machine import Machine
+from pdgemm.names import AnyName
 from pdgemm.profiling.environment import describe
 from pdgemm.studies.cases import Case
 from pdgemm.studies.energy import Meter
@@ -54,13 +55,13 @@ def measure(
     comm, (m, n, k), dtype = grid.comm, case.mnk, np.dtype(case.dtype)
     A, B = (
         DistMatrix.from_function(
-            element_function("uniform", seed, dtype), shape, grid=grid, dtype=dtype, device=case.device
+            element_function("uniform", seed, dtype), shape, grid=grid, dtype=dtype, device=AnyName(case.device)
         )
         for seed, shape in enumerate(((m, k), (k, n)))
     )
     form = partial(
-        multiply, 1, A, B, 0, algorithm=case.algorithm, mover=case.mover, memory_limit=case.memory_limit,
-        machine=machine,
+        multiply, 1, A, B, 0, algorithm=AnyName(case.algorithm), mover=AnyName(case.mover),
+        memory_limit=case.memory_limit, machine=machine,
     )  # fmt: skip
     C = form()
     for _ in range(warmup - 1):
@@ -123,8 +124,8 @@ def _peak(grid: ProcessGrid, case: Case) -> float:
     side = max(512, min(round(prod(case.mnk) ** (1 / 3)), room, PEAK_SIDE[device]))
     with ProcessGrid(MPI.COMM_SELF) as alone:
         A, B, C = (
-            DistMatrix.from_function(element_function("uniform", seed, dtype), (side, side), grid=alone, device=device,
-                                     dtype=dtype)
+            DistMatrix.from_function(element_function("uniform", seed, dtype), (side, side), grid=alone, dtype=dtype,
+                                     device=AnyName(device))
             for seed in range(3)
         )  # fmt: skip
         product, best = prepare(1, A.local, B.local, C.local), 0.0
