@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from weakref import ref
 
 import numpy as np
+from mpi4py import MPI
 
 from pdgemm.algorithms.accumulator import Accumulator
 from pdgemm.algorithms.executor import Call, Executor, executor_of
@@ -29,6 +30,7 @@ from pdgemm.matrix.argument_checks import as_scalar
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.movers.arrivals import Transfers
 from pdgemm.movers.node_arrays import NodeArrays
+from pdgemm.names import AnyName
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.schedules import Product
 from pdgemm.support.agreement import GuardedCallback, agree, check_not_freed, together
@@ -176,7 +178,7 @@ class Prepared:
         device = devices.of(C.stored)
         sharing = device.reach(A.grid).sharing if device else 1
         end = perf_counter()
-        report = partial(_report, plan, comm.rank, C.grid.coords, recorder, end - start, reports, sharing)
+        report = partial(_report, plan, comm, C.grid.coords, recorder, end - start, reports, sharing)
         C.report = report
         if trace:
             trace.add((HOST, "pdgemm", start, end, 0, lambda: report().as_dict()))
@@ -288,16 +290,16 @@ def beta_of(beta: Any, C: DistMatrix, plan: ProductPlan) -> Any:
 
 def _report(
     plan: ProductPlan,
-    rank: int,
+    comm: MPI.Intracomm,
     coords: tuple[int, int],
     recorder: Recorder,
     seconds: float,
     moves: list[MoveReport],
     sharing: int,
 ) -> Report:
-    product, seconds_of = plan.product, recorder.seconds.get
-    return Report(
-        algorithm=plan.algorithm,
+    product, rank, seconds_of = plan.product, comm.rank, recorder.seconds.get
+    report = Report(
+        algorithm=AnyName(plan.algorithm),
         inside=plan.inside,
         mover=product.transport,
         device=product.device,
@@ -328,3 +330,11 @@ def _report(
         lower_bound_words=plan.lower_bound_words,
         moves=tuple(moves),
     )
+    return report.with_ranks(partial(_of_all_ranks, comm))
+
+
+def _of_all_ranks(comm: MPI.Intracomm, report: Report) -> list[Report]:
+    """Return the reports of one product by all ranks.  Collective."""
+    with together(comm) as arguments:
+        arguments += ["the summary of a report", report.mnk, report.algorithm, report.grid, report.dtype, report.flops]
+    return comm.allgather(report)

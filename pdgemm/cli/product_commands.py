@@ -122,7 +122,6 @@ def multiply(
     from pdgemm.arrays.dtypes import product
     from pdgemm.cli.session import session
     from pdgemm.gemm import pdgemm
-    from pdgemm.instrument.report import summary
     from pdgemm.io import hdf5
     from pdgemm.matrix.residual import verify
 
@@ -140,8 +139,7 @@ def multiply(
         replaces = before.report if before is not None and from_output else None
         with say.progress("multiply") as progress:
             C = pdgemm(alpha, A, B, beta, C, shape=product_grid, progress=progress, **types, **others)
-        reports = say.grid.comm.gather(C.report)
-        say.report("product", summary(reports) if reports else None)
+        say.report("product", C.report.summary())
         if verified:
             with say.progress("verify"):
                 residual = verify(C, alpha, A, B, beta, before, seed=seed, **types)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -16,6 +16,10 @@ from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.names import DeviceName
 from pdgemm.support.agreement import check_not_freed
+from pdgemm.support.text import in_bytes
+
+if TYPE_CHECKING:
+    from pdgemm.instrument.report import AnyReport
 
 
 class MatrixBase:
@@ -75,8 +79,8 @@ class MatrixBase:
         return devices.name_of(self._stored)
 
     @property
-    def report(self) -> Any:
-        """A Report, MoveReport or IOReport of what made this matrix; None if nothing is known."""
+    def report(self) -> AnyReport:
+        """What made this matrix: a Report of a product, a MoveReport, an IOReport; None if nothing is known."""
         if callable(self._report):
             self._report = self._report()
         return self._report
@@ -90,7 +94,7 @@ class MatrixBase:
         rows, cols = self._stored.shape
         return (
             f"DistMatrix({self.distribution}, {self.dtype}, on a {self.grid} grid; rank {self.grid.rank} "
-            f"at {self.grid.coords} holds {rows} x {cols}, {self._stored.nbytes / 2**20:.1f} MiB"
+            f"at {self.grid.coords} holds {rows} x {cols}, {in_bytes(self._stored.nbytes)}"
             f"{'' if self.device == devices.HOST else f' on {self.device}'})"
         )
 

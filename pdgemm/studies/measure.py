@@ -24,7 +24,7 @@ from pdgemm.blas.processors import described
 from pdgemm.blas.threads import oversubscribed
 from pdgemm.gemm import pdgemm as multiply
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.instrument.report import Report, summary
+from pdgemm.instrument.report import Report, Summary
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.residual import verify
 from pdgemm.model.formulas import gemm_flops
@@ -100,7 +100,7 @@ def measure(
         "fraction_of_peak": flops / median / peak,
         "residual": residual.value if isfinite(residual.value) else None,
         "residual_bound": residual.bound,
-        "product": summary(all_reports),
+        "product": Summary(all_reports).as_dict(),
         "cost": {
             "core_hours": median * threads / 3600,
             "gpu_hours": median * comm.size / typical.ranks_per_device / 3600 if case.device == "cuda" else 0.0,
