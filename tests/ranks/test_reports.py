@@ -39,7 +39,8 @@ def test_the_summary_is_of_all_ranks_and_the_same_on_all(comm: Any, capsys: pyte
     from pdgemm.errors import ArgumentError, GridError
     from pdgemm.instrument.report import Summary
 
-    with ProcessGrid(comm) as grid:
+    own = comm.Dup()  # which no other grid holds open
+    with ProcessGrid(own) as grid:
         A = DistMatrix.eye(40, grid=grid)
         C = pdgemm(1, A, A, algorithm="summa", shape=grid.shape)
         summary = C.report.summary()
@@ -72,6 +73,7 @@ def test_the_summary_is_of_all_ranks_and_the_same_on_all(comm: Any, capsys: pyte
         assert C.report.summary().as_dict() == table
     with pytest.raises(GridError, match="has been freed"):
         C.report.summary()
+    own.Free()
 
 
 def test_a_summary_explains_words_far_above_the_bound(comm: Any) -> None:
