@@ -23,14 +23,17 @@ from pdgemm.errors import ArgumentError
 from pdgemm.grids.layout import Layout
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument import spans
+from pdgemm.instrument.log import LOG, log_plan, logs_products
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.instrument.report import MoveReport, Report
 from pdgemm.instrument.spans import HOST
 from pdgemm.matrix.argument_checks import as_scalar
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.model.mover_registry import MOVERS
 from pdgemm.movers.arrivals import Transfers
 from pdgemm.movers.node_arrays import NodeArrays
 from pdgemm.names import AnyName
+from pdgemm.planning.planner import explain
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.schedules import Product
 from pdgemm.support.agreement import GuardedCallback, agree, check_not_freed, together
@@ -65,9 +68,22 @@ class Buffers:
         self.staged = {name: like(layout, exposed=True) for name, layout in plan.staged.items()}
 
     @property
+    def _kinds(self) -> dict[str, dict[str, Any]]:
+        return {
+            "": self.product,
+            "messages of ": self.messages,
+            "copy of ": self.copies,
+            "shared copy of ": self.staged,
+        }
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The bytes of each buffer, by what it is for."""
+        return {f"{kind}{name}": x.nbytes for kind, rooms in self._kinds.items() for name, x in rooms.items()}
+
+    @property
     def nbytes(self) -> int:
-        rooms: list[Any] = [*self.product.values(), *self.messages.values()]
-        return sum(x.nbytes for x in [*rooms, *self.copies.values(), *self.staged.values()])
+        return sum(x.nbytes for rooms in self._kinds.values() for x in rooms.values())
 
 
 def unchecked(plan: ProductPlan, A: DistMatrix, B: DistMatrix) -> Buffers:
@@ -93,6 +109,10 @@ class Prepared:
         self._peers: NodeArrays | None = None
         self._call: Call[Product]
         self._multiply: Executor
+        if logs_products():
+            mover = plan.product.transport
+            how = f"{mover}, {MOVERS[mover].summary}" if mover in MOVERS else mover
+            log_plan(A.grid.comm.rank, plan, how, partial(explain, plan), workspace.sizes)
 
     def set_up(self) -> Prepared:
         """Do what the first run would do once, and return this object.  Collective over the grid.
@@ -180,6 +200,8 @@ class Prepared:
         end = perf_counter()
         report = partial(_report, plan, comm, C.grid.coords, recorder, end - start, reports, sharing)
         C.report = report
+        if logs_products() and not comm.rank:
+            LOG.info("%s", report())
         if trace:
             trace.add((HOST, "pdgemm", start, end, 0, lambda: report().as_dict()))
         if agreed:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -91,3 +94,65 @@ def test_a_summary_explains_words_far_above_the_bound(comm: Any) -> None:
         if grid.shares_memory and comm.size > 1:
             read = str(pdgemm(1, X.T, X, algorithm="summa", shape=grid.shape).report.summary())
             assert read.endswith("best; all of them were read in place in the memory of the node")
+
+
+@contextmanager
+def logged(level: int) -> Iterator[list[logging.LogRecord]]:
+    """What the package logs from a level on."""
+    logger, records = logging.getLogger("pdgemm"), list[logging.LogRecord]()
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    logger.setLevel(level)
+    try:
+        yield records
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+
+
+def texts(records: list[logging.LogRecord], level: int) -> list[str]:
+    return [record.getMessage() for record in records if record.levelno == level]
+
+
+def test_products_are_logged_once(comm: Any) -> None:
+    import numpy as np
+
+    from pdgemm import Batch, DistMatrix, ProcessGrid, matmul_batched, pdgemm, plan
+
+    with ProcessGrid(comm) as grid:
+        A, C = (DistMatrix.random((50, 50), grid=grid, block=7, seed=seed) for seed in range(2))
+        p = plan(A, A, C)
+        with logged(logging.INFO) as records:
+            pdgemm(1, A, A, 0, C)
+            told = [f"plan: {p}", str(C.report)]
+            p.execute(A, A, C)
+            told += [f"plan: {p}", str(C.report)]
+            product = p.prepare(A, A, C)
+            told.append(f"plan: {p}")
+            for _ in range(2):  # the plan is logged once
+                told.append(str(product().report))
+            batch = Batch.from_global(np.ones((5, 3, 3)), comm)
+            told.append(str(matmul_batched(batch, batch).report))
+        assert texts(records, logging.INFO) == (told if comm.rank == 0 else [])
+        assert len(records) == len(told) * (comm.rank == 0)
+        with logged(logging.WARNING) as records:
+            A @ A
+        assert not records
+
+
+def test_debug_says_how_panels_travel_why_and_what_is_allocated(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.support.text import in_bytes
+
+    with ProcessGrid(comm) as grid, logged(logging.DEBUG) as records:
+        A = DistMatrix.random((50, 50), grid=grid, block=7)
+        C = pdgemm(1, A, A, algorithm="summa", mover="ring", shape=(comm.size, 1))
+        *first, buffers = texts(records, logging.DEBUG)
+        assert buffers.startswith(f"rank {comm.rank} allocates {in_bytes(C.report.extra_bytes)}")
+        if comm.rank:
+            assert not first
+        else:
+            mover, why = first
+            assert mover.startswith("panels travel by ring, each rank passes panels on")
+            assert why.startswith("considered:") and "chosen" in why and "rule: " in why
