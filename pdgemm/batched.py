@@ -21,7 +21,7 @@ from pdgemm.arrays.element_functions import slabs
 from pdgemm.arrays.elementwise import CONJUGATE, CONVERT, Combine, scale
 from pdgemm.blas.local_gemm import BLAS_INT, EXACT_WIDTH, gemm_accumulate
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, GridError, LayoutError
-from pdgemm.instrument.log import LOG, logs_products
+from pdgemm.instrument.log import INFO, LOG
 from pdgemm.instrument.spans import timed
 from pdgemm.matrix.argument_checks import accumulation, as_scalar, op_letter, overlap
 from pdgemm.matrix.batch import Batch, BatchReport, arrays, empty_items
@@ -105,7 +105,7 @@ def matmul_batched(
     np.add.at(load, A.owner, flops)
     imbalance = float(load.max() / load.mean()) if load.any() else 1.0
     C.report = BatchReport(len(C), int(load.sum()), int(load[A.comm.rank]), perf_counter() - start, imbalance)
-    if logs_products() and not A.comm.rank:
+    if LOG.isEnabledFor(INFO) and not A.comm.rank:
         LOG.info("%s", C.report)
     return C
 

@@ -23,7 +23,7 @@ from pdgemm.errors import ArgumentError
 from pdgemm.grids.layout import Layout
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument import spans
-from pdgemm.instrument.log import LOG, log_plan, logs_products
+from pdgemm.instrument.log import INFO, LOG, log_plan
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.instrument.report import MoveReport, Report
 from pdgemm.instrument.spans import HOST
@@ -109,7 +109,7 @@ class Prepared:
         self._peers: NodeArrays | None = None
         self._call: Call[Product]
         self._multiply: Executor
-        if logs_products():
+        if LOG.isEnabledFor(INFO):
             mover = plan.product.transport
             how = f"{mover}, {MOVERS[mover].summary}" if mover in MOVERS else mover
             log_plan(A.grid.comm.rank, plan, how, partial(explain, plan), workspace.sizes)
@@ -200,7 +200,7 @@ class Prepared:
         end = perf_counter()
         report = partial(_report, plan, comm, C.grid.coords, recorder, end - start, reports, sharing)
         C.report = report
-        if logs_products() and not comm.rank:
+        if LOG.isEnabledFor(INFO) and not comm.rank:
             LOG.info("%s", report())
         if trace:
             trace.add((HOST, "pdgemm", start, end, 0, lambda: report().as_dict()))

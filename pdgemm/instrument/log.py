@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 
 from pdgemm.support.text import in_bytes
 
+INFO = logging.INFO
 LOG = logging.getLogger("pdgemm")
 LOG.addHandler(logging.NullHandler())
 
@@ -31,8 +32,3 @@ def log_plan(rank: int, plan: object, mover: str, why: Callable[[], str], buffer
         LOG.debug("considered:\n%s", why())
     listed = ", ".join(f"{name} {in_bytes(size)}" for name, size in buffers.items() if size)
     LOG.debug("rank %d allocates %s%s", rank, in_bytes(sum(buffers.values())), f": {listed}" if listed else "")
-
-
-def logs_products() -> bool:
-    """Does anybody read what is logged of products?"""
-    return LOG.isEnabledFor(logging.INFO)

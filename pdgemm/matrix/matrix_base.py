@@ -40,7 +40,7 @@ class MatrixBase:
         self._stored = stored
         self.grid = grid
         self.distribution = distribution
-        self.order = order
+        self.order: Order = order
         self.conjugated = conjugated
         self.shared = shared
         self.mpi_addressable = mpi_addressable  # may MPI be given the addresses of the local arrays, on all ranks?
