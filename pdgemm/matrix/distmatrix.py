@@ -52,7 +52,8 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
     result has the layout of the first matrix of its shape; one of another layout is redistributed to that, and
     then the report of the result has the words that were sent.  `A.sum(axis=0)` and `numpy.sum(A, axis=0)` are
     among the reductions, see `Reductions`; `A @ x` and `x @ A` take vectors that are the same on every rank.
-    NumPy's other functions raise TypeError, which says what to use instead.
+    NumPy's other functions raise TypeError, which says what to use instead.  Operators and methods have exact types for
+    type checkers; of `numpy.sqrt(A)` and NumPy's other functions they believe what NumPy says, an ndarray.
     """
 
     @overload
