@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from pdgemm.blas.threads import multiplier
 from pdgemm.errors import ArgumentError
 from pdgemm.instrument.recorder import Traffic
-from pdgemm.names import AlgorithmName, MoverName
+from pdgemm.names import AlgorithmName
 from pdgemm.support.tables import Table
 from pdgemm.support.text import counted, in_bytes, in_rate, in_seconds, in_words, named, sides
 
@@ -79,7 +79,7 @@ class Report:
 
     algorithm: AlgorithmName
     inside: str  # the algorithm of each layer
-    mover: MoverName | str  # or another way in which panels travel: "shift", "reduce_scatter"
+    mover: str  # or another way in which panels travel: "shift", "reduce_scatter"
     grid: tuple[int, int]
     layers: int
     mnk: tuple[int, int, int]
@@ -166,12 +166,16 @@ class Report:
 
     def __str__(self) -> str:
         line = f"rank {self.rank} at {self.coords}: {self._times()}; {self._traffic()}"
-        return line if self.rank else f"{_title(self)}; predicted {in_seconds(self.predicted_seconds)}\n{line}"
+        if self.rank:
+            return line
+        expected = f"predicted {in_seconds(self.predicted_seconds)}, lower bound {in_words(self.lower_bound_words)}"
+        return f"{_title(self)}; {expected}\n{line}"
 
     def _times(self) -> str:
         other = self.seconds - self.compute_seconds - self.wait_seconds - self.pack_seconds - self.move_seconds
         hidden = "" if self.overlap is None else f" ({self.overlap:.0%} of the transfers hidden)"
-        moved = f" + redistribute {in_seconds(self.move_seconds)}" if self.moves else ""
+        names = ", ".join(move.name for move in self.moves)
+        moved = f" + redistribute {names} {in_seconds(self.move_seconds)}" if self.moves else ""
         return (
             f"{in_seconds(self.seconds)} ({in_rate(1e9 * self.gflops)} on all ranks) = "
             f"compute {in_seconds(self.compute_seconds)} + wait {in_seconds(self.wait_seconds)}{hidden} "
@@ -283,7 +287,7 @@ def _beside_bound(bound: float, per_rank: dict[str, dict[str, float]]) -> str:
     text += ", for the layouts that suit the product best"
     if not read["max"]:
         return text
-    return f"{text}; {'all' if read == words else 'some'} of them were read in place in the memory of the node"
+    return f"{text}; this product read {'all' if read == words else 'some'} of its words in place on the node"
 
 
 def _title(r: Report) -> str:

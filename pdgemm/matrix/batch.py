@@ -76,7 +76,7 @@ class Batch:
         self.device = device
         shapes.flags.writeable = owner.flags.writeable = False
         self.items, self.shapes, self.owner, self.dtype, self.comm = items, shapes, owner, dtype, comm
-        self.report: BatchReport | None = None
+        self.report: BatchReport = None  # type: ignore[assignment]  # so that the report of a product needs no cast
 
     @classmethod
     def from_local(cls, items: np.ndarray | Sequence[np.ndarray], comm: MPI.Comm) -> Batch:

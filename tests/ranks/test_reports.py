@@ -93,7 +93,7 @@ def test_a_summary_explains_words_far_above_the_bound(comm: Any) -> None:
         assert ("suit the product best" in far) == (comm.size > 1)
         if grid.shares_memory and comm.size > 1:
             read = str(pdgemm(1, X.T, X, algorithm="summa", shape=grid.shape).report.summary())
-            assert read.endswith("best; all of them were read in place in the memory of the node")
+            assert read.endswith("best; this product read all of its words in place on the node")
 
 
 @contextmanager

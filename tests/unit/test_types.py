@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,7 +87,7 @@ total: float = A.sum()
 print(np.sum(A, axis=0), np.linalg.norm(A), np.sqrt(A), np.where(A > 0, A, 0))
 
 batch = Batch.from_local(np.ones((5, 3, 3)), MPI.COMM_WORLD)
-print(matmul_batched(batch, batch, transa="C"))
+assert_type(matmul_batched(batch, batch, transa="C").report.imbalance, float)
 """
 
 MISTAKES = """
@@ -128,6 +130,25 @@ A.norm("frob")  # wrong
 C.report.glops  # wrong
 A.shap  # wrong
 """
+
+
+def parameters(function: Any) -> dict[str, inspect.Parameter]:
+    found = dict(inspect.signature(function).parameters)
+    del found[next(iter(found))]  # the matrix, or its shape
+    return found
+
+
+def test_arguments_have_names_of_their_own_and_the_same_defaults_everywhere() -> None:
+    from pdgemm import DistMatrix, redistribute
+
+    layout = parameters(DistMatrix.empty)
+    assert [*layout] == ["grid", "block", "dtype", "source", "order", "device"]
+    for constructor in (DistMatrix.zeros, DistMatrix.eye, DistMatrix.random, DistMatrix.from_function):
+        assert layout.items() <= parameters(constructor).items()
+        with pytest.raises(TypeError, match="unexpected keyword argument 'blok'"):
+            constructor((3, 4), grid=None, blok=3)  # type: ignore[call-overload]
+    assert layout.items() - {("dtype", layout["dtype"])} <= parameters(DistMatrix.from_global).items()
+    assert parameters(DistMatrix.redistribute) == parameters(redistribute)
 
 
 @pytest.fixture(scope="module")
