@@ -17,7 +17,6 @@ import json
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -38,6 +37,7 @@ from pdgemm.errors import DTypeError, FileError
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.instrument.report import IOReport
 from pdgemm.instrument.spans import taking, timed
 from pdgemm.io.atomic import check_writable, on_root, replacing
 from pdgemm.io.checksum import checksum
@@ -46,35 +46,11 @@ from pdgemm.io.stored import Stored, check_names, check_target, check_unchanged,
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import communicator_of, device_on
+from pdgemm.names import DeviceName, DType
 from pdgemm.support.agreement import together
 from pdgemm.support.files import reserve
 
 Progress = Callable[[int, int], object]
-
-
-@dataclass(frozen=True)
-class IOReport:
-    """A report of a load or save; the bytes are the total of all ranks.
-
-    checksum : the checksum recorded with the dataset; None if there is none.
-    """
-
-    action: str
-    path: str
-    name: str
-    method: str
-    shape: tuple[int, int]
-    dtype: str
-    bytes: int
-    seconds: float
-    checksum: str | None
-
-    def __str__(self) -> str:
-        mib = self.bytes / 2**20
-        return (
-            f"{self.action} {self.path}:{self.name} ({self.shape[0]} x {self.shape[1]} {self.dtype}, {mib:.1f} MiB) "
-            f"by {self.method} in {self.seconds:.3f} s, {mib / max(self.seconds, 1e-9):.0f} MiB/s"
-        )
 
 
 def load(
@@ -84,10 +60,10 @@ def load(
     block: Block | None = None,
     *,
     source: tuple[int, int] = (0, 0),
-    dtype: Any = None,
+    dtype: DType | None = None,
     transpose: bool = False,
     verify: bool = False,
-    device: str = HOST,
+    device: DeviceName = HOST,
     progress: Progress | None = None,
 ) -> DistMatrix:
     """Read a dataset as a DistMatrix.  Collective over the grid.

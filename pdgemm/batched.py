@@ -21,10 +21,12 @@ from pdgemm.arrays.element_functions import slabs
 from pdgemm.arrays.elementwise import CONJUGATE, CONVERT, Combine, scale
 from pdgemm.blas.local_gemm import BLAS_INT, EXACT_WIDTH, gemm_accumulate
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, GridError, LayoutError
+from pdgemm.instrument.log import INFO, LOG
 from pdgemm.instrument.spans import timed
 from pdgemm.matrix.argument_checks import accumulation, as_scalar, op_letter, overlap
 from pdgemm.matrix.batch import Batch, BatchReport, arrays, empty_items
 from pdgemm.model.formulas import gemm_flops
+from pdgemm.names import DType, Transpose
 from pdgemm.support.agreement import together
 
 CHUNK_BYTES = 1 << 20  # temporaries of this size stay in cache
@@ -39,9 +41,9 @@ def matmul_batched(
     *,
     alpha: complex = 1,
     beta: complex = 0,
-    transa: str = "N",
-    transb: str = "N",
-    accumulate_dtype: Any = None,
+    transa: Transpose = "N",
+    transb: Transpose = "N",
+    accumulate_dtype: DType | None = None,
     check: bool = True,
 ) -> Batch:
     """Compute C_i := alpha op(A_i) op(B_i) + beta C_i for all items i.  Collective over A.comm, for the check alone.
@@ -103,6 +105,8 @@ def matmul_batched(
     np.add.at(load, A.owner, flops)
     imbalance = float(load.max() / load.mean()) if load.any() else 1.0
     C.report = BatchReport(len(C), int(load.sum()), int(load[A.comm.rank]), perf_counter() - start, imbalance)
+    if LOG.isEnabledFor(INFO) and not A.comm.rank:
+        LOG.info("%s", C.report)
     return C
 
 

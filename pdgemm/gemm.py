@@ -37,6 +37,7 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.model.machine import Machine, machine_at_hand, on_nodes
 from pdgemm.model.mover_registry import NCCL, SHARED, reads
+from pdgemm.names import AlgorithmName, ComputeType, DType, MoverName, Transpose
 from pdgemm.planning.algorithm_registry import choices, known
 from pdgemm.planning.candidate_table import Candidate
 from pdgemm.planning.candidates import Arrangement
@@ -54,17 +55,17 @@ def pdgemm(
     beta: complex = 0.0,
     C: DistMatrix | None = None,
     *,
-    transa: str = "N",
-    transb: str = "N",
-    algorithm: str = "auto",
+    transa: Transpose = "N",
+    transb: Transpose = "N",
+    algorithm: AlgorithmName = "auto",
     shape: tuple[int, int] | None = None,
     layers: int | None = None,
     lookahead: int | None = None,
     panel_width: int | None = None,
     memory_limit: int | None = None,
-    mover: str = "auto",
-    accumulate_dtype: Any = None,
-    compute_type: str | None = None,
+    mover: MoverName = "auto",
+    accumulate_dtype: DType | None = None,
+    compute_type: ComputeType | None = None,
     machine: Machine | None = None,
     progress: Callable[[int, int], object] | None = None,
     check: bool = True,
@@ -215,17 +216,17 @@ def plan(
     C: DistMatrix | None = None,
     *,
     beta: complex = 0.0,
-    transa: str = "N",
-    transb: str = "N",
-    algorithm: str = "auto",
+    transa: Transpose = "N",
+    transb: Transpose = "N",
+    algorithm: AlgorithmName = "auto",
     shape: tuple[int, int] | None = None,
     layers: int | None = None,
     lookahead: int | None = None,
     panel_width: int | None = None,
     memory_limit: int | None = None,
-    mover: str = "auto",
-    accumulate_dtype: Any = None,
-    compute_type: str | None = None,
+    mover: MoverName = "auto",
+    accumulate_dtype: DType | None = None,
+    compute_type: ComputeType | None = None,
     machine: Machine | None = None,
     check: bool = True,
 ) -> Plan:

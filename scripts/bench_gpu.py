@@ -12,7 +12,7 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +28,7 @@ from rich.table import Table
 from pdgemm.arrays import dtypes
 from pdgemm.devices import gpu_binding
 from pdgemm.model.mover_registry import AUTO, choices
+from pdgemm.names import AlgorithmName, AnyName, ComputeType, DeviceName, MoverName
 from pdgemm.support.files import write
 
 MOVERS = tuple(x for x in choices() if x != AUTO)
@@ -37,7 +38,7 @@ PANEL_BYTES = 1 << 25
 MANY = 2000  # n of the products whose memory is looked at
 
 
-def worker(sizes: list[int], repeats: int, transfer_repeats: int, device: str) -> None:
+def worker(sizes: list[int], repeats: int, transfer_repeats: int, device: DeviceName) -> None:
     """On each rank; rank 0 prints one line of JSON."""
     if device == "cuda":
         gpu_binding.choose()
@@ -61,14 +62,14 @@ def worker(sizes: list[int], repeats: int, transfer_repeats: int, device: str) -
             print(json.dumps(found))
 
 
-def usable(grid: Any, device: str) -> Iterator[str]:
+def usable(grid: Any, device: DeviceName) -> Iterator[MoverName]:
     """The movers that this machine has for so many ranks."""
     from pdgemm import DistMatrix, PdgemmError, plan
 
     A = DistMatrix.zeros((8, 8), grid=grid, device=device)
     if grid.size == 1:
         yield "auto"
-    for mover in MOVERS if grid.size > 1 else ():
+    for mover in map(AnyName, MOVERS if grid.size > 1 else ()):
         try:
             plan(A, A, mover=mover)
         except PdgemmError:
@@ -102,23 +103,21 @@ def hardware(grid: Any, device: str) -> dict[str, Any]:
     return found
 
 
-def correct(grid: Any, device: str, mover: str) -> Iterator[dict[str, Any]]:
+def correct(grid: Any, device: DeviceName, mover: MoverName) -> Iterator[dict[str, Any]]:
     """Every type and algorithm, ragged blocks, beta; against the residual check."""
     from pdgemm import DistMatrix, pdgemm, verify
 
     for dtype in DTYPES:
-        into = dtypes.TYPE[np.dtype(dtype)].sums_dtype.name
+        into = dtypes.TYPE[np.dtype(dtype)].sums_dtype
         whole = dtype == "int8"
-        made: dict[str, Any] = {"grid": grid, "device": device, "block": (67, 31)}
+        made: dict[str, Any] = {"grid": grid, "device": device, "block": (67, 31), "dtype": dtype}
         for algorithm in ("summa", "stationary_a", "cannon", "2.5d", "inner"):
             if algorithm == "2.5d" and grid.size == 1:
                 continue
             if whole:
-                A, B = (DistMatrix.from_function(_small, x, dtype=dtype, **made) for x in ((301, 517), (517, 203)))
+                A, B = (DistMatrix.from_function(_small, x, **made) for x in ((301, 517), (517, 203)))
             else:
-                A, B = (
-                    DistMatrix.random(x, dtype=dtype, seed=s, **made) for s, x in enumerate(((301, 517), (517, 203)))
-                )
+                A, B = (DistMatrix.random(x, seed=s, **made) for s, x in enumerate(((301, 517), (517, 203))))
             C = DistMatrix.zeros((301, 203), grid=grid, dtype=into, device=device)
             shape = (1, grid.size) if algorithm == "cannon" else None
             pdgemm(2, A, B, 1, C, mover=mover, algorithm=algorithm, shape=shape)
@@ -140,20 +139,23 @@ def _small(i: Any, j: Any) -> Any:
     return (7 * i + 3 * j) % 251 - 125
 
 
-def products(grid: Any, device: str, movers: list[str], n: int, what: str, repeats: int) -> Iterator[dict[str, Any]]:
+def products(
+    grid: Any, device: DeviceName, movers: Sequence[MoverName], n: int, what: str, repeats: int
+) -> Iterator[dict[str, Any]]:
     """Products of all ranks and of one, in turns, on the same kind of random numbers: GPUs are faster on constant ones.
 
     what : the type of the operands; "tf32" is float32 that may be rounded to 11 bits.
     """
     from pdgemm import DistMatrix, plan
 
-    dtype, compute = ("float32", "tf32") if what == "tf32" else (what, None)
+    dtype = "float32" if what == "tf32" else what
+    compute: ComputeType | None = "tf32" if what == "tf32" else None
     made: dict[str, Any] = {"grid": grid, "dtype": dtype, "device": device}
     A, B = (DistMatrix.random((n, n), seed=s, **made) for s in (1, 2))
     C = DistMatrix.empty((n, n), **made)
     alone = single(n, dtype, device, what == "tf32") if grid.comm.rank == 0 else None
     for mover in movers:
-        by = "auto" if mover == "auto" else "summa"  # whose panels the mover carries
+        by: AlgorithmName = "auto" if mover == "auto" else "summa"  # whose panels the mover carries
         product = plan(A, B, C, mover=mover, algorithm=by, compute_type=compute).prepare(A, B, C)
         times = [(timed(grid.comm, alone), timed(grid.comm, product)) for _ in range(repeats + 1)][1:]
         report = C.report
@@ -249,7 +251,7 @@ def memory(grid: Any, device: str) -> dict[str, Any]:
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="JSON with all figures.")
 @click.option("--worker", "is_worker", is_flag=True, hidden=True)
 def main(
-    sizes: str, ranks: str, repeats: int, transfer_repeats: int, device: str, out: Path | None, is_worker: bool
+    sizes: str, ranks: str, repeats: int, transfer_repeats: int, device: DeviceName, out: Path | None, is_worker: bool
 ) -> None:
     """Correctness, TFLOP/s beside cuBLAS, transfer times and memory, for each number of ranks."""
     numbers = [int(x) for x in sizes.split(",")]

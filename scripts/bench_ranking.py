@@ -27,6 +27,7 @@ from mpi4py import MPI
 from pdgemm import DistMatrix, Plan, ProcessGrid, plan
 from pdgemm.calibrate import calibrate
 from pdgemm.errors import ArgumentError
+from pdgemm.names import AnyName
 from pdgemm.planning.algorithm_registry import families
 from pdgemm.support.files import write
 
@@ -72,7 +73,7 @@ def main(repeats: int, shapes: tuple[str, ...], path: str | None) -> None:
             plans: dict[str, Plan] = {}
             for algorithm in families():
                 try:
-                    plans[algorithm] = plan(A, B, C, algorithm=algorithm, machine=machine)
+                    plans[algorithm] = plan(A, B, C, algorithm=AnyName(algorithm), machine=machine)
                 except ArgumentError:  # not on so many ranks
                     continue
             results.append(measured(comm, (m, n, k), name, plans, (A, B, C), repeats))

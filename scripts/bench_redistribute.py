@@ -20,6 +20,7 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm import DistMatrix, ProcessGrid
+from pdgemm.names import DType, ElementTypeName
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "columns to rows": ({"shape": "row"}, {"shape": "column"}),
@@ -47,7 +48,7 @@ def measure(
     two: dict[str, Any],
     grids: dict[str, ProcessGrid],
     size: int,
-    dtype: str,
+    dtype: DType,
     repeats: int,
 ) -> dict[str, Any]:
     """One pair of layouts."""
@@ -78,7 +79,7 @@ def measure(
 @click.option("--repeats", default=7, show_default=True)
 @click.option("--dtype", default="float64", show_default=True)
 @click.option("--json", "as_json", is_flag=True)
-def main(size: int, repeats: int, dtype: str, as_json: bool) -> None:
+def main(size: int, repeats: int, dtype: ElementTypeName, as_json: bool) -> None:
     """Redistribute a SIZE x SIZE matrix among some layouts."""
     comm = MPI.COMM_WORLD
     grids = {

@@ -20,6 +20,7 @@ from mpi4py import MPI
 from pdgemm import DistMatrix, ProcessGrid, plan
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.instrument.spans import Trace, Traced, taking
+from pdgemm.names import AlgorithmName, MoverName
 
 
 def seconds(comm: MPI.Comm, product: object) -> float:
@@ -37,6 +38,9 @@ def nanoseconds(recorder: Recorder, phases: int = 100_000) -> float:
     return (perf_counter() - start) / phases * 1e9
 
 
+WAYS: tuple[tuple[AlgorithmName, MoverName], ...] = (("summa", "ring"), ("summa", "ibcast"), ("stationary_a", "ring"))
+
+
 @click.command()
 @click.option("--sizes", default="512,1024,2048", show_default=True)
 @click.option("--width", default=64, show_default=True, help="Of panels: the narrower, the more spans.")
@@ -48,7 +52,7 @@ def main(sizes: str, width: int, repeats: int, nvtx: bool) -> None:
     with ProcessGrid(comm) as grid:
         for size in map(int, sizes.split(",")):
             A, B, C = (DistMatrix.random((size, size), grid=grid, seed=seed) for seed in range(3))
-            for algorithm, mover in (("summa", "ring"), ("summa", "ibcast"), ("stationary_a", "ring")):
+            for algorithm, mover in WAYS:
                 p = plan(A, B, C, algorithm=algorithm, mover=mover, panel_width=width)
                 product = p.prepare(A, B, C)
                 product(0)

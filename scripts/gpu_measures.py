@@ -23,6 +23,7 @@ import click
 import numpy as np
 
 from pdgemm.devices import gpu_binding
+from pdgemm.names import DType
 
 TYPES = ("int8", "float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 GOALS = {(1, "float64"): 0.97, (1, "float32"): 0.97, (1, "bfloat16"): 0.97, (4, "float64"): 0.85}  # at the largest n
@@ -101,7 +102,7 @@ def edges(grid: Any, small: bool) -> Iterator[Finding]:
     """Numbers at the edges of the types, on one rank or several."""
     from pdgemm import DistMatrix, pdgemm
 
-    def of(x: np.ndarray, dtype: str) -> Any:
+    def of(x: np.ndarray, dtype: DType) -> Any:
         return DistMatrix.from_function(lambda i, j: x[i, j], x.shape, dtype=dtype, grid=grid, device="cuda")
 
     x = np.array([[complex(math.inf, 0)]])

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from weakref import ref
 
 import numpy as np
+from mpi4py import MPI
 
 from pdgemm.algorithms.accumulator import Accumulator
 from pdgemm.algorithms.executor import Call, Executor, executor_of
@@ -22,13 +23,17 @@ from pdgemm.errors import ArgumentError
 from pdgemm.grids.layout import Layout
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument import spans
+from pdgemm.instrument.log import INFO, LOG, log_plan
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.instrument.report import MoveReport, Report
 from pdgemm.instrument.spans import HOST
 from pdgemm.matrix.argument_checks import as_scalar
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.model.mover_registry import MOVERS
 from pdgemm.movers.arrivals import Transfers
 from pdgemm.movers.node_arrays import NodeArrays
+from pdgemm.names import AnyName
+from pdgemm.planning.planner import explain
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.schedules import Product
 from pdgemm.support.agreement import GuardedCallback, agree, check_not_freed, together
@@ -63,9 +68,22 @@ class Buffers:
         self.staged = {name: like(layout, exposed=True) for name, layout in plan.staged.items()}
 
     @property
+    def _kinds(self) -> dict[str, dict[str, Any]]:
+        return {
+            "": self.product,
+            "messages of ": self.messages,
+            "copy of ": self.copies,
+            "shared copy of ": self.staged,
+        }
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The bytes of each buffer, by what it is for."""
+        return {f"{kind}{name}": x.nbytes for kind, rooms in self._kinds.items() for name, x in rooms.items()}
+
+    @property
     def nbytes(self) -> int:
-        rooms: list[Any] = [*self.product.values(), *self.messages.values()]
-        return sum(x.nbytes for x in [*rooms, *self.copies.values(), *self.staged.values()])
+        return sum(x.nbytes for rooms in self._kinds.values() for x in rooms.values())
 
 
 def unchecked(plan: ProductPlan, A: DistMatrix, B: DistMatrix) -> Buffers:
@@ -91,6 +109,10 @@ class Prepared:
         self._peers: NodeArrays | None = None
         self._call: Call[Product]
         self._multiply: Executor
+        if LOG.isEnabledFor(INFO):
+            mover = plan.product.transport
+            how = f"{mover}, {MOVERS[mover].summary}" if mover in MOVERS else mover
+            log_plan(A.grid.comm.rank, plan, how, partial(explain, plan), workspace.sizes)
 
     def set_up(self) -> Prepared:
         """Do what the first run would do once, and return this object.  Collective over the grid.
@@ -176,8 +198,10 @@ class Prepared:
         device = devices.of(C.stored)
         sharing = device.reach(A.grid).sharing if device else 1
         end = perf_counter()
-        report = partial(_report, plan, comm.rank, C.grid.coords, recorder, end - start, reports, sharing)
+        report = partial(_report, plan, comm, C.grid.coords, recorder, end - start, reports, sharing)
         C.report = report
+        if LOG.isEnabledFor(INFO) and not comm.rank:
+            LOG.info("%s", report())
         if trace:
             trace.add((HOST, "pdgemm", start, end, 0, lambda: report().as_dict()))
         if agreed:
@@ -288,16 +312,16 @@ def beta_of(beta: Any, C: DistMatrix, plan: ProductPlan) -> Any:
 
 def _report(
     plan: ProductPlan,
-    rank: int,
+    comm: MPI.Intracomm,
     coords: tuple[int, int],
     recorder: Recorder,
     seconds: float,
     moves: list[MoveReport],
     sharing: int,
 ) -> Report:
-    product, seconds_of = plan.product, recorder.seconds.get
-    return Report(
-        algorithm=plan.algorithm,
+    product, rank, seconds_of = plan.product, comm.rank, recorder.seconds.get
+    report = Report(
+        algorithm=AnyName(plan.algorithm),
         inside=plan.inside,
         mover=product.transport,
         device=product.device,
@@ -328,3 +352,11 @@ def _report(
         lower_bound_words=plan.lower_bound_words,
         moves=tuple(moves),
     )
+    return report.with_ranks(partial(_of_all_ranks, comm))
+
+
+def _of_all_ranks(comm: MPI.Intracomm, report: Report) -> list[Report]:
+    """Return the reports of one product by all ranks.  Collective."""
+    with together(comm) as arguments:
+        arguments += ["the summary of a report", report.mnk, report.algorithm, report.grid, report.dtype, report.flops]
+    return comm.allgather(report)

@@ -18,7 +18,7 @@ from pdgemm.arrays.elementwise import Combine
 from pdgemm.arrays.integers import as_count
 from pdgemm.devices.streams import recorder_of
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, GridError, LayoutError, MemoryLimitError
-from pdgemm.grids.distribution import Distribution
+from pdgemm.grids.distribution import Block, Distribution
 from pdgemm.grids.index_map import IndexMap
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.process_grid import ProcessGrid
@@ -32,6 +32,7 @@ from pdgemm.movers.block_copy import copy_blocks
 from pdgemm.movers.node_arrays import NodeArrays
 from pdgemm.movers.panel_views import column_room
 from pdgemm.movers.pipeline import flat
+from pdgemm.names import DType
 from pdgemm.schedules.exchange import Exchange, best_places, plan_exchange
 from pdgemm.support.agreement import together
 
@@ -44,10 +45,10 @@ def redistribute(
     beta: complex = 0,
     like: DistMatrix | None = None,
     grid: ProcessGrid | None = None,
-    block: int | tuple[int, int] | None = None,
+    block: Block | None = None,
     source: tuple[int, int] = (0, 0),
     order: Order = "C",
-    dtype: Any = None,
+    dtype: DType | None = None,
     relabel: bool = False,
     memory_limit: int | None = None,
     check: bool = True,
@@ -97,9 +98,8 @@ def redistribute(
         _check(X, out)
         alpha, beta = (as_scalar(x, out.dtype, name) for x, name in ((alpha, "alpha"), (beta, "beta")))
         limit = None if memory_limit is None else as_count(memory_limit, "memory_limit", 0)
-        layout, target = X.layout_in(X.grid), out.layout_in(X.grid)
-        if alpha == 0:  # X is not read
-            layout = target
+        target = out.layout_in(X.grid)
+        layout = target if alpha == 0 else X.layout_in(X.grid)  # X is not read where alpha is 0
         shared = X.shared and X.grid.ranks_per_node is None
         where = devices.of(X.stored)
         shared, staged, nccl = reached(where, X.grid, shared, X.mpi_addressable and out.mpi_addressable)

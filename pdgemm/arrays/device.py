@@ -10,20 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 
 import numpy as np
 
 from pdgemm.arrays import workspace
 from pdgemm.arrays.workspace import Workspace
 from pdgemm.errors import DeviceError, DTypeError
+from pdgemm.names import DeviceName
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 Array = Any  # a NumPy array, or one of a device
 
-HOST = "host"
+HOST: Final = "host"
 REMEDY = "Open MPI built with --with-cuda, or MPICH_GPU_SUPPORT_ENABLED=1 on a Cray"  # where MPI is not GPU-aware
 _MODULES = {"cuda": "pdgemm.devices.cuda"}  # the module that makes each device
 
@@ -219,9 +220,9 @@ def named(name: Any) -> Device | None:
     return made
 
 
-def name_of(x: Array) -> str:
+def name_of(x: Array) -> DeviceName:
     found = of(x)
-    return found.name if found else HOST
+    return cast(DeviceName, found.name) if found else HOST
 
 
 def adopted(x: Any) -> Array:

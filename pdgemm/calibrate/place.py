@@ -19,6 +19,7 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.model.mover_registry import NCCL, RING, by_messages
+from pdgemm.names import AnyName
 
 REPEATS = 7
 
@@ -83,7 +84,7 @@ class Place(NamedTuple):
         return made
 
     def zeros(self, m: int, n: int, grid: ProcessGrid, **layout: Any) -> DistMatrix:
-        return DistMatrix.zeros((m, n), grid=grid, device=self.name, **layout)
+        return DistMatrix.zeros((m, n), grid=grid, device=AnyName(self.name), **layout)
 
     def recorder(self) -> Recorder:
         return recorder_of(self.empty(0))

@@ -13,6 +13,7 @@ from pdgemm.arrays.element_functions import KINDS
 from pdgemm.cli import options
 from pdgemm.cli.job import OfAllRanks
 from pdgemm.cli.param_types import BLOCK, BYTES, DATASET, GRID, NUMBER, SHAPE, Dataset
+from pdgemm.names import DeviceName, ElementTypeName
 
 _layout = options.together(
     click.option("--grid", "grid_shape", type=GRID, help="Process grid; default: as square as possible."),
@@ -39,7 +40,7 @@ _seed = click.option("--seed", default=0, show_default=True)
 def generate(
     target: Dataset,
     shape: tuple[int, int],
-    dtype: str,
+    dtype: ElementTypeName,
     kind: str,
     seed: int,
     grid_shape: tuple[int, int] | None,
@@ -101,11 +102,11 @@ def multiply(
     transb: str,
     grid_shape: tuple[int, int] | None,
     block: tuple[int, int] | None,
-    dtype: str | None,
+    dtype: ElementTypeName | None,
     product_grid: tuple[int, int] | None,
     accumulate_dtype: str | None,
     compute_type: str | None,
-    device: str,
+    device: DeviceName,
     trace_file: str | None,
     nvtx: bool,
     verified: bool,
@@ -121,7 +122,6 @@ def multiply(
     from pdgemm.arrays.dtypes import product
     from pdgemm.cli.session import session
     from pdgemm.gemm import pdgemm
-    from pdgemm.instrument.report import summary
     from pdgemm.io import hdf5
     from pdgemm.matrix.residual import verify
 
@@ -134,13 +134,12 @@ def multiply(
         stored = product(A.dtype, B.dtype)
         size = A.shape[0] * B.shape[1] * stored.itemsize
         hdf5.check_output(Path(output.path), output.name, say.grid, size)
-        before = say.load("C on entry", c0 or output, block, str(stored), device=device) if beta else None
+        before = say.load("C on entry", c0 or output, block, stored, device=device) if beta else None
         C = before.copy() if verified and before is not None else before
         replaces = before.report if before is not None and from_output else None
         with say.progress("multiply") as progress:
             C = pdgemm(alpha, A, B, beta, C, shape=product_grid, progress=progress, **types, **others)
-        reports = say.grid.comm.gather(C.report)
-        say.report("product", summary(reports) if reports else None)
+        say.report("product", C.report.summary())
         if verified:
             with say.progress("verify"):
                 residual = verify(C, alpha, A, B, beta, before, seed=seed, **types)

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from time import perf_counter
 from typing import Any
 
@@ -19,12 +19,12 @@ from rich.progress import Progress
 from pdgemm.cli.param_types import Dataset
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.instrument.report import Summary
 from pdgemm.io import hdf5
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.names import DeviceName, DType
 from pdgemm.profiling.trace_file import trace
 from pdgemm.support import launcher, signals
-from pdgemm.support.tables import Table
-from pdgemm.support.text import in_bytes
 
 SECONDS_BETWEEN_LINES = 5.0
 
@@ -43,21 +43,21 @@ class Speaker:
         """Report a result, as a line or as a member of the JSON object."""
         if self.grid.rank:
             return
-        plain = asdict(what) if is_dataclass(what) else dict(what)  # type: ignore[arg-type]
+        plain = what.as_dict() if isinstance(what, Summary) else asdict(what)
         if key == "verify":
             plain["passed"] = what.passed
         self.facts[key] = [*self.facts.get(key, []), plain] if key == "read" else plain
         if not self.as_json:
-            say_line(_product_text(what) if key == "product" else str(what))
+            say_line(str(what))
 
     def load(
         self,
         what: str,
         dataset: Dataset,
         block: tuple[int, int] | None,
-        dtype: str | None = None,
+        dtype: DType | None = None,
         op: str = "N",
-        device: str = "host",
+        device: DeviceName = "host",
     ) -> DistMatrix:
         with self.progress(f"read {what}") as progress:
             transpose = op.upper() != "N"
@@ -128,30 +128,3 @@ def check_launcher(size: int) -> None:
             f"the launcher started {started} processes ({name}), but MPI sees one: the launcher belongs to "
             f"another MPI than mpi4py's {library}; use that library's mpiexec, or set MPI4PY_LIBMPI"
         )
-
-
-def _product_text(facts: dict[str, Any]) -> str:
-    """Return the summary of a product as text: a table of figures per rank, and figures of all ranks."""
-    seconds, number = "{:.3g}".format, "{:.0f}".format
-    figures = [
-        ("time [s]", "seconds", seconds),
-        ("compute [s]", "compute_seconds", seconds),
-        ("wait [s]", "wait_seconds", seconds),
-        ("pack [s]", "pack_seconds", seconds),
-        ("redistribution [s]", "move_seconds", seconds),
-        ("words received", "words_received", number),
-        ("messages received", "messages_received", number),
-        ("buffers", "extra_bytes", in_bytes),
-    ]
-    rows = [
-        (name, *(form(facts["per_rank"][key][which]) for which in ("min", "mean", "max")))
-        for name, key, form in figures
-    ]
-    hidden = "" if facts["overlap"] is None else f"; {facts['overlap']:.0%} of the transfers were hidden"
-    moved = f"; {', '.join(facts['redistributed'])} redistributed" if facts["redistributed"] else ""
-    return (
-        f"{facts['title']}\n{Table(('on a rank', 'least', 'mean', 'most'), rows, words=('on a rank',))}\n"
-        f"{facts['gflops']:.1f} GFLOP/s; predicted {facts['predicted_seconds']:.3g} s{hidden}{moved}; words and "
-        f"messages {'as' if facts['as_predicted'] else 'NOT as'} the formula says; lower bound "
-        f"{facts['lower_bound_words']:.0f} words"
-    )

@@ -1,14 +1,19 @@
-"""Measurements of a product on one rank, beside the predictions of its plan."""
+"""Measurements of a product on one rank, beside the predictions of its plan, and their summary over all ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pdgemm.blas.threads import multiplier
+from pdgemm.errors import ArgumentError
 from pdgemm.instrument.recorder import Traffic
-from pdgemm.support.text import counted, named, sides
+from pdgemm.names import AlgorithmName
+from pdgemm.support.tables import Table
+from pdgemm.support.text import counted, in_bytes, in_rate, in_seconds, in_words, named, sides
+
+_FAR = 1.5  # times the lower bound: from here on it is said what the bound is of
 
 
 @dataclass(frozen=True)
@@ -28,9 +33,34 @@ class MoveReport:
     def __str__(self) -> str:
         traffic = self.counted
         return (
-            f"{self.name} redistributed from {self.source} to {self.target}: "
-            f"{traffic.words_received} words received, {traffic.words_sent} sent "
-            f"in {counted(traffic.messages_sent, 'message')}, {self.seconds:.4f} s"
+            f"{self.name} redistributed from {self.source} to {self.target}: rank {self.rank} received "
+            f"{in_words(traffic.words_received)} and sent {in_words(traffic.words_sent)} "
+            f"in {counted(traffic.messages_sent, 'message')}, {in_seconds(self.seconds)}"
+        )
+
+
+@dataclass(frozen=True)
+class IOReport:
+    """A report of a load or save; the bytes are the total of all ranks.
+
+    checksum : the checksum recorded with the dataset; None if there is none.
+    """
+
+    action: str
+    path: str
+    name: str
+    method: str
+    shape: tuple[int, int]
+    dtype: str
+    bytes: int
+    seconds: float
+    checksum: str | None
+
+    def __str__(self) -> str:
+        rows, cols = self.shape
+        return (
+            f"{self.action} {self.path}:{self.name} ({rows} x {cols} {self.dtype}, {in_bytes(self.bytes)}) "
+            f"by {self.method} in {in_seconds(self.seconds)}, {in_bytes(self.bytes / max(self.seconds, 1e-9))}/s"
         )
 
 
@@ -42,11 +72,14 @@ class Report:
     `counted` is the traffic as counted where messages are passed to MPI, `predicted` is the plan's formula;
     `extra_bytes` is the memory of the buffers beyond A, B and C.  `moves` are the redistributions to and from the
     algorithm's layouts; their words, bytes and seconds are part of the totals.
+
+    `summary()` has the figures of all ranks.  `str` is a line about this rank, below the product on rank 0, so that
+    `print(C.report)` on all ranks describes the product once.
     """
 
-    algorithm: str
+    algorithm: AlgorithmName
     inside: str  # the algorithm of each layer
-    mover: str
+    mover: str  # or another way in which panels travel: "shift", "reduce_scatter"
     grid: tuple[int, int]
     layers: int
     mnk: tuple[int, int, int]
@@ -99,28 +132,70 @@ class Report:
         """The GFLOP/s of all ranks together, by this rank's clock."""
         return self.flops / self.seconds / 1e9 if self.seconds else 0.0
 
+    @property
+    def as_predicted(self) -> bool:
+        """Are the words, the messages and the bytes of buffers what the plan said?"""
+        return self.counted == self.predicted and self.extra_bytes == self.predicted_extra_bytes
+
+    # how the reports of all ranks are collected; no field, because it is no measurement, and cannot be sent
+    _collect: ClassVar[Any] = None
+
+    def with_ranks(self, collect: Callable[[Report], list[Report]]) -> Self:
+        """Let `summary` collect the reports of all ranks by this function, and return this report."""
+        object.__setattr__(self, "_collect", collect)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_collect"}
+
+    def summary(self) -> Summary:
+        """Return the figures of all ranks: least, mean and most of each.  Collective over the grid of the product.
+
+        It is the same on every rank.  Its `str` is what `pdgemm multiply` prints, `print()` writes that once, from rank
+        0, and `as_dict()` has the numbers.
+        Raises ArgumentError where the report came from another process and does not know its ranks, or where the ranks
+        ask about different products; GridError where the grid was freed.
+        """
+        if self._collect is None:
+            raise ArgumentError("the report came from another process: use pdgemm.instrument.report.Summary(reports)")
+        return Summary(self._collect(self), self.rank)
+
     def as_dict(self) -> dict[str, Any]:
         """Return the report as numbers and strings, for JSON."""
         return asdict(self) | {"gflops": self.gflops, "overlap": self.overlap}
 
     def __str__(self) -> str:
-        measured, predicted = self.counted, self.predicted
+        line = f"rank {self.rank} at {self.coords}: {self._times()}; {self._traffic()}"
+        if self.rank:
+            return line
+        expected = f"predicted {in_seconds(self.predicted_seconds)}, lower bound {in_words(self.lower_bound_words)}"
+        return f"{_title(self)}; {expected}\n{line}"
+
+    def _times(self) -> str:
         other = self.seconds - self.compute_seconds - self.wait_seconds - self.pack_seconds - self.move_seconds
-        read = f", {measured.words_read} of them read in place" if measured.words_read else ""
         hidden = "" if self.overlap is None else f" ({self.overlap:.0%} of the transfers hidden)"
-        moved = f" + redistribute {self.move_seconds:.4f}" if self.moves else ""
+        names = ", ".join(move.name for move in self.moves)
+        moved = f" + redistribute {names} {in_seconds(self.move_seconds)}" if self.moves else ""
         return (
-            f"{_title(self)}\n"
-            f"  rank {self.rank} at {self.coords}: {self.seconds:.4f} s ({self.gflops:.1f} GFLOP/s on all ranks) "
-            f"= compute {self.compute_seconds:.4f} + wait {self.wait_seconds:.4f}{hidden} "
-            f"+ pack {self.pack_seconds:.4f}{moved} + other {other:.4f}; predicted {self.predicted_seconds:.4f} s\n"
-            f"  received {measured.words_received} words in {measured.messages_received} messages "
-            f"(formula {predicted.words_received} in {predicted.messages_received}; "
-            f"lower bound {self.lower_bound_words:.0f}){read}\n"
-            f"  sent     {measured.words_sent} words in {measured.messages_sent} messages "
-            f"(formula {predicted.words_sent} in {predicted.messages_sent})\n"
-            f"  extra memory {self.extra_bytes} bytes (formula {self.predicted_extra_bytes})"
-            + "".join(f"\n  {move}" for move in self.moves)
+            f"{in_seconds(self.seconds)} ({in_rate(1e9 * self.gflops)} on all ranks) = "
+            f"compute {in_seconds(self.compute_seconds)} + wait {in_seconds(self.wait_seconds)}{hidden} "
+            f"+ pack {in_seconds(self.pack_seconds)}{moved} + other {in_seconds(max(0.0, other))}"
+        )
+
+    def _traffic(self) -> str:
+        def of(x: Traffic, extra: int) -> str:
+            read = f", {in_words(x.words_read)} of them read in place" if x.words_read else ""
+            return (
+                f"received {in_words(x.words_received)} in {counted(x.messages_received, 'message')}{read}, "
+                f"sent {in_words(x.words_sent)} in {x.messages_sent}; extra memory {in_bytes(extra)}"
+            )
+
+        if self.as_predicted:
+            return f"{of(self.counted, self.extra_bytes)}, as the formula says"
+        # in full, because the figures may differ in the last digit
+        return (
+            f"{self.counted}, extra memory {self.extra_bytes} bytes, but the formula says {self.predicted}, "
+            f"{self.predicted_extra_bytes} bytes"
         )
 
 
@@ -133,23 +208,86 @@ _SECONDS = tuple(f"{name}seconds" for name in ("", "compute_", "wait_", "sync_",
 _COUNTED = ("words_received", "words_read", "words_sent", "messages_received", "messages_sent")
 
 
-def summary(reports: Sequence[Report]) -> dict[str, Any]:
-    """Return the reports of all ranks as one table with the minimum, mean and maximum of each figure."""
-    first = reports[0]
-    slowest = max(r.seconds for r in reports)
-    columns = {name: [getattr(r, name) for r in reports] for name in _SECONDS}
-    columns |= {name: [getattr(r.counted, name) for r in reports] for name in _COUNTED}
-    columns["extra_bytes"] = [r.extra_bytes for r in reports]
-    overlaps = [r.overlap for r in reports if r.overlap is not None]
-    return {
-        "title": _title(first),
-        **{name: getattr(first, name) for name in _ALIKE},
-        "redistributed": [move.name for move in first.moves],
-        "overlap": sum(overlaps) / len(overlaps) if overlaps else None,  # the mean over ranks
-        "gflops": first.flops / slowest / 1e9 if slowest else 0.0,
-        "as_predicted": all(r.counted == r.predicted and r.extra_bytes == r.predicted_extra_bytes for r in reports),
-        "per_rank": {name: {"min": min(x), "mean": sum(x) / len(x), "max": max(x)} for name, x in columns.items()},
-    }
+@dataclass(frozen=True)
+class Summary:
+    """The reports of one product by all its ranks, in the order of the ranks; `str` is a table of their figures.
+
+    rank : the rank that has this summary; `print()` writes on rank 0 alone.
+    """
+
+    reports: Sequence[Report]
+    rank: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures of the product, under "per_rank" the minimum, mean and maximum of those that differ."""
+        reports, first = self.reports, self.reports[0]
+        columns = {name: [getattr(r, name) for r in reports] for name in _SECONDS}
+        columns |= {name: [getattr(r.counted, name) for r in reports] for name in _COUNTED}
+        columns["extra_bytes"] = [r.extra_bytes for r in reports]
+        overlaps = [r.overlap for r in reports if r.overlap is not None]
+        return {
+            "title": _title(first),
+            **{name: getattr(first, name) for name in _ALIKE},
+            "redistributed": [move.name for move in first.moves],
+            "overlap": sum(overlaps) / len(overlaps) if overlaps else None,  # the mean over ranks
+            "gflops": self.gflops,
+            "as_predicted": all(r.as_predicted for r in reports),
+            "per_rank": {name: {"min": min(x), "mean": sum(x) / len(x), "max": max(x)} for name, x in columns.items()},
+        }
+
+    @property
+    def seconds(self) -> float:
+        """The time of the slowest rank."""
+        return max(r.seconds for r in self.reports)
+
+    @property
+    def gflops(self) -> float:
+        """The GFLOP/s of all ranks together, by the clock of the slowest."""
+        return self.reports[0].flops / self.seconds / 1e9 if self.seconds else 0.0
+
+    def print(self) -> None:
+        """Print the summary once: on rank 0."""
+        if not self.rank:
+            print(self, flush=True)
+
+    def __str__(self) -> str:
+        facts = self.as_dict()
+        rows = [
+            (name, *(form(facts["per_rank"][key][which]) for which in ("min", "mean", "max")))
+            for name, key, form in _ROWS
+        ]
+        hidden = "" if facts["overlap"] is None else f"; {facts['overlap']:.0%} of the transfers were hidden"
+        moved = f"; {', '.join(facts['redistributed'])} redistributed" if facts["redistributed"] else ""
+        return (
+            f"{facts['title']}\n{Table(('on a rank', 'least', 'mean', 'most'), rows, words=('on a rank',))}\n"
+            f"{in_rate(1e9 * self.gflops)}; predicted {in_seconds(facts['predicted_seconds'])}{hidden}{moved}; "
+            f"words and messages {'as' if facts['as_predicted'] else 'NOT as'} the formula says; "
+            f"{_beside_bound(facts['lower_bound_words'], facts['per_rank'])}"
+        )
+
+
+# the rows of a summary
+_ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("time", "seconds", in_seconds),
+    ("compute", "compute_seconds", in_seconds),
+    ("wait", "wait_seconds", in_seconds),
+    ("pack", "pack_seconds", in_seconds),
+    ("redistribution", "move_seconds", in_seconds),
+    ("received", "words_received", in_words),
+    ("messages received", "messages_received", "{:.0f}".format),
+    ("buffers", "extra_bytes", in_bytes),
+)
+
+
+def _beside_bound(bound: float, per_rank: dict[str, dict[str, float]]) -> str:
+    """Return the lower bound as a phrase, and why the words may be far above it."""
+    text, words, read = f"lower bound {in_words(bound)}", per_rank["words_received"], per_rank["words_read"]
+    if words["max"] <= _FAR * bound:
+        return text
+    text += ", for the layouts that suit the product best"
+    if not read["max"]:
+        return text
+    return f"{text}; this product read {'all' if read == words else 'some'} of its words in place on the node"
 
 
 def _title(r: Report) -> str:
@@ -162,3 +300,9 @@ def _title(r: Report) -> str:
         f"{sides(*r.grid, r.layers)} grid: {counted(r.panels, 'panel')} of width <= {r.panel_width}, "
         f"lookahead {r.lookahead}, mover {r.mover}, {multiplier}"
     )
+
+
+if TYPE_CHECKING:
+
+    class AnyReport(Report, MoveReport, IOReport):
+        """The report of a matrix, which is one of these: a user knows which, and needs no cast."""

@@ -27,6 +27,7 @@ from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.matrix.gather import PIECE_BYTES
 from pdgemm.model.formulas import gemm_flops
 from pdgemm.support.agreement import together
+from pdgemm.support.text import counted, in_bytes, in_rate, in_seconds
 from pdgemm.support.watchdog import watched
 
 Items = Any  # an array (items, rows, columns), or a list of matrices
@@ -41,6 +42,13 @@ class BatchReport:
     local_flops: int
     seconds: float
     imbalance: float  # most flops of any rank / their mean over the ranks
+
+    def __str__(self) -> str:
+        rate = in_rate(self.local_flops / self.seconds if self.seconds else 0.0)
+        return (
+            f"{counted(self.items, 'product')} on all ranks; this rank multiplied for {in_seconds(self.seconds)} "
+            f"at {rate}; the busiest rank had {self.imbalance:.2f} times the mean work"
+        )
 
 
 class Batch:
@@ -68,7 +76,7 @@ class Batch:
         self.device = device
         shapes.flags.writeable = owner.flags.writeable = False
         self.items, self.shapes, self.owner, self.dtype, self.comm = items, shapes, owner, dtype, comm
-        self.report: BatchReport | None = None
+        self.report: BatchReport = None  # type: ignore[assignment]  # so that the report of a product needs no cast
 
     @classmethod
     def from_local(cls, items: np.ndarray | Sequence[np.ndarray], comm: MPI.Comm) -> Batch:
@@ -124,6 +132,16 @@ class Batch:
     def __len__(self) -> int:
         """Return the number of items of all ranks."""
         return len(self.owner)
+
+    def __repr__(self) -> str:
+        least, most = (f(self.shapes, axis=0) if len(self) else (0, 0) for f in (np.min, np.max))
+        low, high = (f"{rows} x {cols}" for rows, cols in (least, most))
+        own = sum(x.nbytes for x in arrays(self))
+        return (
+            f"Batch({counted(len(self), 'item')} of {low}{'' if low == high else f' to {high}'}, {self.dtype}"
+            f"{f' on {self.device.name}' if self.device else ''}; rank {self.comm.rank} of {self.comm.size} holds "
+            f"{np.count_nonzero(self.owner == self.comm.rank)}, {in_bytes(own)})"
+        )
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         raise TypeError("a Batch is not one array: use .items or .to_global(root)")

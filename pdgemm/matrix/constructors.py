@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from pdgemm.matrix.local_arrays import (
     new_local,
 )
 from pdgemm.matrix.matrix_base import MatrixBase
+from pdgemm.names import DeviceName, DType, RandomKind
 from pdgemm.support.agreement import together
 
 
@@ -39,10 +40,10 @@ class Constructors(MatrixBase):
         *,
         grid: ProcessGrid,
         block: Block | None = None,
-        dtype: Any = np.float64,
+        dtype: DType = np.float64,
         source: tuple[int, int] = (0, 0),
         order: Order = "C",
-        device: str = devices.HOST,
+        device: DeviceName = devices.HOST,
     ) -> Self:
         """Make a matrix whose elements are not initialised.  Collective over the grid.
 
@@ -60,15 +61,37 @@ class Constructors(MatrixBase):
         return cls(local, grid, distribution, order, shared=all_shared(local, grid))
 
     @classmethod
-    def zeros(cls, shape: tuple[int, int], *, grid: ProcessGrid, **layout: Any) -> Self:
+    def zeros(
+        cls,
+        shape: tuple[int, int],
+        *,
+        grid: ProcessGrid,
+        block: Block | None = None,
+        dtype: DType = np.float64,
+        source: tuple[int, int] = (0, 0),
+        order: Order = "C",
+        device: DeviceName = devices.HOST,
+    ) -> Self:
         """Make a matrix of zeros.  Collective over the grid; arguments as for `empty`."""
-        return cls._filled("zeros", element_function("zeros", 0, np.dtype("d")), shape, grid, layout)
+        made = cls.empty(shape, grid=grid, block=block, dtype=dtype, source=source, order=order, device=device)
+        return made._filled("zeros", element_function("zeros", 0, np.dtype("d")))
 
     @classmethod
-    def eye(cls, n: int | tuple[int, int], *, grid: ProcessGrid, **layout: Any) -> Self:
+    def eye(
+        cls,
+        n: int | tuple[int, int],
+        *,
+        grid: ProcessGrid,
+        block: Block | None = None,
+        dtype: DType = np.float64,
+        source: tuple[int, int] = (0, 0),
+        order: Order = "C",
+        device: DeviceName = devices.HOST,
+    ) -> Self:
         """Make a matrix with 1 on the main diagonal and 0 elsewhere, n x n or of a given shape.  Collective."""
         shape = n if isinstance(n, tuple) else (n, n)
-        return cls._filled("eye", element_function("eye", 0, np.dtype("d")), shape, grid, layout)
+        made = cls.empty(shape, grid=grid, block=block, dtype=dtype, source=source, order=order, device=device)
+        return made._filled("eye", element_function("eye", 0, np.dtype("d")))
 
     @classmethod
     def random(
@@ -77,41 +100,56 @@ class Constructors(MatrixBase):
         *,
         grid: ProcessGrid,
         seed: int = 0,
-        kind: str = "uniform",
-        dtype: Any = np.float64,
-        **layout: Any,
+        kind: RandomKind = "uniform",
+        block: Block | None = None,
+        dtype: DType = np.float64,
+        source: tuple[int, int] = (0, 0),
+        order: Order = "C",
+        device: DeviceName = devices.HOST,
     ) -> Self:
         """Make a matrix of random numbers, which depend on the seed but not on grid and layout.  Collective.
 
-        kind : "uniform" on [0, 1), or "normal" with mean 0 and variance 1.
+        kind : "uniform" on [0, 1), or "normal" with mean 0 and variance 1; other arguments as for `empty`.
         """
         with together(communicator_of(grid)) as arguments:
+            if kind not in get_args(RandomKind):
+                raise ArgumentError(f"kind {kind!r} is not one of {', '.join(get_args(RandomKind))}")
             f = element_function(kind, seed, element_type(dtype))
             arguments += ["DistMatrix.random", f"seed={seed}", kind]
-        return cls.from_function(f, shape, grid=grid, dtype=dtype, **layout)
+        made = cls.empty(shape, grid=grid, block=block, dtype=dtype, source=source, order=order, device=device)
+        return made._filled("random", f)
 
     @classmethod
-    def from_function(cls, f: ElementFunction, shape: tuple[int, int], *, grid: ProcessGrid, **layout: Any) -> Self:
-        """Make the matrix A[i, j] = f(i, j).  Collective over the grid; no element is sent.
+    def from_function(
+        cls,
+        f: ElementFunction,
+        shape: tuple[int, int],
+        *,
+        grid: ProcessGrid,
+        block: Block | None = None,
+        dtype: DType = np.float64,
+        source: tuple[int, int] = (0, 0),
+        order: Order = "C",
+        device: DeviceName = devices.HOST,
+    ) -> Self:
+        """Make the matrix A[i, j] = f(i, j).  Collective over the grid; no element is sent; arguments as for `empty`.
 
         f : called with integer arrays i of shape (r, 1) and j of shape (1, c); returns something that
             broadcasts to (r, c).  An exception in f on any rank is raised on all.
         """
-        return cls._filled("from_function", f, shape, grid, layout)
+        made = cls.empty(shape, grid=grid, block=block, dtype=dtype, source=source, order=order, device=device)
+        return made._filled("from_function", f)
 
-    @classmethod
-    def _filled(
-        cls, name: str, f: ElementFunction, shape: tuple[int, int], grid: ProcessGrid, layout: dict[str, Any]
-    ) -> Self:
-        matrix = cls.empty(shape, grid=grid, **layout)
-        with together(grid.comm) as arguments:
+    def _filled(self, name: str, f: ElementFunction) -> Self:
+        """Set the elements of a new matrix, and return it.  Collective."""
+        with together(self.grid.comm) as arguments:
             arguments.append(f"DistMatrix.{name}")
-            host = matrix.local if matrix.device == devices.HOST else np.empty(matrix.local.shape, matrix.dtype)
+            host = self.local if self.device == devices.HOST else np.empty(self.local.shape, self.dtype)
             if host.size:
-                fill(host, *matrix.indices(), f)
-            if host is not matrix.local:
-                set_elements(matrix.local, host)
-        return matrix
+                fill(host, *self.indices(), f)
+            if host is not self.local:
+                set_elements(self.local, host)
+        return self
 
     @classmethod
     def from_local(
@@ -167,12 +205,14 @@ class Constructors(MatrixBase):
         root: int | None = None,
         block: Block | None = None,
         source: tuple[int, int] = (0, 0),
-        device: str = devices.HOST,
+        order: Order = "C",
+        device: DeviceName = devices.HOST,
     ) -> Self:
         """Distribute a whole matrix.  Collective over the grid.
 
         array : (m, n) on every rank, each of which copies its part; or, with `root`, on that rank only,
                 which sends the other ranks their parts.  Numbers in any byte order; a masked array is refused.
+        block, source, order, device : as for `empty`.
         """
         with together(communicator_of(grid)) as arguments:
             if root is not None:
@@ -182,13 +222,16 @@ class Constructors(MatrixBase):
             if root is None:
                 arguments += [whole.shape, whole.dtype]
         if root is None:
-            matrix = cls.empty(whole.shape, grid=grid, block=block, dtype=whole.dtype, source=source, device=device)
+            matrix = cls.empty(
+                whole.shape, grid=grid, block=block, dtype=whole.dtype, source=source, order=order, device=device
+            )
             with together(grid.comm):
                 set_elements(matrix.local, whole[block_index(*matrix.indices())])
             return matrix
         shape, dtype = grid.comm.bcast((whole.shape, whole.dtype), root=root)
-        matrix = cls.empty(shape, grid=grid, block=block, dtype=dtype, source=source, device=device)
-        host = matrix.local if matrix.device == devices.HOST else np.empty(matrix.local.shape, dtype)
+        matrix = cls.empty(shape, grid=grid, block=block, dtype=dtype, source=source, order=order, device=device)
+        in_place = matrix.device == devices.HOST and matrix.order == "C"  # messages are of rows
+        host = matrix.local if in_place else np.empty(matrix.local.shape, dtype)
         scatter(whole, host, matrix.distribution, grid, root)
         with together(grid.comm):
             if host is not matrix.local:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, overload
 
 import numpy as np
 
@@ -13,11 +14,15 @@ from pdgemm.arrays.dtypes import element_type
 from pdgemm.arrays.elementwise import CONJUGATE, CONVERT, set_elements
 from pdgemm.arrays.integers import shown
 from pdgemm.errors import ArgumentError
+from pdgemm.grids.distribution import Block
+from pdgemm.grids.layout import Order
+from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.matrix.constructors import Constructors, check_root
 from pdgemm.matrix.gather import allgather, gather
 from pdgemm.matrix.local_arrays import all_shared, device_on, new_array
 from pdgemm.matrix.numpy_functions import WHOLE, NumPyFunctions, not_available
 from pdgemm.matrix.reductions import Reductions
+from pdgemm.names import DeviceName, DType, Norm
 from pdgemm.support.agreement import check_not_freed, together
 
 
@@ -47,9 +52,18 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
     result has the layout of the first matrix of its shape; one of another layout is redistributed to that, and
     then the report of the result has the words that were sent.  `A.sum(axis=0)` and `numpy.sum(A, axis=0)` are
     among the reductions, see `Reductions`; `A @ x` and `x @ A` take vectors that are the same on every rank.
-    NumPy's other functions raise TypeError, which says what to use instead.
+    NumPy's other functions raise TypeError, which says what to use instead.  Operators and methods have exact types for
+    type checkers; of `numpy.sqrt(A)` and NumPy's other functions they believe what NumPy says, an ndarray.
     """
 
+    @overload
+    def __getitem__(self, key: slice | EllipsisType | tuple[slice, slice]) -> Self: ...
+    @overload
+    def __getitem__(
+        self, key: SupportsIndex | tuple[SupportsIndex, slice] | tuple[slice, SupportsIndex]
+    ) -> np.ndarray: ...
+    @overload
+    def __getitem__(self, key: tuple[SupportsIndex, SupportsIndex]) -> Any: ...
     def __getitem__(self, key: Any) -> Any:
         """A[i0:i1, j0:j1] and A[...] are submatrices, as views.  A[i], A[i, :], A[:, j] and A[i, j] are elements.
 
@@ -116,9 +130,10 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         CONVERT(local, part)
         return type(self)(local, self.grid, self.distribution, self.order)
 
-    def conj(self) -> Any:
+    def conj(self) -> Self:
         """Return the complex conjugate, a copy.  Local.  `A.H` is a view."""
-        return np.conj(self)
+        conjugate: Self = np.conj(self)  # type: ignore[assignment]
+        return conjugate
 
     conjugate = conj
 
@@ -130,13 +145,15 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         """Return A @ other.  Collective."""
         return np.dot(self, other)
 
-    def clip(self, min: Any = None, max: Any = None) -> Any:
+    def clip(self, min: Any = None, max: Any = None) -> Self:
         """Return the elements limited to an interval, as `numpy.clip`.  Collective where a limit is no number."""
-        return np.clip(self, min, max)
+        clipped: Self = np.clip(self, min, max)  # type: ignore[assignment]
+        return clipped
 
-    def round(self, decimals: int = 0) -> Any:
+    def round(self, decimals: int = 0) -> Self:
         """Return the elements rounded to a number of decimals, as `numpy.round`.  Local."""
-        return np.round(self, decimals)
+        rounded: Self = np.round(self, decimals)  # type: ignore[assignment]
+        return rounded
 
     if not TYPE_CHECKING:  # which would then know every attribute
 
@@ -147,11 +164,28 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
             raise AttributeError(f"a DistMatrix has no attribute {name!r}", name=name, obj=self)
 
     # ------------------------------------------------------------------ moving
-    def redistribute(self, out: DistMatrix | None = None, **options: Any) -> DistMatrix:
+    def redistribute(
+        self,
+        out: DistMatrix | None = None,
+        *,
+        alpha: complex = 1,
+        beta: complex = 0,
+        like: DistMatrix | None = None,
+        grid: ProcessGrid | None = None,
+        block: Block | None = None,
+        source: tuple[int, int] = (0, 0),
+        order: Order = "C",
+        dtype: DType | None = None,
+        relabel: bool = False,
+        memory_limit: int | None = None,
+        check: bool = True,
+    ) -> DistMatrix:
         """Copy the elements to another layout, `like=B` to that of B: see `pdgemm.redistribute`.  Collective."""
-        return pdgemm.redistribute(self, out, **options)
+        layout: Any = {"grid": grid, "block": block, "source": source, "order": order, "dtype": dtype}
+        limits: Any = {"relabel": relabel, "memory_limit": memory_limit, "check": check}
+        return pdgemm.redistribute(self, out, alpha=alpha, beta=beta, like=like, **layout, **limits)
 
-    def to_device(self, device: str = "cuda") -> Self:
+    def to_device(self, device: DeviceName = "cuda") -> Self:
         """Return a copy in the memory of a device or of the host, or the matrix itself if it is there.  Collective.
 
         Raises DeviceError where there is no such device, OutOfMemoryError where it has no room; on every rank.
@@ -194,7 +228,15 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         return whole
 
     # ------------------------------------------------------------------ computing
-    def norm(self, kind: str | int | float = "fro", axis: int | None = None, keepdims: bool = False) -> Any:
+    @overload
+    def norm(self, kind: Norm = "fro", axis: None = None, keepdims: Literal[False] = False) -> float: ...
+    @overload
+    def norm(self, kind: Norm = "fro", *, axis: int, keepdims: Literal[False] = False) -> np.ndarray: ...
+    @overload
+    def norm(self, kind: Norm, axis: int, keepdims: Literal[False] = False) -> np.ndarray: ...
+    @overload
+    def norm(self, kind: Norm = "fro", *, axis: int, keepdims: Literal[True]) -> Self: ...
+    def norm(self, kind: Norm = "fro", axis: int | None = None, keepdims: bool = False) -> Any:
         """Return a matrix norm, or the norms of columns or rows, the same on every rank.  Collective over the grid.
 
         kind : "fro" sqrt(sum |a|^2), 1 max column sum, numpy.inf max row sum, "max" max |a|.
@@ -202,7 +244,8 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         A NaN anywhere gives NaN; no intermediate result overflows.
         """
         if axis is not None:
-            return self.vector_norm(2 if kind == "fro" else kind, axis, keepdims)
+            norms: Any = self.vector_norm
+            return norms(2 if kind == "fro" else kind, axis, keepdims)
         with together(self.grid.comm) as arguments:
             arguments += [
                 f"norm, {kind}" if isinstance(kind, str) else f"norm, {shown(kind)}",
@@ -240,7 +283,7 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         """Return a matrix with memory of its own and the same layout.  Local."""
         return self.astype(self.dtype)
 
-    def astype(self, dtype: Any) -> Self:
+    def astype(self, dtype: DType) -> Self:
         """Return a copy with another element type.  Local."""
         local = devices.empty(self._stored.shape, element_type(dtype), self.order, devices.of(self._stored))
         (CONJUGATE if self.conjugated else CONVERT)(local, self._stored)

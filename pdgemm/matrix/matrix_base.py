@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -14,7 +14,12 @@ from pdgemm.errors import ArgumentError, GridError, LayoutError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.names import DeviceName
 from pdgemm.support.agreement import check_not_freed
+from pdgemm.support.text import in_bytes
+
+if TYPE_CHECKING:
+    from pdgemm.instrument.report import AnyReport
 
 
 class MatrixBase:
@@ -35,7 +40,7 @@ class MatrixBase:
         self._stored = stored
         self.grid = grid
         self.distribution = distribution
-        self.order = order
+        self.order: Order = order
         self.conjugated = conjugated
         self.shared = shared
         self.mpi_addressable = mpi_addressable  # may MPI be given the addresses of the local arrays, on all ranks?
@@ -69,13 +74,13 @@ class MatrixBase:
         return dtype
 
     @property
-    def device(self) -> str:
+    def device(self) -> DeviceName:
         """The name of the memory that the local arrays are in: "host", "cuda"."""
         return devices.name_of(self._stored)
 
     @property
-    def report(self) -> Any:
-        """A Report, MoveReport or IOReport of what made this matrix; None if nothing is known."""
+    def report(self) -> AnyReport:
+        """What made this matrix: a Report of a product, a MoveReport, an IOReport; None if nothing is known."""
         if callable(self._report):
             self._report = self._report()
         return self._report
@@ -89,7 +94,7 @@ class MatrixBase:
         rows, cols = self._stored.shape
         return (
             f"DistMatrix({self.distribution}, {self.dtype}, on a {self.grid} grid; rank {self.grid.rank} "
-            f"at {self.grid.coords} holds {rows} x {cols}, {self._stored.nbytes / 2**20:.1f} MiB"
+            f"at {self.grid.coords} holds {rows} x {cols}, {in_bytes(self._stored.nbytes)}"
             f"{'' if self.device == devices.HOST else f' on {self.device}'})"
         )
 

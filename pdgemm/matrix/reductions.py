@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
 from zlib import crc32
 
 import numpy as np
@@ -46,6 +46,40 @@ from pdgemm.matrix.matrix_base import MatrixBase
 from pdgemm.matrix.tree import broadcast, combine, gathered, members, predicted, to_idle
 from pdgemm.support.agreement import together
 
+Whole = tuple[int, int] | None  # the axes of all elements
+M = TypeVar("M")
+Scalar = TypeVar("Scalar")
+if TYPE_CHECKING:
+
+    class _Bound(Generic[M, Scalar]):
+        """A reduction of a matrix of type M: a scalar, an array along an axis, a matrix with keepdims."""
+
+        @overload
+        def __call__(self, axis: Whole = None, keepdims: Literal[False] = False) -> Scalar: ...
+        @overload
+        def __call__(self, axis: int, keepdims: Literal[False] = False) -> np.ndarray: ...
+        @overload
+        def __call__(self, axis: int | Whole = None, *, keepdims: Literal[True]) -> M: ...
+        @overload
+        def __call__(self, axis: int | Whole, keepdims: Literal[True]) -> M: ...
+        def __call__(self, axis: int | Whole = None, keepdims: bool = False) -> Any: ...
+
+    class _Method(Generic[Scalar]):
+        def __get__(self, matrix: M, kind: type[M]) -> _Bound[M, Scalar]: ...
+
+
+# for the type checker alone: what a reduction of all elements returns
+def _number(method: Callable[..., Any]) -> _Method[Any]:
+    return method  # type: ignore[return-value]
+
+
+def _truth(method: Callable[..., Any]) -> _Method[np.bool]:
+    return method  # type: ignore[return-value]
+
+
+def _index(method: Callable[..., Any]) -> _Method[np.intp]:
+    return method  # type: ignore[return-value]
+
 
 class Reductions(MatrixBase):
     """The reductions of a matrix.
@@ -61,43 +95,58 @@ class Reductions(MatrixBase):
     Raises ArgumentError for an axis that is not None, 0, 1, -1 or -2, and for extrema of no elements.
     """
 
+    @_number
     def sum(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return the sum of the elements.  Collective."""
         return self._reduced(add("sum", same), axis, keepdims)
 
+    @_number
     def mean(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return the mean of the elements.  Collective."""
         mean = add("mean", lambda sums, n: sums / number(n, sums), np.nan, floating)
         return self._reduced(mean, axis, keepdims)
 
+    @_number
     def prod(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return the product of the elements.  Collective."""
         return self._reduced(by_ufunc("prod", np.multiply, added, 1), axis, keepdims)
 
+    @_number
     def min(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return the least element; NaN if there is one.  Collective."""
         return self._reduced(by_ufunc("min", np.minimum, widened), axis, keepdims)
 
+    @_number
     def max(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return the largest element; NaN if there is one.  Collective."""
         return self._reduced(by_ufunc("max", np.maximum, widened), axis, keepdims)
 
+    @_truth
     def any(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return whether any element is not 0.  Collective."""
         return self._reduced(by_ufunc("any", np.logical_or, widened, False), axis, keepdims)
 
+    @_truth
     def all(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return whether all elements are not 0.  Collective."""
         return self._reduced(by_ufunc("all", np.logical_and, widened, True), axis, keepdims)
 
+    @_index
     def argmin(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return the index of the first least element, or NaN: of all, row by row; or along the axis.  Collective."""
         return self._reduced(first("argmin", np.argmin, np.less), axis, keepdims)
 
+    @_index
     def argmax(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return the index of the first largest element, or NaN: of all, row by row; or along the axis.  Collective."""
         return self._reduced(first("argmax", np.argmax, np.greater), axis, keepdims)
 
+    @overload
+    def var(self, axis: Whole = None, ddof: int = 0, keepdims: Literal[False] = False) -> Any: ...
+    @overload
+    def var(self, axis: int, ddof: int = 0, keepdims: Literal[False] = False) -> np.ndarray: ...
+    @overload
+    def var(self, axis: int | Whole = None, ddof: int = 0, *, keepdims: Literal[True]) -> Self: ...
     def var(self, axis: Any = None, ddof: int = 0, keepdims: bool = False) -> Any:
         """Return the variance sum |a - mean|^2 / (N - ddof), of which no rank cancels digits.  Collective.
 
@@ -107,12 +156,26 @@ class Reductions(MatrixBase):
             self._agreed("var", lambda: variance("var", as_count(ddof, "ddof", 0), same)), axis, keepdims
         )
 
+    @overload
+    def std(self, axis: Whole = None, ddof: int = 0, keepdims: Literal[False] = False) -> Any: ...
+    @overload
+    def std(self, axis: int, ddof: int = 0, keepdims: Literal[False] = False) -> np.ndarray: ...
+    @overload
+    def std(self, axis: int | Whole = None, ddof: int = 0, *, keepdims: Literal[True]) -> Self: ...
     def std(self, axis: Any = None, ddof: int = 0, keepdims: bool = False) -> Any:
         """Return the standard deviation, the root of `var`.  Collective."""
         return self._reduced(
             self._agreed("std", lambda: variance("std", as_count(ddof, "ddof", 0), np.sqrt)), axis, keepdims
         )
 
+    @overload
+    def vector_norm(self, ord: float = 2, axis: Whole = None, keepdims: Literal[False] = False) -> Any: ...
+    @overload
+    def vector_norm(self, ord: float = 2, *, axis: int, keepdims: Literal[False] = False) -> np.ndarray: ...
+    @overload
+    def vector_norm(self, ord: float = 2, axis: int | Whole = None, *, keepdims: Literal[True]) -> Self: ...
+    @overload
+    def vector_norm(self, ord: float, axis: int, keepdims: Literal[False] = False) -> np.ndarray: ...
     def vector_norm(self, ord: Any = 2, axis: Any = None, keepdims: bool = False) -> Any:
         """Return norms of the columns (axis 0), of the rows (1), or of all elements as one vector.  Collective.
 

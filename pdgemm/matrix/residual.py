@@ -15,6 +15,7 @@ from pdgemm.arrays.integers import as_count, as_seed
 from pdgemm.errors import ArgumentError, LayoutError
 from pdgemm.matrix.argument_checks import as_scalar, check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.names import ComputeType, DType
 from pdgemm.support.agreement import together
 
 
@@ -34,7 +35,7 @@ class Residual:
         return self.value <= self.bound and not self.misplaced
 
     def __str__(self) -> str:
-        text = f"residual {self.value:.2e}, bound {self.bound:.2e} (rounding): {'ok' if self.passed else 'WRONG'}"
+        text = f"residual {self.value:.1e} (tolerance {self.bound:.1e}): {'ok' if self.passed else 'WRONG'}"
         if self.not_finite:
             text += f"; {self.not_finite} of {self.rows + self.not_finite} rows hold NaN or infinity, as expected"
         if self.misplaced:
@@ -52,8 +53,8 @@ def verify(
     *,
     seed: int = 0,
     vectors: int = 2,
-    accumulate_dtype: Any = None,
-    compute_type: str | None = None,
+    accumulate_dtype: DType | None = None,
+    compute_type: ComputeType | None = None,
 ) -> Residual:
     """Compare C X with alpha A (B X) + beta C0 X for random X, row by row.  Collective over C.grid.
 

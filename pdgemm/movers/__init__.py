@@ -23,15 +23,20 @@ from pdgemm.model.mover_registry import IBCAST, NCCL, RING, Mover, add, choices
 from pdgemm.movers.ibcast import ibcast
 from pdgemm.movers.nccl import nccl
 from pdgemm.movers.ring import ring
+from pdgemm.names import AnyName
 
 Broadcast = Callable[[MPI.Comm, Any, int, Any, Any], None]
 
 BROADCASTS: dict[str, Broadcast] = {IBCAST.name: ibcast, RING.name: ring, NCCL.name: nccl}
 
 
-def register(mover: Mover, broadcast: Broadcast) -> None:
-    """Register a mover that sends MPI messages, and its broadcast function, on all ranks before its first use."""
+def register(mover: Mover, broadcast: Broadcast) -> AnyName:
+    """Register a mover that sends MPI messages, and its broadcast function, on all ranks before its first use.
+
+    Returns its name.
+    """
     if mover.name in choices() or mover.by != "messages":
         raise ArgumentError(f"mover {mover.name!r} exists already, or does not send MPI messages")
     add(mover)
     BROADCASTS[mover.name] = broadcast
+    return AnyName(mover.name)

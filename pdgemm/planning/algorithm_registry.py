@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pdgemm.errors import ArgumentError
+from pdgemm.names import AnyName
 from pdgemm.planning.algorithm_grids import GridCandidate, Search, Takes
 from pdgemm.planning.grid_search import Partition
 from pdgemm.planning.problem import AlgorithmRequest, Problem
@@ -189,8 +190,8 @@ ALGORITHMS = {entry.name: entry for entry in _ENTRIES}
 POLICIES = ("row", "column")  # "summa" or "cannon" on a P x 1 or 1 x P grid
 
 
-def register(entry: Algorithm) -> None:
-    """Add an algorithm to those that plans choose from, before the first product.
+def register(entry: Algorithm) -> AnyName:
+    """Add an algorithm to those that plans choose from, before the first product, and return its name.
 
     All ranks call it alike.  Raises ArgumentError where a name is taken.
     """
@@ -198,6 +199,7 @@ def register(entry: Algorithm) -> None:
         if name in choices():
             raise ArgumentError(f"algorithm {name!r} exists already")
     ALGORITHMS[entry.name] = entry
+    return AnyName(entry.name)
 
 
 def families() -> tuple[str, ...]:

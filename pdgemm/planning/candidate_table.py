@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pdgemm.support.tables import Table
-from pdgemm.support.text import counted, in_bytes, named, sides
+from pdgemm.support.text import counted, in_bytes, in_seconds, in_words, named, sides
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,9 @@ class Candidate:
     def beside_bound(self) -> str:
         """The ratio as a phrase; the bound assumes that all ranks take part, and fewer ranks may send less."""
         idle = self.words_per_rank < 0.999 * self.lower_bound_words
-        return "below the bound for all ranks: some are idle" if idle else f"{self.ratio:.3f} of the lower bound"
+        if not self.lower_bound_words:
+            return "none is needed"
+        return "below the bound for all ranks: some are idle" if idle else f"{self.ratio:.3g} times the lower bound"
 
     @property
     def name(self) -> str:
@@ -62,12 +64,12 @@ class Candidate:
 
     def summary(self, mnk: tuple[int, int, int], ranks: int) -> str:
         """Return the candidate as one line."""
-        m, n, k = mnk
+        (m, n, k), messages = mnk, counted(round(self.messages_per_rank), "message")
         moved = f", redistributing {', '.join(self.moves)}" if self.moves else ""
         return (
             f"C ({m} x {n}) := A ({m} x {k}) B on {counted(ranks, 'rank')} by {self.name} on "
-            f"{self.grid_text}{moved}: {self.words_per_rank:.4g} words in {self.messages_per_rank:.0f} messages per "
-            f"rank ({self.beside_bound}), {in_bytes(self.memory_bytes_per_rank)}, {self.seconds:.3g} s"
+            f"{self.grid_text}{moved}: {in_words(self.words_per_rank)} in {messages} per rank ({self.beside_bound}), "
+            f"{in_bytes(self.memory_bytes_per_rank)}, {in_seconds(self.seconds)}"
         )
 
 

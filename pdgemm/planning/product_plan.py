@@ -25,7 +25,7 @@ MOVES_WEIGH = 2  # weight of the seconds of redistribution: for the memory of co
 _SAMPLE = 4  # number of ranks whose figures are computed where there are more
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ProductPlan:
     """C := alpha A B + beta C from the user's layouts to the user's layouts: a value, without data.
 
@@ -119,7 +119,7 @@ class ProductPlan:
     @cached_property
     def description(self) -> str:
         """A text that describes all of the plan, which the ranks compare."""
-        return repr(self)
+        return repr(self._fields)
 
     @property
     def total_words(self) -> int:
@@ -190,6 +190,9 @@ class ProductPlan:
 
     def __str__(self) -> str:
         return self.candidate().summary(self.mnk, self.problem.size)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self})"
 
     def to_json(self) -> str:
         """Return the plan as JSON, which `from_json` reads."""

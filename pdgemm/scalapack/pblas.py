@@ -214,7 +214,7 @@ def _gemm(routine: str, dtypes: Dtypes, transa: str, transb: str, m: int, n: int
     Cost, algorithm and error are those of `pdgemm.pdgemm`.
     Raises IllegalArgument on every process, before any message is sent; its `info` is ScaLAPACK's INFO.
     """
-    ops = [str(trans)[:1].upper() for trans in (transa, transb)]
+    ops: list[Any] = [str(trans)[:1].upper() for trans in (transa, transb)]
     sub_a = _Sub("a", 7, a, ia, ja, desca, *((m, k) if ops[0] == "N" else (k, m)))
     sub_b = _Sub("b", 11, b, ib, jb, descb, *((k, n) if ops[1] == "N" else (n, k)))
     sub_c = _Sub("c", 16, c, ic, jc, descc, m, n)

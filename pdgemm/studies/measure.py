@@ -24,11 +24,12 @@ from pdgemm.blas.processors import described
 from pdgemm.blas.threads import oversubscribed
 from pdgemm.gemm import pdgemm as multiply
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.instrument.report import Report, summary
+from pdgemm.instrument.report import Report, Summary
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.residual import verify
 from pdgemm.model.formulas import gemm_flops
 from pdgemm.model.machine import Machine
+from pdgemm.names import AnyName
 from pdgemm.profiling.environment import VARIABLES, describe
 from pdgemm.studies.cases import Case
 from pdgemm.studies.energy import Meter
@@ -53,13 +54,13 @@ def measure(
     comm, (m, n, k), dtype = grid.comm, case.mnk, np.dtype(case.dtype)
     A, B = (
         DistMatrix.from_function(
-            element_function("uniform", seed, dtype), shape, grid=grid, dtype=dtype, device=case.device
+            element_function("uniform", seed, dtype), shape, grid=grid, dtype=dtype, device=AnyName(case.device)
         )
         for seed, shape in enumerate(((m, k), (k, n)))
     )
     form = partial(
-        multiply, 1, A, B, 0, algorithm=case.algorithm, mover=case.mover, memory_limit=case.memory_limit,
-        machine=machine,
+        multiply, 1, A, B, 0, algorithm=AnyName(case.algorithm), mover=AnyName(case.mover),
+        memory_limit=case.memory_limit, machine=machine,
     )  # fmt: skip
     C = form()
     for _ in range(warmup - 1):
@@ -98,7 +99,7 @@ def measure(
         "fraction_of_peak": flops / median / peak,
         "residual": residual.value if isfinite(residual.value) else None,
         "residual_bound": residual.bound,
-        "product": summary(all_reports),
+        "product": Summary(all_reports).as_dict(),
         "cost": {
             "core_hours": median * threads / 3600,
             "gpu_hours": median * comm.size / typical.ranks_per_device / 3600 if case.device == "cuda" else 0.0,
@@ -122,8 +123,8 @@ def _peak(grid: ProcessGrid, case: Case) -> float:
     side = max(512, min(round(prod(case.mnk) ** (1 / 3)), room, PEAK_SIDE[device]))
     with ProcessGrid(MPI.COMM_SELF) as alone:
         A, B, C = (
-            DistMatrix.from_function(element_function("uniform", seed, dtype), (side, side), grid=alone, device=device,
-                                     dtype=dtype)
+            DistMatrix.from_function(element_function("uniform", seed, dtype), (side, side), grid=alone, dtype=dtype,
+                                     device=AnyName(device))
             for seed in range(3)
         )  # fmt: skip
         product, best = prepare(1, A.local, B.local, C.local), 0.0

@@ -81,7 +81,7 @@ def product(rng: random.Random, say: Callable[[str], None]) -> str:
             grid=grid,
             block=rng.choice((None, 1, (3, 2), (7, 64))),
             source=(rng.randrange(grid.shape[0]), rng.randrange(grid.shape[1])),
-            dtype=dtype,
+            dtype=np.dtype(dtype),
             order="C" if rng.random() < 0.5 else "F",
         )
         made.local[...] = whole[np.ix_(*made.indices())]
@@ -100,7 +100,8 @@ def product(rng: random.Random, say: Callable[[str], None]) -> str:
     options |= {"panel_width": rng.choice((None, 1, 4)), "memory_limit": rng.choice((None, None, 2000, 10**6))}
     asked = ", ".join(f"{x}={y}" for x, y in options.items())
     say(f"({m}, {n}, {k}) {transa}{transb}{transc} {dtypes[0]} alpha={alpha} beta={beta} {asked}")
-    outcome = attempt(lambda: pdgemm(alpha, A, B, beta, op[transc](C), transa=transa, transb=transb, **options))
+    ops: dict[str, Any] = {"transa": transa, "transb": transb}
+    outcome = attempt(lambda: pdgemm(alpha, A, B, beta, op[transc](C), **ops, **options))
     if agreed(outcome) == "refused":
         if outcome[0] == MemoryLimitError.__name__ or options["mover"] == "shared":
             return "refused"

@@ -19,6 +19,7 @@ from pdgemm.blas.threads import active
 from pdgemm.errors import ArgumentError, GridError
 from pdgemm.grids.layout import Layout
 from pdgemm.model.machine import Machine
+from pdgemm.names import AnyName
 from pdgemm.planning.algorithm_registry import ALGORITHMS
 from pdgemm.planning.candidates import Arrangement
 from pdgemm.planning.product_plan import ProductPlan
@@ -82,9 +83,10 @@ def limit(setting: Setting) -> Way:
 
 def multiplied(setting: Setting) -> Way:
     m, n, k = setting.mnk
-    algorithm = setting.variant
+    algorithm = AnyName(setting.variant)
     with ProcessGrid(setting.comm, (1, setting.comm.size) if setting.layout == "columns" else None) as grid:
-        empty = (DistMatrix.empty(shape, grid=grid, dtype=setting.dtype) for shape in ((m, k), (k, n), (m, n)))
+        dtype = np.dtype(setting.dtype)
+        empty = (DistMatrix.empty(shape, grid=grid, dtype=dtype) for shape in ((m, k), (k, n), (m, n)))
         layouts = tuple(x.layout_in(grid) for x in empty)
     if setting.layout == "own":
         layouts = own(setting, *(matrix(setting, layout) for layout in layouts))
@@ -102,7 +104,7 @@ def own(setting: Setting, A: DistMatrix, B: DistMatrix, C: DistMatrix) -> tuple[
     algorithms = [*ALGORITHMS] if setting.variant == "auto" else [setting.variant]
     shapes = [None, *((rows, cols) for rows, cols in boxes(setting.comm.size))]
     plans = []
-    for algorithm, shape in itertools.product(algorithms, shapes):
+    for algorithm, shape in itertools.product(map(AnyName, algorithms), shapes):
         with suppress(GridError, ArgumentError):  # not every algorithm takes every grid
             plans.append(plan(A, B, C, algorithm=algorithm, shape=shape))
     best = min(plans, key=lambda p: p.seconds - p.moving_seconds)

@@ -11,6 +11,7 @@ from pdgemm.blas.threads import active, multiplier
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.layout import Layout
 from pdgemm.matrix.local_arrays import all_shared, new_array
+from pdgemm.names import AlgorithmName, AnyName
 from pdgemm.planning.algorithm_registry import families
 from pdgemm.planning.candidates import Arrangement as Laid
 from peers.worker import Block, Maker, Setting, Way, boxes, randomize
@@ -24,13 +25,13 @@ def kernel() -> str:
 
 def makers(setting: Setting) -> Iterator[Maker]:
     grids: dict[object, ProcessGrid] = {}
-    algorithm = "auto" if setting.variant in ("", "mkl") else setting.variant
+    algorithm = AnyName("auto" if setting.variant in ("", "mkl") else setting.variant)
     shapes = [(1, setting.comm.size)] if setting.layout == "columns" else boxes(setting.comm.size)
     given = [on_grid(setting, grids, shape) for shape in shapes]
     plan(*map(partial(empty, setting, grids), given[0]), algorithm=algorithm)  # impossible: says why
     tried: dict[Layouts, None] = dict.fromkeys(given)
     if setting.layout == "native" and setting.block is None:
-        for kind in families() if algorithm == "auto" else [algorithm]:
+        for kind in map(AnyName, families() if algorithm == "auto" else [algorithm]):
             for layouts in given:
                 try:
                     p = plan(*map(partial(empty, setting, grids), layouts), algorithm=kind)
@@ -66,7 +67,7 @@ def empty(setting: Setting, grids: dict[object, ProcessGrid], layout: Layout) ->
     return DistMatrix(local, grid, layout.distribution, order, shared=shared)  # type: ignore[arg-type]
 
 
-def make(setting: Setting, grids: dict[object, ProcessGrid], layouts: Layouts, algorithm: str) -> Way:
+def make(setting: Setting, grids: dict[object, ProcessGrid], layouts: Layouts, algorithm: AlgorithmName) -> Way:
     A, B, C = (empty(setting, grids, layout) for layout in layouts)
     for seed, matrix in enumerate((A, B), 1):
         randomize(block(matrix), seed)

@@ -37,7 +37,9 @@ def test_dealing_and_gathering_are_inverse(comm: Any) -> None:
     for layout in layouts(comm):
         for shape in MATRICES:
             expected = whole(shape)
-            A = DistMatrix.from_global(expected.astype(">f8"), **layout)  # of foreign byte order
+            order = "F" if shape[0] % 2 else "C"
+            A = DistMatrix.from_global(expected.astype(">f8"), order=order, **layout)  # of foreign byte order
+            assert A.order == order
             assert A.dtype.isnative
             assert A.shape == shape
             assert np.array_equal(A.local, expected[np.ix_(*A.indices())])
@@ -55,7 +57,9 @@ def test_dealing_from_one_rank(comm: Any) -> None:
         for shape in [(0, 3), (1, 1), (13, 8)]:
             for root in {0, comm.size - 1}:
                 mine = whole(shape) if comm.rank == root else None
-                A = DistMatrix.from_global(mine, root=root, **layout)
+                order = "CF"[root % 2]
+                A = DistMatrix.from_global(mine, root=root, order=order, **layout)
+                assert A.order == order and A.local.flags[f"{order}_CONTIGUOUS"]
                 assert np.array_equal(A.local, whole(shape)[np.ix_(*A.indices())])
 
 
@@ -95,12 +99,15 @@ def test_random_is_the_same_on_every_grid(comm: Any) -> None:
     from mpi4py import MPI
 
     from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.errors import ArgumentError
 
     with ProcessGrid(MPI.COMM_SELF) as alone:
         expected = DistMatrix.random((29, 31), grid=alone, seed=7, kind="normal").local
     for layout in layouts(comm):
         A = DistMatrix.random((29, 31), seed=7, kind="normal", **layout)
         assert np.array_equal(A.allgather(), expected)
+        with pytest.raises(ArgumentError, match="kind 'eye' is not one of uniform, normal"):
+            DistMatrix.random((29, 31), kind="eye", **layout)
 
 
 def test_local_arrays_are_adopted_not_copied(comm: Any) -> None:

@@ -36,7 +36,7 @@ def test_it_is_planned_explained_saved_and_carried_out(comm: Any) -> None:
             for _ in range(2):
                 product()
                 assert gemm_error(C.allgather(), 1, A.allgather(), B.allgather()) <= TOLERANCE
-                assert C.report.algorithm == ENTRY.name in str(C.report)
+                assert C.report.algorithm == ENTRY.name in str(C.report.summary())
                 assert C.report.counted == p.traffic(comm.rank)
             with pytest.raises(ArgumentError, match="allgather_3d on a .* grid is impossible .* Pr x Pc x layers <="):
                 plan(A, B, C, algorithm=ENTRY.name, shape=(comm.size + 1, 1))

@@ -35,7 +35,7 @@ def test_it_is_planned_saved_and_carried_out(comm: Any) -> None:
             assert again == p
             again.execute(A, B, C)
             assert gemm_error(C.allgather(), 1, A.allgather(), B.allgather()) <= TOLERANCE
-            assert C.report.mover == "tree" and "mover tree" in str(C.report)
+            assert C.report.mover == "tree" and "mover tree" in str(C.report.summary())
             assert C.report.counted == p.traffic(comm.rank)
         with pytest.raises(ArgumentError, match="mover 'tree' is not one of auto, mpi, shared, ibcast, ring, staged"):
             pdgemm(1, A, B, mover="tree", **asked)

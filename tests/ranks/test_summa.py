@@ -214,34 +214,6 @@ def test_progress_counts_the_panels(comm: Any) -> None:
         assert seen == [(t, C.report.panels) for t in range(1, C.report.panels + 1)]
 
 
-def test_report_reads_well(comm: Any) -> None:
-    from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.instrument.report import summary
-
-    with ProcessGrid(comm) as grid:
-        C = pdgemm(1, DistMatrix.eye(40, grid=grid), DistMatrix.eye(40, grid=grid), algorithm="summa", shape=grid.shape)
-        assert C.report is not None
-        text = str(C.report)
-        for part in (
-            "summa",
-            str(grid),
-            "GFLOP/s",
-            "compute",
-            "wait",
-            "pack",
-            "formula",
-            "extra memory",
-            "shared" if comm.size > 1 else "ibcast",
-        ):
-            assert part in text
-        total = C.report.compute_seconds + C.report.wait_seconds + C.report.pack_seconds
-        assert 0 < total <= C.report.seconds
-        table = summary(comm.allgather(C.report))
-        assert table["as_predicted"]
-        words = table["per_rank"]["words_received"]
-        assert words["mean"] * comm.size == 40 * 40 * (grid.shape[0] - 1 + grid.shape[1] - 1)
-
-
 @pytest.mark.on_ranks(*USUAL)
 def test_the_memory_limit_is_kept_down_to_the_smallest(comm: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid, pdgemm

@@ -14,11 +14,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FLOORS = [  # a folder, or a module beside them, imports what stands before it
-    "errors", "arrays", "support", "blas", "grids", "instrument", "model", "devices", "schedules", "planning",
+    "errors", "names", "arrays", "support", "blas", "grids", "instrument", "model", "devices", "schedules", "planning",
     "matrix", "movers", "algorithms", "gemm", "batched", "calibrate", "scalapack", "io", "profiling", "studies",
     "cli", "__main__",
 ]  # fmt: skip
-PURE = ["errors", "arrays", "support", "blas", "instrument", "model", "schedules", "planning"]  # no MPI, HDF5 or CuPy
+# no MPI, HDF5 or CuPy
+PURE = ["errors", "names", "arrays", "support", "blas", "instrument", "model", "schedules", "planning"]
 PURE_MODULES = [
     "devices.streams", "devices.gpu_binding", "grids.distribution", "grids.index_map", "grids.layout",
     "grids.shared_heap", "profiling.profile", "profiling.profile_tables", "cli.commands", "cli.job", "cli.options",

@@ -25,7 +25,6 @@ from pdgemm.planning.grid_search import Partition, best_grids, divisor_like, gri
 from pdgemm.planning.question import LAYOUTS, Question
 from pdgemm.planning.simulator import simulate
 from pdgemm.schedules import Product
-from pdgemm.support.text import in_bytes
 
 
 # ------------------------------------------------------------------ lower bounds
@@ -223,13 +222,6 @@ def test_a_file_that_is_no_machine_is_refused(text: str, tmp_path: Path) -> None
         load_machine(path)
     with pytest.raises(FileError, match="No such file"):
         load_machine(tmp_path / "missing.json")
-
-
-@pytest.mark.parametrize(
-    ("size", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 * 2**30, "5.0 GiB"), (2**50, "1024.0 TiB")]
-)
-def test_bytes_are_told_in_the_unit_that_fits(size: int, text: str) -> None:
-    assert in_bytes(size) == text
 
 
 # ------------------------------------------------------------------ reports

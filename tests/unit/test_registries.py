@@ -8,17 +8,24 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, get_args
 
 import jobs
 import numpy as np
 import pytest
 from allgather_3d import ENTRY, allgather_3d_registered
 
+from pdgemm import names
 from pdgemm.arrays import dtypes
+from pdgemm.arrays.device import _MODULES as device_modules
+from pdgemm.arrays.device import HOST
+from pdgemm.arrays.dtypes import element_type
+from pdgemm.arrays.element_functions import KINDS
 from pdgemm.errors import ArgumentError
 from pdgemm.instrument.recorder import Traffic
-from pdgemm.model.machine import KINDS, Machine
+from pdgemm.matrix.argument_checks import op_letter
+from pdgemm.model.machine import KINDS as LINKS
+from pdgemm.model.machine import Machine
 from pdgemm.model.mover_registry import MOVERS, POLICIES, by_messages, choices, fan_out
 from pdgemm.planning import algorithm_registry
 from pdgemm.planning.algorithm_registry import ALGORITHMS
@@ -47,9 +54,9 @@ def test_the_documentation_lists_the_movers() -> None:
 
 
 def test_every_mover_has_a_link_and_tells_who_sends_to_whom() -> None:
-    assert {*by_messages()} <= {*KINDS} <= {*Machine().intra}
+    assert {*by_messages()} <= {*LINKS} <= {*Machine().intra}
     for mover in MOVERS.values():
-        assert mover.link in KINDS
+        assert mover.link in LINKS
         for parts in range(1, 20):
             senders = mover.senders(parts).tolist()
             assert len(senders) == parts - 1
@@ -187,3 +194,20 @@ def test_the_rounds_of_an_algorithm_are_its_costs(shape: tuple[int, int, int]) -
         assert product.seconds(Machine(), 0) == pytest.approx(walked.seconds, rel=0.2)
     with pytest.raises(ArgumentError, match="not a plan that was saved"):
         ProductPlan.from_json(saved)
+
+
+def test_the_types_of_names_are_the_names_that_are_taken() -> None:
+    def of(union: Any) -> list[str]:
+        return [name for part in get_args(union) for name in get_args(part) or [part] if isinstance(name, str)]
+
+    assert of(names.AlgorithmName) == [*algorithm_registry.choices()]
+    assert sorted(of(names.MoverName)) == sorted(choices())
+    assert of(names.DeviceName) == [HOST, *device_modules]
+    assert of(names.ComputeType) == [*dtypes.COMPUTE]
+    assert {*get_args(names.RandomKind)} == {*KINDS} - {"eye", "ones", "zeros"}  # which are not random
+    for letter in get_args(names.Transpose):
+        assert op_letter(letter, "transa") == letter.upper()
+    assert [*get_args(names.ElementTypeName)] == [x.name for x in dtypes.TYPES]
+    for code in get_args(names.ElementTypeCode):
+        assert element_type(code).name in get_args(names.ElementTypeName)
+    assert {np.dtype(code) for code in get_args(names.ElementTypeCode)} == {*dtypes.TYPE} - {np.dtype("bfloat16")}

@@ -1,0 +1,33 @@
+"""The names that users pass, as types, so that a type checker finds a misspelt one.
+
+`AnyName(text)` is a name that is checked at run time alone: one that was registered from outside of the package (what
+`algorithm_registry.register` and `movers.register` return), or one that is read from a file.  It is an ordinary string.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NewType
+
+import numpy as np
+
+AnyName = NewType("AnyName", str)
+
+AlgorithmName = (
+    Literal["auto", "summa", "stationary_a", "stationary_b", "cannon", "2.5d", "inner", "row", "column"] | AnyName
+)
+MoverName = Literal["auto", "mpi", "shared", "ibcast", "ring", "staged", "ipc", "nccl"] | AnyName
+DeviceName = Literal["host", "cuda"] | AnyName
+ComputeType = Literal["float32", "tf32", "float16", "bfloat16"] | AnyName
+RandomKind = Literal["uniform", "normal"]
+Norm = Literal["fro", "max"] | float  # a matrix norm
+Transpose = Literal["N", "T", "C", "n", "t", "c"]  # op(A): A, its transpose, its conjugate transpose
+
+ElementTypeName = Literal[
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "float16", "bfloat16", "float32", "float64", "complex64", "complex128",
+]  # fmt: skip
+ElementTypeCode = Literal[  # what NumPy calls them as well
+    "?", "b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16",
+    "e", "f", "d", "F", "D", "int", "float", "complex", "half", "single", "double",
+]  # fmt: skip
+DType = ElementTypeName | ElementTypeCode | AnyName | np.dtype[Any] | type[Any]

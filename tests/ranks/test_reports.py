@@ -1,0 +1,158 @@
+"""Reports of products: a line for each rank, the summary of all ranks, and what is logged."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pdgemm.support.text import in_rate
+
+pytestmark = pytest.mark.mpi
+
+
+def test_report_reads_well(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+    with ProcessGrid(comm) as grid:
+        C = pdgemm(1, DistMatrix.eye(40, grid=grid), DistMatrix.eye(40, grid=grid), algorithm="summa", shape=grid.shape)
+        assert C.report is not None
+        lines = str(C.report).splitlines()
+        of_rank = lines.pop()
+        for part in (f"rank {comm.rank} at ", "FLOP/s", "compute", "wait", "pack", "received", "sent", "extra memory"):
+            assert part in of_rank
+        assert of_rank.endswith("as the formula says")
+        title = [x for x in lines if "by summa" in x and str(grid) in x]
+        assert lines == title and len(title) == (comm.rank == 0)  # all ranks print the product once
+        assert "mover shared" if comm.size > 1 else "mover ibcast" in title[0]
+        total = C.report.compute_seconds + C.report.wait_seconds + C.report.pack_seconds
+        assert 0 < total <= C.report.seconds
+        wrong = replace(C.report, extra_bytes=C.report.predicted_extra_bytes + 1)
+        assert "but the formula says" in str(wrong) and not wrong.as_predicted
+
+
+def test_the_summary_is_of_all_ranks_and_the_same_on_all(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.errors import ArgumentError, GridError
+    from pdgemm.instrument.report import Summary
+
+    own = comm.Dup()  # which no other grid holds open
+    with ProcessGrid(own) as grid:
+        A = DistMatrix.eye(40, grid=grid)
+        C = pdgemm(1, A, A, algorithm="summa", shape=grid.shape)
+        summary = C.report.summary()
+        assert [report.rank for report in summary.reports] == [*range(comm.size)]
+        assert summary.reports[comm.rank] == C.report
+        assert len({*comm.allgather(str(summary))}) == 1
+        table = summary.as_dict()
+        json.dumps(table)
+        assert table["as_predicted"] and "as the formula says" in str(summary)
+        words, seconds = table["per_rank"]["words_received"], table["per_rank"]["seconds"]
+        assert words["mean"] * comm.size == 40 * 40 * (grid.shape[0] - 1 + grid.shape[1] - 1)
+        assert seconds["max"] == summary.seconds == max(comm.allgather(C.report.seconds))
+        summary.print()
+        assert capsys.readouterr().out == ("" if comm.rank else f"{summary}\n")
+
+        slow = [replace(report, seconds=4.0 * (report.rank + 1), flops=6 * 10**6) for report in summary.reports]
+        late = Summary(slow)
+        assert late.gflops == 6e6 / (4 * comm.size) / 1e9 and f"{in_rate(1e9 * late.gflops)}; predicted" in str(late)
+        bad = Summary([replace(slow[0], extra_bytes=1 + slow[0].predicted_extra_bytes), *slow[1:]])
+        assert "NOT as the formula says" in str(bad)
+
+        copied = pickle.loads(pickle.dumps(C.report))  # as gather does
+        assert copied == C.report
+        with pytest.raises(ArgumentError, match="came from another process"):
+            copied.summary()
+        if comm.size > 1:
+            D = pdgemm(1, A[:20, :], A)
+            with pytest.raises(ArgumentError, match="the summary of a report"):
+                (C if comm.rank else D).report.summary()
+        assert C.report.summary().as_dict() == table
+    with pytest.raises(GridError, match="has been freed"):
+        C.report.summary()
+    own.Free()
+
+
+def test_a_summary_explains_words_far_above_the_bound(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+    with ProcessGrid(comm) as grid:
+        X = DistMatrix.random((300, 8), grid=grid)
+        Y = DistMatrix.random((64, 64), grid=grid)
+        far, near = (
+            str(pdgemm(1, *pair, algorithm="summa", mover=mover, shape=grid.shape).report.summary()).splitlines()[-1]
+            for pair, mover in (((X.T, X), "ibcast"), ((Y, Y), "auto"))
+        )
+        assert "suit the product best" not in near
+        assert ("suit the product best" in far) == (comm.size > 1)
+        if grid.shares_memory and comm.size > 1:
+            read = str(pdgemm(1, X.T, X, algorithm="summa", shape=grid.shape).report.summary())
+            assert read.endswith("best; this product read all of its words in place on the node")
+
+
+@contextmanager
+def logged(level: int) -> Iterator[list[logging.LogRecord]]:
+    """What the package logs from a level on."""
+    logger, records = logging.getLogger("pdgemm"), list[logging.LogRecord]()
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    logger.setLevel(level)
+    try:
+        yield records
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+
+
+def texts(records: list[logging.LogRecord], level: int) -> list[str]:
+    return [record.getMessage() for record in records if record.levelno == level]
+
+
+def test_products_are_logged_once(comm: Any) -> None:
+    import numpy as np
+
+    from pdgemm import Batch, DistMatrix, ProcessGrid, matmul_batched, pdgemm, plan
+
+    with ProcessGrid(comm) as grid:
+        A, C = (DistMatrix.random((50, 50), grid=grid, block=7, seed=seed) for seed in range(2))
+        p = plan(A, A, C)
+        with logged(logging.INFO) as records:
+            pdgemm(1, A, A, 0, C)
+            told = [f"plan: {p}", str(C.report)]
+            p.execute(A, A, C)
+            told += [f"plan: {p}", str(C.report)]
+            product = p.prepare(A, A, C)
+            told.append(f"plan: {p}")
+            for _ in range(2):  # the plan is logged once
+                told.append(str(product().report))
+            batch = Batch.from_global(np.ones((5, 3, 3)), comm)
+            told.append(str(matmul_batched(batch, batch).report))
+        assert texts(records, logging.INFO) == (told if comm.rank == 0 else [])
+        assert len(records) == len(told) * (comm.rank == 0)
+        with logged(logging.WARNING) as records:
+            A @ A
+        assert not records
+
+
+def test_debug_says_how_panels_travel_why_and_what_is_allocated(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.support.text import in_bytes
+
+    with ProcessGrid(comm) as grid, logged(logging.DEBUG) as records:
+        A = DistMatrix.random((50, 50), grid=grid, block=7)
+        C = pdgemm(1, A, A, algorithm="summa", mover="ring", shape=(comm.size, 1))
+        *first, buffers = texts(records, logging.DEBUG)
+        assert buffers.startswith(f"rank {comm.rank} allocates {in_bytes(C.report.extra_bytes)}")
+        if comm.rank:
+            assert not first
+        else:
+            mover, why = first
+            assert mover.startswith("panels travel by ring, each rank passes panels on")
+            assert why.startswith("considered:") and "chosen" in why and "rule: " in why
