@@ -34,6 +34,8 @@ class Stored(NamedTuple):
     unit      : rows and columns that are read together.
     scattered : the bytes are in external files, or in other datasets.
     states    : the states of all files with some of its bytes, or a link to them, for detecting changes.
+    object    : what tells it from all other datasets, whatever names lead to it: device and inode of its file, and its
+                address in there.
     """
 
     shape: tuple[int, int]
@@ -44,6 +46,7 @@ class Stored(NamedTuple):
     scattered: bool
     checksum: str | None
     states: Seen
+    object: tuple[int, int, int]
 
 
 class Found(NamedTuple):
@@ -84,6 +87,7 @@ def inspect(path: Path, name: str) -> Stored:
         what, dtype = f"{path}:{name}", dataset.dtype
         _check_sources(dataset, what, seen)
         recorded = dataset.attrs.get("pdgemm_checksum")
+        own = state_of(dataset.file.id.get_vfd_handle())
         return Stored(
             shape=dataset.shape,
             dtype=np.dtype(dtype.newbyteorder("=").str) if dtype.kind in "biufc" else dtype,
@@ -93,6 +97,7 @@ def inspect(path: Path, name: str) -> Stored:
             scattered=dataset.is_virtual or bool(dataset.external),
             checksum=None if recorded is None else str(recorded),
             states=seen,
+            object=(own.device, own.inode, h5py.h5o.get_info(dataset.id).addr),
         )
 
 
@@ -138,6 +143,8 @@ def _opened(path: Path, seen: Seen) -> h5py.File:
     """Open an HDF5 file, and add its state before and after to `seen`."""
     with naming(path):
         before = state(path)  # raises OSError for anything but a regular file
+        if before is not None and not h5py.is_hdf5(path):
+            raise FileError(f"{path} is not an HDF5 file")
         file = h5py.File(path, "r", driver="sec2")  # whose handle is a file descriptor
         seen.update([(path, before), (path, state_of(file.id.get_vfd_handle()))])
         return file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import groupby
+from math import isfinite
 
 
 def named(algorithm: str, inside: str) -> str:
@@ -20,6 +21,31 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def counted_short(number: float, noun: str = "word") -> str:
+    """Return a large number with its noun in three digits: '604 M words'.  Below 10,000 it is written in full."""
+    if abs(number) < 9999.5:
+        return counted(round(number), noun)
+    value, prefix = _in_unit(number, _PREFIXES)
+    return f"{_digits(value, 3)} {prefix}{' ' if prefix else ''}{noun}s"
+
+
+def in_words(words: float) -> str:
+    """Return a number of words, that is of elements: '604 M words', '3072 words'."""
+    return counted_short(words, "word")
+
+
+def in_seconds(seconds: float) -> str:
+    """Return a time in the unit that fits it: '12 us', '3.4 ms', '1.2 s', '18 min', '5.5 h', '3.0 days'."""
+    value, unit = _in_unit(seconds, _TIMES)
+    return f"{_digits(value, 2)} {unit}" if seconds else "0 s"
+
+
+def in_rate(flops_per_second: float) -> str:
+    """Return a rate of arithmetic in the unit that fits it: '3.1 MFLOP/s', '84 GFLOP/s'."""
+    value, prefix = _in_unit(flops_per_second, _PREFIXES)
+    return f"{_digits(value, 2)} {prefix}FLOP/s"
+
+
 def in_bytes(size: float) -> str:
     """Return a number of bytes in the unit that fits it: 1536 is '1.5 KiB'."""
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -27,6 +53,32 @@ def in_bytes(size: float) -> str:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+# the least value that is written in a unit, the value of the unit, and its name
+_PREFIXES = (
+    (1e18, 1e18, "E"), (1e15, 1e15, "P"), (1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e3, 1e3, "k"),
+    (0, 1, ""),
+)  # fmt: skip
+_TIMES = (
+    (48 * 3600, 24 * 3600, "days"), (7200, 3600, "h"), (120, 60, "min"), (1, 1, "s"), (1e-3, 1e-3, "ms"),
+    (1e-6, 1e-6, "us"), (0, 1e-9, "ns"),
+)  # fmt: skip
+
+
+def _in_unit(number: float, units: tuple[tuple[float, float, str], ...]) -> tuple[float, str]:
+    """Return a number in the largest unit that fits it.  It is rounded first: 999,960 is 1.0 M, and not 1000 k."""
+    rounded = abs(float(f"{number:.3g}")) if isfinite(number) else 1.0
+    value, unit = next((value, unit) for least, value, unit in units if rounded >= least)
+    return number / value, unit
+
+
+def _digits(number: float, digits: int) -> str:
+    """Return a number with so many digits at least, and never as a power of ten: '0.34', '3.4', '34', '340'."""
+    if not number or not isfinite(number):
+        return f"{number:.0f}"
+    before = int(f"{number:.{digits - 1}e}".split("e")[1])  # the exponent after rounding
+    return f"{number:.{max(digits - 1 - before, 0)}f}"
 
 
 def ranks_text(ranks: list[int]) -> str:
