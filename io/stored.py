@@ -49,6 +49,13 @@ class Stored(NamedTuple):
     object: tuple[int, int, int]
 
 
+class Old(NamedTuple):
+    """A dataset that is to be replaced: its `object` as in Stored, and whether pdgemm wrote it."""
+
+    object: tuple[int, int, int]
+    by_pdgemm: bool
+
+
 class Found(NamedTuple):
     """The object that a name resolves to.
 
@@ -87,7 +94,6 @@ def inspect(path: Path, name: str) -> Stored:
         what, dtype = f"{path}:{name}", dataset.dtype
         _check_sources(dataset, what, seen)
         recorded = dataset.attrs.get("pdgemm_checksum")
-        own = state_of(dataset.file.id.get_vfd_handle())
         return Stored(
             shape=dataset.shape,
             dtype=np.dtype(dtype.newbyteorder("=").str) if dtype.kind in "biufc" else dtype,
@@ -97,7 +103,7 @@ def inspect(path: Path, name: str) -> Stored:
             scattered=dataset.is_virtual or bool(dataset.external),
             checksum=None if recorded is None else str(recorded),
             states=seen,
-            object=(own.device, own.inode, h5py.h5o.get_info(dataset.id).addr),
+            object=_object(dataset),
         )
 
 
@@ -178,6 +184,19 @@ def check_target(path: Path, name: str) -> bool:
             raise FileError(f"{path}: {name} exists already, and is not a dataset")
         alone = old is not None and list(file) == [name.strip("/")]
         return alone and not (file.attrs or file.userblock_size or file["/"].id.get_comment(b"."))
+
+
+def old(path: Path, name: str) -> Old | None:
+    """Return the dataset that a name leads to now, None if there is none."""
+    if not path.exists():
+        return None
+    with followed(path, name, set()) as (_, item, _):
+        return None if item is None else Old(_object(item), "pdgemm_checksum" in item.attrs)
+
+
+def _object(item: Any) -> tuple[int, int, int]:
+    file = state_of(item.file.id.get_vfd_handle())
+    return file.device, file.inode, h5py.h5o.get_info(item.id).addr
 
 
 def unit(dataset: h5py.Dataset) -> tuple[int, int]:
