@@ -168,9 +168,9 @@ class Plan(ProductPlan):
         """Return all candidates, best first: this plan, and the others with the reason why they were not chosen."""
         return considered(self)
 
-    def explain(self) -> str:
-        """Return the candidates as a table, and the rule by which the plan was chosen."""
-        return explain(self)
+    def explain(self, all: bool = False) -> str:
+        """Return the first five candidates, or all, as a table, and the rule by which the plan was chosen."""
+        return explain(self, all)
 
     def execute(
         self, A: DistMatrix, B: DistMatrix, C: DistMatrix, *, alpha: complex = 1, beta: complex = 0, check: bool = True

@@ -68,7 +68,7 @@ def test_a_container_of_version_1(root: Path) -> None:
             "sys/fs/cgroup/memory/memory.usage_in_bytes": "1\n",
             "sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes": f"{800 * KIB}\n",
             "sys/fs/cgroup/memory/docker/abc/memory.usage_in_bytes": f"{600 * KIB}\n",
-            "sys/fs/cgroup/memory/docker/abc/memory.stat": f"cache 7\ninactive_file 9\ntotal_inactive_file {50 * KIB}\n",
+            "sys/fs/cgroup/memory/docker/abc/memory.stat": f"inactive_file 9\ntotal_inactive_file {50 * KIB}\n",
         },
     )
     assert memory_left() == {"memory": 4100 * KIB, f"control group {group}/docker/abc": (200 + 50 + 100) * KIB}

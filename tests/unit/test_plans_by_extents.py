@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import replace
 from math import isqrt
 from types import SimpleNamespace
@@ -16,13 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import examples
 
+from pdgemm.arrays.dtypes import element_type
 from pdgemm.errors import ArgumentError, MemoryLimitError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout
 from pdgemm.model.machine import Machine, on_nodes
 from pdgemm.planning.algorithm_registry import choices
 from pdgemm.planning.candidate_table import table
-from pdgemm.planning.planner import MOVES_WEIGH, RULE, TIE, candidates, considered, explain, plan_product
+from pdgemm.planning.planner import MOVES_WEIGH, RULE, TIE, candidates, considered, explain, explained, plan_product
 from pdgemm.planning.question import Question
 
 SHAPES = {
@@ -128,7 +130,7 @@ def test_the_choice_follows_the_rule(layouts: Any) -> None:
         least = min(x.cost for x in others)
         assert plan.cost <= TIE * least, question
         assert plan.weight <= min(x.weight for x in others if x.cost <= TIE * least) * 1.0001, question
-        assert explain(plan).endswith(f"rule: {RULE}")
+        assert f"rule: {RULE}" in " ".join(explain(plan).split())
 
 
 # ------------------------------------------------------------------ ideal layouts
@@ -296,7 +298,48 @@ def test_plan_needs_no_mpi_and_speaks_json() -> None:
     assert (found[0]["algorithm"], *found[0]["grid"], found[0]["layers"]) == (plan.algorithm, *plan.shape)
     assert (said["layouts"], said["rule"]) == ("default", RULE)
     ideal = run("plan", *words, "--layouts", "ideal", "--mover", "ring").stdout
-    assert "ideal layouts" in ideal and "lower bound" in ideal and ideal.endswith(f"rule: {RULE}\n")
+    assert "ideal layouts" in ideal and "lower bound" in ideal and f"rule: {RULE}" in " ".join(ideal.split())
+
+
+EXTREMES = ("1,1,1 1", "3735552,17408,17408 2198", "100000,100000,100000 100000", "7,1000000000000,3 100000", "0,5,9 6")
+
+
+@pytest.mark.parametrize("asked", EXTREMES)
+def test_what_is_printed_fits_80_columns(asked: str) -> None:
+    shape, ranks = asked.split()
+    mnk: Any = [int(x) for x in shape.split(",")]
+    question = Question(*mnk, int(ranks), machine=Machine(ranks_per_node=48))
+    found = question.candidates()
+    texts = [explained(found, whole=True, more=""), explain(question.plan())]
+    for text in texts:
+        assert max(map(len, text.split("\n"))) <= 80
+        assert re.search(r"\de[+-]?\d", text) is None  # no powers of ten
+    for text, rows in zip(texts, (len(found), 5 if len(found) > 6 else len(found))):
+        table = text.split(" cost\n")[1].split("\nand ")[0].split("\nrule: ")[0]
+        assert len(table.split("\n")) == rows
+
+
+def test_a_choice_that_is_not_the_fastest_is_explained() -> None:
+    words = ("plan", "--shape", "3735552,17408,17408", "--ranks", "2198", "--memory", "16GiB", "--ranks-per-node", "64")
+    done = run(*words)
+    assert done.returncode == 0, done.stderr
+    chosen, other, *_ = json.loads(run(*words, "--json").stdout)["candidates"]
+    assert other["seconds"] < chosen["seconds"] < TIE * other["seconds"]
+    assert other["cost"] < chosen["cost"] and other["words_per_rank"] > chosen["words_per_rank"]
+    assert "\nand 15 more: --all\n" in done.stdout
+    fewer = f"{1 - other['seconds'] / chosen['seconds']:.1%}"
+    said = " ".join(done.stdout.split())
+    assert f"summa on 549 x 4 takes {fewer} less time, but the words and the memory of the chosen plan are less" in said
+    assert max(map(len, run(*words, "--all").stdout.split("\n"))) <= 80
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+def test_narrow_types_are_planned(dtype: str) -> None:
+    words = ("--shape", "900,800,700", "--ranks", "6", "--dtype", dtype, "--layouts", "ideal")
+    found = json.loads(run("plan", *words, "--json").stdout)["candidates"]
+    plan = Question(900, 800, 700, 6, dtype=element_type(dtype), layouts="ideal").plan()
+    assert (found[0]["algorithm"], found[0]["memory_bytes_per_rank"]) == (plan.algorithm, plan.extra_bytes(None))
+    assert run("simulate", *words).returncode == 0
 
 
 def test_simulate_needs_no_mpi() -> None:
@@ -333,5 +376,5 @@ def test_bad_questions_are_one_line_and_exit_code_2(words: tuple[str, ...]) -> N
 def test_a_table_has_one_row_for_an_algorithm_on_a_grid() -> None:
     """SUMMA on the grid of the matrices and on a new one of the same shape are one."""
     found = Question(512, 512, 65536, 2).candidates()
-    rows = {replace(x, seconds=0, memory_bytes_per_rank=0, verdict="", chosen=False) for x in found}
+    rows = {replace(x, seconds=0, memory_bytes_per_rank=0, verdict="", chosen=False, cost=0) for x in found}
     assert len(rows) == len(found) > 5
