@@ -152,7 +152,9 @@ def _asked(
 @options.json_
 @options.debug
 def calibrate(output: str, device: str, as_json: bool) -> int:
-    """Measure messages, copies and products on these ranks, for plans on this machine.
+    """Measure messages, copies and products on these ranks, for plans on this machine; it takes some 10 seconds.
+
+    Figures that cannot be true are told: the machine was busy, or has fewer cores than there are ranks.
 
     Products read the files that PDGEMM_MACHINE names, one for hosts, one for GPUs or both with a colon between them;
     `plan` and `simulate` read the one of --machine.
@@ -162,6 +164,7 @@ def calibrate(output: str, device: str, as_json: bool) -> int:
     from pdgemm.calibrate import calibrate as measure
     from pdgemm.cli.session import session
     from pdgemm.io.atomic import check_writable, on_root, replacing
+    from pdgemm.model.plausible import doubts
 
     path = Path(output)
     with session(None, as_json) as say:
@@ -173,4 +176,10 @@ def calibrate(output: str, device: str, as_json: bool) -> int:
         with replacing(path, comm, len(text)) as partial:
             on_root(comm, path, lambda: partial.write_text(text))
         say.report("machine", machine)
+        warnings = doubts(machine)
+        if say.grid.memory.oversubscribed:
+            warnings.insert(0, "there are more ranks than cores: every figure is that of a crowded machine")
+        say.note("warnings", [f"warning: {text}" for text in warnings], warnings, err=True)
+        advice = f"plan --machine {output}; PDGEMM_MACHINE={output} for products"
+        say.note("wrote", [f"wrote {output}; to use it: {advice}"], output)
     return 0

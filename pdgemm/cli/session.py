@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, is_dataclass
 from time import perf_counter
@@ -51,6 +51,14 @@ class Speaker:
         self.facts[key] = [*self.facts.get(key, []), plain] if key == "read" else plain
         if not self.as_json:
             say_line(_product_text(what) if key == "product" else str(what))
+
+    def note(self, key: str, lines: Sequence[str], fact: Any, err: bool = False) -> None:
+        """Say lines, or make a fact a member of the JSON object."""
+        if self.grid.rank:
+            return
+        self.facts[key] = fact
+        for line in lines if not self.as_json else ():
+            say_line(line, err)
 
     def read(self, x: Source, block: Block | None, device: str = "host") -> DistMatrix:
         """Read a matrix, or its transpose where op is not "N"."""
@@ -123,10 +131,10 @@ class _Lines:
         click.echo(f"{self._what}: {', '.join(filter(None, parts))}", err=True)
 
 
-def say_line(text: str) -> None:
-    """Print a line to standard output; the work continues where it is closed."""
+def say_line(text: str, err: bool = False) -> None:
+    """Print a line to standard output, or error; the work continues where it is closed."""
     try:
-        click.echo(text)
+        click.echo(text, err=err)
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
