@@ -19,7 +19,7 @@ def doubts(machine: Machine) -> list[str]:
         for kind, link in links.items():
             if 1 / link.beta > fastest:
                 found.append(
-                    f"{kind} {where}: {1e-9 / link.beta:.3g} GB/s is more than any memory has ({fastest / 1e9:.0f})"
+                    f"{kind} {where}: {1e-9 / link.beta:.0f} GB/s is more than any memory has ({fastest / 1e9:.0f})"
                 )
             if link.alpha < SOONEST:
                 found.append(f"{kind} {where}: a message in {in_seconds(link.alpha)} is sooner than any can arrive")
@@ -34,7 +34,7 @@ def doubts(machine: Machine) -> list[str]:
             )
     for name, rate in (("copy", machine.copy_bandwidth), ("first touch", machine.first_touch_bandwidth)):
         if rate > fastest:
-            found.append(f"{name}: {rate / 1e9:.3g} GB/s is more than any memory has ({fastest / 1e9:.0f})")
+            found.append(f"{name}: {rate / 1e9:.0f} GB/s is more than any memory has ({fastest / 1e9:.0f})")
     if machine.call_overhead > LONGEST_CALL:
         found.append(f"a call of a product takes {in_seconds(machine.call_overhead)}: its ranks wait for processors")
     return found
