@@ -31,14 +31,14 @@ def communicator(**matrices: object) -> MPI.Intracomm:
     if found:
         return next(filter(None, found), found[0])
     name, x = next(iter(matrices.items()))
-    raise DTypeError(f"{name} is a DistMatrix, got {type(x).__name__}")
+    raise DTypeError(f"{name} must be a DistMatrix, got {type(x).__name__}")
 
 
 def check_matrices(**given: object) -> None:
     """Raise DTypeError for an argument that is not a matrix, GridError for a matrix whose grid was freed."""
     for name, x in given.items():
         if not isinstance(x, DistMatrix):
-            raise DTypeError(f"{name} is a DistMatrix, got {type(x).__name__}")
+            raise DTypeError(f"{name} must be a DistMatrix, got {type(x).__name__}")
         check_not_freed(x.grid.comm)
 
 

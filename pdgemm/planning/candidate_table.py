@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import isfinite
 from textwrap import fill
 from typing import Any
 
@@ -54,7 +55,7 @@ class Candidate:
     def beside_bound(self) -> str:
         """The ratio as a phrase; the bound assumes that all ranks take part, and fewer ranks may send less."""
         idle = self.words_per_rank < 0.999 * self.lower_bound_words
-        return "below the bound for all ranks: some are idle" if idle else f"{self.ratio:.3f} of the lower bound"
+        return "below the bound for all ranks: some are idle" if idle else f"{_ratio(self.ratio)} of the lower bound"
 
     @property
     def name(self) -> str:
@@ -93,7 +94,7 @@ def table(candidates: Sequence[Candidate]) -> str:
     rows = [
         (
             x.name, x.grid_text.replace(" ", ""), x.moves or "-", in_seconds(x.seconds),
-            in_words(x.words_per_rank).removesuffix("s").removesuffix(" word"), _ratio(x.ratio),
+            _short(x.words_per_rank), _ratio(x.ratio),
             in_bytes(x.memory_bytes_per_rank), _cost(x, candidates[0]),
         )
         for x in candidates
@@ -101,8 +102,14 @@ def table(candidates: Sequence[Candidate]) -> str:
     return str(Table(names, rows, words=("algorithm", "grid", "moves")))
 
 
+def _short(number: float) -> str:
+    return in_words(number).removesuffix("s").removesuffix(" word")
+
+
 def _ratio(ratio: float) -> str:
-    return f"{ratio:.3f}" if ratio < 10 else f"{ratio:.1f}" if ratio < 1000 else f"{ratio:.0f}"
+    if ratio >= 1000:
+        return _short(ratio) if isfinite(ratio) else "inf"
+    return f"{ratio:.3f}" if ratio < 10 else f"{ratio:.1f}"
 
 
 def _cost(x: Candidate, chosen: Candidate) -> str:
