@@ -48,6 +48,7 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import communicator_of, device_on
 from pdgemm.support.agreement import together
 from pdgemm.support.files import reserve
+from pdgemm.support.text import in_bytes, in_seconds
 
 Progress = Callable[[int, int], object]
 
@@ -70,10 +71,10 @@ class IOReport:
     checksum: str | None
 
     def __str__(self) -> str:
-        mib = self.bytes / 2**20
         return (
-            f"{self.action} {self.path}:{self.name} ({self.shape[0]} x {self.shape[1]} {self.dtype}, {mib:.1f} MiB) "
-            f"by {self.method} in {self.seconds:.3f} s, {mib / max(self.seconds, 1e-9):.0f} MiB/s"
+            f"{self.action} {self.path}:{self.name} ({self.shape[0]} x {self.shape[1]} {self.dtype}, "
+            f"{in_bytes(self.bytes)}) by {self.method} in {in_seconds(self.seconds)}, "
+            f"{in_bytes(self.bytes / max(self.seconds, 1e-9))}/s"
         )
 
 

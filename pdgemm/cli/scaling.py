@@ -22,7 +22,7 @@ from pdgemm.studies import records
 from pdgemm.studies.cases import KINDS, Case, cases
 from pdgemm.studies.jobs import ENDED, Ended, Launcher, Steps, threads_per_rank
 from pdgemm.support import launcher
-from pdgemm.support.text import counted
+from pdgemm.support.text import counted, in_rate
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -273,7 +273,7 @@ def said(case: Case, record: records.Record) -> str:
     spread = f" [{between[0]:.4g}, {between[1]:.4g}]" if between else ""
     wrong = "" if record["status"] == "ok" else f"; WRONG: residual {record['residual']}"
     return (
-        f"{case}: {record['median_seconds']:.4g} s{spread}, {record['gflops']:.1f} GFLOP/s, "
+        f"{case}: {record['median_seconds']:.4g} s{spread}, {in_rate(1e9 * record['gflops'])}, "
         f"{record['fraction_of_peak']:.0%} of peak, by {product['algorithm']} on "
         f"{'x'.join(map(str, product['grid']))}{wrong}"
     )

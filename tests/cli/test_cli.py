@@ -446,7 +446,15 @@ def test_commands_of_all_ranks_load_mpi(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("1000", 1000), ("2GiB", 2 << 30), ("1.5MiB", 3 << 19), ("500MB", 500_000_000), ("1e3", 1000), ("4k", 4000)],
+    [
+        ("1000", 1000),
+        ("2GiB", 2 << 30),
+        ("2gb", 2_000_000_000),
+        ("1.5MiB", 3 << 19),
+        ("500MB", 500_000_000),
+        ("1e3", 1000),
+        ("4k", 4000),
+    ],
 )
 def test_sizes(text: str, expected: int) -> None:
     from pdgemm.cli.param_types import BYTES
@@ -569,10 +577,16 @@ def test_calibrate_writes_what_plans_and_products_read(folder: Path) -> None:
     run = pdgemm(2, "calibrate", "-o", "machine.json", cwd=folder)
     assert run.returncode == 0, run.stderr
     assert "GFLOP/s" in run.stdout and "overlap" in run.stdout
+    assert "wrote machine.json; to use it: plan --machine machine.json; PDGEMM_MACHINE=machine.json" in run.stdout
     machine = load_machine(folder / "machine.json")
     assert "2 ranks" in machine.name
     run = pdgemm(1, "plan", "--shape", "900,900,900", "--ranks", "12", "--machine", "machine.json", cwd=folder)
     assert run.returncode == 0 and machine.name in run.stdout
+    cores = len(os.sched_getaffinity(0))
+    if cores < 3:  # more ranks than cores are told
+        run = pdgemm(cores + 1, "calibrate", "-o", "crowded.json", "--json", cwd=folder)
+        facts = json.loads(run.stdout)
+        assert facts["wrote"] == "crowded.json" and "there are more ranks than cores" in facts["warnings"][0]
     run = pdgemm(2, "calibrate", "-o", "missing/machine.json", cwd=folder)
     assert run.returncode == 2 and "does not exist" in run.stderr
 

@@ -28,13 +28,13 @@ CASES: dict[str, Case] = {
         lambda x: x.gemm(1, x.A, x.B, 0, x.C, progress=boom),
         "boom",
     ),
-    "A": (lambda x: x.gemm(1, x.A, x.B), lambda x: x.gemm(1, None, x.B), "A is a DistMatrix, got NoneType"),
+    "A": (lambda x: x.gemm(1, x.A, x.B), lambda x: x.gemm(1, None, x.B), "A must be a DistMatrix, got NoneType"),
     "A and B": (
         lambda x: x.gemm(1, x.A, x.B, 0, x.C),
         lambda x: x.gemm(1, x.A.local, 3, 0, x.C),
-        "A is a DistMatrix, got ndarray",
+        "A must be a DistMatrix, got ndarray",
     ),
-    "plan of no matrix": (lambda x: x.pdgemm.plan(x.A, x.B), lambda x: x.pdgemm.plan("A", x.B), "A is a DistMatrix"),
+    "plan of no matrix": (lambda x: x.pdgemm.plan(x.A, x.B), lambda x: x.pdgemm.plan("A", x.B), "A must be a"),
     "prepare, execute": (
         lambda x: x.plan.prepare(x.A, x.B, x.C),
         lambda x: x.plan.execute(x.A, x.B, x.C),
@@ -43,14 +43,14 @@ CASES: dict[str, Case] = {
     "execute without A": (
         lambda x: x.plan.execute(x.A, x.B, x.C),
         lambda x: x.plan.execute(None, x.B, x.C),
-        "A is a DistMatrix",
+        "A must be a DistMatrix",
     ),
     "redistribute": (lambda x: x.A.redistribute(x.C), lambda x: x.A.redistribute(), "out=None"),
     "relabel": (lambda x: x.A.redistribute(), lambda x: x.A.redistribute(relabel=True), "relabel"),
     "redistribute no matrix": (
         lambda x: x.pdgemm.redistribute(x.A, x.C),
         lambda x: x.pdgemm.redistribute(0, x.C),
-        "X is a DistMatrix, got int",
+        "X must be a DistMatrix, got int",
     ),
     "root": (lambda x: x.A.to_global(root=0), lambda x: x.A.to_global(root=1), "to_global, 1"),
     "a root that is none": (lambda x: x.A.to_global(), lambda x: x.A.to_global(root=99), "root 99 is not a rank"),
@@ -87,12 +87,12 @@ CASES: dict[str, Case] = {
     "verify": (
         lambda x: x.pdgemm.verify(x.C, 1, x.A, x.B),
         lambda x: x.pdgemm.verify(x.C, 1, x.A, None),
-        "B is a DistMatrix",
+        "B must be a DistMatrix",
     ),
     "verify no C": (
         lambda x: x.pdgemm.verify(x.C, 1, x.A, x.B),
         lambda x: x.pdgemm.verify(0, 1, x.A, x.B),
-        "C is a DistMatrix",
+        "C must be a DistMatrix",
     ),
     "verify C0": (
         lambda x: x.pdgemm.verify(x.C, 1, x.A, x.B, 1, x.C),
@@ -249,7 +249,7 @@ def test_who_has_nobody_to_agree_with_is_refused_at_once(job: Any) -> None:
     between.Free()
     other.Free()
     for call in (lambda: job.gemm(1, 2, 3), lambda: job.pdgemm.verify(1, 2, 3, 4), lambda: hdf5.save("x", "x", None)):
-        with pytest.raises(DTypeError, match="is a DistMatrix, got"):
+        with pytest.raises(DTypeError, match="must be a DistMatrix, got"):
             call()
     for make in (job.Matrix.empty, job.Matrix.random, job.Matrix.eye):
         with pytest.raises(GridError, match="grid is a ProcessGrid, got Intracomm"):

@@ -225,9 +225,9 @@ def test_a_plan_is_for_the_matrices_it_was_made_for(comm: Any) -> None:
         many = replace(p, problem=replace(p.problem, size=comm.size + 1))
         with pytest.raises(GridError, match=f"made for {comm.size + 1} ranks"):
             many.execute(A, B, C)
-        with pytest.raises(DTypeError, match="C is a DistMatrix"):
+        with pytest.raises(DTypeError, match="C must be a DistMatrix"):
             p.execute(A, B, None)  # type: ignore[arg-type]
-        with pytest.raises(DTypeError, match="B is a DistMatrix"):
+        with pytest.raises(DTypeError, match="B must be a DistMatrix"):
             p.execute(A, np.zeros((12, 12)), C)
         with pytest.raises(ArgumentError, match="shares memory"):
             p.execute(A, A, A)

@@ -159,7 +159,7 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
             (ArgumentError, "conjugate", Y.H.T, {}),
             (ArgumentError, "out is read-only", frozen, {}),
             (ArgumentError, "out shares memory with X", X[1:, :], {}),
-            (DTypeError, "out is a DistMatrix, got ndarray", whole, {}),
+            (DTypeError, "out must be a DistMatrix, got ndarray", whole, {}),
             (DTypeError, "alpha = 1j is complex", X.copy(), {"alpha": 1j}),
             (DTypeError, "beta is a number", X.copy(), {"beta": "x"}),
             (DTypeError, "alpha = 0.5 is not an integer", None, {"alpha": 0.5, "dtype": "int32"}),

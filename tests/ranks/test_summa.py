@@ -309,7 +309,7 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
             (ArgumentError, "transa is .*got 'X'", (1, A, B), {"transa": "X"}),
             (ArgumentError, "transb is .*got 1", (1, A, B), {"transb": 1}),
             (ArgumentError, "conjugate of another matrix", (1, A, B, 0, C.astype("D").T.H), {}),
-            (DTypeError, "B is a DistMatrix, got ndarray", (1, A, whole), {}),
+            (DTypeError, "B must be a DistMatrix, got ndarray", (1, A, whole), {}),
             (DTypeError, "alpha is a number, got str", ("1", A, B), {}),
             (DTypeError, "alpha is a number, got ndarray", (whole, A, B), {}),
             (DTypeError, "beta = 1j is complex", (1, A, B, 1j, C), {}),
