@@ -95,7 +95,7 @@ class Speaker:
         columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[rate]}")
         with Progress(*columns, TimeRemainingColumn(), console=self._console, transient=True) as bars:
             bar = bars.add_task(what, total=None, rate="")
-            yield lambda done, total: bars.update(bar, completed=done, total=total, rate=pace.rate(done / total))
+            yield lambda done, total: bars.update(bar, completed=done, total=total, rate=pace.rate(done / max(total, 1)))
 
 
 class _Pace:
