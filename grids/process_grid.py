@@ -337,7 +337,8 @@ def grid_shape(size: int, shape: tuple[int, int] | None = None, layers: int = 1)
     if pr * pc != plane:
         layered = f" in {layers} layers" if layers > 1 else ""
         raise GridError(
-            f"a {pr} x {pc} grid{layered} needs {pr * pc * layers} ranks, but there are {size}; "
+            f"a {pr} x {pc} grid{layered} needs {pr * pc * layers} ranks, but there "
+            f"{'is' if size == 1 else 'are'} {size}; "
             f"grids that fit: {', '.join(f'{d}x{plane // d}' for d in range(1, plane + 1) if plane % d == 0)}"
         )
     return pr, pc

@@ -42,7 +42,7 @@ from pdgemm.instrument.spans import taking, timed
 from pdgemm.io.atomic import check_writable, on_root, replacing
 from pdgemm.io.checksum import checksum
 from pdgemm.io.pieces import Transfer
-from pdgemm.io.stored import Stored, check_names, check_target, check_unchanged, inspect, unit
+from pdgemm.io.stored import Old, Stored, check_names, check_target, check_unchanged, inspect, old, unit
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import communicator_of, device_on
@@ -90,10 +90,8 @@ def load(
         # the arguments of the layout are compared when the matrix is made
         description += ["hdf5.load", path, name, asked, bool(transpose), bool(verify), device]
     device_on(grid, device)
-    stored = on_root(comm, path, lambda: inspect(path, name))
+    stored, wanted = look(path, name, grid, asked)
     with together(comm):
-        wanted = asked or stored.dtype
-        _check_dtypes(f"{path}:{name}", stored.dtype, wanted)
         if verify and stored.checksum is None:
             raise FileError(f"{path}:{name} carries no checksum to verify")
         method = _way_to_read(stored)
@@ -195,10 +193,27 @@ def save(
     return IOReport("wrote", *what, size, perf_counter() - start, written)
 
 
-def check_output(path: Path, name: str, grid: ProcessGrid, size: int) -> None:
-    """Check that a dataset of `size` bytes can be saved here.  Collective; raises FileError on every rank."""
-    check_writable(path, grid.comm, size)
+def look(path: str | Path, name: str, grid: ProcessGrid, dtype: Any = None) -> tuple[Stored, np.dtype]:
+    """Return the properties of a dataset, and the type of its matrix, without reading it.  Collective over the grid.
+
+    Arguments and errors are those of `load`.
+    """
+    path = Path(path)
+    stored = on_root(grid.comm, path, lambda: inspect(path, name))
+    with together(grid.comm):
+        wanted = stored.dtype if dtype is None else element_type(dtype)
+        _check_dtypes(f"{path}:{name}", stored.dtype, wanted)
+    return stored, wanted
+
+
+def check_output(path: Path, name: str, grid: ProcessGrid, size: int) -> Old | None:
+    """Check that a dataset of `size` bytes can be saved here, and return the one that it would replace.
+
+    Collective; raises FileError on every rank.
+    """
     on_root(grid.comm, path, lambda: check_target(path, name))
+    check_writable(path, grid.comm, size)
+    return on_root(grid.comm, path, lambda: old(path, name))
 
 
 def _check_dtypes(what: str, stored: np.dtype, wanted: np.dtype) -> None:

@@ -34,6 +34,8 @@ class Stored(NamedTuple):
     unit      : rows and columns that are read together.
     scattered : the bytes are in external files, or in other datasets.
     states    : the states of all files with some of its bytes, or a link to them, for detecting changes.
+    object    : what tells it from all other datasets, whatever names lead to it: device and inode of its file, and its
+                address in there.
     """
 
     shape: tuple[int, int]
@@ -44,6 +46,14 @@ class Stored(NamedTuple):
     scattered: bool
     checksum: str | None
     states: Seen
+    object: tuple[int, int, int]
+
+
+class Old(NamedTuple):
+    """A dataset that is to be replaced: its `object` as in Stored, and whether pdgemm wrote it."""
+
+    object: tuple[int, int, int]
+    by_pdgemm: bool
 
 
 class Found(NamedTuple):
@@ -93,6 +103,7 @@ def inspect(path: Path, name: str) -> Stored:
             scattered=dataset.is_virtual or bool(dataset.external),
             checksum=None if recorded is None else str(recorded),
             states=seen,
+            object=_object(dataset),
         )
 
 
@@ -142,7 +153,7 @@ def _opened(path: Path, seen: Seen) -> h5py.File:
             file = h5py.File(path, "r", driver="sec2")  # whose handle is a file descriptor
         except OSError:
             if not h5py.is_hdf5(path):
-                raise FileError(f"{path}: not an HDF5 file (it has no signature of one)") from None
+                raise FileError(f"{path} is not an HDF5 file") from None
             raise
         seen.update([(path, before), (path, state_of(file.id.get_vfd_handle()))])
         return file
@@ -176,6 +187,19 @@ def check_target(path: Path, name: str) -> bool:
             raise FileError(f"{path}: {name} exists already, and is not a dataset")
         alone = old is not None and list(file) == [name.strip("/")]
         return alone and not (file.attrs or file.userblock_size or file["/"].id.get_comment(b"."))
+
+
+def old(path: Path, name: str) -> Old | None:
+    """Return the dataset that a name leads to now, None if there is none."""
+    if not path.exists():
+        return None
+    with followed(path, name, set()) as (_, item, _):
+        return None if item is None else Old(_object(item), "pdgemm_checksum" in item.attrs)
+
+
+def _object(item: Any) -> tuple[int, int, int]:
+    file = state_of(item.file.id.get_vfd_handle())
+    return file.device, file.inode, h5py.h5o.get_info(item.id).addr
 
 
 def unit(dataset: h5py.Dataset) -> tuple[int, int]:

@@ -173,9 +173,9 @@ class Plan(ProductPlan):
         """Return all candidates, best first: this plan, and the others with the reason why they were not chosen."""
         return considered(self)
 
-    def explain(self) -> str:
-        """Return the candidates as a table, and the rule by which the plan was chosen."""
-        return explain(self)
+    def explain(self, all: bool = False) -> str:
+        """Return the first five candidates, or all, as a table, and the rule by which the plan was chosen."""
+        return explain(self, all)
 
     def execute(
         self, A: DistMatrix, B: DistMatrix, C: DistMatrix, *, alpha: complex = 1, beta: complex = 0, check: bool = True
@@ -215,6 +215,7 @@ def plan(
     B: DistMatrix,
     C: DistMatrix | None = None,
     *,
+    alpha: complex = 1.0,
     beta: complex = 0.0,
     transa: Transpose = "N",
     transb: Transpose = "N",
@@ -232,7 +233,8 @@ def plan(
 ) -> Plan:
     """Return the plan of `pdgemm` with these arguments without executing it.  Collective over the grid.
 
-    C : None: a matrix as `pdgemm` would allocate it.   beta : 0, or any other number where C is read.
+    C : None: a matrix as `pdgemm` would allocate it.
+    alpha, beta : 0, or any other number: where alpha is 0, A and B are not read, and where beta is 0, C is not.
 
     The plan is a value: it can be printed and compared, has its cost (`plan.explain()`, `plan.seconds`,
     `plan.traffic(rank)`, `plan.extra_bytes(rank)`), is saved (`to_json`, `Plan.from_json`), and is executed any number
@@ -243,7 +245,9 @@ def plan(
         A, B, C, made = _operands(A, B, C, transa, transb)
         sums = accumulate_dtype, compute_type
         asked = _Options(algorithm, shape, layers, lookahead, panel_width, memory_limit, mover, *sums, machine)
-        found = plan_product(_problem(A, B, C, asked, made or beta == 0, nothing=A.shape[1] == 0, shared=True))
+        scalars = as_scalar(alpha, C.dtype, "alpha"), as_scalar(0 if made else beta, C.dtype, "beta")
+        nothing = scalars[0] == 0 or A.shape[1] == 0
+        found = plan_product(_problem(A, B, C, asked, scalars[1] == 0, nothing, shared=True))
         description += ["plan", found.description]
     return Plan.of(found)
 

@@ -26,7 +26,7 @@ from pdgemm.model.machine import HOST, Link, Machine, gpu_cluster, touched
 from pdgemm.model.mover_registry import IPC
 from pdgemm.movers.arrivals import Transfers
 from pdgemm.planning.planner import LOOKAHEAD_BETWEEN_NODES
-from pdgemm.support.agreement import GuardedCallback, together
+from pdgemm.support.agreement import GuardedCallback, agree, together
 
 _BETWEEN_NODES = (2048, 256)  # the `beside` of hosts, for each of several panels
 
@@ -61,10 +61,15 @@ def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None
         step()
         leaders = grid.comm.Split(0 if grid.node.rank == 0 else MPI.UNDEFINED)
         several = grid.ranks_per_node is not None
+        failed: Exception | None = None
         if several and leaders != MPI.COMM_NULL:
-            inter.update(links(leaders, leaders, place, LOOKAHEAD_BETWEEN_NODES))
+            try:
+                inter.update(links(leaders, leaders, place, LOOKAHEAD_BETWEEN_NODES))
+            except Exception as bad:  # on all leaders alike: the other ranks wait for them
+                failed = bad
         if leaders != MPI.COMM_NULL:
             leaders.Free()
+        agree(grid.comm, failed)
         inter = grid.comm.bcast(inter, root=0)
         step()
         if comm.size > 1:
@@ -121,7 +126,9 @@ def _rates(comm: MPI.Comm, place: Place, dtype: str, copy: float) -> dict[int, f
 
         return place.work("compute", act)
 
-    seconds = in_turns(comm, [product(width) for width in widths])
+    with together(comm):
+        works = [product(width) for width in widths]
+    seconds = in_turns(comm, works)
     return {width: rate(width, taken / times) for width, taken in zip(widths, seconds)}
 
 
@@ -136,6 +143,8 @@ def _copy(comm: MPI.Comm, place: Place) -> float:
 def _fresh(comm: MPI.Comm, place: Place) -> float:
     """Return the first-touch bandwidth: bytes per second when newly allocated pages are written."""
     words = place.sizes.touched
+    with together(comm):  # there is room for it
+        place.empty(1, words)
     return 8 * words / timed(comm, place.work("compute", lambda: scale(0, place.empty(1, words))))
 
 
@@ -147,7 +156,8 @@ def _overlap(grid: ProcessGrid, place: Place) -> float:
     comm, between_nodes = grid.row, grid.ranks_per_node is not None
     sliced = between_nodes and not place.device
     (side, width), panels = (_BETWEEN_NODES, 8) if sliced else (place.sizes.beside, 1)
-    A, B, C = (place.random(*shape, "float64") for shape in ((side, width), (width, side), (side, side)))
+    with together(comm):
+        A, B, C = (place.random(*shape, "float64") for shape in ((side, width), (width, side), (side, side)))
     transfers = Transfers(Recorder(), between_nodes)
     slab = SLAB_ROWS if sliced else side
 
@@ -159,11 +169,15 @@ def _overlap(grid: ProcessGrid, place: Place) -> float:
                     transfers.poll()
 
     product = timed(comm, place.work("compute", compute), 3)
-    words = 1 << 14
-    while (seconds := timed(comm, shifter(comm, place, words), 3)) < product and words < 1 << 24:
+    words, seconds = 1 << 13, 0.0
+    while seconds < product and words < 1 << 24:
         words *= 2
+        with together(comm):
+            moving_alone = shifter(comm, place, words)
+        seconds = timed(comm, moving_alone, 1)
     words = max(panels, int(words * min(1.0, product / seconds)))  # neither leaves the other room to recover
-    shift = Shift(comm, place, words, panels)
+    with together(comm):
+        shift = Shift(comm, place, words, panels)
 
     def beside(act: Callable[[], object]) -> None:
         recorder = place.recorder()

@@ -20,6 +20,7 @@ from pdgemm.movers.pipeline import PanelRing, Slot
 from pdgemm.movers.reduce import reduce_scatter
 from pdgemm.movers.shift import receive, send
 from pdgemm.movers.staged import Staged, staged_receive, to_room
+from pdgemm.support.agreement import together
 
 _SMALL = 1  # words of a message
 _ROUNDS = 4  # panels that each rank broadcasts, one after the other: the first ones fill the pipeline
@@ -34,14 +35,20 @@ def links(comm: MPI.Comm, all_: MPI.Comm, place: Place, ahead: int) -> dict[str,
     others = comm.size - 1
     received, large = _ROUNDS * others, place.sizes.words
     for name in place.broadcasts:
-        panels = in_turns(all_, [_broadcaster(comm, place, name, words, ahead) for words in sizes])
+        with together(all_):  # a device may be full on one rank
+            works = [_broadcaster(comm, place, name, words, ahead) for words in sizes]
+        panels = in_turns(all_, works)
         found[name] = link(panels, words=large * received, messages=received)
     if place.staged:  # a ring sends all panels
         found |= dict.fromkeys(by_messages(), found[RING.name])
     by_mpi = place._replace(nccl=False)
-    found["shift"] = link(in_turns(all_, [shifter(comm, by_mpi, words) for words in sizes]), large)
+    with together(all_):
+        works = [shifter(comm, by_mpi, words) for words in sizes]
+    found["shift"] = link(in_turns(all_, works), large)
     share = large // comm.size
-    added = in_turns(all_, [_reducer(comm, place, words) for words in (comm.size, large)])
+    with together(all_):
+        works = [_reducer(comm, place, words) for words in (comm.size, large)]
+    added = in_turns(all_, works)
     found["reduce"] = link(added, words=share * others, messages=others)
     return found
 

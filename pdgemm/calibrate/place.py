@@ -22,6 +22,8 @@ from pdgemm.model.mover_registry import NCCL, RING, by_messages
 from pdgemm.names import AnyName
 
 REPEATS = 7
+LEAST = 2  # repeats, however long they take
+ENOUGH = 0.6  # seconds of repeats, after which there are no more of them: what takes so long varies less
 
 
 class Sizes(NamedTuple):
@@ -108,11 +110,15 @@ def timed(comm: MPI.Comm, work: Callable[[], object], repeats: int = REPEATS) ->
 
 def in_turns(comm: MPI.Comm, works: Sequence[Callable[[], object]], repeats: int = REPEATS) -> list[float]:
     """Do the same for several, in turns: what disturbs the machine for a moment then falls on few repeats of each."""
-    seconds = [list[float]() for _ in works]
+    seconds, spent = [list[float]() for _ in works], 0.0
     for turn in range(repeats + 1):
+        if turn > LEAST and spent > ENOUGH:  # the same on all ranks
+            break
         for work, taken in zip(works, seconds):
             comm.Barrier()
             start = perf_counter()
             work()
-            taken += [comm.allreduce(perf_counter() - start, MPI.MAX)] * (turn > 0)
+            longest = comm.allreduce(perf_counter() - start, MPI.MAX)
+            spent += longest
+            taken += [longest] * (turn > 0)
     return [float(median(taken)) for taken in seconds]

@@ -15,6 +15,7 @@ from pdgemm.planning import algorithm_registry
 MOST = 1 << 31
 COUNT = click.IntRange(1, MOST)  # of ranks, layers, inner indices, repetitions
 DTYPES = tuple(x.name for x in dtypes.OPERANDS if x in dtypes.STORED)
+OPERANDS = tuple(x.name for x in dtypes.OPERANDS)
 BLAS_DTYPES = tuple(x.name for x in dtypes.BLAS)
 SUMS = tuple(x.name for x in dtypes.SUMS)
 

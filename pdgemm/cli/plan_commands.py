@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ _question = options.together(
         "--ranks-per-node", type=options.COUNT, help="Default: that of the machine file, else all on one node."
     ),
     options.machine,
-    click.option("--dtype", type=click.Choice(options.BLAS_DTYPES), default="float64", show_default=True),
+    click.option("--dtype", type=click.Choice(options.OPERANDS), default="float64", show_default=True),
     options.algorithm,
     click.option("--mover", type=click.Choice(movers()), default="auto", show_default=True),
     click.option(
@@ -36,12 +38,14 @@ _question = options.together(
 
 @click.command(cls=OfOneRank)
 @_question
+@click.option("--all", "whole", is_flag=True, help="Show all candidates, and not only the first five.")
 @options.json_
 @options.debug
-def plan(as_json: bool, **asked: Any) -> int:
+def plan(whole: bool, as_json: bool, **asked: Any) -> int:
     """Show what `pdgemm()` would run, the predicted time, and the cost of the alternatives.  Needs no MPI."""
-    from pdgemm.planning.candidate_table import table
-    from pdgemm.planning.planner import RULE
+    from pdgemm.planning.candidate_table import wrapped
+    from pdgemm.planning.planner import RULE, explained
+    from pdgemm.support.text import in_words
 
     question = _asked(**asked)
     found = question.candidates()
@@ -55,13 +59,14 @@ def plan(as_json: bool, **asked: Any) -> int:
         }
         click.echo(json.dumps({**facts, "candidates": [x.as_dict() for x in found]}))
     else:
-        click.echo(found[0].summary(question.mnk, question.ranks))
+        click.echo(wrapped(found[0].summary(question.mnk, question.ranks)))
         click.echo(
-            f"machine: {question.machine.name}; {question.layouts} layouts of A, B and C; "
-            f"lower bound {question.bound:.4g} words per rank"
+            wrapped(
+                f"machine: {question.machine.name}; {question.layouts} layouts of A, B and C; "
+                f"lower bound {in_words(question.bound)} per rank"
+            )
         )
-        click.echo(table(found))
-        click.echo(f"rule: {RULE}")
+        click.echo(explained(found, whole, "--all"))
     return 0
 
 
@@ -74,8 +79,9 @@ def simulate(as_json: bool, **asked: Any) -> int:
 
     The plan is that of `pdgemm()`; the time of redistribution is added by formula.
     """
+    from pdgemm.planning.candidate_table import wrapped
     from pdgemm.planning.simulator import simulate as walk
-    from pdgemm.support.text import counted, in_bytes
+    from pdgemm.support.text import counted, counted_short, in_bytes, in_seconds, in_words
 
     question = _asked(**asked)
     plan = question.plan()
@@ -103,16 +109,23 @@ def simulate(as_json: bool, **asked: Any) -> int:
         click.echo(json.dumps(facts))
         return 0
     nodes, busiest = len(run.node_bytes), run.computed.max()
-    words, messages = run.words_received, run.messages_received
-    click.echo(
+    words = _range(run.words_received, in_words)
+    messages = _range(run.messages_received, partial(counted_short, noun="message"))
+    text = (
         f"{plan}\n"
-        f"simulated on {counted(nodes, 'node')}: {seconds:.4g} s, of which the busiest rank computes {busiest:.4g} and "
-        f"redistribution takes {plan.moving_seconds:.4g} by formula; all by formula {plan.seconds:.4g} s\n"
-        f"words of the product received per rank: {words.min()} to {words.max()}, in {messages.min()} to "
-        f"{messages.max()} messages (formula {by_formula})\n"
-        f"into a node: {in_bytes(run.node_bytes.mean())} on average, {in_bytes(run.node_bytes.max())} at most"
+        f"simulated on {counted(nodes, 'node')}: {in_seconds(seconds)}, of which the busiest rank computes "
+        f"{in_seconds(busiest)} and redistribution takes {in_seconds(plan.moving_seconds)} by formula; all by formula: "
+        f"{in_seconds(plan.seconds)}\n"
+        f"received per rank in the product: {words} in {messages}; by formula: {in_words(by_formula)}\n"
+        f"received per node: {in_bytes(run.node_bytes.mean())} on average, {in_bytes(run.node_bytes.max())} at most"
     )
+    click.echo(wrapped(text))
     return 0
+
+
+def _range(numbers: Any, form: Callable[[float], str]) -> str:
+    """Return the smallest and the largest number as text, once where they are the same."""
+    return " to ".join(dict.fromkeys((form(numbers.min()), form(numbers.max()))))
 
 
 def _asked(
@@ -124,14 +137,13 @@ def _asked(
     **others: Any,
 ) -> Question:
     """Return the question that the options of `plan` and `simulate` describe; `others` are fields of it."""
-    import numpy as np
-
+    from pdgemm.arrays.dtypes import element_type
     from pdgemm.model.machine import load_machine, on_nodes
 
     machine = load_machine(machine_file)
     if ranks_per_node is not None:
         machine = on_nodes(machine, ranks_per_node)
-    return Question(*shape, dtype=np.dtype(dtype), shape=product_grid, machine=machine, **others)
+    return Question(*shape, dtype=element_type(dtype), shape=product_grid, machine=machine, **others)
 
 
 @click.command(cls=OfAllRanks)
@@ -140,7 +152,9 @@ def _asked(
 @options.json_
 @options.debug
 def calibrate(output: str, device: str, as_json: bool) -> int:
-    """Measure messages, copies and products on these ranks, for plans on this machine.
+    """Measure messages, copies and products on these ranks, for plans on this machine; it takes some 10 seconds.
+
+    Figures that cannot be true are told: the machine was busy, or has fewer cores than there are ranks.
 
     Products read the files that PDGEMM_MACHINE names, one for hosts, one for GPUs or both with a colon between them;
     `plan` and `simulate` read the one of --machine.
@@ -150,6 +164,7 @@ def calibrate(output: str, device: str, as_json: bool) -> int:
     from pdgemm.calibrate import calibrate as measure
     from pdgemm.cli.session import session
     from pdgemm.io.atomic import check_writable, on_root, replacing
+    from pdgemm.model.plausible import doubts
 
     path = Path(output)
     with session(None, as_json) as say:
@@ -161,4 +176,10 @@ def calibrate(output: str, device: str, as_json: bool) -> int:
         with replacing(path, comm, len(text)) as partial:
             on_root(comm, path, lambda: partial.write_text(text))
         say.report("machine", machine)
+        warnings = doubts(machine)
+        if say.grid.memory.oversubscribed:
+            warnings.insert(0, "there are more ranks than cores: every figure is that of a crowded machine")
+        say.note("warnings", [f"warning: {text}" for text in warnings], warnings, err=True)
+        advice = f"plan --machine {output}; PDGEMM_MACHINE={output} for products"
+        say.note("wrote", [f"wrote {output}; to use it: {advice}"], output)
     return 0

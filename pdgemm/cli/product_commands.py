@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +13,10 @@ from pdgemm.cli import options
 from pdgemm.cli.job import OfAllRanks
 from pdgemm.cli.param_types import BLOCK, BYTES, DATASET, GRID, NUMBER, SHAPE, Dataset
 from pdgemm.names import DeviceName, ElementTypeName
+
+if TYPE_CHECKING:
+    from pdgemm.cli.ahead import Source
+    from pdgemm.matrix.distmatrix import DistMatrix
 
 _layout = options.together(
     click.option("--grid", "grid_shape", type=GRID, help="Process grid; default: as square as possible."),
@@ -26,6 +29,7 @@ _scalars = options.together(
     click.option("--transb", type=click.Choice("NTC", False), default="N", help="op(B)."),
 )
 _seed = click.option("--seed", default=0, show_default=True)
+_force = click.option("--force", is_flag=True, help="Replace a dataset that exists.")
 
 
 @click.command(cls=OfAllRanks)
@@ -35,6 +39,7 @@ _seed = click.option("--seed", default=0, show_default=True)
 @click.option("--kind", type=click.Choice(KINDS), default="uniform", show_default=True)
 @_seed
 @_layout
+@_force
 @options.json_
 @options.debug
 def generate(
@@ -45,31 +50,41 @@ def generate(
     seed: int,
     grid_shape: tuple[int, int] | None,
     block: tuple[int, int] | None,
+    force: bool,
     as_json: bool,
 ) -> int:
     """Write a matrix of a KIND; for a seed it is the same on any number of ranks."""
     import numpy as np
 
     from pdgemm.arrays.element_functions import element_function
+    from pdgemm.cli.ahead import Outlines, check_memory, check_output
     from pdgemm.cli.session import session
-    from pdgemm.io import hdf5
     from pdgemm.matrix.distmatrix import DistMatrix
 
     with session(grid_shape, as_json) as say:
         say.lost = f"{target.path} was not written, its contents are unchanged"
+        outlines, known = Outlines(say.grid, block, "host"), np.dtype(dtype)
+        outlines.of("the matrix", shape, known)
+        check_output(say.grid, target, shape[0] * shape[1] * known.itemsize, force)
+        check_memory(say.grid, sum(outlines.nbytes), "the parts of the matrix")
         with say.progress("generate"):
-            f = element_function(kind, seed, np.dtype(dtype))
+            f = element_function(kind, seed, known)
             matrix = DistMatrix.from_function(f, shape, grid=say.grid, block=block, dtype=dtype)
-        with say.progress("write") as progress:
-            wrote = hdf5.save(*target, matrix, progress=progress)
-        say.report("wrote", wrote)
+        say.save(target, matrix)
     return 0
 
 
 @click.command(cls=OfAllRanks)
 @click.argument("a", type=DATASET)
 @click.argument("b", type=DATASET)
-@click.option("-o", "--output", type=DATASET, required=True, help="Dataset for C.")
+@click.option(
+    "-o",
+    "--output",
+    type=DATASET,
+    required=True,
+    help="Dataset for C.  One that pdgemm wrote is replaced when the result is complete; A, B, and a dataset that "
+    "pdgemm did not write only with --force, unless it is C on entry.",
+)
 @click.option("--c", "c0", type=DATASET, help="C on entry where beta is not 0; default: the output.")
 @_scalars
 @_layout
@@ -89,6 +104,7 @@ def generate(
 @options.trace
 @click.option("--verify", "verified", is_flag=True, help="Check the result before it is stored.")
 @_seed
+@click.option("--force", is_flag=True, help="Replace any dataset by C, even A or B.")
 @options.json_
 @options.debug
 def multiply(
@@ -111,34 +127,44 @@ def multiply(
     nvtx: bool,
     verified: bool,
     seed: int,
+    force: bool,
     as_json: bool,
     **others: Any,  # options of `pdgemm.pdgemm` by the same names
 ) -> int:
-    """Compute C := alpha op(A) op(B) + beta C, from files to a file."""
+    """Compute C := alpha op(A) op(B) + beta C, from files to a file.
+
+    All that can be known without the elements is checked before they are read: shapes, types, options, the output, and
+    whether A, B, C and the buffers of the product fit the memory.  One dataset as A and B is read once.
+    """
     real = os.path.realpath
-    from_output = c0 is None or (real(c0.path), c0.name.strip("/")) == (real(output.path), output.name.strip("/"))
     if trace_file and real(trace_file) in {real(x.path) for x in (a, b, c0, output) if x}:
         raise click.UsageError(f"--trace {trace_file} is a file that is read or written here: name another one")
     from pdgemm.arrays.dtypes import product
+    from pdgemm.cli.ahead import check_output, check_product, operands, source
     from pdgemm.cli.session import session
     from pdgemm.gemm import pdgemm
-    from pdgemm.io import hdf5
     from pdgemm.matrix.residual import verify
+    from pdgemm.model.formulas import gemm_flops
 
     types: dict[str, Any] = {"accumulate_dtype": accumulate_dtype, "compute_type": compute_type}
+    others |= {"shape": product_grid, **types}
     with session(grid_shape, as_json) as say, say.traced(trace_file, nvtx):
         say.lost = f"{output.path} was not written, its contents are unchanged"
-        A = say.load("A", a, block, dtype, transa, device)
-        B = say.load("B", b, block, dtype, transb, device)
-        # before the product, not after it
-        stored = product(A.dtype, B.dtype)
-        size = A.shape[0] * B.shape[1] * stored.itemsize
-        hdf5.check_output(Path(output.path), output.name, say.grid, size)
-        before = say.load("C on entry", c0 or output, block, stored, device=device) if beta else None
+        grid = say.grid
+        x, y = source(grid, "A", a, dtype, transa), source(grid, "B", b, dtype, transb)
+        stored = product(x.dtype, y.dtype)
+        z = source(grid, "C on entry", c0 or output, stored) if beta else None
+        once = check_product(grid, x, y, z, block, device, seed if verified else None, alpha=alpha, beta=beta, **others)
+        (m, k), n = x.shape, y.shape[1]
+        in_place = check_output(grid, output, m * n * stored.itemsize, force, (x, y), z, ours=True)
+        if once:
+            x = x._replace(what="A and B")
+        A, B = operands(x, y, lambda each: say.read(each, block, device), once)
+        before = say.read(z, block, device) if z else None
         C = before.copy() if verified and before is not None else before
-        replaces = before.report if before is not None and from_output else None
-        with say.progress("multiply") as progress:
-            C = pdgemm(alpha, A, B, beta, C, shape=product_grid, progress=progress, **types, **others)
+        replaces = before.report if before is not None and in_place else None
+        with say.progress("multiply", gemm_flops(m, n, k, stored.kind == "c")) as progress:
+            C = pdgemm(alpha, A, B, beta, C, progress=progress, **others)
         say.report("product", C.report.summary())
         if verified:
             with say.progress("verify"):
@@ -146,9 +172,7 @@ def multiply(
             say.report("verify", residual)
             if not residual.passed:
                 return 1  # a wrong result is not stored
-        with say.progress("write") as progress:
-            wrote = hdf5.save(*output, C, replaces=replaces, progress=progress)
-        say.report("wrote", wrote)
+        say.save(output, C, replaces=replaces)
     return 0
 
 
@@ -177,16 +201,28 @@ def verify(
     as_json: bool,
 ) -> int:
     """Check C = alpha op(A) op(B) + beta C0 with random vectors, without a second product."""
+    from pdgemm.cli.ahead import Outlines, check_memory, operands, source
     from pdgemm.cli.session import session
+    from pdgemm.matrix.residual import check_arguments
     from pdgemm.matrix.residual import verify as residual_of
 
     if beta and c0 is None:
         raise click.UsageError("with --beta, C on entry is needed: --c0 FILE:/DATASET")
     with session(grid_shape, as_json) as say:
-        A = say.load("A", a, block, None, transa)
-        B = say.load("B", b, block, None, transb)
-        C = say.load("C", c, block)
-        before = say.load("C on entry", c0, block) if c0 else None
+        grid, outlines = say.grid, Outlines(say.grid, block, "host")
+        x, y, z = source(grid, "A", a, None, transa), source(grid, "B", b, None, transb), source(grid, "C", c)
+        entry = source(grid, "C on entry", c0) if c0 else None
+        once = x.is_same(y)
+        A, B = operands(x, y, outlines.of_source, once)
+        C, before = outlines.of_source(z), outlines.of_source(entry) if entry else None
+        check_arguments(C, alpha, A, B, beta, before, seed=seed)
+        check_memory(grid, sum(outlines.nbytes), "the matrices")
+
+        def read(each: Source) -> DistMatrix:
+            return say.read(each, block)
+
+        A, B = operands(x._replace(what="A and B") if once else x, y, read, once)
+        C, before = read(z), read(entry) if entry else None
         with say.progress("verify"):
             residual = residual_of(C, alpha, A, B, beta, before, seed=seed)
         say.report("verify", residual)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from time import perf_counter
@@ -14,17 +14,20 @@ from typing import Any
 import click
 from mpi4py import MPI
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from pdgemm.cli.ahead import Source
 from pdgemm.cli.param_types import Dataset
 from pdgemm.errors import ArgumentError
+from pdgemm.grids.distribution import Block
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.report import Summary
 from pdgemm.io import hdf5
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.names import DeviceName, DType
+from pdgemm.names import DeviceName
 from pdgemm.profiling.trace_file import trace
 from pdgemm.support import launcher, signals
+from pdgemm.support.text import in_bytes, in_rate, in_seconds
 
 SECONDS_BETWEEN_LINES = 5.0
 
@@ -50,58 +53,91 @@ class Speaker:
         if not self.as_json:
             say_line(str(what))
 
-    def load(
-        self,
-        what: str,
-        dataset: Dataset,
-        block: tuple[int, int] | None,
-        dtype: DType | None = None,
-        op: str = "N",
-        device: DeviceName = "host",
-    ) -> DistMatrix:
-        with self.progress(f"read {what}") as progress:
-            transpose = op.upper() != "N"
+    def note(self, key: str, lines: Sequence[str], fact: Any, err: bool = False) -> None:
+        """Say lines, or make a fact a member of the JSON object."""
+        if self.grid.rank:
+            return
+        self.facts[key] = fact
+        for line in lines if not self.as_json else ():
+            say_line(line, err)
+
+    def read(self, x: Source, block: Block | None, device: DeviceName = "host") -> DistMatrix:
+        """Read a matrix, or its transpose where op is not "N"."""
+        with self.progress(f"read {x.what}", x.nbytes, "B/s") as progress:
             matrix = hdf5.load(
-                *dataset, self.grid, block, dtype=dtype, transpose=transpose, device=device, progress=progress
+                *x.dataset, self.grid, block, dtype=x.dtype, transpose=x.transposed, device=device, progress=progress
             )
         self.report("read", matrix.report)
-        return matrix.T.H if op.upper() == "C" else matrix
+        return matrix
+
+    def save(self, output: Dataset, matrix: DistMatrix, **options: Any) -> None:
+        size = matrix.shape[0] * matrix.shape[1] * matrix.dtype.itemsize
+        with self.progress("write", size, "B/s") as progress:
+            wrote = hdf5.save(*output, matrix, progress=progress, **options)
+        self.report("wrote", wrote)
 
     def traced(self, path: str | None, nvtx: bool) -> AbstractContextManager[None]:
         """Return a context manager that traces its block, if a trace was requested."""
         return trace(path, self.grid, nvtx=nvtx) if path or nvtx else nullcontext()
 
     @contextmanager
-    def progress(self, what: str) -> Iterator[Callable[[int, int], object] | None]:
-        """Show a bar where rank 0 has a terminal, else a line every few seconds, as under mpirun."""
+    def progress(
+        self, what: str, amount: float = 0, unit: str = "FLOP/s"
+    ) -> Iterator[Callable[[int, int], object] | None]:
+        """Show a bar where rank 0 has a terminal, else a line every few seconds, as under mpirun.
+
+        amount : how many bytes or floating-point operations are all of it; 0: it is not known.   unit : of their rate.
+        """
         signals.doing(what, self.lost)
+        pace = _Pace(amount, unit)
         if not self._bar:
-            yield None if self.grid.rank or self.as_json else _Lines(what)
+            yield None if self.grid.rank or self.as_json else _Lines(what, pace)
             return
-        with Progress(console=self._console, transient=True) as bars:
-            bar = bars.add_task(what, total=None)
-            yield lambda done, total: bars.update(bar, completed=done, total=total)
+        columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[rate]}")
+        with Progress(*columns, TimeRemainingColumn(), console=self._console, transient=True) as bars:
+            bar = bars.add_task(what, total=None, rate="")
+            yield lambda done, total: bars.update(
+                bar, completed=done, total=total, rate=pace.rate(done / max(total, 1))
+            )
+
+
+class _Pace:
+    """The time since something began, and its rate.   amount, unit : as in `Speaker.progress`."""
+
+    def __init__(self, amount: float, unit: str) -> None:
+        self._amount, self._show, self._start = amount, _RATES[unit], perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        return perf_counter() - self._start
+
+    def rate(self, share: float) -> str:
+        """Return the rate so far as text, by the share that is done."""
+        return self._show(share * self._amount / max(self.seconds, 1e-9)) if self._amount else ""
+
+
+_RATES: dict[str, Callable[[float], str]] = {"FLOP/s": in_rate, "B/s": lambda rate: f"{in_bytes(rate)}/s"}
 
 
 class _Lines:
     """Says on standard error how much of something is done, every few seconds."""
 
-    def __init__(self, what: str) -> None:
-        self._what, self._start = what, perf_counter()
-        self._last = self._start
+    def __init__(self, what: str, pace: _Pace) -> None:
+        self._what, self._pace, self._last = what, pace, 0.0
 
     def __call__(self, done: int, total: int) -> None:
-        now = perf_counter()
-        if now - self._last < SECONDS_BETWEEN_LINES or not 0 < done < total:
+        now, share = self._pace.seconds, done / max(total, 1)
+        if now - self._last < SECONDS_BETWEEN_LINES or not 0 < share < 1:
             return
-        self._last, left = now, (now - self._start) * (total - done) / done
-        click.echo(f"{self._what}: {done / total:.0%} in {now - self._start:.0f} s, {left:.0f} s left", err=True)
+        self._last = now
+        parts = f"{share:.0%} in {in_seconds(now)}", self._pace.rate(share), f"{in_seconds(now / share - now)} left"
+        click.echo(f"{self._what}: {', '.join(filter(None, parts))}", err=True)
 
 
-def say_line(text: str) -> None:
-    """Print a line to standard output; the work continues where it is closed."""
+def say_line(text: str, err: bool = False) -> None:
+    """Print a line to standard output, or error; the work continues where it is closed."""
     try:
-        click.echo(text)
+        click.echo(text, err=err)
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 

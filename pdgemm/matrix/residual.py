@@ -71,6 +71,51 @@ def verify(
     Cost: 2 (mk + kn + mn) vectors / P flops, three allreduces of 2 vectors words per row.
     Raises LayoutError on every rank when shapes do not fit.
     """
+    sums: Any = {"accumulate_dtype": accumulate_dtype, "compute_type": compute_type}
+    alpha, beta, X = check_arguments(C, alpha, A, B, beta, C0, seed=seed, vectors=vectors, **sums)
+    m, k, n = A.shape[0], A.shape[1], B.shape[1]
+    with np.errstate(invalid="ignore", over="ignore"):
+        left, _ = _apply(C, X, np.abs(X))
+        right: Any = np.zeros((m, vectors))
+        scale: Any = np.zeros((m, vectors))
+        if alpha != 0:  # else A and B are not read, whatever values they have
+            right, scale = _apply(A, *_apply(B, X, np.abs(X)))
+            right, scale = alpha * right, abs(alpha) * scale
+        if beta != 0 and C0 is not None:
+            added, size = _apply(C0, X, np.abs(X))
+            right, scale = right + beta * added, scale + abs(beta) * size
+        finite_left, finite_right = np.isfinite(left).all(axis=1), np.isfinite(right).all(axis=1)
+        both = finite_left & finite_right
+        wrong = np.abs(left - right)[both]
+    relative = np.divide(wrong, scale[both], out=np.where(wrong > 0, np.inf, 0.0), where=scale[both] > 0)
+    # integer products are exact, but this comparison is in double precision
+    types = dtypes.arithmetic(C.dtype), np.float64, accumulate_dtype or ("f4" if compute_type else np.float64)
+    unit = max(map(dtypes.eps, types))
+    rounded = 0.0 if compute_type is None else dtypes.COMPUTE[compute_type]
+    once = rounded + (dtypes.eps(C.dtype) / 2 if C.dtype in dtypes.HALVES else 0)
+    return Residual(
+        value=float(relative.max(initial=0.0)),
+        bound=(3 * float(np.sqrt(max(k, n) + 2)) * unit + once) * (8**0.5 if C.dtype.kind == "c" else 1),
+        rows=int(both.sum()),
+        not_finite=int((~finite_left & ~finite_right).sum()),
+        misplaced=int((finite_left != finite_right).sum()),
+    )
+
+
+def check_arguments(
+    C: DistMatrix,
+    alpha: complex,
+    A: DistMatrix,
+    B: DistMatrix,
+    beta: complex = 0.0,
+    C0: DistMatrix | None = None,
+    *,
+    seed: int = 0,
+    vectors: int = 2,
+    accumulate_dtype: Any = None,
+    compute_type: str | None = None,
+) -> tuple[Any, Any, np.ndarray]:
+    """Raise what `verify` raises, and return alpha, beta and X.  Collective over C.grid; no element is read."""
     with together(communicator(C=C, A=A, B=B)) as arguments:
         check_matrices(C=C, A=A, B=B, **({} if C0 is None else {"C0": C0}))
         m, k, n = A.shape[0], A.shape[1], B.shape[1]
@@ -87,33 +132,7 @@ def verify(
         arguments += [A.dtype, B.dtype, C.dtype, None if C0 is None else C0.dtype]
         columns = np.arange(vectors)
         X = 2 * element_function("uniform", seed, np.dtype(np.float64))(np.arange(n)[:, None], columns) - 1
-
-    with np.errstate(invalid="ignore", over="ignore"):
-        left, _ = _apply(C, X, np.abs(X))
-        right: Any = np.zeros((m, vectors))
-        scale: Any = np.zeros((m, vectors))
-        if alpha != 0:  # else A and B are not read, whatever values they have
-            right, scale = _apply(A, *_apply(B, X, np.abs(X)))
-            right, scale = alpha * right, abs(alpha) * scale
-        if beta != 0 and C0 is not None:
-            added, size = _apply(C0, X, np.abs(X))
-            right, scale = right + beta * added, scale + abs(beta) * size
-        finite_left, finite_right = np.isfinite(left).all(axis=1), np.isfinite(right).all(axis=1)
-        both = finite_left & finite_right
-        wrong = np.abs(left - right)[both]
-    relative = np.divide(wrong, scale[both], out=np.where(wrong > 0, np.inf, 0.0), where=scale[both] > 0)
-    # integer products are exact, but this comparison is in double precision
-    sums = dtypes.arithmetic(C.dtype), np.float64, accumulate_dtype or ("f4" if compute_type else np.float64)
-    unit = max(map(dtypes.eps, sums))
-    rounded = 0.0 if compute_type is None else dtypes.COMPUTE[compute_type]
-    once = rounded + (dtypes.eps(C.dtype) / 2 if C.dtype in dtypes.HALVES else 0)
-    return Residual(
-        value=float(relative.max(initial=0.0)),
-        bound=(3 * float(np.sqrt(max(k, n) + 2)) * unit + once) * (8**0.5 if C.dtype.kind == "c" else 1),
-        rows=int(both.sum()),
-        not_finite=int((~finite_left & ~finite_right).sum()),
-        misplaced=int((finite_left != finite_right).sum()),
-    )
+    return alpha, beta, X
 
 
 def _apply(M: DistMatrix, X: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

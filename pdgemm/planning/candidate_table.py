@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import isfinite
+from textwrap import fill
 from typing import Any
 
 from pdgemm.support.tables import Table
-from pdgemm.support.text import counted, in_bytes, in_seconds, in_words, named, sides
+from pdgemm.support.text import counted, counted_short, in_bytes, in_seconds, in_words, named, sides
+
+WIDTH = 80  # columns of a terminal
 
 
 @dataclass(frozen=True)
@@ -19,6 +24,8 @@ class Candidate:
     memory_bytes_per_rank : bytes of all buffers and copies; `pdgemm plan` adds those of A, B and C.
     moves          : names of the matrices that are redistributed, such as "AB".
     inside         : name of the algorithm of a layer.
+    cost           : the seconds, with redistribution counted twice; the choice compares it.
+    fits           : does it fit the memory limit?
     verdict        : "chosen", or why it was not chosen.
     """
 
@@ -34,6 +41,8 @@ class Candidate:
     moves: str = ""
     inside: str = ""
     verdict: str = ""
+    cost: float = 0.0
+    fits: bool = True
 
     @property
     def ratio(self) -> float:
@@ -48,7 +57,7 @@ class Candidate:
         idle = self.words_per_rank < 0.999 * self.lower_bound_words
         if not self.lower_bound_words:
             return "none is needed"
-        return "below the bound for all ranks: some are idle" if idle else f"{self.ratio:.3g} times the lower bound"
+        return "below the bound for all ranks: some are idle" if idle else f"{_ratio(self.ratio)} times the lower bound"
 
     @property
     def name(self) -> str:
@@ -64,23 +73,51 @@ class Candidate:
 
     def summary(self, mnk: tuple[int, int, int], ranks: int) -> str:
         """Return the candidate as one line."""
-        (m, n, k), messages = mnk, counted(round(self.messages_per_rank), "message")
+        m, n, k = mnk
         moved = f", redistributing {', '.join(self.moves)}" if self.moves else ""
         return (
             f"C ({m} x {n}) := A ({m} x {k}) B on {counted(ranks, 'rank')} by {self.name} on "
-            f"{self.grid_text}{moved}: {in_words(self.words_per_rank)} in {messages} per rank ({self.beside_bound}), "
-            f"{in_bytes(self.memory_bytes_per_rank)}, {in_seconds(self.seconds)}"
+            f"{self.grid_text}{moved}: {in_seconds(self.seconds)}, {in_words(self.words_per_rank)} in "
+            f"{counted_short(self.messages_per_rank, 'message')} per rank ({self.beside_bound}), "
+            f"{in_bytes(self.memory_bytes_per_rank)}"
         )
+
+
+def wrapped(text: str) -> str:
+    """Return lines that fit a terminal of 80 columns, the second and later ones indented; no unit leaves its number."""
+    tied = re.sub(r"(\d) (?=[a-zA-Z])", "\\1\0", text)
+    lines = (fill(line, WIDTH, subsequent_indent="  ", break_long_words=False) for line in tied.split("\n"))
+    return "\n".join(lines).replace("\0", " ")
 
 
 def table(candidates: Sequence[Candidate]) -> str:
-    """Return the candidates as a table with a line for each."""
-    names = ("algorithm", "grid", "moves", "seconds", "words", "/ bound", "messages", "memory", "verdict")
+    """Return the candidates as a table with a line for each, the chosen one first; it fits 80 columns."""
+    names = ("algorithm", "grid", "moves", "time", "words", "/ bound", "memory", "cost")
     rows = [
         (
-            x.name, x.grid_text, x.moves or "-", f"{x.seconds:.3g}", f"{x.words_per_rank:.4g}", f"{x.ratio:.3f}",
-            f"{x.messages_per_rank:.0f}", in_bytes(x.memory_bytes_per_rank), x.verdict,
+            x.name, x.grid_text.replace(" ", ""), x.moves or "-", in_seconds(x.seconds),
+            _short(x.words_per_rank), _ratio(x.ratio),
+            in_bytes(x.memory_bytes_per_rank), _cost(x, candidates[0]),
         )
         for x in candidates
     ]  # fmt: skip
-    return str(Table(names, rows, words=("algorithm", "grid", "moves", "verdict")))
+    return str(Table(names, rows, words=("algorithm", "grid", "moves")))
+
+
+def _short(number: float) -> str:
+    return in_words(number).removesuffix("s").removesuffix(" word")
+
+
+def _ratio(ratio: float) -> str:
+    if ratio >= 1000:
+        return _short(ratio) if isfinite(ratio) else "inf"
+    return f"{ratio:.3f}" if ratio < 10 else f"{ratio:.1f}"
+
+
+def _cost(x: Candidate, chosen: Candidate) -> str:
+    """Return the cost in units of that of the chosen one."""
+    if x.chosen:
+        return "chosen"
+    if not x.fits:
+        return "too big"
+    return _ratio(x.cost / chosen.cost) if chosen.cost else "-"

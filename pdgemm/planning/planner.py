@@ -16,7 +16,7 @@ from pdgemm.blas.local_gemm import EXACT_WIDTH
 from pdgemm.errors import ArgumentError, MemoryLimitError
 from pdgemm.model.machine import Machine
 from pdgemm.model.mover_registry import AUTO, MOVERS
-from pdgemm.planning.candidate_table import Candidate, table
+from pdgemm.planning.candidate_table import Candidate, table, wrapped
 from pdgemm.planning.candidates import Arrangement, arrangements, arrangements_in_place, impossible
 from pdgemm.planning.problem import Problem
 from pdgemm.planning.product_plan import MOVES_WEIGH, ProductPlan, sample, with_moves
@@ -31,9 +31,10 @@ TIE = 1.1  # ratio of costs up to which plans count as equal
 _WORTH_TUNING = 0.99  # ratio of times above which the default is kept
 _MANY_PANELS = 1000  # more panels than this fill the pipeline quickly: narrower ones gain nothing
 _NO_LIMIT = 1 << 62
+ROWS = 5  # candidates that are shown unless all are asked for
 RULE = (  # MOVES_WEIGH and TIE in words
-    "the least predicted time, redistribution counted twice; of plans within 10% of that, the fewest words that a rank "
-    "receives or allocates beside A, B and C"
+    "the least cost, which is the predicted time, redistribution counted twice; of plans within 10% of that, the "
+    "fewest words that a rank receives or allocates beside A, B and C"
 )
 
 
@@ -202,11 +203,13 @@ def considered(plan: ProductPlan) -> list[Candidate]:
     rows, limit = [plan.candidate("chosen", chosen=True)], plan.problem.memory_limit
     for other in candidates(plan.problem):
         fitted = tuned(fit(other, limit))
-        verdict = _beside(plan, fitted) if fits(fitted, limit) else f"needs {in_bytes(fitted.extra_bytes(None))}"
-        rows.append(fitted.candidate(verdict))
+        room = fits(fitted, limit)
+        verdict = _beside(plan, fitted) if room else f"needs {in_bytes(fitted.extra_bytes(None))}"
+        rows.append(replace(fitted.candidate(verdict), fits=room))
     found: dict[Candidate, Candidate] = {}  # one algorithm on the grid of a matrix and on a new one like it is one row
     for row in rows:
-        found.setdefault(replace(row, seconds=0, memory_bytes_per_rank=0, verdict="", chosen=False), row)
+        same = replace(row, seconds=0, cost=0, memory_bytes_per_rank=0, verdict="", chosen=False, fits=True)
+        found.setdefault(same, row)
     return list(found.values())
 
 
@@ -219,6 +222,29 @@ def _beside(plan: ProductPlan, other: ProductPlan) -> str:
     return f"{ratio:.2f} times the cost{words}"
 
 
-def explain(plan: ProductPlan) -> str:
-    """Return the plan, a table of the candidates, and the rule of the choice."""
-    return f"{plan}\n{table(considered(plan))}\nrule: {RULE}"
+def explain(plan: ProductPlan, whole: bool = False, more: str = "explain(all=True)") -> str:
+    """Return the plan, a table of the candidates, and the rule of the choice, in lines of at most 80 characters."""
+    return "\n".join([wrapped(str(plan)), explained(considered(plan), whole, more)])
+
+
+def explained(found: list[Candidate], whole: bool, more: str) -> str:
+    """Return the candidates as a table, and why the first one was chosen.
+
+    whole : show all candidates, and not only the first ones.   more : what shows them.
+    """
+    shown = found if whole or len(found) <= ROWS + 1 else found[:ROWS]
+    chosen = found[0]
+    lines = [table(shown)]
+    if len(shown) < len(found):
+        lines.append(f"and {len(found) - len(shown)} more: {more}")
+    lines.append(wrapped(f"rule: {RULE}"))
+    fastest = min((x for x in found if x.fits), key=lambda x: x.seconds)
+    if fastest.seconds < chosen.seconds:
+        fewer = 1 - fastest.seconds / chosen.seconds
+        why = (
+            "but the words and the memory of the chosen plan are less, and the costs differ by less than 10%"
+            if fastest.cost <= TIE * chosen.cost
+            else "but costs more, because redistribution counts twice"
+        )
+        lines.append(wrapped(f"{fastest.name} on {fastest.grid_text} takes {fewer:.1%} less time, {why}"))
+    return "\n".join(lines)

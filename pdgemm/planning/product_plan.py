@@ -182,6 +182,7 @@ class ProductPlan:
             messages_per_rank=max(x.messages_received for x in traffic),
             memory_bytes_per_rank=self.extra_bytes(None),
             seconds=self.seconds,
+            cost=self.cost,
             chosen=chosen,
             moves="".join(name for name, _ in self.moves),
             inside=self.inside,

@@ -61,9 +61,9 @@ class Question:
 
     def __post_init__(self) -> None:
         if min(self.mnk) < 0 or max(self.mnk) > _LARGEST:
-            raise ArgumentError(f"dimensions are from 0 to {_LARGEST:.0e}, got {self.m} x {self.n} x {self.k}")
+            raise ArgumentError(f"dimensions are from 0 to {_LARGEST:,}, got {self.m} x {self.n} x {self.k}")
         if not 1 <= self.ranks <= _MOST_RANKS:
-            raise ArgumentError(f"a product needs 1 to {_MOST_RANKS:.0e} ranks, got {self.ranks}")
+            raise ArgumentError(f"a product needs 1 to {_MOST_RANKS:,} ranks, got {self.ranks}")
         if self.shape is not None and min(self.shape) < 1:
             raise ArgumentError(f"a grid has 1 x 1 ranks or more, got {self.shape[0]} x {self.shape[1]}")
         if self.layers is not None and self.layers < 1:

@@ -171,7 +171,8 @@ def inside(trial: Trial) -> None:
     size = rng.randint(1, trial.size)
     reads = rng.random() < 0.5
     target = "c.h5:/z" if reads else f"link.h5:{rng.choice((where, where.replace('x', 'new')))}"
-    words = ("multiply", f"link.h5:{where}" if reads else "target.h5:/g/x", "link.h5:/b", "-o", target)
+    words: tuple[str, ...] = ("multiply", f"link.h5:{where}" if reads else "target.h5:/g/x", "link.h5:/b", "-o", target)
+    words += () if reads else ("--force",)  # what is there was not written by pdgemm
     trial.commands.append(f"# {kind}")
     outcome = judge(trial.pdgemm(size, *words))
     for name, was in beside.items():

@@ -19,9 +19,9 @@ SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 N = 700
 SCALING = ("scaling", "strong", "--shape", "60,60,60", "--ranks", "1,2", "--repeats", "2", "--no-calibrate")
 COMMANDS: dict[str, tuple[str, ...]] = {
-    "generate": ("generate", "old.h5:/z", "--shape", f"{N}x{N}", "--kind", "eye"),
-    "multiply": ("multiply", "a.h5:/x", "b.h5:/x", "-o", "old.h5:/z", "--trace", "old.json"),
-    "slowly": ("multiply", "a.h5:/x", "b.h5:/x", "-o", "old.h5:/z", "--panel-width", "1", "--verify"),
+    "generate": ("generate", "old.h5:/z", "--shape", f"{N}x{N}", "--kind", "eye", "--force"),
+    "multiply": ("multiply", "a.h5:/x", "b.h5:/x", "-o", "old.h5:/z", "--trace", "old.json", "--force"),
+    "slowly": ("multiply", "a.h5:/x", "b.h5:/x", "-o", "old.h5:/z", "--panel-width", "1", "--verify", "--force"),
     "verify": ("verify", "a.h5:/x", "b.h5:/x", "c.h5:/x"),
     "calibrate": ("calibrate", "-o", "old.json"),
     "scaling": (*SCALING, "--out", "old.jsonl"),

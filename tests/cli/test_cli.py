@@ -45,8 +45,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file["x"] = rng.standard_normal((61, 83))
         file["vector"] = np.zeros(4)
         file["integers"] = np.ones((83, 3), "i4")
+        file["c"] = np.ones((61, 29))
+        file.create_dataset("tall", (3_000_000, 1), "f8")  # without elements: nothing is written
+    (made / "text.h5").write_text("no matrix\n")
     with h5py.File(made / "links.h5", "w") as file:
         file["b"] = h5py.ExternalLink("b.h5", "/")
+        file["soft"] = h5py.SoftLink("/y")
+        file["y"] = np.ones((83, 29))
     with h5py.File(made / "b.h5", "w") as file:
         file["y"] = rng.standard_normal((83, 29))
     return made
@@ -99,7 +104,8 @@ def test_small_types_and_a_chosen_algorithm(tmp_path: Path) -> None:
     run = pdgemm(3, "multiply", *both, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert "int32, by inner" in run.stdout
-    assert "; B redistributed" in run.stdout  # the file is read on a 1 x 3 grid
+    assert run.stdout.count("read a.h5") == 1
+    assert "redistributed" not in run.stdout  # B is a view of A, and both lie as "inner" wants them
     c = read(tmp_path / "c.h5", "m")
     assert c.dtype == "int32"
     assert (c == 300).all()
@@ -150,6 +156,70 @@ def test_beta_takes_c_from_the_output_by_default(folder: Path) -> None:
     assert gemm_error(read(folder / "gram.h5", "g"), 1, x, x.T, -1, np.eye(61)) <= TOLERANCE
 
 
+def test_one_dataset_as_a_and_b_is_read_once(folder: Path) -> None:
+    """Whatever its names are, and each op of it; so does `verify`."""
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((13, 13)) + 1j * rng.standard_normal((13, 13))
+    with h5py.File(folder / "once.h5", "w") as file:
+        file["x"] = x
+        file["soft"] = h5py.SoftLink("/x")
+        file["other"] = x
+    ops = {"N": x, "T": x.T, "C": x.conj().T}
+    both = [(a, b) for a in ops for b in ops]
+    words = [
+        ["once.h5:/x", "./once.h5:/soft", "-o", f"o{a}{b}.h5:/z", "--transa", a, "--transb", b, "--block", "2x3"]
+        for a, b in both
+    ]
+    products = [["multiply", *x, "--verify", "--json"] for x in words]
+    check = ["verify", "once.h5:/x", "once.h5:/x", "oNT.h5:/z", "--transb", "T", "--json"]
+    *others, checked, twice = several(
+        4, [*products, check, ["multiply", "once.h5:/x", "once.h5:/other", "-o", "t.h5:/z", "--json"]], folder
+    )
+    for (a, b), found in zip(both, others):
+        code, errors, told = found[0]
+        assert code == 0, errors
+        facts = json.loads(told)
+        assert [r["bytes"] for r in facts["read"]] == [x.nbytes]
+        assert facts["product"]["as_predicted"]
+        assert gemm_error(read(folder / f"o{a}{b}.h5", "z"), 1, ops[a], ops[b]) <= TOLERANCE
+    assert len(json.loads(checked[0][2])["read"]) == 2
+    assert len(json.loads(twice[0][2])["read"]) == 2
+
+
+def test_what_replaces_a_dataset(folder: Path) -> None:
+    """A result replaces what pdgemm wrote, and C on entry; anything else with --force only."""
+    with h5py.File(folder / "own.h5", "w") as file:
+        file["x"] = file["c"] = np.eye(5)
+        file["kept"] = np.ones(3)
+    product = ["multiply", "own.h5:/x", "own.h5:/x", "-o"]
+    commands = [
+        ([*product, "own.h5:/new"], 0),
+        ([*product, "own.h5:/new", "--alpha", "2"], 0),
+        ([*product, "own.h5:/c", "--beta", "3"], 0),
+        ([*product, "own.h5:/x", "--beta", "3"], 2),  # C on entry, but A as well
+        ([*product, "own.h5:/kept"], 2),
+        ([*product, "own.h5:/x", "--alpha", "7", "--force"], 0),
+        (["generate", "own.h5:/new", "--shape", "2x2"], 2),
+        (["generate", "own.h5:/kept", "--shape", "2x2", "--kind", "ones", "--force"], 0),
+    ]
+    found = several(2, [words for words, _ in commands], folder)
+    assert [x[0][0] for x in found] == [code for _, code in commands], found
+    for name, expected in (
+        ("new", 2 * np.eye(5)),
+        ("c", 4 * np.eye(5)),
+        ("x", 7 * np.eye(5)),
+        ("kept", np.ones((2, 2))),
+    ):
+        assert np.array_equal(read(folder / "own.h5", name), expected), name
+
+
+def test_a_view_that_takes_too_large_a_buffer_is_read_twice(folder: Path) -> None:
+    words = ["multiply", "a.h5:/x", "a.h5:/x", "--transb", "T", "-o", "limit.h5:/z", "--mover", "mpi", "--json"]
+    words += ["--algorithm", "summa"]
+    free, tight = several(4, [words, [*words, "--memory-limit", "9kB"]], folder)
+    assert [len(json.loads(x[0][2])["read"]) for x in (free, tight)] == [1, 2]
+
+
 def test_integers_are_multiplied_when_told_how(folder: Path) -> None:
     run = pdgemm(2, "multiply", "a.h5:/x", "a.h5:/integers", "-o", "i.h5:/z", "--dtype", "float32", cwd=folder)
     assert run.returncode == 0, run.stderr
@@ -184,6 +254,26 @@ BAD = [
     (["a.h5:/x", "b.h5:/y", "--lookahead", "-1"], "-1 is not in the range"),
     (["a.h5:/x", "b.h5:/y", "--wrong"], "--wrong"),
     (["a.h5:/x", "b.h5:/y", "-o", "none/c.h5:/z"], "the folder"),
+    (["a.h5:/x", "b.h5:/y", "-o", "text.h5:/z"], "text.h5 is not an HDF5 file"),
+    (["text.h5:/x", "b.h5:/y"], "text.h5 is not an HDF5 file"),
+    (["a.h5:/x", "b.h5:/y", "--mover", "nccl"], "mover 'nccl' is for matrices on a device, these are on the host"),
+    (["a.h5:/x", "b.h5:/y", "--product-grid", "2x2"], "a grid has at most 3 ranks"),
+    (["a.h5:/x", "b.h5:/y", "--algorithm", "2.5d", "--layers", "7"], "it takes Pr x Pc x layers <= 3"),
+    (["a.h5:/x", "b.h5:/y", "--algorithm", "inner", "--product-grid", "3x1"], "its grid is 1 x 1 in 3 layers"),
+    (["a.h5:/x", "b.h5:/y", "--compute-type", "float16", "--accumulate-dtype", "float64"], "sums are float32"),
+    (["a.h5:/x", "b.h5:/y", "--dtype", "int8"], "which cannot become int8"),
+    (["a.h5:/x", "b.h5:/y", "--seed", "9" * 40, "--verify"], "seed"),
+    (["a.h5:/x", "b.h5:/y", "--beta", "1", "-o", "a.h5:/integers"], "shape mismatch: C is 83 x 3"),
+    (["a.h5:/x", "b.h5:/y", "-o", "a.h5:/x"], "a.h5:/x exists, and is A: it is replaced only with --force"),
+    (["a.h5:/x", "links.h5:/y", "-o", "links.h5:/soft"], "/soft exists, and is B: it is replaced only with --force"),
+    (["a.h5:/x", "b.h5:/y", "--c", "a.h5:/c", "--beta", "1", "-o", "a.h5:/x"], "a.h5:/x exists, and is A"),
+    (["a.h5:/x", "b.h5:/y", "-o", "a.h5:/vector"], "a.h5:/vector exists, and was not written by pdgemm"),
+    (["a.h5:/tall", "a.h5:/tall"], "inner dimensions do not agree: op(A) is 3000000 x 1"),
+    (["a.h5:/tall", "a.h5:/tall", "--transb", "T"], "A, B, C and the buffers of the product need "),
+    (["generate", "a.h5:/x", "--shape", "3x3"], "a.h5:/x exists: it is replaced only with --force"),
+    (["generate", "c.h5:/x", "--shape", "3000000x3000000"], "are free in"),
+    (["verify", "a.h5:/x", "b.h5:/y", "a.h5:/x"], "shapes do not fit"),
+    (["verify", "a.h5:/x", "b.h5:/y", "text.h5:/x"], "text.h5 is not an HDF5 file"),
     (
         ["a.h5:/x", "b.h5:/y", "-o", "links.h5:/b/y", "--memory-limit", "10"],
         "/b/y leads by a link into another file",
@@ -195,32 +285,37 @@ from mpi4py import MPI
 from pdgemm.cli.commands import run
 from pdgemm.cli.job import Job
 found, out = [], sys.stdout
-for arguments, _ in json.loads(sys.argv[1]):
-    words = ["multiply", "-o", "c.h5:/z", *arguments]
+for words in json.loads(sys.argv[1]):
     sys.argv, job = ["pdgemm", *words], Job(words)
-    with contextlib.redirect_stderr(io.StringIO()) as said:
+    with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.redirect_stdout(io.StringIO()) as told:
         code = job.leave(run(job, debug=False))
-    found.append(MPI.COMM_WORLD.gather((code, said.getvalue())))
+    found.append(MPI.COMM_WORLD.gather((code, said.getvalue(), told.getvalue())))
 if MPI.COMM_WORLD.rank == 0:
     print(json.dumps(found), file=out)
 """
 
 
-@pytest.fixture(scope="module")
-def refused(folder: Path) -> list[list[tuple[int, str]]]:
-    """Exit code and errors of each rank, for each bad command line, all of them in one job."""
-    given = json.dumps(BAD)
-    run = jobs.run(jobs.python(3, "-c", SEVERAL, given), cwd=folder)
+def several(ranks: int, commands: list[list[str]], cwd: Path) -> list[list[tuple[int, str, str]]]:
+    """Exit code, errors and output of each rank, for each command, all of them in one job."""
+    run = jobs.run(jobs.python(ranks, "-c", SEVERAL, json.dumps(commands)), cwd=cwd, timeout=200)
     assert run.returncode == 0, run.stderr
-    found: list[list[tuple[int, str]]] = json.loads(run.stdout.splitlines()[-1])
+    found: list[list[tuple[int, str, str]]] = json.loads(run.stdout.splitlines()[-1])
     return found
+
+
+@pytest.fixture(scope="module")
+def refused(folder: Path) -> list[list[tuple[int, str, str]]]:
+    """What is said to bad command lines."""
+    product = ["multiply", "-o", "c.h5:/z"]
+    return several(3, [[*(product if x[0].endswith(".h5") or ":" in x[0] else []), *x] for x, _ in BAD], folder)
 
 
 @pytest.mark.parametrize(("number", "message"), [*enumerate(x for _, x in BAD)])
 def test_bad_input_is_one_line_and_nothing_is_written(folder: Path, refused: Any, number: int, message: str) -> None:
-    codes, errors = zip(*refused[number])
+    codes, errors, told = zip(*refused[number])
     assert message in one_line(SimpleNamespace(returncode=max(codes), stderr="".join(errors), stdout=""))
     assert len({*codes}) == 1
+    assert "".join(told) == ""  # no matrix was read
     assert not (folder / "c.h5").exists()
     assert not list(folder.glob(".*.partial"))
 
@@ -351,7 +446,15 @@ def test_commands_of_all_ranks_load_mpi(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("1000", 1000), ("2GiB", 2 << 30), ("1.5MiB", 3 << 19), ("500MB", 500_000_000), ("1e3", 1000), ("4k", 4000)],
+    [
+        ("1000", 1000),
+        ("2GiB", 2 << 30),
+        ("2gb", 2_000_000_000),
+        ("1.5MiB", 3 << 19),
+        ("500MB", 500_000_000),
+        ("1e3", 1000),
+        ("4k", 4000),
+    ],
 )
 def test_sizes(text: str, expected: int) -> None:
     from pdgemm.cli.param_types import BYTES
@@ -434,14 +537,14 @@ def test_a_killed_rank_ends_the_job_and_harms_no_file(tmp_path: Path) -> None:
         file["z"] = np.eye(3)
     old = (tmp_path / "c.h5").read_bytes()
     # narrow panels make the product last for minutes: there is time to kill a rank in its middle
-    words = ["multiply", "a.h5:/x", "a.h5:/x", "-o", "c.h5:/z", "--panel-width", "1"]
+    words = ["multiply", "a.h5:/x", "a.h5:/x", "-o", "c.h5:/z", "--panel-width", "1", "--force"]
     command = jobs.python(3, "-m", "pdgemm", *words)
     job = subprocess.Popen(
         command, cwd=tmp_path, env=outside_job(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
         assert job.stdout is not None
-        assert [job.stdout.readline().split()[0] for _ in "AB"] == ["read", "read"]  # now it multiplies
+        assert job.stdout.readline().split()[0] == "read"  # now it multiplies
         time.sleep(0.5)
         ranks = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _is_rank(pid, tmp_path)]
         assert len(ranks) == 3
@@ -474,10 +577,16 @@ def test_calibrate_writes_what_plans_and_products_read(folder: Path) -> None:
     run = pdgemm(2, "calibrate", "-o", "machine.json", cwd=folder)
     assert run.returncode == 0, run.stderr
     assert "GFLOP/s" in run.stdout and "overlap" in run.stdout
+    assert "wrote machine.json; to use it: plan --machine machine.json; PDGEMM_MACHINE=machine.json" in run.stdout
     machine = load_machine(folder / "machine.json")
     assert "2 ranks" in machine.name
     run = pdgemm(1, "plan", "--shape", "900,900,900", "--ranks", "12", "--machine", "machine.json", cwd=folder)
     assert run.returncode == 0 and machine.name in run.stdout
+    cores = len(os.sched_getaffinity(0))
+    if cores < 3:  # more ranks than cores are told
+        run = pdgemm(cores + 1, "calibrate", "-o", "crowded.json", "--json", cwd=folder)
+        facts = json.loads(run.stdout)
+        assert facts["wrote"] == "crowded.json" and "there are more ranks than cores" in facts["warnings"][0]
     run = pdgemm(2, "calibrate", "-o", "missing/machine.json", cwd=folder)
     assert run.returncode == 2 and "does not exist" in run.stderr
 

@@ -11,15 +11,24 @@ from pathlib import Path
 import pytest
 
 
-def test_lines_tell_how_much_is_done(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("what", "unit", "rates"),
+    [("read A", "B/s", ["21.3 MiB/s", "21.3 MiB/s"]), ("multiply", "FLOP/s", ["22 MFLOP/s", "22 MFLOP/s"])],
+)
+def test_lines_tell_how_much_is_done(
+    what: str, unit: str, rates: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from pdgemm.cli import session
 
-    clock = iter((0.0, 1.0, 6.0, 7.0, 12.0, 20.0))
+    clock = iter((0.0, 1.0, 6.0, 6.0, 7.0, 12.0, 12.0, 20.0))
     monkeypatch.setattr(session, "perf_counter", lambda: next(clock))
-    told = session._Lines("read A")
+    told = session._Lines(what, session._Pace(2**29, unit))
     for done in (1, 2, 3, 4, 8):
         told(done, 8)
-    assert capsys.readouterr().err.splitlines() == ["read A: 25% in 6 s, 18 s left", "read A: 50% in 12 s, 12 s left"]
+    first, second = rates
+    assert capsys.readouterr().err.splitlines() == [
+        f"{what}: 25% in 6.0 s, {first}, 18 s left", f"{what}: 50% in 12 s, {second}, 12 s left"
+    ]  # fmt: skip
 
 
 def test_a_bar_ends_before_the_result_is_printed(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The program of a page of the documentation: its blocks of one language, one behind the other.
 
-    python tests/helpers/page_blocks.py docs/PAGE.md > PROGRAM.py
+python tests/helpers/page_blocks.py docs/PAGE.md > PROGRAM.py
 """
 
 from __future__ import annotations

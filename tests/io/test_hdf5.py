@@ -356,7 +356,7 @@ def test_unreadable_input_is_refused_on_all_ranks_alike(comm: Any, grid: Any, sh
         (path, "y", {}, FileError, r"has no dataset y; it has .*/x \(3 x 3 float64\)"),
         (path, "group", {}, FileError, "has no dataset group"),
         (shared_tmp_path / "none.h5", "x", {}, FileError, "no such file"),
-        (text, "x", {}, FileError, "a.txt: not an HDF5 file"),
+        (text, "x", {}, FileError, "a.txt is not an HDF5 file"),
         (shared_tmp_path, "x", {}, FileError, "."),
         (path, "vector", {}, LayoutError, r"not a matrix: its shape is \(3,\)"),
         (path, "cube", {}, LayoutError, r"not a matrix: its shape is \(2, 2, 2\)"),

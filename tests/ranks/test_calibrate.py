@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -49,6 +50,40 @@ def test_a_failing_callback_harms_nobody(comm: Any) -> None:
             calibrate(comm, fails)
     else:
         assert "rank" in calibrate(comm).name
+
+
+@pytest.mark.on_ranks(2)
+@pytest.mark.parametrize("which", ["broadcast", "shift", "reduce", "rates", "overlap"])
+def test_a_buffer_that_one_rank_has_no_room_for_is_an_error_of_all(
+    comm: Any, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    """As on a GPU that is full: every other rank would wait for it."""
+    from pdgemm import ProcessGrid
+    from pdgemm.errors import OutOfMemoryError
+
+    calibrate, links, place = (import_module(f"pdgemm.calibrate{x}") for x in ("", ".links", ".place"))
+    here = place.Place(None, place.HOSTS._replace(side=8, widths=(2, 4), words=64, beside=(8, 8)))
+
+    def full(*arguments: Any, **options: Any) -> Any:
+        raise OutOfMemoryError("no room on the device")
+
+    def act() -> None:
+        with ProcessGrid(comm, (1, comm.size)) as grid:
+            if which == "rates":
+                calibrate._rates(grid.comm, here, "float64", 1e9)
+            elif which == "overlap":
+                calibrate._overlap(grid, here)
+            else:
+                links.links(grid.comm, grid.comm, here, 1)
+
+    if comm.rank == comm.size - 1:
+        names = {"broadcast": "_broadcaster", "shift": "shifter", "reduce": "_reducer"}
+        if which in names:
+            monkeypatch.setattr(links, names[which], full)
+        else:
+            monkeypatch.setattr(place.Place, "empty", full)
+    with pytest.raises(OutOfMemoryError, match="no room on the device"):
+        act()
 
 
 def test_a_link_is_a_line_through_a_small_and_a_large_transfer() -> None:

@@ -161,13 +161,15 @@ def test_explain_shows_the_choice_first_and_why_not_the_others(comm: Any) -> Non
         found = p.candidates()
         assert [x.chosen for x in found] == [True] + [False] * (len(found) - 1)
         assert found[0].memory_bytes_per_rank <= 16_000
-        text = p.explain()
-        assert text.count("chosen") == 1
-        assert str(p) in text
-        if comm.size > 1:
-            assert "needs" in text
-        if comm.size > 2:  # on two ranks nothing else fits
-            assert "times the cost" in text
+        text = p.explain(all=True)
+        assert text.count("  chosen\n") == 1
+        assert str(p) in " ".join(text.split())
+        assert [x.algorithm for x in found] == [
+            x.split()[0] for x in text.split("cost\n")[1].split("\nrule")[0].split("\n")
+        ]
+        assert ("too big" in text) == (comm.size > 1)
+        shown = p.explain()
+        assert shown == text if len(found) <= 6 else f"\nand {len(found) - 5} more: explain(all=True)\n" in shown
 
 
 @pytest.mark.parametrize("mover", ["auto", "mpi", "ring"])

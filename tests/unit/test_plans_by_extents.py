@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import replace
 from math import isqrt
 from types import SimpleNamespace
@@ -16,13 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import examples
 
+from pdgemm.arrays.dtypes import element_type
 from pdgemm.errors import ArgumentError, MemoryLimitError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout
 from pdgemm.model.machine import Machine, on_nodes
 from pdgemm.planning.algorithm_registry import choices
-from pdgemm.planning.candidate_table import table
-from pdgemm.planning.planner import MOVES_WEIGH, RULE, TIE, candidates, considered, explain, plan_product
+from pdgemm.planning.candidate_table import Candidate, table
+from pdgemm.planning.planner import MOVES_WEIGH, RULE, TIE, candidates, considered, explain, explained, plan_product
 from pdgemm.planning.question import Question
 
 SHAPES = {
@@ -128,7 +130,7 @@ def test_the_choice_follows_the_rule(layouts: Any) -> None:
         least = min(x.cost for x in others)
         assert plan.cost <= TIE * least, question
         assert plan.weight <= min(x.weight for x in others if x.cost <= TIE * least) * 1.0001, question
-        assert explain(plan).endswith(f"rule: {RULE}")
+        assert f"rule: {RULE}" in " ".join(explain(plan).split())
 
 
 # ------------------------------------------------------------------ ideal layouts
@@ -296,7 +298,66 @@ def test_plan_needs_no_mpi_and_speaks_json() -> None:
     assert (found[0]["algorithm"], *found[0]["grid"], found[0]["layers"]) == (plan.algorithm, *plan.shape)
     assert (said["layouts"], said["rule"]) == ("default", RULE)
     ideal = run("plan", *words, "--layouts", "ideal", "--mover", "ring").stdout
-    assert "ideal layouts" in ideal and "lower bound" in ideal and ideal.endswith(f"rule: {RULE}\n")
+    assert "ideal layouts" in ideal and "lower bound" in ideal and f"rule: {RULE}" in " ".join(ideal.split())
+
+
+FITTING = ("1,1,1 1", "15000,1200,900 12", "0,5,9 6")
+
+
+@pytest.mark.parametrize("asked", FITTING)
+def test_what_is_printed_fits_80_columns(asked: str) -> None:
+    shape, ranks = asked.split()
+    mnk: Any = [int(x) for x in shape.split(",")]
+    question = Question(*mnk, int(ranks), machine=Machine(ranks_per_node=48))
+    found = question.candidates()
+    texts = [explained(found, whole=True, more=""), explain(question.plan())]
+    for text in texts:
+        assert max(map(len, text.split("\n"))) <= 80
+        assert re.search(r"\de[+-]?\d", text) is None  # no powers of ten
+    for text, rows in zip(texts, (len(found), 5 if len(found) > 6 else len(found))):
+        table = text.split(" cost\n")[1].split("\nand ")[0].split("\nrule: ")[0]
+        assert len(table.split("\n")) == rows
+
+
+@pytest.mark.parametrize(
+    ("cost", "said"),
+    [
+        (56.0, "takes 1.8% less time, but the words and the memory of the chosen plan are less"),
+        (90.0, "takes 1.8% less time, but costs more, because redistribution counts twice"),
+    ],
+)
+def test_a_choice_that_is_not_the_fastest_is_explained(cost: float, said: str) -> None:
+    chosen = Candidate("summa", (732, 3), 1, 2e8, 1e8, 810, 1 << 30, 28.5, chosen=True, verdict="chosen", cost=57.0)
+    other = replace(chosen, grid=(549, 4), words_per_rank=3e8, seconds=28.0, cost=cost, chosen=False)
+    slower = replace(other, seconds=30.0, cost=99.0)
+    small = replace(chosen, grid=(1, 1), seconds=1.0, fits=False, chosen=False)  # which is no choice
+    assert f"summa on 549 x 4 {said}" in " ".join(explained([chosen, other, slower, small], False, "").split())
+    assert "less time" not in explained([chosen, slower, small], False, "")
+
+
+def test_long_rows_fit_80_columns() -> None:
+    x = Candidate(
+        "2.5d", (366, 12), 100, 9.99e11, 1e8, 1e9, 1023 << 20, 100 * 86400, inside="cannon", moves="ABC", cost=9
+    )
+    assert max(map(len, explained([x, replace(x, cost=2e5)], True, "").split("\n"))) <= 80
+
+
+def test_all_candidates_are_shown_when_they_are_asked_for() -> None:
+    words = ("plan", "--shape", "1500,1200,900", "--ranks", "4")
+    found = json.loads(run(*words, "--json").stdout)["candidates"]
+    few, whole = run(*words).stdout, run(*words, "--all").stdout
+    assert f"\nand {len(found) - 5} more: --all\n" in few
+    assert len(whole.splitlines()) - len(few.splitlines()) == len(found) - 5 - 1
+    assert found[0]["cost"] >= found[0]["seconds"] and len(f"{found[0]['seconds']}") > 6  # all digits
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+def test_narrow_types_are_planned(dtype: str) -> None:
+    words = ("--shape", "900,800,700", "--ranks", "6", "--dtype", dtype, "--layouts", "ideal")
+    found = json.loads(run("plan", *words, "--json").stdout)["candidates"]
+    plan = Question(900, 800, 700, 6, dtype=element_type(dtype), layouts="ideal").plan()
+    assert (found[0]["algorithm"], found[0]["memory_bytes_per_rank"]) == (plan.algorithm, plan.extra_bytes(None))
+    assert run("simulate", *words).returncode == 0
 
 
 def test_simulate_needs_no_mpi() -> None:
@@ -333,5 +394,5 @@ def test_bad_questions_are_one_line_and_exit_code_2(words: tuple[str, ...]) -> N
 def test_a_table_has_one_row_for_an_algorithm_on_a_grid() -> None:
     """SUMMA on the grid of the matrices and on a new one of the same shape are one."""
     found = Question(512, 512, 65536, 2).candidates()
-    rows = {replace(x, seconds=0, memory_bytes_per_rank=0, verdict="", chosen=False) for x in found}
+    rows = {replace(x, seconds=0, memory_bytes_per_rank=0, verdict="", chosen=False, cost=0) for x in found}
     assert len(rows) == len(found) > 5

@@ -1,0 +1,66 @@
+"""The memory that is left: on this machine, and in the control groups of this process, such as that of a Slurm job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+MACHINE = "memory"
+ROOT = Path("/")
+_NO_LIMIT = 1 << 60  # bytes from which on a limit is none
+
+
+def memory_left() -> dict[str, int]:
+    """Return the bytes that are free by the name of what limits them; {} where the system does not say.
+
+    Free is what the system can make free: pages of files that are in memory, and swap.  So more cannot be had.
+    """
+    machine = _table(ROOT / "proc/meminfo")
+    swap = machine.get("SwapFree", 0)
+    found = {MACHINE: machine["MemAvailable"] + swap} if "MemAvailable" in machine else {}
+    for folder, limit, used, prefix in _groups():
+        most, now = _number(folder / limit), _number(folder / used)
+        if most is None or now is None or most >= _NO_LIMIT:
+            continue
+        pages = _table(folder / "memory.stat")
+        files = sum(pages.get(f"{prefix}{kind}_file", 0) for kind in ("active", "inactive"))
+        found[f"control group {folder}"] = max(0, most - now + min(files, now)) + swap
+    return found
+
+
+def _groups() -> Iterator[tuple[Path, str, str, str]]:
+    """Yield the folders of the groups, the inner ones first, and the names of what they hold, by version of cgroups."""
+    with suppress(OSError):
+        for line in (ROOT / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            base = ROOT / "sys/fs/cgroup"
+            if controllers == "":
+                names = "memory.max", "memory.current", ""
+            elif "memory" in controllers.split(","):
+                base, names = base / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+            else:
+                continue
+            here = base / path.lstrip("/")
+            for folder in (here, *here.parents):
+                if folder == base or base in folder.parents:
+                    yield folder, *names
+
+
+def _number(path: Path) -> int | None:
+    """Return the number in a file; None where there is none, such as "max"."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _table(path: Path) -> dict[str, int]:
+    """Return the numbers of a file by their names, those in kB as bytes."""
+    found = dict[str, int]()
+    with suppress(OSError):
+        for line in path.read_text().splitlines():
+            name, *number = line.split()
+            if number and number[0].isdecimal():
+                found[name.rstrip(":")] = int(number[0]) * (1024 if number[1:] == ["kB"] else 1)
+    return found

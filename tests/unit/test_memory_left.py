@@ -1,0 +1,74 @@
+"""How much memory is left, as the system tells it: in files that these tests write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pdgemm.support import memory_left as module
+from pdgemm.support.memory_left import memory_left
+
+MACHINE = "MemTotal: 9000 kB\nMemFree: 10 kB\nMemAvailable: 4000 kB\nSwapFree: 100 kB\nHugePages_Total: 0\n"
+KIB = 1024
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    written(tmp_path, {"proc/meminfo": MACHINE})
+    return tmp_path
+
+
+def written(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+def test_the_machine(root: Path) -> None:
+    assert memory_left() == {"memory": 4100 * KIB}
+
+
+def test_nothing_is_known_where_the_system_says_nothing(root: Path) -> None:
+    (root / "proc/meminfo").unlink()
+    assert memory_left() == {}
+
+
+def test_a_job_of_slurm_and_its_step(root: Path) -> None:
+    """Version 2: the limits of all groups around the process; pages of files can be freed."""
+    groups = root / "sys/fs/cgroup"
+    job = "sys/fs/cgroup/slurm/job_7"
+    written(
+        root,
+        {
+            "proc/self/cgroup": "0::/slurm/job_7/step_0/task_3\n",
+            "sys/fs/cgroup/slurm/memory.max": "max\n",
+            f"{job}/memory.max": f"{3000 * KIB}\n",
+            f"{job}/memory.current": f"{2500 * KIB}\n",
+            f"{job}/memory.stat": f"anon 5\nactive_file {200 * KIB}\ninactive_file {300 * KIB}\nshmem 77777\n",
+            f"{job}/step_0/memory.max": f"{1000 * KIB}\n",
+            f"{job}/step_0/memory.current": f"{1400 * KIB}\n",  # for a moment, more than it may have
+        },
+    )
+    assert memory_left() == {
+        "memory": 4100 * KIB,
+        f"control group {groups}/slurm/job_7": (3000 - 2500 + 500 + 100) * KIB,
+        f"control group {groups}/slurm/job_7/step_0": 100 * KIB,
+    }
+
+
+def test_a_container_of_version_1(root: Path) -> None:
+    group = root / "sys/fs/cgroup/memory"
+    written(
+        root,
+        {
+            "proc/self/cgroup": "9:name=systemd:/\n4:cpu,memory:/docker/abc\n0::/\n",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",  # none
+            "sys/fs/cgroup/memory/memory.usage_in_bytes": "1\n",
+            "sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes": f"{800 * KIB}\n",
+            "sys/fs/cgroup/memory/docker/abc/memory.usage_in_bytes": f"{600 * KIB}\n",
+            "sys/fs/cgroup/memory/docker/abc/memory.stat": f"inactive_file 9\ntotal_inactive_file {50 * KIB}\n",
+        },
+    )
+    assert memory_left() == {"memory": 4100 * KIB, f"control group {group}/docker/abc": (200 + 50 + 100) * KIB}
