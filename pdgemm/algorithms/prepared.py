@@ -12,7 +12,8 @@ import numpy as np
 
 from pdgemm.algorithms.accumulator import Accumulator
 from pdgemm.algorithms.executor import Call, Executor, executor_of
-from pdgemm.algorithms.redistribution import Room, exchange, kept_if_it_fails, move_report
+from pdgemm.algorithms.packed_exchange import Room, exchange, kept_if_it_fails
+from pdgemm.algorithms.redistribution import move_report
 from pdgemm.arrays import device as devices
 from pdgemm.arrays.device import Array, Device
 from pdgemm.arrays.elementwise import CONVERT, Combine

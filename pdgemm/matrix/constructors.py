@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
+import pdgemm
 from pdgemm.arrays import device as devices
 from pdgemm.arrays.dtypes import element_type
 from pdgemm.arrays.element_functions import ElementFunction, element_function, fill
@@ -194,6 +195,15 @@ class Constructors(MatrixBase):
             if host is not matrix.local:
                 set_elements(matrix.local, host)
         return matrix
+
+    @classmethod
+    def from_blocks(cls, local: Any, *, grid: ProcessGrid, **options: Any) -> Any:
+        """Make a matrix of blocks of any sizes that the ranks have: see `pdgemm.interchange.from_blocks`.  Collective.
+
+        `from_blocks(local, grid=grid, axis=0)` stacks them in the order of the ranks; with `rows=(start, stop),
+        cols=(start, stop)` each rank says where its block, or each of a list of blocks, lies.
+        """
+        return pdgemm.interchange.from_blocks(local, grid=grid, **options)
 
 
 def check_root(grid: ProcessGrid, root: int) -> None:

@@ -169,6 +169,10 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         allgather(local, self.distribution, self.grid, whole)
         return whole
 
+    def to_blocks(self, rows: Any = None, cols: Any = None) -> Any:
+        """Return A[rows, cols], on each rank what it asks for: see `pdgemm.interchange.to_blocks`.  Collective."""
+        return pdgemm.interchange.to_blocks(self, rows, cols)
+
     # ------------------------------------------------------------------ computing
     def norm(self, kind: str | int | float = "fro", axis: int | None = None, keepdims: bool = False) -> Any:
         """Return a matrix norm, or the norms of columns or rows, the same on every rank.  Collective over the grid.
