@@ -72,7 +72,7 @@ def __getattr__(name: str) -> _Any:
         value = getattr(_import_module(_HOME[name]), name)
     elif name in _MODULES:
         value = _import_module(_MODULES[name])
-        for module in ("hdf5",) if name == "io" else ():  # it has no file of its own
+        for module in ("hdf5", "npy") if name == "io" else ():  # it has no file of its own
             _import_module(f"pdgemm.io.{module}")
     else:
         raise AttributeError(f"module 'pdgemm' has no attribute {name!r}")
