@@ -129,6 +129,12 @@ class Prepared:
             description += [f"a prepared product, beta={beta}", self.plan.description]
         return self.run(beta, start)
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a prepared product has buffers and communicators of this process and cannot be copied or pickled: "
+            "keep its plan, and prepare it again, plan.prepare(A, B, C)"
+        )
+
     def run(
         self,
         beta: Any,

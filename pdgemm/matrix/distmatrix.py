@@ -235,7 +235,8 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            f"a DistMatrix is distributed over ranks and cannot be pickled: save it by hdf5.save, or {WHOLE}"
+            "a DistMatrix is distributed: each rank has its part, there is nothing to send, and it cannot be pickled: "
+            f"save it by hdf5.save, or {WHOLE}"
         )
 
 

@@ -146,14 +146,13 @@ def test_rows_of_the_ranks_one_after_the_other(comm: Any) -> None:
                     DistMatrix.from_blocks(mine, grid=grid, rows=slice(start, None), cols=range(5)),
                     DistMatrix.from_blocks(mine.T, grid=grid, cols=(start, start + len(mine))).T,
                 ]
-                for A in made:
-                    assert np.array_equal(A.allgather(), whole)
-                    rows = slice(start, start + len(mine))
-                    assert np.array_equal(A.to_blocks(rows=rows), mine)
-                    assert np.array_equal(A.to_blocks(rows=rows, cols=slice(-2, None)), mine[:, -2:])
-                    assert [x.tolist() for x in A.to_blocks(rows=[rows, (0, 0)])] == [mine.tolist(), []]
-                assert np.array_equal(made[0].to_blocks(), whole)
-                assert made[0].to_blocks((0, 0)).shape == (0, 5)
+                rows, A = slice(start, start + len(mine)), made[0]
+                for other in made:
+                    assert np.array_equal(other.to_blocks(rows=rows), mine)
+                assert np.array_equal(A.to_blocks(), whole)
+                assert np.array_equal(A.to_blocks(rows=rows, cols=slice(-2, None)), mine[:, -2:])
+                assert [x.tolist() for x in A.to_blocks(rows=[rows, (0, 0)])] == [mine.tolist(), []]
+                assert A.to_blocks((0, 0)).shape == (0, 5)
 
 
 def test_messages_of_many_tiles(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
