@@ -48,7 +48,7 @@ def from_dask(
         from dask import compute
 
         found = compute(*(array.blocks[i, j] for i, j in mine))
-        blocks = [np.asarray(x).astype(array.dtype, copy=False) for x in found]
+        blocks = [x if x.dtype == array.dtype else x.astype(array.dtype) for x in found]
     layout: dict[str, Any] = {"block": block, "source": source, "order": order, "device": device}
     return from_blocks(blocks, grid=grid, rows=rows, cols=cols, shape=array.shape, **layout)
 

@@ -197,13 +197,30 @@ class Constructors(MatrixBase):
         return matrix
 
     @classmethod
-    def from_blocks(cls, local: Any, *, grid: ProcessGrid, **options: Any) -> Any:
+    def from_blocks(
+        cls,
+        local: Any,
+        *,
+        grid: ProcessGrid,
+        rows: Any = None,
+        cols: Any = None,
+        axis: int | None = None,
+        shape: tuple[int, int] | None = None,
+        block: Block | None = None,
+        source: tuple[int, int] = (0, 0),
+        order: Order = "C",
+        device: str = devices.HOST,
+    ) -> Self:
         """Make a matrix of blocks of any sizes that the ranks have: see `pdgemm.interchange.from_blocks`.  Collective.
 
         `from_blocks(local, grid=grid, axis=0)` stacks them in the order of the ranks; with `rows=(start, stop),
         cols=(start, stop)` each rank says where its block, or each of a list of blocks, lies.
         """
-        return pdgemm.interchange.from_blocks(local, grid=grid, **options)
+        layout: dict[str, Any] = {"block": block, "source": source, "order": order, "device": device}
+        made: Any = pdgemm.interchange.from_blocks(
+            local, grid=grid, rows=rows, cols=cols, axis=axis, shape=shape, **layout
+        )
+        return made
 
 
 def check_root(grid: ProcessGrid, root: int) -> None:

@@ -175,6 +175,9 @@ def test_dask_arrays(comm: Any) -> None:
                     lambda: from_dask(da.zeros((4, 4), chunks=2 + (comm.rank == 1)), grid=grid),
                 )  # fmt: skip
 
+            masked = da.ma.masked_greater(da.from_array(x), 1.0)
+            refused_alike(comm, TypeError, "a masked array would lose its mask", lambda: from_dask(masked, grid=grid))
+
             def fails(part: np.ndarray) -> np.ndarray:
                 raise ZeroDivisionError("in a chunk")
 
