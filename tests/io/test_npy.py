@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from problems import BLOCKS, grid_shapes, sources
 from test_hdf5 import by_rank_0, grid, only_file  # noqa: F401
-from tiers import every_grid
 
 pytestmark = pytest.mark.mpi
 
@@ -18,7 +17,6 @@ SHAPES = [(0, 0), (0, 5), (4, 0), (1, 1), (7, 5), (13, 8), (29, 61)]
 TYPES = ["bool", "int8", "int64", "uint16", "float16", "float32", "float64", ">f4", "complex64", "complex128"]
 
 
-@every_grid
 def test_both_ways_with_numpy(comm: Any, shared_tmp_path: Path) -> None:
     """All shapes, types, blocks, sources, orders in memory and in the file, parts, transposed or not."""
     from pdgemm import DistMatrix, ProcessGrid

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from problems import grid_shapes
 from test_any_problem import draw_side
 from test_redistribute import grids  # noqa: F401
-from tiers import every_grid, examples
+from tiers import every_grid, examples, in_turn
 
 from pdgemm.support import launcher
 
@@ -130,29 +130,28 @@ def test_rows_of_the_ranks_one_after_the_other(comm: Any) -> None:
     """As programs with mpi4py have them: rank r has r + 3 rows of all columns, or none."""
     from pdgemm import DistMatrix, ProcessGrid
 
-    for none_on in (comm.size, 0, comm.size - 1):
+    for shape, none_on in in_turn(grid_shapes(comm.size), (comm.size, 0, comm.size - 1)):
         counts = [0 if rank == none_on else rank + 3 for rank in range(comm.size)]
         start, total = sum(counts[: comm.rank]), sum(counts)
         whole = np.random.default_rng(2).standard_normal((total, 5))
         mine = whole[start : start + counts[comm.rank]]
-        for shape in grid_shapes(comm.size):
-            with ProcessGrid(comm, shape) as grid:
-                made = [
-                    DistMatrix.from_blocks(mine, grid=grid, axis=0, block=2),
-                    DistMatrix.from_blocks(mine.T, grid=grid, axis=1, block=2).T,
-                    DistMatrix.from_blocks([mine[:1], mine[1:]], grid=grid, axis=0),
-                    DistMatrix.from_blocks(mine if len(mine) else None, grid=grid, axis=0),
-                    DistMatrix.from_blocks(mine, grid=grid, rows=(start, start + len(mine))),
-                    DistMatrix.from_blocks(mine, grid=grid, rows=slice(start, None), cols=range(5)),
-                    DistMatrix.from_blocks(mine.T, grid=grid, cols=(start, start + len(mine))).T,
-                ]
-                rows, A = slice(start, start + len(mine)), made[0]
-                for other in made:
-                    assert np.array_equal(other.to_blocks(rows=rows), mine)
-                assert np.array_equal(A.to_blocks(), whole)
-                assert np.array_equal(A.to_blocks(rows=rows, cols=slice(-2, None)), mine[:, -2:])
-                assert [x.tolist() for x in A.to_blocks(rows=[rows, (0, 0)])] == [mine.tolist(), []]
-                assert A.to_blocks((0, 0)).shape == (0, 5)
+        with ProcessGrid(comm, shape) as grid:
+            made = [
+                DistMatrix.from_blocks(mine, grid=grid, axis=0, block=2),
+                DistMatrix.from_blocks(mine.T, grid=grid, axis=1, block=2).T,
+                DistMatrix.from_blocks([mine[:1], mine[1:]], grid=grid, axis=0),
+                DistMatrix.from_blocks(mine if len(mine) or comm.size == 1 else None, grid=grid, axis=0),
+                DistMatrix.from_blocks(mine, grid=grid, rows=(start, start + len(mine))),
+                DistMatrix.from_blocks(mine, grid=grid, rows=slice(start, None), cols=range(5)),
+                DistMatrix.from_blocks(mine.T, grid=grid, cols=(start, start + len(mine))).T,
+            ]
+            rows, A = slice(start, start + len(mine)), made[0]
+            for other in made:
+                assert np.array_equal(other.to_blocks(rows=rows), mine)
+            assert np.array_equal(A.to_blocks(), whole)
+            assert np.array_equal(A.to_blocks(rows=rows, cols=slice(-2, None)), mine[:, -2:])
+            assert [x.tolist() for x in A.to_blocks(rows=[rows, (0, 0)])] == [mine.tolist(), []]
+            assert A.to_blocks((0, 0)).shape == (0, 5)
 
 
 def test_messages_of_many_tiles(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
