@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from copy import copy
 from functools import cached_property
 from math import inf
 from operator import index
@@ -108,7 +107,7 @@ class ProcessGrid:
             return self
         kept, key = self._shared.work_grids, (shape, layers, rank_map)
         if key not in kept:
-            grid = copy(self.base)
+            grid = _same(self.base)
             for name in ("T", "_places", "rank_map"):
                 grid.__dict__.pop(name, None)
             grid.shape, grid.layers, grid.ranks = shape, layers, np.array(rank_map).reshape(layers, *shape)
@@ -165,7 +164,7 @@ class ProcessGrid:
     @cached_property
     def T(self) -> ProcessGrid:
         """The same ranks and communicators with rows and columns exchanged."""
-        other = copy(self)
+        other = _same(self)
         other.shape, other.coords = self.shape[::-1], self.coords[::-1]
         other.ranks = self.ranks.transpose(0, 2, 1)
         other.row, other.col = self.col, self.row
@@ -228,6 +227,19 @@ class ProcessGrid:
             watchdog.unregister(self._shared.comm)
             self._shared.comm.Free()
 
+    def __copy__(self) -> ProcessGrid:
+        """Return the grid itself, which all its matrices share."""
+        return self
+
+    def __deepcopy__(self, memo: object) -> ProcessGrid:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a ProcessGrid has communicators of this process and cannot be pickled: make it on every rank, "
+            "ProcessGrid(comm, shape)"
+        )
+
     def __enter__(self) -> ProcessGrid:
         return self
 
@@ -271,6 +283,13 @@ class _Shared:
 
 
 _DUPLICATE = MPI.Comm.Create_keyval()
+
+
+def _same(grid: ProcessGrid) -> ProcessGrid:
+    """Return another object with the ranks and communicators of a grid, some of which are changed then."""
+    other = object.__new__(ProcessGrid)
+    other.__dict__.update(grid.__dict__)
+    return other
 
 
 def _has_duplicate(comm: MPI.Intracomm) -> bool:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from time import perf_counter
@@ -32,8 +31,8 @@ import numpy as np
 
 import pdgemm
 from pdgemm.arrays.device import HOST
-from pdgemm.arrays.dtypes import STORED, element_type, names, rank
-from pdgemm.errors import DTypeError, FileError
+from pdgemm.arrays.dtypes import STORED, element_type, names
+from pdgemm.errors import ArgumentError, DTypeError, FileError
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
@@ -41,7 +40,7 @@ from pdgemm.instrument.report import IOReport
 from pdgemm.instrument.spans import taking, timed
 from pdgemm.io.atomic import check_writable, on_root, replacing
 from pdgemm.io.checksum import checksum
-from pdgemm.io.pieces import Transfer
+from pdgemm.io.matrix_files import Progress, Transfer, check_dtypes, part_of, within
 from pdgemm.io.stored import Old, Stored, check_names, check_target, check_unchanged, inspect, old, unit
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -50,8 +49,6 @@ from pdgemm.names import DeviceName, DType
 from pdgemm.support.agreement import together
 from pdgemm.support.files import reserve
 
-Progress = Callable[[int, int], object]
-
 
 def load(
     path: str | Path,
@@ -59,6 +56,8 @@ def load(
     grid: ProcessGrid,
     block: Block | None = None,
     *,
+    rows: Any = None,
+    cols: Any = None,
     source: tuple[int, int] = (0, 0),
     dtype: DType | None = None,
     transpose: bool = False,
@@ -69,12 +68,17 @@ def load(
     """Read a dataset as a DistMatrix.  Collective over the grid.
 
     path, name : file and two-dimensional dataset.
+    rows, cols : the part of the dataset that is read, without the rest: a slice or a range of step 1, or a pair
+                (start, stop); by default all.
     block, source : layout of the result, as in `DistMatrix.empty`.
     dtype     : convert while reading; needed for integers other than int8 and int32.
-    transpose : return the transpose of the dataset, at no cost: the local arrays are in Fortran order.
-    verify    : compare with the checksum that `save` recorded.
+    transpose : return the transpose of the dataset, or of the part, at no cost: the local arrays are in Fortran order.
+    verify    : compare with the checksum that `save` recorded, which is of the whole dataset: refused for a part of it.
     device    : the device of the matrix, as in `DistMatrix.empty`; the dataset is read to the host first.
     progress  : called as progress(done, total) after each transfer.
+
+    Of a part of the columns each row is read alone, or many at once with what lies between where that is less than
+    4 KiB a row; of a dataset in chunks whole chunks are read.
 
     Links are followed, and the bytes of a dataset may be in other files: behind a link, or those of a virtual dataset,
     all of which must exist.  A file that changes while it is read raises FileError.
@@ -88,10 +92,13 @@ def load(
         check_names(path, name)
         asked = None if dtype is None else element_type(dtype)
         # the arguments of the layout are compared when the matrix is made
-        description += ["hdf5.load", path, name, asked, bool(transpose), bool(verify), device]
+        description += ["hdf5.load", path, name, rows, cols, asked, bool(transpose), bool(verify), device]
     device_on(grid, device)
     stored, wanted = look(path, name, grid, asked)
     with together(comm):
+        part = part_of(stored.shape, rows, cols)
+        if verify and part.shape != stored.shape:
+            raise ArgumentError(f"{path}:{name}: verify reads the whole dataset, and not a part of it ({part})")
         if verify and stored.checksum is None:
             raise FileError(f"{path}:{name} carries no checksum to verify")
         method = _way_to_read(stored)
@@ -101,7 +108,7 @@ def load(
         elif wanted.kind == "c" and stored.dtype.kind != "c":  # HDF5 cannot convert real to complex numbers
             carried = np.empty(0, wanted).real.dtype
     order: Order = "F" if transpose else "C"
-    shape = stored.shape[::-1] if transpose else stored.shape
+    shape = part.shape[::-1] if transpose else part.shape
     matrix = DistMatrix.empty(shape, grid=grid, block=block, source=source, dtype=carried, order=order)
     there = matrix.T if transpose else matrix
     way: AbstractContextManager[Transfer]
@@ -112,7 +119,7 @@ def load(
         else:
             way = hyperslabs.opened(path, name, comm, method == "mpio")
         with way as transfer:
-            pieces.read(there, transfer, stored.unit, progress)
+            pieces.read(there, within(transfer, part), stored.unit, progress)
         on_root(comm, path, lambda: check_unchanged(f"{path}:{name}", stored))
     if verify:
         found = checksum(there)
@@ -121,9 +128,10 @@ def load(
     if wanted != carried:
         matrix = matrix.astype(wanted)
     matrix = matrix.to_device(device)
-    size, taken = stored.shape[0] * stored.shape[1] * stored.dtype.itemsize, perf_counter() - start
+    size, taken = part.size * stored.dtype.itemsize, perf_counter() - start
     what = str(path), name, method, stored.shape, str(stored.dtype)
-    matrix.report = IOReport("read", *what, size, taken, stored.checksum)
+    only = None if part.shape == stored.shape else part
+    matrix.report = IOReport("read", *what, size, taken, stored.checksum, only)
     return matrix
 
 
@@ -202,7 +210,7 @@ def look(path: str | Path, name: str, grid: ProcessGrid, dtype: Any = None) -> t
     stored = on_root(grid.comm, path, lambda: inspect(path, name))
     with together(grid.comm):
         wanted = stored.dtype if dtype is None else element_type(dtype)
-        _check_dtypes(f"{path}:{name}", stored.dtype, wanted)
+        check_dtypes(f"{path}:{name}", stored.dtype, wanted, STORED)
     return stored, wanted
 
 
@@ -214,15 +222,6 @@ def check_output(path: Path, name: str, grid: ProcessGrid, size: int) -> Old | N
     on_root(grid.comm, path, lambda: check_target(path, name))
     check_writable(path, grid.comm, size)
     return on_root(grid.comm, path, lambda: old(path, name))
-
-
-def _check_dtypes(what: str, stored: np.dtype, wanted: np.dtype) -> None:
-    if wanted not in STORED:
-        asked = "" if wanted == stored else f", and dtype={wanted} was asked for"
-        raise DTypeError(f"{what} holds {stored}{asked}; a matrix can be of {names(STORED)}: convert with dtype=")
-    safe = rank(stored) <= rank(wanted) if rank(wanted) else np.can_cast(stored, wanted)
-    if stored.kind not in "biufc" or not safe:
-        raise DTypeError(f"{what} holds {stored}, which cannot become {wanted}")
 
 
 def _way_to_read(stored: Stored) -> str:

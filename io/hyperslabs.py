@@ -14,7 +14,8 @@ import h5py  # isort: skip
 import numpy as np
 
 from pdgemm.errors import FileError
-from pdgemm.io.pieces import Transfer, open_on_all
+from pdgemm.io.matrix_files import Transfer
+from pdgemm.io.pieces import open_on_all
 from pdgemm.support.files import file_error
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from mpi4py import MPI
+from numpy.lib.stride_tricks import as_strided
 
-from pdgemm.io.pieces import Transfer, open_on_all
+from pdgemm.io.matrix_files import Transfer
+from pdgemm.io.pieces import open_on_all
 from pdgemm.support.files import file_error
 
 # Open MPI creates a semaphore in /dev/shm for every file, for shared file pointers, which are not used here.  If that
@@ -18,12 +20,15 @@ from pdgemm.support.files import file_error
 # first open; a program that uses shared file pointers sets it to "sm".
 os.environ.setdefault("OMPI_MCA_sharedfp", "individual")
 
+_GAP = 1 << 12  # bytes between two rows of a part of the columns; fewer are read with them, as the system reads pages
+_STRIPE = 1 << 22  # bytes that are read at once then
+
 
 @contextmanager
 def opened(
     path: Path, offset: int, cols: int, stored: np.dtype, comm: MPI.Intracomm, write: bool = False
 ) -> Iterator[Transfer]:
-    """Open the matrix at byte `offset`; the result reads or writes whole rows or a part of one.  Collective.
+    """Open the matrix at byte `offset`; the result reads a block of it, or writes one that is contiguous.  Collective.
 
     cols, stored : columns and type of the whole matrix.  A transfer is local, and converts to the type of its array.
     """
@@ -32,10 +37,18 @@ def opened(
         move = file.Write_at if write else file.Read_at
 
         def transfer(row: int, col: int, part: np.ndarray) -> None:
-            if not part.size:
-                return
-            at, status = offset + (row * cols + col) * stored.itemsize, MPI.Status()
-            there = part if part.dtype == stored else np.empty(part.shape, stored)
+            for lines in _together(part, cols, stored.itemsize):
+                some = part[lines]
+                contiguous = len(some) == 1 or some.shape[1] == cols
+                shape = some.shape if contiguous else ((len(some) - 1) * cols + some.shape[1],)
+                there = some if contiguous and some.dtype == stored else np.empty(shape, stored)
+                _moved(move, there, offset + ((row + lines.start) * cols + col) * stored.itemsize)
+                if there is not some:
+                    step = cols * stored.itemsize, stored.itemsize
+                    some[...] = there if contiguous else as_strided(there, some.shape, step)
+
+        def _moved(move: Callable[..., object], there: np.ndarray, at: int) -> None:
+            status = MPI.Status()
             try:
                 move(at, [there, MPI.BYTE], status)
                 moved = status.Get_count(MPI.BYTE)
@@ -44,7 +57,17 @@ def opened(
                     raise OSError(f"of {there.nbytes} bytes at byte {at} only {max(0, moved)} were {done}")
             except Exception as bad:
                 raise file_error(path, bad) from None
-            if there is not part:
-                part[...] = there
 
         yield transfer
+
+
+def _together(part: np.ndarray, cols: int, itemsize: int) -> Iterator[slice]:
+    """Yield the rows of a block that are accessed at once: all, if they lie together in the file."""
+    rows, width = part.shape
+    lines = max(1, rows)
+    if width < cols and (cols - width) * itemsize >= _GAP:
+        lines = 1
+    elif width < cols:
+        lines = max(1, _STRIPE // (cols * itemsize))
+    for first in range(0, rows if width else 0, lines):
+        yield slice(first, min(rows, first + lines))

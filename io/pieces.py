@@ -21,6 +21,7 @@ from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.errors import FileError, PdgemmError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.io.checksum import bilinear, text, zero
+from pdgemm.io.matrix_files import Progress, Transfer
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import GuardedCallback, agree, together
 from pdgemm.support.files import file_error
@@ -29,8 +30,6 @@ ELEMENTS = 1 << 19  # the largest block of a rank in a piece
 INDICES = 1 << 17  # the most rows or columns of a piece: its redistribution may keep arrays of that length
 
 T = TypeVar("T")
-Progress = Callable[[int, int], object]
-Transfer = Callable[[int, int, np.ndarray], object]  # (first row, first column, elements), which may be empty
 
 
 class Piece(NamedTuple):

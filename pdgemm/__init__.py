@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 if _TYPE_CHECKING:
+    from pdgemm import interchange as interchange
     from pdgemm import io as io
     from pdgemm import scalapack as scalapack
     from pdgemm.algorithms.redistribution import redistribute as redistribute
@@ -53,7 +54,12 @@ _NAMES = {  # what each module has for users
     "pdgemm.model.machine": ["Machine", "load_machine"],
     "pdgemm.profiling.trace_file": ["trace"],
 }
-_MODULES = {"gpus": "pdgemm.devices.gpu_binding", "io": "pdgemm.io", "scalapack": "pdgemm.scalapack"}
+_MODULES = {
+    "gpus": "pdgemm.devices.gpu_binding",
+    "interchange": "pdgemm.interchange",
+    "io": "pdgemm.io",
+    "scalapack": "pdgemm.scalapack",
+}
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted(_HOME)  # and no module, which might hide one of the same name
 
@@ -66,8 +72,8 @@ def __getattr__(name: str) -> _Any:
         value = getattr(_import_module(_HOME[name]), name)
     elif name in _MODULES:
         value = _import_module(_MODULES[name])
-        if name == "io":  # it has no file of its own
-            _import_module("pdgemm.io.hdf5")
+        for module in ("hdf5", "npy") if name == "io" else ():  # it has no file of its own
+            _import_module(f"pdgemm.io.{module}")
     else:
         raise AttributeError(f"module 'pdgemm' has no attribute {name!r}")
     globals()[name] = value

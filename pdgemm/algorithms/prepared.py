@@ -13,7 +13,8 @@ from mpi4py import MPI
 
 from pdgemm.algorithms.accumulator import Accumulator
 from pdgemm.algorithms.executor import Call, Executor, executor_of
-from pdgemm.algorithms.redistribution import Room, exchange, kept_if_it_fails, move_report
+from pdgemm.algorithms.packed_exchange import Room, exchange, kept_if_it_fails
+from pdgemm.algorithms.redistribution import move_report
 from pdgemm.arrays import device as devices
 from pdgemm.arrays.device import Array, Device
 from pdgemm.arrays.elementwise import CONVERT, Combine
@@ -149,6 +150,12 @@ class Prepared:
             beta = beta_of(beta, self._matrices[2], self.plan)
             description += [f"a prepared product, beta={beta}", self.plan.description]
         return self.run(beta, start)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a prepared product has buffers and communicators of this process and cannot be copied or pickled: "
+            "keep its plan, and prepare it again, plan.prepare(A, B, C)"
+        )
 
     def run(
         self,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 import numpy as np
 
 from pdgemm.arrays import workspace
+from pdgemm.arrays.integers import shown
 from pdgemm.arrays.workspace import Workspace
 from pdgemm.errors import DeviceError, DTypeError
 from pdgemm.names import DeviceName
@@ -228,7 +229,10 @@ def name_of(x: Array) -> DeviceName:
 def adopted(x: Any) -> Array:
     """Return any array-like object as an array of the host or of a device, without a copy if possible.
 
-    Raises DTypeError for masked and sparse arrays.
+    x : an array of NumPy's or CuPy's, nested lists of numbers, or what has `__dlpack__`, `__cuda_array_interface__`,
+        `__array_interface__`, `__array__` or the buffer protocol.
+
+    Raises DTypeError for masked and sparse arrays, and for what is no array.
     """
     if any(isinstance(part, np.ma.MaskedArray) for part in (x, *(x if isinstance(x, (list, tuple)) else ()))):
         raise DTypeError("a masked array would lose its mask: fill it first, array.filled(value)")
@@ -241,7 +245,22 @@ def adopted(x: Any) -> Array:
         taken = cuda.takes(x) if cuda else None
         if taken is not None:
             return taken
-    return np.asarray(x)
+    return _on_host(x)
+
+
+def _on_host(x: Any) -> np.ndarray:
+    only_dlpack = hasattr(x, "__dlpack__") and not any(hasattr(x, f"__array{name}__") for name in ("", "_interface"))
+    try:
+        found: np.ndarray = np.from_dlpack(x) if only_dlpack else np.asarray(x)
+    except (TypeError, ValueError, RuntimeError, BufferError) as bad:
+        if isinstance(x, (np.ndarray, list, tuple)) or hasattr(x, "__array_ufunc__"):
+            raise  # NumPy's or our own words
+        raise DTypeError(
+            f"NumPy cannot read this {type(x).__name__} as an array: {' '.join(str(bad).split())}"
+        ) from bad
+    if found.dtype == object and found is not x and not found.ndim:
+        raise DTypeError(f"{shown(x)} is no array, and does not export one (DLPack, __array__, the buffer protocol)")
+    return found
 
 
 def _on_cuda(x: Any) -> bool:

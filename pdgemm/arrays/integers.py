@@ -1,4 +1,4 @@
-"""Checks of integers that a user passes: dimensions, blocks, counts, seeds; and how messages show values."""
+"""Checks of integers that a user passes: dimensions, blocks, counts, ranges, seeds; and how messages show values."""
 
 from __future__ import annotations
 
@@ -46,3 +46,40 @@ def as_count(given: object, name: str, least: int) -> int:
 def as_seed(given: object) -> int:
     """Return a seed, a signed or unsigned 64-bit integer.  Raises ArgumentError."""
     return as_whole(given, "seed", most=2**64 - 1)
+
+
+def as_range(given: object, name: str, extent: int | None = None, length: int = 0) -> tuple[int, int]:
+    """Return the first index and the one after the last, of indices that follow each other.  Raises ArgumentError.
+
+    given  : a pair (start, stop), a slice or a range of step 1, or None for all.
+    extent : how many indices there are; slices are cut to them as NumPy's are, and may count from the end.
+    length : where that is not known, the number of indices of a slice without an end.
+    """
+    kinds = "a pair (start, stop), a slice or a range"
+    if given is None:
+        given = slice(None)
+    if isinstance(given, (slice, range)):
+        if given.step not in (None, 1):
+            raise ArgumentError(f"{name} are taken in steps of 1, got {shown(given)}")
+        start, stop = given.start, given.stop
+        if isinstance(given, range):
+            stop = max(start, stop)
+        elif extent is not None:
+            try:
+                start, stop, _ = given.indices(extent)
+            except TypeError:
+                raise ArgumentError(f"{name} are {kinds} of whole numbers, got {shown(given)}") from None
+            stop = max(start, stop)
+        else:
+            start = 0 if start is None else start
+            stop = as_whole(start, f"the start of {name}") + length if stop is None else stop
+    else:
+        try:
+            start, stop = given  # type: ignore[misc]
+        except (TypeError, ValueError):
+            raise ArgumentError(f"{name} are {kinds}, got {shown(given)}") from None
+    first = as_whole(start, f"the start of {name}", 0)
+    last = as_whole(stop, f"the stop of {name}", first)
+    if extent is not None and last > extent:
+        raise ArgumentError(f"{name} {first}:{last} are not within 0:{extent}")
+    return first, last

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pdgemm.blas.threads import multiplier
 from pdgemm.errors import ArgumentError
+from pdgemm.grids.rectangles import Rectangle
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.names import AlgorithmName
 from pdgemm.support.tables import Table
@@ -43,7 +44,10 @@ class MoveReport:
 class IOReport:
     """A report of a load or save; the bytes are the total of all ranks.
 
+    name     : the dataset; empty where the file has only one matrix.
+    shape    : that of the matrix in the file.
     checksum : the checksum recorded with the dataset; None if there is none.
+    part     : the rows and columns that were read; None: all of them.
     """
 
     action: str
@@ -55,11 +59,13 @@ class IOReport:
     bytes: int
     seconds: float
     checksum: str | None
+    part: Rectangle | None = None
 
     def __str__(self) -> str:
         rows, cols = self.shape
+        name, which = f":{self.name}" if self.name else "", f"{self.part} of " if self.part else ""
         return (
-            f"{self.action} {self.path}:{self.name} ({rows} x {cols} {self.dtype}, {in_bytes(self.bytes)}) "
+            f"{self.action} {self.path}{name} ({which}{rows} x {cols} {self.dtype}, {in_bytes(self.bytes)}) "
             f"by {self.method} in {in_seconds(self.seconds)}, {in_bytes(self.bytes / max(self.seconds, 1e-9))}/s"
         )
 

@@ -182,6 +182,19 @@ def inner(a: Any, b: Any) -> Any:
     return a @ b.T
 
 
+def outer(a: Any, b: Any) -> Any:
+    """The matrix a_i b_j of columns or rows, which are matrices, and of arrays that are on every rank."""
+    return np.multiply(_column(a), _column(b).T)
+
+
+def _column(x: Any) -> Any:
+    if not isinstance(x, MatrixBase):
+        return to_host(devices.adopted(x)).reshape(-1, 1)
+    if 1 not in x.shape:
+        raise LayoutError(f"numpy.outer takes matrices of one column or one row, and vectors; got {x.distribution}")
+    return x if x.shape[1] == 1 else x.T
+
+
 def vdot(a: Any, b: Any) -> Any:
     return np.multiply(np.conj(a), b).sum()
 
@@ -251,7 +264,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     f"numpy.{function.__name__}": function
     for function in (where, isclose, around, nan_to_num, clip, allclose, array_equal, triu, tril, empty_like, full_like)
 }
-FUNCTIONS |= {f"numpy.{function.__name__}": function for function in (dot, inner, vdot, einsum, concatenate)}
+FUNCTIONS |= {f"numpy.{function.__name__}": function for function in (dot, inner, outer, vdot, einsum, concatenate)}
 FUNCTIONS |= {
     "numpy.linalg.norm": norm,
     "numpy.round": around,

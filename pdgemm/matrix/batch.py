@@ -146,6 +146,14 @@ class Batch:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         raise TypeError("a Batch is not one array: use .items or .to_global(root)")
 
+    def __deepcopy__(self, memo: Any) -> Batch:
+        """Copy the items, but not the communicator.  Local."""
+        items = [x.copy() for x in self.items] if isinstance(self.items, list) else self.items.copy()
+        return Batch(items, self.shapes, self.owner, self.dtype, self.comm, self.device)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Batch is distributed over ranks and cannot be pickled: use .items or .to_global(root)")
+
     def to_global(self, root: int = 0) -> Items:
         """Return all items in order on `root`, None on the other ranks.  Collective.
 

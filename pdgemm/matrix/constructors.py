@@ -6,6 +6,7 @@ from typing import Any, Self, get_args
 
 import numpy as np
 
+import pdgemm
 from pdgemm.arrays import device as devices
 from pdgemm.arrays.dtypes import element_type
 from pdgemm.arrays.element_functions import ElementFunction, element_function, fill
@@ -237,6 +238,32 @@ class Constructors(MatrixBase):
             if host is not matrix.local:
                 set_elements(matrix.local, host)
         return matrix
+
+    @classmethod
+    def from_blocks(
+        cls,
+        local: Any,
+        *,
+        grid: ProcessGrid,
+        rows: Any = None,
+        cols: Any = None,
+        axis: int | None = None,
+        shape: tuple[int, int] | None = None,
+        block: Block | None = None,
+        source: tuple[int, int] = (0, 0),
+        order: Order = "C",
+        device: DeviceName = devices.HOST,
+    ) -> Self:
+        """Make a matrix of blocks of any sizes that the ranks have: see `pdgemm.interchange.from_blocks`.  Collective.
+
+        `from_blocks(local, grid=grid, axis=0)` stacks them in the order of the ranks; with `rows=(start, stop),
+        cols=(start, stop)` each rank says where its block, or each of a list of blocks, lies.
+        """
+        layout: dict[str, Any] = {"block": block, "source": source, "order": order, "device": device}
+        made: Any = pdgemm.interchange.from_blocks(
+            local, grid=grid, rows=rows, cols=cols, axis=axis, shape=shape, **layout
+        )
+        return made
 
 
 def check_root(grid: ProcessGrid, root: int) -> None:

@@ -227,6 +227,10 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         allgather(local, self.distribution, self.grid, whole)
         return whole
 
+    def to_blocks(self, rows: Any = None, cols: Any = None) -> Any:
+        """Return A[rows, cols], on each rank what it asks for: see `pdgemm.interchange.to_blocks`.  Collective."""
+        return pdgemm.interchange.to_blocks(self, rows, cols)
+
     # ------------------------------------------------------------------ computing
     @overload
     def norm(self, kind: Norm = "fro", axis: None = None, keepdims: Literal[False] = False) -> float: ...
@@ -298,7 +302,8 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            f"a DistMatrix is distributed over ranks and cannot be pickled: save it by hdf5.save, or {WHOLE}"
+            "a DistMatrix is distributed: each rank has its part, there is nothing to send, and it cannot be pickled: "
+            f"save it by hdf5.save, or {WHOLE}"
         )
 
 

@@ -56,7 +56,7 @@ _INSTEAD = {
     "numpy.stack": "numpy.vstack or numpy.hstack",
     "divmod": "A // B and A % B",
     "numpy.linalg.matrix_norm": "A.norm(kind)",
-    "numpy.save": "pdgemm.io.hdf5.save",
+    "numpy.save": "pdgemm.io.npy.save or hdf5.save",
     "matvec": "A.matvec(x) or A @ x with a vector x",
     "vecmat": "x @ A with a vector x",
     "vecdot": "A.H @ B with matrices of one column",
@@ -128,6 +128,8 @@ class NumPyFunctions(MatrixBase, np.lib.mixins.NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         """Apply an elementwise function to the local arrays, or numpy.matmul as a distributed product."""
         out = options.pop("out", (None,))[0]
+        if ufunc.__name__ in ("matvec", "vecmat") and (found := _with_vector(ufunc, method, inputs, out, options)):
+            return found[0]
         _check_ufunc(ufunc, method, options)
         matrices = [x for x in (*inputs, out) if isinstance(x, NumPyFunctions)]
         if not isinstance(out, NumPyFunctions | None):
@@ -182,6 +184,15 @@ class NumPyFunctions(MatrixBase, np.lib.mixins.NDArrayOperatorsMixin):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         raise TypeError(f"a DistMatrix is not one array: {WHOLE}")
 
+    def __dlpack__(self, **options: Any) -> Any:
+        raise TypeError(f"a DistMatrix is not one array, and cannot be exported by DLPack: {WHOLE}, which can be")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.__dlpack__()
+
+    def __dask_tokenize__(self) -> Any:
+        raise TypeError(f"a DistMatrix is not one array, and dask cannot divide it: {WHOLE}")
+
     def __iter__(self) -> Any:
         raise TypeError(f"a DistMatrix cannot be iterated over: {WHOLE}")
 
@@ -204,6 +215,17 @@ def _product(A: Any, B: Any, out: NumPyFunctions | None, options: dict[str, Any]
         there = type(matrix).from_global(arrays[0], grid=matrix.grid, device=matrix.device)
         A, B = (A, there) if matrix is A else (there, B)
     return pdgemm.matmul(A, B, out, **options)  # type: ignore[arg-type]
+
+
+def _with_vector(
+    ufunc: np.ufunc, method: str, inputs: Sequence[Any], out: Any, options: dict[str, Any]
+) -> tuple[np.ndarray] | None:
+    """Return numpy.matvec(A, x) or numpy.vecmat(x, A), which conjugates x, as a tuple; None unless x is a 1-D array."""
+    A, x = inputs if ufunc.__name__ == "matvec" else inputs[::-1]
+    if method != "__call__" or out is not None or options or isinstance(x, NumPyFunctions) or np.ndim(x) != 1:
+        return None
+    product: Any = A if ufunc.__name__ == "matvec" else A.T
+    return (product.matvec(x if product is A else np.conj(devices.to_host(devices.adopted(x)))),)
 
 
 def _as_method(name: str, function: Callable[..., Any], arguments: Sequence[Any], options: dict[str, Any]) -> Any:

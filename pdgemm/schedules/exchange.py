@@ -7,6 +7,7 @@ each, in messages of at most `words` elements.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -16,7 +17,7 @@ import numpy as np
 
 from pdgemm.arrays.dtypes import arithmetic
 from pdgemm.grids.index_map import IndexMap, index_maps, overlap_counts
-from pdgemm.grids.layout import Layout
+from pdgemm.grids.layout import Layout, Order
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.model.machine import Machine
 from pdgemm.support.remembered import remembered_if
@@ -32,19 +33,107 @@ def _worth_keeping(result: object) -> bool:
 
 
 class Block(NamedTuple):
-    """Rows times columns that one rank sends another; the index maps lead into the packed message, or out of it."""
+    """Rows times columns that one rank sends another; the index maps lead into the packed message, or out of it.
+
+    part : the number of the array that they are in, for a rank that has several.
+    """
 
     peer: int
     rows: IndexMap
     cols: IndexMap
+    part: int = 0
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.rows.size, self.cols.size
 
 
+class Messages(ABC):
+    """What all exchanges have in common: how blocks travel in messages of at most `words` elements, a few at a time."""
+
+    size: int
+    words: int
+    copies_only: bool
+    device: str = ""
+    staged: bool = False
+    nccl: bool = False
+
+    @property
+    @abstractmethod
+    def order(self) -> Order:
+        """The memory order of the result, and of the messages."""
+
+    @property
+    @abstractmethod
+    def wire(self) -> np.dtype:
+        """The type of elements in messages."""
+
+    @property
+    @abstractmethod
+    def wide(self) -> np.dtype:
+        """The type of the arithmetic."""
+
+    @property
+    @abstractmethod
+    def conjugates(self) -> bool:
+        """Are elements conjugated on the way?"""
+
+    @abstractmethod
+    def sends(self, rank: int) -> list[Block]:
+        """Return what `rank` sends, the nearest following rank first."""
+
+    @abstractmethod
+    def receives(self, rank: int) -> list[Block]:
+        """Return what `rank` receives, the nearest preceding rank first."""
+
+    @abstractmethod
+    def staying(self, rank: int) -> list[Block]:
+        """Return what `rank` copies within its own memory."""
+
+    @abstractmethod
+    def traffic(self, rank: int) -> Traffic:
+        """Return words and messages by formula: all that `rank` held, or will hold, less what it keeps."""
+
+    def tiles(self, block: Block, words: int = 0) -> Iterator[tuple[IndexMap, IndexMap]]:
+        """Yield the tiles of a block, of at most `words` elements (by default a message), in one order on all ranks."""
+        rows, cols = block.shape
+        tile_rows, tile_cols = self.tile(rows, cols, words or self.words)
+        columns = [block.cols.cut(c, min(cols, c + tile_cols)) for c in range(0, cols, tile_cols)]
+        for r in range(0, rows, tile_rows):
+            part = block.rows.cut(r, min(rows, r + tile_rows))
+            yield from ((part, column) for column in columns)
+
+    def tile(self, rows: int, cols: int, words: int) -> tuple[int, int]:
+        """Return the shape of a tile: whole rows of the target where these are contiguous, otherwise whole columns."""
+        long, short = (cols, rows) if self.order == "C" else (rows, cols)
+        long = min(long, words)
+        short = max(1, min(short, words // long))
+        return (short, long) if self.order == "C" else (long, short)
+
+    def counted(self, rows: np.ndarray, cols: np.ndarray) -> tuple[int, int]:
+        """Return the words and the messages of blocks of these numbers of rows and columns."""
+        long, short = (cols, rows) if self.order == "C" else (rows, cols)
+        long, short = long[long * short > 0], short[long * short > 0]
+        length = np.minimum(long, self.words)
+        lines = np.clip(self.words // length, 1, short)
+        return int((long * short).sum()), int((-(-long // length) * -(-short // lines)).sum())
+
+    def slots(self, rank: int | None) -> tuple[int, int]:
+        """Return how many messages `rank` has in flight, to it and from it; for rank None, the most of any rank."""
+        most = 1 if self.nccl else DEVICE_SLOTS if self.device else SLOTS
+        if rank is None:
+            return most, most
+        traffic = self.traffic(rank)
+        return min(most, traffic.messages_received), min(most, traffic.messages_sent)
+
+    def extra_bytes(self, rank: int | None) -> int:
+        """Return the bytes of the buffers of `rank` beyond X and Y."""
+        scratch = 0 if self.copies_only or self.device else 2 * self.words * self.wide.itemsize
+        return sum(self.slots(rank)) * self.words * self.wire.itemsize + scratch
+
+
 @dataclass(frozen=True)
-class Exchange:
+class Exchange(Messages):
     """A redistribution as a value: its messages, traffic and memory, for any rank.
 
     size  : number of ranks of the communicator.
@@ -63,6 +152,14 @@ class Exchange:
     device: str = ""
     staged: bool = False
     nccl: bool = False
+
+    @property
+    def order(self) -> Order:
+        return self.target.order
+
+    @property
+    def conjugates(self) -> bool:
+        return self.source.conjugated != self.target.conjugated
 
     @property
     def wire(self) -> np.dtype:
@@ -105,22 +202,6 @@ class Exchange:
         cols = dict(index_maps(a.cols, b.cols, j)).get(to_j)
         return [] if rows is None or cols is None else [Block(rank, rows, cols)]
 
-    def tiles(self, block: Block, words: int = 0) -> Iterator[tuple[IndexMap, IndexMap]]:
-        """Yield the tiles of a block, of at most `words` elements (by default a message), in one order on all ranks."""
-        rows, cols = block.shape
-        tile_rows, tile_cols = self.tile(rows, cols, words or self.words)
-        columns = [block.cols.cut(c, min(cols, c + tile_cols)) for c in range(0, cols, tile_cols)]
-        for r in range(0, rows, tile_rows):
-            part = block.rows.cut(r, min(rows, r + tile_rows))
-            yield from ((part, column) for column in columns)
-
-    def tile(self, rows: int, cols: int, words: int) -> tuple[int, int]:
-        """Return the shape of a tile: whole rows of the target where these are contiguous, otherwise whole columns."""
-        long, short = (cols, rows) if self.target.order == "C" else (rows, cols)
-        long = min(long, words)
-        short = max(1, min(short, words // long))
-        return (short, long) if self.target.order == "C" else (long, short)
-
     @cached_property
     def description(self) -> str:
         """A text that describes all of the exchange, which the ranks compare."""
@@ -153,11 +234,7 @@ class Exchange:
         shapes = np.stack(np.broadcast_arrays(rows[:, None], cols[None, :]))
         if own[0] >= 0:
             shapes[:, own[0], own[1]] = 0
-        long, short = shapes[::-1] if self.target.order == "C" else shapes
-        long, short = long[long * short > 0], short[long * short > 0]
-        length = np.minimum(long, self.words)
-        lines = np.clip(self.words // length, 1, short)
-        return int((long * short).sum()), int((-(-long // length) * -(-short // lines)).sum())
+        return self.counted(*shapes)
 
     @property
     def total_words(self) -> int:
@@ -173,19 +250,7 @@ class Exchange:
         return m * n - int((rows[i, to_i] * cols[j, to_j]).sum())
 
     def slots(self, rank: int | None) -> tuple[int, int]:
-        """Return how many messages `rank` has in flight, to it and from it; for rank None, the most of any rank."""
-        if self.shared:
-            return 0, 0
-        most = 1 if self.nccl else DEVICE_SLOTS if self.device else SLOTS
-        if rank is None:
-            return most, most
-        traffic = self.traffic(rank)
-        return min(most, traffic.messages_received), min(most, traffic.messages_sent)
-
-    def extra_bytes(self, rank: int | None) -> int:
-        """Return the bytes of the buffers of `rank` beyond X and Y."""
-        scratch = 0 if self.copies_only or self.device else 2 * self.words * self.wide.itemsize
-        return sum(self.slots(rank)) * self.words * self.wire.itemsize + scratch
+        return (0, 0) if self.shared else super().slots(rank)
 
     def seconds(self, machine: Machine, rank: int) -> float:
         """Return the predicted time: what is sent is packed and unpacked; what stays or is read in place is copied."""

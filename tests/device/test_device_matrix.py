@@ -79,6 +79,22 @@ def test_redistribution(comm: Any) -> None:
             assert not device.races
 
 
+def test_blocks_travel_through_the_host(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+
+    with fake_device() as device, ProcessGrid(comm, (comm.size, 1)) as grid:
+        x = np.random.default_rng(1).standard_normal((5 * comm.size, 7))
+        rows = slice(5 * comm.rank, 5 * comm.rank + 5)
+        A = DistMatrix.from_blocks(x[rows], grid=grid, axis=0, block=3, device="fake")
+        assert (A.device, A.report.counted) == ("fake", A.report.predicted)
+        assert np.array_equal(A.allgather(), x)
+        assert np.array_equal(A.H.to_blocks(cols=rows), x.T[:, rows])
+        assert np.array_equal(A.to_blocks(rows=rows), x[rows])
+        halves = DistMatrix.from_global(x, grid=grid, device="fake")  # one block of rows on each rank
+        assert np.array_equal(DistMatrix.from_blocks(halves.local, grid=grid, axis=0).allgather(), x)
+        assert not device.races
+
+
 def test_a_product_again_and_again_leaves_nothing_behind(comm: Any) -> None:
     from pdgemm import DistMatrix, Plan, ProcessGrid, plan
     from pdgemm.errors import DeviceError

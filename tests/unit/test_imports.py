@@ -15,18 +15,18 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FLOORS = [  # a folder, or a module beside them, imports what stands before it
     "errors", "names", "arrays", "support", "blas", "grids", "instrument", "model", "devices", "schedules", "planning",
-    "matrix", "movers", "algorithms", "gemm", "batched", "calibrate", "scalapack", "io", "profiling", "studies",
-    "cli", "__main__",
+    "matrix", "movers", "algorithms", "gemm", "batched", "calibrate", "scalapack", "interchange", "io",
+    "profiling", "studies", "cli", "__main__",
 ]  # fmt: skip
 # no MPI, HDF5 or CuPy
 PURE = ["errors", "names", "arrays", "support", "blas", "instrument", "model", "schedules", "planning"]
 PURE_MODULES = [
     "devices.streams", "devices.gpu_binding", "grids.distribution", "grids.index_map", "grids.layout",
-    "grids.shared_heap", "profiling.profile", "profiling.profile_tables", "cli.commands", "cli.job", "cli.options",
-    "cli.param_types", "cli.plan_commands", "cli.product_commands", "cli.report_commands", "cli.scaling", "cli.script",
-    "cli.short_traceback",
-    "studies.cases", "studies.curves", "studies.energy", "studies.figures", "studies.jobs", "studies.page",
-    "studies.panels", "studies.plot", "studies.predictions", "studies.records",
+    "grids.rectangles", "grids.shared_heap", "profiling.profile", "profiling.profile_tables", "cli.commands",
+    "cli.job", "cli.options", "cli.param_types", "cli.plan_commands", "cli.product_commands",
+    "cli.report_commands", "cli.scaling", "cli.script", "cli.short_traceback", "studies.cases", "studies.curves",
+    "studies.energy", "studies.figures", "studies.jobs", "studies.page", "studies.panels", "studies.plot",
+    "studies.predictions", "studies.records",
 ]  # fmt: skip
 NEED_CUPY = ["devices.cuda", "devices.cuda_ipc", "devices.cuda_nccl", "devices.kernels"]
 LONGEST = 400  # lines of a module
@@ -114,7 +114,8 @@ def test_public_names_and_their_docstrings() -> None:
 
     for name in pdgemm.__all__:
         assert getattr(pdgemm, name).__doc__
-    assert set(pdgemm.__all__) | {"io", "scalapack", "gpus", "__doc__", "__version__"} == set(dir(pdgemm))
+    modules = {"interchange", "io", "scalapack", "gpus"}
+    assert set(pdgemm.__all__) | modules | {"__doc__", "__version__"} == set(dir(pdgemm))
     found = subprocess.run(
         [sys.executable, "-c", "import pdgemm; print(pdgemm.io.hdf5.load, pdgemm.scalapack, pdgemm.gpus.choose)"],
         capture_output=True, text=True, check=False, timeout=60,

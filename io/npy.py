@@ -1,0 +1,190 @@
+"""Matrices in NumPy's .npy files, read and written by all ranks in parallel, by MPI-IO after the header."""
+
+from __future__ import annotations
+
+import io
+import os
+from contextlib import AbstractContextManager
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.lib import format as npy_format
+
+from pdgemm.arrays.device import HOST
+from pdgemm.arrays.dtypes import TYPE, element_type
+from pdgemm.errors import ArgumentError, DTypeError, FileError, LayoutError
+from pdgemm.grids.distribution import Block
+from pdgemm.grids.layout import Order
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.instrument.report import IOReport
+from pdgemm.instrument.spans import taking, timed
+from pdgemm.io import mpi_io, pieces
+from pdgemm.io.atomic import on_root, replacing
+from pdgemm.io.checksum import checksum
+from pdgemm.io.matrix_files import Progress, Transfer, check_dtypes, part_of, within
+from pdgemm.matrix.argument_checks import communicator
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.local_arrays import communicator_of, device_on
+from pdgemm.names import DeviceName, DType
+from pdgemm.support.agreement import together
+from pdgemm.support.files import State, naming, ordinary, reserve, state, state_of
+
+_HEADERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
+
+
+class _Header(NamedTuple):
+    """What the header of a file says, and the byte that the elements begin at."""
+
+    shape: tuple[int, int]
+    dtype: np.dtype
+    fortran_order: bool
+    offset: int
+    state: State
+
+
+def load(
+    path: str | Path,
+    grid: ProcessGrid,
+    block: Block | None = None,
+    *,
+    rows: Any = None,
+    cols: Any = None,
+    source: tuple[int, int] = (0, 0),
+    dtype: DType | None = None,
+    transpose: bool = False,
+    device: DeviceName = HOST,
+    progress: Progress | None = None,
+) -> DistMatrix:
+    """Read the array of a .npy file as a DistMatrix.  Collective over the grid.
+
+    path       : a file with a two-dimensional array of numbers, as by `numpy.save`, in C or Fortran order and any byte
+                 order.
+    rows, cols : the part that is read, without the rest: a slice or a range of step 1, or a pair (start, stop).
+    block, source, dtype, transpose, device, progress : as in `pdgemm.io.hdf5.load`.
+
+    `.report` has the bytes and seconds.  Extra memory: at most 64 MiB per rank.
+    Raises FileError, LayoutError, DTypeError, ArgumentError or DeviceError on every rank.
+    """
+    start, comm = perf_counter(), communicator_of(grid)
+    with together(comm) as description:
+        path = Path(path)
+        asked = None if dtype is None else element_type(dtype)
+        description += ["npy.load", path, rows, cols, asked, bool(transpose), device]
+    device_on(grid, device)
+    header = on_root(comm, path, lambda: _inspect(path))
+    with together(comm):
+        wanted = asked or header.dtype
+        check_dtypes(str(path), header.dtype, wanted.newbyteorder("="), tuple(TYPE))
+        part = part_of(header.shape, rows, cols)
+    straight = header.fortran_order == bool(transpose)  # rows of the matrix are contiguous in the file
+    matrix = DistMatrix.empty(
+        part.shape[::-1] if transpose else part.shape,
+        grid=grid,
+        block=block,
+        source=source,
+        dtype=wanted.newbyteorder("="),
+        order="C" if straight else "F",
+    )
+    there = matrix if straight else matrix.T
+    in_file = part._replace(rows=part.cols, cols=part.rows) if header.fortran_order else part
+    width = header.shape[0] if header.fortran_order else header.shape[1]
+    with timed("read", matrix.local.nbytes), taking(None):
+        with mpi_io.opened(path, header.offset, width, header.dtype, comm) as transfer:
+            pieces.read(there, within(transfer, in_file), (1, 1), progress)
+        on_root(comm, path, lambda: _check_unchanged(path, header))
+    matrix = matrix.to_device(device)
+    size, taken = part.size * header.dtype.itemsize, perf_counter() - start
+    only = None if part.shape == header.shape else part
+    what = str(path), "", "mpi-io", header.shape, str(header.dtype)
+    matrix.report = IOReport("read", *what, size, taken, None, only)
+    return matrix
+
+
+def save(
+    path: str | Path,
+    matrix: DistMatrix,
+    *,
+    order: Order = "C",
+    check: bool = True,
+    progress: Progress | None = None,
+) -> IOReport:
+    """Write a DistMatrix as a .npy file, which `numpy.load` reads.  Collective over its grid.
+
+    path  : the file, created or replaced, under exactly this name.
+    order : "C" or "F", the order of the elements in the file.
+    check : read the file back and compare its checksum, before it is renamed, as `pdgemm.io.hdf5.save` does.
+
+    The file is complete under its name or does not exist: it is written under a temporary name beside it and renamed
+    at the end.  Raises FileError, DTypeError or ArgumentError on every rank, and leaves the old file unchanged.
+    """
+    start, comm = perf_counter(), communicator(matrix=matrix)
+    with together(comm) as description:
+        path = Path(path)
+        description += ["npy.save", path, order, bool(check)]
+        if order not in ("C", "F"):
+            raise ArgumentError(f'order {order!r} is neither "C" nor "F"')
+        if matrix.dtype.isbuiltin != 1:
+            raise DTypeError(f"a .npy file cannot hold {matrix.dtype}: convert the matrix first, A.astype('float32')")
+    matrix = matrix.to_host()
+    stored = matrix if order == "C" else matrix.T
+    header = _header(matrix.shape, matrix.dtype, order == "F")
+    size = matrix.size * matrix.dtype.itemsize
+    with timed("write", matrix.stored.nbytes), taking(None), replacing(path, comm, len(header) + size) as partial:
+        on_root(comm, path, lambda: _create(partial, header, size))
+
+        def opened(write: bool) -> AbstractContextManager[Transfer]:
+            return mpi_io.opened(partial, len(header), stored.shape[1], stored.dtype, comm, write=write)
+
+        if size:
+            with opened(write=True) as transfer:
+                pieces.write(stored, transfer, (1, 1), progress)
+        if size and check:
+            with opened(write=False) as transfer:
+                held = pieces.checksum(stored.shape, stored.dtype, transfer, (1, 1), comm)
+            if held != checksum(stored):  # on every rank alike
+                raise FileError(f"{path}: what was written is not what the file holds (disk full, quota, bad disk)")
+    what = str(path), "", "mpi-io", matrix.shape, str(matrix.dtype)
+    return IOReport("wrote", *what, size, perf_counter() - start, None)
+
+
+def _inspect(path: Path) -> _Header:
+    """Return what the header says.  Raises FileError, LayoutError or DTypeError."""
+    with naming(path), open(path, "rb", opener=ordinary) as file:
+        try:
+            version = npy_format.read_magic(file)
+        except ValueError:
+            raise FileError(f"{path}: it is not a .npy file") from None
+        if version not in _HEADERS:
+            raise FileError(f"{path}: a .npy file of version {version[0]}.{version[1]} has no matrix of numbers")
+        shape, fortran_order, dtype = _HEADERS[version](file)
+        offset, found = file.tell(), state_of(file.fileno())
+    if len(shape) != 2:
+        raise LayoutError(f"{path} is not a matrix: its shape is {shape}")
+    if dtype.kind not in "biufc":
+        raise DTypeError(f"{path} holds {dtype}, which are no numbers")
+    end = offset + shape[0] * shape[1] * dtype.itemsize
+    if end > found.size:
+        raise FileError(f"{path} is truncated: its elements end at byte {end}, the file at {found.size}")
+    return _Header(shape, dtype, fortran_order, offset, found)
+
+
+def _check_unchanged(path: Path, header: _Header) -> None:
+    if state(path) != header.state:
+        raise FileError(f"{path} was changed while it was read; load it when no other program writes to it")
+
+
+def _header(shape: tuple[int, int], dtype: np.dtype, fortran_order: bool) -> bytes:
+    text = io.BytesIO()
+    described = {"descr": npy_format.dtype_to_descr(dtype), "fortran_order": fortran_order, "shape": shape}
+    npy_format.write_array_header_1_0(text, described)
+    return text.getvalue()
+
+
+def _create(path: Path, header: bytes, size: int) -> None:
+    with path.open("wb") as file:
+        file.write(header)
+        file.flush()
+        reserve(file, len(header) + size)
+        os.truncate(file.fileno(), len(header) + size)

@@ -1,0 +1,165 @@
+"""Which rank sends what to which between rectangles that the ranks have, any of any size, and a block-cyclic layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+
+import numpy as np
+
+from pdgemm.arrays.dtypes import arithmetic
+from pdgemm.grids.distribution import BlockCyclic
+from pdgemm.grids.index_map import IndexMap, index_maps
+from pdgemm.grids.layout import Layout, Order
+from pdgemm.grids.rectangles import Rectangle
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.schedules.exchange import PACKED_BYTES, Block, Messages
+from pdgemm.support.remembered import remembered
+
+
+@dataclass(frozen=True)
+class RectangleExchange(Messages):
+    """An exchange between rectangles and a layout as a value: its messages, traffic and memory, for any rank.
+
+    rectangles : those of each rank, each in an array of its own.
+    inward     : from the rectangles, of which no two overlap, into the layout; else from the layout into them.
+    in_order   : memory order of the arrays that are written.
+    """
+
+    rectangles: tuple[tuple[Rectangle, ...], ...]
+    layout: Layout
+    inward: bool
+    in_order: Order
+    words: int = 1
+
+    @property
+    def size(self) -> int:  # type: ignore[override]
+        return len(self.rectangles)
+
+    @property
+    def copies_only(self) -> bool:  # type: ignore[override]
+        return not self.conjugates
+
+    @property
+    def order(self) -> Order:
+        return self.in_order
+
+    @property
+    def wire(self) -> np.dtype:
+        return self.layout.dtype
+
+    @property
+    def wide(self) -> np.dtype:
+        return arithmetic(self.layout.dtype)
+
+    @property
+    def conjugates(self) -> bool:
+        return self.layout.conjugated
+
+    def sends(self, rank: int) -> list[Block]:
+        blocks = self._of_rectangles(rank) if self.inward else self._of_layout(rank)
+        return _ordered(blocks, lambda peer: (peer - rank) % self.size, IndexMap.pack)
+
+    def receives(self, rank: int) -> list[Block]:
+        blocks = self._of_layout(rank) if self.inward else self._of_rectangles(rank)
+        return _ordered(blocks, lambda peer: (rank - peer) % self.size, IndexMap.unpack)
+
+    def staying(self, rank: int) -> list[Block]:
+        return [block for block in self._of_rectangles(rank) if block.peer == rank]
+
+    def _of_rectangles(self, rank: int) -> Iterator[Block]:
+        """Yield what the rectangles of `rank` have in common with the local array of each rank."""
+        rows, cols = self.layout.distribution.rows, self.layout.distribution.cols
+        for part, (down, across) in enumerate(self.rectangles[rank]):
+            columns = list(self._maps(cols, across))
+            for i, row_map in self._maps(rows, down):
+                yield from (Block(self.layout.rank(i, j), row_map, col_map, part) for j, col_map in columns)
+
+    def _of_layout(self, rank: int) -> Iterator[Block]:
+        """Yield what the local array of `rank` has in common with each rectangle."""
+        i, j = self.layout.coords(rank)
+        if i < 0:
+            return
+        distribution = self.layout.distribution
+        rows, cols = (
+            cache(lambda ends, dim=dim, part=part: next((x for _, x in self._maps(dim, ends, part)), None))
+            for dim, part in ((distribution.rows, i), (distribution.cols, j))
+        )
+        for peer, held in enumerate(self.rectangles):
+            for part, (down, across) in enumerate(held):
+                if (row_map := rows(down)) and (col_map := cols(across)):
+                    yield Block(peer, row_map, col_map, part)
+
+    def _maps(self, dim: BlockCyclic, ends: tuple[int, int], part: int | None = None) -> Iterator[tuple[int, IndexMap]]:
+        """Yield the parts of a dimension that have some of these indices, and the map from one side to the other."""
+        length = ends[1] - ends[0]
+        if not length:
+            return
+        whole, window = BlockCyclic(length, length, 1), dim.window(*ends)
+        found = index_maps(whole, window, 0) if part is None else index_maps(whole, window, part, by_target=True)
+        for other, indices in found:
+            owner = other if part is None else part
+            moved = indices.shifted(0, -dim.local_window(*ends, owner).start)
+            yield owner, moved if self.inward else moved.inverse
+
+    @cached_property
+    def description(self) -> str:
+        """A text that describes all of the exchange."""
+        return repr(self)
+
+    @remembered
+    def traffic(self, rank: int) -> Traffic:
+        from_rectangles, from_layout = self._rectangle_counts(rank), self._layout_counts(rank)
+        sent, received = (from_rectangles, from_layout) if self.inward else (from_layout, from_rectangles)
+        return Traffic(
+            words_sent=sent[0], messages_sent=sent[1], words_received=received[0], messages_received=received[1]
+        )
+
+    def _rectangle_counts(self, rank: int) -> tuple[int, int]:
+        """Return the words and messages between the rectangles of `rank` and the other ranks."""
+        words, messages = 0, 0
+        own = self.layout.coords(rank)
+        rows, cols = self.layout.distribution.rows, self.layout.distribution.cols
+        for x in self.rectangles[rank]:
+            down = np.array([_count(rows, x.rows, i) for i in range(rows.parts)], np.int64)[:, None]
+            across = np.array([_count(cols, x.cols, j) for j in range(cols.parts)], np.int64)
+            down, across = (side.copy() for side in np.broadcast_arrays(down, across))
+            if own[0] >= 0:
+                down[own] = 0
+            more = self.counted(down, across)
+            words, messages = words + more[0], messages + more[1]
+        return words, messages
+
+    def _layout_counts(self, rank: int) -> tuple[int, int]:
+        """Return the words and messages between the local array of `rank` and rectangles of other ranks."""
+        (i, j), distribution = self.layout.coords(rank), self.layout.distribution
+        others = [x for peer, held in enumerate(self.rectangles) for x in held if peer != rank] if i >= 0 else []
+        down = [_count(distribution.rows, x.rows, i) for x in others]
+        across = [_count(distribution.cols, x.cols, j) for x in others]
+        return self.counted(np.array(down, np.int64), np.array(across, np.int64))
+
+
+def _count(dim: BlockCyclic, ends: tuple[int, int], part: int) -> int:
+    """Return how many of these indices a part has."""
+    local = dim.local_window(*ends, part)
+    return local.stop - local.start
+
+
+def _ordered(
+    blocks: Iterator[Block], distance: Callable[[int], int], form: Callable[[IndexMap], IndexMap]
+) -> list[Block]:
+    """Return the blocks of other ranks, the nearest one's first, with maps into or out of the packed message."""
+    other = [x._replace(rows=form(x.rows), cols=form(x.cols)) for x in blocks if distance(x.peer)]
+    return sorted(other, key=lambda x: (distance(x.peer), x.part))
+
+
+def plan_rectangles(
+    rectangles: tuple[tuple[Rectangle, ...], ...], layout: Layout, inward: bool, order: Order
+) -> RectangleExchange:
+    """Return an exchange whose messages fit in cache."""
+    rows, cols = layout.distribution.rows.largest, layout.distribution.cols.largest
+    shapes = [x.shape for held in rectangles for x in held]
+    largest = max((min(rows, r) * min(cols, c) for r, c in shapes), default=0)
+    plan = RectangleExchange(rectangles, layout, inward, order)
+    return replace(plan, words=max(1, min(PACKED_BYTES // layout.dtype.itemsize, largest)))

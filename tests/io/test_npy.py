@@ -1,0 +1,150 @@
+"""NumPy's .npy files: what numpy.save writes is loaded in any layout, and numpy.load reads what is saved."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from problems import BLOCKS, grid_shapes, sources
+from test_hdf5 import by_rank_0, grid, only_file  # noqa: F401
+
+pytestmark = pytest.mark.mpi
+
+SHAPES = [(0, 0), (0, 5), (4, 0), (1, 1), (7, 5), (13, 8), (29, 61)]
+TYPES = ["bool", "int8", "int64", "uint16", "float16", "float32", "float64", ">f4", "complex64", "complex128"]
+
+
+def test_both_ways_with_numpy(comm: Any, shared_tmp_path: Path) -> None:
+    """All shapes, types, blocks, sources, orders in memory and in the file, parts, transposed or not."""
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.io import npy
+
+    theirs, ours = shared_tmp_path / "theirs.npy", shared_tmp_path / "ours.npy"
+    turn = itertools.cycle(itertools.product("CF", "FC", [False, True], [(None, None), ((1, 4), None), (None, (0, 3))]))
+    types = itertools.cycle(TYPES)
+    for shape in grid_shapes(comm.size):
+        with ProcessGrid(comm, shape) as one, ProcessGrid(comm, shape[::-1]) as other:
+            for case, (m, n) in enumerate(SHAPES):
+                for source in sources(shape):
+                    order, file_order, transpose, (rows, cols) = next(turn)
+                    dtype, (mb, nb, ka, kb) = np.dtype(next(types)), BLOCKS[case % len(BLOCKS)]
+                    x = np.random.default_rng(case).integers(0, 99, (m, n)).astype(dtype, order=file_order)
+                    by_rank_0(comm, lambda x=x: np.save(theirs, x))
+                    A = npy.load(theirs, one, None if mb is None else (mb, nb), source=source)
+                    assert (A.dtype, A.shape) == (dtype.newbyteorder("="), (m, n))
+                    assert A.report.bytes == x.nbytes
+                    assert np.array_equal(A.allgather(), x)
+                    if min(m, n) > 4:
+                        T = npy.load(theirs, other, ka and (ka, kb), rows=rows, cols=cols, transpose=transpose)
+                        part = x[slice(*rows or (None,)), slice(*cols or (None,))]
+                        assert np.array_equal(T.allgather(), part.T if transpose else part)
+                    A = A.redistribute(grid=other, block=(3, 2), order=order)
+                    for view, whole in ((A, x), (A.H, x.conj().T)):
+                        report = npy.save(ours, view, order=file_order)
+                        assert (report.method, report.bytes) == ("mpi-io", x.nbytes)
+                        found = by_rank_0(comm, lambda: np.load(ours))
+                        assert found.dtype == A.dtype
+                        assert found.flags.f_contiguous if file_order == "F" else found.flags.c_contiguous
+                        assert np.array_equal(found, whole)
+            assert npy.load(ours, one, dtype="complex128").dtype == "complex128"
+            assert isinstance(A, DistMatrix)
+    assert only_file(shared_tmp_path, comm) == ["ours.npy", "theirs.npy"]
+
+
+@pytest.mark.filterwarnings("ignore:Stored array in format 3.0")
+def test_what_is_refused(comm: Any, grid: Any, shared_tmp_path: Path) -> None:  # noqa: F811
+    from pdgemm import DistMatrix
+    from pdgemm.errors import ArgumentError, DTypeError, FileError, LayoutError
+    from pdgemm.io import npy
+
+    A = DistMatrix.random((6, 5), grid=grid)
+
+    def write() -> None:
+        np.save(shared_tmp_path / "vector.npy", np.ones(5))
+        np.save(shared_tmp_path / "objects.npy", np.array([[object()]]), allow_pickle=True)
+        np.save(shared_tmp_path / "fields.npy", np.zeros((2, 2), [("α", "f8")]))
+        np.save(shared_tmp_path / "dates.npy", np.zeros((2, 2), "M8[s]"))
+        np.save(shared_tmp_path / "cut.npy", np.ones((20, 20)))
+        with (shared_tmp_path / "cut.npy").open("rb+") as file:
+            file.truncate(200)
+        np.savez(shared_tmp_path / "many.npz", a=np.ones((2, 2)))
+        (shared_tmp_path / "text.npy").write_text("1 2 3")
+        (shared_tmp_path / "header.npy").write_bytes(b"\x93NUMPY\x01\x00\x05\x00{'a':")
+        np.save(shared_tmp_path / "whole.npy", np.ones((4, 4)))
+
+    by_rank_0(comm, write)
+    cases: list[tuple[str, type[Exception], str, dict[str, Any]]] = [
+        ("nothing.npy", FileError, "No such file", {}),
+        ("vector.npy", LayoutError, r"is not a matrix: its shape is \(5,\)", {}),
+        ("objects.npy", DTypeError, "holds object, which are no numbers", {}),
+        ("fields.npy", FileError, "version 3.0 has no matrix of numbers", {}),
+        ("dates.npy", DTypeError, "which are no numbers", {}),
+        ("cut.npy", FileError, "is truncated: its elements end at byte 3328, the file at 200", {}),
+        ("many.npz", FileError, "many.npz: it is not a .npy file", {}),
+        ("text.npy", FileError, "text.npy: it is not a .npy file", {}),
+        ("header.npy", FileError, "header.npy: ", {}),
+        ("whole.npy", DTypeError, "holds float64, which cannot become int64", {"dtype": "int64"}),
+        ("whole.npy", ArgumentError, "steps of 1", {"rows": slice(0, 4, 2)}),
+        ("whole.npy", LayoutError, "block size", {"block": 0}),
+        ("", FileError, "folder", {}),
+    ]
+    for name, kind, message, options in cases:
+        with pytest.raises(kind, match=message) as caught:
+            npy.load(shared_tmp_path / name, grid, **options)
+        assert len(set(comm.allgather(str(caught.value)))) == 1
+        assert "\n" not in str(caught.value)
+    before = only_file(shared_tmp_path, comm)
+    for matrix, path, kind, message, options in [
+        (A.astype("bfloat16"), "b.npy", DTypeError, "cannot hold bfloat16", {}),
+        (A, "no/b.npy", FileError, "the folder .* does not exist", {}),
+        (A, "b.npy", ArgumentError, "order 'K'", {"order": "K"}),
+    ]:
+        with pytest.raises(kind, match=message) as caught:
+            npy.save(shared_tmp_path / path, matrix, **options)
+        assert len(set(comm.allgather(str(caught.value)))) == 1
+    assert only_file(shared_tmp_path, comm) == before
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(
+    comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    """A write that fails, and one that the MPI library loses without a word."""
+    from pdgemm import DistMatrix
+    from pdgemm.errors import FileError
+    from pdgemm.io import npy, pieces
+
+    path = shared_tmp_path / "a.npy"
+    A, B = (DistMatrix.random((40, 30), grid=grid, seed=seed) for seed in (1, 2))
+    npy.save(path, A)
+    kept = by_rank_0(comm, path.read_bytes)
+
+    def fails(*arguments: Any) -> None:
+        raise FileError("disk full")
+
+    for write, message in (
+        (fails, "disk full"),
+        (lambda *arguments: None, "what was written is not what the file holds"),
+    ):
+        monkeypatch.setattr(pieces, "write", write)
+        with pytest.raises(FileError, match=message):
+            npy.save(path, B)
+        assert by_rank_0(comm, path.read_bytes) == kept
+    assert only_file(shared_tmp_path, comm) == ["a.npy"]
+
+
+def test_a_file_that_changes_while_it_is_read(comm: Any, grid: Any, shared_tmp_path: Path) -> None:  # noqa: F811
+    from pdgemm.errors import FileError
+    from pdgemm.io import npy
+
+    path = shared_tmp_path / "a.npy"
+    by_rank_0(comm, lambda: np.save(path, np.ones((20, 20))))
+
+    def meddle(done: int, total: int) -> None:
+        if comm.rank == 0:
+            np.save(path, np.zeros((30, 20)))
+
+    with pytest.raises(FileError, match="was changed while it was read"):
+        npy.load(path, grid, progress=meddle)

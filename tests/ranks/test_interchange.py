@@ -1,0 +1,322 @@
+"""Arrays of other libraries in and out, what cannot be taken or sent, and products with vectors by NumPy's names."""
+
+# ruff: noqa: B023  # functions that are called in the same turn of a loop
+from __future__ import annotations
+
+import copy
+import operator
+import pickle
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from problems import grid_shapes
+from tiers import every_grid
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture
+def grid(comm: Any) -> Iterator[Any]:
+    from pdgemm import ProcessGrid
+
+    with ProcessGrid(comm) as made:
+        yield made
+
+
+class OnlyDLPack:
+    """What a library without any knowledge of NumPy exports."""
+
+    def __init__(self, x: np.ndarray) -> None:
+        self._x = x
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._x.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._x.__dlpack_device__()
+
+
+class OnlyArray:
+    def __init__(self, x: np.ndarray) -> None:
+        self._x = x
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self._x
+
+
+EXPORTERS: list[Any] = [
+    OnlyDLPack,
+    OnlyArray,
+    lambda x: SimpleNamespace(__array_interface__=x.__array_interface__, kept=x),
+    lambda x: memoryview(x),
+    lambda x: x.view(np.matrix),  # type: ignore[no-any-return]
+]
+
+
+def refused_alike(comm: Any, kind: type[Exception], message: str, call: Any) -> None:
+    with pytest.raises(kind, match=message) as caught:
+        call()
+    assert len(set(comm.allgather(str(caught.value)))) == 1
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("exported", EXPORTERS)
+def test_any_object_with_memory_of_the_host(comm: Any, grid: Any, exported: Any) -> None:
+    from pdgemm import DistMatrix
+
+    x = np.random.default_rng(1).standard_normal((7, 5))
+    A = DistMatrix.from_global(exported(x), grid=grid, block=2)
+    assert np.array_equal(A.allgather(), x)
+    mine = A.local.copy()
+    B = DistMatrix.from_local(exported(mine), (7, 5), grid=grid, block=2)
+    assert B.local.size == 0 or np.shares_memory(B.local, mine)
+    assert np.array_equal(B.allgather(), x)
+    C = DistMatrix.from_blocks(exported(x if comm.rank == 0 else x[:0]), grid=grid, axis=0)
+    assert np.array_equal(C.allgather(), x)
+
+
+def test_what_is_no_array(comm: Any, grid: Any) -> None:
+    import scipy.sparse
+
+    from pdgemm import DistMatrix
+
+    class Late:
+        """As an array that a library will not hand out: torch says so of those that require gradients."""
+
+        def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad.\nUse tensor.detach().numpy() instead.")
+
+    cases: list[tuple[Any, str]] = [
+        (scipy.sparse.eye(4), "a dia_matrix is no dense array: convert it first, array.toarray()"),
+        (scipy.sparse.coo_array((4, 4)), "a coo_array is no dense array"),
+        (np.ma.masked_array(np.ones((4, 4)), mask=np.eye(4)), "a masked array would lose its mask: fill it first"),
+        (object(), "<object object at .* is no array, and does not export one"),
+        (None, "None is no array, and does not export one"),
+        (Late(), "NumPy cannot read this Late as an array: Can't call .* grad. Use tensor.detach"),
+        (np.array([[None]]), "elements are numbers"),
+    ]
+    for given, message in cases:
+        for take in (
+            lambda given=given: DistMatrix.from_global(given, grid=grid),
+            lambda given=given: DistMatrix.from_local(given, (4, 4), grid=grid),
+            lambda given=given: DistMatrix.from_blocks([given], grid=grid, axis=0),
+        ):
+            with pytest.raises(TypeError, match=message) as caught:
+                take()
+            assert "\n" not in str(caught.value)
+
+
+def test_local_arrays_go_out_and_the_matrix_says_so(comm: Any, grid: Any) -> None:
+    from pdgemm import DistMatrix
+
+    A = DistMatrix.random((8, 6), grid=grid, block=2)
+    out = np.from_dlpack(A.local)
+    assert out.size == 0 or np.shares_memory(out, A.local)
+    way = r"use .local, .to_global\(root\) or .allgather\(\)"
+    for call in (
+        lambda: np.from_dlpack(A),
+        A.__dlpack_device__,
+        lambda: np.asarray(A),
+        lambda: DistMatrix.from_global(A, grid=grid),  # type: ignore[arg-type]
+    ):
+        refused_alike(comm, TypeError, f"a DistMatrix is not one array.*{way}", call)
+
+
+# ------------------------------------------------------------------ other libraries
+@every_grid
+def test_dask_arrays(comm: Any) -> None:
+    da = pytest.importorskip("dask.array")
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.interchange import from_dask
+
+    x = np.random.default_rng(2).standard_normal((23, 17))
+    computed: list[tuple[int, ...]] = []
+
+    def seen(part: np.ndarray) -> np.ndarray:
+        computed.append(part.shape)
+        return part + 1
+
+    for number, shape in enumerate(grid_shapes(comm.size)):
+        with ProcessGrid(comm, shape) as grid:
+            for chunks in ((5, 4), (23, 1), ((1, 20, 2), (17,)), (100, 100)):
+                lazy = da.from_array(x, chunks=chunks).map_blocks(seen, dtype="f8", meta=np.empty((0, 0)))
+                computed.clear()
+                A = from_dask(lazy, grid=grid, block=3, order="CF"[number % 2])
+                assert np.array_equal(A.allgather(), x + 1)
+                assert A.report.counted == A.report.predicted
+                every = comm.allgather(computed)
+                assert sum(map(len, every)) == lazy.npartitions  # each chunk once, on one rank
+                assert max(map(len, every)) <= -(-lazy.npartitions // comm.size) + 1
+            assert np.array_equal(DistMatrix.from_global(da.from_array(x), grid=grid).allgather(), x)
+            assert from_dask(da.zeros((0, 4)), grid=grid).shape == (0, 4)
+            assert float(da.from_array(np.ascontiguousarray(A.local), chunks=(2, 2)).sum()) == pytest.approx(
+                A.local.sum()
+            )
+            for call, kind, message in [
+                (lambda: da.from_array(A), TypeError, "not one array, and dask cannot divide it"),
+                (lambda: from_dask(x, grid=grid), TypeError, "takes a dask array, got ndarray"),
+                (lambda: from_dask(da.zeros(4), grid=grid), ValueError, r"two dimensions.*\(4,\)"),
+                (
+                    lambda: from_dask(lazy[lazy[:, 0] > 0], grid=grid),
+                    ValueError,
+                    "unknown sizes: call array.compute_chunk",
+                ),
+                (lambda: from_dask(da.zeros((4, 4), dtype="M8[s]"), grid=grid), TypeError, "elements are numbers"),
+            ]:
+                refused_alike(comm, kind, message, call)
+            if comm.size > 1:
+                refused_alike(
+                    comm, ValueError, "different arguments",
+                    lambda: from_dask(da.zeros((4, 4), chunks=2 + (comm.rank == 1)), grid=grid),
+                )  # fmt: skip
+
+            masked = da.ma.masked_greater(da.from_array(x), 1.0)
+            refused_alike(comm, TypeError, "a masked array would lose its mask", lambda: from_dask(masked, grid=grid))
+
+            def fails(part: np.ndarray) -> np.ndarray:
+                raise ZeroDivisionError("in a chunk")
+
+            broken = da.from_array(x, chunks=(4, 4)).map_blocks(fails, dtype="f8", meta=np.empty((0, 0)))
+            with pytest.raises(ZeroDivisionError, match="in a chunk"):
+                from_dask(broken, grid=grid)
+
+
+def test_jax_arrays(comm: Any, grid: Any) -> None:
+    jax = pytest.importorskip("jax", reason="JAX is not installed")
+    from pdgemm import DistMatrix
+
+    for dtype in ("float32", "bfloat16", "complex64", "int32"):
+        x = jax.numpy.arange(35).reshape(7, 5).astype(dtype)
+        A = DistMatrix.from_global(x, grid=grid, block=2)
+        assert A.dtype == dtype
+        assert np.array_equal(A.allgather(), np.asarray(x))
+        assert np.array_equal(DistMatrix.from_blocks(x, grid=grid, axis=0).to_blocks(rows=(0, 7)), np.asarray(x))
+        mine = jax.numpy.asarray(A.local.copy())
+        B = DistMatrix.from_local(mine, (7, 5), grid=grid, block=2)
+        assert np.array_equal(B.allgather(), np.asarray(x))
+        assert np.array_equal(np.asarray(jax.numpy.asarray(A.local)), A.local)
+    assert np.array_equal(jax.dlpack.from_dlpack(B.local.copy()), B.local)
+    refused_alike(comm, TypeError, "not one array", lambda: jax.numpy.asarray(A))
+
+
+def test_torch_tensors(comm: Any, grid: Any) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    from pdgemm import DistMatrix
+
+    x = torch.arange(35.0).reshape(7, 5)
+    A = DistMatrix.from_global(x, grid=grid, block=2)
+    assert np.array_equal(A.allgather(), x.numpy())
+    mine = torch.from_numpy(A.local.copy())
+    B = DistMatrix.from_local(mine, (7, 5), grid=grid, block=2)
+    B *= 2
+    assert np.array_equal(mine.numpy(), 2 * A.local)  # nothing was copied
+    assert np.array_equal(torch.from_dlpack(B.local).numpy(), B.local)
+    refused_alike(comm, TypeError, "not one array", lambda: torch.from_dlpack(A))
+    with pytest.raises(TypeError, match="NumPy cannot read this Tensor as an array: .*requires grad"):
+        DistMatrix.from_global(torch.ones((3, 3), requires_grad=True), grid=grid)
+
+
+# ------------------------------------------------------------------ what stays where it is
+def test_what_cannot_be_pickled_says_what_to_do(comm: Any, grid: Any) -> None:
+    from pdgemm import Batch, DistMatrix, plan
+
+    A, B = (DistMatrix.random((6, 6), grid=grid, seed=seed) for seed in (1, 2))
+    batch = Batch.from_local(np.ones((2, 3, 3)), comm)
+    uneven = Batch.from_local([np.ones((2, 3)), np.ones((1, 1))], comm)
+    C = DistMatrix.empty((6, 6), grid=grid)
+    prepared = plan(A, B, C).prepare(A, B, C)
+    for given, message in [
+        (A, r"each rank has its part.*cannot be pickled: save it by hdf5.save, or use .local, .to_global\(root\)"),
+        (grid, r"a ProcessGrid .*cannot be pickled: make it on every rank, ProcessGrid\(comm, shape\)"),
+        (batch, r"a Batch .*cannot be pickled: use .items or .to_global\(root\)"),
+        (prepared, r"cannot be copied or pickled: .*plan.prepare\(A, B, C\)"),
+    ]:
+        for send in (pickle.dumps, lambda x: MPI_SELF(comm).bcast(x), lambda x: pickle.dumps([x])):
+            refused_alike(comm, TypeError, message, lambda send=send, given=given: send(given))
+    refused_alike(comm, TypeError, "cannot be copied", lambda: copy.deepcopy(prepared))
+    held = copy.deepcopy({"A": A, "grid": grid, "batch": batch, "uneven": uneven})
+    assert held["grid"] is grid is copy.copy(grid)
+    assert held["A"].grid is grid
+    for one, other in ((held["A"].local, A.local), (held["batch"].items, batch.items)):
+        assert np.array_equal(one, other)
+        assert one.size == 0 or not np.shares_memory(one, other)
+    assert all(np.array_equal(x, y) and x is not y for x, y in zip(held["uneven"].items, uneven.items))
+    again = pickle.loads(pickle.dumps(prepared.plan))  # a plan is a value
+    assert again == prepared.plan
+    assert np.allclose(prepared().allgather(), again.execute(A, B, DistMatrix.empty((6, 6), grid=grid)).allgather())
+
+
+def MPI_SELF(comm: Any) -> Any:
+    """Of this rank alone: among many, the others would wait for what the root cannot send."""
+    from mpi4py import MPI
+
+    return MPI.COMM_SELF
+
+
+# ------------------------------------------------------------------ vectors, by NumPy's names
+@every_grid
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_outer_matvec_vecmat(comm: Any, dtype: str) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+
+    def drawn(*shape: int) -> np.ndarray:
+        found = rng.standard_normal(shape) + 1j * rng.standard_normal(shape)
+        return (found if dtype == "complex128" else found.real).astype(dtype)
+
+    rng = np.random.default_rng(4)
+    x, y, a = drawn(11), drawn(7), drawn(11, 7)
+    for shape in grid_shapes(comm.size):
+        with ProcessGrid(comm, shape) as grid:
+            A = DistMatrix.from_global(a, grid=grid, block=2)
+            column, row = A[:, 3:4], A[2:3, :]
+            for left, right, whole in [
+                (column, row, np.outer(a[:, 3], a[2])),
+                (row, column, np.outer(a[2], a[:, 3])),
+                (column, column, np.outer(a[:, 3], a[:, 3])),
+                (row.H, row, np.outer(a[2].conj(), a[2])),
+                (column, y, np.outer(a[:, 3], y)),
+                (x, row, np.outer(x, a[2])),
+                (row, x.tolist(), np.outer(a[2], x)),
+                (column, 2.0, np.outer(a[:, 3], 2.0)),
+            ]:
+                made = np.outer(left, right)
+                assert isinstance(made, DistMatrix)
+                assert np.array_equal(made.allgather(), whole)
+            assert np.array_equal(np.matvec(A, y), A @ y)  # type: ignore[arg-type]
+            assert np.allclose(np.matvec(A, y), a @ y)  # type: ignore[arg-type]
+            assert np.allclose(np.matvec(A.H, x), a.conj().T @ x)
+            assert np.allclose(np.vecmat(x, A), x.conj() @ a)  # type: ignore[arg-type]
+            for call, kind, message in [
+                (lambda: np.outer(A, y), ValueError, "numpy.outer takes matrices of one column or one row.*11 x 7"),
+                (lambda: np.outer(column, y, out=A), TypeError, "numpy.outer"),
+                (lambda: np.matvec(A, x), ValueError, r"the product of .* and an array of shape \(11,\)"),
+                (lambda: np.matvec(A, column), TypeError, "matvec is not available"),
+                (lambda: np.matvec(A, a), TypeError, r"matvec is not available .*A.matvec\(x\)"),
+                (lambda: np.vecmat(A, x), TypeError, "vecmat is not available .*use x @ A"),
+                (lambda: operator.matmul(x, A.T), ValueError, "the product of"),
+            ]:
+                refused_alike(comm, kind, message, call)
+
+
+@pytest.mark.on_ranks(4)
+def test_the_examples_of_the_page_print_what_it_says(
+    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each is a script of its own, and what follows it is what it prints on four ranks."""
+    pytest.importorskip("dask.array")
+    if comm.size != 4:
+        pytest.skip("the page says so of four ranks")
+    monkeypatch.chdir(shared_tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    examples = re.findall(r"```python\n(.*?)```.*?```text\n(.*?)```", page, re.DOTALL)
+    assert len(examples) == page.count("```python") == 7
+    for script, expected in examples:
+        exec(compile(script, "docs/data.md", "exec"), {"__name__": "__main__"})
+        printed = capsys.readouterr().out
+        assert printed == (expected if comm.rank == 0 else "")
+        comm.Barrier()
