@@ -87,7 +87,7 @@ def check_command(words: list[str], whole: bool) -> None:
     if "pdgemm" not in words or words.index("pdgemm") + 1 == len(words):
         return
     name, *arguments = words[words.index("pdgemm") + 1 :]
-    if name.startswith("-") or name in ("install", "pdgemm"):
+    if name.startswith("-") or name in ("install", "pdgemm") or name.isupper():
         return
     assert name in COMMANDS, f"there is no command {name}: {words}"
     command = cli.get_command(click.Context(cli), name)
@@ -227,6 +227,8 @@ def test_commands_that_do_not_exist(words: str) -> None:
         ("in 0.5 s", "in 12.25 s", True),
         ("in 0.5 s", "in 12.25 ms", True),
         ("in 0.5 s", "in 12.25 MiB", False),
+        ("wait [s]  0.1  0.02", "wait [s]  1e-05 2", True),
+        ("wait [ms]  0.1  0.02", "wait [ms]  1e-05 2", False),
         ("3.1 GFLOP/s, 50%", "11.2 GFLOP/s, 7%", True),
         ("17.3 MiB", "18 MiB", False),
         ("4 shapes", "5 shapes", False),

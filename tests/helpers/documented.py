@@ -137,7 +137,7 @@ TOLERANCE = 1e-6
 def same_output(shown: str, printed: str) -> bool:
     """Are the outputs the same: `...` stands for anything, alone on a line for any lines; blanks do not count.
 
-    Numbers of seconds, of operations or bytes per second, and percentages may differ, floating-point numbers by
+    Numbers of seconds (and those of a row that is marked [s]), of operations or bytes per second, and percentages may differ, floating-point numbers by
     TOLERANCE, and by anything where both are below ROUNDING; whole numbers are equal.
     """
     return _same_lines(_lines(shown), _lines(printed))
@@ -160,7 +160,10 @@ def _same_line(shown: str, printed: str) -> bool:
     while at < len(shown):
         measured = next((found for unit in _MEASURED if (found := unit.match(shown, at))), None)
         number = _NUMBER.match(shown, at)
-        if measured:
+        if number and "[s]" in shown:  # a row of a table of seconds
+            pattern += _NUMBER.pattern
+            at = number.end()
+        elif measured:
             unit = next(unit for unit, kind in zip(_UNITS, _MEASURED) if kind.match(shown, at))
             pattern += rf"{_NUMBER.pattern}{measured[2] and ' '}{unit}(?![\w/])"
             at = measured.end()
