@@ -26,6 +26,7 @@ exclude_patterns = [".*", "build", "dist", "demo-data", "study-data"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 highlight_language = "text"
+smartquotes = False  # -- begins an option
 copybutton_prompt_text = r">>> |\.\.\. |\$ |> "
 copybutton_prompt_is_regexp = True
 
@@ -42,6 +43,11 @@ html_css_files = ["tables.css"]
 html_show_copyright = False
 html_copy_source = False
 html_theme_options = {"navigation_with_keys": True}
+
+
+def code_in_help(app: object, context: object, lines: list[str]) -> None:
+    """Make code of what is in single backticks in the help of the commands."""
+    lines[:] = [re.sub(r"(?<![:`])`([^`<>]+)`(?!`)", r"``\1``", line) for line in lines]
 
 
 def only_patterns_that_match(app: object, docname: str, source: list[str]) -> None:
@@ -62,5 +68,7 @@ def front_page(app: object, error: Exception | None) -> None:
 def setup(app: object) -> None:
     drawings.draw(Path(__file__).with_name("pictures"))
     app.connect("autodoc-process-docstring", docstrings.hook)  # type: ignore[attr-defined]
+    for event in ("sphinx-click-process-description", "sphinx-click-process-options"):
+        app.connect(event, code_in_help)  # type: ignore[attr-defined]
     app.connect("source-read", only_patterns_that_match)  # type: ignore[attr-defined]
     app.connect("build-finished", front_page)  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
 """Turns the docstrings of the package, which are plain text, into reStructuredText.
 
-A line `name : text`, with the lines below it that are indented more, becomes an entry of a definition list; text in single
-backticks becomes code; an indented paragraph is shown as it is; and what would mean something in reStructuredText, such
-as |A|, is text.
+A line `name : text`, with the lines below it that are indented more, becomes an entry of a definition list; text in
+single backticks becomes code; an indented paragraph is shown as it is; and what would mean something in
+reStructuredText, such as |A|, is text.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 _ENTRY = re.compile(r"(?P<name>[\w`\"*.(][^:]*?)\s+:\s+(?P<text>\S.*)")
 _CHOICE = re.compile(r'(?P<name>"[^"]+"(?:, "[^"]+")*)\s{1,}(?P<text>\S.*;?)')
+_BEGINNINGS = ("Raises ", "Returns ", "Cost", "Error:")  # of what gets a paragraph of its own
 _CODE = re.compile(r"(``?)(.+?)\1", re.DOTALL)
 _SPECIAL = re.compile(r"([\\*|_`])")
 
@@ -65,6 +66,8 @@ def _paragraph(lines: list[str]) -> list[str]:
             end()
             made += [f"``{entry['name'].strip('`')}``", *_body([entry["text"], *lines[at + 1 : below]]), ""]
         else:
+            if lines[at].startswith(_BEGINNINGS):
+                end()
             text += [line.strip() for line in lines[at:below]]
         at = below
     end()
@@ -95,10 +98,16 @@ def inline(text: str) -> str:
     """Return text with code as literals, and all else without a meaning."""
     made, at = "", 0
     for code in _CODE.finditer(text):
-        made += _SPECIAL.sub(r"\\\1", text[at : code.start()])
-        made += f"``{' '.join(code[2].split())}``" + ("" if text[code.end() : code.end() + 1] in " \n.,;:)?!" else "\\ ")
+        before, after = text[at : code.start()], text[code.end() : code.end() + 1]
+        made += _plain(before) + ("" if before[-1:] in ("", " ", "\n", "(") else "\\ ")
+        made += f"``{' '.join(code[2].split())}``" + ("" if after in " \n.,;:)?!" else "\\ ")
         at = code.end()
-    return made + _SPECIAL.sub(r"\\\1", text[at:])
+    return made + _plain(text[at:])
+
+
+def _plain(text: str) -> str:
+    text = _SPECIAL.sub(r"\\\1", text).replace("::", ":\\:")
+    return f"\\{text}" if text.startswith(".. ") else text
 
 
 def hook(app: object, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:

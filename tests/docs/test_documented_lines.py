@@ -23,9 +23,8 @@ REWRITTEN = [CHECKOUT / "README.md"]  # which is not yet written by the rules
 
 def of_pages() -> list[object]:
     soon = [pytest.mark.xfail(strict=True, raises=ValueError, reason="the page is not yet written by the rules")]
-    return [
-        pytest.param(page, id=str(page.relative_to(CHECKOUT)), marks=soon if page in REWRITTEN else []) for page in PAGES
-    ]
+    names = {page: str(page.relative_to(CHECKOUT)) for page in PAGES}
+    return [pytest.param(page, id=name, marks=soon if page in REWRITTEN else []) for page, name in names.items()]
 
 
 @needs_mpiexec
@@ -64,7 +63,8 @@ def test_what_is_not_run_could_be(page: Path) -> None:
 
 def test_few_blocks_are_not_run() -> None:
     """Those that are not are listed with `-s`, each with its reason."""
-    found = [(page, block) for page in PAGES if page not in REWRITTEN for block in blocks(page) if block.language in RUN]
+    pages = [page for page in PAGES if page not in REWRITTEN]
+    found = [(page, block) for page in pages for block in blocks(page) if block.language in RUN]
     left_out = [(page, block) for page, block in found if "not run" in block.marks]
     for page, block in left_out:
         print(f"{page.relative_to(CHECKOUT)}:{block.line}: not run: {block.marks['not run']}")
@@ -106,7 +106,7 @@ def check_command(words: list[str], whole: bool) -> None:
 @needs_mpiexec
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_docstrings(ranks: int, tmp_path: Path) -> None:
-    done = run(python(ranks, "-m", "mpi4py", CHECKOUT / "tests/helpers/docstrings.py"), cwd=tmp_path)
+    done = run(python(ranks, "-m", "mpi4py", CHECKOUT / "tests/helpers/docstring_examples.py"), cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert int(done.stdout.split()[0]) > 5, done.stdout
 
@@ -114,7 +114,7 @@ def test_docstrings(ranks: int, tmp_path: Path) -> None:
 # -- the reader is not taken in
 
 
-PAGE = """
+SHELL = """
 ```bash
 export NAME=x.txt; echo 1 >$NAME
 ```
@@ -128,6 +128,14 @@ $ for i in 1 2
 2
 ```
 
+<!-- exit code: 3 -->
+```bash
+(exit 3)
+true
+```
+"""
+
+PYTHON = """
 <!-- ranks: 2 -->
 ```python
 from mpi4py import MPI
@@ -154,48 +162,52 @@ print(rank, MPI.COMM_WORLD.size)
 >>> rank
 0
 ```
-
-<!-- exit code: 3 -->
-```bash
-(exit 3)
-true
-```
 """
 
 
-@needs_mpiexec
-@pytest.mark.parametrize(
-    "change",
-    [
-        None,
-        ("echo 1", "echo 2"),
-        ("export NAME", "NAME"),
-        ("do echo", "do echo 1"),
-        ("1 2\n```", "1 3\n```"),
-        ("0 2\n1 2", "1 2\n0 2"),
-        (">>> rank\n0", ">>> rank\n1"),
-        ("rank = MPI", "rank = MPI.no"),
-        ("exit 3", "exit 0"),
-        ("exit code: 3", "exit code: 4"),
-    ],
-    ids=str,
-)
-def test_reader(change: tuple[str, str] | None, tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(PAGE.replace(*change) if change else PAGE)
-    assert change is None or page.read_text() != PAGE
-    if change is None:
-        test_page(page, tmp_path)
-        return
-    with pytest.raises(AssertionError), Reader(tmp_path) as reader:
+def type_all(page: Path, folder: Path) -> None:
+    with Reader(folder) as reader:
         for block in blocks(page):
             reader.type(block)
 
 
+@needs_mpiexec
+@pytest.mark.parametrize(
+    ("page", "change"),
+    [
+        (SHELL, None),
+        (SHELL, ("echo 1", "echo 2")),
+        (SHELL, ("export NAME", "NAME")),
+        (SHELL, ("do echo", "do echo 1")),
+        (SHELL, ("exit 3", "exit 0")),
+        (SHELL, ("exit code: 3", "exit code: 4")),
+        (PYTHON, None),
+        (PYTHON, ("0 2\n1 2", "1 2\n0 2")),
+        (PYTHON, (">>> rank\n0", ">>> rank\n1")),
+        (PYTHON, ("rank = MPI", "rank = MPI.no")),
+    ],
+)
+def test_reader(page: str, change: tuple[str, str] | None, tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    path.write_text(page.replace(*change) if change else page)
+    if change is None:
+        type_all(path, tmp_path)
+    else:
+        assert path.read_text() != page
+        with pytest.raises(AssertionError):
+            type_all(path, tmp_path)
+
+
 @pytest.mark.parametrize(
     "wrong",
-    ["    a = 1\n", "```\na = 1\n```\n", "<!-- ranks: 2 -->\nText\n", "```output\n1\n```\n", "```console\n1\n```\n"]
-    + ["<!-- not run: -->\n```bash\n```\n"],
+    [
+        "    a = 1\n",
+        "```\na = 1\n```\n",
+        "<!-- ranks: 2 -->\nText\n",
+        "<!-- not run: -->\n```bash\n```\n",
+        "```output\n1\n```\n",
+        "```console\n1\n```\n",
+    ],
 )
 def test_pages_against_the_rules(wrong: str, tmp_path: Path) -> None:
     (tmp_path / "page.md").write_text(wrong)
@@ -205,8 +217,13 @@ def test_pages_against_the_rules(wrong: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    ["pdgemm multipy a b", "pdgemm plan --shapes 1,1,1 --ranks 1", "pdgemm plan --ranks 1", "scripts/none.sh"]
-    + ["mpirun -n 4 pdgemm plan --shape 8,8,8 --ranks 4 --mover none"],
+    [
+        "pdgemm multipy a b",
+        "pdgemm plan --shapes 1,1,1 --ranks 1",
+        "pdgemm plan --ranks 1",
+        "mpirun -n 4 pdgemm plan --shape 8,8,8 --ranks 4 --mover none",
+        "scripts/none.sh",
+    ],
 )
 def test_commands_that_do_not_exist(words: str) -> None:
     with pytest.raises(AssertionError):

@@ -137,8 +137,8 @@ TOLERANCE = 1e-6
 def same_output(shown: str, printed: str) -> bool:
     """Are the outputs the same: `...` stands for anything, alone on a line for any lines; blanks do not count.
 
-    Numbers of seconds (and those of a row that is marked [s]), of operations or bytes per second, and percentages may differ, floating-point numbers by
-    TOLERANCE, and by anything where both are below ROUNDING; whole numbers are equal.
+    Numbers of seconds (and those of a row that is marked [s]), of operations or bytes per second, and percentages may
+    differ, floating-point numbers by TOLERANCE, and by anything where both are below ROUNDING; whole numbers are equal.
     """
     return _same_lines(_lines(shown), _lines(printed))
 

@@ -1,4 +1,4 @@
-"""A reader who types what a page shows, from top to bottom, in an empty folder beside links to the checkout's scripts."""
+"""A reader who types what a page shows, from top to bottom, in a folder that has only links to the checkout."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Reader:
         state, place, script = (self.notes / name for name in ("environment", "folder", "commands"))
         script.write_text(command)
         lines = [
-            f"[ ! -e {shlex.quote(str(place))} ] || cd \"$(cat {shlex.quote(str(place))})\"",
+            f'[ ! -e {shlex.quote(str(place))} ] || cd "$(cat {shlex.quote(str(place))})"',
             f"[ ! -e {shlex.quote(str(state))} ] || . {shlex.quote(str(state))}",
             f"trap 'export -p >{shlex.quote(str(state))}; pwd >{shlex.quote(str(place))}; exit ${{failed:-0}}' EXIT",
             "trap 'failed=$?' ERR",
