@@ -1,8 +1,8 @@
 """Turns the docstrings of the package, which are plain text, into reStructuredText.
 
 A line `name : text`, with the lines below it that are indented more, becomes an entry of a definition list; text in
-single backticks becomes code; an indented paragraph is shown as it is; and what would mean something in
-reStructuredText, such as |A|, is text.
+single backticks becomes code, or a link if it is a public name; an indented paragraph is shown as it is; and what would
+mean something in reStructuredText, such as |A|, is text.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import pdgemm
+
+NAMES = frozenset(pdgemm.__all__)
 _ENTRY = re.compile(r"(?P<name>[\w`\"*.(][^:]*?)\s+:\s+(?P<text>\S.*)")
 _CHOICE = re.compile(r'(?P<name>"[^"]+"(?:, "[^"]+")*)\s{1,}(?P<text>\S.*;?)')
 _BEGINNINGS = ("Raises ", "Returns ", "Cost", "Error:")  # of what gets a paragraph of its own
@@ -100,7 +103,9 @@ def inline(text: str) -> str:
     for code in _CODE.finditer(text):
         before, after = text[at : code.start()], text[code.end() : code.end() + 1]
         made += _plain(before) + ("" if before[-1:] in ("", " ", "\n", "(") else "\\ ")
-        made += f"``{' '.join(code[2].split())}``" + ("" if after in " \n.,;:)?!" else "\\ ")
+        name = code[2].removeprefix("pdgemm.")
+        made += f":py:obj:`{code[2]} <pdgemm.{name}>`" if name in NAMES else f"``{' '.join(code[2].split())}``"
+        made += "" if after in " \n.,;:)?!" else "\\ "
         at = code.end()
     return made + _plain(text[at:])
 

@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 OWNERS = ["#f4a582", "#92c5de", "#a6d96a", "#ffd966", "#c2a5cf", "#e6a0c4", "#9ad0c2", "#d9c7a0", "#b8c0ff"]
-GREY, DARK, FAINT = "#7d7d7d", "#1a1a1a", "#bdbdbd55"
+GREY, DARK, FAINT, RED = "#7d7d7d", "#1a1a1a", "#8080802b", "#d6453d"
 STYLE = {
     "svg.hashsalt": "pdgemm", "svg.fonttype": "none", "font.size": 11, "text.color": GREY, "axes.edgecolor": GREY,
     "axes.labelcolor": GREY, "xtick.color": GREY, "ytick.color": GREY, "savefig.transparent": True,
@@ -122,7 +122,7 @@ def along(ax: Axes, start: tuple[float, float], axis: int, end: float) -> None:
     for limit in (0.0, end):
         target = (limit, start[1]) if axis == 0 else (start[0], limit)
         if abs(limit - start[axis]) > 1:
-            ax.add_patch(FancyArrowPatch(start, target, arrowstyle="-|>", mutation_scale=11, color=GREY, linewidth=1.3))
+            ax.add_patch(FancyArrowPatch(start, target, arrowstyle="-|>", mutation_scale=12, color=RED, linewidth=1.5))
 
 
 def cannon() -> Figure:
@@ -172,7 +172,7 @@ def words() -> Figure:
     """The words that a rank receives over the lower bound, for SUMMA and for the best of all algorithms."""
     figure, ax = plt.subplots(figsize=(7, 3.6))
     ranks = [8, 27, 64, 125, 216, 343, 512, 1000, 2197, 4096]
-    for algorithm, colour, mark in (("summa", "#d6604d", "o"), ("2.5d", "#4393c3", "s")):
+    for algorithm, colour, mark in (("summa", RED, "o"), ("2.5d", "#4393c3", "s")):
         over = []
         for count in ranks:
             question = Question(16384, 16384, 16384, count, algorithm=algorithm, layouts="ideal", mover="ring")
