@@ -66,7 +66,7 @@ def front_page(app: object, error: Exception | None) -> None:
 
 
 def setup(app: object) -> None:
-    drawings.draw(Path(__file__).with_name("pictures"))
+    drawings.draw(Path(__file__).with_name("pictures"), keep=["block-cyclic"])  # which is committed, for README.md
     app.connect("autodoc-process-docstring", docstrings.hook)  # type: ignore[attr-defined]
     for event in ("sphinx-click-process-description", "sphinx-click-process-options"):
         app.connect(event, code_in_help)  # type: ignore[attr-defined]

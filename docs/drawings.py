@@ -8,7 +8,7 @@ The ground is transparent and what is written on it grey, so that the pictures c
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import matplotlib as mpl
@@ -194,18 +194,18 @@ PICTURES: dict[str, Callable[[], Figure]] = {
 }
 
 
-def draw(folder: Path) -> None:
-    """Write all pictures, where they changed."""
+def draw(folder: Path, keep: Iterable[str] = ()) -> None:
+    """Write all pictures, but not again those of these names."""
     folder.mkdir(exist_ok=True)
     for name, picture in PICTURES.items():
         path = folder / f"{name}.svg"
+        if name in keep and path.exists():
+            continue
         with mpl.rc_context(STYLE):
             figure = picture()
             figure.savefig(path.with_suffix(".new"), format="svg", bbox_inches="tight", metadata={"Date": None})
             plt.close(figure)
-        if not path.exists() or path.read_bytes() != path.with_suffix(".new").read_bytes():
-            path.with_suffix(".new").replace(path)
-        path.with_suffix(".new").unlink(missing_ok=True)
+        path.with_suffix(".new").replace(path)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ PAGES = sorted(
 )
 
 
+STARTS = {"pdgemm", "python", "mpirun", "mpiexec", "srun", "nsys", "time", "scripts/hosts.sh"}  # of its commands
 REWRITTEN = [CHECKOUT / "README.md"]  # which is not yet written by the rules
 
 
@@ -84,10 +86,12 @@ def check_command(words: list[str], whole: bool) -> None:
     for word in words:
         if word.startswith(("scripts/", "slurm/", "tests/")) and not set("*{") & set(word):
             assert (CHECKOUT / word.partition("::")[0]).exists(), f"there is no {word}"
-    if "pdgemm" not in words or words.index("pdgemm") + 1 == len(words):
+    while words and re.fullmatch(r"\w+=.*", words[0], re.DOTALL):  # variables of a command
+        words = words[1:]
+    if not words or words[0] not in STARTS or "pdgemm" not in words[:-1]:
         return
     name, *arguments = words[words.index("pdgemm") + 1 :]
-    if name.startswith("-") or name in ("install", "pdgemm") or name.isupper():
+    if name.startswith("-") or name.isupper() or name.endswith(".py"):
         return
     assert name in COMMANDS, f"there is no command {name}: {words}"
     command = cli.get_command(click.Context(cli), name)
@@ -204,6 +208,9 @@ def test_reader(page: str, change: tuple[str, str] | None, tmp_path: Path) -> No
         "    a = 1\n",
         "```\na = 1\n```\n",
         "<!-- ranks: 2 -->\nText\n",
+        "<!-- ranks: 2 -->\n",
+        "```sh\necho\n```\n",
+        "```python ranks=2\na = 1\n```\n",
         "<!-- not run: -->\n```bash\n```\n",
         "```output\n1\n```\n",
         "```console\n1\n```\n",
@@ -215,12 +222,19 @@ def test_pages_against_the_rules(wrong: str, tmp_path: Path) -> None:
         [block.dialogue() for block in blocks(tmp_path / "page.md")]
 
 
+def test_commands() -> None:
+    text = "a 'b\nc' | d >e  # f\n\nx=1 \\\n  g; h \"i  j\" && k"
+    found = [words for words in commands(text) if words]
+    assert found == [["a", "b\nc"], ["d"], ["x=1", "g"], ["h", "i  j"], ["k"]]
+
+
 @pytest.mark.parametrize(
     "words",
     [
         "pdgemm multipy a b",
         "pdgemm plan --shapes 1,1,1 --ranks 1",
         "pdgemm plan --ranks 1",
+        "A=1 B=2 pdgemm none",
         "mpirun -n 4 pdgemm plan --shape 8,8,8 --ranks 4 --mover none",
         "scripts/none.sh",
     ],

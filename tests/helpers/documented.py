@@ -15,6 +15,7 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 
 RUN = {"bash", "console", "python"}
+OTHER_NAMES = {"sh", "shell", "zsh", "py", "python3", "pycon", "doctest", "shell-session", "{code-block}", "{code}"}
 MARKS = {"ranks", "file", "not run", "exit code"}
 RANKS = 4
 
@@ -66,13 +67,13 @@ def blocks(page: Path) -> list[Block]:
         if token.type == "html_block" and token.content.startswith("<!--"):
             for comment in token.content.strip().splitlines():
                 marks |= _mark(comment, line)
-            if marks and tokens[place + 1].type not in ("fence", "html_block"):
+            if marks and not {x.type for x in tokens[place + 1 : place + 2]} & {"fence", "html_block"}:
                 raise ValueError(f"line {line}: no block follows {token.content!r}")
         if token.type != "fence":
             continue
-        language = token.info.strip()
-        if not language:
-            raise ValueError(f"line {line}: the block names no language")
+        language, *others = token.info.split() or [""]
+        if not language or language in OTHER_NAMES or (others and language in {*RUN, "output"}):
+            raise ValueError(f"line {line}: {token.info!r} is not one of {sorted(RUN)}, output or another language")
         if language == "output":
             if not found or found[-1].output is not None or found[-1].language not in RUN:
                 raise ValueError(f"line {line}: there is no block before it whose output this is")
@@ -103,12 +104,20 @@ def inline_code(page: Path) -> Iterator[str]:
 
 def commands(text: str) -> Iterator[list[str]]:
     """Yield the words of each simple command of a shell script, without redirections."""
+    pending = ""
     for line in text.replace("\\\n", " ").splitlines():
-        lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>()")
+        pending += line
+        lexer = shlex.shlex(pending, posix=True, punctuation_chars="|&;<>()")
         lexer.whitespace_split = True
+        try:
+            all_words = list(lexer)
+        except ValueError:  # a quotation that the next line closes
+            pending += "\n"
+            continue
+        pending = ""
         words: list[str] = []
         skip = False
-        for word in lexer:
+        for word in all_words:
             if word[0] in "|&;()":
                 yield words
                 words = []
