@@ -52,10 +52,10 @@ def code_in_help(app: object, context: object, lines: list[str]) -> None:
 
 def only_patterns_that_match(app: object, docname: str, source: list[str]) -> None:
     """Leave out those lines of the contents that stand for pages which this version lacks."""
+    here, pattern = Path(__file__).parent, re.compile(r"[\w/-]+\*")
     if docname == root_doc:
-        here = Path(__file__).parent
         lines = source[0].split("\n")
-        source[0] = "\n".join(line for line in lines if not re.fullmatch(r"[\w/-]+\*", line) or any(here.glob(line)))
+        source[0] = "\n".join(line for line in lines if not pattern.fullmatch(line) or any(here.glob(f"{line}.md")))
 
 
 def front_page(app: object, error: Exception | None) -> None:
