@@ -165,6 +165,10 @@ print(rank, MPI.COMM_WORLD.size)
 1
 >>> rank
 0
+>>> [][1]
+Traceback (most recent call last):
+    ...
+IndexError: list index out of range
 ```
 """
 
@@ -188,6 +192,8 @@ def type_all(page: Path, folder: Path) -> None:
         (PYTHON, None),
         (PYTHON, ("0 2\n1 2", "1 2\n0 2")),
         (PYTHON, (">>> rank\n0", ">>> rank\n1")),
+        (PYTHON, ("IndexError", "KeyError")),
+        (PYTHON, ("```output\n0 2\n1 2\n```", "")),
         (PYTHON, ("rank = MPI", "rank = MPI.no")),
     ],
 )

@@ -48,9 +48,11 @@ class Reader:
                 self._jobs[block.ranks] = PythonJob(block.ranks, self.folder, self.notes / f"{block.ranks} ranks")
             printed = self._jobs[block.ranks].run(block.text)
             if block.text.startswith(">>>"):
-                compare(block.text, printed)
+                compare(block.text, printed[0])
             elif block.output is not None:
-                compare(block.output, printed)
+                compare(block.output, "".join(printed))
+            else:
+                assert not "".join(printed[1:]), f"all ranks print what one should: {printed[-1]}"
         else:
             for command, shown in block.dialogue():
                 code, printed = self.shell(command)
@@ -106,8 +108,8 @@ class PythonJob:
             start_new_session=True,
         )
 
-    def run(self, source: str) -> str:
-        """Return what the ranks print, one after the other; of a session with `>>>` what rank 0 does."""
+    def run(self, source: str) -> list[str]:
+        """Return what each rank prints."""
         number, self.done = self.done, self.done + 1
         unfinished = self.notes / "unfinished"
         unfinished.write_text(source)
@@ -122,7 +124,7 @@ class PythonJob:
                 what = f"unfinished after {SECONDS:.0f} s" if late else "the job has ended"
                 raise AssertionError(f"{what}:\n{source}\n{self._errors.read()}")
             time.sleep(0.02)
-        return "".join(answer.read_text() for answer in (answers[:1] if source.startswith(">>>") else answers))
+        return [answer.read_text() for answer in answers]
 
     def end(self, well: bool) -> None:
         (self.notes / f"{self.done}.end").touch()

@@ -10,6 +10,7 @@ from contextlib import redirect_stdout
 from io import StringIO
 from itertools import count
 from pathlib import Path
+from traceback import format_exception_only
 from typing import Any
 
 from mpi4py import MPI
@@ -20,8 +21,11 @@ def session(source: str, names: dict[str, Any]) -> str:
     transcript = ""
     for example in doctest.DocTestParser().get_examples(source):
         printed = StringIO()
-        with redirect_stdout(printed):
-            exec(compile(example.source, "<page>", "single"), names)
+        try:
+            with redirect_stdout(printed):
+                exec(compile(example.source, "<page>", "single"), names)
+        except Exception as error:
+            printed.write("Traceback (most recent call last):\n    ...\n" + format_exception_only(error)[-1])
         first, *others = example.source.splitlines()
         transcript += "\n".join([f">>> {first}", *(f"... {line}" for line in others), printed.getvalue()])
     return transcript
