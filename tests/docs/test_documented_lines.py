@@ -84,7 +84,7 @@ def check_command(words: list[str], whole: bool) -> None:
     from pdgemm.cli.commands import COMMANDS, cli
 
     for word in words:
-        if word.startswith(("scripts/", "slurm/", "tests/")) and not set("*{") & set(word):
+        if word.startswith(("scripts/", "slurm/", "docs/", "tests/")) and not set("*{") & set(word):
             assert (CHECKOUT / word.partition("::")[0]).exists(), f"there is no {word}"
     while words and re.fullmatch(r"\w+=.*", words[0], re.DOTALL):  # variables of a command
         words = words[1:]

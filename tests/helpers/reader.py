@@ -17,7 +17,7 @@ from jobs import python
 from pdgemm.support.launcher import outside_job
 
 CHECKOUT = Path(__file__).parents[2]
-LINKS = ("scripts", "slurm", "tests")
+LINKS = ("scripts", "slurm", "docs", "tests")
 SECONDS = 90.0  # of one block
 
 
