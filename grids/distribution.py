@@ -44,6 +44,13 @@ class BlockCyclic:
 
     skip : number of indices that the first block lacks, skip < block; where it is negative, the first block is longer
            than the others by -skip indices.
+
+    >>> from pdgemm import BlockCyclic
+    >>> rows = BlockCyclic(10, 2, 3)
+    >>> rows.owner(7), rows.to_local(7)
+    (0, 3)
+    >>> rows.indices(0)
+    array([0, 1, 6, 7])
     """
 
     n: int
@@ -168,6 +175,13 @@ class Distribution:
     """The distribution of a matrix over a Pr x Pc grid: rows over grid rows, columns over grid columns.
 
     Rank (i, j) holds A[rows.indices(i), cols.indices(j)].
+
+    >>> from pdgemm import Distribution
+    >>> layout = Distribution.over((2, 3), (10, 12), (2, 2))
+    >>> layout.owner(7, 8)
+    (1, 1)
+    >>> layout.local_shape((1, 1))
+    (4, 4)
     """
 
     rows: BlockCyclic

@@ -216,7 +216,8 @@ def named(name: Any) -> Device | None:
     try:
         module = import_module(_MODULES[name])
     except ImportError as bad:
-        raise DeviceError(f"device {name!r} needs CuPy: {bad}; pip install 'pdgemm[cuda13]' (or cuda12)") from None
+        way = "pip install 'cupy-cuda13x[ctk]' (or cupy-cuda12x)"
+        raise DeviceError(f"device {name!r} needs CuPy: {bad}; {way}") from None
     made: Device = module.device()
     return made
 

@@ -29,7 +29,7 @@ def library() -> ctypes.CDLL | None:
     if wanted == "scipy" or (wanted == "auto" and not path):
         return None
     if not path:
-        raise ArgumentError("PDGEMM_BLAS is mkl, but MKL is not installed: pip install 'pdgemm[mkl]'")
+        raise ArgumentError("PDGEMM_BLAS is mkl, but MKL is not installed: pip install mkl")
     try:
         if Path(path).exists():
             check_ordinary(Path(path).stat())  # opening a FIFO would block

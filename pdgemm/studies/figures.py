@@ -21,7 +21,7 @@ def drawing() -> Iterator[None]:
     """All figures have this style.  Raises ArgumentError where the packages of a report are missing."""
     missing = [name for name in ("matplotlib", "jinja2") if find_spec(name) is None]
     if missing:
-        raise ArgumentError(f"a report needs {' and '.join(missing)}: pip install 'pdgemm[plot]'")
+        raise ArgumentError(f"a report needs {' and '.join(missing)}: pip install matplotlib jinja2")
     import matplotlib as mpl
 
     with as_file(files("pdgemm.studies") / "report.mplstyle") as style, mpl.rc_context(fname=style):

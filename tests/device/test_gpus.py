@@ -72,7 +72,7 @@ def test_the_host_needs_no_cupy() -> None:
     out = run(PRODUCT.format(first="sys.modules['cupy'] = None")).split("\n")
     assert out[0] == "1.0 True"  # the name is there, to forbid it
     assert out[1].startswith("DeviceError device 'cuda' needs CuPy")
-    assert "pip install 'pdgemm[cuda13]'" in out[1]
+    assert "pip install 'cupy-cuda13x[ctk]'" in out[1]
 
 
 def test_a_product_on_the_host_does_not_load_cupy() -> None:

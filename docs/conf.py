@@ -1,0 +1,74 @@
+"""How Sphinx builds the site: `scripts/docs.sh`.
+
+The source folder is the checkout, so that links between pages are the same here and where the repository is browsed.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib.metadata import version as installed
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import docstrings
+import drawings
+
+project, author, copyright = "pdgemm", "the authors of pdgemm", "the authors of pdgemm"
+version = release = installed("pdgemm")
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx_click", "sphinx_copybutton"]
+
+root_doc = "docs/index"
+source_suffix = {".md": "markdown"}
+include_patterns = ["docs/**", "*.md", "slurm/*.md"]
+exclude_patterns = [".*", "build", "dist", "demo-data", "study-data"]
+
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 3
+highlight_language = "text"
+smartquotes = False  # -- begins an option
+copybutton_prompt_text = r">>> |\.\.\. |\$ |> "
+copybutton_prompt_is_regexp = True
+
+autodoc_default_options = {"members": True, "member-order": "bysource"}
+autodoc_typehints = "none"
+autodoc_preserve_defaults = True
+autosummary_generate = False
+python_maximum_signature_line_length = 80
+
+html_theme = "furo"
+html_title = f"pdgemm {version}"
+html_static_path = ["static"]
+html_css_files = ["tables.css"]
+html_show_copyright = False
+html_copy_source = False
+html_theme_options = {"navigation_with_keys": True}
+
+
+def code_in_help(app: object, context: object, lines: list[str]) -> None:
+    """Make code of what is in single backticks in the help of the commands."""
+    lines[:] = [re.sub(r"(?<![:`])`([^`<>]+)`(?!`)", r"``\1``", line) for line in lines]
+
+
+def only_patterns_that_match(app: object, docname: str, source: list[str]) -> None:
+    """Leave out those lines of the contents that stand for pages which this version lacks."""
+    here, pattern = Path(__file__).parent, re.compile(r"[\w/-]+\*")
+    if docname == root_doc:
+        lines = source[0].split("\n")
+        source[0] = "\n".join(line for line in lines if not pattern.fullmatch(line) or any(here.glob(f"{line}.md")))
+
+
+def front_page(app: object, error: Exception | None) -> None:
+    """Lead from the folder of the site to its first page."""
+    if error is None and app.builder.format == "html":  # type: ignore[attr-defined]
+        page = '<!DOCTYPE html><title>pdgemm</title><meta http-equiv="refresh" content="0; url=docs/index.html">\n'
+        (Path(app.outdir) / "index.html").write_text(page)  # type: ignore[attr-defined]
+
+
+def setup(app: object) -> None:
+    drawings.draw(Path(__file__).with_name("pictures"), keep=["block-cyclic"])  # which is committed, for README.md
+    app.connect("autodoc-process-docstring", docstrings.hook)  # type: ignore[attr-defined]
+    for event in ("sphinx-click-process-description", "sphinx-click-process-options"):
+        app.connect(event, code_in_help)  # type: ignore[attr-defined]
+    app.connect("source-read", only_patterns_that_match)  # type: ignore[attr-defined]
+    app.connect("build-finished", front_page)  # type: ignore[attr-defined]

@@ -1,0 +1,120 @@
+"""Turns the docstrings of the package, which are plain text, into reStructuredText.
+
+A line `name : text`, with the lines below it that are indented more, becomes an entry of a definition list; text in
+single backticks becomes code, or a link if it is a public name; an indented paragraph is shown as it is; and what would
+mean something in reStructuredText, such as |A|, is text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pdgemm
+
+NAMES = frozenset(pdgemm.__all__)
+_ENTRY = re.compile(r"(?P<name>[\w`\"*.(][^:]*?)\s+:\s+(?P<text>\S.*)")
+_CHOICE = re.compile(r'(?P<name>"[^"]+"(?:, "[^"]+")*)\s{1,}(?P<text>\S.*;?)')
+_BEGINNINGS = ("Raises ", "Returns ", "Cost", "Error:")  # of what gets a paragraph of its own
+_CODE = re.compile(r"(``?)(.+?)\1", re.DOTALL)
+_SPECIAL = re.compile(r"([\\*|_`])")
+
+
+def converted(lines: list[str]) -> list[str]:
+    """Return a docstring, whose first line is not indented, in reStructuredText."""
+    made: list[str] = []
+    literal = False
+    for paragraph in _paragraphs(lines):
+        indented = all(line.startswith(" ") for line in paragraph)
+        if paragraph == ["::"]:
+            continue
+        if paragraph[0].startswith(">>>"):
+            made += [*paragraph, ""]
+        elif indented:
+            made += [*([] if literal else ["::", ""]), *(f"    {line}" for line in paragraph), ""]
+        else:
+            made += [*_paragraph(paragraph), ""]
+        literal = indented
+    return made
+
+
+def _paragraphs(lines: list[str]) -> Iterator[list[str]]:
+    """Yield the paragraphs; one that goes on below an entry with indented lines belongs to it."""
+    paragraph: list[str] = []
+    for line in [*lines, ""]:
+        if line.strip():
+            paragraph.append(line.rstrip())
+        elif paragraph:
+            yield paragraph
+            paragraph = []
+
+
+def _paragraph(lines: list[str]) -> list[str]:
+    """Return the entries and the text of a paragraph; lines that are indented more go on with what is above them."""
+    made: list[str] = []
+    text: list[str] = []
+
+    def end() -> None:
+        if text:
+            made.extend([inline("\n".join(text)), ""])
+            text.clear()
+
+    at = 0
+    while at < len(lines):
+        entry = _ENTRY.fullmatch(lines[at])
+        below = at + 1
+        while below < len(lines) and lines[below].startswith(" "):
+            below += 1
+        if entry and len(entry["name"]) < 60:
+            end()
+            made += [f"``{entry['name'].strip('`')}``", *_body([entry["text"], *lines[at + 1 : below]]), ""]
+        else:
+            if lines[at].startswith(_BEGINNINGS):
+                end()
+            text += [line.strip() for line in lines[at:below]]
+        at = below
+    end()
+    return made[:-1]
+
+
+def _body(lines: list[str]) -> list[str]:
+    """Return what is said of an entry; lines that begin with a choice in quotation marks and a gap are a list."""
+    made: list[str] = []
+    choices = [_CHOICE.fullmatch(line.strip()) if number else None for number, line in enumerate(lines)]
+    if sum("  " in (choice[0] if choice else "") for choice in choices) > 1:
+        text: list[str] = []
+        for line, choice in zip(lines, choices):
+            if choice:
+                made += [*_indented(text), ""]
+                text = [f"- ``{choice['name']}`` {choice['text'].strip()}"]
+            else:
+                text.append(("  " if text and text[0].startswith("- ") else "") + line.strip())
+        return [*made, *_indented(text)]
+    return _indented([line.strip() for line in lines])
+
+
+def _indented(lines: list[str]) -> list[str]:
+    return [f"    {line}" for line in inline("\n".join(lines)).split("\n")] if lines else []
+
+
+def inline(text: str) -> str:
+    """Return text with code as literals, and all else without a meaning."""
+    made, at = "", 0
+    for code in _CODE.finditer(text):
+        before, after = text[at : code.start()], text[code.end() : code.end() + 1]
+        made += _plain(before) + ("" if before[-1:] in ("", " ", "\n", "(") else "\\ ")
+        name = code[2].removeprefix("pdgemm.")
+        made += f":py:obj:`{code[2]} <pdgemm.{name}>`" if name in NAMES else f"``{' '.join(code[2].split())}``"
+        made += "" if after in " \n.,;:)?!" else "\\ "
+        at = code.end()
+    return made + _plain(text[at:])
+
+
+def _plain(text: str) -> str:
+    text = _SPECIAL.sub(r"\\\1", text).replace("::", ":\\:")
+    return f"\\{text}" if text.startswith(".. ") else text
+
+
+def hook(app: object, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """Convert a docstring in place, for autodoc."""
+    lines[:] = converted(lines)

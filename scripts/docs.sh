@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Builds the documentation into build/docs, after setting up what it needs, and prints the path of its first page.
+#
+#   scripts/docs.sh             any warning is an error
+#   scripts/docs.sh --check     also runs every line that the pages and docstrings show, and checks pages and links
+set -euo pipefail
+cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
+
+check=no
+case ${1:-} in
+    '') ;;
+    --check) check=yes ;;
+    *) echo "docs.sh: the only option is --check, not '$1'" >&2; exit 2 ;;
+esac
+if [ $check = yes ]; then scripts/setup.sh dev; else scripts/setup.sh docs; fi
+. scripts/env.sh
+python -m sphinx -q -W --keep-going -b html -c docs -d build/docs-trees . build/docs
+[ $check = no ] || python -m pytest -q -m 'not mpi' tests/docs
+printf '%s\n' "$PWD/build/docs/index.html"
