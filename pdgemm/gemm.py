@@ -15,8 +15,8 @@ from pdgemm.algorithms.transport import nodes, outside_node_memory, reached
 from pdgemm.arrays import device as devices
 from pdgemm.arrays import dtypes
 from pdgemm.errors import ArgumentError, DeviceError, GridError, LayoutError, MemoryLimitError, NodeMemoryError
-from pdgemm.grids.distribution import BlockCyclic, Distribution
-from pdgemm.grids.layout import Layout, Order
+from pdgemm.grids.distribution import Distribution
+from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.matrix.argument_checks import (
     accumulation,
@@ -42,7 +42,7 @@ from pdgemm.planning.algorithm_registry import choices, known
 from pdgemm.planning.candidate_table import Candidate
 from pdgemm.planning.candidates import Arrangement
 from pdgemm.planning.planner import considered, explain, fits, panel_width, panels_ahead, plan_product
-from pdgemm.planning.problem import Problem
+from pdgemm.planning.problem import Problem, nothing_to_multiply
 from pdgemm.planning.product_plan import ProductPlan, with_moves
 from pdgemm.support.agreement import together
 
@@ -307,15 +307,6 @@ def _result(A: DistMatrix, B: DistMatrix) -> DistMatrix:
     return DistMatrix(local, grid, layout, order)
 
 
-def _nothing_to_multiply(A: Layout, B: Layout, C: Layout) -> tuple[Layout, Layout]:
-    """Return layouts of operands without inner indices that match the layout of C."""
-    (pr, pc), c = C.distribution.grid_shape, C.distribution
-    return (
-        replace(C, distribution=Distribution(c.rows, BlockCyclic.even(0, pc)), dtype=A.dtype),
-        replace(C, distribution=Distribution(BlockCyclic.even(0, pr), c.cols), dtype=B.dtype),
-    )
-
-
 class _Options(NamedTuple):
     """Holds the options of a plan, as given by the caller."""
 
@@ -365,7 +356,7 @@ def _problem(
     width, on_device = as_optional(asked.panel_width, "panel_width", 1), A.device != devices.HOST
     machine = _machine(asked.machine, A.grid, on_device, reach.staged)
     if nothing:
-        a, b = _nothing_to_multiply(a, b, c)
+        a, b = nothing_to_multiply(a, b, c)
         algorithm, shape, layers = "summa", c.distribution.grid_shape, 1
     return Problem(
         a,

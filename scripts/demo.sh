@@ -11,7 +11,7 @@ mkdir -p "$root/demo-data" && cd "$root/demo-data"
 run() { printf '\n$ %s\n' "$*"; "$@"; }
 
 run mpirun -n 4 pdgemm info
-run mpirun -n 4 python -m mpi4py "$root/docs/examples/pca.py"
+run mpirun -n 4 python -m pdgemm "$root/docs/examples/pca.py"
 run mpirun -n 4 pdgemm multiply digits.h5:/X digits.h5:/X --transb T -o similarity.h5:/S --block 64 --verify
 run python "$root/docs/examples/nearest_neighbours.py"
 printf '\nwrote the pictures demo-data/pca.png and demo-data/nearest_neighbours.png\n'

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Source this (bash, zsh or sh; from anywhere):   . scripts/env.sh
-# Then `mpirun -n 4 pdgemm ...` and `mpirun -n 4 python -m mpi4py script.py` work, as root too.
+# Then `mpirun -n 4 pdgemm ...` and `mpirun -n 4 python -m pdgemm script.py` work, as root too.
 # What you have set yourself stays as it is.  PDGEMM_VENV names another virtual environment.
 
 if [ -n "${BASH_SOURCE:-}" ]; then

@@ -17,7 +17,7 @@ from pathlib import Path
 from PIL import Image
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "docs" / "examples"
-ON_RANKS = "mpirun -n 4 python -m mpi4py docs/examples/{}.py"
+ON_RANKS = "mpirun -n 4 python -m pdgemm docs/examples/{}.py"
 COMMANDS = {  # in the order of the gallery; the last one of each is that of the example
     "pca": [ON_RANKS],
     "nearest_neighbours": [
@@ -47,6 +47,7 @@ job scripts in `slurm/`, of which each waits for the one before it: growing numb
 then matrices that grow with them, and then `pdgemm plot` draws what was measured beside what was predicted.  Say in
 `slurm/site.sh` first how ranks are started on your cluster.
 
+<!-- not run: it needs Slurm; tests/cluster/test_slurm.py submits it -->
 ```console
 $ ALLOCATION='-N 4 --ntasks-per-node=8' RANKS=1,2,4,8,16,32 docs/examples/scaling_study.sh study
 ```
@@ -58,6 +59,7 @@ and takes the result to the notebook.  It needs `pip install '.[mpi,notebook]'`.
 
 ## All pictures again
 
+<!-- not run: it writes this page -->
 ```console
 $ python scripts/gallery.py
 ```
@@ -78,7 +80,7 @@ def page(outputs: dict[str, str]) -> str:
     parts = [BEGINNING, "\n".join(["| | |", "|---|---|", *rows, ""])]
     for name, (title, rest) in texts.items():
         *before, command = (x.format(name) for x in COMMANDS[name])
-        first = "".join(f"```sh\n{x}\n```\n\n" for x in before)
+        first = "".join(f"```bash\n{x}\n```\n\n" for x in before)
         parts.append(f"## {name}.py\n\n{title}\n\n{rest}\n\n{first}```console\n$ {command}\n{outputs[name]}```\n")
     return "\n".join([*parts, END])
 

@@ -169,3 +169,12 @@ def brought(x: Layout, distribution: Distribution, rank_map: tuple[int, ...], dt
     """Return x in this description if its elements lie so already, otherwise the layout of its copy."""
     there = replace(x, distribution=distribution, rank_map=rank_map)
     return there if x.same_owners(there) else replace(there, dtype=dtype or x.dtype)
+
+
+def nothing_to_multiply(A: Layout, B: Layout, C: Layout) -> tuple[Layout, Layout]:
+    """Return layouts of operands without inner indices that match the layout of C."""
+    (pr, pc), c = C.distribution.grid_shape, C.distribution
+    return (
+        replace(C, distribution=Distribution(c.rows, BlockCyclic.even(0, pc)), dtype=A.dtype),
+        replace(C, distribution=Distribution(BlockCyclic.even(0, pr), c.cols), dtype=B.dtype),
+    )

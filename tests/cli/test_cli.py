@@ -331,7 +331,7 @@ def test_debug_shows_where_an_error_came_from(folder: Path) -> None:
     run = pdgemm(2, "multiply", "a.h5:/x", "a.h5:/x", "-o", "c.h5:/z", "--debug", cwd=folder)
     assert run.returncode == 2
     assert run.stderr.count("pdgemm: error: ") == 1
-    assert "in _operands" in run.stderr  # the place
+    assert "in check_product" in run.stderr  # the place
     assert "LayoutError" in run.stderr
 
 

@@ -117,7 +117,7 @@ def test_listed_ranks_idle_ranks_and_transposed_grids(comm: Any) -> None:
     for ranks in ([0, 0], [comm.size], [-1], []):
         with pytest.raises(GridError, match="different numbers from 0"):
             ProcessGrid(comm, ranks=ranks)
-    with pytest.raises(GridError, match="needs 2 ranks, but there are 1"):
+    with pytest.raises(GridError, match="needs 2 ranks, but there is 1"):
         ProcessGrid(comm, (2, 1), ranks=[0])
 
 

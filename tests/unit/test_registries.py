@@ -167,7 +167,7 @@ def test_the_command_line_offers_the_algorithms_that_are_registered(command: str
 
 
 def test_pdgemm_plan_lists_an_algorithm_that_is_registered() -> None:
-    for words in (["plan"], ["simulate", "--algorithm", "allgather_3d"]):
+    for words in (["plan", "--all"], ["simulate", "--algorithm", "allgather_3d"]):
         assert "allgather_3d" in with_allgather_3d(*words, "--shape", "96,96,960", "--ranks", "8")
 
 
