@@ -291,7 +291,11 @@ def test_outer_matvec_vecmat(comm: Any, dtype: str) -> None:
             assert np.allclose(np.matvec(A, y), a @ y)  # type: ignore[arg-type]
             assert np.allclose(np.matvec(A.H, x), a.conj().T @ x)
             assert np.allclose(np.vecmat(x, A), x.conj() @ a)  # type: ignore[arg-type]
+            masked = np.ma.array([1.0, 2.0])
             for call, kind, message in [
+                # on one rank alone
+                (lambda: np.outer(column, masked if comm.rank == 0 else y), TypeError, "would lose its mask"),
+                (lambda: np.vecmat(masked if comm.rank == 0 else x, A), TypeError, "would lose its mask"),
                 (lambda: np.outer(A, y), ValueError, "numpy.outer takes matrices of one column or one row.*11 x 7"),
                 (lambda: np.outer(column, y, out=A), TypeError, "numpy.outer"),
                 (lambda: np.matvec(A, x), ValueError, r"the product of .* and an array of shape \(11,\)"),
