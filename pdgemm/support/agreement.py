@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import re
 import traceback
 from collections.abc import Callable
 from time import monotonic
@@ -142,6 +143,7 @@ class Wait(NamedTuple):
 counters: dict[int, CheckCounter] = {}
 waiting: Wait | None = None
 _MARK = "_pdgemm_raised_on"
+_BETWEEN_ITEMS = r", (?![-\d, ]+\))"  # and not inside of a shape, or of a range
 _MOST = 4  # different calls that a message shows
 
 
@@ -197,7 +199,7 @@ def _disagreement(descriptions: list[str]) -> str:
     groups: dict[str, list[int]] = {}
     for rank, text in enumerate(descriptions):
         groups.setdefault(text, []).append(rank)
-    parts = [text.split(", ") for text in groups]
+    parts = [re.split(_BETWEEN_ITEMS, text) for text in groups]
     same = _common_items(parts)
     alike = _common_items([part[same:][::-1] for part in parts])
     differ = (", ".join([*part[: min(same, 1)], *part[same : len(part) - alike]]) for part in parts)  # with its name
