@@ -118,6 +118,22 @@ class TestOnRanks:
         )
         assert done.lines[1:] == ['  File "program.py", line 1, in <module>', "    import no_such_module"]
 
+    def test_a_rank_fails_without_mpi_when_the_others_have_left(self, tmp_path: Path) -> None:
+        """It asks them to meet, and does not wait for ever for those who never load MPI."""
+        done = run(
+            3, tmp_path, "from pdgemm.support.launcher import rank\nif rank() == 1:\n    raise ValueError('mine')\n"
+        )
+        assert done.code == 1
+        assert done.lines == [
+            "Rank 1 of 3 raised ValueError: mine",
+            '  File "program.py", line 3, in <module>',
+            "    raise ValueError('mine')",
+        ]
+
+    def test_ranks_whose_standard_error_is_closed_end_all_the_same(self, tmp_path: Path) -> None:
+        done = run(2, tmp_path, "import sys\nfrom mpi4py import MPI\nsys.stderr.close()\n1 / 0\n")
+        assert (done.code, done.lines) == (1, [])
+
     @thorough
     def test_a_rank_may_leave_without_mpi_and_without_a_fault(self, tmp_path: Path) -> None:
         done = run(3, tmp_path, "print('done')")
