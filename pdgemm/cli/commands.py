@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import traceback
 from contextlib import suppress
+from difflib import get_close_matches
 from importlib import import_module
 from io import TextIOWrapper
 
@@ -44,6 +45,8 @@ class _Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0].endswith(".py"):
             raise click.UsageError(f"{args[0]} is not a command: python -m pdgemm {args[0]} runs a script")
+        if near := [] if args[0] in COMMANDS else get_close_matches(args[0], COMMANDS):
+            raise click.UsageError(f"{args[0]} is not a command; did you mean {' or '.join(near)}?")
         return super().resolve_command(ctx, args)
 
 

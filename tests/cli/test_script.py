@@ -197,6 +197,8 @@ def test_the_command_says_how_to_run_a_script() -> None:
 
     done = CliRunner().invoke(cli, ["x.py", "--debug"])
     assert done.exit_code == 2 and "x.py is not a command: python -m pdgemm x.py runs a script" in done.output
+    done = CliRunner().invoke(cli, ["multpily"])
+    assert done.exit_code == 2 and "multpily is not a command; did you mean multiply?" in done.output
 
 
 def told(source: str, tmp_path: Path) -> list[str]:
