@@ -118,8 +118,9 @@ class ProductPlan:
 
     @cached_property
     def description(self) -> str:
-        """A text that describes all of the plan, which the ranks compare."""
-        return repr(self._fields)
+        """A text that describes all of the plan, which the ranks compare; it begins with what users know."""
+        matrices = zip(("op(A)", "op(B)", "C"), (self.problem.A, self.problem.B, self.problem.C))
+        return ", ".join([*(f"{name} {x.distribution} {x.dtype}" for name, x in matrices), repr(self._fields)])
 
     @property
     def total_words(self) -> int:

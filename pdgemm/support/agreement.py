@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import re
 import traceback
 from collections.abc import Callable
 from time import monotonic
@@ -143,6 +144,10 @@ counters: dict[int, CheckCounter] = {}
 waiting: Wait | None = None
 _MARK = "_pdgemm_raised_on"
 _MOST = 4  # different calls that a message shows
+_ARGUMENTS = 5  # what it shows of each
+_BETWEEN = re.compile(
+    r", (?![^()\[\]]*[)\]])"
+)  # between arguments, and not within a tuple or a list
 
 
 class GuardedCallback:
@@ -193,15 +198,19 @@ def _place(error: Exception) -> str:
 
 
 def _disagreement(descriptions: list[str]) -> str:
-    """Return a message that shows, for each group of ranks, the arguments in which the groups differ."""
+    """Return a message that shows, for each group of ranks, the first arguments in which the groups differ."""
     groups: dict[str, list[int]] = {}
     for rank, text in enumerate(descriptions):
         groups.setdefault(text, []).append(rank)
-    parts = [text.split(", ") for text in groups]
+    parts = [_BETWEEN.split(text) for text in groups]
     same = _common_items(parts)
     alike = _common_items([part[same:][::-1] for part in parts])
-    differ = (", ".join([*part[: min(same, 1)], *part[same : len(part) - alike]]) for part in parts)  # with its name
-    calls = [f"{ranks_text(ranks)}: {text}" for text, ranks in zip(differ, groups.values())]
+    shortest = min(map(len, parts))
+    if len({*map(len, parts)}) == 1:  # what differs after that follows from the first differences
+        alike = shortest - next((n for n in range(same, shortest) if len({part[n] for part in parts}) == 1), shortest)
+    differ = ([*part[: min(same, 1)], *part[same : len(part) - alike]] for part in parts)  # with the function's name
+    cut = (", ".join([*items[:_ARGUMENTS], *["..."] * (len(items) > _ARGUMENTS)]) for items in differ)
+    calls = [f"{ranks_text(ranks)}: {text}" for text, ranks in zip(cut, groups.values())]
     more = f"; and {len(calls) - _MOST} others" if len(calls) > _MOST else ""
     return f"the ranks were called with different arguments: {'; '.join(calls[:_MOST])}{more}"
 
