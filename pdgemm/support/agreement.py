@@ -145,9 +145,7 @@ waiting: Wait | None = None
 _MARK = "_pdgemm_raised_on"
 _MOST = 4  # different calls that a message shows
 _ARGUMENTS = 5  # what it shows of each
-_BETWEEN = re.compile(
-    r", (?![^()\[\]]*[)\]])"
-)  # between arguments, and not within a tuple or a list
+_BETWEEN = re.compile(r", (?![^()\[\]]*[)\]])")  # between arguments, and not within a tuple or a list
 
 
 class GuardedCallback:
