@@ -196,17 +196,19 @@ def _place(error: Exception) -> str:
 
 
 def _disagreement(descriptions: list[str]) -> str:
-    """Return a message that shows, for each group of ranks, the first arguments in which the groups differ."""
+    """Return a message that shows, for each group of ranks, the arguments in which the groups differ.
+
+    What follows a line break in a description is shown only where nothing before it differs.
+    """
+    if len({text.partition("\n")[0] for text in descriptions}) > 1:
+        descriptions = [text.partition("\n")[0] for text in descriptions]
     groups: dict[str, list[int]] = {}
     for rank, text in enumerate(descriptions):
-        groups.setdefault(text, []).append(rank)
+        groups.setdefault(text.replace("\n", ", "), []).append(rank)
     parts = [_BETWEEN.split(text) for text in groups]
     same = _common_items(parts)
     alike = _common_items([part[same:][::-1] for part in parts])
-    shortest = min(map(len, parts))
-    if len({*map(len, parts)}) == 1:  # what differs after that follows from the first differences
-        alike = shortest - next((n for n in range(same, shortest) if len({part[n] for part in parts}) == 1), shortest)
-    differ = ([*part[: min(same, 1)], *part[same : len(part) - alike]] for part in parts)  # with the function's name
+    differ = [[*part[: min(same, 1)], *part[same : len(part) - alike]] for part in parts]  # with the function's name
     cut = (", ".join([*items[:_ARGUMENTS], *["..."] * (len(items) > _ARGUMENTS)]) for items in differ)
     calls = [f"{ranks_text(ranks)}: {text}" for text, ranks in zip(cut, groups.values())]
     more = f"; and {len(calls) - _MOST} others" if len(calls) > _MOST else ""

@@ -94,6 +94,11 @@ CASES: dict[str, Case] = {
         lambda x: x.gemm(1, x.A[:5], x.B),
         "pdgemm, op(A) 5 x 12 in blocks of ",
     ),
+    "the transpose of B": (
+        lambda x: x.gemm(1, x.A, x.B),
+        lambda x: x.gemm(1, x.A, x.B.T),
+        "of float64 in F order",
+    ),
     "blocks": (
         lambda x: x.A.redistribute(block=2),
         lambda x: x.A.redistribute(block=3),
