@@ -145,7 +145,7 @@ waiting: Wait | None = None
 _MARK = "_pdgemm_raised_on"
 _MOST = 4  # different calls that a message shows
 _ARGUMENTS = 5  # what it shows of each
-_BETWEEN = re.compile(r", (?![^()\[\]]*[)\]])")  # between arguments, and not within a tuple or a list
+_TUPLE = re.compile(r"[(\[][^()\[\]]*[)\]]")  # or a list
 
 
 class GuardedCallback:
@@ -205,7 +205,7 @@ def _disagreement(descriptions: list[str]) -> str:
     groups: dict[str, list[int]] = {}
     for rank, text in enumerate(descriptions):
         groups.setdefault(text.replace("\n", ", "), []).append(rank)
-    parts = [_BETWEEN.split(text) for text in groups]
+    parts = [_arguments(text) for text in groups]
     same = _common_items(parts)
     alike = _common_items([part[same:][::-1] for part in parts])
     differ = [[*part[: min(same, 1)], *part[same : len(part) - alike]] for part in parts]  # with the function's name
@@ -213,6 +213,12 @@ def _disagreement(descriptions: list[str]) -> str:
     calls = [f"{ranks_text(ranks)}: {text}" for text, ranks in zip(cut, groups.values())]
     more = f"; and {len(calls) - _MOST} others" if len(calls) > _MOST else ""
     return f"the ranks were called with different arguments: {'; '.join(calls[:_MOST])}{more}"
+
+
+def _arguments(text: str) -> list[str]:
+    """Return the arguments of a description: it is not divided at the commas within a tuple or a list."""
+    kept = _TUPLE.sub(lambda found: found[0].replace(", ", ",\0"), text)
+    return [argument.replace("\0", " ") for argument in kept.split(", ")]
 
 
 def _common_items(parts: list[list[str]]) -> int:
