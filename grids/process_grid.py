@@ -70,6 +70,8 @@ class ProcessGrid:
         layers: int = 1,
         ranks: Sequence[int] | None = None,
     ) -> None:
+        if isinstance(comm, (int, tuple, list)):
+            raise GridError(f"the first argument is a communicator, got {comm}; the shape of a grid is shape=(Pr, Pc)")
         base = watchdog.watched(MPI.COMM_WORLD if comm is None else comm)
         with (agreed := together(base)) as arguments:
             nodes = _Nodes()

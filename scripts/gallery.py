@@ -76,7 +76,7 @@ def text_of(name: str) -> tuple[str, str]:
 def page(outputs: dict[str, str]) -> str:
     """Return the gallery.   outputs : what each example prints."""
     texts = {name: text_of(name) for name in COMMANDS}
-    rows = [f"| ![{name}](pictures/{name}.png) | [{name}.py]({name}.py): {text[0]} |" for name, text in texts.items()]
+    rows = [f"| ![{x}](pictures/{name}.png) | [{name}.py]({name}.py): {x} |" for name, (x, _) in texts.items()]
     parts = [BEGINNING, "\n".join(["| | |", "|---|---|", *rows, ""])]
     for name, (title, rest) in texts.items():
         *before, command = (x.format(name) for x in COMMANDS[name])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import traceback
 from contextlib import suppress
+from difflib import get_close_matches
 from importlib import import_module
 from io import TextIOWrapper
 
@@ -44,6 +45,10 @@ class _Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0].endswith(".py"):
             raise click.UsageError(f"{args[0]} is not a command: python -m pdgemm {args[0]} runs a script")
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            close = get_close_matches(args[0], COMMANDS, 1)
+            advice = f"Did you mean '{close[0]}'?" if close else f"The commands are {', '.join(sorted(COMMANDS))}."
+            raise click.UsageError(f"No such command '{args[0]}'. {advice}")
         return super().resolve_command(ctx, args)
 
 

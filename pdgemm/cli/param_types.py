@@ -88,8 +88,8 @@ def _part(text: str) -> complex:
 
 _PAIR = partial(_integers, separators="x,", count=2)
 DATASET = _Form("file:/dataset", _dataset, "FILE:/DATASET, such as a.h5:/x")
-SHAPE = _Form("rows x cols", _PAIR, "5000x3000")
-MNK = _Form("m,n,k", partial(_integers, separators="x,", count=3), "16384,16384,16384")
+SHAPE = _Form("rows x cols", _PAIR, "ROWSxCOLS, such as 5000x3000")
+MNK = _Form("m,n,k", partial(_integers, separators="x,", count=3), "M,N,K, such as 16384,16384,16384")
 GRID = _Form("PrxPc", _PAIR, "2x3")
 BLOCK = _Form("size", _block, "256 or 256x128")
 INTEGERS = _Form("numbers", _integers, "1,2,4")

@@ -47,7 +47,8 @@ def fitted(name: str, inputs: Sequence[Any], out: MatrixBase | None = None) -> t
     shapes = [x.shape if isinstance(x, MatrixBase) else np.shape(x) for x in inputs]
     with together(matrices[0].grid.comm) as arguments:
         arguments += [name, *shapes, *(x.distribution for x in matrices)]
-        arguments += [crc32(np.asarray(x).tobytes()) for x in inputs if not isinstance(x, MatrixBase)]
+        arrays = [np.asarray(x) for x in inputs if not isinstance(x, MatrixBase)]
+        arguments += [f"elements of checksum {crc32(x.tobytes())}" for x in arrays]
         told = " and ".join(str(getattr(x, "distribution", None) or f"an array of shape {np.shape(x)}") for x in inputs)
         try:
             shape = np.broadcast_shapes(*shapes)

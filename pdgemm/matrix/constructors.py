@@ -220,9 +220,11 @@ class Constructors(MatrixBase):
             if root is not None:
                 check_root(grid, root)
             arguments += ["DistMatrix.from_global", f"root={root}", device]  # `empty` compares the layouts
+            if array is None and root is None:
+                raise ArgumentError("array is None: where one rank alone has the array, all ranks name it by root=")
             whole = _as_matrix(array) if root in (None, grid.rank) else np.empty((0, 0))
             if root is None:
-                arguments += [whole.shape, whole.dtype]
+                arguments += [f"an array of shape {whole.shape}", whole.dtype]
         if root is None:
             matrix = cls.empty(
                 whole.shape, grid=grid, block=block, dtype=whole.dtype, source=source, order=order, device=device

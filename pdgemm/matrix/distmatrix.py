@@ -20,12 +20,16 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.matrix.constructors import Constructors, check_root
 from pdgemm.matrix.gather import allgather, gather
 from pdgemm.matrix.local_arrays import all_shared, device_on, new_array
+from pdgemm.matrix.matrix_base import public
 from pdgemm.matrix.numpy_functions import WHOLE, NumPyFunctions, not_available
 from pdgemm.matrix.reductions import Reductions
 from pdgemm.names import DeviceName, DType, Norm
 from pdgemm.support.agreement import check_not_freed, together
 
+_GATHER = {"to_numpy", "numpy", "gather", "compute"}  # methods by which other libraries return a whole array
 
+
+@public
 class DistMatrix(Constructors, Reductions, NumPyFunctions):
     """A dense matrix, distributed block-cyclically over a ProcessGrid.
 
@@ -158,8 +162,8 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
     if not TYPE_CHECKING:  # which would then know every attribute
 
         def __getattr__(self, name: str) -> Any:
-            """Raise AttributeError, which says what to do instead of calling a method that arrays alone have."""
-            if not name.startswith("_") and hasattr(np.ndarray, name):
+            """Raise AttributeError, which says what to do instead of calling a method that only other arrays have."""
+            if name in _GATHER or (not name.startswith("_") and hasattr(np.ndarray, name)):
                 raise AttributeError(not_available(name))
             raise AttributeError(f"a DistMatrix has no attribute {name!r}", name=name, obj=self)
 

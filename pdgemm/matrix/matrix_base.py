@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
@@ -20,6 +21,22 @@ from pdgemm.support.text import in_bytes
 
 if TYPE_CHECKING:
     from pdgemm.instrument.report import AnyReport
+
+_Class = TypeVar("_Class", bound=type)
+
+
+def public(cls: _Class) -> _Class:
+    """Name the methods that a class has from its bases in pdgemm after the class itself.
+
+    Python's own errors and the reports of the watchdog use these names, and users know this class only.
+    """
+    for base in cls.__mro__[1:]:
+        for member in vars(base).values() if base.__module__.startswith("pdgemm.") else ():
+            method = getattr(member, "fget", getattr(member, "__func__", member))
+            if isinstance(method, FunctionType) and method.__qualname__.startswith(f"{base.__name__}."):
+                method.__qualname__ = f"{cls.__name__}{method.__qualname__.removeprefix(base.__name__)}"
+                method.__code__ = method.__code__.replace(co_qualname=method.__qualname__)
+    return cls
 
 
 class MatrixBase:

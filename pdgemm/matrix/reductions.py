@@ -193,7 +193,7 @@ class Reductions(MatrixBase):
             vector = to_host(devices.adopted(x))
             if vector.shape != self.shape[1:]:
                 raise LayoutError(f"the product of {self.distribution} and an array of shape {vector.shape}")
-            arguments += ["matvec", element_type(vector.dtype), crc32(vector.tobytes())]
+            arguments += ["matvec", element_type(vector.dtype), f"elements of checksum {crc32(vector.tobytes())}"]
         found: np.ndarray = self._reduced(products(vector), 1, False)
         return found
 

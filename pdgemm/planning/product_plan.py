@@ -118,8 +118,12 @@ class ProductPlan:
 
     @cached_property
     def description(self) -> str:
-        """A text that describes all of the plan, which the ranks compare."""
-        return repr(self._fields)
+        """A text that describes all of the plan, which the ranks compare; it begins with what users know."""
+        matrices = zip(("op(A)", "op(B)", "C"), (self.problem.A, self.problem.B, self.problem.C))
+        return (
+            ", ".join(f"{name} {x.distribution} of {x.dtype} in {x.order} order" for name, x in matrices)
+            + f"\n{self._fields!r}"
+        )
 
     @property
     def total_words(self) -> int:

@@ -204,8 +204,8 @@ class Exchange(Messages):
 
     @cached_property
     def description(self) -> str:
-        """A text that describes all of the exchange, which the ranks compare."""
-        return repr(self)
+        """A text that describes all of the exchange, which the ranks compare; it begins with what users know."""
+        return f"{self.source.distribution}, to {self.target.distribution}\n{self!r}"
 
     @cached_property
     def _common(self) -> tuple[np.ndarray, np.ndarray]:

@@ -71,7 +71,7 @@ class Inner(Product):
 
     @property
     def panels(self) -> int:
-        return len(self.windows)
+        return self.reduction.turns(0) if self.mnk[2] else 0
 
     @property
     def widest(self) -> int:
@@ -123,7 +123,7 @@ class Inner(Product):
         return (2 * m * n + rows * cols) * self.accumulate.itemsize
 
     def staging(self, rank: int | None) -> Buffers:
-        return self.reduction.staging(rank) if self.windows else {}
+        return self.reduction.staging(rank) if self.panels else {}
 
     def buffers(self, rank: int | None) -> Buffers:
         n = self.mnk[1]

@@ -121,7 +121,7 @@ class Reduction:
         if rank is None:  # a share of the rows of each part is at most one row more than its size over their number
             parts = min(self.C.distribution.rows.parts, self._at_once(None) // LEAST_ROWS)
             return min(self.shape(None)[0], self._at_once(None) + parts * (parts > 1))
-        return max(map(height, self.windows(rank)), default=0)
+        return int(self._shares(rank)[0].max(initial=0)) // max(1, self.shape(rank)[1])
 
     def _apart(self, rank: int) -> list[IndexMap]:
         """Return the rows of a block in each part of C's rows, if consecutive rows would not belong to all parts."""

@@ -143,8 +143,9 @@ class Wait(NamedTuple):
 counters: dict[int, CheckCounter] = {}
 waiting: Wait | None = None
 _MARK = "_pdgemm_raised_on"
-_BETWEEN_ITEMS = r", (?![-\d, ]+\))"  # and not inside of a shape, or of a range
 _MOST = 4  # different calls that a message shows
+_ARGUMENTS = 5  # what it shows of each
+_TUPLE = re.compile(r"[(\[][^()\[\]]*[)\]]")  # or a list
 
 
 class GuardedCallback:
@@ -195,17 +196,29 @@ def _place(error: Exception) -> str:
 
 
 def _disagreement(descriptions: list[str]) -> str:
-    """Return a message that shows, for each group of ranks, the arguments in which the groups differ."""
+    """Return a message that shows, for each group of ranks, the arguments in which the groups differ.
+
+    What follows a line break in a description is shown only where nothing before it differs.
+    """
+    if len({text.partition("\n")[0] for text in descriptions}) > 1:
+        descriptions = [text.partition("\n")[0] for text in descriptions]
     groups: dict[str, list[int]] = {}
     for rank, text in enumerate(descriptions):
-        groups.setdefault(text, []).append(rank)
-    parts = [re.split(_BETWEEN_ITEMS, text) for text in groups]
+        groups.setdefault(text.replace("\n", ", "), []).append(rank)
+    parts = [_arguments(text) for text in groups]
     same = _common_items(parts)
     alike = _common_items([part[same:][::-1] for part in parts])
-    differ = (", ".join([*part[: min(same, 1)], *part[same : len(part) - alike]]) for part in parts)  # with its name
-    calls = [f"{ranks_text(ranks)}: {text}" for text, ranks in zip(differ, groups.values())]
+    differ = [[*part[: min(same, 1)], *part[same : len(part) - alike]] for part in parts]  # with the function's name
+    cut = (", ".join([*items[:_ARGUMENTS], *["..."] * (len(items) > _ARGUMENTS)]) for items in differ)
+    calls = [f"{ranks_text(ranks)}: {text}" for text, ranks in zip(cut, groups.values())]
     more = f"; and {len(calls) - _MOST} others" if len(calls) > _MOST else ""
     return f"the ranks were called with different arguments: {'; '.join(calls[:_MOST])}{more}"
+
+
+def _arguments(text: str) -> list[str]:
+    """Return the arguments of a description: it is not divided at the commas within a tuple or a list."""
+    kept = _TUPLE.sub(lambda found: found[0].replace(", ", ",\0"), text)
+    return [argument.replace("\0", " ") for argument in kept.split(", ")]
 
 
 def _common_items(parts: list[list[str]]) -> int:

@@ -15,8 +15,11 @@ def of_package(filename: str) -> bool:
 
 
 def of_user(filename: str) -> bool:
-    """Is a file neither of this package, nor of an installed one, nor of the standard library?"""
-    return not filename.startswith((_PACKAGE, "<frozen", *_installed()))
+    """Is a file neither of this package, nor of an installed one, nor of the standard library?
+
+    Lines of Cython, such as mpi4py's, are those of an installed package: the name of the file has no folder to tell.
+    """
+    return not filename.startswith((_PACKAGE, "<frozen", *_installed())) and not filename.endswith((".pyx", ".pxi"))
 
 
 @cache

@@ -29,7 +29,7 @@ from pdgemm.errors import ArgumentError, GridError
 from pdgemm.support import agreement
 from pdgemm.support.agreement import CheckCounter, Wait
 from pdgemm.support.json_input import Seconds, variable
-from pdgemm.support.source_lines import of_package
+from pdgemm.support.source_lines import of_package, of_user
 from pdgemm.support.text import ranks_text
 
 if TYPE_CHECKING:
@@ -232,11 +232,17 @@ def _threads_may_call_mpi() -> bool:
 def _place() -> str:
     """Return where the main thread is: the line of the user's program, and the function of pdgemm that it called."""
     frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
-    inside = ""
-    while frame and of_package(frame.f_code.co_filename) and frame.f_back:
-        inside = f" ({frame.f_code.co_qualname})"
+    inside, outside = "", ""
+    while frame:
+        code, line = frame.f_code, frame.f_lineno
+        if of_package(code.co_filename):
+            inside = inside if outside else f" ({code.co_qualname})"
+        elif of_user(code.co_filename):
+            return f"{code.co_filename}:{line}{inside}"
+        else:  # NumPy's operators, which call pdgemm; or a program that is installed
+            outside = outside or f"{code.co_filename}:{line}{inside}"
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}{inside}" if frame else "an unknown place"
+    return outside or "an unknown place"
 
 
 def farewell() -> None:

@@ -221,6 +221,18 @@ def test_the_command_says_how_to_run_a_script() -> None:
     assert done.exit_code == 2 and "x.py is not a command: python -m pdgemm x.py runs a script" in done.output
 
 
+@pytest.mark.parametrize(
+    ("word", "advice"), [("mutliply", "Did you mean 'multiply'?"), ("help", "The commands are calibrate, generate, ")]
+)
+def test_the_command_knows_similar_names(word: str, advice: str) -> None:
+    from click.testing import CliRunner
+
+    from pdgemm.cli.commands import cli
+
+    done = CliRunner().invoke(cli, [word, "--shape", "3x3"])
+    assert done.exit_code == 2 and f"No such command '{word}'. {advice}" in done.output
+
+
 def told(source: str, tmp_path: Path) -> list[str]:
     """The exception of a program that lies in a file."""
     path = tmp_path / "program.py"
@@ -266,3 +278,8 @@ def test_long_tracebacks_are_cut(tmp_path: Path) -> None:
 def test_where_another_package_fails_its_line_is_told(tmp_path: Path) -> None:
     lines = told("import json\njson.loads('{')", tmp_path)
     assert lines[-4].endswith('program.py", line 2, in <module>') and "json" in lines[-2] and sys.prefix not in lines[0]
+
+
+def test_of_the_lines_of_cython_the_innermost_is_told(tmp_path: Path) -> None:
+    lines = told("import numpy\nnumpy.random.default_rng('seed')", tmp_path)
+    assert lines[1].endswith('program.py", line 2, in <module>') and sum(".pyx" in line for line in lines) == 1, lines

@@ -31,7 +31,7 @@ REMOVED: dict[str, Any] = {  # what a synchronisation returns that does nothing
     "begin": lambda recorder: None,
 }
 FOR_OTHERS = {  # before another rank reads this memory, or writes it: the clock decides whether that is too early
-    ("synchronize_copies", "redistribution.py"),
+    ("synchronize_copies", "packed_exchange.py"),
     ("synchronize_copies", "prepared.py"),
     ("finish", "layer_sums.py"),
 }

@@ -116,7 +116,9 @@ def test_only_the_part_is_read(comm: Any, grid: Any, shared_tmp_path: Path, monk
             A = load(**part)
             read = comm.allreduce(counted() - before)
             assert isinstance(A, DistMatrix)
-            assert read < A.nbytes + comm.size * 300_000
+            # a collective read takes what lies between the rows, too, as far as its buffers go
+            between = 0 if A.report.method != "mpio" else A.shape[0] * (1 << 15) * A.dtype.itemsize
+            assert read < A.nbytes + between + comm.size * 300_000
 
 
 def test_what_is_refused(comm: Any, grid: Any, shared_tmp_path: Path) -> None:  # noqa: F811

@@ -79,6 +79,31 @@ CASES: dict[str, Case] = {
     "from_global, root": (lambda x: x.deal(root=0), lambda x: x.deal(root=1), "root=1"),
     "from_global, no root": (lambda x: x.deal(root=0), lambda x: x.deal(), "root=None"),
     "from_global, block": (lambda x: x.deal(root=0), lambda x: x.deal(root=0, block=4), "4"),
+    "from_global, shapes": (
+        lambda x: x.deal(),
+        lambda x: x.Matrix.from_global(np.eye(6), grid=x.grid),
+        "DistMatrix.from_global, an array of shape (6, 6)",
+    ),
+    "from_global, None": (
+        lambda x: x.deal(),
+        lambda x: x.Matrix.from_global(None, grid=x.grid),
+        "array is None: where one rank alone has the array, all ranks name it by root=",
+    ),
+    "shapes of A": (
+        lambda x: x.gemm(1, x.A, x.B),
+        lambda x: x.gemm(1, x.A[:5], x.B),
+        "pdgemm, op(A) 5 x 12 in blocks of ",
+    ),
+    "the transpose of B": (
+        lambda x: x.gemm(1, x.A, x.B),
+        lambda x: x.gemm(1, x.A, x.B.T),
+        "of float64 in F order",
+    ),
+    "blocks": (
+        lambda x: x.A.redistribute(block=2),
+        lambda x: x.A.redistribute(block=3),
+        "redistribute, to 12 x 12 in blocks of 3 x 3",
+    ),
     "from_global, from_local": (
         lambda x: x.deal(),
         lambda x: x.Matrix.from_local(x.A.local, x.A.shape, grid=x.grid),
@@ -198,6 +223,7 @@ def test_all_raise_the_same(job: Any, shared_tmp_path: Path, case: str, first: b
     told = caught.type, str(caught.value)
     assert job.comm.allgather(told) == [told] * job.comm.size
     assert message in told[1]
+    assert "BlockCyclic(" not in told[1]  # in words, as far as words show the difference
     # the ranks still meet, and nothing was harmed
     assert hdf5.load(job.path, "x", job.grid).allclose(job.A)
     assert job.kept is None or np.array_equal(job.kept, job.A.local)
@@ -247,6 +273,8 @@ def test_who_has_nobody_to_agree_with_is_refused_at_once(job: Any) -> None:
 
     other = job.comm.Split(job.comm.rank % 2)
     between = other.Create_intercomm(0, job.comm, 1 - job.comm.rank % 2)
+    with pytest.raises(GridError, match=r"got \(2, 2\); the shape of a grid is shape="):
+        job.pdgemm.ProcessGrid((2, 2))
     for junk in (between, MPI.COMM_NULL, "comm", job.grid):
         with pytest.raises(GridError, match="an intracommunicator of this rank"):
             job.pdgemm.ProcessGrid(junk)

@@ -254,7 +254,7 @@ def test_first_mistakes_are_told_with_what_to_do(comm: Any) -> None:
             (lambda: A.allclose(B), "40 in blocks of 25 x 20 on a 2 x 2 grid$"),
             (lambda: planned.execute(other, F, F.copy()), f"A is .*the plan was made for .*; {rank}$"),
             (lambda: planned.execute(S, F, F.copy()), "B is .*; the order of their local arrays is 'F' and 'C'$"),
-            (lambda: ProcessGrid((2, 2)), r"comm must be an intracommunicator .*such as MPI.COMM_WORLD, got"),  # type: ignore[arg-type]
+            (lambda: ProcessGrid((2, 2)), r"a communicator, got \(2, 2\); the shape of a grid is shape=\(Pr, Pc\)"),  # type: ignore[arg-type]
             (lambda: DistMatrix.random((4, 4), grid=grid, seed=comm.rank), "rank 0: DistMatrix.random, seed=0; rank 1"),
         ]  # fmt: skip
         for call, message in cases:

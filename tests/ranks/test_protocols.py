@@ -158,11 +158,14 @@ def test_methods_of_arrays_are_right_or_say_what_to_do_instead(comm: Any) -> Non
             assert outcome(call, A, B) == "right"
         missing = [name for name in dir(np.ndarray) if not name.startswith("_") and not hasattr(A, name)]
         assert {"flatten", "tolist", "sort"} <= {*missing}
-        for name in missing:
+        for name in [*missing, "to_numpy", "gather"]:  # the latter are methods of other libraries
             with pytest.raises(AttributeError, match=rf"^{name} is not available .*A.allgather\(\)$"):
                 getattr(A, name)
         with pytest.raises(AttributeError, match="^a DistMatrix has no attribute 'shap'"):
             A.shap  # noqa: B018
+        for name, call in (("zeros", lambda: type(A).zeros()), ("max", lambda: A.max(of=1))):
+            with pytest.raises(TypeError, match=rf"^DistMatrix.{name}\(\) "):  # and not after the class that defines it
+                call()
 
 
 def test_a_key_that_is_no_submatrix_says_what_to_do_instead(comm: Any) -> None:
