@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,10 +17,11 @@ def ucx_says_nothing() -> Iterator[None]:
     """Run the block without messages of UCX's.  Local.
 
     Where UCX finds no network that it can use, as in containers and on most machines of one's own, the Open MPI of PyPI
-    prints an error on each rank that makes a window, even one of shared memory, in which UCX has no part.
+    prints an error on each rank that makes a window, even one of shared memory, in which UCX has no part.  Where the
+    user has said how much UCX prints, it prints that.
     """
     name = b"opal_common_ucx_verbose"
-    before = _exchange(name, -1)
+    before = None if f"OMPI_MCA_{name.decode()}" in os.environ else _exchange(name, -1)
     try:
         yield
     finally:

@@ -50,12 +50,12 @@ def stacked(shapes: Sequence[Sequence[tuple[int, int]]], axis: int) -> list[list
     if len(widths) > 1:
         told = " and ".join(f"{width} (rank {rank})" for width, rank in list(widths.items())[:2])
         raise LayoutError(f"blocks along axis {axis} have the same number of {('columns', 'rows')[axis]}, got {told}")
-    across = (0, next(iter(widths), max((shape[1 - axis] for held in shapes for shape in held), default=0)))
+    width = next(iter(widths), max((shape[1 - axis] for held in shapes for shape in held), default=0))
     start, placed = 0, list[list[Rectangle]]()
     for held in shapes:
         placed.append([])
         for shape in held:
-            along = start, start + (shape[axis] if shape[0] * shape[1] else 0)
+            along, across = (start, start + (shape[axis] if shape[1 - axis] == width else 0)), (0, width)
             start = along[1]
             placed[-1].append(Rectangle(along, across) if axis == 0 else Rectangle(across, along))
     return placed

@@ -31,7 +31,10 @@ from pdgemm.names import DeviceName, DType
 from pdgemm.support.agreement import together
 from pdgemm.support.files import State, naming, ordinary, reserve, state, state_of
 
-_HEADERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
+# version 3 differs from 2 in the encoding of names of fields, which a matrix of numbers has not
+_HEADERS = dict.fromkeys([(2, 0), (3, 0)], npy_format.read_array_header_2_0) | {
+    (1, 0): npy_format.read_array_header_1_0
+}
 
 
 class _Header(NamedTuple):
@@ -157,11 +160,13 @@ def _inspect(path: Path) -> _Header:
         except ValueError:
             raise FileError(f"{path}: it is not a .npy file") from None
         if version not in _HEADERS:
-            raise FileError(f"{path}: a .npy file of version {version[0]}.{version[1]} has no matrix of numbers")
+            raise FileError(f"{path}: version {version[0]}.{version[1]} of the .npy format is not known")
         shape, fortran_order, dtype = _HEADERS[version](file)
         offset, found = file.tell(), state_of(file.fileno())
     if len(shape) != 2:
         raise LayoutError(f"{path} is not a matrix: its shape is {shape}")
+    if min(shape) < 0:
+        raise FileError(f"{path} is damaged: its header says that its shape is {shape}")
     if dtype.kind not in "biufc":
         raise DTypeError(f"{path} holds {dtype}, which are no numbers")
     end = offset + shape[0] * shape[1] * dtype.itemsize

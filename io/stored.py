@@ -24,6 +24,7 @@ _MOST_LINKS = 16  # links in one name, as in HDF5
 _MOST_CHUNK = 1 << 28  # bytes of a chunk that is read as one
 
 Seen = set[tuple[Path, State | None]]
+Object = tuple[int, int, int]  # device and inode of the file of a dataset, and its address in there: no other has them
 
 
 class Stored(NamedTuple):
@@ -34,8 +35,8 @@ class Stored(NamedTuple):
     unit      : rows and columns that are read together.
     scattered : the bytes are in external files, or in other datasets.
     states    : the states of all files with some of its bytes, or a link to them, for detecting changes.
-    object    : what tells it from all other datasets, whatever names lead to it: device and inode of its file, and its
-                address in there.
+    object    : this dataset, whatever names lead to it.
+    objects   : the same of all datasets with some of its elements: it, and the sources of a virtual dataset.
     """
 
     shape: tuple[int, int]
@@ -46,13 +47,14 @@ class Stored(NamedTuple):
     scattered: bool
     checksum: str | None
     states: Seen
-    object: tuple[int, int, int]
+    object: Object
+    objects: set[Object]
 
 
 class Old(NamedTuple):
     """A dataset that is to be replaced: its `object` as in Stored, and whether pdgemm wrote it."""
 
-    object: tuple[int, int, int]
+    object: Object
     by_pdgemm: bool
 
 
@@ -92,7 +94,7 @@ def inspect(path: Path, name: str) -> Stored:
         if dataset.ndim != 2:
             raise LayoutError(f"{path}:{name} is not a matrix: its shape is {dataset.shape}")
         what, dtype = f"{path}:{name}", dataset.dtype
-        _check_sources(dataset, what, seen)
+        objects = _checked_sources(dataset, what, seen)
         recorded = dataset.attrs.get("pdgemm_checksum")
         return Stored(
             shape=dataset.shape,
@@ -104,6 +106,7 @@ def inspect(path: Path, name: str) -> Stored:
             checksum=None if recorded is None else str(recorded),
             states=seen,
             object=_object(dataset),
+            objects=objects,
         )
 
 
@@ -197,7 +200,7 @@ def old(path: Path, name: str) -> Old | None:
         return None if item is None else Old(_object(item), "pdgemm_checksum" in item.attrs)
 
 
-def _object(item: Any) -> tuple[int, int, int]:
+def _object(item: Any) -> Object:
     file = state_of(item.file.id.get_vfd_handle())
     return file.device, file.inode, h5py.h5o.get_info(item.id).addr
 
@@ -222,11 +225,14 @@ def _offset(dataset: h5py.Dataset, what: str) -> int | None:
     return offset
 
 
-def _check_sources(dataset: h5py.Dataset, what: str, seen: Seen, depth: int = 0) -> None:
-    """Raise FileError if a file with elements of a dataset is missing; HDF5 would return fill values."""
+def _checked_sources(dataset: h5py.Dataset, what: str, seen: Seen, depth: int = 0) -> set[Object]:
+    """Return the datasets with elements of a dataset, itself among them.
+
+    Raises FileError if a file with some of them is missing; HDF5 would return fill values.
+    """
     if depth > _MOST_LINKS:
         raise FileError(f"{what} is a virtual dataset that contains itself")
-    folder = Path(dataset.file.filename).parent
+    folder, found = Path(dataset.file.filename).parent, {_object(dataset)}
     wanted = dataset.nbytes
     for name, offset, size in dataset.external or ():
         prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "").replace("${ORIGIN}", str(folder))
@@ -249,7 +255,8 @@ def _check_sources(dataset: h5py.Dataset, what: str, seen: Seen, depth: int = 0)
         with followed(there, inner, seen) as (_, source, _):
             if not isinstance(source, h5py.Dataset) or not _covers(source, part):
                 raise missing
-            _check_sources(source, what, seen, depth + 1)
+            found |= _checked_sources(source, what, seen, depth + 1)
+    return found
 
 
 def _covers(source: h5py.Dataset, part: Any) -> bool:

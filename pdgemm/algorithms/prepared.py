@@ -205,7 +205,7 @@ class Prepared:
         device = devices.of(C.stored)
         sharing = device.reach(A.grid).sharing if device else 1
         end = perf_counter()
-        report = partial(_report, plan, comm, C.grid.coords, recorder, end - start, reports, sharing)
+        report = partial(_report, plan, comm, comm.rank, C.grid.coords, recorder, end - start, reports, sharing)
         C.report = report
         if LOG.isEnabledFor(INFO) and not comm.rank:
             LOG.info("%s", report())
@@ -320,13 +320,14 @@ def beta_of(beta: Any, C: DistMatrix, plan: ProductPlan) -> Any:
 def _report(
     plan: ProductPlan,
     comm: MPI.Intracomm,
+    rank: int,
     coords: tuple[int, int],
     recorder: Recorder,
     seconds: float,
     moves: list[MoveReport],
     sharing: int,
 ) -> Report:
-    product, rank, seconds_of = plan.product, comm.rank, recorder.seconds.get
+    product, seconds_of = plan.product, recorder.seconds.get
     report = Report(
         algorithm=AnyName(plan.algorithm),
         inside=plan.inside,

@@ -198,7 +198,7 @@ def check_output(
     in_place = old is not None and entry is not None and entry.stored.object == old.object
     if old is None or force:
         return in_place
-    lost = " and ".join(x.what for x in sources if x.stored.object == old.object)
+    lost = " and ".join(x.what for x in sources if old.object in x.stored.objects)
     if lost or not (in_place or (ours and old.by_pdgemm)):
         why = f", and is {lost}" if lost else ", and was not written by pdgemm" if ours else ""
         raise ArgumentError(f"{output.path}:{output.name} exists{why}: it is replaced only with --force")

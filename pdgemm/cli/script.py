@@ -7,6 +7,7 @@ the others do not come, they would wait for it in their next communication: it p
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ from math import log2
 from pathlib import Path
 from threading import Thread
 from time import sleep
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from mpi4py.run import run_command_line
 
@@ -103,15 +104,25 @@ def _leave(end: End) -> int:
         watchdog.farewell()  # so that a rank that waits for this one is told
         met = _meeting()
     elif mpi is None or (started and mpi.Query_thread() >= mpi.THREAD_SERIALIZED):
+        if mpi is None:  # a launcher may end the job where another rank has left without MPI
+            signal.signal(signal.SIGTERM, lambda *_: _alone(end, rank, size))
         met = _meeting_within(TOGETHER if end.raised_on == size else ALONE)
     if met is not None:
-        return _together(met, end)
+        code = _together(met, end)
+        if mpi is None:
+            sys.modules["mpi4py.MPI"].Finalize()
+        return code
     # those of several that fail so and are a little apart: the first one ends the job before the next one speaks
     sleep(log2(1 + rank))
+    _alone(end, rank, size)
+
+
+def _alone(end: End, rank: int, size: int) -> NoReturn:
+    """Say what this rank raised, and end the job."""
     _say(end if end.text else end._replace(verb="left with", text=f"exit code {end.code}"), f"Rank {rank} of {size}")
-    mpi = sys.modules.get("mpi4py.MPI")
+    mpi: Any = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
-        print("The other ranks went on and would wait for it: the job is ended.", file=sys.stderr, flush=True)
+        _print("The other ranks went on and would wait for it: the job is ended.")
         watchdog.end_job(end.code)
     os._exit(end.code)  # a thread may be inside MPI_Init
 
@@ -134,9 +145,24 @@ def _meeting_within(seconds: float) -> MPI.Intracomm | None:
 
 def _meeting_or_none() -> MPI.Intracomm | None:
     try:
+        _initialize()
         return _meeting()
     except Exception:  # no MPI library, or one that a failure has damaged: this rank prints what it raised by itself
         return None
+
+
+def _initialize() -> None:
+    """Initialise MPI where the script has not.
+
+    mpi4py would hold Python's lock meanwhile, which is for ever where another rank never does the same.
+    """
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    from mpi4py import MPI
+
+    if not MPI.Is_initialized():
+        ctypes.CDLL(MPI.__file__).MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
 
 
 def _together(comm: MPI.Intracomm, end: End) -> int:
@@ -151,8 +177,7 @@ def _together(comm: MPI.Intracomm, end: End) -> int:
             _say(one, _named(ranks, comm.size))
         if len(groups) > MOST:
             others = sum(map(len, [*groups.values()][MOST:]))
-            print(f"and {others} more of {comm.size} ranks failed, in other ways", file=sys.stderr)
-        sys.stderr.flush()
+            _print(f"and {others} more of {comm.size} ranks failed, in other ways")
     return int(comm.bcast(max(one.code for one in ends) if ends else None))
 
 
@@ -163,7 +188,11 @@ def _named(ranks: list[int], size: int) -> str:
 
 
 def _say(end: End, who: str) -> None:
-    if end.text and (who or end.verb == "raised"):
-        print(f"{who} {end.verb} {end.text}" if who else end.text, file=sys.stderr, flush=True)
-    elif end.text:
-        print(end.text, file=sys.stderr, flush=True)
+    if end.text:
+        _print(f"{who} {end.verb} {end.text}" if who else end.text)
+
+
+def _print(text: str) -> None:
+    """Print to standard error; the other ranks wait for this one, though it is closed."""
+    with suppress(OSError, ValueError):
+        print(text, file=sys.stderr or sys.__stderr__, flush=True)

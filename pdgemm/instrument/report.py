@@ -159,11 +159,13 @@ class Report:
 
         It is the same on every rank.  Its `str` is what `pdgemm multiply` prints, `print()` writes that once, from rank
         0, and `as_dict()` has the numbers.
-        Raises ArgumentError where the report came from another process and does not know its ranks, or where the ranks
-        ask about different products; GridError where the grid was freed.
+        Raises ArgumentError where the report is a copy, as one from another process, which has no ranks, or where the
+        ranks ask about different products; GridError where the grid was freed.
         """
         if self._collect is None:
-            raise ArgumentError("the report came from another process: use pdgemm.instrument.report.Summary(reports)")
+            raise ArgumentError(
+                "the report is a copy, or came from another process: use pdgemm.instrument.report.Summary(reports)"
+            )
         return Summary(self._collect(self), self.rank)
 
     def as_dict(self) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import numpy as np
 from pdgemm.algorithms.packed_exchange import Room, exchange, kept_if_it_fails
 from pdgemm.arrays import device as devices
 from pdgemm.arrays.device import HOST, to_host
-from pdgemm.arrays.dtypes import element_type
 from pdgemm.arrays.integers import as_range, as_whole
 from pdgemm.errors import ArgumentError, DTypeError, LayoutError
 from pdgemm.grids.distribution import Block
@@ -23,7 +22,7 @@ from pdgemm.instrument.recorder import Recorder
 from pdgemm.instrument.report import MoveReport
 from pdgemm.matrix.argument_checks import check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.local_arrays import communicator_of, device_on
+from pdgemm.matrix.local_arrays import communicator_of, device_on, in_native_order
 from pdgemm.names import DeviceName
 from pdgemm.schedules.rectangle_exchange import RectangleExchange, plan_rectangles
 from pdgemm.support.agreement import together
@@ -143,7 +142,7 @@ def _move(X: Any, Y: Any, plan: RectangleExchange, workspace: Room, grid: Proces
 def _given(local: Any, rows: Any, cols: Any, axis: Any) -> tuple[list[np.ndarray], list[Rectangle]]:
     """Return this rank's blocks and, where there is no axis, their places.  Local."""
     given = [] if local is None else local if isinstance(local, list) else [local]
-    blocks = [_as_block(x) for x in given]
+    blocks = [in_native_order(to_host(devices.adopted(x)), "a block") for x in given]
     if axis is not None:
         if as_whole(axis, "axis") not in (0, 1) or rows is not None or cols is not None:
             raise ArgumentError(f"axis is 0 or 1, without rows and cols; got axis={axis}, rows={rows}, cols={cols}")
@@ -168,16 +167,6 @@ def _each(given: Any, name: str, count: int, extent: int | None, lengths: Sequen
         raise ArgumentError(f"{name} is a list of {len(given)} ranges for {counted(count, 'block')}")
     ranges = given if isinstance(given, list) else [given] * count
     return [as_range(x, name, extent, length) for x, length in zip(ranges, lengths or [0] * count)]
-
-
-def _as_block(given: Any) -> np.ndarray:
-    x = to_host(devices.adopted(given))
-    if not x.dtype.isnative:
-        x = x.astype(x.dtype.newbyteorder("="))
-    element_type(x.dtype)
-    if x.ndim != 2:
-        raise LayoutError(f"a block has two dimensions, got an array of shape {x.shape}")
-    return x
 
 
 def _one_dtype(of_ranks: Sequence[Sequence[str]]) -> np.dtype:

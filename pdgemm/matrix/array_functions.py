@@ -185,7 +185,10 @@ def inner(a: Any, b: Any) -> Any:
 
 def outer(a: Any, b: Any) -> Any:
     """The matrix a_i b_j of columns or rows, which are matrices, and of arrays that are on every rank."""
-    return np.multiply(_column(a), _column(b).T)
+    matrix = a if isinstance(a, MatrixBase) else b
+    with together(matrix.grid.comm):
+        column, row = _column(a), _column(b).T
+    return np.multiply(column, row)
 
 
 def _column(x: Any) -> Any:

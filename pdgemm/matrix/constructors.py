@@ -23,6 +23,7 @@ from pdgemm.matrix.local_arrays import (
     communicator_of,
     device_on,
     distribution_on,
+    in_native_order,
     memory_order,
     new_local,
 )
@@ -279,9 +280,4 @@ def _as_matrix(array: Any) -> np.ndarray:
     whole = devices.adopted(array)
     if devices.of(whole):
         raise DeviceError("from_global takes arrays on the host: copy this one there, or use DistMatrix.from_local")
-    if not whole.dtype.isnative:
-        whole = whole.astype(whole.dtype.newbyteorder("="))
-    element_type(whole.dtype)
-    if whole.ndim != 2:
-        raise LayoutError(f"a matrix has two dimensions, got an array of shape {whole.shape}")
-    return whole
+    return in_native_order(whole, "a matrix")

@@ -10,7 +10,7 @@ from mpi4py import MPI
 from pdgemm.arrays import device as devices
 from pdgemm.arrays.device import Array, Device
 from pdgemm.arrays.dtypes import element_type
-from pdgemm.errors import ArgumentError, GridError, NodeMemoryError, OutOfMemoryError
+from pdgemm.errors import ArgumentError, GridError, LayoutError, NodeMemoryError, OutOfMemoryError
 from pdgemm.grids.distribution import Block, Distribution
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
@@ -48,6 +48,19 @@ def all_shared(local: Array, grid: ProcessGrid) -> bool:
         return False
     here = not local.size or devices.memory(devices.of(local), grid).lies_here(local)
     return bool(grid.comm.allreduce(here, MPI.LAND))
+
+
+def in_native_order(array: np.ndarray, what: str) -> np.ndarray:
+    """Return a two-dimensional array in the byte order of this machine.  Raises DTypeError or LayoutError.
+
+    what : what it is to the user: "a matrix", "a block".
+    """
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    element_type(array.dtype)
+    if array.ndim != 2:
+        raise LayoutError(f"{what} has two dimensions, got an array of shape {array.shape}")
+    return array
 
 
 def memory_order(array: np.ndarray) -> Order | None:

@@ -224,8 +224,8 @@ def _with_vector(
     A, x = inputs if ufunc.__name__ == "matvec" else inputs[::-1]
     if method != "__call__" or out is not None or options or isinstance(x, NumPyFunctions) or np.ndim(x) != 1:
         return None
-    product: Any = A if ufunc.__name__ == "matvec" else A.T
-    return (product.matvec(x if product is A else np.conj(devices.to_host(devices.adopted(x)))),)
+    matrix: Any = A
+    return (matrix.matvec(x) if ufunc.__name__ == "matvec" else matrix.H.matvec(x).conj(),)
 
 
 def _as_method(name: str, function: Callable[..., Any], arguments: Sequence[Any], options: dict[str, Any]) -> Any:

@@ -14,7 +14,8 @@ _NO_LIMIT = 1 << 60  # bytes from which on a limit is none
 def memory_left() -> dict[str, int]:
     """Return the bytes that are free by the name of what limits them; {} where the system does not say.
 
-    Free is what the system can make free: pages of files that are in memory, and swap.  So more cannot be had.
+    Free is what the system can make free: pages of files that are in memory, its own caches, and swap.  So more cannot
+    be had.
     """
     machine = _table(ROOT / "proc/meminfo")
     swap = machine.get("SwapFree", 0)
@@ -25,7 +26,8 @@ def memory_left() -> dict[str, int]:
             continue
         pages = _table(folder / "memory.stat")
         files = sum(pages.get(f"{prefix}{kind}_file", 0) for kind in ("active", "inactive"))
-        found[f"control group {folder}"] = max(0, most - now + min(files, now)) + swap
+        cached = files + pages.get("slab_reclaimable", 0)
+        found[f"control group {folder}"] = max(0, most - now + min(cached, now)) + swap
     return found
 
 

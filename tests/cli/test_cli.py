@@ -191,6 +191,9 @@ def test_what_replaces_a_dataset(folder: Path) -> None:
     with h5py.File(folder / "own.h5", "w") as file:
         file["x"] = file["c"] = np.eye(5)
         file["kept"] = np.ones(3)
+        layout = h5py.VirtualLayout((5, 5), "f8")
+        layout[:] = h5py.VirtualSource("own.h5", "new", (5, 5))
+        file.create_virtual_dataset("all_of_new", layout)
     product = ["multiply", "own.h5:/x", "own.h5:/x", "-o"]
     commands = [
         ([*product, "own.h5:/new"], 0),
@@ -198,6 +201,7 @@ def test_what_replaces_a_dataset(folder: Path) -> None:
         ([*product, "own.h5:/c", "--beta", "3"], 0),
         ([*product, "own.h5:/x", "--beta", "3"], 2),  # C on entry, but A as well
         ([*product, "own.h5:/kept"], 2),
+        (["multiply", "own.h5:/all_of_new", "own.h5:/x", "-o", "own.h5:/new"], 2),  # which has the elements of A
         ([*product, "own.h5:/x", "--alpha", "7", "--force"], 0),
         (["generate", "own.h5:/new", "--shape", "2x2"], 2),
         (["generate", "own.h5:/kept", "--shape", "2x2", "--kind", "ones", "--force"], 0),

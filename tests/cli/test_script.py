@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import textwrap
@@ -39,12 +38,19 @@ class TestOnRanks:
     pytestmark = needs_mpiexec
 
     def test_a_wrong_shape_is_told_once(self, tmp_path: Path) -> None:
-        page = (Path(__file__).parents[2] / "docs/errors.md").read_text()
-        blocks = [textwrap.dedent(block) for block in re.findall(r"(?:^    .*\n|^\n(?=    ))+", page, re.MULTILINE)]
-        program, shown = (next(x for x in blocks if x.strip().startswith(word)) for word in ("from mpi4py", "All 4"))
-        done = run(4, tmp_path, program.strip())
+        source = """
+            from pdgemm import DistMatrix, ProcessGrid
+            A = DistMatrix.random((60, 50), grid=ProcessGrid())
+            C = A @ A
+            """
+        done = run(4, tmp_path, source)
         assert done.code == 1 and done.out == []
-        assert done.lines == shown.strip().replace("wrong.py", "program.py").splitlines() and len(done.lines) == 3
+        assert done.lines == [
+            "All 4 ranks raised pdgemm.errors.LayoutError: inner dimensions do not agree: "
+            "op(A) is 60 x 50 on a 2 x 2 grid, op(B) is 60 x 50 on a 2 x 2 grid",
+            '  File "program.py", line 4, in <module>',
+            "    C = A @ A",
+        ]
         assert "ABORT" not in done.err
 
     def test_a_rank_that_fails_alone_ends_the_job(self, tmp_path: Path) -> None:
@@ -117,6 +123,22 @@ class TestOnRanks:
             "All 3 ranks raised ModuleNotFoundError: No module named 'no_such_module'",
         )
         assert done.lines[1:] == ['  File "program.py", line 1, in <module>', "    import no_such_module"]
+
+    def test_a_rank_fails_without_mpi_when_the_others_have_left(self, tmp_path: Path) -> None:
+        """It asks them to meet, and does not wait for ever for those who never load MPI."""
+        done = run(
+            3, tmp_path, "from pdgemm.support.launcher import rank\nif rank() == 1:\n    raise ValueError('mine')\n"
+        )
+        assert done.code == 1
+        assert done.lines == [
+            "Rank 1 of 3 raised ValueError: mine",
+            '  File "program.py", line 3, in <module>',
+            "    raise ValueError('mine')",
+        ]
+
+    def test_ranks_whose_standard_error_is_closed_end_all_the_same(self, tmp_path: Path) -> None:
+        done = run(2, tmp_path, "import sys\nfrom mpi4py import MPI\nsys.stderr.close()\n1 / 0\n")
+        assert (done.code, done.lines) == (1, [])
 
     @thorough
     def test_a_rank_may_leave_without_mpi_and_without_a_fault(self, tmp_path: Path) -> None:

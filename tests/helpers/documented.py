@@ -2,12 +2,15 @@
 
 Comments above a block say what is special about it: `<!-- ranks: 2 -->`, `<!-- file: product.py -->`,
 `<!-- not run: it needs Slurm -->`, `<!-- exit code: 2 -->`; CONTRIBUTING.md has the rules for authors.
+
+The Python blocks of a page, one behind the other: python tests/helpers/documented.py docs/PAGE.md > PROGRAM.py
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,6 +85,15 @@ def blocks(page: Path) -> list[Block]:
             found.append(Block(language, token.content, line, marks))
         marks = {}
     return found
+
+
+def program(page: Path) -> str:
+    """Return the Python blocks as one text in which each line has the number that it has on the page."""
+    lines = list[str]()
+    for block in blocks(page):
+        if block.language == "python":
+            lines += [""] * (block.line - len(lines)) + block.text.splitlines()
+    return "\n".join(lines) + "\n"
 
 
 def _mark(comment: str, line: int) -> dict[str, str]:
@@ -195,3 +207,7 @@ def _same_number(shown: str, printed: str) -> bool:
         return shown == printed
     wanted, got = float(shown.replace(",", "")), float(printed.replace(",", ""))
     return abs(wanted - got) <= TOLERANCE * wanted or max(wanted, got) < ROUNDING
+
+
+if __name__ == "__main__":
+    print(program(Path(sys.argv[1])), end="")

@@ -54,6 +54,22 @@ def test_both_ways_with_numpy(comm: Any, shared_tmp_path: Path) -> None:
     assert only_file(shared_tmp_path, comm) == ["ours.npy", "theirs.npy"]
 
 
+@pytest.mark.filterwarnings("ignore:Stored array in format")
+def test_every_version_of_the_format(comm: Any, grid: Any, shared_tmp_path: Path) -> None:  # noqa: F811
+    from pdgemm.io import npy
+
+    x = np.arange(35.0).reshape(7, 5)
+    for version in ((1, 0), (2, 0), (3, 0)):
+        path = shared_tmp_path / f"{version[0]}.npy"
+
+        def write(path: Path = path, version: tuple[int, int] = version) -> None:
+            with path.open("wb") as file:
+                np.lib.format.write_array(file, x, version=version)
+
+        by_rank_0(comm, write)
+        assert np.array_equal(npy.load(path, grid).allgather(), x)
+
+
 @pytest.mark.filterwarnings("ignore:Stored array in format 3.0")
 def test_what_is_refused(comm: Any, grid: Any, shared_tmp_path: Path) -> None:  # noqa: F811
     from pdgemm import DistMatrix
@@ -74,13 +90,18 @@ def test_what_is_refused(comm: Any, grid: Any, shared_tmp_path: Path) -> None:  
         (shared_tmp_path / "text.npy").write_text("1 2 3")
         (shared_tmp_path / "header.npy").write_bytes(b"\x93NUMPY\x01\x00\x05\x00{'a':")
         np.save(shared_tmp_path / "whole.npy", np.ones((4, 4)))
+        whole = (shared_tmp_path / "whole.npy").read_bytes()
+        (shared_tmp_path / "version.npy").write_bytes(whole.replace(b"\x93NUMPY\x01", b"\x93NUMPY\x09"))
+        (shared_tmp_path / "negative.npy").write_bytes(whole.replace(b"(4, 4), ", b"(-1, 4),"))
 
     by_rank_0(comm, write)
     cases: list[tuple[str, type[Exception], str, dict[str, Any]]] = [
         ("nothing.npy", FileError, "No such file", {}),
         ("vector.npy", LayoutError, r"is not a matrix: its shape is \(5,\)", {}),
         ("objects.npy", DTypeError, "holds object, which are no numbers", {}),
-        ("fields.npy", FileError, "version 3.0 has no matrix of numbers", {}),
+        ("fields.npy", DTypeError, "which are no numbers", {}),
+        ("version.npy", FileError, "version 9.0 of the .npy format is not known", {}),
+        ("negative.npy", FileError, r"damaged: its header says that its shape is \(-1, 4\)", {}),
         ("dates.npy", DTypeError, "which are no numbers", {}),
         ("cut.npy", FileError, "is truncated: its elements end at byte 3328, the file at 200", {}),
         ("many.npz", FileError, "many.npz: it is not a .npy file", {}),

@@ -299,4 +299,6 @@ def test_one_who_deviates_is_told_apart() -> None:
     assert _disagreement(["f, 1, 2, 3", "f, 1, 5, 3", "f, 1, 2, 3"]).endswith("ranks 0, 2: f, 2; rank 1: f, 5")
     assert _disagreement(["f, 1", "f, 1, more"]).endswith("rank 0: f; rank 1: f, more")
     assert _disagreement(["f, 1", "g, 1"]).endswith("rank 0: f; rank 1: g")
+    shapes = _disagreement(["f, shape=(0, 1), rows (2, 3, 4), x=(a, b)", "f, shape=(0, 5), rows (2, 3, 4), x=(a, b)"])
+    assert shapes.endswith("rank 0: f, shape=(0, 1); rank 1: f, shape=(0, 5)")
     assert _disagreement(["", "g"]).endswith("rank 0: ; rank 1: g")

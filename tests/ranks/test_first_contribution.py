@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from page_blocks import program
+from documented import program
 
 PAGE = Path(__file__).parents[2] / "docs/contributing-first.md"
 BUGS = {  # "Break it once"

@@ -152,6 +152,11 @@ def test_rows_of_the_ranks_one_after_the_other(comm: Any) -> None:
             assert np.array_equal(A.to_blocks(rows=rows, cols=slice(-2, None)), mine[:, -2:])
             assert [x.tolist() for x in A.to_blocks(rows=[rows, (0, 0)])] == [mine.tolist(), []]
             assert A.to_blocks((0, 0)).shape == (0, 5)
+            narrow, total = np.zeros((comm.rank + 1, 0)), comm.size * (comm.size + 1) // 2  # blocks without elements
+            assert DistMatrix.from_blocks(narrow, grid=grid, axis=0).shape == (total, 0)
+            assert DistMatrix.from_blocks(narrow.T, grid=grid, axis=1).shape == (0, total)
+            wider = narrow if comm.rank else np.zeros((2, 3))
+            assert DistMatrix.from_blocks(wider, grid=grid, axis=0).shape == (2, 3)
 
 
 def test_messages_of_many_tiles(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,7 @@ from __future__ import annotations
 import copy
 import operator
 import pickle
-import re
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -291,7 +289,11 @@ def test_outer_matvec_vecmat(comm: Any, dtype: str) -> None:
             assert np.allclose(np.matvec(A, y), a @ y)  # type: ignore[arg-type]
             assert np.allclose(np.matvec(A.H, x), a.conj().T @ x)
             assert np.allclose(np.vecmat(x, A), x.conj() @ a)  # type: ignore[arg-type]
+            masked = np.ma.array([1.0, 2.0])
             for call, kind, message in [
+                # on one rank alone
+                (lambda: np.outer(column, masked if comm.rank == 0 else y), TypeError, "would lose its mask"),
+                (lambda: np.vecmat(masked if comm.rank == 0 else x, A), TypeError, "would lose its mask"),
                 (lambda: np.outer(A, y), ValueError, "numpy.outer takes matrices of one column or one row.*11 x 7"),
                 (lambda: np.outer(column, y, out=A), TypeError, "numpy.outer"),
                 (lambda: np.matvec(A, x), ValueError, r"the product of .* and an array of shape \(11,\)"),
@@ -301,22 +303,3 @@ def test_outer_matvec_vecmat(comm: Any, dtype: str) -> None:
                 (lambda: operator.matmul(x, A.T), ValueError, "the product of"),
             ]:
                 refused_alike(comm, kind, message, call)
-
-
-@pytest.mark.on_ranks(4)
-def test_the_examples_of_the_page_print_what_it_says(
-    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Each is a script of its own, and what follows it is what it prints on four ranks."""
-    pytest.importorskip("dask.array")
-    if comm.size != 4:
-        pytest.skip("the page says so of four ranks")
-    monkeypatch.chdir(shared_tmp_path)
-    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
-    examples = re.findall(r"```python\n(.*?)```.*?```text\n(.*?)```", page, re.DOTALL)
-    assert len(examples) == page.count("```python") == 7
-    for script, expected in examples:
-        exec(compile(script, "docs/data.md", "exec"), {"__name__": "__main__"})
-        printed = capsys.readouterr().out
-        assert printed == (expected if comm.rank == 0 else "")
-        comm.Barrier()

@@ -74,6 +74,8 @@ def test_the_summary_is_of_all_ranks_and_the_same_on_all(comm: Any, capsys: pyte
             with pytest.raises(ArgumentError, match="the summary of a report"):
                 (C if comm.rank else D).report.summary()
         assert C.report.summary().as_dict() == table
+        unread = A @ A
+    assert f"rank {comm.rank} at " in str(unread.report)  # whose figures are this rank's own
     with pytest.raises(GridError, match="has been freed"):
         C.report.summary()
     own.Free()

@@ -778,8 +778,10 @@ def test_sums_wait_for_late_ranks(comm: Any, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @jobs.needs_mpiexec
-def test_the_window_is_made_without_a_word_from_ucx() -> None:
+def test_the_window_is_made_without_a_word_from_ucx(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody has told Open MPI to leave UCX out; and the level of threads is what it was."""
+    from pdgemm.grids import mpi_variables
+
     program = """
 from mpi4py import MPI
 before = MPI.Query_thread()
@@ -791,3 +793,7 @@ print(before == MPI.Query_thread(), grid.memory.size > 0)
     command = jobs.python(2, "-c", program)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["True"] * 4, "")
+    monkeypatch.setenv("OMPI_MCA_opal_common_ucx_verbose", "3")  # who asks for UCX's words gets them
+    monkeypatch.setattr(mpi_variables, "_exchange", None)
+    with mpi_variables.ucx_says_nothing():
+        pass

@@ -46,7 +46,8 @@ def test_a_job_of_slurm_and_its_step(root: Path) -> None:
             "sys/fs/cgroup/slurm/memory.max": "max\n",
             f"{job}/memory.max": f"{3000 * KIB}\n",
             f"{job}/memory.current": f"{2500 * KIB}\n",
-            f"{job}/memory.stat": f"anon 5\nactive_file {200 * KIB}\ninactive_file {300 * KIB}\nshmem 77777\n",
+            f"{job}/memory.stat": f"anon 5\nactive_file {200 * KIB}\ninactive_file {250 * KIB}\n"
+            f"slab_reclaimable {50 * KIB}\nshmem 77777\n",
             f"{job}/step_0/memory.max": f"{1000 * KIB}\n",
             f"{job}/step_0/memory.current": f"{1400 * KIB}\n",  # for a moment, more than it may have
         },
