@@ -82,6 +82,7 @@ def test_what_is_no_array(comm: Any, grid: Any) -> None:
     import scipy.sparse
 
     from pdgemm import DistMatrix
+    from pdgemm.errors import ArgumentError
 
     class Late:
         """As an array that a library will not hand out: torch says so of those that require gradients."""
@@ -94,7 +95,6 @@ def test_what_is_no_array(comm: Any, grid: Any) -> None:
         (scipy.sparse.coo_array((4, 4)), "a coo_array is no dense array"),
         (np.ma.masked_array(np.ones((4, 4)), mask=np.eye(4)), "a masked array would lose its mask: fill it first"),
         (object(), "<object object at .* is no array, and does not export one"),
-        (None, "None is no array, and does not export one"),
         (Late(), "NumPy cannot read this Late as an array: Can't call .* grad. Use tensor.detach"),
         (np.array([[None]]), "elements are numbers"),
     ]
@@ -107,6 +107,10 @@ def test_what_is_no_array(comm: Any, grid: Any) -> None:
             with pytest.raises(TypeError, match=message) as caught:
                 take()
             assert "\n" not in str(caught.value)
+    with pytest.raises(ArgumentError, match="array is None: where one rank alone has the array, all .* root="):
+        DistMatrix.from_global(None, grid=grid)
+    with pytest.raises(TypeError, match="None is no array, and does not export one"):
+        DistMatrix.from_local(None, (4, 4), grid=grid)
 
 
 def test_local_arrays_go_out_and_the_matrix_says_so(comm: Any, grid: Any) -> None:
