@@ -52,6 +52,11 @@ then matrices that grow with them, and then `pdgemm plot` draws what was measure
 $ ALLOCATION='-N 4 --ntasks-per-node=8' RANKS=1,2,4,8,16,32 docs/examples/scaling_study.sh study
 ```
 
+`scripts/study.sh --ranks 1,2` does the same without Slurm.  This is the beginning of its report, from two cores of an
+AMD EPYC on 24 November 2026; what lies beyond the measurements is predicted:
+
+![Time and efficiency of a product of order 4096, measured on 1 and 2 ranks and predicted to 4096](pictures/scaling_study.png)
+
 ## notebook.ipynb
 
 Products from a notebook: [it](notebook.ipynb) starts four MPI engines by ipyparallel, which multiply matrices together,
