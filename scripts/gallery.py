@@ -55,7 +55,7 @@ $ ALLOCATION='-N 4 --ntasks-per-node=8' RANKS=1,2,4,8,16,32 docs/examples/scalin
 `scripts/study.sh --ranks 1,2` does the same without Slurm.  This is the beginning of its report, from two cores of an
 AMD EPYC on 24 November 2026; what lies beyond the measurements is predicted:
 
-![Time and efficiency of a product of order 4096, measured on 1 and 2 ranks and predicted to 4096](pictures/scaling_study.png)
+![Time and efficiency of a product, measured on 1 and 2 ranks and predicted to 4096](pictures/scaling_study.png)
 
 ## notebook.ipynb
 
