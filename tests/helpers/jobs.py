@@ -25,10 +25,17 @@ def python(ranks: int, *words: Words) -> list[str]:
     return [*([str(MPIEXEC), "-n", str(ranks)] if ranks else []), sys.executable, *map(str, words)]
 
 
+NOT_STARTED = "The PMIx server's listener thread failed to start"  # says Open MPI's launcher, once in thousands of jobs
+
+
 def run(command: Sequence[Words], cwd: Path | None = None, timeout: float = 100, **environment: str) -> Finished:
     """A command, finished: its exit code, output and errors."""
     env = outside_job() | environment
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+    for _ in range(3):
+        done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+        if NOT_STARTED not in done.stderr:  # else no rank has started: a busy machine, and not the program
+            break
+    return done
 
 
 def pdgemm(ranks: int, *words: str, cwd: Path | None = None, timeout: float = 100, **environment: str) -> Finished:
