@@ -19,6 +19,7 @@ from typing import Any as _Any
 if _TYPE_CHECKING:
     from pdgemm import interchange as interchange
     from pdgemm import io as io
+    from pdgemm import linalg as linalg
     from pdgemm import scalapack as scalapack
     from pdgemm.algorithms.redistribution import redistribute as redistribute
     from pdgemm.batched import matmul_batched as matmul_batched
@@ -58,6 +59,7 @@ _MODULES = {
     "gpus": "pdgemm.devices.gpu_binding",
     "interchange": "pdgemm.interchange",
     "io": "pdgemm.io",
+    "linalg": "pdgemm.linalg",
     "scalapack": "pdgemm.scalapack",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 
 class PdgemmError(Exception):
     """This is the base class of what pdgemm raises on purpose; its message is one line, the same on all ranks."""
@@ -41,3 +43,7 @@ class DeviceError(PdgemmError, ValueError):
 
 class FileError(PdgemmError, OSError):
     """A file or dataset cannot be read or written."""
+
+
+class LinAlgError(PdgemmError, np.linalg.LinAlgError):
+    """A matrix is singular or not positive definite, or an iteration does not converge."""

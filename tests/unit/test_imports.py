@@ -14,12 +14,24 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FLOORS = [  # a folder, or a module beside them, imports what stands before it
-    "errors", "names", "arrays", "support", "blas", "grids", "instrument", "model", "devices", "schedules", "planning",
-    "matrix", "movers", "algorithms", "gemm", "batched", "calibrate", "scalapack", "interchange", "io",
+    "errors", "names", "arrays", "support", "blas", "grids", "instrument", "model", "devices", "schedules", "panel_schedules",
+    "planning", "matrix", "movers", "algorithms", "panel_algorithms", "gemm", "batched", "calibrate", "linalg", "scalapack",
+    "interchange", "io",
     "profiling", "studies", "cli", "__main__",
 ]  # fmt: skip
 # no MPI, HDF5 or CuPy
-PURE = ["errors", "names", "arrays", "support", "blas", "instrument", "model", "schedules", "planning"]
+PURE = [
+    "errors",
+    "names",
+    "arrays",
+    "support",
+    "blas",
+    "instrument",
+    "model",
+    "schedules",
+    "panel_schedules",
+    "planning",
+]
 PURE_MODULES = [
     "devices.streams", "devices.gpu_binding", "grids.distribution", "grids.index_map", "grids.layout",
     "grids.rectangles", "grids.shared_heap", "profiling.profile", "profiling.profile_tables", "cli.commands",
@@ -114,7 +126,7 @@ def test_public_names_and_their_docstrings() -> None:
 
     for name in pdgemm.__all__:
         assert getattr(pdgemm, name).__doc__
-    modules = {"interchange", "io", "scalapack", "gpus"}
+    modules = {"interchange", "io", "linalg", "scalapack", "gpus"}
     assert set(pdgemm.__all__) | modules | {"__doc__", "__version__"} == set(dir(pdgemm))
     found = subprocess.run(
         [sys.executable, "-c", "import pdgemm; print(pdgemm.io.hdf5.load, pdgemm.scalapack, pdgemm.gpus.choose)"],

@@ -1,0 +1,3 @@
+"""Linear algebra that stands on the product: factorisations, solves and functions of matrices."""
+
+__all__: list[str] = []
