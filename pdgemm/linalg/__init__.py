@@ -1,3 +1,5 @@
 """Linear algebra that stands on the product: factorisations, solves and functions of matrices."""
 
-__all__: list[str] = []
+from pdgemm.linalg.cholesky import cholesky as cholesky
+
+__all__ = ["cholesky"]
