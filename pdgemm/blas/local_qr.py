@@ -1,7 +1,7 @@
 """Gram matrices, quotients by triangles and QR factors on one rank, for blocks of rows that are in cache.
 
-SciPy's interface to BLAS takes column-major arrays, and copies others: blocks are row-major and contiguous, and are seen
-as their transposes.
+SciPy's interface to BLAS takes column-major arrays, and copies others: blocks are row-major and contiguous, and BLAS
+sees their transposes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from scipy.linalg import qr
 from scipy.linalg.blas import get_blas_funcs
+
+from pdgemm.blas.local_lapack import solve_triangular
 
 _IN_CACHE = 1 << 17  # elements of a block of rows
 _LEAST_ROWS = 256  # of a block: BLAS is slower on fewer
@@ -36,12 +38,10 @@ def add_gram(X: np.ndarray, G: np.ndarray) -> None:
 def divide(X: np.ndarray, R: np.ndarray) -> None:
     """Compute X := X R^-1.  Local; m k^2 flops.
 
-    X : (m, k), row-major and contiguous, overwritten.   R : (k, k), column-major, upper triangular.
+    X : (m, k), row-major, overwritten.   R : (k, k), row-major, upper triangular.
     Error, row by row: |X^ R - X| <= gamma_k |X^||R| (Higham 2002, 8.5).
     """
-    if X.size:
-        found = _routine("trsm", X.dtype)(1, R, X.T, trans_a=1, overwrite_b=True)
-        assert np.shares_memory(found, X)
+    solve_triangular(R, X, side="R", lower=False)
 
 
 def orthonormal(X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

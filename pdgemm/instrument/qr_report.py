@@ -14,9 +14,10 @@ from pdgemm.support.text import counted, in_seconds, in_words
 class QRReport:
     """How A = Q R was computed; words are elements, and those of redistributions are part of them.
 
-    method    : "cholesky" (CholeskyQR2, with a third pass where a shift or an inaccurate first one needed it), "tsqr".
+    method    : "cholesky" (CholeskyQR2, with a third pass where the first one was shifted or inaccurate), or "tsqr".
     passes    : passes of CholeskyQR over A, also those in vain before TSQR.
-    departure : |Q^H Q - I|_F before the last of them, as measured; NaN where Cholesky's factorisation failed or none ran.
+    departure : |Q^H Q - I|_F before the last of them, as measured; NaN where Cholesky's factorisation failed or was not
+                tried.
     shift     : what the first pass added to A^H A, relative to |A|^2.
     moves     : A was redistributed to rows on all ranks, and Q back.
     """

@@ -32,15 +32,15 @@ def lstsq(A: DistMatrix, B: Any, *, rcond: float | None = None) -> tuple[Any, np
     rcond : singular values of A up to rcond times the largest one are taken for 0; by default max(m, n) eps.
 
     Returns X, a DistMatrix (n, p), or a vector on every rank; the sums |b - A x|^2 of the columns of B, an empty array
-    where the rank is less than n or m <= n; the rank of A; and its min(m, n) singular values.  All but X of a DistMatrix
-    B are the same on every rank.  `X.report` says how A, or A^H where m < n, was factored.
+    where the rank is less than n or m <= n; the rank of A; and its min(m, n) singular values; these are the same on
+    every rank.  `X.report` says how A, or A^H where m < n, was factored.
 
     By A = Q R and the SVD of R, X = V diag(1/s) U^H Q^H B.  The residuals are formed, and their norms do not overflow.
     Cost per rank for P ranks, with k = min(m, n): that of `qr`, 22k^3 flops, and 4mnp/P flops; k^2 words are on every
     rank, min(m, n) small is what it is for.
     Error: X is that of A + E, |E| <= c(m, n) eps |A|, for each column of B (Higham 2002, 20.3).
     Raises LayoutError, DTypeError, ArgumentError, or LinAlgError where A has NaN or infinity; on all ranks.
-    
+    Golub & Van Loan, Matrix Computations, 4th ed., 2013, 5.5.
     """
     comm, given = communicator(A=A), None if isinstance(B, DistMatrix) else B
     with together(comm) as arguments:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from time import perf_counter
 from typing import get_args
 
-from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.errors import ArgumentError
 from pdgemm.gemm import pdgemm
 from pdgemm.linalg.tall_qr import placed, tall_qr
@@ -24,8 +23,8 @@ def qr(A: DistMatrix, *, mode: str = "reduced", method: QRMethod = "auto") -> tu
                          ill-conditioned; LinAlgError where that is not accurate, beyond a condition number of about
                          1e10 of the columns scaled to one length (1e4 in single precision);
              "tsqr"      a tree of Householder's factorisations, for any A, of any rank;
-             "auto"      the first where it is accurate, else the second: it is measured, |Q^H Q - I| before the last pass
-                         is at most 1/2, and no pivot of Cholesky's factorisation is a rounding error.
+             "auto"      the first where it is accurate, else the second, as measured: |Q^H Q - I| <= 1/2 before the
+                         last pass, and no pivot of Cholesky's factorisation is a rounding error.
 
     The diagonal of R is real and >= 0 with each method, so that Q and R of full rank are the same on any number of
     ranks (LAPACK's, and NumPy's, has numbers of any sign).  Q lies as A does, R on the same grid with the columns of Q.
@@ -55,7 +54,7 @@ def qr(A: DistMatrix, *, mode: str = "reduced", method: QRMethod = "auto") -> tu
 
 def _wide(A: DistMatrix, method: QRMethod) -> tuple[DistMatrix, DistMatrix]:
     """Return Q and R of a matrix with more columns than rows."""
-    m, n = A.shape
+    m = A.shape[0]
     Q, first = qr(A[:, :m], method=method)
     R = pdgemm(1, Q.H, A)
     report = Q.report

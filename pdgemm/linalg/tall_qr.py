@@ -72,8 +72,8 @@ def tall_qr(A: DistMatrix, method: str = "auto") -> TallQR:
         R, done = found.R, "cholesky"
         if R is None and method == "cholesky":
             raise LinAlgError(
-                f"the columns of A ({size(A)} on a {A.grid} grid) are too nearly dependent for CholeskyQR2, or too long "
-                'or short for their squares: use method="auto" or "tsqr"'
+                f"the columns of A ({size(A)} on a {A.grid} grid) are too nearly dependent for CholeskyQR2, or too "
+                'long or short for their squares: use method="auto" or "tsqr"'
             )
         if R is None:
             with together(comm):
@@ -103,7 +103,7 @@ def tall_qr(A: DistMatrix, method: str = "auto") -> TallQR:
 
 
 def svd_of_tall(A: DistMatrix) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
-    """Return U, s and V^H of A = U diag(s) V^H with m >= n, by A = Q R and the SVD of R.  Collective over the grid of A.
+    """Return U, s and V^H of A = U diag(s) V^H with m >= n, by A = Q R and the SVD of R.  Collective over A.grid.
 
     A : DistMatrix (m, n), of any layout; n^2 words are on every rank.
     Returns U (m, n), which lies as A does; s, n numbers in descending order, the same on every rank; and V^H (n, n).
@@ -139,14 +139,14 @@ def svd_on_all(made: TallQR) -> tuple[np.ndarray, np.ndarray, np.ndarray, QRRepo
     if k:
         words = descend(tree, grid.comm, words, to_all, recorder)
     if np.isnan(words).any():
-        raise LinAlgError(f"the singular values of A ({made.report.shape[0]} x {k}) do not converge; has it NaN or inf?")
+        raise LinAlgError(f"the singular values of A ({size(made.Q)}) do not converge; has it NaN or infinity?")
     U, s, Vh = words[: k * k].reshape(k, k), words[k * k : -k * k or None].real, words[k * k + k :].reshape(k, k)
     counted, predicted = made.report.counted + recorder.traffic, made.report.predicted + tree.traffic(grid.comm.rank)
     return U, s, Vh, replace(made.report, counted=counted, predicted=predicted)
 
 
 def placed(made: TallQR, A: DistMatrix, start: float) -> tuple[DistMatrix, DistMatrix]:
-    """Return Q in the layout of A, and R on the same grid, its columns like those of Q.  Collective over the grid of A."""
+    """Return Q in the layout of A, and R on the same grid, its columns like those of Q.  Collective over A.grid."""
     Q, R, report = made
     moves = report.moves
     if not Q.same_layout(A) or Q.order != A.order:
@@ -183,4 +183,4 @@ def _by_rows(A: DistMatrix) -> tuple[DistMatrix, tuple[MoveReport, ...]]:
 
 def _move(X: DistMatrix) -> MoveReport:
     report: Any = X.report
-    return report  # type: ignore[no-any-return]
+    return report

@@ -43,10 +43,10 @@ def cholesky_qr(
     A : this rank's rows, any number of them.   copy : takes them from A to Q.   Q : row-major, overwritten.
     tree : `gram_tree` of these rows.   m : rows of all ranks.
 
-    A pass factors Q^H Q = R^H R and divides, Q := Q R^-1.  It is the last one if |Q^H Q - I|_F <= 1/2 was measured: then
-    |R^-1|^2 <= 2, and the errors of Q are those of that product and that division, O(k eps).  The first pass may add a
-    shift s to the diagonal, as Fukaya et al. do; columns are scaled to one length before that.  The factor of Q^H Q is
-    computed on one rank, which sends it to all: it is the same everywhere, to the bit.
+    A pass factors Q^H Q = R^H R and divides, Q := Q R^-1.  It is the last one if |Q^H Q - I|_F <= 1/2 was measured:
+    then |R^-1|^2 <= 2, and the errors of Q are those of that product and that division, O(k eps).  The first pass may
+    add a shift s to the diagonal, as Fukaya et al. do; columns are scaled to one length before that.  The factor of
+    Q^H Q is computed on one rank, which sends it to all: it is the same everywhere, to the bit.
 
     Cost per rank for P ranks, a pass: 2mk^2/P flops, k^2/2 words up and k^2/2 down each edge of the tree.
     """
@@ -71,7 +71,7 @@ def cholesky_qr(
         if np.isnan(departure) or (number == PASSES and not last):
             return Passes(None, number, departure, shift)
         with recorder.phase("compute"):
-            R, G = np.asfortranarray(unpacked(found[:-MEASURED], upper)), np.zeros_like(G)
+            R, G = unpacked(found[:-MEASURED], upper), np.zeros_like(G)
             whole = np.triu(R @ whole)
             for rows in blocks(*Q.shape):
                 divide(Q[rows], R)

@@ -12,8 +12,9 @@ from pdgemm.panel_schedules.tsqr_schedule import Tree, packed
 
 
 def ascend(
-    tree: Tree, comm: MPI.Comm, mine: np.ndarray, join: Callable[[np.ndarray, np.ndarray], np.ndarray], recorder: Recorder
-) -> np.ndarray:
+    tree: Tree, comm: MPI.Comm, mine: np.ndarray, join: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    recorder: Recorder,
+) -> np.ndarray:  # fmt: skip
     """Return what this rank and those below it have, joined in the order of their rows; all is joined on the root.
 
     mine : one-dimensional, contiguous.   join : returns such an array, given this rank's and the next child's.

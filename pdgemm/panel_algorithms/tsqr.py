@@ -32,7 +32,7 @@ def tsqr(
     upper = ~np.tri(k, k=-1, dtype=bool)
     with recorder.phase("compute"):
         parts, triangles = [], list[np.ndarray]()
-        for rows in blocks(*Q.shape, times=4):
+        for rows in blocks(len(Q), k, times=4):
             block = room[k * rows.start : k * rows.stop].reshape(-1, k, order="F")
             copy(block, A[rows])
             q, r = orthonormal(block)
