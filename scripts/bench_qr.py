@@ -32,14 +32,14 @@ def asleep(comm: MPI.Comm) -> None:
         time.sleep(1e-3)
 
 
-def measure(comm: MPI.Comm, m: int, n: int) -> dict[str, float]:
+def measure(comm: MPI.Intracomm, m: int, n: int) -> dict[str, float]:
     """Return the least seconds of each."""
     A = DistMatrix.random((m, n), grid=ProcessGrid(comm, (comm.size, 1)), kind="normal", seed=1)
-    a = A.to_global()
-    by_columns = np.asfortranarray(a) if a is not None else None
+    a: Any = A.to_global()
+    by_columns = None if a is None else np.asfortranarray(a)
     alone = {
         "scipy": lambda: scipy.linalg.qr(by_columns, mode="economic", check_finite=False),
-        "numpy": lambda: np.linalg.qr(a),  # type: ignore[arg-type]
+        "numpy": lambda: np.linalg.qr(a),
     }
     calls: dict[str, Callable[[], Any]] = {"auto": lambda: qr(A), "tsqr": lambda: qr(A, method="tsqr"), **alone}
     least = dict.fromkeys(calls, np.inf)

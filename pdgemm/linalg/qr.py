@@ -5,11 +5,14 @@ from __future__ import annotations
 from time import perf_counter
 from typing import get_args
 
+from pdgemm.arrays import device as devices
 from pdgemm.errors import ArgumentError
 from pdgemm.gemm import pdgemm
+from pdgemm.grids.distribution import Distribution
 from pdgemm.linalg.tall_qr import placed, tall_qr
 from pdgemm.matrix.argument_checks import check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.names import QRMethod
 from pdgemm.support.agreement import together
 
@@ -56,8 +59,12 @@ def _wide(A: DistMatrix, method: QRMethod) -> tuple[DistMatrix, DistMatrix]:
     """Return Q and R of a matrix with more columns than rows."""
     m = A.shape[0]
     Q, first = qr(A[:, :m], method=method)
-    R = pdgemm(1, Q.H, A)
-    report = Q.report
-    first.redistribute(R[:, :m])  # which Q^H A is but for rounding errors below the diagonal
-    R.report = report
+    layout = Distribution(first.distribution.rows, A.distribution.cols)
+    with together(A.grid.comm):
+        local = new_array(layout.local_shape(A.grid.coords), A.dtype, A.order, A.grid, devices.of(A.stored))
+        R = DistMatrix(local, A.grid, layout, A.order)
+    R.shared = all_shared(local, A.grid)
+    pdgemm(1, Q.H, A, 0, R)
+    first.redistribute(R[:, :m])  # without the rounding errors below the diagonal; each rank has its elements
+    R.report = Q.report
     return Q, R

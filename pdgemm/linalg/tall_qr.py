@@ -63,11 +63,12 @@ def tall_qr(A: DistMatrix, method: str = "auto") -> TallQR:
     copy, recorder, predicted = CONJUGATE if X.conjugated else CONVERT, recorder_of(Q.stored), Traffic()
     ranks, rows = ranks_of(grid), tuple(X.distribution.rows.count(i) for i in range(grid.shape[0]))
     rows += (0,) * (len(ranks) - len(rows))
+    x, q = (y.stored.reshape(0, n) if grid.idle else y.stored for y in (X, Q))
     found = Passes(None if n else np.zeros((0, 0), X.dtype), 0, np.nan, 0.0)
     with np.errstate(all="ignore"), spans.timed("qr", X.stored.nbytes):
         if n and method != "tsqr":
             tree = gram_tree(ranks, rows, n)
-            found = cholesky_qr(X.stored, copy, Q.stored, tree, m, comm, recorder)
+            found = cholesky_qr(x, copy, q, tree, m, comm, recorder)
             predicted = sum((tree.traffic(comm.rank) for _ in range(found.number)), Traffic())
         R, done = found.R, "cholesky"
         if R is None and method == "cholesky":
@@ -79,7 +80,7 @@ def tall_qr(A: DistMatrix, method: str = "auto") -> TallQR:
             with together(comm):
                 room = devices.own_memory(None).empty((Q.stored.size,), Q.dtype)
             tree, done = tsqr_tree(ranks, rows, n), "tsqr"
-            R = tsqr(X.stored, copy, Q.stored, room, tree, comm, recorder)
+            R = tsqr(x, copy, q, room, tree, comm, recorder)
             predicted += tree.traffic(comm.rank)
     seconds, traffic = recorder.seconds.get, recorder.traffic
     for move in moves:
@@ -133,8 +134,8 @@ def svd_on_all(made: TallQR) -> tuple[np.ndarray, np.ndarray, np.ndarray, QRRepo
     words = np.empty(tree.down[0], R.dtype)
     if grid.comm.rank == tree.ranks[0] and k:
         try:
-            words[:] = np.concatenate([x.ravel() for x in scipy.linalg.svd(R, check_finite=False)])
-        except np.linalg.LinAlgError:
+            words[:] = np.concatenate([x.ravel() for x in scipy.linalg.svd(R)])
+        except (ValueError, np.linalg.LinAlgError):  # NaN, or it does not converge
             words[:] = np.nan  # the other ranks wait for them
     if k:
         words = descend(tree, grid.comm, words, to_all, recorder)
