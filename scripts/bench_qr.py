@@ -36,7 +36,7 @@ def measure(comm: MPI.Intracomm, m: int, n: int) -> dict[str, float]:
     """Return the least seconds of each."""
     A = DistMatrix.random((m, n), grid=ProcessGrid(comm, (comm.size, 1)), kind="normal", seed=1)
     a: Any = A.to_global()
-    by_columns = None if a is None else np.asfortranarray(a)
+    by_columns: Any = None if a is None else np.asfortranarray(a)
     alone = {
         "scipy": lambda: scipy.linalg.qr(by_columns, mode="economic", check_finite=False),
         "numpy": lambda: np.linalg.qr(a),

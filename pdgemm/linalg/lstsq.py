@@ -35,7 +35,8 @@ def lstsq(A: DistMatrix, B: Any, *, rcond: float | None = None) -> tuple[Any, np
     where the rank is less than n or m <= n; the rank of A; and its min(m, n) singular values; these are the same on
     every rank.  `X.report` says how A, or A^H where m < n, was factored.
 
-    By A = Q R and the SVD of R, X = V diag(1/s) U^H Q^H B.  The residuals are formed, and their norms do not overflow.
+    By A = Q R and the SVD of R, X = V diag(1/s) U^H Q^H B.  The residuals are B - Q Q^H B, which X does not enter, and
+    their norms do not overflow.
     Cost per rank for P ranks, with k = min(m, n): that of `qr`, 22k^3 flops, and 4mnp/P flops; k^2 words are on every
     rank, min(m, n) small is what it is for.
     Error: X is that of A + E, |E| <= c(m, n) eps |A|, for each column of B (Higham 2002, 20.3).
@@ -77,13 +78,14 @@ def lstsq(A: DistMatrix, B: Any, *, rcond: float | None = None) -> tuple[Any, np
         for x in (left[:, :rank].conj().T, right[:rank])
     )
     Q = made.Q.to_device(A.device)
-    Y = pdgemm(1, left_h, pdgemm(1, Q.H, B) if tall else B) / s[:rank, None]
+    C = pdgemm(1, Q.H, B) if tall else B
+    Y = pdgemm(1, left_h, C) / s[:rank, None]
     X = pdgemm(1, right_h.H, Y)
     if not tall:
         X = pdgemm(1, Q, X)
     residuals = np.empty(0, s.dtype)
     if rank == n < m:
-        residuals = pdgemm(-1, A, X, 1, B.astype(dtype)).norm(axis=0) ** 2
+        residuals = pdgemm(-1, Q, C, 1, B.astype(dtype)).norm(axis=0) ** 2
     if given is not None:
         return X.allgather()[:, 0], residuals, rank, s
     X.report = report

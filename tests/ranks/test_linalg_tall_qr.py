@@ -161,12 +161,11 @@ def test_many_rows(comm: Any) -> None:
             check(A, whole, *qr(A, method=method))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_wide(comm: Any, dtype: str) -> None:
+def test_wide(comm: Any) -> None:
     from pdgemm.linalg import qr
 
-    for whole in (drawn(7, 20, dtype), np.zeros((4, 9), dtype), drawn(1, 5, dtype), drawn(0, 3, dtype)):
-        for A in itertools.islice(matrices(comm, whole), 6):
+    for whole in (drawn(7, 20, "complex64"), drawn(5, 6), np.zeros((4, 9)), drawn(1, 5), drawn(0, 3)):
+        for A in itertools.islice(matrices(comm, whole), 0, None, 3):
             check(A, whole, *qr(A))
 
 
@@ -177,7 +176,7 @@ def test_svd_of_tall(comm: Any) -> None:
 
     for whole in (conditioned(50, 9, 1e10, "complex128"), np.zeros((20, 3)), drawn(8, 8, "float32"), drawn(5, 0)):
         eps, expected = np.finfo(whole.dtype).eps, scipy.linalg.svdvals(whole) if whole.size else np.zeros(0)
-        for A in matrices(comm, whole):
+        for A in itertools.islice(matrices(comm, whole), 1, None, 3):
             U, s, Vh = svd_of_tall(A)
             u, vh, n = U.allgather(), Vh.allgather(), whole.shape[1]
             assert len({x.tobytes() for x in comm.allgather(s)}) == 1 and s.dtype == np.finfo(whole.dtype).dtype
