@@ -259,5 +259,5 @@ def _make_diagonal_real(C: DistMatrix) -> None:
     recorder = recorder_of(C.stored)
     with recorder.phase("compute"):
         for i, j in zip(rows.tolist(), cols.tolist()):
-            x[i : i + 1, j : j + 1].view(x.real.dtype)[:, 1:] = 0
+            x[i : i + 1, j : j + 1].view(x.dtype.char.lower())[:, 1:] = 0
     recorder.finish()

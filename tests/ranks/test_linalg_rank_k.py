@@ -57,7 +57,6 @@ def check(
     result = getattr(linalg, name)(alpha, *operands, beta, C, uplo=uplo, trans=trans, **options)
     assert result is C
     got = C.allgather()
-    assert np.isnan(triangle(got.T, uplo)[~np.eye(n, dtype=bool) & (triangle(np.ones((n, n)), uplo).T > 0)]).all()
     x = [y.allgather() for y in operands]
     x = [y if trans == "N" else y.conj().T if trans == "C" else y.T for y in x]
     other = [y.conj().T if hermitian else y.T for y in x]
@@ -178,7 +177,7 @@ def test_the_same_exception_on_all_ranks(comm: Any) -> None:
         C = DistMatrix.zeros((6, 6), grid=grid)
         calls: list[tuple[type[PdgemmError], str, Any]] = [
             (DTypeError, "alpha = 1j is complex", lambda: herk(1j, A)),  # type: ignore[arg-type]
-            (DTypeError, "beta = 1j is complex", lambda: her2k(1j, A, A, 1j, C)),  # type: ignore[arg-type]
+            (DTypeError, "beta = 1j is complex", lambda: her2k(1j, A, A, 1j)),  # type: ignore[arg-type]
             (LayoutError, "their shapes must be the same", lambda: her2k(1, A, B)),
             (DTypeError, "of one type|cannot be stored", lambda: herk(1, A, 0, C)),
             (ArgumentError, "uplo is 'L' or 'U'", lambda: herk(1, A, uplo="X")),  # type: ignore[arg-type]
