@@ -60,8 +60,8 @@ class Inner(Product):
         m, n, _ = self.mnk
         blocks = BlockCyclic.even(m, 1), BlockCyclic.even(n, 1)
         mover = self.mover * self.shared
-        of_c, how = (self.C, self.accumulate), (mover, self.device, self.triangle)
-        return Reduction(*blocks, self.grid.rank_map, *of_c, self.rows, *how)
+        whole = Reduction(*blocks, self.grid.rank_map, self.C, self.accumulate, self.rows, mover, self.device)
+        return replace(whole, triangle=self.triangle)
 
     @property
     def exposed(self) -> str:
@@ -239,8 +239,8 @@ class Layered(Product):
     def reduction(self) -> Reduction:
         rows, cols = self.A.distribution.rows, self.B.distribution.cols
         mover = self.mover * self.in_place
-        of_c, how = (self.C, self.accumulate), (mover, self.device, self.triangle)
-        return Reduction(rows, cols, self.rank_map, *of_c, self.rows, *how)
+        whole = Reduction(rows, cols, self.rank_map, self.C, self.accumulate, self.rows, mover, self.device)
+        return replace(whole, triangle=self.triangle)
 
     @property
     def panels(self) -> int:
