@@ -1,3 +1,5 @@
 """Linear algebra that stands on the product: factorisations, solves and functions of matrices."""
 
-__all__: list[str] = []
+from pdgemm.linalg.matrix_functions import expm, matrix_power, newton_schulz
+
+__all__ = ["expm", "matrix_power", "newton_schulz"]
