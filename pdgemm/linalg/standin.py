@@ -1,0 +1,52 @@
+"""Stand-ins, on one rank, until the factorisations are merged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+
+from pdgemm.errors import LinAlgError
+from pdgemm.linalg.iterations import on_one_rank
+from pdgemm.matrix.distmatrix import DistMatrix
+
+
+def _spread(A: DistMatrix, whole: Any) -> DistMatrix:
+    return DistMatrix.from_global(whole, grid=A.grid.base, device=A.device)
+
+
+def qr(A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
+    q, r = on_one_rank(A, np.linalg.qr, A.allgather())
+    return _spread(A, q), _spread(A, r)
+
+
+def svd_of_tall(A: DistMatrix) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
+    u, s, vh = on_one_rank(A, lambda x: np.linalg.svd(x, full_matrices=False), A.allgather())
+    return _spread(A, u), s, _spread(A, vh)
+
+
+def cholesky(A: DistMatrix, *, lower: bool = True, overwrite_a: bool = False) -> DistMatrix:
+    x = A.allgather()
+    x = np.tril(x) + np.tril(x, -1).conj().T
+
+    def factored() -> Any:
+        try:
+            return np.linalg.cholesky(x)
+        except np.linalg.LinAlgError as bad:
+            raise LinAlgError(str(bad)) from None
+
+    return _spread(A, on_one_rank(A, factored)).redistribute(like=A)
+
+
+def solve_triangular(
+    A: DistMatrix, B: DistMatrix, *, lower: bool = False, trans: str = "N", side: str = "L", overwrite_b: bool = False
+) -> DistMatrix:
+    a, b = A.allgather(), B.allgather()
+    if side == "L":
+        x = scipy.linalg.solve_triangular(a, b, lower=lower, trans=trans)
+    else:  # X op(A) = B
+        op = {"N": a, "T": a.T, "C": a.conj().T}[trans]
+        x = scipy.linalg.solve_triangular(op.T, b.T, lower=lower == (trans != "N")).T
+    made = _spread(B, on_one_rank(A, lambda: x))
+    return made.redistribute(B) if overwrite_b else made.redistribute(like=B)
