@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, factorial, frexp, inf, isfinite, log2
-from typing import Any
+from math import ceil, factorial, frexp, inf, isfinite, log2, sqrt
+from typing import Any, Literal
 
 import numpy as np
 
 from pdgemm.arrays import dtypes
-from pdgemm.arrays.integers import as_count
-from pdgemm.errors import ArgumentError
+from pdgemm.arrays.integers import as_count, shown
+from pdgemm.errors import ArgumentError, LinAlgError
 from pdgemm.linalg.iterations import Work, add, add_to_diagonal, check_operand, finite_norm, like, unit
+from pdgemm.linalg.polar import polar
+from pdgemm.linalg.standin import cholesky, inv
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together
@@ -177,3 +179,51 @@ def _combined(Y: DistMatrix, row: Sequence[float], powers: Sequence[DistMatrix],
         if factor:
             add(Y, factor * scale**k, power)
     return add_to_diagonal(Y, row[0])
+
+
+def sqrtm(A: DistMatrix, *, assume_a: Literal["gen", "pos"] = "gen") -> DistMatrix:
+    """Return the principal square root X, X X = A, whose eigenvalues have positive real parts.  Collective.
+
+    A        : DistMatrix (n, n) of type s, d, c or z, without eigenvalues on the negative real axis; not changed.
+    assume_a : "pos": A is Hermitian and positive definite, and X = H of the polar decomposition L^H = U H, where
+               A = L L^H; "gen": the product form of the iteration of Denman and Beavers, which is Newton's, by `inv`.
+
+    Returns X in the layout of A, Hermitian for "pos".  Cost: a Cholesky factorisation and `polar`; or 5 to 15 inverses
+    and products.  The report has the steps and |X X - A|_F / |A|_F.
+    Raises LayoutError, DTypeError or ArgumentError on all ranks; LinAlgError where A is not positive definite, is
+    singular, or the iteration does not converge in 60 steps.
+    Higham, Functions of Matrices, 2008, algorithm 6.21 and (6.29).
+    """
+    with together(communicator(A=A)) as arguments:
+        check_operand("A", A, square=True)
+        if assume_a not in ("gen", "pos"):
+            raise ArgumentError(f'assume_a is "gen" or "pos", got {shown(assume_a)}')
+        arguments += ["sqrtm", A.distribution, A.dtype, assume_a]
+    work = Work("sqrtm")
+    size = finite_norm("sqrtm", A)
+    if assume_a == "pos":
+        U, H = polar(cholesky(A).H)
+        X, steps = H.redistribute(like(A)), U.report.steps
+    else:
+        X, steps = _denman_beavers(work, A)
+    R = work.product(1, X, X, -1, A.copy())
+    return work.reported(X, steps, residual=R.norm() / (size or 1))
+
+
+def _denman_beavers(work: Work, A: DistMatrix) -> tuple[DistMatrix, int]:
+    X, M, spare, change = A.copy(), A.copy(), like(A), inf
+    for step in range(60):
+        if change <= sqrt(len(A)) * unit(A) or 0 in A.shape:
+            return X, step
+        N = inv(M)
+        square = sqrt(N.norm() / M.norm()) if change > 0.1 else 1.0  # mu^2 M and its inverse have the same norm
+        scaled = add_to_diagonal(add(like(A), 1 / square, N, beta=0), 1)
+        work.product(sqrt(square) / 2, X, scaled, C=spare)  # X := mu X (I + (mu^2 M)^-1) / 2
+        X, spare = spare, X
+        add_to_diagonal(add(M, 0.25 / square, N, square / 4), 0.5)  # M := (2 I + mu^2 M + (mu^2 M)^-1) / 4
+        last, change = change, add_to_diagonal(add(N, 1, M, 0), -1).norm()
+        if change >= last / 2 and change < unit(A) ** 0.5:  # rounding errors
+            return X, step + 1
+    raise LinAlgError(
+        f"the square root of {A.distribution} did not converge: a real matrix with negative eigenvalues has none that is real"
+    )

@@ -50,3 +50,15 @@ def solve_triangular(
         x = scipy.linalg.solve_triangular(op.T, b.T, lower=lower == (trans != "N")).T
     made = _spread(B, on_one_rank(A, lambda: x))
     return made.redistribute(B) if overwrite_b else made.redistribute(like=B)
+
+
+def inv(A: DistMatrix) -> DistMatrix:
+    whole = A.allgather()
+
+    def inverted() -> Any:
+        try:
+            return np.linalg.inv(whole)
+        except np.linalg.LinAlgError as bad:
+            raise LinAlgError(str(bad)) from None
+
+    return _spread(A, on_one_rank(A, inverted)).redistribute(like=A)
