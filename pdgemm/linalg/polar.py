@@ -44,14 +44,14 @@ def polar(A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
         check_operand("A", A)
         arguments += ["polar", A.distribution, A.dtype]
     work, tall = Work("polar"), A.shape[0] >= A.shape[1]
-    U, steps, orthogonality = _unitary_factor(work, A if tall else A.H)
+    U, steps, orthogonality = unitary_factor(work, A if tall else A.H)
     U = U if tall else U.H.redistribute(like=A)
     P = work.product(1, U.H, A)
     H = add(P.copy(), 0.5, P.H, 0.5)
     return work.reported(U, steps, orthogonality=orthogonality), H
 
 
-def _unitary_factor(work: Work, A: DistMatrix) -> tuple[DistMatrix, int, float]:
+def unitary_factor(work: Work, A: DistMatrix) -> tuple[DistMatrix, int, float]:
     """Return U, the number of steps, and |U^H U - I|_F."""
     if 0 in A.shape:
         return like(A), 0, 0.0
@@ -136,7 +136,7 @@ def matrix_sign(A: DistMatrix, *, assume_a: Literal["gen", "her"] = "gen") -> Di
         arguments += ["matrix_sign", A.distribution, A.dtype, assume_a]
     work = Work("matrix_sign")
     if assume_a == "her":
-        X, steps, _ = _unitary_factor(work, A)
+        X, steps, _ = unitary_factor(work, A)
     else:
         X, steps = _newton(work, A)
     E = add_to_diagonal(work.product(1, X, X), -1)
@@ -154,5 +154,6 @@ def _newton(work: Work, A: DistMatrix) -> tuple[DistMatrix, int]:
         mu = sqrt(Y.norm() / X.norm()) if change > 0.1 else 1.0
         add(Y, mu / 2, X, 0.5 / mu)
         X, difference = Y, add(X, 1, Y, -1)
-        change = difference.norm() / X.norm()
+        size = X.norm()
+        change = difference.norm() / size if size else np.inf
     raise LinAlgError(f"the sign of {A.distribution} did not converge: are eigenvalues near the imaginary axis?")
