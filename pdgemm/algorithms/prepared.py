@@ -360,10 +360,10 @@ def _report(
         lower_bound_words=plan.lower_bound_words,
         moves=tuple(moves),
     )
-    return report.with_ranks(partial(_of_all_ranks, comm))
+    return report.with_ranks(partial(of_all_ranks, comm))
 
 
-def _of_all_ranks(comm: MPI.Intracomm, report: Report) -> list[Report]:
+def of_all_ranks(comm: MPI.Intracomm, report: Report) -> list[Report]:
     """Return the reports of one product by all ranks.  Collective."""
     with together(comm) as arguments:
         arguments += ["the summary of a report", report.mnk, report.algorithm, report.grid, report.dtype, report.flops]

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from pdgemm.errors import ArgumentError
 from pdgemm.support.files import check_ordinary
 
 LETTER: dict[str, str] = {x.dtype.char: x.blas for x in TYPES if x.blas}
+BLAS_ROUTINES = ("gemm", "trsm", "trmm")  # the others are LAPACK's
 _LP64, _SEQUENTIAL = 0, 1  # layers of MKL
 
 
@@ -46,12 +48,18 @@ def library() -> ctypes.CDLL | None:
 @cache
 def gemm(char: str) -> Callable[..., None]:
     """Return the gemm routine of a dtype, whose arguments are all pointers; it releases the GIL while it runs."""
-    found = library()
-    if found is None:
-        return ctypes.CFUNCTYPE(None)(_of_scipy(f"{LETTER[char]}gemm"))
-    routine = getattr(found, f"{LETTER[char]}gemm_")
-    routine.restype = None
-    return routine
+    return routine("gemm", char)
+
+
+@cache
+def routine(name: str, char: str) -> Callable[..., None]:
+    """Return a routine of BLAS or LAPACK for a dtype; a library without LAPACK leaves that to SciPy's."""
+    found, symbol = library(), f"{LETTER[char]}{name}"
+    if found is None or not hasattr(found, f"{symbol}_"):
+        return ctypes.CFUNCTYPE(None)(_of_scipy(symbol, "cython_blas" if name in BLAS_ROUTINES else "cython_lapack"))
+    called: Callable[..., None] = getattr(found, f"{symbol}_")
+    called.restype = None  # type: ignore[attr-defined]
+    return called
 
 
 def caller() -> ctypes.CDLL:
@@ -89,11 +97,9 @@ def _is_mkl(found: ctypes.CDLL) -> bool:
     return hasattr(found, "MKL_Set_Interface_Layer")
 
 
-def _of_scipy(routine: str) -> int:
+def _of_scipy(symbol: str, module: str) -> int:
     """Return the address of a Fortran routine that SciPy exports to Cython."""
-    from scipy.linalg import cython_blas
-
-    capsule = dict(cython_blas.__pyx_capi__)[routine]
+    capsule = import_module(f"scipy.linalg.{module}").__pyx_capi__[symbol]
     name = ctypes.pythonapi.PyCapsule_GetName
     name.restype, name.argtypes = ctypes.c_char_p, [ctypes.py_object]
     pointer = ctypes.pythonapi.PyCapsule_GetPointer

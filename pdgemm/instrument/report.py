@@ -168,6 +168,28 @@ class Report:
             )
         return Summary(self._collect(self), self.rank)
 
+    @property
+    def title(self) -> str:
+        """What was computed, how, and with what."""
+        m, n, k = self.mnk
+        computed = f" of {self.compute}" if self.compute else ""
+        return (
+            f"C ({m} x {n}) := A ({m} x {k}) B, {self.dtype}{computed}, by {named(self.algorithm, self.inside)} on a "
+            f"{sides(*self.grid, self.layers)} grid: {self.means}"
+        )
+
+    @property
+    def means(self) -> str:
+        """The panels, their mover, and what multiplied."""
+        sharing = f", up to {self.ranks_per_device} ranks on one" if self.ranks_per_device > 1 else ""
+        multiplier = (
+            f"on {self.device}{sharing}" if self.device else f"{counted(self.threads, 'thread')} per rank, {self.blas}"
+        )
+        return (
+            f"{counted(self.panels, 'panel')} of width <= {self.panel_width}, lookahead {self.lookahead}, "
+            f"mover {self.mover}, {multiplier}"
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """Return the report as numbers and strings, for JSON."""
         return asdict(self) | {"gflops": self.gflops, "overlap": self.overlap}
@@ -177,7 +199,7 @@ class Report:
         if self.rank:
             return line
         expected = f"predicted {in_seconds(self.predicted_seconds)}, lower bound {in_words(self.lower_bound_words)}"
-        return f"{_title(self)}; {expected}\n{line}"
+        return f"{self.title}; {expected}\n{line}"
 
     def _times(self) -> str:
         other = self.seconds - self.compute_seconds - self.wait_seconds - self.pack_seconds - self.move_seconds
@@ -234,7 +256,7 @@ class Summary:
         columns["extra_bytes"] = [r.extra_bytes for r in reports]
         overlaps = [r.overlap for r in reports if r.overlap is not None]
         return {
-            "title": _title(first),
+            "title": first.title,
             **{name: getattr(first, name) for name in _ALIKE},
             "redistributed": [move.name for move in first.moves],
             "overlap": sum(overlaps) / len(overlaps) if overlaps else None,  # the mean over ranks
@@ -296,18 +318,6 @@ def _beside_bound(bound: float, per_rank: dict[str, dict[str, float]]) -> str:
     if not read["max"]:
         return text
     return f"{text}; this product read {'all' if read == words else 'some'} of its words in place on the node"
-
-
-def _title(r: Report) -> str:
-    m, n, k = r.mnk
-    computed = f" of {r.compute}" if r.compute else ""
-    sharing = f", up to {r.ranks_per_device} ranks on one" if r.ranks_per_device > 1 else ""
-    multiplier = f"on {r.device}{sharing}" if r.device else f"{counted(r.threads, 'thread')} per rank, {r.blas}"
-    return (
-        f"C ({m} x {n}) := A ({m} x {k}) B, {r.dtype}{computed}, by {named(r.algorithm, r.inside)} on a "
-        f"{sides(*r.grid, r.layers)} grid: {counted(r.panels, 'panel')} of width <= {r.panel_width}, "
-        f"lookahead {r.lookahead}, mover {r.mover}, {multiplier}"
-    )
 
 
 if TYPE_CHECKING:

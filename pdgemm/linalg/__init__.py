@@ -1,12 +1,31 @@
 """Linear algebra that stands on the product: factorisations, solves and functions of matrices."""
 
-from pdgemm.linalg.eigh import eigh
-from pdgemm.linalg.kronecker import kron, matvec, outer
-from pdgemm.linalg.matrix_functions import expm, matrix_power, newton_schulz, sqrtm
-from pdgemm.linalg.norms import norm
-from pdgemm.linalg.polar import matrix_sign, polar
-from pdgemm.linalg.svd import svd
+from pdgemm.linalg.cholesky import cholesky as cholesky
+from pdgemm.linalg.eigh import eigh as eigh
+from pdgemm.linalg.kronecker import kron as kron
+from pdgemm.linalg.kronecker import matvec as matvec
+from pdgemm.linalg.kronecker import outer as outer
+from pdgemm.linalg.matrix_functions import expm as expm
+from pdgemm.linalg.matrix_functions import matrix_power as matrix_power
+from pdgemm.linalg.matrix_functions import newton_schulz as newton_schulz
+from pdgemm.linalg.matrix_functions import sqrtm as sqrtm
+from pdgemm.linalg.norms import norm as norm
+from pdgemm.linalg.polar import matrix_sign as matrix_sign
+from pdgemm.linalg.polar import polar as polar
+from pdgemm.linalg.svd import svd as svd
 
 __all__ = [
-    "eigh", "expm", "kron", "matrix_power", "matrix_sign", "matvec", "newton_schulz", "norm", "outer", "polar", "sqrtm", "svd",
-]  # fmt: skip
+    "cholesky",
+    "eigh",
+    "expm",
+    "kron",
+    "matrix_power",
+    "matrix_sign",
+    "matvec",
+    "newton_schulz",
+    "norm",
+    "outer",
+    "polar",
+    "sqrtm",
+    "svd",
+]

@@ -11,9 +11,10 @@ import numpy as np
 from pdgemm.arrays import dtypes
 from pdgemm.arrays.integers import as_count, shown
 from pdgemm.errors import ArgumentError, LinAlgError
+from pdgemm.linalg.cholesky import cholesky
 from pdgemm.linalg.iterations import Work, add, add_to_diagonal, check_operand, finite_norm, like, unit
 from pdgemm.linalg.polar import polar
-from pdgemm.linalg.standin import cholesky, inv
+from pdgemm.linalg.standin import inv
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together

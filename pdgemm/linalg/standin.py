@@ -26,19 +26,6 @@ def svd_of_tall(A: DistMatrix) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
     return _spread(A, u), s, _spread(A, vh)
 
 
-def cholesky(A: DistMatrix, *, lower: bool = True, overwrite_a: bool = False) -> DistMatrix:
-    x = A.allgather()
-    x = np.tril(x) + np.tril(x, -1).conj().T
-
-    def factored() -> Any:
-        try:
-            return np.linalg.cholesky(x)
-        except np.linalg.LinAlgError as bad:
-            raise LinAlgError(str(bad)) from None
-
-    return _spread(A, on_one_rank(A, factored)).redistribute(like=A)
-
-
 def solve_triangular(
     A: DistMatrix, B: DistMatrix, *, lower: bool = False, trans: str = "N", side: str = "L", overwrite_b: bool = False
 ) -> DistMatrix:

@@ -6,16 +6,16 @@ has reached that round, and the ranks of a node share its network bandwidth.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from pdgemm.errors import ArgumentError
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.model.machine import Machine
-from pdgemm.schedules import Product
-from pdgemm.schedules.rounds import Messages, Tally, one_each
+from pdgemm.schedules.rounds import Messages, Round, Tally, one_each
 
 MOST_EVENTS = 20_000_000  # some seconds
 
@@ -38,7 +38,20 @@ class Simulation:
         return Traffic(int(sent), int(received), int(self.messages_sent[rank]), int(self.messages_received[rank]))
 
 
-def simulate(product: Product, machine: Machine, ranks: int) -> Simulation:
+class Schedule(Protocol):
+    """What is simulated: a Product, or another algorithm whose rounds say what all ranks send and multiply."""
+
+    @property
+    def lookahead(self) -> int: ...
+    @property
+    def events(self) -> int: ...
+    @property
+    def panel_dtype(self) -> np.dtype: ...
+    def rounds(self) -> Iterable[Round]: ...
+    def memory_seconds(self, machine: Machine, rank: int) -> float: ...
+
+
+def simulate(product: Schedule, machine: Machine, ranks: int) -> Simulation:
     """Return the simulation of a product on ranks 0, 1, ... of its layouts; nodes hold consecutive ranks."""
     events = product.events * ranks
     if events > MOST_EVENTS:

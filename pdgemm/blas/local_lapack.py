@@ -1,0 +1,90 @@
+"""Triangular solves and factorisations on one rank, in place, by direct calls of BLAS and LAPACK.
+
+Routines take arrays of either memory order: a row-major array is the column-major array of its transpose, so sides and
+triangles change places (`_seen`).  `info` is LAPACK's: 0, or the number of the pivot at which the routine stopped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from pdgemm.blas import library as blas
+from pdgemm.blas.local_gemm import leading, number
+
+
+def solve_triangular(
+    A: np.ndarray, X: np.ndarray, *, side: str = "L", lower: bool = True, trans: str = "N", unit: bool = False,
+    alpha: Any = 1,
+) -> None:  # fmt: skip
+    """Compute X := alpha op(A)^-1 X, or alpha X op(A)^-1 where side is "R".  Local; the other triangle is not read.
+
+    A : (n, n);  X : (n, m) or (m, n), overwritten.  Both are row-major, or both column-major.
+    """
+    _triangular("trsm", A, X, side, lower, trans, unit, alpha)
+
+
+def multiply_triangular(
+    A: np.ndarray, X: np.ndarray, *, side: str = "L", lower: bool = True, trans: str = "N", unit: bool = False,
+    alpha: Any = 1,
+) -> None:  # fmt: skip
+    """Compute X := alpha op(A) X, or alpha X op(A) where side is "R"; arguments as for `solve_triangular`.  Local."""
+    _triangular("trmm", A, X, side, lower, trans, unit, alpha)
+
+
+def cholesky(A: np.ndarray, lower: bool = True) -> int:
+    """Overwrite a triangle of A with its Cholesky factor, A = L L^H or U^H U, and return info.  Local."""
+    if not A.size:
+        return 0
+    A, flipped = _seen(A)
+    return _call("potrf", A.dtype, _letter("L" if lower != flipped else "U"), A.shape[0], A)
+
+
+def lu(A: np.ndarray, pivots: np.ndarray) -> int:
+    """Overwrite A, column-major (m, n), with its factors, P A = L U, and return info.  Local.
+
+    pivots : min(m, n) numbers of type intc: row i was exchanged with row pivots[i], counted from 1.
+    """
+    return _call("getrf", A.dtype, A.shape[0], A.shape[1], A, pivots) if A.size else 0
+
+
+def _triangular(
+    name: str, A: np.ndarray, X: np.ndarray, side: str, lower: bool, trans: str, unit: bool, alpha: Any
+) -> None:
+    if not X.size:
+        return
+    uplo = "L" if lower else "U"
+    if _seen(A if A.shape[0] > 1 else X)[1]:  # X op(A)^-1 is the transpose of op(A^T)^-1 X^T
+        A, X, side, uplo = A.T, X.T, "L" if side == "R" else "R", "U" if lower else "L"
+    letters = (_letter(x) for x in (side, uplo, trans, "U" if unit else "N"))
+    _call(name, X.dtype, *letters, *X.shape, number(X.dtype.char, alpha), A, X)
+
+
+def _seen(x: np.ndarray) -> tuple[np.ndarray, bool]:
+    """Return the array as a column-major one, and whether it was transposed for that."""
+    return (x.T, True) if leading(x)[0] == b"T" else (x, False)
+
+
+def _letter(text: str) -> ctypes.c_char_p:
+    return ctypes.c_char_p(text.encode())
+
+
+def _call(name: str, dtype: np.dtype, *arguments: Any) -> int:
+    """Call a routine of Fortran, whose arguments are all pointers, and return its info."""
+    given, info, texts = list[Any](), ctypes.c_int(0), 0
+    for x in arguments:
+        if isinstance(x, np.ndarray):
+            given.append(ctypes.c_void_p(x.ctypes.data))
+            if x.ndim == 2:
+                given.append(ctypes.byref(ctypes.c_int(leading(x)[1])))
+        elif isinstance(x, int):
+            given.append(ctypes.byref(ctypes.c_int(x)))
+        else:
+            texts += isinstance(x, ctypes.c_char_p)
+            given.append(x if isinstance(x, ctypes.c_char_p) else ctypes.byref(x))
+    lengths = [ctypes.c_size_t(1)] * texts  # Fortran's hidden lengths of texts, which C callers may leave out
+    last = [] if name in blas.BLAS_ROUTINES else [ctypes.byref(info)]
+    blas.routine(name, dtype.char)(*given, *last, *lengths)
+    return info.value

@@ -1,0 +1,141 @@
+"""How a panel algorithm runs: on matrices that suit it, with the buffers of its schedule, beside its predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+from mpi4py import MPI
+
+from pdgemm.algorithms.prepared import of_all_ranks
+from pdgemm.algorithms.redistribution import redistribute
+from pdgemm.arrays import device as devices
+from pdgemm.arrays.elementwise import CONJUGATE, CONVERT
+from pdgemm.blas.threads import threads
+from pdgemm.devices.streams import recorder_of
+from pdgemm.instrument import spans
+from pdgemm.instrument.panel_report import PanelReport
+from pdgemm.instrument.report import MoveReport
+from pdgemm.instrument.spans import HOST
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.local_arrays import all_shared, new_array
+from pdgemm.model.machine import machine_at_hand, on_nodes
+from pdgemm.model.mover_registry import RING, SHARED
+from pdgemm.movers.arrivals import Transfers
+from pdgemm.movers.node_arrays import NodeArrays
+from pdgemm.names import AnyName
+from pdgemm.panel_algorithms.task import Task
+from pdgemm.panel_schedules.panel_schedule import PanelSchedule
+from pdgemm.planning.simulator import simulate
+from pdgemm.support.agreement import together
+
+_NEVER = 1 << 62  # more than any number of a row
+
+
+def can_read(*matrices: DistMatrix) -> str:
+    """Return the mover of panels: "shared" where all ranks can read each other's parts of these matrices."""
+    grid = matrices[0].grid
+    reads = grid.size > 1 and grid.ranks_per_node is None and grid.shares_memory and all(x.shared for x in matrices)
+    return SHARED.name if reads else RING.name
+
+
+def run(
+    schedule: PanelSchedule,
+    executor: Callable[[Task[Any]], Callable[[], int]],
+    matrices: dict[str, DistMatrix],
+    what: str,
+    moves: Sequence[MoveReport] = (),
+    start: float | None = None,
+) -> tuple[int, Callable[[], PanelReport]]:
+    """Run a panel algorithm on matrices that lie as its schedule says.  Collective over their grid.
+
+    Returns the least of what the executors return beside 0, and a function that makes the report.
+    Raises on all ranks where buffers cannot be allocated.
+    """
+    start, grid = perf_counter() if start is None else start, matrices["A"].grid
+    comm, stored = grid.comm, {name: x.stored for name, x in matrices.items()}
+    own = devices.own_memory(devices.of(stored["A"]))
+    with together(comm) as arguments:
+        workspace = {name: own.empty((words,), dtype) for name, (words, dtype) in schedule.buffers(comm.rank).items()}
+        arguments += [what, repr(schedule)]
+    recorder, peers = recorder_of(stored["A"]), None
+    recorder.hold(sum(room.nbytes for room in workspace.values()))
+    with recorder.phase("sync"):
+        if schedule.shared:
+            exposed = {name: (stored[name], x.layout_in(grid)) for name, x in matrices.items()}
+            peers = NodeArrays(grid, **exposed)
+    transfers = Transfers(between_nodes=grid.ranks_per_node is not None).used(recorder)
+    number = executor(Task(schedule, stored, grid, workspace, peers, transfers, recorder))()
+    recorder.finish()
+    with recorder.phase("sync"):
+        if peers:
+            peers.sync()
+        first = comm.allreduce(number or _NEVER, MPI.MIN)
+    end = perf_counter()
+    trace = spans.active()
+    report = partial(_report, schedule, grid, recorder, what, end - start, tuple(moves))
+    if trace:
+        trace.add((HOST, schedule.algorithm, start, end, 0, lambda: report().as_dict()))
+    return first if first < _NEVER else 0, report
+
+
+def working_copy(A: DistMatrix, block: int, fits: bool, overwrite: bool) -> tuple[DistMatrix, list[MoveReport]]:
+    """Return a matrix with the elements of A that may be overwritten, and the report of a redistribution, if any.
+
+    fits : A's layout will do; otherwise the copy lies in square blocks.   overwrite : it may be A itself.
+    Collective.
+    """
+    grid = A.grid if fits else A.grid.base
+    if fits and overwrite and not A.conjugated:
+        return A, []
+    if not fits:
+        copy = redistribute(A, grid=grid, block=block, order=A.order)
+        return copy, [copy.report]
+    with together(A.grid.comm) as arguments:
+        arguments += ["a copy", A.distribution, A.dtype]
+        local = new_array(A.stored.shape, A.dtype, A.order, grid, devices.of(A.stored))
+        (CONJUGATE if A.conjugated else CONVERT)(local, A.stored)
+    return type(A)(local, grid, A.distribution, A.order, shared=all_shared(local, grid)), []
+
+
+def _report(
+    schedule: PanelSchedule, grid: Any, recorder: Any, what: str, seconds: float, moves: tuple[MoveReport, ...]
+) -> PanelReport:
+    comm, of, machine = grid.comm, recorder.seconds.get, on_nodes(machine_at_hand(), grid.ranks_per_node)
+    counted, predicted = recorder.traffic, schedule.traffic(comm.rank)
+    for move in moves:
+        counted, predicted = counted + move.counted, predicted + move.predicted
+    report = PanelReport(
+        algorithm=AnyName(schedule.algorithm),
+        inside="",
+        mover=schedule.mover,
+        device=schedule.device,
+        grid=schedule.grid.shape,
+        layers=1,
+        mnk=(*schedule.A.distribution.shape, schedule.n),
+        dtype=str(schedule.A.dtype),
+        panels=len(schedule.steps),
+        panel_width=schedule.widest,
+        lookahead=schedule.lookahead,
+        threads=threads(),
+        rank=comm.rank,
+        coords=grid.coords,
+        flops=schedule.flops,
+        seconds=seconds,
+        compute_seconds=of("compute", 0.0),
+        hidden_seconds=of("hidden", 0.0),
+        pack_seconds=of("pack", 0.0),
+        sync_seconds=of("sync", 0.0),
+        wait_seconds=of("wait", 0.0) + of("sync", 0.0),
+        counted=counted,
+        predicted=predicted,
+        extra_bytes=recorder.peak_bytes,
+        predicted_extra_bytes=schedule.extra_bytes(comm.rank),
+        predicted_seconds=simulate(schedule, machine, comm.size).seconds,
+        lower_bound_words=schedule.lower_bound_words(comm.size),
+        moves=moves,
+        what=what,
+    )
+    return report.with_ranks(partial(of_all_ranks, comm))

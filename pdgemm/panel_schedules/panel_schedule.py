@@ -1,0 +1,204 @@
+"""Panels along the diagonal of a matrix, the triangle that each rank has, and what all panel algorithms share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from pdgemm.grids.distribution import BlockCyclic
+from pdgemm.grids.index_map import common_refinement
+from pdgemm.grids.layout import Layout
+from pdgemm.instrument.recorder import Traffic, Transfer
+from pdgemm.model.machine import Machine
+from pdgemm.model.mover_registry import RING, reads
+from pdgemm.schedules.product import Buffers, RankMap
+from pdgemm.schedules.rounds import Messages, Round, Tally
+from pdgemm.support.remembered import remembered
+
+
+class Panel(NamedTuple):
+    """The indices from start to stop of rows and columns, whose diagonal block has one owner."""
+
+    start: int
+    stop: int
+    row: int  # grid row that owns these rows
+    col: int  # grid column that owns these columns
+
+    @property
+    def width(self) -> int:
+        return self.stop - self.start
+
+
+@lru_cache(maxsize=64)
+def diagonal_panels(rows: BlockCyclic, cols: BlockCyclic, width: int, stop: int | None = None) -> tuple[Panel, ...]:
+    """Return the panels of a matrix up to its diagonal's end: cut where a block of rows or of columns begins.
+
+    Any two distributions will do: blocks of 64 and of 96 make panels of 64, 32, 32, 64.  None is wider than `width`.
+    """
+    n = min(rows.n, cols.n) if stop is None else stop
+    if not n:
+        return ()
+    found = []
+    for start, length, row, col in zip(*(x.tolist() for x in common_refinement(rows.window(0, n), cols.window(0, n)))):
+        parts = -(-length // width)
+        ends = [start + length * part // parts for part in range(parts + 1)]
+        found += [Panel(a, b, row, col) for a, b in pairwise(ends)]
+    return tuple(found)
+
+
+@lru_cache(maxsize=1 << 14)
+def below(dimension: BlockCyclic, part: int, end: int) -> int:
+    """Return how many of a part's indices are less than `end`: the local index at which those from `end` on begin."""
+    return dimension.local_window(0, end, part).stop if part >= 0 else 0
+
+
+Tile = tuple[slice, slice]
+_SAMPLES = 16  # trailing parts whose balance is looked at
+_UNEVEN, _NARROW = 1.25, 4  # how many times the mean share of a rank, and the number of panels, may be
+
+
+def is_balanced(layout: Layout, width: int) -> bool:
+    """Do the ranks share each trailing part of a square matrix about evenly, in panels that are not much narrower?"""
+    rows, cols = layout.distribution.rows, layout.distribution.cols
+    n, (pr, pc) = rows.n, layout.distribution.grid_shape
+    if pr * pc == 1 or n <= width:
+        return True
+    busiest = every = 0
+    for start in range(0, n, max(1, n // _SAMPLES)):
+        rest = n - start
+        busiest += max(map(rows.window(start, n).count, range(pr))) * max(map(cols.window(start, n).count, range(pc)))
+        every += rest * rest
+    return busiest * pr * pc <= _UNEVEN * every and len(diagonal_panels(rows, cols, width)) * width <= _NARROW * n
+
+
+def lower_tiles(
+    rows: BlockCyclic, cols: BlockCyclic, coords: tuple[int, int], start: int, stop: int, smallest: int
+) -> Iterator[Tile]:
+    """Yield tiles, in local indices, that cover what a rank has on and below the diagonal in columns start to stop.
+
+    Columns are halved until they are not more than `smallest`: below the diagonal tiles are as large as possible, and
+    on it they exceed the triangle by less than that many columns.
+    """
+    i, j = coords
+    first, last = below(cols, j, start), below(cols, j, stop)
+
+    def cover(c0: int, c1: int, r1: int) -> Iterator[Tile]:
+        r0 = below(rows, i, int(cols.to_global(c0, j))) if c1 > c0 else r1
+        if r0 >= r1:
+            return
+        if c1 - c0 <= smallest:
+            yield slice(r0, r1), slice(c0, c1)
+            return
+        mid = (c0 + c1) // 2
+        lower = min(r1, below(rows, i, int(cols.to_global(mid, j))))
+        yield from cover(c0, mid, lower)
+        if lower < r1:
+            yield slice(lower, r1), slice(c0, mid)
+        yield from cover(mid, c1, r1)
+
+    yield from cover(first, last, rows.count(i))
+
+
+@dataclass(frozen=True)
+class PanelSchedule:
+    """A panel algorithm on a matrix A: in each step a panel is factored, travels, and updates what is left of A.
+
+    width  : the widest panel.
+    mover  : "shared": panels are read in place in node-shared memory; or "ring": they are sent.
+    device : the device that holds the matrices; "": the host.
+    """
+
+    A: Layout
+    width: int
+    mover: str
+    device: str = field(default="", kw_only=True)
+    algorithm: ClassVar[str]
+    lookahead: ClassVar[int] = 1
+
+    @property
+    def n(self) -> int:
+        return self.A.distribution.cols.n
+
+    @cached_property
+    def grid(self) -> RankMap:
+        return RankMap(self.A.distribution.grid_shape, 1, self.A.rank_map)
+
+    @cached_property
+    def steps(self) -> tuple[Panel, ...]:
+        """The panels, in the order in which they are factored."""
+        return diagonal_panels(self.A.distribution.rows, self.A.distribution.cols, self.width)
+
+    @cached_property
+    def widest(self) -> int:
+        return max((panel.width for panel in self.steps), default=0)
+
+    @property
+    def shared(self) -> bool:
+        return reads(self.mover)
+
+    @property
+    def panel_dtype(self) -> np.dtype:
+        return self.A.dtype
+
+    @property
+    def flops(self) -> int:
+        """The floating-point operations of all ranks together."""
+        raise NotImplementedError
+
+    def lower_bound_words(self, ranks: int) -> float:
+        """Return a lower bound on the words that some rank receives, for any algorithm with memory for n^2/P words."""
+        return 0.0
+
+    def rounds(self) -> Iterator[Round]:
+        """Yield what all ranks send and multiply, panel by panel."""
+        raise NotImplementedError
+
+    def buffers(self, rank: int | None) -> Buffers:
+        """Return the buffers that a rank allocates beyond its matrices."""
+        raise NotImplementedError
+
+    @cached_property
+    def tally(self) -> Tally:
+        """The sums over the rounds, for each rank."""
+        return Tally(self.rounds(), 1 + max(self.A.rank_map))
+
+    @property
+    def events(self) -> int:
+        """The approximate number of messages and products of a rank."""
+        return 4 * len(self.steps)
+
+    @property
+    def total_words(self) -> int:
+        return self.tally.total_words
+
+    def transfers(self, rank: int) -> list[Transfer]:
+        """Return what a rank sends and receives, by direction of the grid."""
+        (pr, pc), strides = self.grid.shape, self.grid.strides
+        return [
+            Transfer(x.kind, traffic, x.itemsize, strides[x.along], (pc, pr, 1)[x.along], x.after)
+            for x, traffic in self.tally.of(rank).items()
+        ]
+
+    def traffic(self, rank: int) -> Traffic:
+        """Return the words and messages of a rank."""
+        return sum((transfer.traffic for transfer in self.transfers(rank)), Traffic())
+
+    @remembered
+    def extra_bytes(self, rank: int | None) -> int:
+        """Return the bytes of all buffers of a rank; for rank None, the most of any rank."""
+        return sum(words * dtype.itemsize for words, dtype in self.buffers(rank).values())
+
+    def memory_seconds(self, machine: Machine, rank: int) -> float:
+        """Return the predicted time of the first touch of buffers."""
+        return self.extra_bytes(rank) / machine.first_touch_bandwidth
+
+
+def signals(source: np.ndarray, targets: np.ndarray, itemsize: int, along: int) -> Messages:
+    """Return messages without words from source[x] to all of targets[x]: what it has can be read."""
+    repeated = np.repeat(source, targets.shape[1])
+    return Messages(RING.name, repeated, targets.ravel(), np.zeros(repeated.size, np.int64), itemsize, along)
