@@ -9,6 +9,7 @@ from pdgemm.linalg.matrix_functions import expm as expm
 from pdgemm.linalg.matrix_functions import matrix_power as matrix_power
 from pdgemm.linalg.matrix_functions import newton_schulz as newton_schulz
 from pdgemm.linalg.matrix_functions import sqrtm as sqrtm
+from pdgemm.linalg.norms import cond as cond
 from pdgemm.linalg.norms import norm as norm
 from pdgemm.linalg.polar import matrix_sign as matrix_sign
 from pdgemm.linalg.polar import polar as polar
@@ -16,6 +17,7 @@ from pdgemm.linalg.svd import svd as svd
 
 __all__ = [
     "cholesky",
+    "cond",
     "eigh",
     "expm",
     "kron",

@@ -18,6 +18,7 @@ from pdgemm.linalg.iterations import (
     finite_norm,
     like,
     on_one_rank,
+    random,
     unit,
 )
 from pdgemm.linalg.polar import unitary_factor
@@ -101,16 +102,16 @@ def _divided(work: Work, H: DistMatrix, scale: float) -> tuple[np.ndarray, DistM
         return w, V, 0
     mean = float(H.trace().real) / n
     spread = add_to_diagonal(H.copy(), -mean).norm()
-    if spread <= unit(H) * scale:  # all are the same
+    if spread <= 10 * sqrt(n) * unit(H) * scale:  # all are the same, as far as one can know
         return np.full(n, mean, H.real.dtype), DistMatrix.eye(n, grid=H.grid, dtype=H.dtype, device=H.device), 0
     above, below = _bases(work, H, mean, spread)
     halves = [work.product(1, Q.H, work.product(1, H, Q)) for Q in (below, above)]
-    V, w, start, divisions = like(H), list[np.ndarray](), 0, 1
+    V, w, start, divisions = like(H), np.zeros(0, H.real.dtype), 0, 1
     for Q, half in zip((below, above), halves):
         values, vectors, more = _divided(work, half, scale)
         work.product(1, Q, vectors, C=V[:, start : start + len(values)])
-        start, divisions, w = start + len(values), divisions + more, [*w, values]
-    return np.concatenate(w), V, divisions
+        start, divisions, w = start + len(values), divisions + more, np.append(w, values)
+    return w, V, divisions
 
 
 def _bases(work: Work, H: DistMatrix, mean: float, spread: float) -> tuple[DistMatrix, DistMatrix]:
@@ -131,7 +132,7 @@ def _bases(work: Work, H: DistMatrix, mean: float, spread: float) -> tuple[DistM
 
 def _range(work: Work, P: DistMatrix, rank: int) -> DistMatrix:
     """Return an orthonormal basis of the range of a projector of this rank."""
-    Q = DistMatrix.random((len(P), rank), grid=P.grid, seed=1, kind="normal", dtype=P.dtype, device=P.device)
+    Q = random(P, (len(P), rank))
     for _ in range(2):  # the second time, what the first lost to the condition of the random matrix
         Q, _ = qr(work.product(1, P, Q))
     return Q
@@ -152,8 +153,7 @@ def _lanczos(
     most = min(n, 5 * width)
     V = DistMatrix.empty((n, most), grid=H.grid, dtype=H.dtype, device=H.device)  # a basis, and its images
     W = like(V)
-    start = DistMatrix.random((n, width), grid=H.grid, seed=1, kind="normal", dtype=H.dtype, device=H.device)
-    new, used, T = qr(start)[0], 0, np.zeros((0, 0), H.dtype)
+    new, used, T = qr(random(H, (n, width)))[0], 0, np.zeros((0, 0), H.dtype)
     for step in range(1, steps + 1):
         last, used = used, used + new.shape[1]
         V[:, last:used] = new

@@ -130,6 +130,14 @@ def distributed(A: DistMatrix, whole: np.ndarray) -> DistMatrix:
     return DistMatrix.from_global(array, grid=A.grid, device=A.device)
 
 
+def random(A: DistMatrix, shape: tuple[int, int], seed: int = 1) -> DistMatrix:
+    """Return normal random numbers, the same on every grid, of the type and on the device of A.  Collective.
+
+    The seed is not 0, with which element (0, 0) is 0.
+    """
+    return DistMatrix.random(shape, grid=A.grid, seed=seed, kind="normal", dtype=A.dtype, device=A.device)
+
+
 def unit(A: DistMatrix) -> float:
     """Return eps of the type of A."""
     return eps(A.dtype)

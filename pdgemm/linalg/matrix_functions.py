@@ -54,10 +54,12 @@ def newton_schulz(
     S: Any = None
     T: Any = None
     for a, b, c in each:
-        S = work.product(1, *((X, X.H) if wide else (X.H, X)), C=S)
+        left, right = (X, X.H) if wide else (X.H, X)
+        S = work.product(1, left, right, C=S)
         T = like(S) if T is None else T
         work.product(c, S, S, b, add(T, 1, S, beta=0))  # T = b S + c S S
-        work.product(1, *((T, X) if wide else (X, T)), a, add(Y, 1, X, beta=0))  # Y = a X + T X
+        left, right = (T, X) if wide else (X, T)
+        work.product(1, left, right, a, add(Y, 1, X, beta=0))  # Y = a X + T X
         X, Y = Y, X
     return work.reported(X, steps)
 
@@ -67,7 +69,9 @@ def _triples(coefficients: Any, steps: int) -> list[tuple[float, ...]]:
     found = np.atleast_2d(np.asarray(coefficients, float))
     found = np.repeat(found, steps, axis=0) if len(found) == 1 else found
     if found.shape != (steps, 3):
-        raise ArgumentError(f"coefficients are (a, b, c), or one triple for each of {steps} steps, got {coefficients!r}")
+        raise ArgumentError(
+            f"coefficients are (a, b, c), or one triple for each of {steps} steps, got shape {found.shape}"
+        )
     return [tuple(map(float, row)) for row in found]
 
 
@@ -97,8 +101,8 @@ def matrix_power(A: DistMatrix, n: int) -> DistMatrix:
     return work.reported(result, n.bit_length() - 1)
 
 
-# Taylor's polynomials of degree 8 and 18 in 3 and 5 products: the largest norm at which the backward error is below eps,
-# of 32-bit and of other types; and the coefficients of I, A, A^2 and so on in their factors
+# Taylor's polynomials of degree 8 and 18 in 3 and 5 products: the largest norm at which the backward error is below
+# eps, of 32-bit and of other types; and the coefficients of I, A, A^2 and so on in their factors
 _LARGEST = {8: (5.800524627688768e-01, 4.991228871115323e-02), 18: (3.010066362817634, 1.090863719290036)}
 _R = 177**0.5
 _EIGHT = (
@@ -162,9 +166,10 @@ def _taylor_18(work: Work, A: DistMatrix, size: float, largest: float, most: int
     norm = min(frexp(size)[0], max(X2.norm(1) ** (1 / 2), X3.norm(1) ** (1 / 3)))
     s = max(0, exponent - most, exponent + ceil(log2(norm / largest)) if norm else 0)
     # rounding errors are of |X|^19, whose elements are absolute values: Al-Mohy & Higham (2009), 5
-    power, modulus = np.ones(A.shape[0]), np.abs(X).T
+    modulus: Any = np.abs(X)
+    power = np.ones(A.shape[0])
     for _ in range(19):
-        power = modulus.matvec(power)
+        power = modulus.T.matvec(power)
     grown = log2(power.max() / frexp(size)[0] / factorial(19) / unit(A)) if power.max() else -inf
     s += max(0, ceil(grown / 18 + exponent - s)) if isfinite(grown) else 0
     powers, scale = (X, X2, X3, X6), 2.0 ** (exponent - s)
@@ -204,7 +209,7 @@ def sqrtm(A: DistMatrix, *, assume_a: Literal["gen", "pos"] = "gen") -> DistMatr
     size = finite_norm("sqrtm", A)
     if assume_a == "pos":
         U, H = polar(cholesky(A).H)
-        X, steps = H.redistribute(like(A)), U.report.steps
+        X, steps = H.redistribute(like(A)), vars(U.report)["steps"]
     else:
         X, steps = _denman_beavers(work, A)
     R = work.product(1, X, X, -1, A.copy())
@@ -226,5 +231,5 @@ def _denman_beavers(work: Work, A: DistMatrix) -> tuple[DistMatrix, int]:
         if change >= last / 2 and change < unit(A) ** 0.5:  # rounding errors
             return X, step + 1
     raise LinAlgError(
-        f"the square root of {A.distribution} did not converge: a real matrix with negative eigenvalues has none that is real"
+        f"the square root of {A.distribution} did not converge: of a real matrix with negative eigenvalues none is real"
     )

@@ -10,7 +10,7 @@ import numpy as np
 from pdgemm.arrays.integers import shown
 from pdgemm.errors import ArgumentError, LinAlgError
 from pdgemm.linalg.cholesky import cholesky
-from pdgemm.linalg.iterations import Work, add, add_to_diagonal, check_operand, finite_norm, like, unit
+from pdgemm.linalg.iterations import Work, add, add_to_diagonal, check_operand, finite_norm, like, random, unit
 from pdgemm.linalg.standin import inv, solve_triangular
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -29,10 +29,10 @@ def polar(A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     Returns U (m, n) and H (n, n).  A singular matrix is perturbed by eps |A|, so that U exists.
 
     QDWH steps X := b/c X + (a - b/c) X (I + c X^H X)^-1, whose weights follow a lower bound of the singular values, by
-    Cholesky factorisations; a Newton-Schulz step at the end, by products alone.  Large weights, with which the published
-    algorithm begins, make Cholesky unstable and take QR factorisations of twice the size instead.  Here c is kept at 100
-    at most, the published limit for Cholesky, and small singular values grow 19 times a step: 4 to 6 steps for ordinary
-    matrices, 16 for a condition number of 1e16, at a fifth of the cost of a step by QR.
+    Cholesky factorisations; a Newton-Schulz step at the end, by products alone.  Large weights, with which the
+    published algorithm begins, make Cholesky unstable, and it takes QR factorisations of twice the size instead.  Here
+    c is kept at 100 at most, the published limit for Cholesky, with which small singular values grow 19 times a step: 4
+    to 6 steps for ordinary matrices and 17 for a condition number of 1e16, all of products and triangular solves.
 
     Cost of a step: 4 mn^2 + n^3/3 flops; three matrices like A and two (n, n) are allocated.  `U.report` has the steps
     and the measured |U^H U - I|.
@@ -63,8 +63,7 @@ def unitary_factor(work: Work, A: DistMatrix) -> tuple[DistMatrix, int, float]:
     E: Any = add_to_diagonal(work.product(1, X.H, X), -1)
     least = _least_singular_value(E, eps)
     if least == 0:  # singular, as far as E tells: what is added has a norm of about eps
-        noise = DistMatrix.random(A.shape, grid=A.grid, seed=1, kind="normal", dtype=A.dtype, device=A.device)
-        add(X, eps / (2 * sqrt(max(A.shape))), noise)
+        add(X, eps / (2 * sqrt(max(A.shape))), random(A, A.shape))
         E = add_to_diagonal(work.product(1, X.H, X, C=E), -1)
         least = eps / 100
     Z: Any = like(E)
@@ -101,14 +100,14 @@ def _weights(least: float) -> tuple[float, float, float]:
 
 
 def _least_singular_value(E: DistMatrix, eps: float) -> float:
-    """Estimate the least singular value of X from E = X^H X - I, by inverse iterations; 0 where it is below eps^(1/2)."""
+    """Estimate the least singular value of X from E = X^H X - I by inverse iterations; 0: it is below eps^(1/2)."""
     n, Z = len(E), E.copy()
     shift = 10 * n * eps
     try:
         L = cholesky(add_to_diagonal(Z, 1 + shift), overwrite_a=True)
     except LinAlgError:
         return 0.0
-    V = DistMatrix.random((n, 2), grid=E.grid, seed=1, kind="normal", dtype=E.dtype, device=E.device)
+    V = random(E, (n, 2))
     grown = 1.0
     for _ in range(3):
         V *= 1 / V.norm()

@@ -49,3 +49,18 @@ def inv(A: DistMatrix) -> DistMatrix:
             raise LinAlgError(str(bad)) from None
 
     return _spread(A, on_one_rank(A, inverted)).redistribute(like=A)
+
+
+def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> Any:
+    lu = scipy.linalg.lu_factor(A.allgather())
+    if (np.diag(lu[0]) == 0).any():
+        raise LinAlgError("singular")
+    return lu
+
+
+def lu_solve(LU: Any, B: DistMatrix, *, trans: str = "N") -> DistMatrix:
+    return _spread(B, scipy.linalg.lu_solve(LU, B.allgather(), trans="NTC".index(trans)))
+
+
+def cho_solve(L: DistMatrix, B: DistMatrix, *, lower: bool = True, overwrite_b: bool = False) -> DistMatrix:
+    return _spread(B, scipy.linalg.cho_solve((L.allgather(), lower), B.allgather()))

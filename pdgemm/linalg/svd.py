@@ -6,7 +6,7 @@ import numpy as np
 
 from pdgemm.arrays.integers import as_count, as_seed
 from pdgemm.errors import ArgumentError
-from pdgemm.linalg.iterations import Work, check_operand, finite_norm, like
+from pdgemm.linalg.iterations import Work, check_operand, finite_norm, like, random
 from pdgemm.linalg.standin import qr, svd_of_tall
 from pdgemm.matrix.argument_checks import communicator, size
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -30,8 +30,8 @@ def svd(
     columns and rows.  `U.report.facts["error"]` estimates |A - U diag(s) Vh|_2: it is s_(k+1) of the projection
     and 10 sqrt(2/pi) times the longest of 6 residuals of random vectors, and too small with probability 10^-6.
 
-    Cost with l = k + oversample: 2 (power + 1) products of A, 4 mnl (power + 1) flops, the first of l + 6 columns, and as
-    many QR factorisations of l columns.
+    Cost with l = k + oversample: 2 (power + 1) products of A, 4 mnl (power + 1) flops, the first of l + 6 columns, and
+    as many QR factorisations of l columns.
     Raises DTypeError or ArgumentError on all ranks; LinAlgError where A has NaN or infinite elements.
     E |A - Q Q^H A| <= (1 + 4 sqrt(2 min(m, n) / (k - 1)))^(1 / (2 power + 1)) s_(k+1) with oversample = k.
     Halko, Martinsson & Tropp, SIAM Review 53(2), 2011, algorithms 4.4 and 5.1, (4.3), (1.10).
@@ -49,9 +49,7 @@ def svd(
         return _all(A)
     columns = min(k + columns, least)
     work = Work("svd")
-    layout = {"grid": A.grid, "kind": "normal", "dtype": A.dtype, "device": A.device}
-    omega = DistMatrix.random((A.shape[1], columns + _PROBES), seed=2 * seed + 1, **layout)
-    Y = work.product(1, A, omega)
+    Y = work.product(1, A, random(A, (A.shape[1], columns + _PROBES), 2 * seed + 1))
     probes, (Q, _) = Y[:, columns:], qr(Y[:, :columns])
     for _ in range(power):
         Q, _ = qr(work.product(1, A.H, Q))
