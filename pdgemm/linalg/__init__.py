@@ -1,5 +1,6 @@
 """Linear algebra that stands on the product: factorisations, solves and functions of matrices."""
 
+from pdgemm.linalg.cholesky import cho_solve as cho_solve
 from pdgemm.linalg.cholesky import cholesky as cholesky
 from pdgemm.linalg.eigh import eigh as eigh
 from pdgemm.linalg.kronecker import kron as kron
@@ -14,12 +15,17 @@ from pdgemm.linalg.norms import norm as norm
 from pdgemm.linalg.polar import matrix_sign as matrix_sign
 from pdgemm.linalg.polar import polar as polar
 from pdgemm.linalg.svd import svd as svd
+from pdgemm.linalg.triangular import inv_triangular as inv_triangular
+from pdgemm.linalg.triangular import solve_triangular as solve_triangular
+from pdgemm.linalg.triangular import trmm as trmm
 
 __all__ = [
+    "cho_solve",
     "cholesky",
     "cond",
     "eigh",
     "expm",
+    "inv_triangular",
     "kron",
     "matrix_power",
     "matrix_sign",
@@ -28,6 +34,8 @@ __all__ = [
     "norm",
     "outer",
     "polar",
+    "solve_triangular",
     "sqrtm",
     "svd",
+    "trmm",
 ]

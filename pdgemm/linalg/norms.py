@@ -12,9 +12,9 @@ from pdgemm.arrays import dtypes
 from pdgemm.arrays.element_functions import element_function
 from pdgemm.arrays.integers import shown
 from pdgemm.errors import ArgumentError, LinAlgError
-from pdgemm.linalg.cholesky import cholesky
+from pdgemm.linalg.cholesky import cho_solve, cholesky
 from pdgemm.linalg.iterations import check_operand, distributed, on_one_rank
-from pdgemm.linalg.standin import cho_solve, lu_factor, lu_solve
+from pdgemm.linalg.standin import lu_factor, lu_solve
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Norm, Transpose

@@ -11,7 +11,8 @@ from pdgemm.arrays.integers import shown
 from pdgemm.errors import ArgumentError, LinAlgError
 from pdgemm.linalg.cholesky import cholesky
 from pdgemm.linalg.iterations import Work, add, add_to_diagonal, check_operand, finite_norm, like, random, unit
-from pdgemm.linalg.standin import inv, solve_triangular
+from pdgemm.linalg.standin import inv
+from pdgemm.linalg.triangular import solve_triangular
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together

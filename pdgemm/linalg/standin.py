@@ -26,19 +26,6 @@ def svd_of_tall(A: DistMatrix) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
     return _spread(A, u), s, _spread(A, vh)
 
 
-def solve_triangular(
-    A: DistMatrix, B: DistMatrix, *, lower: bool = False, trans: str = "N", side: str = "L", overwrite_b: bool = False
-) -> DistMatrix:
-    a, b = A.allgather(), B.allgather()
-    if side == "L":
-        x = scipy.linalg.solve_triangular(a, b, lower=lower, trans=trans)
-    else:  # X op(A) = B
-        op = {"N": a, "T": a.T, "C": a.conj().T}[trans]
-        x = scipy.linalg.solve_triangular(op.T, b.T, lower=lower == (trans != "N")).T
-    made = _spread(B, on_one_rank(A, lambda: x))
-    return made.redistribute(B) if overwrite_b else made.redistribute(like=B)
-
-
 def inv(A: DistMatrix) -> DistMatrix:
     whole = A.allgather()
 
@@ -59,8 +46,4 @@ def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> Any:
 
 
 def lu_solve(LU: Any, B: DistMatrix, *, trans: str = "N") -> DistMatrix:
-    return _spread(B, scipy.linalg.lu_solve(LU, B.allgather(), trans="NTC".index(trans)))
-
-
-def cho_solve(L: DistMatrix, B: DistMatrix, *, lower: bool = True, overwrite_b: bool = False) -> DistMatrix:
-    return _spread(B, scipy.linalg.cho_solve((L.allgather(), lower), B.allgather()))
+    return _spread(B, scipy.linalg.lu_solve(LU, B.allgather(), trans="NTC".index(trans))  # type: ignore[call-overload])

@@ -64,7 +64,7 @@ def run(
     recorder.hold(sum(room.nbytes for room in workspace.values()))
     with recorder.phase("sync"):
         if schedule.shared:
-            exposed = {name: (stored[name], x.layout_in(grid)) for name, x in matrices.items()}
+            exposed = {name: (stored[name], matrices[name].layout_in(grid)) for name in schedule.orders}
             peers = NodeArrays(grid, **exposed)
     transfers = Transfers(between_nodes=grid.ranks_per_node is not None).used(recorder)
     number = executor(Task(schedule, stored, grid, workspace, peers, transfers, recorder))()

@@ -390,9 +390,8 @@ def check_eigh(A: Any, x: np.ndarray, k: int | None = None, **options: Any) -> A
     w, V = eigh(A, k, **options)
     v, n, size = wide(V.allgather()), len(x), np.linalg.norm(x) or 1
     full = wide(x)
-    assert (
-        np.linalg.norm(full @ v - v * w) <= (10 * n * eps(x) if k is None else 2e-5 if eps(x) > 1e-10 else 2e-10) * size
-    )
+    tolerance = 2e-5 if eps(x) > 1e-10 else 2e-10
+    assert np.linalg.norm(full @ v - v * w) <= (10 * n * eps(x) if k is None else tolerance) * size
     assert orthogonality(v.astype(x.dtype)) <= 30
     exact = np.linalg.eigvalsh(full)
     exact = exact if k is None else exact[:k] if options.get("which") == "smallest" else exact[n - k :]
