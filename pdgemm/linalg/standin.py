@@ -46,4 +46,5 @@ def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> Any:
 
 
 def lu_solve(LU: Any, B: DistMatrix, *, trans: str = "N") -> DistMatrix:
-    return _spread(B, scipy.linalg.lu_solve(LU, B.allgather(), trans="NTC".index(trans))  # type: ignore[call-overload])
+    solve: Any = scipy.linalg.lu_solve
+    return _spread(B, solve(LU, B.allgather(), trans="NTC".index(trans)))
