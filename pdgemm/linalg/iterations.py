@@ -12,6 +12,7 @@ import numpy as np
 from pdgemm.arrays import device as devices
 from pdgemm.arrays import dtypes
 from pdgemm.arrays.dtypes import eps
+from pdgemm.arrays.element_functions import slabs
 from pdgemm.errors import LayoutError, LinAlgError
 from pdgemm.gemm import pdgemm
 from pdgemm.grids.distribution import Distribution
@@ -91,8 +92,19 @@ def like(A: DistMatrix, dtype: Any = None, distribution: Distribution | None = N
 
 
 def add(Y: DistMatrix, alpha: complex, X: DistMatrix, beta: complex = 1) -> DistMatrix:
-    """Compute Y := alpha X + beta Y for any layouts, and return Y.  Collective."""
-    return X.redistribute(Y, alpha=alpha, beta=beta)
+    """Compute Y := alpha X + beta Y for any layouts, and return Y.  Collective, and local where the layouts are one."""
+    alike = X.dtype == Y.dtype and X.dtype in dtypes.BLAS and X.device == Y.device == devices.HOST
+    if X.conjugated or not alike or not X.same_layout(Y):
+        return X.redistribute(Y, alpha=alpha, beta=beta)
+    x, y = X.stored, Y.stored
+    if x.strides[0] < x.strides[1]:
+        x, y = x.T, y.T
+    for slab in slabs(*x.shape) if x.size else ():  # parts that stay in cache
+        part = x[slab] * alpha
+        if beta != 0:
+            part += y[slab] * beta
+        y[slab] = part
+    return Y
 
 
 def add_to_diagonal(A: DistMatrix, value: complex) -> DistMatrix:

@@ -300,13 +300,14 @@ def test_svd_of_low_rank_and_its_errors(comm: Any) -> None:
             svd(A * np.inf, 3)
 
 
-SINGULAR_VALUES = {
-    "near 1": np.linspace(1, 2, 15),
-    "1e3": np.logspace(0, -3, 15),
-    "1e15": np.logspace(0, -15, 15),
-    "singular": np.r_[np.ones(9), np.zeros(6)],
-    "two sizes": np.r_[np.ones(8), np.full(7, 1e-9)],
-}
+SHAPES = [(15, 15), (22, 15), (15, 22)]
+SINGULAR_VALUES = [
+    np.linspace(1, 2, 15),
+    np.logspace(0, -3, 15),
+    np.logspace(0, -15, 15),
+    np.r_[np.ones(9), np.zeros(6)],
+    np.r_[np.ones(8), np.full(7, 1e-9)],
+]
 
 
 def check_polar(A: Any, x: np.ndarray) -> None:
@@ -323,9 +324,11 @@ def check_polar(A: Any, x: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("shape", [(15, 15), (22, 15), (15, 22)])
+@pytest.mark.parametrize("shape", SHAPES)
 def test_polar(comm: Any, dtype: str, shape: tuple[int, int]) -> None:
-    for number, values in enumerate(SINGULAR_VALUES.values()):
+    turn = 5 * SHAPES.index(shape) + TYPES.index(dtype)
+    for number in (turn % 5, (turn + 2) % 5):
+        values = SINGULAR_VALUES[number]
         x = with_values(*shape, values, dtype)
         with laid_out(comm, x, number + TYPES.index(dtype)) as A:
             check_polar(A, x)
@@ -336,8 +339,8 @@ def test_polar_of_nasty_matrices(comm: Any) -> None:
     graded = np.diag(10.0 ** -np.arange(0, 18)) @ drawn((18, 18), "float64")
     hole = drawn((9, 9), "float64")
     hole[:, 3] = 0
-    cases = [kahan, graded, graded.T, hole, scipy.linalg.hilbert(14), np.eye(4), -np.ones((1, 1)), np.zeros((4, 3))]
-    cases += [np.zeros((5, 0)), np.zeros((0, 5)), np.ones((6, 6)), kahan * 1e-290]
+    cases = [kahan * 1e-290, graded, graded.T, hole, scipy.linalg.hilbert(14), np.eye(4), -np.ones((1, 1))]
+    cases += [np.zeros((4, 3)), np.zeros((5, 0)), np.zeros((0, 5))]
     for number, x in enumerate(cases):
         with laid_out(comm, x, number) as A:
             check_polar(A, x)
@@ -403,11 +406,11 @@ def check_eigh(A: Any, x: np.ndarray, k: int | None = None, **options: Any) -> A
 def test_eigh(comm: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from sys import modules
 
-    x = drawn((40, 40), dtype)
+    x = drawn((26, 26), dtype)
     h = x + x.conj().T
     with laid_out(comm, h[:23, :23], TYPES.index(dtype)) as A:
         check_eigh(A, h[:23, :23])  # on one rank
-    monkeypatch.setattr(modules["pdgemm.linalg.eigh"], "SMALL", 16)
+    monkeypatch.setattr(modules["pdgemm.linalg.eigh"], "SMALL", 20)
     with laid_out(comm, h, TYPES.index(dtype)) as A:
         assert check_eigh(A, h).report.steps >= 2
         check_eigh(np.tril(A), h)  # the other triangle is not read
@@ -417,11 +420,10 @@ def test_eigh(comm: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_eigh_of_nasty_matrices(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from sys import modules
 
-    monkeypatch.setattr(modules["pdgemm.linalg.eigh"], "SMALL", 9)
+    monkeypatch.setattr(modules["pdgemm.linalg.eigh"], "SMALL", 12)
     wilkinson = np.diag(abs(np.arange(-10.0, 11))) + np.diag(np.ones(20), 1) + np.diag(np.ones(20), -1)
-    cases = [np.eye(20), np.diag(np.arange(20.0) % 3), np.zeros((12, 12)), scipy.linalg.hilbert(20), wilkinson]
+    cases = [np.eye(20), np.diag(np.arange(20.0) % 3), np.zeros((13, 13)), scipy.linalg.hilbert(20), wilkinson]
     cases += [np.diag(np.r_[np.ones(9), 1 + 1e-14 * np.arange(9)]), np.ones((15, 15)), np.zeros((0, 0)), np.eye(1) * 3]
-    cases += [(Q := np.linalg.qr(drawn((20, 20), "float64"))[0]) @ np.diag(2.0 ** -np.arange(0, 60, 3)) @ Q.T]
     for number, x in enumerate(cases):
         with laid_out(comm, (x + x.T) / 2, number) as A:
             check_eigh(A, (x + x.T) / 2)
