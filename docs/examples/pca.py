@@ -16,7 +16,7 @@ from pdgemm.linalg import svd
 
 
 def pca(A, count):
-    """Return the first variances, their share of the total, the components as columns, and the scores (a DistMatrix)."""
+    """Return the first variances, their share of the total, the components as columns, and scores (a DistMatrix)."""
     A = A - A.mean(axis=0)
     U, s, Vt = svd(A, count, oversample=20, power=4)
     variances = s**2 / (len(A) - 1)

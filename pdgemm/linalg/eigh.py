@@ -178,7 +178,7 @@ def _lanczos(
         new = _orthonormal(work, add(R, 10 * unit(H) * scale / sqrt(n), noise), V[:, :used])
     raise LinAlgError(
         f"{k} eigenvalues of {H.distribution} were not found in {steps} steps: residuals up to "
-        f"{residuals[-k:].max() / scale:.1e} of the norm, wanted {tolerance:.1e}; steps=, tolerance= or all of them, k=None"
+        f"{residuals[-k:].max() / scale:.1e} of the norm, wanted {tolerance:.1e}; raise steps= or tolerance="
     )
 
 
