@@ -6,6 +6,7 @@ from pdgemm.linalg.eigh import eigh as eigh
 from pdgemm.linalg.kronecker import kron as kron
 from pdgemm.linalg.kronecker import matvec as matvec
 from pdgemm.linalg.kronecker import outer as outer
+from pdgemm.linalg.lstsq import lstsq as lstsq
 from pdgemm.linalg.matrix_functions import expm as expm
 from pdgemm.linalg.matrix_functions import matrix_power as matrix_power
 from pdgemm.linalg.matrix_functions import newton_schulz as newton_schulz
@@ -14,6 +15,7 @@ from pdgemm.linalg.norms import cond as cond
 from pdgemm.linalg.norms import norm as norm
 from pdgemm.linalg.polar import matrix_sign as matrix_sign
 from pdgemm.linalg.polar import polar as polar
+from pdgemm.linalg.qr import qr as qr
 from pdgemm.linalg.svd import svd as svd
 from pdgemm.linalg.triangular import inv_triangular as inv_triangular
 from pdgemm.linalg.triangular import solve_triangular as solve_triangular
@@ -27,6 +29,7 @@ __all__ = [
     "expm",
     "inv_triangular",
     "kron",
+    "lstsq",
     "matrix_power",
     "matrix_sign",
     "matvec",
@@ -34,6 +37,7 @@ __all__ = [
     "norm",
     "outer",
     "polar",
+    "qr",
     "solve_triangular",
     "sqrtm",
     "svd",

@@ -22,7 +22,7 @@ from pdgemm.linalg.iterations import (
     unit,
 )
 from pdgemm.linalg.polar import unitary_factor
-from pdgemm.linalg.standin import qr
+from pdgemm.linalg.qr import qr
 from pdgemm.matrix.argument_checks import communicator, size
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together

@@ -16,16 +16,6 @@ def _spread(A: DistMatrix, whole: Any) -> DistMatrix:
     return DistMatrix.from_global(whole, grid=A.grid.base, device=A.device)
 
 
-def qr(A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
-    q, r = on_one_rank(A, np.linalg.qr, A.allgather())
-    return _spread(A, q), _spread(A, r)
-
-
-def svd_of_tall(A: DistMatrix) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
-    u, s, vh = on_one_rank(A, lambda x: np.linalg.svd(x, full_matrices=False), A.allgather())
-    return _spread(A, u), s, _spread(A, vh)
-
-
 def inv(A: DistMatrix) -> DistMatrix:
     whole = A.allgather()
 

@@ -7,7 +7,8 @@ import numpy as np
 from pdgemm.arrays.integers import as_count, as_seed
 from pdgemm.errors import ArgumentError
 from pdgemm.linalg.iterations import Work, check_operand, finite_norm, like, random
-from pdgemm.linalg.standin import qr, svd_of_tall
+from pdgemm.linalg.qr import qr
+from pdgemm.linalg.tall_qr import svd_of_tall
 from pdgemm.matrix.argument_checks import communicator, size
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together
