@@ -13,8 +13,7 @@ from pdgemm.arrays.integers import as_count, shown
 from pdgemm.errors import ArgumentError, LinAlgError
 from pdgemm.linalg.cholesky import cholesky
 from pdgemm.linalg.iterations import Work, add, add_to_diagonal, check_operand, finite_norm, like, unit
-from pdgemm.linalg.polar import polar
-from pdgemm.linalg.standin import inv
+from pdgemm.linalg.polar import inverse, polar
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together
@@ -192,7 +191,8 @@ def sqrtm(A: DistMatrix, *, assume_a: Literal["gen", "pos"] = "gen") -> DistMatr
 
     A        : DistMatrix (n, n) of type s, d, c or z, without eigenvalues on the negative real axis; not changed.
     assume_a : "pos": A is Hermitian and positive definite, and X = H of the polar decomposition L^H = U H, where
-               A = L L^H; "gen": the product form of the iteration of Denman and Beavers, which is Newton's, by `inv`.
+               A = L L^H; "gen": the product form of the iteration of Denman and Beavers, which is Newton's, with
+               inverses by QR factorisations.
 
     Returns X in the layout of A, Hermitian for "pos".  Cost: a Cholesky factorisation and `polar`; or 5 to 15 inverses
     and products.  The report has the steps and |X X - A|_F / |A|_F.
@@ -221,7 +221,7 @@ def _denman_beavers(work: Work, A: DistMatrix) -> tuple[DistMatrix, int]:
     for step in range(60):
         if change <= sqrt(len(A)) * unit(A) or 0 in A.shape:
             return X, step
-        N = inv(M)
+        N = inverse(M)
         square = sqrt(N.norm() / M.norm()) if change > 0.1 else 1.0  # mu^2 M and its inverse have the same norm
         scaled = add_to_diagonal(add(like(A), 1 / square, N, beta=0), 1)
         work.product(sqrt(square) / 2, X, scaled, C=spare)  # X := mu X (I + (mu^2 M)^-1) / 2

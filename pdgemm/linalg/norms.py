@@ -13,8 +13,9 @@ from pdgemm.arrays.element_functions import element_function
 from pdgemm.arrays.integers import shown
 from pdgemm.errors import ArgumentError, LinAlgError
 from pdgemm.linalg.cholesky import cho_solve, cholesky
-from pdgemm.linalg.iterations import check_operand, distributed, on_one_rank
-from pdgemm.linalg.standin import lu_factor, lu_solve
+from pdgemm.linalg.iterations import check_operand, on_one_rank
+from pdgemm.linalg.qr import qr
+from pdgemm.linalg.triangular import solve_triangular
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Norm, Transpose
@@ -109,7 +110,7 @@ def cond(
     A : DistMatrix (n, n) of type s, d, c or z; it is not changed.
     p : None or 2, 1 or numpy.inf.  In the 2-norm both factors are found by Lanczos steps, as by `norm`, to the relative
         tolerance; in the others |A^-1| is Hager's and Higham's estimate, a lower bound that is rarely below a third.
-    assume_a : "pos": A is Hermitian and positive definite, and factored by `cholesky`; else by `lu_factor`.
+    assume_a : "pos": A is Hermitian and positive definite, and factored by `cholesky`; else by `qr`.
 
     Returns inf for a singular matrix, NaN for one with NaN.  Cost: one factorisation, and solves of one vector: 3 to
     12, or two for each Lanczos step.
@@ -127,18 +128,19 @@ def cond(
     size = norm(A, 2 if p is None else p, tolerance=tolerance)
     if not np.isfinite(size) or 0 in A.shape:
         return 0.0 if 0 in A.shape else float("nan")
-    try:
-        factor = cholesky(A) if assume_a == "pos" else lu_factor(A)
-    except LinAlgError:
-        if assume_a == "pos":
-            raise
+    Q: DistMatrix | None = None
+    if assume_a == "pos":
+        R = cholesky(A, lower=False)
+    else:
+        Q, R = qr(A)
+    if not np.abs(R.diagonal()).min() > 0:
         return float("inf")
 
     def solved(trans: Transpose, x: np.ndarray) -> np.ndarray:
-        B = distributed(A, x.reshape(-1, 1))
-        if assume_a == "gen":
-            return lu_solve(factor, B, trans=trans).allgather()[:, 0]
-        return cho_solve(factor, B).allgather()[:, 0]
+        """Return A^-1 x, or A^-H x, where A = Q R or A = R^H R."""
+        if Q is None:
+            return cho_solve(R, x, lower=False)
+        return solve_triangular(R, _adjoint(Q, x)) if trans == "N" else Q.matvec(solve_triangular(R, x, trans="C"))
 
     direct, adjoint = (lambda x: solved("N", x)), (lambda x: solved("C", x))
     if p is None or p == 2:
