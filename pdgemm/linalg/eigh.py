@@ -54,8 +54,8 @@ def eigh(
     sigma; two halves are divided in the same way, up to 512, which LAPACK does on one rank.  About 50 n^3 flops,
     all in products and Cholesky factorisations, against 9 n^3 of LAPACK, half of which stream the matrix from memory.
     Some: thick-restarted block Lanczos with explicit residuals, in 2 (5 k + 40) vectors.
-    Raises LayoutError, DTypeError or ArgumentError on all ranks; LinAlgError where elements are NaN or infinite, or the
-    iteration does not converge.  Error: |A V - V diag(w)| <= c n eps |A|, c about 1, for all; the tolerance for some.
+    Raises LayoutError, DTypeError, ArgumentError or DeviceError (`qr` is for the host) on all ranks; LinAlgError where
+    elements are NaN or infinite, or the iteration does not converge.  Error: |A V - V diag(w)| <= c n eps |A|, c about 1, for all; the tolerance for some.
     Nakatsukasa & Higham, SIAM J. Sci. Comput. 35(3), 2013, algorithm 5.2; Wu & Simon, SIAM J. Matrix Anal. Appl. 22(2),
     2000.
     """
@@ -74,6 +74,7 @@ def eigh(
     scale = finite_norm("eigh", H) or 1.0
     if k is None or 3 * (k + 8) >= len(A):
         w, V, done = _divided(work, H, scale)
+        w = np.maximum.accumulate(w)  # those on both sides of a division may differ by rounding errors
         if k is not None:
             part = slice(len(w) - k, None) if which == "largest" else slice(0, k)
             w, V = w[part], V[:, part]
