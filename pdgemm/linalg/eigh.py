@@ -55,7 +55,8 @@ def eigh(
     all in products and Cholesky factorisations, against 9 n^3 of LAPACK, half of which stream the matrix from memory.
     Some: thick-restarted block Lanczos with explicit residuals, in 2 (5 k + 40) vectors.
     Raises LayoutError, DTypeError, ArgumentError or DeviceError (`qr` is for the host) on all ranks; LinAlgError where
-    elements are NaN or infinite, or the iteration does not converge.  Error: |A V - V diag(w)| <= c n eps |A|, c about 1, for all; the tolerance for some.
+    elements are NaN or infinite, or the iteration does not converge.
+    Error: |A V - V diag(w)| <= c n eps |A|, c about 1, for all; the tolerance for some.
     Nakatsukasa & Higham, SIAM J. Sci. Comput. 35(3), 2013, algorithm 5.2; Wu & Simon, SIAM J. Matrix Anal. Appl. 22(2),
     2000.
     """
