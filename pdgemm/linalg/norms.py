@@ -49,16 +49,21 @@ def norm(A: DistMatrix, ord: Norm | None = None, *, tolerance: float | None = No
         two = isinstance(ord, (int, float)) and ord == 2
         if two:
             check_operand("A", A, supported=dtypes.FLOATS)
-            usual = {2: 1e-2, 4: 1e-6, 8: 1e-10}[A.dtype.itemsize // (2 if A.dtype.kind == "c" else 1)]
-            tolerance = usual if tolerance is None else float(tolerance)
-            if not tolerance > 0:
-                raise ArgumentError(f"tolerance must be > 0, got {tolerance}")
+            bound = _tolerance(A, tolerance)
     if not two:
         return A.norm("fro" if ord is None else ord)
     size = A.norm("max") if A.size else 0.0
     if size == 0 or not np.isfinite(size):
         return 0.0 if size == 0 else float("nan")
-    return size * largest_singular_value(A, lambda x: A.matvec(x / size), lambda x: _adjoint(A, x / size), tolerance)
+    return size * largest_singular_value(A, lambda x: A.matvec(x / size), lambda x: _adjoint(A, x / size), bound)
+
+
+def _tolerance(A: DistMatrix, given: float | None) -> float:
+    usual = {2: 1e-2, 4: 1e-6, 8: 1e-10}[A.dtype.itemsize // (2 if A.dtype.kind == "c" else 1)]
+    tolerance = usual if given is None else float(given)
+    if not tolerance > 0:
+        raise ArgumentError(f"tolerance must be > 0, got {tolerance}")
+    return tolerance
 
 
 def _adjoint(A: DistMatrix, x: np.ndarray) -> np.ndarray:
@@ -66,7 +71,7 @@ def _adjoint(A: DistMatrix, x: np.ndarray) -> np.ndarray:
     return A.T.matvec(x.conj()).conj()
 
 
-def largest_singular_value(A: DistMatrix, apply: Vectors, adjoint: Vectors, tolerance: float | None) -> float:
+def largest_singular_value(A: DistMatrix, apply: Vectors, adjoint: Vectors, tolerance: float) -> float:
     """Return |M|_2 of a linear map of the shape of A, of which the products M x and M^H x are known.  Collective."""
     if A.shape[0] < A.shape[1]:  # so that V spans all vectors after so many steps
         apply, adjoint = adjoint, apply
@@ -80,7 +85,7 @@ def largest_singular_value(A: DistMatrix, apply: Vectors, adjoint: Vectors, tole
         last = k == min(A.shape)
         if last or k % (1 + k // 20) == 0:
             found, error = on_one_rank(A, _largest, alphas, betas)
-            if last or error <= (tolerance or 0) * found:
+            if last or error <= tolerance * found:
                 return found
     raise LinAlgError(f"the 2-norm of {A.distribution} was not found to {tolerance} in {_MOST} Lanczos steps")
 
@@ -103,13 +108,13 @@ def _largest(alphas: list[float], betas: list[float]) -> tuple[float, float]:
 
 
 def cond(
-    A: DistMatrix, p: Norm | None = None, *, assume_a: Literal["gen", "pos"] = "gen", tolerance: float = 1e-2
+    A: DistMatrix, p: Norm | None = None, *, assume_a: Literal["gen", "pos"] = "gen", tolerance: float | None = None
 ) -> float:
     """Return the condition number |A| |A^-1| in a norm, estimated by solves.  Collective over the grid.
 
     A : DistMatrix (n, n) of type s, d, c or z; it is not changed.
-    p : None or 2, 1 or numpy.inf.  In the 2-norm both factors are found by Lanczos steps, as by `norm`, to the relative
-        tolerance; in the others |A^-1| is Hager's and Higham's estimate, a lower bound that is rarely below a third.
+    p : None or 2, 1 or numpy.inf.  In the 2-norm both factors are found by Lanczos steps, to the tolerance of `norm`;
+        in the others |A^-1| is Hager's and Higham's estimate, a lower bound that is rarely below a third.
     assume_a : "pos": A is Hermitian and positive definite, and factored by `cholesky`; else by `qr`.
 
     Returns inf for a singular matrix, NaN for one with NaN.  Cost: one factorisation, and solves of one vector: 3 to
@@ -124,6 +129,7 @@ def cond(
             raise ArgumentError(f"cond is known for p = None, 1, 2 and numpy.inf, got {shown(p)}")
         if assume_a not in ("gen", "pos"):
             raise ArgumentError(f'assume_a is "gen" or "pos", got {shown(assume_a)}')
+        tolerance = _tolerance(A, tolerance)
         arguments += ["cond", A.distribution, A.dtype, shown(p), assume_a, tolerance]
     size = norm(A, 2 if p is None else p, tolerance=tolerance)
     if not np.isfinite(size) or 0 in A.shape:
