@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_limits
 from pdgemm import DistMatrix, ProcessGrid
 from pdgemm.linalg import qr
 
-ROUNDS = 7
+ROUNDS = 5
 
 
 def asleep(comm: MPI.Comm) -> None:

@@ -7,13 +7,11 @@ from zlib import crc32
 
 import numpy as np
 
-from pdgemm.arrays import device as devices
 from pdgemm.arrays import dtypes
-from pdgemm.arrays.device import to_host
-from pdgemm.errors import ArgumentError, LayoutError
 from pdgemm.gemm import pdgemm
+from pdgemm.linalg.operands import check_right_side, column, common_dtype, in_type
 from pdgemm.linalg.tall_qr import svd_on_all, tall_qr
-from pdgemm.matrix.argument_checks import check_devices, check_dtype, check_matrices, communicator, size
+from pdgemm.matrix.argument_checks import check_dtype, check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together
 
@@ -23,12 +21,14 @@ def lstsq(
     A: DistMatrix, B: DistMatrix, *, rcond: float | None = None
 ) -> tuple[DistMatrix, np.ndarray, int, np.ndarray]: ...
 @overload
-def lstsq(A: DistMatrix, B: Any, *, rcond: float | None = None) -> tuple[np.ndarray, np.ndarray, int, np.ndarray]: ...
+def lstsq(
+    A: DistMatrix, B: np.ndarray, *, rcond: float | None = None
+) -> tuple[np.ndarray, np.ndarray, int, np.ndarray]: ...
 def lstsq(A: DistMatrix, B: Any, *, rcond: float | None = None) -> tuple[Any, np.ndarray, int, np.ndarray]:
     """Return the X that minimises |B - A X|, and |X| among those that do, as numpy.linalg.lstsq.  Collective.
 
     A : DistMatrix (m, n), float32, float64, complex64 or complex128, of any layout; unchanged.
-    B : DistMatrix (m, p) over the same ranks, of any layout, or a vector of m numbers that is the same on every rank.
+    B : DistMatrix (m, p) over the same ranks, of any layout, or a 1-D array of m numbers, the same on every rank.
     rcond : singular values of A up to rcond times the largest one are taken for 0; by default max(m, n) eps.
 
     Returns X, a DistMatrix (n, p), or a vector on every rank; the sums |b - A x|^2 of the columns of B, an empty array
@@ -43,35 +43,19 @@ def lstsq(A: DistMatrix, B: Any, *, rcond: float | None = None) -> tuple[Any, np
     Raises LayoutError, DTypeError, ArgumentError, or LinAlgError where A has NaN or infinity; on all ranks.
     Golub & Van Loan, Matrix Computations, 4th ed., 2013, 5.5.
     """
-    comm, given = communicator(A=A), None if isinstance(B, DistMatrix) else B
-    with together(comm) as arguments:
+    with together(communicator(A=A)) as arguments:
         check_matrices(A=A)
         check_dtype("A", A, dtypes.BLAS)
-        rcond = None if rcond is None else float(rcond)
-        arguments += ["lstsq", f"rcond={rcond}", A.distribution, A.dtype]
-        if given is None:
-            check_matrices(B=B)
-            check_dtype("B", B, dtypes.BLAS)
-            check_devices(A, B, None)
-            B.layout_in(A.grid)  # raises for a grid over other ranks
-            arguments += [B.distribution, B.dtype]
-            rows, dtype = B.shape[0], np.result_type(A.dtype, B.dtype)
-        else:
-            vector = to_host(devices.adopted(given))
-            if vector.ndim != 1:
-                raise ArgumentError(f"B is a DistMatrix or a vector, got an array of shape {vector.shape}")
-            rows, dtype = len(vector), np.result_type(A.dtype, vector.dtype)
-            vector = vector.astype(dtype)
-            arguments.append(f"a vector of checksum {crc32(vector.tobytes())}")
-        if rows != A.shape[0]:
-            raise LayoutError(f"A is {size(A)} on a {A.grid} grid, but B has {rows} rows")
-    if given is not None:
-        B = DistMatrix.from_global(vector[:, None], grid=A.grid.base, device=A.device)
-    A, B = (x if x.dtype == dtype else x.astype(dtype) for x in (A, B))
+        check_right_side(A, B)
+        dtype, vector = common_dtype(A, B), not isinstance(B, DistMatrix)
+        rcond = max(A.shape) * dtypes.eps(dtype) if rcond is None else float(rcond)
+        arguments += ["lstsq", f"rcond={rcond}", A.distribution, A.dtype, B.dtype]
+        arguments.append(f"a vector of checksum {crc32(B.tobytes())}" if vector else B.distribution)
+    A, B = in_type(A, dtype), column(B, A, dtype).to_device(A.device) if vector else in_type(B, dtype)
     (m, n), tall = A.shape, A.shape[0] >= A.shape[1]
     made = tall_qr(A if tall else A.H)
     U, s, Vh, report = svd_on_all(made)
-    rank = int(np.count_nonzero(s > (max(m, n) * dtypes.eps(dtype) if rcond is None else rcond) * s[:1].max(initial=0)))
+    rank = int(np.count_nonzero(s > rcond * s.max(initial=0)))
     left, right = (U, Vh) if tall else (Vh.conj().T, U.conj().T)  # of R, or of R^H
     left_h, right_h = (
         DistMatrix.from_global(np.ascontiguousarray(x), grid=A.grid.base, device=A.device)
@@ -86,7 +70,7 @@ def lstsq(A: DistMatrix, B: Any, *, rcond: float | None = None) -> tuple[Any, np
     residuals = np.empty(0, s.dtype)
     if rank == n < m:
         residuals = pdgemm(-1, Q, C, 1, B.astype(dtype)).norm(axis=0) ** 2
-    if given is not None:
+    if vector:
         return X.allgather()[:, 0], residuals, rank, s
     X.report = report
     return X, residuals, rank, s

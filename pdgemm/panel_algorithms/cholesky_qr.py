@@ -19,6 +19,7 @@ from pdgemm.panel_algorithms.tree_messages import ascend, descend, to_all, unpac
 from pdgemm.panel_schedules.tsqr_schedule import MEASURED, Tree
 
 PASSES = 3  # at most: one with a shift and two without
+LONGEST = 4.0  # square of the length of a column of Q, after which |A - Q R| may be too large
 NEAR = 0.5  # |Q^H Q - I| from which one more pass reaches rounding errors
 
 
@@ -95,8 +96,9 @@ def factor(G: np.ndarray, m: int, first: bool) -> tuple[np.ndarray, float, float
     wide += np.triu(wide, 1).conj().T
     squares, limits = wide.diagonal().real, np.finfo(G.dtype)
     nothing = np.zeros_like(G), np.nan, 0.0
-    if not (squares >= float(limits.tiny) / unit).all() or not (squares <= float(limits.max) * unit).all():
-        return nothing  # numbers whose squares are not numbers of this type, or NaN
+    most = float(limits.max) * unit if first else LONGEST
+    if not (squares >= float(limits.tiny) / unit).all() or not (squares <= most).all():
+        return nothing  # NaN, squares that are no numbers of this type, or a Q whose errors are large
     departure = float(np.linalg.norm(wide - np.eye(k)))
     lengths = np.sqrt(squares)
     scaled = wide / lengths / lengths[:, None]

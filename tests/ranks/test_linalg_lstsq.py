@@ -94,11 +94,11 @@ def test_arguments(comm: Any) -> None:
     call: Any = lstsq
     with ProcessGrid(comm) as grid:
         A = DistMatrix.random((9, 4), grid=grid)
-        with pytest.raises(LayoutError, match="but B has 8 rows"):
+        with pytest.raises(LayoutError, match="B has 8 elements"):
             call(A, np.ones(8))
-        with pytest.raises(LayoutError, match="but B has 4 rows"):
+        with pytest.raises(LayoutError, match="shape mismatch"):
             call(A, A.T)
-        with pytest.raises(ArgumentError, match=r"a vector, got an array of shape \(9, 2\)"):
+        with pytest.raises(DTypeError, match="B must be a DistMatrix, or a 1-D array"):
             call(A, np.ones((9, 2)))
         with pytest.raises(DTypeError, match="A has dtype int32"):
             call(A.astype("int32"), A)
