@@ -334,6 +334,7 @@ def test_polar(comm: Any, dtype: str, shape: tuple[int, int]) -> None:
             check_polar(A, x)
 
 
+@pytest.mark.on_ranks(1, 4)
 def test_polar_of_nasty_matrices(comm: Any) -> None:
     kahan = 0.9 ** np.arange(18)[:, None] * (np.eye(18) - 0.4 * np.triu(np.ones((18, 18)), 1))
     graded = np.diag(10.0 ** -np.arange(0, 18)) @ drawn((18, 18), "float64")
@@ -417,6 +418,7 @@ def test_eigh(comm: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert check_eigh(A, h).report.steps >= 1
 
 
+@pytest.mark.on_ranks(1, 4)
 def test_eigh_of_nasty_matrices(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from sys import modules
 
@@ -428,6 +430,7 @@ def test_eigh_of_nasty_matrices(comm: Any, monkeypatch: pytest.MonkeyPatch) -> N
             check_eigh(A, (x + x.T) / 2)
 
 
+@pytest.mark.on_ranks(1, 4)
 @pytest.mark.parametrize("which", ["largest", "smallest"])
 def test_some_eigenvalues(comm: Any, which: str) -> None:
     from pdgemm.errors import ArgumentError, LinAlgError
