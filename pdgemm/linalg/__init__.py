@@ -13,9 +13,15 @@ from pdgemm.linalg.matrix_functions import newton_schulz as newton_schulz
 from pdgemm.linalg.matrix_functions import sqrtm as sqrtm
 from pdgemm.linalg.norms import cond as cond
 from pdgemm.linalg.norms import norm as norm
+from pdgemm.linalg.plans import plan as plan
 from pdgemm.linalg.polar import matrix_sign as matrix_sign
 from pdgemm.linalg.polar import polar as polar
 from pdgemm.linalg.qr import qr as qr
+from pdgemm.linalg.rank_k import gram as gram
+from pdgemm.linalg.rank_k import her2k as her2k
+from pdgemm.linalg.rank_k import herk as herk
+from pdgemm.linalg.rank_k import syr2k as syr2k
+from pdgemm.linalg.rank_k import syrk as syrk
 from pdgemm.linalg.svd import svd as svd
 from pdgemm.linalg.triangular import inv_triangular as inv_triangular
 from pdgemm.linalg.triangular import solve_triangular as solve_triangular
@@ -27,6 +33,9 @@ __all__ = [
     "cond",
     "eigh",
     "expm",
+    "gram",
+    "her2k",
+    "herk",
     "inv_triangular",
     "kron",
     "lstsq",
@@ -36,10 +45,13 @@ __all__ = [
     "newton_schulz",
     "norm",
     "outer",
+    "plan",
     "polar",
     "qr",
     "solve_triangular",
     "sqrtm",
     "svd",
+    "syr2k",
+    "syrk",
     "trmm",
 ]
