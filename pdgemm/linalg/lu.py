@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
 from pdgemm.arrays import dtypes
-from pdgemm.matrix.argument_checks import check_dtype, check_matrices, check_result, communicator, size
+from pdgemm.matrix.argument_checks import check_dtype, check_matrices, check_result, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.panel_algorithms.lu_panels import LU as Panels
 from pdgemm.panel_algorithms.panel_run import can_read, run, working_copy

@@ -12,7 +12,6 @@ from mpi4py import MPI
 
 from pdgemm.arrays.device import Array
 from pdgemm.blas import local_lapack
-from pdgemm.blas.local_gemm import gemm_accumulate
 from pdgemm.instrument.recorder import Then
 from pdgemm.movers.pipeline import Slot
 from pdgemm.panel_algorithms.gathered_panel import GatheredPanels
@@ -24,7 +23,6 @@ from pdgemm.panel_schedules.panel_schedule import Panel, below
 from pdgemm.panel_schedules.row_moves import RowMoves, moves_left
 
 _PIVOTS = (1 << 12) + 4  # a tag
-_ROWS = 512  # of a product, between which messages are looked after
 
 
 class LU:
@@ -128,19 +126,13 @@ class LU:
         """A_ij := A_ij - L_ik U_kj in columns start to stop."""
         A, (i, j) = self._A, self._task.grid.coords
         first, cols = below(self._rows, i, panel.stop), slice(*(below(self._cols, j, x) for x in (start, stop)))
-        if cols.start == cols.stop or first == A.shape[0]:
-            return
-        L, right = self._panels[slot.number][first - A.shape[0] :], below(self._cols, j, panel.stop)
-        of_u = U[:, cols.start - right : cols.stop - right]
-        with self._task.recorder.phase("compute"):
-            for at in range(0, len(L), _ROWS):
-                part = slice(at, min(at + _ROWS, len(L)))
-                gemm_accumulate(-1, L[part], of_u, 1, A[first + part.start : first + part.stop, cols])
-                self._task.transfers.poll()
+        if cols.start < cols.stop and first < A.shape[0]:
+            L, right = self._panels[slot.number][first - A.shape[0] :], below(self._cols, j, panel.stop)
+            self._task.update(L, U[:, cols.start - right : cols.stop - right], A[first:, cols])
 
     def _exchange(self, moves: RowMoves, cols: slice) -> None:
-        task, rooms = self._task, (self._task.workspace[name] for name in ("leaving rows", "arriving rows"))
-        exchange_rows(self._A[:, cols], self._rows, moves, task.grid.col, *rooms, task.recorder)
+        task, leaving, arriving = self._task, *(self._task.workspace[x] for x in ("leaving rows", "arriving rows"))
+        exchange_rows(self._A[:, cols], self._rows, moves, task.grid.col, leaving, arriving, task.recorder)
 
     def _bring_pivots(self, line: Line, root: int, panel: Panel, slot: Slot) -> None:
         """Start to bring the pivots of a panel to all ranks of a grid row or column."""

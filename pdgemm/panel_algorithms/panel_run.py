@@ -53,7 +53,7 @@ def run(
     what: str,
     moves: Sequence[MoveReport] = (),
     start: float | None = None,
-    as_run: Callable[[PanelSchedule], PanelSchedule] = lambda schedule: schedule,
+    as_run: Callable[[Any], PanelSchedule] = lambda schedule: schedule,
 ) -> tuple[int, Callable[[], PanelReport]]:
     """Run a panel algorithm on matrices that lie as its schedule says.  Collective over their grid.
 
@@ -74,7 +74,7 @@ def run(
     with recorder.phase("sync"):
         if schedule.shared:
             exposed: dict[str, tuple[Array, Layout | None]]
-            exposed = {name: (stored[name], x.layout_in(grid)) for name, x in matrices.items()}
+            exposed = {name: (stored[name], matrices[name].layout_in(grid)) for name in schedule.orders}
             exposed |= {name: (workspace[name], None) for name in schedule.exposed_buffers}
             peers = NodeArrays(grid, **exposed)
     transfers = Transfers(between_nodes=grid.ranks_per_node is not None).used(recorder)

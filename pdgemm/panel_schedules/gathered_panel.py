@@ -1,4 +1,4 @@
-"""Panels that one rank factors: which rows of the matrix are at which place of its buffer, and what is sent for that."""
+"""Panels that one rank factors: which rows of the matrix are where in its buffer, and what is sent for that."""
 
 from __future__ import annotations
 

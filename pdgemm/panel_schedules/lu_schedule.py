@@ -11,10 +11,10 @@ import numpy as np
 
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.panel_schedules.gathered_panel import EXPOSED, gathered, gathering_buffers
-from pdgemm.panel_schedules.panel_schedule import PanelSchedule, below, signals
+from pdgemm.panel_schedules.panel_schedule import PanelSchedule, below, carried
 from pdgemm.panel_schedules.row_moves import RowMoves, moves_left
 from pdgemm.schedules.product import Buffers
-from pdgemm.schedules.rounds import COLS, ROWS, Messages, Round, broadcast, counts_of, grid_of, on_grid
+from pdgemm.schedules.rounds import COLS, ROWS, Round, counts_of, grid_of, on_grid
 
 INDEX = np.dtype(np.int64)
 
@@ -61,25 +61,17 @@ class LUSchedule(PanelSchedule):
             owner[panel.row, panel.col] = m - panel.start
             yield Round(gathered(self, panel), on_grid(grid, owner, w, (w + 1) // 2))
             column, one = grid[:, [panel.col]].T, np.array([w])
-            sent = gathered(self, panel, back=True) + self._brought(column, panel.row, one, INDEX.itemsize, COLS)
-            sent += self._brought(grid, panel.col, np.full(len(grid), w), INDEX.itemsize, ROWS)
+            sent = gathered(self, panel, back=True) + carried(self.mover, column, panel.row, one, INDEX.itemsize, COLS)
+            sent += carried(self.mover, grid, panel.col, np.full(len(grid), w), INDEX.itemsize, ROWS)
             if panel.stop < n:
-                sent += self._brought(grid, panel.col, with_diagonal * w, size, ROWS)
+                sent += carried(self.mover, grid, panel.col, with_diagonal * w, size, ROWS)
             sent += RowMoves.of(pivots[panel.start : panel.stop], panel.start).sent(rows, grid, right, size)
             if panel.stop < m:
-                sent += self._brought(grid.T, panel.row, right * w, size, COLS)
+                sent += carried(self.mover, grid.T, panel.row, right * w, size, COLS)
             yield Round(sent, on_grid(grid, behind[:, None], right, w))
         for panel, moves in moves_left(self.steps, pivots, m):
             widths = panel.width * (np.arange(cols.parts) == panel.col)
             yield Round(moves.sent(rows, grid, widths, size), hidden=False)
-
-    def _brought(self, lines: np.ndarray, root: int, words: np.ndarray, itemsize: int, along: int) -> list[Messages]:
-        """Return how a part of the matrix comes from position `root` to all others of each line of the grid."""
-        found = broadcast(self.mover, lines, root, words, itemsize, along)
-        if self.shared:
-            there = lines[words > 0]
-            found.append(signals(there[:, root], np.delete(there, root, axis=1), itemsize, along))
-        return found
 
     def buffers(self, rank: int | None) -> Buffers:
         (m_loc, n_loc), (pr, pc), w, dtype = self.A.local_shape(rank), self.grid.shape, self.widest, self.A.dtype
