@@ -25,20 +25,20 @@ from pdgemm.panel_schedules.row_moves import RowMoves, moves_left
 _PIVOTS = (1 << 12) + 4  # a tag
 
 
-class LU:
+class LUPanels:
     """Overwrites A with L, below its diagonal of ones, and U, where P A = L U.
 
-    pivots : on return row t was exchanged with row pivots[t], for t = 0, 1, ... in turn.
+    found : on return row t was exchanged with row found[t], for t = 0, 1, ... in turn; on idle ranks, too.
 
     Cost per rank on Pr x Pc: 2n^3/(3 Pr Pc) flops; n^2/2 (1/Pr + 1/Pc) words in for L and U, n^2/Pc for rows that
     are exchanged, at most; and n^2/(2 Pc) in and out on the ranks that factor panels.
     Error: |P A - L U| <= gamma_n |L||U| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 9.3).
     """
 
-    def __init__(self, task: Task[LUSchedule], pivots: np.ndarray) -> None:
+    def __init__(self, task: Task[LUSchedule], found: np.ndarray) -> None:
         self._task, self._plan, self._A = task, task.schedule, task.arrays["A"]
         self._rows, self._cols = self._plan.A.distribution.rows, self._plan.A.distribution.cols
-        self._gathered, self._found = GatheredPanels(task), pivots
+        self._gathered, self._found = GatheredPanels(task), found
         self._pivots = task.workspace["pivots"]
         rooms = (task.workspace[name].reshape(2, -1) for name in ("panels", "rows of U"))
         self._slots = [Slot(number, *buffers) for number, buffers in enumerate(zip(*rooms))]
@@ -68,6 +68,8 @@ class LU:
         for panel, moves in moves_left(steps, self._pivots, self._rows.n):
             if task.grid.coords[1] == panel.col:
                 self._exchange(moves, self._cols.local_window(panel.start, panel.stop, panel.col))
+        if task.grid.size > len(self._plan.A.rank_map):
+            task.grid.comm.Bcast(self._pivots, task.grid.rank_of(0, 0))
         self._found[:] = self._pivots
         return self._singular
 

@@ -9,7 +9,8 @@ from pdgemm.arrays.device import Array
 from pdgemm.arrays.dtypes import wire
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.instrument.recorder import Recorder
-from pdgemm.panel_schedules.row_moves import RowMoves
+from pdgemm.panel_algorithms.task import Task
+from pdgemm.panel_schedules.row_moves import PermutationSchedule, RowMoves
 
 _TAG = (1 << 12) + 2
 _CACHED = 1 << 15  # elements that are copied at a time: NumPy copies rows that it looks up once more
@@ -60,3 +61,17 @@ def _take(X: np.ndarray, which: np.ndarray, to: np.ndarray) -> None:
     step = max(1, _CACHED // X.shape[1])
     for at in range(0, len(which), step):
         to[at : at + step] = X[which[at : at + step]]
+
+
+class PermuteRows:
+    """A := A[order], of a PermutationSchedule."""
+
+    def __init__(self, task: Task[PermutationSchedule]) -> None:
+        self._task = task
+
+    def __call__(self) -> int:
+        task, rows = self._task, self._task.schedule.A.distribution.rows
+        if not task.grid.idle:
+            rooms = task.workspace["leaving rows"], task.workspace["arriving rows"]
+            exchange_rows(task.arrays["A"], rows, task.schedule.moves, task.grid.col, *rooms, task.recorder)
+        return 0

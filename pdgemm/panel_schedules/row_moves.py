@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.model.mover_registry import RING
-from pdgemm.panel_schedules.panel_schedule import Panel
-from pdgemm.schedules.rounds import COLS, Messages, messages
+from pdgemm.panel_schedules.panel_schedule import Panel, PanelSchedule
+from pdgemm.schedules.product import Buffers
+from pdgemm.schedules.rounds import COLS, Messages, Round, counts_of, grid_of, messages
 
 
 class RowMoves(NamedTuple):
@@ -63,3 +66,32 @@ def permutation(pivots: np.ndarray, m: int) -> np.ndarray:
     for here, there in enumerate(pivots.tolist()):
         found[[here, there]] = found[[there, here]]
     return found
+
+
+@dataclass(frozen=True)
+class PermutationSchedule(PanelSchedule):
+    """The rows of a matrix change their places: row order[i] becomes row i."""
+
+    order: tuple[int, ...] = field(kw_only=True, repr=False)
+    algorithm = "permutation"
+    flops = 0
+
+    @property
+    def steps(self) -> tuple[Panel, ...]:
+        return ()
+
+    @cached_property
+    def moves(self) -> RowMoves:
+        return RowMoves.to(np.arange(len(self.order)), np.array(self.order, np.int64))
+
+    def rounds(self) -> Iterator[Round]:
+        widths = counts_of(self.A.distribution.cols)
+        yield Round(self.moves.sent(self.A.distribution.rows, grid_of(self.A), widths, self.A.dtype.itemsize))
+
+    def buffers(self, rank: int | None) -> Buffers:
+        m_loc, n_loc = self.A.local_shape(rank)
+        words = m_loc * n_loc
+        return {
+            "leaving rows": (words, self.A.dtype),
+            "arriving rows": (words * (self.grid.shape[0] > 1), self.A.dtype),
+        }
