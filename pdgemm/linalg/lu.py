@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import numpy as np
 
 from pdgemm.arrays import dtypes
 from pdgemm.errors import LinAlgError
+from pdgemm.instrument.panel_report import PanelReport
 from pdgemm.linalg.operands import check_host, check_right_side, check_square, common_dtype, in_type
 from pdgemm.linalg.triangular import solve_triangular
 from pdgemm.matrix.argument_checks import check_dtype, check_matrices, check_result, communicator, op_letter, size
@@ -40,6 +42,7 @@ class LU:
     LU: DistMatrix
     pivots: np.ndarray
     zero_pivot: int
+    make_report: Callable[[], PanelReport] = field(repr=False)
 
     @cached_property
     def perm(self) -> np.ndarray:
@@ -87,11 +90,12 @@ def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> LU:
     pivots = np.zeros(min(A.shape), np.int64)
     schedule = LUSchedule(W.layout_in(W.grid), BLOCK, can_read(W))
     what = f"LU factors of a matrix ({size(A)})"
-    zero, W.report = run(
+    zero, report = run(
         schedule, partial(LUPanels, found=pivots), {"A": W}, what, moves, start,
         lambda plan: replace(plan, pivots=tuple(pivots.tolist())),
     )  # fmt: skip
-    return LU(W, pivots, zero)
+    W.report = report
+    return LU(W, pivots, zero, report)
 
 
 def lu_solve(factors: LU, B: Any, *, trans: Transpose = "N", overwrite_b: bool = False) -> Any:
@@ -116,7 +120,11 @@ def lu_solve(factors: LU, B: Any, *, trans: Transpose = "N", overwrite_b: bool =
             check_result("B", B, {"factors.LU": factors.LU})
         arguments += ["lu_solve", letter, bool(overwrite_b), factors.LU.distribution]
     both = {"lower": True, "unit_diagonal": True, "trans": letter}, {"lower": False, "trans": letter}
-    X = permuted(_own(B, factors.LU, overwrite_b), factors.perm) if letter == "N" else _own(B, factors.LU, overwrite_b)
+    X = (
+        permuted(own_copy(B, factors.LU, overwrite_b), factors.perm)
+        if letter == "N"
+        else own_copy(B, factors.LU, overwrite_b)
+    )
     for triangle in both if letter == "N" else both[::-1]:
         X = solve_triangular(factors.LU, X, **triangle, overwrite_b=True)  # type: ignore[arg-type]
     return X if letter == "N" else permuted(X, np.argsort(factors.perm))
@@ -178,7 +186,7 @@ def check_regular(factors: LU) -> None:
         raise LinAlgError(f"A ({size(A)} on a {A.grid} grid) is singular: its pivot number {at}, from 1, is zero")
 
 
-def _own(B: Any, A: DistMatrix, overwrite: bool) -> Any:
+def own_copy(B: Any, A: DistMatrix, overwrite: bool) -> Any:
     """Return B, or a copy, in the type of B and A together: what is overwritten."""
     dtype = common_dtype(A, B)
     if not isinstance(B, DistMatrix):

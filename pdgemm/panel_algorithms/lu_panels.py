@@ -67,7 +67,7 @@ class LUPanels:
                 task.peers.sync()  # all have read L, whose rows are moved now
         for panel, moves in moves_left(steps, self._pivots, self._rows.n):
             if task.grid.coords[1] == panel.col:
-                self._exchange(moves, self._cols.local_window(panel.start, panel.stop, panel.col))
+                exchange_rows(task, moves, self._cols.local_window(panel.start, panel.stop, panel.col))
         if task.grid.size > len(self._plan.A.rank_map):
             task.grid.comm.Bcast(self._pivots, task.grid.rank_of(0, 0))
         self._found[:] = self._pivots
@@ -113,7 +113,7 @@ class LUPanels:
         task.wait(slot)
         diagonal = self._rows.local_window(panel.start, panel.stop, panel.row)
         right = slice(below(self._cols, j, panel.stop), A.shape[1])
-        self._exchange(RowMoves.of(self._pivots[panel.start : panel.stop], panel.start), right)
+        exchange_rows(task, RowMoves.of(self._pivots[panel.start : panel.stop], panel.start), right)
         if i == panel.row and panel.stop < self._cols.n:
             with task.recorder.phase("compute"):
                 L = self._panels[slot.number][: panel.width]
@@ -131,10 +131,6 @@ class LUPanels:
         if cols.start < cols.stop and first < A.shape[0]:
             L, right = self._panels[slot.number][first - A.shape[0] :], below(self._cols, j, panel.stop)
             self._task.update(L, U[:, cols.start - right : cols.stop - right], A[first:, cols])
-
-    def _exchange(self, moves: RowMoves, cols: slice) -> None:
-        task, leaving, arriving = self._task, *(self._task.workspace[x] for x in ("leaving rows", "arriving rows"))
-        exchange_rows(self._A[:, cols], self._rows, moves, task.grid.col, leaving, arriving, task.recorder)
 
     def _bring_pivots(self, line: Line, root: int, panel: Panel, slot: Slot) -> None:
         """Start to bring the pivots of a panel to all ranks of a grid row or column."""
