@@ -15,7 +15,7 @@ from pdgemm.gemm import pdgemm
 from pdgemm.instrument.panel_report import PanelReport
 from pdgemm.linalg.cholesky import cho_solve, cholesky
 from pdgemm.linalg.lu import LU, check_regular, lu_factor, lu_solve, own_copy, permuted
-from pdgemm.linalg.operands import check_right_side, check_square, column, common_dtype
+from pdgemm.linalg.operands import check_host, check_right_side, check_square, column, common_dtype
 from pdgemm.linalg.triangular import inv_triangular, solve_triangular
 from pdgemm.matrix.argument_checks import check_result, communicator, size
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -60,18 +60,20 @@ def solve(
         steps, or a step does not halve the residual, A is factored in double precision.  `X.report`, which is that of the
         factorisation, says what was done.
 
-    X lies as B does.  Cost per rank on P ranks: 2n^3/(3P) flops, with "pos" half, and 2 n^2 m/P; with refine half of the
-    bytes and about half of the time, and 2 n^2 m/P flops for each step.
+    X lies as B does.  Cost per rank on P ranks: 2n^3/(3P) flops, with "pos" half, and 2 n^2 m/P; with refine these take
+    about half of the time, and each step 4 n^2 m/P flops.
     Raises LinAlgError on all ranks where A is singular, or with "pos" not positive definite; LayoutError, DTypeError,
     ArgumentError or GridError.  A nearly singular A is solved: `cond` tells.
     Error: (A + E) x = b with |E| <= gamma_3n |L||U|, for each column (Higham, Accuracy and Stability of Numerical
-    Algorithms, 2002, 9.4).  Refinement: Langou et al., Exploiting the performance of 32 bit floating point arithmetic in
-    obtaining 64 bit accuracy, SC 2006; LAPACK's dsgesv.
+    Algorithms, 2002, 9.4).  Refinement is that of LAPACK's dsgesv: Langou et al., Exploiting the performance of 32 bit
+    floating point arithmetic in obtaining 64 bit accuracy, SC 2006.
     """
     with together(communicator(A=A)) as arguments:
         check_square(A)
         kind = _structure(assume_a)
         check_right_side(A, B)
+        if kind in ("gen", "sym", "her", "diagonal"):
+            check_host("A", A)
         for name, x, wanted in (("A", A, overwrite_a), ("B", B, overwrite_b)):
             if wanted and isinstance(x, DistMatrix):
                 check_result(name, x, {"A": A} if name == "B" else {})

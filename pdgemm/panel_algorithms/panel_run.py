@@ -122,7 +122,8 @@ def working_copy(
 def _workspace(schedule: PanelSchedule, grid: ProcessGrid, like: Array, what: str) -> dict[str, Array]:
     """Return the buffers of a schedule on this rank.  Collective; raises the same exception on all ranks."""
     device, exposed = devices.of(like), schedule.exposed_buffers if schedule.shared else ()
-    own, shared = devices.own_memory(device), devices.memory(device, grid)
+    own = devices.own_memory(device)
+    shared = devices.memory(device, grid) if exposed else own
     with together(grid.comm) as arguments:
         arguments += [what, repr(schedule)]
         return {
