@@ -57,7 +57,7 @@ def solve(
     overwrite_a, overwrite_b : factors may be stored in A, and X in B.
     refine   : factor A, float64 or complex128, in single precision, and refine X in double precision until in each
         column |b - A x| <= sqrt(n) eps |A| |x|, in infinity norms, with eps = 2^-52.  Where that is not reached in 30
-        steps, or a step does not halve the residual, A is factored in double precision.  `X.report`, which is that of the
+        steps, or a step does not halve the residual, A is factored in double precision.  `X.report`, of the
         factorisation, says what was done.
 
     X lies as B does.  Cost per rank on P ranks: 2n^3/(3P) flops, with "pos" half, and 2 n^2 m/P; with refine these take

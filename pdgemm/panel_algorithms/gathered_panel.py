@@ -11,7 +11,7 @@ from pdgemm.movers.block_copy import copy_blocks
 from pdgemm.movers.panel_views import column_room
 from pdgemm.movers.pipeline import Slot
 from pdgemm.panel_algorithms.task import Task, Window
-from pdgemm.panel_schedules.gathered_panel import slabs
+from pdgemm.panel_schedules.gathered_layout import slabs
 from pdgemm.panel_schedules.panel_schedule import Panel, below
 
 _GATHER, _SPREAD = 1 << 12, (1 << 12) + 1  # tags in a grid column
@@ -33,7 +33,7 @@ class GatheredPanels:
     def gather(self, panel: Panel) -> Array | None:
         """Return the panel, column-major, when it has arrived on its owner; start to send it on the other ranks.
 
-        Its rows are in the order of `panel_schedules.gathered_panel.gathered_rows`.
+        Its rows are in the order of `panel_schedules.gathered_layout.gathered_rows`.
         """
         task, slot, col, (i, _) = self._task, self._slot, self._task.grid.col, self._task.grid.coords
         parts, w = slabs(self._schedule.A.distribution.rows, panel), panel.width

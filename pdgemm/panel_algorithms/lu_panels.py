@@ -17,7 +17,7 @@ from pdgemm.movers.pipeline import Slot
 from pdgemm.panel_algorithms.gathered_panel import GatheredPanels
 from pdgemm.panel_algorithms.row_exchange import exchange_rows
 from pdgemm.panel_algorithms.task import DIAGONAL, PANEL, Line, Task
-from pdgemm.panel_schedules.gathered_panel import gathered_rows
+from pdgemm.panel_schedules.gathered_layout import gathered_rows
 from pdgemm.panel_schedules.lu_schedule import LUSchedule
 from pdgemm.panel_schedules.panel_schedule import Panel, below
 from pdgemm.panel_schedules.row_moves import RowMoves, moves_left

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from pdgemm.grids.distribution import BlockCyclic
-from pdgemm.panel_schedules.gathered_panel import EXPOSED, gathered, gathering_buffers
+from pdgemm.panel_schedules.gathered_layout import EXPOSED, gathered, gathering_buffers
 from pdgemm.panel_schedules.panel_schedule import PanelSchedule, below, carried
 from pdgemm.panel_schedules.row_moves import RowMoves, moves_left
 from pdgemm.schedules.product import Buffers

@@ -32,7 +32,7 @@ def system(kind: str, n: int, dtype: str) -> np.ndarray:
 
 def backward(A: np.ndarray, x: np.ndarray, b: np.ndarray, dtype: str) -> float:
     """|b - A x|_1 / (n |A|_1 |x|_1 u), as in SLATE's tests; Higham 2002, 7.1."""
-    x, b = (y.reshape(len(A), -1) for y in (x, b))
+    x, b = (y if y.ndim == 2 else y[:, None] for y in (x, b))
     return relative(wide(b) - wide(A) @ wide(x), norm(A) * norm(x), dtype, len(A))
 
 
