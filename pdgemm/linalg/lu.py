@@ -27,7 +27,7 @@ from pdgemm.panel_schedules.panel_schedule import is_balanced
 from pdgemm.panel_schedules.row_moves import PermutationSchedule, permutation
 from pdgemm.support.agreement import together
 
-BLOCK = 64  # the widest panel: one rank factors it, at a fraction of the speed of a product
+BLOCK = 128  # the widest panel: one rank factors it, at a fraction of the speed of a product
 
 
 @dataclass(frozen=True, eq=False)
