@@ -14,6 +14,8 @@ import numpy as np
 from pdgemm.blas import library as blas
 from pdgemm.blas.local_gemm import leading, number
 
+_BLOCK = 64  # columns that LAPACK may reflect at once, if it has room for them
+
 
 def solve_triangular(
     A: np.ndarray, X: np.ndarray, *, side: str = "L", lower: bool = True, trans: str = "N", unit: bool = False,
@@ -48,6 +50,18 @@ def lu(A: np.ndarray, pivots: np.ndarray) -> int:
     pivots : min(m, n) numbers of type intc: row i was exchanged with row pivots[i], counted from 1.
     """
     return _call("getrf", A.dtype, A.shape[0], A.shape[1], A, pivots) if A.size else 0
+
+
+def qr(A: np.ndarray) -> np.ndarray:
+    """Overwrite A, column-major (m, n), with R on and above its diagonal, and reflectors v below it.  Local.
+
+    Returns tau: A = H_1 H_2 ... R, where H_k = I - tau_k v_k v_k^H, and v_k[k] = 1.
+    """
+    (m, n), tau = A.shape, np.empty(min(A.shape), A.dtype)
+    work = np.empty(max(1, n * _BLOCK), A.dtype)
+    if A.size:
+        _call("geqrf", A.dtype, m, n, A, tau, work, work.size)
+    return tau
 
 
 def _triangular(

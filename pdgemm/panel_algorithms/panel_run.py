@@ -52,19 +52,24 @@ def run(
     """Run a panel algorithm on matrices that lie as its schedule says.  Collective over their grid.
 
     Returns the least of what the executors return beside 0, and a function that makes the report.
-    Raises on all ranks where buffers cannot be allocated.
+    Raises on all ranks where buffers cannot be allocated; NodeMemoryError where those that are read cannot be shared.
     """
     start, grid = perf_counter() if start is None else start, matrices["A"].grid
     comm, stored = grid.comm, {name: x.stored for name, x in matrices.items()}
-    own = devices.own_memory(devices.of(stored["A"]))
+    device, exposed_buffers = devices.of(stored["A"]), schedule.exposed_buffers
+    own, shared = devices.own_memory(device), devices.memory(device, grid)
     with together(comm) as arguments:
-        workspace = {name: own.empty((words,), dtype) for name, (words, dtype) in schedule.buffers(comm.rank).items()}
+        workspace = {
+            name: (shared if name in exposed_buffers else own).empty((words,), dtype)
+            for name, (words, dtype) in schedule.buffers(comm.rank).items()
+        }
         arguments += [what, repr(schedule)]
     recorder, peers = recorder_of(stored["A"]), None
     recorder.hold(sum(room.nbytes for room in workspace.values()))
     with recorder.phase("sync"):
         if schedule.shared:
-            exposed = {name: (stored[name], x.layout_in(grid)) for name, x in matrices.items()}
+            exposed: dict[str, Any] = {name: (stored[name], x.layout_in(grid)) for name, x in matrices.items()}
+            exposed |= {name: (workspace[name], None) for name in exposed_buffers}
             peers = NodeArrays(grid, **exposed)
     transfers = Transfers(between_nodes=grid.ranks_per_node is not None).used(recorder)
     number = executor(Task(schedule, stored, grid, workspace, peers, transfers, recorder))()
