@@ -7,10 +7,10 @@ from time import perf_counter
 
 import numpy as np
 
-from pdgemm.arrays import device as devices
 from pdgemm.arrays import dtypes
 from pdgemm.arrays.element_functions import element_function
-from pdgemm.errors import DeviceError, NodeMemoryError
+from pdgemm.errors import NodeMemoryError
+from pdgemm.linalg.operands import check_host
 from pdgemm.matrix.argument_checks import check_dtype, check_matrices, check_result, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.model.mover_registry import RING
@@ -46,8 +46,7 @@ def householder_qr(
     with together(communicator(A=A)) as arguments:
         check_matrices(A=A)
         check_dtype("A", A, dtypes.BLAS)
-        if devices.of(A.stored):
-            raise DeviceError(f"householder_qr factors matrices on the host, A is on {A.device}: A.to_device('host')")
+        check_host("A", A)
         if overwrite_a:
             check_result("A", A, {})
         fits = is_balanced(A.layout_in(A.grid), BLOCK)
@@ -58,7 +57,7 @@ def householder_qr(
     if want_q:
         like_q, _ = working_copy(W[:, :k], BLOCK, True, False)
         matrices["Q"] = like_q._filled("eye", element_function("eye", 0, np.dtype("d")))
-    schedule = HouseholderSchedule(W.layout_in(W.grid), BLOCK, can_read(*matrices.values()), wants_q=bool(want_q))
+    schedule = HouseholderSchedule(W.layout_in(W.grid), BLOCK, can_read(W), wants_q=bool(want_q))
     what = f"QR factors of a matrix ({m} x {n}) by Householder reflections"
     try:
         _, report = run(schedule, Householder, matrices, what, moves, start)

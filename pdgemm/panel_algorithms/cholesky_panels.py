@@ -11,7 +11,6 @@ import numpy as np
 
 from pdgemm.arrays.device import Array
 from pdgemm.blas import local_lapack
-from pdgemm.blas.local_gemm import gemm_accumulate
 from pdgemm.movers.panel_views import column_room
 from pdgemm.movers.pipeline import Slot
 from pdgemm.panel_algorithms.task import DIAGONAL, PANEL, Task
@@ -92,12 +91,9 @@ class Cholesky:
         """A_ij := A_ij - L_ik L_jk^H on and below the diagonal, in columns start to stop."""
         A, (P, Q), (i, j) = self._A, self._panels[slot.number], self._task.grid.coords
         down, right = below(self._rows, i, panel.stop), below(self._cols, j, panel.stop)
-        conjugate = A.dtype.kind == "c"
-        with self._task.recorder.phase("compute"):
-            for r, c in lower_tiles(self._rows, self._cols, (i, j), start, stop, SMALLEST):
-                left, of_right = P[r.start - down : r.stop - down], Q[c.start - right : c.stop - right]
-                gemm_accumulate(-1, left, of_right.T, 1, A[r, c], conjugate_b=conjugate)
-                self._task.transfers.poll()
+        for r, c in lower_tiles(self._rows, self._cols, (i, j), start, stop, SMALLEST):
+            left, of_right = P[r.start - down : r.stop - down], Q[c.start - right : c.stop - right]
+            self._task.update(left, of_right.T, A[r, c], conjugate_b=A.dtype.kind == "c")
 
     def _clear(self) -> None:
         """Set what is above the diagonal to zero."""

@@ -68,7 +68,7 @@ def run(
     recorder.hold(sum(room.nbytes for room in workspace.values()))
     with recorder.phase("sync"):
         if schedule.shared:
-            exposed: dict[str, Any] = {name: (stored[name], x.layout_in(grid)) for name, x in matrices.items()}
+            exposed: dict[str, Any] = {name: (stored[name], matrices[name].layout_in(grid)) for name in schedule.orders}
             exposed |= {name: (workspace[name], None) for name in exposed_buffers}
             peers = NodeArrays(grid, **exposed)
     transfers = Transfers(between_nodes=grid.ranks_per_node is not None).used(recorder)

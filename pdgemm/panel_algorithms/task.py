@@ -9,9 +9,11 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import numpy as np
 from mpi4py import MPI
 
+from pdgemm.algorithms.accumulator import SLAB_FLOPS
 from pdgemm.arrays.device import Array
 from pdgemm.arrays.dtypes import wire
 from pdgemm.arrays.elementwise import CONVERT
+from pdgemm.blas.local_gemm import gemm_accumulate
 from pdgemm.grids.index_map import IndexMap, identity, index_maps
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Recorder, Then
@@ -48,28 +50,45 @@ class Task(NamedTuple, Generic[Planned]):
     transfers: Transfers
     recorder: Recorder
 
-    def bring(self, line: Line, root: int, name: str, window: Window, room: Array, slot: Slot, tag: int) -> Array:
+    def bring(
+        self, line: Line, root: int, name: str, window: Window, room: Array, slot: Slot, tag: int, ready: bool = False
+    ) -> Array:
         """Start to bring a window of root's local array to all ranks of a grid row or column.
 
+        ready : the window is not written to while the algorithm runs, so that nobody has to wait before reading it.
         Returns the array that holds it when the slot's arrivals are complete: the window itself where it can be read,
         else a part of `room`.
         """
         comm, (rows, cols) = self.comm(line), (part.stop - part.start for part in window)
-        if comm.rank == root and (comm.size == 1 or not rows * cols or self.peers):
-            if comm.size > 1 and rows * cols:
+        waits = comm.size > 1 and rows * cols > 0 and not ready
+        if comm.rank == root and (comm.size == 1 or self.peers):
+            if waits:
                 self.announce(comm, [rank for rank in range(comm.size) if rank != root], slot)
             return self.arrays[name][window]
         if self.peers and rows * cols:
-            self.follow(comm, root, slot)
+            if waits:
+                self.follow(comm, root, slot)
             self.recorder.traffic.read(rows * cols)
             return self.peers(name, self.rank_in(line, root))[window]
-        x = column_room(rows, self.schedule.A.order, cols, room)
+        x = column_room(rows, self.schedule.orders[name], cols, room)
         if comm.rank == root:
             with self.recorder.phase("pack"):
                 CONVERT(x, self.arrays[name][window])
         if x.size:
             self.send(line, x, root, slot, tag)
         return x
+
+    def update(self, A: Array, B: Array, C: Array, alpha: float = -1, conjugate_b: bool = False) -> None:
+        """C := C + alpha A B, in slabs between which messages make progress."""
+        m, n = C.shape
+        slabs = 1 if self.peers else max(1, round(2 * m * n * A.shape[1] / SLAB_FLOPS))
+        step = -(-max(m, n) // slabs) or 1
+        with self.recorder.phase("compute"):
+            for start in range(0, max(m, n), step):
+                slab = slice(start, start + step)
+                a, b, c = (A[slab], B, C[slab]) if m >= n else (A, B[:, slab], C[:, slab])
+                gemm_accumulate(alpha, a, b, 1, c, conjugate_b=conjugate_b)
+                self.transfers.poll()
 
     def bring_transposed(
         self, panel: Panel, rows: Array, name: str, into: Array, room: Array, slot: Slot

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pdgemm.grids.index_map import overlap_counts
-from pdgemm.panel_schedules.panel_schedule import Panel, PanelSchedule, signals
+from pdgemm.panel_schedules.panel_schedule import Panel, PanelSchedule, carried, signals
 from pdgemm.schedules.product import Buffers
 from pdgemm.schedules.rounds import COLS, ROWS, Round, broadcast, grid_of, on_grid
 
@@ -44,19 +44,15 @@ class CholeskySchedule(PanelSchedule):
             if panel.stop == self.n:
                 yield Round([], on_grid(grid, 0, 0, 0))
                 return
-            block = np.array([w * w])
-            column = grid[:, [panel.col]].T
-            messages = broadcast(self.mover, column, panel.row, block, size, COLS)
-            if self.shared:
-                messages.append(signals(column[:, panel.row], np.delete(column, panel.row, axis=1), size, COLS))
+            messages = carried(self.mover, grid[:, [panel.col]].T, panel.row, np.array([w * w]), size, COLS)
             yield Round(messages, on_grid(grid, m_loc[:, None] * here, w, (w + 1) // 2))
-            messages = broadcast(self.mover, grid, panel.col, m_loc * w, size, ROWS)
+            messages = carried(self.mover, grid, panel.col, m_loc * w, size, ROWS)
             for r in range(pr):
                 messages += broadcast(self.mover, grid.T, r, common[r] * w, size, COLS)
-            if self.shared:
-                for r in np.flatnonzero(m_loc).tolist():
-                    others = np.setdiff1d(grid, grid[r, panel.col])
-                    messages.append(signals(grid[[r], panel.col], others[None, :], size, ROWS))
+                if self.shared and m_loc[r]:
+                    messages.append(
+                        signals(grid[[r], panel.col], np.delete(grid, r, axis=0).reshape(1, -1), size, COLS)
+                    )
             yield Round(messages, on_grid(grid, m_loc[:, None], (n_loc[None, :] + 1) // 2, w))
 
     def buffers(self, rank: int | None) -> Buffers:

@@ -17,7 +17,7 @@ from pdgemm.instrument.recorder import Traffic, Transfer
 from pdgemm.model.machine import Machine
 from pdgemm.model.mover_registry import RING, reads
 from pdgemm.schedules.product import Buffers, RankMap
-from pdgemm.schedules.rounds import Messages, Round, Tally
+from pdgemm.schedules.rounds import Messages, Round, Tally, broadcast
 from pdgemm.support.remembered import remembered
 
 
@@ -138,6 +138,11 @@ class PanelSchedule:
         return max((panel.width for panel in self.steps), default=0)
 
     @property
+    def orders(self) -> dict[str, str]:
+        """The memory order of each matrix."""
+        return {"A": self.A.order}
+
+    @property
     def shared(self) -> bool:
         return reads(self.mover)
 
@@ -201,6 +206,20 @@ class PanelSchedule:
     def memory_seconds(self, machine: Machine, rank: int) -> float:
         """Return the predicted time of the first touch of buffers."""
         return self.extra_bytes(rank) / machine.first_touch_bandwidth
+
+
+def carried(
+    mover: str, lines: np.ndarray, root: int, words: np.ndarray, itemsize: int, along: int, ready: bool = False
+) -> list[Messages]:
+    """Return how words[x] get from position `root` to the others of lines[x]; where they are read, after a signal.
+
+    ready : what is read was complete before the first step, and needs no signal.
+    """
+    found = broadcast(mover, lines, root, words, itemsize, along)
+    if reads(mover) and not ready:
+        there = lines[words > 0]
+        found.append(signals(there[:, root], np.delete(there, root, axis=1), itemsize, along))
+    return found
 
 
 def signals(source: np.ndarray, targets: np.ndarray, itemsize: int, along: int) -> Messages:

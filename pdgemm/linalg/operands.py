@@ -1,0 +1,69 @@
+"""Arguments of the functions of `pdgemm.linalg`: checks, types, and right-hand sides that are vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pdgemm.arrays import device as devices
+from pdgemm.arrays import dtypes
+from pdgemm.errors import DeviceError, DTypeError, LayoutError
+from pdgemm.grids.distribution import BlockCyclic, Distribution
+from pdgemm.matrix.argument_checks import check_devices, check_dtype, check_matrices, size
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.local_arrays import all_shared, new_array
+
+
+def check_square(A: object, name: str = "A") -> None:
+    """Raise where an argument is not a square matrix of a type that BLAS has, on the host.  Local."""
+    check_matrices(**{name: A})
+    assert isinstance(A, DistMatrix)
+    check_dtype(name, A, dtypes.BLAS)
+    check_host(name, A)
+    if A.shape[0] != A.shape[1]:
+        raise LayoutError(f"{name} must be square, it is {size(A)} on a {A.grid} grid")
+
+
+def check_host(name: str, A: DistMatrix) -> None:
+    if A.device != devices.HOST:
+        raise DeviceError(f"{name} is on {A.device}; this function takes matrices on the host: {name}.to_host()")
+
+
+def check_right_side(A: DistMatrix, B: object, side: str = "L") -> None:
+    """Raise where B is neither a matrix nor a vector that A can be applied to, from the left or the right.  Local."""
+    n, name = A.shape[0], "B"
+    if isinstance(B, DistMatrix):
+        check_dtype(name, B, dtypes.BLAS)
+        check_devices(A, B, None)
+        if B.shape[side == "R"] != n:
+            raise LayoutError(f"shape mismatch: A is {size(A)} on a {A.grid} grid, B is {size(B)} on a {B.grid} grid")
+        B.layout_in(A.grid)
+        return
+    if not isinstance(B, np.ndarray) or B.ndim != 1:
+        raise DTypeError(f"B must be a DistMatrix, or a 1-D array, the same on every rank, got {type(B).__name__}")
+    if len(B) != n:
+        raise LayoutError(f"shape mismatch: A is {size(A)} on a {A.grid} grid, B has {len(B)} elements")
+
+
+def common_dtype(*arrays: Any) -> np.dtype:
+    """Return the type of a result of these: float64 for integers.  Raises DTypeError for what BLAS has no type for."""
+    dtype = np.result_type(*(x.dtype for x in arrays))
+    dtype = np.dtype(float) if dtype.kind in "biu" else dtype
+    if dtype not in dtypes.BLAS:
+        raise DTypeError(f"{dtype} is not one of {dtypes.names(dtypes.BLAS)}")
+    return dtype
+
+
+def in_type(A: DistMatrix, dtype: np.dtype) -> DistMatrix:
+    """Return A, or a copy in another type."""
+    return A if A.dtype == dtype else A.astype(dtype)
+
+
+def column(b: np.ndarray, A: DistMatrix, dtype: np.dtype) -> DistMatrix:
+    """Return a vector, which every rank has, as a matrix of one column with the rows of A.  Collective."""
+    distribution = Distribution(A.distribution.rows, BlockCyclic.even(1, A.grid.shape[1]))
+    i, j = A.grid.coords
+    local = new_array(distribution.local_shape((i, j)), dtype, "F", A.grid)
+    local[...] = b[distribution.rows.indices(i), None][:, : local.shape[1]]
+    return DistMatrix(local, A.grid, distribution, "F", shared=all_shared(local, A.grid))

@@ -1,0 +1,159 @@
+"""Triangular solves, products and inverses."""
+
+from __future__ import annotations
+
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from pdgemm.errors import ArgumentError
+from pdgemm.grids.distribution import BlockCyclic, Distribution
+from pdgemm.instrument.report import MoveReport
+from pdgemm.linalg.operands import check_right_side, check_square, column, common_dtype, in_type
+from pdgemm.matrix.argument_checks import as_scalar, check_result, communicator, op, op_letter, size
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.local_arrays import all_shared, new_array
+from pdgemm.names import Transpose
+from pdgemm.panel_algorithms.panel_run import can_read, run, working_copy
+from pdgemm.panel_algorithms.triangular_panels import TriangularProduct, TriangularSolve
+from pdgemm.panel_schedules.panel_schedule import is_balanced
+from pdgemm.panel_schedules.triangular_schedule import TriangularSchedule
+from pdgemm.support.agreement import together
+
+BLOCK = 128  # width of panels: wide enough for BLAS, narrow enough for the ranks to share the last blocks
+
+
+def solve_triangular(
+    A: DistMatrix,
+    B: Any,
+    *,
+    lower: bool = False,
+    trans: Transpose = "N",
+    unit_diagonal: bool = False,
+    side: str = "L",
+    alpha: complex = 1,
+    overwrite_b: bool = False,
+) -> Any:
+    """Return X, where op(A) X = alpha B, or X op(A) = alpha B.  Collective over the grid of A.
+
+    A     : DistMatrix (n, n), triangular, of any layout; the other triangle is not read, nor is a unit diagonal.
+    B     : DistMatrix (n, m), or (m, n) where side is "R", of any layout, or a 1-D array, the same on every rank; X is
+        then one, too.  float32, float64, complex64, complex128; X has the type of A and B together.
+    lower : A is lower triangular, otherwise upper.
+    trans : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H.
+    unit_diagonal : the diagonal of A is taken to be 1.
+    overwrite_b   : X may be stored in B, which saves a copy where B's rows lie as A's.
+
+    X lies as B does.  A is redistributed to square blocks where its layout does not share the work evenly, B where its
+    rows do not lie as A's; `report` says so.  A singular A gives infinities or NaN, as in BLAS; `solve` checks.
+
+    Cost per rank on Pr x Pc = P: n^2 m/P flops; n^2/2 (1 - 1/Pc)/Pr words of A in, and n m (1 - 1/Pr)/Pc of X.
+    Raises LayoutError, DTypeError, ArgumentError or GridError on all ranks.
+    Error: (op(A) + E) x = alpha b with |E| <= gamma_n |op(A)|, for each column (Higham 2002, theorem 8.5).
+    """
+    return _triangular("solve_triangular", A, B, lower, trans, unit_diagonal, side, alpha, overwrite_b)
+
+
+def trmm(
+    A: DistMatrix,
+    B: Any,
+    *,
+    lower: bool = False,
+    trans: Transpose = "N",
+    unit_diagonal: bool = False,
+    side: str = "L",
+    alpha: complex = 1,
+) -> Any:
+    """Return C := alpha op(A) B, or alpha B op(A), with A triangular.  Collective over the grid of A.
+
+    Arguments and costs are those of `solve_triangular`: half the flops of a product.  C lies as B does.
+    Error: |C - C^| <= gamma_n |alpha| |op(A)| |B| (Higham 2002, 3.5).
+    """
+    return _triangular("trmm", A, B, lower, trans, unit_diagonal, side, alpha, False)
+
+
+def inv_triangular(A: DistMatrix, *, lower: bool = False, unit_diagonal: bool = False) -> DistMatrix:
+    """Return the inverse of a triangular matrix, in its layout; the other triangle is zero.  Collective.
+
+    Cost per rank: n^3/(3P) flops.  A singular A gives infinities or NaN.
+    Error: |A X - I| <= gamma_n |A||X| (Higham 2002, 14.2).
+    """
+    with together(communicator(A=A)) as arguments:
+        check_square(A)
+        arguments += ["inv_triangular", A.distribution, A.dtype]
+    base = A.grid.base
+    identity = DistMatrix.eye(A.shape[0], grid=base, block=BLOCK, dtype=A.dtype, order=A.order)
+    X = _triangular("inv_triangular", A, identity, lower, "N", unit_diagonal, "L", 1, True)
+    inverse = DistMatrix(new_array(A.stored.shape, A.dtype, A.order, A.grid), A.grid, A.distribution, A.order)
+    report = X.report
+    X.redistribute(inverse)
+    inverse.report = report
+    return inverse
+
+
+def _triangular(
+    name: str, A: DistMatrix, B: Any, lower: bool, trans: str, unit: bool, side: str, alpha: Any, overwrite_b: bool
+) -> Any:
+    start, solves = perf_counter(), name != "trmm"
+    with together(communicator(A=A)) as arguments:
+        check_square(A)
+        M, lower = op(A, trans, "trans"), bool(lower) != (op_letter(trans, "trans") != "N")
+        if side not in ("L", "R"):
+            raise ArgumentError(f'side is "L" or "R", got {side!r}')
+        check_right_side(A, B, side)
+        dtype = common_dtype(A, B)
+        if overwrite_b and isinstance(B, DistMatrix):
+            check_result("B", B, {"A": A})
+        alpha = as_scalar(alpha, dtype, "alpha")
+        arguments += [name, lower, unit, side, alpha, A.distribution, A.dtype, A.order]
+        arguments += [B.distribution, B.order] if isinstance(B, DistMatrix) else [B.tolist()]
+    M, vector = in_type(M, dtype), not isinstance(B, DistMatrix)
+    if side == "R":
+        M, lower = M.T, not lower  # op(A)^T X^T = alpha B^T
+    moves = list[MoveReport]()
+    if not is_balanced(M.layout_in(M.grid), BLOCK):
+        M, moves = working_copy(M, BLOCK, False, False)
+    given = column(B, M, dtype) if vector else B.T if side == "R" else B
+    X, more = _right_side(given, M, dtype, solves and (overwrite_b or vector))
+    schedule = TriangularSchedule(
+        M.layout_in(M.grid), BLOCK, can_read(M, X), X.layout_in(M.grid), lower, solves, inverse=name == "inv_triangular"
+    )
+    matrices, what = {"A": M, "B": X}, f"{'Solution' if solves else 'Product'} with a triangle ({size(A)}), {size(X)}"
+    if solves:
+        _, report = run(schedule, partial(TriangularSolve, alpha=alpha, unit=unit), matrices, what, moves + more, start)
+    else:
+        C = DistMatrix(new_array(X.stored.shape, dtype, X.order, X.grid), X.grid, X.distribution, X.order)
+        matrices["C"] = C
+        _, report = run(
+            schedule, partial(TriangularProduct, alpha=alpha, unit=unit), matrices, what, moves + more, start
+        )
+        C.shared = all_shared(C.stored, C.grid)
+        X = C
+    if vector:
+        return X.allgather()[:, 0]
+    if more:
+        back = given if overwrite_b and given.dtype == dtype else _like(given, dtype)
+        X.redistribute(back)
+        X = back
+    X = X.T if side == "R" else X
+    X.report = report
+    return X
+
+
+def _right_side(B: DistMatrix, M: DistMatrix, dtype: np.dtype, overwrite: bool) -> tuple[DistMatrix, list[MoveReport]]:
+    """Return B, or a copy, with the rows of M on its grid, and the report of a redistribution, if any.  Collective."""
+    rows, here = M.distribution.rows, B.layout_in(M.grid)
+    if here.grid == M.layout_in(M.grid).grid and here.distribution.rows.canonical == rows.canonical:
+        return working_copy(in_type(B, dtype), BLOCK, True, overwrite or B.dtype != dtype)
+    distribution = Distribution(rows, BlockCyclic.even(B.shape[1], M.grid.shape[1]))
+    local = new_array(distribution.local_shape(M.grid.coords), dtype, B.order, M.grid)
+    X = DistMatrix(local, M.grid, distribution, B.order, shared=all_shared(local, M.grid))
+    B.redistribute(X)
+    return X, [X.report]
+
+
+def _like(B: DistMatrix, dtype: np.dtype) -> DistMatrix:
+    local = new_array(B.stored.shape, dtype, B.order, B.grid)
+    return DistMatrix(local, B.grid, B.distribution, B.order, shared=all_shared(local, B.grid))
