@@ -50,7 +50,7 @@ class Householder:
             return 0
         with np.errstate(all="ignore"):
             self._factor(0)
-            for number, panel in enumerate(steps):
+            for number in range(len(steps)):
                 task.wait(self._slots[number % 2])
                 columns = self._plan.updates(number)
                 self._reflect(number, self._A, columns[0], "C")
@@ -169,7 +169,7 @@ class Householder:
             task.announce(comm, [panel.row], slot)
             task.follow(comm, panel.row, slot, returned)
             return
-        part = column_room(*A.shape[:1], "F", panel.width, slot.buffer_b)
+        part = column_room(A.shape[0], "F", panel.width, slot.buffer_b)
         CONVERT(part, A)
         task.recorder.traffic.sent(part.size)
         slot.users.append(comm.Isend(wire(part), dest=panel.row, tag=_LENT + slot.number))

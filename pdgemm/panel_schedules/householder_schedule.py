@@ -86,7 +86,9 @@ class HouseholderSchedule(PanelSchedule):
         grid, (pr, pc), size = grid_of(self.A), self.grid.shape, self.A.dtype.itemsize
         for number, panel in enumerate(self.steps):
             here = (np.arange(pr)[:, None] == panel.row) & (np.arange(pc) == panel.col)
-            yield Round(self._lent(panel), on_grid(grid, (self.rows.n - panel.start) * here, panel.width, 2 * panel.width))
+            yield Round(
+                self._lent(panel), on_grid(grid, (self.rows.n - panel.start) * here, panel.width, 2 * panel.width)
+            )
             moves = self._returned(panel) + carried(self.mover, grid, panel.col, self.chunk(panel), size, ROWS)
             yield from self._reflection(panel, moves, self.updates(number))
         if self.wants_q:
@@ -119,7 +121,11 @@ class HouseholderSchedule(PanelSchedule):
         widths = np.diff([cuts(n, len(members)) for n in n_loc[columns].tolist()], axis=1).T if columns.size else None
         if widths is None or not of.size:
             return []
-        source, target, words = ranks[of][:, columns].ravel(), ranks[adds][:, columns].ravel(), (w * widths[adds]).ravel()
+        source, target, words = (
+            ranks[of][:, columns].ravel(),
+            ranks[adds][:, columns].ravel(),
+            (w * widths[adds]).ravel(),
+        )
         found = self._direct(source, target, words) + self._direct(target, source, words)
         return found + [self._signals(source, target)] * self.shared  # that the whole sum has been read
 
