@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
 
 from pdgemm.arrays import dtypes
 from pdgemm.arrays.element_functions import element_function
-from pdgemm.errors import NodeMemoryError
 from pdgemm.linalg.operands import check_host
 from pdgemm.matrix.argument_checks import check_dtype, check_matrices, check_result, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.model.mover_registry import RING
 from pdgemm.panel_algorithms.householder_panels import Householder
 from pdgemm.panel_algorithms.panel_run import can_read, run, working_copy
 from pdgemm.panel_schedules.householder_schedule import HouseholderSchedule
@@ -59,10 +56,7 @@ def householder_qr(
         matrices["Q"] = like_q._filled("eye", element_function("eye", 0, np.dtype("d")))
     schedule = HouseholderSchedule(W.layout_in(W.grid), BLOCK, can_read(W), wants_q=bool(want_q))
     what = f"QR factors of a matrix ({m} x {n}) by Householder reflections"
-    try:
-        _, report = run(schedule, Householder, matrices, what, moves, start)
-    except NodeMemoryError:  # on all ranks
-        _, report = run(replace(schedule, mover=RING.name), Householder, matrices, what, moves, start)
+    _, report = run(schedule, Householder, matrices, what, moves, start)
     Q, R = matrices.get("Q"), working_copy(W[:k], BLOCK, True, False)[0] if m > n else W
     for factor in (Q, R):
         if factor is not None:

@@ -33,6 +33,7 @@ class HouseholderSchedule(PanelSchedule):
 
     wants_q: bool = field(default=True, kw_only=True)
     algorithm = "householder"
+    exposed_buffers = ("gathered", "reflectors", "sums")
 
     @property
     def flops(self) -> int:
@@ -40,10 +41,6 @@ class HouseholderSchedule(PanelSchedule):
         k = min(m, n)
         reals = 2 * k * k * max(m, n) - 2 * k**3 // 3 + self.wants_q * (2 * k * k * m - 2 * k**3 // 3)
         return (4 if self.A.dtype.kind == "c" else 1) * reals
-
-    @property
-    def exposed_buffers(self) -> tuple[str, ...]:
-        return ("gathered", "reflectors", "sums") if self.shared else ()
 
     @property
     def rows(self) -> BlockCyclic:

@@ -65,15 +65,15 @@ _UNEVEN, _NARROW = 1.25, 4  # how many times the mean share of a rank, and the n
 def is_balanced(layout: Layout, width: int) -> bool:
     """Do the ranks share each trailing part of a matrix about evenly, in panels that are not much narrower?"""
     rows, cols = layout.distribution.rows, layout.distribution.cols
-    n, (pr, pc) = min(rows.n, cols.n), layout.distribution.grid_shape
-    if pr * pc == 1 or n <= width:
+    (m, n), (pr, pc) = layout.distribution.shape, layout.distribution.grid_shape
+    if pr * pc == 1 or min(m, n) <= width:
         return True
     busiest = every = 0
-    for start in range(0, n, max(1, n // _SAMPLES)):
-        down, right = rows.window(start, rows.n), cols.window(start, cols.n)
-        busiest += max(map(down.count, range(pr))) * max(map(right.count, range(pc)))
-        every += down.n * right.n
-    return busiest * pr * pc <= _UNEVEN * every and len(diagonal_panels(rows, cols, width)) * width <= _NARROW * n
+    for start in range(0, min(m, n), max(1, min(m, n) // _SAMPLES)):
+        busiest += max(map(rows.window(start, m).count, range(pr))) * max(map(cols.window(start, n).count, range(pc)))
+        every += (m - start) * (n - start)
+    panels = len(diagonal_panels(rows, cols, width))
+    return busiest * pr * pc <= _UNEVEN * every and panels * width <= _NARROW * min(m, n)
 
 
 def lower_tiles(
@@ -119,6 +119,7 @@ class PanelSchedule:
     device: str = field(default="", kw_only=True)
     algorithm: ClassVar[str]
     lookahead: ClassVar[int] = 1
+    exposed_buffers: ClassVar[tuple[str, ...]] = ()  # which the other ranks read where panels are read in place
 
     @property
     def n(self) -> int:
@@ -145,11 +146,6 @@ class PanelSchedule:
     @property
     def shared(self) -> bool:
         return reads(self.mover)
-
-    @property
-    def exposed_buffers(self) -> tuple[str, ...]:
-        """The names of buffers that other ranks read; each has the same size on all ranks that read it."""
-        return ()
 
     @property
     def panel_dtype(self) -> np.dtype:
