@@ -27,7 +27,7 @@ COMMANDS = {  # in the order of the gallery; the last one of each is that of the
     "randomized_svd": [ON_RANKS],
     "newton_schulz": [ON_RANKS],
     "pagerank": [ON_RANKS],
-    "kernel_ridge": [ON_RANKS],
+    "gaussian_process": [ON_RANKS],
     "least_squares": [ON_RANKS],
 }
 BEGINNING = """\

@@ -193,18 +193,22 @@ def test_pagerank_on_every_grid(comm: Any) -> None:
         assert np.allclose(r, expected / expected.sum()) and same_on_all(comm, r)
 
 
-def test_kernel_ridge(ran: Callable[[str], Path]) -> None:
-    ran("kernel_ridge")
+def test_gaussian_process(ran: Callable[[str], Path]) -> None:
+    ran("gaussian_process")
 
 
-def test_kernel_ridge_on_every_grid(comm: Any) -> None:
-    module, x, new, y = example("kernel_ridge"), drawn(31, 4), drawn(31, 4)[:13] + 0.3, drawn(31, 1)[:, 0]
-    from sklearn.kernel_ridge import KernelRidge
+def test_gaussian_process_on_every_grid(comm: Any) -> None:
+    module, x, new, y = example("gaussian_process"), drawn(31, 4), drawn(31, 4)[:13] + 0.3, drawn(31, 1)[:, 0]
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import RBF
 
-    expected = KernelRidge(kernel="rbf", gamma=0.2, alpha=0.5).fit(x, y).predict(new)
+    there = GaussianProcessRegressor(RBF(np.sqrt(1 / 0.4), "fixed"), alpha=0.5).fit(x, y)
+    expected, deviation = there.predict(new, return_std=True)
     for A, B in zip(matrices(comm, x), matrices(comm, new)):
-        w, steps = module.fit(module.kernel(A, A, 0.2), y, 0.5)
-        assert np.allclose(module.kernel(B, A, 0.2) @ w, expected, atol=1e-8) and 0 < steps <= 31
+        L, w, likelihood = module.fit(A, y, 0.2, 0.5)
+        mean, variance = module.predict(A, B, L, w, 0.2, 0.5)
+        assert np.isclose(likelihood, there.log_marginal_likelihood_value_)
+        assert np.allclose(mean, expected) and np.allclose(variance, deviation**2 + 0.5)
 
 
 def test_least_squares(ran: Callable[[str], Path]) -> None:

@@ -1,0 +1,68 @@
+"""Matrices and errors that the tests of `pdgemm.linalg` share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+EPS = 3  # times the unit roundoff: the bound of SLATE's tests, for errors divided by n |A|
+
+
+def rng_matrix(m: int, n: int, dtype: str, seed: int = 0) -> np.ndarray:
+    """Normal numbers."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((m, n))
+    return (x + 1j * rng.standard_normal((m, n)) if np.dtype(dtype).kind == "c" else x).astype(dtype)
+
+
+def positive_definite(n: int, dtype: str) -> np.ndarray:
+    x = rng_matrix(n, n, dtype).astype(np.result_type(dtype, float))
+    return (x @ x.conj().T / max(1, n) + np.eye(n)).astype(dtype)
+
+
+def hilbert(n: int, dtype: str) -> np.ndarray:
+    """1 / (i + j + 1), shifted just as much as rounding needs to stay positive definite."""
+    i = np.arange(n)
+    return (1 / (i[:, None] + i + 1) + 8 * n * np.finfo(dtype).eps * np.eye(n)).astype(dtype)
+
+
+def graded(n: int, dtype: str) -> np.ndarray:
+    """A positive definite matrix whose rows and columns fall from 1 to 1e-6, or 1e-3 in single precision."""
+    d = np.logspace(0, -6 if np.finfo(dtype).eps < 1e-10 else -3, n)
+    return (positive_definite(n, dtype) * d * d[:, None]).astype(dtype)
+
+
+def nearly_singular(n: int, dtype: str) -> np.ndarray:
+    """Rank one, and rounding errors of a matrix beside it on the diagonal."""
+    x = rng_matrix(n, 1, dtype)
+    return (x @ x.conj().T + n * np.finfo(dtype).eps * 10 * np.linalg.norm(x) ** 2 * np.eye(n)).astype(dtype)
+
+
+def kahan(n: int, dtype: str, theta: float = 1.2) -> np.ndarray:
+    """Kahan's upper triangular matrix, whose small singular value no diagonal element shows."""
+    s, c = np.sin(theta), np.cos(theta)
+    return (np.diag(s ** np.arange(n)) @ (np.eye(n) - c * np.triu(np.ones((n, n)), 1))).astype(dtype)
+
+
+DEFINITE: dict[str, Callable[[int, str], np.ndarray]] = {
+    "random": positive_definite,
+    "hilbert": hilbert,
+    "graded": graded,
+    "nearly singular": nearly_singular,
+}
+
+
+def norm(A: np.ndarray) -> float:
+    return float(np.linalg.norm(A, 1)) if A.size else 0.0
+
+
+def wide(A: np.ndarray) -> np.ndarray:
+    """In the precision in which errors are measured."""
+    return A.astype(np.result_type(A.dtype, np.float64))
+
+
+def relative(residual: np.ndarray, scale: float, dtype: Any, n: int) -> float:
+    """|residual|_1 / (n scale u), as in SLATE's tests."""
+    return norm(residual) / (max(1, n) * scale * float(np.finfo(dtype).eps) or 1)

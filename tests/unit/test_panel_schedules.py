@@ -1,0 +1,124 @@
+"""Schedules of panel algorithms: panels and tiles cover what they are to cover, and words are those of formulas."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdgemm.grids.distribution import BlockCyclic, Distribution
+from pdgemm.grids.layout import Layout
+from pdgemm.model.machine import Machine
+from pdgemm.panel_schedules.cholesky_schedule import CholeskySchedule
+from pdgemm.panel_schedules.panel_schedule import below, diagonal_panels, is_balanced, lower_tiles
+from pdgemm.panel_schedules.triangular_schedule import TriangularSchedule
+from pdgemm.planning.simulator import simulate
+
+GRIDS = [(1, 1), (1, 3), (2, 1), (2, 2), (2, 3), (3, 3)]
+
+
+@st.composite
+def dimensions(draw: Any, n: int | None = None) -> BlockCyclic:
+    n = draw(st.integers(0, 40)) if n is None else n
+    block, parts = draw(st.integers(1, 9)), draw(st.integers(1, 4))
+    return BlockCyclic(n, block, parts, draw(st.integers(0, parts - 1)), draw(st.integers(-3, block - 1)))
+
+
+@st.composite
+def square(draw: Any) -> tuple[BlockCyclic, BlockCyclic]:
+    rows = draw(dimensions())
+    return rows, draw(dimensions(rows.n))
+
+
+@given(square(), st.integers(1, 12))
+def test_panels_cover_the_diagonal(both: tuple[BlockCyclic, BlockCyclic], width: int) -> None:
+    """Each has one owner, none is wider than asked, and they follow each other."""
+    rows, cols = both
+    panels = diagonal_panels(rows, cols, width)
+    assert [panel.start for panel in panels] == [0, *(panel.stop for panel in panels)][: len(panels)]
+    assert not panels or panels[-1].stop == rows.n
+    for panel in panels:
+        assert 0 < panel.width <= width
+        assert {int(rows.owner(g)) for g in range(panel.start, panel.stop)} == {panel.row}
+        assert {int(cols.owner(g)) for g in range(panel.start, panel.stop)} == {panel.col}
+
+
+@given(square(), st.integers(1, 6), st.data())
+def test_tiles_cover_the_triangle_once(both: tuple[BlockCyclic, BlockCyclic], smallest: int, data: Any) -> None:
+    rows, cols = both
+    start, stop = sorted(data.draw(st.tuples(st.integers(0, rows.n), st.integers(0, rows.n))))
+    for i, j in itertools.product(range(rows.parts), range(cols.parts)):
+        covered = np.zeros((rows.count(i), cols.count(j)), int)
+        for tile in lower_tiles(rows, cols, (i, j), start, stop, smallest):
+            covered[tile] += 1
+        down, right = rows.indices(i)[:, None], cols.indices(j)
+        inside = (right >= start) & (right < stop)
+        assert (covered[(down >= right) & inside] == 1).all()
+        assert covered.max(initial=0) <= 1
+        assert not covered[:, ~inside].any()
+        for local in range(cols.count(j)):  # above the diagonal there are fewer than `smallest` columns to a row
+            above = np.flatnonzero(covered[:, local] * (down[:, 0] < right[local]))
+            assert all(right[max(0, local - smallest + 1)] <= down[row, 0] for row in above)
+
+
+@given(dimensions())
+def test_local_indices_of_what_lies_behind(dimension: BlockCyclic) -> None:
+    for part, end in itertools.product(range(dimension.parts), range(dimension.n + 1)):
+        assert below(dimension, part, end) == (dimension.indices(part) < end).sum()
+
+
+def layout(n: int, m: int, block: Any, shape: tuple[int, int], dtype: str = "float64") -> Layout:
+    return Layout(Distribution.over(shape, (n, m), block), tuple(range(shape[0] * shape[1])), np.dtype(dtype))
+
+
+@pytest.mark.parametrize("shape", GRIDS)
+@pytest.mark.parametrize("mover", ["ring", "shared"])
+def test_words_of_a_cholesky_factorisation(shape: tuple[int, int], mover: str) -> None:
+    """w^2 (Pr - 1) of each diagonal block, and (n - k) w (Pr + Pc - 2) of each panel and its transpose."""
+    (pr, pc), n = shape, 100
+    plan = CholeskySchedule(layout(n, n, 8, shape), 8, mover)
+    widths = [(panel.width, n - panel.stop) for panel in plan.steps]
+    expected = sum(w * w * (pr - 1) + rest * w * (pr + pc - 2) for w, rest in widths if rest)
+    traffic = [plan.traffic(rank) for rank in range(pr * pc)]
+    assert plan.total_words == sum(x.words_received for x in traffic) == expected
+    assert sum(x.words_read for x in traffic) == (expected if mover == "shared" else 0)
+    assert sum(x.messages_sent for x in traffic) == sum(x.messages_received for x in traffic)
+
+
+@pytest.mark.parametrize("shape", GRIDS)
+@pytest.mark.parametrize("lower", [True, False])
+def test_words_of_a_triangular_solve(shape: tuple[int, int], lower: bool) -> None:
+    """w^2 (Pc - 1) of each diagonal block, (n - k) w (Pc - 1) of each panel and w m (Pr - 1) of each row of X."""
+    (pr, pc), n, m = shape, 60, 20
+    plan = TriangularSchedule(layout(n, n, 7, shape), 7, "ring", layout(n, m, (7, 3), shape), lower)
+    widths = [(panel.width, plan.rest(panel)[1] - plan.rest(panel)[0]) for panel in plan.steps]
+    expected = sum((w * w + w * rest) * (pc - 1) + w * m * (pr - 1) * (rest > 0) for w, rest in widths)
+    assert plan.total_words == expected
+    inverse = TriangularSchedule(layout(n, n, 7, shape), 7, "ring", layout(n, n, 7, shape), lower, inverse=True)
+    whole = TriangularSchedule(layout(n, n, 7, shape), 7, "ring", layout(n, n, 7, shape), lower)
+    assert inverse.total_words < whole.total_words or pr == 1
+    assert inverse.flops * 3 <= whole.flops + 3
+
+
+@pytest.mark.parametrize("shape", GRIDS)
+def test_the_simulator_sends_what_the_schedule_says(shape: tuple[int, int]) -> None:
+    plan, size = CholeskySchedule(layout(128, 128, 16, shape), 16, "ring"), shape[0] * shape[1]
+    simulated = simulate(plan, Machine(), size)
+    assert simulated.seconds > 0
+    for rank in range(size):
+        assert simulated.traffic(rank) == plan.traffic(rank)
+    longer = simulate(CholeskySchedule(layout(256, 256, 16, shape), 16, "ring"), Machine(), size)
+    assert longer.seconds > simulated.seconds
+
+
+def test_which_layouts_share_the_work() -> None:
+    assert is_balanced(layout(1000, 1000, 50, (2, 2)), 128)
+    assert is_balanced(layout(1000, 1000, None, (1, 1)), 128)
+    assert is_balanced(layout(100, 100, None, (2, 2)), 128)  # one panel: nothing is to be shared
+    assert not is_balanced(layout(1000, 1000, None, (2, 2)), 128)
+    assert not is_balanced(layout(1000, 1000, 300, (2, 2)), 128)
+    assert not is_balanced(layout(1000, 1000, 4, (2, 2)), 128)  # panels of 4 columns
