@@ -28,9 +28,13 @@ class ColumnSum:
 
     def room(self, rows: int, cols: int) -> Array:
         """Return W (rows, cols), column-major, to be written: the last one is not read or sent any more."""
+        self.finish()
+        return column_room(rows, "F", cols, self._slot.buffer_a)
+
+    def finish(self) -> None:
+        """Wait until the last W is not read or sent any more."""
         self._task.wait(self._read)
         self._task.free(self._slot)
-        return column_room(rows, "F", cols, self._slot.buffer_a)
 
     def __call__(self, W: Array, members: Sequence[int], finish: Callable[[Array], object]) -> None:
         """W := f(the sum of W over these ranks), where finish(X) is X := f(X), of any columns of W."""

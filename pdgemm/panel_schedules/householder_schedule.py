@@ -143,7 +143,7 @@ class HouseholderSchedule(PanelSchedule):
             (owner, *others), chunk, w, j = self.members(panel), self.chunk(panel), panel.width, panel.col
             reflectors[:, j] += chunk
             if others:
-                gathered[owner, j] = max(gathered[owner, j], height.sum() * w)
+                gathered[owner, j] = max(gathered[owner, j], (height.sum() + w) * w)
                 parts[owner, j] = max(parts[owner, j], chunk[others].sum())
                 parts[others, j] = np.maximum(parts[others, j], height[others] * w)
         if self.shared:
