@@ -9,9 +9,9 @@ from functools import partial
 import numpy as np
 
 from pdgemm.arrays.device import Array
+from pdgemm.blas.compact_qr import compact_qr
 from pdgemm.blas.local_gemm import gemm_accumulate
 from pdgemm.blas.local_lapack import multiply_triangular
-from pdgemm.blas.local_qr import compact_qr
 from pdgemm.panel_algorithms.column_sum import ColumnSum
 from pdgemm.panel_algorithms.reflectors import Reflectors
 from pdgemm.panel_algorithms.task import Task

@@ -41,9 +41,19 @@ _NEVER = 1 << 62  # more than any number of a row
 
 def can_read(*matrices: DistMatrix) -> str:
     """Return the mover of panels: "shared" where all ranks can read each other's parts of these matrices."""
-    grid = matrices[0].grid
-    reads = grid.size > 1 and grid.ranks_per_node is None and grid.shares_memory and all(x.shared for x in matrices)
-    return SHARED.name if reads else RING.name
+    return expected_mover(matrices[0]) if all(x.shared for x in matrices) else RING.name
+
+
+def expected_mover(A: DistMatrix) -> str:
+    """Return the mover of panels of matrices like A that are made on its grid, if there is room for them."""
+    grid, device = A.grid, devices.of(A.stored)
+    reads = device.reach(grid).reads == SHARED.name if device else grid.shares_memory
+    return SHARED.name if reads and grid.size > 1 and grid.ranks_per_node is None else RING.name
+
+
+def device_of(A: DistMatrix) -> str:
+    """Return the device of a matrix as schedules name it."""
+    return "" if A.device == devices.HOST else A.device
 
 
 def run(
@@ -128,7 +138,8 @@ def _workspace(schedule: PanelSchedule, grid: ProcessGrid, like: Array, what: st
 def _report(
     schedule: PanelSchedule, grid: Any, recorder: Any, what: str, seconds: float, moves: tuple[MoveReport, ...]
 ) -> PanelReport:
-    comm, of, machine = grid.comm, recorder.seconds.get, on_nodes(machine_at_hand(), grid.ranks_per_node)
+    comm, of = grid.comm, recorder.seconds.get
+    machine = on_nodes(machine_at_hand(bool(schedule.device)), grid.ranks_per_node)
     counted, predicted = recorder.traffic, schedule.traffic(comm.rank)
     for move in moves:
         counted, predicted = counted + move.counted, predicted + move.predicted

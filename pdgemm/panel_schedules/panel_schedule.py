@@ -66,7 +66,7 @@ def is_balanced(layout: Layout, width: int) -> bool:
     """Do the ranks share each trailing part of a matrix about evenly, in panels that are not much narrower?"""
     rows, cols = layout.distribution.rows, layout.distribution.cols
     (m, n), (pr, pc) = layout.distribution.shape, layout.distribution.grid_shape
-    if pr * pc == 1 or min(m, n) <= width:
+    if pr * pc == 1 or min(m, n) <= width or layout.distribution.block == (width, width):  # as copies are made
         return True
     busiest = every = 0
     for start in range(0, min(m, n), max(1, min(m, n) // _SAMPLES)):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from factored import rng_matrix
 
-from pdgemm.blas.local_qr import compact_qr
+from pdgemm.blas.compact_qr import compact_qr
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout
 from pdgemm.panel_schedules.householder_schedule import HouseholderSchedule
