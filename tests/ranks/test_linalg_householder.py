@@ -136,6 +136,21 @@ def test_full_node_memory(comm: Any, monkeypatch: Any) -> None:
         assert report.mover == "ring" and report.as_predicted
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_method_of_qr(comm: Any, dtype: str) -> None:
+    """`qr` has a diagonal that is not negative, as with its other methods."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    for m, n in ((60, 45), (45, 60), (0, 3)):
+        given = rng_matrix(m, n, dtype)
+        with ProcessGrid(comm) as grid:
+            A = DistMatrix.from_global(given, grid=grid, block=8)
+            q, r = (x.allgather() for x in linalg.qr(A, method="householder"))
+        if m:
+            assert small(given, q, r)
+        assert (r.diagonal().real >= 0).all() and (r.diagonal().imag == 0).all()
+
+
 def test_arguments(comm: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid, errors, linalg
 
