@@ -26,8 +26,8 @@ _LENT, _RETURNED = 2, 4  # tags in a grid column, for two slots each
 class Reflectors:
     """Has the reflectors of two panels, one in use and one on its way, and keeps those of this rank's grid column.
 
-    A gathered panel is in the one buffer "gathered" on its owner.  Before that has the next panel, the others have read
-    their rows: they add up a sum with the owner first.
+    One buffer "gathered" is enough: before its owner gathers another panel there, it has added up sums with all who
+    read the last one, and they do that when they have read it.
     """
 
     def __init__(self, task: Task[HouseholderSchedule]) -> None:
