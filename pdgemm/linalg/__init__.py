@@ -3,6 +3,7 @@
 from pdgemm.linalg.cholesky import cho_solve as cho_solve
 from pdgemm.linalg.cholesky import cholesky as cholesky
 from pdgemm.linalg.eigh import eigh as eigh
+from pdgemm.linalg.householder import householder_qr as householder_qr
 from pdgemm.linalg.kronecker import kron as kron
 from pdgemm.linalg.kronecker import matvec as matvec
 from pdgemm.linalg.kronecker import outer as outer
@@ -46,6 +47,7 @@ __all__ = [
     "gram",
     "her2k",
     "herk",
+    "householder_qr",
     "inv",
     "inv_triangular",
     "kron",
