@@ -13,7 +13,7 @@ from pdgemm.arrays.device import Array
 from pdgemm.blas import local_lapack
 from pdgemm.movers.panel_views import column_room
 from pdgemm.movers.pipeline import Slot
-from pdgemm.panel_algorithms.task import DIAGONAL, PANEL, Task
+from pdgemm.panel_movers.task import DIAGONAL, PANEL, Task
 from pdgemm.panel_schedules.cholesky_schedule import SMALLEST, CholeskySchedule
 from pdgemm.panel_schedules.panel_schedule import Panel, below, lower_tiles
 

@@ -12,9 +12,9 @@ from pdgemm.arrays.device import Array
 from pdgemm.blas.compact_qr import compact_qr
 from pdgemm.blas.local_gemm import gemm_accumulate
 from pdgemm.blas.local_lapack import multiply_triangular
-from pdgemm.panel_algorithms.column_sum import ColumnSum
-from pdgemm.panel_algorithms.reflectors import Reflectors
-from pdgemm.panel_algorithms.task import Task
+from pdgemm.panel_movers.column_sum import ColumnSum
+from pdgemm.panel_movers.reflectors import Reflectors
+from pdgemm.panel_movers.task import Task
 from pdgemm.panel_schedules.householder_schedule import HouseholderSchedule
 from pdgemm.panel_schedules.panel_schedule import below
 

@@ -14,9 +14,9 @@ from pdgemm.arrays.device import Array
 from pdgemm.blas import local_lapack
 from pdgemm.instrument.recorder import Then
 from pdgemm.movers.pipeline import Slot
-from pdgemm.panel_algorithms.gathered_panel import GatheredPanels
-from pdgemm.panel_algorithms.row_exchange import exchange_rows
-from pdgemm.panel_algorithms.task import DIAGONAL, PANEL, Line, Task
+from pdgemm.panel_movers.gathered_panel import GatheredPanels
+from pdgemm.panel_movers.row_exchange import exchange_rows
+from pdgemm.panel_movers.task import DIAGONAL, PANEL, Line, Task
 from pdgemm.panel_schedules.gathered_layout import gathered_rows
 from pdgemm.panel_schedules.lu_schedule import LUSchedule
 from pdgemm.panel_schedules.panel_schedule import Panel, below

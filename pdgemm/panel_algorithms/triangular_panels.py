@@ -11,7 +11,7 @@ from pdgemm.arrays.elementwise import CONJUGATE, CONVERT, scale
 from pdgemm.blas import local_lapack
 from pdgemm.movers.panel_views import column_room
 from pdgemm.movers.pipeline import Slot
-from pdgemm.panel_algorithms.task import DIAGONAL, PANEL, Task
+from pdgemm.panel_movers.task import DIAGONAL, PANEL, Task
 from pdgemm.panel_schedules.panel_schedule import Panel, below
 from pdgemm.panel_schedules.triangular_schedule import TriangularSchedule
 

@@ -15,7 +15,7 @@ from pdgemm.instrument.recorder import Then
 from pdgemm.model.mover_registry import RING
 from pdgemm.movers.panel_views import column_room
 from pdgemm.movers.pipeline import Slot
-from pdgemm.panel_algorithms.task import PANEL, Task, Window
+from pdgemm.panel_movers.task import PANEL, Task, Window
 from pdgemm.panel_schedules.gathered_panel import slabs
 from pdgemm.panel_schedules.householder_schedule import HouseholderSchedule
 from pdgemm.panel_schedules.panel_schedule import Panel, below

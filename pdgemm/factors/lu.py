@@ -12,16 +12,16 @@ import numpy as np
 
 from pdgemm.arrays import dtypes
 from pdgemm.errors import LinAlgError
+from pdgemm.factors.operands import check_host, check_right_side, check_square, common_dtype, in_type
+from pdgemm.factors.triangular import solve_triangular
 from pdgemm.instrument.panel_report import PanelReport
-from pdgemm.linalg.operands import check_host, check_right_side, check_square, common_dtype, in_type
-from pdgemm.linalg.triangular import solve_triangular
 from pdgemm.matrix.argument_checks import check_dtype, check_matrices, check_result, communicator, op_letter, size
 from pdgemm.matrix.array_functions import tril, triu
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Transpose
 from pdgemm.panel_algorithms.lu_panels import LUPanels
 from pdgemm.panel_algorithms.panel_run import can_read, run, working_copy
-from pdgemm.panel_algorithms.row_exchange import PermuteRows
+from pdgemm.panel_movers.row_exchange import PermuteRows
 from pdgemm.panel_schedules.lu_schedule import LUSchedule
 from pdgemm.panel_schedules.panel_schedule import is_balanced
 from pdgemm.panel_schedules.row_moves import PermutationSchedule, permutation

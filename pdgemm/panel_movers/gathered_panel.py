@@ -10,7 +10,7 @@ from pdgemm.grids.index_map import identity
 from pdgemm.movers.block_copy import copy_blocks
 from pdgemm.movers.panel_views import column_room
 from pdgemm.movers.pipeline import Slot
-from pdgemm.panel_algorithms.task import Task, Window
+from pdgemm.panel_movers.task import Task, Window
 from pdgemm.panel_schedules.gathered_layout import slabs
 from pdgemm.panel_schedules.panel_schedule import Panel, below
 

@@ -10,7 +10,7 @@ from pdgemm.arrays.dtypes import wire
 from pdgemm.model.mover_registry import RING
 from pdgemm.movers.panel_views import column_room
 from pdgemm.movers.pipeline import Slot
-from pdgemm.panel_algorithms.task import Task
+from pdgemm.panel_movers.task import Task
 from pdgemm.panel_schedules.householder_schedule import cuts
 
 _ADDENDS, _SUMS = 6, 7  # tags

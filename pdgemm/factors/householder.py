@@ -8,7 +8,7 @@ import numpy as np
 
 from pdgemm.arrays import dtypes
 from pdgemm.arrays.element_functions import element_function
-from pdgemm.linalg.operands import check_host
+from pdgemm.factors.operands import check_host
 from pdgemm.matrix.argument_checks import check_dtype, check_matrices, check_result, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.panel_algorithms.householder_panels import Householder

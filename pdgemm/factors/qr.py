@@ -10,10 +10,10 @@ from mpi4py import MPI
 
 from pdgemm.arrays import device as devices
 from pdgemm.errors import ArgumentError
+from pdgemm.factors.householder import householder_qr
+from pdgemm.factors.tall_qr import placed, tall_qr
 from pdgemm.gemm import pdgemm
 from pdgemm.grids.distribution import Distribution
-from pdgemm.linalg.householder import householder_qr
-from pdgemm.linalg.tall_qr import placed, tall_qr
 from pdgemm.matrix.argument_checks import check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, new_array
