@@ -16,7 +16,7 @@ from pdgemm.model.mover_registry import RING
 from pdgemm.movers.panel_views import column_room
 from pdgemm.movers.pipeline import Slot
 from pdgemm.panel_movers.task import PANEL, Task, Window
-from pdgemm.panel_schedules.gathered_panel import slabs
+from pdgemm.panel_schedules.gathered_layout import slabs
 from pdgemm.panel_schedules.householder_schedule import HouseholderSchedule
 from pdgemm.panel_schedules.panel_schedule import Panel, below
 
