@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -189,7 +188,7 @@ def _refined(A: DistMatrix, B: Any, trans: Any, overwrite_a: bool, overwrite_b: 
 
 
 def _named(make_report: Callable[[], PanelReport], what: str) -> PanelReport:
-    return replace(make_report(), what=what)
+    return make_report().changed(what=what)
 
 
 def _corrected(factors: LU, R: DistMatrix, trans: Any, dtype: np.dtype) -> DistMatrix:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pdgemm.blas.threads import multiplier
@@ -150,6 +150,10 @@ class Report:
         """Let `summary` collect the reports of all ranks by this function, and return this report."""
         object.__setattr__(self, "_collect", collect)
         return self
+
+    def changed(self, **fields: Any) -> Self:
+        """Return a report with other values of some fields, of the same ranks."""
+        return replace(self, **fields).with_ranks(self._collect)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_collect"}
