@@ -194,6 +194,17 @@ class Report:
             f"mover {self.mover}, {multiplier}"
         )
 
+    def beside_bound(self, per_rank: dict[str, dict[str, float]]) -> str:
+        """Return the lower bound as the end of a sentence, and why the words may be far above it."""
+        bound, words, read = self.lower_bound_words, per_rank["words_received"], per_rank["words_read"]
+        text = f"; lower bound {in_words(bound)}"
+        if words["max"] <= _FAR * bound:
+            return text
+        text += ", for the layouts that suit the product best"
+        if not read["max"]:
+            return text
+        return f"{text}; this product read {'all' if read == words else 'some'} of its words in place on the node"
+
     def as_dict(self) -> dict[str, Any]:
         """Return the report as numbers and strings, for JSON."""
         return asdict(self) | {"gflops": self.gflops, "overlap": self.overlap}
@@ -295,8 +306,8 @@ class Summary:
         return (
             f"{facts['title']}\n{Table(('on a rank', 'least', 'mean', 'most'), rows, words=('on a rank',))}\n"
             f"{in_rate(1e9 * self.gflops)}; predicted {in_seconds(facts['predicted_seconds'])}{hidden}{moved}; "
-            f"words and messages {'as' if facts['as_predicted'] else 'NOT as'} the formula says; "
-            f"{_beside_bound(facts['lower_bound_words'], facts['per_rank'])}"
+            f"words and messages {'as' if facts['as_predicted'] else 'NOT as'} the formula says"
+            f"{self.reports[0].beside_bound(facts['per_rank'])}"
         )
 
 
@@ -311,17 +322,6 @@ _ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("messages received", "messages_received", "{:.0f}".format),
     ("buffers", "extra_bytes", in_bytes),
 )
-
-
-def _beside_bound(bound: float, per_rank: dict[str, dict[str, float]]) -> str:
-    """Return the lower bound as a phrase, and why the words may be far above it."""
-    text, words, read = f"lower bound {in_words(bound)}", per_rank["words_received"], per_rank["words_read"]
-    if words["max"] <= _FAR * bound:
-        return text
-    text += ", for the layouts that suit the product best"
-    if not read["max"]:
-        return text
-    return f"{text}; this product read {'all' if read == words else 'some'} of its words in place on the node"
 
 
 if TYPE_CHECKING:

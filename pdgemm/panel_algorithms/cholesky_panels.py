@@ -79,6 +79,7 @@ class Cholesky:
             Q = column_room(n_loc, self._plan.A.order, panel.width, slot.buffer_b)
             self._copies[slot.number] = task.bring_transposed(panel, P, "A", Q, self._arriving[slot.number], slot)
         self._panels[slot.number] = P, Q
+        task.transfers.expect(slot.arrivals)
 
     def _receive(self, slot: Slot) -> None:
         """Wait until a panel and its transpose have arrived."""
