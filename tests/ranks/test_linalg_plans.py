@@ -34,6 +34,10 @@ def test_words_are_as_planned(comm: Any, block: Any) -> None:
                 planned = linalg.plan(linalg.solve_triangular, L, X, **how)
                 solved: Any = linalg.solve_triangular(L, X, **how)
                 assert planned.traffic(comm.rank) == solved.report.counted
+            planned, (Q, R) = linalg.plan(linalg.householder_qr, A), linalg.householder_qr(A)
+            made: Any = R.report
+            assert planned.traffic(comm.rank) == made.counted and Q is not None
+            assert linalg.plan(linalg.lu_factor, A[:, :150]).words >= 0  # the rows that it exchanges are drawn
             both = linalg.plan(linalg.cho_solve, L, b[:, 0])
             assert [stage.algorithm for name, stage in both.stages if name == "A"][-1] == "trsm"  # type: ignore[union-attr]
             assert both.extra_bytes(None) >= both.extra_bytes(comm.rank)
