@@ -257,7 +257,7 @@ def test_what_is_wrong_with_an_operand(reference: ctypes.CDLL, grids: list[tuple
     It checks descriptors of type 2, to which PDGEMM brings those of type 1.
     """
     from pdgemm import scalapack
-    from pdgemm.scalapack.pblas import _Sub
+    from pdgemm.scalapack.arguments import Sub
 
     rng, local = np.random.default_rng(12), np.zeros(10_000)
     seen = set()
@@ -292,7 +292,7 @@ def test_what_is_wrong_with_an_operand(reference: ctypes.CDLL, grids: list[tuple
                 ctypes.byref(info),
             )
             desc[1] = ours if desc[1] == theirs else -1
-            sub, found = _Sub("a", 7, local, ia, ja, desc, m, k), 0
+            sub, found = Sub("a", 7, local, ia, ja, desc, m, k), 0
             try:
                 sub.check("PDGEMM", (local.dtype,))
             except scalapack.IllegalArgument as error:
