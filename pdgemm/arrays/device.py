@@ -123,6 +123,12 @@ class Device(Protocol):
     def multiply_stack(self, alpha: Any, A: Array, B: Array, beta: Any, C: Array) -> None:
         """Compute C_i := alpha A_i B_i + beta C_i in one call, for stacks (items, rows, columns), items >= 1."""
 
+    def solve_triangular(self, how: tuple[str, str, str, str], alpha: Any, A: Array, X: Array) -> None:
+        """Compute X := alpha op(A)^-1 X as BLAS's trsm does, for column-major arrays.
+
+        how : BLAS's letters for side, triangle, op and unit diagonal.
+        """
+
     def combine(self, how: Combination, target: Array, source: Array) -> None:
         """Compute target := alpha op(source) + beta target; what is multiplied by 0 is not read."""
 

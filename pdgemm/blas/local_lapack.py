@@ -7,39 +7,68 @@ triangles change places (`_seen`).  `info` is LAPACK's: 0, or the number of the 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from pdgemm.arrays.device import Array, of, to_host
+from pdgemm.arrays.elementwise import set_elements
 from pdgemm.blas import library as blas
 from pdgemm.blas.local_gemm import leading, number
 
 
 def solve_triangular(
-    A: np.ndarray, X: np.ndarray, *, side: str = "L", lower: bool = True, trans: str = "N", unit: bool = False,
+    A: Array, X: Array, *, side: str = "L", lower: bool = True, trans: str = "N", unit: bool = False,
     alpha: Any = 1,
 ) -> None:  # fmt: skip
     """Compute X := alpha op(A)^-1 X, or alpha X op(A)^-1 where side is "R".  Local; the other triangle is not read.
 
     A : (n, n);  X : (n, m) or (m, n), overwritten.  Both are row-major, or both column-major.
     """
-    _triangular("trsm", A, X, side, lower, trans, unit, alpha)
+    if not X.size:
+        return
+    uplo = "L" if lower else "U"
+    if _seen(A if A.shape[0] > 1 else X)[1]:  # X op(A)^-1 is the transpose of op(A^T)^-1 X^T
+        A, X, side, uplo = A.T, X.T, "L" if side == "R" else "R", "U" if lower else "L"
+    how = side, uplo, trans, "U" if unit else "N"
+    if device := of(X):
+        device.solve_triangular(how, alpha, A, X)
+        return
+    letters = (_letter(x) for x in how)
+    _call("trsm", X.dtype, *letters, *X.shape, number(X.dtype.char, alpha), A, X)
 
 
-def multiply_triangular(
-    A: np.ndarray, X: np.ndarray, *, side: str = "L", lower: bool = True, trans: str = "N", unit: bool = False,
-    alpha: Any = 1,
-) -> None:  # fmt: skip
-    """Compute X := alpha op(A) X, or alpha X op(A) where side is "R"; arguments as for `solve_triangular`.  Local."""
-    _triangular("trmm", A, X, side, lower, trans, unit, alpha)
+def cholesky(A: Array, lower: bool = True) -> int:
+    """Overwrite A with its Cholesky factor, where A = L L^H or U^H U, and zeros; return info.  Local.
 
-
-def cholesky(A: np.ndarray, lower: bool = True) -> int:
-    """Overwrite a triangle of A with its Cholesky factor, A = L L^H or U^H U, and return info.  Local."""
+    Only the triangle of the factor is read.  A block of a device is factored on the host.
+    """
     if not A.size:
         return 0
+    if of(A):
+        return int(_on_host(cholesky, A, lower))
+    keep_triangle(A, lower)
     A, flipped = _seen(A)
     return _call("potrf", A.dtype, _letter("L" if lower != flipped else "U"), A.shape[0], A)
+
+
+def keep_triangle(A: Array, lower: bool = True, unit: bool = False) -> None:
+    """Set the other triangle of a square A to zero, and a unit diagonal to one.  Local."""
+    if of(A):
+        _on_host(keep_triangle, A, lower, unit)
+        return
+    A[np.triu_indices(len(A), 1) if lower else np.tril_indices(len(A), -1)] = 0
+    if unit:
+        np.fill_diagonal(A, 1)
+
+
+def _on_host(function: Callable[..., Any], A: Array, *arguments: Any) -> Any:
+    """Call a function that overwrites a block of a device, on a copy of it."""
+    block = to_host(A)
+    result = function(block, *arguments)
+    set_elements(A, block)
+    return result
 
 
 def lu(A: np.ndarray, pivots: np.ndarray) -> int:
@@ -48,18 +77,6 @@ def lu(A: np.ndarray, pivots: np.ndarray) -> int:
     pivots : min(m, n) numbers of type intc: row i was exchanged with row pivots[i], counted from 1.
     """
     return _call("getrf", A.dtype, A.shape[0], A.shape[1], A, pivots) if A.size else 0
-
-
-def _triangular(
-    name: str, A: np.ndarray, X: np.ndarray, side: str, lower: bool, trans: str, unit: bool, alpha: Any
-) -> None:
-    if not X.size:
-        return
-    uplo = "L" if lower else "U"
-    if _seen(A if A.shape[0] > 1 else X)[1]:  # X op(A)^-1 is the transpose of op(A^T)^-1 X^T
-        A, X, side, uplo = A.T, X.T, "L" if side == "R" else "R", "U" if lower else "L"
-    letters = (_letter(x) for x in (side, uplo, trans, "U" if unit else "N"))
-    _call(name, X.dtype, *letters, *X.shape, number(X.dtype.char, alpha), A, X)
 
 
 def _seen(x: np.ndarray) -> tuple[np.ndarray, bool]:

@@ -20,7 +20,7 @@ from mpi4py import MPI
 from pdgemm.arrays.device import Array, Combination, Pinned, Reach, address, register
 from pdgemm.arrays.dtypes import HALVES, TYPE
 from pdgemm.arrays.workspace import Workspace
-from pdgemm.blas.local_gemm import number, seen_by_fortran
+from pdgemm.blas.local_gemm import leading, number, seen_by_fortran
 from pdgemm.devices import cuda_ipc, cuda_nccl, gpu_binding, kernels
 from pdgemm.errors import DeviceError, OutOfMemoryError
 from pdgemm.grids.index_map import IndexMap
@@ -30,6 +30,7 @@ _SUMS_IN_FULL = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: partial 
 _PINNED = 1 << 30  # bytes of pinned memory that are kept for the next product
 _NOT_READY = 600  # cudaErrorNotReady
 _OP = {b"N": 0, b"T": 1, b"C": 2}
+_TRSM = {"L": 0, "R": 1, "U": 1, "N": 0}  # cuBLAS's sides; lower is 0 and upper 1; a unit diagonal is 1
 
 
 class Cuda:
@@ -144,6 +145,13 @@ class Cuda:
             left.data.ptr, types[0], lda, words[0], right.data.ptr, types[1], ldb, words[1], ctypes.addressof(second),
             C.data.ptr, types[2], ldc, words[2], items, TYPE[C.dtype].cublas, -1,
         )  # fmt: skip
+
+    def solve_triangular(self, how: tuple[str, str, str, str], alpha: Any, A: Array, X: Array) -> None:
+        first = _scalar(X.dtype.char, alpha)
+        trsm = getattr(cublas, f"{TYPE[X.dtype].blas}trsm")
+        numbers = (_TRSM[letter] if at != 2 else _OP[letter.encode()] for at, letter in enumerate(how))
+        operands = (A.data.ptr, leading(A)[1], X.data.ptr, leading(X)[1])
+        trsm(self._cublas, *numbers, *X.shape, ctypes.addressof(first), *operands)
 
     def broadcast(self, comm: MPI.Comm, x: Array, root: int) -> None:
         cuda_nccl.broadcast(comm, x, root, self)

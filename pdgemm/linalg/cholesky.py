@@ -11,7 +11,7 @@ from pdgemm.linalg.triangular import BLOCK, solve_triangular
 from pdgemm.matrix.argument_checks import check_result, communicator, size
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.panel_algorithms.cholesky_panels import Cholesky
-from pdgemm.panel_algorithms.panel_run import can_read, run, working_copy
+from pdgemm.panel_algorithms.panel_run import can_read, device_of, run, working_copy
 from pdgemm.panel_schedules.cholesky_schedule import CholeskySchedule
 from pdgemm.panel_schedules.panel_schedule import is_balanced
 from pdgemm.support.agreement import together
@@ -53,7 +53,7 @@ def cholesky_factor(A: DistMatrix, lower: bool, overwrite_a: bool = False) -> tu
         fits = is_balanced(A.layout_in(A.grid), BLOCK)
         arguments += ["cholesky", f"lower={bool(lower)}", bool(overwrite_a), A.distribution, A.dtype, A.order]
     W, moves = working_copy(A if lower else A.T, BLOCK, fits, overwrite_a)
-    schedule = CholeskySchedule(W.layout_in(W.grid), BLOCK, can_read(W))
+    schedule = CholeskySchedule(W.layout_in(W.grid), BLOCK, can_read(W), device=device_of(W))
     n = A.shape[0]
     minor, report = run(schedule, Cholesky, {"A": W}, f"Cholesky factor of a matrix ({n} x {n})", moves, start)
     factor = W if lower else W.T

@@ -8,21 +8,32 @@ import numpy as np
 
 from pdgemm.arrays import device as devices
 from pdgemm.arrays import dtypes
+from pdgemm.arrays.elementwise import set_elements
 from pdgemm.errors import DeviceError, DTypeError, LayoutError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.matrix.argument_checks import check_devices, check_dtype, check_matrices, size
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, new_array
+from pdgemm.model.mover_registry import SHARED
 
 
 def check_square(A: object, name: str = "A") -> None:
-    """Raise where an argument is not a square matrix of a type that BLAS has, on the host.  Local."""
+    """Raise where an argument is not a square matrix of a type that BLAS has.  Local."""
     check_matrices(**{name: A})
     assert isinstance(A, DistMatrix)
     check_dtype(name, A, dtypes.BLAS)
-    check_host(name, A)
+    check_reach(name, A)
     if A.shape[0] != A.shape[1]:
         raise LayoutError(f"{name} must be square, it is {size(A)} on a {A.grid} grid")
+
+
+def check_reach(name: str, A: DistMatrix) -> None:
+    """Raise where the ranks can bring panels of a matrix on a device to each other in no way that is built."""
+    device = devices.of(A.stored)
+    if device and A.grid.size > 1:
+        reach = device.reach(A.grid)
+        if reach.staged and reach.reads != SHARED.name:
+            raise DeviceError(f"{name} is on {A.device}, and {reach}: factor it on the host, {name}.to_host()")
 
 
 def check_host(name: str, A: DistMatrix) -> None:
@@ -64,6 +75,6 @@ def column(b: np.ndarray, A: DistMatrix, dtype: np.dtype) -> DistMatrix:
     """Return a vector, which every rank has, as a matrix of one column with the rows of A.  Collective."""
     distribution = Distribution(A.distribution.rows, BlockCyclic.even(1, A.grid.shape[1]))
     i, j = A.grid.coords
-    local = new_array(distribution.local_shape((i, j)), dtype, "F", A.grid)
-    local[...] = b[distribution.rows.indices(i), None][:, : local.shape[1]]
+    local = new_array(distribution.local_shape((i, j)), dtype, "F", A.grid, devices.of(A.stored))
+    set_elements(local, np.asarray(b[distribution.rows.indices(i), None][:, : local.shape[1]], dtype))
     return DistMatrix(local, A.grid, distribution, "F", shared=all_shared(local, A.grid))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pdgemm.arrays import device as devices
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.instrument.report import MoveReport
@@ -16,7 +17,7 @@ from pdgemm.matrix.argument_checks import as_scalar, check_result, communicator,
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.names import Transpose
-from pdgemm.panel_algorithms.panel_run import can_read, run, working_copy
+from pdgemm.panel_algorithms.panel_run import can_read, device_of, run, working_copy
 from pdgemm.panel_algorithms.triangular_panels import TriangularProduct, TriangularSolve
 from pdgemm.panel_schedules.panel_schedule import is_balanced
 from pdgemm.panel_schedules.triangular_schedule import TriangularSchedule
@@ -84,9 +85,9 @@ def inv_triangular(A: DistMatrix, *, lower: bool = False, unit_diagonal: bool = 
         check_square(A)
         arguments += ["inv_triangular", A.distribution, A.dtype]
     base = A.grid.base
-    identity = DistMatrix.eye(A.shape[0], grid=base, block=BLOCK, dtype=A.dtype, order=A.order)
+    identity = DistMatrix.eye(A.shape[0], grid=base, block=BLOCK, dtype=A.dtype, order=A.order, device=A.device)
     X = _triangular("inv_triangular", A, identity, lower, "N", unit_diagonal, "L", 1, True)
-    inverse = DistMatrix(new_array(A.stored.shape, A.dtype, A.order, A.grid), A.grid, A.distribution, A.order)
+    inverse = _like(A, A.dtype)
     report = X.report
     X.redistribute(inverse)
     inverse.report = report
@@ -118,18 +119,24 @@ def _triangular(
     given = column(B, M, dtype) if vector else B.T if side == "R" else B
     X, more = _right_side(given, M, dtype, solves and (overwrite_b or vector))
     schedule = TriangularSchedule(
-        M.layout_in(M.grid), BLOCK, can_read(M, X), X.layout_in(M.grid), lower, solves, inverse=name == "inv_triangular"
+        M.layout_in(M.grid),
+        BLOCK,
+        can_read(M, X),
+        X.layout_in(M.grid),
+        lower,
+        solves,
+        inverse=name == "inv_triangular",
+        device=device_of(M),
     )
     matrices, what = {"A": M, "B": X}, f"{'Solution' if solves else 'Product'} with a triangle ({size(A)}), {size(X)}"
     if solves:
         _, report = run(schedule, partial(TriangularSolve, alpha=alpha, unit=unit), matrices, what, moves + more, start)
     else:
-        C = DistMatrix(new_array(X.stored.shape, dtype, X.order, X.grid), X.grid, X.distribution, X.order)
+        C = _like(X, dtype)
         matrices["C"] = C
         _, report = run(
             schedule, partial(TriangularProduct, alpha=alpha, unit=unit), matrices, what, moves + more, start
         )
-        C.shared = all_shared(C.stored, C.grid)
         X = C
     if vector:
         return X.allgather()[:, 0]
@@ -148,12 +155,12 @@ def _right_side(B: DistMatrix, M: DistMatrix, dtype: np.dtype, overwrite: bool) 
     if here.grid == M.layout_in(M.grid).grid and here.distribution.rows.canonical == rows.canonical:
         return working_copy(in_type(B, dtype), BLOCK, True, overwrite or B.dtype != dtype)
     distribution = Distribution(rows, BlockCyclic.even(B.shape[1], M.grid.shape[1]))
-    local = new_array(distribution.local_shape(M.grid.coords), dtype, B.order, M.grid)
+    local = new_array(distribution.local_shape(M.grid.coords), dtype, B.order, M.grid, devices.of(B.stored))
     X = DistMatrix(local, M.grid, distribution, B.order, shared=all_shared(local, M.grid))
     B.redistribute(X)
     return X, [X.report]
 
 
 def _like(B: DistMatrix, dtype: np.dtype) -> DistMatrix:
-    local = new_array(B.stored.shape, dtype, B.order, B.grid)
+    local = new_array(B.stored.shape, dtype, B.order, B.grid, devices.of(B.stored))
     return DistMatrix(local, B.grid, B.distribution, B.order, shared=all_shared(local, B.grid))

@@ -63,9 +63,9 @@ class Cholesky:
         if (i, j) == (panel.row, panel.col):
             with task.recorder.phase("compute"):
                 info = local_lapack.cholesky(A[diagonal, cols])
-            if info:
-                self._failed = self._failed or panel.start + info
-                A[diagonal, cols] = np.nan  # with which all ranks go on
+                if info:
+                    self._failed = self._failed or panel.start + info
+                    A[diagonal, cols] = np.nan  # with which all ranks go on
         if panel.stop == self._plan.n:
             return
         if j == panel.col:
@@ -83,9 +83,10 @@ class Cholesky:
     def _receive(self, slot: Slot) -> None:
         """Wait until a panel and its transpose have arrived."""
         self._task.wait(slot)
-        with self._task.recorder.phase("pack"):
+        with self._task.packing():
             for copy in self._copies[slot.number]:
                 copy()
+        self._task.copied()
 
     def _update(self, panel: Panel, slot: Slot, start: int, stop: int) -> None:
         """A_ij := A_ij - L_ik L_jk^H on and below the diagonal, in columns start to stop."""
@@ -96,12 +97,10 @@ class Cholesky:
             self._task.update(left, of_right.T, A[r, c], conjugate_b=A.dtype.kind == "c")
 
     def _clear(self) -> None:
-        """Set what is above the diagonal to zero."""
+        """Set what is above the diagonal blocks to zero."""
         i, j = self._task.grid.coords
-        for panel in self._plan.steps:
-            if j == panel.col:
-                cols = self._cols.local_window(panel.start, panel.stop, j)
-                self._A[: below(self._rows, i, panel.start), cols] = 0
-                if i == panel.row:
-                    block = self._A[self._rows.local_window(panel.start, panel.stop, i), cols]
-                    block[np.triu_indices(panel.width, 1)] = 0
+        with self._task.recorder.phase("compute"):
+            for panel in self._plan.steps:
+                if j == panel.col:
+                    cols = self._cols.local_window(panel.start, panel.stop, j)
+                    self._A[: below(self._rows, i, panel.start), cols] = 0

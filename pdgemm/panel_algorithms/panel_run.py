@@ -36,9 +36,15 @@ _NEVER = 1 << 62  # more than any number of a row
 
 def can_read(*matrices: DistMatrix) -> str:
     """Return the mover of panels: "shared" where all ranks can read each other's parts of these matrices."""
-    grid = matrices[0].grid
-    reads = grid.size > 1 and grid.ranks_per_node is None and grid.shares_memory and all(x.shared for x in matrices)
-    return SHARED.name if reads else RING.name
+    grid, device = matrices[0].grid, devices.of(matrices[0].stored)
+    reads = device.reach(grid).reads == SHARED.name if device else grid.shares_memory
+    near = grid.size > 1 and grid.ranks_per_node is None and all(x.shared for x in matrices)
+    return SHARED.name if reads and near else RING.name
+
+
+def device_of(A: DistMatrix) -> str:
+    """Return the device of a matrix as schedules name it."""
+    return "" if A.device == devices.HOST else A.device
 
 
 def run(
@@ -103,7 +109,8 @@ def working_copy(A: DistMatrix, block: int, fits: bool, overwrite: bool) -> tupl
 def _report(
     schedule: PanelSchedule, grid: Any, recorder: Any, what: str, seconds: float, moves: tuple[MoveReport, ...]
 ) -> PanelReport:
-    comm, of, machine = grid.comm, recorder.seconds.get, on_nodes(machine_at_hand(), grid.ranks_per_node)
+    comm, of = grid.comm, recorder.seconds.get
+    machine = on_nodes(machine_at_hand(bool(schedule.device)), grid.ranks_per_node)
     counted, predicted = recorder.traffic, schedule.traffic(comm.rank)
     for move in moves:
         counted, predicted = counted + move.counted, predicted + move.predicted

@@ -72,7 +72,7 @@ class Task(NamedTuple, Generic[Planned]):
             return self.peers(name, self.rank_in(line, root))[window]
         x = column_room(rows, self.schedule.orders[name], cols, room)
         if comm.rank == root:
-            with self.recorder.phase("pack"):
+            with self.packing():
                 CONVERT(x, self.arrays[name][window])
         if x.size:
             self.send(line, x, root, slot, tag)
@@ -129,7 +129,7 @@ class Task(NamedTuple, Generic[Planned]):
         return copies
 
     def _pack_and_send(self, rows: Array, x: Array, to_cols: IndexMap, slot: Slot, root: int) -> None:
-        with self.recorder.phase("pack"):
+        with self.packing():
             copy_blocks(rows, x, to_cols.pack(), identity(x.shape[1]))
         self.send("col", x, root, slot, _TRANSPOSED + 2 * root)
 
@@ -141,6 +141,7 @@ class Task(NamedTuple, Generic[Planned]):
     def announce(self, comm: MPI.Comm, readers: Iterable[int], slot: Slot) -> None:
         """Tell readers on this node that they may read what this rank has just written."""
         assert self.peers
+        self.finish_products()
         self.peers.memory.fence()
         for reader in readers:
             self.recorder.traffic.sent(0)
@@ -160,7 +161,23 @@ class Task(NamedTuple, Generic[Planned]):
     def free(self, slot: Slot) -> Slot:
         """Return a slot after waiting until its buffers may be rewritten."""
         self.transfers.wait(slot.users)
+        self.finish_products()
         return slot
+
+    def packing(self) -> Any:
+        """Return the phase in which panels are copied; a device copies what its products have written before."""
+        self.recorder.order_copies_after_products()
+        return self.recorder.phase("pack")
+
+    def copied(self) -> None:
+        """Let the products that follow wait, on a device, for what was copied last."""
+        for copies in self.recorder.record_copies():
+            copies.Wait()
+
+    def finish_products(self) -> None:
+        """Wait, on a device, until all products so far are complete: others read them, or their operands change."""
+        for wait in self.recorder.record_products(self.transfers.poll):
+            wait()
 
     def comm(self, line: Line) -> MPI.Comm:
         return self.grid.row if line == "row" else self.grid.col

@@ -42,7 +42,9 @@ class _Panels:
         self._task.wait(slot)
         w = panel.width
         here = column_room(w, self._plan.B.order, w, self._task.workspace["triangle"])
-        (CONJUGATE if self._plan.A.conjugated else CONVERT)(here, there)
+        with self._task.packing():
+            (CONJUGATE if self._plan.A.conjugated else CONVERT)(here, there)
+        self._task.copied()
         return here
 
     def _post(self, panel: Panel, slot: Slot) -> None:
@@ -64,8 +66,9 @@ class _Panels:
         if self._plan.A.conjugated:
             A, B = self._held[slot.number]
             conjugate = column_room(A.shape[0], self._plan.A.order, A.shape[1], self._task.workspace["conjugate"])
-            with self._task.recorder.phase("pack"):
+            with self._task.packing():
                 CONJUGATE(conjugate, A)
+            self._task.copied()
             self._held[slot.number] = conjugate, B
 
     def _update(self, panel: Panel, slot: Slot, start: int, stop: int, C: Array, alpha: Any) -> None:
@@ -87,7 +90,8 @@ class TriangularSolve(_Panels):
         if self._task.grid.idle or not steps:
             return 0
         if self._alpha != 1:
-            scale(self._alpha, self._B)
+            with self._task.recorder.phase("compute"):
+                scale(self._alpha, self._B)
         self._solve(steps[0], self._slots[0])
         for number, panel in enumerate(steps[:-1]):
             slot, following = self._slots[number % 2], steps[number + 1]
@@ -117,7 +121,8 @@ class TriangularProduct(_Panels):
         task, steps, C = self._task, self._plan.steps, self._task.arrays["C"]
         if task.grid.idle or not steps:
             return 0
-        scale(0, C)
+        with task.recorder.phase("compute"):
+            scale(0, C)
         self._post(steps[0], self._slots[0])
         for number, panel in enumerate(steps):
             slot, other = (self._slots[x % 2] for x in (number, number + 1))
@@ -129,16 +134,10 @@ class TriangularProduct(_Panels):
                 self._update(panel, slot, *self._plan.rest(panel), C, self._alpha)
             if task.grid.coords[0] == panel.row:
                 triangle = self._triangle(panel, slot)
-                self._mask(triangle)
+                with task.recorder.phase("compute"):
+                    local_lapack.keep_triangle(triangle, self._plan.lower, self._unit)
                 rows = self._local_rows(panel.start, panel.stop)
                 task.update(triangle, self._B[rows], C[rows], self._alpha)
         for slot in self._slots:
             task.free(slot)
         return 0
-
-    def _mask(self, triangle: Array) -> None:
-        """Set the other triangle of A_kk to zero, and a unit diagonal to one."""
-        w = len(triangle)
-        triangle[np.triu_indices(w, 1) if self._plan.lower else np.tril_indices(w, -1)] = 0
-        if self._unit:
-            np.fill_diagonal(triangle, 1)

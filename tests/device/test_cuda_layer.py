@@ -22,6 +22,7 @@ from test_gpu import (  # noqa: F401
     test_batches,
     test_combine,
     test_every_mover,
+    test_factors_and_triangles,
     test_infinity_times_one,
     test_managed_memory_is_staged,
     test_matrices,

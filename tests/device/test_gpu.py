@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checked_product import check
+from factored import EPS, norm, positive_definite, relative, rng_matrix, wide
 from problems import DTYPES, accepted
 
 from pdgemm.devices import gpu_binding
@@ -233,3 +234,26 @@ def test_a_product_keeps_its_operands(comm: Any, cuda: Any) -> None:
     multiply(1)
     assert (cuda.to_host(C) == 256).all()
     assert len(others) == 4
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_factors_and_triangles(comm: Any, cuda: Any, dtype: str) -> None:
+    """cuBLAS solves with a triangle as BLAS does, and a matrix is factored where ranks reach each other's memory."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+    from pdgemm.blas.local_lapack import solve_triangular
+
+    S, b = positive_definite(70, dtype), rng_matrix(70, 20, dtype)
+    for order, lower, trans, unit, side in itertools.product("CF", (True, False), "NTC", (False, True), "LR"):
+        how: Any = {"lower": lower, "trans": trans, "unit": unit, "side": side, "alpha": 2}
+        given, x = np.asarray(S[:20, :20], order=order), np.array(b[:20] if side == "L" else b.T[:, :20], order=order)
+        on_device = cuda.to_device(x, order)
+        solve_triangular(cuda.to_device(given, order), on_device, **how)
+        solve_triangular(given, x, **how)
+        assert np.allclose(cuda.to_host(on_device), x, rtol=1e-3)
+    with ProcessGrid(comm) as grid:
+        A, B = (DistMatrix.from_global(x, grid=grid, block=8, device="cuda") for x in (S, b))
+        reach = cuda.reach(grid)
+        if comm.size > 1 and reach.staged and reach.reads != "shared":
+            pytest.skip("MPI takes no pointers, and ranks do not share a GPU")
+        X = linalg.cho_solve(linalg.cholesky(A), B).allgather()
+        assert relative(wide(b) - wide(S) @ X, norm(S) * norm(X), dtype, 70) <= EPS

@@ -15,6 +15,7 @@ import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partialmethod
 from importlib.machinery import ModuleSpec
 from itertools import count
 from math import prod
@@ -24,7 +25,7 @@ from typing import Any, ClassVar
 import ml_dtypes
 import numpy as np
 import pytest
-from fake_device import FakeArray
+from fake_device import FakeArray, solve_triangular
 from mpi4py import MPI
 
 BLOCK = 1 << 20  # bytes that the pool asks of the runtime, at least
@@ -299,6 +300,22 @@ class Gpu:
         with np.errstate(all="ignore"):
             c[...] = product if second == 0 else product + second * c.astype(scalar)
         self.calls.append("gemmEx")
+
+    def trsm(
+        self, dtype: str, handle: int, side: int, uplo: int, op: int, unit: int, m: int, n: int, alpha: int, A: int,
+        lda: int, X: int, ldx: int,
+    ) -> None:  # fmt: skip
+        """X := alpha op(A)^-1 X, by columns."""
+        size, known = n if side else m, np.dtype(dtype)
+        a, x = _by_columns(A, known, lda, size, size, 0), _by_columns(X, known, ldx, m, n, 0)
+        width = ctypes.c_byte * known.itemsize
+        first = np.frombuffer(width.from_address(alpha), known)[0]
+        with np.errstate(all="ignore"):
+            solve_triangular(("LR"[side], "LU"[uplo], "NTC"[op], "NU"[unit]), first, a, x)
+        self.calls.append("trsm")
+
+    strsm, dtrsm = partialmethod(trsm, "f4"), partialmethod(trsm, "f8")
+    ctrsm, ztrsm = partialmethod(trsm, "c8"), partialmethod(trsm, "c16")
 
     def gemmStridedBatchedEx(
         self, handle: int, op_a: int, op_b: int, m: int, n: int, k: int, alpha: int, A: int, type_a: int, lda: int,

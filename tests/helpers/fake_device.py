@@ -299,6 +299,13 @@ class FakeDevice:
 
         self._launch("products", (A, B) if beta == 0 else (A, B, C), (C,), lambda: _quietly(act))
 
+    def solve_triangular(self, how: tuple[str, str, str, str], alpha: Any, A: FakeArray, X: FakeArray) -> None:
+        from pdgemm.blas.local_gemm import leading
+
+        leading(A.x), leading(X.x)
+        act = lambda: _quietly(solve_triangular, how, alpha, A.x, X.x)  # noqa: E731
+        self._launch("triangle", (A, X), (X,), act)
+
     def combine(self, how: Combine, target: FakeArray, source: FakeArray) -> None:
         reads = [source] * (how.alpha != 0) + [target] * (how.beta != 0)
         self._launch("combine", reads, (target,), lambda: _quietly(_combine, how, target.x, source.x))
@@ -395,6 +402,16 @@ class FakeDevice:
 
     def memory(self, grid: ProcessGrid) -> FakeMemory:
         return self._memory[grid.memory]  # of ranks that have met
+
+
+def solve_triangular(how: tuple[str, str, str, str], alpha: Any, A: np.ndarray, X: np.ndarray) -> None:
+    """X := alpha op(A)^-1 X, or X op(A)^-1, as BLAS's trsm."""
+    side, uplo, trans, diagonal = how
+    triangle = np.tril(A) if uplo == "L" else np.triu(A)
+    if diagonal == "U":
+        np.fill_diagonal(triangle, 1)
+    triangle = {"N": triangle, "T": triangle.T, "C": triangle.conj().T}[trans]
+    X[...] = alpha * (np.linalg.solve(triangle, X) if side == "L" else np.linalg.solve(triangle.T, X.T).T)
 
 
 class FakeMemory:

@@ -1,0 +1,61 @@
+"""Gram matrices, quotients by triangles and QR factors on one rank, for blocks of rows that are in cache.
+
+SciPy's interface to BLAS takes column-major arrays, and copies others: blocks are row-major and contiguous, and BLAS
+sees their transposes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+from scipy.linalg import qr
+from scipy.linalg.blas import get_blas_funcs
+
+from pdgemm.blas.local_lapack import solve_triangular
+
+_IN_CACHE = 1 << 17  # elements of a block of rows
+_LEAST_ROWS = 256  # of a block: BLAS is slower on fewer
+
+
+def blocks(rows: int, cols: int, times: int = 0) -> Iterator[slice]:
+    """Yield the rows in blocks that fit the cache, with at least so many times as many rows as columns."""
+    step = max(_LEAST_ROWS, _IN_CACHE // max(1, cols), times * cols)
+    count = max(1, rows // step)  # nearly equal ones: none is short
+    for at in range(count if rows else 0):
+        yield slice(rows * at // count, rows * (at + 1) // count)
+
+
+def add_gram(X: np.ndarray, G: np.ndarray) -> None:
+    """Compute G := conj(X^H X) + G, its upper triangle.  Local.   X : (m, k), row-major;  G : (k, k), column-major."""
+    name = "herk" if X.dtype.kind == "c" else "syrk"
+    found = _routine(name, X.dtype)(1, X.T, beta=1, c=G, overwrite_c=True)
+    assert found is G or np.shares_memory(found, G)
+
+
+def divide(X: np.ndarray, R: np.ndarray) -> None:
+    """Compute X := X R^-1.  Local; m k^2 flops.
+
+    X : (m, k), row-major, overwritten.   R : (k, k), row-major, upper triangular.
+    Error, row by row: |X^ R - X| <= gamma_k |X^||R| (Higham 2002, 8.5).
+    """
+    solve_triangular(R, X, side="R", lower=False)
+
+
+def orthonormal(X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return Q and R of X = Q R by Householder's reflections.  Local; 4mk^2 - 4k^3/3 flops.
+
+    X : (m, k), column-major, overwritten: Q may be in its memory.   Q : (m, h), R : (h, k), h = min(m, k).
+    """
+    if not X.size:
+        h = min(X.shape)
+        return np.zeros((X.shape[0], h), X.dtype), np.zeros((h, X.shape[1]), X.dtype)
+    Q, R = qr(X, overwrite_a=True, mode="economic", check_finite=False)
+    return Q, R
+
+
+@cache
+def _routine(name: str, dtype: np.dtype) -> Any:
+    return get_blas_funcs(name, dtype=dtype)

@@ -1,0 +1,70 @@
+"""The QR factorisation of a matrix."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import get_args
+
+from pdgemm.arrays import device as devices
+from pdgemm.errors import ArgumentError
+from pdgemm.gemm import pdgemm
+from pdgemm.grids.distribution import Distribution
+from pdgemm.linalg.tall_qr import placed, tall_qr
+from pdgemm.matrix.argument_checks import check_matrices, communicator
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.local_arrays import all_shared, new_array
+from pdgemm.names import QRMethod
+from pdgemm.support.agreement import together
+
+
+def qr(A: DistMatrix, *, mode: str = "reduced", method: QRMethod = "auto") -> tuple[DistMatrix, DistMatrix]:
+    """Return Q, with orthonormal columns, and R, upper triangular, of A = Q R.  Collective over the grid of A.
+
+    A      : DistMatrix (m, n), float32, float64, complex64 or complex128, of any layout; unchanged.
+    mode   : "reduced": Q is (m, h) and R is (h, n), h = min(m, n), as numpy.linalg.qr by default.
+    method : "cholesky"  CholeskyQR2, which is products and triangular solves, with a shift and a third pass where A is
+                         ill-conditioned; LinAlgError where that is not accurate, beyond a condition number of about
+                         1e10 of the columns scaled to one length (1e4 in single precision);
+             "tsqr"      a tree of Householder's factorisations, for any A, of any rank;
+             "auto"      the first where it is accurate, else the second, as measured: |Q^H Q - I| <= 1/2 before the
+                         last pass, and no pivot of Cholesky's factorisation is a rounding error.
+
+    The diagonal of R is real and >= 0 with each method, so that Q and R of full rank are the same on any number of
+    ranks (LAPACK's, and NumPy's, has numbers of any sign).  Q lies as A does, R on the same grid with the columns of Q.
+    `Q.report` says which method ran, what was measured, and the words.
+
+    Cost per rank for P ranks, m >= n: CholeskyQR2 4mn^2/P flops and n^2 words in, twice; TSQR 6mn^2/P flops and 2n^2
+    words in, log2(P) times.  Memory: twice the rank's share of A, and 4n^2 words, because all of R is on every rank.
+    2mn/P words in, where A is not distributed by rows (ProcessGrid(comm, (P, 1))).  A wide matrix: Q and the first m
+    columns of R are those of the first m columns of A, and the others Q^H times these.
+    Error: |Q^H Q - I| and |A - Q R| / |A| are O(n eps) (Yamamoto et al., Electron. Trans. Numer. Anal. 44, 2015; Fukaya
+    et al., SIAM J. Sci. Comput. 42(1), 2020; Demmel, Grigori, Hoemmen & Langou, SIAM J. Sci. Comput. 34(1), 2012).
+    Raises ArgumentError, DTypeError, DeviceError or LinAlgError on all ranks.
+    """
+    start = perf_counter()
+    with together(communicator(A=A)) as arguments:
+        check_matrices(A=A)
+        arguments += ["qr", mode, method, A.distribution]
+        if mode != "reduced":
+            raise ArgumentError(f'mode {mode!r} is not "reduced"')
+        if method not in get_args(QRMethod):
+            raise ArgumentError(f"method {method!r} is not one of {', '.join(get_args(QRMethod))}")
+    m, n = A.shape
+    if m < n:
+        return _wide(A, method)
+    return placed(tall_qr(A, method), A, start)
+
+
+def _wide(A: DistMatrix, method: QRMethod) -> tuple[DistMatrix, DistMatrix]:
+    """Return Q and R of a matrix with more columns than rows."""
+    m = A.shape[0]
+    Q, first = qr(A[:, :m], method=method)
+    layout = Distribution(first.distribution.rows, A.distribution.cols)
+    with together(A.grid.comm):
+        local = new_array(layout.local_shape(A.grid.coords), A.dtype, A.order, A.grid, devices.of(A.stored))
+        R = DistMatrix(local, A.grid, layout, A.order)
+    R.shared = all_shared(local, A.grid)
+    pdgemm(1, Q.H, A, 0, R)
+    first.redistribute(R[:, :m])  # without the rounding errors below the diagonal; each rank has its elements
+    R.report = Q.report
+    return Q, R

@@ -1,0 +1,187 @@
+"""QR factors and singular values of tall matrices, of which each rank takes some rows: CholeskyQR2 and TSQR."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.linalg
+
+from pdgemm.algorithms.redistribution import redistribute
+from pdgemm.arrays import device as devices
+from pdgemm.arrays import dtypes
+from pdgemm.arrays.elementwise import CONJUGATE, CONVERT
+from pdgemm.blas.local_gemm import gemm_accumulate
+from pdgemm.blas.local_qr import blocks
+from pdgemm.devices.streams import recorder_of
+from pdgemm.errors import LayoutError, LinAlgError
+from pdgemm.grids.distribution import Distribution
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.instrument import spans
+from pdgemm.instrument.qr_report import QRReport
+from pdgemm.instrument.recorder import Recorder, Traffic
+from pdgemm.instrument.report import MoveReport
+from pdgemm.matrix.argument_checks import check_dtype, check_matrices, communicator, size
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.gather import block_index
+from pdgemm.matrix.local_arrays import all_shared, new_array
+from pdgemm.panel_algorithms.cholesky_qr import Passes, cholesky_qr
+from pdgemm.panel_algorithms.tree_messages import descend, to_all
+from pdgemm.panel_algorithms.tsqr import tsqr
+from pdgemm.panel_schedules.tsqr_schedule import broadcast_tree, gram_tree, tsqr_tree
+from pdgemm.support.agreement import together
+
+
+class TallQR(NamedTuple):
+    """A = Q R as the ranks have it: Q by rows on a grid of one column, row-major, on the host, and R on every rank."""
+
+    Q: DistMatrix
+    R: np.ndarray
+    report: QRReport
+
+
+def tall_qr(A: DistMatrix, method: str = "auto") -> TallQR:
+    """Compute A = Q R, where A is (m, n) with m >= n.  Collective over the grid of A; see `pdgemm.linalg.qr`.
+
+    A matrix that is not distributed by rows, or is on a device, is copied to rows on the host first.
+    Raises LayoutError for another shape, and LinAlgError where method "cholesky" is not accurate; on all ranks.
+    """
+    start = perf_counter()
+    with together(communicator(A=A)) as arguments:
+        check_matrices(A=A)
+        check_dtype("A", A, dtypes.BLAS)
+        if A.shape[0] < A.shape[1]:
+            raise LayoutError(f"A must have at least as many rows as columns, it is {size(A)} on a {A.grid} grid")
+        arguments += ["QR of a tall matrix", method, A.distribution, A.dtype, A.order, A.device]
+    X, moves = _by_rows(A.to_host())
+    grid, comm, (m, n) = X.grid, X.grid.comm, X.shape
+    with together(comm):
+        Q = DistMatrix(new_array(X.stored.shape, X.dtype, "C", grid), grid, X.distribution)
+    Q.shared = all_shared(Q.stored, grid)
+    copy, recorder, predicted = CONJUGATE if X.conjugated else CONVERT, recorder_of(Q.stored), Traffic()
+    ranks, rows = ranks_of(grid), tuple(X.distribution.rows.count(i) for i in range(grid.shape[0]))
+    rows += (0,) * (len(ranks) - len(rows))
+    x, q = (y.stored.reshape(0, n) if grid.idle else y.stored for y in (X, Q))
+    found = Passes(None if n else np.zeros((0, 0), X.dtype), 0, np.nan, 0.0)
+    with np.errstate(all="ignore"), spans.timed("qr", X.stored.nbytes):
+        if n and method != "tsqr":
+            tree = gram_tree(ranks, rows, n)
+            found = cholesky_qr(x, copy, q, tree, m, comm, recorder)
+            predicted = sum((tree.traffic(comm.rank) for _ in range(found.number)), Traffic())
+        R, done = found.R, "cholesky"
+        if R is None and method == "cholesky":
+            raise LinAlgError(
+                f"the columns of A ({size(A)} on a {A.grid} grid) are too nearly dependent for CholeskyQR2, or too "
+                'long or short for their squares: use method="auto" or "tsqr"'
+            )
+        if R is None:
+            with together(comm):
+                room = devices.own_memory(None).empty((Q.stored.size,), Q.dtype)
+            tree, done = tsqr_tree(ranks, rows, n), "tsqr"
+            R = tsqr(x, copy, q, room, tree, comm, recorder)
+            predicted += tree.traffic(comm.rank)
+    seconds, traffic = recorder.seconds.get, recorder.traffic
+    for move in moves:
+        traffic, predicted = traffic + move.counted, predicted + move.predicted
+    report = QRReport(
+        method=done,
+        shape=A.shape,
+        dtype=str(A.dtype),
+        passes=found.number,
+        departure=found.departure,
+        shift=found.shift,
+        rank=comm.rank,
+        seconds=perf_counter() - start,
+        compute_seconds=seconds("compute", 0.0),
+        wait_seconds=seconds("wait", 0.0),
+        counted=traffic,
+        predicted=predicted,
+        moves=moves,
+    )
+    return TallQR(Q, R, report)
+
+
+def svd_of_tall(A: DistMatrix) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
+    """Return U, s and V^H of A = U diag(s) V^H with m >= n, by A = Q R and the SVD of R.  Collective over A.grid.
+
+    A : DistMatrix (m, n), of any layout; n^2 words are on every rank.
+    Returns U (m, n), which lies as A does; s, n numbers in descending order, the same on every rank; and V^H (n, n).
+
+    Cost per rank for P ranks: that of `qr` and 2mn^2/P flops; 22n^3 on one rank.
+    Error: singular values within O(n eps) s_1 (Chan, ACM Trans. Math. Software 8(1), 1982).
+    Raises LinAlgError on all ranks where A has NaN or infinity.
+    """
+    start = perf_counter()
+    made = tall_qr(A)
+    U, s, Vh, report = svd_on_all(made)
+    local = made.Q.stored
+    with np.errstate(all="ignore"):
+        for rows in blocks(*local.shape):
+            gemm_accumulate(1, local[rows].copy(), U, 0, local[rows])
+    left, right = placed(made._replace(R=Vh, report=report), A, start)
+    return left, s, right
+
+
+def svd_on_all(made: TallQR) -> tuple[np.ndarray, np.ndarray, np.ndarray, QRReport]:
+    """Return the SVD of R, which one rank computes: the same to the bit on every rank.  Collective.
+
+    Raises LinAlgError on all ranks.
+    """
+    R, grid, k = made.R, made.Q.grid, len(made.R)
+    recorder, tree = Recorder(), broadcast_tree(ranks_of(grid), 2 * k * k + k)
+    words = np.empty(tree.down[0], R.dtype)
+    if grid.comm.rank == tree.ranks[0] and k:
+        try:
+            words[:] = np.concatenate([x.ravel() for x in scipy.linalg.svd(R)])
+        except (ValueError, np.linalg.LinAlgError):  # NaN, or it does not converge
+            words[:] = np.nan  # the other ranks wait for them
+    if k:
+        words = descend(tree, grid.comm, words, to_all, recorder)
+    if np.isnan(words).any():
+        raise LinAlgError(f"the singular values of A ({size(made.Q)}) do not converge; has it NaN or infinity?")
+    U, s, Vh = words[: k * k].reshape(k, k), words[k * k : -k * k or None].real, words[k * k + k :].reshape(k, k)
+    counted, predicted = made.report.counted + recorder.traffic, made.report.predicted + tree.traffic(grid.comm.rank)
+    return U, s, Vh, replace(made.report, counted=counted, predicted=predicted)
+
+
+def placed(made: TallQR, A: DistMatrix, start: float) -> tuple[DistMatrix, DistMatrix]:
+    """Return Q in the layout of A, and R on the same grid, its columns like those of Q.  Collective over A.grid."""
+    Q, R, report = made
+    moves = report.moves
+    if not Q.same_layout(A) or Q.order != A.order:
+        Q = redistribute(Q, like=A.to_host())
+        moves += (replace(_move(Q), name="Q"),)
+    layout = Distribution(A.distribution.cols.over(A.grid.shape[0]), A.distribution.cols)
+    with together(A.grid.comm):
+        local = new_array(layout.local_shape(A.grid.coords), Q.dtype, Q.order, A.grid)
+        R_ = DistMatrix(local, A.grid, layout, Q.order)
+        local[...] = R[block_index(*R_.indices())]
+    R_.shared = all_shared(local, A.grid)
+    Q, R_ = (x.to_device(A.device) for x in (Q, R_))
+    counted, predicted = report.counted, report.predicted
+    for move in moves[len(report.moves) :]:
+        counted, predicted = counted + move.counted, predicted + move.predicted
+    seconds = perf_counter() - start
+    Q.report = R_.report = replace(report, seconds=seconds, moves=moves, counted=counted, predicted=predicted)
+    return Q, R_
+
+
+def ranks_of(grid: ProcessGrid) -> tuple[int, ...]:
+    """Return the ranks in the order of their rows, and after them those without a position in the grid."""
+    return (*grid.rank_map, *sorted({*range(grid.size)} - {*grid.rank_map}))
+
+
+def _by_rows(A: DistMatrix) -> tuple[DistMatrix, tuple[MoveReport, ...]]:
+    """Return A, or a copy on a grid of one column over the same ranks.  Collective."""
+    if A.grid.shape[1] == 1:
+        return A, ()
+    ranks = A.grid.rank_map
+    copy = redistribute(A, grid=A.grid.work_grid((len(ranks), 1), 1, ranks))
+    return copy, (replace(_move(copy), name="A"),)
+
+
+def _move(X: DistMatrix) -> MoveReport:
+    report: Any = X.report
+    return report

@@ -1,0 +1,68 @@
+"""Factorisations and triangular solves on a device that works late: right numbers, and no race (fake_device.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from factored import EPS, norm, positive_definite, relative, rng_matrix, wide
+from fake_device import SCHEDULES, fake_device
+from problems import DTYPES, grid_shapes
+from tiers import pairs
+
+from pdgemm.arrays.device import Reach
+
+pytestmark = [pytest.mark.mpi, pytest.mark.on_ranks(1, 2, 4, 6)]
+
+WAYS = {"read": Reach("shared", staged=False), "sent": Reach("", staged=False)}
+RUNS = pairs(WAYS, SCHEDULES, DTYPES, "CF", (True, False))
+
+
+@pytest.mark.parametrize(("way", "schedule", "dtype", "order", "lower"), RUNS)
+def test_cholesky_and_solve(comm: Any, way: str, schedule: str, dtype: str, order: Any, lower: bool) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    n, S, b = 60, positive_definite(60, dtype), rng_matrix(60, 9, dtype)
+    for shape in grid_shapes(comm.size):
+        with fake_device(schedule, reach=WAYS[way]) as device, ProcessGrid(comm, shape) as grid:
+            A = DistMatrix.from_global(S, grid=grid, block=(8, 12), order=order, device="fake")
+            B = DistMatrix.from_global(b, grid=grid, block=5, device="fake")
+            L = linalg.cholesky(A, lower=lower)
+            X = linalg.cho_solve(L, B, lower=lower)
+            report: Any = L.report
+            assert report.as_predicted and report.device == "fake"
+            assert comm.allgather(device.races) == [[]] * comm.size
+            factor, x = wide(L.allgather()), X.allgather()
+            factor = factor if lower else factor.conj().T
+            assert relative(wide(S) - factor @ factor.conj().T, norm(S), dtype, n) <= EPS
+            assert relative(wide(b) - wide(S) @ x, norm(S) * norm(x), dtype, n) <= EPS
+
+
+@pytest.mark.parametrize(("way", "schedule", "dtype", "order", "lower"), RUNS)
+def test_products_with_a_triangle(comm: Any, way: str, schedule: str, dtype: str, order: Any, lower: bool) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    T = np.tril(rng_matrix(50, 50, dtype)) if lower else np.triu(rng_matrix(50, 50, dtype))
+    b = rng_matrix(50, 13, dtype)
+    for shape in grid_shapes(comm.size):
+        with fake_device(schedule, reach=WAYS[way]) as device, ProcessGrid(comm, shape) as grid:
+            A = DistMatrix.from_global(T, grid=grid, block=8, order=order, device="fake")
+            B = DistMatrix.from_global(b, grid=grid, block=8, device="fake")
+            C = linalg.trmm(A, B, lower=lower, trans="C", alpha=2)
+            assert comm.allgather(device.races) == [[]] * comm.size
+            assert C.device == "fake"
+            assert relative(C.allgather() - 2 * wide(T).conj().T @ b, 2 * norm(T.T) * norm(b), dtype, 50) <= EPS
+
+
+def test_ranks_that_cannot_reach_each_other(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+    from pdgemm.errors import DeviceError
+
+    with fake_device("late", reach=Reach("", staged=True)), ProcessGrid(comm) as grid:
+        A = DistMatrix.eye(20, grid=grid, block=4, device="fake")
+        if comm.size == 1:
+            assert np.array_equal(linalg.cholesky(A).allgather(), np.eye(20))
+        else:
+            with pytest.raises(DeviceError, match=r"factor it on the host, A\.to_host\(\)"):
+                linalg.cholesky(A)

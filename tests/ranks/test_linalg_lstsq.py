@@ -1,0 +1,110 @@
+"""Least squares on every grid, of any rank, against NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tiers
+from problems import DTYPES
+from test_linalg_tall_qr import conditioned, drawn, matrices
+
+pytestmark = pytest.mark.mpi
+
+
+def deficient(m: int, n: int, rank: int, dtype: str) -> np.ndarray:
+    return drawn(m, rank, dtype, seed=1) @ drawn(rank, n, dtype, seed=2)
+
+
+CASES = [  # m, n, rank
+    (41, 6, 6), (41, 6, 4), (6, 41, 6), (6, 41, 4), (5, 5, 5), (1, 1, 1), (7, 3, 0), (3, 7, 0), (5, 0, 0), (0, 5, 0),
+]  # fmt: skip
+
+
+@tiers.every_grid
+@pytest.mark.parametrize(("m", "n", "rank"), CASES)
+def test_against_numpy(comm: Any, m: int, n: int, rank: int) -> None:
+    from pdgemm import DistMatrix
+    from pdgemm.linalg import lstsq
+
+    dtype = DTYPES[(m + n) % 4]
+    a, b = deficient(m, n, rank, dtype), drawn(m, 3, dtype, seed=3)
+    x, residuals, expected_rank, s = np.linalg.lstsq(a, b, rcond=1e-4)
+    eps = np.finfo(dtype).eps
+    for number, A in enumerate(matrices(comm, a)):
+        if number % 4 and comm.size > 1:
+            continue
+        B = DistMatrix.from_global(b, grid=A.grid.base, block=(4, 2))
+        X, found_residuals, found_rank, found_s = lstsq(A, B, rcond=1e-4)
+        assert X.dtype == dtype and X.shape == (n, 3) and found_rank == rank == expected_rank
+        kappa = s[0] / s[rank - 1] if rank else 1
+        bound = 100 * eps * kappa**2 * (np.linalg.norm(x) + 1)
+        assert np.linalg.norm(X.allgather() - x) <= bound
+        assert found_s.shape == s.shape and np.abs(found_s - s).max(initial=0) <= 30 * eps * s[:1].sum()
+        assert found_residuals.shape == residuals.shape
+        assert np.allclose(found_residuals, residuals, rtol=200 * eps, atol=bound**2 + eps)
+        assert len({(y.tobytes(), found_rank) for y in comm.allgather(np.append(found_s, found_residuals))}) == 1
+        vector, norms, *_ = lstsq(A, b[:, 0], rcond=1e-4)
+        assert np.linalg.norm(vector - x[:, 0]) <= bound and norms.shape == residuals[:1].shape
+        assert len({y.tobytes() for y in comm.allgather(vector)}) == 1
+        assert np.array_equal(A.allgather(), a) and np.array_equal(B.allgather(), b)  # unchanged
+        if min(m, n):
+            assert X.report.as_predicted and X.report.method in ("cholesky", "tsqr")
+
+
+def test_backward_error(comm: Any) -> None:
+    """A^H r = 0 but for errors of A: |A^H r| <= c eps |A| |r| for any condition number (Higham 2002, 20.7)."""
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.linalg import lstsq
+
+    with ProcessGrid(comm, (comm.size, 1)) as grid:
+        for kappa in (1e1, 1e6, 1e12):
+            a, b = conditioned(200, 10, kappa, "float64"), drawn(200, 1)[:, 0]
+            x, (square,), rank, s = lstsq(DistMatrix.from_global(a, grid=grid), b)
+            r = b - a @ x
+            assert rank == 10 and np.isclose(s[0] / s[-1], kappa, rtol=1e-3)
+            error = (np.finfo(float).eps * kappa) ** 2  # of the range of A, to second order
+            assert np.isclose(square, np.linalg.lstsq(a, b)[1][0], rtol=1e-13 + 10 * error)
+            size = np.linalg.norm(a, 2) * (np.linalg.norm(r) + np.linalg.norm(a) * np.linalg.norm(x))
+            assert np.linalg.norm(a.T @ r) <= 20 * np.finfo(float).eps * size
+
+
+def test_other_types_and_large_numbers(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.linalg import lstsq
+
+    a, b = drawn(20, 4), drawn(20, 2, "complex128", seed=4)
+    expected = np.linalg.lstsq(a, b)[0]
+    with ProcessGrid(comm) as grid:
+        A, B = (DistMatrix.from_global(x, grid=grid) for x in (a, b))
+        X = lstsq(A, B)[0]
+        assert X.dtype == np.complex128 and np.allclose(X.allgather(), expected)
+        assert np.allclose(lstsq(A, b[:, 1])[0], expected[:, 1])
+        assert np.allclose(lstsq(A, np.arange(20))[0], np.linalg.lstsq(a, np.arange(20))[0])
+        x, residuals, *_ = lstsq(A * 1e200, b[:, 0] * 1e120)
+        assert np.allclose(x * 1e80, expected[:, 0]) and np.isfinite(residuals).all()
+
+
+def test_arguments(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.errors import ArgumentError, DTypeError, LayoutError, LinAlgError
+    from pdgemm.linalg import lstsq
+
+    call: Any = lstsq
+    with ProcessGrid(comm) as grid:
+        A = DistMatrix.random((9, 4), grid=grid)
+        with pytest.raises(LayoutError, match="B has 8 elements"):
+            call(A, np.ones(8))
+        with pytest.raises(LayoutError, match="shape mismatch"):
+            call(A, A.T)
+        with pytest.raises(DTypeError, match="B must be a DistMatrix, or a 1-D array"):
+            call(A, np.ones((9, 2)))
+        with pytest.raises(DTypeError, match="A has dtype int32"):
+            call(A.astype("int32"), A)
+        if comm.size > 1:
+            with pytest.raises(ArgumentError, match="different arguments"):
+                call(A, np.full(9, comm.rank))
+        A[3, 2] = np.nan  # type: ignore[index]
+        with pytest.raises(LinAlgError, match="do not converge"):
+            call(A, np.ones(9))
