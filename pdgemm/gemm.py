@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from numbers import Number
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 
 from pdgemm.algorithms.prepared import Buffers, Prepared, beta_of, unchecked
+from pdgemm.algorithms.product_options import Options, problem_of
 from pdgemm.algorithms.transport import nodes, outside_node_memory, reached
 from pdgemm.arrays import device as devices
 from pdgemm.arrays import dtypes
-from pdgemm.errors import ArgumentError, DeviceError, GridError, LayoutError, MemoryLimitError, NodeMemoryError
+from pdgemm.errors import DeviceError, GridError, LayoutError, MemoryLimitError, NodeMemoryError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Order
-from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.matrix.argument_checks import (
-    accumulation,
-    as_optional,
     as_scalar,
-    as_shape,
     check_alpha,
     check_devices,
     check_dtype,
@@ -35,14 +34,12 @@ from pdgemm.matrix.argument_checks import (
 )
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, new_array
-from pdgemm.model.machine import Machine, machine_at_hand, on_nodes
-from pdgemm.model.mover_registry import NCCL, SHARED, reads
+from pdgemm.model.machine import Machine
+from pdgemm.model.mover_registry import reads
 from pdgemm.names import AlgorithmName, ComputeType, DType, MoverName, Transpose
-from pdgemm.planning.algorithm_registry import choices, known
 from pdgemm.planning.candidate_table import Candidate
 from pdgemm.planning.candidates import Arrangement
-from pdgemm.planning.planner import considered, explain, fits, panel_width, panels_ahead, plan_product
-from pdgemm.planning.problem import Problem, nothing_to_multiply
+from pdgemm.planning.planner import considered, explain, fits, plan_product
 from pdgemm.planning.product_plan import ProductPlan, with_moves
 from pdgemm.support.agreement import together
 
@@ -120,37 +117,56 @@ def pdgemm(
     roundoff u (2^-11 float16 and tf32, 2^-8 bfloat16): (2u + u^2 + (1 + u)^2 gamma_k) |alpha||A||B| (Blanchard, Higham,
     Lopez, Mary & Pranesh, SIAM J. Sci. Comput. 42(3), 2020).
     """
-    start = perf_counter()
     comm = communicator(A=A, B=B, C=C)
     sums = accumulate_dtype, compute_type
-    asked = _Options(algorithm, shape, layers, lookahead, panel_width, memory_limit, mover, *sums, machine)
+    asked = Options(algorithm, shape, layers, lookahead, panel_width, memory_limit, mover, *sums, machine)
 
+    operands = partial(_operands, A, B, C, transa, transb)
+    return carried_out(comm, operands, alpha, beta, asked, progress, check)
+
+
+def carried_out(
+    comm: MPI.Intracomm,
+    operands: Callable[[], tuple[DistMatrix, DistMatrix, DistMatrix, bool]],
+    alpha: complex,
+    beta: complex,
+    asked: Options,
+    progress: Callable[[int, int], object] | None = None,
+    check: bool = True,
+) -> DistMatrix:
+    """Compute C := alpha A B + beta C, or the triangle that is asked for.  Collective over the ranks of `comm`.
+
+    operands : returns A, B, C, and whether C is new, after checking them.
+    """
+    start = perf_counter()
     product: Prepared | None
+    new: list[bool] = []
 
     def ready(shared: bool) -> tuple[Prepared, Any, bool]:
         agreement = together(comm, check)
         with agreement as description:
             agreement.flag = progress is not None
             check_alpha(alpha)
-            a, b, c, made = _operands(A, B, C, transa, transb)
+            a, b, c, made = operands()
             scalars = as_scalar(alpha, c.dtype, "alpha"), as_scalar(0 if made else beta, c.dtype, "beta")
             nothing = scalars[0] == 0 or a.shape[1] == 0
-            plan = plan_product(_problem(a, b, c, asked, scalars[1] == 0, nothing, shared))
+            plan = plan_product(problem_of(a, b, c, asked, scalars[1] == 0, nothing, shared))
             description += [f"pdgemm, alpha={scalars[0]}", f"beta={scalars[1]}", *["C=None"] * made, plan.description]
             room = Buffers(plan, a, b) if check else None
         room = room or unchecked(plan, a, b)
+        new.append(made)
         return Prepared(plan, scalars[0], a, b, c, room), scalars[1], check and agreement.flag
 
     try:
         product, beta, agreed = ready(shared=True)
     except NodeMemoryError:
-        if reads(mover):
+        if reads(asked.mover):
             raise
         product = None
     if product is None:  # outside the handler, where the exception keeps no buffers alive
         product, beta, agreed = ready(shared=False)
     result = product.run(beta, start, progress, agreed)
-    if C is None:
+    if new[-1]:
         result.shared = all_shared(result.stored, result.grid)
     return result
 
@@ -244,10 +260,10 @@ def plan(
     with together(communicator(A=A, B=B, C=C), check) as description:
         A, B, C, made = _operands(A, B, C, transa, transb)
         sums = accumulate_dtype, compute_type
-        asked = _Options(algorithm, shape, layers, lookahead, panel_width, memory_limit, mover, *sums, machine)
+        asked = Options(algorithm, shape, layers, lookahead, panel_width, memory_limit, mover, *sums, machine)
         scalars = as_scalar(alpha, C.dtype, "alpha"), as_scalar(0 if made else beta, C.dtype, "beta")
         nothing = scalars[0] == 0 or A.shape[1] == 0
-        found = plan_product(_problem(A, B, C, asked, scalars[1] == 0, nothing, shared=True))
+        found = plan_product(problem_of(A, B, C, asked, scalars[1] == 0, nothing, shared=True))
         description += ["plan", found.description]
     return Plan.of(found)
 
@@ -307,21 +323,6 @@ def _result(A: DistMatrix, B: DistMatrix) -> DistMatrix:
     return DistMatrix(local, grid, layout, order)
 
 
-class _Options(NamedTuple):
-    """Holds the options of a plan, as given by the caller."""
-
-    algorithm: str
-    shape: tuple[int, int] | None
-    layers: int | None
-    lookahead: int | None
-    panel_width: int | None
-    memory_limit: int | None
-    mover: str
-    accumulate_dtype: Any
-    compute_type: Any
-    machine: Machine | None
-
-
 def _operands(
     A: DistMatrix, B: DistMatrix, C: DistMatrix | None, transa: str, transb: str
 ) -> tuple[DistMatrix, DistMatrix, DistMatrix, bool]:
@@ -341,53 +342,3 @@ def _operands(
         C = _result(A, B)
     check_product(A, B, C)
     return A, B, C, made
-
-
-def _problem(
-    A: DistMatrix, B: DistMatrix, C: DistMatrix, asked: _Options, beta_is_zero: bool, nothing: bool, shared: bool
-) -> Problem:
-    """Return the problem to plan.  nothing : C := beta C only.   shared : ranks may read each other's panels."""
-    if not known(asked.algorithm):
-        raise ArgumentError(f"algorithm {asked.algorithm!r} is not one of {', '.join(choices())}")
-    mover, reach = reached(asked.mover, shared, A, B, C)
-    accumulate, compute = accumulation(A.dtype, B.dtype, C.dtype, asked.accumulate_dtype, asked.compute_type)
-    a, b, c = (x.layout_in(A.grid) for x in (A, B, C))
-    algorithm, shape, layers = asked.algorithm, as_shape(asked.shape), as_optional(asked.layers, "layers", 1)
-    width, on_device = as_optional(asked.panel_width, "panel_width", 1), A.device != devices.HOST
-    machine = _machine(asked.machine, A.grid, on_device, reach.staged)
-    if nothing:
-        a, b = nothing_to_multiply(a, b, c)
-        algorithm, shape, layers = "summa", c.distribution.grid_shape, 1
-    return Problem(
-        a,
-        b,
-        c,
-        size=A.grid.size,
-        beta_is_zero=beta_is_zero,
-        accumulate=accumulate,
-        width=panel_width(width, accumulate, machine, on_device),
-        lookahead=panels_ahead(as_optional(asked.lookahead, "lookahead", 0), machine, on_device),
-        mover=mover,
-        algorithm=algorithm,
-        shape=shape,
-        layers=layers,
-        memory_limit=as_optional(asked.memory_limit, "memory_limit", 0),
-        width_asked=width is not None,
-        shared=bool(reach.reads),
-        reads=reach.reads or SHARED.name,
-        outside_node_memory=outside_node_memory(A, B) if reach.reads and not nothing else "",
-        nodes=nodes(A.grid) if reach.reads else (),
-        device=A.device if on_device else "",
-        staged=reach.staged and mover != NCCL.name,
-        compute=compute,
-        machine=machine,
-    )
-
-
-def _machine(asked: object, grid: ProcessGrid, gpus: bool, staged: bool) -> Machine:
-    """Return the given machine, else the machine file or default with the ranks per node of the grid."""
-    if asked is None:
-        return on_nodes(machine_at_hand(gpus, staged), grid.ranks_per_node)
-    if not isinstance(asked, Machine):
-        raise ArgumentError(f"machine must be a Machine, got {type(asked).__name__}")
-    return asked

@@ -8,9 +8,10 @@ from itertools import starmap
 from typing import Any
 
 from pdgemm.algorithms.executor import Room
+from pdgemm.algorithms.store import store
 from pdgemm.arrays import dtypes
 from pdgemm.arrays.device import Array
-from pdgemm.arrays.elementwise import Combine, scale
+from pdgemm.arrays.elementwise import CONVERT, Combine, scale
 from pdgemm.blas.local_gemm import integer_accumulate, prepare
 from pdgemm.grids.layout import Layout
 from pdgemm.instrument.recorder import Recorder
@@ -18,6 +19,7 @@ from pdgemm.model.formulas import gemm_flops
 from pdgemm.movers.panel_views import column_room
 from pdgemm.schedules import Product
 from pdgemm.schedules.reduction import Window
+from pdgemm.schedules.staircase import Staircase
 
 SLAB_FLOPS = 5e8  # which one core computes in ten milliseconds
 SLAB_ROWS = 512  # the least of a slab: BLAS is slower on fewer
@@ -28,6 +30,7 @@ class Accumulator:
 
     workspace : the buffers of the plan; nothing else is allocated.
     between : a function to call every few milliseconds; products are split into slabs for it.
+    formed : the elements of `sums` that are computed; None: all.  The others are neither read nor written.
     """
 
     def __init__(
@@ -38,9 +41,10 @@ class Accumulator:
         plan: Product,
         workspace: Room,
         between: Callable[[], object] | None = None,
+        formed: Staircase | None = None,
     ) -> None:
         self.alpha, self.beta, self.sums, self.workspace = alpha, beta, sums, workspace
-        self.plan, self.between = plan, between
+        self.plan, self.between, self.formed = plan, between, formed
         self.tf32 = plan.compute == "tf32"
         self.integer = plan.accumulate not in dtypes.BLAS
 
@@ -48,12 +52,12 @@ class Accumulator:
         """Add the product of a panel of A and a panel of B, which have all rows and all columns of `sums`."""
         A, conjugate_a = self._ready(A, self.plan.A, self.workspace["converted A"])
         B, conjugate_b = self._ready(B, self.plan.B, self.workspace["converted B"])
-        for a, b, c in self._slabs(A, B):
-            if self.integer:
-                scale(self.beta, c)
-                integer_accumulate(self.alpha, a, b, c, self.workspace["exact"])
-            else:
-                prepare(self.alpha, a, b, c, conjugate_a, conjugate_b, self.tf32)(self.beta)
+        if self.integer:
+            products: Iterator[Callable[[Any], object]] = starmap(self._integers, self._slabs(A, B, self.sums))
+        else:
+            products = self._products(A, B, conjugate_a, conjugate_b)
+        for multiply in products:
+            multiply(self.beta)
             if self.between:
                 self.between()
         self.beta = 1
@@ -63,7 +67,7 @@ class Accumulator:
         if self.integer or self.workspace["converted A"].size or self.workspace["converted B"].size:
             return partial(self.add, A, B)
         conjugated, between = (self.plan.A.conjugated, self.plan.B.conjugated), self.between
-        products = [prepare(self.alpha, a, b, c, *conjugated, self.tf32) for a, b, c in self._slabs(A, B)]
+        products = [*self._products(A, B, *conjugated)]
 
         def add() -> None:
             for multiply in products:
@@ -85,7 +89,10 @@ class Accumulator:
         for window in windows:
             with recorder.phase("compute"):
                 for rows in starmap(slice, window):
-                    part = Accumulator(self.alpha, self.beta, self.sums[rows], self.plan, self.workspace, self.between)
+                    sums, formed = self.sums[rows], self.formed
+                    if formed:
+                        formed = formed.window(rows, slice(0, sums.shape[1]))
+                    part = Accumulator(self.alpha, self.beta, sums, self.plan, self.workspace, self.between, formed)
                     for A, B in panels:
                         part.add_wide(A[rows], B)
             completed(window)
@@ -97,9 +104,33 @@ class Accumulator:
         for start in range(0, max(1, A.shape[1]), width):
             self.add(A[:, start : start + width], B[start : start + width])
 
-    def _slabs(self, A: Array, B: Array) -> Iterator[tuple[Array, Array, Array]]:
+    def _products(self, A: Array, B: Array, conjugate_a: bool, conjugate_b: bool) -> Iterator[Callable[[Any], object]]:
+        """Yield the product in parts that take a few milliseconds each, as functions of beta."""
+        options = conjugate_a, conjugate_b, self.tf32
+        if self.formed is None:
+            for a, b, c in self._slabs(A, B, self.sums):
+                yield prepare(self.alpha, a, b, c, *options)
+            return
+        order = "F" if self.sums.strides[0] < self.sums.strides[1] else "C"
+        for rows, cols, inside in self.formed.tiles():
+            part = A[rows], B[:, cols], self.sums[rows, cols]
+            for a, b, c in self._slabs(*part) if inside else ():
+                yield prepare(self.alpha, a, b, c, *options)
+            if not inside:
+                a, b, c = part
+                corner = self.workspace["corner"][: c.size].reshape(c.shape, order=order)
+                multiply = prepare(self.alpha, a, b, corner, *options)
+                yield partial(_in_triangle, multiply, corner, c, self.formed.window(rows, cols))
+
+    def _integers(self, A: Array, B: Array, C: Array) -> Callable[[Any], object]:
+        def multiply(beta: Any) -> None:
+            scale(beta, C)
+            integer_accumulate(self.alpha, A, B, C, self.workspace["exact"])
+
+        return multiply
+
+    def _slabs(self, A: Array, B: Array, C: Array) -> Iterator[tuple[Array, Array, Array]]:
         """Yield parts of the product that take a few milliseconds each: slabs of C along its longer dimension."""
-        C = self.sums
         m, n = C.shape
         by_columns, length = n > m, max(m, n)
         flops = gemm_flops(m, n, A.shape[1], complex_=C.dtype.kind == "c")
@@ -116,3 +147,11 @@ class Accumulator:
         converted = column_room(panel.shape[0], layout.order, panel.shape[1], workspace)
         Combine(conjugated=layout.conjugated, through=self.plan.rounded)(converted, panel)
         return converted, False
+
+
+def _in_triangle(multiply: Callable[[Any], object], corner: Array, C: Array, formed: Staircase, beta: Any) -> None:
+    """Form a product in `corner`, with beta C where that is read, and store its elements in the triangle in C."""
+    if beta != 0:
+        CONVERT(corner, C)
+    multiply(beta)
+    store(C, corner, CONVERT, within=formed)

@@ -38,9 +38,10 @@ class CannonExecutor:
             return
         rank = grid.comm.rank
         steps = plan.steps(rank)
+        kept = plan.kept(rank)
         if not steps:
             with recorder.phase("compute"):
-                store(C, None, to_c)
+                store(C, None, to_c, within=kept)
             return
         (i, j), (m_loc, n_loc) = grid.coords, C.shape
         pr, pc = grid.shape
@@ -49,7 +50,7 @@ class CannonExecutor:
         transfers = call.transfers.used(recorder)
         staged_a, staged_b = workspace.get("staged A"), workspace.get("staged B")
         poll = transfers.poll if grid.ranks_per_node and not plan.device else None
-        products = Accumulator(call.alpha, beta if sums is C else 0, sums, plan, workspace, poll)
+        products = Accumulator(call.alpha, beta if sums is C else 0, sums, plan, workspace, poll, plan.formed(rank))
         shift = NcclShift if plan.nccl else RingShift
         on_row = partial(shift, grid.row, order=plan.A.order, room=workspace["panels of A"], staged=staged_a)
         on_col = partial(shift, grid.col, order=plan.B.order, room=workspace["panels of B"], staged=staged_b)
@@ -81,7 +82,7 @@ class CannonExecutor:
                 notify(number + 1, len(steps))
         if sums is not C:
             with recorder.phase("compute"):
-                store(C, sums, to_c)
+                store(C, sums, to_c, within=kept)
 
 
 def _panels(

@@ -91,7 +91,7 @@ class LayerSums:
         workspace, recorder = self._call.workspace, self._recorder
         recorder.order_copies_after_products()
         with recorder.phase("pack"):
-            packed = workspace["packed C"][: sum(x.size for x in sums)]
+            packed = workspace["packed C"][: int(counts.sum())]
             _by_owner(sums, packed, window, self._reduction, at, counts)
         self._arrivals = self._reduced(packed, mine, counts.tolist(), recorder)
         self._call.transfers.expect(self._arrivals)
@@ -107,12 +107,19 @@ class LayerSums:
         return reduce_scatter(self._comm, packed, mine, counts, recorder, another, staged)
 
     def _store(self, at: tuple[int, int], mine: Array, window: Window) -> None:
-        rows, done = self._reduction.rows_to(at[0]).get(self._reduction.C.coords(self._rank)[0]), 0
+        (own_i, own_j), done = self._reduction.C.coords(self._rank), 0
+        rows, kept = self._reduction.rows_to(at[0]).get(own_i), self._call.product.kept(self._rank)
         if rows is None or not mine.size:
             return
+        cols = self._reduction.cols_to(at[1])[own_j]
         for ends in window:
-            part = self._call.C[slice(*map(rows.count_below, ends))]
-            store(part, mine[done : done + part.size].reshape(part.shape), self._to_c)
+            here = tuple(
+                slice(*map(x.count_below, of_block))
+                for x, of_block in ((rows, ends), (cols, self._reduction.columns(at, *ends)))
+            )
+            part = self._call.C[here]
+            sums = mine[done : done + part.size].reshape(part.shape)
+            store(part, sums, self._to_c, within=kept and kept.window(*here))
             done += part.size
 
 
@@ -135,7 +142,8 @@ def _read(
     if not mine.size:
         return
     i, j = reduction.C.coords(rank)
-    all_rows, cols = reduction.rows_to(at[0])[i], reduction.cols_to(at[1])[j].pack()
+    all_rows, all_cols = reduction.rows_to(at[0])[i], reduction.cols_to(at[1])[j]
+    cols = all_cols.cut(*map(all_cols.count_below, reduction.columns(at, *window))).pack()
     rows = all_rows.cut(*(all_rows.count_below(row) for row in window)).shifted(window[0], 0).pack()
     total = mine.reshape(rows.size, cols.size)
     if of(total):  # one kernel reads and adds
@@ -162,10 +170,19 @@ def _by_owner(
     """Pack the partial sums by the ranks that own them in C, in the order of ranks.   sums : of each range of rows."""
     group = reduction.group(*at)
     starts = dict(zip(group, (np.cumsum(counts) - counts).tolist()))
-    columns = [(to_j, index_map.pack()) for to_j, index_map in reduction.cols_to(at[1]).items()]
+    spans = {ends: reduction.columns(at, *ends) for ends in window}  # of columns that are reduced in these rows
+    columns = {
+        span: [
+            (to_j, x.cut(lo, hi).pack())
+            for to_j, x in reduction.cols_to(at[1]).items()
+            for lo, hi in [[*map(x.count_below, span)]]
+            if lo < hi
+        ]
+        for span in {*spans.values()}
+    }
     for (to_i, rows), (part_of_sums, ends) in product(reduction.rows_to(at[0]).items(), zip(sums, window)):
         lo, hi = map(rows.count_below, ends)
-        for to_j, cols in columns if lo < hi else ():
+        for to_j, cols in columns[spans[ends]] if lo < hi else ():
             owner, words = reduction.C.rank(to_i, to_j), (hi - lo) * cols.size
             part = packed[starts[owner] : starts[owner] + words].reshape(hi - lo, cols.size)
             copy_blocks(part_of_sums, part, rows.cut(lo, hi).shifted(ends[0], 0).pack(), cols)

@@ -51,7 +51,7 @@ class LayeredExecutor:
         plan, to_c = call.product, Combine(1, beta, paired(call.workspace["update"]))
         if not plan.mnk[2]:
             with recorder.phase("compute"):
-                store(call.C, None, to_c)
+                store(call.C, None, to_c, within=plan.kept(call.grid.comm.rank))
         elif call.grid.idle:
             if plan.reduction.read and call.peers:
                 call.peers.sync()  # collective over the node
@@ -81,8 +81,9 @@ class InnerExecutor:
         n, to_c = plan.mnk[1], Combine(1, beta, paired(workspace["update"]))
         if not plan.windows:
             with recorder.phase("compute"):
-                store(C, None, to_c)
+                store(C, None, to_c, within=plan.kept(grid.comm.rank))
             return
+        formed = plan.formed(grid.comm.rank)
         reduction = LayerSums(call, plan.reduction, grid.comm, "sums")
         reduction.begin(to_c, recorder)
         poll = call.transfers.poll if grid.ranks_per_node and not plan.device else None
@@ -92,8 +93,10 @@ class InnerExecutor:
             sums = workspace["sums"][: height(window) * n].reshape(height(window), n)
             with recorder.phase("compute"):
                 for here, (lo, hi) in zip(one_behind_the_other(window), window):
+                    some = formed and formed.window(slice(lo, hi), slice(0, n))
                     if A.shape[1]:
-                        Accumulator(call.alpha, 0, sums[here], plan, workspace, poll).add_wide(A[lo:hi], call.B)
+                        products = Accumulator(call.alpha, 0, sums[here], plan, workspace, poll, some)
+                        products.add_wide(A[lo:hi], call.B)
                     else:
                         scale(0, sums[here])
             reduction.sync()

@@ -22,6 +22,7 @@ from pdgemm.movers.node_arrays import NodeArrays
 from pdgemm.movers.panel_views import column_room
 from pdgemm.movers.pipeline import flat
 from pdgemm.schedules.exchange import Block, Exchange, Messages
+from pdgemm.schedules.staircase import Staircase
 
 
 def exchange(
@@ -33,21 +34,30 @@ def exchange(
     workspace: Room,
     grid: ProcessGrid,
     recorder: Recorder,
+    within: Staircase | None = None,
 ) -> None:
     """Compute Y := alpha X + beta Y, where X and Y are this rank's local arrays.  Collective over the grid.
 
     Where a plan has several arrays on a rank, X or Y is a list of them, and each block says in which it is.
+    within : the elements of Y that are assigned; the plan is then not one that only copies.
     """
     combine = Combine(alpha, beta, workspace.scratch, plan.conjugates)
     if isinstance(plan, Exchange) and (plan.shared or plan.nccl):
         way = _pull if plan.shared else _send_by_nccl
-        way(X, Y, plan, workspace, grid, recorder, combine)
+        way(X, Y, plan, workspace, grid, recorder, combine, within)
     else:
-        _send(X, Y, plan, workspace, grid, recorder, combine)
+        _send(X, Y, plan, workspace, grid, recorder, combine, within)
 
 
 def _pull(
-    X: Array, Y: Array, plan: Exchange, workspace: Room, grid: ProcessGrid, recorder: Recorder, combine: Combine
+    X: Array,
+    Y: Array,
+    plan: Exchange,
+    workspace: Room,
+    grid: ProcessGrid,
+    recorder: Recorder,
+    combine: Combine,
+    within: Staircase | None,
 ) -> None:
     """Copy each element of this rank's Y once, from the node-shared memory of its owner in X."""
     me, peers = grid.comm.rank, NodeArrays(grid, X=(X, plan.source))
@@ -55,7 +65,7 @@ def _pull(
         part = X if block.peer == me else peers("X", block.peer)
         with recorder.phase("pack"):
             for tile in ((block.rows, block.cols),) if combine.room is None else plan.tiles(block):
-                store(Y, part, combine, *tile)
+                store(Y, part, combine, *tile, within=within)
         if block.peer != me:
             recorder.traffic.read(block.rows.size * block.cols.size)
     recorder.synchronize_copies()
@@ -70,6 +80,7 @@ def _send(
     grid: ProcessGrid,
     recorder: Recorder,
     combine: Combine,
+    within: Staircase | None,
 ) -> None:
     """Send, receive and copy tiles that are small enough to be packed, sent and unpacked while they are in cache.
 
@@ -101,7 +112,7 @@ def _send(
 
             def unpack() -> None:
                 with recorder.phase("pack"):
-                    store(y, packed, combine, rows, cols)
+                    store(y, packed, combine, rows, cols, within=within)
 
             arrived[slot] = unpack
         recorder.synchronize_copies()  # the last message in this buffer has been unpacked
@@ -130,7 +141,7 @@ def _send(
         tile = next(staying, None)
         if tile is not None:
             with recorder.phase("compute" if of(tile[1]) else "pack"):  # a device packs messages meanwhile
-                store(tile[0], tile[1], combine, *tile[2:])
+                store(tile[0], tile[1], combine, *tile[2:], within=within)
             slot, done = MPI.Request.Testany(requests)
             if not done:
                 continue
@@ -149,7 +160,14 @@ def _send(
 
 
 def _send_by_nccl(
-    X: Array, Y: Array, plan: Exchange, workspace: Room, grid: ProcessGrid, recorder: Recorder, combine: Combine
+    X: Array,
+    Y: Array,
+    plan: Exchange,
+    workspace: Room,
+    grid: ProcessGrid,
+    recorder: Recorder,
+    combine: Combine,
+    within: Staircase | None,
 ) -> None:
     """Do what `_send` does in the order of the copy stream.
 
@@ -161,7 +179,7 @@ def _send_by_nccl(
     device.exchange(comm, [], [])  # all ranks create the communicator, those that send nothing as well
     for tile in (tile for block in plan.staying(me) for tile in plan.tiles(block)):
         with recorder.phase("compute"):
-            store(Y, X, combine, *tile)
+            store(Y, X, combine, *tile, within=within)
     outgoing = {(block.peer - me) % size: plan.tiles(block) for block in plan.sends(me)}
     incoming = {(me - block.peer) % size: plan.tiles(block) for block in plan.receives(me)}
     for distance in range(1, size):
@@ -187,7 +205,7 @@ def _send_by_nccl(
                 device.exchange(comm, sends, receives)
                 if unpacked is not None:
                     there = rows.shifted(rows.source[0], 0), cols.shifted(cols.source[0], 0)
-                    store(Y, unpacked, combine, *there)
+                    store(Y, unpacked, combine, *there, within=within)
 
 
 class Room:

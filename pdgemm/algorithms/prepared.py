@@ -37,6 +37,7 @@ from pdgemm.names import AnyName
 from pdgemm.planning.planner import explain
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.schedules import Product
+from pdgemm.schedules.staircase import Staircase
 from pdgemm.support.agreement import GuardedCallback, agree, check_not_freed, together
 
 SMALL = 1 << 14  # bytes of buffers that an executor may keep until C is formed again
@@ -176,10 +177,10 @@ class Prepared:
         recorder, notify = recorder_of(C.stored), GuardedCallback(progress)
         recorder.hold(self._bytes)
 
-        def move(name: str, x: Array, beta: Any, y: Array) -> None:
+        def move(name: str, x: Array, beta: Any, y: Array, within: Staircase | None = None) -> None:
             own = recorder_of(x)
             with spans.timed("redistribute", x.nbytes) as taken:
-                exchange(1, x, beta, y, moves[name], workspace.messages[name], A.grid, own)
+                exchange(1, x, beta, y, moves[name], workspace.messages[name], A.grid, own, within)
                 own.finish()
             own.hold(workspace.messages[name].nbytes)
             recorder.traffic += own.traffic
@@ -201,7 +202,7 @@ class Prepared:
                 with recorder.phase("sync"):
                     self._peers.sync()
             if "C" in moves:
-                move("C", workspace.copies["C"], beta, C.stored)
+                move("C", workspace.copies["C"], beta, C.stored, plan.kept(comm.rank))
         device = devices.of(C.stored)
         sharing = device.reach(A.grid).sharing if device else 1
         end = perf_counter()

@@ -62,7 +62,8 @@ class SummaExecutor:
         self._sums = C if plan.sums_in_c or not bundles else workspace["sums"].reshape(C.shape, order=plan.C.order)
         self._ring = PanelRing(plan.slots, workspace["panels of A"], workspace["panels of B"], call.transfers)
         poll = call.transfers.poll if grid.ranks_per_node and not plan.device else None
-        self._products = Accumulator(call.alpha, 0, self._sums, plan, workspace, poll)
+        self._kept = plan.kept(grid.comm.rank)
+        self._products = Accumulator(call.alpha, 0, self._sums, plan, workspace, poll, plan.formed(grid.comm.rank))
         self._call, self._updates, self._held = call, list[_Update](), list[tuple[Array, Array]]()
         # the last panels that fit the slots are multiplied window by window, each of which is then reduced
         together = (1 if plan.device or plan.nodes else plan.slots) if call.windows else 0
@@ -107,7 +108,7 @@ class SummaExecutor:
         if not updates or not in_c:
             with recorder.phase("compute"):
                 sums = self._sums if updates else None
-                store(self._C, sums, Combine(1, beta, paired(self._workspace["update"])))
+                store(self._C, sums, Combine(1, beta, paired(self._workspace["update"])), within=self._kept)
 
 
 class _Part(NamedTuple):

@@ -36,10 +36,14 @@ _NEVER = 1 << 62  # more than any number of a row
 
 def can_read(*matrices: DistMatrix) -> str:
     """Return the mover of panels: "shared" where all ranks can read each other's parts of these matrices."""
-    grid, device = matrices[0].grid, devices.of(matrices[0].stored)
+    return expected_mover(matrices[0]) if all(x.shared for x in matrices) else RING.name
+
+
+def expected_mover(A: DistMatrix) -> str:
+    """Return the mover of panels of matrices like A that are made on its grid, if there is room for them."""
+    grid, device = A.grid, devices.of(A.stored)
     reads = device.reach(grid).reads == SHARED.name if device else grid.shares_memory
-    near = grid.size > 1 and grid.ranks_per_node is None and all(x.shared for x in matrices)
-    return SHARED.name if reads and near else RING.name
+    return SHARED.name if reads and grid.size > 1 and grid.ranks_per_node is None else RING.name
 
 
 def device_of(A: DistMatrix) -> str:

@@ -66,7 +66,7 @@ def is_balanced(layout: Layout, width: int) -> bool:
     """Do the ranks share each trailing part of a square matrix about evenly, in panels that are not much narrower?"""
     rows, cols = layout.distribution.rows, layout.distribution.cols
     n, (pr, pc) = rows.n, layout.distribution.grid_shape
-    if pr * pc == 1 or n <= width:
+    if pr * pc == 1 or n <= width or layout.distribution.block == (width, width):  # in which copies are made
         return True
     busiest = every = 0
     for start in range(0, n, max(1, n // _SAMPLES)):

@@ -48,6 +48,7 @@ class Algorithm:
     grids    : grids(search) yields the grids to compare; None: the best of those that it takes.
     moves_by : names of the transports of its panels or partial sums that are not movers.
     devices  : does it also run on matrices on devices?
+    triangles : does it form one triangle of C with half the work where `Product.triangle` asks for it?
     """
 
     name: str
@@ -67,6 +68,7 @@ class Algorithm:
     grids: Callable[[Search], Iterator[GridCandidate]] | None = None
     moves_by: tuple[str, ...] = ()
     devices: bool = True
+    triangles: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -147,7 +149,7 @@ _ENTRIES = (
         takes=_one_layer, needs="it takes Pr x Pc <= {ranks}, in 1 layer",
         new_grid=lambda problem, candidate: summa_on(problem, candidate.partition),
         here=lambda problem: (x for base in problem.grids for x in summa_on_grid_of(problem, base)),
-        flat=True,
+        flat=True, triangles=True,
     ),
     Algorithm(
         "stationary_a", Stationary, "pdgemm.algorithms.stationary:StationaryExecutor",
@@ -166,7 +168,7 @@ _ENTRIES = (
         good_for="square-ish grids, high latency",
         takes=_torus, needs="one side of its grid divides the other, in 1 layer",
         new_grid=lambda problem, candidate: cannon_on(problem, candidate.partition),
-        mirrored=True, flat=True, moves_by=("shift",),
+        mirrored=True, flat=True, moves_by=("shift",), triangles=True,
     ),
     Algorithm(
         "2.5d", Layered, "pdgemm.algorithms.layered:LayeredExecutor",
@@ -174,7 +176,7 @@ _ENTRIES = (
         good_for="many ranks, or large k, and memory to spare",
         takes=lambda pr, pc, c, ranks: c > 1, needs="it takes Pr x Pc x layers <= {ranks}, with layers >= 2",
         new_grid=lambda problem, candidate: layered_on(problem, candidate.partition, candidate.inside),
-        here=layered_here, layers="several", mirrored=True, grids=_layered_grids, moves_by=("shift",),
+        here=layered_here, layers="several", mirrored=True, grids=_layered_grids, moves_by=("shift",), triangles=True,
     ),
     Algorithm(
         "inner", Inner, "pdgemm.algorithms.layered:InnerExecutor",
@@ -183,7 +185,7 @@ _ENTRIES = (
         takes=lambda pr, pc, c, ranks: (pr * pc == 1) & (c == ranks), needs="its grid is 1 x 1 in {layers}",
         new_grid=lambda problem, candidate: inner_on_new_grid(problem, candidate.partition),
         here=lambda problem: (inner_on(problem, a, b) for a, b in inner_layouts(problem)),
-        layers="any", grids=_inner_grids, moves_by=("reduce_scatter",),
+        layers="any", grids=_inner_grids, moves_by=("reduce_scatter",), triangles=True,
     ),
 )  # fmt: skip
 ALGORITHMS = {entry.name: entry for entry in _ENTRIES}

@@ -48,9 +48,12 @@ def arrangements(problem: Problem) -> Iterator[Arrangement]:
     request = problem.request.on(problem.size)
     if request is None:
         return
-    asked = ALGORITHMS.get(request.algorithm)
+    asked = next((x for x in ALGORITHMS.values() if request.algorithm in x.names), None)
     if asked and problem.device and not asked.devices:
         raise ArgumentError(f"algorithm {request.algorithm!r} is for matrices on the host, these are on a device")
+    if asked and problem.triangle and not asked.triangles:
+        able = ", ".join(name for x in ALGORITHMS.values() if x.triangles for name in x.names)
+        raise ArgumentError(f"algorithm {request.algorithm!r} forms all of C; one triangle of it is formed by {able}")
     for arrangement in _arrangements(problem, request):
         pr, pc, c = arrangement.shape
         if request.shape in (None, (pr, pc)) and request.layers in (None, c):
@@ -76,7 +79,11 @@ def arrangements_in_place(problem: Problem) -> Iterator[Arrangement]:
 
 def _arrangements(problem: Problem, request: AlgorithmRequest) -> Iterator[Arrangement]:
     """Yield arrangements on the grids that the matrices have, and on the best new ones."""
-    known = [entry for entry in ALGORITHMS.values() if entry.devices or not problem.device]
+    known = [
+        entry
+        for entry in ALGORITHMS.values()
+        if (entry.devices or not problem.device) and (entry.triangles or not problem.triangle)
+    ]
     for entry in () if problem.ideal else known:
         for p, transposed in ((problem, False), (problem.T, True)) if entry.twin else ((problem, False),):
             if entry.answers(request, transposed):

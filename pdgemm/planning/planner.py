@@ -102,6 +102,7 @@ def _unrivalled(problem: Problem) -> ProductPlan | None:
         return None
     best = min(still, key=lambda plan: plan.cost)
     least = problem.machine.least(best.product.panel_dtype, problem.mnk, problem.size)
+    least *= 0.5 if problem.triangle else 1
     if problem.size > 1 and best.cost > TIE * (least + MOVES_WEIGH * problem.machine.call_overhead):
         return None
     return min((x for x in still if x.cost <= TIE * best.cost), key=lambda plan: plan.weight)

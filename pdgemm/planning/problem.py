@@ -12,6 +12,7 @@ from pdgemm.grids.layout import Layout
 from pdgemm.model.machine import Machine
 from pdgemm.model.mover_registry import AUTO, NCCL, RING, SHARED, by_messages, reads
 from pdgemm.schedules import reduction
+from pdgemm.schedules.staircase import TriangleName
 
 REDUCED_BYTES = 1 << 26  # of C that are reduced at a time, but at least REDUCED_ROWS rows, for the speed of BLAS
 REDUCED_ROWS = 128
@@ -68,6 +69,7 @@ class Problem:
     nodes: tuple[int, ...] = ()  # the node of each rank; (): all are on one node
     outside_node_memory: str = ""  # the operands among A and B that are not in node-shared memory
     ideal: bool = False  # each product gets A, B and C on layouts that fit it, and nothing is redistributed
+    triangle: TriangleName = ""  # of C that is computed, as in `Product`
     machine: Machine = field(default_factory=Machine, repr=False)
     movers: tuple[str, ...] = field(default_factory=by_messages)
 
@@ -88,7 +90,9 @@ class Problem:
     @property
     def T(self) -> Problem:
         """The problem C^T = B^T A^T."""
-        return replace(self, A=self.B.T, B=self.A.T, C=self.C.T, shape=self.request.T.shape)
+        other: dict[TriangleName, TriangleName] = {"": "", "L": "U", "U": "L"}
+        triangle = other[self.triangle]
+        return replace(self, A=self.B.T, B=self.A.T, C=self.C.T, shape=self.request.T.shape, triangle=triangle)
 
     @property
     def grids(self) -> list[Layout]:
@@ -132,9 +136,10 @@ class Problem:
         return self.mover == NCCL.name
 
     @property
-    def device_options(self) -> dict[str, Any]:
-        """The arguments of `Product` that describe its device."""
-        return {"device": self.device, "staged": self.staged, "nccl": self.nccl, "compute": self.compute}
+    def options(self) -> dict[str, Any]:
+        """The arguments of `Product` that describe its device, and what of C is computed."""
+        there = {"device": self.device, "staged": self.staged, "nccl": self.nccl, "compute": self.compute}
+        return there | {"triangle": self.triangle}
 
     def reduced_rows(self, rows: int, cols: int, mover: str, owners: BlockCyclic | None = None) -> int:
         """Return how many rows of a block of C are reduced at a time: where they are sent, few, so that most overlap.

@@ -15,6 +15,8 @@ from pdgemm.planning.problem import Problem, brought, lay_out
 from pdgemm.schedules import Cannon, Inner, Layered, Product, Stationary, Summa
 from pdgemm.schedules.steps import skewed, skewed_rank_maps
 
+LEAST_BLOCK, MOST_BLOCK = 32, 128  # of a triangle: BLAS is slower on smaller ones, larger ones make nothing faster
+
 
 def summa_on_grid_of(problem: Problem, base: Layout) -> Iterator[Product]:
     """Yield SUMMA on the grid of one of the matrices, with C's row map equal to A's, and its column map to B's."""
@@ -34,24 +36,33 @@ def _summa(
     problem: Problem, r: BlockCyclic, s: BlockCyclic, inner_a: BlockCyclic, inner_b: BlockCyclic, ranks: tuple[int, ...]
 ) -> Summa:
     laid = lay_out(problem, (r, inner_a, ranks), (inner_b, s, ranks), (r, s, ranks))
-    product = Summa(*laid, problem.lookahead, problem.broadcast, nodes=problem.relay_nodes, **problem.device_options)
+    product = Summa(*laid, problem.lookahead, problem.broadcast, nodes=problem.relay_nodes, **problem.options)
     return product if problem.width_asked else product.whole()
 
 
 def summa_on(problem: Problem, partition: Partition) -> Summa:
     """Return SUMMA on a new grid."""
-    r, s, inner_a, inner_b = dims(partition)
+    r, s, inner_a, inner_b = dims(partition, bool(problem.triangle))
     return _summa(problem, r, s, inner_a, inner_b, problem.rank_map[: partition.ranks])
 
 
-def dims(partition: Partition) -> tuple[BlockCyclic, BlockCyclic, BlockCyclic, BlockCyclic]:
+def dims(partition: Partition, triangle: bool = False) -> tuple[BlockCyclic, BlockCyclic, BlockCyclic, BlockCyclic]:
     """Return how a partition distributes the rows and columns of C, and the inner indices of A and of B."""
+    most = triangle_block(partition.m, partition.pr, partition.pc) if triangle else max(partition.m, partition.n)
     return (
-        BlockCyclic(partition.m, partition.row_block, partition.pr),
-        BlockCyclic(partition.n, partition.col_block, partition.pc),
+        BlockCyclic(partition.m, max(1, min(most, partition.row_block)), partition.pr),
+        BlockCyclic(partition.n, max(1, min(most, partition.col_block)), partition.pc),
         BlockCyclic(partition.k, partition.block, partition.pc * partition.layers),
         BlockCyclic(partition.k, partition.block, partition.pr * partition.layers),
     )
+
+
+def triangle_block(n: int, pr: int, pc: int) -> int:
+    """Return the block size of an n x n matrix of which the ranks of a grid share one triangle evenly.
+
+    With 16 blocks for each rank of a grid row or column, the largest share is at most a sixteenth above the mean.
+    """
+    return max(LEAST_BLOCK, min(MOST_BLOCK, n // (16 * max(pr, pc))))
 
 
 def stationary(problem: Problem, shape: tuple[int, int], rank_map: tuple[int, ...]) -> Stationary:
@@ -66,13 +77,13 @@ def stationary(problem: Problem, shape: tuple[int, int], rank_map: tuple[int, ..
     across = transposed_rank_map(rank_map, shape)
     cols_b = b.cols if problem.B.grid == ((pc, pr), across) else BlockCyclic.even(n, pr)
     laid = lay_out(problem, (rows, inner, rank_map), (inner, cols_b, across), (rows, cols_c, rank_map))
-    return Stationary(*laid, problem.lookahead, problem.broadcast_by_message, **problem.device_options)
+    return Stationary(*laid, problem.lookahead, problem.broadcast_by_message, **problem.options)
 
 
 def cannon_on(problem: Problem, partition: Partition) -> Cannon:
     """Return Cannon's algorithm on C's own grid if that has the shape of the partition, else on a new one."""
     a, b, c = (x.distribution for x in (problem.A, problem.B, problem.C))
-    r, s, inner_a, inner_b = dims(partition)
+    r, s, inner_a, inner_b = dims(partition, bool(problem.triangle))
     shape, rank_map = (partition.pr, partition.pc), problem.rank_map[: partition.ranks]
     if problem.C.grid == (shape, rank_map):
         r, s = c.rows, c.cols
@@ -83,7 +94,7 @@ def cannon_on(problem: Problem, partition: Partition) -> Cannon:
             inner_a = inner_b = b.rows
     place_a, place_b = skewed_rank_maps(rank_map, shape)
     laid = lay_out(problem, (r, inner_a, place_a), (inner_b, s, place_b), (r, s, rank_map))
-    return Cannon(*laid, max(1, problem.lookahead), "shift", **problem.device_options)
+    return Cannon(*laid, max(1, problem.lookahead), "shift", **problem.options)
 
 
 def layered_on(problem: Problem, partition: Partition, inside: str, on_layer_0: bool = False) -> Layered:
@@ -110,7 +121,7 @@ def layered_on(problem: Problem, partition: Partition, inside: str, on_layer_0: 
     at_once = problem.reduced_rows(r.largest, s.largest, "" if nodes else mover, owners)
     product = Layered(
         *laid, problem.lookahead, mover, listed(grid), c, inside, at_once,
-        nodes=nodes, **problem.device_options,
+        nodes=nodes, **problem.options,
     )  # fmt: skip
     return product if problem.width_asked else product.whole()
 
@@ -131,7 +142,7 @@ def inner_on(problem: Problem, a: Layout, b: Layout) -> Inner:
     rows = problem.reduced_rows(*problem.mnk[:2], mover, problem.C.distribution.rows)
     return Inner(
         a, b, problem.C, problem.accumulate, problem.width, problem.lookahead, mover, rows, problem.size,
-        **problem.device_options,
+        **problem.options,
     )  # fmt: skip
 
 

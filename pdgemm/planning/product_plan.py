@@ -19,6 +19,7 @@ from pdgemm.planning.problem import Problem
 from pdgemm.schedules import Product
 from pdgemm.schedules.exchange import Exchange, plan_exchange
 from pdgemm.schedules.product import Buffers
+from pdgemm.schedules.staircase import Staircase
 from pdgemm.support.remembered import remembered
 
 MOVES_WEIGH = 2  # weight of the seconds of redistribution: for the memory of copies, and for what no model covers
@@ -125,6 +126,11 @@ class ProductPlan:
             + f"\n{self._fields!r}"
         )
 
+    def kept(self, rank: int) -> Staircase | None:
+        """Return which elements of C, in the user's layout, are written; None: all of them."""
+        (i, j), c, triangle = self.problem.C.coords(rank), self.problem.C.distribution, self.problem.triangle
+        return Staircase.of(triangle, c.rows.indices(i), c.cols.indices(j)) if triangle else None
+
     @property
     def total_words(self) -> int:
         """The words that all ranks together send."""
@@ -142,8 +148,11 @@ class ProductPlan:
 
     @cached_property
     def lower_bound_words(self) -> float:
-        """The words that the busiest rank receives at least, by any algorithm; without redistribution."""
-        return lower_bound(*self.mnk, self.problem.size)
+        """The words that the busiest rank receives at least, by any algorithm; without redistribution.
+
+        That of a product is none of a triangle, of which 0 is said.
+        """
+        return 0.0 if self.problem.triangle else lower_bound(*self.mnk, self.problem.size)
 
     @cached_property
     def seconds(self) -> float:
@@ -227,7 +236,7 @@ def with_moves(arrangement: Arrangement, problem: Problem, spare: int | None = N
     size, there = problem.size, (problem.device, problem.staged, problem.nccl)
     moves = []
     for name, x, to in _moved(arrangement, problem):
-        copies_only = problem.beta_is_zero if name == "C" else True
+        copies_only = problem.beta_is_zero and not problem.triangle if name == "C" else True
         shared = problem.shared and not problem.nodes and name not in problem.outside_node_memory
         least = 0 if spare is None else plan_exchange(x, to, size, copies_only, 0, shared, *there).extra_bytes(None)
         limit = None if spare is None else least + spare

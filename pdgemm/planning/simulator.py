@@ -84,6 +84,7 @@ def simulate(product: Schedule, machine: Machine, ranks: int) -> Simulation:
         hidden = machine.overlap * np.minimum(before, moving) if at.hidden and product.lookahead else 0.0
         clock = ready + before + moving - hidden
         before = _seconds(at.work, machine, product.panel_dtype, ranks)
+        before[: np.size(at.share) if np.ndim(at.share) else ranks] *= at.share
         computed += before
         clock += machine.panel_overhead * (before > 0)
     clock += before

@@ -127,7 +127,7 @@ class Cannon(Product):
             elif self.in_blocks and number and number % t == 0:
                 words = n_loc[None, :] * width_b[held_b[number]]
                 shifts += messages("shift", grid[(i + 1) % pr, j], grid, words, size_b, COLS)
-            yield Round(shifts, on_grid(grid, m_loc[:, None], n_loc[None, :], width))
+            yield Round(shifts, on_grid(grid, m_loc[:, None], n_loc[None, :], width), share=self.shares)
 
     def transfers(self, rank: int) -> list[Transfer]:
         """A rank receives all parts of A in its row but the first, and sends all but the last; likewise for B."""
@@ -180,4 +180,4 @@ class Cannon(Product):
             "sums": (sums, self.accumulate),
             "update": self._update(sums),
             "exact": (self._exact(m_loc, n_loc), self.panel_dtype),
-        }
+        } | self._corner(m_loc, n_loc)

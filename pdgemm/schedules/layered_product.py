@@ -22,6 +22,7 @@ from pdgemm.schedules.cannon_product import Cannon
 from pdgemm.schedules.product import Buffers, Product, RankMap, alike, on_ranks, scaled
 from pdgemm.schedules.reduction import Reduction, Window, height
 from pdgemm.schedules.rounds import Messages, Round, one_each
+from pdgemm.schedules.staircase import Staircase
 from pdgemm.schedules.summa_product import Summa
 from pdgemm.support.remembered import remembered
 
@@ -59,7 +60,8 @@ class Inner(Product):
         m, n, _ = self.mnk
         blocks = BlockCyclic.even(m, 1), BlockCyclic.even(n, 1)
         mover = self.mover * self.shared
-        return Reduction(*blocks, self.grid.rank_map, self.C, self.accumulate, self.rows, mover, self.device)
+        whole = Reduction(*blocks, self.grid.rank_map, self.C, self.accumulate, self.rows, mover, self.device)
+        return replace(whole, triangle=self.triangle)
 
     @property
     def exposed(self) -> str:
@@ -95,7 +97,7 @@ class Inner(Product):
         n, k_loc = self.mnk[1], np.array([self.A.local_shape(rank)[1] for rank in range(self.size)])
         sums: list[Messages] = []  # of the window before
         for turn, window in enumerate(self.windows):
-            yield Round(sums, (height(window), n, k_loc), hidden=not self.shared)
+            yield Round(sums, (height(window), n, k_loc), hidden=not self.shared, share=self.share(0))
             sums = self.reduction.messages(slice(turn, turn + 1))
         yield Round(sums, hidden=False)
 
@@ -111,6 +113,9 @@ class Inner(Product):
     @property
     def first_panel_is_local(self) -> bool:
         return True
+
+    def formed(self, rank: int) -> Staircase | None:
+        return self.reduction.formed((0, 0)) if self.triangle else None
 
     def local_shape(self, rank: int) -> tuple[int, int, int]:
         m, n, _ = self.mnk
@@ -134,13 +139,17 @@ class Inner(Product):
             if m_loc
             else dict.fromkeys(["packed C", "own part of C", "part of C of another rank"], (0, self.accumulate))
         )
-        return reduction | {
-            "converted A": (self.converts(self.A, "C") * k_loc * m_loc, self.panel_dtype),
-            "converted B": (self.converts(self.B, "C") * k_loc * n, self.panel_dtype),
-            "sums": (m_loc * n, self.accumulate),
-            "update": self._update(reduction["own part of C"][0]),
-            "exact": (self._exact(m_loc, n), self.panel_dtype),
-        }
+        return (
+            reduction
+            | {
+                "converted A": (self.converts(self.A, "C") * k_loc * m_loc, self.panel_dtype),
+                "converted B": (self.converts(self.B, "C") * k_loc * n, self.panel_dtype),
+                "sums": (m_loc * n, self.accumulate),
+                "update": self._update(reduction["own part of C"][0]),
+                "exact": (self._exact(m_loc, n), self.panel_dtype),
+            }
+            | self._corner(m_loc, n)
+        )
 
 
 @dataclass(frozen=True)
@@ -214,7 +223,9 @@ class Layered(Product):
         A = replace(self.A, distribution=Distribution(a.rows, BlockCyclic(k, block, pc)), rank_map=place_a)
         B = replace(self.B, distribution=Distribution(BlockCyclic(k, block, pr), b.cols), rank_map=place_b)
         C = Layout(Distribution(a.rows, b.cols), self.grid.layer(number), self.accumulate)
-        there: dict[str, Any] = {name: getattr(self, name) for name in ("device", "staged", "nccl", "compute")}
+        there: dict[str, Any] = {
+            name: getattr(self, name) for name in ("device", "staged", "nccl", "compute", "triangle")
+        }
         if self.inside == "cannon":
             return Cannon(A, B, C, self.accumulate, self.width, max(1, self.lookahead), "shift", **there)
         return Summa(A, B, C, self.accumulate, self.width, self.lookahead, self.mover, nodes=self.nodes, **there)
@@ -228,7 +239,8 @@ class Layered(Product):
     def reduction(self) -> Reduction:
         rows, cols = self.A.distribution.rows, self.B.distribution.cols
         mover = self.mover * self.in_place
-        return Reduction(rows, cols, self.rank_map, self.C, self.accumulate, self.rows, mover, self.device)
+        whole = Reduction(rows, cols, self.rank_map, self.C, self.accumulate, self.rows, mover, self.device)
+        return replace(whole, triangle=self.triangle)
 
     @property
     def panels(self) -> int:
@@ -259,7 +271,7 @@ class Layered(Product):
         for together in zip_longest(*layers, fillvalue=Round()):
             ranks = max(self.rank_map) + 1
             m, n, k = (sum(one_each(one.work[x], ranks) for one in together) for x in range(3))
-            yield Round([x for one in together for x in one.moves], (m, n, k))
+            yield Round([x for one in together for x in one.moves], (m, n, k), share=self.shares)
         yield Round(self.reduction.messages(self.reduction.hidden))
         yield Round(self.reduction.messages(self.reduction.exposed), hidden=False)
 
@@ -271,6 +283,9 @@ class Layered(Product):
         if self.grid.layer_of(rank) < 0 or not self.mnk[2]:
             return []
         return [*self.layer(rank).transfers(rank), *self.reduction.transfers(rank, self.grid.strides[2])]
+
+    def formed(self, rank: int) -> Staircase | None:
+        return self.layer(rank).formed(rank)
 
     def local_shape(self, rank: int) -> tuple[int, int, int]:
         return self.layer(rank).local_shape(rank)

@@ -19,6 +19,7 @@ from pdgemm.model.formulas import LARGEST_MESSAGE_BYTES, gemm_flops
 from pdgemm.model.machine import Machine
 from pdgemm.model.mover_registry import MOVERS, NCCL, RING, STAGED, reads
 from pdgemm.schedules.rounds import Round, Tally
+from pdgemm.schedules.staircase import LEAST, Staircase, TriangleName
 from pdgemm.support.remembered import remembered
 
 SLAB = 1 << 16  # elements that are rounded or added to C at a time
@@ -67,6 +68,7 @@ class Product:
     mover      : name of the mover of the panels.
     nodes      : the node of each rank, where panels are read in place but not all ranks are on one node; else ().
     device     : the device that holds the matrices; "": the host.
+    triangle   : "L" or "U": only this triangle of C, with the diagonal, is computed, read and written; "": all of C.
     compute    : the type that BLAS may round operands to: "float16", "bfloat16" or "tf32"; "": none.
     staged     : messages are staged in host memory, which MPI reads and writes.
     nccl       : NCCL sends all messages, in the order of the copy stream.
@@ -84,6 +86,7 @@ class Product:
     staged: bool = field(default=False, kw_only=True)
     nccl: bool = field(default=False, kw_only=True)
     compute: str = field(default="", kw_only=True)
+    triangle: TriangleName = field(default="", kw_only=True)
     algorithm: ClassVar[str]
     on_grid: ClassVar[bool] = True  # False: messages use the whole communicator, whatever its grids
 
@@ -99,7 +102,33 @@ class Product:
     @property
     def flops(self) -> int:
         """The floating-point operations of all ranks together."""
-        return gemm_flops(*self.mnk, complex_=self.accumulate.kind == "c")
+        m, n, k = self.mnk
+        area = m * (m + 1) // 2 if self.triangle else m * n
+        return gemm_flops(1, area, k, complex_=self.accumulate.kind == "c")
+
+    @remembered
+    def kept(self, rank: int) -> Staircase | None:
+        """Return which elements of a rank's part of C are in the triangle; None: C is no triangle."""
+        (i, j), c = self.C.coords(rank), self.C.distribution
+        return Staircase.of(self.triangle, c.rows.indices(i), c.cols.indices(j)) if self.triangle else None
+
+    def formed(self, rank: int) -> Staircase | None:
+        """Return which elements a rank multiplies of the block of C of which it has sums; None: all of them."""
+        return self.kept(rank)
+
+    @remembered
+    def share(self, rank: int) -> float:
+        """Return which share of its m x n products a rank forms."""
+        m, n, _ = self.local_shape(rank)
+        formed = self.formed(rank) if m * n else None
+        return 1.0 if formed is None else formed.area / (m * n)
+
+    @property
+    def shares(self) -> np.ndarray | float:
+        """The same of each rank of the grid, for `Round`."""
+        if not self.triangle:
+            return 1.0
+        return np.array([self.share(rank) for rank in range(1 + max(self.grid.rank_map))])
 
     @property
     def panel_dtype(self) -> np.dtype:
@@ -185,7 +214,7 @@ class Product:
             else:
                 moving += taken
                 first += taken / max(1, self.panels) * (machine.hops(x.kind, x.length) - 1)
-        computing = machine.multiply(self.panel_dtype, (m, n, k), self.block_mnk(m, n, k))
+        computing = machine.multiply(self.panel_dtype, (m, n, k), self.block_mnk(m, n, k)) * self.share(rank)
         pipeline = machine.pipeline(computing, moving, self.panels, self.lookahead > 0, self.first_panel_is_local)
         last -= machine.overlap * min(last, computing / max(1, self.panels))
         return self.memory_seconds(machine, rank) + first + pipeline + last + after
@@ -326,6 +355,10 @@ class Product:
         """Return the 32-bit numbers that int8 products are formed in, and made integers, before accumulation."""
         at_once = rows * cols if self.device else 2 * min(SLAB, rows * cols)
         return 0 if self.accumulate in dtypes.BLAS else at_once
+
+    def _corner(self, rows: int, cols: int) -> dict[str, tuple[int, np.dtype]]:
+        """Return the buffer of a product that the diagonal crosses, of which one triangle is written to C."""
+        return {"corner": (min(rows * cols, LEAST**2), self.accumulate)} if self.triangle else {}
 
     def _message_width(self, width: int, *sides: tuple[int, np.dtype]) -> int:
         """Return the width at which no panel fills more than a message.   sides : words across a panel, and type."""

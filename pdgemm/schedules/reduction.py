@@ -16,6 +16,7 @@ from pdgemm.instrument.recorder import Traffic, Transfer
 from pdgemm.model.formulas import LARGEST_MESSAGE_BYTES
 from pdgemm.schedules.product import SLAB, Buffers
 from pdgemm.schedules.rounds import LAYERS, Messages, messages
+from pdgemm.schedules.staircase import Staircase, TriangleName
 from pdgemm.support.remembered import remembered
 
 ALL = slice(None)  # windows of rows
@@ -37,6 +38,7 @@ class Reduction:
                  group, which reduces it, and which has its elements in C.
     high       : number of rows of a block that are reduced at a time, about.
     reads      : name of the mover by which partial sums are read in place; "": they are sent.
+    triangle   : "L" or "U": of each range of rows only the columns that have elements of this triangle are reduced.
     """
 
     rows: BlockCyclic
@@ -47,6 +49,7 @@ class Reduction:
     high: int
     reads: str
     device: str = ""
+    triangle: TriangleName = ""
 
     @property
     def exposed(self) -> slice:
@@ -118,6 +121,8 @@ class Reduction:
 
     def highest(self, rank: int | None) -> int:
         """Return the most rows of a window; for rank None, of any rank."""
+        if rank is not None and self.triangle:
+            return max(map(height, self.windows(rank)), default=0)
         if rank is None:  # a share of the rows of each part is at most one row more than its size over their number
             parts = min(self.C.distribution.rows.parts, self._at_once(None) // LEAST_ROWS)
             return min(self.shape(None)[0], self._at_once(None) + parts * (parts > 1))
@@ -143,12 +148,24 @@ class Reduction:
         """Return the words of a window of block (i, j) that belong to each rank of its group."""
         group = {rank: number for number, rank in enumerate(self.group(i, j))}
         counts = np.zeros(len(group), np.int64)
-        widths = {to_j: index_map.size for to_j, index_map in self.cols_to(j).items()}
-        for to_i, index_map in self.rows_to(i).items():
-            rows = sum(index_map.count_below(hi) - index_map.count_below(lo) for lo, hi in window)
-            for to_j, width in widths.items() if rows else ():
-                counts[group[self.C.rank(to_i, to_j)]] += rows * width
+        pieces = [(x,) for x in window] if self.triangle else [window]  # each with columns of its own
+        for piece in pieces if window else ():
+            lo, hi = self.columns((i, j), *piece[0])
+            widths = {to_j: x.count_below(hi) - x.count_below(lo) for to_j, x in self.cols_to(j).items()}
+            for to_i, index_map in self.rows_to(i).items():
+                rows = sum(index_map.count_below(hi) - index_map.count_below(lo) for lo, hi in piece)
+                for to_j, width in widths.items() if rows else ():
+                    counts[group[self.C.rank(to_i, to_j)]] += rows * width
         return counts
+
+    @remembered
+    def formed(self, at: tuple[int, int]) -> Staircase:
+        """Return which elements of a block are in the triangle."""
+        return Staircase.of(self.triangle, self.rows.indices(at[0]), self.cols.indices(at[1]))
+
+    def columns(self, at: tuple[int, int], lo: int, hi: int) -> tuple[int, int]:
+        """Return the range of columns of a block that are reduced in its rows lo to hi."""
+        return self.formed(at).columns(lo, hi) if self.triangle else (0, self.cols.count(at[1]))
 
     def traffic(self, rank: int, turns: slice = ALL) -> Traffic:
         """Return the traffic: the partial sums of a rank's share on the others of its group, and its own of theirs.
@@ -172,6 +189,10 @@ class Reduction:
         turns = self.turns(rank)
         if at is None or not turns:
             return (np.zeros(0, np.int64),) * 3
+        if self.triangle:
+            counts = np.array([self.counts(*at, window) for window in self.windows(rank)])
+            mine = counts[:, self.group(*at).index(rank)]
+            return counts.sum(axis=1), mine, np.count_nonzero(counts, axis=1)
         (rows, cols), at_once = self.shape(rank), self._at_once(rank)
         (i, j), (own_i, own_j) = at, self.C.coords(rank)
         to_rows, to_cols = self.rows_to(i), self.cols_to(j)
@@ -226,7 +247,10 @@ class Reduction:
 
     @property
     def total_words(self) -> int:
-        return self.rows.n * self.cols.n * (self.layers - 1)
+        words = self.rows.n * self.cols.n
+        if self.triangle:
+            words = sum(int(self._shares(rank)[0].sum()) for rank in self.rank_map[: self.blocks])
+        return words * (self.layers - 1)
 
 
 def _share(rows: IndexMap, turn: int, turns: int) -> Iterator[tuple[int, int]]:

@@ -49,11 +49,13 @@ class Round:
     moves  : messages that arrive, or are read, before the product.
     work   : extents m, n, k of the product, each an array with an entry for each rank.
     hidden : messages may overlap with the product of the round before.
+    share  : of its product that a rank forms, or an array of these by rank; less than 1 for one triangle of C.
     """
 
     moves: list[Messages] = field(default_factory=list)
     work: tuple[Any, Any, Any] = (0, 0, 0)
     hidden: bool = True
+    share: Any = 1.0
 
     @property
     def messages(self) -> list[Messages]:

@@ -161,7 +161,7 @@ class Summa(Product):
             for step in () if self.nodes else bundle.steps:
                 messages += broadcast(self.mover, grid, step.col, m_loc * step.width, size_a)
                 messages += broadcast(self.mover, grid.T, step.row, n_loc * step.width, size_b, COLS)
-            yield Round(messages, on_grid(grid, m_loc[:, None], n_loc[None, :], bundle.width))
+            yield Round(messages, on_grid(grid, m_loc[:, None], n_loc[None, :], bundle.width), share=self.shares)
 
     def transfers(self, rank: int) -> list[Transfer]:
         """Return the traffic of A's panels along the rank's row, and of B's along its column.
@@ -246,4 +246,4 @@ class Summa(Product):
             "sums": (sums, self.accumulate),
             "update": self._update(sums),
             "exact": (self._exact(m_loc, n_loc), self.panel_dtype),
-        }
+        } | self._corner(m_loc, n_loc)

@@ -87,7 +87,7 @@ def test_nothing_but_store_writes_to_a_result(comm: Any, monkeypatch: pytest.Mon
                 calls.clear()
                 with monkeypatch.context() as patched:
                     for module in [x for x in sys.modules.values() if vars(x).get("store") is store]:
-                        patched.setattr(module, "store", lambda *args: calls.append(args))
+                        patched.setattr(module, "store", lambda *args, **options: calls.append(args))
                     pdgemm(1, *operands, beta, C, accumulate_dtype="float64", **asked)
                 assert np.array_equal(C.allgather(), changed), name
                 assert comm.allreduce(len(calls)) >= 1
