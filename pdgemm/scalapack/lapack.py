@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from pdgemm.algorithms.redistribution import redistribute
+from pdgemm.algorithms.store import store
+from pdgemm.arrays.elementwise import CONVERT
 from pdgemm.linalg.cholesky import cho_solve, cholesky_factor
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.local_arrays import new_array
 from pdgemm.scalapack.arguments import Desc, Dtypes, Sub, at_least_0, check_letter, checked, letter, of_type
+from pdgemm.schedules.staircase import Staircase
 
 __all__ = [
     "pcposv", "pcpotrf", "pcpotrs", "pdposv", "pdpotrf", "pdpotrs", "psposv", "pspotrf", "pspotrs", "pzposv",
@@ -95,14 +97,8 @@ def _factored(A: DistMatrix, lower: bool) -> tuple[DistMatrix, int]:
     """Return the Cholesky factor of A, in a layout of its own, and INFO; the triangle of A is overwritten with it."""
     factor, info = cholesky_factor(A, lower)
     if not info:
-        near = DistMatrix(new_array(A.stored.shape, A.dtype, A.order, A.grid), A.grid, A.distribution, A.order)
-        redistribute(factor, near)
-        rows, cols = A.indices()
-        for here, there, first in zip(
-            A.stored.T, near.stored.T, np.searchsorted(rows, cols, "left" if lower else "right")
-        ):
-            part = slice(first, None) if lower else slice(first)
-            here[part] = there[part]
+        triangle = Staircase.of("L" if lower else "U", *A.indices())
+        store(A.stored, redistribute(factor, like=A).stored, CONVERT, within=triangle)
     return factor, info
 
 

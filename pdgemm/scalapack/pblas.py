@@ -13,6 +13,7 @@ from pdgemm.errors import ArgumentError, GridError
 from pdgemm.gemm import pdgemm as gemm
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.linalg.rank_k import herk, syrk
 from pdgemm.linalg.triangular import solve_triangular, trmm
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.scalapack.arguments import (
@@ -34,9 +35,9 @@ from pdgemm.support.agreement import agree
 from pdgemm.support.text import ranks_text
 
 __all__ = [
-    "pcgemm", "pcgemr2d", "pctranc", "pctranu", "pctrmm", "pctrsm", "pdgemm", "pdgemr2d", "pdtran", "pdtrmm", "pdtrsm",
-    "pigemr2d", "psgemm", "psgemr2d", "pstran", "pstrmm", "pstrsm", "pzgemm", "pzgemr2d", "pztranc", "pztranu",
-    "pztrmm", "pztrsm",
+    "pcgemm", "pcgemr2d", "pcherk", "pcsyrk", "pctranc", "pctranu", "pctrmm", "pctrsm", "pdgemm", "pdgemr2d",
+    "pdsyrk", "pdtran", "pdtrmm", "pdtrsm", "pigemr2d", "psgemm", "psgemr2d", "pssyrk", "pstran", "pstrmm",
+    "pstrsm", "pzgemm", "pzgemr2d", "pzherk", "pzsyrk", "pztranc", "pztranu", "pztrmm", "pztrsm",
 ]  # fmt: skip
 
 
@@ -84,6 +85,35 @@ def _tran(routine: str, dtypes: Dtypes, m: int, n: int, alpha: complex,
     arguments: list[Argument] = [Scalar(3, alpha), sub_a, Scalar(8, beta), sub_c]
     (A, C), (alpha, beta) = checked(routine, dtypes, check, arguments)
     redistribute(A.H if routine.endswith("C") else A.T, C, alpha=alpha, beta=beta)
+
+
+def _syrk(routine: str, dtypes: Dtypes, uplo: str, trans: str, n: int, k: int, alpha: complex,
+          a: np.ndarray, ia: int, ja: int, desca: Desc, beta: complex,
+          c: np.ndarray, ic: int, jc: int, descc: Desc) -> None:  # fmt: skip
+    """Compute a triangle of sub(C) := alpha op(sub(A)) op(sub(A))^T + beta sub(C), or ^H for p?herk.  Collective.
+
+    uplo  : "U" or "L", the triangle of sub(C), n x n; the other one is neither read nor written.
+    trans : "N" op(sub(A)) = sub(A), n x k; "T", or "C" for p?herk, its transpose, or conjugate transpose, and sub(A) is
+            k x n.  Real types take both.
+    alpha, beta : real numbers for p?herk, which also makes the diagonal of sub(C) real.
+    Other arguments and errors are those of p?gemm; cost and algorithm are those of `pdgemm.linalg.syrk` and `herk`.
+    """
+    hermitian, flipped = routine.endswith("HERK"), letter(trans) != "N"
+    letters = "NC" if hermitian else "NT" if dtypes[0].kind == "c" else "NTC"
+    sub_a = Sub("a", 6, a, ia, ja, desca, *((k, n) if flipped else (n, k)))
+    sub_c = Sub("c", 11, c, ic, jc, descc, n, n)
+
+    def check() -> None:
+        check_letter(routine, 1, "uplo", uplo, "UL")
+        check_letter(routine, 2, "trans", trans, letters)
+        at_least_0(routine, n=(3, n), k=(4, k))
+
+    arguments: list[Argument] = [Scalar(5, alpha, hermitian), sub_a, Scalar(10, beta, hermitian), sub_c]
+    same = f", {letter(uplo)}, {letter(trans)}, n={n}, k={k}, alpha={alpha}, beta={beta}"
+    (A, C), (alpha, beta) = checked(routine, dtypes, check, arguments, same=same)
+    compute: Any = herk if hermitian else syrk
+    if n:
+        compute(alpha, A, beta, C, uplo=letter(uplo), trans=("C" if hermitian else "T") if flipped else "N")
 
 
 def _trsm(routine: str, dtypes: Dtypes, side: str, uplo: str, transa: str, diag: str, m: int, n: int, alpha: complex,
@@ -222,6 +252,8 @@ def _joined(routine: str, sub: Sub, views: Sequence[_Known | None], common: Proc
 
 psgemm, pdgemm, pcgemm, pzgemm = (of_type(f"p{x}gemm", _gemm) for x in "sdcz")
 pigemr2d, psgemr2d, pdgemr2d, pcgemr2d, pzgemr2d = (of_type(f"p{x}gemr2d", _gemr2d) for x in "isdcz")
+pssyrk, pdsyrk, pcsyrk, pzsyrk = (of_type(f"p{x}syrk", _syrk) for x in "sdcz")
+pcherk, pzherk = of_type("pcherk", _syrk), of_type("pzherk", _syrk)
 pstrsm, pdtrsm, pctrsm, pztrsm = (of_type(f"p{x}trsm", _trsm) for x in "sdcz")
 pstrmm, pdtrmm, pctrmm, pztrmm = (of_type(f"p{x}trmm", _trmm) for x in "sdcz")
 pstran, pdtran = of_type("pstran", _tran), of_type("pdtran", _tran)

@@ -92,6 +92,30 @@ def test_triangular_solves_and_products(comm: Any, contexts: list[int], letter: 
             assert A.local.tobytes() == A.before.tobytes()
 
 
+@pytest.mark.parametrize("name", ["pssyrk", "pdsyrk", "pcsyrk", "pzsyrk", "pcherk", "pzherk"])
+def test_one_triangle_of_a_product(comm: Any, contexts: list[int], name: str) -> None:
+    """error <= 16 eps (|alpha| |A| |A| + |beta| |C|), as for products; the other triangle stays as it is."""
+    from pdgemm import scalapack
+
+    char, rng, other = LETTERS[name[1]], np.random.default_rng(4), "C" if name.endswith("herk") else "T"
+    for uplo, trans, (n, k, beta) in itertools.product("LU", ("N", other), ((21, 13, 3), (5, 18, 0), (6, 0, 2))):
+        values, alpha = random((n, k), char, n), 2 if other == "C" or char in "fd" else 2 - 1j
+        given, inside = random((n, n), char, 7), triangle(n, uplo)
+        wide = values.astype("D")
+        A, _, a = placed(values if trans == "N" else op(values, other), np.nan, contexts, rng)
+        C, there, c = placed(np.where(inside, given if beta else np.nan, 7).astype(char), 7, contexts, rng)
+        if other == "C":
+            given[np.diag_indices(n)] = given.diagonal().real  # of which imaginary parts are not read
+        getattr(scalapack, name)(uplo, trans, n, k, alpha, *a, beta, *c)
+        expected = alpha * (wide @ op(wide, other)) + beta * given
+        scale = abs(alpha) * (abs(wide) @ abs(wide).T) + abs(beta) * abs(given)
+        difference = abs(gathered(comm, C, there) - expected)
+        assert (difference <= 16 * np.finfo(char).eps * scale)[inside].all(), (uplo, trans, n, k)
+        unchanged = outside(C, there, inside)
+        assert np.array_equal(C.local[unchanged], C.before[unchanged])
+        assert A.local.tobytes() == A.before.tobytes()
+
+
 @pytest.mark.parametrize("letter", LETTERS)
 def test_cholesky(comm: Any, contexts: list[int], letter: str) -> None:
     """|A - L L^H| <= 3 n eps |A|, |A X - B| <= 3 n eps |A| |X|: SLATE's.  Nothing else is touched, or even read."""
@@ -157,6 +181,9 @@ def test_illegal_arguments_of_solves(comm: Any, contexts: list[int]) -> None:
     for function, good, wrong in (
         (scalapack.pdtrsm, ["L", "U", "N", "N", 6, 5, 1.0, *a, *b], {
             1: "X", 2: "N", 3: "L", 4: 1, 5: -1, 6: 2.5, 7: 1j, 8: None, 9: 8, 10: 0, 11: 7, 12: A.local, 13: 8, 14: 9,
+        }),
+        (scalapack.pdsyrk, ["L", "N", 6, 5, 1.0, *a, 0.0, *b], {
+            1: "X", 2: "X", 3: -1, 4: -1, 5: "a", 6: [1], 7: 8, 8: 9, 9: 1, 10: 1j, 11: A.local, 12: 8, 13: 8, 14: [0],
         }),
         (scalapack.pdtrmm, ["R", "L", "T", "U", 6, 5, 1.0, *a, *b], {2: "", 5: -1, 9: 9, 15: [1]}),
         (scalapack.pdpotrf, ["L", 6, *a], {1: "X", 2: -1, 3: [1.0], 4: 8, 5: 8, 6: A.desc[:8]}),
