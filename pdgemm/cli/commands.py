@@ -21,6 +21,7 @@ from pdgemm.support import launcher
 
 _MODULES = {  # the modules with functions of these names
     "pdgemm.cli.product_commands": ("generate", "multiply", "verify"),
+    "pdgemm.cli.linalg_commands": ("solve", "svd", "gram"),
     "pdgemm.cli.plan_commands": ("plan", "simulate", "calibrate"),
     "pdgemm.cli.scaling": ("scaling",),
     "pdgemm.cli.report_commands": ("plot", "profile", "info"),

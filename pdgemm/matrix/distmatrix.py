@@ -247,7 +247,8 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
     def norm(self, kind: Norm = "fro", axis: int | None = None, keepdims: bool = False) -> Any:
         """Return a matrix norm, or the norms of columns or rows, the same on every rank.  Collective over the grid.
 
-        kind : "fro" sqrt(sum |a|^2), 1 max column sum, numpy.inf max row sum, "max" max |a|.
+        kind : "fro" sqrt(sum |a|^2), 1 max column sum, numpy.inf max row sum, "max" max |a|, 2 the largest singular
+            value, by `pdgemm.linalg.norm`.
         axis : 0 for the norms of columns, 1 for those of rows, as by `vector_norm` ("fro" is 2 there).
         A NaN anywhere gives NaN; no intermediate result overflows.
         """
@@ -260,8 +261,10 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
                 self.distribution,
                 self.dtype,
             ]
-            if not isinstance(kind, (str, int, float)) or kind not in ("fro", 1, np.inf, "max"):
-                raise ArgumentError(f'norm {shown(kind)} is not one of "fro", 1, numpy.inf, "max"')
+            if not isinstance(kind, (str, int, float)) or kind not in ("fro", 1, 2, np.inf, "max"):
+                raise ArgumentError(f'norm {shown(kind)} is not one of "fro", 1, 2, numpy.inf, "max"')
+        if kind == 2:
+            return pdgemm.linalg.norm(self, 2)
         if kind in ("fro", "max"):
             return float(self.vector_norm(2 if kind == "fro" else np.inf))
         return float(self.vector_norm(1, axis=0 if kind == 1 else 1).max(initial=0.0))

@@ -18,6 +18,7 @@ from pdgemm.arrays import device as devices
 from pdgemm.arrays.dtypes import element_type
 from pdgemm.errors import ArgumentError, DeviceError
 from pdgemm.grids.layout import Order
+from pdgemm.matrix import numpy_linalg
 from pdgemm.matrix.array_functions import FUNCTIONS, fitted, type_of
 from pdgemm.matrix.matrix_base import MatrixBase
 from pdgemm.support.agreement import check_not_freed, together
@@ -45,7 +46,6 @@ _INSTEAD = {
     "numpy.copyto": "A[...] = B",
     "numpy.permute_dims": "A.T",
     "numpy.linalg.multi_dot": "A @ B @ C",
-    "numpy.linalg.matrix_power": "A @ A",
     "numpy.tensordot": "A @ B",
     "numpy.ptp": "A.max() - A.min()",
     "numpy.average": "A.mean(axis), or w @ A / w.sum() with weights of the rows",
@@ -55,7 +55,10 @@ _INSTEAD = {
     "numpy.fill_diagonal": "numpy.where(DistMatrix.eye(A.shape, grid=A.grid) > 0, value, A)",
     "numpy.stack": "numpy.vstack or numpy.hstack",
     "divmod": "A // B and A % B",
-    "numpy.linalg.matrix_norm": "A.norm(kind)",
+    "numpy.linalg.eig": "pdgemm.linalg.eigh for Hermitian matrices",
+    "numpy.linalg.pinv": "pdgemm.linalg.lstsq",
+    "numpy.linalg.matrix_rank": "pdgemm.linalg.svd(A)[1]",
+    "numpy.linalg.tensorsolve": "pdgemm.linalg.solve",
     "numpy.save": "pdgemm.io.npy.save or hdf5.save",
     "matvec": "A.matvec(x) or A @ x with a vector x",
     "vecmat": "x @ A with a vector x",
@@ -177,6 +180,8 @@ class NumPyFunctions(MatrixBase, np.lib.mixins.NDArrayOperatorsMixin):
             return _as_method(name, function, arguments, options)
         if name in FUNCTIONS:
             return _called(name, FUNCTIONS[name], arguments, options)
+        if name in numpy_linalg.FUNCTIONS:
+            return _called(name, numpy_linalg.FUNCTIONS[name], arguments, options)
         if name not in _ALLOWED:
             raise TypeError(not_available(name))
         return function.__wrapped__(*arguments, **options)  # type: ignore[attr-defined]

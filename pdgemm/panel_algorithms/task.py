@@ -88,7 +88,8 @@ class Task(NamedTuple, Generic[Planned]):
                 slab = slice(start, start + step)
                 a, b, c = (A[slab], B, C[slab]) if m >= n else (A, B[:, slab], C[:, slab])
                 gemm_accumulate(alpha, a, b, 1, c, conjugate_b=conjugate_b)
-                self.transfers.poll()
+                if not self.peers:  # what is read in place makes no progress
+                    self.transfers.poll()
 
     def bring_transposed(
         self, panel: Panel, rows: Array, name: str, into: Array, room: Array, slot: Slot

@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.filterwarnings("ignore")]
 # what looks at no array, sets something, opens files or leaves elements unset
 NOT_CALLED = ("set", "get", "show", "print", "save", "load", "from", "gen", "test", "info", "busday", "empty")
 NEVER_ASK = ("bmat", "iterable")  # None for all that is no array; whether a matrix can be iterated over
+DECOMPOSITIONS = ("svd", "eigh", "qr", "lstsq")  # are not unique: test_linalg_*.py
 SCALARS: list[Any] = [2, 2.0, -1, 2**70, 1e300, 1j, True, np.float32(1), np.array(3.0), np.longdouble(1), None, "x"]
 SCALARS += [np.datetime64(1, "s"), np.timedelta64(1, "s"), object(), np.void(b"1"), np.ma.masked, np.int8(1)]
 
@@ -24,7 +25,7 @@ def functions() -> Iterator[Callable[..., Any]]:
     for module in (np, np.linalg, np.fft, np.ma, np.strings, np.lib.stride_tricks, np.lib.array_utils):
         for name, function in sorted(vars(module).items()):
             plain = callable(function) and not isinstance(function, (type, np.ufunc))
-            if plain and name not in NEVER_ASK and not name.startswith(("_", *NOT_CALLED)):
+            if plain and name not in {*NEVER_ASK, *DECOMPOSITIONS} and not name.startswith(("_", *NOT_CALLED)):
                 yield function
 
 
@@ -77,7 +78,10 @@ def outcome(call: Callable[..., Any], *arguments: Any, **options: Any) -> str:
         assert got.local.shape == got.distribution.local_shape(got.grid.coords)
         assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
         got, expected = got.local, expected[np.ix_(*got.indices())]
-    np.testing.assert_equal(got, expected, str(call))
+    if getattr(call, "__module__", "") == "numpy.linalg":  # which rounds in another order
+        np.testing.assert_allclose(got, expected, 1e-9, err_msg=str(call))
+    else:
+        np.testing.assert_equal(got, expected, str(call))
     return "right"
 
 

@@ -1,0 +1,155 @@
+"""What functions of matrices share: products that are counted, matrices to work in, and what is reported at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, TypeVar
+
+import numpy as np
+
+from pdgemm.arrays import device as devices
+from pdgemm.arrays import dtypes
+from pdgemm.arrays.dtypes import eps
+from pdgemm.arrays.element_functions import slabs
+from pdgemm.errors import LayoutError, LinAlgError
+from pdgemm.gemm import pdgemm
+from pdgemm.grids.distribution import Distribution
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.matrix.argument_checks import check_dtype, check_matrices, size
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.local_arrays import all_shared, new_array
+from pdgemm.support.agreement import together
+from pdgemm.support.text import counted as so_many
+from pdgemm.support.text import in_seconds, in_words
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FunctionReport:
+    """What a function of a matrix did.  Steps, products and facts are the same on every rank.
+
+    steps    : iterations, or what the function says that it counts.
+    products : calls of `pdgemm`; `flops` are those of all ranks in them.
+    counted, predicted : the words and messages of this rank in these products, counted and by formula.
+    facts    : what the function has measured or estimated, by name.
+    """
+
+    name: str
+    steps: int
+    products: int
+    flops: int
+    counted: Traffic
+    predicted: Traffic
+    seconds: float
+    facts: dict[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        facts = "".join(f", {name} {value:.2g}" for name, value in self.facts.items())
+        return (
+            f"{self.name}: {so_many(self.steps, 'step')}, {so_many(self.products, 'product')}, "
+            f"{in_words(self.counted.words_received)} received, {in_seconds(self.seconds)}{facts}"
+        )
+
+
+class Work:
+    """The products of one function of a matrix, each into a given matrix, so that steps allocate none."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.start, self.products, self.flops = name, perf_counter(), 0, 0
+        self.counted, self.predicted = Traffic(), Traffic()
+
+    def product(self, alpha: complex, A: DistMatrix, B: DistMatrix, beta: complex = 0, C: Any = None) -> DistMatrix:
+        """Compute C := alpha A B + beta C.  Collective."""
+        C = pdgemm(alpha, A, B, beta, C)
+        self.products, self.flops = self.products + 1, self.flops + C.report.flops
+        self.counted, self.predicted = self.counted + C.report.counted, self.predicted + C.report.predicted
+        return C
+
+    def reported(self, result: DistMatrix, steps: int, **facts: float) -> DistMatrix:
+        """Let the report of a result say what was done, and return the result."""
+        work = self.products, self.flops, self.counted, self.predicted
+        result.report = FunctionReport(self.name, steps, *work, perf_counter() - self.start, facts)
+        return result
+
+
+def check_operand(name: str, A: DistMatrix, square: bool = False, supported: Any = dtypes.BLAS) -> None:
+    """Raise where A is no matrix of a type that LAPACK has, or not square.  Local, inside `together`."""
+    check_matrices(**{name: A})
+    check_dtype(name, A, supported)
+    if square and A.shape[0] != A.shape[1]:
+        raise LayoutError(f"{name} must be square, it is {size(A)} on a {A.grid} grid")
+
+
+def like(A: DistMatrix, dtype: Any = None, distribution: Distribution | None = None) -> DistMatrix:
+    """Return a matrix in the layout of A, or of another on its grid, that is not initialised.  Collective."""
+    layout = distribution or A.distribution
+    with together(A.grid.comm):
+        local = new_array(layout.local_shape(A.grid.coords), dtype or A.dtype, A.order, A.grid, devices.of(A.stored))
+    return type(A)(local, A.grid, layout, A.order, shared=all_shared(local, A.grid))
+
+
+def add(Y: DistMatrix, alpha: complex, X: DistMatrix, beta: complex = 1) -> DistMatrix:
+    """Compute Y := alpha X + beta Y for any layouts, and return Y.  Collective, and local where the layouts are one."""
+    alike = X.dtype == Y.dtype and X.dtype in dtypes.BLAS and X.device == Y.device == devices.HOST
+    if X.conjugated or not alike or not X.same_layout(Y):
+        return X.redistribute(Y, alpha=alpha, beta=beta)
+    x, y = X.stored, Y.stored
+    if x.strides[0] < x.strides[1]:
+        x, y = x.T, y.T
+    for slab in slabs(*x.shape) if x.size else ():  # parts that stay in cache
+        part = x[slab] * alpha
+        if beta != 0:
+            part += y[slab] * beta
+        y[slab] = part
+    return Y
+
+
+def add_to_diagonal(A: DistMatrix, value: complex) -> DistMatrix:
+    """Compute A := A + value I in place, and return A.  Collective on a device, else local."""
+    if A.device == devices.HOST:
+        rows, cols = A.indices()
+        _, i, j = np.intersect1d(rows, cols, assume_unique=True, return_indices=True)
+        A.stored[i, j] += A.dtype.type(value)
+        return A
+    return add(A, value, DistMatrix.eye(A.shape, grid=A.grid, block=A.block, dtype=A.dtype, device=A.device))
+
+
+def finite_norm(name: str, A: DistMatrix, kind: Any = "fro") -> float:
+    """Return a norm of A.  Raises LinAlgError on all ranks where an element is NaN or infinite.  Collective."""
+    found = A.norm(kind)
+    if not np.isfinite(found):
+        raise LinAlgError(f"{name} of {A.distribution}: some elements are NaN or infinite, or overflow in its norm")
+    return found
+
+
+def on_one_rank(A: DistMatrix, compute: Callable[..., T], *arguments: Any) -> T:
+    """Return what rank 0 computes, on every rank to the bit: LAPACK may round differently on other processors.
+
+    Collective over the grid of A; an exception is raised on all ranks.
+    """
+    comm = A.grid.comm
+    with together(comm):
+        found = compute(*arguments) if comm.rank == 0 else None
+    return comm.bcast(found, root=0)
+
+
+def distributed(A: DistMatrix, whole: np.ndarray) -> DistMatrix:
+    """Return a small matrix that every rank has as a DistMatrix on the grid and the device of A.  Collective."""
+    array = np.asarray(whole, A.dtype)
+    return DistMatrix.from_global(array, grid=A.grid, device=A.device)
+
+
+def random(A: DistMatrix, shape: tuple[int, int], seed: int = 1) -> DistMatrix:
+    """Return normal random numbers, the same on every grid, of the type and on the device of A.  Collective.
+
+    The seed is not 0, with which element (0, 0) is 0.
+    """
+    return DistMatrix.random(shape, grid=A.grid, seed=seed, kind="normal", dtype=A.dtype, device=A.device)
+
+
+def unit(A: DistMatrix) -> float:
+    """Return eps of the type of A."""
+    return eps(A.dtype)

@@ -1,0 +1,75 @@
+"""NumPy's functions of linear algebra that `pdgemm.linalg` has, by NumPy's names and with its parameters.
+
+All are collective over the grid.  They call `pdgemm.linalg`, which stands above this floor, by its public name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import pdgemm
+from pdgemm.errors import ArgumentError
+from pdgemm.matrix.matrix_base import MatrixBase
+
+
+def matrix_power(a: Any, n: int) -> Any:
+    return linalg("matrix_power")(a, n) if n >= 0 else linalg("matrix_power")(linalg("inv")(a), -n)
+
+
+def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False) -> Any:
+    if compute_uv and full_matrices and a.shape[0] != a.shape[1]:
+        raise TypeError("numpy.linalg.svd of a DistMatrix takes full_matrices=False; pdgemm.linalg.svd has k=")
+    return linalg("svd")(a) if compute_uv else linalg("svd")(a)[1]
+
+
+def eigh(a: Any, UPLO: str = "L") -> Any:
+    if UPLO not in ("L", "U"):
+        raise ArgumentError(f'UPLO is "L" or "U", got {UPLO!r}')
+    return linalg("eigh")(a, lower=UPLO == "L")
+
+
+def qr(a: Any, mode: str = "reduced") -> Any:
+    if mode not in ("reduced", "r"):
+        raise TypeError("numpy.linalg.qr of a DistMatrix has mode 'reduced' or 'r'")
+    return linalg("qr")(a) if mode == "reduced" else linalg("qr")(a)[1]
+
+
+def solve(a: Any, b: Any) -> Any:
+    """The solution of A X = B; b may be a vector that every rank has, and so is the solution then."""
+    return _with_arrays(linalg("solve"), a, b)
+
+
+def lstsq(a: Any, b: Any) -> Any:
+    return _with_arrays(linalg("lstsq"), a, b)
+
+
+def _with_arrays(function: Callable[..., Any], a: Any, b: Any) -> Any:
+    if isinstance(b, MatrixBase):
+        return function(a, b)
+    columns = np.reshape(b, (-1, 1)) if np.ndim(b) == 1 else b
+    found = function(a, type(a).from_global(columns, grid=a.grid, device=a.device))
+    return found.allgather()[:, 0] if np.ndim(b) == 1 else found
+
+
+def linalg(name: str) -> Callable[..., Any]:
+    """Return a function of `pdgemm.linalg`."""
+    return getattr(pdgemm.linalg, name)
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    f"numpy.linalg.{function.__name__}": function for function in (matrix_power, svd, eigh, qr, solve, lstsq)
+}
+FUNCTIONS |= {
+    "numpy.kron": lambda a, b: linalg("kron")(a, b),
+    "numpy.linalg.cholesky": lambda a, /, *, upper=False: linalg("cholesky")(a, lower=not upper),
+    "numpy.linalg.cond": lambda x, p=None: linalg("cond")(x, p),
+    "numpy.linalg.det": lambda a: linalg("det")(a),
+    "numpy.linalg.eigvalsh": lambda a, UPLO="L": eigh(a, UPLO)[0],
+    "numpy.linalg.inv": lambda a: linalg("inv")(a),
+    "numpy.linalg.matrix_norm": lambda x, /, *, ord="fro": linalg("norm")(x, ord),
+    "numpy.linalg.slogdet": lambda a: linalg("slogdet")(a),
+    "numpy.linalg.svdvals": lambda x: linalg("svd")(x)[1],
+}

@@ -1,0 +1,505 @@
+"""Functions of matrices, norms, singular values and eigenvalues against NumPy and SciPy on the whole matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+from problems import TOLERANCE, gemm_error, grid_shapes
+from tiers import every_grid
+
+pytestmark = [pytest.mark.mpi, every_grid]
+TYPES = ("float32", "float64", "complex64", "complex128")
+
+
+@contextmanager
+def laid_out(comm: Any, whole: np.ndarray, turn: int = 0) -> Iterator[Any]:
+    """A matrix on one of the grids, in blocks, as a transposed view, as a window or in columns; or with idle ranks."""
+    from pdgemm import DistMatrix, ProcessGrid
+
+    shapes = [*grid_shapes(comm.size), (1, 1)]
+    shape = shapes[turn % len(shapes)]
+    ranks = [comm.size - 1] if turn % len(shapes) == len(shapes) - 1 else None
+    with ProcessGrid(comm, shape, ranks=ranks) as grid:
+        layout: Any = {"grid": grid, "block": (4, 3), "source": (shape[0] - 1, 0)}
+        if turn % 4 == 0:
+            A = DistMatrix.from_global(whole, **layout)
+        elif turn % 4 == 1:
+            A = DistMatrix.from_global(whole.T, **layout).T
+        elif turn % 4 == 2:
+            wide = np.pad(whole, ((2, 1), (1, 3)))
+            A = DistMatrix.from_global(wide, **layout)[2 : 2 + len(whole), 1 : 1 + whole.shape[1]]
+        else:
+            A = DistMatrix.from_global(whole, grid=grid, order="F")
+        yield A
+        assert np.array_equal(A.allgather(), whole, equal_nan=True)  # no function changes its argument
+
+
+def drawn(shape: tuple[int, int], dtype: str, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal(shape) + (1j * rng.standard_normal(shape) if dtype.startswith("c") else 0)
+    return x.astype(dtype)
+
+
+def with_values(m: int, n: int, values: Any, dtype: str = "float64", seed: int = 3) -> np.ndarray:
+    """A matrix of given singular values."""
+    U, V = (np.linalg.qr(drawn((k, min(m, n)), np.dtype(dtype).char.lower() and dtype, seed))[0] for k in (m, n))
+    return ((U * np.asarray(values)) @ V.conj().T).astype(dtype)
+
+
+def eps(x: Any) -> float:
+    return float(np.finfo(x.dtype).eps)
+
+
+def same_on_all(comm: Any, found: Any) -> None:
+    assert len(set(comm.allgather(np.asarray(found).tobytes()))) == 1
+
+
+def wide(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.result_type(x.dtype, np.float64))
+
+
+# ---------------------------------------------------------------- products alone
+def muon(G: np.ndarray, steps: int, triples: Any) -> np.ndarray:
+    X = G / (np.linalg.norm(G) + 1e-7)
+    for a, b, c in np.broadcast_to(triples, (steps, 3)):
+        S = X @ X.conj().T
+        X = a * X + (b * S + c * S @ S) @ X
+    return X
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", [(9, 23), (23, 9), (1, 5)])
+def test_newton_schulz(comm: Any, dtype: str, shape: tuple[int, int]) -> None:
+    from pdgemm.linalg import newton_schulz
+
+    G = drawn(shape, dtype)
+    with laid_out(comm, G, TYPES.index(dtype)) as A:
+        X = newton_schulz(A)
+        assert np.abs(X.allgather() - muon(wide(G), 5, (3.4445, -4.7750, 2.0315))).max() <= 200 * eps(G)
+        assert X.same_layout(A) and X.report.counted == X.report.predicted and X.report.products == 15
+        polar = newton_schulz(A, 30, coefficients=(15 / 8, -10 / 8, 3 / 8)).allgather()
+        assert np.abs(polar - scipy.linalg.polar(wide(G))[0]).max() <= 100 * eps(G)
+
+
+def test_newton_schulz_takes_16_bits_zeros_and_other_coefficients(comm: Any) -> None:
+    from pdgemm.errors import ArgumentError, LinAlgError
+    from pdgemm.linalg import newton_schulz
+
+    G = drawn((6, 8), "float32")
+    triples = [(3.0, -3.2, 1.2), (1.875, -1.25, 0.375)]
+    with laid_out(comm, G) as A:
+        X = newton_schulz(A.astype("bfloat16"), 2, coefficients=triples)
+        assert X.dtype == "bfloat16" and np.abs(X.allgather().astype("f4") - muon(G, 2, triples)).max() < 0.05
+        assert not newton_schulz(A * 0).allgather().any()
+        assert newton_schulz(A[:0, :], 2).shape == (0, 8)
+        with pytest.raises(ArgumentError, match=r"one triple for each of 3 steps, got shape \(2, 3\)"):
+            newton_schulz(A, 3, coefficients=triples)
+        with pytest.raises(LinAlgError, match="NaN or infinite"):
+            newton_schulz(A * np.nan)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_matrix_power(comm: Any, dtype: str) -> None:
+    from pdgemm.linalg import matrix_power
+
+    x = drawn((11, 11), dtype) / 3
+    with laid_out(comm, x, TYPES.index(dtype)) as A:
+        for n in (0, 1, 2, 3, 6, 13):
+            X = matrix_power(A, n)
+            exact = np.linalg.matrix_power(wide(x), n)
+            bound = max(n, 1) * 11 * eps(x) * np.linalg.matrix_power(np.abs(wide(x)), n).max()
+            assert np.abs(X.allgather() - exact).max() <= bound * (n > 1)
+            assert X.same_layout(A) and X.report.products == max(0, n.bit_length() + n.bit_count() - 2)
+        assert np.array_equal(np.linalg.matrix_power(A, 3).allgather(), matrix_power(A, 3).allgather())
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("size", [0, 1e-3, 0.3, 3, 40])
+def test_expm(comm: Any, dtype: str, size: float) -> None:
+    """Against SciPy in double precision; the condition number of e^A is at least |A|, and for normal A that."""
+    from pdgemm.linalg import expm
+
+    x = drawn((13, 13), dtype)
+    x = (x - x.conj().T if size > 3 else x) * np.asarray(size / np.linalg.norm(x, 1), x.real.dtype)
+    exact = scipy.linalg.expm(wide(x))
+    with laid_out(comm, x, TYPES.index(dtype)) as A:
+        X = expm(A)
+        error = np.linalg.norm(X.allgather() - exact) / np.linalg.norm(exact)
+        assert error <= 13 * eps(x) * max(1, size) and X.report.counted == X.report.predicted
+        assert X.report.products == (3 if size <= (0.58 if eps(x) > 1e-10 else 0.049) else 5 + X.report.steps)
+
+
+def test_expm_of_matrices_far_from_normal(comm: Any) -> None:
+    """Scaling follows |A^2|^(1/2), not |A|: the classic example of what too many squarings lose."""
+    from pdgemm.linalg import expm
+
+    cases = [np.array([[1, 1e6], [0, -1]]), np.diag(np.full(5, 1e8), 1), np.triu(np.ones((7, 7))) * 3, np.zeros((0, 0))]
+    for x in cases:
+        exact = scipy.linalg.expm(x)
+        with laid_out(comm, x) as A:
+            X = expm(A)
+            assert np.abs(X.allgather() - exact).max(initial=0) <= 1e3 * 2.3e-16 * np.abs(exact).max(initial=0)
+            assert X.report.steps <= 8 or x.shape == (6, 6)
+
+
+# ---------------------------------------------------------------- norms
+@pytest.mark.parametrize("dtype", TYPES)
+def test_norms(comm: Any, dtype: str) -> None:
+    from pdgemm.linalg import norm
+
+    for shape in ((13, 8), (1, 9), (8, 29)):
+        x = drawn(shape, dtype)
+        with laid_out(comm, x, TYPES.index(dtype)) as A:
+            for kind in (None, "fro", 1, np.inf, 2):
+                found = norm(A, kind)
+                close = 1e-6 if eps(x) > 1e-10 else 1e-10
+                assert np.isclose(found, np.linalg.norm(wide(x), kind), rtol=close)
+                same_on_all(comm, found)
+            assert norm(A, "max") == A.norm("max") and norm(A, 2) == A.norm(2) == np.linalg.norm(A, 2)
+
+
+def test_two_norms_that_are_hard(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.errors import ArgumentError
+    from pdgemm.linalg import norm
+
+    with ProcessGrid(comm) as grid:
+        spectra: list[Any] = [[3, 3, 3 * (1 - 1e-9), *np.linspace(2.9, 0, 27)], [1] * 30, 2.0 ** -np.arange(30)]
+        for values in spectra:
+            A = DistMatrix.from_global(with_values(40, 30, values), grid=grid, block=7)
+            assert abs(norm(A, 2) / max(values) - 1) <= 1e-9
+            assert abs(norm(A * 1e300, 2) / max(values) / 1e300 - 1) <= 1e-9  # squares would overflow
+            assert norm(A, 2, tolerance=0.1) <= max(values) * (1 + 1e-14)
+        H = scipy.linalg.hilbert(25)
+        assert np.isclose(norm(DistMatrix.from_global(H, grid=grid), 2), np.linalg.norm(H, 2), rtol=1e-12)
+        zero = DistMatrix.zeros((5, 3), grid=grid)
+        assert norm(zero, 2) == norm(zero[:0, :], 2) == 0 and np.isnan(norm(zero * np.nan, 2))
+        with pytest.raises(ArgumentError, match="tolerance must be > 0"):
+            norm(A, 2, tolerance=0)
+        with pytest.raises(ArgumentError, match="not one of"):
+            norm(A, 3)
+
+
+def test_condition_numbers(comm: Any) -> None:
+    from pdgemm.linalg import cond
+
+    for dtype in TYPES:
+        x = drawn((15, 15), dtype) + 3 * np.eye(15, dtype=dtype)
+        with laid_out(comm, x, TYPES.index(dtype)) as A:
+            for p in (1, np.inf):
+                found = cond(A, p)
+                assert np.linalg.cond(wide(x), p) / 3.1 <= found <= np.linalg.cond(wide(x), p) * 1.001
+                same_on_all(comm, found)
+            assert np.isclose(cond(A), np.linalg.cond(wide(x)), rtol=0.03)
+    h = scipy.linalg.hilbert(9)
+    with laid_out(comm, h) as A:
+        found = [cond(A, p, assume_a="pos") for p in (1, 2)]
+        assert np.allclose(found, [np.linalg.cond(h, p) for p in (1, 2)], rtol=0.03)
+        assert cond(A * 0) == np.inf or np.isnan(cond(A * 0))
+
+
+# ---------------------------------------------------------------- two factors
+@pytest.mark.parametrize("dtype", TYPES)
+def test_kron(comm: Any, dtype: str) -> None:
+    from pdgemm.linalg import kron
+
+    x, y = drawn((7, 5), dtype), drawn((3, 4), "float64", 1)
+    with laid_out(comm, x, TYPES.index(dtype)) as A, laid_out(comm, y, 2) as B:
+        for first, second, exact in (
+            (A, B, np.kron(x, y)),
+            (B.T, A, np.kron(y.T, x)),
+            (A.H, B, np.kron(x.conj().T, y)),
+        ):
+            found = kron(first, second)
+            assert np.array_equal(found.allgather(), exact) and found.dtype == exact.dtype
+            assert found.report.counted == found.report.predicted
+            lacks = second.size - second.stored.size
+            assert found.report.counted.words_received == lacks
+        assert np.array_equal(np.kron(A, B).allgather(), np.kron(x, y))
+        assert kron(A[:0, :], B).shape == (0, 20) and kron(A, B[:, :0]).shape == (21, 0)
+
+
+def test_products_with_vectors(comm: Any) -> None:
+    from pdgemm import DistMatrix
+    from pdgemm.errors import GridError, LayoutError
+    from pdgemm.linalg import matvec, outer
+
+    x, v, w = drawn((7, 5), "complex128"), drawn((5, 1), "complex128")[:, 0], drawn((7, 1), "float64")[:, 0]
+    with laid_out(comm, x) as A:
+        for trans, exact in (("N", x @ v), ("T", x.T @ w), ("C", x.conj().T @ w)):
+            given = v if trans == "N" else w
+            assert np.allclose(matvec(A, given, trans=trans), exact)  # type: ignore[arg-type]
+            column = DistMatrix.from_global(given[:, None], grid=A.grid)
+            assert np.allclose(matvec(A, column, trans=trans).allgather()[:, 0], exact)  # type: ignore[arg-type]
+        with pytest.raises(LayoutError, match="one column of that length"):
+            matvec(A, A)
+        assert np.array_equal(outer(w, v, grid=A.grid, block=2).allgather(), np.outer(w, v))
+        assert np.array_equal(outer(DistMatrix.from_global(w[:, None], grid=A.grid), v).allgather(), np.outer(w, v))
+        with pytest.raises(GridError, match="takes the grid"):
+            outer(w, v)
+
+
+# ---------------------------------------------------------------- decompositions
+def orthogonality(Q: np.ndarray) -> float:
+    """|Q^H Q - I|_F / (eps sqrt(n))."""
+    n = Q.shape[1]
+    return float(np.linalg.norm(wide(Q).conj().T @ wide(Q) - np.eye(n)) / (eps(Q) * np.sqrt(max(n, 1))))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", [(30, 17), (17, 30)])
+def test_randomized_svd(comm: Any, dtype: str, shape: tuple[int, int]) -> None:
+    from pdgemm.linalg import svd
+
+    values = 2.0 ** -np.arange(17)
+    x = with_values(*shape, values, dtype)
+    with laid_out(comm, x, TYPES.index(dtype)) as A:
+        U, s, Vh = svd(A, 5, oversample=4)
+        same_on_all(comm, s)
+        assert np.allclose(s, values[:5], rtol=100 * eps(x)) and (U.shape, Vh.shape) == ((shape[0], 5), (5, shape[1]))
+        assert max(orthogonality(U.allgather()), orthogonality(Vh.allgather().conj().T)) <= 20
+        error = np.linalg.norm(wide(x) - (U.allgather() * s) @ Vh.allgather(), 2)
+        assert error <= U.report.facts["error"] <= 4 * error  # 8 times the residual 2^-9 beyond the sketch, at most
+        assert np.allclose(svd(A, 5, oversample=4, seed=7)[1], s, rtol=100 * eps(x))
+
+
+@pytest.mark.parametrize("shape", [(23, 6), (6, 23), (5, 5), (1, 1), (0, 4), (4, 0)])
+def test_all_singular_values(comm: Any, shape: tuple[int, int]) -> None:
+    from pdgemm.linalg import svd
+
+    x = drawn(shape, "complex128")
+    with laid_out(comm, x) as A:
+        U, s, Vh = svd(A)
+        assert np.allclose(s, np.linalg.svd(x, compute_uv=False))
+        assert np.allclose((U.allgather() * s) @ Vh.allgather(), x)
+        assert max(orthogonality(U.allgather()), orthogonality(Vh.allgather().conj().T)) <= 20
+        assert np.allclose(np.linalg.svd(A, compute_uv=False), s)
+        if min(shape):
+            U, s, Vh = svd(A, min(shape), power=0)  # the sketch has all columns
+            assert np.allclose((U.allgather() * s) @ Vh.allgather(), x)
+
+
+def test_svd_of_low_rank_and_its_errors(comm: Any) -> None:
+    from pdgemm.errors import ArgumentError, LinAlgError
+    from pdgemm.linalg import svd
+
+    x = with_values(20, 15, [3, 2, 1, *[0] * 12])
+    with laid_out(comm, x) as A:
+        U, s, Vh = svd(A, 6)
+        assert np.allclose(s, [3, 2, 1, 0, 0, 0]) and np.allclose((U.allgather() * s) @ Vh.allgather(), x)
+        assert orthogonality(U.allgather()) <= 20 and U.report.facts["error"] < 1e-13
+        assert not svd(A * 0, 2)[1].any()
+        with pytest.raises(ArgumentError, match="k = 16 is more than the 15 singular values"):
+            svd(A, 16)
+        with pytest.raises(LinAlgError, match="NaN or infinite"):
+            svd(A * np.inf, 3)
+
+
+SHAPES = [(15, 15), (22, 15), (15, 22)]
+SINGULAR_VALUES = [
+    np.linspace(1, 2, 15),
+    np.logspace(0, -3, 15),
+    np.logspace(0, -15, 15),
+    np.r_[np.ones(9), np.zeros(6)],
+    np.r_[np.ones(8), np.full(7, 1e-9)],
+]
+
+
+def check_polar(A: Any, x: np.ndarray) -> None:
+    """|U^H U - I| <= 10 eps sqrt(n), |A - U H|_F <= 100 eps |A|_F: the weights of QDWH are at most 100."""
+    from pdgemm.linalg import polar
+
+    U, H = polar(A)
+    u, h = wide(U.allgather()), wide(H.allgather())
+    assert orthogonality((u if x.shape[0] >= x.shape[1] else u.conj().T).astype(x.dtype)) <= 10
+    assert np.linalg.norm(x - u @ h) <= 100 * eps(x) * np.linalg.norm(x)
+    assert np.array_equal(h, h.conj().T)
+    assert min(np.linalg.eigvalsh(h), default=0) >= -100 * eps(x) * np.linalg.norm(x)
+    assert U.report.counted == U.report.predicted and U.report.facts["orthogonality"] <= 10 * eps(x) * max(x.shape)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_polar(comm: Any, dtype: str, shape: tuple[int, int]) -> None:
+    turn = 5 * SHAPES.index(shape) + TYPES.index(dtype)
+    for number in (turn % 5, (turn + 2) % 5):
+        values = SINGULAR_VALUES[number]
+        x = with_values(*shape, values, dtype)
+        with laid_out(comm, x, number + TYPES.index(dtype)) as A:
+            check_polar(A, x)
+
+
+@pytest.mark.on_ranks(1, 4)
+def test_polar_of_nasty_matrices(comm: Any) -> None:
+    kahan = 0.9 ** np.arange(18)[:, None] * (np.eye(18) - 0.4 * np.triu(np.ones((18, 18)), 1))
+    graded = np.diag(10.0 ** -np.arange(0, 18)) @ drawn((18, 18), "float64")
+    hole = drawn((9, 9), "float64")
+    hole[:, 3] = 0
+    cases = [kahan * 1e-290, graded, graded.T, hole, scipy.linalg.hilbert(14), np.eye(4), -np.ones((1, 1))]
+    cases += [np.zeros((4, 3)), np.zeros((5, 0)), np.zeros((0, 5))]
+    for number, x in enumerate(cases):
+        with laid_out(comm, x, number) as A:
+            check_polar(A, x)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_sign_and_square_root(comm: Any, dtype: str) -> None:
+    from pdgemm.linalg import matrix_sign, sqrtm
+
+    x, n = drawn((14, 14), dtype), 14
+    h = x + x.conj().T
+    w, V = np.linalg.eigh(wide(h))
+    positive = x @ x.conj().T + np.eye(n, dtype=dtype) / 4
+    apart = x + 12 * np.eye(n, dtype=dtype)
+    with laid_out(comm, h, TYPES.index(dtype)) as A:
+        for assumed in ("her", "gen") if dtype in ("float64", "complex64") else ("her",):
+            S = matrix_sign(A, assume_a=assumed)  # type: ignore[arg-type]
+            assert np.abs(S.allgather() - (V * np.sign(w)) @ V.conj().T).max() <= 100 * eps(x) * max(abs(w)) / min(
+                abs(w)
+            )
+            assert S.report.facts["residual"] <= n * eps(x) and S.same_layout(A)
+    for whole, assumed in ((positive, "pos"), (apart, "gen")):
+        exact = scipy.linalg.sqrtm(wide(whole))
+        with laid_out(comm, whole, TYPES.index(dtype)) as A:
+            X = sqrtm(A, assume_a=assumed)  # type: ignore[arg-type]
+            bound = 100 * eps(x) * np.linalg.cond(wide(whole)) ** 0.5 * np.abs(exact).max()
+            assert np.abs(X.allgather() - exact).max() <= bound
+            assert X.report.facts["residual"] <= 10 * n * eps(x) and X.same_layout(A)
+
+
+def test_no_sign_and_no_square_root(comm: Any) -> None:
+    from pdgemm.errors import LinAlgError
+    from pdgemm.linalg import matrix_sign, sqrtm
+
+    turned = np.array([[0.0, 1], [-1, 0]])
+    with laid_out(comm, turned) as A:
+        with pytest.raises(LinAlgError):
+            matrix_sign(A)
+        with pytest.raises(LinAlgError):
+            sqrtm(A @ A)
+        with pytest.raises(LinAlgError, match="not positive definite"):
+            sqrtm(A @ A, assume_a="pos")
+
+
+# ---------------------------------------------------------------- eigenvalues
+def check_eigh(A: Any, x: np.ndarray, k: int | None = None, **options: Any) -> Any:
+    """Residuals <= 10 n eps |A|_F for all and the tolerance for some; eigenvalues as LAPACK's to n eps |A|."""
+    from pdgemm.linalg import eigh
+
+    w, V = eigh(A, k, **options)
+    v, n, size = wide(V.allgather()), len(x), np.linalg.norm(x) or 1
+    full = wide(x)
+    tolerance = 2e-5 if eps(x) > 1e-10 else 2e-10
+    assert np.linalg.norm(full @ v - v * w) <= (10 * n * eps(x) if k is None else tolerance) * size
+    assert orthogonality(v.astype(x.dtype)) <= 30
+    exact = np.linalg.eigvalsh(full)
+    exact = exact if k is None else exact[:k] if options.get("which") == "smallest" else exact[n - k :]
+    assert np.abs(w - exact).max(initial=0) <= (n * eps(x) if k is None else tolerance) * size
+    return V
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_eigh(comm: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sys import modules
+
+    x = drawn((26, 26), dtype)
+    h = x + x.conj().T
+    with laid_out(comm, h[:23, :23], TYPES.index(dtype)) as A:
+        check_eigh(A, h[:23, :23])  # on one rank
+        check_eigh(np.tril(A), h[:23, :23])  # the other triangle is not read
+        check_eigh(np.triu(A), h[:23, :23], lower=False)
+    monkeypatch.setattr(modules["pdgemm.linalg.eigh"], "SMALL", 20)
+    with laid_out(comm, h, TYPES.index(dtype)) as A:
+        assert check_eigh(A, h).report.steps >= 1
+
+
+@pytest.mark.on_ranks(1, 4)
+def test_eigh_of_nasty_matrices(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sys import modules
+
+    monkeypatch.setattr(modules["pdgemm.linalg.eigh"], "SMALL", 12)
+    cases = [np.eye(20), np.diag(np.arange(16.0) % 3), np.zeros((13, 13)), scipy.linalg.hilbert(16)]
+    cases += [np.diag(np.r_[np.ones(9), 1 + 1e-14 * np.arange(9)]), np.zeros((0, 0)), np.eye(1) * 3]
+    for number, x in enumerate(cases):
+        with laid_out(comm, (x + x.T) / 2, number) as A:
+            check_eigh(A, (x + x.T) / 2)
+
+
+@pytest.mark.on_ranks(1, 4)
+@pytest.mark.parametrize("which", ["largest", "smallest"])
+def test_some_eigenvalues(comm: Any, which: str) -> None:
+    from pdgemm.errors import ArgumentError, LinAlgError
+    from pdgemm.linalg import eigh
+
+    for number, dtype in enumerate(TYPES[which == "smallest" :: 2]):
+        x = drawn((45, 45), dtype)
+        with laid_out(comm, h := x + x.conj().T, number) as A:
+            check_eigh(A, h, 3, which=which)
+    repeated = np.diag(np.r_[np.full(3, 5.0), np.full(3, -5.0), np.linspace(0, 4, 39)])
+    with laid_out(comm, repeated) as A:
+        check_eigh(A, repeated, 4, which=which)
+        assert np.allclose(eigh(A, 45)[0], np.sort(np.diag(repeated)))
+        with pytest.raises(LinAlgError, match="were not found in 1 step"):
+            eigh(A, 3, steps=1)
+        with pytest.raises(ArgumentError, match="k = 46 is more than the 45"):
+            eigh(A, 46)
+
+
+# ---------------------------------------------------------------- NumPy's functions, and arguments
+def test_numpy_functions(comm: Any) -> None:
+    x = drawn((12, 12), "float64") + 5 * np.eye(12)
+    h = x + x.T
+    with laid_out(comm, h) as A:
+        assert np.allclose(np.linalg.eigvalsh(A), np.linalg.eigvalsh(h))
+        w, V = np.linalg.eigh(A, UPLO="U")
+        assert np.allclose((V * w @ V.T).allgather(), h)  # type: ignore[attr-defined]
+        U, s, Vh = np.linalg.svd(A, full_matrices=False)
+        assert np.allclose((U * s @ Vh).allgather(), h) and np.allclose(np.linalg.svdvals(A), s)  # type: ignore[attr-defined]
+        assert np.isclose(np.linalg.cond(A, 1), np.linalg.cond(h, 1))
+        assert np.isclose(np.linalg.matrix_norm(A, ord=2), np.linalg.norm(h, 2))
+        with pytest.raises(TypeError, match="full_matrices=False"):
+            np.linalg.svd(A[:5, :])
+
+
+def test_arguments_are_refused_on_all_ranks(comm: Any) -> None:
+    from pdgemm import linalg
+    from pdgemm.errors import ArgumentError, DTypeError, LayoutError
+
+    with laid_out(comm, drawn((7, 5), "float64")) as A:
+        for function in (linalg.expm, linalg.sqrtm, linalg.matrix_sign, linalg.eigh, linalg.cond):
+            with pytest.raises(LayoutError, match="A must be square, it is 7 x 5"):
+                function(A)
+        with pytest.raises(LayoutError, match="A must be square"):
+            linalg.matrix_power(A, 2)
+        for of_any_shape in (linalg.polar, linalg.svd):
+            with pytest.raises(DTypeError, match="A has dtype int32"):
+                of_any_shape(A.astype("int32"))
+            with pytest.raises(DTypeError, match="A must be a DistMatrix, got ndarray"):
+                of_any_shape(np.eye(3))
+        square = A[:5, :]
+        with pytest.raises(ArgumentError, match='"gen" or "pos"'):
+            linalg.sqrtm(square, assume_a="any")  # type: ignore[arg-type]
+        if comm.size > 1:
+            with pytest.raises(ArgumentError, match="different arguments"):
+                linalg.matrix_power(square, 2 + (comm.rank == 0))
+
+
+def test_functions_on_a_device(comm: Any) -> None:
+    from fake_device import fake_device
+
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    x = drawn((12, 12), "float64")
+    with ProcessGrid(comm) as grid, fake_device("late") as device:
+        A = DistMatrix.from_global(x, grid=grid, block=3, device="fake")
+        assert np.abs(linalg.newton_schulz(A).allgather() - muon(x, 5, (3.4445, -4.7750, 2.0315))).max() < 1e-13
+        assert np.allclose(linalg.expm(A).allgather(), scipy.linalg.expm(x))
+        assert np.array_equal(linalg.kron(A, A).allgather(), np.kron(x, x))
+        assert np.isclose(linalg.norm(A, 2), np.linalg.norm(x, 2))
+        assert gemm_error(linalg.matrix_power(A, 2).allgather(), 1, x, x) <= TOLERANCE
+        assert not device.races

@@ -1,0 +1,65 @@
+"""The elements of a local array that lie in a triangle, against masks of all its elements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdgemm.grids.distribution import BlockCyclic
+from pdgemm.schedules.staircase import Staircase
+
+
+@st.composite
+def dimension(draw: Any, n: int) -> np.ndarray:
+    """The indices of one part of n."""
+    layout = BlockCyclic(n, draw(st.integers(1, 12)), draw(st.integers(1, 4)))
+    return layout.indices(draw(st.integers(0, layout.parts - 1)))
+
+
+@st.composite
+def local_arrays(draw: Any) -> tuple[np.ndarray, np.ndarray]:
+    n = draw(st.integers(0, 60))
+    return draw(dimension(n)), draw(dimension(n))
+
+
+def inside(triangle: str, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
+    mask: np.ndarray = (rows[:, None] >= cols) if triangle == "L" else (rows[:, None] <= cols)
+    return mask
+
+
+def masked(steps: Staircase, shape: tuple[int, ...]) -> np.ndarray:
+    return steps.mask(shape[0 if steps.flipped else 1])
+
+
+@pytest.mark.parametrize("triangle", "LU")
+@given(local_arrays(), st.integers(0, 8))
+def test_tiles_cover_the_triangle_once(triangle: Any, array: Any, least: int) -> None:
+    rows, cols = array
+    steps, wanted = Staircase.of(triangle, rows, cols), inside(triangle, rows, cols)
+    assert (masked(steps, wanted.shape) == wanted).all() and steps.area == wanted.sum()
+    covered = np.zeros(wanted.shape, int)
+    for tile in steps.tiles(least):
+        covered[tile.rows, tile.cols] += 1
+        part = wanted[tile.rows, tile.cols]
+        assert part.all() if tile.inside else part.size <= least * least
+    assert covered.max(initial=0) <= 1 and (covered[wanted] == 1).all()
+
+
+@pytest.mark.parametrize("triangle", "LU")
+@given(local_arrays(), st.data())
+def test_parts(triangle: Any, array: Any, data: Any) -> None:
+    """Windows, some rows and columns, and the columns that have elements in a range of rows."""
+    rows, cols = array
+    steps, wanted = Staircase.of(triangle, rows, cols), inside(triangle, rows, cols)
+    (a, b), (c, d) = (sorted(data.draw(st.tuples(*[st.integers(0, len(x))] * 2))) for x in (rows, cols))
+    window = wanted[a:b, c:d]
+    assert (masked(steps.window(slice(a, b), slice(c, d)), window.shape) == window).all()
+    some = tuple(np.flatnonzero(data.draw(st.lists(st.booleans(), min_size=len(x), max_size=len(x)))) for x in array)
+    assert (masked(steps.part(*some), (len(some[0]), len(some[1]))) == wanted[np.ix_(*some)]).all()
+    if a < b:
+        first, last = steps.columns(a, b)
+        assert not wanted[a:b, :first].any() and not wanted[a:b, last:].any()
