@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -12,9 +13,13 @@ from mpi4py import MPI
 from pdgemm.algorithms.prepared import of_all_ranks
 from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.arrays import device as devices
+from pdgemm.arrays.device import Array
 from pdgemm.arrays.elementwise import CONJUGATE, CONVERT
 from pdgemm.blas.threads import threads
 from pdgemm.devices.streams import recorder_of
+from pdgemm.errors import NodeMemoryError
+from pdgemm.grids.layout import Layout, Order
+from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument import spans
 from pdgemm.instrument.panel_report import PanelReport
 from pdgemm.instrument.report import MoveReport
@@ -58,23 +63,29 @@ def run(
     what: str,
     moves: Sequence[MoveReport] = (),
     start: float | None = None,
+    as_run: Callable[[Any], PanelSchedule] = lambda schedule: schedule,
 ) -> tuple[int, Callable[[], PanelReport]]:
     """Run a panel algorithm on matrices that lie as its schedule says.  Collective over their grid.
+
+    as_run : returns the schedule with what only the run shows, such as pivots; the report predicts from it.
 
     Returns the least of what the executors return beside 0, and a function that makes the report.
     Raises on all ranks where buffers cannot be allocated.
     """
     start, grid = perf_counter() if start is None else start, matrices["A"].grid
     comm, stored = grid.comm, {name: x.stored for name, x in matrices.items()}
-    own = devices.own_memory(devices.of(stored["A"]))
-    with together(comm) as arguments:
-        workspace = {name: own.empty((words,), dtype) for name, (words, dtype) in schedule.buffers(comm.rank).items()}
-        arguments += [what, repr(schedule)]
+    try:
+        workspace = _workspace(schedule, grid, stored["A"], what)
+    except NodeMemoryError:  # on all ranks: panels are sent
+        schedule = replace(schedule, mover=RING.name)
+        workspace = _workspace(schedule, grid, stored["A"], what)
     recorder, peers = recorder_of(stored["A"]), None
     recorder.hold(sum(room.nbytes for room in workspace.values()))
     with recorder.phase("sync"):
         if schedule.shared:
+            exposed: dict[str, tuple[Array, Layout | None]]
             exposed = {name: (stored[name], matrices[name].layout_in(grid)) for name in schedule.orders}
+            exposed |= {name: (workspace[name], None) for name in schedule.exposed_buffers}
             peers = NodeArrays(grid, **exposed)
     transfers = Transfers(between_nodes=grid.ranks_per_node is not None).used(recorder)
     number = executor(Task(schedule, stored, grid, workspace, peers, transfers, recorder))()
@@ -85,29 +96,44 @@ def run(
         first = comm.allreduce(number or _NEVER, MPI.MIN)
     end = perf_counter()
     trace = spans.active()
-    report = partial(_report, schedule, grid, recorder, what, end - start, tuple(moves))
+    report = partial(_report, as_run(schedule), grid, recorder, what, end - start, tuple(moves))
     if trace:
         trace.add((HOST, schedule.algorithm, start, end, 0, lambda: report().as_dict()))
     return first if first < _NEVER else 0, report
 
 
-def working_copy(A: DistMatrix, block: int, fits: bool, overwrite: bool) -> tuple[DistMatrix, list[MoveReport]]:
+def working_copy(
+    A: DistMatrix, block: int, fits: bool, overwrite: bool, order: Order | None = None
+) -> tuple[DistMatrix, list[MoveReport]]:
     """Return a matrix with the elements of A that may be overwritten, and the report of a redistribution, if any.
 
     fits : A's layout will do; otherwise the copy lies in square blocks.   overwrite : it may be A itself.
-    Collective.
+    order : the memory order that it must have, if any.   Collective.
     """
-    grid = A.grid if fits else A.grid.base
-    if fits and overwrite and not A.conjugated:
+    grid, order = A.grid if fits else A.grid.base, order or A.order
+    if fits and overwrite and not A.conjugated and A.order == order:
         return A, []
     if not fits:
-        copy = redistribute(A, grid=grid, block=block, order=A.order)
+        copy = redistribute(A, grid=grid, block=block, order=order)
         return copy, [copy.report]
     with together(A.grid.comm) as arguments:
         arguments += ["a copy", A.distribution, A.dtype]
-        local = new_array(A.stored.shape, A.dtype, A.order, grid, devices.of(A.stored))
+        local = new_array(A.stored.shape, A.dtype, order, grid, devices.of(A.stored))
         (CONJUGATE if A.conjugated else CONVERT)(local, A.stored)
-    return type(A)(local, grid, A.distribution, A.order, shared=all_shared(local, grid)), []
+    return type(A)(local, grid, A.distribution, order, shared=all_shared(local, grid)), []
+
+
+def _workspace(schedule: PanelSchedule, grid: ProcessGrid, like: Array, what: str) -> dict[str, Array]:
+    """Return the buffers of a schedule on this rank.  Collective; raises the same exception on all ranks."""
+    device, exposed = devices.of(like), schedule.exposed_buffers if schedule.shared else ()
+    own = devices.own_memory(device)
+    shared = devices.memory(device, grid) if exposed else own
+    with together(grid.comm) as arguments:
+        arguments += [what, repr(schedule)]
+        return {
+            name: (shared if name in exposed else own).empty((words,), dtype)
+            for name, (words, dtype) in schedule.buffers(grid.comm.rank).items()
+        }
 
 
 def _report(

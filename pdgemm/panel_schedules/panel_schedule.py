@@ -63,17 +63,17 @@ _UNEVEN, _NARROW = 1.25, 4  # how many times the mean share of a rank, and the n
 
 
 def is_balanced(layout: Layout, width: int) -> bool:
-    """Do the ranks share each trailing part of a square matrix about evenly, in panels that are not much narrower?"""
+    """Do the ranks share each trailing part of a matrix about evenly, in panels that are not much narrower?"""
     rows, cols = layout.distribution.rows, layout.distribution.cols
-    n, (pr, pc) = rows.n, layout.distribution.grid_shape
-    if pr * pc == 1 or n <= width or layout.distribution.block == (width, width):  # in which copies are made
+    (m, n), (pr, pc) = layout.distribution.shape, layout.distribution.grid_shape
+    if pr * pc == 1 or min(m, n) <= width or layout.distribution.block == (width, width):  # in which copies are made
         return True
     busiest = every = 0
-    for start in range(0, n, max(1, n // _SAMPLES)):
-        rest = n - start
-        busiest += max(map(rows.window(start, n).count, range(pr))) * max(map(cols.window(start, n).count, range(pc)))
-        every += rest * rest
-    return busiest * pr * pc <= _UNEVEN * every and len(diagonal_panels(rows, cols, width)) * width <= _NARROW * n
+    for start in range(0, min(m, n), max(1, min(m, n) // _SAMPLES)):
+        busiest += max(map(rows.window(start, m).count, range(pr))) * max(map(cols.window(start, n).count, range(pc)))
+        every += (m - start) * (n - start)
+    panels = len(diagonal_panels(rows, cols, width))
+    return busiest * pr * pc <= _UNEVEN * every and panels * width <= _NARROW * min(m, n)
 
 
 def lower_tiles(
@@ -119,6 +119,7 @@ class PanelSchedule:
     device: str = field(default="", kw_only=True)
     algorithm: ClassVar[str]
     lookahead: ClassVar[int] = 1
+    exposed_buffers: ClassVar[tuple[str, ...]] = ()  # which the other ranks read where panels are read in place
 
     @property
     def n(self) -> int:

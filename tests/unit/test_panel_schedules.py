@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.linalg
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +15,10 @@ from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout
 from pdgemm.model.machine import Machine
 from pdgemm.panel_schedules.cholesky_schedule import CholeskySchedule
+from pdgemm.panel_schedules.gathered_layout import gathered_rows, slabs
+from pdgemm.panel_schedules.lu_schedule import LUSchedule
 from pdgemm.panel_schedules.panel_schedule import below, diagonal_panels, is_balanced, lower_tiles
+from pdgemm.panel_schedules.row_moves import RowMoves, permutation
 from pdgemm.panel_schedules.triangular_schedule import TriangularSchedule
 from pdgemm.planning.simulator import simulate
 
@@ -122,3 +126,73 @@ def test_which_layouts_share_the_work() -> None:
     assert not is_balanced(layout(1000, 1000, None, (2, 2)), 128)
     assert not is_balanced(layout(1000, 1000, 300, (2, 2)), 128)
     assert not is_balanced(layout(1000, 1000, 4, (2, 2)), 128)  # panels of 4 columns
+
+
+def factored(shape: tuple[int, int], m: int, n: int, block: int, mover: str = "ring") -> tuple[LUSchedule, np.ndarray]:
+    """A schedule with the pivots of a matrix of random numbers."""
+    pivots = scipy.linalg.lu_factor(np.random.default_rng(0).standard_normal((m, n)))[1]
+    return LUSchedule(layout(m, n, block, shape), block, mover, pivots=tuple(pivots.tolist())), pivots
+
+
+@pytest.mark.parametrize("shape", GRIDS)
+@pytest.mark.parametrize("size", [(60, 60), (60, 25), (25, 60)])
+@pytest.mark.parametrize("mover", ["ring", "shared"])
+def test_words_of_an_lu_factorisation(shape: tuple[int, int], size: tuple[int, int], mover: str) -> None:
+    """Panels to one rank and back, pivots to all, L along rows, U down columns, and rows that change grid rows."""
+    (pr, pc), (m, n) = shape, size
+    plan, pivots = factored(shape, m, n, 7, mover)
+    rows, cols = plan.A.distribution.rows, plan.A.distribution.cols
+    expected, lying = 0, np.arange(m)
+    for panel in plan.steps:
+        w, behind = panel.width, m - panel.start
+        expected += 2 * w * (behind - rows.window(panel.start, m).count(panel.row)) + w * (pr - 1) + w * pr * (pc - 1)
+        expected += w * behind * (pc - 1) * (panel.stop < n) + w * (n - panel.stop) * (pr - 1) * (panel.stop < m)
+        before = np.arange(m)
+        for here, there in enumerate(pivots[panel.start : panel.stop].tolist(), panel.start):
+            before[[here, there]] = before[[there, here]]
+        expected += (n - panel.stop) * int((rows.owner(before) != rows.owner(np.arange(m))).sum())
+        lying = lying[before]
+    for panel in plan.steps:
+        last = permutation(np.append(np.arange(panel.stop), pivots[panel.stop :]), m)
+        expected += panel.width * int((rows.owner(last) != rows.owner(np.arange(m))).sum())
+    assert np.array_equal(lying, permutation(pivots, m))
+    traffic = [plan.traffic(rank) for rank in range(pr * pc)]
+    assert plan.total_words == sum(x.words_received for x in traffic) == expected
+    assert sum(x.messages_sent for x in traffic) == sum(x.messages_received for x in traffic)
+    assert cols.n == n and plan.flops > 0
+
+
+@given(st.data())
+def test_rows_are_moved_as_pivots_exchange_them(data: Any) -> None:
+    m = data.draw(st.integers(1, 30))
+    start = data.draw(st.integers(0, m - 1))
+    pivots = np.array([data.draw(st.integers(t, m - 1)) for t in range(start, data.draw(st.integers(start, m)))], int)
+    one_by_one = np.arange(m)
+    for here, there in enumerate(pivots.tolist(), start):
+        one_by_one[[here, there]] = one_by_one[[there, here]]
+    moves = RowMoves.of(pivots, start)
+    together = np.arange(m)
+    together[moves.targets] = moves.sources
+    assert np.array_equal(together, one_by_one)
+    assert (moves.targets != moves.sources).all()
+
+
+@given(dimensions(), st.data())
+def test_rows_of_a_gathered_panel(rows: BlockCyclic, data: Any) -> None:
+    """The diagonal block is on top; each grid row's rows follow each other; none is missing."""
+    for panel in diagonal_panels(rows, data.draw(dimensions(rows.n)), 5):
+        order = gathered_rows(rows, panel)
+        assert np.array_equal(order[: panel.width], np.arange(panel.start, panel.stop))
+        assert np.array_equal(np.sort(order), np.arange(panel.start, rows.n))
+        for part, where in slabs(rows, panel).items():
+            mine = order[where]
+            assert (rows.owner(mine) == part).all()
+            assert (np.diff(mine) > 0).all()
+
+
+def test_pivots_that_are_not_known_are_drawn() -> None:
+    """A plan before the run counts about what a run counts."""
+    plan, _ = factored((2, 2), 200, 200, 16)
+    before = LUSchedule(plan.A, 16, "ring")
+    assert before == LUSchedule(plan.A, 16, "ring") and before.total_words == LUSchedule(plan.A, 16, "ring").total_words
+    assert abs(before.total_words - plan.total_words) < 0.1 * plan.total_words

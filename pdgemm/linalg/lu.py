@@ -1,0 +1,204 @@
+"""The LU factorisation with partial pivoting, solving with its factors, and determinants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pdgemm.arrays import dtypes
+from pdgemm.errors import LinAlgError
+from pdgemm.instrument.panel_report import PanelReport
+from pdgemm.linalg.operands import check_host, check_right_side, check_square, common_dtype, in_type
+from pdgemm.linalg.triangular import solve_triangular
+from pdgemm.matrix.argument_checks import check_dtype, check_matrices, check_result, communicator, op_letter, size
+from pdgemm.matrix.array_functions import tril, triu
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.names import Transpose
+from pdgemm.panel_algorithms.lu_panels import LUPanels
+from pdgemm.panel_algorithms.panel_run import can_read, run, working_copy
+from pdgemm.panel_algorithms.row_exchange import PermuteRows
+from pdgemm.panel_schedules.lu_schedule import LUSchedule
+from pdgemm.panel_schedules.panel_schedule import is_balanced
+from pdgemm.panel_schedules.row_moves import PermutationSchedule, permutation
+from pdgemm.support.agreement import together
+
+BLOCK = 128  # the widest panel: one rank factors it, at a fraction of the speed of a product
+
+
+@dataclass(frozen=True, eq=False)
+class LU:
+    """Holds P A = L U, as `lu_factor` returns it.
+
+    LU     : DistMatrix (m, n): U, and below its diagonal L, whose diagonal of ones is not stored.
+    pivots : row t was exchanged with row pivots[t], for t = 0, 1, ..., min(m, n) - 1 in turn; the same on all ranks.
+    zero_pivot : 0, or the number, counted from 1, of the first element on U's diagonal that is zero: LAPACK's info.
+    """
+
+    LU: DistMatrix
+    pivots: np.ndarray
+    zero_pivot: int
+    make_report: Callable[[], PanelReport] = field(repr=False)
+
+    @cached_property
+    def perm(self) -> np.ndarray:
+        """The rows of A in the order of the factors: A[perm] = L U."""
+        return permutation(self.pivots, self.LU.shape[0])
+
+    @property
+    def report(self) -> Any:
+        """The words, messages and seconds of the factorisation."""
+        return self.LU.report
+
+
+class SlogDet(NamedTuple):
+    """The determinant as sign exp(logabsdet)."""
+
+    sign: Any
+    logabsdet: Any
+
+
+def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> LU:
+    """Return L and U, where P A = L U, with the pivots that LAPACK finds.  Collective over the grid of A.
+
+    A : DistMatrix (m, n) of any layout; float32, float64, complex64 or complex128.
+    overwrite_a : the factors may be stored in A, which saves a copy where A is row-major and its layout shares the work
+        evenly.
+
+    The factors lie as A does, row-major, or in square blocks where A does not share the work evenly; `report` has the
+    words, which depend on the pivots.  A singular A has factors, too: `zero_pivot` says so, and `lu_solve` raises.
+
+    Cost per rank on Pr x Pc = P: 2n^3/(3P) flops for m = n; n^2/2 (1/Pr + 1/Pc) words in for L and U, and at most
+    3 n^2/(2 Pc) words in a grid column for rows that pivots exchange.
+    Raises LayoutError, DTypeError, DeviceError or GridError on all ranks.
+    Error: |P A - L U| <= gamma_n |L||U| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 9.3).
+    """
+    start = perf_counter()
+    with together(communicator(A=A)) as arguments:
+        check_matrices(A=A)
+        check_dtype("A", A, dtypes.BLAS)
+        check_host("A", A)
+        if overwrite_a:
+            check_result("A", A, {})
+        fits = is_balanced(A.layout_in(A.grid), BLOCK)
+        arguments += ["lu_factor", bool(overwrite_a), A.distribution, A.dtype, A.order]
+    W, moves = working_copy(A, BLOCK, fits, overwrite_a, "C")  # a row of it, which is exchanged, lies together
+    pivots = np.zeros(min(A.shape), np.int64)
+    schedule = LUSchedule(W.layout_in(W.grid), BLOCK, can_read(W))
+    what = f"LU factors of a matrix ({size(A)})"
+    zero, report = run(
+        schedule, partial(LUPanels, found=pivots), {"A": W}, what, moves, start,
+        lambda plan: replace(plan, pivots=tuple(pivots.tolist())),
+    )  # fmt: skip
+    W.report = report
+    return LU(W, pivots, zero, report)
+
+
+def lu_solve(factors: LU, B: Any, *, trans: Transpose = "N", overwrite_b: bool = False) -> Any:
+    """Return X, where op(A) X = B, given the LU factors of A.  Collective over the grid of the factors.
+
+    factors : of a square A, as `lu_factor` returns them.
+    B     : DistMatrix (n, m) of any layout, or a 1-D array, the same on every rank; X is then one, too.
+    trans : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H.
+    overwrite_b : X may be stored in B.
+
+    X lies as B does.  Cost per rank on P ranks: 2 n^2 m/P flops, in two triangular solves, and n m/P words or less for
+    the exchange of rows.
+    Raises LinAlgError on all ranks where a pivot is zero; LayoutError, DTypeError, ArgumentError or GridError.
+    Error: (A + E) x = b with |E| <= gamma_3n P^T |L||U|, for each column (Higham 2002, theorem 9.4).
+    """
+    with together(communicator(factors=factors.LU)) as arguments:
+        check_square(factors.LU, "factors.LU")
+        letter = op_letter(trans, "trans")
+        check_right_side(factors.LU, B)
+        check_regular(factors)
+        if overwrite_b and isinstance(B, DistMatrix):
+            check_result("B", B, {"factors.LU": factors.LU})
+        arguments += ["lu_solve", letter, bool(overwrite_b), factors.LU.distribution]
+    both = {"lower": True, "unit_diagonal": True, "trans": letter}, {"lower": False, "trans": letter}
+    X = (
+        permuted(own_copy(B, factors.LU, overwrite_b), factors.perm)
+        if letter == "N"
+        else own_copy(B, factors.LU, overwrite_b)
+    )
+    for triangle in both if letter == "N" else both[::-1]:
+        X = solve_triangular(factors.LU, X, **triangle, overwrite_b=True)  # type: ignore[arg-type]
+    return X if letter == "N" else permuted(X, np.argsort(factors.perm))
+
+
+def lu(A: DistMatrix) -> tuple[np.ndarray, DistMatrix, DistMatrix]:
+    """Return (p, L, U), where A = L[p] U, as scipy.linalg.lu with p_indices=True.  Collective over the grid of A.
+
+    A : DistMatrix (m, n).  p : (m,), the same on all ranks;  L : (m, k) with ones on its diagonal;  U : (k, n), where
+    k = min(m, n).
+
+    Cost, errors and types are those of `lu_factor`; L and U lie as its factors do.
+    """
+    factors = lu_factor(A)
+    k = min(A.shape)
+    L, U = tril(factors.LU[:, :k], -1), triu(factors.LU[:k])
+    _, rows, cols = np.intersect1d(*L.indices(), return_indices=True)
+    L.local[rows, cols] = 1
+    L.report = U.report = factors.report
+    return np.argsort(factors.perm), L, U
+
+
+def slogdet(A: DistMatrix) -> SlogDet:
+    """Return the sign, or the phase, of the determinant and the logarithm of its absolute value.  Collective.
+
+    A : DistMatrix (n, n); the result is the same on all ranks, (0, -inf) where A is singular.
+    Cost and errors are those of `lu_factor`.
+    """
+    diagonal, parity = _eliminated(A)
+    real = diagonal.real.dtype.type
+    if not np.all(diagonal):
+        return SlogDet(diagonal.dtype.type(0), real(-np.inf))
+    sizes = np.abs(diagonal)
+    return SlogDet(np.prod(diagonal / sizes) * parity, np.log(sizes).sum(dtype=real))
+
+
+def det(A: DistMatrix) -> Any:
+    """Return the determinant, the same on all ranks; 0 where a pivot is zero.  Collective over the grid of A.
+
+    A : DistMatrix (n, n).  Cost and errors are those of `lu_factor`.  It may overflow: `slogdet` does not.
+    """
+    diagonal, parity = _eliminated(A)
+    return np.prod(diagonal) * parity
+
+
+def permuted(X: Any, order: np.ndarray) -> Any:
+    """Return X[order], in the place of X where it is a matrix.  Collective over its grid."""
+    if not isinstance(X, DistMatrix):
+        return X[order]
+    schedule = PermutationSchedule(X.layout_in(X.grid), 0, "ring", order=tuple(order.tolist()))
+    _, X.report = run(schedule, PermuteRows, {"A": X}, f"Permutation of the rows of a matrix ({size(X)})")
+    return X
+
+
+def check_regular(factors: LU) -> None:
+    """Raise LinAlgError where a pivot is zero."""
+    if factors.zero_pivot:
+        A, at = factors.LU, factors.zero_pivot
+        raise LinAlgError(f"A ({size(A)} on a {A.grid} grid) is singular: its pivot number {at}, from 1, is zero")
+
+
+def own_copy(B: Any, A: DistMatrix, overwrite: bool) -> Any:
+    """Return B, or a copy, in the type of B and A together: what is overwritten."""
+    dtype = common_dtype(A, B)
+    if not isinstance(B, DistMatrix):
+        return B.astype(dtype)
+    return working_copy(in_type(B, dtype), BLOCK, True, overwrite or B.dtype != dtype)[0]
+
+
+def _eliminated(A: DistMatrix) -> tuple[np.ndarray, int]:
+    """Return the diagonal of U, and the sign of the permutation."""
+    with together(communicator(A=A)) as arguments:
+        check_square(A)
+        arguments += ["a determinant", A.distribution, A.dtype]
+    factors = lu_factor(A)
+    exchanges = np.count_nonzero(factors.pivots != np.arange(A.shape[0]))
+    return factors.LU.diagonal(), -1 if exchanges % 2 else 1

@@ -1,0 +1,83 @@
+"""Rows that change their places along the grid columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.arrays.device import Array
+from pdgemm.arrays.dtypes import wire
+from pdgemm.movers.panel_views import column_room
+from pdgemm.panel_algorithms.task import Task
+from pdgemm.panel_schedules.row_moves import PermutationSchedule, RowMoves
+
+_TAG = (1 << 12) + 2
+_CACHED = 1 << 15  # elements
+
+
+def exchange_rows(task: Task[Any], moves: RowMoves, cols: slice = slice(None)) -> None:
+    """Compute A[targets, cols] := A[sources, cols] with local columns.  Collective over a grid column.
+
+    The workspace has "leaving rows", for those of A that move, and "arriving rows", for those of other ranks.
+    """
+    X, rows, order = task.arrays["A"][:, cols], task.schedule.A.distribution.rows, task.schedule.A.order
+    col, me, width = task.grid.col, task.grid.col.rank, X.shape[1]
+    if not width or not moves.targets.size:
+        return
+    source, target = rows.owner(moves.sources), rows.owner(moves.targets)
+    there, here = rows.to_local(moves.sources), rows.to_local(moves.targets)
+    coming, requests = list[tuple[np.ndarray, Array]](), list[MPI.Request]()
+    left = arrived = 0
+    for r in range(rows.parts):
+        which = here[(source == r) & (target == me)]
+        if r != me and which.size:
+            x = column_room(which.size, order, width, task.workspace["arriving rows"][arrived:])
+            arrived += x.size
+            requests.append(col.Irecv(wire(x), source=r, tag=_TAG))
+            task.recorder.traffic.received(x.size)
+            coming.append((which, x))
+    for r in range(rows.parts):
+        which = there[(source == me) & (target == r)]
+        if which.size:
+            x = column_room(which.size, order, width, task.workspace["leaving rows"][left:])
+            left += x.size
+            with task.recorder.phase("pack"):
+                _take(X, which, x)
+            if r == me:
+                coming.append((here[(source == me) & (target == me)], x))
+            else:
+                requests.append(col.Isend(wire(x), dest=r, tag=_TAG))
+                task.recorder.traffic.sent(x.size)
+    with task.recorder.phase("wait"):
+        MPI.Request.Waitall(requests)
+    with task.recorder.phase("pack"):
+        for which, x in coming:
+            if order == "F":
+                X.T[:, which] = x.T
+            else:
+                X[which] = x
+
+
+def _take(X: np.ndarray, which: np.ndarray, to: np.ndarray) -> None:
+    """Copy rows of X, a few at a time: NumPy copies once more what it has looked up."""
+    if not to.flags.c_contiguous:
+        for here, there in zip(to.T, X.T):
+            np.take(there, which, out=here, mode="clip")
+        return
+    step = max(1, _CACHED // X.shape[1])
+    for at in range(0, len(which), step):
+        to[at : at + step] = X[which[at : at + step]]
+
+
+class PermuteRows:
+    """A := A[order], of a PermutationSchedule."""
+
+    def __init__(self, task: Task[PermutationSchedule]) -> None:
+        self._task = task
+
+    def __call__(self) -> int:
+        if not self._task.grid.idle:
+            exchange_rows(self._task, self._task.schedule.moves)
+        return 0

@@ -1,0 +1,90 @@
+"""The schedule of the right-looking LU factorisation with partial pivoting, P A = L U."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+
+from pdgemm.grids.distribution import BlockCyclic
+from pdgemm.panel_schedules.gathered_layout import EXPOSED, gathered, gathering_buffers
+from pdgemm.panel_schedules.panel_schedule import PanelSchedule, below, carried
+from pdgemm.panel_schedules.row_moves import RowMoves, moves_left
+from pdgemm.schedules.product import Buffers
+from pdgemm.schedules.rounds import COLS, ROWS, Round, counts_of, grid_of, on_grid
+
+INDEX = np.dtype(np.int64)
+
+
+@dataclass(frozen=True)
+class LUSchedule(PanelSchedule):
+    """A panel is factored on one rank, its rows go back, and along the grid rows; rows of U go down the grid columns.
+
+    The rows that the pivots of a panel exchange are exchanged in one message between two ranks, behind the panel at
+    once, and in the panels before it at the end, where each row of L comes to its last place.
+
+    pivots : row t was exchanged with row pivots[t]; None: not known, and rows drawn at random stand for them.
+    """
+
+    pivots: tuple[int, ...] | None = field(default=None, kw_only=True, repr=False)
+    algorithm = "lu"
+    exposed_buffers: ClassVar[tuple[str, ...]] = (*EXPOSED, "pivots")
+
+    @property
+    def n(self) -> int:
+        """The length of the diagonal."""
+        return min(self.A.distribution.shape)
+
+    @property
+    def flops(self) -> int:
+        (m, n), k = self.A.distribution.shape, self.n
+        return (4 if self.A.dtype.kind == "c" else 1) * (2 * m * n * k - (m + n) * k * k + 2 * k**3 // 3)
+
+    @cached_property
+    def exchanged(self) -> np.ndarray:
+        """The pivots, or rows drawn at random."""
+        m = self.A.distribution.rows.n
+        return np.random.default_rng(0).integers(np.arange(self.n), m) if self.pivots is None else np.array(self.pivots)
+
+    def rounds(self) -> Iterator[Round]:
+        grid, size = grid_of(self.A), self.A.dtype.itemsize
+        rows, cols = self.A.distribution.rows, self.A.distribution.cols
+        (m, n), pivots = self.A.distribution.shape, self.exchanged
+        for panel in self.steps:
+            w = panel.width
+            with_diagonal, behind = _from(rows, panel.start), _from(rows, panel.stop)
+            right = _from(cols, panel.stop)
+            owner = np.zeros(grid.shape, int)
+            owner[panel.row, panel.col] = m - panel.start
+            yield Round(gathered(self, panel), on_grid(grid, owner, w, (w + 1) // 2))
+            column, one = grid[:, [panel.col]].T, np.array([w])
+            sent = gathered(self, panel, back=True) + carried(self.mover, column, panel.row, one, INDEX.itemsize, COLS)
+            sent += carried(self.mover, grid, panel.col, np.full(len(grid), w), INDEX.itemsize, ROWS)
+            if panel.stop < n:
+                sent += carried(self.mover, grid, panel.col, with_diagonal * w, size, ROWS)
+            sent += RowMoves.of(pivots[panel.start : panel.stop], panel.start).sent(rows, grid, right, size)
+            if panel.stop < m:
+                sent += carried(self.mover, grid.T, panel.row, right * w, size, COLS)
+            yield Round(sent, on_grid(grid, behind[:, None], right, w))
+        for panel, moves in moves_left(self.steps, pivots, m):
+            widths = panel.width * (np.arange(cols.parts) == panel.col)
+            yield Round(moves.sent(rows, grid, widths, size), hidden=False)
+
+    def buffers(self, rank: int | None) -> Buffers:
+        (m_loc, n_loc), (pr, pc), w, dtype = self.A.local_shape(rank), self.grid.shape, self.widest, self.A.dtype
+        sent, moved = not self.shared, max(min(2 * w, m_loc) * n_loc, m_loc * w)
+        return gathering_buffers(self, rank) | {
+            "pivots": (self.n, INDEX),
+            "panels": (2 * w * m_loc * (sent and pc > 1), dtype),
+            "rows of U": (2 * w * n_loc * (sent and pr > 1), dtype),
+            "leaving rows": (moved, dtype),
+            "arriving rows": (moved * (pr > 1), dtype),
+        }
+
+
+def _from(dimension: BlockCyclic, start: int) -> np.ndarray:
+    """Return the number of indices from `start` on in each part of a dimension."""
+    return counts_of(dimension) - [below(dimension, part, start) for part in range(dimension.parts)]
