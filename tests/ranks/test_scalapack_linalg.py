@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.linalg
 from test_scalapack import Global, changed, info, op, random
 from test_scalapack import contexts as contexts
 
@@ -159,6 +160,72 @@ def test_what_is_not_positive_definite(comm: Any, contexts: list[int]) -> None:
         found = scalapack.pdpotrf(uplo, 30, *a), scalapack.pdposv(uplo, 30, 2, *a, *b)
         assert found == (at, at)
         assert np.array_equal(A.local, A.before) and np.array_equal(B.local, B.before)
+
+
+def room(X: Global) -> np.ndarray:
+    """For pivots: LOCr(M_A) + MB_A integers."""
+    return np.full(len(X.local) + int(X.desc[-5]), -9, "i4")
+
+
+@pytest.mark.parametrize("letter", LETTERS)
+def test_lu(comm: Any, contexts: list[int], letter: str) -> None:
+    """|P A - L U| <= 3 n eps |A|, and residuals of solves likewise: SLATE's; the pivots are LAPACK's."""
+    from pdgemm import scalapack
+
+    char, rng = LETTERS[letter], np.random.default_rng(11)
+    routine = {name: getattr(scalapack, f"p{letter}{name}") for name in ("getrf", "getrs", "gesv")}
+    for (m, n), trans in itertools.product(((31, 31), (17, 24), (24, 9), (1, 1)), "NTC" if letter in "dz" else "N"):
+        matrix, given = random((m, n), char, m + n), random((n, 3), char, 3)
+        A, here, a = placed(matrix, 7, contexts, rng)
+        ipiv, eps = room(A), 3 * max(m, n) * np.finfo(char).eps
+        assert routine["getrf"](m, n, *a, ipiv) == 0
+        unchanged = outside(A, here, np.ones((m, n), bool))
+        assert np.array_equal(A.local[unchanged], A.before[unchanged])
+        F, h = gathered(comm, A, here), min(m, n)
+        pivots, order, mine = scipy.linalg.lu_factor(matrix)[1] + here[0].start + 1, np.arange(m), A.here[0].ravel()
+        with_pivots = (mine >= here[0].start) & (mine < here[0].start + h)
+        assert np.array_equal(ipiv[: len(mine)][with_pivots], pivots[mine[with_pivots] - here[0].start])
+        assert (ipiv[: len(mine)][~with_pivots] == -9).all() and (ipiv[len(mine) :] == -9).all()
+        for at, other in enumerate(pivots - here[0].start - 1):
+            order[[at, other]] = order[[other, at]]
+        L, U = np.tril(F[:, :h], -1) + np.eye(m, h), np.triu(F[:h])
+        assert np.linalg.norm(matrix[order] - L @ U, 1) <= eps * np.linalg.norm(matrix, 1)
+        if m != n:
+            continue
+        B, there, b = placed(given, 7, contexts, rng)
+        assert routine["getrs"](trans, n, 3, *a, ipiv, *b) == 0
+        again, _, c = placed(matrix, 7, contexts, rng)
+        D, at, d = placed(given, 7, contexts, rng)
+        assert routine["gesv"](n, 3, *c, room(again), *d) == 0
+        for X, window, M in ((B, there, op(matrix, trans)), (D, at, matrix)):
+            unchanged, x = outside(X, window, np.ones((n, 3), bool)), gathered(comm, X, window)
+            assert np.array_equal(X.local[unchanged], X.before[unchanged])
+            assert np.linalg.norm(M @ x - given, 1) <= eps * np.linalg.norm(M, 1) * np.linalg.norm(x, 1)
+
+
+def test_singular_matrices_and_pivots_that_are_none(comm: Any, contexts: list[int]) -> None:
+    from pdgemm import scalapack
+
+    matrix = random((20, 20), "d", 1)
+    matrix[:, 12] = 0
+    A, B = (Global(x, contexts[0], (4, 3)) for x in (matrix, random((20, 2), "d", 2)))
+    a, b, ipiv = (A.local, 1, 1, A.desc), (B.local, 1, 1, B.desc), room(A)
+    for n, nrhs in ((0, 2), (20, 0), (20, 2)):
+        assert scalapack.pdgesv(n, nrhs, *a, ipiv, *b) == (13 if n else 0)
+    assert scalapack.pdgetrf(0, 5, *a, ipiv) == scalapack.pdgetrs("N", 20, 0, *a, ipiv, *b) == 0
+    assert np.array_equal(B.local, B.before)
+    frozen = ipiv.copy()
+    frozen.flags.writeable = False
+    for function, good, wrong in (
+        (scalapack.pdgetrf, [6, 5, *a, ipiv], {1: -1, 2: 2.5, 3: None, 4: 16, 5: 17, 6: 0, 7: frozen}),
+        (scalapack.pdgetrf, [6, 5, *a, ipiv], {7: None}),
+        (scalapack.pdgetrf, [6, 5, *a, ipiv], {7: ipiv * 1.0}),
+        (scalapack.pdgetrs, ["N", 6, 2, *a, ipiv, *b], {1: 0, 2: -1, 3: -1, 5: 16, 8: ipiv[None], 9: A.local}),
+        (scalapack.pdgetrs, ["N", 20, 2, *a, ipiv, *b], {8: ipiv + 20}),
+        (scalapack.pdgesv, [6, 2, *a, ipiv, *b], {1: -1, 2: -1, 4: 0, 7: frozen, 8: A.local, 9: 16, 10: 2}),
+    ):  # fmt: skip
+        for number, value in wrong.items():
+            assert info(function, *changed(good, **{f"_{number}": value})) == -number, (function, number)
 
 
 def test_where_alpha_is_0_nothing_is_read(comm: Any, contexts: list[int]) -> None:
