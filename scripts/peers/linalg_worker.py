@@ -79,7 +79,8 @@ def by_pdgemm(function: str, A: DistMatrix, B: DistMatrix, C: DistMatrix | None 
 
 
 def by_scipy(function: str, A: np.ndarray, B: np.ndarray) -> Any:
-    lapack, blas = partial(get_lapack_funcs, arrays=(A,)), partial(get_blas_funcs, arrays=(A,))
+    lapack: Any = partial(get_lapack_funcs, arrays=(A,))
+    blas: Any = partial(get_blas_funcs, arrays=(A,))
     match function:
         case "cholesky":
             return lapack("potrf")(A, lower=1, overwrite_a=1)[0]
