@@ -243,6 +243,47 @@ def test_cholesky(reference: ctypes.CDLL, grids: list[tuple[int, int]], letter: 
             found.append((mine, other))
 
 
+@pytest.mark.parametrize("letter", LETTERS)
+def test_lu(reference: ctypes.CDLL, grids: list[tuple[int, int]], letter: str) -> None:
+    """The same pivots in the same entries of ipiv; factors, and solutions with theirs, to 4096 eps."""
+    from pdgemm import scalapack
+
+    char, rng, n, nrhs = LETTERS[letter], np.random.default_rng(16), 22, 3
+    eps = 4096 * np.finfo(char).eps
+    for (ours, theirs), block, singular in itertools.product(grids, (3, 5), (False, True)):
+        whole, right = random((30, 30), char, 4), random((30, 8), char, 6)
+        if singular:
+            whole[:, block + 9] = 0  # exactly, in any order of operations
+        first = tuple(int(rng.integers(p)) for p in scalapack.blacs_gridinfo(ours)[:2])
+        A, B = (Global(x, ours, (block, block), first) for x in (whole, right))
+        (mine, other), (b, c) = ((X.local.copy(order="F"), X.local.copy(order="F")) for X in (A, B))
+        at, length = block + 1, A.local.shape[0] + block
+        ipiv, pivots, info = np.full(length, -9, np.intc), np.full(length, -9, np.intc), np.zeros(1, np.intc)
+        desc_a, desc_b = (with_context(X.desc, theirs) for X in (A, B))
+        found = getattr(scalapack, f"p{letter}getrf")(n, n, mine, at, at, A.desc, ipiv)
+        fortran(getattr(reference, f"p{letter}getrf_"), n, n, other, at, at, desc_a, pivots, info)
+        assert found == info[0] == (10 if singular else 0)
+        window = A.dealt(np.zeros(A.values.shape), np.zeros(A.local.shape))
+        inside = np.zeros(A.values.shape)
+        inside[block : block + n, block : block + n] = 1
+        assert (abs(mine - other) <= eps * A.dealt(inside, window)).all(), (ours, block)
+        used = slice(A.inside[0].stop)
+        here = A.here[0].ravel()
+        with_pivots = (here >= block) & (here < block + n)
+        assert np.array_equal(ipiv[used][with_pivots], pivots[used][with_pivots]), (ours, block)
+        for trans in "NTC" * (not singular):
+            b[...] = c[...] = B.local
+            assert (
+                getattr(scalapack, f"p{letter}getrs")(trans, n, nrhs, other, at, at, A.desc, pivots, b, at, 1, B.desc)
+                == 0
+            )
+            fortran(
+                getattr(reference, f"p{letter}getrs_"),
+                *(trans, n, nrhs, other, at, at, desc_a, pivots, c, at, 1, desc_b, info),
+            )
+            assert (abs(b - c) <= eps * max(1, abs(c).max())).all(), (ours, block, trans)
+
+
 def with_context(desc: np.ndarray, ictxt: int) -> np.ndarray:
     """The descriptor on their side."""
     theirs = desc.astype(np.intc)
