@@ -22,6 +22,8 @@ from pdgemm import DistMatrix, ProcessGrid, linalg, pdgemm
 from pdgemm.arrays.element_functions import element_function, fill
 from pdgemm.blas import processors
 from pdgemm.blas.threads import active
+from pdgemm.grids.layout import Order
+from pdgemm.names import AnyName
 from peers.worker import NAP, SURPLUS, boxes
 
 if TYPE_CHECKING:
@@ -48,12 +50,14 @@ def ways(comm: MPI.Intracomm, contender: str, function: str, n: int, dtype: str)
         A, B = (np.empty((n, n), dtype, "F") for _ in range(2))
         yield Way("in one process", [A, B], partial(by_scipy, function, A, B))
         return
-    product = function == "product"
+    orders: tuple[Order, ...]
+    product, orders = function == "product", ("C", "F")
     for shape in boxes(comm.size):
         grid = ProcessGrid(comm, (shape[0], shape[1]))
-        for block, order in itertools.product([None] if product else BLOCKS, "C" if product else "CF"):
+        for block, order in itertools.product([None] if product else BLOCKS, orders[:1] if product else orders):
             matrices = [
-                DistMatrix.empty((n, n), grid=grid, block=block, dtype=dtype, order=order) for _ in range(2 + product)
+                DistMatrix.empty((n, n), grid=grid, block=block, dtype=AnyName(dtype), order=order)
+                for _ in range(2 + product)
             ]
             note = f"{grid}, blocks of {block}, {order}" if block else f"{grid}"
             yield Way(note, matrices, partial(by_pdgemm, function, *matrices))
