@@ -15,7 +15,7 @@ from pdgemm.arrays.elementwise import CONVERT
 from pdgemm.linalg.cholesky import cho_solve, cholesky_factor
 from pdgemm.linalg.lu import LU, lu_factor, lu_solve
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.scalapack.arguments import Desc, Dtypes, Sub, at_least_0, check_letter, checked, letter, of_type
+from pdgemm.scalapack.arguments import Argument, Desc, Dtypes, Sub, at_least_0, check_letter, checked, letter, of_type
 from pdgemm.scalapack.descriptors import Descriptor, illegal
 from pdgemm.schedules.staircase import Staircase
 
@@ -206,12 +206,13 @@ def _getrs(
 
     sub_a = Sub("a", 4, a, ia, ja, desca, n, n)
     pivots = _Pivots(8, ipiv, sub_a, written=False)
-    arguments = [sub_a, pivots, Sub("b", 9, b, ib, jb, descb, n, nrhs)]
+    arguments: list[Argument] = [sub_a, pivots, Sub("b", 9, b, ib, jb, descb, n, nrhs)]
     same = f", {letter(trans)}, n={n}, nrhs={nrhs}"
     (A, B), _ = checked(routine, dtypes, check, arguments, same=same)
     if n and nrhs:
         op: Any = letter(trans)
-        lu_solve(LU(A, pivots.gathered(routine), 0, lambda: A.report), B, trans=op, overwrite_b=True)
+        unreported: Any = None
+        lu_solve(LU(A, pivots.gathered(routine), 0, unreported), B, trans=op, overwrite_b=True)
     return 0
 
 
@@ -225,7 +226,7 @@ def _gesv(
     """
     sub_a = Sub("a", 3, a, ia, ja, desca, n, n)
     pivots = _Pivots(7, ipiv, sub_a, written=True)
-    arguments = [sub_a, pivots, Sub("b", 8, b, ib, jb, descb, n, nrhs)]
+    arguments: list[Argument] = [sub_a, pivots, Sub("b", 8, b, ib, jb, descb, n, nrhs)]
     check = partial(at_least_0, routine, n=(1, n), nrhs=(2, nrhs))
     (A, B), _ = checked(routine, dtypes, check, arguments, updated=2, same=f", n={n}, nrhs={nrhs}")
     if not n:
