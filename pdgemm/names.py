@@ -20,7 +20,7 @@ DeviceName = Literal["host", "cuda"] | AnyName
 ComputeType = Literal["float32", "tf32", "float16", "bfloat16"] | AnyName
 RandomKind = Literal["uniform", "normal"]
 Norm = Literal["fro", "max"] | float  # a matrix norm
-QRMethod = Literal["auto", "cholesky", "tsqr"]
+QRMethod = Literal["auto", "cholesky", "householder", "tsqr"]
 Transpose = Literal["N", "T", "C", "n", "t", "c"]  # op(A): A, its transpose, its conjugate transpose
 
 ElementTypeName = Literal[

@@ -17,6 +17,8 @@ from pdgemm.arrays.elementwise import set_elements
 from pdgemm.blas import library as blas
 from pdgemm.blas.local_gemm import leading, number
 
+_BLOCK = 64  # columns that LAPACK may reflect at once, if it has room for them
+
 
 def solve_triangular(
     A: Array, X: Array, *, side: str = "L", lower: bool = True, trans: str = "N", unit: bool = False,
@@ -77,6 +79,25 @@ def lu(A: np.ndarray, pivots: np.ndarray) -> int:
     pivots : min(m, n) numbers of type intc: row i was exchanged with row pivots[i], counted from 1.
     """
     return _call("getrf", A.dtype, A.shape[0], A.shape[1], A, pivots) if A.size else 0
+
+
+def reflect(A: np.ndarray) -> np.ndarray:
+    """Overwrite A, column-major (m, n), with R on and above its diagonal, and reflectors v below it.  Local.
+
+    Returns tau: A = H_1 H_2 ... R, where H_k = I - tau_k v_k v_k^H, and v_k[k] = 1.
+    """
+    (m, n), tau = A.shape, np.empty(min(A.shape), A.dtype)
+    work = np.empty(max(1, n * _BLOCK), A.dtype)
+    if A.size:
+        _call("geqrf", A.dtype, m, n, A, tau, work, work.size)
+    return tau
+
+
+def multiply_triangular(A: np.ndarray, X: np.ndarray, *, lower: bool = True, trans: str = "N") -> None:
+    """Compute X := op(A) X, all column-major, where A (n, n) is triangular.  Local; the other triangle is not read."""
+    if X.size:
+        letters = (_letter(x) for x in ("L", "L" if lower else "U", trans, "N"))
+        _call("trmm", X.dtype, *letters, *X.shape, number(X.dtype.char, 1), A, X)
 
 
 def _seen(x: np.ndarray) -> tuple[np.ndarray, bool]:

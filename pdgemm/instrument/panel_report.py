@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pdgemm.instrument.report import Report
-from pdgemm.support.text import sides
+from pdgemm.support.text import in_words, sides
 
 
 @dataclass(frozen=True)
@@ -20,3 +20,7 @@ class PanelReport(Report):
     @property
     def title(self) -> str:
         return f"{self.what}, {self.dtype}, on a {sides(*self.grid, 1)} grid: {self.means}"
+
+    def beside_bound(self, per_rank: dict[str, dict[str, float]]) -> str:
+        """Return the lower bound as the end of a sentence, where one is known."""
+        return f"; lower bound {in_words(self.lower_bound_words)}" if self.lower_bound_words else ""

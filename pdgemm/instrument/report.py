@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pdgemm.blas.threads import multiplier
@@ -151,6 +151,10 @@ class Report:
         object.__setattr__(self, "_collect", collect)
         return self
 
+    def changed(self, **fields: Any) -> Self:
+        """Return a report with other values of some fields, of the same ranks."""
+        return replace(self, **fields).with_ranks(self._collect)
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_collect"}
 
@@ -189,6 +193,17 @@ class Report:
             f"{counted(self.panels, 'panel')} of width <= {self.panel_width}, lookahead {self.lookahead}, "
             f"mover {self.mover}, {multiplier}"
         )
+
+    def beside_bound(self, per_rank: dict[str, dict[str, float]]) -> str:
+        """Return the lower bound as the end of a sentence, and why the words may be far above it."""
+        bound, words, read = self.lower_bound_words, per_rank["words_received"], per_rank["words_read"]
+        text = f"; lower bound {in_words(bound)}"
+        if words["max"] <= _FAR * bound:
+            return text
+        text += ", for the layouts that suit the product best"
+        if not read["max"]:
+            return text
+        return f"{text}; this product read {'all' if read == words else 'some'} of its words in place on the node"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as numbers and strings, for JSON."""
@@ -291,8 +306,8 @@ class Summary:
         return (
             f"{facts['title']}\n{Table(('on a rank', 'least', 'mean', 'most'), rows, words=('on a rank',))}\n"
             f"{in_rate(1e9 * self.gflops)}; predicted {in_seconds(facts['predicted_seconds'])}{hidden}{moved}; "
-            f"words and messages {'as' if facts['as_predicted'] else 'NOT as'} the formula says; "
-            f"{_beside_bound(facts['lower_bound_words'], facts['per_rank'])}"
+            f"words and messages {'as' if facts['as_predicted'] else 'NOT as'} the formula says"
+            f"{self.reports[0].beside_bound(facts['per_rank'])}"
         )
 
 
@@ -307,17 +322,6 @@ _ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("messages received", "messages_received", "{:.0f}".format),
     ("buffers", "extra_bytes", in_bytes),
 )
-
-
-def _beside_bound(bound: float, per_rank: dict[str, dict[str, float]]) -> str:
-    """Return the lower bound as a phrase, and why the words may be far above it."""
-    text, words, read = f"lower bound {in_words(bound)}", per_rank["words_received"], per_rank["words_read"]
-    if words["max"] <= _FAR * bound:
-        return text
-    text += ", for the layouts that suit the product best"
-    if not read["max"]:
-        return text
-    return f"{text}; this product read {'all' if read == words else 'some'} of its words in place on the node"
 
 
 if TYPE_CHECKING:

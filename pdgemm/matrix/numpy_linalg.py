@@ -8,11 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 import pdgemm
 from pdgemm.errors import ArgumentError
-from pdgemm.matrix.matrix_base import MatrixBase
 
 
 def matrix_power(a: Any, n: int) -> Any:
@@ -37,21 +34,8 @@ def qr(a: Any, mode: str = "reduced") -> Any:
     return linalg("qr")(a) if mode == "reduced" else linalg("qr")(a)[1]
 
 
-def solve(a: Any, b: Any) -> Any:
-    """The solution of A X = B; b may be a vector that every rank has, and so is the solution then."""
-    return _with_arrays(linalg("solve"), a, b)
-
-
-def lstsq(a: Any, b: Any) -> Any:
-    return _with_arrays(linalg("lstsq"), a, b)
-
-
-def _with_arrays(function: Callable[..., Any], a: Any, b: Any) -> Any:
-    if isinstance(b, MatrixBase):
-        return function(a, b)
-    columns = np.reshape(b, (-1, 1)) if np.ndim(b) == 1 else b
-    found = function(a, type(a).from_global(columns, grid=a.grid, device=a.device))
-    return found.allgather()[:, 0] if np.ndim(b) == 1 else found
+def lstsq(a: Any, b: Any, rcond: float | None = None) -> Any:
+    return linalg("lstsq")(a, b, rcond=rcond)
 
 
 def linalg(name: str) -> Callable[..., Any]:
@@ -60,7 +44,7 @@ def linalg(name: str) -> Callable[..., Any]:
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    f"numpy.linalg.{function.__name__}": function for function in (matrix_power, svd, eigh, qr, solve, lstsq)
+    f"numpy.linalg.{function.__name__}": function for function in (matrix_power, svd, eigh, qr, lstsq)
 }
 FUNCTIONS |= {
     "numpy.kron": lambda a, b: linalg("kron")(a, b),
@@ -71,5 +55,6 @@ FUNCTIONS |= {
     "numpy.linalg.inv": lambda a: linalg("inv")(a),
     "numpy.linalg.matrix_norm": lambda x, /, *, ord="fro": linalg("norm")(x, ord),
     "numpy.linalg.slogdet": lambda a: linalg("slogdet")(a),
+    "numpy.linalg.solve": lambda a, b: linalg("solve")(a, b),
     "numpy.linalg.svdvals": lambda x: linalg("svd")(x)[1],
 }

@@ -13,7 +13,7 @@ from pdgemm.arrays.device import Array
 from pdgemm.blas import local_lapack
 from pdgemm.movers.panel_views import column_room
 from pdgemm.movers.pipeline import Slot
-from pdgemm.panel_algorithms.task import DIAGONAL, PANEL, Task
+from pdgemm.panel_movers.task import DIAGONAL, PANEL, Task
 from pdgemm.panel_schedules.cholesky_schedule import SMALLEST, CholeskySchedule
 from pdgemm.panel_schedules.panel_schedule import Panel, below, lower_tiles
 
@@ -79,6 +79,7 @@ class Cholesky:
             Q = column_room(n_loc, self._plan.A.order, panel.width, slot.buffer_b)
             self._copies[slot.number] = task.bring_transposed(panel, P, "A", Q, self._arriving[slot.number], slot)
         self._panels[slot.number] = P, Q
+        task.transfers.expect(slot.arrivals)
 
     def _receive(self, slot: Slot) -> None:
         """Wait until a panel and its transpose have arrived."""

@@ -15,7 +15,7 @@ from pdgemm.arrays.dtypes import eps
 from pdgemm.arrays.elementwise import Combine
 from pdgemm.blas.local_qr import add_gram, blocks, divide
 from pdgemm.instrument.recorder import Recorder
-from pdgemm.panel_algorithms.tree_messages import ascend, descend, to_all, unpacked
+from pdgemm.panel_movers.tree_messages import ascend, descend, to_all, unpacked
 from pdgemm.panel_schedules.tsqr_schedule import MEASURED, Tree
 
 PASSES = 3  # at most: one with a shift and two without

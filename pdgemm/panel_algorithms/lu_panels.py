@@ -14,9 +14,9 @@ from pdgemm.arrays.device import Array
 from pdgemm.blas import local_lapack
 from pdgemm.instrument.recorder import Then
 from pdgemm.movers.pipeline import Slot
-from pdgemm.panel_algorithms.gathered_panel import GatheredPanels
-from pdgemm.panel_algorithms.row_exchange import exchange_rows
-from pdgemm.panel_algorithms.task import DIAGONAL, PANEL, Line, Task
+from pdgemm.panel_movers.gathered_panel import GatheredPanels
+from pdgemm.panel_movers.row_exchange import exchange_rows
+from pdgemm.panel_movers.task import DIAGONAL, PANEL, Line, Task
 from pdgemm.panel_schedules.gathered_layout import gathered_rows
 from pdgemm.panel_schedules.lu_schedule import LUSchedule
 from pdgemm.panel_schedules.panel_schedule import Panel, below
@@ -30,8 +30,8 @@ class LUPanels:
 
     found : on return row t was exchanged with row found[t], for t = 0, 1, ... in turn; on idle ranks, too.
 
-    Cost per rank on Pr x Pc: 2n^3/(3 Pr Pc) flops; n^2/2 (1/Pr + 1/Pc) words in for L and U, n^2/Pc for rows that
-    are exchanged, at most; and n^2/(2 Pc) in and out on the ranks that factor panels.
+    Cost per rank on Pr x Pc: 2n^3/(3 Pr Pc) flops; n^2/2 (1/Pr + 1/Pc) words in for L and U.  On all ranks together at
+    most n^2 words for panels that are gathered and go back, and 3 n^2/2 for rows that are exchanged.
     Error: |P A - L U| <= gamma_n |L||U| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 9.3).
     """
 
@@ -62,6 +62,7 @@ class LUPanels:
                 self._update(panel, slot, U, end, self._cols.n)
         for slot in self._slots:
             task.free(slot)
+        self._gathered.finish()
         if task.peers:
             with task.recorder.phase("sync"):
                 task.peers.sync()  # all have read L, whose rows are moved now
@@ -107,7 +108,7 @@ class LUPanels:
     def _receive(self, panel: Panel, slot: Slot) -> Array:
         """Exchange the rows behind a panel when it has arrived; return U_kj = L_kk^-1 A_kj."""
         task, A, (i, j) = self._task, self._A, self._task.grid.coords
-        if (panel.col, panel.row) != (j, i) and j == panel.col:
+        if j == panel.col and i != panel.row:
             self._gathered.receive(panel)
             self._travel(panel, slot)
         task.wait(slot)

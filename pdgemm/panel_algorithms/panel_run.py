@@ -31,7 +31,7 @@ from pdgemm.model.mover_registry import RING, SHARED
 from pdgemm.movers.arrivals import Transfers
 from pdgemm.movers.node_arrays import NodeArrays
 from pdgemm.names import AnyName
-from pdgemm.panel_algorithms.task import Task
+from pdgemm.panel_movers.task import Task
 from pdgemm.panel_schedules.panel_schedule import PanelSchedule
 from pdgemm.planning.simulator import simulate
 from pdgemm.support.agreement import together

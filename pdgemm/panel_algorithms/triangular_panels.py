@@ -11,7 +11,7 @@ from pdgemm.arrays.elementwise import CONJUGATE, CONVERT, scale
 from pdgemm.blas import local_lapack
 from pdgemm.movers.panel_views import column_room
 from pdgemm.movers.pipeline import Slot
-from pdgemm.panel_algorithms.task import DIAGONAL, PANEL, Task
+from pdgemm.panel_movers.task import DIAGONAL, PANEL, Task
 from pdgemm.panel_schedules.panel_schedule import Panel, below
 from pdgemm.panel_schedules.triangular_schedule import TriangularSchedule
 
@@ -59,6 +59,7 @@ class _Panels:
             window = self._rows.local_window(panel.start, panel.stop, panel.row), self._local_cols(panel)
             B = task.bring("col", panel.row, "B", window, rows, slot, PANEL, ready=not plan.solves)
         self._held[slot.number] = A, B
+        task.transfers.expect(slot.arrivals)
 
     def _receive(self, slot: Slot) -> None:
         """Wait until a panel and its rows have arrived; conjugate it where A is a conjugate."""

@@ -13,7 +13,7 @@ from pdgemm.arrays.elementwise import Combine
 from pdgemm.blas.local_gemm import gemm_accumulate
 from pdgemm.blas.local_qr import blocks, orthonormal
 from pdgemm.instrument.recorder import Recorder
-from pdgemm.panel_algorithms.tree_messages import ascend, descend, unpacked
+from pdgemm.panel_movers.tree_messages import ascend, descend, unpacked
 from pdgemm.panel_schedules.tsqr_schedule import Tree, packed
 
 

@@ -24,6 +24,7 @@ class CholeskySchedule(PanelSchedule):
     """
 
     algorithm = "cholesky"
+    bound_factor = 1 / 3
 
     @property
     def flops(self) -> int:

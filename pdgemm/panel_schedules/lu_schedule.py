@@ -31,6 +31,7 @@ class LUSchedule(PanelSchedule):
 
     pivots: tuple[int, ...] | None = field(default=None, kw_only=True, repr=False)
     algorithm = "lu"
+    bound_factor = 2 / 3
     exposed_buffers: ClassVar[tuple[str, ...]] = (*EXPOSED, "pivots")
 
     @property

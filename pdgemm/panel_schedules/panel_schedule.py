@@ -119,6 +119,7 @@ class PanelSchedule:
     device: str = field(default="", kw_only=True)
     algorithm: ClassVar[str]
     lookahead: ClassVar[int] = 1
+    bound_factor: ClassVar[float] = 0.0
     exposed_buffers: ClassVar[tuple[str, ...]] = ()  # which the other ranks read where panels are read in place
 
     @property
@@ -157,8 +158,12 @@ class PanelSchedule:
         raise NotImplementedError
 
     def lower_bound_words(self, ranks: int) -> float:
-        """Return a lower bound on the words that some rank receives, for any algorithm with memory for n^2/P words."""
-        return 0.0
+        """Return a lower bound on the words that some rank receives, for any algorithm; 0 where none is known.
+
+        bound_factor n^2/sqrt(P), with memory for n^2/P words, less these, which a rank has: Kwasniewski et al., On the
+        parallel I/O optimality of linear algebra kernels, SC 2021, with 1/3 for Cholesky and 2/3 for LU.
+        """
+        return max(0.0, self.bound_factor * self.n**2 / ranks**0.5 - self.n**2 / ranks)
 
     def rounds(self) -> Iterator[Round]:
         """Yield what all ranks send and multiply, panel by panel."""

@@ -11,11 +11,11 @@ import numpy as np
 from pdgemm.arrays import dtypes
 from pdgemm.arrays.integers import as_count, shown
 from pdgemm.errors import ArgumentError, LinAlgError
-from pdgemm.linalg.cholesky import cholesky
-from pdgemm.linalg.iterations import Work, add, add_to_diagonal, check_operand, finite_norm, like, unit
-from pdgemm.linalg.polar import inverse, polar
+from pdgemm.factors.cholesky import cholesky
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.spectral.iterations import Work, add, add_to_diagonal, check_operand, finite_norm, like, unit
+from pdgemm.spectral.polar import inverse, polar
 from pdgemm.support.agreement import together
 
 MUON = (3.4445, -4.7750, 2.0315)

@@ -9,12 +9,12 @@ import numpy as np
 
 from pdgemm.arrays.integers import shown
 from pdgemm.errors import ArgumentError, LinAlgError
-from pdgemm.linalg.cholesky import cholesky
-from pdgemm.linalg.iterations import Work, add, add_to_diagonal, check_operand, finite_norm, like, random, unit
-from pdgemm.linalg.qr import qr
-from pdgemm.linalg.triangular import solve_triangular
+from pdgemm.factors.cholesky import cholesky
+from pdgemm.factors.qr import qr
+from pdgemm.factors.triangular import solve_triangular
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.spectral.iterations import Work, add, add_to_diagonal, check_operand, finite_norm, like, random, unit
 from pdgemm.support.agreement import together
 
 _LEAST = 0.0484  # the lower bound of singular values at which the weight c of a step is 100

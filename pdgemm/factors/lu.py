@@ -12,16 +12,16 @@ import numpy as np
 
 from pdgemm.arrays import dtypes
 from pdgemm.errors import LinAlgError
+from pdgemm.factors.operands import check_host, check_right_side, check_square, common_dtype, in_type
+from pdgemm.factors.triangular import solve_triangular
 from pdgemm.instrument.panel_report import PanelReport
-from pdgemm.linalg.operands import check_host, check_right_side, check_square, common_dtype, in_type
-from pdgemm.linalg.triangular import solve_triangular
 from pdgemm.matrix.argument_checks import check_dtype, check_matrices, check_result, communicator, op_letter, size
 from pdgemm.matrix.array_functions import tril, triu
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Transpose
 from pdgemm.panel_algorithms.lu_panels import LUPanels
 from pdgemm.panel_algorithms.panel_run import can_read, run, working_copy
-from pdgemm.panel_algorithms.row_exchange import PermuteRows
+from pdgemm.panel_movers.row_exchange import PermuteRows
 from pdgemm.panel_schedules.lu_schedule import LUSchedule
 from pdgemm.panel_schedules.panel_schedule import is_balanced
 from pdgemm.panel_schedules.row_moves import PermutationSchedule, permutation
@@ -72,8 +72,8 @@ def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> LU:
     The factors lie as A does, row-major, or in square blocks where A does not share the work evenly; `report` has the
     words, which depend on the pivots.  A singular A has factors, too: `zero_pivot` says so, and `lu_solve` raises.
 
-    Cost per rank on Pr x Pc = P: 2n^3/(3P) flops for m = n; n^2/2 (1/Pr + 1/Pc) words in for L and U, and at most
-    3 n^2/(2 Pc) words in a grid column for rows that pivots exchange.
+    Cost per rank on Pr x Pc = P: 2n^3/(3P) flops for m = n; n^2/2 (1/Pr + 1/Pc) words in for L and U.  On all ranks
+    together at most n^2 words for panels, each of which one rank factors, and 3 n^2/2 for rows that pivots exchange.
     Raises LayoutError, DTypeError, DeviceError or GridError on all ranks.
     Error: |P A - L U| <= gamma_n |L||U| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 9.3).
     """

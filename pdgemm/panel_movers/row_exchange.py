@@ -10,7 +10,7 @@ from mpi4py import MPI
 from pdgemm.arrays.device import Array
 from pdgemm.arrays.dtypes import wire
 from pdgemm.movers.panel_views import column_room
-from pdgemm.panel_algorithms.task import Task
+from pdgemm.panel_movers.task import Task
 from pdgemm.panel_schedules.row_moves import PermutationSchedule, RowMoves
 
 _TAG = (1 << 12) + 2

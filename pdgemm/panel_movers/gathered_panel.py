@@ -10,7 +10,7 @@ from pdgemm.grids.index_map import identity
 from pdgemm.movers.block_copy import copy_blocks
 from pdgemm.movers.panel_views import column_room
 from pdgemm.movers.pipeline import Slot
-from pdgemm.panel_algorithms.task import Task, Window
+from pdgemm.panel_movers.task import Task, Window
 from pdgemm.panel_schedules.gathered_layout import slabs
 from pdgemm.panel_schedules.panel_schedule import Panel, below
 
@@ -20,8 +20,9 @@ _GATHER, _SPREAD = 1 << 12, (1 << 12) + 1  # tags in a grid column
 class GatheredPanels:
     """Gathers the rows of a panel from its first on, which all ranks of its grid column have, and brings them back.
 
-    All ranks of the grid column call `gather`, its owner then `spread` and the others `receive`, panel by panel.  One
-    buffer on each rank is enough: a rank that says that its next rows may be read has read the last ones.
+    All ranks of the grid column call `gather`, its owner then `spread` and the others `receive`, panel by panel, and
+    after the last one `finish`.  One buffer on each rank is enough: a rank that says that its next rows may be read has
+    read the last ones.
     """
 
     def __init__(self, task: Task[Any], name: str = "A") -> None:
@@ -91,6 +92,10 @@ class GatheredPanels:
                 x = self._buffer(task.peers("gathered", task.rank_in("col", panel.row)), panel)[part]
                 task.recorder.traffic.read(x.size)
             self._copy(x, task.arrays[self._name][self._window(panel, i)])
+
+    def finish(self) -> None:
+        """Wait until what was sent has left."""
+        self._task.free(self._slot)
 
     def _send_own(self, panel: Panel, rows: int) -> None:
         """Let the owner have this rank's rows, and expect them back."""

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from pdgemm.errors import ArgumentError
+from pdgemm.factors.cholesky import cho_solve, cholesky
+from pdgemm.factors.operands import check_right_side, check_square, common_dtype
+from pdgemm.factors.triangular import BLOCK, solve_triangular, trmm
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout
-from pdgemm.linalg.cholesky import cho_solve, cholesky
-from pdgemm.linalg.operands import check_right_side, check_square, common_dtype
-from pdgemm.linalg.triangular import BLOCK, solve_triangular, trmm
 from pdgemm.matrix.argument_checks import communicator, op, op_letter
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.model.machine import Machine, machine_at_hand, on_nodes

@@ -8,9 +8,9 @@ from zlib import crc32
 import numpy as np
 
 from pdgemm.arrays import dtypes
+from pdgemm.factors.operands import check_right_side, column, common_dtype, in_type
+from pdgemm.factors.tall_qr import svd_on_all, tall_qr
 from pdgemm.gemm import pdgemm
-from pdgemm.linalg.operands import check_right_side, column, common_dtype, in_type
-from pdgemm.linalg.tall_qr import svd_on_all, tall_qr
 from pdgemm.matrix.argument_checks import check_dtype, check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together

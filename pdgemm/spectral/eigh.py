@@ -9,7 +9,10 @@ import numpy as np
 
 from pdgemm.arrays.integers import as_count, shown
 from pdgemm.errors import ArgumentError, LinAlgError
-from pdgemm.linalg.iterations import (
+from pdgemm.factors.qr import qr
+from pdgemm.matrix.argument_checks import communicator, size
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.spectral.iterations import (
     Work,
     add,
     add_to_diagonal,
@@ -21,10 +24,7 @@ from pdgemm.linalg.iterations import (
     random,
     unit,
 )
-from pdgemm.linalg.polar import unitary_factor
-from pdgemm.linalg.qr import qr
-from pdgemm.matrix.argument_checks import communicator, size
-from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.spectral.polar import unitary_factor
 from pdgemm.support.agreement import together
 
 SMALL = 512  # the order up to which LAPACK on one rank is faster than a division

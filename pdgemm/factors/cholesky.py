@@ -6,8 +6,8 @@ from time import perf_counter
 from typing import Any
 
 from pdgemm.errors import LinAlgError
-from pdgemm.linalg.operands import check_square
-from pdgemm.linalg.triangular import BLOCK, solve_triangular
+from pdgemm.factors.operands import check_square
+from pdgemm.factors.triangular import BLOCK, solve_triangular
 from pdgemm.matrix.argument_checks import check_result, communicator, size
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.panel_algorithms.cholesky_panels import Cholesky

@@ -6,11 +6,11 @@ import numpy as np
 
 from pdgemm.arrays.integers import as_count, as_seed
 from pdgemm.errors import ArgumentError
-from pdgemm.linalg.iterations import Work, check_operand, finite_norm, like, random
-from pdgemm.linalg.qr import qr
-from pdgemm.linalg.tall_qr import svd_of_tall
+from pdgemm.factors.qr import qr
+from pdgemm.factors.tall_qr import svd_of_tall
 from pdgemm.matrix.argument_checks import communicator, size
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.spectral.iterations import Work, check_operand, finite_norm, like, random
 from pdgemm.support.agreement import together
 
 _PROBES = 6  # random vectors for the estimate of the error, which is too small with probability 10^-6

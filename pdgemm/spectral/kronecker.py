@@ -16,12 +16,12 @@ from pdgemm.grids.distribution import Block, BlockCyclic, Distribution
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.instrument.report import MoveReport
-from pdgemm.linalg.iterations import like
 from pdgemm.matrix.argument_checks import check_matrices, communicator, op, size
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.gather import block_index
 from pdgemm.matrix.tree import broadcast
 from pdgemm.names import Transpose
+from pdgemm.spectral.iterations import like
 from pdgemm.support.agreement import together
 
 

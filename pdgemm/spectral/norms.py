@@ -12,13 +12,13 @@ from pdgemm.arrays import dtypes
 from pdgemm.arrays.element_functions import element_function
 from pdgemm.arrays.integers import shown
 from pdgemm.errors import ArgumentError, LinAlgError
-from pdgemm.linalg.cholesky import cho_solve, cholesky
-from pdgemm.linalg.iterations import check_operand, on_one_rank
-from pdgemm.linalg.qr import qr
-from pdgemm.linalg.triangular import solve_triangular
+from pdgemm.factors.cholesky import cho_solve, cholesky
+from pdgemm.factors.qr import qr
+from pdgemm.factors.triangular import solve_triangular
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Norm, Transpose
+from pdgemm.spectral.iterations import check_operand, on_one_rank
 from pdgemm.support.agreement import together
 
 Vectors = Callable[[np.ndarray], np.ndarray]

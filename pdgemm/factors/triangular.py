@@ -10,9 +10,9 @@ import numpy as np
 
 from pdgemm.arrays import device as devices
 from pdgemm.errors import ArgumentError
+from pdgemm.factors.operands import check_right_side, check_square, column, common_dtype, in_type
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.instrument.report import MoveReport
-from pdgemm.linalg.operands import check_right_side, check_square, column, common_dtype, in_type
 from pdgemm.matrix.argument_checks import as_scalar, check_result, communicator, op, op_letter, size
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, new_array

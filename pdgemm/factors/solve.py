@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,12 +10,12 @@ import numpy as np
 
 from pdgemm.arrays import dtypes
 from pdgemm.errors import ArgumentError, DTypeError, LinAlgError
+from pdgemm.factors.cholesky import cho_solve, cholesky
+from pdgemm.factors.lu import LU, check_regular, lu_factor, lu_solve, own_copy, permuted
+from pdgemm.factors.operands import check_host, check_right_side, check_square, column, common_dtype
+from pdgemm.factors.triangular import inv_triangular, solve_triangular
 from pdgemm.gemm import pdgemm
 from pdgemm.instrument.panel_report import PanelReport
-from pdgemm.linalg.cholesky import cho_solve, cholesky
-from pdgemm.linalg.lu import LU, check_regular, lu_factor, lu_solve, own_copy, permuted
-from pdgemm.linalg.operands import check_host, check_right_side, check_square, column, common_dtype
-from pdgemm.linalg.triangular import inv_triangular, solve_triangular
 from pdgemm.matrix.argument_checks import check_result, communicator, size
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together
@@ -189,7 +188,7 @@ def _refined(A: DistMatrix, B: Any, trans: Any, overwrite_a: bool, overwrite_b: 
 
 
 def _named(make_report: Callable[[], PanelReport], what: str) -> PanelReport:
-    return replace(make_report(), what=what)
+    return make_report().changed(what=what)
 
 
 def _corrected(factors: LU, R: DistMatrix, trans: Any, dtype: np.dtype) -> DistMatrix:

@@ -28,8 +28,8 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.gather import block_index
 from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.panel_algorithms.cholesky_qr import Passes, cholesky_qr
-from pdgemm.panel_algorithms.tree_messages import descend, to_all
 from pdgemm.panel_algorithms.tsqr import tsqr
+from pdgemm.panel_movers.tree_messages import descend, to_all
 from pdgemm.panel_schedules.tsqr_schedule import broadcast_tree, gram_tree, tsqr_tree
 from pdgemm.support.agreement import together
 
@@ -43,7 +43,7 @@ class TallQR(NamedTuple):
 
 
 def tall_qr(A: DistMatrix, method: str = "auto") -> TallQR:
-    """Compute A = Q R, where A is (m, n) with m >= n.  Collective over the grid of A; see `pdgemm.linalg.qr`.
+    """Compute A = Q R, where A is (m, n) with m >= n.  Collective over the grid of A; see `pdgemm.factors.qr`.
 
     A matrix that is not distributed by rows, or is on a device, is copied to rows on the host first.
     Raises LayoutError for another shape, and LinAlgError where method "cholesky" is not accurate; on all ranks.

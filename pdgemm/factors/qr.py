@@ -5,11 +5,15 @@ from __future__ import annotations
 from time import perf_counter
 from typing import get_args
 
+import numpy as np
+from mpi4py import MPI
+
 from pdgemm.arrays import device as devices
 from pdgemm.errors import ArgumentError
+from pdgemm.factors.householder import householder_qr
+from pdgemm.factors.tall_qr import placed, tall_qr
 from pdgemm.gemm import pdgemm
 from pdgemm.grids.distribution import Distribution
-from pdgemm.linalg.tall_qr import placed, tall_qr
 from pdgemm.matrix.argument_checks import check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, new_array
@@ -26,6 +30,8 @@ def qr(A: DistMatrix, *, mode: str = "reduced", method: QRMethod = "auto") -> tu
                          ill-conditioned; LinAlgError where that is not accurate, beyond a condition number of about
                          1e10 of the columns scaled to one length (1e4 in single precision);
              "tsqr"      a tree of Householder's factorisations, for any A, of any rank;
+             "householder"  blocked reflections on any grid, for any A, of any shape and rank: for matrices that are
+                         not tall, which lie in square blocks; `report` is then a PanelReport;
              "auto"      the first where it is accurate, else the second, as measured: |Q^H Q - I| <= 1/2 before the
                          last pass, and no pivot of Cholesky's factorisation is a rounding error.
 
@@ -49,6 +55,11 @@ def qr(A: DistMatrix, *, mode: str = "reduced", method: QRMethod = "auto") -> tu
             raise ArgumentError(f'mode {mode!r} is not "reduced"')
         if method not in get_args(QRMethod):
             raise ArgumentError(f"method {method!r} is not one of {', '.join(get_args(QRMethod))}")
+    if method == "householder":
+        Q, R = householder_qr(A)
+        assert Q is not None
+        _make_diagonal_positive(Q, R)
+        return Q, R
     m, n = A.shape
     if m < n:
         return _wide(A, method)
@@ -68,3 +79,15 @@ def _wide(A: DistMatrix, method: QRMethod) -> tuple[DistMatrix, DistMatrix]:
     first.redistribute(R[:, :m])  # without the rounding errors below the diagonal; each rank has its elements
     R.report = Q.report
     return Q, R
+
+
+def _make_diagonal_positive(Q: DistMatrix, R: DistMatrix) -> None:
+    """Change signs of columns of Q, and of rows of R, whose diagonal is real.  Collective; an allreduce of h words."""
+    (rows, across), (_, cols) = R.indices(), Q.indices()
+    both, i, j = np.intersect1d(rows, across, assume_unique=True, return_indices=True)
+    diagonal = np.zeros(min(R.shape))
+    diagonal[both] = R.local[i, j].real
+    R.grid.comm.Allreduce(MPI.IN_PLACE, diagonal, MPI.SUM)
+    signs = np.where(diagonal < 0, -1, 1).astype(R.dtype)
+    R.local[...] *= signs[rows, None]
+    Q.local[...] *= signs[cols]

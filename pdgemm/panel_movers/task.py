@@ -148,10 +148,11 @@ class Task(NamedTuple, Generic[Planned]):
             self.recorder.traffic.sent(0)
             slot.users.append(comm.Isend(_NOTHING, dest=reader, tag=_READY))
 
-    def follow(self, comm: MPI.Comm, owner: int, slot: Slot) -> None:
-        """Let a slot wait until an owner on this node announces that its panel may be read."""
+    def follow(self, comm: MPI.Comm, owner: int, slot: Slot, act: Callable[[], object] | None = None) -> None:
+        """Let a slot wait until an owner on this node announces that its panel may be read, and then act."""
         self.recorder.traffic.received(0)
-        slot.arrivals.append(comm.Irecv(np.empty(0, np.uint8), source=owner, tag=_READY))
+        request = comm.Irecv(np.empty(0, np.uint8), source=owner, tag=_READY)
+        slot.arrivals.append(Then(request, act) if act else request)
 
     def wait(self, slot: Slot) -> None:
         """Wait until all that comes to a slot has arrived."""

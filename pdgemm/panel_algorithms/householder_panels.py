@@ -1,0 +1,90 @@
+"""QR factorisation by blocked Householder reflections with look-ahead: Schreiber & Van Loan, A storage-efficient WY
+representation for products of Householder transformations, SIAM J. Sci. Stat. Comput. 10(1), 1989.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from pdgemm.arrays.device import Array
+from pdgemm.blas.compact_qr import compact_qr
+from pdgemm.blas.local_gemm import gemm_accumulate
+from pdgemm.blas.local_lapack import multiply_triangular
+from pdgemm.panel_movers.column_sum import ColumnSum
+from pdgemm.panel_movers.reflectors import Reflectors
+from pdgemm.panel_movers.task import Task
+from pdgemm.panel_schedules.householder_schedule import HouseholderSchedule
+from pdgemm.panel_schedules.panel_schedule import below
+
+
+class Householder:
+    """Overwrites A (m, n) with R, and Q (m, k), the first k = min(m, n) columns of the identity, with Q: A = Q R.
+
+    Each panel of A is (I - V T V^H) R, where V is unit lower trapezoidal and T upper triangular.  Both are kept, and
+    make Q from the last panel to the first.
+
+    Cost per rank on Pr x Pc, m >= n: (2 m n^2 - 2/3 n^3)/(Pr Pc) flops for R, and as many for Q.
+    Error: columnwise |A - Q R| <= gamma_{mn} |A|, for any A (Higham, Accuracy and Stability, 2002, 19.4).
+    """
+
+    def __init__(self, task: Task[HouseholderSchedule]) -> None:
+        self._task, self._plan, self._A = task, task.schedule, task.arrays["A"]
+        self._reflectors, self._sum = Reflectors(task), ColumnSum(task)
+
+    def __call__(self) -> int:
+        steps = self._plan.steps
+        if self._task.grid.idle or not steps:
+            return 0
+        with np.errstate(all="ignore"):
+            self._factor(0)
+            for number in range(len(steps)):
+                self._reflectors.wait(number)
+                columns = self._plan.updates(number)
+                self._reflect(number, self._A, columns[0], "C")
+                if len(columns) > 1:
+                    self._factor(number + 1)  # it travels while the others are reflected
+                    self._reflect(number, self._A, columns[1], "C")
+            if self._plan.wants_q:
+                self._form_q()
+        self._sum.finish()
+        self._reflectors.finish()
+        return 0
+
+    def _form_q(self) -> None:
+        """Q := (I - V_1 T_1 V_1^H) (I - V_2 T_2 V_2^H) ... Q, from the last panel to the first."""
+        steps, k = self._plan.steps, min(self._plan.A.distribution.shape)
+        self._reflectors.travel(len(steps) - 1, again=True)
+        for number in reversed(range(len(steps))):
+            if number:
+                self._reflectors.travel(number - 1, again=True)
+            self._reflectors.wait(number)
+            self._reflect(number, self._task.arrays["Q"], (steps[number].start, k), "N")
+
+    def _factor(self, number: int) -> None:
+        """Factor a panel on the rank that has its diagonal block, and let V and T travel."""
+        panel, reflectors, i = self._plan.steps[number], self._reflectors, self._task.grid.coords[0]
+        reflectors.free(number)
+        if self._task.grid.coords == (panel.row, panel.col):
+            V, T = reflectors.gather(number)
+            A, R = self._A[reflectors.window(panel, i)], np.empty_like(T)
+            with self._task.recorder.phase("compute"):
+                compact_qr(V, R, T)
+            A[: panel.width], A[panel.width :] = R, 0
+            reflectors.give_back(number)
+        reflectors.travel(number)
+
+    def _reflect(self, number: int, C: Array, columns: tuple[int, int], trans: str) -> None:
+        """C := (I - V op(T) V^H) C, in columns from and to, and rows from the panel's start on."""
+        panel, task, (i, j) = self._plan.steps[number], self._task, self._task.grid.coords
+        rows, cols = self._plan.A.distribution.rows, self._plan.A.distribution.cols
+        C = C[below(rows, i, panel.start) :, cols.local_window(*columns, j)]
+        if not C.size:
+            return
+        V, T = self._reflectors.get(number)
+        W = self._sum.room(panel.width, C.shape[1])
+        with task.recorder.phase("compute"):
+            gemm_accumulate(1, V.T, C, 0, W, conjugate_a=C.dtype.kind == "c")
+        self._sum(W, self._plan.members(panel), partial(multiply_triangular, T, lower=False, trans=trans))
+        task.update(V, W, C)

@@ -1,0 +1,114 @@
+"""`pdgemm solve`, `svd` and `gram` as users type them: files to files, checked, on any number of ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import h5py
+import jobs
+import numpy as np
+import pytest
+
+pytestmark = jobs.needs_mpiexec
+EPS = np.finfo(float).eps
+
+
+def pdgemm(ranks: int, *arguments: str, cwd: Path) -> jobs.Finished:
+    return jobs.pdgemm(ranks, *arguments, cwd=cwd, timeout=60)
+
+
+def read(path: Path, name: str) -> np.ndarray:
+    with h5py.File(path, "r") as file:
+        return np.array(file[name])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("linalg")
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((60, 60))
+    with h5py.File(made / "a.h5", "w") as file:
+        file["general"], file["positive"] = x, x @ x.T + np.eye(60)
+        file["singular"], file["tall"] = np.ones((60, 60)), rng.standard_normal((90, 20))
+        file["b"], file["integers"] = rng.standard_normal((60, 5)), np.ones((60, 60), "i4")
+        file["few"] = rng.standard_normal((90, 4)) @ rng.standard_normal((4, 70))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("ranks", "name", "options"),
+    [
+        (1, "general", []),
+        (2, "general", ["--refine"]),
+        (3, "positive", ["--assume", "pos", "--block", "8", "--trace", "trace.json"]),
+        (4, "positive", ["--assume", "upper triangular", "--block", "7x5", "--grid", "2x2"]),
+        (2, "positive", ["--assume", "lower triangular"]),
+    ],
+)
+def test_solve(folder: Path, ranks: int, name: str, options: list[str]) -> None:
+    output = f"x{ranks}.h5:/x"
+    done = pdgemm(ranks, "solve", f"a.h5:/{name}", "a.h5:/b", "-o", output, "--verify", *options, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "backward error" in done.stdout and "ok" in done.stdout
+    A, b, x = read(folder / "a.h5", name), read(folder / "a.h5", "b"), read(folder / f"x{ranks}.h5", "x")
+    A = np.triu(A) if "upper triangular" in options else np.tril(A) if "lower triangular" in options else A
+    assert abs(b - A @ x).max() <= 60 * 60 * EPS * (abs(A) @ abs(x)).max()
+
+
+def test_json(folder: Path) -> None:
+    done = pdgemm(
+        2, "solve", "a.h5:/positive", "a.h5:/b", "-o", "j.h5:/x", "--assume", "pos", "--verify", "--json", cwd=folder
+    )
+    facts = json.loads(done.stdout)
+    assert facts["verify"]["passed"] and facts["verify"]["value"] <= facts["verify"]["bound"]
+    assert facts["solve"]["as_predicted"] and facts["ranks"] == 2
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_svd(folder: Path, ranks: int) -> None:
+    done = pdgemm(ranks, "svd", "a.h5:/few", "-k", "4", "-o", f"s{ranks}.h5:/pca", "--verify", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    U, s, Vh = (read(folder / f"s{ranks}.h5", f"pca/{name}") for name in ("U", "s", "Vh"))
+    A = read(folder / "a.h5", "few")
+    assert U.shape == (90, 4) and s.shape == (1, 4) and Vh.shape == (4, 70)
+    assert np.allclose(s[0], np.linalg.svd(A, compute_uv=False)[:4])
+    assert np.allclose((U * s) @ Vh, A)
+
+
+def test_all_singular_values(folder: Path) -> None:
+    done = pdgemm(2, "svd", "a.h5:/tall", "-o", "all.h5:/f", "--verify", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert np.allclose(
+        read(folder / "all.h5", "f/s")[0], np.linalg.svd(read(folder / "a.h5", "tall"), compute_uv=False)
+    )
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_gram(folder: Path, ranks: int) -> None:
+    done = pdgemm(ranks, "gram", "a.h5:/tall", "-o", f"g{ranks}.h5:/g", "--verify", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    A = read(folder / "a.h5", "tall")
+    assert np.allclose(read(folder / f"g{ranks}.h5", "g"), A.T @ A)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["solve", "a.h5:/singular", "a.h5:/b", "-o", "n.h5:/x"], "singular"),
+        (["solve", "a.h5:/general", "a.h5:/b", "-o", "n.h5:/x", "--assume", "pos"], "is not positive definite"),
+        (["solve", "a.h5:/tall", "a.h5:/b", "-o", "n.h5:/x"], "A must be square"),
+        (["solve", "a.h5:/general", "a.h5:/tall", "-o", "n.h5:/x"], "shape mismatch"),
+        (["solve", "a.h5:/integers", "a.h5:/b", "-o", "n.h5:/x"], "--dtype float64"),
+        (["svd", "a.h5:/few", "-k", "71", "-o", "n.h5:/x"], "-k 71 is more than the 70 singular values"),
+        (["gram", "a.h5:/b", "-o", "a.h5:/general"], "it is replaced only with --force"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(folder: Path, words: Any, message: str) -> None:
+    before = (folder / "a.h5").read_bytes()
+    done = pdgemm(2, *words, cwd=folder)
+    assert done.returncode == 2, done.stdout + done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("pdgemm: error: ")]
+    assert len(lines) == 1 and message in lines[0], done.stderr
+    assert not (folder / "n.h5").exists() and (folder / "a.h5").read_bytes() == before
