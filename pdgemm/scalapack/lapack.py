@@ -12,8 +12,8 @@ from mpi4py import MPI
 from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.algorithms.store import store
 from pdgemm.arrays.elementwise import CONVERT
-from pdgemm.linalg.cholesky import cho_solve, cholesky_factor
-from pdgemm.linalg.lu import LU, lu_factor, lu_solve
+from pdgemm.factors.cholesky import cho_solve, cholesky_factor
+from pdgemm.factors.lu import LU, lu_factor, lu_solve
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.scalapack.arguments import Argument, Desc, Dtypes, Sub, at_least_0, check_letter, checked, letter, of_type
 from pdgemm.scalapack.descriptors import Descriptor, illegal

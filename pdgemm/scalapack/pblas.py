@@ -10,11 +10,11 @@ import numpy as np
 
 from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.errors import ArgumentError, GridError
+from pdgemm.factors.rank_k import herk, syrk
+from pdgemm.factors.triangular import solve_triangular, trmm
 from pdgemm.gemm import pdgemm as gemm
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.linalg.rank_k import herk, syrk
-from pdgemm.linalg.triangular import solve_triangular, trmm
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.scalapack.arguments import (
     Argument,
