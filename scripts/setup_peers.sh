@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes .venv-peers: pdgemm and what scripts/bench_peers.py compares it with.
+# Makes .venv-peers: pdgemm and what scripts/bench_peers.py and bench_linalg.py compare it with.
 #
 #   scripts/setup_peers.sh [PEER...]      of pylops-mpi, dask, heat, scalapack, mkl; all of them by default
 #
@@ -20,8 +20,8 @@ for peer; do
     case " $peers " in *" $peer "*) ;; *) die "$peer is none of $peers" ;; esac
 done
 torch=${PDGEMM_TORCH:-torch==2.13.0+cpu}
-driver=$root/scripts/peers/scalapack_gemm.c
-this=$(cat "${BASH_SOURCE[0]}" "$driver" | sha256sum)
+drivers=$root/scripts/peers
+this=$(cat "${BASH_SOURCE[0]}" "$drivers"/scalapack_* | sha256sum)
 
 print=''
 [ ! -r "$stamp" ] || read -r print <"$stamp"
@@ -39,11 +39,11 @@ install_heat() {
     "${pip[@]}" install "$torch" && "${pip[@]}" install --no-deps heat
 }
 
-# compile NAME OPTION...: the driver, with ScaLAPACK and what else is named.
+# compile NAME SOURCE OPTION...: a driver, with ScaLAPACK and what else is named.
 compile() {
-    local name=$1
-    shift
-    mpicc.openmpi -O2 -o "$venv/bin/$name" "$driver" "$@" -lm -ldl
+    local name=$1 source=$2
+    shift 2
+    mpicc.openmpi -O2 -o "$venv/bin/$name" "$drivers/$source" "$@" -lm -ldl
 }
 install_scalapack() {
     local packages=(libscalapack-openmpi-dev openmpi-bin libopenmpi-dev gcc libc6-dev libopenblas0-pthread)
@@ -52,12 +52,14 @@ install_scalapack() {
         _apt_install "${packages[@]}" || return 1
     fi
     # The executable's pilaenv comes before the library's: PBLAS cuts products into blocks of 32 otherwise.
-    compile scalapack_gemm -lscalapack-openmpi && compile scalapack_gemm_256 -DLOGICAL_BLOCK=256 -lscalapack-openmpi
+    compile scalapack_gemm scalapack_gemm.c -lscalapack-openmpi &&
+        compile scalapack_gemm_256 scalapack_gemm.c -DLOGICAL_BLOCK=256 -lscalapack-openmpi &&
+        compile scalapack_linalg scalapack_linalg.c -lscalapack-openmpi
 }
 install_mkl() {
     command -v mpicc.openmpi >/dev/null || { echo "needs Debian's Open MPI" && return 1; }
     "${pip[@]}" install mkl &&
-        compile scalapack_gemm_mkl "$venv"/lib/libmkl_{scalapack_lp64,intel_lp64,sequential,core,blacs_openmpi_lp64}.so.* \
+        compile scalapack_gemm_mkl scalapack_gemm.c "$venv"/lib/libmkl_{scalapack_lp64,intel_lp64,sequential,core,blacs_openmpi_lp64}.so.* \
             -Wl,--no-as-needed,-rpath,"$venv/lib"
 }
 
@@ -76,4 +78,4 @@ for peer; do
 done
 [ ${#left_out[@]} = 0 ] || printf 'left out: %s\n' "${left_out[@]}"
 [ ${#left_out[@]} != 0 ] || fingerprint "$this" "$torch" "$@" >"$stamp"
-say "now: PDGEMM_VENV=.venv-peers; . scripts/env.sh; python scripts/bench_peers.py"
+say "now: PDGEMM_VENV=.venv-peers; . scripts/env.sh; python scripts/bench_peers.py, or bench_linalg.py"

@@ -32,6 +32,19 @@ def cholesky(A: DistMatrix, *, lower: bool = True, overwrite_a: bool = False) ->
     definite; A is then as it was, except with overwrite_a.  LayoutError or DTypeError for another matrix.
     Error: |A - L L^H| <= gamma_{n+1} |L||L^H| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 10.1).
     """
+    factor, minor = cholesky_factor(A, lower, overwrite_a)
+    if minor:
+        raise LinAlgError(
+            f"A ({size(A)} on a {A.grid} grid) is not positive definite: its leading minor of order {minor} is not"
+        )
+    return factor
+
+
+def cholesky_factor(A: DistMatrix, lower: bool, overwrite_a: bool = False) -> tuple[DistMatrix, int]:
+    """Return the factor as `cholesky` does, and 0, or the number of the first minor that is not positive definite.
+
+    In this case the factor is not complete.  Collective over the grid of A.
+    """
     start = perf_counter()
     with together(communicator(A=A)) as arguments:
         check_square(A)
@@ -43,13 +56,9 @@ def cholesky(A: DistMatrix, *, lower: bool = True, overwrite_a: bool = False) ->
     schedule = CholeskySchedule(W.layout_in(W.grid), BLOCK, can_read(W), device=device_of(W))
     n = A.shape[0]
     minor, report = run(schedule, Cholesky, {"A": W}, f"Cholesky factor of a matrix ({n} x {n})", moves, start)
-    if minor:
-        raise LinAlgError(
-            f"A ({size(A)} on a {A.grid} grid) is not positive definite: its leading minor of order {minor} is not"
-        )
     factor = W if lower else W.T
     factor.report = report
-    return factor
+    return factor, minor
 
 
 def cho_solve(L: DistMatrix, B: Any, *, lower: bool = True, overwrite_b: bool = False) -> Any:

@@ -1,4 +1,4 @@
-"""PDGEMM, PDTRAN and PDGEMR2D with ScaLAPACK's arguments: descriptors, column-major local arrays, indices from 1.
+"""Products, solves and factorisations with ScaLAPACK's arguments: descriptors, columns in memory, indices from 1.
 
 The arguments are those of ScaLAPACK, in the same order:
 
@@ -8,7 +8,7 @@ The arguments are those of ScaLAPACK, in the same order:
     pdgemm("N", "T", m, n, k, 1.0, a, 1, 1, desca, b, 1, 1, descb, 0.0, c, 1, 1, descc)
 
 Every routine is collective over the processes of the context, those outside its grid included.  Local arrays are
-NumPy arrays with contiguous columns, or one-dimensional; nothing is copied, C is updated in place.  Unlike in
+NumPy arrays with contiguous columns, or one-dimensional; results are stored in them.  Unlike in
 ScaLAPACK, sub(A), sub(B) and sub(C) may have any alignment, and belong to contexts of different shapes.
 If an argument is illegal on any process, all raise IllegalArgument for it; INFO counts the entries of the
 descriptor as it was passed.
@@ -17,9 +17,10 @@ Blackford et al., ScaLAPACK Users' Guide, 1997, ch. 4; Choi et al., A proposal f
 Algebra Subprograms, LAPACK Working Note 100, 1995.
 """
 
-from pdgemm.scalapack import blacs, descriptors, pblas
+from pdgemm.scalapack import blacs, descriptors, lapack, pblas
 from pdgemm.scalapack.blacs import *  # noqa: F403
 from pdgemm.scalapack.descriptors import *  # noqa: F403
+from pdgemm.scalapack.lapack import *  # noqa: F403
 from pdgemm.scalapack.pblas import *  # noqa: F403
 
-__all__ = [*blacs.__all__, *descriptors.__all__, *pblas.__all__]
+__all__ = [*blacs.__all__, *descriptors.__all__, *lapack.__all__, *pblas.__all__]

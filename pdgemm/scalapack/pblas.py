@@ -2,205 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
-from operator import index
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pdgemm.algorithms.redistribution import redistribute
-from pdgemm.arrays.dtypes import names
-from pdgemm.blas.local_gemm import leading
-from pdgemm.errors import ArgumentError, GridError, PdgemmError
+from pdgemm.errors import ArgumentError, GridError
+from pdgemm.factors.rank_k import herk, syrk
+from pdgemm.factors.triangular import solve_triangular, trmm
 from pdgemm.gemm import pdgemm as gemm
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.matrix.argument_checks import as_scalar, check_result
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.scalapack.arguments import (
+    Argument,
+    Desc,
+    Dtypes,
+    Scalar,
+    Sub,
+    at_least_0,
+    check_letter,
+    check_written,
+    checked,
+    letter,
+    of_type,
+)
 from pdgemm.scalapack.blacs import grid_of, meeting
-from pdgemm.scalapack.descriptors import CTXT_, DTYPE_, LLD_, Descriptor, illegal, whole_number
+from pdgemm.scalapack.descriptors import CTXT_, illegal
 from pdgemm.support.agreement import agree
 from pdgemm.support.text import ranks_text
 
 __all__ = [
-    "pcgemm", "pcgemr2d", "pctranc", "pctranu", "pdgemm", "pdgemr2d", "pdtran", "pigemr2d", "psgemm", "psgemr2d",
-    "pstran", "pzgemm", "pzgemr2d", "pztranc", "pztranu",
+    "pcgemm", "pcgemr2d", "pcherk", "pcsyrk", "pctranc", "pctranu", "pctrmm", "pctrsm", "pdgemm", "pdgemr2d",
+    "pdsyrk", "pdtran", "pdtrmm", "pdtrsm", "pigemr2d", "psgemm", "psgemr2d", "pssyrk", "pstran", "pstrmm",
+    "pstrsm", "pzgemm", "pzgemr2d", "pzherk", "pzsyrk", "pztranc", "pztranu", "pztrmm", "pztrsm",
 ]  # fmt: skip
-_TYPES = {"i": ("i4", "i8"), "s": ("f",), "d": ("d",), "c": ("F",), "z": ("D",)}  # both integer sizes of ScaLAPACK
-Dtypes = tuple[np.dtype, ...]
 
 
-# ------------------------------------------------------------------ arguments of all routines
-@dataclass
-class _Scalar:
-    """The argument alpha or beta."""
-
-    number: int
-    value: Any
-
-    def check(self, routine: str, dtypes: Dtypes) -> None:
-        value = self.value
-        if isinstance(value, np.ndarray) and value.size == 1:  # by reference, as in Fortran
-            value = value.item()
-        try:
-            self.value = as_scalar(value, dtypes[0], "it")
-        except (PdgemmError, OverflowError) as bad:
-            raise illegal(routine, self.number, 0, str(bad)) from None
-
-
-@dataclass(eq=False)
-class _Sub:
-    """The arguments of sub(A) = A(ia : ia + rows - 1, ja : ja + cols - 1).
-
-    number : the argument number of the local array; ia, ja and the descriptor follow it.
-    """
-
-    name: str
-    number: int
-    array: np.ndarray
-    i: int
-    j: int
-    desc: Any
-    rows: int
-    cols: int
-
-    @cached_property
-    def entries(self) -> list[int]:
-        """The entries of the descriptor; empty if it is not a one-dimensional array of integers."""
-        try:
-            desc = np.asarray(self.desc)
-        except Exception:  # any exception: this process must not raise alone
-            return []
-        entries: list[int] = desc.tolist() if desc.ndim == 1 and desc.dtype.kind in "iu" else []
-        return entries
-
-    @property
-    def grid(self) -> ProcessGrid | None:
-        return grid_of(self.entries[CTXT_]) if len(self.entries) > CTXT_ else None
-
-    @property
-    def absent(self) -> bool:
-        """Whether CTXT_ is -1, which says that this process is not in the context."""
-        return len(self.entries) > CTXT_ and self.entries[CTXT_] == -1
-
-    def check(self, routine: str, dtypes: Dtypes) -> None:
-        """Raise IllegalArgument for the first illegal argument.
-
-        An empty sub(A) may begin anywhere, and A may be empty too.
-        """
-        name, number, desc = self.name, self.number, Descriptor.of(self.entries)
-        if not isinstance(self.array, np.ndarray) or self.array.dtype not in dtypes:
-            found = getattr(self.array, "dtype", type(self.array).__name__)
-            raise illegal(routine, number, 0, f"{name} must be an array of {names(dtypes)}, got {found}")
-        self.rows, self.cols = index(self.rows), index(self.cols)  # NumPy's would overflow
-        empty = 0 in (self.rows, self.cols)
-        bounded = not empty and desc is not None and self.grid is not None and min(desc.M_, desc.N_) > 0
-        for at, letter, axis, extent, whole in (
-            (number + 1, "i", "row", self.rows, desc.M_ if desc else 0),
-            (number + 2, "j", "column", self.cols, desc.N_ if desc else 0),
-        ):
-            first = whole_number(getattr(self, letter))
-            if first is None:
-                raise illegal(routine, at, 0, f"{letter}{name} must be an integer, got {getattr(self, letter)!r}")
-            if first < 1 or (bounded and first + extent - 1 > whole):
-                span = f"{axis}s {first} to {first + extent - 1} are not within 1 to {whole}"
-                raise illegal(routine, at, 0, f"{letter}{name} is {first}: {span if bounded else 'must be >= 1'}")
-            setattr(self, letter, first)
-        if len(self.entries) < LLD_ + 1:
-            raise illegal(routine, number + 3, 0, f"desc{name} must be 9 integers, or 11 of type 2, got {self.desc!r}")
-        if desc is None:
-            text = f"DTYPE_ of desc{name} is {self.entries[DTYPE_]}, must be 1, or 2 for 11 entries"
-            raise illegal(routine, number + 3, DTYPE_ + 1, text)
-        wrong = desc.wrong(least=0 if empty else 1, lld="any" if empty else "held")
-        if wrong is not None:
-            raise illegal(routine, number + 3, wrong.entry, f"{wrong.name} of desc{name} {wrong.rule}")
-        try:
-            self.matrix  # noqa: B018
-        except ValueError as bad:
-            raise illegal(routine, number, 0, f"{name}: {bad}") from None
-
-    @cached_property
-    def matrix(self) -> DistMatrix:
-        """sub(A), in the caller's memory.  Raises ValueError if the array does not match the descriptor."""
-        grid, desc = self.grid, Descriptor.of(self.entries)
-        assert grid is not None and desc is not None
-        if 0 in (self.rows, self.cols):
-            layout = Distribution.over(grid.shape, (self.rows, self.cols))
-            return DistMatrix(np.empty(layout.local_shape(grid.coords), self.array.dtype, "F"), grid, layout, "F")
-        spans = (self.i - 1, self.i - 1 + self.rows), (self.j - 1, self.j - 1 + self.cols)
-        local = self._local(*desc.layout.local_window(*spans, grid.coords), desc.LLD_)
-        return DistMatrix(local, grid, desc.layout.window(*spans), "F")
-
-    def _local(self, rows: slice, cols: slice, lld: int) -> np.ndarray:
-        """Return these rows and columns of the local array, which may end behind the last of them."""
-        array, shape = self.array, (rows.stop, cols.stop)
-        if rows.start == rows.stop or cols.start == cols.stop:
-            return np.empty((rows.stop - rows.start, cols.stop - cols.start), array.dtype, "F")
-        if array.ndim == 1 and array.flags.c_contiguous and array.size >= lld * (cols.stop - 1) + rows.stop:
-            array = np.lib.stride_tricks.as_strided(array, shape, (array.itemsize, lld * array.itemsize))
-        if array.ndim != 2 or array.shape[0] < rows.stop or array.shape[1] < cols.stop:
-            raise ValueError(
-                f"the local array has shape {self.array.shape}, {shape[0]} x {shape[1]} with LLD_ {lld} is needed"
-            )
-        whole = array[: rows.stop, : cols.stop]
-        if leading(whole)[0] != b"N" or (cols.stop > 1 and whole.strides[1] != lld * whole.itemsize):
-            raise ValueError(
-                f"a column-major array with leading dimension LLD_ = {lld} is needed, got strides {array.strides}; "
-                "row-major arrays: pdgemm.DistMatrix.from_local"
-            )
-        return whole[rows, cols]
-
-
-def _check_result(routine: str, result: _Sub, operands: Sequence[_Sub]) -> None:
-    try:
-        check_result(result.name, result.matrix, {x.name: x.matrix for x in operands})
-    except ArgumentError as bad:
-        raise illegal(routine, result.number, 0, str(bad)) from None
-
-
-def _checked(
-    routine: str, dtypes: Dtypes, check: Callable[[], None], arguments: Sequence[_Sub | _Scalar]
-) -> tuple[list[DistMatrix], list[Any]]:
-    """Return the submatrices and scalars, or raise IllegalArgument for the first illegal one, on all processes.
-
-    arguments : in order, the result last; `check` checks the arguments before them.
-    """
-    subs = [x for x in arguments if isinstance(x, _Sub)]
-    common, error = meeting(sub.grid for sub in subs), None
-    try:
-        check()
-        for argument in arguments:
-            argument.check(routine, dtypes)
-        for sub in subs:
-            if common and sub.matrix.grid.rank_map_in(common) is None:
-                text = f"CTXT_ of desc{sub.name} is a context of other processes than the other contexts"
-                raise illegal(routine, sub.number + 3, CTXT_ + 1, text)
-        _check_result(routine, subs[-1], subs[:-1])
-    except Exception as bad:
-        error = bad
-    if common is None:  # there is no communicator to agree on
-        raise error or GridError(f"{routine}: no context")
-    if error is not None or subs[0].matrix.grid.comm is not common.comm:
-        agree(common.comm, error, routine)  # else the check of the call that follows raises the error on all
-    return [sub.matrix for sub in subs], [x.value for x in arguments if isinstance(x, _Scalar)]
-
-
-def _at_least_0(routine: str, **extents: tuple[int, int]) -> None:
-    """Raise IllegalArgument for a negative extent.   extents : name = (argument number, value)."""
-    for name, (number, value) in extents.items():
-        if (found := whole_number(value)) is None:
-            raise illegal(routine, number, 0, f"{name} must be an integer, got {value!r}")
-        if found < 0:
-            raise illegal(routine, number, 0, f"{name} is {found}, must be >= 0")
-
-
-# ------------------------------------------------------------------ the routines
 def _gemm(routine: str, dtypes: Dtypes, transa: str, transb: str, m: int, n: int, k: int, alpha: complex,
-          a: np.ndarray, ia: int, ja: int, desca: Sequence[int] | np.ndarray,
-          b: np.ndarray, ib: int, jb: int, descb: Sequence[int] | np.ndarray, beta: complex,
-          c: np.ndarray, ic: int, jc: int, descc: Sequence[int] | np.ndarray) -> None:  # fmt: skip
+          a: np.ndarray, ia: int, ja: int, desca: Desc,
+          b: np.ndarray, ib: int, jb: int, descb: Desc, beta: complex,
+          c: np.ndarray, ic: int, jc: int, descc: Desc) -> None:  # fmt: skip
     """Compute sub(C) := alpha op(sub(A)) op(sub(B)) + beta sub(C).  Collective over the context.
 
     transa, transb : "N", "T" or "C".
@@ -214,39 +58,126 @@ def _gemm(routine: str, dtypes: Dtypes, transa: str, transb: str, m: int, n: int
     Cost, algorithm and error are those of `pdgemm.pdgemm`.
     Raises IllegalArgument on every process, before any message is sent; its `info` is ScaLAPACK's INFO.
     """
-    ops: list[Any] = [str(trans)[:1].upper() for trans in (transa, transb)]
-    sub_a = _Sub("a", 7, a, ia, ja, desca, *((m, k) if ops[0] == "N" else (k, m)))
-    sub_b = _Sub("b", 11, b, ib, jb, descb, *((k, n) if ops[1] == "N" else (n, k)))
-    sub_c = _Sub("c", 16, c, ic, jc, descc, m, n)
+    ops: list[Any] = [letter(transa), letter(transb)]
+    sub_a = Sub("a", 7, a, ia, ja, desca, *((m, k) if ops[0] == "N" else (k, m)))
+    sub_b = Sub("b", 11, b, ib, jb, descb, *((k, n) if ops[1] == "N" else (n, k)))
+    sub_c = Sub("c", 16, c, ic, jc, descc, m, n)
 
     def check() -> None:
-        for number, (name, letter, given) in enumerate((("transa", ops[0], transa), ("transb", ops[1], transb)), 1):
-            if not isinstance(given, str) or letter not in ("N", "T", "C"):
-                raise illegal(routine, number, 0, f'{name} must be "N", "T" or "C", got {given!r}')
-        _at_least_0(routine, m=(3, m), n=(4, n), k=(5, k))
+        check_letter(routine, 1, "transa", transa, "NTC")
+        check_letter(routine, 2, "transb", transb, "NTC")
+        at_least_0(routine, m=(3, m), n=(4, n), k=(5, k))
 
-    arguments: list[_Sub | _Scalar] = [_Scalar(6, alpha), sub_a, sub_b, _Scalar(15, beta), sub_c]
-    (A, B, C), (alpha, beta) = _checked(routine, dtypes, check, arguments)
+    arguments: list[Argument] = [Scalar(6, alpha), sub_a, sub_b, Scalar(15, beta), sub_c]
+    (A, B, C), (alpha, beta) = checked(routine, dtypes, check, arguments)
     gemm(alpha, A, B, beta, C, transa=ops[0], transb=ops[1])
 
 
 def _tran(routine: str, dtypes: Dtypes, m: int, n: int, alpha: complex,
-          a: np.ndarray, ia: int, ja: int, desca: Sequence[int] | np.ndarray, beta: complex,
-          c: np.ndarray, ic: int, jc: int, descc: Sequence[int] | np.ndarray) -> None:  # fmt: skip
+          a: np.ndarray, ia: int, ja: int, desca: Desc, beta: complex,
+          c: np.ndarray, ic: int, jc: int, descc: Desc) -> None:  # fmt: skip
     """Compute sub(C) := beta sub(C) + alpha sub(A)^T, or ^H for p?tranc, m x n.  Collective over the context.
 
     Each element that changes its process is sent once.  Arguments and errors are those of p?gemm.
     """
-    sub_a, sub_c = _Sub("a", 4, a, ia, ja, desca, n, m), _Sub("c", 9, c, ic, jc, descc, m, n)
-    check = partial(_at_least_0, routine, m=(1, m), n=(2, n))
-    arguments: list[_Sub | _Scalar] = [_Scalar(3, alpha), sub_a, _Scalar(8, beta), sub_c]
-    (A, C), (alpha, beta) = _checked(routine, dtypes, check, arguments)
+    sub_a, sub_c = Sub("a", 4, a, ia, ja, desca, n, m), Sub("c", 9, c, ic, jc, descc, m, n)
+    check = partial(at_least_0, routine, m=(1, m), n=(2, n))
+    arguments: list[Argument] = [Scalar(3, alpha), sub_a, Scalar(8, beta), sub_c]
+    (A, C), (alpha, beta) = checked(routine, dtypes, check, arguments)
     redistribute(A.H if routine.endswith("C") else A.T, C, alpha=alpha, beta=beta)
 
 
+def _syrk(routine: str, dtypes: Dtypes, uplo: str, trans: str, n: int, k: int, alpha: complex,
+          a: np.ndarray, ia: int, ja: int, desca: Desc, beta: complex,
+          c: np.ndarray, ic: int, jc: int, descc: Desc) -> None:  # fmt: skip
+    """Compute a triangle of sub(C) := alpha op(sub(A)) op(sub(A))^T + beta sub(C), or ^H for p?herk.  Collective.
+
+    uplo  : "U" or "L", the triangle of sub(C), n x n; the other one is neither read nor written.
+    trans : "N" op(sub(A)) = sub(A), n x k; "T", or "C" for p?herk, its transpose, or conjugate transpose, and sub(A) is
+            k x n.  Real types take both.
+    alpha, beta : real numbers for p?herk, which also makes the diagonal of sub(C) real.
+    Other arguments and errors are those of p?gemm; cost and algorithm are those of `pdgemm.linalg.syrk` and `herk`.
+    """
+    hermitian, flipped = routine.endswith("HERK"), letter(trans) != "N"
+    letters = "NC" if hermitian else "NT" if dtypes[0].kind == "c" else "NTC"
+    sub_a = Sub("a", 6, a, ia, ja, desca, *((k, n) if flipped else (n, k)))
+    sub_c = Sub("c", 11, c, ic, jc, descc, n, n)
+
+    def check() -> None:
+        check_letter(routine, 1, "uplo", uplo, "UL")
+        check_letter(routine, 2, "trans", trans, letters)
+        at_least_0(routine, n=(3, n), k=(4, k))
+
+    arguments: list[Argument] = [Scalar(5, alpha, hermitian), sub_a, Scalar(10, beta, hermitian), sub_c]
+    same = f", {letter(uplo)}, {letter(trans)}, n={n}, k={k}, alpha={alpha}, beta={beta}"
+    (A, C), (alpha, beta) = checked(routine, dtypes, check, arguments, same=same)
+    compute: Any = herk if hermitian else syrk
+    if n:
+        compute(alpha, A, beta, C, uplo=letter(uplo), trans=("C" if hermitian else "T") if flipped else "N")
+
+
+def _trsm(routine: str, dtypes: Dtypes, side: str, uplo: str, transa: str, diag: str, m: int, n: int, alpha: complex,
+          a: np.ndarray, ia: int, ja: int, desca: Desc, b: np.ndarray, ib: int, jb: int, descb: Desc,
+          ) -> None:  # fmt: skip
+    """Compute sub(B) := alpha op(sub(A))^-1 sub(B), or alpha sub(B) op(sub(A))^-1.  Collective over the context.
+
+    side   : "L" op(sub(A)), m x m, is to the left of sub(B), m x n; "R" n x n, to the right.
+    uplo   : "U" or "L", the triangle of sub(A) that is read.
+    transa : "N", "T" or "C".
+    diag   : "U" the diagonal is taken to be 1, and not read; "N" it is read.
+    alpha  : where it is 0, sub(A) and sub(B) are not read.
+    Other arguments and errors are those of p?gemm; cost and algorithm are those of `pdgemm.linalg.solve_triangular`.
+    """
+    _triangle(routine, dtypes, side, uplo, transa, diag, m, n, alpha, Sub("b", 12, b, ib, jb, descb, m, n),
+              a, ia, ja, desca)  # fmt: skip
+
+
+def _trmm(routine: str, dtypes: Dtypes, side: str, uplo: str, transa: str, diag: str, m: int, n: int, alpha: complex,
+          a: np.ndarray, ia: int, ja: int, desca: Desc, b: np.ndarray, ib: int, jb: int, descb: Desc,
+          ) -> None:  # fmt: skip
+    """Compute sub(B) := alpha op(sub(A)) sub(B), or alpha sub(B) op(sub(A)), sub(A) triangular.  Collective.
+
+    Arguments and errors are those of p?trsm; cost and algorithm are those of `pdgemm.linalg.trmm`.
+    """
+    _triangle(routine, dtypes, side, uplo, transa, diag, m, n, alpha, Sub("b", 12, b, ib, jb, descb, m, n),
+              a, ia, ja, desca)  # fmt: skip
+
+
+def _triangle(routine: str, dtypes: Dtypes, side: str, uplo: str, trans: str, diag: str, m: int, n: int, alpha: complex,
+              sub_b: Sub, a: np.ndarray, ia: int, ja: int, desca: Desc) -> None:  # fmt: skip
+    order = m if letter(side) == "L" else n
+
+    def check() -> None:
+        for number, name, given, letters in (
+            (1, "side", side, "LR"), (2, "uplo", uplo, "UL"), (3, "transa", trans, "NTC"), (4, "diag", diag, "UN"),
+        ):  # fmt: skip
+            check_letter(routine, number, name, given, letters)
+        at_least_0(routine, m=(5, m), n=(6, n))
+
+    arguments: list[Argument] = [Scalar(7, alpha), Sub("a", 8, a, ia, ja, desca, order, order), sub_b]
+    same = f", {letter(side)}, {letter(uplo)}, {letter(trans)}, {letter(diag)}, m={m}, n={n}, alpha={alpha}"
+    (A, B), (alpha,) = checked(routine, dtypes, check, arguments, same=same)
+    if not (m and n):
+        return
+    if alpha == 0:
+        B.stored[...] = 0
+        return
+    about: Any = {
+        "lower": letter(uplo) == "L",
+        "trans": letter(trans),
+        "unit_diagonal": letter(diag) == "U",
+        "side": letter(side),
+        "alpha": alpha,
+    }
+    if routine.endswith("SM"):
+        solve_triangular(A, B, overwrite_b=True, **about)
+    else:
+        redistribute(trmm(A, B, **about), B)
+
+
 def _gemr2d(routine: str, dtypes: Dtypes, m: int, n: int,
-            a: np.ndarray, ia: int, ja: int, desca: Sequence[int] | np.ndarray,
-            b: np.ndarray, ib: int, jb: int, descb: Sequence[int] | np.ndarray, ictxt: int) -> None:  # fmt: skip
+            a: np.ndarray, ia: int, ja: int, desca: Desc,
+            b: np.ndarray, ib: int, jb: int, descb: Desc, ictxt: int) -> None:  # fmt: skip
     """Copy sub(A) to sub(B), m x n, from any context to any other.  Collective over the processes of ictxt.
 
     desca, descb : on processes outside the context of A (of B), CTXT_ is -1, and the other arguments of A are ignored;
@@ -255,18 +186,18 @@ def _gemr2d(routine: str, dtypes: Dtypes, m: int, n: int,
     ictxt : a context that includes all processes of A's and B's contexts.
     Each element that changes its process is sent once.  Other arguments and errors are those of p?gemm.
     """
-    sub_a, sub_b = subs = _Sub("a", 3, a, ia, ja, desca, m, n), _Sub("b", 7, b, ib, jb, descb, m, n)
+    sub_a, sub_b = subs = Sub("a", 3, a, ia, ja, desca, m, n), Sub("b", 7, b, ib, jb, descb, m, n)
     grid, error, known = grid_of(ictxt), None, list[_Known | None]()
     common = meeting([grid] if grid else [sub.grid for sub in subs])
     try:
-        _at_least_0(routine, m=(1, m), n=(2, n))
+        at_least_0(routine, m=(1, m), n=(2, n))
         here = [sub for sub in subs if m and n and not sub.absent]
         for sub in here:
             sub.check(routine, dtypes)
         if grid is None or common is None:
             raise illegal(routine, 11, 0, f"ictxt is {ictxt!r}, which is not a context")
         if sub_b in here:
-            _check_result(routine, sub_b, [sub_a] if sub_a in here else [])
+            check_written(routine, sub_b, [sub_a] if sub_a in here else [])
         known = [_known(routine, sub, common) if sub in here else None for sub in subs]
     except Exception as bad:
         error = bad
@@ -291,7 +222,7 @@ class _Known(NamedTuple):
     dtype: np.dtype
 
 
-def _known(routine: str, sub: _Sub, common: ProcessGrid) -> _Known:
+def _known(routine: str, sub: Sub, common: ProcessGrid) -> _Known:
     X = sub.matrix
     place = X.grid.rank_map_in(common, part=True)
     if place is None:
@@ -299,7 +230,7 @@ def _known(routine: str, sub: _Sub, common: ProcessGrid) -> _Known:
     return _Known(X.grid.shape, place, X.distribution, X.dtype)
 
 
-def _joined(routine: str, sub: _Sub, views: Sequence[_Known | None], common: ProcessGrid) -> DistMatrix:
+def _joined(routine: str, sub: Sub, views: Sequence[_Known | None], common: ProcessGrid) -> DistMatrix:
     """Return sub(A) over the common communicator.  Collective.
 
     views : the description of sub(A) from each process; None from those outside its context.
@@ -319,16 +250,12 @@ def _joined(routine: str, sub: _Sub, views: Sequence[_Known | None], common: Pro
     return DistMatrix(local, common.work_grid(known.shape, 1, known.place), known.layout, "F")
 
 
-def _routine(name: str, general: Callable[..., None]) -> partial[None]:
-    """Return a routine for one element type, with the arguments and docstring of the general one."""
-    dtypes = tuple(map(np.dtype, _TYPES[name[1]]))
-    routine = partial(general, name.upper(), dtypes)
-    routine.__doc__ = f"{name.upper()}, {names(dtypes)}: {general.__doc__}"
-    return routine
-
-
-psgemm, pdgemm, pcgemm, pzgemm = (_routine(f"p{letter}gemm", _gemm) for letter in "sdcz")
-pigemr2d, psgemr2d, pdgemr2d, pcgemr2d, pzgemr2d = (_routine(f"p{letter}gemr2d", _gemr2d) for letter in "isdcz")
-pstran, pdtran = _routine("pstran", _tran), _routine("pdtran", _tran)
-pctranu, pztranu = _routine("pctranu", _tran), _routine("pztranu", _tran)
-pctranc, pztranc = _routine("pctranc", _tran), _routine("pztranc", _tran)
+psgemm, pdgemm, pcgemm, pzgemm = (of_type(f"p{x}gemm", _gemm) for x in "sdcz")
+pigemr2d, psgemr2d, pdgemr2d, pcgemr2d, pzgemr2d = (of_type(f"p{x}gemr2d", _gemr2d) for x in "isdcz")
+pssyrk, pdsyrk, pcsyrk, pzsyrk = (of_type(f"p{x}syrk", _syrk) for x in "sdcz")
+pcherk, pzherk = of_type("pcherk", _syrk), of_type("pzherk", _syrk)
+pstrsm, pdtrsm, pctrsm, pztrsm = (of_type(f"p{x}trsm", _trsm) for x in "sdcz")
+pstrmm, pdtrmm, pctrmm, pztrmm = (of_type(f"p{x}trmm", _trmm) for x in "sdcz")
+pstran, pdtran = of_type("pstran", _tran), of_type("pdtran", _tran)
+pctranu, pztranu = of_type("pctranu", _tran), of_type("pztranu", _tran)
+pctranc, pztranc = of_type("pctranc", _tran), of_type("pztranc", _tran)

@@ -8,23 +8,8 @@
    or moved by PDGEMR2D and back, whichever is faster.  LOGICAL_BLOCK replaces the logical block size of PBLAS, 32.
    Before its first answer rank 0 says for which processors its BLAS multiplies: "kernel NAME". */
 
-#define _GNU_SOURCE
-#include <dlfcn.h>
+#include "scalapack_common.h"
 #include <math.h>
-#include <mpi.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-typedef const int *In;
-void Cblacs_pinfo(int *rank, int *ranks);
-void Cblacs_get(int context, int what, int *value);
-void Cblacs_gridinit(int *context, const char *order, int rows, int cols);
-void Cblacs_gridinfo(int context, int *rows, int *cols, int *row, int *col);
-int numroc_(In n, In nb, In place, In source, In places);
-void descinit_(int *desc, In m, In n, In mb, In nb, In rsrc, In csrc, In context, In lld, int *info);
 void pdgemm_(const char *, const char *, In m, In n, In k, const void *alpha, const void *a, In, In, In desca,
              const void *b, In, In, In descb, const void *beta, void *c, In, In, In descc);
 void psgemm_(const char *, const char *, In m, In n, In k, const void *alpha, const void *a, In, In, In desca,
@@ -36,74 +21,20 @@ void psgemr2d_(In m, In n, const void *a, In, In, In desca, void *b, In, In, In 
 int pilaenv_(int *context, char *precision) { return LOGICAL_BLOCK; }
 #endif
 
-typedef struct {
-    int m, n, mb, nb, context, pr, pc, i, j, rows, cols, desc[9];
-    void *local;
-} Matrix;
-
 typedef struct { int context, pr, pc, nb; } Way; /* nb 0: as the columns lie */
 
 typedef struct { Way way; Matrix user[3], work[3]; } Product; /* A, B, C */
 
-static const int ZERO = 0, ONE = 1, BLOCKS[] = {64, 128, 256};
+static const int BLOCKS[] = {64, 128, 256};
 static const double SURPLUS = 1.5; /* a way that takes so much longer than the best at first gets no second chance */
-static int rank, ranks, single, columns, one_by_all;
-
-static double element(uint64_t i, uint64_t j, uint64_t seed) /* in [-1/2, 1/2), the same wherever it lies */
-{
-    uint64_t x = (i * 0x9E3779B97F4A7C15u ^ seed) + j * 0xD1B54A32D192ED03u;
-    x = (x ^ x >> 32) * 0xD6E8FEB86659FD93u;
-    x = (x ^ x >> 32) * 0xD6E8FEB86659FD93u;
-    return (double)((x ^ x >> 32) >> 40) * 0x1p-24 - 0.5;
-}
-
-static Matrix make(int context, int m, int n, int mb, int nb)
-{
-    Matrix x = {m, n, mb, nb, context};
-    int info, lld;
-    Cblacs_gridinfo(context, &x.pr, &x.pc, &x.i, &x.j);
-    x.rows = numroc_(&m, &mb, &x.i, &ZERO, &x.pr);
-    x.cols = numroc_(&n, &nb, &x.j, &ZERO, &x.pc);
-    lld = x.rows > 1 ? x.rows : 1;
-    descinit_(x.desc, &m, &n, &mb, &nb, &ZERO, &ZERO, &context, &lld, &info);
-    x.local = malloc(((size_t)lld * x.cols + 1) * (single ? sizeof(float) : sizeof(double)));
-    if (info || !x.local) MPI_Abort(MPI_COMM_WORLD, 1);
-    return x;
-}
-
-static size_t row(const Matrix *x, int l) { return ((size_t)(l / x->mb) * x->pr + x->i) * x->mb + l % x->mb; }
-static size_t col(const Matrix *x, int l) { return ((size_t)(l / x->nb) * x->pc + x->j) * x->nb + l % x->nb; }
-
-static void fill(Matrix *x, uint64_t seed)
-{
-    for (int c = 0; c < x->cols; c++)
-        for (int r = 0; r < x->rows; r++) {
-            double value = element(row(x, r), col(x, c), seed);
-            size_t at = (size_t)c * x->rows + r;
-            if (single) ((float *)x->local)[at] = (float)value;
-            else ((double *)x->local)[at] = value;
-        }
-}
-
-/* y := X v, whole vectors on all ranks */
-static double *times(const Matrix *x, const double *v)
-{
-    double *y = calloc(x->m, sizeof *y);
-    for (int c = 0; c < x->cols; c++)
-        for (int r = 0; r < x->rows; r++) {
-            size_t at = (size_t)c * x->rows + r;
-            y[row(x, r)] += v[col(x, c)] * (single ? ((float *)x->local)[at] : ((double *)x->local)[at]);
-        }
-    MPI_Allreduce(MPI_IN_PLACE, y, x->m, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
-    return y;
-}
+static int columns, one_by_all;
 
 /* |C x - A (B x)| / |A (B x)| */
 static double error(const Matrix *abc)
 {
     double *x = malloc(abc[1].n * sizeof *x), difference = 0, size = 0;
     for (int j = 0; j < abc[1].n; j++) x[j] = element(j, 0, 3);
-    double *bx = times(&abc[1], x), *abx = times(&abc[0], bx), *cx = times(&abc[2], x);
+    double *bx = times(&abc[1], x, ALL, 0), *abx = times(&abc[0], bx, ALL, 0), *cx = times(&abc[2], x, ALL, 0);
     for (int i = 0; i < abc[0].m; i++) {
         difference += (cx[i] - abx[i]) * (cx[i] - abx[i]);
         size += abx[i] * abx[i];
@@ -188,35 +119,6 @@ static Product tuned(const Way *ways, int count, int m, int n, int k)
             discard(&p);
     }
     return best;
-}
-
-/* What the BLAS says that products are made by: OpenBLAS, MKL, or another, of which only the file is known. */
-static void say_kernel(void)
-{
-    struct { int major, minor, update; char *status, *build, *processor, *platform; } mkl;
-    Dl_info file = {"unknown"};
-    dladdr(dlsym(RTLD_DEFAULT, "dgemm_"), &file);
-    void *blas = dlopen(file.dli_fname, RTLD_LAZY); /* a reference BLAS may be there beside the OpenBLAS of LAPACK */
-    char *(*openblas)(void) = (char *(*)(void))dlsym(blas, "openblas_get_corename");
-    void (*version)(void *) = (void (*)(void *))dlsym(blas, "MKL_Get_Version");
-    if (version) version(&mkl);
-    printf("kernel %s\n", openblas ? openblas() : version ? mkl.processor : file.dli_fname);
-}
-
-/* The next line of rank 0's input, on all ranks; they sleep until it comes, to leave others the cores. */
-static int next(int *mnk)
-{
-    char line[256] = "";
-    int here = rank == 0;
-    if (here) {
-        int whole = fgets(line, sizeof line, stdin) && sscanf(line, "%d %d %d", mnk, mnk + 1, mnk + 2) == 3;
-        if (!whole) memset(mnk, 0, 3 * sizeof *mnk);
-        for (int other = 1; other < ranks; other++) MPI_Send(mnk, 3, MPI_INT, other, 0, MPI_COMM_WORLD);
-    } else {
-        while (MPI_Iprobe(0, 0, MPI_COMM_WORLD, &here, MPI_STATUS_IGNORE), !here) usleep(20000);
-        MPI_Recv(mnk, 3, MPI_INT, 0, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-    }
-    return mnk[0] > 0;
 }
 
 int main(int count, char **arguments)

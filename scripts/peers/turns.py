@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from time import perf_counter, sleep
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from bench_gemm import SETTLE
@@ -78,13 +78,22 @@ class Ceiling:
         return taken
 
 
-def measure(jobs: dict[str, Job], results: list[Result], dtype: str, repeats: int) -> None:
+class Timed(Protocol):
+    """What stands between the contenders."""
+
+    def seconds(self) -> float: ...
+
+
+def measure(
+    jobs: dict[str, Job], results: list[Result], dtype: str, repeats: int, between: Timed | None = None
+) -> None:
     """A first round, in which each chooses its layout and is checked, and then `repeats` that count.
 
     results : of one layout and shape, still without numbers; those with a trouble are left alone.
+    between : what is measured before and after each, and as results[0]; by default NumPy's product.
     """
     numpy, mnk = results[0], results[0].mnk
-    ceiling = Ceiling(mnk, dtype)
+    ceiling = between or Ceiling(mnk, dtype)
     running = [result for result in results[1:] if not result.trouble]
     for turn in range(repeats + 1):
         before = ceiling.seconds()

@@ -151,6 +151,146 @@ def test_gemm(reference: ctypes.CDLL, grids: list[tuple[int, int]], letter: str)
         assert not A.difference().any() and not B.difference().any()
 
 
+def triangular(X: Both, uplo: str) -> np.ndarray:
+    """The window with a heavy diagonal, on both sides, and its triangle."""
+    X.sub = X.sub + 8 * np.eye(*X.sub.shape, dtype=X.sub.dtype)
+    for local in (X.ours[0], X.theirs[0]):
+        local[X.inside] = X.local(X.sub)[X.inside]
+    X.matrix.before = X.ours[0].copy(order="F")
+    return np.asarray(np.tril(X.sub) if uplo == "L" else np.triu(X.sub))
+
+
+@pytest.mark.parametrize("letter", LETTERS)
+def test_triangular_solves_and_products(reference: ctypes.CDLL, grids: list[tuple[int, int]], letter: str) -> None:
+    """|B1 - B2| <= 32 eps times the largest elements that meet; no more is written than by them."""
+    from pdgemm import scalapack
+
+    char, rng = LETTERS[letter], np.random.default_rng(13)
+    cases = list(itertools.product(grids, ("trsm", "trmm"), "LR", "LU", "NTC", "NU"))
+    for grid, name, side, uplo, trans, diag in cases if letter == "z" else cases[::5]:
+        m, n = SIZES[0][:2]
+        order = m if side == "L" else n
+        A, B = Both(rng, char, grid, (order, order)), Both(rng, char, grid, (m, n))
+        triangular(A, uplo)
+        alpha = np.asarray(rng.choice([2, 0.5, 2 - 1j] if letter in "cz" else [2, 0.5, 0])).astype(char)
+        options = side, uplo, trans, diag, m, n, alpha
+        if diag == "U":  # the matrix is then far from normal
+            A.ours[0][A.inside] /= 32
+            A.theirs[0][A.inside] /= 32
+            A.matrix.before = A.ours[0].copy(order="F")
+        getattr(scalapack, f"p{letter}{name}")(*options, *A.ours, *B.ours)
+        fortran(getattr(reference, f"p{letter}{name}_"), *options, *A.theirs, *B.theirs)
+        assert (B.difference() <= 32 * 16 * np.finfo(char).eps).all(), (grid, name, *options)
+        assert not A.difference().any()
+
+
+@pytest.mark.parametrize("name", ["pssyrk", "pdsyrk", "pcsyrk", "pzsyrk", "pcherk", "pzherk"])
+def test_one_triangle_of_a_product(reference: ctypes.CDLL, grids: list[tuple[int, int]], name: str) -> None:
+    """|C1 - C2| <= 16 eps (|alpha| |A| |A| + |beta| |C|), the other triangle included."""
+    from pdgemm import scalapack
+
+    char, other, rng = LETTERS[name[1]], "C" if name.endswith("herk") else "T", np.random.default_rng(14)
+    number = np.dtype(char).type if other == "T" else np.zeros(0, char).real.dtype.type
+    for grid, uplo, trans in itertools.product(grids, "LU", ("N", other)):
+        n, k, _ = SIZES[0]
+        A, C = Both(rng, char, grid, (n, k) if trans == "N" else (k, n)), Both(rng, char, grid, (n, n))
+        options = uplo, trans, n, k, number(2)
+        getattr(scalapack, name)(*options, *A.ours, number(3), *C.ours)
+        fortran(getattr(reference, f"{name}_"), *options, *A.theirs, number(3), *C.theirs)
+        a = abs(A.sub if trans == "N" else A.sub.T)
+        scale = C.local(2 * (a @ a.T) + 3 * abs(C.sub))
+        assert (C.difference() <= 16 * np.finfo(char).eps * scale).all(), (grid, uplo, trans)
+
+
+@pytest.mark.parametrize("letter", LETTERS)
+def test_cholesky(reference: ctypes.CDLL, grids: list[tuple[int, int]], letter: str) -> None:
+    """Factors and solutions of well-conditioned matrices to 256 eps, INFO of others.
+
+    Blocks are square, and sub(A) begins at the edge of one: ScaLAPACK takes no others.
+    """
+    from pdgemm import scalapack
+
+    char, rng, n, nrhs = LETTERS[letter], np.random.default_rng(15), 22, 3
+    x = random((n, n), char, 5)
+    good = (x @ x.conj().T / n + 2 * np.eye(n)).astype(char)
+    bad = good.copy()
+    bad[16, 16] = -1
+    for (ours, theirs), uplo, block, values in itertools.product(grids, "LU", (3, 5), (good, bad)):
+        whole, right = np.full((30, 30), 7, char), random((30, 8), char, 6)
+        whole[block : block + n, block : block + n] = values
+        first = tuple(int(rng.integers(p)) for p in scalapack.blacs_gridinfo(ours)[:2])
+        A, B = (Global(x, ours, (block, block), first) for x in (whole, right))
+        at = block + 1
+        found = []
+        for name, more in (("potrf", ()), ("potrs", (nrhs,)), ("posv", (nrhs,))):
+            locals_ = [(X.local.copy(order="F"), X.local.copy(order="F")) for X in (A, B)]
+            if name == "potrs" and values is good:
+                locals_[0] = found[-1]
+            elif name == "potrs":
+                continue
+            (mine, other), (b, c) = locals_
+            said = np.zeros(1, np.intc)
+            sides = [(mine, at, at, A.desc)], [(other, at, at, with_context(A.desc, theirs))]
+            if more:
+                sides[0].append((b, at, 1, B.desc))
+                sides[1].append((c, at, 1, with_context(B.desc, theirs)))
+            info = getattr(scalapack, f"p{letter}{name}")(uplo, n, *more, *itertools.chain(*sides[0]))
+            fortran(getattr(reference, f"p{letter}{name}_"), uplo, n, *more, *itertools.chain(*sides[1]), said)
+            assert info == said[0] == (0 if values is good else 17)
+            if values is good:
+                assert (abs(mine - other) <= 256 * np.finfo(char).eps).all(), (ours, uplo, block, name)
+                assert (abs(b - c) <= 256 * np.finfo(char).eps).all(), (ours, uplo, block, name)
+            found.append((mine, other))
+
+
+@pytest.mark.parametrize("letter", LETTERS)
+def test_lu(reference: ctypes.CDLL, grids: list[tuple[int, int]], letter: str) -> None:
+    """The same pivots in the same entries of ipiv; factors, and solutions with theirs, to 4096 eps."""
+    from pdgemm import scalapack
+
+    char, rng, n, nrhs = LETTERS[letter], np.random.default_rng(16), 22, 3
+    eps = 4096 * np.finfo(char).eps
+    for (ours, theirs), block, singular in itertools.product(grids, (3, 5), (False, True)):
+        whole, right = random((30, 30), char, 4), random((30, 8), char, 6)
+        if singular:
+            whole[:, block + 9] = 0  # exactly, in any order of operations
+        first = tuple(int(rng.integers(p)) for p in scalapack.blacs_gridinfo(ours)[:2])
+        A, B = (Global(x, ours, (block, block), first) for x in (whole, right))
+        (mine, other), (b, c) = ((X.local.copy(order="F"), X.local.copy(order="F")) for X in (A, B))
+        at, length = block + 1, A.local.shape[0] + block
+        ipiv, pivots, info = np.full(length, -9, np.intc), np.full(length, -9, np.intc), np.zeros(1, np.intc)
+        desc_a, desc_b = (with_context(X.desc, theirs) for X in (A, B))
+        found = getattr(scalapack, f"p{letter}getrf")(n, n, mine, at, at, A.desc, ipiv)
+        fortran(getattr(reference, f"p{letter}getrf_"), n, n, other, at, at, desc_a, pivots, info)
+        assert found == info[0] == (10 if singular else 0)
+        window = A.dealt(np.zeros(A.values.shape), np.zeros(A.local.shape))
+        inside = np.zeros(A.values.shape)
+        inside[block : block + n, block : block + n] = 1
+        assert (abs(mine - other) <= eps * A.dealt(inside, window)).all(), (ours, block)
+        used = slice(A.inside[0].stop)
+        here = A.here[0].ravel()
+        with_pivots = (here >= block) & (here < block + n)
+        assert np.array_equal(ipiv[used][with_pivots], pivots[used][with_pivots]), (ours, block)
+        for trans in "NTC" * (not singular):
+            b[...] = c[...] = B.local
+            assert (
+                getattr(scalapack, f"p{letter}getrs")(trans, n, nrhs, other, at, at, A.desc, pivots, b, at, 1, B.desc)
+                == 0
+            )
+            fortran(
+                getattr(reference, f"p{letter}getrs_"),
+                *(trans, n, nrhs, other, at, at, desc_a, pivots, c, at, 1, desc_b, info),
+            )
+            assert (abs(b - c) <= eps * max(1, abs(c).max())).all(), (ours, block, trans)
+
+
+def with_context(desc: np.ndarray, ictxt: int) -> np.ndarray:
+    """The descriptor on their side."""
+    theirs = desc.astype(np.intc)
+    theirs[1] = ictxt
+    return theirs
+
+
 @pytest.mark.parametrize(("alpha", "beta"), [(1, 0), (2, 1)])
 def test_tran(reference: ctypes.CDLL, grids: list[tuple[int, int]], alpha: int, beta: int) -> None:
     """Exactly equal, since these factors leave one rounding at most."""
@@ -257,7 +397,7 @@ def test_what_is_wrong_with_an_operand(reference: ctypes.CDLL, grids: list[tuple
     It checks descriptors of type 2, to which PDGEMM brings those of type 1.
     """
     from pdgemm import scalapack
-    from pdgemm.scalapack.pblas import _Sub
+    from pdgemm.scalapack.arguments import Sub
 
     rng, local = np.random.default_rng(12), np.zeros(10_000)
     seen = set()
@@ -292,7 +432,7 @@ def test_what_is_wrong_with_an_operand(reference: ctypes.CDLL, grids: list[tuple
                 ctypes.byref(info),
             )
             desc[1] = ours if desc[1] == theirs else -1
-            sub, found = _Sub("a", 7, local, ia, ja, desc, m, k), 0
+            sub, found = Sub("a", 7, local, ia, ja, desc, m, k), 0
             try:
                 sub.check("PDGEMM", (local.dtype,))
             except scalapack.IllegalArgument as error:

@@ -36,6 +36,25 @@ def test_it_reports_all_that_it_compares(options: str) -> None:
 
 
 @jobs.needs_mpiexec
+def test_linear_algebra_beside_lapack(tmp_path: Path) -> None:
+    """ScaLAPACK takes part where scripts/setup_peers.sh has compiled its driver."""
+    files = tmp_path / "linalg.json", tmp_path / "linalg.md"
+    options = ["--quick", "--functions", "cholesky,trmm", "--json", files[0], "--markdown", files[1]]
+    done = jobs.run(jobs.python(0, SCRIPTS / "bench_linalg.py", *options))
+    assert done.returncode == 0, done.stderr
+    found, text = json.loads(files[0].read_text())["results"], files[1].read_text()
+    assert [(x["function"], x["contender"]) for x in found] == [
+        (function, name) for function in ("cholesky", "trmm") for name in ("product", "pdgemm", "scalapack", "scipy")
+    ]
+    for x in found:
+        assert x["gigaflops"] or (x["contender"] == "scalapack" and x["trouble"].startswith("not installed")), x
+        assert len(x["product_seconds"]) == len(x["rate_over_product"]) or x["unlike"], x
+        assert f" | {x['contender']} | " in text
+    done = jobs.run(jobs.python(0, SCRIPTS / "bench_linalg.py", "--functions", "sort"))
+    assert done.returncode == 2 and "is none of" in done.stderr
+
+
+@jobs.needs_mpiexec
 @thorough  # its ranks are run by test_cuda_layer.py
 def test_what_runs_on_gpus_runs_on_the_host(tmp_path: Path) -> None:
     options = ["--device", "host", "--sizes", "40", "--ranks", "1,2", "--repeats", "1", "--transfers", "2"]

@@ -1,0 +1,279 @@
+"""ScaLAPACK's triangular solves and products, factorisations and solves: right, in place, and nothing else touched."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+from test_scalapack import Global, changed, info, op, random
+from test_scalapack import contexts as contexts
+
+pytestmark = pytest.mark.mpi
+
+LETTERS = {"s": "f", "d": "d", "c": "F", "z": "D"}
+Window = tuple[slice, slice]
+
+
+def placed(
+    values: np.ndarray, around: float, contexts: list[int], rng: np.random.Generator
+) -> tuple[Global, Window, tuple[Any, ...]]:
+    """A matrix with these values somewhere inside, on one of the contexts, in random blocks; and its arguments."""
+    from pdgemm import scalapack
+
+    ictxt = int(rng.choice(contexts))
+    pr, pc = scalapack.blacs_gridinfo(ictxt)[:2]
+    i, j = rng.integers(0, 12, 2).tolist()
+    m, n = values.shape
+    whole = np.full((m + i + int(rng.integers(4)), n + j + int(rng.integers(4))), around, values.dtype)
+    window = slice(i, i + m), slice(j, j + n)
+    whole[window] = values
+    blocks = tuple(rng.integers(1, 9, 2).tolist())
+    first = None if rng.random() < 0.5 else tuple(rng.integers(1, 15, 2).tolist())
+    X = Global(whole, ictxt, blocks, (int(rng.integers(pr)), int(rng.integers(pc))), first)
+    return X, window, (X.local, i + 1, j + 1, X.desc)
+
+
+def outside(X: Global, window: Window, inside: np.ndarray) -> np.ndarray:
+    """Which elements of the local array are not among those of the window that may change."""
+    chosen = np.zeros(X.values.shape, bool)
+    chosen[window] = inside
+    return ~X.dealt(chosen, np.zeros(X.local.shape, bool))
+
+
+def triangle(n: int, uplo: str) -> np.ndarray:
+    """Where it is, with the diagonal."""
+    return np.tri(n, dtype=bool) if uplo == "L" else np.tri(n, dtype=bool).T
+
+
+def gathered(comm: Any, X: Global, window: Window) -> np.ndarray:
+    """What all processes have of a window, on all of them."""
+    whole = np.zeros(X.values.shape, X.values.dtype)
+    whole[X.here] = X.local[X.inside]
+    return np.asarray(comm.allreduce(whole)[window])
+
+
+def positive(n: int, char: str, seed: int) -> np.ndarray:
+    x = random((n, n), char, seed)
+    return (x @ x.conj().T + n * np.eye(n)).astype(char)
+
+
+@pytest.mark.parametrize("letter", LETTERS)
+def test_triangular_solves_and_products(comm: Any, contexts: list[int], letter: str) -> None:
+    """|op(A) X - alpha B| <= 3 n eps |A| |X|, and |C - alpha op(A) B| likewise: Higham 2002, 8.5 and 3.5."""
+    from pdgemm import scalapack
+
+    char, rng = LETTERS[letter], np.random.default_rng(5)
+    cases = list(itertools.product("LR", "LU", "NTC", "NU"))
+    for number, (side, uplo, trans, diag) in enumerate(cases if letter == "z" else cases[::5]):
+        m, n = ((17, 23), (23, 6), (1, 5))[number % 3]
+        order = m if side == "L" else n
+        stored = random((order, order), char, number) / order + 2 * np.eye(order, dtype=char)
+        T = np.where(triangle(order, uplo), stored, 0).astype("D")
+        if diag == "U":
+            np.fill_diagonal(T, 1)
+            np.fill_diagonal(stored, np.nan)
+        stored[~triangle(order, uplo)] = np.nan
+        alpha = [2, 0.5, 2 - 1j][number % 3] if letter in "cz" else [2, 0.5, 1][number % 3]
+        given = random((m, n), char, 100 + number)
+        for name in ("trsm", "trmm"):
+            A, _, a = placed(stored.astype(char), np.nan, contexts, rng)
+            B, there, b = placed(given, 7, contexts, rng)
+            getattr(scalapack, f"p{letter}{name}")(side, uplo, trans, diag, m, n, alpha, *a, *b)
+            found, t = gathered(comm, B, there), op(T, trans)
+            left, right = (t @ found if side == "L" else found @ t), alpha * given
+            if name == "trmm":
+                left, right = found, alpha * (t @ given if side == "L" else given @ t)
+            scale = np.linalg.norm(T, 1) * max(np.linalg.norm(found, 1), np.linalg.norm(right, 1))
+            assert np.linalg.norm(left - right, 1) <= 3 * order * np.finfo(char).eps * scale, (name, side, uplo, trans)
+            unchanged = outside(B, there, np.ones((m, n), bool))
+            assert np.array_equal(B.local[unchanged], B.before[unchanged])
+            assert A.local.tobytes() == A.before.tobytes()
+
+
+@pytest.mark.parametrize("name", ["pssyrk", "pdsyrk", "pcsyrk", "pzsyrk", "pcherk", "pzherk"])
+def test_one_triangle_of_a_product(comm: Any, contexts: list[int], name: str) -> None:
+    """error <= 16 eps (|alpha| |A| |A| + |beta| |C|), as for products; the other triangle stays as it is."""
+    from pdgemm import scalapack
+
+    char, rng, other = LETTERS[name[1]], np.random.default_rng(4), "C" if name.endswith("herk") else "T"
+    for uplo, trans, (n, k, beta) in itertools.product("LU", ("N", other), ((21, 13, 3), (5, 18, 0), (6, 0, 2))):
+        values, alpha = random((n, k), char, n), 2 if other == "C" or char in "fd" else 2 - 1j
+        given, inside = random((n, n), char, 7), triangle(n, uplo)
+        wide = values.astype("D")
+        A, _, a = placed(values if trans == "N" else op(values, other), np.nan, contexts, rng)
+        C, there, c = placed(np.where(inside, given if beta else np.nan, 7).astype(char), 7, contexts, rng)
+        if other == "C":
+            given[np.diag_indices(n)] = given.diagonal().real  # of which imaginary parts are not read
+        getattr(scalapack, name)(uplo, trans, n, k, alpha, *a, beta, *c)
+        expected = alpha * (wide @ op(wide, other)) + beta * given
+        scale = abs(alpha) * (abs(wide) @ abs(wide).T) + abs(beta) * abs(given)
+        difference = abs(gathered(comm, C, there) - expected)
+        assert (difference <= 16 * np.finfo(char).eps * scale)[inside].all(), (uplo, trans, n, k)
+        unchanged = outside(C, there, inside)
+        assert np.array_equal(C.local[unchanged], C.before[unchanged])
+        assert A.local.tobytes() == A.before.tobytes()
+
+
+@pytest.mark.parametrize("letter", LETTERS)
+def test_cholesky(comm: Any, contexts: list[int], letter: str) -> None:
+    """|A - L L^H| <= 3 n eps |A|, |A X - B| <= 3 n eps |A| |X|: SLATE's.  Nothing else is touched, or even read."""
+    from pdgemm import scalapack
+
+    char, rng = LETTERS[letter], np.random.default_rng(6)
+    routine = {name: getattr(scalapack, f"p{letter}{name}") for name in ("potrf", "potrs", "posv")}
+    for uplo, n, nrhs in [*itertools.product("LU", (1, 19, 40), (3,)), ("l", 40, 0)]:
+        matrix, given = positive(n, char, n), random((n, nrhs), char, 3)
+        inside = triangle(n, uplo.upper())
+        half = np.where(inside, matrix, np.nan).astype(char)
+        for together in (False, True):
+            A, here, a = placed(half, np.nan, contexts, rng)
+            B, there, b = placed(given, 7, contexts, rng)
+            if together:
+                assert routine["posv"](uplo, n, nrhs, *a, *b) == 0
+            else:
+                assert routine["potrf"](uplo, n, *a) == 0
+                assert routine["potrs"](uplo, n, nrhs, *a, *b) == 0
+            unchanged = outside(A, here, inside)
+            assert A.local[unchanged].tobytes() == A.before[unchanged].tobytes()
+            unchanged = outside(B, there, np.ones((n, nrhs), bool))
+            assert np.array_equal(B.local[unchanged], B.before[unchanged])
+            F, X = np.where(inside, gathered(comm, A, here), 0), gathered(comm, B, there)
+            L = F if uplo.upper() == "L" else F.conj().T
+            eps, size = 3 * n * np.finfo(char).eps, np.linalg.norm(matrix, 1)
+            assert np.linalg.norm(L @ L.conj().T - matrix, 1) <= eps * size
+            if nrhs:
+                assert np.linalg.norm(matrix @ X - given, 1) <= eps * size * np.linalg.norm(X, 1)
+
+
+def test_what_is_not_positive_definite(comm: Any, contexts: list[int]) -> None:
+    """INFO is the order of the minor; both matrices stay as they are."""
+    from pdgemm import scalapack
+
+    rng = np.random.default_rng(8)
+    for at, uplo in ((1, "L"), (14, "U"), (30, "L")):
+        matrix = positive(30, "d", 1)
+        matrix[at - 1, at - 1] = -1
+        (A, _, a), (B, _, b) = (placed(x, 7, contexts, rng) for x in (matrix, random((30, 2), "d", 2)))
+        found = scalapack.pdpotrf(uplo, 30, *a), scalapack.pdposv(uplo, 30, 2, *a, *b)
+        assert found == (at, at)
+        assert np.array_equal(A.local, A.before) and np.array_equal(B.local, B.before)
+
+
+def room(X: Global) -> np.ndarray:
+    """For pivots: LOCr(M_A) + MB_A integers."""
+    return np.full(len(X.local) + int(X.desc[-5]), -9, "i4")
+
+
+@pytest.mark.parametrize("letter", LETTERS)
+def test_lu(comm: Any, contexts: list[int], letter: str) -> None:
+    """|P A - L U| <= 3 n eps |A|, and residuals of solves likewise: SLATE's; the pivots are LAPACK's."""
+    from pdgemm import scalapack
+
+    char, rng = LETTERS[letter], np.random.default_rng(11)
+    routine = {name: getattr(scalapack, f"p{letter}{name}") for name in ("getrf", "getrs", "gesv")}
+    for (m, n), trans in itertools.product(((31, 31), (17, 24), (24, 9), (1, 1)), "NTC" if letter in "dz" else "N"):
+        matrix, given = random((m, n), char, m + n), random((n, 3), char, 3)
+        A, here, a = placed(matrix, 7, contexts, rng)
+        ipiv, eps = room(A), 3 * max(m, n) * np.finfo(char).eps
+        assert routine["getrf"](m, n, *a, ipiv) == 0
+        unchanged = outside(A, here, np.ones((m, n), bool))
+        assert np.array_equal(A.local[unchanged], A.before[unchanged])
+        F, h = gathered(comm, A, here), min(m, n)
+        pivots, order, mine = scipy.linalg.lu_factor(matrix)[1] + here[0].start + 1, np.arange(m), A.here[0].ravel()
+        with_pivots = (mine >= here[0].start) & (mine < here[0].start + h)
+        assert np.array_equal(ipiv[: len(mine)][with_pivots], pivots[mine[with_pivots] - here[0].start])
+        assert (ipiv[: len(mine)][~with_pivots] == -9).all() and (ipiv[len(mine) :] == -9).all()
+        for at, other in enumerate(pivots - here[0].start - 1):
+            order[[at, other]] = order[[other, at]]
+        L, U = np.tril(F[:, :h], -1) + np.eye(m, h), np.triu(F[:h])
+        assert np.linalg.norm(matrix[order] - L @ U, 1) <= eps * np.linalg.norm(matrix, 1)
+        if m != n:
+            continue
+        B, there, b = placed(given, 7, contexts, rng)
+        assert routine["getrs"](trans, n, 3, *a, ipiv, *b) == 0
+        again, _, c = placed(matrix, 7, contexts, rng)
+        D, at, d = placed(given, 7, contexts, rng)
+        assert routine["gesv"](n, 3, *c, room(again), *d) == 0
+        for X, window, M in ((B, there, op(matrix, trans)), (D, at, matrix)):
+            unchanged, x = outside(X, window, np.ones((n, 3), bool)), gathered(comm, X, window)
+            assert np.array_equal(X.local[unchanged], X.before[unchanged])
+            assert np.linalg.norm(M @ x - given, 1) <= eps * np.linalg.norm(M, 1) * np.linalg.norm(x, 1)
+
+
+def test_singular_matrices_and_pivots_that_are_none(comm: Any, contexts: list[int]) -> None:
+    from pdgemm import scalapack
+
+    matrix = random((20, 20), "d", 1)
+    matrix[:, 12] = 0
+    A, B = (Global(x, contexts[0], (4, 3)) for x in (matrix, random((20, 2), "d", 2)))
+    a, b, ipiv = (A.local, 1, 1, A.desc), (B.local, 1, 1, B.desc), room(A)
+    for n, nrhs in ((0, 2), (20, 0), (20, 2)):
+        assert scalapack.pdgesv(n, nrhs, *a, ipiv, *b) == (13 if n else 0)
+    assert scalapack.pdgetrf(0, 5, *a, ipiv) == scalapack.pdgetrs("N", 20, 0, *a, ipiv, *b) == 0
+    assert np.array_equal(B.local, B.before)
+    frozen = ipiv.copy()
+    frozen.flags.writeable = False
+    for function, good, wrong in (
+        (scalapack.pdgetrf, [6, 5, *a, ipiv], {1: -1, 2: 2.5, 3: None, 4: 16, 5: 17, 6: 0, 7: frozen}),
+        (scalapack.pdgetrf, [6, 5, *a, ipiv], {7: None}),
+        (scalapack.pdgetrf, [6, 5, *a, ipiv], {7: ipiv * 1.0}),
+        (scalapack.pdgetrs, ["N", 6, 2, *a, ipiv, *b], {1: 0, 2: -1, 3: -1, 5: 16, 8: ipiv[None], 9: A.local}),
+        (scalapack.pdgetrs, ["N", 20, 2, *a, ipiv, *b], {8: ipiv + 20}),
+        (scalapack.pdgesv, [6, 2, *a, ipiv, *b], {1: -1, 2: -1, 4: 0, 7: frozen, 8: A.local, 9: 16, 10: 2}),
+    ):  # fmt: skip
+        for number, value in wrong.items():
+            assert info(function, *changed(good, **{f"_{number}": value})) == -number, (function, number)
+
+
+def test_where_alpha_is_0_nothing_is_read(comm: Any, contexts: list[int]) -> None:
+    from pdgemm import scalapack
+
+    rng = np.random.default_rng(9)
+    for name in ("pdtrsm", "pdtrmm"):
+        a = placed(np.full((6, 6), np.nan), 7, contexts, rng)[2]
+        B, there, b = placed(np.full((6, 4), np.nan), 7, contexts, rng)
+        getattr(scalapack, name)("L", "U", "N", "N", 6, 4, 0.0, *a, *b)
+        assert not gathered(comm, B, there).any()
+
+
+def test_illegal_arguments_of_solves(comm: Any, contexts: list[int]) -> None:
+    """Numbers are those of ScaLAPACK; an empty system is solved by leaving all as it is."""
+    from pdgemm import scalapack
+
+    A, B = (Global(random((12, 12), "d", s), contexts[0], (3, 2)) for s in (1, 2))
+    a, b = (A.local, 1, 2, A.desc), (B.local, 2, 1, B.desc)
+    for function, good, wrong in (
+        (scalapack.pdtrsm, ["L", "U", "N", "N", 6, 5, 1.0, *a, *b], {
+            1: "X", 2: "N", 3: "L", 4: 1, 5: -1, 6: 2.5, 7: 1j, 8: None, 9: 8, 10: 0, 11: 7, 12: A.local, 13: 8, 14: 9,
+        }),
+        (scalapack.pdsyrk, ["L", "N", 6, 5, 1.0, *a, 0.0, *b], {
+            1: "X", 2: "X", 3: -1, 4: -1, 5: "a", 6: [1], 7: 8, 8: 9, 9: 1, 10: 1j, 11: A.local, 12: 8, 13: 8, 14: [0],
+        }),
+        (scalapack.pdtrmm, ["R", "L", "T", "U", 6, 5, 1.0, *a, *b], {2: "", 5: -1, 9: 9, 15: [1]}),
+        (scalapack.pdpotrf, ["L", 6, *a], {1: "X", 2: -1, 3: [1.0], 4: 8, 5: 8, 6: A.desc[:8]}),
+        (scalapack.pdpotrs, ["U", 6, 3, *a, *b], {1: 0, 2: -2, 3: -1, 5: 8, 6: 0, 8: A.local, 9: 8, 10: 11}),
+        (scalapack.pdposv, ["U", 6, 3, *a, *b], {1: 0, 2: -2, 3: -1, 4: A.local.astype("f"), 7: 1, 8: A.local}),
+    ):  # fmt: skip
+        for number, value in wrong.items():
+            arguments = changed(good, **{f"_{number}": value})
+            assert info(function, *arguments) == -number, (function, number)
+            if comm.size > 1:  # on one process only
+                assert info(function, *(arguments if comm.rank == 1 else good)) == -number, (function, number)
+    bad = A.desc.copy()
+    bad[4] = 0
+    assert info(scalapack.pdpotrf, "L", 6, *a[:3], bad) == -605
+    assert info(scalapack.pdtrsm, "L", "U", "N", "N", 6, 5, 1.0, *a[:3], bad, *b) == -1105
+    frozen = A.local.copy(order="F")
+    frozen.flags.writeable = False
+    assert info(scalapack.pdpotrf, "L", 6, frozen, *a[1:]) == -3
+    assert info(scalapack.pdposv, "L", 6, 3, frozen, *a[1:], *b) == -4
+    if comm.size > 1:
+        with pytest.raises(ValueError, match="different arguments"):
+            scalapack.pdpotrs("LU"[comm.rank % 2], 6, 3, *a, *b)
+    assert scalapack.pdpotrf("L", 0, A.local, 99, 99, A.desc) == 0
+    assert scalapack.pdposv("L", 0, 3, A.local, 99, 99, A.desc, B.local, 1, 1, B.desc) == 0
+    scalapack.pdtrsm("L", "L", "N", "N", 0, 3, 1.0, A.local, 99, 99, A.desc, B.local, 1, 1, B.desc)
+    assert np.array_equal(B.local, B.before)
