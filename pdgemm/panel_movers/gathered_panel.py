@@ -54,8 +54,8 @@ class GatheredPanels:
                 at += rows * w
                 task.recorder.traffic.received(rows * w)
                 slot.arrivals.append(col.Irecv(wire(coming[r].T), source=r, tag=_GATHER))
+        task.wait(slot)  # until others that read the last panel in X have done so
         self._copy(task.arrays[self._name][self._window(panel, i)], X[parts[i]])
-        task.wait(slot)
         for r, part in parts.items():
             if r != i and part.start < part.stop:
                 if task.peers:
