@@ -21,6 +21,7 @@ from hypothesis import settings
 
 USUAL, GRIDS = (1, 4), (1, 2, 3, 4, 6, 9)
 every_grid = pytest.mark.on_ranks(*GRIDS)
+few_grids = pytest.mark.on_ranks(1, 4, 6)  # for what takes long and is built on what every grid has tested
 thorough = pytest.mark.thorough
 
 _everything = False
@@ -94,6 +95,11 @@ def ranks_of(item: pytest.Item) -> tuple[int, ...]:
     """The numbers of ranks on which `scripts/test.sh` runs a parallel test."""
     mark = item.get_closest_marker("on_ranks")
     return tuple(mark.args) if mark else USUAL
+
+
+def third(rows: Sequence[Any]) -> Sequence[Any]:
+    """With --all all rows; without it, every third, for tests of which each takes a part of a second."""
+    return rows if _everything else rows[::3]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

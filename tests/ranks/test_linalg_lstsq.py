@@ -22,7 +22,7 @@ CASES = [  # m, n, rank
 ]  # fmt: skip
 
 
-@tiers.every_grid
+@tiers.few_grids
 @pytest.mark.parametrize(("m", "n", "rank"), CASES)
 def test_against_numpy(comm: Any, m: int, n: int, rank: int) -> None:
     from pdgemm import DistMatrix

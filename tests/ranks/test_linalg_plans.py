@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from factored import positive_definite, rng_matrix
 from problems import grid_shapes
-from tiers import every_grid
+from tiers import few_grids
 
 pytestmark = pytest.mark.mpi
 
 
-@every_grid
+@few_grids
 @pytest.mark.parametrize("block", [16, None, (24, 40)])
 def test_words_are_as_planned(comm: Any, block: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid, linalg

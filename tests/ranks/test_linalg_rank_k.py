@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from problems import DTYPES, TOLERANCE, accepted, gemm_error
-from tiers import every_grid, pairs
+from tiers import few_grids, pairs
 
-pytestmark = [pytest.mark.mpi, every_grid]
+pytestmark = [pytest.mark.mpi, few_grids]
 
 SIZES = [(0, 3), (1, 4), (5, 0), (13, 8), (37, 50), (150, 21)]
 FORMS = ("summa", "cannon", "2.5d", "inner", "row", "column")
