@@ -52,7 +52,9 @@ def cholesky(A: Array, lower: bool = True) -> int:
         return int(_on_host(cholesky, A, lower))
     keep_triangle(A, lower)
     A, flipped = _seen(A)
-    return _call("potrf", A.dtype, _letter("L" if lower != flipped else "U"), A.shape[0], A)
+    info = _call("potrf", A.dtype, _letter("L" if lower != flipped else "U"), A.shape[0], A)
+    finite = np.isfinite(A.diagonal())  # not all libraries stop at NaN
+    return info or (0 if finite.all() else int(finite.argmin()) + 1)
 
 
 def keep_triangle(A: Array, lower: bool = True, unit: bool = False) -> None:

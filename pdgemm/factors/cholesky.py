@@ -6,7 +6,7 @@ from time import perf_counter
 from typing import Any
 
 from pdgemm.errors import LinAlgError
-from pdgemm.factors.operands import check_square
+from pdgemm.factors.operands import check_square, described
 from pdgemm.factors.triangular import BLOCK, solve_triangular
 from pdgemm.matrix.argument_checks import check_result, communicator, size
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -51,7 +51,7 @@ def cholesky_factor(A: DistMatrix, lower: bool, overwrite_a: bool = False) -> tu
         if overwrite_a:
             check_result("A", A, {})
         fits = is_balanced(A.layout_in(A.grid), BLOCK)
-        arguments += ["cholesky", f"lower={bool(lower)}", bool(overwrite_a), A.distribution, A.dtype, A.order]
+        arguments += ["cholesky", f"lower={bool(lower)}", bool(overwrite_a), *described(A)]
     W, moves = working_copy(A if lower else A.T, BLOCK, fits, overwrite_a)
     schedule = CholeskySchedule(W.layout_in(W.grid), BLOCK, can_read(W), device=device_of(W))
     n = A.shape[0]

@@ -8,7 +8,7 @@ import numpy as np
 
 from pdgemm.arrays import dtypes
 from pdgemm.arrays.element_functions import element_function
-from pdgemm.factors.operands import check_host
+from pdgemm.factors.operands import check_host, described
 from pdgemm.matrix.argument_checks import check_dtype, check_matrices, check_result, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.panel_algorithms.householder_panels import Householder
@@ -47,7 +47,7 @@ def householder_qr(
         if overwrite_a:
             check_result("A", A, {})
         fits = is_balanced(A.layout_in(A.grid), BLOCK)
-        arguments += ["householder_qr", bool(overwrite_a), bool(want_q), A.distribution, A.dtype, A.order]
+        arguments += ["householder_qr", bool(overwrite_a), bool(want_q), *described(A)]
     W, moves = working_copy(A, BLOCK, fits, overwrite_a)
     (m, n), k = A.shape, min(A.shape)
     matrices = {"A": W}

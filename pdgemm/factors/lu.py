@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pdgemm.arrays import dtypes
-from pdgemm.errors import LinAlgError
-from pdgemm.factors.operands import check_host, check_right_side, check_square, common_dtype, in_type
+from pdgemm.errors import DTypeError, LinAlgError
+from pdgemm.factors.operands import check_host, check_right_side, check_square, common_dtype, described, in_type
 from pdgemm.factors.triangular import solve_triangular
 from pdgemm.instrument.panel_report import PanelReport
 from pdgemm.matrix.argument_checks import check_dtype, check_matrices, check_result, communicator, op_letter, size
@@ -85,7 +85,7 @@ def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> LU:
         if overwrite_a:
             check_result("A", A, {})
         fits = is_balanced(A.layout_in(A.grid), BLOCK)
-        arguments += ["lu_factor", bool(overwrite_a), A.distribution, A.dtype, A.order]
+        arguments += ["lu_factor", bool(overwrite_a), *described(A)]
     W, moves = working_copy(A, BLOCK, fits, overwrite_a, "C")  # a row of it, which is exchanged, lies together
     pivots = np.zeros(min(A.shape), np.int64)
     schedule = LUSchedule(W.layout_in(W.grid), BLOCK, can_read(W))
@@ -111,6 +111,8 @@ def lu_solve(factors: LU, B: Any, *, trans: Transpose = "N", overwrite_b: bool =
     Raises LinAlgError on all ranks where a pivot is zero; LayoutError, DTypeError, ArgumentError or GridError.
     Error: (A + E) x = b with |E| <= gamma_3n P^T |L||U|, for each column (Higham 2002, theorem 9.4).
     """
+    if not isinstance(factors, LU):
+        raise DTypeError(f"factors must be an LU, as lu_factor returns it, got {type(factors).__name__}")
     with together(communicator(factors=factors.LU)) as arguments:
         check_square(factors.LU, "factors.LU")
         letter = op_letter(trans, "trans")
@@ -118,7 +120,7 @@ def lu_solve(factors: LU, B: Any, *, trans: Transpose = "N", overwrite_b: bool =
         check_regular(factors)
         if overwrite_b and isinstance(B, DistMatrix):
             check_result("B", B, {"factors.LU": factors.LU})
-        arguments += ["lu_solve", letter, bool(overwrite_b), factors.LU.distribution]
+        arguments += ["lu_solve", letter, bool(overwrite_b), *described(factors.LU, factors.pivots, B)]
     both = {"lower": True, "unit_diagonal": True, "trans": letter}, {"lower": False, "trans": letter}
     X = (
         permuted(own_copy(B, factors.LU, overwrite_b), factors.perm)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -55,6 +56,16 @@ def check_right_side(A: DistMatrix, B: object, side: str = "L") -> None:
         raise DTypeError(f"B must be a DistMatrix, or a 1-D array, the same on every rank, got {type(B).__name__}")
     if len(B) != n:
         raise LayoutError(f"shape mismatch: A is {size(A)} on a {A.grid} grid, B has {len(B)} elements")
+
+
+def described(*operands: Any) -> list[str]:
+    """Return what the ranks compare of operands: the layout of a matrix, the type and the elements of a vector."""
+    return [
+        repr(x.layout_in(x.grid))
+        if isinstance(x, DistMatrix)
+        else f"{x.dtype} elements of checksum {crc32(x.tobytes())}"
+        for x in operands
+    ]
 
 
 def common_dtype(*arrays: Any) -> np.dtype:

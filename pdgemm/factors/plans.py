@@ -59,6 +59,8 @@ def plan(
             check_host("A", A)
         else:
             check_square(A)
+        if B is None and name in (cho_solve.__name__, solve_triangular.__name__, trmm.__name__):
+            raise ArgumentError(f"the plan of {name} needs B, the matrix or vector that it is applied to")
         if B is not None:
             check_right_side(A, B, options.get("side", "L"))
         stages = tuple(_STAGES[name](A, B, options))

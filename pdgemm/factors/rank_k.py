@@ -36,6 +36,7 @@ from pdgemm.model.machine import Machine
 from pdgemm.names import AlgorithmName, MoverName
 from pdgemm.planning.product_layouts import triangle_block
 from pdgemm.schedules.staircase import Staircase, TriangleName
+from pdgemm.support.agreement import together
 
 Uplo = Literal["L", "U"]
 EVEN = 1.1  # the largest share of a triangle, over the mean, up to which ranks share it evenly
@@ -162,6 +163,8 @@ def gram(A: DistMatrix, *, uplo: Literal["full", "L", "U"] = "full", **options: 
     Cost per rank: m n^2/P flops, half of a product's; words in as for `herk`, and n^2/P for the other triangle.
     Errors are those of `herk`.
     """
+    with together(communicator(A=A)) as arguments:
+        arguments += ["gram", uplo]
     if uplo != "full":
         return herk(1.0, A, uplo=uplo, trans="C", **options)
     lower = herk(1.0, A, uplo="L", trans="C", **options)

@@ -12,7 +12,7 @@ from pdgemm.arrays import dtypes
 from pdgemm.errors import ArgumentError, DTypeError, LinAlgError
 from pdgemm.factors.cholesky import cho_solve, cholesky
 from pdgemm.factors.lu import LU, check_regular, lu_factor, lu_solve, own_copy, permuted
-from pdgemm.factors.operands import check_host, check_right_side, check_square, column, common_dtype
+from pdgemm.factors.operands import check_host, check_right_side, check_square, column, common_dtype, described
 from pdgemm.factors.triangular import inv_triangular, solve_triangular
 from pdgemm.gemm import pdgemm
 from pdgemm.instrument.panel_report import PanelReport
@@ -75,12 +75,14 @@ def solve(
             check_host("A", A)
         for name, x, wanted in (("A", A, overwrite_a), ("B", B, overwrite_b)):
             if wanted and isinstance(x, DistMatrix):
-                check_result(name, x, {"A": A} if name == "B" else {})
+                other = {"A": A} if name == "B" else {"B": B} if isinstance(B, DistMatrix) else {}
+                check_result(name, x, other)
         if refine and (kind not in ("gen", "sym", "her") or common_dtype(A, B) not in LOWER or A.dtype not in LOWER):
             raise DTypeError(
                 f"refine=True is for general matrices of float64 or complex128, A is {A.dtype}, assumed {kind!r}"
             )
-        arguments += ["solve", kind, bool(lower), bool(transposed), bool(refine), A.distribution, A.dtype]
+        how = bool(lower), bool(transposed), bool(refine), bool(overwrite_a), bool(overwrite_b)
+        arguments += ["solve", kind, how, *described(A, B)]
     trans: Any = "T" if transposed else "N"
     if refine:
         return _refined(A, B, trans, overwrite_a, overwrite_b)

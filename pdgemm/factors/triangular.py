@@ -10,7 +10,7 @@ import numpy as np
 
 from pdgemm.arrays import device as devices
 from pdgemm.errors import ArgumentError
-from pdgemm.factors.operands import check_right_side, check_square, column, common_dtype, in_type
+from pdgemm.factors.operands import check_right_side, check_square, column, common_dtype, described, in_type
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.instrument.report import MoveReport
 from pdgemm.matrix.argument_checks import as_scalar, check_result, communicator, op, op_letter, size
@@ -108,8 +108,7 @@ def _triangular(
         if overwrite_b and isinstance(B, DistMatrix):
             check_result("B", B, {"A": A})
         alpha = as_scalar(alpha, dtype, "alpha")
-        arguments += [name, lower, unit, side, alpha, A.distribution, A.dtype, A.order]
-        arguments += [B.distribution, B.order] if isinstance(B, DistMatrix) else [B.tolist()]
+        arguments += [name, lower, unit, side, alpha, bool(overwrite_b), *described(A, B)]
     M, vector = in_type(M, dtype), not isinstance(B, DistMatrix)
     if side == "R":
         M, lower = M.T, not lower  # op(A)^T X^T = alpha B^T

@@ -91,7 +91,8 @@ def matrix_power(A: DistMatrix, n: int) -> DistMatrix:
     work = Work("matrix_power")
     result, spare = like(A), like(A)
     if n == 0:
-        return work.reported(add_to_diagonal(add(result, 0, A, beta=0), 1), 0)
+        result.fill(0)  # not 0 A: A may have NaN
+        return work.reported(add_to_diagonal(result, 1), 0)
     add(result, 1, A, beta=0)
     for bit in f"{n:b}"[1:]:  # of n, from the left: X := X^2, and X := X A where the bit is 1
         for factor in ("X", "A") if bit == "1" else ("X",):
