@@ -100,7 +100,7 @@ def solve(
 @click.command(cls=OfAllRanks)
 @click.argument("a", type=DATASET)
 @click.option("-k", type=options.COUNT, help="The k largest singular values, by random projections; default: all.")
-@click.option("-o", "--output", type=DATASET, required=True, help="FILE:/GROUP, where U, s and Vh are written.")
+@click.option("-o", "--output", type=DATASET, required=True, help="Group of a file for U, s and Vh, such as f.h5:/svd.")
 @click.option("--oversample", type=click.IntRange(0, options.MOST), default=10, show_default=True)
 @click.option("--power", type=click.IntRange(0, 100), default=2, show_default=True, help="Iterations.")
 @click.option("--seed", default=0, show_default=True)
