@@ -115,7 +115,7 @@ def test_counts_beyond_all_bounds(comm: Any) -> None:
             lambda x: DistMatrix.random((6, 6), grid=grid, seed=x),
             lambda x: A.redistribute(source=(0, x)),
             lambda x: A.redistribute(memory_limit=x),
-            lambda x: A.norm(x),
+            lambda x: A.norm(x + x),  # there is a 2-norm
             lambda x: pdgemm(1, A, A, lookahead=x),
             lambda x: pdgemm(1, A, A, panel_width=x),
             lambda x: pdgemm(1, A, A, memory_limit=x),
