@@ -56,5 +56,16 @@ quietly "installing pdgemm${list:+[$list]} into .venv" "${pip[@]}" install \
 quietly "checking that mpiexec starts 2 ranks" check_ranks mpiexec ||
     die "mpiexec does not start 2 ranks that see each other; use the MPI wheel: PDGEMM_MPI=wheel $0"
 
+# with the extras that those name in pyproject.toml: who asks for one of them later finds it installed
+extras=$("$venv/bin/python" - "$root/pyproject.toml" $extras <<'PYTHON'
+import re, sys, tomllib
+known = tomllib.load(open(sys.argv[1], "rb"))["project"]["optional-dependencies"]
+names = sys.argv[2:]
+for name in names:      # a list that grows while it is read
+    named = re.findall(r"pdgemm\[(.*?)\]", " ".join(known.get(name, ())))
+    names += ",".join(named).split(",") if named else []
+print(*sorted(set(names)))
+PYTHON
+)
 echo "$(fingerprint "$mpi") $extras" >"$stamp.new"
 mv "$stamp.new" "$stamp"

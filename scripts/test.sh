@@ -78,7 +78,7 @@ tests() {
     counts=$(python -c '
 import json, sys
 s = json.load(open(sys.argv[1]))
-print(s["passed"], max(s["failed"], sys.argv[2] != "0"), s["skipped"])' "$results/summary" "$status" 2>/dev/null) || {
+print(s["passed"], max(s["failed"], int(sys.argv[2] != "0")), s["skipped"])' "$results/summary" "$status" 2>/dev/null) || {
         counts='0 1 0'
         note="${note:-no summary}"
     }

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiers import everything
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,11 +34,12 @@ def printed(passed: bool) -> str:
 
 @pytest.mark.timeout(600)
 def test_the_whole_hour(tmp_path: Path, first: Any) -> None:
-    done = hour(tmp_path)
+    chosen = [x.name for x in first.STEPS if everything() or x.ranks < 4]  # 4 ranks take as long as all others
+    done = hour(tmp_path, "--steps", ",".join(chosen))
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
     verdicts = {x["step"]: x["verdict"] for x in report["steps"]}
-    assert list(verdicts) == [step.name for step in first.STEPS]
+    assert list(verdicts) == chosen
     assert verdicts.pop("sanitizer") == "not run"  # there is none here
     assert set(verdicts.values()) == {"passed"}
     page = (tmp_path / "report.md").read_text()

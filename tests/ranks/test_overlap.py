@@ -214,9 +214,9 @@ def test_partial_sums_are_sent_while_the_next_are_formed(
     seen = list[str]()
 
     def noted(event: str, function: Any) -> Any:
-        def call(*args: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
             seen.append(event)
-            return function(*args)
+            return function(*args, **options)
 
         return call
 
