@@ -98,7 +98,7 @@ WAYS = {
 }
 
 
-@pytest.mark.on_ranks(1, 2, 3, 4)
+@pytest.mark.on_ranks(1, 3)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_known_machine_is_found(comm: Any, known: Any, way: str) -> None:
     """Rates, bandwidths, links and overlap within 10%, with what packing and staging take beside the messages."""

@@ -25,6 +25,7 @@ WAYS = {  # how ranks reach each other, and the mover that is asked for
     "nccl": (Reach("", staged=True, nccl=True), "auto"),
 }
 RUNS = list(itertools.product(WAYS, SCHEDULES))
+up_to_4 = pytest.mark.on_ranks(1, 2, 3, 4)  # for what does not depend on the shape of the grid
 
 
 def some_of(asked: list[Any], size: int) -> list[tuple[Any, tuple[str, str]]]:
@@ -55,6 +56,7 @@ def test_every_grid_and_shape(comm: Any, algorithm: str) -> None:
         on_device(comm, next(runs), mnk, name, shape, layers, block=block)
 
 
+@up_to_4
 @pytest.mark.parametrize("algorithm", NAMES)
 def test_operations_types_and_orders(comm: Any, algorithm: str) -> None:
     ops = [a + b for a in "NTC" for b in "NTC"]
@@ -74,6 +76,7 @@ def test_operations_types_and_orders(comm: Any, algorithm: str) -> None:
         on_device(comm, run, (13, 19, 22), name, shape, layers, **options)
 
 
+@up_to_4
 @pytest.mark.parametrize("algorithm", NAMES)
 def test_lookahead_and_width(comm: Any, algorithm: str) -> None:
     cases = [x for x in accepted(comm.size) if x[0] == algorithm]

@@ -25,7 +25,7 @@ def test_every_grid_and_shape(comm: Any, algorithm: str) -> None:
 
     with ProcessGrid(comm) as grid:
         grids = [x for x in accepted(comm.size) if x[0] == algorithm]
-        shapes = MIXED if comm.size < 9 else MIXED[2::2]
+        shapes = MIXED if comm.size < 6 else MIXED[2::2]
         for (name, shape, layers), mnk, block, mover in pairs(grids, shapes, [None, (2, 3)], ["auto", "ibcast"]):
             check(grid, mnk, name, shape, layers, block=block, mover=mover)
 

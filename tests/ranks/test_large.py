@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiers import thorough
 
-pytestmark = [pytest.mark.mpi, pytest.mark.large, pytest.mark.on_ranks(1)]
+pytestmark = [pytest.mark.mpi, pytest.mark.large, pytest.mark.on_ranks(1), thorough]
 
 N = 24_000  # N x N float32 are 2.15 GiB
 MARKED = [(0, 0), (0, N - 1), (N // 2, 3), (N - 2, N // 3), (N - 1, N - 1)]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 from problems import TOLERANCE, gemm_error, grid_shapes
+from tiers import everything
 
 pytestmark = pytest.mark.mpi
 TYPES = ("float32", "float64", "complex64", "complex128")
@@ -326,7 +327,7 @@ def check_polar(A: Any, x: np.ndarray) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_polar(comm: Any, dtype: str, shape: tuple[int, int]) -> None:
     turn = 5 * SHAPES.index(shape) + TYPES.index(dtype)
-    for number in (turn % 5, (turn + 2) % 5):
+    for number in (turn % 5, (turn + 2) % 5)[: 1 + everything()]:
         values = SINGULAR_VALUES[number]
         x = with_values(*shape, values, dtype)
         with laid_out(comm, x, number + TYPES.index(dtype)) as A:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiers
 from problems import DTYPES
 from test_linalg_tall_qr import conditioned, drawn, matrices
 
@@ -22,7 +21,6 @@ CASES = [  # m, n, rank
 ]  # fmt: skip
 
 
-@tiers.few_grids
 @pytest.mark.parametrize(("m", "n", "rank"), CASES)
 def test_against_numpy(comm: Any, m: int, n: int, rank: int) -> None:
     from pdgemm import DistMatrix

@@ -9,7 +9,7 @@ import pytest
 from problems import DTYPES, TOLERANCE, accepted, gemm_error
 from tiers import few_grids, pairs
 
-pytestmark = [pytest.mark.mpi, few_grids]
+pytestmark = pytest.mark.mpi
 
 SIZES = [(0, 3), (1, 4), (5, 0), (13, 8), (37, 50), (150, 21)]
 FORMS = ("summa", "cannon", "2.5d", "inner", "row", "column")
@@ -81,6 +81,7 @@ def check(
     return report
 
 
+@few_grids
 @pytest.mark.parametrize("algorithm", FORMS)
 def test_every_grid_and_shape(comm: Any, algorithm: str) -> None:
     from pdgemm import ProcessGrid

@@ -66,7 +66,7 @@ def test_solves_and_inverts(comm: Any, layout: Any, kind: str, dtype: str, order
 
 
 @few_grids
-@pytest.mark.parametrize(("trans", "dtype", "order"), pairs("NTC", DTYPES, "CF"))
+@pytest.mark.parametrize(("trans", "dtype", "order"), third(pairs("NTC", DTYPES, "CF")))
 def test_factors_solve_again_and_again(comm: Any, trans: Any, dtype: str, order: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid, linalg
 

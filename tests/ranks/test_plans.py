@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from allgather_3d import ENTRY
 from problems import TOLERANCE, accepted, gemm_error
+from tiers import everything
 from tree_mover import BY_MESSAGES
 
 from pdgemm.planning.algorithm_registry import families
@@ -68,7 +69,7 @@ def test_a_prepared_product_is_formed_again_and_again(comm: Any, algorithm: str,
         A = DistMatrix.random((31, 22), grid=grid, block=3, seed=1)
         B = DistMatrix.random((27, 31), grid=other, block=(5, 2), seed=2, order="F")
         C = DistMatrix.random((22, 27), grid=grid, block=(4, 5), seed=3)
-        for number, (_, shape, layers) in enumerate(cases[:4]):
+        for number, (_, shape, layers) in enumerate(cases[: 4 if everything() else 2]):
             A = A if number % 2 else A.copy()  # not where neighbours can read it
             p = plan(A.T, B.T, C, beta=1, algorithm=algorithm, shape=shape, layers=layers, mover=mover, panel_width=4)
             product = p.prepare(A.T, B.T, C, alpha=2)
