@@ -34,7 +34,7 @@ while :; do
 done
 [ $changed = no ] || [ $# = 0 ] || { echo "test.sh: --changed chooses the tests itself; not '$*'" >&2; exit 2; }
 [ -t 1 ] || export NO_COLOR=1     # Open MPI 4 gives its ranks a terminal of their own
-part_seconds=1200       # the last resort; each test has its own timeout
+part_seconds=2400       # the last resort; each test has its own timeout
 results=$(mktemp -d)
 cluster=''
 trap '[ -z "$cluster" ] || scripts/slurm_cluster.sh down "$cluster"; rm -rf "$results"' EXIT

@@ -56,7 +56,7 @@ def problem_of(
         size=A.grid.size,
         beta_is_zero=beta_is_zero,
         accumulate=accumulate,
-        width=panel_width(width, accumulate, machine, on_device),
+        width=panel_width(width, accumulate, machine, on_device, bool(asked.triangle)),
         lookahead=panels_ahead(as_optional(asked.lookahead, "lookahead", 0), machine, on_device),
         mover=mover,
         algorithm=algorithm,
