@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -62,9 +63,15 @@ def keep_triangle(A: Array, lower: bool = True, unit: bool = False) -> None:
     if of(A):
         _on_host(keep_triangle, A, lower, unit)
         return
-    A[np.triu_indices(len(A), 1) if lower else np.tril_indices(len(A), -1)] = 0
+    np.copyto(A, 0, where=_other_triangle(len(A), lower))
     if unit:
         np.fill_diagonal(A, 1)
+
+
+@lru_cache(maxsize=8)
+def _other_triangle(n: int, lower: bool) -> np.ndarray:
+    """Return which elements of a matrix lie on the other side of the diagonal."""
+    return np.tri(n, k=-1, dtype=bool).T if lower else np.tri(n, k=-1, dtype=bool)
 
 
 def _on_host(function: Callable[..., Any], A: Array, *arguments: Any) -> Any:
