@@ -83,8 +83,8 @@ def apply_reflectors(F: DistMatrix, tau: np.ndarray, C: DistMatrix, adjoint: boo
     for start in starts if adjoint else reversed(starts):
         columns = slice(start, start + 2 * BLOCK)
         V: Any = tril(F[start:, columns], -1)
-        _, rows, cols = np.intersect1d(*V.indices(), assume_unique=True, return_indices=True)
-        V.local[rows, cols] = 1
+        i, j = V.indices()
+        V.local[np.nonzero(i[:, None] == j)] = 1
         D, U = np.diag(tau[columns]), np.triu(gram(V).allgather(), 1)  # T^-1 = D^-1 + U: see `blas.compact_qr`
         T = np.linalg.solve(np.eye(len(D)) + D @ U, D).astype(F.dtype)
         small = DistMatrix.from_global(T.conj().T if adjoint else T, grid=F.grid.base)

@@ -23,6 +23,7 @@ from pdgemm.model.machine import Machine, machine_at_hand, on_nodes
 from pdgemm.panel_algorithms.panel_plan import PanelPlan, Stage
 from pdgemm.panel_algorithms.panel_run import device_of
 from pdgemm.panel_schedules.panel_schedule import is_balanced
+from pdgemm.panel_schedules.row_moves import permutation
 from pdgemm.panel_schedules.tsqr_schedule import cholesky_pass, tsqr_schedule
 from pdgemm.planning.planner import plan_product
 from pdgemm.schedules.exchange import plan_exchange
@@ -95,7 +96,7 @@ class Stages:
         W = self.fitting(A, lu.BLOCK, "C")
         schedule = lu.lu_schedule(W)
         self.found.append(("A", schedule))
-        return W, lu.permutation(schedule.exchanged, A.shape[0])
+        return W, permutation(schedule.exchanged, A.shape[0])
 
     def householder(self, A: DistMatrix, want_q: bool = True) -> tuple[DistMatrix, DistMatrix]:
         W, h = self.fitting(A, householder.BLOCK), min(A.shape)

@@ -53,7 +53,7 @@ class Steps:
         """Functions that make the reports of the steps so far."""
         return tuple(self._made)
 
-    def after(self, report: QRReport) -> Callable[[], QRReport]:
+    def after(self, report: Any) -> Callable[[], QRReport]:
         """Return a function that makes a report to which the flops and the words of these steps are added."""
         made = (lambda: report, *self._made)
 

@@ -102,15 +102,15 @@ class MatrixBase:
             self._report = self._report()
         return self._report
 
-    @property
-    def later_report(self) -> Any:
-        """The report, or the function that makes it when it is first read."""
-        return self._report
-
     @report.setter
     def report(self, report: Any) -> None:
         """Set the report, or a function that makes it when it is first read."""
         self._report = report
+
+    @property
+    def later_report(self) -> Any:
+        """The report, or the function that makes it when it is first read."""
+        return self._report
 
     def __repr__(self) -> str:
         rows, cols = self._stored.shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -30,7 +31,7 @@ class TiedVector:
 
     def check(self, routine: str, dtypes: Dtypes) -> None:
         array, (kind, suits) = self.array, self._kind(dtypes)
-        if not isinstance(array, np.ndarray) or array.ndim != 1 or not suits:
+        if not isinstance(array, np.ndarray) or array.ndim != 1 or not suits(array.dtype):
             found = f"{array.ndim}-D of {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
             raise illegal(routine, self.number, 0, f"{self.name} must be a 1-D array of {kind}, got {found}")
         if len(array) < self._here[0].stop:
@@ -39,8 +40,8 @@ class TiedVector:
         if self.written and not array.flags.writeable:
             raise illegal(routine, self.number, 0, f"{self.name} is read-only")
 
-    def _kind(self, dtypes: Dtypes) -> tuple[str, bool]:
-        """Return the name of the elements, and whether those of the array are such."""
+    def _kind(self, dtypes: Dtypes) -> tuple[str, Callable[[np.dtype], bool]]:
+        """Return what elements are called, and which types are such."""
         raise NotImplementedError
 
     @property
@@ -77,8 +78,8 @@ class Pivots(TiedVector):
 
     name, axis, needed = "ipiv", 0, "LOCr(M_A) + MB_A"
 
-    def _kind(self, dtypes: Dtypes) -> tuple[str, bool]:
-        return "integers", self.array.dtype.kind == "i"
+    def _kind(self, dtypes: Dtypes) -> tuple[str, Callable[[np.dtype], bool]]:
+        return "integers", lambda dtype: dtype.kind == "i"
 
     def put(self, pivots: np.ndarray) -> None:
         """Write this process's part of pivots that are rows of sub(A), from 0."""
@@ -99,8 +100,8 @@ class Tau(TiedVector):
 
     name, axis, needed = "tau", 1, "LOCc(JA + min(M, N) - 1)"
 
-    def _kind(self, dtypes: Dtypes) -> tuple[str, bool]:
-        return names(dtypes), self.array.dtype in dtypes
+    def _kind(self, dtypes: Dtypes) -> tuple[str, Callable[[np.dtype], bool]]:
+        return names(dtypes), dtypes.__contains__
 
     def put(self, tau: np.ndarray) -> None:
         """Write this process's part."""

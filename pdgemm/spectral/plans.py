@@ -118,12 +118,12 @@ def _new(A: DistMatrix, shape: tuple[int, int], grid: ProcessGrid) -> DistMatrix
 
 
 # ---------------------------------------------------------------- what functions do, in the order in which they do it
-def _cho_solve(plan: Stages, L: DistMatrix, B: Any, lower: bool, **_: Any) -> Any:
+def _cho_solve(plan: Stages, L: DistMatrix, B: Any, lower: bool, **others: Any) -> Any:
     first, second = ("N", "C") if lower else ("C", "N")
     return plan.triangular(L, plan.triangular(L, B, lower, first), lower, second)
 
 
-def _lu_solve(plan: Stages, factors: lu.LU, B: Any, trans: str, **_: Any) -> Any:
+def _lu_solve(plan: Stages, factors: lu.LU, B: Any, trans: str, **others: Any) -> Any:
     return _with_factors(plan, factors.LU, factors.perm, B, op_letter(trans, "trans"))
 
 
@@ -146,7 +146,7 @@ def _solve(
     transposed: bool,
     refine: bool,
     iterations: int,
-    **_: Any,
+    **others: Any,
 ) -> None:
     kind, letter = structure(assume_a), "T" if transposed else "N"
     if refine:
@@ -175,7 +175,7 @@ def _refined(plan: Stages, A: DistMatrix, B: Any, letter: str, iterations: int) 
         plan.product(M, X, unmade(B, dtype=dtype), beta=1)
 
 
-def _inv(plan: Stages, A: DistMatrix, assume_a: str, lower: bool, **_: Any) -> None:
+def _inv(plan: Stages, A: DistMatrix, assume_a: str, lower: bool, **others: Any) -> None:
     kind = structure(assume_a)
     if kind == "pos":
         L = plan.cholesky(A, lower)
@@ -194,7 +194,7 @@ def _inv(plan: Stages, A: DistMatrix, assume_a: str, lower: bool, **_: Any) -> N
         plan.moved(X, "X", unmade(A))
 
 
-def _lstsq(plan: Stages, A: DistMatrix, B: Any, **_: Any) -> None:
+def _lstsq(plan: Stages, A: DistMatrix, B: Any, **others: Any) -> None:
     dtype, (m, n) = common_dtype(A, B), A.shape
     A = A if A.dtype == dtype else unmade(A, dtype=dtype)
     if not isinstance(B, DistMatrix):
@@ -210,7 +210,7 @@ def _lstsq(plan: Stages, A: DistMatrix, B: Any, **_: Any) -> None:
         plan.product(Q, C, unmade(B), beta=1)
 
 
-def _svd(plan: Stages, A: DistMatrix, k: int | None, oversample: int, power: int, **_: Any) -> None:
+def _svd(plan: Stages, A: DistMatrix, k: int | None, oversample: int, power: int, **others: Any) -> None:
     if 0 in A.shape:
         return
     if k is None:
@@ -237,7 +237,7 @@ def _svd_of_tall(plan: Stages, A: DistMatrix) -> DistMatrix:
     return Q
 
 
-def _polar(plan: Stages, A: DistMatrix, iterations: int, **_: Any) -> None:
+def _polar(plan: Stages, A: DistMatrix, iterations: int, **others: Any) -> None:
     if 0 in A.shape:
         return
     X = unmade(A if A.shape[0] >= A.shape[1] else A.H)
@@ -272,20 +272,22 @@ class Planned(NamedTuple):
 _PLANNED = {
     planned.function.__name__: planned
     for planned in (
-        Planned(cholesky, lambda plan, A, lower, **_: plan.cholesky(A, lower)),
+        Planned(cholesky, lambda plan, A, lower, **others: plan.cholesky(A, lower)),
         Planned(cho_solve, _cho_solve),
         Planned(
             solve_triangular,
-            lambda plan, A, B, lower, trans, side, **_: plan.triangular(A, B, lower, trans, side),
+            lambda plan, A, B, lower, trans, side, **others: plan.triangular(A, B, lower, trans, side),
         ),
-        Planned(trmm, lambda plan, A, B, lower, trans, side, **_: plan.triangular(A, B, lower, trans, side, False)),
-        Planned(inv_triangular, lambda plan, A, lower, **_: plan.inv_triangular(A, lower)),
-        Planned(lu.lu_factor, lambda plan, A, **_: plan.lu(A), square=False),
+        Planned(
+            trmm, lambda plan, A, B, lower, trans, side, **others: plan.triangular(A, B, lower, trans, side, False)
+        ),
+        Planned(inv_triangular, lambda plan, A, lower, **others: plan.inv_triangular(A, lower)),
+        Planned(lu.lu_factor, lambda plan, A, **others: plan.lu(A), square=False),
         Planned(lu.lu_solve, _lu_solve),
         Planned(solve, _solve, iterations=2),
         Planned(inv, _inv),
-        Planned(householder_qr, lambda plan, A, want_q, **_: plan.householder(A, want_q), square=False),
-        Planned(qr, lambda plan, A, method, **_: plan.qr(A, method), square=False),
+        Planned(householder_qr, lambda plan, A, want_q, **others: plan.householder(A, want_q), square=False),
+        Planned(qr, lambda plan, A, method, **others: plan.qr(A, method), square=False),
         Planned(lstsq, _lstsq, square=False),
         Planned(svd, _svd, square=False),
         Planned(polar, _polar, square=False, iterations=6),
