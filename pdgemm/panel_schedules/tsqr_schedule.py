@@ -16,6 +16,7 @@ from pdgemm.instrument.recorder import Traffic
 from pdgemm.model.machine import Machine
 from pdgemm.schedules.rounds import COLS, Messages, Round
 
+SLOWER = 4  # times what a product of as many flops takes: a factorisation on one rank
 MEASURED = 2  # numbers that come down with a factor of A^H A: how far it is from I, and its shift
 
 
@@ -111,7 +112,7 @@ class TallSchedule:
 
     rows : that each rank has, in the order of the tree.   k : columns.
     work : products of k x k with the rows of each rank that take as many flops as its part: A^H A and A R^-1 are half
-        of one each;  on_top : products of k x k with k x k on the root.
+        of one each;  on_top : products of k x k with k x k on the root;  each : these on every rank, which do the same.
     room : words of workspace for each row.
     """
 
@@ -122,6 +123,7 @@ class TallSchedule:
     dtype: np.dtype
     work: float = 0.0
     on_top: float = 0.0
+    each: float = 0.0
     room: int = 0
     lookahead: ClassVar[int] = 0
 
@@ -147,8 +149,10 @@ class TallSchedule:
         root = self.k * (np.arange(len(by_rank)) == self.tree.ranks[0])
         half = Round([], (by_rank, self.k, self.k), share=self.work / 2)
         yield half
-        yield from self.tree.rounds(self.dtype.itemsize, Round([], (root, self.k, self.k), share=self.on_top))
+        root_does = Round([], (root, self.k, self.k), share=self.on_top * SLOWER)
+        yield from self.tree.rounds(self.dtype.itemsize, root_does)
         yield half
+        yield Round([], (self.k, self.k, self.k), share=self.each)
 
     def traffic(self, rank: int) -> Traffic:
         """Return the words and messages of a rank."""
@@ -166,7 +170,7 @@ class TallSchedule:
 
 def cholesky_pass(ranks: tuple[int, ...], rows: tuple[int, ...], k: int, dtype: np.dtype) -> TallSchedule:
     """Return a pass of CholeskyQR over the rows of a matrix that the ranks have."""
-    return TallSchedule("cholesky_qr", gram_tree(ranks, rows, k), rows, k, dtype, work=1, on_top=1 / 6)
+    return TallSchedule("cholesky_qr", gram_tree(ranks, rows, k), rows, k, dtype, work=1, on_top=1 / 6, each=1 / 4)
 
 
 def tsqr_schedule(ranks: tuple[int, ...], rows: tuple[int, ...], k: int, dtype: np.dtype) -> TallSchedule:
