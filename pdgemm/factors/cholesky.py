@@ -8,7 +8,7 @@ from typing import Any
 from pdgemm.errors import LinAlgError
 from pdgemm.factors.operands import check_square, described, solution
 from pdgemm.factors.triangular import BLOCK, solve_triangular
-from pdgemm.instrument.steps import Steps
+from pdgemm.instrument.step_reports import Steps
 from pdgemm.matrix.argument_checks import check_result, communicator, size
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.panel_algorithms.cholesky_panels import Cholesky

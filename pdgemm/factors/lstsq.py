@@ -11,7 +11,7 @@ from pdgemm.arrays import dtypes
 from pdgemm.factors.operands import check_right_side, column, common_dtype, in_type
 from pdgemm.factors.tall_qr import svd_on_all, tall_qr
 from pdgemm.gemm import pdgemm
-from pdgemm.instrument.steps import Steps
+from pdgemm.instrument.step_reports import Steps
 from pdgemm.matrix.argument_checks import check_dtype, check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together

@@ -12,7 +12,7 @@ import numpy as np
 from pdgemm.errors import DTypeError, LinAlgError
 from pdgemm.factors.operands import check_right_side, check_square, common_dtype, described, solution, to_factor
 from pdgemm.factors.triangular import solve_triangular
-from pdgemm.instrument.steps import Steps
+from pdgemm.instrument.step_reports import Steps
 from pdgemm.matrix.argument_checks import check_result, communicator, op_letter, size
 from pdgemm.matrix.array_functions import tril, triu
 from pdgemm.matrix.distmatrix import DistMatrix

@@ -16,7 +16,7 @@ from pdgemm.factors.stages import beneath, fastest_method
 from pdgemm.factors.tall_qr import placed, tall_qr
 from pdgemm.gemm import pdgemm
 from pdgemm.grids.distribution import Distribution
-from pdgemm.instrument.steps import Steps
+from pdgemm.instrument.step_reports import Steps
 from pdgemm.matrix.argument_checks import check_dtype, check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import QRMethod

@@ -18,7 +18,7 @@ from pdgemm.errors import ArgumentError, DTypeError, LayoutError
 from pdgemm.gemm import carried_out
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Order
-from pdgemm.instrument.steps import Steps
+from pdgemm.instrument.step_reports import Steps
 from pdgemm.matrix.argument_checks import (
     as_scalar,
     check_alpha,

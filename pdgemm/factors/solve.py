@@ -23,7 +23,7 @@ from pdgemm.factors.operands import (
 )
 from pdgemm.factors.triangular import inv_triangular, solve_triangular
 from pdgemm.gemm import pdgemm
-from pdgemm.instrument.steps import Steps
+from pdgemm.instrument.step_reports import Steps
 from pdgemm.matrix.argument_checks import check_result, communicator, size
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.model.mover_registry import RING

@@ -12,7 +12,7 @@ from pdgemm.errors import ArgumentError
 from pdgemm.factors.operands import check_right_side, check_square, column, common_dtype, described, in_type, like
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.instrument.report import MoveReport
-from pdgemm.instrument.steps import Steps
+from pdgemm.instrument.step_reports import Steps
 from pdgemm.matrix.argument_checks import as_scalar, check_result, communicator, op, op_letter, size
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, new_array

@@ -17,7 +17,7 @@ from pdgemm.errors import LayoutError, LinAlgError
 from pdgemm.factors.operands import like as like
 from pdgemm.gemm import pdgemm
 from pdgemm.instrument.recorder import Traffic
-from pdgemm.instrument.steps import Steps, summed
+from pdgemm.instrument.step_reports import Steps, summed
 from pdgemm.matrix.argument_checks import check_dtype, check_matrices, size
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together
