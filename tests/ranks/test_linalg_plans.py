@@ -56,6 +56,7 @@ def test_plans_are_what_is_counted(comm: Any, at: int, block: Any, dtype: str) -
                 (linalg.qr, T, {"method": "tsqr"}),
                 (linalg.qr, T, {}),
                 (linalg.qr, T.T, {"method": "cholesky"}),
+                (linalg.qr, A, {}),
                 (linalg.qr, A[:90], {"method": "householder"}),
                 (linalg.lstsq, T, DistMatrix.from_global(t[:, :3].copy(), grid=grid), {}),
                 (linalg.lstsq, T.H, B[:30], {}),
