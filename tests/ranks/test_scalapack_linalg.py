@@ -236,7 +236,8 @@ def test_qr(comm: Any, contexts: list[int], letter: str) -> None:
     char, rng = LETTERS[letter], np.random.default_rng(12)
     form, apply = ("ungqr", "unmqr") if letter in "cz" else ("orgqr", "ormqr")
     routine = {x: getattr(scalapack, f"p{letter}{x}") for x in ("geqrf", form, apply)}
-    for (m, n), trans in itertools.product(((31, 31), (17, 24), (140, 9), (1, 1)), "NT" if letter in "sd" else "NC"):
+    cases = list(zip(((31, 31), (17, 24), (140, 9), (1, 1)), "NCNC" if letter in "cz" else "NTNT"))
+    for (m, n), trans in cases if letter in "dz" else cases[:2]:
         matrix, h, eps = random((m, n), char, m + n), min(m, n), 3 * max(m, n) * np.finfo(char).eps
         A, here, a = placed(matrix, 7, contexts, rng)
         tau = np.full(A.local.shape[1], -9, char)
