@@ -312,15 +312,19 @@ def matmul(A: DistMatrix, B: DistMatrix, out: DistMatrix | None = None) -> DistM
 
 
 def _result(A: DistMatrix, B: DistMatrix) -> DistMatrix:
-    """Allocate C in its default layout: the rows of op(A) and the columns of op(B), on the grid that A was made on."""
+    """Allocate C in its default layout, on the grid that A was made on."""
+    grid, (layout, order), dtype = A.grid.base, default_layout(A, B), dtypes.product(A.dtype, B.dtype)
+    local = new_array(layout.local_shape(grid.coords), dtype, order, grid, devices.of(A.stored))
+    return DistMatrix(local, grid, layout, order)
+
+
+def default_layout(A: DistMatrix, B: DistMatrix) -> tuple[Distribution, Order]:
+    """Return the rows of op(A) and the columns of op(B), on the grid that A was made on, and a memory order.  Local."""
     grid, on = A.grid.base, A.grid.base.same_as
     rows = A.distribution.rows if on(A.grid) else A.distribution.rows.over(grid.shape[0])
     cols = B.distribution.cols if on(B.grid) else B.distribution.cols.over(grid.shape[1])
-    layout = Distribution(rows, cols)
     order: Order = "F" if all((x.order == "F") != x.grid.transposed for x in (A, B)) else "C"
-    dtype = dtypes.product(A.dtype, B.dtype)
-    local = new_array(layout.local_shape(grid.coords), dtype, order, grid, devices.of(A.stored))
-    return DistMatrix(local, grid, layout, order)
+    return Distribution(rows, cols), order
 
 
 def _operands(

@@ -10,7 +10,6 @@ from pdgemm.factors.lu import lu as lu
 from pdgemm.factors.lu import lu_factor as lu_factor
 from pdgemm.factors.lu import lu_solve as lu_solve
 from pdgemm.factors.lu import slogdet as slogdet
-from pdgemm.factors.plans import plan as plan
 from pdgemm.factors.qr import qr as qr
 from pdgemm.factors.rank_k import gram as gram
 from pdgemm.factors.rank_k import her2k as her2k
@@ -32,6 +31,7 @@ from pdgemm.spectral.matrix_functions import newton_schulz as newton_schulz
 from pdgemm.spectral.matrix_functions import sqrtm as sqrtm
 from pdgemm.spectral.norms import cond as cond
 from pdgemm.spectral.norms import norm as norm
+from pdgemm.spectral.plans import plan as plan
 from pdgemm.spectral.polar import matrix_sign as matrix_sign
 from pdgemm.spectral.polar import polar as polar
 from pdgemm.spectral.svd import svd as svd

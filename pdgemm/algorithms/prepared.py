@@ -26,7 +26,7 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument import spans
 from pdgemm.instrument.log import INFO, LOG, log_plan
 from pdgemm.instrument.recorder import Recorder
-from pdgemm.instrument.report import MoveReport, Report
+from pdgemm.instrument.report import MoveReport, Report, measured
 from pdgemm.instrument.spans import HOST
 from pdgemm.matrix.argument_checks import as_scalar
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -328,8 +328,9 @@ def _report(
     moves: list[MoveReport],
     sharing: int,
 ) -> Report:
-    product, seconds_of = plan.product, recorder.seconds.get
+    product = plan.product
     report = Report(
+        **measured(recorder, seconds),
         algorithm=AnyName(plan.algorithm),
         inside=plan.inside,
         mover=product.transport,
@@ -347,15 +348,7 @@ def _report(
         rank=rank,
         coords=coords,
         flops=product.flops,
-        seconds=seconds,
-        compute_seconds=seconds_of("compute", 0.0),
-        hidden_seconds=seconds_of("hidden", 0.0),
-        pack_seconds=seconds_of("pack", 0.0),
-        sync_seconds=seconds_of("sync", 0.0),
-        wait_seconds=seconds_of("wait", 0.0) + seconds_of("sync", 0.0),
-        counted=recorder.traffic,
         predicted=plan.traffic(rank),
-        extra_bytes=recorder.peak_bytes,
         predicted_extra_bytes=plan.extra_bytes(rank),
         predicted_seconds=plan.seconds,
         lower_bound_words=plan.lower_bound_words,

@@ -6,8 +6,9 @@ from time import perf_counter
 from typing import Any
 
 from pdgemm.errors import LinAlgError
-from pdgemm.factors.operands import check_square, described
+from pdgemm.factors.operands import check_square, described, solution
 from pdgemm.factors.triangular import BLOCK, solve_triangular
+from pdgemm.instrument.step_reports import Steps
 from pdgemm.matrix.argument_checks import check_result, communicator, size
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.panel_algorithms.cholesky_panels import Cholesky
@@ -53,12 +54,16 @@ def cholesky_factor(A: DistMatrix, lower: bool, overwrite_a: bool = False) -> tu
         fits = is_balanced(A.layout_in(A.grid), BLOCK)
         arguments += ["cholesky", f"lower={bool(lower)}", bool(overwrite_a), *described(A)]
     W, moves = working_copy(A if lower else A.T, BLOCK, fits, overwrite_a)
-    schedule = CholeskySchedule(W.layout_in(W.grid), BLOCK, can_read(W), device=device_of(W))
-    n = A.shape[0]
-    minor, report = run(schedule, Cholesky, {"A": W}, f"Cholesky factor of a matrix ({n} x {n})", moves, start)
+    what = f"Cholesky factor of a matrix ({size(A)})"
+    minor, report = run(cholesky_schedule(W), Cholesky, {"A": W}, what, moves, start)
     factor = W if lower else W.T
     factor.report = report
     return factor, minor
+
+
+def cholesky_schedule(W: DistMatrix) -> CholeskySchedule:
+    """Return the schedule of the factorisation of a matrix that lies as it suits it."""
+    return CholeskySchedule(W.layout_in(W.grid), BLOCK, can_read(W), device=device_of(W))
 
 
 def cho_solve(L: DistMatrix, B: Any, *, lower: bool = True, overwrite_b: bool = False) -> Any:
@@ -72,6 +77,7 @@ def cho_solve(L: DistMatrix, B: Any, *, lower: bool = True, overwrite_b: bool = 
     Raises LayoutError, DTypeError, ArgumentError or GridError on all ranks.
     Error: (A + E) x = b with |E| <= gamma_{3n+1} |L||L^H|, for each column (Higham 2002, theorem 10.4).
     """
-    first, second = ("N", "C") if lower else ("C", "N")
-    Y = solve_triangular(L, B, lower=lower, trans=first, overwrite_b=overwrite_b)  # type: ignore[arg-type]
-    return solve_triangular(L, Y, lower=lower, trans=second, overwrite_b=True)  # type: ignore[arg-type]
+    steps, (first, second) = Steps(), ("N", "C") if lower else ("C", "N")
+    Y = steps.did(solve_triangular(L, B, lower=lower, trans=first, overwrite_b=overwrite_b))  # type: ignore[arg-type]
+    X = solve_triangular(L, Y, lower=lower, trans=second, overwrite_b=True)  # type: ignore[arg-type]
+    return steps.reported(steps.did(X), what=solution(L, B))

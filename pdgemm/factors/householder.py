@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from time import perf_counter
+from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 
-from pdgemm.arrays import dtypes
 from pdgemm.arrays.element_functions import element_function
-from pdgemm.factors.operands import check_host, described
-from pdgemm.matrix.argument_checks import check_dtype, check_matrices, check_result, communicator
+from pdgemm.factors.operands import to_factor
+from pdgemm.factors.rank_k import gram
+from pdgemm.gemm import pdgemm
+from pdgemm.matrix.argument_checks import size
+from pdgemm.matrix.array_functions import tril
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.panel_algorithms.householder_panels import Householder
 from pdgemm.panel_algorithms.panel_run import can_read, run, working_copy
 from pdgemm.panel_schedules.householder_schedule import HouseholderSchedule
-from pdgemm.panel_schedules.panel_schedule import is_balanced
-from pdgemm.support.agreement import together
 
 BLOCK = 64  # one rank factors a panel while the others reflect what is behind the last one
 
@@ -40,25 +43,54 @@ def householder_qr(
     Schreiber & Van Loan, SIAM J. Sci. Stat. Comput. 10(1), 1989.
     """
     start = perf_counter()
-    with together(communicator(A=A)) as arguments:
-        check_matrices(A=A)
-        check_dtype("A", A, dtypes.BLAS)
-        check_host("A", A)
-        if overwrite_a:
-            check_result("A", A, {})
-        fits = is_balanced(A.layout_in(A.grid), BLOCK)
-        arguments += ["householder_qr", bool(overwrite_a), bool(want_q), *described(A)]
-    W, moves = working_copy(A, BLOCK, fits, overwrite_a)
+    W, moves = to_factor("householder_qr", A, BLOCK, overwrite_a, None, bool(want_q))
     (m, n), k = A.shape, min(A.shape)
     matrices = {"A": W}
     if want_q:
         like_q, _ = working_copy(W[:, :k], BLOCK, True, False)
         matrices["Q"] = like_q._filled("eye", element_function("eye", 0, np.dtype("d")))
-    schedule = HouseholderSchedule(W.layout_in(W.grid), BLOCK, can_read(W), wants_q=bool(want_q))
     what = f"QR factors of a matrix ({m} x {n}) by Householder reflections"
-    _, report = run(schedule, Householder, matrices, what, moves, start)
+    _, report = run(householder_schedule(W, want_q), Householder, matrices, what, moves, start)
     Q, R = matrices.get("Q"), working_copy(W[:k], BLOCK, True, False)[0] if m > n else W
     for factor in (Q, R):
         if factor is not None:
             factor.report = report
     return Q, R
+
+
+def householder_factor(A: DistMatrix) -> tuple[DistMatrix, np.ndarray]:
+    """Return R, below whose diagonal are the reflectors, and tau, the same on every rank: LAPACK's geqrf.  Collective.
+
+    A : DistMatrix (m, n) as for `householder_qr`.  A = H_1 H_2 ... H_k R, where H_j = I - tau_j v v^H and v has zeros,
+    a one in row j, and what is below the diagonal in column j: the same numbers as of one process, but for rounding.
+    """
+    W, moves = to_factor("householder_factor", A, BLOCK, False)
+    tau, what = np.zeros(min(A.shape), A.dtype), f"QR factors of a matrix ({size(A)}) by Householder reflections"
+    executor = partial(Householder, tau=tau)
+    _, W.report = run(householder_schedule(W, False), executor, {"A": W}, what, moves)
+    W.grid.comm.Allreduce(MPI.IN_PLACE, tau, MPI.SUM)  # each is written on one rank
+    return W, tau
+
+
+def apply_reflectors(F: DistMatrix, tau: np.ndarray, C: DistMatrix, adjoint: bool) -> None:
+    """Compute C := Q C, or Q^H C, in place, where Q = H_1 H_2 ... H_k of `householder_factor`.  Collective.
+
+    F : DistMatrix (m, k), below whose diagonal are the reflectors.   C : DistMatrix (m, n) of any layout.
+
+    Products alone, for 128 reflectors at a time: 4 m n k/P flops of P ranks.
+    """
+    starts = range(0, len(tau), 2 * BLOCK)
+    for start in starts if adjoint else reversed(starts):
+        columns = slice(start, start + 2 * BLOCK)
+        V: Any = tril(F[start:, columns], -1)
+        i, j = V.indices()
+        V.local[np.nonzero(i[:, None] == j)] = 1
+        D, U = np.diag(tau[columns]), np.triu(gram(V).allgather(), 1)  # T^-1 = D^-1 + U: see `blas.compact_qr`
+        T = np.linalg.solve(np.eye(len(D)) + D @ U, D).astype(F.dtype)
+        small = DistMatrix.from_global(T.conj().T if adjoint else T, grid=F.grid.base)
+        pdgemm(-1, V, pdgemm(1, small, pdgemm(1, V.H, C[start:])), 1, C[start:])
+
+
+def householder_schedule(W: DistMatrix, want_q: bool) -> HouseholderSchedule:
+    """Return the schedule of the factorisation of a matrix that lies as it suits it."""
+    return HouseholderSchedule(W.layout_in(W.grid), BLOCK, can_read(W), wants_q=bool(want_q))

@@ -11,6 +11,7 @@ from pdgemm.arrays import dtypes
 from pdgemm.factors.operands import check_right_side, column, common_dtype, in_type
 from pdgemm.factors.tall_qr import svd_on_all, tall_qr
 from pdgemm.gemm import pdgemm
+from pdgemm.instrument.step_reports import Steps
 from pdgemm.matrix.argument_checks import check_dtype, check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together
@@ -33,7 +34,7 @@ def lstsq(A: DistMatrix, B: Any, *, rcond: float | None = None) -> tuple[Any, np
 
     Returns X, a DistMatrix (n, p), or a vector on every rank; the sums |b - A x|^2 of the columns of B, an empty array
     where the rank is less than n or m <= n; the rank of A; and its min(m, n) singular values; these are the same on
-    every rank.  `X.report` says how A, or A^H where m < n, was factored.
+    every rank.  `X.report` says how A, or A^H where m < n, was factored, and has all words.
 
     By A = Q R and the SVD of R, X = V diag(1/s) U^H Q^H B.  The residuals are B - Q Q^H B, which X does not enter, and
     their norms do not overflow.
@@ -61,16 +62,16 @@ def lstsq(A: DistMatrix, B: Any, *, rcond: float | None = None) -> tuple[Any, np
         DistMatrix.from_global(np.ascontiguousarray(x), grid=A.grid.base, device=A.device)
         for x in (left[:, :rank].conj().T, right[:rank])
     )
-    Q = made.Q.to_device(A.device)
-    C = pdgemm(1, Q.H, B) if tall else B
-    Y = pdgemm(1, left_h, C) / s[:rank, None]
-    X = pdgemm(1, right_h.H, Y)
+    steps, Q = Steps(), made.Q.to_device(A.device)
+    C = steps.did(pdgemm(1, Q.H, B)) if tall else B
+    Y = steps.did(pdgemm(1, left_h, C)) / s[:rank, None]
+    X = steps.did(pdgemm(1, right_h.H, Y))
     if not tall:
-        X = pdgemm(1, Q, X)
+        X = steps.did(pdgemm(1, Q, X))
     residuals = np.empty(0, s.dtype)
     if rank == n < m:
-        residuals = pdgemm(-1, Q, C, 1, B.astype(dtype)).norm(axis=0) ** 2
+        residuals = steps.did(pdgemm(-1, Q, C, 1, B.astype(dtype))).norm(axis=0) ** 2
     if vector:
         return X.allgather()[:, 0], residuals, rank, s
-    X.report = report
+    X.report = steps.after(report)
     return X, residuals, rank, s

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pdgemm.arrays import dtypes
 from pdgemm.errors import DTypeError, LinAlgError
-from pdgemm.factors.operands import check_host, check_right_side, check_square, common_dtype, described, in_type
+from pdgemm.factors.operands import check_right_side, check_square, common_dtype, described, solution, to_factor
 from pdgemm.factors.triangular import solve_triangular
-from pdgemm.instrument.panel_report import PanelReport
-from pdgemm.matrix.argument_checks import check_dtype, check_matrices, check_result, communicator, op_letter, size
+from pdgemm.instrument.step_reports import Steps
+from pdgemm.matrix.argument_checks import check_result, communicator, op_letter, size
 from pdgemm.matrix.array_functions import tril, triu
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Transpose
@@ -23,7 +21,6 @@ from pdgemm.panel_algorithms.lu_panels import LUPanels
 from pdgemm.panel_algorithms.panel_run import can_read, run, working_copy
 from pdgemm.panel_movers.row_exchange import PermuteRows
 from pdgemm.panel_schedules.lu_schedule import LUSchedule
-from pdgemm.panel_schedules.panel_schedule import is_balanced
 from pdgemm.panel_schedules.row_moves import PermutationSchedule, permutation
 from pdgemm.support.agreement import together
 
@@ -42,7 +39,6 @@ class LU:
     LU: DistMatrix
     pivots: np.ndarray
     zero_pivot: int
-    make_report: Callable[[], PanelReport] = field(repr=False)
 
     @cached_property
     def perm(self) -> np.ndarray:
@@ -78,24 +74,22 @@ def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> LU:
     Error: |P A - L U| <= gamma_n |L||U| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 9.3).
     """
     start = perf_counter()
-    with together(communicator(A=A)) as arguments:
-        check_matrices(A=A)
-        check_dtype("A", A, dtypes.BLAS)
-        check_host("A", A)
-        if overwrite_a:
-            check_result("A", A, {})
-        fits = is_balanced(A.layout_in(A.grid), BLOCK)
-        arguments += ["lu_factor", bool(overwrite_a), *described(A)]
-    W, moves = working_copy(A, BLOCK, fits, overwrite_a, "C")  # a row of it, which is exchanged, lies together
+    W, moves = to_factor("lu_factor", A, BLOCK, overwrite_a, "C")  # a row of it, which is exchanged, lies together
     pivots = np.zeros(min(A.shape), np.int64)
-    schedule = LUSchedule(W.layout_in(W.grid), BLOCK, can_read(W))
+    schedule = lu_schedule(W)
     what = f"LU factors of a matrix ({size(A)})"
     zero, report = run(
         schedule, partial(LUPanels, found=pivots), {"A": W}, what, moves, start,
         lambda plan: replace(plan, pivots=tuple(pivots.tolist())),
     )  # fmt: skip
     W.report = report
-    return LU(W, pivots, zero, report)
+    return LU(W, pivots, zero)
+
+
+def lu_schedule(W: DistMatrix) -> LUSchedule:
+    """Return the schedule of the factorisation of a row-major matrix that lies as it suits it."""
+    layout = W.layout_in(W.grid)
+    return LUSchedule(layout, BLOCK, can_read(W), idle=tuple(sorted({*range(W.grid.size)} - {*layout.rank_map})))
 
 
 def lu_solve(factors: LU, B: Any, *, trans: Transpose = "N", overwrite_b: bool = False) -> Any:
@@ -122,14 +116,14 @@ def lu_solve(factors: LU, B: Any, *, trans: Transpose = "N", overwrite_b: bool =
             check_result("B", B, {"factors.LU": factors.LU})
         arguments += ["lu_solve", letter, bool(overwrite_b), *described(factors.LU, factors.pivots, B)]
     both = {"lower": True, "unit_diagonal": True, "trans": letter}, {"lower": False, "trans": letter}
-    X = (
-        permuted(own_copy(B, factors.LU, overwrite_b), factors.perm)
-        if letter == "N"
-        else own_copy(B, factors.LU, overwrite_b)
-    )
+    steps, X = Steps(what=solution(factors.LU, B)), own_copy(B, factors.LU, overwrite_b)
+    if letter == "N":
+        X = steps.did(permuted(X, factors.perm))
     for triangle in both if letter == "N" else both[::-1]:
-        X = solve_triangular(factors.LU, X, **triangle, overwrite_b=True)  # type: ignore[arg-type]
-    return X if letter == "N" else permuted(X, np.argsort(factors.perm))
+        X = steps.did(solve_triangular(factors.LU, X, **triangle, overwrite_b=True))  # type: ignore[arg-type]
+    if letter != "N":
+        X = steps.did(permuted(X, np.argsort(factors.perm)))
+    return steps.reported(X)
 
 
 def lu(A: DistMatrix) -> tuple[np.ndarray, DistMatrix, DistMatrix]:
@@ -176,9 +170,14 @@ def permuted(X: Any, order: np.ndarray) -> Any:
     """Return X[order], in the place of X where it is a matrix.  Collective over its grid."""
     if not isinstance(X, DistMatrix):
         return X[order]
-    schedule = PermutationSchedule(X.layout_in(X.grid), 0, "ring", order=tuple(order.tolist()))
-    _, X.report = run(schedule, PermuteRows, {"A": X}, f"Permutation of the rows of a matrix ({size(X)})")
+    what = f"Permutation of the rows of a matrix ({size(X)})"
+    _, X.report = run(permutation_schedule(X, order), PermuteRows, {"A": X}, what)
     return X
+
+
+def permutation_schedule(X: DistMatrix, order: np.ndarray) -> PermutationSchedule:
+    """Return the schedule of X := X[order]."""
+    return PermutationSchedule(X.layout_in(X.grid), 0, "ring", order=tuple(order.tolist()))
 
 
 def check_regular(factors: LU) -> None:
@@ -193,7 +192,7 @@ def own_copy(B: Any, A: DistMatrix, overwrite: bool) -> Any:
     dtype = common_dtype(A, B)
     if not isinstance(B, DistMatrix):
         return B.astype(dtype)
-    return working_copy(in_type(B, dtype), BLOCK, True, overwrite or B.dtype != dtype)[0]
+    return working_copy(B, BLOCK, True, overwrite, dtype=dtype)[0]
 
 
 def _eliminated(A: DistMatrix) -> tuple[np.ndarray, int]:

@@ -12,10 +12,22 @@ from pdgemm.arrays import dtypes
 from pdgemm.arrays.elementwise import set_elements
 from pdgemm.errors import DeviceError, DTypeError, LayoutError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
-from pdgemm.matrix.argument_checks import check_devices, check_dtype, check_matrices, size
+from pdgemm.grids.layout import Order
+from pdgemm.instrument.report import MoveReport
+from pdgemm.matrix.argument_checks import (
+    check_devices,
+    check_dtype,
+    check_matrices,
+    check_result,
+    communicator,
+    size,
+)
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.model.mover_registry import SHARED
+from pdgemm.panel_algorithms.panel_run import working_copy
+from pdgemm.panel_schedules.panel_schedule import is_balanced
+from pdgemm.support.agreement import together
 
 
 def check_square(A: object, name: str = "A") -> None:
@@ -68,6 +80,11 @@ def described(*operands: Any) -> list[str]:
     ]
 
 
+def solution(A: DistMatrix, B: Any) -> str:
+    """Return what the report of a solution of A X = B says that it is."""
+    return f"Solution of {size(A)}, {' x '.join(map(str, B.shape))}"
+
+
 def common_dtype(*arrays: Any) -> np.dtype:
     """Return the type of a result of these: float64 for integers.  Raises DTypeError for what BLAS has no type for."""
     dtype = np.result_type(*(x.dtype for x in arrays))
@@ -77,9 +94,35 @@ def common_dtype(*arrays: Any) -> np.dtype:
     return dtype
 
 
+def to_factor(
+    name: str, A: DistMatrix, block: int, overwrite: bool, order: Order | None = None, *others: object
+) -> tuple[DistMatrix, list[MoveReport]]:
+    """Return a matrix, or a copy, that a panel algorithm overwrites, and its redistribution.  Collective, and checked.
+
+    It lies as A does if the ranks share the work there, else in square blocks.   others : what the ranks compare, too.
+    """
+    with together(communicator(A=A)) as arguments:
+        check_matrices(A=A)
+        check_dtype("A", A, dtypes.BLAS)
+        check_host("A", A)
+        if overwrite:
+            check_result("A", A, {})
+        fits = is_balanced(A.layout_in(A.grid), block)
+        arguments += [name, bool(overwrite), *others, *described(A)]
+    return working_copy(A, block, fits, overwrite, order)
+
+
+def like(A: DistMatrix, dtype: Any = None, distribution: Distribution | None = None) -> DistMatrix:
+    """Return a matrix in the layout of A, or of another on its grid, that is not initialised.  Collective."""
+    layout = distribution or A.distribution
+    with together(A.grid.comm):
+        local = new_array(layout.local_shape(A.grid.coords), dtype or A.dtype, A.order, A.grid, devices.of(A.stored))
+    return type(A)(local, A.grid, layout, A.order, shared=all_shared(local, A.grid))
+
+
 def in_type(A: DistMatrix, dtype: np.dtype) -> DistMatrix:
-    """Return A, or a copy in another type."""
-    return A if A.dtype == dtype else A.astype(dtype)
+    """Return A, or a copy in another type.  Collective."""
+    return A if A.dtype == dtype else working_copy(A, 0, True, False, dtype=dtype)[0]
 
 
 def column(b: np.ndarray, A: DistMatrix, dtype: np.dtype) -> DistMatrix:

@@ -8,15 +8,17 @@ from typing import get_args
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.arrays import device as devices
+from pdgemm.arrays import dtypes
 from pdgemm.errors import ArgumentError
 from pdgemm.factors.householder import householder_qr
+from pdgemm.factors.operands import like
+from pdgemm.factors.stages import beneath, fastest_method
 from pdgemm.factors.tall_qr import placed, tall_qr
 from pdgemm.gemm import pdgemm
 from pdgemm.grids.distribution import Distribution
-from pdgemm.matrix.argument_checks import check_matrices, communicator
+from pdgemm.instrument.step_reports import Steps
+from pdgemm.matrix.argument_checks import check_dtype, check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.names import QRMethod
 from pdgemm.support.agreement import together
 
@@ -32,8 +34,9 @@ def qr(A: DistMatrix, *, mode: str = "reduced", method: QRMethod = "auto") -> tu
              "tsqr"      a tree of Householder's factorisations, for any A, of any rank;
              "householder"  blocked reflections on any grid, for any A, of any shape and rank: for matrices that are
                          not tall, which lie in square blocks; `report` is then a PanelReport;
-             "auto"      the first where it is accurate, else the second, as measured: |Q^H Q - I| <= 1/2 before the
-                         last pass, and no pivot of Cholesky's factorisation is a rounding error.
+             "auto"      the third where its plan takes less time than that of the first.  Else the first where it is
+                         accurate, and the second where not, as measured: |Q^H Q - I| <= 1/2 before the last pass, and
+                         no pivot of Cholesky's factorisation is a rounding error.
 
     The diagonal of R is real and >= 0 with each method, so that Q and R of full rank are the same on any number of
     ranks (LAPACK's, and NumPy's, has numbers of any sign).  Q lies as A does, R on the same grid with the columns of Q.
@@ -55,29 +58,30 @@ def qr(A: DistMatrix, *, mode: str = "reduced", method: QRMethod = "auto") -> tu
             raise ArgumentError(f'mode {mode!r} is not "reduced"')
         if method not in get_args(QRMethod):
             raise ArgumentError(f"method {method!r} is not one of {', '.join(get_args(QRMethod))}")
-    if method == "householder":
-        Q, R = householder_qr(A)
-        assert Q is not None
-        _make_diagonal_positive(Q, R)
-        return Q, R
-    m, n = A.shape
+        check_dtype("A", A, dtypes.BLAS)
+    if (fastest_method(A) if method == "auto" else method) == "householder":
+        return _by_reflections(A)
+    (m, n), steps = A.shape, Steps()
+    Q, R = placed(tall_qr(A[:, : min(m, n)], method), A[:, : min(m, n)], start)
     if m < n:
-        return _wide(A, method)
-    return placed(tall_qr(A, method), A, start)
+        first, R = R, like(A, distribution=Distribution(R.distribution.rows, A.distribution.cols))
+        steps.did(pdgemm(1, Q.H, A, 0, R))
+        steps.did(first.redistribute(R[:, :m]))  # without the rounding errors below the diagonal, from rank to itself
+        Q.report = R.report = steps.after(Q.report)
+    return Q, R
 
 
-def _wide(A: DistMatrix, method: QRMethod) -> tuple[DistMatrix, DistMatrix]:
-    """Return Q and R of a matrix with more columns than rows."""
-    m = A.shape[0]
-    Q, first = qr(A[:, :m], method=method)
-    layout = Distribution(first.distribution.rows, A.distribution.cols)
-    with together(A.grid.comm):
-        local = new_array(layout.local_shape(A.grid.coords), A.dtype, A.order, A.grid, devices.of(A.stored))
-        R = DistMatrix(local, A.grid, layout, A.order)
-    R.shared = all_shared(local, A.grid)
-    pdgemm(1, Q.H, A, 0, R)
-    first.redistribute(R[:, :m])  # without the rounding errors below the diagonal; each rank has its elements
-    R.report = Q.report
+def _by_reflections(A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
+    """Return Q and R of any matrix: Q lies as A does, and so does R, or beneath A where A had to be moved."""
+    steps, lying = Steps(), A[:, : min(A.shape)]
+    Q, R = householder_qr(A)
+    assert Q is not None
+    _make_diagonal_positive(Q, R)
+    if not Q.same_layout(lying):
+        steps.did(R)
+        Q = steps.did(Q.redistribute(like=lying))
+        R = steps.reported(steps.did(R.redistribute(like(A, distribution=beneath(A)))))
+        Q.report = R.later_report
     return Q, R
 
 

@@ -18,6 +18,7 @@ from pdgemm.errors import ArgumentError, DTypeError, LayoutError
 from pdgemm.gemm import carried_out
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Order
+from pdgemm.instrument.step_reports import Steps
 from pdgemm.matrix.argument_checks import (
     as_scalar,
     check_alpha,
@@ -124,11 +125,13 @@ def her2k(
 
     alpha : a number of C's type.   beta : a real number.
     A, B : DistMatrix (n, k), or (k, n) with trans="C", of one type and any layouts over the same ranks.
-    Other arguments, errors and the result are those of `herk`; the cost is twice as much, and `C.report` is that of
-    the second of the two products.
+    Other arguments, errors and the result are those of `herk`; the cost is twice as much, and `C.report` is the sum of
+    those of two products, with an inner dimension of 2k.
     """
-    C = _rank_k(alpha, A, B, beta, C, uplo, trans, options, hermitian=True, real=("beta",))
-    return _rank_k(np.conj(alpha), B, A, 1, C, uplo, trans, options, hermitian=True)
+    steps = Steps()
+    C = steps.did(_rank_k(alpha, A, B, beta, C, uplo, trans, options, hermitian=True, real=("beta",)))
+    C = steps.did(_rank_k(np.conj(alpha), B, A, 1, C, uplo, trans, options, hermitian=True))
+    return steps.reported(C, mnk=_of_both(A, trans))
 
 
 def syr2k(
@@ -147,8 +150,16 @@ def syr2k(
     alpha, beta : numbers of C's type.
     Other arguments, the cost, errors and the result are those of `her2k`, with trans "N" or "T".
     """
-    C = _rank_k(alpha, A, B, beta, C, uplo, trans, options, hermitian=False)
-    return _rank_k(alpha, B, A, 1, C, uplo, trans, options, hermitian=False)
+    steps = Steps()
+    C = steps.did(_rank_k(alpha, A, B, beta, C, uplo, trans, options, hermitian=False))
+    C = steps.did(_rank_k(alpha, B, A, 1, C, uplo, trans, options, hermitian=False))
+    return steps.reported(C, mnk=_of_both(A, trans))
+
+
+def _of_both(A: DistMatrix, trans: str) -> tuple[int, int, int]:
+    """Return the extents of [A B] [B A]^H, which two products of A and B are together."""
+    n, k = A.shape if trans in ("N", "n") else A.shape[::-1]
+    return n, n, 2 * k
 
 
 def gram(A: DistMatrix, *, uplo: Literal["full", "L", "U"] = "full", **options: Unpack[RankOptions]) -> DistMatrix:
@@ -158,7 +169,8 @@ def gram(A: DistMatrix, *, uplo: Literal["full", "L", "U"] = "full", **options: 
     uplo : "full": all of the matrix; "L" or "U": this triangle, the other is zero.
     options : those of `herk`.
 
-    The matrix lies as a new one of `herk`; it is exactly Hermitian.  `report` is that of the product.
+    The matrix lies as a new one of `herk`; it is exactly Hermitian.  `report` is that of the product,
+    with the other triangle as a redistribution.
 
     Cost per rank: m n^2/P flops, half of a product's; words in as for `herk`, and n^2/P for the other triangle.
     Errors are those of `herk`.
@@ -167,11 +179,11 @@ def gram(A: DistMatrix, *, uplo: Literal["full", "L", "U"] = "full", **options: 
         arguments += ["gram", uplo]
     if uplo != "full":
         return herk(1.0, A, uplo=uplo, trans="C", **options)
-    lower = herk(1.0, A, uplo="L", trans="C", **options)
-    C = redistribute(lower.H, like=lower)
+    steps = Steps()
+    lower = steps.did(herk(1.0, A, uplo="L", trans="C", **options))
+    C = steps.did(redistribute(lower.H, like=lower))
     store(C.stored, lower.stored, CONVERT, within=_within("L", C))
-    C.report = lower.report
-    return C
+    return steps.reported(C)
 
 
 def _rank_k(

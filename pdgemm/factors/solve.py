@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,13 +10,26 @@ import numpy as np
 from pdgemm.arrays import dtypes
 from pdgemm.errors import ArgumentError, DTypeError, LinAlgError
 from pdgemm.factors.cholesky import cho_solve, cholesky
-from pdgemm.factors.lu import LU, check_regular, lu_factor, lu_solve, own_copy, permuted
-from pdgemm.factors.operands import check_host, check_right_side, check_square, column, common_dtype, described
+from pdgemm.factors.lu import check_regular, lu_factor, lu_solve, own_copy, permuted
+from pdgemm.factors.operands import (
+    check_host,
+    check_right_side,
+    check_square,
+    column,
+    common_dtype,
+    described,
+    in_type,
+    solution,
+)
 from pdgemm.factors.triangular import inv_triangular, solve_triangular
 from pdgemm.gemm import pdgemm
-from pdgemm.instrument.panel_report import PanelReport
+from pdgemm.instrument.step_reports import Steps
 from pdgemm.matrix.argument_checks import check_result, communicator, size
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.model.mover_registry import RING
+from pdgemm.panel_algorithms.panel_run import run
+from pdgemm.panel_movers.row_exchange import DivideRows
+from pdgemm.panel_schedules.row_moves import ScalingSchedule
 from pdgemm.support.agreement import together
 
 STRUCTURES = {
@@ -29,6 +41,7 @@ STRUCTURES = {
     "upper triangular": "upper triangular",
     "diagonal": "diagonal",
 }
+GENERAL = ("gen", "sym", "her")  # which are factored by LU
 LOWER = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.complex128): np.dtype(np.complex64)}
 STEPS = 30  # of refinement, as in LAPACK's dsgesv
 
@@ -56,11 +69,11 @@ def solve(
     overwrite_a, overwrite_b : factors may be stored in A, and X in B.
     refine   : factor A, float64 or complex128, in single precision, and refine X in double precision until in each
         column |b - A x| <= sqrt(n) eps |A| |x|, in infinity norms, with eps = 2^-52.  Where that is not reached in 30
-        steps, or a step does not halve the residual, A is factored in double precision.  `X.report`, of the
-        factorisation, says what was done.
+        steps, or a step does not halve the residual, A is factored in double precision.  `X.report` says what was done.
 
-    X lies as B does.  Cost per rank on P ranks: 2n^3/(3P) flops, with "pos" half, and 2 n^2 m/P; with refine these take
-    about half of the time, and each step 4 n^2 m/P flops.
+    X lies as B does; `X.report` is the sum of those of the factorisation and the solves.
+    Cost per rank on P ranks: 2n^3/(3P) flops, with "pos" half, and 2 n^2 m/P; with refine these take about half of the
+    time, and each step 4 n^2 m/P flops.
     Raises LinAlgError on all ranks where A is singular, or with "pos" not positive definite; LayoutError, DTypeError,
     ArgumentError or GridError.  A nearly singular A is solved: `cond` tells.
     Error: (A + E) x = b with |E| <= gamma_3n |L||U|, for each column (Higham, Accuracy and Stability of Numerical
@@ -69,31 +82,35 @@ def solve(
     """
     with together(communicator(A=A)) as arguments:
         check_square(A)
-        kind = _structure(assume_a)
+        kind = structure(assume_a)
         check_right_side(A, B)
-        if kind in ("gen", "sym", "her", "diagonal"):
+        if kind in (*GENERAL, "diagonal"):
             check_host("A", A)
         for name, x, wanted in (("A", A, overwrite_a), ("B", B, overwrite_b)):
             if wanted and isinstance(x, DistMatrix):
                 other = {"A": A} if name == "B" else {"B": B} if isinstance(B, DistMatrix) else {}
                 check_result(name, x, other)
-        if refine and (kind not in ("gen", "sym", "her") or common_dtype(A, B) not in LOWER or A.dtype not in LOWER):
+        if refine and (kind not in GENERAL or common_dtype(A, B) not in LOWER or A.dtype not in LOWER):
             raise DTypeError(
                 f"refine=True is for general matrices of float64 or complex128, A is {A.dtype}, assumed {kind!r}"
             )
         how = bool(lower), bool(transposed), bool(refine), bool(overwrite_a), bool(overwrite_b)
         arguments += ["solve", kind, how, *described(A, B)]
     trans: Any = "T" if transposed else "N"
+    steps = Steps(what=solution(A, B))
     if refine:
-        return _refined(A, B, trans, overwrite_a, overwrite_b)
+        return _refined(steps, A, B, trans, overwrite_a, overwrite_b)
     if kind == "pos":
         M, lower = (A.T, not lower) if transposed else (A, bool(lower))
-        return cho_solve(cholesky(M, lower=lower, overwrite_a=overwrite_a), B, lower=lower, overwrite_b=overwrite_b)
-    if kind in ("gen", "sym", "her"):
-        return lu_solve(lu_factor(A, overwrite_a=overwrite_a), B, trans=trans, overwrite_b=overwrite_b)
-    _check_diagonal(A)
+        L = steps.did(cholesky(M, lower=lower, overwrite_a=overwrite_a))
+        return steps.reported(steps.did(cho_solve(L, B, lower=lower, overwrite_b=overwrite_b)))
+    if kind in GENERAL:
+        factors = lu_factor(A, overwrite_a=overwrite_a)
+        steps.did(factors.LU)
+        return steps.reported(steps.did(lu_solve(factors, B, trans=trans, overwrite_b=overwrite_b)))
+    diagonal = _regular_diagonal(A)
     if kind == "diagonal":
-        return _over(own_copy(B, A, overwrite_b), A.diagonal())
+        return _over(own_copy(B, A, overwrite_b), diagonal)
     return solve_triangular(A, B, lower=kind == "lower triangular", trans=trans, overwrite_b=overwrite_b)
 
 
@@ -110,30 +127,33 @@ def inv(A: DistMatrix, *, overwrite_a: bool = False, assume_a: str = "gen", lowe
     """
     with together(communicator(A=A)) as arguments:
         check_square(A)
-        kind = _structure(assume_a)
+        kind = structure(assume_a)
         if overwrite_a:
             check_result("A", A, {})
         arguments += ["inv", kind, bool(lower), bool(overwrite_a), A.distribution, A.dtype]
+    steps = Steps(what=f"Inverse of {size(A)}")
     if kind == "pos":
-        L = cholesky(A, lower=lower, overwrite_a=overwrite_a)
+        L = steps.did(cholesky(A, lower=lower, overwrite_a=overwrite_a))
         L = L if lower else L.H
-        X = solve_triangular(L, inv_triangular(L, lower=True), lower=True, trans="C", overwrite_b=True)
-    elif kind in ("gen", "sym", "her"):
+        Y = steps.did(inv_triangular(L, lower=True))
+        X = steps.did(solve_triangular(L, Y, lower=True, trans="C", overwrite_b=True))
+    elif kind in GENERAL:
         factors = lu_factor(A, overwrite_a=overwrite_a)
+        steps.did(factors.LU)
         with together(A.grid.comm):
             check_regular(factors)
-        Y = inv_triangular(factors.LU, lower=True, unit_diagonal=True)
-        X = solve_triangular(factors.LU, Y, overwrite_b=True)
-        X = permuted(X.T, np.argsort(factors.perm)).T  # A^-1 = U^-1 L^-1 P
+        Y = steps.did(inv_triangular(factors.LU, lower=True, unit_diagonal=True))
+        X = steps.did(solve_triangular(factors.LU, Y, overwrite_b=True))
+        X = steps.did(permuted(X.T, np.argsort(factors.perm))).T  # A^-1 = U^-1 L^-1 P
     else:
-        _check_diagonal(A)
+        diagonal = _regular_diagonal(A)
         if kind != "diagonal":
             return inv_triangular(A, lower=kind == "lower triangular")
-        X = _over(DistMatrix.eye(A.shape[0], grid=A.grid, dtype=A.dtype), A.diagonal())
-    return X if X.same_layout(A) else X.redistribute(like=A)
+        X = steps.did(_over(DistMatrix.eye(A.shape[0], grid=A.grid, dtype=A.dtype), diagonal))
+    return steps.reported(X if X.same_layout(A) else steps.did(X.redistribute(like=A)))
 
 
-def _structure(given: str) -> str:
+def structure(given: str) -> str:
     """Return the short name of what is assumed of a matrix."""
     for short, long in STRUCTURES.items():
         if given in (short, long):
@@ -141,59 +161,60 @@ def _structure(given: str) -> str:
     raise ArgumentError(f"assume_a is one of {', '.join(map(repr, STRUCTURES))}, got {given!r}")
 
 
-def _check_diagonal(A: DistMatrix) -> None:
-    """Raise LinAlgError on all ranks where an element on the diagonal is zero.  Collective."""
-    zeros = np.flatnonzero(A.diagonal() == 0)
+def _regular_diagonal(A: DistMatrix) -> np.ndarray:
+    """Return the diagonal, on every rank.  Raises LinAlgError on all ranks where an element is zero.  Collective."""
+    diagonal = A.diagonal()
+    zeros = np.flatnonzero(diagonal == 0)
     if zeros.size:
         where = f"element number {zeros[0] + 1} of its diagonal, from 1, is zero"
         raise LinAlgError(f"A ({size(A)} on a {A.grid} grid) is singular: {where}")
+    return diagonal
 
 
 def _over(X: Any, diagonal: np.ndarray) -> Any:
-    """Return X with row i divided by diagonal[i], in place."""
+    """Return X with row i divided by diagonal[i], in place where X is a matrix."""
     if not isinstance(X, DistMatrix):
         return X / diagonal
-    X.local[...] /= diagonal[X.indices()[0]][:, None]
+    what = f"Solution with a diagonal, {size(X)}"
+    _, X.report = run(scaling_schedule(X), partial(DivideRows, diagonal=diagonal), {"A": X}, what)
     return X
 
 
-def _refined(A: DistMatrix, B: Any, trans: Any, overwrite_a: bool, overwrite_b: bool) -> Any:
+def scaling_schedule(X: DistMatrix) -> ScalingSchedule:
+    """Return the schedule of a division of the rows of X."""
+    return ScalingSchedule(X.layout_in(X.grid), 0, RING.name)
+
+
+def _refined(steps: Steps, A: DistMatrix, B: Any, trans: Any, overwrite_a: bool, overwrite_b: bool) -> Any:
     """Solve op(A) X = B by a factorisation in single precision, if that converges."""
     vector, dtype = not isinstance(B, DistMatrix), common_dtype(A, B)
     B = column(B, A, dtype) if vector else B
-    M, single, ratio, before, steps = A.T if trans == "T" else A, LOWER[dtype], np.inf, np.inf, 0
+    M, single, ratio, before, number = A.T if trans == "T" else A, LOWER[dtype], np.inf, np.inf, 0
+
+    def corrected(R: DistMatrix) -> DistMatrix:
+        """Return op(A)^-1 R by factors in single precision, in double precision."""
+        return in_type(steps.did(lu_solve(factors, in_type(R, single), trans=trans, overwrite_b=R is not B)), dtype)
+
     with np.errstate(all="ignore"):
-        factors = lu_factor(A.astype(LOWER[A.dtype]), overwrite_a=True)
+        factors = lu_factor(in_type(A, LOWER[A.dtype]), overwrite_a=True)
+        steps.did(factors.LU)
         limit = np.sqrt(A.shape[0]) * dtypes.eps(dtype) * M.norm(np.inf)
-        X = None if factors.zero_pivot else _corrected(factors, B.astype(single), trans, dtype)
+        X = None if factors.zero_pivot else corrected(B)
         while X is not None:
-            R = own_copy(B, A, False)
-            pdgemm(-1, M, X, 1, R)
+            R = steps.did(pdgemm(-1, M, X, 1, own_copy(B, A, False)))
             left, most = (x.vector_norm(np.inf, axis=0) for x in (R, X))
             ratio = float(np.where(left > 0, left / (limit * most), left).max(initial=0))  # a NaN stays one
-            if not 1 < ratio <= before / 2 or steps == STEPS:
+            if not 1 < ratio <= before / 2 or number == STEPS:
                 break
-            X += _corrected(factors, R.astype(single), trans, dtype)
-            before, steps = ratio, steps + 1
-    what = f"Solution of {size(A)}, {size(B)}, by factors in {LOWER[A.dtype]}"
+            X += corrected(R)
+            before, number = ratio, number + 1
+    what = f"{solution(A, B)}, by factors in {LOWER[A.dtype]}"
     if ratio <= 1:
-        what += f", refined {steps} times"
+        what += f", refined {number} times"
     else:
         factors = lu_factor(A, overwrite_a=overwrite_a)
-        X = lu_solve(factors, B, trans=trans, overwrite_b=overwrite_b or vector)
-        what += f", which did not converge in {steps} steps, so by factors in {A.dtype}"
+        steps.did(factors.LU)
+        X = steps.did(lu_solve(factors, B, trans=trans, overwrite_b=overwrite_b or vector))
+        what += f", which did not converge in {number} steps, so by factors in {A.dtype}"
     assert X is not None
-    if vector:
-        return X.allgather()[:, 0]
-    X.report = partial(_named, factors.make_report, what)
-    return X
-
-
-def _named(make_report: Callable[[], PanelReport], what: str) -> PanelReport:
-    return make_report().changed(what=what)
-
-
-def _corrected(factors: LU, R: DistMatrix, trans: Any, dtype: np.dtype) -> DistMatrix:
-    """Return op(A)^-1 R by factors in single precision, in double precision."""
-    solution: DistMatrix = lu_solve(factors, R, trans=trans, overwrite_b=True)
-    return solution.astype(dtype)
+    return X.allgather()[:, 0] if vector else steps.reported(X, what=what)

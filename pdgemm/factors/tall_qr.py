@@ -30,7 +30,7 @@ from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.panel_algorithms.cholesky_qr import Passes, cholesky_qr
 from pdgemm.panel_algorithms.tsqr import tsqr
 from pdgemm.panel_movers.tree_messages import descend, to_all
-from pdgemm.panel_schedules.tsqr_schedule import broadcast_tree, gram_tree, tsqr_tree
+from pdgemm.panel_schedules.tsqr_schedule import TallSchedule, cholesky_pass, svd_of_triangle, tsqr_schedule
 from pdgemm.support.agreement import together
 
 
@@ -60,16 +60,14 @@ def tall_qr(A: DistMatrix, method: str = "auto") -> TallQR:
     with together(comm):
         Q = DistMatrix(new_array(X.stored.shape, X.dtype, "C", grid), grid, X.distribution)
     Q.shared = all_shared(Q.stored, grid)
-    copy, recorder, predicted = CONJUGATE if X.conjugated else CONVERT, recorder_of(Q.stored), Traffic()
-    ranks, rows = ranks_of(grid), tuple(X.distribution.rows.count(i) for i in range(grid.shape[0]))
-    rows += (0,) * (len(ranks) - len(rows))
+    copy, recorder, ran = CONJUGATE if X.conjugated else CONVERT, recorder_of(Q.stored), list[TallSchedule]()
     x, q = (y.stored.reshape(0, n) if grid.idle else y.stored for y in (X, Q))
     found = Passes(None if n else np.zeros((0, 0), X.dtype), 0, np.nan, 0.0)
     with np.errstate(all="ignore"), spans.timed("qr", X.stored.nbytes):
         if n and method != "tsqr":
-            tree = gram_tree(ranks, rows, n)
-            found = cholesky_qr(x, copy, q, tree, m, comm, recorder)
-            predicted = sum((tree.traffic(comm.rank) for _ in range(found.number)), Traffic())
+            step = cholesky_pass(*rows_of(X))
+            found = cholesky_qr(x, copy, q, step.tree, m, comm, recorder)
+            ran += [step] * found.number
         R, done = found.R, "cholesky"
         if R is None and method == "cholesky":
             raise LinAlgError(
@@ -79,10 +77,12 @@ def tall_qr(A: DistMatrix, method: str = "auto") -> TallQR:
         if R is None:
             with together(comm):
                 room = devices.own_memory(None).empty((Q.stored.size,), Q.dtype)
-            tree, done = tsqr_tree(ranks, rows, n), "tsqr"
-            R = tsqr(x, copy, q, room, tree, comm, recorder)
-            predicted += tree.traffic(comm.rank)
-    seconds, traffic = recorder.seconds.get, recorder.traffic
+            step, done = tsqr_schedule(*rows_of(X)), "tsqr"
+            R = tsqr(x, copy, q, room, step.tree, comm, recorder)
+            ran.append(step)
+    seconds, traffic, predicted = recorder.seconds.get, recorder.traffic, Traffic()
+    for step in ran:
+        predicted += step.traffic(comm.rank)
     for move in moves:
         traffic, predicted = traffic + move.counted, predicted + move.predicted
     report = QRReport(
@@ -93,6 +93,7 @@ def tall_qr(A: DistMatrix, method: str = "auto") -> TallQR:
         departure=found.departure,
         shift=found.shift,
         rank=comm.rank,
+        flops=sum(step.flops for step in ran),
         seconds=perf_counter() - start,
         compute_seconds=seconds("compute", 0.0),
         wait_seconds=seconds("wait", 0.0),
@@ -130,7 +131,8 @@ def svd_on_all(made: TallQR) -> tuple[np.ndarray, np.ndarray, np.ndarray, QRRepo
     Raises LinAlgError on all ranks.
     """
     R, grid, k = made.R, made.Q.grid, len(made.R)
-    recorder, tree = Recorder(), broadcast_tree(ranks_of(grid), 2 * k * k + k)
+    recorder, step = Recorder(), svd_of_triangle(*rows_of(made.Q))
+    tree = step.tree
     words = np.empty(tree.down[0], R.dtype)
     if grid.comm.rank == tree.ranks[0] and k:
         try:
@@ -143,7 +145,8 @@ def svd_on_all(made: TallQR) -> tuple[np.ndarray, np.ndarray, np.ndarray, QRRepo
         raise LinAlgError(f"the singular values of A ({size(made.Q)}) do not converge; has it NaN or infinity?")
     U, s, Vh = words[: k * k].reshape(k, k), words[k * k : -k * k or None].real, words[k * k + k :].reshape(k, k)
     counted, predicted = made.report.counted + recorder.traffic, made.report.predicted + tree.traffic(grid.comm.rank)
-    return U, s, Vh, replace(made.report, counted=counted, predicted=predicted)
+    flops = made.report.flops + step.flops
+    return U, s, Vh, replace(made.report, flops=flops, counted=counted, predicted=predicted)
 
 
 def placed(made: TallQR, A: DistMatrix, start: float) -> tuple[DistMatrix, DistMatrix]:
@@ -168,18 +171,26 @@ def placed(made: TallQR, A: DistMatrix, start: float) -> tuple[DistMatrix, DistM
     return Q, R_
 
 
-def ranks_of(grid: ProcessGrid) -> tuple[int, ...]:
-    """Return the ranks in the order of their rows, and after them those without a position in the grid."""
-    return (*grid.rank_map, *sorted({*range(grid.size)} - {*grid.rank_map}))
+def rows_of(X: DistMatrix) -> tuple[tuple[int, ...], tuple[int, ...], int, np.dtype]:
+    """Return the ranks in the order of their rows of X, those without any at the end; their rows; columns; the type."""
+    grid, counts = X.grid, [X.distribution.rows.count(i) for i in range(X.grid.shape[0])]
+    idle = sorted({*range(grid.size)} - {*grid.rank_map})
+    return (*grid.rank_map, *idle), (*counts, *[0] * len(idle)), X.shape[1], X.dtype
 
 
 def _by_rows(A: DistMatrix) -> tuple[DistMatrix, tuple[MoveReport, ...]]:
     """Return A, or a copy on a grid of one column over the same ranks.  Collective."""
-    if A.grid.shape[1] == 1:
+    grid = rows_only(A)
+    if grid is A.grid:
         return A, ()
-    ranks = A.grid.rank_map
-    copy = redistribute(A, grid=A.grid.work_grid((len(ranks), 1), 1, ranks))
+    copy = redistribute(A, grid=grid)
     return copy, (replace(_move(copy), name="A"),)
+
+
+def rows_only(A: DistMatrix) -> ProcessGrid:
+    """Return the grid of A, or one of one column over the same ranks.  Collective if it is new."""
+    ranks = A.grid.rank_map
+    return A.grid if A.grid.shape[1] == 1 else A.grid.work_grid((len(ranks), 1), 1, ranks)
 
 
 def _move(X: DistMatrix) -> MoveReport:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pdgemm.arrays import device as devices
 from pdgemm.errors import ArgumentError
-from pdgemm.factors.operands import check_right_side, check_square, column, common_dtype, described, in_type
+from pdgemm.factors.operands import check_right_side, check_square, column, common_dtype, described, in_type, like
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.instrument.report import MoveReport
+from pdgemm.instrument.step_reports import Steps
 from pdgemm.matrix.argument_checks import as_scalar, check_result, communicator, op, op_letter, size
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, new_array
@@ -81,85 +81,95 @@ def inv_triangular(A: DistMatrix, *, lower: bool = False, unit_diagonal: bool = 
     Cost per rank: n^3/(3P) flops.  A singular A gives infinities or NaN.
     Error: |A X - I| <= gamma_n |A||X| (Higham 2002, 14.2).
     """
+    steps = Steps()
     with together(communicator(A=A)) as arguments:
         check_square(A)
         arguments += ["inv_triangular", A.distribution, A.dtype]
     base = A.grid.base
     identity = DistMatrix.eye(A.shape[0], grid=base, block=BLOCK, dtype=A.dtype, order=A.order, device=A.device)
     X = _triangular("inv_triangular", A, identity, lower, "N", unit_diagonal, "L", 1, True)
-    inverse = _like(A, A.dtype)
-    report = X.report
-    X.redistribute(inverse)
-    inverse.report = report
-    return inverse
+    inverse = steps.did(X).redistribute(like(A, A.dtype))
+    return steps.reported(steps.did(inverse), what=f"Inverse of a triangle ({size(A)})")
 
 
 def _triangular(
     name: str, A: DistMatrix, B: Any, lower: bool, trans: str, unit: bool, side: str, alpha: Any, overwrite_b: bool
 ) -> Any:
-    start, solves = perf_counter(), name != "trmm"
+    steps, solves = Steps(), name != "trmm"
     with together(communicator(A=A)) as arguments:
         check_square(A)
-        M, lower = op(A, trans, "trans"), bool(lower) != (op_letter(trans, "trans") != "N")
-        if side not in ("L", "R"):
-            raise ArgumentError(f'side is "L" or "R", got {side!r}')
-        check_right_side(A, B, side)
-        dtype = common_dtype(A, B)
+        M, lower, given, dtype = posed(A, B, lower, trans, side)
         if overwrite_b and isinstance(B, DistMatrix):
             check_result("B", B, {"A": A})
         alpha = as_scalar(alpha, dtype, "alpha")
         arguments += [name, lower, unit, side, alpha, bool(overwrite_b), *described(A, B)]
-    M, vector = in_type(M, dtype), not isinstance(B, DistMatrix)
-    if side == "R":
-        M, lower = M.T, not lower  # op(A)^T X^T = alpha B^T
-    moves = list[MoveReport]()
+    M, vector, moves = in_type(M, dtype), not isinstance(B, DistMatrix), list[MoveReport]()
     if not is_balanced(M.layout_in(M.grid), BLOCK):
         M, moves = working_copy(M, BLOCK, False, False)
-    given = column(B, M, dtype) if vector else B.T if side == "R" else B
+    given = column(given, M, dtype) if vector else given
     X, more = _right_side(given, M, dtype, solves and (overwrite_b or vector))
-    schedule = TriangularSchedule(
-        M.layout_in(M.grid),
-        BLOCK,
-        can_read(M, X),
-        X.layout_in(M.grid),
-        lower,
-        solves,
-        inverse=name == "inv_triangular",
-        device=device_of(M),
-    )
-    matrices, what = {"A": M, "B": X}, f"{'Solution' if solves else 'Product'} with a triangle ({size(A)}), {size(X)}"
-    if solves:
-        _, report = run(schedule, partial(TriangularSolve, alpha=alpha, unit=unit), matrices, what, moves + more, start)
-    else:
-        C = _like(X, dtype)
-        matrices["C"] = C
-        _, report = run(
-            schedule, partial(TriangularProduct, alpha=alpha, unit=unit), matrices, what, moves + more, start
-        )
-        X = C
+    schedule = triangular_schedule(M, X, lower, solves, name == "inv_triangular")
+    what = f"{'Solution' if solves else 'Product'} with a triangle ({size(A)}), {size(X)}"
+    matrices, executor = {"A": M, "B": X}, TriangularSolve if solves else TriangularProduct
+    if not solves:
+        matrices["C"] = like(X, dtype)
+    _, report = run(schedule, partial(executor, alpha=alpha, unit=unit), matrices, what, moves + more, steps.start)
+    X = matrices["B" if solves else "C"]
     if vector:
         return X.allgather()[:, 0]
+    X.report = report
     if more:
-        back = given if overwrite_b and given.dtype == dtype else _like(given, dtype)
-        X.redistribute(back)
-        X = back
+        steps.did(X)
+        back = given if overwrite_b and given.dtype == dtype else like(given, dtype)
+        X = steps.reported(steps.did(X.redistribute(back)), what=what)
+    report = X.later_report
     X = X.T if side == "R" else X
     X.report = report
     return X
 
 
-def _right_side(B: DistMatrix, M: DistMatrix, dtype: np.dtype, overwrite: bool) -> tuple[DistMatrix, list[MoveReport]]:
-    """Return B, or a copy, with the rows of M on its grid, and the report of a redistribution, if any.  Collective."""
+class Posed(NamedTuple):
+    """A triangular system, or product, as panels take it: M X = alpha B in a type, or B as a vector."""
+
+    M: DistMatrix
+    lower: bool
+    B: Any
+    dtype: np.dtype
+
+
+def posed(A: DistMatrix, B: Any, lower: bool, trans: str, side: str) -> Posed:
+    """Return what is solved from the left: X op(A) = alpha B is op(A)^T X^T = alpha B^T.  Local; raises for B."""
+    M, lower = op(A, trans, "trans"), bool(lower) != (op_letter(trans, "trans") != "N")
+    if side not in ("L", "R"):
+        raise ArgumentError(f'side is "L" or "R", got {side!r}')
+    check_right_side(A, B, side)
+    if side == "R":
+        M, lower, B = M.T, not lower, B.T
+    return Posed(M, lower, B, common_dtype(A, B))
+
+
+def beside(B: DistMatrix, M: DistMatrix) -> Distribution:
+    """Return the distribution of B with the rows of M on its grid: B's own, if it lies so."""
     rows, here = M.distribution.rows, B.layout_in(M.grid)
     if here.grid == M.layout_in(M.grid).grid and here.distribution.rows.canonical == rows.canonical:
-        return working_copy(in_type(B, dtype), BLOCK, True, overwrite or B.dtype != dtype)
-    distribution = Distribution(rows, BlockCyclic.even(B.shape[1], M.grid.shape[1]))
+        return B.distribution
+    return Distribution(rows, BlockCyclic.even(B.shape[1], M.grid.shape[1]))
+
+
+def triangular_schedule(
+    M: DistMatrix, X: DistMatrix, lower: bool, solves: bool, inverse: bool = False
+) -> TriangularSchedule:
+    """Return the schedule of M X = B, or of M B, where X lies beside M, or of M X = I.  Local."""
+    A, B = M.layout_in(M.grid), X.layout_in(M.grid)
+    return TriangularSchedule(A, BLOCK, can_read(M, X), B, lower, solves, inverse=inverse, device=device_of(M))
+
+
+def _right_side(B: DistMatrix, M: DistMatrix, dtype: np.dtype, overwrite: bool) -> tuple[DistMatrix, list[MoveReport]]:
+    """Return B, or a copy, with the rows of M on its grid, and the report of a redistribution, if any.  Collective."""
+    distribution = beside(B, M)
+    if distribution is B.distribution:
+        return working_copy(B, BLOCK, True, overwrite, dtype=dtype)
     local = new_array(distribution.local_shape(M.grid.coords), dtype, B.order, M.grid, devices.of(B.stored))
     X = DistMatrix(local, M.grid, distribution, B.order, shared=all_shared(local, M.grid))
     B.redistribute(X)
     return X, [X.report]
-
-
-def _like(B: DistMatrix, dtype: np.dtype) -> DistMatrix:
-    local = new_array(B.stored.shape, dtype, B.order, B.grid, devices.of(B.stored))
-    return DistMatrix(local, B.grid, B.distribution, B.order, shared=all_shared(local, B.grid))

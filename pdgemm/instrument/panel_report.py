@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from pdgemm.instrument.report import Report
 from pdgemm.support.text import in_words, sides
@@ -12,14 +13,17 @@ from pdgemm.support.text import in_words, sides
 class PanelReport(Report):
     """A Report of a panel algorithm; `mnk` has the rows and columns of the matrix, and the length of its diagonal.
 
-    what : what was computed, as a formula with shapes.
+    what  : what was computed, as a formula with shapes.
+    steps : the reports of which this is the sum, where several algorithms ran, one after another.
     """
 
     what: str = ""
+    steps: tuple[Any, ...] = ()
 
     @property
     def title(self) -> str:
-        return f"{self.what}, {self.dtype}, on a {sides(*self.grid, 1)} grid: {self.means}"
+        how = f" by {self.algorithm}" if self.steps else ""
+        return f"{self.what}{how}, {self.dtype}, on a {sides(*self.grid, 1)} grid: {self.means}"
 
     def beside_bound(self, per_rank: dict[str, dict[str, float]]) -> str:
         """Return the lower bound as the end of a sentence, where one is known."""

@@ -19,6 +19,7 @@ class QRReport:
     departure : |Q^H Q - I|_F before the last of them, as measured; NaN where Cholesky's factorisation failed or was not
                 tried.
     shift     : what the first pass added to A^H A, relative to |A|^2.
+    flops     : of all ranks together.
     moves     : A was redistributed to rows on all ranks, and Q back.
     """
 
@@ -29,6 +30,7 @@ class QRReport:
     departure: float
     shift: float
     rank: int
+    flops: int
     seconds: float
     compute_seconds: float
     wait_seconds: float

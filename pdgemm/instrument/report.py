@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from pdgemm.blas.threads import multiplier
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.rectangles import Rectangle
-from pdgemm.instrument.recorder import Traffic
+from pdgemm.instrument.recorder import Recorder, Traffic
 from pdgemm.names import AlgorithmName
 from pdgemm.support.tables import Table
 from pdgemm.support.text import counted, in_bytes, in_rate, in_seconds, in_words, named, sides
@@ -242,6 +242,21 @@ class Report:
             f"{self.counted}, extra memory {self.extra_bytes} bytes, but the formula says {self.predicted}, "
             f"{self.predicted_extra_bytes} bytes"
         )
+
+
+def measured(recorder: Recorder, seconds: float) -> dict[str, Any]:
+    """Return the fields of a Report that were measured in a run of so many seconds."""
+    of = recorder.seconds.get
+    return {
+        "seconds": seconds,
+        "compute_seconds": of("compute", 0.0),
+        "hidden_seconds": of("hidden", 0.0),
+        "pack_seconds": of("pack", 0.0),
+        "sync_seconds": of("sync", 0.0),
+        "wait_seconds": of("wait", 0.0) + of("sync", 0.0),
+        "counted": recorder.traffic,
+        "extra_bytes": recorder.peak_bytes,
+    }
 
 
 # figures of a Report in a summary: the same on all ranks, and those that differ

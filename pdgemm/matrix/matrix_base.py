@@ -107,6 +107,11 @@ class MatrixBase:
         """Set the report, or a function that makes it when it is first read."""
         self._report = report
 
+    @property
+    def later_report(self) -> Any:
+        """The report, or the function that makes it when it is first read."""
+        return self._report
+
     def __repr__(self) -> str:
         rows, cols = self._stored.shape
         return (

@@ -13,6 +13,7 @@ from mpi4py import MPI
 
 from pdgemm.arrays.dtypes import eps
 from pdgemm.arrays.elementwise import Combine
+from pdgemm.blas.local_lapack import multiply_triangular
 from pdgemm.blas.local_qr import add_gram, blocks, divide
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.panel_movers.tree_messages import ascend, descend, to_all, unpacked
@@ -52,7 +53,7 @@ def cholesky_qr(
     Cost per rank for P ranks, a pass: 2mk^2/P flops, k^2/2 words up and k^2/2 down each edge of the tree.
     """
     k = Q.shape[1]
-    upper, whole = ~np.tri(k, k=-1, dtype=bool), np.eye(k, dtype=Q.dtype)
+    upper, whole = ~np.tri(k, k=-1, dtype=bool), np.eye(k, dtype=Q.dtype, order="F")  # R of all passes
     shift = 0.0
     with recorder.phase("compute"):
         G = np.zeros((k, k), Q.dtype, "F")
@@ -73,7 +74,10 @@ def cholesky_qr(
             return Passes(None, number, departure, shift)
         with recorder.phase("compute"):
             R, G = unpacked(found[:-MEASURED], upper), np.zeros_like(G)
-            whole = np.triu(R @ whole)
+            if number > 1:
+                multiply_triangular(np.asfortranarray(R), whole, lower=False)
+            else:
+                whole = np.asfortranarray(R)
             for rows in blocks(*Q.shape):
                 divide(Q[rows], R)
                 if not last:

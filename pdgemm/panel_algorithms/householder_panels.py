@@ -25,13 +25,15 @@ class Householder:
     Each panel of A is (I - V T V^H) R, where V is unit lower trapezoidal and T upper triangular.  Both are kept, and
     make Q from the last panel to the first.
 
+    tau : if given, V stays below the diagonal of A, without its ones, and its owners write the diagonal of T here.
+
     Cost per rank on Pr x Pc, m >= n: (2 m n^2 - 2/3 n^3)/(Pr Pc) flops for R, and as many for Q.
     Error: columnwise |A - Q R| <= gamma_{mn} |A|, for any A (Higham, Accuracy and Stability, 2002, 19.4).
     """
 
-    def __init__(self, task: Task[HouseholderSchedule]) -> None:
-        self._task, self._plan, self._A = task, task.schedule, task.arrays["A"]
-        self._reflectors, self._sum = Reflectors(task), ColumnSum(task)
+    def __init__(self, task: Task[HouseholderSchedule], tau: np.ndarray | None = None) -> None:
+        self._task, self._plan, self._A, self._tau = task, task.schedule, task.arrays["A"], tau
+        self._reflectors, self._sum = Reflectors(task, stay=tau is not None), ColumnSum(task)
 
     def __call__(self) -> int:
         steps = self._plan.steps
@@ -72,6 +74,9 @@ class Householder:
             with self._task.recorder.phase("compute"):
                 compact_qr(V, R, T)
             A[: panel.width], A[panel.width :] = R, 0
+            if self._tau is not None:
+                self._tau[panel.start : panel.stop] = T.diagonal()
+                A[:] += np.tril(V[: len(A)], -1)
             reflectors.give_back(number)
         reflectors.travel(number)
 

@@ -17,6 +17,7 @@ from pdgemm.movers.pipeline import Slot
 from pdgemm.panel_movers.gathered_panel import GatheredPanels
 from pdgemm.panel_movers.row_exchange import exchange_rows
 from pdgemm.panel_movers.task import DIAGONAL, PANEL, Line, Task
+from pdgemm.panel_movers.tree_messages import descend, to_all
 from pdgemm.panel_schedules.gathered_layout import gathered_rows
 from pdgemm.panel_schedules.lu_schedule import LUSchedule
 from pdgemm.panel_schedules.panel_schedule import Panel, below
@@ -69,8 +70,8 @@ class LUPanels:
         for panel, moves in moves_left(steps, self._pivots, self._rows.n):
             if task.grid.coords[1] == panel.col:
                 exchange_rows(task, moves, self._cols.local_window(panel.start, panel.stop, panel.col))
-        if task.grid.size > len(self._plan.A.rank_map):
-            task.grid.comm.Bcast(self._pivots, task.grid.rank_of(0, 0))
+        if self._plan.n and task.grid.comm.rank in (tree := self._plan.to_idle).ranks:
+            self._pivots[:] = descend(tree, task.grid.comm, self._pivots, to_all, task.recorder)
         self._found[:] = self._pivots
         return self._singular
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from pdgemm.algorithms.prepared import of_all_ranks
@@ -22,7 +23,7 @@ from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument import spans
 from pdgemm.instrument.panel_report import PanelReport
-from pdgemm.instrument.report import MoveReport
+from pdgemm.instrument.report import MoveReport, measured
 from pdgemm.instrument.spans import HOST
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, new_array
@@ -96,29 +97,29 @@ def run(
         first = comm.allreduce(number or _NEVER, MPI.MIN)
     end = perf_counter()
     trace = spans.active()
-    report = partial(_report, as_run(schedule), grid, recorder, what, end - start, tuple(moves))
+    report = cache(partial(_report, as_run(schedule), grid, recorder, what, end - start, tuple(moves)))
     if trace:
         trace.add((HOST, schedule.algorithm, start, end, 0, lambda: report().as_dict()))
     return first if first < _NEVER else 0, report
 
 
 def working_copy(
-    A: DistMatrix, block: int, fits: bool, overwrite: bool, order: Order | None = None
+    A: DistMatrix, block: int, fits: bool, overwrite: bool, order: Order | None = None, dtype: np.dtype | None = None
 ) -> tuple[DistMatrix, list[MoveReport]]:
     """Return a matrix with the elements of A that may be overwritten, and the report of a redistribution, if any.
 
     fits : A's layout will do; otherwise the copy lies in square blocks.   overwrite : it may be A itself.
-    order : the memory order that it must have, if any.   Collective.
+    order, dtype : the memory order and the type that it must have, if any.   Collective.
     """
-    grid, order = A.grid if fits else A.grid.base, order or A.order
-    if fits and overwrite and not A.conjugated and A.order == order:
+    grid, order, dtype = A.grid if fits else A.grid.base, order or A.order, dtype or A.dtype
+    if fits and overwrite and not A.conjugated and (A.order, A.dtype) == (order, dtype):
         return A, []
     if not fits:
-        copy = redistribute(A, grid=grid, block=block, order=order)
+        copy = redistribute(A, grid=grid, block=block, order=order, dtype=dtype)
         return copy, [copy.report]
     with together(A.grid.comm) as arguments:
-        arguments += ["a copy", A.distribution, A.dtype]
-        local = new_array(A.stored.shape, A.dtype, order, grid, devices.of(A.stored))
+        arguments += ["a copy", A.distribution, dtype]
+        local = new_array(A.stored.shape, dtype, order, grid, devices.of(A.stored))
         (CONJUGATE if A.conjugated else CONVERT)(local, A.stored)
     return type(A)(local, grid, A.distribution, order, shared=all_shared(local, grid)), []
 
@@ -139,12 +140,15 @@ def _workspace(schedule: PanelSchedule, grid: ProcessGrid, like: Array, what: st
 def _report(
     schedule: PanelSchedule, grid: Any, recorder: Any, what: str, seconds: float, moves: tuple[MoveReport, ...]
 ) -> PanelReport:
-    comm, of = grid.comm, recorder.seconds.get
+    comm, fields = grid.comm, measured(recorder, seconds)
     machine = on_nodes(machine_at_hand(bool(schedule.device)), grid.ranks_per_node)
-    counted, predicted = recorder.traffic, schedule.traffic(comm.rank)
+    predicted, predicted_bytes = schedule.traffic(comm.rank), schedule.extra_bytes(comm.rank)
     for move in moves:
-        counted, predicted = counted + move.counted, predicted + move.predicted
+        fields["counted"], predicted = fields["counted"] + move.counted, predicted + move.predicted
+        fields["extra_bytes"] = max(fields["extra_bytes"], move.extra_bytes)
+        predicted_bytes = max(predicted_bytes, move.predicted_extra_bytes)
     report = PanelReport(
+        **fields,
         algorithm=AnyName(schedule.algorithm),
         inside="",
         mover=schedule.mover,
@@ -160,16 +164,8 @@ def _report(
         rank=comm.rank,
         coords=grid.coords,
         flops=schedule.flops,
-        seconds=seconds,
-        compute_seconds=of("compute", 0.0),
-        hidden_seconds=of("hidden", 0.0),
-        pack_seconds=of("pack", 0.0),
-        sync_seconds=of("sync", 0.0),
-        wait_seconds=of("wait", 0.0) + of("sync", 0.0),
-        counted=counted,
         predicted=predicted,
-        extra_bytes=recorder.peak_bytes,
-        predicted_extra_bytes=schedule.extra_bytes(comm.rank),
+        predicted_extra_bytes=predicted_bytes,
         predicted_seconds=simulate(schedule, machine, comm.size).seconds,
         lower_bound_words=schedule.lower_bound_words(comm.size),
         moves=moves,

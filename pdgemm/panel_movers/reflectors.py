@@ -30,8 +30,9 @@ class Reflectors:
     read the last one, and they do that when they have read it.
     """
 
-    def __init__(self, task: Task[HouseholderSchedule]) -> None:
-        self._task, self._plan, (self._i, self._j) = task, task.schedule, task.grid.coords
+    def __init__(self, task: Task[HouseholderSchedule], stay: bool = False) -> None:
+        """stay : rows of V take the place of those of A that were lent, instead of zeros."""
+        self._task, self._plan, (self._i, self._j), self._stay = task, task.schedule, task.grid.coords, stay
         rooms = (task.workspace[name].reshape(2, -1) for name in ("panels", "parts"))
         self._slots = [Slot(number, *buffers) for number, buffers in enumerate(zip(*rooms))]
         self._found: list[Array] = [None, None]
@@ -119,7 +120,7 @@ class Reflectors:
                 gathered = task.peers("gathered", task.rank_in("col", panel.row))
                 self._take(panel, self._i, self._whole(panel, gathered), own)
                 task.recorder.traffic.read(own.size)
-            A[:] = 0
+            A[:] = self._split(own, panel)[0] if self._stay else 0
             self._bring(number, False)
 
         if task.peers:

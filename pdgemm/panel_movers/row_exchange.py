@@ -1,4 +1,4 @@
-"""Rows that change their places along the grid columns."""
+"""Rows that change their places along the grid columns, or are divided by numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pdgemm.arrays.device import Array
 from pdgemm.arrays.dtypes import wire
 from pdgemm.movers.panel_views import column_room
 from pdgemm.panel_movers.task import Task
-from pdgemm.panel_schedules.row_moves import PermutationSchedule, RowMoves
+from pdgemm.panel_schedules.row_moves import PermutationSchedule, RowMoves, ScalingSchedule
 
 _TAG = (1 << 12) + 2
 _CACHED = 1 << 15  # elements
@@ -80,4 +80,19 @@ class PermuteRows:
     def __call__(self) -> int:
         if not self._task.grid.idle:
             exchange_rows(self._task, self._task.schedule.moves)
+        return 0
+
+
+class DivideRows:
+    """A := A with row i divided by diagonal[i], of a ScalingSchedule."""
+
+    def __init__(self, task: Task[ScalingSchedule], diagonal: np.ndarray) -> None:
+        self._task, self._diagonal = task, diagonal
+
+    def __call__(self) -> int:
+        task = self._task
+        if not task.grid.idle:
+            with task.recorder.phase("compute"):
+                rows = task.schedule.A.distribution.rows.indices(task.grid.coords[0])
+                task.arrays["A"][...] /= self._diagonal[rows][:, None]
         return 0

@@ -13,8 +13,9 @@ from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.panel_schedules.gathered_layout import EXPOSED, gathered, gathering_buffers
 from pdgemm.panel_schedules.panel_schedule import PanelSchedule, below, carried
 from pdgemm.panel_schedules.row_moves import RowMoves, moves_left
+from pdgemm.panel_schedules.tsqr_schedule import Tree, broadcast_tree
 from pdgemm.schedules.product import Buffers
-from pdgemm.schedules.rounds import COLS, ROWS, Round, counts_of, grid_of, on_grid
+from pdgemm.schedules.rounds import COLS, ROWS, Round, Tally, counts_of, grid_of, on_grid
 
 INDEX = np.dtype(np.int64)
 
@@ -27,8 +28,10 @@ class LUSchedule(PanelSchedule):
     once, and in the panels before it at the end, where each row of L comes to its last place.
 
     pivots : row t was exchanged with row pivots[t]; None: not known, and rows drawn at random stand for them.
+    idle   : ranks without a position in the grid, which get the pivots at the end.
     """
 
+    idle: tuple[int, ...] = field(default=(), kw_only=True)
     pivots: tuple[int, ...] | None = field(default=None, kw_only=True, repr=False)
     algorithm = "lu"
     bound_factor = 2 / 3
@@ -49,6 +52,15 @@ class LUSchedule(PanelSchedule):
         """The pivots, or rows drawn at random."""
         m = self.A.distribution.rows.n
         return np.random.default_rng(0).integers(np.arange(self.n), m) if self.pivots is None else np.array(self.pivots)
+
+    @property
+    def to_idle(self) -> Tree:
+        """How the pivots get to the idle ranks."""
+        return broadcast_tree((self.A.rank(0, 0), *self.idle), self.n)
+
+    @cached_property
+    def tally(self) -> Tally:
+        return Tally(self.rounds(), 1 + max(*self.A.rank_map, *self.idle, 0))
 
     def rounds(self) -> Iterator[Round]:
         grid, size = grid_of(self.A), self.A.dtype.itemsize
@@ -73,6 +85,8 @@ class LUSchedule(PanelSchedule):
         for panel, moves in moves_left(self.steps, pivots, m):
             widths = panel.width * (np.arange(cols.parts) == panel.col)
             yield Round(moves.sent(rows, grid, widths, size), hidden=False)
+        if self.idle and self.n:
+            yield from self.to_idle.rounds(INDEX.itemsize)
 
     def buffers(self, rank: int | None) -> Buffers:
         (m_loc, n_loc), (pr, pc), w, dtype = self.A.local_shape(rank), self.grid.shape, self.widest, self.A.dtype

@@ -95,3 +95,25 @@ class PermutationSchedule(PanelSchedule):
             "leaving rows": (words, self.A.dtype),
             "arriving rows": (words * (self.grid.shape[0] > 1), self.A.dtype),
         }
+
+
+@dataclass(frozen=True)
+class ScalingSchedule(PanelSchedule):
+    """The rows of a matrix are multiplied or divided by numbers that every rank has: nothing is sent."""
+
+    algorithm = "scaling"
+
+    @property
+    def flops(self) -> int:
+        m, n = self.A.distribution.shape
+        return (4 if self.A.dtype.kind == "c" else 1) * m * n
+
+    @property
+    def steps(self) -> tuple[Panel, ...]:
+        return ()
+
+    def rounds(self) -> Iterator[Round]:
+        return iter(())
+
+    def buffers(self, rank: int | None) -> Buffers:
+        return {}

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 
 from pdgemm.instrument.recorder import Traffic
+from pdgemm.model.machine import Machine
 from pdgemm.schedules.rounds import COLS, Messages, Round
 
+SLOWER = 4  # times what a product of as many flops takes: a factorisation on one rank
 MEASURED = 2  # numbers that come down with a factor of A^H A: how far it is from I, and its shift
 
 
@@ -49,8 +52,8 @@ class Tree:
                         (total.sent if sent else total.received)(words)
         return total
 
-    def rounds(self, itemsize: int) -> Iterator[Round]:
-        """Yield the messages, level by level: up, and down again."""
+    def rounds(self, itemsize: int, on_top: Round | None = None) -> Iterator[Round]:
+        """Yield the messages, level by level: up, and down again after what the root does."""
         places, ranks = np.arange(1, len(self.ranks)), np.array(self.ranks)
         levels = [places[(places & -places) == 1 << s] for s in range(len(self.ranks).bit_length())]
         for rising, words in ((True, np.array(self.up)), (False, np.array(self.down))):
@@ -59,6 +62,8 @@ class Tree:
                 ends = ranks[at], ranks[at & (at - 1)]
                 source, target = ends if rising else ends[::-1]
                 yield Round([Messages("reduce", source, target, words[at], itemsize, COLS)], hidden=False)
+            if rising and on_top:
+                yield on_top
 
 
 def children(at: int, size: int) -> list[int]:
@@ -99,3 +104,80 @@ def gram_tree(ranks: tuple[int, ...], rows: tuple[int, ...], k: int) -> Tree:
 def broadcast_tree(ranks: tuple[int, ...], words: int) -> Tree:
     """Return the tree by which all ranks get what the first one has."""
     return Tree(ranks, (0,) * len(ranks), (words,) * len(ranks))
+
+
+@dataclass(frozen=True)
+class TallSchedule:
+    """What the ranks do with their rows of a tall matrix before, on the root of a tree, and after.
+
+    rows : that each rank has, in the order of the tree.   k : columns.
+    work : products of k x k with the rows of each rank that take as many flops as its part: A^H A and A R^-1 are half
+        of one each;  on_top : products of k x k with k x k on the root;  each : these on every rank, which do the same.
+    room : words of workspace for each row.
+    """
+
+    algorithm: str
+    tree: Tree
+    rows: tuple[int, ...]
+    k: int
+    dtype: np.dtype
+    work: float = 0.0
+    on_top: float = 0.0
+    each: float = 0.0
+    room: int = 0
+    lookahead: ClassVar[int] = 0
+
+    @property
+    def flops(self) -> int:
+        """The floating-point operations of all ranks together."""
+        products = self.work * sum(self.rows) + self.on_top * self.k
+        return round(2 * products * self.k**2) * (4 if self.dtype.kind == "c" else 1)
+
+    @property
+    def events(self) -> int:
+        """The approximate number of messages and products of a rank."""
+        return 4 + 2 * len(self.rows).bit_length()
+
+    @property
+    def panel_dtype(self) -> np.dtype:
+        return self.dtype
+
+    def rounds(self) -> Iterator[Round]:
+        """Yield what the ranks compute and send."""
+        by_rank = np.zeros(1 + max(self.tree.ranks), int)
+        by_rank[[*self.tree.ranks]] = self.rows
+        root = self.k * (np.arange(len(by_rank)) == self.tree.ranks[0])
+        half = Round([], (by_rank, self.k, self.k), share=self.work / 2)
+        yield half
+        root_does = Round([], (root, self.k, self.k), share=self.on_top * SLOWER)
+        yield from self.tree.rounds(self.dtype.itemsize, root_does)
+        yield half
+        yield Round([], (self.k, self.k, self.k), share=self.each)
+
+    def traffic(self, rank: int) -> Traffic:
+        """Return the words and messages of a rank."""
+        return self.tree.traffic(rank)
+
+    def extra_bytes(self, rank: int | None) -> int:
+        """Return the bytes of workspace of a rank; for rank None, the most of any rank."""
+        at = None if rank is None else self.tree.ranks.index(rank)
+        return self.room * (max(self.rows) if at is None else self.rows[at]) * self.dtype.itemsize
+
+    def memory_seconds(self, machine: Machine, rank: int) -> float:
+        """Return the predicted time of the first touch of buffers."""
+        return self.extra_bytes(rank) / machine.first_touch_bandwidth
+
+
+def cholesky_pass(ranks: tuple[int, ...], rows: tuple[int, ...], k: int, dtype: np.dtype) -> TallSchedule:
+    """Return a pass of CholeskyQR over the rows of a matrix that the ranks have."""
+    return TallSchedule("cholesky_qr", gram_tree(ranks, rows, k), rows, k, dtype, work=1, on_top=1 / 6, each=1 / 4)
+
+
+def tsqr_schedule(ranks: tuple[int, ...], rows: tuple[int, ...], k: int, dtype: np.dtype) -> TallSchedule:
+    """Return TSQR of the rows of a matrix that the ranks have."""
+    return TallSchedule("tsqr", tsqr_tree(ranks, rows, k), rows, k, dtype, work=3, room=k)
+
+
+def svd_of_triangle(ranks: tuple[int, ...], rows: tuple[int, ...], k: int, dtype: np.dtype) -> TallSchedule:
+    """Return the singular value decomposition of R, (k, k), on one rank, which sends U, s and V^H to all."""
+    return TallSchedule("svd", broadcast_tree(ranks, 2 * k * k + k), rows, k, dtype, on_top=11)

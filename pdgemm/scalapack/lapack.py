@@ -1,28 +1,41 @@
-"""Factorisations and solves: p?potrf, p?potrs, p?posv; p?getrf, p?getrs, p?gesv."""
+"""Factorisations and solves: p?potrf, p?potrs, p?posv; p?getrf, p?getrs, p?gesv; p?geqrf, p?orgqr, p?ormqr."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
 from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.algorithms.store import store
 from pdgemm.arrays.elementwise import CONVERT
 from pdgemm.factors.cholesky import cho_solve, cholesky_factor
+from pdgemm.factors.householder import apply_reflectors, householder_factor
 from pdgemm.factors.lu import LU, lu_factor, lu_solve
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.scalapack.arguments import Argument, Desc, Dtypes, Sub, at_least_0, check_letter, checked, letter, of_type
-from pdgemm.scalapack.descriptors import Descriptor, illegal
+from pdgemm.scalapack.arguments import (
+    Argument,
+    Desc,
+    Dtypes,
+    Sub,
+    at_least_0,
+    check_letter,
+    check_written,
+    checked,
+    letter,
+    of_type,
+)
+from pdgemm.scalapack.descriptors import illegal
+from pdgemm.scalapack.tied_vectors import Pivots, Tau
 from pdgemm.schedules.staircase import Staircase
+from pdgemm.support.agreement import together
 
 __all__ = [
-    "pcgesv", "pcgetrf", "pcgetrs", "pcposv", "pcpotrf", "pcpotrs", "pdgesv", "pdgetrf", "pdgetrs", "pdposv",
-    "pdpotrf", "pdpotrs", "psgesv", "psgetrf", "psgetrs", "psposv", "pspotrf", "pspotrs", "pzgesv", "pzgetrf",
-    "pzgetrs", "pzposv", "pzpotrf", "pzpotrs",
+    "pcgeqrf", "pcgesv", "pcgetrf", "pcgetrs", "pcposv", "pcpotrf", "pcpotrs", "pcungqr", "pcunmqr", "pdgeqrf",
+    "pdgesv", "pdgetrf", "pdgetrs", "pdorgqr", "pdormqr", "pdposv", "pdpotrf", "pdpotrs", "psgeqrf", "psgesv",
+    "psgetrf", "psgetrs", "psorgqr", "psormqr", "psposv", "pspotrf", "pspotrs", "pzgeqrf", "pzgesv", "pzgetrf",
+    "pzgetrs", "pzposv", "pzpotrf", "pzpotrs", "pzungqr", "pzunmqr",
 ]  # fmt: skip
 
 
@@ -110,62 +123,6 @@ def _factored(A: DistMatrix, lower: bool) -> tuple[DistMatrix, int]:
     return factor, info
 
 
-@dataclass(eq=False)
-class _Pivots:
-    """The argument ipiv, which lies as the rows of A do: entry l is the row with which local row l was exchanged.
-
-    sub : sub(A), whose first rows, as many as it has pivots, are meant.   written : the pivots are a result.
-    """
-
-    number: int
-    array: Any
-    sub: Sub
-    written: bool
-
-    def check(self, routine: str, dtypes: Dtypes) -> None:
-        array = self.array
-        if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind != "i":
-            found = f"{array.ndim}-D of {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
-            raise illegal(routine, self.number, 0, f"ipiv must be a 1-D array of integers, got {found}")
-        if len(array) < self._here[0].stop:
-            text = f"ipiv has {len(array)} entries, LOCr(M_A) + MB_A are needed"
-            raise illegal(routine, self.number, 0, text)
-        if self.written and not array.flags.writeable:
-            raise illegal(routine, self.number, 0, "ipiv is read-only")
-
-    @property
-    def count(self) -> int:
-        return min(self.sub.rows, self.sub.cols)
-
-    @cached_property
-    def _here(self) -> tuple[slice, np.ndarray]:
-        """Entries of this process, and the rows of sub(A) to which they belong, from 0."""
-        desc, grid, start = Descriptor.of(self.sub.entries), self.sub.grid, self.sub.i - 1
-        assert desc is not None and grid is not None
-        if not self.count:  # sub(A) may then begin anywhere
-            return slice(0, 0), np.zeros(0, int)
-        rows, span, row = desc.layout.rows, (start, start + self.count), grid.coords[0]
-        return rows.local_window(*span, row), rows.window(*span).indices(row)
-
-    def put(self, pivots: np.ndarray) -> None:
-        """Write this process's part of pivots that are rows of sub(A), from 0."""
-        entries, rows = self._here
-        self.array[entries] = pivots[rows] + self.sub.i
-
-    def gathered(self, routine: str) -> np.ndarray:
-        """Return all pivots, as rows of sub(A) from 0.  Collective over the context."""
-        entries, rows = self._here
-        found = np.zeros(self.count, np.int64)
-        found[rows] = self.array[entries]
-        self.sub.matrix.grid.comm.Allreduce(MPI.IN_PLACE, found, MPI.MAX)
-        found -= self.sub.i
-        if wrong := np.flatnonzero((found < 0) | (found >= self.count)).tolist():  # seen by all processes
-            at = wrong[0]
-            text = f"ipiv says that row {self.sub.i + at} was exchanged with row {self.sub.i + found[at]}"
-            raise illegal(routine, self.number, 0, text)
-        return found
-
-
 def _getrf(
     routine: str, dtypes: Dtypes, m: int, n: int, a: np.ndarray, ia: int, ja: int, desca: Desc, ipiv: np.ndarray
 ) -> int:
@@ -183,7 +140,7 @@ def _getrf(
     Raises IllegalArgument on every process, before any message is sent; its `info` is ScaLAPACK's INFO.
     """
     sub_a = Sub("a", 3, a, ia, ja, desca, m, n)
-    pivots, check = _Pivots(7, ipiv, sub_a, written=True), partial(at_least_0, routine, m=(1, m), n=(2, n))
+    pivots, check = Pivots(7, ipiv, sub_a, written=True), partial(at_least_0, routine, m=(1, m), n=(2, n))
     (A,), _ = checked(routine, dtypes, check, [sub_a, pivots], same=f", m={m}, n={n}")
     return _eliminated(A, pivots).zero_pivot if m and n else 0
 
@@ -205,14 +162,13 @@ def _getrs(
         at_least_0(routine, n=(2, n), nrhs=(3, nrhs))
 
     sub_a = Sub("a", 4, a, ia, ja, desca, n, n)
-    pivots = _Pivots(8, ipiv, sub_a, written=False)
+    pivots = Pivots(8, ipiv, sub_a, written=False)
     arguments: list[Argument] = [sub_a, pivots, Sub("b", 9, b, ib, jb, descb, n, nrhs)]
     same = f", {letter(trans)}, n={n}, nrhs={nrhs}"
     (A, B), _ = checked(routine, dtypes, check, arguments, same=same)
     if n and nrhs:
         op: Any = letter(trans)
-        unreported: Any = None
-        lu_solve(LU(A, pivots.gathered(routine), 0, unreported), B, trans=op, overwrite_b=True)
+        lu_solve(LU(A, pivots.gathered(routine), 0), B, trans=op, overwrite_b=True)
     return 0
 
 
@@ -225,7 +181,7 @@ def _gesv(
     Arguments, the result and errors are those of p?getrs and p?getrf.  Where INFO is not 0, sub(B) is as it was.
     """
     sub_a = Sub("a", 3, a, ia, ja, desca, n, n)
-    pivots = _Pivots(7, ipiv, sub_a, written=True)
+    pivots = Pivots(7, ipiv, sub_a, written=True)
     arguments: list[Argument] = [sub_a, pivots, Sub("b", 8, b, ib, jb, descb, n, nrhs)]
     check = partial(at_least_0, routine, n=(1, n), nrhs=(2, nrhs))
     (A, B), _ = checked(routine, dtypes, check, arguments, updated=2, same=f", n={n}, nrhs={nrhs}")
@@ -237,7 +193,7 @@ def _gesv(
     return factors.zero_pivot
 
 
-def _eliminated(A: DistMatrix, pivots: _Pivots) -> LU:
+def _eliminated(A: DistMatrix, pivots: Pivots) -> LU:
     """Return the LU factors of A, in a layout of their own; A and ipiv are overwritten with them."""
     factors = lu_factor(A)
     redistribute(factors.LU, A)
@@ -245,6 +201,101 @@ def _eliminated(A: DistMatrix, pivots: _Pivots) -> LU:
     return factors
 
 
+def _geqrf(
+    routine: str, dtypes: Dtypes, m: int, n: int, a: np.ndarray, ia: int, ja: int, desca: Desc, tau: np.ndarray
+) -> int:
+    """Factor sub(A) = Q R by Householder reflections, and return INFO, 0.  Collective over the context.
+
+    m, n : sub(A) is m x n, and overwritten with R, and below its diagonal the vectors of the reflectors.
+    a, ia, ja, desca : as in p?gemm.
+    tau  : local array of the type of A, of LOCc(JA + min(M, N) - 1) entries; entry l is the factor of the reflector in
+           local column l, the same in all rows of the grid.
+
+    Q = H_1 H_2 ... H_k, H_j = I - tau_j v v^H, where v is 0 before row j, 1 in row j, and below as in column j: the
+    reflectors of LAPACK.  They are made in a copy of sub(A), in square blocks where these share the work more evenly.
+
+    Cost, algorithm and error are those of `pdgemm.linalg.householder_qr`.
+    Raises IllegalArgument on every process, before any message is sent; its `info` is ScaLAPACK's INFO.
+    """
+    sub_a = Sub("a", 3, a, ia, ja, desca, m, n)
+    factors, check = Tau(7, tau, sub_a, written=True), partial(at_least_0, routine, m=(1, m), n=(2, n))
+    (A,), _ = checked(routine, dtypes, check, [sub_a, factors], same=f", m={m}, n={n}")
+    if m and n:
+        F, found = householder_factor(A)
+        redistribute(F, A)
+        factors.put(found)
+    return 0
+
+
+def _ungqr(
+    routine: str, dtypes: Dtypes, m: int, n: int, k: int, a: np.ndarray, ia: int, ja: int, desca: Desc, tau: np.ndarray
+) -> int:
+    """Form the first n columns of Q of p?geqrf, and return INFO, 0.  Collective over the context.
+
+    m, n, k : sub(A) is m x n, m >= n >= k, and overwritten with Q; k reflectors are in its first columns, and in tau.
+    Other arguments and errors are those of p?geqrf.  Cost: 4 m n k/P flops on P processes, in products.
+    """
+    sub_a = Sub("a", 4, a, ia, ja, desca, m, n)
+    sub_f = Sub("a", 4, a, ia, ja, desca, m, k)
+    factors = Tau(8, tau, sub_f, written=False)
+
+    def check() -> None:
+        at_least_0(routine, m=(1, m), n=(2, n), k=(3, k))
+        if n > m:
+            raise illegal(routine, 2, 0, f"n is {n}, must be <= m, which is {m}")
+        if k > n:
+            raise illegal(routine, 3, 0, f"k is {k}, must be <= n, which is {n}")
+
+    (_, A), _ = checked(routine, dtypes, check, [sub_f, sub_a, factors], updated=0, same=f", m={m}, n={n}, k={k}")
+    with together(A.grid.comm):
+        check_written(routine, sub_a, [])
+    if n:
+        Q = DistMatrix.eye((m, n), grid=A.grid, block=A.block, dtype=A.dtype, order="F")
+        if k:
+            apply_reflectors(sub_f.matrix, factors.gathered(), Q, adjoint=False)
+        redistribute(Q, A)
+    return 0
+
+
+def _unmqr(
+    routine: str, dtypes: Dtypes, side: str, trans: str, m: int, n: int, k: int, a: np.ndarray, ia: int, ja: int,
+    desca: Desc, tau: np.ndarray, c: np.ndarray, ic: int, jc: int, descc: Desc,
+) -> int:  # fmt: skip
+    """Compute sub(C) := op(Q) sub(C), or sub(C) op(Q), with Q of p?geqrf, and return INFO, 0.  Collective.
+
+    side  : "L" or "R", where Q stands.   trans : "N" op(Q) = Q; op(Q) = Q^H by "C", or by "T" for real matrices.
+    m, n  : sub(C) is m x n, and overwritten.   k : reflectors, in the columns of sub(A), and in tau.
+    Other arguments and errors are those of p?geqrf.  Cost: 4 m n k/P flops on P processes, in products.
+    """
+    order = m if letter(side) == "L" else n
+    adjoint = "T" if dtypes[0].kind == "f" else "C"
+    sub_a, sub_c = Sub("a", 6, a, ia, ja, desca, order, k), Sub("c", 11, c, ic, jc, descc, m, n)
+    factors = Tau(10, tau, sub_a, written=False)
+
+    def check() -> None:
+        check_letter(routine, 1, "side", side, "LR")
+        check_letter(routine, 2, "trans", trans, "N" + adjoint)
+        at_least_0(routine, m=(3, m), n=(4, n), k=(5, k))
+        if k > order:
+            raise illegal(routine, 5, 0, f"k is {k}, must be <= the order of Q, which is {order}")
+
+    same = f", {letter(side)}, {letter(trans)}, m={m}, n={n}, k={k}"
+    (A, C), _ = checked(routine, dtypes, check, [sub_a, factors, sub_c], same=same)
+    if not (m and n and k):
+        return 0
+    found, forward = factors.gathered(), letter(trans) == "N"
+    if letter(side) == "L":
+        apply_reflectors(A, found, C, adjoint=not forward)
+    else:  # C Q = (Q^H C^H)^H
+        D = redistribute(C.H, grid=C.grid)
+        apply_reflectors(A, found, D, adjoint=forward)
+        redistribute(D.H, C)
+    return 0
+
+
+psgeqrf, pdgeqrf, pcgeqrf, pzgeqrf = (of_type(f"p{x}geqrf", _geqrf) for x in "sdcz")
+psorgqr, pdorgqr, pcungqr, pzungqr = (of_type(f"p{x}gqr", _ungqr) for x in ("sor", "dor", "cun", "zun"))
+psormqr, pdormqr, pcunmqr, pzunmqr = (of_type(f"p{x}mqr", _unmqr) for x in ("sor", "dor", "cun", "zun"))
 psgetrf, pdgetrf, pcgetrf, pzgetrf = (of_type(f"p{x}getrf", _getrf) for x in "sdcz")
 psgetrs, pdgetrs, pcgetrs, pzgetrs = (of_type(f"p{x}getrs", _getrs) for x in "sdcz")
 psgesv, pdgesv, pcgesv, pzgesv = (of_type(f"p{x}gesv", _gesv) for x in "sdcz")

@@ -136,7 +136,7 @@ def _range(work: Work, P: DistMatrix, rank: int) -> DistMatrix:
     """Return an orthonormal basis of the range of a projector of this rank."""
     Q = random(P, (len(P), rank))
     for _ in range(2):  # the second time, what the first lost to the condition of the random matrix
-        Q, _ = qr(work.product(1, P, Q))
+        Q = work.did(qr(work.product(1, P, Q))[0])
     return Q
 
 
@@ -156,7 +156,7 @@ def _lanczos(
     V = DistMatrix.empty((n, most), grid=H.grid, dtype=H.dtype, device=H.device)  # a basis, and its images
     W = like(V)
     noise = random(H, (n, width))
-    new, used, T = qr(noise)[0], 0, np.zeros((0, 0), H.dtype)
+    new, used, T = work.did(qr(noise)[0]), 0, np.zeros((0, 0), H.dtype)
     for step in range(1, steps + 1):
         last, used = used, used + new.shape[1]
         V[:, last:used] = new
@@ -190,5 +190,5 @@ def _orthonormal(work: Work, R: DistMatrix, V: DistMatrix) -> DistMatrix:
     for _ in range(2):
         Q = Q.copy()
         work.product(-1, V, work.product(1, V.H, Q), 1, Q)
-        Q, _ = qr(Q)
+        Q = work.did(qr(Q)[0])
     return Q

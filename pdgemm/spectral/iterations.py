@@ -14,12 +14,12 @@ from pdgemm.arrays import dtypes
 from pdgemm.arrays.dtypes import eps
 from pdgemm.arrays.element_functions import slabs
 from pdgemm.errors import LayoutError, LinAlgError
+from pdgemm.factors.operands import like as like
 from pdgemm.gemm import pdgemm
-from pdgemm.grids.distribution import Distribution
 from pdgemm.instrument.recorder import Traffic
+from pdgemm.instrument.step_reports import Steps, summed
 from pdgemm.matrix.argument_checks import check_dtype, check_matrices, size
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.support.agreement import together
 from pdgemm.support.text import counted as so_many
 from pdgemm.support.text import in_seconds, in_words
@@ -32,8 +32,9 @@ class FunctionReport:
     """What a function of a matrix did.  Steps, products and facts are the same on every rank.
 
     steps    : iterations, or what the function says that it counts.
-    products : calls of `pdgemm`; `flops` are those of all ranks in them.
-    counted, predicted : the words and messages of this rank in these products, counted and by formula.
+    products : calls of `pdgemm`.
+    flops    : of all ranks, in products, factorisations and solves with matrices.
+    counted, predicted : the words and messages of this rank in these, and in redistributions: counted, and by formula.
     facts    : what the function has measured or estimated, by name.
     """
 
@@ -55,23 +56,29 @@ class FunctionReport:
 
 
 class Work:
-    """The products of one function of a matrix, each into a given matrix, so that steps allocate none."""
+    """The steps of one function of a matrix, and its products, each into a given matrix, so that they allocate none.
+
+    did : keeps the report of the matrix that a factorisation, a solve or a redistribution returned, and returns it.
+    """
 
     def __init__(self, name: str) -> None:
-        self.name, self.start, self.products, self.flops = name, perf_counter(), 0, 0
-        self.counted, self.predicted = Traffic(), Traffic()
+        self.name, self.start, self.products, self._steps = name, perf_counter(), 0, Steps()
+        self.did = self._steps.did
 
     def product(self, alpha: complex, A: DistMatrix, B: DistMatrix, beta: complex = 0, C: Any = None) -> DistMatrix:
         """Compute C := alpha A B + beta C.  Collective."""
-        C = pdgemm(alpha, A, B, beta, C)
-        self.products, self.flops = self.products + 1, self.flops + C.report.flops
-        self.counted, self.predicted = self.counted + C.report.counted, self.predicted + C.report.predicted
-        return C
+        self.products += 1
+        return self.did(pdgemm(alpha, A, B, beta, C))
 
     def reported(self, result: DistMatrix, steps: int, **facts: float) -> DistMatrix:
         """Let the report of a result say what was done, and return the result."""
-        work = self.products, self.flops, self.counted, self.predicted
-        result.report = FunctionReport(self.name, steps, *work, perf_counter() - self.start, facts)
+        seconds, products, made = perf_counter() - self.start, self.products, self._steps.made
+
+        def report() -> FunctionReport:
+            sums = summed([make() for make in made])
+            return FunctionReport(self.name, steps, products, *sums, seconds, facts)
+
+        result.report = report
         return result
 
 
@@ -81,14 +88,6 @@ def check_operand(name: str, A: DistMatrix, square: bool = False, supported: Any
     check_dtype(name, A, supported)
     if square and A.shape[0] != A.shape[1]:
         raise LayoutError(f"{name} must be square, it is {size(A)} on a {A.grid} grid")
-
-
-def like(A: DistMatrix, dtype: Any = None, distribution: Distribution | None = None) -> DistMatrix:
-    """Return a matrix in the layout of A, or of another on its grid, that is not initialised.  Collective."""
-    layout = distribution or A.distribution
-    with together(A.grid.comm):
-        local = new_array(layout.local_shape(A.grid.coords), dtype or A.dtype, A.order, A.grid, devices.of(A.stored))
-    return type(A)(local, A.grid, layout, A.order, shared=all_shared(local, A.grid))
 
 
 def add(Y: DistMatrix, alpha: complex, X: DistMatrix, beta: complex = 1) -> DistMatrix:

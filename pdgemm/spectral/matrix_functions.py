@@ -192,8 +192,7 @@ def sqrtm(A: DistMatrix, *, assume_a: Literal["gen", "pos"] = "gen") -> DistMatr
 
     A        : DistMatrix (n, n) of type s, d, c or z, without eigenvalues on the negative real axis; not changed.
     assume_a : "pos": A is Hermitian and positive definite, and X = H of the polar decomposition L^H = U H, where
-               A = L L^H; "gen": the product form of the iteration of Denman and Beavers, which is Newton's, with
-               inverses by QR factorisations.
+               A = L L^H; "gen": the product form of the iteration of Denman and Beavers, which is Newton's.
 
     Returns X in the layout of A, Hermitian for "pos".  Cost: a Cholesky factorisation and `polar`; or 5 to 15 inverses
     and products.  The report has the steps and |X X - A|_F / |A|_F.
@@ -209,8 +208,9 @@ def sqrtm(A: DistMatrix, *, assume_a: Literal["gen", "pos"] = "gen") -> DistMatr
     work = Work("sqrtm")
     size = finite_norm("sqrtm", A)
     if assume_a == "pos":
-        U, H = polar(cholesky(A).H)
-        X, steps = H.redistribute(like(A)), vars(U.report)["steps"]
+        U, H = polar(work.did(cholesky(A)).H)
+        work.did(U)
+        X, steps = work.did(H.redistribute(like(A))), vars(U.report)["steps"]
     else:
         X, steps = _denman_beavers(work, A)
     R = work.product(1, X, X, -1, A.copy())
@@ -222,7 +222,7 @@ def _denman_beavers(work: Work, A: DistMatrix) -> tuple[DistMatrix, int]:
     for step in range(60):
         if change <= sqrt(len(A)) * unit(A) or 0 in A.shape:
             return X, step
-        N = inverse(M)
+        N = work.did(inverse(M))
         square = sqrt(N.norm() / M.norm()) if change > 0.1 else 1.0  # mu^2 M and its inverse have the same norm
         scaled = add_to_diagonal(add(like(A), 1 / square, N, beta=0), 1)
         work.product(sqrt(square) / 2, X, scaled, C=spare)  # X := mu X (I + (mu^2 M)^-1) / 2

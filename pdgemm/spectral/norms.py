@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import fsum
 from typing import Literal
 
@@ -13,11 +14,10 @@ from pdgemm.arrays.element_functions import element_function
 from pdgemm.arrays.integers import shown
 from pdgemm.errors import ArgumentError, LinAlgError
 from pdgemm.factors.cholesky import cho_solve, cholesky
-from pdgemm.factors.qr import qr
-from pdgemm.factors.triangular import solve_triangular
+from pdgemm.factors.lu import lu_factor, lu_solve
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.names import Norm, Transpose
+from pdgemm.names import Norm
 from pdgemm.spectral.iterations import check_operand, on_one_rank
 from pdgemm.support.agreement import together
 
@@ -115,7 +115,7 @@ def cond(
     A : DistMatrix (n, n) of type s, d, c or z; it is not changed.
     p : None or 2, 1 or numpy.inf.  In the 2-norm both factors are found by Lanczos steps, to the tolerance of `norm`;
         in the others |A^-1| is Hager's and Higham's estimate, a lower bound that is rarely below a third.
-    assume_a : "pos": A is Hermitian and positive definite, and factored by `cholesky`; else by `qr`.
+    assume_a : "pos": A is Hermitian and positive definite, and factored by `cholesky`; else by `lu_factor`.
 
     Returns inf for a singular matrix, NaN for one with NaN.  Cost: one factorisation, and solves of one vector: 3 to
     12, or two for each Lanczos step.
@@ -134,21 +134,18 @@ def cond(
     size = norm(A, 2 if p is None else p, tolerance=tolerance)
     if not np.isfinite(size) or 0 in A.shape:
         return 0.0 if 0 in A.shape else float("nan")
-    Q: DistMatrix | None = None
+    direct: Vectors
+    adjoint: Vectors
     if assume_a == "pos":
-        R = cholesky(A, lower=False)
+        L = cholesky(A)
+        direct = adjoint = partial(cho_solve, L)
+        diagonal = L.diagonal()
     else:
-        Q, R = qr(A)
-    if not np.abs(R.diagonal()).min() > 0:
+        factors = lu_factor(A.to_host())
+        direct, adjoint = (partial(lu_solve, factors, trans=trans) for trans in ("N", "C"))
+        diagonal = factors.LU.diagonal()
+    if not np.abs(diagonal).min() > 0:
         return float("inf")
-
-    def solved(trans: Transpose, x: np.ndarray) -> np.ndarray:
-        """Return A^-1 x, or A^-H x, where A = Q R or A = R^H R."""
-        if Q is None:
-            return cho_solve(R, x, lower=False)
-        return solve_triangular(R, _adjoint(Q, x)) if trans == "N" else Q.matvec(solve_triangular(R, x, trans="C"))
-
-    direct, adjoint = (lambda x: solved("N", x)), (lambda x: solved("C", x))
     if p is None or p == 2:
         return size * largest_singular_value(A, direct, adjoint, tolerance)
     return size * _one_norm(len(A), *((direct, adjoint) if p == 1 else (adjoint, direct)))

@@ -9,8 +9,8 @@ import numpy as np
 
 from pdgemm.arrays.integers import shown
 from pdgemm.errors import ArgumentError, LinAlgError
-from pdgemm.factors.cholesky import cholesky
-from pdgemm.factors.qr import qr
+from pdgemm.factors.cholesky import cho_solve, cholesky
+from pdgemm.factors.solve import inv
 from pdgemm.factors.triangular import solve_triangular
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -47,9 +47,9 @@ def polar(A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
         arguments += ["polar", A.distribution, A.dtype]
     work, tall = Work("polar"), A.shape[0] >= A.shape[1]
     U, steps, orthogonality = unitary_factor(work, A if tall else A.H)
-    U = U if tall else U.H.redistribute(like=A)
+    U = U if tall else work.did(U.H.redistribute(like=A))
     P = work.product(1, U.H, A)
-    H = add(P.copy(), 0.5, P.H, 0.5)
+    H = work.did(add(P.copy(), 0.5, P.H, 0.5))
     return work.reported(U, steps, orthogonality=orthogonality), H
 
 
@@ -62,7 +62,7 @@ def unitary_factor(work: Work, A: DistMatrix) -> tuple[DistMatrix, int, float]:
     add(X, 1 / size if size else 0, A, beta=0)
     n, eps = A.shape[1], unit(A)
     E: Any = add_to_diagonal(work.product(1, X.H, X), -1)
-    least = _least_singular_value(E, eps)
+    least = _least_singular_value(work, E, eps)
     if least == 0:  # singular, as far as E tells: what is added has a norm of about eps
         add(X, eps / (2 * sqrt(max(A.shape))), random(A, A.shape))
         E = add_to_diagonal(work.product(1, X.H, X, C=E), -1)
@@ -79,9 +79,9 @@ def unitary_factor(work: Work, A: DistMatrix) -> tuple[DistMatrix, int, float]:
             if 1 - least < eps**0.5 and error > 0.5:  # the bound was too large
                 least = _LEAST
             a, b, c = _weights(max(least, _LEAST))
-            L = cholesky(add_to_diagonal(add(Z, c, E, beta=0), 1 + c), overwrite_a=True)
-            Y = solve_triangular(L, Y, lower=True, trans="C", side="R", overwrite_b=True)
-            Y = solve_triangular(L, Y, lower=True, side="R", overwrite_b=True)
+            L = work.did(cholesky(add_to_diagonal(add(Z, c, E, beta=0), 1 + c), overwrite_a=True))
+            Y = work.did(solve_triangular(L, Y, lower=True, trans="C", side="R", overwrite_b=True))
+            Y = work.did(solve_triangular(L, Y, lower=True, side="R", overwrite_b=True))
             add(Y, b / c, X, beta=a - b / c)
             least = min(1, least * (a + b * least**2) / (1 + c * least**2))
         X, Y = Y, X
@@ -100,19 +100,19 @@ def _weights(least: float) -> tuple[float, float, float]:
     return a, b, a + b - 1
 
 
-def _least_singular_value(E: DistMatrix, eps: float) -> float:
+def _least_singular_value(work: Work, E: DistMatrix, eps: float) -> float:
     """Estimate the least singular value of X from E = X^H X - I by inverse iterations; 0: it is below eps^(1/2)."""
-    n, Z = len(E), E.copy()
+    n, Z = len(E), add(like(E), 1, E, beta=0)
     shift = 10 * n * eps
     try:
-        L = cholesky(add_to_diagonal(Z, 1 + shift), overwrite_a=True)
+        L = work.did(cholesky(add_to_diagonal(Z, 1 + shift), overwrite_a=True))
     except LinAlgError:
         return 0.0
     V = random(E, (n, 2))
     grown = 1.0
     for _ in range(3):
         V *= 1 / V.norm()
-        V = solve_triangular(L, solve_triangular(L, V, lower=True), lower=True, trans="C")
+        V = work.did(cho_solve(L, V))
         grown = V.norm()
     value = 1 / grown - shift
     return sqrt(value) / 2 if value > shift else 0.0
@@ -123,7 +123,7 @@ def matrix_sign(A: DistMatrix, *, assume_a: Literal["gen", "her"] = "gen") -> Di
 
     A        : DistMatrix (n, n) of type s, d, c or z without eigenvalues on the imaginary axis; it is not changed.
     assume_a : "her": A is Hermitian, and S is its unitary polar factor, by `polar`; "gen": Newton's iteration
-               X := (mu X + (mu X)^-1) / 2 with norm scaling, by QR factorisations, and a Newton-Schulz step at the end.
+               X := (mu X + (mu X)^-1) / 2 with norm scaling and a Newton-Schulz step at the end.
 
     Returns S in the layout of A.  Cost: 5 to 12 inverses usually, and three products; the report has the steps and
     |S^2 - I|_F / |S|_F^2.
@@ -151,7 +151,7 @@ def _newton(work: Work, A: DistMatrix) -> tuple[DistMatrix, int]:
         if change <= sqrt(eps):  # the next step would halve the digits that are missing: it is of products alone
             E = add_to_diagonal(work.product(1, X, X), -1)
             return work.product(-0.5, X, E, 1, X.copy()), step + 1
-        Y = inverse(X)
+        Y = work.did(inverse(X))
         mu = sqrt(Y.norm() / X.norm()) if change > 0.1 else 1.0
         add(Y, mu / 2, X, 0.5 / mu)
         X, difference = Y, add(X, 1, Y, -1)
@@ -161,8 +161,5 @@ def _newton(work: Work, A: DistMatrix) -> tuple[DistMatrix, int]:
 
 
 def inverse(A: DistMatrix) -> DistMatrix:
-    """Return A^-1 = R^-1 Q^H, where A = Q R, in the layout of A.  Raises LinAlgError on all ranks.  Collective."""
-    Q, R = qr(A)
-    if not np.abs(R.diagonal()).min(initial=np.inf) > 0:
-        raise LinAlgError(f"a matrix is singular: {A.distribution}")
-    return solve_triangular(R, Q.H).redistribute(like=A)
+    """Return A^-1 in the layout of A, and on its device.  Raises LinAlgError on all ranks.  Collective."""
+    return inv(A.to_host()).to_device(A.device)

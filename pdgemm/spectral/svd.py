@@ -13,7 +13,7 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.spectral.iterations import Work, check_operand, finite_norm, like, random
 from pdgemm.support.agreement import together
 
-_PROBES = 6  # random vectors for the estimate of the error, which is too small with probability 10^-6
+PROBES = 6  # random vectors for the estimate of the error, which is too small with probability 10^-6
 
 
 def svd(
@@ -51,12 +51,13 @@ def svd(
         return _all(A)
     columns = min(k + columns, least)
     work = Work("svd")
-    Y = work.product(1, A, random(A, (A.shape[1], columns + _PROBES), 2 * seed + 1))
-    probes, (Q, _) = Y[:, columns:], qr(Y[:, :columns])
+    Y = work.product(1, A, random(A, (A.shape[1], columns + PROBES), 2 * seed + 1))
+    probes, Q = Y[:, columns:], work.did(qr(Y[:, :columns])[0])
     for _ in range(power):
-        Q, _ = qr(work.product(1, A.H, Q))
-        Q, _ = qr(work.product(1, A, Q))
+        Q = work.did(qr(work.product(1, A.H, Q))[0])
+        Q = work.did(qr(work.product(1, A, Q))[0])
     W, s, Gh = svd_of_tall(work.product(1, A.H, Q))  # A ~ Q Q^H A = Q (W s Gh)^H
+    work.did(W)
     work.product(-1, Q, work.product(1, Q.H, probes), 1, probes)
     error = 10 * np.sqrt(2 / np.pi) * float(probes.vector_norm(2, axis=0).max())
     error += float(s[k]) if k < columns else 0.0
@@ -70,4 +71,6 @@ def _all(A: DistMatrix) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
     if A.shape[0] >= A.shape[1]:
         return svd_of_tall(A)
     W, s, Gh = svd_of_tall(A.H)
-    return Gh.H, s, W.H
+    U, Vh = Gh.H, W.H
+    U.report = Vh.report = W.report
+    return U, s, Vh

@@ -141,11 +141,13 @@ def test_method_of_qr(comm: Any, dtype: str) -> None:
     """`qr` has a diagonal that is not negative, as with its other methods."""
     from pdgemm import DistMatrix, ProcessGrid, linalg
 
-    for m, n in ((60, 45), (45, 60), (0, 3)):
+    for m, n, block in ((60, 45, 8), (45, 60, None), (0, 3, 8), (140, 130, None)):
         given = rng_matrix(m, n, dtype)
         with ProcessGrid(comm) as grid:
-            A = DistMatrix.from_global(given, grid=grid, block=8)
-            q, r = (x.allgather() for x in linalg.qr(A, method="householder"))
+            A = DistMatrix.from_global(given, grid=grid, block=block)
+            Q, R = linalg.qr(A, method="auto" if m == 140 else "householder")
+            assert Q.same_layout(A[:, : min(m, n)]) and R.grid is Q.grid and Q.report.as_predicted
+            q, r = Q.allgather(), R.allgather()
         if m:
             assert small(given, q, r)
         assert (r.diagonal().real >= 0).all() and (r.diagonal().imag == 0).all()

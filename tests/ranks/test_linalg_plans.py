@@ -1,4 +1,4 @@
-"""Plans of factorisations and solves: what they say before is what the run counts."""
+"""Plans of factorisations and solves: what they say before is what the run counts, step by step and together."""
 
 from __future__ import annotations
 
@@ -8,48 +8,125 @@ import numpy as np
 import pytest
 from factored import positive_definite, rng_matrix
 from problems import grid_shapes
-from tiers import few_grids
+from tiers import every_grid
 
 pytestmark = pytest.mark.mpi
 
 
-@few_grids
-@pytest.mark.parametrize("block", [16, None, (24, 40)])
-def test_words_are_as_planned(comm: Any, block: Any) -> None:
+def same(plan: Any, report: Any, rank: int) -> None:
+    """The words and messages of this rank, the flops of all, and what the report itself predicts."""
+    assert report.counted == report.predicted, str(report)
+    assert plan.traffic(rank) == report.counted, f"{plan}\n{report}"
+    assert plan.flops == report.flops, f"{plan}\n{report}"
+    if hasattr(report, "extra_bytes"):
+        assert report.as_predicted and plan.extra_bytes(rank) == report.extra_bytes
+
+
+@every_grid
+@pytest.mark.parametrize(("at", "block", "dtype"), [(0, 16, "float64"), (1, None, "complex64"), (2, (24, 40), "d")])
+def test_plans_are_what_is_counted(comm: Any, at: int, block: Any, dtype: str) -> None:
     from pdgemm import DistMatrix, ProcessGrid, linalg
 
-    S, b = positive_definite(200, "float64"), rng_matrix(200, 31, "float64")
-    for shape in grid_shapes(comm.size):
+    S, b, t = positive_definite(150, dtype), rng_matrix(150, 31, dtype), rng_matrix(160, 30, dtype)
+    for shape in grid_shapes(comm.size)[at : at + 1]:
         with ProcessGrid(comm, shape) as grid:
-            A, B = (DistMatrix.from_global(x, grid=grid, block=block) for x in (S, b))
+            A, B, T = (DistMatrix.from_global(x, grid=grid, block=block) for x in (S, b, t))
             plan, L = linalg.plan(linalg.cholesky, A), linalg.cholesky(A)
-            report: Any = L.report
-            assert plan.traffic(comm.rank) == report.counted
-            assert plan.seconds > 0 and plan.flops == 200**3 // 3
-            assert plan == linalg.plan(linalg.cholesky, A) and "cholesky" in str(plan)
+            same(plan, L.report, comm.rank)
+            assert plan.seconds > 0 and "cholesky" in str(plan) and plan == linalg.plan("cholesky", A)
             assert len(set(comm.allgather(str(plan)))) == 1
             ways: list[dict[str, Any]] = [{"lower": True}, {"lower": True, "trans": "C"}, {"lower": True, "side": "R"}]
             for how in ways:
                 X = B.T if "side" in how else B
-                planned = linalg.plan(linalg.solve_triangular, L, X, **how)
-                solved: Any = linalg.solve_triangular(L, X, **how)
-                assert planned.traffic(comm.rank) == solved.report.counted
-            planned, (Q, R) = linalg.plan(linalg.householder_qr, A), linalg.householder_qr(A)
-            made: Any = R.report
-            assert planned.traffic(comm.rank) == made.counted and Q is not None
-            assert linalg.plan(linalg.lu_factor, A[:, :150]).words >= 0  # the rows that it exchanges are drawn
-            both = linalg.plan(linalg.cho_solve, L, b[:, 0])
-            assert [stage.algorithm for name, stage in both.stages if name == "A"][-1] == "trsm"  # type: ignore[union-attr]
-            assert both.extra_bytes(None) >= both.extra_bytes(comm.rank)
+                for solve in (linalg.solve_triangular, linalg.trmm):
+                    solved: Any = solve(L, X, **how)
+                    same(linalg.plan(solve, L, X, **how), solved.report, comm.rank)
+            factors = linalg.lu_factor(A)
+            for function, *operands, how in (
+                (linalg.cho_solve, L, B, {}),
+                (linalg.lu_solve, factors, B, {}),
+                (linalg.lu_solve, factors, B, {"trans": "T"}),
+                (linalg.solve, A, B, {"assume_a": "pos"}),
+                (linalg.solve, A, B, {"assume_a": "diagonal"}),
+                (linalg.solve, A, B, {"assume_a": "upper triangular", "transposed": True}),
+                (linalg.inv, A, {"assume_a": "pos"}),
+                (linalg.inv_triangular, L, {"lower": True}),
+                (linalg.householder_qr, T, {}),
+                (linalg.householder_qr, A, {"want_q": False}),
+                (linalg.qr, T, {"method": "tsqr"}),
+                (linalg.qr, T, {}),
+                (linalg.qr, T.T, {"method": "cholesky"}),
+                (linalg.qr, A, {}),
+                (linalg.qr, A[:90], {"method": "householder"}),
+                (linalg.lstsq, T, DistMatrix.from_global(t[:, :3].copy(), grid=grid), {}),
+                (linalg.lstsq, T.H, B[:30], {}),
+                (linalg.svd, T, {}),
+                (linalg.svd, T.T, {}),
+                (linalg.svd, A, {"k": 5, "power": 1}),
+            ):  # fmt: skip
+                planned, made = linalg.plan(function, *operands, **how), function(*operands, **how)
+                result = made if isinstance(made, DistMatrix) else [x for x in made if isinstance(x, DistMatrix)][-1]
+                same(planned, result.report or made[0].report, comm.rank)
+            assert [stage.algorithm for name, stage in linalg.plan(linalg.cho_solve, L, b[:, 0]).stages][-1] == "trsm"
+
+
+def test_what_the_elements_decide(comm: Any) -> None:
+    """Steps of `polar`, corrections of `solve`, and the rows that LU exchanges, all else as planned."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    with ProcessGrid(comm) as grid:
+        for m, n in ((90, 60), (40, 70)):
+            U: Any = linalg.polar(DistMatrix.random((m, n), grid=grid, kind="normal", seed=1))[0].report
+            planned = linalg.plan("polar", DistMatrix.zeros((m, n), grid=grid), iterations=U.steps)
+            assert U.counted == U.predicted
+            if U.products == U.steps + 3:  # the last step is of products alone
+                same(planned, U, comm.rank)
+        A = DistMatrix.from_global(np.triu(rng_matrix(80, 80, "float64")) + 9 * np.eye(80), grid=grid, block=16)
+        B = DistMatrix.random((80, 4), grid=grid, seed=3)
+        for solve in (linalg.solve(A, B), linalg.solve(A, B, refine=True), linalg.inv(A)):
+            report: Any = solve.report
+            assert report.as_predicted and report.counted == sum((x.counted for x in report.steps), type(U.counted)())
+            assert next(x.algorithm for x in report.steps if hasattr(x, "algorithm")) == "lu"
+        plans = linalg.plan(linalg.solve, A, B), linalg.plan(linalg.solve, A, B, refine=True), linalg.plan("inv", A)
+        assert all(plan.stages[0][1].algorithm == "lu" or comm.size > 1 for plan in plans)
+        assert plans[0].flops == linalg.solve(A, B).report.flops
+        corrected: Any = linalg.solve(A, B, refine=True).report
+        number = int(corrected.what.split("refined ")[1].split()[0])
+        assert number in (1, 2, 3)
+        assert linalg.plan(linalg.solve, A, B, refine=True, iterations=number).flops == corrected.flops
+
+
+def test_pivots_of_idle_ranks_are_counted(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    with ProcessGrid(comm, (1, 1), ranks=[comm.size - 1]) as grid:
+        found = linalg.lu_factor(DistMatrix.random((20, 20), grid=grid, seed=1))
+        assert found.report.as_predicted
+        assert found.report.counted.words_received == (20 if comm.rank < comm.size - 1 else 0)
 
 
 def test_bad_arguments(comm: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.errors import ArgumentError, LayoutError
+    from pdgemm.errors import ArgumentError, DTypeError, LayoutError
 
     with ProcessGrid(comm) as grid:
-        A = DistMatrix.eye(4, grid=grid)
-        with pytest.raises(ArgumentError, match="plans are made for cholesky, cho_solve"):
-            linalg.plan(np.sin, A)
+        A, call = DistMatrix.eye(4, grid=grid), linalg.plan
+        for wrong, message in (
+            ((np.sin, A), "plans are made for cholesky, cho_solve"),
+            (("cholesk", A), "plans are made for .*; got 'cholesk'"),
+            (("cholesky", A, A), "takes the arguments of it, A, lower, overwrite_a: too many positional"),
+            ((linalg.trmm, A), "missing a required argument: 'B'"),
+            ((linalg.lu_solve, A, A), "lu_solve takes the LU that lu_factor returns"),
+            ((linalg.svd, A, 9), "k = 9 is more than the 4 singular values"),
+        ):
+            with pytest.raises(ArgumentError, match=message):
+                call(*wrong)
+        with pytest.raises(ArgumentError, match="unexpected keyword argument 'lowr'"):
+            call(linalg.cholesky, A, lowr=True)
         with pytest.raises(LayoutError, match="B has 3 elements"):
-            linalg.plan(linalg.trmm, A, np.ones(3))
+            call(linalg.trmm, A, np.ones(3))
+        with pytest.raises(DTypeError, match="A must be a DistMatrix"):
+            call("cholesky", np.eye(3))
+        if comm.size > 1:
+            with pytest.raises(ArgumentError):
+                call(linalg.cholesky, A, lower=comm.rank == 0)

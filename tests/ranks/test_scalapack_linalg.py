@@ -228,6 +228,49 @@ def test_singular_matrices_and_pivots_that_are_none(comm: Any, contexts: list[in
             assert info(function, *changed(good, **{f"_{number}": value})) == -number, (function, number)
 
 
+@pytest.mark.parametrize("letter", LETTERS)
+def test_qr(comm: Any, contexts: list[int], letter: str) -> None:
+    """R, the reflectors and tau of LAPACK's geqrf; Q of its orgqr, from both sides: |Q R - A| <= 3 n eps |A|."""
+    from pdgemm import scalapack
+
+    char, rng = LETTERS[letter], np.random.default_rng(12)
+    form, apply = ("ungqr", "unmqr") if letter in "cz" else ("orgqr", "ormqr")
+    routine = {x: getattr(scalapack, f"p{letter}{x}") for x in ("geqrf", form, apply)}
+    cases = list(zip(((31, 31), (17, 24), (140, 9), (1, 1)), "NCNC" if letter in "cz" else "NTNT"))
+    for (m, n), trans in cases if letter in "dz" else cases[:2]:
+        matrix, h, eps = random((m, n), char, m + n), min(m, n), 3 * max(m, n) * np.finfo(char).eps
+        A, here, a = placed(matrix, 7, contexts, rng)
+        tau = np.full(A.local.shape[1], -9, char)
+        assert routine["geqrf"](m, n, *a, tau) == 0
+        unchanged, F = outside(A, here, np.ones((m, n), bool)), gathered(comm, A, here)
+        assert np.array_equal(A.local[unchanged], A.before[unchanged])
+        (expected, factors), R = scipy.linalg.qr(matrix, mode="raw")
+        assert np.abs(F - expected).max() <= 10 * eps * np.linalg.norm(matrix)
+        columns, start = A.here[1].ravel(), here[1].start
+        mine = (columns >= start) & (columns < start + h)
+        assert np.abs(tau[: len(columns)][mine] - factors[columns[mine] - start]).max(initial=0) <= 10 * eps
+        assert (tau[: len(columns)][~mine] == -9).all() and (tau[len(columns) :] == -9).all()
+        Q = scipy.linalg.qr(matrix, mode="full")[0]
+        for side, given in (("L", random((m, 5), char, 3)), ("R", random((4, m), char, 4))):
+            C, there, c = placed(given, 7, contexts, rng)
+            assert routine[apply](side, trans, *given.shape, h, *a, tau, *c) == 0
+            found, q = gathered(comm, C, there), op(Q, trans)
+            assert np.abs(found - (q @ given if side == "L" else given @ q)).max() <= 10 * eps * np.linalg.norm(given)
+            unchanged = outside(C, there, np.ones(given.shape, bool))
+            assert np.array_equal(C.local[unchanged], C.before[unchanged])
+        assert routine[form](m, h, h, *a, tau) == 0
+        q = gathered(comm, A, here)[:, :h]
+        assert np.linalg.norm(q.conj().T @ q - np.eye(h), 1) <= eps
+        assert np.linalg.norm(q @ np.triu(R) - matrix, 1) <= 10 * eps * np.linalg.norm(matrix, 1)
+    A = Global(random((9, 9), char, 1), contexts[0], (4, 3))
+    good = [6, 5, A.local, 1, 1, A.desc, np.zeros(12, char)]
+    for number, value in {1: -1, 2: 2.5, 3: None, 4: 16, 5: 17, 6: 0, 7: np.zeros(12, "i")}.items():
+        assert info(routine["geqrf"], *changed(good, **{f"_{number}": value})) == -number
+    assert info(routine[form], 3, 4, 2, *good[2:]) == -2 and info(routine[form], 5, 4, 5, *good[2:]) == -3
+    assert info(routine[apply], "L", "X", 6, 2, 2, *good[2:], *good[2:6]) == -2
+    assert routine["geqrf"](0, 5, *good[2:]) == routine[form](5, 0, 0, *good[2:]) == 0
+
+
 def test_where_alpha_is_0_nothing_is_read(comm: Any, contexts: list[int]) -> None:
     from pdgemm import scalapack
 

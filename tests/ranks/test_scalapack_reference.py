@@ -284,6 +284,27 @@ def test_lu(reference: ctypes.CDLL, grids: list[tuple[int, int]], letter: str) -
             assert (abs(b - c) <= eps * max(1, abs(c).max())).all(), (ours, block, trans)
 
 
+@pytest.mark.parametrize("letter", "dz")
+def test_qr(reference: ctypes.CDLL, grids: list[tuple[int, int]], letter: str) -> None:
+    """The same R, reflectors and tau; blocks are square, as ScaLAPACK wants them."""
+    from pdgemm import scalapack
+
+    char, (m, n) = LETTERS[letter], (30, 22)
+    for (ours, theirs), block in itertools.product(grids, (3, 8)):
+        pr, pc = scalapack.blacs_gridinfo(ours)[:2]
+        at, whole = block + 1, random((m + block + 2, n + block + 2), char, block)
+        A = Global(whole, ours, (block, block), (pr - 1, pc - 1))
+        mine, other = A.local.copy(order="F"), A.local.copy(order="F")
+        tau, factors = (np.full(A.local.shape[1], -9, char) for _ in range(2))
+        work, info = np.zeros(block * (sum(whole.shape) + 2 * block), char), np.zeros(1, np.intc)
+        assert getattr(scalapack, f"p{letter}geqrf")(m, n, mine, at, at, A.desc, tau) == 0
+        desc = with_context(A.desc, theirs)
+        fortran(getattr(reference, f"p{letter}geqrf_"), m, n, other, at, at, desc, factors, work, len(work), info)
+        assert info[0] == 0
+        eps = 100 * m * np.finfo(char).eps
+        assert (abs(mine - other) <= eps).all() and (abs(tau - factors) <= eps).all(), (ours, block)
+
+
 def with_context(desc: np.ndarray, ictxt: int) -> np.ndarray:
     """The descriptor on their side."""
     theirs = desc.astype(np.intc)
