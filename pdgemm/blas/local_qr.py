@@ -59,3 +59,17 @@ def orthonormal(X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 @cache
 def _routine(name: str, dtype: np.dtype) -> Any:
     return get_blas_funcs(name, dtype=dtype)
+
+
+def phases(x: np.ndarray) -> np.ndarray:
+    """Return x / |x|, and 1 where x is 0, in the type of x.  Local.
+
+    NumPy divides a complex number by a subnormal one to infinity; parts are divided one by one here.
+    """
+    size = np.abs(x)
+    there = size > 0
+    lengths, found = np.where(there, size, 1), np.ones_like(x)
+    np.divide(x.real, lengths, out=found.real, where=there)
+    if x.dtype.kind == "c":
+        np.divide(x.imag, lengths, out=found.imag, where=there)
+    return found

@@ -7,7 +7,7 @@ from typing import Any
 
 from pdgemm.errors import LinAlgError
 from pdgemm.factors.operands import check_square, described, solution
-from pdgemm.factors.triangular import BLOCK, solve_triangular
+from pdgemm.factors.triangular import BLOCK, PANEL, solve_triangular
 from pdgemm.instrument.step_reports import Steps
 from pdgemm.matrix.argument_checks import check_result, communicator, size
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -63,7 +63,7 @@ def cholesky_factor(A: DistMatrix, lower: bool, overwrite_a: bool = False) -> tu
 
 def cholesky_schedule(W: DistMatrix) -> CholeskySchedule:
     """Return the schedule of the factorisation of a matrix that lies as it suits it."""
-    return CholeskySchedule(W.layout_in(W.grid), BLOCK, can_read(W), device=device_of(W))
+    return CholeskySchedule(W.layout_in(W.grid), PANEL, can_read(W), device=device_of(W))
 
 
 def cho_solve(L: DistMatrix, B: Any, *, lower: bool = True, overwrite_b: bool = False) -> Any:
@@ -77,6 +77,8 @@ def cho_solve(L: DistMatrix, B: Any, *, lower: bool = True, overwrite_b: bool = 
     Raises LayoutError, DTypeError, ArgumentError or GridError on all ranks.
     Error: (A + E) x = b with |E| <= gamma_{3n+1} |L||L^H|, for each column (Higham 2002, theorem 10.4).
     """
+    with together(communicator(L=L, B=B)):
+        check_square(L, "L")
     steps, (first, second) = Steps(), ("N", "C") if lower else ("C", "N")
     Y = steps.did(solve_triangular(L, B, lower=lower, trans=first, overwrite_b=overwrite_b))  # type: ignore[arg-type]
     X = solve_triangular(L, Y, lower=lower, trans=second, overwrite_b=True)  # type: ignore[arg-type]

@@ -8,11 +8,11 @@ from zlib import crc32
 import numpy as np
 
 from pdgemm.arrays import dtypes
-from pdgemm.factors.operands import check_right_side, column, common_dtype, in_type
+from pdgemm.factors.operands import check_right_side, column, common_dtype, in_type, to_one
 from pdgemm.factors.tall_qr import svd_on_all, tall_qr
 from pdgemm.gemm import pdgemm
 from pdgemm.instrument.step_reports import Steps
-from pdgemm.matrix.argument_checks import check_dtype, check_matrices, communicator
+from pdgemm.matrix.argument_checks import as_real, check_dtype, check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together
 
@@ -44,12 +44,12 @@ def lstsq(A: DistMatrix, B: Any, *, rcond: float | None = None) -> tuple[Any, np
     Raises LayoutError, DTypeError, ArgumentError, or LinAlgError where A has NaN or infinity; on all ranks.
     Golub & Van Loan, Matrix Computations, 4th ed., 2013, 5.5.
     """
-    with together(communicator(A=A)) as arguments:
+    with together(communicator(A=A, B=B)) as arguments:
         check_matrices(A=A)
         check_dtype("A", A, dtypes.BLAS)
         check_right_side(A, B)
         dtype, vector = common_dtype(A, B), not isinstance(B, DistMatrix)
-        rcond = max(A.shape) * dtypes.eps(dtype) if rcond is None else float(rcond)
+        rcond = max(A.shape) * dtypes.eps(dtype) if rcond is None else as_real(rcond, "rcond")
         arguments += ["lstsq", f"rcond={rcond}", A.distribution, A.dtype, B.dtype]
         arguments.append(f"a vector of checksum {crc32(B.tobytes())}" if vector else B.distribution)
     A, B = in_type(A, dtype), column(B, A, dtype).to_device(A.device) if vector else in_type(B, dtype)
@@ -64,7 +64,10 @@ def lstsq(A: DistMatrix, B: Any, *, rcond: float | None = None) -> tuple[Any, np
     )
     steps, Q = Steps(), made.Q.to_device(A.device)
     C = steps.did(pdgemm(1, Q.H, B)) if tall else B
-    Y = steps.did(pdgemm(1, left_h, C)) / s[:rank, None]
+    Y = steps.did(pdgemm(1, left_h, C))
+    if rank:
+        near, far = to_one(float(s[0]), dtype)  # 1 / s may be infinite
+        Y = Y * near * far / (s[:rank, None] * near * far)
     X = steps.did(pdgemm(1, right_h.H, Y))
     if not tall:
         X = steps.did(pdgemm(1, Q, X))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pdgemm.blas.local_qr import phases
 from pdgemm.errors import DTypeError, LinAlgError
 from pdgemm.factors.operands import check_right_side, check_square, common_dtype, described, solution, to_factor
 from pdgemm.factors.triangular import solve_triangular
@@ -24,7 +25,7 @@ from pdgemm.panel_schedules.lu_schedule import LUSchedule
 from pdgemm.panel_schedules.row_moves import PermutationSchedule, permutation
 from pdgemm.support.agreement import together
 
-BLOCK = 128  # the widest panel: one rank factors it, at a fraction of the speed of a product
+BLOCK, PANEL = 128, 256  # of copies, and the widest panel: one grid column factors it, slower than a product
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +90,7 @@ def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> LU:
 def lu_schedule(W: DistMatrix) -> LUSchedule:
     """Return the schedule of the factorisation of a row-major matrix that lies as it suits it."""
     layout = W.layout_in(W.grid)
-    return LUSchedule(layout, BLOCK, can_read(W), idle=tuple(sorted({*range(W.grid.size)} - {*layout.rank_map})))
+    return LUSchedule(layout, PANEL, can_read(W), idle=tuple(sorted({*range(W.grid.size)} - {*layout.rank_map})))
 
 
 def lu_solve(factors: LU, B: Any, *, trans: Transpose = "N", overwrite_b: bool = False) -> Any:
@@ -105,9 +106,13 @@ def lu_solve(factors: LU, B: Any, *, trans: Transpose = "N", overwrite_b: bool =
     Raises LinAlgError on all ranks where a pivot is zero; LayoutError, DTypeError, ArgumentError or GridError.
     Error: (A + E) x = b with |E| <= gamma_3n P^T |L||U|, for each column (Higham 2002, theorem 9.4).
     """
-    if not isinstance(factors, LU):
-        raise DTypeError(f"factors must be an LU, as lu_factor returns it, got {type(factors).__name__}")
-    with together(communicator(factors=factors.LU)) as arguments:
+    known = isinstance(factors, LU)
+    wrong = DTypeError(f"factors must be an LU, as lu_factor returns it, got {type(factors).__name__}")
+    if not known and not isinstance(B, DistMatrix):  # there are no ranks to agree with
+        raise wrong
+    with together(communicator(factors=factors.LU if known else None, B=B)) as arguments:
+        if not known:
+            raise wrong
         check_square(factors.LU, "factors.LU")
         letter = op_letter(trans, "trans")
         check_right_side(factors.LU, B)
@@ -154,7 +159,7 @@ def slogdet(A: DistMatrix) -> SlogDet:
     if not np.all(diagonal):
         return SlogDet(diagonal.dtype.type(0), real(-np.inf))
     sizes = np.abs(diagonal)
-    return SlogDet(np.prod(diagonal / sizes) * parity, np.log(sizes).sum(dtype=real))
+    return SlogDet(np.prod(phases(diagonal)) * parity, np.log(sizes).sum(dtype=real))
 
 
 def det(A: DistMatrix) -> Any:

@@ -112,6 +112,13 @@ def to_factor(
     return working_copy(A, block, fits, overwrite, order)
 
 
+def to_one(size: float, dtype: np.dtype) -> tuple[float, float]:
+    """Return two powers of four by which a number > 0 comes between 1/2 and 2; their product may overflow."""
+    exponent, most = 2 * round(np.log2(size) / 2), np.finfo(dtype).maxexp - 24
+    near = max(-most, min(-exponent, most))
+    return 2.0**near, 2.0 ** (-exponent - near)
+
+
 def like(A: DistMatrix, dtype: Any = None, distribution: Distribution | None = None) -> DistMatrix:
     """Return a matrix in the layout of A, or of another on its grid, that is not initialised.  Collective."""
     layout = distribution or A.distribution

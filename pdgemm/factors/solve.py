@@ -80,7 +80,7 @@ def solve(
     Algorithms, 2002, 9.4).  Refinement is that of LAPACK's dsgesv: Langou et al., Exploiting the performance of 32 bit
     floating point arithmetic in obtaining 64 bit accuracy, SC 2006.
     """
-    with together(communicator(A=A)) as arguments:
+    with together(communicator(A=A, B=B)) as arguments:
         check_square(A)
         kind = structure(assume_a)
         check_right_side(A, B)

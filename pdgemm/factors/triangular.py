@@ -23,7 +23,8 @@ from pdgemm.panel_schedules.panel_schedule import is_balanced
 from pdgemm.panel_schedules.triangular_schedule import TriangularSchedule
 from pdgemm.support.agreement import together
 
-BLOCK = 128  # width of panels: wide enough for BLAS, narrow enough for the ranks to share the last blocks
+BLOCK = 128  # of copies: wide enough for BLAS, narrow enough for the ranks to share the last blocks
+PANEL = 256  # the widest panel, where blocks are as wide: an update with it is faster than with two narrower ones
 
 
 def solve_triangular(
@@ -96,7 +97,7 @@ def _triangular(
     name: str, A: DistMatrix, B: Any, lower: bool, trans: str, unit: bool, side: str, alpha: Any, overwrite_b: bool
 ) -> Any:
     steps, solves = Steps(), name != "trmm"
-    with together(communicator(A=A)) as arguments:
+    with together(communicator(A=A, B=B)) as arguments:
         check_square(A)
         M, lower, given, dtype = posed(A, B, lower, trans, side)
         if overwrite_b and isinstance(B, DistMatrix):
@@ -161,7 +162,7 @@ def triangular_schedule(
 ) -> TriangularSchedule:
     """Return the schedule of M X = B, or of M B, where X lies beside M, or of M X = I.  Local."""
     A, B = M.layout_in(M.grid), X.layout_in(M.grid)
-    return TriangularSchedule(A, BLOCK, can_read(M, X), B, lower, solves, inverse=inverse, device=device_of(M))
+    return TriangularSchedule(A, PANEL, can_read(M, X), B, lower, solves, inverse=inverse, device=device_of(M))
 
 
 def _right_side(B: DistMatrix, M: DistMatrix, dtype: np.dtype, overwrite: bool) -> tuple[DistMatrix, list[MoveReport]]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from inspect import signature
-from numbers import Number
+from numbers import Number, Real
 from typing import Any, TypeVar
 
 import numpy as np
@@ -95,6 +96,19 @@ def as_scalar(given: object, dtype: np.dtype, name: str) -> Any:
         raise DTypeError(f"{name} = {shown(value)} is not an integer, but the result is {dtype}")
     modulus = 2 ** (8 * wide.itemsize)
     return (int(value) + modulus // 2) % modulus - modulus // 2
+
+
+def as_real(given: object, name: str, above: float = -np.inf) -> float:
+    """Return a real number, neither NaN nor infinite, that is larger than `above`.  Raises ArgumentError."""
+    number = np.nan
+    if isinstance(given, Real) and not isinstance(given, bool):
+        with suppress(OverflowError):  # an integer of more digits
+            number = float(given)
+    if not (np.isfinite(number) and number > above):
+        raise ArgumentError(
+            f"{name} must be a real number{f' > {above}' if above > -np.inf else ''}, got {shown(given)}"
+        )
+    return number
 
 
 def as_optional(given: object, name: str, least: int) -> int | None:

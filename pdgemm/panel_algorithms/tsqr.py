@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from pdgemm.arrays.elementwise import Combine
 from pdgemm.blas.local_gemm import gemm_accumulate
-from pdgemm.blas.local_qr import blocks, orthonormal
+from pdgemm.blas.local_qr import blocks, orthonormal, phases
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.panel_movers.tree_messages import ascend, descend, unpacked
 from pdgemm.panel_schedules.tsqr_schedule import Tree, packed
@@ -53,10 +53,9 @@ def tsqr(
     mine = np.empty(0, Q.dtype)
     if comm.rank == tree.ranks[0]:
         diagonal = R.diagonal().copy()
-        lengths = np.abs(diagonal)
-        signs = np.where(lengths > 0, diagonal / np.where(lengths > 0, lengths, 1), 1)
+        signs = phases(diagonal)
         R *= signs.conj()[:, None]
-        np.fill_diagonal(R, lengths)
+        np.fill_diagonal(R, np.abs(diagonal))
         mine = np.concatenate([R[upper], np.diag(signs).astype(Q.dtype).ravel()])
 
     def split(mine: np.ndarray, child: int) -> tuple[np.ndarray, np.ndarray]:

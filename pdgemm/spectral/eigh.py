@@ -10,7 +10,7 @@ import numpy as np
 from pdgemm.arrays.integers import as_count, shown
 from pdgemm.errors import ArgumentError, LinAlgError
 from pdgemm.factors.qr import qr
-from pdgemm.matrix.argument_checks import communicator, size
+from pdgemm.matrix.argument_checks import as_real, communicator, size
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.spectral.iterations import (
     Work,
@@ -64,7 +64,7 @@ def eigh(
         check_operand("A", A, square=True)
         k = None if k is None else as_count(k, "k", 1)
         steps, least = as_count(steps, "steps", 1), 1e-5 if np.finfo(A.dtype).bits == 32 else 1e-10
-        tolerance = least if tolerance is None else float(tolerance)
+        tolerance = least if tolerance is None else as_real(tolerance, "tolerance", above=0)
         if k is not None and k > len(A):
             raise ArgumentError(f"k = {k} is more than the {len(A)} eigenvalues of A, which is {size(A)}")
         if which not in ("largest", "smallest"):

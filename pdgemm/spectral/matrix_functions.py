@@ -12,7 +12,8 @@ from pdgemm.arrays import dtypes
 from pdgemm.arrays.integers import as_count, shown
 from pdgemm.errors import ArgumentError, LinAlgError
 from pdgemm.factors.cholesky import cholesky
-from pdgemm.matrix.argument_checks import communicator
+from pdgemm.factors.operands import to_one
+from pdgemm.matrix.argument_checks import as_real, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.spectral.iterations import Work, add, add_to_diagonal, check_operand, finite_norm, like, unit
 from pdgemm.spectral.polar import inverse, polar
@@ -43,7 +44,7 @@ def newton_schulz(
     """
     with together(communicator(G=G)) as arguments:
         check_operand("G", G, supported=dtypes.FLOATS)
-        steps, epsilon = as_count(steps, "steps", 0), float(epsilon)
+        steps, epsilon = as_count(steps, "steps", 0), as_real(epsilon, "epsilon")
         each = _triples(coefficients, steps)
         arguments += ["newton_schulz", G.distribution, G.dtype, each, epsilon]
     work = Work("newton_schulz")
@@ -65,7 +66,10 @@ def newton_schulz(
 
 def _triples(coefficients: Any, steps: int) -> list[tuple[float, ...]]:
     """Return three coefficients for each step.  Raises ArgumentError."""
-    found = np.atleast_2d(np.asarray(coefficients, float))
+    try:
+        found = np.atleast_2d(np.asarray(coefficients, float))
+    except (TypeError, ValueError):
+        raise ArgumentError(f"coefficients are real numbers (a, b, c), got {shown(coefficients)}") from None
     found = np.repeat(found, steps, axis=0) if len(found) == 1 else found
     if found.shape != (steps, 3):
         raise ArgumentError(
@@ -206,15 +210,18 @@ def sqrtm(A: DistMatrix, *, assume_a: Literal["gen", "pos"] = "gen") -> DistMatr
             raise ArgumentError(f'assume_a is "gen" or "pos", got {shown(assume_a)}')
         arguments += ["sqrtm", A.distribution, A.dtype, assume_a]
     work = Work("sqrtm")
-    size = finite_norm("sqrtm", A)
+    near, far = to_one(finite_norm("sqrtm", A) or 1, A.dtype)
+    W = A * near * far
     if assume_a == "pos":
-        U, H = polar(work.did(cholesky(A)).H)
+        U, H = polar(work.did(cholesky(W)).H)
         work.did(U)
         X, steps = work.did(H.redistribute(like(A))), vars(U.report)["steps"]
     else:
-        X, steps = _denman_beavers(work, A)
-    R = work.product(1, X, X, -1, A.copy())
-    return work.reported(X, steps, residual=R.norm() / (size or 1))
+        X, steps = _denman_beavers(work, W)
+    residual = work.product(1, X, X, -1, W.copy()).norm() / (W.norm() or 1)
+    X *= 1 / sqrt(near)
+    X *= 1 / sqrt(far)
+    return work.reported(X, steps, residual=residual)
 
 
 def _denman_beavers(work: Work, A: DistMatrix) -> tuple[DistMatrix, int]:

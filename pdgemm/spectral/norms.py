@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from math import fsum
+from numbers import Real
 from typing import Literal
 
 import numpy as np
@@ -12,10 +13,12 @@ import numpy as np
 from pdgemm.arrays import dtypes
 from pdgemm.arrays.element_functions import element_function
 from pdgemm.arrays.integers import shown
+from pdgemm.blas.local_qr import phases
 from pdgemm.errors import ArgumentError, LinAlgError
 from pdgemm.factors.cholesky import cho_solve, cholesky
 from pdgemm.factors.lu import lu_factor, lu_solve
-from pdgemm.matrix.argument_checks import communicator
+from pdgemm.factors.operands import to_one
+from pdgemm.matrix.argument_checks import as_real, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Norm
 from pdgemm.spectral.iterations import check_operand, on_one_rank
@@ -45,8 +48,8 @@ def norm(A: DistMatrix, ord: Norm | None = None, *, tolerance: float | None = No
     Parlett, The Symmetric Eigenvalue Problem, 1998, 11.7.
     """
     with together(communicator(A=A)) as arguments:
-        arguments += ["norm", A.distribution, A.dtype, shown(ord), tolerance]
-        two = isinstance(ord, (int, float)) and ord == 2
+        arguments += ["norm", A.distribution, A.dtype, shown(ord), shown(tolerance)]
+        two = isinstance(ord, Real) and ord == 2
         if two:
             check_operand("A", A, supported=dtypes.FLOATS)
             bound = _tolerance(A, tolerance)
@@ -55,15 +58,14 @@ def norm(A: DistMatrix, ord: Norm | None = None, *, tolerance: float | None = No
     size = A.norm("max") if A.size else 0.0
     if size == 0 or not np.isfinite(size):
         return 0.0 if size == 0 else float("nan")
-    return size * largest_singular_value(A, lambda x: A.matvec(x / size), lambda x: _adjoint(A, x / size), bound)
+    near, far = to_one(size, A.dtype)
+    found = largest_singular_value(A, lambda x: A.matvec(near * x) * far, lambda x: _adjoint(A, near * x) * far, bound)
+    return found / near / far
 
 
 def _tolerance(A: DistMatrix, given: float | None) -> float:
     usual = {2: 1e-2, 4: 1e-6, 8: 1e-10}[A.dtype.itemsize // (2 if A.dtype.kind == "c" else 1)]
-    tolerance = usual if given is None else float(given)
-    if not tolerance > 0:
-        raise ArgumentError(f"tolerance must be > 0, got {tolerance}")
-    return tolerance
+    return usual if given is None else as_real(given, "tolerance", above=0)
 
 
 def _adjoint(A: DistMatrix, x: np.ndarray) -> np.ndarray:
@@ -101,6 +103,8 @@ def _next(x: np.ndarray, basis: list[np.ndarray]) -> tuple[np.ndarray, float]:
 
 def _largest(alphas: list[float], betas: list[float]) -> tuple[float, float]:
     """Return the largest singular value of the bidiagonal matrix, and how far it is from one of A."""
+    if not np.isfinite([*alphas, *betas]).all():  # LAPACK may not return
+        return np.inf, 0.0
     left, s, _ = np.linalg.svd(np.diag(alphas) + np.diag(betas[:-1], 1))
     residual = betas[-1] * abs(left[-1, 0])  # |A^H u - s v|
     gap = s[0] - s[1] if len(s) > 1 else 0
@@ -119,7 +123,8 @@ def cond(
 
     Returns inf for a singular matrix, NaN for one with NaN.  Cost: one factorisation, and solves of one vector: 3 to
     12, or two for each Lanczos step.
-    Raises LayoutError, DTypeError or ArgumentError on all ranks.
+    Raises LayoutError, DTypeError or ArgumentError on all ranks; LinAlgError where A is not positive definite with
+    assume_a="pos", or 1000 steps do not suffice.
     Higham, Accuracy and Stability of Numerical Algorithms, 2002, algorithm 15.1; Higham & Tisseur, SIAM J. Matrix Anal.
     Appl. 21(4), 2000.
     """
@@ -131,17 +136,22 @@ def cond(
             raise ArgumentError(f'assume_a is "gen" or "pos", got {shown(assume_a)}')
         tolerance = _tolerance(A, tolerance)
         arguments += ["cond", A.distribution, A.dtype, shown(p), assume_a, tolerance]
-    size = norm(A, 2 if p is None else p, tolerance=tolerance)
-    if not np.isfinite(size) or 0 in A.shape:
-        return 0.0 if 0 in A.shape else float("nan")
+    if 0 in A.shape:
+        return 0.0
+    size = A.norm("max")
+    if size == 0 or not np.isfinite(size):
+        return float("inf" if size == 0 else "nan")
+    near, far = to_one(size, A.dtype)
+    W = A * near * far  # of which neither the norm nor that of the inverse of a part of it overflows
+    size = norm(W, 2 if p is None else p, tolerance=tolerance)
     direct: Vectors
     adjoint: Vectors
     if assume_a == "pos":
-        L = cholesky(A)
+        L = cholesky(W, overwrite_a=True)
         direct = adjoint = partial(cho_solve, L)
         diagonal = L.diagonal()
     else:
-        factors = lu_factor(A.to_host())
+        factors = lu_factor(W.to_host(), overwrite_a=True)
         direct, adjoint = (partial(lu_solve, factors, trans=trans) for trans in ("N", "C"))
         diagonal = factors.LU.diagonal()
     if not np.abs(diagonal).min() > 0:
@@ -157,11 +167,8 @@ def _one_norm(n: int, apply: Vectors, adjoint: Vectors) -> float:
     def length(x: np.ndarray) -> float:
         return fsum(np.abs(x))
 
-    def sign(x: np.ndarray) -> np.ndarray:
-        return np.where(x == 0, 1, x / np.where(x == 0, 1, np.abs(x)))
-
     v = apply(np.full(n, 1 / n))
-    found, signs, last = length(v), sign(v), -1
+    found, signs, last = length(v), phases(v), -1
     for _ in range(5 if n > 1 else 0):
         x = adjoint(signs)
         largest = int(np.argmax(np.abs(x)))
@@ -171,6 +178,6 @@ def _one_norm(n: int, apply: Vectors, adjoint: Vectors) -> float:
         v = apply(np.eye(1, n, largest)[0])
         if length(v) <= found:
             break
-        found, signs = length(v), sign(v)
+        found, signs = length(v), phases(v)
     i = np.arange(n)
     return max(found, 2 * length(apply((-1.0) ** i * (1 + i / max(1, n - 1)))) / (3 * n))

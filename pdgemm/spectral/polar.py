@@ -10,11 +10,21 @@ import numpy as np
 from pdgemm.arrays.integers import shown
 from pdgemm.errors import ArgumentError, LinAlgError
 from pdgemm.factors.cholesky import cho_solve, cholesky
+from pdgemm.factors.operands import to_one
 from pdgemm.factors.solve import inv
 from pdgemm.factors.triangular import solve_triangular
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.spectral.iterations import Work, add, add_to_diagonal, check_operand, finite_norm, like, random, unit
+from pdgemm.spectral.iterations import (
+    Work,
+    add,
+    add_to_diagonal,
+    check_operand,
+    finite_norm,
+    like,
+    random,
+    unit,
+)
 from pdgemm.support.agreement import together
 
 _LEAST = 0.0484  # the lower bound of singular values at which the weight c of a step is 100
@@ -59,7 +69,9 @@ def unitary_factor(work: Work, A: DistMatrix) -> tuple[DistMatrix, int, float]:
         return like(A), 0, 0.0
     size = min(finite_norm("polar", A), sqrt(A.norm(1)) * sqrt(A.norm(np.inf)))
     X, Y = like(A), like(A)
-    add(X, 1 / size if size else 0, A, beta=0)
+    near, _ = to_one(size or 1, A.dtype)  # 1 / size may be infinite
+    add(X, near, A, beta=0)
+    X *= 1 / (size * near) if size else 0
     n, eps = A.shape[1], unit(A)
     E: Any = add_to_diagonal(work.product(1, X.H, X), -1)
     least = _least_singular_value(work, E, eps)
@@ -145,8 +157,8 @@ def matrix_sign(A: DistMatrix, *, assume_a: Literal["gen", "her"] = "gen") -> Di
 
 
 def _newton(work: Work, A: DistMatrix) -> tuple[DistMatrix, int]:
-    finite_norm("matrix_sign", A)
-    X, change, eps = A.copy(), np.inf, unit(A)
+    near, far = to_one(finite_norm("matrix_sign", A) or 1, A.dtype)
+    X, change, eps = A * near * far, np.inf, unit(A)
     for step in range(_MOST):
         if change <= sqrt(eps):  # the next step would halve the digits that are missing: it is of products alone
             E = add_to_diagonal(work.product(1, X, X), -1)

@@ -62,3 +62,73 @@ def test_nan_is_not_positive_definite(comm: Any) -> None:
             S[at] = np.nan
             with pytest.raises(LinAlgError, match=rf"its leading minor of order {at[0] + 1} is not"):
                 linalg.cholesky(DistMatrix.from_global(S, grid=grid, block=2))
+
+
+def test_bad_arguments_raise_on_all_ranks(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+    from pdgemm.errors import ArgumentError, DTypeError, LayoutError
+
+    grid = ProcessGrid(comm)
+    S = DistMatrix.from_global(np.eye(6) + 0.1, grid=grid, block=2)
+    T, W = S[:, :4], S.astype("float16")
+    absent = comm.rank == comm.size - 1
+    somewhere: Any = None if absent else S  # a matrix on the other ranks
+    factors: Any = None if absent else linalg.LU(S, np.arange(6), 0)
+    real, whole = "must be a real number", "is a whole number"
+    calls: list[tuple[type[Exception], str, Any]] = [
+        *((ArgumentError, real, lambda x=x: linalg.norm(S, 2, tolerance=x)) for x in ("a", np.nan, -1, True, 10**400)),
+        *((ArgumentError, real, lambda x=x: linalg.cond(S, tolerance=x)) for x in (0, 1j, [1])),
+        *((ArgumentError, real, lambda x=x: linalg.eigh(S, tolerance=x)) for x in ("a", -1.0, np.inf)),
+        *((ArgumentError, real, lambda x=x: linalg.lstsq(S, S, rcond=x)) for x in ("x", np.nan)),
+        *((ArgumentError, "coefficients", lambda x=x: linalg.newton_schulz(S, coefficients=x)) for x in ("abc", [1])),
+        *((ArgumentError, whole, lambda x=x: linalg.svd(S, x)) for x in (1.5, True, "k")),
+        *((ArgumentError, "must be >=", lambda n=n: linalg.svd(S, 2, **{n: -1})) for n in ("power", "oversample")),
+        (ArgumentError, "k = 9 is more than the 6", lambda: linalg.svd(S, 9)),
+        (ArgumentError, "seed must be <=", lambda: linalg.svd(S, 2, seed=2**64)),
+        (ArgumentError, "assume_a is", lambda: linalg.solve(S, S, assume_a="some")),
+        (ArgumentError, "k = 7 is more", lambda: linalg.eigh(S, 7)),
+        (ArgumentError, "trans", lambda: linalg.lu_solve(linalg.lu_factor(S), S, trans="X")),  # type: ignore[arg-type]
+        *((LayoutError, "must be square", lambda f=f: f(T)) for f in (linalg.cholesky, linalg.eigh, linalg.inv)),
+        *((DTypeError, "float16", lambda f=f: f(W)) for f in (linalg.cholesky, linalg.lu_factor, linalg.qr)),
+        (DTypeError, "^L must be a DistMatrix", lambda: linalg.cho_solve((S, True), S)),  # type: ignore[arg-type]
+        (DTypeError, "A must be a DistMatrix", lambda: linalg.solve(somewhere, S)),
+        (DTypeError, "A must be a DistMatrix", lambda: linalg.lstsq(somewhere, S)),
+        (DTypeError, "A must be a DistMatrix", lambda: linalg.solve_triangular(somewhere, S)),
+        (DTypeError, "factors must be an LU", lambda: linalg.lu_solve(factors, S)),
+    ]  # fmt: skip
+    for error, message, call in calls:
+        with pytest.raises(error, match=message):
+            call()
+    assert linalg.norm(S, np.int64(2)) == linalg.norm(S, 2) == linalg.norm(S, np.float32(2))
+
+
+@pytest.mark.parametrize(("dtype", "scales"), [("d", (1e-310, 1e-300, 1e300)), ("F", (1e-40, 1e-36, 1e36))])
+def test_nothing_overflows_between(comm: Any, dtype: str, scales: tuple[float, ...]) -> None:
+    """Of matrices whose elements are near the ends of the range of their type."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    x, rng = np.random.default_rng(1).standard_normal((12, 8)), 1e-9 if dtype == "d" else 1e-3
+    s = x.T @ x + np.eye(8)
+    root = np.linalg.cholesky(s)
+    values, kappa = np.linalg.svd(x)[1], np.linalg.cond(s)
+    solution = np.linalg.lstsq(x, x[:, 0] + np.arange(12), rcond=None)[0]
+    with ProcessGrid(comm) as grid:
+        for scale in scales:
+            X, S = (DistMatrix.from_global((y * scale).astype(dtype), grid=grid, block=3) for y in (x, s))
+            b = ((x[:, 0] + np.arange(12)) * scale).astype(dtype)
+            U, H = linalg.polar(X)
+            up = np.sqrt(scale)
+            for found, expected in [
+                (linalg.norm(X, 2) / scale, values[0]),
+                *((linalg.cond(S, p), np.linalg.cond(s, p)) for p in (2, 1)),
+                (linalg.cond(S, assume_a="pos"), kappa),
+                (linalg.svd(X)[1] / scale, values),
+                (linalg.svd(X, 3)[1] / scale, values[:3]),
+                (linalg.eigh(S)[0] / scale, np.linalg.eigvalsh(s)),
+                (linalg.lstsq(X, b)[0], solution),
+                (linalg.cholesky(S).allgather() / up, root),
+                ((linalg.sqrtm(S).allgather() / up) @ (linalg.sqrtm(S).allgather() / up), s),
+                (linalg.matrix_sign(S).allgather(), np.eye(8)),
+                (U.allgather() @ (H.allgather().astype(np.result_type(dtype, float)) / scale), x),
+            ]:
+                assert np.abs(np.asarray(found) - expected).max() <= rng * np.abs(expected).max()
