@@ -17,7 +17,7 @@ from pdgemm.matrix.argument_checks import size
 from pdgemm.matrix.array_functions import tril
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.panel_algorithms.householder_panels import Householder
-from pdgemm.panel_algorithms.panel_run import can_read, run, working_copy
+from pdgemm.panel_algorithms.panel_run import can_read, device_of, run, working_copy
 from pdgemm.panel_schedules.householder_schedule import HouseholderSchedule
 
 BLOCK = 64  # one rank factors a panel while the others reflect what is behind the last one
@@ -93,4 +93,4 @@ def apply_reflectors(F: DistMatrix, tau: np.ndarray, C: DistMatrix, adjoint: boo
 
 def householder_schedule(W: DistMatrix, want_q: bool) -> HouseholderSchedule:
     """Return the schedule of the factorisation of a matrix that lies as it suits it."""
-    return HouseholderSchedule(W.layout_in(W.grid), BLOCK, can_read(W), wants_q=bool(want_q))
+    return HouseholderSchedule(W.layout_in(W.grid), BLOCK, can_read(W), wants_q=bool(want_q), device=device_of(W))

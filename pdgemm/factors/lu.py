@@ -18,7 +18,7 @@ from pdgemm.matrix.array_functions import tril, triu
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Transpose
 from pdgemm.panel_algorithms.lu_panels import LUPanels
-from pdgemm.panel_algorithms.panel_run import can_read, run, working_copy
+from pdgemm.panel_algorithms.panel_run import can_read, device_of, run, working_copy
 from pdgemm.panel_movers.row_exchange import PermuteRows
 from pdgemm.panel_schedules.lu_schedule import LUSchedule
 from pdgemm.panel_schedules.row_moves import PermutationSchedule, permutation
@@ -89,7 +89,8 @@ def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> LU:
 def lu_schedule(W: DistMatrix) -> LUSchedule:
     """Return the schedule of the factorisation of a row-major matrix that lies as it suits it."""
     layout = W.layout_in(W.grid)
-    return LUSchedule(layout, BLOCK, can_read(W), idle=tuple(sorted({*range(W.grid.size)} - {*layout.rank_map})))
+    idle = tuple(sorted({*range(W.grid.size)} - {*layout.rank_map}))
+    return LUSchedule(layout, BLOCK, can_read(W), idle=idle, device=device_of(W))
 
 
 def lu_solve(factors: LU, B: Any, *, trans: Transpose = "N", overwrite_b: bool = False) -> Any:
@@ -137,8 +138,7 @@ def lu(A: DistMatrix) -> tuple[np.ndarray, DistMatrix, DistMatrix]:
     factors = lu_factor(A)
     k = min(A.shape)
     L, U = tril(factors.LU[:, :k], -1), triu(factors.LU[:k])
-    _, rows, cols = np.intersect1d(*L.indices(), return_indices=True)
-    L.local[rows, cols] = 1
+    DistMatrix.eye(L.shape, grid=L.grid, block=L.block, dtype=L.dtype, device=L.device).redistribute(L, beta=1)
     L.report = U.report = factors.report
     return np.argsort(factors.perm), L, U
 
@@ -177,7 +177,7 @@ def permuted(X: Any, order: np.ndarray) -> Any:
 
 def permutation_schedule(X: DistMatrix, order: np.ndarray) -> PermutationSchedule:
     """Return the schedule of X := X[order]."""
-    return PermutationSchedule(X.layout_in(X.grid), 0, "ring", order=tuple(order.tolist()))
+    return PermutationSchedule(X.layout_in(X.grid), 0, "ring", order=tuple(order.tolist()), device=device_of(X))
 
 
 def check_regular(factors: LU) -> None:

@@ -6,7 +6,6 @@ from time import perf_counter
 from typing import get_args
 
 import numpy as np
-from mpi4py import MPI
 
 from pdgemm.arrays import dtypes
 from pdgemm.errors import ArgumentError
@@ -87,11 +86,6 @@ def _by_reflections(A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
 
 def _make_diagonal_positive(Q: DistMatrix, R: DistMatrix) -> None:
     """Change signs of columns of Q, and of rows of R, whose diagonal is real.  Collective; an allreduce of h words."""
-    (rows, across), (_, cols) = R.indices(), Q.indices()
-    both, i, j = np.intersect1d(rows, across, assume_unique=True, return_indices=True)
-    diagonal = np.zeros(min(R.shape))
-    diagonal[both] = R.local[i, j].real
-    R.grid.comm.Allreduce(MPI.IN_PLACE, diagonal, MPI.SUM)
-    signs = np.where(diagonal < 0, -1, 1).astype(R.dtype)
-    R.local[...] *= signs[rows, None]
-    Q.local[...] *= signs[cols]
+    signs = np.where(R.diagonal().real < 0, -1, 1).astype(R.dtype)
+    R *= signs[:, None]
+    Q *= signs

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.linalg
 from factored import EPS, norm, positive_definite, relative, rng_matrix, wide
 from fake_device import SCHEDULES, fake_device
 from problems import DTYPES, grid_shapes
@@ -53,6 +54,35 @@ def test_products_with_a_triangle(comm: Any, way: str, schedule: str, dtype: str
             assert comm.allgather(device.races) == [[]] * comm.size
             assert C.device == "fake"
             assert relative(C.allgather() - 2 * wide(T).conj().T @ b, 2 * norm(T.T) * norm(b), dtype, 50) <= EPS
+
+
+@pytest.mark.parametrize(("way", "schedule", "dtype", "order", "lower"), RUNS)
+def test_lu_and_reflections(comm: Any, way: str, schedule: str, dtype: str, order: Any, lower: bool) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    n, x, b = 60, rng_matrix(60, 60, dtype), rng_matrix(60, 9, dtype)
+    tall = rng_matrix(70, 50, dtype)
+    pivots = scipy.linalg.lu_factor(x)[1]
+    for shape in grid_shapes(comm.size):
+        with fake_device(schedule, reach=WAYS[way]) as device, ProcessGrid(comm, shape) as grid:
+            A = DistMatrix.from_global(x, grid=grid, block=(8, 12), order=order, device="fake")
+            B = DistMatrix.from_global(b, grid=grid, block=5, device="fake")
+            factors = linalg.lu_factor(A if lower else A.T.T)
+            X = linalg.lu_solve(factors, B)
+            assert np.array_equal(factors.pivots, pivots)
+            assert factors.report.as_predicted and factors.report.device == X.device == "fake"
+            T = DistMatrix.from_global(tall, grid=grid, block=(12, 8), order=order, device="fake")
+            T = T if lower else T.T  # a wide one
+            Q, R = linalg.qr(T, method="householder")
+            _, S = linalg.householder_qr(T, want_q=False)
+            report: Any = S.report
+            assert report.as_predicted and report.device == Q.device == R.device == "fake"
+            assert comm.allgather(device.races) == [[]] * comm.size
+            y, t, q, r = X.allgather(), T.allgather(), wide(Q.allgather()), wide(R.allgather())
+            assert relative(wide(b) - wide(x) @ y, norm(x) * norm(y), dtype, n) <= EPS
+            assert relative(wide(t) - q @ r, norm(t), dtype, n) <= EPS
+            assert relative(q.conj().T @ q - np.eye(q.shape[1]), 1, dtype, n) <= EPS
+            assert np.array_equal(A.allgather(), x) and np.array_equal(B.allgather(), b)
 
 
 def test_ranks_that_cannot_reach_each_other(comm: Any) -> None:
