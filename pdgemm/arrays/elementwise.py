@@ -100,6 +100,7 @@ def set_elements(target: Array, source: np.ndarray) -> None:
         return
     if target.strides[0] < target.strides[1]:  # rows are uploaded
         target, source = target.T, source.T
-    for slab in slabs(*source.shape, _UPLOAD) if source.size else ():
+    rows, cols = source.shape
+    for slab in slabs(rows, cols, _UPLOAD) if source.size else ():
         CONVERT(target[slab], found.to_device(source[slab], "C"))
     found.current_stream().synchronize()

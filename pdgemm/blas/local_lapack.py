@@ -71,8 +71,8 @@ def keep_triangle(A: Array, lower: bool = True, unit: bool = False) -> None:
 def on_host(function: Callable[..., Any], *arrays: Array) -> Any:
     """Call a function that overwrites blocks of a device, on copies of them in their memory order.
 
-    They are narrow: where all that is multiplied stays on the device, processors of the host are as fast or faster for
-    panels (Tomov, Dongarra & Baboulin, Parallel Computing 36, 2010: MAGMA).  Complete on return.
+    So MAGMA factors panels: on the host, while what is multiplied stays on the device (Tomov, Dongarra & Baboulin,
+    Parallel Computing 36, 2010).  Complete on return.
     """
     blocks = [to_host(x) if x.strides[0] >= x.strides[1] else to_host(x.T).T for x in arrays]
     result = function(*blocks)

@@ -35,6 +35,8 @@ def householder_qr(
     Q (m, k) has orthonormal columns, k = min(m, n), whatever the rank of A;  R (k, n) is upper triangular, with
     LAPACK's signs: its diagonal is real, and may be negative.  Both lie as A does, or in square blocks where A does
     not share the work evenly; `report` has the words.
+    On a device, panels are factored on the host, as in MAGMA (Tomov, Dongarra & Baboulin, Parallel Computing 36, 2010),
+    and all else is done there; DeviceError where MPI takes no pointers to its memory and the ranks do not share it.
 
     Cost per rank on Pr x Pc = P, m >= n: (2 m n^2 - 2/3 n^3)/P flops for R, and as many for Q; about
     n (m - n/2)/Pr + n^2/Pc + n (m - n/2)/P words in for R; extra memory for m n/P words of reflectors.

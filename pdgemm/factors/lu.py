@@ -67,6 +67,8 @@ def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> LU:
 
     The factors lie as A does, row-major, or in square blocks where A does not share the work evenly; `report` has the
     words, which depend on the pivots.  A singular A has factors, too: `zero_pivot` says so, and `lu_solve` raises.
+    On a device, panels are factored on the host, as in MAGMA (Tomov, Dongarra & Baboulin, Parallel Computing 36, 2010),
+    and all else is done there; DeviceError where MPI takes no pointers to its memory and the ranks do not share it.
 
     Cost per rank on Pr x Pc = P: 2n^3/(3P) flops for m = n; n^2/2 (1/Pr + 1/Pc) words in for L and U.  On all ranks
     together at most n^2 words for panels, each of which one rank factors, and 3 n^2/2 for rows that pivots exchange.

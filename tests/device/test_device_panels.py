@@ -85,6 +85,40 @@ def test_lu_and_reflections(comm: Any, way: str, schedule: str, dtype: str, orde
             assert np.array_equal(A.allgather(), x) and np.array_equal(B.allgather(), b)
 
 
+def test_functions_stay_on_the_device(comm: Any, monkeypatch: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+    from pdgemm.spectral import eigh
+
+    monkeypatch.setattr(eigh, "SMALL", 8)  # so that the spectrum is divided
+    x, s, b = rng_matrix(14, 14, "float64"), positive_definite(14, "float64"), rng_matrix(14, 3, "float64")
+    with fake_device("late") as device, ProcessGrid(comm) as grid:
+        A, S, B = (DistMatrix.from_global(y, grid=grid, block=3, device="fake") for y in (x, s, b))
+        D = DistMatrix.from_global(np.diag(np.diag(s)), grid=grid, block=4, device="fake")
+        _, L, U = linalg.lu(A)
+        U_, sigma, Vh = linalg.svd(A, 3, power=8)
+        w, V = linalg.eigh(S)
+        Q, H = linalg.polar(A)
+        expected: list[tuple[Any, np.ndarray]] = [
+            (L, scipy.linalg.lu(x)[1]),
+            (U, scipy.linalg.lu(x)[2]),
+            (linalg.solve(A, B, refine=True), np.linalg.solve(x, b)),
+            (linalg.solve(D, B, assume_a="diagonal"), b / np.diag(s)[:, None]),
+            (linalg.inv(A), np.linalg.inv(x)),
+            (linalg.inv(D, assume_a="diagonal"), np.diag(1 / np.diag(s))),
+            (linalg.sqrtm(S), scipy.linalg.sqrtm(s)),
+            (Q @ H, x),
+            (V * w @ V.H, s),
+            (linalg.lstsq(A[:, :5], A[:, :2])[0], np.eye(5, 2)),
+        ]
+        for X, y in expected:
+            assert X.device == "fake"
+            assert np.abs(X.allgather() - y).max() <= 1e-9 * np.abs(y).max()
+        assert U_.device == Vh.device == "fake"
+        assert np.allclose(sigma, np.linalg.svd(x)[1][:3], rtol=1e-2)
+        assert np.isclose(linalg.det(A), np.linalg.det(x)) and np.isclose(linalg.cond(A, 2), np.linalg.cond(x))
+        assert comm.allgather(device.races) == [[]] * comm.size
+
+
 def test_ranks_that_cannot_reach_each_other(comm: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid, linalg
     from pdgemm.errors import DeviceError
