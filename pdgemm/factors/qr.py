@@ -39,7 +39,8 @@ def qr(A: DistMatrix, *, mode: str = "reduced", method: QRMethod = "auto") -> tu
 
     The diagonal of R is real and >= 0 with each method, so that Q and R of full rank are the same on any number of
     ranks (LAPACK's, and NumPy's, has numbers of any sign).  Q lies as A does, R on the same grid with the columns of Q.
-    `Q.report` says which method ran, what was measured, and the words.
+    `Q.report` says which method ran, what was measured, and the words.  A matrix on a device is copied to the host and
+    its factors back, but with "householder", which see.
 
     Cost per rank for P ranks, m >= n: CholeskyQR2 4mn^2/P flops and n^2 words in, twice; TSQR 6mn^2/P flops and 2n^2
     words in, log2(P) times.  Memory: twice the rank's share of A, and 4n^2 words, because all of R is on every rank.

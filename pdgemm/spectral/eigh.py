@@ -102,17 +102,13 @@ def _divided(work: Work, H: DistMatrix, scale: float) -> tuple[np.ndarray, DistM
     if n <= SMALL:
         w, V = _by_lapack(H)
         return w, V, 0
-    mean = float(H.trace().real) / n
+    mean, real = float(H.trace().real) / n, np.finfo(H.dtype).dtype
     spread = add_to_diagonal(H.copy(), -mean).norm()
     if spread <= 10 * sqrt(n) * unit(H) * scale:  # all are the same, as far as one can know
-        return (
-            np.full(n, mean, np.finfo(H.dtype).dtype),
-            DistMatrix.eye(n, grid=H.grid, dtype=H.dtype, device=H.device),
-            0,
-        )
+        return np.full(n, mean, real), DistMatrix.eye(n, grid=H.grid, dtype=H.dtype, device=H.device), 0
     above, below = _bases(work, H, mean, spread)
     halves = [work.product(1, Q.H, work.product(1, H, Q)) for Q in (below, above)]
-    V, w, start, divisions = like(H), np.zeros(0, np.finfo(H.dtype).dtype), 0, 1
+    V, w, start, divisions = like(H), np.zeros(0, real), 0, 1
     for Q, half in zip((below, above), halves):
         values, vectors, more = _divided(work, half, scale)
         work.product(1, Q, vectors, C=V[:, start : start + len(values)])
