@@ -84,12 +84,22 @@ def scale(beta: Any, C: Array) -> None:
         np.multiply(C, beta, out=C, dtype=arithmetic(C.dtype), casting="unsafe")
 
 
+def add_elements(Y: Array, X: Array) -> None:
+    """Compute Y := Y + X, of one type.  Local."""
+    if type(Y) is not np.ndarray and (device := of(Y)):
+        device.combine(Combine(1, 1), Y, X)
+    else:
+        Y += X
+
+
 def set_elements(target: Array, source: np.ndarray) -> None:
     """Copy an array of the host to target, complete on return."""
     found = of(target)
     if found is None:
         target[...] = source
         return
+    if target.strides[0] < target.strides[1]:  # rows are uploaded
+        target, source = target.T, source.T
     rows, cols = source.shape
     for slab in slabs(rows, cols, _UPLOAD) if source.size else ():
         CONVERT(target[slab], found.to_device(source[slab], "C"))

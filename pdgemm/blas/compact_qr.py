@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 
+from pdgemm.arrays.device import Array, of
 from pdgemm.blas.local_gemm import gemm_accumulate
-from pdgemm.blas.local_lapack import reflect, solve_triangular
+from pdgemm.blas.local_lapack import on_host, reflect, solve_triangular
 
 
-def compact_qr(A: np.ndarray, R: np.ndarray, T: np.ndarray) -> None:
+def compact_qr(A: Array, R: np.ndarray, T: Array) -> None:
     """Factor A = (I - V T V^H) R, and overwrite A with V.  Local.
 
-    A : (m, n), m >= n;  R, T : (n, n), overwritten with upper triangular matrices.  All are column-major.
+    A : (m, n), m >= n;  R, T : (n, n), overwritten with upper triangular matrices.  All are column-major; A and T may
+        be on a device, and are factored on the host.
     V is unit lower trapezoidal, with its zeros and ones; R has LAPACK's signs: a real diagonal, perhaps negative.
 
     4 m n^2 flops.  Compact form: Schreiber & Van Loan, SIAM J. Sci. Stat. Comput. 10(1), 1989.  T from
     T^-1 + T^-H = V^H V: Joffrain, Low, Quintana-Orti & van de Geijn, ACM Trans. Math. Softw. 32(2), 2006.
     """
+    if of(A):
+        on_host(lambda A, T: compact_qr(A, R, T), A, T)
+        return
     n = A.shape[1]
     tau, top = reflect(A), A[:n]
     R[:] = np.triu(top)

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from pdgemm.arrays.device import Array, of, to_host
-from pdgemm.arrays.elementwise import set_elements
+from pdgemm.arrays.elementwise import CONVERT, set_elements
 from pdgemm.blas import library as blas
-from pdgemm.blas.local_gemm import leading, number
+from pdgemm.blas.local_gemm import gemm_accumulate, leading, number
 
 _BLOCK = 64  # columns that LAPACK may reflect at once, if it has room for them
 
@@ -50,7 +50,7 @@ def cholesky(A: Array, lower: bool = True) -> int:
     if not A.size:
         return 0
     if of(A):
-        return int(_on_host(cholesky, A, lower))
+        return int(on_host(partial(cholesky, lower=lower), A))
     keep_triangle(A, lower)
     A, flipped = _seen(A)
     info = _call("potrf", A.dtype, _letter("L" if lower != flipped else "U"), A.shape[0], A)
@@ -61,7 +61,7 @@ def cholesky(A: Array, lower: bool = True) -> int:
 def keep_triangle(A: Array, lower: bool = True, unit: bool = False) -> None:
     """Set the other triangle of a square A to zero, and a unit diagonal to one.  Local."""
     if of(A):
-        _on_host(keep_triangle, A, lower, unit)
+        on_host(partial(keep_triangle, lower=lower, unit=unit), A)
         return
     np.copyto(A, 0, where=_other_triangle(len(A), lower))
     if unit:
@@ -74,19 +74,27 @@ def _other_triangle(n: int, lower: bool) -> np.ndarray:
     return np.tri(n, k=-1, dtype=bool).T if lower else np.tri(n, k=-1, dtype=bool)
 
 
-def _on_host(function: Callable[..., Any], A: Array, *arguments: Any) -> Any:
-    """Call a function that overwrites a block of a device, on a copy of it."""
-    block = to_host(A)
-    result = function(block, *arguments)
-    set_elements(A, block)
+def on_host(function: Callable[..., Any], *arrays: Array) -> Any:
+    """Call a function that overwrites blocks of a device, on copies of them in their memory order.
+
+    So MAGMA factors panels: on the host, while what is multiplied stays on the device (Tomov, Dongarra & Baboulin,
+    Parallel Computing 36, 2010).  Complete on return.
+    """
+    blocks = [to_host(x) if x.strides[0] >= x.strides[1] else to_host(x.T).T for x in arrays]
+    result = function(*blocks)
+    for x, block in zip(arrays, blocks):
+        set_elements(x, block)
     return result
 
 
-def lu(A: np.ndarray, pivots: np.ndarray) -> int:
+def lu(A: Array, pivots: np.ndarray) -> int:
     """Overwrite A, column-major (m, n), with its factors, P A = L U, and return info.  Local.
 
     pivots : min(m, n) numbers of type intc: row i was exchanged with row pivots[i], counted from 1.
+    A panel of a device is factored on the host.
     """
+    if of(A) and A.size:
+        return int(on_host(partial(lu, pivots=pivots), A))
     return _call("getrf", A.dtype, A.shape[0], A.shape[1], A, pivots) if A.size else 0
 
 
@@ -102,9 +110,16 @@ def reflect(A: np.ndarray) -> np.ndarray:
     return tau
 
 
-def multiply_triangular(A: np.ndarray, X: np.ndarray, *, lower: bool = True, trans: str = "N") -> None:
-    """Compute X := op(A) X, all column-major, where A (n, n) is triangular.  Local; the other triangle is not read."""
-    if X.size:
+def multiply_triangular(A: Array, X: Array, *, lower: bool = True, trans: str = "N") -> None:
+    """Compute X := op(A) X, all column-major, where A (n, n) is triangular, with zeros in the other triangle.  Local.
+
+    A device multiplies by all of A, in a copy of X.
+    """
+    if (device := of(X)) and X.size:
+        Y = device.empty(X.shape, X.dtype, "F")
+        CONVERT(Y, X)
+        gemm_accumulate(1, A if trans == "N" else A.T, Y, 0, X, conjugate_a=trans == "C" and A.dtype.kind == "c")
+    elif X.size:
         letters = (_letter(x) for x in ("L", "L" if lower else "U", trans, "N"))
         _call("trmm", X.dtype, *letters, *X.shape, number(X.dtype.char, 1), A, X)
 

@@ -17,7 +17,7 @@ from pdgemm.matrix.argument_checks import size
 from pdgemm.matrix.array_functions import tril
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.panel_algorithms.householder_panels import Householder
-from pdgemm.panel_algorithms.panel_run import can_read, run, working_copy
+from pdgemm.panel_algorithms.panel_run import can_read, device_of, run, working_copy
 from pdgemm.panel_schedules.householder_schedule import HouseholderSchedule
 
 BLOCK = 64  # one rank factors a panel while the others reflect what is behind the last one
@@ -35,6 +35,8 @@ def householder_qr(
     Q (m, k) has orthonormal columns, k = min(m, n), whatever the rank of A;  R (k, n) is upper triangular, with
     LAPACK's signs: its diagonal is real, and may be negative.  Both lie as A does, or in square blocks where A does
     not share the work evenly; `report` has the words.
+    On a device, panels are factored on the host, as in MAGMA (Tomov, Dongarra & Baboulin, Parallel Computing 36, 2010),
+    and all else is done there; DeviceError where MPI takes no pointers to its memory and the ranks do not share it.
 
     Cost per rank on Pr x Pc = P, m >= n: (2 m n^2 - 2/3 n^3)/P flops for R, and as many for Q; about
     n (m - n/2)/Pr + n^2/Pc + n (m - n/2)/P words in for R; extra memory for m n/P words of reflectors.
@@ -93,4 +95,4 @@ def apply_reflectors(F: DistMatrix, tau: np.ndarray, C: DistMatrix, adjoint: boo
 
 def householder_schedule(W: DistMatrix, want_q: bool) -> HouseholderSchedule:
     """Return the schedule of the factorisation of a matrix that lies as it suits it."""
-    return HouseholderSchedule(W.layout_in(W.grid), BLOCK, can_read(W), wants_q=bool(want_q))
+    return HouseholderSchedule(W.layout_in(W.grid), BLOCK, can_read(W), wants_q=bool(want_q), device=device_of(W))

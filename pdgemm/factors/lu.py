@@ -19,7 +19,7 @@ from pdgemm.matrix.array_functions import tril, triu
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Transpose
 from pdgemm.panel_algorithms.lu_panels import LUPanels
-from pdgemm.panel_algorithms.panel_run import can_read, run, working_copy
+from pdgemm.panel_algorithms.panel_run import can_read, device_of, run, working_copy
 from pdgemm.panel_movers.row_exchange import PermuteRows
 from pdgemm.panel_schedules.lu_schedule import LUSchedule
 from pdgemm.panel_schedules.row_moves import PermutationSchedule, permutation
@@ -68,6 +68,8 @@ def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> LU:
 
     The factors lie as A does, row-major, or in square blocks where A does not share the work evenly; `report` has the
     words, which depend on the pivots.  A singular A has factors, too: `zero_pivot` says so, and `lu_solve` raises.
+    On a device, panels are factored on the host, as in MAGMA (Tomov, Dongarra & Baboulin, Parallel Computing 36, 2010),
+    and all else is done there; DeviceError where MPI takes no pointers to its memory and the ranks do not share it.
 
     Cost per rank on Pr x Pc = P: 2n^3/(3P) flops for m = n; n^2/2 (1/Pr + 1/Pc) words in for L and U.  On all ranks
     together at most n^2 words for panels, each of which one rank factors, and 3 n^2/2 for rows that pivots exchange.
@@ -90,7 +92,8 @@ def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> LU:
 def lu_schedule(W: DistMatrix) -> LUSchedule:
     """Return the schedule of the factorisation of a row-major matrix that lies as it suits it."""
     layout = W.layout_in(W.grid)
-    return LUSchedule(layout, PANEL, can_read(W), idle=tuple(sorted({*range(W.grid.size)} - {*layout.rank_map})))
+    idle = tuple(sorted({*range(W.grid.size)} - {*layout.rank_map}))
+    return LUSchedule(layout, PANEL, can_read(W), idle=idle, device=device_of(W))
 
 
 def lu_solve(factors: LU, B: Any, *, trans: Transpose = "N", overwrite_b: bool = False) -> Any:
@@ -142,8 +145,7 @@ def lu(A: DistMatrix) -> tuple[np.ndarray, DistMatrix, DistMatrix]:
     factors = lu_factor(A)
     k = min(A.shape)
     L, U = tril(factors.LU[:, :k], -1), triu(factors.LU[:k])
-    _, rows, cols = np.intersect1d(*L.indices(), return_indices=True)
-    L.local[rows, cols] = 1
+    DistMatrix.eye(L.shape, grid=L.grid, block=L.block, dtype=L.dtype, device=L.device).redistribute(L, beta=1)
     L.report = U.report = factors.report
     return np.argsort(factors.perm), L, U
 
@@ -182,7 +184,7 @@ def permuted(X: Any, order: np.ndarray) -> Any:
 
 def permutation_schedule(X: DistMatrix, order: np.ndarray) -> PermutationSchedule:
     """Return the schedule of X := X[order]."""
-    return PermutationSchedule(X.layout_in(X.grid), 0, "ring", order=tuple(order.tolist()))
+    return PermutationSchedule(X.layout_in(X.grid), 0, "ring", order=tuple(order.tolist()), device=device_of(X))
 
 
 def check_regular(factors: LU) -> None:

@@ -42,16 +42,16 @@ def check_square(A: object, name: str = "A") -> None:
 
 def check_reach(name: str, A: DistMatrix) -> None:
     """Raise where the ranks can bring panels of a matrix on a device to each other in no way that is built."""
+    if not is_reachable(A):
+        reach = devices.of(A.stored).reach(A.grid)  # type: ignore[union-attr]
+        raise DeviceError(f"{name} is on {A.device}, and {reach}: factor it on the host, {name}.to_host()")
+
+
+def is_reachable(A: DistMatrix) -> bool:
+    """Can the ranks bring panels of a matrix to each other?  On a device, in place or by MPI, which takes pointers."""
     device = devices.of(A.stored)
-    if device and A.grid.size > 1:
-        reach = device.reach(A.grid)
-        if reach.staged and reach.reads != SHARED.name:
-            raise DeviceError(f"{name} is on {A.device}, and {reach}: factor it on the host, {name}.to_host()")
-
-
-def check_host(name: str, A: DistMatrix) -> None:
-    if A.device != devices.HOST:
-        raise DeviceError(f"{name} is on {A.device}; this function takes matrices on the host: {name}.to_host()")
+    reach = device.reach(A.grid) if device and A.grid.size > 1 else None
+    return reach is None or not reach.staged or reach.reads == SHARED.name
 
 
 def check_right_side(A: DistMatrix, B: object, side: str = "L") -> None:
@@ -104,7 +104,7 @@ def to_factor(
     with together(communicator(A=A)) as arguments:
         check_matrices(A=A)
         check_dtype("A", A, dtypes.BLAS)
-        check_host("A", A)
+        check_reach("A", A)
         if overwrite:
             check_result("A", A, {})
         fits = is_balanced(A.layout_in(A.grid), block)

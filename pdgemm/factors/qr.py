@@ -6,7 +6,6 @@ from time import perf_counter
 from typing import get_args
 
 import numpy as np
-from mpi4py import MPI
 
 from pdgemm.arrays import dtypes
 from pdgemm.errors import ArgumentError
@@ -40,7 +39,8 @@ def qr(A: DistMatrix, *, mode: str = "reduced", method: QRMethod = "auto") -> tu
 
     The diagonal of R is real and >= 0 with each method, so that Q and R of full rank are the same on any number of
     ranks (LAPACK's, and NumPy's, has numbers of any sign).  Q lies as A does, R on the same grid with the columns of Q.
-    `Q.report` says which method ran, what was measured, and the words.
+    `Q.report` says which method ran, what was measured, and the words.  A matrix on a device is copied to the host and
+    its factors back, but with "householder", which see.
 
     Cost per rank for P ranks, m >= n: CholeskyQR2 4mn^2/P flops and n^2 words in, twice; TSQR 6mn^2/P flops and 2n^2
     words in, log2(P) times.  Memory: twice the rank's share of A, and 4n^2 words, because all of R is on every rank.
@@ -87,11 +87,6 @@ def _by_reflections(A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
 
 def _make_diagonal_positive(Q: DistMatrix, R: DistMatrix) -> None:
     """Change signs of columns of Q, and of rows of R, whose diagonal is real.  Collective; an allreduce of h words."""
-    (rows, across), (_, cols) = R.indices(), Q.indices()
-    both, i, j = np.intersect1d(rows, across, assume_unique=True, return_indices=True)
-    diagonal = np.zeros(min(R.shape))
-    diagonal[both] = R.local[i, j].real
-    R.grid.comm.Allreduce(MPI.IN_PLACE, diagonal, MPI.SUM)
-    signs = np.where(diagonal < 0, -1, 1).astype(R.dtype)
-    R.local[...] *= signs[rows, None]
-    Q.local[...] *= signs[cols]
+    signs = np.where(R.diagonal().real < 0, -1, 1).astype(R.dtype)
+    R *= signs[:, None]
+    Q *= signs

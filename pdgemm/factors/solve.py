@@ -12,7 +12,6 @@ from pdgemm.errors import ArgumentError, DTypeError, LinAlgError
 from pdgemm.factors.cholesky import cho_solve, cholesky
 from pdgemm.factors.lu import check_regular, lu_factor, lu_solve, own_copy, permuted
 from pdgemm.factors.operands import (
-    check_host,
     check_right_side,
     check_square,
     column,
@@ -27,7 +26,7 @@ from pdgemm.instrument.step_reports import Steps
 from pdgemm.matrix.argument_checks import check_result, communicator, size
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.model.mover_registry import RING
-from pdgemm.panel_algorithms.panel_run import run
+from pdgemm.panel_algorithms.panel_run import device_of, run
 from pdgemm.panel_movers.row_exchange import DivideRows
 from pdgemm.panel_schedules.row_moves import ScalingSchedule
 from pdgemm.support.agreement import together
@@ -84,8 +83,6 @@ def solve(
         check_square(A)
         kind = structure(assume_a)
         check_right_side(A, B)
-        if kind in (*GENERAL, "diagonal"):
-            check_host("A", A)
         for name, x, wanted in (("A", A, overwrite_a), ("B", B, overwrite_b)):
             if wanted and isinstance(x, DistMatrix):
                 other = {"A": A} if name == "B" else {"B": B} if isinstance(B, DistMatrix) else {}
@@ -149,7 +146,7 @@ def inv(A: DistMatrix, *, overwrite_a: bool = False, assume_a: str = "gen", lowe
         diagonal = _regular_diagonal(A)
         if kind != "diagonal":
             return inv_triangular(A, lower=kind == "lower triangular")
-        X = steps.did(_over(DistMatrix.eye(A.shape[0], grid=A.grid, dtype=A.dtype), diagonal))
+        X = steps.did(_over(DistMatrix.eye(A.shape[0], grid=A.grid, dtype=A.dtype, device=A.device), diagonal))
     return steps.reported(X if X.same_layout(A) else steps.did(X.redistribute(like=A)))
 
 
@@ -182,7 +179,7 @@ def _over(X: Any, diagonal: np.ndarray) -> Any:
 
 def scaling_schedule(X: DistMatrix) -> ScalingSchedule:
     """Return the schedule of a division of the rows of X."""
-    return ScalingSchedule(X.layout_in(X.grid), 0, RING.name)
+    return ScalingSchedule(X.layout_in(X.grid), 0, RING.name, device=device_of(X))
 
 
 def _refined(steps: Steps, A: DistMatrix, B: Any, trans: Any, overwrite_a: bool, overwrite_b: bool) -> Any:

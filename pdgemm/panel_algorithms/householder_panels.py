@@ -8,7 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from pdgemm.arrays.device import Array
+from pdgemm.arrays.device import Array, to_host
+from pdgemm.arrays.elementwise import scale, set_elements
 from pdgemm.blas.compact_qr import compact_qr
 from pdgemm.blas.local_gemm import gemm_accumulate
 from pdgemm.blas.local_lapack import multiply_triangular
@@ -70,13 +71,16 @@ class Householder:
         reflectors.free(number)
         if self._task.grid.coords == (panel.row, panel.col):
             V, T = reflectors.gather(number)
-            A, R = self._A[reflectors.window(panel, i)], np.empty_like(T)
+            A, R = self._A[reflectors.window(panel, i)], np.empty(T.shape, T.dtype, "F")
             with self._task.recorder.phase("compute"):
                 compact_qr(V, R, T)
-            A[: panel.width], A[panel.width :] = R, 0
-            if self._tau is not None:
-                self._tau[panel.start : panel.stop] = T.diagonal()
-                A[:] += np.tril(V[: len(A)], -1)
+                set_elements(A[: panel.width], R)
+                scale(0, A[panel.width :])
+                if self._tau is not None:
+                    self._tau[panel.start : panel.stop] = to_host(T).diagonal()
+                    both = np.tril(to_host(V[: len(A)]), -1)
+                    both[: panel.width] += R
+                    set_elements(A, both)
             reflectors.give_back(number)
         reflectors.travel(number)
 

@@ -19,7 +19,7 @@ from pdgemm.panel_movers.row_exchange import exchange_rows
 from pdgemm.panel_movers.task import DIAGONAL, PANEL, Line, Task
 from pdgemm.panel_movers.tree_messages import descend, to_all
 from pdgemm.panel_schedules.gathered_layout import gathered_rows
-from pdgemm.panel_schedules.lu_schedule import LUSchedule
+from pdgemm.panel_schedules.lu_schedule import INDEX, LUSchedule
 from pdgemm.panel_schedules.panel_schedule import Panel, below
 from pdgemm.panel_schedules.row_moves import RowMoves, moves_left
 
@@ -40,7 +40,7 @@ class LUPanels:
         self._task, self._plan, self._A = task, task.schedule, task.arrays["A"]
         self._rows, self._cols = self._plan.A.distribution.rows, self._plan.A.distribution.cols
         self._gathered, self._found = GatheredPanels(task), found
-        self._pivots = task.workspace["pivots"]
+        self._pivots = np.zeros(self._plan.n, INDEX) if self._plan.device else task.workspace["pivots"]
         rooms = (task.workspace[name].reshape(2, -1) for name in ("panels", "rows of U"))
         self._slots = [Slot(number, *buffers) for number, buffers in enumerate(zip(*rooms))]
         self._panels = list[Array]([None, None])
@@ -66,6 +66,7 @@ class LUPanels:
         self._gathered.finish()
         if task.peers:
             with task.recorder.phase("sync"):
+                task.recorder.finish()
                 task.peers.sync()  # all have read L, whose rows are moved now
         for panel, moves in moves_left(steps, self._pivots, self._rows.n):
             if task.grid.coords[1] == panel.col:
@@ -139,7 +140,7 @@ class LUPanels:
         task, comm, part = self._task, self._task.comm(line), slice(panel.start, panel.stop)
         if comm.size == 1:
             return
-        if not task.peers:
+        if not task.peers or self._plan.device:
             task.send(line, self._pivots[part], root, slot, _PIVOTS)
         elif comm.rank == root:
             task.announce(comm, [rank for rank in range(comm.size) if rank != root], slot)

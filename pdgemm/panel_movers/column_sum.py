@@ -7,6 +7,7 @@ from typing import Any
 
 from pdgemm.arrays.device import Array
 from pdgemm.arrays.dtypes import wire
+from pdgemm.arrays.elementwise import CONVERT, add_elements
 from pdgemm.model.mover_registry import RING
 from pdgemm.movers.panel_views import column_room
 from pdgemm.movers.pipeline import Slot
@@ -47,12 +48,13 @@ class ColumnSum:
         addends = self._exchange(pieces, W.shape, _ADDENDS)
         with task.recorder.phase("compute"):
             for x in addends.values():
-                own += x
+                add_elements(own, x)
             finish(own)
         task.free(self._slot)  # what was sent of W is overwritten
         sums = self._exchange({r: (own, slices[r], W[:, slices[r]]) for r in others}, W.shape, _SUMS)
-        for r, x in sums.items() if task.peers else ():
-            W[:, slices[r]] = x
+        with task.recorder.phase("compute"):
+            for r, x in sums.items() if task.peers else ():
+                CONVERT(W[:, slices[r]], x)
         if task.peers and others:
             task.announce(task.grid.col, others, self._slot)
             for r in others:
@@ -77,6 +79,7 @@ class ColumnSum:
             }
             task.recorder.traffic.read(sum(x.size for x in found.values()))
             return found
+        task.finish_products()
         for r, (_, _, x) in of.items():
             if x.size:
                 slot.arrivals.append(task.recorder.coming(RING.name, x, comm.Irecv(wire(x), source=r, tag=tag)))

@@ -42,6 +42,7 @@ class GatheredPanels:
         if i != panel.row:
             self._send_own(panel, parts[i].stop - parts[i].start)
             return None
+        task.recorder.synchronize_copies()  # of what arrived last
         X = self._buffer(self._room, panel)
         coming, at = dict[int, Array](), 0
         for r, part in parts.items():
@@ -62,6 +63,7 @@ class GatheredPanels:
                     coming[r] = task.peers(self._name, task.rank_in("col", r))[self._window(panel, r)]
                     task.recorder.traffic.read(coming[r].size)
                 self._copy(coming[r], X[part])
+        task.copied()
         return X
 
     def spread(self, panel: Panel) -> None:
@@ -77,9 +79,11 @@ class GatheredPanels:
             x = column_room(rows, "F", panel.width, self._parts[at : at + rows * panel.width])
             at += x.size
             self._copy(X[part], x)
+            task.recorder.synchronize_copies()
             task.recorder.traffic.sent(x.size)
             slot.users.append(col.Isend(wire(x.T), dest=r, tag=_SPREAD))
         self._copy(X[parts[i]], task.arrays[self._name][self._window(panel, i)])
+        task.copied()
 
     def receive(self, panel: Panel) -> None:
         """Wait until this rank's rows have come back from the owner, and store them."""
@@ -92,6 +96,7 @@ class GatheredPanels:
                 x = self._buffer(task.peers("gathered", task.rank_in("col", panel.row)), panel)[part]
                 task.recorder.traffic.read(x.size)
             self._copy(x, task.arrays[self._name][self._window(panel, i)])
+            task.copied()
 
     def finish(self) -> None:
         """Wait until what was sent has left."""
@@ -106,6 +111,7 @@ class GatheredPanels:
         elif rows:
             x, self._coming = (column_room(rows, "F", panel.width, self._parts[at:]) for at in (0, rows * panel.width))
             self._copy(task.arrays[self._name][self._window(panel, task.grid.coords[0])], x)
+            task.recorder.synchronize_copies()
             task.recorder.traffic.sent(x.size)
             slot.users.append(col.Isend(wire(x.T), dest=panel.row, tag=_GATHER))
             task.recorder.traffic.received(x.size)
@@ -121,5 +127,5 @@ class GatheredPanels:
 
     def _copy(self, source: Array, target: Array) -> None:
         if source.size:
-            with self._task.recorder.phase("pack"):
+            with self._task.packing():
                 copy_blocks(source, target, identity(source.shape[0]), identity(source.shape[1]))

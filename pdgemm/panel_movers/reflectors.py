@@ -6,11 +6,9 @@ first; on the ranks of the owner's grid column their rows of V, which is also ho
 
 from __future__ import annotations
 
-import numpy as np
-
 from pdgemm.arrays.device import Array
 from pdgemm.arrays.dtypes import wire
-from pdgemm.arrays.elementwise import CONVERT
+from pdgemm.arrays.elementwise import CONVERT, scale
 from pdgemm.instrument.recorder import Then
 from pdgemm.model.mover_registry import RING
 from pdgemm.movers.panel_views import column_room
@@ -74,9 +72,10 @@ class Reflectors:
                 request = comm.Irecv(wire(found[r]), source=r, tag=_LENT + slot.number)
                 slot.arrivals.append(task.recorder.coming(RING.name, found[r], request))
         task.wait(slot)
-        with task.recorder.phase("pack"):
+        with task.packing():
             for r, x in found.items():
                 CONVERT(X[parts[r]], x)
+        task.copied()
         return self._split(X, panel)
 
     def give_back(self, number: int) -> None:
@@ -92,9 +91,11 @@ class Reflectors:
             x = self._of(panel, r, room)
             room = room[x.size :]
             self._take(panel, r, X, x)
+            task.recorder.synchronize_copies()
             task.recorder.traffic.sent(x.size)
             slot.users.append(task.grid.col.Isend(wire(x), dest=r, tag=_RETURNED + slot.number))
         self._take(panel, self._i, X, self._own(panel))
+        task.copied()
 
     def travel(self, number: int, again: bool = False) -> None:
         """Start to bring V and T along grid rows; the first time those of the owner's grid column get them before."""
@@ -120,7 +121,12 @@ class Reflectors:
                 gathered = task.peers("gathered", task.rank_in("col", panel.row))
                 self._take(panel, self._i, self._whole(panel, gathered), own)
                 task.recorder.traffic.read(own.size)
-            A[:] = self._split(own, panel)[0] if self._stay else 0
+            with task.packing():
+                if self._stay:
+                    CONVERT(A, self._split(own, panel)[0])
+                else:
+                    scale(0, A)
+            task.copied()
             self._bring(number, False)
 
         if task.peers:
@@ -128,8 +134,9 @@ class Reflectors:
             task.follow(comm, panel.row, slot, returned)
             return
         part = column_room(A.shape[0], "F", panel.width, slot.buffer_b)
-        with task.recorder.phase("pack"):
+        with task.packing():
             CONVERT(part, A)
+        task.recorder.synchronize_copies()
         task.recorder.traffic.sent(part.size)
         slot.users.append(comm.Isend(wire(part), dest=panel.row, tag=_LENT + slot.number))
         request = comm.Irecv(wire(own), source=panel.row, tag=_RETURNED + slot.number)
@@ -171,9 +178,9 @@ class Reflectors:
     def _take(self, panel: Panel, i: int, X: Array, x: Array) -> None:
         """Copy the rows of V of a grid row, and T, from all rows."""
         (V, T), (v, t) = self._split(X, panel), self._split(x, panel)
-        with self._task.recorder.phase("pack"):
-            np.copyto(v, V[slabs(self._plan.rows, panel)[i]])
-            np.copyto(t, T)
+        with self._task.packing():
+            CONVERT(v, V[slabs(self._plan.rows, panel)[i]])
+            CONVERT(t, T)
 
     def _split(self, x: Array, panel: Panel) -> tuple[Array, Array]:
         return x[: -panel.width], x[-panel.width :]

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.arrays.device import Array
+from pdgemm.arrays.device import Array, of
 from pdgemm.arrays.dtypes import wire
+from pdgemm.grids.index_map import IndexMap, identity
+from pdgemm.movers.block_copy import copy_blocks
 from pdgemm.movers.panel_views import column_room
 from pdgemm.panel_movers.task import Task
 from pdgemm.panel_schedules.row_moves import PermutationSchedule, RowMoves, ScalingSchedule
@@ -28,6 +30,7 @@ def exchange_rows(task: Task[Any], moves: RowMoves, cols: slice = slice(None)) -
         return
     source, target = rows.owner(moves.sources), rows.owner(moves.targets)
     there, here = rows.to_local(moves.sources), rows.to_local(moves.targets)
+    task.recorder.synchronize_copies()  # of the rows that arrived last
     coming, requests = list[tuple[np.ndarray, Array]](), list[MPI.Request]()
     left = arrived = 0
     for r in range(rows.parts):
@@ -43,25 +46,38 @@ def exchange_rows(task: Task[Any], moves: RowMoves, cols: slice = slice(None)) -
         if which.size:
             x = column_room(which.size, order, width, task.workspace["leaving rows"][left:])
             left += x.size
-            with task.recorder.phase("pack"):
+            with task.packing():
                 _take(X, which, x)
             if r == me:
                 coming.append((here[(source == me) & (target == me)], x))
             else:
+                task.recorder.synchronize_copies()
                 requests.append(col.Isend(wire(x), dest=r, tag=_TAG))
                 task.recorder.traffic.sent(x.size)
     with task.recorder.phase("wait"):
         MPI.Request.Waitall(requests)
-    with task.recorder.phase("pack"):
+    with task.packing():
         for which, x in coming:
-            if order == "F":
+            if of(X):
+                copy_blocks(x, X, *_rows(which, width))
+            elif order == "F":
                 X.T[:, which] = x.T
             else:
                 X[which] = x
+    task.copied()
 
 
-def _take(X: np.ndarray, which: np.ndarray, to: np.ndarray) -> None:
+def _rows(which: np.ndarray, width: int) -> tuple[IndexMap, IndexMap]:
+    """Return the maps of rows 0, 1, 2, ... of an array to these rows of another, in this order, and of columns."""
+    return IndexMap(np.arange(which.size), which, np.ones(which.size, int)), identity(width)
+
+
+def _take(X: Array, which: np.ndarray, to: Array) -> None:
     """Copy rows of X, a few at a time: NumPy copies once more what it has looked up."""
+    if of(X):
+        rows, cols = _rows(which, X.shape[1])
+        copy_blocks(X, to, rows.inverse, cols)
+        return
     if not to.flags.c_contiguous:
         for here, there in zip(to.T, X.T):
             np.take(there, which, out=here, mode="clip")
@@ -94,5 +110,7 @@ class DivideRows:
         if not task.grid.idle:
             with task.recorder.phase("compute"):
                 rows = task.schedule.A.distribution.rows.indices(task.grid.coords[0])
-                task.arrays["A"][...] /= self._diagonal[rows][:, None]
+                A, diagonal = task.arrays["A"], self._diagonal[rows][:, None]
+                device = of(A)
+                np.divide(A, device.to_device(diagonal, "C") if device else diagonal, out=A)
         return 0

@@ -140,9 +140,10 @@ class Task(NamedTuple, Generic[Planned]):
         ring(self.comm(line), wire(x), root, slot, self.recorder)
 
     def announce(self, comm: MPI.Comm, readers: Iterable[int], slot: Slot) -> None:
-        """Tell readers on this node that they may read what this rank has just written."""
+        """Tell readers on this node that this rank has written what they may read, and has read what they may write."""
         assert self.peers
         self.finish_products()
+        self.recorder.synchronize_copies()
         self.peers.memory.fence()
         for reader in readers:
             self.recorder.traffic.sent(0)

@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from pdgemm.grids.distribution import BlockCyclic
+from pdgemm.model.mover_registry import RING
 from pdgemm.panel_schedules.gathered_layout import EXPOSED, gathered, gathering_buffers
 from pdgemm.panel_schedules.panel_schedule import PanelSchedule, below, carried
 from pdgemm.panel_schedules.row_moves import RowMoves, moves_left
@@ -66,6 +67,7 @@ class LUSchedule(PanelSchedule):
         grid, size = grid_of(self.A), self.A.dtype.itemsize
         rows, cols = self.A.distribution.rows, self.A.distribution.cols
         (m, n), pivots = self.A.distribution.shape, self.exchanged
+        pivots_by = RING.name if self.device else self.mover  # they are on the host
         for panel in self.steps:
             w = panel.width
             with_diagonal, behind = _from(rows, panel.start), _from(rows, panel.stop)
@@ -74,8 +76,8 @@ class LUSchedule(PanelSchedule):
             owner[panel.row, panel.col] = m - panel.start
             yield Round(gathered(self, panel), on_grid(grid, owner, w, (w + 1) // 2))
             column, one = grid[:, [panel.col]].T, np.array([w])
-            sent = gathered(self, panel, back=True) + carried(self.mover, column, panel.row, one, INDEX.itemsize, COLS)
-            sent += carried(self.mover, grid, panel.col, np.full(len(grid), w), INDEX.itemsize, ROWS)
+            sent = gathered(self, panel, back=True) + carried(pivots_by, column, panel.row, one, INDEX.itemsize, COLS)
+            sent += carried(pivots_by, grid, panel.col, np.full(len(grid), w), INDEX.itemsize, ROWS)
             if panel.stop < n:
                 sent += carried(self.mover, grid, panel.col, with_diagonal * w, size, ROWS)
             sent += RowMoves.of(pivots[panel.start : panel.stop], panel.start).sent(rows, grid, right, size)
@@ -92,7 +94,7 @@ class LUSchedule(PanelSchedule):
         (m_loc, n_loc), (pr, pc), w, dtype = self.A.local_shape(rank), self.grid.shape, self.widest, self.A.dtype
         sent, moved = not self.shared, max(min(2 * w, m_loc) * n_loc, m_loc * w)
         return gathering_buffers(self, rank) | {
-            "pivots": (self.n, INDEX),
+            "pivots": (self.n * (not self.device), INDEX),
             "panels": (2 * w * m_loc * (sent and pc > 1), dtype),
             "rows of U": (2 * w * n_loc * (sent and pr > 1), dtype),
             "leaving rows": (moved, dtype),

@@ -54,7 +54,7 @@ def eigh(
     sigma; two halves are divided in the same way, up to 512, which LAPACK does on one rank.  About 50 n^3 flops,
     all in products and Cholesky factorisations, against 9 n^3 of LAPACK, half of which stream the matrix from memory.
     Some: thick-restarted block Lanczos with explicit residuals, in 2 (5 k + 40) vectors.
-    Raises LayoutError, DTypeError, ArgumentError or DeviceError (`qr` is for the host) on all ranks; LinAlgError where
+    Raises LayoutError, DTypeError, ArgumentError or DeviceError on all ranks; LinAlgError where
     elements are NaN or infinite, or the iteration does not converge.
     Error: |A V - V diag(w)| <= c n eps |A|, c about 1, for all; the tolerance for some.
     Nakatsukasa & Higham, SIAM J. Sci. Comput. 35(3), 2013, algorithm 5.2; Wu & Simon, SIAM J. Matrix Anal. Appl. 22(2),
@@ -102,13 +102,13 @@ def _divided(work: Work, H: DistMatrix, scale: float) -> tuple[np.ndarray, DistM
     if n <= SMALL:
         w, V = _by_lapack(H)
         return w, V, 0
-    mean = float(H.trace().real) / n
+    mean, real = float(H.trace().real) / n, np.finfo(H.dtype).dtype
     spread = add_to_diagonal(H.copy(), -mean).norm()
     if spread <= 10 * sqrt(n) * unit(H) * scale:  # all are the same, as far as one can know
-        return np.full(n, mean, H.real.dtype), DistMatrix.eye(n, grid=H.grid, dtype=H.dtype, device=H.device), 0
+        return np.full(n, mean, real), DistMatrix.eye(n, grid=H.grid, dtype=H.dtype, device=H.device), 0
     above, below = _bases(work, H, mean, spread)
     halves = [work.product(1, Q.H, work.product(1, H, Q)) for Q in (below, above)]
-    V, w, start, divisions = like(H), np.zeros(0, H.real.dtype), 0, 1
+    V, w, start, divisions = like(H), np.zeros(0, real), 0, 1
     for Q, half in zip((below, above), halves):
         values, vectors, more = _divided(work, half, scale)
         work.product(1, Q, vectors, C=V[:, start : start + len(values)])

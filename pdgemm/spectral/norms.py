@@ -142,7 +142,7 @@ def cond(
     if size == 0 or not np.isfinite(size):
         return float("inf" if size == 0 else "nan")
     near, far = to_one(size, A.dtype)
-    W = A * near * far  # of which neither the norm nor that of the inverse of a part of it overflows
+    W = A * near * far  # the norms of W and of its inverse overflow later than those of A
     size = norm(W, 2 if p is None else p, tolerance=tolerance)
     direct: Vectors
     adjoint: Vectors

@@ -15,7 +15,7 @@ from pdgemm.factors import lu
 from pdgemm.factors.cholesky import cho_solve, cholesky
 from pdgemm.factors.householder import householder_qr
 from pdgemm.factors.lstsq import lstsq
-from pdgemm.factors.operands import check_host, check_right_side, check_square, common_dtype, described
+from pdgemm.factors.operands import check_reach, check_right_side, check_square, common_dtype, described
 from pdgemm.factors.qr import qr
 from pdgemm.factors.solve import GENERAL, LOWER, inv, scaling_schedule, solve, structure
 from pdgemm.factors.stages import Stages, unmade
@@ -101,7 +101,7 @@ def _checked(planned: Planned, given: dict[str, Any]) -> DistMatrix:
     if planned.square:
         check_square(A)
     if planned.function in (lu.lu_factor, householder_qr):
-        check_host("A", A)
+        check_reach("A", A)
     if "B" in given:
         check_right_side(A, given["B"], given.get("side", "L"))
     op_letter(given.get("trans", "N"), "trans")

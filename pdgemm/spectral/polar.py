@@ -10,7 +10,7 @@ import numpy as np
 from pdgemm.arrays.integers import shown
 from pdgemm.errors import ArgumentError, LinAlgError
 from pdgemm.factors.cholesky import cho_solve, cholesky
-from pdgemm.factors.operands import to_one
+from pdgemm.factors.operands import is_reachable, to_one
 from pdgemm.factors.solve import inv
 from pdgemm.factors.triangular import solve_triangular
 from pdgemm.matrix.argument_checks import communicator
@@ -174,4 +174,4 @@ def _newton(work: Work, A: DistMatrix) -> tuple[DistMatrix, int]:
 
 def inverse(A: DistMatrix) -> DistMatrix:
     """Return A^-1 in the layout of A, and on its device.  Raises LinAlgError on all ranks.  Collective."""
-    return inv(A.to_host()).to_device(A.device)
+    return inv(A if is_reachable(A) else A.to_host()).to_device(A.device)

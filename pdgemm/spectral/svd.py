@@ -33,7 +33,7 @@ def svd(
 
     Cost with l = k + oversample: 2 (power + 1) products of A, 4 mnl (power + 1) flops, the first of l + 6 columns, and
     as many QR factorisations of l columns.
-    Raises DTypeError, ArgumentError or DeviceError (`qr` is for the host) on all ranks; LinAlgError where A has NaN or
+    Raises DTypeError, ArgumentError or DeviceError on all ranks; LinAlgError where A has NaN or
     infinite elements.
     E |A - Q Q^H A| <= (1 + 4 sqrt(2 min(m, n) / (k - 1)))^(1 / (2 power + 1)) s_(k+1) with oversample = k.
     Halko, Martinsson & Tropp, SIAM Review 53(2), 2011, algorithms 4.4 and 5.1, (4.3), (1.10).

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.linalg
 from factored import EPS, norm, positive_definite, relative, rng_matrix, wide
 from fake_device import SCHEDULES, fake_device
 from problems import DTYPES, grid_shapes
@@ -53,6 +54,69 @@ def test_products_with_a_triangle(comm: Any, way: str, schedule: str, dtype: str
             assert comm.allgather(device.races) == [[]] * comm.size
             assert C.device == "fake"
             assert relative(C.allgather() - 2 * wide(T).conj().T @ b, 2 * norm(T.T) * norm(b), dtype, 50) <= EPS
+
+
+@pytest.mark.parametrize(("way", "schedule", "dtype", "order", "lower"), RUNS)
+def test_lu_and_reflections(comm: Any, way: str, schedule: str, dtype: str, order: Any, lower: bool) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    n, x, b = 44, rng_matrix(44, 44, dtype), rng_matrix(44, 9, dtype)
+    tall = rng_matrix(44, 30, dtype)
+    pivots = scipy.linalg.lu_factor(x)[1]
+    for shape in grid_shapes(comm.size):
+        with fake_device(schedule, reach=WAYS[way]) as device, ProcessGrid(comm, shape) as grid:
+            A = DistMatrix.from_global(x, grid=grid, block=(8, 12), order=order, device="fake")
+            B = DistMatrix.from_global(b, grid=grid, block=5, device="fake")
+            factors = linalg.lu_factor(A)
+            X = linalg.lu_solve(factors, B)
+            assert np.array_equal(factors.pivots, pivots)
+            assert factors.report.as_predicted and factors.report.device == X.device == "fake"
+            T = DistMatrix.from_global(tall, grid=grid, block=(12, 8), order=order, device="fake")
+            T = T if lower else T.T  # a wide one
+            Q, R = linalg.qr(T, method="householder")
+            _, S = linalg.householder_qr(T, want_q=False)
+            report: Any = S.report
+            assert report.as_predicted and report.device == Q.device == R.device == "fake"
+            assert comm.allgather(device.races) == [[]] * comm.size
+            y, t, q, r = X.allgather(), T.allgather(), wide(Q.allgather()), wide(R.allgather())
+            assert relative(wide(b) - wide(x) @ y, norm(x) * norm(y), dtype, n) <= EPS
+            assert relative(wide(t) - q @ r, norm(t), dtype, n) <= EPS
+            assert relative(q.conj().T @ q - np.eye(q.shape[1]), 1, dtype, n) <= EPS
+            assert np.array_equal(A.allgather(), x) and np.array_equal(B.allgather(), b)
+
+
+def test_functions_stay_on_the_device(comm: Any, monkeypatch: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+    from pdgemm.spectral import eigh
+
+    monkeypatch.setattr(eigh, "SMALL", 8)  # so that the spectrum is divided
+    x, s, b = rng_matrix(14, 14, "float64"), positive_definite(14, "float64"), rng_matrix(14, 3, "float64")
+    with fake_device("late") as device, ProcessGrid(comm) as grid:
+        A, S, B = (DistMatrix.from_global(y, grid=grid, block=3, device="fake") for y in (x, s, b))
+        D = DistMatrix.from_global(np.diag(np.diag(s)), grid=grid, block=4, device="fake")
+        _, L, U = linalg.lu(A)
+        U_, sigma, Vh = linalg.svd(A, 3, power=4)
+        w, V = linalg.eigh(S)
+        Q, H = linalg.polar(A)
+        expected: list[tuple[Any, np.ndarray]] = [
+            (L, scipy.linalg.lu(x)[1]),
+            (U, scipy.linalg.lu(x)[2]),
+            (linalg.solve(A, B, refine=True), np.linalg.solve(x, b)),
+            (linalg.solve(D, B, assume_a="diagonal"), b / np.diag(s)[:, None]),
+            (linalg.inv(A), np.linalg.inv(x)),
+            (linalg.inv(D, assume_a="diagonal"), np.diag(1 / np.diag(s))),
+            (linalg.sqrtm(S), scipy.linalg.sqrtm(s)),
+            (Q @ H, x),
+            (V * w @ V.H, s),
+            (linalg.lstsq(A[:, :5], A[:, :2])[0], np.eye(5, 2)),
+        ]
+        for X, y in expected:
+            assert X.device == "fake"
+            assert np.abs(X.allgather() - y).max() <= 1e-9 * np.abs(y).max()
+        assert U_.device == Vh.device == "fake"
+        assert np.allclose(sigma, np.linalg.svd(x)[1][:3], rtol=0.1)
+        assert np.isclose(linalg.det(A), np.linalg.det(x)) and np.isclose(linalg.cond(A, 2), np.linalg.cond(x))
+        assert comm.allgather(device.races) == [[]] * comm.size
 
 
 def test_ranks_that_cannot_reach_each_other(comm: Any) -> None:

@@ -375,6 +375,7 @@ class FakeDevice:
 
     def to_host(self, x: FakeArray) -> np.ndarray:
         self.current.synchronize()
+        self.access(Access(x.x, False, "host", 0, "copy to the host"), self.clock)
         return x.x.copy("K")
 
     def to_device(self, x: np.ndarray, order: str = "C") -> FakeArray:
