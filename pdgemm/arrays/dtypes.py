@@ -23,6 +23,11 @@ def eps(dtype: Any) -> float:
     return 0.0 if dtype.kind in "iu" else float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]
 
 
+def largest_power(dtype: Any) -> int:
+    """Return the largest e for which 2^e is a number of a real or complex type."""
+    return int(ml_dtypes.finfo(np.dtype(dtype)).maxexp) - 1  # type: ignore[no-untyped-call]
+
+
 @dataclass(frozen=True, eq=False)
 class ElementType:
     """How products, BLAS, MPI, HDF5 and GPUs treat elements of one type.

@@ -67,7 +67,7 @@ def phases(x: np.ndarray) -> np.ndarray:
     NumPy divides a complex number by a subnormal one to infinity; parts are divided one by one here.
     """
     size = np.abs(x)
-    there = size > 0
+    there = size != 0
     lengths, found = np.where(there, size, 1), np.ones_like(x)
     np.divide(x.real, lengths, out=found.real, where=there)
     if x.dtype.kind == "c":

@@ -30,7 +30,8 @@ def lstsq(A: DistMatrix, B: Any, *, rcond: float | None = None) -> tuple[Any, np
 
     A : DistMatrix (m, n), float32, float64, complex64 or complex128, of any layout; unchanged.
     B : DistMatrix (m, p) over the same ranks, of any layout, or a 1-D array of m numbers, the same on every rank.
-    rcond : singular values of A up to rcond times the largest one are taken for 0; by default max(m, n) eps.
+    rcond : singular values of A up to rcond times the largest one are taken for 0; by default max(m, n) eps;
+        a negative number stands for eps.
 
     Returns X, a DistMatrix (n, p), or a vector on every rank; the sums |b - A x|^2 of the columns of B, an empty array
     where the rank is less than n or m <= n; the rank of A; and its min(m, n) singular values; these are the same on
@@ -50,6 +51,7 @@ def lstsq(A: DistMatrix, B: Any, *, rcond: float | None = None) -> tuple[Any, np
         check_right_side(A, B)
         dtype, vector = common_dtype(A, B), not isinstance(B, DistMatrix)
         rcond = max(A.shape) * dtypes.eps(dtype) if rcond is None else as_real(rcond, "rcond")
+        rcond = dtypes.eps(dtype) if rcond < 0 else rcond
         arguments += ["lstsq", f"rcond={rcond}", A.distribution, A.dtype, B.dtype]
         arguments.append(f"a vector of checksum {crc32(B.tobytes())}" if vector else B.distribution)
     A, B = in_type(A, dtype), column(B, A, dtype).to_device(A.device) if vector else in_type(B, dtype)

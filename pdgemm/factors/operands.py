@@ -114,7 +114,7 @@ def to_factor(
 
 def to_one(size: float, dtype: np.dtype) -> tuple[float, float]:
     """Return two powers of four by which a number > 0 comes between 1/2 and 2; their product may overflow."""
-    exponent, most = 2 * round(np.log2(size) / 2), np.finfo(dtype).maxexp - 24
+    exponent, most = 2 * round(np.log2(size) / 2), dtypes.largest_power(dtype) // 2 * 2
     near = max(-most, min(-exponent, most))
     return 2.0**near, 2.0 ** (-exponent - near)
 

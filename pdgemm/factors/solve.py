@@ -71,8 +71,8 @@ def solve(
         steps, or a step does not halve the residual, A is factored in double precision.  `X.report` says what was done.
 
     X lies as B does; `X.report` is the sum of those of the factorisation and the solves.
-    Cost per rank on P ranks: 2n^3/(3P) flops, with "pos" half, and 2 n^2 m/P; with refine these take about half of the
-    time, and each step 4 n^2 m/P flops.
+    Cost per rank on P ranks: 2n^3/(3P) flops, with "pos" half, and 2 n^2 m/P; with refine these are
+    of single precision, and each step 4 n^2 m/P flops.
     Raises LinAlgError on all ranks where A is singular, or with "pos" not positive definite; LayoutError, DTypeError,
     ArgumentError or GridError.  A nearly singular A is solved: `cond` tells.
     Error: (A + E) x = b with |E| <= gamma_3n |L||U|, for each column (Higham, Accuracy and Stability of Numerical

@@ -9,6 +9,7 @@ import numpy as np
 
 from pdgemm.arrays.integers import as_count, shown
 from pdgemm.errors import ArgumentError, LinAlgError
+from pdgemm.factors.operands import to_one
 from pdgemm.factors.qr import qr
 from pdgemm.matrix.argument_checks import as_real, communicator, size
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -72,7 +73,10 @@ def eigh(
         arguments += ["eigh", A.distribution, A.dtype, k, which, bool(lower), tolerance, steps]
     work = Work("eigh")
     H = _hermitian(A, lower)
-    scale = finite_norm("eigh", H) or 1.0
+    near, far = to_one(finite_norm("eigh", H) or 1.0, H.dtype)
+    H *= near
+    H *= far
+    scale = H.norm() or 1.0
     if k is None or 3 * (k + 8) >= len(A):
         w, V, done = _divided(work, H, scale)
         w = np.maximum.accumulate(w)  # those on both sides of a division may differ by rounding errors
@@ -85,7 +89,7 @@ def eigh(
     residual = add(work.product(1, H, V), -1, V * w).norm() / scale
     if k is None and residual > 10 * len(A) * unit(A):
         raise LinAlgError(f"the division of the spectrum of {H.distribution} lost digits: residual {residual:.1e}")
-    return w, work.reported(V, done, residual=residual)
+    return w / near / far, work.reported(V, done, residual=residual)
 
 
 def _hermitian(A: DistMatrix, lower: bool) -> DistMatrix:

@@ -45,12 +45,16 @@ def newton_schulz(
     with together(communicator(G=G)) as arguments:
         check_operand("G", G, supported=dtypes.FLOATS)
         steps, epsilon = as_count(steps, "steps", 0), as_real(epsilon, "epsilon")
+        if epsilon < 0:
+            raise ArgumentError(f"epsilon must be >= 0, got {epsilon}")
         each = _triples(coefficients, steps)
         arguments += ["newton_schulz", G.distribution, G.dtype, each, epsilon]
     work = Work("newton_schulz")
     size, wide = finite_norm("newton_schulz", G), G.shape[0] <= G.shape[1]
     X, Y = like(G), like(G)
-    add(X, 1 / (size + epsilon) if size + epsilon > 0 else 0, G, beta=0)
+    near, _ = to_one(size + epsilon or 1, G.dtype)  # 1 / size may be infinite
+    add(X, near, G, beta=0)
+    X *= 1 / ((size + epsilon) * near) if size + epsilon > 0 else 0
     S: Any = None
     T: Any = None
     for a, b, c in each:
@@ -71,7 +75,7 @@ def _triples(coefficients: Any, steps: int) -> list[tuple[float, ...]]:
     except (TypeError, ValueError):
         raise ArgumentError(f"coefficients are real numbers (a, b, c), got {shown(coefficients)}") from None
     found = np.repeat(found, steps, axis=0) if len(found) == 1 else found
-    if found.shape != (steps, 3):
+    if found.shape != (steps, 3) or not np.isfinite(found).all():
         raise ArgumentError(
             f"coefficients are (a, b, c), or one triple for each of {steps} steps, got shape {found.shape}"
         )

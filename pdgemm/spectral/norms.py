@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from math import fsum
 from numbers import Real
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -49,8 +49,8 @@ def norm(A: DistMatrix, ord: Norm | None = None, *, tolerance: float | None = No
     """
     with together(communicator(A=A)) as arguments:
         arguments += ["norm", A.distribution, A.dtype, shown(ord), shown(tolerance)]
-        two = isinstance(ord, Real) and ord == 2
-        if two:
+        ord = _plain(ord)
+        if two := ord == 2:
             check_operand("A", A, supported=dtypes.FLOATS)
             bound = _tolerance(A, tolerance)
     if not two:
@@ -58,9 +58,16 @@ def norm(A: DistMatrix, ord: Norm | None = None, *, tolerance: float | None = No
     size = A.norm("max") if A.size else 0.0
     if size == 0 or not np.isfinite(size):
         return 0.0 if size == 0 else float("nan")
-    near, far = to_one(size, A.dtype)
+    near, far = to_one(size, np.dtype(float))
     found = largest_singular_value(A, lambda x: A.matvec(near * x) * far, lambda x: _adjoint(A, near * x) * far, bound)
     return found / near / far
+
+
+def _plain(ord: Any) -> Any:
+    """Return the kind of a norm; of a number, of any type, Python's, and as text what is none."""
+    if isinstance(ord, Real) and not isinstance(ord, bool):
+        return next((x for x in (1, 2) if x == ord), float(ord))
+    return ord if ord is None or isinstance(ord, str) else shown(ord)
 
 
 def _tolerance(A: DistMatrix, given: float | None) -> float:
@@ -130,7 +137,8 @@ def cond(
     """
     with together(communicator(A=A)) as arguments:
         check_operand("A", A, square=True)
-        if p is not None and p not in (1, 2, np.inf):
+        p = _plain(p)
+        if p not in (None, 1, 2, np.inf):
             raise ArgumentError(f"cond is known for p = None, 1, 2 and numpy.inf, got {shown(p)}")
         if assume_a not in ("gen", "pos"):
             raise ArgumentError(f'assume_a is "gen" or "pos", got {shown(assume_a)}')

@@ -157,6 +157,8 @@ def matrix_sign(A: DistMatrix, *, assume_a: Literal["gen", "her"] = "gen") -> Di
 
 
 def _newton(work: Work, A: DistMatrix) -> tuple[DistMatrix, int]:
+    if 0 in A.shape:
+        return like(A), 0
     near, far = to_one(finite_norm("matrix_sign", A) or 1, A.dtype)
     X, change, eps = A * near * far, np.inf, unit(A)
     for step in range(_MOST):

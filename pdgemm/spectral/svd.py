@@ -51,7 +51,7 @@ def svd(
         return _all(A)
     columns = min(k + columns, least)
     work = Work("svd")
-    Y = work.product(1, A, random(A, (A.shape[1], columns + PROBES), 2 * seed + 1))
+    Y = work.product(1, A, random(A, (A.shape[1], columns + PROBES), (2 * seed + 1) % 2**64))
     probes, Q = Y[:, columns:], work.did(qr(Y[:, :columns])[0])
     for _ in range(power):
         Q = work.did(qr(work.product(1, A.H, Q))[0])
@@ -67,7 +67,7 @@ def svd(
 
 def _all(A: DistMatrix) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
     if 0 in A.shape:
-        return like(A)[:, :0], np.zeros(0), like(A)[:0, :]
+        return like(A)[:, :0], np.zeros(0, np.finfo(A.dtype).dtype), like(A)[:0, :]
     if A.shape[0] >= A.shape[1]:
         return svd_of_tall(A)
     W, s, Gh = svd_of_tall(A.H)

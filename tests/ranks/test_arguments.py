@@ -21,6 +21,7 @@ LONG = 10**5000  # Python does not even write it
 NUMBERLESS: list[Any] = [True, 2.0, float("nan"), "2", b"2", 1j, [2], np.array([2, 2]), np.True_, object()]
 BEYOND: list[Any] = [2**63, -(2**63) - 1, LONG, -LONG, np.uint64(2**64 - 1)]
 LOOKS = {
+    "later_report",
     "nbytes",
     "real",
     "block",

@@ -81,8 +81,12 @@ def test_bad_arguments_raise_on_all_ranks(comm: Any) -> None:
         *((ArgumentError, real, lambda x=x: linalg.eigh(S, tolerance=x)) for x in ("a", -1.0, np.inf)),
         *((ArgumentError, real, lambda x=x: linalg.lstsq(S, S, rcond=x)) for x in ("x", np.nan)),
         *((ArgumentError, "coefficients", lambda x=x: linalg.newton_schulz(S, coefficients=x)) for x in ("abc", [1])),
+        (ArgumentError, "coefficients", lambda: linalg.newton_schulz(S, coefficients=(1, 2, np.nan))),
         *((ArgumentError, whole, lambda x=x: linalg.svd(S, x)) for x in (1.5, True, "k")),
         *((ArgumentError, "must be >=", lambda n=n: linalg.svd(S, 2, **{n: -1})) for n in ("power", "oversample")),
+        (ArgumentError, "epsilon must be", lambda: linalg.newton_schulz(S, epsilon=-1)),
+        *((ArgumentError, "cond is known for", lambda p=p: linalg.cond(S, p)) for p in (True, np.ones(2))),
+        (ArgumentError, "", lambda: linalg.norm(S, True)),
         (ArgumentError, "k = 9 is more than the 6", lambda: linalg.svd(S, 9)),
         (ArgumentError, "seed must be <=", lambda: linalg.svd(S, 2, seed=2**64)),
         (ArgumentError, "assume_a is", lambda: linalg.solve(S, S, assume_a="some")),
@@ -99,6 +103,11 @@ def test_bad_arguments_raise_on_all_ranks(comm: Any) -> None:
     for error, message, call in calls:
         with pytest.raises(error, match=message):
             call()
+    values = np.linalg.svd(S.allgather())[1]
+    assert np.allclose(linalg.svd(S, 2, seed=2**64 - 1)[1], values[:2])
+    assert linalg.lstsq(DistMatrix.zeros((6, 6), grid=grid), S, rcond=-1)[2] == 0
+    assert linalg.matrix_sign(DistMatrix.zeros((0, 0), grid=grid)).shape == (0, 0)
+    assert linalg.norm(S, np.int64(1)) == linalg.norm(S, 1)
     assert linalg.norm(S, np.int64(2)) == linalg.norm(S, 2) == linalg.norm(S, np.float32(2))
 
 
