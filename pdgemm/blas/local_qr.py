@@ -1,7 +1,7 @@
-"""Gram matrices, quotients by triangles and QR factors on one rank, for blocks of rows that are in cache.
+"""Gram matrices, products and quotients with small matrices, and QR factors on one rank, of arrays with many rows.
 
-SciPy's interface to BLAS takes column-major arrays, and copies others: blocks are row-major and contiguous, and BLAS
-sees their transposes.
+The host takes blocks of rows that are in cache, row-major and contiguous, of which BLAS sees the transposes: SciPy's
+interface takes column-major arrays, and copies others.  A device takes all rows at once.
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ import numpy as np
 from scipy.linalg import qr
 from scipy.linalg.blas import get_blas_funcs
 
+from pdgemm.arrays.device import Array, of
+from pdgemm.arrays.device import empty as new
+from pdgemm.arrays.elementwise import CONVERT, scale
+from pdgemm.blas.local_gemm import gemm_accumulate
 from pdgemm.blas.local_lapack import solve_triangular
 
 _IN_CACHE = 1 << 17  # elements of a block of rows
@@ -28,20 +32,52 @@ def blocks(rows: int, cols: int, times: int = 0) -> Iterator[slice]:
         yield slice(rows * at // count, rows * (at + 1) // count)
 
 
-def add_gram(X: np.ndarray, G: np.ndarray) -> None:
-    """Compute G := conj(X^H X) + G, its upper triangle.  Local.   X : (m, k), row-major;  G : (k, k), column-major."""
+def parts(X: Array) -> Iterator[slice]:
+    """Yield the rows of an array in blocks that fit the cache; all rows where it is on a device."""
+    return blocks(*X.shape) if of(X) is None else iter([slice(0, len(X))])
+
+
+def new_gram(X: Array) -> Array:
+    """Return a matrix of zeros, (k, k) and column-major, where X (m, k) is.  Local."""
+    G = new((X.shape[1], X.shape[1]), X.dtype, "F", of(X))
+    scale(0, G)
+    return G
+
+
+def add_gram(X: Array, G: Array) -> None:
+    """Compute G := conj(X^H X) + G, its upper triangle.  Local.   X : (m, k), row-major;  G : (k, k), column-major.
+
+    A device computes both triangles.
+    """
+    if of(X):
+        gemm_accumulate(1, X.T, X, 1, G, conjugate_b=X.dtype.kind == "c")
+        return
     name = "herk" if X.dtype.kind == "c" else "syrk"
     found = _routine(name, X.dtype)(1, X.T, beta=1, c=G, overwrite_c=True)
     assert found is G or np.shares_memory(found, G)
 
 
-def divide(X: np.ndarray, R: np.ndarray) -> None:
+def divide(X: Array, R: np.ndarray) -> None:
     """Compute X := X R^-1.  Local; m k^2 flops.
 
-    X : (m, k), row-major, overwritten.   R : (k, k), row-major, upper triangular.
+    X : (m, k), row-major, overwritten.   R : (k, k), row-major, upper triangular, on the host.
     Error, row by row: |X^ R - X| <= gamma_k |X^||R| (Higham 2002, 8.5).
     """
-    solve_triangular(R, X, side="R", lower=False)
+    solve_triangular(like(R, X), X, side="R", lower=False)
+
+
+def multiply(X: Array, W: np.ndarray) -> None:
+    """Compute X := X W.  Local; 2 m k^2 flops.   X : (m, k), row-major, overwritten.   W : (k, k), on the host."""
+    W = like(np.ascontiguousarray(W), X)
+    for rows in parts(X):
+        Y = new(X[rows].shape, X.dtype, "C", of(X))
+        CONVERT(Y, X[rows])
+        gemm_accumulate(1, Y, W, 0, X[rows])
+
+
+def like(x: np.ndarray, X: Array) -> Array:
+    """Return a row-major array of the host, or a copy where X is.  Local."""
+    return x if (device := of(X)) is None else device.to_device(x, "C")
 
 
 def orthonormal(X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -64,7 +64,7 @@ def lstsq(A: DistMatrix, B: Any, *, rcond: float | None = None) -> tuple[Any, np
         DistMatrix.from_global(np.ascontiguousarray(x), grid=A.grid.base, device=A.device)
         for x in (left[:, :rank].conj().T, right[:rank])
     )
-    steps, Q = Steps(), made.Q.to_device(A.device)
+    steps, Q = Steps(), made.Q
     C = steps.did(pdgemm(1, Q.H, B)) if tall else B
     Y = steps.did(pdgemm(1, left_h, C))
     if rank:

@@ -38,10 +38,9 @@ def unmade(
     grid: ProcessGrid | None = None,
     dtype: np.dtype | None = None,
     order: Order | None = None,
-    host: bool = False,
 ) -> DistMatrix:
-    """Return a new matrix without elements: where another one lies, on its device or the host, or elsewhere.  Local."""
-    grid, device = grid or like.grid, None if host else devices.of(like.stored)
+    """Return a new matrix without elements: where another one lies, on its device, or elsewhere.  Local."""
+    grid, device = grid or like.grid, devices.of(like.stored)
     nothing = devices.empty((0, 0), dtype or like.dtype, order or like.order, device)
     X = DistMatrix(nothing, grid, distribution or like.distribution, order or like.order)
     X.shared = bool(device.reach(grid).reads) if device else grid.shares_memory
@@ -145,7 +144,7 @@ class Stages:
 
     def tall_qr(self, A: DistMatrix, method: str = "auto") -> DistMatrix:
         """Q by rows, by two passes of CholeskyQR, or by TSQR."""
-        X, grid = unmade(A, host=True) if device_of(A) else A, rows_only(A)
+        X, grid = A, rows_only(A)
         if grid is not A.grid:
             X = self.moved(X, "A", unmade(X, Distribution.over(grid.shape, A.shape), grid=grid, order="C"))
         if A.shape[1]:
@@ -156,7 +155,7 @@ class Stages:
     def placed(self, Q: DistMatrix, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
         """Q in the layout of A, and R."""
         if not Q.same_layout(A) or Q.order != A.order:
-            Q = self.moved(Q, "Q", unmade(A, host=True))
+            Q = self.moved(Q, "Q", unmade(A))
         layout = Distribution(A.distribution.cols.over(A.grid.shape[0]), A.distribution.cols)
         return unmade(A), unmade(A, layout)
 

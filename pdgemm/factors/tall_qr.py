@@ -12,9 +12,8 @@ import scipy.linalg
 from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.arrays import device as devices
 from pdgemm.arrays import dtypes
-from pdgemm.arrays.elementwise import CONJUGATE, CONVERT
-from pdgemm.blas.local_gemm import gemm_accumulate
-from pdgemm.blas.local_qr import blocks
+from pdgemm.arrays.elementwise import CONJUGATE, CONVERT, set_elements
+from pdgemm.blas.local_qr import multiply
 from pdgemm.devices.streams import recorder_of
 from pdgemm.errors import LayoutError, LinAlgError
 from pdgemm.grids.distribution import Distribution
@@ -35,7 +34,7 @@ from pdgemm.support.agreement import together
 
 
 class TallQR(NamedTuple):
-    """A = Q R as the ranks have it: Q by rows on a grid of one column, row-major, on the host, and R on every rank."""
+    """A = Q R as the ranks have it: Q by rows on a grid of one column, row-major, and R on every rank, on the host."""
 
     Q: DistMatrix
     R: np.ndarray
@@ -45,7 +44,8 @@ class TallQR(NamedTuple):
 def tall_qr(A: DistMatrix, method: str = "auto") -> TallQR:
     """Compute A = Q R, where A is (m, n) with m >= n.  Collective over the grid of A; see `pdgemm.factors.qr`.
 
-    A matrix that is not distributed by rows, or is on a device, is copied to rows on the host first.
+    A matrix that is not distributed by rows is copied to rows first.  On a device CholeskyQR2 computes there, TSQR in
+    copies on the host.
     Raises LayoutError for another shape, and LinAlgError where method "cholesky" is not accurate; on all ranks.
     """
     start = perf_counter()
@@ -55,10 +55,10 @@ def tall_qr(A: DistMatrix, method: str = "auto") -> TallQR:
         if A.shape[0] < A.shape[1]:
             raise LayoutError(f"A must have at least as many rows as columns, it is {size(A)} on a {A.grid} grid")
         arguments += ["QR of a tall matrix", method, A.distribution, A.dtype, A.order, A.device]
-    X, moves = _by_rows(A.to_host())
-    grid, comm, (m, n) = X.grid, X.grid.comm, X.shape
+    X, moves = _by_rows(A)
+    grid, comm, (m, n), device = X.grid, X.grid.comm, X.shape, devices.of(X.stored)
     with together(comm):
-        Q = DistMatrix(new_array(X.stored.shape, X.dtype, "C", grid), grid, X.distribution)
+        Q = DistMatrix(new_array(X.stored.shape, X.dtype, "C", grid, device), grid, X.distribution)
     Q.shared = all_shared(Q.stored, grid)
     copy, recorder, ran = CONJUGATE if X.conjugated else CONVERT, recorder_of(Q.stored), list[TallSchedule]()
     x, q = (y.stored.reshape(0, n) if grid.idle else y.stored for y in (X, Q))
@@ -78,8 +78,12 @@ def tall_qr(A: DistMatrix, method: str = "auto") -> TallQR:
             with together(comm):
                 room = devices.own_memory(None).empty((Q.stored.size,), Q.dtype)
             step, done = tsqr_schedule(*rows_of(X)), "tsqr"
-            R = tsqr(x, copy, q, room, step.tree, comm, recorder)
+            rows = q if device is None else np.empty(q.shape, q.dtype)
+            R = tsqr(devices.to_host(x), copy, rows, room, step.tree, comm, recorder)
+            if rows is not q:
+                set_elements(q, rows)
             ran.append(step)
+        recorder.finish()
     seconds, traffic, predicted = recorder.seconds.get, recorder.traffic, Traffic()
     for step in ran:
         predicted += step.traffic(comm.rank)
@@ -117,10 +121,8 @@ def svd_of_tall(A: DistMatrix) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
     start = perf_counter()
     made = tall_qr(A)
     U, s, Vh, report = svd_on_all(made)
-    local = made.Q.stored
     with np.errstate(all="ignore"):
-        for rows in blocks(*local.shape):
-            gemm_accumulate(1, local[rows].copy(), U, 0, local[rows])
+        multiply(made.Q.stored, U)
     left, right = placed(made._replace(R=Vh, report=report), A, start)
     return left, s, right
 
@@ -154,7 +156,7 @@ def placed(made: TallQR, A: DistMatrix, start: float) -> tuple[DistMatrix, DistM
     Q, R, report = made
     moves = report.moves
     if not Q.same_layout(A) or Q.order != A.order:
-        Q = redistribute(Q, like=A.to_host())
+        Q = redistribute(Q, like=A)
         moves += (replace(_move(Q), name="Q"),)
     layout = Distribution(A.distribution.cols.over(A.grid.shape[0]), A.distribution.cols)
     with together(A.grid.comm):
@@ -162,7 +164,7 @@ def placed(made: TallQR, A: DistMatrix, start: float) -> tuple[DistMatrix, DistM
         R_ = DistMatrix(local, A.grid, layout, Q.order)
         local[...] = R[block_index(*R_.indices())]
     R_.shared = all_shared(local, A.grid)
-    Q, R_ = (x.to_device(A.device) for x in (Q, R_))
+    R_ = R_.to_device(A.device)
     counted, predicted = report.counted, report.predicted
     for move in moves[len(report.moves) :]:
         counted, predicted = counted + move.counted, predicted + move.predicted

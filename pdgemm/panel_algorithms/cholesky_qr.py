@@ -11,10 +11,11 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from pdgemm.arrays.device import Array, to_host
 from pdgemm.arrays.dtypes import eps
 from pdgemm.arrays.elementwise import Combine
 from pdgemm.blas.local_lapack import multiply_triangular
-from pdgemm.blas.local_qr import add_gram, blocks, divide
+from pdgemm.blas.local_qr import add_gram, divide, new_gram, parts
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.panel_movers.tree_messages import ascend, descend, to_all, unpacked
 from pdgemm.panel_schedules.tsqr_schedule import MEASURED, Tree
@@ -37,12 +38,11 @@ class Passes(NamedTuple):
     shift: float
 
 
-def cholesky_qr(
-    A: np.ndarray, copy: Combine, Q: np.ndarray, tree: Tree, m: int, comm: MPI.Comm, recorder: Recorder
-) -> Passes:
+def cholesky_qr(A: Array, copy: Combine, Q: Array, tree: Tree, m: int, comm: MPI.Comm, recorder: Recorder) -> Passes:
     """Compute A = Q R with real numbers > 0 on the diagonal of R, or say that it cannot be done so.  Collective.
 
-    A : this rank's rows, any number of them.   copy : takes them from A to Q.   Q : row-major, overwritten.
+    A : this rank's rows, any number of them.   copy : takes them from A to Q.   Q : row-major, overwritten.  On a
+    device, where products and divisions take place, if A is: Q^H Q comes to the host, and R from there.
     tree : `gram_tree` of these rows.   m : rows of all ranks.
 
     A pass factors Q^H Q = R^H R and divides, Q := Q R^-1.  It is the last one if |Q^H Q - I|_F <= 1/2 was measured:
@@ -56,12 +56,13 @@ def cholesky_qr(
     upper, whole = ~np.tri(k, k=-1, dtype=bool), np.eye(k, dtype=Q.dtype, order="F")  # R of all passes
     shift = 0.0
     with recorder.phase("compute"):
-        G = np.zeros((k, k), Q.dtype, "F")
-        for rows in blocks(*Q.shape):
+        G = new_gram(Q)
+        for rows in parts(Q):
             copy(Q[rows], A[rows])
             add_gram(Q[rows], G)
+        mine = to_host(G)[upper].conj()
     for number in range(1, PASSES + 1):
-        sums = ascend(tree, comm, G[upper].conj(), np.add, recorder)
+        sums = ascend(tree, comm, mine, np.add, recorder)
         if comm.rank == tree.ranks[0]:
             with recorder.phase("compute"), np.errstate(all="ignore"):
                 R, *measured = factor(unpacked(sums, upper), m, number == 1)
@@ -73,15 +74,16 @@ def cholesky_qr(
         if np.isnan(departure) or (number == PASSES and not last):
             return Passes(None, number, departure, shift)
         with recorder.phase("compute"):
-            R, G = unpacked(found[:-MEASURED], upper), np.zeros_like(G)
+            R, G = unpacked(found[:-MEASURED], upper), new_gram(Q)
             if number > 1:
                 multiply_triangular(np.asfortranarray(R), whole, lower=False)
             else:
                 whole = np.asfortranarray(R)
-            for rows in blocks(*Q.shape):
+            for rows in parts(Q):
                 divide(Q[rows], R)
                 if not last:
                     add_gram(Q[rows], G)
+            mine = to_host(G)[upper].conj()
         if last:
             break
     return Passes(whole, number, departure, shift)

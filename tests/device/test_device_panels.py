@@ -85,6 +85,34 @@ def test_lu_and_reflections(comm: Any, way: str, schedule: str, dtype: str, orde
             assert np.array_equal(A.allgather(), x) and np.array_equal(B.allgather(), b)
 
 
+@pytest.mark.parametrize(("way", "schedule", "dtype", "order", "row_grid"), RUNS)
+def test_qr_by_rows(comm: Any, way: str, schedule: str, dtype: str, order: Any, row_grid: bool) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    good, n = rng_matrix(70, 9, dtype), 9
+    bad = np.repeat(good[:, :1], n, axis=1)  # of rank one, which CholeskyQR2 gives up
+    for shape in [(comm.size, 1)] if row_grid else grid_shapes(comm.size):
+        for x, methods in ((good, ("cholesky", "tsqr")), (bad, ("auto",))):
+            with fake_device(schedule, reach=WAYS[way]) as device, ProcessGrid(comm, shape) as grid:
+                A = DistMatrix.from_global(x, grid=grid, block=(12, 4), order=order, device="fake")
+                for method in methods:
+                    device.launches.clear()
+                    Q, R = linalg.qr(A, method=method)
+                    report: Any = Q.report
+                    assert report.as_predicted and Q.device == R.device == "fake"
+                    assert report.method == ("tsqr" if method == "auto" else method)
+                    if method == "cholesky" and row_grid:
+                        assert {"product", "triangle"} <= {*device.launches}  # on the device
+                    assert comm.allgather(device.races) == [[]] * comm.size
+                    q, r = wide(Q.allgather()), wide(R.allgather())
+                    assert relative(wide(x) - q @ r, norm(x), dtype, n) <= EPS
+                    assert relative(q.conj().T @ q - np.eye(n), 1, dtype, n) <= EPS
+                    assert np.array_equal(A.allgather(), x)
+                U, s, Vh = linalg.svd(A)
+                assert comm.allgather(device.races) == [[]] * comm.size
+                assert relative(wide(x) - wide(U.allgather()) * s @ wide(Vh.allgather()), norm(x), dtype, 70) <= EPS
+
+
 def test_functions_stay_on_the_device(comm: Any, monkeypatch: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid, linalg
     from pdgemm.spectral import eigh
@@ -125,6 +153,8 @@ def test_ranks_that_cannot_reach_each_other(comm: Any) -> None:
 
     with fake_device("late", reach=Reach("", staged=True)), ProcessGrid(comm) as grid:
         A = DistMatrix.eye(20, grid=grid, block=4, device="fake")
+        Q, _ = linalg.qr(A[:, :3])  # by messages through the host
+        assert Q.device == "fake" and np.array_equal(Q.allgather(), np.eye(20, 3))
         if comm.size == 1:
             assert np.array_equal(linalg.cholesky(A).allgather(), np.eye(20))
         else:
