@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -29,6 +30,33 @@ _common = options.together(
     options.json_,
     options.debug,
 )
+
+
+class How(NamedTuple):
+    """The options that all of these commands have."""
+
+    grid_shape: tuple[int, int] | None
+    block: tuple[int, int] | None
+    dtype: str | None
+    trace_file: str | None
+    nvtx: bool
+    verified: bool
+    force: bool
+    as_json: bool
+
+
+def _on_all_ranks(body: Callable[..., int]) -> Callable[..., int]:
+    """Return a function of all options for `body`, a function of a session, the common options and the others."""
+
+    @wraps(body)
+    def run(**given: Any) -> int:
+        from pdgemm.cli.session import session
+
+        how = How(*map(given.pop, How._fields))
+        with session(how.grid_shape, how.as_json) as say, say.traced(how.trace_file, how.nvtx):
+            return body(say, how, **given)
+
+    return _common(run)
 
 
 @dataclass(frozen=True)
@@ -56,44 +84,28 @@ class Check:
     help="What A is: pos: Hermitian and positive definite, of which the lower triangle is read.",
 )  # fmt: skip
 @click.option("--refine", is_flag=True, help="Factor in single precision, and refine X to double precision.")
-@_common
-def solve(
-    a: Dataset,
-    b: Dataset,
-    output: Dataset,
-    assume: Any,
-    refine: bool,
-    grid_shape: tuple[int, int] | None,
-    block: tuple[int, int] | None,
-    dtype: str | None,
-    trace_file: str | None,
-    nvtx: bool,
-    verified: bool,
-    force: bool,
-    as_json: bool,
-) -> int:
+@_on_all_ranks
+def solve(say: Speaker, how: How, a: Dataset, b: Dataset, output: Dataset, assume: Any, refine: bool) -> int:
     """Solve A X = B by a factorisation of A; --verify checks the backward error."""
     from pdgemm import linalg
-    from pdgemm.cli.session import session
 
-    with session(grid_shape, as_json) as say, say.traced(trace_file, nvtx):
-        x, y = _sources(say, {"A": a, "B": b}, dtype)
-        (n, m), wide = y.shape, max(x.dtype, y.dtype)
-        size = n * n + 3 * n * m if assume == "pos" or "triangular" in assume else 2 * n * n + 3 * n * m
-        _check(say, [(output, n * m)], (x, y), wide, block, force, (2 + verified) * size)
-        A, B = (say.read(each, block) for each in (x, y))
-        with say.progress("solve"):
-            X = linalg.solve(A, B, assume_a=assume, refine=refine)
-        say.report("solve", X.report.summary())
-        if verified:
-            with say.progress("verify"):
-                if "triangular" in assume or assume == "pos":
-                    A = _whole(A, assume)
-                scale = max(1, n) * (A.norm(1) * X.norm(1) + B.norm(1))
-                residual = (B - A @ X).norm(1)
-            if not _passes(say, [("backward error", residual, scale)], wide):
-                return 1
-        say.save(output, X)
+    x, y = _sources(say, {"A": a, "B": b}, how.dtype)
+    (n, m), wide = y.shape, max(x.dtype, y.dtype)
+    size = n * n + 3 * n * m if assume == "pos" or "triangular" in assume else 2 * n * n + 3 * n * m
+    _check(say, [(output, n * m)], (x, y), wide, how, (2 + how.verified) * size)
+    A, B = (say.read(each, how.block) for each in (x, y))
+    with say.progress("solve"):
+        X = linalg.solve(A, B, assume_a=assume, refine=refine)
+    say.report("solve", X.report.summary())
+    if how.verified:
+        with say.progress("verify"):
+            if "triangular" in assume or assume == "pos":
+                A = _whole(A, assume)
+            scale = max(1, n) * (A.norm(1) * X.norm(1) + B.norm(1))
+            residual = (B - A @ X).norm(1)
+        if not _passes(say, [("backward error", residual, scale)], wide):
+            return 1
+    say.save(output, X)
     return 0
 
 
@@ -104,22 +116,9 @@ def solve(
 @click.option("--oversample", type=click.IntRange(0, options.MOST), default=10, show_default=True)
 @click.option("--power", type=click.IntRange(0, 100), default=2, show_default=True, help="Iterations.")
 @click.option("--seed", default=0, show_default=True)
-@_common
+@_on_all_ranks
 def svd(
-    a: Dataset,
-    k: int | None,
-    output: Dataset,
-    oversample: int,
-    power: int,
-    seed: int,
-    grid_shape: tuple[int, int] | None,
-    block: tuple[int, int] | None,
-    dtype: str | None,
-    trace_file: str | None,
-    nvtx: bool,
-    verified: bool,
-    force: bool,
-    as_json: bool,
+    say: Speaker, how: How, a: Dataset, k: int | None, output: Dataset, oversample: int, power: int, seed: int
 ) -> int:
     """Write U (m x k), s (1 x k) and Vh (k x n), where A is about U diag(s) Vh.
 
@@ -129,73 +128,58 @@ def svd(
     import numpy as np
 
     from pdgemm import linalg
-    from pdgemm.cli.session import session
     from pdgemm.errors import ArgumentError
     from pdgemm.matrix.distmatrix import DistMatrix
 
-    with session(grid_shape, as_json) as say, say.traced(trace_file, nvtx):
-        (x,) = _sources(say, {"A": a}, dtype)
-        (m, n), parts = x.shape, {name: Dataset(output.path, f"{output.name}/{name}") for name in ("Vh", "s", "U")}
-        few = min(m, n) if k is None else k
-        if few > min(m, n):
-            raise ArgumentError(f"-k {few} is more than the {min(m, n)} singular values of A, which is {m} x {n}")
-        sizes = {"Vh": few * n, "s": few, "U": few * m}
-        _check(say, [(parts[name], sizes[name]) for name in parts], (x,), x.dtype, block, force, 4 * (m + n) * few)
-        A = say.read(x, block)
-        with say.progress("svd"):
-            U, s, Vh = linalg.svd(A, k, oversample=oversample, power=power, seed=seed)
-        say.report("svd", U.report)
-        if verified:
-            with say.progress("verify"):
-                one = DistMatrix.eye(few, grid=say.grid, dtype=A.dtype)
-                left, right = (U.H @ U).redistribute(like=one) - one, (Vh @ Vh.H).redistribute(like=one) - one
-                moved = (U.H @ A).redistribute(like=Vh) - Vh * s.astype(s.dtype)[:, None]
-                checks = [("|Uh U - I|", left.norm(1), float(few)), ("|Vh V - I|", right.norm(1), float(few))]
-                checks += [("|Uh A - s Vh|", moved.norm(1), (m + n) * max(A.norm(1), A.norm(np.inf)))]
-            if not _passes(say, checks, A.dtype):
-                return 1
-        values = DistMatrix.from_function(lambda i, j: s[j], (1, few), grid=say.grid, dtype=s.dtype)
-        for name, matrix in (("Vh", Vh), ("s", values), ("U", U)):
-            say.save(parts[name], matrix)
+    (x,) = _sources(say, {"A": a}, how.dtype)
+    (m, n), parts = x.shape, {name: Dataset(output.path, f"{output.name}/{name}") for name in ("Vh", "s", "U")}
+    few = min(m, n) if k is None else k
+    if few > min(m, n):
+        raise ArgumentError(f"-k {few} is more than the {min(m, n)} singular values of A, which is {m} x {n}")
+    sizes = {"Vh": few * n, "s": few, "U": few * m}
+    _check(say, [(parts[name], sizes[name]) for name in parts], (x,), x.dtype, how, 4 * (m + n) * few)
+    A = say.read(x, how.block)
+    with say.progress("svd"):
+        U, s, Vh = linalg.svd(A, k, oversample=oversample, power=power, seed=seed)
+    say.report("svd", U.report)
+    if how.verified:
+        with say.progress("verify"):
+            one = DistMatrix.eye(few, grid=say.grid, dtype=A.dtype)
+            left, right = (U.H @ U).redistribute(like=one) - one, (Vh @ Vh.H).redistribute(like=one) - one
+            moved = (U.H @ A).redistribute(like=Vh) - Vh * s.astype(s.dtype)[:, None]
+            checks = [("|Uh U - I|", left.norm(1), float(few)), ("|Vh V - I|", right.norm(1), float(few))]
+            checks += [("|Uh A - s Vh|", moved.norm(1), (m + n) * max(A.norm(1), A.norm(np.inf)))]
+        if not _passes(say, checks, A.dtype):
+            return 1
+    values = DistMatrix.from_function(lambda i, j: s[j], (1, few), grid=say.grid, dtype=s.dtype)
+    for name, matrix in (("Vh", Vh), ("s", values), ("U", U)):
+        say.save(parts[name], matrix)
     return 0
 
 
 @click.command(cls=OfAllRanks)
 @click.argument("a", type=DATASET)
 @click.option("-o", "--output", type=DATASET, required=True, help="Dataset for G; replaced if pdgemm wrote it.")
-@_common
-def gram(
-    a: Dataset,
-    output: Dataset,
-    grid_shape: tuple[int, int] | None,
-    block: tuple[int, int] | None,
-    dtype: str | None,
-    trace_file: str | None,
-    nvtx: bool,
-    verified: bool,
-    force: bool,
-    as_json: bool,
-) -> int:
+@_on_all_ranks
+def gram(say: Speaker, how: How, a: Dataset, output: Dataset) -> int:
     """Compute the Gram matrix G := Ah A by half the operations of a product; --verify checks it by random vectors."""
     from pdgemm import linalg
-    from pdgemm.cli.session import session
     from pdgemm.matrix.residual import verify
 
-    with session(grid_shape, as_json) as say, say.traced(trace_file, nvtx):
-        (x,) = _sources(say, {"A": a}, dtype)
-        n = x.shape[1]
-        _check(say, [(output, n * n)], (x,), x.dtype, block, force, 2 * n * n)
-        A = say.read(x, block)
-        with say.progress("gram"):
-            G = linalg.gram(A)
-        say.report("gram", G.report.summary())
-        if verified:
-            with say.progress("verify"):
-                residual = verify(G, 1, A.H, A)
-            say.report("verify", residual)
-            if not residual.passed:
-                return 1
-        say.save(output, G)
+    (x,) = _sources(say, {"A": a}, how.dtype)
+    n = x.shape[1]
+    _check(say, [(output, n * n)], (x,), x.dtype, how, 2 * n * n)
+    A = say.read(x, how.block)
+    with say.progress("gram"):
+        G = linalg.gram(A)
+    say.report("gram", G.report.summary())
+    if how.verified:
+        with say.progress("verify"):
+            residual = verify(G, 1, A.H, A)
+        say.report("verify", residual)
+        if not residual.passed:
+            return 1
+    say.save(output, G)
     return 0
 
 
@@ -212,18 +196,16 @@ def _sources(say: Speaker, given: dict[str, Dataset], dtype: str | None) -> list
     return found
 
 
-def _check(
-    say: Speaker, outputs: list[tuple[Dataset, int]], sources: Any, dtype: Any, block: Any, force: bool, words: int
-) -> None:
+def _check(say: Speaker, outputs: list[tuple[Dataset, int]], sources: Any, dtype: Any, how: How, words: int) -> None:
     """Check all that can be known without the elements.   words : that all ranks together need beside the sources."""
     from pdgemm.cli.ahead import Outlines, check_memory, check_output
 
-    outlines = Outlines(say.grid, block, "host")
+    outlines = Outlines(say.grid, how.block, "host")
     for x in sources:
         outlines.of_source(x)
     say.lost = f"{outputs[0][0].path} was not written, its contents are unchanged"
     for output, size in outputs:
-        check_output(say.grid, output, size * dtype.itemsize, force, sources, ours=True)
+        check_output(say.grid, output, size * dtype.itemsize, how.force, sources, ours=True)
     needed = sum(outlines.nbytes) + -(-words * dtype.itemsize // say.grid.size)
     check_memory(say.grid, needed, "the matrices and their factors")
 
