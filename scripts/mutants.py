@@ -1,4 +1,4 @@
-"""What the suite catches: 40 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 56 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/mutants.py                  each bug, against the tests of its room as scripts/test.sh runs them
     python scripts/mutants.py --all            as scripts/test.sh --all runs them
@@ -213,6 +213,89 @@ MUTANTS = [
         "max(0 if self.alike else need.max(initial=0), min(CHUNK_BYTES, need.sum()))",
         "min(CHUNK_BYTES, need.sum())",
         (f"1 {R}batched.py",),
+    ),
+    Mutant(
+        "factors: the other factor of a product is not conjugated", "pdgemm/factors/rank_k.py",
+        "right = right.H if hermitian else right.T", "right = right.T",
+        (f"1 {R}linalg_rank_k.py",),
+    ),
+    Mutant(
+        "factors: both triangles of a result are written", "pdgemm/factors/rank_k.py",
+        '    given["triangle"] = uplo', '    given["triangle"] = ""',
+        (f"4 {R}linalg_rank_k.py",),
+    ),
+    Mutant(
+        "factors: the solution of a transpose is permuted the other way", "pdgemm/factors/lu.py",
+        "X = steps.did(permuted(X, np.argsort(factors.perm)))", "X = steps.did(permuted(X, factors.perm))",
+        (f"1 {R}linalg_lu.py",),
+    ),
+    Mutant(
+        "factors: a refined solution is the first one", "pdgemm/factors/solve.py",
+        "            X += corrected(R)", "            corrected(R)",
+        (f"1 {R}linalg_solve.py",),
+    ),
+    Mutant(
+        "panel_algorithms: CholeskyQR tries no shift", "pdgemm/panel_algorithms/cholesky_qr.py",
+        "for s in (0.0, shift)[: 1 + first]:", "for s in (0.0,):",
+        (f"1 {R}linalg_tall_qr.py",),
+    ),
+    Mutant(
+        "panel_algorithms: a Q of any departure is right", "pdgemm/panel_algorithms/cholesky_qr.py",
+        "last = departure <= NEAR", "last = departure <= NEAR or number == 2",
+        (f"1 {R}linalg_tall_qr.py",),
+    ),
+    Mutant(
+        "panel_algorithms: rows of X are read before they are solved", "pdgemm/panel_algorithms/triangular_panels.py",
+        "rows, slot, PANEL, ready=not plan.solves)", "rows, slot, PANEL, ready=True)",
+        (f"4 {R}linalg_late_ranks.py",),
+    ),
+    Mutant(
+        "panel_algorithms: products do not wait for a triangle", "pdgemm/panel_algorithms/triangular_panels.py",
+        "if self._plan.A.conjugated else CONVERT)(here, there)\n        self._task.copied()",
+        "if self._plan.A.conjugated else CONVERT)(here, there)",
+        (f"4 {D}device_panels.py",),
+    ),
+    Mutant(
+        "panel_schedules: rows that change places twice do so once", "pdgemm/panel_schedules/row_moves.py",
+        "lying[here], lying[there] = lying.get(there, there), lying.get(here, here)",
+        "lying[here], lying[there] = there, lying.get(here, here)",
+        (f"0 {U}panel_schedules.py", f"4 {R}linalg_lu.py"),
+    ),
+    Mutant(
+        "panel_movers: a panel is rewritten while it is read", "pdgemm/panel_movers/gathered_panel.py",
+        "        task.wait(slot)  # until others that read the last panel in X have done so", "        pass",
+        (f"4 {R}linalg_late_ranks.py", f"4 {R}linalg_lu.py"),
+    ),
+    Mutant(
+        "spectral: the trace of a sign is rounded down", "pdgemm/spectral/eigh.py",
+        "count = round((n + trace) / 2)", "count = int((n + trace) / 2)",
+        (f"1 {R}linalg_functions.py",),
+    ),
+    Mutant(
+        "spectral: power iterations leave out the adjoint", "pdgemm/spectral/svd.py",
+        "Q = work.did(qr(work.product(1, A.H, Q))[0])\n        Q", "Q",
+        (f"1 {R}linalg_functions.py",),
+    ),
+    Mutant(
+        "spectral: the error of singular values is ten times too small", "pdgemm/spectral/svd.py",
+        "error = 10 * np.sqrt(2 / np.pi)", "error = np.sqrt(2 / np.pi)",
+        (f"1 {R}linalg_functions.py",),
+    ),
+    Mutant(
+        "spectral: an exponential is squared too seldom", "pdgemm/spectral/matrix_functions.py",
+        "s = max(0, exponent - most, exponent + ceil(log2(norm / largest)) if norm else 0)",
+        "s = max(0, exponent - most, exponent + ceil(log2(norm / largest)) - 1 if norm else 0)",
+        (f"1 {R}linalg_functions.py",),
+    ),
+    Mutant(
+        "spectral: the second estimate of a condition is left out", "pdgemm/spectral/norms.py",
+        "return max(found, 2 * length(apply((-1.0) ** i * (1 + i / max(1, n - 1)))) / (3 * n))", "return found",
+        (f"1 {R}linalg_functions.py",),
+    ),
+    Mutant(
+        "scalapack: a singular matrix has a solution", "pdgemm/scalapack/lapack.py",
+        "if nrhs and not factors.zero_pivot:", "if nrhs:",
+        (f"4 {R}scalapack_linalg.py",),
     ),
     Mutant(
         "calibrate: seconds of a word are taken for those of a byte", "pdgemm/calibrate/links.py",
