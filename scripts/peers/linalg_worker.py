@@ -75,7 +75,7 @@ def by_pdgemm(function: str, A: DistMatrix, B: DistMatrix, C: DistMatrix | None 
         case "trmm":
             return library.trmm(A, B, lower=True)
         case "syrk":
-            return library.syrk(1.0, A)
+            return library.syrk(1.0, A, 0.0, B)
         case "lu":
             found = library.lu_factor(A, overwrite_a=True)
             return found.LU, found.perm
@@ -93,7 +93,7 @@ def by_scipy(function: str, A: np.ndarray, B: np.ndarray) -> Any:
         case "trmm":
             return blas("trmm")(1.0, A, B, lower=1, overwrite_b=1)
         case "syrk":
-            return blas("syrk")(1.0, A, lower=1)
+            return blas("syrk")(1.0, A, c=B, lower=1, overwrite_c=1)
         case "lu":
             factors, pivots, _ = lapack("getrf")(A, overwrite_a=1)
             order = np.arange(len(A))
