@@ -1,7 +1,8 @@
-"""Checks of integers that a user passes: dimensions, blocks, counts, ranges, seeds; and how messages show values."""
+"""Checks of integers and names that a user passes: dimensions, counts, ranges, seeds; how messages show values."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from operator import index
 from typing import Any
 
@@ -20,6 +21,13 @@ def shown(value: object) -> str:
     except Exception:  # Python writes no integer of more than 4300 digits
         return f"a value of type {type(value).__name__} that is too long to be shown"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def as_name(given: object, name: str, known: Collection[str]) -> str:
+    """Return one of the names that an option may have.  Raises ArgumentError."""
+    if not isinstance(given, str) or given not in known:
+        raise ArgumentError(f"{name} {shown(given)} is not one of {', '.join(known)}")
+    return given
 
 
 def as_whole(given: object, name: str, least: int = -_MOST - 1, most: int = _MOST) -> int:

@@ -8,7 +8,7 @@ from typing import get_args
 import numpy as np
 
 from pdgemm.arrays import dtypes
-from pdgemm.errors import ArgumentError
+from pdgemm.arrays.integers import as_name
 from pdgemm.factors.householder import householder_qr
 from pdgemm.factors.operands import like
 from pdgemm.factors.stages import beneath, fastest_method
@@ -39,8 +39,8 @@ def qr(A: DistMatrix, *, mode: str = "reduced", method: QRMethod = "auto") -> tu
 
     The diagonal of R is real and >= 0 with each method, so that Q and R of full rank are the same on any number of
     ranks (LAPACK's, and NumPy's, has numbers of any sign).  Q lies as A does, R on the same grid with the columns of Q.
-    `Q.report` says which method ran, what was measured, and the words.  A matrix on a device is copied to the host and
-    its factors back, but with "householder", which see.
+    `Q.report` says which method ran, what was measured, and the words.  On a device "auto" leaves "householder" out,
+    CholeskyQR2 computes there, but for the factors of n x n matrices, and TSQR in copies on the host.
 
     Cost per rank for P ranks, m >= n: CholeskyQR2 4mn^2/P flops and n^2 words in, twice; TSQR 6mn^2/P flops and 2n^2
     words in, log2(P) times.  Memory: twice the rank's share of A, and 4n^2 words, because all of R is on every rank.
@@ -54,10 +54,8 @@ def qr(A: DistMatrix, *, mode: str = "reduced", method: QRMethod = "auto") -> tu
     with together(communicator(A=A)) as arguments:
         check_matrices(A=A)
         arguments += ["qr", mode, method, A.distribution]
-        if mode != "reduced":
-            raise ArgumentError(f'mode {mode!r} is not "reduced"')
-        if method not in get_args(QRMethod):
-            raise ArgumentError(f"method {method!r} is not one of {', '.join(get_args(QRMethod))}")
+        as_name(mode, "mode", ("reduced",))
+        as_name(method, "method", get_args(QRMethod))
         check_dtype("A", A, dtypes.BLAS)
     if (fastest_method(A) if method == "auto" else method) == "householder":
         return _by_reflections(A)

@@ -13,6 +13,7 @@ from pdgemm.algorithms.store import store
 from pdgemm.arrays import device as devices
 from pdgemm.arrays import dtypes
 from pdgemm.arrays.elementwise import CONVERT, scale
+from pdgemm.arrays.integers import as_name
 from pdgemm.devices.streams import recorder_of
 from pdgemm.errors import ArgumentError, DTypeError, LayoutError
 from pdgemm.gemm import carried_out
@@ -176,7 +177,7 @@ def gram(A: DistMatrix, *, uplo: Literal["full", "L", "U"] = "full", **options: 
     Errors are those of `herk`.
     """
     with together(communicator(A=A)) as arguments:
-        arguments += ["gram", uplo]
+        arguments += ["gram", as_name(uplo, "uplo", ("full", "L", "U"))]
     if uplo != "full":
         return herk(1.0, A, uplo=uplo, trans="C", **options)
     steps = Steps()
@@ -206,9 +207,9 @@ def _rank_k(
         check_alpha(alpha)
         check_matrices(A=A, B=B, **({} if C is None else {"C": C}))
         unknown = {*given} - {*Options._fields}
-        if unknown or uplo not in ("L", "U"):
-            wrong = f"uplo is 'L' or 'U', got {uplo!r}" if not unknown else f"unknown options: {', '.join(unknown)}"
-            raise ArgumentError(wrong)
+        if unknown:
+            raise ArgumentError(f"unknown options: {', '.join(unknown)}")
+        as_name(uplo, "uplo", ("L", "U"))
         letter, other = op_letter(trans, "trans"), "C" if hermitian else "T"
         if letter not in ("N", other):
             raise ArgumentError(f'trans is "N" or "{other}", got {trans!r}')

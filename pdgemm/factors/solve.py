@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from pdgemm.arrays import dtypes
-from pdgemm.errors import ArgumentError, DTypeError, LinAlgError
+from pdgemm.arrays.integers import as_name
+from pdgemm.errors import DTypeError, LinAlgError
 from pdgemm.factors.cholesky import cho_solve, cholesky
 from pdgemm.factors.lu import check_regular, lu_factor, lu_solve, own_copy, permuted
 from pdgemm.factors.operands import (
@@ -152,10 +153,9 @@ def inv(A: DistMatrix, *, overwrite_a: bool = False, assume_a: str = "gen", lowe
 
 def structure(given: str) -> str:
     """Return the short name of what is assumed of a matrix."""
-    for short, long in STRUCTURES.items():
-        if given in (short, long):
-            return short
-    raise ArgumentError(f"assume_a is one of {', '.join(map(repr, STRUCTURES))}, got {given!r}")
+    short = {long: short for short, long in STRUCTURES.items()}
+    given = as_name(given, "assume_a", dict.fromkeys((*STRUCTURES, *short)))
+    return short.get(given, given)
 
 
 def _regular_diagonal(A: DistMatrix) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pdgemm.arrays import device as devices
-from pdgemm.errors import ArgumentError
+from pdgemm.arrays.integers import as_name
 from pdgemm.factors.operands import check_right_side, check_square, column, common_dtype, described, in_type, like
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.instrument.report import MoveReport
@@ -141,9 +141,7 @@ class Posed(NamedTuple):
 def posed(A: DistMatrix, B: Any, lower: bool, trans: str, side: str) -> Posed:
     """Return what is solved from the left: X op(A) = alpha B is op(A)^T X^T = alpha B^T.  Local; raises for B."""
     M, lower = op(A, trans, "trans"), bool(lower) != (op_letter(trans, "trans") != "N")
-    if side not in ("L", "R"):
-        raise ArgumentError(f'side is "L" or "R", got {side!r}')
-    check_right_side(A, B, side)
+    check_right_side(A, B, as_name(side, "side", ("L", "R")))
     if side == "R":
         M, lower, B = M.T, not lower, B.T
     return Posed(M, lower, B, common_dtype(A, B))

@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from pdgemm.arrays import dtypes
 from pdgemm.arrays.device import Array, address, shadow, writeable
-from pdgemm.arrays.integers import as_count, shown
+from pdgemm.arrays.integers import as_count, as_name, shown
 from pdgemm.blas.local_gemm import BLAS_INT
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -140,8 +140,8 @@ def op_letter(trans: str, name: str) -> str:
 
 def accumulation(a: np.dtype, b: np.dtype, c: np.dtype, asked: Any, compute_type: Any = None) -> tuple[np.dtype, str]:
     """Return the type in which products of a and b are accumulated, and the type that these are rounded to, or ""."""
-    if compute_type is not None and (not isinstance(compute_type, str) or compute_type not in dtypes.COMPUTE):
-        raise ArgumentError(f"compute_type {compute_type!r} is not one of {', '.join(dtypes.COMPUTE)}")
+    if compute_type is not None:
+        as_name(compute_type, "compute_type", dtypes.COMPUTE)
     return _accumulation(a, b, c, None if asked is None else dtypes.element_type(asked), compute_type)
 
 

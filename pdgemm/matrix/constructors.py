@@ -11,7 +11,7 @@ from pdgemm.arrays import device as devices
 from pdgemm.arrays.dtypes import element_type
 from pdgemm.arrays.element_functions import ElementFunction, element_function, fill
 from pdgemm.arrays.elementwise import set_elements
-from pdgemm.arrays.integers import as_whole
+from pdgemm.arrays.integers import as_name, as_whole
 from pdgemm.blas.local_gemm import leading
 from pdgemm.errors import ArgumentError, DeviceError, LayoutError
 from pdgemm.grids.distribution import Block
@@ -114,9 +114,7 @@ class Constructors(MatrixBase):
         kind : "uniform" on [0, 1), or "normal" with mean 0 and variance 1; other arguments as for `empty`.
         """
         with together(communicator_of(grid)) as arguments:
-            if kind not in get_args(RandomKind):
-                raise ArgumentError(f"kind {kind!r} is not one of {', '.join(get_args(RandomKind))}")
-            f = element_function(kind, seed, element_type(dtype))
+            f = element_function(as_name(kind, "kind", get_args(RandomKind)), seed, element_type(dtype))
             arguments += ["DistMatrix.random", f"seed={seed}", kind]
         made = cls.empty(shape, grid=grid, block=block, dtype=dtype, source=source, order=order, device=device)
         return made._filled("random", f)

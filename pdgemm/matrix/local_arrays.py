@@ -10,7 +10,8 @@ from mpi4py import MPI
 from pdgemm.arrays import device as devices
 from pdgemm.arrays.device import Array, Device
 from pdgemm.arrays.dtypes import element_type
-from pdgemm.errors import ArgumentError, GridError, LayoutError, NodeMemoryError, OutOfMemoryError
+from pdgemm.arrays.integers import as_name
+from pdgemm.errors import GridError, LayoutError, NodeMemoryError, OutOfMemoryError
 from pdgemm.grids.distribution import Block, Distribution
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
@@ -37,8 +38,7 @@ def new_local(
 ) -> tuple[Array, Distribution]:  # fmt: skip
     """Allocate the local array of a new matrix, and return it with the distribution.  Local."""
     distribution = distribution_on(grid, shape, block, source)
-    if order not in ("C", "F"):
-        raise ArgumentError(f'order {order!r} is neither "C" nor "F"')
+    as_name(order, "order", ("C", "F"))
     return new_array(distribution.local_shape(grid.coords), dtype, order, grid, device), distribution
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pdgemm
-from pdgemm.errors import ArgumentError
+from pdgemm.arrays.integers import as_name
 
 
 def matrix_power(a: Any, n: int) -> Any:
@@ -23,9 +23,7 @@ def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True, hermitian: 
 
 
 def eigh(a: Any, UPLO: str = "L") -> Any:
-    if UPLO not in ("L", "U"):
-        raise ArgumentError(f'UPLO is "L" or "U", got {UPLO!r}')
-    return linalg("eigh")(a, lower=UPLO == "L")
+    return linalg("eigh")(a, lower=as_name(UPLO, "UPLO", ("L", "U")) == "L")
 
 
 def qr(a: Any, mode: str = "reduced") -> Any:

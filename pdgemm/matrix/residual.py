@@ -11,8 +11,8 @@ from mpi4py import MPI
 from pdgemm.arrays import dtypes
 from pdgemm.arrays.device import to_host
 from pdgemm.arrays.element_functions import element_function, slabs
-from pdgemm.arrays.integers import as_count, as_seed
-from pdgemm.errors import ArgumentError, LayoutError
+from pdgemm.arrays.integers import as_count, as_name, as_seed
+from pdgemm.errors import LayoutError
 from pdgemm.matrix.argument_checks import as_scalar, check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import ComputeType, DType
@@ -126,8 +126,8 @@ def check_arguments(
                 f"shapes do not fit: A is {A.shape}, B is {B.shape}, C is {C.shape}, "
                 f"C0 is {None if C0 is None else C0.shape}"
             )
-        if compute_type is not None and compute_type not in dtypes.COMPUTE:
-            raise ArgumentError(f"compute_type {compute_type!r} is not one of {', '.join(dtypes.COMPUTE)}")
+        if compute_type is not None:
+            as_name(compute_type, "compute_type", dtypes.COMPUTE)
         arguments += ["verify", (m, n, k), alpha, beta, seed, vectors, accumulate_dtype, compute_type]
         arguments += [A.dtype, B.dtype, C.dtype, None if C0 is None else C0.dtype]
         columns = np.arange(vectors)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pdgemm.arrays.integers import as_count, shown
+from pdgemm.arrays.integers import as_count, as_name
 from pdgemm.errors import ArgumentError, LinAlgError
 from pdgemm.factors.operands import to_one
 from pdgemm.factors.qr import qr
@@ -68,8 +68,7 @@ def eigh(
         tolerance = least if tolerance is None else as_real(tolerance, "tolerance", above=0)
         if k is not None and k > len(A):
             raise ArgumentError(f"k = {k} is more than the {len(A)} eigenvalues of A, which is {size(A)}")
-        if which not in ("largest", "smallest"):
-            raise ArgumentError(f'which is "largest" or "smallest", got {shown(which)}')
+        as_name(which, "which", ("largest", "smallest"))
         arguments += ["eigh", A.distribution, A.dtype, k, which, bool(lower), tolerance, steps]
     work = Work("eigh")
     H = _hermitian(A, lower)

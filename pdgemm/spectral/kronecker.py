@@ -16,7 +16,7 @@ from pdgemm.grids.distribution import Block, BlockCyclic, Distribution
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.instrument.report import MoveReport
-from pdgemm.matrix.argument_checks import check_matrices, communicator, op, size
+from pdgemm.matrix.argument_checks import check_matrices, communicator, op, op_letter, size
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.gather import block_index
 from pdgemm.matrix.tree import broadcast
@@ -33,17 +33,19 @@ def matvec(A: DistMatrix, x: Any, *, trans: Transpose = "N") -> Any:
     Cost: 2 mn/P flops and m words to every rank; for a DistMatrix, those of `pdgemm`.
     Raises LayoutError where x has another length, ArgumentError where it differs among the ranks.
     """
-    with together(communicator(A=A)) as arguments:
+    with together(communicator(A=A, x=x)) as arguments:
         check_matrices(A=A)
-        M = op(A, trans, "trans")
-        arguments += ["matvec", A.distribution, A.dtype, trans, isinstance(x, DistMatrix)]
+        M, letter = op(A, trans, "trans"), op_letter(trans, "trans")
+        arguments += ["matvec", A.distribution, A.dtype, letter, isinstance(x, DistMatrix)]
         if isinstance(x, DistMatrix) and x.shape != (M.shape[1], 1):
             raise LayoutError(f"op(A) is {size(M)}, but x is {size(x)}; one column of that length was expected")
+        if conjugated := letter == "C" and not isinstance(x, DistMatrix):
+            x = to_host(devices.adopted(x))
+            element_type(x.dtype)  # raises for what is no number
+            x = x.conj()  # a conjugate of A is a copy
     if isinstance(x, DistMatrix):
         return M @ x
-    if trans in ("C", "c"):  # without a conjugate of A, which is a copy
-        return A.T.matvec(np.conj(x)).conj()
-    return M.matvec(x)
+    return A.T.matvec(x).conj() if conjugated else M.matvec(x)
 
 
 def outer(a: Any, b: Any, *, grid: ProcessGrid | None = None, block: Block | None = None) -> DistMatrix:

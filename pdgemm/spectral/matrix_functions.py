@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pdgemm.arrays import dtypes
-from pdgemm.arrays.integers import as_count, shown
+from pdgemm.arrays.integers import as_count, as_name, shown
 from pdgemm.errors import ArgumentError, LinAlgError
 from pdgemm.factors.cholesky import cholesky
 from pdgemm.factors.operands import to_one
@@ -210,8 +210,7 @@ def sqrtm(A: DistMatrix, *, assume_a: Literal["gen", "pos"] = "gen") -> DistMatr
     """
     with together(communicator(A=A)) as arguments:
         check_operand("A", A, square=True)
-        if assume_a not in ("gen", "pos"):
-            raise ArgumentError(f'assume_a is "gen" or "pos", got {shown(assume_a)}')
+        as_name(assume_a, "assume_a", ("gen", "pos"))
         arguments += ["sqrtm", A.distribution, A.dtype, assume_a]
     work = Work("sqrtm")
     near, far = to_one(finite_norm("sqrtm", A) or 1, A.dtype)

@@ -12,7 +12,7 @@ import numpy as np
 
 from pdgemm.arrays import dtypes
 from pdgemm.arrays.element_functions import element_function
-from pdgemm.arrays.integers import shown
+from pdgemm.arrays.integers import as_name, shown
 from pdgemm.blas.local_qr import phases
 from pdgemm.errors import ArgumentError, LinAlgError
 from pdgemm.factors.cholesky import cho_solve, cholesky
@@ -140,8 +140,7 @@ def cond(
         p = _plain(p)
         if p not in (None, 1, 2, np.inf):
             raise ArgumentError(f"cond is known for p = None, 1, 2 and numpy.inf, got {shown(p)}")
-        if assume_a not in ("gen", "pos"):
-            raise ArgumentError(f'assume_a is "gen" or "pos", got {shown(assume_a)}')
+        as_name(assume_a, "assume_a", ("gen", "pos"))
         tolerance = _tolerance(A, tolerance)
         arguments += ["cond", A.distribution, A.dtype, shown(p), assume_a, tolerance]
     if 0 in A.shape:

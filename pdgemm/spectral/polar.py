@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pdgemm.arrays.integers import shown
-from pdgemm.errors import ArgumentError, LinAlgError
+from pdgemm.arrays.integers import as_name
+from pdgemm.errors import LinAlgError
 from pdgemm.factors.cholesky import cho_solve, cholesky
 from pdgemm.factors.operands import is_reachable, to_one
 from pdgemm.factors.solve import inv
@@ -144,8 +144,7 @@ def matrix_sign(A: DistMatrix, *, assume_a: Literal["gen", "her"] = "gen") -> Di
     """
     with together(communicator(A=A)) as arguments:
         check_operand("A", A, square=True)
-        if assume_a not in ("gen", "her"):
-            raise ArgumentError(f'assume_a is "gen" or "her", got {shown(assume_a)}')
+        as_name(assume_a, "assume_a", ("gen", "her"))
         arguments += ["matrix_sign", A.distribution, A.dtype, assume_a]
     work = Work("matrix_sign")
     if assume_a == "her":

@@ -74,6 +74,7 @@ def test_bad_arguments_raise_on_all_ranks(comm: Any) -> None:
     absent = comm.rank == comm.size - 1
     somewhere: Any = None if absent else S  # a matrix on the other ranks
     factors: Any = None if absent else linalg.LU(S, np.arange(6), 0)
+    some: Any = np.array(["gen", "N"])
     real, whole = "must be a real number", "is a whole number"
     calls: list[tuple[type[Exception], str, Any]] = [
         *((ArgumentError, real, lambda x=x: linalg.norm(S, 2, tolerance=x)) for x in ("a", np.nan, -1, True, 10**400)),
@@ -89,9 +90,35 @@ def test_bad_arguments_raise_on_all_ranks(comm: Any) -> None:
         (ArgumentError, "", lambda: linalg.norm(S, True)),
         (ArgumentError, "k = 9 is more than the 6", lambda: linalg.svd(S, 9)),
         (ArgumentError, "seed must be <=", lambda: linalg.svd(S, 2, seed=2**64)),
-        (ArgumentError, "assume_a is", lambda: linalg.solve(S, S, assume_a="some")),
+        (ArgumentError, "assume_a 'some' is", lambda: linalg.solve(S, S, assume_a="some")),
         (ArgumentError, "k = 7 is more", lambda: linalg.eigh(S, 7)),
         (ArgumentError, "trans", lambda: linalg.lu_solve(linalg.lu_factor(S), S, trans="X")),  # type: ignore[arg-type]
+        *((ArgumentError, "is not one of", call) for call in (  # arrays and numbers are no names
+            lambda: linalg.solve(S, S, assume_a=some), lambda: linalg.inv(S, assume_a=some),
+            lambda: linalg.cond(S, assume_a=some), lambda: linalg.sqrtm(S, assume_a=some),
+            lambda: linalg.matrix_sign(S, assume_a=some), lambda: linalg.eigh(S, which=some),
+            lambda: linalg.qr(S, mode=some), lambda: linalg.qr(S, method=some), lambda: linalg.gram(S, uplo=some),
+            lambda: linalg.herk(1, S, uplo=some), lambda: linalg.solve_triangular(S, S, side=some),
+            lambda: linalg.trmm(S, S, side=some), lambda: DistMatrix.random((3, 3), kind=some, grid=grid),
+            lambda: DistMatrix.zeros((3, 3), grid=grid, order=some), lambda: np.linalg.eigh(S, some),
+        )),
+        *((ArgumentError, 'trans is "N", "T" or "C"', lambda f=f: f(S, S, trans=some)) for f in (
+            linalg.solve_triangular, linalg.trmm, linalg.matvec,
+        )),
+        (DTypeError, "A must be a DistMatrix", lambda: linalg.matvec(somewhere, S[:, :1])),
+        (LayoutError, "one column of that length", lambda: linalg.matvec(S, S)),
+        (LayoutError, "array of shape", lambda: linalg.matvec(S, np.ones(5))),
+        (DTypeError, "^", lambda: linalg.matvec(S, "text" if absent else np.ones(6), trans="C")),
+        (DTypeError, "B must be a DistMatrix", lambda: linalg.kron(S, np.ones((2, 2)))),
+        (DTypeError, "A must be a DistMatrix", lambda: linalg.kron(somewhere, S)),
+        (ArgumentError, "is a whole number", lambda: linalg.matrix_power(S, 1.5)),
+        (DTypeError, "float16", lambda: linalg.expm(W)),
+        *((LayoutError, "must be square", lambda f=f: f(T)) for f in (linalg.expm, linalg.sqrtm, linalg.det)),
+        (DTypeError, "float16", lambda: linalg.herk(1, W)),
+        (ArgumentError, "unknown options: color", lambda: linalg.herk(1, S, color=1)),
+        (DTypeError, "alpha", lambda: linalg.herk(1j, S)),
+        *((LayoutError, "shape", lambda f=f: f(S, T, side="R")) for f in (linalg.solve_triangular, linalg.trmm)),
+        *((LayoutError, "must be square", lambda f=f: f(T, S)) for f in (linalg.solve_triangular, linalg.trmm)),
         *((LayoutError, "must be square", lambda f=f: f(T)) for f in (linalg.cholesky, linalg.eigh, linalg.inv)),
         *((DTypeError, "float16", lambda f=f: f(W)) for f in (linalg.cholesky, linalg.lu_factor, linalg.qr)),
         (DTypeError, "^L must be a DistMatrix", lambda: linalg.cho_solve((S, True), S)),  # type: ignore[arg-type]

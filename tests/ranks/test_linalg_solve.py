@@ -169,7 +169,7 @@ def test_what_cannot_be_solved(comm: Any) -> None:
                     call(A, assume_a=kind)
         with pytest.raises(LinAlgError, match="leading minor of order 1 is not"):
             linalg.solve(-1 * one, one, assume_a="positive definite")
-        with pytest.raises(ArgumentError, match="assume_a is one of 'gen', 'pos'"):
+        with pytest.raises(ArgumentError, match="is not one of gen, pos"):
             linalg.solve(one, one, assume_a="banded")
         with pytest.raises(LayoutError, match="A must be square"):
             linalg.inv(DistMatrix.zeros((2, 3), grid=grid))
