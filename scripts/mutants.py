@@ -227,7 +227,7 @@ MUTANTS = [
     Mutant(
         "factors: the solution of a transpose is permuted the other way", "pdgemm/factors/lu.py",
         "X = steps.did(permuted(X, np.argsort(factors.perm)))", "X = steps.did(permuted(X, factors.perm))",
-        (f"1 {R}linalg_lu.py",),
+        (f"1 {R}linalg_solve.py",),
     ),
     Mutant(
         "factors: a refined solution is the first one", "pdgemm/factors/solve.py",

@@ -8,7 +8,7 @@ from itertools import starmap
 from typing import Any
 
 from pdgemm.algorithms.executor import Room
-from pdgemm.algorithms.store import store
+from pdgemm.algorithms.store import store_corner
 from pdgemm.arrays import dtypes
 from pdgemm.arrays.device import Array
 from pdgemm.arrays.elementwise import CONVERT, Combine, scale
@@ -154,4 +154,4 @@ def _in_triangle(multiply: Callable[[Any], object], corner: Array, C: Array, for
     if beta != 0:
         CONVERT(corner, C)
     multiply(beta)
-    store(C, corner, CONVERT, within=formed)
+    store_corner(C, corner, formed)

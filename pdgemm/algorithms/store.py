@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pdgemm.arrays.device import Array, of
-from pdgemm.arrays.elementwise import Combine, scale
+from pdgemm.arrays.elementwise import CONVERT, Combine, scale
 from pdgemm.grids.index_map import IndexMap, identity
 from pdgemm.movers.block_copy import copy_blocks
 from pdgemm.schedules.staircase import Staircase
@@ -68,4 +68,12 @@ def _store_within(
         else:
             value = old.copy(order="K")
             store(value, new, op)
-            np.copyto(old, value, where=steps.window(r, c).mask(old.shape[0 if steps.flipped else 1]))
+            store_corner(old, value, steps.window(r, c))
+
+
+def store_corner(C: Array, value: Array, within: Staircase) -> None:
+    """Assign C := value, of one type, where C is in the triangle.  Local."""
+    if of(C):
+        store(C, value, CONVERT, within=within)
+    else:
+        np.copyto(C, value, where=within.mask(C.shape[0 if within.flipped else 1]))

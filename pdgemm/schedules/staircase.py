@@ -17,6 +17,7 @@ import numpy as np
 
 TriangleName = Literal["", "L", "U"]  # of a matrix: all of it, or its lower or upper triangle with the diagonal
 LEAST = 64  # rows and columns of the tiles that cross the diagonal: BLAS is slower on smaller ones
+REGISTERS = 16  # columns that BLAS has in registers, at most
 
 
 class Tile(NamedTuple):
@@ -74,12 +75,15 @@ class Staircase(NamedTuple):
     def tiles(self, least: int = LEAST) -> Iterator[Tile]:
         """Yield rectangles that cover the triangle; those that the diagonal crosses have at most least^2 elements.
 
-        With least = 0 it crosses none.  Rows are divided near the middle, where a block ends.
+        With least = 0 it crosses none.  Rows are divided near the middle, where a block ends; columns that all of them
+        have are a rectangle of their own if they are many, and a multiple of what BLAS has in registers.
         """
         todo = [(0, len(self.ends), 0)] if len(self.ends) else []
         while todo:
             lo, hi, done = todo.pop()
             first, last = int(self.ends[lo]), int(self.ends[hi - 1])
+            if last > first and least:
+                first = done + (first - done) // REGISTERS * REGISTERS if first - done >= least else done
             if first > done:
                 yield self._tile(slice(lo, hi), slice(done, first), True)
             if last == first:

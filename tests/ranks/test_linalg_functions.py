@@ -396,7 +396,7 @@ def check_eigh(A: Any, x: np.ndarray, k: int | None = None, **options: Any) -> A
     full = wide(x)
     tolerance = 2e-5 if eps(x) > 1e-10 else 2e-10
     assert np.linalg.norm(full @ v - v * w) <= (10 * n * eps(x) if k is None else tolerance) * size
-    assert orthogonality(v.astype(x.dtype)) <= 30
+    assert orthogonality(v.astype(x.dtype)) <= (30 if k is None else 60)  # restarts rotate the basis of Lanczos
     exact = np.linalg.eigvalsh(full)
     exact = exact if k is None else exact[:k] if options.get("which") == "smallest" else exact[n - k :]
     assert np.abs(w - exact).max(initial=0) <= (n * eps(x) if k is None else tolerance) * size
@@ -482,7 +482,7 @@ def test_arguments_are_refused_on_all_ranks(comm: Any) -> None:
             with pytest.raises(DTypeError, match="A must be a DistMatrix, got ndarray"):
                 of_any_shape(np.eye(3))
         square = A[:5, :]
-        with pytest.raises(ArgumentError, match='"gen" or "pos"'):
+        with pytest.raises(ArgumentError, match="'any' is not one of gen, pos"):
             linalg.sqrtm(square, assume_a="any")  # type: ignore[arg-type]
         if comm.size > 1:
             with pytest.raises(ArgumentError, match="different arguments"):
