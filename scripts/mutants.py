@@ -1,4 +1,4 @@
-"""What the suite catches: 56 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 55 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/mutants.py                  each bug, against the tests of its room as scripts/test.sh runs them
     python scripts/mutants.py --all            as scripts/test.sh --all runs them
@@ -267,8 +267,8 @@ MUTANTS = [
         (f"4 {R}linalg_late_ranks.py", f"4 {R}linalg_lu.py"),
     ),
     Mutant(
-        "spectral: the trace of a sign is rounded down", "pdgemm/spectral/eigh.py",
-        "count = round((n + trace) / 2)", "count = int((n + trace) / 2)",
+        "spectral: a sign's trace counts the eigenvalues below", "pdgemm/spectral/eigh.py",
+        "count = round((n + trace) / 2)", "trace = -trace\n        count = round((n + trace) / 2)",
         (f"1 {R}linalg_functions.py",),
     ),
     Mutant(
@@ -279,12 +279,6 @@ MUTANTS = [
     Mutant(
         "spectral: the error of singular values is ten times too small", "pdgemm/spectral/svd.py",
         "error = 10 * np.sqrt(2 / np.pi)", "error = np.sqrt(2 / np.pi)",
-        (f"1 {R}linalg_functions.py",),
-    ),
-    Mutant(
-        "spectral: an exponential is squared too seldom", "pdgemm/spectral/matrix_functions.py",
-        "s = max(0, exponent - most, exponent + ceil(log2(norm / largest)) if norm else 0)",
-        "s = max(0, exponent - most, exponent + ceil(log2(norm / largest)) - 1 if norm else 0)",
         (f"1 {R}linalg_functions.py",),
     ),
     Mutant(

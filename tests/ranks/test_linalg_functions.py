@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import factorial
 from typing import Any
 
 import numpy as np
@@ -147,6 +148,18 @@ def test_expm_of_matrices_far_from_normal(comm: Any) -> None:
             assert X.report.steps <= 8 or x.shape == (6, 6)
 
 
+def test_expm_where_one_more_squaring_begins(comm: Any) -> None:
+    """|A| is just below 2^s theta, as all powers have their full norms; against e^A's series."""
+    from pdgemm.linalg import expm
+
+    i = np.arange(9)
+    for size in (1.09, 2.18, 4.36):
+        series = np.array([sum(size ** (k + 9 * j) / factorial(k + 9 * j) for j in range(12)) for k in i])
+        exact = series[(i[:, None] - i) % 9]
+        with laid_out(comm, size * np.roll(np.eye(9), 1, axis=0)) as A:
+            assert np.linalg.norm(expm(A).allgather() - exact) <= 9 * eps(exact) * size * np.linalg.norm(exact)
+
+
 # ---------------------------------------------------------------- norms
 @pytest.mark.parametrize("dtype", TYPES)
 def test_norms(comm: Any, dtype: str) -> None:
@@ -201,6 +214,9 @@ def test_condition_numbers(comm: Any) -> None:
         found = [cond(A, p, assume_a="pos") for p in (1, 2)]
         assert np.allclose(found, [np.linalg.cond(h, p) for p in (1, 2)], rtol=0.03)
         assert cond(A * 0) == np.inf or np.isnan(cond(A * 0))
+    x = np.linalg.inv([[-1.0, 2, -2], [0, 2, -2], [0, 0, 1]])  # Hager's steps end at 1, its norm is 5
+    with laid_out(comm, x) as A:
+        assert cond(A, 1) >= 3.7 * np.linalg.norm(x, 1)
 
 
 # ---------------------------------------------------------------- two factors
@@ -294,6 +310,9 @@ def test_svd_of_low_rank_and_its_errors(comm: Any) -> None:
         assert np.allclose(s, [3, 2, 1, 0, 0, 0]) and np.allclose((U.allgather() * s) @ Vh.allgather(), x)
         assert orthogonality(U.allgather()) <= 20 and U.report.facts["error"] < 1e-13
         assert not svd(A * 0, 2)[1].any()
+        for seed in range(12):  # the residual has one direction: random vectors see little of it
+            U, s, Vh = svd(A, 2, oversample=0, power=4, seed=seed)
+            assert U.report.facts["error"] >= np.linalg.norm(x - (U.allgather() * s) @ Vh.allgather(), 2)
         with pytest.raises(ArgumentError, match="k = 16 is more than the 15 singular values"):
             svd(A, 16)
         with pytest.raises(LinAlgError, match="NaN or infinite"):
