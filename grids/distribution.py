@@ -25,7 +25,7 @@ The formulas are those of ScaLAPACK's NUMROC, INDXG2P, INDXG2L and INDXL2G (Blac
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -101,12 +101,16 @@ class BlockCyclic:
 
     def count(self, part: int) -> int:
         """Return the number of indices that `part` owns (NUMROC)."""
+        return self.below(self.n, part)
+
+    def below(self, end: int, part: int) -> int:
+        """Return how many indices less than `end` a part owns: its local index at which those from `end` on begin."""
         if part < 0:
             return 0
         position = self._position(part)
-        if self.n <= self.first:
-            return 0 if position else self.n
-        blocks, rest = divmod(self.n + self.skip, self.block)
+        if end <= self.first:
+            return 0 if position else end
+        blocks, rest = divmod(end + self.skip, self.block)
         rounds, extra = divmod(blocks, self.parts)
         held = rounds * self.block + (self.block if position < extra else rest if position == extra else 0)
         return held - self._lacking(part)
@@ -135,7 +139,7 @@ class BlockCyclic:
 
     def local_window(self, start: int, stop: int, part: int) -> slice:
         """Return the local indices of `part` that are the global indices from start to stop."""
-        return slice(*(replace(self, n=end).count(part) for end in (start, stop)))
+        return slice(self.below(start, part), self.below(stop, part))
 
     def over(self, parts: int) -> BlockCyclic:
         """Return the distribution of the same blocks over another number of parts; a block distribution remains one."""

@@ -15,7 +15,7 @@ from pdgemm.movers.panel_views import column_room
 from pdgemm.movers.pipeline import Slot
 from pdgemm.panel_movers.task import DIAGONAL, PANEL, Task
 from pdgemm.panel_schedules.cholesky_schedule import SMALLEST, CholeskySchedule
-from pdgemm.panel_schedules.panel_schedule import Panel, below, lower_tiles
+from pdgemm.panel_schedules.panel_schedule import Panel, lower_tiles
 
 
 class Cholesky:
@@ -59,7 +59,7 @@ class Cholesky:
         task.free(slot)
         cols = self._cols.local_window(panel.start, panel.stop, panel.col)
         diagonal = self._rows.local_window(panel.start, panel.stop, panel.row)
-        behind = slice(below(self._rows, i, panel.stop), A.shape[0])
+        behind = slice(self._rows.below(panel.stop, i), A.shape[0])
         if (i, j) == (panel.row, panel.col):
             with task.recorder.phase("compute"):
                 info = local_lapack.cholesky(A[diagonal, cols])
@@ -75,7 +75,7 @@ class Cholesky:
                 local_lapack.solve_triangular(L, A[behind, cols], side="R", trans="C")
         with task.recorder.phase("post"):
             P = task.bring("row", panel.col, "A", (behind, cols), slot.buffer_a, slot, PANEL)
-            n_loc = A.shape[1] - below(self._cols, j, panel.stop)
+            n_loc = A.shape[1] - self._cols.below(panel.stop, j)
             Q = column_room(n_loc, self._plan.A.order, panel.width, slot.buffer_b)
             self._copies[slot.number] = task.bring_transposed(panel, P, "A", Q, self._arriving[slot.number], slot)
         self._panels[slot.number] = P, Q
@@ -92,7 +92,7 @@ class Cholesky:
     def _update(self, panel: Panel, slot: Slot, start: int, stop: int) -> None:
         """A_ij := A_ij - L_ik L_jk^H on and below the diagonal, in columns start to stop."""
         A, (P, Q), (i, j) = self._A, self._panels[slot.number], self._task.grid.coords
-        down, right = below(self._rows, i, panel.stop), below(self._cols, j, panel.stop)
+        down, right = self._rows.below(panel.stop, i), self._cols.below(panel.stop, j)
         for r, c in lower_tiles(self._rows, self._cols, (i, j), start, stop, SMALLEST):
             left, of_right = P[r.start - down : r.stop - down], Q[c.start - right : c.stop - right]
             self._task.update(left, of_right.T, A[r, c], conjugate_b=A.dtype.kind == "c")
@@ -104,4 +104,4 @@ class Cholesky:
             for panel in self._plan.steps:
                 if j == panel.col:
                     cols = self._cols.local_window(panel.start, panel.stop, j)
-                    self._A[: below(self._rows, i, panel.start), cols] = 0
+                    self._A[: self._rows.below(panel.start, i), cols] = 0

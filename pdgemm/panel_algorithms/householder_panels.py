@@ -17,7 +17,6 @@ from pdgemm.panel_movers.column_sum import ColumnSum
 from pdgemm.panel_movers.reflectors import Reflectors
 from pdgemm.panel_movers.task import Task
 from pdgemm.panel_schedules.householder_schedule import HouseholderSchedule
-from pdgemm.panel_schedules.panel_schedule import below
 
 
 class Householder:
@@ -88,7 +87,7 @@ class Householder:
         """C := (I - V op(T) V^H) C, in columns from and to, and rows from the panel's start on."""
         panel, task, (i, j) = self._plan.steps[number], self._task, self._task.grid.coords
         rows, cols = self._plan.A.distribution.rows, self._plan.A.distribution.cols
-        C = C[below(rows, i, panel.start) :, cols.local_window(*columns, j)]
+        C = C[rows.below(panel.start, i) :, cols.local_window(*columns, j)]
         if not C.size:
             return
         V, T = self._reflectors.get(number)

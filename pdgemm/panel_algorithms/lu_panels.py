@@ -20,7 +20,7 @@ from pdgemm.panel_movers.task import DIAGONAL, PANEL, Line, Task
 from pdgemm.panel_movers.tree_messages import descend, to_all
 from pdgemm.panel_schedules.gathered_layout import gathered_rows
 from pdgemm.panel_schedules.lu_schedule import INDEX, LUSchedule
-from pdgemm.panel_schedules.panel_schedule import Panel, below
+from pdgemm.panel_schedules.panel_schedule import Panel
 from pdgemm.panel_schedules.row_moves import RowMoves, moves_left
 
 _PIVOTS = (1 << 12) + 4  # a tag
@@ -102,7 +102,7 @@ class LUPanels:
             self._bring_pivots("row", panel.col, panel, slot)
             if panel.stop < self._cols.n:
                 window = (
-                    slice(below(self._rows, i, panel.start), self._rows.count(i)),
+                    slice(self._rows.below(panel.start, i), self._rows.count(i)),
                     self._cols.local_window(panel.start, panel.stop, panel.col),
                 )
                 self._panels[slot.number] = task.bring("row", panel.col, "A", window, slot.buffer_a, slot, PANEL)
@@ -115,7 +115,7 @@ class LUPanels:
             self._travel(panel, slot)
         task.wait(slot)
         diagonal = self._rows.local_window(panel.start, panel.stop, panel.row)
-        right = slice(below(self._cols, j, panel.stop), A.shape[1])
+        right = slice(self._cols.below(panel.stop, j), A.shape[1])
         exchange_rows(task, RowMoves.of(self._pivots[panel.start : panel.stop], panel.start), right)
         if i == panel.row and panel.stop < self._cols.n:
             with task.recorder.phase("compute"):
@@ -130,9 +130,9 @@ class LUPanels:
     def _update(self, panel: Panel, slot: Slot, U: Array, start: int, stop: int) -> None:
         """A_ij := A_ij - L_ik U_kj in columns start to stop."""
         A, (i, j) = self._A, self._task.grid.coords
-        first, cols = below(self._rows, i, panel.stop), slice(*(below(self._cols, j, x) for x in (start, stop)))
+        first, cols = self._rows.below(panel.stop, i), slice(*(self._cols.below(x, j) for x in (start, stop)))
         if cols.start < cols.stop and first < A.shape[0]:
-            L, right = self._panels[slot.number][first - A.shape[0] :], below(self._cols, j, panel.stop)
+            L, right = self._panels[slot.number][first - A.shape[0] :], self._cols.below(panel.stop, j)
             self._task.update(L, U[:, cols.start - right : cols.stop - right], A[first:, cols])
 
     def _bring_pivots(self, line: Line, root: int, panel: Panel, slot: Slot) -> None:

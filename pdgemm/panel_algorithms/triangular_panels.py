@@ -12,7 +12,7 @@ from pdgemm.blas import local_lapack
 from pdgemm.movers.panel_views import column_room
 from pdgemm.movers.pipeline import Slot
 from pdgemm.panel_movers.task import DIAGONAL, PANEL, Task
-from pdgemm.panel_schedules.panel_schedule import Panel, below
+from pdgemm.panel_schedules.panel_schedule import Panel
 from pdgemm.panel_schedules.triangular_schedule import TriangularSchedule
 
 
@@ -75,7 +75,7 @@ class _Panels:
     def _update(self, panel: Panel, slot: Slot, start: int, stop: int, C: Array, alpha: Any) -> None:
         """C_i := C_i + alpha A_ik B_k in rows start to stop."""
         (A, B), rows = self._held[slot.number], self._local_rows(start, stop)
-        first = below(self._rows, self._task.grid.coords[0], self._plan.rest(panel)[0])
+        first = self._rows.below(self._plan.rest(panel)[0], self._task.grid.coords[0])
         self._task.update(A[rows.start - first : rows.stop - first], B, C[rows, self._local_cols(panel)], alpha)
 
 

@@ -12,7 +12,7 @@ from pdgemm.movers.panel_views import column_room
 from pdgemm.movers.pipeline import Slot
 from pdgemm.panel_movers.task import Task, Window
 from pdgemm.panel_schedules.gathered_layout import slabs
-from pdgemm.panel_schedules.panel_schedule import Panel, below
+from pdgemm.panel_schedules.panel_schedule import Panel
 
 _GATHER, _SPREAD = 1 << 12, (1 << 12) + 1  # tags in a grid column
 
@@ -120,7 +120,7 @@ class GatheredPanels:
     def _window(self, panel: Panel, i: int) -> Window:
         """Return where the rows of a panel are in the local array of a rank of grid row i."""
         rows, cols = self._schedule.A.distribution.rows, self._schedule.A.distribution.cols
-        return slice(below(rows, i, panel.start), rows.count(i)), cols.local_window(panel.start, panel.stop, panel.col)
+        return slice(rows.below(panel.start, i), rows.count(i)), cols.local_window(panel.start, panel.stop, panel.col)
 
     def _buffer(self, room: Array, panel: Panel) -> Array:
         return column_room(self._schedule.A.distribution.rows.n - panel.start, "F", panel.width, room)

@@ -16,7 +16,7 @@ from pdgemm.movers.pipeline import Slot
 from pdgemm.panel_movers.task import PANEL, Task, Window
 from pdgemm.panel_schedules.gathered_layout import slabs
 from pdgemm.panel_schedules.householder_schedule import HouseholderSchedule
-from pdgemm.panel_schedules.panel_schedule import Panel, below
+from pdgemm.panel_schedules.panel_schedule import Panel
 
 _LENT, _RETURNED = 2, 4  # tags in a grid column, for two slots each
 
@@ -54,7 +54,7 @@ class Reflectors:
     def window(self, panel: Panel, i: int) -> Window:
         """Return the local indices of a panel, from its start on, in grid row i."""
         rows, cols = self._plan.A.distribution.rows, self._plan.A.distribution.cols
-        return slice(below(rows, i, panel.start), None), cols.local_window(panel.start, panel.stop, panel.col)
+        return slice(rows.below(panel.start, i), None), cols.local_window(panel.start, panel.stop, panel.col)
 
     def gather(self, number: int) -> tuple[Array, Array]:
         """Return the rows of a panel of A, in which its owner makes V, and the room for T beneath them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -14,6 +14,7 @@ from pdgemm.arrays.device import Array
 from pdgemm.arrays.dtypes import wire
 from pdgemm.arrays.elementwise import CONVERT
 from pdgemm.blas.local_gemm import gemm_accumulate
+from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.index_map import IndexMap, identity, index_maps
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Recorder, Then
@@ -110,7 +111,7 @@ class Task(NamedTuple, Generic[Planned]):
             if j == panel.col and rows.size:
                 others = [self.grid.rank_of(r, c) for r in range(of_rows.parts) if r != i for c in range(of_cols.parts)]
                 self.announce(self.grid.comm, others, slot)
-        maps = dict(index_maps(of_rows, of_cols, j, by_target=True)) if of_cols.count(j) else {}
+        maps = _maps(of_rows, of_cols, j)
         for r in sorted(maps, key=lambda r: r != i):  # what others wait for first
             there, to_cols = rows, maps[r]
             if r != i and self.peers:
@@ -189,3 +190,9 @@ class Task(NamedTuple, Generic[Planned]):
         """Return the rank at a position of this rank's grid row or column."""
         i, j = self.grid.coords
         return self.grid.rank_of(i, at) if line == "row" else self.grid.rank_of(at, j)
+
+
+@lru_cache(maxsize=1 << 10)
+def _maps(rows: BlockCyclic, cols: BlockCyclic, part: int) -> dict[int, IndexMap]:
+    """Return the map from the rows of each part that has some of a part's columns to these columns."""
+    return dict(index_maps(rows, cols, part, by_target=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pdgemm.grids.distribution import BlockCyclic
-from pdgemm.panel_schedules.panel_schedule import Panel, PanelSchedule, below, signals
+from pdgemm.panel_schedules.panel_schedule import Panel, PanelSchedule, signals
 from pdgemm.schedules.product import Buffers
 from pdgemm.schedules.rounds import COLS, Messages, grid_of, messages
 
@@ -20,7 +20,7 @@ def slabs(rows: BlockCyclic, panel: Panel) -> dict[int, slice]:
     found, at = dict[int, slice](), 0
     for distance in range(rows.parts):
         part = (panel.row + distance) % rows.parts
-        rest = rows.count(part) - below(rows, part, panel.start)
+        rest = rows.count(part) - rows.below(panel.start, part)
         found[part] = slice(at, at + rest)
         at += rest
     return found
@@ -30,7 +30,7 @@ def gathered_rows(rows: BlockCyclic, panel: Panel) -> np.ndarray:
     """Return the global index of each row of the buffer of the panel's owner."""
     parts = slabs(rows, panel)
     return np.concatenate(
-        [rows.to_global(below(rows, i, panel.start) + np.arange(x.stop - x.start), i) for i, x in parts.items()]
+        [rows.to_global(rows.below(panel.start, i) + np.arange(x.stop - x.start), i) for i, x in parts.items()]
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.model.mover_registry import RING
 from pdgemm.panel_schedules.gathered_layout import EXPOSED, gathered, gathering_buffers
-from pdgemm.panel_schedules.panel_schedule import PanelSchedule, below, carried
+from pdgemm.panel_schedules.panel_schedule import PanelSchedule, carried
 from pdgemm.panel_schedules.row_moves import RowMoves, moves_left
 from pdgemm.panel_schedules.tsqr_schedule import Tree, broadcast_tree
 from pdgemm.schedules.product import Buffers
@@ -104,4 +104,4 @@ class LUSchedule(PanelSchedule):
 
 def _from(dimension: BlockCyclic, start: int) -> np.ndarray:
     """Return the number of indices from `start` on in each part of a dimension."""
-    return counts_of(dimension) - [below(dimension, part, start) for part in range(dimension.parts)]
+    return counts_of(dimension) - [dimension.below(start, part) for part in range(dimension.parts)]

@@ -51,17 +51,12 @@ def diagonal_panels(rows: BlockCyclic, cols: BlockCyclic, width: int, stop: int 
     return tuple(found)
 
 
-@lru_cache(maxsize=1 << 14)
-def below(dimension: BlockCyclic, part: int, end: int) -> int:
-    """Return how many of a part's indices are less than `end`: the local index at which those from `end` on begin."""
-    return dimension.local_window(0, end, part).stop if part >= 0 else 0
-
-
 Tile = tuple[slice, slice]
 _SAMPLES = 16  # trailing parts whose balance is looked at
 _UNEVEN, _NARROW = 1.25, 4  # how many times the mean share of a rank, and the number of panels, may be
 
 
+@lru_cache(maxsize=256)
 def is_balanced(layout: Layout, width: int) -> bool:
     """Do the ranks share each trailing part of a matrix about evenly, in panels that are not much narrower?"""
     rows, cols = layout.distribution.rows, layout.distribution.cols
@@ -85,17 +80,17 @@ def lower_tiles(
     on it they exceed the triangle by less than that many columns.
     """
     i, j = coords
-    first, last = below(cols, j, start), below(cols, j, stop)
+    first, last = cols.below(start, j), cols.below(stop, j)
 
     def cover(c0: int, c1: int, r1: int) -> Iterator[Tile]:
-        r0 = below(rows, i, int(cols.to_global(c0, j))) if c1 > c0 else r1
+        r0 = rows.below(int(cols.to_global(c0, j)), i) if c1 > c0 else r1
         if r0 >= r1:
             return
         if c1 - c0 <= smallest:
             yield slice(r0, r1), slice(c0, c1)
             return
         mid = (c0 + c1) // 2
-        lower = min(r1, below(rows, i, int(cols.to_global(mid, j))))
+        lower = min(r1, rows.below(int(cols.to_global(mid, j)), i))
         yield from cover(c0, mid, lower)
         if lower < r1:
             yield slice(lower, r1), slice(c0, mid)

@@ -17,7 +17,7 @@ from pdgemm.model.machine import Machine
 from pdgemm.panel_schedules.cholesky_schedule import CholeskySchedule
 from pdgemm.panel_schedules.gathered_layout import gathered_rows, slabs
 from pdgemm.panel_schedules.lu_schedule import LUSchedule
-from pdgemm.panel_schedules.panel_schedule import below, diagonal_panels, is_balanced, lower_tiles
+from pdgemm.panel_schedules.panel_schedule import diagonal_panels, is_balanced, lower_tiles
 from pdgemm.panel_schedules.row_moves import RowMoves, permutation
 from pdgemm.panel_schedules.triangular_schedule import TriangularSchedule
 from pdgemm.planning.simulator import simulate
@@ -72,7 +72,7 @@ def test_tiles_cover_the_triangle_once(both: tuple[BlockCyclic, BlockCyclic], sm
 @given(dimensions())
 def test_local_indices_of_what_lies_behind(dimension: BlockCyclic) -> None:
     for part, end in itertools.product(range(dimension.parts), range(dimension.n + 1)):
-        assert below(dimension, part, end) == (dimension.indices(part) < end).sum()
+        assert dimension.below(end, part) == (dimension.indices(part) < end).sum()
 
 
 def layout(n: int, m: int, block: Any, shape: tuple[int, int], dtype: str = "float64") -> Layout:
