@@ -257,8 +257,7 @@ MUTANTS = [
     ),
     Mutant(
         "panel_schedules: rows that change places twice do so once", "pdgemm/panel_schedules/row_moves.py",
-        "lying[here], lying[there] = lying.get(there, there), lying.get(here, here)",
-        "lying[here], lying[there] = there, lying.get(here, here)",
+        "lying[here], lying[there] = lying[there], lying[here]", "lying[here], lying[there] = there, lying[here]",
         (f"0 {U}panel_schedules.py", f"4 {R}linalg_lu.py"),
     ),
     Mutant(

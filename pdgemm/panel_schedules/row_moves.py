@@ -25,10 +25,12 @@ class RowMoves(NamedTuple):
     @classmethod
     def of(cls, pivots: np.ndarray, start: int) -> RowMoves:
         """Return the moves that row start + t is exchanged with row pivots[t], for t = 0, 1, ..., together."""
-        lying = dict[int, int]()
-        for here, there in enumerate(pivots.tolist(), start):
-            lying[here], lying[there] = lying.get(there, there), lying.get(here, here)
-        return cls.to(*np.array(sorted(lying.items()), np.int64).reshape(-1, 2).T)
+        first = np.arange(start, start + len(pivots))
+        rows = np.unique(np.concatenate([first, pivots]))
+        lying = list(range(len(rows)))
+        for here, there in zip(*(rows.searchsorted(x).tolist() for x in (first, pivots))):
+            lying[here], lying[there] = lying[there], lying[here]
+        return cls.to(rows, rows[lying])
 
     @classmethod
     def to(cls, targets: np.ndarray, sources: np.ndarray) -> RowMoves:
