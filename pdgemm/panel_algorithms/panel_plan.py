@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.model.machine import Machine
@@ -76,6 +76,7 @@ def _flops(stage: Stage) -> int:
     return 0 if isinstance(stage, Exchange) else (stage.product if isinstance(stage, ProductPlan) else stage).flops
 
 
+@lru_cache(maxsize=128)  # `qr` compares plans in each call
 def _seconds(stage: Stage, machine: Machine, size: int) -> float:
     if isinstance(stage, Exchange):
         return max(stage.seconds(machine, rank) for rank in range(size))
