@@ -18,10 +18,12 @@ import pdgemm
 from pdgemm.arrays import device as devices
 from pdgemm.arrays.device import to_host
 from pdgemm.arrays.dtypes import element_type
+from pdgemm.arrays.elementwise import scale
 from pdgemm.errors import ArgumentError, LayoutError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.matrix.matrix_base import MatrixBase
+from pdgemm.schedules.staircase import Staircase
 from pdgemm.support.agreement import together
 
 _NOT_GIVEN: Any = object()
@@ -145,22 +147,22 @@ def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> bool:
     return bool(equal.all())
 
 
-def _triangle(m: Any, k: int, keep: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Any:
-    (rows, cols), k, made = m.indices(), index(k), m.copy()
-    zeros = ~keep(cols, rows[:, None] + k)
-    if made.device == devices.HOST:
-        made.local[zeros] = 0
-        return made
-    kept = type(m).from_function(lambda i, j: keep(j, i + k), m.shape, grid=m.grid, dtype=np.int8)
-    return made * kept.redistribute(like=m, dtype=m.dtype).to_device(m.device)
-
-
 def triu(m: Any, k: int = 0) -> Any:
-    return _triangle(m, k, np.greater_equal)
+    rows, cols = m.indices()
+    return _cleared(m, Staircase(cols.searchsorted(rows + index(k))))
 
 
 def tril(m: Any, k: int = 0) -> Any:
-    return _triangle(m, k, np.less_equal)
+    rows, cols = m.indices()
+    return _cleared(m, Staircase(rows.searchsorted(cols - index(k)), flipped=True))
+
+
+def _cleared(m: Any, where: Staircase) -> Any:
+    """Return a copy of m with zeros in a triangle."""
+    made = m.copy()
+    for rows, cols, _ in where.tiles(0):
+        scale(0, made.stored[rows, cols])
+    return made
 
 
 def full_like(a: Any, fill_value: Any, dtype: Any = None) -> Any:

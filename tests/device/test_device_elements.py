@@ -30,7 +30,12 @@ def test_elements_of_matrices_on_a_device(comm: Any) -> None:
         assert np.allclose(A @ row, x @ row)
         assert np.allclose((A @ x.T[:, :2]).allgather(), x @ x.T[:, :2])
         assert np.array_equal(A[3], x[3]) and A[3, 2] == x[3, 2]
-        assert np.array_equal(np.triu(A, 1).allgather(), np.triu(x, 1))
+        x[4, 1], x[2, 5] = np.inf, np.nan  # not multiplied by 0
+        X = DistMatrix.from_global(x, grid=grid, block=(2, 3), order="F", device="fake")
+        for k in (-20, -1, 0, 2):
+            assert np.array_equal(np.triu(X, k).allgather(), np.triu(x, k), equal_nan=True)
+            assert np.array_equal(np.tril(X.T, k).allgather(), np.tril(x.T, k), equal_nan=True)
+        x = A.allgather()
         assert np.array_equal(np.vstack((A, A)).allgather(), np.vstack((x, x)))
         assert not np.ones_like(A).allgather().sum() - A.size
         assert np.isclose(np.trace(A), np.trace(x)) and np.isclose(A.norm(), np.linalg.norm(x))
