@@ -42,7 +42,6 @@ class GatheredPanels:
         if i != panel.row:
             self._send_own(panel, parts[i].stop - parts[i].start)
             return None
-        task.recorder.synchronize_copies()  # of what arrived last
         X = self._buffer(self._room, panel)
         coming, at = dict[int, Array](), 0
         for r, part in parts.items():

@@ -30,6 +30,7 @@ REMOVED: dict[str, Any] = {  # what a synchronisation returns that does nothing
     "finish": lambda recorder: recorder._spans.clear(),
     "begin": lambda recorder: None,
 }
+OF_PANELS: dict[str, Any] = {"copied": lambda task: None, "finish_products": lambda task: None}  # those of a `Task`
 FOR_OTHERS = {  # before another rank reads this memory, or writes it: the clock decides whether that is too early
     ("synchronize_copies", "packed_exchange.py"),
     ("synchronize_copies", "prepared.py"),
@@ -56,20 +57,22 @@ class _Done:
 def without(removed: Site | None, seen: set[Site]) -> Iterator[None]:
     """Synchronisations called from one place do nothing; those called are added to `seen`."""
     from pdgemm.devices.streams import DeviceRecorder
+    from pdgemm.panel_movers.task import Task
 
-    def planted(name: str, kept: Any) -> Any:
+    def planted(name: str, kept: Any, nothing: Any) -> Any:
         def method(recorder: Any, *args: Any) -> Any:
             caller = sys._getframe(1)
             code = caller.f_code
             site = f"{name} {Path(code.co_filename).name} {code.co_qualname} {caller.f_lineno - code.co_firstlineno}"
             seen.add(site)
-            return REMOVED[name](recorder, *args) if site == removed else kept(recorder, *args)
+            return nothing(recorder, *args) if site == removed else kept(recorder, *args)
 
         return method
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in REMOVED:
-            patch.setattr(DeviceRecorder, name, planted(name, getattr(DeviceRecorder, name)))
+        for of, methods in ((DeviceRecorder, REMOVED), (Task, OF_PANELS)):
+            for name, nothing in methods.items():
+                patch.setattr(of, name, planted(name, getattr(of, name), nothing))
         yield
 
 
