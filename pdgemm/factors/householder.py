@@ -20,7 +20,8 @@ from pdgemm.panel_algorithms.householder_panels import Householder
 from pdgemm.panel_algorithms.panel_run import can_read, device_of, run, working_copy
 from pdgemm.panel_schedules.householder_schedule import HouseholderSchedule
 
-BLOCK = 64  # one rank factors a panel while the others reflect what is behind the last one
+BLOCK, WIDEST = 64, 128  # columns of a panel: one rank factors it while the others reflect what is behind the last one
+PANELS = 32  # at least, where they are wider than BLOCK
 
 
 def householder_qr(
@@ -95,4 +96,5 @@ def apply_reflectors(F: DistMatrix, tau: np.ndarray, C: DistMatrix, adjoint: boo
 
 def householder_schedule(W: DistMatrix, want_q: bool) -> HouseholderSchedule:
     """Return the schedule of the factorisation of a matrix that lies as it suits it."""
-    return HouseholderSchedule(W.layout_in(W.grid), BLOCK, can_read(W), wants_q=bool(want_q), device=device_of(W))
+    width = max(BLOCK, min(WIDEST, min(W.shape) // PANELS))
+    return HouseholderSchedule(W.layout_in(W.grid), width, can_read(W), wants_q=bool(want_q), device=device_of(W))
