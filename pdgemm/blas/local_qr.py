@@ -69,7 +69,7 @@ def divide(X: Array, R: np.ndarray) -> None:
 def multiply(X: Array, W: np.ndarray) -> None:
     """Compute X := X W.  Local; 2 m k^2 flops.   X : (m, k), row-major, overwritten.   W : (k, k), on the host."""
     W = like(np.ascontiguousarray(W), X)
-    for rows in parts(X):
+    for rows in blocks(*X.shape):  # on a device, too, where a copy of all rows might find no room
         Y = new(X[rows].shape, X.dtype, "C", of(X))
         CONVERT(Y, X[rows])
         gemm_accumulate(1, Y, W, 0, X[rows])

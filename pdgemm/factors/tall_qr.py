@@ -77,8 +77,8 @@ def tall_qr(A: DistMatrix, method: str = "auto") -> TallQR:
         if R is None:
             with together(comm):
                 room = devices.own_memory(None).empty((Q.stored.size,), Q.dtype)
+                rows = q if device is None else np.empty(q.shape, q.dtype)
             step, done = tsqr_schedule(*rows_of(X)), "tsqr"
-            rows = q if device is None else np.empty(q.shape, q.dtype)
             R = tsqr(devices.to_host(x), copy, rows, room, step.tree, comm, recorder)
             if rows is not q:
                 set_elements(q, rows)
