@@ -163,7 +163,7 @@ def _window(node: MPI.Intracomm, limit: float) -> _Window | None:
         node.Barrier()  # the rank with the lock must not wait, in the allreduce, for one that waits for the lock
         # half of what is free and not promised to a window yet, because other jobs need some; but not nothing.
         # MPI libraries have been seen to hang where a window does not fit
-        with _turn(LOCK_EX) if node.rank == 0 else nullcontext(inf) as free:
+        with _turn(LOCK_EX, _LEAST * node.size) if node.rank == 0 else nullcontext(inf) as free:
             share, promised = free / node.size, sum(window.size for window in _windows.values())
             most = min(max((share - promised) / 2, share / 32), limit / node.size)
             size = int(node.allreduce(most, MPI.MIN)) // PAGE * PAGE
@@ -181,8 +181,9 @@ def _take(part: memoryview, spare: int) -> bool:
     try:
         with open(ZERO, "rb", buffering=0) as zeros:
             while part:
-                with _turn(LOCK_SH) as free:  # checked again after each piece, because other jobs take some, too
-                    if free < len(part) + spare:
+                needed = len(part) + spare
+                with _turn(LOCK_SH, needed) as free:  # after each piece again, because other jobs take some, too
+                    if free < needed:
                         return False
                     part = part[zeros.readinto(part[:PAGE]) :]
     except OSError:
@@ -191,8 +192,10 @@ def _take(part: memoryview, spare: int) -> bool:
 
 
 @contextmanager
-def _turn(lock: int) -> Iterator[int]:
+def _turn(lock: int, needed: int = 0) -> Iterator[int]:
     """Lock WHERE and yield the bytes that are free there: with LOCK_SH to fill pages, with LOCK_EX to make a window.
+
+    A warning is printed once if it cannot be locked, and less than what is needed is left for that reason.
 
     The locks are advisory, and any program may hold them for ever, so no result depends on them.  Without the lock of
     ZERO another job may come first.  A process that cannot lock WHERE makes no window, but may fill pages: the kernel
@@ -210,6 +213,8 @@ def _turn(lock: int) -> Iterator[int]:
             if (locked or lock == LOCK_SH) and os.access(WHERE, os.W_OK):  # else MPI libraries put windows elsewhere
                 there = os.fstatvfs(where)
                 free = (there.f_bavail - (0 if locked else there.f_blocks * 5 // 8)) * there.f_frsize
+            if not locked and free < needed:
+                _tell_of_lock()
         yield free
 
 
@@ -236,7 +241,6 @@ def _lock(file: int, path: str, lock: int) -> bool:
             return True
         except BlockingIOError:
             if now - start >= left:
-                _tell(path)
                 return False
             sleep(_NAP)
             now = perf_counter()
@@ -244,10 +248,10 @@ def _lock(file: int, path: str, lock: int) -> bool:
 
 
 @cache
-def _tell(path: str) -> None:
+def _tell_of_lock() -> None:
     """Print a warning once, on the first of the ranks that share a window."""
     if not _windows or MPI.COMM_WORLD.rank in {ranks[0] for ranks in _windows}:
         say(
-            f"warning: other processes keep {path} locked (flock; see lslocks): this job goes on without waiting for "
-            "them, perhaps with less shared memory"
+            f"warning: other processes keep {WHERE} locked (flock; see lslocks): this job goes on without waiting for "
+            "them, with less shared memory"
         )
