@@ -44,8 +44,10 @@ if [ -r "$_pdgemm_venv/bin/activate" ]; then
         export OMPI_MCA_hwloc_base_binding_policy="${OMPI_MCA_hwloc_base_binding_policy-none}"
         export PRTE_MCA_rmaps_default_mapping_policy="${PRTE_MCA_rmaps_default_mapping_policy-:oversubscribe}"
         export PRTE_MCA_hwloc_default_binding_policy="${PRTE_MCA_hwloc_default_binding_policy-none}"
-        # One machine: no search for networks at the start, and a rank that waits leaves its core to others.
+        # One machine: no search for networks at the start ("ofi" sleeps for a second when it finds none), and a rank
+        # that waits leaves its core to others.
         export OMPI_MCA_pml="${OMPI_MCA_pml-ob1}"
+        export OMPI_MCA_btl="${OMPI_MCA_btl-^ofi}"
         export OMPI_MCA_osc="${OMPI_MCA_osc-^ucx}"
         export OMPI_MCA_mpi_yield_when_idle="${OMPI_MCA_mpi_yield_when_idle-1}"
     fi

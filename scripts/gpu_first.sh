@@ -28,7 +28,7 @@ export CUPY_CACHE_DIR=${CUPY_CACHE_DIR:-$own/cupy}      # compiled kernels stay 
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export PRTE_MCA_rmaps_default_mapping_policy="${PRTE_MCA_rmaps_default_mapping_policy-:oversubscribe}"
 export PRTE_MCA_hwloc_default_binding_policy="${PRTE_MCA_hwloc_default_binding_policy-none}"
-export OMPI_MCA_pml="${OMPI_MCA_pml-ob1}" OMPI_MCA_osc="${OMPI_MCA_osc-^ucx}"
+export OMPI_MCA_pml="${OMPI_MCA_pml-ob1}" OMPI_MCA_btl="${OMPI_MCA_btl-^ofi}" OMPI_MCA_osc="${OMPI_MCA_osc-^ucx}"
 
 if [ -n "$openmpi" ]; then
     mkdir -p "$own/openmpi"

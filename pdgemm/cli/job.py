@@ -51,7 +51,8 @@ class Job:
             with suppress(PdgemmError):  # on this rank only: all raise it when the first matrix is made
                 gpu_binding.choose()  # before MPI is initialised
         try:
-            from mpi4py import MPI
+            with launcher.without_networks():
+                from mpi4py import MPI
         except (ImportError, RuntimeError) as bad:
             self.rank = launcher.rank()
             if self.rank:  # a launcher kills the job at the first exit code that is not 0, and rank 0 prints the error

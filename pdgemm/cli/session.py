@@ -13,8 +13,6 @@ from typing import Any
 
 import click
 from mpi4py import MPI
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from pdgemm.cli.ahead import Source
 from pdgemm.cli.param_types import Dataset
@@ -39,8 +37,7 @@ class Speaker:
         self.grid, self.as_json = grid, as_json
         self.lost = "nothing was written"
         self.facts: dict[str, Any] = {"ranks": grid.size, "grid": grid.shape}
-        self._console = Console(stderr=True)
-        self._bar = grid.rank == 0 and self._console.is_terminal and not as_json
+        self._bar = grid.rank == 0 and sys.stderr.isatty() and not as_json
 
     def report(self, key: str, what: Any) -> None:
         """Report a result, as a line or as a member of the JSON object."""
@@ -93,8 +90,11 @@ class Speaker:
         if not self._bar:
             yield None if self.grid.rank or self.as_json else _Lines(what, pace)
             return
+        from rich.console import Console  # 54 modules, which only the rank at a terminal needs
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
         columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[rate]}")
-        with Progress(*columns, TimeRemainingColumn(), console=self._console, transient=True) as bars:
+        with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bars:
             bar = bars.add_task(what, total=None, rate="")
             yield lambda done, total: bars.update(
                 bar, completed=done, total=total, rate=pace.rate(done / max(total, 1))

@@ -409,7 +409,7 @@ def test_each_command_has_a_help_text() -> None:
 
 LOADED = """
 import atexit, sys
-heavy = {"mpi4py.MPI", "h5py", "scipy", "cupy", "matplotlib"}
+heavy = {"mpi4py.MPI", "h5py", "scipy", "scipy.linalg", "cupy", "matplotlib"}
 atexit.register(lambda: print(*sorted(heavy & {*sys.modules}), file=sys.stderr))
 from pdgemm.cli.commands import main
 main()
@@ -441,6 +441,14 @@ def test_what_needs_no_mpi_loads_none(tmp_path: Path, words: str, code: int, loa
         study(tmp_path / "s.jsonl", *strong())
     run = jobs.run(jobs.python(0, "-c", LOADED, *words.split()), cwd=tmp_path, OMPI_COMM_WORLD_SIZE="1")
     assert (run.returncode, run.stderr.splitlines()[-1]) == (code, loaded), run.stderr
+
+
+def test_a_product_loads_only_what_it_needs(tmp_path: Path) -> None:
+    """Of SciPy a module that knows BLAS, not all of its linear algebra."""
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = np.eye(3)
+    run = jobs.run(jobs.python(0, "-c", LOADED, "multiply", "x.h5:/x", "x.h5:/x", "-o", "y.h5:/y"), cwd=tmp_path)
+    assert (run.returncode, run.stderr.splitlines()[-1]) == (0, "h5py mpi4py.MPI scipy"), run.stderr
 
 
 def test_commands_of_all_ranks_load_mpi(folder: Path) -> None:

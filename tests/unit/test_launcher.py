@@ -10,6 +10,7 @@ from pdgemm.support.launcher import (
     rank,
     said_size,
     size,
+    without_networks,
 )
 
 
@@ -34,6 +35,18 @@ def test_each_launcher_tells_the_local_rank() -> None:
     assert local_rank({"OMPI_COMM_WORLD_LOCAL_RANK": "x"}) is None
     both = {"SLURM_LOCALID": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
     assert local_rank(both) == (2, 4)  # of mpiexec, not of the batch step it runs in
+
+
+def test_mpi_starts_without_networks_on_one_node() -> None:
+    one, two = ({f"OMPI_COMM_WORLD_{x}": y for x, y in (("SIZE", "4"), ("LOCAL_SIZE", here))} for here in ("4", "2"))
+    for said, transports in (({}, "^ofi"), (one, "^ofi"), (two, None), ({"SLURM_STEP_NUM_TASKS": "4"}, None)):
+        environment = dict(said)
+        with without_networks(environment):
+            assert environment.get("OMPI_MCA_btl") == transports
+        assert environment == said  # of jobs that are started from here
+    of_user = {"OMPI_MCA_btl": "self,tcp"}
+    with without_networks(of_user):
+        assert of_user == {"OMPI_MCA_btl": "self,tcp"}
 
 
 def test_a_job_of_its_own_keeps_the_allocation_and_what_users_say() -> None:
