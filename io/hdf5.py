@@ -13,20 +13,11 @@ layout of the matrix, one piece of the dataset at a time (`pdgemm.io.pieces`).
 
 from __future__ import annotations
 
-import json
-import shutil
 from contextlib import AbstractContextManager
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from pdgemm.io import (
-    hyperslabs,
-    mpi_io,  # before h5py: they load MPI, which a parallel h5py needs
-    pieces,
-)
-
-import h5py  # isort: skip
 import numpy as np
 
 import pdgemm
@@ -38,16 +29,17 @@ from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.report import IOReport
 from pdgemm.instrument.spans import taking, timed
-from pdgemm.io.atomic import check_writable, on_root, replacing
+from pdgemm.io import hyperslabs, mpi_io, pieces
+from pdgemm.io.atomic import check_writable, on_root
 from pdgemm.io.checksum import checksum
 from pdgemm.io.matrix_files import Progress, Transfer, check_dtypes, part_of, within
-from pdgemm.io.stored import Old, Stored, check_names, check_target, check_unchanged, inspect, old, unit
+from pdgemm.io.new_dataset import new_dataset
+from pdgemm.io.stored import Old, Stored, check_names, check_target, check_unchanged, inspect, old
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import communicator_of, device_on
 from pdgemm.names import DeviceName, DType
 from pdgemm.support.agreement import together
-from pdgemm.support.files import reserve
 
 
 def load(
@@ -135,6 +127,20 @@ def load(
     return matrix
 
 
+def dataset(path: str | Path, name: str, grid: ProcessGrid, *, dtype: DType | None = None) -> pdgemm.StoredMatrix:
+    """Return a dataset as a matrix that stays in its file, an operand of `pdgemm`.  Collective over the grid.
+
+        A = hdf5.dataset("a.h5", "x", grid)         # nothing is read but its shape and type
+        C = pdgemm(1.0, A, B)                       # A is read panel by panel, while others are multiplied
+
+    dtype : convert while reading; needed for integers other than int8 and int32.
+
+    Raises FileError, LayoutError or DTypeError on every rank.
+    """
+    stored, wanted = look(path, name, grid, None if dtype is None else element_type(dtype))
+    return pdgemm.StoredMatrix(grid, (str(path), name), stored, wanted)
+
+
 def save(
     path: str | Path,
     name: str,
@@ -168,37 +174,26 @@ def save(
         description += ["hdf5.save", path, name, chunks, compression, check, replaces and replaces.checksum]
         if matrix.dtype not in STORED or not matrix.dtype.isnative:
             raise DTypeError(f"a matrix of {matrix.dtype} cannot be saved; use astype, to one of {names(STORED)}")
-        method = "mpio" if hyperslabs.parallel_h5py() else "mpi-io"
-        if (chunks or compression) and method != "mpio":
+        if (chunks or compression) and not hyperslabs.parallel_h5py():
             raise FileError(f"{path}: chunks and compression need an h5py built with MPI; this one is not")
     matrix = matrix.to_host()
-    layout = {"grid": matrix.grid.shape, "block": matrix.block, "source": matrix.distribution.source}
     written = checksum(matrix)
-    made_by = {"pdgemm_version": pdgemm.__version__, "pdgemm_dtype": str(matrix.dtype)}
-    attributes = {**made_by, "pdgemm_layout": json.dumps(layout), "pdgemm_checksum": written}
-    size = matrix.shape[0] * matrix.shape[1] * matrix.dtype.itemsize
-    room = 0 if compression else size
-    with timed("write", matrix.stored.nbytes), taking(None), replacing(path, comm, room) as partial:
-        storage = {"chunks": chunks, "compression": compression}
-        if replaces is not None:
-            on_root(comm, path, lambda: _check_same(path, name, replaces))
-        offset, step = on_root(comm, path, lambda: _create(partial, path, name, matrix, attributes, storage))
-
-        def opened(write: bool) -> AbstractContextManager[Transfer]:
-            if method == "mpio":
-                return hyperslabs.opened(partial, name, comm, True, write=write)
-            return mpi_io.opened(partial, offset, matrix.shape[1], matrix.dtype, comm, write=write)
-
-        if size:
-            with opened(write=True) as transfer:
-                pieces.write(matrix, transfer, step, progress)
-        if size and check:
-            with opened(write=False) as transfer:
-                held = pieces.checksum(matrix.shape, matrix.dtype, transfer, step, comm)
-            if held != written:  # on every rank alike
-                raise FileError(f"{path}: what was written is not what the file holds (disk full, quota, bad disk)")
-    what = str(path), name, method, matrix.shape, str(matrix.dtype)
-    return IOReport("wrote", *what, size, perf_counter() - start, written)
+    made = new_dataset(
+        path,
+        name,
+        matrix.grid,
+        matrix.distribution,
+        matrix.dtype,
+        written,
+        replaces,
+        {"chunks": chunks, "compression": compression},
+    )
+    with timed("write", matrix.stored.nbytes), taking(None), made as dataset:
+        if matrix.size:
+            with dataset.opened(write=True) as transfer:
+                pieces.write(matrix, transfer, dataset.unit, progress)
+        dataset.complete(written, check)
+    return dataset.report(perf_counter() - start)
 
 
 def look(path: str | Path, name: str, grid: ProcessGrid, dtype: Any = None) -> tuple[Stored, np.dtype]:
@@ -228,42 +223,3 @@ def _way_to_read(stored: Stored) -> str:
     if hyperslabs.parallel_h5py() and not stored.scattered:
         return "mpio"
     return "mpi-io" if stored.offset is not None and stored.dtype in STORED else "independent"
-
-
-def _check_same(path: Path, name: str, read: IOReport) -> None:
-    """Raise FileError if the dataset is not the one that was read; the caller holds the lock of the file."""
-    found = inspect(path, name)
-    if (found.shape, str(found.dtype), found.checksum) != (read.shape, read.dtype, read.checksum):
-        raise FileError(f"{path}:{name} was replaced after it was read here, and was not overwritten: try again")
-
-
-def _create(
-    partial: Path,
-    path: Path,
-    name: str,
-    matrix: DistMatrix,
-    attributes: dict[str, str],
-    storage: dict[str, Any],
-) -> tuple[int, tuple[int, int]]:
-    """Create the file, with the old contents and an allocated dataset; return the dataset's offset and unit."""
-    if not check_target(path, name):
-        # a copy, which keeps references, links, user block and all else; HDF5 reuses the space of the
-        # deleted dataset for the new one
-        shutil.copyfile(path, partial)
-    chunked = any(storage.values())
-    if not chunked:  # allocate it now, contiguously, without writing fill values
-        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        plist.set_layout(h5py.h5d.CONTIGUOUS)
-        plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-        plist.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-        storage = {"dcpl": plist}
-    with h5py.File(partial, "a") as file:
-        if file.get(name, getlink=True):
-            del file[name]
-        dataset = file.create_dataset(name, matrix.shape, matrix.dtype, **storage)
-        dataset.attrs.update(attributes)
-        place = dataset.id.get_offset() or 0, unit(dataset)
-    if not chunked:
-        with partial.open("rb+") as reserved:
-            reserve(reserved, partial.stat().st_size)
-    return place

@@ -66,14 +66,17 @@ def opened(path: Path, name: str, comm: MPI.Intracomm, collective: bool, write: 
         def transfer(row: int, col: int, part: np.ndarray) -> None:
             if not (part.size or collective):
                 return
+            there = np.ascontiguousarray(part)  # a copy where part is not contiguous
             try:
                 space = dataset.get_space()
                 if part.size:
                     space.select_hyperslab((row, col), part.shape)
                 else:
                     space.select_none()
-                move(h5py.h5s.create_simple(part.shape), space, part, dxpl=how)
+                move(h5py.h5s.create_simple(part.shape), space, there, dxpl=how)
             except Exception as bad:
                 raise file_error(path, bad) from None
+            if there is not part and not write:
+                part[...] = there
 
         yield transfer

@@ -28,7 +28,7 @@ _STRIPE = 1 << 22  # bytes that are read at once then
 def opened(
     path: Path, offset: int, cols: int, stored: np.dtype, comm: MPI.Intracomm, write: bool = False
 ) -> Iterator[Transfer]:
-    """Open the matrix at byte `offset`; the result reads a block of it, or writes one that is contiguous.  Collective.
+    """Open the matrix at byte `offset`; the result reads a block of it, or writes one.  Collective.
 
     cols, stored : columns and type of the whole matrix.  A transfer is local, and converts to the type of its array.
     """
@@ -37,13 +37,14 @@ def opened(
         move = file.Write_at if write else file.Read_at
 
         def transfer(row: int, col: int, part: np.ndarray) -> None:
-            for lines in _together(part, cols, stored.itemsize):
+            for lines in _together(part, cols, stored.itemsize, write):
                 some = part[lines]
-                contiguous = len(some) == 1 or some.shape[1] == cols
+                contiguous = len(some) == 1 or some.shape[1] == cols  # in the file
                 shape = some.shape if contiguous else ((len(some) - 1) * cols + some.shape[1],)
-                there = some if contiguous and some.dtype == stored else np.empty(shape, stored)
+                as_stored = contiguous and some.dtype == stored and some.flags.c_contiguous
+                there = some if as_stored else some.astype(stored, "C") if write else np.empty(shape, stored)
                 _moved(move, there, offset + ((row + lines.start) * cols + col) * stored.itemsize)
-                if there is not some:
+                if not write and there is not some:
                     step = cols * stored.itemsize, stored.itemsize
                     some[...] = there if contiguous else as_strided(there, some.shape, step)
 
@@ -61,11 +62,11 @@ def opened(
         yield transfer
 
 
-def _together(part: np.ndarray, cols: int, itemsize: int) -> Iterator[slice]:
+def _together(part: np.ndarray, cols: int, itemsize: int, write: bool) -> Iterator[slice]:
     """Yield the rows of a block that are accessed at once: all, if they lie together in the file."""
     rows, width = part.shape
     lines = max(1, rows)
-    if width < cols and (cols - width) * itemsize >= _GAP:
+    if width < cols and (write or (cols - width) * itemsize >= _GAP):
         lines = 1
     elif width < cols:
         lines = max(1, _STRIPE // (cols * itemsize))

@@ -40,6 +40,7 @@ if _TYPE_CHECKING:
     from pdgemm.model.machine import Machine as Machine
     from pdgemm.model.machine import load_machine as load_machine
     from pdgemm.profiling.trace_file import trace as trace
+    from pdgemm.streamed.stored_matrix import StoredMatrix as StoredMatrix
 
 _NAMES = {  # what each module has for users
     "pdgemm.algorithms.redistribution": ["redistribute"],
@@ -54,6 +55,7 @@ _NAMES = {  # what each module has for users
     "pdgemm.matrix.residual": ["verify"],
     "pdgemm.model.machine": ["Machine", "load_machine"],
     "pdgemm.profiling.trace_file": ["trace"],
+    "pdgemm.streamed.stored_matrix": ["StoredMatrix"],
 }
 _MODULES = {
     "gpus": "pdgemm.devices.gpu_binding",

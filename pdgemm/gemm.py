@@ -13,7 +13,7 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm.algorithms.prepared import Buffers, Prepared, beta_of, unchecked
-from pdgemm.algorithms.product_options import Options, problem_of
+from pdgemm.algorithms.product_options import Options, Streamed, problem_of
 from pdgemm.algorithms.transport import nodes, outside_node_memory, reached
 from pdgemm.arrays import device as devices
 from pdgemm.arrays import dtypes
@@ -47,8 +47,8 @@ from pdgemm.support.agreement import together
 @last_may_be_missing
 def pdgemm(
     alpha: complex,
-    A: DistMatrix,
-    B: DistMatrix,
+    A: DistMatrix | Streamed,
+    B: DistMatrix | Streamed,
     beta: complex = 0.0,
     C: DistMatrix | None = None,
     *,
@@ -72,7 +72,8 @@ def pdgemm(
     alpha, beta : scalars of C's type.  beta == 0: C is not read.  alpha == 0 or k == 0: A and B are not.
     A, B : DistMatrix with op(A) (m, k) and op(B) (k, n), of any blocks, sources and grids over the same ranks;
         also views: A.T, A.H, A[i0:i1, j0:j1]; A, B and C are all on the host or all on GPUs.  float16, bfloat16,
-        float32, float64, complex64, complex128 or int8, not necessarily the same.
+        float32, float64, complex64, complex128 or int8, not necessarily the same.  Or matrices in files
+        (`io.hdf5.dataset`), of which two panels are in memory.
     C : DistMatrix (m, n) of any layout, overwritten; a view is overwritten in place, without the elements around it.
         None: C is allocated, with the row layout of op(A) and the column layout of op(B) on the grid of A.
     transa, transb : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H; the same as passing A.T or A.H.
@@ -90,7 +91,7 @@ def pdgemm(
     lookahead    : panels in flight behind the one in use, >= 0; by default 1 on one node, 4 between several.
     panel_width  : largest panel width, in inner indices; by default chosen by the model.
     memory_limit : bytes per rank for all buffers beyond A, B and C: panels, messages, copies of redistributed
-        matrices, and partial sums where the type of C is not accumulate_dtype.
+        matrices, and partial sums where the type of C is not accumulate_dtype.  Where A or B is in a file, 256 MiB.
     mover        : how panels are transferred from their owners: "shared" (panels and partial sums are read in place in
         node-shared memory, and panels relayed once to each other node), "ibcast" (MPI_Ibcast), "ring"
         (point-to-point), "mpi" (either of the two, by the model), or "auto": "shared" where ranks share memory, else
@@ -117,11 +118,19 @@ def pdgemm(
     roundoff u (2^-11 float16 and tf32, 2^-8 bfloat16): (2u + u^2 + (1 + u)^2 gamma_k) |alpha||A||B| (Blanchard, Higham,
     Lopez, Mary & Pranesh, SIAM J. Sci. Comput. 42(3), 2020).
     """
+    if not isinstance(A, DistMatrix) or not isinstance(B, DistMatrix):
+        streamed = getattr(A, "__pdgemm__", None) or getattr(B, "__pdgemm__", None)
+        if streamed is not None:
+            asked_of_each: dict[str, Any] = {"algorithm": algorithm, "shape": shape, "layers": layers, "mover": mover}
+            asked_of_each |= {"lookahead": lookahead, "panel_width": panel_width, "compute_type": compute_type}
+            kept = transa, transb, memory_limit, accumulate_dtype, progress
+            made: DistMatrix = streamed(alpha, A, B, beta, C, *kept, machine=machine, **asked_of_each)
+            return made
     comm = communicator(A=A, B=B, C=C)
     sums = accumulate_dtype, compute_type
     asked = Options(algorithm, shape, layers, lookahead, panel_width, memory_limit, mover, *sums, machine)
 
-    operands = partial(_operands, A, B, C, transa, transb)
+    operands: Any = partial(_operands, A, B, C, transa, transb)  # type: ignore[arg-type]  # which it checks
     return carried_out(comm, operands, alpha, beta, asked, progress, check)
 
 

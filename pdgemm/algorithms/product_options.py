@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 from pdgemm.algorithms.transport import nodes, outside_node_memory, reached
 from pdgemm.arrays import device as devices
@@ -16,6 +17,12 @@ from pdgemm.planning.algorithm_registry import choices, known
 from pdgemm.planning.planner import panel_width, panels_ahead
 from pdgemm.planning.problem import Problem, nothing_to_multiply
 from pdgemm.schedules.staircase import TriangleName
+
+
+class Streamed(Protocol):
+    """A matrix that is not in memory, and does itself what `pdgemm` does with it (`pdgemm.StoredMatrix`)."""
+
+    __pdgemm__: Callable[..., DistMatrix]
 
 
 class Options(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -19,7 +19,7 @@ from pdgemm.grids.distribution import Block
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.io import hdf5
-from pdgemm.io.stored import Stored
+from pdgemm.io.source import Source
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import distribution_on
 from pdgemm.matrix.residual import check_arguments
@@ -27,48 +27,6 @@ from pdgemm.names import DeviceName
 from pdgemm.support.agreement import together
 from pdgemm.support.memory_left import MACHINE, memory_left
 from pdgemm.support.text import in_bytes
-
-
-class Source(NamedTuple):
-    """A dataset that is to be read as a matrix, op of which is a factor.
-
-    what   : the name of the matrix, for people.
-    stored : what `hdf5.look` found.
-    dtype  : type of the matrix.
-    """
-
-    what: str
-    dataset: Dataset
-    stored: Stored
-    dtype: np.dtype
-    op: str = "N"
-
-    @property
-    def transposed(self) -> bool:
-        return self.op != "N"
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """The shape of op(matrix)."""
-        rows, cols = self.stored.shape
-        return (cols, rows) if self.transposed else (rows, cols)
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the dataset in its file."""
-        return self.stored.shape[0] * self.stored.shape[1] * self.stored.dtype.itemsize
-
-    def is_same(self, other: Source) -> bool:
-        """Are both the same elements, whatever their names?"""
-        return self.stored.object == other.stored.object
-
-
-def source(
-    grid: ProcessGrid, what: str, dataset: Dataset, dtype: str | np.dtype | None = None, op: str = "N"
-) -> Source:
-    """Look at a dataset.  Collective over the grid; raises the errors of `hdf5.load` that need no element."""
-    stored, found = hdf5.look(*dataset, grid, dtype)
-    return Source(what, dataset, stored, found, op.upper())
 
 
 def operands(a: Source, b: Source, made: Callable[[Source], DistMatrix], once: bool) -> tuple[DistMatrix, DistMatrix]:
@@ -155,12 +113,12 @@ def check_product(
             needed = sum(given) + copy + found.extra_bytes(grid.comm.rank)
         else:  # matrices are read and written by way of the host, one after the other
             needed = max(given)
-        check_memory(grid, needed, "A, B, C and the buffers of the product")
+        check_memory(grid, needed, "A, B, C and the buffers of the product", ", or multiply in parts (--memory)")
         return once
     raise AssertionError
 
 
-def check_memory(grid: ProcessGrid, nbytes: int, what: str) -> None:
+def check_memory(grid: ProcessGrid, nbytes: int, what: str, advice: str = "") -> None:
     """Raise OutOfMemoryError on all ranks where those of a node need more than is left.  Collective over the grid.
 
     nbytes : that this rank needs, for `what`.
@@ -174,7 +132,7 @@ def check_memory(grid: ProcessGrid, nbytes: int, what: str) -> None:
                 of = "" if name == MACHINE else f" in its {name}"
                 raise OutOfMemoryError(
                     f"{what} need {in_bytes(needed)} on {platform.node()}, where {in_bytes(left)} are left{of}: "
-                    "use more nodes"
+                    f"use more nodes{advice}"
                 )
 
 

@@ -14,8 +14,8 @@ from pdgemm.cli.job import OfAllRanks
 from pdgemm.cli.param_types import BLOCK, DATASET, GRID, Dataset
 
 if TYPE_CHECKING:
-    from pdgemm.cli.ahead import Source
     from pdgemm.cli.session import Speaker
+    from pdgemm.io.source import Source
     from pdgemm.matrix.distmatrix import DistMatrix
 
 ASSUMED = ("gen", "pos", "her", "lower triangular", "upper triangular")
@@ -186,8 +186,8 @@ def gram(say: Speaker, how: How, a: Dataset, output: Dataset) -> int:
 def _sources(say: Speaker, given: dict[str, Dataset], dtype: str | None) -> list[Source]:
     """Look at the datasets.  Raises DTypeError where LAPACK has no type for one."""
     from pdgemm.arrays import dtypes
-    from pdgemm.cli.ahead import source
     from pdgemm.errors import DTypeError
+    from pdgemm.io.source import source
 
     found = [source(say.grid, name, dataset, dtype) for name, dataset in given.items()]
     for x in found:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -15,7 +15,9 @@ from pdgemm.cli.param_types import BLOCK, BYTES, DATASET, GRID, NUMBER, SHAPE, D
 from pdgemm.names import DeviceName, ElementTypeName
 
 if TYPE_CHECKING:
-    from pdgemm.cli.ahead import Source
+    from pdgemm.cli.session import Speaker
+    from pdgemm.grids.process_grid import ProcessGrid
+    from pdgemm.io.source import Source
     from pdgemm.matrix.distmatrix import DistMatrix
 
 _layout = options.together(
@@ -89,6 +91,11 @@ def generate(
 @_scalars
 @_layout
 @click.option("--dtype", type=click.Choice(options.DTYPES), help="Convert the operands; default: as they are stored.")
+@click.option(
+    "--memory",
+    type=BYTES,
+    help="Per rank, for A, B, C and all buffers: what does not fit is read and multiplied in parts.",
+)
 @click.option("--memory-limit", type=BYTES, help="Per rank, for buffers beyond A, B and C.")
 @click.option("--panel-width", type=options.COUNT, help="Widest panel.")
 @click.option(
@@ -119,6 +126,7 @@ def multiply(
     grid_shape: tuple[int, int] | None,
     block: tuple[int, int] | None,
     dtype: ElementTypeName | None,
+    memory: int | None,
     product_grid: tuple[int, int] | None,
     accumulate_dtype: str | None,
     compute_type: str | None,
@@ -140,40 +148,99 @@ def multiply(
     if trace_file and real(trace_file) in {real(x.path) for x in (a, b, c0, output) if x}:
         raise click.UsageError(f"--trace {trace_file} is a file that is read or written here: name another one")
     from pdgemm.arrays.dtypes import product
-    from pdgemm.cli.ahead import check_output, check_product, operands, source
     from pdgemm.cli.session import session
-    from pdgemm.gemm import pdgemm
-    from pdgemm.matrix.residual import verify
-    from pdgemm.model.formulas import gemm_flops
+    from pdgemm.io.source import source
 
-    types: dict[str, Any] = {"accumulate_dtype": accumulate_dtype, "compute_type": compute_type}
-    others |= {"shape": product_grid, **types}
+    unfit = {"--block": block, "--memory-limit": others["memory_limit"], "--device cuda": device != "host"}
+    if memory is not None and any(unfit.values()):
+        raise click.UsageError(f"--memory does not go with {' or '.join(x for x in unfit if unfit[x])}")
+    others |= {"shape": product_grid, "accumulate_dtype": accumulate_dtype, "compute_type": compute_type}
     with session(grid_shape, as_json) as say, say.traced(trace_file, nvtx):
         say.lost = f"{output.path} was not written, its contents are unchanged"
-        grid = say.grid
-        x, y = source(grid, "A", a, dtype, transa), source(grid, "B", b, dtype, transb)
+        x, y = source(say.grid, "A", a, dtype, transa), source(say.grid, "B", b, dtype, transb)
         stored = product(x.dtype, y.dtype)
-        z = source(grid, "C on entry", c0 or output, stored) if beta else None
-        once = check_product(grid, x, y, z, block, device, seed if verified else None, alpha=alpha, beta=beta, **others)
-        (m, k), n = x.shape, y.shape[1]
-        in_place = check_output(grid, output, m * n * stored.itemsize, force, (x, y), z, ours=True)
-        if once:
-            x = x._replace(what="A and B")
-        A, B = operands(x, y, lambda each: say.read(each, block, device), once)
-        before = say.read(z, block, device) if z else None
-        C = before.copy() if verified and before is not None else before
-        replaces = before.report if before is not None and in_place else None
-        with say.progress("multiply", gemm_flops(m, n, k, stored.kind == "c")) as progress:
-            C = pdgemm(alpha, A, B, beta, C, progress=progress, **others)
-        say.report("product", C.report.summary())
-        if verified:
-            with say.progress("verify"):
-                residual = verify(C, alpha, A, B, beta, before, seed=seed, **types)
-            say.report("verify", residual)
-            if not residual.passed:
-                return 1  # a wrong result is not stored
-        say.save(output, C, replaces=replaces)
-    return 0
+        z = source(say.grid, "C on entry", c0 or output, stored) if beta else None
+        wanted = _Wanted(alpha, x, y, beta, z, stored, output, force, seed if verified else None, others)
+        done = _in_memory(say, wanted, block, device) if memory is None else _in_parts(say, wanted, memory)
+    return 0 if done else 1  # a wrong result is not stored
+
+
+class _Wanted(NamedTuple):
+    """C := alpha op(A) op(B) + beta C from files to a file, and the options of `pdgemm.pdgemm`.
+
+    seed : that of the vectors of `verify`; None: the result is not verified.
+    """
+
+    alpha: complex
+    a: Source
+    b: Source
+    beta: complex
+    c: Source | None
+    stored: Any  # the type of C
+    output: Dataset
+    force: bool
+    seed: int | None
+    options: dict[str, Any]
+
+    @property
+    def sums(self) -> dict[str, Any]:
+        return {name: self.options[name] for name in ("accumulate_dtype", "compute_type")}
+
+    @property
+    def flops(self) -> int:
+        from pdgemm.model.formulas import gemm_flops
+
+        return gemm_flops(self.a.shape[0], self.b.shape[1], self.a.shape[1], self.stored.kind == "c")
+
+    def check_output(self, grid: ProcessGrid) -> bool:
+        from pdgemm.cli.ahead import check_output
+
+        nbytes = self.a.shape[0] * self.b.shape[1] * self.stored.itemsize
+        return check_output(grid, self.output, nbytes, self.force, (self.a, self.b), self.c, ours=True)
+
+
+def _in_memory(say: Speaker, x: _Wanted, block: tuple[int, int] | None, device: DeviceName) -> bool:
+    """Read A and B, multiply and store; return whether the result is right, as far as it is verified."""
+    from pdgemm.cli.ahead import check_product, operands
+    from pdgemm.gemm import pdgemm
+    from pdgemm.matrix.residual import verify
+
+    layout = block, device
+    once = check_product(say.grid, x.a, x.b, x.c, *layout, x.seed, alpha=x.alpha, beta=x.beta, **x.options)
+    in_place = x.check_output(say.grid)
+    a = x.a._replace(what="A and B") if once else x.a
+    A, B = operands(a, x.b, lambda each: say.read(each, *layout), once)
+    before = say.read(x.c, *layout) if x.c else None
+    C = before.copy() if x.seed is not None and before is not None else before
+    replaces = before.report if before is not None and in_place else None
+    with say.progress("multiply", x.flops) as progress:
+        C = pdgemm(x.alpha, A, B, x.beta, C, progress=progress, **x.options)
+    say.report("product", C.report.summary())
+    if x.seed is not None:
+        with say.progress("verify"):
+            residual = verify(C, x.alpha, A, B, x.beta, before, seed=x.seed, **x.sums)
+        say.report("verify", residual)
+        if not residual.passed:
+            return False
+    say.save(x.output, C, replaces=replaces)
+    return True
+
+
+def _in_parts(say: Speaker, x: _Wanted, memory: int) -> bool:
+    """The same with at most so many bytes per rank."""
+    from pdgemm.cli.ahead import check_memory
+    from pdgemm.streamed.files_product import FilesProduct
+
+    product = FilesProduct(say.grid, x.alpha, x.a, x.b, x.beta, x.c, memory, **x.options)
+    check_memory(say.grid, product.tiling.most_bytes, "a tile of C and panels of A and B")
+    in_place = x.check_output(say.grid)
+    say.note("plan", [product.explain()], product.plan)
+    with say.progress("multiply", x.flops) as progress:
+        report, residual, wrote = product.run(x.output, in_place=in_place, seed=x.seed, progress=progress)
+    for name, each in ("product", report), ("verify", residual), ("wrote", wrote):
+        if each is not None:
+            say.report(name, each)
+    return wrote is not None
 
 
 @click.command(cls=OfAllRanks)
@@ -201,8 +268,9 @@ def verify(
     as_json: bool,
 ) -> int:
     """Check C = alpha op(A) op(B) + beta C0 with random vectors, without a second product."""
-    from pdgemm.cli.ahead import Outlines, check_memory, operands, source
+    from pdgemm.cli.ahead import Outlines, check_memory, operands
     from pdgemm.cli.session import session
+    from pdgemm.io.source import source
     from pdgemm.matrix.residual import check_arguments
     from pdgemm.matrix.residual import verify as residual_of
 

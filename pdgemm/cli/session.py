@@ -14,13 +14,13 @@ from typing import Any
 import click
 from mpi4py import MPI
 
-from pdgemm.cli.ahead import Source
 from pdgemm.cli.param_types import Dataset
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.report import Summary
 from pdgemm.io import hdf5
+from pdgemm.io.source import Source
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import DeviceName
 from pdgemm.profiling.trace_file import trace

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,16 +74,36 @@ def verify(
     """
     sums: Any = {"accumulate_dtype": accumulate_dtype, "compute_type": compute_type}
     alpha, beta, X = check_arguments(C, alpha, A, B, beta, C0, seed=seed, vectors=vectors, **sums)
+    return residual(_apply, C, alpha, A, B, beta, C0, X, **sums)
+
+
+def residual(
+    apply: Callable[[Any, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]],
+    C: Any,
+    alpha: complex,
+    A: Any,
+    B: Any,
+    beta: complex,
+    C0: Any,
+    X: np.ndarray,
+    *,
+    accumulate_dtype: DType | None = None,
+    compute_type: ComputeType | None = None,
+) -> Residual:
+    """Return the outcome of `verify` for matrices of any kind that have a shape and a dtype.
+
+    apply(M, X, size) : returns M X and |M| size, whole on every rank.
+    """
     m, k, n = A.shape[0], A.shape[1], B.shape[1]
     with np.errstate(invalid="ignore", over="ignore"):
-        left, _ = _apply(C, X, np.abs(X))
-        right: Any = np.zeros((m, vectors))
-        scale: Any = np.zeros((m, vectors))
+        left, _ = apply(C, X, np.abs(X))
+        right: Any = np.zeros((m, X.shape[1]))
+        scale: Any = np.zeros((m, X.shape[1]))
         if alpha != 0:  # else A and B are not read, whatever values they have
-            right, scale = _apply(A, *_apply(B, X, np.abs(X)))
+            right, scale = apply(A, *apply(B, X, np.abs(X)))
             right, scale = alpha * right, abs(alpha) * scale
         if beta != 0 and C0 is not None:
-            added, size = _apply(C0, X, np.abs(X))
+            added, size = apply(C0, X, np.abs(X))
             right, scale = right + beta * added, scale + abs(beta) * size
         finite_left, finite_right = np.isfinite(left).all(axis=1), np.isfinite(right).all(axis=1)
         both = finite_left & finite_right
@@ -130,9 +151,15 @@ def check_arguments(
             as_name(compute_type, "compute_type", dtypes.COMPUTE)
         arguments += ["verify", (m, n, k), alpha, beta, seed, vectors, accumulate_dtype, compute_type]
         arguments += [A.dtype, B.dtype, C.dtype, None if C0 is None else C0.dtype]
-        columns = np.arange(vectors)
-        X = 2 * element_function("uniform", seed, np.dtype(np.float64))(np.arange(n)[:, None], columns) - 1
+        X = random_vectors(n, seed, vectors)
     return alpha, beta, X
+
+
+def random_vectors(n: int, seed: int, vectors: int = 2) -> np.ndarray:
+    """Return columns of n numbers in [-1, 1), which are the same on all ranks."""
+    f = element_function("uniform", seed, np.dtype(np.float64))
+    X: np.ndarray = 2 * f(np.arange(n)[:, None], np.arange(vectors)) - 1
+    return X
 
 
 def _apply(M: DistMatrix, X: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

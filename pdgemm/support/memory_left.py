@@ -31,6 +31,11 @@ def memory_left() -> dict[str, int]:
     return found
 
 
+def largest_so_far() -> int:
+    """Return the bytes of the largest resident set that this process has had; 0 where the system does not say."""
+    return _table(ROOT / "proc/self/status").get("VmHWM", 0)
+
+
 def _groups() -> Iterator[tuple[Path, str, str, str]]:
     """Yield the folders of the groups, the inner ones first, and the names of what they hold, by version of cgroups."""
     with suppress(OSError):

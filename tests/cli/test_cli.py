@@ -443,6 +443,52 @@ def test_what_needs_no_mpi_loads_none(tmp_path: Path, words: str, code: int, loa
     assert (run.returncode, run.stderr.splitlines()[-1]) == (code, loaded), run.stderr
 
 
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_matrices_twenty_times_as_large_as_the_memory(tmp_path: Path, ranks: int) -> None:
+    """A rank takes what it is allowed, and 16 MiB for all that comes with it; what is read was planned."""
+    size, limit, most = 2000 + 350 * ranks, 4 << 20, 16 << 20
+    for name, n in (("small.h5:/x", 64), ("x.h5:/x", size)):
+        made = jobs.pdgemm(0, "generate", name, "--shape", f"{n}x{n}", "--kind", "normal", cwd=tmp_path)
+        assert made.returncode == 0, made.stderr
+    peaks = []
+    for file, out in (("small.h5", "d.h5"), ("x.h5", "c.h5")):
+        words = ["multiply", f"{file}:/x", f"{file}:/x", "--transb", "T", "-o", f"{out}:/c", "--memory", "4MiB"]
+        run = jobs.pdgemm(
+            ranks, *words, "--json", cwd=tmp_path, PDGEMM_NODE_MEMORY="0"
+        )  # else others' parts count, too
+        assert run.returncode == 0, run.stderr
+        product = json.loads(run.stdout)["product"]
+        peaks.append(product["peak"])
+        assert [product[x] == product["plan"][x] for x in ("bytes_read", "bytes_written")] == [True, True]
+    assert 3 * 8 * size**2 >= 20 * limit * max(1, ranks)
+    assert product["plan"]["bytes_per_rank"] <= limit and peaks[1] - peaks[0] <= limit + most
+    with h5py.File(tmp_path / "x.h5") as file, h5py.File(tmp_path / "c.h5") as found:
+        A, rows = file["x"][()], [0, size // 3, size - 1]
+        assert gemm_error(found["c"][rows], 1, A[rows], A.T) <= TOLERANCE
+
+
+def test_in_parts_and_verified(folder: Path, tmp_path: Path) -> None:
+    """The plan comes first; C on entry may be the output."""
+    shutil.copy(folder / "a.h5", tmp_path / "c.h5")
+    words = ["multiply", f"{folder}/a.h5:/x", f"{folder}/b.h5:/y", "-o", "c.h5:/c", "--beta", "2", "--memory", "3MB"]
+    run = jobs.pdgemm(2, *words, "--verify", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    said = run.stdout.splitlines()
+    assert said[0].startswith("1 tile of C of at most 61 x 29, each by 1 panel of width <= 83: ")
+    assert "as planned" in said[2] and "NOT" not in said[2]
+    assert said[3].startswith("residual ") and said[3].endswith("ok") and said[4].startswith("wrote c.h5:/c (61 x 29 ")
+    with h5py.File(folder / "a.h5") as a, h5py.File(folder / "b.h5") as b, h5py.File(tmp_path / "c.h5") as c:
+        assert gemm_error(c["c"][()], 1, a["x"][()], b["y"][()], 2, a["c"][()]) <= TOLERANCE
+        assert "vector" in c and c["c"].attrs["pdgemm_checksum"]
+    for more, said_of_it in (
+        (["--block", "8"], "--memory does not go with --block"),
+        (["--memory-limit", "1MB", "--device", "cuda"], "--memory does not go with --memory-limit or --device cuda"),
+        (["--memory", "1kB"], "no tile fits 1000 B of memory per rank: 2.1 MiB ("),
+    ):
+        bad = jobs.pdgemm(2, *words, *more, cwd=tmp_path)
+        assert said_of_it in one_line(bad)
+
+
 def test_a_product_loads_only_what_it_needs(tmp_path: Path) -> None:
     """Of SciPy a module that knows BLAS, not all of its linear algebra."""
     with h5py.File(tmp_path / "x.h5", "w") as file:

@@ -448,14 +448,14 @@ def test_a_write_that_fails_half_way_leaves_what_was_there(
     """The same where the file system cannot tell beforehand: MPI-IO's own writes fail on some ranks."""
     from pdgemm import DistMatrix
     from pdgemm.errors import FileError
-    from pdgemm.io import hdf5
+    from pdgemm.io import hdf5, new_dataset
     from pdgemm.support import files
 
     if parallel:
         pytest.skip("HDF5 1.10 crashes when it cannot close a file that it failed to write")
     path, old = shared_tmp_path / "a.h5", DistMatrix.eye(5, grid=grid)
     hdf5.save(path, "x", old)
-    for module in (files, hdf5):
+    for module in (files, new_dataset):
         monkeypatch.setattr(module, "reserve", lambda file, size: None)
     with pytest.raises(FileError, match="a.h5"):
         hdf5.save(path, "x", DistMatrix.random((200, 200), grid=grid, block=(200, 20)))

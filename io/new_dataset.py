@@ -1,0 +1,158 @@
+"""A dataset that is written and takes its place, and that of its file, when it is complete."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from pdgemm.io import (
+    hyperslabs,
+    mpi_io,  # before h5py: they load MPI, which a parallel h5py needs
+    pieces,
+)
+
+import h5py  # isort: skip
+import numpy as np
+
+import pdgemm
+from pdgemm.errors import FileError
+from pdgemm.grids.distribution import Distribution
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.instrument.report import IOReport
+from pdgemm.io.atomic import on_root, replacing
+from pdgemm.io.matrix_files import Transfer
+from pdgemm.io.stored import check_target, inspect, unit
+from pdgemm.support.files import reserve
+
+_CHECKSUM = "pdgemm_checksum"
+
+
+class NewDataset:
+    """A dataset in a file that is not under its name yet.  All methods are collective over the grid.
+
+    unit : rows and columns that are written together.
+    """
+
+    def __init__(
+        self,
+        partial: Path,
+        path: Path,
+        name: str,
+        grid: ProcessGrid,
+        shape: tuple[int, int],
+        dtype: np.dtype,
+        checksum: str | None,
+    ) -> None:
+        self._partial, self._path, self._name, self._comm = partial, path, name, grid.comm
+        self._shape, self._dtype = shape, dtype
+        self._parallel = hyperslabs.parallel_h5py()
+        self.checksum = checksum
+
+    def create(self, attributes: dict[str, str], storage: dict[str, Any]) -> None:
+        """Create the file, with the old contents and an allocated dataset."""
+        made = on_root(self._comm, self._path, lambda: self._create(attributes, storage))
+        self._offset, self.unit = made
+
+    def opened(self, write: bool) -> AbstractContextManager[Transfer]:
+        """Open it for transfers of rectangles, which are collective where h5py is built with MPI."""
+        if self._parallel:
+            return hyperslabs.opened(self._partial, self._name, self._comm, True, write=write)
+        return self.opened_alone(write)
+
+    def opened_alone(self, write: bool) -> AbstractContextManager[Transfer]:
+        """The same of a dataset without chunks, for transfers that each rank makes when it wants."""
+        cols = self._shape[1]
+        return mpi_io.opened(self._partial, self._offset, cols, self._dtype, self._comm, write=write)
+
+    def complete(self, checksum: str, check: bool) -> None:
+        """Record the checksum of what was written.  Raises FileError if the file, read back, has another one."""
+        if check and self._shape[0] * self._shape[1]:
+            with self.opened(write=False) as transfer:
+                held = pieces.checksum(self._shape, self._dtype, transfer, self.unit, self._comm)
+            if held != checksum:  # on every rank alike
+                raise FileError(
+                    f"{self._path}: what was written is not what the file holds (disk full, quota, bad disk)"
+                )
+        if self.checksum != checksum:
+            self.checksum = checksum
+            on_root(self._comm, self._path, self._record)
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """File and name under which it can be read before it is complete."""
+        return str(self._partial), self._name
+
+    def report(self, seconds: float) -> IOReport:
+        method = "mpio" if self._parallel else "mpi-io"
+        nbytes = self._shape[0] * self._shape[1] * self._dtype.itemsize
+        what = str(self._path), self._name, method, self._shape, str(self._dtype)
+        return IOReport("wrote", *what, nbytes, seconds, self.checksum)
+
+    def _create(self, attributes: dict[str, str], storage: dict[str, Any]) -> tuple[int, tuple[int, int]]:
+        """Return the offset of the dataset, and its unit.  On rank 0."""
+        partial, name = self._partial, self._name
+        if not check_target(self._path, name):
+            # a copy, which keeps references, links, user block and all else; HDF5 reuses the space of the
+            # deleted dataset for the new one
+            shutil.copyfile(self._path, partial)
+        chunked = any(storage.values())
+        if not chunked:  # allocate it now, contiguously, without writing fill values
+            plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            plist.set_layout(h5py.h5d.CONTIGUOUS)
+            plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+            plist.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+            storage = {"dcpl": plist}
+        with h5py.File(partial, "a") as file:
+            if file.get(name, getlink=True):
+                del file[name]
+            dataset = file.create_dataset(name, self._shape, self._dtype, **storage)
+            dataset.attrs.update(attributes)
+            place = dataset.id.get_offset() or 0, unit(dataset)
+        if not chunked:
+            with partial.open("rb+") as reserved:
+                reserve(reserved, partial.stat().st_size)
+        return place
+
+    def _record(self) -> None:
+        with h5py.File(self._partial, "r+") as file:
+            file[self._name].attrs[_CHECKSUM] = self.checksum
+
+
+@contextmanager
+def new_dataset(
+    path: Path,
+    name: str,
+    grid: ProcessGrid,
+    layout: Distribution,
+    dtype: np.dtype,
+    checksum: str | None = None,
+    replaces: IOReport | None = None,
+    storage: dict[str, Any] | None = None,
+) -> Iterator[NewDataset]:
+    """Write a dataset in the block, which calls `complete`.  Collective; the block raises on all ranks or on none.
+
+    layout   : of the matrix in memory, which attributes record.   checksum : None: it is not known yet.
+    replaces : as in `hdf5.save`.   storage : chunks and compression; None: the dataset is contiguous.
+    """
+    size = layout.shape[0] * layout.shape[1] * dtype.itemsize
+    placed = {"grid": grid.shape, "block": layout.block, "source": layout.source}
+    made_by = {"pdgemm_version": pdgemm.__version__, "pdgemm_dtype": str(dtype)}
+    attributes = {**made_by, "pdgemm_layout": json.dumps(placed)} | ({_CHECKSUM: checksum} if checksum else {})
+    storage = storage or {}
+    with replacing(path, grid.comm, 0 if storage.get("compression") else size) as partial:
+        if replaces is not None:
+            on_root(grid.comm, path, lambda: _check_same(path, name, replaces))
+        made = NewDataset(partial, path, name, grid, layout.shape, dtype, checksum)
+        made.create(attributes, storage)
+        yield made
+
+
+def _check_same(path: Path, name: str, read: IOReport) -> None:
+    """Raise FileError if the dataset is not the one that was read; the caller holds the lock of the file."""
+    found = inspect(path, name)
+    if (found.shape, str(found.dtype), found.checksum) != (read.shape, read.dtype, read.checksum):
+        raise FileError(f"{path}:{name} was replaced after it was read here, and was not overwritten: try again")

@@ -1,0 +1,46 @@
+"""Measurements of a product in tiles, whose operands were read from files while it ran."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pdgemm.support.text import in_bytes, in_rate, in_seconds
+
+
+@dataclass(frozen=True)
+class StreamReport:
+    """A product from files to a file, of which only a tile and panels were in memory.  Bytes are those of all ranks.
+
+    plan    : what was to be read and written (`Tiling.as_dict`).
+    bytes_read, bytes_written : as counted.
+    read_wait, write_wait : seconds in which the slowest rank waited for its files, and did not multiply.
+    peak    : bytes of the largest resident set of a rank so far, with that of the interpreter and its libraries, and
+              with what it has read in the memory of others on its node.
+    """
+
+    title: str
+    plan: dict[str, Any]
+    bytes_read: int
+    bytes_written: int
+    flops: int
+    seconds: float
+    read_wait: float
+    write_wait: float
+    peak: int
+
+    @property
+    def as_predicted(self) -> bool:
+        return (self.bytes_read, self.bytes_written) == (self.plan["bytes_read"], self.plan["bytes_written"])
+
+    @property
+    def gflops(self) -> float:
+        return self.flops / self.seconds / 1e9 if self.seconds else 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.title}: {in_seconds(self.seconds)} ({in_rate(1e9 * self.gflops)}), of which waits for reading "
+            f"{in_seconds(self.read_wait)}, for writing {in_seconds(self.write_wait)}\n"
+            f"read {in_bytes(self.bytes_read)} and wrote {in_bytes(self.bytes_written)}, "
+            f"{'as' if self.as_predicted else 'NOT as'} planned; largest rank {in_bytes(self.peak)}"
+        )

@@ -1,0 +1,301 @@
+"""A product in tiles, as a value: what is read and written when, and what it takes of memory.  No MPI, no data.
+
+C is computed in tiles of `rows x cols`.  While a tile is in memory, all panels of A (rows x width) and B (width x cols)
+are read one after the other, each while the one before is multiplied, and are forgotten.  With S elements in the memory
+of all ranks together, a square tile of nearly S elements makes the least reading, 2 mnk / sqrt(S) elements (Hong &
+Kung, STOC 1981; the constant by Kwasniewski et al., SC 2019).
+
+The order is a walk without jumps, first through the columns of C, then through its rows, each time in the direction
+opposite to the last, and so within a tile through the inner indices: a panel that the next step needs again is still
+there.  If A and B fit one panel in the inner dimension, the panel of A stays for a whole row of tiles.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise, product
+from math import ceil, inf, prod, sqrt
+from typing import Any, NamedTuple
+
+from pdgemm.errors import MemoryLimitError
+from pdgemm.support.text import counted, in_bytes
+
+Range = tuple[int, int]  # the first index, and the one after the last
+STAGED = 1 << 20  # bytes of a panel or a tile that are converted at once on their way
+_SLABS = 4  # parts of a tile, by rows, of which one is written while the next is multiplied
+_LEAST = 64  # rows and columns of a slab on a rank
+_RUN = 1 << 15  # bytes that could be read in the time that a contiguous piece takes beside its bytes
+_BUFFERED = 32  # panels of one column or row in the buffers of a product
+_CALL = 1 << 20  # in that of a step beside reading and multiplying
+_FLOPS = 32  # floating-point operations of a rank in the time in which a byte is read
+_THIN = 32  # a product of a matrix with so many rows, columns or inner indices takes twice the time of its operations
+_RESERVE = 16  # of how many parts of the memory one is left to the buffers of the products
+
+
+class Operand(NamedTuple):
+    """op(A) or op(B) as the tiling sees it.
+
+    stored : bytes of an element in the file.   held : in memory.
+    unit   : rows and columns of op(X) that are read together, those of a chunk.
+    by_columns : whether the elements of a column of op(X) are contiguous in the file, as where op is a transposition.
+    chunk  : bytes of a chunk, which is in memory as a whole while a part of it is read.
+    """
+
+    stored: int
+    held: int
+    unit: tuple[int, int] = (1, 1)
+    by_columns: bool = False
+    chunk: int = 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """One product C[rows, cols] += A[rows, inner] B[inner, cols].
+
+    reads  : whether the panels of A and of B are to be read; else those of the last step are still there.
+    first, last : of this tile of C.
+    """
+
+    rows: Range
+    cols: Range
+    inner: Range
+    reads: tuple[bool, bool]
+    first: bool
+    last: bool
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """C (m x n) := A (m x k) B (k x n) in tiles, on a process grid.
+
+    counts : tiles in the rows and columns of C, and panels in the inner dimension.
+    held   : bytes of an element of the tile in memory.   stored : of C in its file.   entry : of C on entry.
+    They are 0 where C lies elsewhere, and the bytes of an operand that lies elsewhere are, too.
+    """
+
+    mnk: tuple[int, int, int]
+    grid: tuple[int, int]
+    a: Operand
+    b: Operand
+    held: int
+    stored: int
+    entry: int
+    counts: tuple[int, int, int]
+
+    # ------------------------------------------------------------------ pieces
+    @cached_property
+    def cuts(self) -> tuple[list[Range], list[Range], list[Range]]:
+        """The tiles' rows and columns, and the panels' inner indices."""
+        return tuple(_cut(*x) for x in zip(self.mnk, self.counts, self._units))  # type: ignore[return-value]
+
+    @cached_property
+    def largest(self) -> tuple[int, int, int]:
+        """The most rows, columns and inner indices of a step."""
+        return tuple(  # type: ignore[return-value]
+            min(n, unit * ceil(ceil(n / unit) / parts)) for n, parts, unit in zip(self.mnk, self.counts, self._units)
+        )
+
+    @property
+    def _units(self) -> tuple[int, int, int]:
+        return self.a.unit[0], self.b.unit[1], max(self.a.unit[1], self.b.unit[0])
+
+    @property
+    def slabs(self) -> int:
+        """Parts of a tile, by rows, of which one is written while the next is multiplied."""
+        return max(1, min(_SLABS, self.largest[0] // (self.grid[0] * _LEAST))) if self.held else 1
+
+    @property
+    def blocks(self) -> tuple[int, int, int, int]:
+        """The blocks of the largest tile and panels: rows of A and C, columns of B and C, columns of A, rows of B."""
+        (rows, cols, inner), (pr, pc), a, b = self.largest, self.grid, self.a.unit, self.b.unit
+        tile = _block(rows, pr * self.slabs, a[0]), _block(cols, pc, b[1])
+        return *tile, _block(inner, pc, a[1]), _block(inner, pr, b[0])
+
+    @property
+    def count(self) -> int:
+        """How many steps there are."""
+        return prod(map(len, self.cuts))
+
+    def steps(self) -> Iterator[Step]:
+        """Yield the steps in their order."""
+        rows, cols, inner = self.cuts
+        before: tuple[tuple[int, int], tuple[int, int]] | None = None
+        forth, down = True, True
+        for i in range(len(rows)):
+            for j in range(len(cols)) if forth else reversed(range(len(cols))):
+                order = range(len(inner)) if down else range(len(inner) - 1, -1, -1)
+                for l in order:
+                    now = (i, l), (l, j)
+                    reads = (True, True) if before is None else (now[0] != before[0], now[1] != before[1])
+                    if not inner[l][1] - inner[l][0]:  # nothing is multiplied
+                        reads = False, False
+                    yield Step(rows[i], cols[j], inner[l], reads, l == order[0], l == order[-1])
+                    before = now
+                down = not down
+            forth = not forth
+
+    # ------------------------------------------------------------------ costs
+    @property
+    def loads(self) -> tuple[int, int]:
+        """How many panels of A and of B are read."""
+        ti, tj, tl = self.counts
+        if not self.mnk[2]:
+            return 0, 0
+        return (ti * (tj * tl - (tj - 1)) if tl > 1 else ti), ti * tj * tl - (ti - 1)
+
+    @cached_property
+    def bytes_read(self) -> int:
+        """Bytes of A, B and C on entry that all ranks read: of all steps without panels that are still there.
+
+        These are the last panel of A before the next tile of the same rows, and that of B before the next rows.
+        """
+        (m, n, k), (rows, cols, inner) = self.mnk, ([end - first for first, end in cuts] for cuts in self.cuts)
+        ti, tj = len(rows), len(cols)
+        last = inner[-1], inner[0]  # of an even, of an odd tile in the order of the steps
+        kept_a = sum(rows[t // tj] * last[t % 2] for t in range(ti * tj) if (t + 1) % tj)
+        kept_b = sum(cols[0 if i % 2 else -1] * last[(i * tj + tj - 1) % 2] for i in range(ti - 1))
+        read = self.a.stored * (tj * m * k - kept_a) + self.b.stored * (ti * n * k - kept_b)
+        return read + self.entry * m * n
+
+    @property
+    def bytes_written(self) -> int:
+        return self.stored * self.mnk[0] * self.mnk[1]
+
+    @property
+    def most_bytes(self) -> int:
+        """The most bytes of a rank: a tile, one or two panels of each operand, and what is converted on its way."""
+        rows, cols, a_inner, b_inner = self._local
+        panels = self.a.held * rows * a_inner, self.b.held * b_inner * cols
+        kept = sum(size * min(2, loads) for size, loads in zip(panels, self.loads))
+        return self.held * rows * cols + kept + 2 * (STAGED + self.a.chunk + self.b.chunk)
+
+    @property
+    def all_bytes(self) -> int:
+        """The same with the least that products of panels take for messages and converted elements."""
+        rows, cols, _, _ = self._local
+        return self.most_bytes + _BUFFERED * self.held * (rows + cols)
+
+    @property
+    def _local(self) -> tuple[int, int, int, int]:
+        """The most rows and columns of C, and inner indices of A and of B, that a rank has."""
+        rows, cols, a_inner, b_inner = self.blocks
+        m, n, k = self.largest
+        return min(m, rows * self.slabs), min(n, cols), min(k, a_inner), min(k, b_inner)
+
+    def as_dict(self, memory: int) -> dict[str, Any]:
+        """Return the plan as plain figures."""
+        return {
+            "memory": memory,
+            "tiles": [len(x) for x in self.cuts],
+            "tile": self.largest[:2],
+            "panel_width": self.largest[2],
+            "bytes_per_rank": self.most_bytes,
+            "bytes_read": self.bytes_read,
+            "bytes_written": self.bytes_written,
+            "bytes_checked": self.bytes_written,  # C is read again, and compared with what was written
+            "lower_bound_bytes": self.bound(memory),
+        }
+
+    def explain(self, memory: int) -> str:
+        """Return the plan in a sentence or two."""
+        ti, tj, tl = map(len, self.cuts)
+        every, bound = self.bytes_read + self.bytes_written, self.bound(memory)
+        tiles, panels = counted(ti * tj, "tile"), counted(tl, "panel")
+        return (
+            f"{tiles} of C of at most {self.largest[0]} x {self.largest[1]}, each by {panels} of width <= "
+            f"{self.largest[2]}: {in_bytes(self.most_bytes)} of {in_bytes(memory)} per rank, the rest for "
+            f"products; reads {in_bytes(self.bytes_read)} and writes {in_bytes(self.bytes_written)}, "
+            f"{every / bound if bound else 1:.2f} times the lower bound"
+        )
+
+    @property
+    def cost(self) -> float:
+        """Bytes that are read, and that could be read in the time of all else that depends on the tiling.
+
+        That is the time of contiguous pieces beside their bytes, of calls, of products of thin matrices, and of what
+        cannot be hidden behind a product: the first panels and the last part of the last tile.
+        """
+        (m, n, k), (ti, tj, tl), (rows, cols, a_inner, b_inner) = self.mnk, self.counts, self._local
+        sizes = m * k / (ti * tl), k * n / (tj * tl)
+        widths = (rows / self.slabs if self.a.by_columns else a_inner), (b_inner if self.b.by_columns else cols)
+        read = bare = 0.0
+        for operand, loads, size, width in zip((self.a, self.b), self.loads, sizes, widths):
+            read += loads * size * (operand.stored + _RUN / max(1, width))
+            bare += size * operand.stored
+        bare += self.stored * self.largest[0] * self.largest[1] / self.slabs
+        ranks = self.grid[0] * self.grid[1]
+        thin = sum(_THIN / max(1, x) for x in (rows / self.slabs, cols, self.largest[2]))
+        return read + bare + ti * tj * tl * _CALL + 2 * m * n * k / ranks / _FLOPS * thin
+
+    def bound(self, memory: int) -> float:
+        """Bytes that any order reads and writes at least with so many bytes per rank.
+
+        2 mnk / sqrt(S) + mn elements, where no dimension is less than sqrt(S); else mk + kn + mn, each once.
+        """
+        m, n, k = self.mnk
+        words = max(1.0, memory * self.grid[0] * self.grid[1] / max(1, self.held))
+        once = self.a.stored * m * k + self.b.stored * k * n
+        often = 2 * m * n * k / sqrt(words) * min(self.a.stored, self.b.stored) if min(self.mnk) ** 2 >= words else 0
+        return max(once, often) + m * n * (self.stored + self.entry)
+
+
+def fitting(
+    mnk: tuple[int, int, int],
+    grid: tuple[int, int],
+    a: Operand,
+    b: Operand,
+    held: int,
+    stored: int,
+    entry: int,
+    memory: int,
+) -> Tiling:
+    """Return the tiling of the least cost that takes at most `memory` bytes per rank, products' buffers included.
+
+    Raises MemoryLimitError, which says how many bytes are needed.
+    """
+    room, needed = memory - memory // _RESERVE, inf
+    for units in (True, False):  # parts of chunks, each of which is read with the whole chunk, only if need be
+        if not units:
+            a, b = a._replace(unit=(1, 1)), b._replace(unit=(1, 1))
+        m, n, k = mnk
+
+        def made(ti: int, tj: int, tl: int) -> Tiling:
+            return Tiling(mnk, grid, a, b, held, stored, entry, (ti, tj, tl))  # noqa: B023
+
+        found = list[Tiling]()
+        for tl, ti in product(counts(k), counts(m)):
+            least = made(ti, max(1, n), tl).all_bytes
+            needed = min(needed, least)
+            if least <= room:
+                fewer = bisect_left(range(1, max(1, n)), True, key=lambda tj: made(ti, tj, tl).all_bytes <= room)
+                found.append(made(ti, fewer + 1, tl))
+        if found:
+            return min(found, key=lambda tiling: tiling.cost)
+    needed = int(needed * _RESERVE / (_RESERVE - 1)) + _RESERVE
+    raise MemoryLimitError(
+        f"no tile fits {in_bytes(memory)} of memory per rank: {in_bytes(needed)} ({needed} bytes) are needed"
+    )
+
+
+def counts(n: int) -> list[int]:
+    """Return numbers of parts: the first four, and then each larger than the one before by a quarter."""
+    found, count = [], 1
+    while count < n:
+        found.append(count)
+        count += max(1, count // 4)
+    return [*found, max(1, n)]
+
+
+def _cut(n: int, parts: int, unit: int) -> list[Range]:
+    """Return even parts of n indices in whole units; one that is empty where n is 0."""
+    units = -(-n // unit)
+    ends = [min(n, part * units // parts * unit) for part in range(parts + 1)]
+    return [x for x in pairwise(ends) if x[1] > x[0]] or [(0, 0)]
+
+
+def _block(n: int, parts: int, unit: int) -> int:
+    """Return the size of blocks of whole units, so few that each part has one."""
+    return unit * max(1, -(-n // (unit * parts)))

@@ -1,0 +1,340 @@
+"""Products from files to a file with little memory: right on every grid, and what is read is what was planned."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from problems import DTYPES, gemm_error, grid_shapes
+from tiers import everything, few_grids, in_turn
+
+pytestmark = pytest.mark.mpi
+
+TOLERANCE = 3 * 8**0.5
+STORAGE: list[dict[str, Any]] = [{}, {"chunks": (16, 24)}, {"chunks": (31, 7), "compression": "gzip", "shuffle": True}]
+CASES = [  # storage of A and of B, op(A), op(B), whether C is there
+    (STORAGE[i % 3], STORAGE[i // 2 % 3], opa, opb, i % 2 == 1)
+    for i, (opa, opb) in enumerate(zip("NTCNTCNNTTCC", "NNNTTTCNTNCT"))
+]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles and slabs of a few rows, and pieces of a few of theirs."""
+    from pdgemm.streamed import file_panels, tiling
+
+    for module in (file_panels, tiling):
+        monkeypatch.setattr(module, "STAGED", 1 << 9)
+    monkeypatch.setattr(tiling, "_LEAST", 4)
+
+
+def elements(shape: tuple[int, int], dtype: Any, seed: int) -> np.ndarray:
+    r = np.random.default_rng(seed)
+    if np.dtype(dtype).kind == "i":
+        return r.integers(-9, 10, shape).astype(dtype)
+    x = r.normal(size=shape)
+    return (x + 1j * r.normal(size=shape)).astype(dtype) if np.dtype(dtype).kind == "c" else x.astype(dtype)
+
+
+def by_rank_0(comm: Any, work: Any) -> Any:
+    comm.Barrier()
+    result, error = None, None
+    if comm.rank == 0:
+        try:
+            result = work()
+        except Exception as bad:
+            error = f"{type(bad).__name__}: {bad}"
+    result, error = comm.bcast((result, error))
+    assert error is None, error
+    return result
+
+
+def write(comm: Any, path: Path, **given: Any) -> None:
+    """Write datasets: an array, or an array and how it is stored."""
+    import h5py
+
+    def work() -> None:
+        with h5py.File(path, "w") as file:
+            for name, (array, storage) in given.items():
+                file.create_dataset(name, data=array, **storage)
+
+    by_rank_0(comm, work)
+
+
+def read(comm: Any, path: Path, name: str) -> np.ndarray:
+    import h5py
+
+    def work() -> Any:
+        with h5py.File(path) as file:
+            return file[name][()]
+
+    array: np.ndarray = by_rank_0(comm, work)
+    return array
+
+
+def op(x: np.ndarray, letter: str) -> np.ndarray:
+    return {"N": x, "T": x.T, "C": x.conj().T}[letter]
+
+
+def multiplied(
+    grid: Any, path: Path, alpha: Any, beta: Any, share: float = 0.2, ops: str = "NN", names: str = "abc", **more: Any
+) -> tuple[Any, Any, Any]:
+    """C := alpha op(A) op(B) + beta C in the file, and what the run reports.
+
+    share : of A, B and C that fits the memory, beside what it must have; 0: not even that.
+    """
+    from pdgemm.errors import MemoryLimitError
+    from pdgemm.io.source import source
+    from pdgemm.streamed.files_product import FilesProduct
+
+    run = {key: more.pop(key) for key in ("seed", "progress") if key in more}
+    dtype = more.pop("dtype", None)
+    a, b = (source(grid, name.upper(), (str(path), name), dtype, letter) for name, letter in zip(names, ops))
+    entry = source(grid, "C", (str(path), names[2])) if beta else None
+    with pytest.raises(MemoryLimitError, match="are needed") as raised:
+        FilesProduct(grid, alpha, a, b, beta, entry, 1, **more)
+    least = int(str(raised.value).split("(")[-1].split()[0])
+    every = sum(x.shape[0] * x.shape[1] * x.dtype.itemsize for x in (a, b)) + 8 * a.shape[0] * b.shape[1]
+    memory = int(1.1 * least + share * every / grid.size) if share else least // 2
+    made = FilesProduct(grid, alpha, a, b, beta, entry, memory, **more)
+    done: tuple[Any, Any, Any] = made.run((str(path), names[2]), in_place=entry is not None, **run)
+    return done
+
+
+@few_grids
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_on_every_grid(comm: Any, shared_tmp_path: Path, small: None, dtype: str, case: int) -> None:
+    """In tiles of every kind; what is read and written is counted, and is what was planned."""
+    from pdgemm import ProcessGrid
+
+    if not everything() and case % 4 != DTYPES.index(dtype):
+        pytest.skip("with --all")
+    of_a, of_b, opa, opb, there = CASES[case]
+    path = shared_tmp_path / "x.h5"
+    m, n, k = 83, 61, 97
+    A, B, C0 = elements((m, k), dtype, 1), elements((k, n), dtype, 2), elements((m, n), dtype, 3)
+    alpha, beta = (1.5, -2.0) if np.dtype(dtype).kind == "f" else (1.5 - 1j, -2.0 + 0.5j)
+    for shape, share in in_turn(grid_shapes(comm.size), (0.1, 0.5, 9), start=case):
+        given = {"a": (op(A, opa), of_a), "b": (op(B, opb), of_b)} | ({"c": (C0, {})} if there else {})
+        write(comm, path, **given)
+        with ProcessGrid(comm, shape) as grid:
+            report, _, wrote = multiplied(grid, path, alpha, beta if there else 0, share, opa + opb)
+        C = read(comm, path, "c")
+        assert C.dtype == A.dtype and wrote.checksum
+        assert gemm_error(C, alpha, A, B, beta if there else 0, C0) <= TOLERANCE, (shape, share)
+        item = A.itemsize
+        tiles = np.prod(report.plan["tiles"][:2])
+        assert tiles > 1 or share > 0.1
+        assert (report.bytes_read, report.bytes_written) == (report.plan["bytes_read"], m * n * item)
+        assert report.bytes_read >= item * (m * k + k * n + there * m * n)
+        assert report.plan["bytes_per_rank"] <= report.plan["memory"]
+        assert np.array_equal(read(comm, path, "a"), op(A, opa)) and np.array_equal(read(comm, path, "b"), op(B, opb))
+
+
+@pytest.mark.parametrize("mnk", [(0, 5, 3), (4, 5, 0), (0, 0, 0), (1, 1, 1), (1, 90, 70), (80, 1, 90), (2, 3, 300)])
+def test_thin_and_empty(comm: Any, shared_tmp_path: Path, small: None, mnk: tuple[int, int, int]) -> None:
+    from pdgemm import ProcessGrid
+
+    (m, n, k), path = mnk, shared_tmp_path / "x.h5"
+    A, B, C0 = elements((m, k), "d", 1), elements((k, n), "d", 2), elements((m, n), "d", 3)
+    for shape, beta in itertools.product(grid_shapes(comm.size), (0, 2)):
+        write(comm, path, a=(A, {}), b=(B, {}), c=(C0, {}))
+        with ProcessGrid(comm, shape) as grid:
+            report, residual, _ = multiplied(grid, path, 3, beta, seed=1)
+        assert report.as_predicted and residual.passed
+        assert gemm_error(read(comm, path, "c"), 3, A, B, beta, C0) <= TOLERANCE
+
+
+def test_what_is_not_read_may_be_anything(comm: Any, shared_tmp_path: Path, small: None) -> None:
+    """Where beta is 0, C; where alpha is 0, A and B."""
+    from pdgemm import ProcessGrid
+
+    path, A, B = shared_tmp_path / "x.h5", elements((50, 40), "d", 1), elements((40, 30), "d", 2)
+    nan = np.full((50, 30), np.nan)
+    with ProcessGrid(comm) as grid:
+        write(comm, path, a=(A, {}), b=(B, {}), c=(nan, {}))
+        multiplied(grid, path, 1, 0)
+        assert gemm_error(read(comm, path, "c"), 1, A, B) <= TOLERANCE
+        write(comm, path, a=(A * np.nan, {}), b=(B, {}), c=(np.full((50, 30), 2.0), {}))
+        report, _, _ = multiplied(grid, path, 0, 3)
+        assert report.bytes_read == 8 * 50 * 30
+        assert (read(comm, path, "c") == 6).all()
+
+
+@pytest.mark.parametrize("stored", ["float16", "int8", "float64"])
+def test_types_are_converted_on_the_way(comm: Any, shared_tmp_path: Path, small: None, stored: str) -> None:
+    """Sums of 16-bit types are kept in single precision from panel to panel, and rounded once."""
+    from pdgemm import ProcessGrid
+
+    path, sums = shared_tmp_path / "x.h5", "float32" if stored == "float64" else None
+    A, B = elements((70, 150), stored, 1), elements((150, 50), stored, 2)
+    with ProcessGrid(comm) as grid:
+        write(comm, path, a=(A, {}), b=(B, {"chunks": (40, 30)}))
+        report, residual, _ = multiplied(grid, path, 1, 0, accumulate_dtype=sums, seed=3)
+        C = read(comm, path, "c")
+        assert residual.passed and report.as_predicted and np.prod(report.plan["tiles"]) > 1
+        if stored == "int8":
+            assert C.dtype == np.int32 and np.array_equal(C, A.astype(int) @ B.astype(int))
+        elif stored == "float16":
+            exact = A.astype("d") @ B.astype("d")
+            bound = 2.0**-11 * abs(exact) + 150 * 2.0**-23 * (abs(A.astype("d")) @ abs(B.astype("d")))
+            assert C.dtype == np.float16 and (abs(C - exact) <= bound).all()
+        else:
+            assert C.dtype == np.float64 and np.array_equal(C, C.astype("f"))
+            multiplied(grid, path, 1, 0, dtype="float32")
+            assert gemm_error(read(comm, path, "c"), 1, A.astype("f"), B.astype("f")) <= TOLERANCE
+
+
+def test_one_dataset_is_both(comm: Any, shared_tmp_path: Path, small: None) -> None:
+    from pdgemm import ProcessGrid
+
+    path, A = shared_tmp_path / "x.h5", elements((60, 60), "D", 1)
+    with ProcessGrid(comm) as grid:
+        write(comm, path, a=(A, {}))
+        multiplied(grid, path, 1, 0, ops="NC", names="aac")
+        assert gemm_error(read(comm, path, "c"), 1, A, A.conj().T) <= TOLERANCE
+
+
+def test_a_wrong_result_is_not_stored(
+    comm: Any, shared_tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pdgemm import ProcessGrid
+    from pdgemm.streamed import files_product
+
+    path, A, B = shared_tmp_path / "x.h5", elements((50, 40), "d", 1), elements((40, 30), "d", 2)
+    once = files_product.pdgemm
+
+    def wrong(alpha: Any, X: Any, Y: Any, beta: Any, C: Any, **options: Any) -> None:
+        once(alpha, X, Y, beta, C, **options)
+        if C.stored.size and C.grid.rank == 0:
+            C.stored[0, 0] += 1e-3
+
+    monkeypatch.setattr(files_product, "pdgemm", wrong)
+    with ProcessGrid(comm) as grid:
+        write(comm, path, a=(A, {}), b=(B, {}), c=(np.ones((50, 30)), {}))
+        _, residual, wrote = multiplied(grid, path, 1, 0, seed=1)
+    assert not residual.passed and wrote is None
+    assert (read(comm, path, "c") == 1).all()
+    assert by_rank_0(comm, lambda: os.listdir(shared_tmp_path)) == ["x.h5"]
+
+
+def test_bad_input(comm: Any, shared_tmp_path: Path) -> None:
+    """One exception on all ranks, and nothing is written."""
+    from pdgemm import ProcessGrid
+    from pdgemm.errors import LayoutError, MemoryLimitError
+
+    path, A = shared_tmp_path / "x.h5", elements((50, 40), "d", 1)
+    with ProcessGrid(comm) as grid:
+        write(comm, path, a=(A, {}), b=(A, {}))
+        with pytest.raises(LayoutError, match=r"op\(A\) is \(50, 40\), op\(B\) is \(50, 40\)"):
+            multiplied(grid, path, 1, 0)
+        write(comm, path, a=(A, {}), b=(A.T, {}))
+        with pytest.raises(MemoryLimitError, match=r"no tile fits .* of memory per rank: .* are needed"):
+            multiplied(grid, path, 1, 0, 0)
+    assert by_rank_0(comm, lambda: os.listdir(shared_tmp_path)) == ["x.h5"]
+
+
+@pytest.mark.parametrize("what", ["truncated", "changed", "a thread"])
+def test_files_that_fail_half_way(
+    comm: Any, shared_tmp_path: Path, small: None, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the back of all ranks, or in the thread of one: all raise, and the old C stays."""
+    from pdgemm import ProcessGrid
+    from pdgemm.io.source import source
+    from pdgemm.streamed import file_panels
+    from pdgemm.streamed.files_product import FilesProduct
+
+    path, inputs = shared_tmp_path / "c.h5", shared_tmp_path / "ab.h5"
+    A, B = elements((90, 80), "d", 1), elements((80, 70), "d", 2)
+    write(comm, inputs, a=(A, {}), b=(B, {}))
+    write(comm, path, c=(np.ones((90, 70)), {}))
+    moved, calls = file_panels.moved, [0]
+
+    def progress(done: int, total: int) -> None:
+        if comm.rank == 0 and done == total // 2:
+            if what == "truncated":
+                os.truncate(inputs, 4000)
+            elif what == "changed":
+                os.utime(inputs)
+
+    def failing(*given: Any) -> int:
+        calls[0] += 1
+        if what == "a thread" and comm.rank == comm.size - 1 and calls[0] == 7:
+            raise OSError(5, "no such luck")
+        return moved(*given)
+
+    monkeypatch.setattr(file_panels, "moved", failing)
+    with ProcessGrid(comm) as grid:
+        a, b = (source(grid, name.upper(), (str(inputs), name)) for name in "ab")
+        made = FilesProduct(grid, 1, a, b, 0, None, 12_000)
+        with pytest.raises(OSError, match="ab.h5|no such luck"):
+            made.run((str(path), "c"), progress=progress)
+    assert (read(comm, path, "c") == 1).all()
+    assert sorted(by_rank_0(comm, lambda: os.listdir(shared_tmp_path))) == ["ab.h5", "c.h5"]
+
+
+def test_slow_files(comm: Any, shared_tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No panel is used before it was read, none is overwritten while it is used, and no tile before it is written."""
+    from pdgemm import ProcessGrid
+    from pdgemm.streamed import file_panels
+
+    moved = file_panels.moved
+
+    def slow(*given: Any) -> int:
+        time.sleep(5e-3 * (1 + (comm.rank + len(calls)) % 3))
+        calls.append(moved(*given))
+        return calls[-1]
+
+    monkeypatch.setattr(file_panels, "moved", slow)
+    path, A, B = shared_tmp_path / "x.h5", elements((90, 80), "d", 1), elements((80, 70), "d", 2)
+    for shape in grid_shapes(comm.size):
+        calls: list[int] = []
+        with ProcessGrid(comm, shape) as grid:
+            write(comm, path, a=(A, {}), b=(B, {}))
+            report, _, _ = multiplied(grid, path, 1, 0, 0.3)
+        assert np.prod(report.plan["tiles"]) > 2 and report.as_predicted
+        assert gemm_error(read(comm, path, "c"), 1, A, B) <= TOLERANCE
+
+
+@pytest.mark.parametrize("threads", [True, False])
+def test_transfers_have_threads_where_mpi_allows_it(
+    comm: Any, shared_tmp_path: Path, small: None, threads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else they happen at once; the result is the same, bit by bit."""
+    import threading
+
+    from pdgemm import ProcessGrid
+    from pdgemm.streamed import file_panels
+
+    used: set[bool] = set()
+    moved = file_panels.moved
+
+    def told(*given: Any) -> int:
+        used.add(threading.current_thread() is threading.main_thread())
+        return moved(*given)
+
+    monkeypatch.setattr(file_panels, "moved", told)
+    assert isinstance(file_panels.worker(), ThreadPoolExecutor)  # mpi4py asks for all threads
+    if not threads:
+        monkeypatch.setattr(file_panels.MPI, "Query_thread", lambda: file_panels.MPI.THREAD_SERIALIZED)
+    path, A, B = shared_tmp_path / "x.h5", elements((90, 80), "d", 1), elements((80, 70), "d", 2)
+    with ProcessGrid(comm) as grid:
+        write(comm, path, a=(A, {}), b=(B, {}))
+        multiplied(grid, path, 1, 0)
+    assert used == {not threads}
+    assert gemm_error(read(comm, path, "c"), 1, A, B) <= TOLERANCE
+
+
+@pytest.fixture(autouse=True)
+def everyone(comm: Any) -> Iterator[None]:
+    """No rank begins with a folder that another one still reads."""
+    yield
+    comm.Barrier()

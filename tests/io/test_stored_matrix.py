@@ -1,0 +1,165 @@
+"""Matrices in files as operands: right with any layouts of the others, and read once, panel by panel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from problems import DTYPES, gemm_error, grid_shapes
+from test_files_product import STORAGE, elements, everyone, read, small, write  # noqa: F401
+
+pytestmark = pytest.mark.mpi
+
+TOLERANCE = 3 * 8**0.5
+KINDS = ["both in files", "A in a file", "B in a file"]
+
+
+def opened(comm: Any, path: Path, grid: Any, **given: Any) -> list[Any]:
+    from pdgemm.io import hdf5
+
+    write(comm, path, **given)
+    return [hdf5.dataset(path, name, grid) for name in given]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_with_any_layouts(comm: Any, shared_tmp_path: Path, small: None, dtype: str, kind: str) -> None:  # noqa: F811
+    """Panels are counted, inputs stay, and the elements around C, too."""
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+    m, n, k = 83, 61, 197
+    A, B, C0 = elements((m, k), dtype, 1), elements((k, n), dtype, 2), elements((m + 3, n + 5), dtype, 3)
+    alpha, beta = (1.5, -2.0) if np.dtype(dtype).kind == "f" else (1.5 - 1j, -2.0 + 0.5j)
+    for number, (shape, ops) in enumerate(zip(grid_shapes(comm.size) * 2, ("NN", "TN", "NC", "TC", "CT", "CC"))):
+        a, b = ({"N": x, "T": x.T, "C": x.conj().T}[op] for x, op in zip((A, B), ops))
+        with ProcessGrid(comm, shape) as grid:
+            of_a, of_b = STORAGE[number % 3], STORAGE[(number + 1) % 3]
+            X, Y = opened(comm, shared_tmp_path / "x.h5", grid, a=(a, of_a), b=(b, of_b))
+            if kind == "B in a file":
+                X = DistMatrix.from_global(a, grid=grid, block=7)
+            elif kind == "A in a file":
+                Y = DistMatrix.from_global(b, grid=grid, block=(5, 9), source=(0, 0))
+            whole = DistMatrix.from_global(C0, grid=grid, block=(11, 4))
+            C = whole[2 : 2 + m, 3 : 3 + n]
+            steps: list[int] = []
+            limit = 5_000 * A.itemsize
+            made = pdgemm(
+                alpha, X, Y, beta, C, transa=ops[0], transb=ops[1], memory_limit=limit,  # type: ignore[arg-type]
+                progress=lambda done, total: steps.append(total),  # noqa: B023
+            )  # fmt: skip
+            found = comm.bcast(whole.to_global())
+            assert (
+                made is C
+                and gemm_error(found[2 : 2 + m, 3 : 3 + n], alpha, A, B, beta, C0[2 : 2 + m, 3 : 3 + n]) <= TOLERANCE
+            )
+            found[2 : 2 + m, 3 : 3 + n] = C0[2 : 2 + m, 3 : 3 + n]
+            assert np.array_equal(found, C0)
+            in_files = A.itemsize * (m * k * (kind != "B in a file") + k * n * (kind != "A in a file"))
+            assert C.report.as_predicted and C.report.bytes_read == in_files and C.report.bytes_written == 0
+            assert len(steps) == steps[0] == C.report.plan["tiles"][2] and (len(steps) > 1 or comm.size > 4)
+        assert np.array_equal(read(comm, shared_tmp_path / "x.h5", "a"), a)
+
+
+def test_as_operators_and_views(comm: Any, shared_tmp_path: Path) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.errors import LayoutError
+
+    A, B = elements((30, 40), "D", 1), elements((40, 20), "D", 2)
+    with ProcessGrid(comm) as grid:
+        X, Y = opened(comm, shared_tmp_path / "x.h5", grid, a=(A, {}), b=(B, {}))
+        Z = DistMatrix.from_global(B, grid=grid)
+        for C, exact in (
+            (X @ Y, A @ B), (X @ Z, A @ B), (X.T.T @ Y.H.H, A @ B),
+            (Z.T @ X.T, (A @ B).T), (Y.H @ X.H, (A @ B).conj().T),
+        ):  # fmt: skip
+            assert isinstance(C, DistMatrix) and C.dtype == np.complex128
+            np.testing.assert_allclose(comm.bcast(C.to_global()), exact, atol=1e-12)
+        assert (X.shape, X.T.shape, X.ndim, X.size, len(X.H)) == ((30, 40), (40, 30), 2, 1200, 40)
+        assert "x.h5:a, 30 x 40 complex128" in repr(X)
+        for view, exact in ((X, A), (X.T, A.T), (X.H, A.conj().T)):
+            assert np.array_equal(comm.bcast(view.load(block=7).to_global()), exact)
+        with pytest.raises(LayoutError, match="conjugate"):
+            _ = X.T.H
+        (R,) = opened(comm, shared_tmp_path / "r.h5", grid, a=(A.real.copy(), {}))
+        assert np.array_equal(comm.bcast(R.T.H.load().to_global()), A.real)  # of real matrices both are the same
+
+
+def test_sums_are_rounded_once(comm: Any, shared_tmp_path: Path, small: None) -> None:  # noqa: F811
+    """Though there be many panels; whole numbers stay whole."""
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+    with ProcessGrid(comm) as grid:
+        A, B = elements((40, 300), "e", 1), elements((300, 30), "e", 2)
+        X, Y = opened(comm, shared_tmp_path / "x.h5", grid, a=(A, {}), b=(B, {}))
+        C0 = elements((40, 30), "e", 3)
+        C = DistMatrix.from_global(C0, grid=grid)
+        pdgemm(1, X, Y, 2, C, memory_limit=16_000)
+        exact = A.astype("d") @ B.astype("d") + 2 * C0.astype("d")
+        bound = 2.0**-11 * abs(exact) + 302 * 2.0**-23 * (
+            abs(A.astype("d")) @ abs(B.astype("d")) + 2 * abs(C0.astype("d"))
+        )
+        assert C.dtype == np.float16 and C.report.plan["tiles"][2] > 1
+        assert (abs(comm.bcast(C.to_global()).astype("d") - exact) <= bound).all()
+        A, B = elements((40, 300), "i1", 1), elements((300, 30), "i1", 2)
+        X, Y = opened(comm, shared_tmp_path / "x.h5", grid, a=(A, {}), b=(B, {}))
+        D = pdgemm(1, X, Y, memory_limit=30_000)
+        assert D.dtype == np.int32 and np.array_equal(comm.bcast(D.to_global()), A.astype(int) @ B.astype(int))
+
+
+def test_nothing_is_read_in_vain(comm: Any, shared_tmp_path: Path) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+    with ProcessGrid(comm) as grid:
+        X, Y = opened(comm, shared_tmp_path / "x.h5", grid, a=(np.full((9, 8), np.nan), {}), b=(np.ones((8, 7)), {}))
+        C = DistMatrix.from_function(lambda i, j: i + j, (9, 7), grid=grid)
+        pdgemm(0, X, Y, 3, C)
+        assert C.report.bytes_read == 0
+        assert np.array_equal(comm.bcast(C.to_global()), 3.0 * np.add.outer(np.arange(9), np.arange(7)))
+        X, Y = opened(comm, shared_tmp_path / "y.h5", grid, a=(np.ones((9, 8)), {}), b=(np.ones((8, 7)), {}))
+        C = DistMatrix.from_function(lambda i, j: np.nan * i, (9, 7), grid=grid)
+        assert (comm.bcast(pdgemm(1, X, Y, 0, C).to_global()) == 8).all()
+        for m, n, k in ((0, 5, 3), (4, 0, 3), (4, 5, 0)):
+            X, Y = opened(comm, shared_tmp_path / "z.h5", grid, a=(np.ones((m, k)), {}), b=(np.ones((k, n)), {}))
+            found = pdgemm(1, X, Y)
+            assert found.shape == (m, n) and (comm.bcast(found.to_global()) == k).all()
+
+
+def test_bad_input(comm: Any, shared_tmp_path: Path) -> None:
+    """The same exception on all ranks, and C is as it was."""
+    import os
+
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.errors import ArgumentError, DTypeError, FileError, LayoutError, MemoryLimitError
+    from pdgemm.io import hdf5
+
+    with ProcessGrid(comm) as grid:
+        path = shared_tmp_path / "x.h5"
+        X, Y = opened(comm, path, grid, a=(np.ones((9, 8)), {}), b=(np.ones((8, 7)), {}))
+        C, C2 = DistMatrix.zeros((9, 7), grid=grid), DistMatrix.eye(8, grid=grid)
+        (S,) = opened(comm, shared_tmp_path / "s.h5", grid, s=(np.ones((8, 8)), {}))
+        for error, text, call in (
+            (LayoutError, r"op\(A\) is \(9, 8\), op\(B\) is \(9, 8\)", lambda: pdgemm(1, X, X)),
+            (LayoutError, r"C is \(9, 7\)", lambda: pdgemm(1, Y.T, Y, 0, C)),
+            (DTypeError, "B must be a DistMatrix or a StoredMatrix, got int", lambda: pdgemm(1, X, 7)),  # type: ignore[arg-type]
+            (MemoryLimitError, "bytes\\) are needed", lambda: pdgemm(1, X, Y, 0, C, memory_limit=10)),
+            (ArgumentError, "algorithm", lambda: pdgemm(1, X, Y, 0, C, algorithm="none")),  # type: ignore[arg-type]
+            (DTypeError, "alpha", lambda: pdgemm(1j, X, Y, 0, C)),
+            (DTypeError, "alpha must be a number, got StoredMatrix", lambda: pdgemm(X, Y)),  # type: ignore[call-arg, arg-type]
+            (ArgumentError, "C", lambda: pdgemm(1, S, C2, 0, C2, memory_limit=5 << 20)),
+            (FileError, "no such file", lambda: hdf5.dataset("none.h5", "x", grid)),
+            (DTypeError, "cannot become int8", lambda: hdf5.dataset(path, "a", grid, dtype="int8")),
+        ):  # fmt: skip
+            with pytest.raises(error, match=text):
+                call()
+        if comm.size > 1:
+            with pytest.raises(ArgumentError, match="different arguments"):
+                pdgemm(1 + grid.rank, X, Y, 0, C)
+        assert not comm.bcast(C.to_global()).any()
+        comm.Barrier()
+        if comm.rank == 0:
+            os.utime(path)
+        comm.Barrier()
+        with pytest.raises(FileError, match=r"x.h5 was changed"):
+            pdgemm(1, X, Y, 0, C)

@@ -1,0 +1,112 @@
+"""Products in tiles as values: every product once, what is read again, and what fits the memory."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiers import examples
+
+from pdgemm.errors import MemoryLimitError
+from pdgemm.grids.distribution import BlockCyclic
+from pdgemm.streamed.tiling import STAGED, Operand, Tiling, fitting
+
+MNK = [(0, 5, 3), (4, 5, 0), (1, 1, 1), (7, 11, 13), (40, 3, 200), (60, 70, 20)]
+A, B = Operand(8, 8), Operand(4, 8)
+
+
+@pytest.mark.parametrize("mnk", MNK)
+@pytest.mark.parametrize("counts", [(1, 1, 1), (2, 3, 1), (3, 2, 4), (1, 5, 2), (4, 1, 3), (100, 100, 100)])
+def test_each_product_is_done_once(mnk: tuple[int, int, int], counts: tuple[int, int, int]) -> None:
+    m, n, k = mnk
+    ti, tj, tl = (min(x or 1, count) for x, count in zip(mnk, counts))
+    tiling = Tiling(mnk, (2, 1), A, B, 8, 8, 8, (ti, tj, tl))
+    done = np.zeros((m, n, k), int)
+    tiles: list[tuple[tuple[int, int], tuple[int, int]]] = []
+    there: list[object] = [None, None]  # the panels of A and B in memory
+    read, loads = 8 * m * n, [0, 0]
+    for step in tiling.steps():
+        where = slice(*step.rows), slice(*step.cols), slice(*step.inner)
+        done[where] += 1
+        tile = step.rows, step.cols
+        if step.first:
+            assert tile not in tiles  # it is complete before another one begins
+            tiles.append(tile)
+        assert tile == tiles[-1]
+        for x, (wanted, operand) in enumerate((((step.rows, step.inner), A), ((step.inner, step.cols), B))):
+            assert step.reads[x] == (wanted != there[x] and k > 0)
+            there[x] = wanted
+            (r0, r1), (c0, c1) = wanted
+            read += step.reads[x] * operand.stored * (r1 - r0) * (c1 - c0)
+            loads[x] += step.reads[x]
+        assert all(y - x <= most for (x, y), most in zip((step.rows, step.cols, step.inner), tiling.largest))
+    assert (done == 1).all()
+    assert sum((r[1] - r[0]) * (c[1] - c[0]) for r, c in tiles) == m * n
+    assert (read, 8 * m * n) == (tiling.bytes_read, tiling.bytes_written)
+    assert tuple(loads) == tiling.loads
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    st.tuples(*[st.integers(1, 3000)] * 3),
+    st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    st.sampled_from([1, 7, 64]),
+    st.sampled_from([1, 10, 100]),
+    st.booleans(),
+    st.integers(0, 1 << 23),
+)
+def test_what_is_chosen_fits(
+    mnk: tuple[int, int, int], grid: tuple[int, int], rows: int, cols: int, turned: bool, more: int
+) -> None:
+    """On each rank, by the layouts that the matrices then have, and chunks are not cut where they fit."""
+    chunk = 8 * rows * cols
+    a, b = Operand(8, 8, (rows, cols), turned, chunk), Operand(8, 8, (cols, rows), not turned, chunk)
+    memory = (1 << 22) + more
+    found = fitting(mnk, grid, a, b, 8, 8, 0, memory)
+    height, width, inner = found.largest
+    mb, nb, ka, kb = found.blocks
+    for i, j in product(range(grid[0]), range(grid[1])):
+        of_rows, of_cols = BlockCyclic(height, mb, grid[0]).count(i), BlockCyclic(width, nb, grid[1]).count(j)
+        of_a, of_b = BlockCyclic(inner, ka, grid[1]).count(j), BlockCyclic(inner, kb, grid[0]).count(i)
+        panels = of_rows * of_a, of_b * of_cols
+        held = of_rows * of_cols + sum(min(2, loads) * size for loads, size in zip(found.loads, panels))
+        assert 8 * held + 2 * (STAGED + a.chunk + b.chunk) <= found.most_bytes <= memory
+    m, n, k = mnk
+    assert found.bytes_read >= 8 * (m * k + k * n)
+    assert found.bytes_read + found.bytes_written >= found.bound(memory) * (1 - 1e-12)
+    if found.a.unit == (rows, cols):
+        assert all(first % rows == 0 for first, _ in found.cuts[0]) and mb % rows == 0
+
+
+def test_the_order_reads_little_more_than_the_bound() -> None:
+    """With much memory each element once; with little, as Hong and Kung have it, for panels take some of it."""
+    n = 30_000
+    for ranks, memory, most in (((1, 2), 35, 1.0), ((8, 8), 30, 1.0), ((1, 2), 30, 1.5), ((2, 2), 26, 1.9)):
+        found = fitting((n, n, n), ranks, Operand(8, 8), Operand(8, 8), 8, 8, 0, 1 << memory)
+        assert 1 <= (found.bytes_read + found.bytes_written) / found.bound(1 << memory) <= most, (memory, found)
+    # if A and B fit one panel in the inner dimension, those of A stay, and are read once
+    thin = fitting((100_000, 100_000, 500), (2, 2), Operand(8, 8), Operand(8, 8), 8, 8, 0, 1 << 27)
+    assert thin.counts[2] == 1 and thin.loads[0] == thin.counts[0]
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (2, 3)])
+def test_too_little_memory_says_how_much_is_needed(grid: tuple[int, int]) -> None:
+    mnk = 1000, 2000, 3000
+    with pytest.raises(MemoryLimitError, match=r"no tile fits 1\.0 MiB of memory per rank: .* are needed") as raised:
+        fitting(mnk, grid, Operand(8, 8), Operand(8, 8), 8, 8, 0, 1 << 20)
+    needed = int(str(raised.value).split("(")[1].split()[0])
+    fitting(mnk, grid, Operand(8, 8), Operand(8, 8), 8, 8, 0, needed)
+    with pytest.raises(MemoryLimitError):
+        fitting(mnk, grid, Operand(8, 8), Operand(8, 8), 8, 8, 0, needed - 100)
+
+
+def test_chunks_that_do_not_fit_are_read_in_parts() -> None:
+    chunk = Operand(8, 8, (1000, 1000), chunk=8_000_000)
+    found = fitting((5000, 5000, 5000), (1, 1), chunk, chunk, 8, 8, 0, 50_000_000)
+    assert found.a.unit == (1, 1)
+    assert found.most_bytes <= 50_000_000
+    whole = fitting((5000, 5000, 5000), (1, 1), chunk, chunk, 8, 8, 0, 200_000_000)
+    assert all(first % 1000 == 0 for cuts in whole.cuts for first, _ in cuts)
