@@ -1,4 +1,4 @@
-"""What the suite catches: 55 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 58 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/mutants.py                  each bug, against the tests of its room as scripts/test.sh runs them
     python scripts/mutants.py --all            as scripts/test.sh --all runs them
@@ -324,6 +324,21 @@ MUTANTS = [
         "cli: some ranks end with another exit code", "pdgemm/cli/job.py",
         "return self._world.allreduce(code, MPI.MAX)", "return self._world.allreduce(code, MPI.MIN)",
         ("0 tests/cli/test_cli.py",),
+    ),
+    Mutant(
+        "streamed: a panel is read over the one in use", "pdgemm/streamed/file_panels.py",
+        "        self._buffers.reverse()\n", "",
+        ("4 tests/io/test_files_product.py",),
+    ),
+    Mutant(
+        "streamed: a tile is formed over one that is not written yet", "pdgemm/streamed/files_product.py",
+        "                    out.end(slab)  # of the tile before\n", "",
+        ("4 tests/io/test_files_product.py",),
+    ),
+    Mutant(
+        "streamed: a panel that is there is read again", "pdgemm/streamed/tiling.py",
+        "                down = not down\n", "",
+        (f"0 {U}tilings.py",),
     ),
 ]  # fmt: skip
 
