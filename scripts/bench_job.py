@@ -2,6 +2,7 @@
 """From file to file, in turns: `pdgemm multiply` on ranks of this machine, and one process of h5py and NumPy.
 
     . scripts/env.sh; python scripts/bench_job.py --sizes 512,4096,8192 [--ranks 2] [--different] [--folder DIR]
+    python scripts/bench_job.py --sizes 8192 --memory 100MiB,256MiB     # also with so much memory per rank, in parts
 
 Each is a job from its start to its end: interpreter, imports, reading, product, writing.  NumPy has as many threads as
 there are ranks; its files are not checked, and not written to the disk when it ends, as those of `multiply` are
@@ -66,9 +67,13 @@ def numpy(a: str, b: str, c: str, threads: int, sync: bool) -> dict[str, float]:
     return with_start(seconds, {name: spent[name] for name in ("read", "product", "write")})
 
 
-def pdgemm(a: str, b: str, c: str, ranks: int) -> dict[str, float]:
+def pdgemm(a: str, b: str, c: str, ranks: int, memory: str = "") -> dict[str, float]:
     words = ["mpiexec", "-n", str(ranks), sys.executable, "-m", "pdgemm", "multiply", a, b, "-o", c, "--json"]
-    seconds, facts = run(words, OMP_NUM_THREADS="1")
+    seconds, facts = run([*words, *(["--memory", memory] if memory else [])], OMP_NUM_THREADS="1")
+    if memory:  # reading and writing are parts of the product: the waits for them
+        product = facts["product"]
+        waits = {"read": product["read_wait"], "write": product["write_wait"]}
+        return with_start(seconds, {**waits, "product": product["seconds"] - sum(waits.values())})
     inside = {
         "read": sum(x["seconds"] for x in facts["read"]),
         "product": facts["product"]["per_rank"]["seconds"]["max"],
@@ -78,7 +83,7 @@ def pdgemm(a: str, b: str, c: str, ranks: int) -> dict[str, float]:
 
 
 def with_start(seconds: float, inside: dict[str, float]) -> dict[str, float]:
-    return {"start": seconds - sum(inside.values()), **inside, "all": seconds}
+    return {"start": seconds - sum(inside.values()), **{x: inside[x] for x in PHASES[1:-1]}, "all": seconds}
 
 
 @click.command()
@@ -87,13 +92,22 @@ def with_start(seconds: float, inside: dict[str, float]) -> dict[str, float]:
 @click.option("--repeats", default=3, show_default=True)
 @click.option("--different", is_flag=True, help="A and B are two datasets.")
 @click.option("--sync", is_flag=True, help="NumPy's file is written to the disk, too.")
+@click.option("--memory", "limits", default="", help="Bytes per rank of products in parts, which take turns, too.")
 @click.option("--folder", type=click.Path(exists=True), help="Where the files are; default: a temporary folder.")
 @click.option("--json", "path", type=click.Path(), help="Write all seconds to this file.")
 def main(
-    sizes: str, ranks: int, repeats: int, different: bool, sync: bool, folder: str | None, path: str | None
+    sizes: str,
+    ranks: int,
+    repeats: int,
+    different: bool,
+    sync: bool,
+    limits: str,
+    folder: str | None,
+    path: str | None,
 ) -> None:
     """Print the medians of the seconds as a table, and pdgemm's over NumPy's."""
     every: list[dict[str, Any]] = []
+    jobs = ["numpy", "pdgemm", *(f"pdgemm {limit}" for limit in limits.split(",") if limit)]
     print("| size | job |", " | ".join(PHASES), "|\n|---|---|" + "---|" * len(PHASES))
     with tempfile.TemporaryDirectory(dir=folder) as place:
         for size in map(int, sizes.split(",")):
@@ -102,20 +116,22 @@ def main(
                 shape, made = f"{size}x{size}", ["--seed", str(seed), "--force"]
                 subprocess.run(["pdgemm", "generate", name, "--shape", shape, *made], stdout=sys.stderr, check=True)
             for turn in range(repeats + 1):  # the first is not counted
-                for who in ("numpy", "pdgemm"):
-                    c = f"{place}/{who}.h5:/C"
+                for who in jobs:
+                    c = f"{place}/c.h5:/C"
                     Path(c.partition(":")[0]).unlink(missing_ok=True)
-                    found = numpy(a, b, c, ranks, sync) if who == "numpy" else pdgemm(a, b, c, ranks)
+                    memory = who.removeprefix("pdgemm").strip()
+                    found = numpy(a, b, c, ranks, sync) if who == "numpy" else pdgemm(a, b, c, ranks, memory)
                     if turn:
                         every.append({"size": size, "who": who, **found})
             medians = {
                 who: {x: statistics.median(r[x] for r in every if (r["size"], r["who"]) == (size, who)) for x in PHASES}
-                for who in ("numpy", "pdgemm")
+                for who in jobs
             }
             for who, seconds in medians.items():
                 print(f"| {size} | {who} |", " | ".join(f"{seconds[x]:.2f} s" for x in PHASES), "|")
-            ratios = [seconds[x] / max(1e-3, medians["numpy"][x]) for x in PHASES]
-            print(f"| {size} | ratio |", " | ".join(f"{x:.2f}" for x in ratios), "|", flush=True)
+            for who in jobs[1:]:
+                ratios = [medians[who][x] / max(1e-3, medians["numpy"][x]) for x in PHASES]
+                print(f"| {size} | {who} / numpy |", " | ".join(f"{x:.2f}" for x in ratios), "|", flush=True)
             for each in Path(place).iterdir():
                 each.unlink()
     if path:

@@ -43,12 +43,16 @@ _question = options.together(
 @options.debug
 def plan(whole: bool, as_json: bool, **asked: Any) -> int:
     """Show what `pdgemm()` would run, the predicted time, and the cost of the alternatives.  Needs no MPI."""
+    from pdgemm.errors import MemoryLimitError
     from pdgemm.planning.candidate_table import wrapped
     from pdgemm.planning.planner import RULE, explained
     from pdgemm.support.text import in_words
 
     question = _asked(**asked)
-    found = question.candidates()
+    try:
+        found = question.candidates()
+    except MemoryLimitError as bad:
+        raise MemoryLimitError(f"{bad}{_in_parts(question)}") from None
     if as_json:
         facts = {
             "shape": question.mnk,
@@ -121,6 +125,24 @@ def simulate(as_json: bool, **asked: Any) -> int:
     )
     click.echo(wrapped(text))
     return 0
+
+
+def _in_parts(question: Question) -> str:
+    """Return what `multiply --memory` would do instead; nothing where that does not fit, either."""
+    from pdgemm.arrays import dtypes
+    from pdgemm.errors import PdgemmError
+    from pdgemm.planning.grid_search import near_root
+    from pdgemm.streamed.tiling import Operand, fitting
+
+    rows, memory, size = near_root(question.ranks), question.memory or 0, question.dtype.itemsize
+    try:
+        stored = dtypes.product(question.dtype, question.dtype)
+        of_c = dtypes.arithmetic(stored).itemsize, stored.itemsize, 0
+        grid, operand = (rows, question.ranks // rows), Operand(size, size)
+        tiling = fitting(question.mnk, grid, operand, operand, *of_c, memory)
+    except PdgemmError:
+        return ""
+    return f"; `pdgemm multiply --memory` would multiply matrices in files in {tiling.explain(memory)}"
 
 
 def _range(numbers: Any, form: Callable[[float], str]) -> str:

@@ -155,7 +155,8 @@ class Tiling:
         (m, n, k), (rows, cols, inner) = self.mnk, ([end - first for first, end in cuts] for cuts in self.cuts)
         ti, tj = len(rows), len(cols)
         last = inner[-1], inner[0]  # of an even, of an odd tile in the order of the steps
-        kept_a = sum(rows[t // tj] * last[t % 2] for t in range(ti * tj) if (t + 1) % tj)
+        even = [(tj - i * tj % 2) // 2 for i in range(ti)]  # of the first tj - 1 tiles of these rows
+        kept_a = sum(rows[i] * (even[i] * last[0] + (tj - 1 - even[i]) * last[1]) for i in range(ti))
         kept_b = sum(cols[0 if i % 2 else -1] * last[(i * tj + tj - 1) % 2] for i in range(ti - 1))
         read = self.a.stored * (tj * m * k - kept_a) + self.b.stored * (ti * n * k - kept_b)
         return read + self.entry * m * n

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -487,6 +488,14 @@ def test_in_parts_and_verified(folder: Path, tmp_path: Path) -> None:
     ):
         bad = jobs.pdgemm(2, *words, *more, cwd=tmp_path)
         assert said_of_it in one_line(bad)
+
+
+def test_the_plan_of_a_product_in_parts(tmp_path: Path) -> None:
+    """Where no other one fits."""
+    words = "plan --shape 20000,20000,20000 --ranks 4 --memory 100MiB"
+    said = one_line(jobs.pdgemm(0, *words.split(), cwd=tmp_path))
+    assert "per rank is too small: at least " in said
+    assert re.search(r"would multiply matrices in files in \d+ tiles of C of at most .* times the lower bound$", said)
 
 
 def test_a_product_loads_only_what_it_needs(tmp_path: Path) -> None:

@@ -57,10 +57,11 @@ def test_linear_algebra_beside_lapack(tmp_path: Path) -> None:
 @jobs.needs_mpiexec
 def test_jobs_beside_numpy(tmp_path: Path) -> None:
     words = ["--sizes", "40", "--repeats", "1", "--different", "--sync", "--folder", tmp_path, "--json", tmp_path / "j"]
+    words += ["--memory", "3MiB"]
     done = jobs.run(jobs.python(0, SCRIPTS / "bench_job.py", *words))
     assert done.returncode == 0, done.stderr
     assert [line.split(" | ")[:2] for line in done.stdout.splitlines()[2:]] == [
-        ["| 40", name] for name in ("numpy", "pdgemm", "ratio")
+        ["| 40", name] for name in ("numpy", "pdgemm", "pdgemm 3MiB", "pdgemm / numpy", "pdgemm 3MiB / numpy")
     ]
     for x in json.loads((tmp_path / "j").read_text()):
         assert x["start"] + x["read"] + x["product"] + x["write"] == pytest.approx(x["all"]) and x["start"] > 0
