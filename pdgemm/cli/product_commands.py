@@ -232,7 +232,7 @@ def _in_parts(say: Speaker, x: _Wanted, memory: int) -> bool:
     from pdgemm.streamed.files_product import FilesProduct
 
     product = FilesProduct(say.grid, x.alpha, x.a, x.b, x.beta, x.c, memory, **x.options)
-    check_memory(say.grid, product.tiling.most_bytes, "a tile of C and panels of A and B")
+    check_memory(say.grid, product.tiling.most_bytes, "a tile of C and panels of A and B", ", or less --memory")
     in_place = x.check_output(say.grid)
     say.note("plan", [product.explain()], product.plan)
     with say.progress("multiply", x.flops) as progress:
