@@ -170,6 +170,16 @@ IndexError: list index out of range
 """
 
 
+def test_what_is_said_only_sometimes_does_not_count(tmp_path: Path) -> None:
+    line = "multiply: 47% in 5.6 s, 92 GFLOP/s, 6.4 s left"
+    with Reader(tmp_path) as reader:
+        assert reader.shell(f"echo a; echo {line} >&2; echo '[warn] Epoll MOD(4) on fd 22' >&2; echo b") == (
+            0,
+            "a\nb\n",
+        )
+        assert reader.shell("echo 'warning: 47% in'") == (0, "warning: 47% in\n")
+
+
 def type_all(page: Path, folder: Path) -> None:
     with Reader(folder) as reader:
         for block in blocks(page):

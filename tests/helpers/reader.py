@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -19,6 +20,8 @@ from pdgemm.support.launcher import outside_job
 CHECKOUT = Path(__file__).parents[2]
 LINKS = ("scripts", "slurm", "docs", "tests")
 SECONDS = 90.0  # of one block
+# what is said only where something takes long: progress, and the event library of Open MPI's launcher
+SOMETIMES = re.compile(r"^(?:[\w ]+: \d+% in .* left|\[warn\] Epoll .*)\n", re.MULTILINE)
 
 
 class Reader:
@@ -87,7 +90,7 @@ class Reader:
                 os.killpg(process.pid, signal.SIGKILL)
                 code = process.wait()
             printed.seek(0)
-            return code, printed.read()
+            return code, SOMETIMES.sub("", printed.read())
 
 
 class PythonJob:
