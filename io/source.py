@@ -11,7 +11,6 @@ import numpy as np
 
 from pdgemm.arrays.dtypes import STORED
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.instrument.report import IOReport
 from pdgemm.io import hdf5, hyperslabs, mpi_io
 from pdgemm.io.atomic import on_root
 from pdgemm.io.matrix_files import Transfer
@@ -58,17 +57,11 @@ class Source(NamedTuple):
         """Are both the same elements, whatever their names?"""
         return self.stored.object == other.stored.object
 
-    def report(self, action: str, seconds: float) -> IOReport:
-        """Return a report of what was done with all of it."""
-        stored = self.stored
-        what = *self.dataset, "", stored.shape, str(stored.dtype)
-        return IOReport(action, *what, self.nbytes, seconds, stored.checksum)
-
     @contextmanager
     def opened_alone(self, grid: ProcessGrid) -> Iterator[Transfer]:
         """Open the dataset for reads that each rank makes when it wants, in a thread of its own too.
 
-        Collective; raises FileError at the end if the file has changed meanwhile.
+        Collective; raises FileError if the file has changed since it was looked at, now or at the end.
         """
         stored, comm = self.stored, grid.comm
         path, name = Path(self.dataset[0]), self.dataset[1]
@@ -76,6 +69,7 @@ class Source(NamedTuple):
             way = mpi_io.opened(stored.file, stored.offset, stored.shape[1], stored.dtype, comm)
         else:
             way = hyperslabs.opened(path, name, comm, False)
+        on_root(comm, path, lambda: check_unchanged(f"{path}:{name}", stored))
         with way as transfer:
             yield transfer
         on_root(comm, path, lambda: check_unchanged(f"{path}:{name}", stored))

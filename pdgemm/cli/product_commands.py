@@ -233,10 +233,10 @@ def _in_parts(say: Speaker, x: _Wanted, memory: int) -> bool:
 
     product = FilesProduct(say.grid, x.alpha, x.a, x.b, x.beta, x.c, memory, **x.options)
     check_memory(say.grid, product.tiling.most_bytes, "a tile of C and panels of A and B", ", or less --memory")
-    in_place = x.check_output(say.grid)
+    x.check_output(say.grid)
     say.note("plan", [product.explain()], product.plan)
     with say.progress("multiply", x.flops) as progress:
-        report, residual, wrote = product.run(x.output, in_place=in_place, seed=x.seed, progress=progress)
+        report, residual, wrote = product.run(x.output, seed=x.seed, progress=progress)
     for name, each in ("product", report), ("verify", residual), ("wrote", wrote):
         if each is not None:
             say.report(name, each)

@@ -18,7 +18,8 @@ from pdgemm.io.checksum import bilinear, zero
 from pdgemm.io.matrix_files import Transfer
 from pdgemm.io.source import Source
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.streamed.tiling import STAGED, Range
+from pdgemm.streamed.tiling import STAGED, Range, Step, Tiling
+from pdgemm.support.agreement import together
 
 
 class _AtOnce(Executor):
@@ -86,6 +87,33 @@ class Panels:
         """Return the panel that was read last; one without elements where nothing is multiplied."""
         panel = self._panel[:rows, :cols]
         return panel.T.H if self._source.op == "C" else panel
+
+
+def loaded(comm: MPI.Intracomm, tiling: Tiling, a: Panels | None, b: Panels | None) -> Iterator[Step]:
+    """Yield each step when its panels are there, while those of the next are read.  Collective over `comm`.
+
+    a, b : None: an operand that lies in memory.
+    """
+    steps, read = tiling.steps(), [x for x in (a, b) if x is not None]
+    step = next(steps, None)
+    with together(comm):
+        _begin(a, b, step)
+    while step is not None:
+        coming = next(steps, None)
+        with together(comm):
+            for x in read:
+                x.end()
+            _begin(a, b, coming)
+        yield step
+        step = coming
+
+
+def _begin(a: Panels | None, b: Panels | None, step: Step | None) -> None:
+    """Begin to read what a step needs."""
+    if step is not None:
+        for x, reads, where in zip((a, b), step.reads, ((step.rows, step.inner), (step.inner, step.cols))):
+            if x is not None and reads:
+                x.begin(*where)
 
 
 class TileWriter:

@@ -28,7 +28,7 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.residual import Residual, random_vectors
 from pdgemm.matrix.residual import residual as residual_of
 from pdgemm.model.formulas import gemm_flops
-from pdgemm.streamed.file_panels import Panels, TileWriter, moved, worker
+from pdgemm.streamed.file_panels import Panels, TileWriter, loaded, moved, worker
 from pdgemm.streamed.files_residual import applied
 from pdgemm.streamed.tiling import Operand, Step, Tiling, fitting
 from pdgemm.support.agreement import GuardedCallback, agree, together
@@ -95,26 +95,26 @@ class FilesProduct:
         self,
         output: tuple[str, str],
         *,
-        in_place: bool = False,
         seed: int | None = None,
         progress: Progress | None = None,
     ) -> tuple[StreamReport, Residual | None, IOReport | None]:
         """Compute C, compare it with A, B and random vectors if a seed is given, and write it.
 
         output   : file and dataset of C, which takes its place when it is complete, unless it is found to be wrong.
-        in_place : it is C on entry, and FileError is raised if another job has saved something else there since.
         seed     : that of the vectors (`pdgemm.verify`).   progress : called as progress(done, total) after each step.
 
         Returns the last report as None where C is wrong.  Raises FileError on all ranks, and what `pdgemm` raises.
         """
         start, tiling = perf_counter(), self.tiling
+        with together(self.grid.comm) as description:
+            seed = None if seed is None else as_seed(seed)
+            description += ["a product in tiles", *output, seed]
         layout = Distribution.over(self.grid.shape, tiling.mnk[:2], tiling.blocks[:2])
-        replaces = self.entry.report("read", 0.0) if in_place and self.entry is not None else None
         path, name = output
         residual, wrote = None, None
         with (
             suppress(_Wrong),
-            new_dataset(Path(path), name, self.grid, layout, self.stored, replaces=replaces) as dataset,
+            new_dataset(Path(path), name, self.grid, layout, self.stored) as dataset,
         ):
             counted = self._written(dataset, GuardedCallback(progress))
             dataset.complete(checksum.text(self.grid.comm, counted.total), check=True)
@@ -135,7 +135,7 @@ class FilesProduct:
 
     def _residual(self, c: Source, seed: int) -> Residual:
         sums = {name: self._options[name] for name in ("accumulate_dtype", "compute_type") if name in self._options}
-        X = random_vectors(c.shape[1], as_seed(seed))
+        X = random_vectors(c.shape[1], seed)
         of = partial(applied, self.grid)
         return residual_of(of, c, self.alpha, self.a, self.b, self.beta, self.entry, X, **sums)
 
@@ -143,7 +143,6 @@ class FilesProduct:
         """Compute all tiles, in memory that is free again at the end."""
         tiling, grid, comm = self.tiling, self.grid, self.grid.comm
         (rows, cols, inner), (mb, nb, a_inner, b_inner) = tiling.largest, tiling.blocks
-        steps = tiling.steps()
         with ExitStack() as stack:
             read_a, read_b = (stack.enter_context(x.opened_alone(grid)) for x in (self.a, self.b))
             entry = None if self.entry is None else stack.enter_context(self.entry.opened_alone(grid))
@@ -154,16 +153,7 @@ class FilesProduct:
             tile = DistMatrix.empty((rows, cols), grid=grid, block=(mb, nb), dtype=self.held)
             plan(a.panel(rows, inner), b.panel(inner, cols), tile, **self._options)  # raises what it must
             out = TileWriter(write, self.stored, writer)
-            coming = next(steps, None)
-            with together(comm):
-                begin(a, b, coming)
-            for number in range(1, tiling.count + 1):
-                step, coming = coming, next(steps, None)
-                assert step is not None
-                with together(comm):
-                    a.end()
-                    b.end()
-                    begin(a, b, coming)
+            for number, step in enumerate(loaded(comm, tiling, a, b), 1):
                 self._multiplied(step, a, b, tile, entry, out)
                 notify(number, tiling.count)
             with together(comm):
@@ -219,11 +209,3 @@ def operand_of(x: Source) -> Operand:
     unit = x.unit if chunked else (1, 1)
     chunk = unit[0] * unit[1] * x.stored.dtype.itemsize if chunked else 0
     return Operand(x.stored.dtype.itemsize, x.dtype.itemsize, unit, x.transposed, chunk)
-
-
-def begin(a: Panels | None, b: Panels | None, step: Step | None) -> None:
-    """Begin to read what a step needs.   None: an operand that lies in memory; no step is left."""
-    if step is not None:
-        for x, reads, where in zip((a, b), step.reads, ((step.rows, step.inner), (step.inner, step.cols))):
-            if x is not None and reads:
-                x.begin(*where)

@@ -20,13 +20,13 @@ from pdgemm.instrument.stream_report import StreamReport
 from pdgemm.io import hdf5
 from pdgemm.io.source import Source
 from pdgemm.io.stored import Stored
-from pdgemm.matrix.argument_checks import as_optional, as_scalar, check_alpha, op_letter
+from pdgemm.matrix.argument_checks import as_optional, as_scalar, check_alpha, check_matrices, op_letter
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import communicator_of
 from pdgemm.model.formulas import gemm_flops
 from pdgemm.names import DType, Transpose
-from pdgemm.streamed.file_panels import Panels, worker
-from pdgemm.streamed.files_product import begin, operand_of
+from pdgemm.streamed.file_panels import Panels, loaded, worker
+from pdgemm.streamed.files_product import operand_of
 from pdgemm.streamed.tiling import Operand, Tiling, counts
 from pdgemm.support.agreement import GuardedCallback, agree, together
 from pdgemm.support.memory_left import largest_so_far
@@ -131,6 +131,8 @@ class StoredMatrix:
                 raise DTypeError("alpha must be a number, got StoredMatrix; the arguments are pdgemm(alpha, A, B)")
             check_alpha(alpha)
             A, B = _op(A, transa, "A"), _op(B, transb, "B")
+            if C is not None:
+                check_matrices(C=C)
             (m, k), (inner, n) = A.shape, B.shape
             if k != inner or (C is not None and C.shape != (m, n)):
                 given = None if C is None else C.shape
@@ -205,7 +207,7 @@ def _multiplied(
 ) -> tuple[int, float]:
     """Multiply panel by panel; return the bytes that this rank read, and the seconds that it waited for them."""
     (m, n, _), (_, _, inner), (mb, nb, ka, kb) = tiling.mnk, tiling.largest, tiling.blocks
-    shapes, steps = (((m, inner), (mb, ka)), ((inner, n), (kb, nb))), tiling.steps()
+    shapes = ((m, inner), (mb, ka)), ((inner, n), (kb, nb))
     with ExitStack() as stack:
         opened = [
             stack.enter_context(x.source.opened_alone(grid)) if isinstance(x, StoredMatrix) else None for x in (A, B)
@@ -215,21 +217,12 @@ def _multiplied(
             None if get is None else Panels(x.source, get, grid, *shape, loads, reader)
             for x, get, shape, loads in zip((A, B), opened, shapes, tiling.loads)
         )
-        coming = next(steps, None)
-        with together(grid.comm):
-            begin(a, b, coming)
-        for number in range(1, tiling.count + 1):
-            step, coming = coming, next(steps, None)
-            assert step is not None
-            read = [x for x in (a, b) if x is not None]
-            with together(grid.comm):
-                for x in read:
-                    x.end()
-                begin(a, b, coming)
+        for number, step in enumerate(loaded(grid.comm, tiling, a, b), 1):
             k0, k1 = step.inner
             panel_a = A[:, k0:k1] if a is None else a.panel(m, k1 - k0)
             panel_b = B[k0:k1, :] if b is None else b.panel(k1 - k0, n)
             pdgemm.pdgemm(alpha, panel_a, panel_b, beta if step.first else 1, C, **options)
             notify(number, tiling.count)
     agree(grid.comm, notify.error)
+    read = [x for x in (a, b) if x is not None]
     return sum(x.nbytes for x in read), sum(x.wait for x in read)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from problems import DTYPES, gemm_error, grid_shapes
+from test_hdf5 import by_rank_0
 from tiers import everything, few_grids, in_turn
 
 pytestmark = pytest.mark.mpi
@@ -41,19 +42,6 @@ def elements(shape: tuple[int, int], dtype: Any, seed: int) -> np.ndarray:
         return r.integers(-9, 10, shape).astype(dtype)
     x = r.normal(size=shape)
     return (x + 1j * r.normal(size=shape)).astype(dtype) if np.dtype(dtype).kind == "c" else x.astype(dtype)
-
-
-def by_rank_0(comm: Any, work: Any) -> Any:
-    comm.Barrier()
-    result, error = None, None
-    if comm.rank == 0:
-        try:
-            result = work()
-        except Exception as bad:
-            error = f"{type(bad).__name__}: {bad}"
-    result, error = comm.bcast((result, error))
-    assert error is None, error
-    return result
 
 
 def write(comm: Any, path: Path, **given: Any) -> None:
@@ -104,8 +92,26 @@ def multiplied(
     every = sum(x.shape[0] * x.shape[1] * x.dtype.itemsize for x in (a, b)) + 8 * a.shape[0] * b.shape[1]
     memory = int(1.1 * least + share * every / grid.size) if share else least // 2
     made = FilesProduct(grid, alpha, a, b, beta, entry, memory, **more)
-    done: tuple[Any, Any, Any] = made.run((str(path), names[2]), in_place=entry is not None, **run)
+    done: tuple[Any, Any, Any] = made.run((str(path), names[2]), **run)
     return done
+
+
+def test_a_file_that_changes_before_the_first_product(comm: Any, shared_tmp_path: Path, small: None) -> None:
+    """Another job has saved to it since its shape was looked at: nothing is computed, and its work is not lost."""
+    from pdgemm import ProcessGrid
+    from pdgemm.errors import FileError
+    from pdgemm.io.source import source
+    from pdgemm.streamed.files_product import FilesProduct
+
+    path, A = shared_tmp_path / "x.h5", elements((50, 50), "d", 1)
+    with ProcessGrid(comm) as grid:
+        write(comm, path, a=(A, {}), c=(A, {}))
+        a, c = (source(grid, name, (str(path), name)) for name in "ac")
+        made = FilesProduct(grid, 1, a, a, 2, c, 1 << 20)
+        write(comm, path, a=(A, {}), c=(2 * A, {}))
+        with pytest.raises(FileError, match=r"x.h5 was changed"):
+            made.run((str(path), "c"), progress=lambda done, total: 1 / 0)
+    assert np.array_equal(read(comm, path, "c"), 2 * A)
 
 
 @few_grids
@@ -229,7 +235,7 @@ def test_a_wrong_result_is_not_stored(
 def test_bad_input(comm: Any, shared_tmp_path: Path) -> None:
     """One exception on all ranks, and nothing is written."""
     from pdgemm import ProcessGrid
-    from pdgemm.errors import LayoutError, MemoryLimitError
+    from pdgemm.errors import ArgumentError, LayoutError, MemoryLimitError
 
     path, A = shared_tmp_path / "x.h5", elements((50, 40), "d", 1)
     with ProcessGrid(comm) as grid:
@@ -239,6 +245,8 @@ def test_bad_input(comm: Any, shared_tmp_path: Path) -> None:
         write(comm, path, a=(A, {}), b=(A.T, {}))
         with pytest.raises(MemoryLimitError, match=r"no tile fits .* of memory per rank: .* are needed"):
             multiplied(grid, path, 1, 0, 0)
+        with pytest.raises(ArgumentError, match="seed"):  # before hours of work
+            multiplied(grid, path, 1, 0, seed=10**40, progress=lambda done, total: 1 / 0)
     assert by_rank_0(comm, lambda: os.listdir(shared_tmp_path)) == ["x.h5"]
 
 

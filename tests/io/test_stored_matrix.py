@@ -147,6 +147,7 @@ def test_bad_input(comm: Any, shared_tmp_path: Path) -> None:
             (ArgumentError, "algorithm", lambda: pdgemm(1, X, Y, 0, C, algorithm="none")),  # type: ignore[arg-type]
             (DTypeError, "alpha", lambda: pdgemm(1j, X, Y, 0, C)),
             (DTypeError, "alpha must be a number, got StoredMatrix", lambda: pdgemm(X, Y)),  # type: ignore[call-arg, arg-type]
+            (DTypeError, "C must be a DistMatrix, got str", lambda: pdgemm(1, X, Y, 0, "C")),  # type: ignore[arg-type]
             (ArgumentError, "C", lambda: pdgemm(1, S, C2, 0, C2, memory_limit=5 << 20)),
             (FileError, "no such file", lambda: hdf5.dataset("none.h5", "x", grid)),
             (DTypeError, "cannot become int8", lambda: hdf5.dataset(path, "a", grid, dtype="int8")),
