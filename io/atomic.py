@@ -39,17 +39,18 @@ def check_writable(path: Path, comm: MPI.Comm, size: int) -> Path:
 
 
 @contextmanager
-def replacing(path: Path, comm: MPI.Comm, size: int) -> Iterator[Path]:
+def replacing(path: Path, comm: MPI.Comm, size: int, kept: Path | None = None) -> Iterator[Path]:
     """Write under a temporary name beside `path`, renamed at the end.  Collective over `comm`.
 
     Jobs that replace the same file wait for each other (`files.Output`), so that the file that the block reads is the
     one that it replaces.  The block raises on all ranks or on none.  If it raises, the temporary file is removed and
     the old file is unchanged; a job that is killed leaves a file `.NAME.*.partial`, which may be deleted.
     size : bytes to be written; FileError is raised before the first if the disk has too little space.
+    kept : the temporary name, under which the file stays if the block raises; None: a new one, and it goes.
     """
     outputs = list[files.Output]()
     target, begun = check_writable(path, comm, size), None
-    on_root(comm, path, lambda: outputs.append(files.Output(path, target)))  # other ranks may not see its folder
+    on_root(comm, path, lambda: outputs.append(files.Output(path, target, kept)))  # other ranks may not see its folder
     try:
         while begun is None:  # try repeatedly, so that all ranks wait in collective calls
             begun = on_root(comm, path, lambda: outputs[0].begin())

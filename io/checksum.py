@@ -49,7 +49,11 @@ def text(comm: MPI.Comm, total: np.ndarray) -> str:
     """Reduce the sum over all ranks, and return it as text.  Collective over `comm`."""
     whole = total.copy()
     comm.Allreduce(MPI.IN_PLACE, whole, MPI.SUM)
-    return f"bilinear64:{int(whole[0]):016x}"
+    return as_text(int(whole[0]))
+
+
+def as_text(total: int) -> str:
+    return f"bilinear64:{total:016x}"
 
 
 def _weights(indices: np.ndarray, stream: int) -> np.ndarray:

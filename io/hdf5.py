@@ -13,33 +13,38 @@ layout of the matrix, one piece of the dataset at a time (`pdgemm.io.pieces`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 
 import pdgemm
 from pdgemm.arrays.device import HOST
 from pdgemm.arrays.dtypes import STORED, element_type, names
-from pdgemm.errors import ArgumentError, DTypeError, FileError
+from pdgemm.arrays.integers import as_count
+from pdgemm.errors import ArgumentError, DTypeError, FileError, GridError
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.report import IOReport
 from pdgemm.instrument.spans import taking, timed
-from pdgemm.io import hyperslabs, mpi_io, pieces
-from pdgemm.io.atomic import check_writable, on_root
+from pdgemm.io import generations, hyperslabs, mpi_io, pieces
+from pdgemm.io.atomic import check_writable, on_root, replacing
 from pdgemm.io.checksum import checksum
+from pdgemm.io.generations import Saved, SavedReport
 from pdgemm.io.matrix_files import Progress, Transfer, check_dtypes, part_of, within
-from pdgemm.io.new_dataset import new_dataset
+from pdgemm.io.new_dataset import NewDataset, attributes, new_dataset
 from pdgemm.io.stored import Old, Stored, check_names, check_target, check_unchanged, inspect, old
-from pdgemm.matrix.argument_checks import communicator
+from pdgemm.matrix.argument_checks import check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import communicator_of, device_on
 from pdgemm.names import DeviceName, DType
-from pdgemm.support.agreement import together
+from pdgemm.support.agreement import GuardedCallback, agree, together
+from pdgemm.support.files import say
 
 
 def load(
@@ -172,8 +177,7 @@ def save(
         path = Path(path)
         check_names(path, name)
         description += ["hdf5.save", path, name, chunks, compression, check, replaces and replaces.checksum]
-        if matrix.dtype not in STORED or not matrix.dtype.isnative:
-            raise DTypeError(f"a matrix of {matrix.dtype} cannot be saved; use astype, to one of {names(STORED)}")
+        _check_saved(matrix.dtype)
         if (chunks or compression) and not hyperslabs.parallel_h5py():
             raise FileError(f"{path}: chunks and compression need an h5py built with MPI; this one is not")
     matrix = matrix.to_host()
@@ -189,11 +193,130 @@ def save(
         {"chunks": chunks, "compression": compression},
     )
     with timed("write", matrix.stored.nbytes), taking(None), made as dataset:
-        if matrix.size:
-            with dataset.opened(write=True) as transfer:
-                pieces.write(matrix, transfer, dataset.unit, progress)
-        dataset.complete(written, check)
+        _write(dataset, matrix, written, check, progress)
     return dataset.report(perf_counter() - start)
+
+
+def _write(
+    dataset: NewDataset, matrix: DistMatrix, written: str, check: bool, progress: Progress | None = None
+) -> None:
+    if matrix.size:
+        with dataset.opened(write=True) as transfer:
+            pieces.write(matrix, transfer, dataset.unit, progress)
+    dataset.complete(written, check)
+
+
+def save_all(
+    path: str | Path,
+    matrices: Mapping[str, DistMatrix],
+    *,
+    attrs: Mapping[str, Any] | None = None,
+    keep: int = 1,
+    progress: Progress | None = None,
+) -> SavedReport:
+    """Write all the state of a program as one file.  Collective over the ranks of the matrices.
+
+        hdf5.save_all("state.h5", {"w": W, "m": M}, attrs={"step": 7}, keep=2)
+
+    matrices : what to save, by the names of datasets; all on grids of the same ranks.
+    attrs    : numbers, strings, and arrays of numbers, of at most 58 KiB each: attributes of the file.
+    keep     : how many generations there will be: the file, and as `state.h5.1`, `state.h5.2` those before it.
+    progress : called as progress(done, total) after each matrix.
+
+    The file is complete under its name, checked and on the disk, or what was there is unchanged: it is written under
+    a temporary name beside it, and renamed.  It needs as much space as the matrices have bytes.  Other contents of the
+    file go, and a file that `save_all` did not write is refused.
+
+    Each matrix carries its checksum, and the file its generation and the job that wrote it.  If another job has saved
+    to it since this one did, or since this one loaded it, FileError is raised, but for the job whose file was loaded:
+    ranks of a job that was killed may live on, and cannot replace what a later job has saved.
+
+    Returns the report.  Raises ArgumentError, DTypeError, GridError or FileError on every rank.
+    """
+    start, given = perf_counter(), dict(attrs or {})
+    matrices = dict(matrices)
+    if not matrices:
+        raise ArgumentError("matrices is empty: there is nothing to save, and no grid whose ranks could agree")
+    comm = communicator(**{str(name): x for name, x in matrices.items()})
+    with together(comm) as description:
+        path = Path(path)
+        for name, x in matrices.items():
+            _check_state(path, name, x, comm)
+        generations.check_attrs(given)
+        keep = as_count(keep, "keep", 1)
+        description += ["hdf5.save_all", path, *matrices, *(x.shape for x in matrices.values()), keep]
+        description += [(key, np.asarray(value).dtype.str, np.asarray(value).tobytes()) for key, value in given.items()]
+    sums = {name: checksum(x) for name, x in matrices.items()}
+    total, notify = sum(x.size * x.dtype.itemsize for x in matrices.values()), GuardedCallback(progress)
+    with replacing(path, comm, total) as partial:
+        token = on_root(comm, path, lambda: generations.next_token(path))
+        on_root(comm, path, lambda: generations.create(partial, token, given))
+        for number, (name, x) in enumerate(matrices.items(), 1):
+            with timed("write", x.stored.nbytes), taking(None):
+                made = NewDataset(partial, path, name, x.grid, x.shape, x.dtype, sums[name])
+                made.create(attributes(x.grid, x.distribution, x.dtype, sums[name]), {})
+                _write(made, x.to_host(), sums[name], True)
+            notify(number, len(matrices))
+        agree(comm, notify.error)
+        on_root(comm, path, lambda: generations.keep(path, keep))
+    on_root(comm, path, lambda: generations.remember(path, token))
+    return SavedReport(str(path), token.generation, tuple(matrices), total, perf_counter() - start)
+
+
+def load_all(path: str | Path, grid: ProcessGrid, layouts: Mapping[str, Mapping[str, Any]] | None = None) -> Saved:
+    """Read what `save_all` wrote, on any number of ranks.  Collective over the grid.
+
+        state = hdf5.load_all("state.h5", grid, {"w": {"block": 64, "dtype": "float32"}})
+        W, step = state.matrices["w"], state.attrs["step"]
+
+    layouts : options of `load` for the matrices of these names: block, source, dtype, transpose, device.
+
+    Each matrix is compared with its checksum.  Where the file is damaged or is missing, the generation before it is
+    read, and a line on standard error says so.  From now on this job goes on from that file, as `save_all` has it.
+
+    Returns `matrices`, `attrs` and `generation`.  Raises FileError, ArgumentError, LayoutError, DTypeError or
+    DeviceError on every rank.
+    """
+    comm = communicator_of(grid)
+    with together(comm) as description:
+        path = Path(path)
+        check_names(path, "")
+        wanted = {name: dict(options) for name, options in (layouts or {}).items()}
+        for name, options in wanted.items():
+            if unknown := set(options) - {"block", "source", "dtype", "transpose", "device"}:
+                raise ArgumentError(f"layouts[{name!r}]: load has no {', '.join(map(str, unknown))}")
+        description += ["hdf5.load_all", path, *wanted]
+    there, bad = on_root(comm, path, lambda: generations.found(path))
+    for each in there:
+        try:
+            if missing := set(wanted) - set(each.names):
+                raise ArgumentError(f"{path} has no {', '.join(sorted(missing))}; it has {', '.join(each.names)}")
+            found = {name: load(each.path, name, grid, verify=True, **wanted.get(name, {})) for name in each.names}
+        except FileError as error:
+            bad.append(str(error))
+            continue
+        if comm.rank == 0:
+            if bad:
+                say(f"{'; '.join(bad)}: generation {each.token.generation} of {each.path} was loaded in its place")
+            generations.remember(path, each.token)
+        return Saved(found, each.attrs, each.token.generation)
+    raise FileError("; ".join(bad))
+
+
+def _check_state(path: Path, name: str, x: DistMatrix, comm: MPI.Intracomm) -> None:
+    """Raise an error where a matrix cannot be saved with others, on this rank alone."""
+    check_matrices(**{str(name): x})
+    if not isinstance(name, str) or not name.strip("/."):
+        raise ArgumentError(f"matrices: {name!r} is not the name of a dataset")
+    check_names(path, name)
+    if MPI.Comm.Compare(x.grid.comm, comm) not in (MPI.IDENT, MPI.CONGRUENT):
+        raise GridError(f"{name} is on other ranks than the first matrix: all must be on grids of the same ranks")
+    _check_saved(x.dtype)
+
+
+def _check_saved(dtype: np.dtype) -> None:
+    if dtype not in STORED or not dtype.isnative:
+        raise DTypeError(f"a matrix of {dtype} cannot be saved; use astype, to one of {names(STORED)}")
 
 
 def look(path: str | Path, name: str, grid: ProcessGrid, dtype: Any = None) -> tuple[Stored, np.dtype]:

@@ -52,10 +52,30 @@ class NewDataset:
         self._parallel = hyperslabs.parallel_h5py()
         self.checksum = checksum
 
+    def copy_others(self) -> None:
+        """Begin with a copy of the old file, if it has more than this dataset.
+
+        It keeps references, links, user block and all else; HDF5 reuses the space of the deleted dataset.
+        """
+        path = self._path
+
+        def copy() -> None:
+            if not check_target(path, self._name):
+                shutil.copyfile(path, self._partial)
+
+        on_root(self._comm, path, copy)
+
     def create(self, attributes: dict[str, str], storage: dict[str, Any]) -> None:
-        """Create the file, with the old contents and an allocated dataset."""
+        """Create the dataset, allocated, and the file where there is none."""
         made = on_root(self._comm, self._path, lambda: self._create(attributes, storage))
         self._offset, self.unit = made
+
+    def reopen(self) -> None:
+        """Go on with the dataset as it is in the file.  Raises FileError if it is another one."""
+        name, found = self._name, on_root(self._comm, self._path, lambda: inspect(self._partial, self._name))
+        if (found.shape, found.dtype) != (self._shape, self._dtype) or found.offset is None:
+            raise FileError(f"{self._partial}:{name} is {found.shape} {found.dtype}, not {self._shape} {self._dtype}")
+        self._offset, self.unit = found.offset, found.unit
 
     def opened(self, write: bool) -> AbstractContextManager[Transfer]:
         """Open it for transfers of rectangles, which are collective where h5py is built with MPI."""
@@ -95,10 +115,6 @@ class NewDataset:
     def _create(self, attributes: dict[str, str], storage: dict[str, Any]) -> tuple[int, tuple[int, int]]:
         """Return the offset of the dataset, and its unit.  On rank 0."""
         partial, name = self._partial, self._name
-        if not check_target(self._path, name):
-            # a copy, which keeps references, links, user block and all else; HDF5 reuses the space of the
-            # deleted dataset for the new one
-            shutil.copyfile(self._path, partial)
         chunked = any(storage.values())
         if not chunked:  # allocate it now, contiguously, without writing fill values
             plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -138,17 +154,22 @@ def new_dataset(
     layout   : of the matrix in memory, which attributes record.   checksum : None: it is not known yet.
     replaces : as in `hdf5.save`.   storage : chunks and compression; None: the dataset is contiguous.
     """
-    size = layout.shape[0] * layout.shape[1] * dtype.itemsize
-    placed = {"grid": grid.shape, "block": layout.block, "source": layout.source}
-    made_by = {"pdgemm_version": pdgemm.__version__, "pdgemm_dtype": str(dtype)}
-    attributes = {**made_by, "pdgemm_layout": json.dumps(placed)} | ({_CHECKSUM: checksum} if checksum else {})
     storage = storage or {}
-    with replacing(path, grid.comm, 0 if storage.get("compression") else size) as partial:
+    size = 0 if storage.get("compression") else layout.shape[0] * layout.shape[1] * dtype.itemsize
+    with replacing(path, grid.comm, size) as partial:
         if replaces is not None:
             on_root(grid.comm, path, lambda: _check_same(path, name, replaces))
         made = NewDataset(partial, path, name, grid, layout.shape, dtype, checksum)
-        made.create(attributes, storage)
+        made.copy_others()
+        made.create(attributes(grid, layout, dtype, checksum), storage)
         yield made
+
+
+def attributes(grid: ProcessGrid, layout: Distribution, dtype: np.dtype, checksum: str | None) -> dict[str, str]:
+    """Return the attributes of a dataset that is written."""
+    placed = {"grid": grid.shape, "block": layout.block, "source": layout.source}
+    made_by = {"pdgemm_version": pdgemm.__version__, "pdgemm_dtype": str(dtype)}
+    return {**made_by, "pdgemm_layout": json.dumps(placed)} | ({_CHECKSUM: checksum} if checksum else {})
 
 
 def _check_same(path: Path, name: str, read: IOReport) -> None:

@@ -200,6 +200,14 @@ def old(path: Path, name: str) -> Old | None:
         return None if item is None else Old(_object(item), "pdgemm_checksum" in item.attrs)
 
 
+def attribute(path: Path, name: str, attribute: str) -> Any:
+    """Return an attribute of the dataset that a name leads to; None if there is none."""
+    if not path.exists():
+        return None
+    with followed(path, name, set()) as (_, item, _):
+        return None if item is None else item.attrs.get(attribute)
+
+
 def _object(item: Any) -> Object:
     file = state_of(item.file.id.get_vfd_handle())
     return file.device, file.inode, h5py.h5o.get_info(item.id).addr

@@ -2,7 +2,7 @@
 """From file to file, in turns: `pdgemm multiply` on ranks of this machine, and one process of h5py and NumPy.
 
     . scripts/env.sh; python scripts/bench_job.py --sizes 512,4096,8192 [--ranks 2] [--different] [--folder DIR]
-    python scripts/bench_job.py --sizes 8192 --memory 100MiB,256MiB     # also with so much memory per rank, in parts
+    python scripts/bench_job.py --sizes 8192 --with '--memory 100MiB' --with '--checkpoint 2s'  # with options
 
 Each is a job from its start to its end: interpreter, imports, reading, product, writing.  NumPy has as many threads as
 there are ranks; its files are not checked, and not written to the disk when it ends, as those of `multiply` are
@@ -49,7 +49,7 @@ with h5py.File(path, "w") as file:
 lap("write")
 print(json.dumps(spent))
 """
-PHASES = "start", "read", "product", "write", "all"  # the start with all else, such as the end
+PHASES = "start", "read", "product", "write", "save", "all"  # the start with all else, such as the end
 
 
 def run(words: list[str], **environment: str) -> tuple[float, dict[str, Any]]:
@@ -67,12 +67,12 @@ def numpy(a: str, b: str, c: str, threads: int, sync: bool) -> dict[str, float]:
     return with_start(seconds, {name: spent[name] for name in ("read", "product", "write")})
 
 
-def pdgemm(a: str, b: str, c: str, ranks: int, memory: str = "") -> dict[str, float]:
+def pdgemm(a: str, b: str, c: str, ranks: int, options: str) -> dict[str, float]:
     words = ["mpiexec", "-n", str(ranks), sys.executable, "-m", "pdgemm", "multiply", a, b, "-o", c, "--json"]
-    seconds, facts = run([*words, *(["--memory", memory] if memory else [])], OMP_NUM_THREADS="1")
-    if memory:  # reading and writing are parts of the product: the waits for them
-        product = facts["product"]
-        waits = {"read": product["read_wait"], "write": product["write_wait"]}
+    seconds, facts = run([*words, *options.split()], OMP_NUM_THREADS="1")
+    product = facts["product"]
+    if "read_wait" in product:  # reading and writing are parts of the product: the waits for them
+        waits = {"read": product["read_wait"], "write": product["write_wait"], "save": product["save_seconds"]}
         return with_start(seconds, {**waits, "product": product["seconds"] - sum(waits.values())})
     inside = {
         "read": sum(x["seconds"] for x in facts["read"]),
@@ -83,7 +83,7 @@ def pdgemm(a: str, b: str, c: str, ranks: int, memory: str = "") -> dict[str, fl
 
 
 def with_start(seconds: float, inside: dict[str, float]) -> dict[str, float]:
-    return {"start": seconds - sum(inside.values()), **{x: inside[x] for x in PHASES[1:-1]}, "all": seconds}
+    return {"start": seconds - sum(inside.values()), **{x: inside.get(x, 0.0) for x in PHASES[1:-1]}, "all": seconds}
 
 
 @click.command()
@@ -92,7 +92,7 @@ def with_start(seconds: float, inside: dict[str, float]) -> dict[str, float]:
 @click.option("--repeats", default=3, show_default=True)
 @click.option("--different", is_flag=True, help="A and B are two datasets.")
 @click.option("--sync", is_flag=True, help="NumPy's file is written to the disk, too.")
-@click.option("--memory", "limits", default="", help="Bytes per rank of products in parts, which take turns, too.")
+@click.option("--with", "more", multiple=True, help="Options of `pdgemm multiply`, for a turn with them.")
 @click.option("--folder", type=click.Path(exists=True), help="Where the files are; default: a temporary folder.")
 @click.option("--json", "path", type=click.Path(), help="Write all seconds to this file.")
 def main(
@@ -101,13 +101,13 @@ def main(
     repeats: int,
     different: bool,
     sync: bool,
-    limits: str,
+    more: tuple[str, ...],
     folder: str | None,
     path: str | None,
 ) -> None:
     """Print the medians of the seconds as a table, and pdgemm's over NumPy's."""
     every: list[dict[str, Any]] = []
-    jobs = ["numpy", "pdgemm", *(f"pdgemm {limit}" for limit in limits.split(",") if limit)]
+    jobs = ["numpy", "pdgemm", *(f"pdgemm {options}" for options in more)]
     print("| size | job |", " | ".join(PHASES), "|\n|---|---|" + "---|" * len(PHASES))
     with tempfile.TemporaryDirectory(dir=folder) as place:
         for size in map(int, sizes.split(",")):
@@ -119,8 +119,8 @@ def main(
                 for who in jobs:
                     c = f"{place}/c.h5:/C"
                     Path(c.partition(":")[0]).unlink(missing_ok=True)
-                    memory = who.removeprefix("pdgemm").strip()
-                    found = numpy(a, b, c, ranks, sync) if who == "numpy" else pdgemm(a, b, c, ranks, memory)
+                    options = who.removeprefix("pdgemm")
+                    found = numpy(a, b, c, ranks, sync) if who == "numpy" else pdgemm(a, b, c, ranks, options)
                     if turn:
                         every.append({"size": size, "who": who, **found})
             medians = {

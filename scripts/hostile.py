@@ -3,6 +3,7 @@
 
     python scripts/hostile.py --minutes 10                      # all attacks in turns, on up to 4 ranks
     python scripts/hostile.py --minutes 2 --only kills,damage --seed 7
+    python scripts/hostile.py --kind restart --ranks 9              # jobs are killed, and started again
     python scripts/hostile.py --trial damage.json:1234:5        # one trial again, or one case of it
     python scripts/hostile.py --list
 
@@ -34,7 +35,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers")]
 
 from attacks.trial import ATTACKS, KINDS, Finding, Told, Trial, end_all  # noqa: E402
 
-MODULES = ("kills", "damage", "arguments", "memory", "files", "products")
+MODULES = ("kills", "restart", "damage", "arguments", "memory", "files", "products")
 INSIDE = "_PDGEMM_HOSTILE"  # in the environment: the namespaces are there
 OUTCOMES = ("right", "refused", "ended")
 
@@ -85,7 +86,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=time.time_ns() % 10**6)
-    parser.add_argument("--only", default="", help="attacks, by what their names begin with: kills,damage.json")
+    parser.add_argument("--only", "--kind", default="", help="attacks, by how their names begin: kills,damage.json")
     parser.add_argument("--ranks", type=int, default=4, help="of a job, at most")
     parser.add_argument("--bound", type=float, default=60, help="seconds after which a command hangs")
     parser.add_argument("--trial", help="ATTACK:SEED or ATTACK:SEED:CASE: this one alone")

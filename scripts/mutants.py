@@ -1,4 +1,4 @@
-"""What the suite catches: 58 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 64 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/mutants.py                  each bug, against the tests of its room as scripts/test.sh runs them
     python scripts/mutants.py --all            as scripts/test.sh --all runs them
@@ -332,13 +332,43 @@ MUTANTS = [
     ),
     Mutant(
         "streamed: a tile is formed over one that is not written yet", "pdgemm/streamed/files_product.py",
-        "                    out.end(slab)  # of the tile before\n", "",
+        "                    out.end(slab)\n                    if entry", "                    if entry",
         ("4 tests/io/test_files_product.py",),
     ),
     Mutant(
         "streamed: a panel that is there is read again", "pdgemm/streamed/tiling.py",
-        "                down = not down\n", "",
+        "down, number = number % 2 == 0, number + 1", "down, number = True, number + 1",
         (f"0 {U}tilings.py",),
+    ),
+    Mutant(
+        "streamed: a job that goes on forgets the sums of its tile", "pdgemm/streamed/files_product.py",
+        "moved(sums[part.file], C[rows, :], start, self.held.itemsize)", "C[rows, :].local.nbytes",
+        ("4 tests/io/test_checkpoints.py",),
+    ),
+    Mutant(
+        "streamed: what a killed job left is not compared with its checksum", "pdgemm/streamed/unfinished.py",
+        "    return checksum.text(grid.comm, total) == checksum.as_text(left.total)", "    return True",
+        ("4 tests/io/test_checkpoints.py",),
+    ),
+    Mutant(
+        "streamed: C in place is computed twice", "pdgemm/streamed/unfinished.py",
+        "        raise Complete\n", "        pass\n",
+        ("4 tests/io/test_checkpoints.py",),
+    ),
+    Mutant(
+        "streamed: other inputs are gone on with", "pdgemm/streamed/unfinished.py",
+        'known["checksum"] == now["checksum"] == _found(grid, x)', 'known["checksum"] == now["checksum"]',
+        ("4 tests/io/test_checkpoints.py",),
+    ),
+    Mutant(
+        "io: a job that was killed replaces what a later one saved", "io/generations.py",
+        "if last is not None and found.token.job not in (_myself, last.job):", "if False:",
+        ("4 tests/io/test_state.py",),
+    ),
+    Mutant(
+        "io: a damaged generation is loaded", "io/hdf5.py",
+        "load(each.path, name, grid, verify=True,", "load(each.path, name, grid, verify=False,",
+        ("4 tests/io/test_state.py",),
     ),
 ]  # fmt: skip
 

@@ -120,6 +120,7 @@ if [ $selected = no ]; then
     reason=$(unshare -mpf --mount-proc true 2>&1) || reason=$(unshare -Urmpf --mount-proc true 2>&1) || status=$?
     if [ $status = 0 ]; then
         check 'hostile' python scripts/hostile.py --minutes "$minutes" --seed 18
+        check 'restarts' python scripts/hostile.py --kind restart --minutes 2 --ranks 9 --seed 18
     else
         record 'hostile' 0 0 0 0 "not run, because there are no namespaces: ${reason##*$'\n'}"
     fi

@@ -26,21 +26,42 @@ end_step() {
     done
 }
 
-# Before the time limit (--signal=B:TERM@60) and by scancel, which waits for 30 seconds until it kills.  Bash hears it
-# while it waits for the step, not while a program runs in the foreground.
-on_term() {
-    trap '' TERM
-    say "SIGTERM: the time limit is near, or the job was cancelled"
+# end_job WHY SECONDS: the step has so many seconds to end by itself.  Bash hears a signal while it waits for the step, not
+# while a program runs in the foreground.
+end_job() {
+    trap '' TERM USR1
+    say "$1"
     if [ -n "$step" ]; then
         # Launchers hand SIGUSR1 on to pdgemm's ranks, which take it for SIGTERM; at SIGTERM they kill the ranks.
-        [ "$started" != launch ] || end_step USR1 8
+        [ "$started" != launch ] || end_step USR1 "$2"
         end_step TERM 16
         end_step KILL 1
     fi
     lost
+}
+
+# By scancel, which waits for 30 seconds until it kills, and by --signal=B:TERM@60 before the time limit.
+on_term() {
+    end_job "SIGTERM: the time limit is near, or the job was cancelled" 8
     exit 143
 }
 trap on_term TERM
+
+# By --signal=B:USR1@120 before the time limit.  A product with checkpoints has time to save one, and goes on in the next
+# run of the job, unless this one has saved nothing: that would never end.
+on_limit() {
+    local seconds=8
+    [ -z "${CHECKPOINT:-}" ] || seconds=95
+    end_job "SIGUSR1: the time limit is near" $seconds
+    if saved; then
+        say "the job is queued again, and goes on from the checkpoint"
+        scontrol requeue "$SLURM_JOB_ID" || say "it cannot be queued again; the same sbatch command goes on" >&2
+        sleep 20    # until Slurm ends it
+    fi
+    exit 143
+}
+saved() { false; }  # whether the job has saved a checkpoint; multiply redefines it
+trap on_limit USR1
 
 # run COMMAND...: in the background, waited for; its exit code.
 run() {
@@ -164,8 +185,9 @@ use_machine() {
 }
 
 # multiply OPTION...: C := A B on all ranks, checked before it is stored.  OPTIONS has more of them.
+# CHECKPOINT=10min, MTBF=44h: the options of these names.
 multiply() {
-    local folder before words dataset
+    local folder before words dataset checkpoint name_of_c
     for dataset in A B C; do operand $dataset; done
     folder=$(dirname "${C%%:/*}")
     [ -d "$folder" ] || die "C=$C: there is no folder $folder (seen from $PWD)"
@@ -174,16 +196,21 @@ multiply() {
             die "$site: PDGEMM_STRIPES=$PDGEMM_STRIPES: lfs setstripe fails for $folder; empty where there is no Lustre"
     fi
     before=$(mark)
+    name_of_c=${C#*:/}
+    checkpoint=$(readlink -m "${C%%:/*}").${name_of_c//\//.}.checkpoint
+    saved() { [ "$checkpoint" -nt "$log" ]; }
     lost() {
         if [ "$(mark)" != "$before" ]; then
             say "$C was written before the end and is complete"
+        elif [ -e "$checkpoint" ]; then
+            say "nothing was written to $C; what is done is in $checkpoint: the same sbatch command goes on from there"
         else
             say "the product is lost; nothing was written to $C; submitted again, the job starts anew"
         fi
         find "$folder" -maxdepth 1 -name ".$(basename "${C%%:/*}").*.partial" -newer "$log" \
             -printf "$name: left behind, may be deleted: %p\n"
     }
-    read -ra words <<<"${OPTIONS:-}"
+    read -ra words <<<"${CHECKPOINT:+--checkpoint $CHECKPOINT} ${MTBF:+--mtbf $MTBF} ${OPTIONS:-}"
     run launch "$ranks" pdgemm multiply "$A" "$B" -o "$C" --verify "$@" "${words[@]}"
     if [ "$(mark)" = "$before" ]; then  # mpirun says 0 where the step of its daemons was cancelled
         say "error: the launcher reports success, but nothing was written to $C: were its ranks killed?" >&2

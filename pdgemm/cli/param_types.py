@@ -71,6 +71,14 @@ def _bytes(text: str) -> int:
     return _bounded(int(float(number) * (1024 if binary else 1000) ** " KMGT".index(unit.upper() or " ")))
 
 
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"\s*([\d.]+)\s*(s|min|h|d|)\s*", text)
+    if match is None:
+        raise ValueError
+    number, unit = match.groups()
+    return float(number) * {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}[unit]
+
+
 def _number(text: str) -> complex:
     above, fraction, below = text.partition("/")
     value = _part(above) / (_part(below) if fraction else 1)
@@ -94,4 +102,5 @@ GRID = _Form("PrxPc", _PAIR, "2x3")
 BLOCK = _Form("size", _block, "256 or 256x128")
 INTEGERS = _Form("numbers", _integers, "1,2,4")
 BYTES = _Form("bytes", _bytes, "2GiB, 500MB or 1000000")
+SECONDS = _Form("time", _seconds, "10min, 90s, 2h or 3d")
 NUMBER = _Form("number", _number, "1.5, 1/3 or 2+1j")

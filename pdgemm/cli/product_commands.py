@@ -11,7 +11,7 @@ from pdgemm.arrays.dtypes import COMPUTE
 from pdgemm.arrays.element_functions import KINDS
 from pdgemm.cli import options
 from pdgemm.cli.job import OfAllRanks
-from pdgemm.cli.param_types import BLOCK, BYTES, DATASET, GRID, NUMBER, SHAPE, Dataset
+from pdgemm.cli.param_types import BLOCK, BYTES, DATASET, GRID, NUMBER, SECONDS, SHAPE, Dataset
 from pdgemm.names import DeviceName, ElementTypeName
 
 if TYPE_CHECKING:
@@ -96,6 +96,16 @@ def generate(
     type=BYTES,
     help="Per rank, for A, B, C and all buffers: what does not fit is read and multiplied in parts.",
 )
+@click.option(
+    "--checkpoint",
+    type=SECONDS,
+    help="Save what is done after each 10min or so, beside the output: the same command goes on with it.",
+)
+@click.option(
+    "--mtbf",
+    type=SECONDS,
+    help="Mean time between failures: checkpoints are saved so often that the least is lost (Young 1974).",
+)
 @click.option("--memory-limit", type=BYTES, help="Per rank, for buffers beyond A, B and C.")
 @click.option("--panel-width", type=options.COUNT, help="Widest panel.")
 @click.option(
@@ -127,6 +137,8 @@ def multiply(
     block: tuple[int, int] | None,
     dtype: ElementTypeName | None,
     memory: int | None,
+    checkpoint: float | None,
+    mtbf: float | None,
     product_grid: tuple[int, int] | None,
     accumulate_dtype: str | None,
     compute_type: str | None,
@@ -151,9 +163,12 @@ def multiply(
     from pdgemm.cli.session import session
     from pdgemm.io.source import source
 
+    if mtbf is not None and checkpoint is None:
+        raise click.UsageError("--mtbf needs --checkpoint, the time until the first one, whose duration is measured")
     unfit = {"--block": block, "--memory-limit": others["memory_limit"], "--device cuda": device != "host"}
-    if memory is not None and any(unfit.values()):
-        raise click.UsageError(f"--memory does not go with {' or '.join(x for x in unfit if unfit[x])}")
+    for name, given in {"--memory": memory, "--checkpoint": checkpoint}.items():
+        if given is not None and any(unfit.values()):
+            raise click.UsageError(f"{name} does not go with {' or '.join(x for x in unfit if unfit[x])}")
     others |= {"shape": product_grid, "accumulate_dtype": accumulate_dtype, "compute_type": compute_type}
     with session(grid_shape, as_json) as say, say.traced(trace_file, nvtx):
         say.lost = f"{output.path} was not written, its contents are unchanged"
@@ -161,7 +176,10 @@ def multiply(
         stored = product(x.dtype, y.dtype)
         z = source(say.grid, "C on entry", c0 or output, stored) if beta else None
         wanted = _Wanted(alpha, x, y, beta, z, stored, output, force, seed if verified else None, others)
-        done = _in_memory(say, wanted, block, device) if memory is None else _in_parts(say, wanted, memory)
+        if memory is checkpoint is None:
+            done = _in_memory(say, wanted, block, device)
+        else:
+            done = _in_parts(say, wanted, memory, checkpoint, mtbf)
     return 0 if done else 1  # a wrong result is not stored
 
 
@@ -226,21 +244,34 @@ def _in_memory(say: Speaker, x: _Wanted, block: tuple[int, int] | None, device: 
     return True
 
 
-def _in_parts(say: Speaker, x: _Wanted, memory: int) -> bool:
-    """The same with at most so many bytes per rank."""
+def _in_parts(say: Speaker, x: _Wanted, memory: int | None, checkpoint: float | None, mtbf: float | None) -> bool:
+    """The same with at most so many bytes per rank, and with checkpoints."""
     from pdgemm.cli.ahead import check_memory
+    from pdgemm.streamed.checkpoints import MOST_FLOPS, When
     from pdgemm.streamed.files_product import FilesProduct
+    from pdgemm.streamed.unfinished import Complete, Left
 
-    product = FilesProduct(say.grid, x.alpha, x.a, x.b, x.beta, x.c, memory, **x.options)
+    when = None if checkpoint is None else When(checkpoint, mtbf)
+    steps = {} if when is None else {"most_flops": MOST_FLOPS}
+    product = FilesProduct(say.grid, x.alpha, x.a, x.b, x.beta, x.c, memory, **steps, **x.options)
     check_memory(say.grid, product.tiling.most_bytes, "a tile of C and panels of A and B", ", or less --memory")
     x.check_output(say.grid)
-    say.note("plan", [product.explain()], product.plan)
+
+    def begun(left: Left | None) -> None:
+        if left is not None:
+            say.note("resumed", [str(left)], {"share": left.share, "generation": left.saved.token.generation})
+        say.note("plan", [product.explain()], product.plan)
+
     with say.progress("multiply", x.flops) as progress:
-        report, residual, wrote = product.run(x.output, seed=x.seed, progress=progress)
-    for name, each in ("product", report), ("verify", residual), ("wrote", wrote):
+        try:
+            done = product.run(x.output, seed=x.seed, progress=progress, when=when, begun=begun)
+        except Complete:
+            say.note("complete", [f"{':'.join(x.output)} is complete: an earlier job has finished it"], True)
+            return True
+    for name, each in zip(("product", "verify", "wrote"), done):
         if each is not None:
             say.report(name, each)
-    return wrote is not None
+    return done[2] is not None
 
 
 @click.command(cls=OfAllRanks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pdgemm.support.text import in_bytes, in_rate, in_seconds
+from pdgemm.support.text import counted, in_bytes, in_rate, in_seconds
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,7 @@ class StreamReport:
     read_wait, write_wait : seconds in which the slowest rank waited for its files, and did not multiply.
     peak    : bytes of the largest resident set of a rank so far, with that of the interpreter and its libraries, and
               with what it has read in the memory of others on its node.
+    saves   : checkpoints that were saved, and the seconds that it took.
     """
 
     title: str
@@ -28,6 +29,8 @@ class StreamReport:
     read_wait: float
     write_wait: float
     peak: int
+    saves: int = 0
+    save_seconds: float = 0.0
 
     @property
     def as_predicted(self) -> bool:
@@ -40,7 +43,9 @@ class StreamReport:
     def __str__(self) -> str:
         return (
             f"{self.title}: {in_seconds(self.seconds)} ({in_rate(1e9 * self.gflops)}), of which waits for reading "
-            f"{in_seconds(self.read_wait)}, for writing {in_seconds(self.write_wait)}\n"
+            f"{in_seconds(self.read_wait)}, for writing {in_seconds(self.write_wait)}"
+            + (f", {counted(self.saves, 'checkpoint')} {in_seconds(self.save_seconds)}" if self.saves else "")
+            + "\n"
             f"read {in_bytes(self.bytes_read)} and wrote {in_bytes(self.bytes_written)}, "
             f"{'as' if self.as_predicted else 'NOT as'} planned; largest rank {in_bytes(self.peak)}"
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from math import inf
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -28,9 +30,12 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.residual import Residual, random_vectors
 from pdgemm.matrix.residual import residual as residual_of
 from pdgemm.model.formulas import gemm_flops
+from pdgemm.streamed.checkpoints import PATIENCE, Checkpoints, When, Wrong, checkpoints
 from pdgemm.streamed.file_panels import Panels, TileWriter, loaded, moved, worker
 from pdgemm.streamed.files_residual import applied
-from pdgemm.streamed.tiling import Operand, Step, Tiling, fitting
+from pdgemm.streamed.tiling import Operand, Step, Tiling, fitting, most_memory
+from pdgemm.streamed.unfinished import SUMS, Left
+from pdgemm.support import signals
 from pdgemm.support.agreement import GuardedCallback, agree, together
 from pdgemm.support.memory_left import largest_so_far
 
@@ -46,18 +51,16 @@ class _Counted(NamedTuple):
     total: np.ndarray
 
 
-class _Wrong(Exception):
-    """The result is wrong: nothing is replaced by it."""
-
-
 class FilesProduct:
     """C := alpha op(A) op(B) + beta C of matrices in files.  All is collective over the grid.
 
     a, b, entry : op(A), op(B) and C on entry; None where beta is 0.
     memory   : bytes per rank for all that is in memory at once: a tile, two panels of A and of B, and buffers.
+               None: as many as A, B and C have.
+    most_flops : of a rank in a step, as far as panels do not become thin.
     accumulate_dtype, options : those of `pdgemm`, which multiplies panels.
 
-    tiling : what will be read and written, and in which order.   stored : the type of C in its file.
+    shape  : that of C.   stored : its type in its file.   tiling : what will be read and written, and in which order.
     Raises MemoryLimitError, which says how much is needed, LayoutError or DTypeError on all ranks.
     """
 
@@ -69,27 +72,25 @@ class FilesProduct:
         b: Source,
         beta: complex,
         entry: Source | None,
-        memory: int,
+        memory: int | None,
         *,
+        most_flops: float = inf,
         accumulate_dtype: Any = None,
         **options: Any,
     ) -> None:
-        self.grid, self.a, self.b, self.entry, self.memory = grid, a, b, entry, memory
+        self.grid, self.a, self.b, self.entry, self._memory = grid, a, b, entry, memory
         with together(grid.comm) as description:
-            (m, k), (inner, n) = a.shape, b.shape
-            if k != inner or (entry is not None and entry.shape != (m, n)):
+            self.shape = a.shape[0], b.shape[1]
+            if a.shape[1] != b.shape[0] or (entry is not None and entry.shape != self.shape):
                 given = None if entry is None else entry.shape
                 raise LayoutError(f"shapes do not fit: op(A) is {a.shape}, op(B) is {b.shape}, C is {given}")
             self.stored = dtypes.product(a.dtype, b.dtype)
             self.held = np.dtype(accumulate_dtype or dtypes.arithmetic(self.stored))
             self.alpha = as_scalar(alpha, self.stored, "alpha")
             self.beta = as_scalar(0 if entry is None else beta, self.stored, "beta")
-            used = k if self.alpha else 0  # where alpha is 0, A and B are not read
-            of_c = self.held.itemsize, self.stored.itemsize, 0 if entry is None else entry.stored.dtype.itemsize
-            self.tiling: Tiling = fitting((m, n, used), grid.shape, operand_of(a), operand_of(b), *of_c, memory)
+            self.tiling: Tiling = self._fitting(operand_of(a), operand_of(b), memory, most_flops)
             description += ["a product in tiles", self.tiling, self.alpha, self.beta, accumulate_dtype]
-        limit = memory - self.tiling.most_bytes
-        self._options = options | {"accumulate_dtype": accumulate_dtype, "memory_limit": limit}
+        self._options = options | {"accumulate_dtype": accumulate_dtype}
 
     def run(
         self,
@@ -97,34 +98,83 @@ class FilesProduct:
         *,
         seed: int | None = None,
         progress: Progress | None = None,
+        when: When | None = None,
+        begun: Callable[[Left | None], object] = lambda left: None,
     ) -> tuple[StreamReport, Residual | None, IOReport | None]:
         """Compute C, compare it with A, B and random vectors if a seed is given, and write it.
 
         output   : file and dataset of C, which takes its place when it is complete, unless it is found to be wrong.
         seed     : that of the vectors (`pdgemm.verify`).   progress : called as progress(done, total) after each step.
+        when     : checkpoints are saved; None: they are not.
+        begun    : called before the first step, with what an earlier job has left.
 
-        Returns the last report as None where C is wrong.  Raises FileError on all ranks, and what `pdgemm` raises.
+        Returns the last report as None where C is wrong.  Raises FileError on all ranks, and what `pdgemm` raises;
+        Complete, if an earlier job has finished it.
         """
         start, tiling = perf_counter(), self.tiling
         with together(self.grid.comm) as description:
             seed = None if seed is None else as_seed(seed)
             description += ["a product in tiles", *output, seed]
         layout = Distribution.over(self.grid.shape, tiling.mnk[:2], tiling.blocks[:2])
-        path, name = output
         residual, wrote = None, None
-        with (
-            suppress(_Wrong),
-            new_dataset(Path(path), name, self.grid, layout, self.stored) as dataset,
-        ):
-            counted = self._written(dataset, GuardedCallback(progress))
+        with suppress(Wrong), self._kept(output, layout, when) as (dataset, kept):
+            begun(None if kept is None else kept.left)
+            counted = self._written(dataset, kept, GuardedCallback(progress))
             dataset.complete(checksum.text(self.grid.comm, counted.total), check=True)
             seconds = perf_counter() - start
             if seed is not None:
                 residual = self._residual(source(self.grid, "C", dataset.place), seed)
                 if not residual.passed:
-                    raise _Wrong
+                    raise Wrong
             wrote = dataset.report(self.grid.comm.allreduce(counted.write_seconds, MPI.MAX))
-        return self._report(counted, seconds), residual, wrote
+        return self._report(counted, seconds, kept), residual, wrote
+
+    @contextmanager
+    def _kept(
+        self, output: tuple[str, str], layout: Distribution, when: When | None
+    ) -> Iterator[tuple[NewDataset, Checkpoints | None]]:
+        """Make the dataset of C, or go on with that of an earlier job."""
+        if when is None:
+            with new_dataset(Path(output[0]), output[1], self.grid, layout, self.stored) as dataset:
+                yield dataset, None
+        else:
+            with checkpoints(self, output, layout, when) as kept:
+                yield kept.dataset, kept
+
+    # ------------------------------------------------------------------ an earlier job
+    @property
+    def inputs(self) -> list[Source]:
+        return [x for x in (self.a, self.b, self.entry) if x is not None]
+
+    @property
+    def problem(self) -> dict[str, str]:
+        """What makes it this product and no other, as text, by what people call it."""
+        scalars = {"alpha": str(self.alpha), "beta": str(self.beta)}
+        ops = {f"op({x.what})": f"{x.op}, {x.shape[0]} x {x.shape[1]} {x.dtype}" for x in self.inputs}
+        return {**scalars, **ops, "sums": f"{self.held}", "compute_type": f"{self._options.get('compute_type')}"}
+
+    def as_before(self, left: Left, memory: int | None = 1 << 62) -> Tiling:
+        """Return the tiling of the earlier job, on the grid of this one, in smaller tiles if the memory demands it."""
+        a, b = (operand_of(x)._replace(unit=unit) for x, unit in zip((self.a, self.b), left.units))
+        return self._fitting(a, b, memory, base=left.counts)
+
+    def go_on(self, left: Left) -> None:
+        """Leave out what is done.  Raises MemoryLimitError on all ranks."""
+        with together(self.grid.comm):
+            now = self.as_before(left, self._memory)
+            self.tiling = now.resumed(left.counts, left.finished, left.parts)
+
+    def _fitting(self, a: Operand, b: Operand, memory: int | None, most_flops: float = inf, **base: Any) -> Tiling:
+        """Return the tiling that fits so much memory."""
+        mnk = *self.shape, self.a.shape[1] if self.alpha else 0  # where alpha is 0, A and B are not read
+        entry = 0 if self.entry is None else self.entry.stored.dtype.itemsize
+        of_c = self.held.itemsize, self.stored.itemsize, entry
+        return fitting(mnk, self.grid.shape, a, b, *of_c, memory, most_flops, **base)
+
+    @property
+    def memory(self) -> int:
+        """Bytes per rank."""
+        return most_memory(self.tiling.all_bytes) if self._memory is None else self._memory
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -139,51 +189,81 @@ class FilesProduct:
         of = partial(applied, self.grid)
         return residual_of(of, c, self.alpha, self.a, self.b, self.beta, self.entry, X, **sums)
 
-    def _written(self, dataset: NewDataset, notify: GuardedCallback) -> _Counted:
+    def _written(self, dataset: NewDataset, kept: Checkpoints | None, notify: GuardedCallback) -> _Counted:
         """Compute all tiles, in memory that is free again at the end."""
         tiling, grid, comm = self.tiling, self.grid, self.grid.comm
         (rows, cols, inner), (mb, nb, a_inner, b_inner) = tiling.largest, tiling.blocks
+        options = self._options | {"memory_limit": self.memory - tiling.most_bytes}
         with ExitStack() as stack:
             read_a, read_b = (stack.enter_context(x.opened_alone(grid)) for x in (self.a, self.b))
             entry = None if self.entry is None else stack.enter_context(self.entry.opened_alone(grid))
+            sums = {
+                x.file: stack.enter_context(source(grid, SUMS, (x.file, SUMS)).opened_alone(grid)) for x in tiling.parts
+            }
+            stack.enter_context(signals.patience(0 if kept is None else PATIENCE))
             write = stack.enter_context(dataset.opened_alone(write=True))
             reader, writer = (stack.enter_context(worker()) for _ in range(2))
             a = Panels(self.a, read_a, grid, (rows, inner), (mb, a_inner), tiling.loads[0], reader)
             b = Panels(self.b, read_b, grid, (inner, cols), (b_inner, nb), tiling.loads[1], reader)
             tile = DistMatrix.empty((rows, cols), grid=grid, block=(mb, nb), dtype=self.held)
-            plan(a.panel(rows, inner), b.panel(inner, cols), tile, **self._options)  # raises what it must
+            plan(a.panel(rows, inner), b.panel(inner, cols), tile, **options)  # raises what it must
             out = TileWriter(write, self.stored, writer)
             for number, step in enumerate(loaded(comm, tiling, a, b), 1):
-                self._multiplied(step, a, b, tile, entry, out)
+                self._multiplied(step, a, b, tile, (entry, sums), out, options)
                 notify(number, tiling.count)
+                if kept is not None and kept.due(step):
+                    with together(comm):
+                        out.end_all()
+                    (r0, r1), (c0, c1) = step.rows, step.cols
+                    kept.save(step, tile[: r1 - r0, : c1 - c0], out.total)
             with together(comm):
                 out.end_all()
         agree(comm, notify.error)
         read = a.nbytes + b.nbytes + out.entry_bytes
+        if kept is not None:
+            out.total[:] = (int(out.total[0]) + kept.total) % 2**64
         return _Counted(read, out.nbytes, a.wait + b.wait, out.wait, out.seconds, out.total)
 
     def _multiplied(
-        self, step: Step, a: Panels, b: Panels, tile: DistMatrix, entry: Transfer | None, out: TileWriter
+        self,
+        step: Step,
+        a: Panels,
+        b: Panels,
+        tile: DistMatrix,
+        of_c: tuple[Transfer | None, dict[str, Transfer]],
+        out: TileWriter,
+        options: dict[str, Any],
     ) -> None:
-        """Do one step; the first and the last of a tile by slabs, which are written while others are multiplied."""
+        """Do one step; the first and the last of a tile by slabs, which are written while others are multiplied.
+
+        of_c : what reads C on entry, and the sums of parts by their files.
+        """
         (r0, r1), (c0, c1), (k0, k1) = step.rows, step.cols, step.inner
         A, B, C = a.panel(r1 - r0, k1 - k0), b.panel(k1 - k0, c1 - c0), tile[: r1 - r0, : c1 - c0]
-        if not (step.first or step.last):
-            pdgemm(self.alpha, A, B, 1, C, **self._options)
-            return
-        height = tile.block[0] * self.grid.shape[0]
-        for slab, first in enumerate(range(0, max(1, r1 - r0), height)):
-            rows = slice(first, min(r1 - r0, first + height))
-            if step.first:
-                with together(self.grid.comm):
+        height, (entry, sums), part = tile.block[0] * self.grid.shape[0], of_c, step.part
+        slabs = [slice(first, min(r1 - r0, first + height)) for first in range(0, max(1, r1 - r0), height)]
+        if part is not None:
+            with together(self.grid.comm):
+                for slab, rows in enumerate(slabs):
                     out.end(slab)  # of the tile before
+                    start = r0 + rows.start - part.rows[0], c0 - part.cols[0]
+                    out.entry_bytes += moved(sums[part.file], C[rows, :], start, self.held.itemsize)
+        fresh = step.first and part is None
+        if not (fresh or step.last):
+            pdgemm(self.alpha, A, B, 1, C, **options)
+            return
+        for slab, rows in enumerate(slabs):
+            if fresh:
+                with together(self.grid.comm):
+                    out.end(slab)
                     if entry is not None and self.entry is not None:
-                        out.entry_bytes += moved(entry, C[rows, :], (r0 + first, c0), self.entry.stored.dtype.itemsize)
-            pdgemm(self.alpha, A[rows, :], B, self.beta if step.first else 1, C[rows, :], **self._options)
+                        start = r0 + rows.start, c0
+                        out.entry_bytes += moved(entry, C[rows, :], start, self.entry.stored.dtype.itemsize)
+            pdgemm(self.alpha, A[rows, :], B, self.beta if fresh else 1, C[rows, :], **options)
             if step.last:
-                out.begin(slab, C[rows, :], (r0 + first, c0))
+                out.begin(slab, C[rows, :], (r0 + rows.start, c0))
 
-    def _report(self, counted: _Counted, seconds: float) -> StreamReport:
+    def _report(self, counted: _Counted, seconds: float, kept: Checkpoints | None) -> StreamReport:
         tiling, comm = self.tiling, self.grid.comm
         m, n, k = tiling.mnk
         nbytes = np.array([counted.read, counted.written], np.int64)
@@ -200,6 +280,8 @@ class FilesProduct:
             read_wait=float(most[1]),
             write_wait=float(most[2]),
             peak=int(most[3]),
+            saves=0 if kept is None else kept.saves,
+            save_seconds=0.0 if kept is None else kept.seconds,
         )
 
 

@@ -8,13 +8,16 @@ Kung, STOC 1981; the constant by Kwasniewski et al., SC 2019).
 The order is a walk without jumps, first through the columns of C, then through its rows, each time in the direction
 opposite to the last, and so within a tile through the inner indices: a panel that the next step needs again is still
 there.  If A and B fit one panel in the inner dimension, the panel of A stays for a whole row of tiles.
+
+What an earlier job has done of it is left out of the walk.  A job that goes on with less memory cuts tiles and panels
+into parts, so that their ends stay ends of tiles and panels.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise, product
 from math import ceil, inf, prod, sqrt
@@ -32,6 +35,7 @@ _BUFFERED = 32  # panels of one column or row in the buffers of a product
 _CALL = 1 << 20  # in that of a step beside reading and multiplying
 _FLOPS = 32  # floating-point operations of a rank in the time in which a byte is read
 _THIN = 32  # a product of a matrix with so many rows, columns or inner indices takes twice the time of its operations
+_THICK = 256  # inner indices of a panel that is not made thinner so that steps become shorter
 _RESERVE = 16  # of how many parts of the memory one is left to the buffers of the products
 
 
@@ -51,20 +55,42 @@ class Operand(NamedTuple):
     chunk: int = 0
 
 
+class Part(NamedTuple):
+    """A part of C of which only some inner indices are done.
+
+    done : these indices, the first or the last of all.   file : that holds the sums, and nothing else of C.
+    """
+
+    rows: Range
+    cols: Range
+    done: Range
+    file: str
+
+    def holds(self, rows: Range, cols: Range) -> bool:
+        """Return whether this tile is in the part."""
+        return all(x[0] <= y[0] and y[1] <= x[1] for x, y in ((self.rows, rows), (self.cols, cols)))
+
+
 @dataclass(frozen=True)
 class Step:
     """One product C[rows, cols] += A[rows, inner] B[inner, cols].
 
+    tile   : its number in the rows and columns of tiles.
     reads  : whether the panels of A and of B are to be read; else those of the last step are still there.
-    first, last : of this tile of C.
+    first, last : of this tile of C in this job.
+    part   : that holds the sums of the tile so far, if this is the first step and there are some.
+    done   : the inner indices that are done of the tile after this step.
     """
 
+    tile: tuple[int, int]
     rows: Range
     cols: Range
     inner: Range
     reads: tuple[bool, bool]
     first: bool
     last: bool
+    part: Part | None
+    done: Range
 
 
 @dataclass(frozen=True)
@@ -74,6 +100,7 @@ class Tiling:
     counts : tiles in the rows and columns of C, and panels in the inner dimension.
     held   : bytes of an element of the tile in memory.   stored : of C in its file.   entry : of C on entry.
     They are 0 where C lies elsewhere, and the bytes of an operand that lies elsewhere are, too.
+    finished, parts : tiles, and parts of others, that an earlier job has done.
     """
 
     mnk: tuple[int, int, int]
@@ -84,6 +111,8 @@ class Tiling:
     stored: int
     entry: int
     counts: tuple[int, int, int]
+    finished: frozenset[tuple[int, int]] = frozenset()
+    parts: tuple[Part, ...] = ()
 
     # ------------------------------------------------------------------ pieces
     @cached_property
@@ -114,28 +143,50 @@ class Tiling:
         tile = _block(rows, pr * self.slabs, a[0]), _block(cols, pc, b[1])
         return *tile, _block(inner, pc, a[1]), _block(inner, pr, b[0])
 
-    @property
+    @cached_property
     def count(self) -> int:
         """How many steps there are."""
-        return prod(map(len, self.cuts))
+        return sum(1 for _ in self.steps()) if self._resumed else prod(map(len, self.cuts))
+
+    @property
+    def _resumed(self) -> bool:
+        return bool(self.finished or self.parts)
 
     def steps(self) -> Iterator[Step]:
         """Yield the steps in their order."""
         rows, cols, inner = self.cuts
         before: tuple[tuple[int, int], tuple[int, int]] | None = None
-        forth, down = True, True
+        number = 0
         for i in range(len(rows)):
-            for j in range(len(cols)) if forth else reversed(range(len(cols))):
-                order = range(len(inner)) if down else range(len(inner) - 1, -1, -1)
-                for l in order:
+            for j in range(len(cols)) if i % 2 == 0 else reversed(range(len(cols))):
+                down, number = number % 2 == 0, number + 1
+                if (i, j) in self.finished:
+                    continue
+                part = next((x for x in self.parts if x.holds(rows[i], cols[j])), None)
+                order = list(range(len(inner)))
+                if part is not None:  # go on in the same direction
+                    down = part.done[0] == 0
+                    order = [l for l in order if not part.done[0] <= inner[l][0] < part.done[1]]
+                for l in order if down else reversed(order):
                     now = (i, l), (l, j)
                     reads = (True, True) if before is None else (now[0] != before[0], now[1] != before[1])
                     if not inner[l][1] - inner[l][0]:  # nothing is multiplied
                         reads = False, False
-                    yield Step(rows[i], cols[j], inner[l], reads, l == order[0], l == order[-1])
+                    first, last = (order[0], order[-1]) if down else (order[-1], order[0])
+                    sums, done = part if l == first else None, (0, inner[l][1]) if down else (inner[l][0], self.mnk[2])
+                    yield Step((i, j), rows[i], cols[j], inner[l], reads, l == first, l == last, sums, done)
                     before = now
-                down = not down
-            forth = not forth
+
+    def resumed(
+        self, counts: tuple[int, int, int], finished: frozenset[tuple[int, int]], parts: tuple[Part, ...]
+    ) -> Tiling:
+        """Return the tiling for what an earlier job, whose tiles and panels were so many, has left to be done."""
+        old = replace(self, counts=counts).cuts
+        rows, cols = ([bisect_right([x for x, _ in old[d]], first) - 1 for first, _ in self.cuts[d]] for d in (0, 1))
+        there = product(range(len(rows)), range(len(cols)))
+        return replace(
+            self, finished=frozenset((i, j) for i, j in there if (rows[i], cols[j]) in finished), parts=parts
+        )
 
     # ------------------------------------------------------------------ costs
     @property
@@ -148,10 +199,12 @@ class Tiling:
 
     @cached_property
     def bytes_read(self) -> int:
-        """Bytes of A, B and C on entry that all ranks read: of all steps without panels that are still there.
+        """Bytes of A, B and C on entry, or its sums so far, that all ranks read: of all steps without what is there.
 
-        These are the last panel of A before the next tile of the same rows, and that of B before the next rows.
+        There are the last panel of A before the next tile of the same rows, and that of B before the next rows.
         """
+        if self._resumed:
+            return sum(self._read(step) for step in self.steps())
         (m, n, k), (rows, cols, inner) = self.mnk, ([end - first for first, end in cuts] for cuts in self.cuts)
         ti, tj = len(rows), len(cols)
         last = inner[-1], inner[0]  # of an even, of an odd tile in the order of the steps
@@ -161,9 +214,17 @@ class Tiling:
         read = self.a.stored * (tj * m * k - kept_a) + self.b.stored * (ti * n * k - kept_b)
         return read + self.entry * m * n
 
+    def _read(self, step: Step) -> int:
+        """Return the bytes that a step reads."""
+        rows, cols, inner = (end - first for first, end in (step.rows, step.cols, step.inner))
+        a, b = step.reads
+        of_c = (self.held if step.part else self.entry) if step.first else 0
+        return a * self.a.stored * rows * inner + b * self.b.stored * inner * cols + of_c * rows * cols
+
     @property
     def bytes_written(self) -> int:
-        return self.stored * self.mnk[0] * self.mnk[1]
+        rows, cols, _ = ([end - first for first, end in cuts] for cuts in self.cuts)
+        return self.stored * (self.mnk[0] * self.mnk[1] - sum(rows[i] * cols[j] for i, j in self.finished))
 
     @property
     def most_bytes(self) -> int:
@@ -196,7 +257,9 @@ class Tiling:
             "bytes_per_rank": self.most_bytes,
             "bytes_read": self.bytes_read,
             "bytes_written": self.bytes_written,
-            "bytes_checked": self.bytes_written,  # C is read again, and compared with what was written
+            "bytes_checked": self.stored
+            * self.mnk[0]
+            * self.mnk[1],  # C is read again, and compared with what was written
             "lower_bound_bytes": self.bound(memory),
         }
 
@@ -211,6 +274,12 @@ class Tiling:
             f"products; reads {in_bytes(self.bytes_read)} and writes {in_bytes(self.bytes_written)}, "
             f"{every / bound if bound else 1:.2f} times the lower bound"
         )
+
+    @property
+    def flops(self) -> float:
+        """The operations of a rank in the largest step; those of a thicker one where panels are thin."""
+        rows, cols, inner = self.largest
+        return 2 * rows * cols * max(inner, _THICK) / (self.grid[0] * self.grid[1])
 
     @property
     def cost(self) -> float:
@@ -243,6 +312,13 @@ class Tiling:
         return max(once, often) + m * n * (self.stored + self.entry)
 
 
+def waiting(tiling: Tiling, begun: set[tuple[int, int]]) -> list[Part]:
+    """Return the parts with tiles that have not begun."""
+    rows, cols, _ = tiling.cuts
+    tiles = [(i, j) for i, j in product(range(len(rows)), range(len(cols))) if (i, j) not in begun]
+    return [x for x in tiling.parts if any(x.holds(rows[i], cols[j]) for i, j in tiles)]
+
+
 def fitting(
     mnk: tuple[int, int, int],
     grid: tuple[int, int],
@@ -251,21 +327,32 @@ def fitting(
     held: int,
     stored: int,
     entry: int,
-    memory: int,
+    memory: int | None,
+    most_flops: float = inf,
+    base: tuple[int, int, int] = (1, 1, 1),
 ) -> Tiling:
     """Return the tiling of the least cost that takes at most `memory` bytes per rank, products' buffers included.
 
+    memory : None: as much as A, B and C take.
+    most_flops : of a rank in a step, as far as panels do not become thin.
+    base   : the counts of an earlier job, which are kept if they fit, and else multiplied.
+
     Raises MemoryLimitError, which says how many bytes are needed.
     """
-    room, needed = memory - memory // _RESERVE, inf
-    for units in (True, False):  # parts of chunks, each of which is read with the whole chunk, only if need be
+    if memory is None:
+        memory = most_memory(Tiling(mnk, grid, a, b, held, stored, entry, (1, 1, 1)).all_bytes)
+    room, needed, fresh = memory - memory // _RESERVE, inf, base == (1, 1, 1)
+    for units in (True, False)[: 1 + fresh]:  # parts of chunks, each read with the whole chunk, only if need be
         if not units:
             a, b = a._replace(unit=(1, 1)), b._replace(unit=(1, 1))
-        m, n, k = mnk
+        m, n, k = (-(-x // parts) for x, parts in zip(mnk, base))
 
         def made(ti: int, tj: int, tl: int) -> Tiling:
-            return Tiling(mnk, grid, a, b, held, stored, entry, (ti, tj, tl))  # noqa: B023
+            counts = base[0] * ti, base[1] * tj, base[2] * tl
+            return Tiling(mnk, grid, a, b, held, stored, entry, counts)  # noqa: B023
 
+        if not fresh and made(1, 1, 1).all_bytes <= room:
+            return made(1, 1, 1)
         found = list[Tiling]()
         for tl, ti in product(counts(k), counts(m)):
             least = made(ti, max(1, n), tl).all_bytes
@@ -274,11 +361,16 @@ def fitting(
                 fewer = bisect_left(range(1, max(1, n)), True, key=lambda tj: made(ti, tj, tl).all_bytes <= room)
                 found.append(made(ti, fewer + 1, tl))
         if found:
-            return min(found, key=lambda tiling: tiling.cost)
-    needed = int(needed * _RESERVE / (_RESERVE - 1)) + _RESERVE
+            return min(found, key=lambda tiling: (max(most_flops, tiling.flops), tiling.cost))
+    needed = most_memory(int(needed))
     raise MemoryLimitError(
         f"no tile fits {in_bytes(memory)} of memory per rank: {in_bytes(needed)} ({needed} bytes) are needed"
     )
+
+
+def most_memory(nbytes: int) -> int:
+    """Return the memory per rank of which so many bytes are used, and the rest is for the buffers of products."""
+    return int(nbytes * _RESERVE / (_RESERVE - 1)) + _RESERVE
 
 
 def counts(n: int) -> list[int]:

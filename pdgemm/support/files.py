@@ -156,18 +156,19 @@ class Output:
     `begin`, but for what comes to be in the short time between that look and the rename.
 
     path : as the user calls it.   target : what `check_writable` found behind it.
+    kept : the temporary name, under which the file stays if it is not completed; None: a new one, and it goes.
     """
 
-    def __init__(self, path: Path, target: Path) -> None:
-        self._path, self._target = path, target
-        self._partial = _beside(target, f".{uuid.uuid4().hex[:12]}.partial")
+    def __init__(self, path: Path, target: Path, kept: Path | None = None) -> None:
+        self._path, self._target, self._kept = path, target, kept is not None
+        self._partial = kept or _beside(target, f".{uuid.uuid4().hex[:12]}.partial")
         self._lock = _beside(target, ".pdgemm-lock")
         self._held: int | None = None
         self._asked: float | None = None
 
     def begin(self) -> Path | None:
         """Lock the file.  The name to write under; None: another job has the lock, ask again.  Raises FileError."""
-        wait, now = _patience(), monotonic()
+        wait, now = patience(), monotonic()
         if self._asked is None:
             self._asked = now
         turn = now + _TURN
@@ -185,12 +186,12 @@ class Output:
             sleep(min(_TURN, _NAP + waited / 8))  # a server that many jobs ask has other things to do
             now = monotonic()
         self._held = held
-        UNFINISHED.update((self._partial, self._lock))
+        UNFINISHED.update((self._lock,) if self._kept else (self._partial, self._lock))
         with suppress(OSError):  # it is another user's
             os.fchmod(held, 0o666)  # who may save to the file may lock it, whatever our umask
         with suppress(OSError):  # it only helps those who wait
             os.ftruncate(held, 0)
-            os.pwrite(held, _myself().encode(), 0)
+            os.pwrite(held, process_name().encode(), 0)
         self._before = state(self._target)
         return self._partial
 
@@ -214,7 +215,8 @@ class Output:
         if self._held is None:
             return
         UNFINISHED.discard(self._lock)  # before it may be somebody else's
-        for path in (self._partial, self._lock) if _is_at(self._held, self._lock) else (self._partial,):
+        partial = () if self._kept else (self._partial,)
+        for path in (*partial, self._lock) if _is_at(self._held, self._lock) else partial:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
         UNFINISHED.discard(self._partial)
@@ -301,18 +303,20 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return False
 
 
-def _patience() -> float:
+def patience() -> float:
+    """For how many seconds this job waits for another one."""
     wait = variable(WAIT, Seconds, "a number of seconds")
     return _WAIT if wait is None else float(wait)
 
 
-def _myself() -> str:
+def process_name() -> str:
+    """This process, its host and its job, for people."""
     job = next((f" of job {os.environ[name]}" for name in _JOBS if os.environ.get(name)), "")
     return f"process {os.getpid()} on {platform.node()}{job}"
 
 
 def _holder(path: Path) -> str:
-    """What `_myself` said there, of another process."""
+    """What `process_name` said there, of another process."""
     with suppress(OSError):
         text = "".join(filter(str.isprintable, read(path)[:200].decode(errors="replace")))
         return text or "another process"

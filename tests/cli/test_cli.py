@@ -715,3 +715,43 @@ main()
     run = jobs.run([*jobs.python(2, program), ":", *jobs.python(1, program, "2")[1:]], cwd=folder)
     assert run.returncode != 0
     assert "Traceback" not in run.stderr
+
+
+def test_a_job_that_is_asked_to_end_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    """On other ranks, with less memory; --checkpoint without parts is a product in memory."""
+    for seed, name in enumerate(("a.h5:/x", "b.h5:/x")):
+        words = ["generate", name, "--shape", "1500x1500", "--kind", "normal", "--seed", str(seed)]
+        made = jobs.pdgemm(0, *words, cwd=tmp_path)
+        assert made.returncode == 0, made.stderr
+    words = ["multiply", "a.h5:/x", "b.h5:/x", "-o", "c.h5:/group/c", "--checkpoint", "1h", "--memory", "6MB"]
+    job = subprocess.Popen(
+        jobs.python(2, "-m", "pdgemm", *words),
+        cwd=tmp_path, env=outside_job(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert job.stdout is not None and "tiles of C" in job.stdout.readline()
+    time.sleep(0.3)  # the first step has begun
+    job.send_signal(signal.SIGUSR1)  # the launcher hands it on
+    _, err = job.communicate(timeout=100)
+    assert job.returncode == 128 + signal.SIGTERM, err
+    (line,) = (x for x in err.splitlines() if x.startswith("pdgemm: ended by SIGUSR1"))
+    assert re.search(r"multiply: .*c\.h5 was not written, .*; the same command goes on from \d", line)
+    assert {"c.h5.group.c.checkpoint", "c.h5.group.c.checkpoint-tiles"} < {x.name for x in tmp_path.iterdir()}
+    for more, said in (
+        (["--alpha", "2"], "is of another product, whose alpha is 1.0 and not 2.0: finish that one, or delete "),
+        (["--transa", "T"], "is of another product, whose op(A) is N, 1500 x 1500 float64 and not T, "),
+    ):
+        assert said in one_line(jobs.pdgemm(1, *words, *more, cwd=tmp_path))
+    run = jobs.pdgemm(3, *words[:-2], "--memory", "5MB", "--verify", "--json", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    facts = json.loads(run.stdout)
+    assert 0 < facts["resumed"]["share"] < 1 and facts["verify"]["passed"]
+    assert facts["product"]["bytes_read"] == facts["plan"]["bytes_read"] < 8 * 1500**2 * 200
+    with h5py.File(tmp_path / "a.h5") as a, h5py.File(tmp_path / "b.h5") as b, h5py.File(tmp_path / "c.h5") as c:
+        assert gemm_error(c["group/c"][::50], 1, a["x"][::50], b["x"][()]) <= TOLERANCE
+    assert not [x for x in tmp_path.iterdir() if "checkpoint" in x.name]
+    for bad, said in (
+        (["--mtbf", "44h"], "--mtbf needs --checkpoint"),
+        (["--checkpoint", "soon"], "'soon' is not of the form 10min, 90s, 2h or 3d"),
+        (["--checkpoint", "1min", "--block", "8"], "--checkpoint does not go with --block"),
+    ):
+        assert said in one_line(jobs.pdgemm(1, *words[:5], *bad, cwd=tmp_path))

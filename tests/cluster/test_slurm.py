@@ -402,7 +402,8 @@ def test_all_scripts_begin_alike() -> None:
     assert len(beginnings) == 1
     for path in scripts:
         assert f'. "$here/job.sh" {path.name}\n' in path.read_text()
-        assert "#SBATCH --signal=B:TERM@60\n" in path.read_text()
+        product = path.name in ("one_node.sbatch", "many_nodes.sbatch")
+        assert f"#SBATCH --signal=B:{'USR1@120' if product else 'TERM@60'}\n" in path.read_text()
 
 
 # ------------------------------------------------------------------ the end of jobs
@@ -450,6 +451,37 @@ def test_the_time_limit(folder: Path, site: str, changed: Callable[[str], dict[s
     assert LOST in done.out
     assert sorted(x.name for x in folder.glob("*.h5")) == ["a.h5", "b.h5"]
     no_ranks_in(folder)
+
+
+def test_a_job_with_checkpoints_is_queued_again(
+    folder: Path, site: str, changed: Callable[[str], dict[str, str]]
+) -> None:
+    """Before the time limit, and goes on; a job that was cancelled is not, and the same command goes on."""
+    rng = np.random.default_rng(1)
+    for name, dataset in (("a", "x"), ("b", "y")):
+        with h5py.File(folder / f"{name}.h5", "w") as file:
+            file[dataset] = rng.standard_normal((700, 700))
+    slow = changed(PRODUCT.replace("CHANGE", "time.sleep(0.5)"))
+    variables = FILES | {"PDGEMM_SITE": site, "CHECKPOINT": "0s", "OPTIONS": "--memory 4MB"}
+    job = submit("one_node.sbatch", cwd=folder, shape=(1, 2), **variables, **slow)
+    saved = folder / "c.h5.z.checkpoint"
+    until(job, 60, "at a checkpoint", lambda task: saved.exists())
+    slurm("scancel", "--batch", "--signal=USR1", job)
+    (task,) = until(job, 60, "queued again", lambda task: task["JobState"] == "PENDING")
+    out = output_of(task)
+    assert "the job is queued again, and goes on from the checkpoint" in out
+    assert "the same command goes on from" in out and not (folder / "c.h5").exists()
+    slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
+    until(job, 60, "going on", lambda task: "goes on from " in output_of(task).split("is queued again")[1])
+    slurm("scancel", "--batch", "--signal=TERM", job)
+    done = ended(job)
+    assert (done.state, done.code) == ("FAILED", 143), done.out
+    assert "the same sbatch command goes on from there" in done.out
+    done = ended(submit("one_node.sbatch", cwd=folder, shape=(1, 2), **variables))
+    assert (done.state, done.code) == ("COMPLETED", 0), done.out
+    assert "goes on from " in done.out
+    check_product(folder)
+    assert not list(folder.glob("*checkpoint*"))
 
 
 @pytest.mark.parametrize("killed", [False, pytest.param(True, marks=thorough)], ids=["cancelled", "killed"])

@@ -57,14 +57,16 @@ def test_linear_algebra_beside_lapack(tmp_path: Path) -> None:
 @jobs.needs_mpiexec
 def test_jobs_beside_numpy(tmp_path: Path) -> None:
     words = ["--sizes", "40", "--repeats", "1", "--different", "--sync", "--folder", tmp_path, "--json", tmp_path / "j"]
-    words += ["--memory", "3MiB"]
+    words += ["--with", "--memory 3MiB --checkpoint 0s"]
     done = jobs.run(jobs.python(0, SCRIPTS / "bench_job.py", *words))
     assert done.returncode == 0, done.stderr
+    parts = "pdgemm --memory 3MiB --checkpoint 0s"
     assert [line.split(" | ")[:2] for line in done.stdout.splitlines()[2:]] == [
-        ["| 40", name] for name in ("numpy", "pdgemm", "pdgemm 3MiB", "pdgemm / numpy", "pdgemm 3MiB / numpy")
+        ["| 40", name + more] for more in ("", " / numpy") for name in ("numpy", "pdgemm", parts)[bool(more) :]
     ]
     for x in json.loads((tmp_path / "j").read_text()):
-        assert x["start"] + x["read"] + x["product"] + x["write"] == pytest.approx(x["all"]) and x["start"] > 0
+        assert sum(x[y] for y in ("start", "read", "product", "write", "save")) == pytest.approx(x["all"])
+        assert x["start"] > 0 and (x["save"] > 0) == (x["who"] == parts)
 
 
 @jobs.needs_mpiexec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -12,7 +13,7 @@ from tiers import examples
 
 from pdgemm.errors import MemoryLimitError
 from pdgemm.grids.distribution import BlockCyclic
-from pdgemm.streamed.tiling import STAGED, Operand, Tiling, fitting
+from pdgemm.streamed.tiling import STAGED, Operand, Part, Tiling, fitting, waiting
 
 MNK = [(0, 5, 3), (4, 5, 0), (1, 1, 1), (7, 11, 13), (40, 3, 200), (60, 70, 20)]
 A, B = Operand(8, 8), Operand(4, 8)
@@ -110,3 +111,46 @@ def test_chunks_that_do_not_fit_are_read_in_parts() -> None:
     assert found.most_bytes <= 50_000_000
     whole = fitting((5000, 5000, 5000), (1, 1), chunk, chunk, 8, 8, 0, 200_000_000)
     assert all(first % 1000 == 0 for cuts in whole.cuts for first, _ in cuts)
+
+
+@pytest.mark.parametrize("mnk", [(7, 11, 13), (40, 3, 200), (60, 70, 20)])
+@pytest.mark.parametrize("counts", [(2, 3, 1), (3, 2, 4), (1, 1, 5), (4, 1, 3)])
+@pytest.mark.parametrize("factors", [(1, 1, 1), (2, 1, 1), (1, 3, 2), (2, 2, 3)])
+def test_each_product_is_done_once_by_several_jobs(
+    mnk: tuple[int, int, int], counts: tuple[int, int, int], factors: tuple[int, int, int]
+) -> None:
+    """Each ended after any step, and gone on with in smaller tiles; what they read is what they planned."""
+    whole = Tiling(mnk, (2, 1), A, B, 4, 8, 2, counts)
+    for ends in product(range(1, whole.count, 2), (1, 3, 1000)):
+        done = np.zeros(mnk, int)
+        tiling, before = whole, counts
+        for end in (*ends, 1 << 30):
+            finished, parts, read, written, number = {*tiling.finished}, list[Part](), 0, 0, 0
+            for number, step in enumerate(tiling.steps(), 1):
+                where = slice(*step.rows), slice(*step.cols), slice(*step.inner)
+                (r0, r1), (c0, c1), (k0, k1) = step.rows, step.cols, step.inner
+                if step.part is not None:
+                    assert step.first and step.part.holds(step.rows, step.cols)
+                    assert (done[where[:2]].sum(axis=2) == step.part.done[1] - step.part.done[0]).all()
+                elif step.first:
+                    assert not done[where[:2]].any()
+                done[where] += 1
+                read += step.reads[0] * 8 * (r1 - r0) * (k1 - k0) + step.reads[1] * 4 * (k1 - k0) * (c1 - c0)
+                read += step.first * (4 if step.part else 2) * (r1 - r0) * (c1 - c0)
+                assert done[r0, c0].sum() == step.done[1] - step.done[0]
+                if step.last:
+                    assert (done[where[:2]] == 1).all() and step.done == (0, mnk[2])
+                    finished.add(step.tile)
+                    written += 8 * (r1 - r0) * (c1 - c0)
+                if number == end:
+                    now = [] if step.last else [Part(step.rows, step.cols, step.done, "")]
+                    parts = now + waiting(tiling, finished | {step.tile})
+                    break
+            else:
+                assert (done == 1).all()
+                assert (read, written) == (tiling.bytes_read, tiling.bytes_written)
+                assert tiling.count == number
+                break
+            before = tiling.counts
+            smaller = tuple(x * y for x, y in zip(before, factors))
+            tiling = replace(whole, counts=smaller).resumed(before, frozenset(finished), tuple(parts))  # type: ignore[arg-type]

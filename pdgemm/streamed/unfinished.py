@@ -1,0 +1,262 @@
+"""A product under way: what is done of it stays in files beside the output, and a later job does the rest.
+
+Beside the output c.h5:/z there are `c.h5.z.checkpoint-tiles`, which becomes c.h5 when it is complete, and
+`c.h5.z.checkpoint`, which says what is finished of it, and holds the sums of the tile at hand.  A job that goes on in
+smaller tiles keeps these sums, as `c.h5.z.checkpoint-sums3`, until all tiles that they are for are finished.
+
+What may be trusted after a job was killed: the checkpoint is replaced as a whole, and names only tiles that are on the
+disk; tiles and sums are compared with their checksums before a job goes on with them; and no rank of a job that was
+killed still writes to them, for each rank holds a lock.  The output carries the name of the run, so that it is not
+computed again, from itself, where a job was killed when nothing was left to do but to remove these files.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.errors import ArgumentError, FileError
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.io import checksum, generations, pieces
+from pdgemm.io.atomic import on_root
+from pdgemm.io.matrix_files import Transfer
+from pdgemm.io.new_dataset import NewDataset
+from pdgemm.io.source import Source, source
+from pdgemm.io.stored import attribute
+from pdgemm.streamed.tiling import STAGED, Part, Range, Tiling
+from pdgemm.support import files
+from pdgemm.support.agreement import together
+
+RUN = "pdgemm_run"  # attribute of the output: which run of a product wrote it
+SUMS = "sums"  # the dataset in a checkpoint
+
+
+class Place(NamedTuple):
+    """The output, links resolved, its dataset, and the files beside it."""
+
+    output: Path
+    name: str
+    checkpoint: Path
+    tiles: Path
+    lock: Path
+    new: Path  # the tiles, as long as they are moved there
+
+    def sums(self, generation: int) -> Path:
+        """Return the file that keeps the sums of a checkpoint."""
+        return self.checkpoint.with_name(f"{self.checkpoint.name}-sums{generation}")
+
+    def remove(self) -> None:
+        """Remove what an earlier job left, the checkpoint last; on rank 0."""
+        name = generations.literal(self.checkpoint.name)
+        # with what the MPI library and a save leave that are killed
+        found = [x for pattern in (f"{name}-*", f".{name}.*.partial*") for x in self.checkpoint.parent.glob(pattern)]
+        for path in (*{*found} - {self.lock}, self.checkpoint):
+            path.unlink(missing_ok=True)
+        files.UNFINISHED.discard(self.tiles)
+
+
+def place_of(path: str, name: str) -> Place:
+    output = Path(os.path.realpath(path))
+    first = output.with_name(f"{output.name}.{name.strip('/').replace('/', '.')}.checkpoint")
+    return Place(output, name, first, *(first.with_name(f"{first.name}-{x}") for x in ("tiles", "lock", "new")))
+
+
+def state_of(place: Place) -> list[int] | None:
+    """Return the state of the output's file."""
+    found = files.state(place.output)
+    return None if found is None else [found.size, found.changed]
+
+
+class Left(NamedTuple):
+    """What an earlier job has left of a product.
+
+    run      : the name of the run.   share : of the product that is done.
+    counts, units : of its tiling, and of A and B there.   finished, parts : as in a Tiling.
+    total    : the checksum of what is finished, as a sum.
+    output   : the state of the output's file whose other contents are in the file of the tiles.
+    """
+
+    saved: generations.Generation
+    run: str
+    share: float
+    counts: tuple[int, int, int]
+    units: tuple[tuple[int, int], tuple[int, int]]
+    finished: frozenset[tuple[int, int]]
+    parts: tuple[Part, ...]
+    total: int
+    output: list[int] | None
+
+    def __str__(self) -> str:
+        file = self.saved.path
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(file.stat().st_mtime))
+        return f"goes on from {file}: {self.share:.1%} is done, saved at {when} by {self.saved.process}"
+
+
+class Complete(Exception):
+    """An earlier job has finished this product, and its result is there."""
+
+
+def as_attrs(state: dict[str, Any], finished: frozenset[tuple[int, int]], tiling: Tiling) -> dict[str, Any]:
+    """Return the attributes of a checkpoint."""
+    bits = np.zeros([len(x) for x in tiling.cuts[:2]], bool)
+    for tile in finished:
+        bits[tile] = True
+    of = {"counts": tiling.counts, "units": (tiling.a.unit, tiling.b.unit)}
+    return {"product": json.dumps(state | of), "finished": np.packbits(bits), "tiles": bits.shape}
+
+
+def look(grid: ProcessGrid, place: Place, problem: dict[str, str], inputs: list[Source]) -> Left | None:
+    """Return what an earlier job has left of this problem; None if there is nothing.  Collective.
+
+    Raises Complete; ArgumentError if it is of another problem, or if inputs have changed.
+    """
+    comm, path = grid.comm, place.checkpoint
+    saved = on_root(comm, path, lambda: _saved(path))
+    if saved is None:
+        return None
+    state = json.loads(saved.attrs["product"])
+    with together(comm):
+        for what, here in problem.items():
+            if (there := state["problem"].get(what)) != here:
+                raise ArgumentError(
+                    f"{path} is of another product, whose {what} is {there} and not {here}: {_advice(place)}"
+                )
+    if on_root(comm, place.output, lambda: attribute(place.output, place.name, RUN)) == state["run"]:
+        raise Complete
+    for x in inputs:
+        if not _is_same(grid, x, state["inputs"].get(x.what)):
+            raise ArgumentError(f"{':'.join(x.dataset)} has changed since {path} was saved: {_advice(place)}")
+    parts = [_part(*x) for x in state["parts"]]
+    if state["tile"] is not None:
+        rows, cols, done = state["tile"]
+        sums = place.sums(saved.token.generation)
+        on_root(comm, path, lambda: None if sums.exists() else generations.linked(path, sums))
+        parts.insert(0, _part(rows, cols, done, str(sums)))
+    bits = np.unpackbits(saved.attrs["finished"], count=int(np.prod(saved.attrs["tiles"])))
+    finished = frozenset((int(i), int(j)) for i, j in np.argwhere(bits.reshape(saved.attrs["tiles"])))
+    counts, units = tuple(state["counts"]), tuple(map(tuple, state["units"]))
+    rest = tuple(parts), int(state["total"], 16), state["output"]
+    return Left(saved, state["run"], state["share"], counts, units, finished, *rest)  # type: ignore[arg-type]
+
+
+def _saved(path: Path) -> generations.Generation | None:
+    """Return the checkpoint; None if there is none, or it is damaged.  Raises FileError if it is something else."""
+    if not path.exists():
+        return None
+    if why := generations.damage(path):
+        files.say(f"{path} is damaged, and the product begins again: {why}")
+        return None
+    return generations.inspect(path)
+
+
+def _advice(place: Place) -> str:
+    return f"finish that one, or delete {place.checkpoint}*"
+
+
+def _part(rows: list[int], cols: list[int], done: list[int], file: str) -> Part:
+    return Part((rows[0], rows[1]), (cols[0], cols[1]), (done[0], done[1]), file)
+
+
+def identity(x: Source) -> dict[str, Any]:
+    """Return by what a dataset is known again: the checksum that it carries, size and time of its files."""
+    states = [(state.size, state.changed) for _, state in x.stored.states if state is not None]
+    return {"checksum": x.stored.checksum, "files": sorted(map(list, {*states}))}
+
+
+def _is_same(grid: ProcessGrid, x: Source, known: dict[str, Any] | None) -> bool:
+    """Return whether a dataset has the elements that it had."""
+    now = identity(x)
+    if known is None or known["files"] == now["files"]:
+        return known is not None
+    # the file was changed, and what the dataset carries as its checksum may be an old one
+    return bool(known["checksum"] and known["checksum"] == now["checksum"] == _found(grid, x))
+
+
+def _found(grid: ProcessGrid, x: Source) -> str:
+    """Return the checksum of a dataset as it is."""
+    with x.opened_alone(grid) as get:
+        return pieces.checksum(x.stored.shape, x.stored.dtype, get, x.stored.unit, grid.comm)
+
+
+# ------------------------------------------------------------------ tiles of an earlier job
+def is_whole(grid: ProcessGrid, place: Place, left: Left, tiling: Tiling, dtype: np.dtype) -> bool:
+    """Return whether finished tiles and sums are what they were.  Collective.   tiling : of the earlier job."""
+    total = checksum.zero()
+    try:
+        for part in left.parts:
+            x = source(grid, SUMS, (part.file, SUMS))
+            if _found(grid, x) != x.stored.checksum:
+                return False
+        tiles = source(grid, "C", (str(place.tiles), place.name))
+        if (tiles.shape, tiles.stored.dtype) != (tiling.mnk[:2], dtype):
+            return False
+        with tiles.opened_alone(grid) as get, together(grid.comm):
+            for rows, cols, found in _finished(tiling, left, grid, dtype, get):
+                total += checksum.bilinear(found, np.arange(*rows), np.arange(*cols))
+    except FileError:  # on all ranks
+        return False
+    return checksum.text(grid.comm, total) == checksum.as_text(left.total)
+
+
+def moved(grid: ProcessGrid, place: Place, left: Left, tiling: Tiling, new: NewDataset, dtype: np.dtype) -> None:
+    """Move finished tiles to a file that has other contents beside them.  Collective."""
+    tiles, comm = source(grid, "C", (str(place.tiles), place.name)), grid.comm
+    with tiles.opened_alone(grid) as get, new.opened_alone(write=True) as put, together(comm):
+        for rows, cols, found in _finished(tiling, left, grid, dtype, get):
+            put(rows[0], cols[0], found)
+    on_root(comm, place.new, lambda: place.new.replace(place.tiles))
+
+
+def _finished(
+    tiling: Tiling, left: Left, grid: ProcessGrid, dtype: np.dtype, get: Transfer
+) -> Iterator[tuple[Range, Range, np.ndarray]]:
+    """Yield the rows, columns and elements of this rank's share of finished tiles, some at a time."""
+    rows, cols, _ = tiling.cuts
+    for i, j in sorted(left.finished):
+        (r0, r1), (c0, c1) = rows[i], cols[j]
+        first, end = (r0 + (r1 - r0) * x // grid.size for x in (grid.rank, grid.rank + 1))
+        lines = max(1, STAGED // max(1, (c1 - c0) * dtype.itemsize))
+        for row in range(first, end, lines):
+            found = np.empty((min(end, row + lines) - row, c1 - c0), dtype)
+            get(row, c0, found)
+            yield (row, row + len(found)), (c0, c1), found
+
+
+# ------------------------------------------------------------------ ranks that live on
+@contextmanager
+def alone(comm: MPI.Intracomm, path: Path, lock: Path) -> Iterator[None]:
+    """Wait until no rank of an earlier job is left, and let later jobs wait for those of this one.  Collective."""
+    end, waited = monotonic() + files.patience(), False
+    while not on_root(comm, path, lambda: _is_free(lock)):
+        late = on_root(comm, path, lambda: monotonic() > end)
+        if late:
+            raise FileError(f"{path}: ranks of an earlier job still write to it; end them, or set {files.WAIT}")
+        if comm.rank == 0 and not waited:
+            files.say(f"{path}: waiting for ranks of an earlier job, which still run")
+        waited = True
+    descriptor = os.open(lock, os.O_RDONLY | os.O_CREAT)
+    try:
+        with suppress(OSError):  # no locks here
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _is_free(lock: Path) -> bool:
+    held = files.lock(lock)
+    if held is None:
+        sleep(0.2)
+        return False
+    os.close(held)
+    return True

@@ -1,0 +1,154 @@
+"""Jobs are killed by SIGKILL at any moment and started again: they go on, and the result is that of one undisturbed."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+from problems import TOLERANCE, gemm_error
+
+from attacks.kills import kill
+from attacks.trial import HERE, Finding, Job, Run, Trial, attack, judge, tail
+from attacks.trial import ranks as there
+
+END = 60  # seconds after a kill
+MOST = 3  # kills of one product
+STEPS = 6  # of the program that saves its state
+
+
+def disturbed(trial: Trial, job: Job, longest: float) -> Run:
+    """The job, one or all of whose processes are killed after some seconds."""
+    whom, after = trial.rng.choice(("launcher", "rank", "all")), trial.rng.uniform(0, longest)
+    end = time.monotonic() + after
+    while job.process.poll() is None and time.monotonic() < end:
+        time.sleep(0.002)
+    trial.commands.append(f"# after {after:.2f} s: kill -9 {whom}")
+    kill(job, whom, signal.SIGKILL, trial)
+    run = job.finish(END)
+    if run.code:
+        trial.count("ended")
+    return run
+
+
+def sizes(trial: Trial) -> tuple[bool, list[int]]:
+    """The ranks of each job, the same or others each time."""
+    same, first = trial.rng.random() < 0.4, trial.rng.randint(1, trial.size)
+    return same, [first if same else trial.rng.randint(1, trial.size) for _ in range(MOST + 1)]
+
+
+def share(path: Path) -> float:
+    """How much is done by a checkpoint; 0 if there is none."""
+    try:
+        with h5py.File(path) as file:
+            product = str(file.attrs["product"])
+    except FileNotFoundError:
+        return 0.0
+    return float(product.split('"share": ')[1].split(",")[0].rstrip("}"))
+
+
+@attack("restart.multiply")
+def multiply(trial: Trial) -> None:
+    """A product with checkpoints, in memory or in parts, with C on entry or without, is killed several times."""
+    rng, work = trial.rng, trial.work
+    m, n, k = (rng.randint(300, 1200) for _ in range(3))
+    dtype = rng.choice(("float64", "float64", "float32", "complex128"))
+    a, b, c0 = trial.matrix((m, k), dtype), trial.matrix((k, n), dtype), trial.matrix((m, n), dtype)
+    beta = rng.choice((0, 0, -2))
+    trial.store("a.h5:/x", a)
+    trial.store("b.h5:/x", b)
+    for path in ("c.h5", "undisturbed.h5"):
+        trial.store(f"{path}:/z", c0)
+        trial.store(f"{path}:/kept", c0[:5])
+    same, ranks = sizes(trial)
+    options = ["--alpha", "1.5", "--beta", str(beta), "--force", "--checkpoint", rng.choice(("0s", "0s", "0.1s"))]
+    options += ["--memory", f"{rng.randint(3, 6)}MB"] if rng.random() < 0.6 else []
+    words = "multiply", "a.h5:/x", "b.h5:/x", "-o"
+    for number, size in enumerate(ranks):
+        if (
+            gone := beta != 0 or rng.random() < 0.5
+        ):  # else ranks whose launcher was killed may still go on, and finish it
+            while there():
+                time.sleep(0.02)
+            if number and not np.array_equal(trial.read("c.h5:/z"), c0):
+                break
+        before = share(work / "c.h5.z.checkpoint")
+        job = trial.start(size, *words, "c.h5:/z", *options)
+        run = job.finish() if number == MOST else disturbed(trial, job, 2.5)
+        if np.array_equal(trial.read("c.h5:/kept"), c0[:5]) is False:
+            raise Finding("lost", "c.h5:/kept is not what it was")
+        if run.code == 0:
+            judge(run)
+            if gone and before and "goes on from" not in run.out and "is complete" not in run.out:
+                raise Finding("lost", f"{before:.1%} were saved, and the next job began again: {tail(run)}")
+            break
+        if number == MOST:
+            judge(run)
+        complete = not np.array_equal(trial.read("c.h5:/z"), c0)
+        if not complete and share(work / "c.h5.z.checkpoint") < before:
+            raise Finding("lost", f"{before:.1%} were saved, and the next job has less: {tail(run)}")
+        if complete and gemm_error(trial.read("c.h5:/z"), 1.5, a, b, beta, c0) > TOLERANCE:
+            raise Finding("wrong", "c.h5:/z is neither the old one nor the result")
+    found = trial.read("c.h5:/z")
+    if gemm_error(found, 1.5, a, b, beta, c0) > TOLERANCE:
+        raise Finding("wrong", f"after {number} kills C is wrong")
+    if same:
+        judge(trial.pdgemm(ranks[0], *words, "undisturbed.h5:/z", *options), codes=(0,))
+        if not np.array_equal(found, trial.read("undisturbed.h5:/z")):
+            raise Finding("wrong", f"after {number} kills C is not that of an undisturbed job, bit for bit")
+    if (work / "c.h5.z.checkpoint").exists():  # it was killed after it had replaced c.h5: the same command says so
+        run = trial.pdgemm(ranks[-1], *words, "c.h5:/z", *options)
+        judge(run, codes=(0,))
+        if "is complete" not in run.out or not np.array_equal(found, trial.read("c.h5:/z")):
+            raise Finding("wrong", f"a finished product was computed again: {tail(run)}")
+    if left := sorted(x.name for x in work.iterdir() if "checkpoint" in x.name):
+        raise Finding("litter", f"the finished product left {left}")
+    trial.count("right")
+
+
+@attack("restart.generate")
+def generate(trial: Trial) -> None:
+    """A matrix is generated by jobs of which each is killed, but the last."""
+    seed, (_, ranks) = trial.rng.randrange(1000), sizes(trial)
+    shape = trial.rng.randint(300, 3000), trial.rng.randint(300, 3000)
+    words = "--shape", "x".join(map(str, shape)), "--seed", str(seed)
+    for size in ranks[:-1]:
+        run = disturbed(trial, trial.start(size, "generate", "g.h5:/x", *words, "--force"), 1.5)
+        if run.code == 0:
+            judge(run)
+    judge(trial.pdgemm(ranks[-1], "generate", "g.h5:/x", *words, "--force"), codes=(0,))
+    judge(trial.pdgemm(1, "generate", "undisturbed.h5:/x", *words), codes=(0,))
+    if not np.array_equal(trial.read("g.h5:/x"), trial.read("undisturbed.h5:/x")):
+        raise Finding("wrong", "the matrix depends on the jobs that were killed")
+    trial.count("right")
+
+
+@attack("restart.save_all")
+def save_all(trial: Trial) -> None:
+    """A program saves its state after each step, and goes on from there when it was killed."""
+    _, ranks = sizes(trial)
+    program, state = str(HERE / "stepping.py"), trial.work / "state.h5"
+    keep, last = trial.rng.choice(("1", "2", "3")), 0
+    for number, size in enumerate(ranks):
+        words = ["mpiexec", "-n", str(size), "python", "-m", "mpi4py", program, str(STEPS), keep]
+        job = Job(trial, words, {})
+        run = job.finish() if number == MOST else disturbed(trial, job, 2.5)
+        step = 0
+        if state.exists():
+            with h5py.File(state) as file:  # it is complete, at any time
+                step = int(file.attrs["step"])
+                if {*file} != {"w", "m"} or not (file["w"][()] == step).all():
+                    raise Finding("wrong", f"the state of step {step} is a half of two")
+        if step < last:
+            raise Finding("lost", f"step {last} was saved, and now there is {step}")
+        last = step
+        if run.code == 0:
+            if "damaged" in run.err or "loaded in its place" in run.err:
+                raise Finding("lost", tail(run))
+            break
+    judge(run, codes=(0,))
+    if last != STEPS:
+        raise Finding("lost", f"the program ended, and its state is of step {last}")
+    trial.count("right")

@@ -1,0 +1,416 @@
+"""Products that go on where an earlier job was ended: right, bit for bit on the same grid, and nobody's work lost."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from problems import DTYPES, gemm_error, grid_shapes
+from test_files_product import STORAGE, elements, op, read, small, write  # noqa: F401  # small is a fixture
+from test_hdf5 import by_rank_0
+from tiers import everything, few_grids
+
+pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("small")]
+TOLERANCE = 3 * 8**0.5
+M, N, K = 83, 61, 97
+
+
+class Ended(Exception):
+    """The job is over."""
+
+
+@pytest.fixture
+def after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
+    """Let jobs end after so many checkpoints."""
+    from pdgemm.streamed.checkpoints import Checkpoints
+
+    save, saved = Checkpoints.save, itertools.count(1)
+
+    def end(self: Any, *arguments: Any) -> None:
+        save(self, *arguments)
+        if next(saved) == limit[0]:
+            raise Ended
+
+    limit: list[int | None] = [None]
+    monkeypatch.setattr(Checkpoints, "save", end)
+
+    def set_limit(number: int | None) -> None:
+        nonlocal saved
+        limit[0], saved = number, itertools.count(1)
+
+    return set_limit
+
+
+def product(
+    grid: Any, path: Path, memory: int | None, alpha: Any = 1, beta: Any = 0, ops: str = "NN", **more: Any
+) -> Any:
+    from pdgemm.io.source import source
+    from pdgemm.streamed.files_product import FilesProduct
+
+    a, b = (source(grid, name.upper(), (str(path), name), None, letter) for name, letter in zip("ab", ops))
+    entry = source(grid, "C on entry", (str(path), "c")) if beta else None
+    return FilesProduct(grid, alpha, a, b, beta, entry, memory, most_flops=2e5, **more)
+
+
+def enough(grid: Any, path: Path, share: float = 0.3, **more: Any) -> int:
+    """Memory for a share of A, B and C, beside what a product must have."""
+    from pdgemm.errors import MemoryLimitError
+
+    with pytest.raises(MemoryLimitError) as raised:
+        product(grid, path, 1, **more)
+    least = int(str(raised.value).split("(")[-1].split()[0])
+    return int(1.2 * least + share * 8 * (M * K + K * N + M * N) / grid.size)
+
+
+def when(every: float = 0, mtbf: float | None = None) -> Any:
+    from pdgemm.streamed.checkpoints import When
+
+    return When(every, mtbf)
+
+
+def beside(comm: Any, path: Path) -> list[str]:
+    """What there is beside the file of A, B and C."""
+    names: list[str] = by_rank_0(comm, lambda: sorted({x.name for x in path.parent.iterdir()} - {path.name}))
+    return names
+
+
+@few_grids
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", range(6))
+def test_on_every_grid(comm: Any, shared_tmp_path: Path, after: Any, dtype: str, case: int) -> None:
+    """Each job on another grid and with other memory, less too; the last reads and writes what is left."""
+    from pdgemm import ProcessGrid
+    from pdgemm.errors import MemoryLimitError
+
+    if not everything() and case % 4 != DTYPES.index(dtype):
+        pytest.skip("with --all")
+    path, shapes = shared_tmp_path / "x.h5", grid_shapes(comm.size)
+    opa, opb, of_a = "NTC"[case % 3], "NTN"[case // 2], STORAGE[case % 3]
+    beta = (0, -2.0)[case % 2]
+    A, B, C0 = elements((M, K), dtype, 1), elements((K, N), dtype, 2), elements((M, N), dtype, 3)
+    for at, counts in enumerate(((1, 1), (3, 2), (2, 7), (9, 1))):
+        write(comm, path, a=(op(A, opa), of_a), b=(op(B, opb), {}), c=(C0, {}))
+        more: dict[str, Any] = {"beta": beta, "ops": opa + opb}
+        for number, count in enumerate((*counts, None)):
+            with ProcessGrid(comm, shapes[(at + number) % len(shapes)]) as grid:
+                share = (0.0, 0.4, 0.3, 0.2)[(case + at + number) % 4]
+                memory = enough(grid, path, share, **more) if share else None
+                made = product(grid, path, memory, 1.5, **more)
+                after(count)
+                try:
+                    try:
+                        report, residual, wrote = made.run((str(path), "c"), when=when(0 if count else 1e9), seed=1)
+                    except MemoryLimitError as small:  # the job before read whole chunks
+                        made = product(grid, path, int(str(small).split("(")[-1].split()[0]), 1.5, **more)
+                        report, residual, wrote = made.run((str(path), "c"), when=when(0 if count else 1e9), seed=1)
+                    break
+                except Ended:
+                    assert np.array_equal(read(comm, path, "c"), C0)
+                    assert "x.h5.c.checkpoint" in beside(comm, path)
+        assert residual.passed and wrote.checksum
+        assert gemm_error(read(comm, path, "c"), 1.5, A, B, beta, C0) <= TOLERANCE, (case, at)
+        assert (report.bytes_read, report.bytes_written) == (report.plan["bytes_read"], report.plan["bytes_written"])
+        assert report.plan["bytes_per_rank"] <= report.plan["memory"]
+        assert beside(comm, path) == []
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("share", [0.25, 0.5, None])
+def test_the_result_is_that_of_an_undisturbed_job(
+    comm: Any, shared_tmp_path: Path, after: Any, dtype: str, share: float | None
+) -> None:
+    """Bit for bit on the same grid, and no step is done twice."""
+    from pdgemm import ProcessGrid
+
+    path, A, B = shared_tmp_path / "x.h5", elements((M, K), dtype, 1), elements((K, N), dtype, 2)
+    C0 = elements((M, N), dtype, 3)
+    with ProcessGrid(comm) as grid:
+
+        def run(every: Any) -> tuple[int, Any]:
+            """How many steps it takes."""
+            memory = None if share is None else enough(grid, path, share, beta=2)
+            done: list[int] = []
+            made = product(grid, path, memory, beta=2)
+            try:
+                report, _, _ = made.run((str(path), "c"), when=every, progress=lambda step, _: done.append(step))
+            except Ended:
+                report = None
+            return len(done), report
+
+        write(comm, path, a=(A, {}), b=(B, {}), c=(C0, {}))
+        steps, _ = run(None)
+        undisturbed = read(comm, path, "c")
+        for count in range(1, steps + 1) if everything() else {1, steps // 3, steps - 1, steps}:
+            write(comm, path, a=(A, {}), b=(B, {}), c=(C0, {}))
+            after(count)
+            first, _ = run(when())
+            after(None)
+            rest, _ = run(when(1e9))
+            assert (first, rest) == (count, steps - count)
+            assert np.array_equal(read(comm, path, "c"), undisturbed), count
+
+
+def test_what_other_jobs_save_meanwhile_is_kept(comm: Any, shared_tmp_path: Path, after: Any) -> None:
+    """To the file of C: finished tiles are moved to a copy of what it holds now."""
+    import h5py
+
+    from pdgemm import ProcessGrid
+
+    path, A, B = shared_tmp_path / "x.h5", elements((M, K), "d", 1), elements((K, N), "d", 2)
+
+    def add(name: str) -> None:
+        with h5py.File(shared_tmp_path / "out.h5", "a") as file:
+            file[name] = np.arange(9.0).reshape(3, 3)
+
+    with ProcessGrid(comm) as grid:
+        write(comm, path, a=(A, {}), b=(B, {}))
+        for count, name in ((2, "one"), (2, "two"), (None, "three")):
+            after(count)
+            by_rank_0(comm, lambda name=name: add(name))
+            try:
+                product(grid, path, enough(grid, path)).run((str(shared_tmp_path / "out.h5"), "c"), when=when())
+            except Ended:
+                assert beside(comm, path) != ["out.h5"]
+    assert beside(comm, path) == ["out.h5"]
+    assert gemm_error(read(comm, shared_tmp_path / "out.h5", "c"), 1, A, B) <= TOLERANCE
+    for name in ("one", "two", "three"):
+        assert read(comm, shared_tmp_path / "out.h5", name)[2, 2] == 8
+
+
+def test_another_problem_or_other_inputs_are_refused(comm: Any, shared_tmp_path: Path, after: Any) -> None:
+    """In one line, and the checkpoint stays; a file that was only copied is the same."""
+    from pdgemm import ProcessGrid
+    from pdgemm.errors import ArgumentError
+    from pdgemm.io import hdf5
+
+    path, A, B = shared_tmp_path / "x.h5", elements((M, K), "d", 1), elements((K, N), "d", 2)
+    out = str(shared_tmp_path / "out.h5"), "c"
+
+    def refused(said: str, **more: Any) -> None:
+        with pytest.raises(ArgumentError, match=said) as raised:
+            product(grid, path, None, **more).run(out, when=when())
+        assert "\n" not in str(raised.value) and "finish that one, or delete" in str(raised.value)
+        assert "out.h5.c.checkpoint" in beside(comm, path)
+
+    def store(A: np.ndarray) -> None:
+        """With a checksum."""
+        write(comm, path, b=(B, {}))
+        hdf5.save(path, "a", DistMatrix.from_global(A, grid=grid))
+
+    with ProcessGrid(comm) as grid:
+        from pdgemm import DistMatrix
+
+        store(A)
+        after(3)
+        with pytest.raises(Ended):
+            product(grid, path, None).run(out, when=when())
+        refused("whose alpha is 1.0 and not 2.0", alpha=2)
+        refused("whose sums is float64 and not float32", accumulate_dtype="float32")
+        refused("x.h5:b has changed", alpha=1) if store(A) else None
+        # B has no checksum, so that a file that was written again is not known to hold the same
+        refused(r"x\.h5:b has changed since .*out\.h5\.c\.checkpoint was saved")
+    assert not (shared_tmp_path / "out.h5").exists()
+
+
+def test_inputs_with_checksums_may_be_copied_and_not_changed(comm: Any, shared_tmp_path: Path, after: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.errors import ArgumentError
+    from pdgemm.io import hdf5
+
+    path, A = shared_tmp_path / "x.h5", elements((M, M), "d", 1)
+    out = str(shared_tmp_path / "out.h5"), "c"
+
+    def change() -> None:
+        """One element, and not the checksum that the dataset carries."""
+        import h5py
+
+        with h5py.File(path, "r+") as file:
+            file["a"][3, 4] += 1
+
+    with ProcessGrid(comm) as grid:
+        for name in "ab":
+            hdf5.save(path, name, DistMatrix.from_global(A, grid=grid))
+        after(3)
+        with pytest.raises(Ended):
+            product(grid, path, None).run(out, when=when())
+        by_rank_0(comm, change)
+        after(None)
+        with pytest.raises(ArgumentError, match=r"x\.h5:a has changed since"):
+            product(grid, path, None).run(out, when=when())
+        for name in "ab":
+            hdf5.save(path, name, DistMatrix.from_global(A, grid=grid))
+        begun: list[Any] = []
+        product(grid, path, None).run(out, when=when(), begun=begun.append)
+        assert begun[0].share > 0
+        assert gemm_error(read(comm, Path(out[0]), "c"), 1, A, A) <= TOLERANCE
+
+
+@pytest.mark.parametrize("what", ["checkpoint", "tiles", "sums", "no tiles"])
+def test_what_is_damaged_is_computed_again(
+    comm: Any, shared_tmp_path: Path, after: Any, capfd: pytest.CaptureFixture[str], what: str
+) -> None:
+    from pdgemm import ProcessGrid
+
+    path, A, B = shared_tmp_path / "x.h5", elements((M, K), "d", 1), elements((K, N), "d", 2)
+    out = str(shared_tmp_path / "out.h5"), "c"
+
+    def damage() -> None:
+        import h5py
+
+        first = shared_tmp_path / "out.h5.c.checkpoint"
+        tiles = first.with_name(f"{first.name}-tiles")
+        if what == "no tiles":
+            tiles.unlink()
+        elif what == "checkpoint":
+            first.write_bytes(first.read_bytes()[:100])
+        else:
+            with h5py.File(tiles if what == "tiles" else first, "r+") as file:
+                file["c" if what == "tiles" else "sums"][1, 1] += 1
+
+    with ProcessGrid(comm) as grid:
+        write(comm, path, a=(A, {}), b=(B, {}))
+        memory = enough(grid, path)
+        steps = product(grid, path, memory).tiling
+        of_a_tile = len(steps.cuts[2])
+        assert of_a_tile > 1 and steps.count > 2 * of_a_tile
+        after(of_a_tile + 1)  # a tile is finished, and another one is not
+        with pytest.raises(Ended):
+            product(grid, path, memory).run(out, when=when())
+        by_rank_0(comm, damage)
+        after(None)
+        begun: list[Any] = []
+        capfd.readouterr()
+        product(grid, path, memory).run(out, when=when(), begun=begun.append)
+        said = capfd.readouterr().err
+    assert begun == [None]
+    assert comm.rank or ("begins again" in said and said.count("\n") == 1)
+    assert gemm_error(read(comm, Path(out[0]), "c"), 1, A, B) <= TOLERANCE
+    assert beside(comm, path) == ["out.h5"]
+
+
+def test_a_product_is_not_applied_twice(
+    comm: Any, shared_tmp_path: Path, after: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C := A B + 2 C in place, by a job that was killed when it had replaced C, and not yet removed its checkpoint."""
+    from pdgemm import ProcessGrid
+    from pdgemm.errors import FileError
+    from pdgemm.streamed.unfinished import Complete, Place
+
+    path, A, B = shared_tmp_path / "x.h5", elements((M, K), "d", 1), elements((K, N), "d", 2)
+    C0, remove = elements((M, N), "d", 3), Place.remove
+
+    def killed(place: Place) -> None:
+        if place.checkpoint.exists():
+            raise OSError
+        remove(place)
+
+    with ProcessGrid(comm) as grid:
+        write(comm, path, a=(A, {}), b=(B, {}), c=(C0, {}))
+        monkeypatch.setattr(Place, "remove", killed)
+        with pytest.raises(FileError):
+            product(grid, path, None, beta=2).run((str(path), "c"), when=when())
+        monkeypatch.setattr(Place, "remove", remove)
+        assert gemm_error(read(comm, path, "c"), 1, A, B, 2, C0) <= TOLERANCE
+        assert "x.h5.c.checkpoint" in beside(comm, path)
+        with pytest.raises(Complete):
+            product(grid, path, None, beta=2).run((str(path), "c"), when=when())
+        assert gemm_error(read(comm, path, "c"), 1, A, B, 2, C0) <= TOLERANCE
+        assert beside(comm, path) == []
+
+
+def test_a_full_disk_keeps_the_last_checkpoint_and_the_product(
+    comm: Any, shared_tmp_path: Path, after: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from pdgemm import ProcessGrid
+    from pdgemm.io import hdf5
+    from pdgemm.support import files
+
+    path, A, B = shared_tmp_path / "x.h5", elements((M, K), "d", 1), elements((K, N), "d", 2)
+    saves, save, reserve = itertools.count(1), hdf5.save_all, files.reserve
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def save_all(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(files, "reserve", reserve if next(saves) < 3 else full)
+        return save(*arguments, **options)
+
+    with ProcessGrid(comm) as grid:
+        write(comm, path, a=(A, {}), b=(B, {}))
+        memory, out = enough(grid, path), (str(shared_tmp_path / "out.h5"), "c")
+        monkeypatch.setattr(hdf5, "save_all", save_all)
+        after(5)
+        with pytest.raises(Ended):
+            product(grid, path, memory).run(out, when=when())
+        said = capfd.readouterr().err
+        assert comm.rank or said.count("no checkpoint was saved, and the product goes on: ") == 3
+        begun: list[Any] = []
+        after(None)
+        monkeypatch.setattr(files, "reserve", reserve)
+        report, _, _ = product(grid, path, memory).run(out, when=when(), begun=begun.append)
+    assert begun[0].saved.token.generation == 2 and report.saves == 0
+    assert gemm_error(read(comm, Path(out[0]), "c"), 1, A, B) <= TOLERANCE
+
+
+def test_a_wrong_result_is_not_gone_on_with(
+    comm: Any, shared_tmp_path: Path, after: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pdgemm import ProcessGrid
+    from pdgemm.streamed import files_product
+
+    path, A, B = shared_tmp_path / "x.h5", elements((M, K), "d", 1), elements((K, N), "d", 2)
+    multiply = files_product.pdgemm
+
+    def wrong(alpha: Any, A: Any, B: Any, beta: Any, C: Any, **options: Any) -> Any:
+        multiply(alpha, A, B, beta, C, **options)
+        if C.grid.rank == 0 and C.local.size:
+            C.local[0, 0] += 9
+        return C
+
+    with ProcessGrid(comm) as grid:
+        write(comm, path, a=(A, {}), b=(B, {}))
+        monkeypatch.setattr(files_product, "pdgemm", wrong)
+        _, residual, wrote = product(grid, path, None).run((str(path), "c"), when=when(), seed=3)
+    assert not residual.passed and wrote is None
+    assert beside(comm, path) == []
+
+
+def test_how_often_checkpoints_are_saved(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the interval; with --mtbf by Young's formula, as soon as a save was measured."""
+    from pdgemm import ProcessGrid
+    from pdgemm.io import hdf5
+    from pdgemm.streamed import checkpoints
+
+    path, A, B = shared_tmp_path / "x.h5", elements((M, K), "d", 1), elements((K, N), "d", 2)
+    at = 0.0
+
+    def perf_counter() -> float:
+        nonlocal at
+        at += 1.0  # a second passes at each look
+        return at
+
+    with ProcessGrid(comm) as grid:
+        write(comm, path, a=(A, {}), b=(B, {}))
+        memory, out = enough(grid, path), (str(shared_tmp_path / "out.h5"), "c")
+        steps = product(grid, path, memory).tiling.count
+        save, saved = hdf5.save_all, []
+
+        def save_all(*arguments: Any, **options: Any) -> Any:
+            nonlocal at
+            at += 100.0 if options["attrs"] else 0  # it takes so long
+            saved.append(json.loads(options["attrs"]["product"])["share"])
+            return save(*arguments, **options)
+
+        monkeypatch.setattr(hdf5, "save_all", save_all)
+        monkeypatch.setattr(checkpoints, "perf_counter", perf_counter)
+        for of, expected in ((when(1e9), 0), (when(3), steps // 3), (when(3, 1e9), 1), (when(3, 0.045), steps // 3)):
+            saved.clear()
+            report, _, _ = product(grid, path, memory).run(out, when=of)
+            assert report.saves == len(saved) and abs(len(saved) - expected) <= 1 + expected // 2, (of, saved, steps)

@@ -1,0 +1,220 @@
+"""All the state of a program in one file: any layout to any other, generations, and jobs that were killed."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from problems import DTYPES, grid_shapes
+from test_hdf5 import by_rank_0
+
+pytestmark = pytest.mark.mpi
+ATTRS = {"step": 7, "rate": 0.5, "name": "größe", "done": False, "seeds": np.arange(5), "shift": 1 - 2j}
+
+
+def elements(dtype: str, seed: int, shape: tuple[int, int] = (37, 23)) -> np.ndarray:
+    r = np.random.default_rng(seed)
+    return (9 * r.normal(size=shape)).astype(dtype) if dtype[0] != "c" else r.normal(size=(*shape, 2)).view("D")[..., 0]
+
+
+def distributed(grid: Any, X: np.ndarray, block: Any = 4) -> Any:
+    from pdgemm import DistMatrix
+
+    return DistMatrix.from_global(X, grid=grid, block=block)
+
+
+def same(grid: Any, X: Any, Y: np.ndarray) -> bool:
+    found = X.to_global()
+    return bool(grid.comm.bcast(found is not None and found.dtype == Y.dtype and np.array_equal(found, Y)))
+
+
+def test_any_layout_becomes_any_other(comm: Any, shared_tmp_path: Path) -> None:
+    from pdgemm import ProcessGrid
+    from pdgemm.io import hdf5
+
+    path = shared_tmp_path / "state.h5"
+    X = {f"layer/{dtype}": elements(dtype, at) for at, dtype in enumerate(DTYPES)} | {"empty": np.zeros((0, 3))}
+    shapes = grid_shapes(comm.size)
+    for number, (shape, other) in enumerate(zip(shapes, shapes[::-1]), 1):
+        with ProcessGrid(comm, shape) as grid, ProcessGrid(comm, other) as second:
+            given = {name: distributed(grid, x, 3 + number) for name, x in X.items()}
+            report = hdf5.save_all(path, given, attrs=ATTRS)
+            assert report.generation == number and report.bytes == sum(x.nbytes for x in X.values())
+            assert all(same(grid, given[name], x) for name, x in X.items())  # they are what they were
+            layouts = {name: {"block": (5, 2), "source": (other[0] - 1, 0)} for name in given if name != "empty"}
+            state = hdf5.load_all(path, second, layouts)
+            assert state.generation == number and {*state.matrices} == {*X}
+            assert all(same(second, state.matrices[name], x) for name, x in X.items())
+            assert all(state.matrices[name].block == (5, 2) for name in layouts)
+            found = state.attrs
+            assert found.keys() == ATTRS.keys() and np.array_equal(found.pop("seeds"), ATTRS["seeds"])  # type: ignore
+            assert found == {name: x for name, x in ATTRS.items() if name != "seeds"}
+            assert [type(x) for x in found.values()].count(int) == 1
+            turned = hdf5.load_all(path, second, {"layer/float32": {"dtype": "float64", "transpose": True}})
+            assert same(second, turned.matrices["layer/float32"], X["layer/float32"].T.astype("d"))
+    assert [x.name for x in shared_tmp_path.iterdir()] == ["state.h5"]
+
+
+def test_so_many_generations_are_kept_and_a_damaged_one_is_not_loaded(
+    comm: Any, shared_tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from pdgemm import ProcessGrid
+    from pdgemm.errors import FileError
+    from pdgemm.io import hdf5
+
+    path = shared_tmp_path / "[state].h5"  # glob's letters
+
+    def damage(file: Path) -> None:
+        data = file.read_bytes()
+        at = data.find(np.full(3, file_step(file)).tobytes())
+        file.write_bytes(data[:at] + b"\1" + data[at + 1 :])
+
+    def file_step(file: Path) -> float:
+        import h5py
+
+        with h5py.File(file) as opened:
+            return float(opened.attrs["step"])
+
+    with ProcessGrid(comm) as grid:
+        for step, keep in enumerate((3, 3, 3, 3, 3, 2, 1, 4, 4, 4), 1):
+            hdf5.save_all(path, {"w": distributed(grid, np.full((9, 9), float(step)))}, attrs={"step": step}, keep=keep)
+            files = by_rank_0(comm, lambda: sorted(x.name for x in shared_tmp_path.iterdir()))
+            kept = {6: 2, 7: 1, 8: 2, 9: 3, 10: 4}.get(step, min(step, 3))
+            assert files == sorted(["[state].h5", *(f"[state].h5.{x}" for x in range(1, kept))])
+            steps = by_rank_0(comm, lambda files=files: [file_step(path.with_name(x)) for x in files])
+            assert steps == [step - x for x in range(kept)]
+        capfd.readouterr()
+        for newest in (10, 9, 8):
+            state = hdf5.load_all(path, grid)
+            assert (state.attrs["step"], state.generation) == (newest, newest)
+            assert same(grid, state.matrices["w"], np.full((9, 9), float(newest)))
+            said = capfd.readouterr().err
+            assert ("is damaged" in said and f"generation {newest} of " in said) == (newest < 10 and comm.rank == 0)
+            there = path if newest == 10 else path.with_name(f"{path.name}.{10 - newest}")
+            by_rank_0(comm, lambda there=there: damage(there))
+        by_rank_0(comm, lambda: (path.unlink(), path.with_name(f"{path.name}.3").write_bytes(b"nothing")))
+        with pytest.raises(
+            FileError, match=r"No such file.*\.3 is not an HDF5 file.*\.1:w is damaged.*\.2:w is damaged"
+        ):
+            hdf5.load_all(path, grid)
+
+
+def test_ranks_of_a_job_that_was_killed_cannot_replace_what_a_later_one_saved(
+    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pdgemm import ProcessGrid
+    from pdgemm.errors import FileError
+    from pdgemm.io import generations, hdf5
+
+    path = shared_tmp_path / "state.h5"
+    memories: dict[str, dict[str, Any]] = {x: {} for x in ("first", "second", "third")}
+
+    def job(name: str) -> None:
+        monkeypatch.setattr(generations, "_myself", name)
+        monkeypatch.setattr(generations, "_last", memories[name])
+
+    with ProcessGrid(comm) as grid:
+
+        def save(name: str, step: int) -> int:
+            job(name)
+            return hdf5.save_all(
+                path, {"w": distributed(grid, np.full((5, 5), float(step)))}, attrs={"step": step}
+            ).generation
+
+        def load(name: str) -> Any:
+            job(name)
+            return hdf5.load_all(path, grid).attrs["step"]
+
+        assert save("first", 1) == 1
+        assert load("second") == 1
+        assert save("first", 2) == 2  # it was not dead yet
+        assert save("second", 20) == 3  # which goes on from the first
+        with pytest.raises(
+            FileError, match=r"process \d+ on .* has saved generation 3 since this job was at generation 2"
+        ):
+            save("first", 3)
+        assert load("third") == 20
+        assert save("third", 30) == 4
+        for name in ("first", "second"):
+            with pytest.raises(FileError, match="this job should end"):
+                save(name, 4)
+        assert load("first") == 30  # but it may begin again
+        assert save("first", 31) == 5
+
+
+def test_a_full_disk_leaves_the_last_generation(
+    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pdgemm import ProcessGrid
+    from pdgemm.errors import FileError
+    from pdgemm.io import hdf5, new_dataset
+    from pdgemm.support import files
+
+    path = shared_tmp_path / "state.h5"
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with ProcessGrid(comm) as grid:
+        X = distributed(grid, np.full((9, 9), 1.0))
+        hdf5.save_all(path, {"w": X}, attrs={"step": 1})
+        for module in (files, new_dataset):  # before it begins, and when it has begun
+            with monkeypatch.context() as patch:
+                patch.setattr(module, "reserve", full)
+                with pytest.raises(FileError, match=r"state\.h5: No space left on device"):
+                    hdf5.save_all(path, {"w": X, "v": X}, attrs={"step": 2}, keep=3)
+            assert by_rank_0(comm, lambda: [x.name for x in shared_tmp_path.iterdir()]) == ["state.h5"]
+            assert hdf5.load_all(path, grid).attrs == {"step": 1}
+
+
+def test_bad_arguments_are_refused_on_all_ranks(comm: Any, shared_tmp_path: Path) -> None:
+    from pdgemm import ProcessGrid
+    from pdgemm.errors import ArgumentError, DTypeError, FileError, GridError, PdgemmError
+    from pdgemm.io import hdf5
+
+    path = shared_tmp_path / "state.h5"
+    with ProcessGrid(comm) as grid:
+        X = distributed(grid, np.ones((3, 3)))
+        bad: list[tuple[type[PdgemmError], str, dict[str, Any], dict[str, Any]]] = [
+            (ArgumentError, "matrices is empty", {}, {}),
+            (DTypeError, "must be a DistMatrix", {"a": X, "b": 3}, {}),
+            (ArgumentError, "'/' is not the name of a dataset", {"/": X}, {}),
+            (FileError, "names no dataset", {"a\0": X}, {}),
+            (FileError, "state.h5: ", {"a": X, "a/b": X}, {}),  # a dataset cannot be a group
+            (ArgumentError, "keep must be >= 1, got 0", {"a": X}, {"keep": 0}),
+            (ArgumentError, r"attrs\['x'\] is None", {"a": X}, {"attrs": {"x": None}}),
+            (ArgumentError, r"attrs\['x'\] is list of 78.1 KiB", {"a": X}, {"attrs": {"x": [0] * 10_000}}),
+            (ArgumentError, "is no name", {"a": X}, {"attrs": {"pdgemm_job": 1}}),
+            (FileError, "the folder .* does not exist", {"a": X}, {}),
+        ]
+        for error, said, matrices, options in bad:
+            where = shared_tmp_path / "no" / "state.h5" if "folder" in said else path
+            with pytest.raises(error, match=said):
+                hdf5.save_all(where, matrices, **options)
+        if comm.size > 1:
+            with pytest.raises(ArgumentError, match="hdf5.save_all"):
+                hdf5.save_all(path, {"a": X}, attrs={"x": comm.rank})
+            half = comm.Split(comm.rank % 2)
+            with ProcessGrid(half) as other:
+                alone = distributed(other, np.ones((3, 3)))
+                with pytest.raises(GridError, match="b is on other ranks than the first matrix"):
+                    hdf5.save_all(path, {"a": X, "b": alone})
+            half.Free()
+        assert not by_rank_0(comm, lambda: [*shared_tmp_path.iterdir()])
+        hdf5.save_all(path, {"a": X})
+        with pytest.raises(ArgumentError, match="has no b; it has a"):
+            hdf5.load_all(path, grid, {"b": {"block": 3}})
+        with pytest.raises(ArgumentError, match=r"layouts\['a'\]: load has no rows"):
+            hdf5.load_all(path, grid, {"a": {"rows": 3}})
+        hdf5.save(shared_tmp_path / "other.h5", "a", X)
+        for work in (
+            lambda: hdf5.load_all(shared_tmp_path / "other.h5", grid),
+            lambda: hdf5.save_all(shared_tmp_path / "other.h5", {"a": X}),  # it may be somebody's
+        ):
+            with pytest.raises(FileError, match=r"other\.h5 was not written by save_all"):
+                work()
+        assert same(grid, hdf5.load(shared_tmp_path / "other.h5", "a", grid), np.ones((3, 3)))
