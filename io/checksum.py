@@ -6,17 +6,24 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm.arrays.element_functions import hashed, slabs
+from pdgemm.matrix.argument_checks import check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.support.agreement import together
 
 _MOST = 1 << 18  # rows or columns that are hashed at a time
 
 
 def checksum(matrix: DistMatrix) -> str:
-    """Return sum_ij u_i v_j bits(a_ij) mod 2^64, u and v odd hashes of the indices.  Collective over the grid.
+    """Return sum_ij u_i v_j bits(a_ij) mod 2^64 as text, u and v odd hashes of the indices.  Collective over the grid.
 
-    A change of a single element is always detected (an odd factor has an inverse mod 2^64), an exchange of
-    elements, rows or columns with probability 1 - 2^-64, approximately.  It reads the elements once.
+    It is the same for any layout on any number of ranks, also in a file that `io.hdf5.save` wrote.  A change of a
+    single element is always detected (an odd factor has an inverse mod 2^64), an exchange of elements, rows or
+    columns with probability 1 - 2^-64, approximately.  It reads the elements once, those on a device by the host.
     """
+    with together(communicator(matrix=matrix)) as description:
+        check_matrices(matrix=matrix)
+        description += ["checksum", matrix.shape, matrix.dtype]
+    matrix = matrix.to_host()
     local, (i, j), total = matrix.local, matrix.grid.coords, zero()
     for cols in slabs(local.shape[1], 1, _MOST):
         for rows in slabs(local.shape[0], 1, _MOST):

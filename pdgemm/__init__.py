@@ -24,6 +24,7 @@ if _TYPE_CHECKING:
     from pdgemm.algorithms.redistribution import redistribute as redistribute
     from pdgemm.batched import matmul_batched as matmul_batched
     from pdgemm.devices import gpu_binding as gpus  # noqa: F401
+    from pdgemm.errors import CorruptionError as CorruptionError
     from pdgemm.errors import PdgemmError as PdgemmError
     from pdgemm.gemm import Plan as Plan
     from pdgemm.gemm import matmul as matmul
@@ -33,6 +34,7 @@ if _TYPE_CHECKING:
     from pdgemm.grids.distribution import Distribution as Distribution
     from pdgemm.grids.process_grid import ProcessGrid as ProcessGrid
     from pdgemm.instrument.report import Report as Report
+    from pdgemm.io.checksum import checksum as checksum
     from pdgemm.matrix.batch import Batch as Batch
     from pdgemm.matrix.batch import balance as balance
     from pdgemm.matrix.distmatrix import DistMatrix as DistMatrix
@@ -45,11 +47,12 @@ if _TYPE_CHECKING:
 _NAMES = {  # what each module has for users
     "pdgemm.algorithms.redistribution": ["redistribute"],
     "pdgemm.batched": ["matmul_batched"],
-    "pdgemm.errors": ["PdgemmError"],
+    "pdgemm.errors": ["CorruptionError", "PdgemmError"],
     "pdgemm.gemm": ["Plan", "matmul", "pdgemm", "plan"],
     "pdgemm.grids.distribution": ["BlockCyclic", "Distribution"],
     "pdgemm.grids.process_grid": ["ProcessGrid"],
     "pdgemm.instrument.report": ["Report"],
+    "pdgemm.io.checksum": ["checksum"],
     "pdgemm.matrix.batch": ["Batch", "balance"],
     "pdgemm.matrix.distmatrix": ["DistMatrix"],
     "pdgemm.matrix.residual": ["verify"],

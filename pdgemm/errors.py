@@ -47,3 +47,7 @@ class FileError(PdgemmError, OSError):
 
 class LinAlgError(PdgemmError, np.linalg.LinAlgError):
     """A matrix is singular or not positive definite, or an iteration does not converge."""
+
+
+class CorruptionError(PdgemmError, ArithmeticError):
+    """A result or an operand is wrong, as if a bit had flipped; the message names the rank and its node."""

@@ -36,7 +36,7 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.model.machine import Machine
 from pdgemm.model.mover_registry import reads
-from pdgemm.names import AlgorithmName, ComputeType, DType, MoverName, Transpose
+from pdgemm.names import AlgorithmName, ComputeType, DType, MoverName, Protection, Transpose
 from pdgemm.planning.candidate_table import Candidate
 from pdgemm.planning.candidates import Arrangement
 from pdgemm.planning.planner import considered, explain, fits, plan_product
@@ -63,6 +63,7 @@ def pdgemm(
     mover: MoverName = "auto",
     accumulate_dtype: DType | None = None,
     compute_type: ComputeType | None = None,
+    protect: Protection | None = None,
     machine: Machine | None = None,
     progress: Callable[[int, int], object] | None = None,
     check: bool = True,
@@ -103,6 +104,9 @@ def pdgemm(
     compute_type : type to which operands are rounded, panel by panel, before they are multiplied; products are then
         accumulated in float32 (complex64): "float32", "tf32" (11 bits, on GPUs; a CPU does not round), "float16" or
         "bfloat16" (real matrices).  None: nothing is rounded.
+    protect      : compare C with checksums of its rows, made of A and B by their owners (`docs/bit-flips.md`): "detect"
+        raises CorruptionError where a bit has flipped, "repair" repeats the product, three times at most; where beta
+        is not 0 it keeps a copy of C.  On the host only.
     machine      : parameters of the model, by default from the file that PDGEMM_MACHINE names (`pdgemm calibrate`
         writes it), or those of an ordinary cluster.
     progress     : called as progress(done, total) after each panel.
@@ -123,12 +127,13 @@ def pdgemm(
         if streamed is not None:
             asked_of_each: dict[str, Any] = {"algorithm": algorithm, "shape": shape, "layers": layers, "mover": mover}
             asked_of_each |= {"lookahead": lookahead, "panel_width": panel_width, "compute_type": compute_type}
+            asked_of_each |= {"protect": protect}
             kept = transa, transb, memory_limit, accumulate_dtype, progress
             made: DistMatrix = streamed(alpha, A, B, beta, C, *kept, machine=machine, **asked_of_each)
             return made
     comm = communicator(A=A, B=B, C=C)
     sums = accumulate_dtype, compute_type
-    asked = Options(algorithm, shape, layers, lookahead, panel_width, memory_limit, mover, *sums, machine)
+    asked = Options(algorithm, shape, layers, lookahead, panel_width, memory_limit, mover, *sums, machine, protect)
 
     operands: Any = partial(_operands, A, B, C, transa, transb)  # type: ignore[arg-type]  # which it checks
     return carried_out(comm, operands, alpha, beta, asked, progress, check)
@@ -253,6 +258,7 @@ def plan(
     mover: MoverName = "auto",
     accumulate_dtype: DType | None = None,
     compute_type: ComputeType | None = None,
+    protect: Protection | None = None,
     machine: Machine | None = None,
     check: bool = True,
 ) -> Plan:
@@ -269,7 +275,7 @@ def plan(
     with together(communicator(A=A, B=B, C=C), check) as description:
         A, B, C, made = _operands(A, B, C, transa, transb)
         sums = accumulate_dtype, compute_type
-        asked = Options(algorithm, shape, layers, lookahead, panel_width, memory_limit, mover, *sums, machine)
+        asked = Options(algorithm, shape, layers, lookahead, panel_width, memory_limit, mover, *sums, machine, protect)
         scalars = as_scalar(alpha, C.dtype, "alpha"), as_scalar(0 if made else beta, C.dtype, "beta")
         nothing = scalars[0] == 0 or A.shape[1] == 0
         found = plan_product(problem_of(A, B, C, asked, scalars[1] == 0, nothing, shared=True))

@@ -21,6 +21,7 @@ ComputeType = Literal["float32", "tf32", "float16", "bfloat16"] | AnyName
 RandomKind = Literal["uniform", "normal"]
 Norm = Literal["fro", "max"] | float  # a matrix norm
 QRMethod = Literal["auto", "cholesky", "householder", "tsqr"]
+Protection = Literal["detect", "repair"]
 Transpose = Literal["N", "T", "C", "n", "t", "c"]  # op(A): A, its transpose, its conjugate transpose
 
 ElementTypeName = Literal[

@@ -1,4 +1,4 @@
-"""What the suite catches: 64 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 69 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/mutants.py                  each bug, against the tests of its room as scripts/test.sh runs them
     python scripts/mutants.py --all            as scripts/test.sh --all runs them
@@ -359,6 +359,31 @@ MUTANTS = [
         "streamed: other inputs are gone on with", "pdgemm/streamed/unfinished.py",
         'known["checksum"] == now["checksum"] == _found(grid, x)', 'known["checksum"] == now["checksum"]',
         ("4 tests/io/test_checkpoints.py",),
+    ),
+    Mutant(
+        "protection: no residual is ever large", "pdgemm/protection/row_checksums.py",
+        "(ratio > limit).any(), (ratio > CAP).any()", "False, False",
+        ("4 tests/ranks/test_protection.py",),
+    ),
+    Mutant(
+        "protection: B x is made of C's part alone", "pdgemm/protection/row_checksums.py",
+        "            self._allreduce(whole)\n", "",
+        ("4 tests/ranks/test_protection.py",),
+    ),
+    Mutant(
+        "protection: an operand that changed is not told from a wrong product", "pdgemm/protection/row_checksums.py",
+        'return ", ".join(found)', 'return ""',
+        ("4 tests/ranks/test_protection.py",),
+    ),
+    Mutant(
+        "protection: a product in place is repeated from what it has become", "pdgemm/protection/row_checksums.py",
+        "            C.stored[...] = entry\n", "            pass\n",
+        ("4 tests/ranks/test_protection.py",),
+    ),
+    Mutant(
+        "protection: rows that hold NaN by right are taken for wrong", "pdgemm/protection/row_checksums.py",
+        "np.where(largest < self._most, np.abs(found) / tau, 0.0)", "np.abs(found) / tau",
+        ("4 tests/ranks/test_protection.py",),
     ),
     Mutant(
         "io: a job that was killed replaces what a later one saved", "io/generations.py",

@@ -36,6 +36,7 @@ from pdgemm.movers.node_arrays import NodeArrays
 from pdgemm.names import AnyName
 from pdgemm.planning.planner import explain
 from pdgemm.planning.product_plan import ProductPlan
+from pdgemm.protection.row_checksums import RowChecksums, protected
 from pdgemm.schedules import Product
 from pdgemm.schedules.staircase import Staircase
 from pdgemm.support.agreement import GuardedCallback, agree, check_not_freed, together
@@ -68,6 +69,8 @@ class Buffers:
             for name, move in plan.moves
         }
         self.staged = {name: like(layout, exposed=True) for name, layout in plan.staged.items()}
+        checks = plan.check_buffers(rank).items() if plan.problem.protect else ()
+        self.checks = {name: own.empty((words,), dtype) for name, (words, dtype) in checks}
 
     @property
     def _kinds(self) -> dict[str, dict[str, Any]]:
@@ -76,6 +79,7 @@ class Buffers:
             "messages of ": self.messages,
             "copy of ": self.copies,
             "shared copy of ": self.staged,
+            "checksums: ": self.checks,
         }
 
     @property
@@ -159,6 +163,25 @@ class Prepared:
         )
 
     def run(
+        self,
+        beta: Any,
+        start: float,
+        progress: Callable[[int, int], object] | None = None,
+        agreed: bool = False,
+    ) -> DistMatrix:
+        """Compute C, compared with its checksums where that is asked for, and set its report.  Arguments: `_run`."""
+        problem, C, comm = self.plan.problem, self._matrices[2], self._matrices[0].grid.comm
+        if not problem.protect:
+            return self._run(beta, start, progress, agreed)
+        room = self._workspace.checks
+        checks = RowChecksums(self._alpha, self._matrices, beta, room, problem.accumulate, problem.compute)
+        entry = room["C on entry"].reshape(C.stored.shape, order=C.order) if "C on entry" in room else None
+        run, planned = partial(self._run, beta, start, progress, agreed), self.plan.checks(comm.rank)
+        found, report = protected(run, C, checks, problem.protect == "repair", planned, entry), C._report
+        C.report = lambda: report().changed(checks=found)
+        return C
+
+    def _run(
         self,
         beta: Any,
         start: float,

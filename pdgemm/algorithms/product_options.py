@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, get_args
 
 from pdgemm.algorithms.transport import nodes, outside_node_memory, reached
 from pdgemm.arrays import device as devices
-from pdgemm.errors import ArgumentError
+from pdgemm.arrays.integers import as_name
+from pdgemm.errors import ArgumentError, DeviceError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.matrix.argument_checks import accumulation, as_optional, as_shape
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.model.machine import Machine, machine_at_hand, on_nodes
 from pdgemm.model.mover_registry import NCCL, SHARED
+from pdgemm.names import Protection
 from pdgemm.planning.algorithm_registry import choices, known
 from pdgemm.planning.planner import panel_width, panels_ahead
 from pdgemm.planning.problem import Problem, nothing_to_multiply
@@ -38,6 +40,7 @@ class Options(NamedTuple):
     accumulate_dtype: Any
     compute_type: Any
     machine: Machine | None
+    protect: str | None = None
     triangle: TriangleName = ""  # of C that is computed
 
 
@@ -79,8 +82,17 @@ def problem_of(
         staged=reach.staged and mover != NCCL.name,
         compute=compute,
         triangle=asked.triangle,
+        protect=_protection(asked.protect, on_device),
         machine=machine,
     )
+
+
+def _protection(asked: object, on_device: bool) -> str:
+    if asked is None:
+        return ""
+    if on_device:
+        raise DeviceError(f"protect={asked!r}: products on GPUs are not compared with checksums yet")
+    return as_name(asked, "protect", get_args(Protection))
 
 
 def _machine(asked: object, grid: ProcessGrid, gpus: bool, staged: bool) -> Machine:

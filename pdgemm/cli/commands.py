@@ -1,6 +1,6 @@
 """The command line: `pdgemm` under mpirun, srun or alone.  Rank 0 writes all output.
 
-Exit codes, the same on all ranks: 0 done, 1 a result is wrong (`verify`, `--verify`), 2 bad input,
+Exit codes, the same on all ranks: 0 done, 1 a result is wrong (`verify`, `--verify`, `--protect`), 2 bad input,
 3 an unexpected error (the whole job is ended), 130 and 143 ended by SIGINT, SIGTERM or SIGUSR1.
 """
 
@@ -16,7 +16,7 @@ from io import TextIOWrapper
 import click
 
 from pdgemm.cli.job import Job, NoMPIError
-from pdgemm.errors import PdgemmError
+from pdgemm.errors import CorruptionError, PdgemmError
 from pdgemm.support import launcher
 
 _MODULES = {  # the modules with functions of these names
@@ -94,4 +94,4 @@ def run(job: Job, debug: bool) -> int:
                 traceback.print_exc()
             message = bad.format_message() if isinstance(bad, click.ClickException) else str(bad)
             click.echo(f"pdgemm: error: {' '.join(message.split())}", err=True)
-        return 2
+        return 1 if isinstance(bad, CorruptionError) else 2

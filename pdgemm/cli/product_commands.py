@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import click
 
@@ -12,7 +12,7 @@ from pdgemm.arrays.element_functions import KINDS
 from pdgemm.cli import options
 from pdgemm.cli.job import OfAllRanks
 from pdgemm.cli.param_types import BLOCK, BYTES, DATASET, GRID, NUMBER, SECONDS, SHAPE, Dataset
-from pdgemm.names import DeviceName, ElementTypeName
+from pdgemm.names import DeviceName, ElementTypeName, Protection
 
 if TYPE_CHECKING:
     from pdgemm.cli.session import Speaker
@@ -116,6 +116,11 @@ def generate(
 @options.mover
 @options.algorithm
 @click.option("--accumulate-dtype", type=click.Choice(options.SUMS), help="Accumulation type.")
+@click.option(
+    "--protect",
+    type=click.Choice(get_args(Protection)),
+    help="Compare C with checksums, and end (detect) or multiply again (repair) where a bit has flipped.",
+)
 @click.option("--compute-type", type=click.Choice(COMPUTE), help="Type that operands are rounded to; default: none.")
 @options.device
 @options.trace
@@ -166,6 +171,7 @@ def multiply(
     if mtbf is not None and checkpoint is None:
         raise click.UsageError("--mtbf needs --checkpoint, the time until the first one, whose duration is measured")
     unfit = {"--block": block, "--memory-limit": others["memory_limit"], "--device cuda": device != "host"}
+    unfit["--protect repair"] = others["protect"] == "repair"
     for name, given in {"--memory": memory, "--checkpoint": checkpoint}.items():
         if given is not None and any(unfit.values()):
             raise click.UsageError(f"{name} does not go with {' or '.join(x for x in unfit if unfit[x])}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from pdgemm.blas.threads import multiplier
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.rectangles import Rectangle
+from pdgemm.instrument.check_report import CheckReport
 from pdgemm.instrument.recorder import Recorder, Traffic
 from pdgemm.names import AlgorithmName
 from pdgemm.support.tables import Table
@@ -114,6 +115,7 @@ class Report:
     device: str = ""  # empty on the host
     ranks_per_device: int = 1  # the maximum
     compute: str = ""  # the type that operands were rounded to; empty if they were not
+    checks: CheckReport | None = None  # of protect=
 
     @property
     def move_seconds(self) -> float:
@@ -141,7 +143,8 @@ class Report:
     @property
     def as_predicted(self) -> bool:
         """Are the words, the messages and the bytes of buffers what the plan said?"""
-        return self.counted == self.predicted and self.extra_bytes == self.predicted_extra_bytes
+        checks = self.checks is None or self.checks.repeats or self.checks.counted == self.checks.predicted
+        return self.counted == self.predicted and self.extra_bytes == self.predicted_extra_bytes and bool(checks)
 
     # how the reports of all ranks are collected; no field, because it is no measurement, and cannot be sent
     _collect: ClassVar[Any] = None
@@ -211,6 +214,8 @@ class Report:
 
     def __str__(self) -> str:
         line = f"rank {self.rank} at {self.coords}: {self._times()}; {self._traffic()}"
+        if self.checks is not None:
+            line += f"; {self.checks}"
         if self.rank:
             return line
         expected = f"predicted {in_seconds(self.predicted_seconds)}, lower bound {in_words(self.lower_bound_words)}"

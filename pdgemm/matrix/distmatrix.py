@@ -167,6 +167,10 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
                 raise AttributeError(not_available(name))
             raise AttributeError(f"a DistMatrix has no attribute {name!r}", name=name, obj=self)
 
+    def checksum(self) -> str:
+        """Return a checksum of the elements that is the same in any layout.  Collective; see `pdgemm.checksum`."""
+        return pdgemm.checksum(self)
+
     # ------------------------------------------------------------------ moving
     def redistribute(
         self,

@@ -20,7 +20,7 @@ from pdgemm.planning.candidate_table import Candidate, table, wrapped
 from pdgemm.planning.candidates import Arrangement, arrangements, arrangements_in_place, impossible
 from pdgemm.planning.problem import Problem
 from pdgemm.planning.product_plan import MOVES_WEIGH, ProductPlan, sample, with_moves
-from pdgemm.support.text import in_bytes
+from pdgemm.support.text import in_bytes, in_words
 
 PANEL_WIDTH = 512  # wide enough for BLAS to reach its peak, narrow enough to overlap with it
 PANEL_WIDTH_BETWEEN_NODES = 256  # where the first panels take longer to arrive, and BLAS is hardly slower
@@ -231,7 +231,16 @@ def _beside(plan: ProductPlan, other: ProductPlan) -> str:
 
 def explain(plan: ProductPlan, whole: bool = False, more: str = "explain(all=True)") -> str:
     """Return the plan, a table of the candidates, and the rule of the choice, in lines of at most 80 characters."""
-    return "\n".join([wrapped(str(plan)), explained(considered(plan), whole, more)])
+    lines = [wrapped(str(plan)), explained(considered(plan), whole, more)]
+    if plan.problem.protect:
+        checks = plan.checks(0)
+        lines.append(
+            wrapped(
+                f"checksums: {in_words(checks.words)} in {checks.allreduces} allreduces, {in_bytes(checks.bytes)}, and "
+                f"A, B and C are read once more: about {plan.check_share:.1%} of the time"
+            )
+        )
+    return "\n".join(lines)
 
 
 def explained(found: list[Candidate], whole: bool, more: str) -> str:

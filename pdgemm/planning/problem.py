@@ -70,6 +70,7 @@ class Problem:
     outside_node_memory: str = ""  # the operands among A and B that are not in node-shared memory
     ideal: bool = False  # each product gets A, B and C on layouts that fit it, and nothing is redistributed
     triangle: TriangleName = ""  # of C that is computed, as in `Product`
+    protect: str = ""  # "detect" or "repair": C is compared with checksums
     machine: Machine = field(default_factory=Machine, repr=False)
     movers: tuple[str, ...] = field(default_factory=by_messages)
 

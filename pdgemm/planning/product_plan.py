@@ -10,6 +10,7 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.layout import Layout
+from pdgemm.instrument.check_report import Checks
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.model.formulas import lower_bound
 from pdgemm.planning.candidate_table import Candidate
@@ -94,7 +95,8 @@ class ProductPlan:
         Where the layouts are ideal none were given, and A, B and C are included.
         """
         own = sum(layout.local_bytes(rank) for layout in self.arrangement.layouts) if self.problem.ideal else 0
-        return self.product.extra_bytes(rank) + self._copied_bytes(rank) + own
+        checks = self._check_bytes(rank) if self.problem.protect else 0
+        return self.product.extra_bytes(rank) + self._copied_bytes(rank) + own + checks
 
     def _copied_bytes(self, rank: int | None) -> int:
         """Return the bytes of copies of A, B and C, and of the messages of their redistribution."""
@@ -102,6 +104,37 @@ class ProductPlan:
             move.extra_bytes(rank) + (move.source if name == "C" else move.target).local_bytes(rank)
             for name, move in self.moves
         )
+
+    # ------------------------------------------------------------------ checksums
+    def check_buffers(self, rank: int | None) -> Buffers:
+        """Return the vectors of the checksums of a rank, and the copy of C that a product is repeated from.
+
+        For rank None, the most of any rank.
+        """
+        problem, (m, _, k) = self.problem, self.problem.mnk
+        dtype = np.dtype(np.int64) if problem.accumulate.kind in "iu" else problem.accumulate
+        (rows, cols), entry = problem.C.local_shape(rank), not problem.beta_is_zero
+        own = sum(x.local_shape(rank)[0] for x in (problem.B, problem.A)) + entry * rows
+        found = {"B x": (k, dtype), "own": (own, dtype), "C x": (m, dtype)}
+        found["squares"] = m + 1 + entry * m, np.dtype(np.float64)
+        if entry and problem.protect == "repair":
+            found["C on entry"] = rows * cols, problem.C.dtype
+        return found
+
+    def checks(self, rank: int) -> Checks:
+        """Return what the checksums of one run take of a rank: allreduces of B x, squares, C x, and of the verdict."""
+        (m, _, k), entry = self.problem.mnk, not self.problem.beta_is_zero
+        words = k + (m + 1 + entry * m) + m + 2
+        return Checks(words, 3 + (k > 0), self._check_bytes(rank))
+
+    def _check_bytes(self, rank: int | None) -> int:
+        return sum(n * dtype.itemsize for n, dtype in self.check_buffers(rank).values())
+
+    @property
+    def check_share(self) -> float:
+        """The predicted time of the checksums, which read A, B and C once, over that of the product."""
+        read = sum(x.local_bytes(None) for x in self.problem.given)
+        return read / self.problem.machine.copy_bandwidth / max(self.seconds, 1e-9)
 
     @cached_property
     def needs_node_memory(self) -> bool:

@@ -755,3 +755,37 @@ def test_a_job_that_is_asked_to_end_saves_and_the_same_command_goes_on(tmp_path:
         (["--checkpoint", "1min", "--block", "8"], "--checkpoint does not go with --block"),
     ):
         assert said in one_line(jobs.pdgemm(1, *words[:5], *bad, cwd=tmp_path))
+
+
+def test_a_flipped_bit_ends_the_job_or_is_repaired(folder: Path, tmp_path: Path) -> None:
+    """--protect, by a planted flip in the sums; with parts the same command goes on."""
+    source = """
+import os
+if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) == "1":
+    import pdgemm.algorithms.accumulator as module
+    ready, left = module.Accumulator.prepared, [TIMES]
+    def prepared(self, A, B):
+        multiply = ready(self, A, B)
+        def work():
+            multiply()
+            if left[0] and self.sums.size:
+                left[0] -= 1
+                self.sums[0, 0] += 1
+        return work
+    module.Accumulator.prepared = prepared
+"""
+    words = ["multiply", f"{folder}/a.h5:/x", f"{folder}/b.h5:/y", "-o", "c.h5:/c", "--protect"]
+    where = r"a bit has flipped on rank 1 on \S+ \(1 of 61 rows of C are wrong, row \d+ first\)"
+    for times, options, code, said in (
+        (1, ["repair"], 0, rf"^pdgemm: {where}; the product is repeated$"),
+        (1, ["detect"], 1, rf"^pdgemm: error: {where}; protect='repair' would have repeated the product$"),
+        (99, ["repair"], 1, rf"^pdgemm: error: {where}, twice in the same way: take that node out of the job$"),
+        (1, ["detect", "--memory", "4MB"], 1, rf"^pdgemm: error: {where}"),
+    ):
+        (tmp_path / "c.h5").unlink(missing_ok=True)
+        plant = jobs.with_plant(tmp_path, source.replace("TIMES", str(times)))
+        run = jobs.pdgemm(2, *words, *options, cwd=tmp_path, **plant)
+        assert run.returncode == code and re.search(said, run.stderr, re.MULTILINE), run.stderr
+        assert (tmp_path / "c.h5").exists() == (code == 0)
+    bad = jobs.pdgemm(2, *words, "repair", "--memory", "4MB", cwd=tmp_path)
+    assert "--memory does not go with --protect repair" in one_line(bad)

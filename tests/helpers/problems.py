@@ -90,3 +90,27 @@ def gemm_error(
 
 
 TOLERANCE = 3.0
+
+
+NASTY = ("normal", "uniform", "constant", "graded", "cancelling", "sparse", "integers", "huge and tiny")
+
+
+def nasty(kind: str, shape: tuple[int, int], dtype: str, seed: int) -> np.ndarray:
+    """Matrices whose rounding errors are as unlike as can be."""
+    r = np.random.default_rng(seed)
+    x = r.normal(size=shape)
+    if kind == "uniform":
+        x = r.uniform(size=shape)
+    if kind == "constant":
+        x = np.full(shape, r.uniform(0.1, 3))
+    if kind == "graded":
+        x *= np.logspace(-6, 6, shape[0])[:, None]
+    if kind == "cancelling":
+        x[:, 1::2] = -x[:, : shape[1] // 2 * 2 : 2] * (1 + 1e-6)
+    if kind == "sparse":
+        x *= r.uniform(size=shape) < 0.02
+    if kind == "integers":
+        x = r.integers(-3, 4, shape).astype(float)
+    if kind == "huge and tiny":
+        x *= 10.0 ** r.integers(-12, 13, shape)
+    return (x * (1 + 0.7j) if np.dtype(dtype).kind == "c" else x).astype(dtype)

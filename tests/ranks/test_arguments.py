@@ -163,6 +163,7 @@ def test_nothing_is_done_with_matrices_of_a_freed_grid(comm: Any, tmp_path: Path
         grid.free()
         methods: dict[str, tuple[Any, ...]] = dict.fromkeys(("H", "T", "allgather", "copy", "norm", "to_global"), ())
         methods |= {"to_host": (), "allclose": (A,), "astype": ("f4",), "layout_in": (other,), "redistribute": (X,)}
+        methods |= {"checksum": ()}
         methods |= {"same_layout": (X,), "to_device": ("host",), "matvec": (np.ones(6),), "fill": (1,)}
         methods |= dict.fromkeys(
             ("sum", "mean", "prod", "min", "max", "argmin", "argmax", "any", "all", "var", "std"), ()

@@ -1,0 +1,299 @@
+"""Flipped bits are found wherever they happen, clean products pass, and repeated ones are bit-identical."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from problems import DTYPES, NASTY, grid_shapes, nasty
+from tiers import everything, few_grids, pairs
+
+pytestmark = pytest.mark.mpi
+ALGORITHMS = ("summa", "stationary_a", "stationary_b", "cannon", "2.5d", "inner", "row", "column")
+PLACES = ("sums", "panel of A", "panel of B", "reduction", "redistribution")
+N = 96
+CERTAIN = 10.0  # times tau: so far above the cap that rounding errors cannot hide it
+
+
+def flip(array: np.ndarray, bit: int, at: int) -> None:
+    """Flip a bit of an element, which may be in a view."""
+    i, j = divmod(at % array.size, array.shape[1])
+    item = np.array(array[i, j]).reshape(1)
+    words = item.view(f"u{min(8, item.itemsize)}")
+    words[bit // (8 * words.itemsize) % words.size] ^= words.dtype.type(1 << bit % (8 * words.itemsize))
+    array[i, j] = item[0]
+
+
+@contextmanager
+def planted(
+    monkeypatch: pytest.MonkeyPatch, place: str, bit: int, when: int, here: bool, often: int = 1
+) -> Iterator[Any]:
+    """Flip a bit on this rank the first time, or times, that something happens after `when` others."""
+    from pdgemm.algorithms import prepared
+    from pdgemm.algorithms.accumulator import Accumulator
+
+    state = {"count": 0, "done": 0}
+
+    def due(array: Any) -> bool:
+        state["count"] += 1
+        if not here or not array.size or state["count"] <= when or state["done"] >= often:
+            return False
+        state["done"] += 1
+        return True
+
+    add, ready, store = Accumulator.add, Accumulator.prepared, prepared.exchange
+
+    def damaged(self: Any, A: Any, B: Any, work: Callable[[], object]) -> None:
+        if place == "sums":
+            work()
+            if due(self.sums):
+                flip(self.sums, bit, 7 * when + 3)
+            return
+        panel = {"panel of A": A, "panel of B": B}.get(place)
+        if panel is None or not due(panel):
+            work()
+            return
+        before = panel.copy()  # it is read wrongly, and the matrix that it may be a view of is not changed
+        flip(panel, bit, 11 * when + 5)
+        work()
+        panel[...] = before
+
+    with monkeypatch.context() as patch:
+        if place in ("sums", "panel of A", "panel of B"):
+            patch.setattr(Accumulator, "add", lambda self, A, B: damaged(self, A, B, lambda: add(self, A, B)))
+
+            def prepare(self: Any, A: Any, B: Any) -> Any:
+                multiply = ready(self, A, B)
+                return lambda: damaged(self, A, B, multiply)
+
+            patch.setattr(Accumulator, "prepared", prepare)
+        elif place == "redistribution":
+
+            def exchange(alpha: Any, x: Any, beta: Any, y: Any, *more: Any) -> None:
+                store(alpha, x, beta, y, *more)
+                if due(y):
+                    flip(y, bit, 13 * when + 1)
+
+            patch.setattr(prepared, "exchange", exchange)
+        elif place == "reduction":
+            from pdgemm.arrays.elementwise import Combine
+
+            combine = Combine.__call__
+
+            def combined(self: Any, to: Any, part: Any, *more: Any) -> Any:
+                made = combine(self, to, part, *more)
+                if to.ndim == 2 and due(to):
+                    flip(to, bit, 17 * when + 2)
+                return made
+
+            patch.setattr(Combine, "__call__", combined)
+        yield state
+
+
+def tau(A: np.ndarray, B: np.ndarray, dtype: str) -> np.ndarray:
+    """What rounding errors of the rows of C x may be, as the package has it."""
+    wide = 8**0.5 if np.dtype(dtype).kind == "c" else 1
+    unit = np.finfo(dtype).eps / 2
+    size = np.linalg.norm(A.astype("D"), axis=1) * np.linalg.norm(B.astype("D"))
+    return np.asarray(wide * unit * (A.shape[1] + B.shape[1]) ** 0.5 * size)
+
+
+def operands(dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    r = np.random.default_rng(5)
+    parts = [r.normal(size=(N, N)) + (1j * r.normal(size=(N, N)) if dtype[0] == "c" else 0) for _ in "AB"]
+    return parts[0].astype(dtype), parts[1].astype(dtype)
+
+
+def bits(dtype: str) -> list[int]:
+    """All, or some of every kind: sign, exponent, the first and last of the mantissa."""
+    width = 8 * np.dtype(dtype).itemsize
+    if everything():
+        return list(range(width))
+    real = width // (2 if np.dtype(dtype).kind == "c" else 1)
+    mantissa = np.finfo(dtype).nmant
+    return [0, mantissa // 2, mantissa - 8, mantissa - 3, mantissa - 1, mantissa, mantissa + 3, real - 2, real - 1]
+
+
+@few_grids
+@pytest.mark.parametrize(("algorithm", "place", "dtype"), pairs(ALGORITHMS, PLACES, DTYPES))
+def test_flips_above_the_threshold_are_found_and_repaired(
+    comm: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    algorithm: str,
+    place: str,
+    dtype: str,
+) -> None:
+    """None is missed, the result is that of an undisturbed product bit for bit, and the message names a rank."""
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.protection.row_checksums import _signs
+
+    a, b = operands(dtype)
+    signs, error = _signs(np.arange(N)), tau(a, b, dtype)
+    shape = grid_shapes(comm.size)[len(grid_shapes(comm.size)) // 2]
+    if algorithm == "2.5d" and comm.size == 1:
+        pytest.skip("one rank has no layers")
+    hits = found = missed = 0
+    with ProcessGrid(comm, shape) as grid:
+        moved = {"redistribution": 24}.get(place, 8)
+        A, B = (DistMatrix.from_global(x, grid=grid, block=y) for x, y in ((a, moved), (b, 8)))
+
+        def product(**more: Any) -> Any:
+            C = DistMatrix.empty((N, N), grid=grid, block=8, dtype=dtype)
+            return pdgemm(1.0, A, B, 0, C, algorithm=algorithm, panel_width=16, **more)
+
+        right = product().to_global()
+        for number, bit in enumerate(bits(dtype)):
+            rank, when = number % comm.size, number % 3 if place in ("sums", "panel of A", "panel of B") else number % 2
+            with planted(monkeypatch, place, bit, when, comm.rank == rank) as state:
+                wrong = product().to_global()
+                planted_one = comm.allreduce(state["done"])
+            if not planted_one:
+                continue  # this algorithm has no such thing, or not there
+            with planted(monkeypatch, place, bit, when, comm.rank == rank):
+                C = product(protect="repair")
+            repeats, said = C.report.checks.repeats, capfd.readouterr().err
+            again = C.to_global()
+            if comm.rank == 0:
+                with np.errstate(all="ignore"):
+                    change = np.abs((wrong.astype("D") - right) @ signs)
+                    far = ~(change <= CERTAIN * error).all()
+                hits, found, missed = hits + 1, found + bool(repeats), missed + bool(far and not repeats)
+                assert not far or repeats == 1, (bit, when, rank)
+                assert not repeats or np.array_equal(again, right, equal_nan=True)
+                assert not repeats or ("a bit has flipped on rank" in said and "the product is repeated" in said)
+    assert missed == 0 and (comm.rank or not hits or found)
+    everywhere = place in ("sums", "panel of A", "panel of B")
+    assert comm.rank or hits or not everywhere or algorithm == "inner", "nothing was planted"
+
+
+@few_grids
+@pytest.mark.parametrize("beta", [0, -0.5])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_fault_that_stays_raises_on_all_ranks(
+    comm: Any, monkeypatch: pytest.MonkeyPatch, dtype: str, beta: float
+) -> None:
+    """After four runs; "detect" after the first.  A product in place is repeated from what C was."""
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.errors import CorruptionError
+
+    a, b = operands(dtype)
+    bit = np.finfo(dtype).nmant + 2
+    with ProcessGrid(comm) as grid:
+        A, B, C0 = (DistMatrix.from_global(x, grid=grid, block=16) for x in (a, b, a - b))
+
+        def product(**more: Any) -> Any:
+            return pdgemm(1.5, A, B, beta, C0.copy(), **more)
+
+        right = product().to_global()
+        for protect, often, said in (
+            ("detect", 1, r"a bit has flipped on rank \d.*; protect='repair' would have repeated the product"),
+            ("repair", 99, r"a bit has flipped on rank \d.*(in 4 runs|twice in the same way): take that node out"),
+        ):
+            fault = planted(monkeypatch, "sums", bit, 0, comm.rank == comm.size - 1, often)
+            with fault, pytest.raises(CorruptionError, match=said) as raised:
+                product(protect=protect)
+            assert comm.allgather(str(raised.value)) == [str(raised.value)] * comm.size
+            assert beta or f"rank {comm.size - 1} on " in str(raised.value)
+        with planted(monkeypatch, "sums", bit, 0, comm.rank == 0):
+            C = product(protect="repair")
+        assert C.report.checks.repeats == 1
+        found = C.to_global()
+        assert comm.rank or np.array_equal(found, right)
+
+
+@few_grids
+@pytest.mark.parametrize("which", ["A", "B"])
+def test_an_operand_that_changes_in_memory_raises(comm: Any, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
+    """It cannot be repaired, and the rank is named."""
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.algorithms import prepared
+    from pdgemm.errors import CorruptionError
+
+    a, b = operands("float64")
+    run = prepared.Prepared._run
+    with ProcessGrid(comm) as grid:
+        A, B = (DistMatrix.from_global(x, grid=grid, block=16) for x in (a, b))
+
+        def damaged(self: Any, *arguments: Any) -> Any:
+            if comm.rank == comm.size - 1:
+                flip({"A": A, "B": B}[which].local, 58, 100)
+            comm.Barrier()
+            return run(self, *arguments)
+
+        monkeypatch.setattr(prepared.Prepared, "_run", damaged)
+        where = rf"^{which} on rank {comm.size - 1} on .* changed in memory while it was multiplied .*read it again"
+        for protect in ("detect", "repair"):
+            with pytest.raises(CorruptionError, match=where):
+                pdgemm(1.0, A, B, protect=protect)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "float16", "int8"])
+def test_clean_products_pass(comm: Any, dtype: str) -> None:
+    """Of all kinds, without a repeat."""
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+    kinds = [x for x in NASTY if dtype not in ("float16", "int8") or x in ("normal", "integers", "sparse", "uniform")]
+    with ProcessGrid(comm) as grid:
+        for number in range(60 if everything() else 12):
+            of_a, of_b = kinds[number % len(kinds)], kinds[(number // 3) % len(kinds)]
+            m, n, k = ((70, 90, 400), (300, 20, 30), (65, 300, 100), (5, 7, 900))[number % 4]
+            a, b = nasty(of_a, (m, k), dtype, number), nasty(of_b, (k, n), dtype, number + 1)
+            A, B = (DistMatrix.from_global(x, grid=grid, block=13) for x in (a, b))
+            beta = (0, 2)[number % 2]
+            C = DistMatrix.from_function(lambda i, j: i - j + 0 * i, (m, n), grid=grid) if beta else None
+            C = None if C is None else C.astype("int32" if dtype == "int8" else dtype)
+            C = pdgemm(1, A, B, beta, C, protect="repair")
+            assert C.report.checks.repeats == 0 and C.report.as_predicted, (of_a, of_b, m, n, k)
+            assert C.report.checks.counted == C.report.checks.predicted
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_products_that_hold_nan_pass(comm: Any, value: float) -> None:
+    """In A, in B, and in C on entry; overflow too."""
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+    a, b = operands("float64")
+    with ProcessGrid(comm) as grid:
+        for which in range(4):
+            x = [a.copy(), b.copy(), a + b]
+            if which < 3:
+                x[which][3, 7] = value
+            else:
+                x[0] *= 1e200
+                x[1] *= 1e200
+            A, B, C0 = (DistMatrix.from_global(y, grid=grid, block=16) for y in x)
+            C = pdgemm(1.0, A, B, 1.0, C0, protect="detect")
+            assert C.report.checks.repeats == 0
+        A, B = (DistMatrix.from_global(y, grid=grid, block=16) for y in (np.full_like(a, value), b))
+        C = pdgemm(0.0, A, B, 2.0, DistMatrix.from_global(a, grid=grid), protect="repair")  # A is not read
+        found = C.to_global()
+        assert comm.rank or np.array_equal(found, 2 * a)
+
+
+def test_what_it_takes_is_planned(comm: Any) -> None:
+    """Words, allreduces and bytes, within the memory limit; nothing without it."""
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan
+    from pdgemm.errors import ArgumentError, MemoryLimitError
+
+    with ProcessGrid(comm) as grid:
+        A, B, C = (DistMatrix.random(x, grid=grid, block=16) for x in ((70, 50), (50, 60), (70, 60)))
+        bare = plan(A, B, C, beta=1)
+        for protect, copy in (("detect", 0), ("repair", C.local.nbytes)):
+            found = plan(A, B, C, beta=1, protect=protect, algorithm="summa")
+            assert "\nchecksums: 263 words in 4 allreduces, " in found.explain()
+            checks = found.checks(comm.rank)
+            assert (checks.words, checks.allreduces) == (50 + 141 + 70 + 2, 4)
+            rows = sum(x.local.shape[0] for x in (A, B, C))
+            assert checks.bytes == 8 * (50 + rows + 70 + 141) + copy
+            found.execute(A, B, C, beta=1)
+            assert C.report.checks.counted == checks and C.report.as_predicted
+            with pytest.raises(MemoryLimitError):
+                plan(A, B, C, beta=1, protect=protect, algorithm="summa", memory_limit=checks.bytes - 1)
+        assert "checksums" not in bare.explain() and plan(A, B, C, beta=1).extra_bytes(0) == bare.extra_bytes(0)
+        assert pdgemm(1, A, B, 1, C).report.checks is None
+        with pytest.raises(ArgumentError, match="protect 'all' is not one of detect, repair"):
+            pdgemm(1, A, B, protect="all")  # type: ignore[arg-type]
