@@ -34,7 +34,6 @@ from pdgemm.instrument.report import IOReport
 from pdgemm.instrument.spans import taking, timed
 from pdgemm.io import generations, hyperslabs, mpi_io, pieces
 from pdgemm.io.atomic import check_writable, on_root, replacing
-from pdgemm.io.checksum import checksum
 from pdgemm.io.generations import Saved, SavedReport
 from pdgemm.io.matrix_files import Progress, Transfer, check_dtypes, part_of, within
 from pdgemm.io.new_dataset import NewDataset, attributes, new_dataset
@@ -43,6 +42,7 @@ from pdgemm.matrix.argument_checks import check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import communicator_of, device_on
 from pdgemm.names import DeviceName, DType
+from pdgemm.protection.checksum import checksum
 from pdgemm.support.agreement import GuardedCallback, agree, together
 from pdgemm.support.files import say
 

@@ -22,12 +22,12 @@ from pdgemm.instrument.report import IOReport
 from pdgemm.instrument.spans import taking, timed
 from pdgemm.io import mpi_io, pieces
 from pdgemm.io.atomic import on_root, replacing
-from pdgemm.io.checksum import checksum
 from pdgemm.io.matrix_files import Progress, Transfer, check_dtypes, part_of, within
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import communicator_of, device_on
 from pdgemm.names import DeviceName, DType
+from pdgemm.protection.checksum import checksum
 from pdgemm.support.agreement import together
 from pdgemm.support.files import State, naming, ordinary, reserve, state, state_of
 

@@ -34,7 +34,6 @@ if _TYPE_CHECKING:
     from pdgemm.grids.distribution import Distribution as Distribution
     from pdgemm.grids.process_grid import ProcessGrid as ProcessGrid
     from pdgemm.instrument.report import Report as Report
-    from pdgemm.io.checksum import checksum as checksum
     from pdgemm.matrix.batch import Batch as Batch
     from pdgemm.matrix.batch import balance as balance
     from pdgemm.matrix.distmatrix import DistMatrix as DistMatrix
@@ -42,6 +41,7 @@ if _TYPE_CHECKING:
     from pdgemm.model.machine import Machine as Machine
     from pdgemm.model.machine import load_machine as load_machine
     from pdgemm.profiling.trace_file import trace as trace
+    from pdgemm.protection.checksum import checksum as checksum
     from pdgemm.streamed.stored_matrix import StoredMatrix as StoredMatrix
 
 _NAMES = {  # what each module has for users
@@ -52,7 +52,7 @@ _NAMES = {  # what each module has for users
     "pdgemm.grids.distribution": ["BlockCyclic", "Distribution"],
     "pdgemm.grids.process_grid": ["ProcessGrid"],
     "pdgemm.instrument.report": ["Report"],
-    "pdgemm.io.checksum": ["checksum"],
+    "pdgemm.protection.checksum": ["checksum"],
     "pdgemm.matrix.batch": ["Batch", "balance"],
     "pdgemm.matrix.distmatrix": ["DistMatrix"],
     "pdgemm.matrix.residual": ["verify"],

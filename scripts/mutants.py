@@ -301,7 +301,7 @@ MUTANTS = [
         (f"4 {R}scalapack.py",),
     ),
     Mutant(
-        "io: real and imaginary part have one weight", "io/checksum.py",
+        "io: real and imaginary part have one weight", "pdgemm/protection/checksum.py",
         "cols[:, None] * words + np.arange(words)", "cols[:, None] * words + 0 * np.arange(words)",
         ("1 tests/io/test_hdf5.py",),
     ),

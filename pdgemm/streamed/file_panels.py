@@ -14,10 +14,10 @@ from mpi4py import MPI
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.io.checksum import bilinear, zero
 from pdgemm.io.matrix_files import Transfer
 from pdgemm.io.source import Source
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.protection.checksum import bilinear, zero
 from pdgemm.streamed.tiling import STAGED, Range, Step, Tiling
 from pdgemm.support.agreement import together
 

@@ -21,7 +21,6 @@ from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.report import IOReport
 from pdgemm.instrument.stream_report import StreamReport
-from pdgemm.io import checksum
 from pdgemm.io.matrix_files import Progress, Transfer
 from pdgemm.io.new_dataset import NewDataset, new_dataset
 from pdgemm.io.source import Source, source
@@ -30,6 +29,7 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.residual import Residual, random_vectors
 from pdgemm.matrix.residual import residual as residual_of
 from pdgemm.model.formulas import gemm_flops
+from pdgemm.protection import checksum
 from pdgemm.streamed.checkpoints import PATIENCE, Checkpoints, When, Wrong, checkpoints
 from pdgemm.streamed.file_panels import Panels, TileWriter, loaded, moved, worker
 from pdgemm.streamed.files_residual import applied

@@ -27,12 +27,13 @@ from mpi4py import MPI
 
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.io import checksum, generations, pieces
+from pdgemm.io import generations, pieces
 from pdgemm.io.atomic import on_root
 from pdgemm.io.matrix_files import Transfer
 from pdgemm.io.new_dataset import NewDataset
 from pdgemm.io.source import Source, source
 from pdgemm.io.stored import attribute
+from pdgemm.protection import checksum
 from pdgemm.streamed.tiling import STAGED, Part, Range, Tiling
 from pdgemm.support import files
 from pdgemm.support.agreement import together

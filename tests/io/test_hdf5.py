@@ -286,7 +286,7 @@ def test_a_symbolic_link_keeps_pointing_to_the_file(comm: Any, grid: Any, shared
 # ------------------------------------------------------------------ the checksum
 def test_the_checksum_does_not_depend_on_the_layout_and_sees_any_change(comm: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.io.checksum import bilinear, checksum, text
+    from pdgemm.protection.checksum import bilinear, checksum, text
 
     for dtype in DTYPES:
         sums = set()
