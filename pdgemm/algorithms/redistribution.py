@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from time import perf_counter
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from pdgemm.arrays import device as devices
 from pdgemm.arrays.device import Device
 from pdgemm.arrays.dtypes import fits
 from pdgemm.arrays.elementwise import Combine
-from pdgemm.arrays.integers import as_count
+from pdgemm.arrays.integers import as_count, as_name
 from pdgemm.devices.streams import recorder_of
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, GridError, LayoutError, MemoryLimitError
 from pdgemm.grids.distribution import Block, Distribution
@@ -25,7 +25,8 @@ from pdgemm.instrument.report import MoveReport
 from pdgemm.matrix.argument_checks import as_scalar, check_matrices, check_result, communicator, same_memory
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, device_on, new_array, new_local
-from pdgemm.names import DType
+from pdgemm.names import DType, Protection
+from pdgemm.protection.checksum import checksum, repaired
 from pdgemm.schedules.exchange import Exchange, best_places, plan_exchange
 from pdgemm.support.agreement import together
 
@@ -44,6 +45,7 @@ def redistribute(
     dtype: DType | None = None,
     relabel: bool = False,
     memory_limit: int | None = None,
+    protect: Protection | None = None,
     check: bool = True,
 ) -> DistMatrix:
     """Compute Y := alpha X + beta Y between any two layouts.  Collective over the grid of X; also X.redistribute(...).
@@ -58,6 +60,9 @@ def redistribute(
     relabel      : map the ranks to a grid of the same shape such that most elements stay on their ranks.  Where that
                    reduces the words sent, Y is on a new grid, `Y.grid`, that the caller frees.
     memory_limit : bytes per rank for the message buffers.
+    protect      : compare the bits of Y with those of X by `checksum`; alpha must be 1, beta 0, and the types the
+                   same.  "detect" raises CorruptionError where they differ, "repair" redistributes again, three times
+                   at most.
     check        : False skips the allreduce that makes all ranks raise the same exception.
 
     Returns Y; `Y.report` has the words that were sent and the seconds that it took.
@@ -103,10 +108,21 @@ def redistribute(
                 f"memory limit {limit} bytes per rank is too small to redistribute {X!r}: "
                 f"at least {plan.extra_bytes(None)} bytes are needed"
             )
-        description += ["redistribute", *["out=None"] * made, f"alpha={alpha}", f"beta={beta}", plan.description]
+        if protect is not None:
+            as_name(protect, "protect", get_args(Protection))
+            if alpha != 1 or beta != 0 or X.dtype != out.dtype:
+                raise ArgumentError("protect compares bits: alpha must be 1, beta 0, and the type of Y that of X")
+        description += [
+            "redistribute",
+            f"protect={protect}",
+            *["out=None"] * made,
+            f"alpha={alpha}",
+            f"beta={beta}",
+            plan.description,
+        ]
         workspace = Room(plan, comm.rank, where)
     assert out is not None  # an error was raised on all ranks
-    recorder = recorder_of(X.stored)
+    recorder, expected = recorder_of(X.stored), checksum(X) if protect else ""
     recorder.hold(workspace.nbytes)
     with np.errstate(all="ignore"), kept_if_it_fails(workspace), spans.timed("redistribute", out.stored.nbytes):
         if alpha == 0:
@@ -115,6 +131,12 @@ def redistribute(
         else:
             exchange(alpha, X.stored, beta, out.stored, plan, workspace, X.grid, recorder)
         recorder.finish()
+        if protect:
+
+            def again() -> None:
+                exchange(alpha, X.stored, beta, out.stored, plan, workspace, X.grid, recorder_of(X.stored))
+
+            repaired(X, out, expected, again if protect == "repair" else None)
     if made:
         out.shared = all_shared(out.stored, out.grid)
     out.report = move_report("X", plan, comm.rank, recorder, perf_counter() - start)

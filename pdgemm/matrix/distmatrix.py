@@ -23,7 +23,7 @@ from pdgemm.matrix.local_arrays import all_shared, device_on, new_array
 from pdgemm.matrix.matrix_base import public
 from pdgemm.matrix.numpy_functions import WHOLE, NumPyFunctions, not_available
 from pdgemm.matrix.reductions import Reductions
-from pdgemm.names import DeviceName, DType, Norm
+from pdgemm.names import DeviceName, DType, Norm, Protection
 from pdgemm.support.agreement import check_not_freed, together
 
 _GATHER = {"to_numpy", "numpy", "gather", "compute"}  # methods by which other libraries return a whole array
@@ -186,11 +186,12 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         dtype: DType | None = None,
         relabel: bool = False,
         memory_limit: int | None = None,
+        protect: Protection | None = None,
         check: bool = True,
     ) -> DistMatrix:
         """Copy the elements to another layout, `like=B` to that of B: see `pdgemm.redistribute`.  Collective."""
         layout: Any = {"grid": grid, "block": block, "source": source, "order": order, "dtype": dtype}
-        limits: Any = {"relabel": relabel, "memory_limit": memory_limit, "check": check}
+        limits: Any = {"relabel": relabel, "memory_limit": memory_limit, "protect": protect, "check": check}
         return pdgemm.redistribute(self, out, alpha=alpha, beta=beta, like=like, **layout, **limits)
 
     def to_device(self, device: DeviceName = "cuda") -> Self:

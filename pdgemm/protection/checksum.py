@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from mpi4py import MPI
 
 from pdgemm.arrays.element_functions import hashed, slabs
+from pdgemm.errors import CorruptionError
 from pdgemm.matrix.argument_checks import check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together
+from pdgemm.support.files import say
 
+REPEATS = 3
 _MOST = 1 << 18  # rows or columns that are hashed at a time
 
 
@@ -31,6 +36,22 @@ def checksum(matrix: DistMatrix) -> str:
             col_numbers = matrix.distribution.cols.to_global(np.arange(cols.start, cols.stop), j)
             total += bilinear(local[rows, cols], row_numbers, col_numbers)
     return text(matrix.grid.comm, total)
+
+
+def repaired(X: DistMatrix, Y: DistMatrix, expected: str, again: Callable[[], object] | None) -> None:
+    """Compare the bits of a copy Y with what those of X were; copy `again` where they differ.  Collective.
+
+    Raises CorruptionError on all ranks.
+    """
+    for repeats in range(REPEATS + 1):
+        if checksum(Y) == expected:
+            return
+        what = f"{X!r} was redistributed, and its elements are not what they were: a bit has flipped"
+        if again is None or repeats == REPEATS or checksum(X) != expected:  # X may have changed, or be Y
+            raise CorruptionError(f"{what}{f' in {repeats} copies more' if repeats else ''}; make the matrix again")
+        if Y.grid.comm.rank == 0:
+            say(f"{what}; it is done again")
+        again()
 
 
 def bilinear(part: np.ndarray, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:

@@ -25,13 +25,13 @@ from pdgemm.arrays.element_functions import hashed
 from pdgemm.errors import CorruptionError
 from pdgemm.instrument.check_report import CheckReport, Checks
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.protection.checksum import REPEATS
 from pdgemm.support.files import say
 
 CAP = 8.0  # times tau: clean residuals were up to 2.5, of constant matrices, and mostly below 0.4
 SHARP = 32.0  # times what 95% of the rows keep to in residual / tau; of clean ones the largest was 11 times it
 _MOST = 95.0  # percent; a median is not enough: rows of a sparse matrix, or of one with few large elements, differ
 _ROWS = 64  # of which that says something
-REPEATS = 3
 _SLAB = 1 << 19  # bytes of a matrix that are used several times while they are in the cache
 _STREAM = 0x5EED
 

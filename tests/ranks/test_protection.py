@@ -297,3 +297,46 @@ def test_what_it_takes_is_planned(comm: Any) -> None:
         assert pdgemm(1, A, B, 1, C).report.checks is None
         with pytest.raises(ArgumentError, match="protect 'all' is not one of detect, repair"):
             pdgemm(1, A, B, protect="all")  # type: ignore[arg-type]
+
+
+@few_grids
+@pytest.mark.parametrize("dtype", [*DTYPES, "float16", "int8"])
+def test_redistributed_matrices_have_their_bits(
+    comm: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], dtype: str
+) -> None:
+    """Any bit that flips on the way is seen, and the exchange is repeated; one in X itself cannot be."""
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.algorithms import redistribution
+    from pdgemm.errors import ArgumentError, CorruptionError
+
+    x = (10 * operands("complex128" if dtype[0] == "c" else "float64")[0]).astype(dtype)
+    exchange, planned = redistribution.exchange, {"bit": -1, "times": 0, "of": 1}
+
+    def damaged(alpha: Any, X: Any, beta: Any, Y: Any, *more: Any) -> None:
+        here = planned["times"] > 0 and comm.rank == comm.size - 1
+        planned["times"] -= 1
+        if here and not planned["of"]:
+            flip(X, planned["bit"], 5)
+        comm.Barrier()  # others may read X in place
+        exchange(alpha, X, beta, Y, *more)
+        if here and planned["of"]:
+            flip(Y, planned["bit"], 5)
+
+    monkeypatch.setattr(redistribution, "exchange", damaged)
+    with ProcessGrid(comm) as grid:
+        X = DistMatrix.from_global(x, grid=grid, block=16)
+        for bit in range(0, 8 * x.itemsize, 1 if everything() else 5):
+            planned |= {"bit": bit, "times": 1}
+            for view, right in ((X, x), (X.T, x.T)) if bit % 2 else ((X.H, x.conj().T),):
+                planned["times"] = 1
+                Y = view.redistribute(block=7, protect="repair")
+                found = Y.to_global()
+                assert comm.rank or np.array_equal(found, right)
+                assert comm.rank or "it is done again" in capfd.readouterr().err
+        for protect, times, of in (("detect", 1, 1), ("repair", 99, 1), ("repair", 1, 0)):
+            planned |= {"bit": 3, "times": times, "of": of}
+            with pytest.raises(CorruptionError, match="was redistributed, and its elements are not what they were"):
+                X.redistribute(block=7, protect=protect)
+            planned |= {"times": 0}
+        with pytest.raises(ArgumentError, match="protect compares bits"):
+            X.redistribute(alpha=2, protect="detect")
