@@ -7,6 +7,7 @@ or one of the job that it goes on from, and no other.  All functions are for ran
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import uuid
@@ -24,13 +25,17 @@ import numpy as np
 import pdgemm
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.support.files import naming, ordinary, process_name
+from pdgemm.support.files import State, naming, ordinary, process_name, state
 from pdgemm.support.text import in_bytes, in_seconds
 
 _PREFIX = "pdgemm_"  # of the attributes that are not the caller's
 _JOB, _NAME, _GENERATION = f"{_PREFIX}job", f"{_PREFIX}process", f"{_PREFIX}generation"
-_CHECKSUM = f"{_PREFIX}checksum"
+_CHECKSUM, _ATTRS = f"{_PREFIX}checksum", f"{_PREFIX}attributes"  # of a matrix, of the attributes
 _MOST = 60_000  # bytes of an attribute; HDF5 takes no more than 64 KiB
+
+
+class DamagedError(FileError):
+    """A file that `save_all` has written cannot be read."""
 
 
 class Token(NamedTuple):
@@ -77,6 +82,13 @@ class SavedReport:
 
 _myself = uuid.uuid4().hex
 _last: dict[str, Token] = {}  # by the file: what this job has read or written there
+_rejected = set[State | None]()  # files that this job found damaged
+
+
+def same_job(comm: Any) -> None:
+    """Let the ranks that save together be one job, whichever of them is the first.  Collective."""
+    global _myself
+    _myself = comm.bcast(_myself)
 
 
 def next_token(path: Path) -> Token:
@@ -84,17 +96,15 @@ def next_token(path: Path) -> Token:
 
     The caller holds the lock of the file.
     """
-    there = next((x for x in [path, *older(path)] if x.exists()), None)
-    if there is None:
-        return Token(_myself, 1)
-    found = inspect(there)
     last = _last.get(os.path.realpath(path))
-    if last is not None and found.token.job not in (_myself, last.job):
+    there = next((x for x in [path, *older(path)] if x.exists() and state(x) not in _rejected), None)
+    found = None if there is None else inspect(there)
+    if found is not None and last is not None and found.token.job not in (_myself, last.job):
         raise FileError(
             f"{path}: {found.process} has saved generation {found.token.generation} since this job was at "
             f"generation {last.generation}: it was left like that, and this job should end"
         )
-    return Token(_myself, found.token.generation + 1)
+    return Token(_myself, 1 + max([x.generation for x in (found and found.token, last) if x is not None], default=0))
 
 
 def remember(path: Path, token: Token) -> None:
@@ -102,26 +112,50 @@ def remember(path: Path, token: Token) -> None:
     _last[os.path.realpath(path)] = token
 
 
+def reject(path: Path) -> None:
+    """Remember that this file is damaged: it may be replaced, and is not kept."""
+    with suppress(FileError):
+        _rejected.add(state(path))
+
+
 def older(path: Path) -> list[Path]:
-    """Return the files of older generations, the newest first."""
-    numbered = [(x.name.rpartition(".")[2], x) for x in path.parent.glob(f"{literal(path.name)}.*")]
-    return [x for _, x in sorted((int(number), x) for number, x in numbered if number.isascii() and number.isdigit())]
+    """Return the files of older generations, the newest first: those of the next numbers, with a gap of one at most."""
+    found, missing, number = list[Path](), 0, 0
+    while missing < 2:  # a job may have been ended while it renamed them
+        number += 1
+        file = path.with_name(f"{path.name}.{number}")
+        missing = 0 if os.path.lexists(file) else missing + 1
+        found += [file] if not missing else []
+    return found
 
 
 def keep(path: Path, count: int) -> None:
-    """Keep the file as an older generation, so that there will be `count` when it is replaced; remove the others."""
-    found = older(path)
-    if path.exists() and not (found and path.samefile(found[0])):  # a job may have been ended right here
-        found.insert(0, path)
-    for number in range(len(found), 0, -1):
-        file, name = found[number - 1], path.with_name(f"{path.name}.{number}")
-        if number >= count:
-            if file != path:
-                file.unlink()
-        elif file == path:
+    """Give the file the name of an older generation, and these the next ones, where `count` of them are kept.
+
+    Raises FileError, before any has another name, if there is something else.
+    """
+    there = older(path) if count > 1 else []
+    for file in there:
+        if not (file.is_file() and h5py.is_hdf5(file)):
+            raise FileError(f"{file} was not written by save_all, and is in the way of older generations: move it")
+    good = [x for x in [path, *there] if x.exists() and state(x) not in _rejected]
+    if count < 2 or (len(good) > 1 and good[0] == path and path.samefile(good[1])):  # ended right here, before
+        return
+    for number in range(len(good), 0, -1):
+        file, name = good[number - 1], path.with_name(f"{path.name}.{number}")
+        if file == path:
+            name.unlink(missing_ok=True)
             linked(path, name)
         else:
             file.replace(name)
+
+
+def trim(path: Path, count: int) -> None:
+    """Remove generations beyond `count`, when the newest is under its name."""
+    for file in older(path)[count - 1 :]:
+        with suppress(FileError, OSError):
+            inspect(file)  # it is nobody else's
+            file.unlink()
 
 
 def linked(path: Path, name: Path) -> None:
@@ -139,52 +173,83 @@ def literal(name: str) -> str:
 
 def create(path: Path, token: Token, attrs: Mapping[str, Any]) -> None:
     """Create a file with attributes, and no matrices yet."""
-    made_by = {_JOB: token.job, _GENERATION: token.generation, _NAME: process_name()}
+    made_by = {_JOB: token.job, _GENERATION: token.generation}
+    made_by |= {_ATTRS: _hash({**attrs, **made_by}), _NAME: process_name()}
     with h5py.File(path, "w") as file:
         file.attrs.update({f"{_PREFIX}version": pdgemm.__version__, **made_by, **attrs})
 
 
-def check_attrs(attrs: Mapping[str, Any]) -> None:
-    """Raise ArgumentError for attributes that cannot be saved, or would not come back as they are."""
+def check_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return attributes as they are saved.  Raises ArgumentError for those that would not come back as they are."""
+    found = dict[str, Any]()
     for name, value in attrs.items():
         if not isinstance(name, str) or not name or name.startswith(_PREFIX) or "\0" in name:
             raise ArgumentError(f"attrs: {name!r} is no name; names are strings that do not begin with {_PREFIX!r}")
-        array = np.asarray(value)
-        fits = array.nbytes <= _MOST and not (isinstance(value, str) and "\0" in value)
-        if not (isinstance(value, str) or array.dtype.kind in "biufc") or not fits:
-            what = f"{type(value).__name__} of {in_bytes(array.nbytes)}" if array.nbytes > _MOST else f"{value!r:.60}"
+        try:
+            array = np.asarray(value)
+        except ValueError:  # of several lengths
+            array = np.empty(0, object)
+        if isinstance(value, str) and "\0" not in value and array.nbytes <= _MOST:
+            found[name] = str(value)
+        elif array.dtype.kind in "biufc" and array.nbytes <= _MOST and not isinstance(value, np.ma.MaskedArray):
+            found[name] = value
+        else:
+            large = array.nbytes > _MOST
+            what = f"{type(value).__name__} of {in_bytes(array.nbytes)}" if large else f"{value!r:.60}"
             raise ArgumentError(
                 f"attrs[{name!r}] is {what}; it must be a number, a string, or an array of numbers, of at most "
                 f"{in_bytes(_MOST)}"
             )
+    return found
 
 
 def inspect(path: Path) -> Generation:
-    """Return what a file of `save_all` holds, without its elements.  Raises FileError."""
+    """Return what a file of `save_all` holds, without its elements.
+
+    Raises DamagedError, and FileError where it cannot be opened now, or is no such file.
+    """
     with naming(path):
         with open(path, "rb", opener=ordinary):
             pass
         if not h5py.is_hdf5(path):
-            raise FileError(f"{path} is not an HDF5 file")
-        with h5py.File(path, "r") as file:
-            attrs = {name: _plain(value) for name, value in file.attrs.items()}
-            try:
-                token = Token(str(attrs[_JOB]), int(attrs[_GENERATION]))
-            except (KeyError, TypeError, ValueError):
-                raise FileError(f"{path} was not written by save_all") from None
-            names = list[str]()
-            file.visititems(lambda name, item: names.append(name) if _CHECKSUM in item.attrs else None)
-            mine = {name: value for name, value in attrs.items() if not name.startswith(_PREFIX)}
-            return Generation(path, token, str(attrs.get(_NAME, "another process")), names, mine)
+            raise DamagedError(f"{path} is not an HDF5 file")
+        try:
+            with h5py.File(path, "r") as file:
+                attrs = {name: _plain(value) for name, value in file.attrs.items()}
+                names = list[str]()
+                file.visititems(lambda name, item: names.append(name) if _CHECKSUM in item.attrs else None)
+        except Exception as bad:  # h5py has many for one that is damaged
+            if isinstance(bad, OSError) and bad.errno:  # it may be locked, or the file system in trouble
+                raise
+            raise DamagedError(f"{path} is damaged: {' '.join(str(bad).split())}") from None
+    if _JOB not in attrs:
+        raise FileError(f"{path} was not written by save_all")
+    mine = {name: value for name, value in attrs.items() if not name.startswith(_PREFIX)}
+    if attrs.get(_ATTRS) != _hash({**mine, _JOB: attrs[_JOB], _GENERATION: attrs.get(_GENERATION)}):
+        raise DamagedError(f"{path} is damaged: its attributes are not those that were saved")
+    token = Token(str(attrs[_JOB]), int(attrs[_GENERATION]))
+    return Generation(path, token, str(attrs.get(_NAME, "another process")), names, mine)
 
 
-def damage(path: Path) -> str:
-    """Return why HDF5 cannot open a file; nothing if it can."""
+def _hash(attrs: Mapping[str, Any]) -> str:
+    """Return a hash of attributes, of their values as they come back."""
+    plain = [(name, np.asarray(attrs[name]).dtype.kind, np.asarray(attrs[name]).tolist()) for name in sorted(attrs)]
+    return hashlib.blake2b(repr(plain).encode(), digest_size=16).hexdigest()
+
+
+def has(path: Path, name: str, shape: tuple[int, int], dtype: np.dtype | None) -> bool:
+    """Return whether a file has this dataset, whole.  Raises OSError if that cannot be told now."""
     try:
-        h5py.File(path, "r").close()
-    except OSError as error:
-        return " ".join(str(error).split())
-    return ""
+        with h5py.File(path, "r") as file:
+            there = file[name]
+            end = (there.id.get_offset() or 0) + there.nbytes
+            return there.shape == shape and dtype in (None, there.dtype) and end <= path.stat().st_size
+    except FileNotFoundError:
+        return False
+    except Exception as bad:
+        if isinstance(bad, OSError) and bad.errno:
+            raise
+        return False
 
 
 def found(path: Path) -> tuple[list[Generation], list[str]]:
@@ -195,6 +260,8 @@ def found(path: Path) -> tuple[list[Generation], list[str]]:
             there.append(inspect(file))
         except FileError as error:
             bad.append(str(error))
+            if isinstance(error, DamagedError):
+                reject(file)
     return there, bad
 
 

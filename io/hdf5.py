@@ -242,10 +242,13 @@ def save_all(
         path = Path(path)
         for name, x in matrices.items():
             _check_state(path, name, x, comm)
-        generations.check_attrs(given)
+        given = generations.check_attrs(given)
+        if len({name.strip("/") for name in matrices}) < len(matrices):
+            raise ArgumentError(f"matrices: {', '.join(matrices)} are not the names of so many datasets")
         keep = as_count(keep, "keep", 1)
         description += ["hdf5.save_all", path, *matrices, *(x.shape for x in matrices.values()), keep]
         description += [(key, np.asarray(value).dtype.str, np.asarray(value).tobytes()) for key, value in given.items()]
+    generations.same_job(comm)
     sums = {name: checksum(x) for name, x in matrices.items()}
     total, notify = sum(x.size * x.dtype.itemsize for x in matrices.values()), GuardedCallback(progress)
     with replacing(path, comm, total) as partial:
@@ -259,7 +262,8 @@ def save_all(
             notify(number, len(matrices))
         agree(comm, notify.error)
         on_root(comm, path, lambda: generations.keep(path, keep))
-    on_root(comm, path, lambda: generations.remember(path, token))
+    on_root(comm, path, lambda: generations.trim(path, keep))
+    generations.remember(path, token)
     return SavedReport(str(path), token.generation, tuple(matrices), total, perf_counter() - start)
 
 
@@ -281,7 +285,10 @@ def load_all(path: str | Path, grid: ProcessGrid, layouts: Mapping[str, Mapping[
     with together(comm) as description:
         path = Path(path)
         check_names(path, "")
-        wanted = {name: dict(options) for name, options in (layouts or {}).items()}
+        layouts = {} if layouts is None else layouts
+        if not isinstance(layouts, Mapping) or not all(isinstance(x, Mapping) for x in layouts.values()):
+            raise ArgumentError(f'layouts must be of the form {{"w": {{"block": 64}}}}, got {layouts!r:.60}')
+        wanted = {str(name): dict(options) for name, options in layouts.items()}
         for name, options in wanted.items():
             if unknown := set(options) - {"block", "source", "dtype", "transpose", "device"}:
                 raise ArgumentError(f"layouts[{name!r}]: load has no {', '.join(map(str, unknown))}")
@@ -294,11 +301,13 @@ def load_all(path: str | Path, grid: ProcessGrid, layouts: Mapping[str, Mapping[
             found = {name: load(each.path, name, grid, verify=True, **wanted.get(name, {})) for name in each.names}
         except FileError as error:
             bad.append(str(error))
+            if comm.rank == 0 and "is damaged" in str(error):
+                generations.reject(each.path)
             continue
-        if comm.rank == 0:
-            if bad:
-                say(f"{'; '.join(bad)}: generation {each.token.generation} of {each.path} was loaded in its place")
-            generations.remember(path, each.token)
+        if comm.rank == 0 and bad:
+            say(f"{'; '.join(bad)}: generation {each.token.generation} of {each.path} was loaded in its place")
+        generations.same_job(comm)
+        generations.remember(path, each.token)
         return Saved(found, each.attrs, each.token.generation)
     raise FileError("; ".join(bad))
 

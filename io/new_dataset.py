@@ -73,9 +73,10 @@ class NewDataset:
     def reopen(self) -> None:
         """Go on with the dataset as it is in the file.  Raises FileError if it is another one."""
         name, found = self._name, on_root(self._comm, self._path, lambda: inspect(self._partial, self._name))
-        if (found.shape, found.dtype) != (self._shape, self._dtype) or found.offset is None:
+        empty = not self._shape[0] * self._shape[1]
+        if (found.shape, found.dtype) != (self._shape, self._dtype) or (found.offset is None and not empty):
             raise FileError(f"{self._partial}:{name} is {found.shape} {found.dtype}, not {self._shape} {self._dtype}")
-        self._offset, self.unit = found.offset, found.unit
+        self._offset, self.unit = found.offset or 0, found.unit
 
     def opened(self, write: bool) -> AbstractContextManager[Transfer]:
         """Open it for transfers of rectangles, which are collective where h5py is built with MPI."""

@@ -220,7 +220,8 @@ class Plan(ProductPlan):
         start = perf_counter()
         matrices = isinstance(A, DistMatrix) and isinstance(C, DistMatrix) and isinstance(alpha, Number)
         if matrices and (A.shape[1] == 0 or (np.ndim(alpha) == 0 and alpha == 0)):  # nothing to multiply
-            return pdgemm(alpha, A, B, beta, C, check=check)
+            protect: Any = self.problem.protect or None
+            return pdgemm(alpha, A, B, beta, C, protect=protect, check=check)
         product, beta = _prepared("execute", self, A, B, C, alpha, beta, check)
         return product.run(beta, start)
 

@@ -338,6 +338,8 @@ def beta_of(beta: Any, C: DistMatrix, plan: ProductPlan) -> Any:
     beta = as_scalar(beta, C.dtype, "beta")
     if beta != 0 and plan.problem.beta_is_zero and any(name == "C" for name, _ in plan.moves):
         raise ArgumentError(f"beta = {beta}, but the plan was made for beta = 0: plan(..., beta=1)")
+    if beta != 0 and plan.problem.beta_is_zero and plan.problem.protect:
+        raise ArgumentError(f"beta = {beta}, but the plan's checksums are for beta = 0: plan(..., beta=1)")
     return beta
 
 

@@ -76,6 +76,7 @@ def _seconds(text: str) -> float:
     if match is None:
         raise ValueError
     number, unit = match.groups()
+    _bounded(int(float(number)))
     return float(number) * {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}[unit]
 
 

@@ -21,15 +21,21 @@ class Checks:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """The checks of one product on one rank.   counted : of all runs.   repeats : how often it was repeated."""
+    """The checks of one product on one rank.
+
+    counted : of all runs.   repeats : how often it was repeated.
+    unknown : rows of C that could not be compared: they hold NaN or infinity, or numbers beyond 1e-145 or 1e154.
+    """
 
     counted: Checks
     predicted: Checks
     seconds: float
     repeats: int
+    unknown: int = 0
 
     def __str__(self) -> str:
         again = f"; the product was repeated {counted(self.repeats, 'time')}" if self.repeats else ""
+        again += f"; {counted(self.unknown, 'row')} could not be compared" if self.unknown else ""
         return (
             f"checksums {in_seconds(self.seconds)}, {in_words(self.counted.words)} in "
             f"{counted(self.counted.allreduces, 'allreduce')}{again}"

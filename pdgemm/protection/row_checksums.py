@@ -17,6 +17,7 @@ from platform import node
 from time import perf_counter
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 from mpi4py import MPI
 
@@ -44,6 +45,24 @@ class Verdict(NamedTuple):
     rows: np.ndarray
 
 
+_OPERAND = {name: dtypes.element_type("float32" if name == "tf32" else name) for name in dtypes.COMPUTE}
+_TINY = 1e-290  # of a residual: squares of smaller numbers are no longer numbers
+
+
+def _least(dtype: np.dtype) -> float:
+    return float(ml_dtypes.finfo(dtype).smallest_subnormal)  # type: ignore[no-untyped-call]
+
+
+def _most(dtype: np.dtype) -> float:
+    return np.inf if dtype.kind in "iu" else float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
+
+
+def _known(squares: np.ndarray, product: np.ndarray) -> np.ndarray:
+    """Return sums of squares; infinity where they say nothing: numbers are too small, or the product is none."""
+    tiny = (squares < _TINY) & (product != 0)
+    return np.where(np.isfinite(product) & ~tiny, squares, np.inf)
+
+
 class RowChecksums:
     """The checksums of one product.  All methods are collective over the grid, but for `parts`.
 
@@ -63,37 +82,44 @@ class RowChecksums:
         self._comm, self._room, self._exact = matrices[0].grid.comm, room, accumulate.kind in "iu"
         self._dtype, k, n = room["C x"].dtype, matrices[0].shape[1], matrices[2].shape[1]
         self._reads = alpha != 0 and k > 0
+        types = accumulate, self._C.dtype, *([_OPERAND[compute]] if compute else ())
         once = 0.0 if not compute else 2 * dtypes.COMPUTE[compute]
         once += dtypes.eps(self._C.dtype) if self._C.dtype != accumulate else 0.0
         wide = 8**0.5 if accumulate.kind == "c" else 1.0
-        unit = dtypes.eps(accumulate) / 2
+        unit, least = dtypes.eps(accumulate) / 2, [0.0 if self._exact else _least(x) for x in types]
         self._of_product = wide * (unit * (k + n) ** 0.5 + once)
         self._of_entry = wide * (unit * n**0.5 + once)
-        self._least = 4 * (k + n) * (0.0 if self._exact else float(np.finfo(accumulate).smallest_subnormal)) + 1e-290
-        self._most = np.inf if self._exact else float(np.finfo(accumulate).max) / (8 * max(1, n) ** 0.5)
-        self.words = self.allreduces = 0
+        # what is lost where numbers become too small: of products and sums, and of operands that are rounded
+        self._lost = 4 * (abs(alpha) * k + n) * least[0] + 4 * n * least[1] + _TINY
+        self._lost_of_operands = 4 * abs(alpha) * n**0.5 * (least[2] if compute else 0.0)
+        # from here on they may be too large for a type: then infinity is as it should be
+        self._most = min(_most(x) for x in types[:2]) / (8 * max(1, n) ** 0.5) if not self._exact else np.inf
+        self._most_of_operands = _most(types[2]) if compute else np.inf
+        self.words = self.allreduces = self.unknown = 0
         self._own: list[np.ndarray] = []
 
     def begin(self) -> None:
         """Compute alpha A (B x) + beta C0 x, as far as this rank has rows of it, and how large rounding errors are."""
         (rows_a, cols_a), (rows_b, cols_b), (rows_c, cols_c) = (x.indices() for x in (self._A, self._B, self._C))
         whole, squares, m = self._room["B x"], self._room["squares"], self._C.shape[0]
-        squares[:] = 0
+        squares[:], whole[:] = 0, 0
         self._own = self.parts(self._room["own"])
         of_b, of_a, of_c = self._own
-        if self._reads:
-            whole[:] = 0
-            of_b[:], each = self._times(self._B, _signs(cols_b), squares=True)
-            squares[m] = each.sum()
-            whole[rows_b] = of_b
-            self._allreduce(whole)
-            product, each = self._times(self._A, whole[cols_a], squares=True)
-            of_a[:] = self._alpha * product
-            squares[:m][rows_a] += each + np.where(np.isfinite(of_a), 0, np.inf)
-        if self._beta != 0:
-            product, each = self._times(self._C, _signs(cols_c), squares=True)
-            of_c[:] = self._beta * product
-            squares[m + 1 :][rows_c] += each + np.where(np.isfinite(of_c), 0, np.inf)
+        with np.errstate(all="ignore"):
+            if self._reads:
+                of_b[:], each = self._times(self._B, _signs(cols_b), squares=True)
+                squares[m] = _known(each, of_b).sum()
+                whole[rows_b] = of_b
+            if whole.size:
+                self._allreduce(whole)
+            if self._reads:
+                product, each = self._times(self._A, whole[cols_a], squares=True)
+                of_a[:] = self._alpha * product
+                squares[:m][rows_a] += _known(each, of_a)
+            if self._beta != 0:
+                product, each = self._times(self._C, _signs(cols_c), squares=True)
+                of_c[:] = self._beta * product
+                squares[m + 1 :][rows_c] += _known(each, of_c)
         self._allreduce(squares)
 
     def parts(self, room: np.ndarray) -> list[np.ndarray]:
@@ -114,17 +140,21 @@ class RowChecksums:
             if self._beta != 0:
                 found[rows_c] -= of_c
             self._allreduce(found)
-            size = abs(self._alpha) * np.sqrt(squares[:m]) * np.sqrt(squares[m]) if self._reads else np.zeros(m)
-            tau, largest = self._of_product * size, size
+            rows, of_b = (np.sqrt(squares[:m]), np.sqrt(squares[m])) if self._reads else (np.zeros(m), 0.0)
+            size = abs(self._alpha) * rows * of_b
+            tau = self._of_product * size + self._lost_of_operands * (rows + of_b) + self._lost
+            operands = np.maximum(rows, of_b)
             if self._beta != 0:
-                size = abs(self._beta) * np.sqrt(squares[m + 1 :])
-                tau, largest = tau + self._of_entry * size, largest + size
-            tau += self._least
+                entry = abs(self._beta) * np.sqrt(squares[m + 1 :])
+                tau, size = tau + self._of_entry * entry, size + entry
             if self._exact:
                 ratio = np.where(found.astype(np.int32) == 0, 0.0, np.inf)  # modulo 2^32, as the product is
             else:
-                ratio = np.where(largest < self._most, np.abs(found) / tau, 0.0)  # else expected to overflow, or NaN
-            ratio = np.where(np.isnan(ratio), np.inf, ratio)
+                ratio = np.abs(found) / tau
+                unknown = ~np.isfinite(tau)  # NaN or infinity in the operands, or numbers whose squares are none
+                unknown |= ~np.isfinite(ratio) & ~((size < self._most) & (operands < self._most_of_operands))
+                ratio = np.where(unknown, 0.0, np.where(np.isnan(ratio), np.inf, ratio))
+                self.unknown = int(unknown.sum())
         limit, rounded = CAP, ratio[(ratio > 0) & (ratio < np.inf)]  # rows without rounding errors say nothing
         if sharp and rounded.size >= _ROWS:
             limit = min(CAP, SHARP * float(np.percentile(rounded, _MOST)))
@@ -256,4 +286,5 @@ def protected(
             say(f"{at}; the product is repeated")
         if entry is not None:
             C.stored[...] = entry
-    return CheckReport(Checks(checks.words, checks.allreduces, planned.bytes), planned, seconds, repeats)
+    counted = Checks(checks.words, checks.allreduces, planned.bytes)
+    return CheckReport(counted, planned, seconds, repeats, checks.unknown)

@@ -36,6 +36,7 @@ from pdgemm.streamed.unfinished import (
     look,
     moved,
     place_of,
+    run_of,
     state_of,
 )
 from pdgemm.support import files, signals
@@ -106,15 +107,18 @@ class Checkpoints:
         kept = f"; the same command goes on from {self._share:.1%}" if self._share else ""
         return f"{self._place.output} was not written, its contents are unchanged{kept}"
 
-    def due(self, step: Step) -> bool:
-        """Return whether it is time to save, after a step."""
+    def due(self, step: Step, last: bool) -> bool:
+        """Return whether it is time to save, after a step.
+
+        last : of the product: what follows, to read it again and to verify it, may be interrupted, too.
+        """
         if step.last:
             self._finished.add(step.tile)
         late = self._comm.rank == 0 and perf_counter() - self._last >= self._interval
         told = np.array([late, signals.asked()], np.int64)
         self._comm.Allreduce(MPI.IN_PLACE, told, MPI.MAX)
         self._ending = int(told[1])
-        return bool(told.any())
+        return last or bool(told.any())
 
     @property
     def _interval(self) -> float:
@@ -210,5 +214,5 @@ def checkpoints(product: Product, output: tuple[str, str], layout: Distribution,
                     place.lock.unlink(missing_ok=True)
             raise
         on_root(comm, path, lambda: place.lock.unlink(missing_ok=True))
-    # nobody begins this product as long as there is a checkpoint
-    on_root(comm, path, lambda: place.remove() if place.checkpoint.exists() else None)
+    # nobody else begins a product here as long as there is this run's checkpoint
+    on_root(comm, path, lambda: place.remove() if run_of(place) == run else None)

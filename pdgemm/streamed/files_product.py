@@ -211,7 +211,7 @@ class FilesProduct:
             for number, step in enumerate(loaded(comm, tiling, a, b), 1):
                 self._multiplied(step, a, b, tile, (entry, sums), out, options)
                 notify(number, tiling.count)
-                if kept is not None and kept.due(step):
+                if kept is not None and kept.due(step, number == tiling.count):
                     with together(comm):
                         out.end_all()
                     (r0, r1), (c0, c1) = step.rows, step.cols

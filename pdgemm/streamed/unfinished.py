@@ -15,6 +15,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -58,10 +59,11 @@ class Place(NamedTuple):
 
     def remove(self) -> None:
         """Remove what an earlier job left, the checkpoint last; on rank 0."""
-        name = generations.literal(self.checkpoint.name)
-        # with what the MPI library and a save leave that are killed
-        found = [x for pattern in (f"{name}-*", f".{name}.*.partial*") for x in self.checkpoint.parent.glob(pattern)]
-        for path in (*{*found} - {self.lock}, self.checkpoint):
+        name = re.escape(self.checkpoint.name)
+        of_mpi = r"(\.(data|metadata)\.\d+)?"  # which the MPI library leaves where it is killed
+        ours = re.compile(rf"{name}-(tiles|new|sums\d+){of_mpi}|\.{name}\.[0-9a-f]+\.partial{of_mpi}")
+        found = [x for x in self.checkpoint.parent.iterdir() if ours.fullmatch(x.name)]
+        for path in (*found, self.checkpoint):
             path.unlink(missing_ok=True)
         files.UNFINISHED.discard(self.tiles)
 
@@ -122,21 +124,29 @@ def look(grid: ProcessGrid, place: Place, problem: dict[str, str], inputs: list[
     Raises Complete; ArgumentError if it is of another problem, or if inputs have changed.
     """
     comm, path = grid.comm, place.checkpoint
-    saved = on_root(comm, path, lambda: _saved(path))
+    saved, state, run = on_root(comm, path, lambda: _saved(place))
     if saved is None:
         return None
-    state = json.loads(saved.attrs["product"])
-    with together(comm):
-        for what, here in problem.items():
-            if (there := state["problem"].get(what)) != here:
-                raise ArgumentError(
-                    f"{path} is of another product, whose {what} is {there} and not {here}: {_advice(place)}"
-                )
-    if on_root(comm, place.output, lambda: attribute(place.output, place.name, RUN)) == state["run"]:
-        raise Complete
+    complete = run == state["run"]  # it is the one in the output
+    for what, here in problem.items():
+        if (there := state["problem"].get(what)) != here:
+            if complete:  # another product may begin
+                return None
+            raise ArgumentError(
+                f"{path} is of another product, whose {what} is {there} and not {here}: {_advice(place)}"
+            )
     for x in inputs:
-        if not _is_same(grid, x, state["inputs"].get(x.what)):
-            raise ArgumentError(f"{':'.join(x.dataset)} has changed since {path} was saved: {_advice(place)}")
+        known = state["inputs"].get(x.what)
+        if complete and os.path.realpath(x.dataset[0]) == str(place.output):  # the file has changed with C
+            same = x.what == "C on entry" or (known or {}).get("checksum") == x.stored.checksum
+        else:
+            same = _is_same(grid, x, known)
+        if not same:
+            if complete:
+                return None
+            raise ArgumentError(f"{':'.join(x.dataset)} is not what it was when {path} was saved: {_advice(place)}")
+    if complete:
+        raise Complete
     parts = [_part(*x) for x in state["parts"]]
     if state["tile"] is not None:
         rows, cols, done = state["tile"]
@@ -150,14 +160,27 @@ def look(grid: ProcessGrid, place: Place, problem: dict[str, str], inputs: list[
     return Left(saved, state["run"], state["share"], counts, units, finished, *rest)  # type: ignore[arg-type]
 
 
-def _saved(path: Path) -> generations.Generation | None:
-    """Return the checkpoint; None if there is none, or it is damaged.  Raises FileError if it is something else."""
+def _saved(place: Place) -> tuple[generations.Generation | None, dict[str, Any], str | None]:
+    """Return the checkpoint, None if there is none or it is damaged, its state, and which run wrote the output.
+
+    Raises FileError if it cannot be read now, or is something else.
+    """
+    path = place.checkpoint
     if not path.exists():
+        return None, {}, None
+    try:
+        saved = generations.inspect(path)
+    except generations.DamagedError as error:
+        files.say(f"{error}: the product begins again")
+        return None, {}, None
+    return saved, json.loads(saved.attrs["product"]), attribute(place.output, place.name, RUN)
+
+
+def run_of(place: Place) -> str | None:
+    """Return the run whose checkpoint there is; None if there is none."""
+    if not place.checkpoint.exists():
         return None
-    if why := generations.damage(path):
-        files.say(f"{path} is damaged, and the product begins again: {why}")
-        return None
-    return generations.inspect(path)
+    return str(json.loads(generations.inspect(place.checkpoint).attrs["product"])["run"])
 
 
 def _advice(place: Place) -> str:
@@ -169,18 +192,19 @@ def _part(rows: list[int], cols: list[int], done: list[int], file: str) -> Part:
 
 
 def identity(x: Source) -> dict[str, Any]:
-    """Return by what a dataset is known again: the checksum that it carries, size and time of its files."""
+    """Return by what a dataset is known again: its name, the checksum that it carries, size and time of its files."""
     states = [(state.size, state.changed) for _, state in x.stored.states if state is not None]
-    return {"checksum": x.stored.checksum, "files": sorted(map(list, {*states}))}
+    where = f"{os.path.realpath(x.dataset[0])}:{x.dataset[1].strip('/')}"
+    return {"name": where, "checksum": x.stored.checksum, "files": sorted(map(list, {*states}))}
 
 
 def _is_same(grid: ProcessGrid, x: Source, known: dict[str, Any] | None) -> bool:
     """Return whether a dataset has the elements that it had."""
     now = identity(x)
-    if known is None or known["files"] == now["files"]:
-        return known is not None
-    # the file was changed, and what the dataset carries as its checksum may be an old one
-    return bool(known["checksum"] and known["checksum"] == now["checksum"] == _found(grid, x))
+    if known is None or known["checksum"] != now["checksum"]:
+        return False
+    # where the file was changed or is another one, what the dataset carries as its checksum may be an old one
+    return bool(known == now or (known["checksum"] and known["checksum"] == _found(grid, x)))
 
 
 def _found(grid: ProcessGrid, x: Source) -> str:
@@ -191,22 +215,24 @@ def _found(grid: ProcessGrid, x: Source) -> str:
 
 # ------------------------------------------------------------------ tiles of an earlier job
 def is_whole(grid: ProcessGrid, place: Place, left: Left, tiling: Tiling, dtype: np.dtype) -> bool:
-    """Return whether finished tiles and sums are what they were.  Collective.   tiling : of the earlier job."""
-    total = checksum.zero()
-    try:
-        for part in left.parts:
-            x = source(grid, SUMS, (part.file, SUMS))
-            if _found(grid, x) != x.stored.checksum:
-                return False
-        tiles = source(grid, "C", (str(place.tiles), place.name))
-        if (tiles.shape, tiles.stored.dtype) != (tiling.mnk[:2], dtype):
-            return False
-        with tiles.opened_alone(grid) as get, together(grid.comm):
-            for rows, cols, found in _finished(tiling, left, grid, dtype, get):
-                total += checksum.bilinear(found, np.arange(*rows), np.arange(*cols))
-    except FileError:  # on all ranks
+    """Return whether finished tiles and sums are what they were.  Collective.   tiling : of the earlier job.
+
+    Raises FileError if they cannot be read now: that may go away.
+    """
+    comm, total, wanted = grid.comm, checksum.zero(), [(place.tiles, place.name, tiling.mnk[:2], dtype)]
+    for part in left.parts:
+        shape = part.rows[1] - part.rows[0], part.cols[1] - part.cols[0]
+        wanted.append((Path(part.file), SUMS, shape, None))  # type: ignore[arg-type]
+    if not on_root(comm, place.tiles, lambda: all(generations.has(*x) for x in wanted)):
         return False
-    return checksum.text(grid.comm, total) == checksum.as_text(left.total)
+    for part in left.parts:
+        x = source(grid, SUMS, (part.file, SUMS))
+        if _found(grid, x) != x.stored.checksum:
+            return False
+    with source(grid, "C", (str(place.tiles), place.name)).opened_alone(grid) as get, together(comm):
+        for rows, cols, found in _finished(tiling, left, grid, dtype, get):
+            total += checksum.bilinear(found, np.arange(*rows), np.arange(*cols))
+    return checksum.text(comm, total) == checksum.as_text(left.total)
 
 
 def moved(grid: ProcessGrid, place: Place, left: Left, tiling: Tiling, new: NewDataset, dtype: np.dtype) -> None:

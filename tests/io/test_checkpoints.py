@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import itertools
 import json
 import os
@@ -213,9 +214,9 @@ def test_another_problem_or_other_inputs_are_refused(comm: Any, shared_tmp_path:
             product(grid, path, None).run(out, when=when())
         refused("whose alpha is 1.0 and not 2.0", alpha=2)
         refused("whose sums is float64 and not float32", accumulate_dtype="float32")
-        refused("x.h5:b has changed", alpha=1) if store(A) else None
+        refused("x.h5:b is not what it was", alpha=1) if store(A) else None
         # B has no checksum, so that a file that was written again is not known to hold the same
-        refused(r"x\.h5:b has changed since .*out\.h5\.c\.checkpoint was saved")
+        refused(r"x\.h5:b is not what it was when .*out\.h5\.c\.checkpoint was saved")
     assert not (shared_tmp_path / "out.h5").exists()
 
 
@@ -242,7 +243,7 @@ def test_inputs_with_checksums_may_be_copied_and_not_changed(comm: Any, shared_t
             product(grid, path, None).run(out, when=when())
         by_rank_0(comm, change)
         after(None)
-        with pytest.raises(ArgumentError, match=r"x\.h5:a has changed since"):
+        with pytest.raises(ArgumentError, match=r"x\.h5:a is not what it was"):
             product(grid, path, None).run(out, when=when())
         for name in "ab":
             hdf5.save(path, name, DistMatrix.from_global(A, grid=grid))
@@ -414,3 +415,58 @@ def test_how_often_checkpoints_are_saved(comm: Any, shared_tmp_path: Path, monke
             saved.clear()
             report, _, _ = product(grid, path, memory).run(out, when=of)
             assert report.saves == len(saved) and abs(len(saved) - expected) <= 1 + expected // 2, (of, saved, steps)
+
+
+def test_other_datasets_of_the_same_file_are_other_inputs(comm: Any, shared_tmp_path: Path, after: Any) -> None:
+    """Whatever sizes and times their files have; A and B exchanged, too."""
+    from pdgemm import ProcessGrid
+    from pdgemm.errors import ArgumentError
+    from pdgemm.io.source import source
+    from pdgemm.streamed.files_product import FilesProduct
+
+    path, X = shared_tmp_path / "x.h5", [elements((M, M), "d", seed) for seed in range(3)]
+    out = str(shared_tmp_path / "out.h5"), "c"
+    with ProcessGrid(comm) as grid:
+        write(comm, path, a=(X[0], {}), b=(X[1], {}), other=(X[2], {}))
+
+        def run(a: str, b: str) -> Any:
+            of = [source(grid, what, (str(path), name), None) for what, name in (("A", a), ("B", b))]
+            return FilesProduct(grid, 1, *of, 0, None, None, most_flops=2e5).run(out, when=when())
+
+        after(2)
+        with pytest.raises(Ended):
+            run("a", "b")
+        after(None)
+        for names in (("other", "b"), ("a", "other"), ("b", "a")):
+            with pytest.raises(ArgumentError, match="is not what it was"):
+                run(*names)
+        run("a", "b")
+    assert gemm_error(read(comm, Path(out[0]), "c"), 1, X[0], X[1]) <= TOLERANCE
+
+
+def test_an_obstacle_is_no_damage(comm: Any, shared_tmp_path: Path, after: Any) -> None:
+    """A checkpoint that another program has locked for a while is not thrown away; nor are files of other names."""
+    from pdgemm import ProcessGrid
+    from pdgemm.errors import FileError
+
+    path, A, B = shared_tmp_path / "x.h5", elements((M, K), "d", 1), elements((K, N), "d", 2)
+    out, saved = (str(shared_tmp_path / "out.h5"), "c"), shared_tmp_path / "out.h5.c.checkpoint"
+    mine, tiles = (saved.with_name(f"{saved.name}-{x}") for x in ("backup", "tiles"))
+    opened: list[Any] = []
+    with ProcessGrid(comm) as grid:
+        write(comm, path, a=(A, {}), b=(B, {}))
+        after(3)
+        with pytest.raises(Ended):
+            product(grid, path, enough(grid, path)).run(out, when=when())
+        after(None)
+        by_rank_0(comm, lambda: mine.write_bytes(b"mine"))
+        for file in (saved, tiles):
+            by_rank_0(comm, lambda file=file: opened.append(os.open(file, os.O_RDWR)))
+            by_rank_0(comm, lambda: fcntl.flock(opened[0], fcntl.LOCK_EX))
+            with pytest.raises(FileError, match="unable to lock file"):
+                product(grid, path, enough(grid, path)).run(out, when=when())
+            by_rank_0(comm, lambda: os.close(opened.pop()))
+        begun: list[Any] = []
+        product(grid, path, enough(grid, path)).run(out, when=when(), begun=begun.append)
+        assert begun[0].saved.token.generation == 3
+    assert beside(comm, path) == ["out.h5", mine.name]

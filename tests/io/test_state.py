@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from problems import DTYPES, grid_shapes
 from test_hdf5 import by_rank_0
+from tiers import everything
 
 pytestmark = pytest.mark.mpi
 ATTRS = {"step": 7, "rate": 0.5, "name": "größe", "done": False, "seeds": np.arange(5), "shift": 1 - 2j}
@@ -186,6 +187,8 @@ def test_bad_arguments_are_refused_on_all_ranks(comm: Any, shared_tmp_path: Path
             (FileError, "names no dataset", {"a\0": X}, {}),
             (FileError, "state.h5: ", {"a": X, "a/b": X}, {}),  # a dataset cannot be a group
             (ArgumentError, "keep must be >= 1, got 0", {"a": X}, {"keep": 0}),
+            (ArgumentError, r"attrs\['x'\] is \[\[1\], \[2, 3\]\]", {"a": X}, {"attrs": {"x": [[1], [2, 3]]}}),
+            (ArgumentError, "are not the names of so many datasets", {"a": X, "/a": X}, {}),
             (ArgumentError, r"attrs\['x'\] is None", {"a": X}, {"attrs": {"x": None}}),
             (ArgumentError, r"attrs\['x'\] is list of 78.1 KiB", {"a": X}, {"attrs": {"x": [0] * 10_000}}),
             (ArgumentError, "is no name", {"a": X}, {"attrs": {"pdgemm_job": 1}}),
@@ -210,6 +213,9 @@ def test_bad_arguments_are_refused_on_all_ranks(comm: Any, shared_tmp_path: Path
             hdf5.load_all(path, grid, {"b": {"block": 3}})
         with pytest.raises(ArgumentError, match=r"layouts\['a'\]: load has no rows"):
             hdf5.load_all(path, grid, {"a": {"rows": 3}})
+        for layouts in ({"a": 64}, {"a": None}, [1]):
+            with pytest.raises(ArgumentError, match="layouts must be of the form"):
+                hdf5.load_all(path, grid, layouts)  # type: ignore[arg-type]
         hdf5.save(shared_tmp_path / "other.h5", "a", X)
         for work in (
             lambda: hdf5.load_all(shared_tmp_path / "other.h5", grid),
@@ -218,3 +224,80 @@ def test_bad_arguments_are_refused_on_all_ranks(comm: Any, shared_tmp_path: Path
             with pytest.raises(FileError, match=r"other\.h5 was not written by save_all"):
                 work()
         assert same(grid, hdf5.load(shared_tmp_path / "other.h5", "a", grid), np.ones((3, 3)))
+
+
+def test_a_damaged_generation_stops_nobody(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job that fell back to an older one goes on, whoever wrote the damaged one, and that one is not kept."""
+    from pdgemm import ProcessGrid
+    from pdgemm.io import generations, hdf5
+
+    path = shared_tmp_path / "state.h5"
+
+    def damage(how: str) -> None:
+        data = path.read_bytes()
+        at = data.find(np.full(3, 2.0).tobytes())
+        path.write_bytes(data[:100] if how == "cut" else data[:at] + b"\1" + data[at + 1 :])
+
+    with ProcessGrid(comm) as grid:
+        for how in ("cut", "flip"):
+            by_rank_0(comm, lambda: [x.unlink() for x in shared_tmp_path.iterdir()])
+            for step, job in ((1, "one"), (2, "two")):
+                monkeypatch.setattr(generations, "_myself", job)
+                monkeypatch.setattr(generations, "_last", {})
+                state = {"w": distributed(grid, np.full((9, 9), float(step)))}
+                hdf5.save_all(path, state, attrs={"step": step}, keep=2)
+            by_rank_0(comm, lambda how=how: damage(how))
+            monkeypatch.setattr(generations, "_myself", "three")
+            monkeypatch.setattr(generations, "_last", {})
+            assert hdf5.load_all(path, grid).attrs["step"] == 1
+            for step in (5, 6):
+                hdf5.save_all(path, state, attrs={"step": step}, keep=2)
+                older = by_rank_0(comm, lambda: generations.inspect(path.with_name("state.h5.1")).attrs["step"])
+                assert (hdf5.load_all(path, grid).attrs["step"], older) == (step, 1 if step == 5 else 5)
+
+
+def test_files_of_other_people_are_left_alone(comm: Any, shared_tmp_path: Path) -> None:
+    """Numbers that are no generations, and what is in the way of one."""
+    from pdgemm import ProcessGrid
+    from pdgemm.errors import FileError
+    from pdgemm.io import hdf5
+
+    path = shared_tmp_path / "state.h5"
+    with ProcessGrid(comm) as grid:
+        X = {"w": distributed(grid, np.ones((5, 5)))}
+        hdf5.save_all(path, X)
+        for name in ("state.h5.20251124", "state.h5.7"):
+            by_rank_0(comm, lambda name=name: (shared_tmp_path / name).write_bytes(b"notes"))
+        for _ in range(4):
+            hdf5.save_all(path, X, keep=2)
+        hdf5.save_all(path, X)
+        by_rank_0(comm, lambda: (shared_tmp_path / "state.h5.1").mkdir())
+        hdf5.save_all(path, X, attrs={"step": 3})
+        with pytest.raises(FileError, match=r"state\.h5\.1 was not written by save_all, and is in the way"):
+            hdf5.save_all(path, X, keep=2)
+        assert hdf5.load_all(path, grid).attrs == {"step": 3}
+    names = by_rank_0(comm, lambda: sorted(x.name for x in shared_tmp_path.iterdir()))
+    assert names == ["state.h5", "state.h5.1", "state.h5.20251124", "state.h5.7"]
+
+
+def test_damaged_bytes_are_said_in_a_line(comm: Any, shared_tmp_path: Path) -> None:
+    """Whichever byte of the file it is: what is loaded is right, or the generation before, or refused."""
+    from pdgemm import ProcessGrid
+    from pdgemm.errors import FileError
+    from pdgemm.io import hdf5
+
+    path = shared_tmp_path / "state.h5"
+    with ProcessGrid(comm) as grid:
+        for step in (1, 2):
+            state = {"w": distributed(grid, np.full((9, 9), float(step)))}
+            hdf5.save_all(path, state, attrs={"step": step, "name": "x"}, keep=2)
+        data = by_rank_0(comm, path.read_bytes)
+        for at in range(0, min(6000, len(data)), 1 if everything() else 41):
+            by_rank_0(comm, lambda at=at: path.write_bytes(data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]))
+            try:
+                found = hdf5.load_all(path, grid)
+            except FileError as error:
+                assert "was not written by save_all" in str(error), at
+                continue
+            step = found.attrs["step"]
+            assert step in (1, 2) and same(grid, found.matrices["w"], np.full((9, 9), float(step))), at

@@ -340,3 +340,58 @@ def test_redistributed_matrices_have_their_bits(
             planned |= {"times": 0}
         with pytest.raises(ArgumentError, match="protect compares bits"):
             X.redistribute(alpha=2, protect="detect")
+
+
+EXTREMES: list[tuple[str, dict[str, Any], float, float, float, int]] = [  # type, options, A, B, alpha, k
+    ("float16", {}, 1e3, 1e3, 1, 40),  # C overflows
+    ("float16", {}, 1e-4, 1e-4, 1, 7),  # C is subnormal
+    ("float32", {"compute_type": "float16"}, 1e6, 1, 1, 40),  # operands overflow
+    ("float32", {"compute_type": "float16"}, 1e-9, 1, 1, 40),  # operands underflow
+    ("float32", {"compute_type": "bfloat16"}, 3, 1, 1, 40),
+    ("float64", {}, 1e-170, 1, 1, 40),
+    ("float64", {}, 1e-170, 1e-170, 1, 40),
+    ("float32", {}, 1e-22, 1e-22, 1e20, 40),
+    ("float32", {}, 1e-20, 1e-20, 1, 40),  # products are subnormal
+    ("float64", {}, 1e160, 1, 1, 40),
+    ("float64", {}, 1e160, 1e160, 1e300, 40),
+    ("complex64", {}, 1e20, 1e20, 1, 40),
+]
+
+
+@pytest.mark.parametrize("case", range(len(EXTREMES)))
+@pytest.mark.parametrize("constant", [False, True])
+def test_overflow_and_underflow_are_no_flips(comm: Any, case: int, constant: bool) -> None:
+    """Of the sums, of C's type, and of the type that operands are rounded to."""
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+
+    dtype, options, of_a, of_b, alpha, k = EXTREMES[case]
+    r = np.random.default_rng(case)
+    with np.errstate(all="ignore"):
+        a, b = ((np.ones(x) if constant else r.uniform(-1, 1, x)) for x in ((90, k), (k, 70)))
+        a, b = (a * of_a).astype(dtype), (b * of_b).astype(dtype)
+    with ProcessGrid(comm) as grid:
+        A, B = (DistMatrix.from_global(x, grid=grid, block=16) for x in (a, b))
+        modes: list[Any] = ["detect", "repair"]
+        for protect in modes:
+            C = pdgemm(alpha, A, B, protect=protect, **options)
+            checks: Any = C.report.checks
+            assert checks.repeats == 0
+            if dtype == "float64":
+                assert checks.unknown == 90  # and it is said so
+
+
+def test_a_plan_for_beta_0_has_no_checksums_of_c(comm: Any) -> None:
+    """It is refused on all ranks, those without rows of C, too."""
+    from pdgemm import DistMatrix, ProcessGrid, plan
+    from pdgemm.errors import ArgumentError
+
+    with ProcessGrid(comm, (comm.size, 1)) as grid:
+        A, B, C = (DistMatrix.random((5, 5), grid=grid, block=8) for _ in "ABC")
+        found = plan(A, B, C, protect="detect")
+        with pytest.raises(ArgumentError, match="the plan's checksums are for beta = 0"):
+            found.execute(A, B, C, beta=1)
+        with pytest.raises(ArgumentError, match="the plan's checksums are for beta = 0"):
+            found.prepare(A, B, C)(1)
+        found.execute(A, B, C, alpha=0)
+        checks: Any = C.report.checks
+        assert checks.repeats == 0 and not C.local.any()
