@@ -24,7 +24,7 @@ class CheckReport:
     """The checks of one product on one rank.
 
     counted : of all runs.   repeats : how often it was repeated.
-    unknown : rows of C that could not be compared: they hold NaN or infinity, or numbers beyond 1e-145 or 1e154.
+    unknown : rows of C that could not be compared: they hold NaN or infinity, or numbers near the limits of their type.
     """
 
     counted: Checks
