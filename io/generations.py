@@ -2,7 +2,7 @@
 
 A job that was killed may have ranks that still run, and save when another job has gone on from the same file.  So each
 file names the job that wrote it, and each job remembers what it last read or wrote there: it may follow its own file,
-or one of the job that it goes on from, and no other.  All functions are for rank 0.
+or one of the job that it goes on from, and no other.  Only rank 0 looks at files.
 """
 
 from __future__ import annotations
@@ -164,11 +164,6 @@ def linked(path: Path, name: Path) -> None:
         os.link(path, name)
     except OSError:  # the file system has no such names
         shutil.copyfile(path, name)
-
-
-def literal(name: str) -> str:
-    """Return a pattern that this name alone matches."""
-    return "".join(f"[{x}]" if x in "*?[" else x for x in name)
 
 
 def create(path: Path, token: Token, attrs: Mapping[str, Any]) -> None:

@@ -271,7 +271,8 @@ def alone(comm: MPI.Intracomm, path: Path, lock: Path) -> Iterator[None]:
         if comm.rank == 0 and not waited:
             files.say(f"{path}: waiting for ranks of an earlier job, which still run")
         waited = True
-    descriptor = os.open(lock, os.O_RDONLY | os.O_CREAT)
+    with together(comm), files.naming(lock):  # a rank that cannot see it does not end alone
+        descriptor = os.open(lock, os.O_RDONLY | os.O_CREAT)
     try:
         with suppress(OSError):  # no locks here
             fcntl.flock(descriptor, fcntl.LOCK_SH)
