@@ -16,7 +16,8 @@ from mpi4py import MPI
 
 from pdgemm.errors import NodeMemoryError
 from pdgemm.grids.mpi_variables import ucx_says_nothing
-from pdgemm.grids.shared_heap import PAGE, Heap
+from pdgemm.grids.shared_heap import PAGE, Heap, give_back
+from pdgemm.support import failures
 from pdgemm.support.files import say
 from pdgemm.support.watchdog import CODE, end_job
 
@@ -87,6 +88,17 @@ class NodeMemory:
         assert self.window is not None
         return np.ndarray(shape, dtype, self.window.parts[self._places[rank]], where[0], strides)
 
+    def abandon(self, gone: Sequence[int]) -> None:
+        """Give back the memory of ranks of the node that have failed; nobody reads their arrays any more.  Local.
+
+        The window promises nothing to anybody then, because another one is made for the ranks that are left.
+        """
+        if self.window and gone:
+            for rank in gone:
+                give_back(self.window.parts[self._places[rank]])
+            for key in [key for key, window in _windows.items() if window is self.window]:
+                _abandoned.append(_windows.pop(key))
+
     def sync(self) -> None:
         """Make what any rank of the node wrote visible to all of them.  Collective over the node."""
         if self.window:
@@ -132,12 +144,14 @@ class _Window:
 
     def __init__(self, node: MPI.Intracomm, size: int) -> None:
         self.size = size
-        ordered = node.Split(0, key=MPI.COMM_WORLD.rank)
+        ordered = failures.known(MPI.Intracomm(node.Split(0, key=MPI.COMM_WORLD.rank)))
         info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
         try:
             with ucx_says_nothing():
-                self._window = MPI.Win.Allocate_shared(size, 1, info, MPI.Intracomm(ordered))
+                self._window = MPI.Win.Allocate_shared(size, 1, info, ordered)
         except MPI.Exception as bad:  # perhaps on this rank only: the others would wait for it in MPI for ever
+            if failures.seen():
+                raise
             say(
                 f"error: MPI made no window of {size * node.size} bytes in {WHERE} ({bad}): perhaps another program "
                 "filled it meanwhile; start again, or set PDGEMM_NODE_MEMORY=0"
@@ -151,6 +165,7 @@ class _Window:
 
 
 _windows: dict[tuple[int, ...], _Window] = {}  # by the ranks in MPI.COMM_WORLD, in order
+_abandoned: list[_Window] = []  # whose arrays the ranks that are left may still have
 
 
 def _window(node: MPI.Intracomm, limit: float) -> _Window | None:

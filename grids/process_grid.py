@@ -15,8 +15,9 @@ from mpi4py import MPI
 from pdgemm.blas.threads import oversubscribed, share_cores
 from pdgemm.errors import GridError
 from pdgemm.grids.node_memory import NodeMemory
-from pdgemm.support import watchdog
+from pdgemm.support import failures, watchdog
 from pdgemm.support.agreement import check_not_freed, together
+from pdgemm.support.failures import known
 from pdgemm.support.json_input import Count, Size, variable
 
 WORK_GRIDS = 8  # kept for later products; each has three communicators
@@ -91,12 +92,12 @@ class ProcessGrid:
         """Make the communicators of rows, columns and depths, and this rank's coordinates.  Collective over base."""
         cart = _cart(base, members, dims)
         self.row, self.col, self.depth = (
-            cart.Sub([axis == kept for axis in range(3)]) if cart else MPI.COMM_NULL for kept in (2, 1, 0)
+            known(cart.Sub([axis == kept for axis in range(3)])) if cart else MPI.COMM_NULL for kept in (2, 1, 0)
         )
         self.layer, i, j = cart.coords if cart else (-1, -1, -1)
         self.coords = (i, j)  # (-1, -1) on idle ranks
         if cart:
-            cart.Free()
+            failures.free(cart)
 
     def work_grid(self, shape: tuple[int, int], layers: int, rank_map: tuple[int, ...]) -> ProcessGrid:
         """Return a grid of the same communicator for use inside a product: this grid if it fits, else a cached one.
@@ -123,7 +124,7 @@ class ProcessGrid:
     def _disconnect(self) -> None:
         for comm in (self.depth, self.col, self.row):
             if comm != MPI.COMM_NULL:
-                comm.Free()
+                failures.free(comm)
 
     transposed = False  # True for the T of a grid that was made
 
@@ -224,10 +225,10 @@ class ProcessGrid:
         if not self._shared.users:
             for grid in self._shared.work_grids.values():
                 grid._disconnect()
-            self._shared.node.Free()
+            failures.free(self._shared.node)
             self._shared.group.Free()
             watchdog.unregister(self._shared.comm)
-            self._shared.comm.Free()
+            failures.free(self._shared.comm)
 
     def __copy__(self) -> ProcessGrid:
         """Return the grid itself, which all its matrices share."""
@@ -265,18 +266,18 @@ class _Shared:
     """The duplicate of a communicator that all its grids use, and the nodes of its ranks."""
 
     def __init__(self, comm: MPI.Intracomm, nodes: _Nodes) -> None:
-        self.comm = comm.Dup()
+        self.comm = known(comm.Dup())
         self.group = self.comm.Get_group()
         watchdog.register(self.comm)
         self.users = 0
         self.work_grids: dict[Any, ProcessGrid] = {}
-        self.node = MPI.Intracomm(self.comm.Split_type(MPI.COMM_TYPE_SHARED))
+        self.node = known(MPI.Intracomm(self.comm.Split_type(MPI.COMM_TYPE_SHARED)))
         with together(self.comm):  # a BLAS may be missing on some nodes
             share_cores(self.node)
         more_ranks_than_cores = oversubscribed(self.node)  # of the whole node, even if PDGEMM_RANKS_PER_NODE divides it
         if nodes.ranks is not None:
-            whole, self.node = self.node, MPI.Intracomm(self.node.Split(self.node.rank // nodes.ranks))
-            whole.Free()
+            whole, self.node = self.node, known(MPI.Intracomm(self.node.Split(self.node.rank // nodes.ranks)))
+            failures.free(whole)
         self.memory = NodeMemory(self.node, nodes.bytes, more_ranks_than_cores)
         self.nodes = tuple(self.comm.allgather(self.node.bcast(self.comm.rank)))
         self.ranks_per_node = max(Counter(self.nodes).values())
@@ -332,9 +333,9 @@ def _cart(base: MPI.Intracomm, members: Sequence[int], dims: tuple[int, int, int
     if base.rank not in members:
         base.Split(MPI.UNDEFINED)
         return None
-    ordered = base.Split(0, key=members.index(base.rank))
-    cart = MPI.Intracomm(ordered).Create_cart(dims, periods=(False, True, True), reorder=False)
-    ordered.Free()
+    ordered = known(MPI.Intracomm(base.Split(0, key=members.index(base.rank))))
+    cart = known(ordered.Create_cart(dims, periods=(False, True, True), reorder=False))
+    failures.free(ordered)
     return cart
 
 

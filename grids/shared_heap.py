@@ -111,6 +111,13 @@ class Heap:
             _madvise(self.address + start, end - start, number)
 
 
+def give_back(memory: Any) -> None:
+    """Return the pages of shared memory to the system: it is all zeros then, for all processes."""
+    address = np.frombuffer(memory, np.uint8).ctypes.data
+    first = -address % mmap.PAGESIZE
+    _madvise(address + first, (len(memory) - first) // mmap.PAGESIZE * mmap.PAGESIZE, mmap.MADV_REMOVE)
+
+
 def _without(piece: tuple[int, int], start: int, end: int) -> list[tuple[int, int]]:
     """Return what is left of a piece without the part from start to end."""
     return [x for x in ((piece[0], min(piece[1], start)), (max(piece[0], end), piece[1])) if x[0] < x[1]]

@@ -42,6 +42,7 @@ if _TYPE_CHECKING:
     from pdgemm.model.machine import load_machine as load_machine
     from pdgemm.profiling.trace_file import trace as trace
     from pdgemm.protection.checksum import checksum as checksum
+    from pdgemm.resilience.survivors import resilient as resilient
     from pdgemm.streamed.stored_matrix import StoredMatrix as StoredMatrix
 
 _NAMES = {  # what each module has for users
@@ -58,6 +59,7 @@ _NAMES = {  # what each module has for users
     "pdgemm.matrix.residual": ["verify"],
     "pdgemm.model.machine": ["Machine", "load_machine"],
     "pdgemm.profiling.trace_file": ["trace"],
+    "pdgemm.resilience.survivors": ["resilient"],
     "pdgemm.streamed.stored_matrix": ["StoredMatrix"],
 }
 _MODULES = {

@@ -35,7 +35,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers")]
 
 from attacks.trial import ATTACKS, KINDS, Finding, Told, Trial, end_all  # noqa: E402
 
-MODULES = ("kills", "restart", "damage", "arguments", "memory", "files", "products")
+MODULES = ("kills", "restart", "survivors", "damage", "arguments", "memory", "files", "products")
 INSIDE = "_PDGEMM_HOSTILE"  # in the environment: the namespaces are there
 OUTCOMES = ("right", "refused", "ended")
 

@@ -72,6 +72,11 @@ def local_rank(environment: Mapping[str, str] = os.environ) -> tuple[int, int] |
     return None
 
 
+def survives_ranks(environment: Mapping[str, str] = os.environ) -> bool:
+    """Does the launcher let the other ranks go on when one fails, as Open MPI's does: mpirun --with-ft ulfm?"""
+    return bool(variable("OMPI_MCA_mpi_ft_enable", Size, environment=environment))
+
+
 @contextmanager
 def without_networks(environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
     """Initialise MPI in the block: on one node, Open MPI does without a component that costs a second.

@@ -210,17 +210,30 @@ def _answer() -> None:
 
     if not _threads_may_call_mpi():
         return
-    status, _sent[:] = MPI.Status(), [request for request in _sent if not request.Test()]
+    status, _sent[:] = MPI.Status(), [request for request in _sent if not _complete(request)]
     for handle, counter in [*agreement.counters.items()]:
         comm = counter.comm
-        while comm.Iprobe(tag=_GOODBYE, status=status):
-            _ended.add(comm.recv(source=status.source, tag=_GOODBYE))
-        while comm.Iprobe(tag=_QUESTION, status=status):
-            question = comm.recv(source=status.source, tag=_QUESTION)
-            if question == counter.reached and status.source < comm.rank:
-                _asked[handle] = question
-            state = _State(counter.reached, counter.unchecked, _waits_for_long(), _place(), tuple(_ended))
-            _sent.append(comm.isend((question, asdict(state)), status.source, _ANSWER))
+        try:
+            while comm.Iprobe(tag=_GOODBYE, status=status):
+                _ended.add(comm.recv(source=status.source, tag=_GOODBYE))
+            while comm.Iprobe(tag=_QUESTION, status=status):
+                question = comm.recv(source=status.source, tag=_QUESTION)
+                if question == counter.reached and status.source < comm.rank:
+                    _asked[handle] = question
+                state = _State(counter.reached, counter.unchecked, _waits_for_long(), _place(), tuple(_ended))
+                _sent.append(comm.isend((question, asdict(state)), status.source, _ANSWER))
+        except MPI.Exception:  # a rank failed, and the communicator is of no more use: see `failures`
+            agreement.counters.pop(handle, None)
+
+
+def _complete(request: MPI.Request) -> bool:
+    """Has a message left, or can it leave no more?"""
+    from mpi4py import MPI
+
+    try:
+        return bool(request.Test())
+    except MPI.Exception:
+        return True
 
 
 def _threads_may_call_mpi() -> bool:
@@ -257,4 +270,5 @@ def farewell() -> None:
     if _threads_may_call_mpi():
         me = MPI.COMM_WORLD.rank
         for comm in (counter.comm for counter in agreement.counters.values()):
-            _sent.append(comm.isend(me, (comm.rank + 1) % comm.size, _GOODBYE))
+            with suppress(MPI.Exception):  # where that rank has failed
+                _sent.append(comm.isend(me, (comm.rank + 1) % comm.size, _GOODBYE))

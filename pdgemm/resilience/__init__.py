@@ -1,0 +1,1 @@
+"""A program that goes on with fewer ranks when one of them is killed."""

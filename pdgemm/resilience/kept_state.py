@@ -1,0 +1,164 @@
+"""KeptState: matrices that a step of a program starts from, and where each of them lies in the memory of its node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.algorithms.packed_exchange import Room, exchange, kept_if_it_fails
+from pdgemm.arrays import device as devices
+from pdgemm.arrays.device import Array
+from pdgemm.errors import ArgumentError, GridError, NodeMemoryError
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.instrument.recorder import Recorder
+from pdgemm.matrix.batch import Batch
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.schedules.inherited_exchange import plan_inheritance
+from pdgemm.support.agreement import together
+
+
+class KeptState:
+    """A state of a program, which ranks of the same node can read from one that has failed.  Collective over the grid.
+
+    given : names and values.   last : tells whether the state is the last one.
+    readable : matrices outside of node-shared memory are copied to it, if there is room.
+    inherited_words : elements that this rank received when the state came from another grid; else None.
+    Raises ArgumentError or GridError on all ranks.
+    """
+
+    def __init__(
+        self,
+        given: Mapping[str, Any],
+        grid: ProcessGrid,
+        last: Callable[[dict[str, Any]], object],
+        readable: bool = True,
+        inherited_words: int | None = None,
+    ) -> None:
+        self.grid, self.inherited_words = grid, inherited_words
+        with (agreed := together(grid.comm)) as arguments:
+            self.state, copies = _checked(given, grid), list[DistMatrix]()
+            for name, x in self.state.items() if readable and grid.size > 1 else ():
+                if isinstance(x, DistMatrix) and not x.shared and not devices.of(x.stored):
+                    self.state[name] = copy = _in_node_memory(x, grid)
+                    copies += [copy]
+            self._matrices = {name: x for name, x in self.state.items() if isinstance(x, DistMatrix)}
+            arguments += ["the state", *self.state, *(x.layout_in(grid) for x in self._matrices.values())]
+            places = [_place(x.stored, grid) for x in self._matrices.values()]
+            agreed.flag = not all(at[0] for at in places)
+        for x in copies:
+            x.shared = not agreed.flag
+        words = grid.memory.gather(np.array(places, np.int64).ravel())
+        here = [rank for rank, node in enumerate(grid.nodes) if node == grid.nodes[grid.rank]]
+        self._places = dict(zip(here, words.reshape(len(here), len(places), 4).tolist()))  # by rank, for each matrix
+        self.last = bool(last(self.state))
+
+    @contextmanager
+    def read_only(self) -> Iterator[dict[str, Any]]:
+        """Yield the state; in the block no element of its matrices can be changed.  Local."""
+        arrays = [x.stored for x in self._matrices.values() if devices.writeable(x.stored) and not devices.of(x.stored)]
+        try:
+            for x in arrays:
+                x.flags.writeable = False
+            yield dict(self.state)
+        finally:
+            for x in arrays:
+                x.flags.writeable = True
+
+    def handed_over(self) -> dict[str, Any]:
+        """Return the state; elements of views that were made in a block of `read_only` can be changed now.  Local."""
+        for x in self._matrices.values():
+            with suppress(ValueError, AttributeError):  # memory that nobody can write to
+                x.stored.flags.writeable = True
+        return self.state
+
+    def inherited(self, grid: ProcessGrid) -> KeptState | None:
+        """Return the same state on a grid of the ranks that are left; None where a matrix is lost.  Collective on it.
+
+        Each array of a rank that is gone is read by one of those that are left of its node.
+        """
+        comm, ranks = grid.comm, range(self.grid.size)
+        holders = MPI.Group.Translate_ranks(self.grid.comm.Get_group(), [*ranks], comm.Get_group())
+        left = [rank for rank in ranks if holders[rank] != MPI.UNDEFINED]
+        gone = [rank for rank in ranks if holders[rank] == MPI.UNDEFINED]
+        for number, rank in enumerate(gone):
+            near = [x for x in left if self.grid.nodes[x] == self.grid.nodes[rank]]
+            if near:
+                holders[rank] = holders[near[number % len(near)]]
+        mine = [rank for rank in gone if holders[rank] == comm.rank]
+        readable = MPI.UNDEFINED not in holders and all(at[0] for rank in mine for at in self._places[rank])
+        if not comm.allreduce(readable, MPI.LAND):
+            return None
+        self.grid.memory.fence()
+        recorder, found = Recorder(), dict[int, DistMatrix]()  # by the matrix: a state may have one by several names
+        for number, x in enumerate(self._matrices.values()):
+            if id(x) not in found:
+                found[id(x)] = self._moved(number, x, grid, tuple(holders), recorder)
+        state = {name: found.get(id(x), x) for name, x in self.state.items()}
+        return KeptState(state, grid, lambda state: self.last, inherited_words=recorder.traffic.words_received)
+
+    def abandon(self, left: MPI.Intracomm) -> None:
+        """Give back the memory of ranks of this node that are gone, which nobody reads any more.  Local."""
+        node = self.grid.node.Get_group()
+        there = MPI.Group.Translate_ranks(node, [*range(node.size)], left.Get_group())
+        self.grid.memory.abandon([rank for rank, now in enumerate(there) if now == MPI.UNDEFINED])
+
+    def _moved(
+        self, number: int, x: DistMatrix, grid: ProcessGrid, holders: tuple[int, ...], recorder: Recorder
+    ) -> DistMatrix:
+        """Return a matrix on another grid, with the same blocks."""
+        comm = grid.comm
+        moved = DistMatrix.empty(x.shape, grid=grid, block=x.block, dtype=x.dtype, order=x.order, device=x.device)
+        with together(comm):
+            source = replace(x.layout_in(self.grid), conjugated=False)
+            plan = plan_inheritance(source, moved.layout_in(grid), comm.size, holders)
+            room = Room(plan, comm.rank)
+            arrays = [self._array(number, x, rank) for rank in plan.held(comm.rank)]
+        with kept_if_it_fails(room), np.errstate(all="ignore"):
+            exchange(1, arrays, 0, moved.stored, plan, room, grid, recorder)
+        moved.conjugated = x.conjugated
+        return moved
+
+    def _array(self, number: int, x: DistMatrix, rank: int) -> Array:
+        """Return the local array of this rank, or of one of the same node that is gone."""
+        if rank == self.grid.rank:
+            return x.stored
+        shape = x.layout_in(self.grid).local_shape(rank)
+        if 0 in shape:
+            return np.empty(shape, x.dtype)
+        _, *strides, where = self._places[rank][number]
+        return self.grid.memory.array([*self._places].index(rank), shape, x.dtype, [where], strides)
+
+
+def _place(x: Array, grid: ProcessGrid) -> list[int]:
+    """Return whether other ranks of the node can read an array, its strides, and where it is."""
+    if devices.of(x) or not grid.memory.lies_here(x):
+        return [int(not x.size), 0, 0, 0]
+    return [1, *x.strides, *grid.memory.where(x)]
+
+
+def _in_node_memory(x: DistMatrix, grid: ProcessGrid) -> DistMatrix:
+    """Return a copy that the ranks of the node can read; the matrix itself where there is no room.  Local."""
+    try:
+        local = grid.memory.empty(x.stored.shape, x.dtype, x.order)
+    except NodeMemoryError:
+        return x
+    local[...] = x.stored
+    return type(x)(local, x.grid, x.distribution, x.order, x.conjugated)
+
+
+def _checked(given: Any, grid: ProcessGrid) -> dict[str, Any]:
+    """Return a state as a dict.  Raises ArgumentError or GridError where a matrix of it could not be inherited."""
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise ArgumentError(f"a state is a dict of names and values, got {type(given).__name__}")
+    for name, x in given.items():
+        inside = x.values() if isinstance(x, Mapping) else x if isinstance(x, (list, tuple, set)) else ()
+        if isinstance(x, Batch) or any(isinstance(y, (DistMatrix, Batch)) for y in inside):
+            raise ArgumentError(f"the matrices of a state have names of their own; {name!r} is a {type(x).__name__}")
+        if isinstance(x, DistMatrix) and x.grid.comm is not grid.comm:
+            raise GridError(f"{name!r} is on {x.grid!r}, which is of another communicator than {grid!r}")
+    return dict(given)

@@ -1,0 +1,226 @@
+"""`resilient`: a program goes on with fewer ranks when one is killed, from the matrices that are still in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+from time import perf_counter
+from typing import Any, NamedTuple, Self
+
+from mpi4py import MPI
+
+from pdgemm.errors import ArgumentError, GridError
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.resilience.kept_state import KeptState
+from pdgemm.support import failures, watchdog
+from pdgemm.support.agreement import agree, raised_on, together
+from pdgemm.support.files import say
+from pdgemm.support.text import counted, ranks_text
+
+_DONE, _ALIKE, _LAST, _NOT_LAST = 1, 2, 4, 8  # bits; ranks agree on those that all of them have
+_IN_VAIN = 3
+
+
+class Recovery(NamedTuple):
+    """What happened after ranks failed.
+
+    lost    : the ranks that failed, in the numbering of the first communicator.
+    ranks   : how many are left.
+    memory  : the matrices were still in memory; False: they were made again.
+    words   : elements that this rank received for it.
+    seconds : from the end of the step that failed to the beginning of the next.
+    """
+
+    lost: tuple[int, ...]
+    ranks: int
+    memory: bool
+    words: int
+    seconds: float
+
+
+class resilient:
+    """A block in which the other ranks go on when a rank is killed.  Collective over `comm`.
+
+    ::
+
+        def make(grid):                                 # first, and where a matrix is lost
+            return {"A": hdf5.load("a.h5", "A", grid=grid), "X": DistMatrix.eye(1000, grid=grid), "k": 0}
+
+        def step(state):                                # makes new matrices, and changes none of those it is given
+            return {**state, "X": state["A"] @ state["X"], "k": state["k"] + 1}
+
+        with pdgemm.resilient() as r:
+            state = r.run(make, step, lambda state: state["k"] == 10)
+
+    comm     : intracommunicator, by default MPI.COMM_WORLD.  It is duplicated.
+    grid     : a function that makes the process grid of a communicator, which has fewer ranks after each failure.
+    patience : seconds from a failure until the ranks that are left have agreed on what to repeat.  A rank that has not
+               come to that, because it or another one hangs, or computes for so long, ends with exit code 3.
+
+    `r.comm` and `r.grid` are those of the ranks that are left; `r.recoveries` is a list of what happened.
+
+    It needs Open MPI 5 and `mpirun --with-ft ulfm`.  Elsewhere `r.why_not` says why, rank 0 prints it, and the program
+    runs as it would without this class: a rank that is killed takes the job along.  After the block it does so, too,
+    with exit code 3.
+
+    Cost without a failure: after each step an allreduce and an agreement (MPI_Comm_agree) of all ranks, and an
+    allgather of four words per matrix on each node.  Matrices are copied only into node-shared memory, where they are
+    not in it: results of elementwise functions and of `copy`.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm | None = None,
+        *,
+        grid: Callable[[MPI.Intracomm], ProcessGrid] = ProcessGrid,
+        patience: float = 60.0,
+    ) -> None:
+        self.comm = watchdog.watched(MPI.COMM_WORLD if comm is None else comm)
+        self._grid_of, self._patience = grid, patience
+        self.why_not = failures.why_not()
+        self.recoveries: list[Recovery] = []
+        self._error: Exception | None = None  # which ended the last step on this rank
+        self._in_vain = 0  # how many of the last recoveries found that no rank had failed
+
+    def __enter__(self) -> Self:
+        nested = failures.guarded()
+        if not (self.why_not or nested):
+            failures.guard(self.comm, 0)
+        try:
+            with together(self.comm) as arguments:
+                if not (isinstance(self._patience, (int, float)) and self._patience > 0):
+                    raise ArgumentError(f"patience is a positive number of seconds, got {self._patience!r}")
+                if nested:
+                    raise GridError("a block of pdgemm.resilient is in another one")
+                arguments += ["resilient", f"patience={self._patience}", self.why_not]
+            self.comm = self.comm.Dup()
+        except MPI.Exception as bad:
+            failures.end_with_others(bad)
+            raise
+        self._first = self.comm.Get_group()
+        if not self.why_not:
+            failures.guard(self.comm, self._patience)
+        elif not self.comm.rank:
+            say(f"warning: a rank that is killed takes this job along: {self.why_not}")
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        failures.end_with_others(error)
+
+    @cached_property
+    def grid(self) -> ProcessGrid:
+        """The process grid of the ranks that are left.  Collective when it is first used, and after a failure."""
+        return self._grid_of(self.comm)
+
+    def run(
+        self,
+        make: Callable[[ProcessGrid], Mapping[str, Any]],
+        step: Callable[[dict[str, Any]], Mapping[str, Any]],
+        done: Callable[[dict[str, Any]], object] | None = None,
+    ) -> dict[str, Any]:
+        """Return the last state of make(grid), step(state), step(state), ...  Collective over `comm`.
+
+        make : makes the first state on a grid.  It is called again, on the new grid, where the memory of a failed rank
+               is lost too; where it loads what `step` has saved, little is repeated.
+        step : returns the next state.  It counts when it has returned on all ranks; else it is repeated on the ranks
+               that are left, from the same state.  So it may replace a file, but not add to one.
+        done : is this the last state?  The same on all ranks.  By default there is one step.
+
+        A state is a dict of matrices, on `grid` or others of its communicator, and of values that are the same on all
+        ranks.  Its matrices are read-only in `step`: instead of C := A B + C it makes `pdgemm(1, A, B, 1, C.copy())`.
+
+        Where ranks fail, those that are left make a new grid.  The matrices of a failed rank are read in the memory
+        that it shares with its node, if a rank of the node is left, and each matrix is redistributed once, with the
+        same block sizes, the first block at position (0, 0).  If one cannot be had so, `make` makes all of them.
+
+        An exception on any rank is raised on all ranks where no rank has failed.  After one that a rank raised alone,
+        the matrices cannot be used any more.
+        """
+        kept: KeptState | None = None
+        while kept is None or not kept.last:
+            following = self._attempt(partial(self._next, kept, make, step, done))
+            kept = self._recovered(kept, make, done) if following is None else following
+        return kept.handed_over()
+
+    def _next(self, kept: KeptState | None, make: Any, step: Any, done: Any) -> KeptState:
+        """Return the state that follows, the first one where there is none.  Collective."""
+        if kept is None:
+            return KeptState(make(self.grid), self.grid, done or (lambda state: False), not self.why_not)
+        with kept.read_only() as state:
+            return KeptState(step(state), self.grid, done or (lambda state: True), not self.why_not)
+
+    def _attempt(self, work: Callable[[], KeptState]) -> KeptState | None:
+        """Return a state if it is complete on all ranks, else None.  Raises on all ranks what all ranks have raised."""
+        state = self._error = None
+        try:
+            state = work()
+        except Exception as bad:
+            self._error = bad
+        if self.why_not:
+            if self._error is not None:
+                raise self._error
+            return state
+        bits = _LAST | _NOT_LAST
+        if state is not None:
+            bits = _DONE | _ALIKE | (_LAST if state.last else _NOT_LAST)
+        elif self._error is not None and raised_on(self._error) == self.comm.size:
+            bits |= _ALIKE
+        else:
+            failures.revoke()
+        agreed = self._agree(bits)
+        if agreed & _DONE and not agreed & (_LAST | _NOT_LAST):
+            raise ArgumentError("`done` says on some ranks that a state is the last one, and not on others")
+        if agreed & _DONE:
+            return state
+        if agreed & _ALIKE:
+            agree(self.comm, self._error)
+        return None
+
+    def _agree(self, bits: int) -> int:
+        """Return the bits that all ranks have, or 0 where a rank has failed.  Collective; the same on all ranks."""
+        while True:
+            try:
+                return int(self.comm.Agree(bits))
+            except MPI.Exception:  # on all ranks: a rank has failed, of which not all had heard
+                self.comm.Ack_failed()
+                bits = 0
+
+    def _recovered(self, kept: KeptState | None, make: Any, done: Any) -> KeptState:
+        """Return the state from which the ranks that are left go on.  Collective over them."""
+        start, state, lost = perf_counter(), None, list[int]()
+        while state is None:
+            lost += self._shrink()
+            state = self._attempt(partial(self._again, kept, make, done))
+        if kept is not None:
+            kept.abandon(self.comm)
+        memory = state.inherited_words is not None
+        found = Recovery(tuple(lost), self.comm.size, memory, state.inherited_words or 0, perf_counter() - start)
+        self.recoveries.append(found)
+        if not self.comm.rank:
+            source = "with the matrices that are in memory" if memory else "with matrices that are made again"
+            gone = f"{ranks_text(sorted(lost))} of {self._first.size}" if lost else "no rank"
+            left = counted(self.comm.size, "rank")
+            say(f"{gone} failed: {left} left, going on after {found.seconds:.2f} s {source}")
+        return state
+
+    def _again(self, kept: KeptState | None, make: Any, done: Any) -> KeptState:
+        """Return the same state on the new grid, or the first one.  Collective."""
+        state = None if kept is None else kept.inherited(self.grid)
+        return self._next(None, make, None, done) if state is None else state
+
+    def _shrink(self) -> list[int]:
+        """Go on with the communicator of the ranks that are left, and return which failed, as numbered at first.
+
+        Raises on all ranks the exception that ended the last step where no rank has failed.
+        """
+        before, self.comm = self.comm.Get_group(), MPI.Intracomm(self.comm.Shrink())
+        self.comm.Set_errhandler(MPI.ERRORS_RETURN)
+        failures.guard(self.comm, self._patience)
+        self.__dict__.pop("grid", None)
+        gone = MPI.Group.Difference(before, self.comm.Get_group())
+        self._in_vain = 0 if gone.size else self._in_vain + 1
+        if not gone.size:  # then no rank has an exception of its own where MPI heard of a failure twice
+            agree(self.comm, None if failures.is_of_failure(self._error) else self._error)
+        if self._in_vain > _IN_VAIN:
+            raise GridError("communicators are revoked again and again, though no rank fails") from self._error
+        return [*MPI.Group.Translate_ranks(gone, [*range(gone.size)], self._first)]

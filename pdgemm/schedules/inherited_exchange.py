@@ -1,0 +1,101 @@
+"""Which rank sends what to which, where ranks have local arrays of an earlier grid: their own and those of others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pdgemm.arrays.dtypes import arithmetic
+from pdgemm.grids.index_map import index_maps, overlap_counts
+from pdgemm.grids.layout import Layout, Order
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.schedules.exchange import PACKED_BYTES, Block, Messages
+from pdgemm.support.remembered import remembered
+
+
+@dataclass(frozen=True)
+class InheritedExchange(Messages):
+    """An exchange out of the local arrays of another, larger communicator, as a value.
+
+    source  : the layout of the matrix on that communicator, by its ranks.
+    target  : by the ranks of the communicator that carries out the exchange, of `size` ranks.
+    holders : for each rank of the first communicator, the rank of the second that has its local array.
+    """
+
+    source: Layout
+    target: Layout
+    size: int
+    holders: tuple[int, ...]
+    words: int = 1
+
+    copies_only = True
+    conjugates = False
+
+    @property
+    def order(self) -> Order:
+        return self.target.order
+
+    @property
+    def wire(self) -> np.dtype:
+        return self.source.dtype
+
+    @property
+    def wide(self) -> np.dtype:
+        return arithmetic(self.source.dtype)
+
+    @remembered
+    def held(self, rank: int) -> list[int]:
+        """The ranks of the first communicator whose arrays a rank has, in the order of `Block.part`."""
+        return [old for old, holder in enumerate(self.holders) if holder == rank]
+
+    def sends(self, rank: int) -> list[Block]:
+        blocks = (x for part, old in enumerate(self.held(rank)) for x in self._out_of(old, part) if x.peer != rank)
+        packed = [x._replace(rows=x.rows.pack(), cols=x.cols.pack()) for x in blocks]
+        return sorted(packed, key=lambda x: ((x.peer - rank) % self.size, x.part))
+
+    def receives(self, rank: int) -> list[Block]:
+        packed = [x._replace(rows=x.rows.unpack(), cols=x.cols.unpack()) for x in self._into(rank) if x.peer != rank]
+        return sorted(packed, key=lambda x: ((rank - x.peer) % self.size, x.part))
+
+    def staying(self, rank: int) -> list[Block]:
+        return [x for x in self._into(rank) if x.peer == rank]
+
+    def _out_of(self, old: int, part: int) -> Iterator[Block]:
+        """What the local array of a rank of the first communicator has in common with those of the second."""
+        (i, j), a, b = self.source.coords(old), self.source.distribution, self.target.distribution
+        if i < 0:
+            return
+        columns = list(index_maps(a.cols, b.cols, j))
+        for to_i, rows in index_maps(a.rows, b.rows, i):
+            yield from (Block(self.target.rank(to_i, to_j), rows, cols, part) for to_j, cols in columns)
+
+    def _into(self, rank: int) -> Iterator[Block]:
+        """What the local array of a rank has in common with those of the first communicator, by their holders."""
+        (i, j), a, b = self.target.coords(rank), self.source.distribution, self.target.distribution
+        if i < 0:
+            return
+        columns = list(index_maps(a.cols, b.cols, j, by_target=True))
+        for from_i, rows in index_maps(a.rows, b.rows, i, by_target=True):
+            for from_j, cols in columns:
+                old = self.source.rank(from_i, from_j)
+                holder = self.holders[old]
+                yield Block(holder, rows, cols, self.held(holder).index(old))
+
+    @remembered
+    def traffic(self, rank: int) -> Traffic:
+        words = (
+            [(x.rows.size, x.cols.size) for x in self.sends(rank)],
+            [(x.rows.size, x.cols.size) for x in self.receives(rank)],
+        )
+        sent, received = (self.counted(*np.array(shapes, np.int64).reshape(-1, 2).T) for shapes in words)
+        return Traffic(sent[0], received[0], sent[1], received[1])
+
+
+def plan_inheritance(source: Layout, target: Layout, size: int, holders: tuple[int, ...]) -> InheritedExchange:
+    """Return an exchange whose messages fit in cache."""
+    a, b = source.distribution, target.distribution
+    largest = int(overlap_counts(a.rows, b.rows).max(initial=0)) * int(overlap_counts(a.cols, b.cols).max(initial=0))
+    plan = InheritedExchange(source, target, size, holders)
+    return replace(plan, words=max(1, min(PACKED_BYTES // source.dtype.itemsize, largest)))
