@@ -54,8 +54,9 @@ class resilient:
 
     comm     : intracommunicator, by default MPI.COMM_WORLD.  It is duplicated.
     grid     : a function that makes the process grid of a communicator, which has fewer ranks after each failure.
-    patience : seconds from a failure until the ranks that are left have agreed on what to repeat.  A rank that has not
-               come to that, because it or another one hangs, or computes for so long, ends with exit code 3.
+    patience : seconds from a failure until the ranks that are left have agreed on what to repeat, or end with exit
+               code 3.  A rank whose step has not ended after two thirds of that, because it hangs or computes for so
+               long, is ended, and the others go on without it.
 
     `r.comm` and `r.grid` are those of the ranks that are left; `r.recoveries` is a list of what happened.
 
@@ -178,12 +179,13 @@ class resilient:
 
     def _agree(self, bits: int) -> int:
         """Return the bits that all ranks have, or 0 where a rank has failed.  Collective; the same on all ranks."""
-        while True:
-            try:
-                return int(self.comm.Agree(bits))
-            except MPI.Exception:  # on all ranks: a rank has failed, of which not all had heard
-                self.comm.Ack_failed()
-                bits = 0
+        with failures.agreeing():
+            while True:
+                try:
+                    return int(self.comm.Agree(bits))
+                except MPI.Exception:  # on all ranks: a rank has failed, of which not all had heard
+                    self.comm.Ack_failed()
+                    bits = 0
 
     def _recovered(self, kept: KeptState | None, make: Any, done: Any) -> KeptState:
         """Return the state from which the ranks that are left go on.  Collective over them."""
@@ -213,7 +215,9 @@ class resilient:
 
         Raises on all ranks the exception that ended the last step where no rank has failed.
         """
-        before, self.comm = self.comm.Get_group(), MPI.Intracomm(self.comm.Shrink())
+        with failures.agreeing():
+            shrunk = self.comm.Shrink()
+        before, self.comm = self.comm.Get_group(), MPI.Intracomm(shrunk)
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
         failures.guard(self.comm, self._patience)
         self.__dict__.pop("grid", None)

@@ -13,9 +13,11 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
+import signal
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, TypeVar
 
@@ -30,10 +32,13 @@ if TYPE_CHECKING:
 _LOOK = 0.02  # seconds between two looks, so that a failure costs no more than that
 _CLASSES = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
 
+_SHARE = 2 / 3  # of the seconds in which ranks are to recover: until then each has come to the others
+
 _using = threading.Lock()  # held where communicators are revoked, so that none is freed meanwhile
 _known = list["MPI.Comm"]()  # the first one is that of all ranks
 _patience = [60.0]
 _seen: list[float] = []  # the time at which this rank heard of a failure from which it has not recovered
+_agreeing: list[bool] = []
 _thread: list[threading.Thread] = []
 
 
@@ -55,7 +60,8 @@ def guard(comm: MPI.Intracomm, patience: float) -> None:
     """From now on the communicators are `comm` and those that are made of it; earlier ones are forgotten.  Local.
 
     patience : seconds after which a rank that has heard of a failure ends, with exit code 3, unless this function is
-        called again: it hangs, or another rank does.  0: it ends at once, and nothing is revoked.
+        called again.  A rank that is not `agreeing` hangs, or computes for long: it ends after two thirds of that time,
+        so that the others can go on without it.  0: ranks end at once, and nothing is revoked.
     """
     from mpi4py import MPI
 
@@ -74,6 +80,16 @@ def guarded() -> bool:
     return bool(_known) and _patience[0] > 0
 
 
+@contextmanager
+def agreeing() -> Iterator[None]:
+    """In this block a rank waits for the others, to agree with them: another one may hang, but not this one.  Local."""
+    _agreeing.append(True)
+    try:
+        yield
+    finally:
+        _agreeing.clear()
+
+
 def end_with_others(error: BaseException | None = None) -> None:
     """From now on this rank ends when another one fails; at once, if one has.  Local.
 
@@ -88,8 +104,9 @@ def end_with_others(error: BaseException | None = None) -> None:
 
 
 def _rest() -> None:
-    """Look for failures no more, because MPI_Finalize begins."""
+    """Look once more, and then no more, because MPI_Finalize begins."""
     with _using:
+        _look()
         _known.clear()
     _finalize_without_fence()
 
@@ -138,21 +155,31 @@ def is_of_failure(error: BaseException | None) -> bool:
 
 
 def _watch() -> None:
-    from mpi4py import MPI
-
     while True:
         sleep(_LOOK)
-        with _using, suppress(MPI.Exception):
-            if not _known:
-                continue
-            MPI.COMM_SELF.Iprobe()  # MPI hears of failures while it is called
-            if not _seen and (_known[0].Is_revoked() or _known[0].Get_failed().size):
-                _notice()
-            if _seen and monotonic() - _seen[0] >= _patience[0]:
-                late = f", and has not recovered from it within {_patience[0]:g} s" if _patience[0] else ""
-                text = f"pdgemm: rank {MPI.COMM_WORLD.rank} ends, because another rank has failed{late}\n"
-                os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
-                os._exit(CODE)
+        with _using:
+            _look()
+
+
+def _look() -> None:
+    """See whether a rank has failed, and end this one where it has not recovered in time."""
+    from mpi4py import MPI
+
+    if not _known:
+        return
+    with suppress(MPI.Exception):
+        MPI.COMM_SELF.Iprobe()  # MPI hears of failures while it is called
+        if _known[0].Is_revoked() or _known[0].Get_failed().size:
+            _notice()
+    limit = _patience[0] if _agreeing else _patience[0] * _SHARE
+    if not _seen or monotonic() - _seen[0] < limit:
+        return
+    late = f", and has not recovered from it within {limit:g} s" if limit else ""
+    text = f"pdgemm: rank {MPI.COMM_WORLD.rank} ends, because another rank has failed{late}\n"
+    os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
+    if limit and not _agreeing and _known[0].rank:  # the others may go on without it, and end as if nothing had been
+        os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(CODE)
 
 
 def _notice() -> None:

@@ -1,0 +1,201 @@
+"""Jobs of which ranks are killed at chosen moments: the others go on, or the job ends and says so."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import Finished, needs_mpiexec, python, run
+from mpi4py import MPI
+
+pytestmark = [
+    needs_mpiexec,
+    pytest.mark.skipif(
+        MPI.get_vendor()[0] != "Open MPI" or MPI.get_vendor()[1] < (5, 0, 0),
+        reason="only Open MPI, from version 5.0 on, goes on after a rank has failed",
+    ),
+]
+ENDED = 3
+
+# X := A X + B four times.  `dies(moment)` is called at moments with names.
+PROGRAM = """
+import os, signal, sys, time
+import numpy as np
+import pdgemm
+from mpi4py import MPI
+from pdgemm import DistMatrix, ProcessGrid, pdgemm as multiply
+me, made = MPI.COMM_WORLD.rank, 0
+
+def dies(moment):
+    if (me, moment) in {victims}:
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def make(grid):
+    global made
+    made += 1
+    dies(f"make {{made}}")
+    layout = dict(grid=grid, block=16)
+    A = DistMatrix.random((90, 90), seed=1, **layout)
+    return {{"A": A, "B": DistMatrix.random((90, 40), seed=2, order="F", **layout), "X": A[:, 3:43].copy(), "k": 0}}
+
+def step(state):
+    k = state["k"]
+    dies(f"before {{k}}")
+    X = multiply(0.1, state["A"], state["X"], 1, state["B"].copy(), mover="{mover}")
+    dies(f"after {{k}}")
+    return {{**state, "X": X, "k": k + 1}}
+
+def done(state):
+    dies(f"done {{state['k']}}")
+    return state["k"] == 4
+
+with pdgemm.resilient(patience=20) as r:
+    state = r.run(make, step, done)
+dies("later")
+X = state["X"].allgather()
+one = pdgemm.ProcessGrid(MPI.COMM_SELF)
+expected = make(one)
+for k in range(4):
+    expected = step(expected)
+assert np.allclose(X, expected["X"].local, rtol=1e-13, atol=0)
+if r.comm.rank == 0:
+    print("RIGHT", [(x.lost, x.ranks, x.memory, x.words > 0) for x in r.recoveries])
+"""
+
+
+def job(folder: Path, ranks: int, source: str, ft: bool = True, **environment: str) -> Finished:
+    (folder / "program.py").write_text(source)
+    command = python(ranks, folder / "program.py")
+    command[1:1] = ["--with-ft", "ulfm"] * ft
+    return run(command, folder, 60, OMP_NUM_THREADS="1", **environment)
+
+
+MOMENTS: list[tuple[int, list[tuple[int, str]], str, dict[str, str], list[Any]]] = [
+    (4, [(2, "before 1")], "auto", {}, [((2,), 3, True, True)]),
+    (4, [(0, "after 2")], "ring", {}, [((0,), 3, True, True)]),
+    (3, [(1, "done 2")], "ibcast", {}, [((1,), 2, True, True)]),
+    (3, [(2, "done 4")], "auto", {}, [((2,), 2, True, True)]),
+    (2, [(0, "before 0")], "auto", {}, [((0,), 1, True, False)]),
+    (3, [(1, "make 1")], "auto", {}, [((1,), 2, False, False)]),
+    (5, [(1, "before 1"), (4, "before 1")], "auto", {}, [((1, 4), 3, True, True)]),
+    (6, [(1, "before 1"), (0, "after 3")], "auto", {}, [((1,), 5, True, True), ((0,), 4, True, True)]),
+    (4, [(3, "before 2")], "ring", {"PDGEMM_NODE_MEMORY": "0"}, [((3,), 3, False, False)]),
+    (4, [(3, "before 2"), (0, "make 2")], "ring", {"PDGEMM_NODE_MEMORY": "0"}, [((3, 0), 2, False, False)]),
+    (5, [(4, "before 2")], "auto", {"PDGEMM_RANKS_PER_NODE": "2"}, [((4,), 4, False, False)]),  # alone on its node
+    (5, [(0, "before 2"), (3, "after 2")], "auto", {"PDGEMM_RANKS_PER_NODE": "2"}, [((0, 3), 3, True, True)]),
+]
+
+
+@pytest.mark.parametrize(("ranks", "victims", "mover", "environment", "expected"), MOMENTS)
+def test_the_others_go_on(
+    tmp_path: Path, ranks: int, victims: Any, mover: str, environment: dict[str, str], expected: list[Any]
+) -> None:
+    done = job(tmp_path, ranks, PROGRAM.format(victims=victims, mover=mover), **environment)
+    assert done.returncode == 0, done.stderr
+    found = eval(re.findall(r"RIGHT (.*)", done.stdout)[0])
+    assert [x[1:] for x in found] == [x[1:] for x in expected] or len(victims) > 1  # together, or one after the other
+    assert sorted(rank for x in found for rank in x[0]) == sorted(rank for rank, _ in victims)
+    assert found[-1][1] == ranks - len(victims)
+    assert [x[2] for x in found] == [expected[0][2]] * len(found)
+    assert done.stderr.count("going on after") == len(found)
+
+
+def test_without_fault_tolerance_nothing_changes(tmp_path: Path) -> None:
+    done = job(tmp_path, 3, PROGRAM.format(victims=[], mover="auto"), ft=False)
+    assert done.returncode == 0, done.stderr
+    assert "RIGHT []" in done.stdout
+    assert done.stderr.count("warning: a rank that is killed takes this job along: the job was not started by") == 1
+    done = job(tmp_path, 3, PROGRAM.format(victims=[(1, "after 1")], mover="auto"), ft=False)
+    assert done.returncode not in (0, ENDED)
+    assert "signal 9" in done.stderr + done.stdout
+
+
+def test_outside_of_the_block_the_job_ends(tmp_path: Path) -> None:
+    done = job(tmp_path, 3, PROGRAM.format(victims=[(1, "later")], mover="auto"))
+    assert done.returncode == ENDED, done.stderr
+    assert "ends, because another rank has failed\n" in done.stderr
+    source = PROGRAM.replace("with pdgemm.resilient(", 'dies("earlier")\nwith pdgemm.resilient(')
+    done = job(tmp_path, 3, source.format(victims=[(1, "earlier")], mover="auto"))
+    assert done.returncode == ENDED, done.stderr
+
+
+# What `step` does on rank 1, and what all ranks raise.
+ERRORS = [
+    ("raise ValueError('mine')", r"ValueError: mine"),
+    ("open('not there')", r"FileNotFoundError: \[Errno 2\] No such file or directory: 'not there'"),
+    ("multiply(1, state['A'], state['A'][:3])", r"LayoutError: inner dimensions do not agree"),
+    ("return {'x': 1}", r"ArgumentError: the ranks were called with different arguments: .*the state"),
+]
+
+
+@pytest.mark.parametrize(("what", "text"), ERRORS)
+def test_an_error_on_one_rank_is_raised_on_all(tmp_path: Path, what: str, text: str) -> None:
+    source = PROGRAM.replace(
+        '    dies(f"before {{k}}")\n', f"    if me == 1:\n        {what.replace('{', '{{').replace('}', '}}')}\n"
+    )
+    source = source.replace(
+        "    state = r.run(make, step, done)",
+        """    try:
+        state = r.run(make, step, done)
+    except Exception as bad:
+        sys.exit(f"rank {{me}} {{type(bad).__name__}}: {{bad}}")""",
+    )
+    done = job(tmp_path, 3, source.format(victims=[], mover="auto"))
+    assert done.returncode == 1, done.stderr
+    for rank in range(3):
+        assert re.search(rf"rank {rank} {text}", done.stderr), done.stderr
+
+
+def test_done_on_one_rank(tmp_path: Path) -> None:
+    source = PROGRAM.replace('return state["k"] == 4', "return me == 1")
+    done = job(tmp_path, 3, source.format(victims=[], mover="auto"))
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.count("ArgumentError: `done` says on some ranks that a state is the last one") == 3
+
+
+def test_an_error_on_all_ranks_leaves_the_grid_as_it_is(tmp_path: Path) -> None:
+    source = PROGRAM.replace('    dies(f"before {{k}}")\n', "    multiply(1, state['A'], state['A'][:3])\n")
+    source = source.replace(
+        "    state = r.run(make, step, done)",
+        """    try:
+        r.run(make, step, done)
+    except pdgemm.errors.LayoutError:
+        print("AGAIN", r.grid.comm.allreduce(1), made)
+sys.exit()""",
+    )
+    done = job(tmp_path, 3, source.format(victims=[], mover="auto"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("AGAIN 3 1") == 3
+
+
+def test_a_rank_that_hangs_ends(tmp_path: Path) -> None:
+    """Rank 2 does not come back from its step after rank 1 has failed: it ends, and the other goes on without it."""
+    source = PROGRAM.replace("patience=20", "patience=3").replace(
+        '    dies(f"before {{k}}")\n', '    dies(f"before {{k}}")\n    while me == 2 and k == 1: time.sleep(1)\n'
+    )
+    done = job(tmp_path, 3, source.format(victims=[(1, "before 1")], mover="auto"))
+    assert done.returncode == 0, done.stderr
+    assert "rank 2 ends, because another rank has failed, and has not recovered from it within 2 s" in done.stderr
+    assert sorted(re.findall(r"\((\(.*?\)), 1, True", done.stdout)) == ["(1, 2)"]
+    done = job(tmp_path, 3, source.replace("me == 2", "me != 1").format(victims=[(1, "before 1")], mover="auto"))
+    assert done.returncode == ENDED, done.stderr
+
+
+def test_a_block_in_a_block(tmp_path: Path) -> None:
+    done = job(
+        tmp_path,
+        2,
+        """
+import pdgemm
+with pdgemm.resilient() as r:
+    try:
+        with pdgemm.resilient(): pass
+    except pdgemm.PdgemmError as bad:
+        print("RAISED", bad)
+""",
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("RAISED a block of pdgemm.resilient is in another one") == 2
