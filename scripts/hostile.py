@@ -4,6 +4,7 @@
     python scripts/hostile.py --minutes 10                      # all attacks in turns, on up to 4 ranks
     python scripts/hostile.py --minutes 2 --only kills,damage --seed 7
     python scripts/hostile.py --kind restart --ranks 9              # jobs are killed, and started again
+    python scripts/hostile.py --kind survivors --ranks 9            # ranks are killed, and the others go on
     python scripts/hostile.py --trial damage.json:1234:5        # one trial again, or one case of it
     python scripts/hostile.py --list
 

@@ -121,6 +121,7 @@ if [ $selected = no ]; then
     if [ $status = 0 ]; then
         check 'hostile' python scripts/hostile.py --minutes "$minutes" --seed 18
         check 'restarts' python scripts/hostile.py --kind restart --minutes 2 --ranks 9 --seed 18
+        check 'survivors' python scripts/hostile.py --kind survivors --minutes "$minutes" --ranks 9 --seed 18
     else
         record 'hostile' 0 0 0 0 "not run, because there are no namespaces: ${reason##*$'\n'}"
     fi

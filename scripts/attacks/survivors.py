@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
 import sys
 import time
 from contextlib import suppress
 
 import numpy as np
-from mpi4py import MPI
 
 from attacks.trial import HERE, Finding, Job, Trial, attack, tail
 from attacks.trial import ranks as there
@@ -20,7 +21,9 @@ BOUND = 75  # seconds: the 60 that survivors have, and the job itself
 
 
 def able() -> bool:
-    return MPI.get_vendor()[0] == "Open MPI" and MPI.get_vendor()[1] >= (5, 0, 0)
+    """Does the launcher let ranks go on, as that of Open MPI 5 does?"""
+    said = subprocess.run(["mpiexec", "--version"], capture_output=True, text=True, check=False).stdout
+    return bool(re.search(r"Open MPI\) ([5-9]|\d\d)\.", said))
 
 
 @attack("survivors.products")
