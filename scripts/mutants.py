@@ -1,4 +1,4 @@
-"""What the suite catches: 71 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 76 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/mutants.py                  each bug, against the tests of its room as scripts/test.sh runs them
     python scripts/mutants.py --all            as scripts/test.sh --all runs them
@@ -369,6 +369,32 @@ MUTANTS = [
         "io: what cannot be read now is taken for damaged", "io/generations.py",
         "            if isinstance(bad, OSError) and bad.errno:  # it may be", "            if False:  # it may be",
         ("4 tests/io/test_checkpoints.py",),
+    ),
+    Mutant(
+        "support: a failure wakes nobody", "pdgemm/support/failures.py",
+        "for comm in _known if _patience[0] else ():", "for comm in ():",
+        ("0 tests/cli/test_survivors.py",),
+    ),
+    Mutant(
+        "schedules: a rank sends its own array in place of an inherited one", "pdgemm/schedules/inherited_exchange.py",
+        "self.held(holder).index(old))", "0)",
+        (f"4 {R}resilience.py",),
+    ),
+    Mutant(
+        "resilience: memory that nobody shares is read", "pdgemm/resilience/kept_state.py",
+        "all(at[0] for rank in mine for at in self._places[rank])", "True",
+        ("0 tests/cli/test_survivors.py",),
+    ),
+    Mutant(
+        "resilience: a step counts where it ended on this rank", "pdgemm/resilience/survivors.py",
+        "        if agreed & _DONE:\n            return state",
+        "        if state is not None:\n            return state",
+        ("0 tests/cli/test_survivors.py",),
+    ),
+    Mutant(
+        "resilience: a step may change the state", "pdgemm/resilience/kept_state.py",
+        "                x.flags.writeable = False\n", "                pass\n",
+        (f"4 {R}resilience.py",),
     ),
     Mutant(
         "protection: no residual is ever large", "pdgemm/protection/row_checksums.py",
