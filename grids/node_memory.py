@@ -150,7 +150,7 @@ class _Window:
             with ucx_says_nothing():
                 self._window = MPI.Win.Allocate_shared(size, 1, info, ordered)
         except MPI.Exception as bad:  # perhaps on this rank only: the others would wait for it in MPI for ever
-            if failures.seen():
+            if failures.guarded() and failures.is_of_failure(bad):
                 raise
             say(
                 f"error: MPI made no window of {size * node.size} bytes in {WHERE} ({bad}): perhaps another program "

@@ -39,6 +39,7 @@ _known = list["MPI.Comm"]()  # the first one is that of all ranks
 _patience = [60.0]
 _seen: list[float] = []  # the time at which this rank heard of a failure from which it has not recovered
 _agreeing: list[bool] = []
+_process: list[int] = []
 _thread: list[threading.Thread] = []
 
 
@@ -68,6 +69,7 @@ def guard(comm: MPI.Intracomm, patience: float) -> None:
     with _using:
         _known[:], _patience[:], _seen[:] = [comm], [patience], []
     if not _thread:
+        _process.append(os.getpid())
         _thread.append(threading.Thread(target=_watch, daemon=True, name="pdgemm failures"))
         _thread[0].start()
         atexit.register(_rest)
@@ -104,7 +106,9 @@ def end_with_others(error: BaseException | None = None) -> None:
 
 
 def _rest() -> None:
-    """Look once more, and then no more, because MPI_Finalize begins."""
+    """Look once more, and then no more, because MPI_Finalize begins; but not in a forked process."""
+    if os.getpid() != _process[0]:
+        return
     with _using:
         _look()
         _known.clear()
@@ -135,11 +139,6 @@ def revoke() -> None:
     """
     with _using:
         _notice()
-
-
-def seen() -> bool:
-    """Has this rank heard of a failure from which it has not recovered?"""
-    return bool(_seen)
 
 
 def is_of_failure(error: BaseException | None) -> bool:
@@ -176,7 +175,8 @@ def _look() -> None:
         return
     late = f", and has not recovered from it within {limit:g} s" if limit else ""
     text = f"pdgemm: rank {MPI.COMM_WORLD.rank} ends, because another rank has failed{late}\n"
-    os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
+    with suppress(OSError, ValueError):  # the launcher may have ended
+        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
     if limit and not _agreeing and _known[0].rank:  # the others may go on without it, and end as if nothing had been
         os.kill(os.getpid(), signal.SIGKILL)
     os._exit(CODE)
