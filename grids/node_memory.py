@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN, flock
 from functools import cache, partial
@@ -87,17 +87,6 @@ class NodeMemory:
         """Return an array of another rank of the node, by what `where` returned there."""
         assert self.window is not None
         return np.ndarray(shape, dtype, self.window.parts[self._places[rank]], where[0], strides)
-
-    def abandon(self, gone: Sequence[int]) -> None:
-        """Give back the memory of ranks of the node that have failed; nobody reads their arrays any more.  Local.
-
-        The window promises nothing to anybody then, because another one is made for the ranks that are left.
-        """
-        if self.window and gone:
-            for rank in gone:
-                give_back(self.window.parts[self._places[rank]])
-            for key in [key for key, window in _windows.items() if window is self.window]:
-                _abandoned.append(_windows.pop(key))
 
     def sync(self) -> None:
         """Make what any rank of the node wrote visible to all of them.  Collective over the node."""
@@ -186,6 +175,19 @@ def _window(node: MPI.Intracomm, limit: float) -> _Window | None:
                 return None
             _windows[key] = _Window(node, size)
     return _windows[key]
+
+
+def abandon(failed: Container[int]) -> None:
+    """Give back the memory of ranks that have failed, as numbered in MPI.COMM_WORLD: nobody reads it any more.  Local.
+
+    Their windows promise nothing to anybody then, because others are made for the ranks that are left.
+    """
+    for ranks in [ranks for ranks in _windows if any(rank in failed for rank in ranks)]:
+        window = _windows.pop(ranks)
+        _abandoned.append(window)
+        for rank, part in zip(ranks, window.parts):
+            if rank in failed:
+                give_back(part)
 
 
 def _take(part: memoryview, spare: int) -> bool:

@@ -387,8 +387,7 @@ MUTANTS = [
     ),
     Mutant(
         "resilience: a step counts where it ended on this rank", "pdgemm/resilience/survivors.py",
-        "        if agreed & _DONE:\n            return state",
-        "        if state is not None:\n            return state",
+        "return state if agreed & _DONE else None", "return state",
         ("0 tests/cli/test_survivors.py",),
     ),
     Mutant(

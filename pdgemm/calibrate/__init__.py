@@ -26,6 +26,7 @@ from pdgemm.model.machine import HOST, Link, Machine, gpu_cluster, touched
 from pdgemm.model.mover_registry import IPC
 from pdgemm.movers.arrivals import Transfers
 from pdgemm.planning.planner import LOOKAHEAD_BETWEEN_NODES
+from pdgemm.support import failures
 from pdgemm.support.agreement import GuardedCallback, agree, together
 
 _BETWEEN_NODES = (2048, 256)  # the `beside` of hosts, for each of several panels
@@ -59,7 +60,7 @@ def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None
         if grid.comm.allreduce(grid.node.size > 1, MPI.LAND):  # a rank alone on its node has no partner to measure
             intra.update(links(grid.node, grid.comm, place, ahead=1))
         step()
-        leaders = grid.comm.Split(0 if grid.node.rank == 0 else MPI.UNDEFINED)
+        leaders = failures.known(grid.comm.Split(0 if grid.node.rank == 0 else MPI.UNDEFINED))
         several = grid.ranks_per_node is not None
         failed: Exception | None = None
         if several and leaders != MPI.COMM_NULL:
@@ -68,7 +69,7 @@ def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None
             except Exception as bad:  # on all leaders alike: the other ranks wait for them
                 failed = bad
         if leaders != MPI.COMM_NULL:
-            leaders.Free()
+            failures.free(leaders)
         agree(grid.comm, failed)
         inter = grid.comm.bcast(inter, root=0)
         step()

@@ -27,6 +27,7 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.spans import HOST, MOVING, Span, Trace, active, taking
 from pdgemm.io.atomic import check_writable, on_root, replacing
 from pdgemm.model.machine import Machine, machine_at_hand
+from pdgemm.support import failures
 from pdgemm.support.agreement import together
 
 _PINGS = 100
@@ -87,7 +88,7 @@ def clocks(comm: MPI.Comm, node: MPI.Comm, clock: Callable[[], float] = perf_cou
     The ranks of a node share a clock.  The shortest of many round trips is used: the other clock was read at the middle
     of it, to within its half (Cristian, Probabilistic clock synchronization, Distributed Computing 3, 1989).
     """
-    leaders = comm.Split(0 if node.rank == 0 else MPI.UNDEFINED, comm.rank)
+    leaders = failures.known(comm.Split(0 if node.rank == 0 else MPI.UNDEFINED, comm.rank))
     found = None
     if leaders != MPI.COMM_NULL:
         for other in range(1, leaders.size):
@@ -97,7 +98,7 @@ def clocks(comm: MPI.Comm, node: MPI.Comm, clock: Callable[[], float] = perf_cou
                     leaders.send(clock(), dest=other, tag=_TAG)
             elif leaders.rank == other:
                 found = min((_ping(leaders, clock) for _ in range(_PINGS)), key=lambda x: x.error)
-        leaders.Free()
+        failures.free(leaders)
     if comm.rank == 0:
         now = clock()
         found = Clocks(now, now, 0.0)
@@ -125,7 +126,7 @@ def network(comm: MPI.Comm, node: MPI.Comm) -> float | None:
     Each node sends to the next and receives from the one before at the same time.  A slow node slows two of these
     transfers, so the faster of its two is its own.
     """
-    leaders = comm.Split(0 if node.rank == 0 else MPI.UNDEFINED, comm.rank)
+    leaders = failures.known(comm.Split(0 if node.rank == 0 else MPI.UNDEFINED, comm.rank))
     found = None
     if leaders != MPI.COMM_NULL and leaders.size > 1:
         to, source = (leaders.rank + 1) % leaders.size, (leaders.rank - 1) % leaders.size
@@ -139,7 +140,7 @@ def network(comm: MPI.Comm, node: MPI.Comm) -> float | None:
             sent.Wait()
         found = max(rate, leaders.sendrecv(rate, source, source=to))
     if leaders != MPI.COMM_NULL:
-        leaders.Free()
+        failures.free(leaders)
     return node.bcast(found, root=0)
 
 

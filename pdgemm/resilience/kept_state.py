@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from copy import deepcopy
+from dataclasses import is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from pdgemm.matrix.batch import Batch
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.schedules.inherited_exchange import plan_inheritance
 from pdgemm.support.agreement import together
+
+_COPIED = (np.ndarray, np.random.Generator, bytearray, list, dict, set)  # values that a step may change in place
 
 
 class KeptState:
@@ -41,30 +44,32 @@ class KeptState:
     ) -> None:
         self.grid, self.inherited_words = grid, inherited_words
         with (agreed := together(grid.comm)) as arguments:
-            self.state, copies = _checked(given, grid), list[DistMatrix]()
+            self.state, copies = _checked(given, grid), dict[int, DistMatrix]()  # by the matrix
             for name, x in self.state.items() if readable and grid.size > 1 else ():
                 if isinstance(x, DistMatrix) and not x.shared and not devices.of(x.stored):
-                    self.state[name] = copy = _in_node_memory(x, grid)
-                    copies += [copy]
+                    if id(x) not in copies:
+                        copies[id(x)] = _in_node_memory(x, grid)
+                    self.state[name] = copies[id(x)]
             self._matrices = {name: x for name, x in self.state.items() if isinstance(x, DistMatrix)}
             arguments += ["the state", *self.state, *(x.layout_in(grid) for x in self._matrices.values())]
             places = [_place(x.stored, grid) for x in self._matrices.values()]
             agreed.flag = not all(at[0] for at in places)
-        for x in copies:
+        for x in copies.values():
             x.shared = not agreed.flag
         words = grid.memory.gather(np.array(places, np.int64).ravel())
         here = [rank for rank, node in enumerate(grid.nodes) if node == grid.nodes[grid.rank]]
         self._places = dict(zip(here, words.reshape(len(here), len(places), 4).tolist()))  # by rank, for each matrix
-        self.last = bool(last(self.state))
+        with self.read_only() as state:
+            self.last = bool(last(state))
 
     @contextmanager
     def read_only(self) -> Iterator[dict[str, Any]]:
-        """Yield the state; in the block no element of its matrices can be changed.  Local."""
+        """Yield a copy of the state; in the block no element of its matrices can be changed.  Local."""
         arrays = [x.stored for x in self._matrices.values() if devices.writeable(x.stored) and not devices.of(x.stored)]
         try:
             for x in arrays:
                 x.flags.writeable = False
-            yield dict(self.state)
+            yield {name: deepcopy(x) if isinstance(x, _COPIED) else x for name, x in self.state.items()}
         finally:
             for x in arrays:
                 x.flags.writeable = True
@@ -101,12 +106,6 @@ class KeptState:
         state = {name: found.get(id(x), x) for name, x in self.state.items()}
         return KeptState(state, grid, lambda state: self.last, inherited_words=recorder.traffic.words_received)
 
-    def abandon(self, left: MPI.Intracomm) -> None:
-        """Give back the memory of ranks of this node that are gone, which nobody reads any more.  Local."""
-        node = self.grid.node.Get_group()
-        there = MPI.Group.Translate_ranks(node, [*range(node.size)], left.Get_group())
-        self.grid.memory.abandon([rank for rank, now in enumerate(there) if now == MPI.UNDEFINED])
-
     def _moved(
         self, number: int, x: DistMatrix, grid: ProcessGrid, holders: tuple[int, ...], recorder: Recorder
     ) -> DistMatrix:
@@ -118,7 +117,7 @@ class KeptState:
             plan = plan_inheritance(source, moved.layout_in(grid), comm.size, holders)
             room = Room(plan, comm.rank)
             arrays = [self._array(number, x, rank) for rank in plan.held(comm.rank)]
-        with kept_if_it_fails(room), np.errstate(all="ignore"):
+        with kept_if_it_fails((room, moved)), np.errstate(all="ignore"):
             exchange(1, arrays, 0, moved.stored, plan, room, grid, recorder)
         moved.conjugated = x.conjugated
         return moved
@@ -148,7 +147,9 @@ def _in_node_memory(x: DistMatrix, grid: ProcessGrid) -> DistMatrix:
     except NodeMemoryError:
         return x
     local[...] = x.stored
-    return type(x)(local, x.grid, x.distribution, x.order, x.conjugated)
+    copy = type(x)(local, x.grid, x.distribution, x.order, x.conjugated)
+    copy.report = x.later_report
+    return copy
 
 
 def _checked(given: Any, grid: ProcessGrid) -> dict[str, Any]:
@@ -156,9 +157,16 @@ def _checked(given: Any, grid: ProcessGrid) -> dict[str, Any]:
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise ArgumentError(f"a state is a dict of names and values, got {type(given).__name__}")
     for name, x in given.items():
-        inside = x.values() if isinstance(x, Mapping) else x if isinstance(x, (list, tuple, set)) else ()
-        if isinstance(x, Batch) or any(isinstance(y, (DistMatrix, Batch)) for y in inside):
+        if not isinstance(x, DistMatrix) and _has_matrices(x):
             raise ArgumentError(f"the matrices of a state have names of their own; {name!r} is a {type(x).__name__}")
         if isinstance(x, DistMatrix) and x.grid.comm is not grid.comm:
             raise GridError(f"{name!r} is on {x.grid!r}, which is of another communicator than {grid!r}")
     return dict(given)
+
+
+def _has_matrices(x: Any) -> bool:
+    """Is this a matrix, or has it any inside?"""
+    inside = x.values() if isinstance(x, Mapping) else x if isinstance(x, (list, tuple, set)) else ()
+    if is_dataclass(x) and not isinstance(x, type):
+        inside = vars(x).values() if hasattr(x, "__dict__") else ()
+    return isinstance(x, (DistMatrix, Batch)) or any(map(_has_matrices, inside))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cached_property, partial
 from time import perf_counter
 from typing import Any, NamedTuple, Self
 
 from mpi4py import MPI
 
-from pdgemm.errors import ArgumentError, GridError
+from pdgemm.errors import ArgumentError, GridError, PdgemmError
+from pdgemm.grids.node_memory import abandon
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.resilience.kept_state import KeptState
 from pdgemm.support import failures, watchdog
@@ -80,11 +82,16 @@ class resilient:
         self._grid_of, self._patience = grid, patience
         self.why_not = failures.why_not()
         self.recoveries: list[Recovery] = []
-        self._error: Exception | None = None  # which ended the last step on this rank
+        self._inside = False  # of the `with` block
+        self._error: BaseException | None = None  # which ended the last step on this rank
         self._in_vain = 0  # how many of the last recoveries found that no rank had failed
 
     def __enter__(self) -> Self:
         nested = failures.guarded()
+        if not self.why_not and failures.failed(self.comm):  # all ranks that are left know
+            raise GridError(
+                "ranks of this communicator have failed; r.comm of the block before has those that are left"
+            )
         if not (self.why_not or nested):
             failures.guard(self.comm, 0)
         try:
@@ -98,7 +105,11 @@ class resilient:
         except MPI.Exception as bad:
             failures.end_with_others(bad)
             raise
-        self._first = self.comm.Get_group()
+        except PdgemmError:
+            if not nested:
+                failures.forget()
+            raise
+        self._first, self._inside = self.comm.Get_group(), True
         if not self.why_not:
             failures.guard(self.comm, self._patience)
         elif not self.comm.rank:
@@ -106,6 +117,7 @@ class resilient:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._inside = False
         failures.end_with_others(error)
 
     @cached_property
@@ -129,14 +141,17 @@ class resilient:
 
         A state is a dict of matrices, on `grid` or others of its communicator, and of values that are the same on all
         ranks.  Its matrices are read-only in `step`: instead of C := A B + C it makes `pdgemm(1, A, B, 1, C.copy())`.
+        Arrays, lists, dicts, sets and random generators are copied for each step; other objects must not be changed.
 
         Where ranks fail, those that are left make a new grid.  The matrices of a failed rank are read in the memory
         that it shares with its node, if a rank of the node is left, and each matrix is redistributed once, with the
         same block sizes, the first block at position (0, 0).  If one cannot be had so, `make` makes all of them.
 
         An exception on any rank is raised on all ranks where no rank has failed.  After one that a rank raised alone,
-        the matrices cannot be used any more.
+        the matrices cannot be used any more.  (Where `r.why_not` says why not, it is raised as without this class.)
         """
+        if not self._inside:
+            raise GridError("r.run(...) is called in a block, `with pdgemm.resilient() as r:`")
         kept: KeptState | None = None
         while kept is None or not kept.last:
             following = self._attempt(partial(self._next, kept, make, step, done))
@@ -152,30 +167,27 @@ class resilient:
 
     def _attempt(self, work: Callable[[], KeptState]) -> KeptState | None:
         """Return a state if it is complete on all ranks, else None.  Raises on all ranks what all ranks have raised."""
-        state = self._error = None
+        if self.why_not:
+            only = work()
+            agree(self.comm, None, f"a state, the last: {only.last}")
+            return only
+        self._error, state = None, None
+        bits = _LAST | _NOT_LAST
         try:
             state = work()
-        except Exception as bad:
-            self._error = bad
-        if self.why_not:
-            if self._error is not None:
-                raise self._error
-            return state
-        bits = _LAST | _NOT_LAST
-        if state is not None:
             bits = _DONE | _ALIKE | (_LAST if state.last else _NOT_LAST)
-        elif self._error is not None and raised_on(self._error) == self.comm.size:
-            bits |= _ALIKE
-        else:
-            failures.revoke()
+        except BaseException as bad:  # SystemExit, too: the other ranks would wait for this one
+            self._error = bad
+            if raised_on(bad) == self.comm.size:
+                bits |= _ALIKE
+            else:
+                failures.revoke()
         agreed = self._agree(bits)
-        if agreed & _DONE and not agreed & (_LAST | _NOT_LAST):
-            raise ArgumentError("`done` says on some ranks that a state is the last one, and not on others")
-        if agreed & _DONE:
-            return state
-        if agreed & _ALIKE:
-            agree(self.comm, self._error)
-        return None
+        if state is not None and agreed & _DONE and not agreed & (_LAST | _NOT_LAST):
+            agree(self.comm, None, f"a state, the last: {state.last}")
+        if agreed & _ALIKE and not agreed & _DONE:
+            self._raise()
+        return state if agreed & _DONE else None
 
     def _agree(self, bits: int) -> int:
         """Return the bits that all ranks have, or 0 where a rank has failed.  Collective; the same on all ranks."""
@@ -187,22 +199,33 @@ class resilient:
                     self.comm.Ack_failed()
                     bits = 0
 
+    def _raise(self) -> None:
+        """Raise the exception of the first rank that has one of its own on all ranks.  Collective."""
+        error = None if failures.is_of_failure(self._error) else self._error
+        if error is None or isinstance(error, Exception):
+            agree(self.comm, error)
+            return
+        with suppress(PdgemmError):
+            agree(self.comm, PdgemmError(f"a rank was ended by {type(error).__name__}: {error}"))
+        raise error  # SystemExit, or KeyboardInterrupt
+
     def _recovered(self, kept: KeptState | None, make: Any, done: Any) -> KeptState:
         """Return the state from which the ranks that are left go on.  Collective over them."""
         start, state, lost = perf_counter(), None, list[int]()
         while state is None:
             lost += self._shrink()
             state = self._attempt(partial(self._again, kept, make, done))
-        if kept is not None:
-            kept.abandon(self.comm)
+        abandon(MPI.Group.Translate_ranks(self._first, lost, MPI.COMM_WORLD.Get_group()))
+        if not lost:
+            return state
         memory = state.inherited_words is not None
         found = Recovery(tuple(lost), self.comm.size, memory, state.inherited_words or 0, perf_counter() - start)
         self.recoveries.append(found)
         if not self.comm.rank:
             source = "with the matrices that are in memory" if memory else "with matrices that are made again"
-            gone = f"{ranks_text(sorted(lost))} of {self._first.size}" if lost else "no rank"
             left = counted(self.comm.size, "rank")
-            say(f"{gone} failed: {left} left, going on after {found.seconds:.2f} s {source}")
+            gone = f"{ranks_text(sorted(lost))} of {self._first.size} failed"
+            say(f"{gone}: {left} left, going on after {found.seconds:.2f} s {source}")
         return state
 
     def _again(self, kept: KeptState | None, make: Any, done: Any) -> KeptState:
@@ -220,11 +243,18 @@ class resilient:
         before, self.comm = self.comm.Get_group(), MPI.Intracomm(shrunk)
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
         failures.guard(self.comm, self._patience)
-        self.__dict__.pop("grid", None)
+        if "grid" in self.__dict__:
+            watchdog.unregister(self.__dict__.pop("grid").comm)
         gone = MPI.Group.Difference(before, self.comm.Get_group())
-        self._in_vain = 0 if gone.size else self._in_vain + 1
-        if not gone.size:  # then no rank has an exception of its own where MPI heard of a failure twice
-            agree(self.comm, None if failures.is_of_failure(self._error) else self._error)
+        if gone.size:
+            self._in_vain = 0
+            return [*MPI.Group.Translate_ranks(gone, [*range(gone.size)], self._first)]
+        with suppress(MPI.Exception):  # a rank fails just now
+            self._raise()
+        self._in_vain += 1  # no rank has an exception of its own where MPI heard of a failure twice
         if self._in_vain > _IN_VAIN:
-            raise GridError("communicators are revoked again and again, though no rank fails") from self._error
-        return [*MPI.Group.Translate_ranks(gone, [*range(gone.size)], self._first)]
+            raise GridError(
+                f"no rank fails, and yet the step fails: {self._error}.  Does it use MPI.COMM_WORLD, or a grid or a "
+                "matrix of before a failure?  r.comm and the matrices of the state have the ranks that are left"
+            )
+        return []

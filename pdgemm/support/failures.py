@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, TypeVar
 
+from pdgemm.errors import PdgemmError
 from pdgemm.support.launcher import survives_ranks
 from pdgemm.support.watchdog import CODE
 
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 _LOOK = 0.02  # seconds between two looks, so that a failure costs no more than that
 _CLASSES = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
 
-_SHARE = 2 / 3  # of the seconds in which ranks are to recover: until then each has come to the others
+# Parts of the time in which ranks are to recover, after which one ends that has not come to the others; the first one
+# later, so that it is the last one, and ends with the exit code, where all hang.
+_SHARES = (2 / 3, 5 / 6)
 
 _using = threading.Lock()  # held where communicators are revoked, so that none is freed meanwhile
 _known = list["MPI.Comm"]()  # the first one is that of all ranks
@@ -92,6 +95,13 @@ def agreeing() -> Iterator[None]:
         _agreeing.clear()
 
 
+def forget() -> None:
+    """Look for failures no more.  Local."""
+    with _using:
+        _known.clear()
+        _seen.clear()
+
+
 def end_with_others(error: BaseException | None = None) -> None:
     """From now on this rank ends when another one fails; at once, if one has.  Local.
 
@@ -141,12 +151,20 @@ def revoke() -> None:
         _notice()
 
 
+def failed(comm: MPI.Comm) -> list[int]:
+    """The ranks of a communicator of which this rank knows that they have failed.  Local."""
+    from mpi4py import MPI
+
+    gone = comm.Get_failed()
+    return list(MPI.Group.Translate_ranks(gone, [*range(gone.size)], comm.Get_group()))
+
+
 def is_of_failure(error: BaseException | None) -> bool:
     """Was an exception raised because a rank failed, or because another rank heard of it?"""
     from mpi4py import MPI
 
     classes = {getattr(MPI, name, MPI.ERR_UNKNOWN) for name in _CLASSES}
-    while error is not None:
+    while error is not None and not isinstance(error, PdgemmError):
         if isinstance(error, MPI.Exception) and error.Get_error_class() in classes:
             return True
         error = error.__cause__ or error.__context__
@@ -155,7 +173,7 @@ def is_of_failure(error: BaseException | None) -> bool:
 
 def _watch() -> None:
     while True:
-        sleep(_LOOK)
+        sleep(_LOOK if guarded() else 10 * _LOOK)
         with _using:
             _look()
 
@@ -170,14 +188,19 @@ def _look() -> None:
         MPI.COMM_SELF.Iprobe()  # MPI hears of failures while it is called
         if _known[0].Is_revoked() or _known[0].Get_failed().size:
             _notice()
-    limit = _patience[0] if _agreeing else _patience[0] * _SHARE
-    if not _seen or monotonic() - _seen[0] < limit:
+    if not _seen:
+        return
+    comm = _known[0]
+    gone = failed(comm)
+    first = comm.rank == min({*range(comm.size)} - {*gone})
+    limit = _patience[0] * (1 if _agreeing else _SHARES[first])
+    if monotonic() - _seen[0] < limit:
         return
     late = f", and has not recovered from it within {limit:g} s" if limit else ""
     text = f"pdgemm: rank {MPI.COMM_WORLD.rank} ends, because another rank has failed{late}\n"
     with suppress(OSError, ValueError):  # the launcher may have ended
         os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
-    if limit and not _agreeing and _known[0].rank:  # the others may go on without it, and end as if nothing had been
+    if limit and not _agreeing and len(gone) < comm.size - 1:  # the others may go on without it
         os.kill(os.getpid(), signal.SIGKILL)
     os._exit(CODE)
 

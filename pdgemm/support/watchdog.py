@@ -29,6 +29,7 @@ from pdgemm.errors import ArgumentError, GridError
 from pdgemm.support import agreement
 from pdgemm.support.agreement import CheckCounter, Wait
 from pdgemm.support.json_input import Seconds, variable
+from pdgemm.support.launcher import survives_ranks
 from pdgemm.support.source_lines import of_package, of_user
 from pdgemm.support.text import ranks_text
 
@@ -104,6 +105,8 @@ def unregister(comm: MPI.Intracomm) -> None:
 
 def _watch() -> None:
     """Run in a thread of its own: answer the other ranks, and look when this rank has waited for long."""
+    from mpi4py import MPI
+
     limit, bounded = seconds()
     looks, last = 0, None
     while True:
@@ -117,7 +120,8 @@ def _watch() -> None:
                 looks, last = 0, waiting
             if waiting and monotonic() - waiting.since > limit * 2**looks + _STAGGER * waiting.comm.rank:
                 looks += 1
-                _look(waiting, bounded, looks)
+                with suppress(MPI.Exception):  # a rank failed meanwhile: see `failures`
+                    _look(waiting, bounded, looks)
 
 
 def _look(waiting: Wait, bounded: bool, looks: int) -> None:
@@ -146,6 +150,8 @@ def end_job(code: int) -> None:
     from mpi4py import MPI
 
     sleep(0.5)
+    if survives_ranks() and MPI.COMM_WORLD.Get_failed().size:
+        os._exit(code)  # MPI_Abort may hang then, or end the job with 0; the other ranks hear of this one
     MPI.COMM_WORLD.Abort(code)
 
 

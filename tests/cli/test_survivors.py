@@ -149,11 +149,88 @@ def test_an_error_on_one_rank_is_raised_on_all(tmp_path: Path, what: str, text: 
         assert re.search(rf"rank {rank} {text}", done.stderr), done.stderr
 
 
+@pytest.mark.parametrize("place", ['    dies(f"before {{k}}")\n', "    dies(f\"done {{state['k']}}\")\n"])
+def test_a_rank_that_leaves_the_program_ends_all(tmp_path: Path, place: str) -> None:
+    assert place in PROGRAM
+    done = job(tmp_path, 3, PROGRAM.replace(place, "    if me == 1: sys.exit(5)\n").format(victims=[], mover="auto"))
+    assert done.returncode in (1, 5), done.stderr
+    assert done.stderr.count("PdgemmError: a rank was ended by SystemExit: 5") == 2
+
+
+def test_values_that_a_step_changes_are_copied_for_it(tmp_path: Path) -> None:
+    source = PROGRAM.replace('    dies(f"before {{k}}")\n', '    state["v"] += 1\n    state["log"].append(k)\n')
+    source = source.replace('"k": 0}}', '"k": 0, "v": np.zeros(2), "log": []}}')
+    source += '    assert state["v"].tolist() == [4, 4] and state["log"] == [0, 1, 2, 3]\n'
+    done = job(tmp_path, 3, source.format(victims=[(1, "after 1")], mover="auto"))
+    assert done.returncode == 0, done.stderr
+    assert "RIGHT [((1,), 2, True, True)]" in done.stdout
+
+
+def test_a_grid_of_before_a_failure_is_named_as_the_mistake(tmp_path: Path) -> None:
+    source = PROGRAM.replace("patience=20", "patience=20, grid=lambda comm: ProcessGrid()")
+    done = job(tmp_path, 3, source.format(victims=[(1, "before 1")], mover="auto"))
+    assert done.returncode == 1, done.stderr
+    assert "Does it use MPI.COMM_WORLD, or a grid or a matrix of before a failure?" in done.stderr
+
+
+def test_blocks_one_after_the_other(tmp_path: Path) -> None:
+    source = (
+        PROGRAM.split('dies("later")')[0]
+        + """
+try:
+    pdgemm.resilient().__enter__()
+except pdgemm.PdgemmError as bad:
+    print("RAISED", bad)
+try:
+    r.run(make, step, done)
+except pdgemm.PdgemmError as bad:
+    print("RAISED", bad)
+with pdgemm.resilient(r.comm) as again:
+    state = again.run(make, step, done)
+print("AGAIN", [x.lost for x in again.recoveries], state["X"].norm() > 0)
+"""
+    )
+    victims = [(1, "before 1"), (3, "make 2")]
+    done = job(tmp_path, 4, source.format(victims=victims, mover="auto"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("RAISED ranks of this communicator have failed") == 3
+    assert done.stdout.count("RAISED r.run(...) is called in a block") == 3
+    assert done.stdout.count("AGAIN [(2,)] True") == 2  # as numbered in r.comm
+
+
+# Where rank 2 dies inside of the package, while the failure of rank 1 is recovered from.
+PLACES = ["node_memory._Window.__init__", "kept_state.exchange", "kept_state.KeptState._moved", "survivors.abandon"]
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_failure_in_a_recovery(tmp_path: Path, name: str) -> None:
+    room, _, last = name.rpartition(".")
+    source = PROGRAM.replace(
+        "def make(grid)",
+        f"""
+from pdgemm.grids import node_memory
+from pdgemm.resilience import kept_state, survivors
+inside, times = {name}, {2 if name == PLACES[0] else 1}
+def dying(*args, **options):
+    global times
+    times -= 1
+    if me == 2 and times == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return inside(*args, **options)
+{room}.{last} = dying
+
+def make(grid)""",
+    )
+    done = job(tmp_path, 4, source.format(victims=[(1, "before 1")], mover="auto"))
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"RIGHT .*, 2, True, True\)\]", done.stdout)
+
+
 def test_done_on_one_rank(tmp_path: Path) -> None:
     source = PROGRAM.replace('return state["k"] == 4', "return me == 1")
     done = job(tmp_path, 3, source.format(victims=[], mover="auto"))
     assert done.returncode == 1, done.stderr
-    assert done.stderr.count("ArgumentError: `done` says on some ranks that a state is the last one") == 3
+    assert done.stderr.count("a state, the last: True") == 3
 
 
 def test_an_error_on_all_ranks_leaves_the_grid_as_it_is(tmp_path: Path) -> None:
@@ -180,6 +257,9 @@ def test_a_rank_that_hangs_ends(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "rank 2 ends, because another rank has failed, and has not recovered from it within 2 s" in done.stderr
     assert sorted(re.findall(r"\((\(.*?\)), 1, True", done.stdout)) == ["(1, 2)"]
+    done = job(tmp_path, 3, source.replace("me == 2", "me == 0").format(victims=[(1, "before 1")], mover="auto"))
+    assert done.returncode == 0, done.stderr
+    assert sorted(re.findall(r"\((\(.*?\)), 1, True", done.stdout)) == ["(0, 1)"]
     done = job(tmp_path, 3, source.replace("me == 2", "me != 1").format(victims=[(1, "before 1")], mover="auto"))
     assert done.returncode == ENDED, done.stderr
 
