@@ -20,7 +20,7 @@ from pdgemm.support.files import say
 from pdgemm.support.text import counted, ranks_text
 
 _DONE, _ALIKE, _LAST, _NOT_LAST = 1, 2, 4, 8  # bits; ranks agree on those that all of them have
-_IN_VAIN = 3
+_IN_VAIN = 3  # recoveries one after the other, of which each finds that no rank has failed
 
 
 class Recovery(NamedTuple):
@@ -195,7 +195,9 @@ class resilient:
             while True:
                 try:
                     return int(self.comm.Agree(bits))
-                except MPI.Exception:  # on all ranks: a rank has failed, of which not all had heard
+                except MPI.Exception as bad:  # on all ranks: a rank has failed, of which not all had heard
+                    if not failures.is_of_failure(bad):
+                        raise
                     self.comm.Ack_failed()
                     bits = 0
 

@@ -32,9 +32,8 @@ if TYPE_CHECKING:
 
 _LOOK = 0.02  # seconds between two looks, so that a failure costs no more than that
 _CLASSES = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
-
-# Parts of the time in which ranks are to recover, after which one ends that has not come to the others; the first one
-# later, so that it is the last one, and ends with the exit code, where all hang.
+# Of the time in which ranks are to recover: then one ends that has not come to the others; the first of them later, so
+# that, where all hang, it is the last one and ends with the exit code.
 _SHARES = (2 / 3, 5 / 6)
 
 _using = threading.Lock()  # held where communicators are revoked, so that none is freed meanwhile
@@ -184,14 +183,14 @@ def _look() -> None:
 
     if not _known:
         return
+    comm, gone = _known[0], list[int]()
     with suppress(MPI.Exception):
         MPI.COMM_SELF.Iprobe()  # MPI hears of failures while it is called
-        if _known[0].Is_revoked() or _known[0].Get_failed().size:
+        gone = failed(comm)
+        if gone or comm.Is_revoked():
             _notice()
     if not _seen:
         return
-    comm = _known[0]
-    gone = failed(comm)
     first = comm.rank == min({*range(comm.size)} - {*gone})
     limit = _patience[0] * (1 if _agreeing else _SHARES[first])
     if monotonic() - _seen[0] < limit:
