@@ -23,7 +23,7 @@ from mpi4py.run import run_command_line
 
 from pdgemm.cli.commands import COMMANDS
 from pdgemm.cli.short_traceback import short, whole
-from pdgemm.support import launcher, watchdog
+from pdgemm.support import failures, launcher, watchdog
 from pdgemm.support.agreement import raised_on
 from pdgemm.support.text import ranks_text
 
@@ -95,6 +95,8 @@ def _leave(end: End) -> int:
     mpi: Any = sys.modules.get("mpi4py.MPI")
     started = mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
     size = mpi.COMM_WORLD.size if started else launcher.size()
+    if started and launcher.survives_ranks():
+        size -= len(failures.failed(mpi.COMM_WORLD))
     rank = mpi.COMM_WORLD.rank if started else launcher.rank()
     if size == 1 or not (started or end.code):
         _say(end, "")
@@ -128,10 +130,13 @@ def _alone(end: End, rank: int, size: int) -> NoReturn:
 
 
 def _meeting() -> MPI.Intracomm:
-    """Return a new communicator of all ranks.  It is made by no message that a program could receive."""
+    """Return a new communicator of all ranks that have not failed.  It is made without messages of the program's."""
     from mpi4py import MPI
 
-    return MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.Get_group(), _TAG)
+    world = MPI.COMM_WORLD
+    if launcher.survives_ranks():  # the others may be fewer by now: see `pdgemm.resilient`
+        return MPI.Intracomm(world.Shrink())
+    return world.Create_group(world.Get_group(), _TAG)
 
 
 def _meeting_within(seconds: float) -> MPI.Intracomm | None:

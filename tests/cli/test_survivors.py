@@ -113,6 +113,18 @@ def test_without_fault_tolerance_nothing_changes(tmp_path: Path) -> None:
     assert "signal 9" in done.stderr + done.stdout
 
 
+@pytest.mark.parametrize(
+    ("end", "code", "text"), [("", 0, "RIGHT"), ("sys.exit(me)", 3, ""), ("1 / 0", 1, "All 3 ranks")]
+)
+def test_a_script_that_pdgemm_runs(tmp_path: Path, end: str, code: int, text: str) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM.format(victims=[(2, "before 1")], mover="auto") + end)
+    command = python(4, "-m", "pdgemm", tmp_path / "program.py")
+    command[1:1] = ["--with-ft", "ulfm"]
+    done = run(command, tmp_path, 60, OMP_NUM_THREADS="1")
+    assert done.returncode == code, done.stderr
+    assert text in done.stdout + done.stderr
+
+
 def test_outside_of_the_block_the_job_ends(tmp_path: Path) -> None:
     done = job(tmp_path, 3, PROGRAM.format(victims=[(1, "later")], mover="auto"))
     assert done.returncode == ENDED, done.stderr
