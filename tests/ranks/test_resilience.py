@@ -52,7 +52,7 @@ def state_of(grid: Any, layout: dict[str, Any], shape: tuple[int, int] = (23, 17
 
 @pytest.mark.skipif(RANKS < 2, reason="one rank is left by none")
 @pytest.mark.parametrize("nodes", ["", "2"])
-@pytest.mark.parametrize(("shape", "layout"), in_turn(GRIDS, LAYOUTS))
+@pytest.mark.parametrize(("shape", "layout"), [*in_turn(GRIDS, LAYOUTS)])
 def test_any_layout_is_inherited(
     comm: Any, monkeypatch: Any, shape: tuple[int, int], layout: dict[str, Any], nodes: str
 ) -> None:
