@@ -282,15 +282,19 @@ def plan_exchange(
     nccl: bool = False,
 ) -> Exchange:
     """Return an exchange whose messages fit in cache, and whose buffers fit `memory_limit` if one element does."""
-    a, b = source.distribution, target.distribution
-    largest = int(overlap_counts(a.rows, b.rows).max(initial=0)) * int(overlap_counts(a.cols, b.cols).max(initial=0))
     one = Exchange(
         source, target, size, 1, copies_only and source.conjugated == target.conjugated, shared, device, staged, nccl
     )
     most = (DEVICE_BYTES if device else PACKED_BYTES) // source.dtype.itemsize
     if memory_limit is not None:
         most = min(most, memory_limit // max(1, one.extra_bytes(None)))
-    return replace(one, words=max(1, min(most, largest)))
+    return replace(one, words=max(1, min(most, largest_block(source, target))))
+
+
+def largest_block(source: Layout, target: Layout) -> int:
+    """Return the most elements that a local array of one layout has in common with one of the other."""
+    a, b = source.distribution, target.distribution
+    return int(overlap_counts(a.rows, b.rows).max(initial=0)) * int(overlap_counts(a.cols, b.cols).max(initial=0))
 
 
 def best_places(source: Layout, target: Layout, size: int) -> tuple[int, ...]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pdgemm.arrays.dtypes import arithmetic
-from pdgemm.grids.index_map import index_maps, overlap_counts
+from pdgemm.grids.index_map import index_maps
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.instrument.recorder import Traffic
-from pdgemm.schedules.exchange import PACKED_BYTES, Block, Messages
+from pdgemm.schedules.exchange import PACKED_BYTES, Block, Messages, largest_block
 from pdgemm.support.remembered import remembered
 
 
@@ -85,17 +85,12 @@ class InheritedExchange(Messages):
 
     @remembered
     def traffic(self, rank: int) -> Traffic:
-        words = (
-            [(x.rows.size, x.cols.size) for x in self.sends(rank)],
-            [(x.rows.size, x.cols.size) for x in self.receives(rank)],
-        )
-        sent, received = (self.counted(*np.array(shapes, np.int64).reshape(-1, 2).T) for shapes in words)
+        ways = ([x.shape for x in self.sends(rank)], [x.shape for x in self.receives(rank)])
+        sent, received = (self.counted(*np.array(shapes, np.int64).reshape(-1, 2).T) for shapes in ways)
         return Traffic(sent[0], received[0], sent[1], received[1])
 
 
 def plan_inheritance(source: Layout, target: Layout, size: int, holders: tuple[int, ...]) -> InheritedExchange:
     """Return an exchange whose messages fit in cache."""
-    a, b = source.distribution, target.distribution
-    largest = int(overlap_counts(a.rows, b.rows).max(initial=0)) * int(overlap_counts(a.cols, b.cols).max(initial=0))
     plan = InheritedExchange(source, target, size, holders)
-    return replace(plan, words=max(1, min(PACKED_BYTES // source.dtype.itemsize, largest)))
+    return replace(plan, words=max(1, min(PACKED_BYTES // source.dtype.itemsize, largest_block(source, target))))

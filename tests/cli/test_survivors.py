@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +68,28 @@ if r.comm.rank == 0:
 """
 
 
-def job(folder: Path, ranks: int, source: str, ft: bool = True, **environment: str) -> Finished:
-    (folder / "program.py").write_text(source)
-    command = python(ranks, folder / "program.py")
+def job(folder: Path, ranks: int, source: str, ft: bool = True, runner: bool = False, **environment: str) -> Finished:
+    """A program on so many ranks, finished; none of them lives on."""
+    program = folder / "program.py"
+    program.write_text(source)
+    command = python(ranks, *["-m", "pdgemm"] * runner, program)
     command[1:1] = ["--with-ft", "ulfm"] * ft
-    return run(command, folder, 60, OMP_NUM_THREADS="1", **environment)
+    done = run(command, folder, 60, OMP_NUM_THREADS="1", **environment)
+    end = time.monotonic() + 10
+    while (left := running(program)) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert left == []
+    return done
+
+
+def running(program: Path) -> list[str]:
+    """The processes that run a program."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if str(program).encode() in path.read_bytes().split(b"\0"):
+                found.append(path.parent.name)
+    return found
 
 
 MOMENTS: list[tuple[int, list[tuple[int, str]], str, dict[str, str], list[Any]]] = [
@@ -117,10 +136,8 @@ def test_without_fault_tolerance_nothing_changes(tmp_path: Path) -> None:
     ("end", "code", "text"), [("", 0, "RIGHT"), ("sys.exit(me)", 3, ""), ("1 / 0", 1, "All 3 ranks")]
 )
 def test_a_script_that_pdgemm_runs(tmp_path: Path, end: str, code: int, text: str) -> None:
-    (tmp_path / "program.py").write_text(PROGRAM.format(victims=[(2, "before 1")], mover="auto") + end)
-    command = python(4, "-m", "pdgemm", tmp_path / "program.py")
-    command[1:1] = ["--with-ft", "ulfm"]
-    done = run(command, tmp_path, 60, OMP_NUM_THREADS="1")
+    source = PROGRAM.format(victims=[(2, "before 1")], mover="auto") + end
+    done = job(tmp_path, 4, source, runner=True)
     assert done.returncode == code, done.stderr
     assert text in done.stdout + done.stderr
 
