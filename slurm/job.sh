@@ -5,13 +5,43 @@
 #   check_ranks     the launcher starts ranks that see each other
 #   run, launch     a step that a signal can end
 #   multiply        C := A B from file to file
+#   program         a command of pdgemm, or a Python program
 # It ends the job with pdgemm's exit codes: 0 done, 1 a result is wrong, 2 bad input; or 143 after SIGTERM.
 set -euo pipefail
 name=$1
-site=${PDGEMM_SITE:-$here/site.sh}
 
 say() { printf '%s\n' "$name: $*"; }
 die() { printf '%s\n' "$name: error: $*" >&2 && exit 2; }
+
+# ---------------------------------------------------------------- the batch system
+# Slurm, PBS and LSF describe an allocation in variables of their own; these have the same meaning under each:
+#   job, hosts     its number, and its nodes, for people
+#   nodes, ranks   how many of each the job has
+#   task           the number of this task of a job array; empty where there is none
+allocation() {
+    local mcpu
+    job='' hosts=$(hostname -s) nodes=1 ranks=1 task=''
+    if [ -n "${SLURM_JOB_ID:-}" ]; then
+        job=$SLURM_JOB_ID hosts=${SLURM_JOB_NODELIST:-$hosts} nodes=${SLURM_JOB_NUM_NODES:-1}
+        ranks=${SLURM_NTASKS:-$((nodes * ${SLURM_NTASKS_PER_NODE:-1}))}
+        task=${SLURM_ARRAY_TASK_ID:-}
+    elif [ -r "${PBS_NODEFILE:-}" ]; then   # a line for each rank, with the name of its node
+        job=${PBS_JOBID:-} hosts=$(sort -u "$PBS_NODEFILE" | paste -sd,)
+        nodes=$(sort -u "$PBS_NODEFILE" | grep -c .) ranks=$(grep -c . "$PBS_NODEFILE")
+        task=${PBS_ARRAY_INDEX:-${PBS_ARRAYID:-}}
+        cd "${PBS_O_WORKDIR:-.}" || die "PBS_O_WORKDIR=$PBS_O_WORKDIR: the job cannot enter this folder"
+    elif [ -n "${LSB_JOBID:-}" ]; then
+        read -ra mcpu <<<"${LSB_MCPU_HOSTS:-$hosts 1}"      # "node1 8 node2 8"
+        job=$LSB_JOBID hosts=$(printf '%s %s\n' "${mcpu[@]}" | cut -d' ' -f1 | paste -sd,)
+        nodes=$((${#mcpu[@]} / 2)) ranks=${LSB_DJOB_NUMPROC:-1}
+        task=${LSB_JOBINDEX:-} task=${task#0}               # 0 outside of an array
+    fi
+}
+allocation
+
+# A site file that is yours alone stands outside of the checkout, where no update of pdgemm touches it.
+site=${PDGEMM_SITE:-${XDG_CONFIG_HOME:-${HOME:-}/.config}/pdgemm/site.sh}
+[ -n "${PDGEMM_SITE:-}" ] || [ -r "$site" ] || site=$here/site.sh
 
 # ---------------------------------------------------------------- steps and signals
 step='' started=''  # number of the process that runs in the background, and what it is
@@ -132,19 +162,19 @@ environment() {
     # Since Slurm 22.05 srun no longer takes this from sbatch: each rank would have one core.
     [ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
     export SLURM_KILL_BAD_EXIT=1    # a rank that fails ends its step; the others would wait for it
-    say "job ${SLURM_JOB_ID:-none} on ${SLURM_JOB_NODELIST:-$(hostname -s)}, pdgemm $version of $PDGEMM_VENV"
+    say "job ${job:-none} on $hosts, pdgemm $version of $PDGEMM_VENV"
 }
 
-# Sets $ranks, and ends the job if they would not see each other.
+# Ends the job if its ranks would not see each other.
 check_ranks() {
-    local nodes=${SLURM_JOB_NUM_NODES:-1} few sizes words hint="'srun --mpi=list' tells what this Slurm speaks"
+    local few sizes words hint='the file explains the choices'
+    [ -z "${SLURM_JOB_ID:-}" ] || hint="'srun --mpi=list' tells what this Slurm speaks"
     [ -n "${PDGEMM_LAUNCH:-}" ] || die "$site: PDGEMM_LAUNCH is not set: choose one of the lines there; $hint"
     [[ $PDGEMM_LAUNCH = *'{ranks}'* ]] ||
         die "$site: PDGEMM_LAUNCH='$PDGEMM_LAUNCH' has no {ranks}, which becomes their number"
     command -v "${PDGEMM_LAUNCH%% *}" >/dev/null ||
         die "$site: PDGEMM_LAUNCH: there is no ${PDGEMM_LAUNCH%% *} on PATH: does PDGEMM_MODULES load the MPI?"
     export PDGEMM_LAUNCH            # pdgemm scaling starts its steps with it
-    ranks=${SLURM_NTASKS:-$((nodes * ${SLURM_NTASKS_PER_NODE:-1}))}
     few=$((nodes > 2 ? nodes : 2))  # one on each node, if the launcher spreads them
     few=$((few < ranks ? few : ranks))
     local launch="$site: PDGEMM_LAUNCH='$PDGEMM_LAUNCH'"
@@ -218,6 +248,27 @@ multiply() {
         say "error: the launcher reports success, but nothing was written to $C: were its ranks killed?" >&2
         exit 3
     fi
+}
+
+# ---------------------------------------------------------------- other programs
+# program [WORD...]: a command of pdgemm, or a Python program with its arguments, on all ranks.  Without words: those of
+# RUN, separated by blanks.  In a job array {task} stands for the number of the task.
+program() {
+    local words=("$@")
+    [ $# != 0 ] || read -ra words <<<"${RUN:-}"
+    [ ${#words[@]} != 0 ] || die "no command: append 'my.py', or 'solve a.h5:/A b.h5:/b -o x.h5:/x'; PBS, LSF: RUN='my.py'"
+    if [[ ${words[*]} = *'{task}'* ]]; then
+        [ -n "$task" ] || die "'${words[*]}' has {task}, but this job is not an array: sbatch --array=0-9 ... $name ..."
+        words=("${words[@]//'{task}'/$task}")
+    fi
+    lost() { say "'${words[*]}' did not end; files that pdgemm saves are whole, or as they were before"; }
+    if [[ ${words[0]} = *.py ]]; then
+        [ -r "${words[0]}" ] || die "${words[0]}: no such program (seen from $PWD)"
+        words=(python -m pdgemm "${words[@]}")
+    else
+        words=(pdgemm "${words[@]}")
+    fi
+    run launch "$ranks" "${words[@]}"
 }
 
 # ---------------------------------------------------------------- studies

@@ -1,7 +1,8 @@
 # shellcheck shell=bash disable=SC2034
-# What a site sets, for all job scripts here: this file and no other.  Bash reads it on the first node of a job.
+# What a site sets, for all job scripts here.  Bash reads one such file on the first node of a job: the one that
+# PDGEMM_SITE names (sbatch --export=ALL,PDGEMM_SITE=/path/to/this-machine.sh ...); else ~/.config/pdgemm/site.sh; else
+# the one beside the scripts.  Copy it to ~/.config/pdgemm and edit the copy: no update of pdgemm touches that one.
 # Without what is needed a job ends at once, with exit code 2 and a line that names the setting.
-# For several machines: sbatch --export=ALL,PDGEMM_SITE=/path/to/this-machine.sh ... names another file.
 #
 # Partition, account, quality of service: on sbatch's command line (-p, -A, -q), or once for your shell, as
 # SBATCH_PARTITION, SBATCH_ACCOUNT, SBATCH_QOS.  Both win over the #SBATCH lines of the scripts.
@@ -25,6 +26,10 @@ PDGEMM_VENV=''
 #   srun --mpi=cray_shasta -n {ranks}    Cray's MPICH
 #   mpirun -n {ranks}                    an MPI with a launcher of its own: the wheels of PyPI, Intel MPI.  Open MPI's
 #                                        binds each rank to one core; for 8 threads: mpirun --map-by slot:PE=8 ...
+#   mpiexec -n {ranks}                   PBS: Cray's PALS, Intel MPI, MPICH.  An MPI that was built without PBS or LSF
+#                                        does not know the nodes: mpirun --hostfile $PBS_NODEFILE -n {ranks}, or
+#                                        $LSB_DJOB_HOSTFILE (in double quotes here)
+#   jsrun -n {ranks} -a 1 -c 4           LSF with IBM Spectrum MPI; -c is the number of cores of a rank
 PDGEMM_LAUNCH=''
 
 # The same for gpus.sbatch, if it differs.  Every rank should see all GPUs of its node: pdgemm takes one by the rank's

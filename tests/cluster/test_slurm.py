@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,13 +65,19 @@ def submit(
     cwd: Path,
     shape: tuple[int, int] = (1, 2),
     input: str | None = None,
+    words: Sequence[str] = (),
     **variables: str,
 ) -> str:
-    """sbatch on nodes x ranks per node; the number of the job.  variables : of the shell that submits."""
+    """sbatch on nodes x ranks per node; the number of the job.
+
+    words : arguments of the script.   variables : of the shell that submits.
+    """
     size = [f"--nodes={shape[0]}", f"--ntasks-per-node={shape[1]}", "--cpus-per-task=1"]
     path = [] if input else [SCRIPTS / script]
     return (
-        slurm("sbatch", "--parsable", *size, *options, *path, cwd=cwd, input=input, **variables).split(";")[0].strip()
+        slurm("sbatch", "--parsable", *size, *options, *path, *words, cwd=cwd, input=input, **variables)
+        .split(";")[0]
+        .strip()
     )
 
 
@@ -188,9 +194,12 @@ def exported(**variables: str) -> str:
     return "--export=" + ",".join(["ALL", *(f"{name}={value}" for name, value in variables.items())])
 
 
+def matrices(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    return read(folder / "a.h5", "x"), read(folder / "b.h5", "y")
+
+
 def check_product(folder: Path) -> None:
-    a, b, c = (read(folder / name, key) for name, key in (("a.h5", "x"), ("b.h5", "y"), ("c.h5", "z")))
-    assert gemm_error(c, 1, a, b) <= TOLERANCE
+    assert gemm_error(read(folder / "c.h5", "z"), 1, *matrices(folder)) <= TOLERANCE
 
 
 def read(path: Path, name: str) -> np.ndarray:
@@ -323,6 +332,101 @@ def test_bad_input(folder: Path, site: str, variables: dict[str, str], message: 
     assert not (folder / "c.h5").exists()
 
 
+# ------------------------------------------------------------------ programs and other commands
+PROGRAM = """
+import sys
+import numpy as np
+from pdgemm import DistMatrix, ProcessGrid
+grid = ProcessGrid()
+A = DistMatrix.eye(int(sys.argv[1]), grid=grid)
+trace = np.trace(A @ A)
+if grid.rank == 0:
+    print(f"{grid.size} ranks, trace {trace}, arguments {sys.argv[1:]}")
+"""
+
+
+def test_a_program_and_a_command(folder: Path, site: str) -> None:
+    (folder / "my.py").write_text(PROGRAM)
+    job = ended(submit("run.sbatch", cwd=folder, words=["my.py", "5", "two words"], PDGEMM_SITE=site))
+    assert (job.state, job.code) == ("COMPLETED", 0), job.out
+    assert "2 ranks, trace 5.0, arguments ['5', 'two words']" in job.out
+    job = ended(submit("run.sbatch", cwd=folder, words=["gram", "a.h5:/x", "-o", "g.h5:/g"], PDGEMM_SITE=site))
+    assert (job.state, job.code) == ("COMPLETED", 0), job.out
+    a = read(folder / "a.h5", "x")
+    assert gemm_error(read(folder / "g.h5", "g"), 1, a.T, a) <= TOLERANCE
+
+
+def test_an_array_of_commands(folder: Path, site: str) -> None:
+    for task in (3, 5):
+        shutil.copy(folder / "a.h5", folder / f"a{task}.h5")
+    words = ["multiply", "a{task}.h5:/x", "b.h5:/y", "-o", "c{task}.h5:/z"]
+    tasks = ended_tasks(submit("run.sbatch", "--array=3,5", cwd=folder, words=words, PDGEMM_SITE=site))
+    assert [task.code for task in tasks] == [0, 0], tasks
+    for task in (3, 5):
+        assert gemm_error(read(folder / f"c{task}.h5", "z"), 1, *matrices(folder)) <= TOLERANCE
+    job = ended(submit("run.sbatch", cwd=folder, words=words, PDGEMM_SITE=site))
+    assert "has {task}, but this job is not an array: sbatch --array=0-9 ... run.sbatch ..." in one_error(job)
+
+
+def test_programs_that_cannot_run(folder: Path, site: str) -> None:
+    (folder / "wrong.py").write_text("raise SystemExit(7)")
+    for words, code, message in (
+        ([], 2, "no command: append 'my.py'"),
+        (["none.py"], 2, "none.py: no such program (seen from "),
+        (["svd", "none.h5:/x", "-o", "s.h5:/s"], 2, "none.h5"),
+        (["wrong.py"], 7, ""),
+    ):
+        job = ended(submit("run.sbatch", cwd=folder, words=words, PDGEMM_SITE=site))
+        assert (job.state, job.code) == ("FAILED", code), job.out
+        assert message in job.out
+
+
+@pytest.mark.parametrize("script", ["run.pbs", "run.lsf"])
+def test_other_batch_systems(folder: Path, site: str, script: str) -> None:
+    """The scripts for PBS and LSF with the variables that these set: two ranks on one node, the third task of an array.
+
+    PBS starts a copy of the script, in the home folder.
+    """
+    (folder / "my.py").write_text(PROGRAM)
+    (folder / "nodes").write_text("n1\nn1\n")
+    (folder / "home").mkdir()
+    (folder / "slurm").symlink_to(SCRIPTS)
+    shutil.copy(SCRIPTS / script, folder / "home" / "copy")
+    variables = BARE | {"PDGEMM_SITE": site, "RUN": "my.py {task}"}
+    if script == "run.pbs":
+        variables |= {"PBS_JOBID": "7[3].pbs", "PBS_NODEFILE": str(folder / "nodes"), "PBS_ARRAY_INDEX": "3"}
+        variables |= {"PBS_O_WORKDIR": str(folder)}
+    else:
+        variables |= {"LSB_JOBID": "7", "LSB_JOBINDEX": "3", "LSB_DJOB_NUMPROC": "2", "LSB_MCPU_HOSTS": "n1 2"}
+        variables |= {"LS_SUBCWD": str(folder)}
+    where = folder / "home" if script == "run.pbs" else folder
+
+    def start(**changed: str) -> Any:
+        words = ["bash", folder / "home" / "copy"]
+        return subprocess.run(words, cwd=where, env=variables | changed, capture_output=True, text=True, timeout=60)
+
+    done = start()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^run\.\w+: job 7\S* on n1, pdgemm ", done.stdout), done.stdout
+    assert "2 ranks, trace 3.0, arguments ['3']" in done.stdout
+    done = start(RUN="")
+    assert (done.returncode, "no command" in done.stderr) == (2, True), done.stderr
+    done = start(LSB_JOBINDEX="0", PBS_ARRAY_INDEX="", RUN="my.py 4")  # no array
+    assert (done.returncode, "trace 4.0" in done.stdout) == (0, True), done.stdout + done.stderr
+    done = start(LSB_JOBINDEX="0", PBS_ARRAY_INDEX="")
+    assert (done.returncode, "is not an array" in done.stderr) == (2, True), done.stderr
+
+
+def test_a_part_of_a_node(folder: Path, site: str) -> None:
+    """Where whole nodes are refused, the command line takes back what the scripts ask for."""
+    options = ["--oversubscribe", "--mem=500M"]
+    (folder / "my.py").write_text(PROGRAM)
+    job = submit("run.sbatch", *options, cwd=folder, words=["my.py", "2"], PDGEMM_SITE=site)
+    (task,) = tasks_of(job)
+    assert (task["OverSubscribe"], task["MinMemoryNode"]) == ("YES", "500M"), task
+    assert ended(job).code == 0
+
+
 # ------------------------------------------------------------------ what a site sets
 def base_python(folder: Path) -> str:
     """An environment without pdgemm."""
@@ -358,10 +462,16 @@ def test_a_site_file_without_what_is_needed(folder: Path, settings: dict[str, st
     assert "read a.h5" not in job.out
 
 
-def test_the_site_file_as_it_comes_names_what_is_missing(folder: Path) -> None:
-    job = ended(submit("one_node.sbatch", cwd=folder, **FILES))
+def test_which_site_file_is_read(folder: Path, site: str) -> None:
+    """The one that comes with the scripts names what is missing; one of the user's own goes before it."""
+    variables = {**FILES, "XDG_CONFIG_HOME": str(folder)}
+    job = ended(submit("one_node.sbatch", cwd=folder, **variables))
     assert f"{SCRIPTS}/site.sh: PDGEMM_VENV is not set" in one_error(job)
-    job = ended(submit("one_node.sbatch", cwd=folder, **FILES, PDGEMM_SITE="none.sh"))
+    (folder / "pdgemm").mkdir()
+    shutil.copy(site, folder / "pdgemm" / "site.sh")
+    job = ended(submit("one_node.sbatch", cwd=folder, **variables))
+    assert (job.state, job.code) == ("COMPLETED", 0), job.out
+    job = ended(submit("one_node.sbatch", cwd=folder, **variables, PDGEMM_SITE="none.sh"))
     assert "PDGEMM_SITE: there is no file none.sh" in one_error(job)
 
 
@@ -385,13 +495,13 @@ def test_the_folder_of_the_scripts_is_found_or_asked_for(folder: Path, site: str
     shutil.copytree(SCRIPTS, copy)
     shutil.copy(site, copy / "site.sh")
     (folder / "elsewhere").mkdir()
-    absolute = {name: f"{folder}/{value}" for name, value in FILES.items()}
+    absolute = {name: f"{folder}/{value}" for name, value in FILES.items()} | {"XDG_CONFIG_HOME": str(folder)}
     job = ended(submit(copy / "one_node.sbatch", cwd=folder / "elsewhere", **absolute))
     assert (job.state, job.code) == ("COMPLETED", 0), job.out
     text = (copy / "one_node.sbatch").read_text()  # by a pipe: Slurm knows no path
     job = ended(submit("", cwd=folder, input=text, **FILES))
     assert "job.sh and site.sh are not found; say where they are: --export=ALL,PDGEMM_SLURM=" in one_error(job)
-    job = ended(submit("", cwd=folder, input=text, **FILES, PDGEMM_SLURM=str(copy)))
+    job = ended(submit("", cwd=folder, input=text, **absolute, PDGEMM_SLURM=str(copy)))
     assert (job.state, job.code) == ("COMPLETED", 0), job.out
 
 
