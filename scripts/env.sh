@@ -26,6 +26,8 @@ esac
 _pdgemm_nodes=${SLURM_JOB_NUM_NODES:-${SLURM_NNODES:-1}}
 if [ -r "${PBS_NODEFILE:-}" ]; then
     _pdgemm_nodes=$(sort -u "$PBS_NODEFILE" | grep -c .)
+elif [ -n "${LSB_MCPU_HOSTS:-}" ]; then     # LSF: "node1 8 node2 8"
+    _pdgemm_nodes=$(($(printf '%s' "$LSB_MCPU_HOSTS" | wc -w) / 2))
 fi
 
 if [ -r "$_pdgemm_venv/bin/activate" ]; then

@@ -123,12 +123,14 @@ def allocated_ranks(environment: Mapping[str, str] = os.environ) -> int | None:
         cores += int(number) * int(nodes or 1)
     if cores:
         return max(1, cores // (cores_per_rank(environment) or 1))
-    return len(_pbs_nodes(environment)) or None
+    lsf: int | None = variable("LSB_DJOB_NUMPROC", Count, environment=environment)
+    return lsf or len(_pbs_nodes(environment)) or None
 
 
 def allocated_nodes(environment: Mapping[str, str] = os.environ) -> int:
     """How many nodes the allocation has; 1 where there is none."""
-    return variable("SLURM_JOB_NUM_NODES", Count, environment=environment) or len({*_pbs_nodes(environment)}) or 1
+    number = variable("SLURM_JOB_NUM_NODES", Count, environment=environment) or len({*_pbs_nodes(environment)})
+    return number or len(environment.get("LSB_MCPU_HOSTS", "").split()) // 2 or 1  # LSF: "node1 8 node2 8"
 
 
 def cores_per_rank(environment: Mapping[str, str] = os.environ) -> int | None:

@@ -24,7 +24,7 @@ from pdgemm.studies import energy, records
 from pdgemm.studies.cases import FAMILIES, Case, cases
 from pdgemm.studies.energy import Meter
 from pdgemm.studies.jobs import Launcher, Steps, threads_per_rank
-from pdgemm.support.launcher import allocated_ranks, outside_job
+from pdgemm.support.launcher import allocated_nodes, allocated_ranks, outside_job
 
 ONE = Case("strong", 1, (64, 64, 64))
 SETTING = dict.fromkeys(records.SETTING, "here")
@@ -178,7 +178,10 @@ def test_how_many_ranks_there_is_room_for(tmp_path: Path) -> None:
     assert allocated_ranks({"SLURM_JOB_CPUS_PER_NODE": "16(x2),8"}) == 40
     assert allocated_ranks({"SLURM_JOB_CPUS_PER_NODE": "16(x2),8", "SLURM_CPUS_PER_TASK": "4"}) == 10
     (tmp_path / "nodes").write_text("n1\nn1\nn2\n")
-    assert allocated_ranks({"PBS_NODEFILE": str(tmp_path / "nodes")}) == 3
+    pbs, lsf = {"PBS_NODEFILE": str(tmp_path / "nodes")}, {"LSB_DJOB_NUMPROC": "12", "LSB_MCPU_HOSTS": "n1 8 n2 4"}
+    assert (allocated_ranks(pbs), allocated_nodes(pbs)) == (3, 2)
+    assert (allocated_ranks(lsf), allocated_nodes(lsf)) == (12, 2)
+    assert allocated_nodes({}) == 1
 
 
 def test_threads_are_those_of_the_largest_job() -> None:
