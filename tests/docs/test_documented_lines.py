@@ -19,6 +19,7 @@ PAGES = sorted(
 )
 
 
+WRITTEN: dict[str, str] = {}  # the page that wrote a file or a folder of this name
 STARTS = {"pdgemm", "python", "mpirun", "mpiexec", "srun", "nsys", "time", "scripts/hosts.sh"}  # of its commands
 
 
@@ -38,6 +39,9 @@ def test_page(page: Path, tmp_path: Path) -> None:
                     reader.type(block)
                 except AssertionError as error:
                     raise AssertionError(f"{page.name}, line {block.line}: {error}") from None
+        for name in reader.written:  # so that pages can be typed one after another in one folder
+            first = WRITTEN.setdefault(name, page.name)
+            assert first == page.name, f"{page.name} and {first} both write {name}"
 
 
 @pytest.mark.parametrize("page", of_pages())

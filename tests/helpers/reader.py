@@ -35,6 +35,17 @@ class Reader:
             (self.folder / name).symlink_to(CHECKOUT / name)
         self._jobs: dict[int, PythonJob] = {}
 
+    @property
+    def current(self) -> Path:
+        """The folder in which the reader is: a page may begin with `cd`."""
+        place = self.notes / "folder"
+        return Path(place.read_text().strip()) if place.exists() else self.folder
+
+    @property
+    def written(self) -> set[str]:
+        """The names that the page has left in the folder in which it was begun."""
+        return {path.name for path in self.folder.iterdir()} - {*LINKS}
+
     def __enter__(self) -> Reader:
         return self
 
@@ -45,10 +56,10 @@ class Reader:
     def type(self, block: Block) -> None:
         """Do what a block says, and compare what it prints with what the page shows."""
         if "file" in block.marks:
-            (self.folder / block.marks["file"]).write_text(block.text)
+            (self.current / block.marks["file"]).write_text(block.text)
         elif block.language == "python":
             if block.ranks not in self._jobs:
-                self._jobs[block.ranks] = PythonJob(block.ranks, self.folder, self.notes / f"{block.ranks} ranks")
+                self._jobs[block.ranks] = PythonJob(block.ranks, self.current, self.notes / f"{block.ranks} ranks")
             printed = self._jobs[block.ranks].run(block.text)
             if block.text.startswith(">>>"):
                 compare(block.text, printed[0])
