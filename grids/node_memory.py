@@ -19,6 +19,7 @@ from pdgemm.grids.mpi_variables import ucx_says_nothing
 from pdgemm.grids.shared_heap import PAGE, Heap, give_back
 from pdgemm.support import failures
 from pdgemm.support.files import say
+from pdgemm.support.waits import Wait
 from pdgemm.support.watchdog import CODE, end_job
 
 WHERE = "/dev/shm"  # where Linux has the memory that processes share
@@ -93,7 +94,8 @@ class NodeMemory:
         if self.window:
             self.window.fence()
             if self.oversubscribed:
-                _wait(self.node.Ibarrier())
+                with Wait(self.node):
+                    _complete(self.node.Ibarrier())
             else:
                 self.node.Barrier()
             self.window.fence()
@@ -114,8 +116,8 @@ class NodeMemory:
         return rows
 
 
-def _wait(request: MPI.Request) -> None:
-    """Wait for a request and leave the core to the other ranks meanwhile, which MPI does not."""
+def _complete(request: MPI.Request) -> None:
+    """Wait for a request, and leave the core to the other ranks meanwhile, which MPI does not."""
     end = perf_counter() + _PATIENCE
     while not request.Test():
         if perf_counter() < end:
@@ -136,7 +138,7 @@ class _Window:
         ordered = failures.known(MPI.Intracomm(node.Split(0, key=MPI.COMM_WORLD.rank)))
         info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
         try:
-            with ucx_says_nothing():
+            with ucx_says_nothing(), Wait(ordered):
                 self._window = MPI.Win.Allocate_shared(size, 1, info, ordered)
         except MPI.Exception as bad:  # perhaps on this rank only: the others would wait for it in MPI for ever
             if failures.guarded() and failures.is_of_failure(bad):

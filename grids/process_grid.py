@@ -227,7 +227,8 @@ class ProcessGrid:
                 grid._disconnect()
             failures.free(self._shared.node)
             self._shared.group.Free()
-            watchdog.unregister(self._shared.comm)
+            if questions := watchdog.unregister(self._shared.comm):
+                questions.Free()
             failures.free(self._shared.comm)
 
     def __copy__(self) -> ProcessGrid:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from pdgemm.errors import FileError
 from pdgemm.io.matrix_files import Transfer
 from pdgemm.io.pieces import open_on_all
 from pdgemm.support.files import file_error
+from pdgemm.support.waits import Wait
 
 
 def parallel_h5py() -> bool:
@@ -73,7 +74,8 @@ def opened(path: Path, name: str, comm: MPI.Intracomm, collective: bool, write: 
                     space.select_hyperslab((row, col), part.shape)
                 else:
                     space.select_none()
-                move(h5py.h5s.create_simple(part.shape), space, there, dxpl=how)
+                with Wait(comm) if collective else nullcontext():
+                    move(h5py.h5s.create_simple(part.shape), space, there, dxpl=how)
             except Exception as bad:
                 raise file_error(path, bad) from None
             if there is not part and not write:

@@ -25,6 +25,7 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.protection.checksum import bilinear, text, zero
 from pdgemm.support.agreement import GuardedCallback, agree, together
 from pdgemm.support.files import file_error
+from pdgemm.support.waits import Wait
 
 ELEMENTS = 1 << 19  # the largest block of a rank in a piece
 INDICES = 1 << 17  # the most rows or columns of a piece: its redistribution may keep arrays of that length
@@ -103,7 +104,8 @@ def open_on_all(
         error = FileError(f"{path}: rank {comm.rank} on {node()} cannot open it ({bad.strerror}): {shared}")
     agree(comm, error)  # MPI would wait for ever for a rank that cannot
     try:
-        file = opening()
+        with Wait(comm):
+            file = opening()
     except Exception as bad:
         error = file_error(path, bad)
     agree(comm, error)
@@ -115,7 +117,8 @@ def open_on_all(
             closing(file)
         raise
     try:
-        closing(file)  # a full disk may be reported only now
+        with Wait(comm):
+            closing(file)  # a full disk may be reported only now
     except Exception as bad:
         error = file_error(path, bad)
     agree(comm, error)

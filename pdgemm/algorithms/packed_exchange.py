@@ -23,6 +23,7 @@ from pdgemm.movers.panel_views import column_room
 from pdgemm.movers.pipeline import flat
 from pdgemm.schedules.exchange import Block, Exchange, Messages
 from pdgemm.schedules.staircase import Staircase
+from pdgemm.support.waits import Wait
 
 
 def exchange(
@@ -146,7 +147,7 @@ def _send(
             if not done:
                 continue
         else:
-            with recorder.phase("wait"):
+            with recorder.phase("wait"), Wait(comm):
                 slot = MPI.Request.Waitany(requests)
         if slot == MPI.UNDEFINED:
             if tile is None:

@@ -21,6 +21,7 @@ from pdgemm.movers.reduce import reduce_scatter
 from pdgemm.movers.shift import receive, send
 from pdgemm.movers.staged import Staged, staged_receive, to_room
 from pdgemm.support.agreement import together
+from pdgemm.support.waits import Wait
 
 _SMALL = 1  # words of a message
 _ROUNDS = 4  # panels that each rank broadcasts, one after the other: the first ones fill the pipeline
@@ -117,8 +118,9 @@ def shifter(comm: MPI.Comm, place: Place, words: int) -> Callable[[], object]:
     def work() -> None:
         recorder = place.recorder()
         arriving, leaving = shift.start(recorder)
-        for arrival in (*(x for panel in arriving for x in panel), *leaving):
-            arrival.Wait()
+        with Wait(comm):
+            for arrival in (*(x for panel in arriving for x in panel), *leaving):
+                arrival.Wait()
         recorder.finish()
 
     return work
@@ -133,8 +135,10 @@ def _reducer(comm: MPI.Comm, place: Place, words: int) -> Callable[[], object]:
 
     def work() -> None:
         recorder = place.recorder()
-        for arrival in reduce_scatter(comm, whole, part, [share] * comm.size, recorder, another, staged):
-            arrival.Wait()
+        arriving = reduce_scatter(comm, whole, part, [share] * comm.size, recorder, another, staged)
+        with Wait(comm):
+            for arrival in arriving:
+                arrival.Wait()
         recorder.finish()
 
     return work

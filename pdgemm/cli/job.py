@@ -18,6 +18,7 @@ from pdgemm.devices import gpu_binding
 from pdgemm.errors import PdgemmError
 from pdgemm.support import launcher, watchdog
 from pdgemm.support.agreement import agree
+from pdgemm.support.waits import Wait
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -88,7 +89,8 @@ class Job:
             return code
         from mpi4py import MPI
 
-        return self._world.allreduce(code, MPI.MAX)
+        with Wait():  # a rank may have left the command by an exception of its own
+            return self._world.allreduce(code, MPI.MAX)
 
 
 def start_mpi() -> None:

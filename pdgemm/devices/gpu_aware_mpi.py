@@ -19,6 +19,7 @@ from pdgemm.arrays.device import Device, named, to_host
 from pdgemm.errors import ArgumentError
 from pdgemm.support import launcher
 from pdgemm.support.agreement import together
+from pdgemm.support.waits import Wait
 
 SIZES = (1, 1 << 10, 1 << 16, 1 << 20)  # words of 8 bytes
 _SIDE, _PRODUCTS = 1024, 20  # of the products that run meanwhile: a millisecond
@@ -92,10 +93,12 @@ def self_test(comm: MPI.Intracomm, device: Device) -> str:
             for _ in range(_PRODUCTS):
                 multiply(0)
         got_it = comm.Irecv(got, source=before)
-        comm.Isend(sent, dest=after).Wait()
-        got_it.Wait()
+        with Wait(comm):
+            comm.Isend(sent, dest=after).Wait()
+            got_it.Wait()
         wrong = [] if np.array_equal(to_host(got), theirs) else [f"{8 * words} bytes arrived changed"]
-        comm.Ibcast(sent, root=0).Wait()
+        with Wait(comm):
+            comm.Ibcast(sent, root=0).Wait()
         if not np.array_equal(to_host(sent), np.arange(words, dtype=np.int64) * 3):
             wrong.append(f"{8 * words} bytes were broadcast changed")
         device.product_stream().synchronize()

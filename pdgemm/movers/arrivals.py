@@ -8,6 +8,7 @@ from typing import Protocol
 from mpi4py import MPI
 
 from pdgemm.instrument.recorder import Recorder
+from pdgemm.support.waits import Wait
 
 _SPIN, _NAP = 2e-3, 5e-5  # seconds of a wait between nodes until the processor is left to others, and for how long
 
@@ -53,7 +54,7 @@ class Transfers:
     def wait(self, group: list[Arrival]) -> None:
         """Wait until all of a group have arrived, or left."""
         if group:
-            with self._recorder.phase("wait"):
+            with self._recorder.phase("wait"), Wait():
                 if self._between_nodes:
                     self._poll_until(group)
                 for arrival in group:

@@ -14,6 +14,7 @@ from pdgemm.movers.block_copy import copy_blocks
 from pdgemm.movers.panel_views import column_room
 from pdgemm.panel_movers.task import Task
 from pdgemm.panel_schedules.row_moves import PermutationSchedule, RowMoves, ScalingSchedule
+from pdgemm.support.waits import Wait
 
 _TAG = (1 << 12) + 2
 _CACHED = 1 << 15  # elements
@@ -54,7 +55,7 @@ def exchange_rows(task: Task[Any], moves: RowMoves, cols: slice = slice(None)) -
                 task.recorder.synchronize_copies()
                 requests.append(col.Isend(wire(x), dest=r, tag=_TAG))
                 task.recorder.traffic.sent(x.size)
-    with task.recorder.phase("wait"):
+    with task.recorder.phase("wait"), Wait(col):
         MPI.Request.Waitall(requests)
     with task.packing():
         for which, x in coming:

@@ -29,6 +29,7 @@ from pdgemm.io.atomic import check_writable, on_root, replacing
 from pdgemm.model.machine import Machine, machine_at_hand
 from pdgemm.support import failures
 from pdgemm.support.agreement import together
+from pdgemm.support.waits import Wait
 
 _PINGS = 100
 _TAG = 77
@@ -135,9 +136,11 @@ def network(comm: MPI.Comm, node: MPI.Comm) -> float | None:
             leaders.Barrier()
             start = perf_counter()
             arriving, sent = leaders.Irecv(coming[:nbytes], source), leaders.Isend(leaving[:nbytes], to)
-            arriving.Wait()
+            with Wait(leaders):
+                arriving.Wait()
             rate = nbytes / (perf_counter() - start)
-            sent.Wait()
+            with Wait(leaders):
+                sent.Wait()
         found = max(rate, leaders.sendrecv(rate, source, source=to))
     if leaders != MPI.COMM_NULL:
         failures.free(leaders)

@@ -18,6 +18,7 @@ from pdgemm.support import failures, watchdog
 from pdgemm.support.agreement import agree, raised_on, together
 from pdgemm.support.files import say
 from pdgemm.support.text import counted, ranks_text
+from pdgemm.support.waits import Wait
 
 _DONE, _ALIKE, _LAST, _NOT_LAST = 1, 2, 4, 8  # bits; ranks agree on those that all of them have
 _IN_VAIN = 3  # recoveries one after the other, of which each finds that no rank has failed
@@ -191,7 +192,7 @@ class resilient:
 
     def _agree(self, bits: int) -> int:
         """Return the bits that all ranks have, or 0 where a rank has failed.  Collective; the same on all ranks."""
-        with failures.agreeing():
+        with failures.agreeing(), Wait():
             while True:
                 try:
                     return int(self.comm.Agree(bits))
@@ -240,7 +241,7 @@ class resilient:
 
         Raises on all ranks the exception that ended the last step where no rank has failed.
         """
-        with failures.agreeing():
+        with failures.agreeing(), Wait():
             shrunk = self.comm.Shrink()
         before, self.comm = self.comm.Get_group(), MPI.Intracomm(shrunk)
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)

@@ -18,6 +18,7 @@ from pdgemm.studies import records
 from pdgemm.studies.cases import Case
 from pdgemm.studies.measure import command, measure, setting
 from pdgemm.studies.records import Record
+from pdgemm.support.waits import Wait
 
 _NAP = 0.01  # seconds between two polls of an idle rank, which yields its core to active ranks
 
@@ -70,5 +71,6 @@ def _kept(path: Path, record: Record | None) -> bool:
 def _gather(comm: MPI.Comm) -> None:
     """Wait for all ranks, in a barrier that does not spin."""
     request = comm.Ibarrier()
-    while not request.Test():
-        sleep(_NAP)
+    with Wait(comm):
+        while not request.Test():
+            sleep(_NAP)

@@ -12,12 +12,12 @@ import pickle
 import re
 import traceback
 from collections.abc import Callable
-from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pdgemm.errors import ArgumentError, GridError, OutOfMemoryError, PdgemmError
+from pdgemm.support import waits
 from pdgemm.support.source_lines import of_user
 from pdgemm.support.text import ranks_text
 
@@ -53,8 +53,7 @@ class together:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not self._check:
-            if counter := counters.get(self._comm.handle):
-                counter.reached = counter.unchecked = counter.reached + 1
+            waits.reached(self._comm, check=False)
         elif error is None or isinstance(error, Exception):
             description = ""
             if error is None and self._comm.size > 1:
@@ -76,20 +75,14 @@ def agree(comm: MPI.Comm, error: Exception | None = None, description: str = "",
     """
     from mpi4py import MPI
 
-    global waiting
     check_not_freed(comm)
     if comm.size == 1 and error is None:
         return flag
     digest = int.from_bytes(hashlib.blake2b(description.encode(errors="surrogatepass"), digest_size=7).digest(), "big")
     lowest = np.array([comm.size if error is None else comm.rank, digest, -digest, -flag])
-    counter = counters.get(comm.handle)
-    if counter:
-        counter.reached += 1
-    waiting = Wait(monotonic(), comm, counter)
-    try:
+    waits.reached(comm, check=True)
+    with waits.Wait(comm, check=True):
         comm.Allreduce(MPI.IN_PLACE, lowest, MPI.MIN)
-    finally:
-        waiting = None
     first = int(lowest[0])
     if first < comm.size:
         failed = [rank for rank, bad in enumerate(comm.allgather(error is not None)) if bad]
@@ -120,28 +113,6 @@ def check_not_freed(comm: MPI.Comm) -> None:
         raise GridError("the process grid has been freed; its communicators and its matrices are no longer valid")
 
 
-class CheckCounter:
-    """Counts the checks of a communicator (`together`, `agree`) that this rank has reached."""
-
-    __slots__ = ("comm", "reached", "unchecked")
-
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        self.comm = comm
-        self.reached = 0
-        self.unchecked = 0  # the last one that this rank skipped, with check=False
-
-
-class Wait(NamedTuple):
-    """A rank that waits in a check for the other ranks of a communicator."""
-
-    since: float  # seconds of time.monotonic
-    comm: MPI.Comm
-    counter: CheckCounter | None  # None for a communicator of the caller's
-
-
-# `watchdog` adds and removes the counters, by the handles of their communicators, and reads the rest
-counters: dict[int, CheckCounter] = {}
-waiting: Wait | None = None
 _MARK = "_pdgemm_raised_on"
 _MOST = 4  # different calls that a message shows
 _ARGUMENTS = 5  # what it shows of each

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pdgemm.errors import PdgemmError
 from pdgemm.support.launcher import survives_ranks
+from pdgemm.support.waits import watched_calls
 from pdgemm.support.watchdog import CODE
 
 if TYPE_CHECKING:
@@ -125,7 +126,8 @@ def _rest() -> None:
 
 
 def known(comm: AnyComm) -> AnyComm:
-    """Return a communicator that was just made, which is revoked with the others from now on.  Local."""
+    """Return a communicator that was just made: its calls are waits, and it is revoked with the others.  Local."""
+    comm = watched_calls(comm)
     with _using:
         if _known and comm:
             _known.append(comm)

@@ -1,13 +1,20 @@
 """The watchdog names a rank for which the other ranks wait in vain, and ends a job that can never go on.
 
 Every collective function begins with a check (`agreement.together`).  Ranks that call it with different arguments, or
-call different functions, all raise an exception there.  What remains is a rank that never reaches the check: it raised
-an exception alone, left the program, skipped the check, or is still computing.  After PDGEMM_WATCHDOG seconds (60) a
-thread of a waiting rank asks the same thread of the other ranks where they are, and prints one line.
+call different functions, all raise an exception there.  What remains is a rank that never reaches the check, because it
+raised an exception alone, left the program, skipped the check, or is still computing, and a rank that stops in the
+middle of a function, where the others wait for its panels, its part of a sum or its file.  Each of these waits is seen
+(`waits`).  When one has lasted for PDGEMM_WATCHDOG seconds (60) a thread of the waiting rank asks the same thread of
+the other ranks where they are, and prints one line.
 
-It ends the job (MPI_Abort, exit code 3) where the check can never complete: a rank has left the program, or called the
-function with check=False, or no rank of the job is computing.  A rank that is computing may take as long as it likes;
-only where PDGEMM_WATCHDOG is set the job ends in any case.  PDGEMM_WATCHDOG=0 switches the watchdog off.
+No line is printed while a rank is at work in a function of the package, however long the others wait for it: it
+computes, reads or writes, or its own waits come to an end.
+
+The job is ended (MPI_Abort, exit code 3) where the wait can never come to its end: a rank has left the program, or
+called the function with check=False, or no rank of the job is computing.  A rank that computes in the user's program
+may take as long as it likes, and one that does not answer, because it is stopped, may go on; only where PDGEMM_WATCHDOG
+is set the job ends in these cases, too, and where all ranks wait for messages.  PDGEMM_WATCHDOG=0 switches the watchdog
+off.
 
 Before a rank has waited that long nothing is sent, except one message of each rank that leaves the program, to the next
 rank, which can report it then.
@@ -26,12 +33,13 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from pdgemm.errors import ArgumentError, GridError
-from pdgemm.support import agreement
-from pdgemm.support.agreement import CheckCounter, Wait
+from pdgemm.support import waits
 from pdgemm.support.json_input import Seconds, variable
 from pdgemm.support.launcher import survives_ranks
 from pdgemm.support.source_lines import of_package, of_user
+from pdgemm.support.stillness import Stillness, namespace, process
 from pdgemm.support.text import ranks_text
+from pdgemm.support.waits import CheckCounter, Wait
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -41,6 +49,7 @@ CODE = 3  # exit code of a job that is ended
 _QUESTION, _ANSWER, _GOODBYE = 32001, 32002, 32003  # tags
 _STAGGER = 0.1  # seconds by which a rank asks later than the rank before it: a rank that was asked prints nothing
 _ANSWER_SECONDS = 5.0  # within which the other ranks answer
+_POLL = 0.01  # seconds
 
 
 @dataclass(frozen=True)
@@ -49,7 +58,8 @@ class _State:
 
     reached: int
     unchecked: int
-    waiting: bool  # for long, and no other thread of its process computes
+    waiting: bool  # in a check, for long, and no other thread of its process computes
+    still: float  # seconds without progress in a function of the package; -1: it is in none
     place: str
     ended: tuple[int, ...]  # ranks of MPI.COMM_WORLD that told this rank that they left
 
@@ -60,7 +70,8 @@ _closed = False
 _process = 0
 _sent: list[Any] = []  # requests
 _ended = set[int]()  # ranks of MPI.COMM_WORLD
-_asked: dict[int, int] = {}  # by the handle of a communicator, the last check after which a lower rank asked
+_stillness = Stillness()
+_all_waited: list[Wait] = []  # the wait of this rank in which it has seen last that all ranks wait
 
 
 def seconds() -> tuple[float, bool]:
@@ -91,16 +102,24 @@ def watched(comm: MPI.Comm) -> MPI.Intracomm:
 
 
 def register(comm: MPI.Intracomm) -> None:
-    """Let ranks that wait on this communicator of pdgemm's own ask the others over it.  Called on all its ranks."""
-    if comm.size > 1 and _thread is not None:
-        agreement.counters[comm.handle] = CheckCounter(comm)
+    """Let ranks that wait on this communicator of pdgemm's own ask the others.  Collective over it.
+
+    They ask over a duplicate, because a message may be received on `comm` whatever its tag.  Where a rank has no
+    watchdog, none is asked.
+    """
+    from mpi4py import MPI
+
+    if comm.size > 1:
+        watching, *processes = zip(*comm.allgather((_thread is not None, namespace(), os.getpid())))
+        if all(watching):
+            waits.counters[comm.handle] = CheckCounter(MPI.Intracomm(comm.Dup()), [*zip(*processes)])
 
 
-def unregister(comm: MPI.Intracomm) -> None:
-    """Send no more messages on this communicator, which is about to be freed."""
+def unregister(comm: MPI.Intracomm) -> MPI.Intracomm | None:
+    """Ask no more ranks of this communicator, which is about to be freed; return the duplicate, to be freed as well."""
     with _using_mpi:
-        agreement.counters.pop(comm.handle, None)
-        _asked.pop(comm.handle, None)
+        counter = waits.forget(comm)
+        return counter.comm if counter else None
 
 
 def _watch() -> None:
@@ -108,41 +127,60 @@ def _watch() -> None:
     from mpi4py import MPI
 
     limit, bounded = seconds()
-    looks, last = 0, None
+    interval = min(1.0, max(0.01, limit / 10))
+    looks, due = 0, limit
     while True:
-        sleep(min(1.0, max(0.01, limit / 10)))
+        sleep(interval)
         with _using_mpi:
             if _closed:
                 return
+            _stillness.look(2 * interval)
             _answer()
-            waiting = agreement.waiting
-            if waiting is not last:
-                looks, last = 0, waiting
-            if waiting and monotonic() - waiting.since > limit * 2**looks + _STAGGER * waiting.comm.rank:
+            waiting, still = _stillness.wait, _stillness.seconds
+            if not still:
+                looks, due = 0, limit
+            if waiting and still > due + _STAGGER * _rank(waiting) and (waiting.check or _place()[1]):
                 looks += 1
+                due = limit * 2**looks
                 with suppress(MPI.Exception):  # a rank failed meanwhile: see `failures`
-                    _look(waiting, bounded, looks)
+                    if not _look(waiting, bounded, looks):
+                        looks, due = looks - 1, still + limit / 2
 
 
-def _look(waiting: Wait, bounded: bool, looks: int) -> None:
-    """Print which ranks are missing, and end the job if it is to end; a rank that was asked leaves both to others."""
-    since, comm, counter = waiting
+def _rank(waiting: Wait) -> int:
+    comm = waiting.comm or (waiting.counter.comm if waiting.counter else None)
+    return comm.rank if comm else 0
+
+
+def _look(waiting: Wait, bounded: bool, looks: int) -> bool:
+    """Print which ranks are missing, and end the job if it is to end; a rank that was asked leaves both to others.
+
+    Returns False where there is nothing to say, because a rank is at work.
+    """
+    counter = waiting.counter
+    comm = waiting.comm if counter is None else counter.comm
     if counter is None or not _threads_may_call_mpi():  # on the caller's own communicator nothing may be sent
+        if not waiting.check or comm is None:  # some rank may be at work, and cannot be asked
+            return False
         # no rank knows which others wait: the first two ranks print, because one of them may be the missing one
         text, never, quiet = "some rank did not join", False, comm.rank > 1
-    elif _asked.get(comm.handle) == counter.reached:
-        text, never, quiet = "some rank did not join", False, True
+    elif monotonic() - counter.asked < seconds()[0] and not (bounded and looks > 1):
+        return True
     else:
-        text, never = _missing_ranks(counter)
+        text, never = _missing_ranks(counter, waiting)
         quiet = False
+    if not text:
+        return False
     over = never or bounded
-    if waiting is not agreement.waiting or (quiet and not (bounded and looks > 1)):
-        return
+    if waiting is not waits.current or (quiet and not (bounded and looks > 1)):
+        return True
+    assert comm is not None
     end = "the job is ended" if over else "PDGEMM_WATCHDOG=SECONDS would end the job"
-    where = f"rank {comm.rank} of {comm.size} has waited {monotonic() - since:.0f} s in {_place()}"
+    where = f"rank {comm.rank} of {comm.size} has waited {_stillness.seconds:.0f} s in {_place()[0]}"
     os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"pdgemm: {where}: {text}; {end}\n".encode())
     if over:
         end_job(CODE)
+    return True
 
 
 def end_job(code: int) -> None:
@@ -155,59 +193,86 @@ def end_job(code: int) -> None:
     MPI.COMM_WORLD.Abort(code)
 
 
-def _missing_ranks(counter: CheckCounter) -> tuple[str, bool]:
-    """Ask the other ranks, and return which are missing and where they are, and whether they can never come."""
+def _missing_ranks(counter: CheckCounter, waiting: Wait) -> tuple[str, bool]:
+    """Ask the other ranks, and return which are missing and where they are, and whether they can never come.
+
+    The text is empty where a rank is at work in the package, or where all wait and that was not so before.
+    """
     from mpi4py import MPI
 
     comm, number = counter.comm, counter.reached
-    states = _ask(counter)
+    states, stopped, silent, at_work = _ask(counter)
     ended = _ended.union(*(state.ended for state in states.values()))
     world = MPI.Group.Translate_ranks(comm.group, [*range(comm.size)], MPI.COMM_WORLD.group)
     left = [rank for rank in range(comm.size) if world[rank] in ended]
-    silent = [rank for rank in range(comm.size) if rank not in (comm.rank, *states, *left)]
-    passed = [rank for rank, state in states.items() if state.unchecked >= number]
-    missing = {rank: state for rank, state in states.items() if state.reached < number}
+    silent = [rank for rank in silent if rank not in left]
+    passed = [rank for rank, state in states.items() if waiting.check and state.unchecked >= number]
+    behind = {rank: state for rank, state in states.items() if state.reached < number}
     parts = [f"{ranks_text(left)} left the program"] if left else []
-    parts += [f"rank {rank} did not join, it is in {state.place}" for rank, state in missing.items()]
-    if silent:
-        parts.append(f"{ranks_text(silent)} gave no answer")
+    parts += [f"rank {rank} is stopped (kill -CONT {counter.processes[rank][1]} lets it go on)" for rank in stopped]
+    parts += [f"{ranks_text(silent)} gave no answer"] if silent else []
+    if not parts and not passed:
+        others = behind if waiting.check else states  # where this rank waits in a check, those in it wait, too
+        if at_work or any(0 <= state.still < seconds()[0] / 2 for state in others.values()):
+            return "", False
+        if not any(state.still < 0 for state in behind.values()) and waiting not in _all_waited:
+            _all_waited[:] = [waiting]  # a process that was stopped may be about to go on
+            return "", False
+    parts += [f"rank {rank} did not join, it is in {state.place}" for rank, state in behind.items()]
     if passed:
         parts.append(f"{ranks_text(passed)} went on with check=False")
+    if not parts:
+        parts = [f"rank {rank} is in {state.place}" for rank, state in states.items()]
     text = "; ".join(parts[:4]) or "all ranks have come"
     more = f" and {len(parts) - 4} more" if len(parts) > 4 else ""
-    all_answered = comm.size == MPI.COMM_WORLD.size and not silent and _waits_for_long()
-    stuck = all_answered and bool(missing) and all(state.waiting for state in missing.values())
+    all_answered = comm.size == MPI.COMM_WORLD.size and not silent and not stopped and _waits_for_long()
+    stuck = all_answered and bool(behind) and all(state.waiting for state in behind.values())
     return text + more, bool(left or passed or stuck)
 
 
 def _waits_for_long() -> bool:
-    """Has the only thread of this process waited for long, and only for ranks that were started with this job?"""
+    """Has the only thread of this process waited in a check for long, and only for ranks that this job started with?"""
     from mpi4py import MPI
 
-    waiting = agreement.waiting
+    waiting = waits.current
     others = (x for x in threading.enumerate() if x is not threading.main_thread())
-    if waiting is None or monotonic() - waiting.since < seconds()[0] or not all(x.daemon for x in others):
+    if waiting is None or waiting is not _stillness.wait or not waiting.check or not all(x.daemon for x in others):
+        return False
+    if waiting.comm is None or _stillness.seconds < seconds()[0]:
         return False
     ranks = MPI.Group.Translate_ranks(waiting.comm.group, [*range(waiting.comm.size)], MPI.COMM_WORLD.group)
     return MPI.UNDEFINED not in ranks
 
 
-def _ask(counter: CheckCounter) -> dict[int, _State]:
-    """Return the states of those other ranks that answer in time."""
+def _ask(counter: CheckCounter) -> tuple[dict[int, _State], list[int], list[int], bool]:
+    """Ask the other ranks; return the states of those that answer in time, and which are stopped, and which are silent.
+
+    Last, whether a rank is silent because it computes without leaving the interpreter to the thread that answers.
+    """
     from mpi4py import MPI
 
     comm, states, question = counter.comm, dict[int, _State](), counter.reached
     others = [rank for rank in range(comm.size) if rank != comm.rank]
+    stopped = list[int]()
     _sent.extend(comm.isend(question, rank, _QUESTION) for rank in others)
-    end, status = monotonic() + _ANSWER_SECONDS, MPI.Status()
-    while len(states) < len(others) and monotonic() < end:
+    status = MPI.Status()
+    for turn in range(round(_ANSWER_SECONDS / _POLL)):  # not until a time: this process may be stopped meanwhile
         _answer()
         while comm.Iprobe(tag=_ANSWER, status=status):
             asked, state = comm.recv(source=status.source, tag=_ANSWER)
             if asked == question:
                 states[status.source] = _State(**state)
-        sleep(0.01)
-    return dict(sorted(states.items()))
+        silent = [rank for rank in others if rank not in states]
+        if turn % 50 == 49:
+            stopped = [rank for rank in silent if process(*counter.processes[rank])[0] in ("T", "t")]
+        if len(silent) == len(stopped):
+            break
+        sleep(_POLL)
+    silent = [rank for rank in silent if rank not in stopped]
+    before = [process(*counter.processes[rank])[1] for rank in silent]
+    sleep(0.5 if silent else 0)
+    computing = [rank for rank, used in zip(silent, before) if process(*counter.processes[rank])[1] > used]
+    return dict(sorted(states.items())), stopped, [x for x in silent if x not in computing], bool(computing)
 
 
 def _answer() -> None:
@@ -217,7 +282,7 @@ def _answer() -> None:
     if not _threads_may_call_mpi():
         return
     status, _sent[:] = MPI.Status(), [request for request in _sent if not _complete(request)]
-    for handle, counter in [*agreement.counters.items()]:
+    for handle, counter in [*waits.counters.items()]:
         comm = counter.comm
         try:
             while comm.Iprobe(tag=_GOODBYE, status=status):
@@ -225,11 +290,13 @@ def _answer() -> None:
             while comm.Iprobe(tag=_QUESTION, status=status):
                 question = comm.recv(source=status.source, tag=_QUESTION)
                 if question == counter.reached and status.source < comm.rank:
-                    _asked[handle] = question
-                state = _State(counter.reached, counter.unchecked, _waits_for_long(), _place(), tuple(_ended))
+                    counter.asked = monotonic()
+                place, inside = _place()
+                still = _stillness.seconds if inside else -1.0
+                state = _State(counter.reached, counter.unchecked, _waits_for_long(), still, place, tuple(_ended))
                 _sent.append(comm.isend((question, asdict(state)), status.source, _ANSWER))
         except MPI.Exception:  # a rank failed, and the communicator is of no more use: see `failures`
-            agreement.counters.pop(handle, None)
+            waits.counters.pop(handle, None)
 
 
 def _complete(request: MPI.Request) -> bool:
@@ -248,20 +315,24 @@ def _threads_may_call_mpi() -> bool:
     return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 
 
-def _place() -> str:
-    """Return where the main thread is: the line of the user's program, and the function of pdgemm that it called."""
+def _place() -> tuple[str, bool]:
+    """Return where the main thread is: the line of the user's program, and the function of pdgemm that it called.
+
+    And whether it is in a function of pdgemm, and not in one of the user's that pdgemm has called.
+    """
     frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
-    inside, outside = "", ""
+    function, outside, within = "", "", False
     while frame:
         code, line = frame.f_code, frame.f_lineno
         if of_package(code.co_filename):
-            inside = inside if outside else f" ({code.co_qualname})"
+            if code.co_filename != waits.__file__:  # a call of MPI in the user's program, on a communicator of pdgemm's
+                function, within = function if outside else f" ({code.co_qualname})", True
         elif of_user(code.co_filename):
-            return f"{code.co_filename}:{line}{inside}"
+            return f"{code.co_filename}:{line}{function}", within
         else:  # NumPy's operators, which call pdgemm; or a program that is installed
-            outside = outside or f"{code.co_filename}:{line}{inside}"
+            outside = outside or f"{code.co_filename}:{line}{function}"
         frame = frame.f_back
-    return outside or "an unknown place"
+    return outside or "an unknown place", within
 
 
 def farewell() -> None:
@@ -275,6 +346,6 @@ def farewell() -> None:
         _closed = True
     if _threads_may_call_mpi():
         me = MPI.COMM_WORLD.rank
-        for comm in (counter.comm for counter in agreement.counters.values()):
+        for comm in (counter.comm for counter in waits.counters.values()):
             with suppress(MPI.Exception):  # where that rank has failed
                 _sent.append(comm.isend(me, (comm.rank + 1) % comm.size, _GOODBYE))

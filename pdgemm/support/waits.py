@@ -1,0 +1,125 @@
+"""Waits of this rank for other ranks, as the watchdog sees them.
+
+The communicators of the package are of a class whose blocking calls are waits (`watched_calls`); what waits for
+requests, files or windows does so inside a `with Wait()` block.  Nobody reads a clock there: a wait costs a third of a
+microsecond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, wraps
+from math import inf
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    AnyComm = TypeVar("AnyComm", bound=MPI.Comm)
+
+# fmt: off
+_BLOCKING = (
+    "Allgather", "Allgatherv", "Allreduce", "Alltoall", "Alltoallv", "Alltoallw", "Barrier", "Bcast", "Create_cart",
+    "Create_group", "Dup", "Exscan", "Gather", "Gatherv", "Probe", "Recv", "Reduce", "Reduce_scatter", "Scan",
+    "Scatter", "Scatterv", "Send", "Sendrecv", "Split", "Split_type", "Ssend", "Sub", "allgather", "allreduce",
+    "alltoall", "barrier", "bcast", "exscan", "gather", "probe", "recv", "reduce", "scan", "scatter", "send",
+    "sendrecv", "ssend",
+)
+# fmt: on
+
+
+class CheckCounter:
+    """Counts the checks of a communicator (`agreement.together`, `agree`) that this rank has reached.
+
+    comm      : a duplicate for the questions of the watchdog, which are no waits.
+    processes : for each rank, the namespace and the number of its process; "" where the system does not say.
+    """
+
+    __slots__ = ("asked", "comm", "processes", "reached", "unchecked")
+
+    def __init__(self, comm: MPI.Intracomm, processes: list[tuple[str, int]]) -> None:
+        self.comm, self.processes = comm, processes
+        self.asked = -inf  # seconds of time.monotonic when a lower rank asked last after the check reached last
+        self.reached = 0
+        self.unchecked = 0  # the last one that this rank skipped, with check=False
+
+
+class Wait:
+    """A block in which this rank waits for other ranks.  Inside of another wait it does nothing.
+
+    comm  : the communicator on which it waits; None: that of the last check, as where it waits for requests.
+    check : does it wait in a check, for ranks that may never call the function?
+    """
+
+    __slots__ = ("_outermost", "check", "comm")
+
+    def __init__(self, comm: MPI.Comm | None = None, check: bool = False) -> None:
+        self.comm, self.check = comm, check
+
+    def __enter__(self) -> None:
+        global current
+        self._outermost = current is None
+        if self._outermost:
+            current = self
+
+    def __exit__(self, *error: object) -> None:
+        global current
+        if self._outermost:
+            current = None
+
+    @property
+    def counter(self) -> CheckCounter | None:
+        """The counter of a communicator over which all can be asked for whom this rank may wait."""
+        counter = counters.get(self.comm.handle) if self.comm is not None else None
+        return counter if counter or self.check else last
+
+
+# `watchdog` adds and removes the counters, by the handles of their communicators, and reads the rest
+counters: dict[int, CheckCounter] = {}
+current: Wait | None = None
+last: CheckCounter | None = None  # that of the last check
+
+
+def reached(comm: MPI.Comm, check: bool) -> None:
+    """Count a check that this rank has reached, or skips."""
+    global last
+    last = counters.get(comm.handle)
+    if last:
+        last.reached += 1
+        if not check:
+            last.unchecked = last.reached
+
+
+def forget(comm: MPI.Comm) -> CheckCounter | None:
+    """Remove the counter of a communicator, and return it."""
+    global last
+    counter = counters.pop(comm.handle, None)
+    if counter is last:
+        last = None
+    return counter
+
+
+def watched_calls(comm: AnyComm) -> AnyComm:
+    """Return the communicator as an object whose blocking calls are waits.  Local."""
+    kind: Any = type(comm)
+    return comm if hasattr(kind, _MARK) else _watched(kind)(comm)
+
+
+@cache
+def _watched(kind: type) -> Any:
+    calls = {name: _waiting(getattr(kind, name)) for name in _BLOCKING if hasattr(kind, name)}
+    return type(kind.__name__, (kind,), {**calls, _MARK: True, "__doc__": kind.__doc__})
+
+
+def _waiting(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that waits while the other one runs."""
+
+    @wraps(call)
+    def waits(self: MPI.Comm, *args: Any, **kwargs: Any) -> Any:
+        with Wait(self):
+            return call(self, *args, **kwargs)
+
+    return waits
+
+
+_MARK = "_pdgemm_waits"

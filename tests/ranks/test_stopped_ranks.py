@@ -1,0 +1,177 @@
+"""A rank that stops in the middle of a function is named where the others wait for it, whatever they wait in."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import textwrap
+from pathlib import Path
+
+import jobs
+import pytest
+
+from pdgemm.support import watchdog
+from pdgemm.support.launcher import outside_job
+
+pytestmark = [jobs.needs_mpiexec, pytest.mark.timeout(240)]
+LAUNCHER = (watchdog.CODE, -11)  # Open MPI 5's mpiexec was seen to crash after it had ended the ranks
+HEAD = """
+import os, signal, sys, time
+from contextlib import contextmanager
+from pathlib import Path
+import numpy as np
+from mpi4py import MPI
+from pdgemm import DistMatrix, ProcessGrid, linalg, pdgemm, redistribute
+from pdgemm.io import hdf5
+from pdgemm.support import waits, watchdog
+watchdog.PATIENCE = 1.0
+rank = MPI.COMM_WORLD.rank
+grid = ProcessGrid(MPI.COMM_WORLD, (2, 2))
+row = ProcessGrid(MPI.COMM_WORLD, (1, 4))
+whole = np.random.default_rng(1).random((24, 24)) + 24 * np.eye(24)
+A = DistMatrix.from_global(whole, grid=grid, block=2)
+enter = waits.Wait.__enter__
+
+def stop(seconds=None):
+    if seconds is not None and not os.fork():
+        time.sleep(seconds)
+        os.kill(os.getppid(), signal.SIGCONT)
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+def stops_at(number, seconds=None):
+    '''Rank 1 stops as it begins its wait of this number that is in no check; the result counts them down.'''
+    left = [number]
+    def stopping(self):
+        left[0] -= not self.check and waits.current is None
+        if rank == 1 and left[0] == 0:
+            left[0] = -1000000
+            stop(seconds)
+        enter(self)
+    waits.Wait.__enter__ = stopping
+    return left
+"""
+
+
+def start(folder: Path, source: str, **env: str) -> subprocess.Popen[str]:
+    (folder / "program.py").write_text(HEAD + textwrap.dedent(source))
+    command = jobs.python(4, folder / "program.py")
+    return subprocess.Popen(
+        command, env=outside_job() | env, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+CASES = {  # each in the middle of its waits
+    "shared": "pdgemm(1, A, A, algorithm='summa', mover='shared', check=False)",
+    "ring": "pdgemm(1, A, A, algorithm='summa', mover='ring', check=False)",
+    "ibcast": "pdgemm(1, A, A, algorithm='summa', mover='ibcast', check=False)",
+    "cannon": "pdgemm(1, A, A, algorithm='cannon', mover='ring')",
+    "layers": "pdgemm(1, A, A, algorithm='2.5d')",
+    "solve": "linalg.solve(A, A[:, 0:2])",
+    "qr": "linalg.qr(A)",
+    "redistribute": "redistribute(A, grid=row, block=3)",
+    "sum": "A.sum()",
+    "norm": "A.norm()",
+    "allgather": "A.allgather()",
+    "save": "hdf5.save('a.h5', 'x', A)",
+    "load": "hdf5.load('a.h5', 'x', grid)",
+}
+
+
+def test_whatever_the_others_wait_in_and_the_result_is_right_when_it_goes_on(tmp_path: Path) -> None:
+    """The test lets it go on as the line says."""
+    source = f"""
+        def numbers(x):
+            values = [y.allgather() if isinstance(y, DistMatrix) else y for y in (x if isinstance(x, tuple) else [x])]
+            return [np.asarray(y) for y in values if isinstance(y, (float, np.ndarray))]
+        for name, text in {CASES!r}.items():
+            code = compile(text, name, "eval")
+            count = stops_at(0)
+            first = eval(code)
+            waits.Wait.__enter__ = enter
+            middle = grid.comm.bcast((1 - count[0]) // 2, root=1)
+            expected = numbers(first)
+            stops_at(max(1, middle))
+            second = eval(code)
+            waits.Wait.__enter__ = enter
+            right = all(map(np.array_equal, expected, numbers(second)))
+            print(f"{{name}}: {{'right' if right else 'wrong'}}\\n", end="", flush=True)
+    """
+    program = start(tmp_path, source)
+    lines = list[str]()
+    try:
+        assert program.stdout
+        for line in program.stdout:
+            lines.append(line)
+            if stopped := re.search(r"rank 1 is stopped \(kill -CONT (\d+) lets it go on\)", line):
+                os.kill(int(stopped[1]), signal.SIGCONT)
+        assert program.wait() == 0
+    finally:
+        program.kill()
+    text = "".join(lines)
+    assert [text.count(f"{name}: right\n") for name in CASES] == [4] * len(CASES), text
+    for name in CASES:
+        assert re.search(rf"has waited \d+ s in {name}:1 \(.*\): rank 1 is stopped", text), f"{name}\n{text}"
+
+
+def test_within_the_limit_it_may_go_on_and_after_it_the_job_is_ended(tmp_path: Path) -> None:
+    """Where PDGEMM_WATCHDOG is set."""
+    source = """
+        stops_at(3, seconds=0.5)
+        C = pdgemm(1, A, A, mover="ring", algorithm="summa", check=False)
+        if np.allclose(C.allgather(), whole @ whole):
+            print("right\\n", end="", flush=True)
+        stops_at(3)
+        linalg.solve(A, A)
+        print("solved")
+    """
+    program = start(tmp_path, source, PDGEMM_WATCHDOG="3")
+    text = program.communicate(timeout=200)[0]
+    assert program.returncode in LAUNCHER and text.count("right\n") == 4 and "solved" not in text, text
+    (line,) = (line for line in text.splitlines() if line.startswith("pdgemm: rank"))
+    place = (
+        f"has waited 3 s in {tmp_path}/program.py:{line_of('linalg.solve(A, A)', source)} (solve): rank 1 is stopped"
+    )
+    assert place in line and line.endswith("; the job is ended")
+
+
+def line_of(text: str, source: str) -> int:
+    return next(n for n, line in enumerate((HEAD + source).splitlines(), 1) if text in line)
+
+
+def test_a_rank_at_work_is_neither_reported_nor_is_the_job_ended(tmp_path: Path) -> None:
+    """In its own code it is; in a function of the package it is not, nor where it keeps the interpreter to itself."""
+    source = """
+        import pdgemm.algorithms.accumulator as accumulator
+        multiply, work = accumulator.local_gemm, []
+
+        def slowly(*args, **kwargs):
+            if rank == 1 and work:
+                work.pop()()
+            return multiply(*args, **kwargs)
+
+        def computes():
+            end = time.monotonic() + 4
+            while time.monotonic() < end:
+                pass
+
+        def computes_alone():
+            end, n = time.monotonic() + 8, 10**6
+            while time.monotonic() < end:
+                sum(range(n))  # no other thread runs meanwhile
+                n *= 2
+
+        accumulator.local_gemm = slowly
+        for some in (computes, computes_alone):
+            work[:] = [some]
+            C = pdgemm(1, A, A, algorithm="summa", mover="ring")
+            assert not work or rank != 1
+            if np.allclose(C.allgather(), whole @ whole):
+                print("right\\n", end="", flush=True)
+    """
+    program = start(tmp_path, source, PDGEMM_WATCHDOG="1")
+    text = program.communicate(timeout=200)[0]
+    assert (program.returncode, text.count("right\n")) == (0, 8), text
+    assert "pdgemm: rank" not in text

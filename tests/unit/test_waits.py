@@ -1,0 +1,145 @@
+"""Each wait of the package for other ranks is one that the watchdog sees."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pdgemm.support import waits
+from pdgemm.support.stillness import Stillness, namespace, process
+
+PACKAGE = Path(waits.__file__).parents[1]
+REQUESTS = {"Wait", "Waitall", "Waitany", "Waitsome", "Allocate_shared", "Agree", "Shrink", "Ibarrier"}
+MAKERS = {"Dup", "Split", "Split_type", "Sub", "Create_cart", "Create_group", "Shrink"}
+NO_WAIT = {
+    "cli/script.py": "the end of a script, of which a rank has told before",
+    "instrument/recorder.py": "a request and what follows it, for which others wait",
+    "movers/reduce.py": "likewise",
+    "movers/nccl.py": "events of a device",
+    "panel_movers/task.py": "events of a device",
+    "devices/cuda_nccl.py": "events of a device",
+    "devices/streams.py": "events of a device",
+}
+CALLERS_OWN = {"cli/script.py", "resilience/survivors.py", "studies/run.py"}  # communicators for the program
+
+
+def calls() -> Iterator[tuple[str, ast.Call, list[ast.AST]]]:
+    """Each call of a method in the package: its module, the call, and what it stands in, the innermost last."""
+
+    def inside(node: ast.AST, above: list[ast.AST]) -> Iterator[tuple[ast.Call, list[ast.AST]]]:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            yield node, above
+        for child in ast.iter_child_nodes(node):
+            yield from inside(child, [*above, node])
+
+    folders = (PACKAGE, PACKAGE / "grids", PACKAGE / "io")  # the last two are links in a checkout
+    for path in sorted({path for folder in folders for path in folder.rglob("*.py")}):
+        for call, above in inside(ast.parse(path.read_text()), []):
+            yield str(path.relative_to(PACKAGE)), call, above
+
+
+def in_block(above: list[ast.AST], name: str) -> bool:
+    return any(name in ast.unparse(item) for x in above if isinstance(x, ast.With) for item in x.items)
+
+
+def test_requests_are_waited_for_where_the_watchdog_sees_it() -> None:
+    seen = set()
+    for module, call, above in calls():
+        name = call.func.attr  # type: ignore[attr-defined]
+        if name in REQUESTS and module not in NO_WAIT:
+            assert in_block(above, "Wait("), f"{module}:{call.lineno} waits, and the watchdog does not see it"
+            seen.add(name)
+    assert seen >= {"Wait", "Waitall", "Waitany", "Allocate_shared", "Agree", "Shrink", "Ibarrier"}
+
+
+def test_files_are_opened_and_closed_where_the_watchdog_sees_it() -> None:
+    tree = ast.parse((PACKAGE / "io/pieces.py").read_text())
+    waiting = [ast.unparse(x) for x in ast.walk(tree) if isinstance(x, ast.With) and "Wait(" in ast.unparse(x.items[0])]
+    assert any("file = opening()" in x for x in waiting) and any("closing(file)" in x for x in waiting)
+    opened = {module for module, call, _ in calls() if ast.unparse(call.func) == "MPI.File.Open"}
+    assert opened == {"io/mpi_io.py"}  # as `open_on_all` does it
+
+
+def test_communicators_of_the_package_are_those_whose_calls_are_waits() -> None:
+    seen = set()
+    for module, call, above in calls():
+        if call.func.attr in MAKERS and module not in CALLERS_OWN:  # type: ignore[attr-defined]
+            around = [ast.unparse(x.func) for x in above if isinstance(x, ast.Call)]
+            nothing = ast.unparse(call).endswith("Split(MPI.UNDEFINED)")
+            assert nothing or {"known", "failures.known"} & {*around}, f"{module}:{call.lineno}: known(...) is missing"
+            seen.add(module)
+    assert seen >= {"grids/process_grid.py", "grids/node_memory.py", "calibrate/__init__.py"}
+
+
+def test_the_outer_wait_counts_and_an_error_ends_it() -> None:
+    outer = waits.Wait()
+    with outer:
+        with waits.Wait():
+            assert waits.current is outer
+        assert waits.current is outer
+    assert waits.current is None
+    with pytest.raises(KeyError), waits.Wait():
+        raise KeyError
+    assert waits.current is None
+
+
+def test_blocking_calls_are_waits() -> None:
+    from mpi4py import MPI
+
+    seen = []
+
+    class Comm(MPI.Intracomm):
+        def allgather(self, x: object) -> list[object]:  # type: ignore[override]
+            seen.append(waits.current)
+            return super().allgather(x)
+
+    comm = waits.watched_calls(Comm(MPI.COMM_SELF))
+    assert comm.allgather(3) == [3] and waits.current is None
+    assert seen[0] is not None and seen[0].comm is comm and not seen[0].check
+    assert waits.watched_calls(comm) is comm and comm == MPI.COMM_SELF
+    assert not waits.watched_calls(MPI.COMM_NULL)
+
+
+def test_stillness(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work and new waits are progress, and so are files; the time in which the process is stopped is none of it."""
+    clock = {"monotonic": 0.0, "process_time": 0.0, "_blocks": 0}
+    for name in clock:
+        monkeypatch.setattr(f"pdgemm.support.stillness.{name}", lambda name=name: clock[name])
+    still = Stillness()
+
+    def after(seconds: float, work: float = 0.0, blocks: int = 0) -> float:
+        clock["monotonic"] += seconds
+        clock["process_time"] += work
+        clock["_blocks"] += blocks
+        still.look(2.0)
+        return still.seconds
+
+    assert [after(1.0), after(1.0), after(100.0)] == [1.0, 2.0, 4.0]
+    assert after(1.0, work=0.5) == 0.0
+    with waits.Wait():
+        assert [after(1.0), after(1.0, work=1.0), after(1.0, blocks=1), after(1.0)] == [0.0, 1.0, 0.0, 1.0]
+    with waits.Wait(check=True):
+        assert [after(1.0), after(1.0, work=1.0, blocks=1)] == [0.0, 1.0]
+    with waits.Wait(check=True):
+        assert after(1.0) == 0.0
+
+
+def test_the_state_of_another_process() -> None:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
+        try:
+            while not process(namespace(), child.pid)[1]:
+                pass  # until it has computed
+            os.kill(child.pid, signal.SIGSTOP)
+            os.waitpid(child.pid, os.WUNTRACED)
+            state, used = process(namespace(), child.pid)
+            assert state == "T" and process(namespace(), child.pid)[1] == used > 0
+        finally:
+            child.kill()
+    assert process(namespace(), child.pid) == process("another machine", os.getpid()) == process("", 1) == ("", 0)
