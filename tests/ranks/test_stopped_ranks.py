@@ -141,29 +141,34 @@ def line_of(text: str, source: str) -> int:
     return next(n for n, line in enumerate((HEAD + source).splitlines(), 1) if text in line)
 
 
+PLANTED = """
+def phase(self, name):
+    if rank == 1 and work and name == "compute":
+        work.pop()()
+    return recorded(self, name)
+
+def computes():
+    end = time.monotonic() + 3
+    while time.monotonic() < end:
+        pass
+
+def computes_alone():
+    end, n = time.monotonic() + 8, 10**6
+    while time.monotonic() < end:
+        sum(range(n))  # no other thread runs meanwhile
+        n *= 2
+"""
+
+
 def test_a_rank_at_work_is_neither_reported_nor_is_the_job_ended(tmp_path: Path) -> None:
     """In its own code it is; in a function of the package it is not, nor where it keeps the interpreter to itself."""
+    (tmp_path / "planted.py").write_text(PLANTED)
     source = """
-        import pdgemm.algorithms.accumulator as accumulator
-        multiply, work = accumulator.local_gemm, []
+        import pdgemm as package
+        from pdgemm.instrument.recorder import Recorder
 
-        def slowly(*args, **kwargs):
-            if rank == 1 and work:
-                work.pop()()
-            return multiply(*args, **kwargs)
-
-        def computes():
-            end = time.monotonic() + 4
-            while time.monotonic() < end:
-                pass
-
-        def computes_alone():
-            end, n = time.monotonic() + 8, 10**6
-            while time.monotonic() < end:
-                sum(range(n))  # no other thread runs meanwhile
-                n *= 2
-
-        accumulator.local_gemm = slowly
+        exec(compile(Path("planted.py").read_text(), package.__path__[0] + "/planted.py", "exec"))
+        recorded, Recorder.phase, work = Recorder.phase, phase, []
         for some in (computes, computes_alone):
             work[:] = [some]
             C = pdgemm(1, A, A, algorithm="summa", mover="ring")
