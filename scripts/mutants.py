@@ -83,6 +83,16 @@ MUTANTS = [
         (f"0 {R}watchdog.py",),
     ),
     Mutant(
+        "support: a wait for panels is not seen", "pdgemm/movers/arrivals.py",
+        'with self._recorder.phase("wait"), Wait():', 'with self._recorder.phase("wait"):',
+        (f"0 {U}waits.py",),
+    ),
+    Mutant(
+        "support: a job ends while a rank is at work", "pdgemm/support/watchdog.py",
+        "if at_work or any(0 <= state.still <", "if at_work and any(0 <= state.still <",
+        (f"0 {R}stopped_ranks.py",),
+    ),
+    Mutant(
         "blas: columns that overlap are multiplied", "pdgemm/blas/local_gemm.py",
         "return 0 if ragged or ld < rows else ld", "return 0 if ragged else ld",
         (f"0 {U}local.py",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,7 +82,7 @@ def test_where_seconds_are_asked_for_the_wait_is_bounded(tmp_path: Path) -> None
     """
     done = run(tmp_path, source, PDGEMM_WATCHDOG="1")
     assert done.code in LAUNCHER
-    assert "rank 1 of 3 has waited" in done.lines[0] and done.lines[0].endswith("; the job is ended")
+    assert re.search("rank [12] of 3 has waited", done.lines[0]) and done.lines[0].endswith("; the job is ended")
     assert f"rank 0 did not join, it is in {tmp_path}/{line_of(source, 'sleep(30)')}" in done.lines[0]
 
 
