@@ -5,6 +5,7 @@
     python scripts/hostile.py --minutes 2 --only kills,damage --seed 7
     python scripts/hostile.py --kind restart --ranks 9              # jobs are killed, and started again
     python scripts/hostile.py --kind survivors --ranks 9            # ranks are killed, and the others go on
+    python scripts/hostile.py --kind stopped                         # ranks are stopped, and some of them go on
     python scripts/hostile.py --trial damage.json:1234:5        # one trial again, or one case of it
     python scripts/hostile.py --list
 
@@ -36,7 +37,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers")]
 
 from attacks.trial import ATTACKS, KINDS, Finding, Told, Trial, end_all  # noqa: E402
 
-MODULES = ("kills", "restart", "survivors", "damage", "arguments", "memory", "files", "products")
+MODULES = ("kills", "stopped", "restart", "survivors", "damage", "arguments", "memory", "files", "products")
 INSIDE = "_PDGEMM_HOSTILE"  # in the environment: the namespaces are there
 OUTCOMES = ("right", "refused", "ended")
 
