@@ -14,6 +14,7 @@ from mpi4py import MPI
 
 from pdgemm.blas.threads import oversubscribed, share_cores
 from pdgemm.errors import GridError
+from pdgemm.grids.line_communicators import Lines, free
 from pdgemm.grids.node_memory import NodeMemory
 from pdgemm.support import failures, watchdog
 from pdgemm.support.agreement import check_not_freed, together
@@ -52,7 +53,8 @@ class ProcessGrid:
     seen transposed: position (j, i) is the rank at (i, j).
 
     Communicators are a limited resource, and freeing them is collective: use the grid as a context manager
-    or call `free()`; matrices on it cannot be used afterwards.
+    or call `free()`; matrices on it cannot be used afterwards.  Those of a grid that all ranks have dropped without
+    `free()` are freed when the next grid of the same `comm` is made.
 
     Threads: the first grid of a process reduces the number of BLAS threads to the rank's share of
     the cores of its node, unless OMP_NUM_THREADS or a similar variable is set (see `pdgemm.blas.threads`).
@@ -86,7 +88,9 @@ class ProcessGrid:
         self._shared = _duplicate(base, nodes, agreed.flag)
         self.comm: MPI.Intracomm = self._shared.comm
         self.rank, self.size = self.comm.rank, self.comm.size
+        self._shared.lines.free_dropped()
         self._connect(base, members, dims)
+        self._held = self._shared.lines.hold(self.depth, self.col, self.row)
 
     def _connect(self, base: MPI.Intracomm, members: Sequence[int], dims: tuple[int, int, int]) -> None:
         """Make the communicators of rows, columns and depths, and this rank's coordinates.  Collective over base."""
@@ -111,7 +115,7 @@ class ProcessGrid:
         kept, key = self._shared.work_grids, (shape, layers, rank_map)
         if key not in kept:
             grid = _same(self.base)
-            for name in ("T", "_places", "rank_map"):
+            for name in ("T", "_places", "rank_map", "_held"):
                 grid.__dict__.pop(name, None)
             grid.shape, grid.layers, grid.ranks = shape, layers, np.array(rank_map).reshape(layers, *shape)
             grid._connect(self.comm, rank_map, (layers, *shape))
@@ -122,9 +126,7 @@ class ProcessGrid:
         return kept[key]
 
     def _disconnect(self) -> None:
-        for comm in (self.depth, self.col, self.row):
-            if comm != MPI.COMM_NULL:
-                failures.free(comm)
+        free(self.depth, self.col, self.row)
 
     transposed = False  # True for the T of a grid that was made
 
@@ -220,9 +222,8 @@ class ProcessGrid:
         if self.comm == MPI.COMM_NULL:
             return
         self.T.comm = self.comm = MPI.COMM_NULL  # type: ignore[assignment]
-        self._disconnect()
-        self._shared.users -= 1
-        if not self._shared.users:
+        self._shared.lines.free(self._held.number)
+        if not self._shared.lines:
             for grid in self._shared.work_grids.values():
                 grid._disconnect()
             failures.free(self._shared.node)
@@ -270,7 +271,7 @@ class _Shared:
         self.comm = known(comm.Dup())
         self.group = self.comm.Get_group()
         watchdog.register(self.comm)
-        self.users = 0
+        self.lines = Lines(self.comm)
         self.work_grids: dict[Any, ProcessGrid] = {}
         self.node = known(MPI.Intracomm(self.comm.Split_type(MPI.COMM_TYPE_SHARED)))
         with together(self.comm):  # a BLAS may be missing on some nodes
@@ -298,7 +299,7 @@ def _same(grid: ProcessGrid) -> ProcessGrid:
 
 def _has_duplicate(comm: MPI.Intracomm) -> bool:
     shared: Any = comm.Get_attr(_DUPLICATE)
-    return shared is not None and shared.users > 0
+    return shared is not None and len(shared.lines) > 0
 
 
 def _duplicate(comm: MPI.Intracomm, nodes: _Nodes, anew: bool) -> _Shared:
@@ -307,7 +308,6 @@ def _duplicate(comm: MPI.Intracomm, nodes: _Nodes, anew: bool) -> _Shared:
     if anew:
         shared = _Shared(comm, nodes)
         comm.Set_attr(_DUPLICATE, shared)
-    shared.users += 1
     return shared
 
 

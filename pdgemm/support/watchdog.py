@@ -37,9 +37,8 @@ from pdgemm.support import waits
 from pdgemm.support.json_input import Seconds, variable
 from pdgemm.support.launcher import survives_ranks
 from pdgemm.support.source_lines import of_package, of_user
-from pdgemm.support.stillness import Stillness, namespace, process
 from pdgemm.support.text import ranks_text
-from pdgemm.support.waits import CheckCounter, Wait
+from pdgemm.support.waits import CheckCounter, Stillness, Wait, namespace, process
 
 if TYPE_CHECKING:
     from mpi4py import MPI

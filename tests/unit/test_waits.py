@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pdgemm.support import waits
-from pdgemm.support.stillness import Stillness, namespace, process
+from pdgemm.support.waits import Stillness, namespace, process
 
 PACKAGE = Path(waits.__file__).parents[1]
 REQUESTS = {"Wait", "Waitall", "Waitany", "Waitsome", "Allocate_shared", "Agree", "Shrink", "Ibarrier"}
@@ -111,7 +111,7 @@ def test_stillness(monkeypatch: pytest.MonkeyPatch) -> None:
     """Work and new waits are progress, and so are files; the time in which the process is stopped is none of it."""
     clock = {"monotonic": 0.0, "process_time": 0.0, "_blocks": 0}
     for name in clock:
-        monkeypatch.setattr(f"pdgemm.support.stillness.{name}", lambda name=name: clock[name])
+        monkeypatch.setattr(f"pdgemm.support.waits.{name}", lambda name=name: clock[name])
     still = Stillness()
 
     def after(seconds: float, work: float = 0.0, blocks: int = 0) -> float:
