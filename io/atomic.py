@@ -39,14 +39,17 @@ def check_writable(path: Path, comm: MPI.Comm, size: int) -> Path:
 
 
 @contextmanager
-def replacing(path: Path, comm: MPI.Comm, size: int, kept: Path | None = None) -> Iterator[Path]:
+def replacing(
+    path: Path, comm: MPI.Comm, size: int, kept: Path | None = None, last: Callable[[], object] | None = None
+) -> Iterator[Path]:
     """Write under a temporary name beside `path`, renamed at the end.  Collective over `comm`.
 
     Jobs that replace the same file wait for each other (`files.Output`), so that the file that the block reads is the
     one that it replaces.  The block raises on all ranks or on none.  If it raises, the temporary file is removed and
-    the old file is unchanged; a job that is killed leaves a file `.NAME.*.partial`, which may be deleted.
+    the old file is unchanged; a job that is killed leaves a file `.NAME.*.partial`, which the next one removes.
     size : bytes to be written; FileError is raised before the first if the disk has too little space.
     kept : the temporary name, under which the file stays if the block raises; None: a new one, and it goes.
+    last : called on rank 0 just before the rename; it may give the old file other names.
     """
     outputs = list[files.Output]()
     target, begun = check_writable(path, comm, size), None
@@ -56,9 +59,10 @@ def replacing(path: Path, comm: MPI.Comm, size: int, kept: Path | None = None) -
             begun = on_root(comm, path, lambda: outputs[0].begin())
         yield begun
         comm.Barrier()  # every rank has closed the file
-        on_root(comm, path, lambda: outputs[0].publish())
-    except FileError as error:  # show the name that the caller passed
-        error.args = (str(error).replace(str(begun or path), str(path)),)
+        on_root(comm, path, lambda: outputs[0].publish(last))
+    except FileError as error:  # show the name that the caller passed, for one that nobody knows
+        if kept is None:
+            error.args = (str(error).replace(str(begun or path), str(path)),)
         raise
     finally:
         for output in outputs:

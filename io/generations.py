@@ -11,7 +11,7 @@ import hashlib
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ import numpy as np
 import pdgemm
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.support.files import State, naming, ordinary, process_name, state
+from pdgemm.support.files import LOST, State, naming, ordinary, process_name, state, to_disk
 from pdgemm.support.text import in_bytes, in_seconds
 
 _PREFIX = "pdgemm_"  # of the attributes that are not the caller's
@@ -224,6 +224,14 @@ def inspect(path: Path) -> Generation:
         raise DamagedError(f"{path} is damaged: its attributes are not those that were saved")
     token = Token(str(attrs[_JOB]), int(attrs[_GENERATION]))
     return Generation(path, token, str(attrs.get(_NAME, "another process")), names, mine)
+
+
+def check_held(partial: Path, token: Token, names: Iterable[str]) -> None:
+    """Raise FileError if a file that is complete does not hold on the disk what describes its matrices."""
+    to_disk(partial)
+    held = inspect(partial)
+    if held.token != token or {*held.names} != {name.strip("/") for name in names}:
+        raise FileError(f"{partial}: {LOST}")
 
 
 def _hash(attrs: Mapping[str, Any]) -> str:

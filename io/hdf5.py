@@ -251,7 +251,7 @@ def save_all(
     generations.same_job(comm)
     sums = {name: checksum(x) for name, x in matrices.items()}
     total, notify = sum(x.size * x.dtype.itemsize for x in matrices.values()), GuardedCallback(progress)
-    with replacing(path, comm, total) as partial:
+    with replacing(path, comm, total, last=lambda: generations.keep(path, keep)) as partial:
         token = on_root(comm, path, lambda: generations.next_token(path))
         on_root(comm, path, lambda: generations.create(partial, token, given))
         for number, (name, x) in enumerate(matrices.items(), 1):
@@ -261,7 +261,7 @@ def save_all(
                 _write(made, x.to_host(), sums[name], True)
             notify(number, len(matrices))
         agree(comm, notify.error)
-        on_root(comm, path, lambda: generations.keep(path, keep))
+        on_root(comm, path, lambda: generations.check_held(partial, token, matrices))
     on_root(comm, path, lambda: generations.trim(path, keep))
     generations.remember(path, token)
     return SavedReport(str(path), token.generation, tuple(matrices), total, perf_counter() - start)

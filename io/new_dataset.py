@@ -19,14 +19,14 @@ import h5py  # isort: skip
 import numpy as np
 
 import pdgemm
-from pdgemm.errors import FileError
+from pdgemm.errors import FileError, PdgemmError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.report import IOReport
 from pdgemm.io.atomic import on_root, replacing
 from pdgemm.io.matrix_files import Transfer
 from pdgemm.io.stored import check_target, inspect, unit
-from pdgemm.support.files import reserve
+from pdgemm.support.files import LOST, reserve, to_disk
 
 _CHECKSUM = "pdgemm_checksum"
 
@@ -50,6 +50,7 @@ class NewDataset:
         self._partial, self._path, self._name, self._comm = partial, path, name, grid.comm
         self._shape, self._dtype = shape, dtype
         self._parallel = hyperslabs.parallel_h5py()
+        self._links = set[bytes]()  # of the whole file, on rank 0
         self.checksum = checksum
 
     def copy_others(self) -> None:
@@ -90,17 +91,19 @@ class NewDataset:
         return mpi_io.opened(self._partial, self._offset, cols, self._dtype, self._comm, write=write)
 
     def complete(self, checksum: str, check: bool) -> None:
-        """Record the checksum of what was written.  Raises FileError if the file, read back, has another one."""
+        """Record the checksum of what was written.  Raises FileError if the file, read back, has another one.
+
+        What describes the dataset in its file is read back from the disk in any case: a storage may lose that alone.
+        """
         if check and self._shape[0] * self._shape[1]:
             with self.opened(write=False) as transfer:
                 held = pieces.checksum(self._shape, self._dtype, transfer, self.unit, self._comm)
             if held != checksum:  # on every rank alike
-                raise FileError(
-                    f"{self._path}: what was written is not what the file holds (disk full, quota, bad disk)"
-                )
+                raise FileError(f"{self._path}: {LOST}")
         if self.checksum != checksum:
             self.checksum = checksum
             on_root(self._comm, self._path, self._record)
+        on_root(self._comm, self._path, self._check_held)
 
     @property
     def place(self) -> tuple[str, str]:
@@ -128,6 +131,7 @@ class NewDataset:
                 del file[name]
             dataset = file.create_dataset(name, self._shape, self._dtype, **storage)
             dataset.attrs.update(attributes)
+            self._links = _links(file)
             place = dataset.id.get_offset() or 0, unit(dataset)
         if not chunked:
             with partial.open("rb+") as reserved:
@@ -137,6 +141,31 @@ class NewDataset:
     def _record(self) -> None:
         with h5py.File(self._partial, "r+") as file:
             file[self._name].attrs[_CHECKSUM] = self.checksum
+
+    def _check_held(self) -> None:
+        to_disk(self._partial)
+        try:
+            held = inspect(self._partial, self._name)
+            with h5py.File(self._partial, "r") as file:
+                links = _links(file)
+        except (
+            PdgemmError,
+            OSError,
+            RuntimeError,
+            KeyError,
+            ValueError,
+        ) as bad:  # h5py has many for one that is damaged
+            raise FileError(f"{self._path}: {LOST}: {' '.join(str(bad).split())}") from None
+        there = held.shape, held.dtype, held.offset or 0, held.checksum
+        if there != (self._shape, self._dtype, self._offset, self.checksum) or not self._links <= links:
+            raise FileError(f"{self._path}: {LOST}: {self._name} is {held.shape} {held.dtype} there")
+
+
+def _links(file: h5py.File) -> set[bytes]:
+    """Return the names of all links in a file."""
+    names, root = set[bytes](), file["/"]
+    root.id.links.visit(names.add)
+    return names
 
 
 @contextmanager

@@ -23,13 +23,14 @@ from pdgemm.instrument.spans import taking, timed
 from pdgemm.io import mpi_io, pieces
 from pdgemm.io.atomic import on_root, replacing
 from pdgemm.io.matrix_files import Progress, Transfer, check_dtypes, part_of, within
+from pdgemm.io.stored import CHANGED
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import communicator_of, device_on
 from pdgemm.names import DeviceName, DType
 from pdgemm.protection.checksum import checksum
 from pdgemm.support.agreement import together
-from pdgemm.support.files import State, naming, ordinary, reserve, state, state_of
+from pdgemm.support.files import LOST, State, naming, ordinary, reserve, settled, state, state_of, to_disk
 
 # version 3 differs from 2 in the encoding of names of fields, which a matrix of numbers has not
 _HEADERS = dict.fromkeys([(2, 0), (3, 0)], npy_format.read_array_header_2_0) | {
@@ -147,7 +148,8 @@ def save(
             with opened(write=False) as transfer:
                 held = pieces.checksum(stored.shape, stored.dtype, transfer, (1, 1), comm)
             if held != checksum(stored):  # on every rank alike
-                raise FileError(f"{path}: what was written is not what the file holds (disk full, quota, bad disk)")
+                raise FileError(f"{path}: {LOST}")
+        on_root(comm, path, lambda: _check_header(path, partial, header, size))
     what = str(path), "", "mpi-io", matrix.shape, str(matrix.dtype)
     return IOReport("wrote", *what, size, perf_counter() - start, None)
 
@@ -162,7 +164,7 @@ def _inspect(path: Path) -> _Header:
         if version not in _HEADERS:
             raise FileError(f"{path}: version {version[0]}.{version[1]} of the .npy format is not known")
         shape, fortran_order, dtype = _HEADERS[version](file)
-        offset, found = file.tell(), state_of(file.fileno())
+        offset, found, before = file.tell(), state_of(file.fileno()), settled(path)
     if len(shape) != 2:
         raise LayoutError(f"{path} is not a matrix: its shape is {shape}")
     if min(shape) < 0:
@@ -172,12 +174,14 @@ def _inspect(path: Path) -> _Header:
     end = offset + shape[0] * shape[1] * dtype.itemsize
     if end > found.size:
         raise FileError(f"{path} is truncated: its elements end at byte {end}, the file at {found.size}")
+    if found != before:
+        raise FileError(f"{path} {CHANGED}")
     return _Header(shape, dtype, fortran_order, offset, found)
 
 
 def _check_unchanged(path: Path, header: _Header) -> None:
     if state(path) != header.state:
-        raise FileError(f"{path} was changed while it was read; load it when no other program writes to it")
+        raise FileError(f"{path} {CHANGED}")
 
 
 def _header(shape: tuple[int, int], dtype: np.dtype, fortran_order: bool) -> bytes:
@@ -185,6 +189,14 @@ def _header(shape: tuple[int, int], dtype: np.dtype, fortran_order: bool) -> byt
     described = {"descr": npy_format.dtype_to_descr(dtype), "fortran_order": fortran_order, "shape": shape}
     npy_format.write_array_header_1_0(text, described)
     return text.getvalue()
+
+
+def _check_header(path: Path, partial: Path, header: bytes, size: int) -> None:
+    """Raise FileError if the header, or the size of the file, did not reach the disk."""
+    to_disk(partial)
+    with partial.open("rb") as file:
+        if file.read(len(header)) != header or os.fstat(file.fileno()).st_size != len(header) + size:
+            raise FileError(f"{path}: {LOST}")
 
 
 def _create(path: Path, header: bytes, size: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -10,11 +10,38 @@ from typing import NamedTuple
 import numpy as np
 
 from pdgemm.arrays.dtypes import STORED
+from pdgemm.errors import FileError
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.io import hdf5, hyperslabs, mpi_io
+from pdgemm.io import hdf5, hyperslabs, mpi_io, pieces
 from pdgemm.io.atomic import on_root
 from pdgemm.io.matrix_files import Transfer
-from pdgemm.io.stored import Stored, check_unchanged
+from pdgemm.io.stored import CHANGED, Stored, changed_file, check_unchanged
+from pdgemm.protection import checksum
+
+Region = tuple[tuple[int, int], tuple[int, int]]  # its rows and columns, each the first and the one after the last
+
+
+class ReadSums:
+    """What a job has read of op(X), by sums of the elements as they came, in the order of the file.
+
+    dtype : of the elements in memory.
+    known : whether earlier jobs, whose sum is `total` on rank 0 and 0 elsewhere, have read a region.
+
+    total : the sum of this rank; of all ranks together that of `protection.checksum`, where all of X was read.
+    """
+
+    def __init__(
+        self, what: str, dtype: np.dtype, known: Callable[[Region], bool] = lambda region: False, total: int = 0
+    ) -> None:
+        self.dtype, self.total = dtype, np.array([total], np.uint64)
+        self._what, self._known, self._sums = what, known, dict[Region, int]()
+
+    def add(self, region: Region, read: np.ndarray) -> None:
+        """Count a region.  Local; raises FileError if it was read before and had another sum."""
+        if region not in self._sums and not self._known(region):
+            self.total += read
+        if self._sums.setdefault(region, now := int(read[0])) != now:
+            raise FileError(f"{self._what} {CHANGED}")
 
 
 class Source(NamedTuple):
@@ -57,11 +84,18 @@ class Source(NamedTuple):
         """Are both the same elements, whatever their names?"""
         return self.stored.object == other.stored.object
 
+    def checksum(self, grid: ProcessGrid, dtype: np.dtype | None = None) -> str:
+        """Return the checksum of the elements as they are, of this type.  Collective; raises FileError."""
+        with self.opened_alone(grid) as get:
+            return pieces.checksum(self.stored.shape, dtype or self.stored.dtype, get, self.stored.unit, grid.comm)
+
     @contextmanager
-    def opened_alone(self, grid: ProcessGrid) -> Iterator[Transfer]:
+    def opened_alone(self, grid: ProcessGrid, sums: ReadSums | None = None) -> Iterator[Transfer]:
         """Open the dataset for reads that each rank makes when it wants, in a thread of its own too.
 
         Collective; raises FileError if the file has changed since it was looked at, now or at the end.
+        sums : of what is read in the block, all of it; then a file that has another time or owner at the end, or is
+               another one, is read once more, and has changed only if the sums differ.
         """
         stored, comm = self.stored, grid.comm
         path, name = Path(self.dataset[0]), self.dataset[1]
@@ -72,7 +106,13 @@ class Source(NamedTuple):
         on_root(comm, path, lambda: check_unchanged(f"{path}:{name}", stored))
         with way as transfer:
             yield transfer
-        on_root(comm, path, lambda: check_unchanged(f"{path}:{name}", stored))
+        if sums is None:
+            on_root(comm, path, lambda: check_unchanged(f"{path}:{name}", stored))
+        elif (file := on_root(comm, path, lambda: changed_file(stored))) is not None:
+            again = source(grid, self.what, self.dataset, self.dtype, self.op)
+            same_shape, read = again.stored.shape == stored.shape, checksum.text(comm, sums.total)
+            if not (same_shape and again.checksum(grid, sums.dtype) == read):
+                raise FileError(f"{path}:{name}: {file} {CHANGED}")
 
 
 def source(

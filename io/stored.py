@@ -18,10 +18,12 @@ import h5py  # isort: skip
 import numpy as np
 
 from pdgemm.errors import FileError, LayoutError
-from pdgemm.support.files import State, check_ordinary, naming, state, state_of
+from pdgemm.support.files import State, check_ordinary, naming, settled, state, state_of
 
 _MOST_LINKS = 16  # links in one name, as in HDF5
 _MOST_CHUNK = 1 << 28  # bytes of a chunk that is read as one
+
+CHANGED = "was changed while it was read; load it when no other program writes to it"  # of a file or a dataset
 
 Seen = set[tuple[Path, State | None]]
 Object = tuple[int, int, int]  # device and inode of the file of a dataset, and its address in there: no other has them
@@ -112,9 +114,16 @@ def inspect(path: Path, name: str) -> Stored:
 
 def check_unchanged(what: str, stored: Stored) -> None:
     """Raise FileError if a file has changed since it was inspected."""
-    for file, before in stored.states:
-        if state(file) != before:
-            raise FileError(f"{what}: {file} was changed while it was read; load it when no other program writes to it")
+    if (file := changed_file(stored)) is not None:
+        raise FileError(f"{what}: {file} {CHANGED}")
+
+
+def changed_file(stored: Stored) -> Path | None:
+    """Return a file that has changed since it was inspected, or its owner, mode, times or links; None if there is none.
+
+    That its contents are the same cannot be seen: whoever writes to a file may put its time back.
+    """
+    return next((file for file, before in stored.states if state(file) != before), None)
 
 
 @contextmanager
@@ -151,7 +160,7 @@ def followed(path: Path, name: str, seen: Seen) -> Iterator[Found]:
 def _opened(path: Path, seen: Seen) -> h5py.File:
     """Open an HDF5 file, and add its state before and after to `seen`."""
     with naming(path):
-        before = state(path)  # raises OSError for anything but a regular file
+        before = settled(path)  # raises OSError for anything but a regular file
         try:
             file = h5py.File(path, "r", driver="sec2")  # whose handle is a file descriptor
         except OSError:
@@ -246,7 +255,7 @@ def _checked_sources(dataset: h5py.Dataset, what: str, seen: Seen, depth: int = 
         prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "").replace("${ORIGIN}", str(folder))
         file, here = Path(prefix, name), min(size, wanted)
         with naming(file):
-            now = state(file)
+            now = settled(file)
         if now is None or now.size < offset + here:
             raise FileError(f"{what} has {here} bytes at byte {offset} of {file}, which is missing or too short")
         wanted -= here

@@ -367,13 +367,28 @@ MUTANTS = [
     ),
     Mutant(
         "streamed: other inputs are gone on with", "pdgemm/streamed/unfinished.py",
-        'known["checksum"] == _found(grid, x)', 'True',
+        "return checksum.text(comm, total) == checksum.as_text(left.read[number])", "return True",
         ("4 tests/io/test_checkpoints.py",),
     ),
     Mutant(
         "streamed: other datasets of a file that has not changed are gone on with", "pdgemm/streamed/unfinished.py",
-        'return {"name": where, "checksum"', 'return {"name": "", "checksum"',
+        'return {"name": _path(x.dataset[1]), "files"', 'return {"name": "", "files"',
         ("4 tests/io/test_checkpoints.py",),
+    ),
+    Mutant(
+        "support: a file whose time was put back has not changed", "pdgemm/support/files.py",
+        "found.st_mtime_ns, found.st_ctime_ns)", "found.st_mtime_ns, 0)",
+        ("0 tests/io/test_outputs.py", "1 tests/io/test_checkpoints.py"),
+    ),
+    Mutant(
+        "streamed: checkpoints of two datasets share a name", "pdgemm/streamed/unfinished.py",
+        'lambda x: f"%{ord(x[0]):02X}"', 'lambda x: "."',
+        ("1 tests/io/test_checkpoints.py",),
+    ),
+    Mutant(
+        "io: what describes a dataset is not read back from the disk", "io/new_dataset.py",
+        "        on_root(self._comm, self._path, self._check_held)\n", "",
+        ("1 tests/io/test_hdf5.py",),
     ),
     Mutant(
         "io: what cannot be read now is taken for damaged", "io/generations.py",

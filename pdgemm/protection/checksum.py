@@ -84,5 +84,10 @@ def as_text(total: int) -> str:
     return f"bilinear64:{total:016x}"
 
 
+def as_total(text: str) -> int:
+    """Return the sum that `as_text` has written."""
+    return int(text.rpartition(":")[2], 16)
+
+
 def _weights(indices: np.ndarray, stream: int) -> np.ndarray:
     return hashed(indices, np.zeros(1, np.int64), 0, stream) | np.uint64(1)

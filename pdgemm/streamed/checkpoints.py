@@ -9,26 +9,25 @@ from contextlib import contextmanager, suppress
 from math import sqrt
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 from pdgemm.errors import PdgemmError
 from pdgemm.grids.distribution import Distribution
-from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.io import hdf5
 from pdgemm.io.atomic import on_root, replacing
 from pdgemm.io.new_dataset import NewDataset, attributes
-from pdgemm.io.source import Source
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.streamed.tiling import Step, Tiling, waiting
+from pdgemm.streamed.tiling import Step, waiting
 from pdgemm.streamed.unfinished import (
     RUN,
     SUMS,
     Complete,
     Left,
     Place,
+    Product,
     alone,
     as_attrs,
     identity,
@@ -36,6 +35,7 @@ from pdgemm.streamed.unfinished import (
     look,
     moved,
     place_of,
+    problem_of,
     run_of,
     state_of,
 )
@@ -44,21 +44,6 @@ from pdgemm.support.agreement import together
 
 MOST_FLOPS = 2.0**38  # of a rank in a step, after which a checkpoint may be saved: some seconds
 PATIENCE = 90.0  # seconds in which a job that is asked to end may finish a step and save
-
-
-class Product(Protocol):
-    """What checkpoints have to know of a product, and tell it."""
-
-    grid: ProcessGrid
-    stored: np.dtype
-    tiling: Tiling
-
-    @property
-    def problem(self) -> dict[str, str]: ...
-    @property
-    def inputs(self) -> list[Source]: ...
-    def as_before(self, left: Left) -> Tiling: ...
-    def go_on(self, left: Left) -> None: ...
 
 
 class Wrong(Exception):
@@ -126,18 +111,25 @@ class Checkpoints:
             return self._when.every
         return sqrt(2 * self._when.mtbf * self.seconds / self.saves)
 
-    def save(self, step: Step, tile: DistMatrix, total: np.ndarray) -> None:
+    def save(self, step: Step, tile: DistMatrix, total: np.ndarray, read: list[np.ndarray]) -> None:
         """Save what is done after a step, and end the job if it was asked to.
 
         tile : the sums of the tile of this step.   total : of the checksum of what this rank has written in this job.
+        read : the same of what was read of the inputs, in earlier jobs too.
         """
         start, comm, tiles = perf_counter(), self._comm, self._place.tiles
         with together(comm), files.naming(tiles), open(tiles, "rb") as written:
             os.fsync(written.fileno())
-        whole = (comm.allreduce(int(total[0]), MPI.SUM) + comm.bcast(self.total)) % 2**64
+        totals = np.concatenate([total, *read])
+        comm.Allreduce(MPI.IN_PLACE, totals, MPI.SUM)
+        whole, *of_inputs = totals.tolist()
+        whole = (whole + comm.bcast(self.total)) % 2**64
         now, sums = (None, tile[:0, :0]) if step.last else ((step.rows, step.cols, step.done), tile)
         share, parts = self._done(step), waiting(self._tiling, self._finished | {step.tile})
-        state = self._state | {"total": f"{whole:x}", "tile": now, "share": share, "parts": parts}
+        inputs = {
+            what: {**known, "read": f"{x:x}"} for (what, known), x in zip(self._state["inputs"].items(), of_inputs)
+        }
+        state = self._state | {"total": f"{whole:x}", "tile": now, "share": share, "parts": parts, "inputs": inputs}
         attrs = as_attrs(state, frozenset(self._finished), self._tiling)
         try:
             hdf5.save_all(self._place.checkpoint, {SUMS: sums}, attrs=attrs)
@@ -176,7 +168,7 @@ def checkpoints(product: Product, output: tuple[str, str], layout: Distribution,
     size = 0 if there else layout.shape[0] * layout.shape[1] * dtype.itemsize
     with replacing(path, comm, size, place.tiles), alone(comm, path, place.lock):
         try:
-            left = look(grid, place, product.problem, product.inputs)
+            left = look(place, product)
             if left is not None and not is_whole(grid, place, left, product.as_before(left), dtype):
                 if comm.rank == 0:
                     files.say(f"{place.checkpoint} is damaged, or its tiles are: the product begins again")
@@ -205,7 +197,7 @@ def checkpoints(product: Product, output: tuple[str, str], layout: Distribution,
                 made.reopen()
                 product.go_on(left)
             inputs = {x.what: identity(x) for x in product.inputs}
-            state = {"run": run, "problem": product.problem, "inputs": inputs, "output": now}
+            state = {"run": run, "problem": problem_of(place, product), "inputs": inputs, "output": now}
             yield Checkpoints(product, place, when, left, made, state)
         except BaseException as error:
             if comm.rank == 0 and (isinstance(error, Wrong | Complete) or not place.checkpoint.exists()):

@@ -15,7 +15,7 @@ from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.io.matrix_files import Transfer
-from pdgemm.io.source import Source
+from pdgemm.io.source import ReadSums, Region, Source
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.protection.checksum import bilinear, zero
 from pdgemm.streamed.tiling import STAGED, Range, Step, Tiling
@@ -43,6 +43,7 @@ class Panels:
     """op(X) by panels, of which at most two are in memory.  Collective over the grid, but for the reading itself.
 
     shape, block : of the largest panel.   loads : how many will be read.
+    sums    : receives those of what is read.
     nbytes  : bytes that this rank has read.   wait : seconds that it waited for them.
     """
 
@@ -55,33 +56,37 @@ class Panels:
         block: tuple[int, int],
         loads: int,
         reader: Executor,
+        sums: ReadSums,
     ) -> None:
-        self._source, self._transfer, self._reader = source, transfer, reader
+        self._source, self._transfer, self._reader, self._sums = source, transfer, reader, sums
         order: Order = "F" if source.transposed else "C"
         self._buffers = [
             DistMatrix.empty(shape, grid=grid, block=block, dtype=source.dtype, order=order)
             for _ in range(min(2, max(1, loads)))
         ]
         self._panel, self._coming = self._buffers[-1], self._buffers[-1]
-        self._reading: Future[int] | None = None
+        self._reading: Future[tuple[int, np.ndarray]] | None = None
+        self._region: Region = (0, 0), (0, 0)
         self.nbytes, self.wait = 0, 0.0
 
     def begin(self, rows: Range, cols: Range) -> None:
         """Begin to read op(X)[rows, cols] into the buffer that is not in use."""
         self._buffers.reverse()
         self._coming = there = self._buffers[-1][: rows[1] - rows[0], : cols[1] - cols[0]]
-        start = rows[0], cols[0]
+        self._region, start = (rows, cols), (rows[0], cols[0])
         if self._source.transposed:
             there, start = there.T, start[::-1]
-        self._reading = self._reader.submit(moved, self._transfer, there, start, self._source.stored.dtype.itemsize)
+        self._reading = self._reader.submit(summed, self._transfer, there, start, self._source.stored.dtype.itemsize)
 
     def end(self) -> None:
         """Wait for what was begun.  Local; raises the errors of reading."""
         if self._reading is not None:
             start = perf_counter()
-            self.nbytes += self._reading.result()
+            nbytes, total = self._reading.result()
+            self.nbytes += nbytes
             self.wait += perf_counter() - start
             self._panel, self._reading = self._coming, None
+            self._sums.add(self._region, total)
 
     def panel(self, rows: int, cols: int) -> DistMatrix:
         """Return the panel that was read last; one without elements where nothing is multiplied."""
@@ -168,6 +173,18 @@ def moved(transfer: Transfer, part: DistMatrix, start: tuple[int, int], itemsize
                 piece = local[row + at : row + min(rows, at + lines), col : col + cols]
                 transfer(start[0] + first_row + at, start[1] + first_col, piece)
     return local.size * itemsize
+
+
+def summed(get: Transfer, part: DistMatrix, start: tuple[int, int], itemsize: int) -> tuple[int, np.ndarray]:
+    """Read this rank's elements of a part, as `moved` does; return their bytes in the file, and their sum.  Local."""
+    total = zero()
+
+    def read(row: int, col: int, piece: np.ndarray) -> None:
+        get(row, col, piece)
+        rows, cols = (np.arange(first, first + n) for first, n in zip((row, col), piece.shape))
+        np.add(total, bilinear(piece, rows, cols), out=total)
+
+    return moved(read, part, start, itemsize), total
 
 
 def _runs(dim: BlockCyclic, part: int) -> Iterator[tuple[int, int, int]]:

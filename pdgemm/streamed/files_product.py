@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -23,7 +23,7 @@ from pdgemm.instrument.report import IOReport
 from pdgemm.instrument.stream_report import StreamReport
 from pdgemm.io.matrix_files import Progress, Transfer
 from pdgemm.io.new_dataset import NewDataset, new_dataset
-from pdgemm.io.source import Source, source
+from pdgemm.io.source import ReadSums, Source, source
 from pdgemm.matrix.argument_checks import as_scalar
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.residual import Residual, random_vectors
@@ -31,7 +31,7 @@ from pdgemm.matrix.residual import residual as residual_of
 from pdgemm.model.formulas import gemm_flops
 from pdgemm.protection import checksum
 from pdgemm.streamed.checkpoints import PATIENCE, Checkpoints, When, Wrong, checkpoints
-from pdgemm.streamed.file_panels import Panels, TileWriter, loaded, moved, worker
+from pdgemm.streamed.file_panels import Panels, TileWriter, loaded, moved, summed, worker
 from pdgemm.streamed.files_residual import applied
 from pdgemm.streamed.tiling import Operand, Step, Tiling, fitting, most_memory
 from pdgemm.streamed.unfinished import SUMS, Left
@@ -153,6 +153,25 @@ class FilesProduct:
         ops = {f"op({x.what})": f"{x.op}, {x.shape[0]} x {x.shape[1]} {x.dtype}" for x in self.inputs}
         return {**scalars, **ops, "sums": f"{self.held}", "compute_type": f"{self._options.get('compute_type')}"}
 
+    @property
+    def held_types(self) -> list[np.dtype]:
+        """The types that the elements of the inputs have in memory."""
+        return [self.a.dtype, self.b.dtype, self.held][: len(self.inputs)]
+
+    def _read_sums(self, left: Left | None) -> list[ReadSums]:
+        """Return what receives the sums of the inputs, those of what earlier jobs have read of them included."""
+        of = [(":".join(x.dataset), dtype) for x, dtype in zip(self.inputs, self.held_types)]
+        if left is None:
+            return [ReadSums(*x) for x in of]
+        totals = left.read if self.grid.rank == 0 else [0] * len(of)
+        return [ReadSums(*x, left.has_read(number), total) for number, (x, total) in enumerate(zip(of, totals))]
+
+    def _opened(self, file: str) -> AbstractContextManager[Transfer]:
+        """Open the sums of a part, whose file gets another time of change when the checkpoint gives up that name."""
+        x = source(self.grid, SUMS, (file, SUMS))
+        total = checksum.as_total(x.stored.checksum or "") if self.grid.rank == 0 else 0
+        return x.opened_alone(self.grid, ReadSums(file, x.dtype, total=total))
+
     def as_before(self, left: Left, memory: int | None = 1 << 62) -> Tiling:
         """Return the tiling of the earlier job, on the grid of this one, in smaller tiles if the memory demands it."""
         a, b = (operand_of(x)._replace(unit=unit) for x, unit in zip((self.a, self.b), left.units))
@@ -195,16 +214,15 @@ class FilesProduct:
         (rows, cols, inner), (mb, nb, a_inner, b_inner) = tiling.largest, tiling.blocks
         options = self._options | {"memory_limit": self.memory - tiling.most_bytes}
         with ExitStack() as stack:
-            read_a, read_b = (stack.enter_context(x.opened_alone(grid)) for x in (self.a, self.b))
-            entry = None if self.entry is None else stack.enter_context(self.entry.opened_alone(grid))
-            sums = {
-                x.file: stack.enter_context(source(grid, SUMS, (x.file, SUMS)).opened_alone(grid)) for x in tiling.parts
-            }
+            read = self._read_sums(None if kept is None else kept.left)
+            opened = [stack.enter_context(x.opened_alone(grid, y)) for x, y in zip(self.inputs, read)]
+            entry = None if self.entry is None else (opened[2], read[2])
+            sums = {x.file: stack.enter_context(self._opened(x.file)) for x in tiling.parts}
             stack.enter_context(signals.patience(0 if kept is None else PATIENCE))
             write = stack.enter_context(dataset.opened_alone(write=True))
             reader, writer = (stack.enter_context(worker()) for _ in range(2))
-            a = Panels(self.a, read_a, grid, (rows, inner), (mb, a_inner), tiling.loads[0], reader)
-            b = Panels(self.b, read_b, grid, (inner, cols), (b_inner, nb), tiling.loads[1], reader)
+            a = Panels(self.a, opened[0], grid, (rows, inner), (mb, a_inner), tiling.loads[0], reader, read[0])
+            b = Panels(self.b, opened[1], grid, (inner, cols), (b_inner, nb), tiling.loads[1], reader, read[1])
             tile = DistMatrix.empty((rows, cols), grid=grid, block=(mb, nb), dtype=self.held)
             plan(a.panel(rows, inner), b.panel(inner, cols), tile, **options)  # raises what it must
             out = TileWriter(write, self.stored, writer)
@@ -215,14 +233,14 @@ class FilesProduct:
                     with together(comm):
                         out.end_all()
                     (r0, r1), (c0, c1) = step.rows, step.cols
-                    kept.save(step, tile[: r1 - r0, : c1 - c0], out.total)
+                    kept.save(step, tile[: r1 - r0, : c1 - c0], out.total, [x.total for x in read])
             with together(comm):
                 out.end_all()
         agree(comm, notify.error)
-        read = a.nbytes + b.nbytes + out.entry_bytes
+        nbytes = a.nbytes + b.nbytes + out.entry_bytes
         if kept is not None:
             out.total[:] = (int(out.total[0]) + kept.total) % 2**64
-        return _Counted(read, out.nbytes, a.wait + b.wait, out.wait, out.seconds, out.total)
+        return _Counted(nbytes, out.nbytes, a.wait + b.wait, out.wait, out.seconds, out.total)
 
     def _multiplied(
         self,
@@ -230,13 +248,13 @@ class FilesProduct:
         a: Panels,
         b: Panels,
         tile: DistMatrix,
-        of_c: tuple[Transfer | None, dict[str, Transfer]],
+        of_c: tuple[tuple[Transfer, ReadSums] | None, dict[str, Transfer]],
         out: TileWriter,
         options: dict[str, Any],
     ) -> None:
         """Do one step; the first and the last of a tile by slabs, which are written while others are multiplied.
 
-        of_c : what reads C on entry, and the sums of parts by their files.
+        of_c : what reads C on entry, with its sums, and the sums of parts by their files.
         """
         (r0, r1), (c0, c1), (k0, k1) = step.rows, step.cols, step.inner
         A, B, C = a.panel(r1 - r0, k1 - k0), b.panel(k1 - k0, c1 - c0), tile[: r1 - r0, : c1 - c0]
@@ -257,8 +275,10 @@ class FilesProduct:
                 with together(self.grid.comm):
                     out.end(slab)
                     if entry is not None and self.entry is not None:
-                        start = r0 + rows.start, c0
-                        out.entry_bytes += moved(entry, C[rows, :], start, self.entry.stored.dtype.itemsize)
+                        (get, read), start = entry, (r0 + rows.start, c0)
+                        nbytes, total = summed(get, C[rows, :], start, self.entry.stored.dtype.itemsize)
+                        out.entry_bytes += nbytes
+                        read.add(((start[0], r0 + rows.stop), (c0, c1)), total)
             pdgemm(self.alpha, A[rows, :], B, self.beta if fresh else 1, C[rows, :], **options)
             if step.last:
                 out.begin(slab, C[rows, :], (r0 + rows.start, c0))

@@ -18,7 +18,7 @@ from pdgemm.grids.distribution import Block
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.stream_report import StreamReport
 from pdgemm.io import hdf5
-from pdgemm.io.source import Source
+from pdgemm.io.source import ReadSums, Source
 from pdgemm.io.stored import Stored
 from pdgemm.matrix.argument_checks import as_optional, as_scalar, check_alpha, check_matrices, op_letter
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -209,13 +209,15 @@ def _multiplied(
     (m, n, _), (_, _, inner), (mb, nb, ka, kb) = tiling.mnk, tiling.largest, tiling.blocks
     shapes = ((m, inner), (mb, ka)), ((inner, n), (kb, nb))
     with ExitStack() as stack:
+        sums = [ReadSums(":".join(x.source.dataset), x.dtype) if isinstance(x, StoredMatrix) else None for x in (A, B)]
         opened = [
-            stack.enter_context(x.source.opened_alone(grid)) if isinstance(x, StoredMatrix) else None for x in (A, B)
+            None if read is None else stack.enter_context(x.source.opened_alone(grid, read))
+            for x, read in zip((A, B), sums)
         ]
         reader = stack.enter_context(worker())  # which ends before the files are closed
         a, b = (
-            None if get is None else Panels(x.source, get, grid, *shape, loads, reader)
-            for x, get, shape, loads in zip((A, B), opened, shapes, tiling.loads)
+            None if get is None or read is None else Panels(x.source, get, grid, *shape, loads, reader, read)
+            for x, get, shape, loads, read in zip((A, B), opened, shapes, tiling.loads, sums)
         )
         for number, step in enumerate(loaded(grid.comm, tiling, a, b), 1):
             k0, k1 = step.inner

@@ -2,12 +2,17 @@
 
 Beside the output c.h5:/z there are `c.h5.z.checkpoint-tiles`, which becomes c.h5 when it is complete, and
 `c.h5.z.checkpoint`, which says what is finished of it, and holds the sums of the tile at hand.  A job that goes on in
-smaller tiles keeps these sums, as `c.h5.z.checkpoint-sums3`, until all tiles that they are for are finished.
+smaller tiles keeps these sums, as `c.h5.z.checkpoint-sums3`, until all tiles that they are for are finished.  In the
+name of a dataset `/`, `.` and `%` become `%2F`, `%2E` and `%25`, so that no two outputs share files; what is too long
+for a name becomes a hash.
 
 What may be trusted after a job was killed: the checkpoint is replaced as a whole, and names only tiles that are on the
 disk; tiles and sums are compared with their checksums before a job goes on with them; and no rank of a job that was
-killed still writes to them, for each rank holds a lock.  The output carries the name of the run, so that it is not
-computed again, from itself, where a job was killed when nothing was left to do but to remove these files.
+killed still writes to them, for each rank holds a lock.  An input is the same if its file has not changed at all, by
+the system's own time of changes, or if all that was read of it is the same again: the checkpoint has the sum of that,
+taken as it was read.  (A checksum that the dataset carries may be older than its elements.)  The output carries the
+name of the run, so that it is not computed again, from itself, where a job was killed when nothing was left to do but
+to remove these files.
 """
 
 from __future__ import annotations
@@ -17,30 +22,33 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import product as product_of
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from mpi4py import MPI
 
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.io import generations, pieces
+from pdgemm.io import generations
 from pdgemm.io.atomic import on_root
 from pdgemm.io.matrix_files import Transfer
 from pdgemm.io.new_dataset import NewDataset
-from pdgemm.io.source import Source, source
+from pdgemm.io.source import Region, Source, source
 from pdgemm.io.stored import attribute
 from pdgemm.protection import checksum
 from pdgemm.streamed.tiling import STAGED, Part, Range, Tiling
 from pdgemm.support import files
 from pdgemm.support.agreement import together
+from pdgemm.support.text import short_name
 
 RUN = "pdgemm_run"  # attribute of the output: which run of a product wrote it
 SUMS = "sums"  # the dataset in a checkpoint
+_LONGEST = 64  # bytes that names of files beside the output have more than the part that is theirs in common
 
 
 class Place(NamedTuple):
@@ -60,7 +68,7 @@ class Place(NamedTuple):
     def remove(self) -> None:
         """Remove what an earlier job left, the checkpoint last; on rank 0."""
         name = re.escape(self.checkpoint.name)
-        of_mpi = r"(\.(data|metadata)\.\d+)?"  # which the MPI library leaves where it is killed
+        of_mpi = files.OF_MPI
         ours = re.compile(rf"{name}-(tiles|new|sums\d+){of_mpi}|\.{name}\.[0-9a-f]+\.partial{of_mpi}")
         found = [x for x in self.checkpoint.parent.iterdir() if ours.fullmatch(x.name)]
         for path in (*found, self.checkpoint):
@@ -70,14 +78,47 @@ class Place(NamedTuple):
 
 def place_of(path: str, name: str) -> Place:
     output = Path(os.path.realpath(path))
-    first = output.with_name(f"{output.name}.{name.strip('/').replace('/', '.')}.checkpoint")
+    escaped = re.sub(r"[%/.\0-\x1f\x7f]", lambda x: f"%{ord(x[0]):02X}", _path(name))
+    most = os.pathconf(output.parent, "PC_NAME_MAX") - _LONGEST
+    first = output.with_name(f"{short_name(f'{output.name}.{escaped}', most)}.checkpoint")
     return Place(output, name, first, *(first.with_name(f"{first.name}-{x}") for x in ("tiles", "lock", "new")))
+
+
+def _path(name: str) -> str:
+    """Return the name of a dataset as HDF5 reads it, without what adds nothing."""
+    return "/".join(x for x in name.split("/") if x not in ("", "."))
+
+
+def problem_of(place: Place, product: Product) -> dict[str, str]:
+    """Return what makes it this product and no other; the folder may have another name in the next job."""
+    return product.problem | {"output": f"{place.output.name}:/{_path(place.name)}"}
 
 
 def state_of(place: Place) -> list[int] | None:
     """Return the state of the output's file."""
-    found = files.state(place.output)
-    return None if found is None else [found.size, found.changed]
+    return _on_any_device(files.settled(place.output))
+
+
+def _on_any_device(state: files.State | None) -> list[int] | None:
+    """Return a state without the number of its device, which is another one when a file system is mounted again."""
+    return None if state is None else [state.inode, state.size, state.modified, state.changed]
+
+
+class Product(Protocol):
+    """What checkpoints have to know of a product, and tell it."""
+
+    grid: ProcessGrid
+    stored: np.dtype
+    tiling: Tiling
+
+    @property
+    def problem(self) -> dict[str, str]: ...
+    @property
+    def inputs(self) -> list[Source]: ...
+    @property
+    def held_types(self) -> list[np.dtype]: ...
+    def as_before(self, left: Left) -> Tiling: ...
+    def go_on(self, left: Left) -> None: ...
 
 
 class Left(NamedTuple):
@@ -85,7 +126,8 @@ class Left(NamedTuple):
 
     run      : the name of the run.   share : of the product that is done.
     counts, units : of its tiling, and of A and B there.   finished, parts : as in a Tiling.
-    total    : the checksum of what is finished, as a sum.
+    total    : the checksum of what is finished, as a sum.   read : the same of what was read of each input.
+    read_regions : which that is, of op(A), op(B) and C on entry.
     output   : the state of the output's file whose other contents are in the file of the tiles.
     """
 
@@ -97,7 +139,19 @@ class Left(NamedTuple):
     finished: frozenset[tuple[int, int]]
     parts: tuple[Part, ...]
     total: int
+    read: tuple[int, ...]
+    read_regions: tuple[frozenset[Region], ...]
     output: list[int] | None
+
+    def has_read(self, number: int) -> Callable[[Region], bool]:
+        """Return whether a region of this input was read: one of a tiling that has all ends of the earlier ones."""
+
+        def known(region: Region) -> bool:
+            return any(
+                all(x[0] <= y[0] and y[1] <= x[1] for x, y in zip(other, region)) for other in self.read_regions[number]
+            )
+
+        return known
 
     def __str__(self) -> str:
         file = self.saved.path
@@ -118,46 +172,58 @@ def as_attrs(state: dict[str, Any], finished: frozenset[tuple[int, int]], tiling
     return {"product": json.dumps(state | of), "finished": np.packbits(bits), "tiles": bits.shape}
 
 
-def look(grid: ProcessGrid, place: Place, problem: dict[str, str], inputs: list[Source]) -> Left | None:
-    """Return what an earlier job has left of this problem; None if there is nothing.  Collective.
+def look(place: Place, product: Product) -> Left | None:
+    """Return what an earlier job has left of this product; None if there is nothing.  Collective.
 
     Raises Complete; ArgumentError if it is of another problem, or if inputs have changed.
     """
-    comm, path = grid.comm, place.checkpoint
+    grid, path = product.grid, place.checkpoint
+    comm = grid.comm
     saved, state, run = on_root(comm, path, lambda: _saved(place))
     if saved is None:
         return None
     complete = run == state["run"]  # it is the one in the output
-    for what, here in problem.items():
+    for what, here in problem_of(place, product).items():
         if (there := state["problem"].get(what)) != here:
             if complete:  # another product may begin
                 return None
             raise ArgumentError(
                 f"{path} is of another product, whose {what} is {there} and not {here}: {_advice(place)}"
             )
-    for x in inputs:
-        known = state["inputs"].get(x.what)
-        if complete and os.path.realpath(x.dataset[0]) == str(place.output):  # the file has changed with C
-            same = x.what == "C on entry" or (known or {}).get("checksum") == x.stored.checksum
-        else:
-            same = _is_same(grid, x, known)
-        if not same:
+    left = _left(place, product, saved, state)
+    for number, x in enumerate(product.inputs):
+        in_place = os.path.realpath(x.dataset[0]) == str(place.output)
+        if complete and in_place and x.what == "C on entry":  # it has become C
+            continue
+        if not _is_same(product, number, left, state["inputs"].get(x.what), path):
             if complete:
                 return None
             raise ArgumentError(f"{':'.join(x.dataset)} is not what it was when {path} was saved: {_advice(place)}")
     if complete:
         raise Complete
+    if state["tile"] is not None:
+        sums = Path(left.parts[0].file)
+        on_root(comm, path, lambda: None if sums.exists() else generations.linked(path, sums))
+    return left
+
+
+def _left(place: Place, product: Product, saved: generations.Generation, state: dict[str, Any]) -> Left:
+    """Return what a checkpoint says."""
     parts = [_part(*x) for x in state["parts"]]
     if state["tile"] is not None:
         rows, cols, done = state["tile"]
-        sums = place.sums(saved.token.generation)
-        on_root(comm, path, lambda: None if sums.exists() else generations.linked(path, sums))
-        parts.insert(0, _part(rows, cols, done, str(sums)))
+        parts.insert(0, _part(rows, cols, done, str(place.sums(saved.token.generation))))
     bits = np.unpackbits(saved.attrs["finished"], count=int(np.prod(saved.attrs["tiles"])))
     finished = frozenset((int(i), int(j)) for i, j in np.argwhere(bits.reshape(saved.attrs["tiles"])))
     counts, units = tuple(state["counts"]), tuple(map(tuple, state["units"]))
-    rest = tuple(parts), int(state["total"], 16), state["output"]
-    return Left(saved, state["run"], state["share"], counts, units, finished, *rest)  # type: ignore[arg-type]
+    read = tuple(int(state["inputs"][x.what]["read"], 16) for x in product.inputs)
+    rest = tuple(parts), int(state["total"], 16), read, (), state["output"]
+    left = Left(saved, state["run"], state["share"], counts, units, finished, *rest)  # type: ignore[arg-type]
+    rows, cols, _ = product.as_before(left).cuts
+    done = [(rows[i], cols[j], (0, product.tiling.mnk[2])) for i, j in finished]
+    done += [(x.rows, x.cols, x.done) for x in parts]
+    of_a, of_b, of_c = ({(x[p], x[q]) for x in done} for p, q in ((0, 2), (2, 1), (0, 1)))
+    return left._replace(read_regions=tuple(map(frozenset, (of_a, of_b, of_c))))
 
 
 def _saved(place: Place) -> tuple[generations.Generation | None, dict[str, Any], str | None]:
@@ -192,25 +258,31 @@ def _part(rows: list[int], cols: list[int], done: list[int], file: str) -> Part:
 
 
 def identity(x: Source) -> dict[str, Any]:
-    """Return by what a dataset is known again: its name, the checksum that it carries, size and time of its files."""
-    states = [(state.size, state.changed) for _, state in x.stored.states if state is not None]
-    where = f"{os.path.realpath(x.dataset[0])}:{x.dataset[1].strip('/')}"
-    return {"name": where, "checksum": x.stored.checksum, "files": sorted(map(list, {*states}))}
+    """Return by what a dataset is known again without reading it: its name in its file, and the states of its files."""
+    states = {tuple(_on_any_device(state) or ()) for _, state in x.stored.states}
+    return {"name": _path(x.dataset[1]), "files": sorted(map(list, states))}
 
 
-def _is_same(grid: ProcessGrid, x: Source, known: dict[str, Any] | None) -> bool:
-    """Return whether a dataset has the elements that it had."""
-    now = identity(x)
-    if known is None or known["checksum"] != now["checksum"]:
+def _is_same(product: Product, number: int, left: Left, known: dict[str, Any] | None, path: Path) -> bool:
+    """Return whether a dataset has the elements that it had, where an earlier job has read it.  Collective."""
+    x, comm = product.inputs[number], product.grid.comm
+    if known is None:
         return False
-    # where the file was changed or is another one, what the dataset carries as its checksum may be an old one
-    return bool(known == now or (known["checksum"] and known["checksum"] == _found(grid, x)))
-
-
-def _found(grid: ProcessGrid, x: Source) -> str:
-    """Return the checksum of a dataset as it is."""
-    with x.opened_alone(grid) as get:
-        return pieces.checksum(x.stored.shape, x.stored.dtype, get, x.stored.unit, grid.comm)
+    if identity(x).items() <= known.items():
+        return True
+    if comm.rank == 0:
+        files.say(
+            f"{':'.join(x.dataset)} is another file than when {path} was saved, or was moved or changed: what the job "
+            "before has read of it is read again and compared"
+        )
+    cuts, total, held = product.as_before(left).cuts, checksum.zero(), product.held_types[number]
+    down, across = ((0, 2), (2, 1), (0, 1))[number]
+    regions = filter(left.has_read(number), product_of(cuts[down], cuts[across]))
+    in_file = [(cols, rows) if x.transposed else (rows, cols) for rows, cols in regions]
+    with x.opened_alone(product.grid) as get, together(comm):
+        for rows, cols, elements in _shares(in_file, product.grid, held, get):
+            total += checksum.bilinear(elements, np.arange(*rows), np.arange(*cols))
+    return checksum.text(comm, total) == checksum.as_text(left.read[number])
 
 
 # ------------------------------------------------------------------ tiles of an earlier job
@@ -227,7 +299,7 @@ def is_whole(grid: ProcessGrid, place: Place, left: Left, tiling: Tiling, dtype:
         return False
     for part in left.parts:
         x = source(grid, SUMS, (part.file, SUMS))
-        if _found(grid, x) != x.stored.checksum:
+        if x.checksum(grid) != x.stored.checksum:
             return False
     with source(grid, "C", (str(place.tiles), place.name)).opened_alone(grid) as get, together(comm):
         for rows, cols, found in _finished(tiling, left, grid, dtype, get):
@@ -249,14 +321,20 @@ def _finished(
 ) -> Iterator[tuple[Range, Range, np.ndarray]]:
     """Yield the rows, columns and elements of this rank's share of finished tiles, some at a time."""
     rows, cols, _ = tiling.cuts
-    for i, j in sorted(left.finished):
-        (r0, r1), (c0, c1) = rows[i], cols[j]
+    return _shares([(rows[i], cols[j]) for i, j in sorted(left.finished)], grid, dtype, get)
+
+
+def _shares(
+    regions: Iterable[Region], grid: ProcessGrid, dtype: np.dtype, get: Transfer
+) -> Iterator[tuple[Range, Range, np.ndarray]]:
+    """Yield the rows, columns and elements of this rank's share of regions of a dataset, some at a time."""
+    for (r0, r1), (c0, c1) in regions:
         first, end = (r0 + (r1 - r0) * x // grid.size for x in (grid.rank, grid.rank + 1))
         lines = max(1, STAGED // max(1, (c1 - c0) * dtype.itemsize))
         for row in range(first, end, lines):
-            found = np.empty((min(end, row + lines) - row, c1 - c0), dtype)
-            get(row, c0, found)
-            yield (row, row + len(found)), (c0, c1), found
+            elements = np.empty((min(end, row + lines) - row, c1 - c0), dtype)
+            get(row, c0, elements)
+            yield (row, row + len(elements)), (c0, c1), elements
 
 
 # ------------------------------------------------------------------ ranks that live on

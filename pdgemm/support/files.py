@@ -7,26 +7,34 @@ import errno
 import fcntl
 import os
 import platform
+import re
 import shutil
 import stat
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic, sleep, time_ns
 from typing import IO, NamedTuple
 
 from pdgemm.errors import FileError, PdgemmError
 from pdgemm.support.json_input import Seconds, variable
+from pdgemm.support.text import short_name
 
 UNFINISHED = set[Path]()  # what is to be removed if this process is ended now
+_TIDIED = set[Path]()  # beside which nothing is left of jobs that were killed before this one began
+LOST = "what was written is not what the file holds (disk full, quota, bad disk)"
 WAIT = "PDGEMM_LOCK_WAIT"  # in the environment: for how many seconds a job waits for another that saves to its file
 _WAIT = 600.0  # where it says nothing
 _TURN = 1.0  # seconds after which whoever waits hears of it
 _NAP = 0.05  # seconds between the first two looks at the lock
+_TICK = (
+    11_000_000  # nanoseconds: the clock that file systems of Linux take their times from goes on every 10 ms at least
+)
+_COARSE = 2_000_000_000  # where times are whole seconds, or even ones
 _GONE = 9  # times that a lock file of another user may go before it is opened
 _JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 _KINDS = {
@@ -78,10 +86,12 @@ def naming(path: str | Path) -> Iterator[None]:
 
 
 def file_error(path: str | Path, error: Exception) -> PdgemmError:
-    """An error met while working on a file, in one line that names the file."""
+    """An error met while working on a file, in one line that names the file: the missing one, where one is missing."""
     if isinstance(error, PdgemmError):
         return error
     reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+    if isinstance(error, FileNotFoundError) and isinstance(error.filename, str | Path):
+        path = error.filename
     return FileError(f"{path}: {reason}")
 
 
@@ -141,10 +151,22 @@ def write(path: Path, data: bytes | str) -> None:
         with naming(path):
             while (partial := output.begin()) is None:
                 pass
-            partial.write_bytes(data if isinstance(data, bytes) else data.encode())
+            encoded = data if isinstance(data, bytes) else data.encode()
+            partial.write_bytes(encoded)
+            to_disk(partial)
+            if partial.read_bytes() != encoded:
+                raise FileError(f"{path}: {LOST}")
             output.publish()
     finally:
         output.end()
+
+
+def to_disk(path: Path) -> None:
+    """Have the file's bytes on the disk, and read from there when they are read next, as far as the system obeys."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+        with suppress(OSError):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 class Output:
@@ -161,8 +183,8 @@ class Output:
 
     def __init__(self, path: Path, target: Path, kept: Path | None = None) -> None:
         self._path, self._target, self._kept = path, target, kept is not None
-        self._partial = kept or _beside(target, f".{uuid.uuid4().hex[:12]}.partial")
-        self._lock = _beside(target, ".pdgemm-lock")
+        self._partial = kept or beside(target, f".{uuid.uuid4().hex[:12]}.partial")
+        self._lock = beside(target, ".pdgemm-lock")
         self._held: int | None = None
         self._asked: float | None = None
 
@@ -192,21 +214,42 @@ class Output:
         with suppress(OSError):  # it only helps those who wait
             os.ftruncate(held, 0)
             os.pwrite(held, process_name().encode(), 0)
-        self._before = state(self._target)
+        with suppress(OSError):  # no locks here: another job may be writing
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._remove_left()
+        self._before = settled(self._target)
         return self._partial
+
+    def _remove_left(self) -> None:
+        """Remove what jobs that were killed have left of this file, whose lock is ours.  Once: folders may be large."""
+        if self._target in _TIDIED:
+            return
+        _TIDIED.add(self._target)
+        name = beside(self._target, ".*.partial").name
+        left = re.compile(re.escape(name).replace(r"\*", "[0-9a-f]{12}") + OF_MPI)
+        for path in self._target.parent.glob(".*.partial*"):
+            if left.fullmatch(path.name):
+                path.unlink(missing_ok=True)
 
     def _try(self) -> int | None:
         with naming(f"{self._path}: its lock file {self._lock}"):
             return lock(self._lock)
 
-    def publish(self) -> None:
-        """The file is complete.  Raises FileError where it was changed since `begin`."""
-        with self._partial.open("rb+") as file:
-            os.fsync(file.fileno())  # the data reaches the disk before the name does
+    def publish(self, last: Callable[[], object] | None = None) -> None:
+        """The file is complete.  Raises FileError where it was changed since `begin`.
+
+        last : called when nothing but the rename is left to do; it may give the old file other names.
+        """
+        folder = self._target.parent
+        if not folder.exists():
+            raise FileError(f"{self._path}: the folder {folder} was moved or removed while the file was written")
+        to_disk(self._partial)  # the data reaches the disk before the name does
         if self._target.exists():
             _owned_alike(self._target, self._partial)
         if state(self._target) != self._before:
             raise FileError(f"{self._path}: another program changed it meanwhile, and it was left like that: try again")
+        if last is not None:
+            last()
         self._partial.replace(self._target)
         self.end()
 
@@ -224,10 +267,13 @@ class Output:
         self._held = None
 
 
-def _beside(target: Path, ending: str) -> Path:
+OF_MPI = r"(\.(data|metadata)\.\d+)?"  # which an MPI library adds to the name of a file, and leaves where it is killed
+
+
+def beside(target: Path, ending: str) -> Path:
     """A hidden name in the same folder, no longer than names may be."""
-    room = os.pathconf(target.parent, "PC_NAME_MAX") - len(ending) - 1
-    return target.with_name(f".{os.fsencode(target.name)[:room].decode(errors='ignore')}{ending}")
+    most = os.pathconf(target.parent, "PC_NAME_MAX") - len(ending) - 1
+    return target.with_name(f".{short_name(target.name, most)}{ending}")
 
 
 def _owned_alike(old: Path, new: Path) -> None:
@@ -239,11 +285,16 @@ def _owned_alike(old: Path, new: Path) -> None:
 
 
 class State(NamedTuple):
-    """Which file it is, and when it was written to."""
+    """Which file it is, and when it was written to.
+
+    A program may set the time of the last write (`modified`), as cp -p does; that of the last change (`changed`) of
+    contents, size, owner, mode, links or the other time is the system's own.
+    """
 
     device: int
     inode: int
     size: int
+    modified: int  # nanoseconds
     changed: int  # nanoseconds
 
 
@@ -258,7 +309,21 @@ def state(path: Path) -> State | None:
 
 def state_of(descriptor: int) -> State:
     found = os.fstat(descriptor)
-    return State(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    return State(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def settled(path: Path) -> State | None:
+    """The same, when a write that follows will give the file another state.
+
+    The clock of a file system stands still for some milliseconds, in which two writes have the same time.
+    """
+    now = state(path)
+    if now is not None:
+        tick = _TICK if now.changed % 1_000_000_000 else _COARSE
+        if (age := time_ns() - now.changed) < tick:
+            sleep(min(tick, tick - age) / 1e9)  # a server's clock may be ahead of ours
+            now = state(path)
+    return now
 
 
 # ------------------------------------------------------------------ locks

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from itertools import groupby
 from math import isfinite
 
@@ -87,3 +89,12 @@ def ranks_text(ranks: list[int]) -> str:
     runs = [[rank for _, rank in run] for _, run in groupby(enumerate(ranks), key=lambda x: x[1] - x[0])]
     text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
     return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
+
+
+def short_name(name: str, size: int) -> str:
+    """Return a file's name, of at most `size` bytes: this one, or its beginning and a hash, another for other names."""
+    encoded = os.fsencode(name)
+    if len(encoded) <= size:
+        return name
+    ending = f"~{hashlib.sha256(encoded).hexdigest()[:16]}"
+    return encoded[: size - len(ending)].decode(errors="ignore") + ending

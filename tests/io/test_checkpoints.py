@@ -7,6 +7,7 @@ import fcntl
 import itertools
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -214,8 +215,8 @@ def test_another_problem_or_other_inputs_are_refused(comm: Any, shared_tmp_path:
             product(grid, path, None).run(out, when=when())
         refused("whose alpha is 1.0 and not 2.0", alpha=2)
         refused("whose sums is float64 and not float32", accumulate_dtype="float32")
-        refused("x.h5:b is not what it was", alpha=1) if store(A) else None
-        # B has no checksum, so that a file that was written again is not known to hold the same
+        store(A)  # written again: the same
+        write(comm, path, a=(A, {}), b=(B + 1, {}))
         refused(r"x\.h5:b is not what it was when .*out\.h5\.c\.checkpoint was saved")
     assert not (shared_tmp_path / "out.h5").exists()
 
@@ -251,6 +252,224 @@ def test_inputs_with_checksums_may_be_copied_and_not_changed(comm: Any, shared_t
         product(grid, path, None).run(out, when=when(), begun=begun.append)
         assert begun[0].share > 0
         assert gemm_error(read(comm, Path(out[0]), "c"), 1, A, A) <= TOLERANCE
+
+
+def replaced(file: Path, how: str, change: Any) -> None:
+    """Change a file, or a copy that takes its place, and put its times back, as cp -p, tar and rsync -t do."""
+    before = file.stat()
+    there = file if how == "in place" else file.with_name("copy.h5")
+    if there != file:
+        shutil.copy2(file, there)
+    change(there)
+    os.utime(there, ns=(before.st_atime_ns, before.st_mtime_ns))
+    there.replace(file)
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+
+
+def one_more(name: str, *place: int) -> Any:
+    """Add 1 to an element, and leave the checksum that the dataset carries."""
+
+    def change(file: Path) -> None:
+        import h5py
+
+        with h5py.File(file, "r+") as opened:
+            opened[name][place] += 1
+
+    return change
+
+
+@pytest.mark.parametrize("how", ["in place", "another inode"])
+@pytest.mark.parametrize("share", [None, 0.3])
+def test_inputs_that_change_and_keep_their_times(
+    comm: Any, shared_tmp_path: Path, after: Any, how: str, share: float | None
+) -> None:
+    """What was read of A, B or C on entry must be what it was; what was not read yet may be new, and is right."""
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.errors import ArgumentError
+    from pdgemm.io import hdf5
+
+    shapes = {"a": (M, K), "b": (K, N), "c": (M, N)}
+    inputs = {name: elements(shape, "d", seed) for seed, (name, shape) in enumerate(shapes.items())}
+    path = shared_tmp_path / "x.h5"
+    with ProcessGrid(comm) as grid:
+
+        def run(count: int | None, begun: Any = lambda left: None) -> None:
+            after(count)
+            memory = None if share is None else enough(grid, path, share, beta=2)
+            product(grid, path, memory, beta=2).run((str(path), "c"), when=when(), begun=begun)
+
+        for name in inputs:
+            for other, x in inputs.items():
+                hdf5.save(path, other, DistMatrix.from_global(x, grid=grid))
+            with pytest.raises(Ended):
+                run(2)
+            by_rank_0(comm, lambda name=name: replaced(path, how, one_more(name, 0, 0)))
+            with pytest.raises(ArgumentError, match=rf"x\.h5:{name} is not what it was when .*checkpoint was saved"):
+                run(2)
+            by_rank_0(comm, lambda name=name: replaced(path, how, lambda file: write_element(file, name, inputs[name])))
+            with pytest.raises(Ended):  # it is again what it was
+                run(1)
+            by_rank_0(comm, lambda: [x.unlink() for x in shared_tmp_path.glob("*checkpoint*")])
+        # the last panel of A was not read yet: the product is that of the new one
+        with pytest.raises(Ended):
+            run(1)
+        by_rank_0(comm, lambda: replaced(path, how, one_more("a", M - 1, K - 1)))
+        begun: list[Any] = []
+        run(None, begun.append)
+    inputs["a"][M - 1, K - 1] += 1
+    assert begun[0].share > 0
+    assert gemm_error(read(comm, path, "c"), 1, inputs["a"], inputs["b"], 2, inputs["c"]) <= TOLERANCE
+    assert beside(comm, path) == []
+
+
+def write_element(file: Path, name: str, x: np.ndarray) -> None:
+    import h5py
+
+    with h5py.File(file, "r+") as opened:
+        opened[name][0, 0] = x[0, 0]
+
+
+def test_what_only_touches_the_files_costs_no_progress(
+    comm: Any, shared_tmp_path: Path, after: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """chmod, another hard link, a copy, a new name, a moved folder; and while the product runs."""
+    from pdgemm import ProcessGrid
+
+    def moved_folder() -> None:
+        (shared_tmp_path / "here").rename(shared_tmp_path / "there")
+        (shared_tmp_path / "there" / "x.h5").chmod(0o640)
+
+    A, B = elements((M, K), "d", 1), elements((K, N), "d", 2)
+    folder = shared_tmp_path / "here"
+    path = folder / "x.h5"
+    touches: dict[str, Any] = {
+        "nothing": lambda: None,
+        "mode": lambda: path.chmod(0o600),
+        "link": lambda: os.link(path, shared_tmp_path / "second.h5"),
+        "copy": lambda: replaced(path, "another inode", lambda file: None),
+        "folder": moved_folder,
+    }
+    by_rank_0(comm, folder.mkdir)
+    with ProcessGrid(comm) as grid:
+        write(comm, path, a=(A, {}), b=(B, {}))
+        for number, (what, touch) in enumerate(touches.items(), 1):
+            after(1)
+            with pytest.raises(Ended):
+                product(grid, path, enough(grid, path)).run((str(folder / "out.h5"), "c"), when=when())
+            capfd.readouterr()
+            by_rank_0(comm, touch)
+            if what == "folder":
+                folder = shared_tmp_path / "there"
+                path = folder / "x.h5"
+            begun: list[Any] = []
+            after(1)
+            with pytest.raises(Ended):
+                product(grid, path, enough(grid, path)).run(
+                    (str(folder / "out.h5"), "c"), when=when(), begun=begun.append
+                )
+            said = capfd.readouterr().err
+            assert begun[0].saved.token.generation == 2 * number - 1
+            assert comm.rank or said.count("is read again and compared") == (0 if what == "nothing" else 2), what
+
+        def meddle(done: int, total: int) -> None:
+            if comm.rank == 0 and done == 1:
+                path.chmod(0o644)
+
+        after(None)
+        product(grid, path, enough(grid, path)).run((str(folder / "out.h5"), "c"), when=when(), progress=meddle)
+    assert gemm_error(read(comm, folder / "out.h5", "c"), 1, A, B) <= TOLERANCE
+
+
+@pytest.mark.parametrize("every", [0, None])
+@pytest.mark.parametrize("how", ["in place", "another inode"])
+def test_an_input_that_is_rewritten_while_the_job_runs(
+    comm: Any, shared_tmp_path: Path, after: Any, every: int | None, how: str
+) -> None:
+    """And gets its times back: an error, and nothing is written; or the right product, if none of it was read yet."""
+    from pdgemm import ProcessGrid
+    from pdgemm.errors import FileError
+
+    path, A, B = shared_tmp_path / "x.h5", elements((M, K), "d", 1), elements((K, N), "d", 2)
+    out = shared_tmp_path / "out.h5"
+    with ProcessGrid(comm) as grid:
+        for place in ((0, 0), (M - 1, K - 1)):
+            for share in (None, 0.3):
+                write(comm, path, a=(A, {}), b=(B, {}))
+
+                def meddle(done: int, total: int, place: Any = place) -> None:
+                    if comm.rank == 0 and done == 1:
+                        replaced(path, how, one_more("a", *place))
+                    comm.Barrier()
+
+                made = product(grid, path, None if share is None else enough(grid, path, share))
+                try:
+                    made.run((str(out), "c"), progress=meddle, when=None if every is None else when(every))
+                except FileError as error:
+                    assert "was changed while it was read" in str(error) and not by_rank_0(comm, out.exists)
+                else:
+                    assert how == "in place" and place != (0, 0)
+                    assert gemm_error(read(comm, out, "c"), 1, read(comm, path, "a"), B) <= TOLERANCE
+                    by_rank_0(comm, out.unlink)
+                by_rank_0(comm, lambda: [x.unlink() for x in shared_tmp_path.glob("*checkpoint*")])
+
+
+def test_outputs_with_like_names_have_checkpoints_of_their_own(comm: Any, shared_tmp_path: Path, after: Any) -> None:
+    """No job goes on with another's, or removes it."""
+    from pdgemm import ProcessGrid
+    from pdgemm.streamed.unfinished import place_of
+
+    path, A, B = shared_tmp_path / "x.h5", elements((M, K), "d", 1), elements((K, N), "d", 2)
+    long = "n" * 240 + ".h5"
+    outputs = [("c.h5", "/q/z"), ("c.h5", "q.z"), ("c.h5", "q%2Fz"), ("c.h5", "/x.z"), ("c.h5.x", "/z")]
+    outputs += [(long, "/z"), (long, "/y"), ("c.h5", "z" * 300 + "1"), ("c.h5", "z" * 300 + "2"), ("c.h5", "\x01\x7f")]
+    places = [place_of(str(shared_tmp_path / file), name) for file, name in outputs]
+    assert len({x.checkpoint for x in places}) == len(outputs)
+    assert place_of(str(path), "//q/./z/").checkpoint == place_of(str(path), "q/z").checkpoint
+    assert place_of("c.h5", "/z").checkpoint.name == "c.h5.z.checkpoint"
+    with ProcessGrid(comm) as grid:
+        write(comm, path, a=(A, {}), b=(B, {}))
+        for count, number in ((2, 1), (1, 3)):
+            for file, name in outputs:
+                after(count)
+                begun: list[Any] = []
+                out = str(shared_tmp_path / file), name
+                with pytest.raises(Ended):
+                    product(grid, path, None).run(out, when=when(), begun=begun.append)
+                assert begun[0] is None if number == 1 else begun[0].saved.token.generation == 2, (file, name)
+        after(None)
+        for file, name in outputs:
+            product(grid, path, None).run((str(shared_tmp_path / file), name), when=when(1e9))
+            assert gemm_error(read(comm, shared_tmp_path / file, name), 1, A, B) <= TOLERANCE
+    assert set(beside(comm, path)) == {file for file, _ in outputs}
+
+
+def test_a_missing_file_is_named(comm: Any, shared_tmp_path: Path, after: Any) -> None:
+    """The tiles, the checkpoint or the folder that somebody has moved while the job runs, and not the output."""
+    from pdgemm import ProcessGrid
+    from pdgemm.errors import FileError
+
+    A, B = elements((M, K), "d", 1), elements((K, N), "d", 2)
+    path, folder = shared_tmp_path / "x.h5", shared_tmp_path / "out"
+    with ProcessGrid(comm) as grid:
+        write(comm, path, a=(A, {}), b=(B, {}))
+        for what, said in (
+            ("tiles", r"out\.h5\.c\.checkpoint-tiles: No such file"),
+            ("folder", r"out was moved or removed|checkpoint-tiles: No such file"),
+        ):
+            by_rank_0(comm, folder.mkdir)
+
+            def meddle(done: int, total: int, what: str = what) -> None:
+                if comm.rank == 0 and done == 1:
+                    if what == "folder":
+                        folder.rename(shared_tmp_path / "away")
+                    else:
+                        (folder / "out.h5.c.checkpoint-tiles").unlink()
+                comm.Barrier()
+
+            with pytest.raises(FileError, match=said):
+                product(grid, path, None).run((str(folder / "out.h5"), "c"), when=when(), progress=meddle)
+            comm.Barrier()
+            by_rank_0(comm, lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 @pytest.mark.parametrize("what", ["checkpoint", "tiles", "sums", "no tiles"])

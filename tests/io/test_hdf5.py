@@ -497,6 +497,62 @@ def test_a_write_that_is_lost_in_silence_is_found(
         hdf5.load(path, "x", grid, verify=True)
 
 
+def zeroed(start: int, stop: int) -> Any:
+    """What the disk holds of a file if it never gets some of its bytes."""
+
+    def to_disk(path: Path) -> None:
+        with path.open("rb+") as file:
+            file.seek(start)
+            file.write(bytes(stop - start))
+
+    return to_disk
+
+
+dropped = [zeroed(0, 8), zeroed(0, 96), lambda path: os.truncate(path, 0), lambda path: os.truncate(path, 100)]
+
+
+def test_a_storage_that_drops_what_describes_a_dataset(
+    comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The elements are there; superblock, headers, attributes or the end of the file are not: nothing is published."""
+    import h5py
+
+    from pdgemm import DistMatrix
+    from pdgemm.errors import FileError
+    from pdgemm.io import generations, hdf5, new_dataset
+
+    path, A = shared_tmp_path / "a.h5", DistMatrix.random((30, 30), grid=grid)
+
+    def without_checksum(partial: Path) -> None:
+        with h5py.File(partial, "r+") as file:
+            del file["x"].attrs["pdgemm_checksum"]
+
+    def another(partial: Path) -> None:
+        with h5py.File(partial, "r+") as file:
+            del file["x"]
+            file["x"] = np.zeros((30, 29))
+
+    def without_others(partial: Path) -> None:
+        with h5py.File(partial, "r+") as file:
+            del file["kept"]
+
+    hdf5.save(path, "kept", A)
+    hdf5.save(path, "x", A)
+    before = by_rank_0(comm, path.read_bytes)
+    for fault in (*dropped, without_checksum, another, without_others):
+        monkeypatch.setattr(new_dataset, "to_disk", fault)
+        for check in (True, False):
+            with pytest.raises(FileError, match=r"a\.h5: what was written is not what the file holds"):
+                hdf5.save(path, "x", A, check=check)
+        assert by_rank_0(comm, path.read_bytes) == before
+    monkeypatch.undo()
+    for fault in dropped:  # a file of several matrices, when it is complete
+        monkeypatch.setattr(generations, "to_disk", fault)
+        with pytest.raises(FileError, match="state.h5"):
+            hdf5.save_all(shared_tmp_path / "state.h5", {"a": A, "b": A})
+    assert only_file(shared_tmp_path, comm) == ["a.h5"]
+
+
 def test_a_rank_that_fails_to_write_is_heard_by_all(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: bool
 ) -> None:

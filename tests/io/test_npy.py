@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from problems import BLOCKS, grid_shapes, sources
-from test_hdf5 import by_rank_0, grid, only_file  # noqa: F401
+from test_hdf5 import by_rank_0, dropped, grid, only_file  # noqa: F401
 
 pytestmark = pytest.mark.mpi
 
@@ -169,3 +170,30 @@ def test_a_file_that_changes_while_it_is_read(comm: Any, grid: Any, shared_tmp_p
 
     with pytest.raises(FileError, match="was changed while it was read"):
         npy.load(path, grid, progress=meddle)
+
+    def meddle_and_put_the_time_back(done: int, total: int) -> None:
+        if comm.rank == 0:
+            before = path.stat()
+            np.save(path, np.ones((30, 20)))
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    with pytest.raises(FileError, match="was changed while it was read"):
+        npy.load(path, grid, progress=meddle_and_put_the_time_back)
+
+
+def test_a_storage_that_drops_the_header(
+    comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    from pdgemm import DistMatrix
+    from pdgemm.errors import FileError
+    from pdgemm.io import npy
+
+    path = shared_tmp_path / "a.npy"
+    npy.save(path, DistMatrix.eye(9, grid=grid))
+    kept = by_rank_0(comm, path.read_bytes)
+    for fault in dropped:
+        monkeypatch.setattr(npy, "to_disk", fault)
+        with pytest.raises(FileError, match=r"a\.npy: what was written is not what the file holds"):
+            npy.save(path, DistMatrix.eye(9, grid=grid))
+        assert by_rank_0(comm, path.read_bytes) == kept
+    assert only_file(shared_tmp_path, comm) == ["a.npy"]

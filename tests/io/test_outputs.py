@@ -146,6 +146,10 @@ def test_names_as_long_as_names_may_be(tmp_path: Path) -> None:
         files.write(tmp_path / name, "two")
         assert (tmp_path / name).read_text() == "two"
     assert len([*tmp_path.iterdir()]) == 2
+    held = files.Output(tmp_path / ("n" * 255), tmp_path / ("n" * 255))
+    assert held.begin() is not None
+    files.write(tmp_path / ("n" * 254 + "m"), "has a lock of its own")
+    held.end()
     refused(FileError, "File name too long", files.write, tmp_path / ("n" * 256), "text")
 
 
@@ -426,8 +430,7 @@ def test_the_lock_of_a_killed_job_goes_with_it(tmp_path: Path) -> None:
             job.communicate()
     with h5py.File(path) as file:
         assert sorted(file) == ["old", "second"]
-    left = sorted(tmp_path.iterdir())
-    assert len(left) == 2 and left[0].name.startswith(".a.h5.") and left[0].suffix == ".partial" and left[1] == path
+    assert [*tmp_path.iterdir()] == [path]  # the second job has removed what the first one left
 
 
 def test_two_descriptors_never_have_one_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -517,7 +520,7 @@ def test_the_lock_file_of_another_user_goes_while_we_ask(tmp_path: Path, monkeyp
         files.lock(path)
 
 
-@pytest.mark.parametrize("change", ["replaced", "written", "appeared", "removed"])
+@pytest.mark.parametrize("change", ["replaced", "written", "written and put back", "appeared", "removed"])
 def test_nothing_of_others_is_overwritten(tmp_path: Path, change: str) -> None:
     """By programs that know nothing of the lock."""
     path = tmp_path / "file"
@@ -527,7 +530,11 @@ def test_nothing_of_others_is_overwritten(tmp_path: Path, change: str) -> None:
     partial = output.begin()
     assert partial is not None
     partial.write_text("new")
-    if change == "replaced":
+    if change == "written and put back":
+        before = path.stat()
+        path.write_text("his")
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    elif change == "replaced":
         shutil.copy2(path, tmp_path / "other")
         (tmp_path / "other").rename(path)
     elif change == "removed":
@@ -536,8 +543,65 @@ def test_nothing_of_others_is_overwritten(tmp_path: Path, change: str) -> None:
         path.write_text("their")
     refused(FileError, "another program changed it meanwhile", output.publish)
     output.end()
-    expected = {"replaced": ["old"], "removed": []}.get(change, ["their"])
+    expected = {"replaced": ["old"], "removed": [], "written and put back": ["his"]}.get(change, ["their"])
     assert [x.read_text() for x in tmp_path.iterdir()] == expected
+
+
+@pytest.mark.parametrize(("nanoseconds", "wait"), [(123_456_789, 0.01), (0, 1.9)])
+def test_two_writes_in_one_tick_of_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nanoseconds: int, wait: float
+) -> None:
+    """A file that was just written is looked at when the clock of its file system has gone on."""
+    path, slept, now = tmp_path / "file", list[float](), 1_700_000_000 * 10**9 + nanoseconds
+    path.write_text("old")
+    look = files.state_of
+
+    def ticking(descriptor: int) -> files.State:
+        """The time of changes stands still, as that of a coarse clock."""
+        return look(descriptor)._replace(changed=now if not slept else now + 10**10)
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        path.write_text("new")  # by another program, in the same tick
+
+    monkeypatch.setattr(files, "state_of", ticking)
+    monkeypatch.setattr(files, "sleep", sleep)
+    monkeypatch.setattr(files, "time_ns", lambda: now + 1_000_000)
+    state = files.settled(path)
+    assert slept == [pytest.approx(wait, rel=0.2)] and state is not None and state.changed == now + 10**10
+    monkeypatch.setattr(files, "time_ns", lambda: now + 10**11)
+    assert files.settled(path) == files.state(path) and len(slept) == 1
+    assert files.settled(tmp_path / "none") is None
+
+
+def test_what_killed_jobs_have_left_goes_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Temporary files of this name only; none where files cannot be locked, for another job may be writing."""
+    ending, mine = ".0123456789ab.partial", ["other", ".file.x.partial", ".file.0123456789abc.partial", "file.partial"]
+    kept = [*mine, f".file.h5{ending}", f"file{ending}"]
+    gone = [f".file{ending}", f".file{ending}.data.17"]
+
+    def left() -> set[str]:
+        for name in (*kept, *gone):
+            (tmp_path / name).touch()
+        files.write(tmp_path / "file", "text")
+        files.write(tmp_path / "file", "text")
+        return {x.name for x in tmp_path.iterdir()}
+
+    def without(descriptor: int, operation: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", without)
+        assert left() == {"file", *kept, *gone}
+    assert left() == {"file", *kept}
+
+
+def test_text_that_a_storage_drops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    files.write(path, "old")
+    monkeypatch.setattr(files, "to_disk", lambda partial: os.truncate(partial, 2))
+    refused(FileError, "what was written is not what the file holds", files.write, path, "new")
+    assert [x.read_text() for x in tmp_path.iterdir()] == ["old"]
 
 
 def test_where_files_cannot_be_locked_it_says_so(
