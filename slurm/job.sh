@@ -207,6 +207,19 @@ operand() {
 # Changes whenever another file takes the name of C.
 mark() { stat -c '%i %Y' "${C%%:/*}" 2>/dev/null || true; }
 
+# The checkpoint of a file and a dataset, as place_of in pdgemm/streamed/unfinished.py names it.
+checkpoint_of() {
+    local file folder name most
+    file=$(readlink -m "$1") && folder=$(dirname "$file")
+    name=$(tr / '\n' <<<"$2" | grep -vx '\.\?' | paste -sd/ | sed 's:%:%25:g; s:\.:%2E:g; s:/:%2F:g')
+    name=$(basename "$file").$name
+    most=$(($(getconf NAME_MAX "$folder" 2>/dev/null || echo 255) - 64))
+    if [ "$(printf %s "$name" | wc -c)" -gt "$most" ]; then
+        name=$(printf %s "$name" | head -c $((most - 17)) | iconv -cs -f utf-8 -t utf-8)~$(printf %s "$name" | sha256sum | head -c 16)
+    fi
+    echo "$folder/$name.checkpoint"
+}
+
 # MACHINE=FILE: plans use its measurements, which are made once if there is no such file.
 use_machine() {
     [ -n "${MACHINE:-}" ] || return 0
@@ -217,7 +230,7 @@ use_machine() {
 # multiply OPTION...: C := A B on all ranks, checked before it is stored.  OPTIONS has more of them.
 # CHECKPOINT=10min, MTBF=44h: the options of these names.
 multiply() {
-    local folder before words dataset checkpoint name_of_c unfinished
+    local folder before words dataset checkpoint unfinished
     for dataset in A B C; do operand $dataset; done
     folder=$(dirname "${C%%:/*}")
     [ -d "$folder" ] || die "C=$C: there is no folder $folder (seen from $PWD)"
@@ -226,8 +239,7 @@ multiply() {
             die "$site: PDGEMM_STRIPES=$PDGEMM_STRIPES: lfs setstripe fails for $folder; empty where there is no Lustre"
     fi
     before=$(mark)
-    name_of_c=$(sed 's:^/*::; s:/*$::; s:/:.:g' <<<"${C#*:/}")
-    checkpoint=$(readlink -m "${C%%:/*}").$name_of_c.checkpoint
+    checkpoint=$(checkpoint_of "${C%%:/*}" "${C#*:/}")
     unfinished=$([ ! -e "$checkpoint" ] || echo yes)
     saved() { [ "$checkpoint" -nt "$log" ]; }
     lost() {
@@ -239,7 +251,7 @@ multiply() {
             say "the product is lost; nothing was written to $C; submitted again, the job starts anew"
         fi
         find "$folder" -maxdepth 1 -name ".$(basename "${C%%:/*}").*.partial" -newer "$log" \
-            -printf "$name: left behind, may be deleted: %p\n"
+            -printf "$name: left behind, may be deleted (the next job that saves to $C does): %p\n"
     }
     read -ra words <<<"${CHECKPOINT:+--checkpoint $CHECKPOINT} ${MTBF:+--mtbf $MTBF} ${OPTIONS:-}"
     run launch "$ranks" pdgemm multiply "$A" "$B" -o "$C" --verify "$@" "${words[@]}"

@@ -183,3 +183,43 @@ def inside(trial: Trial) -> None:
     if outcome == "right" and gemm_error(trial.read(target), 1, a, b) > TOLERANCE:
         raise Finding("wrong", f"{kind}: {target} is not the product")
     trial.count(outcome)
+
+
+STORAGE = """
+import os
+fsync, seen = os.fsync, set()
+def lossy(descriptor):
+    fsync(descriptor)
+    here, name = os.fstat(descriptor), os.readlink(f"/proc/self/fd/{descriptor}")
+    if here.st_ino not in seen and ("partial" in name or "-tiles" in name):
+        with open(name, "rb+") as file:
+            %s
+    seen.add(here.st_ino)
+os.fsync = lossy
+"""
+
+
+@attack("files.storage")
+def storage(trial: Trial) -> None:
+    """The disk never gets the first bytes of a file, or the last ones, and says nothing of that."""
+    rng, folder = trial.rng, trial.folder / "storage"
+    a, b, old = trial.matrix((60, 50)), trial.matrix((50, 40)), trial.matrix((60, 40))
+    for where, x in (("a.h5:/x", a), ("b.h5:/x", b), ("c.h5:/z", old), ("c.h5:/kept", a)):
+        trial.store(where, x)
+    head, end = f"file.write(bytes({rng.choice((1, 8, 96))}))", f"file.truncate(int({rng.random()} * here.st_size))"
+    fault = rng.choice((head, end))
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(STORAGE.replace("%s", fault))
+    trial.commands.append(f"# the storage does {fault}")
+    words = ["multiply", "a.h5:/x", "b.h5:/x", "-o", "c.h5:/z", "--force"]
+    words += rng.choice(([], ["--memory", "9MB"], ["--checkpoint", "0s"]))
+    path = os.pathsep.join((str(folder), trial.environment["PYTHONPATH"]))
+    outcome = judge(trial.pdgemm(rng.randint(1, trial.size), *words, PYTHONPATH=path))
+    if not np.array_equal(trial.read("c.h5:/kept"), a):
+        raise Finding("lost", "c.h5:/kept is not what it was")
+    new = trial.read("c.h5:/z")
+    if outcome == "right" and gemm_error(new, 1, a, b) > TOLERANCE:
+        raise Finding("wrong", "exit code 0, and c.h5:/z is not the product")
+    if outcome == "refused" and not np.array_equal(new, old):
+        raise Finding("lost", "c.h5:/z is not what it was")
+    trial.count(outcome)

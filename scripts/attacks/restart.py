@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -106,6 +108,58 @@ def multiply(trial: Trial) -> None:
     if left := sorted(x.name for x in work.iterdir() if "checkpoint" in x.name):
         raise Finding("litter", f"the finished product left {left}")
     trial.count("right")
+
+
+@attack("restart.inputs")
+def inputs(trial: Trial) -> None:
+    """A, B or C on entry is changed while a product runs or after it was killed, and its file gets its times back.
+
+    A product that runs may have read all before, and be that of the old matrix; one that goes on is that of the new.
+    """
+    rng, work = trial.rng, trial.work
+    m, n, k = (rng.randint(300, 900) for _ in range(3))
+    of = {"a": trial.matrix((m, k)), "b": trial.matrix((k, n)), "c": trial.matrix((m, n))}
+    beta = rng.choice((0, 2))
+    for name, x in of.items():
+        trial.store(f"{name}.h5:/x", x)
+    words = ["multiply", "a.h5:/x", "b.h5:/x", "-o", "z.h5:/z", "--alpha", "1.5", "--checkpoint", "0s"]
+    words += ["--beta", "2", "--c", "c.h5:/x"] if beta else []
+    words += ["--memory", f"{rng.randint(3, 6)}MB"] if rng.random() < 0.6 else []
+    runs = rng.random() < 0.3  # while it runs
+    job, checkpoint = trial.start(rng.randint(1, trial.size), *words), work / "z.h5.z.checkpoint"
+    while job.process.poll() is None and not checkpoint.exists():
+        time.sleep(0.002)
+    time.sleep(rng.uniform(0, 0.3))
+    if not runs:
+        kill(job, "all", signal.SIGKILL, trial)
+        job.finish(END)
+    name, how = rng.choice("abc" if beta else "ab"), rng.choice(("in place", "another file", "nothing"))
+    replace(work / f"{name}.h5", how, rng.randrange(of[name].shape[0]), rng.randrange(of[name].shape[1]))
+    trial.commands.append(f"# {name}.h5 is changed ({how}), and gets its times back")
+    both = of, of | {name: trial.read(f"{name}.h5:/x")}
+    run = job.finish() if runs else trial.pdgemm(rng.randint(1, trial.size), *words)
+    outcome = judge(run)
+    if outcome == "right":
+        z = trial.read("z.h5:/z")
+        if min(gemm_error(z, 1.5, x["a"], x["b"], beta, x["c"]) for x in both[not runs :]) > TOLERANCE:
+            raise Finding("wrong", f"z.h5 is a product of neither what {name}.h5 held nor what it holds: {tail(run)}")
+    if outcome == "refused" and how == "nothing":
+        raise Finding("lost", f"nothing has changed but the time of {name}.h5: {tail(run)}")
+    if outcome == "refused" and (work / "z.h5").exists():
+        raise Finding("wrong", f"an error, and yet there is z.h5: {tail(run)}")
+    trial.count(outcome)
+
+
+def replace(file: Path, how: str, row: int, col: int) -> None:
+    """Change an element of a file, or of a copy that takes its place, or none; the time of the last write stays."""
+    before, there = file.stat(), file
+    if how != "in place":
+        there = Path(shutil.copy2(file, file.with_name("copy.h5")))
+    if how != "nothing":
+        with h5py.File(there, "r+") as opened:
+            opened["x"][row, col] += 1000
+    os.utime(there, ns=(before.st_atime_ns, before.st_mtime_ns))
+    there.replace(file)
 
 
 @attack("restart.generate")
