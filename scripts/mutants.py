@@ -160,7 +160,7 @@ MUTANTS = [
     ),
     Mutant(
         "schedules: a rank alone on its node is told of panels", "pdgemm/schedules/node_relay.py",
-        "min(1, len(near) - 1))[put_together]", "1)[put_together]",
+        "min(1, len(near) - 1)))[put_together]", "1))[put_together]",
         (f"3 {R}shared.py",),
     ),
     Mutant(
@@ -349,6 +349,17 @@ MUTANTS = [
         "streamed: a panel that is there is read again", "pdgemm/streamed/tiling.py",
         "down, number = number % 2 == 0, number + 1", "down, number = True, number + 1",
         (f"0 {U}tilings.py",),
+    ),
+    Mutant(
+        "plans: panels of a pair that ends early are numbered as if it went on", "pdgemm/schedules/panel_numbers.py",
+        "before += len(left) * (end - start)", "before += len(pairs) * (end - start)",
+        (f"0 {U}little_memory.py",),
+    ),
+    Mutant(
+        "plans: a gap between two panels counts as one inside of a panel", "pdgemm/schedules/steps.py",
+        "        if any(total * -(-gap * panels // total) // panels != gap for gap in map(int, gaps)):",
+        "        if len(gaps):",
+        (f"0 {U}little_memory.py",),
     ),
     Mutant(
         "streamed: a job that goes on forgets the sums of its tile", "pdgemm/streamed/files_product.py",

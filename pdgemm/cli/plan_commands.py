@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,9 @@ from pdgemm.cli import options
 from pdgemm.cli.job import OfAllRanks, OfOneRank
 from pdgemm.cli.param_types import BYTES, MNK
 from pdgemm.planning.question import LAYOUTS, Question, movers
+
+if TYPE_CHECKING:
+    from pdgemm.streamed.tiling import Tiling
 
 _question = options.together(
     click.option("--shape", type=MNK, required=True, help="m,n,k of C (m x n) = A (m x k) B (k x n)."),
@@ -42,25 +45,28 @@ _question = options.together(
 @options.json_
 @options.debug
 def plan(whole: bool, as_json: bool, **asked: Any) -> int:
-    """Show what `pdgemm()` would run, the predicted time, and the cost of the alternatives.  Needs no MPI."""
-    from pdgemm.errors import MemoryLimitError
+    """Show what `pdgemm()` would run, the predicted time, and the cost of the alternatives.  Needs no MPI.
+
+    Where nothing fits --memory, show how much is needed, on how many ranks it fits, and what a product of files in
+    parts would read; the exit code then is 1.
+    """
     from pdgemm.planning.candidate_table import wrapped
     from pdgemm.planning.planner import RULE, explained
     from pdgemm.support.text import in_words
 
     question = _asked(**asked)
-    try:
-        found = question.candidates()
-    except MemoryLimitError as bad:
-        raise MemoryLimitError(f"{bad}{_in_parts(question)}") from None
+    facts = {
+        "shape": question.mnk,
+        "ranks": question.ranks,
+        "machine": question.machine.name,
+        "layouts": question.layouts,
+    }
+    if lacking := question.shortage():
+        _too_little(question, lacking, facts if as_json else None)
+        return 1
+    found = question.candidates()
     if as_json:
-        facts = {
-            "shape": question.mnk,
-            "ranks": question.ranks,
-            "machine": question.machine.name,
-            "layouts": question.layouts,
-            "rule": RULE,
-        }
+        facts["rule"] = RULE
         click.echo(json.dumps({**facts, "candidates": [x.as_dict() for x in found]}))
     else:
         click.echo(wrapped(found[0].summary(question.mnk, question.ranks)))
@@ -127,22 +133,46 @@ def simulate(as_json: bool, **asked: Any) -> int:
     return 0
 
 
-def _in_parts(question: Question) -> str:
-    """Return what `multiply --memory` would do instead; nothing where that does not fit, either."""
+def _too_little(question: Question, lacking: str, facts: dict[str, Any] | None) -> None:
+    """Print what is lacking, and the ways out: more ranks, or a product in parts.   facts : for JSON; None: as text."""
+    from pdgemm.planning.candidate_table import wrapped
+    from pdgemm.planning.question import MOST_TRIED
+    from pdgemm.support.text import counted, in_bytes
+
+    more, memory = question.on_more_ranks(), question.memory or 0
+    tiling = _in_parts(question)
+    if facts is not None:
+        fit = more and {"ranks": more.ranks, "bytes_per_rank": more.least_bytes}
+        least = {"needed_bytes_per_rank": question.least_bytes, "least_ranks": question.least_ranks}
+        parts = {"needed_bytes_per_rank": tiling} if isinstance(tiling, int) else tiling.as_dict(memory)
+        none = {"fits": False, "memory": memory, **least, "on_more_ranks": fit, "in_parts": parts, "candidates": []}
+        click.echo(json.dumps({**facts, **none}))
+        return
+    click.echo(wrapped(lacking))
+    if more is not None:
+        click.echo(wrapped(f"on {counted(more.ranks, 'rank')} it fits, with {in_bytes(more.least_bytes)} per rank"))
+    elif question.least_ranks > MOST_TRIED:
+        ranks = counted(question.least_ranks, "rank")
+        click.echo(wrapped(f"A, B and C alone are the memory of {ranks}: it fits on more than these"))
+    if isinstance(tiling, int):
+        click.echo(wrapped(f"products of files in parts, `pdgemm multiply --memory`, need {in_bytes(tiling)} per rank"))
+    else:
+        text = f"`pdgemm multiply --memory` would multiply matrices in files in {tiling.explain(memory)}"
+        click.echo(wrapped(text))
+
+
+def _in_parts(question: Question) -> Tiling | int:
+    """Return what `multiply --memory` would do instead; where that does not fit, either, the bytes that it needs."""
     from pdgemm.arrays import dtypes
-    from pdgemm.errors import PdgemmError
     from pdgemm.planning.grid_search import near_root
-    from pdgemm.streamed.tiling import Operand, fitting
+    from pdgemm.streamed.tiling import Operand
+    from pdgemm.streamed.tiling_choice import best_tiling
 
     rows, memory, size = near_root(question.ranks), question.memory or 0, question.dtype.itemsize
-    try:
-        stored = dtypes.product(question.dtype, question.dtype)
-        of_c = dtypes.arithmetic(stored).itemsize, stored.itemsize, 0
-        grid, operand = (rows, question.ranks // rows), Operand(size, size)
-        tiling = fitting(question.mnk, grid, operand, operand, *of_c, memory)
-    except PdgemmError:
-        return ""
-    return f"; `pdgemm multiply --memory` would multiply matrices in files in {tiling.explain(memory)}"
+    stored = dtypes.product(question.dtype, question.dtype)
+    of_c = dtypes.arithmetic(stored).itemsize, stored.itemsize, 0
+    grid, operand = (rows, question.ranks // rows), Operand(size, size)
+    return best_tiling(question.mnk, grid, operand, operand, *of_c, memory)
 
 
 def _range(numbers: Any, form: Callable[[float], str]) -> str:

@@ -38,7 +38,6 @@ RULE = (  # MOVES_WEIGH and TIE in words
 )
 
 
-@lru_cache(maxsize=256)
 def plan_product(problem: Problem) -> ProductPlan:
     """Return the best plan by RULE among those that fit the memory limit on every rank.
 
@@ -59,6 +58,7 @@ def plan_product(problem: Problem) -> ProductPlan:
     )
 
 
+@lru_cache(maxsize=256)
 def best_plan(problem: Problem) -> tuple[ProductPlan | None, int]:
     """Return the best plan that fits, or None, and the bytes that a plan needs at least."""
     plan, least = _best(problem)

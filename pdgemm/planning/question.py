@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from math import prod
 from typing import Literal
 
 import numpy as np
@@ -17,13 +19,15 @@ from pdgemm.model.machine import CUDA, Machine, on_nodes
 from pdgemm.model.mover_registry import AUTO, IPC, NCCL, POLICIES, SHARED, by_messages, on_host
 from pdgemm.planning.candidate_table import Candidate
 from pdgemm.planning.grid_search import near_root
-from pdgemm.planning.planner import best_plan, considered, panel_width, panels_ahead, plan_product
+from pdgemm.planning.planner import best_plan, considered, panel_width, panels_ahead
 from pdgemm.planning.problem import Problem
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.support.text import counted, in_bytes
 
 LAYOUTS = ("default", "ideal")
 _LARGEST, _MOST_RANKS = 10**12, 10**7
+MOST_TRIED = 1 << 14  # ranks up to which it is tried whether a plan fits: their plan takes a second
+_TRIES = 6
 
 
 def movers() -> tuple[str, ...]:
@@ -148,15 +152,48 @@ class Question:
 
         Raises ArgumentError where no grid fits the request, MemoryLimitError where no plan fits the memory.
         """
-        try:
-            return plan_product(self.problem)
-        except MemoryLimitError:
-            _, least = best_plan(self.problem)
-            share = sum(x.local_bytes(None) for x in self._layouts)
-            raise MemoryLimitError(
-                f"{in_bytes(self.memory or 0)} per rank is too small: at least {in_bytes(least + self.given_bytes)} "
-                f"are needed on {counted(self.ranks, 'rank')}, of which {in_bytes(share)} are A, B and C"
-            ) from None
+        plan, _ = best_plan(self.problem)
+        if plan is None:
+            raise MemoryLimitError(self.shortage())
+        return plan
+
+    def shortage(self) -> str:
+        """Return what is lacking, as a sentence; empty: there is a plan that fits the memory."""
+        if best_plan(self.problem)[0] is not None:
+            return ""
+        share = sum(x.local_bytes(None) for x in self._layouts)
+        return (
+            f"{in_bytes(self.memory or 0)} per rank is too small: at least {in_bytes(self.least_bytes)} "
+            f"are needed on {counted(self.ranks, 'rank')}, of which {in_bytes(share)} are A, B and C"
+        )
+
+    @property
+    def least_bytes(self) -> int:
+        """The bytes per rank that are needed at least, A, B and C included; of those that fit, the plan's."""
+        plan, least = best_plan(self.problem)
+        return self.given_bytes + (least if plan is None else plan.extra_bytes(None))
+
+    @property
+    def least_ranks(self) -> int:
+        """The ranks whose memory holds A, B and C, and nothing else; 0: no number of ranks does."""
+        total = sum(prod(x.distribution.shape) * x.dtype.itemsize for x in self._layouts)
+        return -(-total // self.memory) if self.memory else 0
+
+    def on_more_ranks(self) -> Question | None:
+        """Return the same question for the fewest ranks that a plan was seen to fit on; None: see `least_ranks`.
+
+        Multiples of the ranks are tried, a few of them, from `least_ranks` on, up to MOST_TRIED.
+        """
+        times = max(2, -(-self.least_ranks // self.ranks))
+        for _ in range(_TRIES if self.memory else 0):
+            if times * self.ranks > MOST_TRIED:
+                break
+            more = replace(self, ranks=times * self.ranks)
+            with suppress(ArgumentError):  # a grid that was asked for
+                if best_plan(more.problem)[0] is not None:
+                    return more
+            times += max(1, times // 8)
+        return None
 
     def candidates(self) -> list[Candidate]:
         """Return the candidates, the chosen one first; their memory includes A, B and C."""

@@ -56,7 +56,7 @@ class NodeLine:
 
     def chain(self, owner: int, turn: int) -> list[int]:
         """Return the positions that relay panel number `turn`: its owner, then a receiver on each other node."""
-        key = owner, turn % self._period
+        key = owner, turn % self.period
         if key not in self._chains:
             size = len(self.nodes)
             first = {self.nodes[owner]: owner}  # by node, in the order of positions after the owner's
@@ -103,7 +103,8 @@ class NodeLine:
         return np.asarray(before % size)
 
     @cached_property
-    def _period(self) -> int:
+    def period(self) -> int:
+        """After how many panels the same ranks receive again."""
         return lcm(*map(len, self._places.values()))
 
     @cached_property
@@ -113,26 +114,30 @@ class NodeLine:
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of panels 0, 1, ...; the arrays have an entry for each part.
+    """The parts of panels 0, 1, ...; the arrays have an entry for each part, or for several that are alike.
 
-    panel : number of its panel.   owner : position that owns it.   words : number of its inner indices.
-    alone : it is the whole panel, and contiguous.
+    panel : number of its panel, or what is left of it modulo a multiple of the ranks of each node.
+    owner : position that owns it.   words : number of the inner indices of all that the entry stands for.
+    alone : it is the whole panel, and contiguous.   first : it is the first part of its panel.
+    count : how many the entry stands for; where one is less than none, another entry has as many more.
     """
 
     panel: np.ndarray
     owner: np.ndarray
     words: np.ndarray
     alone: np.ndarray
+    first: np.ndarray
+    count: np.ndarray
 
     @classmethod
     def of(cls, panels: Iterable[tuple[list[tuple[int, IndexMap]], IndexMap]]) -> Parts:
         """Return the parts of panels, given for each panel the owners and index maps of its parts, and its own map."""
         rows = [
-            (number, owner, runs.size, len(parts) == 1 and whole.contiguous)
+            (number, owner, runs.size, len(parts) == 1 and whole.contiguous, not place, 1)
             for number, (parts, whole) in enumerate(panels)
-            for owner, runs in parts
+            for place, (owner, runs) in enumerate(parts)
         ]
-        return cls(*np.array(rows, np.int64).reshape(-1, 4).T)
+        return cls(*np.array(rows, np.int64).reshape(-1, 6).T)
 
 
 def relayed(breadth: int, parts: Parts, line: NodeLine, me: int) -> Traffic:
@@ -148,13 +153,12 @@ def relayed(breadth: int, parts: Parts, line: NodeLine, me: int) -> Traffic:
     receiver = parts.panel % len(near) == near.index(me)
     takes = receiver & ~here
     sends = mine | (takes & (nodes[line.ends[parts.owner]] != nodes[me]))
-    first = np.diff(parts.panel, prepend=-1) > 0  # part of each panel
-    put_together = first & ~(parts.alone.astype(bool) & here)
-    signals = int(np.where(receiver, len(near) - 1, min(1, len(near) - 1))[put_together].sum())
+    put_together = parts.first.astype(bool) & ~(parts.alone.astype(bool) & here)
+    signals = int((parts.count * np.where(receiver, len(near) - 1, min(1, len(near) - 1)))[put_together].sum())
     return Traffic(
         words_sent=int(words[sends].sum()),
         words_received=int(words[~mine].sum()),
-        messages_sent=int(np.count_nonzero(sends)) + signals,
-        messages_received=int(np.count_nonzero(takes)) + signals,
+        messages_sent=int(parts.count[sends].sum()) + signals,
+        messages_received=int(parts.count[takes].sum()) + signals,
         words_read=int(words[~mine & ~takes].sum()),
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,15 @@ Window = tuple[tuple[int, int], ...]  # ranges of rows, ascending
 def height(window: Window) -> int:
     """Return the number of rows of a window."""
     return sum(hi - lo for lo, hi in window)
+
+
+class Share(NamedTuple):
+    """What a rank and its group have of some windows."""
+
+    words: int
+    mine: int  # words that the rank has in C
+    windows: int  # of which it has any in C
+    receivers: int  # the ranks that have any of a window in C, added up over the windows
 
 
 @dataclass(frozen=True)
@@ -126,7 +136,10 @@ class Reduction:
         if rank is None:  # a share of the rows of each part is at most one row more than its size over their number
             parts = min(self.C.distribution.rows.parts, self._at_once(None) // LEAST_ROWS)
             return min(self.shape(None)[0], self._at_once(None) + parts * (parts > 1))
-        return int(self._shares(rank)[0].max(initial=0)) // max(1, self.shape(rank)[1])
+        turns = self.turns(rank)
+        if turns and (apart := self._apart(rank)):
+            return sum(-(-x.size // turns) for x in apart)  # the last window has the larger share of each part
+        return min(self.shape(rank)[0], self._at_once(rank)) if turns else 0
 
     def _apart(self, rank: int) -> list[IndexMap]:
         """Return the rows of a block in each part of C's rows, if consecutive rows would not belong to all parts."""
@@ -170,43 +183,79 @@ class Reduction:
     def traffic(self, rank: int, turns: slice = ALL) -> Traffic:
         """Return the traffic: the partial sums of a rank's share on the others of its group, and its own of theirs.
 
-        Each rank sends every other one its part.   turns : the windows that count.
+        Each rank sends every other one its part.   turns : the consecutive windows that count.
         """
-        others = self.layers - 1
-        every, mine, receivers = (x[turns] for x in self._shares(rank))
-        received = int(mine.sum()) * others
+        share, others = self._share((rank, *turns.indices(self.turns(rank))[:2])), self.layers - 1
+        received = share.mine * others
         if self.read:
             return Traffic(words_received=received, words_read=received)
-        has = mine > 0
-        return Traffic(
-            int((every - mine).sum()), received, int((receivers - has).sum()), int(np.count_nonzero(has)) * others
-        )
+        return Traffic(share.words - share.mine, received, share.receivers - share.windows, share.windows * others)
 
     @remembered
-    def _shares(self, rank: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return for each window its words, those that the rank has in C, and how many ranks have any in C."""
+    def _share(self, which: tuple[int, int, int]) -> Share:
+        """Return what a rank and its group have of windows number `first` to `end`.   which : (rank, first, end).
+
+        Its cost is that of the runs of C's rows, however many windows there are.
+        """
+        rank, first, end = which
         at = self.at(rank)
-        turns = self.turns(rank)
-        if at is None or not turns:
-            return (np.zeros(0, np.int64),) * 3
+        if at is None or first >= end:
+            return Share(0, 0, 0, 0)
         if self.triangle:
-            counts = np.array([self.counts(*at, window) for window in self.windows(rank)])
+            counts = self._counts_of_windows(rank)[first:end]
             mine = counts[:, self.group(*at).index(rank)]
-            return counts.sum(axis=1), mine, np.count_nonzero(counts, axis=1)
+            return Share(int(counts.sum()), int(mine.sum()), np.count_nonzero(mine), np.count_nonzero(counts))
         (rows, cols), at_once = self.shape(rank), self._at_once(rank)
-        (i, j), (own_i, own_j) = at, self.C.coords(rank)
-        to_rows, to_cols = self.rows_to(i), self.cols_to(j)
-        own = to_rows.get(own_i) if own_j in to_cols else None
+        to_rows, to_cols, own = self.rows_to(at[0]), self.cols_to(at[1]), self._own_rows(rank)
+        wide = to_cols[self.C.coords(rank)[1]].size if own else 0
         if self._apart(rank):
-            turn, sizes = np.arange(turns + 1), np.array([x.size for x in to_rows.values()])
-            shares = np.diff(sizes[:, None] * turn // turns)
-            every, parts = shares.sum(axis=0), np.count_nonzero(shares, axis=0)
-            mine = np.diff(own.size * turn // turns) if own else np.zeros(turns, np.int64)
+            turns = self.turns(rank)
+
+            def below(x: IndexMap, turn: int) -> int:
+                return x.size * turn // turns
+
+            def windows(x: IndexMap) -> int:
+                return end - first if x.size >= turns else below(x, end) - below(x, first)
+
+            high = sum(below(x, end) - below(x, first) for x in to_rows.values())
         else:
-            ends = np.minimum(rows, at_once * np.arange(1, turns + 1))
-            every, parts = np.diff(ends, prepend=0), _parts_in_windows(to_rows, at_once, turns)
-            mine = np.diff(own.count_below(ends), prepend=0) if own else np.zeros(turns, np.int64)
-        return every * cols, mine * (to_cols[own_j].size if own else 0), parts * len(to_cols)
+            lo, hi = first * at_once, min(rows, end * at_once)
+
+            def below(x: IndexMap, turn: int) -> int:
+                return int(x.count_below(min(rows, turn * at_once)))
+
+            def windows(x: IndexMap) -> int:
+                return _windows_with(x, at_once, lo, hi)
+
+            high = hi - lo
+        mine = (below(own, end) - below(own, first)) * wide if own else 0
+        receivers = sum(map(windows, to_rows.values())) * len(to_cols)
+        return Share(high * cols, mine, windows(own) if own else 0, receivers)
+
+    def _most_own_words(self, rank: int) -> int:
+        """Return the most words of a window that a rank has in C."""
+        if self.triangle:
+            counts, at = self._counts_of_windows(rank), self.at(rank)
+            return 0 if at is None else int(counts[:, self.group(*at).index(rank)].max(initial=0))
+        own, turns, at_once = self._own_rows(rank), self.turns(rank), self._at_once(rank)
+        if not own or not turns:
+            return 0
+        rows = -(-own.size // turns) if self._apart(rank) else _most_in_a_window(own, at_once)
+        at = self.at(rank)
+        assert at is not None
+        return rows * self.cols_to(at[1])[self.C.coords(rank)[1]].size
+
+    def _own_rows(self, rank: int) -> IndexMap | None:
+        """Return the rows of a rank's block that it has in C itself; None: it has none of the block."""
+        at, (own_i, own_j) = self.at(rank), self.C.coords(rank)
+        return None if at is None or own_j not in self.cols_to(at[1]) else self.rows_to(at[0]).get(own_i)
+
+    @remembered
+    def _counts_of_windows(self, rank: int) -> np.ndarray:
+        """Return the words of each window of a triangle that belong to each rank of the group."""
+        at = self.at(rank)
+        counts = [] if at is None else [self.counts(*at, window) for window in self.windows(rank)]
+        return np.array(counts, np.int64).reshape(-1, self.layers)
 
     def messages(self, turns: slice = ALL) -> list[Messages]:
         """Return the messages, or reads, of the partial sums in some windows of each block."""
@@ -228,7 +277,7 @@ class Reduction:
         cols, highest = self.shape(rank)[1], self.highest(rank)
         mine = min(highest * cols, prod(self.C.local_shape(None)))
         if rank is not None:
-            mine = int(self._shares(rank)[1].max(initial=0))
+            mine = self._most_own_words(rank)
         return {
             "packed C": (0 if self.read else highest * cols, self.dtype),
             "own part of C": (mine, self.dtype),
@@ -249,7 +298,7 @@ class Reduction:
     def total_words(self) -> int:
         words = self.rows.n * self.cols.n
         if self.triangle:
-            words = sum(int(self._shares(rank)[0].sum()) for rank in self.rank_map[: self.blocks])
+            words = sum(int(self._counts_of_windows(rank).sum()) for rank in self.rank_map[: self.blocks])
         return words * (self.layers - 1)
 
 
@@ -261,16 +310,21 @@ def _share(rows: IndexMap, turn: int, turns: int) -> Iterator[tuple[int, int]]:
         yield from zip(share.source.tolist(), (share.source + share.lengths).tolist())
 
 
-def _parts_in_windows(maps: dict[int, IndexMap], height: int, windows: int) -> np.ndarray:
-    """Return how many parts have rows in each window of `height` rows.   maps : the rows of the block in each part."""
-    starts = np.concatenate([x.source for x in maps.values()])
-    ends = starts + np.concatenate([x.lengths for x in maps.values()])
-    part = np.repeat(np.arange(len(maps)), [len(x.lengths) for x in maps.values()])
-    first = starts // height
-    several = (ends - 1) // height - first + 1
-    turn = np.arange(several.sum()) - np.repeat(several.cumsum() - several, several)
-    window = np.repeat(first, several) + turn
-    return np.bincount(np.unique(np.repeat(part, several) * windows + window) % windows, minlength=windows)
+def _windows_with(rows: IndexMap, height: int, lo: int, hi: int) -> int:
+    """Return in how many windows of `height` rows, of those from row lo to row hi, there are any of these rows."""
+    starts, ends = np.maximum(lo, rows.source), np.minimum(hi, rows.source + rows.lengths)
+    there = starts < ends
+    first, last = starts[there] // height, (ends[there] - 1) // height
+    return int((last - first + 1).sum()) - int(np.count_nonzero(first[1:] == last[:-1]))
+
+
+def _most_in_a_window(rows: IndexMap, height: int) -> int:
+    """Return the most of these rows that are in one window of `height` rows."""
+    first, last = rows.source // height, (rows.source + rows.lengths - 1) // height
+    if (last - first > 1).any():  # a run fills a window
+        return height
+    ends = np.union1d(first, last) * height
+    return int((rows.count_below(ends + height) - rows.count_below(ends)).max())
 
 
 @lru_cache(maxsize=16)

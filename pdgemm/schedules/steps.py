@@ -6,6 +6,7 @@ product A[i, k] B[k, j] is formed exactly once.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -37,22 +38,42 @@ def summa_steps(inner_a: BlockCyclic, inner_b: BlockCyclic, width: int) -> tuple
     of B: with equal cyclic layouts these are a few wide products, not one for each block.  Pairs
     alternate, so that no rank is the source of many consecutive panels.
     """
-    cuts, lengths, owner_a, owner_b = common_refinement(inner_a, inner_b)
-    pair = owner_a * inner_b.parts + owner_b
-    by_pair = np.argsort(pair, kind="stable")
     turns = []
-    for mine in np.split(by_pair, np.flatnonzero(np.diff(pair[by_pair])) + 1) if inner_a.n else []:
-        first = int(mine[0])
-        for turn, (at, size) in enumerate(_even_cuts(cuts[mine], lengths[mine], width)):
+    for first, col, row, starts, lengths in runs_of_pairs(inner_a, inner_b):
+        for turn, (at, size) in enumerate(_even_cuts(starts, lengths, width)):
             step = PanelStep(
-                col=int(pair[first]) // inner_b.parts,
-                row=int(pair[first]) % inner_b.parts,
+                col=col,
+                row=row,
                 width=int(size.sum()),
                 a=packed(inner_a.to_local(at), size),
                 b=packed(inner_b.to_local(at), size),
             )
             turns.append((turn, first, step))
     return tuple(step for _, _, step in sorted(turns, key=lambda t: t[:2]))
+
+
+def runs_of_pairs(inner_a: BlockCyclic, inner_b: BlockCyclic) -> Iterator[tuple[int, int, int, np.ndarray, np.ndarray]]:
+    """Yield for each owner pair the number of its first run, qa, qb, and the starts and lengths of its runs."""
+    cuts, lengths, owner_a, owner_b = common_refinement(inner_a, inner_b)
+    pair = owner_a * inner_b.parts + owner_b
+    by_pair = np.argsort(pair, kind="stable")
+    for mine in np.split(by_pair, np.flatnonzero(np.diff(pair[by_pair])) + 1) if inner_a.n else []:
+        col, row = divmod(int(pair[mine[0]]), inner_b.parts)
+        yield int(mine[0]), col, row, cuts[mine], lengths[mine]
+
+
+def in_one_run_each(inner: BlockCyclic, other: BlockCyclic, width: int) -> bool:
+    """Is each panel of `summa_steps(inner, other, width)` one run of local indices of `inner`?
+
+    Its cost is that of the runs, however many panels there are: a gap has to lie between two panels.
+    """
+    for _, _, _, starts, lengths in runs_of_pairs(inner, other) if width > 1 else ():
+        local, ends = inner.to_local(starts), np.cumsum(lengths)
+        total, gaps = int(ends[-1]), ends[:-1][local[1:] != local[:-1] + lengths[:-1]]
+        panels = -(-total // width)
+        if any(total * -(-gap * panels // total) // panels != gap for gap in map(int, gaps)):
+            return False
+    return True
 
 
 def _even_cuts(starts: np.ndarray, lengths: np.ndarray, width: int) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from math import lcm
 
 import numpy as np
 
@@ -12,9 +13,19 @@ from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.instrument.recorder import Transfer
 from pdgemm.model.formulas import broadcasts
 from pdgemm.schedules.node_relay import NodeLine, Parts, relayed
+from pdgemm.schedules.panel_numbers import parts_by_number
 from pdgemm.schedules.product import Buffers, Product, alike
 from pdgemm.schedules.rounds import COLS, Round, broadcast, counts_of, grid_of, on_grid, relay
-from pdgemm.schedules.steps import Bundle, PanelStep, bundled, one_run, panel_counts, summa_steps, widest_panel
+from pdgemm.schedules.steps import (
+    Bundle,
+    PanelStep,
+    bundled,
+    in_one_run_each,
+    one_run,
+    panel_counts,
+    summa_steps,
+    widest_panel,
+)
 
 BUNDLE = 128  # width up to which thin panels are multiplied together at least: BLAS is slow on thin ones
 CACHE_BYTES = 1 << 25  # of a block of C, above which bundles are twice as wide: each one reads and writes it
@@ -103,7 +114,7 @@ class Summa(Product):
 
     @cached_property
     def bundled(self) -> bool:
-        """Are panels so thin that several are multiplied at once?"""
+        """Are panels so thin that several are multiplied at once?  Then there is one of each owner pair."""
         return 2 * self.widest <= self._bundle and not (self.A.conjugated or self.B.conjugated)
 
     @property
@@ -143,7 +154,9 @@ class Summa(Product):
         """The number of panels, or bundles, held at once: the one in use and those in flight behind it."""
         if (self.in_place and not self.fetched) or self.widest_bundle >= self.mnk[2]:
             return 1
-        return min(self.lookahead + 1 + self.spare, max(1, len(self.bundles) if self.nodes else self.panels))
+        return min(
+            self.lookahead + 1 + self.spare, max(1, len(self.bundles) if self.nodes and self.bundled else self.panels)
+        )
 
     def rounds(self) -> Iterator[Round]:
         """Yield for each bundle the broadcasts of its panels along grid rows and columns, then a product."""
@@ -184,7 +197,12 @@ class Summa(Product):
 
     @cached_property
     def _parts(self) -> tuple[Parts, Parts]:
-        """The parts of the panels of A, and of B."""
+        """The parts of the panels of A, and of B, one by one or, where there are more, those alike together."""
+        inner_a, inner_b, grid = self.A.distribution.cols, self.B.distribution.rows, grid_of(self.C)
+        lines = [self.line("A", rank) for rank in grid[:, 0].tolist()] + [self.line("B", x) for x in grid[0].tolist()]
+        period = lcm(*(line.period for line in lines))
+        if not self.bundled and self.panels > period * np.count_nonzero(self._counts):
+            return parts_by_number(inner_a, inner_b, self._width, period)
         left = (([(x.col, x.a) for x in bundle.steps], bundle.a) for bundle in self.bundles)
         right = (([(x.row, x.b) for x in bundle.steps], bundle.b) for bundle in self.bundles)
         return Parts.of(left), Parts.of(right)
@@ -227,6 +245,8 @@ class Summa(Product):
             return stay
         if one_run(inner) and one_run(other) and not self.bundled:
             return True  # the intersection of two runs is one run
+        if not self.bundled:
+            return in_one_run_each(inner, other, self._width)
         return all(getattr(x, panel).contiguous and (stay or len(x.steps) == 1) for x in self.bundles)
 
     def staging(self, rank: int | None) -> Buffers:

@@ -33,7 +33,8 @@ from pdgemm.protection import checksum
 from pdgemm.streamed.checkpoints import PATIENCE, Checkpoints, When, Wrong, checkpoints
 from pdgemm.streamed.file_panels import Panels, TileWriter, loaded, moved, summed, worker
 from pdgemm.streamed.files_residual import applied
-from pdgemm.streamed.tiling import Operand, Step, Tiling, fitting, most_memory
+from pdgemm.streamed.tiling import Operand, Step, Tiling
+from pdgemm.streamed.tiling_choice import fitting, most_memory
 from pdgemm.streamed.unfinished import SUMS, Left
 from pdgemm.support import signals
 from pdgemm.support.agreement import GuardedCallback, agree, together

@@ -27,7 +27,8 @@ from pdgemm.model.formulas import gemm_flops
 from pdgemm.names import DType, Transpose
 from pdgemm.streamed.file_panels import Panels, loaded, worker
 from pdgemm.streamed.files_product import operand_of
-from pdgemm.streamed.tiling import Operand, Tiling, counts
+from pdgemm.streamed.tiling import Operand, Tiling
+from pdgemm.streamed.tiling_choice import counts
 from pdgemm.support.agreement import GuardedCallback, agree, together
 from pdgemm.support.memory_left import largest_so_far
 from pdgemm.support.text import in_bytes

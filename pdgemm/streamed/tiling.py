@@ -15,15 +15,16 @@ into parts, so that their ends stay ends of tiles and panels.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise, product
-from math import ceil, inf, prod, sqrt
+from math import prod, sqrt
 from typing import Any, NamedTuple
 
-from pdgemm.errors import MemoryLimitError
+import numpy as np
+
 from pdgemm.support.text import counted, in_bytes
 
 Range = tuple[int, int]  # the first index, and the one after the last
@@ -36,7 +37,6 @@ _CALL = 1 << 20  # in that of a step beside reading and multiplying
 _FLOPS = 32  # floating-point operations of a rank in the time in which a byte is read
 _THIN = 32  # a product of a matrix with so many rows, columns or inner indices takes twice the time of its operations
 _THICK = 256  # inner indices of a panel that is not made thinner so that steps become shorter
-_RESERVE = 16  # of how many parts of the memory one is left to the buffers of the products
 
 
 class Operand(NamedTuple):
@@ -97,7 +97,8 @@ class Step:
 class Tiling:
     """C (m x n) := A (m x k) B (k x n) in tiles, on a process grid.
 
-    counts : tiles in the rows and columns of C, and panels in the inner dimension.
+    counts : tiles in the rows and columns of C, and panels in the inner dimension.  While one is chosen, arrays of
+             numbers: bytes and costs are then those of as many tilings.
     held   : bytes of an element of the tile in memory.   stored : of C in its file.   entry : of C on entry.
     They are 0 where C lies elsewhere, and the bytes of an operand that lies elsewhere are, too.
     finished, parts : tiles, and parts of others, that an earlier job has done.
@@ -123,8 +124,8 @@ class Tiling:
     @cached_property
     def largest(self) -> tuple[int, int, int]:
         """The most rows, columns and inner indices of a step."""
-        return tuple(  # type: ignore[return-value]
-            min(n, unit * ceil(ceil(n / unit) / parts)) for n, parts, unit in zip(self.mnk, self.counts, self._units)
+        return tuple(
+            _least(n, unit * -((-n // unit) // parts)) for n, parts, unit in zip(self.mnk, self.counts, self._units)
         )
 
     @property
@@ -134,7 +135,7 @@ class Tiling:
     @property
     def slabs(self) -> int:
         """Parts of a tile, by rows, of which one is written while the next is multiplied."""
-        return max(1, min(_SLABS, self.largest[0] // (self.grid[0] * _LEAST))) if self.held else 1
+        return _most(1, _least(_SLABS, self.largest[0] // (self.grid[0] * _LEAST))) if self.held else 1
 
     @property
     def blocks(self) -> tuple[int, int, int, int]:
@@ -143,10 +144,17 @@ class Tiling:
         tile = _block(rows, pr * self.slabs, a[0]), _block(cols, pc, b[1])
         return *tile, _block(inner, pc, a[1]), _block(inner, pr, b[0])
 
+    @property
+    def numbers(self) -> tuple[int, int, int]:
+        """How many `cuts` there are of each kind."""
+        return tuple(  # type: ignore[return-value]
+            min(parts, max(1, -(-n // unit))) for n, parts, unit in zip(self.mnk, self.counts, self._units)
+        )
+
     @cached_property
     def count(self) -> int:
         """How many steps there are."""
-        return sum(1 for _ in self.steps()) if self._resumed else prod(map(len, self.cuts))
+        return sum(1 for _ in self.steps()) if self._resumed else prod(self.numbers)
 
     @property
     def _resumed(self) -> bool:
@@ -195,7 +203,7 @@ class Tiling:
         ti, tj, tl = self.counts
         if not self.mnk[2]:
             return 0, 0
-        return (ti * (tj * tl - (tj - 1)) if tl > 1 else ti), ti * tj * tl - (ti - 1)
+        return ti * (tj * tl - (tj - 1)), ti * tj * tl - (ti - 1)
 
     @cached_property
     def bytes_read(self) -> int:
@@ -205,12 +213,11 @@ class Tiling:
         """
         if self._resumed:
             return sum(self._read(step) for step in self.steps())
-        (m, n, k), (rows, cols, inner) = self.mnk, ([end - first for first, end in cuts] for cuts in self.cuts)
-        ti, tj = len(rows), len(cols)
+        (m, n, k), (ti, tj, _) = self.mnk, self.numbers
+        _, cols, inner = (_ends(*x) for x in zip(self.mnk, self.counts, self._units))
         last = inner[-1], inner[0]  # of an even, of an odd tile in the order of the steps
-        even = [(tj - i * tj % 2) // 2 for i in range(ti)]  # of the first tj - 1 tiles of these rows
-        kept_a = sum(rows[i] * (even[i] * last[0] + (tj - 1 - even[i]) * last[1]) for i in range(ti))
-        kept_b = sum(cols[0 if i % 2 else -1] * last[(i * tj + tj - 1) % 2] for i in range(ti - 1))
+        kept_a = m * (tj // 2 * last[0] + (tj - 1 - tj // 2) * last[1])
+        kept_b = ti // 2 * cols[-1] * last[(tj - 1) % 2] + (ti - 1) // 2 * cols[0] * last[1]
         read = self.a.stored * (tj * m * k - kept_a) + self.b.stored * (ti * n * k - kept_b)
         return read + self.entry * m * n
 
@@ -223,15 +230,18 @@ class Tiling:
 
     @property
     def bytes_written(self) -> int:
-        rows, cols, _ = ([end - first for first, end in cuts] for cuts in self.cuts)
-        return self.stored * (self.mnk[0] * self.mnk[1] - sum(rows[i] * cols[j] for i, j in self.finished))
+        area = self.mnk[0] * self.mnk[1]
+        if self.finished:
+            rows, cols, _ = ([end - first for first, end in cuts] for cuts in self.cuts)
+            area -= sum(rows[i] * cols[j] for i, j in self.finished)
+        return self.stored * area
 
     @property
     def most_bytes(self) -> int:
         """The most bytes of a rank: a tile, one or two panels of each operand, and what is converted on its way."""
         rows, cols, a_inner, b_inner = self._local
         panels = self.a.held * rows * a_inner, self.b.held * b_inner * cols
-        kept = sum(size * min(2, loads) for size, loads in zip(panels, self.loads))
+        kept = sum(size * _least(2, loads) for size, loads in zip(panels, self.loads))
         return self.held * rows * cols + kept + 2 * (STAGED + self.a.chunk + self.b.chunk)
 
     @property
@@ -245,13 +255,13 @@ class Tiling:
         """The most rows and columns of C, and inner indices of A and of B, that a rank has."""
         rows, cols, a_inner, b_inner = self.blocks
         m, n, k = self.largest
-        return min(m, rows * self.slabs), min(n, cols), min(k, a_inner), min(k, b_inner)
+        return _least(m, rows * self.slabs), _least(n, cols), _least(k, a_inner), _least(k, b_inner)
 
     def as_dict(self, memory: int) -> dict[str, Any]:
         """Return the plan as plain figures."""
         return {
             "memory": memory,
-            "tiles": [len(x) for x in self.cuts],
+            "tiles": [*self.numbers],
             "tile": self.largest[:2],
             "panel_width": self.largest[2],
             "bytes_per_rank": self.most_bytes,
@@ -265,7 +275,7 @@ class Tiling:
 
     def explain(self, memory: int) -> str:
         """Return the plan in a sentence or two."""
-        ti, tj, tl = map(len, self.cuts)
+        ti, tj, tl = self.numbers
         every, bound = self.bytes_read + self.bytes_written, self.bound(memory)
         tiles, panels = counted(ti * tj, "tile"), counted(tl, "panel")
         return (
@@ -279,7 +289,7 @@ class Tiling:
     def flops(self) -> float:
         """The operations of a rank in the largest step; those of a thicker one where panels are thin."""
         rows, cols, inner = self.largest
-        return 2 * rows * cols * max(inner, _THICK) / (self.grid[0] * self.grid[1])
+        return 2 * rows * cols * _most(inner, _THICK) / (self.grid[0] * self.grid[1])
 
     @property
     def cost(self) -> float:
@@ -293,11 +303,11 @@ class Tiling:
         widths = (rows / self.slabs if self.a.by_columns else a_inner), (b_inner if self.b.by_columns else cols)
         read = bare = 0.0
         for operand, loads, size, width in zip((self.a, self.b), self.loads, sizes, widths):
-            read += loads * size * (operand.stored + _RUN / max(1, width))
+            read += loads * size * (operand.stored + _RUN / _most(1, width))
             bare += size * operand.stored
         bare += self.stored * self.largest[0] * self.largest[1] / self.slabs
         ranks = self.grid[0] * self.grid[1]
-        thin = sum(_THIN / max(1, x) for x in (rows / self.slabs, cols, self.largest[2]))
+        thin = sum(_THIN / _most(1, x) for x in (rows / self.slabs, cols, self.largest[2]))
         return read + bare + ti * tj * tl * _CALL + 2 * m * n * k / ranks / _FLOPS * thin
 
     def bound(self, memory: int) -> float:
@@ -319,69 +329,6 @@ def waiting(tiling: Tiling, begun: set[tuple[int, int]]) -> list[Part]:
     return [x for x in tiling.parts if any(x.holds(rows[i], cols[j]) for i, j in tiles)]
 
 
-def fitting(
-    mnk: tuple[int, int, int],
-    grid: tuple[int, int],
-    a: Operand,
-    b: Operand,
-    held: int,
-    stored: int,
-    entry: int,
-    memory: int | None,
-    most_flops: float = inf,
-    base: tuple[int, int, int] = (1, 1, 1),
-) -> Tiling:
-    """Return the tiling of the least cost that takes at most `memory` bytes per rank, products' buffers included.
-
-    memory : None: as much as A, B and C take.
-    most_flops : of a rank in a step, as far as panels do not become thin.
-    base   : the counts of an earlier job, which are kept if they fit, and else multiplied.
-
-    Raises MemoryLimitError, which says how many bytes are needed.
-    """
-    if memory is None:
-        memory = most_memory(Tiling(mnk, grid, a, b, held, stored, entry, (1, 1, 1)).all_bytes)
-    room, needed, fresh = memory - memory // _RESERVE, inf, base == (1, 1, 1)
-    for units in (True, False)[: 1 + fresh]:  # parts of chunks, each read with the whole chunk, only if need be
-        if not units:
-            a, b = a._replace(unit=(1, 1)), b._replace(unit=(1, 1))
-        m, n, k = (-(-x // parts) for x, parts in zip(mnk, base))
-
-        def made(ti: int, tj: int, tl: int) -> Tiling:
-            counts = base[0] * ti, base[1] * tj, base[2] * tl
-            return Tiling(mnk, grid, a, b, held, stored, entry, counts)  # noqa: B023
-
-        if not fresh and made(1, 1, 1).all_bytes <= room:
-            return made(1, 1, 1)
-        found = list[Tiling]()
-        for tl, ti in product(counts(k), counts(m)):
-            least = made(ti, max(1, n), tl).all_bytes
-            needed = min(needed, least)
-            if least <= room:
-                fewer = bisect_left(range(1, max(1, n)), True, key=lambda tj: made(ti, tj, tl).all_bytes <= room)
-                found.append(made(ti, fewer + 1, tl))
-        if found:
-            return min(found, key=lambda tiling: (max(most_flops, tiling.flops), tiling.cost))
-    needed = most_memory(int(needed))
-    raise MemoryLimitError(
-        f"no tile fits {in_bytes(memory)} of memory per rank: {in_bytes(needed)} ({needed} bytes) are needed"
-    )
-
-
-def most_memory(nbytes: int) -> int:
-    """Return the memory per rank of which so many bytes are used, and the rest is for the buffers of products."""
-    return int(nbytes * _RESERVE / (_RESERVE - 1)) + _RESERVE
-
-
-def counts(n: int) -> list[int]:
-    """Return numbers of parts: the first four, and then each larger than the one before by a quarter."""
-    found, count = [], 1
-    while count < n:
-        found.append(count)
-        count += max(1, count // 4)
-    return [*found, max(1, n)]
-
-
 def _cut(n: int, parts: int, unit: int) -> list[Range]:
     """Return even parts of n indices in whole units; one that is empty where n is 0."""
     units = -(-n // unit)
@@ -389,6 +336,22 @@ def _cut(n: int, parts: int, unit: int) -> list[Range]:
     return [x for x in pairwise(ends) if x[1] > x[0]] or [(0, 0)]
 
 
+def _ends(n: int, parts: int, unit: int) -> tuple[int, int]:
+    """Return the lengths of the first and of the last of these parts."""
+    units = -(-n // unit)
+    parts = min(parts, max(1, units))
+    return min(n, units // parts * unit), n - (parts - 1) * units // parts * unit
+
+
 def _block(n: int, parts: int, unit: int) -> int:
     """Return the size of blocks of whole units, so few that each part has one."""
-    return unit * max(1, -(-n // (unit * parts)))
+    return unit * _most(1, -(-n // (unit * parts)))
+
+
+def _least(x: Any, y: Any) -> Any:
+    """Return the smaller of two integers, of any size, or of the elements of arrays."""
+    return np.minimum(x, y) if isinstance(y, np.ndarray) or isinstance(x, np.ndarray) else min(x, y)
+
+
+def _most(x: Any, y: Any) -> Any:
+    return np.maximum(x, y) if isinstance(y, np.ndarray) or isinstance(x, np.ndarray) else max(x, y)

@@ -491,11 +491,22 @@ def test_in_parts_and_verified(folder: Path, tmp_path: Path) -> None:
 
 
 def test_the_plan_of_a_product_in_parts(tmp_path: Path) -> None:
-    """Where no other one fits."""
-    words = "plan --shape 20000,20000,20000 --ranks 4 --memory 100MiB"
-    said = one_line(jobs.pdgemm(0, *words.split(), cwd=tmp_path))
-    assert "per rank is too small: at least " in said
+    """Where no other one fits: an answer on standard output, in text and as JSON, with an exit code of its own."""
+    words = "plan --shape 20000,20000,20000 --ranks 4 --memory"
+    few, less = (jobs.pdgemm(0, *words.split(), memory, cwd=tmp_path) for memory in ("100MiB", "1MiB"))
+    answer = jobs.pdgemm(0, *words.split(), "100MiB", "--json", cwd=tmp_path)
+    assert [(run.returncode, run.stderr) for run in (few, less, answer)] == [(1, "")] * 3
+    said, less_said = (" ".join(run.stdout.split()) for run in (few, less))
+    assert said.startswith("100.0 MiB per rank is too small: at least 2.2 GiB are needed on 4 ranks, of which")
+    assert re.search(r" on (\d+) ranks it fits, with \S+ MiB per rank ", said)
     assert re.search(r"would multiply matrices in files in \d+ tiles of C of at most .* times the lower bound$", said)
+    assert "products of files in parts, `pdgemm multiply --memory`, need 2.1 MiB per rank" in less_said
+    facts = json.loads(answer.stdout)
+    assert (facts["fits"], facts["candidates"]) == (False, [])
+    assert facts["on_more_ranks"]["bytes_per_rank"] <= facts["memory"] < facts["needed_bytes_per_rank"]
+    assert facts["in_parts"]["bytes_per_rank"] <= facts["memory"]
+    fits = f"plan --shape 20000,20000,20000 --memory 100MiB --ranks {facts['on_more_ranks']['ranks']}"
+    assert jobs.pdgemm(0, *fits.split(), cwd=tmp_path).returncode == 0
 
 
 def test_a_product_loads_only_what_it_needs(tmp_path: Path) -> None:
@@ -562,8 +573,8 @@ def test_without_an_mpi_library_it_says_so(folder: Path) -> None:
 def test_all_ranks_have_the_exit_code_of_the_one_that_works(folder: Path, memory: str) -> None:
     plan = f"{sys.executable} -m pdgemm plan --shape 9999,9999,9999 --ranks 4 --memory {memory}; echo code $?"
     run = jobs.run([str(jobs.MPIEXEC), "-n", "3", "sh", "-c", plan], cwd=folder)
-    assert run.stdout.count("code 2" if memory == "1kB" else "code 0") == 3
-    assert run.stderr.count("per rank is too small") == (memory == "1kB")
+    assert run.stdout.count("code 1" if memory == "1kB" else "code 0") == 3
+    assert run.stdout.count("per rank is too small") == (memory == "1kB")
 
 
 def test_a_wrong_product_is_reported_and_not_stored(folder: Path, tmp_path: Path) -> None:

@@ -247,15 +247,15 @@ def gather(comm: Any, whole: np.ndarray, part: np.ndarray, counts: np.ndarray, r
 @contextmanager
 def allgather_3d_registered() -> Iterator[None]:
     """It is an algorithm like all others, and afterwards unknown."""
-    from pdgemm.planning.planner import plan_product
+    from pdgemm.planning.planner import best_plan
 
-    plan_product.cache_clear()
+    best_plan.cache_clear()
     register(ENTRY)
     try:
         yield
     finally:
         del ALGORITHMS[ENTRY.name]
-        plan_product.cache_clear()
+        best_plan.cache_clear()
 
 
 @pytest.fixture(name="allgather_3d")

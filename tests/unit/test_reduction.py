@@ -10,6 +10,7 @@ from tiers import examples
 
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout
+from pdgemm.instrument.recorder import Traffic
 from pdgemm.schedules import reduction
 from pdgemm.schedules.reduction import Reduction, height
 
@@ -54,6 +55,11 @@ def test_windows_have_each_row_once_and_are_counted(short: None, sums: Reduction
             assert traffic.words_received == counts[rank] * others
             assert traffic.messages_sent == sends[rank]
             assert traffic.messages_received == others * bool(counts[rank])
+    first, end = sorted((len(windows) // 3, len(windows) * 3 // 4))
+    for rank in ranks:  # what several windows have together, and all but the last, as runs have them
+        for some in (slice(first, end), slice(0, -1), slice(None)):
+            each = [sums.traffic(rank, slice(x, x + 1)) for x in range(len(windows))[some]]
+            assert sums.traffic(rank, some) == sum(each, Traffic())
     for rank in ranks:
         own = max((sums.counts(0, 0, window)[rank] for window in windows), default=0)
         assert sums.buffers(rank)["own part of C"][0] == own

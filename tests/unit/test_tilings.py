@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from tiers import examples
 
 from pdgemm.errors import MemoryLimitError
 from pdgemm.grids.distribution import BlockCyclic
-from pdgemm.streamed.tiling import STAGED, Operand, Part, Tiling, fitting, waiting
+from pdgemm.streamed.tiling import STAGED, Operand, Part, Tiling, waiting
+from pdgemm.streamed.tiling_choice import best_tiling, fitting
 
 MNK = [(0, 5, 3), (4, 5, 0), (1, 1, 1), (7, 11, 13), (40, 3, 200), (60, 70, 20)]
 A, B = Operand(8, 8), Operand(4, 8)
@@ -28,8 +30,9 @@ def test_each_product_is_done_once(mnk: tuple[int, int, int], counts: tuple[int,
     done = np.zeros((m, n, k), int)
     tiles: list[tuple[tuple[int, int], tuple[int, int]]] = []
     there: list[object] = [None, None]  # the panels of A and B in memory
-    read, loads = 8 * m * n, [0, 0]
+    read, loads, number = 8 * m * n, [0, 0], 0
     for step in tiling.steps():
+        number += 1
         where = slice(*step.rows), slice(*step.cols), slice(*step.inner)
         done[where] += 1
         tile = step.rows, step.cols
@@ -44,6 +47,7 @@ def test_each_product_is_done_once(mnk: tuple[int, int, int], counts: tuple[int,
             read += step.reads[x] * operand.stored * (r1 - r0) * (c1 - c0)
             loads[x] += step.reads[x]
         assert all(y - x <= most for (x, y), most in zip((step.rows, step.cols, step.inner), tiling.largest))
+    assert tiling.numbers == tuple(map(len, tiling.cuts)) and tiling.count == number
     assert (done == 1).all()
     assert sum((r[1] - r[0]) * (c[1] - c[0]) for r, c in tiles) == m * n
     assert (read, 8 * m * n) == (tiling.bytes_read, tiling.bytes_written)
@@ -91,6 +95,29 @@ def test_the_order_reads_little_more_than_the_bound() -> None:
     # if A and B fit one panel in the inner dimension, those of A stay, and are read once
     thin = fitting((100_000, 100_000, 500), (2, 2), Operand(8, 8), Operand(8, 8), 8, 8, 0, 1 << 27)
     assert thin.counts[2] == 1 and thin.loads[0] == thin.counts[0]
+
+
+@pytest.mark.parametrize("mnk", [(10**5,) * 3, (10**9,) * 3, (10**12,) * 3, (10**9, 7, 10**12)], ids=str)
+@pytest.mark.parametrize("memory", [1 << 20, 100 << 20, 10 << 30])
+def test_few_tilings_are_looked_at(mnk: tuple[int, int, int], memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their number does not grow with the product: many thousands are looked at as one."""
+    made, plain = [], Tiling.__init__
+
+    def counted(self: Tiling, *fields: Any, **named: Any) -> None:
+        made.append(1)
+        plain(self, *fields, **named)
+
+    monkeypatch.setattr(Tiling, "__init__", counted)
+    monkeypatch.setattr(Tiling, "cuts", property(lambda self: pytest.fail("a tile for each, in a list")))
+    found = best_tiling(mnk, (2, 2), Operand(8, 8), Operand(8, 8), 8, 8, 0, memory)
+    assert len(made) <= 2 * 50
+    if isinstance(found, int):
+        assert memory == 1 << 20 and found > memory
+        assert isinstance(best_tiling(mnk, (2, 2), Operand(8, 8), Operand(8, 8), 8, 8, 0, found), Tiling)
+    else:
+        assert found.all_bytes <= memory and found.as_dict(memory)["tiles"] == [*found.numbers]
+        assert "times the lower bound" in found.explain(memory)
+        assert found.bytes_read + found.bytes_written >= found.bound(memory) * (1 - 1e-12)
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (2, 3)])

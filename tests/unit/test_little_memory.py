@@ -1,0 +1,125 @@
+"""Plans where little fits, and of huge products, are worked out by formula: one process, no MPI."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_schedule import inner_pairs, widths
+from tiers import examples
+
+from pdgemm.errors import MemoryLimitError
+from pdgemm.model.machine import Machine, on_nodes
+from pdgemm.planning.planner import best_plan
+from pdgemm.planning.question import MOST_TRIED, Question
+from pdgemm.schedules import node_relay, steps
+from pdgemm.schedules.node_relay import NodeLine, Parts, relayed
+from pdgemm.schedules.panel_numbers import _floor_sum, parts_by_number
+from pdgemm.schedules.reduction import Reduction
+from pdgemm.schedules.steps import in_one_run_each, summa_steps
+
+MOST_STEPS = 10_000  # those of a few products of thousands of ranks with one panel of each owner pair
+NODES = on_nodes(Machine(), 16)
+
+
+@pytest.fixture
+def walked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many panels, windows of partial sums and parts of relayed panels were looked at one by one."""
+    seen = [0]
+
+    class Counted(steps.PanelStep):
+        def __new__(cls, *fields: object, **named: object) -> Counted:  # type: ignore[misc]
+            seen[0] += 1
+            assert seen[0] <= MOST_STEPS
+            return super().__new__(cls, *fields, **named)  # type: ignore[arg-type]
+
+    def turned(self: Reduction, rank: int) -> list[object]:
+        raise AssertionError("the windows of a reduction are counted, and not listed")
+
+    monkeypatch.setattr(steps, "PanelStep", Counted)
+    monkeypatch.setattr(Reduction, "windows", turned)
+    steps.summa_steps.cache_clear()
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("n", "ranks", "memory", "machine"),
+    [
+        (10**5, 4, 1 << 20, Machine()),
+        (10**5, 4, 16 << 30, Machine()),
+        (10**5, 64, 10 << 30, NODES),
+        (10**9, 4, 10 << 30, Machine()),
+        (10**9, 64, None, NODES),
+        (10**9, 64, 1 << 57, NODES),
+        (10**12, 16, 1 << 30, Machine()),
+        (10**5, 1024, 100 << 20, NODES),
+    ],
+)
+def test_no_plan_walks_through_its_panels(
+    n: int, ranks: int, memory: int | None, machine: Machine, walked: list[int]
+) -> None:
+    question = Question(n, n, n, ranks, memory=memory, machine=machine)
+    lacking = question.shortage()
+    if lacking:
+        assert memory is not None and question.least_bytes > memory
+        with pytest.raises(MemoryLimitError, match="at least .* are needed"):
+            question.plan()
+        more = question.on_more_ranks()
+        if more is None:
+            assert question.least_ranks > MOST_TRIED
+        else:
+            assert more.plan().extra_bytes(None) + more.given_bytes == more.least_bytes <= memory
+            assert more.ranks >= question.least_ranks and more.ranks % ranks == 0
+    else:
+        assert question.candidates()[0].memory_bytes_per_rank == question.least_bytes <= (memory or 1 << 80)
+        assert question.on_more_ranks() is None or memory is not None
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(inner_pairs(), widths)
+def test_panels_in_one_run_by_formula(pair: tuple[steps.BlockCyclic, steps.BlockCyclic], width: int) -> None:
+    panels = summa_steps(*pair, width)
+    assert in_one_run_each(*pair, width) == all(x.a.contiguous for x in panels)
+    assert in_one_run_each(*reversed(pair), width) == all(x.a.contiguous for x in summa_steps(*reversed(pair), width))
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(inner_pairs(), widths, st.lists(st.integers(0, 3), min_size=5, max_size=5), st.integers(1, 3))
+def test_relayed_panels_by_formula(
+    pair: tuple[steps.BlockCyclic, steps.BlockCyclic], width: int, nodes: list[int], times: int
+) -> None:
+    """Whatever is added up of panels by number is what is added up of them one by one."""
+    panels = summa_steps(*pair, width)
+    one_by_one = (
+        Parts.of(([(x.col, x.a)], x.a) for x in panels),
+        Parts.of(([(x.row, x.b)], x.b) for x in panels),
+    )
+    for operand, inner in enumerate(pair):
+        line = NodeLine(tuple(nodes[: inner.parts]))
+        parts = parts_by_number(*pair, width, times * line.period)[operand]
+        for me in range(inner.parts):
+            assert relayed(7, parts, line, me) == relayed(7, one_by_one[operand], line, me)
+
+
+def test_counts_of_a_long_product_between_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By either way, for each rank."""
+    found = []
+    for walks in (False, True):
+        plan = Question(
+            3000, 2000, 9000, 12, algorithm="summa", shape=(3, 4), width=8, machine=on_nodes(Machine(), 4)
+        ).plan()
+        if walks:
+            monkeypatch.setattr(node_relay.NodeLine, "period", 1 << 40)
+        assert plan.product.nodes
+        found.append([plan.product.traffic(rank) for rank in range(12)])
+        best_plan.cache_clear()
+    assert found[0] == found[1]
+    assert sum(x.messages_sent for x in found[0]) == sum(x.messages_received for x in found[0]) > 9000 // 8
+
+
+def test_floor_sums() -> None:
+    for n, m, a, b in itertools.product(range(6), range(1, 7), range(8), range(9)):
+        assert _floor_sum(n, m, a, b) == sum((a * i + b) // m for i in range(n))
+    assert _floor_sum(10**9, 7, 7, 0) == 10**9 * (10**9 - 1) // 2
