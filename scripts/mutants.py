@@ -351,7 +351,7 @@ MUTANTS = [
         (f"0 {U}tilings.py",),
     ),
     Mutant(
-        "plans: panels of a pair that ends early are numbered as if it went on", "pdgemm/schedules/panel_numbers.py",
+        "plans: panels of a pair that ends early are numbered as if it went on", "pdgemm/schedules/node_relay.py",
         "before += len(left) * (end - start)", "before += len(pairs) * (end - start)",
         (f"0 {U}little_memory.py",),
     ),

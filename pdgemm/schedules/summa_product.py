@@ -12,8 +12,7 @@ import numpy as np
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.instrument.recorder import Transfer
 from pdgemm.model.formulas import broadcasts
-from pdgemm.schedules.node_relay import NodeLine, Parts, relayed
-from pdgemm.schedules.panel_numbers import parts_by_number
+from pdgemm.schedules.node_relay import NodeLine, Parts, parts_by_number, relayed
 from pdgemm.schedules.product import Buffers, Product, alike
 from pdgemm.schedules.rounds import COLS, Round, broadcast, counts_of, grid_of, on_grid, relay
 from pdgemm.schedules.steps import (

@@ -15,8 +15,7 @@ from pdgemm.model.machine import Machine, on_nodes
 from pdgemm.planning.planner import best_plan
 from pdgemm.planning.question import MOST_TRIED, Question
 from pdgemm.schedules import node_relay, steps
-from pdgemm.schedules.node_relay import NodeLine, Parts, relayed
-from pdgemm.schedules.panel_numbers import _floor_sum, parts_by_number
+from pdgemm.schedules.node_relay import NodeLine, Parts, _floor_sum, parts_by_number, relayed
 from pdgemm.schedules.reduction import Reduction
 from pdgemm.schedules.steps import in_one_run_each, summa_steps
 
