@@ -3,6 +3,8 @@
 #
 #   scripts/bench_against.sh COMMIT [TURNS]     3 turns, about 10 minutes; both run in this tree's .venv
 set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+help_asked "$@"
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 commit=$(git rev-parse --short "${1:?usage: bench_against.sh COMMIT [TURNS]}^{commit}")
 . scripts/env.sh

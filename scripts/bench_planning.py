@@ -17,7 +17,7 @@ from table_words import SHAPES
 
 from pdgemm.model.machine import Machine
 from pdgemm.planning.grid_search import priced
-from pdgemm.planning.planner import plan_product
+from pdgemm.planning.planner import best_plan
 from pdgemm.planning.question import Question
 
 NODES = Machine(ranks_per_node=64)
@@ -32,7 +32,7 @@ def main(ranks: str) -> None:
                 taken = []
                 for _ in range(9):
                     priced.cache_clear()
-                    plan_product.cache_clear()
+                    best_plan.cache_clear()
                     start = process_time()
                     Question(*mnk, count, memory=memory, machine=NODES).plan()
                     taken.append(1e3 * (process_time() - start))

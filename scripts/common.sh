@@ -4,6 +4,13 @@
 say() { printf '%s\n' "$*"; }
 die() { printf '%s\n' "${0##*/}: $*" >&2; exit "${exit_code:-1}"; }
 
+# help_asked "$@": prints the comment at the top of the script and ends, if the first argument asks for help.
+help_asked() {
+    case ${1:-} in
+        -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "${BASH_SOURCE[1]}"; exit 0 ;;
+    esac
+}
+
 # quietly WHAT COMMAND...: one line for the action; the command's output only if it fails.
 quietly() {
     local what=$1 log status=0

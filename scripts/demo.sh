@@ -3,6 +3,9 @@
 # Sets up what it needs; results stay in demo-data/.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+. "$root/scripts/common.sh"
+help_asked "$@"
+[ $# = 0 ] || exit_code=2 die "takes no arguments, not '$*'"
 
 "$root/scripts/setup.sh" demo
 . "$root/scripts/env.sh"

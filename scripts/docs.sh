@@ -4,6 +4,8 @@
 #   scripts/docs.sh             any warning is an error
 #   scripts/docs.sh --check     also runs every line that the pages and docstrings show, and checks pages and links
 set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+help_asked "$@"
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 
 check=no

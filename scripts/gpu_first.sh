@@ -9,6 +9,8 @@
 # setup.sh, that is used.
 set -euo pipefail
 root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+. "$root/scripts/common.sh"
+help_asked "$@"
 wheels='' openmpi=''
 while :; do
     case ${1:-} in

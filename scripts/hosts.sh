@@ -22,6 +22,7 @@ set -euo pipefail
 root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 PATH=$PATH:/usr/sbin:/sbin      # of ip and tc
 . "$root/scripts/common.sh"
+help_asked "$@"
 
 exit_code=2
 rate=1gbit

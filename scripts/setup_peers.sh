@@ -13,6 +13,7 @@ root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$root/.venv-peers
 stamp=$venv/pdgemm-setup        # written when nothing was left out
 . "$root/scripts/common.sh"
+help_asked "$@"
 
 peers='pylops-mpi dask heat scalapack mkl'
 [ $# != 0 ] || set -- $peers

@@ -11,6 +11,7 @@
 set -euo pipefail
 root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 . "$root/scripts/common.sh"
+help_asked "$@"
 PATH=$PATH:/usr/sbin:/sbin      # where Debian has the daemons
 
 usage() { exit_code=2 die "usage: $0 up|down DIR"; }

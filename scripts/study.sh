@@ -7,6 +7,8 @@
 # missing; a study that failed in part is drawn as far as it came, and the exit code is then that of the study.
 set -euo pipefail
 root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+. "$root/scripts/common.sh"
+help_asked "$@"
 
 folder=study-data
 case ${1:-} in

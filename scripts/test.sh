@@ -11,6 +11,8 @@
 #
 # All parts run even when one fails; the table at the end says what each came to, and which tests ran nowhere.
 set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+help_asked "$@"
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 
 ranks='1 2 3 4 6 9'     # tests/helpers/tiers.py says which tests belong on which of them

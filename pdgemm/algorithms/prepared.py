@@ -366,6 +366,7 @@ def _report(
         layers=plan.shape[2],
         mnk=plan.mnk,
         dtype=str(product.accumulate),
+        result_dtype="" if plan.problem.C.dtype == product.accumulate else str(plan.problem.C.dtype),
         panels=product.panels,
         panel_width=product.widest,
         lookahead=product.lookahead,

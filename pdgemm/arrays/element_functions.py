@@ -97,12 +97,15 @@ KINDS = ("uniform", "normal", "eye", "ones", "zeros")
 def element_function(kind: str, seed: int, dtype: np.dtype) -> ElementFunction:
     """Return the element function of a kind of matrix.
 
-    "uniform" is on [0, 1), "normal" has mean 0 and variance 1; so do both parts of complex numbers.
+    "uniform" is on [0, 1), "normal" has mean 0 and variance 1; so do both parts of complex numbers.  "uniform" of int8,
+    whose products are exact, is on -128 to 127.
     """
     if kind in ("uniform", "normal"):
         seed = as_seed(seed)
+        if kind == "uniform" and dtype == np.int8:
+            return lambda i, j: (hashed(i, j, seed) >> np.uint64(56)).astype(np.uint8).view(np.int8)
         if dtype not in FLOATS:
-            raise DTypeError(f"random matrices can have the types {names(FLOATS)}, not {dtype}")
+            raise DTypeError(f"{kind} random matrices can have the types {names(FLOATS)}, not {dtype}")
         return partial(_random, draw=_uniform if kind == "uniform" else _normal, seed=seed, dtype=dtype)
     if kind == "eye":
         return lambda i, j: i == j

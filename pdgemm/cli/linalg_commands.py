@@ -88,8 +88,14 @@ class Check:
 def solve(say: Speaker, how: How, a: Dataset, b: Dataset, output: Dataset, assume: Any, refine: bool) -> int:
     """Solve A X = B by a factorisation of A; --verify checks the backward error."""
     from pdgemm import linalg
+    from pdgemm.errors import LayoutError
+    from pdgemm.support.text import counted
 
     x, y = _sources(say, {"A": a, "B": b}, how.dtype)
+    if x.shape[0] != x.shape[1]:
+        raise LayoutError(f"A must be square to be solved with, it is {x.shape[0]} x {x.shape[1]}")
+    if x.shape[0] != y.shape[0]:
+        raise LayoutError(f"A has {counted(x.shape[0], 'row')}, but B has {y.shape[0]}")
     (n, m), wide = y.shape, max(x.dtype, y.dtype)
     size = n * n + 3 * n * m if assume == "pos" or "triangular" in assume else 2 * n * n + 3 * n * m
     _check(say, [(output, n * m)], (x, y), wide, how, (2 + how.verified) * size)

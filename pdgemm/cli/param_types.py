@@ -53,14 +53,14 @@ def _bounded(number: int) -> int:
 
 
 def _integers(text: str, separators: str = ",", count: int | None = None) -> tuple[int, ...]:
-    found = tuple(_bounded(int(x)) for x in re.split(f"[{separators}]", text))
+    found = tuple(_bounded(int(x)) for x in re.split(f"[{separators}]", text, flags=re.IGNORECASE))
     if len(found) != (count or len(found)):
         raise ValueError
     return found
 
 
 def _block(text: str) -> tuple[int, ...]:
-    return _PAIR(text) if re.search("[x,]", text) else _integers(text, count=1) * 2
+    return _PAIR(text) if re.search("[xX,]", text) else _integers(text, count=1) * 2
 
 
 def _bytes(text: str) -> int:
@@ -72,12 +72,12 @@ def _bytes(text: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    match = re.fullmatch(r"\s*([\d.]+)\s*(s|min|h|d|)\s*", text)
+    match = re.fullmatch(r"\s*([\d.]+)\s*(s|min|h|d)\s*", text)
     if match is None:
         raise ValueError
     number, unit = match.groups()
     _bounded(int(float(number)))
-    return float(number) * {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}[unit]
+    return float(number) * {"s": 1, "min": 60, "h": 3600, "d": 86400}[unit]
 
 
 def _number(text: str) -> complex:
@@ -103,5 +103,5 @@ GRID = _Form("PrxPc", _PAIR, "2x3")
 BLOCK = _Form("size", _block, "256 or 256x128")
 INTEGERS = _Form("numbers", _integers, "1,2,4")
 BYTES = _Form("bytes", _bytes, "2GiB, 500MB or 1000000")
-SECONDS = _Form("time", _seconds, "10min, 90s, 2h or 3d")
+SECONDS = _Form("time", _seconds, "10min, 90s, 2h or 3d, with its unit")
 NUMBER = _Form("number", _number, "1.5, 1/3 or 2+1j")

@@ -38,7 +38,13 @@ _force = click.option("--force", is_flag=True, help="Replace a dataset that exis
 @click.argument("target", type=DATASET)
 @click.option("--shape", type=SHAPE, required=True)
 @click.option("--dtype", type=click.Choice(options.DTYPES), default="float64", show_default=True)
-@click.option("--kind", type=click.Choice(KINDS), default="uniform", show_default=True)
+@click.option(
+    "--kind",
+    type=click.Choice(KINDS),
+    default="uniform",
+    show_default=True,
+    help="uniform: on [0, 1), of int8 on -128 to 127.  normal: with mean 0 and variance 1.",
+)
 @_seed
 @_layout
 @_force
@@ -166,6 +172,7 @@ def multiply(
         raise click.UsageError(f"--trace {trace_file} is a file that is read or written here: name another one")
     from pdgemm.arrays.dtypes import product
     from pdgemm.cli.session import session
+    from pdgemm.errors import LayoutError
     from pdgemm.io.source import source
 
     if mtbf is not None and checkpoint is None:
@@ -180,7 +187,12 @@ def multiply(
         say.lost = f"{output.path} was not written, its contents are unchanged"
         x, y = source(say.grid, "A", a, dtype, transa), source(say.grid, "B", b, dtype, transb)
         stored = product(x.dtype, y.dtype)
-        z = source(say.grid, "C on entry", c0 or output, stored) if beta else None
+        z = source(say.grid, "C on entry", c0 or output, stored) if beta or c0 else None
+        if z and not beta and z.shape != (x.shape[0], y.shape[1]):
+            raise LayoutError(
+                f"{':'.join(z.dataset)} is {z.shape[0]} x {z.shape[1]}, but C is {x.shape[0]} x {y.shape[1]}"
+            )
+        z = z if beta else None  # which is not read, then
         wanted = _Wanted(alpha, x, y, beta, z, stored, output, force, seed if verified else None, others)
         if memory is checkpoint is None:
             done = _in_memory(say, wanted, block, device)

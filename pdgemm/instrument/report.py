@@ -116,6 +116,7 @@ class Report:
     ranks_per_device: int = 1  # the maximum
     compute: str = ""  # the type that operands were rounded to; empty if they were not
     checks: CheckReport | None = None  # of protect=
+    result_dtype: str = ""  # the type of C where products were added up in another, `dtype`
 
     @property
     def move_seconds(self) -> float:
@@ -180,8 +181,9 @@ class Report:
         """What was computed, how, and with what."""
         m, n, k = self.mnk
         computed = f" of {self.compute}" if self.compute else ""
+        types = f"{self.result_dtype}, added up in {self.dtype}" if self.result_dtype else self.dtype
         return (
-            f"C ({m} x {n}) := A ({m} x {k}) B, {self.dtype}{computed}, by {named(self.algorithm, self.inside)} on a "
+            f"C ({m} x {n}) := A ({m} x {k}) B, {types}{computed}, by {named(self.algorithm, self.inside)} on a "
             f"{sides(*self.grid, self.layers)} grid: {self.means}"
         )
 
@@ -267,7 +269,7 @@ def measured(recorder: Recorder, seconds: float) -> dict[str, Any]:
 # figures of a Report in a summary: the same on all ranks, and those that differ
 _ALIKE = (
     "algorithm", "inside", "grid", "layers", "mnk", "dtype", "mover", "panels", "panel_width", "lookahead", "threads",
-    "blas", "device", "ranks_per_device", "compute", "predicted_seconds", "lower_bound_words",
+    "blas", "device", "ranks_per_device", "compute", "result_dtype", "predicted_seconds", "lower_bound_words",
 )  # fmt: skip
 _SECONDS = tuple(f"{name}seconds" for name in ("", "compute_", "wait_", "sync_", "hidden_", "pack_", "move_"))
 _COUNTED = ("words_received", "words_read", "words_sent", "messages_received", "messages_sent")

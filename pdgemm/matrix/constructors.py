@@ -56,10 +56,25 @@ class Constructors(MatrixBase):
         device : "host" or "cuda": the local arrays are NumPy's, or CuPy's on the GPU of each rank.
         Raises LayoutError, ArgumentError, DTypeError, DeviceError or MemoryError, on every rank.
         """
+        return cls._made("empty", shape, grid, block, dtype, source, order, device)
+
+    @classmethod
+    def _made(
+        cls,
+        name: str,
+        shape: tuple[int, int],
+        grid: ProcessGrid,
+        block: Block | None,
+        dtype: DType,
+        source: tuple[int, int],
+        order: Order,
+        device: DeviceName,
+    ) -> Self:
+        """Return `empty` for the constructor of this name, which a message says where ranks disagree."""
         where = device_on(grid, device)
         with together(grid.comm) as arguments:
             local, distribution = new_local(grid, shape, block, source, dtype, order, where)
-            arguments += ["DistMatrix.empty", distribution, local.dtype, order]
+            arguments += [f"DistMatrix.{name}", distribution, local.dtype, order]
         return cls(local, grid, distribution, order, shared=all_shared(local, grid))
 
     @classmethod
@@ -75,7 +90,7 @@ class Constructors(MatrixBase):
         device: DeviceName = devices.HOST,
     ) -> Self:
         """Make a matrix of zeros.  Collective over the grid; arguments as for `empty`."""
-        made = cls.empty(shape, grid=grid, block=block, dtype=dtype, source=source, order=order, device=device)
+        made = cls._made("zeros", shape, grid, block, dtype, source, order, device)
         return made._filled("zeros", element_function("zeros", 0, np.dtype("d")))
 
     @classmethod
@@ -92,7 +107,7 @@ class Constructors(MatrixBase):
     ) -> Self:
         """Make a matrix with 1 on the main diagonal and 0 elsewhere, n x n or of a given shape.  Collective."""
         shape = n if isinstance(n, tuple) else (n, n)
-        made = cls.empty(shape, grid=grid, block=block, dtype=dtype, source=source, order=order, device=device)
+        made = cls._made("eye", shape, grid, block, dtype, source, order, device)
         return made._filled("eye", element_function("eye", 0, np.dtype("d")))
 
     @classmethod
@@ -111,12 +126,13 @@ class Constructors(MatrixBase):
     ) -> Self:
         """Make a matrix of random numbers, which depend on the seed but not on grid and layout.  Collective.
 
-        kind : "uniform" on [0, 1), or "normal" with mean 0 and variance 1; other arguments as for `empty`.
+        kind : "uniform" on [0, 1), of int8 on -128 to 127, or "normal" with mean 0 and variance 1; other arguments as
+               for `empty`.
         """
         with together(communicator_of(grid)) as arguments:
             f = element_function(as_name(kind, "kind", get_args(RandomKind)), seed, element_type(dtype))
             arguments += ["DistMatrix.random", f"seed={seed}", kind]
-        made = cls.empty(shape, grid=grid, block=block, dtype=dtype, source=source, order=order, device=device)
+        made = cls._made("random", shape, grid, block, dtype, source, order, device)
         return made._filled("random", f)
 
     @classmethod
@@ -137,7 +153,7 @@ class Constructors(MatrixBase):
         f : called with integer arrays i of shape (r, 1) and j of shape (1, c); returns something that
             broadcasts to (r, c).  An exception in f on any rank is raised on all.
         """
-        made = cls.empty(shape, grid=grid, block=block, dtype=dtype, source=source, order=order, device=device)
+        made = cls._made("from_function", shape, grid, block, dtype, source, order, device)
         return made._filled("from_function", f)
 
     def _filled(self, name: str, f: ElementFunction) -> Self:

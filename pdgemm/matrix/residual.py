@@ -38,9 +38,10 @@ class Residual:
     def __str__(self) -> str:
         text = f"residual {self.value:.1e} (tolerance {self.bound:.1e}): {'ok' if self.passed else 'WRONG'}"
         if self.not_finite:
-            text += f"; {self.not_finite} of {self.rows + self.not_finite} rows hold NaN or infinity, as expected"
+            rows = f"{self.not_finite} of {self.rows + self.not_finite} rows"
+            text += f"\nwarning: {rows} of C hold NaN or infinity, as the operands have it; they are not compared"
         if self.misplaced:
-            text += f"; {self.misplaced} rows hold NaN or infinity unexpectedly, or lack it"
+            text += f"\nrows of C that hold NaN or infinity unexpectedly, or lack it: {self.misplaced}"
         return text
 
 
@@ -143,16 +144,19 @@ def check_arguments(
         alpha, beta = as_scalar(alpha, C.dtype, "alpha"), as_scalar(beta, C.dtype, "beta")
         seed, vectors = as_seed(seed), as_count(vectors, "vectors", 1)
         if B.shape[0] != k or C.shape != (m, n) or (beta != 0 and (C0 is None or C0.shape != (m, n))):
-            raise LayoutError(
-                f"shapes do not fit: A is {A.shape}, B is {B.shape}, C is {C.shape}, "
-                f"C0 is {None if C0 is None else C0.shape}"
-            )
+            needed = {"A": A, "B": B, "C": C} | ({"C0": C0} if beta != 0 else {})
+            given = ", ".join(f"{name} is {'missing' if x is None else _size(x)}" for name, x in needed.items())
+            raise LayoutError(f"shapes do not fit: {given}")
         if compute_type is not None:
             as_name(compute_type, "compute_type", dtypes.COMPUTE)
         arguments += ["verify", (m, n, k), alpha, beta, seed, vectors, accumulate_dtype, compute_type]
         arguments += [A.dtype, B.dtype, C.dtype, None if C0 is None else C0.dtype]
         X = random_vectors(n, seed, vectors)
     return alpha, beta, X
+
+
+def _size(x: DistMatrix) -> str:
+    return f"{x.shape[0]} x {x.shape[1]}"
 
 
 def random_vectors(n: int, seed: int, vectors: int = 2) -> np.ndarray:

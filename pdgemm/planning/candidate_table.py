@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from math import isfinite
+from math import isfinite, prod
 from textwrap import fill
 from typing import Any
 
@@ -75,9 +75,11 @@ class Candidate:
         """Return the candidate as one line."""
         m, n, k = mnk
         moved = f", redistributing {', '.join(self.moves)}" if self.moves else ""
+        idle = ranks - prod(self.grid) * self.layers
+        resting = f" ({counted(idle, 'rank')} idle)" if idle > 0 else ""
         return (
             f"C ({m} x {n}) := A ({m} x {k}) B on {counted(ranks, 'rank')} by {self.name} on "
-            f"{self.grid_text}{moved}: {in_seconds(self.seconds)}, {in_words(self.words_per_rank)} in "
+            f"{self.grid_text}{resting}{moved}: {in_seconds(self.seconds)}, {in_words(self.words_per_rank)} in "
             f"{counted_short(self.messages_per_rank, 'message')} per rank ({self.beside_bound}), "
             f"{in_bytes(self.memory_bytes_per_rank)}"
         )

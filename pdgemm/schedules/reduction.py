@@ -203,8 +203,9 @@ class Reduction:
             return Share(0, 0, 0, 0)
         if self.triangle:
             counts = self._counts_of_windows(rank)[first:end]
-            mine = counts[:, self.group(*at).index(rank)]
-            return Share(int(counts.sum()), int(mine.sum()), np.count_nonzero(mine), np.count_nonzero(counts))
+            here = counts[:, self.group(*at).index(rank)]
+            any_here, anywhere = (int(np.count_nonzero(x)) for x in (here, counts))
+            return Share(int(counts.sum()), int(here.sum()), any_here, anywhere)
         (rows, cols), at_once = self.shape(rank), self._at_once(rank)
         to_rows, to_cols, own = self.rows_to(at[0]), self.cols_to(at[1]), self._own_rows(rank)
         wide = to_cols[self.C.coords(rank)[1]].size if own else 0

@@ -111,7 +111,7 @@ CASES: dict[str, Case] = {
     ),
     "seed": (lambda x: x.random(seed=0), lambda x: x.random(seed=1), "DistMatrix.random, seed=1"),
     "kind": (lambda x: x.random(), lambda x: x.random(kind="normal"), "normal"),
-    "random, eye": (lambda x: x.random(), lambda x: x.Matrix.eye(4, grid=x.grid), "DistMatrix.empty"),
+    "random, eye": (lambda x: x.random(), lambda x: x.Matrix.eye(4, grid=x.grid), "DistMatrix.eye"),
     "device": (lambda x: x.random(), lambda x: x.random(device="cuda"), "device"),
     "verify": (
         lambda x: x.pdgemm.verify(x.C, 1, x.A, x.B),

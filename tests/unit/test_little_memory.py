@@ -122,3 +122,10 @@ def test_floor_sums() -> None:
     for n, m, a, b in itertools.product(range(6), range(1, 7), range(8), range(9)):
         assert _floor_sum(n, m, a, b) == sum((a * i + b) // m for i in range(n))
     assert _floor_sum(10**9, 7, 7, 0) == 10**9 * (10**9 - 1) // 2
+
+
+def test_idle_ranks_are_said() -> None:
+    """Of a prime number of ranks some rest."""
+    some, all_busy = (Question(20_000, 20_000, 20_000, ranks).plan() for ranks in (1021, 1024))
+    assert "on 1021 ranks by 2.5d (summa) on 10 x 10 x 10 (21 ranks idle), redistributing" in str(some)
+    assert "idle" not in str(all_busy)

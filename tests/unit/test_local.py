@@ -244,6 +244,18 @@ def test_random_numbers_depend_on_the_place_alone(kind: str, dtype: str) -> None
         assert ((whole >= 0) & (whole < 1)).all()
 
 
+def test_random_bytes_are_all_bytes_alike() -> None:
+    """Integers of which products are exact, on the whole range of their type."""
+    i, j = np.arange(500)[:, None], np.arange(512)[None, :]
+    f = element_functions.element_function("uniform", 7, np.dtype("i1"))
+    made = f(i, j)
+    assert made.dtype == np.int8 and np.array_equal(f(i[3:9], j), made[3:9])
+    often = np.bincount(made.ravel().view(np.uint8), minlength=256)
+    assert abs(often / 1000 - 1).max() < 0.2
+    with pytest.raises(DTypeError, match="normal random matrices can have the types"):
+        element_functions.element_function("normal", 7, np.dtype("i1"))
+
+
 def test_random_numbers_have_the_moments_they_should() -> None:
     i, j = np.arange(1000)[:, None], np.arange(1000)[None, :]
     uniform = element_functions.element_function("uniform", 0, np.dtype("d"))(i, j)

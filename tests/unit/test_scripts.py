@@ -1,0 +1,54 @@
+"""Scripts of the checkout say what they do, and refuse what they do not know, before they do anything."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = sorted(x.name for x in (ROOT / "scripts").glob("*.sh") if x.read_text().startswith("#!"))
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A place with the scripts and nothing that they could use: what they do there is seen."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def run(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    tools = {"PATH": "/usr/bin:/bin"}
+    return subprocess.run(["bash", *words], cwd=checkout, env=tools, capture_output=True, text=True, timeout=60)
+
+
+def test_help_of_each_script(checkout: Path) -> None:
+    before = sorted(checkout.rglob("*"))
+    assert len(SCRIPTS) >= 12
+    for script in SCRIPTS:
+        for flag in ("--help", "-h"):
+            said = run(checkout, f"scripts/{script}", flag)
+            first = (checkout / "scripts" / script).read_text().splitlines()[1]
+            assert (said.returncode, said.stderr) == (0, ""), (script, said)
+            assert said.stdout.startswith(first.removeprefix("# ")) and "set -euo" not in said.stdout, script
+    assert sorted(checkout.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["setup.sh", "--hepl"], "--hepl is no extra of pdgemm; these are: mpi mpich "),
+        (["setup.sh", "dev", "demmo"], "demmo is no extra of pdgemm; these are: mpi mpich "),
+        (["demo.sh", "--fast"], "takes no arguments, not '--fast'"),
+        (["setup_parallel_hdf5.sh", "dev"], "takes no arguments, not 'dev'"),
+        (["docs.sh", "--chekc"], "the only option is --check, not '--chekc'"),
+    ],
+)
+def test_what_is_unknown_is_refused(checkout: Path, words: list[str], said: str) -> None:
+    before = sorted(checkout.rglob("*"))
+    bad = run(checkout, f"scripts/{words[0]}", *words[1:])
+    assert bad.returncode == 2 and said in bad.stderr and not bad.stdout, bad
+    assert sorted(checkout.rglob("*")) == before
