@@ -281,14 +281,14 @@ MUTANTS = [
         (f"1 {R}linalg_functions.py",),
     ),
     Mutant(
-        "spectral: power iterations leave out the adjoint", "pdgemm/spectral/svd.py",
-        "Q = work.did(qr(work.product(1, A.H, Q))[0])\n        Q", "Q",
-        (f"1 {R}linalg_functions.py",),
+        "spectral: a restart keeps the smallest singular values", "pdgemm/spectral/golub_kahan.py",
+        "distributed(X, vectors[:, :used])", "distributed(X, vectors[:, -used:])",
+        (f"1 {R}linalg_svd.py",),
     ),
     Mutant(
-        "spectral: the error of singular values is ten times too small", "pdgemm/spectral/svd.py",
-        "error = 10 * np.sqrt(2 / np.pi)", "error = np.sqrt(2 / np.pi)",
-        (f"1 {R}linalg_functions.py",),
+        "spectral: the bound of singular values forgets those after the k-th", "pdgemm/spectral/golub_kahan.py",
+        "rest = min(rest, float(s[k] + residuals[k]))", "rest = 0.0",
+        (f"1 {R}linalg_svd.py",),
     ),
     Mutant(
         "spectral: the second estimate of a condition is left out", "pdgemm/spectral/norms.py",

@@ -1,7 +1,7 @@
 """Principal components of a tall matrix in an HDF5 file: 1797 handwritten digits of 64 pixels.
 
 Each rank reads its part of A.  Their mean is subtracted, and the largest singular values with their vectors are found
-by random projections: a few products of A and thin matrices.  The scores are saved in HDF5.
+by products of A and thin matrices.  The scores are saved in HDF5.
 """
 
 import sys
@@ -18,7 +18,7 @@ from pdgemm.linalg import svd
 def pca(A, count):
     """Return the first variances, their share of the total, the components as columns, and scores (a DistMatrix)."""
     A = A - A.mean(axis=0)
-    U, s, Vt = svd(A, count, oversample=20, power=4)
+    U, s, Vt = svd(A, count)
     variances = s**2 / (len(A) - 1)
     return variances, (s**2).sum() / A.norm() ** 2, Vt.allgather().T, U * s
 

@@ -1,7 +1,7 @@
 """Singular values of a photograph by random projections, with products of tall matrices and small local work.
 
-The range of A is found from A times a thin random matrix, sharpened by power iterations (Halko, Martinsson & Tropp,
-SIAM Review 53(2), 2011); random vectors tell at the end how much of A is missing.
+The range of A begins as A times a thin random matrix (Halko, Martinsson & Tropp, SIAM Review 53(2), 2011), and grows
+step by step until residuals show that the values are right (Musco & Musco, NeurIPS 2015).
 """
 
 import sys

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pdgemm.matrix.distmatrix import DistMatrix
 
 ASSUMED = ("gen", "pos", "her", "lower triangular", "upper triangular")
+_MOST = 20  # singular values that are printed
 _EPS = 3  # times n and the unit roundoff: the bound of the tests of SLATE
 _common = options.together(
     click.option("--grid", "grid_shape", type=GRID, help="Process grid; default: as square as possible."),
@@ -109,7 +110,7 @@ def solve(say: Speaker, how: How, a: Dataset, b: Dataset, output: Dataset, assum
                 A = _whole(A, assume)
             scale = max(1, n) * (A.norm(1) * X.norm(1) + B.norm(1))
             residual = (B - A @ X).norm(1)
-        if not _passes(say, [("backward error", residual, scale)], wide):
+        if not _all_pass(say, [_rounded("backward error", residual, scale, wide)]):
             return 1
     say.save(output, X)
     return 0
@@ -117,22 +118,23 @@ def solve(say: Speaker, how: How, a: Dataset, b: Dataset, output: Dataset, assum
 
 @click.command(cls=OfAllRanks)
 @click.argument("a", type=DATASET)
-@click.option("-k", type=options.COUNT, help="The k largest singular values, by random projections; default: all.")
+@click.option("-k", type=options.COUNT, help="The k largest singular values; default: all.")
 @click.option("-o", "--output", type=DATASET, required=True, help="Group of a file for U, s and Vh, such as f.h5:/svd.")
 @click.option("--oversample", type=click.IntRange(0, options.MOST), default=10, show_default=True)
-@click.option("--power", type=click.IntRange(0, 100), default=2, show_default=True, help="Iterations.")
+@click.option(
+    "--tolerance", type=click.FloatRange(0, min_open=True),
+    help="Error of the k values, as a part of the largest, at which the steps end; default: that of rounding.",
+)  # fmt: skip
+@click.option("--steps", type=options.COUNT, default=100, show_default=True, help="The most steps for the k values.")
 @click.option("--seed", default=0, show_default=True)
 @_on_all_ranks
-def svd(
-    say: Speaker, how: How, a: Dataset, k: int | None, output: Dataset, oversample: int, power: int, seed: int
-) -> int:
-    """Write U (m x k), s (1 x k) and Vh (k x n), where A is about U diag(s) Vh.
+def svd(say: Speaker, how: How, a: Dataset, k: int | None, output: Dataset, **search: Any) -> int:
+    """Compute the singular value decomposition of A, or its k largest singular values and their vectors.
 
-    --verify checks that U and Vh have orthonormal columns and rows, and that Uh A = diag(s) Vh; how far A is from
-    U diag(s) Vh is said in any case.
+    U (m x k), s (1 x k) and Vh (k x n) are written, where A is about U diag(s) Vh.  The values are printed, with a
+    bound of their errors and the part of |A|_F^2 that they hold; --verify checks that U and Vh have orthonormal
+    columns and rows, that A V = U diag(s) and Ah U = V diag(s), and that no value of A - U diag(s) Vh is larger.
     """
-    import numpy as np
-
     from pdgemm import linalg
     from pdgemm.errors import ArgumentError
     from pdgemm.matrix.distmatrix import DistMatrix
@@ -143,19 +145,19 @@ def svd(
     if few > min(m, n):
         raise ArgumentError(f"-k {few} is more than the {min(m, n)} singular values of A, which is {m} x {n}")
     sizes = {"Vh": few * n, "s": few, "U": few * m}
-    _check(say, [(parts[name], sizes[name]) for name in parts], (x,), x.dtype, how, 4 * (m + n) * few)
+    words = (m + n) * (4 * few if k is None else 8 * (few + search["oversample"]))
+    _check(say, [(parts[name], sizes[name]) for name in parts], (x,), x.dtype, how, words)
     A = say.read(x, how.block)
     with say.progress("svd"):
-        U, s, Vh = linalg.svd(A, k, oversample=oversample, power=power, seed=seed)
+        U, s, Vh = linalg.svd(A, k, **search)
     say.report("svd", U.report)
+    report: Any = U.report
+    facts = report.facts if k else {}
+    say.note("singular_values", _values_text(s, facts), s.tolist())
     if how.verified:
         with say.progress("verify"):
-            one = DistMatrix.eye(few, grid=say.grid, dtype=A.dtype)
-            left, right = (U.H @ U).redistribute(like=one) - one, (Vh @ Vh.H).redistribute(like=one) - one
-            moved = (U.H @ A).redistribute(like=Vh) - Vh * s.astype(s.dtype)[:, None]
-            checks = [("|Uh U - I|", left.norm(1), float(few)), ("|Vh V - I|", right.norm(1), float(few))]
-            checks += [("|Uh A - s Vh|", moved.norm(1), (m + n) * max(A.norm(1), A.norm(np.inf)))]
-        if not _passes(say, checks, A.dtype):
+            checks = _svd_checks(A, U, s, Vh, facts)
+        if not _all_pass(say, checks):
             return 1
     values = DistMatrix.from_function(lambda i, j: s[j], (1, few), grid=say.grid, dtype=s.dtype)
     for name, matrix in (("Vh", Vh), ("s", values), ("U", U)):
@@ -229,13 +231,50 @@ def _whole(A: DistMatrix, assume: str) -> DistMatrix:
     return triangle + strict.H.redistribute(like=A)
 
 
-def _passes(say: Speaker, errors: Sequence[tuple[str, float, float]], dtype: Any) -> bool:
-    """Report errors, each with the scale that it is relative to, and return whether rounding explains them all."""
+def _rounded(what: str, value: float, scale: float, dtype: Any) -> Check:
+    """Return the check of an error that rounding explains, with the scale that it is relative to."""
     from pdgemm.arrays.dtypes import eps
 
-    checks = [Check(what, value / (scale or 1.0), _EPS * eps(dtype)) for what, value, scale in errors]
+    return Check(what, value / (scale or 1.0), _EPS * eps(dtype))
+
+
+def _all_pass(say: Speaker, checks: Sequence[Check]) -> bool:
+    """Report checks up to the first one that does not pass, and return whether all do."""
     for check in checks:
         say.report("verify", check)
         if not check.passed:
             return False
     return True
+
+
+# ---------------------------------------------------------------- singular values
+def _values_text(s: Any, facts: dict[str, float]) -> list[str]:
+    """Return lines with singular values, and with what is known of them where they are some of all."""
+    texts = [f"{value:.10g}" for value in s]
+    lines = [f"s = {', '.join(texts if len(s) <= _MOST else [*texts[: _MOST - 1], '...', texts[-1]])}"]
+    if facts:
+        lines.append(f"each is within {facts['bound']:.1e} s_1 of its true value; s_1 = {s[0]:.6g}")
+        rest, doubt = 1 - facts["share"], 2 * len(s) * facts["bound"]
+        part = f"{facts['share']:.4%}" if rest > 1e-6 else f"all but {max(rest, doubt):.1e}"
+        lines.append(f"rank {len(s)} holds {part} of |A|_F^2")
+    return lines
+
+
+def _svd_checks(A: DistMatrix, U: DistMatrix, s: Any, Vh: DistMatrix, facts: dict[str, float]) -> list[Check]:
+    """Return all that can be wrong with singular triplets, each as a part of the largest value."""
+    from pdgemm.arrays.dtypes import eps
+    from pdgemm.matrix.distmatrix import DistMatrix
+    from pdgemm.spectral.svd import norm_of_rest
+
+    first, rounding, V = float(s[0]) if len(s) and s[0] else 1.0, _EPS * eps(A.dtype) * sum(A.shape), Vh.H
+    one = DistMatrix.eye(len(s), grid=A.grid, dtype=A.dtype)
+    apart = {name: (X.H @ X).redistribute(like=one) - one for name, X in (("U", U), ("V", V))}
+    checks = [Check(f"|{name}h {name} - I|", X.norm(1), rounding) for name, X in apart.items()]
+    pairs = ("|A V - U s|", A, V, U, 0.0), ("|Ah U - V s|", A.H, U, V, facts.get("residual", 0.0))
+    for what, M, X, Y, known in pairs:
+        R = (M @ (X * (1 / first))).redistribute(like=Y) - Y * (s / first).astype(s.dtype)
+        checks.append(Check(what, R.vector_norm(2, axis=0).max(initial=0), known + rounding))
+    if len(s) < min(A.shape):
+        over = max(0.0, norm_of_rest(A, U, s, Vh) - float(s[-1])) / first
+        checks.append(Check("|A - U s Vh| beyond the last value", over, facts["bound"] + rounding))
+    return checks

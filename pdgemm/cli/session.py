@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
@@ -24,7 +25,7 @@ from pdgemm.io.source import Source
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import DeviceName
 from pdgemm.profiling.trace_file import trace
-from pdgemm.support import launcher, signals
+from pdgemm.support import launcher, shared_warnings, signals
 from pdgemm.support.text import in_bytes, in_rate, in_seconds
 
 SECONDS_BETWEEN_LINES = 5.0
@@ -57,6 +58,11 @@ class Speaker:
         self.facts[key] = fact
         for line in lines if not self.as_json else ():
             say_line(line, err)
+
+    def warn(self, text: str) -> None:
+        """Say a warning on standard error, and keep it for the JSON object.  Rank 0 alone."""
+        self.facts["warnings"] = [*self.facts.get("warnings", []), text]
+        say_line(f"pdgemm: warning: {text}", err=True)
 
     def read(self, x: Source, block: Block | None, device: DeviceName = "host") -> DistMatrix:
         """Read a matrix, or its transpose where op is not "N"."""
@@ -147,8 +153,9 @@ def session(grid_shape: tuple[int, int] | None, as_json: bool) -> Iterator[Speak
     """Provide the output over a grid of all ranks; print the JSON object at the end."""
     check_launcher(MPI.COMM_WORLD.size)
     start = perf_counter()
-    with ProcessGrid(MPI.COMM_WORLD, grid_shape) as grid:
+    with ProcessGrid(MPI.COMM_WORLD, grid_shape) as grid, warnings.catch_warnings():
         say = Speaker(grid, as_json)
+        shared_warnings.print_once(say.warn)
         yield say
         if as_json and grid.rank == 0:
             say.facts["seconds"] = perf_counter() - start

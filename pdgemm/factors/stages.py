@@ -142,14 +142,14 @@ class Stages:
             self.found.append(("X", lu.permutation_schedule(X, order)))
         return X
 
-    def tall_qr(self, A: DistMatrix, method: str = "auto") -> DistMatrix:
-        """Q by rows, by two passes of CholeskyQR, or by TSQR."""
+    def tall_qr(self, A: DistMatrix, method: str = "auto", passes: int = PASSES) -> DistMatrix:
+        """Q by rows, by two passes of CholeskyQR, one where the columns are nearly orthonormal, or by TSQR."""
         X, grid = A, rows_only(A)
         if grid is not A.grid:
             X = self.moved(X, "A", unmade(X, Distribution.over(grid.shape, A.shape), grid=grid, order="C"))
         if A.shape[1]:
-            passes = [tsqr_schedule] if method == "tsqr" else [cholesky_pass] * PASSES
-            self.found += [("A", step(*rows_of(X))) for step in passes]
+            steps = [tsqr_schedule] if method == "tsqr" else [cholesky_pass] * passes
+            self.found += [("A", step(*rows_of(X))) for step in steps]
         return unmade(X, order="C")
 
     def placed(self, Q: DistMatrix, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
@@ -159,7 +159,7 @@ class Stages:
         layout = Distribution(A.distribution.cols.over(A.grid.shape[0]), A.distribution.cols)
         return unmade(A), unmade(A, layout)
 
-    def qr(self, A: DistMatrix, method: str = "auto") -> tuple[DistMatrix, DistMatrix]:
+    def qr(self, A: DistMatrix, method: str = "auto", passes: int = PASSES) -> tuple[DistMatrix, DistMatrix]:
         (m, n), h = A.shape, min(A.shape)
         if (fastest_method(A) if method == "auto" else method) == "householder":
             Q, R = self.householder(A)
@@ -167,7 +167,7 @@ class Stages:
                 Q = self.moved(Q, "Q", unmade(A[:, :h]))
                 R = self.moved(R, "R", unmade(A, beneath(A)))
             return Q, R
-        Q, first = self.placed(self.tall_qr(A[:, :h], method), A[:, :h])
+        Q, first = self.placed(self.tall_qr(A[:, :h], method, passes), A[:, :h])
         if m < n:
             R = self.product(Q.H, A, unmade(A, Distribution(first.distribution.rows, A.distribution.cols)))
             self.moved(first, "R", R[:, :m])

@@ -22,6 +22,7 @@ from pdgemm.spectral.iterations import (
     finite_norm,
     like,
     on_one_rank,
+    orthonormal,
     random,
     unit,
 )
@@ -180,18 +181,8 @@ def _lanczos(
             used, T = X.shape[1], np.diag(w).astype(H.dtype)
             V[:, :used], W[:, :used] = X, AX
         R = R[:, R.shape[1] - width :]  # with what leads out of the basis where a residual is a rounding error
-        new = _orthonormal(work, add(R, 10 * unit(H) * scale / sqrt(n), noise), V[:, :used])
+        new, _ = orthonormal(work, R, V[:, :used], 10 * unit(H) * scale / sqrt(n), noise)
     raise LinAlgError(
         f"{k} eigenvalues of {H.distribution} were not found in {steps} steps: residuals up to "
         f"{residuals[-k:].max() / scale:.1e} of the norm, wanted {tolerance:.1e}; raise steps= or tolerance="
     )
-
-
-def _orthonormal(work: Work, R: DistMatrix, V: DistMatrix) -> DistMatrix:
-    """Return an orthonormal basis of R, orthogonal to V."""
-    Q = R
-    for _ in range(2):
-        Q = Q.copy()
-        work.product(-1, V, work.product(1, V.H, Q), 1, Q)
-        Q = work.did(qr(Q)[0])
-    return Q

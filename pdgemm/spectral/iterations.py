@@ -15,6 +15,7 @@ from pdgemm.arrays.dtypes import eps
 from pdgemm.arrays.element_functions import slabs
 from pdgemm.errors import LayoutError, LinAlgError
 from pdgemm.factors.operands import like as like
+from pdgemm.factors.qr import qr
 from pdgemm.gemm import pdgemm
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.instrument.step_reports import Steps, summed
@@ -48,7 +49,7 @@ class FunctionReport:
     facts: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        facts = "".join(f", {name} {value:.2g}" for name, value in self.facts.items())
+        facts = "".join(f", {name} {value:{'.7g' if 0.9 < value < 1 else '.2g'}}" for name, value in self.facts.items())
         return (
             f"{self.name}: {so_many(self.steps, 'step')}, {so_many(self.products, 'product')}, "
             f"{in_words(self.counted.words_received)} received, {in_seconds(self.seconds)}{facts}"
@@ -147,6 +148,24 @@ def random(A: DistMatrix, shape: tuple[int, int], seed: int = 1) -> DistMatrix:
     The seed is not 0, with which element (0, 0) is 0.
     """
     return DistMatrix.random(shape, grid=A.grid, seed=seed, kind="normal", dtype=A.dtype, device=A.device)
+
+
+def orthonormal(
+    work: Work, R: DistMatrix, V: DistMatrix, level: float = 0, noise: DistMatrix | None = None
+) -> tuple[DistMatrix, DistMatrix]:
+    """Return an orthonormal basis Q of R + level noise, orthogonal to V, and T, where Q T is R without V V^H R.
+
+    Collective.   noise : what leads out of V where R does not: normal random numbers.
+    """
+    Q = R if noise is None else add(noise.copy(), 1, R, level)
+    triangles = []
+    for _ in range(2):  # twice is enough (Parlett, The Symmetric Eigenvalue Problem, 1998, 6.9)
+        Q = Q.copy()
+        work.product(-1, V, work.product(1, V.H, Q), 1, Q)
+        Q, T = qr(Q)
+        work.did(Q)
+        triangles.append(T)
+    return Q, triangles[0]
 
 
 def unit(A: DistMatrix) -> float:

@@ -19,7 +19,7 @@ from pdgemm.factors.operands import check_reach, check_right_side, check_square,
 from pdgemm.factors.qr import qr
 from pdgemm.factors.solve import GENERAL, LOWER, inv, scaling_schedule, solve, structure
 from pdgemm.factors.stages import Stages, unmade
-from pdgemm.factors.tall_qr import rows_of
+from pdgemm.factors.tall_qr import rows_of, rows_only
 from pdgemm.factors.triangular import inv_triangular, solve_triangular, trmm
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.process_grid import ProcessGrid
@@ -28,8 +28,9 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.model.machine import Machine
 from pdgemm.panel_algorithms.panel_plan import PanelPlan
 from pdgemm.panel_schedules.tsqr_schedule import svd_of_triangle
+from pdgemm.spectral.golub_kahan import BLOCKS, KEPT
 from pdgemm.spectral.polar import polar
-from pdgemm.spectral.svd import PROBES, svd
+from pdgemm.spectral.svd import is_small, svd
 from pdgemm.support.agreement import together
 
 
@@ -53,7 +54,7 @@ def plan(
     options  : its other arguments, such as lower and trans.
     machine  : as for `pdgemm.plan`.
     iterations : where the elements decide how many there are, so many are planned: by default 6 steps of `polar`, of
-        which the last one is of products alone, and 2 corrections of `solve` with refine.
+        which the last one is of products alone, 8 of `svd` with k, and 2 corrections of `solve` with refine.
 
     The plan is a value: `traffic(rank)` has the words and messages of a rank, which the run counts, too; `flops`,
     `seconds` and `extra_bytes(rank)` what it costs.  What the elements decide is planned as it is for most matrices:
@@ -210,23 +211,50 @@ def _lstsq(plan: Stages, A: DistMatrix, B: Any, **others: Any) -> None:
         plan.product(Q, C, unmade(B), beta=1)
 
 
-def _svd(plan: Stages, A: DistMatrix, k: int | None, oversample: int, power: int, **others: Any) -> None:
+def _svd(plan: Stages, A: DistMatrix, k: int | None, oversample: int, iterations: int, **others: Any) -> None:
     if 0 in A.shape:
         return
+    tall = A if A.shape[0] >= A.shape[1] else A.H
     if k is None:
-        tall = A if A.shape[0] >= A.shape[1] else A.H
         plan.placed(_svd_of_tall(plan, tall), tall)
         return
-    columns = min(k + oversample, *A.shape)
-    Y = plan.product(A, _new(A, (A.shape[1], columns + PROBES), A.grid))
-    probes, Q = Y[:, columns:], plan.qr(Y[:, :columns])[0]
-    for _ in range(power):
-        Q = plan.qr(plan.product(A.H, Q))[0]
-        Q = plan.qr(plan.product(A, Q))[0]
-    W = plan.product(A.H, Q)
-    _, Gh = plan.placed(_svd_of_tall(plan, W), W)
-    plan.product(Q, plan.product(Q.H, probes), probes, beta=1)
-    plan.product(Q, Gh[:k, :].H)
+    if is_small(A, k, oversample):
+        left, right = plan.placed(_svd_of_tall(plan, tall), tall)
+        U, V = (left[:, :k], right[:k].H) if tall is A else (right.H[:, :k], left[:, :k])
+    else:
+        basis = _leading_space(plan, A, k, k + oversample, iterations)
+        W = plan.product(A, basis)
+        U, Gh = plan.placed(_svd_of_tall(plan, W), W)
+        V = plan.product(basis, Gh.H, _new(A, (A.shape[1], k), A.grid.base))
+    R = unmade(U)
+    plan.product(A, V, R, beta=1)
+    plan.product(A.H, U, unmade(V), beta=1)
+    for X, Y in ((U, R), (U, U), (V, V)):
+        plan.product(X.H, Y)
+
+
+def _leading_space(plan: Stages, A: DistMatrix, k: int, width: int, steps: int) -> DistMatrix:
+    (m, n), grid, most, blocks = A.shape, rows_only(A), BLOCKS * width, 0
+    U, V, W, Y = (_new(A, shape, grid) for shape in ((m, most), (n, most), (m, width), (n, width)))
+    new = plan.qr(Y)[0]
+    for step in range(1, steps + 1):
+        plan.product(A, new, W)
+        block = _orthonormal(plan, W, U)
+        plan.product(U.H, W)
+        plan.product(A.H, block, Y)
+        new, blocks = _orthonormal(plan, Y, V), blocks + 1
+        if blocks == BLOCKS and step < steps:
+            blocks, kept = KEPT, KEPT * width
+            for X in (U, V):
+                plan.product(X, _new(A, (most, kept), grid), _new(A, (len(X), kept), grid))
+    return plan.qr(plan.product(V, _new(A, (most, k), grid), _new(A, (n, k), grid)), passes=1)[0]
+
+
+def _orthonormal(plan: Stages, R: DistMatrix, V: DistMatrix) -> DistMatrix:
+    for passes in (2, 1):
+        plan.product(V, plan.product(V.H, R), unmade(R), beta=1)
+        R = plan.qr(R, passes=passes)[0]
+    return R
 
 
 def _svd_of_tall(plan: Stages, A: DistMatrix) -> DistMatrix:
@@ -289,7 +317,7 @@ _PLANNED = {
         Planned(householder_qr, lambda plan, A, want_q, **others: plan.householder(A, want_q), square=False),
         Planned(qr, lambda plan, A, method, **others: plan.qr(A, method), square=False),
         Planned(lstsq, _lstsq, square=False),
-        Planned(svd, _svd, square=False),
+        Planned(svd, _svd, square=False, iterations=8),
         Planned(polar, _polar, square=False, iterations=6),
     )
 }

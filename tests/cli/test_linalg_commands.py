@@ -75,6 +75,24 @@ def test_svd(folder: Path, ranks: int) -> None:
     assert U.shape == (90, 4) and s.shape == (1, 4) and Vh.shape == (4, 70)
     assert np.allclose(s[0], np.linalg.svd(A, compute_uv=False)[:4])
     assert np.allclose((U * s) @ Vh, A)
+    printed = done.stdout.split("\ns = ")[1].splitlines()
+    assert np.allclose([float(x) for x in printed[0].split(",")], s[0], rtol=1e-9)
+    assert f"s_1 of its true value; s_1 = {s[0, 0]:.6g}" in printed[1]
+    assert printed[2].startswith("rank 4 holds all but ") and printed[2].endswith(" of |A|_F^2")
+    assert done.stdout.count(": ok") == 4  # rank 4 of 4: the last singular value is compared with what is left
+
+
+def test_singular_values_that_are_not_known_are_warned_of(folder: Path) -> None:
+    """Once, though on all ranks; the values and their bound are in the JSON object."""
+    words = ["svd", "a.h5:/tall", "-k", "2", "-o", "w.h5:/f", "--oversample", "1", "--steps", "2", "--json", "--verify"]
+    done = pdgemm(2, *words, cwd=folder)
+    facts = json.loads(done.stdout)
+    assert done.returncode == 0 and done.stderr.count("pdgemm: warning: svd of 90 x 20: the 2 largest") == 1
+    assert facts["warnings"][0].startswith("svd of 90 x 20") and facts["verify"]["passed"]
+    exact = np.linalg.svd(read(folder / "a.h5", "tall"), compute_uv=False)
+    known = facts["svd"]["facts"]
+    assert 1e-12 < abs(facts["singular_values"] - exact[:2]).max() <= known["bound"] * exact[0]
+    assert np.isclose(known["share"], (np.array(facts["singular_values"]) ** 2).sum() / (exact**2).sum())
 
 
 def test_all_singular_values(folder: Path) -> None:

@@ -123,7 +123,7 @@ def test_functions_stay_on_the_device(comm: Any, monkeypatch: Any) -> None:
         A, S, B = (DistMatrix.from_global(y, grid=grid, block=3, device="fake") for y in (x, s, b))
         D = DistMatrix.from_global(np.diag(np.diag(s)), grid=grid, block=4, device="fake")
         _, L, U = linalg.lu(A)
-        U_, sigma, Vh = linalg.svd(A, 3, power=4)
+        U_, sigma, Vh = linalg.svd(A, 2, oversample=0)
         w, V = linalg.eigh(S)
         Q, H = linalg.polar(A)
         expected: list[tuple[Any, np.ndarray]] = [
@@ -142,7 +142,7 @@ def test_functions_stay_on_the_device(comm: Any, monkeypatch: Any) -> None:
             assert X.device == "fake"
             assert np.abs(X.allgather() - y).max() <= 1e-9 * np.abs(y).max()
         assert U_.device == Vh.device == "fake"
-        assert np.allclose(sigma, np.linalg.svd(x)[1][:3], rtol=0.1)
+        assert np.allclose(sigma, np.linalg.svd(x)[1][:2])
         assert np.isclose(linalg.det(A), np.linalg.det(x)) and np.isclose(linalg.cond(A, 2), np.linalg.cond(x))
         assert comm.allgather(device.races) == [[]] * comm.size
 
