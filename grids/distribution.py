@@ -143,11 +143,16 @@ class BlockCyclic:
 
     def over(self, parts: int) -> BlockCyclic:
         """Return the distribution of the same blocks over another number of parts; a block distribution remains one."""
-        if parts == self.parts:
-            return self
+        return self if parts == self.parts else self._like(self.n, parts)
+
+    def resized(self, n: int) -> BlockCyclic:
+        """Return the distribution of another number of indices in the same blocks; a block distribution remains one."""
+        return self._like(n, self.parts)
+
+    def _like(self, n: int, parts: int) -> BlockCyclic:
         if self.n + self.skip <= self.block * self.parts:
-            return BlockCyclic.even(self.n, parts)
-        return BlockCyclic(self.n, self.block, parts)
+            return BlockCyclic.even(n, parts)
+        return BlockCyclic(n, self.block, parts)
 
     @cached_property
     def canonical(self) -> BlockCyclic:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import lru_cache
+from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
@@ -39,7 +40,9 @@ class StridedRuns(NamedTuple):
 
 
 class IndexMap:
-    """A map of local indices of a source to local indices of a target, stored run by run, ascending in both.
+    """A map of local indices of a source to local indices of a target, stored run by run.
+
+    Runs ascend on both sides, but for rows that are picked in another order (`IndexPairs`).
 
     source = [0, 4], target = [1, 3], lengths = [2, 2] maps 0 1 4 5 to 1 2 3 4.
     """
@@ -231,6 +234,47 @@ def _cut_blocks(mine: BlockCyclic, theirs: BlockCyclic, part: int) -> tuple[np.n
     last = np.append(turn[1:] == 0, True)
     ends[last] = starts + lengths
     return cuts, ends - cuts
+
+
+class IndexPairs:
+    """Indices of one layout and, for each of them, an index of another: rows that are picked, and where they go.
+
+    source, target : integer arrays of one length; no index is in `target` twice.
+
+    Two of them are equal where their elements are; as text they are a checksum, which is the same on all ranks.
+    """
+
+    __slots__ = ("_digest", "source", "target")
+
+    def __init__(self, source: np.ndarray, target: np.ndarray) -> None:
+        self.source, self.target = (np.ascontiguousarray(x, np.int64) for x in (source, target))
+        self._digest = blake2b(self.source.tobytes() + self.target.tobytes(), digest_size=16).hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, IndexPairs) and self._digest == other._digest
+
+    def __hash__(self) -> int:
+        return hash(self._digest)
+
+    def __repr__(self) -> str:
+        return f"IndexPairs({len(self.source)} of checksum {self._digest})"
+
+    def counts(self, a: BlockCyclic, b: BlockCyclic) -> np.ndarray:
+        """Return how many pairs lead from each part of the source layout to each part of the target layout."""
+        pair = a.owner(self.source) * b.parts + b.owner(self.target)
+        return np.bincount(pair, minlength=a.parts * b.parts).reshape(a.parts, b.parts)
+
+    def maps(self, a: BlockCyclic, b: BlockCyclic, part: int, by_target: bool) -> Iterator[tuple[int, IndexMap]]:
+        """Yield what `index_maps` yields, for the pairs alone.  The maps are in the order of the pairs."""
+        sides = (a, self.source), (b, self.target)
+        (theirs, other), (mine, own) = sides if by_target else sides[::-1]
+        held = np.flatnonzero(mine.owner(own) == part)
+        peers = theirs.owner(other[held])
+        by_peer = np.argsort(peers, kind="stable")
+        for at in np.split(by_peer, np.flatnonzero(np.diff(peers[by_peer])) + 1) if len(held) else []:
+            chosen = held[at]
+            local = a.to_local(self.source[chosen]), b.to_local(self.target[chosen])
+            yield int(peers[at[0]]), merged(*local, np.ones(len(chosen), np.int64))
 
 
 def identity(n: int) -> IndexMap:

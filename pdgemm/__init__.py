@@ -33,6 +33,8 @@ if _TYPE_CHECKING:
     from pdgemm.grids.distribution import BlockCyclic as BlockCyclic
     from pdgemm.grids.distribution import Distribution as Distribution
     from pdgemm.grids.process_grid import ProcessGrid as ProcessGrid
+    from pdgemm.indexing.assignment import assign as assign
+    from pdgemm.indexing.selection import select as select
     from pdgemm.instrument.report import Report as Report
     from pdgemm.matrix.batch import Batch as Batch
     from pdgemm.matrix.batch import balance as balance
@@ -52,6 +54,8 @@ _NAMES = {  # what each module has for users
     "pdgemm.gemm": ["Plan", "matmul", "pdgemm", "plan"],
     "pdgemm.grids.distribution": ["BlockCyclic", "Distribution"],
     "pdgemm.grids.process_grid": ["ProcessGrid"],
+    "pdgemm.indexing.assignment": ["assign"],
+    "pdgemm.indexing.selection": ["select"],
     "pdgemm.instrument.report": ["Report"],
     "pdgemm.protection.checksum": ["checksum"],
     "pdgemm.matrix.batch": ["Batch", "balance"],

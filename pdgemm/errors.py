@@ -25,6 +25,10 @@ class ArgumentError(PdgemmError, ValueError):
     """An argument is out of its range, or not the same on all ranks."""
 
 
+class KeyIndexError(ArgumentError, IndexError):
+    """A key names no rows, columns or elements of a matrix: an index is out of range, or is none."""
+
+
 class MemoryLimitError(PdgemmError, MemoryError):
     """The memory limit is too small; the message says what limit would be enough."""
 

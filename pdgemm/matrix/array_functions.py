@@ -59,11 +59,6 @@ def fitted(name: str, inputs: Sequence[Any], out: MatrixBase | None = None) -> t
         if len(shape) != 2 or (out is not None and out.shape != shape):
             there = "a matrix has two dimensions" if out is None else f"out is {out.distribution}"
             raise LayoutError(f"{name} of {told} has the shape {shape}, and {there}")
-        if any(x.ndim > 1 and min(x.shape) > 1 for x in inputs if isinstance(x, np.ndarray)):
-            raise TypeError(
-                f"{name} of a DistMatrix and an array: distribute the array first, "
-                "DistMatrix.from_global(array, grid=...)"
-            )
         alike = [x for x in (out, *matrices) if x is not None and x.shape == shape]
         like = alike[0] if alike else _crossed(matrices, shape)
         for x in matrices:
@@ -79,11 +74,16 @@ def fitted(name: str, inputs: Sequence[Any], out: MatrixBase | None = None) -> t
         elif not isinstance(x, MatrixBase) and not np.ndim(x):
             parts.append(x)
         else:
-            whole = np.atleast_2d(x.allgather() if isinstance(x, MatrixBase) else x)  # type: ignore[attr-defined]
-            mine = whole[rows if len(whole) > 1 else slice(None)][:, cols if whole.shape[1] > 1 else slice(None)]
+            mine = part_of(x.allgather() if isinstance(x, MatrixBase) else x, rows, cols)  # type: ignore[attr-defined]
             device = devices.of(like.stored)
             parts.append(device.to_device(mine, "C") if device else mine)
     return parts, like, reports
+
+
+def part_of(array: np.ndarray, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
+    """Return rows and columns of an array that is broadcast to a matrix: of one row or column, all there is of it."""
+    whole = np.atleast_2d(array)
+    return whole[rows if len(whole) > 1 else slice(None)][:, cols if whole.shape[1] > 1 else slice(None)]
 
 
 def _crossed(matrices: Sequence[MatrixBase], shape: tuple[int, int]) -> MatrixBase:
@@ -284,7 +284,7 @@ FUNCTIONS |= {
     "numpy.diag": lambda v, k=0: v.diagonal(k),
     "numpy.count_nonzero": lambda a, axis=None, keepdims=False: (a != 0).sum(axis, keepdims),
     "numpy.copy": lambda a: a.copy(),
-    "numpy.astype": lambda x, dtype: x.astype(_dtype(dtype)),
+    "numpy.astype": lambda x, dtype, copy=True: x.astype(_dtype(dtype), copy),
     "numpy.transpose": lambda a: a.T,
     "numpy.matrix_transpose": lambda x: x.T,
     "numpy.linalg.matrix_transpose": lambda x: x.T,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, overload
+from zlib import crc32
 
 import numpy as np
 
@@ -13,18 +14,20 @@ from pdgemm.arrays.device import to_host
 from pdgemm.arrays.dtypes import element_type
 from pdgemm.arrays.elementwise import CONJUGATE, CONVERT, set_elements
 from pdgemm.arrays.integers import shown
-from pdgemm.errors import ArgumentError
+from pdgemm.arrays.keys import MASK, is_view, picked
+from pdgemm.errors import ArgumentError, LayoutError
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.matrix.array_functions import part_of
 from pdgemm.matrix.constructors import Constructors, check_root
 from pdgemm.matrix.gather import allgather, gather
 from pdgemm.matrix.local_arrays import all_shared, device_on, new_array
-from pdgemm.matrix.matrix_base import public
+from pdgemm.matrix.matrix_base import MatrixBase, public
 from pdgemm.matrix.numpy_functions import WHOLE, NumPyFunctions, not_available
 from pdgemm.matrix.reductions import Reductions
 from pdgemm.names import DeviceName, DType, Norm, Protection
-from pdgemm.support.agreement import check_not_freed, together
+from pdgemm.support.agreement import together
 
 _GATHER = {"to_numpy", "numpy", "gather", "compute"}  # methods by which other libraries return a whole array
 
@@ -72,42 +75,34 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         """A[i0:i1, j0:j1] and A[...] are submatrices, as views.  A[i], A[i, :], A[:, j] and A[i, j] are elements.
 
         A row or a column is a 1-D array on every rank, an element a number; to read these is collective over the grid.
+        A[rows], A[:, cols] and A[numpy.ix_(rows, cols)] with lists or masks, and A[::2], are new matrices and no
+        views: see `pdgemm.select`; collective.  Raises IndexError (and ArgumentError) for what is no such key.
         """
-        keys = _keys(key)
-        if keys is None:
+        if is_view(key):
             return super().__getitem__(key)
-        with together(self.grid.comm) as arguments:  # to read elements is collective
-            arguments.append(f"A[{shown(key)}]")
-            window = super().__getitem__(tuple(_as_slice(x, n) for x, n in zip(keys, self.shape)))
-        found = window.allgather()
-        return found[tuple(slice(None) if isinstance(x, slice) else 0 for x in keys)]
+        with together(self.grid.comm) as arguments:
+            rows, cols = picked(MASK if isinstance(key, MatrixBase) else key, self.shape)
+            arguments += ["A[...]", rows, cols]
+        if isinstance(rows.indices, range) and isinstance(cols.indices, range):
+            part = self._window(rows.indices, cols.indices)
+        else:
+            part = pdgemm.select(self, rows.indices, cols.indices)
+        if not rows.dropped and not cols.dropped:
+            return part
+        return part.allgather()[tuple(0 if x.dropped else slice(None) for x in (rows, cols))]
 
     def __len__(self) -> int:
         return self.shape[0]
 
     __reversed__ = None
 
-    def __setitem__(self, key: Any, value: DistMatrix | complex) -> None:
-        """Set a submatrix to a number, or to a matrix of any layout.  Collective over the grid."""
-        with together(self.grid.comm) as arguments:
-            keys = _keys(key)
-            where = key if keys is None else tuple(_as_slice(x, n) for x, n in zip(keys, self.shape))
-            view, filled = super().__getitem__(where), np.zeros(1, self.dtype)
-            arguments += ["A[i0:i1, j0:j1] = ...", key]
-            if isinstance(value, DistMatrix):
-                check_not_freed(value.grid.comm)
-                arguments.append("to a matrix")
-            elif np.ndim(value) == 0:
-                filled[:] = value  # raises where it cannot be an element
-                arguments.append(f"to {filled[0]}")
-            else:
-                raise ArgumentError(
-                    "a submatrix is set to a number or a DistMatrix; distribute an array first, from_global"
-                )
-        if isinstance(value, DistMatrix):
-            value.redistribute(view)
-        else:
-            view.local[...] = filled[0]
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Set elements to a number, to a matrix of any layout, or to an array that is the same on every rank.
+
+        The key is as for reading, or a mask of all elements, which are set to a number; values are broadcast as in
+        NumPy.  Where a row is named twice, the last value stays.  Collective over the grid.
+        """
+        pdgemm.assign(self, key, value)
 
     def fill(self, value: complex) -> None:
         """Set all elements to a number.  Collective."""
@@ -275,9 +270,12 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         return float(self.vector_norm(1, axis=0 if kind == 1 else 1).max(initial=0.0))
 
     def allclose(
-        self, other: DistMatrix | complex, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+        self, other: DistMatrix | np.ndarray | complex, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
     ) -> bool:
-        """Is |a - b| <= atol + rtol |b| for all elements?  The same answer on every rank.  Collective."""
+        """Is |a - b| <= atol + rtol |b| for all elements?  The same answer on every rank.  Collective.
+
+        other : a matrix of the same layout, a number, or an array that is the same on every rank.
+        """
         differ = together(self.grid.comm)
         with differ as arguments:
             right: Any = other
@@ -285,11 +283,17 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
                 self._check_layout(other)
                 right = to_host(other.local)
             elif np.ndim(other) != 0:
-                raise ArgumentError("a DistMatrix is compared with a number or a DistMatrix; distribute an array first")
+                array = to_host(devices.adopted(other))
+                if np.broadcast_shapes(array.shape, self.shape) != self.shape:
+                    raise LayoutError(f"an array of shape {array.shape} cannot be broadcast to {self.distribution}")
+                right = part_of(array, *self.indices())
             else:
                 right = complex(other) if np.iscomplexobj(other) else float(other)  # type: ignore[arg-type]
             rtol, atol, equal_nan = float(rtol), float(atol), bool(equal_nan)
-            compared = f"a matrix of {right.dtype}" if isinstance(other, DistMatrix) else right
+            if isinstance(other, DistMatrix):
+                compared = f"a matrix of {right.dtype}"
+            else:
+                compared = right if np.ndim(other) == 0 else f"an array of checksum {crc32(array.tobytes())}"
             arguments += ["allclose", self.distribution, self.dtype, compared, rtol, atol, equal_nan]
             differ.flag = not np.allclose(to_host(self.local), right, rtol=rtol, atol=atol, equal_nan=equal_nan)
         return not differ.flag
@@ -299,8 +303,10 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         """Return a matrix with memory of its own and the same layout.  Local."""
         return self.astype(self.dtype)
 
-    def astype(self, dtype: DType) -> Self:
-        """Return a copy with another element type.  Local."""
+    def astype(self, dtype: DType, copy: bool = True) -> Self:
+        """Return a copy with another element type; without `copy`, the matrix itself if it has that type.  Local."""
+        if not copy and element_type(dtype) == self.dtype:
+            return self
         local = devices.empty(self._stored.shape, element_type(dtype), self.order, devices.of(self._stored))
         (CONJUGATE if self.conjugated else CONVERT)(local, self._stored)
         return type(self)(local, self.grid, self.distribution, self.order)
@@ -317,22 +323,3 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
             "a DistMatrix is distributed: each rank has its part, there is nothing to send, and it cannot be pickled: "
             f"save it by hdf5.save, or {WHOLE}"
         )
-
-
-def _keys(key: Any) -> tuple[Any, Any] | None:
-    """Return a key that has an index, and not only ranges, as one for rows and one for columns; else None."""
-    keys = key if isinstance(key, tuple) else (key, slice(None))
-    plain = [isinstance(x, (int, np.integer)) and not isinstance(x, bool) for x in keys]
-    if len(keys) != 2 or not any(plain) or not all(p or isinstance(x, slice) for p, x in zip(plain, keys)):
-        return None
-    return keys[0], keys[1]
-
-
-def _as_slice(key: Any, n: int) -> slice:
-    """Return an index as a range.  Raises ArgumentError outside of the matrix."""
-    if isinstance(key, slice):
-        return key
-    if not -n <= key < n:
-        raise ArgumentError(f"index {shown(key)} is out of range for a dimension of {n}")
-    start = int(key) % n
-    return slice(start, start + 1)

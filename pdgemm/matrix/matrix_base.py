@@ -10,8 +10,8 @@ import numpy as np
 from pdgemm.arrays import device as devices
 from pdgemm.arrays.device import Array
 from pdgemm.arrays.elementwise import CONJUGATE
-from pdgemm.arrays.integers import shown
-from pdgemm.errors import ArgumentError, GridError, LayoutError
+from pdgemm.arrays.keys import picked
+from pdgemm.errors import GridError, LayoutError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.process_grid import ProcessGrid
@@ -138,6 +138,11 @@ class MatrixBase:
         """The number of elements of the whole matrix."""
         return self.shape[0] * self.shape[1]
 
+    @property
+    def itemsize(self) -> int:
+        """The bytes of an element."""
+        return self.dtype.itemsize
+
     def indices(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the global row and column indices of the local array."""
         i, j = self.grid.coords
@@ -188,33 +193,21 @@ class MatrixBase:
         view.conjugated = (self.dtype.kind == "c") != self.conjugated
         return view
 
+    @property
+    def mT(self) -> Self:
+        """The same as `T`, by NumPy's name for the transpose of matrices.  Local."""
+        return self.T
+
     def __getitem__(self, key: Any) -> Self:
         """A[i0:i1, j0:j1] or A[...] is a submatrix as a view, at any offset, with slices as in NumPy.  Local."""
-        keys = key if isinstance(key, tuple) else (slice(None) if key is ... else key, slice(None))
-        try:
-            ranges = [x.indices(n) for x, n in zip(keys, self.shape, strict=True)]
-        except (AttributeError, TypeError, ValueError):  # not two slices, or not of integers
-            ranges = []
-        if not ranges or any(step != 1 for *_, step in ranges):
-            raise ArgumentError(_no_submatrix(key))
-        rows, cols = ((start, max(start, stop)) for start, stop, _ in ranges)
-        part = self._stored[self.distribution.local_window(rows, cols, self.grid.coords)]
-        return self._view(part, self.grid, self.distribution.window(rows, cols), self.order)
+        rows, cols = picked(key, self.shape)
+        return self._window(rows.indices, cols.indices)
+
+    def _window(self, rows: Any, cols: Any) -> Self:
+        """Return the submatrix of two ranges of step 1, as a view.  Local."""
+        ends = (rows.start, rows.stop), (cols.start, cols.stop)
+        part = self._stored[self.distribution.local_window(*ends, self.grid.coords)]
+        return self._view(part, self.grid, self.distribution.window(*ends), self.order)
 
     def _view(self, stored: Array, grid: ProcessGrid, distribution: Distribution, order: Order) -> Self:
         return type(self)(stored, grid, distribution, order, self.conjugated, self.shared, self.mpi_addressable)
-
-
-def _no_submatrix(key: Any) -> str:
-    """Return a message: why a key names no submatrix, and how to get what it asks for."""
-    keys = key if isinstance(key, tuple) else (key,)
-    if any(isinstance(x, slice) and x.step not in (None, 1) for x in keys):
-        return (
-            f"A[{shown(key)}]: rows and columns of a submatrix have step 1; A.allgather() has all of them on every rank"
-        )
-    if any(isinstance(x, (MatrixBase, np.ndarray, list)) for x in keys):
-        return (
-            "a matrix is not indexed by masks or lists: numpy.where(mask, A, 0) keeps the elements of a mask in place, "
-            "and A.allgather() has all elements on every rank"
-        )
-    return f"a submatrix is A[i0:i1, j0:j1], a row A[i] and an element A[i, j]; got {shown(key)}"

@@ -77,6 +77,7 @@ def _by_index(source: np.ndarray, target: np.ndarray, rows: IndexMap, cols: Inde
     if len(rows.lengths) * cols.size > len(cols.lengths) * rows.size:
         source, target, rows, cols = source.T, target.T, cols, rows
     there, here = cols.indices()
+    side_by_side = bool((np.diff(here) == 1).all())
     for r, t, m in zip(rows.source.tolist(), rows.target.tolist(), rows.lengths.tolist()):
         for slab in slabs(m, cols.size):
             x, y = source[r : r + m][slab], target[t : t + m][slab]
@@ -85,7 +86,7 @@ def _by_index(source: np.ndarray, target: np.ndarray, rows: IndexMap, cols: Inde
                 continue
             # take is faster, but first copies an array that is not row-major
             packed = np.take(x, there, axis=1, mode="clip") if x.flags.c_contiguous else x[:, there]
-            if here[-1] - here[0] + 1 == len(here):
+            if side_by_side:
                 copy(y[:, here[0] : here[-1] + 1], packed)
             else:
                 kept = y[:, here]

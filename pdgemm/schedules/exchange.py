@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from pdgemm.arrays.dtypes import arithmetic
-from pdgemm.grids.index_map import IndexMap, index_maps, overlap_counts
+from pdgemm.grids.index_map import IndexMap, IndexPairs, index_maps, overlap_counts
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.model.machine import Machine
@@ -188,18 +188,16 @@ class Exchange(Messages):
     def _blocks(self, rank: int, form: Callable[[IndexMap], IndexMap], by_target: bool) -> list[Block]:
         """Return what `rank` holds of Y (by_target) or of X, by the peers that hold it of the other."""
         here, there = (self.target, self.source) if by_target else (self.source, self.target)
-        (i, j), a, b = here.coords(rank), self.source.distribution, self.target.distribution
-        columns = [(peer_j, form(cols)) for peer_j, cols in index_maps(a.cols, b.cols, j, by_target)]
-        rows = ((peer_i, form(rows)) for peer_i, rows in index_maps(a.rows, b.rows, i, by_target))
+        i, j = here.coords(rank)
+        columns = [(peer_j, form(cols)) for peer_j, cols in self._maps(1, j, by_target)]
+        rows = ((peer_i, form(rows)) for peer_i, rows in self._maps(0, i, by_target))
         return [Block(there.rank(peer_i, peer_j), down, across) for peer_i, down in rows for peer_j, across in columns]
 
     @remembered_if(_worth_keeping)
     def staying(self, rank: int) -> list[Block]:
         """Return what `rank` copies within its own memory: one block or none."""
         (i, j), (to_i, to_j) = self.source.coords(rank), self.target.coords(rank)
-        a, b = self.source.distribution, self.target.distribution
-        rows = dict(index_maps(a.rows, b.rows, i)).get(to_i)
-        cols = dict(index_maps(a.cols, b.cols, j)).get(to_j)
+        rows, cols = dict(self._maps(0, i)).get(to_i), dict(self._maps(1, j)).get(to_j)
         return [] if rows is None or cols is None else [Block(rank, rows, cols)]
 
     @cached_property
@@ -207,10 +205,21 @@ class Exchange(Messages):
         """A text that describes all of the exchange, which the ranks compare; it begins with what users know."""
         return f"{self.source.distribution}, to {self.target.distribution}\n{self!r}"
 
+    def _maps(self, axis: int, part: int, by_target: bool = False) -> Iterator[tuple[int, IndexMap]]:
+        """Yield what a part of X (by_target: of Y) has in common with the parts of the other, rows (0) or columns."""
+        a, b = self.source.distribution, self.target.distribution
+        return index_maps(*((a.cols, b.cols) if axis else (a.rows, b.rows)), part, by_target)
+
     @cached_property
     def _common(self) -> tuple[np.ndarray, np.ndarray]:
+        """How many rows and columns the parts of X and those of Y have in common."""
         a, b = self.source.distribution, self.target.distribution
         return overlap_counts(a.rows, b.rows), overlap_counts(a.cols, b.cols)
+
+    @property
+    def largest_block(self) -> int:
+        """The most elements that one rank sends another, or keeps."""
+        return largest_block(*self._common)
 
     @remembered_if(_worth_keeping)
     def traffic(self, rank: int) -> Traffic:
@@ -246,8 +255,7 @@ class Exchange(Messages):
         here = (at >= 0) & (to >= 0)
         i, j = np.divmod(at[here], self.source.distribution.cols.parts)
         to_i, to_j = np.divmod(to[here], self.target.distribution.cols.parts)
-        m, n = self.source.distribution.shape
-        return m * n - int((rows[i, to_i] * cols[j, to_j]).sum())
+        return int(rows.sum() * cols.sum()) - int((rows[i, to_i] * cols[j, to_j]).sum())
 
     def slots(self, rank: int | None) -> tuple[int, int]:
         return (0, 0) if self.shared else super().slots(rank)
@@ -269,6 +277,31 @@ class Exchange(Messages):
         return arithmetic(self.source.dtype, self.target.dtype)
 
 
+@dataclass(frozen=True)
+class Selection(Exchange):
+    """The exchange Y[rows.target, cols.target] := X[rows.source, cols.source] as a value, for any rank.
+
+    rows, cols : which row (column) of X goes to which of Y; a row of X may go to several.
+    """
+
+    rows: IndexPairs = field(kw_only=True)
+    cols: IndexPairs = field(kw_only=True)
+
+    def _maps(self, axis: int, part: int, by_target: bool = False) -> Iterator[tuple[int, IndexMap]]:
+        a, b = self.source.distribution, self.target.distribution
+        if axis:
+            return self.cols.maps(a.cols, b.cols, part, by_target)
+        return self.rows.maps(a.rows, b.rows, part, by_target)
+
+    @cached_property
+    def _common(self) -> tuple[np.ndarray, np.ndarray]:
+        a, b = self.source.distribution, self.target.distribution
+        return self.rows.counts(a.rows, b.rows), self.cols.counts(a.cols, b.cols)
+
+
+AnyExchange = TypeVar("AnyExchange", bound=Exchange)
+
+
 @lru_cache(maxsize=16)
 def plan_exchange(
     source: Layout,
@@ -285,16 +318,20 @@ def plan_exchange(
     one = Exchange(
         source, target, size, 1, copies_only and source.conjugated == target.conjugated, shared, device, staged, nccl
     )
-    most = (DEVICE_BYTES if device else PACKED_BYTES) // source.dtype.itemsize
+    return fitted_messages(one, memory_limit)
+
+
+def fitted_messages(one: AnyExchange, memory_limit: int | None = None) -> AnyExchange:
+    """Return an exchange of messages of one element with messages that fit in cache and in `memory_limit`."""
+    most = (DEVICE_BYTES if one.device else PACKED_BYTES) // one.source.dtype.itemsize
     if memory_limit is not None:
         most = min(most, memory_limit // max(1, one.extra_bytes(None)))
-    return replace(one, words=max(1, min(most, largest_block(source, target))))
+    return replace(one, words=max(1, min(most, one.largest_block)))
 
 
-def largest_block(source: Layout, target: Layout) -> int:
-    """Return the most elements that a local array of one layout has in common with one of the other."""
-    a, b = source.distribution, target.distribution
-    return int(overlap_counts(a.rows, b.rows).max(initial=0)) * int(overlap_counts(a.cols, b.cols).max(initial=0))
+def largest_block(rows: np.ndarray, cols: np.ndarray) -> int:
+    """Return the most elements that two parts have in common, of these numbers of rows and of columns."""
+    return int(rows.max(initial=0)) * int(cols.max(initial=0))
 
 
 def best_places(source: Layout, target: Layout, size: int) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pdgemm.arrays.dtypes import arithmetic
-from pdgemm.grids.index_map import index_maps
+from pdgemm.grids.index_map import index_maps, overlap_counts
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.schedules.exchange import PACKED_BYTES, Block, Messages, largest_block
@@ -93,4 +93,6 @@ class InheritedExchange(Messages):
 def plan_inheritance(source: Layout, target: Layout, size: int, holders: tuple[int, ...]) -> InheritedExchange:
     """Return an exchange whose messages fit in cache."""
     plan = InheritedExchange(source, target, size, holders)
-    return replace(plan, words=max(1, min(PACKED_BYTES // source.dtype.itemsize, largest_block(source, target))))
+    a, b = source.distribution, target.distribution
+    largest = largest_block(overlap_counts(a.rows, b.rows), overlap_counts(a.cols, b.cols))
+    return replace(plan, words=max(1, min(PACKED_BYTES // source.dtype.itemsize, largest)))

@@ -70,9 +70,9 @@ CASES: dict[str, Case] = {
     "set array": (
         lambda x: x.A.__setitem__(EVERYWHERE, x.B),
         lambda x: x.A.__setitem__(EVERYWHERE, np.ones(4)),
-        "distribute an array first",
+        "to an array of shape (4,)",
     ),
-    "allclose": (lambda x: x.A.allclose(x.B), lambda x: x.A.allclose(x.B.local), "compared with a number"),
+    "allclose": (lambda x: x.A.allclose(x.B), lambda x: x.A.allclose(x.B.local), "cannot be broadcast"),
     "allclose, tolerance": (lambda x: x.A.allclose(x.B), lambda x: x.A.allclose(x.B, rtol=[]), ""),
     "allclose, norm": (lambda x: x.A.allclose(x.B), lambda x: x.A.norm(), "norm, fro"),
     "norm": (lambda x: x.A.norm(), lambda x: x.A.norm("two"), "norm 'two' is not one of"),

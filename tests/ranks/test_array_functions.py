@@ -126,8 +126,8 @@ def test_elements_rows_and_columns(comm: Any) -> None:
         for outside in ((13, 0), (0, 8), (-14, 0)):
             with pytest.raises(ArgumentError, match=r"index -?\d+ is out of range"):
                 A[outside]
-        for wrong in (slice(None, None, 2), A > 0, [1, 2], None, True, (1, 2, 3)):
-            with pytest.raises(ArgumentError, match="submatrix|masks or lists"):
+        for wrong in (A > 0, None, True, (1, 2, 3)):
+            with pytest.raises(ArgumentError, match="submatrix|elements of a mask"):
                 A[wrong]
 
 

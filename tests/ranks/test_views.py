@@ -59,11 +59,9 @@ def test_what_is_no_submatrix_is_refused(comm: Any) -> None:
 
     with ProcessGrid(comm) as grid:
         A = DistMatrix.zeros((5, 5), grid=grid)
-        for key in ((1, 2, 3), (slice(None, None, 2), slice(None)), (slice(1), slice(1), slice(1)), None, "x", True):
-            with pytest.raises(ArgumentError, match=r"submatrix (is A\[i0:i1, j0:j1\]|have step 1)"):
+        for key in ((1, 2, 3), (slice(1), slice(1), slice(1)), None, "x", True):
+            with pytest.raises(ArgumentError, match=r"submatrix is A\[i0:i1, j0:j1\]"):
                 A[key]
-        with pytest.raises(ArgumentError, match="from_global"):
-            A[1:3, 1:3] = np.ones((2, 2))
         with pytest.raises(ValueError, match="read-only"):
             A.astype("D").H.local[...] = 0
 

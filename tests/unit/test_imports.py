@@ -15,8 +15,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FLOORS = [  # a folder, or a module beside them, imports what stands before it
     "errors", "names", "arrays", "support", "blas", "grids", "instrument", "model", "devices", "schedules",
-    "panel_schedules", "planning", "matrix", "movers", "protection", "algorithms", "panel_movers", "panel_algorithms",
-    "gemm", "batched", "calibrate", "factors", "spectral", "linalg", "scalapack", "interchange", "resilience", "io",
+    "panel_schedules", "planning", "matrix", "movers", "protection", "algorithms", "indexing", "statistics", "panel_movers",
+    "panel_algorithms", "gemm", "batched", "calibrate", "factors", "spectral", "linalg", "scalapack", "interchange", "resilience", "io",
     "streamed", "profiling", "studies", "cli", "__main__",
 ]  # fmt: skip
 # no MPI, HDF5 or CuPy
@@ -126,7 +126,7 @@ def test_public_names_and_their_docstrings() -> None:
 
     for name in pdgemm.__all__:
         assert getattr(pdgemm, name).__doc__
-    modules = {"interchange", "io", "linalg", "scalapack", "gpus"}
+    modules = {"interchange", "io", "linalg", "scalapack", "statistics", "gpus"}
     assert set(pdgemm.__all__) | modules | {"__doc__", "__version__"} == set(dir(pdgemm))
     found = subprocess.run(
         [sys.executable, "-c", "import pdgemm; print(pdgemm.io.hdf5.load, pdgemm.scalapack, pdgemm.gpus.choose)"],

@@ -1,0 +1,1 @@
+"""Rows, columns and elements that a key names: picked in any order, and assigned."""
