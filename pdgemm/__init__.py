@@ -21,6 +21,7 @@ if _TYPE_CHECKING:
     from pdgemm import io as io
     from pdgemm import linalg as linalg
     from pdgemm import scalapack as scalapack
+    from pdgemm import statistics as statistics
     from pdgemm.algorithms.redistribution import redistribute as redistribute
     from pdgemm.batched import matmul_batched as matmul_batched
     from pdgemm.devices import gpu_binding as gpus  # noqa: F401
@@ -72,6 +73,7 @@ _MODULES = {
     "io": "pdgemm.io",
     "linalg": "pdgemm.linalg",
     "scalapack": "pdgemm.scalapack",
+    "statistics": "pdgemm.statistics",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted(_HOME)  # and no module, which might hide one of the same name

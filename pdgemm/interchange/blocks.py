@@ -72,14 +72,22 @@ def from_blocks(
         whole = bounding(rectangles) if shape is None else shape
         dtype = _one_dtype([types for *_, types in told])
     matrix = DistMatrix.empty(whole, grid=grid, block=block, dtype=dtype, source=source, order=order)
-    with together(comm):
-        check_partition(rectangles, matrix.shape)
-        plan = plan_rectangles(rectangles, matrix.layout_in(grid), True, order)
-        workspace = Room(plan, comm.rank)
-    report = _move(blocks, matrix.stored, plan, workspace, grid, start)
+    report = set_from_blocks(matrix, blocks, rectangles, start)
     matrix = matrix.to_device(device)
     matrix.report = report
     return matrix
+
+
+def set_from_blocks(
+    matrix: DistMatrix, blocks: list[np.ndarray], rectangles: tuple[tuple[Rectangle, ...], ...], start: float
+) -> MoveReport:
+    """Set all elements of a matrix on the host from the blocks of all ranks, and report.  Collective."""
+    grid, comm = matrix.grid, matrix.grid.comm
+    with together(comm):
+        check_partition(rectangles, matrix.shape)
+        plan = plan_rectangles(rectangles, matrix.layout_in(grid), True, matrix.order)
+        workspace = Room(plan, comm.rank)
+    return _move(blocks, matrix.stored, plan, workspace, grid, start)
 
 
 def to_blocks(A: DistMatrix, rows: Range | list[Range] = None, cols: Range | list[Range] = None) -> Any:

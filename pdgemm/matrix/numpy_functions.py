@@ -41,6 +41,11 @@ _METHODS |= {
 }
 _METHODS |= {"numpy.linalg.vector_norm": "vector_norm"}
 
+# functions of `pdgemm.statistics`, which stands above this floor
+_STATISTICS = {f"numpy.{name}" for name in ("sort", "cumsum", "histogram", "median", "percentile", "quantile")}
+_STATISTICS |= {f"numpy.nan{name}" for name in ("sum", "prod", "min", "max", "mean", "var", "std")}
+_STATISTICS |= {f"numpy.nan{name}" for name in ("median", "percentile", "quantile")}
+
 _INSTEAD = {
     "numpy.array_equiv": "A.allclose(B, rtol=0, atol=0)",
     "numpy.copyto": "A[...] = B",
@@ -51,7 +56,6 @@ _INSTEAD = {
     "numpy.average": "A.mean(axis), or w @ A / w.sum() with weights of the rows",
     "numpy.cov": "X.T @ X / (len(X) - 1) with X = A - A.mean(axis=0), for variables in columns",
     "numpy.corrcoef": "X.T @ X / len(X) with X = (A - A.mean(axis=0)) / A.std(axis=0), for variables in columns",
-    "numpy.nansum": "numpy.nan_to_num(A).sum()",
     "numpy.fill_diagonal": "numpy.where(DistMatrix.eye(A.shape, grid=A.grid) > 0, value, A)",
     "numpy.stack": "numpy.vstack or numpy.hstack",
     "divmod": "A // B and A % B",
@@ -182,6 +186,8 @@ class NumPyFunctions(MatrixBase, np.lib.mixins.NDArrayOperatorsMixin):
             return _called(name, FUNCTIONS[name], arguments, options)
         if name in numpy_linalg.FUNCTIONS:
             return _called(name, numpy_linalg.FUNCTIONS[name], arguments, options)
+        if name in _STATISTICS:
+            return _called(name, getattr(pdgemm.statistics, function.__name__), arguments, options)
         if name not in _ALLOWED:
             raise TypeError(not_available(name))
         return function.__wrapped__(*arguments, **options)  # type: ignore[attr-defined]

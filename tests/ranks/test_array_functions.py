@@ -144,7 +144,7 @@ def test_what_is_not_there_says_what_to_do(comm: Any) -> None:
             (np.astype, A, A),
             (np.concatenate, (A, np.zeros((6, 6)))),
             (np.where, A > 0),
-            (np.median, A),
+            (np.unique, A),
             (np.linalg.eig, A),
         ]
         for function, *arguments in calls:
