@@ -447,14 +447,29 @@ MUTANTS = [
         ("4 tests/ranks/test_protection.py",),
     ),
     Mutant(
-        "protection: a product in place is repeated from what it has become", "pdgemm/protection/row_checksums.py",
+        "protection: a product in place is repeated from what it has become", "pdgemm/protection/repetition.py",
         "            C.stored[...] = entry\n", "            pass\n",
         ("4 tests/ranks/test_protection.py",),
     ),
     Mutant(
         "protection: rows that hold NaN by right are taken for wrong", "pdgemm/protection/row_checksums.py",
-        "unknown = ~np.isfinite(tau)", "unknown = np.zeros(m, bool)",
+        "unknown = ~np.isfinite(tau)", "unknown = np.zeros(len(ratio), bool)",
         ("4 tests/ranks/test_protection.py",),
+    ),
+    Mutant(
+        "protection: signs alone are the weights of columns", "pdgemm/protection/row_checksums.py",
+        "return signs * (1.0 + (bits", "return signs + 0 * (1.0 + (bits",
+        ("1 tests/ranks/test_protection_rows.py",),
+    ),
+    Mutant(
+        "protection: norms of small rows are lost in their squares", "pdgemm/protection/row_checksums.py",
+        "    if scaled.any():\n", "    norms[norms == 0] = np.inf\n    if False:\n",
+        ("1 tests/ranks/test_protection_rows.py",),
+    ),
+    Mutant(
+        "protection: a flip is named where the repetition has the same bits", "pdgemm/protection/repetition.py",
+        "(bits != before, node())", "(True, node())",
+        ("1 tests/ranks/test_protection_rows.py",),
     ),
     Mutant(
         "io: a job that was killed replaces what a later one saved", "io/generations.py",

@@ -36,7 +36,8 @@ from pdgemm.movers.node_arrays import NodeArrays
 from pdgemm.names import AnyName
 from pdgemm.planning.planner import explain
 from pdgemm.planning.product_plan import ProductPlan
-from pdgemm.protection.row_checksums import RowChecksums, protected
+from pdgemm.protection.repetition import protected
+from pdgemm.protection.row_checksums import RowChecksums
 from pdgemm.schedules import Product
 from pdgemm.schedules.staircase import Staircase
 from pdgemm.support.agreement import GuardedCallback, agree, check_not_freed, together

@@ -115,17 +115,25 @@ class ProductPlan:
         dtype = np.dtype(np.int64) if problem.accumulate.kind in "iu" else problem.accumulate
         (rows, cols), entry = problem.C.local_shape(rank), not problem.beta_is_zero
         own = sum(x.local_shape(rank)[0] for x in (problem.B, problem.A)) + entry * rows
+        norms, sizes = self._check_sizes
         found = {"B x": (k, dtype), "own": (own, dtype), "C x": (m, dtype)}
-        found["squares"] = m + 1 + entry * m, np.dtype(np.float64)
+        found |= {"norms": (norms, np.dtype(np.float64)), "sizes": (sizes, np.dtype(np.float64))}
         if entry and problem.protect == "repair":
             found["C on entry"] = rows * cols, problem.C.dtype
         return found
 
     def checks(self, rank: int) -> Checks:
-        """Return what the checksums of one run take of a rank: allreduces of B x, squares, C x, and of the verdict."""
-        (m, _, k), entry = self.problem.mnk, not self.problem.beta_is_zero
-        words = k + (m + 1 + entry * m) + m + 2
-        return Checks(words, 3 + (k > 0), self._check_bytes(rank))
+        """Return what the checksums of one run take of a rank: allreduces of B x, sizes, C x, and of the verdict."""
+        m, _, k = self.problem.mnk
+        some = k, *self._check_sizes  # which are not reduced where there are none
+        return Checks(sum(some) + m + 2, 2 + sum(x > 0 for x in some), self._check_bytes(rank))
+
+    @property
+    def _check_sizes(self) -> tuple[int, int]:
+        """The norms of rows of B, and of C on entry, and the sizes of rows of A; integers are not rounded."""
+        problem, (m, _, k) = self.problem, self.problem.mnk
+        rounded = problem.accumulate.kind not in "iu"
+        return rounded * (k + (not problem.beta_is_zero) * m), rounded * (k > 0) * m
 
     def _check_bytes(self, rank: int | None) -> int:
         return sum(n * dtype.itemsize for n, dtype in self.check_buffers(rank).values())

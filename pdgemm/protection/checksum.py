@@ -28,14 +28,18 @@ def checksum(matrix: DistMatrix) -> str:
     with together(communicator(matrix=matrix)) as description:
         check_matrices(matrix=matrix)
         description += ["checksum", matrix.shape, matrix.dtype]
-    matrix = matrix.to_host()
+    return text(matrix.grid.comm, local_sum(matrix.to_host()))
+
+
+def local_sum(matrix: DistMatrix) -> np.ndarray:
+    """Return this rank's part of the checksum of a matrix on the host."""
     local, (i, j), total = matrix.local, matrix.grid.coords, zero()
     for cols in slabs(local.shape[1], 1, _MOST):
         for rows in slabs(local.shape[0], 1, _MOST):
             row_numbers = matrix.distribution.rows.to_global(np.arange(rows.start, rows.stop), i)
             col_numbers = matrix.distribution.cols.to_global(np.arange(cols.start, cols.stop), j)
             total += bilinear(local[rows, cols], row_numbers, col_numbers)
-    return text(matrix.grid.comm, total)
+    return total
 
 
 def repaired(X: DistMatrix, Y: DistMatrix, expected: str, again: Callable[[], object] | None) -> None:
