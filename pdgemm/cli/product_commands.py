@@ -178,7 +178,6 @@ def multiply(
     if mtbf is not None and checkpoint is None:
         raise click.UsageError("--mtbf needs --checkpoint, the time until the first one, whose duration is measured")
     unfit = {"--block": block, "--memory-limit": others["memory_limit"], "--device cuda": device != "host"}
-    unfit["--protect repair"] = others["protect"] == "repair"
     for name, given in {"--memory": memory, "--checkpoint": checkpoint}.items():
         if given is not None and any(unfit.values()):
             raise click.UsageError(f"{name} does not go with {' or '.join(x for x in unfit if unfit[x])}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdgemm.support.text import counted, in_seconds, in_words
@@ -23,7 +24,7 @@ class Checks:
 class CheckReport:
     """The checks of one product on one rank.
 
-    counted : of all runs.   repeats : how often it was repeated.
+    counted : of all runs.   repeats : how often products were repeated.
     unknown : rows of C that could not be compared: they hold NaN or infinity, or numbers near the limits of their type.
     """
 
@@ -40,3 +41,15 @@ class CheckReport:
             f"checksums {in_seconds(self.seconds)}, {in_words(self.counted.words)} in "
             f"{counted(self.counted.allreduces, 'allreduce')}{again}"
         )
+
+
+def all_checks(reports: Sequence[CheckReport]) -> CheckReport | None:
+    """Return the sums over several products, of which one after the other took the bytes; None if there are none."""
+    if not reports:
+        return None
+    sums = {
+        name: Checks(sum(x.words for x in of), sum(x.allreduces for x in of), max(x.bytes for x in of))
+        for name, of in (("counted", [x.counted for x in reports]), ("predicted", [x.predicted for x in reports]))
+    }
+    seconds, repeats, unknown = (sum(x) for x in zip(*((x.seconds, x.repeats, x.unknown) for x in reports)))
+    return CheckReport(sums["counted"], sums["predicted"], seconds, int(repeats), int(unknown))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from pdgemm.instrument.check_report import CheckReport
 from pdgemm.support.text import counted, in_bytes, in_rate, in_seconds
 
 
@@ -18,6 +19,7 @@ class StreamReport:
     peak    : bytes of the largest resident set of a rank so far, with that of the interpreter and its libraries, and
               with what it has read in the memory of others on its node.
     saves   : checkpoints that were saved, and the seconds that it took.
+    checks  : of all products of panels on this rank, where they were compared with checksums.
     """
 
     title: str
@@ -31,6 +33,7 @@ class StreamReport:
     peak: int
     saves: int = 0
     save_seconds: float = 0.0
+    checks: CheckReport | None = None
 
     @property
     def as_predicted(self) -> bool:
@@ -48,4 +51,5 @@ class StreamReport:
             + "\n"
             f"read {in_bytes(self.bytes_read)} and wrote {in_bytes(self.bytes_written)}, "
             f"{'as' if self.as_predicted else 'NOT as'} planned; largest rank {in_bytes(self.peak)}"
+            + (f"\n{self.checks}" if self.checks else "")
         )

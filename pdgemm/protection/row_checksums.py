@@ -42,6 +42,10 @@ CAP = 8.0  # times tau: clean residuals were up to 2.5, of constant matrices, an
 SHARP = 32.0  # times what 95% of the rows keep to in residual / tau; of clean ones the largest was 11 times it
 _MOST = 95.0  # percent; a median is not enough: rows of a sparse matrix, or of one with few large elements, differ
 _ROWS = 64  # of which that says something
+_EXACT = (
+    2.0**-14
+)  # times tau: rows below have hardly been rounded, as those of C on entry to which next to nothing is added
+_ALWAYS = 2.0**-6  # times tau: no row below is wrong, whatever the others are
 _SPREAD = (7 / 3) ** 0.5  # root mean square of the weights
 _SLAB = 1 << 19  # bytes of a matrix that are used several times while they are in the cache
 _STREAM = 0x5EED
@@ -224,9 +228,9 @@ class RowChecksums:
                 found[rows_c] -= of_c
             self._allreduce(found)
             ratio = self._ratio(found)
-        limit, rounded = CAP, ratio[(ratio > 0) & (ratio < np.inf)]  # rows without rounding errors say nothing
+        limit, rounded = CAP, ratio[(ratio > _EXACT) & (ratio < np.inf)]  # rows without rounding errors say nothing
         if sharp and rounded.size >= _ROWS:
-            limit = min(CAP, SHARP * float(np.percentile(rounded, _MOST)))
+            limit = min(CAP, max(_ALWAYS, SHARP * float(np.percentile(rounded, _MOST))))
         told = np.array([(ratio > limit).any(), (ratio > CAP).any()], np.int32)
         self._allreduce(told, MPI.MAX)  # all ranks do the same, whatever they have computed
         rows = self._comm.bcast(np.flatnonzero(ratio > limit)) if told[0] else np.empty(0, np.int64)

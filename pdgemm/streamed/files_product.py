@@ -19,6 +19,7 @@ from pdgemm.errors import LayoutError
 from pdgemm.gemm import pdgemm, plan
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.instrument.check_report import CheckReport, all_checks
 from pdgemm.instrument.report import IOReport
 from pdgemm.instrument.stream_report import StreamReport
 from pdgemm.io.matrix_files import Progress, Transfer
@@ -42,7 +43,10 @@ from pdgemm.support.memory_left import largest_so_far
 
 
 class _Counted(NamedTuple):
-    """What this rank did for a product: bytes of files, seconds, and the checksum of what it wrote, as a sum."""
+    """What this rank did for a product: bytes of files, seconds, the checksum of what it wrote, as a sum.
+
+    checks : of its products of panels; None if they were not compared with checksums.
+    """
 
     read: int
     written: int
@@ -50,6 +54,7 @@ class _Counted(NamedTuple):
     write_wait: float
     write_seconds: float
     total: np.ndarray
+    checks: CheckReport | None
 
 
 class FilesProduct:
@@ -80,6 +85,7 @@ class FilesProduct:
         **options: Any,
     ) -> None:
         self.grid, self.a, self.b, self.entry, self._memory = grid, a, b, entry, memory
+        self._protect = options.get("protect") or ""
         with together(grid.comm) as description:
             self.shape = a.shape[0], b.shape[1]
             if a.shape[1] != b.shape[0] or (entry is not None and entry.shape != self.shape):
@@ -189,7 +195,7 @@ class FilesProduct:
         mnk = *self.shape, self.a.shape[1] if self.alpha else 0  # where alpha is 0, A and B are not read
         entry = 0 if self.entry is None else self.entry.stored.dtype.itemsize
         of_c = self.held.itemsize, self.stored.itemsize, entry
-        return fitting(mnk, self.grid.shape, a, b, *of_c, memory, most_flops, **base)
+        return fitting(mnk, self.grid.shape, a, b, *of_c, memory, most_flops, protect=self._protect, **base)
 
     @property
     def memory(self) -> int:
@@ -225,10 +231,11 @@ class FilesProduct:
             a = Panels(self.a, opened[0], grid, (rows, inner), (mb, a_inner), tiling.loads[0], reader, read[0])
             b = Panels(self.b, opened[1], grid, (inner, cols), (b_inner, nb), tiling.loads[1], reader, read[1])
             tile = DistMatrix.empty((rows, cols), grid=grid, block=(mb, nb), dtype=self.held)
-            plan(a.panel(rows, inner), b.panel(inner, cols), tile, **options)  # raises what it must
-            out = TileWriter(write, self.stored, writer)
+            adds = tiling.counts[2] > 1 or entry is not None or bool(tiling.parts)
+            plan(a.panel(rows, inner), b.panel(inner, cols), tile, beta=int(adds), **options)  # raises what it must
+            out, checks = TileWriter(write, self.stored, writer), list[CheckReport]()
             for number, step in enumerate(loaded(comm, tiling, a, b), 1):
-                self._multiplied(step, a, b, tile, (entry, sums), out, options)
+                checks += self._multiplied(step, a, b, tile, (entry, sums), out, options)
                 notify(number, tiling.count)
                 if kept is not None and kept.due(step, number == tiling.count):
                     with together(comm):
@@ -241,7 +248,7 @@ class FilesProduct:
         nbytes = a.nbytes + b.nbytes + out.entry_bytes
         if kept is not None:
             out.total[:] = (int(out.total[0]) + kept.total) % 2**64
-        return _Counted(nbytes, out.nbytes, a.wait + b.wait, out.wait, out.seconds, out.total)
+        return _Counted(nbytes, out.nbytes, a.wait + b.wait, out.wait, out.seconds, out.total, all_checks(checks))
 
     def _multiplied(
         self,
@@ -252,8 +259,10 @@ class FilesProduct:
         of_c: tuple[tuple[Transfer, ReadSums] | None, dict[str, Transfer]],
         out: TileWriter,
         options: dict[str, Any],
-    ) -> None:
+    ) -> list[CheckReport]:
         """Do one step; the first and the last of a tile by slabs, which are written while others are multiplied.
+
+        Returns what `protect` has counted in its products.
 
         of_c : what reads C on entry, with its sums, and the sums of parts by their files.
         """
@@ -269,8 +278,8 @@ class FilesProduct:
                     out.entry_bytes += moved(sums[part.file], C[rows, :], start, self.held.itemsize)
         fresh = step.first and part is None
         if not (fresh or step.last):
-            pdgemm(self.alpha, A, B, 1, C, **options)
-            return
+            return checks_of(pdgemm(self.alpha, A, B, 1, C, **options), self._protect)
+        checks = list[CheckReport]()
         for slab, rows in enumerate(slabs):
             if fresh:
                 with together(self.grid.comm):
@@ -280,9 +289,11 @@ class FilesProduct:
                         nbytes, total = summed(get, C[rows, :], start, self.entry.stored.dtype.itemsize)
                         out.entry_bytes += nbytes
                         read.add(((start[0], r0 + rows.stop), (c0, c1)), total)
-            pdgemm(self.alpha, A[rows, :], B, self.beta if fresh else 1, C[rows, :], **options)
+            made = pdgemm(self.alpha, A[rows, :], B, self.beta if fresh else 1, C[rows, :], **options)
+            checks += checks_of(made, self._protect)
             if step.last:
                 out.begin(slab, C[rows, :], (r0 + rows.start, c0))
+        return checks
 
     def _report(self, counted: _Counted, seconds: float, kept: Checkpoints | None) -> StreamReport:
         tiling, comm = self.tiling, self.grid.comm
@@ -303,7 +314,14 @@ class FilesProduct:
             peak=int(most[3]),
             saves=0 if kept is None else kept.saves,
             save_seconds=0.0 if kept is None else kept.seconds,
+            checks=counted.checks,
         )
+
+
+def checks_of(C: DistMatrix, protect: str) -> list[CheckReport]:
+    """Return what was counted when the product C was compared with its checksums."""
+    report: Any = C.report if protect else None
+    return [report.checks] if protect else []
 
 
 def operand_of(x: Source) -> Operand:

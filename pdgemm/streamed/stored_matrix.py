@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from math import prod
 from time import perf_counter
 from typing import Any, Self
 
@@ -16,6 +17,7 @@ from pdgemm.arrays import dtypes
 from pdgemm.errors import DeviceError, DTypeError, LayoutError, MemoryLimitError
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.instrument.check_report import CheckReport, all_checks
 from pdgemm.instrument.stream_report import StreamReport
 from pdgemm.io import hdf5
 from pdgemm.io.source import ReadSums, Source
@@ -26,7 +28,7 @@ from pdgemm.matrix.local_arrays import communicator_of
 from pdgemm.model.formulas import gemm_flops
 from pdgemm.names import DType, Transpose
 from pdgemm.streamed.file_panels import Panels, loaded, worker
-from pdgemm.streamed.files_product import operand_of
+from pdgemm.streamed.files_product import checks_of, operand_of
 from pdgemm.streamed.tiling import Operand, Tiling
 from pdgemm.streamed.tiling_choice import counts
 from pdgemm.support.agreement import GuardedCallback, agree, together
@@ -144,13 +146,14 @@ class StoredMatrix:
             sums = np.dtype(accumulate_dtype or dtypes.arithmetic(stored))
             alpha, beta = as_scalar(alpha, stored, "alpha"), as_scalar(0 if C is None else beta, stored, "beta")
             limit = as_optional(memory_limit, "memory_limit", 1) or LIMIT
-            tiling = _panels((m, n, k if alpha else 0), grid.shape, A, B, limit)
+            copied = _elements(C, (m, n), grid.shape) * sums.itemsize if options["protect"] == "repair" else 0
+            tiling = _panels((m, n, k if alpha else 0), grid.shape, A, B, limit, copied)
             description += ["pdgemm of files", tiling, alpha, beta, C is None, limit, accumulate_dtype]
         options |= {"accumulate_dtype": accumulate_dtype, "memory_limit": limit - tiling.most_bytes}
         if C is None:
             C = DistMatrix.empty((m, n), grid=grid, dtype=stored)
         T = C if sums == stored or tiling.counts[2] == 1 else C.astype(sums)  # rounded once, not after each panel
-        counted, wait = _multiplied(grid, tiling, alpha, A, B, beta, T, options, GuardedCallback(progress))
+        counted, wait, checks = _multiplied(grid, tiling, alpha, A, B, beta, T, options, GuardedCallback(progress))
         if T is not C:
             C[:, :] = T.astype(stored)
         seconds = perf_counter() - start
@@ -164,6 +167,7 @@ class StoredMatrix:
             read_wait=comm.allreduce(wait, MPI.MAX),
             write_wait=0.0,
             peak=comm.allreduce(largest_so_far(), MPI.MAX),
+            checks=checks,
         )
         return C
 
@@ -176,9 +180,17 @@ def _op(x: Any, trans: str, name: str) -> Any:
     return x if letter == "N" else x.T if letter == "T" else x.H
 
 
-def _panels(mnk: tuple[int, int, int], grid: tuple[int, int], A: Any, B: Any, limit: int) -> Tiling:
+def _elements(C: DistMatrix | None, shape: tuple[int, int], grid: tuple[int, int]) -> int:
+    """Return the most elements of C, which may be new, on a rank."""
+    if C is None:
+        return prod(-(-x // parts) for x, parts in zip(shape, grid))
+    return C.layout_in(C.grid).local_bytes(None) // C.dtype.itemsize
+
+
+def _panels(mnk: tuple[int, int, int], grid: tuple[int, int], A: Any, B: Any, limit: int, copied: int) -> Tiling:
     """Return the fewest panels, of which two take half the limit: the rest is for products, which may move them.
 
+    copied : bytes of the copy of C from which a product is repeated.
     Raises MemoryLimitError.
     """
     a, b = (operand_of(x.source) if isinstance(x, StoredMatrix) else Operand(0, 0) for x in (A, B))
@@ -186,9 +198,9 @@ def _panels(mnk: tuple[int, int, int], grid: tuple[int, int], A: Any, B: Any, li
         of = [x._replace(unit=(1, 1)) if cut else x for x in (a, b)]
         for count in counts(mnk[2]):
             found = Tiling(mnk, grid, of[0], of[1], 0, 0, 0, (1, 1, count))
-            if 2 * found.most_bytes <= limit:
+            if 2 * found.most_bytes + copied <= limit:
                 return found
-    needed = 2 * found.most_bytes
+    needed = 2 * found.most_bytes + copied
     raise MemoryLimitError(
         f"memory limit {in_bytes(limit)} per rank is too small for panels of {mnk[0]} rows of A and {mnk[1]} "
         f"columns of B: {in_bytes(needed)} ({needed} bytes) are needed"
@@ -205,9 +217,10 @@ def _multiplied(
     C: DistMatrix,
     options: dict[str, Any],
     notify: GuardedCallback,
-) -> tuple[int, float]:
-    """Multiply panel by panel; return the bytes that this rank read, and the seconds that it waited for them."""
+) -> tuple[int, float, CheckReport | None]:
+    """Multiply panel by panel; return the bytes that this rank read, the seconds that it waited, and the checks."""
     (m, n, _), (_, _, inner), (mb, nb, ka, kb) = tiling.mnk, tiling.largest, tiling.blocks
+    checks = list[CheckReport]()
     shapes = ((m, inner), (mb, ka)), ((inner, n), (kb, nb))
     with ExitStack() as stack:
         sums = [ReadSums(":".join(x.source.dataset), x.dtype) if isinstance(x, StoredMatrix) else None for x in (A, B)]
@@ -224,8 +237,9 @@ def _multiplied(
             k0, k1 = step.inner
             panel_a = A[:, k0:k1] if a is None else a.panel(m, k1 - k0)
             panel_b = B[k0:k1, :] if b is None else b.panel(k1 - k0, n)
-            pdgemm.pdgemm(alpha, panel_a, panel_b, beta if step.first else 1, C, **options)
+            made = pdgemm.pdgemm(alpha, panel_a, panel_b, beta if step.first else 1, C, **options)
+            checks += checks_of(made, options["protect"])
             notify(number, tiling.count)
     agree(grid.comm, notify.error)
     read = [x for x in (a, b) if x is not None]
-    return sum(x.nbytes for x in read), sum(x.wait for x in read)
+    return sum(x.nbytes for x in read), sum(x.wait for x in read), all_checks(checks)

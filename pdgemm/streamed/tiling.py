@@ -102,6 +102,7 @@ class Tiling:
     held   : bytes of an element of the tile in memory.   stored : of C in its file.   entry : of C on entry.
     They are 0 where C lies elsewhere, and the bytes of an operand that lies elsewhere are, too.
     finished, parts : tiles, and parts of others, that an earlier job has done.
+    protect : how products are compared with checksums ("detect", "repair", or "").
     """
 
     mnk: tuple[int, int, int]
@@ -114,6 +115,7 @@ class Tiling:
     counts: tuple[int, int, int]
     finished: frozenset[tuple[int, int]] = frozenset()
     parts: tuple[Part, ...] = ()
+    protect: str = ""
 
     # ------------------------------------------------------------------ pieces
     @cached_property
@@ -246,9 +248,14 @@ class Tiling:
 
     @property
     def all_bytes(self) -> int:
-        """The same with the least that products of panels take for messages and converted elements."""
-        rows, cols, _, _ = self._local
-        return self.most_bytes + _BUFFERED * self.held * (rows + cols)
+        """The same with the least that products of panels take for messages, converted elements and checksums.
+
+        Those are vectors, and a copy of the tile from which a product is repeated.
+        """
+        (height, _, inner), (rows, cols, _, b_inner) = self.largest, self._local
+        vectors = 2 * inner + 3 * height + 2 * rows + b_inner if self.protect else 0
+        copied = rows * cols if self.protect == "repair" else 0
+        return self.most_bytes + self.held * (_BUFFERED * (rows + cols) + copied) + max(8, self.held) * vectors
 
     @property
     def _local(self) -> tuple[int, int, int, int]:
@@ -267,9 +274,7 @@ class Tiling:
             "bytes_per_rank": self.most_bytes,
             "bytes_read": self.bytes_read,
             "bytes_written": self.bytes_written,
-            "bytes_checked": self.stored
-            * self.mnk[0]
-            * self.mnk[1],  # C is read again, and compared with what was written
+            "bytes_checked": self.stored * self.mnk[0] * self.mnk[1],  # C is read again, and compared
             "lower_bound_bytes": self.bound(memory),
         }
 

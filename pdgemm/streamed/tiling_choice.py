@@ -25,14 +25,15 @@ def fitting(
     memory: int | None,
     most_flops: float = inf,
     base: tuple[int, int, int] = (1, 1, 1),
+    protect: str = "",
 ) -> Tiling:
     """Return `best_tiling`; raise MemoryLimitError, which says how many bytes are needed, where nothing fits.
 
     memory : None: as much as A, B and C take.
     """
     if memory is None:
-        memory = most_memory(Tiling(mnk, grid, a, b, held, stored, entry, (1, 1, 1)).all_bytes)
-    found = best_tiling(mnk, grid, a, b, held, stored, entry, memory, most_flops, base)
+        memory = most_memory(Tiling(mnk, grid, a, b, held, stored, entry, (1, 1, 1), protect=protect).all_bytes)
+    found = best_tiling(mnk, grid, a, b, held, stored, entry, memory, most_flops, base, protect)
     if isinstance(found, Tiling):
         return found
     raise MemoryLimitError(
@@ -51,6 +52,7 @@ def best_tiling(
     memory: int,
     most_flops: float = inf,
     base: tuple[int, int, int] = (1, 1, 1),
+    protect: str = "",
 ) -> Tiling | int:
     """Return the tiling of the least cost that takes at most `memory` bytes per rank, products' buffers included.
 
@@ -66,7 +68,8 @@ def best_tiling(
         m, n, k = (-(-x // parts) for x, parts in zip(mnk, base))
 
         def made(ti: Any, tj: Any, tl: Any) -> Tiling:
-            return Tiling(mnk, grid, a, b, held, stored, entry, (base[0] * ti, base[1] * tj, base[2] * tl))  # noqa: B023
+            counts = base[0] * ti, base[1] * tj, base[2] * tl
+            return Tiling(mnk, grid, a, b, held, stored, entry, counts, protect=protect)  # noqa: B023
 
         if not fresh and made(1, 1, 1).all_bytes <= room:
             return made(1, 1, 1)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flips import changed_after_the_product, larger
 from problems import DTYPES, gemm_error, grid_shapes
 from test_files_product import STORAGE, elements, op, read, small, write  # noqa: F401  # small is a fixture
 from test_hdf5 import by_rank_0
@@ -122,6 +123,34 @@ def test_on_every_grid(comm: Any, shared_tmp_path: Path, after: Any, dtype: str,
         assert (report.bytes_read, report.bytes_written) == (report.plan["bytes_read"], report.plan["bytes_written"])
         assert report.plan["bytes_per_rank"] <= report.plan["memory"]
         assert beside(comm, path) == []
+
+
+def test_a_job_that_goes_on_repeats_products(
+    comm: Any, shared_tmp_path: Path, after: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bit flips before and after the checkpoint from which it goes on; the result is that of an undisturbed job."""
+    from pdgemm import ProcessGrid
+
+    path = shared_tmp_path / "x.h5"
+    A, B = elements((M, K), "float64", 1), elements((K, N), "float64", 2)
+    results = []
+    for flips in (False, True):
+        write(comm, path, a=(A, {}), b=(B, {}))
+        with ProcessGrid(comm) as grid:
+            memory = enough(grid, path, protect="repair")
+            for count in (2, None):
+                with monkeypatch.context() as patch:
+                    if flips:
+                        changed_after_the_product(patch, larger, after=2)
+                    made = product(grid, path, memory, protect="repair")
+                    after(count)
+                    try:
+                        report, _, _ = made.run((str(path), "c"), when=when(0 if count else 1e9))
+                    except Ended:
+                        assert "x.h5.c.checkpoint" in beside(comm, path)
+        assert report.checks.repeats == flips and report.as_predicted
+        results.append(read(comm, path, "c"))
+    assert np.array_equal(*results) and gemm_error(results[0], 1, A, B) <= TOLERANCE
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

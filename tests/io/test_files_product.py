@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flips import changed_after_the_product, larger
 from problems import DTYPES, gemm_error, grid_shapes
 from test_hdf5 import by_rank_0
 from tiers import everything, few_grids, in_turn
@@ -143,6 +144,41 @@ def test_on_every_grid(comm: Any, shared_tmp_path: Path, small: None, dtype: str
         assert report.bytes_read >= item * (m * k + k * n + there * m * n)
         assert report.plan["bytes_per_rank"] <= report.plan["memory"]
         assert np.array_equal(read(comm, path, "a"), op(A, opa)) and np.array_equal(read(comm, path, "b"), op(B, opb))
+
+
+@pytest.mark.parametrize(("dtype", "beta"), [("float64", 0), ("complex64", 2), ("int8", 0), ("float32", 2)])
+def test_a_product_of_panels_is_repeated(
+    comm: Any, shared_tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch, dtype: str, beta: int
+) -> None:
+    """Whichever of them goes wrong: the first, in slabs, one in the middle, which adds to the tile, or the last."""
+    from pdgemm import ProcessGrid
+    from pdgemm.errors import CorruptionError
+
+    path, (m, n, k) = shared_tmp_path / "x.h5", (83, 61, 397)
+    A, B, C0 = elements((m, k), dtype, 1), elements((k, n), dtype, 2), elements((m, n), dtype, 3)
+
+    def run(protect: Any) -> tuple[np.ndarray, Any]:
+        write(comm, path, a=(A, {}), b=(B, {}), c=(C0, {}))
+        report = multiplied(grid, path, 1.0, beta, 0.3, protect=protect)[0]
+        assert report.as_predicted and report.plan["bytes_per_rank"] <= report.plan["memory"]
+        return read(comm, path, "c"), report
+
+    with ProcessGrid(comm) as grid:
+        right, report = run("repair")
+        assert report.checks.counted == report.checks.predicted and not report.checks.repeats
+        assert np.prod(report.plan["tiles"]) > 1, report.plan
+        calls = report.checks.counted.allreduces // (3 if dtype == "int8" else 5)
+        for when in sorted({0, calls // 2, calls - 1}):
+            with monkeypatch.context() as patch:
+                changed_after_the_product(patch, larger, after=when)
+                found, report = run("repair")
+            assert report.checks.repeats == 1 and "repeated 1 time" in str(report)
+            assert np.array_equal(found, right)
+        with monkeypatch.context() as patch:
+            changed_after_the_product(patch, larger, after=calls // 2)
+            with pytest.raises(CorruptionError, match="rows of C differ from what was expected"):
+                run("detect")
+        assert np.array_equal(read(comm, path, "c"), C0)
 
 
 @pytest.mark.parametrize("mnk", [(0, 5, 3), (4, 5, 0), (0, 0, 0), (1, 1, 1), (1, 90, 70), (80, 1, 90), (2, 3, 300)])

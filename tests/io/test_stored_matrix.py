@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flips import changed_after_the_product, larger
 from problems import DTYPES, gemm_error, grid_shapes
 from test_files_product import STORAGE, elements, everyone, read, small, write  # noqa: F401
 
@@ -106,6 +107,33 @@ def test_sums_are_rounded_once(comm: Any, shared_tmp_path: Path, small: None) ->
         X, Y = opened(comm, shared_tmp_path / "x.h5", grid, a=(A, {}), b=(B, {}))
         D = pdgemm(1, X, Y, memory_limit=30_000)
         assert D.dtype == np.int32 and np.array_equal(comm.bcast(D.to_global()), A.astype(int) @ B.astype(int))
+
+
+def test_products_of_panels_are_repeated(
+    comm: Any,
+    shared_tmp_path: Path,
+    small: None,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From a copy of C, which the memory limit has to hold."""
+    from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.errors import MemoryLimitError
+
+    with ProcessGrid(comm) as grid:
+        A, B, C0 = elements((40, 300), "d", 1), elements((300, 30), "d", 2), elements((40, 30), "d", 3)
+        X, Y = opened(comm, shared_tmp_path / "x.h5", grid, a=(A, {}), b=(B, {}))
+        C, D = (DistMatrix.from_global(C0, grid=grid) for _ in "CD")
+        copy = max(comm.allgather(C.local.nbytes))
+        pdgemm(1, X, Y, 2, C, memory_limit=40_000 + copy, protect="repair")
+        checks = C.report.checks
+        assert C.report.plan["tiles"][2] > 1 and checks.counted == checks.predicted and not checks.repeats
+        with monkeypatch.context() as patch:
+            changed_after_the_product(patch, larger, after=1)
+            pdgemm(1, X, Y, 2, D, memory_limit=40_000 + copy, protect="repair")
+        assert D.report.checks.repeats == 1 and np.array_equal(D.allgather(), C.allgather())
+        with pytest.raises(MemoryLimitError, match="are needed"):
+            pdgemm(1, X, Y, 2, D, memory_limit=copy, protect="repair")
+        assert np.array_equal(D.allgather(), C.allgather())
 
 
 def test_nothing_is_read_in_vain(comm: Any, shared_tmp_path: Path) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
+from flips import changed_after_the_product
 from problems import DTYPES
 
 pytestmark = pytest.mark.mpi
@@ -23,22 +23,6 @@ CANCELLING = (
 def normal(shape: tuple[int, int], dtype: str, seed: int) -> np.ndarray:
     r = np.random.default_rng(seed)
     return (r.normal(size=shape) + (1j * r.normal(size=shape) if dtype[0] == "c" else 0)).astype(dtype)
-
-
-def changed_after_the_product(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], object], times: int) -> None:
-    """Change C on its way out of the first products."""
-    from pdgemm.algorithms import prepared
-
-    run, left = prepared.Prepared._run, [times]
-
-    def damaged(self: Any, *arguments: Any) -> Any:
-        made = run(self, *arguments)
-        if left[0]:
-            left[0] -= 1
-            change(self._matrices[2])
-        return made
-
-    monkeypatch.setattr(prepared.Prepared, "_run", damaged)
 
 
 def times_1000(C: Any, row: int, col: int) -> None:

@@ -1,0 +1,32 @@
+"""Products that go wrong: C is changed on its way out of one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+def changed_after_the_product(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], object], times: int = 1, after: int = 0
+) -> None:
+    """Call change(C) after so many products, of those that follow on some that are right."""
+    from pdgemm.algorithms import prepared
+
+    run, count = prepared.Prepared._run, [0]
+
+    def damaged(self: Any, *arguments: Any) -> Any:
+        made = run(self, *arguments)
+        count[0] += 1
+        if after < count[0] <= after + times:
+            change(self._matrices[2])
+        return made
+
+    monkeypatch.setattr(prepared.Prepared, "_run", damaged)
+
+
+def larger(C: Any) -> None:
+    """Change the first element of a rank by much."""
+    if C.local.size:
+        C.local[0, 0] += C.dtype.type(1000)
