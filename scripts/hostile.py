@@ -37,7 +37,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers")]
 
 from attacks.trial import ATTACKS, KINDS, Finding, Told, Trial, end_all  # noqa: E402
 
-MODULES = ("kills", "stopped", "restart", "survivors", "damage", "arguments", "memory", "files", "products")
+MODULES = (
+    "kills", "stopped", "restart", "survivors", "damage", "arguments", "memory", "files", "products", "flips",
+)  # fmt: skip
 INSIDE = "_PDGEMM_HOSTILE"  # in the environment: the namespaces are there
 OUTCOMES = ("right", "refused", "ended")
 
@@ -49,6 +51,7 @@ PLANTS = {
     "signal": "os.kill(os.getpid(), 7)",
     "traceback": "raise AssertionError('planted')",
     "code": "os._exit(1)",
+    "blind": "options['protect'] = None; made = product(*args, **options)",
     "litter": "made = product(*args, **options); open('/dev/shm/litter', 'w').close()",
 }
 PLANT = """

@@ -14,6 +14,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +26,7 @@ sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "helpers")]
 
 from problems import DTYPES, TOLERANCE, accepted, gemm_error, grid_shapes  # noqa: E402
 
+from attacks.flips import case  # noqa: E402
 from attacks.trial import JUNK, Finding, damaged_json  # noqa: E402
 from pdgemm import Batch, DistMatrix, Plan, ProcessGrid, errors, matmul_batched, pdgemm, plan, redistribute, verify  # noqa: E402
 from pdgemm import scalapack as sl  # noqa: E402
@@ -334,7 +336,8 @@ def main() -> None:
         rng = random.Random(f"{family}:{seed}:{number}")
         more = (number,) if family == "load" else ()
         try:
-            outcome = {"product": product, "load": load, "deviate": deviate}[family](rng, say, *more)  # type: ignore[operator]
+            families = {"product": product, "load": load, "deviate": deviate, "flip": partial(case, MEET)}
+            outcome = families[family](rng, say, *more)  # type: ignore[operator]
             line(outcome, "")
         except Finding as bad:
             # perhaps on this rank only; the job cannot go on, for the ranks may be out of step

@@ -38,7 +38,13 @@ def test_what_is_planted_is_found(tmp_path: Path, kind: str, trial: str) -> None
     assert "mpiexec" in (kept / "1" / "commands").read_text()
 
 
-@pytest.mark.parametrize("trial", [COMMAND, CALL])
+def test_a_flip_that_is_missed_is_found(tmp_path: Path) -> None:
+    """Products with `protect=` that are not compared."""
+    done = hostile(tmp_path, "--trial", "products.flips:1", "--ranks", "1", "--plant", "blind")
+    assert done.returncode == 1 and "a flip of large effect was missed" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("trial", [COMMAND, CALL, "products.flips:1:0"])
 def test_nothing_is_found_where_nothing_is_and_nothing_is_left(tmp_path: Path, trial: str) -> None:
     done = hostile(tmp_path, "--trial", trial, "--ranks", "1")
     assert done.returncode == 0, done.stdout + done.stderr
