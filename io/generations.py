@@ -24,14 +24,18 @@ import numpy as np
 
 import pdgemm
 from pdgemm.errors import ArgumentError, FileError
+from pdgemm.io.attributes import read, write
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.files import LOST, State, naming, ordinary, process_name, state, to_disk
 from pdgemm.support.text import in_bytes, in_seconds
 
 _PREFIX = "pdgemm_"  # of the attributes that are not the caller's
 _JOB, _NAME, _GENERATION = f"{_PREFIX}job", f"{_PREFIX}process", f"{_PREFIX}generation"
-_CHECKSUM, _ATTRS = f"{_PREFIX}checksum", f"{_PREFIX}attributes"  # of a matrix, of the attributes
+_CHECKSUM = f"{_PREFIX}checksum"  # of a matrix
+_CONTENTS = f"{_PREFIX}contents"  # the hash of all other attributes, and of what is known of the matrices
+_ATTRS = f"{_PREFIX}attributes"  # in its place in files of versions up to 0.1: the hash of the caller's attributes
 _MOST = 60_000  # bytes of an attribute; HDF5 takes no more than 64 KiB
+_FIRST = 1 << 20  # bytes of a file among which are the names of these attributes
 
 
 class DamagedError(FileError):
@@ -43,6 +47,15 @@ class Token(NamedTuple):
 
     job: str
     generation: int
+
+
+class Matrix(NamedTuple):
+    """What a file says of one of its matrices.   name : as HDF5 lists it.   dtype : as NumPy writes it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    checksum: str
 
 
 class Saved(NamedTuple):
@@ -94,17 +107,27 @@ def same_job(comm: Any) -> None:
 def next_token(path: Path) -> Token:
     """Return the token of the next file.  Raises FileError where another job went on from it meanwhile.
 
-    The caller holds the lock of the file.
+    A damaged generation is passed over, as `load_all` does, if it is certainly one.  The caller holds the lock of the
+    file.
     """
-    last = _last.get(os.path.realpath(path))
-    there = next((x for x in [path, *older(path)] if x.exists() and state(x) not in _rejected), None)
-    found = None if there is None else inspect(there)
-    if found is not None and last is not None and found.token.job not in (_myself, last.job):
+    last, there, bad = _last.get(os.path.realpath(path)), None, list[DamagedError]()
+    for file in (x for x in [path, *older(path)] if x.exists() and state(x) not in _rejected):
+        try:
+            there = inspect(file)
+            break
+        except DamagedError as error:
+            if file == path and last is None and not _is_ours(path):
+                bad.append(error)
+            reject(file)
+    if bad and there is None:  # it may be anybody's
+        _rejected.discard(state(path))
+        raise bad[0]
+    if there is not None and last is not None and there.token.job not in (_myself, last.job):
         raise FileError(
-            f"{path}: {found.process} has saved generation {found.token.generation} since this job was at "
+            f"{path}: {there.process} has saved generation {there.token.generation} since this job was at "
             f"generation {last.generation}: it was left like that, and this job should end"
         )
-    return Token(_myself, 1 + max([x.generation for x in (found and found.token, last) if x is not None], default=0))
+    return Token(_myself, 1 + max([x.generation for x in (there and there.token, last) if x is not None], default=0))
 
 
 def remember(path: Path, token: Token) -> None:
@@ -136,7 +159,7 @@ def keep(path: Path, count: int) -> None:
     """
     there = older(path) if count > 1 else []
     for file in there:
-        if not (file.is_file() and h5py.is_hdf5(file)):
+        if not (file.is_file() and (h5py.is_hdf5(file) or _is_ours(file))):
             raise FileError(f"{file} was not written by save_all, and is in the way of older generations: move it")
     good = [x for x in [path, *there] if x.exists() and state(x) not in _rejected]
     if count < 2 or (len(good) > 1 and good[0] == path and path.samefile(good[1])):  # ended right here, before
@@ -154,8 +177,8 @@ def trim(path: Path, count: int) -> None:
     """Remove generations beyond `count`, when the newest is under its name."""
     for file in older(path)[count - 1 :]:
         with suppress(FileError, OSError):
-            inspect(file)  # it is nobody else's
-            file.unlink()
+            if _is_ours(file):
+                file.unlink()
 
 
 def linked(path: Path, name: Path) -> None:
@@ -166,12 +189,18 @@ def linked(path: Path, name: Path) -> None:
         shutil.copyfile(path, name)
 
 
-def create(path: Path, token: Token, attrs: Mapping[str, Any]) -> None:
-    """Create a file with attributes, and no matrices yet."""
-    made_by = {_JOB: token.job, _GENERATION: token.generation}
-    made_by |= {_ATTRS: _hash({**attrs, **made_by}), _NAME: process_name()}
+def create(path: Path, token: Token, attrs: Mapping[str, Any], matrices: Iterable[Matrix]) -> None:
+    """Create a file with attributes, and no matrices yet.   matrices : those that it will have."""
+    made_by = {f"{_PREFIX}version": pdgemm.__version__, _NAME: process_name()}
+    made_by |= {_JOB: token.job, _GENERATION: token.generation}
+    contents = _hash({**made_by, **attrs}, matrices)
     with h5py.File(path, "w") as file:
-        file.attrs.update({f"{_PREFIX}version": pdgemm.__version__, **made_by, **attrs})
+        write(file, {_CONTENTS: contents, **made_by, **attrs})
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a dataset as HDF5 lists it."""
+    return "/".join(part for part in name.split("/") if part not in ("", "."))
 
 
 def check_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,36 +235,71 @@ def inspect(path: Path) -> Generation:
     with naming(path):
         with open(path, "rb", opener=ordinary):
             pass
-        if not h5py.is_hdf5(path):
-            raise DamagedError(f"{path} is not an HDF5 file")
         try:
+            if not h5py.is_hdf5(path):
+                raise DamagedError(f"{path} is not an HDF5 file")
             with h5py.File(path, "r") as file:
-                attrs = {name: _plain(value) for name, value in file.attrs.items()}
-                names = list[str]()
-                file.visititems(lambda name, item: names.append(name) if _CHECKSUM in item.attrs else None)
+                return _parsed(path, file)
+        except FileError:
+            raise
         except Exception as bad:  # h5py has many for one that is damaged
             if isinstance(bad, OSError) and bad.errno:  # it may be locked, or the file system in trouble
                 raise
             raise DamagedError(f"{path} is damaged: {' '.join(str(bad).split())}") from None
-    if _JOB not in attrs:
-        raise FileError(f"{path} was not written by save_all")
+
+
+def _parsed(path: Path, file: h5py.File) -> Generation:
+    """Return what an open file holds.  What it raises for a damaged one may be anything."""
+    attrs, matrices = {name: read(file, name) for name in file.attrs}, list[Matrix]()
+
+    def visit(name: str, item: Any) -> None:
+        if _CHECKSUM in item.attrs:
+            # numbers of HDF5 may differ from NumPy's, for example in the bias of their exponents
+            kind = item.dtype.str if item.id.get_type() == h5py.h5t.py_create(item.dtype) else "another"
+            matrices.append(Matrix(name, tuple(item.shape), kind, str(read(item, _CHECKSUM))))
+
+    file.visititems(visit)
     mine = {name: value for name, value in attrs.items() if not name.startswith(_PREFIX)}
-    if attrs.get(_ATTRS) != _hash({**mine, _JOB: attrs[_JOB], _GENERATION: attrs.get(_GENERATION)}):
-        raise DamagedError(f"{path} is damaged: its attributes are not those that were saved")
+    if _CONTENTS in attrs:
+        good = attrs.pop(_CONTENTS) == _hash(attrs, matrices)
+    elif _ATTRS in attrs:
+        good = attrs[_ATTRS] == _hash_of_attrs({**mine, _JOB: attrs[_JOB], _GENERATION: attrs[_GENERATION]})
+    elif not _is_ours(path):
+        raise FileError(f"{path} was not written by save_all")
+    else:
+        good = False
+    if not good:
+        raise DamagedError(f"{path} is damaged: its attributes, or its matrices, are not those that were saved")
     token = Token(str(attrs[_JOB]), int(attrs[_GENERATION]))
-    return Generation(path, token, str(attrs.get(_NAME, "another process")), names, mine)
+    plain = {name: _plain(value) for name, value in mine.items()}
+    return Generation(path, token, str(attrs.get(_NAME, "another process")), [x.name for x in matrices], plain)
 
 
 def check_held(partial: Path, token: Token, names: Iterable[str]) -> None:
     """Raise FileError if a file that is complete does not hold on the disk what describes its matrices."""
     to_disk(partial)
     held = inspect(partial)
-    if held.token != token or {*held.names} != {name.strip("/") for name in names}:
+    if held.token != token or {*held.names} != {plain_name(name) for name in names}:
         raise FileError(f"{partial}: {LOST}")
 
 
-def _hash(attrs: Mapping[str, Any]) -> str:
-    """Return a hash of attributes, of their values as they come back."""
+def _is_ours(path: Path) -> bool:
+    """Return whether `save_all` wrote a file, which may be damaged: the names of attributes are in its bytes."""
+    with open(path, "rb", opener=ordinary) as file:
+        first = file.read(_FIRST)
+    return not first or sum(name.encode() in first for name in (_JOB, _NAME, _GENERATION, _CONTENTS, _ATTRS)) > 1
+
+
+def _hash(attrs: Mapping[str, Any], matrices: Iterable[Matrix]) -> str:
+    """Return a hash of attributes, of their values as they come back, and of what is known of the matrices."""
+    values = [(name, np.asarray(value)) for name, value in sorted(attrs.items())]
+    plain = [(name, value.dtype.str, value.shape, value.tolist()) for name, value in values]
+    known = repr((plain, [tuple(x) for x in sorted(matrices)]))
+    return hashlib.blake2b(known.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+
+
+def _hash_of_attrs(attrs: Mapping[str, Any]) -> str:
+    """Return the hash of the attributes alone, which earlier versions wrote."""
     plain = [(name, np.asarray(attrs[name]).dtype.kind, np.asarray(attrs[name]).tolist()) for name in sorted(attrs)]
     return hashlib.blake2b(repr(plain).encode(), digest_size=16).hexdigest()
 

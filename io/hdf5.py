@@ -243,7 +243,7 @@ def save_all(
         for name, x in matrices.items():
             _check_state(path, name, x, comm)
         given = generations.check_attrs(given)
-        if len({name.strip("/") for name in matrices}) < len(matrices):
+        if len({*map(generations.plain_name, matrices)}) < len(matrices):
             raise ArgumentError(f"matrices: {', '.join(matrices)} are not the names of so many datasets")
         keep = as_count(keep, "keep", 1)
         description += ["hdf5.save_all", path, *matrices, *(x.shape for x in matrices.values()), keep]
@@ -253,7 +253,11 @@ def save_all(
     total, notify = sum(x.size * x.dtype.itemsize for x in matrices.values()), GuardedCallback(progress)
     with replacing(path, comm, total, last=lambda: generations.keep(path, keep)) as partial:
         token = on_root(comm, path, lambda: generations.next_token(path))
-        on_root(comm, path, lambda: generations.create(partial, token, given))
+        known = [
+            generations.Matrix(generations.plain_name(name), x.shape, x.dtype.str, sums[name])
+            for name, x in matrices.items()
+        ]
+        on_root(comm, path, lambda: generations.create(partial, token, given, known))
         for number, (name, x) in enumerate(matrices.items(), 1):
             with timed("write", x.stored.nbytes), taking(None):
                 made = NewDataset(partial, path, name, x.grid, x.shape, x.dtype, sums[name])

@@ -24,6 +24,7 @@ from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.report import IOReport
 from pdgemm.io.atomic import on_root, replacing
+from pdgemm.io.attributes import write
 from pdgemm.io.matrix_files import Transfer
 from pdgemm.io.stored import check_target, inspect, unit
 from pdgemm.support.files import LOST, reserve, to_disk
@@ -130,7 +131,7 @@ class NewDataset:
             if file.get(name, getlink=True):
                 del file[name]
             dataset = file.create_dataset(name, self._shape, self._dtype, **storage)
-            dataset.attrs.update(attributes)
+            write(dataset, attributes)
             self._links = _links(file)
             place = dataset.id.get_offset() or 0, unit(dataset)
         if not chunked:
@@ -140,7 +141,7 @@ class NewDataset:
 
     def _record(self) -> None:
         with h5py.File(self._partial, "r+") as file:
-            file[self._name].attrs[_CHECKSUM] = self.checksum
+            write(file[self._name], {_CHECKSUM: self.checksum})
 
     def _check_held(self) -> None:
         to_disk(self._partial)

@@ -18,6 +18,7 @@ import h5py  # isort: skip
 import numpy as np
 
 from pdgemm.errors import FileError, LayoutError
+from pdgemm.io.attributes import read
 from pdgemm.support.files import State, check_ordinary, naming, settled, state, state_of
 
 _MOST_LINKS = 16  # links in one name, as in HDF5
@@ -97,7 +98,7 @@ def inspect(path: Path, name: str) -> Stored:
             raise LayoutError(f"{path}:{name} is not a matrix: its shape is {dataset.shape}")
         what, dtype = f"{path}:{name}", dataset.dtype
         objects = _checked_sources(dataset, what, seen)
-        recorded = dataset.attrs.get("pdgemm_checksum")
+        recorded = read(dataset, "pdgemm_checksum")
         return Stored(
             shape=dataset.shape,
             dtype=np.dtype(dtype.newbyteorder("=").str) if dtype.kind in "biufc" else dtype,
@@ -214,7 +215,7 @@ def attribute(path: Path, name: str, attribute: str) -> Any:
     if not path.exists():
         return None
     with followed(path, name, set()) as (_, item, _):
-        return None if item is None else item.attrs.get(attribute)
+        return None if item is None else read(item, attribute)
 
 
 def _object(item: Any) -> Object:

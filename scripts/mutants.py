@@ -473,8 +473,18 @@ MUTANTS = [
     ),
     Mutant(
         "io: a job that was killed replaces what a later one saved", "io/generations.py",
-        "if found is not None and last is not None and found.token.job not in (_myself, last.job):", "if False:",
+        "if there is not None and last is not None and there.token.job not in (_myself, last.job):", "if False:",
         ("4 tests/io/test_state.py",),
+    ),
+    Mutant(
+        "io: the list of matrices is not part of what is hashed", "io/generations.py",
+        "good = attrs.pop(_CONTENTS) == _hash(attrs, matrices)", "good = attrs.pop(_CONTENTS) is not None",
+        ("1 tests/io/test_state.py",),
+    ),
+    Mutant(
+        "io: a damaged generation keeps its job from saving", "io/generations.py",
+        "    elif not _is_ours(path):\n", "    elif True:\n",
+        ("1 tests/io/test_state.py",),
     ),
     Mutant(
         "io: a damaged generation is loaded", "io/hdf5.py",

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.errors import ArgumentError, FileError
+from pdgemm.errors import ArgumentError, DTypeError, FileError, LayoutError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.io import generations
 from pdgemm.io.atomic import on_root
@@ -179,10 +179,10 @@ def look(place: Place, product: Product) -> Left | None:
     """
     grid, path = product.grid, place.checkpoint
     comm = grid.comm
-    saved, state, run = on_root(comm, path, lambda: _saved(place))
-    if saved is None:
+    left, state, run = on_root(comm, path, lambda: _saved(place))
+    if left is None:
         return None
-    complete = run == state["run"]  # it is the one in the output
+    complete = run == left.run  # it is the one in the output
     for what, here in problem_of(place, product).items():
         if (there := state["problem"].get(what)) != here:
             if complete:  # another product may begin
@@ -190,7 +190,7 @@ def look(place: Place, product: Product) -> Left | None:
             raise ArgumentError(
                 f"{path} is of another product, whose {what} is {there} and not {here}: {_advice(place)}"
             )
-    left = _left(place, product, saved, state)
+    left = _with_regions(place, product, left, state)
     for number, x in enumerate(product.inputs):
         in_place = os.path.realpath(x.dataset[0]) == str(place.output)
         if complete and in_place and x.what == "C on entry":  # it has become C
@@ -207,27 +207,22 @@ def look(place: Place, product: Product) -> Left | None:
     return left
 
 
-def _left(place: Place, product: Product, saved: generations.Generation, state: dict[str, Any]) -> Left:
-    """Return what a checkpoint says."""
-    parts = [_part(*x) for x in state["parts"]]
+def _with_regions(place: Place, product: Product, left: Left, state: dict[str, Any]) -> Left:
+    """Return what a checkpoint says with the tile at hand, and with what was read of each input."""
+    parts = left.parts
     if state["tile"] is not None:
         rows, cols, done = state["tile"]
-        parts.insert(0, _part(rows, cols, done, str(place.sums(saved.token.generation))))
-    bits = np.unpackbits(saved.attrs["finished"], count=int(np.prod(saved.attrs["tiles"])))
-    finished = frozenset((int(i), int(j)) for i, j in np.argwhere(bits.reshape(saved.attrs["tiles"])))
-    counts, units = tuple(state["counts"]), tuple(map(tuple, state["units"]))
-    read = tuple(int(state["inputs"][x.what]["read"], 16) for x in product.inputs)
-    rest = tuple(parts), int(state["total"], 16), read, (), state["output"]
-    left = Left(saved, state["run"], state["share"], counts, units, finished, *rest)  # type: ignore[arg-type]
+        parts = (_part(rows, cols, done, str(place.sums(left.saved.token.generation))), *parts)
+    read = tuple(int(state["inputs"].get(x.what, {"read": "0"})["read"], 16) for x in product.inputs)
     rows, cols, _ = product.as_before(left).cuts
-    done = [(rows[i], cols[j], (0, product.tiling.mnk[2])) for i, j in finished]
-    done += [(x.rows, x.cols, x.done) for x in parts]
-    of_a, of_b, of_c = ({(x[p], x[q]) for x in done} for p, q in ((0, 2), (2, 1), (0, 1)))
-    return left._replace(read_regions=tuple(map(frozenset, (of_a, of_b, of_c))))
+    regions = [(rows[i], cols[j], (0, product.tiling.mnk[2])) for i, j in left.finished]
+    regions += [(x.rows, x.cols, x.done) for x in parts]
+    of_a, of_b, of_c = ({(x[p], x[q]) for x in regions} for p, q in ((0, 2), (2, 1), (0, 1)))
+    return left._replace(parts=parts, read=read, read_regions=tuple(map(frozenset, (of_a, of_b, of_c))))
 
 
-def _saved(place: Place) -> tuple[generations.Generation | None, dict[str, Any], str | None]:
-    """Return the checkpoint, None if there is none or it is damaged, its state, and which run wrote the output.
+def _saved(place: Place) -> tuple[Left | None, dict[str, Any], str | None]:
+    """Return what a checkpoint says, its state, and which run wrote the output; None if it is missing or damaged.
 
     Raises FileError if it cannot be read now, or is something else.
     """
@@ -235,18 +230,44 @@ def _saved(place: Place) -> tuple[generations.Generation | None, dict[str, Any],
     if not path.exists():
         return None, {}, None
     try:
-        saved = generations.inspect(path)
+        left, state = _parsed(generations.inspect(path))
     except generations.DamagedError as error:
         files.say(f"{error}: the product begins again")
         return None, {}, None
-    return saved, json.loads(saved.attrs["product"]), attribute(place.output, place.name, RUN)
+    return left, state, attribute(place.output, place.name, RUN)
+
+
+def _parsed(saved: generations.Generation) -> tuple[Left, dict[str, Any]]:
+    """Return what a checkpoint says, but for the tile at hand, and its state.  Raises DamagedError."""
+    try:
+        state = json.loads(saved.attrs["product"])
+        if not isinstance(state["problem"], dict):
+            raise ValueError("the product is not described")
+        for x in state["inputs"].values():
+            int(x["read"], 16)
+        if state["tile"] is not None:
+            rows, cols, done = state["tile"]
+            _part(rows, cols, done, "")
+        shape = [int(x) for x in saved.attrs["tiles"]]
+        bits = np.unpackbits(saved.attrs["finished"], count=int(np.prod(shape))).reshape(shape)
+        finished = frozenset((int(i), int(j)) for i, j in np.argwhere(bits))
+        (m, n, k), (a, b) = state["counts"], state["units"]
+        tiling = (int(m), int(n), int(k)), ((int(a[0]), int(a[1])), (int(b[0]), int(b[1])))
+        parts, total = tuple(_part(*x) for x in state["parts"]), int(state["total"], 16)
+        left = Left(saved, state["run"], state["share"], *tiling, finished, parts, total, (), (), state["output"])
+        return left, state
+    except Exception as bad:  # what another version, or another program, has written may be anything
+        what = f"{type(bad).__name__}: {' '.join(str(bad).split())}"
+        raise generations.DamagedError(f"{saved.path} is not a checkpoint of this version ({what})") from None
 
 
 def run_of(place: Place) -> str | None:
-    """Return the run whose checkpoint there is; None if there is none."""
+    """Return the run whose checkpoint there is; None if there is none, or it is damaged."""
     if not place.checkpoint.exists():
         return None
-    return str(json.loads(generations.inspect(place.checkpoint).attrs["product"])["run"])
+    with suppress(generations.DamagedError):
+        return _parsed(generations.inspect(place.checkpoint))[0].run
+    return None
 
 
 def _advice(place: Place) -> str:
@@ -291,12 +312,34 @@ def is_whole(grid: ProcessGrid, place: Place, left: Left, tiling: Tiling, dtype:
 
     Raises FileError if they cannot be read now: that may go away.
     """
-    comm, total, wanted = grid.comm, checksum.zero(), [(place.tiles, place.name, tiling.mnk[:2], dtype)]
+    comm, wanted = grid.comm, [(place.tiles, place.name, tiling.mnk[:2], dtype)]
     for part in left.parts:
         shape = part.rows[1] - part.rows[0], part.cols[1] - part.cols[0]
         wanted.append((Path(part.file), SUMS, shape, None))  # type: ignore[arg-type]
     if not on_root(comm, place.tiles, lambda: all(generations.has(*x) for x in wanted)):
         return False
+    try:
+        return _is_same_as_saved(grid, place, left, tiling, dtype)
+    except (FileError, LayoutError, DTypeError):  # on all ranks
+        with together(comm):
+            for path, *_ in wanted:
+                _check_readable(comm, path)
+        return False
+
+
+def _check_readable(comm: MPI.Intracomm, path: Path) -> None:
+    """Raise FileError where this rank's share of the bytes cannot be read now; else what HDF5 said is of damage."""
+    with files.naming(path), open(path, "rb", opener=files.ordinary) as file:
+        size = os.fstat(file.fileno()).st_size
+        end = size * (comm.rank + 1) // comm.size
+        file.seek(size * comm.rank // comm.size)
+        while file.tell() < end and file.read(STAGED):
+            pass
+
+
+def _is_same_as_saved(grid: ProcessGrid, place: Place, left: Left, tiling: Tiling, dtype: np.dtype) -> bool:
+    """Return whether tiles and sums have their checksums."""
+    comm, total = grid.comm, checksum.zero()
     for part in left.parts:
         x = source(grid, SUMS, (part.file, SUMS))
         if x.checksum(grid) != x.stored.checksum:

@@ -15,6 +15,7 @@ from problems import TOLERANCE, gemm_error
 from attacks.kills import kill
 from attacks.trial import HERE, Finding, Job, Run, Trial, attack, judge, tail
 from attacks.trial import ranks as there
+from pdgemm.io import attributes
 
 END = 60  # seconds after a kill
 MOST = 3  # kills of one product
@@ -45,7 +46,7 @@ def share(path: Path) -> float:
     """How much is done by a checkpoint; 0 if there is none."""
     try:
         with h5py.File(path) as file:
-            product = str(file.attrs["product"])
+            product = attributes.read(file, "product")
     except FileNotFoundError:
         return 0.0
     return float(product.split('"share": ')[1].split(",")[0].rstrip("}"))

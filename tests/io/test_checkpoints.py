@@ -518,11 +518,12 @@ def test_a_missing_file_is_named(comm: Any, shared_tmp_path: Path, after: Any) -
             by_rank_0(comm, lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
-@pytest.mark.parametrize("what", ["checkpoint", "tiles", "sums", "no tiles"])
+@pytest.mark.parametrize("what", ["checkpoint", "tiles", "sums", "no tiles", "job", "no UTF-8", "keys", "bias"])
 def test_what_is_damaged_is_computed_again(
     comm: Any, shared_tmp_path: Path, after: Any, capfd: pytest.CaptureFixture[str], what: str
 ) -> None:
     from pdgemm import ProcessGrid
+    from pdgemm.io import generations
 
     path, A, B = shared_tmp_path / "x.h5", elements((M, K), "d", 1), elements((K, N), "d", 2)
     out = str(shared_tmp_path / "out.h5"), "c"
@@ -536,6 +537,20 @@ def test_what_is_damaged_is_computed_again(
             tiles.unlink()
         elif what == "checkpoint":
             first.write_bytes(first.read_bytes()[:100])
+        elif what == "keys":  # of another version
+            attrs = generations.inspect(first).attrs
+            left = json.loads(attrs["product"])
+            del left["parts"]
+            generations.create(first, generations.Token("job", 3), attrs | {"product": json.dumps(left)}, [])
+        elif what in ("job", "no UTF-8", "bias"):
+            file, text, bit = {
+                "job": (first, b"pdgemm_job", 3),  # it is not an attribute of this name
+                "no UTF-8": (first, b"pdgemm_checksum", 7),
+                "bias": (tiles, b"\x40\x00\x34\x0b\x00\x34\xff\x03", 41),  # of the exponents of float64
+            }[what]
+            data = bytearray(file.read_bytes())
+            data[data.find(text) + bit // 8] ^= 1 << bit % 8
+            file.write_bytes(data)
         else:
             with h5py.File(tiles if what == "tiles" else first, "r+") as file:
                 file["c" if what == "tiles" else "sums"][1, 1] += 1

@@ -301,3 +301,118 @@ def test_damaged_bytes_are_said_in_a_line(comm: Any, shared_tmp_path: Path) -> N
                 continue
             step = found.attrs["step"]
             assert step in (1, 2) and same(grid, found.matrices["w"], np.full((9, 9), float(step))), at
+
+
+@pytest.mark.on_ranks(1)
+def test_a_flipped_bit_of_metadata_never_loses_a_matrix(
+    comm: Any, shared_tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that was saved is loaded, or the generation before it with a line; and the job saves again."""
+    from pdgemm import ProcessGrid
+    from pdgemm.io import generations, hdf5
+
+    path = shared_tmp_path / "state.h5"
+    X = [{"w": np.full((3, 2), 1.0 + step), "a/b": np.full((2, 2), step, "f4")} for step in range(2)]
+    with ProcessGrid(comm) as grid:
+        for step, arrays in enumerate(X):
+            state = {name: distributed(grid, x) for name, x in arrays.items()}
+            hdf5.save_all(path, state, attrs={"step": step, "name": "größe", "n": np.zeros(3)}, keep=2)
+        good = path.read_bytes()
+        assert b"GCOL" not in good  # a global heap, in which a flipped bit lets HDF5 read for ever
+        names = [at for name in (b"pdgemm_checksum", b"pdgemm_job") for at in places(good, name)]
+        assert len(names) >= 3
+        chosen = [8 * at + bit for at in names for bit in (5, 7 * 8, 8 * 8 + 7)]  # the last makes it no UTF-8
+        bias = [at + 5 for at in places(good, b"\x40\x00\x34\x0b\x00\x34\xff\x03")]  # of the exponents of float64
+        assert bias
+        chosen += [8 * at + 1 for at in bias]
+        chosen += range(3, 8 * len(good), 1 if everything() else 1709)
+        for bit in chosen:
+            monkeypatch.setattr(generations, "_last", {})
+            monkeypatch.setattr(generations, "_rejected", set())
+            path.unlink()
+            path.write_bytes(flipped(good, bit))
+            capfd.readouterr()
+            found = hdf5.load_all(path, grid)
+            step = found.attrs["step"]
+            assert {*found.matrices} == {*X[step]} and found.attrs["name"] == "größe", bit
+            assert all(same(grid, found.matrices[name], x) for name, x in X[step].items()), bit
+            assert step == 1 or "generation 1 of" in capfd.readouterr().err, bit
+            assert generations.next_token(path).generation == (3 if step else 2), bit
+            assert step == 1 or bit not in chosen[: 3 * len(names)] or fresh_token(monkeypatch, path) == 2, bit
+
+
+def fresh_token(monkeypatch: pytest.MonkeyPatch, path: Path) -> int:
+    """The generation that a job saves which has not looked at the file before."""
+    from pdgemm.io import generations
+
+    monkeypatch.setattr(generations, "_last", {})
+    monkeypatch.setattr(generations, "_rejected", set())
+    return generations.next_token(path).generation
+
+
+def places(data: bytes, text: bytes) -> list[int]:
+    return [at for at in range(len(data)) if data.startswith(text, at)]
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    made = bytearray(data)
+    made[bit // 8] ^= 1 << bit % 8
+    return bytes(made)
+
+
+def test_what_is_damaged_is_replaced_and_what_is_not_ours_is_left(comm: Any, shared_tmp_path: Path) -> None:
+    """A job whose file is damaged between two saves, generations that are, and names that mean one dataset."""
+    import h5py
+
+    from pdgemm import ProcessGrid
+    from pdgemm.errors import ArgumentError, FileError
+    from pdgemm.io import attributes, generations, hdf5
+
+    path = shared_tmp_path / "state.h5"
+    with ProcessGrid(comm) as grid:
+        X = {"w": distributed(grid, np.ones((5, 5))), "a//b": distributed(grid, np.zeros((1, 2)))}
+        with pytest.raises(ArgumentError, match="are not the names of so many datasets"):
+            hdf5.save_all(path, {"a/b": X["w"], "a//b": X["w"]})
+        for step in range(6):  # the signature of HDF5, or an attribute's name
+            where = b"\x89HDF" if step % 2 else b"pdgemm_job"
+            hdf5.save_all(path, X, attrs={"step": step}, keep=3)
+
+            def damage(where: bytes = where) -> None:
+                data = path.read_bytes()
+                path.write_bytes(flipped(data, 8 * data.find(where) + 3))
+
+            if step > 2:
+                by_rank_0(comm, damage)
+        files = by_rank_0(comm, lambda: sorted(x.name for x in shared_tmp_path.iterdir()))
+        assert files == ["state.h5", "state.h5.1", "state.h5.2"]
+        found = hdf5.load_all(path, grid)
+        assert found.attrs["step"] == 2 and {*found.matrices} == {"w", "a/b"}
+        other = shared_tmp_path / "other.h5"
+        for damaged in (False, True):  # nobody knows whose that is
+
+            def others(damaged: bool = damaged) -> bytes:
+                with h5py.File(other, "w") as file:
+                    file["x"] = np.arange(99.0)
+                    file.attrs["pdgemm_job"] = "my own"
+                data = other.read_bytes()
+                other.write_bytes(data[:1000] if damaged else data)
+                return other.read_bytes()
+
+            kept = by_rank_0(comm, others)
+            for _ in range(2):
+                with pytest.raises(FileError, match="truncated" if damaged else "was not written by save_all"):
+                    hdf5.save_all(other, X)
+            assert by_rank_0(comm, other.read_bytes) == kept
+        old = shared_tmp_path / "old.h5"
+        hdf5.save_all(old, X, attrs={"step": 3, "name": "x"})
+
+        def as_before() -> None:  # when the hash was of the attributes alone
+            with h5py.File(old, "r+") as file:
+                del file.attrs["pdgemm_contents"]
+                attrs = {name: attributes.read(file, name) for name in file.attrs}
+                hashed = {x: attrs[x] for x in ("step", "name", "pdgemm_job", "pdgemm_generation")}
+                file.attrs["pdgemm_attributes"] = generations._hash_of_attrs(hashed)
+
+        by_rank_0(comm, as_before)
+        assert hdf5.load_all(old, grid).attrs == {"step": 3, "name": "x"}
+        assert hdf5.save_all(old, X).generation == 2

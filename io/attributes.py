@@ -1,0 +1,31 @@
+"""Attributes of HDF5 objects, whose strings have a fixed length.
+
+Strings of variable length lie in a global heap of the file, and HDF5 2.0.0 reads for ever in one whose free space has a
+flipped bit.  Files of earlier versions have such strings, and are read too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import mpi4py.MPI  # noqa: F401  # before h5py: an h5py built with MPI needs it
+
+import h5py  # isort: skip
+import numpy as np
+
+
+def write(item: Any, attributes: Mapping[str, Any]) -> None:
+    """Set attributes of a file, group or dataset."""
+    for name, value in attributes.items():
+        if isinstance(value, str):
+            spelt = value.encode(errors="surrogateescape")  # file names may be undecodable
+            item.attrs.create(name, spelt, dtype=h5py.string_dtype(length=max(1, len(spelt))))
+        else:
+            item.attrs[name] = value
+
+
+def read(item: Any, name: str) -> Any:
+    """Return an attribute, a string of any kind as `str`; None if there is none."""
+    value = item.attrs.get(name)
+    return value.decode(errors="surrogateescape") if isinstance(value, np.bytes_) else value
