@@ -477,6 +477,11 @@ MUTANTS = [
         ("4 tests/io/test_state.py",),
     ),
     Mutant(
+        "matrix: arrays that differ among the ranks become one matrix", "pdgemm/matrix/constructors.py",
+        "if check and grid.size > 1:", "if check and grid.size > 99:",
+        (f"4 {R}arguments.py",),
+    ),
+    Mutant(
         "io: the list of matrices is not part of what is hashed", "io/generations.py",
         "good = attrs.pop(_CONTENTS) == _hash(attrs, matrices)", "good = attrs.pop(_CONTENTS) is not None",
         ("1 tests/io/test_state.py",),

@@ -90,7 +90,7 @@ def apply_reflectors(F: DistMatrix, tau: np.ndarray, C: DistMatrix, adjoint: boo
         V.local[np.nonzero(i[:, None] == j)] = 1
         D, U = np.diag(tau[columns]), np.triu(gram(V).allgather(), 1)  # T^-1 = D^-1 + U: see `blas.compact_qr`
         T = np.linalg.solve(np.eye(len(D)) + D @ U, D).astype(F.dtype)
-        small = DistMatrix.from_global(T.conj().T if adjoint else T, grid=F.grid.base)
+        small = DistMatrix.from_global(T.conj().T if adjoint else T, grid=F.grid.base, check=False)
         pdgemm(-1, V, pdgemm(1, small, pdgemm(1, V.H, C[start:])), 1, C[start:])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 
@@ -27,7 +26,7 @@ from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.model.mover_registry import SHARED
 from pdgemm.panel_algorithms.panel_run import working_copy
 from pdgemm.panel_schedules.panel_schedule import is_balanced
-from pdgemm.support.agreement import together
+from pdgemm.support.agreement import described_elements, together
 
 
 def check_square(A: object, name: str = "A") -> None:
@@ -73,9 +72,7 @@ def check_right_side(A: DistMatrix, B: object, side: str = "L") -> None:
 def described(*operands: Any) -> list[str]:
     """Return what the ranks compare of operands: the layout of a matrix, the type and the elements of a vector."""
     return [
-        repr(x.layout_in(x.grid))
-        if isinstance(x, DistMatrix)
-        else f"{x.dtype} elements of checksum {crc32(x.tobytes())}"
+        repr(x.layout_in(x.grid)) if isinstance(x, DistMatrix) else f"{x.dtype} {described_elements(x)}"
         for x in operands
     ]
 

@@ -26,7 +26,7 @@ from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.matrix.gather import PIECE_BYTES
 from pdgemm.model.formulas import gemm_flops
-from pdgemm.support.agreement import together
+from pdgemm.support.agreement import described_elements, together
 from pdgemm.support.text import counted, in_bytes, in_rate, in_seconds
 from pdgemm.support.watchdog import watched
 
@@ -108,11 +108,17 @@ class Batch:
 
     @classmethod
     def from_global(
-        cls, items: np.ndarray | Sequence[np.ndarray], comm: MPI.Comm, owner: Sequence[int] | np.ndarray | None = None
+        cls,
+        items: np.ndarray | Sequence[np.ndarray],
+        comm: MPI.Comm,
+        owner: Sequence[int] | np.ndarray | None = None,
+        *,
+        check: bool = True,
     ) -> Batch:
-        """Make a batch of matrices that every rank has; each rank copies its own.  Collective over `comm`.
+        """Make a batch of matrices that are the same on every rank; each rank copies its own.  Collective over `comm`.
 
         owner : (items), ranks, such as `balance` gives; by default contiguous blocks of equal size.
+        check : compare a checksum of all items among the ranks, which reads them once, as in `DistMatrix.from_global`.
         """
         with together(watched(comm)) as arguments:
             given, shapes, dtype = _parsed(items)
@@ -125,6 +131,8 @@ class Batch:
             owners = owners.astype(np.intp)
             arguments.append(f"Batch.from_global of {len(shapes)} items of {dtype}")
             arguments.append(f"checksum {crc32(shapes.tobytes() + owners.tobytes())}")
+            if check and comm.size > 1:
+                arguments.append(described_elements(*given))
             own = np.flatnonzero(owners == comm.rank)
             taken = given[own] if isinstance(given, np.ndarray) else [given[number].copy() for number in own]
             return cls(_arranged(taken, shapes, dtype), shapes, owners, dtype, comm)

@@ -29,7 +29,7 @@ from pdgemm.matrix.local_arrays import (
 )
 from pdgemm.matrix.matrix_base import MatrixBase
 from pdgemm.names import DeviceName, DType, RandomKind
-from pdgemm.support.agreement import together
+from pdgemm.support.agreement import described_elements, together
 
 
 class Constructors(MatrixBase):
@@ -223,12 +223,20 @@ class Constructors(MatrixBase):
         source: tuple[int, int] = (0, 0),
         order: Order = "C",
         device: DeviceName = devices.HOST,
+        check: bool = True,
     ) -> Self:
         """Distribute a whole matrix.  Collective over the grid.
 
-        array : (m, n) on every rank, each of which copies its part; or, with `root`, on that rank only,
+        array : (m, n), the same on every rank, each of which copies its part; or, with `root`, on that rank only,
                 which sends the other ranks their parts.  Numbers in any byte order; a masked array is refused.
         block, source, order, device : as for `empty`.
+        check : without `root`, compare a checksum of the array among the ranks, bit for bit: random numbers without
+                a common seed are others on each rank.  False where they are known to be the same.
+
+        Cost per rank: (m n) / P elements are copied, and m n are read once by CRC-32 for `check`, which sends nothing
+        more.  With `root`: (m n) / P elements received, and m n sent by it.
+        Raises ArgumentError where arrays, or layouts, differ among the ranks; LayoutError, DTypeError, DeviceError or
+        MemoryError; on every rank.
         """
         with together(communicator_of(grid)) as arguments:
             if root is not None:
@@ -238,7 +246,9 @@ class Constructors(MatrixBase):
                 raise ArgumentError("array is None: where one rank alone has the array, all ranks name it by root=")
             whole = _as_matrix(array) if root in (None, grid.rank) else np.empty((0, 0))
             if root is None:
-                arguments += [f"an array of shape {whole.shape}", whole.dtype]
+                arguments += [f"an array of shape {whole.shape}", whole.dtype, f"check={bool(check)}"]
+                if check and grid.size > 1:
+                    arguments.append(f"{described_elements(whole)} (with root=0, those of rank 0 are distributed)")
         if root is None:
             matrix = cls.empty(
                 whole.shape, grid=grid, block=block, dtype=whole.dtype, source=source, order=order, device=device

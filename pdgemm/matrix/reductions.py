@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
-from zlib import crc32
 
 import numpy as np
 
@@ -44,7 +43,7 @@ from pdgemm.instrument.recorder import Traffic
 from pdgemm.instrument.report import MoveReport
 from pdgemm.matrix.matrix_base import MatrixBase
 from pdgemm.matrix.tree import broadcast, combine, gathered, members, predicted, to_idle
-from pdgemm.support.agreement import together
+from pdgemm.support.agreement import described_elements, together
 
 Whole = tuple[int, int] | None  # the axes of all elements
 M = TypeVar("M")
@@ -193,7 +192,7 @@ class Reductions(MatrixBase):
             vector = to_host(devices.adopted(x))
             if vector.shape != self.shape[1:]:
                 raise LayoutError(f"the product of {self.distribution} and an array of shape {vector.shape}")
-            arguments += ["matvec", element_type(vector.dtype), f"elements of checksum {crc32(vector.tobytes())}"]
+            arguments += ["matvec", element_type(vector.dtype), described_elements(vector)]
         found: np.ndarray = self._reduced(products(vector), 1, False)
         return found
 

@@ -137,9 +137,9 @@ def on_one_rank(A: DistMatrix, compute: Callable[..., T], *arguments: Any) -> T:
 
 
 def distributed(A: DistMatrix, whole: np.ndarray) -> DistMatrix:
-    """Return a small matrix that every rank has as a DistMatrix on the grid and the device of A.  Collective."""
+    """Return a small matrix, the same on every rank, as a DistMatrix on the grid and the device of A.  Collective."""
     array = np.asarray(whole, A.dtype)
-    return DistMatrix.from_global(array, grid=A.grid, device=A.device)
+    return DistMatrix.from_global(array, grid=A.grid, device=A.device, check=False)
 
 
 def random(A: DistMatrix, shape: tuple[int, int], seed: int = 1) -> DistMatrix:

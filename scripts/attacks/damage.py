@@ -97,6 +97,12 @@ def hdf5_files(trial: Trial) -> None:
     trial.cases("load", 2 * BATCH)
 
 
+@attack("damage.state")
+def state_files(trial: Trial) -> None:
+    """Bits in the metadata of files of `save_all`, by the ranks of one job, which then saves again."""
+    trial.cases("state", 40)
+
+
 def write(rng: random.Random, path: Path) -> None:
     """A small file, most of which is not data."""
     values = np.random.default_rng(rng.getrandbits(32))

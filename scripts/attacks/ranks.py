@@ -188,6 +188,7 @@ class Calls:
         self.A, self.B = (
             DistMatrix.from_function(function, (N, N), grid=self.grid, block=block) for block in (None, 5)
         )
+        self.alike = self.a.copy()
         self.C = DistMatrix.zeros((N, N), grid=self.grid, block=4)
         thin = DistMatrix.zeros((3, 4), grid=self.grid, dtype="c16")
         self.others: list[Any] = [self.A.T, self.A[1:, :], self.A.H, thin, thin.H]
@@ -236,6 +237,7 @@ class Calls:
             ("empty", lambda **x: DistMatrix.empty(**x).shape, {"shape": (N, N), "dtype": "f8"} | made, (N, N)),
             ("from_function", DistMatrix.from_function, {"f": function, "shape": (N, N)} | made, a),
             ("from_global", DistMatrix.from_global, whole | made, a),
+            ("from_global of all", DistMatrix.from_global, {"array": self.alike, "device": "host"} | made, a),
             ("from_local", DistMatrix.from_local, {"local": local, "shape": (N, N)} | made, a),
             ("eye", DistMatrix.eye, {"n": N, "dtype": "f8"} | made, np.eye(N)),
             ("random", lambda **x: DistMatrix.random(**x).shape, {"shape": (N, N), "seed": 3} | made, (N, N)),
@@ -257,6 +259,12 @@ class Calls:
     def wrong(self, value: Any) -> Any:
         """Something else in the place of a value."""
         rng = self.rng
+        if (
+            value is self.alike and self.comm.size > 1 and rng.random() < 0.8
+        ):  # an array that is to be the same on every rank
+            other = value.copy()
+            other[rng.randrange(N), rng.randrange(N)] += 1
+            return other
         if isinstance(value, DistMatrix) and rng.random() < 0.5:
             return rng.choice(self.others)
         if isinstance(value, str) and value.startswith("{"):
@@ -314,6 +322,44 @@ def deviate(rng: random.Random, say: Callable[[str], None]) -> str:
     return "right"
 
 
+# ------------------------------------------------------------------ files of save_all
+def state(rng: random.Random, say: Callable[[str], None], number: int) -> str:
+    """A bit of the newest of two generations is flipped, most often in its metadata: one of both is loaded, whole."""
+    path, comm = Path(f"state.{number}.h5"), WORLD.Dup()
+    values = np.random.default_rng(rng.getrandbits(32))
+    shapes = {rng.choice(("w", "v/w", "ü")): (3, 4), "x": (rng.randrange(3), 5), "a/b/c": (8, 8)}
+    saved = [{name: values.standard_normal(shape) for name, shape in shapes.items()} for _ in range(3)]
+    with ProcessGrid(comm) as grid:
+
+        def save(step: int) -> None:
+            matrices = {name: DistMatrix.from_global(x, grid=grid, block=2) for name, x in saved[step].items()}
+            hdf5.save_all(path, matrices, attrs={"step": step, "name": "x" * rng.randrange(99)}, keep=2)
+
+        def whole(step: int) -> bool:
+            said = hdf5.load_all(path, grid)
+            same = {name: np.array_equal(x.allgather(), saved[step].get(name)) for name, x in said.matrices.items()}
+            return said.attrs["step"] == step and {*same} == {*shapes} and all(same.values())
+
+        save(0)
+        save(1)
+        bit = 8 * rng.randrange(4096) + rng.randrange(8)
+        say(f"{path}, bit {bit}")
+        if MEET.rank == 0:
+            data = bytearray(path.read_bytes())
+            data[bit // 8] ^= 1 << bit % 8
+            path.unlink()  # the older generation may be the same file
+            path.write_bytes(data)
+        MEET.Barrier()
+        step = hdf5.load_all(path, grid).attrs["step"]
+        if not whole(step):
+            raise Finding("lost", f"what was loaded is not all of generation {step + 1}")
+        save(2)
+        if not whole(2):
+            raise Finding("lost", "what was saved then is not what is loaded")
+    comm.Free()
+    return "right" if step else "refused"
+
+
 # ------------------------------------------------------------------ the job
 def main() -> None:
     family, seed, first, count, seconds = sys.argv[1], *map(int, sys.argv[2:5]), float(sys.argv[5])
@@ -334,9 +380,9 @@ def main() -> None:
             line("begins", text)
 
         rng = random.Random(f"{family}:{seed}:{number}")
-        more = (number,) if family == "load" else ()
+        more = (number,) if family in ("load", "state") else ()
         try:
-            families = {"product": product, "load": load, "deviate": deviate, "flip": partial(case, MEET)}
+            families = {"product": product, "load": load, "deviate": deviate, "state": state, "flip": partial(case, MEET)}
             outcome = families[family](rng, say, *more)  # type: ignore[operator]
             line(outcome, "")
         except Finding as bad:

@@ -281,3 +281,41 @@ def test_the_signature_of_pdgemm_is_as_it_is_written() -> None:
 
     required = [name for name, x in signature(pdgemm).parameters.items() if x.default is Parameter.empty]
     assert required == ["alpha", "A", "B"]
+
+
+@pytest.mark.mpi
+@pytest.mark.on_ranks(4)
+def test_arrays_that_differ_among_the_ranks_are_no_matrix(comm: Any) -> None:
+    """Random numbers of each rank's own, the commonest mistake; equal elements in any order of memory are the same."""
+    from pdgemm import Batch, DistMatrix, ProcessGrid, linalg
+    from pdgemm.errors import ArgumentError
+
+    whole = np.arange(30.0).reshape(6, 5)
+    with ProcessGrid(comm) as grid:
+        there = np.asfortranarray(whole) if comm.rank % 2 else whole[:, :].astype(">f8")
+        A = DistMatrix.from_global(there, grid=grid)
+        assert np.array_equal(A.allgather(), whole)
+        other = whole.copy()
+        other[5, 4] += 1e-12 * (comm.rank == 2)
+        wrong: list[Any] = [
+            lambda: DistMatrix.from_global(np.random.rand(30, 20), grid=grid),
+            lambda: DistMatrix.from_global(other, grid=grid, block=2),
+            lambda: A @ other.T,
+            lambda: Batch.from_global([whole, other[4:]], comm),
+            lambda: A @ other[5],
+            lambda: linalg.solve(A[:5], other[1:, 4]),
+        ]
+        for use in wrong:
+            with pytest.raises(ArgumentError, match="different arguments.*elements of checksum"):
+                use()
+        with pytest.raises(ArgumentError, match=r"with root=0, those of rank 0 are distributed"):
+            DistMatrix.from_global(other, grid=grid)
+        B = DistMatrix.from_global(other, grid=grid, check=False)
+        mixed = comm.allgather(np.array_equal(B.local, other[np.ix_(*B.indices())]))
+        assert mixed == [True] * 4  # of its own
+        alone = DistMatrix.from_global(other, grid=grid, root=2).allgather()
+        assert np.array_equal(alone, other) == (comm.rank == 2)
+        with pytest.raises(ArgumentError, match="different arguments.*check="):
+            DistMatrix.from_global(whole, grid=grid, check=comm.rank > 0)
+        with pytest.raises(ArgumentError, match="different arguments"):  # also where there is little to compare
+            DistMatrix.from_global(np.zeros((0, 2 + comm.rank)), grid=grid)
