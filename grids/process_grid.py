@@ -365,3 +365,16 @@ def grid_shape(size: int, shape: tuple[int, int] | None = None, layers: int = 1)
             f"grids that fit: {', '.join(f'{d}x{plane // d}' for d in range(1, plane + 1) if plane % d == 0)}"
         )
     return pr, pc
+
+
+_default: list[ProcessGrid] = []  # the grid of all ranks, once somebody has asked for it
+
+
+def default_grid() -> ProcessGrid:
+    """Return a grid of all ranks, as square as that allows, which is made once.  Collective over MPI.COMM_WORLD.
+
+    It is kept to the end of the program, and made again if somebody has freed it.
+    """
+    if not _default or not _default[0].comm:
+        _default[:] = [ProcessGrid()]
+    return _default[0]

@@ -310,7 +310,7 @@ def has(path: Path, name: str, shape: tuple[int, int], dtype: np.dtype | None) -
         with h5py.File(path, "r") as file:
             there = file[name]
             end = (there.id.get_offset() or 0) + there.nbytes
-            return there.shape == shape and dtype in (None, there.dtype) and end <= path.stat().st_size
+            return (*there.shape, 1)[:2] == shape and dtype in (None, there.dtype) and end <= path.stat().st_size
     except FileNotFoundError:
         return False
     except Exception as bad:

@@ -1,18 +1,21 @@
 """Matrices in HDF5 files: one standard dataset, read and written by all ranks in parallel.
 
-There are three methods; the report names the one used:
+There are four methods; the report names the one used:
 
     "mpio"         h5py built with MPI: collective hyperslabs; contiguous, chunked, compressed.
     "mpi-io"       any h5py; contiguous datasets whose elements are stored as in memory: MPI-IO at the offset of
                    the dataset in its file.
     "independent"  any h5py; all other datasets, for reading only: each rank reads through h5py independently.
+    "one writer"   any h5py; datasets in chunks, for writing only: rank 0 writes what the others send it.
 
-With each of them a rank reads or writes whole rows, or parts of one; a redistribution converts between these and the
-layout of the matrix, one piece of the dataset at a time (`pdgemm.io.pieces`).
+A dataset of one dimension is a matrix of one column.  With each method a rank reads or writes whole rows, or parts of
+one; a redistribution converts between these and the layout of the matrix, one piece of the dataset at a time
+(`pdgemm.io.pieces`).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -26,10 +29,10 @@ import pdgemm
 from pdgemm.arrays.device import HOST
 from pdgemm.arrays.dtypes import STORED, element_type, names
 from pdgemm.arrays.integers import as_count
-from pdgemm.errors import ArgumentError, DTypeError, FileError, GridError
+from pdgemm.errors import ArgumentError, DTypeError, FileError, GridError, LayoutError
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.layout import Order
-from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.grids.process_grid import ProcessGrid, default_grid
 from pdgemm.instrument.report import IOReport
 from pdgemm.instrument.spans import taking, timed
 from pdgemm.io import generations, hyperslabs, mpi_io, pieces
@@ -49,8 +52,8 @@ from pdgemm.support.files import say
 
 def load(
     path: str | Path,
-    name: str,
-    grid: ProcessGrid,
+    name: str | None = None,
+    grid: ProcessGrid | None = None,
     block: Block | None = None,
     *,
     rows: Any = None,
@@ -64,7 +67,11 @@ def load(
 ) -> DistMatrix:
     """Read a dataset as a DistMatrix.  Collective over the grid.
 
-    path, name : file and two-dimensional dataset.
+        A = hdf5.load("a.h5", "x", grid)            # on a grid of all ranks: hdf5.load("a.h5:/x")
+
+    path, name : file and dataset, which has two dimensions, or one: that is read as one column.  Without a name, the
+                path is both, FILE:/DATASET.
+    grid       : by default one of all ranks.
     rows, cols : the part of the dataset that is read, without the rest: a slice or a range of step 1, or a pair
                 (start, stop); by default all.
     block, source : layout of the result, as in `DistMatrix.empty`.
@@ -83,10 +90,10 @@ def load(
     `.report` has the method, bytes and seconds.  Extra memory: at most 64 MiB per rank, or two chunks of it.
     Raises FileError, LayoutError, DTypeError or DeviceError on every rank.
     """
-    start, comm = perf_counter(), communicator_of(grid)
+    start, grid = perf_counter(), default_grid() if grid is None else grid
+    comm = communicator_of(grid)
     with together(comm) as description:
-        path = Path(path)
-        check_names(path, name)
+        path, name = _file_and_name(path, name)
         asked = None if dtype is None else element_type(dtype)
         # the arguments of the layout are compared when the matrix is made
         description += ["hdf5.load", path, name, rows, cols, asked, bool(transpose), bool(verify), device]
@@ -132,16 +139,33 @@ def load(
     return matrix
 
 
-def dataset(path: str | Path, name: str, grid: ProcessGrid, *, dtype: DType | None = None) -> pdgemm.StoredMatrix:
+def _file_and_name(path: str | Path, name: str | None) -> tuple[Path, str]:
+    """Return a file and the name of a dataset, which the path may have behind a colon, as on the command line."""
+    file, _, inside = os.fspath(path).rpartition(":") if name is None else (path, "", name)
+    if not isinstance(inside, str) or not inside or not file:
+        raise ArgumentError(
+            f'hdf5.load takes the file, the name of the dataset, and the grid: load({os.fspath(path)!r}, "x", grid)'
+        )
+    check_names(Path(file), inside)
+    return Path(file), inside
+
+
+def dataset(
+    path: str | Path, name: str | None = None, grid: ProcessGrid | None = None, *, dtype: DType | None = None
+) -> pdgemm.StoredMatrix:
     """Return a dataset as a matrix that stays in its file, an operand of `pdgemm`.  Collective over the grid.
 
         A = hdf5.dataset("a.h5", "x", grid)         # nothing is read but its shape and type
         C = pdgemm(1.0, A, B)                       # A is read panel by panel, while others are multiplied
 
+    path, name, grid : as in `load`.
     dtype : convert while reading; needed for integers other than int8 and int32.
 
     Raises FileError, LayoutError or DTypeError on every rank.
     """
+    grid = default_grid() if grid is None else grid
+    with together(communicator_of(grid)):
+        path, name = _file_and_name(path, name)
     stored, wanted = look(path, name, grid, None if dtype is None else element_type(dtype))
     return pdgemm.StoredMatrix(grid, (str(path), name), stored, wanted)
 
@@ -151,8 +175,9 @@ def save(
     name: str,
     matrix: DistMatrix,
     *,
-    chunks: tuple[int, int] | bool | None = None,
+    chunks: tuple[int, ...] | bool | None = None,
     compression: str | None = None,
+    ndim: int = 2,
     check: bool = True,
     replaces: IOReport | None = None,
     progress: Progress | None = None,
@@ -162,7 +187,9 @@ def save(
     path, name : the dataset is created or replaced; all other contents of the file are kept.  A name that is a
             link becomes the new dataset; the target of a soft link, and a dataset with other names (hard links),
             keep those names.  A name that leads into another file by an external link raises FileError.
-    chunks, compression : as in h5py ("gzip"); need an h5py built with MPI.
+    chunks, compression : as in h5py ("gzip").  Where h5py is not built with MPI, rank 0 writes such a dataset: all
+            others send it their elements, at most 4 MiB at a time, or a row of chunks.
+    ndim  : 1: a matrix of one column becomes a dataset of one dimension.
     check : read the file back and compare its checksum, before it is renamed: an MPI library may not report a
             failed write.
     replaces : the report of the load of this dataset, where the matrix was computed from it.  If another job has
@@ -177,9 +204,10 @@ def save(
         path = Path(path)
         check_names(path, name)
         description += ["hdf5.save", path, name, chunks, compression, check, replaces and replaces.checksum]
+        description += [f"ndim={ndim}"]
         _check_saved(matrix.dtype)
-        if (chunks or compression) and not hyperslabs.parallel_h5py():
-            raise FileError(f"{path}: chunks and compression need an h5py built with MPI; this one is not")
+        if as_count(ndim, "ndim", 1) > 2 or (ndim == 1 and matrix.shape[1] != 1):
+            raise LayoutError(f"{path}:{name}: a matrix of shape {matrix.shape} is not saved with ndim={ndim}")
     matrix = matrix.to_host()
     written = checksum(matrix)
     made = new_dataset(
@@ -190,7 +218,8 @@ def save(
         matrix.dtype,
         written,
         replaces,
-        {"chunks": chunks, "compression": compression},
+        {"chunks": chunks[:ndim] if isinstance(chunks, tuple) else chunks, "compression": compression},
+        ndim,
     )
     with timed("write", matrix.stored.nbytes), taking(None), made as dataset:
         _write(dataset, matrix, written, check, progress)
@@ -271,12 +300,15 @@ def save_all(
     return SavedReport(str(path), token.generation, tuple(matrices), total, perf_counter() - start)
 
 
-def load_all(path: str | Path, grid: ProcessGrid, layouts: Mapping[str, Mapping[str, Any]] | None = None) -> Saved:
+def load_all(
+    path: str | Path, grid: ProcessGrid | None = None, layouts: Mapping[str, Mapping[str, Any]] | None = None
+) -> Saved:
     """Read what `save_all` wrote, on any number of ranks.  Collective over the grid.
 
         state = hdf5.load_all("state.h5", grid, {"w": {"block": 64, "dtype": "float32"}})
         W, step = state.matrices["w"], state.attrs["step"]
 
+    grid    : by default one of all ranks.
     layouts : options of `load` for the matrices of these names: block, source, dtype, transpose, device.
 
     Each matrix is compared with its checksum.  Where the file is damaged or is missing, the generation before it is
@@ -285,6 +317,7 @@ def load_all(path: str | Path, grid: ProcessGrid, layouts: Mapping[str, Mapping[
     Returns `matrices`, `attrs` and `generation`.  Raises FileError, ArgumentError, LayoutError, DTypeError or
     DeviceError on every rank.
     """
+    grid = default_grid() if grid is None else grid
     comm = communicator_of(grid)
     with together(comm) as description:
         path = Path(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import h5py  # isort: skip
 import numpy as np
 
 from pdgemm.errors import FileError
+from pdgemm.io.atomic import on_root
 from pdgemm.io.matrix_files import Transfer
 from pdgemm.io.pieces import open_on_all
 from pdgemm.support.files import file_error
@@ -69,11 +70,7 @@ def opened(path: Path, name: str, comm: MPI.Intracomm, collective: bool, write: 
                 return
             there = np.ascontiguousarray(part)  # a copy where part is not contiguous
             try:
-                space = dataset.get_space()
-                if part.size:
-                    space.select_hyperslab((row, col), part.shape)
-                else:
-                    space.select_none()
+                space = _selected(dataset, row, col, part.shape)
                 with Wait(comm) if collective else nullcontext():
                     move(h5py.h5s.create_simple(part.shape), space, there, dxpl=how)
             except Exception as bad:
@@ -82,3 +79,61 @@ def opened(path: Path, name: str, comm: MPI.Intracomm, collective: bool, write: 
                 part[...] = there
 
         yield transfer
+
+
+@contextmanager
+def opened_by_one(path: Path, name: str, comm: MPI.Intracomm) -> Iterator[Transfer]:
+    """Open a dataset that rank 0 writes with what the others send it, in rectangles.  Collective.
+
+    So compressed datasets are written by an h5py without MPI.  Each transfer is collective: rank 0 receives the
+    rectangle of one rank after the other, and has one of them in memory beside its own.
+    """
+    held = list[Any]()
+
+    def opening() -> None:
+        file = h5py.File(path, "r+")
+        held.extend((file[name].id, file))
+
+    def put(row: int, col: int, part: np.ndarray) -> None:
+        if part.size:
+            there = np.ascontiguousarray(part)
+            held[0].write(h5py.h5s.create_simple(part.shape), _selected(held[0], row, col, part.shape), there)
+
+    def transfer(row: int, col: int, part: np.ndarray) -> None:
+        places = comm.gather((row, col, part.shape), root=0)
+        if comm.rank:
+            comm.Send([np.ascontiguousarray(part).reshape(-1).view(np.uint8), MPI.BYTE], dest=0)
+            return
+        error: Exception | None = None
+        for rank, (first, second, shape) in enumerate(places or ()):
+            some = part if rank == 0 else np.empty(shape, part.dtype)
+            if rank:  # after an error, too: the others send
+                comm.Recv([some.reshape(-1).view(np.uint8), MPI.BYTE], source=rank)
+            try:
+                if error is None:
+                    put(first, second, some)
+            except Exception as bad:
+                error = file_error(path, bad)
+        if error is not None:
+            raise error
+
+    on_root(comm, path, opening)
+    try:
+        yield transfer
+    except BaseException:
+        for each in held:
+            with suppress(Exception):
+                each.close()
+        raise
+    on_root(comm, path, lambda: [each.close() for each in held])  # a full disk may be reported only now
+
+
+def _selected(dataset: Any, row: int, col: int, shape: tuple[int, ...]) -> Any:
+    """Return the selection of a rectangle of a dataset of one or two dimensions; of nothing where it is empty."""
+    space = dataset.get_space()
+    if shape[0] * shape[1]:
+        ndim = space.get_simple_extent_ndims()
+        space.select_hyperslab((row, col)[:ndim], shape[:ndim])
+    else:
+        space.select_none()
+    return space

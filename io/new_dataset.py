@@ -35,6 +35,7 @@ _CHECKSUM = "pdgemm_checksum"
 class NewDataset:
     """A dataset in a file that is not under its name yet.  All methods are collective over the grid.
 
+    ndim : of the dataset; 1: the matrix has one column.
     unit : rows and columns that are written together.
     """
 
@@ -47,7 +48,9 @@ class NewDataset:
         shape: tuple[int, int],
         dtype: np.dtype,
         checksum: str | None,
+        ndim: int = 2,
     ) -> None:
+        self._ndim, self._chunked = ndim, False
         self._partial, self._path, self._name, self._comm = partial, path, name, grid.comm
         self._shape, self._dtype = shape, dtype
         self._parallel = hyperslabs.parallel_h5py()
@@ -69,6 +72,9 @@ class NewDataset:
 
     def create(self, attributes: dict[str, str], storage: dict[str, Any]) -> None:
         """Create the dataset, allocated, and the file where there is none."""
+        elements = self._shape[0] * self._shape[1]
+        storage = {name: value for name, value in storage.items() if value and elements}
+        self._chunked = bool(storage)
         made = on_root(self._comm, self._path, lambda: self._create(attributes, storage))
         self._offset, self.unit = made
 
@@ -84,6 +90,10 @@ class NewDataset:
         """Open it for transfers of rectangles, which are collective where h5py is built with MPI."""
         if self._parallel:
             return hyperslabs.opened(self._partial, self._name, self._comm, True, write=write)
+        if self._chunked and write:
+            return hyperslabs.opened_by_one(self._partial, self._name, self._comm)
+        if self._chunked:
+            return hyperslabs.opened(self._partial, self._name, self._comm, False)
         return self.opened_alone(write)
 
     def opened_alone(self, write: bool) -> AbstractContextManager[Transfer]:
@@ -112,7 +122,7 @@ class NewDataset:
         return str(self._partial), self._name
 
     def report(self, seconds: float) -> IOReport:
-        method = "mpio" if self._parallel else "mpi-io"
+        method = "mpio" if self._parallel else "one writer" if self._chunked else "mpi-io"
         nbytes = self._shape[0] * self._shape[1] * self._dtype.itemsize
         what = str(self._path), self._name, method, self._shape, str(self._dtype)
         return IOReport("wrote", *what, nbytes, seconds, self.checksum)
@@ -120,8 +130,7 @@ class NewDataset:
     def _create(self, attributes: dict[str, str], storage: dict[str, Any]) -> tuple[int, tuple[int, int]]:
         """Return the offset of the dataset, and its unit.  On rank 0."""
         partial, name = self._partial, self._name
-        chunked = any(storage.values())
-        if not chunked:  # allocate it now, contiguously, without writing fill values
+        if not self._chunked:  # allocate it now, contiguously, without writing fill values
             plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
             plist.set_layout(h5py.h5d.CONTIGUOUS)
             plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
@@ -130,11 +139,11 @@ class NewDataset:
         with h5py.File(partial, "a") as file:
             if file.get(name, getlink=True):
                 del file[name]
-            dataset = file.create_dataset(name, self._shape, self._dtype, **storage)
+            dataset = file.create_dataset(name, self._shape[: self._ndim], self._dtype, **storage)
             write(dataset, attributes)
             self._links = _links(file)
             place = dataset.id.get_offset() or 0, unit(dataset)
-        if not chunked:
+        if not self._chunked:
             with partial.open("rb+") as reserved:
                 reserve(reserved, partial.stat().st_size)
         return place
@@ -179,18 +188,19 @@ def new_dataset(
     checksum: str | None = None,
     replaces: IOReport | None = None,
     storage: dict[str, Any] | None = None,
+    ndim: int = 2,
 ) -> Iterator[NewDataset]:
     """Write a dataset in the block, which calls `complete`.  Collective; the block raises on all ranks or on none.
 
     layout   : of the matrix in memory, which attributes record.   checksum : None: it is not known yet.
-    replaces : as in `hdf5.save`.   storage : chunks and compression; None: the dataset is contiguous.
+    replaces, ndim : as in `hdf5.save`.   storage : chunks and compression; None: the dataset is contiguous.
     """
     storage = storage or {}
     size = 0 if storage.get("compression") else layout.shape[0] * layout.shape[1] * dtype.itemsize
     with replacing(path, grid.comm, size) as partial:
         if replaces is not None:
             on_root(grid.comm, path, lambda: _check_same(path, name, replaces))
-        made = NewDataset(partial, path, name, grid, layout.shape, dtype, checksum)
+        made = NewDataset(partial, path, name, grid, layout.shape, dtype, checksum, ndim)
         made.copy_others()
         made.create(attributes(grid, layout, dtype, checksum), storage)
         yield made

@@ -14,10 +14,11 @@ from numpy.lib import format as npy_format
 
 from pdgemm.arrays.device import HOST
 from pdgemm.arrays.dtypes import TYPE, element_type
+from pdgemm.arrays.integers import as_count
 from pdgemm.errors import ArgumentError, DTypeError, FileError, LayoutError
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.layout import Order
-from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.grids.process_grid import ProcessGrid, default_grid
 from pdgemm.instrument.report import IOReport
 from pdgemm.instrument.spans import taking, timed
 from pdgemm.io import mpi_io, pieces
@@ -50,7 +51,7 @@ class _Header(NamedTuple):
 
 def load(
     path: str | Path,
-    grid: ProcessGrid,
+    grid: ProcessGrid | None = None,
     block: Block | None = None,
     *,
     rows: Any = None,
@@ -63,15 +64,17 @@ def load(
 ) -> DistMatrix:
     """Read the array of a .npy file as a DistMatrix.  Collective over the grid.
 
-    path       : a file with a two-dimensional array of numbers, as by `numpy.save`, in C or Fortran order and any byte
-                 order.
+    path       : a file with an array of numbers, as by `numpy.save`, in C or Fortran order and any byte order.  It has
+                 two dimensions, or one: that is read as one column.
+    grid       : by default one of all ranks.
     rows, cols : the part that is read, without the rest: a slice or a range of step 1, or a pair (start, stop).
     block, source, dtype, transpose, device, progress : as in `pdgemm.io.hdf5.load`.
 
     `.report` has the bytes and seconds.  Extra memory: at most 64 MiB per rank.
     Raises FileError, LayoutError, DTypeError, ArgumentError or DeviceError on every rank.
     """
-    start, comm = perf_counter(), communicator_of(grid)
+    start, grid = perf_counter(), default_grid() if grid is None else grid
+    comm = communicator_of(grid)
     with together(comm) as description:
         path = Path(path)
         asked = None if dtype is None else element_type(dtype)
@@ -111,6 +114,7 @@ def save(
     matrix: DistMatrix,
     *,
     order: Order = "C",
+    ndim: int = 2,
     check: bool = True,
     progress: Progress | None = None,
 ) -> IOReport:
@@ -118,6 +122,7 @@ def save(
 
     path  : the file, created or replaced, under exactly this name.
     order : "C" or "F", the order of the elements in the file.
+    ndim  : 1: a matrix of one column becomes an array of one dimension.
     check : read the file back and compare its checksum, before it is renamed, as `pdgemm.io.hdf5.save` does.
 
     The file is complete under its name or does not exist: it is written under a temporary name beside it and renamed
@@ -126,14 +131,16 @@ def save(
     start, comm = perf_counter(), communicator(matrix=matrix)
     with together(comm) as description:
         path = Path(path)
-        description += ["npy.save", path, order, bool(check)]
+        description += ["npy.save", path, order, f"ndim={ndim}", bool(check)]
         if order not in ("C", "F"):
             raise ArgumentError(f'order {order!r} is neither "C" nor "F"')
+        if as_count(ndim, "ndim", 1) > 2 or (ndim == 1 and matrix.shape[1] != 1):
+            raise LayoutError(f"{path}: a matrix of shape {matrix.shape} is not saved with ndim={ndim}")
         if matrix.dtype.isbuiltin != 1:
             raise DTypeError(f"a .npy file cannot hold {matrix.dtype}: convert the matrix first, A.astype('float32')")
     matrix = matrix.to_host()
     stored = matrix if order == "C" else matrix.T
-    header = _header(matrix.shape, matrix.dtype, order == "F")
+    header = _header(matrix.shape[:ndim], matrix.dtype, order == "F" and ndim == 2)
     size = matrix.size * matrix.dtype.itemsize
     with timed("write", matrix.stored.nbytes), taking(None), replacing(path, comm, len(header) + size) as partial:
         on_root(comm, path, lambda: _create(partial, header, size))
@@ -165,8 +172,10 @@ def _inspect(path: Path) -> _Header:
             raise FileError(f"{path}: version {version[0]}.{version[1]} of the .npy format is not known")
         shape, fortran_order, dtype = _HEADERS[version](file)
         offset, found, before = file.tell(), state_of(file.fileno()), settled(path)
-    if len(shape) != 2:
-        raise LayoutError(f"{path} is not a matrix: its shape is {shape}")
+    if len(shape) not in (1, 2):
+        raise LayoutError(f"{path} is neither a matrix nor a vector: its shape is {shape}")
+    fortran_order = fortran_order and len(shape) == 2
+    shape = shape[0], shape[1] if len(shape) == 2 else 1
     if min(shape) < 0:
         raise FileError(f"{path} is damaged: its header says that its shape is {shape}")
     if dtype.kind not in "biufc":
@@ -184,7 +193,7 @@ def _check_unchanged(path: Path, header: _Header) -> None:
         raise FileError(f"{path} {CHANGED}")
 
 
-def _header(shape: tuple[int, int], dtype: np.dtype, fortran_order: bool) -> bytes:
+def _header(shape: tuple[int, ...], dtype: np.dtype, fortran_order: bool) -> bytes:
     text = io.BytesIO()
     described = {"descr": npy_format.dtype_to_descr(dtype), "fortran_order": fortran_order, "shape": shape}
     npy_format.write_array_header_1_0(text, described)

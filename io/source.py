@@ -70,6 +70,11 @@ class Source(NamedTuple):
         return (cols, rows) if self.transposed else (rows, cols)
 
     @property
+    def ndim(self) -> int:
+        """The dimensions of op(matrix): 1 for a column that is a dataset of one dimension."""
+        return 2 if self.transposed else self.stored.ndim
+
+    @property
     def nbytes(self) -> int:
         """The bytes of the dataset in its file."""
         return self.stored.shape[0] * self.stored.shape[1] * self.stored.dtype.itemsize
@@ -113,6 +118,11 @@ class Source(NamedTuple):
             same_shape, read = again.stored.shape == stored.shape, checksum.text(comm, sums.total)
             if not (same_shape and again.checksum(grid, sums.dtype) == read):
                 raise FileError(f"{path}:{name}: {file} {CHANGED}")
+
+
+def ndim_of_product(b: Source, entry: Source | None) -> int:
+    """Return the dimensions of the dataset of C: 1 where op(B), or C on entry, is a column of one dimension."""
+    return min(x.ndim for x in (b, entry) if x is not None)
 
 
 def source(

@@ -22,6 +22,7 @@ from pdgemm.io.attributes import read
 from pdgemm.support.files import State, check_ordinary, naming, settled, state, state_of
 
 _MOST_LINKS = 16  # links in one name, as in HDF5
+_MOST_NAMES = 10  # of datasets in a message
 _MOST_CHUNK = 1 << 28  # bytes of a chunk that is read as one
 
 CHANGED = "was changed while it was read; load it when no other program writes to it"  # of a file or a dataset
@@ -33,6 +34,8 @@ Object = tuple[int, int, int]  # device and inode of the file of a dataset, and 
 class Stored(NamedTuple):
     """The properties of a dataset that rank 0 reads.
 
+    shape     : a dataset of one dimension is read as one column.
+    ndim      : of the dataset.
     file      : the file that the name resolves to.
     offset    : the byte offset in `file`, if the elements are contiguous and stored as NumPy holds them in memory.
     unit      : rows and columns that are read together.
@@ -52,6 +55,7 @@ class Stored(NamedTuple):
     states: Seen
     object: Object
     objects: set[Object]
+    ndim: int = 2
 
 
 class Old(NamedTuple):
@@ -91,16 +95,18 @@ def inspect(path: Path, name: str) -> Stored:
         raise FileError(f"{path}: no such file")
     seen: Seen = set()
     with followed(path, name, seen) as (file, dataset, other):
+        if isinstance(dataset, h5py.Group):
+            raise FileError(f"{path}:{name} is a group; it has {_contents(dataset) or 'no datasets'}")
         if not isinstance(dataset, h5py.Dataset):
             here = f"the name leads into {other}" if other else f"it has {_contents(file) or 'none'}"
             raise FileError(f"{path} has no dataset {name}; {here}")
-        if dataset.ndim != 2:
-            raise LayoutError(f"{path}:{name} is not a matrix: its shape is {dataset.shape}")
+        if dataset.ndim not in (1, 2):
+            raise LayoutError(f"{path}:{name} is neither a matrix nor a vector: its shape is {dataset.shape}")
         what, dtype = f"{path}:{name}", dataset.dtype
         objects = _checked_sources(dataset, what, seen)
         recorded = read(dataset, "pdgemm_checksum")
         return Stored(
-            shape=dataset.shape,
+            shape=(*dataset.shape, 1)[:2],
             dtype=np.dtype(dtype.newbyteorder("=").str) if dtype.kind in "biufc" else dtype,
             file=other or path,
             offset=_offset(dataset, what),
@@ -110,6 +116,7 @@ def inspect(path: Path, name: str) -> Stored:
             states=seen,
             object=_object(dataset),
             objects=objects,
+            ndim=dataset.ndim,
         )
 
 
@@ -225,7 +232,7 @@ def _object(item: Any) -> Object:
 
 def unit(dataset: h5py.Dataset) -> tuple[int, int]:
     """Return the rows and columns to be accessed together: a chunk, unless it is too large."""
-    rows, cols = dataset.chunks or (1, 1)
+    rows, cols = (*(dataset.chunks or (1,)), 1)[:2]
     return (rows, cols) if rows * cols * dataset.dtype.itemsize <= _MOST_CHUNK else (1, 1)
 
 
@@ -288,14 +295,14 @@ def _covers(source: h5py.Dataset, part: Any) -> bool:
     return source.ndim == len(last) and all(at < size for at, size in zip(last, source.shape))
 
 
-def _contents(file: h5py.File) -> str:
-    """Return the names of the datasets of a file, at most ten."""
-    found: list[str] = []
+def _contents(group: h5py.Group) -> str:
+    """Return the names of the datasets of a file, or of a group, at most ten, and "..." where there are others."""
+    found, above = list[str](), (group.name or "").rstrip("/")
 
     def visit(name: str, item: Any) -> bool | None:
         if isinstance(item, h5py.Dataset):
-            found.append(f"/{name} ({' x '.join(map(str, item.shape or ()))} {item.dtype})")
-        return True if len(found) == 10 else None  # anything but None ends the visit
+            found.append(f"{above}/{name} ({' x '.join(map(str, item.shape or ()))} {item.dtype})")
+        return True if len(found) > _MOST_NAMES else None  # anything but None ends the visit
 
-    file.visititems(visit)
-    return ", ".join(found)
+    group.visititems(visit)
+    return ", ".join([*found[:_MOST_NAMES], *["..."] * (len(found) > _MOST_NAMES)])

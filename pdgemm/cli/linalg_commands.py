@@ -28,6 +28,7 @@ _common = options.together(
     options.trace,
     click.option("--verify", "verified", is_flag=True, help="Check the result before it is stored."),
     click.option("--force", is_flag=True, help="Replace any dataset by the result."),
+    options.compression,
     options.json_,
     options.debug,
 )
@@ -43,6 +44,7 @@ class How(NamedTuple):
     nvtx: bool
     verified: bool
     force: bool
+    compression: str | None
     as_json: bool
 
 
@@ -112,7 +114,7 @@ def solve(say: Speaker, how: How, a: Dataset, b: Dataset, output: Dataset, assum
             residual = (B - A @ X).norm(1)
         if not _all_pass(say, [_rounded("backward error", residual, scale, wide)]):
             return 1
-    say.save(output, X)
+    say.save(output, X, compression=how.compression, ndim=y.ndim)
     return 0
 
 
@@ -131,7 +133,7 @@ def solve(say: Speaker, how: How, a: Dataset, b: Dataset, output: Dataset, assum
 def svd(say: Speaker, how: How, a: Dataset, k: int | None, output: Dataset, **search: Any) -> int:
     """Compute the singular value decomposition of A, or its k largest singular values and their vectors.
 
-    U (m x k), s (1 x k) and Vh (k x n) are written, where A is about U diag(s) Vh.  The values are printed, with a
+    U (m x k), s (k numbers) and Vh (k x n) are written, where A is about U diag(s) Vh.  The values are printed, with a
     bound of their errors and the part of |A|_F^2 that they hold; --verify checks that U and Vh have orthonormal
     columns and rows, that A V = U diag(s) and Ah U = V diag(s), and that no value of A - U diag(s) Vh is larger.
     """
@@ -159,9 +161,9 @@ def svd(say: Speaker, how: How, a: Dataset, k: int | None, output: Dataset, **se
             checks = _svd_checks(A, U, s, Vh, facts)
         if not _all_pass(say, checks):
             return 1
-    values = DistMatrix.from_function(lambda i, j: s[j], (1, few), grid=say.grid, dtype=s.dtype)
-    for name, matrix in (("Vh", Vh), ("s", values), ("U", U)):
-        say.save(parts[name], matrix)
+    values = DistMatrix.from_function(lambda i, j: s[i], (few, 1), grid=say.grid, dtype=s.dtype)
+    for name, matrix, ndim in (("Vh", Vh, 2), ("s", values, 1), ("U", U, 2)):
+        say.save(parts[name], matrix, compression=how.compression, ndim=ndim)
     return 0
 
 
@@ -187,7 +189,7 @@ def gram(say: Speaker, how: How, a: Dataset, output: Dataset) -> int:
         say.report("verify", residual)
         if not residual.passed:
             return 1
-    say.save(output, G)
+    say.save(output, G, compression=how.compression)
     return 0
 
 

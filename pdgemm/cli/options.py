@@ -31,6 +31,9 @@ def together(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return decorate
 
 
+compression = click.option(
+    "--compression", type=click.Choice(("gzip", "lzf")), help="Compress the dataset that is written, in chunks."
+)
 json_ = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 debug = click.option("--debug", is_flag=True, expose_value=False, help="Print tracebacks of errors.")  # read by `main`
 device = click.option("--device", type=click.Choice(("host", "cuda")), default="host", show_default=True)

@@ -48,6 +48,7 @@ _force = click.option("--force", is_flag=True, help="Replace a dataset that exis
 @_seed
 @_layout
 @_force
+@options.compression
 @options.json_
 @options.debug
 def generate(
@@ -59,6 +60,7 @@ def generate(
     grid_shape: tuple[int, int] | None,
     block: tuple[int, int] | None,
     force: bool,
+    compression: str | None,
     as_json: bool,
 ) -> int:
     """Write a matrix of a KIND; for a seed it is the same on any number of ranks."""
@@ -78,7 +80,7 @@ def generate(
         with say.progress("generate"):
             f = element_function(kind, seed, known)
             matrix = DistMatrix.from_function(f, shape, grid=say.grid, block=block, dtype=dtype)
-        say.save(target, matrix)
+        say.save(target, matrix, compression=compression)
     return 0
 
 
@@ -133,6 +135,7 @@ def generate(
 @click.option("--verify", "verified", is_flag=True, help="Check the result before it is stored.")
 @_seed
 @click.option("--force", is_flag=True, help="Replace any dataset by C, even A or B.")
+@options.compression
 @options.json_
 @options.debug
 def multiply(
@@ -159,6 +162,7 @@ def multiply(
     verified: bool,
     seed: int,
     force: bool,
+    compression: str | None,
     as_json: bool,
     **others: Any,  # options of `pdgemm.pdgemm` by the same names
 ) -> int:
@@ -178,6 +182,7 @@ def multiply(
     if mtbf is not None and checkpoint is None:
         raise click.UsageError("--mtbf needs --checkpoint, the time until the first one, whose duration is measured")
     unfit = {"--block": block, "--memory-limit": others["memory_limit"], "--device cuda": device != "host"}
+    unfit["--compression"] = compression is not None
     for name, given in {"--memory": memory, "--checkpoint": checkpoint}.items():
         if given is not None and any(unfit.values()):
             raise click.UsageError(f"{name} does not go with {' or '.join(x for x in unfit if unfit[x])}")
@@ -194,7 +199,7 @@ def multiply(
         z = z if beta else None  # which is not read, then
         wanted = _Wanted(alpha, x, y, beta, z, stored, output, force, seed if verified else None, others)
         if memory is checkpoint is None:
-            done = _in_memory(say, wanted, block, device)
+            done = _in_memory(say, wanted, block, device, compression)
         else:
             done = _in_parts(say, wanted, memory, checkpoint, mtbf)
     return 0 if done else 1  # a wrong result is not stored
@@ -234,10 +239,13 @@ class _Wanted(NamedTuple):
         return check_output(grid, self.output, nbytes, self.force, (self.a, self.b), self.c, ours=True)
 
 
-def _in_memory(say: Speaker, x: _Wanted, block: tuple[int, int] | None, device: DeviceName) -> bool:
+def _in_memory(
+    say: Speaker, x: _Wanted, block: tuple[int, int] | None, device: DeviceName, compression: str | None
+) -> bool:
     """Read A and B, multiply and store; return whether the result is right, as far as it is verified."""
     from pdgemm.cli.ahead import check_product, operands
     from pdgemm.gemm import pdgemm
+    from pdgemm.io.source import ndim_of_product
     from pdgemm.matrix.residual import verify
 
     layout = block, device
@@ -257,7 +265,7 @@ def _in_memory(say: Speaker, x: _Wanted, block: tuple[int, int] | None, device: 
         say.report("verify", residual)
         if not residual.passed:
             return False
-    say.save(x.output, C, replaces=replaces)
+    say.save(x.output, C, replaces=replaces, compression=compression, ndim=ndim_of_product(x.b, x.c))
     return True
 
 

@@ -178,7 +178,7 @@ def checkpoints(product: Product, output: tuple[str, str], layout: Distribution,
             of = attributes(grid, layout, dtype, None) | {RUN: run}
 
             def dataset(file: Path) -> NewDataset:
-                return NewDataset(file, path, output[1], grid, layout.shape, dtype, None)
+                return NewDataset(file, path, output[1], grid, layout.shape, dtype, None, product.ndim)
 
             if left is None:
                 on_root(comm, path, place.remove)

@@ -24,7 +24,7 @@ from pdgemm.instrument.report import IOReport
 from pdgemm.instrument.stream_report import StreamReport
 from pdgemm.io.matrix_files import Progress, Transfer
 from pdgemm.io.new_dataset import NewDataset, new_dataset
-from pdgemm.io.source import ReadSums, Source, source
+from pdgemm.io.source import ReadSums, Source, ndim_of_product, source
 from pdgemm.matrix.argument_checks import as_scalar
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.residual import Residual, random_vectors
@@ -142,13 +142,17 @@ class FilesProduct:
     ) -> Iterator[tuple[NewDataset, Checkpoints | None]]:
         """Make the dataset of C, or go on with that of an earlier job."""
         if when is None:
-            with new_dataset(Path(output[0]), output[1], self.grid, layout, self.stored) as dataset:
+            with new_dataset(Path(output[0]), output[1], self.grid, layout, self.stored, ndim=self.ndim) as dataset:
                 yield dataset, None
         else:
             with checkpoints(self, output, layout, when) as kept:
                 yield kept.dataset, kept
 
     # ------------------------------------------------------------------ an earlier job
+    @property
+    def ndim(self) -> int:
+        return ndim_of_product(self.b, self.entry)
+
     @property
     def inputs(self) -> list[Source]:
         return [x for x in (self.a, self.b, self.entry) if x is not None]

@@ -106,7 +106,8 @@ def described_elements(*arrays: np.ndarray) -> str:
     for array in map(np.atleast_1d, arrays):
         lines = max(1, (1 << 20) // max(1, array.nbytes // max(1, len(array))))
         for start in range(0, len(array), lines):
-            found = crc32(np.ascontiguousarray(array[start : start + lines]).reshape(-1).view(np.uint8), found)
+            some = np.ascontiguousarray(array[start : start + lines])
+            found = crc32(some.reshape(-1).view(np.uint8).data, found)
     return f"elements of checksum {found}"
 
 

@@ -337,7 +337,7 @@ def state(rng: random.Random, say: Callable[[str], None], number: int) -> str:
 
         def whole(step: int) -> bool:
             said = hdf5.load_all(path, grid)
-            same = {name: np.array_equal(x.allgather(), saved[step].get(name)) for name, x in said.matrices.items()}
+            same = {name: np.array_equal(x.allgather(), saved[step].get(name, 0)) for name, x in said.matrices.items()}
             return said.attrs["step"] == step and {*same} == {*shapes} and all(same.values())
 
         save(0)

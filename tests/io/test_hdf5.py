@@ -154,32 +154,117 @@ def test_views_of_every_type_are_saved_as_matrices_of_their_own(
         hdf5.save(shared_tmp_path / "views.h5", "b", DistMatrix.zeros((3, 3), grid=grid, dtype="bfloat16"))
 
 
-def test_compressed_chunks_are_written_by_a_parallel_h5py_and_refused_by_another(
-    comm: Any, grid: Any, shared_tmp_path: Path, parallel: bool
+def test_compressed_chunks_are_written_by_all_ranks_or_by_one_for_all(
+    comm: Any, grid: Any, shared_tmp_path: Path, parallel: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import h5py
 
     from pdgemm import DistMatrix
     from pdgemm.errors import FileError
-    from pdgemm.io import hdf5
+    from pdgemm.io import hdf5, pieces
 
     path = shared_tmp_path / "z.h5"
-    A = DistMatrix.random((50, 40), grid=grid, block=(7, 6))
-    if not parallel:
-        with pytest.raises(FileError, match="built with MPI"):
-            hdf5.save(path, "x", A, compression="gzip")
-        assert only_file(shared_tmp_path, comm) == []
-        return
-    hdf5.save(path, "x", A, chunks=(8, 9), compression="gzip")
+    monkeypatch.setattr(pieces, "ELEMENTS", 150)  # many transfers
+    empty = DistMatrix.zeros((0, 4), grid=grid)
+    for dtype, options in (
+        ("f8", {"chunks": (8, 9), "compression": "gzip"}),
+        ("c8", {"compression": "lzf"}),
+        ("f2", {"chunks": True}),
+    ):
+        A = DistMatrix.random((50, 40), grid=grid, block=(7, 6), dtype=dtype)
+        report = hdf5.save(path, "g/x", A, **options)  # type: ignore[arg-type]
+        assert report.method == ("mpio" if parallel else "one writer")
+        hdf5.save(path, "empty", empty, **options)  # type: ignore[arg-type]
 
-    def look() -> Any:
-        with h5py.File(path, "r") as file:
-            return file["x"].chunks, file["x"].compression, np.array(file["x"])
+        def look() -> Any:
+            with h5py.File(path, "r") as file:
+                return file["g/x"].chunks, file["g/x"].compression, np.array(file["g/x"]), file["empty"].shape
 
-    chunks, compression, values = by_rank_0(comm, look)
-    assert (chunks, compression) == ((8, 9), "gzip")
-    assert np.array_equal(values, A.allgather())
-    assert hdf5.load(path, "x", grid, 3, verify=True).allclose(DistMatrix.random((50, 40), grid=grid, block=3))
+        chunks, compression, values, shape = by_rank_0(comm, look)
+        assert compression == options.get("compression") and shape == (0, 4)
+        assert chunks == (8, 9) if dtype == "f8" else chunks
+        assert np.array_equal(values, A.allgather())
+        assert np.array_equal(hdf5.load(path, "g/x", grid, 3, verify=True).allgather(), values)
+    v = DistMatrix.random((50, 1), grid=grid)
+    hdf5.save(path, "v", v, chunks=(20, 1), compression="gzip", ndim=1)
+    assert np.array_equal(hdf5.load(path, "v", grid, verify=True).allgather(), v.allgather())
+    before = by_rank_0(comm, path.read_bytes)
+    for wrong in ({"compression": "zzz"}, {"chunks": (60, 60)}, {"chunks": "x"}):
+        with pytest.raises(FileError):
+            hdf5.save(path, "g/x", A, **wrong)  # type: ignore[arg-type]
+    if not parallel:  # rank 0 cannot write, when others have sent their elements
+        from pdgemm.io import hyperslabs
+
+        def full(*_: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(hyperslabs, "_selected", full)
+            with pytest.raises(FileError, match="No space left on device"):
+                hdf5.save(path, "g/x", A, compression="gzip")
+    assert by_rank_0(comm, path.read_bytes) == before
+    assert only_file(shared_tmp_path, comm) == ["z.h5"]
+
+
+def test_a_dataset_of_one_dimension_is_a_column(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
+    """Whatever the way that it is read; written as one again; and a grid of all ranks where none is given."""
+    import h5py
+
+    from pdgemm import DistMatrix, pdgemm
+    from pdgemm.errors import ArgumentError, FileError, LayoutError
+    from pdgemm.io import hdf5
+
+    path, v = shared_tmp_path / "v.h5", np.arange(37.0)
+    here = shared_tmp_path / "a:b.h5"
+
+    def write() -> None:
+        for each in (path, here):
+            with h5py.File(each, "w") as file:
+                file["plain"], file["big"], file["g/i"], file["none"] = v, v.astype(">f8"), v.astype("i4"), v[:0]
+                file.create_dataset("zipped", data=v, chunks=(5,), compression="gzip")
+                layout = h5py.VirtualLayout((37,), "f8")
+                layout[:] = h5py.VirtualSource(file["plain"])
+                file.create_virtual_dataset("virtual", layout)
+                file.create_group("many/inner")
+                for at in range(12):
+                    file[f"many/inner/{at}"] = v[:at]
+
+    by_rank_0(comm, write)
+    for name in ("plain", "big", "g/i", "zipped", "virtual"):
+        dtype = "f8"
+        A = hdf5.load(path, name, grid, 4, dtype=dtype)
+        assert A.shape == (37, 1) and np.array_equal(A.allgather()[:, 0], v), name
+        assert np.array_equal(hdf5.load(path, name, grid, transpose=True, dtype=dtype).allgather(), [v]), name
+        part = hdf5.load(path, name, grid, rows=slice(5, 20), dtype=dtype)
+        assert np.array_equal(part.allgather()[:, 0], v[5:20]), name
+        report = hdf5.save(path, "again", A, ndim=1)
+        assert report.shape == (37, 1)
+        assert np.array_equal(by_rank_0(comm, lambda: h5py.File(path)["again"][()]), v)
+        assert hdf5.load(path, "again", grid, verify=True).allclose(A.redistribute(grid=grid))
+    assert hdf5.load(path, "none", grid).shape == (0, 1)
+    B = DistMatrix.random((6, 37), grid=grid)
+    C = pdgemm(1, B, hdf5.dataset(path, "zipped", grid))
+    assert np.allclose(C.allgather()[:, 0], B.allgather() @ v)
+    for load in (
+        lambda: hdf5.load(path, "plain"),
+        lambda: hdf5.load(f"{path}:/plain"),
+        lambda: hdf5.load(f"{here}:plain"),
+    ):
+        A = load()
+        assert A.grid.size == comm.size and np.array_equal(A.allgather()[:, 0], v)
+    assert load().grid is A.grid
+    assert hdf5.dataset(f"{path}:/plain").shape == (37, 1)
+    wrong: list[tuple[type[Exception], str, Any]] = [
+        (LayoutError, r"\(37, 1\) is not saved with ndim=3", lambda: hdf5.save(path, "x", A, ndim=3)),
+        (LayoutError, r"\(6, 37\) is not saved with ndim=1", lambda: hdf5.save(path, "x", B, ndim=1)),
+        (ArgumentError, "the name of the dataset, and the grid", lambda: hdf5.load(path)),
+        (ArgumentError, "the name of the dataset, and the grid", lambda: hdf5.load(f"{path}:/plain", grid)),
+        (FileError, r"v.h5:many is a group; it has (/many/inner/\d+ .*){10}, \.\.\.$", lambda: hdf5.load(path, "many")),
+        (FileError, "v.h5 has no dataset x; it has .*, ...$", lambda: hdf5.load(path, "x")),
+    ]
+    for kind, message, use in wrong:
+        with pytest.raises(kind, match=message):
+            use()
 
 
 def test_a_callback_that_raises_is_heard_when_all_is_done(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
@@ -344,7 +429,7 @@ def test_unreadable_input_is_refused_on_all_ranks_alike(comm: Any, grid: Any, sh
         text.write_text("not HDF5\n" * 100)
         with h5py.File(path, "w") as file:
             file["x"] = np.eye(3)
-            file["vector"] = np.zeros(3)
+            file["number"] = 3.0
             file["cube"] = np.zeros((2, 2, 2))
             file["integers"] = np.zeros((2, 2), "i8")
             file["strings"] = np.array([[b"a"]])
@@ -354,12 +439,12 @@ def test_unreadable_input_is_refused_on_all_ranks_alike(comm: Any, grid: Any, sh
     by_rank_0(comm, write)
     cases: list[tuple[Path, str, dict[str, Any], type[PdgemmError], str]] = [
         (path, "y", {}, FileError, r"has no dataset y; it has .*/x \(3 x 3 float64\)"),
-        (path, "group", {}, FileError, "has no dataset group"),
+        (path, "group", {}, FileError, r"a.h5:group is a group; it has /group/inner \(2 x 2 float64\)$"),
         (shared_tmp_path / "none.h5", "x", {}, FileError, "no such file"),
         (text, "x", {}, FileError, "a.txt is not an HDF5 file"),
         (shared_tmp_path, "x", {}, FileError, "."),
-        (path, "vector", {}, LayoutError, r"not a matrix: its shape is \(3,\)"),
-        (path, "cube", {}, LayoutError, r"not a matrix: its shape is \(2, 2, 2\)"),
+        (path, "number", {}, LayoutError, r"neither a matrix nor a vector: its shape is \(\)"),
+        (path, "cube", {}, LayoutError, r"neither a matrix nor a vector: its shape is \(2, 2, 2\)"),
         (path, "integers", {}, DTypeError, "int64; a matrix can be of float16, float32.*convert with dtype="),
         (path, "strings", {"dtype": "float64"}, DTypeError, "cannot become float64"),
         (path, "complex", {"dtype": "float64"}, DTypeError, "complex128, which cannot become float64"),

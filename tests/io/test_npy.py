@@ -55,6 +55,23 @@ def test_both_ways_with_numpy(comm: Any, shared_tmp_path: Path) -> None:
     assert only_file(shared_tmp_path, comm) == ["ours.npy", "theirs.npy"]
 
 
+def test_an_array_of_one_dimension_is_a_column(comm: Any, grid: Any, shared_tmp_path: Path) -> None:  # noqa: F811
+    from pdgemm.errors import LayoutError
+    from pdgemm.io import npy
+
+    path, again, v = shared_tmp_path / "v.npy", shared_tmp_path / "again.npy", np.arange(37, dtype=">f4")
+    by_rank_0(comm, lambda: np.save(path, v))
+    for options, expected in (({}, v[:, None]), ({"transpose": True}, v[None]), ({"rows": (3, 9)}, v[3:9, None])):
+        A = npy.load(path, grid, 5, **options)  # type: ignore[arg-type]
+        assert np.array_equal(A.allgather(), expected)
+    for order in ("C", "F"):
+        npy.save(again, npy.load(path), ndim=1, order=order)  # type: ignore[arg-type]
+        found = by_rank_0(comm, lambda: np.load(again))
+        assert found.shape == (37,) and np.array_equal(found, v)
+    with pytest.raises(LayoutError, match=r"\(1, 37\) is not saved with ndim=1"):
+        npy.save(again, npy.load(path, grid, transpose=True), ndim=1)
+
+
 @pytest.mark.filterwarnings("ignore:Stored array in format")
 def test_every_version_of_the_format(comm: Any, grid: Any, shared_tmp_path: Path) -> None:  # noqa: F811
     from pdgemm.io import npy
@@ -80,7 +97,7 @@ def test_what_is_refused(comm: Any, grid: Any, shared_tmp_path: Path) -> None:  
     A = DistMatrix.random((6, 5), grid=grid)
 
     def write() -> None:
-        np.save(shared_tmp_path / "vector.npy", np.ones(5))
+        np.save(shared_tmp_path / "cube.npy", np.ones((2, 2, 2)))
         np.save(shared_tmp_path / "objects.npy", np.array([[object()]]), allow_pickle=True)
         np.save(shared_tmp_path / "fields.npy", np.zeros((2, 2), [("α", "f8")]))
         np.save(shared_tmp_path / "dates.npy", np.zeros((2, 2), "M8[s]"))
@@ -98,7 +115,7 @@ def test_what_is_refused(comm: Any, grid: Any, shared_tmp_path: Path) -> None:  
     by_rank_0(comm, write)
     cases: list[tuple[str, type[Exception], str, dict[str, Any]]] = [
         ("nothing.npy", FileError, "No such file", {}),
-        ("vector.npy", LayoutError, r"is not a matrix: its shape is \(5,\)", {}),
+        ("cube.npy", LayoutError, r"is neither a matrix nor a vector: its shape is \(2, 2, 2\)", {}),
         ("objects.npy", DTypeError, "holds object, which are no numbers", {}),
         ("fields.npy", DTypeError, "which are no numbers", {}),
         ("version.npy", FileError, "version 9.0 of the .npy format is not known", {}),

@@ -298,7 +298,7 @@ def test_arrays_that_differ_among_the_ranks_are_no_matrix(comm: Any) -> None:
         other = whole.copy()
         other[5, 4] += 1e-12 * (comm.rank == 2)
         wrong: list[Any] = [
-            lambda: DistMatrix.from_global(np.random.rand(30, 20), grid=grid),
+            lambda: DistMatrix.from_global(np.random.default_rng(comm.rank).random((30, 20)), grid=grid),
             lambda: DistMatrix.from_global(other, grid=grid, block=2),
             lambda: A @ other.T,
             lambda: Batch.from_global([whole, other[4:]], comm),
