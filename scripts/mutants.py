@@ -1,4 +1,4 @@
-"""What the suite catches: 76 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 80 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/mutants.py                  each bug, against the tests of its room as scripts/test.sh runs them
     python scripts/mutants.py --all            as scripts/test.sh --all runs them
@@ -480,6 +480,11 @@ MUTANTS = [
         "matrix: arrays that differ among the ranks become one matrix", "pdgemm/matrix/constructors.py",
         "if check and grid.size > 1:", "if check and grid.size > 99:",
         (f"4 {R}arguments.py",),
+    ),
+    Mutant(
+        "io: the one writer writes the blocks of all ranks to the first columns", "io/hyperslabs.py",
+        "put(first, second, some)", "put(first, 0, some)",
+        ("4 tests/io/test_hdf5.py",),
     ),
     Mutant(
         "io: the list of matrices is not part of what is hashed", "io/generations.py",
