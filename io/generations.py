@@ -26,7 +26,7 @@ import pdgemm
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.io.attributes import read, write
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.support.files import LOST, State, naming, ordinary, process_name, state, to_disk
+from pdgemm.support.files import LOST, State, naming, ordinary, process_name, state
 from pdgemm.support.text import in_bytes, in_seconds
 
 _PREFIX = "pdgemm_"  # of the attributes that are not the caller's
@@ -276,8 +276,7 @@ def _parsed(path: Path, file: h5py.File) -> Generation:
 
 
 def check_held(partial: Path, token: Token, names: Iterable[str]) -> None:
-    """Raise FileError if a file that is complete does not hold on the disk what describes its matrices."""
-    to_disk(partial)
+    """Raise FileError if a file that is complete does not hold what describes all of its matrices."""
     held = inspect(partial)
     if held.token != token or {*held.names} != {plain_name(name) for name in names}:
         raise FileError(f"{partial}: {LOST}")

@@ -153,7 +153,8 @@ class NewDataset:
             write(file[self._name], {_CHECKSUM: self.checksum})
 
     def _check_held(self) -> None:
-        to_disk(self._partial)
+        nbytes = self._shape[0] * self._shape[1] * self._dtype.itemsize if self._offset else 0
+        to_disk(self._partial, (self._offset, self._offset + nbytes))
         try:
             held = inspect(self._partial, self._name)
             with h5py.File(self._partial, "r") as file:

@@ -202,7 +202,7 @@ def _header(shape: tuple[int, ...], dtype: np.dtype, fortran_order: bool) -> byt
 
 def _check_header(path: Path, partial: Path, header: bytes, size: int) -> None:
     """Raise FileError if the header, or the size of the file, did not reach the disk."""
-    to_disk(partial)
+    to_disk(partial, (len(header), len(header) + size))
     with partial.open("rb") as file:
         if file.read(len(header)) != header or os.fstat(file.fileno()).st_size != len(header) + size:
             raise FileError(f"{path}: {LOST}")

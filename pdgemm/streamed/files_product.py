@@ -217,7 +217,9 @@ class FilesProduct:
         sums = {name: self._options[name] for name in ("accumulate_dtype", "compute_type") if name in self._options}
         X = random_vectors(c.shape[1], seed)
         of = partial(applied, self.grid)
-        return residual_of(of, c, self.alpha, self.a, self.b, self.beta, self.entry, X, **sums)
+        # as their files are now: some may have other times, and the sums of what was read say that they are the same
+        a, b, *entry = (source(self.grid, x.what, x.dataset, x.dtype, x.op) for x in self.inputs)
+        return residual_of(of, c, self.alpha, a, b, self.beta, entry[0] if entry else None, X, **sums)
 
     def _written(self, dataset: NewDataset, kept: Checkpoints | None, notify: GuardedCallback) -> _Counted:
         """Compute all tiles, in memory that is free again at the end."""

@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from mmap import PAGESIZE
 from pathlib import Path
 from time import monotonic, sleep, time_ns
 from typing import IO, NamedTuple
@@ -91,7 +92,8 @@ def file_error(path: str | Path, error: Exception) -> PdgemmError:
         return error
     reason = getattr(error, "strerror", None) or " ".join(str(error).split())
     if isinstance(error, FileNotFoundError) and isinstance(error.filename, str | Path):
-        path = error.filename
+        path, folder = error.filename, Path(error.filename).parent
+        reason += "" if folder.exists() else f"; there is no folder {folder}: was it moved or removed?"
     return FileError(f"{path}: {reason}")
 
 
@@ -161,12 +163,17 @@ def write(path: Path, data: bytes | str) -> None:
         output.end()
 
 
-def to_disk(path: Path) -> None:
-    """Have the file's bytes on the disk, and read from there when they are read next, as far as the system obeys."""
+def to_disk(path: Path, but: tuple[int, int] = (0, 0)) -> None:
+    """Have a file's bytes on the disk, and read from there when they are read next, as far as the system obeys.
+
+    but : the first byte, and the one after the last, of those that may stay in memory.
+    """
     with path.open("rb+") as file:
         os.fsync(file.fileno())
-        with suppress(OSError):
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        with suppress(OSError):  # it is done for whole pages: those with any other byte
+            if but[0]:
+                os.posix_fadvise(file.fileno(), 0, but[0] + PAGESIZE, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(file.fileno(), but[1] // PAGESIZE * PAGESIZE, 0, os.POSIX_FADV_DONTNEED)
 
 
 class Output:
@@ -240,10 +247,8 @@ class Output:
 
         last : called when nothing but the rename is left to do; it may give the old file other names.
         """
-        folder = self._target.parent
-        if not folder.exists():
-            raise FileError(f"{self._path}: the folder {folder} was moved or removed while the file was written")
-        to_disk(self._partial)  # the data reaches the disk before the name does
+        with self._partial.open("rb+") as file:
+            os.fsync(file.fileno())  # the data reaches the disk before the name does
         if self._target.exists():
             _owned_alike(self._target, self._partial)
         if state(self._target) != self._before:

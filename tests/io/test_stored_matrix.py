@@ -192,3 +192,41 @@ def test_bad_input(comm: Any, shared_tmp_path: Path) -> None:
         comm.Barrier()
         with pytest.raises(FileError, match=r"x.h5 was changed"):
             pdgemm(1, X, Y, 0, C)
+
+
+def test_a_file_that_changes_while_it_is_multiplied(comm: Any, shared_tmp_path: Path, small: None) -> None:  # noqa: F811
+    """And gets its times back: an error; where only its mode changes, the product is right."""
+    import os
+
+    import h5py
+
+    from pdgemm import ProcessGrid, pdgemm
+    from pdgemm.errors import FileError
+    from pdgemm.io import hdf5
+
+    path, X = shared_tmp_path / "x.h5", np.random.default_rng(1).normal(size=(60, 400))
+
+    def rewritten() -> None:
+        before = path.stat()
+        with h5py.File(path, "r+") as file:
+            file["a"][0, 0] += 1
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    with ProcessGrid(comm) as grid:
+        write(comm, path, a=(X, {}))
+        A, B = hdf5.dataset(path, "a", grid), np.ones_like(hdf5.load(path, "a", grid)).T
+
+        def run(change: Any) -> Any:
+            def meddle(done: int, total: int) -> None:
+                assert total > 1
+                if comm.rank == 0 and done == 1:
+                    change()
+                comm.Barrier()
+
+            return pdgemm(1, A, B, memory_limit=2 * X.nbytes // comm.size, progress=meddle)
+
+        right = X @ np.ones((400, 60))
+        assert np.allclose(run(lambda: path.chmod(0o600)).allgather(), right)
+        A = hdf5.dataset(path, "a", grid)
+        with pytest.raises(FileError, match="was changed while it was read"):
+            run(rewritten)
