@@ -26,7 +26,8 @@ import pdgemm
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.io.attributes import read, write
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.support.files import LOST, State, naming, ordinary, process_name, state
+from pdgemm.support.file_states import State, ordinary, state
+from pdgemm.support.files import LOST, naming, process_name
 from pdgemm.support.text import in_bytes, in_seconds
 
 _PREFIX = "pdgemm_"  # of the attributes that are not the caller's

@@ -31,7 +31,8 @@ from pdgemm.matrix.local_arrays import communicator_of, device_on
 from pdgemm.names import DeviceName, DType
 from pdgemm.protection.checksum import checksum
 from pdgemm.support.agreement import together
-from pdgemm.support.files import LOST, State, naming, ordinary, reserve, settled, state, state_of, to_disk
+from pdgemm.support.file_states import State, ordinary, settled, state, state_of
+from pdgemm.support.files import LOST, naming, reserve, to_disk
 
 # version 3 differs from 2 in the encoding of names of fields, which a matrix of numbers has not
 _HEADERS = dict.fromkeys([(2, 0), (3, 0)], npy_format.read_array_header_2_0) | {

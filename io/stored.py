@@ -19,7 +19,8 @@ import numpy as np
 
 from pdgemm.errors import FileError, LayoutError
 from pdgemm.io.attributes import read
-from pdgemm.support.files import State, check_ordinary, naming, settled, state, state_of
+from pdgemm.support.file_states import State, check_ordinary, settled, state, state_of
+from pdgemm.support.files import naming
 
 _MOST_LINKS = 16  # links in one name, as in HDF5
 _MOST_NAMES = 10  # of datasets in a message

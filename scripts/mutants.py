@@ -387,7 +387,7 @@ MUTANTS = [
         ("4 tests/io/test_checkpoints.py",),
     ),
     Mutant(
-        "support: a file whose time was put back has not changed", "pdgemm/support/files.py",
+        "support: a file whose time was put back has not changed", "pdgemm/support/file_states.py",
         "found.st_mtime_ns, found.st_ctime_ns)", "found.st_mtime_ns, 0)",
         ("0 tests/io/test_outputs.py", "1 tests/io/test_checkpoints.py"),
     ),

@@ -19,7 +19,7 @@ from types import ModuleType
 
 from pdgemm.arrays.dtypes import TYPES
 from pdgemm.errors import ArgumentError
-from pdgemm.support.files import check_ordinary
+from pdgemm.support.file_states import check_ordinary
 
 LETTER: dict[str, str] = {x.dtype.char: x.blas for x in TYPES if x.blas}
 BLAS_ROUTINES = ("gemm", "trsm", "trmm")  # the others are LAPACK's

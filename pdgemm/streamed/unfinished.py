@@ -44,11 +44,12 @@ from pdgemm.protection import checksum
 from pdgemm.streamed.tiling import STAGED, Part, Range, Tiling
 from pdgemm.support import files
 from pdgemm.support.agreement import together
+from pdgemm.support.file_states import State, settled
 from pdgemm.support.text import short_name
 
 RUN = "pdgemm_run"  # attribute of the output: which run of a product wrote it
 SUMS = "sums"  # the dataset in a checkpoint
-_LONGEST = 64  # bytes that names of files beside the output have more than the part that is theirs in common
+_ENDINGS = 64  # bytes of a name that are left to the endings of the files beside the output, and of temporary ones
 
 
 class Place(NamedTuple):
@@ -79,7 +80,7 @@ class Place(NamedTuple):
 def place_of(path: str, name: str) -> Place:
     output = Path(os.path.realpath(path))
     escaped = re.sub(r"[%/.\0-\x1f\x7f]", lambda x: f"%{ord(x[0]):02X}", _path(name))
-    most = os.pathconf(output.parent, "PC_NAME_MAX") - _LONGEST
+    most = os.pathconf(output.parent, "PC_NAME_MAX") - _ENDINGS
     first = output.with_name(f"{short_name(f'{output.name}.{escaped}', most)}.checkpoint")
     return Place(output, name, first, *(first.with_name(f"{first.name}-{x}") for x in ("tiles", "lock", "new")))
 
@@ -96,10 +97,10 @@ def problem_of(place: Place, product: Product) -> dict[str, str]:
 
 def state_of(place: Place) -> list[int] | None:
     """Return the state of the output's file."""
-    return _on_any_device(files.settled(place.output))
+    return _on_any_device(settled(place.output))
 
 
-def _on_any_device(state: files.State | None) -> list[int] | None:
+def _on_any_device(state: State | None) -> list[int] | None:
     """Return a state without the number of its device, which is another one when a file system is mounted again."""
     return None if state is None else [state.inode, state.size, state.modified, state.changed]
 

@@ -15,7 +15,8 @@ from msgspec import Struct
 
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.studies.cases import Case
-from pdgemm.support.files import lock, naming, ordinary
+from pdgemm.support.file_states import ordinary
+from pdgemm.support.files import lock, naming
 from pdgemm.support.files import read as read_file
 from pdgemm.support.json_input import Seconds, converted, decoded
 

@@ -9,7 +9,6 @@ import os
 import platform
 import re
 import shutil
-import stat
 import sys
 import tempfile
 import uuid
@@ -18,10 +17,11 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from mmap import PAGESIZE
 from pathlib import Path
-from time import monotonic, sleep, time_ns
-from typing import IO, NamedTuple
+from time import monotonic, sleep
+from typing import IO
 
 from pdgemm.errors import FileError, PdgemmError
+from pdgemm.support.file_states import check_ordinary, ordinary, settled, state
 from pdgemm.support.json_input import Seconds, variable
 from pdgemm.support.text import short_name
 
@@ -32,37 +32,8 @@ WAIT = "PDGEMM_LOCK_WAIT"  # in the environment: for how many seconds a job wait
 _WAIT = 600.0  # where it says nothing
 _TURN = 1.0  # seconds after which whoever waits hears of it
 _NAP = 0.05  # seconds between the first two looks at the lock
-_TICK = (
-    11_000_000  # nanoseconds: the clock that file systems of Linux take their times from goes on every 10 ms at least
-)
-_COARSE = 2_000_000_000  # where times are whole seconds, or even ones
 _GONE = 9  # times that a lock file of another user may go before it is opened
 _JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
-_KINDS = {
-    stat.S_IFDIR: "a folder", stat.S_IFCHR: "a character device", stat.S_IFBLK: "a block device",
-    stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket",
-}  # fmt: skip
-
-
-# ------------------------------------------------------------------ which files
-def ordinary(path: str | Path, flags: int) -> int:
-    """The `opener` of open() that opens files only: a FIFO would wait for ever, a device lose what it is given."""
-    with suppress(FileNotFoundError):
-        check_ordinary(Path(path).stat())  # before it is opened, for that alone does something to some devices
-    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
-    try:
-        check_ordinary(os.fstat(descriptor))  # which may have become another one
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def check_ordinary(found: os.stat_result) -> None:
-    """Raises OSError for what is not a file."""
-    if not stat.S_ISREG(found.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
-        raise OSError(errno.EINVAL, f"it is {kind}, not a file")
 
 
 def read(path: str | Path, limit: int = 1 << 20, what: str = "") -> bytes:
@@ -171,8 +142,7 @@ def to_disk(path: Path, but: tuple[int, int] = (0, 0)) -> None:
     with path.open("rb+") as file:
         os.fsync(file.fileno())
         with suppress(OSError):  # it is done for whole pages: those with any other byte
-            if but[0]:
-                os.posix_fadvise(file.fileno(), 0, but[0] + PAGESIZE, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(file.fileno(), 0, but[0] + PAGESIZE, os.POSIX_FADV_DONTNEED)
             os.posix_fadvise(file.fileno(), but[1] // PAGESIZE * PAGESIZE, 0, os.POSIX_FADV_DONTNEED)
 
 
@@ -287,48 +257,6 @@ def _owned_alike(old: Path, new: Path) -> None:
         with suppress(PermissionError):  # only root gives files away
             os.chown(new, user, group)
     shutil.copymode(old, new)
-
-
-class State(NamedTuple):
-    """Which file it is, and when it was written to.
-
-    A program may set the time of the last write (`modified`), as cp -p does; that of the last change (`changed`) of
-    contents, size, owner, mode, links or the other time is the system's own.
-    """
-
-    device: int
-    inode: int
-    size: int
-    modified: int  # nanoseconds
-    changed: int  # nanoseconds
-
-
-def state(path: Path) -> State | None:
-    """Of the file under this name; None where there is none.  (Opened, because NFS looks at the server only then.)"""
-    try:
-        with open(path, "rb", opener=ordinary) as file:
-            return state_of(file.fileno())
-    except FileNotFoundError:
-        return None
-
-
-def state_of(descriptor: int) -> State:
-    found = os.fstat(descriptor)
-    return State(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-
-
-def settled(path: Path) -> State | None:
-    """The same, when a write that follows will give the file another state.
-
-    The clock of a file system stands still for some milliseconds, in which two writes have the same time.
-    """
-    now = state(path)
-    if now is not None:
-        tick = _TICK if now.changed % 1_000_000_000 else _COARSE
-        if (age := time_ns() - now.changed) < tick:
-            sleep(min(tick, tick - age) / 1e9)  # a server's clock may be ahead of ours
-            now = state(path)
-    return now
 
 
 # ------------------------------------------------------------------ locks

@@ -24,7 +24,7 @@ from pdgemm.errors import ArgumentError, FileError
 from pdgemm.model.machine import Machine, load_machine
 from pdgemm.profiling.profile import load_profile
 from pdgemm.studies import plot, records
-from pdgemm.support import files
+from pdgemm.support import file_states, files
 
 KINDS = ("folder", "character device", "block device", "FIFO", "socket")
 
@@ -554,9 +554,9 @@ def test_two_writes_in_one_tick_of_the_clock(
     """A file that was just written is looked at when the clock of its file system has gone on."""
     path, slept, now = tmp_path / "file", list[float](), 1_700_000_000 * 10**9 + nanoseconds
     path.write_text("old")
-    look = files.state_of
+    look = file_states.state_of
 
-    def ticking(descriptor: int) -> files.State:
+    def ticking(descriptor: int) -> file_states.State:
         """The time of changes stands still, as that of a coarse clock."""
         return look(descriptor)._replace(changed=now if not slept else now + 10**10)
 
@@ -564,14 +564,14 @@ def test_two_writes_in_one_tick_of_the_clock(
         slept.append(seconds)
         path.write_text("new")  # by another program, in the same tick
 
-    monkeypatch.setattr(files, "state_of", ticking)
-    monkeypatch.setattr(files, "sleep", sleep)
-    monkeypatch.setattr(files, "time_ns", lambda: now + 1_000_000)
-    state = files.settled(path)
+    monkeypatch.setattr(file_states, "state_of", ticking)
+    monkeypatch.setattr(file_states, "sleep", sleep)
+    monkeypatch.setattr(file_states, "time_ns", lambda: now + 1_000_000)
+    state = file_states.settled(path)
     assert slept == [pytest.approx(wait, rel=0.2)] and state is not None and state.changed == now + 10**10
-    monkeypatch.setattr(files, "time_ns", lambda: now + 10**11)
-    assert files.settled(path) == files.state(path) and len(slept) == 1
-    assert files.settled(tmp_path / "none") is None
+    monkeypatch.setattr(file_states, "time_ns", lambda: now + 10**11)
+    assert file_states.settled(path) == file_states.state(path) and len(slept) == 1
+    assert file_states.settled(tmp_path / "none") is None
 
 
 def test_what_killed_jobs_have_left_goes_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
