@@ -118,7 +118,7 @@ class Checkpoints:
         read : the same of what was read of the inputs, in earlier jobs too.
         """
         start, comm, tiles = perf_counter(), self._comm, self._place.tiles
-        with together(comm), files.naming(tiles), open(tiles, "rb") as written:
+        with together(comm), files.naming(self._place.output), open(tiles, "rb") as written:
             os.fsync(written.fileno())
         totals = np.concatenate([total, *read])
         comm.Allreduce(MPI.IN_PLACE, totals, MPI.SUM)

@@ -58,11 +58,11 @@ def naming(path: str | Path) -> Iterator[None]:
 
 
 def file_error(path: str | Path, error: Exception) -> PdgemmError:
-    """An error met while working on a file, in one line that names the file: the missing one, where one is missing."""
+    """An error met while working on a file, in one line that names it, or the missing one if that is another."""
     if isinstance(error, PdgemmError):
         return error
     reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-    if isinstance(error, FileNotFoundError) and isinstance(error.filename, str | Path):
+    if isinstance(error, FileNotFoundError) and error.filename and str(error.filename) not in str(path):
         path, folder = error.filename, Path(error.filename).parent
         reason += "" if folder.exists() else f"; there is no folder {folder}: was it moved or removed?"
     return FileError(f"{path}: {reason}")
