@@ -20,6 +20,7 @@ from pdgemm.io import hdf5
 from pdgemm.io.atomic import on_root, replacing
 from pdgemm.io.new_dataset import NewDataset, attributes
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.streamed.earlier_ranks import alone
 from pdgemm.streamed.tiling import Step, waiting
 from pdgemm.streamed.unfinished import (
     RUN,
@@ -28,7 +29,6 @@ from pdgemm.streamed.unfinished import (
     Left,
     Place,
     Product,
-    alone,
     as_attrs,
     identity,
     is_whole,

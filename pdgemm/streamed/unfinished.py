@@ -17,16 +17,14 @@ to remove these files.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import product as product_of
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -44,7 +42,7 @@ from pdgemm.protection import checksum
 from pdgemm.streamed.tiling import STAGED, Part, Range, Tiling
 from pdgemm.support import files
 from pdgemm.support.agreement import together
-from pdgemm.support.file_states import State, settled
+from pdgemm.support.file_states import State, ordinary, settled
 from pdgemm.support.text import short_name
 
 RUN = "pdgemm_run"  # attribute of the output: which run of a product wrote it
@@ -332,7 +330,7 @@ def is_whole(grid: ProcessGrid, place: Place, left: Left, tiling: Tiling, dtype:
 
 def _check_readable(comm: MPI.Intracomm, path: Path) -> None:
     """Raise FileError where this rank's share of the bytes cannot be read now; else what HDF5 said is of damage."""
-    with files.naming(path), open(path, "rb", opener=files.ordinary) as file:
+    with files.naming(path), open(path, "rb", opener=ordinary) as file:
         size = os.fstat(file.fileno()).st_size
         end = size * (comm.rank + 1) // comm.size
         file.seek(size * comm.rank // comm.size)
@@ -381,34 +379,3 @@ def _shares(
             elements = np.empty((min(end, row + lines) - row, c1 - c0), dtype)
             get(row, c0, elements)
             yield (row, row + len(elements)), (c0, c1), elements
-
-
-# ------------------------------------------------------------------ ranks that live on
-@contextmanager
-def alone(comm: MPI.Intracomm, path: Path, lock: Path) -> Iterator[None]:
-    """Wait until no rank of an earlier job is left, and let later jobs wait for those of this one.  Collective."""
-    end, waited = monotonic() + files.patience(), False
-    while not on_root(comm, path, lambda: _is_free(lock)):
-        late = on_root(comm, path, lambda: monotonic() > end)
-        if late:
-            raise FileError(f"{path}: ranks of an earlier job still write to it; end them, or set {files.WAIT}")
-        if comm.rank == 0 and not waited:
-            files.say(f"{path}: waiting for ranks of an earlier job, which still run")
-        waited = True
-    with together(comm), files.naming(lock):  # a rank that cannot see it does not end alone
-        descriptor = os.open(lock, os.O_RDONLY | os.O_CREAT)
-    try:
-        with suppress(OSError):  # no locks here
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _is_free(lock: Path) -> bool:
-    held = files.lock(lock)
-    if held is None:
-        sleep(0.2)
-        return False
-    os.close(held)
-    return True

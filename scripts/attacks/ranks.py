@@ -382,7 +382,8 @@ def main() -> None:
         rng = random.Random(f"{family}:{seed}:{number}")
         more = (number,) if family in ("load", "state") else ()
         try:
-            families = {"product": product, "load": load, "deviate": deviate, "state": state, "flip": partial(case, MEET)}
+            families = {"product": product, "load": load, "deviate": deviate, "state": state}
+            families["flip"] = partial(case, MEET)
             outcome = families[family](rng, say, *more)  # type: ignore[operator]
             line(outcome, "")
         except Finding as bad:

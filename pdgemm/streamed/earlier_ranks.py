@@ -1,0 +1,47 @@
+"""Ranks of an earlier job that still run after it was killed: the next job waits for them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import monotonic, sleep
+
+from mpi4py import MPI
+
+from pdgemm.errors import FileError
+from pdgemm.io.atomic import on_root
+from pdgemm.support import files
+from pdgemm.support.agreement import together
+
+
+@contextmanager
+def alone(comm: MPI.Intracomm, path: Path, lock: Path) -> Iterator[None]:
+    """Wait until no rank of an earlier job is left, and let later jobs wait for those of this one.  Collective."""
+    end, waited = monotonic() + files.patience(), False
+    while not on_root(comm, path, lambda: _is_free(lock)):
+        late = on_root(comm, path, lambda: monotonic() > end)
+        if late:
+            raise FileError(f"{path}: ranks of an earlier job still write to it; end them, or set {files.WAIT}")
+        if comm.rank == 0 and not waited:
+            files.say(f"{path}: waiting for ranks of an earlier job, which still run")
+        waited = True
+    with together(comm), files.naming(lock):  # a rank that cannot see it does not end alone
+        descriptor = os.open(lock, os.O_RDONLY | os.O_CREAT)
+    try:
+        with suppress(OSError):  # no locks here
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _is_free(lock: Path) -> bool:
+    held = files.lock(lock)
+    if held is None:
+        sleep(0.2)
+        return False
+    os.close(held)
+    return True
