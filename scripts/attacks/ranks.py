@@ -382,9 +382,9 @@ def main() -> None:
         rng = random.Random(f"{family}:{seed}:{number}")
         more = (number,) if family in ("load", "state") else ()
         try:
-            families = {"product": product, "load": load, "deviate": deviate, "state": state}
+            families: dict[str, Any] = {"product": product, "load": load, "deviate": deviate, "state": state}
             families["flip"] = partial(case, MEET)
-            outcome = families[family](rng, say, *more)  # type: ignore[operator]
+            outcome = families[family](rng, say, *more)
             line(outcome, "")
         except Finding as bad:
             # perhaps on this rank only; the job cannot go on, for the ranks may be out of step
