@@ -105,8 +105,9 @@ def pdgemm(
         accumulated in float32 (complex64): "float32", "tf32" (11 bits, on GPUs; a CPU does not round), "float16" or
         "bfloat16" (real matrices).  None: nothing is rounded.
     protect      : compare C with checksums of its rows, made of A and B by their owners (`docs/bit-flips.md`): "detect"
-        raises CorruptionError where a bit has flipped, "repair" repeats the product, three times at most; where beta
-        is not 0 it keeps a copy of C.  On the host only.
+        raises CorruptionError where rows of C differ from them, "repair" repeats the product, three times at most, and
+        names ranks if the repetition has other bits; where beta is not 0 it keeps a copy of C.  Of A or B in a file,
+        each product of two panels is compared and repeated.  On the host only.
     machine      : parameters of the model, by default from the file that PDGEMM_MACHINE names (`pdgemm calibrate`
         writes it), or those of an ordinary cluster.
     progress     : called as progress(done, total) after each panel.

@@ -52,10 +52,32 @@ def timed(grid: ProcessGrid, size: int, dtype: str, repeats: int) -> tuple[float
     return tuple(statistics.median(x) for x in found.values())  # type: ignore[return-value]
 
 
-def clean(grid: ProcessGrid, count: int) -> None:
-    """Multiply nasty matrices, and say how many products were taken for wrong."""
-    from problems import DTYPES, NASTY, nasty
+def uneven(kind: str, shape: tuple[int, int], dtype: str, number: int, r: np.random.Generator) -> np.ndarray:
+    """A nasty matrix, in some numbers with a tiny row, a huge one, or tiny throughout."""
+    from problems import nasty
 
+    x = nasty(kind, shape, dtype, number)
+    tiny, huge = (1e-160, 1e150) if dtype in ("float64", "complex128") else (1e-25, 1e15)
+    for every, factor in ((5, tiny), (11, huge)):
+        if number % every == 0:
+            x[r.integers(shape[0])] *= x.dtype.type(factor)
+    return x * x.dtype.type(tiny ** r.uniform()) if number % 3 == 0 else x
+
+
+def clean(grid: ProcessGrid, count: int) -> None:
+    """Multiply nasty matrices, and say how many products were taken for wrong, and the largest residual over tau."""
+    from problems import DTYPES, NASTY
+
+    from pdgemm.protection import row_checksums
+
+    largest, ratio = [0.0], row_checksums.RowChecksums._ratio
+
+    def measured(self: Any, residuals: np.ndarray) -> np.ndarray:
+        ratios = ratio(self, residuals)
+        largest.append(float(ratios.max(initial=0)))
+        return ratios
+
+    row_checksums.RowChecksums._ratio = measured  # type: ignore[method-assign]
     r = np.random.default_rng(7)
     algorithms = ("auto", "summa", "stationary_a", "stationary_b", "cannon", "inner")
     repeats, start = 0, perf_counter()
@@ -63,17 +85,21 @@ def clean(grid: ProcessGrid, count: int) -> None:
         of_a, of_b = (str(r.choice(NASTY)) for _ in "AB")
         m, n, k = (int(r.integers(1, 400)) for _ in range(3))
         dtype = DTYPES[number % len(DTYPES)]
-        a, b = nasty(of_a, (m, k), dtype, number), nasty(of_b, (k, n), dtype, number + 1)
-        block = int(r.integers(1, 99))
-        A, B = (DistMatrix.from_global(x, grid=grid, block=block) for x in (a, b))
+        a, b, c = (
+            uneven(kind, shape, dtype, number + i, r)
+            for i, (kind, shape) in enumerate(((of_a, (m, k)), (of_b, (k, n)), ("normal", (m, n))))
+        )
+        block, alpha, beta = int(r.integers(1, 99)), (1.5, 1e-10, 1e10, 1)[number // 4 % 4], (0, 0.5)[number % 2]
+        A, B, C = (DistMatrix.from_global(x, grid=grid, block=block) for x in (a, b, c))
         options: Any = {"algorithm": algorithms[number % len(algorithms)], "protect": "repair"}
-        report: Any = pdgemm(1.5, A, B, **options).report
+        report: Any = pdgemm(alpha, A, B, beta, C, **options).report
         if report.checks.repeats:
             repeats += 1
             if grid.rank == 0:
                 print(f"repeated: {of_a} x {of_b}, {m} x {n} x {k}, {dtype}, {options}", flush=True)
     if grid.rank == 0:
         print(f"{count} products of {len(NASTY)} kinds in {perf_counter() - start:.0f} s: {repeats} taken for wrong")
+        print(f"largest residual: {max(largest):.2f} tau")
 
 
 @click.command()

@@ -82,12 +82,13 @@ def problem_of(
         staged=reach.staged and mover != NCCL.name,
         compute=compute,
         triangle=asked.triangle,
-        protect=_protection(asked.protect, on_device),
+        protect=as_protection(asked.protect, on_device),
         machine=machine,
     )
 
 
-def _protection(asked: object, on_device: bool) -> str:
+def as_protection(asked: object, on_device: bool) -> str:
+    """Return how products are compared with checksums, "" for not at all.  Raises DeviceError or ArgumentError."""
     if asked is None:
         return ""
     if on_device:

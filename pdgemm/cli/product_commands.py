@@ -127,7 +127,8 @@ def generate(
 @click.option(
     "--protect",
     type=click.Choice(get_args(Protection)),
-    help="Compare C with checksums, and end (detect) or multiply again (repair) where a bit has flipped.",
+    help="Compare C with checksums, and end (detect) or multiply again (repair) where rows differ; with --memory or "
+    "--checkpoint each product of panels by itself.",
 )
 @click.option("--compute-type", type=click.Choice(COMPUTE), help="Type that operands are rounded to; default: none.")
 @options.device

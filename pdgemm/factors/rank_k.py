@@ -209,6 +209,8 @@ def _rank_k(
         unknown = {*given} - {*Options._fields}
         if unknown:
             raise ArgumentError(f"unknown options: {', '.join(unknown)}")
+        if given["protect"] is not None:
+            raise ArgumentError("protect compares whole rows of a product, not of a triangle: pdgemm(alpha, A, A.H)")
         as_name(uplo, "uplo", ("L", "U"))
         letter, other = op_letter(trans, "trans"), "C" if hermitian else "T"
         if letter not in ("N", other):

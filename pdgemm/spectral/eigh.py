@@ -13,11 +13,13 @@ from pdgemm.factors.operands import to_one
 from pdgemm.factors.qr import qr
 from pdgemm.matrix.argument_checks import as_real, communicator, size
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.names import Protection
 from pdgemm.spectral.iterations import (
     Work,
     add,
     add_to_diagonal,
     check_operand,
+    check_protection,
     distributed,
     finite_norm,
     like,
@@ -40,6 +42,7 @@ def eigh(
     lower: bool = True,
     tolerance: float | None = None,
     steps: int = 300,
+    protect: Protection | None = None,
 ) -> tuple[np.ndarray, DistMatrix]:
     """Return w and V with A V = V diag(w), for a Hermitian A.  Collective over the grid.
 
@@ -48,6 +51,7 @@ def eigh(
     lower : the triangle that is read, the lower or the upper one.
     tolerance : of the residuals |A v - w v|_2 / |A|_F for k pairs; by default 1e-10, for 32-bit types 1e-5.
     steps : at most so many steps of block Lanczos, each a product of A with k + 8 columns.
+    protect : for the products, as for `pdgemm`; factorisations, solves and redistributions are not compared.
 
     Returns w in ascending order, real and the same on every rank, and V (n, n) or (n, k) with orthonormal columns.
     The residuals are measured: `V.report.facts["residual"]` is |A V - V diag(w)|_F / |A|_F.
@@ -71,7 +75,8 @@ def eigh(
             raise ArgumentError(f"k = {k} is more than the {len(A)} eigenvalues of A, which is {size(A)}")
         as_name(which, "which", ("largest", "smallest"))
         arguments += ["eigh", A.distribution, A.dtype, k, which, bool(lower), tolerance, steps]
-    work = Work("eigh")
+        arguments.append(check_protection(protect, A))
+    work = Work("eigh", protect)
     H = _hermitian(A, lower)
     near, far = to_one(finite_norm("eigh", H) or 1.0, H.dtype)
     H *= near

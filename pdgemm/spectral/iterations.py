@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from pdgemm.algorithms.product_options import as_protection
 from pdgemm.arrays import device as devices
 from pdgemm.arrays import dtypes
 from pdgemm.arrays.dtypes import eps
@@ -17,10 +18,12 @@ from pdgemm.errors import LayoutError, LinAlgError
 from pdgemm.factors.operands import like as like
 from pdgemm.factors.qr import qr
 from pdgemm.gemm import pdgemm
+from pdgemm.instrument.check_report import CheckReport, all_checks
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.instrument.step_reports import Steps, summed
 from pdgemm.matrix.argument_checks import check_dtype, check_matrices, size
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.names import Protection
 from pdgemm.support.agreement import together
 from pdgemm.support.text import counted as so_many
 from pdgemm.support.text import in_seconds, in_words
@@ -33,7 +36,7 @@ class FunctionReport:
     """What a function of a matrix did.  Steps, products and facts are the same on every rank.
 
     steps    : iterations, or what the function says that it counts.
-    products : calls of `pdgemm`.
+    products : calls of `pdgemm`.   checks : of all of them, with `protect`; what is no product was not compared.
     flops    : of all ranks, in products, factorisations and solves with matrices.
     counted, predicted : the words and messages of this rank in these, and in redistributions: counted, and by formula.
     facts    : what the function has measured or estimated, by name.
@@ -47,40 +50,50 @@ class FunctionReport:
     predicted: Traffic
     seconds: float
     facts: dict[str, float] = field(default_factory=dict)
+    checks: CheckReport | None = None
 
     def __str__(self) -> str:
         facts = "".join(f", {name} {value:{'.7g' if 0.9 < value < 1 else '.2g'}}" for name, value in self.facts.items())
+        checks = f"\n{self.checks}; factorisations, solves and redistributions were not compared" if self.checks else ""
         return (
             f"{self.name}: {so_many(self.steps, 'step')}, {so_many(self.products, 'product')}, "
-            f"{in_words(self.counted.words_received)} received, {in_seconds(self.seconds)}{facts}"
+            f"{in_words(self.counted.words_received)} received, {in_seconds(self.seconds)}{facts}{checks}"
         )
 
 
 class Work:
     """The steps of one function of a matrix, and its products, each into a given matrix, so that they allocate none.
 
+    protect : how products are compared with checksums.
     did : keeps the report of the matrix that a factorisation, a solve or a redistribution returned, and returns it.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, protect: Protection | None = None) -> None:
         self.name, self.start, self.products, self._steps = name, perf_counter(), 0, Steps()
+        self.protect = protect
         self.did = self._steps.did
 
     def product(self, alpha: complex, A: DistMatrix, B: DistMatrix, beta: complex = 0, C: Any = None) -> DistMatrix:
         """Compute C := alpha A B + beta C.  Collective."""
         self.products += 1
-        return self.did(pdgemm(alpha, A, B, beta, C))
+        return self.did(pdgemm(alpha, A, B, beta, C, protect=self.protect))
 
     def reported(self, result: DistMatrix, steps: int, **facts: float) -> DistMatrix:
         """Let the report of a result say what was done, and return the result."""
         seconds, products, made = perf_counter() - self.start, self.products, self._steps.made
 
         def report() -> FunctionReport:
-            sums = summed([make() for make in made])
-            return FunctionReport(self.name, steps, products, *sums, seconds, facts)
+            reports = [make() for make in made]
+            checks = all_checks([x.checks for x in reports if getattr(x, "checks", None)])
+            return FunctionReport(self.name, steps, products, *summed(reports), seconds, facts, checks)
 
         result.report = report
         return result
+
+
+def check_protection(protect: Any, A: DistMatrix) -> str:
+    """Return the name of a protection.  Raises for another one, and where A is on a device.  Local, in `together`."""
+    return as_protection(protect, A.device != devices.HOST)
 
 
 def check_operand(name: str, A: DistMatrix, square: bool = False, supported: Any = dtypes.BLAS) -> None:

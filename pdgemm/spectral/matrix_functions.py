@@ -15,7 +15,17 @@ from pdgemm.factors.cholesky import cholesky
 from pdgemm.factors.operands import to_one
 from pdgemm.matrix.argument_checks import as_real, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.spectral.iterations import Work, add, add_to_diagonal, check_operand, finite_norm, like, unit
+from pdgemm.names import Protection
+from pdgemm.spectral.iterations import (
+    Work,
+    add,
+    add_to_diagonal,
+    check_operand,
+    check_protection,
+    finite_norm,
+    like,
+    unit,
+)
 from pdgemm.spectral.polar import inverse, polar
 from pdgemm.support.agreement import together
 
@@ -28,6 +38,7 @@ def newton_schulz(
     *,
     coefficients: Sequence[float] | Sequence[Sequence[float]] = MUON,
     epsilon: float = 1e-7,
+    protect: Protection | None = None,
 ) -> DistMatrix:
     """Return X after so many steps X := a X + b (X X^H) X + c (X X^H)^2 X from X = G / (|G|_F + epsilon).
 
@@ -36,6 +47,7 @@ def newton_schulz(
     G            : DistMatrix (m, n) of a real or complex type, 16-bit ones included; it is not changed.
     coefficients : (a, b, c), by default those of Muon, whose values end between 0.7 and 1.2; or one triple for each
                    step.  With (15/8, -10/8, 3/8) the steps converge to the polar factor.
+    protect      : for the products, as for `pdgemm`.
 
     Returns X in the layout of G.  Cost of a step, with m <= n: 4 m^2 n + 2 m^3 flops in three products; a tall G is
     not transposed.  Two matrices like G and two of min(m, n)^2 elements are allocated, and none in a step.
@@ -48,8 +60,8 @@ def newton_schulz(
         if epsilon < 0:
             raise ArgumentError(f"epsilon must be >= 0, got {epsilon}")
         each = _triples(coefficients, steps)
-        arguments += ["newton_schulz", G.distribution, G.dtype, each, epsilon]
-    work = Work("newton_schulz")
+        arguments += ["newton_schulz", G.distribution, G.dtype, each, epsilon, check_protection(protect, G)]
+    work = Work("newton_schulz", protect)
     size, wide = finite_norm("newton_schulz", G), G.shape[0] <= G.shape[1]
     X, Y = like(G), like(G)
     near, _ = to_one(size + epsilon or 1, G.dtype)  # 1 / size may be infinite
@@ -82,10 +94,11 @@ def _triples(coefficients: Any, steps: int) -> list[tuple[float, ...]]:
     return [tuple(map(float, row)) for row in found]
 
 
-def matrix_power(A: DistMatrix, n: int) -> DistMatrix:
+def matrix_power(A: DistMatrix, n: int, *, protect: Protection | None = None) -> DistMatrix:
     """Return A^n by repeated squaring, for n >= 0.  Collective over the grid.
 
     A : DistMatrix (m, m) of type s, d, c or z; it is not changed.  Returns a matrix in the layout of A; A^0 = I.
+    protect : for the products, as for `pdgemm`.
 
     Cost: at most 2 log2(n) products; two or three matrices like A are allocated.
     Raises LayoutError, DTypeError or ArgumentError on all ranks.  Error: |A^n - X| <= gamma_(nm) |A|^n (Higham 2002,
@@ -95,8 +108,8 @@ def matrix_power(A: DistMatrix, n: int) -> DistMatrix:
     with together(communicator(A=A)) as arguments:
         check_operand("A", A, square=True)
         n = as_count(n, "n", 0)
-        arguments += ["matrix_power", A.distribution, A.dtype, n]
-    work = Work("matrix_power")
+        arguments += ["matrix_power", A.distribution, A.dtype, n, check_protection(protect, A)]
+    work = Work("matrix_power", protect)
     result, spare = like(A), like(A)
     if n == 0:
         result.fill(0)  # not 0 A: A may have NaN
@@ -129,10 +142,11 @@ _EIGHTEEN = (
 )  # fmt: skip
 
 
-def expm(A: DistMatrix) -> DistMatrix:
+def expm(A: DistMatrix, *, protect: Protection | None = None) -> DistMatrix:
     """Return e^A = (e^(A / 2^s))^(2^s), by Taylor's polynomial of degree 8 or 18 and s squarings.  Collective.
 
     A : DistMatrix (n, n) of type s, d, c or z, of any structure; it is not changed.  Returns a matrix in its layout.
+    protect : for the products, as for `pdgemm`.
 
     Nothing but products: 3 for |A|_1 <= 0.05 (32-bit types: 0.58), else 5 + s.  2^s is about the larger of |A^2|^(1/2)
     and |A^3|^(1/3), which is far below |A| where A is far from normal; the report has s as its steps.  Nine
@@ -143,8 +157,8 @@ def expm(A: DistMatrix) -> DistMatrix:
     """
     with together(communicator(A=A)) as arguments:
         check_operand("A", A, square=True)
-        arguments += ["expm", A.distribution, A.dtype]
-    work, size = Work("expm"), finite_norm("expm", A, 1)
+        arguments += ["expm", A.distribution, A.dtype, check_protection(protect, A)]
+    work, size = Work("expm", protect), finite_norm("expm", A, 1)
     single = np.finfo(A.dtype).bits == 32
     if size <= _LARGEST[8][not single]:
         return work.reported(_taylor_8(work, A), 0)
@@ -195,12 +209,13 @@ def _combined(Y: DistMatrix, row: Sequence[float], powers: Sequence[DistMatrix],
     return add_to_diagonal(Y, row[0])
 
 
-def sqrtm(A: DistMatrix, *, assume_a: Literal["gen", "pos"] = "gen") -> DistMatrix:
+def sqrtm(A: DistMatrix, *, assume_a: Literal["gen", "pos"] = "gen", protect: Protection | None = None) -> DistMatrix:
     """Return the principal square root X, X X = A, whose eigenvalues have positive real parts.  Collective.
 
     A        : DistMatrix (n, n) of type s, d, c or z, without eigenvalues on the negative real axis; not changed.
     assume_a : "pos": A is Hermitian and positive definite, and X = H of the polar decomposition L^H = U H, where
                A = L L^H; "gen": the product form of the iteration of Denman and Beavers, which is Newton's.
+    protect  : for the products, as for `pdgemm`; factorisations, solves and redistributions are not compared.
 
     Returns X in the layout of A, Hermitian for "pos".  Cost: a Cholesky factorisation and `polar`; or 5 to 15 inverses
     and products.  The report has the steps and |X X - A|_F / |A|_F.
@@ -211,12 +226,12 @@ def sqrtm(A: DistMatrix, *, assume_a: Literal["gen", "pos"] = "gen") -> DistMatr
     with together(communicator(A=A)) as arguments:
         check_operand("A", A, square=True)
         as_name(assume_a, "assume_a", ("gen", "pos"))
-        arguments += ["sqrtm", A.distribution, A.dtype, assume_a]
-    work = Work("sqrtm")
+        arguments += ["sqrtm", A.distribution, A.dtype, assume_a, check_protection(protect, A)]
+    work = Work("sqrtm", protect)
     near, far = to_one(finite_norm("sqrtm", A) or 1, A.dtype)
     W = A * near * far
     if assume_a == "pos":
-        U, H = polar(work.did(cholesky(W)).H)
+        U, H = polar(work.did(cholesky(W)).H, protect=protect)
         work.did(U)
         X, steps = work.did(H.redistribute(like(A))), vars(U.report)["steps"]
     else:

@@ -15,11 +15,13 @@ from pdgemm.factors.solve import inv
 from pdgemm.factors.triangular import solve_triangular
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.names import Protection
 from pdgemm.spectral.iterations import (
     Work,
     add,
     add_to_diagonal,
     check_operand,
+    check_protection,
     finite_norm,
     like,
     random,
@@ -31,11 +33,12 @@ _LEAST = 0.0484  # the lower bound of singular values at which the weight c of a
 _MOST = 60  # steps; 16 are enough for a condition number of 1e16
 
 
-def polar(A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
+def polar(A: DistMatrix, *, protect: Protection | None = None) -> tuple[DistMatrix, DistMatrix]:
     """Return U and H with A = U H, U^H U = I and H Hermitian and positive semidefinite.  Collective over the grid.
 
     A : DistMatrix (m, n) of type s, d, c or z and any condition; it is not changed.  For m < n the rows of U are
         orthonormal.
+    protect : for the products, as for `pdgemm`; factorisations, solves and redistributions are not compared.
 
     Returns U (m, n) and H (n, n).  A singular matrix is perturbed by eps |A|, so that U exists.
 
@@ -54,8 +57,8 @@ def polar(A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     """
     with together(communicator(A=A)) as arguments:
         check_operand("A", A)
-        arguments += ["polar", A.distribution, A.dtype]
-    work, tall = Work("polar"), A.shape[0] >= A.shape[1]
+        arguments += ["polar", A.distribution, A.dtype, check_protection(protect, A)]
+    work, tall = Work("polar", protect), A.shape[0] >= A.shape[1]
     U, steps, orthogonality = unitary_factor(work, A if tall else A.H)
     U = U if tall else work.did(U.H.redistribute(like=A))
     P = work.product(1, U.H, A)
@@ -130,12 +133,15 @@ def _least_singular_value(work: Work, E: DistMatrix, eps: float) -> float:
     return sqrt(value) / 2 if value > shift else 0.0
 
 
-def matrix_sign(A: DistMatrix, *, assume_a: Literal["gen", "her"] = "gen") -> DistMatrix:
+def matrix_sign(
+    A: DistMatrix, *, assume_a: Literal["gen", "her"] = "gen", protect: Protection | None = None
+) -> DistMatrix:
     """Return S = A (A^2)^(-1/2), whose eigenvalues are 1 and -1 where those of A are right and left.  Collective.
 
     A        : DistMatrix (n, n) of type s, d, c or z without eigenvalues on the imaginary axis; it is not changed.
     assume_a : "her": A is Hermitian, and S is its unitary polar factor, by `polar`; "gen": Newton's iteration
                X := (mu X + (mu X)^-1) / 2 with norm scaling and a Newton-Schulz step at the end.
+    protect  : for the products, as for `pdgemm`; factorisations, solves and redistributions are not compared.
 
     Returns S in the layout of A.  Cost: 5 to 12 inverses usually, and three products; the report has the steps and
     |S^2 - I|_F / |S|_F^2.
@@ -145,8 +151,8 @@ def matrix_sign(A: DistMatrix, *, assume_a: Literal["gen", "her"] = "gen") -> Di
     with together(communicator(A=A)) as arguments:
         check_operand("A", A, square=True)
         as_name(assume_a, "assume_a", ("gen", "her"))
-        arguments += ["matrix_sign", A.distribution, A.dtype, assume_a]
-    work = Work("matrix_sign")
+        arguments += ["matrix_sign", A.distribution, A.dtype, assume_a, check_protection(protect, A)]
+    work = Work("matrix_sign", protect)
     if assume_a == "her":
         X, steps, _ = unitary_factor(work, A)
     else:

@@ -10,8 +10,9 @@ from pdgemm.factors.operands import to_one
 from pdgemm.factors.tall_qr import svd_of_tall
 from pdgemm.matrix.argument_checks import as_real, communicator, size
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.names import Protection
 from pdgemm.spectral.golub_kahan import BLOCKS, Scaled, leading_space, missing
-from pdgemm.spectral.iterations import Work, check_operand, finite_norm, like, unit
+from pdgemm.spectral.iterations import Work, check_operand, check_protection, finite_norm, like, unit
 from pdgemm.spectral.norms import largest_singular_value
 from pdgemm.support.agreement import together
 from pdgemm.support.shared_warnings import warn_together
@@ -29,6 +30,7 @@ def svd(
     tolerance: float | None = None,
     steps: int = 100,
     seed: int = 0,
+    protect: Protection | None = None,
 ) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
     """Return U, s and Vh with A = U diag(s) Vh, or the k largest singular values and their vectors.  Collective.
 
@@ -40,6 +42,7 @@ def svd(
     tolerance : ends the steps where no value can be farther than tolerance s_1 from its true one.  By default they go
         on until nothing but rounding errors of about 100 eps s_1 is left.
     steps : at most so many.
+    protect : for the products with k, as for `pdgemm`; factorisations are not compared, and all values are one.
 
     Returns U (m, k), s (k,) in descending order on every rank, and Vh (k, n); U and Vh have orthonormal columns and
     rows.  With k `U.report.facts` has "bound": no value differs from its true one by more than bound s_1; "share":
@@ -64,16 +67,21 @@ def svd(
         limit = None if tolerance is None else as_real(tolerance, "tolerance", above=0)
         if k is not None and k > least:
             raise ArgumentError(f"k = {k} is more than the {least} singular values of A, which is {size(A)}")
+        if k is None and protect is not None:
+            raise ArgumentError(
+                "protect is for products, and svd without k is a factorisation: name k, or leave it out"
+            )
         if full_matrices and (k is not None or A.shape[0] != A.shape[1]):
             raise ArgumentError(f"full_matrices=True is for all values of a square matrix; A is {size(A)}")
         arguments += ["svd", A.distribution, A.dtype, k, width, limit, steps, seed]
+        arguments += [check_protection(protect, A)]
     largest = finite_norm("svd", A, "max") if A.size else 0.0
     if k is None:
         return _all(A)
     near, far = to_one(largest or 1.0, A.dtype)
     norm = A.norm()
     norm = norm * near * far if np.isfinite(norm) else (A * near * far).norm()
-    work, W = Work("svd"), Scaled(A, near, far, norm)
+    work, W = Work("svd", protect), Scaled(A, near, far, norm)
     if is_small(A, k, width):
         U, s, Vh = _all(A)
         work.did(U)

@@ -84,7 +84,7 @@ def wrong_once(place: str, here: bool, bit: int) -> Iterator[None]:
             flip(made.local)
         return made
 
-    Accumulator.prepared, Prepared._run = prepared, ended  # type: ignore[method-assign]
+    Accumulator.prepared, Prepared._run = prepared, ended  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
