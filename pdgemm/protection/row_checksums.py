@@ -38,7 +38,7 @@ from pdgemm.arrays.element_functions import hashed
 from pdgemm.arrays.folds import vector_norm
 from pdgemm.matrix.distmatrix import DistMatrix
 
-CAP = 8.0  # times tau: clean residuals were up to 2.1, of constant matrices, and else below 0.8
+CAP = 8.0  # times tau: clean residuals were up to 2.6, of constant matrices, and else below 1
 SHARP = 32.0  # times what 95% of the rows keep to in residual / tau; of clean ones the largest was 9 times it
 _MOST = 95.0  # percent; a median is not enough: rows of a sparse matrix, or of one with few large elements, differ
 _ROWS = 64  # of which that says something

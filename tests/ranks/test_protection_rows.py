@@ -186,7 +186,7 @@ def test_larger_rounding_errors_accuse_nobody(
         C.local[np.ix_(rows == 5, cols == 7)] += C.dtype.type(by)
 
     with ProcessGrid(comm) as grid:
-        A, B = (DistMatrix.from_global(normal(x, "float64", 1), grid=grid) for x in ((M, K), (K, N)))
+        A, B = (DistMatrix.from_global(normal(x, "float64", 1), grid=grid) for x in ((2 * M, K), (K, N)))
         right = pdgemm(1, A, B).allgather()
         tau = 2.0**-53 * (7 / 3 * (N + K)) ** 0.5 * float(abs(A.allgather()[5]) @ np.linalg.norm(B.allgather(), axis=1))
         tau /= abs(float(row_checksums.weights(np.arange(N))[7]))
@@ -205,7 +205,7 @@ def test_larger_rounding_errors_accuse_nobody(
             first, *more = capfd.readouterr().err.splitlines() or [""]
             if comm.rank == 0:
                 expected = (
-                    "pdgemm: 1 of 70 rows of C differ from what was expected, row 5 first; the product is repeated"
+                    "pdgemm: 1 of 140 rows of C differ from what was expected, row 5 first; the product is repeated"
                 )
                 assert first == expected
                 flipped = re.search(r"other bits: one has flipped on rank \d+ on \S+; C is", "".join(more))
