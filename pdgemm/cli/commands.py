@@ -18,6 +18,7 @@ import click
 from pdgemm.cli.job import Job, NoMPIError
 from pdgemm.errors import CorruptionError, PdgemmError
 from pdgemm.support import launcher
+from pdgemm.support.text import echo
 
 _MODULES = {  # the modules with functions of these names
     "pdgemm.cli.product_commands": ("generate", "multiply", "verify"),
@@ -86,12 +87,12 @@ def run(job: Job, debug: bool) -> int:
     except click.exceptions.Exit as end:
         return end.exit_code
     except click.exceptions.NoArgsIsHelpError as bad:
-        click.echo(bad.format_message())
+        echo(bad.format_message())
         return 2
     except (click.ClickException, PdgemmError) as bad:  # raised on all ranks together
         if job.rank == 0:
             if debug:
                 traceback.print_exc()
             message = bad.format_message() if isinstance(bad, click.ClickException) else str(bad)
-            click.echo(f"pdgemm: error: {' '.join(message.split())}", err=True)
+            echo(f"pdgemm: error: {' '.join(message.split())}", err=True)
         return 1 if isinstance(bad, CorruptionError) else 2

@@ -52,7 +52,7 @@ def plan(whole: bool, as_json: bool, **asked: Any) -> int:
     """
     from pdgemm.planning.candidate_table import wrapped
     from pdgemm.planning.planner import RULE, explained
-    from pdgemm.support.text import in_words
+    from pdgemm.support.text import echo, in_words
 
     question = _asked(**asked)
     facts = {
@@ -67,16 +67,16 @@ def plan(whole: bool, as_json: bool, **asked: Any) -> int:
     found = question.candidates()
     if as_json:
         facts["rule"] = RULE
-        click.echo(json.dumps({**facts, "candidates": [x.as_dict() for x in found]}))
+        echo(json.dumps({**facts, "candidates": [x.as_dict() for x in found]}))
     else:
-        click.echo(wrapped(found[0].summary(question.mnk, question.ranks)))
-        click.echo(
+        echo(wrapped(found[0].summary(question.mnk, question.ranks)))
+        echo(
             wrapped(
                 f"machine: {question.machine.name}; {question.layouts} layouts of A, B and C; "
                 f"lower bound {in_words(question.bound)} per rank"
             )
         )
-        click.echo(explained(found, whole, "--all"))
+        echo(explained(found, whole, "--all"))
     return 0
 
 
@@ -91,7 +91,7 @@ def simulate(as_json: bool, **asked: Any) -> int:
     """
     from pdgemm.planning.candidate_table import wrapped
     from pdgemm.planning.simulator import simulate as walk
-    from pdgemm.support.text import counted, counted_short, in_bytes, in_seconds, in_words
+    from pdgemm.support.text import counted, counted_short, echo, in_bytes, in_seconds, in_words
 
     question = _asked(**asked)
     plan = question.plan()
@@ -116,7 +116,7 @@ def simulate(as_json: bool, **asked: Any) -> int:
         },
     }
     if as_json:
-        click.echo(json.dumps(facts))
+        echo(json.dumps(facts))
         return 0
     nodes, busiest = len(run.node_bytes), run.computed.max()
     words = _range(run.words_received, in_words)
@@ -129,7 +129,7 @@ def simulate(as_json: bool, **asked: Any) -> int:
         f"received per rank in the product: {words} in {messages}; by formula: {in_words(by_formula)}\n"
         f"received per node: {in_bytes(run.node_bytes.mean())} on average, {in_bytes(run.node_bytes.max())} at most"
     )
-    click.echo(wrapped(text))
+    echo(wrapped(text))
     return 0
 
 

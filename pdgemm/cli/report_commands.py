@@ -9,6 +9,7 @@ import click
 
 from pdgemm.cli import options
 from pdgemm.cli.job import OfAllRanks, OfOneRank
+from pdgemm.support.text import echo
 
 
 @click.command(cls=OfAllRanks)
@@ -47,7 +48,7 @@ def profile(trace_file: str, machine_file: str | None, as_json: bool) -> int:
     from pdgemm.profiling.profile_tables import tables
 
     found = load_profile(Path(trace_file), load_machine(machine_file) if machine_file else None)
-    click.echo(json.dumps(found.as_dict()) if as_json else tables(found))
+    echo(json.dumps(found.as_dict()) if as_json else tables(found))
     return 0
 
 

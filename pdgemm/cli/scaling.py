@@ -22,7 +22,7 @@ from pdgemm.studies import records
 from pdgemm.studies.cases import KINDS, Case, cases
 from pdgemm.studies.jobs import ENDED, Ended, Launcher, Steps, threads_per_rank
 from pdgemm.support import launcher
-from pdgemm.support.text import counted, in_rate, in_seconds
+from pdgemm.support.text import counted, echo, in_rate, in_seconds
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -103,7 +103,7 @@ def _opened(path: Path) -> records.Study:
         raise FileError(f"{path}: no permission to write")
     study = records.open_study(path)
     if study.torn:
-        click.echo(f"{path}: its last line was not finished, and is measured again", err=True)
+        echo(f"{path}: its last line was not finished, and is measured again", err=True)
     return study
 
 
@@ -183,7 +183,7 @@ def _cores() -> int:
 def _say(text: str, err: bool = False) -> None:
     """Print a line; the study continues where the output is closed."""
     with suppress(BrokenPipeError):
-        click.echo(text, err=err)
+        echo(text, err=err)
 
 
 def _warn(text: str) -> None:

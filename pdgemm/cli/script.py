@@ -25,7 +25,7 @@ from pdgemm.cli.commands import COMMANDS
 from pdgemm.cli.short_traceback import short, whole
 from pdgemm.support import failures, launcher, shared_warnings, watchdog
 from pdgemm.support.agreement import raised_on
-from pdgemm.support.text import ranks_text
+from pdgemm.support.text import printable, ranks_text
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -201,4 +201,4 @@ def _say(end: End, who: str) -> None:
 def _print(text: str) -> None:
     """Print to standard error; the other ranks wait for this one, though it is closed."""
     with suppress(OSError, ValueError):
-        print(text, file=sys.stderr or sys.__stderr__, flush=True)
+        print(printable(text), file=sys.stderr or sys.__stderr__, flush=True)

@@ -12,7 +12,6 @@ from dataclasses import asdict
 from time import perf_counter
 from typing import Any
 
-import click
 from mpi4py import MPI
 
 from pdgemm.cli.param_types import Dataset
@@ -26,7 +25,7 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import DeviceName
 from pdgemm.profiling.trace_file import trace
 from pdgemm.support import launcher, shared_warnings, signals
-from pdgemm.support.text import in_bytes, in_rate, in_seconds
+from pdgemm.support.text import echo, in_bytes, in_rate, in_seconds, printable
 
 SECONDS_BETWEEN_LINES = 5.0
 
@@ -97,11 +96,12 @@ class Speaker:
             yield None if self.grid.rank or self.as_json else _Lines(what, pace)
             return
         from rich.console import Console  # 54 modules, which only the rank at a terminal needs
+        from rich.markup import escape
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
         columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[rate]}")
         with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bars:
-            bar = bars.add_task(what, total=None, rate="")
+            bar = bars.add_task(escape(printable(what)), total=None, rate="")
             yield lambda done, total: bars.update(
                 bar, completed=done, total=total, rate=pace.rate(done / max(total, 1))
             )
@@ -137,13 +137,13 @@ class _Lines:
             return
         self._last = now
         parts = f"{share:.0%} in {in_seconds(now)}", self._pace.rate(share), f"{in_seconds(now / share - now)} left"
-        click.echo(f"{self._what}: {', '.join(filter(None, parts))}", err=True)
+        echo(f"{self._what}: {', '.join(filter(None, parts))}", err=True)
 
 
 def say_line(text: str, err: bool = False) -> None:
     """Print a line to standard output, or error; the work continues where it is closed."""
     try:
-        click.echo(text, err=err)
+        echo(text, err=err)
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 

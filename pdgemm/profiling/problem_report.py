@@ -23,6 +23,20 @@ _NOT_PRIVATE = {"root", "localhost", "user"}
 _PATH = re.compile(r"(?<![\w.~-])~?(?:/[^\s/:;,=\"']+)+/([^\s/:;,=\"']+)")
 _ADDRESS = re.compile(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.])")
 _BUILDER = re.compile(r"[\w.+-]+@[\w.-]+")
+_SECRET = re.compile(r"TOKEN|SECRET|PASS|KEY|CRED", re.IGNORECASE)
+# what values of variables are made of, where they name nobody and nothing private
+_NUMBER = re.compile(r"-?\d+(\.\d+)?([kmgt]i?b?|b|m?s|us)?|inf", re.IGNORECASE)
+_INTERFACE = re.compile(r"(eth|ib|hsn|opa|lo|mlx[45]_|hfi1_|cxi|efa)\d{0,2}")
+_WORDS = """
+    yes no true false on off y n auto none all default always never any error warn warning info debug trace version
+    ob1 cm ucx ofi self sm vader tcp smcuda psm2 psm3 cxi efa verbs shm sockets opx mtl btl pml rc rc_x rc_v ud
+    ud_x ud_v dc dc_x posix sysv cma knem xpmem mm cuda cuda_copy cuda_ipc gdr_copy rocm hcoll tuned basic han
+    libnbc adapt individual ompio romio321 romio341 sharedfp pmix pmi2 slurm rsh ssh core cores thread threads
+    hwthread socket sockets numa node slot package close spread master primary oversubscribe overload-allowed
+    if-supported static dynamic guided active passive intel gnu sequential tbb mkl openblas blis netlib sse4_2 avx
+    avx2 avx512 avx2_e1 compatible cbwr haswell skylakex cooperlake sapphirerapids zen prescott nehalem sandybridge
+    neoversen1 neoversev1 ring tree ib ll ll128 simple nvls eager_limit send inplace best_effort
+"""
 
 
 def problem_report(facts: dict[str, Any]) -> str:
@@ -47,7 +61,7 @@ def problem_report(facts: dict[str, Any]) -> str:
         ("/dev/shm", _shared_memory()),
         *[("GPU memory", facts["gpu_memory"])] * bool(facts["gpu_memory"]),
         *(("warning", text) for text in facts["warnings"]),
-        *(("variable", f"{name}={value}") for name, value in _variables()),
+        *(("variable", f"{name}={value if _public(name, value) else '(not shown)'}") for name, value in _variables()),
     ]
     hosts = [node["host"] for node in facts["nodes"]]
     return "\n".join(["```", *(f"{name:13s} {without_names(text, hosts)}" for name, text in rows), "```"])
@@ -86,6 +100,14 @@ def _variables() -> list[tuple[str, str]]:
     """Return what users tell pdgemm and the libraries below it."""
     given = (x for x in os.environ.items() if x[0].startswith(VARIABLES))
     return sorted(x for x in given if not x[0].startswith(_OF_LAUNCHERS))
+
+
+def _public(name: str, value: str) -> bool:
+    """Is all of a value numbers, and words that libraries define?  Another may be a secret, or name somebody."""
+    words, known = filter(None, re.split(r"[\s,:;^=|+]+", value)), _WORDS.split()
+    return not _SECRET.search(name) and all(
+        x.lower() in known or _NUMBER.fullmatch(x) or _INTERFACE.fullmatch(x) for x in words
+    )
 
 
 def _commit(root: Path) -> str:

@@ -6,8 +6,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import click
-
 from pdgemm.errors import ArgumentError
 from pdgemm.model.machine import Machine, load_machine
 from pdgemm.studies.curves import Results, Section, per_node, read_all
@@ -16,7 +14,7 @@ from pdgemm.studies.page import Drawn, page
 from pdgemm.studies.panels import Forecast, panels
 from pdgemm.studies.predictions import assumptions, predict
 from pdgemm.support.files import check_writable, write
-from pdgemm.support.text import counted
+from pdgemm.support.text import counted, echo
 
 FORMS = (".html", ".png", ".svg")
 _MOST = 10  # faults that are printed one by one
@@ -36,9 +34,9 @@ def report(studies: Sequence[Path], out: Path, machine_file: str | None, predict
     asked = load_machine(machine_file) if machine_file else None
     found = read_all(studies)
     for place, fault in found.unread[:_MOST]:
-        click.echo(f"pdgemm: warning: {place}: {fault}; left out", err=True)
+        echo(f"pdgemm: warning: {place}: {fault}; left out", err=True)
     if len(found.unread) > _MOST:
-        click.echo(f"pdgemm: warning: {len(found.unread) - _MOST} more were left out", err=True)
+        echo(f"pdgemm: warning: {len(found.unread) - _MOST} more were left out", err=True)
     if not found.points and form != ".html":
         raise ArgumentError(f"there is nothing to draw: {counted(len(found.bad), 'case')} failed or wrong, none right")
     forecasts = [_forecast(section, found, asked, predict_to) for section in found.sections]
@@ -51,9 +49,9 @@ def report(studies: Sequence[Path], out: Path, machine_file: str | None, predict
             drawn = [(x.title, panels(x, forecast)) for x, forecast in zip(found.sections, forecasts) if x.points]
             data = saved(together(drawn), form[1:])
     write(out, data)
-    click.echo(f"{out}: {counted(len(found.points), 'measurement')}, {len(found.bad)} failed or wrong")
+    echo(f"{out}: {counted(len(found.points), 'measurement')}, {len(found.bad)} failed or wrong")
     for note in [*found.notes, *notes]:
-        click.echo(f"  {note}")
+        echo(f"  {note}")
 
 
 def _forecast(section: Section, found: Results, asked: Machine | None, to: int) -> Forecast:

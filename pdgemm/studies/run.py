@@ -70,7 +70,7 @@ def _kept(path: Path, record: Record | None) -> bool:
 
 def _gather(comm: MPI.Comm) -> None:
     """Wait for all ranks, in a barrier that does not spin."""
-    request = comm.Ibarrier()
     with Wait(comm):
+        request = comm.Ibarrier()
         while not request.Test():
             sleep(_NAP)

@@ -23,7 +23,7 @@ from typing import IO
 from pdgemm.errors import FileError, PdgemmError
 from pdgemm.support.file_states import check_ordinary, ordinary, settled, state
 from pdgemm.support.json_input import Seconds, variable
-from pdgemm.support.text import short_name
+from pdgemm.support.text import printable, short_name
 
 UNFINISHED = set[Path]()  # what is to be removed if this process is ended now
 _TIDIED = set[Path]()  # beside which nothing is left of jobs that were killed before this one began
@@ -329,5 +329,5 @@ def _say_no_locks(folder: Path, reason: str) -> None:
 def say(text: str) -> None:
     """Print a line to whoever looks after the job; when nobody does, the work goes on all the same."""
     with suppress(OSError, ValueError):
-        line = " ".join(["pdgemm:", *text.split()])
+        line = " ".join(["pdgemm:", *printable(text).split()])
         print(f"{line}\n", end="", file=sys.stderr, flush=True)  # in one piece: launchers mix what ranks write

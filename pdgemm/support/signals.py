@@ -21,6 +21,7 @@ from time import perf_counter, sleep
 from typing import NoReturn
 
 from pdgemm.support.files import UNFINISHED
+from pdgemm.support.text import printable
 
 CODE = 128 + signal.SIGTERM
 CODES = {signal.SIGTERM: CODE, signal.SIGUSR1: CODE, signal.SIGINT: 128 + signal.SIGINT}
@@ -85,5 +86,5 @@ def _wait(hears: int, rank: int, start: float) -> None:
                 path.unlink(missing_ok=True)
         what, lost = _state
         text = f"{WORDS}{signal.Signals(number).name} after {perf_counter() - start:.1f} s, {what}: {lost}\n"
-        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
+        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, printable(text).encode(errors="replace"))
     os._exit(CODES[signal.Signals(number)])

@@ -4,8 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from itertools import groupby
 from math import isfinite
+
+# what a terminal obeys, and what turns the order of letters; lines and tabs stay
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """Return a text that a terminal shows as it is: names in files may hold characters that it would obey."""
+    return _OBEYED.sub(lambda x: ascii(x[0])[1:-1], text)
+
+
+def echo(text: object, err: bool = False) -> None:
+    """Print lines to standard output, or error."""
+    import click
+
+    click.echo(printable(str(text)), err=err)
 
 
 def named(algorithm: str, inside: str) -> str:

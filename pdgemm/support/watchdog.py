@@ -37,7 +37,7 @@ from pdgemm.support import waits
 from pdgemm.support.json_input import Seconds, variable
 from pdgemm.support.launcher import survives_ranks
 from pdgemm.support.source_lines import of_package, of_user
-from pdgemm.support.text import ranks_text
+from pdgemm.support.text import printable, ranks_text
 from pdgemm.support.waits import CheckCounter, Stillness, Wait, namespace, process
 
 if TYPE_CHECKING:
@@ -176,7 +176,8 @@ def _look(waiting: Wait, bounded: bool, looks: int) -> bool:
     assert comm is not None
     end = "the job is ended" if over else "PDGEMM_WATCHDOG=SECONDS would end the job"
     where = f"rank {comm.rank} of {comm.size} has waited {_stillness.seconds:.0f} s in {_place()[0]}"
-    os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"pdgemm: {where}: {text}; {end}\n".encode())
+    line = printable(f"pdgemm: {where}: {text}; {end}\n").encode(errors="replace")
+    os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, line)
     if over:
         end_job(CODE)
     return True

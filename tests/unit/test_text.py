@@ -1,10 +1,33 @@
 """Numbers as people read them."""
 
+import ast
 import math
+from pathlib import Path
 
 import pytest
 
-from pdgemm.support.text import counted_short, in_bytes, in_rate, in_seconds, in_words
+from pdgemm.support import text as module
+from pdgemm.support.text import counted_short, echo, in_bytes, in_rate, in_seconds, in_words, printable
+
+
+def test_a_terminal_shows_names_and_does_not_obey_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printable("a\x1b[2J\x9b1m\r\u202eb") == "a\\x1b[2J\\x9b1m\\r\\u202eb"
+    assert printable("lines\nand\ttabs, Ä, 漢, 𝔸\udc80") == "lines\nand\ttabs, Ä, 漢, 𝔸\udc80"
+    echo("x\x1b]0;title\x07")
+    echo(["\x1b"], err=True)
+    assert capsys.readouterr() == ("x\\x1b]0;title\\x07\n", "['\\x1b']\n")
+
+
+def test_what_the_commands_print_is_printable() -> None:
+    """By `echo`, or by a function that calls `printable`."""
+    package = Path(module.__file__).parents[1]
+    for path in {*package.rglob("*.py"), *(package / "io").rglob("*.py"), *(package / "grids").rglob("*.py")}:
+        source = path.read_text()
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("click.echo", "print", "os.write"):
+                of_user = path.name == "report.py"  # `Report.print()`, which the program of a user calls
+                no_name = path.name == "failures.py" or ast.unparse(node).startswith("os.write(_tells")
+                assert of_user or no_name or "printable" in source, f"{path}:{node.lineno}"
 
 
 @pytest.mark.parametrize(

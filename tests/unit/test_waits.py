@@ -27,7 +27,7 @@ NO_WAIT = {
     "devices/cuda_nccl.py": "events of a device",
     "devices/streams.py": "events of a device",
 }
-CALLERS_OWN = {"cli/script.py", "resilience/survivors.py", "studies/run.py"}  # communicators for the program
+CALLERS_OWN = {"cli/script.py", "resilience/survivors.py", "studies/run.py", "support/watchdog.py"}  # and its questions
 
 
 def calls() -> Iterator[tuple[str, ast.Call, list[ast.AST]]]:
