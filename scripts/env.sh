@@ -40,6 +40,10 @@ if [ -r "$_pdgemm_venv/bin/activate" ]; then
         export PRTE_ALLOW_RUN_AS_ROOT_CONFIRM="${PRTE_ALLOW_RUN_AS_ROOT_CONFIRM-1}"
     fi
 
+    # Open MPI 4: mpirun adds no lines of its own to those of a command that ends with an error; the exit code stays.
+    # It also says nothing then of a program that does not exist: 0 brings its lines back.
+    export OMPI_MCA_orte_execute_quiet="${OMPI_MCA_orte_execute_quiet-1}"
+
     if [ "$_pdgemm_nodes" -le 1 ]; then
         # More ranks than cores, none bound to a core: Open MPI 4, Open MPI 5.
         export OMPI_MCA_rmaps_base_oversubscribe="${OMPI_MCA_rmaps_base_oversubscribe-1}"
