@@ -146,19 +146,19 @@ def _too_little(question: Question, lacking: str, facts: dict[str, Any] | None) 
         least = {"needed_bytes_per_rank": question.least_bytes, "least_ranks": question.least_ranks}
         parts = {"needed_bytes_per_rank": tiling} if isinstance(tiling, int) else tiling.as_dict(memory)
         none = {"fits": False, "memory": memory, **least, "on_more_ranks": fit, "in_parts": parts, "candidates": []}
-        click.echo(json.dumps({**facts, **none}))
+        echo(json.dumps({**facts, **none}))
         return
-    click.echo(wrapped(lacking))
+    echo(wrapped(lacking))
     if more is not None:
-        click.echo(wrapped(f"on {counted(more.ranks, 'rank')} it fits, with {in_bytes(more.least_bytes)} per rank"))
+        echo(wrapped(f"on {counted(more.ranks, 'rank')} it fits, with {in_bytes(more.least_bytes)} per rank"))
     elif question.least_ranks > MOST_TRIED:
         ranks = counted(question.least_ranks, "rank")
-        click.echo(wrapped(f"A, B and C alone are the memory of {ranks}: it fits on more than these"))
+        echo(wrapped(f"A, B and C alone are the memory of {ranks}: it fits on more than these"))
     if isinstance(tiling, int):
-        click.echo(wrapped(f"products of files in parts, `pdgemm multiply --memory`, need {in_bytes(tiling)} per rank"))
+        echo(wrapped(f"products of files in parts, `pdgemm multiply --memory`, need {in_bytes(tiling)} per rank"))
     else:
         text = f"`pdgemm multiply --memory` would multiply matrices in files in {tiling.explain(memory)}"
-        click.echo(wrapped(text))
+        echo(wrapped(text))
 
 
 def _in_parts(question: Question) -> Tiling | int:
