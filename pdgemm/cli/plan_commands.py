@@ -42,9 +42,15 @@ _question = options.together(
 @click.command(cls=OfOneRank)
 @_question
 @click.option("--all", "whole", is_flag=True, help="Show all candidates, and not only the first five.")
+@click.option(
+    "--plot",
+    "picture",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="FILE.png or .svg: a picture of the candidates, time against memory.",
+)
 @options.json_
 @options.debug
-def plan(whole: bool, as_json: bool, **asked: Any) -> int:
+def plan(whole: bool, picture: Path | None, as_json: bool, **asked: Any) -> int:
     """Show what `pdgemm()` would run, the predicted time, and the cost of the alternatives.  Needs no MPI.
 
     Where nothing fits --memory, show how much is needed, on how many ranks it fits, and what a product of files in
@@ -52,9 +58,12 @@ def plan(whole: bool, as_json: bool, **asked: Any) -> int:
     """
     from pdgemm.planning.candidate_table import wrapped
     from pdgemm.planning.planner import RULE, explained
+    from pdgemm.studies.candidate_figure import check_picture, draw_candidates
     from pdgemm.support.text import echo, in_words
 
     question = _asked(**asked)
+    if picture is not None:
+        check_picture(picture)
     facts = {
         "shape": question.mnk,
         "ranks": question.ranks,
@@ -65,6 +74,10 @@ def plan(whole: bool, as_json: bool, **asked: Any) -> int:
         _too_little(question, lacking, facts if as_json else None)
         return 1
     found = question.candidates()
+    if picture is not None:
+        m, n, k = question.mnk
+        title = f"Plans of C ({m} x {n}) := A ({m} x {k}) B on {question.ranks} ranks, {question.machine.name} machine"
+        draw_candidates(found, picture, title, question.memory)
     if as_json:
         facts["rule"] = RULE
         echo(json.dumps({**facts, "candidates": [x.as_dict() for x in found]}))

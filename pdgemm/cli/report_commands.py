@@ -59,12 +59,10 @@ def profile(trace_file: str, machine_file: str | None, as_json: bool) -> int:
 @click.option(
     "--predict-to",
     type=click.IntRange(1, 1 << 17),
-    default=4096,
-    show_default=True,
-    help="Largest number of ranks predicted.",
+    help="Largest number of ranks predicted; default: so many that what was measured takes half of the axis.",
 )
 @options.debug
-def plot(studies: tuple[Path, ...], out: Path, machine_file: str | None, predict_to: int) -> int:
+def plot(studies: tuple[Path, ...], out: Path, machine_file: str | None, predict_to: int | None) -> int:
     """Write a report of files of `pdgemm scaling`, with predictions for more ranks.  Needs no MPI.
 
     HTML has figures, captions, a table of all measurements and how they were made; an image has the figures alone.

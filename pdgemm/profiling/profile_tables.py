@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from statistics import median
+from textwrap import wrap
 
 import numpy as np
 
+from pdgemm.planning.candidate_table import WIDTH, wrapped
 from pdgemm.profiling.profile import AGREE, OUTSIDE, PHASES, Profile
 from pdgemm.support.tables import Table
-from pdgemm.support.text import counted, in_bytes, sides
+from pdgemm.support.text import counted, in_bytes, in_seconds, sides
 
+_UNITS = ((1, "seconds"), (1e3, "milliseconds"), (1e6, "microseconds"))
 SHOWN = 16  # the number of ranks up to which each has a line
 MEANING = {
     "plan": "checks, planning, new memory; `plan(...).prepare()` does this once for products of the same matrices",
@@ -25,52 +28,75 @@ MEANING = {
 
 
 def tables(profile: Profile) -> str:
-    """Return the profile as text: a table of shares, one of ranks, one of transfers, and figures of all ranks."""
-    parts = [_shares(profile), _ranks(profile), _transfers(profile)]
-    return "\n\n".join([*(str(x) for x in parts if x.rows), "\n".join(_figures(profile))])
+    """Return the profile as text of at most 80 columns: tables of shares, of ranks, of transfers, and figures."""
+    parts = [_shares(profile), *_ranks(profile), *_transfers(profile)]
+    return "\n\n".join([*(str(x) for x in parts if x.rows), wrapped("\n".join(_figures(profile)))])
 
 
 def _shares(profile: Profile) -> Table:
-    rows = [
-        (name, f"{seconds:.4f}", f"{seconds / profile.mean_seconds:.0%}", MEANING[name])
-        for name, seconds in profile.parts.items()
-        if profile.mean_seconds
-    ]
+    columns, rows = ("phase", "time", "share", "what it is"), []
+    for name, seconds in profile.parts.items() if profile.mean_seconds else ():
+        first, *others = wrap(MEANING[name], WIDTH - 30, break_on_hyphens=False)
+        rows.append((name, in_seconds(seconds), f"{seconds / profile.mean_seconds:.0%}", first))
+        rows += [("", "", "", line) for line in others]
     title = "where the time of products went, mean of all ranks"
-    return Table(("phase", "seconds", "share", "what it is"), rows, words=("phase", "what it is"), title=title)
+    return Table(columns, rows, words=("phase", "what it is"), title=title)
 
 
-def _ranks(profile: Profile) -> Table:
+def _ranks(profile: Profile) -> Iterator[Table]:
+    """Yield the time of each rank in products by phase, and outside of products; what took no time is left out."""
     outside = [name for name in OUTSIDE if any(x.outside[name] for x in profile.ranks)]
-    columns = ("total", *PHASES, "redistribute", "other", *outside)
-    seconds = np.array([[x.seconds, *x.parts.values(), *(x.outside[name] for name in outside)] for x in profile.ranks])
-    critical, overlaps = profile.critical.number, [_percent(x.overlap) for x in profile.ranks]
+    critical = profile.critical.number
     shown = [x.number for x in profile.ranks] if len(profile.ranks) <= SHOWN else [critical]
-    mark = " (critical)" * (len(profile.ranks) > 1)
-    rows = [(f"{x}{mark * (x == critical)}", seconds[x], overlaps[x]) for x in shown]
-    rows += [
-        ("least", seconds.min(0), ""),
-        ("mean", seconds.mean(0), _percent(profile.overlap)),
-        ("most", seconds.max(0), ""),
+    several = len(profile.ranks) > 1
+    note = f"; rank {critical} is the critical one" if several else ""
+    inside = np.array([[x.seconds, *x.parts.values()] for x in profile.ranks])
+    names = ["total", *PHASES, "moves", "other"]
+    kept = [x for x, name in enumerate(names) if inside[:, x].any() or name in ("total", "product", "wait")]
+    overlaps = {x: _percent(profile.ranks[x].overlap) for x in shown} | {"mean": _percent(profile.overlap)}
+    yield _of_ranks("each rank", [names[x] for x in kept], inside[:, kept], shown, note, overlaps)
+    if outside:
+        seconds = np.array([[x.outside[name] for name in outside] for x in profile.ranks])
+        yield _of_ranks("each rank outside of products", outside, seconds, shown, "", {})
+
+
+def _of_ranks(
+    what: str, names: list[str], seconds: np.ndarray, shown: list[int], note: str, overlaps: dict[int | str, str]
+) -> Table:
+    """Return a table of seconds, which is in one unit.   shown : the ranks that have a line.   overlaps : of a line."""
+    scale, unit = next(x for x in _UNITS if seconds.max(initial=0) * x[0] >= 1 or x is _UNITS[-1])
+    lines: list[tuple[int | str, np.ndarray]] = [(x, seconds[x]) for x in shown]
+    lines += [("least", seconds.min(0)), ("mean", seconds.mean(0)), ("most", seconds.max(0))]
+    last = ("overlap",) * bool(overlaps)
+    rows = [
+        (str(name), *(_three_digits(scale * x) for x in row), *[overlaps.get(name, "")] * bool(overlaps))
+        for name, row in lines
     ]
-    cells = [(name, *(f"{x:.4f}" for x in figures), overlap) for name, figures, overlap in rows]
-    return Table(("rank", *columns, "overlap"), cells, title="seconds of each rank")
+    return Table(("rank", *names, *last), rows, title=f"{unit} of {what}{note}")
 
 
-def _transfers(profile: Profile) -> Table:
-    columns = [
-        "kind", "count", "bytes", "p50 ms", "p95 ms", "p99 ms", "waited for", "GB/s of these", "calibrated: in a node",
-        "between nodes",
-    ]  # fmt: skip
+def _three_digits(number: float) -> str:
+    digits = 0 if number >= 99.95 else 1 if number >= 9.995 else 2 if number >= 0.9995 else 3
+    return f"{number:.{digits}f}" if number else "0"
+
+
+def _transfers(profile: Profile) -> Iterator[Table]:
+    """Yield how long transfers took, and the rates of those that were waited for beside those of the calibration."""
+    every = profile.transfers()
+    columns = ("kind", "count", "bytes", "p50", "p95", "p99", "waited for", "GB/s")
     rows = [
         (
             x["kind"], str(x["count"]), in_bytes(x["bytes"]),
-            *(f"{1e3 * x[f'p{q}_seconds']:.3f}" for q in (50, 95, 99)), str(x["waited_for"]),
-            *(_rate(x[name]) for name in ("gb_per_second", "calibrated_inside_a_node", "calibrated_between_nodes")),
+            *(in_seconds(x[f"p{q}_seconds"]) for q in (50, 95, 99)), str(x["waited_for"]), _rate(x["gb_per_second"]),
         )
-        for x in profile.transfers()
+        for x in every
     ]  # fmt: skip
-    return Table(columns, rows, words=("kind",), title="transfers of all ranks")
+    title = "transfers of all ranks; GB/s of those that were waited for"
+    yield Table(columns, rows, words=("kind",), title=title)
+    keys = ("gb_per_second", "calibrated_inside_a_node", "calibrated_between_nodes")
+    rates = [(x["kind"], *(_rate(x[key]) for key in keys)) for x in every if x[keys[1]] or x[keys[2]]]
+    named = ("kind", "measured", "calibrated in a node", "between nodes")
+    yield Table(named, rates, words=("kind",), title="GB/s of transfers beside the calibration")
 
 
 def _figures(profile: Profile) -> Iterator[str]:

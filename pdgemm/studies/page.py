@@ -14,8 +14,9 @@ from pdgemm.studies.curves import TITLES, Curve, Point, Results, Section, relati
 from pdgemm.studies.panels import Forecast, Panel
 from pdgemm.studies.records import Record
 from pdgemm.support.tables import Table
-from pdgemm.support.text import counted
+from pdgemm.support.text import counted, in_seconds
 
+ERROR = "model error [%]"
 # the columns of measurements: a cell of a curve, a point of it, and the seconds that the planner predicts
 COLUMNS: dict[str, Callable[[Curve, Point, float | None], str]] = {
     "curve": lambda curve, x, _: curve.label,
@@ -23,6 +24,7 @@ COLUMNS: dict[str, Callable[[Curve, Point, float | None], str]] = {
     "m x n x k": lambda curve, x, _: " x ".join(map(str, x.case.mnk)),
     "algorithm": lambda curve, x, _: x.ran,
     "grid": lambda curve, x, _: x.grid,
+    "time": lambda curve, x, _: in_seconds(x.seconds),
     "median [s]": lambda curve, x, _: f"{x.seconds:.4g}",
     "95% interval [s]": lambda curve, x, _: f"{x.interval[0]:.4g} to {x.interval[1]:.4g}" if x.interval else "-",
     "GFLOP/s": lambda curve, x, _: f"{_gflops(x):.4g}" if _gflops(x) < 1e4 else f"{_gflops(x):.0f}",
@@ -32,25 +34,26 @@ COLUMNS: dict[str, Callable[[Curve, Point, float | None], str]] = {
     "words / bound": lambda curve, x, _: f"{x.over_bound:.3f}" if isfinite(x.over_bound) else "-",
     "hidden [%]": lambda curve, x, _: "-" if x.product.overlap is None else f"{100 * x.product.overlap:.0f}",
     "predicted [s]": lambda curve, x, predicted: f"{predicted:.4g}" if predicted else "-",
-    "model error [%]": lambda curve, x, predicted: f"{100 * (predicted / x.seconds - 1):+.0f}" if predicted else "-",
+    ERROR: lambda curve, x, predicted: f"{100 * (predicted / x.seconds - 1):+.0f}" if predicted else "-",
     "residual": lambda curve, x, _: f"{x.residual:.2g}",
     "core-hours": lambda curve, x, _: f"{x.cost.core_hours:.3g}",
     "GPU-hours": lambda curve, x, _: f"{x.cost.gpu_hours:.3g}",
     "energy [J]": lambda curve, x, _: str(x.cost.energy) if x.cost.joules is None else f"{x.cost.joules:.4g}",
 }
 KEY = (
-    "curve", "ranks", "m x n x k", "algorithm", "grid", "median [s]", "GFLOP/s", "% of peak", "efficiency [%]",
-    "words / bound", "model error [%]",
+    "curve", "ranks", "m x n x k", "algorithm", "grid", "time", "GFLOP/s", "% of peak", "efficiency [%]",
+    "words / bound", ERROR,
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A section of the page has its predictions, and its figures: each a panel and its SVG."""
+    """A section of the page has its predictions, its figures, each a panel and its SVG, and a legend of all of them."""
 
     section: Section
     forecast: Forecast
     figures: Sequence[tuple[Panel, str]]
+    legend: str = ""
 
     @property
     def key_figures(self) -> Table:
@@ -60,7 +63,7 @@ class Drawn:
     @property
     def measurements(self) -> Table:
         gpus = any(point.cost.gpu_hours for point in self.section.points)
-        names = [name for name in COLUMNS if gpus or name != "GPU-hours"]
+        names = [name for name in COLUMNS if name != "time" and (gpus or name != "GPU-hours")]
         return self._table(names, [(curve, curve.points) for curve in self.section.curves])
 
     def _table(self, names: Sequence[str], chosen: Iterable[tuple[Curve, Sequence[Point]]]) -> Table:
@@ -68,8 +71,16 @@ class Drawn:
         for number, (curve, points) in enumerate(chosen):
             formula = self.forecast[number].formula if number in self.forecast else ()
             seconds = {x.ranks: x.seconds for x in formula}
-            rows += [[COLUMNS[name](curve, x, seconds.get(x.ranks)) for name in names] for x in points]
+            unknown = " (uncalibrated)" if formula and not self.forecast[number].calibrated else ""
+            for x in points:
+                cells = {name: COLUMNS[name](curve, x, seconds.get(x.ranks)) for name in names}
+                error = cells[ERROR]
+                rows.append([*(cells | {ERROR: error if error == "-" else error + unknown}).values()])
         return Table(names, rows, words=("curve",))
+
+    @property
+    def legend_svg(self) -> str:
+        return inline(self.legend, f"{self.section.kind}-legend-") if self.legend else ""
 
     @property
     def svgs(self) -> list[tuple[Panel, str]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from pdgemm.errors import ArgumentError
 from pdgemm.model.machine import Machine, load_machine
 from pdgemm.studies.curves import Results, Section, per_node, read_all
-from pdgemm.studies.figures import alone, drawing, saved, together
+from pdgemm.studies.figures import alone, drawing, form_of, legend, saved, shared_entries, together
 from pdgemm.studies.page import Drawn, page
 from pdgemm.studies.panels import Forecast, panels
 from pdgemm.studies.predictions import assumptions, predict
@@ -17,17 +17,17 @@ from pdgemm.support.files import check_writable, write
 from pdgemm.support.text import counted, echo
 
 FORMS = (".html", ".png", ".svg")
+_FAR = 1 << 17  # ranks beyond which nothing is predicted
 _MOST = 10  # faults that are printed one by one
 
 
-def report(studies: Sequence[Path], out: Path, machine_file: str | None, predict_to: int) -> None:
+def report(studies: Sequence[Path], out: Path, machine_file: str | None, predict_to: int | None) -> None:
     """Read studies, predict, draw, and write the report.  Raises FileError or ArgumentError.
 
-    machine_file : the predictions are of it; None: of the calibration of each study.   predict_to : ranks of the last.
+    machine_file : the predictions are of it; None: of the calibration of each study.
+    predict_to   : ranks of the last; None: as many as leave half of the axis to what was measured.
     """
-    form = out.suffix.lower()
-    if form not in FORMS:
-        raise ArgumentError(f"{out}: a report is a file with the ending {', '.join(FORMS[:-1])} or {FORMS[-1]}")
+    form = form_of(out, FORMS)
     if os.path.realpath(out) in map(os.path.realpath, studies):
         raise ArgumentError(f"{out} is one of the studies: name another file for the report")
     check_writable(out, 0)
@@ -54,9 +54,11 @@ def report(studies: Sequence[Path], out: Path, machine_file: str | None, predict
         echo(f"  {note}")
 
 
-def _forecast(section: Section, found: Results, asked: Machine | None, to: int) -> Forecast:
+def _forecast(section: Section, found: Results, asked: Machine | None, to: int | None) -> Forecast:
     """Return the predictions of each curve that can be predicted."""
     forecast: Forecast = {}
+    first, last = (section.counts[0], section.counts[-1]) if section.counts else (1, 1)
+    to = to or min(last * max(4, last // first), _FAR)
     for number, curve in enumerate(section.curves):
         machine = asked or found.machines.get(curve.first.source)
         alike = [point for point in found.points if point.settings == curve.first.settings]
@@ -70,7 +72,9 @@ def _forecast(section: Section, found: Results, asked: Machine | None, to: int) 
 def _page(found: Results, forecasts: Sequence[Forecast], notes: Sequence[str]) -> str:
     drawn = []
     for section, forecast in zip(found.sections, forecasts):
-        figures = [(panel, saved(alone(panel), "svg").decode()) for panel in panels(section, forecast)]
-        drawn.append(Drawn(section, forecast, figures))
+        every = panels(section, forecast)
+        shared = shared_entries(every)
+        figures = [(panel, saved(alone(panel, shared), "svg").decode()) for panel in every]
+        drawn.append(Drawn(section, forecast, figures, saved(legend(shared), "svg").decode() if shared else ""))
     machines = dict.fromkeys(str(x.machine) for forecast in forecasts for x in forecast.values())
     return page(found, drawn, notes, [*machines])

@@ -113,8 +113,8 @@ def test_small_types_and_a_chosen_algorithm(tmp_path: Path) -> None:
     assert (c == 300).all()
     mixed = ["b.h5:/m", "a.h5:/m", "-o", "d.h5:/m", "--transb", "T", "--accumulate-dtype", "float64"]
     run = pdgemm(2, "multiply", *mixed, cwd=tmp_path)
-    assert ", float32, added up in float64, by " in run.stdout  # the file holds float32
-    assert read(tmp_path / "d.h5", "m").dtype == "float32"
+    assert ", float16, added up in float64, by " in run.stdout  # the file holds float16
+    assert read(tmp_path / "d.h5", "m").dtype == "float16"
     assert (read(tmp_path / "d.h5", "m") == 40).all()
 
 

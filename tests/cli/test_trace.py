@@ -24,6 +24,7 @@ from pdgemm.instrument.recorder import Recorder
 from pdgemm.model.machine import Machine
 from pdgemm.profiling import profile
 from pdgemm.profiling.profile_tables import MEANING, tables
+from pdgemm.support.text import in_seconds
 
 WAYS = [
     ("summa", "ring"),
@@ -353,10 +354,18 @@ def test_shares_of_the_time_are_a_table(tmp_path: Path) -> None:
     assert found.parts == pytest.approx(parts | {"redistribute": 0.0})
     assert found.as_dict()["mean_seconds"] == pytest.approx({"total": 1.0, **found.parts})
     lines = tables(found).splitlines()
+    assert max(map(len, lines)) <= 80
     assert MEANING.keys() == found.parts.keys()
     for name, seconds in found.parts.items():
-        (row,) = (x.split(maxsplit=3) for x in lines if x.startswith(f"{name} "))
-        assert row[1:3] == [f"{seconds:.4f}", f"{seconds:.0%}"] and MEANING[name] == row[3]
+        (at,) = (number for number, x in enumerate(lines) if x.startswith(f"{name} ") and "%" in x)
+        assert lines[at].split()[1:4] == [*in_seconds(seconds).split(), f"{seconds:.0%}"]
+        below = next(number for number, x in enumerate(lines[at + 1 :], at + 1) if x[:1] != " ")
+        assert " ".join(" ".join(x[20:].split()) for x in lines[at:below]).endswith(MEANING[name])
+    every = next(number for number, x in enumerate(lines) if x.startswith("seconds of each rank; rank 0"))
+    assert [x.split() for x in lines[every + 1 : every + 3]] == [
+        ["rank", "total", "plan", "product", "wait", "sync", "pack", "post", "other", "overlap"],
+        ["0", "1.00", "0.010", "0.500", "0.200", "0.100", "0.050", "0.040", "0.100", "-"],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -370,7 +379,8 @@ def test_shares_of_the_time_are_a_table(tmp_path: Path) -> None:
     ],
 )
 def test_figures_beside_the_tables(tmp_path: Path, facts: dict[str, Any], said: str) -> None:
-    assert said in tables(profile.load_profile(timeline(tmp_path / "t.json", GOOD, GOOD, **facts)))
+    text = tables(profile.load_profile(timeline(tmp_path / "t.json", GOOD, GOOD, **facts)))
+    assert " ".join(said.split()) in " ".join(text.split()) and max(map(len, text.splitlines())) <= 80
 
 
 def test_products_on_grids_of_some_of_the_ranks(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tiers import everything
 
 from pdgemm.cli import commands as cli
 from pdgemm.cli.job import Job
-from pdgemm.errors import ArgumentError, FileError
+from pdgemm.errors import ArgumentError, FileError, PdgemmError
 from pdgemm.model.formulas import gemm_flops
 from pdgemm.model.machine import Machine, on_nodes
 from pdgemm.studies import plot, records
@@ -339,7 +339,7 @@ def test_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         assert row[6] == f"{0.9 * seconds:.4g} to {1.2 * seconds:.4g}" and row[9] == str(efficiency)
         assert row[15] == "3e-16" and row[17] == "absent: no RAPL"
     assert sum("predicted [s]" in row for row in shown.rows) == 3  # a table for each kind
-    (key,) = (row for row in shown.rows if len(row) == len(KEY) and row[5] == "2")
+    (key,) = (row for row in shown.rows if len(row) == len(KEY) and row[5] == "2.0 s")
     assert key[1] == "8*"
     assert sum(len(row) == 18 for row in shown.rows) == 3 + 4 + 2 + 4
     for said in ("Strong scaling", "Weak scaling", "Shapes", "host<1>", "a measured one", "alert(1)</script> & more"):
@@ -348,6 +348,48 @@ def test_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert "links between nodes were not measured" in shown.text and "not calibrated" not in shown.text
     assert text.count("<figure") == 5 + 6 + 5
     assert capsys.readouterr().out.startswith(f"{tmp_path / 'r.html'}: 10 measurements, 1 failed or wrong\n")
+
+
+def test_one_legend_and_a_warning_beside_the_error(tmp_path: Path) -> None:
+    """What several panels have is named once; measured ranks take half of the axis; errors are of no calibration."""
+    study(tmp_path / "s.jsonl", *strong())
+    plot.report([tmp_path / "s.jsonl"], tmp_path / "r.html", None, None)
+    text = (tmp_path / "r.html").read_text()
+    for label in ("predicted (formula), not calibrated", "predicted (simulation)", "more ranks than cores", "ideal"):
+        assert len(re.findall(rf"<text[^>]*>[^<]*{re.escape(label)}</text>", text)) == 1, label
+    for label in ("measured peak", "lower bound"):
+        assert len(re.findall(rf"<text[^>]*>{label}</text>", text)) == 1, label
+    errors = re.findall(r"<td[^>]*>([-+]\d+[^<]*)</td>", text)
+    assert errors and all(x.endswith(" (uncalibrated)") for x in errors)
+    assert re.search(r"<text[^>]*>64</text>", text) and not re.search(r"<text[^>]*>128</text>", text)  # of 1 to 8
+
+
+def test_candidates_of_a_plan_as_time_against_memory(tmp_path: Path) -> None:
+    """Each candidate is a marker at its figures, those that do not fit are hollow, and the chosen one has a ring."""
+    from matplotlib.figure import Figure
+
+    from pdgemm.model.machine import Machine, on_nodes
+    from pdgemm.planning.question import Question
+    from pdgemm.studies import candidate_figure
+
+    question = Question(20_000, 20_000, 20_000, 64, memory=400 << 20, machine=on_nodes(Machine(), 16))
+    candidates = question.candidates()
+    axes = Figure().subplots()
+    candidate_figure._draw(candidates, question.memory, axes)
+    drawn = [(x, list(zip(x.get_xdata(), x.get_ydata()))) for x in axes.lines]
+    every = [(x.memory_bytes_per_rank, x.seconds) for x in candidates]
+    of_labels = {line.get_label(): points for line, points in drawn}
+    assert of_labels.pop("chosen") == every[:1] and len(of_labels.pop("memory")) == 2
+    assert sorted(x for points in of_labels.values() for x in points) == sorted(every)
+    hollow = {x.get_label() for x, _ in drawn if x.get_markerfacecolor() == "white"}
+    assert hollow == {f"{x.name}, too big" for x in candidates if not x.fits} != set()
+    out = tmp_path / "plan.svg"
+    candidate_figure.draw_candidates(candidates, out, "Plans", question.memory)
+    for said in ("Plans", candidates[0].grid_text, "memory per rank, A, B and C included", "512.0 MiB"):
+        assert re.search(rf"<text[^>]*>[^<]*{re.escape(said)}", out.read_text()), said
+    for bad in ("plan.html", "plan", "none/plan.svg"):
+        with pytest.raises(PdgemmError):
+            candidate_figure.check_picture(tmp_path / bad)
 
 
 def test_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
