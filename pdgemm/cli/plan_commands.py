@@ -58,11 +58,12 @@ def plan(whole: bool, picture: Path | None, as_json: bool, **asked: Any) -> int:
     """
     from pdgemm.planning.candidate_table import wrapped
     from pdgemm.planning.planner import RULE, explained
-    from pdgemm.studies.candidate_figure import check_picture, draw_candidates
     from pdgemm.support.text import echo, in_words
 
     question = _asked(**asked)
     if picture is not None:
+        from pdgemm.studies.pictures import check_picture, draw_candidates
+
         check_picture(picture)
     facts = {
         "shape": question.mnk,
@@ -95,19 +96,33 @@ def plan(whole: bool, picture: Path | None, as_json: bool, **asked: Any) -> int:
 
 @click.command(cls=OfOneRank)
 @_question
+@click.option(
+    "--plot",
+    "picture",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="FILE.png or .svg: the words of the product from rank to rank, as a heat map.",
+)
 @options.json_
 @options.debug
-def simulate(as_json: bool, **asked: Any) -> int:
+def simulate(picture: Path | None, as_json: bool, **asked: Any) -> int:
     """Simulate the schedule message by message; ranks of a node share its network bandwidth.  Needs no MPI.
 
     The plan is that of `pdgemm()`; the time of redistribution is added by formula.
     """
     from pdgemm.planning.candidate_table import wrapped
     from pdgemm.planning.simulator import simulate as walk
+    from pdgemm.planning.simulator import words_between
     from pdgemm.support.text import counted, counted_short, echo, in_bytes, in_seconds, in_words
 
     question = _asked(**asked)
+    if picture is not None:
+        from pdgemm.studies.pictures import check_picture, draw_words
+
+        check_picture(picture)
     plan = question.plan()
+    if picture is not None:
+        title = f"Words from rank to rank: {plan.algorithm} on {plan.candidate().grid_text}, without redistribution"
+        draw_words(words_between(plan.product, question.ranks), picture, title)
     candidate, run = plan.candidate(), walk(plan.product, question.machine, question.ranks)
     seconds, by_formula = run.seconds + plan.moving_seconds, plan.product_words
     facts = {
@@ -158,7 +173,14 @@ def _too_little(question: Question, lacking: str, facts: dict[str, Any] | None) 
         fit = more and {"ranks": more.ranks, "bytes_per_rank": more.least_bytes}
         least = {"needed_bytes_per_rank": question.least_bytes, "least_ranks": question.least_ranks}
         parts = {"needed_bytes_per_rank": tiling} if isinstance(tiling, int) else tiling.as_dict(memory)
-        none = {"fits": False, "memory": memory, **least, "on_more_ranks": fit, "in_parts": parts, "candidates": []}
+        none: dict[str, Any] = {
+            "fits": False,
+            "memory": memory,
+            **least,
+            "on_more_ranks": fit,
+            "in_parts": parts,
+            "candidates": [],
+        }
         echo(json.dumps({**facts, **none}))
         return
     echo(wrapped(lacking))

@@ -39,15 +39,27 @@ def info(as_report: bool, as_json: bool) -> int:
 @click.command(cls=OfOneRank)
 @click.argument("trace_file", type=click.Path(dir_okay=False))
 @options.machine
+@click.option(
+    "--plot",
+    "picture",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="FILE.png or .svg: the timeline of all ranks.",
+)
 @options.json_
 @options.debug
-def profile(trace_file: str, machine_file: str | None, as_json: bool) -> int:
+def profile(trace_file: str, machine_file: str | None, picture: Path | None, as_json: bool) -> int:
     """Show how the time in a file of `--trace` was spent, by phase and by rank.  Needs no MPI."""
     from pdgemm.model.machine import load_machine
     from pdgemm.profiling.profile import load_profile
     from pdgemm.profiling.profile_tables import tables
 
-    found = load_profile(Path(trace_file), load_machine(machine_file) if machine_file else None)
+    if picture is not None:
+        from pdgemm.studies.pictures import check_picture, draw_timeline
+
+        check_picture(picture)
+    found = load_profile(Path(trace_file), load_machine(machine_file) if machine_file else None, picture is not None)
+    if picture is not None:
+        draw_timeline(found.ranks, picture, f"Timeline of {trace_file}")
     echo(json.dumps(found.as_dict()) if as_json else tables(found))
     return 0
 

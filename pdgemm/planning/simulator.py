@@ -18,6 +18,7 @@ from pdgemm.model.machine import Machine
 from pdgemm.schedules.rounds import Messages, Round, Tally, one_each
 
 MOST_EVENTS = 20_000_000  # some seconds
+MOST_PAIRED = 2048  # ranks whose words are shown for each pair
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,20 @@ class Schedule(Protocol):
     def panel_dtype(self) -> np.dtype: ...
     def rounds(self) -> Iterable[Round]: ...
     def memory_seconds(self, machine: Machine, rank: int) -> float: ...
+
+
+def words_between(product: Schedule, ranks: int) -> np.ndarray:
+    """Return the words that each rank sends to each other rank or lets it read in place: a row for each sender.
+
+    Raises ArgumentError where there are too many rounds, or ranks.
+    """
+    if product.events * ranks > MOST_EVENTS or ranks > MOST_PAIRED:
+        raise ArgumentError(f"{ranks} ranks send too many messages to be shown for each pair; at most {MOST_PAIRED} do")
+    words = np.zeros((ranks, ranks), np.int64)
+    for at in product.rounds():
+        for x in at.moves:
+            np.add.at(words, (x.source, x.target), x.words)
+    return words
 
 
 def simulate(product: Schedule, machine: Machine, ranks: int) -> Simulation:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import isnan, nan
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from msgspec import Meta, Raw, Struct
@@ -90,6 +90,14 @@ class _Span(Struct):
     args: Raw = Raw(b"{}")
 
 
+class Spent(NamedTuple):
+    """A rank did this from `start` on, in seconds of the timeline: the name of its span, or "transfer"."""
+
+    name: str
+    start: float
+    seconds: float
+
+
 class _Other(Struct):
     ranks: Annotated[list[About], Meta(min_length=1)]
     machine: dict[str, Any]
@@ -117,6 +125,7 @@ class Rank:
     outside: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     reports: list[SavedReport] = field(default_factory=list)
     transfers: dict[str, list[tuple[float, int, bool]]] = field(default_factory=lambda: defaultdict(list))
+    spans: list[Spent] = field(default_factory=list)  # where they were asked for
 
     @property
     def waiting(self) -> float:
@@ -267,8 +276,11 @@ class Profile:
         }  # fmt: skip
 
 
-def load_profile(path: Path, machine: Machine | None = None) -> Profile:
-    """Return the profile of a file that `pdgemm.trace` wrote.  Raises FileError or ArgumentError."""
+def load_profile(path: Path, machine: Machine | None = None, spans: bool = False) -> Profile:
+    """Return the profile of a file that `pdgemm.trace` wrote, with its spans too if asked.
+
+    Raises FileError or ArgumentError.
+    """
     not_one = f"{path} is not a timeline that pdgemm wrote"
     found = decoded(read(path, LARGEST_FILE), _Timeline, not_one)
     about = found.otherData
@@ -282,6 +294,8 @@ def load_profile(path: Path, machine: Machine | None = None) -> Profile:
             of_rank[x.pid].append(x)
     for rank in ranks:
         _take(rank, of_rank[rank.number], f"{not_one}: its rank {rank.number}")
+        for x in of_rank[rank.number] if spans else ():
+            rank.spans.append(Spent("transfer" if x.cat == "transfers" else x.name, x.ts / 1e6, max(0.0, x.dur) / 1e6))
     return Profile(ranks, about.ranks, machine)
 
 

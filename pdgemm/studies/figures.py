@@ -122,7 +122,7 @@ def _fill(place: Figure | SubFigure, panel: Panel, shared: Collection[str] = ())
         _add_legend(place, entries, panel.wide, "outside lower center")
 
 
-def _add_legend(place: Figure | SubFigure, entries: dict[str, Any], wide: bool, where: str) -> None:
+def _add_legend(place: Figure | SubFigure, entries: dict[str, Any], wide: bool, where: Any) -> None:
     place.legend(entries.values(), entries.keys(), loc=where, ncols=_columns(entries, wide))
 
 

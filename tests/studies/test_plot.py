@@ -370,12 +370,12 @@ def test_candidates_of_a_plan_as_time_against_memory(tmp_path: Path) -> None:
 
     from pdgemm.model.machine import Machine, on_nodes
     from pdgemm.planning.question import Question
-    from pdgemm.studies import candidate_figure
+    from pdgemm.studies import pictures
 
     question = Question(20_000, 20_000, 20_000, 64, memory=400 << 20, machine=on_nodes(Machine(), 16))
     candidates = question.candidates()
     axes = Figure().subplots()
-    candidate_figure._draw(candidates, question.memory, axes)
+    pictures._candidates(candidates, question.memory, axes)
     drawn = [(x, list(zip(x.get_xdata(), x.get_ydata()))) for x in axes.lines]
     every = [(x.memory_bytes_per_rank, x.seconds) for x in candidates]
     of_labels = {line.get_label(): points for line, points in drawn}
@@ -384,12 +384,70 @@ def test_candidates_of_a_plan_as_time_against_memory(tmp_path: Path) -> None:
     hollow = {x.get_label() for x, _ in drawn if x.get_markerfacecolor() == "white"}
     assert hollow == {f"{x.name}, too big" for x in candidates if not x.fits} != set()
     out = tmp_path / "plan.svg"
-    candidate_figure.draw_candidates(candidates, out, "Plans", question.memory)
+    pictures.draw_candidates(candidates, out, "Plans", question.memory)
     for said in ("Plans", candidates[0].grid_text, "memory per rank, A, B and C included", "512.0 MiB"):
         assert re.search(rf"<text[^>]*>[^<]*{re.escape(said)}", out.read_text()), said
     for bad in ("plan.html", "plan", "none/plan.svg"):
         with pytest.raises(PdgemmError):
-            candidate_figure.check_picture(tmp_path / bad)
+            pictures.check_picture(tmp_path / bad)
+
+
+@pytest.mark.parametrize("algorithm", ["summa", "cannon", "2.5d", "inner", "stationary_a"])
+def test_words_from_rank_to_rank_are_those_that_are_counted(algorithm: str) -> None:
+    """Of each rank, on one node and between nodes; the sums over the senders are what it receives."""
+    from pdgemm.model.machine import Machine, on_nodes
+    from pdgemm.planning.question import Question
+    from pdgemm.planning.simulator import MOST_PAIRED, words_between
+
+    for machine in (Machine(), on_nodes(Machine(), 4)):
+        plan = Question(310, 170, 290, 16, algorithm=algorithm, machine=machine).plan()
+        words = words_between(plan.product, 16)
+        assert words.sum(axis=0).tolist() == [plan.product.traffic(rank).words_received for rank in range(16)]
+        assert words.sum() > 0 and not np.diagonal(words).any()
+    with pytest.raises(ArgumentError, match="too many messages to be shown for each pair"):
+        words_between(plan.product, MOST_PAIRED + 1)
+
+
+def test_a_timeline_has_the_spans_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And of too many the longest, which is said."""
+    from matplotlib.figure import Figure
+
+    from pdgemm.profiling.profile import Rank, Spent
+    from pdgemm.studies import pictures
+
+    spans = [Spent("pdgemm", 5.0, 9.0)] + [Spent(("product", "wait")[x % 2], 5.0 + x, 0.1 + x / 10) for x in range(8)]
+    ranks = [Rank(0, "a", spans=spans), Rank(1, "a", spans=[*spans[:3], Spent("transfer", 6.0, 1.0)])]
+
+    def drawn() -> tuple[dict[str, int], str]:
+        axes = Figure().subplots()
+        pictures._timeline(ranks, axes)
+        count = dict[str, int]()
+        for x in axes.collections:
+            name = {str(matplotlib.colors.to_hex(color)): name for name, (color, *_) in pictures.SPANS.items()}
+            shown = name[matplotlib.colors.to_hex(x.get_facecolor()[0])]
+            count[shown] = count.get(shown, 0) + len(x.get_paths())
+        assert axes.get_ylim() == (1.6, -0.6) and axes.get_xlim() == (0, 9.0)
+        return count, axes.get_xlabel()
+
+    import matplotlib.colors
+
+    assert drawn() == ({"product": 5, "wait": 5, "transfer": 1}, "seconds")
+    monkeypatch.setattr(pictures, "MOST_SPANS", 4)
+    assert drawn() == ({"product": 1, "wait": 2, "transfer": 1}, "seconds; only spans of 600 ms and more are drawn")
+
+
+def test_commands_draw(tmp_path: Path) -> None:
+    from click.testing import CliRunner
+
+    from pdgemm.cli.commands import cli
+
+    words = ["--shape", "300,200,100", "--ranks", "6", "--plot"]
+    for name, said in (("plan", "predicted time"), ("simulate", "rank that receives, or reads")):
+        out = tmp_path / f"{name}.svg"
+        run = CliRunner().invoke(cli, [name, *words, str(out)], catch_exceptions=False, standalone_mode=False)
+        assert run.return_value == 0 and said in out.read_text(), run.output
+        wrong = CliRunner().invoke(cli, [name, *words, str(tmp_path / "x.html")], standalone_mode=False)
+        assert isinstance(wrong.exception, ArgumentError) and not (tmp_path / "x.html").exists()
 
 
 def test_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

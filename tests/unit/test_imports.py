@@ -37,8 +37,8 @@ PURE_MODULES = [
     "grids.rectangles", "grids.shared_heap", "profiling.profile", "profiling.profile_tables", "cli.commands",
     "cli.job", "cli.options", "cli.param_types", "cli.plan_commands", "cli.product_commands",
     "cli.report_commands", "cli.scaling", "cli.script", "cli.short_traceback", "studies.cases", "studies.curves",
-    "studies.energy", "studies.figures", "studies.jobs", "studies.page", "studies.panels", "studies.plot",
-    "studies.predictions", "studies.records",
+    "studies.energy", "studies.figures", "studies.jobs", "studies.page", "studies.panels", "studies.pictures",
+    "studies.plot", "studies.predictions", "studies.records",
 ]  # fmt: skip
 NEED_CUPY = ["devices.cuda", "devices.cuda_ipc", "devices.cuda_nccl", "devices.kernels"]
 LONGEST = 400  # lines of a module
