@@ -43,7 +43,7 @@ def info(as_report: bool, as_json: bool) -> int:
     "--plot",
     "picture",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="FILE.png or .svg: the timeline of all ranks.",
+    help="FILE.html, .png or .svg: the timeline of all ranks; in HTML with the tables.",
 )
 @options.json_
 @options.debug
@@ -54,12 +54,12 @@ def profile(trace_file: str, machine_file: str | None, picture: Path | None, as_
     from pdgemm.profiling.profile_tables import tables
 
     if picture is not None:
-        from pdgemm.studies.pictures import check_picture, draw_timeline
+        from pdgemm.studies.pictures import OF_RUNS, check_picture, draw_timeline
 
-        check_picture(picture)
+        check_picture(picture, OF_RUNS)
     found = load_profile(Path(trace_file), load_machine(machine_file) if machine_file else None, picture is not None)
     if picture is not None:
-        draw_timeline(found.ranks, picture, f"Timeline of {trace_file}")
+        draw_timeline(found, picture, f"Timeline of {trace_file}")
     echo(json.dumps(found.as_dict()) if as_json else tables(found))
     return 0
 

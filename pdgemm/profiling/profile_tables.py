@@ -29,8 +29,12 @@ MEANING = {
 
 def tables(profile: Profile) -> str:
     """Return the profile as text of at most 80 columns: tables of shares, of ranks, of transfers, and figures."""
-    parts = [_shares(profile), *_ranks(profile), *_transfers(profile)]
-    return "\n\n".join([*(str(x) for x in parts if x.rows), wrapped("\n".join(_figures(profile)))])
+    return "\n\n".join([*map(str, parts(profile)), wrapped("\n".join(figures(profile)))])
+
+
+def parts(profile: Profile) -> list[Table]:
+    """Return the tables that have any rows."""
+    return [x for x in (_shares(profile), *_ranks(profile), *_transfers(profile)) if x.rows]
 
 
 def _shares(profile: Profile) -> Table:
@@ -99,7 +103,7 @@ def _transfers(profile: Profile) -> Iterator[Table]:
     yield Table(named, rates, words=("kind",), title="GB/s of transfers beside the calibration")
 
 
-def _figures(profile: Profile) -> Iterator[str]:
+def figures(profile: Profile) -> Iterator[str]:
     """Yield what the tables do not show."""
     report = profile.longest
     if report is None:

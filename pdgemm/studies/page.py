@@ -89,16 +89,13 @@ class Drawn:
 
 def page(results: Results, drawn: Sequence[Drawn], notes: Sequence[str], machines: Sequence[str]) -> str:
     """Return the page.   notes : the predictions assume this.   machines : the models, as text."""
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(files("pdgemm.studies").joinpath("report.html").read_text(encoding="utf-8"))
     bad = [
         (str(case), str(record["status"]), str(record.get("error") or _wrong(record)), str(path))
         for path, case, record in results.bad
     ]
     names = ("case", "status", "error", "file")
-    return template.render(
+    return _filled(
+        "report.html",
         title=f"Distributed matrix multiplication: {', '.join(TITLES[x.kind].lower() for x in results.sections)}",
         drawn=drawn,
         notes=[*results.notes, *notes],
@@ -108,6 +105,20 @@ def page(results: Results, drawn: Sequence[Drawn], notes: Sequence[str], machine
         unread=[f"{place}: {fault}" for place, fault in results.unread],
         machines=machines,
     )
+
+
+def run_page(title: str, svg: str, tables: Sequence[Table], figures: Sequence[str]) -> str:
+    """Return the page of a traced run.   svg : its timeline.   figures : what the tables do not show, as text."""
+    return _filled("run.html", title=title, svg=inline(svg, "timeline-"), tables=tables, figures=figures)
+
+
+def _filled(name: str, **facts: Any) -> str:
+    """Return the template of this name with what belongs into it."""
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    loader = FunctionLoader(lambda name: files("pdgemm.studies").joinpath(name).read_text(encoding="utf-8"))
+    rules: Any = {"autoescape": True, "undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    return Environment(loader=loader, **rules).get_template(name).render(**facts)
 
 
 def inline(svg: str, prefix: str) -> str:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pdgemm.planning.candidate_table import Candidate
-from pdgemm.profiling.profile import Rank
+from pdgemm.profiling.profile import Profile, Rank
+from pdgemm.profiling.profile_tables import figures, parts
 from pdgemm.studies.figures import alone, drawing, form_of, saved
+from pdgemm.studies.page import run_page
 from pdgemm.studies.panels import COLORS, LIMIT, MARKERS, Panel
 from pdgemm.support.files import check_writable, write
 from pdgemm.support.text import in_bytes, in_seconds, in_words
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FORMS = (".png", ".svg")
+OF_RUNS = (".html", *FORMS)
 MOST_SPANS = 20_000  # of a timeline, more than a picture shows
 # of a timeline: colour, and the part of the row of its rank, from above; later ones are drawn over earlier ones
 SPANS = {
@@ -31,9 +34,9 @@ SPANS = {
 BESIDE: Any = {"textcoords": "offset points", "fontsize": 7.5, "va": "bottom", "zorder": 1}
 
 
-def check_picture(out: Path) -> None:
+def check_picture(out: Path, forms: Sequence[str] = FORMS) -> None:
     """Raise ArgumentError or FileError where no picture can be written to a file of this name."""
-    form_of(out, FORMS)
+    form_of(out, forms)
     check_writable(out, 0)
 
 
@@ -113,10 +116,17 @@ def _words(words: np.ndarray, axes: Axes) -> None:
 
 
 # ------------------------------------------------------------------ the timeline of a run
-def draw_timeline(ranks: Sequence[Rank], out: Path, title: str) -> None:
-    """Draw what each rank did when.   ranks : those of a profile that was loaded with its spans."""
-    height = min(12.0, 1.6 + 0.4 * len(ranks))
-    _write(Panel("timeline", title, partial(_timeline, ranks), wide=True, height=height), out)
+def draw_timeline(profile: Profile, out: Path, title: str) -> None:
+    """Draw what each rank did when; in HTML with the tables and figures of the profile, which has its spans."""
+    ranks = profile.ranks
+    panel = Panel("timeline", title, partial(_timeline, ranks), True, min(12.0, 1.6 + 0.4 * len(ranks)))
+    if out.suffix.lower() != ".html":
+        _write(panel, out)
+        return
+    with drawing():
+        svg = saved(alone(panel), "svg").decode()
+        text = run_page(title, svg, parts(profile), [*figures(profile)])
+    write(out, text.encode(errors="xmlcharrefreplace"))
 
 
 def _timeline(ranks: Sequence[Rank], axes: Axes) -> None:

@@ -354,7 +354,8 @@ def test_shares_of_the_time_are_a_table(tmp_path: Path) -> None:
     assert found.parts == pytest.approx(parts | {"redistribute": 0.0})
     assert found.as_dict()["mean_seconds"] == pytest.approx({"total": 1.0, **found.parts})
     assert not any(x.spans for x in found.ranks)
-    for rank in profile.load_profile(tmp_path / "t.json", spans=True).ranks:
+    found = profile.load_profile(tmp_path / "t.json", spans=True)
+    for rank in found.ranks:
         assert {x.name: pytest.approx(x.seconds) for x in rank.spans if x.name in parts} == dict(spent["host"])
     lines = tables(found).splitlines()
     assert max(map(len, lines)) <= 80

@@ -436,6 +436,25 @@ def test_a_timeline_has_the_spans_of_all_ranks(monkeypatch: pytest.MonkeyPatch) 
     assert drawn() == ({"product": 1, "wait": 2, "transfer": 1}, "seconds; only spans of 600 ms and more are drawn")
 
 
+def test_the_page_of_a_run(tmp_path: Path) -> None:
+    """Tables, figures and the timeline of a traced run, without scripts, network and markup from outside."""
+    from pdgemm.model.machine import Machine
+    from pdgemm.profiling.profile import About, Profile, Rank, Spent
+    from pdgemm.studies import pictures
+
+    ranks = [Rank(x, "<b>host", spans=[Spent("product", x, 1.0)], outside={"read": 0.5 + x}) for x in range(2)]
+    for rank in ranks:
+        rank.outside |= dict.fromkeys(("write", "moved", "batch"), 0.0)
+    about = [About("<b>host", 0, 8, [0, 1], 0.0)] * 2
+    pictures.draw_timeline(Profile(ranks, about, Machine()), tmp_path / "run.html", "Timeline of <i>t.json")
+    text = (tmp_path / "run.html").read_text()
+    shown = Page(text)
+    assert shown.outside == [] and len({*shown.names}) == len(shown.names)
+    assert "seconds of each rank outside of products" in shown.text and "more threads than cores: <b>host" in shown.text
+    assert "<b>" not in text and "<i>" not in text and text.count("<svg") == 1
+    assert ["0", "0.500"] in shown.rows and ["1", "1.50"] in shown.rows
+
+
 def test_commands_draw(tmp_path: Path) -> None:
     from click.testing import CliRunner
 

@@ -90,7 +90,9 @@ def test_wheel_holds_every_module_and_nothing_else(wheel: Path) -> None:
     assert {"pdgemm/__init__.py", "pdgemm/grids/process_grid.py", "pdgemm/io/hdf5.py"} <= names
     assert {
         "pdgemm/py.typed",
+        "pdgemm/studies/parts.html",
         "pdgemm/studies/report.html",
+        "pdgemm/studies/run.html",
         "pdgemm/studies/report.mplstyle",
         f"{DIST_INFO}/licenses/LICENSE",
         f"{DIST_INFO}/entry_points.txt",
