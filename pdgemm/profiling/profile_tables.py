@@ -29,18 +29,18 @@ MEANING = {
 
 def tables(profile: Profile) -> str:
     """Return the profile as text of at most 80 columns: tables of shares, of ranks, of transfers, and figures."""
-    return "\n\n".join([*map(str, parts(profile)), wrapped("\n".join(figures(profile)))])
+    return "\n\n".join([*map(str, parts(profile, WIDTH)), wrapped("\n".join(figures(profile)))])
 
 
-def parts(profile: Profile) -> list[Table]:
-    """Return the tables that have any rows."""
-    return [x for x in (_shares(profile), *_ranks(profile), *_transfers(profile)) if x.rows]
+def parts(profile: Profile, width: int = 1 << 16) -> list[Table]:
+    """Return the tables that have any rows.   width : columns of a line, into which sentences are broken."""
+    return [x for x in (_shares(profile, width), *_ranks(profile), *_transfers(profile)) if x.rows]
 
 
-def _shares(profile: Profile) -> Table:
+def _shares(profile: Profile, width: int) -> Table:
     columns, rows = ("phase", "time", "share", "what it is"), []
     for name, seconds in profile.parts.items() if profile.mean_seconds else ():
-        first, *others = wrap(MEANING[name], WIDTH - 30, break_on_hyphens=False)
+        first, *others = wrap(MEANING[name], width - 30, break_on_hyphens=False)
         rows.append((name, in_seconds(seconds), f"{seconds / profile.mean_seconds:.0%}", first))
         rows += [("", "", "", line) for line in others]
     title = "where the time of products went, mean of all ranks"
