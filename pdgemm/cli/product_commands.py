@@ -133,6 +133,12 @@ def generate(
 @click.option("--compute-type", type=click.Choice(COMPUTE), help="Type that operands are rounded to; default: none.")
 @options.device
 @options.trace
+@click.option(
+    "--report",
+    "page",
+    type=click.Path(dir_okay=False),
+    help="FILE.html: a page of the result, the time of each rank and a timeline; needs matplotlib and jinja2.",
+)
 @click.option("--verify", "verified", is_flag=True, help="Check the result before it is stored.")
 @_seed
 @click.option("--force", is_flag=True, help="Replace any dataset by C, even A or B.")
@@ -160,6 +166,7 @@ def multiply(
     device: DeviceName,
     trace_file: str | None,
     nvtx: bool,
+    page: str | None,
     verified: bool,
     seed: int,
     force: bool,
@@ -173,8 +180,11 @@ def multiply(
     whether A, B, C and the buffers of the product fit the memory.  One dataset as A and B is read once.
     """
     real = os.path.realpath
-    if trace_file and real(trace_file) in {real(x.path) for x in (a, b, c0, output) if x}:
-        raise click.UsageError(f"--trace {trace_file} is a file that is read or written here: name another one")
+    for name, file in {"--trace": trace_file, "--report": page}.items():
+        if file and real(file) in {real(x.path) for x in (a, b, c0, output) if x}:
+            raise click.UsageError(f"{name} {file} is a file that is read or written here: name another one")
+    if trace_file and page and real(trace_file) == real(page):
+        raise click.UsageError(f"--trace and --report are both {page}: name another file for one of them")
     from pdgemm.arrays.dtypes import product
     from pdgemm.cli.session import session
     from pdgemm.errors import LayoutError
@@ -188,7 +198,7 @@ def multiply(
         if given is not None and any(unfit.values()):
             raise click.UsageError(f"{name} does not go with {' or '.join(x for x in unfit if unfit[x])}")
     others |= {"shape": product_grid, "accumulate_dtype": accumulate_dtype, "compute_type": compute_type}
-    with session(grid_shape, as_json) as say, say.traced(trace_file, nvtx):
+    with session(grid_shape, as_json) as say, say.traced(trace_file, nvtx, page):
         say.lost = f"{output.path} was not written, its contents are unchanged"
         x, y = source(say.grid, "A", a, dtype, transa), source(say.grid, "B", b, dtype, transb)
         stored = product(x.dtype, y.dtype)

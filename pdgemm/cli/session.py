@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -20,6 +21,7 @@ from pdgemm.grids.distribution import Block
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.report import Summary
 from pdgemm.io import hdf5
+from pdgemm.io.atomic import on_root
 from pdgemm.io.source import Source
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import DeviceName
@@ -37,6 +39,7 @@ class Speaker:
         self.grid, self.as_json = grid, as_json
         self.lost = "nothing was written"
         self.facts: dict[str, Any] = {"ranks": grid.size, "grid": grid.shape}
+        self._said = list[str]()  # what was reported
         self._bar = grid.rank == 0 and sys.stderr.isatty() and not as_json
 
     def report(self, key: str, what: Any) -> None:
@@ -47,6 +50,7 @@ class Speaker:
         if key == "verify":
             plain["passed"] = what.passed
         self.facts[key] = [*self.facts.get(key, []), plain] if key == "read" else plain
+        self._said.append(str(what))
         if not self.as_json:
             say_line(str(what))
 
@@ -78,9 +82,29 @@ class Speaker:
             wrote = hdf5.save(*output, matrix, progress=progress, **options)
         self.report("wrote", wrote)
 
-    def traced(self, path: str | None, nvtx: bool) -> AbstractContextManager[None]:
-        """Return a context manager that traces its block, if a trace was requested."""
+    def traced(self, path: str | None, nvtx: bool, page: str | None = None) -> AbstractContextManager[None]:
+        """Return a context manager that traces its block, if a trace or a page of it was requested."""
+        if page is not None:
+            return self._on_a_page(path, nvtx, Path(page))
         return trace(path, self.grid, nvtx=nvtx) if path or nvtx else nullcontext()
+
+    @contextmanager
+    def _on_a_page(self, path: str | None, nvtx: bool, page: Path) -> Iterator[None]:
+        """Trace the block, and write a page of the trace and of what was reported; without `path` the trace goes."""
+        from pdgemm.profiling.profile import load_profile
+        from pdgemm.studies.pictures import check_page, draw_timeline
+
+        comm, kept = self.grid.comm, Path(path or page.with_name(f".{page.name}.trace.json"))
+        on_root(comm, page, lambda: check_page(page))  # before the product, not after it
+        with trace(kept, self.grid, nvtx=nvtx):
+            yield
+        said = "\n".join(self._said)
+        try:
+            on_root(comm, page, lambda: draw_timeline(load_profile(kept, spans=True), page, page.stem, said))
+        finally:
+            if path is None and self.grid.rank == 0:
+                kept.unlink(missing_ok=True)
+        self.note("report", [f"wrote {page}"], str(page))
 
     @contextmanager
     def progress(

@@ -22,7 +22,8 @@ def form_of(out: Path, forms: Sequence[str]) -> str:
     """Return the ending of a file in small letters.  Raises ArgumentError where it is none of these."""
     form = out.suffix.lower()
     if form not in forms:
-        raise ArgumentError(f"{out}: a report is a file with the ending {', '.join(forms[:-1])} or {forms[-1]}")
+        some = " or ".join(filter(None, (", ".join(forms[:-1]), forms[-1])))
+        raise ArgumentError(f"{out}: a report is a file with the ending {some}")
     return form
 
 

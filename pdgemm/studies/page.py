@@ -107,9 +107,12 @@ def page(results: Results, drawn: Sequence[Drawn], notes: Sequence[str], machine
     )
 
 
-def run_page(title: str, svg: str, tables: Sequence[Table], figures: Sequence[str]) -> str:
-    """Return the page of a traced run.   svg : its timeline.   figures : what the tables do not show, as text."""
-    return _filled("run.html", title=title, svg=inline(svg, "timeline-"), tables=tables, figures=figures)
+def run_page(title: str, svg: str, tables: Sequence[Table], figures: Sequence[str], said: str) -> str:
+    """Return the page of a traced run.   svg : its timeline.   figures : what the tables do not show.
+
+    said : what its command has printed.
+    """
+    return _filled("run.html", title=title, svg=inline(svg, "timeline-"), tables=tables, figures=figures, said=said)
 
 
 def _filled(name: str, **facts: Any) -> str:

@@ -40,6 +40,13 @@ def check_picture(out: Path, forms: Sequence[str] = FORMS) -> None:
     check_writable(out, 0)
 
 
+def check_page(out: Path) -> None:
+    """Raise ArgumentError or FileError where no page of a run can be written to this file, packages included."""
+    check_picture(out, OF_RUNS[:1])
+    with drawing():
+        pass
+
+
 def _write(panel: Panel, out: Path) -> None:
     """Write a picture.  Raises what `check_picture` raises, and ArgumentError where matplotlib is missing."""
     with drawing():
@@ -116,8 +123,11 @@ def _words(words: np.ndarray, axes: Axes) -> None:
 
 
 # ------------------------------------------------------------------ the timeline of a run
-def draw_timeline(profile: Profile, out: Path, title: str) -> None:
-    """Draw what each rank did when; in HTML with the tables and figures of the profile, which has its spans."""
+def draw_timeline(profile: Profile, out: Path, title: str, said: str = "") -> None:
+    """Draw what each rank did when; in HTML with the tables and figures of the profile, which has its spans.
+
+    said : what the command has printed, for the page.
+    """
     ranks = profile.ranks
     panel = Panel("timeline", title, partial(_timeline, ranks), True, min(12.0, 1.6 + 0.4 * len(ranks)))
     if out.suffix.lower() != ".html":
@@ -125,7 +135,7 @@ def draw_timeline(profile: Profile, out: Path, title: str) -> None:
         return
     with drawing():
         svg = saved(alone(panel), "svg").decode()
-        text = run_page(title, svg, parts(profile), [*figures(profile)])
+        text = run_page(title, svg, parts(profile), [*figures(profile)], said)
     write(out, text.encode(errors="xmlcharrefreplace"))
 
 

@@ -476,6 +476,22 @@ def test_matrices_twenty_times_as_large_as_the_memory(tmp_path: Path, ranks: int
         assert gemm_error(found["c"][rows], 1, A[rows], A.T) <= TOLERANCE
 
 
+@pytest.mark.parametrize("way", [[], ["--memory", "3MB", "--trace", "t.json"]])
+def test_a_page_of_a_product(folder: Path, tmp_path: Path, way: list[str]) -> None:
+    """It has what was printed, a timeline and the time of each rank; no file stays that nobody named."""
+    words = ["multiply", f"{folder}/a.h5:/x", f"{folder}/b.h5:/y", "-o", "c.h5:/c", "--report", "r.html", *way]
+    run = jobs.pdgemm(2, *words, "--verify", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines()[-1] == "wrote r.html"
+    page = (tmp_path / "r.html").read_text()
+    for said in ("C (61 x 29)", "residual ", "wrote c.h5:/c (61 x 29 ", "seconds of each rank; rank ", "<svg"):
+        assert said in page, said
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["c.h5", "r.html", *["t.json"] * bool(way)]
+    for name, said in (("r.pdf", "a report is a file with the ending .html"), ("none/r.html", "the folder")):
+        bad = jobs.pdgemm(2, *words[:6], name, "-o", "d.h5:/c", cwd=tmp_path)
+        assert said in one_line(bad) and not (tmp_path / "d.h5").exists()
+
+
 def test_in_parts_and_verified(folder: Path, tmp_path: Path) -> None:
     """The plan comes first; C on entry may be the output."""
     shutil.copy(folder / "a.h5", tmp_path / "c.h5")
