@@ -126,7 +126,7 @@ CASES: dict[str, Case] = {
     "verify C0": (
         lambda x: x.pdgemm.verify(x.C, 1, x.A, x.B, 1, x.C),
         lambda x: x.pdgemm.verify(x.C, 1, x.A, x.B, 1),
-        "C0 is None",
+        "C0 is missing",
     ),
     "load, path": (lambda x: x.load(), lambda x: x.load(path=None), "NoneType"),
     "load, device": (lambda x: x.load(), lambda x: x.load(device="cuda"), "hdf5.load, cuda"),
