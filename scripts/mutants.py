@@ -291,9 +291,9 @@ MUTANTS = [
         (f"1 {R}linalg_svd.py",),
     ),
     Mutant(
-        "spectral: the second estimate of a condition is left out", "pdgemm/spectral/norms.py",
-        "return max(found, 2 * length(apply((-1.0) ** i * (1 + i / max(1, n - 1)))) / (3 * n))", "return found",
-        (f"1 {R}linalg_functions.py",),
+        "factors: the columns in which an inverse is smallest are taken", "pdgemm/factors/condition.py",
+        "np.argsort(-np.abs(y)", "np.argsort(np.abs(y)",
+        (f"1 {R}linalg_condition.py",),
     ),
     Mutant(
         "scalapack: a singular matrix has a solution", "pdgemm/scalapack/lapack.py",

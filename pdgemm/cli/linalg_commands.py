@@ -106,6 +106,8 @@ def solve(say: Speaker, how: How, a: Dataset, b: Dataset, output: Dataset, assum
     with say.progress("solve"):
         X = linalg.solve(A, B, assume_a=assume, refine=refine)
     say.report("solve", X.report.summary())
+    rcond: float = X.report.rcond
+    say.note("rcond", [f"rcond {rcond:.1e}, an estimate of 1 / (|A|_1 |A^-1|_1)"], rcond)
     if how.verified:
         with say.progress("verify"):
             if "triangular" in assume or assume == "pos":

@@ -129,10 +129,17 @@ def in_type(A: DistMatrix, dtype: np.dtype) -> DistMatrix:
     return A if A.dtype == dtype else working_copy(A, 0, True, False, dtype=dtype)[0]
 
 
+def columns_beside(A: DistMatrix, number: int) -> Distribution:
+    """Return how a few columns lie beside A: their rows where those of A lie."""
+    return Distribution(A.distribution.rows, BlockCyclic.even(number, A.grid.shape[1]))
+
+
 def column(b: np.ndarray, A: DistMatrix, dtype: np.dtype) -> DistMatrix:
-    """Return a vector, which every rank has, as a matrix of one column with the rows of A.  Collective."""
-    distribution = Distribution(A.distribution.rows, BlockCyclic.even(1, A.grid.shape[1]))
+    """Return a vector, or a few columns, which every rank has, as a matrix with the rows of A.  Collective."""
+    whole = b if b.ndim == 2 else b[:, None]
+    distribution = columns_beside(A, whole.shape[1])
     i, j = A.grid.coords
     local = new_array(distribution.local_shape((i, j)), dtype, "F", A.grid, devices.of(A.stored))
-    set_elements(local, np.asarray(b[distribution.rows.indices(i), None][:, : local.shape[1]], dtype))
+    where = np.ix_(distribution.rows.indices(i), distribution.cols.indices(j))
+    set_elements(local, np.asarray(whole[where], dtype))
     return DistMatrix(local, A.grid, distribution, "F", shared=all_shared(local, A.grid))

@@ -11,7 +11,8 @@ from pdgemm.arrays import dtypes
 from pdgemm.arrays.integers import as_name
 from pdgemm.errors import DTypeError, LinAlgError
 from pdgemm.factors.cholesky import cho_solve, cholesky
-from pdgemm.factors.lu import check_regular, lu_factor, lu_solve, own_copy, permuted
+from pdgemm.factors.condition import one_norm, reciprocal, reciprocal_condition, regular
+from pdgemm.factors.lu import LU, check_regular, lu_factor, lu_solve, own_copy, permuted
 from pdgemm.factors.operands import (
     check_right_side,
     check_square,
@@ -69,13 +70,17 @@ def solve(
     overwrite_a, overwrite_b : factors may be stored in A, and X in B.
     refine   : factor A, float64 or complex128, in single precision, and refine X in double precision until in each
         column |b - A x| <= sqrt(n) eps |A| |x|, in infinity norms, with eps = 2^-52.  Where that is not reached in 30
-        steps, or a step does not halve the residual, A is factored in double precision.  `X.report` says what was done.
+        steps, a step does not halve the residual, or A is singular in single precision but for rounding, A is factored
+        in double precision.  `X.report` says what was done.
 
     X lies as B does; `X.report` is the sum of those of the factorisation and the solves.
     Cost per rank on P ranks: 2n^3/(3P) flops, with "pos" half, and 2 n^2 m/P; with refine these are
     of single precision, and each step 4 n^2 m/P flops.
+    `X.report.rcond` is an estimate of 1 / (|A|_1 |A^-1|_1) by three solves with 4 columns, 24 n^2/P flops: see
+    `inverse_norm` in `pdgemm.factors.condition`.  All ranks are warned, by scipy.linalg.LinAlgWarning, where it is less
+    than eps.  `lu_factor` and `lu_solve`, or `cholesky` and `cho_solve`, solve without it.
     Raises LinAlgError on all ranks where A is singular, or with "pos" not positive definite; LayoutError, DTypeError,
-    ArgumentError or GridError.  A nearly singular A is solved: `cond` tells.
+    ArgumentError or GridError.
     Error: (A + E) x = b with |E| <= gamma_3n |L||U|, for each column (Higham, Accuracy and Stability of Numerical
     Algorithms, 2002, 9.4).  Refinement is that of LAPACK's dsgesv: Langou et al., Exploiting the performance of 32 bit
     floating point arithmetic in obtaining 64 bit accuracy, SC 2006.
@@ -96,20 +101,28 @@ def solve(
         arguments += ["solve", kind, how, *described(A, B)]
     trans: Any = "T" if transposed else "N"
     steps = Steps(what=solution(A, B))
+    norm = one_norm(A, kind, bool(lower))  # before factors are stored in A
     if refine:
-        return _refined(steps, A, B, trans, overwrite_a, overwrite_b)
+        return _refined(steps, A, B, trans, overwrite_a, overwrite_b, norm)
     if kind == "pos":
         M, lower = (A.T, not lower) if transposed else (A, bool(lower))
         L = steps.did(cholesky(M, lower=lower, overwrite_a=overwrite_a))
-        return steps.reported(steps.did(cho_solve(L, B, lower=lower, overwrite_b=overwrite_b)))
-    if kind in GENERAL:
-        factors = lu_factor(A, overwrite_a=overwrite_a)
-        steps.did(factors.LU)
-        return steps.reported(steps.did(lu_solve(factors, B, trans=trans, overwrite_b=overwrite_b)))
-    diagonal = _regular_diagonal(A)
-    if kind == "diagonal":
-        return _over(own_copy(B, A, overwrite_b), diagonal)
-    return solve_triangular(A, B, lower=kind == "lower triangular", trans=trans, overwrite_b=overwrite_b)
+        rcond = reciprocal_condition(steps, L, norm, lambda X, _: cho_solve(L, X, lower=lower, overwrite_b=True))
+        X = cho_solve(L, B, lower=lower, overwrite_b=overwrite_b)
+    elif kind in GENERAL:
+        factors = _factored(steps, A, overwrite_a)
+        rcond = _rcond_by_lu(steps, factors, norm)
+        X = lu_solve(factors, B, trans=trans, overwrite_b=overwrite_b)
+    else:
+        diagonal = _regular_diagonal(A)
+        if kind == "diagonal":
+            rcond = _rcond_of_diagonal(A, diagonal)
+            X = _over(own_copy(B, A, overwrite_b), diagonal)
+        else:
+            by: Any = partial(solve_triangular, A, lower=kind == "lower triangular")
+            rcond = reciprocal_condition(steps, A, norm, lambda X, op: by(X, trans=op, overwrite_b=True))
+            X = by(B, trans=trans, overwrite_b=overwrite_b)
+    return steps.reported(steps.did(X), rcond=regular(A, rcond))
 
 
 def inv(A: DistMatrix, *, overwrite_a: bool = False, assume_a: str = "gen", lower: bool = False) -> DistMatrix:
@@ -119,6 +132,7 @@ def inv(A: DistMatrix, *, overwrite_a: bool = False, assume_a: str = "gen", lowe
     assume_a, lower, overwrite_a : as for `solve`.
 
     Cost per rank on P ranks: 2n^3/P flops, with "pos" 5n^3/(3P).
+    `X.report.rcond` is 1 / (|A|_1 |X|_1); all ranks are warned where it is below eps, as by `solve`.
     Raises LinAlgError on all ranks where A is singular or not positive definite; LayoutError or DTypeError.
     Error: |A X - I| is about eps |A||X| (Higham 2002, 14.3); to solve a system, `solve` takes a third of the time and
     is more accurate.
@@ -129,26 +143,25 @@ def inv(A: DistMatrix, *, overwrite_a: bool = False, assume_a: str = "gen", lowe
         if overwrite_a:
             check_result("A", A, {})
         arguments += ["inv", kind, bool(lower), bool(overwrite_a), A.distribution, A.dtype]
-    steps = Steps(what=f"Inverse of {size(A)}")
+    steps, norm = Steps(what=f"Inverse of {size(A)}"), one_norm(A, kind, bool(lower))
     if kind == "pos":
         L = steps.did(cholesky(A, lower=lower, overwrite_a=overwrite_a))
         L = L if lower else L.H
         Y = steps.did(inv_triangular(L, lower=True))
         X = steps.did(solve_triangular(L, Y, lower=True, trans="C", overwrite_b=True))
     elif kind in GENERAL:
-        factors = lu_factor(A, overwrite_a=overwrite_a)
-        steps.did(factors.LU)
-        with together(A.grid.comm):
-            check_regular(factors)
+        factors = _factored(steps, A, overwrite_a)
         Y = steps.did(inv_triangular(factors.LU, lower=True, unit_diagonal=True))
         X = steps.did(solve_triangular(factors.LU, Y, overwrite_b=True))
         X = steps.did(permuted(X.T, np.argsort(factors.perm))).T  # A^-1 = U^-1 L^-1 P
     else:
         diagonal = _regular_diagonal(A)
-        if kind != "diagonal":
-            return inv_triangular(A, lower=kind == "lower triangular")
-        X = steps.did(_over(DistMatrix.eye(A.shape[0], grid=A.grid, dtype=A.dtype, device=A.device), diagonal))
-    return steps.reported(X if X.same_layout(A) else steps.did(X.redistribute(like=A)))
+        if kind == "diagonal":
+            X = steps.did(_over(DistMatrix.eye(A.shape[0], grid=A.grid, dtype=A.dtype, device=A.device), diagonal))
+        else:
+            X = steps.did(inv_triangular(A, lower=kind == "lower triangular"))
+    X = X if X.same_layout(A) else steps.did(X.redistribute(like=A))
+    return steps.reported(X, rcond=regular(A, reciprocal(A, norm, X.norm(1))))
 
 
 def structure(given: str) -> str:
@@ -156,6 +169,25 @@ def structure(given: str) -> str:
     short = {long: short for short, long in STRUCTURES.items()}
     given = as_name(given, "assume_a", dict.fromkeys((*STRUCTURES, *short)))
     return short.get(given, given)
+
+
+def _factored(steps: Steps, A: DistMatrix, overwrite_a: bool) -> LU:
+    """Return the LU factors of A.  Raises LinAlgError on all ranks where A is singular.  Collective."""
+    factors = lu_factor(A, overwrite_a=overwrite_a)
+    steps.did(factors.LU)
+    with together(A.grid.comm):
+        check_regular(factors)
+    return factors
+
+
+def _rcond_by_lu(steps: Steps, factors: LU, norm: float) -> float:
+    by: Any = partial(lu_solve, factors, overwrite_b=True)
+    return reciprocal_condition(steps, factors.LU, norm, lambda X, op: by(X, trans=op))
+
+
+def _rcond_of_diagonal(A: DistMatrix, diagonal: np.ndarray) -> float:
+    sizes = np.abs(diagonal).astype(float)
+    return reciprocal(A, sizes.max(initial=0), 1 / sizes.min(initial=np.inf))
 
 
 def _regular_diagonal(A: DistMatrix) -> np.ndarray:
@@ -182,7 +214,7 @@ def scaling_schedule(X: DistMatrix) -> ScalingSchedule:
     return ScalingSchedule(X.layout_in(X.grid), 0, RING.name, device=device_of(X))
 
 
-def _refined(steps: Steps, A: DistMatrix, B: Any, trans: Any, overwrite_a: bool, overwrite_b: bool) -> Any:
+def _refined(steps: Steps, A: DistMatrix, B: Any, trans: Any, overwrite_a: bool, overwrite_b: bool, norm: float) -> Any:
     """Solve op(A) X = B by a factorisation in single precision, if that converges."""
     vector, dtype = not isinstance(B, DistMatrix), common_dtype(A, B)
     B = column(B, A, dtype) if vector else B
@@ -196,7 +228,9 @@ def _refined(steps: Steps, A: DistMatrix, B: Any, trans: Any, overwrite_a: bool,
         factors = lu_factor(in_type(A, LOWER[A.dtype]), overwrite_a=True)
         steps.did(factors.LU)
         limit = np.sqrt(A.shape[0]) * dtypes.eps(dtype) * M.norm(np.inf)
-        X = None if factors.zero_pivot else corrected(B)
+        rcond = 0.0 if factors.zero_pivot else _rcond_by_lu(steps, factors, norm)
+        # near to singular in single precision, residuals say nothing of X
+        X = corrected(B) if rcond >= 10 * dtypes.eps(single) else None
         while X is not None:
             R = steps.did(pdgemm(-1, M, X, 1, own_copy(B, A, False)))
             left, most = (x.vector_norm(np.inf, axis=0) for x in (R, X))
@@ -209,9 +243,10 @@ def _refined(steps: Steps, A: DistMatrix, B: Any, trans: Any, overwrite_a: bool,
     if ratio <= 1:
         what += f", refined {number} times"
     else:
-        factors = lu_factor(A, overwrite_a=overwrite_a)
-        steps.did(factors.LU)
+        factors = _factored(steps, A, overwrite_a)
+        rcond = _rcond_by_lu(steps, factors, norm)
         X = steps.did(lu_solve(factors, B, trans=trans, overwrite_b=overwrite_b or vector))
         what += f", which did not converge in {number} steps, so by factors in {A.dtype}"
+    regular(A, rcond)
     assert X is not None
-    return X.allgather()[:, 0] if vector else steps.reported(X, what=what)
+    return X.allgather()[:, 0] if vector else steps.reported(X, what=what, rcond=rcond)

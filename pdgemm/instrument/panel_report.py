@@ -14,10 +14,12 @@ class PanelReport(Report):
     """A Report of a panel algorithm; `mnk` has the rows and columns of the matrix, and the length of its diagonal.
 
     what  : what was computed, as a formula with shapes.
+    rcond : of a solution an estimate of 1 / (|A|_1 |A^-1|_1), else None.
     steps : the reports of which this is the sum, where several algorithms ran, one after another.
     """
 
     what: str = ""
+    rcond: float | None = None
     steps: tuple[Any, ...] = ()
 
     @property

@@ -41,6 +41,11 @@ class Steps:
             self._made.append(made if callable(made) else lambda: made)
         return result
 
+    def add(self, steps: Steps) -> None:
+        """Keep the steps of a part of the work as one step."""
+        if steps._made:
+            self._made.append(partial(total, steps.made, perf_counter() - steps.start, **steps._changes))
+
     def reported(self, result: Result, **changes: Any) -> Result:
         """Let the report of a matrix be that of all steps, and return it; an array has none."""
         if self._made and hasattr(result, "later_report"):

@@ -13,9 +13,17 @@ from pdgemm.arrays.integers import as_count
 from pdgemm.errors import ArgumentError
 from pdgemm.factors import lu
 from pdgemm.factors.cholesky import cho_solve, cholesky
+from pdgemm.factors.condition import COLUMNS, SOLVES
 from pdgemm.factors.householder import householder_qr
 from pdgemm.factors.lstsq import lstsq
-from pdgemm.factors.operands import check_reach, check_right_side, check_square, common_dtype, described
+from pdgemm.factors.operands import (
+    check_reach,
+    check_right_side,
+    check_square,
+    columns_beside,
+    common_dtype,
+    described,
+)
 from pdgemm.factors.qr import qr
 from pdgemm.factors.solve import GENERAL, LOWER, inv, scaling_schedule, solve, structure
 from pdgemm.factors.stages import Stages, unmade
@@ -138,6 +146,13 @@ def _with_factors(plan: Stages, LU: DistMatrix, order: np.ndarray, B: Any, lette
     return X if letter == "N" else plan.permuted(X, np.argsort(order))
 
 
+def _condition(plan: Stages, A: DistMatrix, solve: Callable[[DistMatrix, str], object]) -> None:
+    """Plan the estimate of a condition number, from matrices with the rows of A."""
+    columns = columns_beside(A, min(COLUMNS, len(A)))
+    for letter in SOLVES if len(A) else "":
+        solve(unmade(A, columns, order="F"), letter)
+
+
 def _solve(
     plan: Stages,
     A: DistMatrix,
@@ -154,11 +169,17 @@ def _solve(
         _refined(plan, A, B, letter, iterations)
     elif kind == "pos":
         M, lower = (A.T, not lower) if transposed else (A, lower)
-        _cho_solve(plan, plan.cholesky(M, lower), B, lower)
+        L = plan.cholesky(M, lower)
+        _condition(plan, L, lambda X, _: _cho_solve(plan, L, X, lower))
+        _cho_solve(plan, L, B, lower)
     elif kind in GENERAL:
-        _with_factors(plan, *plan.lu(A), B, letter)
+        factors = plan.lu(A)
+        _condition(plan, factors[0], lambda X, op: _with_factors(plan, *factors, X, op))
+        _with_factors(plan, *factors, B, letter)
     elif kind != "diagonal":
-        plan.triangular(A, B, kind == "lower triangular", letter)
+        below = kind == "lower triangular"
+        _condition(plan, A, lambda X, op: plan.triangular(A, X, below, op))
+        plan.triangular(A, B, below, letter)
     elif isinstance(B, DistMatrix):
         plan.found.append(("X", scaling_schedule(unmade(B, dtype=common_dtype(A, B)))))
 
@@ -169,6 +190,7 @@ def _refined(plan: Stages, A: DistMatrix, B: Any, letter: str, iterations: int) 
         column = Distribution(A.distribution.rows, BlockCyclic.even(1, A.grid.shape[1]))
         B = unmade(A, column, dtype=dtype, order="F")
     factors, single = plan.lu(unmade(A, dtype=LOWER[A.dtype])), unmade(B, dtype=LOWER[dtype])
+    _condition(plan, factors[0], lambda X, op: _with_factors(plan, *factors, X, op))
     X = unmade(_with_factors(plan, *factors, single, letter), dtype=dtype)
     plan.product(M, X, unmade(B, dtype=dtype), beta=1)
     for _ in range(iterations):

@@ -32,6 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with h5py.File(made / "a.h5", "w") as file:
         file["general"], file["positive"] = x, x @ x.T + np.eye(60)
         file["singular"], file["tall"] = np.ones((60, 60)), rng.standard_normal((90, 20))
+        file["hilbert"], file["ones"] = 1 / (1 + np.add.outer(np.arange(12), np.arange(12))), np.ones((12, 1))
         file["b"], file["integers"] = rng.standard_normal((60, 5)), np.ones((60, 60), "i4")
         file["vector"] = rng.standard_normal(60)
         file["few"] = rng.standard_normal((90, 4)) @ rng.standard_normal((4, 70))
@@ -83,6 +84,27 @@ def test_json(folder: Path) -> None:
     facts = json.loads(done.stdout)
     assert facts["verify"]["passed"] and facts["verify"]["value"] <= facts["verify"]["bound"]
     assert facts["solve"]["as_predicted"] and facts["ranks"] == 2
+    exact = 1 / np.linalg.cond(read(folder / "a.h5", "positive"), 1)
+    assert 0.99 * exact <= facts["rcond"] <= 3 * exact and "warnings" not in facts
+
+
+def test_ill_conditioned_matrices_are_warned_of_once(folder: Path) -> None:
+    done = pdgemm(3, "solve", "a.h5:/hilbert", "a.h5:/ones", "-o", "h.h5:/x", cwd=folder)
+    assert done.returncode == 0 and done.stderr.count("pdgemm: warning: A (12 x 12 on a ") == 1
+    assert "rcond 2.6e-17, an estimate of 1 / (|A|_1 |A^-1|_1)" in done.stdout or "rcond 2.5e-17" in done.stdout
+    script = folder / "hilbert.py"
+    script.write_text(
+        "import numpy as np, scipy.linalg, warnings\n"
+        "from pdgemm import DistMatrix, ProcessGrid, linalg\n"
+        "A = DistMatrix.from_global(scipy.linalg.hilbert(12), grid=ProcessGrid())\n"
+        "linalg.inv(A)\n"
+        "with warnings.catch_warnings(record=True) as kept:\n"
+        "    linalg.solve(A, np.ones(12))\n"
+        "assert len(kept) == 1\n"
+    )
+    done = jobs.run(jobs.python(3, "-m", "pdgemm", str(script)), cwd=folder)
+    assert done.returncode == 0 and done.stderr.count("LinAlgWarning") == 1, done.stderr
+    assert "hilbert.py:4: LinAlgWarning: A (12 x 12" in done.stderr
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -98,7 +120,7 @@ def test_svd(folder: Path, ranks: int) -> None:
     assert np.allclose([float(x) for x in printed[0].split(",")], s[0], rtol=1e-9)
     assert f"s_1 of its true value; s_1 = {s[0, 0]:.6g}" in printed[1]
     assert printed[2].startswith("rank 4 holds all but ") and printed[2].endswith(" of |A|_F^2")
-    assert done.stdout.count(": ok") == 4  # rank 4 of 4: the last singular value is compared with what is left
+    assert done.stdout.count(": ok") == 5
 
 
 def test_singular_values_that_are_not_known_are_warned_of(folder: Path) -> None:
