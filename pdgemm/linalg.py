@@ -1,5 +1,6 @@
 """Linear algebra that stands on the product: factorisations, solves and functions of matrices."""
 
+from pdgemm.factors.cholesky import cho_factor as cho_factor
 from pdgemm.factors.cholesky import cho_solve as cho_solve
 from pdgemm.factors.cholesky import cholesky as cholesky
 from pdgemm.factors.householder import householder_qr as householder_qr
@@ -22,6 +23,7 @@ from pdgemm.factors.triangular import inv_triangular as inv_triangular
 from pdgemm.factors.triangular import solve_triangular as solve_triangular
 from pdgemm.factors.triangular import trmm as trmm
 from pdgemm.spectral.eigh import eigh as eigh
+from pdgemm.spectral.eigh import eigvalsh as eigvalsh
 from pdgemm.spectral.kronecker import kron as kron
 from pdgemm.spectral.kronecker import matvec as matvec
 from pdgemm.spectral.kronecker import outer as outer
@@ -34,15 +36,20 @@ from pdgemm.spectral.norms import norm as norm
 from pdgemm.spectral.plans import plan as plan
 from pdgemm.spectral.polar import matrix_sign as matrix_sign
 from pdgemm.spectral.polar import polar as polar
+from pdgemm.spectral.singular_values import matrix_rank as matrix_rank
+from pdgemm.spectral.singular_values import pinv as pinv
+from pdgemm.spectral.singular_values import svdvals as svdvals
 from pdgemm.spectral.svd import svd as svd
 
 __all__ = [
     "LU",
+    "cho_factor",
     "cho_solve",
     "cholesky",
     "cond",
     "det",
     "eigh",
+    "eigvalsh",
     "expm",
     "gram",
     "her2k",
@@ -56,11 +63,13 @@ __all__ = [
     "lu_factor",
     "lu_solve",
     "matrix_power",
+    "matrix_rank",
     "matrix_sign",
     "matvec",
     "newton_schulz",
     "norm",
     "outer",
+    "pinv",
     "plan",
     "polar",
     "qr",
@@ -69,6 +78,7 @@ __all__ = [
     "solve_triangular",
     "sqrtm",
     "svd",
+    "svdvals",
     "syr2k",
     "syrk",
     "trmm",

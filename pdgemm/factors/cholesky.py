@@ -66,10 +66,19 @@ def cholesky_schedule(W: DistMatrix) -> CholeskySchedule:
     return CholeskySchedule(W.layout_in(W.grid), PANEL, can_read(W), device=device_of(W))
 
 
-def cho_solve(L: DistMatrix, B: Any, *, lower: bool = True, overwrite_b: bool = False) -> Any:
+def cho_factor(A: DistMatrix, *, lower: bool = False, overwrite_a: bool = False) -> tuple[DistMatrix, bool]:
+    """Return the factor of `cholesky` and `lower`, as scipy.linalg.cho_factor: what `cho_solve` takes.  Collective.
+
+    The other triangle of the factor is zero.  Arguments, cost and errors are those of `cholesky`.
+    """
+    return cholesky(A, lower=lower, overwrite_a=overwrite_a), bool(lower)
+
+
+def cho_solve(L: DistMatrix | tuple[DistMatrix, bool], B: Any, *, lower: bool = True, overwrite_b: bool = False) -> Any:
     """Return X, where A X = B, given the Cholesky factor of A.  Collective over the grid of L.
 
-    L : DistMatrix (n, n), as `cholesky` returns it; with lower=False it is U, where A = U^H U.
+    L : DistMatrix (n, n), as `cholesky` returns it; with lower=False it is U, where A = U^H U.  Or the pair of the
+        factor and `lower` that `cho_factor` returns.
     B : DistMatrix (n, m) of any layout, or a 1-D array, the same on every rank; X is then one, too.
     overwrite_b : X may be stored in B.
 
@@ -77,8 +86,11 @@ def cho_solve(L: DistMatrix, B: Any, *, lower: bool = True, overwrite_b: bool = 
     Raises LayoutError, DTypeError, ArgumentError or GridError on all ranks.
     Error: (A + E) x = b with |E| <= gamma_{3n+1} |L||L^H|, for each column (Higham 2002, theorem 10.4).
     """
+    if isinstance(L, tuple) and len(L) == 2:
+        L, lower = L
     with together(communicator(L=L, B=B)):
         check_square(L, "L")
+    assert isinstance(L, DistMatrix)
     steps, (first, second) = Steps(), ("N", "C") if lower else ("C", "N")
     Y = steps.did(solve_triangular(L, B, lower=lower, trans=first, overwrite_b=overwrite_b))  # type: ignore[arg-type]
     X = solve_triangular(L, Y, lower=lower, trans=second, overwrite_b=True)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from time import perf_counter
@@ -9,8 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pdgemm.arrays.integers import shown
 from pdgemm.blas.local_qr import phases
-from pdgemm.errors import DTypeError, LinAlgError
+from pdgemm.errors import ArgumentError, DTypeError, LinAlgError
 from pdgemm.factors.operands import check_right_side, check_square, common_dtype, described, solution, to_factor
 from pdgemm.factors.triangular import solve_triangular
 from pdgemm.instrument.step_reports import Steps
@@ -40,6 +42,10 @@ class LU:
     LU: DistMatrix
     pivots: np.ndarray
     zero_pivot: int
+
+    def __iter__(self) -> Iterator[Any]:
+        """The factors and the pivots, as SciPy's pair: `lu, piv = lu_factor(A)`."""
+        return iter((self.LU, self.pivots))
 
     @cached_property
     def perm(self) -> np.ndarray:
@@ -96,10 +102,12 @@ def lu_schedule(W: DistMatrix) -> LUSchedule:
     return LUSchedule(layout, PANEL, can_read(W), idle=idle, device=device_of(W))
 
 
-def lu_solve(factors: LU, B: Any, *, trans: Transpose = "N", overwrite_b: bool = False) -> Any:
+def lu_solve(
+    factors: LU | tuple[DistMatrix, np.ndarray], B: Any, *, trans: Transpose = "N", overwrite_b: bool = False
+) -> Any:
     """Return X, where op(A) X = B, given the LU factors of A.  Collective over the grid of the factors.
 
-    factors : of a square A, as `lu_factor` returns them.
+    factors : of a square A, as `lu_factor` returns them, or SciPy's pair of the factors and the pivots.
     B     : DistMatrix (n, m) of any layout, or a 1-D array, the same on every rank; X is then one, too.
     trans : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H.
     overwrite_b : X may be stored in B.
@@ -109,6 +117,8 @@ def lu_solve(factors: LU, B: Any, *, trans: Transpose = "N", overwrite_b: bool =
     Raises LinAlgError on all ranks where a pivot is zero; LayoutError, DTypeError, ArgumentError or GridError.
     Error: (A + E) x = b with |E| <= gamma_3n P^T |L||U|, for each column (Higham 2002, theorem 9.4).
     """
+    if isinstance(factors, tuple) and len(factors) == 2 and isinstance(factors[0], DistMatrix):
+        factors = _of_pair(*factors)
     known = isinstance(factors, LU)
     wrong = DTypeError(f"factors must be an LU, as lu_factor returns it, got {type(factors).__name__}")
     if not known and not isinstance(B, DistMatrix):  # there are no ranks to agree with
@@ -132,6 +142,17 @@ def lu_solve(factors: LU, B: Any, *, trans: Transpose = "N", overwrite_b: bool =
     if letter != "N":
         X = steps.did(permuted(X, np.argsort(factors.perm)))
     return steps.reported(X)
+
+
+def _of_pair(factors: DistMatrix, pivots: Any) -> LU:
+    """Return SciPy's pair as LU.  Collective over the grid of the factors."""
+    with together(factors.grid.comm) as arguments:
+        numbers, (m, n) = np.asarray(pivots), factors.shape
+        if numbers.shape != (min(m, n),) or numbers.dtype.kind not in "iu" or ((numbers < 0) | (numbers >= m)).any():
+            raise ArgumentError(f"pivots must be {min(m, n)} row numbers below {m}, got {shown(pivots)}")
+        arguments += ["the pair of LU factors", *described(factors, numbers)]
+    zeros = np.flatnonzero(factors.diagonal() == 0)
+    return LU(factors, numbers.astype(np.int64), int(zeros[0]) + 1 if zeros.size else 0)
 
 
 def lu(A: DistMatrix) -> tuple[np.ndarray, DistMatrix, DistMatrix]:

@@ -32,6 +32,14 @@ def qr(a: Any, mode: str = "reduced") -> Any:
     return linalg("qr")(a) if mode == "reduced" else linalg("qr")(a)[1]
 
 
+def pinv(a: Any, rcond: float | None = None, hermitian: bool = False, *, rtol: float | None = None) -> Any:
+    return linalg("pinv")(a, rtol=rtol if rcond is None else rcond)
+
+
+def matrix_rank(A: Any, tol: float | None = None, hermitian: bool = False, *, rtol: float | None = None) -> Any:
+    return linalg("matrix_rank")(A, tol, rtol=rtol)
+
+
 def lstsq(a: Any, b: Any, rcond: float | None = None) -> Any:
     return linalg("lstsq")(a, b, rcond=rcond)
 
@@ -42,7 +50,8 @@ def linalg(name: str) -> Callable[..., Any]:
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    f"numpy.linalg.{function.__name__}": function for function in (matrix_power, svd, eigh, qr, lstsq)
+    f"numpy.linalg.{function.__name__}": function
+    for function in (matrix_power, svd, eigh, qr, lstsq, pinv, matrix_rank)
 }
 FUNCTIONS |= {
     "numpy.kron": lambda a, b: linalg("kron")(a, b),
@@ -54,5 +63,5 @@ FUNCTIONS |= {
     "numpy.linalg.matrix_norm": lambda x, /, *, ord="fro": linalg("norm")(x, ord),
     "numpy.linalg.slogdet": lambda a: linalg("slogdet")(a),
     "numpy.linalg.solve": lambda a, b: linalg("solve")(a, b),
-    "numpy.linalg.svdvals": lambda x: linalg("svd")(x)[1],
+    "numpy.linalg.svdvals": lambda x: linalg("svdvals")(x),
 }

@@ -185,15 +185,23 @@ class Reductions(MatrixBase):
     def matvec(self, x: Any) -> np.ndarray:
         """Return A x for a vector x that is the same on every rank, as a 1-D NumPy array on every rank.  Collective.
 
-        `A @ x` is the same, and `x @ A` is `A.T.matvec(x)`.  Raises LayoutError where x has not one number for each
-        column, ArgumentError where it differs among the ranks.
+        `A @ x` is the same, and `x @ A` is `A.T.matvec(x)`.  An array of one column is taken, too, and gives one, as
+        operators of SciPy do.  Raises LayoutError where x has not one number for each column, ArgumentError where it
+        differs among the ranks.
         """
         with together(self.grid.comm) as arguments:
             vector = to_host(devices.adopted(x))
+            if one_column := vector.shape == (self.shape[1], 1):
+                vector = vector[:, 0]
             if vector.shape != self.shape[1:]:
                 raise LayoutError(f"the product of {self.distribution} and an array of shape {vector.shape}")
             arguments += ["matvec", element_type(vector.dtype), described_elements(vector)]
         found: np.ndarray = self._reduced(products(vector), 1, False)
+        return found[:, None] if one_column else found
+
+    def rmatvec(self, x: Any) -> np.ndarray:
+        """Return A^H x, as `matvec` does A x: with both a matrix is an operator of SciPy's `aslinearoperator`."""
+        found: np.ndarray = self.H.matvec(x)
         return found
 
     def trace(self) -> Any:

@@ -97,6 +97,14 @@ def eigh(
     return w / near / far, work.reported(V, done, residual=residual)
 
 
+def eigvalsh(A: DistMatrix, *, lower: bool = True) -> np.ndarray:
+    """Return all eigenvalues of a Hermitian A in ascending order, as scipy.linalg.eigvalsh.  Collective over the grid.
+
+    Arguments, cost and errors are those of `eigh`, which it calls.
+    """
+    return eigh(A, lower=lower)[0]
+
+
 def _hermitian(A: DistMatrix, lower: bool) -> DistMatrix:
     """Return the Hermitian matrix of which A has one triangle."""
     part, rest = (np.tril(A), np.tril(A, -1)) if lower else (np.triu(A), np.triu(A, 1))

@@ -10,7 +10,7 @@ import numpy as np
 from pdgemm.factors.qr import qr
 from pdgemm.factors.tall_qr import rows_only
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.spectral.iterations import Work, distributed, on_one_rank, orthonormal, random, unit
+from pdgemm.spectral.iterations import Work, add, distributed, like, on_one_rank, orthonormal, random, unit
 
 BLOCKS = 5  # of vectors in each basis
 KEPT = 2  # after a restart
@@ -26,7 +26,8 @@ class Scaled(NamedTuple):
 
     def times(self, work: Work, X: DistMatrix, beta: complex = 0, C: DistMatrix | None = None) -> DistMatrix:
         """Compute C := far A (near X) + beta C.  Collective."""
-        return work.product(self.far, self.A, X * self.near, beta, C)
+        small = add(like(X), self.near, X, 0)  # in memory that ranks share, as X is
+        return work.product(self.far, self.A, small, beta, C)
 
     @property
     def H(self) -> Scaled:
