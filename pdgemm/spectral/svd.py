@@ -36,7 +36,7 @@ def svd(
 
     A : DistMatrix (m, n) of type s, d, c or z; it is not changed.
     k : None: all min(m, n) values, by a QR factorisation and LAPACK on one rank, for tall or wide A.  Else the k
-        largest: of all values where these are few, at most 5 (k + oversample); otherwise by block Golub-Kahan steps
+        largest: of all values where these are few, at most 6 (k + oversample); otherwise by block Golub-Kahan steps
         with k + oversample columns, from random ones that depend on the seed alone.
     full_matrices : False is what is done; True is taken where A is square.
     tolerance : ends the steps where no value can be farther than tolerance s_1 from its true one.  By default they go
@@ -126,8 +126,8 @@ def norm_of_rest(A: DistMatrix, U: DistMatrix, s: np.ndarray, Vh: DistMatrix) ->
 
 
 def is_small(A: DistMatrix, k: int, oversample: int) -> bool:
-    """Would a basis of the steps be all of the space?"""
-    return min(A.shape) <= BLOCKS * (k + oversample)
+    """Would a basis of the steps and the next block be more than all of the space?"""
+    return min(A.shape) <= (BLOCKS + 1) * (k + oversample)
 
 
 def beside(A: DistMatrix, k: int) -> DistMatrix:

@@ -12,7 +12,7 @@ from problems import grid_shapes
 
 pytestmark = pytest.mark.mpi
 TYPES = ("float32", "float64", "complex64", "complex128")
-SIZES = [(60, 45, 3), (45, 80, 2), (110, 100, 1), (14, 30, 4)]  # rows, columns, k; the last one has all values
+SIZES = [(60, 50, 3), (45, 80, 2), (110, 100, 1), (14, 30, 4)]  # rows, columns, k; the last one has all values
 
 
 def spectra(p: int, k: int) -> dict[str, np.ndarray]:
@@ -76,7 +76,20 @@ def test_bounds_hold_and_are_near(comm: Any, dtype: str) -> None:
         if values.any():
             share = (exact[:k] ** 2).sum() / (exact**2).sum()
             assert abs(facts["share"] - share) <= 2 * k * facts["bound"] + 100 * unit
-        assert U.report.counted == U.report.predicted and (U.report.steps > 0) == (5 * (k + 5) < min(m, n))
+        assert U.report.counted == U.report.predicted and (U.report.steps > 0) == (6 * (k + 5) < min(m, n))
+
+
+def test_bases_that_nearly_fill_the_space(comm: Any) -> None:
+    """Where a full basis leaves less room than a block needs, all values are computed."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    with ProcessGrid(comm) as grid:
+        for n in (35, 36, 41, 42, 43):
+            x = with_values(50, n, spectra(n, 2)["flat"], "float64")
+            U, s, _ = linalg.svd(DistMatrix.from_global(x, grid=grid), 2, oversample=5)
+            facts: Any = U.report.facts
+            assert np.abs(s - np.linalg.svd(x)[1][:2]).max() <= facts["bound"] <= 1e-13
+            assert (U.report.steps > 0) == (n > 42)
 
 
 def test_fewer_steps_have_larger_bounds_that_hold(comm: Any) -> None:
@@ -129,7 +142,7 @@ def test_plans_of_the_largest_values(comm: Any) -> None:
             A = DistMatrix.from_global(x.T if transposed else x, grid=grid, block=8)
             A = A.T if transposed else A
             report: Any = linalg.svd(A, k, oversample=4, steps=6)[0].report
-            assert report.steps == 6 * (5 * (k + 4) < min(m, n))  # which is a restart
+            assert report.steps == 6 * (6 * (k + 4) < min(m, n))  # which is a restart
             plan = linalg.plan(linalg.svd, A, k=k, oversample=4, iterations=report.steps or 1)
             assert report.counted == report.predicted == plan.traffic(comm.rank), str(report)
             assert plan.flops == report.flops
