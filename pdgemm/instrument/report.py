@@ -10,6 +10,7 @@ from pdgemm.blas.threads import multiplier
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.rectangles import Rectangle
 from pdgemm.instrument.check_report import CheckReport
+from pdgemm.instrument.ownership import as_html, of_grid
 from pdgemm.instrument.recorder import Recorder, Traffic
 from pdgemm.names import AlgorithmName
 from pdgemm.support.tables import Table
@@ -31,6 +32,9 @@ class MoveReport:
     predicted: Traffic
     extra_bytes: int
     predicted_extra_bytes: int
+
+    def _repr_html_(self) -> str:
+        return as_html(str(self))
 
     def __str__(self) -> str:
         traffic = self.counted
@@ -213,6 +217,12 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """Return the report as numbers and strings, for JSON."""
         return asdict(self) | {"gflops": self.gflops, "overlap": self.overlap}
+
+    def _repr_html_(self) -> str:
+        """Return the report for a notebook: its text, and where on the grid this rank is."""
+        i, j, *_ = self.coords
+        grid, at = self.grid, i * self.grid[1] + j if min(self.coords) >= 0 else -1
+        return as_html(str(self), of_grid(grid, at))
 
     def __str__(self) -> str:
         line = f"rank {self.rank} at {self.coords}: {self._times()}; {self._traffic()}"

@@ -19,6 +19,7 @@ from pdgemm.arrays import device as devices
 from pdgemm.arrays.device import to_host
 from pdgemm.arrays.dtypes import element_type
 from pdgemm.arrays.elementwise import scale
+from pdgemm.arrays.integers import shown
 from pdgemm.errors import ArgumentError, LayoutError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.matrix.local_arrays import all_shared, new_array
@@ -266,14 +267,48 @@ def _dtype(given: Any) -> np.dtype:
     return element_type(given)
 
 
+def take(a: Any, indices: Any, axis: int) -> Any:
+    return a[indices] if _axis_of(a, axis) == 0 else a[:, indices]
+
+
+def flip(m: Any, axis: int | None = None) -> Any:
+    down = slice(None, None, -1) if axis is None or _axis_of(m, axis) == 0 else slice(None)
+    across = slice(None, None, -1) if axis is None or _axis_of(m, axis) == 1 else slice(None)
+    return m[down, across]
+
+
+def roll(a: Any, shift: int, axis: int) -> Any:
+    at = _axis_of(a, axis)
+    with together(a.grid.comm):
+        indices = np.roll(np.arange(a.shape[at]), index(shift))
+    return take(a, indices, at)
+
+
+def ptp(a: Any, axis: int | None = None) -> Any:
+    return a.max(axis) - a.min(axis)
+
+
+def _axis_of(a: Any, axis: Any) -> int:
+    with together(a.grid.comm):
+        if axis not in (0, 1, -1, -2):
+            raise ArgumentError(f"axis is 0 or 1, got {shown(axis)}")
+    return int(axis) % 2
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     f"numpy.{function.__name__}": function
     for function in (where, isclose, around, nan_to_num, clip, allclose, array_equal, triu, tril, empty_like, full_like)
 }
-FUNCTIONS |= {f"numpy.{function.__name__}": function for function in (dot, inner, outer, vdot, einsum, concatenate)}
+FUNCTIONS |= {
+    f"numpy.{function.__name__}": function for function in (dot, inner, outer, vdot, einsum, concatenate, take, roll)
+}
 FUNCTIONS |= {
     "numpy.linalg.norm": norm,
     "numpy.round": around,
+    "numpy.flip": flip,
+    "numpy.flipud": lambda m: flip(m, 0),
+    "numpy.fliplr": lambda m: flip(m, 1),
+    "numpy.ptp": ptp,
     "numpy.concat": concatenate,
     "numpy.vstack": lambda tup: concatenate(tup, 0),
     "numpy.hstack": lambda tup: concatenate(tup, 1),

@@ -8,6 +8,7 @@ import numpy as np
 
 import pdgemm
 from pdgemm.arrays import device as devices
+from pdgemm.arrays.device import to_host
 from pdgemm.arrays.dtypes import element_type
 from pdgemm.arrays.element_functions import ElementFunction, element_function, fill
 from pdgemm.arrays.elementwise import set_elements
@@ -16,7 +17,7 @@ from pdgemm.blas.local_gemm import leading
 from pdgemm.errors import ArgumentError, DeviceError, LayoutError
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.layout import Order
-from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.grids.process_grid import ProcessGrid, default_grid
 from pdgemm.matrix.gather import block_index, scatter
 from pdgemm.matrix.local_arrays import (
     all_shared,
@@ -40,7 +41,7 @@ class Constructors(MatrixBase):
         cls,
         shape: tuple[int, int],
         *,
-        grid: ProcessGrid,
+        grid: ProcessGrid | None = None,
         block: Block | None = None,
         dtype: DType = np.float64,
         source: tuple[int, int] = (0, 0),
@@ -49,6 +50,7 @@ class Constructors(MatrixBase):
     ) -> Self:
         """Make a matrix whose elements are not initialised.  Collective over the grid.
 
+        grid   : by default one of all ranks, `pdgemm.grids.process_grid.default_grid()`.
         dtype  : bool, int8 to int64, uint8 to uint64, float16, bfloat16, float32, float64, complex64 or complex128.
         block  : mb = nb, or (mb, nb); by default one block per rank.
         source : grid coordinates (rsrc, csrc) of the rank that owns the first block.
@@ -63,7 +65,7 @@ class Constructors(MatrixBase):
         cls,
         name: str,
         shape: tuple[int, int],
-        grid: ProcessGrid,
+        grid: ProcessGrid | None,
         block: Block | None,
         dtype: DType,
         source: tuple[int, int],
@@ -71,6 +73,7 @@ class Constructors(MatrixBase):
         device: DeviceName,
     ) -> Self:
         """Return `empty` for the constructor of this name, which a message says where ranks disagree."""
+        grid = default_grid() if grid is None else grid
         where = device_on(grid, device)
         with together(grid.comm) as arguments:
             local, distribution = new_local(grid, shape, block, source, dtype, order, where)
@@ -82,7 +85,7 @@ class Constructors(MatrixBase):
         cls,
         shape: tuple[int, int],
         *,
-        grid: ProcessGrid,
+        grid: ProcessGrid | None = None,
         block: Block | None = None,
         dtype: DType = np.float64,
         source: tuple[int, int] = (0, 0),
@@ -98,7 +101,7 @@ class Constructors(MatrixBase):
         cls,
         n: int | tuple[int, int],
         *,
-        grid: ProcessGrid,
+        grid: ProcessGrid | None = None,
         block: Block | None = None,
         dtype: DType = np.float64,
         source: tuple[int, int] = (0, 0),
@@ -111,11 +114,90 @@ class Constructors(MatrixBase):
         return made._filled("eye", element_function("eye", 0, np.dtype("d")))
 
     @classmethod
+    def ones(
+        cls,
+        shape: tuple[int, int],
+        *,
+        grid: ProcessGrid | None = None,
+        block: Block | None = None,
+        dtype: DType = np.float64,
+        source: tuple[int, int] = (0, 0),
+        order: Order = "C",
+        device: DeviceName = devices.HOST,
+    ) -> Self:
+        """Make a matrix of ones.  Collective over the grid; arguments as for `empty`."""
+        layout: Any = {"grid": grid, "block": block, "source": source, "order": order, "device": device}
+        return cls.full(shape, 1, dtype=dtype, **layout)
+
+    @classmethod
+    def full(
+        cls,
+        shape: tuple[int, int],
+        fill_value: complex,
+        *,
+        grid: ProcessGrid | None = None,
+        block: Block | None = None,
+        dtype: DType | None = None,
+        source: tuple[int, int] = (0, 0),
+        order: Order = "C",
+        device: DeviceName = devices.HOST,
+    ) -> Self:
+        """Make a matrix of one number.  Collective over the grid; arguments as for `empty`.
+
+        dtype : by default the type that NumPy gives the number.
+        """
+        grid = default_grid() if grid is None else grid
+        with together(communicator_of(grid)) as arguments:
+            if np.ndim(fill_value) != 0:
+                raise ArgumentError(f"a matrix is filled with one number, got an array of {np.shape(fill_value)}")
+            number = np.zeros(1, element_type(np.asarray(fill_value).dtype if dtype is None else dtype))
+            number[:] = fill_value
+            arguments += ["DistMatrix.full", number[0]]
+        layout: Any = {"grid": grid, "block": block, "source": source, "order": order, "device": device}
+        return cls.empty(shape, dtype=number.dtype, **layout)._filled("full", lambda i, j: number)
+
+    @classmethod
+    def diag(
+        cls,
+        v: Any,
+        k: int = 0,
+        *,
+        grid: ProcessGrid | None = None,
+        block: Block | None = None,
+        dtype: DType | None = None,
+        source: tuple[int, int] = (0, 0),
+        order: Order = "C",
+        device: DeviceName = devices.HOST,
+    ) -> Self:
+        """Make the matrix with a vector on its k-th diagonal and 0 elsewhere: A[i, i + k] = v.  Collective.
+
+        v : array-like of one dimension, the same on every rank; the matrix has len(v) + |k| rows and columns.
+        dtype : by default that of v.  Other arguments as for `empty`.
+        """
+        grid = default_grid() if grid is None else grid
+        with together(communicator_of(grid)) as arguments:
+            vector, k = to_host(devices.adopted(v)), as_whole(k, "k")
+            if vector.ndim != 1:
+                raise LayoutError(f"a diagonal has one dimension, got an array of shape {vector.shape}")
+            wanted = element_type(vector.dtype if dtype is None else dtype)
+            arguments += ["DistMatrix.diag", k, described_elements(vector)]
+            n = len(vector) + abs(k)
+
+        def element(i: np.ndarray, j: np.ndarray) -> np.ndarray:
+            on = j - i == k
+            found = np.zeros(on.shape, wanted)
+            found[on] = vector[np.broadcast_to(np.minimum(i, j), on.shape)[on]]
+            return found
+
+        layout: Any = {"grid": grid, "block": block, "source": source, "order": order, "device": device}
+        return cls.empty((n, n), dtype=wanted, **layout)._filled("diag", element)
+
+    @classmethod
     def random(
         cls,
         shape: tuple[int, int],
         *,
-        grid: ProcessGrid,
+        grid: ProcessGrid | None = None,
         seed: int = 0,
         kind: RandomKind = "uniform",
         block: Block | None = None,
@@ -129,6 +211,7 @@ class Constructors(MatrixBase):
         kind : "uniform" on [0, 1), of int8 on -128 to 127, or "normal" with mean 0 and variance 1; other arguments as
                for `empty`.
         """
+        grid = default_grid() if grid is None else grid
         with together(communicator_of(grid)) as arguments:
             f = element_function(as_name(kind, "kind", get_args(RandomKind)), seed, element_type(dtype))
             arguments += ["DistMatrix.random", f"seed={seed}", kind]
@@ -141,7 +224,7 @@ class Constructors(MatrixBase):
         f: ElementFunction,
         shape: tuple[int, int],
         *,
-        grid: ProcessGrid,
+        grid: ProcessGrid | None = None,
         block: Block | None = None,
         dtype: DType = np.float64,
         source: tuple[int, int] = (0, 0),
@@ -173,7 +256,7 @@ class Constructors(MatrixBase):
         local: Any,
         shape: tuple[int, int],
         *,
-        grid: ProcessGrid,
+        grid: ProcessGrid | None = None,
         block: Block | None = None,
         source: tuple[int, int] = (0, 0),
     ) -> Self:
@@ -183,6 +266,7 @@ class Constructors(MatrixBase):
                 An array of NumPy's or CuPy's, or of any library that exports its memory by DLPack or
                 `__cuda_array_interface__` (PyTorch, JAX); the matrix is on the device that the array is on.
         """
+        grid = default_grid() if grid is None else grid
         comm = communicator_of(grid)
         with together(comm) as arguments:
             layout = distribution_on(grid, shape, block, source)
@@ -217,7 +301,7 @@ class Constructors(MatrixBase):
         cls,
         array: np.ndarray | None,
         *,
-        grid: ProcessGrid,
+        grid: ProcessGrid | None = None,
         root: int | None = None,
         block: Block | None = None,
         source: tuple[int, int] = (0, 0),
@@ -238,6 +322,7 @@ class Constructors(MatrixBase):
         Raises ArgumentError where arrays, or layouts, differ among the ranks; LayoutError, DTypeError, DeviceError or
         MemoryError; on every rank.
         """
+        grid = default_grid() if grid is None else grid
         with together(communicator_of(grid)) as arguments:
             if root is not None:
                 check_root(grid, root)
@@ -271,7 +356,7 @@ class Constructors(MatrixBase):
         cls,
         local: Any,
         *,
-        grid: ProcessGrid,
+        grid: ProcessGrid | None = None,
         rows: Any = None,
         cols: Any = None,
         axis: int | None = None,
@@ -286,6 +371,7 @@ class Constructors(MatrixBase):
         `from_blocks(local, grid=grid, axis=0)` stacks them in the order of the ranks; with `rows=(start, stop),
         cols=(start, stop)` each rank says where its block, or each of a list of blocks, lies.
         """
+        grid = default_grid() if grid is None else grid
         layout: dict[str, Any] = {"block": block, "source": source, "order": order, "device": device}
         made: Any = pdgemm.interchange.from_blocks(
             local, grid=grid, rows=rows, cols=cols, axis=axis, shape=shape, **layout

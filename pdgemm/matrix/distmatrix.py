@@ -13,7 +13,7 @@ from pdgemm.arrays import device as devices
 from pdgemm.arrays.device import to_host
 from pdgemm.arrays.dtypes import element_type
 from pdgemm.arrays.elementwise import CONJUGATE, CONVERT, set_elements
-from pdgemm.arrays.integers import shown
+from pdgemm.arrays.integers import as_count, shown
 from pdgemm.arrays.keys import MASK, is_view, picked
 from pdgemm.errors import ArgumentError, LayoutError
 from pdgemm.grids.distribution import Block
@@ -29,6 +29,7 @@ from pdgemm.matrix.reductions import Reductions
 from pdgemm.names import DeviceName, DType, Norm, Protection
 from pdgemm.support.agreement import together
 
+_Listed = list[int] | list[bool] | np.ndarray | range  # rows or columns
 _GATHER = {"to_numpy", "numpy", "gather", "compute"}  # methods by which other libraries return a whole array
 
 
@@ -64,10 +65,10 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
     """
 
     @overload
-    def __getitem__(self, key: slice | EllipsisType | tuple[slice, slice]) -> Self: ...
+    def __getitem__(self, key: slice | EllipsisType | _Listed | tuple[slice | _Listed, slice | _Listed]) -> Self: ...
     @overload
     def __getitem__(
-        self, key: SupportsIndex | tuple[SupportsIndex, slice] | tuple[slice, SupportsIndex]
+        self, key: SupportsIndex | tuple[SupportsIndex, slice | _Listed] | tuple[slice | _Listed, SupportsIndex]
     ) -> np.ndarray: ...
     @overload
     def __getitem__(self, key: tuple[SupportsIndex, SupportsIndex]) -> Any: ...
@@ -154,6 +155,16 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         rounded: Self = np.round(self, decimals)  # type: ignore[assignment]
         return rounded
 
+    def take(self, indices: Any, axis: int) -> Self:
+        """Return rows (axis 0) or columns (axis 1) by their indices, as A[rows] does.  Collective."""
+        taken: Self = np.take(self, indices, axis)
+        return taken
+
+    def cumsum(self, axis: int) -> Self:
+        """Return the sums up to each element along an axis: see `pdgemm.statistics.cumsum`.  Collective."""
+        sums: Self = np.cumsum(self, axis)  # type: ignore[assignment]
+        return sums
+
     if not TYPE_CHECKING:  # which would then know every attribute
 
         def __getattr__(self, name: str) -> Any:
@@ -230,6 +241,29 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
             whole, local = np.empty(self.shape, self.dtype), to_host(self.local)
         allgather(local, self.distribution, self.grid, whole)
         return whole
+
+    def preview(self, edge: int = 3) -> str:
+        """Return the elements as NumPy prints them, of a large matrix those at its corners.  Collective over the grid.
+
+        The text is the same on every rank: `text = A.preview()` on all ranks, and one of them prints it.
+
+        edge : rows and columns at each side that are shown of a matrix of more elements than NumPy's print threshold.
+        Cost: at most 4 edge^2 elements are brought to every rank, or all of a small matrix.
+        """
+        with together(self.grid.comm) as arguments:
+            edge = as_count(edge, "edge", 1)
+            arguments += ["preview", edge, self.distribution, self.dtype]
+        most = np.get_printoptions()["threshold"]
+        if self.size <= most:
+            return np.array2string(self.allgather())
+        kept = [np.r_[:edge, n - edge : n] if n > 2 * edge else np.arange(n) for n in self.shape]
+        corners: Any = self[np.ix_(*kept)]
+        # one row and one column in the middle stand for those that are left out
+        shape = [min(n, 2 * edge + 1) for n in self.shape]
+        shown_at = [np.r_[:edge, edge + 1 : 2 * edge + 1] if n > 2 * edge else np.arange(n) for n in self.shape]
+        whole = np.zeros(shape, self.dtype)
+        whole[np.ix_(*shown_at)] = corners.allgather()
+        return np.array2string(whole, threshold=0, edgeitems=edge)
 
     def to_blocks(self, rows: Any = None, cols: Any = None) -> Any:
         """Return A[rows, cols], on each rank what it asks for: see `pdgemm.interchange.to_blocks`.  Collective."""

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import numpy as np
 
 from pdgemm.arrays import device as devices
-from pdgemm.arrays.device import Array
+from pdgemm.arrays.device import Array, to_host
 from pdgemm.arrays.elementwise import CONJUGATE
 from pdgemm.arrays.keys import picked
 from pdgemm.errors import GridError, LayoutError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.instrument.ownership import Ownership, as_html
 from pdgemm.names import DeviceName
 from pdgemm.support.agreement import check_not_freed
 from pdgemm.support.text import in_bytes
@@ -45,14 +46,19 @@ class MatrixBase:
     def __init__(
         self,
         stored: Array,
-        grid: ProcessGrid,
-        distribution: Distribution,
+        grid: ProcessGrid = None,  # type: ignore[assignment]  # both are required; what is missing is said below
+        distribution: Distribution = None,  # type: ignore[assignment]
         order: Order = "C",
         conjugated: bool = False,
         shared: bool = False,
         mpi_addressable: bool = True,
     ) -> None:
         """Make a matrix of a local array.  Local, and nothing is checked: use `from_local`."""
+        if not isinstance(distribution, Distribution):
+            raise TypeError(
+                "DistMatrix() takes a local array, a grid and a distribution: DistMatrix.from_global(array) "
+                "distributes a whole array, DistMatrix.from_local takes a part on each rank"
+            )
         check_not_freed(grid.comm)
         self._stored = stored
         self.grid = grid
@@ -119,6 +125,24 @@ class MatrixBase:
             f"at {self.grid.coords} holds {rows} x {cols}, {in_bytes(self._stored.nbytes)}"
             f"{'' if self.device == devices.HOST else f' on {self.device}'})"
         )
+
+    def __str__(self) -> str:
+        """Return the elements of this rank as NumPy shows them, and the layout.  Local: one rank alone may print."""
+        held = np.array2string(np.asarray(to_host(self.local)))
+        if self._stored.shape == self.shape:
+            return f"{held}\n{self!r}"
+        return f"{self!r}, its part:\n{held}\nA.preview() shows the corners of all of it, on all ranks together"
+
+    def _repr_html_(self) -> str:
+        """Return the matrix for a notebook: its layout, who owns what, and the elements of this rank.  Local."""
+        return as_html(str(self), self.draw())
+
+    def draw(self) -> Ownership:
+        """Return a picture of who owns what; `print` shows it as text, a notebook as SVG (`.svg`).  Local.
+
+        The blocks of this rank have a frame, or brackets around its number.
+        """
+        return Ownership(self.layout_in(self.grid), self.grid.comm.rank)
 
     # ------------------------------------------------------------------ layout
     @property

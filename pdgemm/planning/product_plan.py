@@ -11,6 +11,7 @@ import numpy as np
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.layout import Layout
 from pdgemm.instrument.check_report import Checks
+from pdgemm.instrument.ownership import Ownership, as_html
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.model.formulas import lower_bound
 from pdgemm.planning.candidate_table import Candidate
@@ -248,6 +249,10 @@ class ProductPlan:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self})"
+
+    def _repr_html_(self) -> str:
+        """Return the plan for a notebook: its text, and who owns what of A, B and C in the product."""
+        return as_html(f"{self}\nA, B and C:", *map(Ownership, self.arrangement.layouts))
 
     def to_json(self) -> str:
         """Return the plan as JSON, which `from_json` reads."""

@@ -21,8 +21,8 @@ def histogram(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the counts of elements in intervals, and the ends of these, as NumPy does.  Collective over the grid.
 
-    bins    : a number of intervals of equal width from the least to the largest element, or from `range[0]` to `range[1]`;
-              or the ends of the intervals, ascending.  The same on every rank.
+    bins    : a number of intervals of equal width from the least to the largest element, or from `range[0]` to
+              `range[1]`; or the ends of the intervals, ascending.  The same on every rank.
     density : return the counts divided by their sum and by the widths.
 
     The result is the same on every rank and in every layout: counts are whole numbers.

@@ -2,8 +2,8 @@
 
 A real number of b bits is mapped to an integer of b bits that is larger where the number is larger, NaN being the
 largest.  The element that stands at a place in the order of all is found byte by byte: how many integers are less than
-each of the 255 next guesses is counted on each rank, in its own sorted elements, and summed.  After b/8 steps the integer
-is known exactly, and with it the element.
+each of the 255 next guesses is counted on each rank, in its own sorted elements, and summed.  After b/8 steps the
+integer is known exactly, and with it the element.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def keys_of(A: Any) -> np.ndarray:
 def elements_of(keys: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Return the elements of a type that have these integers.   dtype : bool, or that of an integer or float."""
     wide = widened(np.zeros(0, dtype)).dtype
-    if dtype == bool:
+    if dtype.kind == "b":
         return keys.astype(bool)
     bits = keys.astype(np.dtype(f"u{wide.itemsize}"))
     top = bits.dtype.type(1 << (8 * wide.itemsize - 1))

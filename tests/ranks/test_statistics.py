@@ -38,7 +38,7 @@ def agrees(comm: Any, found: Any, expected: Any, rtol: float = 0.0) -> None:
         found = found.allgather()
     found, expected = np.asarray(found), np.asarray(expected)
     assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
-    assert np.allclose(found, expected, rtol=rtol, atol=rtol, equal_nan=expected.dtype.kind == "f")
+    assert np.allclose(found, expected, rtol=rtol, atol=rtol, equal_nan=expected.dtype.kind in "fc")
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int8", "complex64"])

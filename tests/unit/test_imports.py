@@ -75,7 +75,8 @@ def imported(module: str) -> set[str]:
 
 def inside(module: str) -> set[str]:
     """The modules of this package that a module imports."""
-    return {name.removeprefix("pdgemm.") for name in imported(module)} & MODULES.keys() - {module}
+    own = {name.removeprefix("pdgemm.") for name in imported(module) if name.startswith("pdgemm.")}
+    return own & MODULES.keys() - {module}
 
 
 def floor(module: str) -> int:

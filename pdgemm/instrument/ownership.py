@@ -1,0 +1,112 @@
+"""Pictures of who owns what: the blocks of a matrix and the rank of each, as text and as SVG; HTML for notebooks.
+
+All of it is arithmetic on a layout: any rank can draw it alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+
+import numpy as np
+
+from pdgemm.grids.distribution import BlockCyclic, Distribution
+from pdgemm.grids.layout import Layout
+
+_MOST = 12  # blocks along a side that are drawn
+_SIDE, _LEAST, _MARGIN = 300, 24, 44  # pixels: the longer side, the least height or width of a block, room for numbers
+_COLOURS = ("#f4a582", "#92c5de", "#a6d96a", "#ffd966", "#c2a5cf", "#e6a0c4", "#9ad0c2", "#d9c7a0", "#b8c0ff")
+_TEXT = "#7d7d7d"  # can be read on light and on dark pages
+
+
+@dataclass(frozen=True)
+class Ownership:
+    """A picture of a layout: `print` shows it as text, a notebook as SVG.
+
+    rank : the blocks of this rank have a frame; -1: those of none.
+    """
+
+    layout: Layout
+    rank: int = -1
+
+    def __str__(self) -> str:
+        rows, more_rows = _blocks(self.layout.distribution.rows)
+        cols, more_cols = _blocks(self.layout.distribution.cols)
+        heads = [f"{start}:{stop}" for start, stop, _ in cols] + ["..."] * more_cols
+        table = [["", *heads]]
+        for start, stop, i in rows:
+            ranks = [self.layout.rank(i, j) for *_, j in cols]
+            named = [f"[{rank}]" if rank == self.rank else f"{rank}" for rank in ranks]
+            table.append([f"{start}:{stop}", *named, *["..."] * more_cols])
+        table += [["..."] * len(table[0])] * more_rows
+        widths = [max(len(line[at]) for line in table) for at in range(len(table[0]))]
+        lines = ["  ".join(x.rjust(width) for x, width in zip(line, widths)).rstrip() for line in table]
+        return "\n".join([f"{self.layout}: the rank of each block", *lines])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    @property
+    def svg(self) -> str:
+        """The picture as SVG."""
+        rows, more_rows = _blocks(self.layout.distribution.rows)
+        cols, more_cols = _blocks(self.layout.distribution.cols)
+        longest = max([1, *(x[-1][1] for x in (rows, cols) if x)])
+        tops, lefts = _places(rows, longest), _places(cols, longest)
+        parts = list[str]()
+        for (start, _, i), top, below in zip(rows, tops, tops[1:]):
+            parts.append(_label(_MARGIN - 4, (top + below) / 2, str(start), "end"))
+            for (_, _, j), left, right in zip(cols, lefts, lefts[1:]):
+                rank = self.layout.rank(i, j)
+                frame = 'stroke="#1a1a1a" stroke-width="2.5"' if rank == self.rank else 'stroke="white"'
+                parts.append(
+                    f'<rect x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" height="{below - top:.1f}" '
+                    f'fill="{_COLOURS[rank % len(_COLOURS)]}" {frame}/>'
+                )
+                parts.append(_label((left + right) / 2, (top + below) / 2, str(rank), "middle", "#1a1a1a"))
+        parts += [_label((x + y) / 2, _MARGIN - 10, str(c[0]), "middle") for c, x, y in zip(cols, lefts, lefts[1:])]
+        if more_cols:
+            parts.append(_label(lefts[-1] + 12, tops[0] + 12, "...", "start"))
+        if more_rows:
+            parts.append(_label(lefts[0], tops[-1] + 14, "...", "start"))
+        width, height = lefts[-1] + _LEAST + 8, tops[-1] + _LEAST
+        title = escape(f"{self.layout}: the rank of each block")
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" role="img" '
+            f'font-family="sans-serif" font-size="11"><title>{title}</title>{"".join(parts)}</svg>'
+        )
+
+    def _repr_html_(self) -> str:
+        return as_html(str(self.layout), self)
+
+
+def of_grid(shape: tuple[int, int], rank: int = -1) -> Ownership:
+    """Return a picture of a grid of ranks, numbered row by row."""
+    ranks = tuple(range(shape[0] * shape[1]))
+    return Ownership(Layout(Distribution.over(shape, shape, 1), ranks, np.dtype("d")), rank)
+
+
+def as_html(text: str, *pictures: Ownership) -> str:
+    """Return a text and pictures side by side below it, for a notebook."""
+    drawn = "".join(picture.svg for picture in pictures)
+    return f"<div><pre>{escape(text)}</pre>{drawn}</div>"
+
+
+def _blocks(dim: BlockCyclic) -> tuple[list[tuple[int, int, int]], bool]:
+    """Return the first blocks of a dimension, each with its owner, and whether there are more."""
+    starts = dim.starts[: _MOST + 1].tolist()
+    ends = [*starts[1:], dim.n]
+    blocks = [(start, stop, int(dim.owner(start))) for start, stop in zip(starts, ends)]
+    return blocks[:_MOST], len(starts) > _MOST
+
+
+def _places(blocks: list[tuple[int, int, int]], longest: int) -> list[float]:
+    """Return where blocks begin and end, in pixels."""
+    places = [float(_MARGIN)]
+    for start, stop, _ in blocks:
+        places.append(places[-1] + max(_LEAST, _SIDE * (stop - start) / longest))
+    return places
+
+
+def _label(x: float, y: float, text: str, anchor: str, colour: str = _TEXT) -> str:
+    return f'<text x="{x:.1f}" y="{y + 4:.1f}" text-anchor="{anchor}" fill="{colour}">{text}</text>'
