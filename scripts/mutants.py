@@ -296,6 +296,22 @@ MUTANTS = [
         (f"1 {R}linalg_condition.py",),
     ),
     Mutant(
+        "indexing: of a row that is set twice, the first value stays", "pdgemm/arrays/keys.py",
+        "np.unique(indices[::-1], return_index=True)\n    return np.sort(len(indices) - 1 - from_end)",
+        "np.unique(indices, return_index=True)\n    return np.sort(from_end)",
+        (f"1 {R}selection.py",),
+    ),
+    Mutant(
+        "movers: rows in any order are copied as if they followed each other", "pdgemm/movers/block_copy.py",
+        "side_by_side = bool((np.diff(here) == 1).all())", "side_by_side = here[-1] - here[0] + 1 == len(here)",
+        (f"4 {R}selection.py",),
+    ),
+    Mutant(
+        "statistics: equal elements are not dealt among the ranks", "pdgemm/statistics/columns.py",
+        "comm.Exscan(equal, earlier)", "earlier[:] = 0",
+        (f"4 {R}statistics.py",),
+    ),
+    Mutant(
         "scalapack: a singular matrix has a solution", "pdgemm/scalapack/lapack.py",
         "if nrhs and not factors.zero_pivot:", "if nrhs:",
         (f"4 {R}scalapack_linalg.py",),

@@ -65,7 +65,9 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
     """
 
     @overload
-    def __getitem__(self, key: slice | EllipsisType | _Listed | tuple[slice | _Listed, slice | _Listed]) -> Self: ...
+    def __getitem__(  # type: ignore[overload-overlap]  # an array of NumPy's may be a number, too
+        self, key: slice | EllipsisType | _Listed | tuple[slice | _Listed, slice | _Listed]
+    ) -> Self: ...
     @overload
     def __getitem__(
         self, key: SupportsIndex | tuple[SupportsIndex, slice | _Listed] | tuple[slice | _Listed, SupportsIndex]
@@ -257,7 +259,7 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         if self.size <= most:
             return np.array2string(self.allgather())
         kept = [np.r_[:edge, n - edge : n] if n > 2 * edge else np.arange(n) for n in self.shape]
-        corners: Any = self[np.ix_(*kept)]
+        corners = pdgemm.select(self, *kept)
         # one row and one column in the middle stand for those that are left out
         shape = [min(n, 2 * edge + 1) for n in self.shape]
         shown_at = [np.r_[:edge, edge + 1 : 2 * edge + 1] if n > 2 * edge else np.arange(n) for n in self.shape]
