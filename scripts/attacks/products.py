@@ -61,3 +61,9 @@ def command(trial: Trial) -> None:
 def calls(trial: Trial) -> None:
     """`pdgemm` on views of any layout, many in one job."""
     trial.cases("product", 200)
+
+
+@attack("products.keys")
+def keys(trial: Trial) -> None:
+    """A[key] and A[key] = value beside NumPy, many in one job."""
+    trial.cases("keyed", 300)

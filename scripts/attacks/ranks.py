@@ -121,6 +121,49 @@ def product(rng: random.Random, say: Callable[[str], None]) -> str:
     return "right"
 
 
+# ------------------------------------------------------------------ keys
+def keyed(rng: random.Random, say: Callable[[str], None]) -> str:
+    """A[key] and A[key] = value are what NumPy makes of the whole matrix, or both refuse the key."""
+    comm = WORLD.Dup()
+    values = np.random.default_rng(rng.getrandbits(32))
+    x = values.standard_normal((rng.choice((0, 1, 2, 5, 13, 40)), rng.choice((0, 1, 3, 8, 30))))
+
+    def part(n: int) -> Any:
+        some = [rng.randint(-n, n - (rng.random() < 0.95)) for _ in range(rng.randrange(1, 6) if n else 0)]
+        ends = rng.choice((None, rng.randint(-n - 1, n + 1))), rng.choice((None, rng.randint(-n - 1, n + 1)))
+        kinds = [slice(*ends), slice(*ends, rng.choice((1, 2, 3, -1, -2))), some, values.random(n) < 0.5]
+        return rng.choice([*kinds, *some[:1]])
+
+    rows, cols = part(x.shape[0]), part(x.shape[1])
+    listed = all(isinstance(side, (list, np.ndarray)) for side in (rows, cols))
+    key = np.ix_(rows, cols) if listed else rng.choice(((rows, cols), rows, (..., cols)))
+    layout: dict[str, Any] = {"block": rng.choice((None, 1, (3, 2), (7, 64))), "order": rng.choice("CF")}
+    with ProcessGrid(comm, rng.choice(grid_shapes(comm.size))) as grid:
+        A = DistMatrix.from_global(x, grid=grid, **layout)
+        A = A if rng.random() < 0.5 else A.copy()  # in memory that other ranks read, and not
+        if turned := rng.random() < 0.3 and key is rows:
+            A, x, key = A.T, x.T, (slice(None), key)
+        say(f"{x.shape} {layout} A[{key}]{' of a transpose' * turned}")
+        expected, outcome = attempt(lambda: x[key]), attempt(lambda: A[key])
+        if agreed(outcome) == "refused" or expected[0] != "ok":
+            if (outcome[0] == "ok") != (expected[0] == "ok"):
+                raise Finding("wrong", f"NumPy: {expected}, the matrix: {outcome}")
+            return "refused"
+        found = outcome[1].allgather() if isinstance(outcome[1], DistMatrix) else outcome[1]
+        if not same(np.asarray(found), np.asarray(expected[1])):
+            raise Finding("wrong", "other elements than NumPy's")
+        shape = np.shape(expected[1])
+        value = values.standard_normal(rng.choice((shape, shape[-1:], ())))
+        matrix = value.ndim == 2 and rng.random() < 0.5
+        x = x.copy()
+        x[key] = value
+        outcome = attempt(lambda: A.__setitem__(key, DistMatrix.from_global(value, grid=grid) if matrix else value))
+        if agreed(outcome) == "refused" or not np.array_equal(A.allgather(), x):
+            raise Finding("wrong", f"assigned {value.shape}, a matrix: {matrix}: {outcome}")
+    comm.Free()
+    return "right"
+
+
 # ------------------------------------------------------------------ damaged files
 def load(rng: random.Random, say: Callable[[str], None], number: int) -> str:
     """The file of that number, which is changed under its readers if there is a later one."""
@@ -383,7 +426,7 @@ def main() -> None:
         more = (number,) if family in ("load", "state") else ()
         try:
             families: dict[str, Any] = {"product": product, "load": load, "deviate": deviate, "state": state}
-            families["flip"] = partial(case, MEET)
+            families |= {"keyed": keyed, "flip": partial(case, MEET)}
             outcome = families[family](rng, say, *more)
             line(outcome, "")
         except Finding as bad:
