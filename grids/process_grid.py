@@ -373,7 +373,8 @@ _default: list[ProcessGrid] = []  # the grid of all ranks, once somebody has ask
 def default_grid() -> ProcessGrid:
     """Return a grid of all ranks, as square as that allows, which is made once.  Collective over MPI.COMM_WORLD.
 
-    It is kept to the end of the program, and made again if somebody has freed it.
+    It is kept to the end of the program, and made again if somebody has freed it.  A program that goes on with fewer
+    ranks (`pdgemm.resilient`) names the grid of each step.
     """
     if not _default or not _default[0].comm:
         _default[:] = [ProcessGrid()]

@@ -54,7 +54,7 @@ def assign(A: DistMatrix, key: Any, value: Any) -> None:
             arguments.append("under a mask")
     if mask is not None:
         (where,), *_ = fitted("A[mask] = x", (mask,), A)
-        A.stored[where] = _number(value, A.dtype)
+        _set_by_index(A, to_host(where), _number(value, A.dtype))
     elif isinstance(value, DistMatrix):
         whole = (len(rows.indices), len(cols.indices))
         if value.shape != whole:
@@ -124,9 +124,13 @@ def _set(A: Any, rows: Picked, cols: Picked, value: Any) -> None:
         else:
             set_elements(target, np.broadcast_to(given, target.shape))
         return
+    _set_by_index(A, np.ix_(*(np.arange(n)[x] for n, x in zip(A.stored.shape, (down, across)))), given)
+
+
+def _set_by_index(A: Any, index: Any, given: Any) -> None:
+    """Set elements of this rank by an index of NumPy's, on the host.  Local."""
     host = to_host(A.stored)
-    line = [np.arange(n)[x] for n, x in zip(host.shape, (down, across))]
-    host[np.ix_(*line)] = given
+    host[index] = given
     if host is not A.stored:
         set_elements(A.stored, host)
 

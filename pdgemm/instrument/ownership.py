@@ -80,6 +80,13 @@ class Ownership:
         return as_html(str(self.layout), self)
 
 
+class InNotebook:
+    """What a notebook shows as its text, in letters of one width."""
+
+    def _repr_html_(self) -> str:
+        return as_html(str(self))
+
+
 def of_grid(shape: tuple[int, int], rank: int = -1) -> Ownership:
     """Return a picture of a grid of ranks, numbered row by row."""
     ranks = tuple(range(shape[0] * shape[1]))

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pdgemm.instrument.ownership import InNotebook
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.instrument.report import MoveReport
 from pdgemm.support.text import counted, in_seconds, in_words
 
 
 @dataclass(frozen=True)
-class QRReport:
+class QRReport(InNotebook):
     """How A = Q R was computed; words are elements, and those of redistributions are part of them.
 
     method    : "cholesky" (CholeskyQR2, with a third pass where the first one was shifted or inaccurate), or "tsqr".

@@ -10,7 +10,7 @@ from pdgemm.blas.threads import multiplier
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.rectangles import Rectangle
 from pdgemm.instrument.check_report import CheckReport
-from pdgemm.instrument.ownership import as_html, of_grid
+from pdgemm.instrument.ownership import InNotebook, as_html, of_grid
 from pdgemm.instrument.recorder import Recorder, Traffic
 from pdgemm.names import AlgorithmName
 from pdgemm.support.tables import Table
@@ -20,7 +20,7 @@ _FAR = 1.5  # times the lower bound: from here on it is said what the bound is o
 
 
 @dataclass(frozen=True)
-class MoveReport:
+class MoveReport(InNotebook):
     """Measurements of one redistribution on one rank.  `counted` and `predicted` are as in a Report."""
 
     name: str  # of the matrix
@@ -33,9 +33,6 @@ class MoveReport:
     extra_bytes: int
     predicted_extra_bytes: int
 
-    def _repr_html_(self) -> str:
-        return as_html(str(self))
-
     def __str__(self) -> str:
         traffic = self.counted
         return (
@@ -46,7 +43,7 @@ class MoveReport:
 
 
 @dataclass(frozen=True)
-class IOReport:
+class IOReport(InNotebook):
     """A report of a load or save; the bytes are the total of all ranks.
 
     name     : the dataset; empty where the file has only one matrix.
@@ -286,7 +283,7 @@ _COUNTED = ("words_received", "words_read", "words_sent", "messages_received", "
 
 
 @dataclass(frozen=True)
-class Summary:
+class Summary(InNotebook):
     """The reports of one product by all its ranks, in the order of the ranks; `str` is a table of their figures.
 
     rank : the rank that has this summary; `print()` writes on rank 0 alone.

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdgemm.instrument.check_report import CheckReport
+from pdgemm.instrument.ownership import InNotebook
 from pdgemm.support.text import counted, in_bytes, in_rate, in_seconds
 
 
 @dataclass(frozen=True)
-class StreamReport:
+class StreamReport(InNotebook):
     """A product from files to a file, of which only a tile and panels were in memory.  Bytes are those of all ranks.
 
     plan    : what was to be read and written (`Tiling.as_dict`).

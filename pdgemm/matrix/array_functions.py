@@ -46,6 +46,8 @@ def fitted(name: str, inputs: Sequence[Any], out: MatrixBase | None = None) -> t
     columns and arrays are given to every rank, which takes its part of them.  Collective.
     """
     matrices = [x for x in (*inputs, out) if isinstance(x, MatrixBase)]
+    if any(isinstance(x, np.matrix) for x in inputs):  # by its type, so on all ranks
+        raise TypeError(f"{name} of a DistMatrix and a numpy.matrix, whose * is a product: pass numpy.asarray(x)")
     inputs = [x if isinstance(x, MatrixBase) or not np.ndim(x) else to_host(devices.adopted(x)) for x in inputs]
     shapes = [x.shape if isinstance(x, MatrixBase) else np.shape(x) for x in inputs]
     with together(matrices[0].grid.comm) as arguments:

@@ -16,6 +16,32 @@ pytestmark = pytest.mark.mpi
 STAGED, AWARE, ALONE = Reach("shared", staged=True), Reach("shared", staged=False), Reach("", staged=True)
 
 
+def test_rows_are_picked_set_and_sorted_there(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid
+
+    with ProcessGrid(comm) as grid:
+        x = np.random.default_rng(0).standard_normal((13, 9))
+        for reach in (STAGED, AWARE, ALONE):
+            with fake_device("late", reach=reach) as device:
+                A = DistMatrix.from_global(x, grid=grid, block=3, device="fake")
+                for key in ([5, 0, 5, 12], slice(None, None, -2), np.ix_([7, 1], [8, 0, 3])):
+                    made = A[key]
+                    assert made.device == "fake" and np.array_equal(made.allgather(), x[key])
+                    assert made.report.counted == made.report.predicted
+                B, y = A.copy(), x.copy()
+                B[[4, 1]] = A[2:4]
+                B[1::3] = 7
+                B[:, 2] = np.arange(13.0)
+                B[B > 1] = 0
+                y[[4, 1]], y[1::3], y[:, 2] = x[2:4], 7, np.arange(13)
+                y[y > 1] = 0
+                assert np.array_equal(B.allgather(), y)
+                assert np.array_equal(np.sort(B, axis=0).allgather(), np.sort(y, axis=0))
+                assert np.median(B) == np.median(y) and np.histogram(B)[0].sum() == y.size
+                assert str(A.shape[0]) in str(A) and "<svg" in A._repr_html_()
+                assert device.races == []
+
+
 def test_there_and_back(comm: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid, verify
 

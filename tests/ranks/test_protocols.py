@@ -120,7 +120,7 @@ def test_what_is_refused_says_what_to_do_instead(comm: Any) -> None:
         A = DistMatrix.random((6, 6), grid=grid, block=2)
         for call, instead in [
             (lambda: np.array_equiv(A, A), r"numpy.array_equiv is not available .*use A.allclose\(B, rtol=0, atol=0\)"),
-            (lambda: np.median(A), r"numpy.median .*A.to_global\(\)"),
+            (lambda: np.unique(A), r"numpy.unique .*A.to_global\(\)"),
             (lambda: np.zeros((3, 3), like=A), "numpy.zeros is not available"),  # type: ignore[arg-type]
             (lambda: np.matvec(A, A), r"matvec is not available .*A.matvec\(x\)"),
             (lambda: np.vecdot(A, A), "vecdot is not available"),
