@@ -70,7 +70,7 @@ CASES: dict[str, Case] = {
     "set array": (
         lambda x: x.A.__setitem__(EVERYWHERE, x.B),
         lambda x: x.A.__setitem__(EVERYWHERE, np.ones(4)),
-        "to an array of shape (4,)",
+        "an array of shape (4,)",
     ),
     "allclose": (lambda x: x.A.allclose(x.B), lambda x: x.A.allclose(x.B.local), "cannot be broadcast"),
     "allclose, tolerance": (lambda x: x.A.allclose(x.B), lambda x: x.A.allclose(x.B, rtol=[]), ""),
