@@ -165,7 +165,7 @@ def _too_little(question: Question, lacking: str, facts: dict[str, Any] | None) 
     """Print what is lacking, and the ways out: more ranks, or a product in parts.   facts : for JSON; None: as text."""
     from pdgemm.planning.candidate_table import wrapped
     from pdgemm.planning.question import MOST_TRIED
-    from pdgemm.support.text import counted, in_bytes
+    from pdgemm.support.text import counted, echo, in_bytes
 
     more, memory = question.on_more_ranks(), question.memory or 0
     tiling = _in_parts(question)
@@ -173,15 +173,8 @@ def _too_little(question: Question, lacking: str, facts: dict[str, Any] | None) 
         fit = more and {"ranks": more.ranks, "bytes_per_rank": more.least_bytes}
         least = {"needed_bytes_per_rank": question.least_bytes, "least_ranks": question.least_ranks}
         parts = {"needed_bytes_per_rank": tiling} if isinstance(tiling, int) else tiling.as_dict(memory)
-        none: dict[str, Any] = {
-            "fits": False,
-            "memory": memory,
-            **least,
-            "on_more_ranks": fit,
-            "in_parts": parts,
-            "candidates": [],
-        }
-        echo(json.dumps({**facts, **none}))
+        answer = {"fits": False, "memory": memory, **least, "on_more_ranks": fit, "in_parts": parts, "candidates": []}
+        echo(json.dumps(facts | answer))
         return
     echo(wrapped(lacking))
     if more is not None:

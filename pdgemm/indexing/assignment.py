@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from pdgemm.indexing.selection import scatter
 from pdgemm.matrix.argument_checks import check_matrices, communicator
 from pdgemm.matrix.array_functions import fitted, part_of
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.support.agreement import check_not_freed, together
+from pdgemm.support.agreement import check_not_freed, described_elements, together
 
 
 def assign(A: DistMatrix, key: Any, value: Any) -> None:
@@ -75,7 +74,7 @@ def _told(value: Any, dtype: np.dtype) -> list[object]:
         return [f"to {_number(value, dtype)}"]
     if not fits(element_type(value.dtype), dtype):
         raise DTypeError(f"{value.dtype} elements cannot become {dtype}")
-    return [f"to an array of shape {value.shape}", f"elements of checksum {crc32(value.tobytes())}"]
+    return [f"to an array of shape {value.shape}", described_elements(value)]
 
 
 def _number(value: Any, dtype: np.dtype) -> Any:

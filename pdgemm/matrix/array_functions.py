@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from operator import index
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from pdgemm.grids.distribution import Distribution
 from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.matrix.matrix_base import MatrixBase
 from pdgemm.schedules.staircase import Staircase
-from pdgemm.support.agreement import together
+from pdgemm.support.agreement import described_elements, together
 
 _NOT_GIVEN: Any = object()
 
@@ -53,7 +52,7 @@ def fitted(name: str, inputs: Sequence[Any], out: MatrixBase | None = None) -> t
     with together(matrices[0].grid.comm) as arguments:
         arguments += [name, *shapes, *(x.distribution for x in matrices)]
         arrays = [np.asarray(x) for x in inputs if not isinstance(x, MatrixBase)]
-        arguments += [f"elements of checksum {crc32(x.tobytes())}" for x in arrays]
+        arguments += [described_elements(x) for x in arrays]
         told = " and ".join(str(getattr(x, "distribution", None) or f"an array of shape {np.shape(x)}") for x in inputs)
         try:
             shape = np.broadcast_shapes(*shapes)

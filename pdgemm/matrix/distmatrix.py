@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, overload
-from zlib import crc32
 
 import numpy as np
 
@@ -27,7 +26,7 @@ from pdgemm.matrix.matrix_base import MatrixBase, public
 from pdgemm.matrix.numpy_functions import WHOLE, NumPyFunctions, not_available
 from pdgemm.matrix.reductions import Reductions
 from pdgemm.names import DeviceName, DType, Norm, Protection
-from pdgemm.support.agreement import together
+from pdgemm.support.agreement import described_elements, together
 
 _Listed = list[int] | list[bool] | np.ndarray | range  # rows or columns
 _GATHER = {"to_numpy", "numpy", "gather", "compute"}  # methods by which other libraries return a whole array
@@ -329,7 +328,7 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
             if isinstance(other, DistMatrix):
                 compared = f"a matrix of {right.dtype}"
             else:
-                compared = right if np.ndim(other) == 0 else f"an array of checksum {crc32(array.tobytes())}"
+                compared = right if np.ndim(other) == 0 else described_elements(array)
             arguments += ["allclose", self.distribution, self.dtype, compared, rtol, atol, equal_nan]
             differ.flag = not np.allclose(to_host(self.local), right, rtol=rtol, atol=atol, equal_nan=equal_nan)
         return not differ.flag

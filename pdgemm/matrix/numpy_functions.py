@@ -70,7 +70,6 @@ _INSTEAD = {
     "logical_and.reduce": "A.all(axis=0)",
     "logical_or.reduce": "A.any(axis=0)",
     "add.accumulate": "numpy.cumsum(A, axis=0)",
-    "numpy.linalg.eigvals": "pdgemm.linalg.eigh for Hermitian matrices",
     "numpy.average": "A.mean(axis), or w @ A / w.sum() with weights of the rows",
     "numpy.cov": "X.T @ X / (len(X) - 1) with X = A - A.mean(axis=0), for variables in columns",
     "numpy.corrcoef": "X.T @ X / len(X) with X = (A - A.mean(axis=0)) / A.std(axis=0), for variables in columns",
