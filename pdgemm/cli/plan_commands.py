@@ -173,7 +173,14 @@ def _too_little(question: Question, lacking: str, facts: dict[str, Any] | None) 
         fit = more and {"ranks": more.ranks, "bytes_per_rank": more.least_bytes}
         least = {"needed_bytes_per_rank": question.least_bytes, "least_ranks": question.least_ranks}
         parts = {"needed_bytes_per_rank": tiling} if isinstance(tiling, int) else tiling.as_dict(memory)
-        answer = {"fits": False, "memory": memory, **least, "on_more_ranks": fit, "in_parts": parts, "candidates": []}
+        answer: dict[str, Any] = {
+            "fits": False,
+            "memory": memory,
+            **least,
+            "on_more_ranks": fit,
+            "in_parts": parts,
+            "candidates": [],
+        }
         echo(json.dumps(facts | answer))
         return
     echo(wrapped(lacking))
