@@ -96,6 +96,7 @@ def _mask(key: Any, shape: tuple[int, int]) -> Any:
 def _spread(value: Any, places: tuple[Picked, Picked]) -> Any:
     """Return a value in two dimensions, which are broadcast to these rows and columns.  Raises LayoutError."""
     whole = tuple(len(x.indices) for x in places)
+    what = value.distribution if isinstance(value, DistMatrix) else f"an array of shape {value.shape}"
     if not isinstance(value, DistMatrix):
         kept = [n for x, n in zip(places, whole) if not x.dropped]
         while value.ndim > len(kept) and len(value) == 1:
@@ -103,7 +104,6 @@ def _spread(value: Any, places: tuple[Picked, Picked]) -> Any:
         if value.ndim <= len(kept):  # with a row or a column that the key drops
             value = value.reshape(-1, 1) if places[1].dropped and not places[0].dropped else np.atleast_2d(value)
     if len(value.shape) != 2 or any(n not in (1, m) for n, m in zip(value.shape, whole)):
-        what = value.distribution if isinstance(value, DistMatrix) else f"an array of shape {value.shape}"
         raise LayoutError(f"{what} cannot be broadcast to {whole[0]} x {whole[1]} elements")
     return value
 

@@ -72,6 +72,11 @@ CASES: dict[str, Case] = {
         lambda x: x.A.__setitem__(EVERYWHERE, np.ones(4)),
         "an array of shape (4,)",
     ),
+    "set other numbers": (
+        lambda x: x.A.__setitem__(1, np.ones(12)),
+        lambda x: x.A.__setitem__(1, np.zeros(12)),
+        "elements of checksum",
+    ),
     "allclose": (lambda x: x.A.allclose(x.B), lambda x: x.A.allclose(x.B.local), "cannot be broadcast"),
     "allclose, tolerance": (lambda x: x.A.allclose(x.B), lambda x: x.A.allclose(x.B, rtol=[]), ""),
     "allclose, norm": (lambda x: x.A.allclose(x.B), lambda x: x.A.norm(), "norm, fro"),
