@@ -1,4 +1,4 @@
-"""What the suite catches: 80 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 93 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/mutants.py                  each bug, against the tests of its room as scripts/test.sh runs them
     python scripts/mutants.py --all            as scripts/test.sh --all runs them

@@ -23,7 +23,7 @@ from mpi4py.run import run_command_line
 
 from pdgemm.cli.commands import COMMANDS
 from pdgemm.cli.short_traceback import short, whole
-from pdgemm.support import failures, launcher, shared_warnings, watchdog
+from pdgemm.support import agreement, failures, launcher, watchdog
 from pdgemm.support.agreement import raised_on
 from pdgemm.support.text import printable, ranks_text
 
@@ -76,7 +76,7 @@ def main(words: Sequence[str]) -> None:
 
 
 def _run(words: Sequence[str], debug: bool) -> End:
-    shared_warnings.print_once()
+    agreement.print_once()
     try:
         run_command_line([*words])
     except SystemExit as left:

@@ -26,7 +26,7 @@ from pdgemm.io.source import Source
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import DeviceName
 from pdgemm.profiling.trace_file import trace
-from pdgemm.support import launcher, shared_warnings, signals
+from pdgemm.support import agreement, launcher, signals
 from pdgemm.support.text import echo, in_bytes, in_rate, in_seconds, printable
 
 SECONDS_BETWEEN_LINES = 5.0
@@ -179,7 +179,7 @@ def session(grid_shape: tuple[int, int] | None, as_json: bool) -> Iterator[Speak
     start = perf_counter()
     with ProcessGrid(MPI.COMM_WORLD, grid_shape) as grid, warnings.catch_warnings():
         say = Speaker(grid, as_json)
-        shared_warnings.print_once(say.warn)
+        agreement.print_once(say.warn)
         yield say
         if as_json and grid.rank == 0:
             say.facts["seconds"] = perf_counter() - start

@@ -16,7 +16,7 @@ from pdgemm.matrix.argument_checks import size
 from pdgemm.matrix.array_functions import tril, triu
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import AnyName
-from pdgemm.support.shared_warnings import warn_together
+from pdgemm.support.agreement import warn_together
 
 COLUMNS = 4  # of the vectors that are tried at once
 SOLVES = "NCN"  # with A, with A^H, and with A again

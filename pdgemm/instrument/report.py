@@ -13,8 +13,7 @@ from pdgemm.instrument.check_report import CheckReport
 from pdgemm.instrument.ownership import InNotebook, as_html, of_grid
 from pdgemm.instrument.recorder import Recorder, Traffic
 from pdgemm.names import AlgorithmName
-from pdgemm.support.tables import Table
-from pdgemm.support.text import counted, in_bytes, in_rate, in_seconds, in_words, named, sides
+from pdgemm.support.text import Table, counted, in_bytes, in_rate, in_seconds, in_words, named, sides
 
 _FAR = 1.5  # times the lower bound: from here on it is said what the bound is of
 

@@ -12,8 +12,7 @@ from pdgemm.panel_schedules.tsqr_schedule import TallSchedule
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.planning.simulator import simulate
 from pdgemm.schedules.exchange import Exchange
-from pdgemm.support.tables import Table
-from pdgemm.support.text import in_bytes, in_seconds, in_words, named, sides
+from pdgemm.support.text import Table, in_bytes, in_seconds, in_words, named, sides
 
 Stage = Exchange | ProductPlan | PanelSchedule | TallSchedule
 

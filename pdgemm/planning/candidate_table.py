@@ -9,8 +9,7 @@ from math import isfinite, prod
 from textwrap import fill
 from typing import Any
 
-from pdgemm.support.tables import Table
-from pdgemm.support.text import counted, counted_short, in_bytes, in_seconds, in_words, named, sides
+from pdgemm.support.text import Table, counted, counted_short, in_bytes, in_seconds, in_words, named, sides
 
 WIDTH = 80  # columns of a terminal
 

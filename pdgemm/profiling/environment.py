@@ -21,8 +21,7 @@ from pdgemm.errors import PdgemmError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.matrix.local_arrays import device_on
 from pdgemm.model.mover_registry import choices
-from pdgemm.support.tables import Table
-from pdgemm.support.text import counted
+from pdgemm.support.text import Table, counted
 
 # what users tell pdgemm, and what is below it, in the environment
 VARIABLES = (

@@ -10,8 +10,7 @@ import numpy as np
 
 from pdgemm.planning.candidate_table import WIDTH, wrapped
 from pdgemm.profiling.profile import AGREE, OUTSIDE, PHASES, Profile
-from pdgemm.support.tables import Table
-from pdgemm.support.text import counted, in_bytes, in_seconds, sides
+from pdgemm.support.text import Table, counted, in_bytes, in_seconds, sides
 
 _UNITS = ((1, "seconds"), (1e3, "milliseconds"), (1e6, "microseconds"))
 SHOWN = 16  # the number of ranks up to which each has a line

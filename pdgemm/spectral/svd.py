@@ -14,8 +14,7 @@ from pdgemm.names import Protection
 from pdgemm.spectral.golub_kahan import BLOCKS, Scaled, leading_space, missing
 from pdgemm.spectral.iterations import Work, check_operand, check_protection, finite_norm, like, unit
 from pdgemm.spectral.norms import largest_singular_value
-from pdgemm.support.agreement import together
-from pdgemm.support.shared_warnings import warn_together
+from pdgemm.support.agreement import together, warn_together
 from pdgemm.support.text import counted
 
 ROUNDING = 100  # times the unit roundoff of the type: errors that are taken for those of rounding

@@ -13,8 +13,7 @@ from typing import Any
 from pdgemm.studies.curves import TITLES, Curve, Point, Results, Section, relative
 from pdgemm.studies.panels import Forecast, Panel
 from pdgemm.studies.records import Record
-from pdgemm.support.tables import Table
-from pdgemm.support.text import counted, in_seconds
+from pdgemm.support.text import Table, counted, in_seconds
 
 ERROR = "model error [%]"
 # the columns of measurements: a cell of a curve, a point of it, and the seconds that the planner predicts

@@ -1,5 +1,7 @@
 """How ranks agree: an error on one rank is raised on all of them, and so is a difference between their arguments.
 
+A warning is given to all ranks as well (`warn_together`), so that none goes another way than the others.
+
 A rank that raises an exception alone leaves the others waiting in their next communication.  So every collective
 function checks its arguments inside a `with together(comm)` block before it communicates; where an exception cannot be
 raised inside such a block, `agree` takes it as an argument.  After that no rank raises alone.
@@ -10,15 +12,17 @@ from __future__ import annotations
 import hashlib
 import pickle
 import re
+import sys
 import traceback
+import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import numpy as np
 
 from pdgemm.errors import ArgumentError, GridError, OutOfMemoryError, PdgemmError
-from pdgemm.support import waits
+from pdgemm.support import launcher, waits
 from pdgemm.support.source_lines import of_user
 from pdgemm.support.text import ranks_text
 
@@ -129,9 +133,49 @@ def check_not_freed(comm: MPI.Comm) -> None:
 
 
 _MARK = "_pdgemm_raised_on"
+_ON_ALL_RANKS = "_pdgemm_on_all_ranks"
 _MOST = 4  # different calls that a message shows
 _ARGUMENTS = 5  # what it shows of each
 _TUPLE = re.compile(r"[(\[][^()\[\]]*[)\]]")  # or a list
+
+
+def warn_together(comm: MPI.Comm, message: str) -> None:
+    """Warn on all ranks of a communicator, at the line of the user's program that called.  Collective.
+
+    The category is `scipy.linalg.LinAlgWarning`.  All ranks warn, because a program that records warnings may go on as
+    these say.  Where a filter of any rank makes the warning an exception, it is raised on all ranks.
+    """
+    from scipy.linalg import LinAlgWarning
+
+    warning = LinAlgWarning(message)
+    setattr(warning, _ON_ALL_RANKS, True)
+    with together(comm):
+        warnings.warn(warning, stacklevel=_level())
+
+
+def _level() -> int:
+    """Return the `stacklevel` of the first line of the user's program, as the caller of this function counts."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back and not of_user(frame.f_code.co_filename):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def print_once(say: Callable[[str], object] | None = None) -> None:
+    """Let rank 0 of the job alone print warnings of all ranks; other warnings are printed as before.
+
+    say : prints the text of one, by default as Python does, with the line.
+    Programs that record warnings get them on all ranks, as `warnings.catch_warnings` prints none.
+    """
+    show: Any = warnings.showwarning
+
+    def once(message: Any, *where: Any, **how: Any) -> None:
+        if not hasattr(message, _ON_ALL_RANKS):
+            show(message, *where, **how)
+        elif launcher.rank() == 0:
+            say(str(message)) if say else show(message, *where, **how)
+
+    warnings.showwarning = once
 
 
 class GuardedCallback:

@@ -1,15 +1,19 @@
-"""Numbers and names as people read them."""
+"""Numbers, names and tables as people read them."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from math import isfinite
 
 # what a terminal obeys, and what turns the order of letters; lines and tabs stay
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+_WIDTH = 1 << 16  # characters of a line of a table, more than any has
 
 
 def printable(text: str) -> str:
@@ -114,3 +118,34 @@ def short_name(name: str, size: int) -> str:
         return name
     ending = f"~{hashlib.sha256(encoded).hexdigest()[:16]}"
     return encoded[: size - len(ending)].decode(errors="ignore") + ending
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table for people, whose cells are formatted already.
+
+    columns : the names of the columns; a table whose names are all "" has no heading.
+    rows    : for each row a cell of each column.
+    words   : the columns that hold words, which are aligned at the left; figures are aligned at the right.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    words: Collection[str] = ()
+    title: str = ""
+
+    def __str__(self) -> str:
+        """The lines of the table are as long as they must be: none is wrapped or cut."""
+        from rich import table
+        from rich.console import Console
+
+        drawn = table.Table(box=None, pad_edge=False, show_header=any(self.columns))
+        for name in self.columns:
+            drawn.add_column(name, justify="left" if name in self.words else "right", no_wrap=True)
+        for row in self.rows:
+            drawn.add_row(*row)
+        console = Console(width=_WIDTH, color_system=None, markup=False, emoji=False, highlight=False)
+        with console.capture() as captured:
+            console.print(drawn)
+        lines = [line.rstrip() for line in captured.get().splitlines()]
+        return "\n".join([self.title] * bool(self.title) + lines)

@@ -124,7 +124,7 @@ def test_bad_arguments_raise_on_all_ranks(comm: Any) -> None:
         *((LayoutError, "must be square", lambda f=f: f(T, S)) for f in (linalg.solve_triangular, linalg.trmm)),
         *((LayoutError, "must be square", lambda f=f: f(T)) for f in (linalg.cholesky, linalg.eigh, linalg.inv)),
         *((DTypeError, "float16", lambda f=f: f(W)) for f in (linalg.cholesky, linalg.lu_factor, linalg.qr)),
-        (DTypeError, "^L must be a DistMatrix", lambda: linalg.cho_solve((S, True), S)),  # type: ignore[arg-type]
+        (DTypeError, "^L must be a DistMatrix", lambda: linalg.cho_solve((3, True), S)),  # type: ignore[arg-type]
         (DTypeError, "A must be a DistMatrix", lambda: linalg.solve(somewhere, S)),
         (DTypeError, "A must be a DistMatrix", lambda: linalg.lstsq(somewhere, S)),
         (DTypeError, "A must be a DistMatrix", lambda: linalg.solve_triangular(somewhere, S)),

@@ -6,7 +6,7 @@ import pytest
 
 from pdgemm.studies.curves import Results, Section
 from pdgemm.studies.page import Drawn, page
-from pdgemm.support.tables import Table
+from pdgemm.support.text import Table
 
 
 def test_words_stand_left_and_figures_right() -> None:
