@@ -244,7 +244,7 @@ def adopted(x: Any) -> Array:
     if any(isinstance(part, np.ma.MaskedArray) for part in (x, *(x if isinstance(x, (list, tuple)) else ()))):
         raise DTypeError("a masked array would lose its mask: fill it first, array.filled(value)")
     if hasattr(x, "toarray"):
-        raise DTypeError(f"a {type(x).__name__} is no dense array: convert it first, array.toarray()")
+        raise DTypeError(f"a {type(x).__name__} is sparse: convert it first, array.toarray()")
     if not isinstance(x, np.ndarray) and of(x) is not None:
         return x
     if _on_cuda(x) or (not hasattr(x, "__dlpack_device__") and hasattr(x, "__cuda_array_interface__")):

@@ -61,7 +61,7 @@ def cli() -> None:
 
     Run alone or on many ranks: mpirun -n 4 pdgemm multiply a.h5:/x b.h5:/y -o c.h5:/z
 
-    A script of your own, whose errors are said once: mpirun -n 4 python -m pdgemm script.py
+    Run a script of your own and print each of its errors once: mpirun -n 4 python -m pdgemm script.py
     """
 
 

@@ -241,7 +241,7 @@ def _asked(
 def calibrate(output: str, device: str, as_json: bool) -> int:
     """Measure messages, copies and products on these ranks, for plans on this machine; it takes some 10 seconds.
 
-    Figures that cannot be true are told: the machine was busy, or has fewer cores than there are ranks.
+    Warns about implausible results, which mean that the machine was busy or has fewer cores than ranks.
 
     Products read the files that PDGEMM_MACHINE names, one for hosts, one for GPUs or both with a colon between them;
     `plan` and `simulate` read the one of --machine.

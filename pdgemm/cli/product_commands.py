@@ -63,7 +63,7 @@ def generate(
     compression: str | None,
     as_json: bool,
 ) -> int:
-    """Write a matrix of a KIND; for a seed it is the same on any number of ranks."""
+    """Write a test matrix; the same seed gives the same matrix on any number of ranks."""
     import numpy as np
 
     from pdgemm.arrays.element_functions import element_function
@@ -98,7 +98,7 @@ def generate(
 @click.option("--c", "c0", type=DATASET, help="C on entry where beta is not 0; default: the output.")
 @_scalars
 @_layout
-@click.option("--dtype", type=click.Choice(options.DTYPES), help="Convert the operands; default: as they are stored.")
+@click.option("--dtype", type=click.Choice(options.DTYPES), help="Convert A and B to this type first; default: as stored.")
 @click.option(
     "--memory",
     type=BYTES,
@@ -119,7 +119,7 @@ def generate(
 @click.option(
     "--lookahead",
     type=click.IntRange(0, options.MOST),
-    help="Panels in flight behind the one in use; default: 1 on one node, 4 between several.",
+    help="Number of panels fetched ahead of the one in use; default: 1 on one node, 4 on several.",
 )
 @options.mover
 @options.algorithm
@@ -130,7 +130,7 @@ def generate(
     help="Compare C with checksums, and end (detect) or multiply again (repair) where rows differ; with --memory or "
     "--checkpoint each product of panels by itself.",
 )
-@click.option("--compute-type", type=click.Choice(COMPUTE), help="Type that operands are rounded to; default: none.")
+@click.option("--compute-type", type=click.Choice(COMPUTE), help="Round A and B to this type for the product; default: not rounded.")
 @options.device
 @options.trace
 @click.option(
@@ -141,7 +141,7 @@ def generate(
 )
 @click.option("--verify", "verified", is_flag=True, help="Check the result before it is stored.")
 @_seed
-@click.option("--force", is_flag=True, help="Replace any dataset by C, even A or B.")
+@click.option("--force", is_flag=True, help="Overwrite the output dataset even if it is A or B, or was not written by pdgemm.")
 @options.compression
 @options.json_
 @options.debug

@@ -134,7 +134,7 @@ def _steps(
 
 
 def _headline(path: Path, wanted: list[Case], todo: list[Case]) -> str:
-    return f"{path}: {counted(len(wanted), 'case')}, {len(wanted) - len(todo)} of them done or left out"
+    return f"{path}: {counted(len(wanted), 'case')}, {len(todo)} to run"
 
 
 def _keep(path: Path, study: records.Study, machine: Machine | None) -> None:

@@ -212,7 +212,7 @@ def check_regular(factors: LU) -> None:
     """Raise LinAlgError where a pivot is zero."""
     if factors.zero_pivot:
         A, at = factors.LU, factors.zero_pivot
-        raise LinAlgError(f"A ({size(A)} on a {A.grid} grid) is singular: its pivot number {at}, from 1, is zero")
+        raise LinAlgError(f"A ({size(A)} on a {A.grid} grid) is singular: pivot {at} of {len(A)} is zero")
 
 
 def own_copy(B: Any, A: DistMatrix, overwrite: bool) -> Any:

@@ -144,7 +144,7 @@ def svd_on_all(made: TallQR) -> tuple[np.ndarray, np.ndarray, np.ndarray, QRRepo
     if k:
         words = descend(tree, grid.comm, words, to_all, recorder)
     if np.isnan(words).any():
-        raise LinAlgError(f"the singular values of A ({size(made.Q)}) do not converge; has it NaN or infinity?")
+        raise LinAlgError(f"the singular values of A ({size(made.Q)}) do not converge; does A contain NaN or infinity?")
     U, s, Vh = words[: k * k].reshape(k, k), words[k * k : -k * k or None].real, words[k * k + k :].reshape(k, k)
     counted, predicted = made.report.counted + recorder.traffic, made.report.predicted + tree.traffic(grid.comm.rank)
     flops = made.report.flops + step.flops

@@ -205,7 +205,7 @@ class Report:
         text = f"; lower bound {in_words(bound)}"
         if words["max"] <= _FAR * bound:
             return text
-        text += ", for the layouts that suit the product best"
+        text += " for the best layouts of A, B and C"
         if not read["max"]:
             return text
         return f"{text}; this product read {'all' if read == words else 'some'} of its words in place on the node"
@@ -249,7 +249,7 @@ class Report:
             )
 
         if self.as_predicted:
-            return f"{of(self.counted, self.extra_bytes)}, as the formula says"
+            return f"{of(self.counted, self.extra_bytes)}, as predicted"
         # in full, because the figures may differ in the last digit
         return (
             f"{self.counted}, extra memory {self.extra_bytes} bytes, but the formula says {self.predicted}, "

@@ -33,8 +33,8 @@ _MANY_PANELS = 1000  # more panels than this fill the pipeline quickly: narrower
 _NO_LIMIT = 1 << 62
 ROWS = 5  # candidates that are shown unless all are asked for
 RULE = (  # MOVES_WEIGH and TIE in words
-    "the least cost, which is the predicted time, redistribution counted twice; of plans within 10% of that, the "
-    "fewest words that a rank receives or allocates beside A, B and C"
+    "of the plans within 10% of the shortest predicted time, in which redistribution counts twice, the one by which a "
+    "rank receives and allocates the fewest words"
 )
 
 

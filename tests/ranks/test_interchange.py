@@ -91,8 +91,8 @@ def test_what_is_no_array(comm: Any, grid: Any) -> None:
             raise RuntimeError("Can't call numpy() on Tensor that requires grad.\nUse tensor.detach().numpy() instead.")
 
     cases: list[tuple[Any, str]] = [
-        (scipy.sparse.eye(4), "a dia_matrix is no dense array: convert it first, array.toarray()"),
-        (scipy.sparse.coo_array((4, 4)), "a coo_array is no dense array"),
+        (scipy.sparse.eye(4), "a dia_matrix is sparse: convert it first, array.toarray()"),
+        (scipy.sparse.coo_array((4, 4)), "a coo_array is sparse"),
         (np.ma.masked_array(np.ones((4, 4)), mask=np.eye(4)), "a masked array would lose its mask: fill it first"),
         (object(), "<object object at .* is no array, and does not export one"),
         (Late(), "NumPy cannot read this Late as an array: Can't call .* grad. Use tensor.detach"),

@@ -112,7 +112,7 @@ def test_singular(comm: Any, at: int) -> None:
                 partial(linalg.solve, A, A),
                 partial(linalg.inv, A),
             ):
-                with pytest.raises(LinAlgError, match=f"is singular: its pivot number {at}, from 1, is zero") as caught:
+                with pytest.raises(LinAlgError, match=f"is singular: pivot {at} of .* is zero") as caught:
                     call()
                 assert len(set(comm.allgather(str(caught.value)))) == 1
             assert linalg.det(A) == 0

@@ -188,7 +188,7 @@ def test_svd_of_tall(comm: Any) -> None:
     with ProcessGrid(comm) as grid:
         whole = drawn(9, 2)
         whole[7, 1] = np.nan
-        with pytest.raises(LinAlgError, match="do not converge; has it NaN"):
+        with pytest.raises(LinAlgError, match="do not converge; does A contain NaN"):
             svd_of_tall(DistMatrix.from_global(whole, grid=grid))
 
 

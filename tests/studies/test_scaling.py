@@ -499,7 +499,7 @@ def test_a_study_that_is_ended_keeps_what_it_has(tmp_path: Path, number: int) ->
         kill(run)
     assert run.returncode == 143, errors
     assert "ended by a signal: 1 of 2 cases are measured and in s.jsonl" in errors
-    assert len(records.open_study(path).done) == 1 and "2 cases, 1 of them done" in said
+    assert len(records.open_study(path).done) == 1 and "2 cases, 1 to run" in said
 
 
 @jobs.needs_mpiexec
