@@ -44,8 +44,8 @@ END = """\
 
 A strong and a weak scaling study in Slurm, and the report of both.  [The script](scaling_study.sh) submits three of the
 job scripts in `slurm/`, of which each waits for the one before it: growing numbers of ranks multiply the same matrices,
-then matrices that grow with them, and then `pdgemm plot` draws what was measured beside what was predicted.  First set in a
-[site file](../../slurm/README.md) how ranks start on your cluster.
+then matrices that grow with them, and then `pdgemm plot` draws what was measured beside what was predicted.  First
+set in a [site file](../../slurm/README.md) how ranks start on your cluster.
 
 <!-- not run: it needs Slurm; tests/cluster/test_slurm.py submits it -->
 ```console

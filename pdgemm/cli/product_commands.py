@@ -98,7 +98,7 @@ def generate(
 @click.option("--c", "c0", type=DATASET, help="C on entry where beta is not 0; default: the output.")
 @_scalars
 @_layout
-@click.option("--dtype", type=click.Choice(options.DTYPES), help="Convert A and B to this type first; default: as stored.")
+@click.option("--dtype", type=click.Choice(options.DTYPES), help="Convert A and B first; default: as stored.")
 @click.option(
     "--memory",
     type=BYTES,
@@ -130,7 +130,7 @@ def generate(
     help="Compare C with checksums, and end (detect) or multiply again (repair) where rows differ; with --memory or "
     "--checkpoint each product of panels by itself.",
 )
-@click.option("--compute-type", type=click.Choice(COMPUTE), help="Round A and B to this type for the product; default: not rounded.")
+@click.option("--compute-type", type=click.Choice(COMPUTE), help="Round A and B to it; default: not rounded.")
 @options.device
 @options.trace
 @click.option(
@@ -141,7 +141,7 @@ def generate(
 )
 @click.option("--verify", "verified", is_flag=True, help="Check the result before it is stored.")
 @_seed
-@click.option("--force", is_flag=True, help="Overwrite the output dataset even if it is A or B, or was not written by pdgemm.")
+@click.option("--force", is_flag=True, help="Replace any dataset by C: A or B, or one of another program.")
 @options.compression
 @options.json_
 @options.debug
@@ -178,6 +178,8 @@ def multiply(
 
     All that can be known without the elements is checked before they are read: shapes, types, options, the output, and
     whether A, B, C and the buffers of the product fit the memory.  One dataset as A and B is read once.
+
+    --memory and --checkpoint do not go with --block, --device cuda and --compression; --mtbf needs --checkpoint.
     """
     real = os.path.realpath
     for name, file in {"--trace": trace_file, "--report": page}.items():
@@ -192,7 +194,7 @@ def multiply(
 
     if mtbf is not None and checkpoint is None:
         raise click.UsageError("--mtbf needs --checkpoint, the time until the first one, whose duration is measured")
-    unfit = {"--block": block, "--memory-limit": others["memory_limit"], "--device cuda": device != "host"}
+    unfit = {"--block": block, "--device cuda": device != "host"}
     unfit["--compression"] = compression is not None
     for name, given in {"--memory": memory, "--checkpoint": checkpoint}.items():
         if given is not None and any(unfit.values()):

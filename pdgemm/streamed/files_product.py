@@ -64,7 +64,7 @@ class FilesProduct:
     memory   : bytes per rank for all that is in memory at once: a tile, two panels of A and of B, and buffers.
                None: as many as A, B and C have.
     most_flops : of a rank in a step, as far as panels do not become thin.
-    accumulate_dtype, options : those of `pdgemm`, which multiplies panels.
+    accumulate_dtype, options : those of `pdgemm`, which multiplies panels; its memory_limit is that of the buffers.
 
     shape  : that of C.   stored : its type in its file.   tiling : what will be read and written, and in which order.
     Raises MemoryLimitError, which says how much is needed, LayoutError or DTypeError on all ranks.
@@ -225,7 +225,8 @@ class FilesProduct:
         """Compute all tiles, in memory that is free again at the end."""
         tiling, grid, comm = self.tiling, self.grid, self.grid.comm
         (rows, cols, inner), (mb, nb, a_inner, b_inner) = tiling.largest, tiling.blocks
-        options = self._options | {"memory_limit": self.memory - tiling.most_bytes}
+        left, limit = self.memory - tiling.most_bytes, self._options.get("memory_limit")
+        options = self._options | {"memory_limit": left if limit is None else min(left, limit)}
         with ExitStack() as stack:
             read = self._read_sums(None if kept is None else kept.left)
             opened = [stack.enter_context(x.opened_alone(grid, y)) for x, y in zip(self.inputs, read)]

@@ -507,7 +507,8 @@ def test_in_parts_and_verified(folder: Path, tmp_path: Path) -> None:
         assert "vector" in c and c["c"].attrs["pdgemm_checksum"]
     for more, said_of_it in (
         (["--block", "8"], "--memory does not go with --block"),
-        (["--memory-limit", "1MB", "--device", "cuda"], "--memory does not go with --memory-limit or --device cuda"),
+        (["--block", "8", "--device", "cuda"], "--memory does not go with --block or --device cuda"),
+        (["--memory-limit", "10", "--mover", "ring"], "memory limit 10 bytes per rank is too small"),
         (["--memory", "1kB"], "no tile fits 1000 B of memory per rank: 2.1 MiB ("),
     ):
         bad = jobs.pdgemm(2, *words, *more, cwd=tmp_path)
