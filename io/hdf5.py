@@ -45,7 +45,7 @@ from pdgemm.matrix.argument_checks import check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import communicator_of, device_on
 from pdgemm.names import DeviceName, DType
-from pdgemm.protection.checksum import checksum
+from pdgemm.protection.checksum import checksum, is_comparable
 from pdgemm.support.agreement import GuardedCallback, agree, together
 from pdgemm.support.files import say
 
@@ -105,6 +105,8 @@ def load(
             raise ArgumentError(f"{path}:{name}: verify reads the whole dataset, and not a part of it ({part})")
         if verify and stored.checksum is None:
             raise FileError(f"{path}:{name} carries no checksum to verify")
+        if verify and not is_comparable(stored.checksum or ""):
+            raise FileError(f"{path}:{name} carries a checksum of another version of pdgemm: load it without verify")
         method = _way_to_read(stored)
         carried = wanted
         if verify:  # the checksum is of the bits as stored

@@ -1,4 +1,4 @@
-"""What the suite catches: 93 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 94 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/mutants.py                  each bug, against the tests of its room as scripts/test.sh runs them
     python scripts/mutants.py --all            as scripts/test.sh --all runs them
@@ -381,6 +381,11 @@ MUTANTS = [
         "streamed: a job that goes on forgets the sums of its tile", "pdgemm/streamed/files_product.py",
         "moved(sums[part.file], C[rows, :], start, self.held.itemsize)", "C[rows, :].local.nbytes",
         ("4 tests/io/test_checkpoints.py",),
+    ),
+    Mutant(
+        "protection: high bits of elements cancel in a checksum", "pdgemm/protection/checksum.py",
+        "(bits ^ bits >> np.uint64(32)) @ v", "bits @ v",
+        ("1 tests/io/test_hdf5.py",),
     ),
     Mutant(
         "streamed: what a killed job left is not compared with its checksum", "pdgemm/streamed/unfinished.py",

@@ -393,6 +393,20 @@ def test_the_checksum_does_not_depend_on_the_layout_and_sees_any_change(comm: An
         assert len(sums) == 1
 
 
+def test_the_checksum_sees_bits_of_several_elements() -> None:
+    """One bit of each of an even number of elements: high ones alone would cancel modulo 2^64."""
+    from pdgemm.protection.checksum import bilinear
+
+    x = np.random.default_rng(3).standard_normal((30, 20))
+    rows, cols = np.arange(30), np.arange(20)
+    right = int(bilinear(x, rows, cols)[0])
+    for bit in range(64):
+        for number in (2, 4, 6, 600):
+            changed = x.copy()
+            changed.view(np.uint64).ravel()[:number] ^= np.uint64(1 << bit)
+            assert int(bilinear(changed, rows, cols)[0]) != right, (bit, number)
+
+
 def test_damage_is_found_on_request(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     import h5py
 
@@ -414,6 +428,15 @@ def test_damage_is_found_on_request(comm: Any, grid: Any, shared_tmp_path: Path)
         hdf5.load(path, "x", grid, verify=True)
     with pytest.raises(FileError, match="no checksum"):
         hdf5.load(path, "plain", grid, verify=True)
+
+    def of_another_version() -> None:
+        with h5py.File(path, "r+") as file:
+            file["x"].attrs["pdgemm_checksum"] = "bilinear64:0123456789abcdef"
+
+    by_rank_0(comm, of_another_version)
+    with pytest.raises(FileError, match="a checksum of another version of pdgemm: load it without verify"):
+        hdf5.load(path, "x", grid, verify=True)
+    hdf5.load(path, "x", grid)
 
 
 # ------------------------------------------------------------------ bad input
