@@ -264,11 +264,11 @@ multiply() {
 
 # ---------------------------------------------------------------- other programs
 # program [WORD...]: a command of pdgemm, or a Python program with its arguments, on all ranks.  Without words: those of
-# RUN, separated by blanks.  In a job array {task} stands for the number of the task.
+# PDGEMM_RUN, separated by blanks.  In a job array {task} stands for the number of the task.
 program() {
     local words=("$@")
-    [ $# != 0 ] || read -ra words <<<"${RUN:-}"
-    [ ${#words[@]} != 0 ] || die "no command: append 'my.py', or 'solve a.h5:/A b.h5:/b -o x.h5:/x'; PBS, LSF: RUN='my.py'"
+    [ $# != 0 ] || read -ra words <<<"${PDGEMM_RUN:-}"
+    [ ${#words[@]} != 0 ] || die "no command: append 'my.py', or 'solve a.h5:/A b.h5:/b -o x.h5:/x'; PBS, LSF: PDGEMM_RUN='my.py'"
     if [[ ${words[*]} = *'{task}'* ]]; then
         [ -n "$task" ] || die "'${words[*]}' has {task}, but this job is not an array: sbatch --array=0-9 ... $name ..."
         words=("${words[@]//'{task}'/$task}")

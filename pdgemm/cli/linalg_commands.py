@@ -136,8 +136,9 @@ def svd(say: Speaker, how: How, a: Dataset, k: int | None, output: Dataset, **se
     """Compute the singular value decomposition of A, or its k largest singular values and their vectors.
 
     U (m x k), s (k numbers) and Vh (k x n) are written, where A is about U diag(s) Vh.  The values are printed, with a
-    bound of their errors and the part of |A|_F^2 that they hold; --verify checks that U and Vh have orthonormal
-    columns and rows, that A V = U diag(s) and Ah U = V diag(s), and that no value of A - U diag(s) Vh is larger.
+    bound of their errors and the part of the sum of squares of A that they hold.  --verify checks that U and Vh have
+    orthonormal columns and rows, that A V = U diag(s) and Ah U = V diag(s), and that no value of A - U diag(s) Vh is
+    larger.
     """
     from pdgemm import linalg
     from pdgemm.errors import ArgumentError

@@ -94,7 +94,7 @@ def svd(
         V = work.product(1, basis, Gh.H, C=beside(A, k))
         after = ritz.s[k:], ritz.residuals[k:]
     bound, rounding, residual = _bound(work, W, U, s[:k], V, after)
-    wanted = max(ROUNDING * unit(A), 2 * rounding) if limit is None else limit
+    wanted = ROUNDING * unit(A) + 2 * rounding if limit is None else limit
     if bound > wanted:
         warn_together(
             A.grid.comm,

@@ -117,8 +117,8 @@ def test_svd(folder: Path, ranks: int) -> None:
     assert np.allclose(s, np.linalg.svd(A, compute_uv=False)[:4])
     assert np.allclose((U * s) @ Vh, A)
     printed = done.stdout.split("\ns = ")[1].splitlines()
-    assert np.allclose([float(x) for x in printed[0].split(",")], s[0], rtol=1e-9)
-    assert f"s_1 of its true value; s_1 = {s[0, 0]:.6g}" in printed[1]
+    assert np.allclose([float(x) for x in printed[0].split(",")], s, rtol=1e-9)
+    assert f"s_1 of its true value; s_1 = {s[0]:.6g}" in printed[1]
     assert printed[2].startswith("rank 4 holds all but ") and printed[2].endswith(" of |A|_F^2")
     assert done.stdout.count(": ok") == 5
 
@@ -156,7 +156,7 @@ def test_gram(folder: Path, ranks: int) -> None:
         (["solve", "a.h5:/singular", "a.h5:/b", "-o", "n.h5:/x"], "singular"),
         (["solve", "a.h5:/general", "a.h5:/b", "-o", "n.h5:/x", "--assume", "pos"], "is not positive definite"),
         (["solve", "a.h5:/tall", "a.h5:/b", "-o", "n.h5:/x"], "A must be square"),
-        (["solve", "a.h5:/general", "a.h5:/tall", "-o", "n.h5:/x"], "shape mismatch"),
+        (["solve", "a.h5:/general", "a.h5:/tall", "-o", "n.h5:/x"], "A has 60 rows, but B has 90"),
         (["solve", "a.h5:/integers", "a.h5:/b", "-o", "n.h5:/x"], "--dtype float64"),
         (["svd", "a.h5:/few", "-k", "71", "-o", "n.h5:/x"], "-k 71 is more than the 70 singular values"),
         (["gram", "a.h5:/b", "-o", "a.h5:/general"], "it is replaced only with --force"),

@@ -392,7 +392,7 @@ def test_other_batch_systems(folder: Path, site: str, script: str) -> None:
     (folder / "home").mkdir()
     (folder / "slurm").symlink_to(SCRIPTS)
     shutil.copy(SCRIPTS / script, folder / "home" / "copy")
-    variables = BARE | {"PDGEMM_SITE": site, "RUN": "my.py {task}"}
+    variables = BARE | {"PDGEMM_SITE": site, "PDGEMM_RUN": "my.py {task}"}
     if script == "run.pbs":
         variables |= {"PBS_JOBID": "7[3].pbs", "PBS_NODEFILE": str(folder / "nodes"), "PBS_ARRAY_INDEX": "3"}
         variables |= {"PBS_O_WORKDIR": str(folder)}
@@ -409,9 +409,9 @@ def test_other_batch_systems(folder: Path, site: str, script: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^run\.\w+: job 7\S* on n1, pdgemm ", done.stdout), done.stdout
     assert "2 ranks, trace 3.0, arguments ['3']" in done.stdout
-    done = start(RUN="")
+    done = start(PDGEMM_RUN="")
     assert (done.returncode, "no command" in done.stderr) == (2, True), done.stderr
-    done = start(LSB_JOBINDEX="0", PBS_ARRAY_INDEX="", RUN="my.py 4")  # no array
+    done = start(LSB_JOBINDEX="0", PBS_ARRAY_INDEX="", PDGEMM_RUN="my.py 4")  # no array
     assert (done.returncode, "trace 4.0" in done.stdout) == (0, True), done.stdout + done.stderr
     done = start(LSB_JOBINDEX="0", PBS_ARRAY_INDEX="")
     assert (done.returncode, "is not an array" in done.stderr) == (2, True), done.stderr

@@ -130,11 +130,11 @@ def test_within_the_limit_it_may_go_on_and_after_it_the_job_is_ended(tmp_path: P
     program = start(tmp_path, source, PDGEMM_WATCHDOG="3")
     text = program.communicate(timeout=200)[0]
     assert program.returncode in LAUNCHER and text.count("right\n") == 4 and "solved" not in text, text
-    (line,) = (line for line in text.splitlines() if line.startswith("pdgemm: rank"))
+    lines = [line for line in text.splitlines() if line.startswith("pdgemm: rank")]  # on a busy machine, of two ranks
     place = (
         f"has waited 3 s in {tmp_path}/program.py:{line_of('linalg.solve(A, A)', source)} (solve): rank 1 is stopped"
     )
-    assert place in line and line.endswith("; the job is ended")
+    assert lines and all(place in line and line.endswith("; the job is ended") for line in lines), text
 
 
 def line_of(text: str, source: str) -> int:

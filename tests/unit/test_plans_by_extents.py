@@ -382,7 +382,6 @@ def test_simulate_needs_no_mpi() -> None:
         ("--shape", "10,10,10", "--ranks", "99999999999999999999"),
         ("--shape", "10,10,99999999999999999999", "--ranks", "4"),
         ("--shape", "10,10,10", "--ranks", "4", "--machine", "/nowhere.json"),
-        ("--shape", "10000,10000,10000", "--ranks", "4", "--memory", "1kB"),
     ],
 )
 def test_bad_questions_are_one_line_and_exit_code_2(words: tuple[str, ...]) -> None:
