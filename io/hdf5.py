@@ -70,7 +70,7 @@ def load(
         A = hdf5.load("a.h5", "x", grid)            # on a grid of all ranks: hdf5.load("a.h5:/x")
 
     path, name : file and dataset, which has two dimensions, or one: that is read as one column.  Without a name, the
-                path is both, FILE:/DATASET.
+                path is both, `FILE:/DATASET`.
     grid       : by default one of all ranks.
     rows, cols : the part of the dataset that is read, without the rest: a slice or a range of step 1, or a pair
                 (start, stop); by default all.

@@ -33,7 +33,7 @@ _MANY_PANELS = 1000  # more panels than this fill the pipeline quickly: narrower
 _NO_LIMIT = 1 << 62
 ROWS = 5  # candidates that are shown unless all are asked for
 RULE = (  # MOVES_WEIGH and TIE in words
-    "of the plans within 10% of the shortest predicted time, in which redistribution counts twice, the one by which a "
+    "of the plans within 10% of the shortest predicted time, with redistribution counted twice, the one by which a "
     "rank receives and allocates the fewest words"
 )
 

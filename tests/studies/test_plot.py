@@ -655,12 +655,11 @@ def test_key_figures_are_of_the_fastest_product_of_each_curve(tmp_path: Path) ->
     ahead = forecast(found, 8, Machine())
     table = Drawn(found, ahead, []).key_figures
     errors = [100 * (ahead[0].formula[3].seconds / 2.0 - 1), 100 * (ahead[1].formula[1].seconds / 4.0 - 1)]
-    errors = [f"{error:+.0f} (uncalibrated)" for error in errors]
     assert [dict(zip(table.columns, row)) for row in table.rows] == [
-        dict(zip(KEY, (label, ranks, "1024 x 1024 x 1024", "summa", grid, *figures, "1.250", error)))
+        dict(zip(KEY, (label, ranks, "1024 x 1024 x 1024", "summa", grid, *figures, "1.250", f"{error:+.0f}")))
         for label, ranks, grid, figures, error in (
-            ("auto", "8*", "1 x 8", ("2", "1.074", "88", "50"), errors[0]),
-            ("summa", "2", "1 x 2", ("4", "0.5369", "94", "100"), errors[1]),
+            ("auto", "8*", "1 x 8", ("2.0 s", "1.074", "88", "50"), errors[0]),
+            ("summa", "2", "1 x 2", ("4.0 s", "0.5369", "94", "100"), errors[1]),
         )
     ]
     assert [row[-1] for row in Drawn(found, {}, []).key_figures.rows] == ["-", "-"]
