@@ -278,7 +278,10 @@ def _parsed(path: Path, file: h5py.File) -> Generation:
 
 def check_held(partial: Path, token: Token, names: Iterable[str]) -> None:
     """Raise FileError if a file that is complete does not hold what describes all of its matrices."""
-    held = inspect(partial)
+    try:
+        held = inspect(partial)
+    except DamagedError as error:
+        raise FileError(f"{partial}: {LOST}") from error
     if held.token != token or {*held.names} != {plain_name(name) for name in names}:
         raise FileError(f"{partial}: {LOST}")
 

@@ -416,7 +416,7 @@ def test_what_is_outside_of_products_is_told(comm: Any, shared_tmp_path: Path) -
     found = profile.load_profile(shared_tmp_path / "t.json")
     assert all(x.outside["moved"] > 0 and x.outside["batch"] > 0 for x in found.ranks)
     text = tables(found)
-    assert "no product was traced" in text and re.search(r" moved +batch ", text)
+    assert "no product was traced" in text and re.search(r" moved +batch\n", text)
 
 
 def test_a_sum_of_spans_that_is_not_the_reports_is_told(tmp_path: Path) -> None:

@@ -340,7 +340,7 @@ def test_everything_else_in_the_file_stays(comm: Any, grid: Any, shared_tmp_path
     for x in found:
         assert np.array_equal(x, A.allgather())
     assert mode == 0o640
-    assert attributes["pdgemm_dtype"] == "float64"
+    assert attributes["pdgemm_dtype"] == b"float64"
     assert json.loads(attributes["pdgemm_layout"])["grid"] == list(grid.shape)
     assert only_file(shared_tmp_path, comm) == ["a.h5"]
 

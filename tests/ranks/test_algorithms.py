@@ -102,7 +102,7 @@ def test_thin_panels_alone_and_in_bundles(
     from pdgemm.planning import planner
     from pdgemm.schedules import summa_product as summa
 
-    planner.plan_product.cache_clear()
+    planner.best_plan.cache_clear()
     monkeypatch.setattr(summa, "BUNDLE", bundle)
     monkeypatch.setattr(summa, "CACHE_BYTES", cache)
     grids = [x for x in accepted(comm.size) if x[0] in ("summa", "2.5d")]
@@ -110,7 +110,7 @@ def test_thin_panels_alone_and_in_bundles(
     with ProcessGrid(comm) as grid:
         for (name, shape, layers), (mover, orders) in in_turn(grids, ways, start=bundle):
             check(grid, (11, 17, 23), name, shape, layers, block=2, mover=mover, orders=orders)
-    planner.plan_product.cache_clear()
+    planner.best_plan.cache_clear()
 
 
 def test_a_large_block_is_shifted_in_pieces(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_a_large_block_is_shifted_in_pieces(comm: Any, monkeypatch: pytest.Monke
     from pdgemm.planning import planner
     from pdgemm.schedules import cannon_product as cannon
 
-    planner.plan_product.cache_clear()
+    planner.best_plan.cache_clear()
     for module in (shift, cannon):
         monkeypatch.setattr(module, "LARGEST_MESSAGE_BYTES", 80)
     with ProcessGrid(comm) as grid:
@@ -129,7 +129,7 @@ def test_a_large_block_is_shifted_in_pieces(comm: Any, monkeypatch: pytest.Monke
             words = report.counted.words_sent - sum(x.counted.words_sent for x in report.moves)
             messages = report.counted.messages_sent - sum(x.counted.messages_sent for x in report.moves)
             assert messages >= words / 10
-    planner.plan_product.cache_clear()
+    planner.best_plan.cache_clear()
 
 
 def test_matrices_on_one_layer_of_the_ranks(comm: Any) -> None:

@@ -29,18 +29,18 @@ pytestmark = pytest.mark.mpi
 def page(bug: tuple[str, str] = ("", "")) -> Iterator[ModuleType]:
     """The module that a reader makes of the page, with a bug; afterwards its algorithm is unknown."""
     from pdgemm.planning.algorithm_registry import ALGORITHMS
-    from pdgemm.planning.planner import plan_product
+    from pdgemm.planning.planner import best_plan
 
     source, module = program(PAGE), ModuleType("gathered")
     assert source.count(bug[0]) == 1 or not bug[0]
     sys.modules["gathered"] = module
-    plan_product.cache_clear()
+    best_plan.cache_clear()
     try:
         exec(compile(source.replace(*bug) if bug[0] else source, PAGE, "exec"), vars(module))
         yield module
     finally:
         ALGORITHMS.pop("gathered", None)
-        plan_product.cache_clear()
+        best_plan.cache_clear()
         del sys.modules["gathered"]
 
 

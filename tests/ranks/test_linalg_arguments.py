@@ -25,8 +25,10 @@ def test_what_overlaps_or_differs_raises_on_all_ranks(comm: Any) -> None:
     M = DistMatrix.from_global(np.c_[a, b], grid=grid, block=2)
     X = linalg.solve(M[:, :12], M[:, 12:], overwrite_a=True, overwrite_b=True)  # beside each other
     assert np.allclose(a @ X.allgather()[:, 0], b)
-    with pytest.raises(DTypeError, match="factors must be an LU"):
+    with pytest.raises(ArgumentError, match="pivots must be 12 row numbers below 12"):
         linalg.lu_solve((S, b), b)
+    with pytest.raises(DTypeError, match="factors must be an LU"):
+        linalg.lu_solve((S, b, b), S)  # type: ignore[arg-type]
     if comm.size == 1:
         return
     for call in (

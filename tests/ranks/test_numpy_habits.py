@@ -116,7 +116,7 @@ REFUSED: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda a: np.split(a, 3), TypeError, "A[i0:i1]"),
     (lambda a: np.array(a), TypeError, ".allgather()"),
     (lambda a: list(a), TypeError, ".allgather()"),
-    (lambda a: np.linalg.eigvals(a[:5]), TypeError, "pdgemm.linalg.eigh"),
+    (lambda a: np.linalg.eigvals(a[:5]), TypeError, "pdgemm.linalg.eigvalsh"),
 ]
 
 

@@ -226,14 +226,14 @@ def test_partial_sums_are_sent_while_the_next_are_formed(
     monkeypatch.setattr(layer_sums, "reduce_scatter", noted("s", layer_sums.reduce_scatter))
     monkeypatch.setattr(layer_sums, "store", noted("e", layer_sums.store))
     monkeypatch.setattr(Accumulator, "add", noted("m", Accumulator.add))
-    planner.plan_product.cache_clear()
+    planner.best_plan.cache_clear()
     own = comm.Dup()
     with ProcessGrid(own) as grid:
         A, B = (DistMatrix.random(shape, grid=grid, seed=seed) for seed, shape in enumerate(((61, 90), (90, 53))))
         c = pdgemm(1, A, B, algorithm=algorithm, layers=None if algorithm == "inner" else 2, lookahead=lookahead)
         assert gemm_error(c.allgather(), 1, A.allgather(), B.allgather()) <= TOLERANCE
         assert c.report.counted == c.report.predicted
-    planner.plan_product.cache_clear()
+    planner.best_plan.cache_clear()
     events = "".join(event for event, _ in itertools.groupby(seen))  # a window has several ranges of rows
     texts = own.allgather(events)  # products, reductions that start, and their ends on ranks that have rows in C
     if lookahead:
@@ -259,7 +259,7 @@ def test_windows_of_partial_sums_take_rows_of_every_owner(
     monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", "1")
     monkeypatch.setattr(problem, "REDUCED_ROWS", 3)
     monkeypatch.setattr(reduction, "LEAST_ROWS", 1)
-    planner.plan_product.cache_clear()
+    planner.best_plan.cache_clear()
     own = comm.Dup()
     for shape, (m, n, k) in itertools.product(
         grid_shapes(comm.size), [(61, 53, 90), (high := 32 * comm.size + 1, 18, 2 * comm.size), (40, 7, 0)]
@@ -275,7 +275,7 @@ def test_windows_of_partial_sums_take_rows_of_every_owner(
             if algorithm == "inner" and m == high:
                 owned = [product.reduction.counts(0, 0, window) for window in product.windows]
                 assert len(owned) > 8 and all(x.all() for x in owned), product
-    planner.plan_product.cache_clear()
+    planner.best_plan.cache_clear()
     own.Free()
 
 

@@ -721,7 +721,7 @@ def test_sums_are_read_where_they_lie(comm: Any, rows: int, order: Any, monkeypa
     from pdgemm.schedules import reduction
 
     monkeypatch.setattr(reduction, "LARGEST_MESSAGE_BYTES", rows * 29 * 8)
-    planner.plan_product.cache_clear()
+    planner.best_plan.cache_clear()
     grids = [("inner", None, None)]
     grids += [("2.5d", (pr, pc), c) for c in (2, 3) for pr in (1, 2, 3) for pc in (1, 2) if pr * pc * c <= comm.size]
     with ProcessGrid(comm) as grid:
@@ -737,7 +737,7 @@ def test_sums_are_read_where_they_lie(comm: Any, rows: int, order: Any, monkeypa
                 assert report.mover == "shared"
                 assert report.counted.messages_received == report.counted.messages_sent == 0
                 assert algorithm == "2.5d" or report.panels == (13 if rows == 3 else 1)
-    planner.plan_product.cache_clear()
+    planner.best_plan.cache_clear()
 
 
 @pytest.mark.mpi(min_size=2)
@@ -750,7 +750,7 @@ def test_sums_wait_for_late_ranks(comm: Any, monkeypatch: pytest.MonkeyPatch) ->
     from pdgemm.schedules import reduction
 
     monkeypatch.setattr(reduction, "LARGEST_MESSAGE_BYTES", 4 * 20 * 8)  # windows of 4 rows
-    planner.plan_product.cache_clear()
+    planner.best_plan.cache_clear()
     copy, add = run.copy_blocks, Accumulator.add_wide
 
     def late_reader(*args: Any) -> None:
@@ -775,7 +775,7 @@ def test_sums_wait_for_late_ranks(comm: Any, monkeypatch: pytest.MonkeyPatch) ->
                         pdgemm(alpha, A, B, 0, C, algorithm=algorithm)
                         errors = comm.allgather(gemm_error(C.allgather(), alpha, a, b))
                         assert max(errors) <= TOLERANCE
-    planner.plan_product.cache_clear()
+    planner.best_plan.cache_clear()
 
 
 @jobs.needs_mpiexec

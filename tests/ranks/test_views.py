@@ -233,7 +233,7 @@ def test_sums_are_rounded_in_pieces_of_any_shape(comm: Any, dtype: str, monkeypa
     from pdgemm.planning import planner
     from pdgemm.schedules import product
 
-    planner.plan_product.cache_clear()
+    planner.best_plan.cache_clear()
     monkeypatch.setattr(product, "SLAB", 8)
     with ProcessGrid(comm) as grid:
         a, b = (np.round(numbers(shape, "float64", 1) * 3) for shape in ((50, 3), (3, 20)))
@@ -245,7 +245,7 @@ def test_sums_are_rounded_in_pieces_of_any_shape(comm: Any, dtype: str, monkeypa
             C = DistMatrix.empty((m, n), grid=grid, dtype=into, order=order)
             pdgemm(1, A, B, 0, C, algorithm=algorithm)
             assert np.array_equal(C.allgather(), a[:m] @ b[:, :n])
-    planner.plan_product.cache_clear()
+    planner.best_plan.cache_clear()
 
 
 # ------------------------------------------------------------------ memory
