@@ -99,8 +99,9 @@ class Speaker:
         with trace(kept, self.grid, nvtx=nvtx):
             yield
         said = "\n".join(self._said)
+        title = next((line.partition(",")[0] for line in said.splitlines() if " := " in line), page.stem)
         try:
-            on_root(comm, page, lambda: draw_timeline(load_profile(kept, spans=True), page, page.stem, said))
+            on_root(comm, page, lambda: draw_timeline(load_profile(kept, spans=True), page, title, said))
         finally:
             if path is None and self.grid.rank == 0:
                 kept.unlink(missing_ok=True)

@@ -252,7 +252,7 @@ class Report:
             return f"{of(self.counted, self.extra_bytes)}, as predicted"
         # in full, because the figures may differ in the last digit
         return (
-            f"{self.counted}, extra memory {self.extra_bytes} bytes, but the formula says {self.predicted}, "
+            f"{self.counted}, extra memory {self.extra_bytes} bytes, but predicted were {self.predicted}, "
             f"{self.predicted_extra_bytes} bytes"
         )
 
@@ -334,7 +334,7 @@ class Summary(InNotebook):
         return (
             f"{facts['title']}\n{Table(('on a rank', 'least', 'mean', 'most'), rows, words=('on a rank',))}\n"
             f"{in_rate(1e9 * self.gflops)}; predicted {in_seconds(facts['predicted_seconds'])}{hidden}{moved}; "
-            f"words and messages {'as' if facts['as_predicted'] else 'NOT as'} the formula says"
+            f"words and messages {'as' if facts['as_predicted'] else 'NOT as'} predicted"
             f"{self.reports[0].beside_bound(facts['per_rank'])}"
         )
 
