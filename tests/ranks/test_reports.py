@@ -34,7 +34,7 @@ def test_report_reads_well(comm: Any) -> None:
         total = C.report.compute_seconds + C.report.wait_seconds + C.report.pack_seconds
         assert 0 < total <= C.report.seconds
         wrong = replace(C.report, extra_bytes=C.report.predicted_extra_bytes + 1)
-        assert "but the formula says" in str(wrong) and not wrong.as_predicted
+        assert "but predicted were" in str(wrong) and not wrong.as_predicted
 
 
 def test_the_summary_is_of_all_ranks_and_the_same_on_all(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
