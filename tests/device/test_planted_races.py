@@ -162,7 +162,7 @@ def several_messages() -> Iterator[None]:
     from pdgemm.planning import planner, problem
     from pdgemm.schedules import exchange, reduction
 
-    plans = exchange.plan_exchange, planner.plan_product
+    plans = exchange.plan_exchange, planner.best_plan
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exchange, "DEVICE_BYTES", 64)
         patch.setattr(problem, "REDUCED_BYTES", 64), patch.setattr(problem, "REDUCED_ROWS", 4)

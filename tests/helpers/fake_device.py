@@ -453,7 +453,7 @@ class WatchedComm(MPI.Intracomm):
 
     def __new__(cls, comm: MPI.Comm | None = None, device: FakeDevice | None = None) -> WatchedComm:
         made = super().__new__(cls, comm)
-        made.device = device
+        made.device = getattr(comm, "device", None) if device is None else device
         return made
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> MPI.Request:

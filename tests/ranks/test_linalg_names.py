@@ -48,7 +48,7 @@ def test_names_of_scipy_and_numpy_do_what_theirs_do(comm: Any) -> None:
         for trans in ("N", "T", "C"):
             solved = linalg.lu_solve((lu, piv), b, trans=trans)  # type: ignore[arg-type]
             assert np.array_equal(solved, linalg.lu_solve(linalg.lu_factor(A), b, trans=trans))  # type: ignore[arg-type]
-        with pytest.raises(LinAlgError, match="pivot number 4, from 1, is zero"):
+        with pytest.raises(LinAlgError, match="pivot 4 of 5 is zero"):
             linalg.lu_solve((*linalg.lu_factor(DistMatrix.from_global(np.diag([1.0, 1, 1, 0, 1]), grid=grid)),), b[:5])
         for wrong in (piv[:-1], piv - 9, piv.astype(float), None):
             with pytest.raises(ArgumentError, match="pivots must be 9 row numbers below 9"):
