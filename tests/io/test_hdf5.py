@@ -168,7 +168,7 @@ def test_compressed_chunks_are_written_by_all_ranks_or_by_one_for_all(
     empty = DistMatrix.zeros((0, 4), grid=grid)
     for dtype, options in (
         ("f8", {"chunks": (8, 9), "compression": "gzip"}),
-        ("c8", {"compression": "lzf"}),
+        ("c8", {"compression": "gzip" if parallel else "lzf"}),  # HDF5 1.10 cannot read lzf on several ranks
         ("f2", {"chunks": True}),
     ):
         A = DistMatrix.random((50, 40), grid=grid, block=(7, 6), dtype=dtype)
@@ -213,9 +213,10 @@ def test_a_dataset_of_one_dimension_is_a_column(comm: Any, grid: Any, shared_tmp
     from pdgemm import DistMatrix, pdgemm
     from pdgemm.errors import ArgumentError, FileError, LayoutError
     from pdgemm.io import hdf5
+    from pdgemm.io.hyperslabs import parallel_h5py
 
     path, v = shared_tmp_path / "v.h5", np.arange(37.0)
-    here = shared_tmp_path / "a:b.h5"
+    here = shared_tmp_path / ("ab.h5" if parallel_h5py() else "a:b.h5")  # ROMIO takes a: for a kind of file system
 
     def write() -> None:
         for each in (path, here):
