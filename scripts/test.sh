@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the test suite, after setting up what it needs.
 #
-#   scripts/test.sh                                   the suite: 20 minutes on 2 cores
+#   scripts/test.sh                                   the suite: an hour on 2 cores
 #   scripts/test.sh --all                             everything: all combinations of parameters, all examples, all tests
 #                                                     on all rank counts, longer attacks; 45 minutes
 #   scripts/test.sh --changed [BASE]                  ruff, mypy, the hooks, and the tests nearest to what changed since this
@@ -15,7 +15,7 @@ set -euo pipefail
 help_asked "$@"
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 
-ranks='1 2 3 4 6 9'     # tests/helpers/tiers.py says which tests belong on which of them
+ranks='1 2 3 4 6'       # tests/helpers/tiers.py says which tests belong on which of them
 all=no chosen=no changed=no
 while :; do
     case ${1:-} in
