@@ -335,6 +335,13 @@ def found(path: Path) -> tuple[list[Generation], list[str]]:
     return there, bad
 
 
+def is_there(generation: Generation) -> bool:
+    """Return whether the file of its name is still this one: numbers grow, so that it was there all the time, too."""
+    with suppress(FileError):
+        return inspect(generation.path).token == generation.token
+    return False
+
+
 def _plain(value: Any) -> Any:
     """Return an attribute as Python has it: an array of no dimensions as a number."""
     with suppress(AttributeError):

@@ -36,11 +36,11 @@ from pdgemm.grids.process_grid import ProcessGrid, default_grid
 from pdgemm.instrument.report import IOReport
 from pdgemm.instrument.spans import taking, timed
 from pdgemm.io import generations, hyperslabs, mpi_io, pieces
-from pdgemm.io.atomic import check_writable, on_root, replacing
+from pdgemm.io.atomic import on_root, replacing
 from pdgemm.io.generations import Saved, SavedReport
 from pdgemm.io.matrix_files import Progress, Transfer, check_dtypes, part_of, within
 from pdgemm.io.new_dataset import NewDataset, attributes, new_dataset
-from pdgemm.io.stored import Old, Stored, check_names, check_target, check_unchanged, inspect, old
+from pdgemm.io.stored import CHANGED, Stored, check_names, check_unchanged, inspect
 from pdgemm.matrix.argument_checks import check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import communicator_of, device_on
@@ -48,6 +48,8 @@ from pdgemm.names import DeviceName, DType
 from pdgemm.protection.checksum import checksum, is_comparable
 from pdgemm.support.agreement import GuardedCallback, agree, together
 from pdgemm.support.files import say
+
+_LOOKS = 5  # at generations of a file that others replace while it is read
 
 
 def load(
@@ -332,23 +334,32 @@ def load_all(
             if unknown := set(options) - {"block", "source", "dtype", "transpose", "device"}:
                 raise ArgumentError(f"layouts[{name!r}]: load has no {', '.join(map(str, unknown))}")
         description += ["hdf5.load_all", path, *wanted]
-    there, bad = on_root(comm, path, lambda: generations.found(path))
-    for each in there:
-        try:
+    for _ in range(_LOOKS):  # ranks of a job that was killed may still run, and save
+        there, bad = on_root(comm, path, lambda: generations.found(path))
+        for each in there:
             if missing := set(wanted) - set(each.names):
                 raise ArgumentError(f"{path} has no {', '.join(sorted(missing))}; it has {', '.join(each.names)}")
-            found = {name: load(each.path, name, grid, verify=True, **wanted.get(name, {})) for name in each.names}
-        except FileError as error:
-            bad.append(str(error))
-            if comm.rank == 0 and "is damaged" in str(error):
-                generations.reject(each.path)
-            continue
-        if comm.rank == 0 and bad:
-            say(f"{'; '.join(bad)}: generation {each.token.generation} of {each.path} was loaded in its place")
-        generations.same_job(comm)
-        generations.remember(path, each.token)
-        return Saved(found, each.attrs, each.token.generation)
-    raise FileError("; ".join(bad))
+            found, error = dict[str, DistMatrix](), ""
+            try:
+                for name in each.names:
+                    found[name] = load(each.path, name, grid, verify=True, **wanted.get(name, {}))
+            except FileError as failure:
+                error = str(failure)
+            if not on_root(comm, path, lambda: generations.is_there(each)):  # noqa: B023
+                break
+            if error:
+                bad.append(error)
+                if comm.rank == 0 and "is damaged" in error:
+                    generations.reject(each.path)
+                continue
+            if comm.rank == 0 and bad:
+                say(f"{'; '.join(bad)}: generation {each.token.generation} of {each.path} was loaded in its place")
+            generations.same_job(comm)
+            generations.remember(path, each.token)
+            return Saved(found, each.attrs, each.token.generation)
+        else:
+            raise FileError("; ".join(bad))
+    raise FileError(f"{path} {CHANGED}")
 
 
 def _check_state(path: Path, name: str, x: DistMatrix, comm: MPI.Intracomm) -> None:
@@ -378,16 +389,6 @@ def look(path: str | Path, name: str, grid: ProcessGrid, dtype: Any = None) -> t
         wanted = stored.dtype if dtype is None else element_type(dtype)
         check_dtypes(f"{path}:{name}", stored.dtype, wanted, STORED)
     return stored, wanted
-
-
-def check_output(path: Path, name: str, grid: ProcessGrid, size: int) -> Old | None:
-    """Check that a dataset of `size` bytes can be saved here, and return the one that it would replace.
-
-    Collective; raises FileError on every rank.
-    """
-    on_root(grid.comm, path, lambda: check_target(path, name))
-    check_writable(path, grid.comm, size)
-    return on_root(grid.comm, path, lambda: old(path, name))
 
 
 def _way_to_read(stored: Stored) -> str:

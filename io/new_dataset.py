@@ -23,10 +23,10 @@ from pdgemm.errors import FileError, PdgemmError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.report import IOReport
-from pdgemm.io.atomic import on_root, replacing
+from pdgemm.io.atomic import check_writable, on_root, replacing
 from pdgemm.io.attributes import write
 from pdgemm.io.matrix_files import Transfer
-from pdgemm.io.stored import check_target, inspect, unit
+from pdgemm.io.stored import Old, check_target, inspect, old, unit
 from pdgemm.support.files import LOST, reserve, to_disk
 
 _CHECKSUM = "pdgemm_checksum"
@@ -205,6 +205,16 @@ def new_dataset(
         made.copy_others()
         made.create(attributes(grid, layout, dtype, checksum), storage)
         yield made
+
+
+def check_output(path: Path, name: str, grid: ProcessGrid, size: int) -> Old | None:
+    """Check that a dataset of `size` bytes can be saved here, and return the one that it would replace.
+
+    Collective; raises FileError on every rank.
+    """
+    on_root(grid.comm, path, lambda: check_target(path, name))
+    check_writable(path, grid.comm, size)
+    return on_root(grid.comm, path, lambda: old(path, name))
 
 
 def attributes(grid: ProcessGrid, layout: Distribution, dtype: np.dtype, checksum: str | None) -> dict[str, str]:

@@ -18,7 +18,7 @@ from pdgemm.gemm import plan
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.io import hdf5
+from pdgemm.io import new_dataset
 from pdgemm.io.source import Source
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import distribution_on
@@ -152,7 +152,7 @@ def check_output(
 
     Returns whether the result replaces C on entry.
     """
-    old = hdf5.check_output(Path(output.path), output.name, grid, nbytes)
+    old = new_dataset.check_output(Path(output.path), output.name, grid, nbytes)
     in_place = old is not None and entry is not None and entry.stored.object == old.object
     if old is None or force:
         return in_place

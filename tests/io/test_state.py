@@ -147,6 +147,56 @@ def test_ranks_of_a_job_that_was_killed_cannot_replace_what_a_later_one_saved(
         assert save("first", 31) == 5
 
 
+@pytest.mark.parametrize("after", ["look", "first matrix"])
+@pytest.mark.parametrize("often", [1, 99])
+def test_what_another_job_saves_meanwhile_is_loaded_whole_or_not_at_all(
+    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str, often: int
+) -> None:
+    """All that is loaded is of one generation, whenever the file is replaced."""
+    from pdgemm import ProcessGrid
+    from pdgemm.errors import FileError
+    from pdgemm.io import generations, hdf5
+
+    path, left = shared_tmp_path / "state.h5", [often]
+
+    with ProcessGrid(comm) as grid:
+
+        def save(step: int) -> None:
+            x = distributed(grid, np.full((9, 9), float(step)))
+            hdf5.save_all(path, {"w": x, "m": x}, attrs={"step": step}, keep=2)
+
+        def disturbed(original: Any) -> Any:
+            def with_another_job(*args: Any, **kwargs: Any) -> Any:
+                found = original(*args, **kwargs)
+                if left[0] > 0:
+                    left[0] -= 1
+                    save(often - left[0] + 2)
+                return found
+
+            return with_another_job
+
+        save(1)
+        save(2)
+        if after == "look":
+            original = hdf5.on_root
+
+            def looked(comm: Any, path: Any, action: Any) -> Any:
+                looks = "found" in action.__code__.co_names
+                return (disturbed(original) if looks else original)(comm, path, action)
+
+            monkeypatch.setattr(hdf5, "on_root", looked)
+        else:
+            monkeypatch.setattr(hdf5, "load", disturbed(hdf5.load))
+        monkeypatch.setattr(generations, "_last", {})
+        if often > 1:
+            with pytest.raises(FileError, match="was changed while it was read"):
+                hdf5.load_all(path, grid)
+            return
+        state = hdf5.load_all(path, grid)
+        assert state.attrs["step"] == state.generation == 3
+        assert all(same(grid, x, np.full((9, 9), 3.0)) for x in state.matrices.values())
+
+
 def test_a_full_disk_leaves_the_last_generation(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
