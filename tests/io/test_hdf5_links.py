@@ -105,7 +105,7 @@ def test_nothing_is_written_through_a_link_into_another_file(
     import h5py
 
     from pdgemm import DistMatrix
-    from pdgemm.io import hdf5
+    from pdgemm.io import hdf5, new_dataset
 
     by_rank_0(lambda: linked(shared_tmp_path))
     path, A = shared_tmp_path / "main.h5", DistMatrix.zeros((7, 5), grid=grid)
