@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pdgemm.errors import FileError
 from pdgemm.io.atomic import on_root
 from pdgemm.io.matrix_files import Transfer
 from pdgemm.io.pieces import open_on_all
+from pdgemm.support.agreement import together
 from pdgemm.support.files import file_error
 from pdgemm.support.waits import Wait
 
@@ -96,17 +98,20 @@ def opened_by_one(path: Path, name: str, comm: MPI.Intracomm) -> Iterator[Transf
 
     def put(row: int, col: int, part: np.ndarray) -> None:
         if part.size:
-            there = np.ascontiguousarray(part)
-            held[0].write(h5py.h5s.create_simple(part.shape), _selected(held[0], row, col, part.shape), there)
+            held[0].write(h5py.h5s.create_simple(part.shape), _selected(held[0], row, col, part.shape), part)
 
     def transfer(row: int, col: int, part: np.ndarray) -> None:
-        places = comm.gather((row, col, part.shape), root=0)
+        with together(comm):  # a rank that lacks memory does so before others wait for its elements, or for it
+            there = np.ascontiguousarray(part)
+        places = comm.gather((row, col, part.shape), root=0) or []
+        with together(comm):
+            received = np.empty(max((prod(shape) for _, _, shape in places[1:]), default=0), part.dtype)
         if comm.rank:
-            comm.Send([np.ascontiguousarray(part).reshape(-1).view(np.uint8), MPI.BYTE], dest=0)
+            comm.Send([there.reshape(-1).view(np.uint8), MPI.BYTE], dest=0)
             return
         error: Exception | None = None
-        for rank, (first, second, shape) in enumerate(places or ()):
-            some = part if rank == 0 else np.empty(shape, part.dtype)
+        for rank, (first, second, shape) in enumerate(places):
+            some = there if rank == 0 else received[: prod(shape)].reshape(shape)
             if rank:  # after an error, too: the others send
                 comm.Recv([some.reshape(-1).view(np.uint8), MPI.BYTE], source=rank)
             try:

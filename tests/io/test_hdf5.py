@@ -206,6 +206,35 @@ def test_compressed_chunks_are_written_by_all_ranks_or_by_one_for_all(
     assert only_file(shared_tmp_path, comm) == ["z.h5"]
 
 
+@pytest.mark.parametrize("where", ["ascontiguousarray", "empty"])
+def test_one_writer_and_a_rank_without_memory(
+    grid: Any,
+    comm: Any,
+    parallel: bool,
+    shared_tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+) -> None:
+    """Nobody waits for the elements of another rank, which raises."""
+    from types import SimpleNamespace
+
+    from pdgemm import DistMatrix
+    from pdgemm.io import hdf5, hyperslabs
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        raise MemoryError("no memory left")
+
+    if parallel:
+        pytest.skip("every rank writes")
+    names = {x: getattr(np, x) for x in ("ascontiguousarray", "empty", "uint8", "ndarray")}
+    if comm.rank == comm.size - 1:
+        monkeypatch.setattr(hyperslabs, "np", SimpleNamespace(**{**names, where: failing}))
+    A = DistMatrix.random((50, 40), grid=grid, block=(7, 6))
+    with pytest.raises(MemoryError):
+        hdf5.save(shared_tmp_path / "z.h5", "x", A, compression="gzip")
+    assert by_rank_0(comm, lambda: list(shared_tmp_path.iterdir())) == []
+
+
 def test_a_dataset_of_one_dimension_is_a_column(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     """Whatever the way that it is read; written as one again; and a grid of all ranks where none is given."""
     import h5py
