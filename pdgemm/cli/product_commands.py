@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import click
@@ -12,6 +13,7 @@ from pdgemm.arrays.element_functions import KINDS
 from pdgemm.cli import options
 from pdgemm.cli.job import OfAllRanks
 from pdgemm.cli.param_types import BLOCK, BYTES, DATASET, GRID, NUMBER, SECONDS, SHAPE, Dataset
+from pdgemm.errors import ArgumentError
 from pdgemm.names import DeviceName, ElementTypeName, Protection
 
 if TYPE_CHECKING:
@@ -257,9 +259,10 @@ def _in_memory(
 ) -> bool:
     """Read A and B, multiply and store; return whether the result is right, as far as it is verified."""
     from pdgemm.cli.ahead import check_product, operands
-    from pdgemm.gemm import pdgemm
+    from pdgemm.gemm import pdgemm, plan
     from pdgemm.io.source import ndim_of_product
     from pdgemm.matrix.residual import verify
+    from pdgemm.planning.simulator import words_between
 
     layout = block, device
     once = check_product(say.grid, x.a, x.b, x.c, *layout, x.seed, alpha=x.alpha, beta=x.beta, **x.options)
@@ -272,6 +275,10 @@ def _in_memory(
     with say.progress("multiply", x.flops) as progress:
         C = pdgemm(x.alpha, A, B, x.beta, C, progress=progress, **x.options)
     say.report("product", C.report.summary())
+    if say.on_a_page:
+        planned = plan(A, B, C, alpha=x.alpha, beta=x.beta, **x.options)
+        with suppress(ArgumentError):  # too many ranks for a picture
+            say.words = words_between(planned.product, say.grid.size)
     if x.seed is not None:
         with say.progress("verify"):
             residual = verify(C, x.alpha, A, B, x.beta, before, seed=x.seed, **x.sums)

@@ -13,6 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from pdgemm.cli.param_types import Dataset
@@ -39,6 +40,8 @@ class Speaker:
         self.grid, self.as_json = grid, as_json
         self.lost = "nothing was written"
         self.facts: dict[str, Any] = {"ranks": grid.size, "grid": grid.shape}
+        self.on_a_page = False  # is a page of the result written, too?
+        self.words: np.ndarray | None = None  # from each rank to each other, for that page
         self._said = list[str]()  # what was reported
         self._bar = grid.rank == 0 and sys.stderr.isatty() and not as_json
 
@@ -85,6 +88,7 @@ class Speaker:
     def traced(self, path: str | None, nvtx: bool, page: str | None = None) -> AbstractContextManager[None]:
         """Return a context manager that traces its block, if a trace or a page of it was requested."""
         if page is not None:
+            self.on_a_page = True
             return self._on_a_page(path, nvtx, Path(page))
         return trace(path, self.grid, nvtx=nvtx) if path or nvtx else nullcontext()
 
@@ -101,7 +105,7 @@ class Speaker:
         said = "\n".join(self._said)
         title = next((line.partition(",")[0] for line in said.splitlines() if " := " in line), page.stem)
         try:
-            on_root(comm, page, lambda: draw_timeline(load_profile(kept, spans=True), page, title, said))
+            on_root(comm, page, lambda: draw_timeline(load_profile(kept, spans=True), page, title, said, self.words))
         finally:
             if path is None and self.grid.rank == 0:
                 kept.unlink(missing_ok=True)

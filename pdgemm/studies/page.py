@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from math import isfinite
@@ -106,12 +106,16 @@ def page(results: Results, drawn: Sequence[Drawn], notes: Sequence[str], machine
     )
 
 
-def run_page(title: str, svg: str, tables: Sequence[Table], figures: Sequence[str], said: str) -> str:
-    """Return the page of a traced run.   svg : its timeline.   figures : what the tables do not show.
+def run_page(
+    title: str, pictures: Mapping[str, str], tables: Sequence[Table], figures: Sequence[str], said: str
+) -> str:
+    """Return the page of a traced run.
 
+    pictures : the SVG of its "timeline", and of the "words" from rank to rank.   figures : what the tables do not show.
     said : what its command has printed.
     """
-    return _filled("run.html", title=title, svg=inline(svg, "timeline-"), tables=tables, figures=figures, said=said)
+    svgs = {name: inline(svg, f"{name}-") for name, svg in pictures.items()}
+    return _filled("run.html", title=title, svgs=svgs, tables=tables, figures=figures, said=said)
 
 
 def _filled(name: str, **facts: Any) -> str:

@@ -105,7 +105,11 @@ def _beside(candidates: Sequence[Candidate]) -> list[tuple[Candidate, str]]:
 # ------------------------------------------------------------------ words from rank to rank
 def draw_words(words: np.ndarray, out: Path, title: str) -> None:
     """Draw the words that each rank (a row) sends to each other, or lets it read (a column)."""
-    _write(Panel("words", title, partial(_words, words), height=5.0), out)
+    _write(_panel_of_words(words, title), out)
+
+
+def _panel_of_words(words: np.ndarray, title: str) -> Panel:
+    return Panel("words", title, partial(_words, words), height=5.0)
 
 
 def _words(words: np.ndarray, axes: Axes) -> None:
@@ -123,10 +127,10 @@ def _words(words: np.ndarray, axes: Axes) -> None:
 
 
 # ------------------------------------------------------------------ the timeline of a run
-def draw_timeline(profile: Profile, out: Path, title: str, said: str = "") -> None:
+def draw_timeline(profile: Profile, out: Path, title: str, said: str = "", words: np.ndarray | None = None) -> None:
     """Draw what each rank did when; in HTML with the tables and figures of the profile, which has its spans.
 
-    said : what the command has printed, for the page.
+    said : what the command has printed, for the page.   words : from each rank (a row) to each other, for the page.
     """
     ranks = profile.ranks
     panel = Panel("timeline", title, partial(_timeline, ranks), True, min(12.0, 1.6 + 0.4 * len(ranks)))
@@ -134,8 +138,11 @@ def draw_timeline(profile: Profile, out: Path, title: str, said: str = "") -> No
         _write(panel, out)
         return
     with drawing():
-        svg = saved(alone(panel), "svg").decode()
-        text = run_page(title, svg, parts(profile), [*figures(profile)], said)
+        panels = (
+            [panel] if words is None or not words.any() else [panel, _panel_of_words(words, "words from rank to rank")]
+        )
+        svgs = {x.name: saved(alone(x), "svg").decode() for x in panels}
+        text = run_page(title, svgs, parts(profile), [*figures(profile)], said)
     write(out, text.encode(errors="xmlcharrefreplace"))
 
 

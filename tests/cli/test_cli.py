@@ -486,6 +486,7 @@ def test_a_page_of_a_product(folder: Path, tmp_path: Path, way: list[str]) -> No
     page = (tmp_path / "r.html").read_text()
     for said in ("C (61 x 29)", "residual ", "wrote c.h5:/c (61 x 29 ", "seconds of each rank; rank ", "<svg"):
         assert said in page, said
+    assert ("lets it read" in page) == (way == [])  # the words of one product from rank to rank
     assert sorted(x.name for x in tmp_path.iterdir()) == ["c.h5", "r.html", *["t.json"] * bool(way)]
     for name, said in (("r.pdf", "a report is a file with the ending .html"), ("none/r.html", "the folder")):
         bad = jobs.pdgemm(2, *words[:6], name, "-o", "d.h5:/c", cwd=tmp_path)
