@@ -3,7 +3,7 @@
 #
 #   scripts/test.sh                                   the suite: an hour on 2 cores
 #   scripts/test.sh --all                             everything: all combinations of parameters, all examples, all tests
-#                                                     on all rank counts, longer attacks; 45 minutes
+#                                                     on all rank counts, longer attacks; several times as long
 #   scripts/test.sh --changed [BASE]                  ruff, mypy, the hooks, and the tests nearest to what changed since this
 #                                                     branch left BASE (main), on 1 and 4 ranks: scripts/concerned.py
 #   scripts/test.sh --ranks "1 4" [PYTEST ARGS...]    these rank counts, for all tests that are asked for; with
@@ -122,7 +122,7 @@ if [ $selected = no ]; then
     reason=$(unshare -mpf --mount-proc true 2>&1) || reason=$(unshare -Urmpf --mount-proc true 2>&1) || status=$?
     if [ $status = 0 ]; then
         check 'hostile' python scripts/hostile.py --minutes "$minutes" --seed 18
-        check 'restarts' python scripts/hostile.py --kind restart --minutes 2 --ranks 9 --seed 18
+        check 'restarts' python scripts/hostile.py --kind restart --minutes "$minutes" --ranks 9 --seed 18
         check 'survivors' python scripts/hostile.py --kind survivors --minutes "$minutes" --ranks 9 --seed 18
     else
         record 'hostile' 0 0 0 0 "not run, because there are no namespaces: ${reason##*$'\n'}"

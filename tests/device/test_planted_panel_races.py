@@ -88,10 +88,11 @@ def test_each_synchronisation_of_panels_is_needed(comm: Any) -> None:
     if comm.size > 4:
         pytest.skip("4 ranks need all of them")
     passed_by: dict[Site, list[Problem]] = {}
-    for problem in ALL if everything() else FEW:
-        seen = set[Site]()
+    for number, problem in enumerate(ALL if everything() else FEW):
+        seen, schedules = set[Site](), [*SCHEDULES]
         with without(None, seen):
-            assert not any(outcome(comm, problem, schedule) for schedule in SCHEDULES), problem
+            for schedule in schedules if everything() else schedules[number % 3 :][:1]:
+                assert not outcome(comm, problem, schedule), (problem, schedule)
         for site in set().union(*comm.allgather(seen)):
             if site.split()[1] in FILES:
                 passed_by.setdefault(site, []).append(problem)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -67,11 +67,11 @@ def pairs(*factors: Iterable[Any]) -> Sequence[tuple[Any, ...]]:
     return [tuple(side[at] for side, at in zip(sides, row)) for row in chosen]
 
 
-def in_turn(one: Iterable[Any], other: Sequence[Any], start: int = 0) -> Iterator[tuple[Any, Any]]:
+def in_turn(one: Iterable[Any], other: Sequence[Any], start: int = 0) -> Sequence[tuple[Any, Any]]:
     """With --all each value of one factor with each of the other; without it, with one of the other, in turn."""
     if _everything:
-        return itertools.product(one, other)
-    return zip(one, itertools.cycle([*other[start % len(other) :], *other[: start % len(other)]]))
+        return list(itertools.product(one, other))
+    return list(zip(one, itertools.cycle([*other[start % len(other) :], *other[: start % len(other)]])))
 
 
 @functools.cache

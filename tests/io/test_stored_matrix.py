@@ -10,6 +10,7 @@ import pytest
 from flips import changed_after_the_product, larger
 from problems import DTYPES, gemm_error, grid_shapes
 from test_files_product import STORAGE, elements, everyone, read, small, write  # noqa: F401
+from tiers import in_turn
 
 pytestmark = pytest.mark.mpi
 
@@ -24,8 +25,7 @@ def opened(comm: Any, path: Path, grid: Any, **given: Any) -> list[Any]:
     return [hdf5.dataset(path, name, grid) for name in given]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "kind"), in_turn(DTYPES, KINDS))
 def test_products_with_any_layouts(comm: Any, shared_tmp_path: Path, small: None, dtype: str, kind: str) -> None:  # noqa: F811
     """Panels are counted, inputs stay, and the elements around C, too."""
     from pdgemm import DistMatrix, ProcessGrid, pdgemm

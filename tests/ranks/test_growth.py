@@ -28,7 +28,7 @@ def held() -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("what", list(COUNTS))
 def test_nothing_grows(comm: Any, shared_tmp_path: Path, what: str) -> None:
-    """With --all as often as COUNTS says, otherwise a twentieth of that."""
+    """With --all as often as COUNTS says, otherwise a fiftieth of that."""
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
     from pdgemm.io import hdf5
 
@@ -60,7 +60,7 @@ def test_nothing_grows(comm: Any, shared_tmp_path: Path, what: str) -> None:
             hdf5.save_all(shared_tmp_path / "all.h5", {"A": A, "B": B}, keep=2)
 
     steps: dict[str, Callable[[int], None]] = dict(zip(COUNTS, (product, new_grid, dropped_grid, saved)))
-    count = COUNTS[what] // (1 if everything() else 20)
+    count = COUNTS[what] // (1 if everything() else 50)
     for number in range(10):  # what is kept for good is made
         steps[what](number)
     comm.Barrier()

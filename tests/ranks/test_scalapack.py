@@ -90,7 +90,7 @@ def test_the_standard_semantics(comm: Any, contexts: list[int], dtype: str) -> N
     rng = np.random.default_rng(7)
     sizes = SIZES if dtype == "d" else SIZES[:1]
     cases = list(itertools.product(contexts, sizes, "NTC", "NTC"))
-    step = 1 if comm.size <= 2 else 2 if everything() else 4  # prime to the nine pairs: each in some context
+    step = 1 if comm.size <= 2 else 2 if everything() else 8  # prime to the nine pairs: each in some context
     for ictxt, (m, n, k), ta, tb in cases[::step]:
         alpha, beta = (rng.choice(choices).item() for choices in (alphas, [0, 1, 3]))
         matrices, windows = [], []
