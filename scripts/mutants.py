@@ -433,7 +433,8 @@ MUTANTS = [
         ("0 tests/cli/test_survivors.py",),
     ),
     Mutant(
-        "schedules: a rank sends its own array in place of an inherited one", "pdgemm/schedules/inherited_exchange.py",
+        "schedules: a rank sends its own array in place of an inherited one",
+        "pdgemm/schedules/exchanges/inherited_exchange.py",
         "self.held(holder).index(old))", "0)",
         (f"4 {R}resilience.py",),
     ),

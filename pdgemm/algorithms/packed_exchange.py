@@ -21,7 +21,7 @@ from pdgemm.movers.block_copy import copy_blocks
 from pdgemm.movers.node_arrays import NodeArrays
 from pdgemm.movers.panel_views import column_room
 from pdgemm.movers.pipeline import flat
-from pdgemm.schedules.exchange import Block, Exchange, Messages
+from pdgemm.schedules.exchanges.exchange import Block, Exchange, Redistribution
 from pdgemm.schedules.staircase import Staircase
 from pdgemm.support.waits import Wait
 
@@ -31,7 +31,7 @@ def exchange(
     X: Array | Sequence[Array],
     beta: Any,
     Y: Array | Sequence[Array],
-    plan: Messages,
+    plan: Redistribution,
     workspace: Room,
     grid: ProcessGrid,
     recorder: Recorder,
@@ -43,11 +43,8 @@ def exchange(
     within : the elements of Y that are assigned; the plan is then not one that only copies.
     """
     combine = Combine(alpha, beta, workspace.scratch, plan.conjugates)
-    if isinstance(plan, Exchange) and (plan.shared or plan.nccl):
-        way = _pull if plan.shared else _send_by_nccl
-        way(X, Y, plan, workspace, grid, recorder, combine, within)
-    else:
-        _send(X, Y, plan, workspace, grid, recorder, combine, within)
+    carry_out: Any = _pull if plan.shared else _send_by_nccl if plan.nccl else _send
+    carry_out(X, Y, plan, workspace, grid, recorder, combine, within)
 
 
 def _pull(
@@ -76,7 +73,7 @@ def _pull(
 def _send(
     X: Array | Sequence[Array],
     Y: Array | Sequence[Array],
-    plan: Messages,
+    plan: Redistribution,
     workspace: Room,
     grid: ProcessGrid,
     recorder: Recorder,
@@ -212,7 +209,7 @@ def _send_by_nccl(
 class Room:
     """Holds the message buffers of an exchange on one rank, in device memory or, where staged, on the host."""
 
-    def __init__(self, plan: Messages, rank: int, device: Device | None = None) -> None:
+    def __init__(self, plan: Redistribution, rank: int, device: Device | None = None) -> None:
         self.receiving, sending = plan.slots(rank)
         self.messages: list[tuple[Array, Array]] = []  # each as passed to MPI, and as packed and unpacked
         own = devices.own_memory(device)
@@ -239,7 +236,7 @@ def _held(x: Array | Sequence[Array], block: Block) -> Array:
 
 
 def _contiguous(
-    x: Array, row_starts: np.ndarray, col_starts: np.ndarray, rows: IndexMap, cols: IndexMap, plan: Messages
+    x: Array, row_starts: np.ndarray, col_starts: np.ndarray, rows: IndexMap, cols: IndexMap, plan: Redistribution
 ) -> Array | None:
     """Return the block as a view of a local array if it can be sent or received in place, else None."""
     if plan.staged or not rows.contiguous or not cols.contiguous or x.dtype != plan.wire:

@@ -27,7 +27,7 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, device_on, new_array, new_local
 from pdgemm.names import DType, Protection
 from pdgemm.protection.checksum import checksum, repaired
-from pdgemm.schedules.exchange import Exchange, best_places, plan_exchange
+from pdgemm.schedules.exchanges.exchange import Exchange, best_places, plan_exchange
 from pdgemm.support.agreement import together
 
 

@@ -26,7 +26,7 @@ from pdgemm.panel_schedules.panel_schedule import is_balanced
 from pdgemm.panel_schedules.row_moves import permutation
 from pdgemm.panel_schedules.tsqr_schedule import cholesky_pass, tsqr_schedule
 from pdgemm.planning.planner import plan_product
-from pdgemm.schedules.exchange import plan_exchange
+from pdgemm.schedules.exchanges.exchange import plan_exchange
 
 PASSES = 2  # of CholeskyQR over a matrix, if it is not ill-conditioned
 

@@ -20,7 +20,7 @@ from pdgemm.instrument import spans
 from pdgemm.matrix.argument_checks import check_matrices, check_result, communicator, overlap
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, new_array
-from pdgemm.schedules.exchange import Selection, fitted_messages
+from pdgemm.schedules.exchanges.exchange import Selection, fitted_messages
 from pdgemm.support.agreement import together
 
 Indices = Any  # a list, array, mask, slice or range; None for all

@@ -24,7 +24,7 @@ from pdgemm.matrix.argument_checks import check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import communicator_of, device_on, in_native_order
 from pdgemm.names import DeviceName
-from pdgemm.schedules.rectangle_exchange import RectangleExchange, plan_rectangles
+from pdgemm.schedules.exchanges.rectangle_exchange import RectangleExchange, plan_rectangles
 from pdgemm.support.agreement import together
 from pdgemm.support.text import counted
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, singledispatch
 
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.model.machine import Machine
-from pdgemm.panel_schedules.panel_schedule import PanelSchedule
-from pdgemm.panel_schedules.tsqr_schedule import TallSchedule
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.planning.simulator import simulate
-from pdgemm.schedules.exchange import Exchange
-from pdgemm.support.text import Table, in_bytes, in_seconds, in_words, named, sides
+from pdgemm.planning.timing import exchange_seconds
+from pdgemm.schedules.exchanges.exchange import Exchange
+from pdgemm.schedules.schedule import Schedule
+from pdgemm.support.text import Table, in_bytes, in_seconds, in_words
 
-Stage = Exchange | ProductPlan | PanelSchedule | TallSchedule
+Stage = Schedule | ProductPlan
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class PanelPlan:
     @property
     def flops(self) -> int:
         """The floating-point operations of all ranks together."""
-        return sum(_flops(stage) for _, stage in self.stages)
+        return sum(stage.flops for _, stage in self.stages)
 
     def traffic(self, rank: int) -> Traffic:
         """Return the words and messages of a rank."""
@@ -47,7 +47,7 @@ class PanelPlan:
     @cached_property
     def seconds(self) -> float:
         """The predicted time of the slowest rank, stage by stage."""
-        return sum(_seconds(stage, self.machine, self.size) for _, stage in self.stages)
+        return sum(stage_seconds(stage, self.machine, self.size) for _, stage in self.stages)
 
     def extra_bytes(self, rank: int | None) -> int:
         """Return the most bytes of buffers that a rank needs at a time, beside copies of matrices."""
@@ -56,7 +56,7 @@ class PanelPlan:
     def __str__(self) -> str:
         rows = []
         for name, stage in self.stages:
-            what, where = _described(name, stage)
+            what, where = stage.described(name)
             most = [stage.traffic(rank) for rank in range(self.size)]
             rows.append(
                 (
@@ -65,29 +65,29 @@ class PanelPlan:
                     in_words(max(x.words_received for x in most)),
                     str(max(x.messages_received for x in most)),
                     in_bytes(stage.extra_bytes(None)),
-                    in_seconds(_seconds(stage, self.machine, self.size)),
+                    in_seconds(stage_seconds(stage, self.machine, self.size)),
                 )
             )
         return str(Table(("stage", "", "words", "messages", "buffers", "time"), rows, words=("stage", "")))
 
 
-def _flops(stage: Stage) -> int:
-    return 0 if isinstance(stage, Exchange) else (stage.product if isinstance(stage, ProductPlan) else stage).flops
+@singledispatch
+def stage_seconds(stage: object, machine: Machine, size: int) -> float:
+    """Return the predicted time of the slowest rank in a stage."""
+    raise NotImplementedError
 
 
+@stage_seconds.register
 @lru_cache(maxsize=128)  # `qr` compares plans in each call
-def _seconds(stage: Stage, machine: Machine, size: int) -> float:
-    if isinstance(stage, Exchange):
-        return max(stage.seconds(machine, rank) for rank in range(size))
-    return stage.seconds if isinstance(stage, ProductPlan) else simulate(stage, machine, size).seconds
+def _(stage: Schedule, machine: Machine, size: int) -> float:
+    return simulate(stage, machine, size).seconds
 
 
-def _described(name: str, stage: Stage) -> tuple[str, str]:
-    """Return what is done, and where."""
-    if isinstance(stage, Exchange):
-        return f"redistribute {name}", f"to {stage.target}"
-    if isinstance(stage, ProductPlan):
-        return "product", f"{sides(*stage.mnk)}, {named(stage.algorithm, stage.inside)}, {sides(*stage.shape)} grid"
-    if isinstance(stage, TallSchedule):
-        return stage.algorithm, f"{sum(stage.rows)} x {stage.k}, {stage.dtype}, on {len(stage.rows)} ranks"
-    return stage.algorithm, f"{stage.A}, {len(stage.steps)} panels"
+@stage_seconds.register
+def _(stage: Exchange, machine: Machine, size: int) -> float:
+    return max(exchange_seconds(stage, machine, rank) for rank in range(size))
+
+
+@stage_seconds.register
+def _(stage: ProductPlan, machine: Machine, size: int) -> float:
+    return stage.seconds

@@ -9,8 +9,8 @@ import numpy as np
 
 from pdgemm.grids.index_map import overlap_counts
 from pdgemm.panel_schedules.panel_schedule import Panel, PanelSchedule, carried, signals
-from pdgemm.schedules.product import Buffers
 from pdgemm.schedules.rounds import COLS, ROWS, Round, broadcast, grid_of, on_grid
+from pdgemm.schedules.schedule import Buffers
 
 SMALLEST = 128  # columns of the tiles on the diagonal of an update
 

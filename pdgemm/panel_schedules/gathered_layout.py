@@ -6,8 +6,8 @@ import numpy as np
 
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.panel_schedules.panel_schedule import Panel, PanelSchedule, signals
-from pdgemm.schedules.product import Buffers
 from pdgemm.schedules.rounds import COLS, Messages, grid_of, messages
+from pdgemm.schedules.schedule import Buffers
 
 EXPOSED = ("gathered",)  # buffers that other ranks read
 

@@ -11,8 +11,8 @@ import numpy as np
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.model.mover_registry import RING
 from pdgemm.panel_schedules.panel_schedule import Panel, PanelSchedule, carried
-from pdgemm.schedules.product import Buffers
 from pdgemm.schedules.rounds import COLS, ROWS, Messages, Round, counts_of, grid_of, messages, on_grid
+from pdgemm.schedules.schedule import Buffers
 
 
 def cuts(n: int, parts: int) -> list[int]:

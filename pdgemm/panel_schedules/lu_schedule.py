@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 
@@ -15,8 +14,8 @@ from pdgemm.panel_schedules.gathered_layout import EXPOSED, gathered, gathering_
 from pdgemm.panel_schedules.panel_schedule import PanelSchedule, carried
 from pdgemm.panel_schedules.row_moves import RowMoves, moves_left
 from pdgemm.panel_schedules.tsqr_schedule import Tree, broadcast_tree
-from pdgemm.schedules.product import Buffers
-from pdgemm.schedules.rounds import COLS, ROWS, Round, Tally, counts_of, grid_of, on_grid
+from pdgemm.schedules.rounds import COLS, ROWS, Round, counts_of, grid_of, on_grid
+from pdgemm.schedules.schedule import Buffers
 
 INDEX = np.dtype(np.int64)
 
@@ -36,7 +35,7 @@ class LUSchedule(PanelSchedule):
     pivots: tuple[int, ...] | None = field(default=None, kw_only=True, repr=False)
     algorithm = "lu"
     bound_factor = 2 / 3
-    exposed_buffers: ClassVar[tuple[str, ...]] = (*EXPOSED, "pivots")
+    exposed_buffers = (*EXPOSED, "pivots")
 
     @property
     def n(self) -> int:
@@ -57,11 +56,11 @@ class LUSchedule(PanelSchedule):
     @property
     def to_idle(self) -> Tree:
         """How the pivots get to the idle ranks."""
-        return broadcast_tree((self.A.rank(0, 0), *self.idle), self.n)
+        return broadcast_tree((self.A.rank(0, 0), *self.idle), self.n, INDEX)
 
-    @cached_property
-    def tally(self) -> Tally:
-        return Tally(self.rounds(), 1 + max(*self.A.rank_map, *self.idle, 0))
+    @property
+    def last_rank(self) -> int:
+        return max(*self.A.rank_map, *self.idle, 0)
 
     def rounds(self) -> Iterator[Round]:
         grid, size = grid_of(self.A), self.A.dtype.itemsize
@@ -88,7 +87,7 @@ class LUSchedule(PanelSchedule):
             widths = panel.width * (np.arange(cols.parts) == panel.col)
             yield Round(moves.sent(rows, grid, widths, size), hidden=False)
         if self.idle and self.n:
-            yield from self.to_idle.rounds(INDEX.itemsize)
+            yield from self.to_idle.rounds()
 
     def buffers(self, rank: int | None) -> Buffers:
         (m_loc, n_loc), (pr, pc), w, dtype = self.A.local_shape(rank), self.grid.shape, self.widest, self.A.dtype

@@ -13,12 +13,9 @@ import numpy as np
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.index_map import common_refinement
 from pdgemm.grids.layout import Layout
-from pdgemm.instrument.recorder import Traffic, Transfer
-from pdgemm.model.machine import Machine
 from pdgemm.model.mover_registry import RING, reads
-from pdgemm.schedules.product import Buffers, RankMap
-from pdgemm.schedules.rounds import Messages, Round, Tally, broadcast
-from pdgemm.support.remembered import remembered
+from pdgemm.schedules.rounds import Messages, broadcast
+from pdgemm.schedules.schedule import RankMap, Schedule
 
 
 class Panel(NamedTuple):
@@ -100,7 +97,7 @@ def lower_tiles(
 
 
 @dataclass(frozen=True)
-class PanelSchedule:
+class PanelSchedule(Schedule):
     """A panel algorithm on a matrix A: in each step a panel is factored, travels, and updates what is left of A.
 
     width  : the widest panel.
@@ -112,10 +109,8 @@ class PanelSchedule:
     width: int
     mover: str
     device: str = field(default="", kw_only=True)
-    algorithm: ClassVar[str]
-    lookahead: ClassVar[int] = 1
+    lookahead = 1
     bound_factor: ClassVar[float] = 0.0
-    exposed_buffers: ClassVar[tuple[str, ...]] = ()  # which the other ranks read where panels are read in place
 
     @property
     def n(self) -> int:
@@ -147,11 +142,6 @@ class PanelSchedule:
     def panel_dtype(self) -> np.dtype:
         return self.A.dtype
 
-    @property
-    def flops(self) -> int:
-        """The floating-point operations of all ranks together."""
-        raise NotImplementedError
-
     def lower_bound_words(self, ranks: int) -> float:
         """Return a lower bound on the words that some rank receives, for any algorithm; 0 where none is known.
 
@@ -160,48 +150,12 @@ class PanelSchedule:
         """
         return max(0.0, self.bound_factor * self.n**2 / ranks**0.5 - self.n**2 / ranks)
 
-    def rounds(self) -> Iterator[Round]:
-        """Yield what all ranks send and multiply, panel by panel."""
-        raise NotImplementedError
-
-    def buffers(self, rank: int | None) -> Buffers:
-        """Return the buffers that a rank allocates beyond its matrices."""
-        raise NotImplementedError
-
-    @cached_property
-    def tally(self) -> Tally:
-        """The sums over the rounds, for each rank."""
-        return Tally(self.rounds(), 1 + max(self.A.rank_map))
-
     @property
     def events(self) -> int:
-        """The approximate number of messages and products of a rank."""
         return 4 * len(self.steps)
 
-    @property
-    def total_words(self) -> int:
-        return self.tally.total_words
-
-    def transfers(self, rank: int) -> list[Transfer]:
-        """Return what a rank sends and receives, by direction of the grid."""
-        (pr, pc), strides = self.grid.shape, self.grid.strides
-        return [
-            Transfer(x.kind, traffic, x.itemsize, strides[x.along], (pc, pr, 1)[x.along], x.after)
-            for x, traffic in self.tally.of(rank).items()
-        ]
-
-    def traffic(self, rank: int) -> Traffic:
-        """Return the words and messages of a rank."""
-        return sum((transfer.traffic for transfer in self.transfers(rank)), Traffic())
-
-    @remembered
-    def extra_bytes(self, rank: int | None) -> int:
-        """Return the bytes of all buffers of a rank; for rank None, the most of any rank."""
-        return sum(words * dtype.itemsize for words, dtype in self.buffers(rank).values())
-
-    def memory_seconds(self, machine: Machine, rank: int) -> float:
-        """Return the predicted time of the first touch of buffers."""
-        return self.extra_bytes(rank) / machine.first_touch_bandwidth
+    def described(self, name: str) -> tuple[str, str]:
+        return self.algorithm, f"{self.A}, {len(self.steps)} panels"
 
 
 def carried(

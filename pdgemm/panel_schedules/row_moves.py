@@ -12,8 +12,8 @@ import numpy as np
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.model.mover_registry import RING
 from pdgemm.panel_schedules.panel_schedule import Panel, PanelSchedule
-from pdgemm.schedules.product import Buffers
 from pdgemm.schedules.rounds import COLS, Messages, Round, counts_of, grid_of, messages
+from pdgemm.schedules.schedule import Buffers
 
 
 class RowMoves(NamedTuple):

@@ -10,8 +10,9 @@ import numpy as np
 
 from pdgemm.grids.layout import Layout
 from pdgemm.panel_schedules.panel_schedule import Panel, PanelSchedule, carried, diagonal_panels
-from pdgemm.schedules.product import Buffers, alike
+from pdgemm.schedules.product import alike
 from pdgemm.schedules.rounds import COLS, ROWS, Round, counts_of, grid_of, on_grid
+from pdgemm.schedules.schedule import Buffers
 
 
 @dataclass(frozen=True)

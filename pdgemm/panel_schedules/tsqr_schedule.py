@@ -8,21 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
 
 import numpy as np
 
-from pdgemm.instrument.recorder import Traffic
-from pdgemm.model.machine import Machine
+from pdgemm.instrument.recorder import Transfer
 from pdgemm.schedules.rounds import COLS, Messages, Round
+from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
 
 SLOWER = 4  # times what a product of as many flops takes: a factorisation on one rank
 MEASURED = 2  # numbers that come down with a factor of A^H A: how far it is from I, and its shift
 
 
 @dataclass(frozen=True)
-class Tree:
-    """Messages along the edges of a binary tree.
+class Tree(Schedule):
+    """Messages along the edges of a binary tree, to the root and from it.
 
     ranks : the ranks in the order of their rows; the first is the root.
     up    : words that each sends to its parent; 0: no message.   down : words that its parent sends to it.
@@ -31,6 +30,9 @@ class Tree:
     ranks: tuple[int, ...]
     up: tuple[int, ...]
     down: tuple[int, ...]
+    dtype: np.dtype
+    algorithm = "tree"
+    lookahead = 0
 
     def parent(self, at: int) -> int:
         """Return the place of the parent of the rank at a place; -1 for the root."""
@@ -40,30 +42,45 @@ class Tree:
         """Return the places of the children, in the order in which they are received: that of their rows."""
         return children(at, len(self.ranks))
 
-    def traffic(self, rank: int) -> Traffic:
-        """Return the words and messages of a rank."""
-        total = Traffic()
-        if rank in self.ranks:
-            at = self.ranks.index(rank)
-            edges = [(at, True)] * (at > 0) + [(child, False) for child in self.children(at)]
-            for child, mine in edges:
-                for words, sent in ((self.up[child], mine), (self.down[child], not mine)):
-                    if words:
-                        (total.sent if sent else total.received)(words)
-        return total
+    @property
+    def grid(self) -> RankMap:
+        return RankMap((len(self.ranks), 1), 1, self.ranks)
 
-    def rounds(self, itemsize: int, on_top: Round | None = None) -> Iterator[Round]:
-        """Yield the messages, level by level: up, and down again after what the root does."""
-        places, ranks = np.arange(1, len(self.ranks)), np.array(self.ranks)
-        levels = [places[(places & -places) == 1 << s] for s in range(len(self.ranks).bit_length())]
-        for rising, words in ((True, np.array(self.up)), (False, np.array(self.down))):
-            for level in levels if rising else levels[::-1]:
-                at = level[words[level] > 0]
-                ends = ranks[at], ranks[at & (at - 1)]
-                source, target = ends if rising else ends[::-1]
-                yield Round([Messages("reduce", source, target, words[at], itemsize, COLS)], hidden=False)
-            if rising and on_top:
-                yield on_top
+    @property
+    def panel_dtype(self) -> np.dtype:
+        return self.dtype
+
+    @property
+    def events(self) -> int:
+        return 2 * len(self.ranks).bit_length()
+
+    def rounds(self) -> Iterator[Round]:
+        yield from self.rising()
+        yield from self.descending()
+
+    def rising(self) -> Iterator[Round]:
+        """Yield the messages to the root, level by level."""
+        return (self._level(level, True) for level in self._levels)
+
+    def descending(self) -> Iterator[Round]:
+        """Yield the messages from the root, level by level."""
+        return (self._level(level, False) for level in self._levels[::-1])
+
+    @property
+    def _levels(self) -> list[np.ndarray]:
+        """The places whose parents are 1, 2, 4, ... places before them."""
+        places = np.arange(1, len(self.ranks))
+        return [places[(places & -places) == 1 << s] for s in range(len(self.ranks).bit_length())]
+
+    def _level(self, level: np.ndarray, rising: bool) -> Round:
+        words, ranks = np.array(self.up if rising else self.down), np.array(self.ranks)
+        at = level[words[level] > 0]
+        ends = ranks[at], ranks[at & (at - 1)]
+        source, target = ends if rising else ends[::-1]
+        return Round([Messages("reduce", source, target, words[at], self.dtype.itemsize, COLS)], hidden=False)
+
+    def buffers(self, rank: int | None) -> Buffers:
+        return {}
 
 
 def children(at: int, size: int) -> list[int]:
@@ -84,30 +101,30 @@ def heights(rows: Sequence[int], k: int) -> list[int]:
 
 
 @lru_cache(maxsize=64)
-def tsqr_tree(ranks: tuple[int, ...], rows: tuple[int, ...], k: int) -> Tree:
+def tsqr_tree(ranks: tuple[int, ...], rows: tuple[int, ...], k: int, dtype: np.dtype) -> Tree:
     """Return the tree of TSQR: R goes up, and the R of all with the rows that form Q comes down.
 
     rows : the rows of the matrix that each rank has; any numbers, also 0.
     """
     high = heights(rows, k)
-    return Tree(ranks, tuple(packed(h, k) for h in high), tuple(packed(k, k) + h * k for h in high))
+    return Tree(ranks, tuple(packed(h, k) for h in high), tuple(packed(k, k) + h * k for h in high), dtype)
 
 
 @lru_cache(maxsize=64)
-def gram_tree(ranks: tuple[int, ...], rows: tuple[int, ...], k: int) -> Tree:
+def gram_tree(ranks: tuple[int, ...], rows: tuple[int, ...], k: int, dtype: np.dtype) -> Tree:
     """Return the tree of a pass of CholeskyQR: A^H A is summed up on the way up, and its factor R comes down."""
     high = heights(rows, k)
-    return Tree(ranks, tuple(packed(k, k) * (h > 0) for h in high), (packed(k, k) + MEASURED,) * len(ranks))
+    return Tree(ranks, tuple(packed(k, k) * (h > 0) for h in high), (packed(k, k) + MEASURED,) * len(ranks), dtype)
 
 
 @lru_cache(maxsize=64)
-def broadcast_tree(ranks: tuple[int, ...], words: int) -> Tree:
+def broadcast_tree(ranks: tuple[int, ...], words: int, dtype: np.dtype) -> Tree:
     """Return the tree by which all ranks get what the first one has."""
-    return Tree(ranks, (0,) * len(ranks), (words,) * len(ranks))
+    return Tree(ranks, (0,) * len(ranks), (words,) * len(ranks), dtype)
 
 
 @dataclass(frozen=True)
-class TallSchedule:
+class TallSchedule(Schedule):
     """What the ranks do with their rows of a tall matrix before, on the root of a tree, and after.
 
     rows : that each rank has, in the order of the tree.   k : columns.
@@ -120,64 +137,68 @@ class TallSchedule:
     tree: Tree
     rows: tuple[int, ...]
     k: int
-    dtype: np.dtype
     work: float = 0.0
     on_top: float = 0.0
     each: float = 0.0
     room: int = 0
-    lookahead: ClassVar[int] = 0
+    lookahead = 0
 
     @property
-    def flops(self) -> int:
-        """The floating-point operations of all ranks together."""
-        products = self.work * sum(self.rows) + self.on_top * self.k
-        return round(2 * products * self.k**2) * (4 if self.dtype.kind == "c" else 1)
-
-    @property
-    def events(self) -> int:
-        """The approximate number of messages and products of a rank."""
-        return 4 + 2 * len(self.rows).bit_length()
+    def dtype(self) -> np.dtype:
+        return self.tree.dtype
 
     @property
     def panel_dtype(self) -> np.dtype:
         return self.dtype
 
+    @property
+    def grid(self) -> RankMap:
+        return self.tree.grid
+
+    @property
+    def flops(self) -> int:
+        products = self.work * sum(self.rows) + self.on_top * self.k
+        return round(2 * products * self.k**2) * (4 if self.dtype.kind == "c" else 1)
+
+    @property
+    def events(self) -> int:
+        return 4 + self.tree.events
+
     def rounds(self) -> Iterator[Round]:
-        """Yield what the ranks compute and send."""
         by_rank = np.zeros(1 + max(self.tree.ranks), int)
         by_rank[[*self.tree.ranks]] = self.rows
         root = self.k * (np.arange(len(by_rank)) == self.tree.ranks[0])
         half = Round([], (by_rank, self.k, self.k), share=self.work / 2)
         yield half
-        root_does = Round([], (root, self.k, self.k), share=self.on_top * SLOWER)
-        yield from self.tree.rounds(self.dtype.itemsize, root_does)
+        yield from self.tree.rising()
+        if self.on_top:
+            yield Round([], (root, self.k, self.k), share=self.on_top * SLOWER)
+        yield from self.tree.descending()
         yield half
         yield Round([], (self.k, self.k, self.k), share=self.each)
 
-    def traffic(self, rank: int) -> Traffic:
-        """Return the words and messages of a rank."""
-        return self.tree.traffic(rank)
+    def transfers(self, rank: int) -> list[Transfer]:
+        """Return the messages of the tree, which is remembered."""
+        return self.tree.transfers(rank)
 
-    def extra_bytes(self, rank: int | None) -> int:
-        """Return the bytes of workspace of a rank; for rank None, the most of any rank."""
-        at = None if rank is None else self.tree.ranks.index(rank)
-        return self.room * (max(self.rows) if at is None else self.rows[at]) * self.dtype.itemsize
+    def buffers(self, rank: int | None) -> Buffers:
+        rows = max(self.rows) if rank is None else self.rows[self.tree.ranks.index(rank)]
+        return {"workspace": (self.room * rows, self.dtype)}
 
-    def memory_seconds(self, machine: Machine, rank: int) -> float:
-        """Return the predicted time of the first touch of buffers."""
-        return self.extra_bytes(rank) / machine.first_touch_bandwidth
+    def described(self, name: str) -> tuple[str, str]:
+        return self.algorithm, f"{sum(self.rows)} x {self.k}, {self.dtype}, on {len(self.rows)} ranks"
 
 
 def cholesky_pass(ranks: tuple[int, ...], rows: tuple[int, ...], k: int, dtype: np.dtype) -> TallSchedule:
     """Return a pass of CholeskyQR over the rows of a matrix that the ranks have."""
-    return TallSchedule("cholesky_qr", gram_tree(ranks, rows, k), rows, k, dtype, work=1, on_top=1 / 6, each=1 / 4)
+    return TallSchedule("cholesky_qr", gram_tree(ranks, rows, k, dtype), rows, k, work=1, on_top=1 / 6, each=1 / 4)
 
 
 def tsqr_schedule(ranks: tuple[int, ...], rows: tuple[int, ...], k: int, dtype: np.dtype) -> TallSchedule:
     """Return TSQR of the rows of a matrix that the ranks have."""
-    return TallSchedule("tsqr", tsqr_tree(ranks, rows, k), rows, k, dtype, work=3, room=k)
+    return TallSchedule("tsqr", tsqr_tree(ranks, rows, k, dtype), rows, k, work=3, room=k)
 
 
 def svd_of_triangle(ranks: tuple[int, ...], rows: tuple[int, ...], k: int, dtype: np.dtype) -> TallSchedule:
     """Return the singular value decomposition of R, (k, k), on one rank, which sends U, s and V^H to all."""
-    return TallSchedule("svd", broadcast_tree(ranks, 2 * k * k + k), rows, k, dtype, on_top=11)
+    return TallSchedule("svd", broadcast_tree(ranks, 2 * k * k + k, dtype), rows, k, on_top=11)

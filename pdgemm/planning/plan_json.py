@@ -13,7 +13,7 @@ from pdgemm.model.mover_registry import MOVERS, STAGED
 from pdgemm.planning.algorithm_registry import ALGORITHMS, algorithm_of
 from pdgemm.planning.problem import Problem
 from pdgemm.schedules import Product
-from pdgemm.schedules.exchange import Exchange
+from pdgemm.schedules.exchanges.exchange import Exchange
 from pdgemm.schedules.product import on_ranks
 from pdgemm.support.json_input import decoded, jsonable
 

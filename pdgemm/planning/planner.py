@@ -20,6 +20,7 @@ from pdgemm.planning.candidate_table import Candidate, table, wrapped
 from pdgemm.planning.candidates import Arrangement, arrangements, arrangements_in_place, impossible
 from pdgemm.planning.problem import Problem
 from pdgemm.planning.product_plan import MOVES_WEIGH, ProductPlan, sample, with_moves
+from pdgemm.planning.timing import product_seconds
 from pdgemm.support.text import in_bytes, in_words
 
 PANEL_WIDTH = 512  # wide enough for BLAS to reach its peak, narrow enough to overlap with it
@@ -162,7 +163,7 @@ def candidates(problem: Problem) -> Iterator[ProductPlan]:
     machine = problem.machine
     for number, arrangement in enumerate(dict.fromkeys(arrangements(problem))):
         moved = sum(not x.same_owners(to) for x, to in zip(problem.given, arrangement.layouts))
-        seconds = arrangement.product.seconds(machine, sample(problem.size)[0])
+        seconds = product_seconds(arrangement.product, machine, sample(problem.size)[0])
         heap.append((seconds + MOVES_WEIGH * moved * machine.call_overhead, number, arrangement))
     if not heap:
         raise ArgumentError(impossible(problem.request, problem.size))

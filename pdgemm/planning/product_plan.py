@@ -18,11 +18,13 @@ from pdgemm.planning.candidate_table import Candidate
 from pdgemm.planning.candidates import Arrangement
 from pdgemm.planning.plan_json import pack, unpack
 from pdgemm.planning.problem import Problem
+from pdgemm.planning.timing import exchange_seconds, product_seconds
 from pdgemm.schedules import Product
-from pdgemm.schedules.exchange import Exchange, plan_exchange
-from pdgemm.schedules.product import Buffers
+from pdgemm.schedules.exchanges.exchange import Exchange, plan_exchange
+from pdgemm.schedules.schedule import Buffers
 from pdgemm.schedules.staircase import Staircase
 from pdgemm.support.remembered import remembered
+from pdgemm.support.text import named, sides
 
 MOVES_WEIGH = 2  # weight of the seconds of redistribution: for the memory of copies, and for what no model covers
 _SAMPLE = 4  # number of ranks whose figures are computed where there are more
@@ -210,7 +212,16 @@ class ProductPlan:
     def moving_seconds(self) -> float:
         """The predicted time of redistribution before and after the product."""
         machine, ranks = self.problem.machine, sample(self.problem.size)
-        return max(0.0, self.seconds - max(self.product.seconds(machine, rank) for rank in ranks))
+        return max(0.0, self.seconds - max(product_seconds(self.product, machine, rank) for rank in ranks))
+
+    @property
+    def flops(self) -> int:
+        """The floating-point operations of all ranks together."""
+        return self.product.flops
+
+    def described(self, name: str) -> tuple[str, str]:
+        """Return what is done, and where, for people."""
+        return "product", f"{sides(*self.mnk)}, {named(self.algorithm, self.inside)}, {sides(*self.shape)} grid"
 
     @property
     def product_words(self) -> int:
@@ -220,10 +231,10 @@ class ProductPlan:
 
     def _seconds(self, rank: int, weight: float = 1) -> float:
         machine = self.problem.machine
-        moving = sum(move.seconds(machine, rank) for _, move in self.moves)
+        moving = sum(exchange_seconds(move, machine, rank) for _, move in self.moves)
         copies = self._copied_bytes(rank) / machine.first_touch_bandwidth
         copies += sum(layout.local_bytes(rank) for layout in self.staged.values()) / machine.copy_bandwidth
-        return self.product.seconds(machine, rank) + weight * (moving + copies)
+        return product_seconds(self.product, machine, rank) + weight * (moving + copies)
 
     def candidate(self, verdict: str = "", chosen: bool = False) -> Candidate:
         """Return the figures of the plan, those of the busiest of some ranks."""

@@ -1,4 +1,4 @@
-"""Simulate the schedule of a product on all ranks: which rank waits for which, and the traffic of each node.
+"""Simulate a schedule on all ranks: which rank waits for which, and the traffic of each node.
 
 The alpha-beta-gamma figures are those of the formulas, but each message connects two ranks: it arrives after its sender
 has reached that round, and the ranks of a node share its network bandwidth.
@@ -6,16 +6,17 @@ has reached that round, and the ranks of a node share its network bandwidth.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from pdgemm.errors import ArgumentError
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.model.machine import Machine
-from pdgemm.schedules.rounds import Messages, Round, Tally, one_each
+from pdgemm.planning.timing import memory_seconds
+from pdgemm.schedules.rounds import Messages, Tally, one_each
+from pdgemm.schedules.schedule import Schedule
 
 MOST_EVENTS = 20_000_000  # some seconds
 MOST_PAIRED = 2048  # ranks whose words are shown for each pair
@@ -39,36 +40,23 @@ class Simulation:
         return Traffic(int(sent), int(received), int(self.messages_sent[rank]), int(self.messages_received[rank]))
 
 
-class Schedule(Protocol):
-    """What is simulated: a Product, or another algorithm whose rounds say what all ranks send and multiply."""
-
-    @property
-    def lookahead(self) -> int: ...
-    @property
-    def events(self) -> int: ...
-    @property
-    def panel_dtype(self) -> np.dtype: ...
-    def rounds(self) -> Iterable[Round]: ...
-    def memory_seconds(self, machine: Machine, rank: int) -> float: ...
-
-
-def words_between(product: Schedule, ranks: int) -> np.ndarray:
+def words_between(schedule: Schedule, ranks: int) -> np.ndarray:
     """Return the words that each rank sends to each other rank or lets it read in place: a row for each sender.
 
     Raises ArgumentError where there are too many rounds, or ranks.
     """
-    if product.events * ranks > MOST_EVENTS or ranks > MOST_PAIRED:
+    if schedule.events * ranks > MOST_EVENTS or ranks > MOST_PAIRED:
         raise ArgumentError(f"{ranks} ranks send too many messages to be shown for each pair; at most {MOST_PAIRED} do")
     words = np.zeros((ranks, ranks), np.int64)
-    for at in product.rounds():
+    for at in schedule.rounds():
         for x in at.moves:
             np.add.at(words, (x.source, x.target), x.words)
     return words
 
 
-def simulate(product: Schedule, machine: Machine, ranks: int) -> Simulation:
-    """Return the simulation of a product on ranks 0, 1, ... of its layouts; nodes hold consecutive ranks."""
-    events = product.events * ranks
+def simulate(schedule: Schedule, machine: Machine, ranks: int) -> Simulation:
+    """Return the simulation of a schedule on ranks 0, 1, ... of its layouts; nodes hold consecutive ranks."""
+    events = schedule.events * ranks
     if events > MOST_EVENTS:
         raise ArgumentError(
             f"{events} messages and products of {ranks} ranks are too many to walk through one by one, at most "
@@ -76,11 +64,11 @@ def simulate(product: Schedule, machine: Machine, ranks: int) -> Simulation:
         )
     per_node = machine.ranks_per_node or ranks
     node = np.arange(ranks) // per_node
-    clock = np.array([product.memory_seconds(machine, rank) for rank in range(ranks)])
+    clock = np.array([memory_seconds(schedule, machine, rank) for rank in range(ranks)])
     computed, before = np.zeros(ranks), np.zeros(ranks)
     tally = Tally((), ranks)
     entering = np.zeros(int(node[-1]) + 1)
-    for at in product.rounds():
+    for at in schedule.rounds():
         tally.add(at)
         ready, near, far = clock.copy(), np.zeros(ranks), np.zeros(ranks)
         for x in at.messages:
@@ -96,9 +84,9 @@ def simulate(product: Schedule, machine: Machine, ranks: int) -> Simulation:
             waiting[x.target[away]] = True
             far += waiting * np.maximum(into, out)[node] * link.beta
         moving = near + far
-        hidden = machine.overlap * np.minimum(before, moving) if at.hidden and product.lookahead else 0.0
+        hidden = machine.overlap * np.minimum(before, moving) if at.hidden and schedule.lookahead else 0.0
         clock = ready + before + moving - hidden
-        before = _seconds(at.work, machine, product.panel_dtype, ranks)
+        before = _seconds(at.work, machine, schedule.panel_dtype, ranks)
         before[: np.size(at.share) if np.ndim(at.share) else ranks] *= at.share
         computed += before
         clock += machine.panel_overhead * (before > 0)

@@ -19,7 +19,7 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.matrix.batch import Batch
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.schedules.inherited_exchange import plan_inheritance
+from pdgemm.schedules.exchanges.inherited_exchange import plan_inheritance
 from pdgemm.support.agreement import together
 
 _COPIED = (np.ndarray, np.random.Generator, bytearray, list, dict, set)  # values that a step may change in place

@@ -12,8 +12,9 @@ import numpy as np
 
 from pdgemm.instrument.recorder import Traffic, Transfer
 from pdgemm.model.formulas import LARGEST_MESSAGE_BYTES
-from pdgemm.schedules.product import Buffers, Product, alike
+from pdgemm.schedules.product import Product, alike
 from pdgemm.schedules.rounds import COLS, ROWS, Round, counts_of, grid_of, messages, on_grid
+from pdgemm.schedules.schedule import Buffers
 from pdgemm.schedules.steps import TorusStep, cannon_neighbours, cannon_steps, skewed_rank_maps
 from pdgemm.support.remembered import remembered
 

@@ -19,9 +19,10 @@ from pdgemm.grids.index_map import overlap_counts
 from pdgemm.grids.layout import Layout
 from pdgemm.instrument.recorder import Transfer
 from pdgemm.schedules.cannon_product import Cannon
-from pdgemm.schedules.product import Buffers, Product, RankMap, alike, on_ranks, scaled
+from pdgemm.schedules.product import Product, alike, on_ranks, scaled
 from pdgemm.schedules.reduction import Reduction, Window, height
 from pdgemm.schedules.rounds import Messages, Round, one_each
+from pdgemm.schedules.schedule import Buffers, RankMap
 from pdgemm.schedules.staircase import Staircase
 from pdgemm.schedules.summa_product import Summa
 from pdgemm.support.remembered import remembered
@@ -108,7 +109,7 @@ class Inner(Product):
     def transfers(self, rank: int) -> list[Transfer]:
         if not self.mnk[2]:
             return []
-        return self.reduction.transfers(rank, stride=1)
+        return self.reduction.transfers(rank)
 
     @property
     def first_panel_is_local(self) -> bool:
@@ -272,8 +273,7 @@ class Layered(Product):
             ranks = max(self.rank_map) + 1
             m, n, k = (sum(one_each(one.work[x], ranks) for one in together) for x in range(3))
             yield Round([x for one in together for x in one.moves], (m, n, k), share=self.shares)
-        yield Round(self.reduction.messages(self.reduction.hidden))
-        yield Round(self.reduction.messages(self.reduction.exposed), hidden=False)
+        yield from self.reduction.rounds()
 
     @property
     def events(self) -> int:
@@ -282,7 +282,7 @@ class Layered(Product):
     def transfers(self, rank: int) -> list[Transfer]:
         if self.grid.layer_of(rank) < 0 or not self.mnk[2]:
             return []
-        return [*self.layer(rank).transfers(rank), *self.reduction.transfers(rank, self.grid.strides[2])]
+        return [*self.layer(rank).transfers(rank), *self.reduction.transfers(rank)]
 
     def formed(self, rank: int) -> Staircase | None:
         return self.layer(rank).formed(rank)

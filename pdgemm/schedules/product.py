@@ -1,8 +1,7 @@
-"""The schedule of an algorithm: its interface, and what all algorithms have in common."""
+"""The schedule of a product: what all algorithms for products have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -13,54 +12,19 @@ import numpy as np
 from pdgemm.arrays import dtypes
 from pdgemm.blas.local_gemm import conjugates
 from pdgemm.grids.distribution import BlockCyclic
-from pdgemm.grids.layout import Layout, position
-from pdgemm.instrument.recorder import Traffic, Transfer
+from pdgemm.grids.layout import Layout
 from pdgemm.model.formulas import LARGEST_MESSAGE_BYTES, gemm_flops
-from pdgemm.model.machine import Machine
 from pdgemm.model.mover_registry import MOVERS, NCCL, RING, STAGED, reads
-from pdgemm.schedules.rounds import Round, Tally
+from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
 from pdgemm.schedules.staircase import LEAST, Staircase, TriangleName
 from pdgemm.support.remembered import remembered
 
 SLAB = 1 << 16  # elements that are rounded or added to C at a time
-Buffers = dict[str, tuple[int, np.dtype]]  # name: words, type
 
 
 @dataclass(frozen=True)
-class RankMap:
-    """A process grid as a value: it says which rank is at (layer, i, j)."""
-
-    shape: tuple[int, int]
-    layers: int
-    rank_map: tuple[int, ...]  # layer by layer, row by row
-
-    def layer(self, number: int) -> tuple[int, ...]:
-        """Return the ranks of one layer, row by row."""
-        plane = self.shape[0] * self.shape[1]
-        return self.rank_map[number * plane : (number + 1) * plane]
-
-    @property
-    def strides(self) -> tuple[int, int, int]:
-        """The differences between the ranks of neighbours along a row, a column and the layers."""
-        pr, pc = self.shape
-
-        def distance(step: int, parts: int) -> int:
-            return abs(self.rank_map[step] - self.rank_map[0]) if parts > 1 else 1
-
-        return distance(1, pc), distance(pc, pr), distance(pr * pc, self.layers)
-
-    def layer_of(self, rank: int) -> int:
-        """Return the layer of a rank; -1 if the rank is not in the grid."""
-        at = position(self.rank_map, rank)
-        return -1 if at < 0 else at // (self.shape[0] * self.shape[1])
-
-
-@dataclass(frozen=True)
-class Product:
+class Product(Schedule):
     """C := alpha A B + beta C by one algorithm, on layouts that fit it.
-
-    An algorithm defines what all ranks do, `rounds`, and what each allocates, `buffers`; traffic, work and seconds are
-    sums over the rounds.  Where these take too long for many ranks, an algorithm overrides them by formulas.
 
     accumulate : the type in which products are accumulated.
     width      : width of the widest panel.
@@ -87,7 +51,6 @@ class Product:
     nccl: bool = field(default=False, kw_only=True)
     compute: str = field(default="", kw_only=True)
     triangle: TriangleName = field(default="", kw_only=True)
-    algorithm: ClassVar[str]
     on_grid: ClassVar[bool] = True  # False: messages use the whole communicator, whatever its grids
 
     @property
@@ -160,68 +123,17 @@ class Product:
         unsupported = operand.conjugated and not conjugates(operand.order, order)
         return unsupported or self.rounded is not None or operand.dtype != self.panel_dtype
 
-    def rounds(self) -> Iterator[Round]:
-        """Yield what all ranks do, round by round."""
-        raise NotImplementedError
-
-    @cached_property
-    def tally(self) -> Tally:
-        """The sums over the rounds, for each rank."""
-        return Tally(self.rounds(), 1 + max(*self.grid.rank_map, *self.A.rank_map, *self.B.rank_map, *self.C.rank_map))
-
     @property
-    def total_words(self) -> int:
-        """The number of words that all ranks together receive."""
-        return self.tally.total_words
+    def last_rank(self) -> int:
+        return max(*self.grid.rank_map, *self.A.rank_map, *self.B.rank_map, *self.C.rank_map)
 
     @property
     def events(self) -> int:
-        """The approximate number of messages and products of a rank."""
         return self.panels
-
-    def transfers(self, rank: int) -> list[Transfer]:
-        """Return what a rank sends and receives, by direction of the grid."""
-        (pr, pc), strides = self.grid.shape, self.grid.strides
-        lengths = pc, pr, self.grid.layers
-        return [
-            Transfer(x.kind, traffic, x.itemsize, strides[x.along], lengths[x.along], x.after)
-            for x, traffic in self.tally.of(rank).items()
-        ]
-
-    def traffic(self, rank: int) -> Traffic:
-        """Return the words and messages of a rank."""
-        return sum((transfer.traffic for transfer in self.transfers(rank)), Traffic())
 
     def local_shape(self, rank: int) -> tuple[int, int, int]:
         """Return the rows, columns and inner indices that a rank multiplies; by default its steps divide the last."""
         return self.tally.local_shape(rank)
-
-    def seconds(self, machine: Machine, rank: int) -> float:
-        """Return the predicted time: transfers that overlap with products in part, then those that cannot."""
-        m, n, k = self.local_shape(rank)
-        moving, first, last, after = 0.0, 0.0, 0.0, 0.0
-        for x in self.transfers(rank):
-            # BLAS reads these in place, as it reads the rank's own panels
-            in_place = 0 if self.fetched else x.traffic.words_read
-            words, messages = x.traffic.words_received - in_place, x.traffic.messages_received
-            taken = machine.transfer(
-                NCCL.name if self.nccl else x.kind, words, messages, x.itemsize, x.stride, x.length
-            )
-            if x.after:
-                after += taken
-            elif self.sums_follow and x.kind == "reduce":
-                last += taken
-            else:
-                moving += taken
-                first += taken / max(1, self.panels) * (machine.hops(x.kind, x.length) - 1)
-        computing = machine.multiply(self.panel_dtype, (m, n, k), self.block_mnk(m, n, k)) * self.share(rank)
-        pipeline = machine.pipeline(computing, moving, self.panels, self.lookahead > 0, self.first_panel_is_local)
-        last -= machine.overlap * min(last, computing / max(1, self.panels))
-        return self.memory_seconds(machine, rank) + first + pipeline + last + after
-
-    def memory_seconds(self, machine: Machine, rank: int) -> float:
-        """Return the predicted time of the first touch of new memory, and of copies within memory."""
-        return self.extra_bytes(rank) / machine.first_touch_bandwidth + self.copied(rank) / machine.copy_bandwidth
 
     @property
     def transport(self) -> str:
@@ -272,11 +184,6 @@ class Product:
         return "AB" if self.shared else ""
 
     @property
-    def exposed_buffers(self) -> tuple[str, ...]:
-        """The names of the buffers that the ranks of a node read in each other's memory."""
-        return ()
-
-    @property
     def first_panel_is_local(self) -> bool:
         """Does each rank hold what its first step needs?"""
         return self.in_place
@@ -286,7 +193,6 @@ class Product:
         return m, n, min(k, self.product_width)
 
     def copied(self, rank: int) -> int:
-        """Return the bytes that a rank packs, copies or adds outside of its BLAS calls."""
         rows, cols = self.C.local_shape(rank)
         return 0 if self.sums_in_c else rows * cols * self.accumulate.itemsize
 
@@ -303,10 +209,6 @@ class Product:
     def sums_follow(self) -> bool:
         """Are partial sums of C sent while the last panel is multiplied, and not before?"""
         return False
-
-    def buffers(self, rank: int | None) -> Buffers:
-        """Return the buffers that a rank allocates beyond A, B and C."""
-        raise NotImplementedError
 
     def staging(self, rank: int | None) -> Buffers:
         """Return the buffers that it allocates on the host besides these, where messages are staged."""
@@ -327,11 +229,6 @@ class Product:
         return wide if wide.extra_bytes(None) <= self.extra_bytes(None) else self
 
     @property
-    def widest(self) -> int:
-        """The number of inner indices of the widest panel."""
-        return self.tally.widest
-
-    @property
     def product_width(self) -> int:
         """The number of inner indices of one BLAS call."""
         return self.widest
@@ -340,12 +237,6 @@ class Product:
     def panels(self) -> int:
         """The number of steps of the busiest rank."""
         return self.tally.steps
-
-    @remembered
-    def extra_bytes(self, rank: int | None) -> int:
-        """Return the bytes of all buffers of a rank; for rank None, the most of any rank."""
-        buffers = [*self.buffers(rank).values(), *self.staged_buffers(rank).values()]
-        return sum(words * dtype.itemsize for words, dtype in buffers)
 
     def _update(self, words: int) -> tuple[int, np.dtype]:
         """Return the workspace in which that many sums are rounded, or added to C."""

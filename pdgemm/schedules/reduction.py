@@ -15,8 +15,9 @@ from pdgemm.grids.index_map import IndexMap, index_maps
 from pdgemm.grids.layout import Layout, position
 from pdgemm.instrument.recorder import Traffic, Transfer
 from pdgemm.model.formulas import LARGEST_MESSAGE_BYTES
-from pdgemm.schedules.product import SLAB, Buffers
-from pdgemm.schedules.rounds import LAYERS, Messages, messages
+from pdgemm.schedules.product import SLAB
+from pdgemm.schedules.rounds import LAYERS, Messages, Round, messages
+from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
 from pdgemm.schedules.staircase import Staircase, TriangleName
 from pdgemm.support.remembered import remembered
 
@@ -40,7 +41,7 @@ class Share(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Reduction:
+class Reduction(Schedule):
     """Blocks of C of which each rank of a group has a partial sum; these are reduced and scattered to C.
 
     rows, cols : distributions of the rows and columns of C, whose parts form the blocks.
@@ -60,6 +61,25 @@ class Reduction:
     reads: str
     device: str = ""
     triangle: TriangleName = ""
+    algorithm = "reduction"
+    lookahead = 1
+
+    @property
+    def grid(self) -> RankMap:
+        return RankMap((self.rows.parts, self.cols.parts), self.layers, self.rank_map)
+
+    @property
+    def panel_dtype(self) -> np.dtype:
+        return self.dtype
+
+    @property
+    def events(self) -> int:
+        return self.layers * self.turns(None)
+
+    def rounds(self) -> Iterator[Round]:
+        """Yield the windows that overlap with products, then the others."""
+        yield Round(self.messages(self.hidden))
+        yield Round(self.messages(self.exposed), hidden=False)
 
     @property
     def exposed(self) -> slice:
@@ -71,8 +91,9 @@ class Reduction:
         """The other windows."""
         return slice(0, self.exposed.start)
 
-    def transfers(self, rank: int, stride: int) -> list[Transfer]:
+    def transfers(self, rank: int) -> list[Transfer]:
         """Return the traffic of the windows that overlap with products, and that of the others."""
+        stride = self.grid.strides[LAYERS]
         parts = (self.traffic(rank, self.hidden), False), (self.traffic(rank, self.exposed), True)
         return [Transfer("reduce", x, self.dtype.itemsize, stride, self.layers, after) for x, after in parts]
 

@@ -10,8 +10,9 @@ import numpy as np
 
 from pdgemm.instrument.recorder import Transfer
 from pdgemm.model.formulas import broadcasts, reductions
-from pdgemm.schedules.product import Buffers, Product, alike
+from pdgemm.schedules.product import Product, alike
 from pdgemm.schedules.rounds import COLS, Messages, Round, broadcast, counts_of, grid_of, on_grid, reduce
+from pdgemm.schedules.schedule import Buffers
 from pdgemm.schedules.steps import PanelStep, panel_counts, summa_steps, widest_panel
 
 

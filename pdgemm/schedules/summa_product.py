@@ -13,8 +13,9 @@ from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.instrument.recorder import Transfer
 from pdgemm.model.formulas import broadcasts
 from pdgemm.schedules.node_relay import NodeLine, Parts, parts_by_number, relayed
-from pdgemm.schedules.product import Buffers, Product, alike
+from pdgemm.schedules.product import Product, alike
 from pdgemm.schedules.rounds import COLS, Round, broadcast, counts_of, grid_of, on_grid, relay
+from pdgemm.schedules.schedule import Buffers
 from pdgemm.schedules.steps import (
     Bundle,
     PanelStep,

@@ -160,7 +160,8 @@ class Search:
 def several_messages() -> Iterator[None]:
     """Where large matrices are sent in several: those that are redistributed, and the windows of partial sums."""
     from pdgemm.planning import planner, problem
-    from pdgemm.schedules import exchange, reduction
+    from pdgemm.schedules import reduction
+    from pdgemm.schedules.exchanges import exchange
 
     plans = exchange.plan_exchange, planner.best_plan
     with pytest.MonkeyPatch.context() as patch:

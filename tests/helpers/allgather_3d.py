@@ -27,9 +27,10 @@ from pdgemm.grids.layout import Layout, listed
 from pdgemm.planning.algorithm_grids import GridCandidate
 from pdgemm.planning.algorithm_registry import ALGORITHMS, Algorithm, register
 from pdgemm.planning.problem import Problem, lay_out
-from pdgemm.schedules.product import Buffers, Product, RankMap, alike, on_ranks, scaled
+from pdgemm.schedules.product import Product, alike, on_ranks, scaled
 from pdgemm.schedules.reduction import Reduction
 from pdgemm.schedules.rounds import COLS, ROWS, Round, broadcast, counts_of, on_grid
+from pdgemm.schedules.schedule import Buffers, RankMap
 from pdgemm.schedules.steps import one_run
 
 if TYPE_CHECKING:

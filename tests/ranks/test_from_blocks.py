@@ -163,7 +163,7 @@ def test_messages_of_many_tiles(comm: Any, monkeypatch: pytest.MonkeyPatch) -> N
     """As of blocks that are larger than a message may be: here one of 7 elements."""
     from pdgemm import DistMatrix, ProcessGrid
     from pdgemm.interchange.blocks import reported_blocks
-    from pdgemm.schedules import rectangle_exchange
+    from pdgemm.schedules.exchanges import rectangle_exchange
 
     monkeypatch.setattr(rectangle_exchange, "PACKED_BYTES", 56)
     whole = np.random.default_rng(3).standard_normal((31, 23))

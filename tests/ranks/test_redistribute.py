@@ -19,7 +19,7 @@ from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.index_map import IndexMap, index_maps, overlap_counts
 from pdgemm.grids.layout import Layout
 from pdgemm.movers.block_copy import copy_blocks
-from pdgemm.schedules.exchange import plan_exchange
+from pdgemm.schedules.exchanges.exchange import plan_exchange
 
 SIZES = [(1, 1), (1, 1000), (1000, 1), (37, 61), (128, 96), (301, 200)]
 BLOCKS: list[Any] = [None, 1, (2, 3), (7, 5), 64, (1000, 1)]
@@ -291,7 +291,7 @@ def test_blocks_are_copied_where_they_belong(
 
 
 def test_the_best_places_are_those_that_keep_most() -> None:
-    from pdgemm.schedules.exchange import best_places
+    from pdgemm.schedules.exchanges.exchange import best_places
 
     source = Layout(Distribution.over((3, 1), (30, 4)), (2, 0, 1), np.dtype("d"))
     target = Layout(Distribution.over((3, 1), (30, 4)), (0, 1, 2), np.dtype("d"))

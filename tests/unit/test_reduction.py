@@ -61,6 +61,7 @@ def test_windows_have_each_row_once_and_are_counted(short: None, sums: Reduction
             each = [sums.traffic(rank, slice(x, x + 1)) for x in range(len(windows))[some]]
             assert sums.traffic(rank, some) == sum(each, Traffic())
     for rank in ranks:
+        assert sums.traffic(rank) == sum(sums.tally.of(rank).values(), Traffic())  # of the rounds
         own = max((sums.counts(0, 0, window)[rank] for window in windows), default=0)
         assert sums.buffers(rank)["own part of C"][0] == own
         assert all(words <= sums.buffers(None)[name][0] for name, (words, _) in sums.buffers(rank).items())

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
-from pdgemm.panel_schedules.tsqr_schedule import broadcast_tree, gram_tree, heights, packed, tsqr_tree
-from pdgemm.schedules.rounds import Tally
+from pdgemm.model.machine import Machine
+from pdgemm.panel_schedules.tsqr_schedule import (
+    TallSchedule,
+    broadcast_tree,
+    cholesky_pass,
+    gram_tree,
+    heights,
+    packed,
+    svd_of_triangle,
+    tsqr_schedule,
+    tsqr_tree,
+)
+from pdgemm.planning.simulator import simulate
+from pdgemm.schedules.schedule import Schedule
 
-SIZES = range(1, 18)
+SIZES, DTYPE = range(1, 18), np.dtype(np.float64)
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_edges(size: int) -> None:
-    tree = broadcast_tree(tuple(range(size)), 1)
+    tree = broadcast_tree(tuple(range(size)), 1, DTYPE)
     edges = [(child, at) for at in range(size) for child in tree.children(at)]
     assert sorted(child for child, _ in edges) == list(range(1, size))
     assert all(tree.parent(child) == at for child, at in edges) and tree.parent(0) == -1
@@ -25,15 +39,20 @@ def test_edges(size: int) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("k", [1, 2, 5])
-def test_traffic_is_that_of_the_rounds(size: int, k: int) -> None:
+def test_words_and_messages_are_those_of_the_edges(size: int, k: int) -> None:
     source = np.random.default_rng(size * k)
     ranks = tuple(source.permutation(size + 2)[:size].tolist())
     rows = tuple(source.integers(0, 4, size).tolist())
-    for tree in (tsqr_tree(ranks, rows, k), gram_tree(ranks, rows, k), broadcast_tree(ranks, 3)):
-        counts = Tally(tree.rounds(8), size + 2).counts
+    for tree in (tsqr_tree(ranks, rows, k, DTYPE), gram_tree(ranks, rows, k, DTYPE), broadcast_tree(ranks, 3, DTYPE)):
+        edges = [(child, at) for at in range(size) for child in tree.children(at)]
+        counts = np.zeros((size + 2, 4), int)  # words sent and received, messages sent and received
+        for child, at in edges:
+            for words, source, target in ((tree.up[child], child, at), (tree.down[child], at, child)):
+                counts[ranks[source], ::2] += words, words > 0
+                counts[ranks[target], 1::2] += words, words > 0
         for rank in range(size + 2):
-            assert [*vars(tree.traffic(rank)).values()] == counts[:, rank].tolist()
-        assert counts[0].sum() == counts[1].sum() == sum(tree.up[1:]) + sum(tree.down[1:])
+            assert [*vars(tree.traffic(rank)).values()] == [*counts[rank], 0]
+        assert tree.total_words == sum(tree.up[1:]) + sum(tree.down[1:])
 
 
 def test_words() -> None:
@@ -41,6 +60,18 @@ def test_words() -> None:
     rows, k = (3, 0, 1, 9, 0), 4
     assert heights(rows, k) == [4, 0, 4, 4, 0]
     assert [packed(h, k) for h in range(5)] == [0, 4, 7, 9, 10]
-    tree = tsqr_tree(tuple(range(5)), rows, k)
+    tree = tsqr_tree(tuple(range(5)), rows, k, DTYPE)
     assert tree.up == (10, 0, 10, 10, 0) and tree.down == (26, 10, 26, 26, 10)
-    assert gram_tree(tuple(range(5)), rows, k).up == (10, 0, 10, 10, 0)
+    assert gram_tree(tuple(range(5)), rows, k, DTYPE).up == (10, 0, 10, 10, 0)
+
+
+@pytest.mark.parametrize("kind", [cholesky_pass, tsqr_schedule, svd_of_triangle])
+def test_what_follows_from_the_rounds(kind: Callable[..., TallSchedule]) -> None:
+    """The messages of a schedule are those of its tree, and its work is that of the formula."""
+    for size in (1, 2, 5):
+        ranks, rows = tuple(range(size))[::-1], (9, 0, 4, 7, 1)[:size]
+        schedule = kind(ranks, rows, 4, DTYPE)
+        for rank in range(size):
+            assert Schedule.transfers(schedule, rank) == schedule.transfers(rank)
+        assert schedule.total_words == schedule.tree.total_words and schedule.flops > 0
+        assert simulate(schedule, Machine(), size).words_received.sum() == schedule.total_words

@@ -7,7 +7,7 @@ each, in messages of at most `words` elements.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -19,7 +19,9 @@ from pdgemm.arrays.dtypes import arithmetic
 from pdgemm.grids.index_map import IndexMap, IndexPairs, index_maps, overlap_counts
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.instrument.recorder import Traffic
-from pdgemm.model.machine import Machine
+from pdgemm.model.mover_registry import SHARED
+from pdgemm.schedules.rounds import ROWS, Messages, Round
+from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
 from pdgemm.support.remembered import remembered_if
 
 PACKED_BYTES = 1 << 20  # of a message, which is packed, sent and unpacked while it is in cache
@@ -48,15 +50,42 @@ class Block(NamedTuple):
         return self.rows.size, self.cols.size
 
 
-class Messages(ABC):
+class Redistribution(Schedule):
     """What all exchanges have in common: how blocks travel in messages of at most `words` elements, a few at a time."""
 
     size: int
     words: int
     copies_only: bool
+    shared: bool = False
     device: str = ""
     staged: bool = False
     nccl: bool = False
+    algorithm = "redistribute"
+    lookahead = 0
+
+    @property
+    def grid(self) -> RankMap:
+        return RankMap((1, self.size), 1, tuple(range(self.size)))
+
+    @property
+    def panel_dtype(self) -> np.dtype:
+        return self.wire
+
+    @property
+    def events(self) -> int:
+        return self.traffic(0).messages_received
+
+    def rounds(self) -> Iterator[Round]:
+        """Yield all messages, or reads, in one round."""
+        sent = [
+            (rank, block.peer, rows.size * cols.size)
+            for rank in range(self.size)
+            for block in self.sends(rank)
+            for rows, cols in ([(block.rows, block.cols)] if self.shared else self.tiles(block))
+        ]
+        source, target, words = np.array(sent, np.int64).reshape(-1, 3).T
+        kind = SHARED.name if self.shared else "exchange"
+        yield Round([Messages(kind, source, target, words, self.wire.itemsize, ROWS)], hidden=False)
 
     @property
     @abstractmethod
@@ -126,14 +155,18 @@ class Messages(ABC):
         traffic = self.traffic(rank)
         return min(most, traffic.messages_received), min(most, traffic.messages_sent)
 
-    def extra_bytes(self, rank: int | None) -> int:
-        """Return the bytes of the buffers of `rank` beyond X and Y."""
-        scratch = 0 if self.copies_only or self.device else 2 * self.words * self.wide.itemsize
-        return sum(self.slots(rank)) * self.words * self.wire.itemsize + scratch
+    def buffers(self, rank: int | None) -> Buffers:
+        arriving, leaving = self.slots(rank)
+        scratch = 0 if self.copies_only or self.device else 2 * self.words
+        return {
+            "arriving": (arriving * self.words, self.wire),
+            "leaving": (leaving * self.words, self.wire),
+            "scratch": (scratch, self.wide),
+        }
 
 
 @dataclass(frozen=True)
-class Exchange(Messages):
+class Exchange(Redistribution):
     """A redistribution as a value: its messages, traffic and memory, for any rank.
 
     size  : number of ranks of the communicator.
@@ -260,16 +293,8 @@ class Exchange(Messages):
     def slots(self, rank: int | None) -> tuple[int, int]:
         return (0, 0) if self.shared else super().slots(rank)
 
-    def seconds(self, machine: Machine, rank: int) -> float:
-        """Return the predicted time: what is sent is packed and unpacked; what stays or is read in place is copied."""
-        traffic, itemsize = self.traffic(rank), self.wire.itemsize
-        if self.shared:
-            return machine.call_overhead + self.target.local_bytes(rank) / machine.copy_bandwidth
-        words = max(traffic.words_sent, traffic.words_received)
-        messages = max(traffic.messages_sent, traffic.messages_received)
-        rows, cols = self.source.local_shape(rank)
-        copied = (rows * cols - traffic.words_sent) * itemsize / machine.copy_bandwidth
-        return machine.call_overhead + copied + machine.transfer("exchange", words, messages, itemsize, 1, self.size)
+    def described(self, name: str) -> tuple[str, str]:
+        return f"redistribute {name}", f"to {self.target}"
 
     @property
     def wide(self) -> np.dtype:

@@ -14,12 +14,12 @@ from pdgemm.grids.index_map import IndexMap, index_maps
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.rectangles import Rectangle
 from pdgemm.instrument.recorder import Traffic
-from pdgemm.schedules.exchange import PACKED_BYTES, Block, Messages
+from pdgemm.schedules.exchanges.exchange import PACKED_BYTES, Block, Redistribution
 from pdgemm.support.remembered import remembered
 
 
 @dataclass(frozen=True)
-class RectangleExchange(Messages):
+class RectangleExchange(Redistribution):
     """An exchange between rectangles and a layout as a value: its messages, traffic and memory, for any rank.
 
     rectangles : those of each rank, each in an array of its own.

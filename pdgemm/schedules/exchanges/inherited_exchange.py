@@ -11,12 +11,12 @@ from pdgemm.arrays.dtypes import arithmetic
 from pdgemm.grids.index_map import index_maps, overlap_counts
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.instrument.recorder import Traffic
-from pdgemm.schedules.exchange import PACKED_BYTES, Block, Messages, largest_block
+from pdgemm.schedules.exchanges.exchange import PACKED_BYTES, Block, Redistribution, largest_block
 from pdgemm.support.remembered import remembered
 
 
 @dataclass(frozen=True)
-class InheritedExchange(Messages):
+class InheritedExchange(Redistribution):
     """An exchange out of the local arrays of another, larger communicator, as a value.
 
     source  : the layout of the matrix on that communicator, by its ranks.

@@ -1,0 +1,150 @@
+"""What all kinds of schedules have in common: what follows from their rounds and their buffers.  No MPI, no data."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from pdgemm.grids.layout import position
+from pdgemm.instrument.recorder import Traffic, Transfer
+from pdgemm.schedules.rounds import Round, Tally
+from pdgemm.support.remembered import remembered
+
+Buffers = dict[str, tuple[int, np.dtype]]  # name: words, type
+
+
+@dataclass(frozen=True)
+class RankMap:
+    """A process grid as a value: it says which rank is at (layer, i, j)."""
+
+    shape: tuple[int, int]
+    layers: int
+    rank_map: tuple[int, ...]  # layer by layer, row by row
+
+    def layer(self, number: int) -> tuple[int, ...]:
+        """Return the ranks of one layer, row by row."""
+        plane = self.shape[0] * self.shape[1]
+        return self.rank_map[number * plane : (number + 1) * plane]
+
+    @property
+    def strides(self) -> tuple[int, int, int]:
+        """The differences between the ranks of neighbours along a row, a column and the layers."""
+        pr, pc = self.shape
+
+        def distance(step: int, parts: int) -> int:
+            return abs(self.rank_map[step] - self.rank_map[0]) if parts > 1 else 1
+
+        return distance(1, pc), distance(pc, pr), distance(pr * pc, self.layers)
+
+    @property
+    def lengths(self) -> tuple[int, int, int]:
+        """The numbers of ranks along a row, a column and the layers."""
+        pr, pc = self.shape
+        return pc, pr, self.layers
+
+    def layer_of(self, rank: int) -> int:
+        """Return the layer of a rank; -1 if the rank is not in the grid."""
+        at = position(self.rank_map, rank)
+        return -1 if at < 0 else at // (self.shape[0] * self.shape[1])
+
+
+class Schedule(ABC):
+    """An algorithm on certain layouts as a value: what all ranks send and multiply, and what each of them allocates.
+
+    A kind of schedule defines `rounds` and `buffers`.  The words, messages, work and bytes of each rank are sums over
+    these.  Where such a sum takes too long for many ranks, a kind of schedule overrides it by a formula, and a test
+    compares the two.  A schedule has no seconds: `pdgemm.planning` times it on a machine.
+
+    algorithm : its name.
+    lookahead : number of rounds whose messages are under way while an earlier round is multiplied.
+    """
+
+    algorithm: str
+    lookahead: int
+
+    @abstractmethod
+    def rounds(self) -> Iterator[Round]:
+        """Yield what all ranks send and multiply, round by round."""
+
+    @abstractmethod
+    def buffers(self, rank: int | None) -> Buffers:
+        """Return the buffers that a rank allocates beyond its matrices; for rank None, the most of any rank."""
+
+    @property
+    @abstractmethod
+    def grid(self) -> RankMap:
+        """The grid along whose rows, columns and layers messages are sent."""
+
+    @property
+    @abstractmethod
+    def panel_dtype(self) -> np.dtype:
+        """The type of the numbers that are multiplied."""
+
+    @property
+    @abstractmethod
+    def events(self) -> int:
+        """The approximate number of messages and products of a rank."""
+
+    @property
+    def flops(self) -> int:
+        """The floating-point operations of all ranks together."""
+        return 0
+
+    @property
+    def last_rank(self) -> int:
+        """The largest rank that sends, receives or multiplies."""
+        return max(self.grid.rank_map)
+
+    @cached_property
+    def tally(self) -> Tally:
+        """The sums over the rounds, for each rank."""
+        return Tally(self.rounds(), 1 + self.last_rank)
+
+    @property
+    def total_words(self) -> int:
+        """The number of words that all ranks together receive."""
+        return self.tally.total_words
+
+    @property
+    def widest(self) -> int:
+        """The number of inner indices of the widest panel."""
+        return self.tally.widest
+
+    def transfers(self, rank: int) -> list[Transfer]:
+        """Return what a rank sends and receives, by direction of the grid."""
+        strides, lengths = self.grid.strides, self.grid.lengths
+        return [
+            Transfer(x.kind, traffic, x.itemsize, strides[x.along], lengths[x.along], x.after)
+            for x, traffic in self.tally.of(rank).items()
+        ]
+
+    def traffic(self, rank: int) -> Traffic:
+        """Return the words and messages of a rank."""
+        return sum((transfer.traffic for transfer in self.transfers(rank)), Traffic())
+
+    @property
+    def exposed_buffers(self) -> tuple[str, ...]:
+        """The names of the buffers that other ranks read, where panels are read in place."""
+        return ()
+
+    def staged_buffers(self, rank: int | None) -> Buffers:
+        """Return the buffers that a rank allocates on the host besides these, where messages are staged."""
+        return {}
+
+    @remembered
+    def extra_bytes(self, rank: int | None) -> int:
+        """Return the bytes of all buffers of a rank; for rank None, the most of any rank."""
+        buffers = [*self.buffers(rank).values(), *self.staged_buffers(rank).values()]
+        return sum(words * dtype.itemsize for words, dtype in buffers)
+
+    def copied(self, rank: int) -> int:
+        """Return the bytes that a rank packs, copies or adds outside of its products."""
+        return 0
+
+    def described(self, name: str) -> tuple[str, str]:
+        """Return what the schedule does, to a matrix of this name, and where, for people."""
+        return self.algorithm, ""

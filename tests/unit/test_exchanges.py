@@ -1,0 +1,68 @@
+"""Exchanges are schedules: what follows from their rounds is what their formulas say, and they are simulated."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from pdgemm.grids.distribution import BlockCyclic, Distribution
+from pdgemm.grids.layout import Layout
+from pdgemm.model.machine import Machine
+from pdgemm.planning.simulator import simulate, words_between
+from pdgemm.schedules.exchanges.exchange import Redistribution, plan_exchange
+from pdgemm.schedules.exchanges.inherited_exchange import plan_inheritance
+from pdgemm.schedules.exchanges.rectangle_exchange import plan_rectangles
+from pdgemm.schedules.schedule import Schedule
+
+SIZE, SHAPE = 6, (23, 17)
+GRIDS = [(1, 6), (2, 3), (6, 1), (2, 2), (1, 1)]
+
+
+def layout(grid: tuple[int, int], block: int, seed: int, order: str = "C") -> Layout:
+    ranks = np.random.default_rng(seed).permutation(SIZE)[: grid[0] * grid[1]]
+    rows, cols = (BlockCyclic(n, block, parts) for n, parts in zip(SHAPE, grid))
+    return Layout(Distribution(rows, cols), tuple(ranks.tolist()), np.dtype(np.float32), order)  # type: ignore[arg-type]
+
+
+def summed(schedule: Redistribution, size: int = SIZE) -> None:
+    """The formulas of a kind of exchange are the sums over its rounds."""
+    for rank in range(size):
+        assert schedule.traffic(rank) == Schedule.traffic(schedule, rank), rank
+    assert schedule.total_words == sum(schedule.traffic(rank).words_received for rank in range(size))
+    words = words_between(schedule, size)
+    assert words.sum() == schedule.total_words and not words.diagonal().any()
+    run = simulate(schedule, Machine(), size)
+    assert [run.traffic(rank) for rank in range(size)] == [schedule.traffic(rank) for rank in range(size)] or (
+        schedule.shared and not run.words_received.any()
+    )
+
+
+@pytest.mark.parametrize("limit", [None, 0, 300])
+@pytest.mark.parametrize("shared", [False, True])
+def test_between_layouts(limit: int | None, shared: bool) -> None:
+    for number, (one, other) in enumerate(product(GRIDS, GRIDS)):
+        source, target = (
+            layout(one, 1 + number % 5, number),
+            layout(other, 1 + number % 3, number + 1, "CF"[number % 2]),
+        )
+        summed(plan_exchange(source, target, SIZE, memory_limit=limit, shared=shared))
+
+
+def test_out_of_inherited_arrays() -> None:
+    for number, (one, other) in enumerate(product(GRIDS, GRIDS[3:])):
+        target = layout(other, 2, 3)
+        target = Layout(target.distribution, tuple(range(len(target.rank_map))), target.dtype)
+        summed(plan_inheritance(layout(one, 3, number), target, 4, (0, 1, 2, 3, 1, 3)), 4)
+
+
+@pytest.mark.parametrize("inward", [True, False])
+def test_with_rectangles(inward: bool) -> None:
+    cuts = ((0, 5), (5, 6), (6, 6), (6, 14), (14, 20), (20, 23))
+    rectangles = tuple((((lo, hi), (0, 9)), ((lo, hi), (9, 17))) for lo, hi in cuts)
+    from pdgemm.grids.rectangles import Rectangle
+
+    held = tuple(tuple(Rectangle(*x) for x in each) for each in rectangles)
+    for number, grid in enumerate(GRIDS):
+        summed(plan_rectangles(held, layout(grid, 4, number), inward, "C"))
