@@ -37,10 +37,10 @@ from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.model.machine import Machine
 from pdgemm.model.mover_registry import reads
 from pdgemm.names import AlgorithmName, ComputeType, DType, MoverName, Protection, Transpose
-from pdgemm.planning.candidate_table import Candidate
-from pdgemm.planning.candidates import Arrangement
 from pdgemm.planning.planner import considered, explain, fits, plan_product
 from pdgemm.planning.product_plan import ProductPlan, with_moves
+from pdgemm.planning.search.candidate_table import Candidate
+from pdgemm.planning.search.candidates import Arrangement
 from pdgemm.support.agreement import together
 
 

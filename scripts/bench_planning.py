@@ -16,9 +16,9 @@ import click
 from table_words import SHAPES
 
 from pdgemm.model.machine import Machine
-from pdgemm.planning.grid_search import priced
 from pdgemm.planning.planner import best_plan
 from pdgemm.planning.question import Question
+from pdgemm.planning.search.grid_search import priced
 
 NODES = Machine(ranks_per_node=64)
 

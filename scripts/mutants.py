@@ -164,7 +164,7 @@ MUTANTS = [
         (f"3 {R}shared.py",),
     ),
     Mutant(
-        "planning: layers send no part of C", "pdgemm/planning/grid_search.py",
+        "planning: layers send no part of C", "pdgemm/planning/search/grid_search.py",
         "+ m_loc * n_loc * (1 - 1 / c) * (k > 0)\n    work", "\n    work",
         (f"0 {U}model.py {U}planner.py",),
     ),

@@ -19,11 +19,11 @@ import numpy as np
 
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout
-from pdgemm.planning.grid_search import Partition
 from pdgemm.planning.planner import candidates, plan_product
 from pdgemm.planning.problem import Problem
 from pdgemm.planning.product_plan import ProductPlan, sample
 from pdgemm.planning.question import Question
+from pdgemm.planning.search.grid_search import Partition
 
 SHAPES = {  # of the COSMA paper
     "square": (16384, 16384, 16384),

@@ -56,8 +56,8 @@ def plan(whole: bool, picture: Path | None, as_json: bool, **asked: Any) -> int:
     Where nothing fits --memory, show how much is needed, on how many ranks it fits, and what a product of files in
     parts would read; the exit code then is 1.
     """
-    from pdgemm.planning.candidate_table import wrapped
     from pdgemm.planning.planner import RULE, explained
+    from pdgemm.planning.search.candidate_table import wrapped
     from pdgemm.support.text import echo, in_words
 
     question = _asked(**asked)
@@ -109,7 +109,7 @@ def simulate(picture: Path | None, as_json: bool, **asked: Any) -> int:
 
     The plan is that of `pdgemm()`; the time of redistribution is added by formula.
     """
-    from pdgemm.planning.candidate_table import wrapped
+    from pdgemm.planning.search.candidate_table import wrapped
     from pdgemm.planning.simulator import simulate as walk
     from pdgemm.planning.simulator import words_between
     from pdgemm.support.text import counted, counted_short, echo, in_bytes, in_seconds, in_words
@@ -163,8 +163,8 @@ def simulate(picture: Path | None, as_json: bool, **asked: Any) -> int:
 
 def _too_little(question: Question, lacking: str, facts: dict[str, Any] | None) -> None:
     """Print what is lacking, and the ways out: more ranks, or a product in parts.   facts : for JSON; None: as text."""
-    from pdgemm.planning.candidate_table import wrapped
     from pdgemm.planning.question import MOST_TRIED
+    from pdgemm.planning.search.candidate_table import wrapped
     from pdgemm.support.text import counted, echo, in_bytes
 
     more, memory = question.on_more_ranks(), question.memory or 0
@@ -199,7 +199,7 @@ def _too_little(question: Question, lacking: str, facts: dict[str, Any] | None) 
 def _in_parts(question: Question) -> Tiling | int:
     """Return what `multiply --memory` would do instead; where that does not fit, either, the bytes that it needs."""
     from pdgemm.arrays import dtypes
-    from pdgemm.planning.grid_search import near_root
+    from pdgemm.planning.search.grid_search import near_root
     from pdgemm.streamed.tiling import Operand
     from pdgemm.streamed.tiling_choice import best_tiling
 

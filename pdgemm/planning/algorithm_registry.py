@@ -12,8 +12,6 @@ from typing import Any, Literal
 
 from pdgemm.errors import ArgumentError
 from pdgemm.names import AnyName
-from pdgemm.planning.algorithm_grids import GridCandidate, Search, Takes
-from pdgemm.planning.grid_search import Partition
 from pdgemm.planning.problem import AlgorithmRequest, Problem
 from pdgemm.planning.product_layouts import (
     cannon_on,
@@ -26,6 +24,8 @@ from pdgemm.planning.product_layouts import (
     summa_on,
     summa_on_grid_of,
 )
+from pdgemm.planning.search.algorithm_grids import GridCandidate, Search, Takes
+from pdgemm.planning.search.grid_search import Partition
 from pdgemm.schedules import Cannon, Inner, Layered, Product, Stationary, Summa
 
 

@@ -16,10 +16,10 @@ from pdgemm.blas.local_gemm import EXACT_WIDTH
 from pdgemm.errors import ArgumentError, MemoryLimitError
 from pdgemm.model.machine import Machine
 from pdgemm.model.mover_registry import AUTO, MOVERS
-from pdgemm.planning.candidate_table import Candidate, table, wrapped
-from pdgemm.planning.candidates import Arrangement, arrangements, arrangements_in_place, impossible
 from pdgemm.planning.problem import Problem
 from pdgemm.planning.product_plan import MOVES_WEIGH, ProductPlan, sample, with_moves
+from pdgemm.planning.search.candidate_table import Candidate, table, wrapped
+from pdgemm.planning.search.candidates import Arrangement, arrangements, arrangements_in_place, impossible
 from pdgemm.planning.timing import product_seconds
 from pdgemm.support.text import in_bytes, in_words
 

@@ -14,10 +14,10 @@ from pdgemm.instrument.check_report import Checks
 from pdgemm.instrument.ownership import Ownership, as_html
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.model.formulas import lower_bound
-from pdgemm.planning.candidate_table import Candidate
-from pdgemm.planning.candidates import Arrangement
 from pdgemm.planning.plan_json import pack, unpack
 from pdgemm.planning.problem import Problem
+from pdgemm.planning.search.candidate_table import Candidate
+from pdgemm.planning.search.candidates import Arrangement
 from pdgemm.planning.timing import exchange_seconds, product_seconds
 from pdgemm.schedules import Product
 from pdgemm.schedules.exchanges.exchange import Exchange, plan_exchange

@@ -8,7 +8,7 @@ from textwrap import wrap
 
 import numpy as np
 
-from pdgemm.planning.candidate_table import WIDTH, wrapped
+from pdgemm.planning.search.candidate_table import WIDTH, wrapped
 from pdgemm.profiling.profile import AGREE, OUTSIDE, PHASES, Profile
 from pdgemm.support.text import Table, counted, in_bytes, in_seconds, sides
 

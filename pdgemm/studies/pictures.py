@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pdgemm.planning.candidate_table import Candidate
+from pdgemm.planning.search.candidate_table import Candidate
 from pdgemm.profiling.profile import Profile, Rank
 from pdgemm.profiling.profile_tables import figures, parts
 from pdgemm.studies.figures import alone, drawing, form_of, saved

@@ -21,8 +21,8 @@ from pdgemm.grids.layout import Layout
 from pdgemm.model.machine import Machine
 from pdgemm.names import AnyName
 from pdgemm.planning.algorithm_registry import ALGORITHMS
-from pdgemm.planning.candidates import Arrangement
 from pdgemm.planning.product_plan import ProductPlan
+from pdgemm.planning.search.candidates import Arrangement
 from pdgemm.planning.simulator import simulate
 from peers.worker import Block, Maker, Setting, Way, boxes, randomize
 

@@ -13,7 +13,7 @@ from pdgemm.grids.layout import Layout
 from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.names import AlgorithmName, AnyName
 from pdgemm.planning.algorithm_registry import families
-from pdgemm.planning.candidates import Arrangement as Laid
+from pdgemm.planning.search.candidates import Arrangement as Laid
 from peers.worker import Block, Maker, Setting, Way, boxes, randomize
 
 Layouts = tuple[Layout, ...]

@@ -24,9 +24,9 @@ import pytest
 
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.layout import Layout, listed
-from pdgemm.planning.algorithm_grids import GridCandidate
 from pdgemm.planning.algorithm_registry import ALGORITHMS, Algorithm, register
 from pdgemm.planning.problem import Problem, lay_out
+from pdgemm.planning.search.algorithm_grids import GridCandidate
 from pdgemm.schedules.product import Product, alike, on_ranks, scaled
 from pdgemm.schedules.reduction import Reduction
 from pdgemm.schedules.rounds import COLS, ROWS, Round, broadcast, counts_of, on_grid

@@ -20,9 +20,9 @@ from pdgemm.model.formulas import bound_memory_dependent, bound_memory_independe
 from pdgemm.model.machine import Link, Machine, load_machine
 from pdgemm.model.mover_registry import by_messages
 from pdgemm.planning.algorithm_registry import families
-from pdgemm.planning.candidates import arrangements
-from pdgemm.planning.grid_search import Partition, best_grids, divisor_like, grids
 from pdgemm.planning.question import LAYOUTS, Question
+from pdgemm.planning.search.candidates import arrangements
+from pdgemm.planning.search.grid_search import Partition, best_grids, divisor_like, grids
 from pdgemm.planning.simulator import simulate
 from pdgemm.planning.timing import product_seconds
 from pdgemm.schedules import Product

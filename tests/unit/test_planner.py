@@ -20,10 +20,10 @@ from pdgemm.instrument.recorder import Traffic
 from pdgemm.model.machine import Link, Machine
 from pdgemm.planning import planner
 from pdgemm.planning.algorithm_registry import choices
-from pdgemm.planning.candidates import Arrangement, arrangements
 from pdgemm.planning.planner import candidates, considered
 from pdgemm.planning.problem import Problem
 from pdgemm.planning.product_plan import ProductPlan, with_moves
+from pdgemm.planning.search.candidates import Arrangement, arrangements
 from pdgemm.planning.timing import product_seconds
 from pdgemm.schedules import Inner, Summa
 

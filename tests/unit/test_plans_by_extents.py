@@ -23,9 +23,9 @@ from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout
 from pdgemm.model.machine import Machine, on_nodes
 from pdgemm.planning.algorithm_registry import choices
-from pdgemm.planning.candidate_table import Candidate, table
 from pdgemm.planning.planner import MOVES_WEIGH, RULE, TIE, candidates, considered, explain, explained, plan_product
 from pdgemm.planning.question import Question
+from pdgemm.planning.search.candidate_table import Candidate, table
 
 SHAPES = {
     "square": (16384, 16384, 16384),

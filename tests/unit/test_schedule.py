@@ -18,8 +18,8 @@ from pdgemm.grids.layout import Layout
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.model.formulas import gemm_flops
 from pdgemm.model.mover_registry import MOVERS, reads
-from pdgemm.planning.candidates import arrangements
 from pdgemm.planning.problem import Problem
+from pdgemm.planning.search.candidates import arrangements
 from pdgemm.schedules import Cannon, Layered, Product, Stationary, Summa
 from pdgemm.schedules.rounds import one_each
 from pdgemm.schedules.steps import (

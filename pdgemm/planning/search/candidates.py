@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.layout import Layout
-from pdgemm.planning.algorithm_grids import GridCandidate, Search
 from pdgemm.planning.algorithm_registry import ALGORITHMS, algorithm_of
-from pdgemm.planning.grid_search import Partition
 from pdgemm.planning.problem import AlgorithmRequest, Problem
 from pdgemm.planning.product_layouts import cannon_on, summa_on_grid_of
+from pdgemm.planning.search.algorithm_grids import GridCandidate, Search
+from pdgemm.planning.search.grid_search import Partition
 from pdgemm.schedules import Product
 from pdgemm.support.text import counted, sides
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pdgemm.planning.grid_search import Partition, best_grids
 from pdgemm.planning.problem import AlgorithmRequest
+from pdgemm.planning.search.grid_search import Partition, best_grids
 
 Takes = Callable[[Any, Any, Any, int], Any]  # takes(Pr, Pc, layers, ranks): numbers, or an array of each
 
