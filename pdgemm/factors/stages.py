@@ -20,12 +20,12 @@ from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.model.machine import Machine, machine_at_hand, on_nodes
-from pdgemm.panel_algorithms.panel_plan import PanelPlan, Stage
 from pdgemm.panel_algorithms.panel_run import device_of
 from pdgemm.panel_schedules.panel_schedule import is_balanced
 from pdgemm.panel_schedules.row_moves import permutation
 from pdgemm.panel_schedules.tsqr_schedule import cholesky_pass, tsqr_schedule
 from pdgemm.planning.planner import plan_product
+from pdgemm.planning.program import Program, Stage
 from pdgemm.schedules.exchanges.exchange import plan_exchange
 
 PASSES = 2  # of CholeskyQR over a matrix, if it is not ill-conditioned
@@ -57,10 +57,10 @@ class Stages:
     def __init__(self, machine: Machine | None = None) -> None:
         self._machine, self.found = machine, list[tuple[str, Stage]]()
 
-    def plan(self, A: DistMatrix) -> PanelPlan:
+    def plan(self, A: DistMatrix) -> Program:
         """Return the plan of all steps, on the ranks of a matrix."""
         machine = self._machine or on_nodes(machine_at_hand(bool(device_of(A))), A.grid.ranks_per_node)
-        return PanelPlan(tuple(self.found), A.grid.size, machine)
+        return Program(tuple(self.found), A.grid.size, machine)
 
     def moved(self, X: DistMatrix, name: str, to: DistMatrix, adds: bool = False) -> DistMatrix:
         """The redistribution of a matrix, of some name in the plan.   adds : to what is there."""

@@ -21,7 +21,7 @@ from pdgemm.planning.search.candidates import Arrangement
 from pdgemm.planning.timing import exchange_seconds, product_seconds
 from pdgemm.schedules import Product
 from pdgemm.schedules.exchanges.exchange import Exchange, plan_exchange
-from pdgemm.schedules.schedule import Buffers
+from pdgemm.schedules.schedule import Buffers, Schedule
 from pdgemm.schedules.staircase import Staircase
 from pdgemm.support.remembered import remembered
 from pdgemm.support.text import named, sides
@@ -218,6 +218,12 @@ class ProductPlan:
     def flops(self) -> int:
         """The floating-point operations of all ranks together."""
         return self.product.flops
+
+    @property
+    def schedules(self) -> list[Schedule]:
+        """What runs in turn: the redistributions of A and of B, the product, and the redistribution of C."""
+        before = [move for name, move in self.moves if name != "C"]
+        return [*before, self.product, *(move for name, move in self.moves if name == "C")]
 
     def described(self, name: str) -> tuple[str, str]:
         """Return what is done, and where, for people."""

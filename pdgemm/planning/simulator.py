@@ -6,7 +6,7 @@ has reached that round, and the ranks of a node share its network bandwidth.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,17 @@ class Simulation:
     def traffic(self, rank: int) -> Traffic:
         sent, received = self.words_sent[rank], self.words_received[rank]
         return Traffic(int(sent), int(received), int(self.messages_sent[rank]), int(self.messages_received[rank]))
+
+    @classmethod
+    def of_nothing(cls, ranks: int) -> Simulation:
+        """Return the simulation of a schedule without rounds."""
+        idle, none = np.zeros(ranks), np.zeros(ranks, np.int64)
+        return cls(0.0, idle, idle, none, none, none, none, np.zeros(1))
+
+    def then(self, other: Simulation) -> Simulation:
+        """Return the simulation of both, where the other begins when this one has ended on all ranks."""
+        sums = {x.name: getattr(self, x.name) + getattr(other, x.name) for x in fields(self)}
+        return Simulation(**sums | {"finished": self.seconds + other.finished})
 
 
 def words_between(schedule: Schedule, ranks: int) -> np.ndarray:

@@ -95,6 +95,11 @@ class Schedule(ABC):
         return 0
 
     @property
+    def schedules(self) -> list[Schedule]:
+        """The schedule itself; a stage of a program may have several, which run one after the other."""
+        return [self]
+
+    @property
     def last_rank(self) -> int:
         """The largest rank that sends, receives or multiplies."""
         return max(self.grid.rank_map)

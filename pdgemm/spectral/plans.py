@@ -34,8 +34,8 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.matrix.argument_checks import check_dtype, check_matrices, communicator, op_letter
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.model.machine import Machine
-from pdgemm.panel_algorithms.panel_plan import PanelPlan
 from pdgemm.panel_schedules.tsqr_schedule import svd_of_triangle
+from pdgemm.planning.program import Program
 from pdgemm.spectral.golub_kahan import BLOCKS, KEPT
 from pdgemm.spectral.polar import polar
 from pdgemm.spectral.svd import is_small, svd
@@ -50,7 +50,7 @@ def plan(
     machine: Machine | None = None,
     iterations: int | None = None,
     **options: Any,
-) -> PanelPlan:
+) -> Program:
     """Return what a function would do with these arguments, without doing it.  Collective over the grid of A.
 
         print(linalg.plan(linalg.cholesky, A))
@@ -65,8 +65,9 @@ def plan(
         which the last one is of products alone, 8 of `svd` with k, and 2 corrections of `solve` with refine.
 
     The plan is a value: `traffic(rank)` has the words and messages of a rank, which the run counts, too; `flops`,
-    `seconds` and `extra_bytes(rank)` what it costs.  What the elements decide is planned as it is for most matrices:
-    LU exchanges rows that are drawn at random, CholeskyQR makes two passes, no rank is lacking, refinement converges.
+    `seconds` and `extra_bytes(rank)` what it costs; and `simulate()` walks all its messages.  What the elements decide
+    is planned as it is for most matrices: LU exchanges rows that are drawn at random, CholeskyQR makes two passes, no
+    rank is lacking, refinement converges.
     Words that all ranks get of a norm, a diagonal or a vector are neither here nor in reports.
     Panels are expected to be read in place where the ranks share memory, and sent elsewhere.
     Raises ArgumentError for another function, or for arguments that it does not take, and its own errors for these.

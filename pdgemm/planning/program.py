@@ -1,14 +1,14 @@
-"""The plan of a factorisation or solve: redistributions, products and factorisations in turn, and what they cost."""
+"""A program as a value: redistributions, products and factorisations in turn, and what they cost.  No MPI, no data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, singledispatch
+from functools import cached_property, lru_cache, reduce, singledispatch
 
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.model.machine import Machine
 from pdgemm.planning.product_plan import ProductPlan
-from pdgemm.planning.simulator import simulate
+from pdgemm.planning.simulator import Simulation, simulate
 from pdgemm.planning.timing import exchange_seconds
 from pdgemm.schedules.exchanges.exchange import Exchange
 from pdgemm.schedules.schedule import Schedule
@@ -18,7 +18,7 @@ Stage = Schedule | ProductPlan
 
 
 @dataclass(frozen=True)
-class PanelPlan:
+class Program:
     """What a function of `pdgemm.linalg` does: a value, which can be printed and compared.
 
     stages : redistributions, each with the name of its matrix, products and factorisations, in the order in which they
@@ -52,6 +52,19 @@ class PanelPlan:
     def extra_bytes(self, rank: int | None) -> int:
         """Return the most bytes of buffers that a rank needs at a time, beside copies of matrices."""
         return max((stage.extra_bytes(rank) for _, stage in self.stages), default=0)
+
+    @property
+    def schedules(self) -> list[Schedule]:
+        """The schedules of all stages, in the order in which they run; a product has those of its redistributions."""
+        return [schedule for _, stage in self.stages for schedule in stage.schedules]
+
+    def simulate(self) -> Simulation:
+        """Return the simulation of all stages on all ranks, message by message; each begins when the last has ended.
+
+        Raises ArgumentError where there are too many messages.
+        """
+        runs = (simulate(schedule, self.machine, self.size) for schedule in self.schedules)
+        return reduce(Simulation.then, runs, Simulation.of_nothing(self.size))
 
     def __str__(self) -> str:
         rows = []
