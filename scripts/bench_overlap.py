@@ -29,7 +29,7 @@ def main(n: int, panel_width: int, repeats: int) -> None:
     from mpi4py import MPI
 
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.algorithms import accumulator
+    from pdgemm.algorithms.products import accumulator
     from pdgemm.model.mover_registry import by_messages
 
     comm, slab = MPI.COMM_WORLD, accumulator.SLAB_FLOPS

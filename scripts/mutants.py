@@ -199,17 +199,17 @@ MUTANTS = [
         (f"4 {R}redistribute.py {R}any_problem.py",),
     ),
     Mutant(
-        "algorithms: what is converted is not conjugated", "pdgemm/algorithms/accumulator.py",
+        "algorithms: what is converted is not conjugated", "pdgemm/algorithms/products/accumulator.py",
         "Combine(conjugated=layout.conjugated, through", "Combine(through",
         (f"1 {R}any_problem.py", f"4 {R}any_problem.py"),
     ),
     Mutant(
-        "algorithms: B goes around Cannon's torus the other way", "pdgemm/algorithms/cannon.py",
+        "algorithms: B goes around Cannon's torus the other way", "pdgemm/algorithms/products/cannon.py",
         "up.start((i - 1) % pr, (i + 1) % pr,", "up.start((i + 1) % pr, (i - 1) % pr,",
         (f"9 {R}algorithms.py",),
     ),
     Mutant(
-        "algorithms: parts of several owners are staged at one place", "pdgemm/algorithms/summa.py",
+        "algorithms: parts of several owners are staged at one place", "pdgemm/algorithms/products/summa.py",
         "self._bring(there, owner, slot, self._rows * (at - cols.size))", "self._bring(there, owner, slot, 0)",
         (f"4 {D}device.py {D}planted_races.py",),
     ),

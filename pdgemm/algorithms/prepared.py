@@ -11,9 +11,9 @@ from weakref import ref
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.algorithms.accumulator import Accumulator
-from pdgemm.algorithms.executor import Call, Executor, executor_of
 from pdgemm.algorithms.packed_exchange import Room, exchange, kept_if_it_fails
+from pdgemm.algorithms.products.accumulator import Accumulator
+from pdgemm.algorithms.products.executor import Call, Executor, executor_of
 from pdgemm.algorithms.redistribution import move_report
 from pdgemm.arrays import device as devices
 from pdgemm.arrays.device import Array, Device

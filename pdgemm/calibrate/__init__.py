@@ -11,7 +11,7 @@ from itertools import cycle
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.algorithms.accumulator import SLAB_ROWS
+from pdgemm.algorithms.products.accumulator import SLAB_ROWS
 from pdgemm.arrays.device import Reach
 from pdgemm.arrays.elementwise import CONVERT, scale
 from pdgemm.blas.local_gemm import gemm_accumulate

@@ -9,7 +9,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.algorithms.accumulator import SLAB_FLOPS
+from pdgemm.algorithms.products.accumulator import SLAB_FLOPS
 from pdgemm.arrays.device import Array
 from pdgemm.arrays.dtypes import wire
 from pdgemm.arrays.elementwise import CONVERT

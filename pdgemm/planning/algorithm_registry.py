@@ -143,7 +143,7 @@ def _inner_grids(search: Search) -> Iterator[GridCandidate]:
 
 _ENTRIES = (
     Algorithm(
-        "summa", Summa, "pdgemm.algorithms.summa:SummaExecutor",
+        "summa", Summa, "pdgemm.algorithms.products.summa:SummaExecutor",
         words="(mk + kn)(q - 1)/q²", memory="a few panels",
         good_for="any blocks as they lie; C largest or all alike",
         takes=_one_layer, needs="it takes Pr x Pc <= {ranks}, in 1 layer",
@@ -152,7 +152,7 @@ _ENTRIES = (
         flat=True, triangles=True,
     ),
     Algorithm(
-        "stationary_a", Stationary, "pdgemm.algorithms.stationary:StationaryExecutor",
+        "stationary_a", Stationary, "pdgemm.algorithms.products.stationary:StationaryExecutor",
         words="that of the two others", memory="a few panels",
         good_for="A (or B) largest: thin B and C",
         takes=_one_layer, needs="it takes Pr x Pc <= {ranks}, in 1 layer",
@@ -163,7 +163,7 @@ _ENTRIES = (
         twin="stationary_b", mirrored=True, grids=_stationary_grids,
     ),
     Algorithm(
-        "cannon", Cannon, "pdgemm.algorithms.cannon:CannonExecutor",
+        "cannon", Cannon, "pdgemm.algorithms.products.cannon:CannonExecutor",
         words="as SUMMA, in neighbours' messages", memory="two blocks each of A and B",
         good_for="square-ish grids, high latency",
         takes=_torus, needs="one side of its grid divides the other, in 1 layer",
@@ -171,7 +171,7 @@ _ENTRIES = (
         mirrored=True, flat=True, moves_by=("shift",), triangles=True,
     ),
     Algorithm(
-        "2.5d", Layered, "pdgemm.algorithms.layered:LayeredExecutor",
+        "2.5d", Layered, "pdgemm.algorithms.products.layered:LayeredExecutor",
         words="falls as c^½ with c layers", memory="c times C's block, and a little",
         good_for="many ranks, or large k, and memory to spare",
         takes=lambda pr, pc, c, ranks: c > 1, needs="it takes Pr x Pc x layers <= {ranks}, with layers >= 2",
@@ -179,7 +179,7 @@ _ENTRIES = (
         here=layered_here, layers="several", mirrored=True, grids=_layered_grids, moves_by=("shift",), triangles=True,
     ),
     Algorithm(
-        "inner", Inner, "pdgemm.algorithms.layered:InnerExecutor",
+        "inner", Inner, "pdgemm.algorithms.products.layered:InnerExecutor",
         words="mn (P - 1)/P, whatever k", memory="C's rows that are added up at once",
         good_for="huge k",
         takes=lambda pr, pc, c, ranks: (pr * pc == 1) & (c == ranks), needs="its grid is 1 x 1 in {layers}",

@@ -51,8 +51,8 @@ def matrix(values: np.random.Generator, kind: str, shape: tuple[int, int], dtype
 @contextmanager
 def wrong_once(place: str, here: bool, bit: int) -> Iterator[None]:
     """Flip a bit of an element of a panel while it is multiplied, or of C after the product, once on this rank."""
-    from pdgemm.algorithms.accumulator import Accumulator
     from pdgemm.algorithms.prepared import Prepared
+    from pdgemm.algorithms.products.accumulator import Accumulator
 
     run, ready, left = Prepared._run, Accumulator.prepared, [here]
 

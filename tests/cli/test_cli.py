@@ -354,9 +354,9 @@ def test_an_unexpected_error_on_one_rank_ends_the_job(folder: Path, tmp_path: Pa
         tmp_path,
         "from pdgemm.support import launcher\n"
         "if launcher.rank() == 1:\n"
-        "    import pdgemm.algorithms.accumulator\n"
+        "    import pdgemm.algorithms.products.accumulator\n"
         "    def broken(*args): raise RuntimeError('a bug')\n"
-        "    pdgemm.algorithms.accumulator.prepare = broken\n",
+        "    pdgemm.algorithms.products.accumulator.prepare = broken\n",
     )
     run = pdgemm(2, "multiply", "a.h5:/x", "b.h5:/y", "-o", "c.h5:/z", cwd=folder, **bug)
     assert run.returncode not in (0, 1, 2)
@@ -619,15 +619,15 @@ def test_all_ranks_have_the_exit_code_of_the_one_that_works(folder: Path, memory
 def test_a_wrong_product_is_reported_and_not_stored(folder: Path, tmp_path: Path) -> None:
     bug = jobs.with_plant(
         tmp_path,
-        "import pdgemm.algorithms.accumulator\n"
-        "right = pdgemm.algorithms.accumulator.prepare\n"
+        "import pdgemm.algorithms.products.accumulator\n"
+        "right = pdgemm.algorithms.products.accumulator.prepare\n"
         "def wrong(alpha, A, B, C, *conjugate):\n"
         "    multiply = right(alpha, A, B, C, *conjugate)\n"
         "    def product(beta):\n"
         "        multiply(beta)\n"
         "        C[:1, :1] += 1e-6\n"
         "    return product\n"
-        "pdgemm.algorithms.accumulator.prepare = wrong\n",
+        "pdgemm.algorithms.products.accumulator.prepare = wrong\n",
     )
     arguments = ["multiply", "a.h5:/x", "b.h5:/y", "-o", "wrong.h5:/z", "--verify"]
     run = pdgemm(2, *arguments, cwd=folder, **bug)
@@ -812,7 +812,7 @@ def test_a_flipped_bit_ends_the_job_or_is_repaired(folder: Path, tmp_path: Path)
     source = """
 import os
 if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) == "1":
-    import pdgemm.algorithms.accumulator as module
+    import pdgemm.algorithms.products.accumulator as module
     ready, left = module.Accumulator.prepared, [TIMES]
     def prepared(self, A, B):
         multiply = ready(self, A, B)

@@ -230,15 +230,15 @@ PRODUCT = """
 import os
 size = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS")
 if int(size or 1) > 1:
-    import time, pdgemm.algorithms.accumulator
-    right = pdgemm.algorithms.accumulator.prepare
+    import time, pdgemm.algorithms.products.accumulator
+    right = pdgemm.algorithms.products.accumulator.prepare
     def changed(alpha, A, B, C, *conjugate):
         multiply = right(alpha, A, B, C, *conjugate)
         def product(beta):
             multiply(beta)
             CHANGE
         return product
-    pdgemm.algorithms.accumulator.prepare = changed
+    pdgemm.algorithms.products.accumulator.prepare = changed
 """
 SLOW_PRODUCT = PRODUCT.replace("CHANGE", "time.sleep(60)")
 WRONG_PRODUCT = PRODUCT.replace("CHANGE", "C[:1, :1] += 1e-6")

@@ -34,7 +34,7 @@ from pdgemm.schedules.schedule import Buffers, RankMap
 from pdgemm.schedules.steps import one_run
 
 if TYPE_CHECKING:
-    from pdgemm.algorithms.executor import Call, Notify
+    from pdgemm.algorithms.products.executor import Call, Notify
     from pdgemm.instrument.recorder import Recorder
 
 
@@ -189,8 +189,8 @@ class AllGather3DExecutor:
         self._call = call
 
     def __call__(self, beta: Any, recorder: Recorder, notify: Notify) -> None:
-        from pdgemm.algorithms.accumulator import Accumulator
-        from pdgemm.algorithms.layer_sums import LayerSums
+        from pdgemm.algorithms.products.accumulator import Accumulator
+        from pdgemm.algorithms.products.layer_sums import LayerSums
         from pdgemm.algorithms.store import store
         from pdgemm.arrays.elementwise import Combine, paired, scale
 

@@ -114,7 +114,7 @@ def test_between_nodes_products_are_cut_for_messages_to_go_on(
 ) -> None:
     """Each part of the product is formed once, and after each the transfers are looked after; on one node neither."""
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.algorithms import accumulator
+    from pdgemm.algorithms.products import accumulator
     from pdgemm.blas import local_gemm as local
     from pdgemm.movers.arrivals import Transfers
 
@@ -206,8 +206,8 @@ def test_partial_sums_are_sent_while_the_next_are_formed(
 ) -> None:
     """A product lies between the start and the end of each reduction but the last; without lookahead, of none."""
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.algorithms import layer_sums
-    from pdgemm.algorithms.accumulator import Accumulator
+    from pdgemm.algorithms.products import layer_sums
+    from pdgemm.algorithms.products.accumulator import Accumulator
     from pdgemm.planning import planner, problem
     from pdgemm.schedules import reduction
 

@@ -34,7 +34,7 @@ def planted(
 ) -> Iterator[Any]:
     """Flip a bit on this rank the first time, or times, that something happens after `when` others."""
     from pdgemm.algorithms import prepared
-    from pdgemm.algorithms.accumulator import Accumulator
+    from pdgemm.algorithms.products.accumulator import Accumulator
 
     state = {"count": 0, "done": 0}
 

@@ -117,7 +117,7 @@ def test_large_changes_are_found_beside_rows_of_any_size(
 def test_panels_of_a_are_compared_where_rows_of_b_are_constant(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error of an element of A is the same in all columns of a rank, and their weights must not cancel."""
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.algorithms.accumulator import Accumulator
+    from pdgemm.algorithms.products.accumulator import Accumulator
     from pdgemm.errors import CorruptionError
 
     ready, left = Accumulator.prepared, [0]

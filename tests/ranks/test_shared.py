@@ -79,8 +79,8 @@ def test_who_waits_long_for_ranks_without_a_core_sleeps(comm: Any, monkeypatch: 
 def test_panels_are_multiplied_where_they_lie(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """No copy, no buffer, no message: every panel that BLAS gets is a part of somebody's matrix."""
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.algorithms import summa
-    from pdgemm.algorithms.accumulator import Accumulator
+    from pdgemm.algorithms.products import summa
+    from pdgemm.algorithms.products.accumulator import Accumulator
     from pdgemm.movers import panel_views as where
 
     seen: list[tuple[np.ndarray, np.ndarray]] = []
@@ -744,8 +744,8 @@ def test_sums_are_read_where_they_lie(comm: Any, rows: int, order: Any, monkeypa
 def test_sums_wait_for_late_ranks(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last rank adds up late, and the first multiplies late: nobody reads too early, nobody writes too early."""
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.algorithms import layer_sums as run
-    from pdgemm.algorithms.accumulator import Accumulator
+    from pdgemm.algorithms.products import layer_sums as run
+    from pdgemm.algorithms.products.accumulator import Accumulator
     from pdgemm.planning import planner
     from pdgemm.schedules import reduction
 

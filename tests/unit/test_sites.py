@@ -172,7 +172,7 @@ def test_tests_of_what_changed() -> None:
         concerned = runpy.run_path(str(ROOT / "scripts/concerned.py"))["concerned"]
     house = "tests/unit/test_imports.py"
     assert {"tests/ranks/test_watchdog.py", house} <= concerned("pdgemm/support/watchdog.py")
-    assert {"tests/ranks/test_summa.py", house} <= concerned("pdgemm/algorithms/summa.py")
+    assert {"tests/ranks/test_summa.py", house} <= concerned("pdgemm/algorithms/products/summa.py")
     assert {"tests/unit/test_distribution.py", house} <= concerned("grids/distribution.py")  # a link in the package
     assert "tests/cli/test_cli.py" in concerned("pdgemm/cli/plan_commands.py")  # imported by nobody, but by its name
     assert concerned("tests/ranks/test_views.py") == {"tests/ranks/test_views.py"}

@@ -8,9 +8,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from pdgemm.algorithms.accumulator import Accumulator
-from pdgemm.algorithms.executor import Call, Notify, executor_of
-from pdgemm.algorithms.layer_sums import LayerSums, one_behind_the_other
+from pdgemm.algorithms.products.accumulator import Accumulator
+from pdgemm.algorithms.products.executor import Call, Notify, executor_of
+from pdgemm.algorithms.products.layer_sums import LayerSums, one_behind_the_other
 from pdgemm.algorithms.store import store
 from pdgemm.arrays.elementwise import Combine, paired, scale
 from pdgemm.instrument.recorder import Recorder

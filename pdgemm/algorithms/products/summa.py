@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
-from pdgemm.algorithms.accumulator import Accumulator
-from pdgemm.algorithms.executor import Call, Notify
+from pdgemm.algorithms.products.accumulator import Accumulator
+from pdgemm.algorithms.products.executor import Call, Notify
 from pdgemm.algorithms.store import store
 from pdgemm.arrays.device import Array, Pinned
 from pdgemm.arrays.dtypes import wire

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import starmap
 from typing import Any
 
-from pdgemm.algorithms.executor import Room
+from pdgemm.algorithms.products.executor import Room
 from pdgemm.algorithms.store import store_corner
 from pdgemm.arrays import dtypes
 from pdgemm.arrays.device import Array

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.algorithms.executor import Call
+from pdgemm.algorithms.products.executor import Call
 from pdgemm.algorithms.store import store
 from pdgemm.arrays.device import Array, of
 from pdgemm.arrays.element_functions import slabs

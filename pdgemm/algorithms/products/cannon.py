@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from pdgemm.algorithms.accumulator import Accumulator
-from pdgemm.algorithms.executor import Call, Notify
+from pdgemm.algorithms.products.accumulator import Accumulator
+from pdgemm.algorithms.products.executor import Call, Notify
 from pdgemm.algorithms.store import store
 from pdgemm.arrays.device import Array
 from pdgemm.arrays.elementwise import Combine, paired
