@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.algorithms.prepared import Buffers, Prepared, beta_of, unchecked
+from pdgemm.algorithms.plan_workspace import Workspace, unchecked
+from pdgemm.algorithms.prepared import Prepared, beta_of
 from pdgemm.algorithms.product_options import Options, Streamed, problem_of
 from pdgemm.algorithms.transport import nodes, outside_node_memory, reached
 from pdgemm.arrays import device as devices
@@ -167,7 +168,7 @@ def carried_out(
             nothing = scalars[0] == 0 or a.shape[1] == 0
             plan = plan_product(problem_of(a, b, c, asked, scalars[1] == 0, nothing, shared))
             description += [f"pdgemm, alpha={scalars[0]}", f"beta={scalars[1]}", *["C=None"] * made, plan.description]
-            room = Buffers(plan, a, b) if check else None
+            room = Workspace(plan, a, b) if check else None
         room = room or unchecked(plan, a, b)
         new.append(made)
         return Prepared(plan, scalars[0], a, b, c, room), scalars[1], check and agreement.flag
@@ -318,7 +319,7 @@ def _prepared(
                     f"share: {plan.extra_bytes(None)} bytes are needed"
                 )
         description += [f"{caller}, alpha={alpha}", f"beta={beta}", plan.description]
-        room = Buffers(plan, A, B) if check else None
+        room = Workspace(plan, A, B) if check else None
     room = room or unchecked(plan, A, B)
     return Prepared(plan, alpha, A, B, C, room), beta
 

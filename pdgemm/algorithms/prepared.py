@@ -1,39 +1,37 @@
-"""Prepared products: the buffers and views of a plan, which are made once, and the report of each run."""
+"""Prepared products: the views, communicators and executor of a plan, which are made once, and each run of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple
-from weakref import ref
+from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
-from pdgemm.algorithms.packed_exchange import Room, exchange, kept_if_it_fails
+from pdgemm.algorithms.last_runs import same_again
+from pdgemm.algorithms.packed_exchange import exchange, kept_if_it_fails
+from pdgemm.algorithms.plan_workspace import Workspace
+from pdgemm.algorithms.product_report import report_of
 from pdgemm.algorithms.products.accumulator import Accumulator
 from pdgemm.algorithms.products.executor import Call, Executor, executor_of
 from pdgemm.algorithms.redistribution import move_report
 from pdgemm.arrays import device as devices
 from pdgemm.arrays.device import Array, Device
 from pdgemm.arrays.elementwise import CONVERT, Combine
-from pdgemm.blas.threads import threads
 from pdgemm.devices.streams import recorder_of
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.layout import Layout
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument import spans
 from pdgemm.instrument.log import INFO, LOG, log_plan
-from pdgemm.instrument.recorder import Recorder
-from pdgemm.instrument.report import MoveReport, Report, measured
+from pdgemm.instrument.report import MoveReport
 from pdgemm.instrument.spans import HOST
 from pdgemm.matrix.argument_checks import as_scalar
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.model.mover_registry import MOVERS
 from pdgemm.movers.arrivals import Transfers
 from pdgemm.movers.node_arrays import NodeArrays
-from pdgemm.names import AnyName
 from pdgemm.planning.planner import explain
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.protection.repetition import protected
@@ -46,59 +44,6 @@ SMALL = 1 << 14  # bytes of buffers that an executor may keep until C is formed 
 FEW = 64  # panels that it may keep, with a kilobyte of views each
 
 
-class Buffers:
-    """Allocates all buffers of one rank for a plan, before any message is sent."""
-
-    def __init__(self, plan: ProductPlan, A: DistMatrix, B: DistMatrix) -> None:
-        grid, rank, device = A.grid, A.grid.comm.rank, devices.of(A.stored)
-        own, exposed = devices.own_memory(device), plan.product.exposed_buffers
-        shared = devices.memory(device, grid)
-
-        def like(layout: Layout, exposed: bool) -> Array:
-            return (shared if exposed else own).empty(layout.local_shape(rank), layout.dtype, layout.order)
-
-        self.product: dict[str, Any] = {
-            name: (shared if name in exposed else own).empty((words,), dtype)
-            for name, (words, dtype) in plan.buffers(rank).items()
-        }
-        if device:
-            staged = plan.product.staged_buffers(rank).items()
-            self.product |= {name: device.pinned(words, dtype) for name, (words, dtype) in staged}
-        self.messages = {name: Room(move, rank, device) for name, move in plan.moves}
-        self.copies = {
-            name: like(*((move.source, move.shared) if name == "C" else (move.target, bool(plan.product.exposed))))
-            for name, move in plan.moves
-        }
-        self.staged = {name: like(layout, exposed=True) for name, layout in plan.staged.items()}
-        checks = plan.check_buffers(rank).items() if plan.problem.protect else ()
-        self.checks = {name: own.empty((words,), dtype) for name, (words, dtype) in checks}
-
-    @property
-    def _kinds(self) -> dict[str, dict[str, Any]]:
-        return {
-            "": self.product,
-            "messages of ": self.messages,
-            "copy of ": self.copies,
-            "shared copy of ": self.staged,
-            "checksums: ": self.checks,
-        }
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """The bytes of each buffer, by what it is for."""
-        return {f"{kind}{name}": x.nbytes for kind, rooms in self._kinds.items() for name, x in rooms.items()}
-
-    @property
-    def nbytes(self) -> int:
-        return sum(x.nbytes for rooms in self._kinds.values() for x in rooms.values())
-
-
-def unchecked(plan: ProductPlan, A: DistMatrix, B: DistMatrix) -> Buffers:
-    """Return the buffers of a call with check=False; all ranks raise where node-shared memory is not available."""
-    with together(A.grid.comm, plan.needs_node_memory):
-        return Buffers(plan, A, B)
-
-
 class Prepared:
     """Computes a planned product C := alpha A B + beta C any number of times; made by `Plan.prepare`.
 
@@ -107,7 +52,7 @@ class Prepared:
     """
 
     def __init__(
-        self, plan: ProductPlan, alpha: Any, A: DistMatrix, B: DistMatrix, C: DistMatrix, workspace: Buffers
+        self, plan: ProductPlan, alpha: Any, A: DistMatrix, B: DistMatrix, C: DistMatrix, workspace: Workspace
     ) -> None:
         self.plan = plan
         self._alpha, self._matrices, self._workspace, self._bytes = alpha, (A, B, C), workspace, workspace.nbytes
@@ -230,7 +175,7 @@ class Prepared:
         device = devices.of(C.stored)
         sharing = device.reach(A.grid).sharing if device else 1
         end = perf_counter()
-        report = partial(_report, plan, comm, comm.rank, C.grid.coords, recorder, end - start, reports, sharing)
+        report = partial(report_of, plan, comm, comm.rank, C.grid.coords, recorder, end - start, reports, sharing)
         C.report = report
         if LOG.isEnabledFor(INFO) and not comm.rank:
             LOG.info("%s", report())
@@ -268,7 +213,7 @@ class Prepared:
         if in_place and self._bytes <= SMALL and product.panels <= FEW:
             lying = self._peers and self._peers.lying
             key = (product, self._alpha, grid, lying)  # the grid is kept, so that no other has its id
-            self._multiply = _again(key, call, A, B, C)
+            self._multiply = same_again(key, call, A, B, C)
         else:
             self._multiply = executor_of(call)
 
@@ -287,39 +232,6 @@ def _first_calls(call: Call[Product], device: Device) -> None:
         panel = device.empty((2, 2), dtype)
         CONVERT(device.empty((2, 2), dtype), panel.T)  # which no copy engine does
         Combine(1, 1)(panel, panel)
-
-
-def _again(key: tuple[Any, ...], call: Call[Product], A: DistMatrix, B: DistMatrix, C: DistMatrix) -> Executor:
-    """Return the last executor that formed C if only its buffers have changed since then, else a new one.  Local.
-
-    key : all that an executor depends on beside the addresses of its matrices.
-    The executor refers to the memory of A, B and C, and is kept only until one of the three matrices is freed.
-    """
-    last = _last_runs.get(id(C))
-    if last and last.key == key and all(map(_same_place, last.arrays, (call.A, call.B, call.C))):
-        return last.run
-    run, forget = executor_of(call), partial(_forget, id(C))
-    _last_runs[id(C)] = _LastRun(key, (call.A, call.B, call.C), run, [ref(matrix, forget) for matrix in (A, B, C)])
-    return run
-
-
-def _same_place(x: Array, y: Array) -> bool:
-    """Do two arrays of the same shape have the same address and the same strides?"""
-    return x is y or (devices.address(x), x.strides) == (devices.address(y), y.strides)
-
-
-class _LastRun(NamedTuple):
-    key: tuple[Any, ...]
-    arrays: tuple[Array, Array, Array]
-    run: Executor
-    watched: list[ref[DistMatrix]]  # each removes this entry when its matrix is freed
-
-
-_last_runs: dict[int, _LastRun] = {}  # by the id of C: matrices cannot be keys, because their == is elementwise
-
-
-def _forget(number: int, _: object) -> None:
-    _last_runs.pop(number, None)
 
 
 def _grid(product: Product, *grids: ProcessGrid) -> ProcessGrid:
@@ -342,50 +254,3 @@ def beta_of(beta: Any, C: DistMatrix, plan: ProductPlan) -> Any:
     if beta != 0 and plan.problem.beta_is_zero and plan.problem.protect:
         raise ArgumentError(f"beta = {beta}, but the plan's checksums are for beta = 0: plan(..., beta=1)")
     return beta
-
-
-def _report(
-    plan: ProductPlan,
-    comm: MPI.Intracomm,
-    rank: int,
-    coords: tuple[int, int],
-    recorder: Recorder,
-    seconds: float,
-    moves: list[MoveReport],
-    sharing: int,
-) -> Report:
-    product = plan.product
-    report = Report(
-        **measured(recorder, seconds),
-        algorithm=AnyName(plan.algorithm),
-        inside=plan.inside,
-        mover=product.transport,
-        device=product.device,
-        ranks_per_device=sharing,
-        compute=product.compute,
-        grid=plan.shape[:2],
-        layers=plan.shape[2],
-        mnk=plan.mnk,
-        dtype=str(product.accumulate),
-        result_dtype="" if plan.problem.C.dtype == product.accumulate else str(plan.problem.C.dtype),
-        panels=product.panels,
-        panel_width=product.widest,
-        lookahead=product.lookahead,
-        threads=threads(),
-        rank=rank,
-        coords=coords,
-        flops=product.flops,
-        predicted=plan.traffic(rank),
-        predicted_extra_bytes=plan.extra_bytes(rank),
-        predicted_seconds=plan.seconds,
-        lower_bound_words=plan.lower_bound_words,
-        moves=tuple(moves),
-    )
-    return report.with_ranks(partial(of_all_ranks, comm))
-
-
-def of_all_ranks(comm: MPI.Intracomm, report: Report) -> list[Report]:
-    """Return the reports of one product by all ranks.  Collective."""
-    with together(comm) as arguments:
-        arguments += ["the summary of a report", report.mnk, report.algorithm, report.grid, report.dtype, report.flops]
-    return comm.allgather(report)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.algorithms.prepared import of_all_ranks
+from pdgemm.algorithms.product_report import of_all_ranks
 from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.arrays import device as devices
 from pdgemm.arrays.device import Array

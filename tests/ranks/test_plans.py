@@ -314,11 +314,12 @@ def test_a_product_of_the_same_matrices_is_not_made_anew(comm: Any, monkeypatch:
     import gc
 
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.algorithms import prepared
+    from pdgemm.algorithms import last_runs, prepared
 
     made: list[object] = []
-    make = prepared.executor_of
-    monkeypatch.setattr(prepared, "executor_of", lambda call: made.append(call.alpha) or make(call))
+    make = last_runs.executor_of
+    for module in (last_runs, prepared):
+        monkeypatch.setattr(module, "executor_of", lambda call: made.append(call.alpha) or make(call))
 
     def random(seed: int) -> DistMatrix:
         return DistMatrix.random((300, 300), grid=grid, seed=seed)
@@ -349,7 +350,7 @@ def test_a_product_of_the_same_matrices_is_not_made_anew(comm: Any, monkeypatch:
         gc.disable()
         try:
             del A
-            assert id(C) not in prepared._last_runs
+            assert id(C) not in last_runs._last_runs
             others = [random(seed) for seed in range(5, 9)]  # where A was
         finally:
             gc.enable()
@@ -367,16 +368,17 @@ def test_buffers_go_with_the_call(comm: Any, monkeypatch: pytest.MonkeyPatch) ->
 
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
     from pdgemm.algorithms import prepared
+    from pdgemm.algorithms.plan_workspace import Workspace
 
     alive: list[Any] = []
-    buffers = prepared.Buffers.__init__
+    buffers = Workspace.__init__
 
     def seen(self: Any, *args: Any) -> None:
         buffers(self, *args)
         alive.append(weakref.ref(self))
         alive.extend(weakref.ref(x) for x in self.product.values() if x.nbytes > prepared.SMALL)
 
-    monkeypatch.setattr(prepared.Buffers, "__init__", seen)
+    monkeypatch.setattr(Workspace, "__init__", seen)
     with ProcessGrid(comm) as grid:
         A, B, C = (DistMatrix.random((300, 300), grid=grid, block=7, seed=seed) for seed in range(3))
         gc.disable()

@@ -1,0 +1,66 @@
+"""The buffers of a plan on one rank, which are allocated before any message is sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pdgemm.algorithms.packed_exchange import Room
+from pdgemm.arrays import device as devices
+from pdgemm.arrays.device import Array
+from pdgemm.grids.layout import Layout
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.planning.product_plan import ProductPlan
+from pdgemm.support.agreement import together
+
+
+class Workspace:
+    """Allocates all buffers of one rank for a plan, before any message is sent."""
+
+    def __init__(self, plan: ProductPlan, A: DistMatrix, B: DistMatrix) -> None:
+        grid, rank, device = A.grid, A.grid.comm.rank, devices.of(A.stored)
+        own, exposed = devices.own_memory(device), plan.product.exposed_buffers
+        shared = devices.memory(device, grid)
+
+        def like(layout: Layout, exposed: bool) -> Array:
+            return (shared if exposed else own).empty(layout.local_shape(rank), layout.dtype, layout.order)
+
+        self.product: dict[str, Any] = {
+            name: (shared if name in exposed else own).empty((words,), dtype)
+            for name, (words, dtype) in plan.buffers(rank).items()
+        }
+        if device:
+            staged = plan.product.staged_buffers(rank).items()
+            self.product |= {name: device.pinned(words, dtype) for name, (words, dtype) in staged}
+        self.messages = {name: Room(move, rank, device) for name, move in plan.moves}
+        self.copies = {
+            name: like(*((move.source, move.shared) if name == "C" else (move.target, bool(plan.product.exposed))))
+            for name, move in plan.moves
+        }
+        self.staged = {name: like(layout, exposed=True) for name, layout in plan.staged.items()}
+        checks = plan.check_buffers(rank).items() if plan.problem.protect else ()
+        self.checks = {name: own.empty((words,), dtype) for name, (words, dtype) in checks}
+
+    @property
+    def _kinds(self) -> dict[str, dict[str, Any]]:
+        return {
+            "": self.product,
+            "messages of ": self.messages,
+            "copy of ": self.copies,
+            "shared copy of ": self.staged,
+            "checksums: ": self.checks,
+        }
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The bytes of each buffer, by what it is for."""
+        return {f"{kind}{name}": x.nbytes for kind, rooms in self._kinds.items() for name, x in rooms.items()}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.nbytes for rooms in self._kinds.values() for x in rooms.values())
+
+
+def unchecked(plan: ProductPlan, A: DistMatrix, B: DistMatrix) -> Workspace:
+    """Return the buffers of a call with check=False; all ranks raise where node-shared memory is not available."""
+    with together(A.grid.comm, plan.needs_node_memory):
+        return Workspace(plan, A, B)
