@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from numbers import Number
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from mpi4py import MPI
 
 from pdgemm.algorithms.plan_workspace import Workspace, unchecked
 from pdgemm.algorithms.prepared import Prepared, beta_of
-from pdgemm.algorithms.product_options import Options, Streamed, problem_of
+from pdgemm.algorithms.product_options import Operands, ProductForm, ProductOptions, Streamed, problem_of
 from pdgemm.algorithms.transport import nodes, outside_node_memory, reached
 from pdgemm.arrays import device as devices
 from pdgemm.arrays import dtypes
@@ -124,67 +122,88 @@ def pdgemm(
     roundoff u (2^-11 float16 and tf32, 2^-8 bfloat16): (2u + u^2 + (1 + u)^2 gamma_k) |alpha||A||B| (Blanchard, Higham,
     Lopez, Mary & Pranesh, SIAM J. Sci. Comput. 42(3), 2020).
     """
+    options = ProductOptions(
+        algorithm, shape, layers, lookahead, panel_width, memory_limit, mover, accumulate_dtype, compute_type, protect,
+        machine,
+    )  # fmt: skip
     if not isinstance(A, DistMatrix) or not isinstance(B, DistMatrix):
         streamed = getattr(A, "__pdgemm__", None) or getattr(B, "__pdgemm__", None)
         if streamed is not None:
-            asked_of_each: dict[str, Any] = {"algorithm": algorithm, "shape": shape, "layers": layers, "mover": mover}
-            asked_of_each |= {"lookahead": lookahead, "panel_width": panel_width, "compute_type": compute_type}
-            asked_of_each |= {"protect": protect}
-            kept = transa, transb, memory_limit, accumulate_dtype, progress
-            made: DistMatrix = streamed(alpha, A, B, beta, C, *kept, machine=machine, **asked_of_each)
-            return made
-    comm = communicator(A=A, B=B, C=C)
-    sums = accumulate_dtype, compute_type
-    asked = Options(algorithm, shape, layers, lookahead, panel_width, memory_limit, mover, *sums, machine, protect)
+            of_files: DistMatrix = streamed(alpha, A, B, beta, C, transa, transb, options, progress)
+            return of_files
+    form = FullProduct(transa, transb)
+    return carried_out(form, alpha, A, B, beta, C, options, progress, check)  # type: ignore[arg-type]  # it checks them
 
-    operands: Any = partial(_operands, A, B, C, transa, transb)  # type: ignore[arg-type]  # which it checks
-    return carried_out(comm, operands, alpha, beta, asked, progress, check)
+
+class FullProduct(NamedTuple):
+    """op(A) op(B), of which all elements are computed."""
+
+    transa: str
+    transb: str
+
+    def operands(self, alpha: Any, A: DistMatrix, B: DistMatrix, beta: Any, C: DistMatrix | None) -> Operands:
+        """Return op(A), op(B) and C after checking that they match.  Local."""
+        check_matrices(A=A, B=B, **({} if C is None else {"C": C}))
+        left, right = op(A, self.transa, "transa"), op(B, self.transb, "transb")
+        check_devices(left, right, C)
+        for name, x in (("A", left), ("B", right)):
+            check_dtype(name, x, dtypes.OPERANDS)
+        if left.shape[1] != right.shape[0]:
+            raise LayoutError(
+                f"inner dimensions do not agree: op(A) is {size(left)} on a {left.grid} grid, "
+                f"op(B) is {size(right)} on a {right.grid} grid"
+            )
+        result = _result(left, right) if C is None else C
+        check_product(left, right, result)
+        return Operands(left, right, result, C is None)
 
 
 def carried_out(
-    comm: MPI.Intracomm,
-    operands: Callable[[], tuple[DistMatrix, DistMatrix, DistMatrix, bool]],
+    form: ProductForm,
     alpha: complex,
+    A: DistMatrix,
+    B: DistMatrix,
     beta: complex,
-    asked: Options,
+    C: DistMatrix | None,
+    options: ProductOptions,
     progress: Callable[[int, int], object] | None = None,
     check: bool = True,
 ) -> DistMatrix:
-    """Compute C := alpha A B + beta C, or the triangle that is asked for.  Collective over the ranks of `comm`.
-
-    operands : returns A, B, C, and whether C is new, after checking them.
-    """
-    start = perf_counter()
-    product: Prepared | None
-    new: list[bool] = []
-
-    def ready(shared: bool) -> tuple[Prepared, Any, bool]:
-        agreement = together(comm, check)
-        with agreement as description:
-            agreement.flag = progress is not None
-            check_alpha(alpha)
-            a, b, c, made = operands()
-            scalars = as_scalar(alpha, c.dtype, "alpha"), as_scalar(0 if made else beta, c.dtype, "beta")
-            nothing = scalars[0] == 0 or a.shape[1] == 0
-            plan = plan_product(problem_of(a, b, c, asked, scalars[1] == 0, nothing, shared))
-            description += [f"pdgemm, alpha={scalars[0]}", f"beta={scalars[1]}", *["C=None"] * made, plan.description]
-            room = Workspace(plan, a, b) if check else None
-        room = room or unchecked(plan, a, b)
-        new.append(made)
-        return Prepared(plan, scalars[0], a, b, c, room), scalars[1], check and agreement.flag
-
-    try:
-        product, beta, agreed = ready(shared=True)
-    except NodeMemoryError:
-        if reads(asked.mover):
-            raise
-        product = None
-    if product is None:  # outside the handler, where the exception keeps no buffers alive
-        product, beta, agreed = ready(shared=False)
-    result = product.run(beta, start, progress, agreed)
-    if new[-1]:
+    """Compute C := alpha op(A) op(B) + beta C, or the triangle that is asked for.  Collective over the ranks of A."""
+    start, comm = perf_counter(), communicator(A=A, B=B, C=C)
+    for shared in (True, False):  # without memory that the ranks of a node share where there is none left
+        try:
+            agreement = together(comm, check)
+            with agreement as description:
+                agreement.flag = progress is not None
+                check_alpha(alpha)
+                operands = form.operands(alpha, A, B, beta, C)
+                plan, scalars = _planned(operands, alpha, beta, options, shared)
+                description += [f"pdgemm, alpha={scalars[0]}", f"beta={scalars[1]}", *["C=None"] * operands.made]
+                description.append(plan.description)
+                workspace = Workspace(plan, operands.A, operands.B) if check else None
+            workspace = workspace or unchecked(plan, operands.A, operands.B)
+            product = Prepared(plan, scalars[0], *operands[:3], workspace)
+            break
+        except NodeMemoryError:
+            if not shared or reads(options.mover):
+                raise
+    result = product.run(scalars[1], start, progress, check and agreement.flag)
+    if operands.made:
         result.shared = all_shared(result.stored, result.grid)
     return result
+
+
+def _planned(
+    operands: Operands, alpha: complex, beta: complex, options: ProductOptions, shared: bool
+) -> tuple[ProductPlan, tuple[Any, Any]]:
+    """Return the plan of a product, and alpha and beta as numbers of the kind of C.  Local.
+
+    shared : ranks may read each other's panels.
+    """
+    dtype = operands.C.dtype
+    scalars = as_scalar(alpha, dtype, "alpha"), as_scalar(0 if operands.made else beta, dtype, "beta")
+    return plan_product(problem_of(operands, options, *scalars, shared)), scalars
 
 
 class Plan(ProductPlan):
@@ -275,15 +294,15 @@ def plan(
     of times by `plan.execute(A, B, C)`.
     Raises the errors of `pdgemm`, the same on every rank.
     """
+    options = ProductOptions(
+        algorithm, shape, layers, lookahead, panel_width, memory_limit, mover, accumulate_dtype, compute_type, protect,
+        machine,
+    )  # fmt: skip
     with together(communicator(A=A, B=B, C=C), check) as description:
-        A, B, C, made = _operands(A, B, C, transa, transb)
-        sums = accumulate_dtype, compute_type
-        asked = Options(algorithm, shape, layers, lookahead, panel_width, memory_limit, mover, *sums, machine, protect)
-        scalars = as_scalar(alpha, C.dtype, "alpha"), as_scalar(0 if made else beta, C.dtype, "beta")
-        nothing = scalars[0] == 0 or A.shape[1] == 0
-        found = plan_product(problem_of(A, B, C, asked, scalars[1] == 0, nothing, shared=True))
-        description += ["plan", found.description]
-    return Plan.of(found)
+        operands = FullProduct(transa, transb).operands(alpha, A, B, beta, C)
+        planned, _ = _planned(operands, alpha, beta, options, shared=True)
+        description += ["plan", planned.description]
+    return Plan.of(planned)
 
 
 def _prepared(
@@ -343,24 +362,3 @@ def default_layout(A: DistMatrix, B: DistMatrix) -> tuple[Distribution, Order]:
     cols = B.distribution.cols if on(B.grid) else B.distribution.cols.over(grid.shape[1])
     order: Order = "F" if all((x.order == "F") != x.grid.transposed for x in (A, B)) else "C"
     return Distribution(rows, cols), order
-
-
-def _operands(
-    A: DistMatrix, B: DistMatrix, C: DistMatrix | None, transa: str, transb: str
-) -> tuple[DistMatrix, DistMatrix, DistMatrix, bool]:
-    """Return op(A), op(B) and C after checking that they match, and whether C was allocated here."""
-    check_matrices(A=A, B=B, **({} if C is None else {"C": C}))
-    A, B = op(A, transa, "transa"), op(B, transb, "transb")
-    check_devices(A, B, C)
-    for name, x in (("A", A), ("B", B)):
-        check_dtype(name, x, dtypes.OPERANDS)
-    if A.shape[1] != B.shape[0]:
-        raise LayoutError(
-            f"inner dimensions do not agree: op(A) is {size(A)} on a {A.grid} grid, "
-            f"op(B) is {size(B)} on a {B.grid} grid"
-        )
-    made = C is None
-    if C is None:
-        C = _result(A, B)
-    check_product(A, B, C)
-    return A, B, C, made

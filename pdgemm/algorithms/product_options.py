@@ -1,8 +1,9 @@
-"""The options of a product as a caller gives them, and the problem that they pose."""
+"""The operands and the options of a product as a caller gives them, and the problem that they pose."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Protocol, get_args
 
 from pdgemm.algorithms.transport import nodes, outside_node_memory, reached
@@ -27,35 +28,57 @@ class Streamed(Protocol):
     __pdgemm__: Callable[..., DistMatrix]
 
 
-class Options(NamedTuple):
-    """Holds the options of a plan, as given by the caller."""
+@dataclass(frozen=True)
+class ProductOptions:
+    """The options of `pdgemm`, as a caller gives them and not checked yet.   triangle : of C that is computed."""
 
-    algorithm: str
-    shape: tuple[int, int] | None
-    layers: int | None
-    lookahead: int | None
-    panel_width: int | None
-    memory_limit: int | None
-    mover: str
-    accumulate_dtype: Any
-    compute_type: Any
-    machine: Machine | None
+    algorithm: str = "auto"
+    shape: tuple[int, int] | None = None
+    layers: int | None = None
+    lookahead: int | None = None
+    panel_width: int | None = None
+    memory_limit: int | None = None
+    mover: str = "auto"
+    accumulate_dtype: Any = None
+    compute_type: Any = None
     protect: str | None = None
-    triangle: TriangleName = ""  # of C that is computed
+    machine: Machine | None = None
+    triangle: TriangleName = ""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The same as arguments of `pdgemm`, which computes all of C."""
+        return {x.name: getattr(self, x.name) for x in fields(self) if x.name != "triangle"}
 
 
-def problem_of(
-    A: DistMatrix, B: DistMatrix, C: DistMatrix, asked: Options, beta_is_zero: bool, nothing: bool, shared: bool
-) -> Problem:
-    """Return the problem to plan.  nothing : C := beta C only.   shared : ranks may read each other's panels."""
-    if not known(asked.algorithm):
-        raise ArgumentError(f"algorithm {asked.algorithm!r} is not one of {', '.join(choices())}")
-    mover, reach = reached(asked.mover, shared, A, B, C)
-    accumulate, compute = accumulation(A.dtype, B.dtype, C.dtype, asked.accumulate_dtype, asked.compute_type)
+class Operands(NamedTuple):
+    """op(A), op(B) and C of one product.   made : C was allocated for it."""
+
+    A: DistMatrix
+    B: DistMatrix
+    C: DistMatrix
+    made: bool
+
+
+class ProductForm(Protocol):
+    """What a product makes of the matrices of its caller: `pdgemm` another thing than `herk`."""
+
+    def operands(self, alpha: Any, A: DistMatrix, B: DistMatrix, beta: Any, C: DistMatrix | None) -> Operands:
+        """Return the operands after checking that they fit, C allocated where there is none.  Local."""
+
+
+def problem_of(operands: Operands, options: ProductOptions, alpha: Any, beta: Any, shared: bool) -> Problem:
+    """Return the problem to plan.   shared : ranks may read each other's panels."""
+    A, B, C, _ = operands
+    nothing = alpha == 0 or A.shape[1] == 0  # C := beta C
+    if not known(options.algorithm):
+        raise ArgumentError(f"algorithm {options.algorithm!r} is not one of {', '.join(choices())}")
+    mover, reach = reached(options.mover, shared, A, B, C)
+    accumulate, compute = accumulation(A.dtype, B.dtype, C.dtype, options.accumulate_dtype, options.compute_type)
     a, b, c = (x.layout_in(A.grid) for x in (A, B, C))
-    algorithm, shape, layers = asked.algorithm, as_shape(asked.shape), as_optional(asked.layers, "layers", 1)
-    width, on_device = as_optional(asked.panel_width, "panel_width", 1), A.device != devices.HOST
-    machine = _machine(asked.machine, A.grid, on_device, reach.staged)
+    algorithm, shape, layers = options.algorithm, as_shape(options.shape), as_optional(options.layers, "layers", 1)
+    width, on_device = as_optional(options.panel_width, "panel_width", 1), A.device != devices.HOST
+    machine = _machine(options.machine, A.grid, on_device, reach.staged)
     if nothing:
         a, b = nothing_to_multiply(a, b, c)
         algorithm, shape, layers = "summa", c.distribution.grid_shape, 1
@@ -64,15 +87,15 @@ def problem_of(
         b,
         c,
         size=A.grid.size,
-        beta_is_zero=beta_is_zero,
+        beta_is_zero=bool(beta == 0),
         accumulate=accumulate,
-        width=panel_width(width, accumulate, machine, on_device, bool(asked.triangle)),
-        lookahead=panels_ahead(as_optional(asked.lookahead, "lookahead", 0), machine, on_device),
+        width=panel_width(width, accumulate, machine, on_device, bool(options.triangle)),
+        lookahead=panels_ahead(as_optional(options.lookahead, "lookahead", 0), machine, on_device),
         mover=mover,
         algorithm=algorithm,
         shape=shape,
         layers=layers,
-        memory_limit=as_optional(asked.memory_limit, "memory_limit", 0),
+        memory_limit=as_optional(options.memory_limit, "memory_limit", 0),
         width_asked=width is not None,
         shared=bool(reach.reads),
         reads=reach.reads or SHARED.name,
@@ -81,8 +104,8 @@ def problem_of(
         device=A.device if on_device else "",
         staged=reach.staged and mover != NCCL.name,
         compute=compute,
-        triangle=asked.triangle,
-        protect=as_protection(asked.protect, on_device),
+        triangle=options.triangle,
+        protect=as_protection(options.protect, on_device),
         machine=machine,
     )
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, TypedDict, Unpack
+from dataclasses import fields, replace
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
-from pdgemm.algorithms.product_options import Options
+from pdgemm.algorithms.product_options import Operands, ProductOptions
 from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.algorithms.store import store
 from pdgemm.arrays import device as devices
@@ -22,7 +23,6 @@ from pdgemm.grids.layout import Order
 from pdgemm.instrument.step_reports import Steps
 from pdgemm.matrix.argument_checks import (
     as_scalar,
-    check_alpha,
     check_devices,
     check_dtype,
     check_matrices,
@@ -200,43 +200,56 @@ def _rank_k(
     real: tuple[str, ...] = (),
 ) -> DistMatrix:
     """Compute one triangle of C := alpha op(A) op(B)^H + beta C, or with the transpose.   real : scalars that are."""
-    given: dict[str, Any] = dict.fromkeys(Options._fields) | {"algorithm": "auto", "mover": "auto"} | options
+    given = dict[str, Any](options)
     progress, check = given.pop("progress", None), given.pop("check", True)
+    unknown = {*given} - {x.name for x in fields(ProductOptions)}
+    known = ProductOptions(**{name: value for name, value in given.items() if name not in unknown})
+    form = RankUpdate(uplo, trans, hermitian, real, (*unknown,), known.protect)
+    result = carried_out(form, alpha, A, B, beta, C, replace(known, protect=None, triangle=uplo), progress, check)  # type: ignore[arg-type]
+    if hermitian:
+        _make_diagonal_real(result)
+    return result
 
-    def operands() -> tuple[DistMatrix, DistMatrix, DistMatrix, bool]:
-        check_alpha(alpha)
+
+class RankUpdate(NamedTuple):
+    """One triangle of op(A) op(B)^H, or with the transpose.
+
+    real : scalars that are.   unknown : names of options that there are not.   protect : which is none of this product.
+    """
+
+    uplo: str
+    trans: str
+    hermitian: bool
+    real: tuple[str, ...]
+    unknown: tuple[str, ...]
+    protect: str | None
+
+    def operands(self, alpha: Any, A: DistMatrix, B: DistMatrix, beta: Any, C: DistMatrix | None) -> Operands:
+        """Return op(A), op(B)^H and C after checking that they match.  Local."""
         check_matrices(A=A, B=B, **({} if C is None else {"C": C}))
-        unknown = {*given} - {*Options._fields}
-        if unknown:
-            raise ArgumentError(f"unknown options: {', '.join(unknown)}")
-        if given["protect"] is not None:
+        if self.unknown:
+            raise ArgumentError(f"unknown options: {', '.join(self.unknown)}")
+        if self.protect is not None:
             raise ArgumentError("protect compares whole rows of a product, not of a triangle: pdgemm(alpha, A, A.H)")
-        as_name(uplo, "uplo", ("L", "U"))
-        letter, other = op_letter(trans, "trans"), "C" if hermitian else "T"
+        uplo: Any = as_name(self.uplo, "uplo", ("L", "U"))
+        letter, other = op_letter(self.trans, "trans"), "C" if self.hermitian else "T"
         if letter not in ("N", other):
-            raise ArgumentError(f'trans is "N" or "{other}", got {trans!r}')
+            raise ArgumentError(f'trans is "N" or "{other}", got {self.trans!r}')
         left, right = op(A, letter, "trans"), op(B, letter, "trans")
         if left.shape != right.shape:
             raise LayoutError(f"op(A) is {size(left)}, op(B) is {size(right)}: their shapes must be the same")
         check_devices(left, right, C)
         for name, x in (("A", A), ("B", B)):
             check_dtype(name, x, dtypes.BLAS)
-        right = right.H if hermitian else right.T
-        result = _new(left, right, given["triangle"]) if C is None else C
+        right = right.H if self.hermitian else right.T
+        result = _new(left, right, uplo) if C is None else C
         check_product(left, right, result)
         if not A.dtype == B.dtype == result.dtype:
             raise DTypeError(f"A is {A.dtype}, B {B.dtype} and C {result.dtype}: all must be of one type")
         for name, scalar in (("alpha", alpha), ("beta", beta)):
-            if name in real:
+            if name in self.real:
                 as_scalar(scalar, np.dtype(np.float64), name)
-        return left, right, result, C is None
-
-    given["triangle"] = uplo
-    asked = Options(*map(given.get, Options._fields))  # type: ignore[arg-type]
-    result = carried_out(communicator(A=A, B=B, C=C), operands, alpha, beta, asked, progress, check)
-    if hermitian:
-        _make_diagonal_real(result)
-    return result
+        return Operands(left, right, result, C is None)
 
 
 def _new(A: DistMatrix, B: DistMatrix, triangle: TriangleName) -> DistMatrix:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pdgemm.algorithms.product_options import Options, problem_of
+from pdgemm.algorithms.product_options import Operands, ProductOptions, problem_of
 from pdgemm.algorithms.redistribution import reached
 from pdgemm.arrays import device as devices
 from pdgemm.arrays import dtypes
@@ -74,8 +74,8 @@ class Stages:
         if C is None:
             layout, order = default_layout(A, B)
             C = unmade(A, layout, grid=A.grid.base, dtype=dtypes.product(A.dtype, B.dtype), order=order)
-        asked = Options("auto", None, None, None, None, None, "auto", None, None, self._machine)
-        self.found.append(("C", plan_product(problem_of(A, B, C, asked, beta == 0, A.shape[1] == 0, shared=True))))
+        options = ProductOptions(machine=self._machine)
+        self.found.append(("C", plan_product(problem_of(Operands(A, B, C, False), options, 1, beta, shared=True))))
         return C
 
     def fitting(self, A: DistMatrix, block: int, order: Order | None = None) -> DistMatrix:

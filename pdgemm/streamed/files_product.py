@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from pdgemm.algorithms.product_options import ProductOptions
 from pdgemm.arrays import dtypes
 from pdgemm.arrays.integers import as_seed
 from pdgemm.errors import LayoutError
@@ -85,7 +87,8 @@ class FilesProduct:
         **options: Any,
     ) -> None:
         self.grid, self.a, self.b, self.entry, self._memory = grid, a, b, entry, memory
-        self._protect = options.get("protect") or ""
+        self._options = ProductOptions(accumulate_dtype=accumulate_dtype, **options)
+        self._protect = self._options.protect or ""
         with together(grid.comm) as description:
             self.shape = a.shape[0], b.shape[1]
             if a.shape[1] != b.shape[0] or (entry is not None and entry.shape != self.shape):
@@ -97,7 +100,6 @@ class FilesProduct:
             self.beta = as_scalar(0 if entry is None else beta, self.stored, "beta")
             self.tiling: Tiling = self._fitting(operand_of(a), operand_of(b), memory, most_flops)
             description += ["a product in tiles", self.tiling, self.alpha, self.beta, accumulate_dtype]
-        self._options = options | {"accumulate_dtype": accumulate_dtype}
 
     def run(
         self,
@@ -162,7 +164,7 @@ class FilesProduct:
         """What makes it this product and no other, as text, by what people call it."""
         scalars = {"alpha": str(self.alpha), "beta": str(self.beta)}
         ops = {f"op({x.what})": f"{x.op}, {x.shape[0]} x {x.shape[1]} {x.dtype}" for x in self.inputs}
-        return {**scalars, **ops, "sums": f"{self.held}", "compute_type": f"{self._options.get('compute_type')}"}
+        return {**scalars, **ops, "sums": f"{self.held}", "compute_type": f"{self._options.compute_type}"}
 
     @property
     def held_types(self) -> list[np.dtype]:
@@ -214,7 +216,7 @@ class FilesProduct:
         return self.tiling.explain(self.memory)
 
     def _residual(self, c: Source, seed: int) -> Residual:
-        sums = {name: self._options[name] for name in ("accumulate_dtype", "compute_type") if name in self._options}
+        sums = {name: self._options.arguments[name] for name in ("accumulate_dtype", "compute_type")}
         X = random_vectors(c.shape[1], seed)
         of = partial(applied, self.grid)
         # as their files are now: some may have other times, and the sums of what was read say that they are the same
@@ -225,8 +227,8 @@ class FilesProduct:
         """Compute all tiles, in memory that is free again at the end."""
         tiling, grid, comm = self.tiling, self.grid, self.grid.comm
         (rows, cols, inner), (mb, nb, a_inner, b_inner) = tiling.largest, tiling.blocks
-        left, limit = self.memory - tiling.most_bytes, self._options.get("memory_limit")
-        options = self._options | {"memory_limit": left if limit is None else min(left, limit)}
+        left, limit = self.memory - tiling.most_bytes, self._options.memory_limit
+        options = replace(self._options, memory_limit=left if limit is None else min(left, limit)).arguments
         with ExitStack() as stack:
             read = self._read_sums(None if kept is None else kept.left)
             opened = [stack.enter_context(x.opened_alone(grid, y)) for x, y in zip(self.inputs, read)]
@@ -325,7 +327,7 @@ class FilesProduct:
         )
 
 
-def checks_of(C: DistMatrix, protect: str) -> list[CheckReport]:
+def checks_of(C: DistMatrix, protect: str | None) -> list[CheckReport]:
     """Return what was counted when the product C was compared with its checksums."""
     report: Any = C.report if protect else None
     return [report.checks] if protect else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from math import prod
 from time import perf_counter
 from typing import Any, Self
@@ -11,10 +12,11 @@ from typing import Any, Self
 import numpy as np
 from mpi4py import MPI
 
-import pdgemm
+from pdgemm.algorithms.product_options import ProductOptions
 from pdgemm.arrays import device as devices
 from pdgemm.arrays import dtypes
 from pdgemm.errors import DeviceError, DTypeError, LayoutError, MemoryLimitError
+from pdgemm.gemm import pdgemm
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.check_report import CheckReport, all_checks
@@ -26,7 +28,7 @@ from pdgemm.matrix.argument_checks import as_optional, as_scalar, check_alpha, c
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import communicator_of
 from pdgemm.model.formulas import gemm_flops
-from pdgemm.names import DType, Transpose
+from pdgemm.names import Transpose
 from pdgemm.streamed.file_panels import Panels, loaded, worker
 from pdgemm.streamed.files_product import checks_of, operand_of
 from pdgemm.streamed.tiling import Operand, Tiling
@@ -106,10 +108,10 @@ class StoredMatrix:
         return f"StoredMatrix({path}:{name}, {rows} x {cols} {self.dtype}, op {self.source.op})"
 
     def __matmul__(self, other: Any) -> DistMatrix:
-        return pdgemm.pdgemm(1, self, other)  # type: ignore[arg-type]
+        return pdgemm(1, self, other)  # type: ignore[arg-type]
 
     def __rmatmul__(self, other: Any) -> DistMatrix:
-        return pdgemm.pdgemm(1, other, self)  # type: ignore[arg-type]
+        return pdgemm(1, other, self)  # type: ignore[arg-type]
 
     @staticmethod
     def __pdgemm__(
@@ -120,10 +122,8 @@ class StoredMatrix:
         C: DistMatrix | None,
         transa: Transpose,
         transb: Transpose,
-        memory_limit: int | None,
-        accumulate_dtype: DType | None,
+        options: ProductOptions,
         progress: Callable[[int, int], object] | None,
-        **options: Any,
     ) -> DistMatrix:
         """Do what `pdgemm` does, for A or B, or both, in files."""
         start = perf_counter()
@@ -143,13 +143,13 @@ class StoredMatrix:
             if any(x.device != devices.HOST for x in (A, B, C) if isinstance(x, DistMatrix)):
                 raise DeviceError("a matrix in a file is multiplied on the host: use to_host, or load it")
             stored = C.dtype if C is not None else dtypes.product(A.dtype, B.dtype)
-            sums = np.dtype(accumulate_dtype or dtypes.arithmetic(stored))
+            sums = np.dtype(options.accumulate_dtype or dtypes.arithmetic(stored))
             alpha, beta = as_scalar(alpha, stored, "alpha"), as_scalar(0 if C is None else beta, stored, "beta")
-            limit = as_optional(memory_limit, "memory_limit", 1) or LIMIT
-            copied = _elements(C, (m, n), grid.shape) * sums.itemsize if options["protect"] == "repair" else 0
+            limit = as_optional(options.memory_limit, "memory_limit", 1) or LIMIT
+            copied = _elements(C, (m, n), grid.shape) * sums.itemsize if options.protect == "repair" else 0
             tiling = _panels((m, n, k if alpha else 0), grid.shape, A, B, limit, copied)
-            description += ["pdgemm of files", tiling, alpha, beta, C is None, limit, accumulate_dtype]
-        options |= {"accumulate_dtype": accumulate_dtype, "memory_limit": limit - tiling.most_bytes}
+            description += ["pdgemm of files", tiling, alpha, beta, C is None, limit, options.accumulate_dtype]
+        options = replace(options, memory_limit=limit - tiling.most_bytes)
         if C is None:
             C = DistMatrix.empty((m, n), grid=grid, dtype=stored)
         T = C if sums == stored or tiling.counts[2] == 1 else C.astype(sums)  # rounded once, not after each panel
@@ -215,7 +215,7 @@ def _multiplied(
     B: Any,
     beta: Any,
     C: DistMatrix,
-    options: dict[str, Any],
+    options: ProductOptions,
     notify: GuardedCallback,
 ) -> tuple[int, float, CheckReport | None]:
     """Multiply panel by panel; return the bytes that this rank read, the seconds that it waited, and the checks."""
@@ -237,8 +237,8 @@ def _multiplied(
             k0, k1 = step.inner
             panel_a = A[:, k0:k1] if a is None else a.panel(m, k1 - k0)
             panel_b = B[k0:k1, :] if b is None else b.panel(k1 - k0, n)
-            made = pdgemm.pdgemm(alpha, panel_a, panel_b, beta if step.first else 1, C, **options)
-            checks += checks_of(made, options["protect"])
+            made = pdgemm(alpha, panel_a, panel_b, beta if step.first else 1, C, **options.arguments)
+            checks += checks_of(made, options.protect)
             notify(number, tiling.count)
     agree(grid.comm, notify.error)
     read = [x for x in (a, b) if x is not None]

@@ -63,18 +63,18 @@ def ranks_on_nodes(ranks: int, per_node: int | None) -> Any:
 
 def asked_by_pdgemm(question: Question) -> Any:
     """The Problem that `pdgemm(1, A, B, 0, C)` poses for matrices that lie by default."""
-    from pdgemm.algorithms.product_options import Options, problem_of
+    from pdgemm.algorithms.product_options import Operands, ProductOptions, problem_of
 
     grid = ranks_on_nodes(question.ranks, question.machine.ranks_per_node)
     m, n, k = question.mnk
     A, B, C = (Matrix(shape, question.dtype, grid) for shape in ((m, k), (k, n), (m, n)))
     limit = question.problem.memory_limit
     machine = on_nodes(question.machine, grid.ranks_per_node)
-    options = Options(
+    options = ProductOptions(
         question.algorithm, question.shape, question.layers, question.lookahead, question.width, limit, question.mover,
-        None, None, machine,
+        machine=machine,
     )  # fmt: skip
-    return problem_of(A, B, C, options, True, nothing=k == 0, shared=True)  # type: ignore[arg-type]
+    return problem_of(Operands(A, B, C, True), options, 1, 0, shared=True)  # type: ignore[arg-type]
 
 
 def drawn(seed: int) -> Question:
