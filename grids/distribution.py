@@ -107,13 +107,13 @@ class BlockCyclic:
         """Return how many indices less than `end` a part owns: its local index at which those from `end` on begin."""
         if part < 0:
             return 0
-        position = self._position(part)
-        if end <= self.first:
+        position = (part - self.source) % self.parts
+        if end <= self.block - self.skip:  # in the first block
             return 0 if position else end
         blocks, rest = divmod(end + self.skip, self.block)
         rounds, extra = divmod(blocks, self.parts)
         held = rounds * self.block + (self.block if position < extra else rest if position == extra else 0)
-        return held - self._lacking(part)
+        return held if position else held - self.skip
 
     @cached_property
     def largest(self) -> int:
@@ -220,7 +220,7 @@ class Distribution:
                 dims.append(BlockCyclic(n, as_whole(block_size, "a block size"), parts, owner))
         return cls(*dims)
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, int]:
         return self.rows.n, self.cols.n
 
@@ -232,7 +232,7 @@ class Distribution:
     def source(self) -> tuple[int, int]:
         return self.rows.source, self.cols.source
 
-    @property
+    @cached_property
     def grid_shape(self) -> tuple[int, int]:
         return self.rows.parts, self.cols.parts
 
@@ -241,7 +241,7 @@ class Distribution:
         """The distribution of the transpose over the transposed grid."""
         return Distribution(self.cols, self.rows)
 
-    @property
+    @cached_property
     def canonical(self) -> Distribution:
         """A form that is equal for all distributions that give every element the same owner and local index."""
         return Distribution(self.rows.canonical, self.cols.canonical)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Literal
@@ -69,11 +69,12 @@ class Layout:
 
     def __getstate__(self) -> dict[str, object]:
         """Leave out what is cached: strings have other hashes in another process."""
-        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
+        return {x.name: self.__dict__[x.name] for x in fields(self)}
 
     def coords(self, rank: int) -> tuple[int, int]:
         """Return the grid position of a rank; (-1, -1) if it holds nothing."""
-        at = position(self.rank_map, rank)
+        ranks = self.rank_map
+        at = rank if 0 <= rank < len(ranks) and ranks[rank] == rank else position(ranks, rank)
         return (-1, -1) if at < 0 else divmod(at, self.distribution.cols.parts)
 
     def rank(self, i: int, j: int) -> int:
@@ -82,16 +83,20 @@ class Layout:
 
     def local_shape(self, rank: int | None) -> tuple[int, int]:
         """Return the numbers of rows and columns that a rank holds; for None, the largest of all ranks."""
+        last, shape = self.__dict__.get("_last_shape", (-1, (0, 0)))
         if rank is None:
-            return self.distribution.rows.largest, self.distribution.cols.largest
-        return self.distribution.local_shape(self.coords(rank))
+            shape = self.distribution.rows.largest, self.distribution.cols.largest
+        elif rank != last:  # a rank asks for its own again and again
+            shape = self.distribution.local_shape(self.coords(rank))
+            self.__dict__["_last_shape"] = rank, shape
+        return shape
 
     def local_bytes(self, rank: int | None) -> int:
         """Return the size of the local array of a rank; for None, the largest of all ranks."""
         rows, cols = self.local_shape(rank)
         return rows * cols * self.dtype.itemsize
 
-    @property
+    @cached_property
     def grid(self) -> tuple[tuple[int, int], tuple[int, ...]]:
         """The shape of the grid, and the ranks at its positions."""
         return self.distribution.grid_shape, self.rank_map

@@ -53,7 +53,7 @@ class Product(Schedule):
     triangle: TriangleName = field(default="", kw_only=True)
     on_grid: ClassVar[bool] = True  # False: messages use the whole communicator, whatever its grids
 
-    @property
+    @cached_property
     def mnk(self) -> tuple[int, int, int]:
         return *self.C.distribution.shape, self.A.distribution.cols.n
 
@@ -62,7 +62,7 @@ class Product(Schedule):
         """The grid along whose rows, columns and layers the panels are sent."""
         return RankMap(self.C.distribution.grid_shape, 1, self.C.rank_map)
 
-    @property
+    @cached_property
     def flops(self) -> int:
         """The floating-point operations of all ranks together."""
         m, n, k = self.mnk
@@ -86,14 +86,14 @@ class Product(Schedule):
         formed = self.formed(rank) if m * n else None
         return 1.0 if formed is None else formed.area / (m * n)
 
-    @property
+    @cached_property
     def shares(self) -> np.ndarray | float:
         """The same of each rank of the grid, for `Round`."""
         if not self.triangle:
             return 1.0
         return np.array([self.share(rank) for rank in range(1 + max(self.grid.rank_map))])
 
-    @property
+    @cached_property
     def panel_dtype(self) -> np.dtype:
         """The type of panels that are handed to BLAS: int8 numbers are multiplied as float32, exactly.
 
@@ -105,12 +105,12 @@ class Product(Schedule):
             return self.A.dtype
         return self.accumulate if self.accumulate in dtypes.BLAS else np.dtype(np.float32)
 
-    @property
+    @cached_property
     def rounded(self) -> np.dtype | None:
         """The type that operands are rounded to on the host, whose BLAS does not take it; None: no rounding."""
         return np.dtype(self.compute) if self.compute in dtypes.HALF_NAMES and not self.device else None
 
-    @property
+    @cached_property
     def sums_in_c(self) -> bool:
         """Are products accumulated in C itself?"""
         return self.C.dtype == self.accumulate
@@ -135,7 +135,7 @@ class Product(Schedule):
         """Return the rows, columns and inner indices that a rank multiplies; by default its steps divide the last."""
         return self.tally.local_shape(rank)
 
-    @property
+    @cached_property
     def transport(self) -> str:
         """The name of the transport of the panels."""
         if self.nccl:
@@ -158,7 +158,7 @@ class Product(Schedule):
         """The number of panels in flight behind the one in use."""
         return min(self.lookahead, self.slots - 1)
 
-    @property
+    @cached_property
     def slots(self) -> int:
         """The number of panels held at once."""
         return 1
@@ -168,7 +168,7 @@ class Product(Schedule):
         """The number of slots beyond those in use and in flight: a device still reads what the host has finished."""
         return 1 if self.device else 0
 
-    @property
+    @cached_property
     def in_place(self) -> bool:
         """Are panels read in place, with all ranks on one node?"""
         return self.shared and not self.nodes
@@ -205,7 +205,7 @@ class Product(Schedule):
         """The number of pieces in which partial sums of C are reduced at the end."""
         return 0
 
-    @property
+    @cached_property
     def sums_follow(self) -> bool:
         """Are partial sums of C sent while the last panel is multiplied, and not before?"""
         return False

@@ -30,7 +30,7 @@ class RankMap:
         plane = self.shape[0] * self.shape[1]
         return self.rank_map[number * plane : (number + 1) * plane]
 
-    @property
+    @cached_property
     def strides(self) -> tuple[int, int, int]:
         """The differences between the ranks of neighbours along a row, a column and the layers."""
         pr, pc = self.shape

@@ -67,7 +67,7 @@ class Summa(Product):
     def nothing_travels(self) -> bool:
         return self.A.distribution.cols.parts == self.B.distribution.rows.parts == 1
 
-    @property
+    @cached_property
     def sums_in_c(self) -> bool:
         """A device's BLAS accumulates 16-bit numbers in float32, and rounds once if the product is one call."""
         at_once = self.device and self.panel_dtype == self.C.dtype and self.widest_bundle >= self.mnk[2]
@@ -77,11 +77,11 @@ class Summa(Product):
     def panels(self) -> int:
         return int(self._counts.sum())
 
-    @property
+    @cached_property
     def steps(self) -> tuple[PanelStep, ...]:
         return summa_steps(self.A.distribution.cols, self.B.distribution.rows, self._width)
 
-    @property
+    @cached_property
     def bundles(self) -> tuple[Bundle, ...]:
         """The groups of panels that are multiplied together."""
         return bundled(self.steps, self.widest_bundle if self.bundled else 1)
@@ -117,11 +117,11 @@ class Summa(Product):
         """Are panels so thin that several are multiplied at once?  Then there is one of each owner pair."""
         return 2 * self.widest <= self._bundle and not (self.A.conjugated or self.B.conjugated)
 
-    @property
+    @cached_property
     def widest_bundle(self) -> int:
         return self._bundle if self.bundled else self.widest
 
-    @property
+    @cached_property
     def product_width(self) -> int:
         return self.widest_bundle
 
@@ -149,7 +149,7 @@ class Summa(Product):
         pr, pc = self.C.distribution.grid_shape
         return m * k * (pc - 1) + k * n * (pr - 1)
 
-    @property
+    @cached_property
     def slots(self) -> int:
         """The number of panels, or bundles, held at once: the one in use and those in flight behind it."""
         if (self.in_place and not self.fetched) or self.widest_bundle >= self.mnk[2]:

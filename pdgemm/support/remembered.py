@@ -12,11 +12,11 @@ Result = TypeVar("Result")
 
 def remembered(method: Callable[[Value, Any], Result]) -> Callable[[Value, Any], Result]:
     """Keep the results of a method of one argument with the object, whose fields never change."""
-    return remembered_if(lambda result: True)(method)
+    return remembered_if(None)(method)
 
 
 def remembered_if(
-    worth: Callable[[Any], bool],
+    worth: Callable[[Any], bool] | None,
 ) -> Callable[[Callable[[Value, Any], Result]], Callable[[Value, Any], Result]]:
     """The same for the results that are worth their memory."""
 
@@ -28,7 +28,7 @@ def remembered_if(
             if key in known:
                 return known[key]
             result = method(value, argument)
-            if worth(result):
+            if worth is None or worth(result):
                 known[key] = result
             return result
 
