@@ -231,7 +231,7 @@ MUTANTS = [
     ),
     Mutant(
         "factors: both triangles of a result are written", "pdgemm/factors/rank_k.py",
-        '    given["triangle"] = uplo', '    given["triangle"] = ""',
+        "protect=None, triangle=uplo)", 'protect=None, triangle="")',
         (f"4 {R}linalg_rank_k.py",),
     ),
     Mutant(

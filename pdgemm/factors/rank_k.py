@@ -205,7 +205,8 @@ def _rank_k(
     unknown = {*given} - {x.name for x in fields(ProductOptions)}
     known = ProductOptions(**{name: value for name, value in given.items() if name not in unknown})
     form = RankUpdate(uplo, trans, hermitian, real, (*unknown,), known.protect)
-    result = carried_out(form, alpha, A, B, beta, C, replace(known, protect=None, triangle=uplo), progress, check)  # type: ignore[arg-type]
+    of_a_triangle = replace(known, protect=None, triangle=uplo)  # type: ignore[arg-type]  # `operands` checks it
+    result = carried_out(form, alpha, A, B, beta, C, of_a_triangle, progress, check)
     if hermitian:
         _make_diagonal_real(result)
     return result
