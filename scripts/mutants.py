@@ -226,7 +226,7 @@ MUTANTS = [
     ),
     Mutant(
         "factors: the other factor of a product is not conjugated", "pdgemm/factors/rank_k.py",
-        "right = right.H if hermitian else right.T", "right = right.T",
+        "right = right.H if self.hermitian else right.T", "right = right.T",
         (f"1 {R}linalg_rank_k.py",),
     ),
     Mutant(
@@ -522,6 +522,21 @@ MUTANTS = [
         "io: a damaged generation is loaded", "io/hdf5.py",
         "load(each.path, name, grid, verify=True,", "load(each.path, name, grid, verify=False,",
         ("4 tests/io/test_state.py",),
+    ),
+    Mutant(
+        "io: matrices and attributes of two generations are loaded together", "io/hdf5.py",
+        "if not on_root(comm, path, lambda: generations.is_there(each)):", "if False:",
+        ("4 tests/io/test_state.py",),
+    ),
+    Mutant(
+        "io: ranks wait for the elements of one that lacks memory", "io/hyperslabs.py",
+        "        with together(comm):  # a rank that lacks", "        with nullcontext():  # a rank that lacks",
+        ("4 tests/io/test_hdf5.py",),
+    ),
+    Mutant(
+        "schedules: a redistribution is simulated without its reads", "pdgemm/schedules/exchanges/exchange.py",
+        'kind = SHARED.name if self.shared else "exchange"', 'kind = "exchange"',
+        ("0 tests/unit/test_exchanges.py",),
     ),
 ]  # fmt: skip
 
