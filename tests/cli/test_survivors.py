@@ -279,12 +279,12 @@ sys.exit()""",
 
 def test_a_rank_that_hangs_ends(tmp_path: Path) -> None:
     """Rank 2 does not come back from its step after rank 1 has failed: it ends, and the other goes on without it."""
-    source = PROGRAM.replace("patience=20", "patience=3").replace(
+    source = PROGRAM.replace("patience=20", "patience=6").replace(
         '    dies(f"before {{k}}")\n', '    dies(f"before {{k}}")\n    while me == 2 and k == 1: time.sleep(1)\n'
     )
     done = job(tmp_path, 3, source.format(victims=[(1, "before 1")], mover="auto"))
     assert done.returncode == 0, done.stderr
-    assert "rank 2 ends, because another rank has failed, and has not recovered from it within 2 s" in done.stderr
+    assert "rank 2 ends, because another rank has failed, and has not recovered from it within 4 s" in done.stderr
     assert sorted(re.findall(r"\((\(.*?\)), 1, True", done.stdout)) == ["(1, 2)"]
     done = job(tmp_path, 3, source.replace("me == 2", "me == 0").format(victims=[(1, "before 1")], mover="auto"))
     assert done.returncode == 0, done.stderr

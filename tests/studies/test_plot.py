@@ -673,12 +673,13 @@ def test_commands_as_the_user_typed_them() -> None:
 
 
 @jobs.needs_mpiexec
+@pytest.mark.timeout(400)
 def test_two_studies_and_their_report_from_one_command(tmp_path: Path) -> None:
     script = Path(__file__).resolve().parents[2] / "scripts" / "study.sh"
     command = [str(script), str(tmp_path), "--ranks", "1,2", "--strong", "96,96,96", "--weak", "64,64,64"]
     command += ["--repeats", "2", "--no-calibrate"]
     for measured in (" to run", "2 cases, 0 to run"):  # the second time nothing is left to be measured
-        done = jobs.run(command)
+        done = jobs.run(command, timeout=180)
         assert done.returncode == 0, done.stderr
         assert measured in done.stdout
     assert {x.name for x in tmp_path.iterdir()} == {"strong.jsonl", "weak.jsonl", "report.html", "report.png"}
