@@ -201,7 +201,7 @@ MUTANTS = [
     Mutant(
         "algorithms: what is converted is not conjugated", "pdgemm/algorithms/products/accumulator.py",
         "Combine(conjugated=layout.conjugated, through", "Combine(through",
-        (f"1 {R}any_problem.py", f"4 {R}any_problem.py"),
+        (f"1 {R}algorithms.py",),
     ),
     Mutant(
         "algorithms: B goes around Cannon's torus the other way", "pdgemm/algorithms/products/cannon.py",
