@@ -123,8 +123,9 @@ def pdgemm(
     Lopez, Mary & Pranesh, SIAM J. Sci. Comput. 42(3), 2020).
     """
     options = ProductOptions(
-        algorithm, shape, layers, lookahead, panel_width, memory_limit, mover, accumulate_dtype, compute_type, protect,
-        machine,
+        algorithm=algorithm, shape=shape, layers=layers, lookahead=lookahead, panel_width=panel_width,
+        memory_limit=memory_limit, mover=mover, accumulate_dtype=accumulate_dtype, compute_type=compute_type,
+        protect=protect, machine=machine,
     )  # fmt: skip
     if not isinstance(A, DistMatrix) or not isinstance(B, DistMatrix):
         streamed = getattr(A, "__pdgemm__", None) or getattr(B, "__pdgemm__", None)
@@ -295,8 +296,9 @@ def plan(
     Raises the errors of `pdgemm`, the same on every rank.
     """
     options = ProductOptions(
-        algorithm, shape, layers, lookahead, panel_width, memory_limit, mover, accumulate_dtype, compute_type, protect,
-        machine,
+        algorithm=algorithm, shape=shape, layers=layers, lookahead=lookahead, panel_width=panel_width,
+        memory_limit=memory_limit, mover=mover, accumulate_dtype=accumulate_dtype, compute_type=compute_type,
+        protect=protect, machine=machine,
     )  # fmt: skip
     with together(communicator(A=A, B=B, C=C), check) as description:
         operands = FullProduct(transa, transb).operands(alpha, A, B, beta, C)

@@ -28,7 +28,7 @@ class Streamed(Protocol):
     __pdgemm__: Callable[..., DistMatrix]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ProductOptions:
     """The options of `pdgemm`, as a caller gives them and not checked yet.   triangle : of C that is computed."""
 

@@ -278,7 +278,7 @@ def _in_memory(
     if say.on_a_page:
         planned = plan(A, B, C, alpha=x.alpha, beta=x.beta, **x.options)
         with suppress(ArgumentError):  # too many ranks for a picture
-            say.words = words_between(planned.product, say.grid.size)
+            say.words = None if say.grid.rank else words_between(planned.product, say.grid.size)
     if x.seed is not None:
         with say.progress("verify"):
             residual = verify(C, x.alpha, A, B, x.beta, before, seed=x.seed, **x.sums)

@@ -71,8 +71,8 @@ def asked_by_pdgemm(question: Question) -> Any:
     limit = question.problem.memory_limit
     machine = on_nodes(question.machine, grid.ranks_per_node)
     options = ProductOptions(
-        question.algorithm, question.shape, question.layers, question.lookahead, question.width, limit, question.mover,
-        machine=machine,
+        algorithm=question.algorithm, shape=question.shape, layers=question.layers, lookahead=question.lookahead,
+        panel_width=question.width, memory_limit=limit, mover=question.mover, machine=machine,
     )  # fmt: skip
     return problem_of(Operands(A, B, C, True), options, 1, 0, shared=True)  # type: ignore[arg-type]
 
