@@ -18,8 +18,10 @@ def same(plan: Any, report: Any, rank: int) -> None:
     """The words and messages of this rank, the flops of all, and what the report itself predicts."""
     assert report.counted == report.predicted, str(report)
     assert plan.traffic(rank) == report.counted, f"{plan}\n{report}"
-    simulated, counted = plan.simulate().traffic(rank), report.counted
-    assert simulated == replace(counted, words_received=counted.words_received - counted.words_read, words_read=0)
+    run, counted = plan.simulate(), report.counted
+    assert run.finished.max() == pytest.approx(run.seconds)
+    sent = replace(counted, words_received=counted.words_received - counted.words_read, words_read=0)
+    assert run.traffic(rank) == sent
     assert plan.flops == report.flops, f"{plan}\n{report}"
     if hasattr(report, "extra_bytes"):
         assert report.as_predicted and plan.extra_bytes(rank) == report.extra_bytes
