@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from math import inf
 from operator import index
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -21,6 +21,7 @@ from pdgemm.support.agreement import check_not_freed, together
 from pdgemm.support.failures import known
 from pdgemm.support.json_input import Count, Size, variable
 
+Value = TypeVar("Value")
 WORK_GRIDS = 8  # kept for later products; each has three communicators
 
 
@@ -114,10 +115,7 @@ class ProcessGrid:
             return self
         kept, key = self._shared.work_grids, (shape, layers, rank_map)
         if key not in kept:
-            grid = _same(self.base)
-            for name in ("T", "_places", "rank_map", "_held"):
-                grid.__dict__.pop(name, None)
-            grid.shape, grid.layers, grid.ranks = shape, layers, np.array(rank_map).reshape(layers, *shape)
+            grid = self.base._reshaped(shape, layers, rank_map)
             grid._connect(self.comm, rank_map, (layers, *shape))
             kept[key] = grid
             if len(kept) > WORK_GRIDS:
@@ -125,8 +123,26 @@ class ProcessGrid:
         kept[key] = kept.pop(key)  # the most recently used is last
         return kept[key]
 
+    def _reshaped(self, shape: tuple[int, int], layers: int, rank_map: tuple[int, ...]) -> ProcessGrid:
+        """Return a grid of the same communicator without lines."""
+        grid = _same(self)
+        for name in ("T", "_places", "rank_map", "_held"):
+            grid.__dict__.pop(name, None)
+        grid.shape, grid.layers, grid.ranks = shape, layers, np.array(rank_map).reshape(layers, *shape)
+        return grid
+
     def _disconnect(self) -> None:
         free(self.depth, self.col, self.row)
+
+    draft: Any = None  # on a `PlannedGrid`: the program to which stages are added in place of running them
+
+    def expected(self, value: Value, planned: Value) -> Value:
+        """Return a value that the elements of matrices decide; while a program is planned, what most matrices give."""
+        return value
+
+    def iterations(self, most: int, usual: int) -> int:
+        """Return the most iterations that a function may do; while it is planned, how many most matrices take."""
+        return most
 
     transposed = False  # True for the T of a grid that was made
 
@@ -292,7 +308,7 @@ _DUPLICATE = MPI.Comm.Create_keyval()
 
 def _same(grid: ProcessGrid) -> ProcessGrid:
     """Return another object with the ranks and communicators of a grid, some of which are changed then."""
-    other = object.__new__(ProcessGrid)
+    other = object.__new__(type(grid))
     other.__dict__.update(grid.__dict__)
     return other
 

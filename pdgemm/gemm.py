@@ -182,14 +182,21 @@ def carried_out(
                 plan, scalars = _planned(operands, alpha, beta, options, shared)
                 description += [f"pdgemm, alpha={scalars[0]}", f"beta={scalars[1]}", *["C=None"] * operands.made]
                 description.append(plan.description)
-                workspace = Workspace(plan, operands.A, operands.B) if check else None
+                draft = operands.A.grid.draft
+                workspace = Workspace(plan, operands.A, operands.B) if check and not draft else None
+            if draft:
+                break
             workspace = workspace or unchecked(plan, operands.A, operands.B)
             product = Prepared(plan, scalars[0], *operands[:3], workspace)
             break
         except NodeMemoryError:
             if not shared or reads(options.mover):
                 raise
-    result = product.run(scalars[1], start, progress, check and agreement.flag)
+    if draft:
+        draft.add("C", plan)
+        result = operands.C
+    else:
+        result = product.run(scalars[1], start, progress, check and agreement.flag)
     if operands.made:
         result.shared = all_shared(result.stored, result.grid)
     return result

@@ -1,5 +1,14 @@
 """Linear algebra that stands on the product: factorisations, solves and functions of matrices."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import signature
+from typing import Any
+
+from pdgemm.algorithms.planned_program import matrices_in, program_of
+from pdgemm.arrays.integers import as_count
+from pdgemm.errors import ArgumentError
 from pdgemm.factors.cholesky import cho_factor as cho_factor
 from pdgemm.factors.cholesky import cho_solve as cho_solve
 from pdgemm.factors.cholesky import cholesky as cholesky
@@ -22,6 +31,9 @@ from pdgemm.factors.solve import solve as solve
 from pdgemm.factors.triangular import inv_triangular as inv_triangular
 from pdgemm.factors.triangular import solve_triangular as solve_triangular
 from pdgemm.factors.triangular import trmm as trmm
+from pdgemm.matrix.argument_checks import communicator
+from pdgemm.model.machine import Machine
+from pdgemm.planning.program import Program
 from pdgemm.spectral.eigh import eigh as eigh
 from pdgemm.spectral.eigh import eigvalsh as eigvalsh
 from pdgemm.spectral.kronecker import kron as kron
@@ -33,13 +45,13 @@ from pdgemm.spectral.matrix_functions import newton_schulz as newton_schulz
 from pdgemm.spectral.matrix_functions import sqrtm as sqrtm
 from pdgemm.spectral.norms import cond as cond
 from pdgemm.spectral.norms import norm as norm
-from pdgemm.spectral.plans import plan as plan
 from pdgemm.spectral.polar import matrix_sign as matrix_sign
 from pdgemm.spectral.polar import polar as polar
 from pdgemm.spectral.singular_values import matrix_rank as matrix_rank
 from pdgemm.spectral.singular_values import pinv as pinv
 from pdgemm.spectral.singular_values import svdvals as svdvals
 from pdgemm.spectral.svd import svd as svd
+from pdgemm.support.agreement import described_elements, together
 
 __all__ = [
     "LU",
@@ -83,3 +95,51 @@ __all__ = [
     "syrk",
     "trmm",
 ]
+
+
+def plan(
+    function: Callable[..., Any] | str,
+    *arguments: Any,
+    machine: Machine | None = None,
+    iterations: int | None = None,
+    **options: Any,
+) -> Program:
+    """Return what a function would do with these arguments, without doing it.  Collective over the grid of a matrix.
+
+        print(linalg.plan(linalg.cholesky, A))
+        linalg.plan("solve", A, B, assume_a="pos").seconds
+
+    function  : any function of matrices: of `pdgemm.linalg`, or its name; `pdgemm.pdgemm`; or of your own that calls
+        such functions, and does not read elements itself.
+    arguments, options : as the function takes them; matrices may have any elements, which are not read.
+    machine   : as for `pdgemm.plan`.
+    iterations : where the elements decide how many there are, so many are planned; by default 6 steps of `polar`, of
+        which the last is of products alone, 8 of `svd` with k, of `sqrtm` and of `matrix_sign`, 20 of `eigh` with k, 40
+        of Lanczos for a 2-norm, and 2 corrections of `solve` with refine.
+
+    The plan is a value: `traffic(rank)` has the words and messages of a rank, which the run counts, too; `flops`,
+    `seconds` and `extra_bytes(rank)` what it costs; and `simulate()` walks all its messages.  The code of the function
+    itself runs, on matrices without elements: what the elements decide is planned as it is for most matrices.  LU
+    exchanges rows that are drawn at random, CholeskyQR makes two passes, norms are 1, no rank is lacking, refinement
+    converges, and `eigh` halves the spectrum.
+    Words that all ranks get of a norm, a diagonal or a vector are neither here nor in reports.
+    Panels are expected to be read in place where the ranks share memory, and sent elsewhere.
+    Raises ArgumentError for what is no function, or for arguments that it does not take, and its own errors for these.
+    """
+    named = globals().get(function) if isinstance(function, str) and function in __all__ else function
+    matrices, arrays = matrices_in(*arguments, *options.values())
+    with together(communicator(A=next(iter(matrices), next(iter(arguments), None)))) as described:
+        if not callable(named):
+            raise ArgumentError(f"plan takes a function of matrices, or one of {', '.join(__all__)}; got {function!r}")
+        name = getattr(named, "__name__", repr(named))
+        try:
+            signature(named).bind(*arguments, **options)
+        except TypeError as wrong:
+            names = ", ".join(signature(named).parameters)
+            raise ArgumentError(f"plan({name}, ...) takes the arguments of it, {names}: {wrong}") from None
+        steps = None if iterations is None else as_count(iterations, "iterations", 1)
+        others = [x for x in (*arguments, *options.items()) if not matrices_in(x)[0] and not matrices_in(x)[1]]
+        described += ["linalg.plan", name, others, steps, machine]
+        described += [repr(x.layout_in(x.grid)) for x in matrices]
+        described += [f"{x.dtype} {described_elements(x)}" for x in arrays]
+        return program_of(named, *arguments, machine=machine, iterations=steps, **options)

@@ -78,7 +78,7 @@ def problem_of(operands: Operands, options: ProductOptions, alpha: Any, beta: An
     a, b, c = (x.layout_in(A.grid) for x in (A, B, C))
     algorithm, shape, layers = options.algorithm, as_shape(options.shape), as_optional(options.layers, "layers", 1)
     width, on_device = as_optional(options.panel_width, "panel_width", 1), A.device != devices.HOST
-    machine = _machine(options.machine, A.grid, on_device, reach.staged)
+    machine = _machine(options.machine or (A.grid.draft and A.grid.draft.machine), A.grid, on_device, reach.staged)
     if nothing:
         a, b = nothing_to_multiply(a, b, c)
         algorithm, shape, layers = "summa", c.distribution.grid_shape, 1

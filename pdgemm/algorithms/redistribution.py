@@ -120,8 +120,13 @@ def redistribute(
             f"beta={beta}",
             plan.description,
         ]
-        workspace = Room(plan, comm.rank, where)
+        workspace = Room(plan, comm.rank, where) if not X.grid.draft else None
     assert out is not None  # an error was raised on all ranks
+    if made:
+        out.shared = all_shared(out.stored, out.grid)
+    if workspace is None:
+        X.grid.draft.add("X", plan)
+        return out
     recorder, expected = recorder_of(X.stored), checksum(X) if protect else ""
     recorder.hold(workspace.nbytes)
     with np.errstate(all="ignore"), kept_if_it_fails(workspace), spans.timed("redistribute", out.stored.nbytes):
@@ -137,8 +142,6 @@ def redistribute(
                 exchange(alpha, X.stored, beta, out.stored, plan, workspace, X.grid, recorder_of(X.stored))
 
             repaired(X, out, expected, again if protect == "repair" else None)
-    if made:
-        out.shared = all_shared(out.stored, out.grid)
     out.report = move_report("X", plan, comm.rank, recorder, perf_counter() - start)
     return out
 

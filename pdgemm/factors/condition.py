@@ -40,7 +40,7 @@ def reciprocal(A: DistMatrix, norm: float, of_inverse: float) -> float:
     """Return 1 / (|A| |A^-1|), which rank 0 computes; 1 for a matrix without elements.  Collective."""
     product = norm * of_inverse
     found = 1.0 if 0 in A.shape else 1 / product if product > 0 else 0.0
-    return float(A.grid.comm.bcast(found, root=0))
+    return A.grid.expected(float(A.grid.comm.bcast(found, root=0)), 1.0)
 
 
 def regular(A: DistMatrix, rcond: float) -> float:

@@ -84,8 +84,8 @@ def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> LU:
     """
     start = perf_counter()
     W, moves = to_factor("lu_factor", A, BLOCK, overwrite_a, "C")  # a row of it, which is exchanged, lies together
-    pivots = np.zeros(min(A.shape), np.int64)
     schedule = lu_schedule(W)
+    pivots = W.grid.expected(np.zeros(min(A.shape), np.int64), np.array(schedule.exchanged, np.int64))
     what = f"LU factors of a matrix ({size(A)})"
     zero, report = run(
         schedule, partial(LUPanels, found=pivots), {"A": W}, what, moves, start,

@@ -7,12 +7,13 @@ from typing import get_args
 
 import numpy as np
 
+from pdgemm.algorithms.planned_program import program_of
+from pdgemm.arrays import device as devices
 from pdgemm.arrays import dtypes
 from pdgemm.arrays.integers import as_name
-from pdgemm.factors.householder import householder_qr
+from pdgemm.factors.householder import BLOCK, householder_qr
 from pdgemm.factors.operands import like
-from pdgemm.factors.stages import beneath, fastest_method
-from pdgemm.factors.tall_qr import placed, tall_qr
+from pdgemm.factors.tall_qr import PASSES, placed, tall_qr
 from pdgemm.gemm import pdgemm
 from pdgemm.grids.distribution import Distribution
 from pdgemm.instrument.step_reports import Steps
@@ -57,10 +58,18 @@ def qr(A: DistMatrix, *, mode: str = "reduced", method: QRMethod = "auto") -> tu
         as_name(mode, "mode", ("reduced",))
         as_name(method, "method", get_args(QRMethod))
         check_dtype("A", A, dtypes.BLAS)
+    return factored(A, method, start=start)
+
+
+def factored(
+    A: DistMatrix, method: str = "auto", passes: int = PASSES, start: float | None = None
+) -> tuple[DistMatrix, DistMatrix]:
+    """Return Q and R as `qr` does.   passes : of CholeskyQR that are expected, where a program is planned."""
+    start = perf_counter() if start is None else start
     if (fastest_method(A) if method == "auto" else method) == "householder":
         return _by_reflections(A)
     (m, n), steps = A.shape, Steps()
-    Q, R = placed(tall_qr(A[:, : min(m, n)], method), A[:, : min(m, n)], start)
+    Q, R = placed(tall_qr(A[:, : min(m, n)], method, passes), A[:, : min(m, n)], start)
     if m < n:
         first, R = R, like(A, distribution=Distribution(R.distribution.rows, A.distribution.cols))
         steps.did(pdgemm(1, Q.H, A, 0, R))
@@ -81,6 +90,23 @@ def _by_reflections(A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
         R = steps.reported(steps.did(R.redistribute(like(A, distribution=beneath(A)))))
         Q.report = R.later_report
     return Q, R
+
+
+def beneath(A: DistMatrix) -> Distribution:
+    """Return the distribution of R: the columns of A, and as many of these as A has rows, at most, for rows."""
+    cols = A.distribution.cols
+    return Distribution(cols.window(0, min(A.shape)).over(A.grid.shape[0]), cols)
+
+
+def fastest_method(A: DistMatrix) -> str:
+    """Return how `qr` factors a matrix: by reflections, or by rows, whichever program takes less time.  Local.
+
+    Where all columns are one panel of reflections, a single rank would do all the work.
+    """
+    if min(A.shape) <= BLOCK or A.device != devices.HOST:
+        return "auto"
+    by_reflections, by_rows = (program_of(factored, A, method).seconds for method in ("householder", "tall"))
+    return "householder" if by_reflections < by_rows else "auto"
 
 
 def _make_diagonal_positive(Q: DistMatrix, R: DistMatrix) -> None:

@@ -235,6 +235,7 @@ def _refined(steps: Steps, A: DistMatrix, B: Any, trans: Any, overwrite_a: bool,
             R = steps.did(pdgemm(-1, M, X, 1, own_copy(B, A, False)))
             left, most = (x.vector_norm(np.inf, axis=0) for x in (R, X))
             ratio = float(np.where(left > 0, left / (limit * most), left).max(initial=0))  # a NaN stays one
+            ratio = A.grid.expected(ratio, np.inf if number < A.grid.iterations(STEPS, 2) else 0.0)
             if not 1 < ratio <= before / 2 or number == STEPS:
                 break
             X += corrected(R)

@@ -32,17 +32,21 @@ from pdgemm.panel_movers.tree_messages import descend, to_all
 from pdgemm.panel_schedules.tsqr_schedule import TallSchedule, cholesky_pass, svd_of_triangle, tsqr_schedule
 from pdgemm.support.agreement import together
 
+PASSES = 2  # of CholeskyQR over a matrix, if it is not ill-conditioned
+
 
 class TallQR(NamedTuple):
     """A = Q R as the ranks have it: Q by rows on a grid of one column, row-major, and R on every rank, on the host."""
 
     Q: DistMatrix
     R: np.ndarray
-    report: QRReport
+    report: Any  # a QRReport; None while a program is planned
 
 
-def tall_qr(A: DistMatrix, method: str = "auto") -> TallQR:
+def tall_qr(A: DistMatrix, method: str = "auto", passes: int = PASSES) -> TallQR:
     """Compute A = Q R, where A is (m, n) with m >= n.  Collective over the grid of A; see `pdgemm.factors.qr`.
+
+    passes : of CholeskyQR that are expected of most such matrices, where a program is planned.
 
     A matrix that is not distributed by rows is copied to rows first.  On a device CholeskyQR2 computes there, TSQR in
     copies on the host.
@@ -60,6 +64,10 @@ def tall_qr(A: DistMatrix, method: str = "auto") -> TallQR:
     with together(comm):
         Q = DistMatrix(new_array(X.stored.shape, X.dtype, "C", grid, device), grid, X.distribution)
     Q.shared = all_shared(Q.stored, grid)
+    if grid.draft:
+        for schedule in ([tsqr_schedule] if method == "tsqr" else [cholesky_pass] * passes) if n else ():
+            grid.draft.add("A", schedule(*rows_of(X)))
+        return TallQR(Q, np.eye(n, dtype=X.dtype), None)
     copy, recorder, ran = CONJUGATE if X.conjugated else CONVERT, recorder_of(Q.stored), list[TallSchedule]()
     x, q = (y.stored.reshape(0, n) if grid.idle else y.stored for y in (X, Q))
     found = Passes(None if n else np.zeros((0, 0), X.dtype), 0, np.nan, 0.0)
@@ -127,7 +135,7 @@ def svd_of_tall(A: DistMatrix) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
     return left, s, right
 
 
-def svd_on_all(made: TallQR) -> tuple[np.ndarray, np.ndarray, np.ndarray, QRReport]:
+def svd_on_all(made: TallQR) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any]:
     """Return the SVD of R, which one rank computes: the same to the bit on every rank.  Collective.
 
     Raises LinAlgError on all ranks.
@@ -135,6 +143,10 @@ def svd_on_all(made: TallQR) -> tuple[np.ndarray, np.ndarray, np.ndarray, QRRepo
     R, grid, k = made.R, made.Q.grid, len(made.R)
     recorder, step = Recorder(), svd_of_triangle(*rows_of(made.Q))
     tree = step.tree
+    if k and grid.draft:
+        grid.draft.add("R", step)
+    if grid.draft:
+        return np.eye(k, dtype=R.dtype), np.ones(k, R.real.dtype), np.eye(k, dtype=R.dtype), None
     words = np.empty(tree.down[0], R.dtype)
     if grid.comm.rank == tree.ranks[0] and k:
         try:
@@ -154,10 +166,9 @@ def svd_on_all(made: TallQR) -> tuple[np.ndarray, np.ndarray, np.ndarray, QRRepo
 def placed(made: TallQR, A: DistMatrix, start: float) -> tuple[DistMatrix, DistMatrix]:
     """Return Q in the layout of A, and R on the same grid, its columns like those of Q.  Collective over A.grid."""
     Q, R, report = made
-    moves = report.moves
-    if not Q.same_layout(A) or Q.order != A.order:
+    placed_q = not Q.same_layout(A) or Q.order != A.order
+    if placed_q:
         Q = redistribute(Q, like=A)
-        moves += (replace(_move(Q), name="Q"),)
     layout = Distribution(A.distribution.cols.over(A.grid.shape[0]), A.distribution.cols)
     with together(A.grid.comm):
         local = new_array(layout.local_shape(A.grid.coords), Q.dtype, Q.order, A.grid)
@@ -165,11 +176,14 @@ def placed(made: TallQR, A: DistMatrix, start: float) -> tuple[DistMatrix, DistM
         local[...] = R[block_index(*R_.indices())]
     R_.shared = all_shared(local, A.grid)
     R_ = R_.to_device(A.device)
-    counted, predicted = report.counted, report.predicted
-    for move in moves[len(report.moves) :]:
-        counted, predicted = counted + move.counted, predicted + move.predicted
-    seconds = perf_counter() - start
-    Q.report = R_.report = replace(report, seconds=seconds, moves=moves, counted=counted, predicted=predicted)
+    if A.grid.draft:
+        return Q, R_
+    report = replace(report, seconds=perf_counter() - start)
+    if placed_q:
+        move = replace(_move(Q), name="Q")
+        counted, predicted = report.counted + move.counted, report.predicted + move.predicted
+        report = replace(report, moves=(*report.moves, move), counted=counted, predicted=predicted)
+    Q.report = R_.report = report
     return Q, R_
 
 
@@ -186,7 +200,7 @@ def _by_rows(A: DistMatrix) -> tuple[DistMatrix, tuple[MoveReport, ...]]:
     if grid is A.grid:
         return A, ()
     copy = redistribute(A, grid=grid)
-    return copy, (replace(_move(copy), name="A"),)
+    return copy, (replace(_move(copy), name="A"),) if copy.report else ()
 
 
 def rows_only(A: DistMatrix) -> ProcessGrid:

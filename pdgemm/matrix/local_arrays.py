@@ -46,6 +46,9 @@ def all_shared(local: Array, grid: ProcessGrid) -> bool:
     """Can the ranks of each node read the arrays of all its ranks?  Collective over the grid."""
     if grid.comm.size == 1:
         return False
+    if grid.draft:  # as arrays of the matrices that are planned for
+        device = devices.of(local)
+        return bool(device.reach(grid).reads) if device else grid.shares_memory
     here = not local.size or devices.memory(devices.of(local), grid).lies_here(local)
     return bool(grid.comm.allreduce(here, MPI.LAND))
 
@@ -93,7 +96,7 @@ def device_on(grid: ProcessGrid, name: str) -> Device | None:
     with together(comm) as arguments:
         arguments += ["device", name]
         device = devices.named(name)
-    if device:
+    if device and not grid.draft:
         device.discover_peers(grid)
     return device
 

@@ -215,7 +215,7 @@ class Reductions(MatrixBase):
             arguments += ["diagonal", offset, self.distribution, self.dtype]
             mine = _on_diagonal(self, offset)
         length = max(0, min(self.shape[0] + min(offset, 0), self.shape[1] - max(offset, 0)))
-        whole = np.zeros(length, self.dtype)
+        whole = self.grid.expected(np.zeros, np.ones)(length, self.dtype)
         for where, values in self.grid.comm.allgather(mine):
             whole[where] = values
         return whole
@@ -241,6 +241,8 @@ class Reductions(MatrixBase):
             if count == 0:
                 length = 1 if axis is None else layout.shape[1 - axis]
                 found = np.full(length, fold.empty, kind)
+            elif grid.draft:
+                found = np.ones(1 if axis is None else layout.shape[1 - axis], kind)
             else:
                 parts = _over_all(self, fold, counted) if axis is None else _along(self, fold, axis, counted)
                 found = fold.result(parts, count).astype(kind)

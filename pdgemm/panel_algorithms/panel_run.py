@@ -65,15 +65,19 @@ def run(
     moves: Sequence[MoveReport] = (),
     start: float | None = None,
     as_run: Callable[[Any], PanelSchedule] = lambda schedule: schedule,
-) -> tuple[int, Callable[[], PanelReport]]:
+) -> tuple[int, Callable[[], PanelReport] | None]:
     """Run a panel algorithm on matrices that lie as its schedule says.  Collective over their grid.
 
     as_run : returns the schedule with what only the run shows, such as pivots; the report predicts from it.
 
-    Returns the least of what the executors return beside 0, and a function that makes the report.
+    Returns the least of what the executors return beside 0, and a function that makes the report; 0 and None while a
+    program is planned.
     Raises on all ranks where buffers cannot be allocated.
     """
     start, grid = perf_counter() if start is None else start, matrices["A"].grid
+    if grid.draft:
+        grid.draft.add("A", schedule)
+        return 0, None
     comm, stored = grid.comm, {name: x.stored for name, x in matrices.items()}
     try:
         workspace = _workspace(schedule, grid, stored["A"], what)
@@ -116,7 +120,7 @@ def working_copy(
         return A, []
     if not fits:
         copy = redistribute(A, grid=grid, block=block, order=order, dtype=dtype)
-        return copy, [copy.report]
+        return copy, [copy.report] if copy.report else []
     with together(A.grid.comm) as arguments:
         arguments += ["a copy", A.distribution, dtype]
         local = new_array(A.stored.shape, dtype, order, grid, devices.of(A.stored))

@@ -10,13 +10,12 @@ import numpy as np
 from pdgemm.arrays.integers import as_count, as_name
 from pdgemm.errors import ArgumentError, LinAlgError
 from pdgemm.factors.operands import to_one
-from pdgemm.factors.qr import qr
+from pdgemm.factors.qr import factored, qr
 from pdgemm.matrix.argument_checks import as_real, communicator, size
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Protection
 from pdgemm.spectral.iterations import (
     Work,
-    add,
     add_to_diagonal,
     check_operand,
     check_protection,
@@ -77,7 +76,7 @@ def eigh(
         arguments += ["eigh", A.distribution, A.dtype, k, which, bool(lower), tolerance, steps]
         arguments.append(check_protection(protect, A))
     work = Work("eigh", protect)
-    H = _hermitian(A, lower)
+    H = _hermitian(work, A, lower)
     near, far = to_one(finite_norm("eigh", H) or 1.0, H.dtype)
     H *= near
     H *= far
@@ -91,7 +90,7 @@ def eigh(
     else:
         sign = 1 if which == "largest" else -1
         w, V, done = _lanczos(work, H, k, sign, scale, tolerance, steps)
-    residual = add(work.product(1, H, V), -1, V * w).norm() / scale
+    residual = H.grid.expected(work.add(work.product(1, H, V), -1, V * w).norm() / scale, 0.0)
     if k is None and residual > 10 * len(A) * unit(A):
         raise LinAlgError(f"the division of the spectrum of {H.distribution} lost digits: residual {residual:.1e}")
     return w / near / far, work.reported(V, done, residual=residual)
@@ -105,10 +104,10 @@ def eigvalsh(A: DistMatrix, *, lower: bool = True) -> np.ndarray:
     return eigh(A, lower=lower)[0]
 
 
-def _hermitian(A: DistMatrix, lower: bool) -> DistMatrix:
+def _hermitian(work: Work, A: DistMatrix, lower: bool) -> DistMatrix:
     """Return the Hermitian matrix of which A has one triangle."""
     part, rest = (np.tril(A), np.tril(A, -1)) if lower else (np.triu(A), np.triu(A, 1))
-    H: Any = add(part, 1, rest.H)  # type: ignore[arg-type, attr-defined]
+    H: Any = work.add(part, 1, rest.H)  # type: ignore[arg-type, attr-defined]
     return add_to_diagonal(H, 0)
 
 
@@ -139,10 +138,10 @@ def _bases(work: Work, H: DistMatrix, mean: float, spread: float) -> tuple[DistM
     for sigma in (middle, mean, mean):  # there are eigenvalues above and below the mean
         sigma += 1e-3 * spread / sqrt(n)  # which is no eigenvalue, as far as one can know
         U, _, _ = unitary_factor(work, add_to_diagonal(H.copy(), -sigma))
-        trace = float(U.trace().real)
+        trace = U.grid.expected(float(U.trace().real), float(-(n % 2)))
         count = round((n + trace) / 2)
         if 0 < count < n and abs(n + trace - 2 * count) < 0.1:
-            above = _range(work, add_to_diagonal(add(U.copy(), 0.25, U.H, 0.25), 0.5), count)
+            above = _range(work, add_to_diagonal(work.add(U.copy(), 0.25, U.H, 0.25), 0.5), count)
             rest = add_to_diagonal(work.product(-1, above, above.H, C=U), 1)
             return above, _range(work, rest, n - count)
         spread = -7 * spread
@@ -152,8 +151,8 @@ def _bases(work: Work, H: DistMatrix, mean: float, spread: float) -> tuple[DistM
 def _range(work: Work, P: DistMatrix, rank: int) -> DistMatrix:
     """Return an orthonormal basis of the range of a projector of this rank."""
     Q = random(P, (len(P), rank))
-    for _ in range(2):  # the second time, what the first lost to the condition of the random matrix
-        Q = work.did(qr(work.product(1, P, Q))[0])
+    for passes in (2, 1):  # the second time, what the first lost to the condition of the random matrix
+        Q = work.did(factored(work.product(1, P, Q), passes=passes)[0])
     return Q
 
 
@@ -176,7 +175,7 @@ def _lanczos(
     new, used, T = work.did(qr(noise)[0]), 0, np.zeros((0, 0), H.dtype)
     for step in range(1, steps + 1):
         last, used = used, used + new.shape[1]
-        V[:, last:used] = new
+        work.copy(new, V[:, last:used])
         work.product(sign, H, V[:, last:used], C=W[:, last:used])
         columns = work.product(1, V[:, :used].H, W[:, last:used]).allgather()
         T = np.block([[T, columns[:last]], [columns[:last].conj().T, columns[last:]]])
@@ -187,12 +186,14 @@ def _lanczos(
         w = w[-X.shape[1] :]
         R = AX - X * w
         residuals = R.vector_norm(2, axis=0)
+        residuals = H.grid.expected(residuals, residuals * (step < H.grid.iterations(steps, 20)))
         if residuals[-k:].max() <= tolerance * scale:
             order = slice(-k, None) if sign > 0 else slice(-1, -k - 1, -1)
             return sign * w[order], work.product(1, V[:, :used], distributed(H, Y[:, order])), step
         if keep:
             used, T = X.shape[1], np.diag(w).astype(H.dtype)
-            V[:, :used], W[:, :used] = X, AX
+            work.copy(X, V[:, :used])
+            work.copy(AX, W[:, :used])
         R = R[:, R.shape[1] - width :]  # with what leads out of the basis where a residual is a rounding error
         new, _ = orthonormal(work, R, V[:, :used], 10 * unit(H) * scale / sqrt(n), noise)
     raise LinAlgError(

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pdgemm.factors.qr import qr
+from pdgemm.factors.qr import factored, qr
 from pdgemm.factors.tall_qr import rows_only
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.spectral.iterations import Work, add, distributed, like, on_one_rank, orthonormal, random, unit
+from pdgemm.spectral.iterations import Work, distributed, like, on_one_rank, orthonormal, random, unit
 
 BLOCKS = 5  # of vectors in each basis
 KEPT = 2  # after a restart
@@ -26,7 +26,7 @@ class Scaled(NamedTuple):
 
     def times(self, work: Work, X: DistMatrix, beta: complex = 0, C: DistMatrix | None = None) -> DistMatrix:
         """Compute C := far A (near X) + beta C.  Collective."""
-        small = add(like(X), self.near, X, 0)  # in memory that ranks share, as X is
+        small = work.add(like(X), self.near, X, 0)  # in memory that ranks share, as X is
         return work.product(self.far, self.A, small, beta, C)
 
     @property
@@ -67,30 +67,34 @@ def leading_space(
     left, right = random(W, W.shape, seed), random(Y, Y.shape, seed + 1)
     new, used, level = work.did(qr(random(Y, Y.shape, seed + 2))[0]), 0, 0.0
     B = np.zeros((most, most), A.A.dtype)
+    steps = grid.iterations(steps, 8)
     for step in range(1, steps + 1):
         rows_only(A.A)  # which keeps its communicators: grids that were not asked for lately are closed
         block = slice(used, used + width)
-        V[:, block] = new
+        work.copy(new, V[:, block])
         A.times(work, new, C=W)
         level = max(level, W.norm() * unit(W) / sqrt(width)) or unit(W)
         # noise, as large as rounding errors are, leads out of the basis where the block does not
-        U[:, block], _ = orthonormal(work, W, U, level / sqrt(m), left)
+        Q, _ = orthonormal(work, W, U, level / sqrt(m), left)
+        work.copy(Q, U[:, block])
         B[:, block] = work.product(1, U.H, W).allgather()  # the columns of U that are not in use yet are zero
         A.H.times(work, U[:, block], C=Y)
         new, R = orthonormal(work, Y, V, level / sqrt(n), right)
         used += width
         ritz = on_one_rank(A.A, _ritz, B, used, R.allgather())
-        if step == steps or missing(k, ritz.s, ritz.residuals, A.norm).max() <= target * float(ritz.s[0] or 1):
+        most_missing = grid.expected(missing(k, ritz.s, ritz.residuals, A.norm).max(), np.inf)
+        if step == steps or most_missing <= target * float(ritz.s[0] or 1):
             break
         if used == most:
             used = KEPT * width
             for X, vectors in ((U, ritz.P), (V, ritz.Q)):
-                X[:, :used] = work.product(1, X, distributed(X, vectors[:, :used]), C=zeros(len(X), used))
+                best = work.product(1, X, distributed(X, vectors[:, :used]), C=zeros(len(X), used))
+                work.copy(best, X[:, :used])
                 X[:, used:] = 0
             B[:] = 0
             np.fill_diagonal(B, ritz.s[:used])
     basis = work.product(1, V, distributed(V, ritz.Q[:, :k]), C=zeros(n, k))
-    return work.did(qr(basis)[0]), ritz, step
+    return work.did(factored(basis, passes=1)[0]), ritz, step
 
 
 def _ritz(B: np.ndarray, used: int, R: np.ndarray) -> Ritz:

@@ -16,7 +16,7 @@ from pdgemm.arrays.dtypes import eps
 from pdgemm.arrays.element_functions import slabs
 from pdgemm.errors import LayoutError, LinAlgError
 from pdgemm.factors.operands import like as like
-from pdgemm.factors.qr import qr
+from pdgemm.factors.qr import factored
 from pdgemm.gemm import pdgemm
 from pdgemm.instrument.check_report import CheckReport, all_checks
 from pdgemm.instrument.recorder import Traffic
@@ -78,6 +78,16 @@ class Work:
         self.products += 1
         return self.did(pdgemm(alpha, A, B, beta, C, protect=self.protect))
 
+    def add(self, Y: DistMatrix, alpha: complex, X: DistMatrix, beta: complex = 1) -> DistMatrix:
+        """Compute Y := alpha X + beta Y as `add` does, and keep the report of a redistribution.  Collective."""
+        before = Y.later_report
+        add(Y, alpha, X, beta)
+        return Y if Y.later_report is before else self.did(Y)
+
+    def copy(self, X: DistMatrix, Y: DistMatrix) -> None:
+        """Set Y, a matrix or a view, to X.  Collective."""
+        self.did(X.redistribute(Y))
+
     def reported(self, result: DistMatrix, steps: int, **facts: float) -> DistMatrix:
         """Let the report of a result say what was done, and return the result."""
         seconds, products, made = perf_counter() - self.start, self.products, self._steps.made
@@ -85,7 +95,8 @@ class Work:
         def report() -> FunctionReport:
             reports = [make() for make in made]
             checks = all_checks([x.checks for x in reports if getattr(x, "checks", None)])
-            return FunctionReport(self.name, steps, products, *summed(reports), seconds, facts, checks)
+            inside = sum(x.products for x in reports if isinstance(x, FunctionReport))
+            return FunctionReport(self.name, steps, products + inside, *summed(reports), seconds, facts, checks)
 
         result.report = report
         return result
@@ -170,12 +181,12 @@ def orthonormal(
 
     Collective.   noise : what leads out of V where R does not: normal random numbers.
     """
-    Q = R if noise is None else add(noise.copy(), 1, R, level)
+    Q = R if noise is None else work.add(noise.copy(), 1, R, level)
     triangles = []
-    for _ in range(2):  # twice is enough (Parlett, The Symmetric Eigenvalue Problem, 1998, 6.9)
+    for passes in (2, 1):  # twice is enough (Parlett, The Symmetric Eigenvalue Problem, 1998, 6.9)
         Q = Q.copy()
         work.product(-1, V, work.product(1, V.H, Q), 1, Q)
-        Q, T = qr(Q)
+        Q, T = factored(Q, passes=passes)
         work.did(Q)
         triangles.append(T)
     return Q, triangles[0]

@@ -18,7 +18,6 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Protection
 from pdgemm.spectral.iterations import (
     Work,
-    add,
     add_to_diagonal,
     check_operand,
     check_protection,
@@ -65,7 +64,7 @@ def newton_schulz(
     size, wide = finite_norm("newton_schulz", G), G.shape[0] <= G.shape[1]
     X, Y = like(G), like(G)
     near, _ = to_one(size + epsilon or 1, G.dtype)  # 1 / size may be infinite
-    add(X, near, G, beta=0)
+    work.add(X, near, G, beta=0)
     X *= 1 / ((size + epsilon) * near) if size + epsilon > 0 else 0
     S: Any = None
     T: Any = None
@@ -73,9 +72,9 @@ def newton_schulz(
         left, right = (X, X.H) if wide else (X.H, X)
         S = work.product(1, left, right, C=S)
         T = like(S) if T is None else T
-        work.product(c, S, S, b, add(T, 1, S, beta=0))  # T = b S + c S S
+        work.product(c, S, S, b, work.add(T, 1, S, beta=0))  # T = b S + c S S
         left, right = (T, X) if wide else (X, T)
-        work.product(1, left, right, a, add(Y, 1, X, beta=0))  # Y = a X + T X
+        work.product(1, left, right, a, work.add(Y, 1, X, beta=0))  # Y = a X + T X
         X, Y = Y, X
     return work.reported(X, steps)
 
@@ -114,7 +113,7 @@ def matrix_power(A: DistMatrix, n: int, *, protect: Protection | None = None) ->
     if n == 0:
         result.fill(0)  # not 0 A: A may have NaN
         return work.reported(add_to_diagonal(result, 1), 0)
-    add(result, 1, A, beta=0)
+    work.add(result, 1, A, beta=0)
     for bit in f"{n:b}"[1:]:  # of n, from the left: X := X^2, and X := X A where the bit is 1
         for factor in ("X", "A") if bit == "1" else ("X",):
             work.product(1, result, result if factor == "X" else A, C=spare)
@@ -172,16 +171,16 @@ def expm(A: DistMatrix, *, protect: Protection | None = None) -> DistMatrix:
 
 def _taylor_8(work: Work, A: DistMatrix) -> DistMatrix:
     A2 = work.product(1, A, A, C=like(A))
-    sums = _combined(like(A), _EIGHT[0], (A, A2))
+    sums = _combined(work, like(A), _EIGHT[0], (A, A2))
     A4 = work.product(1, A2, sums, C=like(A))
-    _combined(sums, _EIGHT[1], (A, A2, A4))
-    return work.product(1, add(A4, 2 / 3, A2), sums, 1, _combined(like(A), _EIGHT[2], (A, A2)))
+    _combined(work, sums, _EIGHT[1], (A, A2, A4))
+    return work.product(1, work.add(A4, 2 / 3, A2), sums, 1, _combined(work, like(A), _EIGHT[2], (A, A2)))
 
 
 def _taylor_18(work: Work, A: DistMatrix, size: float, largest: float, most: int) -> tuple[DistMatrix, int]:
     """Return the polynomial of A / 2^s, and s.   most : log2 of how much larger than 1 the norm of A / 2^s may be."""
     exponent = frexp(size)[1]  # the powers of X = A / 2^exponent, whose norm is below 1, do not overflow
-    X = add(like(A), 2.0**-exponent, A, beta=0)
+    X = work.add(like(A), 2.0**-exponent, A, beta=0)
     X2 = work.product(1, X, X, C=like(A))
     X3 = work.product(1, X, X2, C=like(A))
     X6 = work.product(1, X3, X3, C=like(A))
@@ -194,18 +193,21 @@ def _taylor_18(work: Work, A: DistMatrix, size: float, largest: float, most: int
         power = modulus.T.matvec(power)
     grown = log2(power.max() / frexp(size)[0] / factorial(19) / unit(A)) if power.max() else -inf
     s += max(0, ceil(grown / 18 + exponent - s)) if isfinite(grown) else 0
+    s = A.grid.expected(s, A.grid.iterations(60, 0))
     powers, scale = (X, X2, X3, X6), 2.0 ** (exponent - s)
-    a, b, c, d, e = (_combined(like(A), row, powers, scale) for row in _EIGHTEEN)
+    a, b, c, d, e = (_combined(work, like(A), row, powers, scale) for row in _EIGHTEEN)
     work.product(1, a, c, 1, b)
-    return work.product(1, add(d, 1, b), b, 1, e), s
+    return work.product(1, work.add(d, 1, b), b, 1, e), s
 
 
-def _combined(Y: DistMatrix, row: Sequence[float], powers: Sequence[DistMatrix], scale: float = 1) -> DistMatrix:
+def _combined(
+    work: Work, Y: DistMatrix, row: Sequence[float], powers: Sequence[DistMatrix], scale: float = 1
+) -> DistMatrix:
     """Compute Y := row[0] I + the sum of row[i] scale^k X^k over the powers X, X^2, X^3 and X^6."""
-    add(Y, 0, powers[0], beta=0)
+    work.add(Y, 0, powers[0], beta=0)
     for k, factor, power in zip((1, 2, 3, 6), row[1:], powers):
         if factor:
-            add(Y, factor * scale**k, power)
+            work.add(Y, factor * scale**k, power)
     return add_to_diagonal(Y, row[0])
 
 
@@ -249,11 +251,12 @@ def _denman_beavers(work: Work, A: DistMatrix) -> tuple[DistMatrix, int]:
             return X, step
         N = work.did(inverse(M))
         square = sqrt(N.norm() / M.norm()) if change > 0.1 else 1.0  # mu^2 M and its inverse have the same norm
-        scaled = add_to_diagonal(add(like(A), 1 / square, N, beta=0), 1)
+        scaled = add_to_diagonal(work.add(like(A), 1 / square, N, beta=0), 1)
         work.product(sqrt(square) / 2, X, scaled, C=spare)  # X := mu X (I + (mu^2 M)^-1) / 2
         X, spare = spare, X
-        add_to_diagonal(add(M, 0.25 / square, N, square / 4), 0.5)  # M := (2 I + mu^2 M + (mu^2 M)^-1) / 4
-        last, change = change, add_to_diagonal(add(N, 1, M, 0), -1).norm()
+        add_to_diagonal(work.add(M, 0.25 / square, N, square / 4), 0.5)  # M := (2 I + mu^2 M + (mu^2 M)^-1) / 4
+        last, change = change, add_to_diagonal(work.add(N, 1, M, 0), -1).norm()
+        change = A.grid.expected(change, 0.0 if step + 1 >= A.grid.iterations(60, 8) else last / 4)
         if change >= last / 2 and change < unit(A) ** 0.5:  # rounding errors
             return X, step + 1
     raise LinAlgError(

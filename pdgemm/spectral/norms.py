@@ -94,6 +94,7 @@ def largest_singular_value(A: DistMatrix, apply: Vectors, adjoint: Vectors, tole
         last = k == min(A.shape)
         if last or k % (1 + k // 20) == 0:
             found, error = on_one_rank(A, _largest, alphas, betas)
+            error = A.grid.expected(error, 0.0 if k >= A.grid.iterations(_MOST, 40) else np.inf)
             if last or error <= tolerance * found:
                 return found
     raise LinAlgError(f"the 2-norm of {A.distribution} was not found to {tolerance} in {_MOST} Lanczos steps")

@@ -18,7 +18,6 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Protection
 from pdgemm.spectral.iterations import (
     Work,
-    add,
     add_to_diagonal,
     check_operand,
     check_protection,
@@ -62,7 +61,7 @@ def polar(A: DistMatrix, *, protect: Protection | None = None) -> tuple[DistMatr
     U, steps, orthogonality = unitary_factor(work, A if tall else A.H)
     U = U if tall else work.did(U.H.redistribute(like=A))
     P = work.product(1, U.H, A)
-    H = work.did(add(P.copy(), 0.5, P.H, 0.5))
+    H = work.add(P.copy(), 0.5, P.H, 0.5)
     return work.reported(U, steps, orthogonality=orthogonality), H
 
 
@@ -73,31 +72,31 @@ def unitary_factor(work: Work, A: DistMatrix) -> tuple[DistMatrix, int, float]:
     size = min(finite_norm("polar", A), sqrt(A.norm(1)) * sqrt(A.norm(np.inf)))
     X, Y = like(A), like(A)
     near, _ = to_one(size or 1, A.dtype)  # 1 / size may be infinite
-    add(X, near, A, beta=0)
+    work.add(X, near, A, beta=0)
     X *= 1 / (size * near) if size else 0
     n, eps = A.shape[1], unit(A)
     E: Any = add_to_diagonal(work.product(1, X.H, X), -1)
     least = _least_singular_value(work, E, eps)
     if least == 0:  # singular, as far as E tells: what is added has a norm of about eps
-        add(X, eps / (2 * sqrt(max(A.shape))), random(A, A.shape))
+        work.add(X, eps / (2 * sqrt(max(A.shape))), random(A, A.shape))
         E = add_to_diagonal(work.product(1, X.H, X, C=E), -1)
         least = eps / 100
     Z: Any = like(E)
     for step in range(_MOST):
-        error = E.norm()
+        error = E.grid.expected(E.norm(), sqrt(eps) if step + 1 >= E.grid.iterations(_MOST, 6) else 1.0)
         if error <= 4 * eps * sqrt(n):
             return X, step, error
-        add(Y, 1, X, beta=0)
+        work.add(Y, 1, X, beta=0)
         if last := error**2 <= eps:
             work.product(-0.5, X, E, 1, Y)  # X (3 I - X^H X) / 2
         else:
             if 1 - least < eps**0.5 and error > 0.5:  # the bound was too large
                 least = _LEAST
             a, b, c = _weights(max(least, _LEAST))
-            L = work.did(cholesky(add_to_diagonal(add(Z, c, E, beta=0), 1 + c), overwrite_a=True))
+            L = work.did(cholesky(add_to_diagonal(work.add(Z, c, E, beta=0), 1 + c), overwrite_a=True))
             Y = work.did(solve_triangular(L, Y, lower=True, trans="C", side="R", overwrite_b=True))
             Y = work.did(solve_triangular(L, Y, lower=True, side="R", overwrite_b=True))
-            add(Y, b / c, X, beta=a - b / c)
+            work.add(Y, b / c, X, beta=a - b / c)
             least = min(1, least * (a + b * least**2) / (1 + c * least**2))
         X, Y = Y, X
         E = add_to_diagonal(work.product(1, X.H, X, C=E), -1)
@@ -117,7 +116,7 @@ def _weights(least: float) -> tuple[float, float, float]:
 
 def _least_singular_value(work: Work, E: DistMatrix, eps: float) -> float:
     """Estimate the least singular value of X from E = X^H X - I by inverse iterations; 0: it is below eps^(1/2)."""
-    n, Z = len(E), add(like(E), 1, E, beta=0)
+    n, Z = len(E), work.add(like(E), 1, E, beta=0)
     shift = 10 * n * eps
     try:
         L = work.did(cholesky(add_to_diagonal(Z, 1 + shift), overwrite_a=True))
@@ -172,10 +171,11 @@ def _newton(work: Work, A: DistMatrix) -> tuple[DistMatrix, int]:
             return work.product(-0.5, X, E, 1, X.copy()), step + 1
         Y = work.did(inverse(X))
         mu = sqrt(Y.norm() / X.norm()) if change > 0.1 else 1.0
-        add(Y, mu / 2, X, 0.5 / mu)
-        X, difference = Y, add(X, 1, Y, -1)
+        work.add(Y, mu / 2, X, 0.5 / mu)
+        X, difference = Y, work.add(X, 1, Y, -1)
         size = X.norm()
         change = difference.norm() / size if size else np.inf
+        change = A.grid.expected(change, 0.0 if step + 2 >= A.grid.iterations(_MOST, 8) else 1.0)
     raise LinAlgError(f"the sign of {A.distribution} did not converge: are eigenvalues near the imaginary axis?")
 
 

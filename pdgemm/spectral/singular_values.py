@@ -8,6 +8,7 @@ from pdgemm.arrays import dtypes
 from pdgemm.errors import ArgumentError
 from pdgemm.factors.tall_qr import svd_on_all, tall_qr
 from pdgemm.gemm import pdgemm
+from pdgemm.instrument.step_reports import Steps
 from pdgemm.matrix.argument_checks import as_real, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.spectral.iterations import check_operand
@@ -62,9 +63,11 @@ def pinv(A: DistMatrix, *, atol: float | None = None, rtol: float | None = None)
         tolerances = _tolerances(A, atol, rtol)
         arguments += ["pinv", *tolerances]
     U, s, Vh = svd(A)
-    rank = int(np.count_nonzero(s > _least(s, *tolerances)))
-    result: DistMatrix = pdgemm(1, Vh[:rank].H, (U[:, :rank] * (1 / s[:rank])).H)
-    return result
+    rank, steps = int(np.count_nonzero(s > _least(s, *tolerances))), Steps()
+    X: DistMatrix = steps.did(pdgemm(1, Vh[:rank].H, (U[:, :rank] * (1 / s[:rank])).H))
+    if U.report:
+        X.report = steps.after(U.report)
+    return X
 
 
 def _tolerances(A: DistMatrix, absolute: float | None, rtol: float | None) -> tuple[float, float]:

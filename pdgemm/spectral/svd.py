@@ -95,7 +95,7 @@ def svd(
         after = ritz.s[k:], ritz.residuals[k:]
     bound, rounding, residual = _bound(work, W, U, s[:k], V, after)
     wanted = ROUNDING * unit(A) + 2 * rounding if limit is None else limit
-    if bound > wanted:
+    if A.grid.expected(bound > wanted, False):
         warn_together(
             A.grid.comm,
             f"svd of {size(A)}: the {k} largest singular values are known to {bound:.1e} s_1, not to {wanted:.1e} s_1, "

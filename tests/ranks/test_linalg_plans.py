@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from factored import positive_definite, rng_matrix
 from problems import grid_shapes
-from tiers import every_grid
+from tiers import every_grid, everything
 
 pytestmark = pytest.mark.mpi
 
@@ -101,6 +101,92 @@ def test_what_the_elements_decide(comm: Any) -> None:
         assert linalg.plan(linalg.solve, A, B, refine=True, iterations=number).flops == corrected.flops
 
 
+SIZE = 72
+_FUNCTIONS: tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...] = (
+    ("eigh", ("halves",), {}),
+    ("eigh", ("halves",), {"k": 2, "lower": False, "tolerance": 0.05}),
+    ("expm", ("general.T",), {}),
+    ("sqrtm", ("definite",), {"assume_a": "pos"}),
+    ("matrix_sign", ("halves",), {"assume_a": "her"}),
+    ("polar", ("halves",), {}),
+    ("newton_schulz", ("wide",), {"steps": 3}),
+    ("matrix_power", ("general", 5), {}),
+    ("svd", ("general",), {"k": 2, "oversample": 2, "tolerance": 0.1}),
+    ("pinv", ("tall",), {}),
+    ("herk", (1.0, "general"), {}),
+    ("her2k", (1.0, "wide", "wide"), {"uplo": "U"}),
+    ("gram", ("tall",), {}),
+)
+
+
+@every_grid
+def test_functions_of_matrices(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many words, messages and flops are counted as planned with the number of steps that were done."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+    from pdgemm.planning.product_plan import ProductPlan
+
+    monkeypatch.setattr("pdgemm.spectral.eigh.SMALL", SIZE // 2)
+    q, noise = np.linalg.qr(rng_matrix(SIZE, SIZE, "d"))[0], np.linspace(2, 2.1, SIZE)
+    halves = noise * np.where(np.arange(SIZE) < SIZE // 2, -1, 1)
+    elements: dict[str, Any] = {
+        "halves": (q * halves) @ q.T,
+        "definite": (q * noise) @ q.T,
+        "general": rng_matrix(SIZE, SIZE, "d") / SIZE,
+        "wide": rng_matrix(31, SIZE, "d"),
+        "tall": rng_matrix(SIZE, 9, "d"),
+    }
+    elements["general.T"] = elements["general"].T
+    for shape in grid_shapes(comm.size):
+        with ProcessGrid(comm, shape) as grid:
+            for name, operands, how in _FUNCTIONS if everything() or shape[0] <= shape[1] else _FUNCTIONS[:1]:
+                arguments = [
+                    DistMatrix.from_global(elements[x], grid=grid, block=12) if isinstance(x, str) else x
+                    for x in operands
+                ]
+                made: Any = getattr(linalg, name)(*arguments, **how)
+                results = [made] if isinstance(made, DistMatrix) else [x for x in made if isinstance(x, DistMatrix)]
+                report: Any = next(x.report for x in results if x.report)
+                counted, plans = (report.counted, report.flops), list[Any]()
+                for steps in (None, *range(1, 13)):
+                    plans.append(linalg.plan(name, *arguments, iterations=steps, **how))
+                    if all(comm.allgather((plans[-1].traffic(comm.rank), plans[-1].flops) == counted)):
+                        break
+                else:
+                    known = [(x.traffic(comm.rank), x.flops) for x in plans]
+                    raise AssertionError(f"{name} {how} on {grid}: {report}, {counted}, not in {known}")
+                assert report.counted == report.predicted
+                products = sum(isinstance(stage, ProductPlan) for _, stage in plans[-1].stages)
+                assert products == getattr(report, "products", products)
+
+
+def test_functions_without_a_report(comm: Any) -> None:
+    """Norms, condition numbers and determinants are planned by the same code, and so is a function of the user's."""
+    from pdgemm import DistMatrix, ProcessGrid, linalg, pdgemm
+    from pdgemm.errors import ArgumentError
+
+    def chebyshev(A: Any, x: Any) -> Any:
+        """Return T_3(A) x = (4 A^3 - 3 A) x."""
+        y = pdgemm(2, A, pdgemm(1, A, x), -1, x.copy())
+        return pdgemm(2, A, y, -1, pdgemm(1, A, x))
+
+    with ProcessGrid(comm) as grid:
+        A, x = DistMatrix.random((60, 60), grid=grid, seed=1), DistMatrix.random((60, 3), grid=grid, seed=2)
+        factors, one = linalg.plan(linalg.lu_factor, A), linalg.plan(linalg.cond, A, 1)
+        for name in ("det", "slogdet"):
+            assert linalg.plan(name, A) == factors
+        assert len(one.stages) > len(factors.stages) and one.flops > factors.flops
+        two = [linalg.plan(linalg.cond, A, iterations=steps) for steps in (3, 4)]
+        assert len(two[1].stages) > len(two[0].stages) > len(factors.stages)
+        assert not linalg.plan("norm", A, 2).stages and not linalg.plan(np.sin, A).stages
+        values = linalg.plan(linalg.svdvals, x)
+        assert values == linalg.plan(linalg.matrix_rank, x) and values.stages[-1][1].algorithm == "svd"
+        planned, y = linalg.plan(chebyshev, A, x), chebyshev(A, x)
+        assert len(planned.stages) == 4 and planned.simulate().seconds > 0
+        assert np.allclose(y.allgather(), 4 * A.allgather() @ (A @ (A @ x)).allgather() - 3 * (A @ x).allgather())
+        with pytest.raises(ArgumentError, match="or reads elements, cannot be planned"):
+            linalg.plan(lambda A: A.grid.comm.Send(A.local, 0), A)
+
+
 def test_pivots_of_idle_ranks_are_counted(comm: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid, linalg
 
@@ -117,11 +203,10 @@ def test_bad_arguments(comm: Any) -> None:
     with ProcessGrid(comm) as grid:
         A, call = DistMatrix.eye(4, grid=grid), linalg.plan
         for wrong, message in (
-            ((np.sin, A), "plans are made for cholesky, cho_solve"),
-            (("cholesk", A), "plans are made for .*; got 'cholesk'"),
+            ((3, A), "plan takes a function of matrices, or one of .*; got 3"),
+            (("cholesk", A), "or one of LU, cho_factor, .*; got 'cholesk'"),
             (("cholesky", A, A), "takes the arguments of it, A, lower, overwrite_a: too many positional"),
             ((linalg.trmm, A), "missing a required argument: 'B'"),
-            ((linalg.lu_solve, A, A), "lu_solve takes the LU that lu_factor returns"),
             ((linalg.svd, A, 9), "k = 9 is more than the 4 singular values"),
         ):
             with pytest.raises(ArgumentError, match=message):
@@ -132,6 +217,8 @@ def test_bad_arguments(comm: Any) -> None:
             call(linalg.trmm, A, np.ones(3))
         with pytest.raises(DTypeError, match="A must be a DistMatrix"):
             call("cholesky", np.eye(3))
+        with pytest.raises(DTypeError, match="factors must be an LU, as lu_factor returns it"):
+            call(linalg.lu_solve, A, A)
         if comm.size > 1:
             with pytest.raises(ArgumentError):
                 call(linalg.cholesky, A, lower=comm.rank == 0)

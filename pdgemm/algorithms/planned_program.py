@@ -1,0 +1,64 @@
+"""Programs are planned by running their code on matrices without elements, which note what they would do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import is_dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pdgemm.arrays import device as devices
+from pdgemm.grids.planned_grid import Draft, PlannedGrid
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.model.machine import Machine, machine_at_hand, on_nodes
+from pdgemm.planning.program import Program
+
+
+def program_of(
+    function: Callable[..., Any],
+    *arguments: Any,
+    machine: Machine | None = None,
+    iterations: int | None = None,
+    **options: Any,
+) -> Program:
+    """Return what `function(*arguments, **options)` would do, as a value.  Local: nothing is sent.
+
+    arguments  : matrices, or values that have matrices as fields; all else as the function takes it.
+    machine    : of the model, by default that of the ranks at hand.
+    iterations : how many are planned where the elements decide; None: as many as most matrices take.
+    Raises the errors of the function, on this rank.
+    """
+    matrix = matrices_in(*arguments, *options.values())[0][0]
+    where = machine or on_nodes(machine_at_hand(matrix.device != devices.HOST), matrix.grid.ranks_per_node)
+    draft, known = Draft(machine, iterations), dict[int, DistMatrix]()
+    given = [_without_elements(x, draft, known) for x in arguments]
+    function(*given, **{name: _without_elements(x, draft, known) for name, x in options.items()})
+    return Program(tuple(draft.stages), matrix.grid.size, where)
+
+
+def matrices_in(*arguments: Any) -> tuple[list[DistMatrix], list[np.ndarray]]:
+    """Return the matrices and the arrays among the arguments of a function, and those in values that have some."""
+    parts = [part for x in arguments for part in (_fields(x).values() or (x,))]
+    return [x for x in parts if isinstance(x, DistMatrix)], [x for x in parts if isinstance(x, np.ndarray)]
+
+
+def _fields(x: Any) -> dict[Any, Any]:
+    """Return the parts of a tuple, or of a dataclass such as the factors of a matrix; of all else none."""
+    return dict(enumerate(x)) if isinstance(x, tuple) else vars(x) if is_dataclass(x) else {}
+
+
+def _without_elements(x: Any, draft: Draft, known: dict[int, DistMatrix]) -> Any:
+    """Return an argument in which matrices have no elements; one that is passed twice stays one.  Local."""
+    if isinstance(x, DistMatrix):
+        if id(x) not in known:
+            nothing, grid = devices.empty((0, 0), x.dtype, x.order, devices.of(x.stored)), PlannedGrid(x.grid, draft)
+            how = x.order, x.conjugated, x.shared, x.mpi_addressable
+            known[id(x)] = DistMatrix(nothing, grid, x.distribution, *how)
+        return known[id(x)]
+    parts = {name: _without_elements(y, draft, known) for name, y in _fields(x).items() if matrices_in(y)[0]}
+    if not parts:
+        return x
+    if isinstance(x, tuple):
+        return tuple(parts.get(at, y) for at, y in enumerate(x))
+    return replace(x, **parts)
