@@ -71,6 +71,14 @@ def _bytes(text: str) -> int:
     return _bounded(int(float(number) * (1024 if binary else 1000) ** " KMGT".index(unit.upper() or " ")))
 
 
+def _count(text: str) -> int:
+    """Return a number of things, which may be written as 25e6."""
+    number = float(text)
+    if not number.is_integer() or number < 0:
+        raise ValueError
+    return _bounded(int(number))
+
+
 def _seconds(text: str) -> float:
     match = re.fullmatch(r"\s*([\d.]+)\s*(s|min|h|d)\s*", text)
     if match is None:
@@ -103,5 +111,6 @@ GRID = _Form("PrxPc", _PAIR, "2x3")
 BLOCK = _Form("size", _block, "256 or 256x128")
 INTEGERS = _Form("numbers", _integers, "1,2,4")
 BYTES = _Form("bytes", _bytes, "2GiB, 500MB or 1000000")
+WORDS = _Form("number", _count, "25e6 or 25000000")
 SECONDS = _Form("time", _seconds, "10min, 90s, 2h or 3d, with its unit")
 NUMBER = _Form("number", _number, "1.5, 1/3 or 2+1j")

@@ -12,14 +12,19 @@ import click
 
 from pdgemm.cli import options
 from pdgemm.cli.job import OfAllRanks, OfOneRank
-from pdgemm.cli.param_types import BYTES, MNK
+from pdgemm.cli.param_types import BYTES, MNK, WORDS
+from pdgemm.errors import ArgumentError
 from pdgemm.planning.question import LAYOUTS, Question, movers
+from pdgemm.schedules.collectives.collective import OPERATIONS
 
 if TYPE_CHECKING:
+    from pdgemm.model.machine import Machine
     from pdgemm.streamed.tiling import Tiling
 
+_FROM_COMMAND_LINE = click.core.ParameterSource.COMMANDLINE
+
 _question = options.together(
-    click.option("--shape", type=MNK, required=True, help="m,n,k of C (m x n) = A (m x k) B (k x n)."),
+    click.option("--shape", type=MNK, help="m,n,k of C (m x n) = A (m x k) B (k x n)."),
     click.option("--ranks", type=options.COUNT, required=True),
     click.option("--memory", type=BYTES, help="Memory limit per rank, for A, B and C and all buffers."),
     click.option(
@@ -48,10 +53,21 @@ _question = options.together(
     type=click.Path(dir_okay=False, path_type=Path),
     help="FILE.png or .svg: a picture of the candidates, time against memory.",
 )
+@click.option(
+    "--collective",
+    "operation",
+    type=click.Choice(OPERATIONS),
+    help="In place of a product: how ranks exchange or add up --words.",
+)
+@click.option("--words", type=WORDS, help="Of the whole vector; of all_to_all, words that each rank has.")
 @options.json_
 @options.debug
-def plan(whole: bool, picture: Path | None, as_json: bool, **asked: Any) -> int:
+def plan(
+    whole: bool, picture: Path | None, operation: str | None, words: int | None, as_json: bool, **asked: Any
+) -> int:
     """Show what `pdgemm()` would run, the predicted time, and the cost of the alternatives.  Needs no MPI.
+
+    With --collective, the algorithms of an operation such as an all-reduce, beside the lower bounds.
 
     Where nothing fits --memory, show how much is needed, on how many ranks it fits, and what a product of files in
     parts would read; the exit code then is 1.
@@ -60,6 +76,8 @@ def plan(whole: bool, picture: Path | None, as_json: bool, **asked: Any) -> int:
     from pdgemm.planning.search.candidate_table import wrapped
     from pdgemm.support.text import echo, in_words
 
+    if operation is not None or words is not None:
+        return _collective(operation, words, as_json, **asked)
     question = _asked(**asked)
     if picture is not None:
         from pdgemm.studies.pictures import check_picture, draw_candidates
@@ -215,8 +233,41 @@ def _range(numbers: Any, form: Callable[[float], str]) -> str:
     return " to ".join(dict.fromkeys((form(numbers.min()), form(numbers.max()))))
 
 
+def _collective(
+    operation: str | None, words: int | None, as_json: bool, ranks: int, dtype: str, machine_file: str | None,
+    ranks_per_node: int | None, **others: Any,
+) -> int:  # fmt: skip
+    """Show the algorithms of a collective."""
+    from pdgemm.arrays.dtypes import element_type
+    from pdgemm.planning.collective_plan import collective_costs, explained, parts_of
+    from pdgemm.support.text import counted, echo, in_words
+
+    context = click.get_current_context()
+    given = [x for x in (*others, "whole", "picture") if context.get_parameter_source(x) is _FROM_COMMAND_LINE]
+    if operation is None or words is None or given:
+        needed = "--collective OPERATION takes --words, and none of the options of a product"
+        raise ArgumentError(f"{needed}{', such as --' + given[0].replace('_', '-') if given else ''}")
+    machine = _machine(machine_file, ranks_per_node)
+    costs = collective_costs(operation, parts_of(operation, words, ranks), element_type(dtype), ranks, machine)
+    if as_json:
+        facts = {"collective": operation, "words": words, "ranks": ranks, "machine": machine.name}
+        echo(json.dumps({**facts, "algorithms": [x.as_dict() for x in costs]}))
+        return 0
+    nodes = f", {machine.ranks_per_node} per node" if machine.ranks_per_node else ""
+    echo(f"{operation} of {in_words(words)} of {dtype} on {counted(ranks, 'rank')}{nodes}; machine: {machine.name}")
+    echo(explained(costs))
+    return 0
+
+
+def _machine(machine_file: str | None, ranks_per_node: int | None) -> Machine:
+    from pdgemm.model.machine import load_machine, on_nodes
+
+    machine = load_machine(machine_file)
+    return machine if ranks_per_node is None else on_nodes(machine, ranks_per_node)
+
+
 def _asked(
-    shape: tuple[int, int, int],
+    shape: tuple[int, int, int] | None,
     product_grid: tuple[int, int] | None,
     dtype: str,
     machine_file: str | None,
@@ -225,11 +276,10 @@ def _asked(
 ) -> Question:
     """Return the question that the options of `plan` and `simulate` describe; `others` are fields of it."""
     from pdgemm.arrays.dtypes import element_type
-    from pdgemm.model.machine import load_machine, on_nodes
 
-    machine = load_machine(machine_file)
-    if ranks_per_node is not None:
-        machine = on_nodes(machine, ranks_per_node)
+    if shape is None:
+        raise click.UsageError("Missing option '--shape'.")
+    machine = _machine(machine_file, ranks_per_node)
     return Question(*shape, dtype=element_type(dtype), shape=product_grid, machine=machine, **others)
 
 

@@ -42,8 +42,9 @@ from pdgemm.instrument import spans
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.instrument.report import MoveReport
 from pdgemm.matrix.matrix_base import MatrixBase
-from pdgemm.matrix.tree import broadcast, combine, gathered, members, predicted, to_idle
+from pdgemm.schedules.collectives.vectors import SideBySide, diagonal_gather, reduction_stages
 from pdgemm.support.agreement import described_elements, together
+from pdgemm.transport.collectives import carry_out
 
 Whole = tuple[int, int] | None  # the axes of all elements
 M = TypeVar("M")
@@ -215,9 +216,14 @@ class Reductions(MatrixBase):
             arguments += ["diagonal", offset, self.distribution, self.dtype]
             mine = _on_diagonal(self, offset)
         length = max(0, min(self.shape[0] + min(offset, 0), self.shape[1] - max(offset, 0)))
-        whole = self.grid.expected(np.zeros, np.ones)(length, self.dtype)
-        for where, values in self.grid.comm.allgather(mine):
-            whole[where] = values
+        if self.grid.draft:
+            return np.ones(length, self.dtype)
+        gather, order = diagonal_gather(self.layout_in(self.grid), self.grid.size, offset, length)
+        parts, start = np.empty(length, self.dtype), int(gather.offsets[self.grid.rank])
+        parts[start : start + len(mine)] = mine
+        carry_out(gather, self.grid.comm, [parts], Traffic())
+        whole = np.empty(length, self.dtype)
+        whole[order] = parts
         return whole
 
     def _agreed(self, name: str, make: Callable[[], Fold]) -> Fold:
@@ -256,7 +262,7 @@ class Reductions(MatrixBase):
             rank=grid.comm.rank,
             seconds=perf_counter() - start,
             counted=counted,
-            predicted=predicted(layout, grid, fold.words, axis) if count else Traffic(),
+            predicted=_predicted(self, fold, axis) if count else Traffic(),
             extra_bytes=0,
             predicted_extra_bytes=0,
         )
@@ -308,30 +314,41 @@ def _halved(parts: Parts, fold: Fold) -> Parts:
 
 
 # ---------------------------------------------------------------- on all ranks
+def _stages(A: Reductions, empty: Parts, axis: int | None) -> tuple[SideBySide, ...]:
+    return reduction_stages(A.distribution, A.grid.rank_map, A.grid.size, axis, len(empty), empty[0].dtype)
+
+
+def _predicted(A: Reductions, fold: Fold, axis: int | None) -> Traffic:
+    """Return the words and messages of this rank."""
+    stages = _stages(A, _nothing(fold, A.dtype), axis)
+    return sum((stage.traffic(A.grid.rank) for stage in stages), Traffic())
+
+
 def _along(A: Reductions, fold: Fold, axis: int, counted: Traffic) -> Parts:
-    grid, layout = A.grid, A.distribution
-    reduced, kept = (layout.rows, layout.cols) if axis == 0 else (layout.cols, layout.rows)
-    found: Parts = ()
-    if not grid.idle:
-        (i, j), along, across = grid.coords, grid.col, grid.row
-        if axis == 1:
-            i, j, along, across = j, i, across, along
-        owners, empty = members(reduced), _nothing(fold, A.dtype)
-        mine: Parts = tuple(x[:0] for x in empty)
-        if kept.count(j):
-            if reduced.count(i):
-                mine = _reduce(to_host(A.local), axis, fold, reduced.indices(i))
-            mine = combine(along, owners, mine, fold.join, counted)
-            mine = broadcast(along, owners[0], mine, kept.count(j), empty, counted)
-        found = tuple(gathered(across, kept, x, counted) for x in mine)
-    return to_idle(grid, found, kept.n, _nothing(fold, A.dtype), counted)
+    """Return what is kept of each column (axis 0) or row, on every rank."""
+    grid, layout, empty = A.grid, A.distribution, _nothing(fold, A.dtype)
+    (reduced, i), (kept, j) = [*zip((layout.rows, layout.cols), grid.coords)][:: 1 - 2 * axis]
+    starts = np.cumsum([0, *(kept.count(part) for part in range(kept.parts))])
+    vectors: Parts = tuple(np.empty(kept.n, x.dtype) for x in empty)  # part by part
+    own: Parts = tuple(x[starts[j] : starts[j + 1]] if j >= 0 else x[:0] for x in vectors)
+    if kept.count(j) and reduced.count(i):
+        for x, y in zip(own, _reduce(to_host(A.local), axis, fold, reduced.indices(i))):
+            x[:] = y
+    for stage, parts in zip(_stages(A, empty, axis), (own, own, vectors, vectors)):
+        carry_out(stage.of(grid.rank), grid.comm, parts, counted, fold.join)
+    order = np.concatenate([kept.indices(part) for part in range(kept.parts)])
+    whole: Parts = tuple(map(np.empty_like, vectors))
+    for x, y in zip(whole, vectors):
+        x[order] = y
+    return whole
 
 
 def _over_all(A: Reductions, fold: Fold, counted: Traffic) -> Parts:
-    grid, layout, empty = A.grid, A.distribution, _nothing(fold, A.dtype)
-    ranks = [grid.rank_map[i * grid.shape[1] + j] for i in members(layout.rows) for j in members(layout.cols)]
-    mine: Parts = tuple(x[:0] for x in empty)
-    if grid.comm.rank in ranks:
+    """Return what is kept of all elements, on every rank."""
+    grid, layout = A.grid, A.distribution
+    vectors: Parts = _nothing(fold, A.dtype)
+    up, down = _stages(A, vectors, None)
+    if up.of(grid.rank):
         x, (rows, cols) = to_host(A.local), A.indices()
         if fold.indexed:
             parts = _reduce(x, 1, fold, cols)
@@ -343,9 +360,10 @@ def _over_all(A: Reductions, fold: Fold, counted: Traffic) -> Parts:
             else:
                 pieces = [line[:, at : at + fold.most] for at in range(0, x.size, fold.most)]
                 parts = _joined([fold.local(piece, 1, cols[:0]) for piece in pieces], fold)
-        mine = _halved(parts, fold)
-    mine = combine(grid.comm, ranks, mine, fold.join, counted)
-    return broadcast(grid.comm, ranks[0], mine, 1, empty, counted)
+        vectors = tuple(np.ascontiguousarray(x) for x in _halved(parts, fold))
+    for stage in (up, down):
+        carry_out(stage.of(grid.rank), grid.comm, vectors, counted, fold.join)
+    return vectors
 
 
 def _nothing(fold: Fold, dtype: np.dtype) -> Parts:
@@ -361,9 +379,9 @@ def _axis(axis: Any) -> int | None:
     return int(axis) % 2
 
 
-def _on_diagonal(A: MatrixBase, offset: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return where this rank's elements of a diagonal are on it, and these elements."""
+def _on_diagonal(A: MatrixBase, offset: int) -> np.ndarray:
+    """Return this rank's elements of a diagonal."""
     rows, cols = A.indices()
     _, i, j = np.intersect1d(rows + offset, cols, assume_unique=True, return_indices=True)
-    local = to_host(A.local)
-    return rows[i] + min(offset, 0), local[i, j]
+    local: np.ndarray = to_host(A.local)
+    return local[i, j]

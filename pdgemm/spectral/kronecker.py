@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from time import perf_counter
 from typing import Any
 
@@ -19,10 +20,11 @@ from pdgemm.instrument.report import MoveReport
 from pdgemm.matrix.argument_checks import check_matrices, communicator, op, op_letter, size
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.gather import block_index
-from pdgemm.matrix.tree import broadcast
 from pdgemm.names import Transpose
+from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.spectral.iterations import like
 from pdgemm.support.agreement import together
+from pdgemm.transport.collectives import carry_out
 
 
 def matvec(A: DistMatrix, x: Any, *, trans: Transpose = "N") -> Any:
@@ -107,7 +109,7 @@ def kron(A: DistMatrix, B: DistMatrix) -> DistMatrix:
         rank=comm.rank,
         seconds=perf_counter() - start,
         counted=counted,
-        predicted=_words(B),
+        predicted=_to_every_rank(B).traffic(comm.rank),
         extra_bytes=b.nbytes,
         predicted_extra_bytes=p * q * B.dtype.itemsize,
     )
@@ -119,25 +121,25 @@ def _repeated(x: BlockCyclic, times: int) -> BlockCyclic:
     return BlockCyclic(x.n * times, max(1, x.block * times), x.parts, x.source, x.skip * times)
 
 
+def _to_every_rank(B: DistMatrix) -> Collective:
+    """Return how all ranks get all of B."""
+    counts = (prod(B.distribution.local_shape(B.grid.coords_of(rank))) for rank in range(B.grid.size))
+    return Collective("all_gather", "ring", tuple(range(B.grid.size)), tuple(counts), B.dtype)
+
+
 def _gather(B: DistMatrix, whole: np.ndarray) -> Traffic:
     """Set `whole` on every rank to B, and return what was sent.  Collective."""
-    counted, mine = Traffic(), np.ascontiguousarray(to_host(B.local)).reshape(-1)
-    for rank in range(B.grid.comm.size):
+    gather, counted = _to_every_rank(B), Traffic()
+    if B.grid.draft:
+        B.grid.draft.add("B", gather)
+        return counted
+    parts = np.empty(whole.size, B.dtype)
+    own = to_host(B.local)
+    ends = gather.offsets.tolist()
+    parts[ends[B.grid.rank] : ends[B.grid.rank + 1]] = own.reshape(-1)
+    carry_out(gather, B.grid.comm, [parts], counted)
+    for rank in range(B.grid.size):
         i, j = B.grid.coords_of(rank)
         rows, cols = B.distribution.rows.indices(i), B.distribution.cols.indices(j)
-        if length := len(rows) * len(cols):
-            (part,) = broadcast(B.grid.comm, rank, (mine,), length, (mine,), counted)
-            whole[block_index(rows, cols)] = part.reshape(len(rows), len(cols))
+        whole[block_index(rows, cols)] = parts[ends[rank] : ends[rank + 1]].reshape(len(rows), len(cols))
     return counted
-
-
-def _words(B: DistMatrix) -> Traffic:
-    """Return what this rank sends and receives in `_gather`: each element once to every other rank."""
-    size, predicted = B.grid.comm.size, Traffic()
-    for rank in range(size):
-        rows, cols = B.distribution.local_shape(B.grid.coords_of(rank))
-        if rows * cols and rank != B.grid.comm.rank:
-            predicted.received(rows * cols)
-        elif rows * cols and size > 1:
-            predicted.sent(rows * cols, copies=size - 1)
-    return predicted

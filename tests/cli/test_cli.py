@@ -708,6 +708,28 @@ def test_calibrate_writes_what_plans_and_products_read(folder: Path) -> None:
     assert run.returncode == 2 and "does not exist" in run.stderr
 
 
+def test_plan_compares_the_algorithms_of_a_collective(folder: Path) -> None:
+    words = ("plan", "--collective", "all_reduce", "--ranks", "64")
+    run = pdgemm(1, *words, "--words", "25e6", "--ranks-per-node", "8", cwd=folder)
+    assert run.returncode == 0 and run.stderr == "", run.stderr
+    lines = run.stdout.splitlines()
+    assert lines[0].startswith("all_reduce of 25.0 M words of float64 on 64 ranks, 8 per node; machine: ")
+    assert {line.split()[0] for line in lines[2:7]} == {"ring", "two-level", "halving", "tree", "doubling"}
+    assert "no algorithm sends less than 49.2 M words per rank, in fewer than 6 rounds" in run.stdout
+    assert max(map(len, lines)) <= 80
+    facts = json.loads(pdgemm(1, *words, "--words", "640", "--json", cwd=folder).stdout)
+    assert [x["words"] for x in facts["algorithms"] if x["algorithm"] == "ring"] == [2 * 640 * 63 // 64]
+    for more, message in (
+        ((), "takes --words"),
+        (("--words", "9", "--layouts", "ideal"), "none of the options of a product, such as --layouts"),
+        (("--words", "1.5"), "'1.5' is not of the form 25e6"),
+    ):
+        run = pdgemm(1, *words, *more, cwd=folder)
+        assert run.returncode == 2 and message in run.stderr and run.stdout == ""
+    run = pdgemm(1, "plan", "--ranks", "2", cwd=folder)
+    assert run.returncode == 2 and "Missing option '--shape'" in run.stderr
+
+
 def test_the_grid_of_a_product_may_be_another(folder: Path) -> None:
     words = ("multiply", "a.h5:/x", "a.h5:/x", "-o", "grids.h5:/z", "--transb", "T", "--verify", "--json")
     run = pdgemm(4, *words, "--algorithm", "2.5d", "--product-grid", "1x2", "--layers", "2", cwd=folder)

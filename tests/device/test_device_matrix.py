@@ -16,6 +16,23 @@ pytestmark = pytest.mark.mpi
 STAGED, AWARE, ALONE = Reach("shared", staged=True), Reach("shared", staged=False), Reach("", staged=True)
 
 
+def test_collectives_of_arrays_on_a_device(comm: Any) -> None:
+    """They travel through the host, and come back."""
+    from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.instrument.recorder import Traffic
+    from pdgemm.schedules.collectives.collective import Collective, even_parts
+    from pdgemm.transport.collectives import carry_out
+
+    with ProcessGrid(comm, (comm.size, 1)) as grid, fake_device("late", reach=STAGED):
+        A = DistMatrix.random((comm.size, 11), grid=grid, seed=1, device="fake")
+        x, counted = A.local.reshape(-1), Traffic()
+        ring = Collective("all_reduce", "ring", tuple(range(comm.size)), even_parts(len(x), comm.size), A.dtype)
+        wanted = A.sum(axis=0)
+        carry_out(ring, comm, [x], counted)
+        assert np.allclose(A.to_host().local, wanted, rtol=1e-14)
+        assert counted == ring.traffic(comm.rank)
+
+
 def test_rows_are_picked_set_and_sorted_there(comm: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid
 

@@ -15,9 +15,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FLOORS = [  # a folder, or a module beside them, imports what stands before it
     "errors", "names", "arrays", "support", "blas", "grids", "instrument", "model", "devices", "schedules",
-    "panel_schedules", "planning", "matrix", "movers", "protection", "algorithms", "indexing", "panel_movers",
-    "panel_algorithms", "gemm", "batched", "calibrate", "factors", "spectral", "linalg", "scalapack", "interchange",
-    "statistics", "resilience", "io", "streamed", "profiling", "studies", "cli", "__main__",
+    "panel_schedules", "planning", "transport", "matrix", "movers", "protection", "algorithms", "indexing",
+    "panel_movers", "panel_algorithms", "gemm", "batched", "calibrate", "factors", "spectral", "linalg", "scalapack",
+    "interchange", "statistics", "resilience", "io", "streamed", "profiling", "studies", "cli", "__main__",
 ]  # fmt: skip
 # no MPI, HDF5 or CuPy
 PURE = [

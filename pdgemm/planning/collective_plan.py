@@ -1,0 +1,92 @@
+"""Which algorithm of a collective operation takes the least time on a machine, and what each of them costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from pdgemm.errors import ArgumentError
+from pdgemm.model.machine import Machine
+from pdgemm.planning.simulator import MOST_EVENTS, simulate
+from pdgemm.schedules.collectives.collective import Collective, algorithms, even_parts
+from pdgemm.support.text import Table, counted, in_seconds, in_words
+
+
+@dataclass(frozen=True)
+class CollectiveCost:
+    """A collective and its cost: seconds of the slowest rank, and the most words and messages of a rank, out or in."""
+
+    collective: Collective
+    seconds: float
+    words: int
+    messages: int
+
+    def as_dict(self) -> dict[str, Any]:
+        least = self.collective.lower_bounds()
+        return {
+            "algorithm": self.collective.algorithm,
+            "seconds": self.seconds,
+            "words": self.words,
+            "messages": self.messages,
+            "lower_bound_words": least[1],
+            "lower_bound_rounds": least[0],
+            "sums": algorithms(self.collective.operation)[self.collective.algorithm].sums,
+        }
+
+
+@lru_cache(maxsize=256)
+def collective_costs(
+    operation: str, counts: tuple[int, ...], dtype: np.dtype, ranks: int, machine: Machine
+) -> tuple[CollectiveCost, ...]:
+    """Return all algorithms that take these ranks, the fastest first, as the machine simulates them.
+
+    counts : words of each part, as of a `Collective`.   ranks : 0, 1, ..., of which consecutive ones are on a node.
+    Raises ArgumentError for another operation, and where there are too many ranks for a simulation.
+    """
+    per_node = machine.ranks_per_node or ranks
+    node = tuple(rank // per_node for rank in range(ranks)) if per_node < ranks else ()
+    found = []
+    for name, algorithm in algorithms(operation).items():
+        if algorithm.takes(node):
+            collective = Collective(operation, name, (*range(ranks),), counts, dtype, node)
+            if collective.events * ranks > MOST_EVENTS:
+                raise ArgumentError(f"{operation} on {ranks} ranks is of too many messages to be simulated")
+            run = simulate(collective, machine, ranks)
+            words, messages = (run.words_sent, run.words_received), (run.messages_sent, run.messages_received)
+            most = int(np.max(words)), int(np.max(messages))
+            found.append(CollectiveCost(collective, run.seconds, *most))
+    return tuple(sorted(found, key=lambda x: x.seconds))
+
+
+def choose(operation: str, counts: Iterable[int], dtype: np.dtype, ranks: int, machine: Machine) -> Collective:
+    """Return the collective by the algorithm that takes the least time.  Arguments: `collective_costs`."""
+    return collective_costs(operation, tuple(counts), dtype, ranks, machine)[0].collective
+
+
+def parts_of(operation: str, words: int, ranks: int) -> tuple[int, ...]:
+    """Return the words of parts of even sizes: of the whole vector, with "all_to_all" of what each rank has."""
+    return even_parts(words, ranks) * ranks if operation == "all_to_all" else even_parts(words, ranks)
+
+
+def explained(costs: tuple[CollectiveCost, ...]) -> str:
+    """Return the costs as a table, with the lower bounds, and in which order parts are added."""
+    rounds, least = costs[0].collective.lower_bounds()
+    rows = [
+        (
+            x.collective.algorithm,
+            in_seconds(x.seconds),
+            in_words(x.words),
+            f"{x.words / least:.2f}" if least else "-",
+            str(x.messages),
+        )
+        for x in costs
+    ]
+    table = Table(("algorithm", "time", "words", "of bound", "messages"), rows, words=("algorithm",))
+    bound = f"no algorithm sends less than {in_words(round(least))} per rank, in fewer than {counted(rounds, 'round')}"
+    sums = {x.collective.algorithm: algorithms(x.collective.operation)[x.collective.algorithm].sums for x in costs}
+    orders = [f"sums of {name}: {order}" for name, order in sums.items() if order]
+    return "\n".join([str(table), f"{bound}\n(Chan et al. 2007)", *orders])

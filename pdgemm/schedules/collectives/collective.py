@@ -1,0 +1,285 @@
+"""A collective operation by one algorithm, as a schedule; the algorithms that there are; and the least that is sent.
+
+Chan, Heimlich, Purkayastha & van de Geijn, Concurrency and Computation 19(13), 2007; Thakur, Rabenseifner & Gropp,
+International Journal of High Performance Computing Applications 19(1), 2005.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, log2
+from typing import NamedTuple
+
+import numpy as np
+
+from pdgemm.errors import ArgumentError
+from pdgemm.model.mover_registry import RING
+from pdgemm.schedules.collectives import collective_steps as by
+from pdgemm.schedules.collectives.collective_steps import Step, Steps
+from pdgemm.schedules.rounds import COLS, Messages, Round
+from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
+from pdgemm.support.remembered import remembered
+
+OPERATIONS = (
+    "all_reduce", "reduce", "reduce_scatter", "all_gather", "gather", "broadcast", "scatter", "all_to_all",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Collective(Schedule):
+    """What the ranks send of a vector, which is cut into parts.
+
+    operation : one of `OPERATIONS`.   algorithm : one of `algorithms(operation)`.
+    ranks  : those that take part, in the order in which they own the parts of the vector; of "broadcast", "reduce",
+        "scatter" and "gather" the first is the root.
+    counts : words of each part, which may be none: a part for each rank, and with "all_to_all" one for each pair,
+        those that the first rank sends first.
+    node   : the node of each of the ranks, as any numbers; empty where all are on one.
+    arrays : so many vectors of these parts travel together.
+
+    Where parts are added, a sum is the same to the bit on all ranks and in all runs: the order depends on the algorithm
+    and the number of ranks alone, and of two addends that of the rank before the other is the left one.
+    """
+
+    operation: str
+    algorithm: str
+    ranks: tuple[int, ...]
+    counts: tuple[int, ...]
+    dtype: np.dtype
+    node: tuple[int, ...] = ()
+    arrays: int = 1
+    lookahead = 0
+
+    def __post_init__(self) -> None:
+        algorithm, p = algorithms(self.operation).get(self.algorithm), len(self.ranks)
+        if algorithm is None:
+            known = ", ".join(algorithms(self.operation))
+            raise ArgumentError(f"{self.operation} is known by {known}; got {self.algorithm!r}")
+        parts = p * p if self.operation == "all_to_all" else p
+        if len(self.counts) != parts or min(self.counts, default=0) < 0 or len(set(self.ranks)) < p or not p:
+            raise ArgumentError(f"{self.operation} of {p} ranks is of {parts} parts of >= 0 words, got {self.counts}")
+        if not algorithm.takes(self.node):
+            raise ArgumentError(f"{self.algorithm} takes several nodes of as many ranks each, got {self.node}")
+
+    @property
+    def grid(self) -> RankMap:
+        return RankMap((len(self.ranks), 1), 1, self.ranks)
+
+    @property
+    def panel_dtype(self) -> np.dtype:
+        return self.dtype
+
+    @property
+    def words(self) -> int:
+        """The words of the whole vector, or of all vectors."""
+        return int(self.offsets[-1]) * self.arrays
+
+    @cached_property
+    def offsets(self) -> np.ndarray:
+        """Where each part begins in the vector, and where the last one ends."""
+        return np.cumsum([0, *self.counts])
+
+    @property
+    def groups(self) -> np.ndarray:
+        """The places of the ranks of each node, a row for each node, all of which have as many."""
+        return np.array([np.flatnonzero(np.array(self.node) == x) for x in dict.fromkeys(self.node)])
+
+    @property
+    def events(self) -> int:
+        return algorithms(self.operation)[self.algorithm].messages(len(self.ranks))
+
+    def steps(self) -> Steps:
+        """Yield the steps, with the places of ranks in `ranks`."""
+        yield from algorithms(self.operation)[self.algorithm].steps(self)
+
+    @remembered
+    def messages_of(self, place: int) -> list[RankStep]:
+        """Return what the rank at a place sends and receives, step by step."""
+        return [RankStep.of(self, step, place) for step in self.steps()]
+
+    def words_of(self, step: Step) -> np.ndarray:
+        """Return the words of each row of a step."""
+        parts, ends, length = len(self.counts), step.first + step.number, int(self.offsets[-1])
+        return (self.offsets[ends % parts] + length * (ends // parts) - self.offsets[step.first]) * self.arrays
+
+    def rounds(self) -> Iterator[Round]:
+        ranks = np.array(self.ranks)
+        for step in self.steps():
+            pairs, row = np.unique(np.stack([step.source, step.target]), axis=1, return_inverse=True)
+            words = np.bincount(row.ravel(), self.words_of(step), pairs.shape[1]).astype(np.int64)
+            sent, (source, target) = words > 0, ranks[pairs]
+            moves = Messages(RING.name, source[sent], target[sent], words[sent], self.dtype.itemsize, COLS)
+            yield Round([moves], hidden=False)
+
+    def buffers(self, rank: int | None) -> Buffers:
+        return {"vector": (self.words, self.dtype)}
+
+    def copied(self, rank: int) -> int:
+        """Return the bytes that a rank adds to its own."""
+        return int(self._added[self.ranks.index(rank)]) * self.dtype.itemsize if rank in self.ranks else 0
+
+    @cached_property
+    def _added(self) -> np.ndarray:
+        """The words that each of the ranks adds."""
+        added = np.zeros(len(self.ranks), np.int64)
+        for step in self.steps():
+            np.add.at(added, step.target, self.words_of(step) * step.adds)
+        return added
+
+    def lower_bounds(self) -> tuple[int, float]:
+        """Return the fewest messages one after the other, and the fewest words that some rank sends or receives.
+
+        Of vectors that are cut evenly, by algorithms that add and do not compress (Chan et al. 2007, table 2).
+        """
+        p, n = len(self.ranks), self.words
+        share = n * (p - 1) / p
+        words = {
+            "all_reduce": 2 * share, "reduce": n * (p > 1), "broadcast": n * (p > 1), "all_to_all": share / p,
+        }  # fmt: skip
+        return ceil(log2(p)), words.get(self.operation, share)
+
+    def described(self, name: str) -> tuple[str, str]:
+        return self.operation, f"{self.words} words, {self.dtype}, on {len(self.ranks)} ranks, by {self.algorithm}"
+
+
+class RankStep(NamedTuple):
+    """What a rank sends and receives in a step: by place of the other rank, the ranges of parts; and the words."""
+
+    sent: dict[int, list[tuple[int, int]]]
+    received: dict[int, list[tuple[int, int]]]
+    words_sent: int
+    words_received: int
+    adds: bool
+
+    @classmethod
+    def of(cls, collective: Collective, step: Step, place: int) -> RankStep:
+        words = collective.words_of(step)
+
+        def ranges(mine: np.ndarray, peer: np.ndarray) -> dict[int, list[tuple[int, int]]]:
+            by_peer: dict[int, list[tuple[int, int]]] = {}
+            for at in np.flatnonzero(mine & (words > 0)).tolist():
+                by_peer.setdefault(int(peer[at]), []).append((int(step.first[at]), int(step.number[at])))
+            return by_peer
+
+        leaving, coming = step.source == place, step.target == place
+        both = ranges(leaving, step.target), ranges(coming, step.source)
+        return cls(*both, int(words[leaving].sum()), int(words[coming].sum()), step.adds)
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """How a collective is carried out.
+
+    steps : of a collective.   messages : about how many of them a rank has, of some ranks.
+    takes : whether it is for ranks on these nodes.   sums : in which order parts are added.
+    """
+
+    steps: Callable[[Collective], Steps]
+    messages: Callable[[int], int]
+    sums: str = ""
+    takes: Callable[[tuple[int, ...]], bool] = lambda node: True
+
+
+_REGISTERED: dict[str, dict[str, Algorithm]] = {operation: {} for operation in OPERATIONS}
+
+
+def register(operation: str, name: str, algorithm: Algorithm) -> None:
+    """Add an algorithm, which `choose`, `pdgemm plan --collective` and the transport know then."""
+    algorithms(operation)[name] = algorithm
+
+
+def algorithms(operation: str) -> dict[str, Algorithm]:
+    """Return the algorithms of an operation by name.  Raises ArgumentError."""
+    if operation not in _REGISTERED:
+        raise ArgumentError(f"collective operations are {', '.join(OPERATIONS)}; got {operation!r}")
+    return _REGISTERED[operation]
+
+
+def even_parts(words: int, ranks: int) -> tuple[int, ...]:
+    """Return the words of parts that differ by one at most, the larger ones first."""
+    each, more = divmod(words, ranks)
+    return (each + 1,) * more + (each,) * (ranks - more)
+
+
+# ---------------------------------------------------------------- the algorithms
+def _by_members(*phases: Callable[[np.ndarray, np.ndarray], Steps]) -> Callable[[Collective], Steps]:
+    """Return the steps of all ranks, phase by phase, where each rank has its part."""
+
+    def steps(collective: Collective) -> Steps:
+        places = np.arange(len(collective.ranks))
+        for phase in phases:
+            yield from phase(places, np.arange(len(places) + 1))
+
+    return steps
+
+
+def _two_level_sums(collective: Collective) -> Steps:
+    """Sum up on each node, each rank a part; those of like parts over the nodes; and gather on each node."""
+    groups = collective.groups
+    cuts = np.linspace(0, groups.size, groups.shape[1] + 1).astype(int)
+    yield from by.together(*(by.ring_reduce_scatter(group, cuts) for group in groups))
+    across = [
+        (column, lo + np.linspace(0, hi - lo, len(groups) + 1).astype(int))
+        for column, lo, hi in zip(groups.T, cuts, cuts[1:])
+    ]
+    yield from by.together(*(by.ring_reduce_scatter(*line) for line in across))
+    yield from by.together(*(by.ring_all_gather(*line) for line in across))
+    yield from by.together(*(by.ring_all_gather(group, cuts) for group in groups))
+
+
+def _two_level_broadcast(collective: Collective) -> Steps:
+    """Send to one rank of each node first."""
+    groups = collective.groups
+    yield from by.binomial_broadcast(groups[:, 0], _whole(collective))
+    yield from by.together(*(by.binomial_broadcast(group, _whole(collective)) for group in groups))
+
+
+def _whole(collective: Collective) -> np.ndarray:
+    return np.array([0, len(collective.counts)])
+
+
+def _several_nodes(node: tuple[int, ...]) -> bool:
+    """Are these several nodes, each of as many ranks, and of several?"""
+    sizes = {*Counter(node).values()}
+    return len({*node}) > 1 and len(sizes) == 1 and min(sizes) > 1
+
+
+def _linear(ranks: int) -> int:
+    return 2 * ranks
+
+
+def _logarithmic(ranks: int) -> int:
+    return 2 * ranks.bit_length()
+
+
+_TREE, _RING = "((x0 + x1) + (x2 + x3)) + ...", "part i: ((x_i+1 + x_i+2) + ...) + x_i"
+_HALVES = "of partners, as in a tree, from the farthest to the nearest"
+_PAIRS, _TWO_LEVELS = "part i: ((x_i + x_i-1) + x_i-2) + ...", "as of ring, on each node, and then over the nodes"
+for _operation, _name, _algorithm in (
+    ("all_reduce", "tree", Algorithm(_by_members(by.binomial_reduce, by.binomial_broadcast), _logarithmic, _TREE)),
+    ("all_reduce", "ring", Algorithm(_by_members(by.ring_reduce_scatter, by.ring_all_gather), _linear, _RING)),
+    ("all_reduce", "doubling", Algorithm(_by_members(by.doubling_all_reduce), _logarithmic, _TREE)),
+    ("all_reduce", "halving", Algorithm(_by_members(by.halving_doubling_all_reduce), _logarithmic, _HALVES)),
+    ("all_reduce", "two-level", Algorithm(_two_level_sums, _linear, _TWO_LEVELS, _several_nodes)),
+    ("reduce", "tree", Algorithm(_by_members(by.binomial_reduce), _logarithmic, _TREE)),
+    ("reduce", "halving", Algorithm(_by_members(by.halving_reduce_scatter, by.binomial_gather), _logarithmic, _HALVES)),
+    ("reduce_scatter", "ring", Algorithm(_by_members(by.ring_reduce_scatter), _linear, _RING)),
+    ("reduce_scatter", "halving", Algorithm(_by_members(by.halving_reduce_scatter), _logarithmic, _HALVES)),
+    ("reduce_scatter", "pairwise", Algorithm(_by_members(by.pairwise_reduce_scatter), _linear, _PAIRS)),
+    ("all_gather", "ring", Algorithm(_by_members(by.ring_all_gather), _linear)),
+    ("all_gather", "doubling", Algorithm(_by_members(by.doubling_all_gather), _logarithmic)),
+    ("all_gather", "bruck", Algorithm(_by_members(by.bruck_all_gather), _logarithmic)),
+    ("gather", "tree", Algorithm(_by_members(by.binomial_gather), _logarithmic)),
+    ("gather", "flat", Algorithm(_by_members(by.flat_gather), _linear)),
+    ("scatter", "tree", Algorithm(_by_members(by.binomial_scatter), _logarithmic)),
+    ("scatter", "flat", Algorithm(_by_members(by.flat_scatter), _linear)),
+    ("broadcast", "tree", Algorithm(_by_members(by.binomial_broadcast), _logarithmic)),
+    ("broadcast", "scatter", Algorithm(_by_members(by.binomial_scatter, by.ring_all_gather), _linear)),
+    ("broadcast", "two-level", Algorithm(_two_level_broadcast, _logarithmic, takes=_several_nodes)),
+    ("all_to_all", "pairwise", Algorithm(_by_members(by.pairwise_all_to_all), _linear)),
+    ("all_to_all", "bruck", Algorithm(_by_members(by.bruck_all_to_all), _linear)),
+):  # fmt: skip
+    register(_operation, _name, _algorithm)

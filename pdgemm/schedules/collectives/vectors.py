@@ -1,0 +1,113 @@
+"""How the ranks reduce a matrix to a number, or to a vector over its columns or rows, that all of them get."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import zip_longest
+
+import numpy as np
+
+from pdgemm.grids.distribution import BlockCyclic, Distribution
+from pdgemm.grids.layout import Layout
+from pdgemm.schedules.collectives.collective import Collective
+from pdgemm.schedules.rounds import Round
+from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
+
+
+@dataclass(frozen=True)
+class SideBySide(Schedule):
+    """Collectives of ranks that have none in common, such as those of all grid columns, at the same time."""
+
+    parts: tuple[Collective, ...]
+    lookahead = 0
+
+    @property
+    def algorithm(self) -> str:  # type: ignore[override]
+        return self.parts[0].operation if self.parts else "nothing"
+
+    @cached_property
+    def _by_rank(self) -> dict[int, Collective]:
+        return {rank: part for part in self.parts for rank in part.ranks}
+
+    def of(self, rank: int) -> Collective | None:
+        """Return the collective in which a rank takes part."""
+        return self._by_rank.get(rank)
+
+    @property
+    def grid(self) -> RankMap:
+        return RankMap((len(self._by_rank), 1), 1, (*self._by_rank,))
+
+    @property
+    def last_rank(self) -> int:
+        return max(self._by_rank, default=0)
+
+    @property
+    def panel_dtype(self) -> np.dtype:
+        return self.parts[0].dtype if self.parts else np.dtype(float)
+
+    @property
+    def events(self) -> int:
+        return max((part.events for part in self.parts), default=0)
+
+    def rounds(self) -> Iterator[Round]:
+        for rounds in zip_longest(*(part.rounds() for part in self.parts)):
+            yield Round([x for at in rounds if at for x in at.moves], hidden=False)
+
+    def buffers(self, rank: int | None) -> Buffers:
+        if rank is None:
+            return max((part.buffers(None) for part in self.parts), key=lambda x: x["vector"][0], default={})
+        part = self.of(rank)
+        return part.buffers(rank) if part else {}
+
+
+def members(dimension: BlockCyclic) -> list[int]:
+    """Return the owners of any index."""
+    return [part for part in range(dimension.parts) if dimension.count(part)]
+
+
+@lru_cache(maxsize=256)
+def reduction_stages(
+    layout: Distribution, rank_map: tuple[int, ...], size: int, axis: int | None, arrays: int, dtype: np.dtype
+) -> tuple[SideBySide, ...]:
+    """Return what is sent, stage by stage.
+
+    rank_map : the ranks of the grid positions, row by row, of `size` ranks; the others are idle, and get the result.
+    axis     : 0: of each column, 1: of each row, None: of all elements.
+    arrays   : numbers that are kept of each column.
+
+    Elements of a grid column are joined by a tree of its ranks, always in the same order, and the first sends the
+    result to the others; then the ranks of each row gather what the columns have.  Idle ranks get it in the end.
+    """
+    ranks = np.array(rank_map).reshape(layout.grid_shape)
+    idle = sorted({*range(size)} - {*rank_map})
+
+    def tree(operation: str, taking_part: Iterable[int], length: int) -> Collective:
+        those = tuple(map(int, taking_part))
+        return Collective(operation, "tree", those, (length,) + (0,) * (len(those) - 1), dtype, arrays=arrays)
+
+    if axis is None:
+        owners = ranks[np.ix_(members(layout.rows), members(layout.cols))].ravel().tolist()
+        everyone = [*owners, *sorted({*range(size)} - {*owners})]
+        return SideBySide((tree("reduce", owners, 1),)), SideBySide((tree("broadcast", everyone, 1),))
+    reduced, kept = (layout.rows, layout.cols) if axis == 0 else (layout.cols, layout.rows)
+    ranks = ranks if axis == 0 else ranks.T
+    owners, counts = members(reduced), tuple(kept.count(j) for j in range(kept.parts))
+    first = [*owners, *sorted({*range(reduced.parts)} - {*owners})]
+    up = (tree("reduce", ranks[owners, j], n) for j, n in enumerate(counts) if n)
+    down = (tree("broadcast", ranks[first, j], n) for j, n in enumerate(counts) if n)
+    across = (Collective("all_gather", "bruck", tuple(row), counts, dtype, arrays=arrays) for row in ranks.tolist())
+    to_idle = (tree("broadcast", (rank_map[0], *idle), kept.n),) if idle else ()
+    return SideBySide(tuple(up)), SideBySide(tuple(down)), SideBySide(tuple(across)), SideBySide(to_idle)
+
+
+@lru_cache(maxsize=64)
+def diagonal_gather(layout: Layout, size: int, offset: int, length: int) -> tuple[Collective, np.ndarray]:
+    """Return how all of some ranks get a diagonal, and where on it the elements of each rank are, rank by rank."""
+    at, ranks, dimensions = np.arange(length), np.array(layout.rank_map), layout.distribution
+    i, j = dimensions.rows.owner(at + max(0, -offset)), dimensions.cols.owner(at + max(0, offset))
+    owner = ranks.reshape(dimensions.grid_shape)[i, j]
+    counts = np.bincount(owner, minlength=size).tolist()
+    gather = Collective("all_gather", "bruck", (*range(size),), (*counts,), layout.dtype)
+    return gather, np.argsort(owner, kind="stable")

@@ -1,0 +1,1 @@
+"""What carries out schedules of messages between ranks."""

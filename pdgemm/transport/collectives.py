@@ -1,0 +1,149 @@
+"""Collectives carried out step by step, as their schedules say, by messages that are counted where they are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.arrays import device as devices
+from pdgemm.arrays.device import Array
+from pdgemm.arrays.elementwise import set_elements
+from pdgemm.arrays.folds import Parts
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.model.formulas import LARGEST_MESSAGE_BYTES
+from pdgemm.schedules.collectives.collective import Collective
+from pdgemm.support.waits import Wait
+
+Join = Callable[[Parts, Parts], Parts]  # of the rank before, and of the one behind it
+
+
+def added(before: Parts, behind: Parts) -> Parts:
+    """Return the sums of vectors."""
+    return tuple(x + y for x, y in zip(before, behind))
+
+
+def carry_out(
+    collective: Collective | None, comm: MPI.Comm, vectors: Sequence[Array], counted: Traffic, join: Join = added
+) -> None:
+    """Carry out a collective on the ranks that take part in it; others return at once.  Collective over these.
+
+    comm    : communicator of the ranks that the collective names.
+    vectors : as many as `collective.arrays`, of one dimension, contiguous, with all parts; overwritten.  Before, a rank
+        has its own part, or with sums its addends, and a root all; behind, what the operation gives it, and in other
+        parts what came along.  Arrays on a device travel through the host.
+    counted : to which words and messages are added.
+    join    : of the parts of two ranks, those of both; by default their sum.
+    """
+    if collective is None or comm.rank not in collective.ranks or len(collective.ranks) == 1:
+        return
+    host = [devices.to_host(x) for x in vectors]
+    _carry_out(collective, comm, _Vectors(host, collective.offsets), counted, join)
+    for x, y in zip(vectors, host):
+        if devices.of(x):
+            set_elements(x.reshape(1, -1), y.reshape(1, -1))
+
+
+def all_to_all(
+    collective: Collective, comm: MPI.Comm, parts: Sequence[np.ndarray], counted: Traffic
+) -> list[np.ndarray]:
+    """Return what each of the ranks has for this one, given what this one has for each of them.  Collective."""
+    p, me = len(collective.ranks), collective.ranks.index(comm.rank)
+    mine: dict[int, Parts] = {me * p + to: (np.ascontiguousarray(part),) for to, part in enumerate(parts)}
+    pairs, nothing = _Pairs(collective, mine), (np.empty(0, collective.dtype),)
+    _carry_out(collective, comm, pairs, counted, added)
+    return [pairs.parts.get(source * p + me, nothing)[0] for source in range(p)]
+
+
+class _Vectors:
+    """Vectors of which each rank has room for all parts."""
+
+    def __init__(self, arrays: Sequence[np.ndarray], offsets: np.ndarray) -> None:
+        self._arrays, self._offsets = arrays, offsets.tolist()
+
+    def views(self, first: int, number: int) -> list[Parts]:
+        """Return views of a range of parts: one, or two where it goes on at part 0."""
+        parts, ends = len(self._offsets) - 1, first + number
+        ranges = [(first, min(ends, parts)), (0, ends - parts)]
+        slices = [slice(self._offsets[lo], self._offsets[hi]) for lo, hi in ranges if lo < hi]
+        return [tuple(x[part] for x in self._arrays) for part in slices if part.start < part.stop]
+
+    room = views
+
+
+class _Pairs:
+    """Parts for pairs of ranks, of which a rank has some: its own, and what comes along."""
+
+    def __init__(self, collective: Collective, parts: dict[int, Parts]) -> None:
+        self._counts, self._dtype, self.parts = collective.counts, collective.dtype, parts
+
+    def views(self, first: int, number: int) -> list[Parts]:
+        return [self.parts[first]] if self._counts[first] else []
+
+    def room(self, first: int, number: int) -> list[Parts]:
+        """Return where a part is to arrive."""
+        self.parts[first] = (np.empty(self._counts[first], self._dtype),)
+        return self.views(first, number)
+
+
+def _carry_out(collective: Collective, comm: MPI.Comm, store: _Vectors | _Pairs, counted: Traffic, join: Join) -> None:
+    me = collective.ranks.index(comm.rank)
+    for step in collective.messages_of(me):
+        out = [(to, _packed([x for row in rows for x in store.views(*row)])) for to, rows in step.sent.items()]
+        places = {
+            source: [x for row in rows for x in (store.views if step.adds else store.room)(*row)]
+            for source, rows in step.received.items()
+        }
+        into = [(source, _room(views, step.adds)) for source, views in places.items()]
+        requests = [x for source, data in into for x in _started(comm.Irecv, data, collective.ranks[source])]
+        received = len(requests)
+        requests += [x for to, data in out for x in _started(comm.Isend, data, collective.ranks[to])]
+        if requests:
+            with Wait(comm):
+                MPI.Request.Waitall(requests)
+        for source, data in into:
+            _arrived(places[source], data, join if step.adds else None, source < me)
+        counted.words_sent += step.words_sent
+        counted.words_received += step.words_received
+        counted.messages_sent += len(requests) - received
+        counted.messages_received += received
+
+
+def _started(start: Callable[..., Any], data: np.ndarray, rank: int) -> list[Any]:
+    """Start the messages of some bytes: none if there are none, several if there are many."""
+    pieces = range(0, data.size, LARGEST_MESSAGE_BYTES)
+    return [start(data[at : at + LARGEST_MESSAGE_BYTES], rank) for at in pieces]
+
+
+def _flat(places: list[Parts]) -> list[np.ndarray]:
+    return [x.view(np.uint8) for place in places for x in place]
+
+
+def _packed(places: list[Parts]) -> np.ndarray:
+    """Return the elements of some views as bytes: those of a single view themselves."""
+    flat = _flat(places)
+    return flat[0] if len(flat) == 1 else np.concatenate(flat) if flat else np.empty(0, np.uint8)
+
+
+def _room(places: list[Parts], adds: bool) -> np.ndarray:
+    """Return memory for what arrives for some views: a single view itself, if it takes the place of what is there."""
+    flat = _flat(places)
+    return flat[0] if len(flat) == 1 and not adds else np.empty(sum(x.size for x in flat), np.uint8)
+
+
+def _arrived(places: list[Parts], data: np.ndarray, join: Join | None, before: bool) -> None:
+    """Put what has arrived where it belongs, or join it to what is there.   before : it is of an earlier rank."""
+    if join is None and len(_flat(places)) == 1:
+        return  # it has arrived there
+    at = 0
+    for place in places:
+        ends = [*accumulate((x.nbytes for x in place), initial=at)]
+        parts: Parts = tuple(data[lo:hi].view(x.dtype) for lo, hi, x in zip(ends, ends[1:], place))
+        at = ends[-1]
+        if join is not None:
+            parts = join(parts, place) if before else join(place, parts)
+        for x, y in zip(place, parts):
+            x[...] = y

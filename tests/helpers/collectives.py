@@ -1,0 +1,115 @@
+"""What every algorithm of a collective is to show: on all ranks at once without MPI, and by messages against NumPy.
+
+The built-in algorithms run through these checks, and so does one that is registered from outside.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+GUARD = 3  # elements around a vector that are neither read nor written
+
+
+def everything(p: int, rank: int) -> range:
+    return range(p)
+
+
+def own(p: int, rank: int) -> range:
+    return range(rank, rank + 1)
+
+
+def roots(p: int, rank: int) -> range:
+    return range(p) if rank == 0 else range(0)
+
+
+# which parts a rank has in the beginning, and which it has to have in the end
+PARTS: dict[str, tuple[Any, Any]] = {
+    "all_reduce": (everything, everything),
+    "reduce": (everything, roots),
+    "reduce_scatter": (everything, own),
+    "all_gather": (own, everything),
+    "gather": (own, roots),
+    "broadcast": (roots, everything),
+    "scatter": (roots, own),
+    "all_to_all": (lambda p, rank: range(rank * p, rank * p + p), lambda p, rank: range(rank, p * p, p)),
+}
+
+
+def on_all_ranks(collective: Any, begin: list[dict[int, Any]], adds: Any) -> list[dict[int, Any]]:
+    """Return what each rank has of each part in the end, given what it has in the beginning."""
+    has, parts = [dict(x) for x in begin], len(collective.counts)
+    for step in collective.steps():
+        moved = [
+            (target, (first + at) % parts, has[source][(first + at) % parts], source < target)
+            for source, target, first, number in zip(*(x.tolist() for x in step[:4]))
+            for at in range(number)
+        ]
+        for target, part, value, before in moved:
+            there = has[target].get(part)
+            has[target][part] = value if not step.adds else adds(value, there) if before else adds(there, value)
+    return has
+
+
+def joined(a: frozenset[int], b: frozenset[int]) -> frozenset[int]:
+    """A sum as the set of the ranks whose addends it has, each once."""
+    assert not a & b
+    return a | b
+
+
+def check_parts(collective: Any) -> None:
+    """Every rank has its parts in the end, and in sums each addend once."""
+    p, (first, last), sums = len(collective.ranks), PARTS[collective.operation], "reduce" in collective.operation
+    begin = [{part: frozenset([rank if sums else part]) for part in first(p, rank)} for rank in range(p)]
+    end = on_all_ranks(collective, begin, joined)
+    for rank in range(p):
+        for part in last(p, rank):
+            assert end[rank][part] == (frozenset(range(p)) if sums else {part}), collective
+
+
+def check_counts(collective: Any) -> None:
+    """Words, messages and buffers follow from the steps; nothing is less than the lower bounds."""
+    from pdgemm.model.machine import Machine
+    from pdgemm.planning.simulator import simulate
+
+    words, size = sum(int(collective.words_of(x).sum()) for x in collective.steps()), 1 + max(collective.ranks)
+    assert collective.total_words == words == sum(collective.traffic(rank).words_received for rank in collective.ranks)
+    run = simulate(collective, Machine(), size)
+    assert all(run.traffic(rank) == collective.traffic(rank) for rank in range(size))
+    least, _ = collective.lower_bounds()
+    assert collective.extra_bytes(None) == collective.dtype.itemsize * collective.words
+    assert min(collective.counts) == 0 or sum(at.moves[0].words.size > 0 for at in collective.rounds()) >= least
+
+
+def check_by_messages(comm: Any, collective: Any) -> None:
+    """Random numbers whose sums are exact, NaN in what is not to be read, and a guard zone around the vector."""
+    from pdgemm.instrument.recorder import Traffic
+    from pdgemm.transport.collectives import all_to_all, carry_out
+
+    p, kind, offsets, counted = comm.size, collective.dtype, collective.offsets, Traffic()
+    at, operation = collective.ranks.index(comm.rank), collective.operation
+    whole = np.round(np.random.default_rng(7).standard_normal((p, int(offsets[-1]))) * 4).astype(kind)
+    if operation == "all_to_all":
+        parts = np.split(whole[0], offsets[1:-1])
+        arrived = all_to_all(collective, comm, [x.copy() for x in parts[at * p : at * p + p]], counted)
+        assert [x.tobytes() for x in arrived] == [x.tobytes() for x in parts[at::p]]
+        assert counted == collective.traffic(comm.rank)
+        return
+    guarded = np.full(whole.shape[1] + 2 * GUARD, np.nan, kind)
+    vector, mine = guarded[GUARD : len(guarded) - GUARD], slice(offsets[at], offsets[at + 1])
+    sums = "reduce" in operation
+    if sums or (at == 0 and operation in ("broadcast", "scatter")):
+        vector[:] = whole[at if sums else 0]
+    elif operation in ("all_gather", "gather"):
+        vector[mine] = whole[0, mine]
+    carry_out(collective, comm, [vector], counted)
+    wanted = whole.sum(axis=0, dtype=kind) if sums else whole[0]
+    if operation in ("reduce_scatter", "scatter"):
+        assert np.array_equal(vector[mine], wanted[mine]), collective
+    elif operation in ("all_reduce", "broadcast", "all_gather") or at == 0:
+        assert np.array_equal(vector, wanted), collective
+    if operation == "all_reduce":
+        assert len(set(comm.allgather(vector.tobytes()))) == 1
+    assert np.isnan(guarded[:GUARD]).all() and np.isnan(guarded[len(guarded) - GUARD :]).all()
+    assert counted == collective.traffic(comm.rank), collective

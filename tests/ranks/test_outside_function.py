@@ -1,0 +1,80 @@
+"""A function of linear algebra from outside of the package: right, planned, simulated and counted as the others.
+
+Conjugate gradients with Jacobi's preconditioner (Saad, Iterative Methods for Sparse Linear Systems, 2003, algorithm
+9.1), for several right-hand sides at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from factored import positive_definite, rng_matrix
+from problems import grid_shapes
+from tiers import every_grid
+
+pytestmark = pytest.mark.mpi
+
+
+def jacobi_cg(A: Any, B: Any, tolerance: float = 1e-10, most: int = 200) -> Any:
+    """Return X with A X = B for a positive definite A.  `X.report` has all words, and the flops of its products."""
+    from pdgemm.spectral.iterations import Work
+
+    work, scale = Work("jacobi_cg"), 1 / A.diagonal()[:, None]
+    X, R = B.copy() * 0, B.copy()
+    Z = R * scale
+    P, rho = Z, (R.conj() * Z).sum(axis=0)
+    for step in range(most):
+        left = A.grid.expected(float(R.norm()), 0.0 if step >= A.grid.iterations(most, 10) else np.inf)
+        if left <= tolerance:
+            return work.reported(X, step)
+        Q = work.product(1, A, P)
+        length = rho / (P.conj() * Q).sum(axis=0)
+        X, R = X + P * length, R - Q * length
+        Z = R * scale
+        before, rho = rho, (R.conj() * Z).sum(axis=0)
+        P = Z + P * (rho / before)
+    raise ArithmeticError(f"not converged in {most} steps: {left:.1e}")
+
+
+@every_grid
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_right_and_as_planned_on_every_grid(comm: Any, dtype: str) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+
+    n = 61
+    a = positive_definite(n, dtype)
+    a += np.diag(np.linspace(1, 50, n)) * np.abs(a).max()
+    b = rng_matrix(n, 5, dtype)
+    wanted = np.linalg.solve(a, b)
+    for shape in grid_shapes(comm.size):
+        with ProcessGrid(comm, shape) as grid:
+            for block in (None, 7, (80, 3)):
+                A, B = (DistMatrix.from_global(x, grid=grid, block=block) for x in (a, b))
+                if A.block[0] != B.block[0]:
+                    B = B.redistribute(DistMatrix.empty(B.shape, grid=grid, block=(A.block[0], 2), dtype=B.dtype))
+                X = jacobi_cg(A, B)
+                assert np.abs(X.allgather() - wanted).max() <= 1e-8 * np.abs(wanted).max()
+                assert np.array_equal(A.allgather(), a) and np.array_equal(B.allgather(), b)
+                report: Any = X.report
+                plan = linalg.plan(jacobi_cg, A, B, iterations=report.steps)
+                assert len(plan.stages) == report.products == report.steps and plan.flops == report.flops
+                assert plan.traffic(comm.rank) == report.counted == report.predicted
+                run, counted = plan.simulate(), report.counted
+                assert (run.words_sent[comm.rank], run.messages_sent[comm.rank]) == (
+                    counted.words_sent,
+                    counted.messages_sent,
+                )
+                assert plan.seconds > 0 and "product" in str(plan)
+
+
+def test_it_stops_with_an_error_on_all_ranks(comm: Any) -> None:
+    from pdgemm import DistMatrix, ProcessGrid, linalg
+    from pdgemm.errors import LayoutError
+
+    with ProcessGrid(comm) as grid:
+        A, B = DistMatrix.eye(6, grid=grid), DistMatrix.ones((7, 2), grid=grid)
+        for call in (jacobi_cg, lambda A, B: linalg.plan(jacobi_cg, A, B)):
+            with pytest.raises(LayoutError):
+                call(A, B)

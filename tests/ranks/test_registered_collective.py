@@ -1,0 +1,68 @@
+"""Collective algorithms from outside of the package: planned, simulated, carried out and counted as the others.
+
+All-gather by a hub: the parts go to the first rank, and all of them from there to the others, in trees.  And the
+all-reduce of a chain, along which each rank adds its part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from collectives import check_by_messages, check_counts, check_parts
+from tiers import every_grid
+
+from pdgemm.schedules.collectives import collective as registry
+from pdgemm.schedules.collectives.collective import Algorithm, Collective, register
+from pdgemm.schedules.collectives.collective_steps import Step, Steps, binomial_broadcast, binomial_gather
+
+pytestmark = pytest.mark.mpi
+
+
+def by_hub(collective: Collective) -> Steps:
+    places, cuts = np.arange(len(collective.ranks)), np.arange(len(collective.ranks) + 1)
+    yield from binomial_gather(places, cuts)
+    yield from binomial_broadcast(places, cuts)
+
+
+def by_chain(collective: Collective) -> Steps:
+    """x_0 + x_1, plus x_2, ... along the ranks, and the sum back."""
+    all_parts = np.array([0]), np.array([len(collective.ranks)])
+    links = [(np.array([at]), np.array([at + 1])) for at in range(len(collective.ranks) - 1)]
+    for here, there in links:
+        yield Step(here, there, *all_parts, adds=True)
+    for here, there in reversed(links):
+        yield Step(there, here, *all_parts)
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
+    register("all_gather", "hub", Algorithm(by_hub, lambda ranks: 4 * ranks.bit_length()))
+    register("all_reduce", "chain", Algorithm(by_chain, lambda ranks: 2 * ranks, "(x0 + x1) + x2 + ..."))
+    yield
+    del registry.algorithms("all_gather")["hub"], registry.algorithms("all_reduce")["chain"]
+
+
+@every_grid
+@pytest.mark.parametrize(("operation", "name"), [("all_gather", "hub"), ("all_reduce", "chain")])
+def test_they_run_through_the_same_checks(comm: Any, operation: str, name: str) -> None:
+    p = comm.size
+    for counts in ([at % 3 for at in range(p)], [2 * at + 1 for at in range(p)], [0] * p):
+        for order in (range(p), range(p)[::-1]):
+            collective = Collective(operation, name, tuple(order), tuple(counts), np.dtype("d"))
+            check_parts(collective)
+            check_counts(collective)
+            check_by_messages(comm, collective)
+
+
+def test_they_are_planned_beside_the_others(comm: Any) -> None:
+    from pdgemm.model.machine import Machine
+    from pdgemm.planning.collective_plan import collective_costs, explained
+
+    collective_costs.cache_clear()
+    costs = collective_costs("all_reduce", (5,) * comm.size, np.dtype("d"), comm.size, Machine())
+    assert "chain" in [x.collective.algorithm for x in costs]
+    assert "sums of chain: (x0 + x1) + x2 + ..." in explained(costs)
+    collective_costs.cache_clear()

@@ -1,0 +1,120 @@
+"""Collectives as schedules: every algorithm, on any number of ranks, with parts of any sizes, gives what it should."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from collectives import check_counts, check_parts, on_all_ranks
+
+from pdgemm.errors import ArgumentError
+from pdgemm.model.machine import Machine
+from pdgemm.planning.collective_plan import choose, collective_costs, explained, parts_of
+from pdgemm.schedules.collectives.collective import OPERATIONS, Collective, algorithms, even_parts
+
+SIZES = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17]
+
+
+def every_collective(p: int) -> Iterator[Collective]:
+    """All algorithms on p ranks, in any order of their numbers, with uneven parts, some of them empty."""
+    rng = np.random.default_rng(p)
+    ranks = tuple(rng.permutation(p + 3)[:p].tolist())
+    nodes = [(), *(tuple((np.arange(p) % n).tolist()) for n in (2, 3) if p % n == 0 and p > n)]
+    for operation in OPERATIONS:
+        parts = p * p if operation == "all_to_all" else p
+        for name in algorithms(operation):
+            for counts in (even_parts(3 * p + 1, parts), tuple(rng.integers(0, 4, parts).tolist()), (0,) * parts):
+                for node in nodes:
+                    if node or name != "two-level":
+                        yield Collective(operation, name, ranks, counts, np.dtype("d"), node)
+
+
+@pytest.mark.parametrize("p", SIZES)
+def test_every_algorithm(p: int) -> None:
+    """Parts, sums, words and messages; a sum of numbers is the same to the bit on all ranks."""
+    addends = np.random.default_rng(p).standard_normal((p, p)).tolist()
+    for x in every_collective(p):
+        check_parts(x)
+        check_counts(x)
+        if x.operation == "all_reduce":
+            end = on_all_ranks(x, [dict(enumerate(row)) for row in addends], lambda a, b: a + b)
+            assert all(has == end[0] for has in end)
+        if (x.operation, x.algorithm) == ("all_reduce", "ring") and len({*x.counts}) == 1:
+            assert {x.traffic(rank).words_received for rank in x.ranks} == {round(x.lower_bounds()[1])}
+
+
+def test_even_algorithms_send_the_least() -> None:
+    """With even parts, on a power of two: words of the busiest rank and rounds, in closed form."""
+    p, n = 16, 16 * 10
+    counts, pairs = even_parts(n, p), even_parts(n * p, p * p)
+    for operation, name, words, rounds in (
+        ("all_reduce", "ring", 2 * n * 15 / 16, 30),
+        ("all_reduce", "halving", 2 * n * 15 / 16, 8),
+        ("all_reduce", "doubling", n * 4, 4),
+        ("all_reduce", "tree", n * 4, 8),
+        ("reduce_scatter", "ring", n * 15 / 16, 15),
+        ("reduce_scatter", "halving", n * 15 / 16, 4),
+        ("reduce_scatter", "pairwise", n * 15 / 16, 15),
+        ("all_gather", "ring", n * 15 / 16, 15),
+        ("all_gather", "doubling", n * 15 / 16, 4),
+        ("all_gather", "bruck", n * 15 / 16, 4),
+        ("gather", "tree", n * 15 / 16, 4),
+        ("broadcast", "tree", n, 4),
+        ("all_to_all", "pairwise", n * 15 / 16, 15),
+        ("all_to_all", "bruck", n * 8 * 4 / 16, 4),
+    ):
+        x = Collective(operation, name, tuple(range(p)), pairs if "to" in operation else counts, np.dtype("f"))
+        assert max(x.traffic(rank).words_received for rank in range(p)) == words, (operation, name)
+        assert len([*x.rounds()]) == rounds, (operation, name)
+
+
+def test_two_levels_send_less_between_nodes() -> None:
+    p, n = 24, 24 * 100
+    node = tuple(np.arange(p) // 6)
+    between = {}
+    for name in ("ring", "two-level"):
+        x = Collective("all_reduce", name, tuple(range(p)), even_parts(n, p), np.dtype("f"), node)
+        assert {x.traffic(rank).words_received for rank in range(p)} == {2 * n * 23 // 24}
+        between[name] = sum(
+            int(step.words[np.array(node)[step.source] != np.array(node)[step.target]].sum())
+            for at in x.rounds()
+            for step in at.moves
+        )
+    assert between["two-level"] == 2 * n * 3  # each node receives what it lacks of 3/4 of both halves
+    assert between["ring"] == 4 * 2 * n * 23 // 24
+
+
+def test_the_fastest_is_chosen() -> None:
+    """Few messages for short vectors, few words for long ones, and as the machine has nodes."""
+    machine, kind = Machine(ranks_per_node=8), np.dtype("d")
+    short, long = (choose("all_reduce", parts_of("all_reduce", n, 64), kind, 64, machine) for n in (64, 10**8))
+    assert short.algorithm in ("doubling", "tree") and long.algorithm in ("ring", "two-level")
+    costs = collective_costs("all_reduce", parts_of("all_reduce", 10**6, 64), kind, 64, machine)
+    assert [x.seconds for x in costs] == sorted(x.seconds for x in costs) and len(costs) == 5
+    assert "two-level" not in [
+        x.collective.algorithm for x in collective_costs("broadcast", (9, 0), kind, 2, Machine())
+    ]
+    text = explained(costs)
+    assert "of bound" in text and "no algorithm sends less than 1.97 M words per rank, in fewer than 6 rounds" in text
+    scatter = collective_costs("scatter", parts_of("scatter", 640, 64), kind, 64, machine)
+    assert {x.words for x in scatter} == {630}  # which the root sends
+    with pytest.raises(ArgumentError, match="all_gather on 5000 ranks is of too many messages to be simulated"):
+        choose("all_gather", (1,) * 5000, kind, 5000, machine)
+
+
+def test_bad_arguments() -> None:
+    def collective(operation: str, name: str, p: int = 2, counts: Any = (1, 1), node: Any = ()) -> Collective:
+        return Collective(operation, name, tuple(range(p)), counts, np.dtype("f"), node)
+
+    for arguments, message in (
+        (("all_reduced", "ring"), "collective operations are all_reduce, .*; got 'all_reduced'"),
+        (("all_reduce", "rings"), "all_reduce is known by tree, ring, .*; got 'rings'"),
+        (("all_reduce", "ring", 3), "all_reduce of 3 ranks is of 3 parts of >= 0 words"),
+        (("all_to_all", "bruck", 2), "all_to_all of 2 ranks is of 4 parts"),
+        (("all_gather", "ring", 2, (1, -1)), "of >= 0 words"),
+        (("broadcast", "two-level", 3, (1, 1, 1), (0, 0, 1)), "takes several nodes of as many ranks each"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            collective(*arguments)
