@@ -1,4 +1,4 @@
-"""What the suite catches: 94 bugs, planted one at a time in a copy of the checkout.
+"""What the suite catches: 101 bugs, planted one at a time in a copy of the checkout.
 
     python scripts/mutants.py                  each bug, against the tests of its room as scripts/test.sh runs them
     python scripts/mutants.py --all            as scripts/test.sh --all runs them
@@ -537,6 +537,27 @@ MUTANTS = [
         "schedules: a redistribution is simulated without its reads", "pdgemm/schedules/exchanges/exchange.py",
         'kind = SHARED.name if self.shared else "exchange"', 'kind = "exchange"',
         ("0 tests/unit/test_exchanges.py",),
+    ),
+    Mutant(
+        "collectives: what comes from an earlier rank is joined on the wrong side", "pdgemm/transport/collectives.py",
+        "join if step.adds else None, source < me)", "join if step.adds else None, source > me)",
+        (f"4 {R}collectives.py",),
+    ),
+    Mutant(
+        "collectives: the last step of Bruck's all-gather goes around too far",
+        "pdgemm/schedules/collectives/collective_steps.py",
+        "ends = at + min(distance, p - distance)", "ends = at + distance",
+        (f"0 {U}collectives.py",),
+    ),
+    Mutant(
+        "programs: a product is not planned", "pdgemm/gemm.py",
+        """        draft.add("C", plan)\n""", """        pass\n""",
+        (f"4 {R}linalg_plans.py",),
+    ),
+    Mutant(
+        "programs: redistributions of sums are not reported", "pdgemm/spectral/iterations.py",
+        "return Y if Y.later_report is before else self.did(Y)", "return Y",
+        (f"4 {R}linalg_plans.py",),
     ),
 ]  # fmt: skip
 

@@ -41,6 +41,9 @@ def test_every_algorithm(p: int) -> None:
         if x.operation == "all_reduce":
             end = on_all_ranks(x, [dict(enumerate(row)) for row in addends], lambda a, b: a + b)
             assert all(has == end[0] for has in end)
+        if x.operation == "all_gather" and x.algorithm != "doubling":  # nothing twice, on any number of ranks
+            received = [x.traffic(rank).words_received for rank in x.ranks]
+            assert received == [x.words - own for own in x.counts]
         if (x.operation, x.algorithm) == ("all_reduce", "ring") and len({*x.counts}) == 1:
             assert {x.traffic(rank).words_received for rank in x.ranks} == {round(x.lower_bounds()[1])}
 
