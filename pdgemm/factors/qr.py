@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from time import perf_counter
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from pdgemm.matrix.argument_checks import check_dtype, check_matrices, communica
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import QRMethod
 from pdgemm.support.agreement import together
+
+_fastest: dict[Any, str] = {}  # the results of `fastest_method` for the last layouts
 
 
 def qr(A: DistMatrix, *, mode: str = "reduced", method: QRMethod = "auto") -> tuple[DistMatrix, DistMatrix]:
@@ -105,8 +107,14 @@ def fastest_method(A: DistMatrix) -> str:
     """
     if min(A.shape) <= BLOCK or A.device != devices.HOST:
         return "auto"
-    by_reflections, by_rows = (program_of(factored, A, method).seconds for method in ("householder", "tall"))
-    return "householder" if by_reflections < by_rows else "auto"
+    grid = A.grid
+    key = A.layout_in(grid), A.shared, grid.size, grid.shares_memory, grid.ranks_per_node
+    if key not in _fastest:
+        if len(_fastest) == 64:
+            _fastest.clear()
+        by_reflections, by_rows = (program_of(factored, A, method).seconds for method in ("householder", "tall"))
+        _fastest[key] = "householder" if by_reflections < by_rows else "auto"
+    return _fastest[key]
 
 
 def _make_diagonal_positive(Q: DistMatrix, R: DistMatrix) -> None:
