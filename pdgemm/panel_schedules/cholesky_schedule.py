@@ -9,7 +9,7 @@ import numpy as np
 
 from pdgemm.grids.index_map import overlap_counts
 from pdgemm.panel_schedules.panel_schedule import Panel, PanelSchedule, carried, signals
-from pdgemm.schedules.rounds import COLS, ROWS, Round, broadcast, grid_of, on_grid
+from pdgemm.schedules.rounds import COLS, ROWS, Round, broadcast, grid_of, products
 from pdgemm.schedules.schedule import Buffers
 
 SMALLEST = 128  # columns of the tiles on the diagonal of an update
@@ -43,10 +43,10 @@ class CholeskySchedule(PanelSchedule):
             w, (m_loc, n_loc, common) = panel.width, self.behind(panel)
             here = np.arange(pc) == panel.col
             if panel.stop == self.n:
-                yield Round([], on_grid(grid, 0, 0, 0))
+                yield Round([], products(grid, 0, 0, 0))
                 return
             messages = carried(self.mover, grid[:, [panel.col]].T, panel.row, np.array([w * w]), size, COLS)
-            yield Round(messages, on_grid(grid, m_loc[:, None] * here, w, (w + 1) // 2))
+            yield Round(messages, products(grid, m_loc[:, None] * here, w, (w + 1) // 2))
             messages = carried(self.mover, grid, panel.col, m_loc * w, size, ROWS)
             for r in range(pr):
                 messages += broadcast(self.mover, grid.T, r, common[r] * w, size, COLS)
@@ -54,7 +54,7 @@ class CholeskySchedule(PanelSchedule):
                     messages.append(
                         signals(grid[[r], panel.col], np.delete(grid, r, axis=0).reshape(1, -1), size, COLS)
                     )
-            yield Round(messages, on_grid(grid, m_loc[:, None], (n_loc[None, :] + 1) // 2, w))
+            yield Round(messages, products(grid, m_loc[:, None], (n_loc[None, :] + 1) // 2, w))
 
     def buffers(self, rank: int | None) -> Buffers:
         (m_loc, n_loc), (pr, pc), w = self.A.local_shape(rank), self.grid.shape, self.widest

@@ -11,7 +11,7 @@ import numpy as np
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.model.mover_registry import RING
 from pdgemm.panel_schedules.panel_schedule import Panel, PanelSchedule, carried
-from pdgemm.schedules.rounds import COLS, ROWS, Messages, Round, counts_of, grid_of, messages, on_grid
+from pdgemm.schedules.rounds import COLS, ROWS, Messages, Round, counts_of, grid_of, messages, products
 from pdgemm.schedules.schedule import Buffers
 
 
@@ -84,7 +84,7 @@ class HouseholderSchedule(PanelSchedule):
         for number, panel in enumerate(self.steps):
             here = (np.arange(pr)[:, None] == panel.row) & (np.arange(pc) == panel.col)
             yield Round(
-                self._lent(panel), on_grid(grid, (self.rows.n - panel.start) * here, panel.width, 2 * panel.width)
+                self._lent(panel), products(grid, (self.rows.n - panel.start) * here, panel.width, 2 * panel.width)
             )
             moves = self._returned(panel) + carried(self.mover, grid, panel.col, self.chunk(panel), size, ROWS)
             yield from self._reflection(panel, moves, self.updates(number))
@@ -107,8 +107,8 @@ class HouseholderSchedule(PanelSchedule):
         grid, height, w = grid_of(self.A), self.heights[panel][:, None], panel.width
         for start, stop in updates:
             n_loc = counts_of(self.A.distribution.cols.window(start, stop))
-            yield Round(moves, on_grid(grid, height, n_loc, w))
-            yield Round(self._summed(self.members(panel), n_loc, w), on_grid(grid, height, n_loc, w))
+            yield Round(moves, products(grid, height, n_loc, w))
+            yield Round(self._summed(self.members(panel), n_loc, w), products(grid, height, n_loc, w))
             moves = []
 
     def _summed(self, members: list[int], n_loc: np.ndarray, w: int) -> list[Messages]:

@@ -14,7 +14,7 @@ from pdgemm.panel_schedules.gathered_layout import EXPOSED, gathered, gathering_
 from pdgemm.panel_schedules.panel_schedule import PanelSchedule, carried
 from pdgemm.panel_schedules.row_moves import RowMoves, moves_left
 from pdgemm.panel_schedules.tsqr_schedule import Tree, broadcast_tree
-from pdgemm.schedules.rounds import COLS, ROWS, Round, counts_of, grid_of, on_grid
+from pdgemm.schedules.rounds import COLS, ROWS, Round, counts_of, grid_of, products
 from pdgemm.schedules.schedule import Buffers
 
 INDEX = np.dtype(np.int64)
@@ -73,7 +73,7 @@ class LUSchedule(PanelSchedule):
             right = _from(cols, panel.stop)
             owner = np.zeros(grid.shape, int)
             owner[panel.row, panel.col] = m - panel.start
-            yield Round(gathered(self, panel), on_grid(grid, owner, w, (w + 1) // 2))
+            yield Round(gathered(self, panel), products(grid, owner, w, (w + 1) // 2))
             column, one = grid[:, [panel.col]].T, np.array([w])
             sent = gathered(self, panel, back=True) + carried(pivots_by, column, panel.row, one, INDEX.itemsize, COLS)
             sent += carried(pivots_by, grid, panel.col, np.full(len(grid), w), INDEX.itemsize, ROWS)
@@ -82,7 +82,7 @@ class LUSchedule(PanelSchedule):
             sent += RowMoves.of(pivots[panel.start : panel.stop], panel.start).sent(rows, grid, right, size)
             if panel.stop < m:
                 sent += carried(self.mover, grid.T, panel.row, right * w, size, COLS)
-            yield Round(sent, on_grid(grid, behind[:, None], right, w))
+            yield Round(sent, products(grid, behind[:, None], right, w))
         for panel, moves in moves_left(self.steps, pivots, m):
             widths = panel.width * (np.arange(cols.parts) == panel.col)
             yield Round(moves.sent(rows, grid, widths, size), hidden=False)

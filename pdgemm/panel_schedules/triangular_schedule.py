@@ -11,7 +11,7 @@ import numpy as np
 from pdgemm.grids.layout import Layout
 from pdgemm.panel_schedules.panel_schedule import Panel, PanelSchedule, carried, diagonal_panels
 from pdgemm.schedules.product import alike
-from pdgemm.schedules.rounds import COLS, ROWS, Round, counts_of, grid_of, on_grid
+from pdgemm.schedules.rounds import COLS, ROWS, Round, counts_of, grid_of, products
 from pdgemm.schedules.schedule import Buffers
 
 
@@ -71,11 +71,11 @@ class TriangularSchedule(PanelSchedule):
             here = np.arange(len(grid)) == panel.row
             block = np.array([w * w])
             diagonal = carried(self.mover, grid[[panel.row]], panel.col, block, a_size, ROWS, ready=True)
-            yield Round(diagonal, on_grid(grid, here[:, None] * w, n_loc[None, :], (w + 1) // 2))
+            yield Round(diagonal, products(grid, here[:, None] * w, n_loc[None, :], (w + 1) // 2))
             messages = carried(self.mover, grid, panel.col, m_loc * w, a_size, ROWS, ready=True)
             if m_loc.any():
                 messages += carried(self.mover, grid.T, panel.row, n_loc * w, b_size, COLS, ready=not self.solves)
-            yield Round(messages, on_grid(grid, m_loc[:, None], n_loc[None, :], w))
+            yield Round(messages, products(grid, m_loc[:, None], n_loc[None, :], w))
 
     def buffers(self, rank: int | None) -> Buffers:
         (m_loc, _), (_, n_loc), (pr, pc), w = (

@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from pdgemm.instrument.recorder import Transfer
-from pdgemm.schedules.rounds import COLS, Messages, Round
+from pdgemm.schedules.rounds import COLS, Messages, Round, WorkPiece
 from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
 
 SLOWER = 4  # times what a product of as many flops takes: a factorisation on one rank
@@ -168,14 +168,14 @@ class TallSchedule(Schedule):
         by_rank = np.zeros(1 + max(self.tree.ranks), int)
         by_rank[[*self.tree.ranks]] = self.rows
         root = self.k * (np.arange(len(by_rank)) == self.tree.ranks[0])
-        half = Round([], (by_rank, self.k, self.k), share=self.work / 2)
+        half = Round([], [WorkPiece((by_rank, self.k, self.k), share=self.work / 2)])
         yield half
         yield from self.tree.rising()
         if self.on_top:
-            yield Round([], (root, self.k, self.k), share=self.on_top * SLOWER)
+            yield Round([], [WorkPiece((root, self.k, self.k), share=self.on_top * SLOWER)])
         yield from self.tree.descending()
         yield half
-        yield Round([], (self.k, self.k, self.k), share=self.each)
+        yield Round([], [WorkPiece((self.k, self.k, self.k), share=self.each)])
 
     def transfers(self, rank: int) -> list[Transfer]:
         """Return the messages of the tree, which is remembered."""

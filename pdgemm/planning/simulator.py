@@ -7,7 +7,6 @@ has reached that round, and the ranks of a node share its network bandwidth.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from pdgemm.errors import ArgumentError
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.model.machine import Machine
 from pdgemm.planning.timing import memory_seconds
-from pdgemm.schedules.rounds import Messages, Tally, one_each
+from pdgemm.schedules.rounds import MEMORY, Messages, Tally, WorkPiece, one_each
 from pdgemm.schedules.schedule import Schedule
 
 MOST_EVENTS = 20_000_000  # some seconds
@@ -97,8 +96,7 @@ def simulate(schedule: Schedule, machine: Machine, ranks: int) -> Simulation:
         moving = near + far
         hidden = machine.overlap * np.minimum(before, moving) if at.hidden and schedule.lookahead else 0.0
         clock = ready + before + moving - hidden
-        before = _seconds(at.work, machine, schedule.panel_dtype, ranks)
-        before[: np.size(at.share) if np.ndim(at.share) else ranks] *= at.share
+        before = sum((_seconds(x, machine, x.dtype or schedule.panel_dtype, ranks) for x in at.work), np.zeros(ranks))
         computed += before
         clock += machine.panel_overhead * (before > 0)
     clock += before
@@ -112,7 +110,12 @@ def _arrive(seconds: np.ndarray, x: Messages, which: np.ndarray, alpha: float, b
     np.add.at(seconds, x.target[which], alpha + x.words[which] * x.itemsize * beta)
 
 
-def _seconds(work: tuple[Any, Any, Any], machine: Machine, dtype: np.dtype, ranks: int) -> np.ndarray:
-    shapes, inverse = np.unique(np.stack([one_each(x, ranks) for x in work]), axis=1, return_inverse=True)
-    seconds = [machine.multiply(dtype, mnk, mnk) for mnk in zip(*shapes.tolist())]
-    return np.array(seconds)[inverse.ravel()]
+def _seconds(work: WorkPiece, machine: Machine, dtype: np.dtype, ranks: int) -> np.ndarray:
+    """Return the time of a piece of work on each rank."""
+    extents = np.stack([one_each(x, ranks) for x in work.extents])
+    if work.kind == MEMORY:
+        return np.prod(extents, axis=0) * dtype.itemsize / machine.copy_bandwidth
+    shapes, inverse = np.unique(extents, axis=1, return_inverse=True)
+    seconds = np.array([machine.multiply(dtype, mnk, mnk) for mnk in zip(*shapes.tolist())])[inverse.ravel()]
+    seconds[: np.size(work.share) if np.ndim(work.share) else ranks] *= work.share
+    return seconds

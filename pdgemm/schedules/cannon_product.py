@@ -13,7 +13,7 @@ import numpy as np
 from pdgemm.instrument.recorder import Traffic, Transfer
 from pdgemm.model.formulas import LARGEST_MESSAGE_BYTES
 from pdgemm.schedules.product import Product, alike
-from pdgemm.schedules.rounds import COLS, ROWS, Round, counts_of, grid_of, messages, on_grid
+from pdgemm.schedules.rounds import COLS, ROWS, Round, counts_of, grid_of, messages, products
 from pdgemm.schedules.schedule import Buffers
 from pdgemm.schedules.steps import TorusStep, cannon_neighbours, cannon_steps, skewed_rank_maps
 from pdgemm.support.remembered import remembered
@@ -128,7 +128,7 @@ class Cannon(Product):
             elif self.in_blocks and number and number % t == 0:
                 words = n_loc[None, :] * width_b[held_b[number]]
                 shifts += messages("shift", grid[(i + 1) % pr, j], grid, words, size_b, COLS)
-            yield Round(shifts, on_grid(grid, m_loc[:, None], n_loc[None, :], width), share=self.shares)
+            yield Round(shifts, products(grid, m_loc[:, None], n_loc[None, :], width, self.shares))
 
     def transfers(self, rank: int) -> list[Transfer]:
         """A rank receives all parts of A in its row but the first, and sends all but the last; likewise for B."""

@@ -21,7 +21,7 @@ from pdgemm.instrument.recorder import Transfer
 from pdgemm.schedules.cannon_product import Cannon
 from pdgemm.schedules.product import Product, alike, on_ranks, scaled
 from pdgemm.schedules.reduction import Reduction, Window, height
-from pdgemm.schedules.rounds import Messages, Round, one_each
+from pdgemm.schedules.rounds import Messages, Round, WorkPiece, one_each
 from pdgemm.schedules.schedule import Buffers, RankMap
 from pdgemm.schedules.staircase import Staircase
 from pdgemm.schedules.summa_product import Summa
@@ -98,7 +98,8 @@ class Inner(Product):
         n, k_loc = self.mnk[1], np.array([self.A.local_shape(rank)[1] for rank in range(self.size)])
         sums: list[Messages] = []  # of the window before
         for turn, window in enumerate(self.windows):
-            yield Round(sums, (height(window), n, k_loc), hidden=not self.shared, share=self.share(0))
+            work = WorkPiece((height(window), n, k_loc), share=self.share(0))
+            yield Round(sums, [work], hidden=not self.shared)
             sums = self.reduction.messages(slice(turn, turn + 1))
         yield Round(sums, hidden=False)
 
@@ -271,8 +272,9 @@ class Layered(Product):
         layers = [layer.rounds() for layer in self.each_layer]
         for together in zip_longest(*layers, fillvalue=Round()):
             ranks = max(self.rank_map) + 1
-            m, n, k = (sum(one_each(one.work[x], ranks) for one in together) for x in range(3))
-            yield Round([x for one in together for x in one.moves], (m, n, k), share=self.shares)
+            pieces = [piece for one in together for piece in one.work]  # of a rank only that of its layer is not empty
+            m, n, k = (sum(one_each(piece.extents[x], ranks) for piece in pieces) for x in range(3))
+            yield Round([x for one in together for x in one.moves], [WorkPiece((m, n, k), share=self.shares)])
         yield from self.reduction.rounds()
 
     @property

@@ -42,20 +42,36 @@ class Messages(NamedTuple):
 ROWS, COLS, LAYERS = range(3)  # directions: along a grid row, along a grid column, along the layers
 
 
+PRODUCT, MEMORY = "product", "memory"  # kinds of work: m n k products, or m n elements that are passed over k times
+
+
+class WorkPiece(NamedTuple):
+    """One piece of what all ranks compute at the same time.
+
+    extents : m, n and k, each a number for all ranks, or an array with an entry for each rank.
+    kind    : `PRODUCT` or `MEMORY`.
+    share   : of its piece that a rank computes, or an array of these by rank; less than 1 for one triangle of C.
+    dtype   : of its elements; None: that of the schedule, `panel_dtype`.
+    """
+
+    extents: tuple[Any, Any, Any]
+    kind: str = PRODUCT
+    share: Any = 1.0
+    dtype: np.dtype | None = None
+
+
 @dataclass
 class Round:
-    """What all ranks send and multiply in one round.
+    """What all ranks send and compute in one round.
 
-    moves  : messages that arrive, or are read, before the product.
-    work   : extents m, n, k of the product, each an array with an entry for each rank.
-    hidden : messages may overlap with the product of the round before.
-    share  : of its product that a rank forms, or an array of these by rank; less than 1 for one triangle of C.
+    moves  : messages that arrive, or are read, before the work.
+    work   : pieces of work, one after the other.
+    hidden : messages may overlap with the work of the round before.
     """
 
     moves: list[Messages] = field(default_factory=list)
-    work: tuple[Any, Any, Any] = (0, 0, 0)
+    work: list[WorkPiece] = field(default_factory=list)
     hidden: bool = True
-    share: Any = 1.0
 
     @property
     def messages(self) -> list[Messages]:
@@ -89,13 +105,14 @@ class Tally:
         """One more round."""
         for x in at.moves:
             self._add(x, not at.hidden)
-        m, n, k = (one_each(size, self._ranks) for size in at.work)
-        busy = m * n * k > 0
-        if busy.any():
-            self.steps += 1
-            self.widest = max(self.widest, int(k[busy].max()))
-            self._m, self._n = np.maximum(self._m, m), np.maximum(self._n, n)
-            self._k += k
+        for piece in at.work:
+            m, n, k = (one_each(size, self._ranks) for size in piece.extents)
+            busy = m * n * k > 0
+            if piece.kind == PRODUCT and busy.any():
+                self.steps += 1
+                self.widest = max(self.widest, int(k[busy].max()))
+                self._m, self._n = np.maximum(self._m, m), np.maximum(self._n, n)
+                self._k += k
 
     def _add(self, x: Messages, after: bool) -> None:
         counts = self._channels.setdefault(
@@ -211,15 +228,15 @@ def messages(
     return [Messages(kind, source.ravel()[sent], target.ravel()[sent], words.ravel()[sent], itemsize, along)]
 
 
-def on_grid(grid: np.ndarray, m: Any, n: Any, k: Any) -> tuple[Any, Any, Any]:
-    """Return sizes that are given by grid position as sizes by rank."""
+def products(grid: np.ndarray, m: Any, n: Any, k: Any, share: Any = 1.0) -> list[WorkPiece]:
+    """Return a product of each rank as a piece of work; its extents are given by grid position."""
 
     def by_rank(x: Any) -> np.ndarray:
         sizes = np.zeros(int(grid.max()) + 1, int)
         sizes[grid] = np.broadcast_to(x, grid.shape)
         return sizes
 
-    return by_rank(m), by_rank(n), by_rank(k)
+    return [WorkPiece((by_rank(m), by_rank(n), by_rank(k)), share=share)]
 
 
 def one_each(sizes: Any, ranks: int) -> np.ndarray:

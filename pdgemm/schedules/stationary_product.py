@@ -11,7 +11,7 @@ import numpy as np
 from pdgemm.instrument.recorder import Transfer
 from pdgemm.model.formulas import broadcasts, reductions
 from pdgemm.schedules.product import Product, alike
-from pdgemm.schedules.rounds import COLS, Messages, Round, broadcast, counts_of, grid_of, on_grid, reduce
+from pdgemm.schedules.rounds import COLS, Messages, Round, broadcast, counts_of, grid_of, products, reduce
 from pdgemm.schedules.schedule import Buffers
 from pdgemm.schedules.steps import PanelStep, panel_counts, summa_steps, widest_panel
 
@@ -87,7 +87,7 @@ class Stationary(Product):
         reduced: list[Messages] = []
         for step in self.steps:
             messages = broadcast(self.mover, grid.T, step.row, k_loc * step.width, self.B.dtype.itemsize, COLS)
-            yield Round(reduced + messages, on_grid(grid, m_loc[:, None], step.width, k_loc[None, :]))
+            yield Round(reduced + messages, products(grid, m_loc[:, None], step.width, k_loc[None, :]))
             reduced = reduce(grid, step.col, m_loc * step.width, self.accumulate.itemsize)
         yield Round(reduced)
 

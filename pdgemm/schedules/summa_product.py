@@ -14,7 +14,7 @@ from pdgemm.instrument.recorder import Transfer
 from pdgemm.model.formulas import broadcasts
 from pdgemm.schedules.node_relay import NodeLine, Parts, parts_by_number, relayed
 from pdgemm.schedules.product import Product, alike
-from pdgemm.schedules.rounds import COLS, Round, broadcast, counts_of, grid_of, on_grid, relay
+from pdgemm.schedules.rounds import COLS, Round, broadcast, counts_of, grid_of, products, relay
 from pdgemm.schedules.schedule import Buffers
 from pdgemm.schedules.steps import (
     Bundle,
@@ -174,7 +174,7 @@ class Summa(Product):
             for step in () if self.nodes else bundle.steps:
                 messages += broadcast(self.mover, grid, step.col, m_loc * step.width, size_a)
                 messages += broadcast(self.mover, grid.T, step.row, n_loc * step.width, size_b, COLS)
-            yield Round(messages, on_grid(grid, m_loc[:, None], n_loc[None, :], bundle.width), share=self.shares)
+            yield Round(messages, products(grid, m_loc[:, None], n_loc[None, :], bundle.width, self.shares))
 
     def transfers(self, rank: int) -> list[Transfer]:
         """Return the traffic of A's panels along the rank's row, and of B's along its column.

@@ -29,7 +29,7 @@ from pdgemm.planning.problem import Problem, lay_out
 from pdgemm.planning.search.algorithm_grids import GridCandidate
 from pdgemm.schedules.product import Product, alike, on_ranks, scaled
 from pdgemm.schedules.reduction import Reduction
-from pdgemm.schedules.rounds import COLS, ROWS, Round, broadcast, counts_of, on_grid
+from pdgemm.schedules.rounds import COLS, ROWS, Round, broadcast, counts_of, products
 from pdgemm.schedules.schedule import Buffers, RankMap
 from pdgemm.schedules.steps import one_run
 
@@ -102,7 +102,7 @@ class AllGather3D(Product):
                 moves += broadcast("ibcast", grid, j, high * a[layer, j], self.A.dtype.itemsize, ROWS)
             for i in range(pr):
                 moves += broadcast("ibcast", grid.T, i, wide * b[layer, i], self.B.dtype.itemsize, COLS)
-        yield Round(moves, on_grid(ranks, high[:, None], wide[None, :], a.sum(axis=1)[:, None, None]))
+        yield Round(moves, products(ranks, high[:, None], wide[None, :], a.sum(axis=1)[:, None, None]))
         yield Round(self.reduction.messages(), hidden=False)
 
     def scaled(self, share: float) -> Self:

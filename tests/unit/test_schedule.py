@@ -277,7 +277,8 @@ def test_every_formula_says_what_the_rounds_say(
     with allgather_3d_registered():
         products = [way.product for way in arrangements(problem)]
     for product in products:
-        work = sum((np.prod([one_each(x, size) for x in at.work], axis=0) for at in product.rounds()), np.zeros(size))
+        pieces = [piece for at in product.rounds() for piece in at.work]
+        work = sum((np.prod([one_each(x, size) for x in piece.extents], axis=0) for piece in pieces), np.zeros(size))
         for rank in range(size):
             traffic = sum((x.traffic for x in plain.transfers(product, rank)), Traffic())
             assert product.traffic(rank) == traffic, (product, rank)

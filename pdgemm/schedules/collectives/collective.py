@@ -19,10 +19,11 @@ from pdgemm.errors import ArgumentError
 from pdgemm.model.mover_registry import RING
 from pdgemm.schedules.collectives import collective_steps as by
 from pdgemm.schedules.collectives.collective_steps import Step, Steps
-from pdgemm.schedules.rounds import COLS, Messages, Round
+from pdgemm.schedules.rounds import COLS, MEMORY, Messages, Round, WorkPiece
 from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
 from pdgemm.support.remembered import remembered
 
+_PASSES = 2  # over the words that are added: those of two vectors are read, and one is written, as two copies do
 OPERATIONS = (
     "all_reduce", "reduce", "reduce_scatter", "all_gather", "gather", "broadcast", "scatter", "all_to_all",
 )  # fmt: skip
@@ -112,22 +113,12 @@ class Collective(Schedule):
             words = np.bincount(row.ravel(), self.words_of(step), pairs.shape[1]).astype(np.int64)
             sent, (source, target) = words > 0, ranks[pairs]
             moves = Messages(RING.name, source[sent], target[sent], words[sent], self.dtype.itemsize, COLS)
-            yield Round([moves], hidden=False)
+            added = np.bincount(target[sent], words[sent] * step.adds, self.last_rank + 1).astype(np.int64)
+            work = [WorkPiece((added, 1, _PASSES), MEMORY)] if step.adds else []
+            yield Round([moves], work, hidden=False)
 
     def buffers(self, rank: int | None) -> Buffers:
         return {"vector": (self.words, self.dtype)}
-
-    def copied(self, rank: int) -> int:
-        """Return the bytes that a rank adds to its own."""
-        return int(self._added[self.ranks.index(rank)]) * self.dtype.itemsize if rank in self.ranks else 0
-
-    @cached_property
-    def _added(self) -> np.ndarray:
-        """The words that each of the ranks adds."""
-        added = np.zeros(len(self.ranks), np.int64)
-        for step in self.steps():
-            np.add.at(added, step.target, self.words_of(step) * step.adds)
-        return added
 
     def lower_bounds(self) -> tuple[int, float]:
         """Return the fewest messages one after the other, and the fewest words that some rank sends or receives.

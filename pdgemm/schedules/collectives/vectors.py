@@ -53,7 +53,9 @@ class SideBySide(Schedule):
 
     def rounds(self) -> Iterator[Round]:
         for rounds in zip_longest(*(part.rounds() for part in self.parts)):
-            yield Round([x for at in rounds if at for x in at.moves], hidden=False)
+            together = [at for at in rounds if at]
+            moves, work = ([x for at in together for x in getattr(at, name)] for name in ("moves", "work"))
+            yield Round(moves, work, hidden=False)
 
     def buffers(self, rank: int | None) -> Buffers:
         if rank is None:
