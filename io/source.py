@@ -11,11 +11,14 @@ import numpy as np
 
 from pdgemm.arrays.dtypes import STORED
 from pdgemm.errors import FileError
+from pdgemm.grids.distribution import Block
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.io import hdf5, hyperslabs, mpi_io, pieces
 from pdgemm.io.atomic import on_root
-from pdgemm.io.matrix_files import Transfer
+from pdgemm.io.matrix_files import Progress, Transfer
 from pdgemm.io.stored import CHANGED, Stored, changed_file, check_unchanged
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.names import DeviceName
 from pdgemm.protection import checksum
 
 Region = tuple[tuple[int, int], tuple[int, int]]  # its rows and columns, each the first and the one after the last
@@ -84,6 +87,14 @@ class Source(NamedTuple):
         """Rows and columns of op(matrix) that are read together."""
         rows, cols = self.stored.unit
         return (cols, rows) if self.transposed else (rows, cols)
+
+    def read(
+        self, grid: ProcessGrid, block: Block | None, device: DeviceName = "host", progress: Progress | None = None
+    ) -> DistMatrix:
+        """Return the matrix, or its transpose where op is not "N".  Collective; raises the errors of `hdf5.load`."""
+        return hdf5.load(
+            *self.dataset, grid, block, dtype=self.dtype, transpose=self.transposed, device=device, progress=progress
+        )
 
     def is_same(self, other: Source) -> bool:
         """Are both the same elements, whatever their names?"""

@@ -46,6 +46,7 @@ if _TYPE_CHECKING:
     from pdgemm.profiling.trace_file import trace as trace
     from pdgemm.protection.checksum import checksum as checksum
     from pdgemm.resilience.survivors import resilient as resilient
+    from pdgemm.streamed.multiply_files import multiply_files as multiply_files
     from pdgemm.streamed.stored_matrix import StoredMatrix as StoredMatrix
 
 _NAMES = {  # what each module has for users
@@ -65,6 +66,7 @@ _NAMES = {  # what each module has for users
     "pdgemm.model.machine": ["Machine", "load_machine"],
     "pdgemm.profiling.trace_file": ["trace"],
     "pdgemm.resilience.survivors": ["resilient"],
+    "pdgemm.streamed.multiply_files": ["multiply_files"],
     "pdgemm.streamed.stored_matrix": ["StoredMatrix"],
 }
 _MODULES = {

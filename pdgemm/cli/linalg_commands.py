@@ -211,7 +211,7 @@ def _sources(say: Speaker, given: dict[str, Dataset], dtype: str | None) -> list
 
 def _check(say: Speaker, outputs: list[tuple[Dataset, int]], sources: Any, dtype: Any, how: How, words: int) -> None:
     """Check all that can be known without the elements.   words : that all ranks together need beside the sources."""
-    from pdgemm.cli.ahead import Outlines, check_memory, check_output
+    from pdgemm.streamed.before_reading import Outlines, check_memory, check_output
 
     outlines = Outlines(say.grid, how.block, "host")
     for x in sources:

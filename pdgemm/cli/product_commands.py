@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -13,12 +12,9 @@ from pdgemm.arrays.element_functions import KINDS
 from pdgemm.cli import options
 from pdgemm.cli.job import OfAllRanks
 from pdgemm.cli.param_types import BLOCK, BYTES, DATASET, GRID, NUMBER, SECONDS, SHAPE, Dataset
-from pdgemm.errors import ArgumentError
 from pdgemm.names import DeviceName, ElementTypeName, Protection
 
 if TYPE_CHECKING:
-    from pdgemm.cli.session import Speaker
-    from pdgemm.grids.process_grid import ProcessGrid
     from pdgemm.io.source import Source
     from pdgemm.matrix.distmatrix import DistMatrix
 
@@ -69,9 +65,9 @@ def generate(
     import numpy as np
 
     from pdgemm.arrays.element_functions import element_function
-    from pdgemm.cli.ahead import Outlines, check_memory, check_output
     from pdgemm.cli.session import session
     from pdgemm.matrix.distmatrix import DistMatrix
+    from pdgemm.streamed.before_reading import Outlines, check_memory, check_output
 
     with session(grid_shape, as_json) as say:
         say.lost = f"{target.path} was not written, its contents are unchanged"
@@ -154,8 +150,8 @@ def multiply(
     c0: Dataset | None,
     alpha: complex,
     beta: complex,
-    transa: str,
-    transb: str,
+    transa: Any,
+    transb: Any,
     grid_shape: tuple[int, int] | None,
     block: tuple[int, int] | None,
     dtype: ElementTypeName | None,
@@ -189,10 +185,8 @@ def multiply(
             raise click.UsageError(f"{name} {file} is a file that is read or written here: name another one")
     if trace_file and page and real(trace_file) == real(page):
         raise click.UsageError(f"--trace and --report are both {page}: name another file for one of them")
-    from pdgemm.arrays.dtypes import product
     from pdgemm.cli.session import session
-    from pdgemm.errors import LayoutError
-    from pdgemm.io.source import source
+    from pdgemm.streamed.multiply_files import multiply_files
 
     if mtbf is not None and checkpoint is None:
         raise click.UsageError("--mtbf needs --checkpoint, the time until the first one, whose duration is measured")
@@ -204,119 +198,12 @@ def multiply(
     others |= {"shape": product_grid, "accumulate_dtype": accumulate_dtype, "compute_type": compute_type}
     with session(grid_shape, as_json) as say, say.traced(trace_file, nvtx, page):
         say.lost = f"{output.path} was not written, its contents are unchanged"
-        x, y = source(say.grid, "A", a, dtype, transa), source(say.grid, "B", b, dtype, transb)
-        stored = product(x.dtype, y.dtype)
-        z = source(say.grid, "C on entry", c0 or output, stored) if beta or c0 else None
-        if z and not beta and z.shape != (x.shape[0], y.shape[1]):
-            raise LayoutError(
-                f"{':'.join(z.dataset)} is {z.shape[0]} x {z.shape[1]}, but C is {x.shape[0]} x {y.shape[1]}"
-            )
-        z = z if beta else None  # which is not read, then
-        wanted = _Wanted(alpha, x, y, beta, z, stored, output, force, seed if verified else None, others)
-        if memory is checkpoint is None:
-            done = _in_memory(say, wanted, block, device, compression)
-        else:
-            done = _in_parts(say, wanted, memory, checkpoint, mtbf)
-    return 0 if done else 1  # a wrong result is not stored
-
-
-class _Wanted(NamedTuple):
-    """C := alpha op(A) op(B) + beta C from files to a file, and the options of `pdgemm.pdgemm`.
-
-    seed : that of the vectors of `verify`; None: the result is not verified.
-    """
-
-    alpha: complex
-    a: Source
-    b: Source
-    beta: complex
-    c: Source | None
-    stored: Any  # the type of C
-    output: Dataset
-    force: bool
-    seed: int | None
-    options: dict[str, Any]
-
-    @property
-    def sums(self) -> dict[str, Any]:
-        return {name: self.options[name] for name in ("accumulate_dtype", "compute_type")}
-
-    @property
-    def flops(self) -> int:
-        from pdgemm.model.formulas import gemm_flops
-
-        return gemm_flops(self.a.shape[0], self.b.shape[1], self.a.shape[1], self.stored.kind == "c")
-
-    def check_output(self, grid: ProcessGrid) -> bool:
-        from pdgemm.cli.ahead import check_output
-
-        nbytes = self.a.shape[0] * self.b.shape[1] * self.stored.itemsize
-        return check_output(grid, self.output, nbytes, self.force, (self.a, self.b), self.c, ours=True)
-
-
-def _in_memory(
-    say: Speaker, x: _Wanted, block: tuple[int, int] | None, device: DeviceName, compression: str | None
-) -> bool:
-    """Read A and B, multiply and store; return whether the result is right, as far as it is verified."""
-    from pdgemm.cli.ahead import check_product, operands
-    from pdgemm.gemm import pdgemm, plan
-    from pdgemm.io.source import ndim_of_product
-    from pdgemm.matrix.residual import verify
-    from pdgemm.planning.simulator import words_between
-
-    layout = block, device
-    once = check_product(say.grid, x.a, x.b, x.c, *layout, x.seed, alpha=x.alpha, beta=x.beta, **x.options)
-    in_place = x.check_output(say.grid)
-    a = x.a._replace(what="A and B") if once else x.a
-    A, B = operands(a, x.b, lambda each: say.read(each, *layout), once)
-    before = say.read(x.c, *layout) if x.c else None
-    C = before.copy() if x.seed is not None and before is not None else before
-    replaces = before.report if before is not None and in_place else None
-    with say.progress("multiply", x.flops) as progress:
-        C = pdgemm(x.alpha, A, B, x.beta, C, progress=progress, **x.options)
-    say.report("product", C.report.summary())
-    if say.on_a_page:
-        planned = plan(A, B, C, alpha=x.alpha, beta=x.beta, **x.options)
-        with suppress(ArgumentError):  # too many ranks for a picture
-            say.words = None if say.grid.rank else words_between(planned.product, say.grid.size)
-    if x.seed is not None:
-        with say.progress("verify"):
-            residual = verify(C, x.alpha, A, B, x.beta, before, seed=x.seed, **x.sums)
-        say.report("verify", residual)
-        if not residual.passed:
-            return False
-    say.save(x.output, C, replaces=replaces, compression=compression, ndim=ndim_of_product(x.b, x.c))
-    return True
-
-
-def _in_parts(say: Speaker, x: _Wanted, memory: int | None, checkpoint: float | None, mtbf: float | None) -> bool:
-    """The same with at most so many bytes per rank, and with checkpoints."""
-    from pdgemm.cli.ahead import check_memory
-    from pdgemm.streamed.checkpoints import MOST_FLOPS, When
-    from pdgemm.streamed.files_product import FilesProduct
-    from pdgemm.streamed.unfinished import Complete, Left
-
-    when = None if checkpoint is None else When(checkpoint, mtbf)
-    steps = {} if when is None else {"most_flops": MOST_FLOPS}
-    product = FilesProduct(say.grid, x.alpha, x.a, x.b, x.beta, x.c, memory, **steps, **x.options)
-    check_memory(say.grid, product.tiling.most_bytes, "a tile of C and panels of A and B", ", or less --memory")
-    x.check_output(say.grid)
-
-    def begun(left: Left | None) -> None:
-        if left is not None:
-            say.note("resumed", [str(left)], {"share": left.share, "generation": left.saved.token.generation})
-        say.note("plan", [product.explain()], product.plan)
-
-    with say.progress("multiply", x.flops) as progress:
-        try:
-            done = product.run(x.output, seed=x.seed, progress=progress, when=when, begun=begun)
-        except Complete:
-            say.note("complete", [f"{':'.join(x.output)} is complete: an earlier job has finished it"], True)
-            return True
-    for name, each in zip(("product", "verify", "wrote"), done):
-        if each is not None:
-            say.report(name, each)
-    return done[2] is not None
+        done = multiply_files(
+            a, b, output, alpha=alpha, beta=beta, c0=c0, transa=transa, transb=transb, grid=say.grid, block=block,
+            dtype=dtype, device=device, memory=memory, checkpoint=checkpoint, mtbf=mtbf, compression=compression,
+            overwrite=force, seed=seed if verified else None, observer=say, **others,
+        )  # fmt: skip
+    return 0 if done.wrote or done.complete else 1  # a wrong result is not stored
 
 
 @click.command(cls=OfAllRanks)
@@ -344,11 +231,11 @@ def verify(
     as_json: bool,
 ) -> int:
     """Check C = alpha op(A) op(B) + beta C0 with random vectors, without a second product."""
-    from pdgemm.cli.ahead import Outlines, check_memory, operands
     from pdgemm.cli.session import session
     from pdgemm.io.source import source
     from pdgemm.matrix.residual import check_arguments
     from pdgemm.matrix.residual import verify as residual_of
+    from pdgemm.streamed.before_reading import Outlines, check_memory, operands
 
     if beta and c0 is None:
         raise click.UsageError("with --beta, C on entry is needed: --c0 FILE:/DATASET")

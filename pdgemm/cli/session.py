@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
@@ -20,12 +20,15 @@ from pdgemm.cli.param_types import Dataset
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.instrument.observer import Observer
 from pdgemm.instrument.report import Summary
 from pdgemm.io import hdf5
 from pdgemm.io.atomic import on_root
 from pdgemm.io.source import Source
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import DeviceName
+from pdgemm.planning.product_plan import ProductPlan
+from pdgemm.planning.simulator import words_between
 from pdgemm.profiling.trace_file import trace
 from pdgemm.support import agreement, launcher, signals
 from pdgemm.support.text import echo, in_bytes, in_rate, in_seconds, printable
@@ -33,7 +36,7 @@ from pdgemm.support.text import echo, in_bytes, in_rate, in_seconds, printable
 SECONDS_BETWEEN_LINES = 5.0
 
 
-class Speaker:
+class Speaker(Observer):
     """The grid of a command, and its output, which only rank 0 writes."""
 
     def __init__(self, grid: ProcessGrid, as_json: bool) -> None:
@@ -73,9 +76,7 @@ class Speaker:
     def read(self, x: Source, block: Block | None, device: DeviceName = "host") -> DistMatrix:
         """Read a matrix, or its transpose where op is not "N"."""
         with self.progress(f"read {x.what}", x.nbytes, "B/s") as progress:
-            matrix = hdf5.load(
-                *x.dataset, self.grid, block, dtype=x.dtype, transpose=x.transposed, device=device, progress=progress
-            )
+            matrix = x.read(self.grid, block, device, progress)
         self.report("read", matrix.report)
         return matrix
 
@@ -84,6 +85,11 @@ class Speaker:
         with self.progress("write", size, "B/s") as progress:
             wrote = hdf5.save(*output, matrix, progress=progress, **options)
         self.report("wrote", wrote)
+
+    def planned(self, plan: ProductPlan) -> None:
+        if self.on_a_page and self.grid.rank == 0:
+            with suppress(ArgumentError):  # too many ranks for a picture
+                self.words = words_between(plan.product, self.grid.size)
 
     def traced(self, path: str | None, nvtx: bool, page: str | None = None) -> AbstractContextManager[None]:
         """Return a context manager that traces its block, if a trace or a page of it was requested."""

@@ -12,7 +12,6 @@ from mpi4py import MPI
 
 from pdgemm.arrays import device as devices
 from pdgemm.arrays.dtypes import product
-from pdgemm.cli.param_types import Dataset
 from pdgemm.errors import ArgumentError, MemoryLimitError, OutOfMemoryError
 from pdgemm.gemm import plan
 from pdgemm.grids.distribution import Block
@@ -24,6 +23,7 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import distribution_on
 from pdgemm.matrix.residual import check_arguments
 from pdgemm.names import DeviceName
+from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.support.agreement import together
 from pdgemm.support.memory_left import MACHINE, memory_left
 from pdgemm.support.text import in_bytes
@@ -86,8 +86,10 @@ def check_product(
     device: DeviceName,
     seed: int | None,
     **options: Any,
-) -> bool:
-    """Raise what the product would, and OutOfMemoryError where it does not fit; return whether to read A and B once.
+) -> tuple[bool, ProductPlan]:
+    """Raise what the product would, and OutOfMemoryError where it does not fit.
+
+    Returns whether to read A and B once, and the plan.
 
     c : C on entry.   seed : that of `verify`, which needs a copy of C; None: the product is not verified.
     options : those of `plan`.
@@ -105,7 +107,7 @@ def check_product(
                 continue
             raise
         if seed is not None and C is not None:
-            sums = {name: options[name] for name in ("accumulate_dtype", "compute_type")}
+            sums: Any = {name: options.get(name) for name in ("accumulate_dtype", "compute_type")}
             check_arguments(C, options["alpha"], A, B, options["beta"], C if c else None, seed=seed, **sums)
         given = outlines.nbytes
         if device == devices.HOST:
@@ -114,7 +116,7 @@ def check_product(
         else:  # matrices are read and written by way of the host, one after the other
             needed = max(given)
         check_memory(grid, needed, "A, B, C and the buffers of the product", ", or multiply in parts (--memory)")
-        return once
+        return once, found
     raise AssertionError
 
 
@@ -138,7 +140,7 @@ def check_memory(grid: ProcessGrid, nbytes: int, what: str, advice: str = "") ->
 
 def check_output(
     grid: ProcessGrid,
-    output: Dataset,
+    output: tuple[str, str],
     nbytes: int,
     force: bool,
     sources: Sequence[Source] = (),
@@ -152,12 +154,13 @@ def check_output(
 
     Returns whether the result replaces C on entry.
     """
-    old = new_dataset.check_output(Path(output.path), output.name, grid, nbytes)
+    path, name = output
+    old = new_dataset.check_output(Path(path), name, grid, nbytes)
     in_place = old is not None and entry is not None and entry.stored.object == old.object
     if old is None or force:
         return in_place
     lost = " and ".join(x.what for x in sources if old.object in x.stored.objects)
     if lost or not (in_place or (ours and old.by_pdgemm)):
         why = f", and is {lost}" if lost else ", and was not written by pdgemm" if ours else ""
-        raise ArgumentError(f"{output.path}:{output.name} exists{why}: it is replaced only with --force")
+        raise ArgumentError(f"{path}:{name} exists{why}: it is replaced only with --force")
     return in_place
