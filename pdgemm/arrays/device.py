@@ -16,7 +16,7 @@ import numpy as np
 
 from pdgemm.arrays import workspace
 from pdgemm.arrays.integers import shown
-from pdgemm.arrays.workspace import Workspace
+from pdgemm.arrays.workspace import BufferCache
 from pdgemm.errors import DeviceError, DTypeError
 from pdgemm.names import DeviceName
 
@@ -282,7 +282,7 @@ def empty(shape: Sequence[int], dtype: Any, order: str = "C", device: Device | N
     return device.empty(shape, dtype, order)
 
 
-def own_memory(device: Device | None) -> Device | Workspace:
+def own_memory(device: Device | None) -> Device | BufferCache:
     """Return the allocator of what a product needs while it runs, and no other rank reads."""
     return workspace.host if device is None else device
 

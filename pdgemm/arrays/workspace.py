@@ -19,7 +19,7 @@ def _pageable(nbytes: int) -> np.ndarray:
     return np.empty(nbytes, np.uint8)
 
 
-class Workspace:
+class BufferCache:
     """Allocates arrays, and keeps the last bytes that were freed.
 
     allocate : returns memory of the given number of bytes, or raises MemoryError.
@@ -87,4 +87,4 @@ class Workspace:
             self._kept.pop(0)
 
 
-host = Workspace()
+host = BufferCache()

@@ -16,7 +16,7 @@ from pdgemm.arrays.device import Reach
 from pdgemm.arrays.elementwise import CONVERT, scale
 from pdgemm.blas.local_gemm import gemm_accumulate
 from pdgemm.calibrate.links import Shift, links, moved, shifter
-from pdgemm.calibrate.place import GPUS, HOSTS, REPEATS, Place, in_turns, timed
+from pdgemm.calibrate.place import GPUS, HOSTS, REPEATS, MeasuredPlace, in_turns, timed
 from pdgemm.gemm import pdgemm
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Recorder, nothing
@@ -50,7 +50,7 @@ def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None
     with ProcessGrid(comm, (1, comm.size)) as grid:
         found = device_on(grid, device)
         reach = found.reach(grid) if found else Reach(staged=False)
-        place = Place(found, GPUS if found else HOSTS, reach.staged, reach.nccl and comm.size > 1)
+        place = MeasuredPlace(found, GPUS if found else HOSTS, reach.staged, reach.nccl and comm.size > 1)
         default = gpu_cluster(reach.staged) if found else Machine()
         copy, fresh = _copy(grid.comm, place), _fresh(grid.comm, place)
         step()
@@ -105,7 +105,7 @@ def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None
     return machine
 
 
-def _rates(comm: MPI.Comm, place: Place, dtype: str, copy: float) -> dict[int, float]:
+def _rates(comm: MPI.Comm, place: MeasuredPlace, dtype: str, copy: float) -> dict[int, float]:
     """Return the flops per second of a rank that adds a product of panels to a square block, without copies."""
     side, widths, times = place.sizes.side, place.sizes.widths, place.sizes.times
     with together(comm):  # a device may be full
@@ -133,7 +133,7 @@ def _rates(comm: MPI.Comm, place: Place, dtype: str, copy: float) -> dict[int, f
     return {width: rate(width, taken / times) for width, taken in zip(widths, seconds)}
 
 
-def _copy(comm: MPI.Comm, place: Place) -> float:
+def _copy(comm: MPI.Comm, place: MeasuredPlace) -> float:
     """Return the bytes per second at which rows are copied from a larger array."""
     side = place.sizes.copied
     with together(comm):
@@ -141,7 +141,7 @@ def _copy(comm: MPI.Comm, place: Place) -> float:
     return y.nbytes / timed(comm, place.work("pack", lambda: CONVERT(y, x[:, : side // 2])))
 
 
-def _fresh(comm: MPI.Comm, place: Place) -> float:
+def _fresh(comm: MPI.Comm, place: MeasuredPlace) -> float:
     """Return the first-touch bandwidth: bytes per second when newly allocated pages are written."""
     words = place.sizes.touched
     with together(comm):  # there is room for it
@@ -149,7 +149,7 @@ def _fresh(comm: MPI.Comm, place: Place) -> float:
     return 8 * words / timed(comm, place.work("compute", lambda: scale(0, place.empty(1, words))))
 
 
-def _overlap(grid: ProcessGrid, place: Place) -> float:
+def _overlap(grid: ProcessGrid, place: MeasuredPlace) -> float:
     """Return the fraction of a shift that is hidden behind a product of the same duration.
 
     Between nodes the product is cut into slabs on the host, and the shift into panels that are in flight together.
@@ -197,13 +197,13 @@ def _overlap(grid: ProcessGrid, place: Place) -> float:
     return float(np.clip((product + moving - overlapped) / min(product, moving), 0.0, 1.0))
 
 
-def _call(grid: ProcessGrid, place: Place) -> float:
+def _call(grid: ProcessGrid, place: MeasuredPlace) -> float:
     A, B, C = (place.zeros(grid.size, grid.size, grid) for _ in range(3))
     alphas = cycle((1, 2))  # no executor is reused
     return timed(grid.comm, lambda: pdgemm(next(alphas), A, B, 0, C, algorithm="summa"), 4 * REPEATS)
 
 
-def _step(grid: ProcessGrid, place: Place, call: float) -> float:
+def _step(grid: ProcessGrid, place: MeasuredPlace, call: float) -> float:
     """Return the overhead of a panel, from products with panels of the least size."""
     panels = 64 * grid.size
     A, B = place.zeros(1, panels, grid, block=(1, 1)), place.zeros(panels, 1, grid, block=(1, 1))

@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.arrays.elementwise import scale
-from pdgemm.calibrate.place import Place, in_turns, timed
+from pdgemm.calibrate.place import MeasuredPlace, in_turns, timed
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.model.machine import Link
@@ -27,7 +27,7 @@ _SMALL = 1  # words of a message
 _ROUNDS = 4  # panels that each rank broadcasts, one after the other: the first ones fill the pipeline
 
 
-def links(comm: MPI.Comm, all_: MPI.Comm, place: Place, ahead: int) -> dict[str, Link]:
+def links(comm: MPI.Comm, all_: MPI.Comm, place: MeasuredPlace, ahead: int) -> dict[str, Link]:
     """Return the links among the ranks of comm, measured while the other communicators of `all_` do the same.
 
     ahead : panels in flight behind the one that is waited for.
@@ -60,7 +60,7 @@ def link(seconds: list[float], words: int, messages: int = 1) -> Link:
     return Link(max(1e-8, small / messages), max(1e-13, (large - small) / (words * 8)))
 
 
-def _broadcaster(comm: MPI.Comm, place: Place, name: str, words: int, ahead: int) -> Callable[[], object]:
+def _broadcaster(comm: MPI.Comm, place: MeasuredPlace, name: str, words: int, ahead: int) -> Callable[[], object]:
     """Return a function that broadcasts from all ranks in turn, with `ahead` more panels in flight, as in SUMMA."""
     buffers, slots = place.empty((ahead + 1) * words), ahead + 1
     room = None if name == NCCL.name else place.pinned(slots * words)
@@ -87,7 +87,7 @@ def _broadcaster(comm: MPI.Comm, place: Place, name: str, words: int, ahead: int
 class Shift:
     """Panels that each rank sends to the rank before it, while it receives others from the rank after it."""
 
-    def __init__(self, comm: MPI.Comm, place: Place, words: int, panels: int = 1) -> None:
+    def __init__(self, comm: MPI.Comm, place: MeasuredPlace, words: int, panels: int = 1) -> None:
         self._comm, self._place = comm, place
         self._held, self._coming = place.empty(panels, words // panels), place.empty(panels, words // panels)
         rooms = [place.pinned(words) for _ in range(2)]
@@ -112,7 +112,7 @@ class Shift:
         return arriving, left
 
 
-def shifter(comm: MPI.Comm, place: Place, words: int) -> Callable[[], object]:
+def shifter(comm: MPI.Comm, place: MeasuredPlace, words: int) -> Callable[[], object]:
     shift = Shift(comm, place, words)
 
     def work() -> None:
@@ -126,7 +126,7 @@ def shifter(comm: MPI.Comm, place: Place, words: int) -> Callable[[], object]:
     return work
 
 
-def _reducer(comm: MPI.Comm, place: Place, words: int) -> Callable[[], object]:
+def _reducer(comm: MPI.Comm, place: MeasuredPlace, words: int) -> Callable[[], object]:
     share = words // comm.size
     whole, part, another = place.empty(share * comm.size), place.empty(share), place.empty(share)
     rooms = place.pinned(share * comm.size), place.pinned(share)
@@ -144,7 +144,7 @@ def _reducer(comm: MPI.Comm, place: Place, words: int) -> Callable[[], object]:
     return work
 
 
-def moved(grid: ProcessGrid, place: Place, reads: bool) -> Link:
+def moved(grid: ProcessGrid, place: MeasuredPlace, reads: bool) -> Link:
     """Return the link of a redistribution from columns to rows, with packing and unpacking.
 
     reads : ranks copy from each other's memory, and send no messages.

@@ -50,7 +50,7 @@ HOSTS = Sizes(768, (8, 32, 128, 256, 512), 1, 2048, 1 << 22, 1 << 18, 256, (1024
 GPUS = Sizes(4096, (64, 256, 1024, 4096), 4, 8192, 1 << 25, 1 << 22, 2048, (4096, 4096))
 
 
-class Place(NamedTuple):
+class MeasuredPlace(NamedTuple):
     """Where the matrices are, and how messages between them are sent: staged through the host, or by NCCL."""
 
     device: Device | None

@@ -20,7 +20,7 @@ from pdgemm.model.machine import CUDA, Machine, load_machine, named_by_variable
 from pdgemm.planning.algorithm_registry import choices
 from pdgemm.studies import records
 from pdgemm.studies.cases import KINDS, Case, cases
-from pdgemm.studies.jobs import ENDED, Ended, Launcher, Steps, threads_per_rank
+from pdgemm.studies.jobs import ENDED, Ended, Launcher, StudyJobs, threads_per_rank
 from pdgemm.support import launcher
 from pdgemm.support.text import counted, echo, in_rate, in_seconds
 
@@ -147,7 +147,7 @@ def _measure(path: Path, wanted: list[Case], todo: list[Case], launch: Launcher,
     """Measure the cases in jobs, and return the exit code."""
     most = max(case.ranks for case in todo)
     threads = threads_per_rank(max(case.ranks for case in wanted))
-    steps = Steps(launch, path, sys.argv[1:], threads, _warn)
+    steps = StudyJobs(launch, path, sys.argv[1:], threads, _warn)
     try:
         for number in _SIGNALS:
             signal.signal(number, _end)

@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 from pdgemm.arrays.device import Array, Combination, Pinned, Reach, address, register
 from pdgemm.arrays.dtypes import HALVES, TYPE
-from pdgemm.arrays.workspace import Workspace
+from pdgemm.arrays.workspace import BufferCache
 from pdgemm.blas.local_gemm import leading, number, seen_by_fortran
 from pdgemm.devices import cuda_ipc, cuda_nccl, gpu_binding, kernels
 from pdgemm.errors import DeviceError, OutOfMemoryError
@@ -55,7 +55,7 @@ class Cuda:
         )
         self._cublas = cublas.create()  # users may change the modes of CuPy's
         cublas.setMathMode(self._cublas, _SUMS_IN_FULL)
-        self._pinned = Workspace(_pinned, least=0, most=_PINNED)  # pinning a page takes longer than copying it
+        self._pinned = BufferCache(_pinned, least=0, most=_PINNED)  # pinning a page takes longer than copying it
 
     def use(self) -> None:
         runtime.setDevice(self.number)

@@ -14,7 +14,7 @@ from mpi4py import MPI
 from pdgemm.arrays.device import Array, of
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.movers.panel_views import column_room
-from pdgemm.movers.pipeline import Panel, RingShift, flat
+from pdgemm.movers.pipeline import BlockPanel, RingShift, flat
 from pdgemm.movers.shift import pieces
 
 
@@ -46,7 +46,7 @@ class NcclShift(RingShift):
         self._coming, at, self._initial = [], 0, False
         for rows, cols in shapes:
             room = self._rooms[self._turn][at : at + rows * cols]
-            self._coming.append(Panel(column_room(rows, self._order, cols, room)))
+            self._coming.append(BlockPanel(column_room(rows, self._order, cols, room)))
             at += rows * cols
         sends, receives = ([x for panel in panels for x in pieces(flat(panel.array))] for panels in self._both)
         with recorder.phase("pack"):
@@ -59,7 +59,7 @@ class NcclShift(RingShift):
             recorder.traffic.received(x.size)
 
     @property
-    def _both(self) -> tuple[list[Panel], list[Panel]]:
+    def _both(self) -> tuple[list[BlockPanel], list[BlockPanel]]:
         return self._held, self._coming or []
 
     def panel(self, number: int) -> Array:

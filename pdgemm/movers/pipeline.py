@@ -160,8 +160,8 @@ class RingShift:
         self._rooms, self._staged = room.reshape(slots, -1), staged.shared_out(slots) if staged else None
         self._users = [list[Arrival]() for _ in range(slots)]  # of each buffer
         self._turn, self._at = 0, slots - 1  # the buffer to receive into next, and that of the block in use
-        self._held = [Panel(x) for x in first]
-        self._coming: list[Panel] | None = None
+        self._held = [BlockPanel(x) for x in first]
+        self._coming: list[BlockPanel] | None = None
         self._leaving: list[Arrival] = []
         self._initial = comm.size > 1
 
@@ -174,7 +174,7 @@ class RingShift:
         with self._recorder.phase("post"):
             self._coming, at = [], 0
             for number, (rows, cols) in enumerate(shapes):
-                panel = Panel(column_room(rows, self._order, cols, self._rooms[self._turn][at : at + rows * cols]))
+                panel = BlockPanel(column_room(rows, self._order, cols, self._rooms[self._turn][at : at + rows * cols]))
                 if self._staged:
                     panel.host = self._staged[self._turn].cut(at, at + rows * cols)
                     arriving = staged_receive(self._comm, panel.host, flat(panel.array), source, self._recorder, number)
@@ -215,7 +215,7 @@ class RingShift:
         if kind is None:
             self._transfers.wait(self._leaving)
 
-    def _pack(self, panel: Panel, at: int) -> None:
+    def _pack(self, panel: BlockPanel, at: int) -> None:
         """Make a panel of the initial block contiguous, and copy it to the host if it is staged."""
         x = panel.array
         if not x.flags.forc:
@@ -226,12 +226,12 @@ class RingShift:
             panel.host = self._staged[-1].cut(at, at + x.size)
             to_room(panel.host, flat(panel.array), self._recorder)
 
-    def _send(self, panel: Panel, to: int, number: int) -> None:
+    def _send(self, panel: BlockPanel, to: int, number: int) -> None:
         x = panel.host.host if panel.host else flat(panel.array)
         self._leaving += send(self._comm, x, to, self._recorder, number)
 
 
-class Panel:
+class BlockPanel:
     """A panel of a block: its array, its buffer on the host where it is staged, and what it has to wait for."""
 
     __slots__ = ("array", "arriving", "host")

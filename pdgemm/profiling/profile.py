@@ -38,7 +38,7 @@ class _Move(Struct):
     seconds: Seconds
 
 
-class SavedReport(Struct):
+class ProfiledReport(Struct):
     """A profile is made of these members of a `pdgemm.instrument.report.Report`."""
 
     algorithm: str
@@ -123,7 +123,7 @@ class Rank:
     phases: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     moving: float = 0.0
     outside: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    reports: list[SavedReport] = field(default_factory=list)
+    reports: list[ProfiledReport] = field(default_factory=list)
     transfers: dict[str, list[tuple[float, int, bool]]] = field(default_factory=lambda: defaultdict(list))
     spans: list[Spent] = field(default_factory=list)  # where they were asked for
 
@@ -201,7 +201,7 @@ class Profile:
         return float(np.mean(found)) if found else None
 
     @cached_property
-    def longest(self) -> SavedReport | None:
+    def longest(self) -> ProfiledReport | None:
         """The report of the longest product, if there was one."""
         return max((report for x in self.ranks for report in x.reports), key=lambda x: x.seconds, default=None)
 
@@ -224,7 +224,7 @@ class Profile:
             return None
         return sum(map(self._calibrated_seconds, reports)) / busy
 
-    def _calibrated_seconds(self, report: SavedReport) -> float:
+    def _calibrated_seconds(self, report: ProfiledReport) -> float:
         """Return the seconds of a rank in a product, by calibration."""
         (m, n, k), (pr, pc) = report.mnk, report.grid
         at_once = min(m // pr or 1, n // pc or 1, report.panel_width or k)
@@ -312,7 +312,7 @@ def _take(rank: Rank, spans: list[_Span], what: str) -> None:
             rank.transfers[name].append((seconds, size, waits(_middle(x)) and waits(x.ts + x.dur)))
         elif name == "pdgemm":
             rank.seconds += seconds
-            rank.reports.append(decoded(x.args, SavedReport, what))
+            rank.reports.append(decoded(x.args, ProfiledReport, what))
         elif name == "redistribute":
             if products(_middle(x)):
                 rank.moving += seconds

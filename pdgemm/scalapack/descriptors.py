@@ -55,7 +55,7 @@ def whole_number(value: object) -> int | None:
         return None
 
 
-class Wrong(NamedTuple):
+class IllegalEntry(NamedTuple):
     """The first illegal entry of a descriptor."""
 
     name: str
@@ -98,7 +98,7 @@ class Descriptor(NamedTuple):
             _dimension(self.N_, self.INB_, self.NB_, pc, self.CSRC_),
         )
 
-    def wrong(self, least: int, lld: Literal["any", "held", "rows"]) -> Wrong | None:
+    def wrong(self, least: int, lld: Literal["any", "held", "rows"]) -> IllegalEntry | None:
         """Return the first illegal entry, or None.
 
         least : the minimum of M_ and N_.
@@ -124,11 +124,11 @@ class Descriptor(NamedTuple):
         needed = max(1, rows) if lld == "rows" or (lld == "held" and cols) else 1
         return None if needed <= self.LLD_ else self._wrong("LLD_", f"must be at least {needed}, the local rows")
 
-    def _wrong(self, name: str, rule: str) -> Wrong:
+    def _wrong(self, name: str, rule: str) -> IllegalEntry:
         names = _ENTRIES[self.DTYPE_]
         if name not in names:  # of type 1
             name = name[1:]
-        return Wrong(name, names.index(name) + 1, f"is {getattr(self, name)}, {rule}")
+        return IllegalEntry(name, names.index(name) + 1, f"is {getattr(self, name)}, {rule}")
 
 
 def _dimension(n: int, first: int, block: int, parts: int, source: int) -> BlockCyclic:

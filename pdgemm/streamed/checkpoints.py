@@ -21,14 +21,14 @@ from pdgemm.io.atomic import on_root, replacing
 from pdgemm.io.new_dataset import NewDataset, attributes
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.streamed.earlier_ranks import alone
-from pdgemm.streamed.tiling import Step, waiting
+from pdgemm.streamed.tiling import TileStep, waiting
 from pdgemm.streamed.unfinished import (
     RUN,
     SUMS,
     Complete,
     Left,
-    Place,
-    Product,
+    OutputPlace,
+    SavedProduct,
     as_attrs,
     identity,
     is_whole,
@@ -46,7 +46,7 @@ MOST_FLOPS = 2.0**38  # of a rank in a step, after which a checkpoint may be sav
 PATIENCE = 90.0  # seconds in which a job that is asked to end may finish a step and save
 
 
-class Wrong(Exception):
+class WrongResult(Exception):
     """C is wrong: nothing is replaced by it, and nobody goes on with it."""
 
 
@@ -72,8 +72,8 @@ class Checkpoints:
 
     def __init__(
         self,
-        product: Product,
-        place: Place,
+        product: SavedProduct,
+        place: OutputPlace,
         when: When,
         left: Left | None,
         dataset: NewDataset,
@@ -92,7 +92,7 @@ class Checkpoints:
         kept = f"; the same command goes on from {self._share:.1%}" if self._share else ""
         return f"{self._place.output} was not written, its contents are unchanged{kept}"
 
-    def due(self, step: Step, last: bool) -> bool:
+    def due(self, step: TileStep, last: bool) -> bool:
         """Return whether it is time to save, after a step.
 
         last : of the product: what follows, to read it again and to verify it, may be interrupted, too.
@@ -111,7 +111,7 @@ class Checkpoints:
             return self._when.every
         return sqrt(2 * self._when.mtbf * self.seconds / self.saves)
 
-    def save(self, step: Step, tile: DistMatrix, total: np.ndarray, read: list[np.ndarray]) -> None:
+    def save(self, step: TileStep, tile: DistMatrix, total: np.ndarray, read: list[np.ndarray]) -> None:
         """Save what is done after a step, and end the job if it was asked to.
 
         tile : the sums of the tile of this step.   total : of the checksum of what this rank has written in this job.
@@ -145,7 +145,7 @@ class Checkpoints:
         if self._ending:
             signals.leave(self._ending)
 
-    def _done(self, step: Step) -> float:
+    def _done(self, step: TileStep) -> float:
         """Return the share of the product that is done."""
         (m, n, k), (rows, cols, _) = self._tiling.mnk, self._tiling.cuts
         area = 1.0 * sum((rows[i][1] - rows[i][0]) * (cols[j][1] - cols[j][0]) for i, j in self._finished)
@@ -156,7 +156,9 @@ class Checkpoints:
 
 
 @contextmanager
-def checkpoints(product: Product, output: tuple[str, str], layout: Distribution, when: When) -> Iterator[Checkpoints]:
+def checkpoints(
+    product: SavedProduct, output: tuple[str, str], layout: Distribution, when: When
+) -> Iterator[Checkpoints]:
     """Go on with what an earlier job left of a product, or begin; in the block it is computed, and then complete.
 
     Collective; the block raises on all ranks or on none.  If it raises, what was saved stays, unless C is wrong.
@@ -200,7 +202,7 @@ def checkpoints(product: Product, output: tuple[str, str], layout: Distribution,
             state = {"run": run, "problem": problem_of(place, product), "inputs": inputs, "output": now}
             yield Checkpoints(product, place, when, left, made, state)
         except BaseException as error:
-            if comm.rank == 0 and (isinstance(error, Wrong | Complete) or not place.checkpoint.exists()):
+            if comm.rank == 0 and (isinstance(error, WrongResult | Complete) or not place.checkpoint.exists()):
                 with suppress(OSError):
                     place.remove()
                     place.lock.unlink(missing_ok=True)

@@ -18,7 +18,7 @@ from pdgemm.io.matrix_files import Transfer
 from pdgemm.io.source import ReadSums, Region, Source
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.protection.checksum import bilinear, zero
-from pdgemm.streamed.tiling import STAGED, Range, Step, Tiling
+from pdgemm.streamed.tiling import STAGED, Range, TileStep, Tiling
 from pdgemm.support.agreement import together
 
 
@@ -94,7 +94,7 @@ class Panels:
         return panel.T.H if self._source.op == "C" else panel
 
 
-def loaded(comm: MPI.Intracomm, tiling: Tiling, a: Panels | None, b: Panels | None) -> Iterator[Step]:
+def loaded(comm: MPI.Intracomm, tiling: Tiling, a: Panels | None, b: Panels | None) -> Iterator[TileStep]:
     """Yield each step when its panels are there, while those of the next are read.  Collective over `comm`.
 
     a, b : None: an operand that lies in memory.
@@ -113,7 +113,7 @@ def loaded(comm: MPI.Intracomm, tiling: Tiling, a: Panels | None, b: Panels | No
         step = coming
 
 
-def _begin(a: Panels | None, b: Panels | None, step: Step | None) -> None:
+def _begin(a: Panels | None, b: Panels | None, step: TileStep | None) -> None:
     """Begin to read what a step needs."""
     if step is not None:
         for x, reads, where in zip((a, b), step.reads, ((step.rows, step.inner), (step.inner, step.cols))):

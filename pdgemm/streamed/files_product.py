@@ -33,10 +33,10 @@ from pdgemm.matrix.residual import Residual, random_vectors
 from pdgemm.matrix.residual import residual as residual_of
 from pdgemm.model.formulas import gemm_flops
 from pdgemm.protection import checksum
-from pdgemm.streamed.checkpoints import PATIENCE, Checkpoints, When, Wrong, checkpoints
+from pdgemm.streamed.checkpoints import PATIENCE, Checkpoints, When, WrongResult, checkpoints
 from pdgemm.streamed.file_panels import Panels, TileWriter, loaded, moved, summed, worker
 from pdgemm.streamed.files_residual import applied
-from pdgemm.streamed.tiling import Operand, Step, Tiling
+from pdgemm.streamed.tiling import Operand, TileStep, Tiling
 from pdgemm.streamed.tiling_choice import fitting, most_memory
 from pdgemm.streamed.unfinished import SUMS, Left
 from pdgemm.support import signals
@@ -126,7 +126,7 @@ class FilesProduct:
             description += ["a product in tiles", *output, seed]
         layout = Distribution.over(self.grid.shape, tiling.mnk[:2], tiling.blocks[:2])
         residual, wrote = None, None
-        with suppress(Wrong), self._kept(output, layout, when) as (dataset, kept):
+        with suppress(WrongResult), self._kept(output, layout, when) as (dataset, kept):
             begun(None if kept is None else kept.left)
             counted = self._written(dataset, kept, GuardedCallback(progress))
             dataset.complete(checksum.text(self.grid.comm, counted.total), check=True)
@@ -134,7 +134,7 @@ class FilesProduct:
             if seed is not None:
                 residual = self._residual(source(self.grid, "C", dataset.place), seed)
                 if not residual.passed:
-                    raise Wrong
+                    raise WrongResult
             wrote = dataset.report(self.grid.comm.allreduce(counted.write_seconds, MPI.MAX))
         return self._report(counted, seconds, kept), residual, wrote
 
@@ -261,7 +261,7 @@ class FilesProduct:
 
     def _multiplied(
         self,
-        step: Step,
+        step: TileStep,
         a: Panels,
         b: Panels,
         tile: DistMatrix,

@@ -72,7 +72,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Step:
+class TileStep:
     """One product C[rows, cols] += A[rows, inner] B[inner, cols].
 
     tile   : its number in the rows and columns of tiles.
@@ -162,7 +162,7 @@ class Tiling:
     def _resumed(self) -> bool:
         return bool(self.finished or self.parts)
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[TileStep]:
         """Yield the steps in their order."""
         rows, cols, inner = self.cuts
         before: tuple[tuple[int, int], tuple[int, int]] | None = None
@@ -184,7 +184,7 @@ class Tiling:
                         reads = False, False
                     first, last = (order[0], order[-1]) if down else (order[-1], order[0])
                     sums, done = part if l == first else None, (0, inner[l][1]) if down else (inner[l][0], self.mnk[2])
-                    yield Step((i, j), rows[i], cols[j], inner[l], reads, l == first, l == last, sums, done)
+                    yield TileStep((i, j), rows[i], cols[j], inner[l], reads, l == first, l == last, sums, done)
                     before = now
 
     def resumed(
@@ -223,7 +223,7 @@ class Tiling:
         read = self.a.stored * (tj * m * k - kept_a) + self.b.stored * (ti * n * k - kept_b)
         return read + self.entry * m * n
 
-    def _read(self, step: Step) -> int:
+    def _read(self, step: TileStep) -> int:
         """Return the bytes that a step reads."""
         rows, cols, inner = (end - first for first, end in (step.rows, step.cols, step.inner))
         a, b = step.reads

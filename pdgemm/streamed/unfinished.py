@@ -50,7 +50,7 @@ SUMS = "sums"  # the dataset in a checkpoint
 _ENDINGS = 64  # bytes of a name that are left to the endings of the files beside the output, and of temporary ones
 
 
-class Place(NamedTuple):
+class OutputPlace(NamedTuple):
     """The output, links resolved, its dataset, and the files beside it."""
 
     output: Path
@@ -75,12 +75,12 @@ class Place(NamedTuple):
         files.UNFINISHED.discard(self.tiles)
 
 
-def place_of(path: str, name: str) -> Place:
+def place_of(path: str, name: str) -> OutputPlace:
     output = Path(os.path.realpath(path))
     escaped = re.sub(r"[%/.\0-\x1f\x7f]", lambda x: f"%{ord(x[0]):02X}", _path(name))
     most = os.pathconf(output.parent, "PC_NAME_MAX") - _ENDINGS
     first = output.with_name(f"{short_name(f'{output.name}.{escaped}', most)}.checkpoint")
-    return Place(output, name, first, *(first.with_name(f"{first.name}-{x}") for x in ("tiles", "lock", "new")))
+    return OutputPlace(output, name, first, *(first.with_name(f"{first.name}-{x}") for x in ("tiles", "lock", "new")))
 
 
 def _path(name: str) -> str:
@@ -88,12 +88,12 @@ def _path(name: str) -> str:
     return "/".join(x for x in name.split("/") if x not in ("", "."))
 
 
-def problem_of(place: Place, product: Product) -> dict[str, str]:
+def problem_of(place: OutputPlace, product: SavedProduct) -> dict[str, str]:
     """Return what makes it this product and no other; the folder may have another name in the next job."""
     return product.problem | {"output": f"{place.output.name}:/{_path(place.name)}"}
 
 
-def state_of(place: Place) -> list[int] | None:
+def state_of(place: OutputPlace) -> list[int] | None:
     """Return the state of the output's file."""
     return _on_any_device(settled(place.output))
 
@@ -103,7 +103,7 @@ def _on_any_device(state: State | None) -> list[int] | None:
     return None if state is None else [state.inode, state.size, state.modified, state.changed]
 
 
-class Product(Protocol):
+class SavedProduct(Protocol):
     """What checkpoints have to know of a product, and tell it."""
 
     grid: ProcessGrid
@@ -173,7 +173,7 @@ def as_attrs(state: dict[str, Any], finished: frozenset[tuple[int, int]], tiling
     return {"product": json.dumps(state | of), "finished": np.packbits(bits), "tiles": bits.shape}
 
 
-def look(place: Place, product: Product) -> Left | None:
+def look(place: OutputPlace, product: SavedProduct) -> Left | None:
     """Return what an earlier job has left of this product; None if there is nothing.  Collective.
 
     Raises Complete; ArgumentError if it is of another problem, or if inputs have changed.
@@ -208,7 +208,7 @@ def look(place: Place, product: Product) -> Left | None:
     return left
 
 
-def _with_regions(place: Place, product: Product, left: Left, state: dict[str, Any]) -> Left:
+def _with_regions(place: OutputPlace, product: SavedProduct, left: Left, state: dict[str, Any]) -> Left:
     """Return what a checkpoint says with the tile at hand, and with what was read of each input."""
     parts = left.parts
     if state["tile"] is not None:
@@ -222,7 +222,7 @@ def _with_regions(place: Place, product: Product, left: Left, state: dict[str, A
     return left._replace(parts=parts, read=read, read_regions=tuple(map(frozenset, (of_a, of_b, of_c))))
 
 
-def _saved(place: Place) -> tuple[Left | None, dict[str, Any], str | None]:
+def _saved(place: OutputPlace) -> tuple[Left | None, dict[str, Any], str | None]:
     """Return what a checkpoint says, its state, and which run wrote the output; None if it is missing or damaged.
 
     Raises FileError if it cannot be read now, or is something else.
@@ -262,7 +262,7 @@ def _parsed(saved: generations.Generation) -> tuple[Left, dict[str, Any]]:
         raise generations.DamagedError(f"{saved.path} is not a checkpoint of this version ({what})") from None
 
 
-def run_of(place: Place) -> str | None:
+def run_of(place: OutputPlace) -> str | None:
     """Return the run whose checkpoint there is; None if there is none, or it is damaged."""
     if not place.checkpoint.exists():
         return None
@@ -271,7 +271,7 @@ def run_of(place: Place) -> str | None:
     return None
 
 
-def _advice(place: Place) -> str:
+def _advice(place: OutputPlace) -> str:
     return f"finish that one, or delete {place.checkpoint}*"
 
 
@@ -285,7 +285,7 @@ def identity(x: Source) -> dict[str, Any]:
     return {"name": _path(x.dataset[1]), "files": sorted(map(list, states))}
 
 
-def _is_same(product: Product, number: int, left: Left, known: dict[str, Any] | None, path: Path) -> bool:
+def _is_same(product: SavedProduct, number: int, left: Left, known: dict[str, Any] | None, path: Path) -> bool:
     """Return whether a dataset has the elements that it had, where an earlier job has read it.  Collective."""
     x, comm = product.inputs[number], product.grid.comm
     if known is None:
@@ -308,7 +308,7 @@ def _is_same(product: Product, number: int, left: Left, known: dict[str, Any] | 
 
 
 # ------------------------------------------------------------------ tiles of an earlier job
-def is_whole(grid: ProcessGrid, place: Place, left: Left, tiling: Tiling, dtype: np.dtype) -> bool:
+def is_whole(grid: ProcessGrid, place: OutputPlace, left: Left, tiling: Tiling, dtype: np.dtype) -> bool:
     """Return whether finished tiles and sums are what they were.  Collective.   tiling : of the earlier job.
 
     Raises FileError if they cannot be read now: that may go away.
@@ -338,7 +338,7 @@ def _check_readable(comm: MPI.Intracomm, path: Path) -> None:
             pass
 
 
-def _is_same_as_saved(grid: ProcessGrid, place: Place, left: Left, tiling: Tiling, dtype: np.dtype) -> bool:
+def _is_same_as_saved(grid: ProcessGrid, place: OutputPlace, left: Left, tiling: Tiling, dtype: np.dtype) -> bool:
     """Return whether tiles and sums have their checksums."""
     comm, total = grid.comm, checksum.zero()
     for part in left.parts:
@@ -351,7 +351,7 @@ def _is_same_as_saved(grid: ProcessGrid, place: Place, left: Left, tiling: Tilin
     return checksum.text(comm, total) == checksum.as_text(left.total)
 
 
-def moved(grid: ProcessGrid, place: Place, left: Left, tiling: Tiling, new: NewDataset, dtype: np.dtype) -> None:
+def moved(grid: ProcessGrid, place: OutputPlace, left: Left, tiling: Tiling, new: NewDataset, dtype: np.dtype) -> None:
     """Move finished tiles to a file that has other contents beside them.  Collective."""
     tiles, comm = source(grid, "C", (str(place.tiles), place.name)), grid.comm
     with tiles.opened_alone(grid) as get, new.opened_alone(write=True) as put, together(comm):

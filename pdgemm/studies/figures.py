@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdgemm.errors import ArgumentError
-from pdgemm.studies.panels import WIDTH, Panel
+from pdgemm.studies.panels import WIDTH, FigurePanel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
@@ -40,7 +40,7 @@ def drawing() -> Iterator[None]:
 
 
 # ------------------------------------------------------------------ whole figures
-def alone(panel: Panel, shared: Collection[str] = ()) -> Figure:
+def alone(panel: FigurePanel, shared: Collection[str] = ()) -> Figure:
     """Return a figure of one panel, with its legend below.   shared : labels that another legend has."""
     from matplotlib.figure import Figure
 
@@ -49,7 +49,7 @@ def alone(panel: Panel, shared: Collection[str] = ()) -> Figure:
     return figure
 
 
-def shared_entries(panels: Sequence[Panel]) -> dict[str, Any]:
+def shared_entries(panels: Sequence[FigurePanel]) -> dict[str, Any]:
     """Return the entries of legends, by label, that several panels have: one legend is for all of them."""
     from matplotlib.figure import Figure
 
@@ -72,11 +72,11 @@ def legend(entries: dict[str, Any]) -> Figure:
     return figure
 
 
-def together(sections: Sequence[tuple[str, Sequence[Panel]]]) -> Figure:
+def together(sections: Sequence[tuple[str, Sequence[FigurePanel]]]) -> Figure:
     """Return a figure of all panels of all sections, two in a row, a wide one below them."""
     from matplotlib.figure import Figure
 
-    rows = list[tuple[str, list[Panel]]]()
+    rows = list[tuple[str, list[FigurePanel]]]()
     shared: dict[int, dict[str, Any]] = {}  # by the number of a row, which has a legend and no panel
     of_row = list[dict[str, Any]]()
     for title, panels in sections:
@@ -112,7 +112,7 @@ def saved(figure: Figure, form: str) -> bytes:
     return buffer.getvalue()
 
 
-def _fill(place: Figure | SubFigure, panel: Panel, shared: Collection[str] = ()) -> None:
+def _fill(place: Figure | SubFigure, panel: FigurePanel, shared: Collection[str] = ()) -> None:
     """Draw a panel, and below it its legend, which is never on data and names each label once, but no shared one."""
     axes = place.subplots()
     panel.draw(axes)

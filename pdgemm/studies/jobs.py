@@ -65,7 +65,7 @@ def threads_per_rank(ranks: int, environment: Mapping[str, str] = os.environ) ->
     return threads or max(1, len(os.sched_getaffinity(0)) // -(-ranks // allocated_nodes(environment)))
 
 
-class Steps:
+class StudyJobs:
     """The jobs of a study.
 
     arguments : the command line of `pdgemm`, without the cases.   tell : is called with messages for the user.

@@ -11,7 +11,7 @@ from math import isfinite
 from typing import Any
 
 from pdgemm.studies.curves import TITLES, Curve, Point, Results, Section, relative
-from pdgemm.studies.panels import Forecast, Panel
+from pdgemm.studies.panels import FigurePanel, Forecast
 from pdgemm.studies.records import Record
 from pdgemm.support.text import Table, counted, in_seconds
 
@@ -51,7 +51,7 @@ class Drawn:
 
     section: Section
     forecast: Forecast
-    figures: Sequence[tuple[Panel, str]]
+    figures: Sequence[tuple[FigurePanel, str]]
     legend: str = ""
 
     @property
@@ -82,7 +82,7 @@ class Drawn:
         return inline(self.legend, f"{self.section.kind}-legend-") if self.legend else ""
 
     @property
-    def svgs(self) -> list[tuple[Panel, str]]:
+    def svgs(self) -> list[tuple[FigurePanel, str]]:
         return [(panel, inline(svg, f"{self.section.kind}{at}-")) for at, (panel, svg) in enumerate(self.figures)]
 
 

@@ -44,7 +44,7 @@ Draw = Callable[["Axes"], None]
 Value = Callable[[Any, Any], float]  # of a point or prediction, and of the one on the fewest ranks of its curve
 
 
-class Panel(NamedTuple):
+class FigurePanel(NamedTuple):
     """A panel has a name, a title, and a function that draws it.   wide : it takes a row.   height : in inches."""
 
     name: str
@@ -54,7 +54,7 @@ class Panel(NamedTuple):
     height: float = HEIGHT
 
 
-def panels(section: Section, forecast: Forecast) -> list[Panel]:
+def panels(section: Section, forecast: Forecast) -> list[FigurePanel]:
     """Return the panels that there are data for."""
     if not section.curves:
         return []
@@ -71,7 +71,7 @@ def panels(section: Section, forecast: Forecast) -> list[Panel]:
         found += [("words", "Communication", _words)] * (words or bool(forecast))
     found.append(("split", "Where the time goes", _split))
     made = [
-        Panel(name, f"({letter}) {title}", partial(draw, section, forecast))
+        FigurePanel(name, f"({letter}) {title}", partial(draw, section, forecast))
         for letter, (name, title, draw) in zip("abcdefgh", found)
     ]
     made[-1] = made[-1]._replace(wide=True, height=1.5 + 0.24 * len(section.points) + 0.15 * len(section.curves))

@@ -14,7 +14,7 @@ from pdgemm.profiling.profile import Profile, Rank
 from pdgemm.profiling.profile_tables import figures, parts
 from pdgemm.studies.figures import alone, drawing, form_of, saved
 from pdgemm.studies.page import run_page
-from pdgemm.studies.panels import COLORS, LIMIT, MARKERS, Panel
+from pdgemm.studies.panels import COLORS, LIMIT, MARKERS, FigurePanel
 from pdgemm.support.files import check_writable, write
 from pdgemm.support.text import in_bytes, in_seconds, in_words
 
@@ -47,7 +47,7 @@ def check_page(out: Path) -> None:
         pass
 
 
-def _write(panel: Panel, out: Path) -> None:
+def _write(panel: FigurePanel, out: Path) -> None:
     """Write a picture.  Raises what `check_picture` raises, and ArgumentError where matplotlib is missing."""
     with drawing():
         data = saved(alone(panel), form_of(out, FORMS)[1:])
@@ -57,7 +57,7 @@ def _write(panel: Panel, out: Path) -> None:
 # ------------------------------------------------------------------ candidates
 def draw_candidates(candidates: Sequence[Candidate], out: Path, title: str, memory: int | None) -> None:
     """Draw the time of candidates against their memory, the chosen one first.   memory : bytes per rank; None: any."""
-    _write(Panel("candidates", title, partial(_candidates, candidates, memory), wide=True, height=5.0), out)
+    _write(FigurePanel("candidates", title, partial(_candidates, candidates, memory), wide=True, height=5.0), out)
 
 
 def _candidates(candidates: Sequence[Candidate], memory: int | None, axes: Axes) -> None:
@@ -108,8 +108,8 @@ def draw_words(words: np.ndarray, out: Path, title: str) -> None:
     _write(_panel_of_words(words, title), out)
 
 
-def _panel_of_words(words: np.ndarray, title: str) -> Panel:
-    return Panel("words", title, partial(_words, words), height=5.0)
+def _panel_of_words(words: np.ndarray, title: str) -> FigurePanel:
+    return FigurePanel("words", title, partial(_words, words), height=5.0)
 
 
 def _words(words: np.ndarray, axes: Axes) -> None:
@@ -133,7 +133,7 @@ def draw_timeline(profile: Profile, out: Path, title: str, said: str = "", words
     said : what the command has printed, for the page.   words : from each rank (a row) to each other, for the page.
     """
     ranks = profile.ranks
-    panel = Panel("timeline", title, partial(_timeline, ranks), True, min(12.0, 1.6 + 0.4 * len(ranks)))
+    panel = FigurePanel("timeline", title, partial(_timeline, ranks), True, min(12.0, 1.6 + 0.4 * len(ranks)))
     if out.suffix.lower() != ".html":
         _write(panel, out)
         return

@@ -582,22 +582,22 @@ def test_a_product_is_not_applied_twice(
     """C := A B + 2 C in place, by a job that was killed when it had replaced C, and not yet removed its checkpoint."""
     from pdgemm import ProcessGrid
     from pdgemm.errors import FileError
-    from pdgemm.streamed.unfinished import Complete, Place
+    from pdgemm.streamed.unfinished import Complete, OutputPlace
 
     path, A, B = shared_tmp_path / "x.h5", elements((M, K), "d", 1), elements((K, N), "d", 2)
-    C0, remove = elements((M, N), "d", 3), Place.remove
+    C0, remove = elements((M, N), "d", 3), OutputPlace.remove
 
-    def killed(place: Place) -> None:
+    def killed(place: OutputPlace) -> None:
         if place.checkpoint.exists():
             raise OSError
         remove(place)
 
     with ProcessGrid(comm) as grid:
         write(comm, path, a=(A, {}), b=(B, {}), c=(C0, {}))
-        monkeypatch.setattr(Place, "remove", killed)
+        monkeypatch.setattr(OutputPlace, "remove", killed)
         with pytest.raises(FileError):
             product(grid, path, None, beta=2).run((str(path), "c"), when=when())
-        monkeypatch.setattr(Place, "remove", remove)
+        monkeypatch.setattr(OutputPlace, "remove", remove)
         assert gemm_error(read(comm, path, "c"), 1, A, B, 2, C0) <= TOLERANCE
         assert "x.h5.c.checkpoint" in beside(comm, path)
         with pytest.raises(Complete):

@@ -15,32 +15,37 @@ from collectives import check_by_messages, check_counts, check_parts
 from tiers import every_grid
 
 from pdgemm.schedules.collectives import collective as registry
-from pdgemm.schedules.collectives.collective import Algorithm, Collective, register
-from pdgemm.schedules.collectives.collective_steps import Step, Steps, binomial_broadcast, binomial_gather
+from pdgemm.schedules.collectives.collective import Collective, CollectiveAlgorithm, register
+from pdgemm.schedules.collectives.collective_steps import (
+    CollectiveStep,
+    CollectiveSteps,
+    binomial_broadcast,
+    binomial_gather,
+)
 
 pytestmark = pytest.mark.mpi
 
 
-def by_hub(collective: Collective) -> Steps:
+def by_hub(collective: Collective) -> CollectiveSteps:
     places, cuts = np.arange(len(collective.ranks)), np.arange(len(collective.ranks) + 1)
     yield from binomial_gather(places, cuts)
     yield from binomial_broadcast(places, cuts)
 
 
-def by_chain(collective: Collective) -> Steps:
+def by_chain(collective: Collective) -> CollectiveSteps:
     """x_0 + x_1, plus x_2, ... along the ranks, and the sum back."""
     all_parts = np.array([0]), np.array([len(collective.ranks)])
     links = [(np.array([at]), np.array([at + 1])) for at in range(len(collective.ranks) - 1)]
     for here, there in links:
-        yield Step(here, there, *all_parts, adds=True)
+        yield CollectiveStep(here, there, *all_parts, adds=True)
     for here, there in reversed(links):
-        yield Step(there, here, *all_parts)
+        yield CollectiveStep(there, here, *all_parts)
 
 
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
-    register("all_gather", "hub", Algorithm(by_hub, lambda ranks: 4 * ranks.bit_length()))
-    register("all_reduce", "chain", Algorithm(by_chain, lambda ranks: 2 * ranks, "(x0 + x1) + x2 + ..."))
+    register("all_gather", "hub", CollectiveAlgorithm(by_hub, lambda ranks: 4 * ranks.bit_length()))
+    register("all_reduce", "chain", CollectiveAlgorithm(by_chain, lambda ranks: 2 * ranks, "(x0 + x1) + x2 + ..."))
     yield
     del registry.algorithms("all_gather")["hub"], registry.algorithms("all_reduce")["chain"]
 

@@ -23,7 +23,7 @@ from pdgemm.model.machine import Machine
 from pdgemm.studies import energy, records
 from pdgemm.studies.cases import FAMILIES, Case, cases
 from pdgemm.studies.energy import Meter
-from pdgemm.studies.jobs import Launcher, Steps, threads_per_rank
+from pdgemm.studies.jobs import Launcher, StudyJobs, threads_per_rank
 from pdgemm.support.launcher import allocated_nodes, allocated_ranks, outside_job
 
 ONE = Case("strong", 1, (64, 64, 64))
@@ -239,7 +239,7 @@ def test_a_job_that_fails_takes_nothing_along(tmp_path: Path, act: str, code: in
     job.write_text(JOB.format(setting=SETTING, path=str(path), act=act))
     wanted = cases("strong", [(8, 8, 8), (9, 9, 9)], [1, 2, 3])
     told: list[str] = []
-    steps = Steps(Launcher(f"{sys.executable} {job} {{ranks}}"), path, [], 1, told.append)
+    steps = StudyJobs(Launcher(f"{sys.executable} {job} {{ranks}}"), path, [], 1, told.append)
     assert steps.run(wanted, wanted) == code
     study = records.open_study(path)
     assert [study.measured[x]["status"] for x in wanted if x in study.measured] == statuses

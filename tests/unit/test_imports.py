@@ -92,6 +92,16 @@ def test_no_import_goes_round() -> None:
     list(TopologicalSorter({module: inside(module) for module in MODULES}).static_order())  # raises CycleError
 
 
+def test_public_classes_have_names_of_their_own() -> None:
+    names = [
+        node.name
+        for tree in TREES.values()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    assert sorted(names) == sorted({*names})
+
+
 def test_rooms_are_small_and_have_names_of_their_own() -> None:
     names = [module.split(".")[-1] for module in MODULES if MODULES[module].name != "__init__.py"]
     assert sorted(names) == sorted({*names})

@@ -10,7 +10,7 @@ import pytest
 from mpi4py import MPI
 
 from pdgemm import DistMatrix, ProcessGrid, pdgemm
-from pdgemm.arrays.workspace import Workspace
+from pdgemm.arrays.workspace import BufferCache
 
 LEAST = 1 << 20
 
@@ -20,7 +20,7 @@ def _address(x: np.ndarray) -> int:
 
 
 def test_memory_is_handed_out_again() -> None:
-    room = Workspace()
+    room = BufferCache()
     first = room.empty((LEAST,), np.uint8)
     there = _address(first)
     del first
@@ -30,7 +30,7 @@ def test_memory_is_handed_out_again() -> None:
 
 
 def test_views_hold_their_memory() -> None:
-    room = Workspace()
+    room = BufferCache()
     view = room.empty((2, LEAST), np.uint8).reshape(-1)[1:].view()
     assert room.kept == 0
     other = room.empty((2, LEAST), np.uint8)
@@ -40,7 +40,7 @@ def test_views_hold_their_memory() -> None:
 
 
 def test_no_more_than_twice_what_is_asked_for() -> None:
-    room = Workspace()
+    room = BufferCache()
     large, middle = room.empty((4 * LEAST,), np.uint8), room.empty((3 * LEAST,), np.uint8)
     there = _address(middle)
     del large, middle
@@ -52,7 +52,7 @@ def test_no_more_than_twice_what_is_asked_for() -> None:
 
 
 def test_the_oldest_is_freed_first() -> None:
-    room = Workspace(most=5 * LEAST)
+    room = BufferCache(most=5 * LEAST)
     arrays = [room.empty((2 * LEAST + number,), np.uint8) for number in range(3)]
     while arrays:
         arrays.pop(0)
@@ -64,7 +64,7 @@ def test_the_oldest_is_freed_first() -> None:
 
 @pytest.mark.parametrize("nbytes", [0, 8, LEAST - 8])
 def test_small_arrays_are_left_to_malloc(nbytes: int) -> None:
-    room = Workspace()
+    room = BufferCache()
     array = room.empty((nbytes // 8,), np.float64)
     del array
     assert room.kept == 0
@@ -72,7 +72,7 @@ def test_small_arrays_are_left_to_malloc(nbytes: int) -> None:
 
 def test_finalizers_that_run_while_memory_is_looked_for() -> None:
     """The garbage collector calls them at any time, in the thread that holds the lock, too."""
-    room = Workspace()
+    room = BufferCache()
     ring: list[object] = [room.empty((LEAST,), np.uint8)]
     ring.append(ring)
     with room._lock:
@@ -84,7 +84,7 @@ def test_finalizers_that_run_while_memory_is_looked_for() -> None:
 
 
 def test_what_is_kept_is_given_up_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    room = Workspace()
+    room = BufferCache()
     kept = room.empty((LEAST,), np.uint8)
     del kept
     full = [True]

@@ -18,7 +18,7 @@ import numpy as np
 from pdgemm.errors import ArgumentError
 from pdgemm.model.mover_registry import RING
 from pdgemm.schedules.collectives import collective_steps as by
-from pdgemm.schedules.collectives.collective_steps import Step, Steps
+from pdgemm.schedules.collectives.collective_steps import CollectiveStep, CollectiveSteps
 from pdgemm.schedules.rounds import COLS, MEMORY, Messages, Round, WorkPiece
 from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
 from pdgemm.support.remembered import remembered
@@ -92,7 +92,7 @@ class Collective(Schedule):
     def events(self) -> int:
         return algorithms(self.operation)[self.algorithm].messages(len(self.ranks))
 
-    def steps(self) -> Steps:
+    def steps(self) -> CollectiveSteps:
         """Yield the steps, with the places of ranks in `ranks`."""
         yield from algorithms(self.operation)[self.algorithm].steps(self)
 
@@ -101,7 +101,7 @@ class Collective(Schedule):
         """Return what the rank at a place sends and receives, step by step."""
         return [RankStep.of(self, step, place) for step in self.steps()]
 
-    def words_of(self, step: Step) -> np.ndarray:
+    def words_of(self, step: CollectiveStep) -> np.ndarray:
         """Return the words of each row of a step."""
         parts, ends, length = len(self.counts), step.first + step.number, int(self.offsets[-1])
         return (self.offsets[ends % parts] + length * (ends // parts) - self.offsets[step.first]) * self.arrays
@@ -146,7 +146,7 @@ class RankStep(NamedTuple):
     adds: bool
 
     @classmethod
-    def of(cls, collective: Collective, step: Step, place: int) -> RankStep:
+    def of(cls, collective: Collective, step: CollectiveStep, place: int) -> RankStep:
         words = collective.words_of(step)
 
         def ranges(mine: np.ndarray, peer: np.ndarray) -> dict[int, list[tuple[int, int]]]:
@@ -161,28 +161,28 @@ class RankStep(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Algorithm:
+class CollectiveAlgorithm:
     """How a collective is carried out.
 
     steps : of a collective.   messages : about how many of them a rank has, of some ranks.
     takes : whether it is for ranks on these nodes.   sums : in which order parts are added.
     """
 
-    steps: Callable[[Collective], Steps]
+    steps: Callable[[Collective], CollectiveSteps]
     messages: Callable[[int], int]
     sums: str = ""
     takes: Callable[[tuple[int, ...]], bool] = lambda node: True
 
 
-_REGISTERED: dict[str, dict[str, Algorithm]] = {operation: {} for operation in OPERATIONS}
+_REGISTERED: dict[str, dict[str, CollectiveAlgorithm]] = {operation: {} for operation in OPERATIONS}
 
 
-def register(operation: str, name: str, algorithm: Algorithm) -> None:
+def register(operation: str, name: str, algorithm: CollectiveAlgorithm) -> None:
     """Add an algorithm, which `choose`, `pdgemm plan --collective` and the transport know then."""
     algorithms(operation)[name] = algorithm
 
 
-def algorithms(operation: str) -> dict[str, Algorithm]:
+def algorithms(operation: str) -> dict[str, CollectiveAlgorithm]:
     """Return the algorithms of an operation by name.  Raises ArgumentError."""
     if operation not in _REGISTERED:
         raise ArgumentError(f"collective operations are {', '.join(OPERATIONS)}; got {operation!r}")
@@ -196,10 +196,12 @@ def even_parts(words: int, ranks: int) -> tuple[int, ...]:
 
 
 # ---------------------------------------------------------------- the algorithms
-def _by_members(*phases: Callable[[np.ndarray, np.ndarray], Steps]) -> Callable[[Collective], Steps]:
+def _by_members(
+    *phases: Callable[[np.ndarray, np.ndarray], CollectiveSteps],
+) -> Callable[[Collective], CollectiveSteps]:
     """Return the steps of all ranks, phase by phase, where each rank has its part."""
 
-    def steps(collective: Collective) -> Steps:
+    def steps(collective: Collective) -> CollectiveSteps:
         places = np.arange(len(collective.ranks))
         for phase in phases:
             yield from phase(places, np.arange(len(places) + 1))
@@ -207,25 +209,25 @@ def _by_members(*phases: Callable[[np.ndarray, np.ndarray], Steps]) -> Callable[
     return steps
 
 
-def _two_level_sums(collective: Collective) -> Steps:
+def _two_level_sums(collective: Collective) -> CollectiveSteps:
     """Sum up on each node, each rank a part; those of like parts over the nodes; and gather on each node."""
     groups = collective.groups
     cuts = np.linspace(0, groups.size, groups.shape[1] + 1).astype(int)
-    yield from by.together(*(by.ring_reduce_scatter(group, cuts) for group in groups))
+    yield from by.side_by_side(*(by.ring_reduce_scatter(group, cuts) for group in groups))
     across = [
         (column, lo + np.linspace(0, hi - lo, len(groups) + 1).astype(int))
         for column, lo, hi in zip(groups.T, cuts, cuts[1:])
     ]
-    yield from by.together(*(by.ring_reduce_scatter(*line) for line in across))
-    yield from by.together(*(by.ring_all_gather(*line) for line in across))
-    yield from by.together(*(by.ring_all_gather(group, cuts) for group in groups))
+    yield from by.side_by_side(*(by.ring_reduce_scatter(*line) for line in across))
+    yield from by.side_by_side(*(by.ring_all_gather(*line) for line in across))
+    yield from by.side_by_side(*(by.ring_all_gather(group, cuts) for group in groups))
 
 
-def _two_level_broadcast(collective: Collective) -> Steps:
+def _two_level_broadcast(collective: Collective) -> CollectiveSteps:
     """Send to one rank of each node first."""
     groups = collective.groups
     yield from by.binomial_broadcast(groups[:, 0], _whole(collective))
-    yield from by.together(*(by.binomial_broadcast(group, _whole(collective)) for group in groups))
+    yield from by.side_by_side(*(by.binomial_broadcast(group, _whole(collective)) for group in groups))
 
 
 def _whole(collective: Collective) -> np.ndarray:
@@ -249,28 +251,28 @@ def _logarithmic(ranks: int) -> int:
 _TREE, _RING = "((x0 + x1) + (x2 + x3)) + ...", "part i: ((x_i+1 + x_i+2) + ...) + x_i"
 _HALVES = "of partners, as in a tree, from the farthest to the nearest"
 _PAIRS, _TWO_LEVELS = "part i: ((x_i + x_i-1) + x_i-2) + ...", "as of ring, on each node, and then over the nodes"
-for _operation, _name, _algorithm in (
-    ("all_reduce", "tree", Algorithm(_by_members(by.binomial_reduce, by.binomial_broadcast), _logarithmic, _TREE)),
-    ("all_reduce", "ring", Algorithm(_by_members(by.ring_reduce_scatter, by.ring_all_gather), _linear, _RING)),
-    ("all_reduce", "doubling", Algorithm(_by_members(by.doubling_all_reduce), _logarithmic, _TREE)),
-    ("all_reduce", "halving", Algorithm(_by_members(by.halving_doubling_all_reduce), _logarithmic, _HALVES)),
-    ("all_reduce", "two-level", Algorithm(_two_level_sums, _linear, _TWO_LEVELS, _several_nodes)),
-    ("reduce", "tree", Algorithm(_by_members(by.binomial_reduce), _logarithmic, _TREE)),
-    ("reduce", "halving", Algorithm(_by_members(by.halving_reduce_scatter, by.binomial_gather), _logarithmic, _HALVES)),
-    ("reduce_scatter", "ring", Algorithm(_by_members(by.ring_reduce_scatter), _linear, _RING)),
-    ("reduce_scatter", "halving", Algorithm(_by_members(by.halving_reduce_scatter), _logarithmic, _HALVES)),
-    ("reduce_scatter", "pairwise", Algorithm(_by_members(by.pairwise_reduce_scatter), _linear, _PAIRS)),
-    ("all_gather", "ring", Algorithm(_by_members(by.ring_all_gather), _linear)),
-    ("all_gather", "doubling", Algorithm(_by_members(by.doubling_all_gather), _logarithmic)),
-    ("all_gather", "bruck", Algorithm(_by_members(by.bruck_all_gather), _logarithmic)),
-    ("gather", "tree", Algorithm(_by_members(by.binomial_gather), _logarithmic)),
-    ("gather", "flat", Algorithm(_by_members(by.flat_gather), _linear)),
-    ("scatter", "tree", Algorithm(_by_members(by.binomial_scatter), _logarithmic)),
-    ("scatter", "flat", Algorithm(_by_members(by.flat_scatter), _linear)),
-    ("broadcast", "tree", Algorithm(_by_members(by.binomial_broadcast), _logarithmic)),
-    ("broadcast", "scatter", Algorithm(_by_members(by.binomial_scatter, by.ring_all_gather), _linear)),
-    ("broadcast", "two-level", Algorithm(_two_level_broadcast, _logarithmic, takes=_several_nodes)),
-    ("all_to_all", "pairwise", Algorithm(_by_members(by.pairwise_all_to_all), _linear)),
-    ("all_to_all", "bruck", Algorithm(_by_members(by.bruck_all_to_all), _linear)),
+for _operation, _name, *_algorithm in (
+    ("all_reduce", "tree", _by_members(by.binomial_reduce, by.binomial_broadcast), _logarithmic, _TREE),
+    ("all_reduce", "ring", _by_members(by.ring_reduce_scatter, by.ring_all_gather), _linear, _RING),
+    ("all_reduce", "doubling", _by_members(by.doubling_all_reduce), _logarithmic, _TREE),
+    ("all_reduce", "halving", _by_members(by.halving_doubling_all_reduce), _logarithmic, _HALVES),
+    ("all_reduce", "two-level", _two_level_sums, _linear, _TWO_LEVELS, _several_nodes),
+    ("reduce", "tree", _by_members(by.binomial_reduce), _logarithmic, _TREE),
+    ("reduce", "halving", _by_members(by.halving_reduce_scatter, by.binomial_gather), _logarithmic, _HALVES),
+    ("reduce_scatter", "ring", _by_members(by.ring_reduce_scatter), _linear, _RING),
+    ("reduce_scatter", "halving", _by_members(by.halving_reduce_scatter), _logarithmic, _HALVES),
+    ("reduce_scatter", "pairwise", _by_members(by.pairwise_reduce_scatter), _linear, _PAIRS),
+    ("all_gather", "ring", _by_members(by.ring_all_gather), _linear),
+    ("all_gather", "doubling", _by_members(by.doubling_all_gather), _logarithmic),
+    ("all_gather", "bruck", _by_members(by.bruck_all_gather), _logarithmic),
+    ("gather", "tree", _by_members(by.binomial_gather), _logarithmic),
+    ("gather", "flat", _by_members(by.flat_gather), _linear),
+    ("scatter", "tree", _by_members(by.binomial_scatter), _logarithmic),
+    ("scatter", "flat", _by_members(by.flat_scatter), _linear),
+    ("broadcast", "tree", _by_members(by.binomial_broadcast), _logarithmic),
+    ("broadcast", "scatter", _by_members(by.binomial_scatter, by.ring_all_gather), _linear),
+    ("broadcast", "two-level", _two_level_broadcast, _logarithmic, "", _several_nodes),
+    ("all_to_all", "pairwise", _by_members(by.pairwise_all_to_all), _linear),
+    ("all_to_all", "bruck", _by_members(by.bruck_all_to_all), _linear),
 ):  # fmt: skip
-    register(_operation, _name, _algorithm)
+    register(_operation, _name, CollectiveAlgorithm(*_algorithm))

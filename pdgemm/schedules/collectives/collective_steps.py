@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 
-class Step(NamedTuple):
+class CollectiveStep(NamedTuple):
     """Messages that are sent at the same time; rows with the same two ranks are one message.
 
     source, target : places of ranks.   first, number : the range of parts that a message carries.
@@ -26,12 +26,12 @@ class Step(NamedTuple):
     adds: bool = False
 
     @property
-    def reversed(self) -> Step:
+    def reversed(self) -> CollectiveStep:
         """The messages in the other direction, which carry the same parts and are not added."""
-        return Step(self.target, self.source, self.first, self.number)
+        return CollectiveStep(self.target, self.source, self.first, self.number)
 
 
-Steps = Iterator[Step]
+CollectiveSteps = Iterator[CollectiveStep]
 
 
 def powers_below(size: int) -> list[int]:
@@ -39,29 +39,29 @@ def powers_below(size: int) -> list[int]:
     return [1 << s for s in range(size.bit_length()) if 1 << s < size]
 
 
-def together(*groups: Steps) -> Steps:
+def side_by_side(*groups: CollectiveSteps) -> CollectiveSteps:
     """Yield the steps of several groups of ranks, which go on side by side."""
     while steps := [x for x in (next(group, None) for group in groups) if x is not None]:
         source, target, first, number = (np.concatenate([x[at] for x in steps]) for at in range(4))
-        yield Step(source, target, first, number, steps[0].adds)
+        yield CollectiveStep(source, target, first, number, steps[0].adds)
 
 
 # ---------------------------------------------------------------- rings
-def ring_reduce_scatter(members: np.ndarray, cuts: np.ndarray) -> Steps:
+def ring_reduce_scatter(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
     """Each part goes once around, and each member adds its own to it; the owner is last: x_i+1 + ... + x_i."""
     p = len(members)
     for step in range(p - 1):
         yield _owned(members, np.roll(members, -1), cuts, (np.arange(p) - step - 1) % p, adds=True)
 
 
-def ring_all_gather(members: np.ndarray, cuts: np.ndarray) -> Steps:
+def ring_all_gather(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
     """Each part goes once around from its owner."""
     p = len(members)
     for step in range(p - 1):
         yield _owned(members, np.roll(members, -1), cuts, (np.arange(p) - step) % p)
 
 
-def pairwise_reduce_scatter(members: np.ndarray, cuts: np.ndarray) -> Steps:
+def pairwise_reduce_scatter(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
     """Each owner gets its part from the member before it, from the one before that, and so on, and adds it."""
     p = len(members)
     for step in range(1, p):
@@ -69,8 +69,10 @@ def pairwise_reduce_scatter(members: np.ndarray, cuts: np.ndarray) -> Steps:
         yield _owned(members, members[to], cuts, to, adds=True)
 
 
-def _owned(source: np.ndarray, target: np.ndarray, cuts: np.ndarray, owner: np.ndarray, adds: bool = False) -> Step:
-    return Step(source, target, cuts[owner], cuts[owner + 1] - cuts[owner], adds)
+def _owned(
+    source: np.ndarray, target: np.ndarray, cuts: np.ndarray, owner: np.ndarray, adds: bool = False
+) -> CollectiveStep:
+    return CollectiveStep(source, target, cuts[owner], cuts[owner + 1] - cuts[owner], adds)
 
 
 # ---------------------------------------------------------------- halving and doubling
@@ -86,15 +88,15 @@ class _Folded:
         self.cuts = cuts[starts]
         self.even, self.odd = members[: 2 * self.extra : 2], members[1 : 2 * self.extra : 2]
 
-    def fold(self, parts: int) -> Steps:
+    def fold(self, parts: int) -> CollectiveSteps:
         """Let the even ones give all parts to the odd ones."""
         if self.extra:
             yield _all(self.even, self.odd, parts, adds=True)
 
-    def unfold(self, first: np.ndarray, number: np.ndarray) -> Steps:
+    def unfold(self, first: np.ndarray, number: np.ndarray) -> CollectiveSteps:
         """Let the odd ones give parts to the even ones."""
         if self.extra:
-            yield Step(self.odd, self.even, first, number)
+            yield CollectiveStep(self.odd, self.even, first, number)
 
     def halves(self, distance: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Return the active members, their partners, and the range of parts of the partner's side."""
@@ -105,40 +107,40 @@ class _Folded:
         return self.active, self.active[partner], first, self.cuts[side + distance] - first
 
 
-def halving_reduce_scatter(members: np.ndarray, cuts: np.ndarray) -> Steps:
+def halving_reduce_scatter(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
     """Partners exchange halves of what they still have, which halves each time (Rabenseifner)."""
     folded = _Folded(members, cuts)
     yield from folded.fold(int(cuts[-1]))
     for distance in powers_below(folded.size)[::-1]:
-        yield Step(*folded.halves(distance), adds=True)
+        yield CollectiveStep(*folded.halves(distance), adds=True)
     even = np.arange(0, 2 * folded.extra, 2)
     yield from folded.unfold(cuts[even], cuts[even + 1] - cuts[even])
 
 
-def doubling_all_gather(members: np.ndarray, cuts: np.ndarray) -> Steps:
+def doubling_all_gather(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
     """Partners exchange all that they have, which doubles each time."""
     folded = _Folded(members, cuts)
     if folded.extra:
         even = np.arange(0, 2 * folded.extra, 2)
-        yield Step(folded.even, folded.odd, cuts[even], cuts[even + 1] - cuts[even])
+        yield CollectiveStep(folded.even, folded.odd, cuts[even], cuts[even + 1] - cuts[even])
     for distance in powers_below(folded.size):
         source, target, first, number = folded.halves(distance)
-        yield Step(target, source, first, number)
+        yield CollectiveStep(target, source, first, number)
     yield from folded.unfold(np.zeros(folded.extra, int), np.full(folded.extra, int(cuts[-1])))
 
 
-def halving_doubling_all_reduce(members: np.ndarray, cuts: np.ndarray) -> Steps:
+def halving_doubling_all_reduce(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
     """Halve, and double again, between the members of a power of two; the others give theirs first, and get all."""
     folded, parts = _Folded(members, cuts), int(cuts[-1])
     yield from folded.fold(parts)
-    halves = [Step(*folded.halves(distance), adds=True) for distance in powers_below(folded.size)[::-1]]
+    halves = [CollectiveStep(*folded.halves(distance), adds=True) for distance in powers_below(folded.size)[::-1]]
     yield from halves
     for step in halves[::-1]:
         yield step.reversed
     yield from folded.unfold(np.zeros(folded.extra, int), np.full(folded.extra, parts))
 
 
-def doubling_all_reduce(members: np.ndarray, cuts: np.ndarray) -> Steps:
+def doubling_all_reduce(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
     """Partners exchange the whole vector, and both add: few messages, for short vectors."""
     folded, parts = _Folded(members, cuts), int(cuts[-1])
     yield from folded.fold(parts)
@@ -147,41 +149,41 @@ def doubling_all_reduce(members: np.ndarray, cuts: np.ndarray) -> Steps:
     yield from folded.unfold(np.zeros(folded.extra, int), np.full(folded.extra, parts))
 
 
-def _all(source: np.ndarray, target: np.ndarray, parts: int, adds: bool = False) -> Step:
-    return Step(source, target, np.zeros(len(source), int), np.full(len(source), parts), adds)
+def _all(source: np.ndarray, target: np.ndarray, parts: int, adds: bool = False) -> CollectiveStep:
+    return CollectiveStep(source, target, np.zeros(len(source), int), np.full(len(source), parts), adds)
 
 
-def bruck_all_gather(members: np.ndarray, cuts: np.ndarray) -> Steps:
+def bruck_all_gather(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
     """Each member sends what it has to the one 1, 2, 4, ... places before it (Bruck et al. 1997)."""
     p, at, parts = len(members), np.arange(len(members)), int(cuts[-1])
     for distance in powers_below(p):
         ends = at + min(distance, p - distance)
         first = cuts[at]
         number = cuts[ends % p] + parts * (ends // p) - first
-        yield Step(members, members[at - distance], first, number)
+        yield CollectiveStep(members, members[at - distance], first, number)
 
 
 # ---------------------------------------------------------------- trees, whose root is member 0
-def binomial_reduce(members: np.ndarray, cuts: np.ndarray) -> Steps:
+def binomial_reduce(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
     """Neighbours add first, then pairs of neighbours: ((x_0 + x_1) + (x_2 + x_3)) + ..."""
     for child, parent in _edges(len(members)):
         yield _all(members[child], members[parent], int(cuts[-1]), adds=True)
 
 
-def binomial_broadcast(members: np.ndarray, cuts: np.ndarray) -> Steps:
+def binomial_broadcast(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
     """The root sends all to the member half of them away, and so do both to those a quarter away."""
     for child, parent in _edges(len(members))[::-1]:
         yield _all(members[parent], members[child], int(cuts[-1]))
 
 
-def binomial_gather(members: np.ndarray, cuts: np.ndarray) -> Steps:
+def binomial_gather(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
     """Each member sends what it has of those behind it to its parent."""
     for child, parent in _edges(len(members)):
         ends = np.minimum(child + (child & -child), len(members))
-        yield Step(members[child], members[parent], cuts[child], cuts[ends] - cuts[child])
+        yield CollectiveStep(members[child], members[parent], cuts[child], cuts[ends] - cuts[child])
 
 
-def binomial_scatter(members: np.ndarray, cuts: np.ndarray) -> Steps:
+def binomial_scatter(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
     """Each member sends to its children what they and those behind them get."""
     yield from (step.reversed for step in [*binomial_gather(members, cuts)][::-1])
 
@@ -192,27 +194,27 @@ def _edges(size: int) -> list[tuple[np.ndarray, np.ndarray]]:
     return [(child, child & (child - 1)) for child in levels]
 
 
-def flat_gather(members: np.ndarray, cuts: np.ndarray) -> Steps:
+def flat_gather(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
     """The root gets the parts of the members one after the other."""
     for at in range(1, len(members)):
         yield _owned(members[[at]], members[[0]], cuts, np.array([at]))
 
 
-def flat_scatter(members: np.ndarray, cuts: np.ndarray) -> Steps:
+def flat_scatter(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
     """The root sends the members their parts one after the other."""
     yield from (step.reversed for step in flat_gather(members, cuts))
 
 
 # ---------------------------------------------------------------- all to all: part s p + t goes from member s to t
-def pairwise_all_to_all(members: np.ndarray, cuts: np.ndarray) -> Steps:
+def pairwise_all_to_all(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
     """Each member sends to the one 1, 2, 3, ... places behind it: as few words as can be."""
     p, at = len(members), np.arange(len(members))
     for distance in range(1, p):
         to = (at + distance) % p
-        yield Step(members, members[to], at * p + to, np.ones(p, int))
+        yield CollectiveStep(members, members[to], at * p + to, np.ones(p, int))
 
 
-def bruck_all_to_all(members: np.ndarray, cuts: np.ndarray) -> Steps:
+def bruck_all_to_all(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
     """Parts go 1, 2, 4, ... places on, together with others: as few messages as can be (Bruck et al. 1997)."""
     p, at = len(members), np.arange(len(members))
     for distance in powers_below(p):
@@ -220,4 +222,4 @@ def bruck_all_to_all(members: np.ndarray, cuts: np.ndarray) -> Steps:
         here, far = np.repeat(at, len(far)), np.tile(far, p)
         owner = (here - far % distance) % p
         parts = owner * p + (owner + far) % p
-        yield Step(members[here], members[(here + distance) % p], parts, np.ones(len(parts), int))
+        yield CollectiveStep(members[here], members[(here + distance) % p], parts, np.ones(len(parts), int))
