@@ -547,7 +547,7 @@ MUTANTS = [
         "collectives: the last step of Bruck's all-gather goes around too far",
         "pdgemm/schedules/collectives/collective_steps.py",
         "ends = at + min(distance, p - distance)", "ends = at + distance",
-        (f"0 {U}collectives.py",),
+        (f"0 {U}collective_schedules.py",),
     ),
     Mutant(
         "programs: a product is not planned", "pdgemm/gemm.py",

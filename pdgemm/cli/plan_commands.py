@@ -23,8 +23,16 @@ if TYPE_CHECKING:
 
 _FROM_COMMAND_LINE = click.core.ParameterSource.COMMANDLINE
 
+
+def _needed(context: click.Context, option: click.Parameter, shape: Any) -> Any:
+    """Return the shape of a product, which only a collective does not have."""
+    if shape is None and context.params.get("operation") is None and context.params.get("words") is None:
+        raise click.MissingParameter(ctx=context, param=option)
+    return shape
+
+
 _question = options.together(
-    click.option("--shape", type=MNK, help="m,n,k of C (m x n) = A (m x k) B (k x n)."),
+    click.option("--shape", type=MNK, callback=_needed, help="m,n,k of C (m x n) = A (m x k) B (k x n)."),
     click.option("--ranks", type=options.COUNT, required=True),
     click.option("--memory", type=BYTES, help="Memory limit per rank, for A, B and C and all buffers."),
     click.option(
@@ -57,9 +65,10 @@ _question = options.together(
     "--collective",
     "operation",
     type=click.Choice(OPERATIONS),
+    is_eager=True,  # read before --shape
     help="In place of a product: how ranks exchange or add up --words.",
 )
-@click.option("--words", type=WORDS, help="Of the whole vector; of all_to_all, words that each rank has.")
+@click.option("--words", type=WORDS, is_eager=True, help="Of the whole vector; with all_to_all, of each rank.")
 @options.json_
 @options.debug
 def plan(
@@ -267,7 +276,7 @@ def _machine(machine_file: str | None, ranks_per_node: int | None) -> Machine:
 
 
 def _asked(
-    shape: tuple[int, int, int] | None,
+    shape: tuple[int, int, int],
     product_grid: tuple[int, int] | None,
     dtype: str,
     machine_file: str | None,
@@ -277,8 +286,6 @@ def _asked(
     """Return the question that the options of `plan` and `simulate` describe; `others` are fields of it."""
     from pdgemm.arrays.dtypes import element_type
 
-    if shape is None:
-        raise click.UsageError("Missing option '--shape'.")
     machine = _machine(machine_file, ranks_per_node)
     return Question(*shape, dtype=element_type(dtype), shape=product_grid, machine=machine, **others)
 
