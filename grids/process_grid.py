@@ -216,9 +216,12 @@ class ProcessGrid:
         """Return `rank_map` in the numbering of the other grid's communicator; None if that has not the same ranks.
 
         part : the other communicator may have more ranks; None if it lacks one that has a position here.
+        Raises GridError where a program is planned for one of the two grids alone.
         """
         for grid in (self, other):
             check_not_freed(grid.comm)
+        if self.draft is not other.draft:
+            raise GridError("a function is planned with the matrices that are its arguments: pass all of them to plan")
         relation = MPI.IDENT if self.comm is other.comm else MPI.Group.Compare(self._shared.group, other._shared.group)
         if relation == MPI.IDENT:
             return self.rank_map

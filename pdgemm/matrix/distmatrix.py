@@ -230,10 +230,10 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         with together(self.grid.comm) as arguments:
             check_root(self.grid, root)
             arguments += ["to_global", root, self.distribution, self.dtype]
+            if self.grid.draft:
+                return _ones(self)
             whole = np.empty(self.shape, self.dtype) if self.grid.rank == root else None
             local = to_host(self.local)
-        if self.grid.draft:
-            return np.ones(self.shape, self.dtype)
         gather(local, self.distribution, self.grid, whole, root)
         return whole
 
@@ -241,9 +241,9 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         """Return the whole matrix on every rank.  Collective over the grid."""
         with together(self.grid.comm) as arguments:
             arguments += ["allgather", self.distribution, self.dtype]
+            if self.grid.draft:
+                return _ones(self)
             whole, local = np.empty(self.shape, self.dtype), to_host(self.local)
-        if self.grid.draft:
-            return np.ones(self.shape, self.dtype)
         allgather(local, self.distribution, self.grid, whole)
         return whole
 
@@ -362,3 +362,8 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
             "a DistMatrix is distributed: each rank has its part, there is nothing to send, and it cannot be pickled: "
             f"save it by hdf5.save, or {WHOLE}"
         )
+
+
+def _ones(A: DistMatrix) -> np.ndarray:
+    """Return what stands for all elements where a program is planned: ones, which take no memory."""
+    return np.broadcast_to(np.ones((), A.dtype), A.shape)

@@ -157,8 +157,9 @@ def _range(work: Work, P: DistMatrix, rank: int) -> DistMatrix:
 
 
 def _by_lapack(H: DistMatrix) -> tuple[np.ndarray, DistMatrix]:
-    whole = H.to_global(0)
-    found = on_one_rank(H, lambda: np.linalg.eigh(whole))  # type: ignore[arg-type]
+    whole, n = H.to_global(0), len(H)
+    lapack = H.grid.expected(lambda: np.linalg.eigh(whole), lambda: (np.ones(n), np.eye(n)))  # type: ignore[arg-type]
+    found = on_one_rank(H, lapack)
     return found[0], distributed(H, found[1])
 
 

@@ -163,7 +163,7 @@ def test_functions_of_matrices(comm: Any, monkeypatch: pytest.MonkeyPatch) -> No
 def test_functions_without_a_report(comm: Any) -> None:
     """Norms, condition numbers and determinants are planned by the same code, and so is a function of the user's."""
     from pdgemm import DistMatrix, ProcessGrid, linalg, pdgemm
-    from pdgemm.errors import ArgumentError
+    from pdgemm.errors import ArgumentError, GridError
 
     def chebyshev(A: Any, x: Any) -> Any:
         """Return T_3(A) x = (4 A^3 - 3 A) x."""
@@ -186,6 +186,10 @@ def test_functions_without_a_report(comm: Any) -> None:
         assert np.allclose(y.allgather(), 4 * A.allgather() @ (A @ (A @ x)).allgather() - 3 * (A @ x).allgather())
         with pytest.raises(ArgumentError, match="or reads elements, cannot be planned"):
             linalg.plan(lambda A: A.grid.comm.Send(A.local, 0), A)
+        for other in (lambda X: A @ X, lambda X: X.T @ A, lambda X: X.redistribute(A[:, :3]), lambda X: A[:, :3] + X):
+            with pytest.raises(GridError, match="pass all of them to plan"):
+                linalg.plan(other, x)
+        assert linalg.plan(lambda X: X.allgather(), DistMatrix.zeros((0, 1 << 40), grid=grid)).stages == ()
 
 
 def test_pivots_of_idle_ranks_are_counted(comm: Any) -> None:
