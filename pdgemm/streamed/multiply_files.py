@@ -73,7 +73,7 @@ def multiply_files(
 
         multiply_files("a.h5:/x", "b.h5:/y", "c.h5:/z", memory=2 << 30, checkpoint=600)
 
-    a, b, output : datasets of A, B and C: "FILE:/DATASET", or the file and the name.  A dataset that pdgemm wrote is
+    a, b, output : datasets of A, B and C: "a.h5:/x", or the file and the name.  A dataset that pdgemm wrote is
         replaced by C when C is complete; A, B and what pdgemm did not write only with overwrite, unless it is C on
         entry.
     c0      : C on entry, where beta is not 0; by default the output.
