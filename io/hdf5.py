@@ -95,7 +95,7 @@ def load(
     start, grid = perf_counter(), default_grid() if grid is None else grid
     comm = communicator_of(grid)
     with together(comm) as description:
-        path, name = _file_and_name(path, name)
+        path, name = file_and_name(path, name)
         asked = None if dtype is None else element_type(dtype)
         # the arguments of the layout are compared when the matrix is made
         description += ["hdf5.load", path, name, rows, cols, asked, bool(transpose), bool(verify), device]
@@ -143,12 +143,12 @@ def load(
     return matrix
 
 
-def _file_and_name(path: str | Path, name: str | None) -> tuple[Path, str]:
+def file_and_name(path: str | Path, name: str | None) -> tuple[Path, str]:
     """Return a file and the name of a dataset, which the path may have behind a colon, as on the command line."""
     file, _, inside = os.fspath(path).rpartition(":") if name is None else (path, "", name)
     if not isinstance(inside, str) or not inside or not file:
         raise ArgumentError(
-            f'hdf5.load takes the file, the name of the dataset, and the grid: load({os.fspath(path)!r}, "x", grid)'
+            f"a dataset is 'FILE:/DATASET', or the file and the name of the dataset: {os.fspath(path)!r}, 'x'"
         )
     check_names(Path(file), inside)
     return Path(file), inside
@@ -169,7 +169,7 @@ def dataset(
     """
     grid = default_grid() if grid is None else grid
     with together(communicator_of(grid)):
-        path, name = _file_and_name(path, name)
+        path, name = file_and_name(path, name)
     stored, wanted = look(path, name, grid, None if dtype is None else element_type(dtype))
     return pdgemm.StoredMatrix(grid, (str(path), name), stored, wanted)
 

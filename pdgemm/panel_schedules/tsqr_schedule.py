@@ -13,14 +13,14 @@ import numpy as np
 
 from pdgemm.instrument.recorder import Transfer
 from pdgemm.schedules.rounds import COLS, Messages, Round, WorkPiece
-from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
+from pdgemm.schedules.schedule import Buffers, LineSchedule, RankMap, Schedule
 
 SLOWER = 4  # times what a product of as many flops takes: a factorisation on one rank
 MEASURED = 2  # numbers that come down with a factor of A^H A: how far it is from I, and its shift
 
 
 @dataclass(frozen=True)
-class Tree(Schedule):
+class Tree(LineSchedule):
     """Messages along the edges of a binary tree, to the root and from it.
 
     ranks : the ranks in the order of their rows; the first is the root.
@@ -41,14 +41,6 @@ class Tree(Schedule):
     def children(self, at: int) -> list[int]:
         """Return the places of the children, in the order in which they are received: that of their rows."""
         return children(at, len(self.ranks))
-
-    @property
-    def grid(self) -> RankMap:
-        return RankMap((len(self.ranks), 1), 1, self.ranks)
-
-    @property
-    def panel_dtype(self) -> np.dtype:
-        return self.dtype
 
     @property
     def events(self) -> int:

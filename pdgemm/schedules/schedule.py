@@ -153,3 +153,18 @@ class Schedule(ABC):
     def described(self, name: str) -> tuple[str, str]:
         """Return what the schedule does, to a matrix of this name, and where, for people."""
         return self.algorithm, ""
+
+
+class LineSchedule(Schedule):
+    """A schedule of ranks that stand in one line, in this order, and exchange numbers of one type."""
+
+    ranks: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def grid(self) -> RankMap:
+        return RankMap((len(self.ranks), 1), 1, self.ranks)
+
+    @property
+    def panel_dtype(self) -> np.dtype:
+        return self.dtype

@@ -118,11 +118,8 @@ def multiply_files(
 
 def _file_and_name(dataset: Any) -> tuple[str, str]:
     """Return the file and the name of a dataset.  Raises ArgumentError."""
-    if isinstance(dataset, (str, Path)):
-        dataset = str(dataset).rpartition(":")[::2]
-    if not isinstance(dataset, tuple) or len(dataset) != 2 or not all(map(str, dataset)):
-        raise ArgumentError(f"a dataset is 'FILE:/DATASET', or the file and the name of the dataset; got {dataset!r}")
-    return str(dataset[0]), str(dataset[1])
+    file, name = hdf5.file_and_name(*(dataset if isinstance(dataset, tuple) else (dataset, None)))
+    return str(file), name
 
 
 class _Work(NamedTuple):

@@ -37,6 +37,8 @@ def carry_out(
         parts what came along.  Arrays on a device travel through the host.
     counted : to which words and messages are added.
     join    : of the parts of two ranks, those of both; by default their sum.
+
+    Nothing is compared among the ranks: all pass the same collective, and vectors of its length and of one type.
     """
     if collective is None or comm.rank not in collective.ranks or len(collective.ranks) == 1:
         return
@@ -50,7 +52,10 @@ def carry_out(
 def all_to_all(
     collective: Collective, comm: MPI.Comm, parts: Sequence[np.ndarray], counted: Traffic
 ) -> list[np.ndarray]:
-    """Return what each of the ranks has for this one, given what this one has for each of them.  Collective."""
+    """Return what each of the ranks has for this one, given what this one has for each of them.  Collective.
+
+    Nothing is compared among the ranks: all of them pass the same collective, and parts as long as it says.
+    """
     p, me = len(collective.ranks), collective.ranks.index(comm.rank)
     mine: dict[int, Parts] = {me * p + to: (np.ascontiguousarray(part),) for to, part in enumerate(parts)}
     pairs, nothing = _Pairs(collective, mine), (np.empty(0, collective.dtype),)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -189,6 +190,14 @@ def test_functions_without_a_report(comm: Any) -> None:
         for other in (lambda X: A @ X, lambda X: X.T @ A, lambda X: X.redistribute(A[:, :3]), lambda X: A[:, :3] + X):
             with pytest.raises(GridError, match="pass all of them to plan"):
                 linalg.plan(other, x)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # what the elements decide warns nobody
+            for planned in (
+                linalg.plan("svd", A, k=2, iterations=1),
+                linalg.plan("solve", A, x),
+                linalg.plan("inv", A),
+            ):
+                assert planned.stages
         assert linalg.plan(lambda X: X.allgather(), DistMatrix.zeros((0, 1 << 40), grid=grid)).stages == ()
 
 

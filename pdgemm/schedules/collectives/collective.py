@@ -20,7 +20,7 @@ from pdgemm.model.mover_registry import RING
 from pdgemm.schedules.collectives import collective_steps as by
 from pdgemm.schedules.collectives.collective_steps import CollectiveStep, CollectiveSteps
 from pdgemm.schedules.rounds import COLS, MEMORY, Messages, Round, WorkPiece
-from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
+from pdgemm.schedules.schedule import Buffers, LineSchedule
 from pdgemm.support.remembered import remembered
 
 _PASSES = 2  # over the words that are added: those of two vectors are read, and one is written, as two copies do
@@ -30,7 +30,7 @@ OPERATIONS = (
 
 
 @dataclass(frozen=True)
-class Collective(Schedule):
+class Collective(LineSchedule):
     """What the ranks send of a vector, which is cut into parts.
 
     operation : one of `OPERATIONS`.   algorithm : one of `algorithms(operation)`.
@@ -64,14 +64,6 @@ class Collective(Schedule):
             raise ArgumentError(f"{self.operation} of {p} ranks is of {parts} parts of >= 0 words, got {self.counts}")
         if not algorithm.takes(self.node):
             raise ArgumentError(f"{self.algorithm} takes several nodes of as many ranks each, got {self.node}")
-
-    @property
-    def grid(self) -> RankMap:
-        return RankMap((len(self.ranks), 1), 1, self.ranks)
-
-    @property
-    def panel_dtype(self) -> np.dtype:
-        return self.dtype
 
     @property
     def words(self) -> int:
