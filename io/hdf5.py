@@ -148,7 +148,8 @@ def file_and_name(path: str | Path, name: str | None) -> tuple[Path, str]:
     file, _, inside = os.fspath(path).rpartition(":") if name is None else (path, "", name)
     if not isinstance(inside, str) or not inside or not file:
         raise ArgumentError(
-            f"a dataset is 'FILE:/DATASET', or the file and the name of the dataset: {os.fspath(path)!r}, 'x'"
+            "a dataset is 'FILE:/DATASET', or the file and the name of the dataset, and the grid comes after these: "
+            f'{os.fspath(path)!r}, "x", grid'
         )
     check_names(Path(file), inside)
     return Path(file), inside

@@ -193,7 +193,7 @@ def test_functions_without_a_report(comm: Any) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # what the elements decide warns nobody
             for planned in (
-                linalg.plan("svd", A, k=2, iterations=1),
+                linalg.plan("svd", A, k=2, oversample=2, tolerance=0.1),
                 linalg.plan("solve", A, x),
                 linalg.plan("inv", A),
             ):
