@@ -62,7 +62,7 @@ def test_a_buffer_that_one_rank_has_no_room_for_is_an_error_of_all(
     from pdgemm.errors import OutOfMemoryError
 
     calibrate, links, place = (import_module(f"pdgemm.calibrate{x}") for x in ("", ".links", ".place"))
-    here = place.Place(None, place.HOSTS._replace(side=8, widths=(2, 4), words=64, beside=(8, 8)))
+    here = place.MeasuredPlace(None, place.HOSTS._replace(side=8, widths=(2, 4), words=64, beside=(8, 8)))
 
     def full(*arguments: Any, **options: Any) -> Any:
         raise OutOfMemoryError("no room on the device")
@@ -81,7 +81,7 @@ def test_a_buffer_that_one_rank_has_no_room_for_is_an_error_of_all(
         if which in names:
             monkeypatch.setattr(links, names[which], full)
         else:
-            monkeypatch.setattr(place.Place, "empty", full)
+            monkeypatch.setattr(place.MeasuredPlace, "empty", full)
     with pytest.raises(OutOfMemoryError, match="no room on the device"):
         act()
 

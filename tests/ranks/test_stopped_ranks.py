@@ -8,6 +8,7 @@ import signal
 import subprocess
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import jobs
 import pytest
@@ -55,12 +56,9 @@ def stops_at(number, seconds=None):
 """
 
 
-def start(folder: Path, source: str, **env: str) -> subprocess.Popen[str]:
+def command_of(folder: Path, source: str) -> list[str]:
     (folder / "program.py").write_text(HEAD + textwrap.dedent(source))
-    command = jobs.python(4, folder / "program.py")
-    return subprocess.Popen(
-        command, env=outside_job() | env, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    return jobs.python(4, folder / "program.py")
 
 
 CASES = {  # each in the middle of its waits
@@ -99,7 +97,9 @@ def test_whatever_the_others_wait_in_and_the_result_is_right_when_it_goes_on(tmp
             right = all(map(np.array_equal, expected, numbers(second)))
             print(f"{{name}}: {{'right' if right else 'wrong'}}\\n", end="", flush=True)
     """
-    program = start(tmp_path, source)
+    command = command_of(tmp_path, source)
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    program = subprocess.Popen(command, env=outside_job(), cwd=tmp_path, **pipes)
     lines = list[str]()
     try:
         assert program.stdout
@@ -127,8 +127,8 @@ def test_within_the_limit_it_may_go_on_and_after_it_the_job_is_ended(tmp_path: P
         linalg.solve(A, A)
         print("solved")
     """
-    program = start(tmp_path, source, PDGEMM_WATCHDOG="3")
-    text = program.communicate(timeout=200)[0]
+    program = jobs.run(command_of(tmp_path, source), tmp_path, 200, PDGEMM_WATCHDOG="3")
+    text = program.stdout + program.stderr
     assert program.returncode in LAUNCHER and text.count("right\n") == 4 and "solved" not in text, text
     lines = [line for line in text.splitlines() if line.startswith("pdgemm: rank")]  # on a busy machine, of two ranks
     place = (
@@ -176,7 +176,7 @@ def test_a_rank_at_work_is_neither_reported_nor_is_the_job_ended(tmp_path: Path)
             if np.allclose(C.allgather(), whole @ whole):
                 print("right\\n", end="", flush=True)
     """
-    program = start(tmp_path, source, PDGEMM_WATCHDOG="1")
-    text = program.communicate(timeout=200)[0]
+    program = jobs.run(command_of(tmp_path, source), tmp_path, 200, PDGEMM_WATCHDOG="1")
+    text = program.stdout + program.stderr
     assert (program.returncode, text.count("right\n")) == (0, 8), text
     assert "pdgemm: rank" not in text
