@@ -16,10 +16,10 @@ import numpy as np
 
 from pdgemm.grids.distribution import Distribution
 from pdgemm.planning.question import Question
-from pdgemm.schedules.cannon_product import Cannon
-from pdgemm.schedules.layered_product import Layered
-from pdgemm.schedules.product import Product
-from pdgemm.schedules.summa_product import Summa
+from pdgemm.schedules.products.cannon_product import Cannon
+from pdgemm.schedules.products.layered_product import Layered
+from pdgemm.schedules.products.product import Product
+from pdgemm.schedules.products.summa_product import Summa
 
 mpl.use("svg")
 from matplotlib import pyplot as plt

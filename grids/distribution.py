@@ -31,8 +31,8 @@ from typing import Any
 
 import numpy as np
 
-from pdgemm.arrays.integers import as_whole, shown
 from pdgemm.errors import LayoutError
+from pdgemm.local.arrays.integers import as_whole, shown
 
 Index = Any  # an int or an integer array; the functions return the same
 Block = int | tuple[int, int]  # block sizes, mb = nb or (mb, nb)

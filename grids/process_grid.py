@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.blas.threads import oversubscribed, share_cores
 from pdgemm.errors import GridError
 from pdgemm.grids.line_communicators import Lines, free
 from pdgemm.grids.node_memory import NodeMemory
+from pdgemm.local.blas.threads import oversubscribed, share_cores
 from pdgemm.support import failures, watchdog
 from pdgemm.support.agreement import check_not_freed, together
 from pdgemm.support.failures import known
@@ -58,7 +58,7 @@ class ProcessGrid:
     `free()` are freed when the next grid of the same `comm` is made.
 
     Threads: the first grid of a process reduces the number of BLAS threads to the rank's share of
-    the cores of its node, unless OMP_NUM_THREADS or a similar variable is set (see `pdgemm.blas.threads`).
+    the cores of its node, unless OMP_NUM_THREADS or a similar variable is set (see `pdgemm.local.blas.threads`).
 
     PDGEMM_RANKS_PER_NODE=n treats each n consecutive ranks of a node as a node of their own.
     PDGEMM_NODE_MEMORY is the largest number of bytes that the ranks of a node share, 0 for none; by default it is half

@@ -26,9 +26,7 @@ import numpy as np
 from mpi4py import MPI
 
 import pdgemm
-from pdgemm.arrays.device import HOST
-from pdgemm.arrays.dtypes import STORED, element_type, names
-from pdgemm.arrays.integers import as_count
+from pdgemm.algorithms.protection.checksum import checksum, is_comparable
 from pdgemm.errors import ArgumentError, DTypeError, FileError, GridError, LayoutError
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.layout import Order
@@ -41,11 +39,13 @@ from pdgemm.io.generations import Saved, SavedReport
 from pdgemm.io.matrix_files import Progress, Transfer, check_dtypes, part_of, within
 from pdgemm.io.new_dataset import NewDataset, attributes, new_dataset
 from pdgemm.io.stored import CHANGED, Stored, check_names, check_unchanged, inspect
+from pdgemm.local.arrays.device import HOST
+from pdgemm.local.arrays.dtypes import STORED, element_type, names
+from pdgemm.local.arrays.integers import as_count
 from pdgemm.matrix.argument_checks import check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import communicator_of, device_on
 from pdgemm.names import DeviceName, DType
-from pdgemm.protection.checksum import checksum, is_comparable
 from pdgemm.support.agreement import GuardedCallback, agree, together
 from pdgemm.support.files import say
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from pdgemm.arrays.dtypes import names, rank
-from pdgemm.arrays.integers import as_range
 from pdgemm.errors import DTypeError
 from pdgemm.grids.rectangles import Rectangle
+from pdgemm.local.arrays.dtypes import names, rank
+from pdgemm.local.arrays.integers import as_range
 
 Progress = Callable[[int, int], object]
 Transfer = Callable[[int, int, np.ndarray], object]  # (first row, first column, elements), which may be empty

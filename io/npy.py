@@ -12,9 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib import format as npy_format
 
-from pdgemm.arrays.device import HOST
-from pdgemm.arrays.dtypes import TYPE, element_type
-from pdgemm.arrays.integers import as_count
+from pdgemm.algorithms.protection.checksum import checksum
 from pdgemm.errors import ArgumentError, DTypeError, FileError, LayoutError
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.layout import Order
@@ -25,11 +23,13 @@ from pdgemm.io import mpi_io, pieces
 from pdgemm.io.atomic import on_root, replacing
 from pdgemm.io.matrix_files import Progress, Transfer, check_dtypes, part_of, within
 from pdgemm.io.stored import CHANGED
+from pdgemm.local.arrays.device import HOST
+from pdgemm.local.arrays.dtypes import TYPE, element_type
+from pdgemm.local.arrays.integers import as_count
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import communicator_of, device_on
 from pdgemm.names import DeviceName, DType
-from pdgemm.protection.checksum import checksum
 from pdgemm.support.agreement import together
 from pdgemm.support.file_states import State, ordinary, settled, state, state_of
 from pdgemm.support.files import LOST, naming, reserve, to_disk

@@ -17,12 +17,12 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from mpi4py import MPI
 
+from pdgemm.algorithms.protection.checksum import bilinear, text, zero
 from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.errors import FileError, PdgemmError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.io.matrix_files import Progress, Transfer
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.protection.checksum import bilinear, text, zero
 from pdgemm.support.agreement import GuardedCallback, agree, together
 from pdgemm.support.files import file_error
 from pdgemm.support.waits import Wait

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pdgemm.arrays.dtypes import STORED
+from pdgemm.algorithms.protection import checksum
 from pdgemm.errors import FileError
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.process_grid import ProcessGrid
@@ -17,9 +17,9 @@ from pdgemm.io import hdf5, hyperslabs, mpi_io, pieces
 from pdgemm.io.atomic import on_root
 from pdgemm.io.matrix_files import Progress, Transfer
 from pdgemm.io.stored import CHANGED, Stored, changed_file, check_unchanged
+from pdgemm.local.arrays.dtypes import STORED
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import DeviceName
-from pdgemm.protection import checksum
 
 Region = tuple[tuple[int, int], tuple[int, int]]  # its rows and columns, each the first and the one after the last
 

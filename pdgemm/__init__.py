@@ -22,6 +22,9 @@ if _TYPE_CHECKING:
     from pdgemm import linalg as linalg
     from pdgemm import scalapack as scalapack
     from pdgemm import statistics as statistics
+    from pdgemm.algorithms.indexing.assignment import assign as assign
+    from pdgemm.algorithms.indexing.selection import select as select
+    from pdgemm.algorithms.protection.checksum import checksum as checksum
     from pdgemm.algorithms.redistribution import redistribute as redistribute
     from pdgemm.batched import matmul_batched as matmul_batched
     from pdgemm.devices import gpu_binding as gpus  # noqa: F401
@@ -34,20 +37,17 @@ if _TYPE_CHECKING:
     from pdgemm.grids.distribution import BlockCyclic as BlockCyclic
     from pdgemm.grids.distribution import Distribution as Distribution
     from pdgemm.grids.process_grid import ProcessGrid as ProcessGrid
-    from pdgemm.indexing.assignment import assign as assign
-    from pdgemm.indexing.selection import select as select
     from pdgemm.instrument.report import Report as Report
+    from pdgemm.io.streamed.multiply_files import multiply_files as multiply_files
+    from pdgemm.io.streamed.stored_matrix import StoredMatrix as StoredMatrix
     from pdgemm.matrix.batch import Batch as Batch
     from pdgemm.matrix.batch import balance as balance
     from pdgemm.matrix.distmatrix import DistMatrix as DistMatrix
     from pdgemm.matrix.residual import verify as verify
-    from pdgemm.model.machine import Machine as Machine
-    from pdgemm.model.machine import load_machine as load_machine
-    from pdgemm.profiling.trace_file import trace as trace
-    from pdgemm.protection.checksum import checksum as checksum
+    from pdgemm.planning.machines.machine import Machine as Machine
+    from pdgemm.planning.machines.machine import load_machine as load_machine
     from pdgemm.resilience.survivors import resilient as resilient
-    from pdgemm.streamed.multiply_files import multiply_files as multiply_files
-    from pdgemm.streamed.stored_matrix import StoredMatrix as StoredMatrix
+    from pdgemm.tools.profiling.trace_file import trace as trace
 
 _NAMES = {  # what each module has for users
     "pdgemm.algorithms.redistribution": ["redistribute"],
@@ -56,18 +56,18 @@ _NAMES = {  # what each module has for users
     "pdgemm.gemm": ["Plan", "matmul", "pdgemm", "plan"],
     "pdgemm.grids.distribution": ["BlockCyclic", "Distribution"],
     "pdgemm.grids.process_grid": ["ProcessGrid"],
-    "pdgemm.indexing.assignment": ["assign"],
-    "pdgemm.indexing.selection": ["select"],
+    "pdgemm.algorithms.indexing.assignment": ["assign"],
+    "pdgemm.algorithms.indexing.selection": ["select"],
     "pdgemm.instrument.report": ["Report"],
-    "pdgemm.protection.checksum": ["checksum"],
+    "pdgemm.algorithms.protection.checksum": ["checksum"],
     "pdgemm.matrix.batch": ["Batch", "balance"],
     "pdgemm.matrix.distmatrix": ["DistMatrix"],
     "pdgemm.matrix.residual": ["verify"],
-    "pdgemm.model.machine": ["Machine", "load_machine"],
-    "pdgemm.profiling.trace_file": ["trace"],
+    "pdgemm.planning.machines.machine": ["Machine", "load_machine"],
+    "pdgemm.tools.profiling.trace_file": ["trace"],
     "pdgemm.resilience.survivors": ["resilient"],
-    "pdgemm.streamed.multiply_files": ["multiply_files"],
-    "pdgemm.streamed.stored_matrix": ["StoredMatrix"],
+    "pdgemm.io.streamed.multiply_files": ["multiply_files"],
+    "pdgemm.io.streamed.stored_matrix": ["StoredMatrix"],
 }
 _MODULES = {
     "gpus": "pdgemm.devices.gpu_binding",

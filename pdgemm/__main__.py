@@ -2,7 +2,7 @@
 
 import sys
 
-from pdgemm.cli import commands, script
+from pdgemm.tools.cli import commands, script
 
 if __name__ == "__main__":
     if script.is_script(sys.argv[1:]):

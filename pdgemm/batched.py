@@ -15,18 +15,18 @@ import numpy as np
 from mpi4py import MPI
 from numpy.lib.array_utils import byte_bounds
 
-from pdgemm.arrays import dtypes
-from pdgemm.arrays.device import Array, empty, of, shadow, writeable
-from pdgemm.arrays.element_functions import slabs
-from pdgemm.arrays.elementwise import CONJUGATE, CONVERT, Combine, scale
-from pdgemm.blas.local_gemm import BLAS_INT, EXACT_WIDTH, gemm_accumulate
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, GridError, LayoutError
 from pdgemm.instrument.log import INFO, LOG
 from pdgemm.instrument.spans import timed
+from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays.device import Array, empty, of, shadow, writeable
+from pdgemm.local.arrays.element_functions import slabs
+from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT, Combine, scale
+from pdgemm.local.blas.local_gemm import BLAS_INT, EXACT_WIDTH, gemm_accumulate
 from pdgemm.matrix.argument_checks import accumulation, as_scalar, op_letter, overlap
 from pdgemm.matrix.batch import Batch, BatchReport, arrays, empty_items
-from pdgemm.model.formulas import gemm_flops
 from pdgemm.names import DType, Transpose
+from pdgemm.schedules.formulas import gemm_flops
 from pdgemm.support.agreement import together
 
 CHUNK_BYTES = 1 << 20  # temporaries of this size stay in cache

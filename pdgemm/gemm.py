@@ -13,12 +13,12 @@ import numpy as np
 from pdgemm.algorithms.plan_workspace import Workspace, unchecked
 from pdgemm.algorithms.prepared import Prepared, beta_of
 from pdgemm.algorithms.product_options import Operands, ProductForm, ProductOptions, Streamed, problem_of
-from pdgemm.algorithms.transport import nodes, outside_node_memory, reached
-from pdgemm.arrays import device as devices
-from pdgemm.arrays import dtypes
+from pdgemm.algorithms.transport_choice import nodes, outside_node_memory, reached
 from pdgemm.errors import DeviceError, GridError, LayoutError, MemoryLimitError, NodeMemoryError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Order
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays import dtypes
 from pdgemm.matrix.argument_checks import (
     as_scalar,
     check_alpha,
@@ -33,13 +33,13 @@ from pdgemm.matrix.argument_checks import (
 )
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, new_array
-from pdgemm.model.machine import Machine
-from pdgemm.model.mover_registry import reads
 from pdgemm.names import AlgorithmName, ComputeType, DType, MoverName, Protection, Transpose
+from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.planner import considered, explain, fits, plan_product
 from pdgemm.planning.product_plan import ProductPlan, with_moves
 from pdgemm.planning.search.candidate_table import Candidate
 from pdgemm.planning.search.candidates import Arrangement
+from pdgemm.schedules.mover_registry import reads
 from pdgemm.support.agreement import together
 
 

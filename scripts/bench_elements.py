@@ -23,7 +23,7 @@ def main(size: int, repeats: int) -> None:
     from mpi4py import MPI
 
     from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.calibrate.place import in_turns
+    from pdgemm.tools.calibrate.place import in_turns
 
     for n in (size, 8):
         with ProcessGrid(MPI.COMM_WORLD, (MPI.COMM_WORLD.size, 1)) as grid:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from peers.job import Job, blas_of_numpy
 
-from pdgemm.blas import processors as kernels
+from pdgemm.local.blas import processors as kernels
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -35,7 +35,7 @@ def worker(block: int | None, dtype: str, order: str, options: dict[str, Any]) -
     from mpi4py import MPI
 
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.blas.threads import active
+    from pdgemm.local.blas.threads import active
 
     if MPI.COMM_WORLD.rank == 0:
         print("kernel", kernels.kernel(active()), flush=True)

@@ -25,10 +25,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from pdgemm.arrays import dtypes
 from pdgemm.devices import gpu_binding
-from pdgemm.model.mover_registry import AUTO, choices
+from pdgemm.local.arrays import dtypes
 from pdgemm.names import AlgorithmName, AnyName, ComputeType, DeviceName, MoverName
+from pdgemm.schedules.mover_registry import AUTO, choices
 from pdgemm.support.files import write
 
 MOVERS = tuple(x for x in choices() if x != AUTO)
@@ -87,7 +87,7 @@ def hardware(grid: Any, device: str) -> dict[str, Any]:
     if device == "cuda":
         import cupy
 
-        from pdgemm.arrays.device import named
+        from pdgemm.local.arrays.device import named
 
         properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())
         cuda = named("cuda")
@@ -176,9 +176,9 @@ def products(
 
 def single(n: int, dtype: str, device: str, tf32: bool = False) -> Callable[[], None]:
     """One product of the whole size by the BLAS that pdgemm calls, of this rank alone."""
-    from pdgemm.arrays import device as devices
-    from pdgemm.arrays.elementwise import set_elements
-    from pdgemm.blas.local_gemm import prepare
+    from pdgemm.local.arrays import device as devices
+    from pdgemm.local.arrays.elementwise import set_elements
+    from pdgemm.local.blas.local_gemm import prepare
 
     where, rng = devices.named(device), np.random.default_rng(3)
     wide = np.dtype(dtype) if where or dtype not in dtypes.HALF_NAMES else np.dtype(np.float32)

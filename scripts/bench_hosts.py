@@ -40,7 +40,7 @@ from peers.contenders import ABSENT, DRIVERS, Contender
 from peers.job import Job, Unable, blas_of_numpy
 from peers.on_hosts import BOTH, LIMITS, bytes_into_a_host
 
-from pdgemm.blas import processors as kernels
+from pdgemm.local.blas import processors as kernels
 
 ALGORITHMS = (BOTH, "auto", "summa", "cannon", "2.5d", "inner", "stationary_a", "stationary_b")
 LAYOUTS = ("own", "blocks", "columns")

@@ -32,7 +32,7 @@ from peers.job import Job, Unable, blas_of_numpy
 from peers.tables import cell, machine
 from peers.turns import MNK, Result, measure
 
-from pdgemm.blas import processors as kernels
+from pdgemm.local.blas import processors as kernels
 from pdgemm.support.files import write
 
 FLOPS = {  # over n^3, as LAPACK counts them

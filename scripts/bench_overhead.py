@@ -20,13 +20,13 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan
-from pdgemm.blas.local_gemm import prepare
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout
-from pdgemm.model.machine import Machine
-from pdgemm.model.mover_registry import on_host
+from pdgemm.local.blas.local_gemm import prepare
+from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.planner import plan_product
 from pdgemm.planning.problem import Problem
+from pdgemm.schedules.mover_registry import on_host
 
 PANELS = 512
 SIDE, BLOCK = 2048, 64  # of the factorisation

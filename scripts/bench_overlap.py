@@ -30,7 +30,7 @@ def main(n: int, panel_width: int, repeats: int) -> None:
 
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
     from pdgemm.algorithms.products import accumulator
-    from pdgemm.model.mover_registry import by_messages
+    from pdgemm.schedules.mover_registry import by_messages
 
     comm, slab = MPI.COMM_WORLD, accumulator.SLAB_FLOPS
     with ProcessGrid(comm) as grid:

@@ -27,7 +27,7 @@ from peers.tables import machine, markdown
 from peers.turns import MNK, Result, measure
 from threadpoolctl import threadpool_limits
 
-from pdgemm.blas import processors as kernels
+from pdgemm.local.blas import processors as kernels
 from pdgemm.support.files import write
 
 SHAPES: dict[str, MNK] = {

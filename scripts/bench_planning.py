@@ -15,7 +15,7 @@ from time import process_time
 import click
 from table_words import SHAPES
 
-from pdgemm.model.machine import Machine
+from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.planner import best_plan
 from pdgemm.planning.question import Question
 from pdgemm.planning.search.grid_search import priced

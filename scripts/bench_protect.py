@@ -68,7 +68,7 @@ def clean(grid: ProcessGrid, count: int) -> None:
     """Multiply nasty matrices, and say how many products were taken for wrong, and the largest residual over tau."""
     from problems import DTYPES, NASTY
 
-    from pdgemm.protection import row_checksums
+    from pdgemm.algorithms.protection import row_checksums
 
     largest, ratio = [0.0], row_checksums.RowChecksums._ratio
 

@@ -25,11 +25,11 @@ import click
 from mpi4py import MPI
 
 from pdgemm import DistMatrix, Plan, ProcessGrid, plan
-from pdgemm.calibrate import calibrate
 from pdgemm.errors import ArgumentError
 from pdgemm.names import AnyName
 from pdgemm.planning.algorithm_registry import families
 from pdgemm.support.files import write
+from pdgemm.tools.calibrate import calibrate
 
 SHAPES = [  # m, n, k
     (512, 512, 512),

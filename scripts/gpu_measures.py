@@ -221,7 +221,7 @@ def many(grid: Any, small: bool) -> Iterator[Finding]:
 def traced(grid: Any, small: bool) -> Iterator[Finding]:
     """The timeline of a product, and how much of its transfers is hidden, by the GPU's events."""
     from pdgemm import DistMatrix, pdgemm
-    from pdgemm.profiling.trace_file import trace
+    from pdgemm.tools.profiling.trace_file import trace
 
     n, path = 64 if small else 8192, Path(f"trace-{grid.size}.json")
     A, B = (DistMatrix.random((n, n), seed=s, grid=grid, device="cuda") for s in (1, 2))
@@ -237,7 +237,7 @@ def traced(grid: Any, small: bool) -> Iterator[Finding]:
 def calibrated(grid: Any, small: bool) -> Iterator[Finding]:
     """What the model is given by a calibration, and how near its predictions are to products."""
     from pdgemm import DistMatrix, calibrate, pdgemm
-    from pdgemm.calibrate.place import HOSTS
+    from pdgemm.tools.calibrate.place import HOSTS
 
     if small:
         vars(calibrate)["GPUS"] = HOSTS._replace(side=64, copied=64, touched=64, words=64, moved=8, beside=(64, 64))
@@ -261,19 +261,19 @@ def calibrated(grid: Any, small: bool) -> Iterator[Finding]:
 
 # ---------------------------------------------------------------- what they share
 def _device() -> Any:
-    from pdgemm.arrays.device import named
+    from pdgemm.local.arrays.device import named
 
     return named("cuda")
 
 
 def _convert(Y: Any, X: Any) -> None:
-    from pdgemm.arrays.elementwise import CONVERT
+    from pdgemm.local.arrays.elementwise import CONVERT
 
     CONVERT(Y, X)
 
 
 def _added(Y: Any, X: Any) -> None:
-    from pdgemm.arrays.elementwise import Combine
+    from pdgemm.local.arrays.elementwise import Combine
 
     Combine(1, 1)(Y, X)
 

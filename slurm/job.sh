@@ -207,7 +207,7 @@ operand() {
 # Changes whenever another file takes the name of C.
 mark() { stat -c '%i %Y' "${C%%:/*}" 2>/dev/null || true; }
 
-# The checkpoint of a file and a dataset, as place_of in pdgemm/streamed/unfinished.py names it.
+# The checkpoint of a file and a dataset, as place_of in io/streamed/unfinished.py names it.
 checkpoint_of() {
     local file folder name most
     file=$(readlink -m "$1") && folder=$(dirname "$file")

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 from weakref import ref
 
 from pdgemm.algorithms.products.executor import Call, Executor, executor_of
-from pdgemm.arrays import device as devices
-from pdgemm.arrays.device import Array
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.device import Array
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.schedules import Product
+from pdgemm.schedules.products import Product
 
 
 def same_again(key: tuple[Any, ...], call: Call[Product], A: DistMatrix, B: DistMatrix, C: DistMatrix) -> Executor:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from pdgemm.algorithms.packed_exchange import Room
-from pdgemm.arrays import device as devices
-from pdgemm.arrays.device import Array
 from pdgemm.grids.layout import Layout
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.device import Array
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.support.agreement import together
+from pdgemm.transport.packed_exchange import Room
 
 
 class Workspace:

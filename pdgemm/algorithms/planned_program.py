@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from pdgemm.arrays import device as devices
 from pdgemm.grids.planned_grid import Draft, PlannedGrid
+from pdgemm.local.arrays import device as devices
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.model.machine import Machine, machine_at_hand, on_nodes
+from pdgemm.planning.machines.machine import Machine, machine_at_hand, on_nodes
 from pdgemm.planning.program import Program
 
 

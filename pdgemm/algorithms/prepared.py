@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 
 from pdgemm.algorithms.last_runs import same_again
-from pdgemm.algorithms.packed_exchange import exchange, kept_if_it_fails
 from pdgemm.algorithms.plan_workspace import Workspace
 from pdgemm.algorithms.product_report import report_of
 from pdgemm.algorithms.products.accumulator import Accumulator
 from pdgemm.algorithms.products.executor import Call, Executor, executor_of
+from pdgemm.algorithms.protection.repetition import protected
+from pdgemm.algorithms.protection.row_checksums import RowChecksums
 from pdgemm.algorithms.redistribution import move_report
-from pdgemm.arrays import device as devices
-from pdgemm.arrays.device import Array, Device
-from pdgemm.arrays.elementwise import CONVERT, Combine
 from pdgemm.devices.streams import recorder_of
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.layout import Layout
@@ -27,18 +25,20 @@ from pdgemm.instrument import spans
 from pdgemm.instrument.log import INFO, LOG, log_plan
 from pdgemm.instrument.report import MoveReport
 from pdgemm.instrument.spans import HOST
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.device import Array, Device
+from pdgemm.local.arrays.elementwise import CONVERT, Combine
 from pdgemm.matrix.argument_checks import as_scalar
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.model.mover_registry import MOVERS
-from pdgemm.movers.arrivals import Transfers
-from pdgemm.movers.node_arrays import NodeArrays
 from pdgemm.planning.planner import explain
 from pdgemm.planning.product_plan import ProductPlan
-from pdgemm.protection.repetition import protected
-from pdgemm.protection.row_checksums import RowChecksums
-from pdgemm.schedules import Product
+from pdgemm.schedules.mover_registry import MOVERS
+from pdgemm.schedules.products import Product
 from pdgemm.schedules.staircase import Staircase
 from pdgemm.support.agreement import GuardedCallback, agree, check_not_freed, together
+from pdgemm.transport.movers.arrivals import Transfers
+from pdgemm.transport.movers.node_arrays import NodeArrays
+from pdgemm.transport.packed_exchange import exchange, kept_if_it_fails
 
 SMALL = 1 << 14  # bytes of buffers that an executor may keep until C is formed again
 FEW = 64  # panels that it may keep, with a kilobyte of views each

@@ -6,19 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Protocol, get_args
 
-from pdgemm.algorithms.transport import nodes, outside_node_memory, reached
-from pdgemm.arrays import device as devices
-from pdgemm.arrays.integers import as_name
+from pdgemm.algorithms.transport_choice import nodes, outside_node_memory, reached
 from pdgemm.errors import ArgumentError, DeviceError
 from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.integers import as_name
 from pdgemm.matrix.argument_checks import accumulation, as_optional, as_shape
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.model.machine import Machine, machine_at_hand, on_nodes
-from pdgemm.model.mover_registry import NCCL, SHARED
 from pdgemm.names import Protection
 from pdgemm.planning.algorithm_registry import choices, known
+from pdgemm.planning.machines.machine import Machine, machine_at_hand, on_nodes
 from pdgemm.planning.planner import panel_width, panels_ahead
 from pdgemm.planning.problem import Problem, nothing_to_multiply
+from pdgemm.schedules.mover_registry import NCCL, SHARED
 from pdgemm.schedules.staircase import TriangleName
 
 

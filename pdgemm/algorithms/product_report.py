@@ -6,9 +6,9 @@ from functools import partial
 
 from mpi4py import MPI
 
-from pdgemm.blas.threads import threads
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.instrument.report import MoveReport, Report, measured
+from pdgemm.local.blas.threads import threads
 from pdgemm.names import AnyName
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.support.agreement import together

@@ -7,13 +7,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from pdgemm.algorithms.packed_exchange import Room, exchange, kept_if_it_fails
-from pdgemm.algorithms.store import store
-from pdgemm.arrays import device as devices
-from pdgemm.arrays.device import Device
-from pdgemm.arrays.dtypes import fits
-from pdgemm.arrays.elementwise import Combine
-from pdgemm.arrays.integers import as_count, as_name
+from pdgemm.algorithms.protection.checksum import checksum, repaired
 from pdgemm.devices.streams import recorder_of
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, GridError, LayoutError, MemoryLimitError
 from pdgemm.grids.distribution import Block, Distribution
@@ -22,13 +16,19 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument import spans
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.instrument.report import MoveReport
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.device import Device
+from pdgemm.local.arrays.dtypes import fits
+from pdgemm.local.arrays.elementwise import Combine
+from pdgemm.local.arrays.integers import as_count, as_name
 from pdgemm.matrix.argument_checks import as_scalar, check_matrices, check_result, communicator, same_memory
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, device_on, new_array, new_local
 from pdgemm.names import DType, Protection
-from pdgemm.protection.checksum import checksum, repaired
 from pdgemm.schedules.exchanges.exchange import Exchange, best_places, plan_exchange
 from pdgemm.support.agreement import together
+from pdgemm.transport.packed_exchange import Room, exchange, kept_if_it_fails
+from pdgemm.transport.store import store
 
 
 def redistribute(

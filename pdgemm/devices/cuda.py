@@ -17,13 +17,13 @@ import numpy as np
 from cupy.cuda import cublas, runtime
 from mpi4py import MPI
 
-from pdgemm.arrays.device import Array, Combination, Pinned, Reach, address, register
-from pdgemm.arrays.dtypes import HALVES, TYPE
-from pdgemm.arrays.workspace import BufferCache
-from pdgemm.blas.local_gemm import leading, number, seen_by_fortran
 from pdgemm.devices import cuda_ipc, cuda_nccl, gpu_binding, kernels
 from pdgemm.errors import DeviceError, OutOfMemoryError
 from pdgemm.grids.index_map import IndexMap
+from pdgemm.local.arrays.device import Array, Combination, Pinned, Reach, address, register
+from pdgemm.local.arrays.dtypes import HALVES, TYPE
+from pdgemm.local.arrays.workspace import BufferCache
+from pdgemm.local.blas.local_gemm import leading, number, seen_by_fortran
 
 _COMPUTE_TF32 = 77
 _SUMS_IN_FULL = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: partial sums are not rounded to a 16-bit C

@@ -16,10 +16,10 @@ import numpy as np
 from cupy.cuda import runtime
 from mpi4py import MPI
 
-from pdgemm.arrays.device import REMEDY, Array, Device, Reach
 from pdgemm.devices import cuda_nccl, gpu_aware_mpi
 from pdgemm.errors import DeviceError
 from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.local.arrays.device import REMEDY, Array, Device, Reach
 
 _HANDLE_WORDS = 8  # of eight bytes
 _BUFFER_ID = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID, which no other allocation of the process has, before or after

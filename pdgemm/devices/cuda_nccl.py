@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.arrays.device import Array, Device
 from pdgemm.devices.gpu_aware_mpi import yes_or_no
 from pdgemm.errors import DeviceError
+from pdgemm.local.arrays.device import Array, Device
 from pdgemm.support.agreement import together
 
 with warnings.catch_warnings():  # CuPy warns if NCCL is not installed; `available` says so, too

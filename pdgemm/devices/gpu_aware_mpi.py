@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.arrays.device import Device, named, to_host
 from pdgemm.errors import ArgumentError
+from pdgemm.local.arrays.device import Device, named, to_host
 from pdgemm.support import launcher
 from pdgemm.support.agreement import together
 from pdgemm.support.waits import Wait

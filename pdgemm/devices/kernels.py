@@ -14,10 +14,10 @@ import cupy
 import numpy as np
 from cupy.cuda import runtime
 
-from pdgemm.arrays.device import Array, Combination
-from pdgemm.arrays.dtypes import HALVES, TYPES, arithmetic
 from pdgemm.errors import DTypeError
 from pdgemm.grids.index_map import IndexMap
+from pdgemm.local.arrays.device import Array, Combination
+from pdgemm.local.arrays.dtypes import HALVES, TYPES, arithmetic
 
 _FEW = 4  # launches that are cheaper than one of the kernel that reads the index of every row and column
 _LEAST_ROW = 512  # bytes of the rows that the copy engine copies; kernels are faster on shorter ones

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from pdgemm.arrays import device as devices
-from pdgemm.arrays.device import Device, Event, Stream
 from pdgemm.instrument import spans
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.instrument.spans import Trace, Traced
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.device import Device, Event, Stream
 
 _STREAMS = {"compute": "compute", "pack": "transfer", "upload": "upload"}  # the phases that run on a device, and where
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from pdgemm.blas.threads import multiplier
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.rectangles import Rectangle
 from pdgemm.instrument.check_report import CheckReport
 from pdgemm.instrument.ownership import InNotebook, as_html, of_grid
 from pdgemm.instrument.recorder import Recorder, Traffic
+from pdgemm.local.blas.threads import multiplier
 from pdgemm.names import AlgorithmName
 from pdgemm.support.text import Table, counted, in_bytes, in_rate, in_seconds, in_words, named, sides
 

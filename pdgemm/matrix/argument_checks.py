@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.arrays import dtypes
-from pdgemm.arrays.device import Array, address, shadow, writeable
-from pdgemm.arrays.integers import as_count, as_name, shown
-from pdgemm.blas.local_gemm import BLAS_INT
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
+from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays.device import Array, address, shadow, writeable
+from pdgemm.local.arrays.integers import as_count, as_name, shown
+from pdgemm.local.blas.local_gemm import BLAS_INT
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import check_not_freed
 

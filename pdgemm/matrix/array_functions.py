@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 import pdgemm
-from pdgemm.arrays import device as devices
-from pdgemm.arrays.device import to_host
-from pdgemm.arrays.dtypes import element_type
-from pdgemm.arrays.elementwise import scale
-from pdgemm.arrays.integers import shown
 from pdgemm.errors import ArgumentError, LayoutError
 from pdgemm.grids.distribution import Distribution
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.device import to_host
+from pdgemm.local.arrays.dtypes import element_type
+from pdgemm.local.arrays.elementwise import scale
+from pdgemm.local.arrays.integers import shown
 from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.matrix.matrix_base import MatrixBase
 from pdgemm.schedules.staircase import Staircase

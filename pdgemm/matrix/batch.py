@@ -14,18 +14,18 @@ from zlib import crc32
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.arrays import device as devices
-from pdgemm.arrays import dtypes
-from pdgemm.arrays.device import Device
-from pdgemm.arrays.dtypes import element_type
-from pdgemm.arrays.element_functions import slabs
-from pdgemm.arrays.elementwise import CONVERT
-from pdgemm.arrays.integers import as_count, as_whole
-from pdgemm.blas.local_gemm import leading
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.grids.distribution import BlockCyclic
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays.device import Device
+from pdgemm.local.arrays.dtypes import element_type
+from pdgemm.local.arrays.element_functions import slabs
+from pdgemm.local.arrays.elementwise import CONVERT
+from pdgemm.local.arrays.integers import as_count, as_whole
+from pdgemm.local.blas.local_gemm import leading
 from pdgemm.matrix.gather import PIECE_BYTES
-from pdgemm.model.formulas import gemm_flops
+from pdgemm.schedules.formulas import gemm_flops
 from pdgemm.support.agreement import described_elements, together
 from pdgemm.support.text import counted, in_bytes, in_rate, in_seconds
 from pdgemm.support.watchdog import watched
@@ -57,7 +57,7 @@ class Batch:
     owner  : (items), the rank of each; shapes : (items, 2), rows and columns.  Read-only, the same on all ranks.
     items  : this rank's matrices by ascending number: an array (items, rows, columns) where all matrices of all
              ranks have one shape, else a list.  Changing their elements changes the batch.
-    device : the `pdgemm.arrays.device.Device` that they are on; None: on the host.
+    device : the `pdgemm.local.arrays.device.Device` that they are on; None: on the host.
     report : what the product that made this batch did, a BatchReport, or None.
 
     Make one by `from_local` or `from_global`.

@@ -7,17 +7,17 @@ from typing import Any, Self, get_args
 import numpy as np
 
 import pdgemm
-from pdgemm.arrays import device as devices
-from pdgemm.arrays.device import to_host
-from pdgemm.arrays.dtypes import element_type
-from pdgemm.arrays.element_functions import ElementFunction, element_function, fill
-from pdgemm.arrays.elementwise import set_elements
-from pdgemm.arrays.integers import as_name, as_whole
-from pdgemm.blas.local_gemm import leading
 from pdgemm.errors import ArgumentError, DeviceError, LayoutError
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid, default_grid
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.device import to_host
+from pdgemm.local.arrays.dtypes import element_type
+from pdgemm.local.arrays.element_functions import ElementFunction, element_function, fill
+from pdgemm.local.arrays.elementwise import set_elements
+from pdgemm.local.arrays.integers import as_name, as_whole
+from pdgemm.local.blas.local_gemm import leading
 from pdgemm.matrix.gather import block_index, scatter
 from pdgemm.matrix.local_arrays import (
     all_shared,

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, overload
 import numpy as np
 
 import pdgemm
-from pdgemm.arrays import device as devices
-from pdgemm.arrays.device import to_host
-from pdgemm.arrays.dtypes import element_type
-from pdgemm.arrays.elementwise import CONJUGATE, CONVERT, set_elements
-from pdgemm.arrays.integers import as_count, shown
-from pdgemm.arrays.keys import MASK, is_view, picked
 from pdgemm.errors import ArgumentError, LayoutError
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.device import to_host
+from pdgemm.local.arrays.dtypes import element_type
+from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT, set_elements
+from pdgemm.local.arrays.integers import as_count, shown
+from pdgemm.local.arrays.keys import MASK, is_view, picked
 from pdgemm.matrix.array_functions import part_of
 from pdgemm.matrix.constructors import Constructors, check_root
 from pdgemm.matrix.gather import allgather, gather

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pdgemm.arrays.dtypes import wire
-from pdgemm.arrays.element_functions import slabs
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.local.arrays.dtypes import wire
+from pdgemm.local.arrays.element_functions import slabs
 
 PIECE_BYTES = 1 << 28  # MPI counts are ints: larger arrays travel in pieces
 

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.arrays import device as devices
-from pdgemm.arrays.device import Array, Device
-from pdgemm.arrays.dtypes import element_type
-from pdgemm.arrays.integers import as_name
 from pdgemm.errors import GridError, LayoutError, NodeMemoryError, OutOfMemoryError
 from pdgemm.grids.distribution import Block, Distribution
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.device import Array, Device
+from pdgemm.local.arrays.dtypes import element_type
+from pdgemm.local.arrays.integers import as_name
 from pdgemm.support.agreement import check_not_freed, together
 
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
-from pdgemm.arrays import device as devices
-from pdgemm.arrays.device import Array, to_host
-from pdgemm.arrays.elementwise import CONJUGATE
-from pdgemm.arrays.keys import picked
 from pdgemm.errors import GridError, LayoutError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.ownership import Ownership, as_html
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.device import Array, to_host
+from pdgemm.local.arrays.elementwise import CONJUGATE
+from pdgemm.local.arrays.keys import picked
 from pdgemm.names import DeviceName
 from pdgemm.support.agreement import check_not_freed
 from pdgemm.support.text import in_bytes

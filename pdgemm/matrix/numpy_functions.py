@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Self, overload
 import numpy as np
 
 import pdgemm
-from pdgemm.arrays import device as devices
-from pdgemm.arrays.dtypes import element_type
 from pdgemm.errors import ArgumentError, DeviceError
 from pdgemm.grids.layout import Order
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.matrix import numpy_linalg
 from pdgemm.matrix.array_functions import FUNCTIONS, fitted, type_of
 from pdgemm.matrix.matrix_base import MatrixBase

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pdgemm
-from pdgemm.arrays.integers import as_name
+from pdgemm.local.arrays.integers import as_name
 
 
 def matrix_power(a: Any, n: int) -> Any:

@@ -13,12 +13,17 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
 
 import numpy as np
 
-from pdgemm.arrays import device as devices
-from pdgemm.arrays.device import to_host
-from pdgemm.arrays.dtypes import element_type
-from pdgemm.arrays.element_functions import slabs
-from pdgemm.arrays.elementwise import set_elements
-from pdgemm.arrays.folds import (
+from pdgemm.errors import ArgumentError, LayoutError
+from pdgemm.grids.distribution import BlockCyclic, Distribution
+from pdgemm.instrument import spans
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.instrument.report import MoveReport
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.device import to_host
+from pdgemm.local.arrays.dtypes import element_type
+from pdgemm.local.arrays.element_functions import slabs
+from pdgemm.local.arrays.elementwise import set_elements
+from pdgemm.local.arrays.folds import (
     RUN,
     Fold,
     Parts,
@@ -35,12 +40,7 @@ from pdgemm.arrays.folds import (
     vector_norm,
     widened,
 )
-from pdgemm.arrays.integers import as_count, shown
-from pdgemm.errors import ArgumentError, LayoutError
-from pdgemm.grids.distribution import BlockCyclic, Distribution
-from pdgemm.instrument import spans
-from pdgemm.instrument.recorder import Traffic
-from pdgemm.instrument.report import MoveReport
+from pdgemm.local.arrays.integers import as_count, shown
 from pdgemm.matrix.matrix_base import MatrixBase
 from pdgemm.schedules.collectives.vectors import SideBySide, diagonal_gather, reduction_stages
 from pdgemm.support.agreement import described_elements, together

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.arrays import dtypes
-from pdgemm.arrays.device import to_host
-from pdgemm.arrays.element_functions import element_function, slabs
-from pdgemm.arrays.integers import as_count, as_name, as_seed
 from pdgemm.errors import LayoutError
+from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays.device import to_host
+from pdgemm.local.arrays.element_functions import element_function, slabs
+from pdgemm.local.arrays.integers import as_count, as_name, as_seed
 from pdgemm.matrix.argument_checks import as_scalar, check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import ComputeType, DType

@@ -26,7 +26,7 @@ from pdgemm.planning.product_layouts import (
 )
 from pdgemm.planning.search.algorithm_grids import GridCandidate, Search, Takes
 from pdgemm.planning.search.grid_search import Partition
-from pdgemm.schedules import Cannon, Inner, Layered, Product, Stationary, Summa
+from pdgemm.schedules.products import Cannon, Inner, Layered, Product, Stationary, Summa
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from pdgemm.errors import ArgumentError
-from pdgemm.model.machine import Machine
-from pdgemm.planning.simulator import MOST_EVENTS, simulate
+from pdgemm.planning.machines.machine import Machine
+from pdgemm.planning.machines.simulator import MOST_EVENTS, simulate
 from pdgemm.schedules.collectives.collective import Collective, algorithms, even_parts
 from pdgemm.support.text import Table, counted, in_seconds, in_words
 

@@ -9,12 +9,12 @@ from typing import Any, Literal, Union
 import msgspec
 
 from pdgemm.errors import ArgumentError
-from pdgemm.model.mover_registry import MOVERS, STAGED
 from pdgemm.planning.algorithm_registry import ALGORITHMS, algorithm_of
 from pdgemm.planning.problem import Problem
-from pdgemm.schedules import Product
 from pdgemm.schedules.exchanges.exchange import Exchange
-from pdgemm.schedules.product import on_ranks
+from pdgemm.schedules.mover_registry import MOVERS, STAGED
+from pdgemm.schedules.products import Product
+from pdgemm.schedules.products.product import on_ranks
 from pdgemm.support.json_input import decoded, jsonable
 
 Moves = tuple[tuple[Literal["A", "B", "C"], Exchange], ...]

@@ -11,16 +11,16 @@ from math import inf
 
 import numpy as np
 
-from pdgemm.arrays import dtypes
-from pdgemm.blas.local_gemm import EXACT_WIDTH
 from pdgemm.errors import ArgumentError, MemoryLimitError
-from pdgemm.model.machine import Machine
-from pdgemm.model.mover_registry import AUTO, MOVERS
+from pdgemm.local.arrays import dtypes
+from pdgemm.local.blas.local_gemm import EXACT_WIDTH
+from pdgemm.planning.machines.machine import Machine
+from pdgemm.planning.machines.timing import product_seconds
 from pdgemm.planning.problem import Problem
 from pdgemm.planning.product_plan import MOVES_WEIGH, ProductPlan, sample, with_moves
 from pdgemm.planning.search.candidate_table import Candidate, table, wrapped
 from pdgemm.planning.search.candidates import Arrangement, arrangements, arrangements_in_place, impossible
-from pdgemm.planning.timing import product_seconds
+from pdgemm.schedules.mover_registry import AUTO, MOVERS
 from pdgemm.support.text import in_bytes, in_words
 
 PANEL_WIDTH = 512  # wide enough for BLAS to reach its peak, narrow enough to overlap with it

@@ -9,9 +9,9 @@ import numpy as np
 
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout
-from pdgemm.model.machine import Machine
-from pdgemm.model.mover_registry import AUTO, NCCL, RING, SHARED, by_messages, reads
-from pdgemm.schedules import reduction
+from pdgemm.planning.machines.machine import Machine
+from pdgemm.schedules.mover_registry import AUTO, NCCL, RING, SHARED, by_messages, reads
+from pdgemm.schedules.products import reduction
 from pdgemm.schedules.staircase import TriangleName
 
 REDUCED_BYTES = 1 << 26  # of C that are reduced at a time, but at least REDUCED_ROWS rows, for the speed of BLAS

@@ -9,10 +9,10 @@ import numpy as np
 
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout, listed, transposed_rank_map
-from pdgemm.model.mover_registry import reads
 from pdgemm.planning.problem import Problem, brought, lay_out
 from pdgemm.planning.search.grid_search import Partition
-from pdgemm.schedules import Cannon, Inner, Layered, Product, Stationary, Summa
+from pdgemm.schedules.mover_registry import reads
+from pdgemm.schedules.products import Cannon, Inner, Layered, Product, Stationary, Summa
 from pdgemm.schedules.steps import skewed, skewed_rank_maps
 
 LEAST_BLOCK, MOST_BLOCK = 32, 128  # of a triangle: BLAS is slower on smaller ones, larger ones make nothing faster

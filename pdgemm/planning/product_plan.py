@@ -13,14 +13,14 @@ from pdgemm.grids.layout import Layout
 from pdgemm.instrument.check_report import Checks
 from pdgemm.instrument.ownership import Ownership, as_html
 from pdgemm.instrument.recorder import Traffic
-from pdgemm.model.formulas import lower_bound
+from pdgemm.planning.machines.timing import exchange_seconds, product_seconds
 from pdgemm.planning.plan_json import pack, unpack
 from pdgemm.planning.problem import Problem
 from pdgemm.planning.search.candidate_table import Candidate
 from pdgemm.planning.search.candidates import Arrangement
-from pdgemm.planning.timing import exchange_seconds, product_seconds
-from pdgemm.schedules import Product
 from pdgemm.schedules.exchanges.exchange import Exchange, plan_exchange
+from pdgemm.schedules.formulas import lower_bound
+from pdgemm.schedules.products import Product
 from pdgemm.schedules.schedule import Buffers, Schedule
 from pdgemm.schedules.staircase import Staircase
 from pdgemm.support.remembered import remembered

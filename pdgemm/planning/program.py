@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, reduce, singledispatch
 
 from pdgemm.instrument.recorder import Traffic
-from pdgemm.model.machine import Machine
+from pdgemm.planning.machines.machine import Machine
+from pdgemm.planning.machines.simulator import Simulation, simulate
+from pdgemm.planning.machines.timing import exchange_seconds
 from pdgemm.planning.product_plan import ProductPlan
-from pdgemm.planning.simulator import Simulation, simulate
-from pdgemm.planning.timing import exchange_seconds
 from pdgemm.schedules.exchanges.exchange import Exchange
 from pdgemm.schedules.schedule import Schedule
 from pdgemm.support.text import Table, in_bytes, in_seconds, in_words

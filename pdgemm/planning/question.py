@@ -10,18 +10,18 @@ from typing import Literal
 
 import numpy as np
 
-from pdgemm.arrays import dtypes
 from pdgemm.errors import ArgumentError, MemoryLimitError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout
-from pdgemm.model.formulas import lower_bound
-from pdgemm.model.machine import CUDA, Machine, on_nodes
-from pdgemm.model.mover_registry import AUTO, IPC, NCCL, POLICIES, SHARED, by_messages, on_host
+from pdgemm.local.arrays import dtypes
+from pdgemm.planning.machines.machine import CUDA, Machine, on_nodes
 from pdgemm.planning.planner import best_plan, considered, panel_width, panels_ahead
 from pdgemm.planning.problem import Problem
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.planning.search.candidate_table import Candidate
 from pdgemm.planning.search.grid_search import near_root
+from pdgemm.schedules.formulas import lower_bound
+from pdgemm.schedules.mover_registry import AUTO, IPC, NCCL, POLICIES, SHARED, by_messages, on_host
 from pdgemm.support.text import counted, in_bytes
 
 LAYOUTS = ("default", "ideal")

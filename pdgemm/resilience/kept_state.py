@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.algorithms.packed_exchange import Room, exchange, kept_if_it_fails
-from pdgemm.arrays import device as devices
-from pdgemm.arrays.device import Array
 from pdgemm.errors import ArgumentError, GridError, NodeMemoryError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Recorder
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.device import Array
 from pdgemm.matrix.batch import Batch
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.schedules.exchanges.inherited_exchange import plan_inheritance
 from pdgemm.support.agreement import together
+from pdgemm.transport.packed_exchange import Room, exchange, kept_if_it_fails
 
 _COPIED = (np.ndarray, np.random.Generator, bytearray, list, dict, set)  # values that a step may change in place
 

@@ -1,13 +1,7 @@
-"""The algorithms as values: the steps, traffic and buffers of C := alpha A B + beta C on layouts that fit.
+"""Algorithms as values: what every rank sends, reads, multiplies and allocates, in rounds, without MPI or arrays.
 
-All figures are computed for any rank without communication; for rank None they are the maximum over all ranks.
+A `Schedule` says its rounds and buffers; words, messages, work and bytes follow from these, or are formulas that tests
+compare with them.  Figures are computed for any rank without communication; for rank None they are the maximum over all
+ranks.  Seconds are not a schedule's: `pdgemm.planning.machines` times it on a machine.  The folder imports `grids`,
+`local`, `instrument` and `support`.
 """
-
-from pdgemm.schedules.cannon_product import Cannon
-from pdgemm.schedules.layered_product import Inner, Layered
-from pdgemm.schedules.node_relay import NodeLine
-from pdgemm.schedules.product import Product
-from pdgemm.schedules.stationary_product import Stationary
-from pdgemm.schedules.summa_product import Summa
-
-__all__ = ["Cannon", "Inner", "Layered", "NodeLine", "Product", "Stationary", "Summa"]

@@ -15,8 +15,8 @@ from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.index_map import IndexMap
 from pdgemm.grids.layout import Layout
 from pdgemm.instrument.recorder import Traffic
-from pdgemm.model.formulas import LARGEST_MESSAGE_BYTES
-from pdgemm.model.mover_registry import MOVERS, RING, SHARED, reads
+from pdgemm.schedules.formulas import LARGEST_MESSAGE_BYTES
+from pdgemm.schedules.mover_registry import MOVERS, RING, SHARED, reads
 from pdgemm.schedules.node_relay import NodeLine
 
 

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from pdgemm.arrays import dtypes
 from pdgemm.errors import ArgumentError
+from pdgemm.local.arrays import dtypes
 
 Kind = TypeVar("Kind")
 LARGEST = 1 << 62  # of whole numbers: with their sums, what 64 bits hold

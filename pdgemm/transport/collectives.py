@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.arrays import device as devices
-from pdgemm.arrays.device import Array
-from pdgemm.arrays.elementwise import set_elements
-from pdgemm.arrays.folds import Parts
 from pdgemm.instrument.recorder import Traffic
-from pdgemm.model.formulas import LARGEST_MESSAGE_BYTES
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.device import Array
+from pdgemm.local.arrays.elementwise import set_elements
+from pdgemm.local.arrays.folds import Parts
 from pdgemm.schedules.collectives.collective import Collective
+from pdgemm.schedules.formulas import LARGEST_MESSAGE_BYTES
 from pdgemm.support.waits import Wait
 
 Join = Callable[[Parts, Parts], Parts]  # of the rank before, and of the one behind it

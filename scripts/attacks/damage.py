@@ -20,9 +20,9 @@ BATCH, SECONDS = 25, 12
 @attack("damage.json")
 def json_files(trial: Trial) -> None:
     """Machines, traces and studies, for the commands that need no MPI."""
-    import pdgemm.cli.plan_commands
-    import pdgemm.cli.report_commands
-    import pdgemm.studies.plot  # noqa: F401   before the forks
+    import pdgemm.tools.cli.plan_commands
+    import pdgemm.tools.cli.report_commands
+    import pdgemm.tools.studies.plot  # noqa: F401   before the forks
 
     kind = trial.rng.choice(("machine", "trace", "study", "mixed up"))
     good = originals(trial)

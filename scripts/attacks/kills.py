@@ -12,8 +12,8 @@ import numpy as np
 from problems import TOLERANCE, gemm_error
 
 from attacks.trial import Finding, Job, Trial, attack, judge, ranks, tail
-from pdgemm.model.machine import load_machine
-from pdgemm.studies import records
+from pdgemm.planning.machines.machine import load_machine
+from pdgemm.tools.studies import records
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 N = 700

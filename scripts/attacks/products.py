@@ -6,7 +6,7 @@ import numpy as np
 from problems import TOLERANCE, accepted, gemm_error, grid_shapes
 
 from attacks.trial import Finding, Trial, attack, judge
-from pdgemm.model.mover_registry import on_host
+from pdgemm.schedules.mover_registry import on_host
 
 OPTIONS = {
     "--block": ("1", "7", "64x3", "1000"),

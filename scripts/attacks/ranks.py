@@ -32,7 +32,7 @@ from pdgemm import Batch, DistMatrix, Plan, ProcessGrid, errors, matmul_batched,
 from pdgemm import scalapack as sl  # noqa: E402
 from pdgemm.errors import MemoryLimitError, PdgemmError  # noqa: E402
 from pdgemm.io import hdf5  # noqa: E402
-from pdgemm.model.mover_registry import on_host  # noqa: E402
+from pdgemm.schedules.mover_registry import on_host  # noqa: E402
 
 WORLD = MPI.COMM_WORLD
 MEET = WORLD.Dup()  # of this script, beside the library's

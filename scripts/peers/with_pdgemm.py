@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from functools import partial
 
 from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan
-from pdgemm.blas import processors
-from pdgemm.blas.threads import active, multiplier
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.layout import Layout
+from pdgemm.local.blas import processors
+from pdgemm.local.blas.threads import active, multiplier
 from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.names import AlgorithmName, AnyName
 from pdgemm.planning.algorithm_registry import families

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from bench_gemm import order_of_rank_0
 
-from pdgemm.arrays.element_functions import element_function, fill
-from pdgemm.blas import processors
+from pdgemm.local.arrays.element_functions import element_function, fill
+from pdgemm.local.blas import processors
 from peers.job import blas_of_numpy
 
 if TYPE_CHECKING:

@@ -294,8 +294,8 @@ BAD = [
 SEVERAL = """
 import contextlib, io, json, sys
 from mpi4py import MPI
-from pdgemm.cli.commands import run
-from pdgemm.cli.job import Job
+from pdgemm.tools.cli.commands import run
+from pdgemm.tools.cli.job import Job
 found, out = [], sys.stdout
 for words in json.loads(sys.argv[1]):
     sys.argv, job = ["pdgemm", *words], Job(words)
@@ -376,7 +376,7 @@ def test_info_tells_what_is_there(folder: Path) -> None:
 
 
 def test_info_warns_of_kernels_for_older_processors(folder: Path) -> None:
-    from pdgemm.blas.processors import processor
+    from pdgemm.local.blas.processors import processor
 
     old = {"OPENBLAS_CORETYPE": "Nehalem", "PDGEMM_BLAS": "scipy"}
     facts = json.loads(pdgemm(2, "info", "--json", cwd=folder, **old).stdout)
@@ -408,7 +408,7 @@ def test_one_rank_of_mpirun_is_not_taken_for_several_of_slurm(folder: Path) -> N
 
 
 def test_each_command_has_a_help_text() -> None:
-    from pdgemm.cli.commands import COMMANDS, cli
+    from pdgemm.tools.cli.commands import COMMANDS, cli
 
     for command in ([], *([name] for name in COMMANDS)):
         result = CliRunner().invoke(cli, [*command, "--help"])
@@ -420,7 +420,7 @@ LOADED = """
 import atexit, sys
 heavy = {"mpi4py.MPI", "h5py", "scipy", "scipy.linalg", "cupy", "matplotlib"}
 atexit.register(lambda: print(*sorted(heavy & {*sys.modules}), file=sys.stderr))
-from pdgemm.cli.commands import main
+from pdgemm.tools.cli.commands import main
 main()
 """
 
@@ -550,7 +550,7 @@ def test_commands_of_all_ranks_load_mpi(folder: Path) -> None:
 
 @pytest.mark.parametrize("separator", ["x", "X", ","])
 def test_shapes_are_written_in_one_way_everywhere(separator: str, tmp_path: Path) -> None:
-    from pdgemm.cli.param_types import BLOCK, GRID, MNK, SHAPE
+    from pdgemm.tools.cli.param_types import BLOCK, GRID, MNK, SHAPE
 
     two, three = separator.join(["300", "20"]), separator.join(["300", "20", "7"])
     assert [x.convert(two, None, None) for x in (SHAPE, GRID, BLOCK)] == [(300, 20)] * 3
@@ -574,7 +574,7 @@ def test_shapes_are_written_in_one_way_everywhere(separator: str, tmp_path: Path
     ],
 )
 def test_sizes(text: str, expected: int) -> None:
-    from pdgemm.cli.param_types import BYTES
+    from pdgemm.tools.cli.param_types import BYTES
 
     assert BYTES.convert(text, None, None) == expected
 
@@ -584,7 +584,7 @@ def test_sizes(text: str, expected: int) -> None:
     [("2", 2.0), ("1/4", 0.25), ("inf", float("inf")), ("2-1j", 2 - 1j), ("3i", 3j), ("-1e-3", -0.001)],
 )
 def test_numbers(text: str, expected: complex) -> None:
-    from pdgemm.cli.param_types import NUMBER
+    from pdgemm.tools.cli.param_types import NUMBER
 
     assert NUMBER.convert(text, None, None) == expected
     assert np.isnan(NUMBER.convert("nan", None, None))
@@ -689,7 +689,7 @@ def _is_rank(pid: int, folder: Path) -> bool:
 
 # ------------------------------------------------------------------ calibrate
 def test_calibrate_writes_what_plans_and_products_read(folder: Path) -> None:
-    from pdgemm.model.machine import load_machine
+    from pdgemm.planning.machines.machine import load_machine
 
     run = pdgemm(2, "calibrate", "-o", "machine.json", cwd=folder)
     assert run.returncode == 0, run.stderr
@@ -780,7 +780,7 @@ class Interrupt:
 
 interrupted = sys.argv[-1] == "2"
 sys.meta_path.insert(0, Interrupt())
-from pdgemm.cli.commands import main
+from pdgemm.tools.cli.commands import main
 sys.argv = ["pdgemm", "info"]
 main()
 """)

@@ -62,7 +62,7 @@ def test_one_form(tmp_path: Path) -> None:
     ],
 )
 def test_names_are_left_out(text: str, private: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdgemm.profiling.problem_report import without_names
+    from pdgemm.tools.profiling.problem_report import without_names
 
     monkeypatch.setenv("USER", "jane")
     monkeypatch.setenv("LOGNAME", "root")

@@ -12,9 +12,9 @@ import jobs
 import pytest
 from tiers import thorough
 
-from pdgemm.cli import script
-from pdgemm.cli.short_traceback import MOST, short, whole
 from pdgemm.support.watchdog import CODE
+from pdgemm.tools.cli import script
+from pdgemm.tools.cli.short_traceback import MOST, short, whole
 
 needs_mpiexec = [jobs.needs_mpiexec, pytest.mark.timeout(100)]
 NOISE = ("MPI_ABORT", "prterun", "[warn]", "PMIX ERROR")  # what launchers print of exit codes
@@ -215,7 +215,7 @@ def test_alone(words: list[str], typed: str, code: int, out: str | None, err: st
 def test_the_command_says_how_to_run_a_script() -> None:
     from click.testing import CliRunner
 
-    from pdgemm.cli.commands import cli
+    from pdgemm.tools.cli.commands import cli
 
     done = CliRunner().invoke(cli, ["x.py", "--debug"])
     assert done.exit_code == 2 and "x.py is not a command: python -m pdgemm x.py runs a script" in done.output
@@ -227,7 +227,7 @@ def test_the_command_says_how_to_run_a_script() -> None:
 def test_the_command_knows_similar_names(word: str, advice: str) -> None:
     from click.testing import CliRunner
 
-    from pdgemm.cli.commands import cli
+    from pdgemm.tools.cli.commands import cli
 
     done = CliRunner().invoke(cli, [word, "--shape", "3x3"])
     assert done.exit_code == 2 and f"No such command '{word}'. {advice}" in done.output
@@ -248,7 +248,7 @@ def told(source: str, tmp_path: Path) -> list[str]:
 def test_the_chain_of_a_user_is_told_and_none_of_the_package(tmp_path: Path) -> None:
     lines = told(
         """
-        from pdgemm.model.machine import load_machine
+        from pdgemm.planning.machines.machine import load_machine
         try:
             load_machine("/no/such/file")
         except OSError as bad:

@@ -17,14 +17,14 @@ import pytest
 from fake_device import SCHEDULES, fake_device
 from problems import TOLERANCE, gemm_error
 
-from pdgemm.arrays.device import Reach
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.instrument import spans as tracing
 from pdgemm.instrument.recorder import Recorder
-from pdgemm.model.machine import Machine
-from pdgemm.profiling import profile
-from pdgemm.profiling.profile_tables import MEANING, tables
+from pdgemm.local.arrays.device import Reach
+from pdgemm.planning.machines.machine import Machine
 from pdgemm.support.text import in_seconds
+from pdgemm.tools.profiling import profile
+from pdgemm.tools.profiling.profile_tables import MEANING, tables
 
 WAYS = [
     ("summa", "ring"),
@@ -228,7 +228,7 @@ def test_clocks_of_nodes_are_one(comm: Any) -> None:
     """As if every rank were a node, with a clock of its own that runs at its own rate."""
     from mpi4py import MPI
 
-    from pdgemm.profiling.trace_file import clocks, on_root_clock
+    from pdgemm.tools.profiling.trace_file import clocks, on_root_clock
 
     rate, ahead = 1 + 1e-3 * comm.rank, 50.0 * comm.rank
 
@@ -281,7 +281,7 @@ def test_ranges_of_nvtx_have_the_same_names(comm: Any, shared_tmp_path: Path, mo
             pdgemm(1, A, A, algorithm="summa", mover="mpi", panel_width=4)
         assert len(told) % 2 == 0 and told[: len(told) // 2] == told[len(told) // 2 :]
         monkeypatch.setitem(sys.modules, "nvtx", None)
-        monkeypatch.setattr("pdgemm.profiling.trace_file.find_spec", lambda name: None)
+        monkeypatch.setattr("pdgemm.tools.profiling.trace_file.find_spec", lambda name: None)
         with pytest.raises(ArgumentError, match="pip install nvtx"), trace(None, grid, nvtx=True):
             raise AssertionError("the block began")
 
@@ -449,7 +449,7 @@ def test_what_is_no_timeline_is_refused(tmp_path: Path) -> None:
 
 
 def test_rows_of_transfers_never_cross() -> None:
-    from pdgemm.profiling.trace_file import laid_out
+    from pdgemm.tools.profiling.trace_file import laid_out
 
     rng = np.random.default_rng(0)
     starts = rng.uniform(0, 10, 200)

@@ -228,7 +228,7 @@ def test_products_send_from_host_to_host_what_they_count(
     hosts: Hosts, matrices: Any, algorithm: str, mover: str
 ) -> None:
     from pdgemm import DistMatrix, plan
-    from pdgemm.model.machine import Link, Machine
+    from pdgemm.planning.machines.machine import Link, Machine
 
     slow = Link(1.0, 1.0)
     no_shifts = Machine(intra={**Machine().intra, "shift": slow}, inter={**Machine().inter, "shift": slow})

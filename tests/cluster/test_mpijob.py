@@ -87,7 +87,7 @@ def test_volumes_are_mounted_where_the_command_looks(job: dict[str, Any]) -> Non
 
 
 def test_its_command_line_is_one_of_pdgemm(job: dict[str, Any]) -> None:
-    from pdgemm.cli.commands import cli
+    from pdgemm.tools.cli.commands import cli
 
     name, *arguments = words_of(job)[1]
     command = cli.get_command(click.Context(cli), name)

@@ -772,7 +772,7 @@ def mpich(tmp_path_factory: pytest.TempPathFactory) -> str:
     (packages,) = (made / "lib").glob("python3.*/site-packages")
     here = next(path for path in sys.path if path.endswith("site-packages"))
     (packages / "all_else.pth").write_text(f"import site; site.addsitedir({here!r})\n")
-    (made / "bin" / "pdgemm").write_text(f"#!{python}\nfrom pdgemm.cli.commands import main\nmain()\n")
+    (made / "bin" / "pdgemm").write_text(f"#!{python}\nfrom pdgemm.tools.cli.commands import main\nmain()\n")
     (made / "bin" / "pdgemm").chmod(0o755)
     return str(made)
 

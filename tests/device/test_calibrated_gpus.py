@@ -14,11 +14,11 @@ from fake_device import FakeArray, FakeDevice, FakeMemory, fake_device
 from mpi4py import MPI
 
 from pdgemm import Machine, ProcessGrid, plan
-from pdgemm.arrays.device import Reach
-from pdgemm.calibrate import calibrate, place
-from pdgemm.model.formulas import gemm_flops
-from pdgemm.model.machine import load_machine, machine_at_hand, touched
+from pdgemm.local.arrays.device import Reach
+from pdgemm.planning.machines.machine import load_machine, machine_at_hand, touched
 from pdgemm.planning.question import Question
+from pdgemm.schedules.formulas import gemm_flops
+from pdgemm.tools.calibrate import calibrate, place
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(180)]
 
@@ -79,7 +79,7 @@ def known_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeDevice], None]:
         return found
 
     def use(device: Any) -> None:
-        monkeypatch.setattr("pdgemm.calibrate.GPUS", SIZES)
+        monkeypatch.setattr("pdgemm.tools.calibrate.GPUS", SIZES)
         monkeypatch.setattr(FakeMemory, "array", of_a_peer)
         monkeypatch.setattr(place, "perf_counter", device.seconds)
 
@@ -163,7 +163,7 @@ def test_gpus_are_measured_through_cupy(
     small = SIZES._replace(side=64, copied=64, words=256, beside=(64, 64))
     path = comm.bcast(tmp_path / "machine.json")
     with fake_cupy(comm.size, aware):
-        monkeypatch.setattr("pdgemm.calibrate.GPUS", small)
+        monkeypatch.setattr("pdgemm.tools.calibrate.GPUS", small)
         found = calibrate(comm, device="cuda")
         with ProcessGrid(comm) as grid:
             from pdgemm import DistMatrix

@@ -143,7 +143,7 @@ def test_mappings_are_of_the_allocation_that_they_were_made_of(comm: Any, gpu: G
     """Of a handle that is used again for another allocation, of many allocations, and of those that nobody uses."""
     from pdgemm import ProcessGrid
     from pdgemm.devices import cuda_ipc
-    from pdgemm.movers.node_arrays import NodeArrays
+    from pdgemm.transport.movers.node_arrays import NodeArrays
 
     if comm.size == 1:
         pytest.skip("one rank maps nothing")
@@ -175,9 +175,9 @@ def test_mappings_are_of_the_allocation_that_they_were_made_of(comm: Any, gpu: G
 
 def test_copies(comm: Any, gpu: Gpu, cuda: Any) -> None:  # noqa: F811
     """By a copy engine where rows are long enough, in words where elements are small; each is one call."""
-    from pdgemm.arrays.elementwise import CONVERT
     from pdgemm.devices import kernels
     from pdgemm.grids.index_map import identity, packed
+    from pdgemm.local.arrays.elementwise import CONVERT
 
     words = list[np.dtype]()
     make = kernels._kernel

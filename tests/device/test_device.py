@@ -12,7 +12,7 @@ from fake_device import SCHEDULES, fake_device
 from problems import DTYPES, NAMES, NARROW, accepted
 from tiers import everything, in_turn, pairs
 
-from pdgemm.arrays.device import Reach
+from pdgemm.local.arrays.device import Reach
 
 pytestmark = [pytest.mark.mpi, pytest.mark.on_ranks(1, 2, 3, 4, 6)]  # a device does not change what a 3 x 3 grid does
 

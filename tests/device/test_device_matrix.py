@@ -10,7 +10,7 @@ import pytest
 from fake_device import FakeArray, WatchedComm, fake_device
 from problems import TOLERANCE, gemm_error
 
-from pdgemm.arrays.device import Reach
+from pdgemm.local.arrays.device import Reach
 
 pytestmark = pytest.mark.mpi
 STAGED, AWARE, ALONE = Reach("shared", staged=True), Reach("shared", staged=False), Reach("", staged=True)

@@ -12,7 +12,7 @@ from fake_device import SCHEDULES, fake_device
 from problems import DTYPES, grid_shapes
 from tiers import pairs, third
 
-from pdgemm.arrays.device import Reach
+from pdgemm.local.arrays.device import Reach
 
 pytestmark = [pytest.mark.mpi, pytest.mark.on_ranks(1, 4)]
 
@@ -115,7 +115,7 @@ def test_qr_by_rows(comm: Any, way: str, schedule: str, dtype: str, order: Any, 
 
 def test_functions_stay_on_the_device(comm: Any, monkeypatch: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.spectral import eigh
+    from pdgemm.linalg.spectral import eigh
 
     monkeypatch.setattr(eigh, "SMALL", 8)  # so that the spectrum is divided
     x, s, b = rng_matrix(14, 14, "float64"), positive_definite(14, "float64"), rng_matrix(14, 3, "float64")

@@ -25,7 +25,7 @@ ALL = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "
 
 @pytest.fixture
 def cuda() -> Any:
-    from pdgemm.arrays.device import named
+    from pdgemm.local.arrays.device import named
 
     return named("cuda")
 
@@ -33,7 +33,7 @@ def cuda() -> Any:
 @pytest.fixture
 def movers(comm: Any) -> Any:
     from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.arrays.device import named
+    from pdgemm.local.arrays.device import named
 
     with ProcessGrid(comm) as grid:
         DistMatrix.zeros((1, 1), grid=grid, device="cuda")
@@ -45,7 +45,7 @@ def movers(comm: Any) -> Any:
 @pytest.mark.parametrize("source", ALL)
 def test_combine(cuda: Any, source: str) -> None:
     """Y := alpha op(X) + beta Y against NumPy, of strided views and of rows and columns without a pattern."""
-    from pdgemm.arrays.dtypes import fits
+    from pdgemm.local.arrays.dtypes import fits
 
     for target in map(np.dtype, ALL):
         if fits(np.dtype(source), target):
@@ -53,9 +53,9 @@ def test_combine(cuda: Any, source: str) -> None:
 
 
 def combined(cuda: Any, source: np.dtype, target: np.dtype) -> None:
-    from pdgemm.arrays.dtypes import arithmetic
-    from pdgemm.arrays.elementwise import Combine
     from pdgemm.grids.index_map import IndexMap
+    from pdgemm.local.arrays.dtypes import arithmetic
+    from pdgemm.local.arrays.elementwise import Combine
 
     rng = np.random.default_rng(1)
     x, y = (10 * rng.standard_normal((23, 31)) for _ in range(2))
@@ -86,7 +86,7 @@ def combined(cuda: Any, source: np.dtype, target: np.dtype) -> None:
 @pytest.mark.parametrize("dtype", ["float64", "complex64", "complex128"])
 def test_infinity_times_one(cuda: Any, dtype: str) -> None:
     """No factor 1 + 0i makes a NaN of an infinity, as on the host; nor is C read where beta is 0."""
-    from pdgemm.arrays.elementwise import Combine
+    from pdgemm.local.arrays.elementwise import Combine
 
     x, y = np.array([[np.inf, 1, -np.inf]], dtype), np.array([[1, np.inf, 2]], dtype)
     for alpha, beta, value in ((1, 1, [[np.inf, np.inf, -np.inf]]), (1, 0, x), (0, 1, y)):
@@ -96,7 +96,7 @@ def test_infinity_times_one(cuda: Any, dtype: str) -> None:
 
 
 def _eps(dtype: np.dtype) -> float:
-    from pdgemm.arrays.dtypes import eps
+    from pdgemm.local.arrays.dtypes import eps
 
     return eps(dtype)
 
@@ -240,7 +240,7 @@ def test_a_product_keeps_its_operands(comm: Any, cuda: Any) -> None:
 def test_factors_and_triangles(comm: Any, cuda: Any, dtype: str) -> None:
     """cuBLAS solves with a triangle as BLAS does, and a matrix is factored where ranks reach each other's memory."""
     from pdgemm import DistMatrix, ProcessGrid, linalg
-    from pdgemm.blas.local_lapack import solve_triangular
+    from pdgemm.local.blas.local_lapack import solve_triangular
 
     S, b = positive_definite(70, dtype), rng_matrix(70, 20, dtype)
     for order, lower, trans, unit, side in itertools.product("CF", (True, False), "NTC", (False, True), "LR"):

@@ -97,7 +97,7 @@ def test_the_command_line_chooses_before_mpi_starts(options: list[str], fails: s
     """An error there is this rank's alone, and is told by all when a matrix is made."""
     code = f"""
 import sys
-from pdgemm.cli import commands as cli
+from pdgemm.tools.cli import commands as cli
 from pdgemm.devices import gpu_binding as gpus
 from pdgemm.errors import DeviceError
 def choose():

@@ -20,7 +20,7 @@ import pdgemm
 
 pytestmark = pytest.mark.mpi
 
-FILES = {x.name for x in Path(pdgemm.__file__).parent.glob("panel_*/*.py")}
+FILES = {x.name for x in Path(pdgemm.__file__).parent.glob("*/panels/*.py")}
 Problem = tuple[str, tuple[int, int], str, str]  # a function, a grid, a way of panels, an order
 DEFINITE = ("lu without exchanges", "cholesky", "triangles")  # of such matrices; LU exchanges rows of others
 

@@ -57,7 +57,7 @@ class _Done:
 def without(removed: Site | None, seen: set[Site]) -> Iterator[None]:
     """Synchronisations called from one place do nothing; those called are added to `seen`."""
     from pdgemm.devices.streams import DeviceRecorder
-    from pdgemm.panel_movers.task import Task
+    from pdgemm.transport.panels.task import Task
 
     def planted(name: str, kept: Any, nothing: Any) -> Any:
         def method(recorder: Any, *args: Any) -> Any:
@@ -79,7 +79,7 @@ def without(removed: Site | None, seen: set[Site]) -> Iterator[None]:
 def outcome(comm: Any, way: str, schedule: str, case: Any, seed: str) -> tuple[bool, bool]:
     """Of a product of matrices that the device has only begun to fill: was a race told, was the result wrong?"""
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.arrays.elementwise import CONVERT
+    from pdgemm.local.arrays.elementwise import CONVERT
 
     (reach, mover), (name, shape, layers) = WAYS[way], case
     with (
@@ -160,8 +160,8 @@ class Search:
 def several_messages() -> Iterator[None]:
     """Where large matrices are sent in several: those that are redistributed, and the windows of partial sums."""
     from pdgemm.planning import planner, problem
-    from pdgemm.schedules import reduction
     from pdgemm.schedules.exchanges import exchange
+    from pdgemm.schedules.products import reduction
 
     plans = exchange.plan_exchange, planner.best_plan
     with pytest.MonkeyPatch.context() as patch:

@@ -82,7 +82,7 @@ def scripts(block: Block) -> Iterator[str]:
 
 def check_command(words: list[str], whole: bool) -> None:
     """Scripts that are named exist, and `pdgemm` has the command and the options that are named."""
-    from pdgemm.cli.commands import COMMANDS, cli
+    from pdgemm.tools.cli.commands import COMMANDS, cli
 
     for word in words:
         if word.startswith(("scripts/", "slurm/", "docs/", "tests/")) and not set("*{") & set(word):

@@ -91,7 +91,7 @@ def test_every_public_name_is_documented(site: Path) -> None:
 def test_every_command_is_documented(pages: dict[str, BeautifulSoup]) -> None:
     import click
 
-    from pdgemm.cli.commands import COMMANDS, cli
+    from pdgemm.tools.cli.commands import COMMANDS, cli
 
     text = pages["docs/reference/command-line.html"].get_text()
     for name in COMMANDS:

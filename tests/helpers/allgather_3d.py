@@ -27,8 +27,8 @@ from pdgemm.grids.layout import Layout, listed
 from pdgemm.planning.algorithm_registry import ALGORITHMS, Algorithm, register
 from pdgemm.planning.problem import Problem, lay_out
 from pdgemm.planning.search.algorithm_grids import GridCandidate
-from pdgemm.schedules.product import Product, alike, on_ranks, scaled
-from pdgemm.schedules.reduction import Reduction
+from pdgemm.schedules.products.product import Product, alike, on_ranks, scaled
+from pdgemm.schedules.products.reduction import Reduction
 from pdgemm.schedules.rounds import COLS, ROWS, Round, broadcast, counts_of, products
 from pdgemm.schedules.schedule import Buffers, RankMap
 from pdgemm.schedules.steps import one_run
@@ -191,8 +191,8 @@ class AllGather3DExecutor:
     def __call__(self, beta: Any, recorder: Recorder, notify: Notify) -> None:
         from pdgemm.algorithms.products.accumulator import Accumulator
         from pdgemm.algorithms.products.layer_sums import LayerSums
-        from pdgemm.algorithms.store import store
-        from pdgemm.arrays.elementwise import Combine, paired, scale
+        from pdgemm.local.arrays.elementwise import Combine, paired, scale
+        from pdgemm.transport.store import store
 
         call = self._call
         product, grid, workspace = call.product, call.grid, call.workspace
@@ -228,7 +228,7 @@ def gather(comm: Any, whole: np.ndarray, part: np.ndarray, counts: np.ndarray, r
     """whole := the parts of all ranks, `counts` rows of each, one behind the other.  Collective over comm."""
     from mpi4py import MPI
 
-    from pdgemm.arrays.dtypes import wire
+    from pdgemm.local.arrays.dtypes import wire
 
     starts, wide = np.cumsum(counts) - counts, whole.shape[1]
     with recorder.phase("pack"):

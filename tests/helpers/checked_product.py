@@ -33,7 +33,7 @@ def check(
 ) -> Any:
     """One product against NumPy, in the middle of larger matrices; its report."""
     from pdgemm import DistMatrix, pdgemm
-    from pdgemm.arrays.device import to_host
+    from pdgemm.local.arrays.device import to_host
 
     m, n, k = mnk
     made: dict[str, Any] = {"grid": grid, "dtype": dtype, "kind": "normal", "block": block, "device": device}

@@ -70,8 +70,8 @@ def check_parts(collective: Any) -> None:
 
 def check_counts(collective: Any) -> None:
     """Words, messages and buffers follow from the steps; nothing is less than the lower bounds."""
-    from pdgemm.model.machine import Machine
-    from pdgemm.planning.simulator import simulate
+    from pdgemm.planning.machines.machine import Machine
+    from pdgemm.planning.machines.simulator import simulate
 
     words, size = sum(int(collective.words_of(x).sum()) for x in collective.steps()), 1 + max(collective.ranks)
     assert collective.total_words == words == sum(collective.traffic(rank).words_received for rank in collective.ranks)

@@ -641,9 +641,9 @@ class Nccl:
 def fake_cupy(gpus: int = 1, aware: str = "no") -> Iterator[Gpu]:
     """`import cupy` finds this.  The process sees so many GPUs; MPI says whether it takes pointers to their memory."""
     from pdgemm import devices
-    from pdgemm.arrays import device
     from pdgemm.devices import gpu_aware_mpi
     from pdgemm.devices import gpu_binding as choice
+    from pdgemm.local.arrays import device
 
     gpu = Gpu(gpus)
     simulated = Simulated(gpu)

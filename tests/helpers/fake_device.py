@@ -21,14 +21,14 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from pdgemm.arrays import device as devices
-from pdgemm.arrays.device import Pinned, Reach
-from pdgemm.arrays.dtypes import arithmetic
-from pdgemm.arrays.elementwise import Combine
 from pdgemm.errors import DeviceError
 from pdgemm.grids.node_memory import NodeMemory
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.movers.block_copy import copy_blocks
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.device import Pinned, Reach
+from pdgemm.local.arrays.dtypes import arithmetic
+from pdgemm.local.arrays.elementwise import Combine
+from pdgemm.transport.block_copy import copy_blocks
 
 SCHEDULES = {"late": (), "transfer first": ("transfer", "upload"), "compute first": ("compute",)}
 Clock = dict[str, int]
@@ -274,7 +274,7 @@ class FakeDevice:
         tf32: bool,
     ) -> Callable[[Any], None]:
         assert A.shape[1] == B.shape[0] and C.shape == (A.shape[0], B.shape[1])
-        from pdgemm.blas.local_gemm import leading
+        from pdgemm.local.blas.local_gemm import leading
 
         for x, conjugate in ((A, conjugate_a), (B, conjugate_b), (C, False)):
             leading(x.x, conjugate and False)
@@ -300,7 +300,7 @@ class FakeDevice:
         self._launch("products", (A, B) if beta == 0 else (A, B, C), (C,), lambda: _quietly(act))
 
     def solve_triangular(self, how: tuple[str, str, str, str], alpha: Any, A: FakeArray, X: FakeArray) -> None:
-        from pdgemm.blas.local_gemm import leading
+        from pdgemm.local.blas.local_gemm import leading
 
         leading(A.x), leading(X.x)
         act = lambda: _quietly(solve_triangular, how, alpha, A.x, X.x)  # noqa: E731

@@ -1,6 +1,6 @@
 """A job on any ranks: products of a type that the package does not have, of which it is told one entry.
 
-The entry is put into the table of `pdgemm.arrays.dtypes` while that is loaded; all lists derive from the table.
+The entry is put into the table of `pdgemm.local.arrays.dtypes` while that is loaded; all lists derive from the table.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ ENTRY = 'ElementType("float8_e5m2", **_BOTH, sums="float32", wire="uint8", hdf5=
 
 def plant() -> None:
     """Load the table with one entry more, before anything else of the package."""
-    import pdgemm.arrays
+    import pdgemm.local.arrays
 
-    path = Path(pdgemm.arrays.__file__).with_name("dtypes.py")
+    path = Path(pdgemm.local.arrays.__file__).with_name("dtypes.py")
     source, before = path.read_text(), 'ElementType("float32"'
     assert source.count(before) == 1
-    spec = spec_from_file_location("pdgemm.arrays.dtypes", path)
+    spec = spec_from_file_location("pdgemm.local.arrays.dtypes", path)
     assert spec
     dtypes = module_from_spec(spec)
     sys.modules[spec.name] = dtypes
     exec(compile(source.replace(before, f"{ENTRY},\n    {before}"), path, "exec"), dtypes.__dict__)
-    vars(pdgemm.arrays)["dtypes"] = dtypes
+    vars(pdgemm.local.arrays)["dtypes"] = dtypes
 
 
 def main() -> None:

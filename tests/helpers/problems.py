@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pdgemm.arrays import dtypes
+from pdgemm.local.arrays import dtypes
 from pdgemm.planning.algorithm_registry import ALGORITHMS, POLICIES, families
 
 # Named groups: (m, n, k)

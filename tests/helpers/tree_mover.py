@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from pdgemm.instrument.recorder import Recorder, Then
-from pdgemm.model.mover_registry import Mover, add, by_messages, on_host, remove
+from pdgemm.schedules.mover_registry import Mover, add, by_messages, on_host, remove
 
 TREE = Mover(
     "tree",
@@ -54,7 +54,7 @@ def tree(comm: Any, x: Any, root: int, slot: Any, recorder: Recorder) -> None:
 @contextmanager
 def tree_registered() -> Iterator[None]:
     """The tree is a mover like all others, and afterwards unknown."""
-    from pdgemm.movers import BROADCASTS, register
+    from pdgemm.transport.movers import BROADCASTS, register
 
     register(TREE, tree)
     try:

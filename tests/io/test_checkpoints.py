@@ -33,7 +33,7 @@ class Ended(Exception):
 @pytest.fixture
 def after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
     """Let jobs end after so many checkpoints."""
-    from pdgemm.streamed.checkpoints import Checkpoints
+    from pdgemm.io.streamed.checkpoints import Checkpoints
 
     save, saved = Checkpoints.save, itertools.count(1)
 
@@ -56,7 +56,7 @@ def product(
     grid: Any, path: Path, memory: int | None, alpha: Any = 1, beta: Any = 0, ops: str = "NN", **more: Any
 ) -> Any:
     from pdgemm.io.source import source
-    from pdgemm.streamed.files_product import FilesProduct
+    from pdgemm.io.streamed.files_product import FilesProduct
 
     a, b = (source(grid, name.upper(), (str(path), name), None, letter) for name, letter in zip("ab", ops))
     entry = source(grid, "C on entry", (str(path), "c")) if beta else None
@@ -74,7 +74,7 @@ def enough(grid: Any, path: Path, share: float = 0.3, **more: Any) -> int:
 
 
 def when(every: float = 0, mtbf: float | None = None) -> Any:
-    from pdgemm.streamed.checkpoints import When
+    from pdgemm.io.streamed.checkpoints import When
 
     return When(every, mtbf)
 
@@ -444,7 +444,7 @@ def test_an_input_that_is_rewritten_while_the_job_runs(
 def test_outputs_with_like_names_have_checkpoints_of_their_own(comm: Any, shared_tmp_path: Path, after: Any) -> None:
     """No job goes on with another's, or removes it."""
     from pdgemm import ProcessGrid
-    from pdgemm.streamed.unfinished import place_of
+    from pdgemm.io.streamed.unfinished import place_of
 
     path, A, B = shared_tmp_path / "x.h5", elements((M, K), "d", 1), elements((K, N), "d", 2)
     long = "n" * 240 + ".h5"
@@ -582,7 +582,7 @@ def test_a_product_is_not_applied_twice(
     """C := A B + 2 C in place, by a job that was killed when it had replaced C, and not yet removed its checkpoint."""
     from pdgemm import ProcessGrid
     from pdgemm.errors import FileError
-    from pdgemm.streamed.unfinished import Complete, OutputPlace
+    from pdgemm.io.streamed.unfinished import Complete, OutputPlace
 
     path, A, B = shared_tmp_path / "x.h5", elements((M, K), "d", 1), elements((K, N), "d", 2)
     C0, remove = elements((M, N), "d", 3), OutputPlace.remove
@@ -644,7 +644,7 @@ def test_a_wrong_result_is_not_gone_on_with(
     comm: Any, shared_tmp_path: Path, after: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pdgemm import ProcessGrid
-    from pdgemm.streamed import files_product
+    from pdgemm.io.streamed import files_product
 
     path, A, B = shared_tmp_path / "x.h5", elements((M, K), "d", 1), elements((K, N), "d", 2)
     multiply = files_product.pdgemm
@@ -667,7 +667,7 @@ def test_how_often_checkpoints_are_saved(comm: Any, shared_tmp_path: Path, monke
     """After the interval; with --mtbf by Young's formula, as soon as a save was measured."""
     from pdgemm import ProcessGrid
     from pdgemm.io import hdf5
-    from pdgemm.streamed import checkpoints
+    from pdgemm.io.streamed import checkpoints
 
     path, A, B = shared_tmp_path / "x.h5", elements((M, K), "d", 1), elements((K, N), "d", 2)
     at = 0.0
@@ -702,7 +702,7 @@ def test_other_datasets_of_the_same_file_are_other_inputs(comm: Any, shared_tmp_
     from pdgemm import ProcessGrid
     from pdgemm.errors import ArgumentError
     from pdgemm.io.source import source
-    from pdgemm.streamed.files_product import FilesProduct
+    from pdgemm.io.streamed.files_product import FilesProduct
 
     path, X = shared_tmp_path / "x.h5", [elements((M, M), "d", seed) for seed in range(3)]
     out = str(shared_tmp_path / "out.h5"), "c"

@@ -30,7 +30,7 @@ CASES = [  # storage of A and of B, op(A), op(B), whether C is there
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles and slabs of a few rows, and pieces of a few of theirs."""
-    from pdgemm.streamed import file_panels, tiling
+    from pdgemm.io.streamed import file_panels, tiling
 
     for module in (file_panels, tiling):
         monkeypatch.setattr(module, "STAGED", 1 << 9)
@@ -81,7 +81,7 @@ def multiplied(
     """
     from pdgemm.errors import MemoryLimitError
     from pdgemm.io.source import source
-    from pdgemm.streamed.files_product import FilesProduct
+    from pdgemm.io.streamed.files_product import FilesProduct
 
     run = {key: more.pop(key) for key in ("seed", "progress") if key in more}
     dtype = more.pop("dtype", None)
@@ -102,7 +102,7 @@ def test_a_file_that_changes_before_the_first_product(comm: Any, shared_tmp_path
     from pdgemm import ProcessGrid
     from pdgemm.errors import FileError
     from pdgemm.io.source import source
-    from pdgemm.streamed.files_product import FilesProduct
+    from pdgemm.io.streamed.files_product import FilesProduct
 
     path, A = shared_tmp_path / "x.h5", elements((50, 50), "d", 1)
     with ProcessGrid(comm) as grid:
@@ -249,7 +249,7 @@ def test_a_wrong_result_is_not_stored(
     comm: Any, shared_tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pdgemm import ProcessGrid
-    from pdgemm.streamed import files_product
+    from pdgemm.io.streamed import files_product
 
     path, A, B = shared_tmp_path / "x.h5", elements((50, 40), "d", 1), elements((40, 30), "d", 2)
     once = files_product.pdgemm
@@ -295,8 +295,8 @@ def test_files_that_fail_half_way(
 
     from pdgemm import ProcessGrid
     from pdgemm.io.source import source
-    from pdgemm.streamed import file_panels
-    from pdgemm.streamed.files_product import FilesProduct
+    from pdgemm.io.streamed import file_panels
+    from pdgemm.io.streamed.files_product import FilesProduct
 
     path, inputs = shared_tmp_path / "c.h5", shared_tmp_path / "ab.h5"
     A, B = elements((90, 80), "d", 1), elements((80, 70), "d", 2)
@@ -331,7 +331,7 @@ def test_files_that_fail_half_way(
 def test_slow_files(comm: Any, shared_tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """No panel is used before it was read, none is overwritten while it is used, and no tile before it is written."""
     from pdgemm import ProcessGrid
-    from pdgemm.streamed import file_panels
+    from pdgemm.io.streamed import file_panels
 
     moved = file_panels.moved
 
@@ -359,7 +359,7 @@ def test_transfers_have_threads_where_mpi_allows_it(
     import threading
 
     from pdgemm import ProcessGrid
-    from pdgemm.streamed import file_panels
+    from pdgemm.io.streamed import file_panels
 
     used: set[bool] = set()
     moved = file_panels.moved

@@ -401,7 +401,7 @@ def test_a_symbolic_link_keeps_pointing_to_the_file(comm: Any, grid: Any, shared
 # ------------------------------------------------------------------ the checksum
 def test_the_checksum_does_not_depend_on_the_layout_and_sees_any_change(comm: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.protection.checksum import bilinear, checksum, text
+    from pdgemm.algorithms.protection.checksum import bilinear, checksum, text
 
     for dtype in DTYPES:
         sums = set()
@@ -425,7 +425,7 @@ def test_the_checksum_does_not_depend_on_the_layout_and_sees_any_change(comm: An
 
 def test_the_checksum_sees_bits_of_several_elements() -> None:
     """One bit of each of an even number of elements: high ones alone would cancel modulo 2^64."""
-    from pdgemm.protection.checksum import bilinear
+    from pdgemm.algorithms.protection.checksum import bilinear
 
     x = np.random.default_rng(3).standard_normal((30, 20))
     rows, cols = np.arange(30), np.arange(20)

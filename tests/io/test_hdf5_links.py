@@ -538,8 +538,8 @@ def test_files_of_many_short_runs_take_memory_for_a_piece_of_them(
 ) -> None:
     """What is taken beside the matrix is a few index arrays of a piece, whatever the matrix."""
     from pdgemm import DistMatrix, ProcessGrid
+    from pdgemm.algorithms.protection import checksum
     from pdgemm.io import hdf5, pieces
-    from pdgemm.protection import checksum
 
     monkeypatch.setattr(pieces, "INDICES", 1 << 13)
     monkeypatch.setattr(checksum, "_MOST", 1 << 13)

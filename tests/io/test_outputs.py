@@ -21,10 +21,10 @@ import numpy as np
 import pytest
 
 from pdgemm.errors import ArgumentError, FileError
-from pdgemm.model.machine import Machine, load_machine
-from pdgemm.profiling.profile import load_profile
-from pdgemm.studies import plot, records
+from pdgemm.planning.machines.machine import Machine, load_machine
 from pdgemm.support import file_states, files
+from pdgemm.tools.profiling.profile import load_profile
+from pdgemm.tools.studies import plot, records
 
 KINDS = ("folder", "character device", "block device", "FIFO", "socket")
 
@@ -94,7 +94,11 @@ def test_only_files_are_written(strange: tuple[Path, str]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_blas_is_a_file(kind: str, tmp_path: Path) -> None:
     path = make(kind, tmp_path / "libblas.so")
-    code = "from pdgemm.blas import library as blas\ntry: blas.library()\nexcept blas.ArgumentError as bad: print(bad)"
+    code = """
+from pdgemm.local.blas import library as blas
+try: blas.library()
+except blas.ArgumentError as bad: print(bad)
+"""
     env = os.environ | {"PDGEMM_BLAS": str(path)}
     run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=20, check=True)
     assert "not a file" in run.stdout
@@ -107,9 +111,9 @@ def test_commands_read_and_write_files_only(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.cli.commands import cli
     from pdgemm.io import hdf5
-    from pdgemm.profiling.trace_file import trace
+    from pdgemm.tools.cli.commands import cli
+    from pdgemm.tools.profiling.trace_file import trace
 
     monkeypatch.chdir(shared_tmp_path)
     path, said = shared_tmp_path / "strange", f"it is a {kind}, not a file"
@@ -219,7 +223,7 @@ def test_names_that_are_no_text(comm: Any, shared_tmp_path: Path) -> None:
 
 @pytest.mark.mpi
 def test_links_in_a_circle_are_a_file_error(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdgemm.cli.commands import cli
+    from pdgemm.tools.cli.commands import cli
 
     monkeypatch.chdir(shared_tmp_path)
     if comm.rank == 0:
@@ -335,8 +339,8 @@ def test_what_another_job_saved_since_it_was_read_is_not_lost(comm: Any, shared_
 @pytest.mark.mpi
 def test_a_sum_in_a_file_loses_nothing(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another job saves C of `multiply --beta 1` between our reading and our saving."""
-    from pdgemm.cli.commands import cli
     from pdgemm.io import hdf5
+    from pdgemm.tools.cli.commands import cli
 
     path = f"{shared_tmp_path}/a.h5:/"
     save = hdf5.save

@@ -71,7 +71,7 @@ def test_lookahead_width_and_mover(comm: Any, algorithm: str, tree_mover: None) 
 def test_nothing_but_store_writes_to_a_result(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where products are not accumulated in C itself: without what it does, C stays as it is."""
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.algorithms.store import store
+    from pdgemm.transport.store import store
 
     calls: list[object] = []
     with ProcessGrid(comm) as grid:
@@ -100,7 +100,7 @@ def test_thin_panels_alone_and_in_bundles(
 ) -> None:
     from pdgemm import ProcessGrid
     from pdgemm.planning import planner
-    from pdgemm.schedules import summa_product as summa
+    from pdgemm.schedules.products import summa_product as summa
 
     planner.best_plan.cache_clear()
     monkeypatch.setattr(summa, "BUNDLE", bundle)
@@ -115,9 +115,9 @@ def test_thin_panels_alone_and_in_bundles(
 
 def test_a_large_block_is_shifted_in_pieces(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from pdgemm import ProcessGrid
-    from pdgemm.movers import shift
     from pdgemm.planning import planner
-    from pdgemm.schedules import cannon_product as cannon
+    from pdgemm.schedules.products import cannon_product as cannon
+    from pdgemm.transport.movers import shift
 
     planner.best_plan.cache_clear()
     for module in (shift, cannon):

@@ -22,8 +22,8 @@ EXACT = ["min", "max", "argmin", "argmax", "any", "all"]
 @settings(max_examples=CASES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_reduction(comm: Any, grids: list[Any], data: st.DataObject) -> None:  # noqa: F811
-    from pdgemm.arrays.dtypes import eps
     from pdgemm.errors import ArgumentError
+    from pdgemm.local.arrays.dtypes import eps
 
     draw = data.draw
     shape = draw(st.integers(0, 20)), draw(st.integers(0, 20))

@@ -61,7 +61,7 @@ class Side:
 
 def draw_side(draw: Any, grids: list[Any], shape: tuple[int, int], dtypes: list[str], ops: str, seed: int) -> Side:
     from pdgemm import DistMatrix
-    from pdgemm.arrays.dtypes import rank
+    from pdgemm.local.arrays.dtypes import rank
 
     op = draw(st.sampled_from(ops))
     stored = shape if op == "N" else shape[::-1]
@@ -98,8 +98,8 @@ def check_outside(side: Side) -> None:
 @given(data=st.data())
 def test_any_product(comm: Any, grids: list[Any], tree_mover: None, allgather_3d: None, data: st.DataObject) -> None:
     from pdgemm import pdgemm
-    from pdgemm.arrays.dtypes import eps, rank
     from pdgemm.errors import MemoryLimitError
+    from pdgemm.local.arrays.dtypes import eps, rank
 
     draw = data.draw
     m, n, k = (draw(st.integers(0, 20)) for _ in "mnk")
@@ -170,7 +170,7 @@ def test_any_product(comm: Any, grids: list[Any], tree_mover: None, allgather_3d
 @settings(max_examples=CASES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_redistribution(comm: Any, grids: list[Any], data: st.DataObject) -> None:
-    from pdgemm.arrays.dtypes import eps, rank
+    from pdgemm.local.arrays.dtypes import eps, rank
 
     draw = data.draw
     shape = draw(st.integers(0, 40)), draw(st.integers(0, 40))

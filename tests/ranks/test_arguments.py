@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
-from pdgemm.arrays.integers import as_count, shown
 from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError, OutOfMemoryError, PdgemmError
 from pdgemm.grids.distribution import Distribution
+from pdgemm.local.arrays.integers import as_count, shown
 from pdgemm.matrix.argument_checks import as_scalar
 
 LONG = 10**5000  # Python does not even write it

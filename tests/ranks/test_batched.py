@@ -48,7 +48,7 @@ def check_items(
 
     Higham 2002, 3.5 and 3.6: complex arithmetic times 2 sqrt 2; integers are exact modulo 2^32.
     """
-    from pdgemm.arrays import dtypes
+    from pdgemm.local.arrays import dtypes
 
     for a, b, c0, c in zip(A, B, C0, result, strict=True):
         assert c.dtype == dtype
@@ -78,7 +78,7 @@ def check_batch(
 ) -> Any:
     """One batched product of these (m, n, k), dealt out from whole arrays; the result."""
     from pdgemm import Batch, balance, matmul_batched
-    from pdgemm.arrays import dtypes
+    from pdgemm.local.arrays import dtypes
 
     rng = np.random.default_rng(seed)
     a_type, b_type, c_type = map(np.dtype, types[:3])

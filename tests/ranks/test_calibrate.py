@@ -15,7 +15,7 @@ pytestmark = pytest.mark.mpi
 def test_any_distribution_of_ranks_over_nodes(comm: Any, monkeypatch: pytest.MonkeyPatch, per_node: int) -> None:
     """Also a last node with a rank of its own, which has nobody to measure a link with."""
     from pdgemm import Machine
-    from pdgemm.calibrate import calibrate
+    from pdgemm.tools.calibrate import calibrate
 
     if comm.size > 4:
         pytest.skip("it takes long where ranks share cores, and is the same")
@@ -37,7 +37,7 @@ def test_any_distribution_of_ranks_over_nodes(comm: Any, monkeypatch: pytest.Mon
 
 @pytest.mark.on_ranks(2)
 def test_a_failing_callback_harms_nobody(comm: Any) -> None:
-    from pdgemm.calibrate import calibrate
+    from pdgemm.tools.calibrate import calibrate
 
     if comm.size > 2:
         pytest.skip("it takes long where ranks share cores, and is the same")
@@ -61,7 +61,7 @@ def test_a_buffer_that_one_rank_has_no_room_for_is_an_error_of_all(
     from pdgemm import ProcessGrid
     from pdgemm.errors import OutOfMemoryError
 
-    calibrate, links, place = (import_module(f"pdgemm.calibrate{x}") for x in ("", ".links", ".place"))
+    calibrate, links, place = (import_module(f"pdgemm.tools.calibrate{x}") for x in ("", ".links", ".place"))
     here = place.MeasuredPlace(None, place.HOSTS._replace(side=8, widths=(2, 4), words=64, beside=(8, 8)))
 
     def full(*arguments: Any, **options: Any) -> Any:
@@ -88,7 +88,7 @@ def test_a_buffer_that_one_rank_has_no_room_for_is_an_error_of_all(
 
 def test_a_link_is_a_line_through_a_small_and_a_large_transfer() -> None:
     """Seconds of a message, and of a byte of it."""
-    from pdgemm.calibrate.links import link
+    from pdgemm.tools.calibrate.links import link
 
     found = link([6e-6, 6e-6 + 3 * 1000 * 8 * 2e-10], words=3000, messages=3)
     assert (found.alpha, found.beta) == pytest.approx((2e-6, 2e-10))

@@ -19,7 +19,7 @@ def same_everywhere(comm: Any, x: np.ndarray) -> None:
 @every_grid
 @pytest.mark.parametrize("dtype", ["d", "F", "bfloat16"])
 def test_every_algorithm_against_numpy(comm: Any, dtype: str) -> None:
-    from pdgemm.arrays.dtypes import element_type
+    from pdgemm.local.arrays.dtypes import element_type
     from pdgemm.schedules.collectives.collective import OPERATIONS, Collective, algorithms
 
     p, pairs = comm.size, tuple(at // 2 for at in range(comm.size))

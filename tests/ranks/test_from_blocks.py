@@ -99,7 +99,7 @@ def test_any_partition_into_rectangles(comm: Any, grids: list[Any], data: st.Dat
 @given(data=st.data())
 def test_each_rank_gets_what_it_asks_for(comm: Any, grids: list[Any], data: st.DataObject) -> None:  # noqa: F811
     """Of views too; parts that overlap, on one rank and among ranks; empty ones."""
-    from pdgemm.interchange.blocks import reported_blocks
+    from pdgemm.algorithms.blocks import reported_blocks
 
     draw = data.draw
     m, n = draw(st.integers(0, 20)), draw(st.integers(0, 20))
@@ -162,7 +162,7 @@ def test_rows_of_the_ranks_one_after_the_other(comm: Any) -> None:
 def test_messages_of_many_tiles(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of blocks that are larger than a message may be: here one of 7 elements."""
     from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.interchange.blocks import reported_blocks
+    from pdgemm.algorithms.blocks import reported_blocks
     from pdgemm.schedules.exchanges import rectangle_exchange
 
     monkeypatch.setattr(rectangle_exchange, "PACKED_BYTES", 56)

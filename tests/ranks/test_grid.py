@@ -264,7 +264,7 @@ def test_rank_lists_are_readable() -> None:
 
 # ------------------------------------------------------------------ threads
 def test_share_of_cores() -> None:
-    from pdgemm.blas.threads import core_share
+    from pdgemm.local.blas.threads import core_share
 
     assert core_share([[0, 1, 2, 3]] * 2, 0) == 2  # unbound: they share all
     assert core_share([[0, 1], [2, 3]], 1) == 2  # bound apart: each has its own
@@ -275,7 +275,7 @@ def test_share_of_cores() -> None:
 
 def test_a_rank_uses_its_share_unless_told_otherwise(comm: Any) -> None:
     from pdgemm import ProcessGrid
-    from pdgemm.blas.threads import core_share, decided_by, threads
+    from pdgemm.local.blas.threads import core_share, decided_by, threads
 
     before = threads()
     with ProcessGrid(comm) as grid:

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.on_ranks(3, 4)]
 @pytest.fixture
 def late(comm: Any, monkeypatch: Any) -> None:
     """Every third wait for a panel, or message that says that it can be read, is followed by a pause."""
-    from pdgemm.panel_movers.task import Task
+    from pdgemm.transport.panels.task import Task
 
     draw, wait, announce = random.Random(comm.rank), Task.wait, Task.announce
 

@@ -37,8 +37,8 @@ def check(
 ) -> Any:
     """One call on windows of larger matrices; the other triangle of C is NaN, and so is C where beta is 0."""
     from pdgemm import DistMatrix, linalg
-    from pdgemm.arrays.device import to_host
-    from pdgemm.arrays.elementwise import set_elements
+    from pdgemm.local.arrays.device import to_host
+    from pdgemm.local.arrays.elementwise import set_elements
 
     n, k = size
     two, hermitian = name.endswith("2k"), name.startswith("he")

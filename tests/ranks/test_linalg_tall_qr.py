@@ -172,7 +172,7 @@ def test_wide(comm: Any) -> None:
 def test_svd_of_tall(comm: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid
     from pdgemm.errors import LinAlgError
-    from pdgemm.factors.tall_qr import svd_of_tall
+    from pdgemm.linalg.factors.tall_qr import svd_of_tall
 
     for whole in (conditioned(50, 9, 1e10, "complex128"), np.zeros((20, 3)), drawn(8, 8, "float32"), drawn(5, 0)):
         eps, expected = np.finfo(whole.dtype).eps, scipy.linalg.svdvals(whole) if whole.size else np.zeros(0)
@@ -195,8 +195,8 @@ def test_svd_of_tall(comm: Any) -> None:
 def test_arguments(comm: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid
     from pdgemm.errors import ArgumentError, DTypeError, LayoutError, PdgemmError
-    from pdgemm.factors.tall_qr import svd_of_tall
     from pdgemm.linalg import qr
+    from pdgemm.linalg.factors.tall_qr import svd_of_tall
 
     call: Any = qr
     with ProcessGrid(comm) as grid:

@@ -29,7 +29,7 @@ class Request:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     from pdgemm.instrument import recorder as timing
-    from pdgemm.movers import arrivals
+    from pdgemm.transport.movers import arrivals
 
     now = [100.0]
     for module in (arrivals, timing):
@@ -39,7 +39,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_arrivals_are_seen_in_order_and_nothing_is_waited_for_twice(clock: list[float]) -> None:
     from pdgemm.instrument.recorder import Recorder
-    from pdgemm.movers.arrivals import Transfers
+    from pdgemm.transport.movers.arrivals import Transfers
 
     transfers = Transfers(Recorder())
     first, second, third = Request(1), Request(0), Request(0)
@@ -58,7 +58,7 @@ def test_arrivals_are_seen_in_order_and_nothing_is_waited_for_twice(clock: list[
 
 def test_hidden_is_the_time_on_the_way_without_the_waits(clock: list[float]) -> None:
     from pdgemm.instrument.recorder import Recorder
-    from pdgemm.movers.arrivals import Transfers
+    from pdgemm.transport.movers.arrivals import Transfers
 
     recorder = Recorder({"wait": 7.0})  # of before
     transfers = Transfers(recorder)
@@ -82,7 +82,7 @@ def test_hidden_is_the_time_on_the_way_without_the_waits(clock: list[float]) -> 
 def test_messages_that_leave_are_moved_on_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sender that nothing comes to has to call MPI all the same."""
     from pdgemm.instrument.recorder import Recorder
-    from pdgemm.movers import arrivals
+    from pdgemm.transport.movers import arrivals
 
     calls = list[str]()
     self_ = type("Comm", (), {"Iprobe": lambda _: calls.append("Iprobe")})()
@@ -115,8 +115,8 @@ def test_between_nodes_products_are_cut_for_messages_to_go_on(
     """Each part of the product is formed once, and after each the transfers are looked after; on one node neither."""
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
     from pdgemm.algorithms.products import accumulator
-    from pdgemm.blas import local_gemm as local
-    from pdgemm.movers.arrivals import Transfers
+    from pdgemm.local.blas import local_gemm as local
+    from pdgemm.transport.movers.arrivals import Transfers
 
     monkeypatch.setattr(accumulator, "SLAB_ROWS", 2)
     work, poll, call = [0, 0, 0], Transfers.poll, local._Prepared.__call__
@@ -174,10 +174,10 @@ def test_between_nodes_products_are_cut_for_messages_to_go_on(
 def test_a_panel_is_forwarded_in_the_middle_of_a_product(comm: Any, mover: str) -> None:
     """Ranks 1, 2, ... hand it on when they look after their transfers, not when they need it."""
     from pdgemm.instrument.recorder import Recorder
-    from pdgemm.model.mover_registry import MOVERS
-    from pdgemm.movers import BROADCASTS
-    from pdgemm.movers.arrivals import Transfers
-    from pdgemm.movers.pipeline import Slot
+    from pdgemm.schedules.mover_registry import MOVERS
+    from pdgemm.transport.movers import BROADCASTS
+    from pdgemm.transport.movers.arrivals import Transfers
+    from pdgemm.transport.movers.pipeline import Slot
 
     panel, last = np.full(50_000, float(comm.rank == 0)), comm.size - 1
     slot, recorder = Slot(0, panel, panel), Recorder()
@@ -209,7 +209,7 @@ def test_partial_sums_are_sent_while_the_next_are_formed(
     from pdgemm.algorithms.products import layer_sums
     from pdgemm.algorithms.products.accumulator import Accumulator
     from pdgemm.planning import planner, problem
-    from pdgemm.schedules import reduction
+    from pdgemm.schedules.products import reduction
 
     seen = list[str]()
 
@@ -254,7 +254,7 @@ def test_windows_of_partial_sums_take_rows_of_every_owner(
     """C lies in blocks of rows: each window is then a few rows of each block, and all ranks receive some of it."""
     from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan
     from pdgemm.planning import planner, problem
-    from pdgemm.schedules import reduction
+    from pdgemm.schedules.products import reduction
 
     monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", "1")
     monkeypatch.setattr(problem, "REDUCED_ROWS", 3)
@@ -284,8 +284,8 @@ def test_windows_of_partial_sums_take_rows_of_every_owner(
 def test_panels_of_a_block_are_sent_on_in_whatever_order_they_are_seen(comm: Any, seen: tuple[int, ...]) -> None:
     """Panels of one size that overtake each other keep their places; each leaves before the others have arrived."""
     from pdgemm.instrument.recorder import Recorder
-    from pdgemm.movers.arrivals import Transfers
-    from pdgemm.movers.pipeline import RingShift
+    from pdgemm.transport.movers.arrivals import Transfers
+    from pdgemm.transport.movers.pipeline import RingShift
 
     def block(rank: int) -> list[np.ndarray]:
         return [np.full((50, 300), 10.0 * rank + number) for number in range(len(seen))]
@@ -309,8 +309,8 @@ def test_panels_of_a_block_are_sent_on_in_whatever_order_they_are_seen(comm: Any
 def test_panels_of_this_rank_are_multiplied_while_others_arrive(lookahead: int) -> None:
     """With several in flight one of its own comes before each of the others; else the order stays."""
     from pdgemm.instrument.recorder import Recorder
-    from pdgemm.movers.arrivals import Transfers
-    from pdgemm.movers.pipeline import PanelRing, Slot
+    from pdgemm.transport.movers.arrivals import Transfers
+    from pdgemm.transport.movers.pipeline import PanelRing, Slot
 
     steps, own, in_flight, most = range(8), {2, 3, 6, 7}, set[int](), 0
     ring = PanelRing(lookahead + 1, np.empty(lookahead + 1), np.empty(lookahead + 1), Transfers())

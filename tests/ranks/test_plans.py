@@ -176,7 +176,7 @@ def test_explain_shows_the_choice_first_and_why_not_the_others(comm: Any) -> Non
 @pytest.mark.parametrize("mover", ["auto", "mpi", "ring"])
 def test_a_plan_by_extents_is_that_of_matrices_made_by_default(comm: Any, mover: str) -> None:
     from pdgemm import DistMatrix, ProcessGrid, plan
-    from pdgemm.model.machine import Machine, on_nodes
+    from pdgemm.planning.machines.machine import Machine, on_nodes
     from pdgemm.planning.question import Question
 
     with ProcessGrid(comm) as grid:

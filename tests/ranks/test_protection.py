@@ -80,7 +80,7 @@ def planted(
 
             patch.setattr(prepared, "exchange", exchange)
         elif place == "reduction":
-            from pdgemm.arrays.elementwise import Combine
+            from pdgemm.local.arrays.elementwise import Combine
 
             combine = Combine.__call__
 
@@ -130,7 +130,7 @@ def test_flips_above_the_threshold_are_found_and_repaired(
 ) -> None:
     """None is missed, the result is that of an undisturbed product bit for bit, and the message names a rank."""
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.protection.row_checksums import weights
+    from pdgemm.algorithms.protection.row_checksums import weights
 
     a, b = operands(dtype)
     factors, error = weights(np.arange(N)), tau(a, b, dtype)
@@ -374,7 +374,7 @@ def test_overflow_and_underflow_are_no_flips(
 ) -> None:
     """Of the sums, of C's type, and of the type that operands are rounded to."""
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.protection import repetition
+    from pdgemm.algorithms.protection import repetition
 
     repetition._say_unknown.cache_clear()
     dtype, options, of_a, of_b, alpha, k = EXTREMES[case]

@@ -82,8 +82,8 @@ def test_large_changes_are_found_beside_rows_of_any_size(
 ) -> None:
     """An element that becomes 1000 times as large, in a row like the others and in row 3, which is not."""
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.algorithms.protection import repetition
     from pdgemm.errors import CorruptionError
-    from pdgemm.protection import repetition
 
     with ProcessGrid(comm) as grid:
         for dtype in DTYPES[KINDS.index(kind) % 2 :: 2]:
@@ -153,7 +153,7 @@ def test_panels_of_a_are_compared_where_rows_of_b_are_constant(comm: Any, monkey
 
 def test_weights_of_a_rank_never_cancel() -> None:
     """Those of its columns, for every n up to 4000 in blocks of 1 to 9 ranks: they are 0 for signs alone."""
-    from pdgemm.protection.row_checksums import weights
+    from pdgemm.algorithms.protection.row_checksums import weights
 
     some = weights(np.arange(4000))
     assert ((np.abs(some) >= 1) & (np.abs(some) < 2) & (some.astype(np.float32) == some)).all()
@@ -176,8 +176,8 @@ def test_larger_rounding_errors_accuse_nobody(
 ) -> None:
     """A row that is above its threshold in two runs with the same bits; a flip is named after the second alone."""
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
+    from pdgemm.algorithms.protection import row_checksums
     from pdgemm.errors import CorruptionError
-    from pdgemm.protection import row_checksums
 
     monkeypatch.setattr(row_checksums, "SHARP", 8.0)  # of 0.2 tau, which these rows keep to
 

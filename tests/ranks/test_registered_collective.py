@@ -63,8 +63,8 @@ def test_they_run_through_the_same_checks(comm: Any, operation: str, name: str) 
 
 
 def test_they_are_planned_beside_the_others(comm: Any) -> None:
-    from pdgemm.model.machine import Machine
     from pdgemm.planning.collective_plan import collective_costs, explained
+    from pdgemm.planning.machines.machine import Machine
 
     collective_costs.cache_clear()
     costs = collective_costs("all_reduce", (5,) * comm.size, np.dtype("d"), comm.size, Machine())

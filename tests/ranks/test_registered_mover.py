@@ -16,7 +16,7 @@ from fake_device import SCHEDULES, fake_device
 from problems import TOLERANCE, accepted, gemm_error
 from tree_mover import BY_MESSAGES, TREE, tree, tree_registered
 
-from pdgemm.arrays.device import Reach
+from pdgemm.local.arrays.device import Reach
 
 pytestmark = pytest.mark.mpi
 
@@ -45,7 +45,7 @@ def test_it_is_planned_saved_and_carried_out(comm: Any) -> None:
 
 def test_it_is_taken_where_the_machine_is_faster_with_it(comm: Any) -> None:
     from pdgemm import DistMatrix, Machine, ProcessGrid, pdgemm
-    from pdgemm.model.machine import Link
+    from pdgemm.planning.machines.machine import Link
 
     fast, slow = Link(1e-9, 1e-12), Link(1e-3, 1e-8)
     with ProcessGrid(comm) as grid, tree_registered():
@@ -78,7 +78,7 @@ def test_it_sends_what_a_device_has_packed(comm: Any, schedule: str) -> None:
 
 
 def test_calibration_measures_it(comm: Any) -> None:
-    from pdgemm.calibrate import calibrate
+    from pdgemm.tools.calibrate import calibrate
 
     if comm.size not in (2, 3):
         pytest.skip("it takes long where ranks share cores, and is the same")
@@ -92,8 +92,8 @@ def test_calibration_measures_it(comm: Any) -> None:
 
 def test_panels_of_any_root_arrive(comm: Any) -> None:
     from pdgemm.instrument.recorder import Recorder, Traffic
-    from pdgemm.movers.arrivals import Transfers
-    from pdgemm.movers.pipeline import PanelRing
+    from pdgemm.transport.movers.arrivals import Transfers
+    from pdgemm.transport.movers.pipeline import PanelRing
 
     with PanelRing(2, np.empty(2 * 1000), np.empty(0), Transfers()).used(recorder := Recorder()) as ring:
 
@@ -114,8 +114,8 @@ def test_panels_of_any_root_arrive(comm: Any) -> None:
 
 def test_no_name_is_taken_twice(comm: Any) -> None:
     from pdgemm.errors import ArgumentError
-    from pdgemm.model.mover_registry import MOVERS, choices
-    from pdgemm.movers import BROADCASTS, register
+    from pdgemm.schedules.mover_registry import MOVERS, choices
+    from pdgemm.transport.movers import BROADCASTS, register
 
     for name in choices():
         with pytest.raises(ArgumentError, match=f"mover '{name}' exists already"):

@@ -418,7 +418,7 @@ def test_what_is_wrong_with_an_operand(reference: ctypes.CDLL, grids: list[tuple
     It checks descriptors of type 2, to which PDGEMM brings those of type 1.
     """
     from pdgemm import scalapack
-    from pdgemm.scalapack.arguments import Sub
+    from pdgemm.interop.scalapack.arguments import Sub
 
     rng, local = np.random.default_rng(12), np.zeros(10_000)
     seen = set()

@@ -30,7 +30,7 @@ PAGE = mmap.PAGESIZE
 @pytest.mark.mpi(min_size=2)
 def test_a_neighbour_sees_the_array_itself(comm: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.movers.node_arrays import NodeArrays
+    from pdgemm.transport.movers.node_arrays import NodeArrays
 
     with ProcessGrid(comm) as grid:
         A = DistMatrix.from_function(lambda i, j: 100 * i + j, (23, 31), grid=grid, block=(3, 4), order="F")
@@ -81,7 +81,7 @@ def test_panels_are_multiplied_where_they_lie(comm: Any, monkeypatch: pytest.Mon
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
     from pdgemm.algorithms.products import summa
     from pdgemm.algorithms.products.accumulator import Accumulator
-    from pdgemm.movers import panel_views as where
+    from pdgemm.transport.movers import panel_views as where
 
     seen: list[tuple[np.ndarray, np.ndarray]] = []
     prepared = Accumulator.prepared
@@ -718,7 +718,7 @@ def test_sums_are_read_where_they_lie(comm: Any, rows: int, order: Any, monkeypa
     """By "inner" and "2.5d" with SUMMA inside, in one window of rows or several: no message, with idle ranks too."""
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
     from pdgemm.planning import planner
-    from pdgemm.schedules import reduction
+    from pdgemm.schedules.products import reduction
 
     monkeypatch.setattr(reduction, "LARGEST_MESSAGE_BYTES", rows * 29 * 8)
     planner.best_plan.cache_clear()
@@ -747,7 +747,7 @@ def test_sums_wait_for_late_ranks(comm: Any, monkeypatch: pytest.MonkeyPatch) ->
     from pdgemm.algorithms.products import layer_sums as run
     from pdgemm.algorithms.products.accumulator import Accumulator
     from pdgemm.planning import planner
-    from pdgemm.schedules import reduction
+    from pdgemm.schedules.products import reduction
 
     monkeypatch.setattr(reduction, "LARGEST_MESSAGE_BYTES", 4 * 20 * 8)  # windows of 4 rows
     planner.best_plan.cache_clear()

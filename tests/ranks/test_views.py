@@ -231,7 +231,7 @@ def test_one_row_of_a_column_major_array_is_what_it_is(comm: Any) -> None:
 def test_sums_are_rounded_in_pieces_of_any_shape(comm: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
     from pdgemm.planning import planner
-    from pdgemm.schedules import product
+    from pdgemm.schedules.products import product
 
     planner.best_plan.cache_clear()
     monkeypatch.setattr(product, "SLAB", 8)

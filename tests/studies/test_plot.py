@@ -17,18 +17,18 @@ import numpy as np
 import pytest
 from tiers import everything
 
-from pdgemm.cli import commands as cli
-from pdgemm.cli.job import Job
 from pdgemm.errors import ArgumentError, FileError, PdgemmError
-from pdgemm.model.formulas import gemm_flops
-from pdgemm.model.machine import Machine, on_nodes
-from pdgemm.studies import plot, records
-from pdgemm.studies.cases import Case, cases, weak_shape
-from pdgemm.studies.curves import Section, per_node, read_all
-from pdgemm.studies.figures import drawing
-from pdgemm.studies.page import KEY, Drawn, command, page
-from pdgemm.studies.panels import Forecast, panels
-from pdgemm.studies.predictions import predict
+from pdgemm.planning.machines.machine import Machine, on_nodes
+from pdgemm.schedules.formulas import gemm_flops
+from pdgemm.tools.cli import commands as cli
+from pdgemm.tools.cli.job import Job
+from pdgemm.tools.studies import plot, records
+from pdgemm.tools.studies.cases import Case, cases, weak_shape
+from pdgemm.tools.studies.curves import Section, per_node, read_all
+from pdgemm.tools.studies.figures import drawing
+from pdgemm.tools.studies.page import KEY, Drawn, command, page
+from pdgemm.tools.studies.panels import Forecast, panels
+from pdgemm.tools.studies.predictions import predict
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
@@ -368,9 +368,9 @@ def test_candidates_of_a_plan_as_time_against_memory(tmp_path: Path) -> None:
     """Each candidate is a marker at its figures, those that do not fit are hollow, and the chosen one has a ring."""
     from matplotlib.figure import Figure
 
-    from pdgemm.model.machine import Machine, on_nodes
+    from pdgemm.planning.machines.machine import Machine, on_nodes
     from pdgemm.planning.question import Question
-    from pdgemm.studies import pictures
+    from pdgemm.tools.studies import pictures
 
     question = Question(20_000, 20_000, 20_000, 64, memory=400 << 20, machine=on_nodes(Machine(), 16))
     candidates = question.candidates()
@@ -395,9 +395,9 @@ def test_candidates_of_a_plan_as_time_against_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize("algorithm", ["summa", "cannon", "2.5d", "inner", "stationary_a"])
 def test_words_from_rank_to_rank_are_those_that_are_counted(algorithm: str) -> None:
     """Of each rank, on one node and between nodes; the sums over the senders are what it receives."""
-    from pdgemm.model.machine import Machine, on_nodes
+    from pdgemm.planning.machines.machine import Machine, on_nodes
+    from pdgemm.planning.machines.simulator import MOST_PAIRED, words_between
     from pdgemm.planning.question import Question
-    from pdgemm.planning.simulator import MOST_PAIRED, words_between
 
     for machine in (Machine(), on_nodes(Machine(), 4)):
         plan = Question(310, 170, 290, 16, algorithm=algorithm, machine=machine).plan()
@@ -412,8 +412,8 @@ def test_a_timeline_has_the_spans_of_all_ranks(monkeypatch: pytest.MonkeyPatch) 
     """And of too many the longest, which is said."""
     from matplotlib.figure import Figure
 
-    from pdgemm.profiling.profile import Rank, Spent
-    from pdgemm.studies import pictures
+    from pdgemm.tools.profiling.profile import Rank, Spent
+    from pdgemm.tools.studies import pictures
 
     spans = [Spent("pdgemm", 5.0, 9.0)] + [Spent(("product", "wait")[x % 2], 5.0 + x, 0.1 + x / 10) for x in range(8)]
     ranks = [Rank(0, "a", spans=spans), Rank(1, "a", spans=[*spans[:3], Spent("transfer", 6.0, 1.0)])]
@@ -438,9 +438,9 @@ def test_a_timeline_has_the_spans_of_all_ranks(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_page_of_a_run(tmp_path: Path) -> None:
     """Tables, figures and the timeline of a traced run, without scripts, network and markup from outside."""
-    from pdgemm.model.machine import Machine
-    from pdgemm.profiling.profile import About, Profile, Rank, Spent
-    from pdgemm.studies import pictures
+    from pdgemm.planning.machines.machine import Machine
+    from pdgemm.tools.profiling.profile import About, Profile, Rank, Spent
+    from pdgemm.tools.studies import pictures
 
     ranks = [Rank(x, "<b>host", spans=[Spent("product", x, 1.0)], outside={"read": 0.5 + x}) for x in range(2)]
     for rank in ranks:
@@ -458,7 +458,7 @@ def test_the_page_of_a_run(tmp_path: Path) -> None:
 def test_commands_draw(tmp_path: Path) -> None:
     from click.testing import CliRunner
 
-    from pdgemm.cli.commands import cli
+    from pdgemm.tools.cli.commands import cli
 
     words = ["--shape", "300,200,100", "--ranks", "6", "--plot"]
     for name, said in (("plan", "predicted time"), ("simulate", "rank that receives, or reads")):
@@ -626,7 +626,7 @@ def _no_space(file: int) -> None:
 
 def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = study(tmp_path / "s.jsonl", *strong())
-    monkeypatch.setattr("pdgemm.studies.figures.find_spec", lambda name: None)
+    monkeypatch.setattr("pdgemm.tools.studies.figures.find_spec", lambda name: None)
     with pytest.raises(ArgumentError, match=re.escape("pip install matplotlib jinja2")):
         plot.report([path], tmp_path / "r.html", None, 8)
     assert not (tmp_path / "r.html").exists()
@@ -634,7 +634,7 @@ def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_needs_no_mpi(tmp_path: Path) -> None:
     study(tmp_path / "s.jsonl", *strong())
-    code = "import sys; sys.modules['mpi4py'] = None; from pdgemm.cli.commands import main; main()"
+    code = "import sys; sys.modules['mpi4py'] = None; from pdgemm.tools.cli.commands import main; main()"
     command = jobs.python(0, "-c", code, "plot", "s.jsonl", "--out", "r.svg", "--predict-to", "8")
     done = jobs.run(command, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "") and "4 measurements, 0 failed" in done.stdout

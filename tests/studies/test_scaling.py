@@ -19,12 +19,12 @@ import pytest
 from tiers import thorough
 
 from pdgemm.errors import ArgumentError, FileError
-from pdgemm.model.machine import Machine
-from pdgemm.studies import energy, records
-from pdgemm.studies.cases import FAMILIES, Case, cases
-from pdgemm.studies.energy import Meter
-from pdgemm.studies.jobs import Launcher, StudyJobs, threads_per_rank
+from pdgemm.planning.machines.machine import Machine
 from pdgemm.support.launcher import allocated_nodes, allocated_ranks, outside_job
+from pdgemm.tools.studies import energy, records
+from pdgemm.tools.studies.cases import FAMILIES, Case, cases
+from pdgemm.tools.studies.energy import Meter
+from pdgemm.tools.studies.jobs import Launcher, StudyJobs, threads_per_rank
 
 ONE = Case("strong", 1, (64, 64, 64))
 SETTING = dict.fromkeys(records.SETTING, "here")
@@ -208,8 +208,8 @@ def test_launchers() -> None:
 JOB = """
 import json, sys
 from pathlib import Path
-from pdgemm.studies import records
-from pdgemm.studies.cases import cases
+from pdgemm.tools.studies import records
+from pdgemm.tools.studies.cases import cases
 def record(case):
     return {{
         "case": case.as_dict(), "status": "ok", "median_seconds": 1.0, "product": {{}}, "setting": {setting!r},
@@ -309,7 +309,7 @@ def test_energy_of_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_confidence_of_a_median() -> None:
     """Of ten numbers the second and the ninth: binomial, p = 1/2, as in Hoefler & Belli's table."""
-    from pdgemm.studies.measure import confidence
+    from pdgemm.tools.studies.measure import confidence
 
     assert confidence([float(x) for x in range(10)]) == (1.0, 8.0)
     assert confidence([float(x) for x in range(6)]) == (0.0, 5.0)

@@ -10,8 +10,8 @@ import pytest
 from collectives import check_counts, check_parts, on_all_ranks
 
 from pdgemm.errors import ArgumentError
-from pdgemm.model.machine import Machine
 from pdgemm.planning.collective_plan import choose, collective_costs, explained, parts_of
+from pdgemm.planning.machines.machine import Machine
 from pdgemm.schedules.collectives.collective import OPERATIONS, Collective, algorithms, even_parts
 
 SIZES = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17]

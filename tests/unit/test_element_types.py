@@ -36,7 +36,7 @@ def table() -> dict[tuple[str, str], str]:
 
 
 def test_every_pair_of_operands_has_a_common_type() -> None:
-    from pdgemm.arrays import dtypes
+    from pdgemm.local.arrays import dtypes
 
     assert len(table()) == len(dtypes.OPERANDS) ** 2
     for (a, b), expected in table().items():
@@ -52,7 +52,7 @@ def test_every_pair_of_operands_has_a_common_type() -> None:
 
 
 def test_whole_numbers_are_numbers_modulo_a_power_of_two() -> None:
-    from pdgemm.arrays import dtypes
+    from pdgemm.local.arrays import dtypes
 
     for a, b in itertools.product(map(np.dtype, WHOLE), repeat=2):
         assert dtypes.arithmetic(a, b) == ("int64" if 8 in (a.itemsize, b.itemsize) else "int32")

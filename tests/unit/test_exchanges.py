@@ -9,8 +9,8 @@ import pytest
 
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout
-from pdgemm.model.machine import Machine
-from pdgemm.planning.simulator import simulate, words_between
+from pdgemm.planning.machines.machine import Machine
+from pdgemm.planning.machines.simulator import simulate, words_between
 from pdgemm.schedules.exchanges.exchange import Redistribution, plan_exchange
 from pdgemm.schedules.exchanges.inherited_exchange import plan_inheritance
 from pdgemm.schedules.exchanges.rectangle_exchange import plan_rectangles

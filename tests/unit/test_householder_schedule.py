@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from factored import rng_matrix
 
-from pdgemm.blas.compact_qr import compact_qr
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout
-from pdgemm.panel_schedules.householder_schedule import HouseholderSchedule
+from pdgemm.local.blas.compact_qr import compact_qr
+from pdgemm.schedules.panels.householder_schedule import HouseholderSchedule
 
 
 def schedule(shape: tuple[int, int], grid: tuple[int, int], block: int, mover: str, q: bool) -> HouseholderSchedule:

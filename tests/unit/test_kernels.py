@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pdgemm.blas import processors as kernels
+from pdgemm.local.blas import processors as kernels
 
 OLD = "sse2 ssse3"
 AVX2 = f"{OLD} avx avx2"
@@ -105,9 +105,11 @@ def test_a_blas_is_known_by_what_it_is_linked_to() -> None:
 
 @pytest.mark.skipif(kernels.processor() not in ("AVX-512", "AVX2", "AVX"), reason="has nothing newer than Nehalem")
 def test_the_libraries_themselves_are_asked() -> None:
-    ask = (
-        "import numpy; from pdgemm.blas import processors, threads; print(threads.multiplier(), processors.warnings())"
-    )
+    ask = """
+import numpy
+from pdgemm.local.blas import processors, threads
+print(threads.multiplier(), processors.warnings())
+"""
     env = os.environ | {"OPENBLAS_CORETYPE": "Nehalem", "PDGEMM_BLAS": "scipy"}
     said = subprocess.run([sys.executable, "-c", ask], env=env, capture_output=True, text=True, timeout=100).stdout
     if not said.startswith("OpenBLAS"):

@@ -11,12 +11,12 @@ from test_schedule import inner_pairs, widths
 from tiers import examples
 
 from pdgemm.errors import MemoryLimitError
-from pdgemm.model.machine import Machine, on_nodes
+from pdgemm.planning.machines.machine import Machine, on_nodes
 from pdgemm.planning.planner import best_plan
 from pdgemm.planning.question import MOST_TRIED, Question
 from pdgemm.schedules import node_relay, steps
 from pdgemm.schedules.node_relay import NodeLine, Parts, _floor_sum, parts_by_number, relayed
-from pdgemm.schedules.reduction import Reduction
+from pdgemm.schedules.products.reduction import Reduction
 from pdgemm.schedules.steps import in_one_run_each, summa_steps
 
 MOST_STEPS = 10_000  # those of a few products of thousands of ranks with one panel of each owner pair

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from problems import DTYPES, TOLERANCE, gemm_error
 
-from pdgemm.arrays import element_functions
-from pdgemm.blas import library as blas
-from pdgemm.blas.local_gemm import conjugates, gemm_accumulate, prepare
 from pdgemm.errors import ArgumentError, DTypeError
 from pdgemm.grids.index_map import IndexMap, packed
-from pdgemm.movers.panel_views import column_panel, column_room
+from pdgemm.local.arrays import element_functions
+from pdgemm.local.blas import library as blas
+from pdgemm.local.blas.local_gemm import conjugates, gemm_accumulate, prepare
+from pdgemm.transport.movers.panel_views import column_panel, column_room
 
 GUARD = 7.25
 

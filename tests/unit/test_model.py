@@ -16,16 +16,16 @@ from tiers import examples
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.instrument.report import Report
-from pdgemm.model.formulas import bound_memory_dependent, bound_memory_independent, lower_bound
-from pdgemm.model.machine import Link, Machine, load_machine
-from pdgemm.model.mover_registry import by_messages
 from pdgemm.planning.algorithm_registry import families
+from pdgemm.planning.machines.machine import Link, Machine, load_machine
+from pdgemm.planning.machines.simulator import simulate
+from pdgemm.planning.machines.timing import product_seconds
 from pdgemm.planning.question import LAYOUTS, Question
 from pdgemm.planning.search.candidates import arrangements
 from pdgemm.planning.search.grid_search import Partition, best_grids, divisor_like, grids
-from pdgemm.planning.simulator import simulate
-from pdgemm.planning.timing import product_seconds
-from pdgemm.schedules import Product
+from pdgemm.schedules.formulas import bound_memory_dependent, bound_memory_independent, lower_bound
+from pdgemm.schedules.mover_registry import by_messages
+from pdgemm.schedules.products import Product
 
 
 # ------------------------------------------------------------------ lower bounds

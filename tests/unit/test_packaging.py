@@ -90,10 +90,10 @@ def test_wheel_holds_every_module_and_nothing_else(wheel: Path) -> None:
     assert {"pdgemm/__init__.py", "pdgemm/grids/process_grid.py", "pdgemm/io/hdf5.py"} <= names
     assert {
         "pdgemm/py.typed",
-        "pdgemm/studies/parts.html",
-        "pdgemm/studies/report.html",
-        "pdgemm/studies/run.html",
-        "pdgemm/studies/report.mplstyle",
+        "pdgemm/tools/studies/parts.html",
+        "pdgemm/tools/studies/report.html",
+        "pdgemm/tools/studies/run.html",
+        "pdgemm/tools/studies/report.mplstyle",
         f"{DIST_INFO}/licenses/LICENSE",
         f"{DIST_INFO}/entry_points.txt",
     } <= names
@@ -107,7 +107,7 @@ def test_metadata(wheel: Path) -> None:
     assert f"Requires-Python: {PROJECT['requires-python']}" in metadata
     for extra in PROJECT["optional-dependencies"]:
         assert f"Provides-Extra: {extra}" in metadata
-    assert "pdgemm = pdgemm.cli.commands:main" in files[f"{DIST_INFO}/entry_points.txt"].decode()
+    assert "pdgemm = pdgemm.tools.cli.commands:main" in files[f"{DIST_INFO}/entry_points.txt"].decode()
 
 
 def test_wheel_from_sdist_is_the_same(wheel: Path, sdist: Path, tmp: Path) -> None:

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout
-from pdgemm.model.machine import Machine
-from pdgemm.panel_schedules.cholesky_schedule import CholeskySchedule
-from pdgemm.panel_schedules.gathered_layout import gathered_rows, slabs
-from pdgemm.panel_schedules.lu_schedule import LUSchedule
-from pdgemm.panel_schedules.panel_schedule import diagonal_panels, is_balanced, lower_tiles
-from pdgemm.panel_schedules.row_moves import RowMoves, permutation
-from pdgemm.panel_schedules.triangular_schedule import TriangularSchedule
-from pdgemm.planning.simulator import simulate
+from pdgemm.planning.machines.machine import Machine
+from pdgemm.planning.machines.simulator import simulate
+from pdgemm.schedules.panels.cholesky_schedule import CholeskySchedule
+from pdgemm.schedules.panels.gathered_layout import gathered_rows, slabs
+from pdgemm.schedules.panels.lu_schedule import LUSchedule
+from pdgemm.schedules.panels.panel_schedule import diagonal_panels, is_balanced, lower_tiles
+from pdgemm.schedules.panels.row_moves import RowMoves, permutation
+from pdgemm.schedules.panels.triangular_schedule import TriangularSchedule
 
 GRIDS = [(1, 1), (1, 3), (2, 1), (2, 2), (2, 3), (3, 3)]
 

@@ -17,15 +17,15 @@ from pdgemm.errors import MemoryLimitError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout
 from pdgemm.instrument.recorder import Traffic
-from pdgemm.model.machine import Link, Machine
 from pdgemm.planning import planner
 from pdgemm.planning.algorithm_registry import choices
+from pdgemm.planning.machines.machine import Link, Machine
+from pdgemm.planning.machines.timing import product_seconds
 from pdgemm.planning.planner import candidates, considered
 from pdgemm.planning.problem import Problem
 from pdgemm.planning.product_plan import ProductPlan, with_moves
 from pdgemm.planning.search.candidates import Arrangement, arrangements
-from pdgemm.planning.timing import product_seconds
-from pdgemm.schedules import Inner, Summa
+from pdgemm.schedules.products import Inner, Summa
 
 DOUBLE = np.dtype("d")
 FORCED = choices()

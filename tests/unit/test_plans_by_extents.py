@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import examples
 
-from pdgemm.arrays.dtypes import element_type
 from pdgemm.errors import ArgumentError, MemoryLimitError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout
-from pdgemm.model.machine import Machine, on_nodes
+from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.planning.algorithm_registry import choices
+from pdgemm.planning.machines.machine import Machine, on_nodes
 from pdgemm.planning.planner import MOVES_WEIGH, RULE, TIE, candidates, considered, explain, explained, plan_product
 from pdgemm.planning.question import Question
 from pdgemm.planning.search.candidate_table import Candidate, table
@@ -281,7 +281,7 @@ def test_what_is_impossible_is_refused_and_what_is_possible_is_said(asked: dict[
 # ------------------------------------------------------------------ the command line, without MPI
 def run(*words: str) -> jobs.Finished:
     """The command in an interpreter that cannot import mpi4py."""
-    code = "import sys; sys.modules['mpi4py'] = None; from pdgemm.cli.commands import main; main()"
+    code = "import sys; sys.modules['mpi4py'] = None; from pdgemm.tools.cli.commands import main; main()"
     return jobs.run(jobs.python(0, "-c", code, *words))
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from pdgemm.model.machine import CUDA, Link, Machine, gpu_cluster
-from pdgemm.model.plausible import doubts
+from pdgemm.planning.machines.machine import CUDA, Link, Machine, gpu_cluster
+from pdgemm.planning.machines.plausible import doubts
 
 GOOD = Machine()
 

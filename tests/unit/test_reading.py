@@ -18,23 +18,23 @@ from test_plot import record
 from test_trace import GOOD, timeline
 from tiers import examples
 
-from pdgemm.cli import commands as cli
-from pdgemm.cli.param_types import NUMBER
 from pdgemm.errors import ArgumentError, FileError, PdgemmError
 from pdgemm.gemm import Plan
-from pdgemm.model.machine import Machine, load_machine
-from pdgemm.profiling import profile
-from pdgemm.profiling.profile_tables import tables
-from pdgemm.studies import plot, records
-from pdgemm.studies.cases import cases
-from pdgemm.studies.curves import read_all
-from pdgemm.studies.jobs import threads_per_rank
-from pdgemm.studies.page import Drawn, page
-from pdgemm.studies.panels import panels
-from pdgemm.studies.predictions import question
+from pdgemm.planning.machines.machine import Machine, load_machine
 from pdgemm.support.files import read
 from pdgemm.support.json_input import Count, variable
 from pdgemm.support.launcher import LAUNCHERS, allocated_ranks, local_rank
+from pdgemm.tools.cli import commands as cli
+from pdgemm.tools.cli.param_types import NUMBER
+from pdgemm.tools.profiling import profile
+from pdgemm.tools.profiling.profile_tables import tables
+from pdgemm.tools.studies import plot, records
+from pdgemm.tools.studies.cases import cases
+from pdgemm.tools.studies.curves import read_all
+from pdgemm.tools.studies.jobs import threads_per_rank
+from pdgemm.tools.studies.page import Drawn, page
+from pdgemm.tools.studies.panels import panels
+from pdgemm.tools.studies.predictions import question
 
 HUGE = 10**400
 JUNK = [
@@ -318,7 +318,7 @@ def test_what_launchers_say_is_taken_where_it_makes_sense(tmp_path: Path) -> Non
 
 @pytest.mark.mpi
 def test_a_launcher_that_says_nonsense(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdgemm.cli.session import check_launcher
+    from pdgemm.tools.cli.session import check_launcher
 
     for said in (MANY, "many", ""):
         for names in LAUNCHERS.values():

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pdgemm.model.machine import Machine
+from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.question import Question
 
 RECORDED = json.loads((Path(__file__).parent / "recorded" / "hosts.json").read_text())

@@ -11,8 +11,8 @@ from tiers import examples
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout
 from pdgemm.instrument.recorder import Traffic
-from pdgemm.schedules import reduction
-from pdgemm.schedules.reduction import Reduction, height
+from pdgemm.schedules.products import reduction
+from pdgemm.schedules.products.reduction import Reduction, height
 
 
 @st.composite

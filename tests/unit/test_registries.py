@@ -16,25 +16,25 @@ import pytest
 from allgather_3d import ENTRY, allgather_3d_registered
 
 from pdgemm import names
-from pdgemm.arrays import dtypes
-from pdgemm.arrays.device import _MODULES as device_modules
-from pdgemm.arrays.device import HOST
-from pdgemm.arrays.dtypes import element_type
-from pdgemm.arrays.element_functions import KINDS
 from pdgemm.errors import ArgumentError
 from pdgemm.instrument.recorder import Traffic
+from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays.device import _MODULES as device_modules
+from pdgemm.local.arrays.device import HOST
+from pdgemm.local.arrays.dtypes import element_type
+from pdgemm.local.arrays.element_functions import KINDS
 from pdgemm.matrix.argument_checks import op_letter
-from pdgemm.model.machine import KINDS as LINKS
-from pdgemm.model.machine import Machine
-from pdgemm.model.mover_registry import MOVERS, POLICIES, by_messages, choices, fan_out
 from pdgemm.planning import algorithm_registry
 from pdgemm.planning.algorithm_registry import ALGORITHMS
+from pdgemm.planning.machines.machine import KINDS as LINKS
+from pdgemm.planning.machines.machine import Machine
+from pdgemm.planning.machines.simulator import simulate
+from pdgemm.planning.machines.timing import product_seconds
 from pdgemm.planning.planner import plan_product
 from pdgemm.planning.problem import Problem
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.planning.question import default_layout, movers
-from pdgemm.planning.simulator import simulate
-from pdgemm.planning.timing import product_seconds
+from pdgemm.schedules.mover_registry import MOVERS, POLICIES, by_messages, choices, fan_out
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,7 +73,7 @@ def test_the_command_line_offers_what_is_registered(command: str) -> None:
 import sys
 from tree_mover import TREE, tree_planned
 with tree_planned():
-    from pdgemm.cli import commands
+    from pdgemm.tools.cli import commands
     commands.main()
 """
     asked = [sys.executable, "-c", code, command, "--help"]
@@ -147,7 +147,7 @@ def with_allgather_3d(*words: str) -> str:
     code = """
 from allgather_3d import allgather_3d_registered
 with allgather_3d_registered():
-    from pdgemm.cli import commands
+    from pdgemm.tools.cli import commands
     commands.main()
 """
     path = {"PYTHONPATH": f"{ROOT}:{Path(__file__).parents[1] / 'helpers'}", "COLUMNS": "200"}

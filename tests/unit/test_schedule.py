@@ -16,11 +16,11 @@ from tree_mover import BY_MESSAGES
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Layout
 from pdgemm.instrument.recorder import Traffic
-from pdgemm.model.formulas import gemm_flops
-from pdgemm.model.mover_registry import MOVERS, reads
 from pdgemm.planning.problem import Problem
 from pdgemm.planning.search.candidates import arrangements
-from pdgemm.schedules import Cannon, Layered, Product, Stationary, Summa
+from pdgemm.schedules.formulas import gemm_flops
+from pdgemm.schedules.mover_registry import MOVERS, reads
+from pdgemm.schedules.products import Cannon, Layered, Product, Stationary, Summa
 from pdgemm.schedules.rounds import one_each
 from pdgemm.schedules.steps import (
     PanelStep,

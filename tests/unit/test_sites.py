@@ -174,7 +174,7 @@ def test_tests_of_what_changed() -> None:
     assert {"tests/ranks/test_watchdog.py", house} <= concerned("pdgemm/support/watchdog.py")
     assert {"tests/ranks/test_summa.py", house} <= concerned("pdgemm/algorithms/products/summa.py")
     assert {"tests/unit/test_distribution.py", house} <= concerned("grids/distribution.py")  # a link in the package
-    assert "tests/cli/test_cli.py" in concerned("pdgemm/cli/plan_commands.py")  # imported by nobody, but by its name
+    assert "tests/cli/test_cli.py" in concerned("pdgemm/tools/cli/plan_commands.py")  # imported by name
     assert concerned("tests/ranks/test_views.py") == {"tests/ranks/test_views.py"}
     assert "tests/ranks/test_views.py" in concerned("tests/helpers/problems.py")
     assert concerned("docs/contributing-first.md") == {

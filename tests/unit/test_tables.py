@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pdgemm.studies.curves import Results, Section
-from pdgemm.studies.page import Drawn, page
 from pdgemm.support.text import Table
+from pdgemm.tools.studies.curves import Results, Section
+from pdgemm.tools.studies.page import Drawn, page
 
 
 def test_words_stand_left_and_figures_right() -> None:

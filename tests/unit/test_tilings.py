@@ -14,8 +14,8 @@ from tiers import examples
 
 from pdgemm.errors import MemoryLimitError
 from pdgemm.grids.distribution import BlockCyclic
-from pdgemm.streamed.tiling import STAGED, Operand, Part, Tiling, waiting
-from pdgemm.streamed.tiling_choice import best_tiling, fitting
+from pdgemm.io.streamed.tiling import STAGED, Operand, Part, Tiling, waiting
+from pdgemm.io.streamed.tiling_choice import best_tiling, fitting
 
 MNK = [(0, 5, 3), (4, 5, 0), (1, 1, 1), (7, 11, 13), (40, 3, 200), (60, 70, 20)]
 A, B = Operand(8, 8), Operand(4, 8)

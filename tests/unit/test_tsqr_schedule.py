@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pdgemm.model.machine import Machine
-from pdgemm.panel_schedules.tsqr_schedule import (
+from pdgemm.planning.machines.machine import Machine
+from pdgemm.planning.machines.simulator import simulate
+from pdgemm.schedules.panels.tsqr_schedule import (
     TallSchedule,
     broadcast_tree,
     cholesky_pass,
@@ -19,7 +20,6 @@ from pdgemm.panel_schedules.tsqr_schedule import (
     tsqr_schedule,
     tsqr_tree,
 )
-from pdgemm.planning.simulator import simulate
 from pdgemm.schedules.schedule import Schedule
 
 SIZES, DTYPE = range(1, 18), np.dtype(np.float64)

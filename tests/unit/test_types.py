@@ -22,9 +22,9 @@ from mpi4py import MPI
 
 from pdgemm import Batch, DistMatrix, Plan, ProcessGrid, matmul, matmul_batched, pdgemm, plan, redistribute, verify
 from pdgemm.io import hdf5
-from pdgemm.model.mover_registry import Mover
-from pdgemm.movers import register
-from pdgemm.movers.ring import ring
+from pdgemm.schedules.mover_registry import Mover
+from pdgemm.transport.movers import register
+from pdgemm.transport.movers.ring import ring
 from pdgemm.names import AlgorithmName, AnyName
 
 grid = ProcessGrid(MPI.COMM_WORLD)

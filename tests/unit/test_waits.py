@@ -19,15 +19,20 @@ PACKAGE = Path(waits.__file__).parents[1]
 REQUESTS = {"Wait", "Waitall", "Waitany", "Waitsome", "Allocate_shared", "Agree", "Shrink", "Ibarrier"}
 MAKERS = {"Dup", "Split", "Split_type", "Sub", "Create_cart", "Create_group", "Shrink"}
 NO_WAIT = {
-    "cli/script.py": "the end of a script, of which a rank has told before",
+    "tools/cli/script.py": "the end of a script, of which a rank has told before",
     "instrument/recorder.py": "a request and what follows it, for which others wait",
-    "movers/reduce.py": "likewise",
-    "movers/nccl.py": "events of a device",
-    "panel_movers/task.py": "events of a device",
+    "transport/movers/reduce.py": "likewise",
+    "transport/movers/nccl.py": "events of a device",
+    "transport/panels/task.py": "events of a device",
     "devices/cuda_nccl.py": "events of a device",
     "devices/streams.py": "events of a device",
 }
-CALLERS_OWN = {"cli/script.py", "resilience/survivors.py", "studies/run.py", "support/watchdog.py"}  # and its questions
+CALLERS_OWN = {  # and its questions
+    "tools/cli/script.py",
+    "resilience/survivors.py",
+    "tools/studies/run.py",
+    "support/watchdog.py",
+}
 
 
 def calls() -> Iterator[tuple[str, ast.Call, list[ast.AST]]]:
@@ -75,7 +80,7 @@ def test_communicators_of_the_package_are_those_whose_calls_are_waits() -> None:
             nothing = ast.unparse(call).endswith("Split(MPI.UNDEFINED)")
             assert nothing or {"known", "failures.known"} & {*around}, f"{module}:{call.lineno}: known(...) is missing"
             seen.add(module)
-    assert seen >= {"grids/process_grid.py", "grids/node_memory.py", "calibrate/__init__.py"}
+    assert seen >= {"grids/process_grid.py", "grids/node_memory.py", "tools/calibrate/__init__.py"}
 
 
 def test_the_outer_wait_counts_and_an_error_ends_it() -> None:

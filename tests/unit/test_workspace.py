@@ -10,7 +10,7 @@ import pytest
 from mpi4py import MPI
 
 from pdgemm import DistMatrix, ProcessGrid, pdgemm
-from pdgemm.arrays.workspace import BufferCache
+from pdgemm.local.arrays.workspace import BufferCache
 
 LEAST = 1 << 20
 

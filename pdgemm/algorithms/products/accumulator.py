@@ -8,20 +8,20 @@ from itertools import starmap
 from typing import Any
 
 from pdgemm.algorithms.products.executor import Room
-from pdgemm.algorithms.store import store_corner
-from pdgemm.arrays import dtypes
-from pdgemm.arrays.device import Array
-from pdgemm.arrays.elementwise import CONVERT, Combine, scale
-from pdgemm.blas.local_gemm import integer_accumulate, prepare
 from pdgemm.grids.layout import Layout
 from pdgemm.instrument.recorder import Recorder
-from pdgemm.model.formulas import gemm_flops
-from pdgemm.movers.panel_views import column_room
-from pdgemm.schedules import Product
-from pdgemm.schedules.reduction import Window
+from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays.device import Array
+from pdgemm.local.arrays.elementwise import CONVERT, Combine, scale
+from pdgemm.local.blas.local_gemm import SLAB_FLOPS as SLAB_FLOPS
+from pdgemm.local.blas.local_gemm import integer_accumulate, prepare
+from pdgemm.schedules.formulas import gemm_flops
+from pdgemm.schedules.products import Product
+from pdgemm.schedules.products.reduction import Window
 from pdgemm.schedules.staircase import Staircase
+from pdgemm.transport.movers.panel_views import column_room
+from pdgemm.transport.store import store_corner
 
-SLAB_FLOPS = 5e8  # which one core computes in ten milliseconds
 SLAB_ROWS = 512  # the least of a slab: BLAS is slower on fewer
 
 

@@ -7,14 +7,14 @@ from typing import Any
 
 from pdgemm.algorithms.products.accumulator import Accumulator
 from pdgemm.algorithms.products.executor import Call, Notify
-from pdgemm.algorithms.store import store
-from pdgemm.arrays.device import Array
-from pdgemm.arrays.elementwise import Combine, paired
 from pdgemm.instrument.recorder import Recorder
-from pdgemm.movers.nccl import NcclShift
-from pdgemm.movers.pipeline import RingShift
-from pdgemm.schedules import Cannon
+from pdgemm.local.arrays.device import Array
+from pdgemm.local.arrays.elementwise import Combine, paired
+from pdgemm.schedules.products import Cannon
 from pdgemm.schedules.steps import cannon_neighbours
+from pdgemm.transport.movers.nccl import NcclShift
+from pdgemm.transport.movers.pipeline import RingShift
+from pdgemm.transport.store import store
 
 
 class CannonExecutor:

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from pkgutil import resolve_name
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from pdgemm.arrays.device import Array
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Recorder
-from pdgemm.movers.arrivals import Transfers
-from pdgemm.movers.node_arrays import NodeArrays
+from pdgemm.local.arrays.device import Array
 from pdgemm.planning.algorithm_registry import algorithm_of
-from pdgemm.schedules import Product
-from pdgemm.schedules.reduction import Window
+from pdgemm.schedules.products import Product
+from pdgemm.schedules.products.reduction import Window
+from pdgemm.transport.movers.arrivals import Transfers
+from pdgemm.transport.movers.node_arrays import NodeArrays
 
 Room = dict[str, Any]  # the buffers of a plan
 Notify = Callable[[int, int], object]

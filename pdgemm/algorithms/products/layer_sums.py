@@ -11,16 +11,16 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm.algorithms.products.executor import Call
-from pdgemm.algorithms.store import store
-from pdgemm.arrays.device import Array, of
-from pdgemm.arrays.element_functions import slabs
-from pdgemm.arrays.elementwise import Combine
 from pdgemm.instrument.recorder import Recorder
-from pdgemm.movers.arrivals import Arrival
-from pdgemm.movers.block_copy import copy_blocks
-from pdgemm.movers.nccl import nccl_reduce_scatter
-from pdgemm.movers.reduce import reduce_scatter
-from pdgemm.schedules.reduction import Reduction, Window
+from pdgemm.local.arrays.device import Array, of
+from pdgemm.local.arrays.element_functions import slabs
+from pdgemm.local.arrays.elementwise import Combine
+from pdgemm.schedules.products.reduction import Reduction, Window
+from pdgemm.transport.block_copy import copy_blocks
+from pdgemm.transport.movers.arrivals import Arrival
+from pdgemm.transport.movers.nccl import nccl_reduce_scatter
+from pdgemm.transport.movers.reduce import reduce_scatter
+from pdgemm.transport.store import store
 
 
 class LayerSums:

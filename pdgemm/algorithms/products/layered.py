@@ -11,11 +11,11 @@ from typing import Any
 from pdgemm.algorithms.products.accumulator import Accumulator
 from pdgemm.algorithms.products.executor import Call, Notify, executor_of
 from pdgemm.algorithms.products.layer_sums import LayerSums, one_behind_the_other
-from pdgemm.algorithms.store import store
-from pdgemm.arrays.elementwise import Combine, paired, scale
 from pdgemm.instrument.recorder import Recorder
-from pdgemm.schedules import Inner, Layered
-from pdgemm.schedules.reduction import height
+from pdgemm.local.arrays.elementwise import Combine, paired, scale
+from pdgemm.schedules.products import Inner, Layered
+from pdgemm.schedules.products.reduction import height
+from pdgemm.transport.store import store
 
 
 class LayeredExecutor:

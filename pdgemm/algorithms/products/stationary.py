@@ -7,21 +7,21 @@ from typing import Any
 
 from pdgemm.algorithms.products.accumulator import Accumulator
 from pdgemm.algorithms.products.executor import Call, Notify
-from pdgemm.algorithms.store import store
-from pdgemm.arrays.device import Array
-from pdgemm.arrays.dtypes import wire
-from pdgemm.arrays.elementwise import Combine, paired
 from pdgemm.grids.index_map import IndexMap, identity
 from pdgemm.instrument.recorder import Recorder
-from pdgemm.movers import BROADCASTS
-from pdgemm.movers.block_copy import copy_blocks
-from pdgemm.movers.nccl import nccl_reduce
-from pdgemm.movers.panel_views import column_panel, column_room
-from pdgemm.movers.pipeline import PanelRing, Slot
-from pdgemm.movers.reduce import reduce
-from pdgemm.movers.staged import Staged
-from pdgemm.schedules import Stationary
+from pdgemm.local.arrays.device import Array
+from pdgemm.local.arrays.dtypes import wire
+from pdgemm.local.arrays.elementwise import Combine, paired
+from pdgemm.schedules.products import Stationary
 from pdgemm.schedules.steps import PanelStep
+from pdgemm.transport.block_copy import copy_blocks
+from pdgemm.transport.movers import BROADCASTS
+from pdgemm.transport.movers.nccl import nccl_reduce
+from pdgemm.transport.movers.panel_views import column_panel, column_room
+from pdgemm.transport.movers.pipeline import PanelRing, Slot
+from pdgemm.transport.movers.reduce import reduce
+from pdgemm.transport.movers.staged import Staged
+from pdgemm.transport.store import store
 
 
 class StationaryExecutor:

@@ -10,20 +10,21 @@ from mpi4py import MPI
 
 from pdgemm.algorithms.products.accumulator import Accumulator
 from pdgemm.algorithms.products.executor import Call, Notify
-from pdgemm.algorithms.store import store
-from pdgemm.arrays.device import Array, Pinned
-from pdgemm.arrays.dtypes import wire
-from pdgemm.arrays.elementwise import Combine, paired
 from pdgemm.grids.index_map import IndexMap, identity
 from pdgemm.instrument.recorder import Recorder, nothing
-from pdgemm.movers import BROADCASTS
-from pdgemm.movers.block_copy import copy_blocks
-from pdgemm.movers.node_arrays import NodeArrays
-from pdgemm.movers.panel_views import column_panel, column_room, flipped, in_place
-from pdgemm.movers.pipeline import PanelRing, Slot
-from pdgemm.movers.ring import announce, follow, relay
-from pdgemm.movers.staged import Staged
-from pdgemm.schedules import NodeLine, Summa
+from pdgemm.local.arrays.device import Array, Pinned
+from pdgemm.local.arrays.dtypes import wire
+from pdgemm.local.arrays.elementwise import Combine, paired
+from pdgemm.schedules.node_relay import NodeLine
+from pdgemm.schedules.products import Summa
+from pdgemm.transport.block_copy import copy_blocks
+from pdgemm.transport.movers import BROADCASTS
+from pdgemm.transport.movers.node_arrays import NodeArrays
+from pdgemm.transport.movers.panel_views import column_panel, column_room, flipped, in_place
+from pdgemm.transport.movers.pipeline import PanelRing, Slot
+from pdgemm.transport.movers.ring import announce, follow, relay
+from pdgemm.transport.movers.staged import Staged
+from pdgemm.transport.store import store
 
 
 class SummaExecutor:

@@ -12,7 +12,7 @@ from pdgemm.planning.problem import AlgorithmRequest, Problem
 from pdgemm.planning.product_layouts import cannon_on, summa_on_grid_of
 from pdgemm.planning.search.algorithm_grids import GridCandidate, Search
 from pdgemm.planning.search.grid_search import Partition
-from pdgemm.schedules import Product
+from pdgemm.schedules.products import Product
 from pdgemm.support.text import counted, sides
 
 _GRIDS = 2  # new grids of each kind

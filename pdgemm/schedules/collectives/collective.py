@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from pdgemm.errors import ArgumentError
-from pdgemm.model.mover_registry import RING
 from pdgemm.schedules.collectives import collective_steps as by
 from pdgemm.schedules.collectives.collective_steps import CollectiveStep, CollectiveSteps
+from pdgemm.schedules.mover_registry import RING
 from pdgemm.schedules.rounds import COLS, MEMORY, Messages, Round, WorkPiece
 from pdgemm.schedules.schedule import Buffers, LineSchedule
 from pdgemm.support.remembered import remembered

@@ -15,11 +15,11 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from pdgemm.arrays.dtypes import arithmetic
 from pdgemm.grids.index_map import IndexMap, IndexPairs, index_maps, overlap_counts
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.instrument.recorder import Traffic
-from pdgemm.model.mover_registry import SHARED
+from pdgemm.local.arrays.dtypes import arithmetic
+from pdgemm.schedules.mover_registry import SHARED
 from pdgemm.schedules.rounds import ROWS, Messages, Round
 from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
 from pdgemm.support.remembered import remembered_if

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pdgemm.arrays.dtypes import arithmetic
 from pdgemm.grids.index_map import index_maps, overlap_counts
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.instrument.recorder import Traffic
+from pdgemm.local.arrays.dtypes import arithmetic
 from pdgemm.schedules.exchanges.exchange import PACKED_BYTES, Block, Redistribution, largest_block
 from pdgemm.support.remembered import remembered
 

@@ -8,12 +8,12 @@ from functools import cache, cached_property
 
 import numpy as np
 
-from pdgemm.arrays.dtypes import arithmetic
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.index_map import IndexMap, index_maps
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.rectangles import Rectangle
 from pdgemm.instrument.recorder import Traffic
+from pdgemm.local.arrays.dtypes import arithmetic
 from pdgemm.schedules.exchanges.exchange import PACKED_BYTES, Block, Redistribution
 from pdgemm.support.remembered import remembered
 

@@ -1,0 +1,166 @@
+"""What is known of matrices before they are read: their datasets, layouts, and the memory that they need."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.errors import ArgumentError, MemoryLimitError, OutOfMemoryError
+from pdgemm.gemm import plan
+from pdgemm.grids.distribution import Block
+from pdgemm.grids.layout import Order
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.io import new_dataset
+from pdgemm.io.source import Source
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.dtypes import product
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.local_arrays import distribution_on
+from pdgemm.matrix.residual import check_arguments
+from pdgemm.names import DeviceName
+from pdgemm.planning.product_plan import ProductPlan
+from pdgemm.support.agreement import together
+from pdgemm.support.memory_left import MACHINE, memory_left
+from pdgemm.support.text import in_bytes
+
+
+def operands(a: Source, b: Source, made: Callable[[Source], DistMatrix], once: bool) -> tuple[DistMatrix, DistMatrix]:
+    """Return op(A) and op(B); `made` makes the matrix, or its transpose where op is not "N".
+
+    once : A and B are one dataset: op(B) is a view of the matrix of A.
+    """
+    A = made(a)
+    B = made(b) if not once else A if a.transposed == b.transposed else A.T
+    return tuple(x.T.H if op == "C" else x for x, op in ((A, a.op), (B, b.op)))  # type: ignore[return-value]
+
+
+class Outlines:
+    """Matrices that have a layout and no memory, to check arguments with.  Collective over the grid.
+
+    On a device they have memory: what there is left is found out by taking it.
+    """
+
+    def __init__(self, grid: ProcessGrid, block: Block | None, device: DeviceName) -> None:
+        self._grid, self._block, self._device = grid, block, device
+        self._made: dict[str, DistMatrix] = {}
+
+    @property
+    def nbytes(self) -> list[int]:
+        """The bytes of this rank's parts."""
+        return [x.stored.size * x.dtype.itemsize for x in self._made.values()]
+
+    def of(self, what: str, shape: tuple[int, int], dtype: np.dtype, order: Order = "C") -> DistMatrix:
+        """Return the matrix of this name, which is made at the first call."""
+        if what not in self._made:
+            self._made[what] = self._make(shape, dtype, order)
+        return self._made[what]
+
+    def of_source(self, x: Source) -> DistMatrix:
+        return self.of(x.what, x.shape, x.dtype, "F" if x.transposed else "C")
+
+    def _make(self, shape: tuple[int, int], dtype: np.dtype, order: Order) -> DistMatrix:
+        grid, block = self._grid, self._block
+        if self._device != devices.HOST:
+            return DistMatrix.empty(shape, grid=grid, block=block, dtype=dtype, order=order, device=self._device)
+        with together(grid.comm):
+            distribution = distribution_on(grid, shape, block, (0, 0))
+            size = distribution.local_shape(grid.coords)
+            local = np.lib.stride_tricks.as_strided(np.zeros(1, dtype), size, (0, 0))
+        # matrices lie in memory that the ranks of a node share as long as there is room
+        fits = grid.size > 1 and (grid.memory.alone or sum(self.nbytes) + local.nbytes <= grid.memory.size)
+        shared = bool(grid.comm.allreduce(fits, MPI.LAND))
+        return DistMatrix(local, grid, distribution, order, shared=shared)
+
+
+def check_product(
+    grid: ProcessGrid,
+    a: Source,
+    b: Source,
+    c: Source | None,
+    block: Block | None,
+    device: DeviceName,
+    seed: int | None,
+    **options: Any,
+) -> tuple[bool, ProductPlan]:
+    """Raise what the product would, and OutOfMemoryError where it does not fit.
+
+    Returns whether to read A and B once, and the plan.
+
+    c : C on entry.   seed : that of `verify`, which needs a copy of C; None: the product is not verified.
+    options : those of `plan`.
+    """
+    for once in [True] * (a.is_same(b) and a.dtype == b.dtype) + [False]:
+        outlines = Outlines(grid, block, device)
+        A, B = operands(a, b, outlines.of_source, once)
+        C = outlines.of_source(c) if c else None
+        if C is None and device == devices.HOST:
+            C = outlines.of("C", (A.shape[0], B.shape[1]), product(A.dtype, B.dtype))
+        try:
+            found = plan(A, B, C, **options)
+        except MemoryLimitError:
+            if once:  # a view may have to be redistributed, which takes a buffer, where a second matrix would not
+                continue
+            raise
+        if seed is not None and C is not None:
+            sums: Any = {name: options.get(name) for name in ("accumulate_dtype", "compute_type")}
+            check_arguments(C, options["alpha"], A, B, options["beta"], C if c else None, seed=seed, **sums)
+        given = outlines.nbytes
+        if device == devices.HOST:
+            copy = given[-1] if seed is not None and c else 0
+            needed = sum(given) + copy + found.extra_bytes(grid.comm.rank)
+        else:  # matrices are read and written by way of the host, one after the other
+            needed = max(given)
+        check_memory(grid, needed, "A, B, C and the buffers of the product", ", or multiply in parts (--memory)")
+        return once, found
+    raise AssertionError
+
+
+def check_memory(grid: ProcessGrid, nbytes: int, what: str, advice: str = "") -> None:
+    """Raise OutOfMemoryError on all ranks where those of a node need more than is left.  Collective over the grid.
+
+    nbytes : that this rank needs, for `what`.
+    """
+    mine = memory_left()
+    told = grid.node.allgather((nbytes, [*mine]))
+    with together(grid.comm):
+        for name, left in mine.items():
+            needed = sum(size for size, names in told if name in names)
+            if needed > left:
+                of = "" if name == MACHINE else f" in its {name}"
+                raise OutOfMemoryError(
+                    f"{what} need {in_bytes(needed)} on {platform.node()}, where {in_bytes(left)} are left{of}: "
+                    f"use more nodes{advice}"
+                )
+
+
+def check_output(
+    grid: ProcessGrid,
+    output: tuple[str, str],
+    nbytes: int,
+    force: bool,
+    sources: Sequence[Source] = (),
+    entry: Source | None = None,
+    ours: bool = False,
+) -> bool:
+    """Raise FileError where the result cannot be saved, ArgumentError where a dataset would be lost without --force.
+
+    nbytes : of the result.   sources : what the result may not replace.   entry : C on entry, which it may.
+    ours   : may a dataset be replaced that pdgemm wrote?
+
+    Returns whether the result replaces C on entry.
+    """
+    path, name = output
+    old = new_dataset.check_output(Path(path), name, grid, nbytes)
+    in_place = old is not None and entry is not None and entry.stored.object == old.object
+    if old is None or force:
+        return in_place
+    lost = " and ".join(x.what for x in sources if old.object in x.stored.objects)
+    if lost or not (in_place or (ours and old.by_pdgemm)):
+        why = f", and is {lost}" if lost else ", and was not written by pdgemm" if ours else ""
+        raise ArgumentError(f"{path}:{name} exists{why}: it is replaced only with --force")
+    return in_place

@@ -1,0 +1,341 @@
+"""C := alpha op(A) op(B) + beta C from files to a file, with a tile of C and panels of A and B in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from math import inf
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.algorithms.product_options import ProductOptions
+from pdgemm.algorithms.protection import checksum
+from pdgemm.errors import LayoutError
+from pdgemm.gemm import pdgemm, plan
+from pdgemm.grids.distribution import Distribution
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.instrument.check_report import CheckReport, all_checks
+from pdgemm.instrument.report import IOReport
+from pdgemm.instrument.stream_report import StreamReport
+from pdgemm.io.matrix_files import Progress, Transfer
+from pdgemm.io.new_dataset import NewDataset, new_dataset
+from pdgemm.io.source import ReadSums, Source, ndim_of_product, source
+from pdgemm.io.streamed.checkpoints import PATIENCE, Checkpoints, When, WrongResult, checkpoints
+from pdgemm.io.streamed.file_panels import Panels, TileWriter, loaded, moved, summed, worker
+from pdgemm.io.streamed.files_residual import applied
+from pdgemm.io.streamed.tiling import Operand, TileStep, Tiling
+from pdgemm.io.streamed.tiling_choice import fitting, most_memory
+from pdgemm.io.streamed.unfinished import SUMS, Left
+from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays.integers import as_seed
+from pdgemm.matrix.argument_checks import as_scalar
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.residual import Residual, random_vectors
+from pdgemm.matrix.residual import residual as residual_of
+from pdgemm.schedules.formulas import gemm_flops
+from pdgemm.support import signals
+from pdgemm.support.agreement import GuardedCallback, agree, together
+from pdgemm.support.memory_left import largest_so_far
+
+
+class _Counted(NamedTuple):
+    """What this rank did for a product: bytes of files, seconds, the checksum of what it wrote, as a sum.
+
+    checks : of its products of panels; None if they were not compared with checksums.
+    """
+
+    read: int
+    written: int
+    read_wait: float
+    write_wait: float
+    write_seconds: float
+    total: np.ndarray
+    checks: CheckReport | None
+
+
+class FilesProduct:
+    """C := alpha op(A) op(B) + beta C of matrices in files.  All is collective over the grid.
+
+    a, b, entry : op(A), op(B) and C on entry; None where beta is 0.
+    memory   : bytes per rank for all that is in memory at once: a tile, two panels of A and of B, and buffers.
+               None: as many as A, B and C have.
+    most_flops : of a rank in a step, as far as panels do not become thin.
+    accumulate_dtype, options : those of `pdgemm`, which multiplies panels; its memory_limit is that of the buffers.
+
+    shape  : that of C.   stored : its type in its file.   tiling : what will be read and written, and in which order.
+    Raises MemoryLimitError, which says how much is needed, LayoutError or DTypeError on all ranks.
+    """
+
+    def __init__(
+        self,
+        grid: ProcessGrid,
+        alpha: complex,
+        a: Source,
+        b: Source,
+        beta: complex,
+        entry: Source | None,
+        memory: int | None,
+        *,
+        most_flops: float = inf,
+        accumulate_dtype: Any = None,
+        **options: Any,
+    ) -> None:
+        self.grid, self.a, self.b, self.entry, self._memory = grid, a, b, entry, memory
+        self._options = ProductOptions(accumulate_dtype=accumulate_dtype, **options)
+        self._protect = self._options.protect or ""
+        with together(grid.comm) as description:
+            self.shape = a.shape[0], b.shape[1]
+            if a.shape[1] != b.shape[0] or (entry is not None and entry.shape != self.shape):
+                given = None if entry is None else entry.shape
+                raise LayoutError(f"shapes do not fit: op(A) is {a.shape}, op(B) is {b.shape}, C is {given}")
+            self.stored = dtypes.product(a.dtype, b.dtype)
+            self.held = np.dtype(accumulate_dtype or dtypes.arithmetic(self.stored))
+            self.alpha = as_scalar(alpha, self.stored, "alpha")
+            self.beta = as_scalar(0 if entry is None else beta, self.stored, "beta")
+            self.tiling: Tiling = self._fitting(operand_of(a), operand_of(b), memory, most_flops)
+            description += ["a product in tiles", self.tiling, self.alpha, self.beta, accumulate_dtype]
+
+    def run(
+        self,
+        output: tuple[str, str],
+        *,
+        seed: int | None = None,
+        progress: Progress | None = None,
+        when: When | None = None,
+        begun: Callable[[Left | None], object] = lambda left: None,
+    ) -> tuple[StreamReport, Residual | None, IOReport | None]:
+        """Compute C, compare it with A, B and random vectors if a seed is given, and write it.
+
+        output   : file and dataset of C, which takes its place when it is complete, unless it is found to be wrong.
+        seed     : that of the vectors (`pdgemm.verify`).   progress : called as progress(done, total) after each step.
+        when     : checkpoints are saved; None: they are not.
+        begun    : called before the first step, with what an earlier job has left.
+
+        Returns the last report as None where C is wrong.  Raises FileError on all ranks, and what `pdgemm` raises;
+        Complete, if an earlier job has finished it.
+        """
+        start, tiling = perf_counter(), self.tiling
+        with together(self.grid.comm) as description:
+            seed = None if seed is None else as_seed(seed)
+            description += ["a product in tiles", *output, seed]
+        layout = Distribution.over(self.grid.shape, tiling.mnk[:2], tiling.blocks[:2])
+        residual, wrote = None, None
+        with suppress(WrongResult), self._kept(output, layout, when) as (dataset, kept):
+            begun(None if kept is None else kept.left)
+            counted = self._written(dataset, kept, GuardedCallback(progress))
+            dataset.complete(checksum.text(self.grid.comm, counted.total), check=True)
+            seconds = perf_counter() - start
+            if seed is not None:
+                residual = self._residual(source(self.grid, "C", dataset.place), seed)
+                if not residual.passed:
+                    raise WrongResult
+            wrote = dataset.report(self.grid.comm.allreduce(counted.write_seconds, MPI.MAX))
+        return self._report(counted, seconds, kept), residual, wrote
+
+    @contextmanager
+    def _kept(
+        self, output: tuple[str, str], layout: Distribution, when: When | None
+    ) -> Iterator[tuple[NewDataset, Checkpoints | None]]:
+        """Make the dataset of C, or go on with that of an earlier job."""
+        if when is None:
+            with new_dataset(Path(output[0]), output[1], self.grid, layout, self.stored, ndim=self.ndim) as dataset:
+                yield dataset, None
+        else:
+            with checkpoints(self, output, layout, when) as kept:
+                yield kept.dataset, kept
+
+    # ------------------------------------------------------------------ an earlier job
+    @property
+    def ndim(self) -> int:
+        return ndim_of_product(self.b, self.entry)
+
+    @property
+    def inputs(self) -> list[Source]:
+        return [x for x in (self.a, self.b, self.entry) if x is not None]
+
+    @property
+    def problem(self) -> dict[str, str]:
+        """What makes it this product and no other, as text, by what people call it."""
+        scalars = {"alpha": str(self.alpha), "beta": str(self.beta)}
+        ops = {f"op({x.what})": f"{x.op}, {x.shape[0]} x {x.shape[1]} {x.dtype}" for x in self.inputs}
+        return {**scalars, **ops, "sums": f"{self.held}", "compute_type": f"{self._options.compute_type}"}
+
+    @property
+    def held_types(self) -> list[np.dtype]:
+        """The types that the elements of the inputs have in memory."""
+        return [self.a.dtype, self.b.dtype, self.held][: len(self.inputs)]
+
+    def _read_sums(self, left: Left | None) -> list[ReadSums]:
+        """Return what receives the sums of the inputs, those of what earlier jobs have read of them included."""
+        of = [(":".join(x.dataset), dtype) for x, dtype in zip(self.inputs, self.held_types)]
+        if left is None:
+            return [ReadSums(*x) for x in of]
+        totals = left.read if self.grid.rank == 0 else [0] * len(of)
+        return [ReadSums(*x, left.has_read(number), total) for number, (x, total) in enumerate(zip(of, totals))]
+
+    def _opened(self, file: str) -> AbstractContextManager[Transfer]:
+        """Open the sums of a part, whose file gets another time of change when the checkpoint gives up that name."""
+        x = source(self.grid, SUMS, (file, SUMS))
+        total = checksum.as_total(x.stored.checksum or "") if self.grid.rank == 0 else 0
+        return x.opened_alone(self.grid, ReadSums(file, x.dtype, total=total))
+
+    def as_before(self, left: Left, memory: int | None = 1 << 62) -> Tiling:
+        """Return the tiling of the earlier job, on the grid of this one, in smaller tiles if the memory demands it."""
+        a, b = (operand_of(x)._replace(unit=unit) for x, unit in zip((self.a, self.b), left.units))
+        return self._fitting(a, b, memory, base=left.counts)
+
+    def go_on(self, left: Left) -> None:
+        """Leave out what is done.  Raises MemoryLimitError on all ranks."""
+        with together(self.grid.comm):
+            now = self.as_before(left, self._memory)
+            self.tiling = now.resumed(left.counts, left.finished, left.parts)
+
+    def _fitting(self, a: Operand, b: Operand, memory: int | None, most_flops: float = inf, **base: Any) -> Tiling:
+        """Return the tiling that fits so much memory."""
+        mnk = *self.shape, self.a.shape[1] if self.alpha else 0  # where alpha is 0, A and B are not read
+        entry = 0 if self.entry is None else self.entry.stored.dtype.itemsize
+        of_c = self.held.itemsize, self.stored.itemsize, entry
+        return fitting(mnk, self.grid.shape, a, b, *of_c, memory, most_flops, protect=self._protect, **base)
+
+    @property
+    def memory(self) -> int:
+        """Bytes per rank."""
+        return most_memory(self.tiling.all_bytes) if self._memory is None else self._memory
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        return self.tiling.as_dict(self.memory)
+
+    def explain(self) -> str:
+        return self.tiling.explain(self.memory)
+
+    def _residual(self, c: Source, seed: int) -> Residual:
+        sums = {name: self._options.arguments[name] for name in ("accumulate_dtype", "compute_type")}
+        X = random_vectors(c.shape[1], seed)
+        of = partial(applied, self.grid)
+        # as their files are now: some may have other times, and the sums of what was read say that they are the same
+        a, b, *entry = (source(self.grid, x.what, x.dataset, x.dtype, x.op) for x in self.inputs)
+        return residual_of(of, c, self.alpha, a, b, self.beta, entry[0] if entry else None, X, **sums)
+
+    def _written(self, dataset: NewDataset, kept: Checkpoints | None, notify: GuardedCallback) -> _Counted:
+        """Compute all tiles, in memory that is free again at the end."""
+        tiling, grid, comm = self.tiling, self.grid, self.grid.comm
+        (rows, cols, inner), (mb, nb, a_inner, b_inner) = tiling.largest, tiling.blocks
+        left, limit = self.memory - tiling.most_bytes, self._options.memory_limit
+        options = replace(self._options, memory_limit=left if limit is None else min(left, limit)).arguments
+        with ExitStack() as stack:
+            read = self._read_sums(None if kept is None else kept.left)
+            opened = [stack.enter_context(x.opened_alone(grid, y)) for x, y in zip(self.inputs, read)]
+            entry = None if self.entry is None else (opened[2], read[2])
+            sums = {x.file: stack.enter_context(self._opened(x.file)) for x in tiling.parts}
+            stack.enter_context(signals.patience(0 if kept is None else PATIENCE))
+            write = stack.enter_context(dataset.opened_alone(write=True))
+            reader, writer = (stack.enter_context(worker()) for _ in range(2))
+            a = Panels(self.a, opened[0], grid, (rows, inner), (mb, a_inner), tiling.loads[0], reader, read[0])
+            b = Panels(self.b, opened[1], grid, (inner, cols), (b_inner, nb), tiling.loads[1], reader, read[1])
+            tile = DistMatrix.empty((rows, cols), grid=grid, block=(mb, nb), dtype=self.held)
+            adds = tiling.counts[2] > 1 or entry is not None or bool(tiling.parts)
+            plan(a.panel(rows, inner), b.panel(inner, cols), tile, beta=int(adds), **options)  # raises what it must
+            out, checks = TileWriter(write, self.stored, writer), list[CheckReport]()
+            for number, step in enumerate(loaded(comm, tiling, a, b), 1):
+                checks += self._multiplied(step, a, b, tile, (entry, sums), out, options)
+                notify(number, tiling.count)
+                if kept is not None and kept.due(step, number == tiling.count):
+                    with together(comm):
+                        out.end_all()
+                    (r0, r1), (c0, c1) = step.rows, step.cols
+                    kept.save(step, tile[: r1 - r0, : c1 - c0], out.total, [x.total for x in read])
+            with together(comm):
+                out.end_all()
+        agree(comm, notify.error)
+        nbytes = a.nbytes + b.nbytes + out.entry_bytes
+        if kept is not None:
+            out.total[:] = (int(out.total[0]) + kept.total) % 2**64
+        return _Counted(nbytes, out.nbytes, a.wait + b.wait, out.wait, out.seconds, out.total, all_checks(checks))
+
+    def _multiplied(
+        self,
+        step: TileStep,
+        a: Panels,
+        b: Panels,
+        tile: DistMatrix,
+        of_c: tuple[tuple[Transfer, ReadSums] | None, dict[str, Transfer]],
+        out: TileWriter,
+        options: dict[str, Any],
+    ) -> list[CheckReport]:
+        """Do one step; the first and the last of a tile by slabs, which are written while others are multiplied.
+
+        Returns what `protect` has counted in its products.
+
+        of_c : what reads C on entry, with its sums, and the sums of parts by their files.
+        """
+        (r0, r1), (c0, c1), (k0, k1) = step.rows, step.cols, step.inner
+        A, B, C = a.panel(r1 - r0, k1 - k0), b.panel(k1 - k0, c1 - c0), tile[: r1 - r0, : c1 - c0]
+        height, (entry, sums), part = tile.block[0] * self.grid.shape[0], of_c, step.part
+        slabs = [slice(first, min(r1 - r0, first + height)) for first in range(0, max(1, r1 - r0), height)]
+        if part is not None:
+            with together(self.grid.comm):
+                for slab, rows in enumerate(slabs):
+                    out.end(slab)  # of the tile before
+                    start = r0 + rows.start - part.rows[0], c0 - part.cols[0]
+                    out.entry_bytes += moved(sums[part.file], C[rows, :], start, self.held.itemsize)
+        fresh = step.first and part is None
+        if not (fresh or step.last):
+            return checks_of(pdgemm(self.alpha, A, B, 1, C, **options), self._protect)
+        checks = list[CheckReport]()
+        for slab, rows in enumerate(slabs):
+            if fresh:
+                with together(self.grid.comm):
+                    out.end(slab)
+                    if entry is not None and self.entry is not None:
+                        (get, read), start = entry, (r0 + rows.start, c0)
+                        nbytes, total = summed(get, C[rows, :], start, self.entry.stored.dtype.itemsize)
+                        out.entry_bytes += nbytes
+                        read.add(((start[0], r0 + rows.stop), (c0, c1)), total)
+            made = pdgemm(self.alpha, A[rows, :], B, self.beta if fresh else 1, C[rows, :], **options)
+            checks += checks_of(made, self._protect)
+            if step.last:
+                out.begin(slab, C[rows, :], (r0 + rows.start, c0))
+        return checks
+
+    def _report(self, counted: _Counted, seconds: float, kept: Checkpoints | None) -> StreamReport:
+        tiling, comm = self.tiling, self.grid.comm
+        m, n, k = tiling.mnk
+        nbytes = np.array([counted.read, counted.written], np.int64)
+        most = np.array([seconds, counted.read_wait, counted.write_wait, largest_so_far()])
+        comm.Allreduce(MPI.IN_PLACE, nbytes, MPI.SUM)
+        comm.Allreduce(MPI.IN_PLACE, most, MPI.MAX)
+        return StreamReport(
+            title=f"C ({m} x {n}) := A ({m} x {self.a.shape[1]}) B, {self.stored}",
+            plan=self.plan,
+            bytes_read=int(nbytes[0]),
+            bytes_written=int(nbytes[1]),
+            flops=gemm_flops(m, n, k, self.stored.kind == "c"),
+            seconds=float(most[0]),
+            read_wait=float(most[1]),
+            write_wait=float(most[2]),
+            peak=int(most[3]),
+            saves=0 if kept is None else kept.saves,
+            save_seconds=0.0 if kept is None else kept.seconds,
+            checks=counted.checks,
+        )
+
+
+def checks_of(C: DistMatrix, protect: str | None) -> list[CheckReport]:
+    """Return what was counted when the product C was compared with its checksums."""
+    report: Any = C.report if protect else None
+    return [report.checks] if protect else []
+
+
+def operand_of(x: Source) -> Operand:
+    """Return what a tiling needs to know of a dataset."""
+    chunked = x.stored.offset is None
+    unit = x.unit if chunked else (1, 1)
+    chunk = unit[0] * unit[1] * x.stored.dtype.itemsize if chunked else 0
+    return Operand(x.stored.dtype.itemsize, x.dtype.itemsize, unit, x.transposed, chunk)

@@ -1,0 +1,207 @@
+"""multiply_files(): C := alpha op(A) op(B) + beta C from datasets to a dataset, in memory or in parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pdgemm.errors import ArgumentError, LayoutError
+from pdgemm.gemm import pdgemm
+from pdgemm.grids.distribution import Block
+from pdgemm.grids.process_grid import ProcessGrid, default_grid
+from pdgemm.instrument.observer import Observer
+from pdgemm.instrument.report import IOReport
+from pdgemm.io import hdf5
+from pdgemm.io.source import Source, ndim_of_product, source
+from pdgemm.io.streamed.before_reading import check_memory, check_output, check_product, operands
+from pdgemm.io.streamed.checkpoints import MOST_FLOPS, When
+from pdgemm.io.streamed.files_product import FilesProduct
+from pdgemm.io.streamed.unfinished import Complete, Left
+from pdgemm.local.arrays.dtypes import element_type, product
+from pdgemm.local.arrays.integers import as_count
+from pdgemm.matrix.argument_checks import op_letter
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.local_arrays import communicator_of
+from pdgemm.matrix.residual import Residual, verify
+from pdgemm.names import DeviceName, DType, Transpose
+from pdgemm.schedules.formulas import gemm_flops
+from pdgemm.support.agreement import together
+
+Dataset = str | Path | tuple[str | Path, str]  # "a.h5:/x", or a file and the name of a dataset in it
+
+
+class FilesResult(NamedTuple):
+    """What `multiply_files` did; a part that it did not do is None.
+
+    product  : the report of the product.   verified : the comparison with random vectors.
+    wrote    : the report of C in its file; None if C was found to be wrong, and not stored.
+    complete : an earlier job had finished the product, and nothing was done.
+    """
+
+    product: Any = None
+    verified: Residual | None = None
+    wrote: IOReport | None = None
+    complete: bool = False
+
+
+def multiply_files(
+    a: Dataset,
+    b: Dataset,
+    output: Dataset,
+    *,
+    alpha: complex = 1.0,
+    beta: complex = 0.0,
+    c0: Dataset | None = None,
+    transa: Transpose = "N",
+    transb: Transpose = "N",
+    grid: ProcessGrid | None = None,
+    block: Block | None = None,
+    dtype: DType | None = None,
+    device: DeviceName = "host",
+    memory: int | None = None,
+    checkpoint: float | None = None,
+    mtbf: float | None = None,
+    compression: str | None = None,
+    overwrite: bool = False,
+    seed: int | None = None,
+    observer: Observer | None = None,
+    **options: Any,
+) -> FilesResult:
+    """Compute C := alpha op(A) op(B) + beta C from files to a file, as `pdgemm multiply` does.  Collective.
+
+        multiply_files("a.h5:/x", "b.h5:/y", "c.h5:/z", memory=2 << 30, checkpoint=600)
+
+    a, b, output : datasets of A, B and C: "a.h5:/x", or the file and the name.  A dataset that pdgemm wrote is
+        replaced by C when C is complete; A, B and what pdgemm did not write only with overwrite, unless it is C on
+        entry.
+    c0      : C on entry, where beta is not 0; by default the output.
+    alpha, beta, transa, transb, options : those of `pdgemm`.
+    grid    : by default one of all ranks.   block, device : of matrices in memory.
+    dtype   : A and B are converted to it.
+    memory  : bytes per rank for A, B, C and all buffers: what does not fit is read and multiplied in parts.
+    checkpoint, mtbf : seconds after which what is done is saved, and the mean time between failures: the same call
+        goes on with it.  With memory or checkpoint there is no block, no compression, and the device is the host.
+    seed    : C is compared with A, B and random vectors of this seed, and not stored if it differs.
+    observer : is told of progress, reports and plans.
+
+    All that can be known without the elements is checked before they are read: shapes, types, options, the output, and
+    whether the matrices and buffers fit the memory.
+    Raises FileError, LayoutError, DTypeError, ArgumentError, MemoryLimitError or OutOfMemoryError on all ranks; C in
+    its file is then what it was.
+    """
+    say, grid = observer or Observer(), default_grid() if grid is None else grid
+    in_parts = memory is not None or checkpoint is not None
+    with together(communicator_of(grid)) as arguments:
+        names = [None if x is None else _file_and_name(x) for x in (a, b, output, c0)]
+        if mtbf is not None and checkpoint is None:
+            raise ArgumentError("mtbf is for checkpoint, the seconds until the first one, whose duration is measured")
+        if in_parts and (block is not None or device != "host" or compression is not None):
+            raise ArgumentError("memory and checkpoint do not go with block, compression or a device")
+        ops = op_letter(transa, "transa"), op_letter(transb, "transb")
+        memory = None if memory is None else as_count(memory, "memory", 1)
+        wanted = None if dtype is None else element_type(dtype)
+        arguments += ["multiply_files", names, alpha, beta, ops, wanted, memory, checkpoint, mtbf, seed]
+    from_a, from_b, to, entry = names
+    assert from_a and from_b and to
+    x, y = (source(grid, *what, wanted, op) for what, op in zip((("A", from_a), ("B", from_b)), ops))
+    stored = product(x.dtype, y.dtype)
+    z = source(grid, "C on entry", entry or to, stored) if beta or entry else None
+    if z and not beta and z.shape != (x.shape[0], y.shape[1]):
+        raise LayoutError(f"{':'.join(z.dataset)} is {z.shape[0]} x {z.shape[1]}, but C is {x.shape[0]} x {y.shape[1]}")
+    work = _Work(grid, alpha, x, y, beta, z if beta else None, stored, to, overwrite, seed, options, say)
+    if in_parts:
+        return work.in_parts(memory, checkpoint, mtbf)
+    return work.in_memory(block, device, compression)
+
+
+def _file_and_name(dataset: Any) -> tuple[str, str]:
+    """Return the file and the name of a dataset.  Raises ArgumentError."""
+    file, name = hdf5.file_and_name(*(dataset if isinstance(dataset, tuple) else (dataset, None)))
+    return str(file), name
+
+
+class _Work(NamedTuple):
+    """A product of files whose arguments are known.   c : C on entry, where it is read.   stored : the type of C."""
+
+    grid: ProcessGrid
+    alpha: complex
+    a: Source
+    b: Source
+    beta: complex
+    c: Source | None
+    stored: np.dtype
+    output: tuple[str, str]
+    overwrite: bool
+    seed: int | None
+    options: dict[str, Any]
+    say: Observer
+
+    @property
+    def flops(self) -> int:
+        return gemm_flops(self.a.shape[0], self.b.shape[1], self.a.shape[1], self.stored.kind == "c")
+
+    def check_output(self) -> bool:
+        nbytes = self.a.shape[0] * self.b.shape[1] * self.stored.itemsize
+        return check_output(self.grid, self.output, nbytes, self.overwrite, (self.a, self.b), self.c, ours=True)
+
+    def read(self, x: Source, block: Block | None, device: DeviceName) -> DistMatrix:
+        with self.say.progress(f"read {x.what}", x.nbytes, "B/s") as progress:
+            matrix = x.read(self.grid, block, device, progress)
+        self.say.report("read", matrix.report)
+        return matrix
+
+    def in_memory(self, block: Block | None, device: DeviceName, compression: str | None) -> FilesResult:
+        """Read A and B, multiply and store."""
+        options: Any = {"alpha": self.alpha, "beta": self.beta, **self.options}
+        once, planned = check_product(self.grid, self.a, self.b, self.c, block, device, self.seed, **options)
+        in_place = self.check_output()
+        self.say.planned(planned)
+        a = self.a._replace(what="A and B") if once else self.a
+        A, B = operands(a, self.b, lambda each: self.read(each, block, device), once)
+        before = self.read(self.c, block, device) if self.c else None
+        C = before.copy() if self.seed is not None and before is not None else before
+        replaces: Any = before.report if before is not None and in_place else None
+        with self.say.progress("multiply", self.flops) as progress:
+            C = pdgemm(self.alpha, A, B, self.beta, C, progress=progress, **self.options)
+        made: Any = C.report
+        self.say.report("product", made.summary())
+        residual = None
+        if self.seed is not None:
+            sums: Any = {name: self.options.get(name) for name in ("accumulate_dtype", "compute_type")}
+            with self.say.progress("verify"):
+                residual = verify(C, self.alpha, A, B, self.beta, before, seed=self.seed, **sums)
+            self.say.report("verify", residual)
+            if not residual.passed:
+                return FilesResult(made, residual)
+        with self.say.progress("write", self.a.shape[0] * self.b.shape[1] * self.stored.itemsize, "B/s") as progress:
+            ndim = ndim_of_product(self.b, self.c)
+            wrote = hdf5.save(*self.output, C, replaces=replaces, compression=compression, ndim=ndim, progress=progress)
+        self.say.report("wrote", wrote)
+        return FilesResult(made, residual, wrote)
+
+    def in_parts(self, memory: int | None, checkpoint: float | None, mtbf: float | None) -> FilesResult:
+        """The same with at most so many bytes per rank, and with checkpoints."""
+        when = None if checkpoint is None else When(checkpoint, mtbf)
+        steps = {} if when is None else {"most_flops": MOST_FLOPS}
+        files = FilesProduct(self.grid, self.alpha, self.a, self.b, self.beta, self.c, memory, **steps, **self.options)
+        check_memory(self.grid, files.tiling.most_bytes, "a tile of C and panels of A and B", ", or less --memory")
+        self.check_output()
+
+        def begun(left: Left | None) -> None:
+            if left is not None:
+                self.say.note("resumed", [str(left)], {"share": left.share, "generation": left.saved.token.generation})
+            self.say.note("plan", [files.explain()], files.plan)
+
+        with self.say.progress("multiply", self.flops) as progress:
+            try:
+                done = files.run(self.output, seed=self.seed, progress=progress, when=when, begun=begun)
+            except Complete:
+                there = f"{':'.join(self.output)} is complete: an earlier job has finished it"
+                self.say.note("complete", [there], True)
+                return FilesResult(complete=True)
+        for name, each in zip(("product", "verify", "wrote"), done):
+            if each is not None:
+                self.say.report(name, each)
+        return FilesResult(*done)

@@ -1,0 +1,245 @@
+"""StoredMatrix: a matrix that stays in its file, and is read panel by panel when it is multiplied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from math import prod
+from time import perf_counter
+from typing import Any, Self
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.algorithms.product_options import ProductOptions
+from pdgemm.errors import DeviceError, DTypeError, LayoutError, MemoryLimitError
+from pdgemm.gemm import pdgemm
+from pdgemm.grids.distribution import Block
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.instrument.check_report import CheckReport, all_checks
+from pdgemm.instrument.stream_report import StreamReport
+from pdgemm.io import hdf5
+from pdgemm.io.source import ReadSums, Source
+from pdgemm.io.stored import Stored
+from pdgemm.io.streamed.file_panels import Panels, loaded, worker
+from pdgemm.io.streamed.files_product import checks_of, operand_of
+from pdgemm.io.streamed.tiling import Operand, Tiling
+from pdgemm.io.streamed.tiling_choice import counts
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays import dtypes
+from pdgemm.matrix.argument_checks import as_optional, as_scalar, check_alpha, check_matrices, op_letter
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.local_arrays import communicator_of
+from pdgemm.names import Transpose
+from pdgemm.schedules.formulas import gemm_flops
+from pdgemm.support.agreement import GuardedCallback, agree, together
+from pdgemm.support.memory_left import largest_so_far
+from pdgemm.support.text import in_bytes
+
+LIMIT = 1 << 28  # bytes per rank for panels and buffers, where the caller sets no limit
+_TURNED: dict[tuple[str, str], Transpose] = {("N", "T"): "T", ("T", "T"): "N", ("N", "C"): "C", ("C", "C"): "N"}
+
+
+class StoredMatrix:
+    """A matrix in an HDF5 file, as an operand of `pdgemm`: C := alpha op(A) op(B) + beta C with A, B or both in files.
+
+    Made by `pdgemm.io.hdf5.dataset`.  Panels of the inner dimension are read, each while the one before is multiplied,
+    and forgotten: only C, an operand that is a DistMatrix, and two panels are in memory.
+
+    `A.T` and `A.H` are views; `A @ B` is the product.
+    """
+
+    __array_ufunc__ = None  # NumPy's operators leave `array @ A` to Python, which says that it cannot be
+
+    def __init__(
+        self, grid: ProcessGrid, place: tuple[str, str], stored: Stored, dtype: np.dtype, op: Transpose = "N"
+    ) -> None:
+        """Local; `hdf5.dataset` looks at the file.   place : file and dataset.   dtype : of the matrix."""
+        self.grid, self.source = grid, Source(f"{place[0]}:{place[1]}", place, stored, dtype, op)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.source.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.source.dtype
+
+    @property
+    def ndim(self) -> int:
+        return 2
+
+    @property
+    def size(self) -> int:
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def T(self) -> Self:
+        """The transpose, a view; of A.H there is none."""
+        return self._turned("T")
+
+    @property
+    def H(self) -> Self:
+        """The conjugate transpose, a view; of A.T there is none where elements are complex."""
+        return self._turned("C")
+
+    def _turned(self, letter: str) -> Self:
+        now = self.source.op
+        if self.dtype.kind != "c":
+            now, letter = ("T" if now == "C" else now), "T"
+        if (now, letter) not in _TURNED:
+            raise LayoutError("the conjugate of a matrix in a file is no view: load it, or conjugate the other operand")
+        x = self.source
+        return type(self)(self.grid, x.dataset, x.stored, x.dtype, _TURNED[now, letter])
+
+    def load(self, block: Block | None = None, **more: Any) -> DistMatrix:
+        """Return it as a DistMatrix.  Collective over the grid; arguments as for `hdf5.load`."""
+        path, name = self.source.dataset
+        matrix = hdf5.load(path, name, self.grid, block, dtype=self.dtype, transpose=self.source.transposed, **more)
+        return matrix.T.H if self.source.op == "C" and self.dtype.kind == "c" else matrix
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        path, name = self.source.dataset
+        rows, cols = self.shape
+        return f"StoredMatrix({path}:{name}, {rows} x {cols} {self.dtype}, op {self.source.op})"
+
+    def __matmul__(self, other: Any) -> DistMatrix:
+        return pdgemm(1, self, other)  # type: ignore[arg-type]
+
+    def __rmatmul__(self, other: Any) -> DistMatrix:
+        return pdgemm(1, other, self)  # type: ignore[arg-type]
+
+    @staticmethod
+    def __pdgemm__(
+        alpha: complex,
+        A: Any,
+        B: Any,
+        beta: complex,
+        C: DistMatrix | None,
+        transa: Transpose,
+        transb: Transpose,
+        options: ProductOptions,
+        progress: Callable[[int, int], object] | None,
+    ) -> DistMatrix:
+        """Do what `pdgemm` does, for A or B, or both, in files."""
+        start = perf_counter()
+        grid = next(x.grid for x in (A, B) if isinstance(x, StoredMatrix))
+        comm = communicator_of(grid)
+        with together(comm) as description:
+            if isinstance(alpha, StoredMatrix):
+                raise DTypeError("alpha must be a number, got StoredMatrix; the arguments are pdgemm(alpha, A, B)")
+            check_alpha(alpha)
+            A, B = _op(A, transa, "A"), _op(B, transb, "B")
+            if C is not None:
+                check_matrices(C=C)
+            (m, k), (inner, n) = A.shape, B.shape
+            if k != inner or (C is not None and C.shape != (m, n)):
+                given = None if C is None else C.shape
+                raise LayoutError(f"shapes do not fit: op(A) is {(m, k)}, op(B) is {(inner, n)}, C is {given}")
+            if any(x.device != devices.HOST for x in (A, B, C) if isinstance(x, DistMatrix)):
+                raise DeviceError("a matrix in a file is multiplied on the host: use to_host, or load it")
+            stored = C.dtype if C is not None else dtypes.product(A.dtype, B.dtype)
+            sums = np.dtype(options.accumulate_dtype or dtypes.arithmetic(stored))
+            alpha, beta = as_scalar(alpha, stored, "alpha"), as_scalar(0 if C is None else beta, stored, "beta")
+            limit = as_optional(options.memory_limit, "memory_limit", 1) or LIMIT
+            copied = _elements(C, (m, n), grid.shape) * sums.itemsize if options.protect == "repair" else 0
+            tiling = _panels((m, n, k if alpha else 0), grid.shape, A, B, limit, copied)
+            description += ["pdgemm of files", tiling, alpha, beta, C is None, limit, options.accumulate_dtype]
+        options = replace(options, memory_limit=limit - tiling.most_bytes)
+        if C is None:
+            C = DistMatrix.empty((m, n), grid=grid, dtype=stored)
+        T = C if sums == stored or tiling.counts[2] == 1 else C.astype(sums)  # rounded once, not after each panel
+        counted, wait, checks = _multiplied(grid, tiling, alpha, A, B, beta, T, options, GuardedCallback(progress))
+        if T is not C:
+            C[:, :] = T.astype(stored)
+        seconds = perf_counter() - start
+        C.report = StreamReport(
+            title=f"C ({m} x {n}) := A ({m} x {k}) B, {stored}",
+            plan=tiling.as_dict(limit),
+            bytes_read=comm.allreduce(counted),
+            bytes_written=0,
+            flops=gemm_flops(m, n, tiling.mnk[2], stored.kind == "c"),
+            seconds=seconds,
+            read_wait=comm.allreduce(wait, MPI.MAX),
+            write_wait=0.0,
+            peak=comm.allreduce(largest_so_far(), MPI.MAX),
+            checks=checks,
+        )
+        return C
+
+
+def _op(x: Any, trans: str, name: str) -> Any:
+    """Return op(X) of a matrix, in memory or in a file."""
+    letter = op_letter(trans, f"trans{name.lower()}")
+    if not isinstance(x, DistMatrix | StoredMatrix):
+        raise DTypeError(f"{name} must be a DistMatrix or a StoredMatrix, got {type(x).__name__}")
+    return x if letter == "N" else x.T if letter == "T" else x.H
+
+
+def _elements(C: DistMatrix | None, shape: tuple[int, int], grid: tuple[int, int]) -> int:
+    """Return the most elements of C, which may be new, on a rank."""
+    if C is None:
+        return prod(-(-x // parts) for x, parts in zip(shape, grid))
+    return C.layout_in(C.grid).local_bytes(None) // C.dtype.itemsize
+
+
+def _panels(mnk: tuple[int, int, int], grid: tuple[int, int], A: Any, B: Any, limit: int, copied: int) -> Tiling:
+    """Return the fewest panels, of which two take half the limit: the rest is for products, which may move them.
+
+    copied : bytes of the copy of C from which a product is repeated.
+    Raises MemoryLimitError.
+    """
+    a, b = (operand_of(x.source) if isinstance(x, StoredMatrix) else Operand(0, 0) for x in (A, B))
+    for cut in (False, True):  # parts of chunks, each of which is read with the whole chunk, only if need be
+        of = [x._replace(unit=(1, 1)) if cut else x for x in (a, b)]
+        for count in counts(mnk[2]):
+            found = Tiling(mnk, grid, of[0], of[1], 0, 0, 0, (1, 1, count))
+            if 2 * found.most_bytes + copied <= limit:
+                return found
+    needed = 2 * found.most_bytes + copied
+    raise MemoryLimitError(
+        f"memory limit {in_bytes(limit)} per rank is too small for panels of {mnk[0]} rows of A and {mnk[1]} "
+        f"columns of B: {in_bytes(needed)} ({needed} bytes) are needed"
+    )
+
+
+def _multiplied(
+    grid: ProcessGrid,
+    tiling: Tiling,
+    alpha: Any,
+    A: Any,
+    B: Any,
+    beta: Any,
+    C: DistMatrix,
+    options: ProductOptions,
+    notify: GuardedCallback,
+) -> tuple[int, float, CheckReport | None]:
+    """Multiply panel by panel; return the bytes that this rank read, the seconds that it waited, and the checks."""
+    (m, n, _), (_, _, inner), (mb, nb, ka, kb) = tiling.mnk, tiling.largest, tiling.blocks
+    checks = list[CheckReport]()
+    shapes = ((m, inner), (mb, ka)), ((inner, n), (kb, nb))
+    with ExitStack() as stack:
+        sums = [ReadSums(":".join(x.source.dataset), x.dtype) if isinstance(x, StoredMatrix) else None for x in (A, B)]
+        opened = [
+            None if read is None else stack.enter_context(x.source.opened_alone(grid, read))
+            for x, read in zip((A, B), sums)
+        ]
+        reader = stack.enter_context(worker())  # which ends before the files are closed
+        a, b = (
+            None if get is None or read is None else Panels(x.source, get, grid, *shape, loads, reader, read)
+            for x, get, shape, loads, read in zip((A, B), opened, shapes, tiling.loads, sums)
+        )
+        for number, step in enumerate(loaded(grid.comm, tiling, a, b), 1):
+            k0, k1 = step.inner
+            panel_a = A[:, k0:k1] if a is None else a.panel(m, k1 - k0)
+            panel_b = B[k0:k1, :] if b is None else b.panel(k1 - k0, n)
+            made = pdgemm(alpha, panel_a, panel_b, beta if step.first else 1, C, **options.arguments)
+            checks += checks_of(made, options.protect)
+            notify(number, tiling.count)
+    agree(grid.comm, notify.error)
+    read = [x for x in (a, b) if x is not None]
+    return sum(x.nbytes for x in read), sum(x.wait for x in read), all_checks(checks)

@@ -1,0 +1,103 @@
+"""The tiling of a product of files that fits the memory and costs least.  No MPI, no data."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from pdgemm.errors import MemoryLimitError
+from pdgemm.io.streamed.tiling import Operand, Tiling
+from pdgemm.support.text import in_bytes
+
+_RESERVE = 16  # of how many parts of the memory one is left to the buffers of the products
+
+
+def fitting(
+    mnk: tuple[int, int, int],
+    grid: tuple[int, int],
+    a: Operand,
+    b: Operand,
+    held: int,
+    stored: int,
+    entry: int,
+    memory: int | None,
+    most_flops: float = inf,
+    base: tuple[int, int, int] = (1, 1, 1),
+    protect: str = "",
+) -> Tiling:
+    """Return `best_tiling`; raise MemoryLimitError, which says how many bytes are needed, where nothing fits.
+
+    memory : None: as much as A, B and C take.
+    """
+    if memory is None:
+        memory = most_memory(Tiling(mnk, grid, a, b, held, stored, entry, (1, 1, 1), protect=protect).all_bytes)
+    found = best_tiling(mnk, grid, a, b, held, stored, entry, memory, most_flops, base, protect)
+    if isinstance(found, Tiling):
+        return found
+    raise MemoryLimitError(
+        f"no tile fits {in_bytes(memory)} of memory per rank: {in_bytes(found)} ({found} bytes) are needed"
+    )
+
+
+def best_tiling(
+    mnk: tuple[int, int, int],
+    grid: tuple[int, int],
+    a: Operand,
+    b: Operand,
+    held: int,
+    stored: int,
+    entry: int,
+    memory: int,
+    most_flops: float = inf,
+    base: tuple[int, int, int] = (1, 1, 1),
+    protect: str = "",
+) -> Tiling | int:
+    """Return the tiling of the least cost that takes at most `memory` bytes per rank, products' buffers included.
+
+    most_flops : of a rank in a step, as far as panels do not become thin.
+    base   : the counts of an earlier job, which are kept if they fit, and else multiplied.
+
+    Where nothing fits, returns how many bytes are needed.
+    """
+    room, needed, fresh = memory - memory // _RESERVE, inf, base == (1, 1, 1)
+    for units in (True, False)[: 1 + fresh]:  # parts of chunks, each read with the whole chunk, only if need be
+        if not units:
+            a, b = a._replace(unit=(1, 1)), b._replace(unit=(1, 1))
+        m, n, k = (-(-x // parts) for x, parts in zip(mnk, base))
+
+        def made(ti: Any, tj: Any, tl: Any) -> Tiling:
+            counts = base[0] * ti, base[1] * tj, base[2] * tl
+            return Tiling(mnk, grid, a, b, held, stored, entry, counts, protect=protect)  # noqa: B023
+
+        if not fresh and made(1, 1, 1).all_bytes <= room:
+            return made(1, 1, 1)
+        tl, ti = (x.ravel().astype(float) for x in np.meshgrid(counts(k), counts(m), indexing="ij"))
+        low, high = np.zeros_like(ti), np.full_like(ti, max(1, n) - 1)
+        least: Any = made(ti, high + 1, tl).all_bytes
+        needed, fits = min(needed, least.min()), least <= room
+        tl, ti, low, high = (x[fits] for x in (tl, ti, low, high))
+        while (low < high).any():  # for the fewest tiles in a row, of all at once
+            middle = (low + high) // 2
+            fits = made(ti, middle + 1, tl).all_bytes <= room
+            low, high = np.where(fits, low, middle + 1), np.where(fits, middle, high)
+        if len(ti):
+            those = made(ti, low + 1, tl)
+            best = np.lexsort((those.cost, np.maximum(most_flops, those.flops)))[0]
+            return made(int(ti[best]), int(low[best]) + 1, int(tl[best]))
+    return most_memory(int(needed))
+
+
+def most_memory(nbytes: int) -> int:
+    """Return the memory per rank of which so many bytes are used, and the rest is for the buffers of products."""
+    return int(nbytes * _RESERVE / (_RESERVE - 1)) + _RESERVE
+
+
+def counts(n: int) -> list[int]:
+    """Return numbers of parts: the first four, and then each larger than the one before by a quarter."""
+    found, count = [], 1
+    while count < n:
+        found.append(count)
+        count += max(1, count // 4)
+    return [*found, max(1, n)]

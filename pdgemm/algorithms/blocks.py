@@ -1,0 +1,189 @@
+"""from_blocks() makes a matrix of blocks that the ranks have, of any sizes; to_blocks() gives each what it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from pdgemm.errors import ArgumentError, DTypeError, LayoutError
+from pdgemm.grids.distribution import Block
+from pdgemm.grids.layout import Order
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.grids.rectangles import Rectangle, bounding, check_partition, stacked
+from pdgemm.instrument import spans
+from pdgemm.instrument.recorder import Recorder
+from pdgemm.instrument.report import MoveReport
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.device import HOST, to_host
+from pdgemm.local.arrays.integers import as_range, as_whole
+from pdgemm.matrix.argument_checks import check_matrices, communicator
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.local_arrays import communicator_of, device_on, in_native_order
+from pdgemm.names import DeviceName
+from pdgemm.schedules.exchanges.rectangle_exchange import RectangleExchange, plan_rectangles
+from pdgemm.support.agreement import together
+from pdgemm.support.text import counted
+from pdgemm.transport.packed_exchange import Room, exchange, kept_if_it_fails
+
+Range = Any  # a pair (start, stop), a slice or a range; None for all
+
+
+def from_blocks(
+    local: Any,
+    *,
+    grid: ProcessGrid,
+    rows: Range | list[Range] = None,
+    cols: Range | list[Range] = None,
+    axis: int | None = None,
+    shape: tuple[int, int] | None = None,
+    block: Block | None = None,
+    source: tuple[int, int] = (0, 0),
+    order: Order = "C",
+    device: DeviceName = HOST,
+) -> DistMatrix:
+    """Make a matrix of blocks that the ranks have: A[rows, cols] = local on each rank.  Collective over the grid.
+
+    local : this rank's block, (rows, columns), or a list of blocks; None or [] on a rank that has none.  Arrays of
+            NumPy, or of any library that exports its memory (DLPack, buffers), of one dtype on all ranks; only read.
+    rows, cols : where the block lies: a pair (start, stop), a slice or a range; for a list of blocks one for each, or
+            one for all.  Without `rows` a block has rows from 0 on, without `cols` columns from 0 on.
+    axis  : in place of rows and cols.  0: the blocks are stacked in the order of the ranks; 1: they stand side by side.
+    shape : (m, n); by default the smallest matrix that has all blocks.
+    block, source, order, device : layout of the result, as in `DistMatrix.empty`.
+
+    The blocks of all ranks are all of the matrix: each element is in exactly one.  `.report` has the words sent.
+
+    Cost per rank: each element that changes its rank is sent once, packed, in one exchange; messages of at most 1 MiB.
+    Raises LayoutError where blocks overlap or elements are missing, naming the ranks and the rectangles, and
+    DTypeError, ArgumentError, GridError or DeviceError; on every rank, before any element is sent.
+    """
+    start, comm = perf_counter(), communicator_of(grid)
+    device_on(grid, device)
+    with together(comm) as arguments:
+        blocks, places = _given(local, rows, cols, axis)
+        arguments += ["DistMatrix.from_blocks", f"axis={axis}", f"shape={shape}"]
+    told = comm.allgather(([x.shape for x in blocks], places, [x.dtype.name for x in blocks if x.size]))
+    with together(comm):
+        placed = [held for _, held, _ in told] if axis is None else stacked([shapes for shapes, *_ in told], axis)
+        rectangles = tuple(map(tuple, placed))
+        whole = bounding(rectangles) if shape is None else shape
+        dtype = _one_dtype([types for *_, types in told])
+    matrix = DistMatrix.empty(whole, grid=grid, block=block, dtype=dtype, source=source, order=order)
+    report = set_from_blocks(matrix, blocks, rectangles, start)
+    matrix = matrix.to_device(device)
+    matrix.report = report
+    return matrix
+
+
+def set_from_blocks(
+    matrix: DistMatrix, blocks: list[np.ndarray], rectangles: tuple[tuple[Rectangle, ...], ...], start: float
+) -> MoveReport:
+    """Set all elements of a matrix on the host from the blocks of all ranks, and report.  Collective."""
+    grid, comm = matrix.grid, matrix.grid.comm
+    with together(comm):
+        check_partition(rectangles, matrix.shape)
+        plan = plan_rectangles(rectangles, matrix.layout_in(grid), True, matrix.order)
+        workspace = Room(plan, comm.rank)
+    return _move(blocks, matrix.stored, plan, workspace, grid, start)
+
+
+def to_blocks(A: DistMatrix, rows: Range | list[Range] = None, cols: Range | list[Range] = None) -> Any:
+    """Return A[rows, cols] as an array, on each rank the part that it asks for.  Collective over the grid of A.
+
+    A    : DistMatrix (m, n), or a view.
+    rows, cols : a pair (start, stop), a slice or a range; None for all.  Ranks may ask for different parts, for the
+           same elements, or for none, (0, 0).  With a list of them the result is a list of arrays.
+
+    The arrays are NumPy's, row-major, of the type of A.
+
+    Cost per rank: each element that a rank has not is sent to it once for each part, in one exchange.
+    Raises ArgumentError or GridError on every rank.
+    """
+    return reported_blocks(A, rows, cols)[0]
+
+
+def reported_blocks(A: DistMatrix, rows: Any = None, cols: Any = None) -> tuple[Any, MoveReport]:
+    """Return what `to_blocks` returns, and the report of words and seconds.  Collective over the grid of A."""
+    start, comm = perf_counter(), communicator(A=A)
+    with together(comm) as arguments:
+        check_matrices(A=A)
+        arguments += ["to_blocks", A.distribution, A.dtype]
+        several = isinstance(rows, list) or isinstance(cols, list)
+        count = max((len(x) for x in (rows, cols) if isinstance(x, list)), default=1)
+        down, across = _each(rows, "rows", count, A.shape[0]), _each(cols, "cols", count, A.shape[1])
+        asked = [Rectangle(*ends) for ends in zip(down, across)]
+    A = A.to_host()
+    rectangles = tuple(map(tuple, comm.allgather(asked)))
+    with together(comm):
+        blocks = [np.empty(x.shape, A.dtype) for x in asked]
+        plan = plan_rectangles(rectangles, A.layout_in(A.grid), False, "C")
+        workspace = Room(plan, comm.rank)
+    report = _move(A.stored, blocks, plan, workspace, A.grid, start)
+    return blocks if several else blocks[0], report
+
+
+def _move(X: Any, Y: Any, plan: RectangleExchange, workspace: Room, grid: ProcessGrid, start: float) -> MoveReport:
+    """Copy all elements, and report.  Collective; the ranks have the same plan."""
+    recorder, rank = Recorder(), grid.comm.rank
+    recorder.hold(workspace.nbytes)
+    name = "from_blocks" if plan.inward else "to_blocks"
+    with np.errstate(all="ignore"), kept_if_it_fails(workspace), spans.timed(name, plan.layout.local_bytes(rank)):
+        exchange(1, X, 0, Y, plan, workspace, grid, recorder)
+    ends = counted(sum(map(len, plan.rectangles)), "block") + " of any size", str(plan.layout)
+    source, target = ends if plan.inward else ends[::-1]
+    return MoveReport(
+        name="A",
+        source=source,
+        target=target,
+        rank=rank,
+        seconds=perf_counter() - start,
+        counted=recorder.traffic,
+        predicted=plan.traffic(rank),
+        extra_bytes=recorder.peak_bytes,
+        predicted_extra_bytes=plan.extra_bytes(rank),
+    )
+
+
+def _given(local: Any, rows: Any, cols: Any, axis: Any) -> tuple[list[np.ndarray], list[Rectangle]]:
+    """Return this rank's blocks and, where there is no axis, their places.  Local."""
+    given = [] if local is None else local if isinstance(local, list) else [local]
+    blocks = [in_native_order(to_host(devices.adopted(x)), "a block") for x in given]
+    if axis is not None:
+        if as_whole(axis, "axis") not in (0, 1) or rows is not None or cols is not None:
+            raise ArgumentError(f"axis is 0 or 1, without rows and cols; got axis={axis}, rows={rows}, cols={cols}")
+        return blocks, []
+    if rows is None and cols is None and blocks:
+        raise ArgumentError(
+            "from_blocks needs the place of each block: rows=(start, stop), cols=(start, stop); or axis=0"
+        )
+    down = _each(rows, "rows", len(blocks), None, [x.shape[0] for x in blocks])
+    across = _each(cols, "cols", len(blocks), None, [x.shape[1] for x in blocks])
+    places = [Rectangle(*ends) for ends in zip(down, across)]
+    for x, place in zip(blocks, places):
+        if x.shape != place.shape:
+            m, n = place.shape
+            raise LayoutError(f"{place} are {m} x {n} elements, the block is of shape {x.shape}")
+    return blocks, places
+
+
+def _each(given: Any, name: str, count: int, extent: int | None, lengths: Sequence[int] = ()) -> list[tuple[int, int]]:
+    """Return as many ranges as there are blocks: those of a list, or one for all."""
+    if isinstance(given, list) and len(given) != count:
+        raise ArgumentError(f"{name} is a list of {len(given)} ranges for {counted(count, 'block')}")
+    ranges = given if isinstance(given, list) else [given] * count
+    return [as_range(x, name, extent, length) for x, length in zip(ranges, lengths or [0] * count)]
+
+
+def _one_dtype(of_ranks: Sequence[Sequence[str]]) -> np.dtype:
+    """Return the type of all blocks that have elements, float64 if there are none."""
+    found = dict[str, int]()  # and the first rank that has each
+    for rank, names in enumerate(of_ranks):
+        for name in names:
+            found.setdefault(name, rank)
+    if len(found) > 1:
+        told = " and ".join(f"{name} (rank {rank})" for name, rank in list(found.items())[:2])
+        raise DTypeError(f"the blocks of all ranks are of one dtype, got {told}")
+    return np.dtype(next(iter(found), "float64"))

@@ -1,0 +1,144 @@
+"""assign(): elements are set to a number, to a matrix, or to an array that is the same on every rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pdgemm.algorithms.indexing.selection import scatter
+from pdgemm.errors import ArgumentError, DTypeError, LayoutError
+from pdgemm.grids.distribution import BlockCyclic
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.device import to_host
+from pdgemm.local.arrays.dtypes import element_type, fits
+from pdgemm.local.arrays.elementwise import set_elements
+from pdgemm.local.arrays.keys import Picked, last_of_each, picked
+from pdgemm.matrix.argument_checks import check_matrices, communicator
+from pdgemm.matrix.array_functions import fitted, part_of
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.support.agreement import check_not_freed, described_elements, together
+
+
+def assign(A: DistMatrix, key: Any, value: Any) -> None:
+    """Set A[key] := value, as `A[key] = value` does.  Collective over the grid of A.
+
+    A     : DistMatrix (m, n), or a view; not the conjugate of a complex matrix.
+    key   : what reads elements, rows, columns or a submatrix, A[key]; or a mask of all elements, a DistMatrix or an
+            array of truth values (m, n), with a number as value.  The same on every rank.
+    value : a number; an array that is the same on every rank; or a DistMatrix of any layout over the same ranks, of a
+            type that A can hold.  Broadcast as in NumPy.  Where a row or column is named twice, the last value stays.
+
+    Cost per rank: of a number or an array, nothing is sent; a matrix, each element that changes its rank once, in one
+    exchange; one that is broadcast is gathered on every rank first.
+    Raises ArgumentError (also an IndexError for keys), LayoutError, DTypeError, GridError or DeviceError on every rank;
+    nothing is assigned then.
+    """
+    with together(communicator(A=A)) as arguments:
+        check_matrices(A=A)
+        if A.conjugated:
+            raise ArgumentError("this matrix is the conjugate of another one, and cannot be written to")
+        if isinstance(value, DistMatrix):
+            check_not_freed(value.grid.comm)
+        value = value if isinstance(value, DistMatrix) or not np.ndim(value) else to_host(devices.adopted(value))
+        arguments += ["A[i0:i1, j0:j1] = ...", *_told(value, A.dtype)]
+        mask = _mask(key, A.shape)
+        if mask is None:
+            rows, cols = picked(key, A.shape)
+            arguments += [rows, cols]
+            value = value if np.ndim(value) == 0 else _spread(value, (rows, cols))
+        elif np.ndim(value):
+            raise ArgumentError("A[mask] = x sets elements to a number; A[...] = numpy.where(mask, B, A) to those of B")
+        else:
+            arguments.append("under a mask")
+    if mask is not None:
+        (where,), *_ = fitted("A[mask] = x", (mask,), A)
+        _set_by_index(A, to_host(where), _number(value, A.dtype))
+    elif isinstance(value, DistMatrix):
+        whole = (len(rows.indices), len(cols.indices))
+        if value.shape != whole:
+            A[key] = value.allgather()
+        elif isinstance(rows.indices, range) and isinstance(cols.indices, range):
+            value.redistribute(A._window(rows.indices, cols.indices))
+        else:
+            scatter(A[...], np.asarray(rows.indices), np.asarray(cols.indices), value)
+    else:
+        _set(A, rows, cols, value)
+
+
+def _told(value: Any, dtype: np.dtype) -> list[object]:
+    """Return how messages show a value.  Raises DTypeError or another error where the matrix cannot hold it."""
+    if isinstance(value, DistMatrix):
+        return ["to a matrix"]
+    if not isinstance(value, np.ndarray):
+        return [f"to {_number(value, dtype)}"]
+    if not fits(element_type(value.dtype), dtype):
+        raise DTypeError(f"{value.dtype} elements cannot become {dtype}")
+    return [f"to an array of shape {value.shape}", described_elements(value)]
+
+
+def _number(value: Any, dtype: np.dtype) -> Any:
+    """Return a number as an element.  Raises where it cannot be one."""
+    filled = np.zeros(1, dtype)
+    filled[:] = value
+    return filled[0]
+
+
+def _mask(key: Any, shape: tuple[int, int]) -> Any:
+    """Return the key if it is a mask of all elements, a matrix or an array; else None.  Raises LayoutError."""
+    if not isinstance(key, (DistMatrix, np.ndarray)) or key.ndim != 2:
+        return None
+    if key.dtype != bool or key.shape != shape:
+        raise LayoutError(f"a mask has truth values in the shape of the matrix, {shape}; got {key.dtype}, {key.shape}")
+    return key
+
+
+def _spread(value: Any, places: tuple[Picked, Picked]) -> Any:
+    """Return a value in two dimensions, which are broadcast to these rows and columns.  Raises LayoutError."""
+    whole = tuple(len(x.indices) for x in places)
+    what = value.distribution if isinstance(value, DistMatrix) else f"an array of shape {value.shape}"
+    if not isinstance(value, DistMatrix):
+        kept = [n for x, n in zip(places, whole) if not x.dropped]
+        while value.ndim > len(kept) and len(value) == 1:
+            value = value[0]
+        if value.ndim <= len(kept):  # with a row or a column that the key drops
+            value = value.reshape(-1, 1) if places[1].dropped and not places[0].dropped else np.atleast_2d(value)
+    if len(value.shape) != 2 or any(n not in (1, m) for n, m in zip(value.shape, whole)):
+        raise LayoutError(f"{what} cannot be broadcast to {whole[0]} x {whole[1]} elements")
+    return value
+
+
+def _set(A: Any, rows: Picked, cols: Picked, value: Any) -> None:
+    """Set elements of this rank to a number, or to its part of an array of two dimensions.  Local."""
+    i, j = A.grid.coords
+    (down, from_rows), (across, from_cols) = (
+        _places(dim, x.indices, part)
+        for dim, x, part in zip((A.distribution.rows, A.distribution.cols), (rows, cols), (i, j))
+    )
+    given = part_of(value, from_rows, from_cols) if np.ndim(value) else _number(value, A.dtype)
+    if isinstance(down, slice) and isinstance(across, slice):
+        target = A.stored[down, across]
+        if np.ndim(value) == 0:
+            target[...] = given
+        else:
+            set_elements(target, np.broadcast_to(given, target.shape))
+        return
+    _set_by_index(A, np.ix_(*(np.arange(n)[x] for n, x in zip(A.stored.shape, (down, across)))), given)
+
+
+def _set_by_index(A: Any, index: Any, given: Any) -> None:
+    """Set elements of this rank by an index of NumPy's, on the host.  Local."""
+    host = to_host(A.stored)
+    host[index] = given
+    if host is not A.stored:
+        set_elements(A.stored, host)
+
+
+def _places(dim: BlockCyclic, indices: range | np.ndarray, part: int) -> tuple[Any, np.ndarray]:
+    """Return which local indices of a part are among some indices, and at which places of these they stand."""
+    if isinstance(indices, range):
+        window = dim.window(indices.start, indices.stop)
+        return dim.local_window(indices.start, indices.stop, part), window.indices(part)
+    last = last_of_each(indices)
+    mine = last[dim.owner(indices[last]) == part]
+    return dim.to_local(indices[mine]), mine

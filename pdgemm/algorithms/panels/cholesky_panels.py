@@ -1,0 +1,107 @@
+"""Right-looking Cholesky factorisation with look-ahead: Golub & Van Loan, Matrix Computations, 4th ed., 4.2.9.
+
+On a block-cyclic layout: Choi, Dongarra, Ostrouchov, Petitet, Walker & Whaley, Scientific Programming 5(3), 1996.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from pdgemm.local.arrays.device import Array
+from pdgemm.local.blas import local_lapack
+from pdgemm.schedules.panels.cholesky_schedule import SMALLEST, CholeskySchedule
+from pdgemm.schedules.panels.panel_schedule import Panel, lower_tiles
+from pdgemm.transport.movers.panel_views import column_room
+from pdgemm.transport.movers.pipeline import Slot
+from pdgemm.transport.panels.task import DIAGONAL, PANEL, Task
+
+
+class Cholesky:
+    """Overwrites the lower triangle of A with L, where A = L L^H, and the other one with zeros.
+
+    Cost per rank on Pr x Pc: n^3/(3 Pr Pc) flops; n^2/2 (1/Pr + 1/Pc) words in, at most.
+    Error: |A - L L^H| <= gamma_{n+1} |L||L^H| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 10.1).
+    """
+
+    def __init__(self, task: Task[CholeskySchedule]) -> None:
+        self._task, self._plan, self._A = task, task.schedule, task.arrays["A"]
+        self._rows, self._cols = self._plan.A.distribution.rows, self._plan.A.distribution.cols
+        rooms = (task.workspace[name].reshape(2, -1) for name in ("panels", "transposed panels"))
+        self._slots = [Slot(number, *buffers) for number, buffers in enumerate(zip(*rooms))]
+        self._arriving, self._diagonals = (task.workspace[x].reshape(2, -1) for x in ("arriving", "diagonals"))
+        self._panels = list[tuple[Array, Array]]([(None, None)] * 2)
+        self._copies = list[list[Callable[[], object]]]([[], []])
+        self._failed = 0
+
+    def __call__(self) -> int:
+        """Return 0, or which leading minor, counted from 1, is not positive definite, as far as this rank knows."""
+        steps = self._plan.steps
+        if self._task.grid.idle or not steps:
+            return 0
+        with np.errstate(all="ignore"):
+            self._factor(steps[0], self._slots[0])
+            for number, panel in enumerate(steps[:-1]):
+                slot, following = self._slots[number % 2], steps[number + 1]
+                self._receive(slot)
+                self._update(panel, slot, following.start, following.stop)
+                self._factor(following, self._slots[(number + 1) % 2])  # it travels while the rest is updated
+                self._update(panel, slot, following.stop, self._plan.n)
+            self._clear()
+        for slot in self._slots:
+            self._task.free(slot)
+        return self._failed
+
+    def _factor(self, panel: Panel, slot: Slot) -> None:
+        """Form L_kk, where A_kk = L_kk L_kk^H, then L_ik = A_ik L_kk^-H below it, and let these travel."""
+        task, A, (i, j) = self._task, self._A, self._task.grid.coords
+        task.free(slot)
+        cols = self._cols.local_window(panel.start, panel.stop, panel.col)
+        diagonal = self._rows.local_window(panel.start, panel.stop, panel.row)
+        behind = slice(self._rows.below(panel.stop, i), A.shape[0])
+        if (i, j) == (panel.row, panel.col):
+            with task.recorder.phase("compute"):
+                info = local_lapack.cholesky(A[diagonal, cols])
+                if info:
+                    self._failed = self._failed or panel.start + info
+                    A[diagonal, cols] = np.nan  # with which all ranks go on
+        if panel.stop == self._plan.n:
+            return
+        if j == panel.col:
+            L = task.bring("col", panel.row, "A", (diagonal, cols), self._diagonals[slot.number], slot, DIAGONAL)
+            task.wait(slot)
+            with task.recorder.phase("compute"):
+                local_lapack.solve_triangular(L, A[behind, cols], side="R", trans="C")
+        with task.recorder.phase("post"):
+            P = task.bring("row", panel.col, "A", (behind, cols), slot.buffer_a, slot, PANEL)
+            n_loc = A.shape[1] - self._cols.below(panel.stop, j)
+            Q = column_room(n_loc, self._plan.A.order, panel.width, slot.buffer_b)
+            self._copies[slot.number] = task.bring_transposed(panel, P, "A", Q, self._arriving[slot.number], slot)
+        self._panels[slot.number] = P, Q
+        task.transfers.expect(slot.arrivals)
+
+    def _receive(self, slot: Slot) -> None:
+        """Wait until a panel and its transpose have arrived."""
+        self._task.wait(slot)
+        with self._task.packing():
+            for copy in self._copies[slot.number]:
+                copy()
+        self._task.copied()
+
+    def _update(self, panel: Panel, slot: Slot, start: int, stop: int) -> None:
+        """A_ij := A_ij - L_ik L_jk^H on and below the diagonal, in columns start to stop."""
+        A, (P, Q), (i, j) = self._A, self._panels[slot.number], self._task.grid.coords
+        down, right = self._rows.below(panel.stop, i), self._cols.below(panel.stop, j)
+        for r, c in lower_tiles(self._rows, self._cols, (i, j), start, stop, SMALLEST):
+            left, of_right = P[r.start - down : r.stop - down], Q[c.start - right : c.stop - right]
+            self._task.update(left, of_right.T, A[r, c], conjugate_b=A.dtype.kind == "c")
+
+    def _clear(self) -> None:
+        """Set what is above the diagonal blocks to zero."""
+        i, j = self._task.grid.coords
+        with self._task.recorder.phase("compute"):
+            for panel in self._plan.steps:
+                if j == panel.col:
+                    cols = self._cols.local_window(panel.start, panel.stop, j)
+                    self._A[: self._rows.below(panel.start, i), cols] = 0

@@ -1,0 +1,98 @@
+"""QR factorisation by blocked Householder reflections with look-ahead: Schreiber & Van Loan, A storage-efficient WY
+representation for products of Householder transformations, SIAM J. Sci. Stat. Comput. 10(1), 1989.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from pdgemm.local.arrays.device import Array, to_host
+from pdgemm.local.arrays.elementwise import scale, set_elements
+from pdgemm.local.blas.compact_qr import compact_qr
+from pdgemm.local.blas.local_gemm import gemm_accumulate
+from pdgemm.local.blas.local_lapack import multiply_triangular
+from pdgemm.schedules.panels.householder_schedule import HouseholderSchedule
+from pdgemm.transport.panels.column_sum import ColumnSum
+from pdgemm.transport.panels.reflectors import Reflectors
+from pdgemm.transport.panels.task import Task
+
+
+class Householder:
+    """Overwrites A (m, n) with R, and Q (m, k), the first k = min(m, n) columns of the identity, with Q: A = Q R.
+
+    Each panel of A is (I - V T V^H) R, where V is unit lower trapezoidal and T upper triangular.  Both are kept, and
+    make Q from the last panel to the first.
+
+    tau : if given, V stays below the diagonal of A, without its ones, and its owners write the diagonal of T here.
+
+    Cost per rank on Pr x Pc, m >= n: (2 m n^2 - 2/3 n^3)/(Pr Pc) flops for R, and as many for Q.
+    Error: columnwise |A - Q R| <= gamma_{mn} |A|, for any A (Higham, Accuracy and Stability, 2002, 19.4).
+    """
+
+    def __init__(self, task: Task[HouseholderSchedule], tau: np.ndarray | None = None) -> None:
+        self._task, self._plan, self._A, self._tau = task, task.schedule, task.arrays["A"], tau
+        self._reflectors, self._sum = Reflectors(task, stay=tau is not None), ColumnSum(task)
+
+    def __call__(self) -> int:
+        steps = self._plan.steps
+        if self._task.grid.idle or not steps:
+            return 0
+        with np.errstate(all="ignore"):
+            self._factor(0)
+            for number in range(len(steps)):
+                self._reflectors.wait(number)
+                columns = self._plan.updates(number)
+                self._reflect(number, self._A, columns[0], "C")
+                if len(columns) > 1:
+                    self._factor(number + 1)  # it travels while the others are reflected
+                    self._reflect(number, self._A, columns[1], "C")
+            if self._plan.wants_q:
+                self._form_q()
+        self._sum.finish()
+        self._reflectors.finish()
+        return 0
+
+    def _form_q(self) -> None:
+        """Q := (I - V_1 T_1 V_1^H) (I - V_2 T_2 V_2^H) ... Q, from the last panel to the first."""
+        steps, k = self._plan.steps, min(self._plan.A.distribution.shape)
+        self._reflectors.travel(len(steps) - 1, again=True)
+        for number in reversed(range(len(steps))):
+            if number:
+                self._reflectors.travel(number - 1, again=True)
+            self._reflectors.wait(number)
+            self._reflect(number, self._task.arrays["Q"], (steps[number].start, k), "N")
+
+    def _factor(self, number: int) -> None:
+        """Factor a panel on the rank that has its diagonal block, and let V and T travel."""
+        panel, reflectors, i = self._plan.steps[number], self._reflectors, self._task.grid.coords[0]
+        reflectors.free(number)
+        if self._task.grid.coords == (panel.row, panel.col):
+            V, T = reflectors.gather(number)
+            A, R = self._A[reflectors.window(panel, i)], np.empty(T.shape, T.dtype, "F")
+            with self._task.recorder.phase("compute"):
+                compact_qr(V, R, T)
+                set_elements(A[: panel.width], R)
+                scale(0, A[panel.width :])
+                if self._tau is not None:
+                    self._tau[panel.start : panel.stop] = to_host(T).diagonal()
+                    both = np.tril(to_host(V[: len(A)]), -1)
+                    both[: panel.width] += R
+                    set_elements(A, both)
+            reflectors.give_back(number)
+        reflectors.travel(number)
+
+    def _reflect(self, number: int, C: Array, columns: tuple[int, int], trans: str) -> None:
+        """C := (I - V op(T) V^H) C, in columns from and to, and rows from the panel's start on."""
+        panel, task, (i, j) = self._plan.steps[number], self._task, self._task.grid.coords
+        rows, cols = self._plan.A.distribution.rows, self._plan.A.distribution.cols
+        C = C[rows.below(panel.start, i) :, cols.local_window(*columns, j)]
+        if not C.size:
+            return
+        V, T = self._reflectors.get(number)
+        W = self._sum.room(panel.width, C.shape[1])
+        with task.recorder.phase("compute"):
+            gemm_accumulate(1, V.T, C, 0, W, conjugate_a=C.dtype.kind == "c")
+        self._sum(W, self._plan.members(panel), partial(multiply_triangular, T, lower=False, trans=trans))
+        task.update(V, W, C)

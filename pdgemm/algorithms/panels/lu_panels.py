@@ -1,0 +1,155 @@
+"""Right-looking LU factorisation with partial pivoting and look-ahead: Golub & Van Loan, Matrix Computations, 3.4.
+
+On a block-cyclic layout: Choi, Dongarra, Ostrouchov, Petitet, Walker & Whaley, Scientific Programming 5(3), 1996.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.instrument.recorder import Then
+from pdgemm.local.arrays.device import Array
+from pdgemm.local.blas import local_lapack
+from pdgemm.schedules.panels.gathered_layout import gathered_rows
+from pdgemm.schedules.panels.lu_schedule import INDEX, LUSchedule
+from pdgemm.schedules.panels.panel_schedule import Panel
+from pdgemm.schedules.panels.row_moves import RowMoves, moves_left
+from pdgemm.transport.movers.pipeline import Slot
+from pdgemm.transport.panels.gathered_panel import GatheredPanels
+from pdgemm.transport.panels.row_exchange import exchange_rows
+from pdgemm.transport.panels.task import DIAGONAL, PANEL, Line, Task
+from pdgemm.transport.panels.tree_messages import descend, to_all
+
+_PIVOTS = (1 << 12) + 4  # a tag
+
+
+class LUPanels:
+    """Overwrites A with L, below its diagonal of ones, and U, where P A = L U.
+
+    found : on return row t was exchanged with row found[t], for t = 0, 1, ... in turn; on idle ranks, too.
+
+    Cost per rank on Pr x Pc: 2n^3/(3 Pr Pc) flops; n^2/2 (1/Pr + 1/Pc) words in for L and U.  On all ranks together at
+    most n^2 words for panels that are gathered and go back, and 3 n^2/2 for rows that are exchanged.
+    Error: |P A - L U| <= gamma_n |L||U| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 9.3).
+    """
+
+    def __init__(self, task: Task[LUSchedule], found: np.ndarray) -> None:
+        self._task, self._plan, self._A = task, task.schedule, task.arrays["A"]
+        self._rows, self._cols = self._plan.A.distribution.rows, self._plan.A.distribution.cols
+        self._gathered, self._found = GatheredPanels(task), found
+        self._pivots = np.zeros(self._plan.n, INDEX) if self._plan.device else task.workspace["pivots"]
+        rooms = (task.workspace[name].reshape(2, -1) for name in ("panels", "rows of U"))
+        self._slots = [Slot(number, *buffers) for number, buffers in enumerate(zip(*rooms))]
+        self._panels = list[Array]([None, None])
+        self._singular = 0
+
+    def __call__(self) -> int:
+        """Return 0, or which pivot, counted from 1, is the first that is zero, as far as this rank knows."""
+        task, steps = self._task, () if self._task.grid.idle else self._plan.steps
+        with np.errstate(all="ignore"):
+            for number, panel in enumerate(steps):
+                slot, end = self._slots[number % 2], panel.stop
+                if not number:
+                    self._factor(panel, slot)
+                U = self._receive(panel, slot)
+                if number + 1 < len(steps):
+                    following = steps[number + 1]
+                    end = following.stop
+                    self._update(panel, slot, U, following.start, end)
+                    self._factor(following, self._slots[(number + 1) % 2])  # while the rest is updated
+                self._update(panel, slot, U, end, self._cols.n)
+        for slot in self._slots:
+            task.free(slot)
+        self._gathered.finish()
+        if task.peers:
+            with task.recorder.phase("sync"):
+                task.recorder.finish()
+                task.peers.sync()  # all have read L, whose rows are moved now
+        for panel, moves in moves_left(steps, self._pivots, self._rows.n):
+            if task.grid.coords[1] == panel.col:
+                exchange_rows(task, moves, self._cols.local_window(panel.start, panel.stop, panel.col))
+        if self._plan.n and task.grid.comm.rank in (tree := self._plan.to_idle).ranks:
+            self._pivots[:] = descend(tree, task.grid.comm, self._pivots, to_all, task.recorder)
+        self._found[:] = self._pivots
+        return self._singular
+
+    def _factor(self, panel: Panel, slot: Slot) -> None:
+        """Compute P A = L U of a panel on one rank, from which L and the pivots travel."""
+        task = self._task
+        task.free(slot)
+        if task.grid.coords[1] == panel.col:
+            X = self._gathered.gather(panel)
+            if X is None:
+                return  # what comes back travels on in `_receive`
+            pivots = np.empty(panel.width, np.intc)
+            with task.recorder.phase("compute"):
+                info = local_lapack.lu(X, pivots)
+            self._singular = self._singular or (panel.start + info if info else 0)
+            self._pivots[panel.start : panel.stop] = gathered_rows(self._rows, panel)[pivots - 1]
+            self._gathered.spread(panel)
+        self._travel(panel, slot)
+
+    def _travel(self, panel: Panel, slot: Slot) -> None:
+        """Start to bring the pivots and rows of a panel along the rows of the grid."""
+        task, (i, j) = self._task, self._task.grid.coords
+        with task.recorder.phase("post"):
+            if j == panel.col:
+                self._bring_pivots("col", panel.row, panel, slot)
+                task.wait(slot)
+            self._bring_pivots("row", panel.col, panel, slot)
+            if panel.stop < self._cols.n:
+                window = (
+                    slice(self._rows.below(panel.start, i), self._rows.count(i)),
+                    self._cols.local_window(panel.start, panel.stop, panel.col),
+                )
+                self._panels[slot.number] = task.bring("row", panel.col, "A", window, slot.buffer_a, slot, PANEL)
+
+    def _receive(self, panel: Panel, slot: Slot) -> Array:
+        """Exchange the rows behind a panel when it has arrived; return U_kj = L_kk^-1 A_kj."""
+        task, A, (i, j) = self._task, self._A, self._task.grid.coords
+        if j == panel.col and i != panel.row:
+            self._gathered.receive(panel)
+            self._travel(panel, slot)
+        task.wait(slot)
+        diagonal = self._rows.local_window(panel.start, panel.stop, panel.row)
+        right = slice(self._cols.below(panel.stop, j), A.shape[1])
+        exchange_rows(task, RowMoves.of(self._pivots[panel.start : panel.stop], panel.start), right)
+        if i == panel.row and panel.stop < self._cols.n:
+            with task.recorder.phase("compute"):
+                L = self._panels[slot.number][: panel.width]
+                local_lapack.solve_triangular(L, A[diagonal, right], unit=True)
+        if panel.stop >= self._rows.n:
+            return None
+        U = task.bring("col", panel.row, "A", (diagonal, right), slot.buffer_b, slot, DIAGONAL)
+        task.wait(slot)
+        return U
+
+    def _update(self, panel: Panel, slot: Slot, U: Array, start: int, stop: int) -> None:
+        """A_ij := A_ij - L_ik U_kj in columns start to stop."""
+        A, (i, j) = self._A, self._task.grid.coords
+        first, cols = self._rows.below(panel.stop, i), slice(*(self._cols.below(x, j) for x in (start, stop)))
+        if cols.start < cols.stop and first < A.shape[0]:
+            L, right = self._panels[slot.number][first - A.shape[0] :], self._cols.below(panel.stop, j)
+            self._task.update(L, U[:, cols.start - right : cols.stop - right], A[first:, cols])
+
+    def _bring_pivots(self, line: Line, root: int, panel: Panel, slot: Slot) -> None:
+        """Start to bring the pivots of a panel to all ranks of a grid row or column."""
+        task, comm, part = self._task, self._task.comm(line), slice(panel.start, panel.stop)
+        if comm.size == 1:
+            return
+        if not task.peers or self._plan.device:
+            task.send(line, self._pivots[part], root, slot, _PIVOTS)
+        elif comm.rank == root:
+            task.announce(comm, [rank for rank in range(comm.size) if rank != root], slot)
+        else:
+            task.follow(comm, root, slot)
+            slot.arrivals.append(Then(MPI.REQUEST_NULL, partial(self._read_pivots, task.rank_in(line, root), part)))
+
+    def _read_pivots(self, rank: int, part: slice) -> None:
+        assert self._task.peers
+        self._task.peers.memory.fence()
+        self._pivots[part] = self._task.peers("pivots", rank)[part]
+        self._task.recorder.traffic.read(part.stop - part.start)

@@ -1,0 +1,178 @@
+"""How a panel algorithm runs: on matrices that suit it, with the buffers of its schedule, beside its predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.algorithms.product_report import of_all_ranks
+from pdgemm.algorithms.redistribution import redistribute
+from pdgemm.devices.streams import recorder_of
+from pdgemm.errors import NodeMemoryError
+from pdgemm.grids.layout import Layout, Order
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.instrument import spans
+from pdgemm.instrument.panel_report import PanelReport
+from pdgemm.instrument.report import MoveReport, measured
+from pdgemm.instrument.spans import HOST
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.device import Array
+from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT
+from pdgemm.local.blas.threads import threads
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.local_arrays import all_shared, new_array
+from pdgemm.names import AnyName
+from pdgemm.planning.machines.machine import machine_at_hand, on_nodes
+from pdgemm.planning.machines.simulator import simulate
+from pdgemm.schedules.mover_registry import RING, SHARED
+from pdgemm.schedules.panels.panel_schedule import PanelSchedule
+from pdgemm.support.agreement import together
+from pdgemm.transport.movers.arrivals import Transfers
+from pdgemm.transport.movers.node_arrays import NodeArrays
+from pdgemm.transport.panels.task import Task
+
+_NEVER = 1 << 62  # more than any number of a row
+
+
+def can_read(*matrices: DistMatrix) -> str:
+    """Return the mover of panels: "shared" where all ranks can read each other's parts of these matrices."""
+    return expected_mover(matrices[0]) if all(x.shared for x in matrices) else RING.name
+
+
+def expected_mover(A: DistMatrix) -> str:
+    """Return the mover of panels of matrices like A that are made on its grid, if there is room for them."""
+    grid, device = A.grid, devices.of(A.stored)
+    reads = device.reach(grid).reads == SHARED.name if device else grid.shares_memory
+    return SHARED.name if reads and grid.size > 1 and grid.ranks_per_node is None else RING.name
+
+
+def device_of(A: DistMatrix) -> str:
+    """Return the device of a matrix as schedules name it."""
+    return "" if A.device == devices.HOST else A.device
+
+
+def run(
+    schedule: PanelSchedule,
+    executor: Callable[[Task[Any]], Callable[[], int]],
+    matrices: dict[str, DistMatrix],
+    what: str,
+    moves: Sequence[MoveReport] = (),
+    start: float | None = None,
+    as_run: Callable[[Any], PanelSchedule] = lambda schedule: schedule,
+) -> tuple[int, Callable[[], PanelReport] | None]:
+    """Run a panel algorithm on matrices that lie as its schedule says.  Collective over their grid.
+
+    as_run : returns the schedule with what only the run shows, such as pivots; the report predicts from it.
+
+    Returns the least of what the executors return beside 0, and a function that makes the report; 0 and None while a
+    program is planned.
+    Raises on all ranks where buffers cannot be allocated.
+    """
+    start, grid = perf_counter() if start is None else start, matrices["A"].grid
+    if grid.draft:
+        grid.draft.add("A", schedule)
+        return 0, None
+    comm, stored = grid.comm, {name: x.stored for name, x in matrices.items()}
+    try:
+        workspace = _workspace(schedule, grid, stored["A"], what)
+    except NodeMemoryError:  # on all ranks: panels are sent
+        schedule = replace(schedule, mover=RING.name)
+        workspace = _workspace(schedule, grid, stored["A"], what)
+    recorder, peers = recorder_of(stored["A"]), None
+    recorder.hold(sum(room.nbytes for room in workspace.values()))
+    with recorder.phase("sync"):
+        if schedule.shared:
+            exposed: dict[str, tuple[Array, Layout | None]]
+            exposed = {name: (stored[name], matrices[name].layout_in(grid)) for name in schedule.orders}
+            exposed |= {name: (workspace[name], None) for name in schedule.exposed_buffers}
+            peers = NodeArrays(grid, **exposed)
+    transfers = Transfers(between_nodes=grid.ranks_per_node is not None).used(recorder)
+    number = executor(Task(schedule, stored, grid, workspace, peers, transfers, recorder))()
+    recorder.finish()
+    with recorder.phase("sync"):
+        if peers:
+            peers.sync()
+        first = comm.allreduce(number or _NEVER, MPI.MIN)
+    end = perf_counter()
+    trace = spans.active()
+    report = cache(partial(_report, as_run(schedule), grid, recorder, what, end - start, tuple(moves)))
+    if trace:
+        trace.add((HOST, schedule.algorithm, start, end, 0, lambda: report().as_dict()))
+    return first if first < _NEVER else 0, report
+
+
+def working_copy(
+    A: DistMatrix, block: int, fits: bool, overwrite: bool, order: Order | None = None, dtype: np.dtype | None = None
+) -> tuple[DistMatrix, list[MoveReport]]:
+    """Return a matrix with the elements of A that may be overwritten, and the report of a redistribution, if any.
+
+    fits : A's layout will do; otherwise the copy lies in square blocks.   overwrite : it may be A itself.
+    order, dtype : the memory order and the type that it must have, if any.   Collective.
+    """
+    grid, order, dtype = A.grid if fits else A.grid.base, order or A.order, dtype or A.dtype
+    if fits and overwrite and not A.conjugated and (A.order, A.dtype) == (order, dtype):
+        return A, []
+    if not fits:
+        copy = redistribute(A, grid=grid, block=block, order=order, dtype=dtype)
+        return copy, [copy.report] if copy.report else []
+    with together(A.grid.comm) as arguments:
+        arguments += ["a copy", A.distribution, dtype]
+        local = new_array(A.stored.shape, dtype, order, grid, devices.of(A.stored))
+        (CONJUGATE if A.conjugated else CONVERT)(local, A.stored)
+    return type(A)(local, grid, A.distribution, order, shared=all_shared(local, grid)), []
+
+
+def _workspace(schedule: PanelSchedule, grid: ProcessGrid, like: Array, what: str) -> dict[str, Array]:
+    """Return the buffers of a schedule on this rank.  Collective; raises the same exception on all ranks."""
+    device, exposed = devices.of(like), schedule.exposed_buffers if schedule.shared else ()
+    own = devices.own_memory(device)
+    shared = devices.memory(device, grid) if exposed else own
+    with together(grid.comm) as arguments:
+        arguments += [what, repr(schedule)]
+        return {
+            name: (shared if name in exposed else own).empty((words,), dtype)
+            for name, (words, dtype) in schedule.buffers(grid.comm.rank).items()
+        }
+
+
+def _report(
+    schedule: PanelSchedule, grid: Any, recorder: Any, what: str, seconds: float, moves: tuple[MoveReport, ...]
+) -> PanelReport:
+    comm, fields = grid.comm, measured(recorder, seconds)
+    machine = on_nodes(machine_at_hand(bool(schedule.device)), grid.ranks_per_node)
+    predicted, predicted_bytes = schedule.traffic(comm.rank), schedule.extra_bytes(comm.rank)
+    for move in moves:
+        fields["counted"], predicted = fields["counted"] + move.counted, predicted + move.predicted
+        fields["extra_bytes"] = max(fields["extra_bytes"], move.extra_bytes)
+        predicted_bytes = max(predicted_bytes, move.predicted_extra_bytes)
+    report = PanelReport(
+        **fields,
+        algorithm=AnyName(schedule.algorithm),
+        inside="",
+        mover=schedule.mover,
+        device=schedule.device,
+        grid=schedule.grid.shape,
+        layers=1,
+        mnk=(*schedule.A.distribution.shape, schedule.n),
+        dtype=str(schedule.A.dtype),
+        panels=len(schedule.steps),
+        panel_width=schedule.widest,
+        lookahead=schedule.lookahead,
+        threads=threads(),
+        rank=comm.rank,
+        coords=grid.coords,
+        flops=schedule.flops,
+        predicted=predicted,
+        predicted_extra_bytes=predicted_bytes,
+        predicted_seconds=simulate(schedule, machine, comm.size).seconds,
+        lower_bound_words=schedule.lower_bound_words(comm.size),
+        moves=moves,
+        what=what,
+    )
+    return report.with_ranks(partial(of_all_ranks, comm))

@@ -1,0 +1,144 @@
+"""Triangular solves and products by panels, A stationary: Golub & Van Loan, Matrix Computations, 4th ed., 3.1.4."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pdgemm.local.arrays.device import Array
+from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT, scale
+from pdgemm.local.blas import local_lapack
+from pdgemm.schedules.panels.panel_schedule import Panel
+from pdgemm.schedules.panels.triangular_schedule import TriangularSchedule
+from pdgemm.transport.movers.panel_views import column_room
+from pdgemm.transport.movers.pipeline import Slot
+from pdgemm.transport.panels.task import DIAGONAL, PANEL, Task
+
+
+class _Panels:
+    """What solves and products share: panels of A, and rows of B or X, in two slots."""
+
+    def __init__(self, task: Task[TriangularSchedule], alpha: Any = 1, unit: bool = False) -> None:
+        self._task, self._plan, self._alpha, self._unit = task, task.schedule, alpha, unit
+        self._A, self._B = task.arrays["A"], task.arrays["B"]
+        self._rows, self._of_A = self._plan.A.distribution.rows, self._plan.A.distribution.cols
+        self._cols = self._plan.B.distribution.cols
+        self._slots = [Slot(x, *([np.empty(0)] * 2)) for x in range(2)]
+        self._rooms = {name: task.workspace[name].reshape(2, -1) for name in ("panels", "rows", "diagonals")}
+        self._held = list[tuple[Array, Array]]([(None, None)] * 2)
+
+    def _local_rows(self, start: int, stop: int) -> slice:
+        return self._rows.local_window(start, stop, self._task.grid.coords[0])
+
+    def _local_cols(self, panel: Panel) -> slice:
+        return self._cols.local_window(*self._plan.columns(panel), self._task.grid.coords[1])
+
+    def _triangle(self, panel: Panel, slot: Slot) -> Array:
+        """Return A_kk on the ranks of its grid row, in the memory order of B, not conjugated."""
+        window = self._local_rows(panel.start, panel.stop), self._of_A.local_window(panel.start, panel.stop, panel.col)
+        room = self._rooms["diagonals"][slot.number]
+        there = self._task.bring("row", panel.col, "A", window, room, slot, DIAGONAL, ready=True)
+        self._task.wait(slot)
+        w = panel.width
+        here = column_room(w, self._plan.B.order, w, self._task.workspace["triangle"])
+        with self._task.packing():
+            (CONJUGATE if self._plan.A.conjugated else CONVERT)(here, there)
+        self._task.copied()
+        return here
+
+    def _post(self, panel: Panel, slot: Slot) -> None:
+        """Start to bring the panel of A to its rows, and the rows of B or X to their columns."""
+        task, plan, (start, stop) = self._task, self._plan, self._plan.rest(panel)
+        if start == stop:
+            return
+        panels, rows = (self._rooms[name][slot.number] for name in ("panels", "rows"))
+        with task.recorder.phase("post"):
+            window = self._local_rows(start, stop), self._of_A.local_window(panel.start, panel.stop, panel.col)
+            A = task.bring("row", panel.col, "A", window, panels, slot, PANEL, ready=True)
+            window = self._rows.local_window(panel.start, panel.stop, panel.row), self._local_cols(panel)
+            B = task.bring("col", panel.row, "B", window, rows, slot, PANEL, ready=not plan.solves)
+        self._held[slot.number] = A, B
+        task.transfers.expect(slot.arrivals)
+
+    def _receive(self, slot: Slot) -> None:
+        """Wait until a panel and its rows have arrived; conjugate it where A is a conjugate."""
+        self._task.wait(slot)
+        if self._plan.A.conjugated:
+            A, B = self._held[slot.number]
+            conjugate = column_room(A.shape[0], self._plan.A.order, A.shape[1], self._task.workspace["conjugate"])
+            with self._task.packing():
+                CONJUGATE(conjugate, A)
+            self._task.copied()
+            self._held[slot.number] = conjugate, B
+
+    def _update(self, panel: Panel, slot: Slot, start: int, stop: int, C: Array, alpha: Any) -> None:
+        """C_i := C_i + alpha A_ik B_k in rows start to stop."""
+        (A, B), rows = self._held[slot.number], self._local_rows(start, stop)
+        first = self._rows.below(self._plan.rest(panel)[0], self._task.grid.coords[0])
+        self._task.update(A[rows.start - first : rows.stop - first], B, C[rows, self._local_cols(panel)], alpha)
+
+
+class TriangularSolve(_Panels):
+    """Overwrites B with X, where A X = alpha B.
+
+    Cost per rank on Pr x Pc: n^2 m/(Pr Pc) flops; n^2/2 (1 - 1/Pc)/Pr words of A in, and n m (1 - 1/Pr)/Pc of X.
+    Error: (A + E) X = alpha B with |E| <= gamma_n |A| for each column (Higham 2002, theorem 8.5).
+    """
+
+    def __call__(self) -> int:
+        steps = self._plan.steps
+        if self._task.grid.idle or not steps:
+            return 0
+        if self._alpha != 1:
+            with self._task.recorder.phase("compute"):
+                scale(self._alpha, self._B)
+        self._solve(steps[0], self._slots[0])
+        for number, panel in enumerate(steps[:-1]):
+            slot, following = self._slots[number % 2], steps[number + 1]
+            self._receive(slot)
+            self._update(panel, slot, following.start, following.stop, self._B, -1)
+            self._solve(following, self._slots[(number + 1) % 2])  # it travels while the other rows are updated
+            self._update(panel, slot, *self._plan.rest(following), self._B, -1)
+        for slot in self._slots:
+            self._task.free(slot)
+        return 0
+
+    def _solve(self, panel: Panel, slot: Slot) -> None:
+        """X_k := A_kk^-1 B_k."""
+        self._task.free(slot)
+        if self._task.grid.coords[0] == panel.row:
+            triangle = self._triangle(panel, slot)
+            X = self._B[self._local_rows(panel.start, panel.stop), self._local_cols(panel)]
+            with self._task.recorder.phase("compute"):
+                local_lapack.solve_triangular(triangle, X, lower=self._plan.lower, unit=self._unit)
+        self._post(panel, slot)
+
+
+class TriangularProduct(_Panels):
+    """C := alpha A B.  Costs are those of the solve; error: |C - C^| <= gamma_n |alpha||A||B|."""
+
+    def __call__(self) -> int:
+        task, steps, C = self._task, self._plan.steps, self._task.arrays["C"]
+        if task.grid.idle or not steps:
+            return 0
+        with task.recorder.phase("compute"):
+            scale(0, C)
+        self._post(steps[0], self._slots[0])
+        for number, panel in enumerate(steps):
+            slot, other = (self._slots[x % 2] for x in (number, number + 1))
+            if number + 1 < len(steps):
+                task.free(other)
+                self._post(steps[number + 1], other)
+            if number + 1 < len(steps):
+                self._receive(slot)
+                self._update(panel, slot, *self._plan.rest(panel), C, self._alpha)
+            if task.grid.coords[0] == panel.row:
+                triangle = self._triangle(panel, slot)
+                with task.recorder.phase("compute"):
+                    local_lapack.keep_triangle(triangle, self._plan.lower, self._unit)
+                rows = self._local_rows(panel.start, panel.stop)
+                task.update(triangle, self._B[rows], C[rows], self._alpha)
+        for slot in self._slots:
+            task.free(slot)
+        return 0

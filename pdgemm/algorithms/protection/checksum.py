@@ -1,0 +1,106 @@
+"""A checksum of a matrix that does not depend on its distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.errors import CorruptionError
+from pdgemm.local.arrays.element_functions import hashed, slabs
+from pdgemm.matrix.argument_checks import check_matrices, communicator
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.support.agreement import together
+from pdgemm.support.files import say
+
+REPEATS = 3
+_KIND = "mixed64"
+_MOST = 1 << 18  # rows or columns that are hashed at a time
+
+
+def checksum(matrix: DistMatrix) -> str:
+    """Return sum_ij u_i v_j b(a_ij) mod 2^64 as text, u and v odd hashes of the indices.  Collective over the grid.
+
+    b(a) = bits(a) xor bits(a) / 2^32 has a part of the high bits in its low ones: without it, an even number of signs
+    that are changed would make no difference, as 2 u v 2^63 = 0 mod 2^64.
+
+    It is the same for any layout on any number of ranks, also in a file that `io.hdf5.save` wrote.  A change of a
+    single element is always detected (an odd factor has an inverse mod 2^64), an exchange of elements, rows or
+    columns with probability 1 - 2^-64, approximately.  It reads the elements once, those on a device by the host.
+    """
+    with together(communicator(matrix=matrix)) as description:
+        check_matrices(matrix=matrix)
+        description += ["checksum", matrix.shape, matrix.dtype]
+    return text(matrix.grid.comm, local_sum(matrix.to_host()))
+
+
+def local_sum(matrix: DistMatrix) -> np.ndarray:
+    """Return this rank's part of the checksum of a matrix on the host."""
+    local, (i, j), total = matrix.local, matrix.grid.coords, zero()
+    for cols in slabs(local.shape[1], 1, _MOST):
+        for rows in slabs(local.shape[0], 1, _MOST):
+            row_numbers = matrix.distribution.rows.to_global(np.arange(rows.start, rows.stop), i)
+            col_numbers = matrix.distribution.cols.to_global(np.arange(cols.start, cols.stop), j)
+            total += bilinear(local[rows, cols], row_numbers, col_numbers)
+    return total
+
+
+def repaired(X: DistMatrix, Y: DistMatrix, expected: str, again: Callable[[], object] | None) -> None:
+    """Compare the bits of a copy Y with what those of X were; copy `again` where they differ.  Collective.
+
+    Raises CorruptionError on all ranks.
+    """
+    for repeats in range(REPEATS + 1):
+        if checksum(Y) == expected:
+            return
+        what = f"{X!r} was redistributed, and its elements are not what they were: a bit has flipped"
+        if again is None or repeats == REPEATS or checksum(X) != expected:  # X may have changed, or be Y
+            raise CorruptionError(f"{what}{f' in {repeats} copies more' if repeats else ''}; make the matrix again")
+        if Y.grid.comm.rank == 0:
+            say(f"{what}; it is done again")
+        again()
+
+
+def bilinear(part: np.ndarray, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
+    """Return the partial sum of some elements.   rows, cols : their global indices."""
+    words = max(1, part.itemsize // 8)  # a complex128 is two words, all others one
+    unsigned = np.dtype(f"u{part.itemsize // words}")
+    u = _weights(rows, 0)
+    v = _weights((cols[:, None] * words + np.arange(words)).ravel(), 1)
+    total = zero()
+    if part.size:
+        for slab in slabs(*part.shape):
+            bits = np.ascontiguousarray(part[slab]).view(unsigned).astype(np.uint64, copy=False)
+            total += u[slab] @ ((bits ^ bits >> np.uint64(32)) @ v)
+    return total
+
+
+def zero() -> np.ndarray:
+    """Return the initial value of a sum: an array, whose overflow raises no warning."""
+    return np.zeros(1, np.uint64)
+
+
+def text(comm: MPI.Comm, total: np.ndarray) -> str:
+    """Reduce the sum over all ranks, and return it as text.  Collective over `comm`."""
+    whole = total.copy()
+    comm.Allreduce(MPI.IN_PLACE, whole, MPI.SUM)
+    return as_text(int(whole[0]))
+
+
+def as_text(total: int) -> str:
+    return f"{_KIND}:{total:016x}"
+
+
+def is_comparable(recorded: str) -> bool:
+    """Return whether a recorded checksum is of the kind that is computed here; earlier versions had another."""
+    return recorded.startswith(f"{_KIND}:")
+
+
+def as_total(text: str) -> int:
+    """Return the sum that `as_text` has written."""
+    return int(text.rpartition(":")[2], 16)
+
+
+def _weights(indices: np.ndarray, stream: int) -> np.ndarray:
+    return hashed(indices, np.zeros(1, np.int64), 0, stream) | np.uint64(1)

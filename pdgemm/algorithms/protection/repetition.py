@@ -1,0 +1,99 @@
+"""Products that are compared with checksums of their rows, and repeated where these differ.
+
+Which elements of C are wrong is known only when a second product of the same operands has other bits.  Until then rows
+differ from what was expected, and nobody is accused: rounding errors may be larger than they are thought to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from platform import node
+from time import perf_counter
+
+import numpy as np
+
+from pdgemm.algorithms.protection.checksum import REPEATS, local_sum
+from pdgemm.algorithms.protection.row_checksums import RowChecksums, named
+from pdgemm.errors import CorruptionError
+from pdgemm.instrument.check_report import CheckReport, Checks
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.support.files import say
+
+
+def protected(
+    run: Callable[[], object],
+    C: DistMatrix,
+    checks: RowChecksums,
+    repair: bool,
+    planned: Checks,
+    entry: np.ndarray | None,
+) -> CheckReport:
+    """Run a product, and compare C with its checksums; repeat it if it is wrong.  Collective.
+
+    repair : else a wrong product raises at once.   entry : room for a copy of C on entry; None: it is not read.
+
+    Raises CorruptionError on all ranks.
+    """
+    start, comm, bits = perf_counter(), C.grid.comm, 0
+    if repair and entry is not None:
+        entry[...] = C.stored
+    checks.begin()
+    seconds = perf_counter() - start
+    for repeats in range(REPEATS + 1):
+        run()
+        start = perf_counter()
+        verdict = checks.end(sharp=repair)
+        seconds += perf_counter() - start
+        if not (verdict.wrong or repeats):
+            break
+        rows = f"{verdict.rows.size} of {C.shape[0]} rows of C differ from what was expected"
+        rows += f", row {verdict.rows[0]} first" if verdict.wrong else ""
+        if verdict.wrong and (changed := checks.changed()):
+            raise CorruptionError(f"{changed} changed in memory while it was multiplied ({rows}): read it again")
+        if not repair:
+            raise CorruptionError(
+                f"{rows}, by more than rounding errors; if a bit has flipped, it was on {checks.where(verdict.rows)}; "
+                "protect='repair' would have repeated the product"
+            )
+        before, bits = bits, int(local_sum(C)[0])
+        flipped = named(comm.allgather((bits != before, node()))) if repeats else ""  # where the repetition differs
+        if verdict.wrong and flipped and repeats == REPEATS:
+            raise CorruptionError(
+                f"a bit has flipped on {flipped}: {REPEATS + 1} products differ, and in the last {rows}: "
+                "take that node out of the job"
+            )
+        if verdict.certain and repeats and not flipped:
+            raise CorruptionError(
+                f"{rows}, by more than rounding errors, twice in the same way: an error that repeats itself, probably "
+                f"on {checks.where(verdict.rows)}: take that node out of the job"
+            )
+        again = verdict.wrong and (flipped or not repeats)
+        if comm.rank == 0:
+            say(_line(rows, repeats, flipped, bool(again)))
+        if not again:
+            break
+        if entry is not None:
+            C.stored[...] = entry
+    if checks.unknown and comm.rank == 0:
+        _say_unknown(checks.unknown, C.shape[0], str(C.dtype))
+    counted = Checks(checks.words, checks.allreduces, planned.bytes)
+    return CheckReport(counted, planned, seconds, repeats, checks.unknown)
+
+
+def _line(rows: str, repeats: int, flipped: str, again: bool) -> str:
+    """Return what is said after a product whose rows differ from what was expected, and after each repetition."""
+    if not repeats:
+        return f"{rows}; the product is repeated"
+    if not flipped:
+        return "the repetition has the same bits: none has flipped, these rows have larger rounding errors than others"
+    what = f"{rows}; it is repeated once more" if again else "C is that of the repetition"
+    return f"the repetition has other bits: one has flipped on {flipped}; {what}"
+
+
+@lru_cache(maxsize=64)  # a loop of such products says it once
+def _say_unknown(rows: int, of: int, dtype: str) -> None:
+    say(
+        f"{rows} of {of} rows of C could not be compared with their checksums: they or their operands hold NaN, "
+        f"infinity, or numbers near the largest of their type ({dtype})"
+    )

@@ -1,0 +1,1 @@
+"""Elements in order and without NaN; `pdgemm.statistics` has them for users."""

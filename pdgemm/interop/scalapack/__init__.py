@@ -1,0 +1,1 @@
+"""ScaLAPACK's routines with its arguments; `pdgemm.scalapack` has them for users."""

@@ -1,0 +1,304 @@
+"""Factorisations and solves: p?potrf, p?potrs, p?posv; p?getrf, p?getrs, p?gesv; p?geqrf, p?orgqr, p?ormqr."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pdgemm.algorithms.redistribution import redistribute
+from pdgemm.interop.scalapack.arguments import (
+    Argument,
+    Desc,
+    Dtypes,
+    Sub,
+    at_least_0,
+    check_letter,
+    check_written,
+    checked,
+    letter,
+    of_type,
+)
+from pdgemm.interop.scalapack.descriptors import illegal
+from pdgemm.interop.scalapack.tied_vectors import Pivots, Tau
+from pdgemm.linalg.factors.cholesky import cho_solve, cholesky_factor
+from pdgemm.linalg.factors.householder import apply_reflectors, householder_factor
+from pdgemm.linalg.factors.lu import LU, lu_factor, lu_solve
+from pdgemm.local.arrays.elementwise import CONVERT
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.schedules.staircase import Staircase
+from pdgemm.support.agreement import together
+from pdgemm.transport.store import store
+
+__all__ = [
+    "pcgeqrf", "pcgesv", "pcgetrf", "pcgetrs", "pcposv", "pcpotrf", "pcpotrs", "pcungqr", "pcunmqr", "pdgeqrf",
+    "pdgesv", "pdgetrf", "pdgetrs", "pdorgqr", "pdormqr", "pdposv", "pdpotrf", "pdpotrs", "psgeqrf", "psgesv",
+    "psgetrf", "psgetrs", "psorgqr", "psormqr", "psposv", "pspotrf", "pspotrs", "pzgeqrf", "pzgesv", "pzgetrf",
+    "pzgetrs", "pzposv", "pzpotrf", "pzpotrs", "pzungqr", "pzunmqr",
+]  # fmt: skip
+
+
+def _potrf(routine: str, dtypes: Dtypes, uplo: str, n: int, a: np.ndarray, ia: int, ja: int, desca: Desc) -> int:
+    """Factor sub(A) = L L^H, or U^H U, and return INFO.  Collective over the context.
+
+    uplo  : "U" or "L", the triangle of sub(A), n x n, that is read, and overwritten with U or L.
+    a, ia, ja, desca : as in p?gemm; the other triangle is neither read nor written.
+
+    Returns 0, or the order of the first leading minor of sub(A) that is not positive definite; sub(A) is then as it
+    was.  The factor is made in a copy of sub(A), in square blocks where these share the work more evenly.
+
+    Cost, algorithm and error are those of `pdgemm.linalg.cholesky`.
+    Raises IllegalArgument on every process, before any message is sent; its `info` is ScaLAPACK's INFO.
+    """
+
+    def check() -> None:
+        check_letter(routine, 1, "uplo", uplo, "UL")
+        at_least_0(routine, n=(2, n))
+
+    sub_a = Sub("a", 3, a, ia, ja, desca, n, n)
+    (A,), _ = checked(routine, dtypes, check, [sub_a], same=f", {letter(uplo)}, n={n}")
+    return _factored(A, letter(uplo) == "L")[1] if n else 0
+
+
+def _potrs(
+    routine: str, dtypes: Dtypes, uplo: str, n: int, nrhs: int,
+    a: np.ndarray, ia: int, ja: int, desca: Desc, b: np.ndarray, ib: int, jb: int, descb: Desc,
+) -> int:  # fmt: skip
+    """Solve A X = sub(B), where sub(A) has the factor of A that p?potrf left there.  Collective over the context.
+
+    uplo : "U" or "L", the triangle of sub(A), n x n, that holds the factor; the other one is not read.
+    nrhs : sub(B) is n x nrhs, and overwritten with X.
+    Returns INFO, 0.  Other arguments and errors are those of p?potrf; cost and error are those of
+    `pdgemm.linalg.cho_solve`.
+    """
+    A, B = _positive(
+        routine, dtypes, uplo, n, nrhs, Sub("a", 4, a, ia, ja, desca, n, n), Sub("b", 8, b, ib, jb, descb, n, nrhs), 1
+    )
+    if n and nrhs:
+        cho_solve(A, B, lower=letter(uplo) == "L", overwrite_b=True)
+    return 0
+
+
+def _posv(
+    routine: str, dtypes: Dtypes, uplo: str, n: int, nrhs: int,
+    a: np.ndarray, ia: int, ja: int, desca: Desc, b: np.ndarray, ib: int, jb: int, descb: Desc,
+) -> int:  # fmt: skip
+    """Factor sub(A) as p?potrf does, solve sub(A) X = sub(B) as p?potrs does, and return INFO.  Collective.
+
+    Arguments, the result and errors are those of p?potrs and p?potrf.  Where INFO is not 0, sub(A) and sub(B) are as
+    they were.
+    """
+    A, B = _positive(
+        routine, dtypes, uplo, n, nrhs, Sub("a", 4, a, ia, ja, desca, n, n), Sub("b", 8, b, ib, jb, descb, n, nrhs), 2
+    )
+    if not n:
+        return 0
+    lower = letter(uplo) == "L"
+    factor, info = _factored(A, lower)
+    if nrhs and not info:
+        cho_solve(factor, B, lower=lower, overwrite_b=True)
+    return info
+
+
+def _positive(
+    routine: str, dtypes: Dtypes, uplo: str, n: int, nrhs: int, sub_a: Sub, sub_b: Sub, updated: int
+) -> list[DistMatrix]:
+    """Return sub(A) and sub(B), checked.   updated : 2 where both are written to."""
+
+    def check() -> None:
+        check_letter(routine, 1, "uplo", uplo, "UL")
+        at_least_0(routine, n=(2, n), nrhs=(3, nrhs))
+
+    same = f", {letter(uplo)}, n={n}, nrhs={nrhs}"
+    return checked(routine, dtypes, check, [sub_a, sub_b], updated=updated, same=same)[0]
+
+
+def _factored(A: DistMatrix, lower: bool) -> tuple[DistMatrix, int]:
+    """Return the Cholesky factor of A, in a layout of its own, and INFO; the triangle of A is overwritten with it."""
+    factor, info = cholesky_factor(A, lower)
+    if not info:
+        triangle = Staircase.of("L" if lower else "U", *A.indices())
+        store(A.stored, redistribute(factor, like=A).stored, CONVERT, within=triangle)
+    return factor, info
+
+
+def _getrf(
+    routine: str, dtypes: Dtypes, m: int, n: int, a: np.ndarray, ia: int, ja: int, desca: Desc, ipiv: np.ndarray
+) -> int:
+    """Factor sub(A) = P L U with partial pivoting, and return INFO.  Collective over the context.
+
+    m, n : sub(A) is m x n, and overwritten with U, and below its diagonal L, whose diagonal of ones is not stored.
+    a, ia, ja, desca : as in p?gemm.
+    ipiv : local array of integers, of LOCr(M_A) + MB_A entries; entry l is the row of A, from 1, with which local row l
+           was exchanged, for rows ia to ia + min(m, n) - 1.
+
+    Returns 0, or the number of the first element on the diagonal of U that is zero; the factors are complete.
+    They are made in a copy of sub(A), in square blocks where these share the work more evenly.
+
+    Cost, algorithm and error are those of `pdgemm.linalg.lu_factor`.
+    Raises IllegalArgument on every process, before any message is sent; its `info` is ScaLAPACK's INFO.
+    """
+    sub_a = Sub("a", 3, a, ia, ja, desca, m, n)
+    pivots, check = Pivots(7, ipiv, sub_a, written=True), partial(at_least_0, routine, m=(1, m), n=(2, n))
+    (A,), _ = checked(routine, dtypes, check, [sub_a, pivots], same=f", m={m}, n={n}")
+    return _eliminated(A, pivots).zero_pivot if m and n else 0
+
+
+def _getrs(
+    routine: str, dtypes: Dtypes, trans: str, n: int, nrhs: int, a: np.ndarray, ia: int, ja: int, desca: Desc,
+    ipiv: np.ndarray, b: np.ndarray, ib: int, jb: int, descb: Desc,
+) -> int:  # fmt: skip
+    """Solve op(A) X = sub(B), where sub(A) and ipiv have the factors that p?getrf left there.  Collective.
+
+    trans : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H; A is n x n.
+    nrhs  : sub(B) is n x nrhs, and overwritten with X.
+    Returns INFO, 0; X has infinities where U has a zero on its diagonal.  Other arguments and errors are those of
+    p?getrf; an ipiv that names no row of sub(A) is illegal.  Cost and error are those of `pdgemm.linalg.lu_solve`.
+    """
+
+    def check() -> None:
+        check_letter(routine, 1, "trans", trans, "NTC")
+        at_least_0(routine, n=(2, n), nrhs=(3, nrhs))
+
+    sub_a = Sub("a", 4, a, ia, ja, desca, n, n)
+    pivots = Pivots(8, ipiv, sub_a, written=False)
+    arguments: list[Argument] = [sub_a, pivots, Sub("b", 9, b, ib, jb, descb, n, nrhs)]
+    same = f", {letter(trans)}, n={n}, nrhs={nrhs}"
+    (A, B), _ = checked(routine, dtypes, check, arguments, same=same)
+    if n and nrhs:
+        op: Any = letter(trans)
+        lu_solve(LU(A, pivots.gathered(routine), 0), B, trans=op, overwrite_b=True)
+    return 0
+
+
+def _gesv(
+    routine: str, dtypes: Dtypes, n: int, nrhs: int, a: np.ndarray, ia: int, ja: int, desca: Desc,
+    ipiv: np.ndarray, b: np.ndarray, ib: int, jb: int, descb: Desc,
+) -> int:  # fmt: skip
+    """Factor sub(A) as p?getrf does, solve sub(A) X = sub(B) as p?getrs does, and return INFO.  Collective.
+
+    Arguments, the result and errors are those of p?getrs and p?getrf.  Where INFO is not 0, sub(B) is as it was.
+    """
+    sub_a = Sub("a", 3, a, ia, ja, desca, n, n)
+    pivots = Pivots(7, ipiv, sub_a, written=True)
+    arguments: list[Argument] = [sub_a, pivots, Sub("b", 8, b, ib, jb, descb, n, nrhs)]
+    check = partial(at_least_0, routine, n=(1, n), nrhs=(2, nrhs))
+    (A, B), _ = checked(routine, dtypes, check, arguments, updated=2, same=f", n={n}, nrhs={nrhs}")
+    if not n:
+        return 0
+    factors = _eliminated(A, pivots)
+    if nrhs and not factors.zero_pivot:
+        lu_solve(factors, B, overwrite_b=True)
+    return factors.zero_pivot
+
+
+def _eliminated(A: DistMatrix, pivots: Pivots) -> LU:
+    """Return the LU factors of A, in a layout of their own; A and ipiv are overwritten with them."""
+    factors = lu_factor(A)
+    redistribute(factors.LU, A)
+    pivots.put(factors.pivots)
+    return factors
+
+
+def _geqrf(
+    routine: str, dtypes: Dtypes, m: int, n: int, a: np.ndarray, ia: int, ja: int, desca: Desc, tau: np.ndarray
+) -> int:
+    """Factor sub(A) = Q R by Householder reflections, and return INFO, 0.  Collective over the context.
+
+    m, n : sub(A) is m x n, and overwritten with R, and below its diagonal the vectors of the reflectors.
+    a, ia, ja, desca : as in p?gemm.
+    tau  : local array of the type of A, of LOCc(JA + min(M, N) - 1) entries; entry l is the factor of the reflector in
+           local column l, the same in all rows of the grid.
+
+    Q = H_1 H_2 ... H_k, H_j = I - tau_j v v^H, where v is 0 before row j, 1 in row j, and below as in column j: the
+    reflectors of LAPACK.  They are made in a copy of sub(A), in square blocks where these share the work more evenly.
+
+    Cost, algorithm and error are those of `pdgemm.linalg.householder_qr`.
+    Raises IllegalArgument on every process, before any message is sent; its `info` is ScaLAPACK's INFO.
+    """
+    sub_a = Sub("a", 3, a, ia, ja, desca, m, n)
+    factors, check = Tau(7, tau, sub_a, written=True), partial(at_least_0, routine, m=(1, m), n=(2, n))
+    (A,), _ = checked(routine, dtypes, check, [sub_a, factors], same=f", m={m}, n={n}")
+    if m and n:
+        F, found = householder_factor(A)
+        redistribute(F, A)
+        factors.put(found)
+    return 0
+
+
+def _ungqr(
+    routine: str, dtypes: Dtypes, m: int, n: int, k: int, a: np.ndarray, ia: int, ja: int, desca: Desc, tau: np.ndarray
+) -> int:
+    """Form the first n columns of Q of p?geqrf, and return INFO, 0.  Collective over the context.
+
+    m, n, k : sub(A) is m x n, m >= n >= k, and overwritten with Q; k reflectors are in its first columns, and in tau.
+    Other arguments and errors are those of p?geqrf.  Cost: 4 m n k/P flops on P processes, in products.
+    """
+    sub_a = Sub("a", 4, a, ia, ja, desca, m, n)
+    sub_f = Sub("a", 4, a, ia, ja, desca, m, k)
+    factors = Tau(8, tau, sub_f, written=False)
+
+    def check() -> None:
+        at_least_0(routine, m=(1, m), n=(2, n), k=(3, k))
+        if n > m:
+            raise illegal(routine, 2, 0, f"n is {n}, must be <= m, which is {m}")
+        if k > n:
+            raise illegal(routine, 3, 0, f"k is {k}, must be <= n, which is {n}")
+
+    (_, A), _ = checked(routine, dtypes, check, [sub_f, sub_a, factors], updated=0, same=f", m={m}, n={n}, k={k}")
+    with together(A.grid.comm):
+        check_written(routine, sub_a, [])
+    if n:
+        Q = DistMatrix.eye((m, n), grid=A.grid, block=A.block, dtype=A.dtype, order="F")
+        if k:
+            apply_reflectors(sub_f.matrix, factors.gathered(), Q, adjoint=False)
+        redistribute(Q, A)
+    return 0
+
+
+def _unmqr(
+    routine: str, dtypes: Dtypes, side: str, trans: str, m: int, n: int, k: int, a: np.ndarray, ia: int, ja: int,
+    desca: Desc, tau: np.ndarray, c: np.ndarray, ic: int, jc: int, descc: Desc,
+) -> int:  # fmt: skip
+    """Compute sub(C) := op(Q) sub(C), or sub(C) op(Q), with Q of p?geqrf, and return INFO, 0.  Collective.
+
+    side  : "L" or "R", where Q stands.   trans : "N" op(Q) = Q; op(Q) = Q^H by "C", or by "T" for real matrices.
+    m, n  : sub(C) is m x n, and overwritten.   k : reflectors, in the columns of sub(A), and in tau.
+    Other arguments and errors are those of p?geqrf.  Cost: 4 m n k/P flops on P processes, in products.
+    """
+    order = m if letter(side) == "L" else n
+    adjoint = "T" if dtypes[0].kind == "f" else "C"
+    sub_a, sub_c = Sub("a", 6, a, ia, ja, desca, order, k), Sub("c", 11, c, ic, jc, descc, m, n)
+    factors = Tau(10, tau, sub_a, written=False)
+
+    def check() -> None:
+        check_letter(routine, 1, "side", side, "LR")
+        check_letter(routine, 2, "trans", trans, "N" + adjoint)
+        at_least_0(routine, m=(3, m), n=(4, n), k=(5, k))
+        if k > order:
+            raise illegal(routine, 5, 0, f"k is {k}, must be <= the order of Q, which is {order}")
+
+    same = f", {letter(side)}, {letter(trans)}, m={m}, n={n}, k={k}"
+    (A, C), _ = checked(routine, dtypes, check, [sub_a, factors, sub_c], same=same)
+    if not (m and n and k):
+        return 0
+    found, forward = factors.gathered(), letter(trans) == "N"
+    if letter(side) == "L":
+        apply_reflectors(A, found, C, adjoint=not forward)
+    else:  # C Q = (Q^H C^H)^H
+        D = redistribute(C.H, grid=C.grid)
+        apply_reflectors(A, found, D, adjoint=forward)
+        redistribute(D.H, C)
+    return 0
+
+
+psgeqrf, pdgeqrf, pcgeqrf, pzgeqrf = (of_type(f"p{x}geqrf", _geqrf) for x in "sdcz")
+psorgqr, pdorgqr, pcungqr, pzungqr = (of_type(f"p{x}gqr", _ungqr) for x in ("sor", "dor", "cun", "zun"))
+psormqr, pdormqr, pcunmqr, pzunmqr = (of_type(f"p{x}mqr", _unmqr) for x in ("sor", "dor", "cun", "zun"))
+psgetrf, pdgetrf, pcgetrf, pzgetrf = (of_type(f"p{x}getrf", _getrf) for x in "sdcz")
+psgetrs, pdgetrs, pcgetrs, pzgetrs = (of_type(f"p{x}getrs", _getrs) for x in "sdcz")
+psgesv, pdgesv, pcgesv, pzgesv = (of_type(f"p{x}gesv", _gesv) for x in "sdcz")
+pspotrf, pdpotrf, pcpotrf, pzpotrf = (of_type(f"p{x}potrf", _potrf) for x in "sdcz")
+pspotrs, pdpotrs, pcpotrs, pzpotrs = (of_type(f"p{x}potrs", _potrs) for x in "sdcz")
+psposv, pdposv, pcposv, pzposv = (of_type(f"p{x}posv", _posv) for x in "sdcz")

@@ -1,0 +1,112 @@
+"""Arguments that belong to the rows or columns of a submatrix, and are distributed as these: ipiv and tau."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from pdgemm.interop.scalapack.arguments import Dtypes, Sub
+from pdgemm.interop.scalapack.descriptors import Descriptor, illegal
+from pdgemm.local.arrays.dtypes import names
+
+
+@dataclass(eq=False)
+class TiedVector:
+    """An argument that lies as the rows of A do, ipiv, or its columns, tau: entry l belongs to local row or column l.
+
+    sub : sub(A), whose first rows or columns, as many as its shorter side, are meant.   written : it is a result.
+    """
+
+    number: int
+    array: Any
+    sub: Sub
+    written: bool
+    name: ClassVar[str]
+    axis: ClassVar[int]
+    needed: ClassVar[str]
+
+    def check(self, routine: str, dtypes: Dtypes) -> None:
+        array, (kind, suits) = self.array, self._kind(dtypes)
+        if not isinstance(array, np.ndarray) or array.ndim != 1 or not suits(array.dtype):
+            found = f"{array.ndim}-D of {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
+            raise illegal(routine, self.number, 0, f"{self.name} must be a 1-D array of {kind}, got {found}")
+        if len(array) < self._here[0].stop:
+            text = f"{self.name} has {len(array)} entries, {self.needed} are needed"
+            raise illegal(routine, self.number, 0, text)
+        if self.written and not array.flags.writeable:
+            raise illegal(routine, self.number, 0, f"{self.name} is read-only")
+
+    def _kind(self, dtypes: Dtypes) -> tuple[str, Callable[[np.dtype], bool]]:
+        """Return what elements are called, and which types are such."""
+        raise NotImplementedError
+
+    @property
+    def count(self) -> int:
+        return min(self.sub.rows, self.sub.cols)
+
+    @cached_property
+    def _here(self) -> tuple[slice, np.ndarray]:
+        """Entries of this process, and the rows or columns of sub(A) to which they belong, from 0."""
+        desc, grid, start = Descriptor.of(self.sub.entries), self.sub.grid, (self.sub.i, self.sub.j)[self.axis] - 1
+        assert desc is not None and grid is not None
+        if not self.count:  # sub(A) may then begin anywhere
+            return slice(0, 0), np.zeros(0, int)
+        lines, part = (desc.layout.rows, desc.layout.cols)[self.axis], grid.coords[self.axis]
+        span = start, start + self.count
+        return lines.local_window(*span, part), lines.window(*span).indices(part)
+
+    def _put(self, whole: np.ndarray) -> None:
+        """Write this process's part of what all have."""
+        entries, lines = self._here
+        self.array[entries] = whole[lines]
+
+    def _gathered(self, dtype: Any) -> np.ndarray:
+        """Return all entries on every process.  Collective over the context."""
+        comm, (entries, lines) = self.sub.matrix.grid.comm, self._here
+        whole = np.zeros(self.count, dtype)
+        for where, values in comm.allgather((lines, self.array[entries])):
+            whole[where] = values
+        return whole
+
+
+class Pivots(TiedVector):
+    """The argument ipiv: the row of A, from 1, with which local row l was exchanged."""
+
+    name, axis, needed = "ipiv", 0, "LOCr(M_A) + MB_A"
+
+    def _kind(self, dtypes: Dtypes) -> tuple[str, Callable[[np.dtype], bool]]:
+        return "integers", lambda dtype: dtype.kind == "i"
+
+    def put(self, pivots: np.ndarray) -> None:
+        """Write this process's part of pivots that are rows of sub(A), from 0."""
+        self._put(pivots + self.sub.i)
+
+    def gathered(self, routine: str) -> np.ndarray:
+        """Return all pivots, as rows of sub(A) from 0.  Collective over the context."""
+        found = self._gathered(np.int64) - self.sub.i
+        if wrong := np.flatnonzero((found < 0) | (found >= self.count)).tolist():  # seen by all processes
+            at = wrong[0]
+            text = f"ipiv says that row {self.sub.i + at} was exchanged with row {self.sub.i + found[at]}"
+            raise illegal(routine, self.number, 0, text)
+        return found
+
+
+class Tau(TiedVector):
+    """The argument tau: the factor of the reflector of local column l."""
+
+    name, axis, needed = "tau", 1, "LOCc(JA + min(M, N) - 1)"
+
+    def _kind(self, dtypes: Dtypes) -> tuple[str, Callable[[np.dtype], bool]]:
+        return names(dtypes), dtypes.__contains__
+
+    def put(self, tau: np.ndarray) -> None:
+        """Write this process's part."""
+        self._put(tau)
+
+    def gathered(self) -> np.ndarray:
+        """Return all of it on every process.  Collective over the context."""
+        return self._gathered(self.array.dtype)

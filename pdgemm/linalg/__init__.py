@@ -1,0 +1,145 @@
+"""Linear algebra that stands on the product: factorisations, solves and functions of matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import signature
+from typing import Any
+
+from pdgemm.algorithms.planned_program import matrices_in, program_of
+from pdgemm.errors import ArgumentError
+from pdgemm.linalg.factors.cholesky import cho_factor as cho_factor
+from pdgemm.linalg.factors.cholesky import cho_solve as cho_solve
+from pdgemm.linalg.factors.cholesky import cholesky as cholesky
+from pdgemm.linalg.factors.householder import householder_qr as householder_qr
+from pdgemm.linalg.factors.lstsq import lstsq as lstsq
+from pdgemm.linalg.factors.lu import LU as LU
+from pdgemm.linalg.factors.lu import det as det
+from pdgemm.linalg.factors.lu import lu as lu
+from pdgemm.linalg.factors.lu import lu_factor as lu_factor
+from pdgemm.linalg.factors.lu import lu_solve as lu_solve
+from pdgemm.linalg.factors.lu import slogdet as slogdet
+from pdgemm.linalg.factors.qr import qr as qr
+from pdgemm.linalg.factors.rank_k import gram as gram
+from pdgemm.linalg.factors.rank_k import her2k as her2k
+from pdgemm.linalg.factors.rank_k import herk as herk
+from pdgemm.linalg.factors.rank_k import syr2k as syr2k
+from pdgemm.linalg.factors.rank_k import syrk as syrk
+from pdgemm.linalg.factors.solve import inv as inv
+from pdgemm.linalg.factors.solve import solve as solve
+from pdgemm.linalg.factors.triangular import inv_triangular as inv_triangular
+from pdgemm.linalg.factors.triangular import solve_triangular as solve_triangular
+from pdgemm.linalg.factors.triangular import trmm as trmm
+from pdgemm.linalg.spectral.eigh import eigh as eigh
+from pdgemm.linalg.spectral.eigh import eigvalsh as eigvalsh
+from pdgemm.linalg.spectral.kronecker import kron as kron
+from pdgemm.linalg.spectral.kronecker import matvec as matvec
+from pdgemm.linalg.spectral.kronecker import outer as outer
+from pdgemm.linalg.spectral.matrix_functions import expm as expm
+from pdgemm.linalg.spectral.matrix_functions import matrix_power as matrix_power
+from pdgemm.linalg.spectral.matrix_functions import newton_schulz as newton_schulz
+from pdgemm.linalg.spectral.matrix_functions import sqrtm as sqrtm
+from pdgemm.linalg.spectral.norms import cond as cond
+from pdgemm.linalg.spectral.norms import norm as norm
+from pdgemm.linalg.spectral.polar import matrix_sign as matrix_sign
+from pdgemm.linalg.spectral.polar import polar as polar
+from pdgemm.linalg.spectral.singular_values import matrix_rank as matrix_rank
+from pdgemm.linalg.spectral.singular_values import pinv as pinv
+from pdgemm.linalg.spectral.singular_values import svdvals as svdvals
+from pdgemm.linalg.spectral.svd import svd as svd
+from pdgemm.local.arrays.integers import as_count
+from pdgemm.matrix.argument_checks import communicator
+from pdgemm.planning.machines.machine import Machine
+from pdgemm.planning.program import Program
+from pdgemm.support.agreement import described_elements, together
+
+__all__ = [
+    "LU",
+    "cho_factor",
+    "cho_solve",
+    "cholesky",
+    "cond",
+    "det",
+    "eigh",
+    "eigvalsh",
+    "expm",
+    "gram",
+    "her2k",
+    "herk",
+    "householder_qr",
+    "inv",
+    "inv_triangular",
+    "kron",
+    "lstsq",
+    "lu",
+    "lu_factor",
+    "lu_solve",
+    "matrix_power",
+    "matrix_rank",
+    "matrix_sign",
+    "matvec",
+    "newton_schulz",
+    "norm",
+    "outer",
+    "pinv",
+    "plan",
+    "polar",
+    "qr",
+    "slogdet",
+    "solve",
+    "solve_triangular",
+    "sqrtm",
+    "svd",
+    "svdvals",
+    "syr2k",
+    "syrk",
+    "trmm",
+]
+
+
+def plan(
+    function: Callable[..., Any] | str,
+    *arguments: Any,
+    machine: Machine | None = None,
+    iterations: int | None = None,
+    **options: Any,
+) -> Program:
+    """Return what a function would do with these arguments, without doing it.  Collective over the grid of a matrix.
+
+        print(linalg.plan(linalg.cholesky, A))
+        linalg.plan("solve", A, B, assume_a="pos").seconds
+
+    function  : any function of matrices: of `pdgemm.linalg`, or its name; `pdgemm.pdgemm`; or of your own that calls
+        such functions, and does not read elements itself.
+    arguments, options : as the function takes them; matrices may have any elements, which are not read.
+    machine   : as for `pdgemm.plan`.
+    iterations : where the elements decide how many there are, so many are planned; by default 6 steps of `polar`, of
+        which the last is of products alone, 8 of `svd` with k, of `sqrtm` and of `matrix_sign`, 20 of `eigh` with k, 40
+        of Lanczos for a 2-norm, and 2 corrections of `solve` with refine.
+
+    The plan is a value: `traffic(rank)` has the words and messages of a rank, which the run counts, too; `flops`,
+    `seconds` and `extra_bytes(rank)` what it costs; and `simulate()` walks all its messages.  The code of the function
+    itself runs, on matrices without elements: what the elements decide is planned as it is for most matrices.  LU
+    exchanges rows that are drawn at random, CholeskyQR makes two passes, norms are 1, no rank is lacking, refinement
+    converges, and `eigh` halves the spectrum.
+    Words that all ranks get of a norm, a diagonal or a vector are neither here nor in reports.
+    Panels are expected to be read in place where the ranks share memory, and sent elsewhere.
+    Raises ArgumentError for what is no function, or for arguments that it does not take, and its own errors for these.
+    """
+    named = globals().get(function) if isinstance(function, str) and function in __all__ else function
+    matrices, arrays = matrices_in(*arguments, *options.values())
+    with together(communicator(A=next(iter(matrices), next(iter(arguments), None)))) as described:
+        if not callable(named):
+            raise ArgumentError(f"plan takes a function of matrices, or one of {', '.join(__all__)}; got {function!r}")
+        name = getattr(named, "__name__", repr(named))
+        try:
+            signature(named).bind(*arguments, **options)
+        except TypeError as wrong:
+            names = ", ".join(signature(named).parameters)
+            raise ArgumentError(f"plan({name}, ...) takes the arguments of it, {names}: {wrong}") from None
+        steps = None if iterations is None else as_count(iterations, "iterations", 1)
+        others = [x for x in (*arguments, *options.items()) if not matrices_in(x)[0] and not matrices_in(x)[1]]
+        described += ["linalg.plan", name, others, steps, machine]
+        described += [repr(x.layout_in(x.grid)) for x in matrices]
+        described += [f"{x.dtype} {described_elements(x)}" for x in arrays]
+        return program_of(named, *arguments, machine=machine, iterations=steps, **options)

@@ -1,0 +1,97 @@
+"""The Cholesky factorisation of a matrix."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+from pdgemm.algorithms.panels.cholesky_panels import Cholesky
+from pdgemm.algorithms.panels.panel_run import can_read, device_of, run, working_copy
+from pdgemm.errors import LinAlgError
+from pdgemm.instrument.step_reports import Steps
+from pdgemm.linalg.factors.operands import check_square, described, solution
+from pdgemm.linalg.factors.triangular import BLOCK, PANEL, solve_triangular
+from pdgemm.matrix.argument_checks import check_result, communicator, size
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.schedules.panels.cholesky_schedule import CholeskySchedule
+from pdgemm.schedules.panels.panel_schedule import is_balanced
+from pdgemm.support.agreement import together
+
+
+def cholesky(A: DistMatrix, *, lower: bool = True, overwrite_a: bool = False) -> DistMatrix:
+    """Return L, where A = L L^H, or U, where A = U^H U, as scipy.linalg.cholesky.  Collective over the grid of A.
+
+    A     : DistMatrix (n, n), Hermitian and positive definite, float32, float64, complex64 or complex128, of any
+        layout; only the triangle that the factor will have is read.
+    lower : return L, otherwise U; the other triangle is zero.
+    overwrite_a : the factor may be stored in A, which saves a copy where the layout of A shares the work evenly.
+
+    The factor lies as A does, or in square blocks where A does not share the work evenly; `report` has the words.
+
+    Cost per rank on Pr x Pc = P: n^3/(3P) flops; at most n^2/2 (1/Pr + 1/Pc) words in, and n^2/P if A is moved first.
+    Raises LinAlgError on all ranks, with the number of the first leading minor, counted from 1, that is not positive
+    definite; A is then as it was, except with overwrite_a.  LayoutError or DTypeError for another matrix.
+    Error: |A - L L^H| <= gamma_{n+1} |L||L^H| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 10.1).
+    """
+    factor, minor = cholesky_factor(A, lower, overwrite_a)
+    if minor:
+        raise LinAlgError(
+            f"A ({size(A)} on a {A.grid} grid) is not positive definite: its leading minor of order {minor} is not"
+        )
+    return factor
+
+
+def cholesky_factor(A: DistMatrix, lower: bool, overwrite_a: bool = False) -> tuple[DistMatrix, int]:
+    """Return the factor as `cholesky` does, and 0, or the number of the first minor that is not positive definite.
+
+    In this case the factor is not complete.  Collective over the grid of A.
+    """
+    start = perf_counter()
+    with together(communicator(A=A)) as arguments:
+        check_square(A)
+        if overwrite_a:
+            check_result("A", A, {})
+        fits = is_balanced(A.layout_in(A.grid), BLOCK)
+        arguments += ["cholesky", f"lower={bool(lower)}", bool(overwrite_a), *described(A)]
+    W, moves = working_copy(A if lower else A.T, BLOCK, fits, overwrite_a)
+    what = f"Cholesky factor of a matrix ({size(A)})"
+    minor, report = run(cholesky_schedule(W), Cholesky, {"A": W}, what, moves, start)
+    factor = W if lower else W.T
+    factor.report = report
+    return factor, minor
+
+
+def cholesky_schedule(W: DistMatrix) -> CholeskySchedule:
+    """Return the schedule of the factorisation of a matrix that lies as it suits it."""
+    return CholeskySchedule(W.layout_in(W.grid), PANEL, can_read(W), device=device_of(W))
+
+
+def cho_factor(A: DistMatrix, *, lower: bool = False, overwrite_a: bool = False) -> tuple[DistMatrix, bool]:
+    """Return the factor of `cholesky` and `lower`, as scipy.linalg.cho_factor: what `cho_solve` takes.  Collective.
+
+    The other triangle of the factor is zero.  Arguments, cost and errors are those of `cholesky`.
+    """
+    return cholesky(A, lower=lower, overwrite_a=overwrite_a), bool(lower)
+
+
+def cho_solve(L: DistMatrix | tuple[DistMatrix, bool], B: Any, *, lower: bool = True, overwrite_b: bool = False) -> Any:
+    """Return X, where A X = B, given the Cholesky factor of A.  Collective over the grid of L.
+
+    L : DistMatrix (n, n), as `cholesky` returns it; with lower=False it is U, where A = U^H U.  Or the pair of the
+        factor and `lower` that `cho_factor` returns.
+    B : DistMatrix (n, m) of any layout, or a 1-D array, the same on every rank; X is then one, too.
+    overwrite_b : X may be stored in B.
+
+    X lies as B does.  Cost per rank on P ranks: 2 n^2 m/P flops, in two triangular solves.
+    Raises LayoutError, DTypeError, ArgumentError or GridError on all ranks.
+    Error: (A + E) x = b with |E| <= gamma_{3n+1} |L||L^H|, for each column (Higham 2002, theorem 10.4).
+    """
+    if isinstance(L, tuple) and len(L) == 2:
+        L, lower = L
+    with together(communicator(L=L, B=B)):
+        check_square(L, "L")
+    assert isinstance(L, DistMatrix)
+    steps, (first, second) = Steps(), ("N", "C") if lower else ("C", "N")
+    Y = steps.did(solve_triangular(L, B, lower=lower, trans=first, overwrite_b=overwrite_b))  # type: ignore[arg-type]
+    X = solve_triangular(L, Y, lower=lower, trans=second, overwrite_b=True)  # type: ignore[arg-type]
+    return steps.reported(steps.did(X), what=solution(L, B))

@@ -1,0 +1,108 @@
+"""How near a matrix is to a singular one: its condition number in the 1-norm, by a few solves with its factors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import fsum
+
+import numpy as np
+
+from pdgemm.instrument.step_reports import Steps
+from pdgemm.linalg.factors.operands import column
+from pdgemm.local.arrays.dtypes import eps
+from pdgemm.local.arrays.element_functions import element_function
+from pdgemm.local.blas.local_qr import phases
+from pdgemm.matrix.argument_checks import size
+from pdgemm.matrix.array_functions import tril, triu
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.names import AnyName
+from pdgemm.support.agreement import warn_together
+
+COLUMNS = 4  # of the vectors that are tried at once
+SOLVES = "NCN"  # with A, with A^H, and with A again
+
+Solve = Callable[[DistMatrix, str], DistMatrix]  # op(A)^-1 X, for X and "N" or "C"; X may be overwritten
+
+
+def reciprocal_condition(steps: Steps, A: DistMatrix, norm: float, solve: Solve) -> float:
+    """Return an estimate of 1 / (|A|_1 |A^-1|_1), the same on all ranks.  Collective over the grid of A.
+
+    A    : the factors, or the matrix itself, whose rows, type and grid say where vectors lie.
+    norm : |A|_1.
+    """
+    inner = Steps(what=f"Condition of {size(A)}", algorithm=AnyName("rcond"))
+    found = reciprocal(A, norm, inverse_norm(inner, A, solve) if len(A) else 0.0)
+    steps.add(inner)
+    return found
+
+
+def reciprocal(A: DistMatrix, norm: float, of_inverse: float) -> float:
+    """Return 1 / (|A| |A^-1|), which rank 0 computes; 1 for a matrix without elements.  Collective."""
+    product = norm * of_inverse
+    found = 1.0 if 0 in A.shape else 1 / product if product > 0 else 0.0
+    return A.grid.expected(float(A.grid.comm.bcast(found, root=0)), 1.0)
+
+
+def regular(A: DistMatrix, rcond: float) -> float:
+    """Return a reciprocal condition number; warn on all ranks where it is below eps, or NaN.  Collective."""
+    if not rcond >= eps(A.dtype):
+        warn_together(
+            A.grid.comm,
+            f"A ({size(A)} on a {A.grid} grid) is ill-conditioned: its reciprocal condition number, about {rcond:.1e}, "
+            "is less than eps, and no digit of the result may be right",
+        )
+    return rcond
+
+
+def inverse_norm(steps: Steps, A: DistMatrix, solve: Solve) -> float:
+    """Return an estimate of |A^-1|_1: a lower bound, exact up to order 4, and rarely below a third.  Collective.
+
+    Three solves with 4 columns: A^-1 X for X of equal, of alternating, growing and of random elements; A^-H S, where S
+    has the signs, or phases, of these; and the columns of A^-1 in which A^-H S is largest.  n x 4 words are on every
+    rank.  Higham & Tisseur, SIAM J. Matrix Anal. Appl. 21(4), 2000, algorithm 2.4, of which two iterations nearly
+    always suffice; Higham, Accuracy and Stability of Numerical Algorithms, 2002, 15.2.
+    """
+    n, most = len(A), 0.0
+
+    def solved(x: np.ndarray, trans: str) -> np.ndarray:
+        return steps.did(solve(column(x, A, A.dtype), trans)).allgather()
+
+    with np.errstate(all="ignore"):
+        x = _start(n)
+        for trans in SOLVES:
+            y = solved(x, trans)
+            if trans == "N":
+                most = max([most, *(fsum(np.abs(y[:, j])) for j in range(y.shape[1]))], key=_size)
+                x = phases(y)
+            else:
+                where = np.argsort(-np.abs(y).max(axis=1, initial=0), kind="stable")[:COLUMNS]
+                x = np.zeros((n, len(where)))
+                x[where, np.arange(len(where))] = 1
+    return most if np.isfinite(most) else np.inf
+
+
+def _size(value: float) -> float:
+    return value if value == value else np.inf  # a NaN counts as the largest
+
+
+def _start(n: int) -> np.ndarray:
+    """Return vectors of 1-norm 1."""
+    i, number = np.arange(n), min(COLUMNS, n)
+    x = np.sign(element_function("normal", 1, np.dtype(float))(i[:, None], np.arange(number)[None, :]))
+    x[:, :1] = 1
+    x[:, 1:2] = ((-1.0) ** i * (1 + i / max(1, n - 1)))[:, None]
+    return x / np.abs(x).sum(axis=0)
+
+
+def one_norm(A: DistMatrix, kind: str, lower: bool) -> float:
+    """Return |A|_1 of the matrix that a solver reads: all of it, one triangle, or a Hermitian one.  Collective.
+
+    kind : as `pdgemm.linalg.factors.solve.structure` returns it.   lower : with "pos", the triangle that is read.
+    """
+    if kind == "pos":
+        T = tril(A) if lower else triu(A)
+        columns, rows = (T.vector_norm(1, axis=axis) for axis in (0, 1))
+        return float((columns + rows - np.abs(A.diagonal())).max(initial=0))
+    if "triangular" in kind:
+        A = tril(A) if kind == "lower triangular" else triu(A)
+    return A.norm(1)

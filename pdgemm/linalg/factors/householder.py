@@ -1,0 +1,100 @@
+"""The QR factorisation of a matrix of any shape by Householder reflections."""
+
+from __future__ import annotations
+
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.algorithms.panels.householder_panels import Householder
+from pdgemm.algorithms.panels.panel_run import can_read, device_of, run, working_copy
+from pdgemm.gemm import pdgemm
+from pdgemm.linalg.factors.operands import to_factor
+from pdgemm.linalg.factors.rank_k import gram
+from pdgemm.local.arrays.element_functions import element_function
+from pdgemm.matrix.argument_checks import size
+from pdgemm.matrix.array_functions import tril
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.schedules.panels.householder_schedule import HouseholderSchedule
+
+BLOCK, WIDEST = 64, 128  # columns of a panel: one rank factors it while the others reflect what is behind the last one
+PANELS = 32  # at least, where they are wider than BLOCK
+
+
+def householder_qr(
+    A: DistMatrix, *, overwrite_a: bool = False, want_q: bool = True
+) -> tuple[DistMatrix | None, DistMatrix]:
+    """Return Q and R, where A = Q R, as scipy.linalg.qr(A, mode="economic").  Collective over the grid of A.
+
+    A      : DistMatrix (m, n) of any shape, float32, float64, complex64 or complex128, of any layout.
+    overwrite_a : A may be overwritten, which saves a copy where the layout of A shares the work evenly.
+    want_q : False leaves Q out, and returns None in its place.
+
+    Q (m, k) has orthonormal columns, k = min(m, n), whatever the rank of A;  R (k, n) is upper triangular, with
+    LAPACK's signs: its diagonal is real, and may be negative.  Both lie as A does, or in square blocks where A does
+    not share the work evenly; `report` has the words.
+    On a device, panels are factored on the host, as in MAGMA (Tomov, Dongarra & Baboulin, Parallel Computing 36, 2010),
+    and all else is done there; DeviceError where MPI takes no pointers to its memory and the ranks do not share it.
+
+    Cost per rank on Pr x Pc = P, m >= n: (2 m n^2 - 2/3 n^3)/P flops for R, and as many for Q; about
+    n (m - n/2)/Pr + n^2/Pc + n (m - n/2)/P words in for R; extra memory for m n/P words of reflectors.
+    Raises LayoutError, DTypeError or DeviceError on all ranks.
+    Error: columnwise |A - Q R| <= gamma_{mn} |A| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 19.4).
+    Schreiber & Van Loan, SIAM J. Sci. Stat. Comput. 10(1), 1989.
+    """
+    start = perf_counter()
+    W, moves = to_factor("householder_qr", A, BLOCK, overwrite_a, None, bool(want_q))
+    (m, n), k = A.shape, min(A.shape)
+    matrices = {"A": W}
+    if want_q:
+        like_q, _ = working_copy(W[:, :k], BLOCK, True, False)
+        matrices["Q"] = like_q._filled("eye", element_function("eye", 0, np.dtype("d")))
+    what = f"QR factors of a matrix ({m} x {n}) by Householder reflections"
+    _, report = run(householder_schedule(W, want_q), Householder, matrices, what, moves, start)
+    Q, R = matrices.get("Q"), working_copy(W[:k], BLOCK, True, False)[0] if m > n else W
+    for factor in (Q, R):
+        if factor is not None:
+            factor.report = report
+    return Q, R
+
+
+def householder_factor(A: DistMatrix) -> tuple[DistMatrix, np.ndarray]:
+    """Return R, below whose diagonal are the reflectors, and tau, the same on every rank: LAPACK's geqrf.  Collective.
+
+    A : DistMatrix (m, n) as for `householder_qr`.  A = H_1 H_2 ... H_k R, where H_j = I - tau_j v v^H and v has zeros,
+    a one in row j, and what is below the diagonal in column j: the same numbers as of one process, but for rounding.
+    """
+    W, moves = to_factor("householder_factor", A, BLOCK, False)
+    tau, what = np.zeros(min(A.shape), A.dtype), f"QR factors of a matrix ({size(A)}) by Householder reflections"
+    executor = partial(Householder, tau=tau)
+    _, W.report = run(householder_schedule(W, False), executor, {"A": W}, what, moves)
+    W.grid.comm.Allreduce(MPI.IN_PLACE, tau, MPI.SUM)  # each is written on one rank
+    return W, tau
+
+
+def apply_reflectors(F: DistMatrix, tau: np.ndarray, C: DistMatrix, adjoint: bool) -> None:
+    """Compute C := Q C, or Q^H C, in place, where Q = H_1 H_2 ... H_k of `householder_factor`.  Collective.
+
+    F : DistMatrix (m, k), below whose diagonal are the reflectors.   C : DistMatrix (m, n) of any layout.
+
+    Products alone, for 128 reflectors at a time: 4 m n k/P flops of P ranks.
+    """
+    starts = range(0, len(tau), 2 * BLOCK)
+    for start in starts if adjoint else reversed(starts):
+        columns = slice(start, start + 2 * BLOCK)
+        V: Any = tril(F[start:, columns], -1)
+        i, j = V.indices()
+        V.local[np.nonzero(i[:, None] == j)] = 1
+        D, U = np.diag(tau[columns]), np.triu(gram(V).allgather(), 1)  # T^-1 = D^-1 + U: see `blas.compact_qr`
+        T = np.linalg.solve(np.eye(len(D)) + D @ U, D).astype(F.dtype)
+        small = DistMatrix.from_global(T.conj().T if adjoint else T, grid=F.grid.base, check=False)
+        pdgemm(-1, V, pdgemm(1, small, pdgemm(1, V.H, C[start:])), 1, C[start:])
+
+
+def householder_schedule(W: DistMatrix, want_q: bool) -> HouseholderSchedule:
+    """Return the schedule of the factorisation of a matrix that lies as it suits it."""
+    width = max(BLOCK, min(WIDEST, min(W.shape) // PANELS))
+    return HouseholderSchedule(W.layout_in(W.grid), width, can_read(W), wants_q=bool(want_q), device=device_of(W))

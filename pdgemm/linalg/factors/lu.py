@@ -1,0 +1,233 @@
+"""The LU factorisation with partial pivoting, solving with its factors, and determinants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pdgemm.algorithms.panels.lu_panels import LUPanels
+from pdgemm.algorithms.panels.panel_run import can_read, device_of, run, working_copy
+from pdgemm.errors import ArgumentError, DTypeError, LinAlgError
+from pdgemm.instrument.step_reports import Steps
+from pdgemm.linalg.factors.operands import check_right_side, check_square, common_dtype, described, solution, to_factor
+from pdgemm.linalg.factors.triangular import solve_triangular
+from pdgemm.local.arrays.integers import shown
+from pdgemm.local.blas.local_qr import phases
+from pdgemm.matrix.argument_checks import check_result, communicator, op_letter, size
+from pdgemm.matrix.array_functions import tril, triu
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.names import Transpose
+from pdgemm.schedules.panels.lu_schedule import LUSchedule
+from pdgemm.schedules.panels.row_moves import PermutationSchedule, permutation
+from pdgemm.support.agreement import together
+from pdgemm.transport.panels.row_exchange import PermuteRows
+
+BLOCK, PANEL = 128, 256  # of copies, and the widest panel: one grid column factors it, slower than a product
+
+
+@dataclass(frozen=True, eq=False)
+class LU:
+    """Holds P A = L U, as `lu_factor` returns it.
+
+    LU     : DistMatrix (m, n): U, and below its diagonal L, whose diagonal of ones is not stored.
+    pivots : row t was exchanged with row pivots[t], for t = 0, 1, ..., min(m, n) - 1 in turn; the same on all ranks.
+    zero_pivot : 0, or the number, counted from 1, of the first element on U's diagonal that is zero: LAPACK's info.
+    """
+
+    LU: DistMatrix
+    pivots: np.ndarray
+    zero_pivot: int
+
+    def __iter__(self) -> Iterator[Any]:
+        """The factors and the pivots, as SciPy's pair: `lu, piv = lu_factor(A)`."""
+        return iter((self.LU, self.pivots))
+
+    @cached_property
+    def perm(self) -> np.ndarray:
+        """The rows of A in the order of the factors: A[perm] = L U."""
+        return permutation(self.pivots, self.LU.shape[0])
+
+    @property
+    def report(self) -> Any:
+        """The words, messages and seconds of the factorisation."""
+        return self.LU.report
+
+
+class SlogDet(NamedTuple):
+    """The determinant as sign exp(logabsdet)."""
+
+    sign: Any
+    logabsdet: Any
+
+
+def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> LU:
+    """Return L and U, where P A = L U, with the pivots that LAPACK finds.  Collective over the grid of A.
+
+    A : DistMatrix (m, n) of any layout; float32, float64, complex64 or complex128.
+    overwrite_a : the factors may be stored in A, which saves a copy where A is row-major and its layout shares the work
+        evenly.
+
+    The factors lie as A does, row-major, or in square blocks where A does not share the work evenly; `report` has the
+    words, which depend on the pivots.  A singular A has factors, too: `zero_pivot` says so, and `lu_solve` raises.
+    On a device, panels are factored on the host, as in MAGMA (Tomov, Dongarra & Baboulin, Parallel Computing 36, 2010),
+    and all else is done there; DeviceError where MPI takes no pointers to its memory and the ranks do not share it.
+
+    Cost per rank on Pr x Pc = P: 2n^3/(3P) flops for m = n; n^2/2 (1/Pr + 1/Pc) words in for L and U.  On all ranks
+    together at most n^2 words for panels, each of which one rank factors, and 3 n^2/2 for rows that pivots exchange.
+    Raises LayoutError, DTypeError, DeviceError or GridError on all ranks.
+    Error: |P A - L U| <= gamma_n |L||U| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 9.3).
+    """
+    start = perf_counter()
+    W, moves = to_factor("lu_factor", A, BLOCK, overwrite_a, "C")  # a row of it, which is exchanged, lies together
+    schedule = lu_schedule(W)
+    pivots = W.grid.expected(np.zeros(min(A.shape), np.int64), np.array(schedule.exchanged, np.int64))
+    what = f"LU factors of a matrix ({size(A)})"
+    zero, report = run(
+        schedule, partial(LUPanels, found=pivots), {"A": W}, what, moves, start,
+        lambda plan: replace(plan, pivots=tuple(pivots.tolist())),
+    )  # fmt: skip
+    W.report = report
+    return LU(W, pivots, zero)
+
+
+def lu_schedule(W: DistMatrix) -> LUSchedule:
+    """Return the schedule of the factorisation of a row-major matrix that lies as it suits it."""
+    layout = W.layout_in(W.grid)
+    idle = tuple(sorted({*range(W.grid.size)} - {*layout.rank_map}))
+    return LUSchedule(layout, PANEL, can_read(W), idle=idle, device=device_of(W))
+
+
+def lu_solve(
+    factors: LU | tuple[DistMatrix, np.ndarray], B: Any, *, trans: Transpose = "N", overwrite_b: bool = False
+) -> Any:
+    """Return X, where op(A) X = B, given the LU factors of A.  Collective over the grid of the factors.
+
+    factors : of a square A, as `lu_factor` returns them, or SciPy's pair of the factors and the pivots.
+    B     : DistMatrix (n, m) of any layout, or a 1-D array, the same on every rank; X is then one, too.
+    trans : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H.
+    overwrite_b : X may be stored in B.
+
+    X lies as B does.  Cost per rank on P ranks: 2 n^2 m/P flops, in two triangular solves, and n m/P words or less for
+    the exchange of rows.
+    Raises LinAlgError on all ranks where a pivot is zero; LayoutError, DTypeError, ArgumentError or GridError.
+    Error: (A + E) x = b with |E| <= gamma_3n P^T |L||U|, for each column (Higham 2002, theorem 9.4).
+    """
+    if isinstance(factors, tuple) and len(factors) == 2 and isinstance(factors[0], DistMatrix):
+        factors = _of_pair(*factors)
+    known = isinstance(factors, LU)
+    wrong = DTypeError(f"factors must be an LU, as lu_factor returns it, got {type(factors).__name__}")
+    if not known and not isinstance(B, DistMatrix):  # there are no ranks to agree with
+        raise wrong
+    with together(communicator(factors=factors.LU if known else None, B=B)) as arguments:
+        if not known:
+            raise wrong
+        check_square(factors.LU, "factors.LU")
+        letter = op_letter(trans, "trans")
+        check_right_side(factors.LU, B)
+        check_regular(factors)
+        if overwrite_b and isinstance(B, DistMatrix):
+            check_result("B", B, {"factors.LU": factors.LU})
+        arguments += ["lu_solve", letter, bool(overwrite_b), *described(factors.LU, factors.pivots, B)]
+    both = {"lower": True, "unit_diagonal": True, "trans": letter}, {"lower": False, "trans": letter}
+    steps, X = Steps(what=solution(factors.LU, B)), own_copy(B, factors.LU, overwrite_b)
+    if letter == "N":
+        X = steps.did(permuted(X, factors.perm))
+    for triangle in both if letter == "N" else both[::-1]:
+        X = steps.did(solve_triangular(factors.LU, X, **triangle, overwrite_b=True))  # type: ignore[arg-type]
+    if letter != "N":
+        X = steps.did(permuted(X, np.argsort(factors.perm)))
+    return steps.reported(X)
+
+
+def _of_pair(factors: DistMatrix, pivots: Any) -> LU:
+    """Return SciPy's pair as LU.  Collective over the grid of the factors."""
+    with together(factors.grid.comm) as arguments:
+        numbers, (m, n) = np.asarray(pivots), factors.shape
+        if numbers.shape != (min(m, n),) or numbers.dtype.kind not in "iu" or ((numbers < 0) | (numbers >= m)).any():
+            raise ArgumentError(f"pivots must be {min(m, n)} row numbers below {m}, got {shown(pivots)}")
+        arguments += ["the pair of LU factors", *described(factors, numbers)]
+    zeros = np.flatnonzero(factors.diagonal() == 0)
+    return LU(factors, numbers.astype(np.int64), int(zeros[0]) + 1 if zeros.size else 0)
+
+
+def lu(A: DistMatrix) -> tuple[np.ndarray, DistMatrix, DistMatrix]:
+    """Return (p, L, U), where A = L[p] U, as scipy.linalg.lu with p_indices=True.  Collective over the grid of A.
+
+    A : DistMatrix (m, n).  p : (m,), the same on all ranks;  L : (m, k) with ones on its diagonal;  U : (k, n), where
+    k = min(m, n).
+
+    Cost, errors and types are those of `lu_factor`; L and U lie as its factors do.
+    """
+    factors = lu_factor(A)
+    k = min(A.shape)
+    L, U = tril(factors.LU[:, :k], -1), triu(factors.LU[:k])
+    DistMatrix.eye(L.shape, grid=L.grid, block=L.block, dtype=L.dtype, device=L.device).redistribute(L, beta=1)
+    L.report = U.report = factors.report
+    return np.argsort(factors.perm), L, U
+
+
+def slogdet(A: DistMatrix) -> SlogDet:
+    """Return the sign, or the phase, of the determinant and the logarithm of its absolute value.  Collective.
+
+    A : DistMatrix (n, n); the result is the same on all ranks, (0, -inf) where A is singular.
+    Cost and errors are those of `lu_factor`.
+    """
+    diagonal, parity = _eliminated(A)
+    real = diagonal.real.dtype.type
+    if not np.all(diagonal):
+        return SlogDet(diagonal.dtype.type(0), real(-np.inf))
+    sizes = np.abs(diagonal)
+    return SlogDet(np.prod(phases(diagonal)) * parity, np.log(sizes).sum(dtype=real))
+
+
+def det(A: DistMatrix) -> Any:
+    """Return the determinant, the same on all ranks; 0 where a pivot is zero.  Collective over the grid of A.
+
+    A : DistMatrix (n, n).  Cost and errors are those of `lu_factor`.  It may overflow: `slogdet` does not.
+    """
+    diagonal, parity = _eliminated(A)
+    return np.prod(diagonal) * parity
+
+
+def permuted(X: Any, order: np.ndarray) -> Any:
+    """Return X[order], in the place of X where it is a matrix.  Collective over its grid."""
+    if not isinstance(X, DistMatrix):
+        return X[order]
+    what = f"Permutation of the rows of a matrix ({size(X)})"
+    _, X.report = run(permutation_schedule(X, order), PermuteRows, {"A": X}, what)
+    return X
+
+
+def permutation_schedule(X: DistMatrix, order: np.ndarray) -> PermutationSchedule:
+    """Return the schedule of X := X[order]."""
+    return PermutationSchedule(X.layout_in(X.grid), 0, "ring", order=tuple(order.tolist()), device=device_of(X))
+
+
+def check_regular(factors: LU) -> None:
+    """Raise LinAlgError where a pivot is zero."""
+    if factors.zero_pivot:
+        A, at = factors.LU, factors.zero_pivot
+        raise LinAlgError(f"A ({size(A)} on a {A.grid} grid) is singular: pivot {at} of {len(A)} is zero")
+
+
+def own_copy(B: Any, A: DistMatrix, overwrite: bool) -> Any:
+    """Return B, or a copy, in the type of B and A together: what is overwritten."""
+    dtype = common_dtype(A, B)
+    if not isinstance(B, DistMatrix):
+        return B.astype(dtype)
+    return working_copy(B, BLOCK, True, overwrite, dtype=dtype)[0]
+
+
+def _eliminated(A: DistMatrix) -> tuple[np.ndarray, int]:
+    """Return the diagonal of U, and the sign of the permutation."""
+    with together(communicator(A=A)) as arguments:
+        check_square(A)
+        arguments += ["a determinant", A.distribution, A.dtype]
+    factors = lu_factor(A)
+    exchanges = np.count_nonzero(factors.pivots != np.arange(A.shape[0]))
+    return factors.LU.diagonal(), -1 if exchanges % 2 else 1

@@ -1,0 +1,145 @@
+"""Arguments of the functions of `pdgemm.linalg`: checks, types, and right-hand sides that are vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pdgemm.algorithms.panels.panel_run import working_copy
+from pdgemm.errors import DeviceError, DTypeError, LayoutError
+from pdgemm.grids.distribution import BlockCyclic, Distribution
+from pdgemm.grids.layout import Order
+from pdgemm.instrument.report import MoveReport
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays.elementwise import set_elements
+from pdgemm.matrix.argument_checks import (
+    check_devices,
+    check_dtype,
+    check_matrices,
+    check_result,
+    communicator,
+    size,
+)
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.local_arrays import all_shared, new_array
+from pdgemm.schedules.mover_registry import SHARED
+from pdgemm.schedules.panels.panel_schedule import is_balanced
+from pdgemm.support.agreement import described_elements, together
+
+
+def check_square(A: object, name: str = "A") -> None:
+    """Raise where an argument is not a square matrix of a type that BLAS has.  Local."""
+    check_matrices(**{name: A})
+    assert isinstance(A, DistMatrix)
+    check_dtype(name, A, dtypes.BLAS)
+    check_reach(name, A)
+    if A.shape[0] != A.shape[1]:
+        raise LayoutError(f"{name} must be square, it is {size(A)} on a {A.grid} grid")
+
+
+def check_reach(name: str, A: DistMatrix) -> None:
+    """Raise where the ranks can bring panels of a matrix on a device to each other in no way that is built."""
+    if not is_reachable(A):
+        reach = devices.of(A.stored).reach(A.grid)  # type: ignore[union-attr]
+        raise DeviceError(f"{name} is on {A.device}, and {reach}: factor it on the host, {name}.to_host()")
+
+
+def is_reachable(A: DistMatrix) -> bool:
+    """Can the ranks bring panels of a matrix to each other?  On a device, in place or by MPI, which takes pointers."""
+    device = devices.of(A.stored)
+    reach = device.reach(A.grid) if device and A.grid.size > 1 else None
+    return reach is None or not reach.staged or reach.reads == SHARED.name
+
+
+def check_right_side(A: DistMatrix, B: object, side: str = "L") -> None:
+    """Raise where B is neither a matrix nor a vector that A can be applied to, from the left or the right.  Local."""
+    n, name = A.shape[0], "B"
+    if isinstance(B, DistMatrix):
+        check_dtype(name, B, dtypes.BLAS)
+        check_devices(A, B, None)
+        if B.shape[side == "R"] != n:
+            raise LayoutError(f"shape mismatch: A is {size(A)} on a {A.grid} grid, B is {size(B)} on a {B.grid} grid")
+        B.layout_in(A.grid)
+        return
+    if not isinstance(B, np.ndarray) or B.ndim != 1:
+        raise DTypeError(f"B must be a DistMatrix, or a 1-D array, the same on every rank, got {type(B).__name__}")
+    if len(B) != n:
+        raise LayoutError(f"shape mismatch: A is {size(A)} on a {A.grid} grid, B has {len(B)} elements")
+
+
+def described(*operands: Any) -> list[str]:
+    """Return what the ranks compare of operands: the layout of a matrix, the type and the elements of a vector."""
+    return [
+        repr(x.layout_in(x.grid)) if isinstance(x, DistMatrix) else f"{x.dtype} {described_elements(x)}"
+        for x in operands
+    ]
+
+
+def solution(A: DistMatrix, B: Any) -> str:
+    """Return what the report of a solution of A X = B says that it is."""
+    return f"Solution of {size(A)}, {' x '.join(map(str, B.shape))}"
+
+
+def common_dtype(*arrays: Any) -> np.dtype:
+    """Return the type of a result of these: float64 for integers.  Raises DTypeError for what BLAS has no type for."""
+    dtype = np.result_type(*(x.dtype for x in arrays))
+    dtype = np.dtype(float) if dtype.kind in "biu" else dtype
+    if dtype not in dtypes.BLAS:
+        raise DTypeError(f"{dtype} is not one of {dtypes.names(dtypes.BLAS)}")
+    return dtype
+
+
+def to_factor(
+    name: str, A: DistMatrix, block: int, overwrite: bool, order: Order | None = None, *others: object
+) -> tuple[DistMatrix, list[MoveReport]]:
+    """Return a matrix, or a copy, that a panel algorithm overwrites, and its redistribution.  Collective, and checked.
+
+    It lies as A does if the ranks share the work there, else in square blocks.   others : what the ranks compare, too.
+    """
+    with together(communicator(A=A)) as arguments:
+        check_matrices(A=A)
+        check_dtype("A", A, dtypes.BLAS)
+        check_reach("A", A)
+        if overwrite:
+            check_result("A", A, {})
+        fits = is_balanced(A.layout_in(A.grid), block)
+        arguments += [name, bool(overwrite), *others, *described(A)]
+    return working_copy(A, block, fits, overwrite, order)
+
+
+def to_one(size: float, dtype: np.dtype) -> tuple[float, float]:
+    """Return two powers of four by which a number > 0 comes between 1/2 and 2; their product may overflow."""
+    exponent, most = 2 * round(np.log2(size) / 2), dtypes.largest_power(dtype) // 2 * 2
+    near = max(-most, min(-exponent, most))
+    return 2.0**near, 2.0 ** (-exponent - near)
+
+
+def like(A: DistMatrix, dtype: Any = None, distribution: Distribution | None = None) -> DistMatrix:
+    """Return a matrix in the layout of A, or of another on its grid, that is not initialised.  Collective."""
+    layout = distribution or A.distribution
+    with together(A.grid.comm):
+        local = new_array(layout.local_shape(A.grid.coords), dtype or A.dtype, A.order, A.grid, devices.of(A.stored))
+    return type(A)(local, A.grid, layout, A.order, shared=all_shared(local, A.grid))
+
+
+def in_type(A: DistMatrix, dtype: np.dtype) -> DistMatrix:
+    """Return A, or a copy in another type.  Collective."""
+    return A if A.dtype == dtype else working_copy(A, 0, True, False, dtype=dtype)[0]
+
+
+def columns_beside(A: DistMatrix, number: int) -> Distribution:
+    """Return how a few columns lie beside A: their rows where those of A lie."""
+    return Distribution(A.distribution.rows, BlockCyclic.even(number, A.grid.shape[1]))
+
+
+def column(b: np.ndarray, A: DistMatrix, dtype: np.dtype) -> DistMatrix:
+    """Return a vector, or a few columns, which every rank has, as a matrix with the rows of A.  Collective."""
+    whole = b if b.ndim == 2 else b[:, None]
+    distribution = columns_beside(A, whole.shape[1])
+    i, j = A.grid.coords
+    local = new_array(distribution.local_shape((i, j)), dtype, "F", A.grid, devices.of(A.stored))
+    where = np.ix_(distribution.rows.indices(i), distribution.cols.indices(j))
+    set_elements(local, np.asarray(whole[where], dtype))
+    return DistMatrix(local, A.grid, distribution, "F", shared=all_shared(local, A.grid))

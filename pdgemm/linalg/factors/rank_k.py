@@ -1,0 +1,295 @@
+"""Products of a matrix with its own transpose, and of two matrices that are added to their transpose: one triangle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
+
+import numpy as np
+
+from pdgemm.algorithms.product_options import Operands, ProductOptions
+from pdgemm.algorithms.redistribution import redistribute
+from pdgemm.devices.streams import recorder_of
+from pdgemm.errors import ArgumentError, DTypeError, LayoutError
+from pdgemm.gemm import carried_out
+from pdgemm.grids.distribution import Distribution
+from pdgemm.grids.layout import Order
+from pdgemm.instrument.step_reports import Steps
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays.elementwise import CONVERT, scale
+from pdgemm.local.arrays.integers import as_name
+from pdgemm.matrix.argument_checks import (
+    as_scalar,
+    check_devices,
+    check_dtype,
+    check_matrices,
+    check_product,
+    communicator,
+    op,
+    op_letter,
+    size,
+)
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.local_arrays import new_array
+from pdgemm.names import AlgorithmName, MoverName
+from pdgemm.planning.machines.machine import Machine
+from pdgemm.planning.product_layouts import triangle_block
+from pdgemm.schedules.staircase import Staircase, TriangleName
+from pdgemm.support.agreement import together
+from pdgemm.transport.store import store
+
+Uplo = Literal["L", "U"]
+EVEN = 1.1  # the largest share of a triangle, over the mean, up to which ranks share it evenly
+
+
+class RankOptions(TypedDict, total=False):
+    """The options of a product of which one triangle is formed: those of `pdgemm`."""
+
+    algorithm: AlgorithmName
+    shape: tuple[int, int] | None
+    layers: int | None
+    lookahead: int | None
+    panel_width: int | None
+    memory_limit: int | None
+    mover: MoverName
+    machine: Machine | None
+    progress: Callable[[int, int], object] | None
+    check: bool
+
+
+def herk(
+    alpha: float,
+    A: DistMatrix,
+    beta: float = 0.0,
+    C: DistMatrix | None = None,
+    *,
+    uplo: Uplo = "L",
+    trans: Literal["N", "C"] = "N",
+    **options: Unpack[RankOptions],
+) -> DistMatrix:
+    """Compute one triangle of C := alpha op(A) op(A)^H + beta C.  Collective over the grid of A.
+
+    alpha, beta : real numbers.  beta == 0: C is not read.
+    A : DistMatrix (n, k), or (k, n) with trans="C", float32, float64, complex64 or complex128, of any layout; also a
+        view.
+    C : DistMatrix (n, n) of the type of A and any layout.  The other triangle is neither read nor written; imaginary
+        parts of the diagonal are taken as zero and set to zero, as by BLAS.  None: a new matrix whose other triangle
+        is zero, in blocks of which the ranks share the triangle evenly, on the grid that A was made on.
+    uplo  : "L" or "U", the triangle that is computed, with the diagonal.
+    trans : "N" op(A) = A, "C" op(A) = A^H.
+    options : algorithm ("summa", "cannon", "2.5d", "inner", "row", "column" or "auto"), shape, layers, lookahead,
+        panel_width, memory_limit, mover, machine, progress and check, as for `pdgemm`.
+
+    Returns C; `C.report` is that of the product.
+
+    Cost per rank on Pr x Pc = P ranks: n^2 k/P flops, half of a product's; nk (1/Pr + 1/Pc) words in at most; "inner"
+    sends half of C's words, n^2/2.  With fewer than 16 blocks of C for each grid row and column the work is uneven.
+    Raises LayoutError, DTypeError, ArgumentError and the errors of `pdgemm`, the same on every rank.
+    Error: |C - C^| <= gamma_k |alpha||A||A|^H (Higham 2002, 3.5).
+    """
+    return _rank_k(alpha, A, A, beta, C, uplo, trans, options, hermitian=True, real=("alpha", "beta"))
+
+
+def syrk(
+    alpha: complex,
+    A: DistMatrix,
+    beta: complex = 0.0,
+    C: DistMatrix | None = None,
+    *,
+    uplo: Uplo = "L",
+    trans: Literal["N", "T"] = "N",
+    **options: Unpack[RankOptions],
+) -> DistMatrix:
+    """Compute one triangle of C := alpha op(A) op(A)^T + beta C.  Collective over the grid of A.
+
+    alpha, beta : numbers of C's type.
+    trans : "N" op(A) = A, "T" op(A) = A^T.
+    Other arguments, the cost, errors and the result are those of `herk`.
+    """
+    return _rank_k(alpha, A, A, beta, C, uplo, trans, options, hermitian=False)
+
+
+def her2k(
+    alpha: complex,
+    A: DistMatrix,
+    B: DistMatrix,
+    beta: float = 0.0,
+    C: DistMatrix | None = None,
+    *,
+    uplo: Uplo = "L",
+    trans: Literal["N", "C"] = "N",
+    **options: Unpack[RankOptions],
+) -> DistMatrix:
+    """Compute one triangle of C := alpha op(A) op(B)^H + conj(alpha) op(B) op(A)^H + beta C.  Collective.
+
+    alpha : a number of C's type.   beta : a real number.
+    A, B : DistMatrix (n, k), or (k, n) with trans="C", of one type and any layouts over the same ranks.
+    Other arguments, errors and the result are those of `herk`; the cost is twice as much, and `C.report` is the sum of
+    those of two products, with an inner dimension of 2k.
+    """
+    steps = Steps()
+    C = steps.did(_rank_k(alpha, A, B, beta, C, uplo, trans, options, hermitian=True, real=("beta",)))
+    C = steps.did(_rank_k(np.conj(alpha), B, A, 1, C, uplo, trans, options, hermitian=True))
+    return steps.reported(C, mnk=_of_both(A, trans))
+
+
+def syr2k(
+    alpha: complex,
+    A: DistMatrix,
+    B: DistMatrix,
+    beta: complex = 0.0,
+    C: DistMatrix | None = None,
+    *,
+    uplo: Uplo = "L",
+    trans: Literal["N", "T"] = "N",
+    **options: Unpack[RankOptions],
+) -> DistMatrix:
+    """Compute one triangle of C := alpha op(A) op(B)^T + alpha op(B) op(A)^T + beta C.  Collective over the grid.
+
+    alpha, beta : numbers of C's type.
+    Other arguments, the cost, errors and the result are those of `her2k`, with trans "N" or "T".
+    """
+    steps = Steps()
+    C = steps.did(_rank_k(alpha, A, B, beta, C, uplo, trans, options, hermitian=False))
+    C = steps.did(_rank_k(alpha, B, A, 1, C, uplo, trans, options, hermitian=False))
+    return steps.reported(C, mnk=_of_both(A, trans))
+
+
+def _of_both(A: DistMatrix, trans: str) -> tuple[int, int, int]:
+    """Return the extents of [A B] [B A]^H, which two products of A and B are together."""
+    n, k = A.shape if trans in ("N", "n") else A.shape[::-1]
+    return n, n, 2 * k
+
+
+def gram(A: DistMatrix, *, uplo: Literal["full", "L", "U"] = "full", **options: Unpack[RankOptions]) -> DistMatrix:
+    """Return the Gram matrix A^H A of the columns of A.  Collective over the grid of A.
+
+    A : DistMatrix (m, n), float32, float64, complex64 or complex128, of any layout.
+    uplo : "full": all of the matrix; "L" or "U": this triangle, the other is zero.
+    options : those of `herk`.
+
+    The matrix lies as a new one of `herk`; it is exactly Hermitian.  `report` is that of the product,
+    with the other triangle as a redistribution.
+
+    Cost per rank: m n^2/P flops, half of a product's; words in as for `herk`, and n^2/P for the other triangle.
+    Errors are those of `herk`.
+    """
+    with together(communicator(A=A)) as arguments:
+        arguments += ["gram", as_name(uplo, "uplo", ("full", "L", "U"))]
+    if uplo != "full":
+        return herk(1.0, A, uplo=uplo, trans="C", **options)
+    steps = Steps()
+    lower = steps.did(herk(1.0, A, uplo="L", trans="C", **options))
+    C = steps.did(redistribute(lower.H, like=lower))
+    store(C.stored, lower.stored, CONVERT, within=_within("L", C))
+    return steps.reported(C)
+
+
+def _rank_k(
+    alpha: complex,
+    A: DistMatrix,
+    B: DistMatrix,
+    beta: complex,
+    C: DistMatrix | None,
+    uplo: str,
+    trans: str,
+    options: RankOptions,
+    hermitian: bool,
+    real: tuple[str, ...] = (),
+) -> DistMatrix:
+    """Compute one triangle of C := alpha op(A) op(B)^H + beta C, or with the transpose.   real : scalars that are."""
+    given = dict[str, Any](options)
+    progress, check = given.pop("progress", None), given.pop("check", True)
+    unknown = {*given} - {x.name for x in fields(ProductOptions)}
+    known = ProductOptions(**{name: value for name, value in given.items() if name not in unknown})
+    form = RankUpdate(uplo, trans, hermitian, real, (*unknown,), known.protect)
+    of_a_triangle = replace(known, protect=None, triangle=uplo)  # type: ignore[arg-type]  # `operands` checks it
+    result = carried_out(form, alpha, A, B, beta, C, of_a_triangle, progress, check)
+    if hermitian:
+        _make_diagonal_real(result)
+    return result
+
+
+class RankUpdate(NamedTuple):
+    """One triangle of op(A) op(B)^H, or with the transpose.
+
+    real : scalars that are.   unknown : names of options that there are not.   protect : which is none of this product.
+    """
+
+    uplo: str
+    trans: str
+    hermitian: bool
+    real: tuple[str, ...]
+    unknown: tuple[str, ...]
+    protect: str | None
+
+    def operands(self, alpha: Any, A: DistMatrix, B: DistMatrix, beta: Any, C: DistMatrix | None) -> Operands:
+        """Return op(A), op(B)^H and C after checking that they match.  Local."""
+        check_matrices(A=A, B=B, **({} if C is None else {"C": C}))
+        if self.unknown:
+            raise ArgumentError(f"unknown options: {', '.join(self.unknown)}")
+        if self.protect is not None:
+            raise ArgumentError("protect compares whole rows of a product, not of a triangle: pdgemm(alpha, A, A.H)")
+        uplo: Any = as_name(self.uplo, "uplo", ("L", "U"))
+        letter, other = op_letter(self.trans, "trans"), "C" if self.hermitian else "T"
+        if letter not in ("N", other):
+            raise ArgumentError(f'trans is "N" or "{other}", got {self.trans!r}')
+        left, right = op(A, letter, "trans"), op(B, letter, "trans")
+        if left.shape != right.shape:
+            raise LayoutError(f"op(A) is {size(left)}, op(B) is {size(right)}: their shapes must be the same")
+        check_devices(left, right, C)
+        for name, x in (("A", A), ("B", B)):
+            check_dtype(name, x, dtypes.BLAS)
+        right = right.H if self.hermitian else right.T
+        result = _new(left, right, uplo) if C is None else C
+        check_product(left, right, result)
+        if not A.dtype == B.dtype == result.dtype:
+            raise DTypeError(f"A is {A.dtype}, B {B.dtype} and C {result.dtype}: all must be of one type")
+        for name, scalar in (("alpha", alpha), ("beta", beta)):
+            if name in self.real:
+                as_scalar(scalar, np.dtype(np.float64), name)
+        return Operands(left, right, result, C is None)
+
+
+def _new(A: DistMatrix, B: DistMatrix, triangle: TriangleName) -> DistMatrix:
+    """Allocate C on the grid that A was made on, of zeros, like a product or in blocks that share its triangle."""
+    grid, n = A.grid.base, A.shape[0]
+    C = Distribution(A.distribution.rows, B.distribution.cols) if grid.same_as(A.grid) else None
+    if C is None or C.grid_shape != grid.shape or not _even(C, triangle):
+        C = Distribution.over(grid.shape, (n, n), triangle_block(n, *grid.shape))
+    order: Order = "F" if all((x.order == "F") != x.grid.transposed for x in (A, B)) else "C"
+    local = new_array(C.local_shape(grid.coords), A.dtype, order, grid, devices.of(A.stored))
+    scale(0, local)
+    return DistMatrix(local, grid, C, order)
+
+
+def _even(C: Distribution, triangle: TriangleName) -> bool:
+    """Do all ranks of a grid have about as many elements of a triangle of C?"""
+    rows, cols = ([x.indices(part) for part in range(x.parts)] for x in (C.rows, C.cols))
+    areas = [Staircase.of(triangle, r, c).area for r in rows for c in cols]
+    return max(areas) * len(areas) <= EVEN * sum(areas)
+
+
+def _within(triangle: TriangleName, C: DistMatrix) -> Staircase:
+    """Return which elements of this rank's part of C are in the triangle."""
+    return Staircase.of(triangle, *C.indices())
+
+
+def _make_diagonal_real(C: DistMatrix) -> None:
+    """Set the imaginary parts of the elements of the diagonal to zero.  Local."""
+    if C.dtype.kind != "c":
+        return
+    _, rows, cols = np.intersect1d(*C.indices(), assume_unique=True, return_indices=True)
+    if devices.of(C.stored) is None:
+        C.stored[rows, cols] = C.stored[rows, cols].real
+        return
+    x = C.stored if C.stored.strides[1] == C.stored.itemsize else C.stored.T
+    if x is not C.stored:
+        rows, cols = cols, rows
+    recorder = recorder_of(C.stored)
+    with recorder.phase("compute"):
+        for i, j in zip(rows.tolist(), cols.tolist()):
+            x[i : i + 1, j : j + 1].view(x.dtype.char.lower())[:, 1:] = 0
+    recorder.finish()

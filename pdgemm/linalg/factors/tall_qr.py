@@ -1,0 +1,214 @@
+"""QR factors and singular values of tall matrices, of which each rank takes some rows: CholeskyQR2 and TSQR."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.linalg
+
+from pdgemm.algorithms.panels.cholesky_qr import Passes, cholesky_qr
+from pdgemm.algorithms.panels.tsqr import tsqr
+from pdgemm.algorithms.redistribution import redistribute
+from pdgemm.devices.streams import recorder_of
+from pdgemm.errors import LayoutError, LinAlgError
+from pdgemm.grids.distribution import Distribution
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.instrument import spans
+from pdgemm.instrument.qr_report import QRReport
+from pdgemm.instrument.recorder import Recorder, Traffic
+from pdgemm.instrument.report import MoveReport
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT, set_elements
+from pdgemm.local.blas.local_qr import multiply
+from pdgemm.matrix.argument_checks import check_dtype, check_matrices, communicator, size
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.gather import block_index
+from pdgemm.matrix.local_arrays import all_shared, new_array
+from pdgemm.schedules.panels.tsqr_schedule import TallSchedule, cholesky_pass, svd_of_triangle, tsqr_schedule
+from pdgemm.support.agreement import together
+from pdgemm.transport.panels.tree_messages import descend, to_all
+
+PASSES = 2  # of CholeskyQR over a matrix, if it is not ill-conditioned
+
+
+class TallQR(NamedTuple):
+    """A = Q R as the ranks have it: Q by rows on a grid of one column, row-major, and R on every rank, on the host."""
+
+    Q: DistMatrix
+    R: np.ndarray
+    report: Any  # a QRReport; None while a program is planned
+
+
+def tall_qr(A: DistMatrix, method: str = "auto", passes: int = PASSES) -> TallQR:
+    """Compute A = Q R, where A is (m, n) with m >= n.  Collective over the grid of A; see `pdgemm.linalg.factors.qr`.
+
+    passes : of CholeskyQR that are expected of most such matrices, where a program is planned.
+
+    A matrix that is not distributed by rows is copied to rows first.  On a device CholeskyQR2 computes there, TSQR in
+    copies on the host.
+    Raises LayoutError for another shape, and LinAlgError where method "cholesky" is not accurate; on all ranks.
+    """
+    start = perf_counter()
+    with together(communicator(A=A)) as arguments:
+        check_matrices(A=A)
+        check_dtype("A", A, dtypes.BLAS)
+        if A.shape[0] < A.shape[1]:
+            raise LayoutError(f"A must have at least as many rows as columns, it is {size(A)} on a {A.grid} grid")
+        arguments += ["QR of a tall matrix", method, A.distribution, A.dtype, A.order, A.device]
+    X, moves = _by_rows(A)
+    grid, comm, (m, n), device = X.grid, X.grid.comm, X.shape, devices.of(X.stored)
+    with together(comm):
+        Q = DistMatrix(new_array(X.stored.shape, X.dtype, "C", grid, device), grid, X.distribution)
+    Q.shared = all_shared(Q.stored, grid)
+    if grid.draft:
+        for schedule in ([tsqr_schedule] if method == "tsqr" else [cholesky_pass] * passes) if n else ():
+            grid.draft.add("A", schedule(*rows_of(X)))
+        return TallQR(Q, np.eye(n, dtype=X.dtype), None)
+    copy, recorder, ran = CONJUGATE if X.conjugated else CONVERT, recorder_of(Q.stored), list[TallSchedule]()
+    x, q = (y.stored.reshape(0, n) if grid.idle else y.stored for y in (X, Q))
+    found = Passes(None if n else np.zeros((0, 0), X.dtype), 0, np.nan, 0.0)
+    with np.errstate(all="ignore"), spans.timed("qr", X.stored.nbytes):
+        if n and method != "tsqr":
+            step = cholesky_pass(*rows_of(X))
+            found = cholesky_qr(x, copy, q, step.tree, m, comm, recorder)
+            ran += [step] * found.number
+        R, done = found.R, "cholesky"
+        if R is None and method == "cholesky":
+            raise LinAlgError(
+                f"the columns of A ({size(A)} on a {A.grid} grid) are too nearly dependent for CholeskyQR2, or too "
+                'long or short for their squares: use method="auto" or "tsqr"'
+            )
+        if R is None:
+            with together(comm):
+                room = devices.own_memory(None).empty((Q.stored.size,), Q.dtype)
+                rows = q if device is None else np.empty(q.shape, q.dtype)
+            step, done = tsqr_schedule(*rows_of(X)), "tsqr"
+            R = tsqr(devices.to_host(x), copy, rows, room, step.tree, comm, recorder)
+            if rows is not q:
+                set_elements(q, rows)
+            ran.append(step)
+        recorder.finish()
+    seconds, traffic, predicted = recorder.seconds.get, recorder.traffic, Traffic()
+    for step in ran:
+        predicted += step.traffic(comm.rank)
+    for move in moves:
+        traffic, predicted = traffic + move.counted, predicted + move.predicted
+    report = QRReport(
+        method=done,
+        shape=A.shape,
+        dtype=str(A.dtype),
+        passes=found.number,
+        departure=found.departure,
+        shift=found.shift,
+        rank=comm.rank,
+        flops=sum(step.flops for step in ran),
+        seconds=perf_counter() - start,
+        compute_seconds=seconds("compute", 0.0),
+        wait_seconds=seconds("wait", 0.0),
+        counted=traffic,
+        predicted=predicted,
+        moves=moves,
+    )
+    return TallQR(Q, R, report)
+
+
+def svd_of_tall(A: DistMatrix) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
+    """Return U, s and V^H of A = U diag(s) V^H with m >= n, by A = Q R and the SVD of R.  Collective over A.grid.
+
+    A : DistMatrix (m, n), of any layout; n^2 words are on every rank.
+    Returns U (m, n), which lies as A does; s, n numbers in descending order, the same on every rank; and V^H (n, n).
+
+    Cost per rank for P ranks: that of `qr` and 2mn^2/P flops; 22n^3 on one rank.
+    Error: singular values within O(n eps) s_1 (Chan, ACM Trans. Math. Software 8(1), 1982).
+    Raises LinAlgError on all ranks where A has NaN or infinity.
+    """
+    start = perf_counter()
+    made = tall_qr(A)
+    U, s, Vh, report = svd_on_all(made)
+    with np.errstate(all="ignore"):
+        multiply(made.Q.stored, U)
+    left, right = placed(made._replace(R=Vh, report=report), A, start)
+    return left, s, right
+
+
+def svd_on_all(made: TallQR) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any]:
+    """Return the SVD of R, which one rank computes: the same to the bit on every rank.  Collective.
+
+    Raises LinAlgError on all ranks.
+    """
+    R, grid, k = made.R, made.Q.grid, len(made.R)
+    recorder, step = Recorder(), svd_of_triangle(*rows_of(made.Q))
+    tree = step.tree
+    if k and grid.draft:
+        grid.draft.add("R", step)
+    if grid.draft:
+        return np.eye(k, dtype=R.dtype), np.ones(k, R.real.dtype), np.eye(k, dtype=R.dtype), None
+    words = np.empty(tree.down[0], R.dtype)
+    if grid.comm.rank == tree.ranks[0] and k:
+        try:
+            words[:] = np.concatenate([x.ravel() for x in scipy.linalg.svd(R)])
+        except (ValueError, np.linalg.LinAlgError):  # NaN, or it does not converge
+            words[:] = np.nan  # the other ranks wait for them
+    if k:
+        words = descend(tree, grid.comm, words, to_all, recorder)
+    if np.isnan(words).any():
+        raise LinAlgError(f"the singular values of A ({size(made.Q)}) do not converge; does A contain NaN or infinity?")
+    U, s, Vh = words[: k * k].reshape(k, k), words[k * k : -k * k or None].real, words[k * k + k :].reshape(k, k)
+    counted, predicted = made.report.counted + recorder.traffic, made.report.predicted + tree.traffic(grid.comm.rank)
+    flops = made.report.flops + step.flops
+    return U, s, Vh, replace(made.report, flops=flops, counted=counted, predicted=predicted)
+
+
+def placed(made: TallQR, A: DistMatrix, start: float) -> tuple[DistMatrix, DistMatrix]:
+    """Return Q in the layout of A, and R on the same grid, its columns like those of Q.  Collective over A.grid."""
+    Q, R, report = made
+    placed_q = not Q.same_layout(A) or Q.order != A.order
+    if placed_q:
+        Q = redistribute(Q, like=A)
+    layout = Distribution(A.distribution.cols.over(A.grid.shape[0]), A.distribution.cols)
+    with together(A.grid.comm):
+        local = new_array(layout.local_shape(A.grid.coords), Q.dtype, Q.order, A.grid)
+        R_ = DistMatrix(local, A.grid, layout, Q.order)
+        local[...] = R[block_index(*R_.indices())]
+    R_.shared = all_shared(local, A.grid)
+    R_ = R_.to_device(A.device)
+    if A.grid.draft:
+        return Q, R_
+    report = replace(report, seconds=perf_counter() - start)
+    if placed_q:
+        move = replace(_move(Q), name="Q")
+        counted, predicted = report.counted + move.counted, report.predicted + move.predicted
+        report = replace(report, moves=(*report.moves, move), counted=counted, predicted=predicted)
+    Q.report = R_.report = report
+    return Q, R_
+
+
+def rows_of(X: DistMatrix) -> tuple[tuple[int, ...], tuple[int, ...], int, np.dtype]:
+    """Return the ranks in the order of their rows of X, those without any at the end; their rows; columns; the type."""
+    grid, counts = X.grid, [X.distribution.rows.count(i) for i in range(X.grid.shape[0])]
+    idle = sorted({*range(grid.size)} - {*grid.rank_map})
+    return (*grid.rank_map, *idle), (*counts, *[0] * len(idle)), X.shape[1], X.dtype
+
+
+def _by_rows(A: DistMatrix) -> tuple[DistMatrix, tuple[MoveReport, ...]]:
+    """Return A, or a copy on a grid of one column over the same ranks.  Collective."""
+    grid = rows_only(A)
+    if grid is A.grid:
+        return A, ()
+    copy = redistribute(A, grid=grid)
+    return copy, (replace(_move(copy), name="A"),) if copy.report else ()
+
+
+def rows_only(A: DistMatrix) -> ProcessGrid:
+    """Return the grid of A, or one of one column over the same ranks.  Collective if it is new."""
+    ranks = A.grid.rank_map
+    return A.grid if A.grid.shape[1] == 1 else A.grid.work_grid((len(ranks), 1), 1, ranks)
+
+
+def _move(X: DistMatrix) -> MoveReport:
+    report: Any = X.report
+    return report

@@ -1,0 +1,182 @@
+"""Triangular solves, products and inverses."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pdgemm.algorithms.panels.panel_run import can_read, device_of, run, working_copy
+from pdgemm.algorithms.panels.triangular_panels import TriangularProduct, TriangularSolve
+from pdgemm.grids.distribution import BlockCyclic, Distribution
+from pdgemm.instrument.report import MoveReport
+from pdgemm.instrument.step_reports import Steps
+from pdgemm.linalg.factors.operands import (
+    check_right_side,
+    check_square,
+    column,
+    common_dtype,
+    described,
+    in_type,
+    like,
+)
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.integers import as_name
+from pdgemm.matrix.argument_checks import as_scalar, check_result, communicator, op, op_letter, size
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.local_arrays import all_shared, new_array
+from pdgemm.names import Transpose
+from pdgemm.schedules.panels.panel_schedule import is_balanced
+from pdgemm.schedules.panels.triangular_schedule import TriangularSchedule
+from pdgemm.support.agreement import together
+
+BLOCK = 128  # of copies: wide enough for BLAS, narrow enough for the ranks to share the last blocks
+PANEL = 256  # the widest panel, where blocks are as wide: an update with it is faster than with two narrower ones
+
+
+def solve_triangular(
+    A: DistMatrix,
+    B: Any,
+    *,
+    lower: bool = False,
+    trans: Transpose = "N",
+    unit_diagonal: bool = False,
+    side: str = "L",
+    alpha: complex = 1,
+    overwrite_b: bool = False,
+) -> Any:
+    """Return X, where op(A) X = alpha B, or X op(A) = alpha B.  Collective over the grid of A.
+
+    A     : DistMatrix (n, n), triangular, of any layout; the other triangle is not read, nor is a unit diagonal.
+    B     : DistMatrix (n, m), or (m, n) where side is "R", of any layout, or a 1-D array, the same on every rank; X is
+        then one, too.  float32, float64, complex64, complex128; X has the type of A and B together.
+    lower : A is lower triangular, otherwise upper.
+    trans : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H.
+    unit_diagonal : the diagonal of A is taken to be 1.
+    overwrite_b   : X may be stored in B, which saves a copy where B's rows lie as A's.
+
+    X lies as B does.  A is redistributed to square blocks where its layout does not share the work evenly, B where its
+    rows do not lie as A's; `report` says so.  A singular A gives infinities or NaN, as in BLAS; `solve` checks.
+
+    Cost per rank on Pr x Pc = P: n^2 m/P flops; n^2/2 (1 - 1/Pc)/Pr words of A in, and n m (1 - 1/Pr)/Pc of X.
+    Raises LayoutError, DTypeError, ArgumentError or GridError on all ranks.
+    Error: (op(A) + E) x = alpha b with |E| <= gamma_n |op(A)|, for each column (Higham 2002, theorem 8.5).
+    """
+    return _triangular("solve_triangular", A, B, lower, trans, unit_diagonal, side, alpha, overwrite_b)
+
+
+def trmm(
+    A: DistMatrix,
+    B: Any,
+    *,
+    lower: bool = False,
+    trans: Transpose = "N",
+    unit_diagonal: bool = False,
+    side: str = "L",
+    alpha: complex = 1,
+) -> Any:
+    """Return C := alpha op(A) B, or alpha B op(A), with A triangular.  Collective over the grid of A.
+
+    Arguments and costs are those of `solve_triangular`: half the flops of a product.  C lies as B does.
+    Error: |C - C^| <= gamma_n |alpha| |op(A)| |B| (Higham 2002, 3.5).
+    """
+    return _triangular("trmm", A, B, lower, trans, unit_diagonal, side, alpha, False)
+
+
+def inv_triangular(A: DistMatrix, *, lower: bool = False, unit_diagonal: bool = False) -> DistMatrix:
+    """Return the inverse of a triangular matrix, in its layout; the other triangle is zero.  Collective.
+
+    Cost per rank: n^3/(3P) flops.  A singular A gives infinities or NaN.
+    Error: |A X - I| <= gamma_n |A||X| (Higham 2002, 14.2).
+    """
+    steps = Steps()
+    with together(communicator(A=A)) as arguments:
+        check_square(A)
+        arguments += ["inv_triangular", A.distribution, A.dtype]
+    base = A.grid.base
+    identity = DistMatrix.eye(A.shape[0], grid=base, block=BLOCK, dtype=A.dtype, order=A.order, device=A.device)
+    X = _triangular("inv_triangular", A, identity, lower, "N", unit_diagonal, "L", 1, True)
+    inverse = steps.did(X).redistribute(like(A, A.dtype))
+    return steps.reported(steps.did(inverse), what=f"Inverse of a triangle ({size(A)})")
+
+
+def _triangular(
+    name: str, A: DistMatrix, B: Any, lower: bool, trans: str, unit: bool, side: str, alpha: Any, overwrite_b: bool
+) -> Any:
+    steps, solves = Steps(), name != "trmm"
+    with together(communicator(A=A, B=B)) as arguments:
+        check_square(A)
+        M, lower, given, dtype = posed(A, B, lower, trans, side)
+        if overwrite_b and isinstance(B, DistMatrix):
+            check_result("B", B, {"A": A})
+        alpha = as_scalar(alpha, dtype, "alpha")
+        arguments += [name, lower, unit, side, alpha, bool(overwrite_b), *described(A, B)]
+    M, vector, moves = in_type(M, dtype), not isinstance(B, DistMatrix), list[MoveReport]()
+    if not is_balanced(M.layout_in(M.grid), BLOCK):
+        M, moves = working_copy(M, BLOCK, False, False)
+    given = column(given, M, dtype) if vector else given
+    X, more = _right_side(given, M, dtype, solves and (overwrite_b or vector))
+    schedule = triangular_schedule(M, X, lower, solves, name == "inv_triangular")
+    what = f"{'Solution' if solves else 'Product'} with a triangle ({size(A)}), {size(X)}"
+    matrices, executor = {"A": M, "B": X}, TriangularSolve if solves else TriangularProduct
+    if not solves:
+        matrices["C"] = like(X, dtype)
+    _, report = run(schedule, partial(executor, alpha=alpha, unit=unit), matrices, what, moves + more, steps.start)
+    X = matrices["B" if solves else "C"]
+    if vector:
+        return X.allgather()[:, 0]
+    X.report = report
+    if more:
+        steps.did(X)
+        back = given if overwrite_b and given.dtype == dtype else like(given, dtype)
+        X = steps.reported(steps.did(X.redistribute(back)), what=what)
+    report = X.later_report
+    X = X.T if side == "R" else X
+    X.report = report
+    return X
+
+
+class Posed(NamedTuple):
+    """A triangular system, or product, as panels take it: M X = alpha B in a type, or B as a vector."""
+
+    M: DistMatrix
+    lower: bool
+    B: Any
+    dtype: np.dtype
+
+
+def posed(A: DistMatrix, B: Any, lower: bool, trans: str, side: str) -> Posed:
+    """Return what is solved from the left: X op(A) = alpha B is op(A)^T X^T = alpha B^T.  Local; raises for B."""
+    M, lower = op(A, trans, "trans"), bool(lower) != (op_letter(trans, "trans") != "N")
+    check_right_side(A, B, as_name(side, "side", ("L", "R")))
+    if side == "R":
+        M, lower, B = M.T, not lower, B.T
+    return Posed(M, lower, B, common_dtype(A, B))
+
+
+def beside(B: DistMatrix, M: DistMatrix) -> Distribution:
+    """Return the distribution of B with the rows of M on its grid: B's own, if it lies so."""
+    rows, here = M.distribution.rows, B.layout_in(M.grid)
+    if here.grid == M.layout_in(M.grid).grid and here.distribution.rows.canonical == rows.canonical:
+        return B.distribution
+    return Distribution(rows, BlockCyclic.even(B.shape[1], M.grid.shape[1]))
+
+
+def triangular_schedule(
+    M: DistMatrix, X: DistMatrix, lower: bool, solves: bool, inverse: bool = False
+) -> TriangularSchedule:
+    """Return the schedule of M X = B, or of M B, where X lies beside M, or of M X = I.  Local."""
+    A, B = M.layout_in(M.grid), X.layout_in(M.grid)
+    return TriangularSchedule(A, PANEL, can_read(M, X), B, lower, solves, inverse=inverse, device=device_of(M))
+
+
+def _right_side(B: DistMatrix, M: DistMatrix, dtype: np.dtype, overwrite: bool) -> tuple[DistMatrix, list[MoveReport]]:
+    """Return B, or a copy, with the rows of M on its grid, and the report of a redistribution, if any.  Collective."""
+    distribution = beside(B, M)
+    if distribution is B.distribution:
+        return working_copy(B, BLOCK, True, overwrite, dtype=dtype)
+    local = new_array(distribution.local_shape(M.grid.coords), dtype, B.order, M.grid, devices.of(B.stored))
+    X = DistMatrix(local, M.grid, distribution, B.order, shared=all_shared(local, M.grid))
+    B.redistribute(X)
+    return X, [X.report]

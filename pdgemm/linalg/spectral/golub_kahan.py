@@ -1,0 +1,132 @@
+"""The largest singular values by block Golub-Kahan steps, and bounds of what is missing in them."""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import NamedTuple
+
+import numpy as np
+
+from pdgemm.linalg.factors.qr import factored, qr
+from pdgemm.linalg.factors.tall_qr import rows_only
+from pdgemm.linalg.spectral.iterations import Work, distributed, like, on_one_rank, orthonormal, random, unit
+from pdgemm.matrix.distmatrix import DistMatrix
+
+BLOCKS = 5  # of vectors in each basis
+KEPT = 2  # after a restart
+
+
+class Scaled(NamedTuple):
+    """The matrix far (near A), of which no product overflows: two powers of two, and |A|_F times both."""
+
+    A: DistMatrix
+    near: float
+    far: float
+    norm: float
+
+    def times(self, work: Work, X: DistMatrix, beta: complex = 0, C: DistMatrix | None = None) -> DistMatrix:
+        """Compute C := far A (near X) + beta C.  Collective."""
+        small = work.add(like(X), self.near, X, 0)  # in memory that ranks share, as X is
+        return work.product(self.far, self.A, small, beta, C)
+
+    @property
+    def H(self) -> Scaled:
+        return self._replace(A=self.A.H)
+
+
+class Ritz(NamedTuple):
+    """Approximate singular triplets A V Q = U P diag(s), of bases U and V, and the lengths of A^H U P - V Q diag(s)."""
+
+    s: np.ndarray
+    P: np.ndarray
+    Q: np.ndarray
+    residuals: np.ndarray
+
+
+def leading_space(
+    work: Work, A: Scaled, k: int, width: int, target: float, steps: int, seed: int
+) -> tuple[DistMatrix, Ritz, int]:
+    """Return an orthonormal basis (n, k) of the leading right singular vectors of A, by rows on all ranks.  Collective.
+
+    width  : columns of a block, more than k where the values after the k-th are to be seen.
+    target : ends the steps where no value can be farther from its true one, as a part of the largest.
+    steps  : at most so many, each of one product of A, and one of A^H, with a block.
+
+    Block Lanczos bidiagonalisation with full reorthogonalisation (Golub, Luk & Overton, ACM Trans. Math. Software 7(2),
+    1981), in which the first step is the projection of Halko, Martinsson & Tropp and the others build the block Krylov
+    space of Musco & Musco (NeurIPS 2015).  Full bases keep the best 2 of their 5 blocks (Baglama & Reichel, SIAM J.
+    Sci. Comput. 27(1), 2005).
+    Returns the triplets of the last step, too, and the number of steps.
+    """
+    (m, n), grid, most = A.A.shape, rows_only(A.A), BLOCKS * width
+
+    def zeros(rows: int, cols: int) -> DistMatrix:
+        return DistMatrix.zeros((rows, cols), grid=grid, dtype=A.A.dtype, device=A.A.device)
+
+    U, V, W, Y = zeros(m, most), zeros(n, most), zeros(m, width), zeros(n, width)
+    left, right = random(W, W.shape, seed), random(Y, Y.shape, seed + 1)
+    new, used, level = work.did(qr(random(Y, Y.shape, seed + 2))[0]), 0, 0.0
+    B = np.zeros((most, most), A.A.dtype)
+    steps = grid.iterations(steps, 8)
+    for step in range(1, steps + 1):
+        rows_only(A.A)  # which keeps its communicators: grids that were not asked for lately are closed
+        block = slice(used, used + width)
+        work.copy(new, V[:, block])
+        A.times(work, new, C=W)
+        level = max(level, W.norm() * unit(W) / sqrt(width)) or unit(W)
+        # noise, as large as rounding errors are, leads out of the basis where the block does not
+        Q, _ = orthonormal(work, W, U, level / sqrt(m), left)
+        work.copy(Q, U[:, block])
+        B[:, block] = work.product(1, U.H, W).allgather()  # the columns of U that are not in use yet are zero
+        A.H.times(work, U[:, block], C=Y)
+        new, R = orthonormal(work, Y, V, level / sqrt(n), right)
+        used += width
+        ritz = on_one_rank(A.A, _ritz, B, used, R.allgather())
+        most_missing = grid.expected(missing(k, ritz.s, ritz.residuals, A.norm).max(), np.inf)
+        if step == steps or most_missing <= target * float(ritz.s[0] or 1):
+            break
+        if used == most:
+            used = KEPT * width
+            for X, vectors in ((U, ritz.P), (V, ritz.Q)):
+                best = work.product(1, X, distributed(X, vectors[:, :used]), C=zeros(len(X), used))
+                work.copy(best, X[:, :used])
+                X[:, used:] = 0
+            B[:] = 0
+            np.fill_diagonal(B, ritz.s[:used])
+    basis = work.product(1, V, distributed(V, ritz.Q[:, :k]), C=zeros(n, k))
+    return work.did(factored(basis, passes=1)[0]), ritz, step
+
+
+def _ritz(B: np.ndarray, used: int, R: np.ndarray) -> Ritz:
+    """Return the singular triplets of the part of B in use.   R : A^H U = V B^H + Q R, in the last columns of U."""
+    P, s, Qh = np.linalg.svd(B[:used, :used])
+    unused = np.zeros((len(B) - used, used), B.dtype)
+    return Ritz(s, np.vstack([P, unused]), np.vstack([Qh.conj().T, unused]), np.linalg.norm(R @ P[-len(R) :], axis=0))
+
+
+def missing(k: int, s: np.ndarray, residuals: np.ndarray, norm: float) -> np.ndarray:
+    """Return by how much the k largest singular values can differ from the first numbers of s, in descending order.
+
+    s         : at least k approximate singular values with orthonormal vectors u and v.
+    residuals : of each the longer one of A v - s u and A^H u - s v.
+    norm      : |A|_F.
+
+    In the bases (u, others) and (v, others) A is [[diag(s), E^H], [F, A']], and E and F are no longer than the
+    residuals, epsilon.  Where t is a bound of |A'|, a value above t moves by at most 2 epsilon^2 / (s - t +
+    sqrt((s - t)^2 + 4 epsilon^2)) (Li & Li, Linear Algebra Appl. 395, 2005, theorem 3), and one below by t - s, too.
+    t is the smaller one of sqrt(|A|_F^2 - sum s^2), which holds always, and of the next approximate value plus its
+    residual, which holds but where the random block misses a direction.
+    """
+    rounding, s, residuals = 10 * float(np.finfo(s.dtype).eps), s.astype(float), residuals.astype(float)
+    epsilon = np.sqrt(np.cumsum(residuals[:k] ** 2))
+    rest = sqrt(max(0.0, norm**2 - float((s[:k] ** 2).sum())) + rounding * norm**2)
+    if len(s) > k:
+        rest = min(rest, float(s[k] + residuals[k]))
+    found = np.full(k, np.inf)
+    for j in range(k):  # A' begins after value j, or later
+        t = rest if j + 1 == k else max(s[j + 1], rest) + epsilon[-1]
+        gap = np.maximum(s[: j + 1] - t, 0)
+        root = np.sqrt(gap**2 + 4 * epsilon[j] ** 2)
+        moved = np.divide(2 * epsilon[j] ** 2, gap + root, out=np.zeros(j + 1), where=root > 0)
+        found[: j + 1] = np.minimum(found[: j + 1], moved + np.maximum(t - s[: j + 1], 0))
+    return found

@@ -1,0 +1,197 @@
+"""What functions of matrices share: products that are counted, matrices to work in, and what is reported at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, TypeVar
+
+import numpy as np
+
+from pdgemm.algorithms.product_options import as_protection
+from pdgemm.errors import LayoutError, LinAlgError
+from pdgemm.gemm import pdgemm
+from pdgemm.instrument.check_report import CheckReport, all_checks
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.instrument.step_reports import Steps, summed
+from pdgemm.linalg.factors.operands import like as like
+from pdgemm.linalg.factors.qr import factored
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays.dtypes import eps
+from pdgemm.local.arrays.element_functions import slabs
+from pdgemm.matrix.argument_checks import check_dtype, check_matrices, size
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.names import Protection
+from pdgemm.support.agreement import together
+from pdgemm.support.text import counted as so_many
+from pdgemm.support.text import in_seconds, in_words
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FunctionReport:
+    """What a function of a matrix did.  Steps, products and facts are the same on every rank.
+
+    steps    : iterations, or what the function says that it counts.
+    products : calls of `pdgemm`.   checks : of all of them, with `protect`; what is no product was not compared.
+    flops    : of all ranks, in products, factorisations and solves with matrices.
+    counted, predicted : the words and messages of this rank in these, and in redistributions: counted, and by formula.
+    facts    : what the function has measured or estimated, by name.
+    """
+
+    name: str
+    steps: int
+    products: int
+    flops: int
+    counted: Traffic
+    predicted: Traffic
+    seconds: float
+    facts: dict[str, float] = field(default_factory=dict)
+    checks: CheckReport | None = None
+
+    def __str__(self) -> str:
+        facts = "".join(f", {name} {value:{'.7g' if 0.9 < value < 1 else '.2g'}}" for name, value in self.facts.items())
+        checks = f"\n{self.checks}; factorisations, solves and redistributions were not compared" if self.checks else ""
+        return (
+            f"{self.name}: {so_many(self.steps, 'step')}, {so_many(self.products, 'product')}, "
+            f"{in_words(self.counted.words_received)} received, {in_seconds(self.seconds)}{facts}{checks}"
+        )
+
+
+class Work:
+    """The steps of one function of a matrix, and its products, each into a given matrix, so that they allocate none.
+
+    protect : how products are compared with checksums.
+    did : keeps the report of the matrix that a factorisation, a solve or a redistribution returned, and returns it.
+    """
+
+    def __init__(self, name: str, protect: Protection | None = None) -> None:
+        self.name, self.start, self.products, self._steps = name, perf_counter(), 0, Steps()
+        self.protect = protect
+        self.did = self._steps.did
+
+    def product(self, alpha: complex, A: DistMatrix, B: DistMatrix, beta: complex = 0, C: Any = None) -> DistMatrix:
+        """Compute C := alpha A B + beta C.  Collective."""
+        self.products += 1
+        return self.did(pdgemm(alpha, A, B, beta, C, protect=self.protect))
+
+    def add(self, Y: DistMatrix, alpha: complex, X: DistMatrix, beta: complex = 1) -> DistMatrix:
+        """Compute Y := alpha X + beta Y as `add` does, and keep the report of a redistribution.  Collective."""
+        before = Y.later_report
+        add(Y, alpha, X, beta)
+        return Y if Y.later_report is before else self.did(Y)
+
+    def copy(self, X: DistMatrix, Y: DistMatrix) -> None:
+        """Set Y, a matrix or a view, to X.  Collective."""
+        self.did(X.redistribute(Y))
+
+    def reported(self, result: DistMatrix, steps: int, **facts: float) -> DistMatrix:
+        """Let the report of a result say what was done, and return the result."""
+        seconds, products, made = perf_counter() - self.start, self.products, self._steps.made
+
+        def report() -> FunctionReport:
+            reports = [make() for make in made]
+            checks = all_checks([x.checks for x in reports if getattr(x, "checks", None)])
+            inside = sum(x.products for x in reports if isinstance(x, FunctionReport))
+            return FunctionReport(self.name, steps, products + inside, *summed(reports), seconds, facts, checks)
+
+        result.report = report
+        return result
+
+
+def check_protection(protect: Any, A: DistMatrix) -> str:
+    """Return the name of a protection.  Raises for another one, and where A is on a device.  Local, in `together`."""
+    return as_protection(protect, A.device != devices.HOST)
+
+
+def check_operand(name: str, A: DistMatrix, square: bool = False, supported: Any = dtypes.BLAS) -> None:
+    """Raise where A is no matrix of a type that LAPACK has, or not square.  Local, inside `together`."""
+    check_matrices(**{name: A})
+    check_dtype(name, A, supported)
+    if square and A.shape[0] != A.shape[1]:
+        raise LayoutError(f"{name} must be square, it is {size(A)} on a {A.grid} grid")
+
+
+def add(Y: DistMatrix, alpha: complex, X: DistMatrix, beta: complex = 1) -> DistMatrix:
+    """Compute Y := alpha X + beta Y for any layouts, and return Y.  Collective, and local where the layouts are one."""
+    alike = X.dtype == Y.dtype and X.dtype in dtypes.BLAS and X.device == Y.device == devices.HOST
+    if X.conjugated or not alike or not X.same_layout(Y):
+        return X.redistribute(Y, alpha=alpha, beta=beta)
+    x, y = X.stored, Y.stored
+    if x.strides[0] < x.strides[1]:
+        x, y = x.T, y.T
+    for slab in slabs(*x.shape) if x.size else ():  # parts that stay in cache
+        part = x[slab] * alpha
+        if beta != 0:
+            part += y[slab] * beta
+        y[slab] = part
+    return Y
+
+
+def add_to_diagonal(A: DistMatrix, value: complex) -> DistMatrix:
+    """Compute A := A + value I in place, and return A.  Collective on a device, else local."""
+    if A.device == devices.HOST:
+        rows, cols = A.indices()
+        _, i, j = np.intersect1d(rows, cols, assume_unique=True, return_indices=True)
+        A.stored[i, j] += A.dtype.type(value)
+        return A
+    return add(A, value, DistMatrix.eye(A.shape, grid=A.grid, block=A.block, dtype=A.dtype, device=A.device))
+
+
+def finite_norm(name: str, A: DistMatrix, kind: Any = "fro") -> float:
+    """Return a norm of A.  Raises LinAlgError on all ranks where an element is NaN or infinite.  Collective."""
+    found = A.norm(kind)
+    if not np.isfinite(found):
+        raise LinAlgError(f"{name} of {A.distribution}: some elements are NaN or infinite, or overflow in its norm")
+    return found
+
+
+def on_one_rank(A: DistMatrix, compute: Callable[..., T], *arguments: Any) -> T:
+    """Return what rank 0 computes, on every rank to the bit: LAPACK may round differently on other processors.
+
+    Collective over the grid of A; an exception is raised on all ranks.
+    """
+    comm = A.grid.comm
+    with together(comm):
+        found = compute(*arguments) if comm.rank == 0 else None
+    return comm.bcast(found, root=0)
+
+
+def distributed(A: DistMatrix, whole: np.ndarray) -> DistMatrix:
+    """Return a small matrix, the same on every rank, as a DistMatrix on the grid and the device of A.  Collective."""
+    array = np.asarray(whole, A.dtype)
+    return DistMatrix.from_global(array, grid=A.grid, device=A.device, check=False)
+
+
+def random(A: DistMatrix, shape: tuple[int, int], seed: int = 1) -> DistMatrix:
+    """Return normal random numbers, the same on every grid, of the type and on the device of A.  Collective.
+
+    The seed is not 0, with which element (0, 0) is 0.
+    """
+    return DistMatrix.random(shape, grid=A.grid, seed=seed, kind="normal", dtype=A.dtype, device=A.device)
+
+
+def orthonormal(
+    work: Work, R: DistMatrix, V: DistMatrix, level: float = 0, noise: DistMatrix | None = None
+) -> tuple[DistMatrix, DistMatrix]:
+    """Return an orthonormal basis Q of R + level noise, orthogonal to V, and T, where Q T is R without V V^H R.
+
+    Collective.   noise : what leads out of V where R does not: normal random numbers.
+    """
+    Q = R if noise is None else work.add(noise.copy(), 1, R, level)
+    triangles = []
+    for passes in (2, 1):  # twice is enough (Parlett, The Symmetric Eigenvalue Problem, 1998, 6.9)
+        Q = Q.copy()
+        work.product(-1, V, work.product(1, V.H, Q), 1, Q)
+        Q, T = factored(Q, passes=passes)
+        work.did(Q)
+        triangles.append(T)
+    return Q, triangles[0]
+
+
+def unit(A: DistMatrix) -> float:
+    """Return eps of the type of A."""
+    return eps(A.dtype)

@@ -1,0 +1,264 @@
+"""Functions of matrices that are products alone: powers, exponential, square root, Newton-Schulz iterations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, factorial, frexp, inf, isfinite, log2, sqrt
+from typing import Any, Literal
+
+import numpy as np
+
+from pdgemm.errors import ArgumentError, LinAlgError
+from pdgemm.linalg.factors.cholesky import cholesky
+from pdgemm.linalg.factors.operands import to_one
+from pdgemm.linalg.spectral.iterations import (
+    Work,
+    add_to_diagonal,
+    check_operand,
+    check_protection,
+    finite_norm,
+    like,
+    unit,
+)
+from pdgemm.linalg.spectral.polar import inverse, polar
+from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays.integers import as_count, as_name, shown
+from pdgemm.matrix.argument_checks import as_real, communicator
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.names import Protection
+from pdgemm.support.agreement import together
+
+MUON = (3.4445, -4.7750, 2.0315)
+
+
+def newton_schulz(
+    G: DistMatrix,
+    steps: int = 5,
+    *,
+    coefficients: Sequence[float] | Sequence[Sequence[float]] = MUON,
+    epsilon: float = 1e-7,
+    protect: Protection | None = None,
+) -> DistMatrix:
+    """Return X after so many steps X := a X + b (X X^H) X + c (X X^H)^2 X from X = G / (|G|_F + epsilon).
+
+    Collective over the grid.  All singular values go towards 1: X comes near to the orthogonal polar factor of G.
+
+    G            : DistMatrix (m, n) of a real or complex type, 16-bit ones included; it is not changed.
+    coefficients : (a, b, c), by default those of Muon, whose values end between 0.7 and 1.2; or one triple for each
+                   step.  With (15/8, -10/8, 3/8) the steps converge to the polar factor.
+    protect      : for the products, as for `pdgemm`.
+
+    Returns X in the layout of G.  Cost of a step, with m <= n: 4 m^2 n + 2 m^3 flops in three products; a tall G is
+    not transposed.  Two matrices like G and two of min(m, n)^2 elements are allocated, and none in a step.
+    Raises LayoutError, DTypeError, ArgumentError on all ranks; LinAlgError where G has NaN or infinite elements.
+    Higham, Functions of Matrices, 2008, 8.3; Jordan et al., Muon, 2024.
+    """
+    with together(communicator(G=G)) as arguments:
+        check_operand("G", G, supported=dtypes.FLOATS)
+        steps, epsilon = as_count(steps, "steps", 0), as_real(epsilon, "epsilon")
+        if epsilon < 0:
+            raise ArgumentError(f"epsilon must be >= 0, got {epsilon}")
+        each = _triples(coefficients, steps)
+        arguments += ["newton_schulz", G.distribution, G.dtype, each, epsilon, check_protection(protect, G)]
+    work = Work("newton_schulz", protect)
+    size, wide = finite_norm("newton_schulz", G), G.shape[0] <= G.shape[1]
+    X, Y = like(G), like(G)
+    near, _ = to_one(size + epsilon or 1, G.dtype)  # 1 / size may be infinite
+    work.add(X, near, G, beta=0)
+    X *= 1 / ((size + epsilon) * near) if size + epsilon > 0 else 0
+    S: Any = None
+    T: Any = None
+    for a, b, c in each:
+        left, right = (X, X.H) if wide else (X.H, X)
+        S = work.product(1, left, right, C=S)
+        T = like(S) if T is None else T
+        work.product(c, S, S, b, work.add(T, 1, S, beta=0))  # T = b S + c S S
+        left, right = (T, X) if wide else (X, T)
+        work.product(1, left, right, a, work.add(Y, 1, X, beta=0))  # Y = a X + T X
+        X, Y = Y, X
+    return work.reported(X, steps)
+
+
+def _triples(coefficients: Any, steps: int) -> list[tuple[float, ...]]:
+    """Return three coefficients for each step.  Raises ArgumentError."""
+    try:
+        found = np.atleast_2d(np.asarray(coefficients, float))
+    except (TypeError, ValueError):
+        raise ArgumentError(f"coefficients are real numbers (a, b, c), got {shown(coefficients)}") from None
+    found = np.repeat(found, steps, axis=0) if len(found) == 1 else found
+    if found.shape != (steps, 3) or not np.isfinite(found).all():
+        raise ArgumentError(
+            f"coefficients are (a, b, c), or one triple for each of {steps} steps, got shape {found.shape}"
+        )
+    return [tuple(map(float, row)) for row in found]
+
+
+def matrix_power(A: DistMatrix, n: int, *, protect: Protection | None = None) -> DistMatrix:
+    """Return A^n by repeated squaring, for n >= 0.  Collective over the grid.
+
+    A : DistMatrix (m, m) of type s, d, c or z; it is not changed.  Returns a matrix in the layout of A; A^0 = I.
+    protect : for the products, as for `pdgemm`.
+
+    Cost: at most 2 log2(n) products; two or three matrices like A are allocated.
+    Raises LayoutError, DTypeError or ArgumentError on all ranks.  Error: |A^n - X| <= gamma_(nm) |A|^n (Higham 2002,
+    3.5), where |A| is of absolute values.
+    Knuth, The Art of Computer Programming 2, 1981, 4.6.3.
+    """
+    with together(communicator(A=A)) as arguments:
+        check_operand("A", A, square=True)
+        n = as_count(n, "n", 0)
+        arguments += ["matrix_power", A.distribution, A.dtype, n, check_protection(protect, A)]
+    work = Work("matrix_power", protect)
+    result, spare = like(A), like(A)
+    if n == 0:
+        result.fill(0)  # not 0 A: A may have NaN
+        return work.reported(add_to_diagonal(result, 1), 0)
+    work.add(result, 1, A, beta=0)
+    for bit in f"{n:b}"[1:]:  # of n, from the left: X := X^2, and X := X A where the bit is 1
+        for factor in ("X", "A") if bit == "1" else ("X",):
+            work.product(1, result, result if factor == "X" else A, C=spare)
+            result, spare = spare, result
+    return work.reported(result, n.bit_length() - 1)
+
+
+# Taylor's polynomials of degree 8 and 18 in 3 and 5 products: the largest norm at which the backward error is below
+# eps, of 32-bit and of other types; and the coefficients of I, A, A^2 and so on in their factors
+_LARGEST = {8: (5.800524627688768e-01, 4.991228871115323e-02), 18: (3.010066362817634, 1.090863719290036)}
+_R = 177**0.5
+_EIGHT = (
+    (0, (1 + _R) / 132, (1 + _R) / 528),
+    ((-271 + 29 * _R) / 210, (-11 + 11 * _R) / 840, (-99 + 11 * _R) / 3360, (89 - _R) / 2240),
+    (1, 1, (857 - 58 * _R) / 630),
+)
+_EIGHTEEN = (
+    (0, -1.00365581030144618e-01, -8.02924648241156932e-03, -8.92138498045729985e-04, 0),
+    (-9.04316832390810593e-02, -6.76404519071381882e-02, 6.75961301770459655e-02, 2.95552570429315521e-02,
+     -1.39180257516060693e-05),
+    (0, 0, -9.23364619367118555e-02, -1.69364939002081723e-02, -1.40086798182036094e-05),
+    (-1.09676396052962062e01, 1.68015813878906206, 5.71779846478865511e-02, -6.98210122488052056e-03,
+     3.34975017086070471e-05),
+    (0, 3.97849749499645078e-01, 1.36783778460411720e00, 4.98289622525382669e-01, -6.37898194594723280e-04),
+)  # fmt: skip
+
+
+def expm(A: DistMatrix, *, protect: Protection | None = None) -> DistMatrix:
+    """Return e^A = (e^(A / 2^s))^(2^s), by Taylor's polynomial of degree 8 or 18 and s squarings.  Collective.
+
+    A : DistMatrix (n, n) of type s, d, c or z, of any structure; it is not changed.  Returns a matrix in its layout.
+    protect : for the products, as for `pdgemm`.
+
+    Nothing but products: 3 for |A|_1 <= 0.05 (32-bit types: 0.58), else 5 + s.  2^s is about the larger of |A^2|^(1/2)
+    and |A^3|^(1/3), which is far below |A| where A is far from normal; the report has s as its steps.  Nine
+    matrices like A are allocated, and none in a squaring.
+    Raises LayoutError, DTypeError or ArgumentError on all ranks; LinAlgError where A has NaN or infinite elements.
+    Error: it is e^(A + E) with |E| <= eps |A|, up to the rounding errors of the products.
+    Bader, Blanes & Casas, Mathematics 7(12), 2019; Al-Mohy & Higham, SIAM J. Matrix Anal. Appl. 31(3), 2009.
+    """
+    with together(communicator(A=A)) as arguments:
+        check_operand("A", A, square=True)
+        arguments += ["expm", A.distribution, A.dtype, check_protection(protect, A)]
+    work, size = Work("expm", protect), finite_norm("expm", A, 1)
+    single = np.finfo(A.dtype).bits == 32
+    if size <= _LARGEST[8][not single]:
+        return work.reported(_taylor_8(work, A), 0)
+    X, squarings = _taylor_18(work, A, size, _LARGEST[18][not single], 10 if single else 40)
+    spare = like(A)
+    for _ in range(squarings):
+        work.product(1, X, X, C=spare)
+        X, spare = spare, X
+    return work.reported(X, squarings)
+
+
+def _taylor_8(work: Work, A: DistMatrix) -> DistMatrix:
+    A2 = work.product(1, A, A, C=like(A))
+    sums = _combined(work, like(A), _EIGHT[0], (A, A2))
+    A4 = work.product(1, A2, sums, C=like(A))
+    _combined(work, sums, _EIGHT[1], (A, A2, A4))
+    return work.product(1, work.add(A4, 2 / 3, A2), sums, 1, _combined(work, like(A), _EIGHT[2], (A, A2)))
+
+
+def _taylor_18(work: Work, A: DistMatrix, size: float, largest: float, most: int) -> tuple[DistMatrix, int]:
+    """Return the polynomial of A / 2^s, and s.   most : log2 of how much larger than 1 the norm of A / 2^s may be."""
+    exponent = frexp(size)[1]  # the powers of X = A / 2^exponent, whose norm is below 1, do not overflow
+    X = work.add(like(A), 2.0**-exponent, A, beta=0)
+    X2 = work.product(1, X, X, C=like(A))
+    X3 = work.product(1, X, X2, C=like(A))
+    X6 = work.product(1, X3, X3, C=like(A))
+    norm = min(frexp(size)[0], max(X2.norm(1) ** (1 / 2), X3.norm(1) ** (1 / 3)))
+    s = max(0, exponent - most, exponent + ceil(log2(norm / largest)) if norm else 0)
+    # rounding errors are of |X|^19, whose elements are absolute values: Al-Mohy & Higham (2009), 5
+    modulus: Any = np.abs(X)
+    power = np.ones(A.shape[0])
+    for _ in range(19):
+        power = modulus.T.matvec(power)
+    grown = log2(power.max() / frexp(size)[0] / factorial(19) / unit(A)) if power.max() else -inf
+    s += max(0, ceil(grown / 18 + exponent - s)) if isfinite(grown) else 0
+    s = A.grid.expected(s, A.grid.iterations(60, 0))
+    powers, scale = (X, X2, X3, X6), 2.0 ** (exponent - s)
+    a, b, c, d, e = (_combined(work, like(A), row, powers, scale) for row in _EIGHTEEN)
+    work.product(1, a, c, 1, b)
+    return work.product(1, work.add(d, 1, b), b, 1, e), s
+
+
+def _combined(
+    work: Work, Y: DistMatrix, row: Sequence[float], powers: Sequence[DistMatrix], scale: float = 1
+) -> DistMatrix:
+    """Compute Y := row[0] I + the sum of row[i] scale^k X^k over the powers X, X^2, X^3 and X^6."""
+    work.add(Y, 0, powers[0], beta=0)
+    for k, factor, power in zip((1, 2, 3, 6), row[1:], powers):
+        if factor:
+            work.add(Y, factor * scale**k, power)
+    return add_to_diagonal(Y, row[0])
+
+
+def sqrtm(A: DistMatrix, *, assume_a: Literal["gen", "pos"] = "gen", protect: Protection | None = None) -> DistMatrix:
+    """Return the principal square root X, X X = A, whose eigenvalues have positive real parts.  Collective.
+
+    A        : DistMatrix (n, n) of type s, d, c or z, without eigenvalues on the negative real axis; not changed.
+    assume_a : "pos": A is Hermitian and positive definite, and X = H of the polar decomposition L^H = U H, where
+               A = L L^H; "gen": the product form of the iteration of Denman and Beavers, which is Newton's.
+    protect  : for the products, as for `pdgemm`; factorisations, solves and redistributions are not compared.
+
+    Returns X in the layout of A, Hermitian for "pos".  Cost: a Cholesky factorisation and `polar`; or 5 to 15 inverses
+    and products.  The report has the steps and |X X - A|_F / |A|_F.
+    Raises LayoutError, DTypeError or ArgumentError on all ranks; LinAlgError where A is not positive definite, is
+    singular, or the iteration does not converge in 60 steps.
+    Higham, Functions of Matrices, 2008, algorithm 6.21 and (6.29).
+    """
+    with together(communicator(A=A)) as arguments:
+        check_operand("A", A, square=True)
+        as_name(assume_a, "assume_a", ("gen", "pos"))
+        arguments += ["sqrtm", A.distribution, A.dtype, assume_a, check_protection(protect, A)]
+    work = Work("sqrtm", protect)
+    near, far = to_one(finite_norm("sqrtm", A) or 1, A.dtype)
+    W = A * near * far
+    if assume_a == "pos":
+        U, H = polar(work.did(cholesky(W)).H, protect=protect)
+        work.did(U)
+        X, steps = work.did(H.redistribute(like(A))), vars(U.report)["steps"]
+    else:
+        X, steps = _denman_beavers(work, W)
+    residual = work.product(1, X, X, -1, W.copy()).norm() / (W.norm() or 1)
+    X *= 1 / sqrt(near)
+    X *= 1 / sqrt(far)
+    return work.reported(X, steps, residual=residual)
+
+
+def _denman_beavers(work: Work, A: DistMatrix) -> tuple[DistMatrix, int]:
+    X, M, spare, change = A.copy(), A.copy(), like(A), inf
+    for step in range(60):
+        if change <= sqrt(len(A)) * unit(A) or 0 in A.shape:
+            return X, step
+        N = work.did(inverse(M))
+        square = sqrt(N.norm() / M.norm()) if change > 0.1 else 1.0  # mu^2 M and its inverse have the same norm
+        scaled = add_to_diagonal(work.add(like(A), 1 / square, N, beta=0), 1)
+        work.product(sqrt(square) / 2, X, scaled, C=spare)  # X := mu X (I + (mu^2 M)^-1) / 2
+        X, spare = spare, X
+        add_to_diagonal(work.add(M, 0.25 / square, N, square / 4), 0.5)  # M := (2 I + mu^2 M + (mu^2 M)^-1) / 4
+        last, change = change, add_to_diagonal(work.add(N, 1, M, 0), -1).norm()
+        change = A.grid.expected(change, 0.0 if step + 1 >= A.grid.iterations(60, 8) else last / 4)
+        if change >= last / 2 and change < unit(A) ** 0.5:  # rounding errors
+            return X, step + 1
+    raise LinAlgError(
+        f"the square root of {A.distribution} did not converge: of a real matrix with negative eigenvalues none is real"
+    )

@@ -1,0 +1,164 @@
+"""Singular value decompositions: the largest singular values, with bounds of their errors, or all of a tall matrix."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pdgemm.errors import ArgumentError
+from pdgemm.linalg.factors.operands import to_one
+from pdgemm.linalg.factors.tall_qr import svd_of_tall
+from pdgemm.linalg.spectral.golub_kahan import BLOCKS, Scaled, leading_space, missing
+from pdgemm.linalg.spectral.iterations import Work, check_operand, check_protection, finite_norm, like, unit
+from pdgemm.linalg.spectral.norms import largest_singular_value
+from pdgemm.local.arrays.integers import as_count, as_seed
+from pdgemm.matrix.argument_checks import as_real, communicator, size
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.names import Protection
+from pdgemm.support.agreement import together, warn_together
+from pdgemm.support.text import counted
+
+ROUNDING = 100  # times the unit roundoff of the type: errors that are taken for those of rounding
+
+
+def svd(
+    A: DistMatrix,
+    k: int | None = None,
+    *,
+    full_matrices: bool = False,
+    oversample: int = 10,
+    tolerance: float | None = None,
+    steps: int = 100,
+    seed: int = 0,
+    protect: Protection | None = None,
+) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
+    """Return U, s and Vh with A = U diag(s) Vh, or the k largest singular values and their vectors.  Collective.
+
+    A : DistMatrix (m, n) of type s, d, c or z; it is not changed.
+    k : None: all min(m, n) values, by a QR factorisation and LAPACK on one rank, for tall or wide A.  Else the k
+        largest: of all values where these are few, at most 6 (k + oversample); otherwise by block Golub-Kahan steps
+        with k + oversample columns, from random ones that depend on the seed alone.
+    full_matrices : False is what is done; True is taken where A is square.
+    tolerance : ends the steps where no value can be farther than tolerance s_1 from its true one.  By default they go
+        on until nothing but rounding errors of about 100 eps s_1 is left.
+    steps : at most so many.
+    protect : for the products with k, as for `pdgemm`; factorisations are not compared, and all values are one.
+
+    Returns U (m, k), s (k,) in descending order on every rank, and Vh (k, n); U and Vh have orthonormal columns and
+    rows.  With k `U.report.facts` has "bound": no value differs from its true one by more than bound s_1; "share":
+    sum s^2 / |A|_F^2, exactly the part of A that U diag(s) Vh holds; and "residual": the longest A^H u - s v, over s_1.
+    The bound follows from residuals that are measured, and from the norm of what is left of A, `missing`
+    in `pdgemm.linalg.spectral.golub_kahan`.  Where the share is near to 1 it holds always, else unless the random
+    columns miss a direction, which has a probability of about 10^-9 with 10 more columns than k (Halko, Martinsson &
+    Tropp, 10.8).
+    All ranks are warned, by scipy.linalg.LinAlgWarning, where the bound exceeds the tolerance.
+
+    Cost of a step with l = k + oversample: 2 products of A with l columns, 4 mnl flops, and 6 products and 4 QR
+    factorisations of bases, which have 5 l columns; a few steps where the values decay, 20 to 50 where they hardly do.
+    At the end 4 products of A with k columns.  Memory: 8 (m + n) l words of all ranks, 50 l^2 of each.
+    Raises DTypeError, ArgumentError or DeviceError on all ranks; LinAlgError where A has NaN or infinite elements.
+    Golub, Luk & Overton, ACM Trans. Math. Software 7(2), 1981; Halko, Martinsson & Tropp, SIAM Review 53(2), 2011;
+    Musco & Musco, NeurIPS 2015; Li & Li, Linear Algebra Appl. 395, 2005.
+    """
+    with together(communicator(A=A)) as arguments:
+        check_operand("A", A)
+        least = min(A.shape)
+        k = None if k is None else as_count(k, "k", 1)
+        width, steps, seed = as_count(oversample, "oversample", 0), as_count(steps, "steps", 1), as_seed(seed)
+        limit = None if tolerance is None else as_real(tolerance, "tolerance", above=0)
+        if k is not None and k > least:
+            raise ArgumentError(f"k = {k} is more than the {least} singular values of A, which is {size(A)}")
+        if k is None and protect is not None:
+            raise ArgumentError(
+                "protect is for products, and svd without k is a factorisation: name k, or leave it out"
+            )
+        if full_matrices and (k is not None or A.shape[0] != A.shape[1]):
+            raise ArgumentError(f"full_matrices=True is for all values of a square matrix; A is {size(A)}")
+        arguments += ["svd", A.distribution, A.dtype, k, width, limit, steps, seed]
+        arguments += [check_protection(protect, A)]
+    largest = finite_norm("svd", A, "max") if A.size else 0.0
+    if k is None:
+        return _all(A)
+    near, far = to_one(largest or 1.0, A.dtype)
+    norm = A.norm()
+    norm = norm * near * far if np.isfinite(norm) else (A * near * far).norm()
+    work, W = Work("svd", protect), Scaled(A, near, far, norm)
+    if is_small(A, k, width):
+        U, s, Vh = _all(A)
+        work.did(U)
+        s, U, V, done = s * near * far, U[:, :k], Vh[:k].H, 0
+        after = s[k:], np.zeros(least - k)
+    else:
+        target = ROUNDING * unit(A) if limit is None else limit
+        basis, ritz, done = leading_space(work, W, k, k + width, target, steps, (2 * seed + 1) % 2**64)
+        U, s, Gh = svd_of_tall(W.times(work, basis))
+        work.did(U)
+        V = work.product(1, basis, Gh.H, C=beside(A, k))
+        after = ritz.s[k:], ritz.residuals[k:]
+    bound, rounding, residual = _bound(work, W, U, s[:k], V, after)
+    wanted = ROUNDING * unit(A) + 2 * rounding if limit is None else limit
+    if A.grid.expected(bound > wanted, False):
+        warn_together(
+            A.grid.comm,
+            f"svd of {size(A)}: the {k} largest singular values are known to {bound:.1e} s_1, not to {wanted:.1e} s_1, "
+            f"after {counted(done, 'step')}: raise steps= or tolerance=",
+        )
+    share = min(1.0, float((s[:k].astype(float) ** 2).sum()) / norm**2) if norm else 1.0
+    work.reported(U, done, bound=bound, share=share, residual=residual)
+    return U, s[:k] / near / far, V.H
+
+
+def norm_of_rest(A: DistMatrix, U: DistMatrix, s: np.ndarray, Vh: DistMatrix) -> float:
+    """Return |A - U diag(s) Vh|_2, or less, by Lanczos steps that share no random number with `svd`.  Collective.
+
+    That it is no larger than s_k is what makes values that belong to their vectors the largest ones.
+    """
+    near, far = to_one(A.norm("max") or 1.0, A.dtype)
+    values = s.astype(float) * near * far
+
+    def apply(x: np.ndarray) -> np.ndarray:
+        return A.matvec(near * x) * far - U.matvec(values * Vh.matvec(x))
+
+    def adjoint(x: np.ndarray) -> np.ndarray:
+        x = x.conj()
+        return (A.T.matvec(near * x) * far - Vh.T.matvec(values * U.T.matvec(x))).conj()
+
+    return largest_singular_value(A, apply, adjoint, 1e-4) / near / far
+
+
+def is_small(A: DistMatrix, k: int, oversample: int) -> bool:
+    """Would a basis of the steps and the next block be more than all of the space?"""
+    return min(A.shape) <= (BLOCKS + 1) * (k + oversample)
+
+
+def beside(A: DistMatrix, k: int) -> DistMatrix:
+    """Return a matrix for k right singular vectors of A, on its grid.  Collective."""
+    return DistMatrix.empty((A.shape[1], k), grid=A.grid.base, dtype=A.dtype, device=A.device)
+
+
+def _bound(
+    work: Work, A: Scaled, U: DistMatrix, s: np.ndarray, V: DistMatrix, after: tuple[np.ndarray, np.ndarray]
+) -> tuple[float, float, float]:
+    """Return a bound of the errors of s, the part of it that is due to rounding, and the longest A^H u - s v.
+
+    All are parts of s_1.   after : the next approximate values, and their residuals.
+    """
+    R, L = A.times(work, V, -1, U * s), A.H.times(work, U, -1, V * s)
+    right, left = (X.vector_norm(2, axis=0) for X in (L, R))
+    inside, *grams = (work.product(1, X.H, Y).allgather() for X, Y in ((U, R), (U, U), (V, V)))
+    apart = max(float(np.linalg.norm(gram - np.eye(len(s)), 2)) for gram in grams)
+    first = float(s[0])
+    rounding = float(np.linalg.norm(inside, 2)) + (apart + 4 * unit(U)) * first
+    values, residuals = np.append(s, after[0].astype(s.dtype)), np.append(np.maximum(left, right), after[1])
+    most = float(missing(len(s), values, residuals, A.norm).max()) + rounding
+    return most / (first or 1.0), rounding / (first or 1.0), float(right.max()) / (first or 1.0)
+
+
+def _all(A: DistMatrix) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
+    if 0 in A.shape:
+        return like(A)[:, :0], np.zeros(0, np.finfo(A.dtype).dtype), like(A)[:0, :]
+    if A.shape[0] >= A.shape[1]:
+        return svd_of_tall(A)
+    W, s, Gh = svd_of_tall(A.H)
+    U, Vh = Gh.H, W.H
+    U.report = Vh.report = W.report
+    return U, s, Vh

@@ -1,0 +1,319 @@
+"""Arrays in host memory and on devices, whose work is asynchronous, in streams.
+
+The algorithms are written for any array that can be sliced, transposed and reshaped like NumPy's.  They leave work on
+elements to `elementwise`, `local_gemm` and `block_copy`, and synchronization to `streams`; all of these look up the
+device of an array here.  A NumPy array has none: the host's work is complete on return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
+
+import numpy as np
+
+from pdgemm.errors import DeviceError, DTypeError
+from pdgemm.local.arrays import workspace
+from pdgemm.local.arrays.integers import shown
+from pdgemm.local.arrays.workspace import BufferCache
+from pdgemm.names import DeviceName
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+Array = Any  # a NumPy array, or one of a device
+
+HOST: Final = "host"
+REMEDY = "Open MPI built with --with-cuda, or MPICH_GPU_SUPPORT_ENABLED=1 on a Cray"  # where MPI is not GPU-aware
+_MODULES = {"cuda": "pdgemm.devices.cuda"}  # the module that makes each device
+
+
+class Combination(Protocol):
+    """The parameters of Y := alpha op(X) + beta Y; see `elementwise.Combine`."""
+
+    alpha: Any
+    beta: Any
+    conjugated: bool
+    through: np.dtype | None
+
+
+class Event(Protocol):
+    """A point in a stream, complete when all work before it is."""
+
+    def synchronize(self) -> None: ...
+
+
+class Stream(Protocol):
+    """A queue of work that a device executes in order; work started in a `with` block of it goes there."""
+
+    def record(self) -> Any: ...
+    def wait_event(self, event: Any) -> None: ...
+    def synchronize(self) -> None: ...
+    def __enter__(self) -> Any: ...
+    def __exit__(self, *error: Any) -> Any: ...
+
+
+class Pinned(NamedTuple):
+    """Pinned host memory, as an array of the host and as an array of the device."""
+
+    host: np.ndarray
+    device: Array
+
+    @property
+    def nbytes(self) -> int:
+        return self.host.nbytes
+
+    def cut(self, start: int, stop: int) -> Pinned:
+        return Pinned(self.host[start:stop], self.device[start:stop])
+
+    def shared_out(self, parts: int) -> list[Pinned]:
+        """Return the memory in parts of equal size."""
+        words = self.host.size // parts
+        return [self.cut(part * words, (part + 1) * words) for part in range(parts)]
+
+
+class Reach(NamedTuple):
+    """How ranks access each other's device memory.
+
+    reads  : the mover by which ranks of a node read it, "shared" in place, "ipc" with a copy; "" if they cannot.
+    staged : MPI does not accept pointers to it, so messages are staged through host memory.
+    nccl   : NCCL can be used.
+    why    : how the support of MPI was determined.
+    sharing : the maximum number of ranks that use one device.
+    """
+
+    reads: str = ""
+    staged: bool = True
+    nccl: bool = False
+    why: str = ""
+    sharing: int = 1
+
+    def __str__(self) -> str:
+        near = {"shared": "in place (CUDA IPC, one GPU)", "ipc": "by copies (CUDA IPC)"}.get(self.reads, "by messages")
+        return (
+            f"ranks of a node read each other's memory {near}; MPI {'does not take' if self.staged else 'takes'} "
+            f"pointers to it ({self.why}); NCCL {'can' if self.nccl else 'cannot'} be used"
+        )
+
+
+class Device(Protocol):
+    """The interface of a device.  Work is started in the current stream; no method waits for it unless it says so."""
+
+    name: str
+
+    def use(self) -> None:
+        """Make it the current device of the calling thread."""
+
+    def empty(self, shape: Sequence[int], dtype: Any, order: str = "C") -> Array:
+        """Return an uninitialized array.  Raises OutOfMemoryError."""
+
+    def pinned(self, words: int, dtype: Any) -> Pinned:
+        """Return pinned host memory, which the copy engine and kernels access at full bandwidth."""
+
+    def multiply(
+        self, alpha: Any, A: Array, B: Array, C: Array, conjugate_a: bool, conjugate_b: bool, tf32: bool
+    ) -> Callable[[Any], None]:
+        """Return the product C := alpha op(A) op(B) + beta C as a function of beta; see `local_gemm.prepare`.
+
+        tf32 : operands in single precision may be rounded to 11 bits.
+        """
+
+    def multiply_stack(self, alpha: Any, A: Array, B: Array, beta: Any, C: Array) -> None:
+        """Compute C_i := alpha A_i B_i + beta C_i in one call, for stacks (items, rows, columns), items >= 1."""
+
+    def solve_triangular(self, how: tuple[str, str, str, str], alpha: Any, A: Array, X: Array) -> None:
+        """Compute X := alpha op(A)^-1 X as BLAS's trsm does, for column-major arrays.
+
+        how : BLAS's letters for side, triangle, op and unit diagonal.
+        """
+
+    def combine(self, how: Combination, target: Array, source: Array) -> None:
+        """Compute target := alpha op(source) + beta target; what is multiplied by 0 is not read."""
+
+    def combine_blocks(self, how: Combination, target: Array, source: Array, rows: Any, cols: Any) -> None:
+        """Combine rows x columns of both arrays, each an `index_map.IndexMap`; see `block_copy.copy_blocks`."""
+
+    def copy(self, target: Any, source: Any) -> None:
+        """Copy contiguous elements from or to pinned memory with the copy engine."""
+
+    def broadcast(self, comm: MPI.Comm, x: Array, root: int) -> None:
+        """Broadcast x from root to all ranks with NCCL.  Collective over comm, in the same order on all ranks."""
+
+    def exchange(
+        self, comm: MPI.Comm, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]]
+    ) -> None:
+        """Send contiguous arrays to ranks of comm, and receive others from them, with NCCL."""
+
+    def reduce(self, comm: MPI.Comm, parts: Sequence[tuple[Array, Array, int]]) -> None:
+        """Assign, for each (part, total, root), total := the sum of all ranks' parts on rank root, with NCCL."""
+
+    def current_stream(self) -> Stream:
+        """Return the caller's stream."""
+
+    def product_stream(self) -> Stream:
+        """Return the stream for products, which the default stream does not wait for, nor it for that."""
+
+    def transfer_stream(self) -> Stream:
+        """Return the stream for copies that overlap with products."""
+
+    def upload_stream(self) -> Stream:
+        """Return the stream for copies from the host that overlap with those to it."""
+
+    def happened(self, event: Any) -> bool:
+        """Return whether an event is complete.  Raises the error of the device, if any."""
+
+    def elapsed(self, begin: Any, end: Any) -> float:
+        """Return the seconds between two completed events."""
+
+    def to_host(self, x: Array) -> np.ndarray:
+        """Return a copy in host memory, complete on return."""
+
+    def to_device(self, x: np.ndarray, order: str) -> Array:
+        """Return a copy on the device, complete on return."""
+
+    def discover_peers(self, grid: Any) -> None:
+        """Determine, once, how the ranks of the grid access each other's memory.  Collective over the grid."""
+
+    def reach(self, grid: Any) -> Reach:
+        """Return the result of `discover_peers`."""
+
+    def memory(self, grid: Any) -> Any:
+        """Return the device memory that the ranks of a node can read, as a `grids.node_memory.NodeMemory`."""
+
+    def check(self, x: Array) -> None:
+        """Raise DeviceError for an array on another device than this rank's."""
+
+    def addressable(self, x: Array) -> bool:
+        """Return whether MPI and other ranks may be given its address."""
+
+    def takes(self, x: Any) -> Array | None:
+        """Return another library's array on this device as one of ours, without a copy; None for anything else."""
+
+
+_devices: dict[type, Device] = {}
+
+
+def register(kind: type, device: Device) -> None:
+    """Register the device of an array type."""
+    _devices[kind] = device
+
+
+def of(x: Array) -> Device | None:
+    """Return the device of an array; None for the host."""
+    if isinstance(x, np.ndarray):
+        return None
+    found = _devices.get(type(x))
+    if found is None and type(x).__module__.partition(".")[0] == "cupy":
+        found = named("cuda")
+    return found
+
+
+def named(name: Any) -> Device | None:
+    """Return the device of this name; None for the host.  Raises DeviceError if there is none."""
+    if name in (None, HOST):
+        return None
+    for device in _devices.values():
+        if device.name == name:
+            return device
+    if name not in _MODULES:
+        raise DeviceError(f"device {name!r} is not one of {', '.join((HOST, *_MODULES))}")
+    try:
+        module = import_module(_MODULES[name])
+    except ImportError as bad:
+        way = "pip install 'cupy-cuda13x[ctk]' (or cupy-cuda12x)"
+        raise DeviceError(f"device {name!r} needs CuPy: {bad}; {way}") from None
+    made: Device = module.device()
+    return made
+
+
+def name_of(x: Array) -> DeviceName:
+    found = of(x)
+    return cast(DeviceName, found.name) if found else HOST
+
+
+def adopted(x: Any) -> Array:
+    """Return any array-like object as an array of the host or of a device, without a copy if possible.
+
+    x : an array of NumPy's or CuPy's, nested lists of numbers, or what has `__dlpack__`, `__cuda_array_interface__`,
+        `__array_interface__`, `__array__` or the buffer protocol.
+
+    Raises DTypeError for masked and sparse arrays, and for what is no array.
+    """
+    if any(isinstance(part, np.ma.MaskedArray) for part in (x, *(x if isinstance(x, (list, tuple)) else ()))):
+        raise DTypeError("a masked array would lose its mask: fill it first, array.filled(value)")
+    if hasattr(x, "toarray"):
+        raise DTypeError(f"a {type(x).__name__} is sparse: convert it first, array.toarray()")
+    if not isinstance(x, np.ndarray) and of(x) is not None:
+        return x
+    if _on_cuda(x) or (not hasattr(x, "__dlpack_device__") and hasattr(x, "__cuda_array_interface__")):
+        cuda = named("cuda")
+        taken = cuda.takes(x) if cuda else None
+        if taken is not None:
+            return taken
+    return _on_host(x)
+
+
+def _on_host(x: Any) -> np.ndarray:
+    only_dlpack = hasattr(x, "__dlpack__") and not any(hasattr(x, f"__array{name}__") for name in ("", "_interface"))
+    try:
+        found: np.ndarray = np.from_dlpack(x) if only_dlpack else np.asarray(x)
+    except (TypeError, ValueError, RuntimeError, BufferError) as bad:
+        if isinstance(x, (np.ndarray, list, tuple)) or hasattr(x, "__array_ufunc__"):
+            raise  # NumPy's or our own words
+        raise DTypeError(
+            f"NumPy cannot read this {type(x).__name__} as an array: {' '.join(str(bad).split())}"
+        ) from bad
+    if found.dtype == object and found is not x and not found.ndim:
+        raise DTypeError(f"{shown(x)} is no array, and does not export one (DLPack, __array__, the buffer protocol)")
+    return found
+
+
+def _on_cuda(x: Any) -> bool:
+    """Return whether x is on a CUDA device, according to DLPack."""
+    where = getattr(x, "__dlpack_device__", None)
+    return where is not None and int(where()[0]) in (2, 13)  # kDLCUDA, kDLCUDAManaged
+
+
+def empty(shape: Sequence[int], dtype: Any, order: str = "C", device: Device | None = None) -> Array:
+    if device is None:
+        return np.empty(shape, dtype, order)  # type: ignore[call-overload]
+    return device.empty(shape, dtype, order)
+
+
+def own_memory(device: Device | None) -> Device | BufferCache:
+    """Return the allocator of what a product needs while it runs, and no other rank reads."""
+    return workspace.host if device is None else device
+
+
+def memory(device: Device | None, grid: Any) -> Any:
+    """Return the node-shared memory of a device, or of the host."""
+    return grid.memory if device is None else device.memory(grid)
+
+
+def to_host(x: Array) -> np.ndarray:
+    """Return the elements in host memory: the array itself, or a copy."""
+    found = of(x)
+    return x if found is None else found.to_host(x)
+
+
+def shadow(x: Array) -> np.ndarray:
+    """Return an array of the same address and strides, whose elements must not be read."""
+    if isinstance(x, np.ndarray):
+        return x
+    seen = dict(x.__cuda_array_interface__)
+    strides = seen.get("strides") or x.strides
+    interface = {"version": 3, "shape": x.shape, "strides": strides, "data": (seen["data"][0], True)}
+    return np.asarray(SimpleNamespace(__array_interface__=interface | {"typestr": f"|V{x.dtype.itemsize}"}))
+
+
+def address(x: Array) -> int:
+    """Return the address of the first element."""
+    if isinstance(x, np.ndarray):
+        return int(x.ctypes.data)
+    return int(x.__cuda_array_interface__["data"][0])
+
+
+def writeable(x: Array) -> bool:
+    return bool(getattr(x.flags, "writeable", True))

@@ -1,0 +1,187 @@
+"""Kinds of reductions: what is kept of several elements, how that of two parts is joined, and the result.
+
+All of it is NumPy on one rank; `reductions` brings the ranks together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pdgemm.errors import ArgumentError
+from pdgemm.local.arrays.dtypes import HALVES
+from pdgemm.local.arrays.integers import shown
+
+RUN = 128  # rows that are added one after the other
+COPIED, READ = 1 << 15, 1 << 19  # elements at a time, where these are copied, and where they are only read
+
+Parts = tuple[np.ndarray, ...]  # what is known of several elements, for each column (or each row) of a matrix
+
+
+class Fold(NamedTuple):
+    """A reduction.
+
+    name  : of NumPy's function.
+    local : a function that takes elements, an axis and the global indices along that axis, and returns their parts.
+    join  : a function that takes the parts of some elements and of others, and returns those of all.
+    result : a function that takes the parts of all elements and their number, and returns their reduction.
+    empty : the reduction of no element; None: there is none.
+    words : elements of the parts for each column.
+    indexed : the result is an index.
+    most : elements to take at a time; few where they are copied, so that the copies stay in cache.
+    """
+
+    name: str
+    local: Callable[[np.ndarray, int, np.ndarray], Parts]
+    join: Callable[[Parts, Parts], Parts]
+    result: Callable[[Parts, int], np.ndarray]
+    empty: Any = None
+    words: int = 1
+    most: int = COPIED
+    indexed: bool = False
+
+
+def same(x: Any, n: int = 0) -> Any:
+    return x
+
+
+def number(n: int, like: np.ndarray) -> Any:
+    return like.dtype.type(n)
+
+
+def widened(x: np.ndarray) -> np.ndarray:
+    """Return the elements in a type that NumPy computes in."""
+    return x.astype(np.float32) if x.dtype in HALVES else x
+
+
+def added(x: np.ndarray) -> np.ndarray:
+    """Return the elements in the type that their sum has."""
+    return x.astype(np.int64) if x.dtype.kind in "biu" else widened(x)
+
+
+def floating(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float64) if x.dtype.kind in "biu" else widened(x)
+
+
+def _pairwise(ufunc: np.ufunc, x: np.ndarray, axis: int) -> np.ndarray:
+    """Return the reduction of rows (axis 0) in runs, each of them in order, or of columns, as NumPy does."""
+    while axis == 0 and len(x) > RUN:
+        runs = len(x) // RUN
+        whole = ufunc.reduce(x[: runs * RUN].reshape(runs, RUN, -1), axis=1)
+        x = np.concatenate([whole, ufunc.reduce(x[runs * RUN :], axis=0)[None]]) if len(x) % RUN else whole
+    found: np.ndarray = ufunc.reduce(x, axis=axis)
+    return found
+
+
+def by_ufunc(name: str, ufunc: np.ufunc, widen: Callable[[np.ndarray], np.ndarray], empty: Any = None) -> Fold:
+    def local(x: np.ndarray, axis: int, _: np.ndarray) -> Parts:
+        return (_pairwise(ufunc, widen(x), axis),)
+
+    return Fold(name, local, lambda a, b: (ufunc(a[0], b[0]),), lambda parts, n: parts[0], empty, most=READ)
+
+
+def add(
+    name: str, result: Callable[..., Any], empty: Any = 0, widen: Callable[[np.ndarray], np.ndarray] = added
+) -> Fold:
+    return by_ufunc(name, np.add, widen, empty)._replace(result=lambda parts, n: result(parts[0], n))
+
+
+def first(name: str, find: Callable[..., np.ndarray], better: np.ufunc) -> Fold:
+    """The first of the best elements, and where it is; a NaN is better than all."""
+
+    def local(x: np.ndarray, axis: int, indices: np.ndarray) -> Parts:
+        x = widened(x)
+        where = find(x, axis=axis)
+        values = np.take_along_axis(x, np.expand_dims(where, axis), axis).squeeze(axis)
+        return values, indices[where]
+
+    def join(a: Parts, b: Parts) -> Parts:
+        (x, at_x), (y, at_y) = a, b
+        if x.dtype == bool:
+            x, y = x.astype(np.int8), y.astype(np.int8)
+        nan_x, nan_y = x != x, y != y
+        same = (x == y) | (nan_x & nan_y)
+        second = np.where(same, at_y < at_x, ~nan_x & (nan_y | better(y, x)))
+        return np.where(second, b[0], a[0]), np.where(second, at_y, at_x)
+
+    return Fold(name, local, join, lambda parts, n: parts[1], words=2, most=READ, indexed=True)
+
+
+def variance(name: str, ddof: int, last: Callable[[np.ndarray], np.ndarray]) -> Fold:
+    def local(x: np.ndarray, axis: int, _: np.ndarray) -> Parts:
+        x = floating(x)
+        count = x.shape[axis]
+        mean = _pairwise(np.add, x, axis) / x.dtype.type(count)
+        apart = x - np.expand_dims(mean, axis)
+        squares = (apart.real**2 + apart.imag**2) if x.dtype.kind == "c" else apart * apart
+        return np.full(len(mean), count, np.int64), mean, _pairwise(np.add, squares, axis)
+
+    def join(a: Parts, b: Parts) -> Parts:
+        (n, mean, squares), (k, other, more) = a, b
+        apart, real = other - mean, squares.dtype
+        share = (k / (n + k)).astype(real)
+        between = np.abs(apart) ** 2 * n.astype(real) * share
+        return n + k, mean + apart * share, squares + more + between
+
+    def result(parts: Parts, n: int) -> np.ndarray:
+        found: np.ndarray = last(parts[2] / parts[2].dtype.type(max(n - ddof, 0)))
+        return found
+
+    return Fold(name, local, join, result, np.nan, words=3)
+
+
+def products(vector: np.ndarray) -> Fold:
+    """Return the sums of elements times numbers of a vector."""
+    vector = widened(vector)
+
+    def local(x: np.ndarray, axis: int, indices: np.ndarray) -> Parts:
+        factors, x = vector[indices], widened(x)
+        return (x @ factors if axis == 1 else factors @ x,)
+
+    return Fold("matvec", local, lambda a, b: (a[0] + b[0],), lambda parts, n: parts[0], 0, most=READ)
+
+
+def vector_norm(kind: Any) -> Fold:
+    def sizes(x: np.ndarray) -> np.ndarray:
+        found: np.ndarray = np.abs(floating(x)).astype(np.float64)
+        return found
+
+    if isinstance(kind, (int, float)):
+        if kind == 1:
+            return add("vector_norm 1", same, 0, sizes)
+        if kind == 0:
+            return add("vector_norm 0", same, 0, lambda x: (x != 0).astype(np.float64))
+        if kind == np.inf:
+            return by_ufunc("vector_norm inf", np.maximum, sizes, 0)
+        if kind == -np.inf:
+            return by_ufunc("vector_norm -inf", np.minimum, sizes)
+        if kind == 2:
+            return _euclidean(sizes)
+    raise ArgumentError(f"norm {shown(kind)} of vectors is not one of 0, 1, 2, numpy.inf, -numpy.inf")
+
+
+def _euclidean(sizes: Callable[[np.ndarray], np.ndarray]) -> Fold:
+    """Keep the largest element and the sum of squares of all, divided by it."""
+
+    def scaled(largest: np.ndarray) -> np.ndarray:
+        return np.where((largest > 0) & np.isfinite(largest), largest, 1).astype(largest.dtype)
+
+    def local(x: np.ndarray, axis: int, _: np.ndarray) -> Parts:
+        x = sizes(x)
+        scale = scaled(np.maximum.reduce(x, axis=axis))
+        x = x / np.expand_dims(scale, axis)
+        return scale, _pairwise(np.add, x * x, axis)
+
+    def join(a: Parts, b: Parts) -> Parts:
+        scale = np.maximum(a[0], b[0])
+        return scale, a[1] * (a[0] / scale) ** 2 + b[1] * (b[0] / scale) ** 2
+
+    return Fold("vector_norm 2", local, join, lambda parts, n: parts[0] * np.sqrt(parts[1]), 0, words=2)
+
+
+def result_type(fold: Fold, dtype: np.dtype) -> np.dtype:
+    """Return the type of the result; sums, means and extrema of 16-bit numbers have their type."""
+    found = fold.result(fold.local(np.ones((1, 1), dtype), 0, np.zeros(1, np.int64)), 1).dtype
+    return dtype if dtype in HALVES and found == np.float32 else found

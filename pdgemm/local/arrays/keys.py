@@ -1,0 +1,125 @@
+"""What a key names in A[key]: the rows and the columns, read as NumPy reads them.  Nothing here communicates."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from pdgemm.errors import KeyIndexError
+from pdgemm.local.arrays.integers import shown
+
+
+class Picked(NamedTuple):
+    """The indices of one dimension that a key names.
+
+    indices : a range of step 1, or an array of indices in any order.
+    dropped : is it a single index, whose dimension an array of NumPy's would not have?
+    """
+
+    indices: range | np.ndarray
+    dropped: bool = False
+
+    def __str__(self) -> str:
+        x = self.indices
+        if isinstance(x, range):
+            return f"{x.start}:{x.stop}" if not self.dropped else str(x.start)
+        return f"{len(x)} indices of checksum {crc32(x.tobytes())}"
+
+
+def is_view(key: Any) -> bool:
+    """Does the key consist of slices of step 1 and `...` alone, so that the submatrix is a view?"""
+    keys = key if isinstance(key, tuple) else (key,)
+    return all(x is ... or (isinstance(x, slice) and x.step in (None, 1)) for x in keys)
+
+
+def picked(key: Any, shape: tuple[int, int]) -> tuple[Picked, Picked]:
+    """Return the rows and the columns that a key names.  Raises KeyIndexError."""
+    keys = list(key) if isinstance(key, tuple) else [key]
+    here = [at for at, x in enumerate(keys) if x is ...]
+    if len(here) == 1:
+        keys[here[0] : here[0] + 1] = [slice(None)] * (3 - len(keys))
+    keys += [slice(None)] * (2 - len(keys))
+    if len(here) > 1 or len(keys) != 2:
+        raise KeyIndexError(_NOT_TWO.format(shown(key)))
+    lists = [_as_list(x) for x in keys]
+    if all(x is not None for x in lists):
+        rows, cols = lists
+        assert rows is not None and cols is not None
+        if rows.ndim == cols.ndim == 2 and rows.shape[1] == cols.shape[0] == 1:  # of numpy.ix_
+            lists = [rows[:, 0], cols[0]]
+        else:
+            raise KeyIndexError(
+                "two lists name single elements, one by one: A[numpy.ix_(rows, cols)] is the submatrix of these rows "
+                "and columns, and A.allgather()[rows, cols] has the elements"
+            )
+    down, across = (_one(x, y, n, axis) for axis, (x, y, n) in enumerate(zip(keys, lists, shape)))
+    return down, across
+
+
+def last_of_each(indices: np.ndarray) -> np.ndarray:
+    """Return, ascending, where in a list each index stands for the last time: NumPy assigns that element."""
+    _, from_end = np.unique(indices[::-1], return_index=True)
+    return np.sort(len(indices) - 1 - from_end)
+
+
+def _as_list(x: Any) -> np.ndarray | None:
+    """Return a list or an array of indices, or a mask, as an array; None for what is none."""
+    if isinstance(x, range):
+        x = np.arange(x.start, x.stop, x.step)
+    if isinstance(x, list):
+        x = np.asarray(x) if len(x) else np.zeros(0, np.int64)
+    return x if isinstance(x, np.ndarray) and x.ndim else None
+
+
+def _one(key: Any, listed: np.ndarray | None, n: int, axis: int) -> Picked:
+    """Return the indices that one part of a key names in a dimension of n."""
+    what = ("rows", "columns")[axis]
+    if listed is not None:
+        return Picked(_from_list(listed, n, what))
+    if isinstance(key, slice):
+        try:
+            start, stop, step = key.indices(n)
+        except (TypeError, ValueError):
+            raise KeyIndexError(_NO_KEY.format(shown(key))) from None
+        if step == 1:
+            return Picked(range(start, max(start, stop)))
+        return Picked(np.arange(start, stop, step, dtype=np.int64))
+    if isinstance(key, np.ndarray) and key.dtype.kind in "iu":
+        key = key[()]
+    if not isinstance(key, (int, np.integer)) or isinstance(key, bool):
+        raise KeyIndexError(_NO_KEY.format(shown(key)))
+    if not -n <= key < n:
+        raise KeyIndexError(f"index {shown(key)} is out of range for a dimension of {n}")
+    start = int(key) % n
+    return Picked(range(start, start + 1), dropped=True)
+
+
+def _from_list(listed: np.ndarray, n: int, what: str) -> np.ndarray:
+    """Return the indices of a list or of a mask of n rows or columns."""
+    if listed.ndim != 1:
+        dimensions = f"a list of {what} has one dimension, got {listed.ndim}"
+        raise KeyIndexError(_MASKED if listed.dtype == bool else dimensions)
+    if listed.dtype == bool:
+        if len(listed) != n:
+            raise KeyIndexError(f"a mask of {len(listed)} {what} for a matrix of {n}")
+        return np.flatnonzero(listed)
+    if listed.dtype.kind not in "iu":
+        raise KeyIndexError(f"a list of {what} has whole numbers or truth values, got {listed.dtype}")
+    outside = (listed < -n) | (listed >= n)
+    if outside.any():
+        raise KeyIndexError(f"index {listed[outside][0]} is out of range for a dimension of {n}")
+    return np.where(listed < 0, listed.astype(np.int64) + n, listed).astype(np.int64)
+
+
+_NO_KEY = (
+    "a submatrix is A[i0:i1, j0:j1], a row A[i], an element A[i, j]; rows are picked by a list, a step or a mask of "
+    "them; got {}"
+)
+_NOT_TWO = "a submatrix is A[i0:i1, j0:j1]: a matrix has two dimensions; got {}"
+MASK = np.ones((1, 1), bool)  # stands for a mask of all elements, whose elements cannot be read
+_MASKED = (
+    "the elements of a mask have no distribution of their own: numpy.where(mask, A, 0) keeps them in place, "
+    "A[mask] = 0 sets them, and A.allgather()[mask] is an array of them"
+)

@@ -1,0 +1,190 @@
+"""The product on one rank: C := alpha A B + beta C by a direct call of the BLAS routine.
+
+Fortran's routines take leading dimensions and beta, so that panels of larger arrays are multiplied
+and C is updated in place.  (`scipy.linalg.blas.dgemm` silently copies strided arguments.)
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from pdgemm.local.arrays.device import Array, of
+from pdgemm.local.arrays.element_functions import tiles
+from pdgemm.local.arrays.elementwise import Combine, scale
+from pdgemm.local.blas import library as blas
+
+BLAS_INT = 2**31 - 1  # the largest dimension of the BLAS interface
+SLAB_FLOPS = 5e8  # which one core computes in ten milliseconds
+EXACT_WIDTH = 1024  # terms of at most 2**14, products of int8 numbers, that float32 accumulates exactly
+_REAL: dict[str, Any] = {"f": ctypes.c_float, "d": ctypes.c_double}  # the C type of the real numbers of a dtype.char
+_LETTERS = {trans: ctypes.c_char_p.from_param(trans) for trans in (b"N", b"T", b"C")}
+
+
+def gemm_accumulate(
+    alpha: Any,
+    A: Array,
+    B: Array,
+    beta: Any,
+    C: Array,
+    conjugate_a: bool = False,
+    conjugate_b: bool = False,
+) -> None:
+    """Compute C := alpha op(A) op(B) + beta C, where op is the conjugate or nothing.  Local.
+
+    A : (m, k);  B : (k, n);  C : (m, n), overwritten, not read where beta is 0.
+        All have the same type: float32, float64, complex64 or complex128.  Rows or columns are contiguous
+        (slices of C- or Fortran-ordered arrays); anything else raises ValueError.
+    conjugate_a, conjugate_b : conjugate an operand; only where `conjugates` returns True.
+
+    2mnk flops, no temporaries.  Error: |C - C^| <= gamma_k |A||B| (Higham 2002, 3.5).
+    """
+    prepare(alpha, A, B, C, conjugate_a, conjugate_b)(beta)
+
+
+def prepare(
+    alpha: Any,
+    A: Array,
+    B: Array,
+    C: Array,
+    conjugate_a: bool = False,
+    conjugate_b: bool = False,
+    tf32: bool = False,
+) -> Callable[[Any], None]:
+    """Return the product C := alpha op(A) op(B) + beta C of these arrays as a function of beta.  Local.
+
+    Arguments and errors are those of `gemm_accumulate`; with tf32 a device may round float32 operands to 11 bits.
+    It may be called repeatedly; a call multiplies the current elements and adds a microsecond to the time of BLAS.
+    The product keeps references to the arrays, whose memory must not be reallocated.
+    """
+    if not C.size or not A.shape[1]:
+        return partial(scale, C=C)
+    if type(C) is not np.ndarray and (device := of(C)):
+        return device.multiply(alpha, A, B, C, conjugate_a, conjugate_b, tf32)
+    return _Prepared(alpha, A, B, C, conjugate_a, conjugate_b)
+
+
+class _Prepared:
+    """A call of BLAS with all arguments but beta prepared."""
+
+    __slots__ = ("arrays", "gemm", "head", "scalar", "tail")
+
+    def __init__(
+        self, alpha: Any, A: np.ndarray, B: np.ndarray, C: np.ndarray, conjugate_a: bool, conjugate_b: bool
+    ) -> None:
+        self.arrays = A, B, C  # addresses hold no references
+        char = C.dtype.char
+        A, B, C, (trans_a, lda), (trans_b, ldb), ldc = seen_by_fortran(A, B, C, conjugate_a, conjugate_b)
+        (m, n), k = C.shape, A.shape[1]
+        self.gemm, self.scalar = blas.gemm(char), partial(_scalar, char)
+        self.head = (
+            _LETTERS[trans_a], _LETTERS[trans_b], _int(m), _int(n), _int(k),
+            _scalar(char, alpha), _address(A), _int(lda), _address(B), _int(ldb),
+        )  # fmt: skip
+        self.tail = _address(C), _int(ldc)
+
+    def __call__(self, beta: Any) -> None:
+        self.gemm(*self.head, self.scalar(beta), *self.tail)
+
+
+def seen_by_fortran(
+    A: np.ndarray, B: np.ndarray, C: np.ndarray, conjugate_a: bool, conjugate_b: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[bytes, int], tuple[bytes, int], int]:
+    """Return column-major operands and result: a row-major C is a column-major C^T = B^T A^T."""
+    problem = ValueError()
+    for trans in (b"N", b"T"):  # a C of one row or column is in both orders, but BLAS can conjugate only in one
+        ldc = _stride(C, trans)
+        if ldc:
+            if trans == b"T":
+                A, B, C, conjugate_a, conjugate_b = B.T, A.T, C.T, conjugate_b, conjugate_a
+            try:
+                return A, B, C, leading(A, conjugate_a), leading(B, conjugate_b), ldc
+            except ValueError as bad:
+                problem = bad
+    leading(C)
+    raise problem
+
+
+def conjugates(order: str, order_of_c: str) -> bool:
+    """Return whether BLAS can conjugate an operand of one memory order in a product with C of another.
+
+    It has a conjugate transpose but no plain conjugate, so the operand must be read transposed.
+    """
+    return order != order_of_c
+
+
+def integer_accumulate(alpha: int, A: Array, B: Array, C: Array, room: Array) -> None:
+    """Compute C := alpha A B + C for int32 C and int8 numbers held as float32, k <= EXACT_WIDTH.  Local.
+
+    room : float32 workspace of two numbers per element of C that is computed at a time; on a device, of all elements.
+    """
+    if type(C) is not np.ndarray and of(C):
+        product = room[: C.size].reshape(C.shape)
+        gemm_accumulate(1, A, B, 0, product)
+        Combine(alpha, 1)(C, product)
+        return
+    products, integers = room.reshape(2, -1)
+    for rows, cols in tiles(C.shape[0], C.shape[1], len(products)) if C.size else ():
+        product = products[: C[rows, cols].size].reshape(C[rows, cols].shape)
+        gemm_accumulate(1, A[rows], B[:, cols], 0, product)
+        whole = integers.view(np.int32)[: product.size].reshape(product.shape)
+        np.copyto(whole, product, casting="unsafe")
+        if alpha != 1:
+            whole *= alpha
+        C[rows, cols] += whole
+
+
+def leading(x: np.ndarray, conjugate: bool = False) -> tuple[bytes, int]:
+    """Return (trans, ld) for passing the array to Fortran: b"N" if columns are contiguous, b"T" if rows are.
+
+    conjugate : return b"C", for the conjugate of an array whose rows are contiguous.
+    """
+    for trans in (b"T",) if conjugate else (b"N", b"T"):
+        ld = _stride(x, trans)
+        if ld:
+            return b"C" if conjugate else trans, ld
+    kind = "rows" if conjugate else "neither rows nor columns"
+    raise ValueError(f"{kind} of an array {x.shape} with strides {x.strides} are {'not ' * conjugate}contiguous")
+
+
+def _stride(x: np.ndarray, trans: bytes) -> int:
+    """Return the leading dimension of an array with contiguous columns (b"N") or rows (b"T"); 0 if they are not."""
+    rows, cols = x.shape
+    down, right = x.strides
+    if trans == b"T":
+        rows, cols, down, right = cols, rows, right, down
+    if not (rows and cols):
+        return max(1, rows)
+    if rows > 1 and down != x.itemsize:
+        return 0
+    if cols == 1:
+        return rows
+    ld, ragged = divmod(right, x.itemsize)
+    return 0 if ragged or ld < rows else ld
+
+
+def _address(x: np.ndarray) -> Any:
+    return ctypes.c_void_p.from_param(x.ctypes.data)
+
+
+# BLAS only reads these, so calls share them.
+@lru_cache(4096)
+def _int(value: int) -> Any:
+    return ctypes.byref(ctypes.c_int(value))
+
+
+@lru_cache(256)
+def _scalar(char: str, value: Any) -> Any:
+    return ctypes.byref(number(char, value))
+
+
+def number(char: str, value: Any) -> Any:
+    """Return a number in memory, as BLAS reads one of a dtype."""
+    if char in _REAL:
+        return _REAL[char](value)
+    value = complex(value)
+    return (_REAL[char.lower()] * 2)(value.real, value.imag)

@@ -1,0 +1,152 @@
+"""Triangular solves and factorisations on one rank, in place, by direct calls of BLAS and LAPACK.
+
+Routines take arrays of either memory order: a row-major array is the column-major array of its transpose, so sides and
+triangles change places (`_seen`).  `info` is LAPACK's: 0, or the number of the pivot at which the routine stopped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from pdgemm.local.arrays.device import Array, of, to_host
+from pdgemm.local.arrays.elementwise import CONVERT, set_elements
+from pdgemm.local.blas import library as blas
+from pdgemm.local.blas.local_gemm import gemm_accumulate, leading, number
+
+_BLOCK = 64  # columns that LAPACK may reflect at once, if it has room for them
+
+
+def solve_triangular(
+    A: Array, X: Array, *, side: str = "L", lower: bool = True, trans: str = "N", unit: bool = False,
+    alpha: Any = 1,
+) -> None:  # fmt: skip
+    """Compute X := alpha op(A)^-1 X, or alpha X op(A)^-1 where side is "R".  Local; the other triangle is not read.
+
+    A : (n, n);  X : (n, m) or (m, n), overwritten.  Both are row-major, or both column-major.
+    """
+    if not X.size:
+        return
+    uplo = "L" if lower else "U"
+    if _seen(A if A.shape[0] > 1 else X)[1]:  # X op(A)^-1 is the transpose of op(A^T)^-1 X^T
+        A, X, side, uplo = A.T, X.T, "L" if side == "R" else "R", "U" if lower else "L"
+    how = side, uplo, trans, "U" if unit else "N"
+    if device := of(X):
+        device.solve_triangular(how, alpha, A, X)
+        return
+    letters = (_letter(x) for x in how)
+    _call("trsm", X.dtype, *letters, *X.shape, number(X.dtype.char, alpha), A, X)
+
+
+def cholesky(A: Array, lower: bool = True) -> int:
+    """Overwrite A with its Cholesky factor, where A = L L^H or U^H U, and zeros; return info.  Local.
+
+    Only the triangle of the factor is read.  A block of a device is factored on the host.
+    """
+    if not A.size:
+        return 0
+    if of(A):
+        return int(on_host(partial(cholesky, lower=lower), A))
+    keep_triangle(A, lower)
+    A, flipped = _seen(A)
+    info = _call("potrf", A.dtype, _letter("L" if lower != flipped else "U"), A.shape[0], A)
+    finite = np.isfinite(A.diagonal())  # not all libraries stop at NaN
+    return info or (0 if finite.all() else int(finite.argmin()) + 1)
+
+
+def keep_triangle(A: Array, lower: bool = True, unit: bool = False) -> None:
+    """Set the other triangle of a square A to zero, and a unit diagonal to one.  Local."""
+    if of(A):
+        on_host(partial(keep_triangle, lower=lower, unit=unit), A)
+        return
+    np.copyto(A, 0, where=_other_triangle(len(A), lower))
+    if unit:
+        np.fill_diagonal(A, 1)
+
+
+@lru_cache(maxsize=8)
+def _other_triangle(n: int, lower: bool) -> np.ndarray:
+    """Return which elements of a matrix lie on the other side of the diagonal."""
+    return np.tri(n, k=-1, dtype=bool).T if lower else np.tri(n, k=-1, dtype=bool)
+
+
+def on_host(function: Callable[..., Any], *arrays: Array) -> Any:
+    """Call a function that overwrites blocks of a device, on copies of them in their memory order.
+
+    So MAGMA factors panels: on the host, while what is multiplied stays on the device (Tomov, Dongarra & Baboulin,
+    Parallel Computing 36, 2010).  Complete on return.
+    """
+    blocks = [to_host(x) if x.strides[0] >= x.strides[1] else to_host(x.T).T for x in arrays]
+    result = function(*blocks)
+    for x, block in zip(arrays, blocks):
+        set_elements(x, block)
+    return result
+
+
+def lu(A: Array, pivots: np.ndarray) -> int:
+    """Overwrite A, column-major (m, n), with its factors, P A = L U, and return info.  Local.
+
+    pivots : min(m, n) numbers of type intc: row i was exchanged with row pivots[i], counted from 1.
+    A panel of a device is factored on the host.
+    """
+    if of(A) and A.size:
+        return int(on_host(partial(lu, pivots=pivots), A))
+    return _call("getrf", A.dtype, A.shape[0], A.shape[1], A, pivots) if A.size else 0
+
+
+def reflect(A: np.ndarray) -> np.ndarray:
+    """Overwrite A, column-major (m, n), with R on and above its diagonal, and reflectors v below it.  Local.
+
+    Returns tau: A = H_1 H_2 ... R, where H_k = I - tau_k v_k v_k^H, and v_k[k] = 1.
+    """
+    (m, n), tau = A.shape, np.empty(min(A.shape), A.dtype)
+    work = np.empty(max(1, n * _BLOCK), A.dtype)
+    if A.size:
+        _call("geqrf", A.dtype, m, n, A, tau, work, work.size)
+    return tau
+
+
+def multiply_triangular(A: Array, X: Array, *, lower: bool = True, trans: str = "N") -> None:
+    """Compute X := op(A) X, all column-major, where A (n, n) is triangular, with zeros in the other triangle.  Local.
+
+    A device multiplies by all of A, in a copy of X.
+    """
+    if (device := of(X)) and X.size:
+        Y = device.empty(X.shape, X.dtype, "F")
+        CONVERT(Y, X)
+        gemm_accumulate(1, A if trans == "N" else A.T, Y, 0, X, conjugate_a=trans == "C" and A.dtype.kind == "c")
+    elif X.size:
+        letters = (_letter(x) for x in ("L", "L" if lower else "U", trans, "N"))
+        _call("trmm", X.dtype, *letters, *X.shape, number(X.dtype.char, 1), A, X)
+
+
+def _seen(x: np.ndarray) -> tuple[np.ndarray, bool]:
+    """Return the array as a column-major one, and whether it was transposed for that."""
+    return (x.T, True) if leading(x)[0] == b"T" else (x, False)
+
+
+def _letter(text: str) -> ctypes.c_char_p:
+    return ctypes.c_char_p(text.encode())
+
+
+def _call(name: str, dtype: np.dtype, *arguments: Any) -> int:
+    """Call a routine of Fortran, whose arguments are all pointers, and return its info."""
+    given, info, texts = list[Any](), ctypes.c_int(0), 0
+    for x in arguments:
+        if isinstance(x, np.ndarray):
+            given.append(ctypes.c_void_p(x.ctypes.data))
+            if x.ndim == 2:
+                given.append(ctypes.byref(ctypes.c_int(leading(x)[1])))
+        elif isinstance(x, int):
+            given.append(ctypes.byref(ctypes.c_int(x)))
+        else:
+            texts += isinstance(x, ctypes.c_char_p)
+            given.append(x if isinstance(x, ctypes.c_char_p) else ctypes.byref(x))
+    lengths = [ctypes.c_size_t(1)] * texts  # Fortran's hidden lengths of texts, which C callers may leave out
+    last = [] if name in blas.BLAS_ROUTINES else [ctypes.byref(info)]
+    blas.routine(name, dtype.char)(*given, *last, *lengths)
+    return info.value

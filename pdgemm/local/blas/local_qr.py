@@ -1,0 +1,111 @@
+"""Gram matrices, products and quotients with small matrices, and QR factors on one rank, of arrays with many rows.
+
+The host takes blocks of rows that are in cache, row-major and contiguous, of which BLAS sees the transposes: SciPy's
+interface takes column-major arrays, and copies others.  A device takes all rows at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+from scipy.linalg import qr
+from scipy.linalg.blas import get_blas_funcs
+
+from pdgemm.local.arrays.device import Array, of
+from pdgemm.local.arrays.device import empty as new
+from pdgemm.local.arrays.elementwise import CONVERT, scale
+from pdgemm.local.blas.local_gemm import gemm_accumulate
+from pdgemm.local.blas.local_lapack import solve_triangular
+
+_IN_CACHE = 1 << 17  # elements of a block of rows
+_LEAST_ROWS = 256  # of a block: BLAS is slower on fewer
+
+
+def blocks(rows: int, cols: int, times: int = 0) -> Iterator[slice]:
+    """Yield the rows in blocks that fit the cache, with at least so many times as many rows as columns."""
+    step = max(_LEAST_ROWS, _IN_CACHE // max(1, cols), times * cols)
+    count = max(1, rows // step)  # nearly equal ones: none is short
+    for at in range(count if rows else 0):
+        yield slice(rows * at // count, rows * (at + 1) // count)
+
+
+def parts(X: Array) -> Iterator[slice]:
+    """Yield the rows of an array in blocks that fit the cache; all rows where it is on a device."""
+    return blocks(*X.shape) if of(X) is None else iter([slice(0, len(X))])
+
+
+def new_gram(X: Array) -> Array:
+    """Return a matrix of zeros, (k, k) and column-major, where X (m, k) is.  Local."""
+    G = new((X.shape[1], X.shape[1]), X.dtype, "F", of(X))
+    scale(0, G)
+    return G
+
+
+def add_gram(X: Array, G: Array) -> None:
+    """Compute G := conj(X^H X) + G, its upper triangle.  Local.   X : (m, k), row-major;  G : (k, k), column-major.
+
+    A device computes both triangles.
+    """
+    if of(X):
+        gemm_accumulate(1, X.T, X, 1, G, conjugate_b=X.dtype.kind == "c")
+        return
+    name = "herk" if X.dtype.kind == "c" else "syrk"
+    found = _routine(name, X.dtype)(1, X.T, beta=1, c=G, overwrite_c=True)
+    assert found is G or np.shares_memory(found, G)
+
+
+def divide(X: Array, R: np.ndarray) -> None:
+    """Compute X := X R^-1.  Local; m k^2 flops.
+
+    X : (m, k), row-major, overwritten.   R : (k, k), row-major, upper triangular, on the host.
+    Error, row by row: |X^ R - X| <= gamma_k |X^||R| (Higham 2002, 8.5).
+    """
+    solve_triangular(like(R, X), X, side="R", lower=False)
+
+
+def multiply(X: Array, W: np.ndarray) -> None:
+    """Compute X := X W.  Local; 2 m k^2 flops.   X : (m, k), row-major, overwritten.   W : (k, k), on the host."""
+    W = like(np.ascontiguousarray(W), X)
+    for rows in blocks(*X.shape):  # on a device, too, where a copy of all rows might find no room
+        Y = new(X[rows].shape, X.dtype, "C", of(X))
+        CONVERT(Y, X[rows])
+        gemm_accumulate(1, Y, W, 0, X[rows])
+
+
+def like(x: np.ndarray, X: Array) -> Array:
+    """Return a row-major array of the host, or a copy where X is.  Local."""
+    return x if (device := of(X)) is None else device.to_device(x, "C")
+
+
+def orthonormal(X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return Q and R of X = Q R by Householder's reflections.  Local; 4mk^2 - 4k^3/3 flops.
+
+    X : (m, k), column-major, overwritten: Q may be in its memory.   Q : (m, h), R : (h, k), h = min(m, k).
+    """
+    if not X.size:
+        h = min(X.shape)
+        return np.zeros((X.shape[0], h), X.dtype), np.zeros((h, X.shape[1]), X.dtype)
+    Q, R = qr(X, overwrite_a=True, mode="economic", check_finite=False)
+    return Q, R
+
+
+@cache
+def _routine(name: str, dtype: np.dtype) -> Any:
+    return get_blas_funcs(name, dtype=dtype)
+
+
+def phases(x: np.ndarray) -> np.ndarray:
+    """Return x / |x|, and 1 where x is 0, in the type of x.  Local.
+
+    NumPy divides a complex number by a subnormal one to infinity; parts are divided one by one here.
+    """
+    size = np.abs(x)
+    there = size != 0
+    lengths, found = np.where(there, size, 1), np.ones_like(x)
+    np.divide(x.real, lengths, out=found.real, where=there)
+    if x.dtype.kind == "c":
+        np.divide(x.imag, lengths, out=found.imag, where=there)
+    return found

@@ -1,0 +1,88 @@
+"""Threads per rank: a rank uses its share of the node's cores.
+
+Four ranks on a node of four cores, each with a BLAS that starts a thread per core, would run
+16 threads.  OMP_NUM_THREADS, or the variable of a BLAS (OPENBLAS_NUM_THREADS, MKL_NUM_THREADS),
+takes precedence where it is set.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from threadpoolctl import LibController
+
+from pdgemm.local.blas import library as blas
+from pdgemm.local.blas import processors
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+NAMES = {"openblas": "OpenBLAS", "mkl": "MKL", "blis": "BLIS", "flexiblas": "FlexiBLAS"}
+
+
+def share_cores(node: MPI.Comm) -> None:
+    """Lower the number of threads of each BLAS of this process to the rank's share of the node's cores.
+
+    Collective over `node`.  The share is the sum over the cores in this rank's affinity of one over the
+    number of ranks that may run there, for bound and for unbound ranks.  The number is never raised:
+    a later grid over fewer ranks does not restore threads that an earlier one removed.
+    """
+    share = core_share(node.allgather(sorted(os.sched_getaffinity(0))), node.rank)
+    variable = decided_by("mkl")
+    blas.settle(one_thread=(os.environ[variable] if variable else str(share)) == "1")
+    for library in _libraries():
+        if share < library.num_threads and not decided_by(library.internal_api):
+            library.set_num_threads(share)
+
+
+def oversubscribed(node: MPI.Comm) -> bool:
+    """Return whether the cores are oversubscribed: more ranks than cores.  Collective over `node`."""
+    return node.size > len(set().union(*node.allgather(os.sched_getaffinity(0))))
+
+
+def decided_by(api: str | None = None) -> str | None:
+    """Return the variable by which the user has set the threads of a BLAS, if any; by default of `active()`."""
+    if api is None:
+        used = active()
+        api = used.internal_api if used else "none"
+    return next((name for name in (f"{api.upper()}_NUM_THREADS", "OMP_NUM_THREADS") if os.environ.get(name)), None)
+
+
+@cache
+def active() -> LibController | None:
+    """Return the BLAS of local products, if threadpoolctl supports it; NumPy may have loaded another."""
+    return processors.behind(blas.caller(), _libraries())
+
+
+def threads() -> int:
+    """Return the current number of threads of the BLAS of local products."""
+    used = active()
+    return used.num_threads if used else 1
+
+
+@cache
+def multiplier() -> str:
+    """Return the name, version and kernel of the BLAS of local products."""
+    used, library = active(), blas.library()
+    name = Path(library._name).name if library else "BLAS"
+    if used:
+        name = " ".join(
+            filter(None, (NAMES[used.internal_api], (used.version or "").split("-")[0], processors.kernel(used)))
+        )
+    return name if library else f"{name} (SciPy)"
+
+
+def core_share(cores: list[list[int]], rank: int) -> int:
+    """Return the whole cores for `rank` if each core is divided among the ranks allowed on it, >= 1."""
+    ranks_on = Counter(core for allowed in cores for core in allowed)
+    return max(1, int(sum(1 / ranks_on[core] for core in cores[rank]) + 1e-9))
+
+
+@cache
+def _libraries() -> list[LibController]:
+    blas.gemm("d")  # threadpoolctl finds only loaded libraries
+    return processors.libraries()

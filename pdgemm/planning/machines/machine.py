@@ -1,0 +1,276 @@
+"""The alpha-beta-gamma model of a machine on two levels: times of a message, a byte, a copy and a flop."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, lru_cache
+from math import exp, log
+from os import environ, pathsep
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from pdgemm.errors import ArgumentError
+from pdgemm.schedules.formulas import gemm_flops
+from pdgemm.schedules.mover_registry import IPC, MOVERS, NCCL, by_messages
+from pdgemm.support.files import read
+from pdgemm.support.json_input import Count, Positive, converted, decoded, jsonable
+
+KINDS = ("ibcast", "ring", "shift", "reduce", "exchange")  # of transfers, measured on every machine
+Where = Literal["host", "cuda"]
+HOST: Where = "host"
+CUDA: Where = "cuda"
+Share = Annotated[float, Meta(ge=0, le=1)]
+Cost = Annotated[float, Meta(ge=0, le=1e6)]  # seconds of a panel or a call
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link has a latency `alpha`, in seconds, and a reciprocal bandwidth `beta`, in seconds per byte."""
+
+    alpha: Positive
+    beta: Positive
+
+
+def _links(*figures: tuple[float, float]) -> dict[str, Link]:
+    """Return the links of KINDS, given alpha and beta of each."""
+    return {kind: Link(*each) for kind, each in zip(KINDS, figures, strict=True)}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Holds the parameters of a machine; the defaults are of an ordinary cluster, `pdgemm calibrate` measures them.
+
+    ranks_per_node : ranks that share memory and a network interface; None: all ranks are on one node.
+    device : where the matrices are, "host" or "cuda".
+    staged : MPI does not take pointers to device memory, so its messages are staged through the host.
+    intra  : links inside a node, one for each of KINDS, and for movers that were registered and measured; between
+        GPUs also "ipc" and "nccl", if these were measured.
+    inter  : links between nodes; a byte takes beta seconds of the node, whose ranks share its bandwidth.
+    gamma  : real flops per second of a rank by type and by the smallest dimension of a product, without copies.
+    copy_bandwidth : bytes per second at which a rank packs, copies or reduces, and BLAS copies operands of a product.
+    first_touch_bandwidth : bytes per second when a rank writes newly allocated pages.
+    overlap : the fraction of a transfer that is hidden behind a product of the same duration, 0 to 1.
+    panel_overhead : seconds of each panel beside its transfers and its product.
+    call_overhead : seconds of each call beside its panels.
+    """
+
+    name: str = "default"
+    ranks_per_node: Count | None = None
+    device: Where = HOST
+    staged: bool = False
+    intra: Mapping[str, Link] = field(
+        default_factory=lambda: _links((2e-6, 2e-10), (2e-6, 2e-10), (1e-6, 2e-10), (2e-6, 4e-10), (1e-6, 4e-10))
+    )
+    inter: Mapping[str, Link] = field(
+        default_factory=lambda: _links((5e-6, 1e-10), (5e-6, 1e-10), (3e-6, 8e-11), (5e-6, 1e-10), (3e-6, 1e-10))
+    )
+    gamma: Mapping[str, Mapping[Count, Positive]] = field(
+        default_factory=lambda: {
+            "float32": {8: 1.2e10, 32: 4e10, 128: 9e10, 256: 1e11},
+            "float64": {8: 6e9, 32: 2e10, 128: 4.5e10, 256: 5e10},
+            "complex64": {8: 2e10, 32: 5e10, 128: 9e10, 256: 1e11},
+            "complex128": {8: 1e10, 32: 2.5e10, 128: 4.5e10, 256: 5e10},
+        }
+    )
+    copy_bandwidth: Positive = 4e9
+    first_touch_bandwidth: Positive = 2e9
+    overlap: Share = 0.5
+    panel_overhead: Cost = 2e-5
+    call_overhead: Cost = 2e-4
+
+    def __post_init__(self) -> None:
+        converted(jsonable({x.name: getattr(self, x.name) for x in fields(self)}), _Figures, "not a machine")
+        for links in (self.intra, self.inter):
+            if not set(KINDS) <= set(links) <= {*KINDS, *by_messages(), IPC.name, NCCL.name}:
+                raise ArgumentError(f"a machine has one Link each for {', '.join(KINDS)}, got {', '.join(links)}")
+        if "float32" not in self.gamma or not all(self.gamma.values()):
+            raise ArgumentError(
+                f"a machine has rates for float32 at least, which stand for other types, got {', '.join(self.gamma)}"
+            )
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.ranks_per_node, self.copy_bandwidth, self.overlap, self.call_overhead))
+
+    def rate(self, dtype: str, *dimensions: int) -> float:
+        """Return the flops per second of a local product, interpolated between measured sizes in log-log scale."""
+        table = self.gamma.get(dtype) or self.gamma["float32"]  # int8 is multiplied as float32
+        sizes = sorted(table)
+        size = max(1, min(dimensions))
+        if size >= sizes[-1]:
+            return table[sizes[-1]]
+        if size <= sizes[0]:
+            return table[sizes[0]] * size / sizes[0]
+        high = bisect_left(sizes, size)
+        lo, hi = sizes[high - 1], sizes[high]
+        at = log(size / lo) / log(hi / lo)
+        return exp((1 - at) * log(table[lo]) + at * log(table[hi]))
+
+    def multiply(self, dtype: np.dtype, work: tuple[int, int, int], block_mnk: tuple[int, int, int]) -> float:
+        """Return the seconds of a local product in blocks of `block_mnk`; BLAS copies A and B and updates C of each."""
+        m, n, k = work
+        if not m * n * k:
+            return 0.0
+        flops = gemm_flops(m, n, k, dtype.kind == "c")
+        copied = touched(work, block_mnk) * dtype.itemsize
+        return flops / self.rate(str(dtype), *block_mnk) + copied / self.copy_bandwidth
+
+    def least(self, dtype: np.dtype, mnk: tuple[int, int, int], ranks: int) -> float:
+        """Return a lower bound on the seconds of some rank for its share of a product, for any partition.
+
+        Of all blocks with the same number of multiplications BLAS accesses the fewest words of the most cubic one.
+        """
+        m, n, k = mnk
+        if not m * n * k:
+            return 0.0
+        left, sides = m * n * k / ranks, list[float]()
+        for size, further in zip(sorted(mnk), (3, 2, 1)):
+            sides.append(min(size, left ** (1 / further)))
+            left /= sides[-1]
+        a, b, c = sides
+        flops = gemm_flops(m, n, k, dtype.kind == "c") / ranks
+        return flops / self.rate(str(dtype), *mnk) + (a * b + b * c + c * a) * dtype.itemsize / self.copy_bandwidth
+
+    def transfer(self, kind: str, words: float, messages: float, itemsize: int, stride: int, length: int) -> float:
+        """Return the seconds of a rank to receive words and messages along one dimension of a grid.
+
+        Nodes are assumed to hold consecutive ranks; ranks along the dimension are `stride` apart.
+        """
+        mover = MOVERS.get(kind)
+        # panels that are not read in place are relayed between nodes
+        away = 1.0 if mover is not None and mover.relayed else self.away(stride, length)
+        near, far = self.links(kind)
+        sharing = self.ranks_per_node or 1
+        near_seconds = messages * near.alpha + words * itemsize * near.beta
+        far_seconds = messages * far.alpha + words * itemsize * far.beta * sharing
+        return (1 - away) * near_seconds + away * far_seconds
+
+    def links(self, kind: str) -> tuple[Link, Link]:
+        """Return the links inside and between nodes; a mover that was not measured has those of `Mover.link`."""
+        near, far = self.intra.get(kind), self.inter.get(kind)
+        return near or self.intra[MOVERS[kind].link], far or self.inter[MOVERS[kind].link]
+
+    @staticmethod
+    def hops(kind: str, length: int) -> int:
+        """Return the number of successive messages until the last of `length` ranks has a panel."""
+        return MOVERS[kind].hops(length) if kind in MOVERS else 1
+
+    def pipeline(
+        self, computing: float, moving: float, steps: int, overlapped: bool, first_panel_is_local: bool = False
+    ) -> float:
+        """Return the seconds of `steps` steps, given the total seconds of computing and of moving panels.
+
+        first_panel_is_local : the first step needs no transfer; otherwise its transfer is not overlapped.
+        """
+        hidden = 0.0
+        if overlapped and steps:
+            later = (steps - 1) / steps
+            hidden = self.overlap * min(computing * later, moving if first_panel_is_local else moving * later)
+        return computing + moving - hidden + steps * self.panel_overhead
+
+    def away(self, stride: int, length: int) -> float:
+        """Return the fraction of the other ranks along a grid dimension that are on other nodes."""
+        if self.ranks_per_node is None or length < 2:
+            return 0.0
+        together = min(length, max(1, self.ranks_per_node // stride))
+        return (length - together) / (length - 1)
+
+    def __str__(self) -> str:
+        """Return the parameters as text in microseconds, GB/s and GFLOP/s."""
+        on = "" if self.device == HOST else f", on {self.device}{', messages staged through the host' * self.staged}"
+        lines = [f"{self.name}: {self.ranks_per_node or 'all'} ranks on a node{on}"]
+        for level, links in (("inside a node", self.intra), ("between nodes", self.inter)):
+            each = (f"{kind} {x.alpha * 1e6:.1f} us {1e-9 / x.beta:.3g} GB/s" for kind, x in links.items())
+            lines.append(f"  {level}: {', '.join(each)}")
+        for dtype, table in self.gamma.items():
+            rates = ", ".join(f"{rate / 1e9:.1f} at {size}" for size, rate in sorted(table.items()))
+            lines.append(f"  {dtype}: GFLOP/s {rates}")
+        lines.append(
+            f"  copy {self.copy_bandwidth / 1e9:.1f} GB/s, first touch {self.first_touch_bandwidth / 1e9:.1f} GB/s, "
+            f"overlap {self.overlap:.2f}, "
+            f"panel {self.panel_overhead * 1e6:.0f} us, call {self.call_overhead * 1e6:.0f} us"
+        )
+        return "\n".join(lines)
+
+    def as_json(self) -> str:
+        return json.dumps(jsonable(self), indent=2)
+
+    @classmethod
+    def from_dict(cls, given: Any, what: str = "not a machine") -> Machine:
+        """Return the machine that `as_json` wrote, with defaults for missing parameters.  Raises ArgumentError."""
+        if isinstance(given, dict):
+            default = jsonable(cls())
+            tables = {name for name in ("intra", "inter", "gamma") if isinstance(given.get(name), dict)}
+            given = {**given, **{name: {**default[name], **given[name]} for name in tables}}
+        return converted(given, cls, what, exact=True)
+
+
+_Figures = msgspec.defstruct(
+    "Machine", [(x.name, get_type_hints(Machine, include_extras=True)[x.name]) for x in fields(Machine)]
+)
+
+
+def touched(work: tuple[int, int, int], block_mnk: tuple[int, int, int]) -> float:
+    """Return the words of A, B and C that are accessed by a local product in blocks of `block_mnk`."""
+    m, n, k = work
+    return m * n * k * sum(1 / size for size in block_mnk)
+
+
+@lru_cache(maxsize=8)
+def on_nodes(machine: Machine, ranks_per_node: int | None) -> Machine:
+    """Return the machine with another number of ranks per node."""
+    return replace(machine, ranks_per_node=ranks_per_node)
+
+
+@cache
+def machine_at_hand(gpus: bool = False, staged: bool = False) -> Machine:
+    """Return `named_by_variable`, which is read once; without it, an ordinary cluster, with GPUs or without.
+
+    staged : messages between its GPUs are staged through the host.
+    """
+    return named_by_variable(gpus) or (gpu_cluster(staged) if gpus else Machine())
+
+
+def named_by_variable(gpus: bool) -> Machine | None:
+    """Return what was measured on hosts, or on GPUs, of the files that PDGEMM_MACHINE names."""
+    return next((machine for machine in _named() if (machine.device == CUDA) == gpus), None)
+
+
+def gpu_cluster(staged: bool) -> Machine:
+    """Return an ordinary cluster with GPUs: unmeasured orders of magnitude, for choosing between algorithms."""
+    alpha, near, far = (4e-5, 5e-11, 1e-10) if staged else (1.5e-5, 5e-12, 4e-11)
+    rates = {"float32": 4e13, "float64": 4e13, "complex64": 4e13, "complex128": 4e13, "float16": 5e14, "bfloat16": 5e14}
+    return Machine(
+        name="GPUs",
+        device=CUDA,
+        staged=staged,
+        intra=_links(*[(alpha, near)] * len(KINDS)),
+        inter=_links(*[(alpha, far)] * len(KINDS)),
+        gamma={name: {64: 0.03 * rate, 256: 0.2 * rate, 1024: 0.7 * rate, 4096: rate} for name, rate in rates.items()},
+        copy_bandwidth=1.5e12,
+        first_touch_bandwidth=1e12,
+        overlap=0.9,
+        panel_overhead=6e-5,
+        call_overhead=3e-4,
+    )
+
+
+def load_machine(path: str | Path | None = None) -> Machine:
+    """Return the machine of a JSON file, by default the first that PDGEMM_MACHINE names, or the default."""
+    return _loaded(path) if path else next(_named(), Machine())
+
+
+def _named() -> Iterator[Machine]:
+    paths = environ.get("PDGEMM_MACHINE", "").split(pathsep)
+    return (_loaded(path, " (PDGEMM_MACHINE)") for path in paths if path)
+
+
+def _loaded(path: str | Path, by: str = "") -> Machine:
+    named = f"machine file {path}{by}"
+    return Machine.from_dict(decoded(read(path, what=named), dict[str, Any], named), named)

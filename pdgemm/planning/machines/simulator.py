@@ -1,0 +1,121 @@
+"""Simulate a schedule on all ranks: which rank waits for which, and the traffic of each node.
+
+The alpha-beta-gamma figures are those of the formulas, but each message connects two ranks: it arrives after its sender
+has reached that round, and the ranks of a node share its network bandwidth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from pdgemm.errors import ArgumentError
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.planning.machines.machine import Machine
+from pdgemm.planning.machines.timing import memory_seconds
+from pdgemm.schedules.rounds import MEMORY, Messages, Tally, WorkPiece, one_each
+from pdgemm.schedules.schedule import Schedule
+
+MOST_EVENTS = 20_000_000  # some seconds
+MOST_PAIRED = 2048  # ranks whose words are shown for each pair
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """The time until the last rank finishes, and what each rank computes, sends and receives."""
+
+    seconds: float
+    finished: np.ndarray
+    computed: np.ndarray
+    words_sent: np.ndarray
+    words_received: np.ndarray
+    messages_sent: np.ndarray
+    messages_received: np.ndarray
+    node_bytes: np.ndarray  # that enter each node
+
+    def traffic(self, rank: int) -> Traffic:
+        sent, received = self.words_sent[rank], self.words_received[rank]
+        return Traffic(int(sent), int(received), int(self.messages_sent[rank]), int(self.messages_received[rank]))
+
+    @classmethod
+    def of_nothing(cls, ranks: int) -> Simulation:
+        """Return the simulation of a schedule without rounds."""
+        idle, none = np.zeros(ranks), np.zeros(ranks, np.int64)
+        return cls(0.0, idle, idle, none, none, none, none, np.zeros(1))
+
+    def then(self, other: Simulation) -> Simulation:
+        """Return the simulation of both, where the other begins when this one has ended on all ranks."""
+        sums = {x.name: getattr(self, x.name) + getattr(other, x.name) for x in fields(self)}
+        return Simulation(**sums | {"finished": self.seconds + other.finished})
+
+
+def words_between(schedule: Schedule, ranks: int) -> np.ndarray:
+    """Return the words that each rank sends to each other rank or lets it read in place: a row for each sender.
+
+    Raises ArgumentError where there are too many rounds, or ranks.
+    """
+    if schedule.events * ranks > MOST_EVENTS or ranks > MOST_PAIRED:
+        raise ArgumentError(f"{ranks} ranks send too many messages to be shown for each pair; at most {MOST_PAIRED} do")
+    words = np.zeros((ranks, ranks), np.int64)
+    for at in schedule.rounds():
+        for x in at.moves:
+            np.add.at(words, (x.source, x.target), x.words)
+    return words
+
+
+def simulate(schedule: Schedule, machine: Machine, ranks: int) -> Simulation:
+    """Return the simulation of a schedule on ranks 0, 1, ... of its layouts; nodes hold consecutive ranks."""
+    events = schedule.events * ranks
+    if events > MOST_EVENTS:
+        raise ArgumentError(
+            f"{events} messages and products of {ranks} ranks are too many to walk through one by one, at most "
+            f"{MOST_EVENTS}; the formulas take any number"
+        )
+    per_node = machine.ranks_per_node or ranks
+    node = np.arange(ranks) // per_node
+    clock = np.array([memory_seconds(schedule, machine, rank) for rank in range(ranks)])
+    computed, before = np.zeros(ranks), np.zeros(ranks)
+    tally = Tally((), ranks)
+    entering = np.zeros(int(node[-1]) + 1)
+    for at in schedule.rounds():
+        tally.add(at)
+        ready, near, far = clock.copy(), np.zeros(ranks), np.zeros(ranks)
+        for x in at.messages:
+            np.maximum.at(ready, x.target, clock[x.source])  # the sender has to have reached the round
+            away = node[x.source] != node[x.target]
+            (inside, link), sizes = machine.links(x.kind), x.words[away] * x.itemsize
+            _arrive(near, x, ~away, inside.alpha, inside.beta)
+            into = np.bincount(node[x.target[away]], sizes, len(entering))
+            out = np.bincount(node[x.source[away]], sizes, len(entering))
+            entering += into
+            _arrive(far, x, away, link.alpha, 0)
+            waiting = np.zeros(ranks, bool)
+            waiting[x.target[away]] = True
+            far += waiting * np.maximum(into, out)[node] * link.beta
+        moving = near + far
+        hidden = machine.overlap * np.minimum(before, moving) if at.hidden and schedule.lookahead else 0.0
+        clock = ready + before + moving - hidden
+        before = sum((_seconds(x, machine, x.dtype or schedule.panel_dtype, ranks) for x in at.work), np.zeros(ranks))
+        computed += before
+        clock += machine.panel_overhead * (before > 0)
+    clock += before
+    sent, received, messages_sent, messages_received, read = tally.counts
+    by_message = sent, received - read, messages_sent, messages_received
+    return Simulation(float(clock.max()), clock, computed, *by_message, entering)
+
+
+def _arrive(seconds: np.ndarray, x: Messages, which: np.ndarray, alpha: float, beta: float) -> None:
+    """Add the time of these messages to that of the ranks that receive them."""
+    np.add.at(seconds, x.target[which], alpha + x.words[which] * x.itemsize * beta)
+
+
+def _seconds(work: WorkPiece, machine: Machine, dtype: np.dtype, ranks: int) -> np.ndarray:
+    """Return the time of a piece of work on each rank."""
+    extents = np.stack([one_each(x, ranks) for x in work.extents])
+    if work.kind == MEMORY:
+        return np.prod(extents, axis=0) * dtype.itemsize / machine.copy_bandwidth
+    shapes, inverse = np.unique(extents, axis=1, return_inverse=True)
+    seconds = np.array([machine.multiply(dtype, mnk, mnk) for mnk in zip(*shapes.tolist())])[inverse.ravel()]
+    seconds[: np.size(work.share) if np.ndim(work.share) else ranks] *= work.share
+    return seconds

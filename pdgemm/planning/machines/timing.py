@@ -1,0 +1,51 @@
+"""How long a schedule takes on a machine, by the alpha-beta-gamma model: formulas for one rank.  No MPI, no data."""
+
+from __future__ import annotations
+
+from pdgemm.planning.machines.machine import Machine
+from pdgemm.schedules.exchanges.exchange import Exchange
+from pdgemm.schedules.mover_registry import NCCL
+from pdgemm.schedules.products.product import Product
+from pdgemm.schedules.schedule import Schedule
+
+
+def memory_seconds(schedule: Schedule, machine: Machine, rank: int) -> float:
+    """Return the time of the first touch of new memory, and of copies within memory."""
+    touched, copied = schedule.extra_bytes(rank), schedule.copied(rank)
+    return touched / machine.first_touch_bandwidth + copied / machine.copy_bandwidth
+
+
+def product_seconds(product: Product, machine: Machine, rank: int) -> float:
+    """Return the time of a product: transfers that overlap with multiplication in part, then those that cannot."""
+    m, n, k = product.local_shape(rank)
+    moving, first, last, after = 0.0, 0.0, 0.0, 0.0
+    for x in product.transfers(rank):
+        # BLAS reads these in place, as it reads the rank's own panels
+        in_place = 0 if product.fetched else x.traffic.words_read
+        words, messages = x.traffic.words_received - in_place, x.traffic.messages_received
+        kind = NCCL.name if product.nccl else x.kind
+        taken = machine.transfer(kind, words, messages, x.itemsize, x.stride, x.length)
+        if x.after:
+            after += taken
+        elif product.sums_follow and x.kind == "reduce":
+            last += taken
+        else:
+            moving += taken
+            first += taken / max(1, product.panels) * (machine.hops(x.kind, x.length) - 1)
+    computing = machine.multiply(product.panel_dtype, (m, n, k), product.block_mnk(m, n, k)) * product.share(rank)
+    overlaps, local = product.lookahead > 0, product.first_panel_is_local
+    pipeline = machine.pipeline(computing, moving, product.panels, overlaps, local)
+    last -= machine.overlap * min(last, computing / max(1, product.panels))
+    return memory_seconds(product, machine, rank) + first + pipeline + last + after
+
+
+def exchange_seconds(exchange: Exchange, machine: Machine, rank: int) -> float:
+    """Return the time of an exchange: what is sent is packed and unpacked; what stays or is read in place is copied."""
+    traffic, itemsize = exchange.traffic(rank), exchange.wire.itemsize
+    if exchange.shared:
+        return machine.call_overhead + exchange.target.local_bytes(rank) / machine.copy_bandwidth
+    words = max(traffic.words_sent, traffic.words_received)
+    messages = max(traffic.messages_sent, traffic.messages_received)
+    rows, cols = exchange.source.local_shape(rank)
+    copied = (rows * cols - traffic.words_sent) * itemsize / machine.copy_bandwidth
+    return machine.call_overhead + copied + machine.transfer("exchange", words, messages, itemsize, 1, exchange.size)

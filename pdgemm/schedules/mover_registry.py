@@ -1,0 +1,120 @@
+"""The registry of movers, which transfer panels from their owners to the other ranks of a grid row or column.
+
+The choices of callers and of the command line, traffic counts, simulated messages, modelled seconds and calibrated
+links all derive from these entries.  Their functions are in `pdgemm.transport.movers`, which also
+registers further movers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
+from typing import Literal
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class Mover:
+    """A mover transfers a panel from its owner to the other ranks of a grid row or column.
+
+    name    : the name by which callers request it and reports show it.
+    summary : one line that describes it.
+    by      : "messages" of MPI; "staging", which is messages through host memory; "nccl"; "reading" the panel in
+        place in its owner's memory; or "copying" it from there, and reading the copy.
+    link    : the link of a machine to use where the machine was not measured with this mover.
+    on_host : it works for matrices on the host, and not only for those on a device.
+    sender  : a function that takes the distances of receivers behind the owner of a panel, 1 to parts - 1 of `parts`
+        ranks, and returns the distances of the ranks that send the panel to them.
+    hops    : a function that takes the number of ranks, and returns the number of successive messages until the last
+        of them has the panel.
+    relayed : panels are read in place on each node, and relayed from node to node.
+    """
+
+    name: str
+    summary: str
+    by: Literal["messages", "staging", "nccl", "reading", "copying"]
+    link: str = "ring"
+    on_host: bool = True
+    sender: Callable[[np.ndarray, int], np.ndarray] = lambda distances, parts: 0 * distances
+    hops: Callable[[int], int] = lambda parts: 1
+    relayed: bool = False
+
+    @cached_property
+    def reads(self) -> bool:
+        """Do ranks read panels in their owners' memory?"""
+        return self.by in ("reading", "copying")
+
+    def senders(self, parts: int) -> np.ndarray:
+        """Return the distances of the ranks that send a panel to the ranks 1 to parts - 1 behind its owner."""
+        return self.sender(np.arange(1, parts), parts)
+
+
+SHARED = Mover(
+    "shared",
+    "panels are read in place in node-shared memory, and relayed once to each other node",
+    "reading",
+    relayed=True,
+)
+IBCAST = Mover(
+    "ibcast", "`MPI_Ibcast`: a tree of the MPI library's choice", "messages", "ibcast",
+    hops=lambda parts: max(1, (parts - 1).bit_length()),
+)  # fmt: skip
+RING = Mover(
+    "ring", "each rank passes panels on to the next, point to point", "messages",
+    sender=lambda distances, parts: distances - 1,
+    hops=lambda parts: max(1, parts - 1),
+)  # fmt: skip
+STAGED = Mover("staged", "a ring through pinned host memory", "staging", on_host=False)
+IPC = Mover("ipc", "panels are copied from the other GPUs of the node, by CUDA IPC", "copying", on_host=False)
+NCCL = Mover("nccl", "NCCL's broadcast, with one GPU per rank", "nccl", on_host=False)
+MOVERS = {mover.name: mover for mover in (SHARED, IBCAST, RING, STAGED, IPC, NCCL)}
+
+AUTO, BY_MPI = "auto", "mpi"
+POLICIES = {
+    AUTO: "the first available one of `shared` or `ipc`, `nccl`, `mpi` and `staged`",
+    BY_MPI: "the faster of `ibcast` and `ring` by the model; on GPUs it passes device pointers to MPI",
+}
+
+
+def add(mover: Mover) -> None:
+    """Add a mover; `pdgemm.transport.movers.register` adds its broadcast function as well."""
+    MOVERS[mover.name] = mover
+    by_messages.cache_clear()
+
+
+def remove(name: str) -> None:
+    """Remove a mover."""
+    del MOVERS[name]
+    by_messages.cache_clear()
+
+
+def choices() -> tuple[str, ...]:
+    """Return the policies and movers that a caller may request."""
+    return (*POLICIES, *MOVERS)
+
+
+@cache
+def by_messages() -> tuple[str, ...]:
+    """Return the movers that the model chooses from; the first one wins ties."""
+    return tuple(mover.name for mover in MOVERS.values() if mover.by == "messages")
+
+
+def on_host() -> tuple[str, ...]:
+    """Return the movers for matrices on the host."""
+    return tuple(mover.name for mover in MOVERS.values() if mover.on_host)
+
+
+def reads(name: str) -> bool:
+    """Do ranks read each other's memory by this mover?"""
+    mover = MOVERS.get(name)
+    return mover is not None and mover.reads
+
+
+@lru_cache(maxsize=256)
+def fan_out(mover: Mover, parts: int) -> tuple[int, list[tuple[int, int]]]:
+    """Return how often most of `parts` ranks send a panel, and by distance how much more often the others do."""
+    sent = np.bincount(mover.senders(parts), minlength=parts)
+    most = int(np.bincount(sent).argmax())
+    return most, [(distance, int(sent[distance]) - most) for distance in np.flatnonzero(sent != most).tolist()]

@@ -1,0 +1,67 @@
+"""The schedule of the right-looking Cholesky factorisation, A = L L^H."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from pdgemm.grids.index_map import overlap_counts
+from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule, carried, signals
+from pdgemm.schedules.rounds import COLS, ROWS, Round, broadcast, grid_of, products
+from pdgemm.schedules.schedule import Buffers
+
+SMALLEST = 128  # columns of the tiles on the diagonal of an update
+
+
+@dataclass(frozen=True)
+class CholeskySchedule(PanelSchedule):
+    """A panel of L is formed from its diagonal block, is brought to all ranks, and updates the triangle behind it.
+
+    Rank (i, j) needs the rows of the panel that it has rows of, from its grid row, and for the transposed panel those
+    that it has columns of, from its grid column.
+    """
+
+    algorithm = "cholesky"
+    bound_factor = 1 / 3
+
+    @property
+    def flops(self) -> int:
+        return (4 if self.A.dtype.kind == "c" else 1) * self.n**3 // 3
+
+    def behind(self, panel: Panel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return what lies behind a panel: rows of each grid row, columns of each grid column, and common indices."""
+        rows, cols = (x.window(panel.stop, self.n) for x in (self.A.distribution.rows, self.A.distribution.cols))
+        common = overlap_counts(rows, cols)
+        return common.sum(axis=1), common.sum(axis=0), common
+
+    def rounds(self) -> Iterator[Round]:
+        grid, size = grid_of(self.A), self.A.dtype.itemsize
+        pr, pc = grid.shape
+        for panel in self.steps:
+            w, (m_loc, n_loc, common) = panel.width, self.behind(panel)
+            here = np.arange(pc) == panel.col
+            if panel.stop == self.n:
+                yield Round([], products(grid, 0, 0, 0))
+                return
+            messages = carried(self.mover, grid[:, [panel.col]].T, panel.row, np.array([w * w]), size, COLS)
+            yield Round(messages, products(grid, m_loc[:, None] * here, w, (w + 1) // 2))
+            messages = carried(self.mover, grid, panel.col, m_loc * w, size, ROWS)
+            for r in range(pr):
+                messages += broadcast(self.mover, grid.T, r, common[r] * w, size, COLS)
+                if self.shared and m_loc[r]:
+                    messages.append(
+                        signals(grid[[r], panel.col], np.delete(grid, r, axis=0).reshape(1, -1), size, COLS)
+                    )
+            yield Round(messages, products(grid, m_loc[:, None], (n_loc[None, :] + 1) // 2, w))
+
+    def buffers(self, rank: int | None) -> Buffers:
+        (m_loc, n_loc), (pr, pc), w = self.A.local_shape(rank), self.grid.shape, self.widest
+        sent = not self.shared
+        return {
+            "panels": (2 * w * m_loc * (sent and pc > 1), self.A.dtype),
+            "transposed panels": (2 * w * n_loc, self.A.dtype),
+            "arriving": (2 * w * n_loc * (sent and pr > 1), self.A.dtype),
+            "diagonals": (2 * w * w * (sent and pr > 1), self.A.dtype),
+        }

@@ -1,0 +1,160 @@
+"""The schedule of the QR factorisation by blocked Householder reflections, A = Q R."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from pdgemm.grids.distribution import BlockCyclic
+from pdgemm.schedules.mover_registry import RING
+from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule, carried
+from pdgemm.schedules.rounds import COLS, ROWS, Messages, Round, counts_of, grid_of, messages, products
+from pdgemm.schedules.schedule import Buffers
+
+
+def cuts(n: int, parts: int) -> list[int]:
+    """Return where n columns are cut into slices, one for each of those that add them up."""
+    return [n * part // parts for part in range(parts + 1)]
+
+
+@dataclass(frozen=True)
+class HouseholderSchedule(PanelSchedule):
+    """A panel is factored by the owner of its diagonal block, I - V T V^H; then V and T reflect the columns behind it.
+
+    The grid column of a panel lends its rows to that owner and gets rows of V back, each rank with T beneath them: so
+    they lie in its "reflectors", and so they travel along its grid row.  W = V^H A is summed over each grid column, by
+    all ranks with rows below the panel's start: each adds up a slice of the columns, and multiplies it by T.
+
+    wants_q : Q (m, min(m, n)), which lies as these columns of A do, is formed by the same reflections in reverse.
+    """
+
+    wants_q: bool = field(default=True, kw_only=True)
+    algorithm = "householder"
+    exposed_buffers = ("gathered", "reflectors", "sums")
+
+    @property
+    def flops(self) -> int:
+        m, n = self.A.distribution.shape
+        k = min(m, n)
+        reals = 2 * k * k * max(m, n) - 2 * k**3 // 3 + self.wants_q * (2 * k * k * m - 2 * k**3 // 3)
+        return (4 if self.A.dtype.kind == "c" else 1) * reals
+
+    @property
+    def rows(self) -> BlockCyclic:
+        return self.A.distribution.rows
+
+    @cached_property
+    def heights(self) -> dict[Panel, np.ndarray]:
+        """The rows from each panel's start on, in each grid row."""
+        return {panel: counts_of(self.rows.window(panel.start, self.rows.n)) for panel in self.steps}
+
+    @cached_property
+    def places(self) -> dict[Panel, list[slice]]:
+        """Where the ranks of a panel's grid column have its rows of V, and T, among their reflectors."""
+        ends, found = np.zeros(self.grid.shape, np.int64), {}
+        for panel in self.steps:
+            start = ends[:, panel.col].tolist()
+            ends[:, panel.col] += self.chunk(panel)
+            found[panel] = [slice(*both) for both in zip(start, ends[:, panel.col].tolist())]
+        return found
+
+    def chunk(self, panel: Panel) -> np.ndarray:
+        """Return the words of V and T in each grid row."""
+        height, w = self.heights[panel], panel.width
+        return (height + w) * w * (height > 0)
+
+    def members(self, panel: Panel) -> list[int]:
+        """Return the grid rows that have rows of a panel: its own first."""
+        pr, height = self.grid.shape[0], self.heights[panel]
+        return [r for r in ((panel.row + x) % pr for x in range(pr)) if height[r]]
+
+    def updates(self, number: int) -> list[tuple[int, int]]:
+        """Return the columns, from and to, that a panel reflects: those of the following panel, and then the others."""
+        stop, n = self.steps[number].stop, self.n
+        if number + 1 == len(self.steps):
+            return [(stop, n)]
+        following = self.steps[number + 1].stop
+        return [(stop, following), (following, n)]
+
+    def rounds(self) -> Iterator[Round]:
+        grid, (pr, pc), size = grid_of(self.A), self.grid.shape, self.A.dtype.itemsize
+        for number, panel in enumerate(self.steps):
+            here = (np.arange(pr)[:, None] == panel.row) & (np.arange(pc) == panel.col)
+            yield Round(
+                self._lent(panel), products(grid, (self.rows.n - panel.start) * here, panel.width, 2 * panel.width)
+            )
+            moves = self._returned(panel) + carried(self.mover, grid, panel.col, self.chunk(panel), size, ROWS)
+            yield from self._reflection(panel, moves, self.updates(number))
+        if self.wants_q:
+            k = min(self.A.distribution.shape)
+            for panel in self.steps[::-1]:
+                moves = carried(self.mover, grid, panel.col, self.chunk(panel), size, ROWS, ready=True)
+                yield from self._reflection(panel, moves, [(panel.start, k)])
+
+    def _lent(self, panel: Panel) -> list[Messages]:
+        owner, *others = grid_of(self.A)[self.members(panel), panel.col]
+        return self._direct(np.array(others, int), owner, self.heights[panel][self.members(panel)[1:]] * panel.width)
+
+    def _returned(self, panel: Panel) -> list[Messages]:
+        owner, *others = grid_of(self.A)[self.members(panel), panel.col]
+        return self._direct(owner, np.array(others, int), self.chunk(panel)[self.members(panel)[1:]])
+
+    def _reflection(self, panel: Panel, moves: list[Messages], updates: list[tuple[int, int]]) -> Iterator[Round]:
+        """Yield the rounds in which columns are reflected, the first of them after `moves`."""
+        grid, height, w = grid_of(self.A), self.heights[panel][:, None], panel.width
+        for start, stop in updates:
+            n_loc = counts_of(self.A.distribution.cols.window(start, stop))
+            yield Round(moves, products(grid, height, n_loc, w))
+            yield Round(self._summed(self.members(panel), n_loc, w), products(grid, height, n_loc, w))
+            moves = []
+
+    def _summed(self, members: list[int], n_loc: np.ndarray, w: int) -> list[Messages]:
+        """Return how the ranks of each grid column add up w rows of n_loc columns, and get all of the sum."""
+        columns, ranks = np.flatnonzero(n_loc), grid_of(self.A)[members]
+        of, adds = np.nonzero(~np.eye(len(members), dtype=bool))
+        widths = np.diff([cuts(n, len(members)) for n in n_loc[columns].tolist()], axis=1).T if columns.size else None
+        if widths is None or not of.size:
+            return []
+        source, target, words = (
+            ranks[of][:, columns].ravel(),
+            ranks[adds][:, columns].ravel(),
+            (w * widths[adds]).ravel(),
+        )
+        found = self._direct(source, target, words) + self._direct(target, source, words)
+        return found + [self._signals(source, target)] * self.shared  # that the whole sum has been read
+
+    def _direct(self, source: np.ndarray, target: np.ndarray, words: np.ndarray) -> list[Messages]:
+        """Return messages, or reads after signals, from each source to its target within grid columns."""
+        source, target = np.broadcast_arrays(source, target)
+        found = messages(self.mover, source, target, words, self.A.dtype.itemsize, COLS)
+        return found + [self._signals(source, target)] * self.shared
+
+    def _signals(self, source: np.ndarray, target: np.ndarray) -> Messages:
+        return Messages(RING.name, source, target, np.zeros(source.size, np.int64), self.A.dtype.itemsize, COLS)
+
+    @cached_property
+    def _room(self) -> dict[str, np.ndarray]:
+        """The words of the buffers of panels, by grid position; what others read has the same shape on all ranks."""
+        reflectors, gathered, parts = np.zeros((3, *self.grid.shape), np.int64)
+        for panel, height in self.heights.items():
+            (owner, *others), chunk, w, j = self.members(panel), self.chunk(panel), panel.width, panel.col
+            reflectors[:, j] += chunk
+            if others:
+                gathered[owner, j] = max(gathered[owner, j], (height.sum() + w) * w)
+                parts[owner, j] = max(parts[owner, j], chunk[others].sum())
+                parts[others, j] = np.maximum(parts[others, j], height[others] * w)
+        if self.shared:
+            reflectors[:], gathered[:] = reflectors.max(), gathered.max()
+        return {"reflectors": reflectors, "gathered": gathered, "parts": 2 * (not self.shared) * parts}
+
+    def buffers(self, rank: int | None) -> Buffers:
+        (m_loc, n_loc), (pr, pc), w = self.A.local_shape(rank), self.grid.shape, self.widest
+        at, sent = (-1, -1) if rank is None else self.A.coords(rank), not self.shared
+        words = {name: int(x.max() if rank is None else x[at] * (at[0] >= 0)) for name, x in self._room.items()}
+        words["panels"] = 2 * w * (m_loc + w) * (sent and pc > 1 and m_loc > 0)
+        words["sums"] = w * n_loc
+        words["parts of sums"] = max((w * (q - 1) * -(-n_loc // q) * sent for q in range(2, pr + 1)), default=0)
+        return {name: (size, self.A.dtype) for name, size in words.items()}

@@ -1,0 +1,178 @@
+"""Panels along the diagonal of a matrix, the triangle that each rank has, and what all panel algorithms share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from pdgemm.grids.distribution import BlockCyclic
+from pdgemm.grids.index_map import common_refinement
+from pdgemm.grids.layout import Layout
+from pdgemm.schedules.mover_registry import RING, reads
+from pdgemm.schedules.rounds import Messages, broadcast
+from pdgemm.schedules.schedule import RankMap, Schedule
+
+
+class Panel(NamedTuple):
+    """The indices from start to stop of rows and columns, whose diagonal block has one owner."""
+
+    start: int
+    stop: int
+    row: int  # grid row that owns these rows
+    col: int  # grid column that owns these columns
+
+    @property
+    def width(self) -> int:
+        return self.stop - self.start
+
+
+@lru_cache(maxsize=64)
+def diagonal_panels(rows: BlockCyclic, cols: BlockCyclic, width: int, stop: int | None = None) -> tuple[Panel, ...]:
+    """Return the panels of a matrix up to its diagonal's end: cut where a block of rows or of columns begins.
+
+    Any two distributions will do: blocks of 64 and of 96 make panels of 64, 32, 32, 64.  None is wider than `width`.
+    """
+    n = min(rows.n, cols.n) if stop is None else stop
+    if not n:
+        return ()
+    found = []
+    for start, length, row, col in zip(*(x.tolist() for x in common_refinement(rows.window(0, n), cols.window(0, n)))):
+        parts = -(-length // width)
+        ends = [start + length * part // parts for part in range(parts + 1)]
+        found += [Panel(a, b, row, col) for a, b in pairwise(ends)]
+    return tuple(found)
+
+
+Tile = tuple[slice, slice]
+_SAMPLES = 16  # trailing parts whose balance is looked at
+_UNEVEN, _NARROW = 1.25, 4  # how many times the mean share of a rank, and the number of panels, may be
+
+
+@lru_cache(maxsize=256)
+def is_balanced(layout: Layout, width: int) -> bool:
+    """Do the ranks share each trailing part of a matrix about evenly, in panels that are not much narrower?"""
+    rows, cols = layout.distribution.rows, layout.distribution.cols
+    (m, n), (pr, pc) = layout.distribution.shape, layout.distribution.grid_shape
+    if pr * pc == 1 or min(m, n) <= width or layout.distribution.block == (width, width):  # in which copies are made
+        return True
+    busiest = every = 0
+    for start in range(0, min(m, n), max(1, min(m, n) // _SAMPLES)):
+        busiest += max(map(rows.window(start, m).count, range(pr))) * max(map(cols.window(start, n).count, range(pc)))
+        every += (m - start) * (n - start)
+    panels = len(diagonal_panels(rows, cols, width))
+    return busiest * pr * pc <= _UNEVEN * every and panels * width <= _NARROW * min(m, n)
+
+
+def lower_tiles(
+    rows: BlockCyclic, cols: BlockCyclic, coords: tuple[int, int], start: int, stop: int, smallest: int
+) -> Iterator[Tile]:
+    """Yield tiles, in local indices, that cover what a rank has on and below the diagonal in columns start to stop.
+
+    Columns are halved until they are not more than `smallest`: below the diagonal tiles are as large as possible, and
+    on it they exceed the triangle by less than that many columns.
+    """
+    i, j = coords
+    first, last = cols.below(start, j), cols.below(stop, j)
+
+    def cover(c0: int, c1: int, r1: int) -> Iterator[Tile]:
+        r0 = rows.below(int(cols.to_global(c0, j)), i) if c1 > c0 else r1
+        if r0 >= r1:
+            return
+        if c1 - c0 <= smallest:
+            yield slice(r0, r1), slice(c0, c1)
+            return
+        mid = (c0 + c1) // 2
+        lower = min(r1, rows.below(int(cols.to_global(mid, j)), i))
+        yield from cover(c0, mid, lower)
+        if lower < r1:
+            yield slice(lower, r1), slice(c0, mid)
+        yield from cover(mid, c1, r1)
+
+    yield from cover(first, last, rows.count(i))
+
+
+@dataclass(frozen=True)
+class PanelSchedule(Schedule):
+    """A panel algorithm on a matrix A: in each step a panel is factored, travels, and updates what is left of A.
+
+    width  : the widest panel.
+    mover  : "shared": panels are read in place in node-shared memory; or "ring": they are sent.
+    device : the device that holds the matrices; "": the host.
+    """
+
+    A: Layout
+    width: int
+    mover: str
+    device: str = field(default="", kw_only=True)
+    lookahead = 1
+    bound_factor: ClassVar[float] = 0.0
+
+    @property
+    def n(self) -> int:
+        return self.A.distribution.cols.n
+
+    @cached_property
+    def grid(self) -> RankMap:
+        return RankMap(self.A.distribution.grid_shape, 1, self.A.rank_map)
+
+    @cached_property
+    def steps(self) -> tuple[Panel, ...]:
+        """The panels, in the order in which they are factored."""
+        return diagonal_panels(self.A.distribution.rows, self.A.distribution.cols, self.width)
+
+    @cached_property
+    def widest(self) -> int:
+        return max((panel.width for panel in self.steps), default=0)
+
+    @property
+    def orders(self) -> dict[str, str]:
+        """The memory order of each matrix."""
+        return {"A": self.A.order}
+
+    @property
+    def shared(self) -> bool:
+        return reads(self.mover)
+
+    @property
+    def panel_dtype(self) -> np.dtype:
+        return self.A.dtype
+
+    def lower_bound_words(self, ranks: int) -> float:
+        """Return a lower bound on the words that some rank receives, for any algorithm; 0 where none is known.
+
+        bound_factor n^2/sqrt(P), with memory for n^2/P words, less these, which a rank has: Kwasniewski et al., On the
+        parallel I/O optimality of linear algebra kernels, SC 2021, with 1/3 for Cholesky and 2/3 for LU.
+        """
+        return max(0.0, self.bound_factor * self.n**2 / ranks**0.5 - self.n**2 / ranks)
+
+    @property
+    def events(self) -> int:
+        return 4 * len(self.steps)
+
+    def described(self, name: str) -> tuple[str, str]:
+        return self.algorithm, f"{self.A}, {len(self.steps)} panels"
+
+
+def carried(
+    mover: str, lines: np.ndarray, root: int, words: np.ndarray, itemsize: int, along: int, ready: bool = False
+) -> list[Messages]:
+    """Return how words[x] get from position `root` to the others of lines[x]; where they are read, after a signal.
+
+    ready : what is read was complete before the first step, and needs no signal.
+    """
+    found = broadcast(mover, lines, root, words, itemsize, along)
+    if reads(mover) and not ready:
+        there = lines[words > 0]
+        found.append(signals(there[:, root], np.delete(there, root, axis=1), itemsize, along))
+    return found
+
+
+def signals(source: np.ndarray, targets: np.ndarray, itemsize: int, along: int) -> Messages:
+    """Return messages without words from source[x] to all of targets[x]: what it has can be read."""
+    repeated = np.repeat(source, targets.shape[1])
+    return Messages(RING.name, repeated, targets.ravel(), np.zeros(repeated.size, np.int64), itemsize, along)

@@ -1,0 +1,121 @@
+"""Rows that change their places in a matrix, such as those that pivots exchange, and what is sent for that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from pdgemm.grids.distribution import BlockCyclic
+from pdgemm.schedules.mover_registry import RING
+from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule
+from pdgemm.schedules.rounds import COLS, Messages, Round, counts_of, grid_of, messages
+from pdgemm.schedules.schedule import Buffers
+
+
+class RowMoves(NamedTuple):
+    """Row sources[x] comes to the place of row targets[x], all at the same time; both are the same set of rows."""
+
+    targets: np.ndarray
+    sources: np.ndarray
+
+    @classmethod
+    def of(cls, pivots: np.ndarray, start: int) -> RowMoves:
+        """Return the moves that row start + t is exchanged with row pivots[t], for t = 0, 1, ..., together."""
+        first = np.arange(start, start + len(pivots))
+        rows = np.unique(np.concatenate([first, pivots]))
+        lying = list(range(len(rows)))
+        for here, there in zip(*(rows.searchsorted(x).tolist() for x in (first, pivots))):
+            lying[here], lying[there] = lying[there], lying[here]
+        return cls.to(rows, rows[lying])
+
+    @classmethod
+    def to(cls, targets: np.ndarray, sources: np.ndarray) -> RowMoves:
+        """Return the moves of those rows that do not stay."""
+        moved = targets != sources
+        return cls(targets[moved], sources[moved])
+
+    def counts(self, rows: BlockCyclic) -> np.ndarray:
+        """Return the number of rows that move from part i to part j of a dimension, for all i and j."""
+        pair = rows.owner(self.sources) * rows.parts + rows.owner(self.targets)
+        return np.bincount(pair, minlength=rows.parts**2).reshape(rows.parts, rows.parts)
+
+    def sent(self, rows: BlockCyclic, grid: np.ndarray, widths: np.ndarray, itemsize: int) -> list[Messages]:
+        """Return what is sent along the columns of a grid where column j has widths[j] columns of the matrix."""
+        counts = self.counts(rows)
+        np.fill_diagonal(counts, 0)
+        source, target = np.nonzero(counts)
+        words = counts[source, target][:, None] * widths
+        return messages(RING.name, grid[source], grid[target], words, itemsize, COLS)
+
+
+def moves_left(steps: tuple[Panel, ...], pivots: np.ndarray, m: int) -> Iterator[tuple[Panel, RowMoves]]:
+    """Yield each panel, the last one first, with the moves of all later steps, which its columns have not made."""
+    lying = np.arange(m)
+    for panel in reversed(steps):
+        yield panel, RowMoves.to(np.arange(m), lying)
+        step, moves = np.arange(m), RowMoves.of(pivots[panel.start : panel.stop], panel.start)
+        step[moves.targets] = moves.sources
+        lying = step[lying]
+
+
+def permutation(pivots: np.ndarray, m: int) -> np.ndarray:
+    """Return p, where P A = A[p], of the exchanges of row t with row pivots[t], for t = 0, 1, ..."""
+    found = np.arange(m)
+    for here, there in enumerate(pivots.tolist()):
+        found[[here, there]] = found[[there, here]]
+    return found
+
+
+@dataclass(frozen=True)
+class PermutationSchedule(PanelSchedule):
+    """The rows of a matrix change their places: row order[i] becomes row i."""
+
+    order: tuple[int, ...] = field(kw_only=True, repr=False)
+    algorithm = "permutation"
+    flops = 0
+
+    @property
+    def steps(self) -> tuple[Panel, ...]:
+        return ()
+
+    @cached_property
+    def moves(self) -> RowMoves:
+        return RowMoves.to(np.arange(len(self.order)), np.array(self.order, np.int64))
+
+    def rounds(self) -> Iterator[Round]:
+        widths = counts_of(self.A.distribution.cols)
+        yield Round(self.moves.sent(self.A.distribution.rows, grid_of(self.A), widths, self.A.dtype.itemsize))
+
+    def buffers(self, rank: int | None) -> Buffers:
+        m_loc, n_loc = self.A.local_shape(rank)
+        words = m_loc * n_loc
+        return {
+            "leaving rows": (words, self.A.dtype),
+            "arriving rows": (words * (self.grid.shape[0] > 1), self.A.dtype),
+        }
+
+
+@dataclass(frozen=True)
+class ScalingSchedule(PanelSchedule):
+    """The rows of a matrix are multiplied or divided by numbers that every rank has: nothing is sent."""
+
+    algorithm = "scaling"
+
+    @property
+    def flops(self) -> int:
+        m, n = self.A.distribution.shape
+        return (4 if self.A.dtype.kind == "c" else 1) * m * n
+
+    @property
+    def steps(self) -> tuple[Panel, ...]:
+        return ()
+
+    def rounds(self) -> Iterator[Round]:
+        return iter(())
+
+    def buffers(self, rank: int | None) -> Buffers:
+        return {}

@@ -1,0 +1,91 @@
+"""The schedule of triangular solves, A X = B, and of triangular products, C := A B."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from pdgemm.grids.layout import Layout
+from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule, carried, diagonal_panels
+from pdgemm.schedules.products.product import alike
+from pdgemm.schedules.rounds import COLS, ROWS, Round, counts_of, grid_of, products
+from pdgemm.schedules.schedule import Buffers
+
+
+@dataclass(frozen=True)
+class TriangularSchedule(PanelSchedule):
+    """Rows k of X are solved for, or of B taken, and travel down the grid; A's columns k travel along its rows.
+
+    B      : layout of the right-hand sides, whose rows are distributed as A's.
+    lower  : A is lower triangular, and panels are taken from the first to the last; otherwise upper, from the last.
+    solves : X, which overwrites B, is solved for; otherwise B stays as it is, and C, in B's layout, is formed.
+    inverse : B is the identity, of which columns are not read before they are no longer zero.
+    """
+
+    B: Layout
+    lower: bool
+    solves: bool = True
+    inverse: bool = field(default=False, kw_only=True)
+
+    @property
+    def algorithm(self) -> str:  # type: ignore[override]
+        return "trsm" if self.solves else "trmm"
+
+    @property
+    def orders(self) -> dict[str, str]:
+        return {"A": self.A.order, "B": self.B.order}
+
+    @property
+    def flops(self) -> int:
+        n, m = self.n, self.B.distribution.cols.n
+        return (4 if self.A.dtype.kind == "c" else 1) * (n**3 // 3 if self.inverse else n * n * m)
+
+    def lies(self) -> bool:
+        """Does B lie on A's grid, with rows distributed as A's?"""
+        return self.A.grid == self.B.grid and alike(self.A.distribution.rows, self.B.distribution.rows)
+
+    @cached_property
+    def steps(self) -> tuple[Panel, ...]:
+        found = diagonal_panels(self.A.distribution.rows, self.A.distribution.cols, self.width)
+        return found if self.lower else found[::-1]
+
+    def rest(self, panel: Panel) -> tuple[int, int]:
+        """Return the rows, from and to, that a panel updates."""
+        return (panel.stop, self.n) if self.lower else (0, panel.start)
+
+    def columns(self, panel: Panel) -> tuple[int, int]:
+        """Return the columns of B, from and to, that are not zero in the rows of a panel once they are solved for."""
+        whole = self.B.distribution.cols.n
+        if not self.inverse:
+            return 0, whole
+        return (0, panel.stop) if self.lower else (panel.start, whole)
+
+    def rounds(self) -> Iterator[Round]:
+        grid, a_size, b_size = grid_of(self.A), self.A.dtype.itemsize, self.B.dtype.itemsize
+        for panel in self.steps:
+            w, rows, cols = panel.width, self.A.distribution.rows, self.B.distribution.cols
+            m_loc, n_loc = counts_of(rows.window(*self.rest(panel))), counts_of(cols.window(*self.columns(panel)))
+            here = np.arange(len(grid)) == panel.row
+            block = np.array([w * w])
+            diagonal = carried(self.mover, grid[[panel.row]], panel.col, block, a_size, ROWS, ready=True)
+            yield Round(diagonal, products(grid, here[:, None] * w, n_loc[None, :], (w + 1) // 2))
+            messages = carried(self.mover, grid, panel.col, m_loc * w, a_size, ROWS, ready=True)
+            if m_loc.any():
+                messages += carried(self.mover, grid.T, panel.row, n_loc * w, b_size, COLS, ready=not self.solves)
+            yield Round(messages, products(grid, m_loc[:, None], n_loc[None, :], w))
+
+    def buffers(self, rank: int | None) -> Buffers:
+        (m_loc, _), (_, n_loc), (pr, pc), w = (
+            self.A.local_shape(rank), self.B.local_shape(rank), self.grid.shape, self.widest,
+        )  # fmt: skip
+        sent = not self.shared
+        return {
+            "panels": (2 * w * m_loc * (sent and pc > 1), self.A.dtype),
+            "rows": (2 * w * n_loc * (sent and pr > 1), self.B.dtype),
+            "diagonals": (2 * w * w * (sent and pc > 1), self.A.dtype),
+            "triangle": (w * w, self.B.dtype),
+            "conjugate": (w * m_loc * self.A.conjugated, self.A.dtype),
+        }

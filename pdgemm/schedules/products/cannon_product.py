@@ -1,0 +1,184 @@
+"""The schedule of Cannon's algorithm, which is a value."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from pdgemm.instrument.recorder import Traffic, Transfer
+from pdgemm.schedules.formulas import LARGEST_MESSAGE_BYTES
+from pdgemm.schedules.products.product import Product, alike
+from pdgemm.schedules.rounds import COLS, ROWS, Round, counts_of, grid_of, messages, products
+from pdgemm.schedules.schedule import Buffers
+from pdgemm.schedules.steps import TorusStep, cannon_neighbours, cannon_steps, skewed_rank_maps
+from pdgemm.support.remembered import remembered
+
+
+@dataclass(frozen=True)
+class Cannon(Product):
+    """C is stationary; A and B are skewed, as `skewed_rank_maps` describes, and are shifted by one in every step.
+
+    C lies on a Pr x Pc grid where Pr divides Pc; C's row map is A's, C's column map is B's.  On a square grid
+    A's column map is B's row map, block-cyclic or not.  Otherwise both have one block size, and at most Pc blocks.
+
+    lookahead : with 1 or less, blocks are shifted whole; with more, in panels, so that the first is multiplied, and
+        sent on, while the others arrive.
+    """
+
+    algorithm = "cannon"
+
+    def lies(self, size: int) -> bool:
+        a, b, c = (x.distribution for x in (self.A, self.B, self.C))
+        pr, pc = c.grid_shape
+        inner_fits = alike(a.cols, b.rows) if pr == pc else a.cols.block == b.rows.block and not pc % pr
+        skewed = a.grid_shape == b.grid_shape == c.grid_shape and inner_fits
+        there = skewed and (self.A.rank_map, self.B.rank_map) == skewed_rank_maps(self.C.rank_map, (pr, pc))
+        return alike(a.rows, c.rows) and alike(b.cols, c.cols) and there
+
+    @property
+    def nothing_travels(self) -> bool:
+        return self.C.distribution.grid_shape == (1, 1)
+
+    @property
+    def first_panel_is_local(self) -> bool:
+        return True
+
+    @property
+    def panels(self) -> int:
+        a, _ = self.widths
+        return self.C.distribution.grid_shape[1] * int(self._pieces(a.max())) if self.mnk[2] else 0
+
+    @property
+    def widest(self) -> int:
+        a, _ = self.widths
+        return int((-(-a // np.maximum(1, self._pieces(a)))).max())
+
+    @property
+    def in_blocks(self) -> bool:
+        """Are blocks shifted whole, and not in panels?"""
+        return self.lookahead <= 1 or self.nothing_travels
+
+    def _pieces(self, columns: Any) -> Any:
+        """Return the number of panels in which so many columns of A are shifted: one, or of the width of the plan."""
+        return np.minimum(1, columns) if self.in_blocks else -(-columns // self._panel_width)
+
+    @cached_property
+    def _panel_width(self) -> int:
+        m_loc, n_loc = self.C.local_shape(None)
+        return self._message_width(self.width, (m_loc, self.A.dtype), (n_loc, self.B.dtype))
+
+    @remembered
+    def cuts(self, part: int) -> list[tuple[int, int]]:
+        """Return the ranges of columns of a part of A that are shifted, and multiplied, one after the other."""
+        width = int(self.widths[0][part])
+        pieces = int(self._pieces(width))
+        return [(width * x // pieces, width * (x + 1) // pieces) for x in range(pieces)]
+
+    @remembered
+    def cuts_of_b(self, part: int) -> list[tuple[int, int]]:
+        """Return the ranges of rows of a part of B that are shifted: those of the parts of A that lie in it, or all."""
+        a, b = self.A.distribution.cols, self.B.distribution.rows
+        if self.in_blocks:
+            return [(0, int(self.widths[1][part]))]
+        parts = enumerate(range(part, a.parts, b.parts))
+        return [(number * a.block + lo, number * a.block + hi) for number, x in parts for lo, hi in self.cuts(x)]
+
+    def steps(self, rank: int) -> list[TorusStep]:
+        here = self.C.coords(rank)
+        return cannon_steps(self.C.distribution.grid_shape, here) if self.mnk[2] and here[0] >= 0 else []
+
+    @property
+    def total_words(self) -> int:
+        m, n, k = self.mnk
+        pr, pc = self.C.distribution.grid_shape
+        return m * k * (pc - 1) + k * n * (pr - 1)
+
+    @cached_property
+    def widths(self) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers of inner indices in each part of A's columns and of B's rows."""
+        a, b = self.A.distribution.cols, self.B.distribution.rows
+        return np.array([a.count(x) for x in range(a.parts)]), np.array([b.count(x) for x in range(b.parts)])
+
+    def rounds(self) -> Iterator[Round]:
+        """Yield the steps: a shift of A, every Pc / Pr steps a shift of B as well, and a product."""
+        if not self.mnk[2]:
+            return
+        size_a, size_b = self.A.dtype.itemsize, self.B.dtype.itemsize
+        grid, (pr, pc) = grid_of(self.C), self.C.distribution.grid_shape
+        i, j = np.indices(grid.shape)
+        steps = np.array([[[*step] for step in self.steps(rank)] for rank in grid.ravel().tolist()])
+        held_a, held_b = steps.reshape(pr, pc, pc, 2).transpose(3, 2, 0, 1)  # by step
+        (_, width_b), t = self.widths, pc // pr
+        cuts = np.zeros((self.panels // pc, pc), int)  # widths of the panels of each part of A
+        for part in range(pc):
+            cuts[: len(self.cuts(part)), part] = [hi - lo for lo, hi in self.cuts(part)]
+        m_loc, n_loc = counts_of(self.C.distribution.rows), counts_of(self.C.distribution.cols)
+        for number, cut in itertools.product(range(pc), cuts):
+            shifts, width = [], cut[held_a[number]]
+            if number:
+                source = np.array([cannon_neighbours((pr, pc), x, number - 1)[1] for x in range(pc)])
+                shifts += messages("shift", grid[i, source[j]], grid, m_loc[:, None] * width, size_a, ROWS)
+            if not self.in_blocks and number >= t:
+                shifts += messages("shift", grid[(i + 1) % pr, j], grid, n_loc[None, :] * width, size_b, COLS)
+            elif self.in_blocks and number and number % t == 0:
+                words = n_loc[None, :] * width_b[held_b[number]]
+                shifts += messages("shift", grid[(i + 1) % pr, j], grid, words, size_b, COLS)
+            yield Round(shifts, products(grid, m_loc[:, None], n_loc[None, :], width, self.shares))
+
+    def transfers(self, rank: int) -> list[Transfer]:
+        """A rank receives all parts of A in its row but the first, and sends all but the last; likewise for B."""
+        steps, (row, col, _) = self.steps(rank), self.grid.strides
+        if not steps:
+            return []
+        m_loc, n_loc = self.C.local_shape(rank)
+        a, b = self.widths
+        pieces = self._pieces(a)
+        held_a, held_b = [step.a for step in steps], [step.b for step in steps[:: len(a) // len(b)]]
+        along_row = self._shifts((m_loc * a)[held_a], pieces[held_a], self.A.dtype)
+        along_col = self._shifts((n_loc * b)[held_b], pieces.reshape(-1, len(b)).sum(axis=0)[held_b], self.B.dtype)
+        return [
+            Transfer("shift", along_row, self.A.dtype.itemsize, row, len(a)),
+            Transfer("shift", along_col, self.B.dtype.itemsize, col, len(b)),
+        ]
+
+    def _shifts(self, words: np.ndarray, pieces: np.ndarray, dtype: np.dtype) -> Traffic:
+        """Return the traffic of a rank that holds blocks of these numbers of words and panels one after another."""
+        messages = -(-words // (LARGEST_MESSAGE_BYTES // dtype.itemsize))
+        if not self.in_blocks:
+            messages = pieces * (words > 0)
+        sent, received = int(words[:-1].sum()), int(words[1:].sum())
+        return Traffic(sent, received, int(messages[:-1].sum()), int(messages[1:].sum()))
+
+    def local_shape(self, rank: int) -> tuple[int, int, int]:
+        return *self.C.local_shape(rank), self.mnk[2]
+
+    @property
+    def slots(self) -> int:
+        """The number of blocks of each operand held at once: one in use and one that is being received."""
+        return 2 + self.spare
+
+    def staging(self, rank: int | None) -> Buffers:
+        buffers = self.buffers(rank)
+        return {"staged A": buffers["panels of A"], "staged B": buffers["panels of B"]}
+
+    def buffers(self, rank: int | None) -> Buffers:
+        """Return the buffers; an operand that is not shifted needs none."""
+        m_loc, n_loc = self.C.local_shape(rank)
+        (a, b), (pr, pc) = self.widths, self.C.distribution.grid_shape
+        wide_a, wide_b = int(a.max()), int(b.max())
+        convert = min(self.width, wide_a)
+        sums = 0 if self.sums_in_c or not self.mnk[2] else m_loc * n_loc
+        return {
+            "panels of A": ((pc > 1) * self.slots * wide_a * m_loc, self.A.dtype),
+            "panels of B": ((pr > 1) * self.slots * wide_b * n_loc, self.B.dtype),
+            "converted A": (self.converts(self.A, self.C.order) * convert * m_loc, self.panel_dtype),
+            "converted B": (self.converts(self.B, self.C.order) * convert * n_loc, self.panel_dtype),
+            "sums": (sums, self.accumulate),
+            "update": self._update(sums),
+            "exact": (self._exact(m_loc, n_loc), self.panel_dtype),
+        } | self._corner(m_loc, n_loc)

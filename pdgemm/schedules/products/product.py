@@ -1,0 +1,274 @@
+"""The schedule of a product: what all algorithms for products have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+from typing import ClassVar, Self
+
+import numpy as np
+
+from pdgemm.grids.distribution import BlockCyclic
+from pdgemm.grids.layout import Layout
+from pdgemm.local.arrays import dtypes
+from pdgemm.local.blas.local_gemm import conjugates
+from pdgemm.schedules.formulas import LARGEST_MESSAGE_BYTES, gemm_flops
+from pdgemm.schedules.mover_registry import MOVERS, NCCL, RING, STAGED, reads
+from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
+from pdgemm.schedules.staircase import LEAST, Staircase, TriangleName
+from pdgemm.support.remembered import remembered
+
+SLAB = 1 << 16  # elements that are rounded or added to C at a time
+
+
+@dataclass(frozen=True)
+class Product(Schedule):
+    """C := alpha A B + beta C by one algorithm, on layouts that fit it.
+
+    accumulate : the type in which products are accumulated.
+    width      : width of the widest panel.
+    lookahead  : number of panels in flight behind the one in use.
+    mover      : name of the mover of the panels.
+    nodes      : the node of each rank, where panels are read in place but not all ranks are on one node; else ().
+    device     : the device that holds the matrices; "": the host.
+    triangle   : "L" or "U": only this triangle of C, with the diagonal, is computed, read and written; "": all of C.
+    compute    : the type that BLAS may round operands to: "float16", "bfloat16" or "tf32"; "": none.
+    staged     : messages are staged in host memory, which MPI reads and writes.
+    nccl       : NCCL sends all messages, in the order of the copy stream.
+    """
+
+    A: Layout
+    B: Layout
+    C: Layout
+    accumulate: np.dtype
+    width: int
+    lookahead: int
+    mover: str
+    nodes: tuple[int, ...] = field(default=(), kw_only=True)
+    device: str = field(default="", kw_only=True)
+    staged: bool = field(default=False, kw_only=True)
+    nccl: bool = field(default=False, kw_only=True)
+    compute: str = field(default="", kw_only=True)
+    triangle: TriangleName = field(default="", kw_only=True)
+    on_grid: ClassVar[bool] = True  # False: messages use the whole communicator, whatever its grids
+
+    @cached_property
+    def mnk(self) -> tuple[int, int, int]:
+        return *self.C.distribution.shape, self.A.distribution.cols.n
+
+    @cached_property
+    def grid(self) -> RankMap:
+        """The grid along whose rows, columns and layers the panels are sent."""
+        return RankMap(self.C.distribution.grid_shape, 1, self.C.rank_map)
+
+    @cached_property
+    def flops(self) -> int:
+        """The floating-point operations of all ranks together."""
+        m, n, k = self.mnk
+        area = m * (m + 1) // 2 if self.triangle else m * n
+        return gemm_flops(1, area, k, complex_=self.accumulate.kind == "c")
+
+    @remembered
+    def kept(self, rank: int) -> Staircase | None:
+        """Return which elements of a rank's part of C are in the triangle; None: C is no triangle."""
+        (i, j), c = self.C.coords(rank), self.C.distribution
+        return Staircase.of(self.triangle, c.rows.indices(i), c.cols.indices(j)) if self.triangle else None
+
+    def formed(self, rank: int) -> Staircase | None:
+        """Return which elements a rank multiplies of the block of C of which it has sums; None: all of them."""
+        return self.kept(rank)
+
+    @remembered
+    def share(self, rank: int) -> float:
+        """Return which share of its m x n products a rank forms."""
+        m, n, _ = self.local_shape(rank)
+        formed = self.formed(rank) if m * n else None
+        return 1.0 if formed is None else formed.area / (m * n)
+
+    @cached_property
+    def shares(self) -> np.ndarray | float:
+        """The same of each rank of the grid, for `Round`."""
+        if not self.triangle:
+            return 1.0
+        return np.array([self.share(rank) for rank in range(1 + max(self.grid.rank_map))])
+
+    @cached_property
+    def panel_dtype(self) -> np.dtype:
+        """The type of panels that are handed to BLAS: int8 numbers are multiplied as float32, exactly.
+
+        A device's BLAS takes 16-bit numbers and accumulates in float32.
+        """
+        if self.device and self.compute in dtypes.HALF_NAMES:
+            return np.dtype(self.compute)
+        if self.device and self.accumulate == np.float32 and self.A.dtype == self.B.dtype in dtypes.HALVES:
+            return self.A.dtype
+        return self.accumulate if self.accumulate in dtypes.BLAS else np.dtype(np.float32)
+
+    @cached_property
+    def rounded(self) -> np.dtype | None:
+        """The type that operands are rounded to on the host, whose BLAS does not take it; None: no rounding."""
+        return np.dtype(self.compute) if self.compute in dtypes.HALF_NAMES and not self.device else None
+
+    @cached_property
+    def sums_in_c(self) -> bool:
+        """Are products accumulated in C itself?"""
+        return self.C.dtype == self.accumulate
+
+    def converts(self, operand: Layout, order: str) -> bool:
+        """Does each panel need a second buffer: for another type, or for a conjugate that BLAS cannot form?
+
+        order : memory order of the array in which products are accumulated.
+        """
+        unsupported = operand.conjugated and not conjugates(operand.order, order)
+        return unsupported or self.rounded is not None or operand.dtype != self.panel_dtype
+
+    @property
+    def last_rank(self) -> int:
+        return max(*self.grid.rank_map, *self.A.rank_map, *self.B.rank_map, *self.C.rank_map)
+
+    @property
+    def events(self) -> int:
+        return self.panels
+
+    def local_shape(self, rank: int) -> tuple[int, int, int]:
+        """Return the rows, columns and inner indices that a rank multiplies; by default its steps divide the last."""
+        return self.tally.local_shape(rank)
+
+    @cached_property
+    def transport(self) -> str:
+        """The name of the transport of the panels."""
+        if self.nccl:
+            return NCCL.name
+        through_host = self.staged and self.mover in (RING.name, "shift", "reduce_scatter")
+        return STAGED.name if through_host else self.mover
+
+    @cached_property
+    def shared(self) -> bool:
+        """Do ranks of a node read each other's memory?"""
+        return reads(self.mover)
+
+    @cached_property
+    def fetched(self) -> bool:
+        """Is what they read there copied first, and not multiplied in place?"""
+        return self.mover in MOVERS and MOVERS[self.mover].by == "copying"
+
+    @property
+    def ahead(self) -> int:
+        """The number of panels in flight behind the one in use."""
+        return min(self.lookahead, self.slots - 1)
+
+    @cached_property
+    def slots(self) -> int:
+        """The number of panels held at once."""
+        return 1
+
+    @property
+    def spare(self) -> int:
+        """The number of slots beyond those in use and in flight: a device still reads what the host has finished."""
+        return 1 if self.device else 0
+
+    @cached_property
+    def in_place(self) -> bool:
+        """Are panels read in place, with all ranks on one node?"""
+        return self.shared and not self.nodes
+
+    @property
+    def nothing_travels(self) -> bool:
+        """Does each rank hold all that it multiplies?"""
+        return False
+
+    @property
+    def exposed(self) -> str:
+        """The operands among A and B that the ranks of a node read in each other's memory."""
+        return "AB" if self.shared else ""
+
+    @property
+    def first_panel_is_local(self) -> bool:
+        """Does each rank hold what its first step needs?"""
+        return self.in_place
+
+    def block_mnk(self, m: int, n: int, k: int) -> tuple[int, int, int]:
+        """Return the extents of one of the BLAS calls that make up a rank's m x n x k."""
+        return m, n, min(k, self.product_width)
+
+    def copied(self, rank: int) -> int:
+        rows, cols = self.C.local_shape(rank)
+        return 0 if self.sums_in_c else rows * cols * self.accumulate.itemsize
+
+    def lies(self, size: int) -> bool:
+        """Do the layouts fit the algorithm on `size` ranks?"""
+        raise NotImplementedError
+
+    @property
+    def turns(self) -> int:
+        """The number of pieces in which partial sums of C are reduced at the end."""
+        return 0
+
+    @cached_property
+    def sums_follow(self) -> bool:
+        """Are partial sums of C sent while the last panel is multiplied, and not before?"""
+        return False
+
+    def staging(self, rank: int | None) -> Buffers:
+        """Return the buffers that it allocates on the host besides these, where messages are staged."""
+        return {}
+
+    def staged_buffers(self, rank: int | None) -> Buffers:
+        return self.staging(rank) if self.staged and not self.shared else {}
+
+    def scaled(self, share: float) -> Self:
+        """Return the product with panels of a share of their width: 1 leaves it, 0 makes the buffers smallest."""
+        return replace(self, width=scaled(min(self.width, self.widest), share))
+
+    def whole(self) -> Self:
+        """Return the product with the widest panels if these need no more memory, as where none are sent."""
+        if not (self.in_place or self.nothing_travels):
+            return self
+        wide = replace(self, width=max(self.width, self.mnk[2]))
+        return wide if wide.extra_bytes(None) <= self.extra_bytes(None) else self
+
+    @property
+    def product_width(self) -> int:
+        """The number of inner indices of one BLAS call."""
+        return self.widest
+
+    @property
+    def panels(self) -> int:
+        """The number of steps of the busiest rank."""
+        return self.tally.steps
+
+    def _update(self, words: int) -> tuple[int, np.dtype]:
+        """Return the workspace in which that many sums are rounded, or added to C."""
+        return 0 if self.device else 2 * min(words, SLAB), dtypes.arithmetic(self.accumulate, self.C.dtype)
+
+    def _exact(self, rows: int, cols: int) -> int:
+        """Return the 32-bit numbers that int8 products are formed in, and made integers, before accumulation."""
+        at_once = rows * cols if self.device else 2 * min(SLAB, rows * cols)
+        return 0 if self.accumulate in dtypes.BLAS else at_once
+
+    def _corner(self, rows: int, cols: int) -> dict[str, tuple[int, np.dtype]]:
+        """Return the buffer of a product that the diagonal crosses, of which one triangle is written to C."""
+        return {"corner": (min(rows * cols, LEAST**2), self.accumulate)} if self.triangle else {}
+
+    def _message_width(self, width: int, *sides: tuple[int, np.dtype]) -> int:
+        """Return the width at which no panel fills more than a message.   sides : words across a panel, and type."""
+        if self.in_place or self.nothing_travels:
+            return width
+        longest = max(1, *(words * dtype.itemsize for words, dtype in sides))
+        return max(1, min(width, LARGEST_MESSAGE_BYTES // longest))
+
+
+def on_ranks(rank_map: tuple[int, ...], shape: tuple[int, ...], size: int) -> bool:
+    """Is a different one of `size` ranks at each position of the grid?"""
+    return len({*rank_map}) == len(rank_map) == prod(shape) and 0 <= min(rank_map) <= max(rank_map) < size
+
+
+def alike(one: BlockCyclic, other: BlockCyclic) -> bool:
+    """Do both distribute the same indices to the same parts?"""
+    return one.canonical == other.canonical
+
+
+def scaled(size: int, share: float) -> int:
+    """Return a share of a size, at least 1."""
+    return max(1, int(size * share))

@@ -1,0 +1,137 @@
+"""The schedule of SUMMA with A stationary; with B stationary it is that of C^T = B^T A^T."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from pdgemm.instrument.recorder import Transfer
+from pdgemm.schedules.formulas import broadcasts, reductions
+from pdgemm.schedules.products.product import Product, alike
+from pdgemm.schedules.rounds import COLS, Messages, Round, broadcast, counts_of, grid_of, products, reduce
+from pdgemm.schedules.schedule import Buffers
+from pdgemm.schedules.steps import PanelStep, panel_counts, summa_steps, widest_panel
+
+
+@dataclass(frozen=True)
+class Stationary(Product):
+    """A is stationary; panels of B are broadcast along grid columns, panels of C are reduced along grid rows.
+
+    A and C lie on one grid, and C's row map is A's.  B lies on the transposed grid: the rank at (i, j) holds part
+    (j, i) of B, whose row map is A's column map.  The columns of B and C may be distributed in any two ways.
+    """
+
+    algorithm = "stationary_a"
+
+    def lies(self, size: int) -> bool:
+        a, b, c = (x.distribution for x in (self.A, self.B, self.C))
+        alike_on = self.A.grid == self.C.grid and self.B.grid == self.A.T.grid
+        return alike(a.rows, c.rows) and alike(a.cols, b.rows) and alike_on
+
+    @cached_property
+    def panels(self) -> int:
+        return int(self._counts.sum())
+
+    @property
+    def steps(self) -> tuple[PanelStep, ...]:
+        """The panels of columns: `a` of a step is a panel of C, `b` one of B."""
+        return summa_steps(self.C.distribution.cols, self.B.distribution.cols, self._width)
+
+    def order(self, rank: int) -> tuple[PanelStep, ...]:
+        """Return the panels in the order in which a rank multiplies them, the same along a grid row.
+
+        Where ranks copy panels of B from their owners, each grid row begins with its own, as in `Summa.order`.
+        """
+        i = self.C.coords(rank)[0]
+        first = next((n for n, step in enumerate(self.steps) if step.row == i), 0) if self.fetched else 0
+        return self.steps[first:] + self.steps[:first]
+
+    @cached_property
+    def _width(self) -> int:
+        m_loc, k_loc = self.A.distribution.rows.largest, self.A.distribution.cols.largest
+        return self._message_width(self.width, (m_loc, self.accumulate), (k_loc, self.B.dtype))
+
+    @cached_property
+    def _counts(self) -> np.ndarray:
+        return panel_counts(self.C.distribution.cols, self.B.distribution.cols, self._width)
+
+    @cached_property
+    def widest(self) -> int:
+        return widest_panel(self.C.distribution.cols, self.B.distribution.cols, self._width)
+
+    @property
+    def total_words(self) -> int:
+        m, n, k = self.mnk
+        pr, pc = self.C.distribution.grid_shape
+        return k * n * (pr - 1) + (m * n * (pc - 1) if k else 0)
+
+    @property
+    def slots(self) -> int:
+        """The number of panels held at once: of C those being reduced, the one in use, and those of B behind it."""
+        return min(max(2, 2 * self.lookahead + 1) + self.spare, max(1, self.panels))
+
+    @property
+    def converted_width(self) -> int:
+        """The number of inner indices of A that are converted at a time."""
+        return max(1, min(self.width, self.A.distribution.cols.largest))
+
+    def rounds(self) -> Iterator[Round]:
+        """Yield for each panel a broadcast of B, a product, and a reduction of C that overlaps the next product."""
+        if not self.mnk[2]:
+            return
+        grid = grid_of(self.C)
+        m_loc, k_loc = counts_of(self.A.distribution.rows), counts_of(self.A.distribution.cols)
+        reduced: list[Messages] = []
+        for step in self.steps:
+            messages = broadcast(self.mover, grid.T, step.row, k_loc * step.width, self.B.dtype.itemsize, COLS)
+            yield Round(reduced + messages, products(grid, m_loc[:, None], step.width, k_loc[None, :]))
+            reduced = reduce(grid, step.col, m_loc * step.width, self.accumulate.itemsize)
+        yield Round(reduced)
+
+    def transfers(self, rank: int) -> list[Transfer]:
+        """A rank receives k_loc (n - n_loc) words of B, and m_loc n_loc of C from each other rank of its row."""
+        (i, j), (row, col, _) = self.C.coords(rank), self.grid.strides
+        if i < 0 or not self.mnk[2]:
+            return []
+        A, B, C = self.A.distribution, self.B.distribution, self.C.distribution
+        along_col = broadcasts(A.cols.count(j), B.cols, self._counts.sum(axis=0), self.mover, i)
+        along_row = reductions(A.rows.count(i), C.cols, self._counts.sum(axis=1), j)
+        return [
+            Transfer(self.mover, along_col, self.B.dtype.itemsize, col, B.cols.parts),
+            Transfer("reduce", along_row, self.accumulate.itemsize, row, C.cols.parts),
+        ]
+
+    def local_shape(self, rank: int) -> tuple[int, int, int]:
+        m_loc, k_loc = self.A.local_shape(rank)
+        return m_loc, self.mnk[1], k_loc
+
+    def block_mnk(self, m: int, n: int, k: int) -> tuple[int, int, int]:
+        return m, min(n, self.widest), k
+
+    def copied(self, rank: int) -> int:
+        """B is packed where it is sent; partial sums of C are written, and their sum over the row is added to C."""
+        m_loc = self.A.local_shape(rank)[0]
+        packed = self.B.local_bytes(rank) * (self.B.distribution.cols.parts > 1)
+        return packed + m_loc * (self.mnk[1] + self.C.local_shape(rank)[1]) * self.accumulate.itemsize
+
+    def staging(self, rank: int | None) -> Buffers:
+        (words, of_b), (sums, of_c) = (self.buffers(rank)[name] for name in ("panels of B", "sums"))
+        along_col = self.B.distribution.cols.parts > 1
+        return {"staged B": (along_col * words, of_b), "staged C": (sums, of_c)}
+
+    def buffers(self, rank: int | None) -> Buffers:
+        m_loc, k_loc = self.A.local_shape(rank)
+        most = self.slots * self.widest * bool(self.mnk[2])
+        width = self.widest * bool(self.mnk[2])
+        return {
+            "panels of B": (most * k_loc, self.B.dtype),
+            "panels of C": (most * m_loc, self.accumulate),
+            "sums": (most * m_loc * (self.C.distribution.cols.parts > 1), self.accumulate),
+            "converted A": (self.converts(self.A, self.C.order) * self.converted_width * m_loc, self.panel_dtype),
+            "converted B": (self.converts(self.B, self.C.order) * self.converted_width * width, self.panel_dtype),
+            "update": self._update(width * m_loc),
+            "exact": (self._exact(m_loc, width), self.panel_dtype),
+        }

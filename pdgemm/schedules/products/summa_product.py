@@ -1,0 +1,269 @@
+"""The schedule of SUMMA with C stationary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import lcm
+
+import numpy as np
+
+from pdgemm.grids.distribution import BlockCyclic
+from pdgemm.instrument.recorder import Transfer
+from pdgemm.schedules.formulas import broadcasts
+from pdgemm.schedules.node_relay import NodeLine, Parts, parts_by_number, relayed
+from pdgemm.schedules.products.product import Product, alike
+from pdgemm.schedules.rounds import COLS, Round, broadcast, counts_of, grid_of, products, relay
+from pdgemm.schedules.schedule import Buffers
+from pdgemm.schedules.steps import (
+    Bundle,
+    PanelStep,
+    bundled,
+    in_one_run_each,
+    one_run,
+    panel_counts,
+    summa_steps,
+    widest_panel,
+)
+
+BUNDLE = 128  # width up to which thin panels are multiplied together at least: BLAS is slow on thin ones
+CACHE_BYTES = 1 << 25  # of a block of C, above which bundles are twice as wide: each one reads and writes it
+_BUNDLES = 8  # if k is long, so that later bundles are sent while the first is multiplied
+
+
+def bundle_width(k: int, width: int, c_bytes: int) -> int:
+    """Return how many inner indices are multiplied at once where panels are thin, none wider than `width`.
+
+    c_bytes : size of the block of C that the products are added to.
+    """
+    return min(k, width, max(BUNDLE if c_bytes < CACHE_BYTES else 2 * BUNDLE, k // _BUNDLES))
+
+
+def _most_alike(numbers: np.ndarray) -> int:
+    """Return how often a number occurs in a row at most."""
+    rows, numbers = np.arange(len(numbers))[:, None], numbers - numbers.min()
+    return int(np.bincount((rows * (numbers.max() + 1) + numbers).ravel()).max())
+
+
+@dataclass(frozen=True)
+class Summa(Product):
+    """C is stationary; panels of A are broadcast along grid rows, panels of B along grid columns.
+
+    A, B and C lie on one grid; C's row map is A's, C's column map is B's.
+    """
+
+    algorithm = "summa"
+
+    @property
+    def exposed_buffers(self) -> tuple[str, ...]:
+        return ("panels of A", "panels of B") if self.nodes else ()
+
+    def lies(self, size: int) -> bool:
+        a, b, c = (x.distribution for x in (self.A, self.B, self.C))
+        return alike(a.rows, c.rows) and alike(b.cols, c.cols) and self.A.grid == self.B.grid == self.C.grid
+
+    @property
+    def nothing_travels(self) -> bool:
+        return self.A.distribution.cols.parts == self.B.distribution.rows.parts == 1
+
+    @cached_property
+    def sums_in_c(self) -> bool:
+        """A device's BLAS accumulates 16-bit numbers in float32, and rounds once if the product is one call."""
+        at_once = self.device and self.panel_dtype == self.C.dtype and self.widest_bundle >= self.mnk[2]
+        return bool(super().sums_in_c or at_once)
+
+    @cached_property
+    def panels(self) -> int:
+        return int(self._counts.sum())
+
+    @cached_property
+    def steps(self) -> tuple[PanelStep, ...]:
+        return summa_steps(self.A.distribution.cols, self.B.distribution.rows, self._width)
+
+    @cached_property
+    def bundles(self) -> tuple[Bundle, ...]:
+        """The groups of panels that are multiplied together."""
+        return bundled(self.steps, self.widest_bundle if self.bundled else 1)
+
+    def order(self, rank: int) -> tuple[Bundle, ...]:
+        """Return the bundles in the order in which a rank multiplies them.
+
+        Where ranks copy panels from their owners, they begin at different ones and go around, because an owner's link
+        would otherwise be shared by all.  The ranks then add the same products up in different orders.
+        """
+        if not self.fetched or not self.bundles:
+            return self.bundles
+        (i, j), (down, right) = self.C.coords(rank), self._apart
+        first = (i * down + j * right) % len(self.bundles)
+        return self.bundles[first:] + self.bundles[:first]
+
+    @cached_property
+    def _apart(self) -> tuple[int, int]:
+        """How many bundles neighbours in a column, and in a row, are apart, such that they share links the least."""
+        (pr, pc), owners = self.C.distribution.grid_shape, [(x.steps[0].col, x.steps[0].row) for x in self.bundles]
+        pairs = len(set(owners))
+
+        def shared(apart: tuple[int, int]) -> int:
+            """Return the most ranks of a row that copy from one of them at a time, or of a column."""
+            down, right = (np.arange(len(owners))[:, None] + np.arange(n) * x for n, x in zip((pr, pc), apart))
+            cols, rows = np.array(owners).T
+            return max(map(_most_alike, (rows[down % len(owners)], cols[right % len(owners)])))
+
+        return min([(1, 1), (max(1, pairs // pr), max(1, pairs // pc))], key=shared)
+
+    @cached_property
+    def bundled(self) -> bool:
+        """Are panels so thin that several are multiplied at once?  Then there is one of each owner pair."""
+        return 2 * self.widest <= self._bundle and not (self.A.conjugated or self.B.conjugated)
+
+    @cached_property
+    def widest_bundle(self) -> int:
+        return self._bundle if self.bundled else self.widest
+
+    @cached_property
+    def product_width(self) -> int:
+        return self.widest_bundle
+
+    @cached_property
+    def _width(self) -> int:
+        a, b = self.A.distribution.rows.largest, self.B.distribution.cols.largest
+        return self._message_width(self.width, (a, self.A.dtype), (b, self.B.dtype))
+
+    @cached_property
+    def _bundle(self) -> int:
+        c_bytes = self.C.distribution.rows.largest * self.C.distribution.cols.largest * self.accumulate.itemsize
+        return bundle_width(self.mnk[2], self._width, c_bytes)
+
+    @cached_property
+    def _counts(self) -> np.ndarray:
+        return panel_counts(self.A.distribution.cols, self.B.distribution.rows, self._width)
+
+    @cached_property
+    def widest(self) -> int:
+        return widest_panel(self.A.distribution.cols, self.B.distribution.rows, self._width)
+
+    @property
+    def total_words(self) -> int:
+        m, n, k = self.mnk
+        pr, pc = self.C.distribution.grid_shape
+        return m * k * (pc - 1) + k * n * (pr - 1)
+
+    @cached_property
+    def slots(self) -> int:
+        """The number of panels, or bundles, held at once: the one in use and those in flight behind it."""
+        if (self.in_place and not self.fetched) or self.widest_bundle >= self.mnk[2]:
+            return 1
+        return min(
+            self.lookahead + 1 + self.spare, max(1, len(self.bundles) if self.nodes and self.bundled else self.panels)
+        )
+
+    def rounds(self) -> Iterator[Round]:
+        """Yield for each bundle the broadcasts of its panels along grid rows and columns, then a product."""
+        grid, rows, cols = grid_of(self.C), self.A.distribution.rows, self.B.distribution.cols
+        size_a, size_b = self.A.dtype.itemsize, self.B.dtype.itemsize
+        m_loc, n_loc = counts_of(rows), counts_of(cols)
+        along_rows = [self.line("A", rank) for rank in grid[:, 0].tolist()]
+        along_cols = [self.line("B", rank) for rank in grid[0].tolist()]
+        for turn, bundle in enumerate(self.bundles):
+            messages = []
+            if self.nodes:
+                left, right = [(x.col, x.a) for x in bundle.steps], [(x.row, x.b) for x in bundle.steps]
+                messages += relay(along_rows, grid, left, bundle.a, turn, m_loc, size_a)
+                messages += relay(along_cols, grid.T, right, bundle.b, turn, n_loc, size_b, COLS)
+            for step in () if self.nodes else bundle.steps:
+                messages += broadcast(self.mover, grid, step.col, m_loc * step.width, size_a)
+                messages += broadcast(self.mover, grid.T, step.row, n_loc * step.width, size_b, COLS)
+            yield Round(messages, products(grid, m_loc[:, None], n_loc[None, :], bundle.width, self.shares))
+
+    def transfers(self, rank: int) -> list[Transfer]:
+        """Return the traffic of A's panels along the rank's row, and of B's along its column.
+
+        A rank receives m_loc (k - k_loc) words of A and n_loc (k - k_loc) of B, with its own k_loc of A and of B.
+        """
+        (i, j), (row, col, _) = self.C.coords(rank), self.grid.strides
+        A, B = self.A.distribution, self.B.distribution
+        if self.nodes and i >= 0:
+            left, right = self._parts
+            along_row = relayed(A.rows.count(i), left, self.line("A", rank), j)
+            along_col = relayed(B.cols.count(j), right, self.line("B", rank), i)
+        else:
+            along_row = broadcasts(A.rows.count(i), A.cols, self._counts.sum(axis=1), self.mover, j)
+            along_col = broadcasts(B.cols.count(j), B.rows, self._counts.sum(axis=0), self.mover, i)
+        return [
+            Transfer(self.mover, along_row, self.A.dtype.itemsize, row, A.cols.parts),
+            Transfer(self.mover, along_col, self.B.dtype.itemsize, col, B.rows.parts),
+        ]
+
+    @cached_property
+    def _parts(self) -> tuple[Parts, Parts]:
+        """The parts of the panels of A, and of B, one by one or, where there are more, those alike together."""
+        inner_a, inner_b, grid = self.A.distribution.cols, self.B.distribution.rows, grid_of(self.C)
+        lines = [self.line("A", rank) for rank in grid[:, 0].tolist()] + [self.line("B", x) for x in grid[0].tolist()]
+        period = lcm(*(line.period for line in lines))
+        if not self.bundled and self.panels > period * np.count_nonzero(self._counts):
+            return parts_by_number(inner_a, inner_b, self._width, period)
+        left = (([(x.col, x.a) for x in bundle.steps], bundle.a) for bundle in self.bundles)
+        right = (([(x.row, x.b) for x in bundle.steps], bundle.b) for bundle in self.bundles)
+        return Parts.of(left), Parts.of(right)
+
+    def line(self, name: str, rank: int) -> NodeLine:
+        """Return the nodes along the grid row of a rank (for A), or its grid column (for B)."""
+        i, j = self.C.coords(rank)
+        pc = self.C.distribution.cols.parts
+        ranks = self.C.rank_map[i * pc : (i + 1) * pc] if name == "A" else self.C.rank_map[j::pc]
+        return NodeLine(tuple(map(self.nodes.__getitem__, ranks)) if self.nodes else (0,) * len(ranks))
+
+    def local_shape(self, rank: int) -> tuple[int, int, int]:
+        return *self.C.local_shape(rank), self.mnk[2]
+
+    def copied(self, rank: int) -> int:
+        """A rank packs its own panels where they are sent; of panels that are read in place, those not contiguous."""
+        pr, pc = self.C.distribution.grid_shape
+        if self.in_place:
+            (m, n, k), (a, b) = self.local_shape(rank), self._packs
+            return k * (a * m * self.A.dtype.itemsize + b * n * self.B.dtype.itemsize) + super().copied(rank)
+        packed = (pc > 1) * self.A.local_bytes(rank) + (pr > 1) * self.B.local_bytes(rank)
+        return packed + super().copied(rank)
+
+    @cached_property
+    def _packs(self) -> tuple[bool, bool]:
+        """A pair: are panels of A, and panels of B, packed or received in a buffer?"""
+        inner_a, inner_b = self.A.distribution.cols, self.B.distribution.rows
+        return not self._lie(inner_a, inner_b, "a"), not self._lie(inner_b, inner_a, "b")
+
+    def _lie(self, inner: BlockCyclic, other: BlockCyclic, panel: str) -> bool:
+        """Are all panels of one operand multiplied in place?
+
+        A panel that is not sent (of A if Pc = 1), or is read in place, is if its columns are contiguous.  So is
+        a bundle of panels that are not sent: these are whole, one per owner, and adjacent if each owner has one run.
+        """
+        stay = inner.parts == 1
+        if self.nodes and not stay:
+            return False
+        if not (stay or (self.shared and not self.fetched)) or (stay and one_run(other)):
+            return stay
+        if one_run(inner) and one_run(other) and not self.bundled:
+            return True  # the intersection of two runs is one run
+        if not self.bundled:
+            return in_one_run_each(inner, other, self._width)
+        return all(getattr(x, panel).contiguous and (stay or len(x.steps) == 1) for x in self.bundles)
+
+    def staging(self, rank: int | None) -> Buffers:
+        buffers, (pr, pc) = self.buffers(rank), self.C.distribution.grid_shape
+        (words_a, of_a), (words_b, of_b) = buffers["panels of A"], buffers["panels of B"]
+        return {"staged A": ((pc > 1) * words_a, of_a), "staged B": ((pr > 1) * words_b, of_b)}
+
+    def buffers(self, rank: int | None) -> Buffers:
+        m_loc, n_loc = self.C.local_shape(rank)
+        a, b = self._packs
+        sums = 0 if self.sums_in_c or not self.mnk[2] else m_loc * n_loc
+        return {
+            "panels of A": (a * self.slots * self.widest_bundle * m_loc, self.A.dtype),
+            "panels of B": (b * self.slots * self.widest_bundle * n_loc, self.B.dtype),
+            "converted A": (self.converts(self.A, self.C.order) * self.widest_bundle * m_loc, self.panel_dtype),
+            "converted B": (self.converts(self.B, self.C.order) * self.widest_bundle * n_loc, self.panel_dtype),
+            "sums": (sums, self.accumulate),
+            "update": self._update(sums),
+            "exact": (self._exact(m_loc, n_loc), self.panel_dtype),
+        } | self._corner(m_loc, n_loc)

@@ -1,0 +1,21 @@
+"""Sorted elements, percentiles, histograms, cumulative sums, and reductions that leave NaN out, as NumPy names them.
+
+`numpy.median(A, axis=0)` is `pdgemm.statistics.median(A, axis=0)`, and so on.  All are collective over the grid of A.
+"""
+
+from pdgemm.algorithms.statistics.columns import cumsum as cumsum
+from pdgemm.algorithms.statistics.columns import sort as sort
+from pdgemm.algorithms.statistics.histograms import histogram as histogram
+from pdgemm.algorithms.statistics.percentiles import median as median
+from pdgemm.algorithms.statistics.percentiles import nanmedian as nanmedian
+from pdgemm.algorithms.statistics.percentiles import nanpercentile as nanpercentile
+from pdgemm.algorithms.statistics.percentiles import nanquantile as nanquantile
+from pdgemm.algorithms.statistics.percentiles import percentile as percentile
+from pdgemm.algorithms.statistics.percentiles import quantile as quantile
+from pdgemm.algorithms.statistics.without_nan import nanmax as nanmax
+from pdgemm.algorithms.statistics.without_nan import nanmean as nanmean
+from pdgemm.algorithms.statistics.without_nan import nanmin as nanmin
+from pdgemm.algorithms.statistics.without_nan import nanprod as nanprod
+from pdgemm.algorithms.statistics.without_nan import nanstd as nanstd
+from pdgemm.algorithms.statistics.without_nan import nansum as nansum
+from pdgemm.algorithms.statistics.without_nan import nanvar as nanvar

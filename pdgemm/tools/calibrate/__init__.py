@@ -1,0 +1,212 @@
+"""Measure the parameters of `model.machine.Machine` on the ranks of a communicator, for hosts or for GPUs."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from datetime import date
+from functools import partial
+from itertools import cycle
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.algorithms.products.accumulator import SLAB_ROWS
+from pdgemm.gemm import pdgemm
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.instrument.recorder import Recorder, nothing
+from pdgemm.local.arrays.device import Reach
+from pdgemm.local.arrays.elementwise import CONVERT, scale
+from pdgemm.local.blas.local_gemm import gemm_accumulate
+from pdgemm.matrix.local_arrays import device_on
+from pdgemm.planning.machines.machine import HOST, Link, Machine, gpu_cluster, touched
+from pdgemm.planning.planner import LOOKAHEAD_BETWEEN_NODES
+from pdgemm.schedules.formulas import gemm_flops
+from pdgemm.schedules.mover_registry import IPC
+from pdgemm.support import failures
+from pdgemm.support.agreement import GuardedCallback, agree, together
+from pdgemm.tools.calibrate.links import Shift, links, moved, shifter
+from pdgemm.tools.calibrate.place import GPUS, HOSTS, REPEATS, MeasuredPlace, in_turns, timed
+from pdgemm.transport.movers.arrivals import Transfers
+
+_BETWEEN_NODES = (2048, 256)  # the `beside` of hosts, for each of several panels
+
+
+def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None = None, device: str = HOST) -> Machine:
+    """Measure the machine of these ranks, and return it as measured on rank 0.  Collective; takes seconds.
+
+    device : "host", or "cuda" for matrices on GPUs; raises DeviceError if there is none.
+
+    All ranks compute and send at the same time, as they do in a product.  Links between nodes are measured by one
+    rank of each node where there are several nodes; otherwise, and on a single rank, they keep their defaults.
+    Messages between GPUs are sent as products send them: from device memory if MPI takes pointers to it, else staged
+    through the host; NCCL and CUDA IPC are measured where products can use them.
+    """
+    done, notify = iter(range(1, 9)), GuardedCallback(progress)
+
+    def step() -> None:
+        notify(next(done), 8)
+
+    with ProcessGrid(comm, (1, comm.size)) as grid:
+        found = device_on(grid, device)
+        reach = found.reach(grid) if found else Reach(staged=False)
+        place = MeasuredPlace(found, GPUS if found else HOSTS, reach.staged, reach.nccl and comm.size > 1)
+        default = gpu_cluster(reach.staged) if found else Machine()
+        copy, fresh = _copy(grid.comm, place), _fresh(grid.comm, place)
+        step()
+        gamma = {dtype: _rates(grid.comm, place, dtype, copy) for dtype in place.dtypes}
+        step()
+        intra, inter = dict(default.intra), dict(default.inter)
+        if grid.comm.allreduce(grid.node.size > 1, MPI.LAND):  # a rank alone on its node has no partner to measure
+            intra.update(links(grid.node, grid.comm, place, ahead=1))
+        step()
+        leaders = failures.known(grid.comm.Split(0 if grid.node.rank == 0 else MPI.UNDEFINED))
+        several = grid.ranks_per_node is not None
+        failed: Exception | None = None
+        if several and leaders != MPI.COMM_NULL:
+            try:
+                inter.update(links(leaders, leaders, place, LOOKAHEAD_BETWEEN_NODES))
+            except Exception as bad:  # on all leaders alike: the other ranks wait for them
+                failed = bad
+        if leaders != MPI.COMM_NULL:
+            failures.free(leaders)
+        agree(grid.comm, failed)
+        inter = grid.comm.bcast(inter, root=0)
+        step()
+        if comm.size > 1:
+            table = inter if several else intra
+            table["exchange"] = Link(table["shift"].alpha, moved(grid, place, reads=False).beta)
+            if reach.reads == IPC.name and not several:
+                intra[IPC.name] = moved(grid, place, reads=True)
+        step()
+        overlap = _overlap(grid, place) if comm.size > 1 else default.overlap
+        step()
+        call = _call(grid, place)
+        step()
+        per_step = max(1e-6, _step(grid, place, call))
+        step()
+        machine = Machine(
+            name=f"{platform.node()}, {comm.size} ranks, {date.today()}",
+            device=default.device,
+            staged=place.staged,
+            ranks_per_node=grid.ranks_per_node,
+            intra=intra,
+            inter=inter,
+            gamma=gamma,
+            copy_bandwidth=copy,
+            first_touch_bandwidth=fresh,
+            overlap=overlap,
+            panel_overhead=per_step,
+            call_overhead=call,
+        )
+        machine = grid.comm.bcast(machine, root=0)  # names and sizes of nodes differ
+    if notify.error is not None:
+        raise notify.error
+    return machine
+
+
+def _rates(comm: MPI.Comm, place: MeasuredPlace, dtype: str, copy: float) -> dict[int, float]:
+    """Return the flops per second of a rank that adds a product of panels to a square block, without copies."""
+    side, widths, times = place.sizes.side, place.sizes.widths, place.sizes.times
+    with together(comm):  # a device may be full
+        A, B = place.random(side, widths[-1], dtype), place.random(widths[-1], side, dtype)
+        C = place.random(side, side, dtype)
+
+    def rate(width: int, seconds: float) -> float:
+        work = side, side, width
+        moving = touched(work, work) * C.itemsize / copy
+        return gemm_flops(*work, C.dtype.kind == "c") / max(seconds - moving, 0.75 * seconds)  # part is in cache
+
+    def product(width: int) -> Callable[[], object]:
+        a = place.empty(side, width, dtype=dtype)
+        place.work("pack", partial(CONVERT, a, A[:, :width]))()
+
+        def act() -> None:
+            for _ in range(times):
+                gemm_accumulate(1, a, B[:width], 1, C)
+
+        return place.work("compute", act)
+
+    with together(comm):
+        works = [product(width) for width in widths]
+    seconds = in_turns(comm, works)
+    return {width: rate(width, taken / times) for width, taken in zip(widths, seconds)}
+
+
+def _copy(comm: MPI.Comm, place: MeasuredPlace) -> float:
+    """Return the bytes per second at which rows are copied from a larger array."""
+    side = place.sizes.copied
+    with together(comm):
+        x, y = place.random(side, side, "float64"), place.empty(side, side // 2)
+    return y.nbytes / timed(comm, place.work("pack", lambda: CONVERT(y, x[:, : side // 2])))
+
+
+def _fresh(comm: MPI.Comm, place: MeasuredPlace) -> float:
+    """Return the first-touch bandwidth: bytes per second when newly allocated pages are written."""
+    words = place.sizes.touched
+    with together(comm):  # there is room for it
+        place.empty(1, words)
+    return 8 * words / timed(comm, place.work("compute", lambda: scale(0, place.empty(1, words))))
+
+
+def _overlap(grid: ProcessGrid, place: MeasuredPlace) -> float:
+    """Return the fraction of a shift that is hidden behind a product of the same duration.
+
+    Between nodes the product is cut into slabs on the host, and the shift into panels that are in flight together.
+    """
+    comm, between_nodes = grid.row, grid.ranks_per_node is not None
+    sliced = between_nodes and not place.device
+    (side, width), panels = (_BETWEEN_NODES, 8) if sliced else (place.sizes.beside, 1)
+    with together(comm):
+        A, B, C = (place.random(*shape, "float64") for shape in ((side, width), (width, side), (side, side)))
+    transfers = Transfers(Recorder(), between_nodes)
+    slab = SLAB_ROWS if sliced else side
+
+    def compute() -> None:
+        for _ in range(panels):
+            for row in range(0, side, slab):
+                gemm_accumulate(1, A[row : row + slab], B, 1, C[row : row + slab])
+                if sliced:
+                    transfers.poll()
+
+    product = timed(comm, place.work("compute", compute), 3)
+    words, seconds = 1 << 13, 0.0
+    while seconds < product and words < 1 << 24:
+        words *= 2
+        with together(comm):
+            moving_alone = shifter(comm, place, words)
+        seconds = timed(comm, moving_alone, 1)
+    words = max(panels, int(words * min(1.0, product / seconds)))  # neither leaves the other room to recover
+    with together(comm):
+        shift = Shift(comm, place, words, panels)
+
+    def beside(act: Callable[[], object]) -> None:
+        recorder = place.recorder()
+        transfers.used(recorder)
+        arriving, leaving = shift.start(recorder)
+        for panel in arriving:
+            transfers.expect(panel)
+        with recorder.phase("compute"):
+            act()
+        for panel in (*arriving, leaving):
+            transfers.wait(panel)
+        recorder.finish()
+
+    moving = timed(comm, partial(beside, nothing))
+    overlapped = timed(comm, partial(beside, compute))
+    return float(np.clip((product + moving - overlapped) / min(product, moving), 0.0, 1.0))
+
+
+def _call(grid: ProcessGrid, place: MeasuredPlace) -> float:
+    A, B, C = (place.zeros(grid.size, grid.size, grid) for _ in range(3))
+    alphas = cycle((1, 2))  # no executor is reused
+    return timed(grid.comm, lambda: pdgemm(next(alphas), A, B, 0, C, algorithm="summa"), 4 * REPEATS)
+
+
+def _step(grid: ProcessGrid, place: MeasuredPlace, call: float) -> float:
+    """Return the overhead of a panel, from products with panels of the least size."""
+    panels = 64 * grid.size
+    A, B = place.zeros(1, panels, grid, block=(1, 1)), place.zeros(panels, 1, grid, block=(1, 1))
+    C, alphas = place.zeros(1, 1, grid), cycle((1, 2))
+    thin = partial(pdgemm, B=B, beta=0, C=C, algorithm="summa", shape=grid.shape, panel_width=1)
+    return (timed(grid.comm, lambda: thin(next(alphas), A)) - call) / panels

@@ -1,0 +1,159 @@
+"""Measure the links of a machine: seconds of a message, and of a byte, by each way that panels and sums are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from mpi4py import MPI
+
+from pdgemm.algorithms.redistribution import redistribute
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.instrument.recorder import Recorder
+from pdgemm.local.arrays.elementwise import scale
+from pdgemm.planning.machines.machine import Link
+from pdgemm.schedules.mover_registry import NCCL, RING, by_messages
+from pdgemm.support.agreement import together
+from pdgemm.support.waits import Wait
+from pdgemm.tools.calibrate.place import MeasuredPlace, in_turns, timed
+from pdgemm.transport.movers import BROADCASTS
+from pdgemm.transport.movers.arrivals import Arrival, Transfers
+from pdgemm.transport.movers.pipeline import PanelRing, Slot
+from pdgemm.transport.movers.reduce import reduce_scatter
+from pdgemm.transport.movers.shift import receive, send
+from pdgemm.transport.movers.staged import Staged, staged_receive, to_room
+
+_SMALL = 1  # words of a message
+_ROUNDS = 4  # panels that each rank broadcasts, one after the other: the first ones fill the pipeline
+
+
+def links(comm: MPI.Comm, all_: MPI.Comm, place: MeasuredPlace, ahead: int) -> dict[str, Link]:
+    """Return the links among the ranks of comm, measured while the other communicators of `all_` do the same.
+
+    ahead : panels in flight behind the one that is waited for.
+    """
+    found, sizes = {}, (_SMALL, place.sizes.words)
+    others = comm.size - 1
+    received, large = _ROUNDS * others, place.sizes.words
+    for name in place.broadcasts:
+        with together(all_):  # a device may be full on one rank
+            works = [_broadcaster(comm, place, name, words, ahead) for words in sizes]
+        panels = in_turns(all_, works)
+        found[name] = link(panels, words=large * received, messages=received)
+    if place.staged:  # a ring sends all panels
+        found |= dict.fromkeys(by_messages(), found[RING.name])
+    by_mpi = place._replace(nccl=False)
+    with together(all_):
+        works = [shifter(comm, by_mpi, words) for words in sizes]
+    found["shift"] = link(in_turns(all_, works), large)
+    share = large // comm.size
+    with together(all_):
+        works = [_reducer(comm, place, words) for words in (comm.size, large)]
+    added = in_turns(all_, works)
+    found["reduce"] = link(added, words=share * others, messages=others)
+    return found
+
+
+def link(seconds: list[float], words: int, messages: int = 1) -> Link:
+    """Fit a link to the seconds of a small and a large transfer, in which `words` are received in `messages`."""
+    small, large = seconds
+    return Link(max(1e-8, small / messages), max(1e-13, (large - small) / (words * 8)))
+
+
+def _broadcaster(comm: MPI.Comm, place: MeasuredPlace, name: str, words: int, ahead: int) -> Callable[[], object]:
+    """Return a function that broadcasts from all ranks in turn, with `ahead` more panels in flight, as in SUMMA."""
+    buffers, slots = place.empty((ahead + 1) * words), ahead + 1
+    room = None if name == NCCL.name else place.pinned(slots * words)
+    broadcasts = [Staged(part) for part in room.shared_out(slots)] if room else [BROADCASTS[name]] * slots
+
+    def work() -> None:
+        recorder = place.recorder()
+        transfers = Transfers(recorder, between_nodes=ahead > 1)
+        with PanelRing(slots, buffers, place.empty(0), transfers).used(recorder) as ring:
+
+            def post(root: int) -> Slot:
+                slot = ring.take()
+                broadcasts[slot.number](comm, slot.buffer_a, root, slot, recorder)
+                return slot
+
+            for _ in ring.prefetch([*range(comm.size)] * _ROUNDS, post, ahead):
+                with recorder.phase("compute"):  # slots are free after products, which wait for panels
+                    pass
+        recorder.finish()
+
+    return work
+
+
+class Shift:
+    """Panels that each rank sends to the rank before it, while it receives others from the rank after it."""
+
+    def __init__(self, comm: MPI.Comm, place: MeasuredPlace, words: int, panels: int = 1) -> None:
+        self._comm, self._place = comm, place
+        self._held, self._coming = place.empty(panels, words // panels), place.empty(panels, words // panels)
+        rooms = [place.pinned(words) for _ in range(2)]
+        self._rooms = [room.shared_out(panels) if room else None for room in rooms]
+
+    def start(self, recorder: Recorder) -> tuple[list[list[Arrival]], list[Arrival]]:
+        """Return what arrives, by panels, and what leaves."""
+        comm, (leaving, coming) = self._comm, self._rooms
+        to, source = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+        arriving, left = list[list[Arrival]](), list[Arrival]()
+        for tag, (mine, other) in enumerate(zip(self._held, self._coming)):
+            if self._place.nccl and self._place.device:
+                with recorder.phase("pack"):
+                    self._place.device.exchange(comm, [(mine, to)], [(other, source)])
+            elif leaving and coming:
+                to_room(leaving[tag], mine, recorder)
+                arriving.append(staged_receive(comm, coming[tag], other, source, recorder, tag))
+                left += send(comm, leaving[tag].host, to, recorder, tag)
+            else:
+                arriving.append(receive(comm, other, source, recorder, tag))
+                left += send(comm, mine, to, recorder, tag)
+        return arriving, left
+
+
+def shifter(comm: MPI.Comm, place: MeasuredPlace, words: int) -> Callable[[], object]:
+    shift = Shift(comm, place, words)
+
+    def work() -> None:
+        recorder = place.recorder()
+        arriving, leaving = shift.start(recorder)
+        with Wait(comm):
+            for arrival in (*(x for panel in arriving for x in panel), *leaving):
+                arrival.Wait()
+        recorder.finish()
+
+    return work
+
+
+def _reducer(comm: MPI.Comm, place: MeasuredPlace, words: int) -> Callable[[], object]:
+    share = words // comm.size
+    whole, part, another = place.empty(share * comm.size), place.empty(share), place.empty(share)
+    rooms = place.pinned(share * comm.size), place.pinned(share)
+    staged = (rooms[0], rooms[1]) if rooms[0] and rooms[1] else None
+    place.work("compute", lambda: scale(0, whole.reshape(1, -1)))()
+
+    def work() -> None:
+        recorder = place.recorder()
+        arriving = reduce_scatter(comm, whole, part, [share] * comm.size, recorder, another, staged)
+        with Wait(comm):
+            for arrival in arriving:
+                arrival.Wait()
+        recorder.finish()
+
+    return work
+
+
+def moved(grid: ProcessGrid, place: MeasuredPlace, reads: bool) -> Link:
+    """Return the link of a redistribution from columns to rows, with packing and unpacking.
+
+    reads : ranks copy from each other's memory, and send no messages.
+    """
+    seconds, words = [], 0
+    with ProcessGrid(grid.comm, (grid.size, 1)) as rows:
+        for n in (grid.size, place.sizes.moved * grid.size):
+            X, Y = place.zeros(n, n, grid), place.zeros(n, n, rows)
+            X.shared = X.shared and reads
+            seconds.append(timed(grid.comm, partial(redistribute, X, Y, check=False)))
+            words = Y.report.counted.words_received
+    return link(seconds, words, grid.size - 1)

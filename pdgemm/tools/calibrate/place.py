@@ -1,0 +1,124 @@
+"""Where matrices are while a machine is measured, what sizes are measured there, and how times are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import median
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.devices.streams import recorder_of
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.instrument.recorder import Recorder
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.device import Array, Device, Pinned
+from pdgemm.local.arrays.dtypes import BLAS, HALVES
+from pdgemm.local.arrays.elementwise import set_elements
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.names import AnyName
+from pdgemm.schedules.mover_registry import NCCL, RING, by_messages
+
+REPEATS = 7
+LEAST = 2  # repeats, however long they take
+ENOUGH = 0.6  # seconds of repeats, after which there are no more of them: what takes so long varies less
+
+
+class Sizes(NamedTuple):
+    """What is large enough to be measured, and small enough to be measured in seconds.
+
+    side   : rows and columns of C in local products.   widths : inner dimensions of these.
+    times  : products that are started together.
+    copied : rows and columns of an array that is copied.   touched : words that are written to new memory.
+    words  : of a large message.   moved : rows and columns of a large redistribution, for each rank.
+    beside : rows and columns of C, and inner dimension, of the products that a transfer overlaps with.
+    """
+
+    side: int
+    widths: tuple[int, ...]
+    times: int
+    copied: int
+    touched: int
+    words: int
+    moved: int
+    beside: tuple[int, int]
+
+
+HOSTS = Sizes(768, (8, 32, 128, 256, 512), 1, 2048, 1 << 22, 1 << 18, 256, (1024, 1024))
+GPUS = Sizes(4096, (64, 256, 1024, 4096), 4, 8192, 1 << 25, 1 << 22, 2048, (4096, 4096))
+
+
+class MeasuredPlace(NamedTuple):
+    """Where the matrices are, and how messages between them are sent: staged through the host, or by NCCL."""
+
+    device: Device | None
+    sizes: Sizes
+    staged: bool = False
+    nccl: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.device.name if self.device else devices.HOST
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return tuple(map(str, (*BLAS, *HALVES) if self.device else BLAS))
+
+    @property
+    def broadcasts(self) -> tuple[str, ...]:
+        """The movers that can be measured."""
+        return (*((RING.name,) if self.staged else by_messages()), *((NCCL.name,) if self.nccl else ()))
+
+    def empty(self, *shape: int, dtype: Any = np.float64) -> Array:
+        return devices.empty(shape, dtype, device=self.device)
+
+    def pinned(self, words: int) -> Pinned | None:
+        """Return a buffer on the host where messages are staged."""
+        return self.device.pinned(words, np.float64) if self.device and self.staged else None
+
+    def random(self, rows: int, cols: int, dtype: str) -> Array:
+        """Return random numbers: a GPU multiplies zeros and ones faster than what matrices hold."""
+        made, source = self.empty(rows, cols, dtype=dtype), np.random.default_rng(rows)
+        numbers = source.standard_normal((rows, cols), np.float32)
+        set_elements(made, (numbers * (1 + 1j) if made.dtype.kind == "c" else numbers).astype(dtype))
+        return made
+
+    def zeros(self, m: int, n: int, grid: ProcessGrid, **layout: Any) -> DistMatrix:
+        return DistMatrix.zeros((m, n), grid=grid, device=AnyName(self.name), **layout)
+
+    def recorder(self) -> Recorder:
+        return recorder_of(self.empty(0))
+
+    def work(self, phase: str, act: Callable[[], object]) -> Callable[[], object]:
+        """Return a function that carries out a phase of a product, and waits for the device."""
+
+        def work() -> None:
+            recorder = self.recorder()
+            with recorder.phase(phase):
+                act()
+            recorder.finish()
+
+        return work
+
+
+def timed(comm: MPI.Comm, work: Callable[[], object], repeats: int = REPEATS) -> float:
+    """Return the seconds of the slowest rank, as the median over repeats."""
+    return in_turns(comm, [work], repeats)[0]
+
+
+def in_turns(comm: MPI.Comm, works: Sequence[Callable[[], object]], repeats: int = REPEATS) -> list[float]:
+    """Do the same for several, in turns: what disturbs the machine for a moment then falls on few repeats of each."""
+    seconds, spent = [list[float]() for _ in works], 0.0
+    for turn in range(repeats + 1):
+        if turn > LEAST and spent > ENOUGH:  # the same on all ranks
+            break
+        for work, taken in zip(works, seconds):
+            comm.Barrier()
+            start = perf_counter()
+            work()
+            longest = comm.allreduce(perf_counter() - start, MPI.MAX)
+            spent += longest
+            taken += [longest] * (turn > 0)
+    return [float(median(taken)) for taken in seconds]

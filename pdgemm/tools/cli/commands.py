@@ -1,0 +1,98 @@
+"""The command line: `pdgemm` under mpirun, srun or alone.  Rank 0 writes all output.
+
+Exit codes, the same on all ranks: 0 done, 1 a result is wrong (`verify`, `--verify`, `--protect`), 2 bad input,
+3 an unexpected error (the whole job is ended), 130 and 143 ended by SIGINT, SIGTERM or SIGUSR1.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from contextlib import suppress
+from difflib import get_close_matches
+from importlib import import_module
+from io import TextIOWrapper
+
+import click
+
+from pdgemm.errors import CorruptionError, PdgemmError
+from pdgemm.support import launcher
+from pdgemm.support.text import echo
+from pdgemm.tools.cli.job import Job, NoMPIError
+
+_MODULES = {  # the modules with functions of these names
+    "pdgemm.tools.cli.product_commands": ("generate", "multiply", "verify"),
+    "pdgemm.tools.cli.linalg_commands": ("solve", "svd", "gram"),
+    "pdgemm.tools.cli.plan_commands": ("plan", "simulate", "calibrate"),
+    "pdgemm.tools.cli.scaling": ("scaling",),
+    "pdgemm.tools.cli.report_commands": ("plot", "profile", "info"),
+}
+COMMANDS = {name: module for module, names in _MODULES.items() for name in names}
+
+
+class _Commands(click.Group):
+    """A group that imports a command when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = getattr(import_module(COMMANDS[cmd_name]), cmd_name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0].endswith(".py"):
+            raise click.UsageError(f"{args[0]} is not a command: python -m pdgemm {args[0]} runs a script")
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            close = get_close_matches(args[0], COMMANDS, 1)
+            advice = f"Did you mean '{close[0]}'?" if close else f"The commands are {', '.join(sorted(COMMANDS))}."
+            raise click.UsageError(f"No such command '{args[0]}'. {advice}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="pdgemm")
+def cli() -> None:
+    """Distributed dense matrix multiplication: C := alpha op(A) op(B) + beta C.
+
+    Run alone or on many ranks: mpirun -n 4 pdgemm multiply a.h5:/x b.h5:/y -o c.h5:/z
+
+    Run a script of your own and print each of its errors once: mpirun -n 4 python -m pdgemm script.py
+    """
+
+
+def main() -> None:
+    """Run `pdgemm` and exit; the entry point of the console script."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names may be undecodable
+    job = Job(sys.argv[1:])
+    try:
+        code = run(job, "--debug" in sys.argv)
+    except BaseException as error:  # perhaps on this rank only
+        code = job.failed(error)
+    sys.exit(job.leave(code))
+
+
+def run(job: Job, debug: bool) -> int:
+    """Run the command of sys.argv, and return its exit code."""
+    try:
+        if launcher.size() > 1:  # all ranks compare their commands, and end with the same exit code
+            with suppress(NoMPIError):  # a command that needs MPI raises it again
+                job.start()
+        return cli.main(prog_name="pdgemm", standalone_mode=False, obj=job) or 0
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.exceptions.NoArgsIsHelpError as bad:
+        echo(bad.format_message())
+        return 2
+    except (click.ClickException, PdgemmError) as bad:  # raised on all ranks together
+        if job.rank == 0:
+            if debug:
+                traceback.print_exc()
+            message = bad.format_message() if isinstance(bad, click.ClickException) else str(bad)
+            echo(f"pdgemm: error: {' '.join(message.split())}", err=True)
+        return 1 if isinstance(bad, CorruptionError) else 2

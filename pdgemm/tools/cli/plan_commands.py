@@ -1,0 +1,329 @@
+"""`pdgemm plan` and `simulate` predict what runs, and how long it takes; `calibrate` measures machines for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pdgemm.errors import ArgumentError
+from pdgemm.planning.question import LAYOUTS, Question, movers
+from pdgemm.schedules.collectives.collective import OPERATIONS
+from pdgemm.tools.cli import options
+from pdgemm.tools.cli.job import OfAllRanks, OfOneRank
+from pdgemm.tools.cli.param_types import BYTES, MNK, WORDS
+
+if TYPE_CHECKING:
+    from pdgemm.io.streamed.tiling import Tiling
+    from pdgemm.planning.machines.machine import Machine
+
+_FROM_COMMAND_LINE = click.core.ParameterSource.COMMANDLINE
+
+
+def _needed(context: click.Context, option: click.Parameter, shape: Any) -> Any:
+    """Return the shape of a product, which only a collective does not have."""
+    if shape is None and context.params.get("operation") is None and context.params.get("words") is None:
+        raise click.MissingParameter(ctx=context, param=option)
+    return shape
+
+
+_question = options.together(
+    click.option("--shape", type=MNK, callback=_needed, help="m,n,k of C (m x n) = A (m x k) B (k x n)."),
+    click.option("--ranks", type=options.COUNT, required=True),
+    click.option("--memory", type=BYTES, help="Memory limit per rank, for A, B and C and all buffers."),
+    click.option(
+        "--ranks-per-node", type=options.COUNT, help="Default: that of the machine file, else all on one node."
+    ),
+    options.machine,
+    click.option("--dtype", type=click.Choice(options.OPERANDS), default="float64", show_default=True),
+    options.algorithm,
+    click.option("--mover", type=click.Choice(movers()), default="auto", show_default=True),
+    click.option(
+        "--layouts",
+        type=click.Choice(LAYOUTS),
+        default=LAYOUTS[0],
+        show_default=True,
+        help="Layouts of A, B and C: default ones of DistMatrix, or ideal ones for each algorithm.",
+    ),
+)
+
+
+@click.command(cls=OfOneRank)
+@_question
+@click.option("--all", "whole", is_flag=True, help="Show all candidates, and not only the first five.")
+@click.option(
+    "--plot",
+    "picture",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="FILE.png or .svg: a picture of the candidates, time against memory.",
+)
+@click.option(
+    "--collective",
+    "operation",
+    type=click.Choice(OPERATIONS),
+    is_eager=True,  # read before --shape
+    help="In place of a product: how ranks exchange or add up --words.",
+)
+@click.option("--words", type=WORDS, is_eager=True, help="Of the whole vector; with all_to_all, of each rank.")
+@options.json_
+@options.debug
+def plan(
+    whole: bool, picture: Path | None, operation: str | None, words: int | None, as_json: bool, **asked: Any
+) -> int:
+    """Show what `pdgemm()` would run, the predicted time, and the cost of the alternatives.  Needs no MPI.
+
+    With --collective, the algorithms of an operation such as an all-reduce, beside the lower bounds.
+
+    Where nothing fits --memory, show how much is needed, on how many ranks it fits, and what a product of files in
+    parts would read; the exit code then is 1.
+    """
+    from pdgemm.planning.planner import RULE, explained
+    from pdgemm.planning.search.candidate_table import wrapped
+    from pdgemm.support.text import echo, in_words
+
+    if operation is not None or words is not None:
+        return _collective(operation, words, as_json, **asked)
+    question = _asked(**asked)
+    if picture is not None:
+        from pdgemm.tools.studies.pictures import check_picture, draw_candidates
+
+        check_picture(picture)
+    facts = {
+        "shape": question.mnk,
+        "ranks": question.ranks,
+        "machine": question.machine.name,
+        "layouts": question.layouts,
+    }
+    if lacking := question.shortage():
+        _too_little(question, lacking, facts if as_json else None)
+        return 1
+    found = question.candidates()
+    if picture is not None:
+        m, n, k = question.mnk
+        title = f"Plans of C ({m} x {n}) := A ({m} x {k}) B on {question.ranks} ranks, {question.machine.name} machine"
+        draw_candidates(found, picture, title, question.memory)
+    if as_json:
+        facts["rule"] = RULE
+        echo(json.dumps({**facts, "candidates": [x.as_dict() for x in found]}))
+    else:
+        echo(wrapped(found[0].summary(question.mnk, question.ranks)))
+        echo(
+            wrapped(
+                f"machine: {question.machine.name}; {question.layouts} layouts of A, B and C; "
+                f"lower bound {in_words(question.bound)} per rank"
+            )
+        )
+        echo(explained(found, whole, "--all"))
+    return 0
+
+
+@click.command(cls=OfOneRank)
+@_question
+@click.option(
+    "--plot",
+    "picture",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="FILE.png or .svg: the words of the product from rank to rank, as a heat map.",
+)
+@options.json_
+@options.debug
+def simulate(picture: Path | None, as_json: bool, **asked: Any) -> int:
+    """Simulate the schedule message by message; ranks of a node share its network bandwidth.  Needs no MPI.
+
+    The plan is that of `pdgemm()`; the time of redistribution is added by formula.
+    """
+    from pdgemm.planning.machines.simulator import simulate as walk
+    from pdgemm.planning.machines.simulator import words_between
+    from pdgemm.planning.search.candidate_table import wrapped
+    from pdgemm.support.text import counted, counted_short, echo, in_bytes, in_seconds, in_words
+
+    question = _asked(**asked)
+    if picture is not None:
+        from pdgemm.tools.studies.pictures import check_picture, draw_words
+
+        check_picture(picture)
+    plan = question.plan()
+    if picture is not None:
+        title = f"Words from rank to rank: {plan.algorithm} on {plan.candidate().grid_text}, without redistribution"
+        draw_words(words_between(plan.product, question.ranks), picture, title)
+    candidate, run = plan.candidate(), walk(plan.product, question.machine, question.ranks)
+    seconds, by_formula = run.seconds + plan.moving_seconds, plan.product_words
+    facts = {
+        "shape": question.mnk,
+        "ranks": question.ranks,
+        "layouts": question.layouts,
+        **{name: getattr(candidate, name) for name in ("algorithm", "inside", "grid", "layers")},
+        "mover": plan.product.mover,
+        "seconds": seconds,
+        "formula_seconds": plan.seconds,
+        "redistribution_seconds": plan.moving_seconds,
+        "compute_seconds": {"mean": float(run.computed.mean()), "max": float(run.computed.max())},
+        "node_bytes": {"mean": float(run.node_bytes.mean()), "max": float(run.node_bytes.max())},
+        "formula_words_received": by_formula,
+        **{
+            name: {"min": int(x.min()), "mean": float(x.mean()), "max": int(x.max())}
+            for name in ("words_received", "words_sent", "messages_received", "messages_sent")
+            for x in (getattr(run, name),)
+        },
+    }
+    if as_json:
+        echo(json.dumps(facts))
+        return 0
+    nodes, busiest = len(run.node_bytes), run.computed.max()
+    words = _range(run.words_received, in_words)
+    messages = _range(run.messages_received, partial(counted_short, noun="message"))
+    text = (
+        f"{plan}\n"
+        f"simulated on {counted(nodes, 'node')}: {in_seconds(seconds)}, of which the busiest rank computes "
+        f"{in_seconds(busiest)} and redistribution takes {in_seconds(plan.moving_seconds)} by formula; all by formula: "
+        f"{in_seconds(plan.seconds)}\n"
+        f"received per rank in the product: {words} in {messages}; by formula: {in_words(by_formula)}\n"
+        f"received per node: {in_bytes(run.node_bytes.mean())} on average, {in_bytes(run.node_bytes.max())} at most"
+    )
+    echo(wrapped(text))
+    return 0
+
+
+def _too_little(question: Question, lacking: str, facts: dict[str, Any] | None) -> None:
+    """Print what is lacking, and the ways out: more ranks, or a product in parts.   facts : for JSON; None: as text."""
+    from pdgemm.planning.question import MOST_TRIED
+    from pdgemm.planning.search.candidate_table import wrapped
+    from pdgemm.support.text import counted, echo, in_bytes
+
+    more, memory = question.on_more_ranks(), question.memory or 0
+    tiling = _in_parts(question)
+    if facts is not None:
+        fit = more and {"ranks": more.ranks, "bytes_per_rank": more.least_bytes}
+        least = {"needed_bytes_per_rank": question.least_bytes, "least_ranks": question.least_ranks}
+        parts = {"needed_bytes_per_rank": tiling} if isinstance(tiling, int) else tiling.as_dict(memory)
+        answer: dict[str, Any] = {
+            "fits": False,
+            "memory": memory,
+            **least,
+            "on_more_ranks": fit,
+            "in_parts": parts,
+            "candidates": [],
+        }
+        echo(json.dumps(facts | answer))
+        return
+    echo(wrapped(lacking))
+    if more is not None:
+        echo(wrapped(f"on {counted(more.ranks, 'rank')} it fits, with {in_bytes(more.least_bytes)} per rank"))
+    elif question.least_ranks > MOST_TRIED:
+        ranks = counted(question.least_ranks, "rank")
+        echo(wrapped(f"A, B and C alone are the memory of {ranks}: it fits on more than these"))
+    if isinstance(tiling, int):
+        echo(wrapped(f"products of files in parts, `pdgemm multiply --memory`, need {in_bytes(tiling)} per rank"))
+    else:
+        text = f"`pdgemm multiply --memory` would multiply matrices in files in {tiling.explain(memory)}"
+        echo(wrapped(text))
+
+
+def _in_parts(question: Question) -> Tiling | int:
+    """Return what `multiply --memory` would do instead; where that does not fit, either, the bytes that it needs."""
+    from pdgemm.io.streamed.tiling import Operand
+    from pdgemm.io.streamed.tiling_choice import best_tiling
+    from pdgemm.local.arrays import dtypes
+    from pdgemm.planning.search.grid_search import near_root
+
+    rows, memory, size = near_root(question.ranks), question.memory or 0, question.dtype.itemsize
+    stored = dtypes.product(question.dtype, question.dtype)
+    of_c = dtypes.arithmetic(stored).itemsize, stored.itemsize, 0
+    grid, operand = (rows, question.ranks // rows), Operand(size, size)
+    return best_tiling(question.mnk, grid, operand, operand, *of_c, memory)
+
+
+def _range(numbers: Any, form: Callable[[float], str]) -> str:
+    """Return the smallest and the largest number as text, once where they are the same."""
+    return " to ".join(dict.fromkeys((form(numbers.min()), form(numbers.max()))))
+
+
+def _collective(
+    operation: str | None, words: int | None, as_json: bool, ranks: int, dtype: str, machine_file: str | None,
+    ranks_per_node: int | None, **others: Any,
+) -> int:  # fmt: skip
+    """Show the algorithms of a collective."""
+    from pdgemm.local.arrays.dtypes import element_type
+    from pdgemm.planning.collective_plan import collective_costs, explained, parts_of
+    from pdgemm.support.text import counted, echo, in_words
+
+    context = click.get_current_context()
+    given = [x for x in (*others, "whole", "picture") if context.get_parameter_source(x) is _FROM_COMMAND_LINE]
+    if operation is None or words is None or given:
+        needed = "--collective OPERATION takes --words, and none of the options of a product"
+        raise ArgumentError(f"{needed}{', such as --' + given[0].replace('_', '-') if given else ''}")
+    machine = _machine(machine_file, ranks_per_node)
+    costs = collective_costs(operation, parts_of(operation, words, ranks), element_type(dtype), ranks, machine)
+    if as_json:
+        facts = {"collective": operation, "words": words, "ranks": ranks, "machine": machine.name}
+        echo(json.dumps({**facts, "algorithms": [x.as_dict() for x in costs]}))
+        return 0
+    nodes = f", {machine.ranks_per_node} per node" if machine.ranks_per_node else ""
+    echo(f"{operation} of {in_words(words)} of {dtype} on {counted(ranks, 'rank')}{nodes}; machine: {machine.name}")
+    echo(explained(costs))
+    return 0
+
+
+def _machine(machine_file: str | None, ranks_per_node: int | None) -> Machine:
+    from pdgemm.planning.machines.machine import load_machine, on_nodes
+
+    machine = load_machine(machine_file)
+    return machine if ranks_per_node is None else on_nodes(machine, ranks_per_node)
+
+
+def _asked(
+    shape: tuple[int, int, int],
+    product_grid: tuple[int, int] | None,
+    dtype: str,
+    machine_file: str | None,
+    ranks_per_node: int | None,
+    **others: Any,
+) -> Question:
+    """Return the question that the options of `plan` and `simulate` describe; `others` are fields of it."""
+    from pdgemm.local.arrays.dtypes import element_type
+
+    machine = _machine(machine_file, ranks_per_node)
+    return Question(*shape, dtype=element_type(dtype), shape=product_grid, machine=machine, **others)
+
+
+@click.command(cls=OfAllRanks)
+@click.option("-o", "--output", type=click.Path(dir_okay=False), required=True, help="JSON file for --machine.")
+@options.device
+@options.json_
+@options.debug
+def calibrate(output: str, device: str, as_json: bool) -> int:
+    """Measure messages, copies and products on these ranks, for plans on this machine; it takes some 10 seconds.
+
+    Warns about implausible results, which mean that the machine was busy or has fewer cores than ranks.
+
+    Products read the files that PDGEMM_MACHINE names, one for hosts, one for GPUs or both with a colon between them;
+    `plan` and `simulate` read the one of --machine.
+    """
+    from mpi4py import MPI
+
+    from pdgemm.io.atomic import check_writable, on_root, replacing
+    from pdgemm.planning.machines.plausible import doubts
+    from pdgemm.tools.calibrate import calibrate as measure
+    from pdgemm.tools.cli.session import session
+
+    path = Path(output)
+    with session(None, as_json) as say:
+        comm = say.grid.comm
+        check_writable(path, comm, 1 << 16)  # before the measurements, not after them
+        with say.progress("calibrate") as progress:
+            machine = measure(MPI.COMM_WORLD, progress, device)
+        text = machine.as_json() + "\n"
+        with replacing(path, comm, len(text)) as partial:
+            on_root(comm, path, lambda: partial.write_text(text))
+        say.report("machine", machine)
+        warnings = doubts(machine)
+        if say.grid.memory.oversubscribed:
+            warnings.insert(0, "there are more ranks than cores: every figure is that of a crowded machine")
+        say.note("warnings", [f"warning: {text}" for text in warnings], warnings, err=True)
+        advice = f"plan --machine {output}; PDGEMM_MACHINE={output} for products"
+        say.note("wrote", [f"wrote {output}; to use it: {advice}"], output)
+    return 0

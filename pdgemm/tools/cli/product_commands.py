@@ -1,0 +1,260 @@
+"""`pdgemm generate`, `multiply` and `verify`: matrices in files, on all ranks."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+
+from pdgemm.local.arrays.dtypes import COMPUTE
+from pdgemm.local.arrays.element_functions import KINDS
+from pdgemm.names import DeviceName, ElementTypeName, Protection
+from pdgemm.tools.cli import options
+from pdgemm.tools.cli.job import OfAllRanks
+from pdgemm.tools.cli.param_types import BLOCK, BYTES, DATASET, GRID, NUMBER, SECONDS, SHAPE, Dataset
+
+if TYPE_CHECKING:
+    from pdgemm.io.source import Source
+    from pdgemm.matrix.distmatrix import DistMatrix
+
+_layout = options.together(
+    click.option("--grid", "grid_shape", type=GRID, help="Process grid; default: as square as possible."),
+    click.option("--block", type=BLOCK, help="Block sizes of the layout; default: one block per rank."),
+)
+_scalars = options.together(
+    click.option("--alpha", type=NUMBER, default=1.0, show_default=True),
+    click.option("--beta", type=NUMBER, default=0.0, show_default=True),
+    click.option("--transa", type=click.Choice("NTC", False), default="N", help="op(A): A, A^T or A^H."),
+    click.option("--transb", type=click.Choice("NTC", False), default="N", help="op(B)."),
+)
+_seed = click.option("--seed", default=0, show_default=True)
+_force = click.option("--force", is_flag=True, help="Replace a dataset that exists.")
+
+
+@click.command(cls=OfAllRanks)
+@click.argument("target", type=DATASET)
+@click.option("--shape", type=SHAPE, required=True)
+@click.option("--dtype", type=click.Choice(options.DTYPES), default="float64", show_default=True)
+@click.option(
+    "--kind",
+    type=click.Choice(KINDS),
+    default="uniform",
+    show_default=True,
+    help="uniform: on [0, 1), of int8 on -128 to 127.  normal: with mean 0 and variance 1.",
+)
+@_seed
+@_layout
+@_force
+@options.compression
+@options.json_
+@options.debug
+def generate(
+    target: Dataset,
+    shape: tuple[int, int],
+    dtype: ElementTypeName,
+    kind: str,
+    seed: int,
+    grid_shape: tuple[int, int] | None,
+    block: tuple[int, int] | None,
+    force: bool,
+    compression: str | None,
+    as_json: bool,
+) -> int:
+    """Write a test matrix; the same seed gives the same matrix on any number of ranks."""
+    import numpy as np
+
+    from pdgemm.io.streamed.before_reading import Outlines, check_memory, check_output
+    from pdgemm.local.arrays.element_functions import element_function
+    from pdgemm.matrix.distmatrix import DistMatrix
+    from pdgemm.tools.cli.session import session
+
+    with session(grid_shape, as_json) as say:
+        say.lost = f"{target.path} was not written, its contents are unchanged"
+        outlines, known = Outlines(say.grid, block, "host"), np.dtype(dtype)
+        outlines.of("the matrix", shape, known)
+        check_output(say.grid, target, shape[0] * shape[1] * known.itemsize, force)
+        check_memory(say.grid, sum(outlines.nbytes), "the parts of the matrix")
+        with say.progress("generate"):
+            f = element_function(kind, seed, known)
+            matrix = DistMatrix.from_function(f, shape, grid=say.grid, block=block, dtype=dtype)
+        say.save(target, matrix, compression=compression)
+    return 0
+
+
+@click.command(cls=OfAllRanks)
+@click.argument("a", type=DATASET)
+@click.argument("b", type=DATASET)
+@click.option(
+    "-o",
+    "--output",
+    type=DATASET,
+    required=True,
+    help="Dataset for C.  One that pdgemm wrote is replaced when the result is complete; A, B, and a dataset that "
+    "pdgemm did not write only with --force, unless it is C on entry.",
+)
+@click.option("--c", "c0", type=DATASET, help="C on entry where beta is not 0; default: the output.")
+@_scalars
+@_layout
+@click.option("--dtype", type=click.Choice(options.DTYPES), help="Convert A and B first; default: as stored.")
+@click.option(
+    "--memory",
+    type=BYTES,
+    help="Per rank, for A, B, C and all buffers: what does not fit is read and multiplied in parts.",
+)
+@click.option(
+    "--checkpoint",
+    type=SECONDS,
+    help="Save what is done after each 10min or so, beside the output: the same command goes on with it.",
+)
+@click.option(
+    "--mtbf",
+    type=SECONDS,
+    help="Mean time between failures: checkpoints are saved so often that the least is lost (Young 1974).",
+)
+@click.option("--memory-limit", type=BYTES, help="Per rank, for buffers beyond A, B and C.")
+@click.option("--panel-width", type=options.COUNT, help="Widest panel.")
+@click.option(
+    "--lookahead",
+    type=click.IntRange(0, options.MOST),
+    help="Number of panels fetched ahead of the one in use; default: 1 on one node, 4 on several.",
+)
+@options.mover
+@options.algorithm
+@click.option("--accumulate-dtype", type=click.Choice(options.SUMS), help="Accumulation type.")
+@click.option(
+    "--protect",
+    type=click.Choice(get_args(Protection)),
+    help="Compare C with checksums, and end (detect) or multiply again (repair) where rows differ; with --memory or "
+    "--checkpoint each product of panels by itself.",
+)
+@click.option("--compute-type", type=click.Choice(COMPUTE), help="Round A and B to it; default: not rounded.")
+@options.device
+@options.trace
+@click.option(
+    "--report",
+    "page",
+    type=click.Path(dir_okay=False),
+    help="FILE.html: a page of the result, the time of each rank and a timeline; needs matplotlib and jinja2.",
+)
+@click.option("--verify", "verified", is_flag=True, help="Check the result before it is stored.")
+@_seed
+@click.option("--force", is_flag=True, help="Replace any dataset by C: A or B, or one of another program.")
+@options.compression
+@options.json_
+@options.debug
+def multiply(
+    a: Dataset,
+    b: Dataset,
+    output: Dataset,
+    c0: Dataset | None,
+    alpha: complex,
+    beta: complex,
+    transa: Any,
+    transb: Any,
+    grid_shape: tuple[int, int] | None,
+    block: tuple[int, int] | None,
+    dtype: ElementTypeName | None,
+    memory: int | None,
+    checkpoint: float | None,
+    mtbf: float | None,
+    product_grid: tuple[int, int] | None,
+    accumulate_dtype: str | None,
+    compute_type: str | None,
+    device: DeviceName,
+    trace_file: str | None,
+    nvtx: bool,
+    page: str | None,
+    verified: bool,
+    seed: int,
+    force: bool,
+    compression: str | None,
+    as_json: bool,
+    **others: Any,  # options of `pdgemm.pdgemm` by the same names
+) -> int:
+    """Compute C := alpha op(A) op(B) + beta C, from files to a file.
+
+    All that can be known without the elements is checked before they are read: shapes, types, options, the output, and
+    whether A, B, C and the buffers of the product fit the memory.  One dataset as A and B is read once.
+
+    --memory and --checkpoint do not go with --block, --device cuda and --compression; --mtbf needs --checkpoint.
+    """
+    real = os.path.realpath
+    for name, file in {"--trace": trace_file, "--report": page}.items():
+        if file and real(file) in {real(x.path) for x in (a, b, c0, output) if x}:
+            raise click.UsageError(f"{name} {file} is a file that is read or written here: name another one")
+    if trace_file and page and real(trace_file) == real(page):
+        raise click.UsageError(f"--trace and --report are both {page}: name another file for one of them")
+    from pdgemm.io.streamed.multiply_files import multiply_files
+    from pdgemm.tools.cli.session import session
+
+    if mtbf is not None and checkpoint is None:
+        raise click.UsageError("--mtbf needs --checkpoint, the time until the first one, whose duration is measured")
+    unfit = {"--block": block, "--device cuda": device != "host"}
+    unfit["--compression"] = compression is not None
+    for name, given in {"--memory": memory, "--checkpoint": checkpoint}.items():
+        if given is not None and any(unfit.values()):
+            raise click.UsageError(f"{name} does not go with {' or '.join(x for x in unfit if unfit[x])}")
+    others |= {"shape": product_grid, "accumulate_dtype": accumulate_dtype, "compute_type": compute_type}
+    with session(grid_shape, as_json) as say, say.traced(trace_file, nvtx, page):
+        say.lost = f"{output.path} was not written, its contents are unchanged"
+        done = multiply_files(
+            a, b, output, alpha=alpha, beta=beta, c0=c0, transa=transa, transb=transb, grid=say.grid, block=block,
+            dtype=dtype, device=device, memory=memory, checkpoint=checkpoint, mtbf=mtbf, compression=compression,
+            overwrite=force, seed=seed if verified else None, observer=say, **others,
+        )  # fmt: skip
+    return 0 if done.wrote or done.complete else 1  # a wrong result is not stored
+
+
+@click.command(cls=OfAllRanks)
+@click.argument("a", type=DATASET)
+@click.argument("b", type=DATASET)
+@click.argument("c", type=DATASET)
+@click.option("--c0", type=DATASET, help="C on entry, needed where beta is not 0.")
+@_scalars
+@_seed
+@_layout
+@options.json_
+@options.debug
+def verify(
+    a: Dataset,
+    b: Dataset,
+    c: Dataset,
+    c0: Dataset | None,
+    alpha: complex,
+    beta: complex,
+    transa: str,
+    transb: str,
+    seed: int,
+    grid_shape: tuple[int, int] | None,
+    block: tuple[int, int] | None,
+    as_json: bool,
+) -> int:
+    """Check C = alpha op(A) op(B) + beta C0 with random vectors, without a second product."""
+    from pdgemm.io.source import source
+    from pdgemm.io.streamed.before_reading import Outlines, check_memory, operands
+    from pdgemm.matrix.residual import check_arguments
+    from pdgemm.matrix.residual import verify as residual_of
+    from pdgemm.tools.cli.session import session
+
+    if beta and c0 is None:
+        raise click.UsageError("with --beta, C on entry is needed: --c0 FILE:/DATASET")
+    with session(grid_shape, as_json) as say:
+        grid, outlines = say.grid, Outlines(say.grid, block, "host")
+        x, y, z = source(grid, "A", a, None, transa), source(grid, "B", b, None, transb), source(grid, "C", c)
+        entry = source(grid, "C on entry", c0) if c0 else None
+        once = x.is_same(y)
+        A, B = operands(x, y, outlines.of_source, once)
+        C, before = outlines.of_source(z), outlines.of_source(entry) if entry else None
+        check_arguments(C, alpha, A, B, beta, before, seed=seed)
+        check_memory(grid, sum(outlines.nbytes), "the matrices")
+
+        def read(each: Source) -> DistMatrix:
+            return say.read(each, block)
+
+        A, B = operands(x._replace(what="A and B") if once else x, y, read, once)
+        C, before = read(z), read(entry) if entry else None
+        with say.progress("verify"):
+            residual = residual_of(C, alpha, A, B, beta, before, seed=seed)
+        say.report("verify", residual)
+    return 0 if residual.passed else 1

@@ -1,0 +1,85 @@
+"""`pdgemm info`, `profile` and `plot` show what is installed, the profile of a trace, and the results of studies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from pdgemm.support.text import echo
+from pdgemm.tools.cli import options
+from pdgemm.tools.cli.job import OfAllRanks, OfOneRank
+
+
+@click.command(cls=OfAllRanks)
+@click.option("--report", "as_report", is_flag=True, help="Print a block to paste into the report of a problem.")
+@options.json_
+@options.debug
+def info(as_report: bool, as_json: bool) -> int:
+    """Show what this installation supports, what is missing, and how to install it."""
+    from pdgemm.tools.cli.session import say_line, session
+    from pdgemm.tools.profiling.environment import describe, table
+    from pdgemm.tools.profiling.problem_report import problem_report
+
+    if as_report and as_json:
+        raise click.UsageError("--report and --json are two forms of the same facts: choose one")
+    with session(None, as_json) as say:
+        facts = describe(say.grid)
+        if as_json:
+            say.facts.update(facts)
+        elif as_report:
+            if say.grid.rank == 0:
+                say_line(problem_report(facts))
+        else:
+            say_line(str(table(facts)))
+    return 0
+
+
+@click.command(cls=OfOneRank)
+@click.argument("trace_file", type=click.Path(dir_okay=False))
+@options.machine
+@click.option(
+    "--plot",
+    "picture",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="FILE.html, .png or .svg: the timeline of all ranks; in HTML with the tables.",
+)
+@options.json_
+@options.debug
+def profile(trace_file: str, machine_file: str | None, picture: Path | None, as_json: bool) -> int:
+    """Show how the time in a file of `--trace` was spent, by phase and by rank.  Needs no MPI."""
+    from pdgemm.planning.machines.machine import load_machine
+    from pdgemm.tools.profiling.profile import load_profile
+    from pdgemm.tools.profiling.profile_tables import tables
+
+    if picture is not None:
+        from pdgemm.tools.studies.pictures import OF_RUNS, check_picture, draw_timeline
+
+        check_picture(picture, OF_RUNS)
+    found = load_profile(Path(trace_file), load_machine(machine_file) if machine_file else None, picture is not None)
+    if picture is not None:
+        draw_timeline(found, picture, f"Timeline of {trace_file}")
+    echo(json.dumps(found.as_dict()) if as_json else tables(found))
+    return 0
+
+
+@click.command(cls=OfOneRank)
+@click.argument("studies", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="FILE.html, .png or .svg.")
+@options.machine
+@click.option(
+    "--predict-to",
+    type=click.IntRange(1, 1 << 17),
+    help="Largest number of ranks predicted; default: so many that what was measured takes half of the axis.",
+)
+@options.debug
+def plot(studies: tuple[Path, ...], out: Path, machine_file: str | None, predict_to: int | None) -> int:
+    """Write a report of files of `pdgemm scaling`, with predictions for more ranks.  Needs no MPI.
+
+    HTML has figures, captions, a table of all measurements and how they were made; an image has the figures alone.
+    """
+    from pdgemm.tools.studies.plot import report
+
+    report(studies, out, machine_file, predict_to)
+    return 0

@@ -1,0 +1,204 @@
+"""`python -m pdgemm script.py`: run a script on all ranks, say its error once, and end all ranks with one exit code.
+
+A rank that is at its end, or at an exception that nobody caught, meets the other ranks.  Where all of them come, rank 0
+prints what they raised, each text once, and all leave with the highest exit code of any.  Where a rank has failed and
+the others do not come, they would wait for it in their next communication: it prints what it raised, and ends the job.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from math import log2
+from pathlib import Path
+from threading import Thread
+from time import sleep
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from mpi4py.run import run_command_line
+
+from pdgemm.support import agreement, failures, launcher, watchdog
+from pdgemm.support.agreement import raised_on
+from pdgemm.support.text import printable, ranks_text
+from pdgemm.tools.cli.commands import COMMANDS
+from pdgemm.tools.cli.short_traceback import short, whole
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+ALONE = 2.0  # seconds within which the other ranks raise the same exception, if they do
+TOGETHER = 20.0  # the same for an exception that was raised on all ranks, and that a rank may have caught
+MOST = 3  # different exceptions that are printed
+_TAG = 32004
+
+
+class End(NamedTuple):
+    """How a rank came to its end."""
+
+    code: int = 0
+    verb: str = ""  # "raised", or how it left
+    text: str = ""
+    raised_on: int = 0  # so many ranks, by a check
+
+
+def is_script(words: Sequence[str]) -> bool:
+    """Are these words a script and its arguments, and not a command?  The name of a command is a command."""
+    first = [word for word in words[:2] if word != "--debug"][:1]
+    if not first or first[0] in COMMANDS:
+        return False
+    return first[0] in ("-", "-c", "-m") or (
+        not first[0].startswith("-") and (first[0].endswith(".py") or Path(first[0]).exists())
+    )
+
+
+def main(words: Sequence[str]) -> None:
+    """Run `SCRIPT`, `-m MODULE`, `-c PROGRAM` or `-` with its arguments, and exit.
+
+    --debug before it : print tracebacks as Python does.
+    """
+    debug = words[0] == "--debug"
+    words = words[debug:]
+    if words[0] in ("-c", "-m") and len(words) < 2:
+        sys.exit(f"pdgemm: error: {words[0]} takes {'a program' if words[0] == '-c' else 'the name of a module'}")
+    process = os.getpid()
+    end = _run(words, debug)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # closed, or none
+            stream.flush()
+    if os.getpid() != process:  # a copy of it that the script has made, and that is no rank
+        _say(end, "")
+        sys.exit(end.code)
+    sys.exit(_leave(end))
+
+
+def _run(words: Sequence[str], debug: bool) -> End:
+    agreement.print_once()
+    try:
+        run_command_line([*words])
+    except SystemExit as left:
+        code = left.code
+        if code is None or isinstance(code, int):
+            return End((code or 0) & 0xFF)
+        return End(1, "left:", str(code))
+    except KeyboardInterrupt as error:
+        return End(128 + signal.SIGINT, "raised", (whole if debug else short)(error))
+    except BaseException as error:
+        return End(1, "raised", (whole if debug else short)(error), raised_on(error))
+    return End()
+
+
+def _leave(end: End) -> int:
+    """Meet the other ranks, and return the exit code.  Collective over the job, unless a rank fails alone."""
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    started = mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
+    size = mpi.COMM_WORLD.size if started else launcher.size()
+    if started and launcher.survives_ranks():
+        size -= len(failures.failed(mpi.COMM_WORLD))
+    rank = mpi.COMM_WORLD.rank if started else launcher.rank()
+    if size == 1 or not (started or end.code):
+        _say(end, "")
+        return end.code
+    met: MPI.Intracomm | None = None
+    if not end.code:
+        watchdog.farewell()  # so that a rank that waits for this one is told
+        met = _meeting()
+    elif mpi is None or (started and mpi.Query_thread() >= mpi.THREAD_SERIALIZED):
+        if mpi is None:  # a launcher may end the job where another rank has left without MPI
+            signal.signal(signal.SIGTERM, lambda *_: _alone(end, rank, size))
+        met = _meeting_within(TOGETHER if end.raised_on == size else ALONE)
+    if met is not None:
+        code = _together(met, end)
+        if mpi is None:
+            sys.modules["mpi4py.MPI"].Finalize()
+        return code
+    # those of several that fail so and are a little apart: the first one ends the job before the next one speaks
+    sleep(log2(1 + rank))
+    _alone(end, rank, size)
+
+
+def _alone(end: End, rank: int, size: int) -> NoReturn:
+    """Say what this rank raised, and end the job."""
+    _say(end if end.text else end._replace(verb="left with", text=f"exit code {end.code}"), f"Rank {rank} of {size}")
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        _print("The other ranks went on and would wait for it: the job is ended.")
+        watchdog.end_job(end.code)
+    os._exit(end.code)  # a thread may be inside MPI_Init
+
+
+def _meeting() -> MPI.Intracomm:
+    """Return a new communicator of all ranks that have not failed.  It is made without messages of the program's."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    if launcher.survives_ranks():  # the others may be fewer by now: see `pdgemm.resilient`
+        return MPI.Intracomm(world.Shrink())
+    return world.Create_group(world.Get_group(), _TAG)
+
+
+def _meeting_within(seconds: float) -> MPI.Intracomm | None:
+    """Return the same, or None where some rank does not come in time, or MPI cannot be used."""
+    found = list[Any]()
+    thread = Thread(target=lambda: found.append(_meeting_or_none()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return found[0] if found else None
+
+
+def _meeting_or_none() -> MPI.Intracomm | None:
+    try:
+        _initialize()
+        return _meeting()
+    except Exception:  # no MPI library, or one that a failure has damaged: this rank prints what it raised by itself
+        return None
+
+
+def _initialize() -> None:
+    """Initialise MPI where the script has not.
+
+    mpi4py would hold Python's lock meanwhile, which is for ever where another rank never does the same.
+    """
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    from mpi4py import MPI
+
+    if not MPI.Is_initialized():
+        ctypes.CDLL(MPI.__file__).MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
+
+
+def _together(comm: MPI.Intracomm, end: End) -> int:
+    """Print on rank 0 what the ranks raised, and return the highest exit code."""
+    ends = comm.gather(end)
+    if ends is not None:
+        groups: dict[End, list[int]] = {}
+        for rank, one in enumerate(ends):
+            if one.text:
+                groups.setdefault(one, []).append(rank)
+        for one, ranks in [*groups.items()][:MOST]:
+            _say(one, _named(ranks, comm.size))
+        if len(groups) > MOST:
+            others = sum(map(len, [*groups.values()][MOST:]))
+            _print(f"and {others} more of {comm.size} ranks failed, in other ways")
+    return int(comm.bcast(max(one.code for one in ends) if ends else None))
+
+
+def _named(ranks: list[int], size: int) -> str:
+    if len(ranks) == size:
+        return "Both ranks" if size == 2 else f"All {size} ranks"
+    return f"{ranks_text(ranks).capitalize()} of {size}"
+
+
+def _say(end: End, who: str) -> None:
+    if end.text:
+        _print(f"{who} {end.verb} {end.text}" if who else end.text)
+
+
+def _print(text: str) -> None:
+    """Print to standard error; the other ranks wait for this one, though it is closed."""
+    with suppress(OSError, ValueError):
+        print(printable(text), file=sys.stderr or sys.__stderr__, flush=True)

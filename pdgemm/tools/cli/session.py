@@ -1,0 +1,208 @@
+"""One run of a command: the grid over all ranks, and the output of rank 0."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.errors import ArgumentError
+from pdgemm.grids.distribution import Block
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.instrument.observer import Observer
+from pdgemm.instrument.report import Summary
+from pdgemm.io import hdf5
+from pdgemm.io.atomic import on_root
+from pdgemm.io.source import Source
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.names import DeviceName
+from pdgemm.planning.machines.simulator import words_between
+from pdgemm.planning.product_plan import ProductPlan
+from pdgemm.support import agreement, launcher, signals
+from pdgemm.support.text import echo, in_bytes, in_rate, in_seconds, printable
+from pdgemm.tools.cli.param_types import Dataset
+from pdgemm.tools.profiling.trace_file import trace
+
+SECONDS_BETWEEN_LINES = 5.0
+
+
+class Speaker(Observer):
+    """The grid of a command, and its output, which only rank 0 writes."""
+
+    def __init__(self, grid: ProcessGrid, as_json: bool) -> None:
+        self.grid, self.as_json = grid, as_json
+        self.lost = "nothing was written"
+        self.facts: dict[str, Any] = {"ranks": grid.size, "grid": grid.shape}
+        self.on_a_page = False  # is a page of the result written, too?
+        self.words: np.ndarray | None = None  # from each rank to each other, for that page
+        self._said = list[str]()  # what was reported
+        self._bar = grid.rank == 0 and sys.stderr.isatty() and not as_json
+
+    def report(self, key: str, what: Any) -> None:
+        """Report a result, as a line or as a member of the JSON object."""
+        if self.grid.rank:
+            return
+        plain = what.as_dict() if isinstance(what, Summary) else asdict(what)
+        if key == "verify":
+            plain["passed"] = what.passed
+        self.facts[key] = [*self.facts.get(key, []), plain] if key == "read" else plain
+        self._said.append(str(what))
+        if not self.as_json:
+            say_line(str(what))
+
+    def note(self, key: str, lines: Sequence[str], fact: Any, err: bool = False) -> None:
+        """Say lines, or make a fact a member of the JSON object."""
+        if self.grid.rank:
+            return
+        self.facts[key] = fact
+        for line in lines if not self.as_json else ():
+            say_line(line, err)
+
+    def warn(self, text: str) -> None:
+        """Say a warning on standard error, and keep it for the JSON object.  Rank 0 alone."""
+        self.facts["warnings"] = [*self.facts.get("warnings", []), text]
+        say_line(f"pdgemm: warning: {text}", err=True)
+
+    def read(self, x: Source, block: Block | None, device: DeviceName = "host") -> DistMatrix:
+        """Read a matrix, or its transpose where op is not "N"."""
+        with self.progress(f"read {x.what}", x.nbytes, "B/s") as progress:
+            matrix = x.read(self.grid, block, device, progress)
+        self.report("read", matrix.report)
+        return matrix
+
+    def save(self, output: Dataset, matrix: DistMatrix, **options: Any) -> None:
+        size = matrix.shape[0] * matrix.shape[1] * matrix.dtype.itemsize
+        with self.progress("write", size, "B/s") as progress:
+            wrote = hdf5.save(*output, matrix, progress=progress, **options)
+        self.report("wrote", wrote)
+
+    def planned(self, plan: ProductPlan) -> None:
+        if self.on_a_page and self.grid.rank == 0:
+            with suppress(ArgumentError):  # too many ranks for a picture
+                self.words = words_between(plan.product, self.grid.size)
+
+    def traced(self, path: str | None, nvtx: bool, page: str | None = None) -> AbstractContextManager[None]:
+        """Return a context manager that traces its block, if a trace or a page of it was requested."""
+        if page is not None:
+            self.on_a_page = True
+            return self._on_a_page(path, nvtx, Path(page))
+        return trace(path, self.grid, nvtx=nvtx) if path or nvtx else nullcontext()
+
+    @contextmanager
+    def _on_a_page(self, path: str | None, nvtx: bool, page: Path) -> Iterator[None]:
+        """Trace the block, and write a page of the trace and of what was reported; without `path` the trace goes."""
+        from pdgemm.tools.profiling.profile import load_profile
+        from pdgemm.tools.studies.pictures import check_page, draw_timeline
+
+        comm, kept = self.grid.comm, Path(path or page.with_name(f".{page.name}.trace.json"))
+        on_root(comm, page, lambda: check_page(page))  # before the product, not after it
+        with trace(kept, self.grid, nvtx=nvtx):
+            yield
+        said = "\n".join(self._said)
+        title = next((line.partition(",")[0] for line in said.splitlines() if " := " in line), page.stem)
+        try:
+            on_root(comm, page, lambda: draw_timeline(load_profile(kept, spans=True), page, title, said, self.words))
+        finally:
+            if path is None and self.grid.rank == 0:
+                kept.unlink(missing_ok=True)
+        self.note("report", [f"wrote {page}"], str(page))
+
+    @contextmanager
+    def progress(
+        self, what: str, amount: float = 0, unit: str = "FLOP/s"
+    ) -> Iterator[Callable[[int, int], object] | None]:
+        """Show a bar where rank 0 has a terminal, else a line every few seconds, as under mpirun.
+
+        amount : how many bytes or floating-point operations are all of it; 0: it is not known.   unit : of their rate.
+        """
+        signals.doing(what, self.lost)
+        pace = _Pace(amount, unit)
+        if not self._bar:
+            yield None if self.grid.rank or self.as_json else _Lines(what, pace)
+            return
+        from rich.console import Console  # 54 modules, which only the rank at a terminal needs
+        from rich.markup import escape
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+        columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[rate]}")
+        with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bars:
+            bar = bars.add_task(escape(printable(what)), total=None, rate="")
+            yield lambda done, total: bars.update(
+                bar, completed=done, total=total, rate=pace.rate(done / max(total, 1))
+            )
+
+
+class _Pace:
+    """The time since something began, and its rate.   amount, unit : as in `Speaker.progress`."""
+
+    def __init__(self, amount: float, unit: str) -> None:
+        self._amount, self._show, self._start = amount, _RATES[unit], perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        return perf_counter() - self._start
+
+    def rate(self, share: float) -> str:
+        """Return the rate so far as text, by the share that is done."""
+        return self._show(share * self._amount / max(self.seconds, 1e-9)) if self._amount else ""
+
+
+_RATES: dict[str, Callable[[float], str]] = {"FLOP/s": in_rate, "B/s": lambda rate: f"{in_bytes(rate)}/s"}
+
+
+class _Lines:
+    """Says on standard error how much of something is done, every few seconds."""
+
+    def __init__(self, what: str, pace: _Pace) -> None:
+        self._what, self._pace, self._last = what, pace, 0.0
+
+    def __call__(self, done: int, total: int) -> None:
+        now, share = self._pace.seconds, done / max(total, 1)
+        if now - self._last < SECONDS_BETWEEN_LINES or not 0 < share < 1:
+            return
+        self._last = now
+        parts = f"{share:.0%} in {in_seconds(now)}", self._pace.rate(share), f"{in_seconds(now / share - now)} left"
+        echo(f"{self._what}: {', '.join(filter(None, parts))}", err=True)
+
+
+def say_line(text: str, err: bool = False) -> None:
+    """Print a line to standard output, or error; the work continues where it is closed."""
+    try:
+        echo(text, err=err)
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+
+
+@contextmanager
+def session(grid_shape: tuple[int, int] | None, as_json: bool) -> Iterator[Speaker]:
+    """Provide the output over a grid of all ranks; print the JSON object at the end."""
+    check_launcher(MPI.COMM_WORLD.size)
+    start = perf_counter()
+    with ProcessGrid(MPI.COMM_WORLD, grid_shape) as grid, warnings.catch_warnings():
+        say = Speaker(grid, as_json)
+        agreement.print_once(say.warn)
+        yield say
+        if as_json and grid.rank == 0:
+            say.facts["seconds"] = perf_counter() - start
+            say_line(json.dumps(say.facts, default=str))
+
+
+def check_launcher(size: int) -> None:
+    """Raise ArgumentError where a launcher of another MPI library has started separate processes."""
+    started, name = launcher.said_size()
+    if size == 1 and started > 1:
+        library = MPI.Get_library_version().split(",")[0].split("\n")[0]
+        raise ArgumentError(
+            f"the launcher started {started} processes ({name}), but MPI sees one: the launcher belongs to "
+            f"another MPI than mpi4py's {library}; use that library's mpiexec, or set MPI4PY_LIBMPI"
+        )

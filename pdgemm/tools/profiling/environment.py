@@ -1,0 +1,166 @@
+"""A description of the environment: what is installed, what it supports, what is missing and how to install it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from mpi4py import MPI
+
+from pdgemm import __version__
+from pdgemm.devices import gpu_aware_mpi as probe
+from pdgemm.devices import gpu_binding
+from pdgemm.errors import PdgemmError
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.local.arrays.dtypes import OPERANDS
+from pdgemm.local.blas import processors
+from pdgemm.local.blas.threads import active, decided_by, multiplier, threads
+from pdgemm.matrix.local_arrays import device_on
+from pdgemm.schedules.mover_registry import choices
+from pdgemm.support.text import Table, counted
+
+# what users tell pdgemm, and what is below it, in the environment
+VARIABLES = (
+    *("OMP_", "MKL_", "OPENBLAS_", "PDGEMM_", "OMPI_MCA_", "PRTE_MCA_", "MPICH_", "UCX_", "NCCL_", "FI_", "SLURM_JOB"),
+    *("MPI4PY_", "CUDA_VISIBLE_DEVICES", "HDF5_"),
+)
+_PML = "OMPI_MCA_pml"  # how Open MPI sends messages: "ob1" by shared memory and TCP, "ucx"
+
+
+def describe(grid: ProcessGrid) -> dict[str, Any]:
+    """Return facts about this job and installation.  Collective over the grid; complete on rank 0."""
+    here = platform.node(), threads(), len(os.sched_getaffinity(0)), gpu_binding.visible(), _warnings()
+    hosts = grid.comm.gather(here) or []
+    facts: dict[str, Any] = {
+        "pdgemm": __version__,
+        "python": platform.python_version(),
+        "mpi4py": version("mpi4py"),
+        "mpi_library": " ".join(MPI.Get_library_version().split("\n")[0].split("\0")[0].split()),
+        "mpi_standard": ".".join(map(str, MPI.Get_version())),
+        "gpu_aware_mpi": probe.asked(),
+        "numpy": version("numpy"),
+        "scipy": version("scipy"),
+        "multiplies": multiplier(),
+        "blas": processors.loaded(),
+        "h5py": version("h5py"),
+        **_hdf5(),
+        "cupy": _cupy(),
+        "movers": list(choices()),
+        "types": list(map(str, OPERANDS)),
+    }
+    facts["nodes"] = [
+        {
+            "host": host,
+            "ranks": sum(h[0] == host for h in hosts),
+            "threads_per_rank": sorted({h[1] for h in hosts if h[0] == host}),
+            "cores_per_rank": sorted({h[2] for h in hosts if h[0] == host}),
+            "gpus": max(h[3] for h in hosts if h[0] == host),
+        }
+        for host in sorted({h[0] for h in hosts})
+    ]
+    facts["gpu_memory"] = _gpu_memory(grid, facts)
+    several = len(facts["nodes"]) > 1
+    facts["progress"] = (
+        "between nodes: MPI is called about every 10 ms of a product, between its slabs" if several else "on one node"
+    )
+    facts["threads_set_by"] = decided_by() or "share of the node's cores"
+    facts["warnings"] = sorted({f"{host}: {text}" for host, *_, found in hosts for text in found})
+    facts["missing"] = _missing(facts) + _tcp(facts["mpi_library"]) * several
+    return facts
+
+
+def table(facts: dict[str, Any]) -> Table:
+    """Return the facts as a table."""
+    hdf5 = "built with MPI" if facts["hdf5_mpi"] else "built without MPI: contiguous datasets go through MPI-IO"
+    rows = [
+        ("pdgemm", f"{facts['pdgemm']}, Python {facts['python']}"),
+        ("MPI", f"{facts['mpi_library']} (MPI {facts['mpi_standard']}), mpi4py {facts['mpi4py']}"),
+        ("GPU-aware MPI", facts["gpu_aware_mpi"]),
+        ("messages", facts["progress"]),
+        (
+            "BLAS",
+            f"{facts['multiplies']} multiplies; loaded: {', '.join(facts['blas'])} "
+            f"(SciPy {facts['scipy']}, NumPy {facts['numpy']})",
+        ),
+        ("HDF5", f"h5py {facts['h5py']} with HDF5 {facts['hdf5']}, {hdf5}"),
+        ("CuPy", facts["cupy"]),
+        ("movers", ", ".join(facts["movers"])),
+        ("types", ", ".join(facts["types"])),
+        *[("GPU memory", facts["gpu_memory"])] * bool(facts["gpu_memory"]),
+    ]
+    rows += [
+        (
+            "node",
+            f"{node['host']}: {counted(node['ranks'], 'rank')}, threads per rank "
+            f"{'-'.join(map(str, node['threads_per_rank']))} ({facts['threads_set_by']}), cores per rank "
+            f"{'-'.join(map(str, node['cores_per_rank']))}, GPUs {node['gpus']}",
+        )
+        for node in facts["nodes"]
+    ]
+    rows += [("warning", text) for text in facts["warnings"]] + [("missing", text) for text in facts["missing"]]
+    return Table(("", ""), rows, words=("",))
+
+
+def _gpu_memory(grid: ProcessGrid, facts: dict[str, Any]) -> str:
+    """Return how the ranks of this job access each other's GPU memory, as tested.  Collective over the grid."""
+    able = find_spec("cupy") is not None and gpu_binding.visible() > 0
+    if not grid.comm.allreduce(able, MPI.LAND):
+        return ""
+    try:
+        device = device_on(grid, "cuda")
+    except PdgemmError as bad:
+        return str(bad)
+    return str(device.reach(grid)) if device else ""
+
+
+def _warnings() -> list[str]:
+    """Return warnings about the BLAS of local products, and about others that are loaded."""
+    unknown = f"{multiplier()}, which multiplies, is not known: a reference BLAS is ten times as slow as OpenBLAS"
+    return [unknown] * (active() is None) + processors.warnings()
+
+
+def _hdf5() -> dict[str, Any]:
+    import h5py
+
+    return {"hdf5": h5py.version.hdf5_version, "hdf5_mpi": bool(h5py.get_config().mpi)}
+
+
+def _cupy() -> str:
+    if find_spec("cupy") is None:
+        return "not installed"
+    for package in ("cupy-cuda13x", "cupy-cuda12x", "cupy"):
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            continue
+    return "installed"
+
+
+def _tcp(library: str) -> list[str]:
+    """Return what Open MPI has to be told where it sends by TCP (docs/hosts.md)."""
+    settings = {"OMPI_MCA_btl_tcp_flags": "send,inplace", "OMPI_MCA_pml_ob1_send_pipeline_depth": "1000"}
+    settings |= {f"OMPI_MCA_btl_tcp_{name}": "8388608" for name in ("eager_limit", "rndv_eager_limit", "max_send_size")}
+    by_tcp = os.environ.get(_PML, "ob1") == "ob1" and not Path("/sys/class/infiniband").exists()
+    if "Open MPI" not in library or not by_tcp or settings.keys() <= os.environ.keys():
+        return []
+    said = " ".join(f"{name}={value}" for name, value in settings.items())
+    return [f"with TCP, messages that begin at once and arrive one by one: export {said}"]
+
+
+def _missing(facts: dict[str, Any]) -> list[str]:
+    hints = []
+    if not facts["hdf5_mpi"]:
+        hints.append(
+            "h5py with MPI, for writing chunked or compressed datasets: scripts/setup_parallel_hdf5.sh of the checkout "
+            "on Debian or Ubuntu, else HDF5_MPI=ON CC=mpicc pip install --no-build-isolation --no-binary=h5py h5py"
+        )
+    gpus = any(node["gpus"] for node in facts["nodes"])
+    if gpus and facts["cupy"] == "not installed":
+        hints.append("CuPy, for the GPUs here: pip install 'cupy-cuda13x[ctk]' (or cupy-cuda12x)")
+    if gpus and facts["gpu_aware_mpi"] != "yes":
+        hints.append("an MPI library that takes device pointers (Open MPI built with --with-cuda)")
+    return hints

@@ -1,0 +1,340 @@
+"""A profile is computed from a timeline: its figures show how the time of a traced run was spent."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import isnan, nan
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+from msgspec import Meta, Raw, Struct
+
+from pdgemm.errors import ArgumentError
+from pdgemm.planning.machines.machine import Machine
+from pdgemm.support.files import read
+from pdgemm.support.json_input import Count, Figure, Seconds, Size, decoded
+from pdgemm.support.text import counted
+
+PHASES = ("plan", "product", "wait", "sync", "pack", "post")  # of a product, on the host or in a stream
+OUTSIDE = ("read", "write", "moved", "batch")  # of products: files, redistributions, batches of small ones
+LARGE = 1 << 16  # bytes of a message that shows a bandwidth
+REPORTED = {"product": "compute_seconds", "pack": "pack_seconds"}  # and waits, which a report sums over wait and sync
+AGREE = 0.01
+LARGEST_FILE = 1 << 30  # bytes of a timeline: some millions of spans
+ROUNDING = 20.0  # microseconds between the end of a transfer and that of the wait for it
+ORDINARY = ("default", "GPUs")  # machine models that were not calibrated
+
+
+class _Counted(Struct):
+    words_received: Size
+
+
+class _Move(Struct):
+    name: str
+    seconds: Seconds
+
+
+class ProfiledReport(Struct):
+    """A profile is made of these members of a `pdgemm.instrument.report.Report`."""
+
+    algorithm: str
+    grid: tuple[Count, Count]
+    layers: Count
+    mnk: tuple[Size, Size, Size]
+    dtype: str
+    device: str
+    panels: Size
+    panel_width: Size
+    lookahead: Size
+    flops: Figure
+    counted: _Counted
+    lower_bound_words: Figure
+    moves: list[_Move]
+    overlap: Figure | None
+    seconds: Seconds
+    compute_seconds: Seconds
+    wait_seconds: Seconds
+    sync_seconds: Seconds
+    pack_seconds: Seconds
+    hidden_seconds: Seconds
+
+
+class About(Struct):
+    """The trace holds these facts of a rank.   network : bytes per second of its node's, measured after the run."""
+
+    host: str
+    node: Size
+    threads: Count
+    cores: list[Size]
+    clock_error_us: Seconds
+    network: Figure | None = None
+
+
+class _Bytes(Struct):
+    bytes: Size = 0
+
+
+class _Span(Struct):
+    """An event of the timeline: a span where `ph` is "X", and else a name of something."""
+
+    ph: str
+    pid: Size
+    name: str
+    cat: str = ""
+    ts: Annotated[float, Meta(ge=-1e15, le=1e15)] = nan  # microseconds
+    dur: Annotated[float, Meta(ge=-1, le=1e15)] = nan  # less than 0 by rounding
+    args: Raw = Raw(b"{}")
+
+
+class Spent(NamedTuple):
+    """A rank did this from `start` on, in seconds of the timeline: the name of its span, or "transfer"."""
+
+    name: str
+    start: float
+    seconds: float
+
+
+class _Other(Struct):
+    ranks: Annotated[list[About], Meta(min_length=1)]
+    machine: dict[str, Any]
+
+
+class _Timeline(Struct):
+    traceEvents: list[_Span]
+    otherData: _Other
+
+
+@dataclass
+class Rank:
+    """A rank of a traced run has these seconds and transfers.
+
+    seconds   : the time of all products, from call to return.   phases : the time of each, without redistribution.
+    reports   : the reports of its products.
+    transfers : by kind, for each its seconds, its bytes, and whether the rank did nothing but wait for it.
+    """
+
+    number: int
+    host: str
+    seconds: float = 0.0
+    phases: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    moving: float = 0.0
+    outside: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    reports: list[ProfiledReport] = field(default_factory=list)
+    transfers: dict[str, list[tuple[float, int, bool]]] = field(default_factory=lambda: defaultdict(list))
+    spans: list[Spent] = field(default_factory=list)  # where they were asked for
+
+    @property
+    def waiting(self) -> float:
+        return self.phases["wait"] + self.phases["sync"]
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The seconds of products by phase; `other` is what no phase covers.  On a GPU phases overlap each other."""
+        covered = {**{name: self.phases[name] for name in PHASES}, "redistribute": self.moving}
+        return covered | {"other": max(0.0, self.seconds - sum(covered.values()))}
+
+    def reported(self, name: str) -> float:
+        return float(sum(getattr(report, name) for report in self.reports))
+
+    @property
+    def overlap(self) -> float | None:
+        """The share of the time of transfers that was hidden behind products."""
+        known = [x for x in self.reports if x.overlap is not None]
+        total = sum(x.hidden_seconds + x.wait_seconds - x.sync_seconds for x in known)
+        return sum(x.hidden_seconds for x in known) / total if total > 0 else None
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the sums of spans equal the reports, within AGREE."""
+        pairs = [(self.phases[name], self.reported(key)) for name, key in REPORTED.items()]
+        pairs += [(self.waiting, self.reported("wait_seconds")), (self.seconds, self.reported("seconds"))]
+        pairs += [(self.moving, float(sum(move.seconds for x in self.reports for move in x.moves)))]
+        return all(abs(a - b) <= AGREE * max(a, b) + 1e-4 for a, b in pairs)
+
+
+@dataclass
+class Profile:
+    """A profile has the figures of all ranks."""
+
+    ranks: list[Rank]
+    about: list[About]
+    machine: Machine
+
+    @property
+    def calibrated(self) -> bool:
+        return self.machine.name not in ORDINARY
+
+    @property
+    def networks(self) -> dict[str, float]:
+        """The bytes per second of the network of each node, by name."""
+        return {x.host: x.network for x in self.about if x.network}
+
+    @property
+    def critical(self) -> Rank:
+        """The critical rank is the one that waits least."""
+        return min(self.ranks, key=lambda x: x.waiting)
+
+    @cached_property
+    def parts(self) -> dict[str, float]:
+        """The seconds of products by phase, mean of all ranks."""
+        each = [x.parts for x in self.ranks]
+        return {name: float(np.mean([parts[name] for parts in each])) for name in each[0]}
+
+    @property
+    def mean_seconds(self) -> float:
+        """The seconds of all products, mean of all ranks: shares are of these."""
+        return float(np.mean([x.seconds for x in self.ranks]))
+
+    @property
+    def imbalance(self) -> float:
+        """The longest time that a rank multiplies over the mean."""
+        mean = self.parts["product"]
+        return max(x.phases["product"] for x in self.ranks) / mean if mean else 1.0
+
+    @property
+    def overlap(self) -> float | None:
+        found = [x.overlap for x in self.ranks if x.overlap is not None]
+        return float(np.mean(found)) if found else None
+
+    @cached_property
+    def longest(self) -> ProfiledReport | None:
+        """The report of the longest product, if there was one."""
+        return max((report for x in self.ranks for report in x.reports), key=lambda x: x.seconds, default=None)
+
+    @cached_property
+    def oversubscribed(self) -> list[str]:
+        """The oversubscribed hosts, with more threads than cores."""
+        return [
+            f"{host}: {sum(x.threads for x in here)} threads on {counted(len(cores), 'core')}"
+            for host in sorted({x.host for x in self.about})
+            for here in ([x for x in self.about if x.host == host],)
+            for cores in (set().union(*(x.cores for x in here)),)
+            if sum(x.threads for x in here) > len(cores)
+        ]
+
+    @property
+    def rate(self) -> float | None:
+        """The rate is the seconds of products by calibration over those that they took; None where it is unknown."""
+        reports, busy = [report for x in self.ranks for report in x.reports], self.parts["product"] * len(self.ranks)
+        if not busy or any(report.device for report in reports) or not self.calibrated:
+            return None
+        return sum(map(self._calibrated_seconds, reports)) / busy
+
+    def _calibrated_seconds(self, report: ProfiledReport) -> float:
+        """Return the seconds of a rank in a product, by calibration."""
+        (m, n, k), (pr, pc) = report.mnk, report.grid
+        at_once = min(m // pr or 1, n // pc or 1, report.panel_width or k)
+        flops = report.flops / (pr * pc * report.layers)
+        return float(flops / self.machine.rate(report.dtype, max(1, at_once)))
+
+    def transfers(self) -> Iterator[dict[str, Any]]:
+        """Yield the transfers of all ranks by kind: count, bytes, percentiles of their seconds, bandwidths in GB/s.
+
+        A transfer lasts from its start until its completion is seen.  Bandwidths are those of transfers that the rank
+        waited for from their middle or earlier: one that overlaps with a product may have been complete long before.
+        """
+        for kind in sorted({kind for x in self.ranks for kind in x.transfers}):
+            seconds, sizes, waited = np.array([each for x in self.ranks for each in x.transfers[kind]]).T
+            large = (sizes >= LARGE) & (waited > 0) & (seconds > 0)
+            near, far = (
+                (1e-9 / links[kind].beta if kind in links and self.calibrated else None)
+                for links in (self.machine.intra, self.machine.inter)
+            )
+            yield {
+                "kind": kind,
+                "count": len(seconds),
+                "bytes": int(sizes.sum()),
+                "waited_for": int(waited.sum()),
+                **{f"p{q}_seconds": float(np.percentile(seconds, q)) for q in (50, 95, 99)},
+                "gb_per_second": float(np.median(sizes[large] / seconds[large]) / 1e9) if large.any() else None,
+                "calibrated_inside_a_node": near,
+                "calibrated_between_nodes": far if len({x.node for x in self.about}) > 1 else None,
+            }
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures for JSON."""
+        return {
+            "ranks": [
+                {
+                    "rank": x.number, "host": x.host, "seconds": x.seconds, **x.parts, "overlap": x.overlap,
+                    **{name: x.outside[name] for name in OUTSIDE}, "as_reported": x.agrees,
+                }
+                for x in self.ranks
+            ],
+            "mean_seconds": {"total": self.mean_seconds, **self.parts},
+            "transfers": [*self.transfers()],
+            "imbalance": self.imbalance,
+            "overlap": self.overlap,
+            "critical_rank": self.critical.number,
+            "rate_of_calibrated": self.rate,
+            "clock_error_us": max(x.clock_error_us for x in self.about),
+            "network_bytes_per_second": self.networks,
+        }  # fmt: skip
+
+
+def load_profile(path: Path, machine: Machine | None = None, spans: bool = False) -> Profile:
+    """Return the profile of a file that `pdgemm.trace` wrote, with its spans too if asked.
+
+    Raises FileError or ArgumentError.
+    """
+    not_one = f"{path} is not a timeline that pdgemm wrote"
+    found = decoded(read(path, LARGEST_FILE), _Timeline, not_one)
+    about = found.otherData
+    machine = machine or Machine.from_dict(about.machine, not_one)
+    ranks = [Rank(number, x.host) for number, x in enumerate(about.ranks)]
+    of_rank = defaultdict(list)
+    for x in found.traceEvents:
+        if x.ph == "X":
+            if isnan(x.ts + x.dur) or not x.cat:
+                raise ArgumentError(f"{not_one}: a span of rank {x.pid} has no time, or no row")
+            of_rank[x.pid].append(x)
+    for rank in ranks:
+        _take(rank, of_rank[rank.number], f"{not_one}: its rank {rank.number}")
+        for x in of_rank[rank.number] if spans else ():
+            rank.spans.append(Spent("transfer" if x.cat == "transfers" else x.name, x.ts / 1e6, max(0.0, x.dur) / 1e6))
+    return Profile(ranks, about.ranks, machine)
+
+
+def _take(rank: Rank, spans: list[_Span], what: str) -> None:
+    """Add the spans of a rank to its phases; those within a redistribution, even in a product, count as its time."""
+    host = [x for x in spans if x.cat == "host"]
+    products = _within([x for x in host if x.name == "pdgemm"])
+    moves = _within([x for x in host if x.name == "redistribute"])
+    waits = _within([x for x in host if x.name == "wait"])
+    for x in spans:
+        name, seconds = x.name, x.dur / 1e6
+        if x.cat == "transfers":
+            size = decoded(x.args, _Bytes, what).bytes
+            rank.transfers[name].append((seconds, size, waits(_middle(x)) and waits(x.ts + x.dur)))
+        elif name == "pdgemm":
+            rank.seconds += seconds
+            rank.reports.append(decoded(x.args, ProfiledReport, what))
+        elif name == "redistribute":
+            if products(_middle(x)):
+                rank.moving += seconds
+            else:
+                rank.outside["moved"] += seconds
+        elif name in OUTSIDE:
+            rank.outside[name] += seconds
+        elif name in PHASES and products(_middle(x)) and not moves(_middle(x)):
+            rank.phases[name] += seconds
+
+
+def _middle(span: _Span) -> float:
+    return span.ts + span.dur / 2
+
+
+def _within(spans: list[_Span]) -> Callable[[float], bool]:
+    """Return a function that says whether a time is inside one of these spans, which do not overlap."""
+    starts = np.array([x.ts for x in spans])
+    ends = np.array([x.ts + x.dur for x in spans])
+
+    def inside(time: float) -> bool:
+        at = int(np.searchsorted(starts, time, side="right")) - 1
+        return at >= 0 and bool(time <= ends[at] + ROUNDING)
+
+    return inside

@@ -1,0 +1,336 @@
+"""The files of studies become curves: measurements that a line of a figure joins, and what cannot be drawn."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import nan
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from pdgemm.errors import ArgumentError, FileError
+from pdgemm.local.arrays import dtypes
+from pdgemm.planning.machines.machine import Machine
+from pdgemm.support.json_input import Count, Figure, Positive, Seconds, converted
+from pdgemm.support.text import in_bytes, named, sides
+from pdgemm.tools.studies import records
+from pdgemm.tools.studies.cases import KINDS, MNK, Case
+from pdgemm.tools.studies.records import Record
+
+TITLES = {"strong": "Strong scaling", "weak": "Weak scaling", "shapes": "Shapes"}
+TITLED = ("shape", "algorithm", "dtype", "mover", "memory", "device")
+USUAL = {"mover": "mover auto", "memory": "any memory", "device": "host"}
+CALLED = {"mpi_library": "MPI", "multiplies": "BLAS", "cpu": "processor", "threads_per_rank": "threads per rank"}
+LARGEST = 10**9  # ranks or elements of a dimension
+OVERSUBSCRIBED = (
+    "Points that are grey inside and the mark * are of more ranks than cores: ranks took turns there, and such times "
+    "do not say how fast as many cores would be."
+)
+
+
+class _Spread(Struct, frozen=True):
+    mean: Figure
+    max: Figure
+
+
+class _Whole(Struct):
+    mean: Positive
+
+
+class _PerRank(Struct):
+    seconds: _Whole
+    compute_seconds: _Spread
+    wait_seconds: _Spread
+    pack_seconds: _Spread
+    move_seconds: _Spread
+    hidden_seconds: _Spread
+    words_received: _Spread
+    sync_seconds: _Spread = _Spread(0.0, 0.0)  # the first versions did not record it
+
+
+class _Product(Struct):
+    algorithm: str
+    inside: str
+    grid: tuple[Count, Count]
+    layers: Count
+    lower_bound_words: Figure
+    per_rank: _PerRank
+    overlap: Figure | None = None
+
+
+class _Cost(Struct):
+    core_hours: Figure
+    gpu_hours: Figure
+    joules: Figure | None = None
+    energy: str | None = None
+
+
+class _Setting(Struct):
+    nodes: list[str]
+    threads_per_rank: Annotated[list[Count], Meta(min_length=1)]
+    cores_per_node: Count
+    oversubscribed: bool = False
+
+
+class Point(Struct):
+    """A point is a measured case: the part of its record that figures are made of.
+
+    record   : the record as it was read.   source : the file that it was read from.
+    interval : the 95% confidence interval of the median; None for few repetitions.
+    """
+
+    case: Case
+    record: Record
+    source: str
+    product: _Product
+    cost: _Cost
+    setting: _Setting
+    residual: Figure
+    repetitions: list[Seconds] = msgspec.field(name="seconds")
+    seconds: Positive = msgspec.field(name="median_seconds")
+    interval: tuple[Positive, Positive] | None = msgspec.field(name="confidence")
+    fraction: Positive = msgspec.field(name="fraction_of_peak")
+
+    @classmethod
+    def of(cls, record: Record, source: Path) -> Point:
+        """Return the point of a record.  Raises ArgumentError where the record lacks something."""
+        point = converted({**record, "record": record, "source": str(source)}, cls)
+        _check(point.case)
+        return point
+
+    @property
+    def ranks(self) -> int:
+        return self.case.ranks
+
+    @property
+    def flops(self) -> int:
+        return self.case.flops
+
+    @property
+    def oversubscribed(self) -> bool:
+        """Whether the cores were oversubscribed: more ranks than cores."""
+        return self.setting.oversubscribed
+
+    @property
+    def words(self) -> float:
+        """The busiest rank received so many words, those read in place included."""
+        return self.product.per_rank.words_received.max
+
+    @property
+    def over_bound(self) -> float:
+        """The ratio of words to the lower bound; nan where nothing has to be sent."""
+        return self.words / self.product.lower_bound_words if self.product.lower_bound_words else nan
+
+    @property
+    def ran(self) -> str:
+        return named(self.product.algorithm, self.product.inside)
+
+    @property
+    def grid(self) -> str:
+        return sides(*self.product.grid, self.product.layers)
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The seconds of a typical repetition by part, mean over the ranks; `rest` is what no part covers."""
+        ranks = self.product.per_rank
+        sync = ranks.sync_seconds.mean
+        parts = {
+            "compute": ranks.compute_seconds.mean, "wait": max(0.0, ranks.wait_seconds.mean - sync), "sync": sync,
+            "pack": ranks.pack_seconds.mean, "move": ranks.move_seconds.mean,
+        }  # fmt: skip
+        return parts | {"rest": max(0.0, ranks.seconds.mean - sum(parts.values()))}
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The settings do not differ along a curve."""
+        return {name: _text(self.record["setting"].get(name)) for name in records.SETTING}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A curve has cases that differ in the number of ranks only, in the same setting, by growing numbers of ranks."""
+
+    points: Sequence[Point]
+    label: str = ""
+
+    @property
+    def case(self) -> Case:
+        return self.first.case
+
+    @property
+    def first(self) -> Point:
+        """The point on the fewest ranks, to which efficiency is relative."""
+        return self.points[0]
+
+    @cached_property
+    def texts(self) -> dict[str, str]:
+        """These texts tell the curve from others; "" stands for what is as usual."""
+        case, settings = self.case, self.first.settings
+        threads = settings["threads_per_rank"]
+        return {
+            "shape": case.asked,
+            "algorithm": case.algorithm,
+            "dtype": case.dtype,
+            "mover": "" if case.mover == "auto" else f"mover {case.mover}",
+            "memory": "" if case.memory_limit is None else f"{in_bytes(case.memory_limit)} of buffers",
+            "device": "" if case.device == "host" else case.device,
+            **settings,
+            "pdgemm": f"pdgemm {settings['pdgemm']}",
+            "threads_per_rank": f"{threads} thread{'' if threads == '1' else 's'} per rank",
+        }
+
+
+@dataclass
+class Section:
+    """A section of a report holds one kind of study."""
+
+    kind: str
+    curves: list[Curve] = field(default_factory=list)
+
+    @property
+    def points(self) -> list[Point]:
+        return [point for curve in self.curves for point in curve.points]
+
+    @property
+    def title(self) -> str:
+        """The title names the kind, and what all curves have in common."""
+        texts = [curve.texts for curve in self.curves]
+        common = [text for name, text in (texts[0] if texts else {}).items() if name in TITLED and text]
+        common = [text for text in common if all(text in other.values() for other in texts)]
+        return TITLES[self.kind] + (f": {', '.join(common)}" if common else "")
+
+    @property
+    def counts(self) -> list[int]:
+        """The numbers of ranks that were measured."""
+        return sorted({point.ranks for point in self.points})
+
+
+@dataclass
+class Results:
+    """The files of studies hold these results.
+
+    unread   : place and fault of each line, or measurement, that cannot be used.
+    notes    : a reader must know this, too.
+    machines : the calibration of each file.
+    bad      : the cases that failed or are wrong, with their files.
+    """
+
+    sections: list[Section] = field(default_factory=list)
+    unread: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    machines: dict[str, Machine] = field(default_factory=dict)
+    bad: list[tuple[Path, Case, Record]] = field(default_factory=list)
+
+    @cached_property
+    def points(self) -> list[Point]:
+        return [point for section in self.sections for point in section.points]
+
+
+def read_all(paths: Sequence[Path]) -> Results:
+    """Read the files of studies.  Raises FileError where a file is missing, or has no record in it."""
+    found = Results()
+    points: dict[tuple[Any, ...], Point] = {}
+    again = 0
+    for path in dict.fromkeys(paths):
+        for case, record in _opened(path, found).measured.items():
+            if record["status"] != "ok":
+                found.bad.append((path, case, record))
+                continue
+            try:
+                point = Point.of(record, path)
+            except ArgumentError as fault:
+                found.unread.append((f"{path}: {case}", str(fault)))
+                continue
+            key = case, *point.settings.values()
+            again += key in points
+            if key not in points or str(record.get("date")) >= str(points[key].record.get("date")):
+                points[key] = point
+    if again:
+        found.notes.append(f"{again} cases were measured in several files: the latest measurement of each is shown.")
+    for kind in KINDS:
+        mine = [point for point in points.values() if point.case.kind == kind]
+        if mine or any(case.kind == kind for _, case, _ in found.bad):
+            found.sections.append(Section(kind, curves_of(mine)))
+    if not found.sections:
+        place, why = found.unread[0]
+        raise FileError(f"{place}: {why}; there is no other measurement")
+    found.notes += _notes(found.points)
+    return found
+
+
+def curves_of(points: Iterable[Point]) -> list[Curve]:
+    """Return the curves that the points make, labelled by what they differ in."""
+    together = defaultdict(list)
+    for point in points:
+        together[point.case.curve, *point.settings.values()].append(point)
+    curves = [Curve(sorted(each, key=lambda x: x.ranks)) for each in together.values()]
+    names = curves[0].texts if curves else {}
+    told = [name for name in names if len({curve.texts[name] for curve in curves}) > 1] or ["algorithm"]
+    return [
+        Curve(x.points, ", ".join(x.texts[name] or USUAL.get(name, f"{name} unknown") for name in told)) for x in curves
+    ]
+
+
+def relative(first: Any, other: Any) -> float:
+    """Return the rate per rank relative to that of `first`; of the same work, this is T(p0) p0 / (T(p) p)."""
+    return (other.flops / (other.seconds * other.ranks)) / (first.flops / (first.seconds * first.ranks))
+
+
+def per_node(points: Iterable[Point]) -> int:
+    """Return how many ranks a node has cores for."""
+    return max((x.setting.cores_per_node // max(x.setting.threads_per_rank) for x in points), default=1) or 1
+
+
+def _check(case: Case) -> None:
+    """Raise ArgumentError for a case that `pdgemm scaling` does not write, and that cannot be predicted."""
+    if max(case.ranks, *case.mnk) > LARGEST:
+        raise ArgumentError(f"ranks and dimensions are at most {LARGEST}")
+    if case.dtype not in map(str, dtypes.BLAS):
+        raise ArgumentError(f"{case.dtype} is none of the types {dtypes.names(dtypes.BLAS)}")
+    if case.kind == "weak":
+        shape: Any = MNK
+        converted(case.of.split(","), shape, f"a weak case is of m,n,k on one rank, got {case.of!r}", strict=False)
+
+
+def _opened(path: Path, found: Results) -> records.Study:
+    study = records.read(path)
+    if not path.exists():
+        raise FileError(f"{path}: no such file")
+    if not study.measured:
+        why = f": line {study.unread[0][0]}: {study.unread[0][1]}" if study.unread else ""
+        raise FileError(f"{path}: no measurement in it{why}")
+    found.unread += [(f"{path}:{number}", f"not a measurement ({fault})") for number, fault in study.unread]
+    if study.torn:
+        found.unread.append((f"{path}: last line", "not finished: its writer was stopped"))
+    if study.machine is not None:
+        try:
+            found.machines[str(path)] = Machine.from_dict(study.machine)
+        except ArgumentError as fault:
+            found.unread.append((f"{path}: calibration", str(fault)))
+    return study
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return "-".join(map(str, value))
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _notes(points: Sequence[Point]) -> list[str]:
+    values = {name: sorted({point.settings[name] for point in points}) for name in records.SETTING}
+    notes = [
+        f"The measurements differ in {CALLED.get(name, name)} ({'; '.join(each)}): no line joins them."
+        for name, each in values.items()
+        if len(each) > 1
+    ]
+    apart = [{*point.setting.nodes} for point in points]
+    hosts = sorted(set().union(*apart))
+    if len(hosts) > 1 and not set.intersection(*apart):
+        notes.append(f"Not all were measured on the same nodes ({', '.join(hosts)}).")
+    return notes + [OVERSUBSCRIBED] * any(point.oversubscribed for point in points)

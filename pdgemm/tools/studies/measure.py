@@ -1,0 +1,187 @@
+"""Measurement of a case on the ranks of a communicator."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
+from math import isfinite, isqrt, prod
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.gemm import pdgemm as multiply
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.instrument.report import Report, Summary
+from pdgemm.local.arrays.device import of
+from pdgemm.local.arrays.element_functions import element_function
+from pdgemm.local.blas.local_gemm import prepare
+from pdgemm.local.blas.processors import described
+from pdgemm.local.blas.threads import oversubscribed
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.residual import verify
+from pdgemm.names import AnyName
+from pdgemm.planning.machines.machine import Machine
+from pdgemm.schedules.formulas import gemm_flops
+from pdgemm.tools.profiling.environment import VARIABLES, describe
+from pdgemm.tools.studies.cases import Case
+from pdgemm.tools.studies.energy import Meter
+from pdgemm.tools.studies.jobs import COMMAND
+from pdgemm.tools.studies.records import Record
+
+PEAK_SIDE = {"host": 3072, "cuda": 8192}  # of the local product that shows the peak, at most
+PEAK_REPEATS = 2
+CONFIDENCE = 0.95
+
+
+def measure(
+    grid: ProcessGrid, case: Case, repeats: int, warmup: int, machine: Machine | None, notify: Callable[[int], object]
+) -> Record | None:
+    """Return the record of a case on rank 0.  Collective over the grid, which has `case.ranks` ranks.
+
+    Each repetition is a whole call of `pdgemm` between two barriers, with A, B and C as `DistMatrix` lays them out by
+    default; its time is that of the slowest rank.  The peak is that of a local product on all ranks at once, right
+    before and right after.
+    notify : is called with the number of repetitions done.
+    """
+    comm, (m, n, k), dtype = grid.comm, case.mnk, np.dtype(case.dtype)
+    A, B = (
+        DistMatrix.from_function(
+            element_function("uniform", seed, dtype), shape, grid=grid, dtype=dtype, device=AnyName(case.device)
+        )
+        for seed, shape in enumerate(((m, k), (k, n)))
+    )
+    form = partial(
+        multiply, 1, A, B, 0, algorithm=AnyName(case.algorithm), mover=AnyName(case.mover),
+        memory_limit=case.memory_limit, machine=machine,
+    )  # fmt: skip
+    C = form()
+    for _ in range(warmup - 1):
+        form(C)
+    before = _peak(grid, case)
+    meter = Meter(case.device == "cuda") if grid.node.rank == 0 else None
+    seconds, reports = list[float](), list[Report]()
+    for done in range(repeats):
+        comm.Barrier()
+        start = perf_counter()
+        form(C)
+        seconds.append(comm.allreduce(perf_counter() - start, MPI.MAX))
+        reports.append(C.report)
+        notify(done + 1)
+    energy = _energy(comm, meter, repeats)
+    after = _peak(grid, case)
+    residual = verify(C, 1, A, B)
+    ordered = sorted(seconds)
+    typical = reports[seconds.index(ordered[(repeats - 1) // 2])]
+    all_reports, here = comm.gather(typical), setting(grid)
+    threads = comm.allreduce(typical.threads)
+    if comm.rank:
+        return None
+    assert all_reports is not None
+    median = float(np.median(seconds))
+    flops, peak = gemm_flops(m, n, k, dtype.kind == "c"), max(before, after)
+    return {
+        "case": case.as_dict(),
+        "status": "ok" if residual.passed else "wrong",
+        "median_seconds": median,
+        "confidence": confidence(ordered),
+        "seconds": seconds,
+        "warmup": warmup,
+        "gflops": flops / median / 1e9,
+        "peak_gflops": peak / 1e9,
+        "fraction_of_peak": flops / median / peak,
+        "residual": residual.value if isfinite(residual.value) else None,
+        "residual_bound": residual.bound,
+        "product": Summary(all_reports).as_dict(),
+        "cost": {
+            "core_hours": median * threads / 3600,
+            "gpu_hours": median * comm.size / typical.ranks_per_device / 3600 if case.device == "cuda" else 0.0,
+            **energy,
+        },
+        "setting": here,
+        "command": command(),
+        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)},
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _peak(grid: ProcessGrid, case: Case) -> float:
+    """Flops per second of all ranks together, each in a product of its own at the same time; the best of a few.
+
+    Their time is that of the slowest, as it is where they multiply together.  Each has as many operations as the case
+    on all ranks, for small products are slower, but no more memory than the case on a rank.
+    """
+    (m, n, k), dtype, device = case.mnk, np.dtype(case.dtype), case.device
+    room = isqrt((m * k + k * n + m * n) // (3 * case.ranks))
+    side = max(512, min(round(prod(case.mnk) ** (1 / 3)), room, PEAK_SIDE[device]))
+    with ProcessGrid(MPI.COMM_SELF) as alone:
+        A, B, C = (
+            DistMatrix.from_function(element_function("uniform", seed, dtype), (side, side), grid=alone, dtype=dtype,
+                                     device=AnyName(device))
+            for seed in range(3)
+        )  # fmt: skip
+        product, best = prepare(1, A.local, B.local, C.local), 0.0
+        for _ in range(PEAK_REPEATS):
+            grid.comm.Barrier()
+            start = perf_counter()
+            product(0)
+            if where := of(C.local):
+                where.current_stream().synchronize()
+            seconds = grid.comm.allreduce(perf_counter() - start, MPI.MAX)
+            best = max(best, grid.size * gemm_flops(side, side, side, dtype.kind == "c") / seconds)
+    return best
+
+
+def confidence(ordered: list[float]) -> tuple[float, float] | None:
+    """Return a nonparametric confidence interval of the median; None for fewer than six numbers.
+
+    Hoefler & Belli, Scientific benchmarking of parallel computing systems, SC15, section 3.1.3.
+    """
+    from scipy.stats import quantile_test
+
+    found: Any = quantile_test(ordered, p=0.5)
+    low, high = map(float, found.confidence_interval(CONFIDENCE))
+    return (low, high) if np.isfinite([low, high]).all() else None
+
+
+def _energy(comm: MPI.Comm, meter: Meter | None, repeats: int) -> dict[str, Any]:
+    """Return the energy of one product on all nodes, or why it is unknown."""
+    told = comm.gather(meter and (meter.joules(), meter.absent, meter.names)) or []
+    nodes = [x for x in told if x]
+    absent = "; ".join(sorted({absent for _, absent, _ in nodes if absent}))
+    names = sorted({name for _, _, names in nodes for name in names})
+    if not all(names for _, _, names in nodes) or not nodes:
+        return {"joules": None, "energy": f"absent: {absent}"}
+    told_of = ", ".join(names) + (f"; absent: {absent}" if absent else "")
+    return {"joules": sum(joules for joules, _, _ in nodes) / repeats, "energy": told_of}
+
+
+def setting(grid: ProcessGrid) -> dict[str, Any]:
+    """Return the hardware and software of a measurement."""
+    facts, too_many = describe(grid), grid.comm.allreduce(oversubscribed(grid.node), MPI.LOR)
+    nodes = facts["nodes"]
+    return {
+        **{name: facts[name] for name in ("pdgemm", "python", "mpi_library", "mpi4py", "numpy", "multiplies", "cupy")},
+        "cpu": described("model name") or platform.machine(),
+        "threads_per_rank": sorted({x for node in nodes for x in node["threads_per_rank"]}),
+        "cores_per_node": grid.comm.allreduce(len(set().union(*grid.node.allgather(os.sched_getaffinity(0)))), MPI.MAX),
+        "ranks_per_node": max((node["ranks"] for node in nodes), default=0),
+        "oversubscribed": too_many,  # more ranks than cores
+        "nodes": [node["host"] for node in nodes],
+        "kernel": platform.release(),
+    }
+
+
+def command() -> list[str]:
+    """Return the command line of the user, for repetition."""
+    with suppress(ValueError):  # it was set by another program
+        if said := os.environ.get(COMMAND):  # this is one job of several
+            return shlex.split(said)
+    return ["mpirun", "-n", str(MPI.COMM_WORLD.size), "pdgemm", *sys.argv[1:]]

@@ -1,0 +1,80 @@
+"""`pdgemm plot` makes of studies a report, or a picture of their figures."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from pdgemm.errors import ArgumentError
+from pdgemm.planning.machines.machine import Machine, load_machine
+from pdgemm.support.files import check_writable, write
+from pdgemm.support.text import counted, echo
+from pdgemm.tools.studies.curves import Results, Section, per_node, read_all
+from pdgemm.tools.studies.figures import alone, drawing, form_of, legend, saved, shared_entries, together
+from pdgemm.tools.studies.page import Drawn, page
+from pdgemm.tools.studies.panels import Forecast, panels
+from pdgemm.tools.studies.predictions import assumptions, predict
+
+FORMS = (".html", ".png", ".svg")
+_FAR = 1 << 17  # ranks beyond which nothing is predicted
+_MOST = 10  # faults that are printed one by one
+
+
+def report(studies: Sequence[Path], out: Path, machine_file: str | None, predict_to: int | None) -> None:
+    """Read studies, predict, draw, and write the report.  Raises FileError or ArgumentError.
+
+    machine_file : the predictions are of it; None: of the calibration of each study.
+    predict_to   : ranks of the last; None: as many as leave half of the axis to what was measured.
+    """
+    form = form_of(out, FORMS)
+    if os.path.realpath(out) in map(os.path.realpath, studies):
+        raise ArgumentError(f"{out} is one of the studies: name another file for the report")
+    check_writable(out, 0)
+    asked = load_machine(machine_file) if machine_file else None
+    found = read_all(studies)
+    for place, fault in found.unread[:_MOST]:
+        echo(f"pdgemm: warning: {place}: {fault}; left out", err=True)
+    if len(found.unread) > _MOST:
+        echo(f"pdgemm: warning: {len(found.unread) - _MOST} more were left out", err=True)
+    if not found.points and form != ".html":
+        raise ArgumentError(f"there is nothing to draw: {counted(len(found.bad), 'case')} failed or wrong, none right")
+    forecasts = [_forecast(section, found, asked, predict_to) for section in found.sections]
+    predicted = [each for forecast in forecasts for each in forecast.values()]
+    notes = assumptions(predicted, gpus=any(point.case.device != "host" for point in found.points))
+    with drawing():
+        if form == ".html":
+            data = _page(found, forecasts, notes).encode(errors="xmlcharrefreplace")
+        else:
+            drawn = [(x.title, panels(x, forecast)) for x, forecast in zip(found.sections, forecasts) if x.points]
+            data = saved(together(drawn), form[1:])
+    write(out, data)
+    echo(f"{out}: {counted(len(found.points), 'measurement')}, {len(found.bad)} failed or wrong")
+    for note in [*found.notes, *notes]:
+        echo(f"  {note}")
+
+
+def _forecast(section: Section, found: Results, asked: Machine | None, to: int | None) -> Forecast:
+    """Return the predictions of each curve that can be predicted."""
+    forecast: Forecast = {}
+    first, last = (section.counts[0], section.counts[-1]) if section.counts else (1, 1)
+    to = to or min(last * max(4, last // first), _FAR)
+    for number, curve in enumerate(section.curves):
+        machine = asked or found.machines.get(curve.first.source)
+        alike = [point for point in found.points if point.settings == curve.first.settings]
+        counts = [point.ranks for point in curve.points]
+        predicted = predict(curve.case, counts, max(to, counts[-1]), machine, per_node(alike))
+        if predicted and predicted.formula:
+            forecast[number] = predicted
+    return forecast
+
+
+def _page(found: Results, forecasts: Sequence[Forecast], notes: Sequence[str]) -> str:
+    drawn = []
+    for section, forecast in zip(found.sections, forecasts):
+        every = panels(section, forecast)
+        shared = shared_entries(every)
+        figures = [(panel, saved(alone(panel, shared), "svg").decode()) for panel in every]
+        drawn.append(Drawn(section, forecast, figures, saved(legend(shared), "svg").decode() if shared else ""))
+    machines = dict.fromkeys(str(x.machine) for forecast in forecasts for x in forecast.values())
+    return page(found, drawn, notes, [*machines])

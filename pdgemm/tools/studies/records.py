@@ -1,0 +1,182 @@
+"""The file of a study: a line of JSON for each measurement, appended as soon as it is finished."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from msgspec import Struct
+
+from pdgemm.errors import ArgumentError, FileError
+from pdgemm.support.file_states import ordinary
+from pdgemm.support.files import lock, naming
+from pdgemm.support.files import read as read_file
+from pdgemm.support.json_input import Seconds, converted, decoded
+from pdgemm.tools.studies.cases import Case
+
+FORMAT = 1
+LARGEST_FILE = 1 << 28  # bytes: some ten thousand measurements
+SETTING = ("pdgemm", "mpi_library", "multiplies", "cpu", "threads_per_rank")  # must not differ in a file
+Record = dict[str, Any]
+_BEGINNING = f'{{"format": {FORMAT}, '.encode()
+
+
+class _Calibration(Struct):
+    format: Literal[1]
+    machine: dict[str, Any]
+
+
+class _Attempt(Struct):
+    format: Literal[1]
+    status: Literal["ok", "wrong", "failed"]
+
+
+class _Measured(Struct):
+    median_seconds: Seconds
+    product: dict[str, Any]
+    setting: dict[str, Any]
+
+
+@dataclass
+class Study:
+    """The contents of a file.
+
+    measured : the last record of each case.   attempts : the cases of all records, in order.
+    machine  : of the last calibration, as `Machine.from_dict` takes it.
+    unread   : number and fault of each line that is not a record.   torn : the last line was not finished.
+    """
+
+    measured: dict[Case, Record] = field(default_factory=dict)
+    attempts: list[Case] = field(default_factory=list)
+    machine: dict[str, Any] | None = None
+    unread: list[tuple[int, str]] = field(default_factory=list)
+    torn: bool = False
+
+    @property
+    def done(self) -> set[Case]:
+        """The cases that need not be measured again."""
+        return {case for case, record in self.measured.items() if record["status"] == "ok"}
+
+    @property
+    def settings(self) -> Iterator[dict[str, Any]]:
+        return (x["setting"] for x in self.measured.values() if x["status"] != "failed")
+
+
+def read(path: Path) -> Study:
+    """Return the study in a file, an empty one if there is no file.  Raises FileError if it cannot be read."""
+    study = Study()
+    try:
+        text = read_file(path, LARGEST_FILE)
+    except FileError as bad:
+        if isinstance(bad.__context__, FileNotFoundError):
+            return study
+        raise
+    lines = text.split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            _take(study, line)
+        except ArgumentError as bad:
+            if number == len(lines) and _begun(line):
+                study.torn = True
+            else:
+                study.unread.append((number, str(bad)))
+    return study
+
+
+def _begun(line: bytes) -> bool:
+    """Return whether a line is the beginning of a record, whose writer was killed."""
+    return line.startswith(_BEGINNING) or _BEGINNING.startswith(line)
+
+
+def _take(study: Study, line: bytes) -> None:
+    record = decoded(line, dict[str, Any])
+    if "machine" in record and "case" not in record:
+        study.machine = converted(record, _Calibration).machine
+        return
+    attempt, case = converted(record, _Attempt), Case.from_dict(record.get("case"))
+    if attempt.status != "failed":
+        converted(record, _Measured)
+    study.attempts.append(case)
+    # a later attempt that failed does not replace a measurement
+    if attempt.status != "failed" or case not in study.done:
+        study.measured[case] = record
+
+
+def open_study(path: Path) -> Study:
+    """Return the study to be continued.  Raises FileError if the file holds anything else."""
+    study = read(path)
+    if study.unread:
+        number, fault = study.unread[0]
+        raise FileError(f"{path}: line {number} is not a measurement ({fault}); name another file, or mend this one")
+    return study
+
+
+def check_setting(path: Path, study: Study, now: dict[str, Any]) -> None:
+    """Raise ArgumentError if the file was measured with other software or on another kind of node."""
+    for before in study.settings:
+        for name in SETTING:
+            if before.get(name) != now.get(name):
+                raise ArgumentError(
+                    f"{path} holds measurements with {name.replace('_', ' ')} {before.get(name)!r}, here it is "
+                    f"{now.get(name)!r}: they do not belong in one study; name another file"
+                )
+
+
+def append(path: Path, record: Record) -> None:
+    """Append a record and sync it to disk; an unfinished last line is removed.  Raises FileError."""
+    text = json.dumps({"format": FORMAT, **record}, default=str, ensure_ascii=False)
+    line = text.encode(errors="replace") + b"\n"  # names on the command line may be undecodable
+    with naming(path), open(path, "ab+", opener=ordinary) as file:
+        _end_last_line(file)
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _end_last_line(file: IO[bytes]) -> None:
+    """Terminate a last line without an end if it is complete, and remove it if it is not."""
+    file.seek(0)
+    text = file.read()
+    last = text.rpartition(b"\n")[2]
+    if not last:
+        return
+    try:
+        json.loads(last)
+        file.write(b"\n")
+    except (ValueError, RecursionError):
+        file.truncate(len(text) - len(last))
+
+
+def failed(case: Case, error: str, command: Sequence[str]) -> Record:
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"case": case.as_dict(), "status": "failed", "error": error, "command": [*command], "date": now}
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Lock the file against other studies; a new file that stays empty is removed.  Raises FileError."""
+    target = Path(os.path.realpath(path))
+    new = not target.exists()
+    with naming(path):
+        held = lock(target)
+    if held is None:
+        raise FileError(f"{path}: another study is being written to it")
+    try:
+        yield
+    finally:
+        if new and target.exists() and not target.stat().st_size:
+            target.unlink()
+        os.close(held)
+
+
+def left(study: Study, wanted: Iterable[Case]) -> list[Case]:
+    """Return the cases to be measured, those that failed before at the end."""
+    return sorted((case for case in wanted if case not in study.done), key=lambda case: case in study.measured)

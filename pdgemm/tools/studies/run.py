@@ -1,0 +1,76 @@
+"""Measurement of the cases of a study, one after the other, on the ranks of one job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+from mpi4py import MPI
+
+from pdgemm.errors import PdgemmError
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.io.atomic import on_root
+from pdgemm.planning.machines.machine import Machine
+from pdgemm.support.waits import Wait
+from pdgemm.tools.studies import records
+from pdgemm.tools.studies.cases import Case
+from pdgemm.tools.studies.measure import command, measure, setting
+from pdgemm.tools.studies.records import Record
+
+_NAP = 0.01  # seconds between two polls of an idle rank, which yields its core to active ranks
+
+
+def run(
+    comm: MPI.Intracomm,
+    path: Path,
+    todo: Sequence[Case],
+    repeats: int,
+    warmup: int,
+    machine: Machine | None,
+    doing: Callable[[Case, int], object],
+    told: Callable[[Case, Record], object],
+) -> bool:
+    """Measure cases; return whether all succeeded.  Collective over comm; a case runs on its first ranks.
+
+    Each record is in the file before the next case begins.
+    doing : is called with a case and the number of its repetitions done.   told : with each record, on rank 0.
+    Raises FileError or ArgumentError on all ranks if the file cannot be written, or has another setting.
+    """
+    with ProcessGrid(comm) as grid:  # sets the threads of a rank: the same for all cases
+        here = setting(grid)
+    on_root(comm, path, lambda: records.check_setting(path, records.open_study(path), here))
+    good = True
+    for case in todo:
+        active = comm.rank < case.ranks
+        few: Any = comm.Split(0 if active else MPI.UNDEFINED)
+        record = None
+        if active:
+            doing(case, 0)
+            try:
+                with ProcessGrid(few) as grid:
+                    record = measure(grid, case, repeats, warmup, machine, partial(doing, case))
+            except PdgemmError as bad:  # on all ranks together; other errors are raised
+                record = records.failed(case, str(bad), command())
+            few.Free()
+        _gather(comm)
+        good &= on_root(comm, path, partial(_kept, path, record))
+        if comm.rank == 0 and record:
+            told(case, record)
+    return good
+
+
+def _kept(path: Path, record: Record | None) -> bool:
+    assert record is not None
+    records.append(path, record)
+    return bool(record["status"] == "ok")
+
+
+def _gather(comm: MPI.Comm) -> None:
+    """Wait for all ranks, in a barrier that does not spin."""
+    with Wait(comm):
+        request = comm.Ibarrier()
+        while not request.Test():
+            sleep(_NAP)

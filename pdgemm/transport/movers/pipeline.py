@@ -1,0 +1,246 @@
+"""Pipelines that keep panels in flight while an earlier one is multiplied; all waiting for panels is done here.
+
+A slot of the ring has two events: its panels have *arrived* (they may be read), and it is *free* (its buffers may be
+rewritten).  MPI requests and device events are tested and waited for through the same interface.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
+
+from mpi4py import MPI
+
+from pdgemm.instrument.recorder import Recorder, Then
+from pdgemm.local.arrays.device import Array, Pinned
+from pdgemm.local.arrays.elementwise import CONVERT
+from pdgemm.transport.movers.arrivals import Arrival, Transfers
+from pdgemm.transport.movers.panel_views import column_room
+from pdgemm.transport.movers.shift import receive, send
+from pdgemm.transport.movers.staged import staged_receive, to_room
+
+Wait = Callable[[], object]
+Step = TypeVar("Step")
+
+
+class Slot:
+    """Holds buffers for one panel of A and one of B, and the waits to make before they are used."""
+
+    __slots__ = ("B", "arrivals", "buffer_a", "buffer_b", "number", "tag", "users", "when_free", "when_read")
+
+    def __init__(self, number: int, buffer_a: Array, buffer_b: Array) -> None:
+        self.number = number
+        self.tag = number  # message tag of its panels, which no other panel in flight has
+        self.buffer_a = buffer_a
+        self.buffer_b = buffer_b
+        self.arrivals: list[Arrival] = []
+        self.users: list[Arrival] = []
+        self.when_read: list[Wait] = []  # called when its panels have been multiplied
+        self.when_free: list[Wait] = []  # called after all waits, before its buffers are rewritten
+        self.B: Array = self.buffer_b
+
+
+class PanelRing:
+    """Cycles through `slots` slots.  Leaving the `with` block waits until none of them is in use.
+
+    room_a, room_b : workspace for the panels of A and of B, divided evenly among the slots.
+    transfers : tracks all messages in flight to this rank.
+    """
+
+    def __init__(self, slots: int, room_a: Array, room_b: Array, transfers: Transfers) -> None:
+        rooms = zip(room_a.reshape(slots, -1), room_b.reshape(slots, -1), strict=True)
+        self.slots, self._transfers = [Slot(number, *buffers) for number, buffers in enumerate(rooms)], transfers
+
+    def used(self, recorder: Recorder) -> PanelRing:
+        """Return the ring for a `with` block, starting at the first slot, with its waits recorded by `recorder`."""
+        for slot in self.slots:  # an exception may have left them in use
+            slot.arrivals, slot.users, slot.when_read, slot.when_free = [], [], [], []
+        self._next, self._recorder = 0, recorder
+        self._transfers.used(recorder)
+        return self
+
+    def prefetch(
+        self,
+        steps: Iterable[Step],
+        post: Callable[[Step], Slot],
+        lookahead: int,
+        local: Callable[[Step], bool] = lambda step: False,
+    ) -> Iterator[tuple[Step, Slot]]:
+        """Yield each step with its slot when its panels have arrived, with `lookahead` later steps in flight.
+
+        local : does this rank own all panels of a step?  With several in flight, one of these is multiplied before each
+            of the others, which arrive meanwhile; the order depends on the schedule alone.
+        """
+        in_flight: deque[tuple[int, Step, Slot]] = deque()
+        before = False  # was the last one multiplied before its turn?
+
+        def first() -> tuple[Step, Slot]:
+            """Remove the next step to multiply, and wait for its panels."""
+            nonlocal before
+            stays = before or lookahead < 2
+            at = 0 if stays else next((number for number, (_, step, _) in enumerate(in_flight) if local(step)), 0)
+            before = at > 0
+            _, step, slot = in_flight[at]
+            del in_flight[at]
+            self._transfers.wait(slot.arrivals)
+            return step, slot
+
+        def used(slot: Slot) -> None:
+            slot.users += as_arrivals(self._recorder.record_products(self._transfers.poll))
+            drain(slot.when_read)
+
+        for turn, step in enumerate(steps):
+            while in_flight and turn - in_flight[0][0] > lookahead:  # its slot is needed
+                yield (done := first())
+                used(done[1])
+            slot = post(step)
+            slot.arrivals += self._recorder.record_copies()
+            self._transfers.expect(slot.arrivals)
+            in_flight.append((turn, step, slot))
+        while in_flight:
+            yield (done := first())
+            used(done[1])
+
+    def take(self) -> Slot:
+        """Return the next slot, after waiting until it is free."""
+        slot = self.slots[self._next]
+        self._next = (self._next + 1) % len(self.slots)
+        self._transfers.wait(slot.users)
+        if slot.when_free:
+            drain(slot.when_free)
+        return slot
+
+    def __enter__(self) -> PanelRing:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:  # after an error the other ranks may never send: do not wait for them
+            for _ in self.slots:
+                self.take()
+
+
+def drain(waits: list[Wait]) -> None:
+    """Call all waits of the list in order, and empty it."""
+    for wait in waits:
+        wait()
+    waits.clear()
+
+
+def as_arrivals(waits: Iterable[Wait]) -> list[Arrival]:
+    """Return arrivals that complete when these functions have returned."""
+    return [Then(MPI.REQUEST_NULL, wait) for wait in waits]
+
+
+class RingShift:
+    """Shifts blocks around a ring of ranks: each rank holds the block in use while it receives the next one.
+
+    A block is a list of panels, each of which is sent on when it arrives, in whatever order: its number is its tag.
+
+    first : the panels of the initial block, which are not changed, and copied only where they are not contiguous.
+    order : memory order of the panels.
+    room  : workspace for `slots` blocks, two or more.   transfers : tracks all messages in flight to this rank.
+    staged : a host buffer of the same size, where MPI cannot read the memory of the blocks.
+    Leaving the `with` block waits until the last block sent has left.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        first: Sequence[Array],
+        order: str,
+        room: Array,
+        slots: int,
+        recorder: Recorder,
+        transfers: Transfers,
+        staged: Pinned | None = None,
+    ) -> None:
+        self._comm, self._order, self._recorder, self._transfers = comm, order, recorder, transfers
+        self._rooms, self._staged = room.reshape(slots, -1), staged.shared_out(slots) if staged else None
+        self._users = [list[Arrival]() for _ in range(slots)]  # of each buffer
+        self._turn, self._at = 0, slots - 1  # the buffer to receive into next, and that of the block in use
+        self._held = [BlockPanel(x) for x in first]
+        self._coming: list[BlockPanel] | None = None
+        self._leaving: list[Arrival] = []
+        self._initial = comm.size > 1
+
+    def start(self, to: int, source: int, shapes: Sequence[tuple[int, int]]) -> None:
+        """Start sending the block in use, which may still be read, and receiving panels of these shapes."""
+        if self._comm.size == 1:
+            return
+        self._transfers.wait(self._leaving)  # the block before the one in use
+        self._transfers.wait(self._users[self._turn])
+        with self._recorder.phase("post"):
+            self._coming, at = [], 0
+            for number, (rows, cols) in enumerate(shapes):
+                panel = BlockPanel(column_room(rows, self._order, cols, self._rooms[self._turn][at : at + rows * cols]))
+                if self._staged:
+                    panel.host = self._staged[self._turn].cut(at, at + rows * cols)
+                    arriving = staged_receive(self._comm, panel.host, flat(panel.array), source, self._recorder, number)
+                else:
+                    arriving = receive(self._comm, flat(panel.array), source, self._recorder, number)
+                panel.arriving, at = arriving, at + rows * cols
+                self._transfers.expect(arriving)
+                self._coming.append(panel)
+        at = 0
+        for number, panel in enumerate(self._held):
+            if self._initial:
+                self._pack(panel, at)
+                at += panel.array.size
+            if panel.arriving:  # it is sent on by whoever sees that it has arrived
+                panel.arriving[-1] = Then(panel.arriving[-1], partial(self._send, panel, to, number))
+            else:
+                with self._recorder.phase("post"):
+                    self._send(panel, to, number)
+        self._initial = False
+
+    def panel(self, number: int) -> Array:
+        """Return a panel of the block in use, after waiting until it has arrived."""
+        panel = self._held[number]
+        self._transfers.wait(panel.arriving)
+        return panel.array
+
+    def advance(self) -> None:
+        """Make the next block, if any, the one in use; all products of the last block must have been started."""
+        self._users[self._at] += as_arrivals(self._recorder.record_products(self._transfers.poll))
+        if self._coming is not None:
+            self._held, self._coming = self._coming, None
+            self._at, self._turn = self._turn, (self._turn + 1) % len(self._rooms)
+
+    def __enter__(self) -> RingShift:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            self._transfers.wait(self._leaving)
+
+    def _pack(self, panel: BlockPanel, at: int) -> None:
+        """Make a panel of the initial block contiguous, and copy it to the host if it is staged."""
+        x = panel.array
+        if not x.flags.forc:
+            panel.array = column_room(x.shape[0], self._order, x.shape[1], self._rooms[-1][at : at + x.size])
+            with self._recorder.phase("pack"):
+                CONVERT(panel.array, x)
+        if self._staged and x.size:
+            panel.host = self._staged[-1].cut(at, at + x.size)
+            to_room(panel.host, flat(panel.array), self._recorder)
+
+    def _send(self, panel: BlockPanel, to: int, number: int) -> None:
+        x = panel.host.host if panel.host else flat(panel.array)
+        self._leaving += send(self._comm, x, to, self._recorder, number)
+
+
+class BlockPanel:
+    """A panel of a block: its array, its buffer on the host where it is staged, and what it has to wait for."""
+
+    __slots__ = ("array", "arriving", "host")
+
+    def __init__(self, array: Array) -> None:
+        self.array, self.arriving = array, list[Arrival]()
+        self.host: Pinned | None = None
+
+
+def flat(block: Array) -> Array:
+    """Return the elements of a contiguous block in memory order."""
+    return block.ravel(order="K")

@@ -1,0 +1,141 @@
+"""Reductions over the ranks of a row or of a group: each part is sent to its owner, which adds them in a fixed order.
+
+The words sent are those counted, and parts arrive while ranks multiply.  (An MPI library sends up to 1.6 times as many
+between hosts, and reduces device memory on the host, if at all.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.instrument.recorder import Recorder, Then, nothing
+from pdgemm.local.arrays.device import Array, Pinned, of
+from pdgemm.local.arrays.elementwise import CONVERT, Combine
+from pdgemm.transport.movers.staged import to_room
+
+_ADD = Combine(1, 1)
+
+
+class Sum:
+    """Receives a part from each of `sources` in turn and adds it to `total`; an arrival, complete when all are added.
+
+    arriving : workspace of the size of `total`.   staged : likewise on the host, where MPI is not GPU-aware.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        sources: Iterable[int],
+        total: Array,
+        arriving: Array,
+        staged: Pinned | None,
+        tag: int,
+        recorder: Recorder,
+    ) -> None:
+        self._comm, self._sources, self._tag, self._recorder = comm, iter(sources), tag, recorder
+        self._total = total
+        self._received: Any = staged.host if staged else arriving
+        self._part: Array = staged.device if staged else arriving
+        self._receive()
+
+    def Test(self) -> bool:
+        while self._request is not None and self._request.Test():
+            self._add()
+        return self._request is None
+
+    def Wait(self) -> None:
+        while self._request is not None:
+            self._request.Wait()
+            self._add()
+
+    def _receive(self) -> None:
+        source, self._request = next(self._sources, None), None
+        if source is not None:
+            self._over = self._recorder.moving("reduce", self._total.nbytes)
+            self._request = self._comm.Irecv(self._received, source=source, tag=self._tag)
+
+    def _add(self) -> None:
+        self._over()
+        if of(self._total):
+            with self._recorder.phase("compute"):
+                _ADD(self._total, self._part)
+            for wait in self._recorder.record_products(nothing):
+                wait()
+        else:  # in the phase of the caller, which polls or waits
+            self._total += self._part
+        self._receive()
+
+
+def reduce(
+    comm: MPI.Comm,
+    panel: Array,
+    arriving: Array,
+    root: int,
+    slot: Any,
+    recorder: Recorder,
+    staged: Pinned | None,
+    poll: Callable[[], object],
+) -> list[Any]:
+    """Start adding the contiguous panels of all ranks to that of root, which is complete when the slot is free.
+
+    arriving : workspace for one more panel on root.   staged : the same on all ranks' hosts, if MPI is not GPU-aware.
+    Returns arrivals to track.
+    """
+    flat, tag = panel.ravel(order="K"), slot.tag
+    if comm.rank != root:
+        recorder.traffic.sent(panel.size)
+    else:
+        for _ in range(comm.size - 1):
+            recorder.traffic.received(panel.size)
+
+    def start() -> Any:
+        if comm.rank == root:
+            others = ((root + distance) % comm.size for distance in range(1, comm.size))
+            return Sum(comm, others, flat, arriving.ravel(order="K"), staged, tag, recorder)
+        if staged:
+            to_room(staged, flat, recorder)
+            recorder.synchronize_copies()
+        return comm.Isend(staged.host if staged else flat, dest=root, tag=tag)
+
+    if of(panel):  # the product is in its stream yet
+        slot.users += [Then(MPI.REQUEST_NULL, wait) for wait in recorder.record_products(poll)]
+        slot.users.append(Then(MPI.REQUEST_NULL, lambda: start().Wait()))
+        return []
+    started = start()
+    slot.users.append(started)
+    return [started]
+
+
+def reduce_scatter(
+    comm: MPI.Comm,
+    packed: Array,
+    mine: Array,
+    counts: list[int],
+    recorder: Recorder,
+    arriving: Array,
+    staged: tuple[Pinned, Pinned] | None,
+) -> list[Any]:
+    """Start mine := the sum of all partial sums for this rank; `packed` has a part for each, in their order.
+
+    arriving : workspace for one more part.   staged : host buffers for `packed` and for `arriving`, where MPI is not
+        GPU-aware.
+    Returns the arrivals after which `mine` is complete, and the buffers may be rewritten.
+    """
+    me, starts, leaving = comm.rank, np.cumsum([0, *counts]).tolist(), packed
+    if staged:
+        to_room(staged[0].cut(0, packed.size), packed, recorder)
+        leaving = staged[0].host
+    with recorder.phase("post"):
+        recorder.synchronize_copies()
+        others = [(me + distance) % comm.size for distance in range(1, comm.size)]
+        sends = [comm.Isend(leaving[starts[to] : starts[to + 1]], dest=to) for to in others if counts[to]]
+    if not mine.size:
+        return sends
+    with recorder.phase("compute"):
+        CONVERT(mine, packed[starts[me] : starts[me + 1]])
+    room = staged[1].cut(0, mine.size) if staged else None
+    return [Sum(comm, reversed(others), mine, arriving[: mine.size], room, 0, recorder), *sends]

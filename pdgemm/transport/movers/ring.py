@@ -1,0 +1,73 @@
+"""The mover `ring` forwards a panel around a ring, or along a chain of ranks, by point-to-point messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.instrument.recorder import Recorder, Then
+from pdgemm.schedules.mover_registry import RING
+
+Wait = Callable[[], object]
+_NOTHING = np.empty(0, np.uint8)
+
+
+def ring(comm: MPI.Comm, x: Any, root: int, slot: Any, recorder: Recorder) -> None:
+    """Start a ring broadcast: each rank receives x from its predecessor and forwards it to its successor."""
+    relay(comm, x, [*range(root, comm.size), *range(root)], slot, recorder)
+
+
+def relay(comm: MPI.Comm, x: Any, chain: Sequence[int], slot: Any, recorder: Recorder) -> None:
+    """Start forwarding x along a chain of ranks, which includes this one, from the first to the last.
+
+    A neighbour may send panel t + 1 as its root before it forwards panel t, so panels are matched by tag and not by
+    their order of arrival.
+    """
+    tag, at = slot.tag, chain.index(comm.rank)
+
+    def forward() -> None:
+        if at + 1 < len(chain):
+            recorder.traffic.sent(x.size)
+            slot.users.append(comm.Isend(x, dest=chain[at + 1], tag=tag))
+
+    if at == 0:
+        recorder.synchronize_copies()
+        forward()
+        return
+    request = recorder.coming(RING.name, x, comm.Irecv(x, source=chain[at - 1], tag=tag))
+    slot.arrivals.append(Then(request, forward))
+
+
+def announce(comm: MPI.Comm, readers: Sequence[int], fence: Wait, slot: Any, recorder: Recorder) -> None:
+    """Notify readers on this node when a panel is complete; its buffer is free when all of them have read it."""
+    tag = slot.tag
+
+    def arrived() -> None:
+        fence()
+        for reader in readers:
+            recorder.traffic.sent(0)
+            slot.users.append(comm.Isend(_NOTHING, dest=reader, tag=tag))
+
+    slot.arrivals.append(Then(MPI.REQUEST_NULL, arrived))
+    for reader in readers:
+        recorder.traffic.received(0)
+        slot.users.append(comm.Irecv(np.empty(0, np.uint8), source=reader, tag=tag))
+    slot.users.append(Then(MPI.REQUEST_NULL, fence))
+
+
+def follow(comm: MPI.Comm, receiver: int, fence: Wait, slot: Any, recorder: Recorder) -> None:
+    """Wait for the ready message of the rank that holds a panel, and notify that rank when the panel has been read."""
+    tag = slot.tag
+    request = comm.Irecv(np.empty(0, np.uint8), source=receiver, tag=tag)
+    recorder.traffic.received(0)
+
+    def done() -> None:
+        fence()
+        recorder.traffic.sent(0)
+        slot.users.append(comm.Isend(_NOTHING, dest=receiver, tag=tag))
+
+    slot.arrivals.append(Then(request, fence))
+    slot.when_read.append(done)

@@ -1,0 +1,117 @@
+"""Rows that change their places along the grid columns, or are divided by numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.grids.index_map import IndexMap, identity
+from pdgemm.local.arrays.device import Array, of
+from pdgemm.local.arrays.dtypes import wire
+from pdgemm.schedules.panels.row_moves import PermutationSchedule, RowMoves, ScalingSchedule
+from pdgemm.support.waits import Wait
+from pdgemm.transport.block_copy import copy_blocks
+from pdgemm.transport.movers.panel_views import column_room
+from pdgemm.transport.panels.task import Task
+
+_TAG = (1 << 12) + 2
+_CACHED = 1 << 15  # elements
+
+
+def exchange_rows(task: Task[Any], moves: RowMoves, cols: slice = slice(None)) -> None:
+    """Compute A[targets, cols] := A[sources, cols] with local columns.  Collective over a grid column.
+
+    The workspace has "leaving rows", for those of A that move, and "arriving rows", for those of other ranks.
+    """
+    X, rows, order = task.arrays["A"][:, cols], task.schedule.A.distribution.rows, task.schedule.A.order
+    col, me, width = task.grid.col, task.grid.col.rank, X.shape[1]
+    if not width or not moves.targets.size:
+        return
+    source, target = rows.owner(moves.sources), rows.owner(moves.targets)
+    there, here = rows.to_local(moves.sources), rows.to_local(moves.targets)
+    task.recorder.synchronize_copies()  # of the rows that arrived last
+    coming, requests = list[tuple[np.ndarray, Array]](), list[MPI.Request]()
+    left = arrived = 0
+    for r in range(rows.parts):
+        which = here[(source == r) & (target == me)]
+        if r != me and which.size:
+            x = column_room(which.size, order, width, task.workspace["arriving rows"][arrived:])
+            arrived += x.size
+            requests.append(col.Irecv(wire(x), source=r, tag=_TAG))
+            task.recorder.traffic.received(x.size)
+            coming.append((which, x))
+    for r in range(rows.parts):
+        which = there[(source == me) & (target == r)]
+        if which.size:
+            x = column_room(which.size, order, width, task.workspace["leaving rows"][left:])
+            left += x.size
+            with task.packing():
+                _take(X, which, x)
+            if r == me:
+                coming.append((here[(source == me) & (target == me)], x))
+            else:
+                task.recorder.synchronize_copies()
+                requests.append(col.Isend(wire(x), dest=r, tag=_TAG))
+                task.recorder.traffic.sent(x.size)
+    with task.recorder.phase("wait"), Wait(col):
+        MPI.Request.Waitall(requests)
+    with task.packing():
+        for which, x in coming:
+            if of(X):
+                copy_blocks(x, X, *_rows(which, width))
+            elif order == "F":
+                X.T[:, which] = x.T
+            else:
+                X[which] = x
+    task.copied()
+
+
+def _rows(which: np.ndarray, width: int) -> tuple[IndexMap, IndexMap]:
+    """Return the maps of rows 0, 1, 2, ... of an array to these rows of another, in this order, and of columns."""
+    return IndexMap(np.arange(which.size), which, np.ones(which.size, int)), identity(width)
+
+
+def _take(X: Array, which: np.ndarray, to: Array) -> None:
+    """Copy rows of X, a few at a time: NumPy copies once more what it has looked up."""
+    if of(X):
+        rows, cols = _rows(which, X.shape[1])
+        copy_blocks(X, to, rows.inverse, cols)
+        return
+    if not to.flags.c_contiguous:
+        for here, there in zip(to.T, X.T):
+            np.take(there, which, out=here, mode="clip")
+        return
+    step = max(1, _CACHED // X.shape[1])
+    for at in range(0, len(which), step):
+        to[at : at + step] = X[which[at : at + step]]
+
+
+class PermuteRows:
+    """A := A[order], of a PermutationSchedule."""
+
+    def __init__(self, task: Task[PermutationSchedule]) -> None:
+        self._task = task
+
+    def __call__(self) -> int:
+        if not self._task.grid.idle:
+            exchange_rows(self._task, self._task.schedule.moves)
+        return 0
+
+
+class DivideRows:
+    """A := A with row i divided by diagonal[i], of a ScalingSchedule."""
+
+    def __init__(self, task: Task[ScalingSchedule], diagonal: np.ndarray) -> None:
+        self._task, self._diagonal = task, diagonal
+
+    def __call__(self) -> int:
+        task = self._task
+        if not task.grid.idle:
+            with task.recorder.phase("compute"):
+                rows = task.schedule.A.distribution.rows.indices(task.grid.coords[0])
+                A, diagonal = task.arrays["A"], self._diagonal[rows][:, None]
+                device = of(A)
+                np.divide(A, device.to_device(diagonal, "C") if device else diagonal, out=A)
+        return 0
