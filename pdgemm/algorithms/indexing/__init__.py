@@ -1,1 +1,1 @@
-"""Rows, columns and elements that a key names: picked in any order, and assigned."""
+"""Rows, columns and elements that a key names: picked in any order (`selection`), and assigned (`assignment`)."""

@@ -1,1 +1,5 @@
-"""Products as loops: each reads like its paper, and is made once of a `Call` and called again and again."""
+"""SUMMA, Cannon, stationary A or B and 2.5D as loops, each of which reads like its paper.
+
+An executor is constructed once from a `Call` and called again and again; an `Accumulator` hands its panels to BLAS.
+Imports `schedules.products`, `transport` and `local`.
+"""

@@ -1,1 +1,1 @@
-"""Factorisations and what is solved with them: arguments are checked, matrices laid out, and panel algorithms run."""
+"""Cholesky, LU, QR, least squares and solves: arguments are checked, matrices laid out, and panel algorithms run."""

@@ -1,1 +1,5 @@
-"""The local product: the choice of a BLAS, its threads, and all calls of it."""
+"""The BLAS and LAPACK of a rank: which library multiplies, its threads, and all calls of it.
+
+`library`, `processors` and `threads` choose and describe the library; `local_gemm` is the only caller of its product,
+`local_lapack`, `local_qr` and `compact_qr` of its factorisations.
+"""

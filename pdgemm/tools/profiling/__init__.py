@@ -1,1 +1,1 @@
-"""Traces of all ranks in one file, and profiles made from them."""
+"""Traces of all ranks in one file, profiles of where their time went, and reports of what is installed."""

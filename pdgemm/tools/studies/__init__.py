@@ -1,1 +1,1 @@
-"""Scaling studies: their cases, the measurements, the file of results, and the figures drawn from it."""
+"""Scaling studies: their cases, measurements and file of results, and the figures and pages drawn from it."""

@@ -1,1 +1,1 @@
-"""The ways of panels: read in place or sent, gathered to one rank and brought back, summed up in trees."""
+"""The ways of the panels of factorisations: read in place or sent, gathered to one rank, added up in trees."""
