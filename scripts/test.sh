@@ -5,7 +5,7 @@
 #   scripts/test.sh --all                             everything: all combinations of parameters, all examples, all tests
 #                                                     on all rank counts, longer attacks; several times as long
 #   scripts/test.sh --changed [BASE]                  ruff, mypy, the hooks, and the tests nearest to what changed since this
-#                                                     branch left BASE (main), on 1 and 4 ranks: scripts/concerned.py
+#                                                     branch left BASE (main), on 1 and 4 ranks: scripts/hardening/concerned.py
 #   scripts/test.sh --ranks "1 4" [PYTEST ARGS...]    these rank counts, for all tests that are asked for; with
 #                                                     arguments, only pytest, in .venv
 #
@@ -94,7 +94,7 @@ scripts/setup.sh dev demo
 . scripts/env.sh
 if [ $changed = yes ]; then
     selected=yes
-    nearest=$(python scripts/concerned.py "$base") || exit 2
+    nearest=$(python scripts/hardening/concerned.py "$base") || exit 2
     set -- $nearest
     [ $# != 0 ] || ranks=''
 fi
@@ -121,9 +121,9 @@ if [ $selected = no ]; then
     status=0
     reason=$(unshare -mpf --mount-proc true 2>&1) || reason=$(unshare -Urmpf --mount-proc true 2>&1) || status=$?
     if [ $status = 0 ]; then
-        check 'hostile' python scripts/hostile.py --minutes "$minutes" --seed 18
-        check 'restarts' python scripts/hostile.py --kind restart --minutes "$minutes" --ranks 9 --seed 18
-        check 'survivors' python scripts/hostile.py --kind survivors --minutes "$minutes" --ranks 9 --seed 18
+        check 'hostile' python scripts/hardening/hostile.py --minutes "$minutes" --seed 18
+        check 'restarts' python scripts/hardening/hostile.py --kind restart --minutes "$minutes" --ranks 9 --seed 18
+        check 'survivors' python scripts/hardening/hostile.py --kind survivors --minutes "$minutes" --ranks 9 --seed 18
     else
         record 'hostile' 0 0 0 0 "not run, because there are no namespaces: ${reason##*$'\n'}"
     fi

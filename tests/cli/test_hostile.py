@@ -1,4 +1,4 @@
-"""scripts/hostile.py: its detectors see what is planted, and a sound package passes."""
+"""scripts/hardening/hostile.py: its detectors see what is planted, and a sound package passes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import jobs
 import pytest
 from tiers import thorough
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "hostile.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "hardening" / "hostile.py"
 COMMAND, CALL = "products.command:1", "products.calls:1:0"  # products that are not refused
 pytestmark = jobs.needs_mpiexec
 

@@ -76,10 +76,10 @@ def test_what_ranks_find_out(comm: Any, gpu: Gpu, cuda: Any) -> None:  # noqa: F
 
 @pytest.mark.on_ranks(1, 2)
 def test_benchmark(comm: Any, gpu: Gpu, capsys: Any, monkeypatch: Any) -> None:
-    """scripts/bench_gpu.py as its ranks run it: all movers that there are, and every figure is there."""
+    """scripts/gpu/bench_gpu.py as its ranks run it: all movers that there are, and every figure is there."""
     if comm.size > 2:
         pytest.skip("runs on one rank and on two")
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts" / "gpu"))
     bench: Any = import_module("bench_gpu")
     monkeypatch.setattr(bench, "PANEL_BYTES", 1 << 16)
     monkeypatch.setattr(bench, "MANY", 100)

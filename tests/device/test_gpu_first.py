@@ -18,12 +18,12 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def first(monkeypatch: Any) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "gpu"))
     return import_module("gpu_first")
 
 
 def hour(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    argv = [str(ROOT / "scripts" / "gpu_first.sh"), "--out", str(out), "--rehearse", *options]
+    argv = [str(ROOT / "scripts" / "gpu" / "gpu_first.sh"), "--out", str(out), "--rehearse", *options]
     own = os.environ | {"PDGEMM_FIRST_HOUR": str(out / "own")}
     return subprocess.run(argv, capture_output=True, text=True, check=False, env=own)
 

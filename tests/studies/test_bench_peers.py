@@ -1,4 +1,4 @@
-"""scripts/bench_peers.py, small: the protocol of contenders, what is reported of each, and that wrong results show."""
+"""bench_peers.py, small: the protocol of contenders, what is reported of each, and that wrong results show."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tiers import thorough
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "benchmarks"
 PLUG_IN = """
 import os, sys, time
 assert sys.argv[1:] in (["64", "3"], ["500", "3"], ["8", "3"]), sys.argv
@@ -116,7 +116,7 @@ def test_what_is_not_installed_is_named() -> None:
     if "not installed" not in done.stdout:
         pytest.skip("they are installed")
     assert "| heat | – | – | – | – |" in done.stdout
-    assert "- pylops-mpi:summa: not installed (scripts/setup_peers.sh)\n" in done.stdout
+    assert "- pylops-mpi:summa: not installed (scripts/benchmarks/setup_peers.sh)\n" in done.stdout
 
 
 @pytest.mark.parametrize(

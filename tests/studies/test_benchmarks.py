@@ -9,7 +9,7 @@ import jobs
 import pytest
 from tiers import thorough
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "benchmarks"
 SAID = {
     "bench_layouts.py 24 30x5x7 --repeats 2": ["24 x 24 x 24", "30 x 5 x 7", "blocks of 64", "1D columns"],
     "bench_overhead.py --repeats 1": [
@@ -37,7 +37,7 @@ def test_it_reports_all_that_it_compares(options: str) -> None:
 
 @jobs.needs_mpiexec
 def test_linear_algebra_beside_lapack(tmp_path: Path) -> None:
-    """ScaLAPACK takes part where scripts/setup_peers.sh has compiled its driver."""
+    """ScaLAPACK takes part where scripts/benchmarks/setup_peers.sh has compiled its driver."""
     files = tmp_path / "linalg.json", tmp_path / "linalg.md"
     options = ["--quick", "--functions", "cholesky,trmm", "--json", files[0], "--markdown", files[1]]
     done = jobs.run(jobs.python(0, SCRIPTS / "bench_linalg.py", *options))
@@ -73,7 +73,7 @@ def test_jobs_beside_numpy(tmp_path: Path) -> None:
 @thorough  # its ranks are run by test_cuda_layer.py
 def test_what_runs_on_gpus_runs_on_the_host(tmp_path: Path) -> None:
     options = ["--device", "host", "--sizes", "40", "--ranks", "1,2", "--repeats", "1", "--transfers", "2"]
-    done = jobs.run(jobs.python(0, SCRIPTS / "bench_gpu.py", *options, "--out", tmp_path / "found.json"))
+    done = jobs.run(jobs.python(0, SCRIPTS.parent / "gpu" / "bench_gpu.py", *options, "--out", tmp_path / "found.json"))
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
     assert [run["ranks"] for run in found["runs"]] == [1, 2]

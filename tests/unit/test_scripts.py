@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = sorted(x.name for x in (ROOT / "scripts").glob("*.sh") if x.read_text().startswith("#!"))
+SCRIPTS = sorted(
+    x.relative_to(ROOT / "scripts").as_posix()
+    for x in (ROOT / "scripts").rglob("*.sh")
+    if x.read_text().startswith("#!")
+)
 
 
 @pytest.fixture

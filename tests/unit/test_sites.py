@@ -168,8 +168,8 @@ def test_a_release_writes_its_version_everywhere(tmp_path: Path) -> None:
 
 def test_tests_of_what_changed() -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.syspath_prepend(str(ROOT / "scripts"))
-        concerned = runpy.run_path(str(ROOT / "scripts/concerned.py"))["concerned"]
+        patched.syspath_prepend(str(ROOT / "scripts" / "hardening"))
+        concerned = runpy.run_path(str(ROOT / "scripts/hardening/concerned.py"))["concerned"]
     house = "tests/unit/test_imports.py"
     assert {"tests/ranks/test_watchdog.py", house} <= concerned("pdgemm/support/watchdog.py")
     assert {"tests/ranks/test_summa.py", house} <= concerned("pdgemm/algorithms/products/summa.py")

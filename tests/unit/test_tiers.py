@@ -68,6 +68,6 @@ def test_the_suite_runs_on_the_ranks_of_the_tiers() -> None:
 
 
 def test_planted_bugs_apply() -> None:
-    """Code that moves takes the bugs of scripts/mutants.py along."""
-    done = jobs.run(jobs.python(0, ROOT / "scripts" / "mutants.py", "--check"))
+    """Code that moves takes the bugs of scripts/hardening/mutants.py along."""
+    done = jobs.run(jobs.python(0, ROOT / "scripts" / "hardening" / "mutants.py", "--check"))
     assert done.returncode == 0 and re.fullmatch(r"\d+ bugs apply\n", done.stdout), done.stdout

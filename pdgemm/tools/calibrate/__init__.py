@@ -1,4 +1,4 @@
-"""Measure the parameters of `planning.machines.machine.Machine` on the ranks of a communicator, for hosts or for GPUs."""
+"""Measure the parameters of a `Machine` on the ranks of a communicator, for hosts or for GPUs."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-"""The attacks of scripts/hostile.py: each module adds some to `trial.ATTACKS`."""

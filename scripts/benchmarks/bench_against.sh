@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Runs the benchmarks of this tree and of another commit in turns, on 1 and 2 ranks: how has speed changed?
+#
+#   scripts/benchmarks/bench_against.sh COMMIT [TURNS]     3 turns, about 10 minutes; both run in this tree's .venv
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+help_asked "$@"
+cd -P "$(dirname "${BASH_SOURCE[0]}")/../.."
+commit=$(git rev-parse --short "${1:?usage: bench_against.sh COMMIT [TURNS]}^{commit}")
+. scripts/env.sh
+export OMP_NUM_THREADS=1
+other=$(mktemp -d)
+trap 'git worktree remove --force "$other"' EXIT
+git worktree add --quiet --detach "$other" "$commit"
+
+for turn in $(seq "${2:-3}"); do
+    for tree in "$other" "$PWD"; do
+        printf '\n== turn %s, %s\n' "$turn" "$([ "$tree" = "$PWD" ] && echo 'this tree' || echo "$commit")"
+        (
+            cd "$tree"
+            export PYTHONPATH=$tree
+            python scripts/benchmarks/bench_gemm.py 512 2048 --repeats 5
+            mpiexec -n 2 python scripts/benchmarks/bench_layouts.py 1024 --repeats 5
+            mpiexec -n 2 python scripts/benchmarks/bench_redistribute.py --size 2048 --repeats 5
+            mpiexec -n 1 python scripts/benchmarks/bench_overhead.py --repeats 5
+            mpiexec -n 2 python scripts/benchmarks/bench_overhead.py --repeats 5
+        )
+    done
+done

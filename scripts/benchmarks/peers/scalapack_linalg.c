@@ -1,0 +1,233 @@
+/* Factorisations and solves by ScaLAPACK, as a contender of scripts/benchmarks/bench_linalg.py:
+
+       mpiexec -n P scalapack_linalg cholesky|trsm|trmm|syrk|lu|qr-r|qr float64|float32
+
+   Rank 0 reads "n n n" from each line and answers with the seconds of that function and how its matrices lay.  The first
+   call of a size tries all grids of P, some block sizes and some logical block sizes of PBLAS, keeps the fastest, and
+   checks it by products with a vector.  What a function overwrites is filled anew before its time is taken. */
+
+#include "scalapack_common.h"
+#include <math.h>
+
+typedef void *Out;
+#define DECLARE(p)                                                                                                         \
+    void p##potrf_(const char *, In n, Out a, In, In, In desca, int *info, size_t);                                        \
+    void p##getrf_(In m, In n, Out a, In, In, In desca, int *pivots, int *info);                                           \
+    void p##geqrf_(In m, In n, Out a, In, In, In desca, Out tau, Out work, In lwork, int *info);                           \
+    void p##orgqr_(In m, In n, In k, Out a, In, In, In desca, Out tau, Out work, In lwork, int *info);                     \
+    void p##trsm_(const char *, const char *, const char *, const char *, In m, In n, const void *alpha, Out a, In, In,    \
+                  In desca, Out b, In, In, In descb);                                                                      \
+    void p##trmm_(const char *, const char *, const char *, const char *, In m, In n, const void *alpha, Out a, In, In,    \
+                  In desca, Out b, In, In, In descb);                                                                      \
+    void p##syrk_(const char *, const char *, In n, In k, const void *alpha, Out a, In, In, In desca, const void *beta,    \
+                  Out c, In, In, In descc);
+DECLARE(pd)
+DECLARE(ps)
+#define CALL(name, ...) (single ? ps##name##_ : pd##name##_)(__VA_ARGS__)
+
+typedef struct { int context, pr, pc, nb, logical; } Way;
+
+typedef struct { Way way; Matrix a, b; void *tau; double *work; int *pivots, lwork; } Task;
+
+static const int BLOCKS[] = {32, 64, 128, 256}, LOGICAL[] = {32, 128, 256};
+static const double SURPLUS = 1.5; /* a way that takes so much longer than the best at first gets no second chance */
+static const char *function;
+static int logical = 32;
+
+int pilaenv_(int *context, char *precision) { return logical; } /* comes before the library's, which says 32 */
+
+static int is(const char *name) { return !strcmp(function, name); }
+
+static void refill(Task *t)
+{
+    int heavy = is("cholesky") || is("trsm") || is("trmm"); /* positive definite, well-conditioned */
+    fill(&t->a, 1);
+    fill(&t->b, 2);
+    for (int c = 0; heavy && c < t->a.cols; c++)
+        for (int r = 0; r < t->a.rows; r++) {
+            size_t at = (size_t)c * t->a.rows + r;
+            if (row(&t->a, r) != col(&t->a, c)) continue;
+            if (single) ((float *)t->a.local)[at] += t->a.n;
+            else ((double *)t->a.local)[at] += t->a.n;
+        }
+}
+
+/* Of a workspace, as ScaLAPACK writes it into the first element */
+static int length(const double *size)
+{
+    float as_single;
+    memcpy(&as_single, size, sizeof as_single);
+    return single ? (int)as_single : (int)*size;
+}
+
+static Task prepare(Way way, int n)
+{
+    Task t = {way};
+    int info, query = -1;
+    double size[2] = {0};
+    t.a = make(way.context, n, n, way.nb, way.nb);
+    t.b = make(way.context, n, n, way.nb, way.nb);
+    t.pivots = calloc(t.a.rows + way.nb, sizeof(int));
+    t.tau = calloc(t.a.cols + way.nb, sizeof(double));
+    CALL(geqrf, &n, &n, t.a.local, &ONE, &ONE, t.a.desc, t.tau, size, &query, &info);
+    t.lwork = length(size);
+    CALL(orgqr, &n, &n, &n, t.a.local, &ONE, &ONE, t.a.desc, t.tau, size, &query, &info);
+    if (length(size) > t.lwork) t.lwork = length(size);
+    t.work = malloc((t.lwork + 1) * sizeof(double));
+    return t;
+}
+
+static void discard(Task *t) { free(t->a.local), free(t->b.local), free(t->tau), free(t->work), free(t->pivots); }
+
+static double timed(Task *t)
+{
+    const double one[] = {1, 0};
+    const float one_single[] = {1, 0};
+    const void *alpha = single ? (void *)one_single : (void *)one;
+    const void *beta = single ? (void *)(one_single + 1) : (void *)(one + 1);
+    int info = 0, n = t->a.n;
+    void *a = t->a.local, *b = t->b.local;
+    const int *da = t->a.desc, *db = t->b.desc;
+    logical = t->way.logical;
+    refill(t);
+    MPI_Barrier(MPI_COMM_WORLD);
+    double start = MPI_Wtime();
+    if (is("cholesky")) CALL(potrf, "L", &n, a, &ONE, &ONE, da, &info, 1);
+    if (is("trsm")) CALL(trsm, "L", "L", "N", "N", &n, &n, alpha, a, &ONE, &ONE, da, b, &ONE, &ONE, db);
+    if (is("trmm")) CALL(trmm, "L", "L", "N", "N", &n, &n, alpha, a, &ONE, &ONE, da, b, &ONE, &ONE, db);
+    if (is("syrk")) CALL(syrk, "L", "N", &n, &n, alpha, a, &ONE, &ONE, da, beta, b, &ONE, &ONE, db);
+    if (is("lu")) CALL(getrf, &n, &n, a, &ONE, &ONE, da, t->pivots, &info);
+    if (is("qr") || is("qr-r")) CALL(geqrf, &n, &n, a, &ONE, &ONE, da, t->tau, t->work, &t->lwork, &info);
+    if (is("qr")) CALL(orgqr, &n, &n, &n, a, &ONE, &ONE, da, t->tau, t->work, &t->lwork, &info);
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (info) MPI_Abort(MPI_COMM_WORLD, 3);
+    return MPI_Wtime() - start;
+}
+
+static double *sum(double *x, double *y, int n)
+{
+    for (int i = 0; i < n; i++) x[i] += y[i];
+    free(y);
+    return x;
+}
+
+/* Symmetric X v, where X has its lower triangle */
+static double *symmetric(const Matrix *x, const double *v)
+{
+    return sum(times(x, v, LOWER, 0), times(x, v, STRICT, 1), x->n);
+}
+
+/* The exchanges of rows, in their order */
+static void exchange(const Task *t, double *v)
+{
+    int n = t->a.n, *all = calloc(n, sizeof *all);
+    for (int r = 0; r < t->a.rows; r++) all[row(&t->a, r)] = t->pivots[r];
+    MPI_Allreduce(MPI_IN_PLACE, all, n, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+    for (int i = 0; i < n; i++) {
+        double held = v[i];
+        v[i] = v[all[i] - 1], v[all[i] - 1] = held;
+    }
+    free(all);
+}
+
+/* |what the result makes of x - what it should make| / |the latter| */
+static double error(Task *t)
+{
+    Matrix *a = &t->a, *b = &t->b;
+    int n = a->n;
+    double *x = malloc(n * sizeof *x), *y = NULL, *expected = NULL, difference = 0, size = 0;
+    for (int j = 0; j < n; j++) x[j] = element(j, 0, 3);
+    if (is("cholesky")) y = times(a, times(a, x, LOWER, 1), LOWER, 0);
+    if (is("trsm") || is("trmm")) y = times(b, x, ALL, 0);
+    if (is("syrk")) y = symmetric(b, x);
+    if (is("qr-r")) y = times(a, times(a, x, UPPER, 0), UPPER, 1);
+    if (is("qr")) y = times(a, times(a, x, ALL, 0), ALL, 1);
+    if (is("lu")) {
+        double *u = times(a, x, UPPER, 0);
+        y = sum(times(a, u, STRICT, 0), u, n);
+    }
+    refill(t);
+    if (is("cholesky")) expected = symmetric(a, x);
+    if (is("trsm")) y = times(a, y, LOWER, 0), expected = times(b, x, ALL, 0);
+    if (is("trmm")) expected = times(a, times(b, x, ALL, 0), LOWER, 0);
+    if (is("syrk")) expected = times(a, times(a, x, ALL, 1), ALL, 0);
+    if (is("qr-r")) expected = times(a, times(a, x, ALL, 0), ALL, 1);
+    if (is("qr")) expected = x; /* Q^T Q = I */
+    if (is("lu")) exchange(t, expected = times(a, x, ALL, 0));
+    for (int i = 0; i < n; i++) {
+        difference += (y[i] - expected[i]) * (y[i] - expected[i]);
+        size += expected[i] * expected[i];
+    }
+    return sqrt(difference / size); /* the vectors are left to the end of the job: a few for each size */
+}
+
+/* The fastest way by rank 0's clock. */
+static Task tuned(const Way *ways, int count, int n)
+{
+    Task best;
+    double least = INFINITY;
+    for (int w = 0; w < count; w++) {
+        Task t = prepare(ways[w], n);
+        double seconds[2] = {timed(&t), INFINITY};
+        MPI_Bcast(seconds, 1, MPI_DOUBLE, 0, MPI_COMM_WORLD);
+        if (seconds[0] < SURPLUS * least) seconds[1] = timed(&t);
+        double taken = fmin(seconds[0], seconds[1]);
+        MPI_Bcast(&taken, 1, MPI_DOUBLE, 0, MPI_COMM_WORLD);
+        if (taken < least) {
+            if (least < INFINITY) discard(&best);
+            least = taken, best = t;
+        } else
+            discard(&t);
+    }
+    return best;
+}
+
+int main(int count, char **arguments)
+{
+    const char *known[] = {"cholesky", "trsm", "trmm", "syrk", "lu", "qr-r", "qr"};
+    int fine = 0;
+    MPI_Init(&count, &arguments);
+    if (count == 3) {
+        function = arguments[1];
+        for (int f = 0; f < 7; f++) fine |= is(known[f]);
+    }
+    if (!fine) {
+        fprintf(stderr, "usage: scalapack_linalg cholesky|trsm|trmm|syrk|lu|qr-r|qr float64|float32\n");
+        MPI_Abort(MPI_COMM_WORLD, 2);
+    }
+    single = !strcmp(arguments[2], "float32");
+    Cblacs_pinfo(&rank, &ranks);
+    if (!rank) say_kernel();
+
+    Way *ways = calloc(12 * ranks, sizeof *ways);
+    int tried = 0;
+    for (int pr = 1; pr <= ranks; pr++) {
+        int context;
+        if (ranks % pr) continue;
+        Cblacs_get(-1, 0, &context);
+        Cblacs_gridinit(&context, "R", pr, ranks / pr);
+        for (int b = 0; b < 4; b++)
+            for (int l = 0; l < 3; l++) ways[tried++] = (Way){context, pr, ranks / pr, BLOCKS[b], LOGICAL[l]};
+    }
+
+    int now = 0, mnk[3];
+    double wrong = 0;
+    Task t;
+    while (next(mnk)) {
+        if (now != mnk[0]) {
+            if (now) discard(&t);
+            now = mnk[0];
+            t = tuned(ways, tried, now);
+            timed(&t);
+            wrong = error(&t);
+        }
+        double seconds = timed(&t), tolerance = 30 * sqrt(now) * (single ? 0x1p-23 : 0x1p-52);
+        if (rank) continue;
+        if (!(wrong <= tolerance)) printf("- wrong: relative error %.1e\n", wrong);
+        else
+            printf("%.9f %d x %d, blocks of %d, logical block %d\n", seconds, t.way.pr, t.way.pc, t.way.nb, t.way.logical);
+        fflush(stdout);
+    }
+    MPI_Finalize();
+    return 0;
+}

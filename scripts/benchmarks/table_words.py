@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""Words per rank of the shapes of the COSMA paper, beside ScaLAPACK-style 2D, 2.5D and the lower bound.
+
+    python scripts/benchmarks/table_words.py [--ranks 128,512,...] [--column]
+
+By formula, without MPI.  "2D" is SUMMA on the squarest grid of all ranks; "2.5D" is q x q x c of Solomonik & Demmel
+with the best c; "ours" is the candidate of `pdgemm plan --layouts ideal --mover mpi` that sends the fewest words.
+With --column, A, B and C of 1.2M x 6000 x 6000 start and end in one block of columns per rank: the words of
+redistribution and product, exact, of the busiest of some ranks.
+Kwasniewski et al., Red-blue pebbling revisited, SC 2019; Huang & Chow, CA3DMM, SC 2022.
+"""
+
+from __future__ import annotations
+
+from math import isqrt
+
+import click
+import numpy as np
+
+from pdgemm.grids.distribution import Distribution
+from pdgemm.grids.layout import Layout
+from pdgemm.planning.planner import candidates, plan_product
+from pdgemm.planning.problem import Problem
+from pdgemm.planning.product_plan import ProductPlan, sample
+from pdgemm.planning.question import Question
+from pdgemm.planning.search.grid_search import Partition
+
+SHAPES = {  # of the COSMA paper
+    "square": (16384, 16384, 16384),
+    "large k": (17408, 17408, 3735552),
+    "large m": (3735552, 17408, 17408),
+    "flat": (131072, 131072, 512),
+}
+TALL = (1_200_000, 6000, 6000)  # the published weak spot of COSMA and CA3DMM, from 1D columns
+
+
+def squarest(ranks: int) -> tuple[int, int]:
+    rows = next(d for d in range(isqrt(ranks), 0, -1) if ranks % d == 0)
+    return rows, ranks // rows
+
+
+def words_2d(m: int, n: int, k: int, ranks: int) -> float:
+    return sum(Partition(m, n, k, *squarest(ranks), 1).words)
+
+
+def words_25d(m: int, n: int, k: int, ranks: int) -> float:
+    """q x q x c with c <= q, A and B replicated, C added up, as published."""
+    best = float("inf")
+    for c in range(1, ranks + 1):
+        q = isqrt(ranks // c)
+        if q * q * c == ranks and c <= q:
+            replicated = (m * k + k * n) / q**2 * (c > 1)
+            panels = (m * k + k * n) / (q * c) * (1 - 1 / q)
+            best = min(best, replicated + panels + m * n / q**2 * (c > 1))
+    return best
+
+
+@click.command()
+@click.option("--ranks", default="128,512,1024,2048,2197,4096,9216,16384,18432", show_default=True)
+@click.option("--column", is_flag=True)
+def main(ranks: str, column: bool) -> None:
+    counts = [int(x) for x in ranks.split(",")]
+    print(*(from_columns(counts) if column else native(counts)), sep="\n")
+
+
+def native(counts: list[int]) -> list[str]:
+    lines = [
+        "| shape | ranks | ours, grid | words | / bound | 2D / bound | 2.5D / bound |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, mnk in SHAPES.items():
+        for ranks in counts:
+            question = Question(*mnk, ranks, layouts="ideal", mover="mpi")
+            ours = min((x.candidate() for x in candidates(question.problem)), key=lambda x: x.words_per_rank)
+            bound = ours.lower_bound_words
+            other = words_25d(*mnk, ranks) / bound
+            lines.append(
+                f"| {name} | {ranks} | {ours.name} {ours.grid_text} | {ours.words_per_rank:.4g} | {ours.ratio:.3f} "
+                f"| {words_2d(*mnk, ranks) / bound:.2f} | {f'{other:.2f}' if other < float('inf') else '-'} |"
+            )
+    return lines
+
+
+def from_columns(counts: list[int]) -> list[str]:
+    """What `plan` chooses, and of the plans with a new grid for all matrices, as CA3DMM and COSMA make, the best."""
+    lines = ["| ranks | plan | moves | words | native / bound | in all / bound |", "|---|---|---|---|---|---|"]
+    m, n, k = TALL
+    for ranks in counts:
+        double, place = np.dtype("d"), tuple(range(ranks))
+        A, B, C = (Layout(Distribution.over((1, ranks), x), place, double) for x in ((m, k), (k, n), (m, n)))
+        problem = Problem(A, B, C, ranks, True, double, 512, 1, "ibcast")
+        chosen = plan_product(problem)
+        new = min((x for x in candidates(problem) if len(x.moves) == 3), key=received)
+        for title, plan in (("ours", chosen), ("a new grid for all", new)):
+            moved = "".join(name for name, _ in plan.moves) or "-"
+            product = max(plan.product.traffic(rank).words_received for rank in sample(ranks))
+            lines.append(
+                f"| {ranks} | {title}: {plan.algorithm} {' x '.join(map(str, plan.shape))} | {moved} | "
+                f"{received(plan):.4g} | {product / plan.lower_bound_words:.3f} | "
+                f"{received(plan) / plan.lower_bound_words:.3f} |"
+            )
+    return lines
+
+
+def received(plan: ProductPlan) -> int:
+    return max(plan.traffic(rank).words_received for rank in sample(plan.problem.size))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,312 @@
+#!/usr/bin/env python3
+"""Products on GPUs: are they right, how near are they to cuBLAS, how long do transfers take?
+
+    python scripts/gpu/bench_gpu.py --out benchmarks/NAME.json      # on a machine with a GPU, without mpiexec
+
+For 1, 2 and 4 ranks it starts itself under mpiexec.  Each product takes turns with one of the same size by one rank alone, whose others
+wait, and the ratio of each pair is what counts: time(alone) / time(pdgemm).  --device host runs all of it with NumPy.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from pdgemm.devices import gpu_binding
+from pdgemm.local.arrays import dtypes
+from pdgemm.names import AlgorithmName, AnyName, ComputeType, DeviceName, MoverName
+from pdgemm.schedules.mover_registry import AUTO, choices
+from pdgemm.support.files import write
+
+MOVERS = tuple(x for x in choices() if x != AUTO)
+DTYPES = tuple(map(str, dtypes.OPERANDS))
+FAST = ("float64", "float32", "tf32", "bfloat16", "float16")  # that are timed
+PANEL_BYTES = 1 << 25
+MANY = 2000  # n of the products whose memory is looked at
+
+
+def worker(sizes: list[int], repeats: int, transfer_repeats: int, device: DeviceName) -> None:
+    """On each rank; rank 0 prints one line of JSON."""
+    if device == "cuda":
+        gpu_binding.choose()
+    from mpi4py import MPI
+
+    from pdgemm import ProcessGrid
+
+    with ProcessGrid(MPI.COMM_WORLD) as grid:
+        movers = list(usable(grid, device))
+        found = {
+            "ranks": grid.size,
+            "hardware": hardware(grid, device),
+            "correct": [x for mover in movers for x in correct(grid, device, mover)],
+            "products": [x for n in sizes for what in FAST for x in products(grid, device, movers, n, what, repeats)],
+            "transfers": [
+                transfers(grid, device, mover, transfer_repeats) for mover in movers if mover not in ("shared", "mpi")
+            ],
+            "memory": memory(grid, device),
+        }
+        if grid.comm.rank == 0:
+            print(json.dumps(found))
+
+
+def usable(grid: Any, device: DeviceName) -> Iterator[MoverName]:
+    """The movers that this machine has for so many ranks."""
+    from pdgemm import DistMatrix, PdgemmError, plan
+
+    A = DistMatrix.zeros((8, 8), grid=grid, device=device)
+    if grid.size == 1:
+        yield "auto"
+    for mover in map(AnyName, MOVERS if grid.size > 1 else ()):
+        try:
+            plan(A, A, mover=mover)
+        except PdgemmError:
+            continue
+        yield mover
+
+
+def hardware(grid: Any, device: str) -> dict[str, Any]:
+    from mpi4py import MPI
+
+    found: dict[str, Any] = {
+        "mpi": MPI.Get_library_version().split(",")[0].split("\n")[0],
+        "host": platform.processor(),
+    }
+    if device == "cuda":
+        import cupy
+
+        from pdgemm.local.arrays.device import named
+
+        properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())
+        cuda = named("cuda")
+        assert cuda is not None
+        found |= {
+            "gpu": properties["name"].decode(),
+            "gpus": len(set(grid.comm.allgather(cupy.cuda.runtime.deviceGetPCIBusId(cupy.cuda.runtime.getDevice())))),
+            "cuda": cupy.cuda.runtime.runtimeGetVersion(),
+            "driver": cupy.cuda.runtime.driverGetVersion(),
+            "cupy": cupy.__version__,
+            "reach": str(cuda.reach(grid)),
+        }
+    return found
+
+
+def correct(grid: Any, device: DeviceName, mover: MoverName) -> Iterator[dict[str, Any]]:
+    """Every type and algorithm, ragged blocks, beta; against the residual check."""
+    from pdgemm import DistMatrix, pdgemm, verify
+
+    for dtype in DTYPES:
+        into = dtypes.TYPE[np.dtype(dtype)].sums_dtype
+        whole = dtype == "int8"
+        made: dict[str, Any] = {"grid": grid, "device": device, "block": (67, 31), "dtype": dtype}
+        for algorithm in ("summa", "stationary_a", "cannon", "2.5d", "inner"):
+            if algorithm == "2.5d" and grid.size == 1:
+                continue
+            if whole:
+                A, B = (DistMatrix.from_function(_small, x, **made) for x in ((301, 517), (517, 203)))
+            else:
+                A, B = (DistMatrix.random(x, seed=s, **made) for s, x in enumerate(((301, 517), (517, 203))))
+            C = DistMatrix.zeros((301, 203), grid=grid, dtype=into, device=device)
+            shape = (1, grid.size) if algorithm == "cannon" else None
+            pdgemm(2, A, B, 1, C, mover=mover, algorithm=algorithm, shape=shape)
+            report = C.report
+            yield {
+                "mover": mover,
+                "moved_by": report.mover,
+                "algorithm": algorithm,
+                "dtype": dtype,
+                "right": verify(C, 2, A, B, 0, None, accumulate_dtype=into).passed,
+                "as_predicted": report.counted == report.predicted,
+                "words_received": report.counted.words_received,
+                "words_read": report.counted.words_read,
+            }
+
+
+def _small(i: Any, j: Any) -> Any:
+    """Whole numbers of eight bits."""
+    return (7 * i + 3 * j) % 251 - 125
+
+
+def products(
+    grid: Any, device: DeviceName, movers: Sequence[MoverName], n: int, what: str, repeats: int
+) -> Iterator[dict[str, Any]]:
+    """Products of all ranks and of one, in turns, on the same kind of random numbers: GPUs are faster on constant ones.
+
+    what : the type of the operands; "tf32" is float32 that may be rounded to 11 bits.
+    """
+    from pdgemm import DistMatrix, plan
+
+    dtype = "float32" if what == "tf32" else what
+    compute: ComputeType | None = "tf32" if what == "tf32" else None
+    made: dict[str, Any] = {"grid": grid, "dtype": dtype, "device": device}
+    A, B = (DistMatrix.random((n, n), seed=s, **made) for s in (1, 2))
+    C = DistMatrix.empty((n, n), **made)
+    alone = single(n, dtype, device, what == "tf32") if grid.comm.rank == 0 else None
+    for mover in movers:
+        by: AlgorithmName = "auto" if mover == "auto" else "summa"  # whose panels the mover carries
+        product = plan(A, B, C, mover=mover, algorithm=by, compute_type=compute).prepare(A, B, C)
+        times = [(timed(grid.comm, alone), timed(grid.comm, product)) for _ in range(repeats + 1)][1:]
+        report = C.report
+        yield {
+            "n": n,
+            "dtype": what,
+            "mover": mover,
+            "algorithm": report.algorithm,
+            "alone_seconds": median(x for x, _ in times),
+            "seconds": median(x for _, x in times),
+            "ratio": median(x / y for x, y in times),
+            "tflops": 2 * n**3 / median(x for _, x in times) / 1e12,
+            "overlap": report.overlap,
+            "compute_share": report.compute_seconds / report.seconds,
+            "extra_bytes": report.extra_bytes,
+        }
+
+
+def single(n: int, dtype: str, device: str, tf32: bool = False) -> Callable[[], None]:
+    """One product of the whole size by the BLAS that pdgemm calls, of this rank alone."""
+    from pdgemm.local.arrays import device as devices
+    from pdgemm.local.arrays.elementwise import set_elements
+    from pdgemm.local.blas.local_gemm import prepare
+
+    where, rng = devices.named(device), np.random.default_rng(3)
+    wide = np.dtype(dtype) if where or dtype not in dtypes.HALF_NAMES else np.dtype(np.float32)
+    A, B, C = (devices.empty((n, n), wide, "C", where) for _ in range(3))
+    for x in (A, B):
+        set_elements(x, rng.random((n, n), np.float32).astype(wide))
+    multiply = prepare(1, A, B, C, tf32=tf32)
+
+    def run() -> None:
+        multiply(0)
+        if where:
+            where.current_stream().synchronize()
+
+    return run
+
+
+def timed(comm: Any, work: Callable[[], object] | None) -> float:
+    comm.Barrier()
+    start = perf_counter()
+    if work:
+        work()
+    comm.Barrier()
+    return float(comm.bcast(perf_counter() - start))
+
+
+def transfers(grid: Any, device: str, mover: str, repeats: int) -> dict[str, Any]:
+    """A panel from each rank to all of its row, by what carries panels in products: seconds of a thin product."""
+    from pdgemm import DistMatrix, plan
+
+    words = PANEL_BYTES // 8
+    made: dict[str, Any] = {"grid": grid, "device": device}
+    A = DistMatrix.zeros((words // 64, 64 * grid.size), **made)
+    B = DistMatrix.zeros((64 * grid.size, 8), **made)
+    C = DistMatrix.empty((words // 64, 8), **made)
+    options = {"algorithm": "summa", "mover": mover, "panel_width": 64, "shape": (1, grid.size)}
+    product = plan(A, B, C, **options).prepare(A, B, C)  # type: ignore[arg-type]
+    seconds = sorted(timed(grid.comm, product) for _ in range(repeats))
+    words = C.report.counted.words_received
+    p50, p99 = seconds[repeats // 2], seconds[repeats * 99 // 100]
+    return {"mover": mover, "bytes": 8 * words, "p50": p50, "p99": p99, "gb_per_s": 8 * words / p50 / 1e9}
+
+
+def memory(grid: Any, device: str) -> dict[str, Any]:
+    """What 100 products leave allocated on the device, and whether one takes more than its plan says."""
+    from pdgemm import DistMatrix, pdgemm, plan
+
+    if device != "cuda":
+        return {}
+    import cupy
+
+    pool, made = cupy.get_default_memory_pool(), {"grid": grid, "device": device, "block": 100}
+    A, B, C = (DistMatrix.random((MANY, MANY), seed=s, **made) for s in range(3))
+    pdgemm(1, A, B, 0, C)
+    grid.comm.Barrier()  # no other rank has them mapped
+    pool.free_all_blocks()
+    before, planned = pool.used_bytes(), plan(A, B, C).extra_bytes(grid.comm.rank)
+    start = pool.total_bytes()
+    for _ in range(100):
+        pdgemm(1, A, B, 0, C)
+    took, left = pool.total_bytes() - start, pool.used_bytes() - before
+    return {"left_bytes": int(left), "most_bytes": int(took), "planned_bytes": int(planned)}
+
+
+@click.command()
+@click.option("--sizes", default="4096,16384", show_default=True, help="n of the products that are timed.")
+@click.option("--ranks", default="1,2,4", show_default=True)
+@click.option("--repeats", default=7, show_default=True)
+@click.option("--transfers", "transfer_repeats", default=100, show_default=True)
+@click.option("--device", type=click.Choice(("cuda", "host")), default="cuda", show_default=True)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="JSON with all figures.")
+@click.option("--worker", "is_worker", is_flag=True, hidden=True)
+def main(
+    sizes: str, ranks: str, repeats: int, transfer_repeats: int, device: DeviceName, out: Path | None, is_worker: bool
+) -> None:
+    """Correctness, TFLOP/s beside cuBLAS, transfer times and memory, for each number of ranks."""
+    numbers = [int(x) for x in sizes.split(",")]
+    if is_worker:
+        worker(numbers, repeats, transfer_repeats, device)
+        return
+    if device == "cuda" and not (find_spec("cupy") and gpu_binding.visible()):
+        raise click.ClickException("no GPU, or no CuPy: `pdgemm info` tells; --device host runs all of it with NumPy")
+    found = []
+    for size in ranks.split(","):
+        again = [sys.executable, __file__, "--worker", "--sizes", sizes, "--device", device]
+        again += ["--repeats", str(repeats), "--transfers", str(transfer_repeats)]
+        done = subprocess.run(["mpiexec", "-n", size, *again], stdout=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            raise click.ClickException(f"the run on {size} ranks failed")
+        found.append(json.loads(done.stdout.strip().split("\n")[-1]))
+    show(found)
+    if out:
+        facts = {
+            "date": f"{datetime.now():%Y-%m-%d}",
+            "command": " ".join(["python", "scripts/gpu/bench_gpu.py", *sys.argv[1:]]),
+        }
+        out.parent.mkdir(exist_ok=True)
+        write(out, json.dumps(facts | {"runs": found}, indent=1) + "\n")
+    if not all(x["right"] and x["as_predicted"] for run in found for x in run["correct"]):
+        raise click.ClickException("wrong results")
+
+
+def show(found: list[dict[str, Any]]) -> None:
+    console = Console()
+    console.print(found[0]["hardware"])
+    right = Table("ranks", "mover", "carried by", "products", "right", "words as predicted", title="Correctness")
+    for run in found:
+        for mover in dict.fromkeys(x["mover"] for x in run["correct"]):
+            cases = [x for x in run["correct"] if x["mover"] == mover]
+            by = ", ".join(dict.fromkeys(x["moved_by"] for x in cases))
+            counts = [sum(x[key] for x in cases) for key in ("right", "as_predicted")]
+            right.add_row(str(run["ranks"]), mover, by, str(len(cases)), *map(str, counts))
+    fast = Table("ranks", "n", "dtype", "mover", "algorithm", "TFLOP/s", "of alone", "compute share", title="Products")
+    for run in found:
+        for x in run["products"]:
+            figures = f"{x['tflops']:.2f}", f"{x['ratio']:.3f}", f"{x['compute_share']:.2f}"
+            fast.add_row(str(run["ranks"]), str(x["n"]), x["dtype"], x["mover"], x["algorithm"], *figures)
+    moved = Table("ranks", "mover", "MB in", "p50 ms", "p99 ms", "GB/s", title="Panels of 32 MiB, from all to all")
+    for run in found:
+        for x in run["transfers"]:
+            ms = (f"{1e3 * x[key]:.3f}" for key in ("p50", "p99"))
+            moved.add_row(str(run["ranks"]), x["mover"], f"{x['bytes'] / 1e6:.0f}", *ms, f"{x['gb_per_s']:.1f}")
+    for table in (right, fast, moved):
+        console.print(table)
+    for run in found:
+        if run["memory"]:
+            console.print(f"{run['ranks']} ranks, memory of 100 products:", run["memory"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+#!/usr/bin/env python3
+"""The first hour on a machine with a GPU, in steps of at most eight minutes, the most telling first.
+
+    scripts/gpu/gpu_first.sh --out benchmarks/first-hour            all steps that have not passed yet
+    scripts/gpu/gpu_first.sh --out benchmarks/first-hour --steps ratio-1,copies --again
+
+Each step writes NAME.txt, what its commands printed, and NAME.json, its verdict with what was expected and measured.
+After each of them report.md and report.json are written anew, so nothing is lost when the time is over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import click
+
+ROOT = Path(__file__).resolve().parents[2]
+MEASURES = str(Path(__file__).resolve().with_name("gpu_measures.py"))
+REHEARSE = str(ROOT / "tests" / "helpers" / "rehearse.py")
+SANITIZER = "compute-sanitizer"
+PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command on some ranks.   before : what it is started by, where this machine has it; minutes : at most."""
+
+    name: str
+    what: str
+    ranks: int
+    command: tuple[str, ...]
+    minutes: int = 8
+    before: tuple[str, ...] = ()
+
+    @property
+    def tests(self) -> bool:
+        return self.command[0] == "-m"
+
+    def argv(self, rehearse: bool) -> list[str]:
+        command = [*self.command]
+        if rehearse:
+            command = [REHEARSE, *command] + ["--small"] * (not self.tests)
+        return ["mpiexec", "-n", str(self.ranks), *self.before, sys.executable, "-m", "mpi4py", *command]
+
+
+def measure(name: str, what: str, ranks: int = 1, minutes: int = 8, suffix: bool = True) -> Step:
+    return Step(f"{name}-{ranks}" if suffix else name, what, ranks, (MEASURES, name), minutes)
+
+
+def tests(ranks: int) -> Step:
+    """The tests for real GPUs."""
+    argv = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--with-mpi", "-m", "gpu", "-rs")
+    what = f"kernels, cuBLAS, every mover and algorithm on {ranks} rank{'s' * (ranks > 1)}"
+    return Step(f"tests-{ranks}", what, ranks, (*argv, str(ROOT / "tests" / "device" / "test_gpu.py")))
+
+
+STEPS = (
+    measure("environment", "hardware, drivers, libraries, and a kernel", minutes=2, suffix=False),
+    tests(1),
+    measure("reach", "CUDA IPC between ranks that share a GPU", 2, 2),
+    tests(2),
+    measure("ratio", "products beside plain cuBLAS, in five types"),
+    tests(4),
+    measure("ratio", "ranks that share a GPU, beside plain cuBLAS", 4),
+    measure("copies", "bandwidth of copies in all memory orders", minutes=4),
+    measure("edges", "infinities, NaN, 16-bit sums at the edge", minutes=4),
+    measure("correct", "every type and algorithm", minutes=6),
+    measure("correct", "every type, algorithm and mover", 4),
+    measure("ratio", "ranks that share a GPU, beside plain cuBLAS", 2),
+    measure("transfers", "seconds of transfers, by mover", 2, 4),
+    measure("many", "a thousand small products: calls and leaks", minutes=4),
+    measure("many", "a thousand small products: calls and leaks", 2, 6),
+    measure("large", "matrices above 2^31 elements", 4),
+    measure("traced", "timeline and overlap", 2, 4),
+    measure("calibrated", "the machine of the model, and its predictions", minutes=6),
+    measure("calibrated", "the machine of ranks that share a GPU", 2, 6),
+    Step("sanitizer", "addresses, by compute-sanitizer", 1, (MEASURES, "edges", "--small"), 8,
+         (SANITIZER, "--tool", "memcheck", "--error-exitcode", "9")),
+)  # fmt: skip
+
+
+def run(step: Step, out: Path, rehearse: bool, seconds: float) -> dict[str, Any]:
+    """Run a step within its time, and return its verdict."""
+    verdict: dict[str, Any] = {"step": step.name, "what": step.what, "ranks": step.ranks, "findings": []}
+    argv = step.argv(rehearse)
+    if step.before and not shutil.which(step.before[0]):
+        return verdict | {"verdict": NOT_RUN, "why": f"{step.before[0]} is not installed", "seconds": 0}
+    text, start = out / f"{step.name}.txt", monotonic()
+    with text.open("w") as file:
+        print("$", shlex.join(argv), file=file, flush=True)
+        process = subprocess.Popen(argv, stdout=file, stderr=subprocess.STDOUT, cwd=out, start_new_session=True)
+        try:
+            status: int | None = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            stop(process)
+    verdict["seconds"] = round(monotonic() - start, 1)
+    lines = text.read_text(errors="replace").splitlines()
+    if status is None:
+        return verdict | {"verdict": FAILED, "why": f"not over after {seconds:.0f} seconds: {last_words(lines)}"}
+    if step.tests:
+        return verdict | judged_tests(status, lines)
+    return verdict | judged(status, lines)
+
+
+def stop(process: subprocess.Popen[Any]) -> None:
+    """End mpiexec and its ranks, those too that are stuck in a driver."""
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, how)
+            process.wait(10)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def judged(status: int, lines: Sequence[str]) -> dict[str, Any]:
+    """By the findings in the last line that is a list."""
+    found: list[dict[str, Any]] = []
+    for line in reversed(lines):
+        if line.startswith("[{"):
+            found = json.loads(line)
+            break
+    bad = [x["what"] for x in found if x["passed"] is False]
+    if status:
+        return {"verdict": FAILED, "why": f"exit status {status}: {last_words(lines)}", "findings": found}
+    if not found:
+        return {"verdict": FAILED, "why": "it printed no findings", "findings": found}
+    return {"verdict": FAILED if bad else PASSED, "why": "; ".join(bad), "findings": found}
+
+
+def judged_tests(status: int, lines: Sequence[str]) -> dict[str, Any]:
+    """By pytest's last line.  What is skipped has not passed: a step whose tests are all skipped has not run."""
+    counts: dict[str, int] = {}
+    for line in lines:
+        found = re.findall(r"(\d+) (passed|failed|skipped|errors?)\b", line)
+        if found and re.search(r" in [\d.]+s", line):
+            counts = {kind: int(number) for number, kind in found}
+    told = ", ".join(f"{number} {kind}" for kind, number in counts.items()) or "no summary of pytest"
+    finding = {"what": "tests", "expected": "all pass", "measured": told, "passed": None}
+    right = not status and set(counts) <= {"passed", "skipped"} and "passed" in counts
+    why = "" if right else f"exit status {status}: {told}; {last_words(lines)}"
+    if not status and set(counts) == {"skipped"}:
+        return {"verdict": NOT_RUN, "why": f"all skipped: {last_words(lines)}", "findings": [finding]}
+    return {"verdict": PASSED if right else FAILED, "why": why, "findings": [finding | {"passed": right}]}
+
+
+def last_words(lines: Sequence[str]) -> str:
+    """The last line that names an error, or else the last one."""
+    told = [x.strip() for x in lines if x.strip()]
+    errors = [x for x in told if re.search(r"(Error|Exception|SKIPPED|FAILED)\b", x)]
+    return (errors or told or ["nothing was printed"])[-1][:300]
+
+
+def report(out: Path, verdicts: Sequence[dict[str, Any]], rehearse: bool) -> None:
+    """Write the page and the JSON of all steps that have a verdict."""
+    facts = {"date": f"{datetime.now():%Y-%m-%d}", "rehearsal": rehearse, "steps": [*verdicts]}
+    save(out / "report.json", json.dumps(facts, indent=1) + "\n")
+    title = "A rehearsal of the first hour, without a GPU" if rehearse else "The first hour on a GPU"
+    page = [f"# {title}", "", f"{facts['date']}. What each step printed is in the file of its name.", ""]
+    page += ["| step | what | ranks | verdict | seconds | |", "|---|---|---|---|---|---|"]
+    for x in verdicts:
+        page.append(row(x["step"], x["what"], x["ranks"], x["verdict"], x["seconds"], x.get("why", "")))
+    for x in verdicts:
+        page += ["", f"## {x['step']}: {x['verdict']}", "", "| what | expected | measured | |", "|---|---|---|---|"]
+        for y in x["findings"]:
+            mark = {True: "passed", False: "**failed**", None: ""}[y["passed"]]
+            page.append(row(y["what"], y["expected"], y["measured"], mark))
+    save(out / "report.md", "\n".join(page) + "\n")
+
+
+def row(*cells: object) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "/") for cell in cells) + " |"
+
+
+def save(path: Path, text: str) -> None:
+    """Replace a file at once: an hour may be over at any time."""
+    new = path.with_suffix(path.suffix + ".new")
+    new.write_text(text)
+    new.replace(path)
+
+
+@click.command()
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default="first-hour", show_default=True)
+@click.option("--steps", "names", default="", help="Only these, separated by commas; see --list.")
+@click.option("--again", is_flag=True, help="Also those that have passed.")
+@click.option("--minutes", default=60.0, show_default=True, help="Begin no step after so many.")
+@click.option("--rehearse", is_flag=True, help="On a simulated CuPy, at tiny sizes, and judge no speed.")
+@click.option("--list", "is_list", is_flag=True, help="Name the steps.")
+def main(out: Path, names: str, again: bool, minutes: float, rehearse: bool, is_list: bool) -> None:
+    """Run the steps that have not passed, and write what they found."""
+    known = {step.name: step for step in STEPS}
+    chosen = [x for x in names.split(",") if x] or [*known]
+    if unknown := [x for x in chosen if x not in known]:
+        raise click.UsageError(f"no step {', '.join(unknown)}: they are {', '.join(known)}")
+    if is_list:
+        for step in STEPS:
+            click.echo(f"{step.name:14} {step.minutes} min  {step.ranks} ranks  {step.what}")
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    out, begin = out.resolve(), monotonic()
+    verdicts = {x: json.loads(path.read_text()) for x in known if (path := out / f"{x}.json").exists()}
+    verdicts = {x: found for x, found in verdicts.items() if found["rehearsal"] == rehearse}
+    for name in chosen:
+        if verdicts.get(name, {}).get("verdict") == PASSED and not again:
+            click.echo(f"{name}: passed before")
+            continue
+        if monotonic() - begin > 60 * minutes:
+            click.echo(f"{name}: not begun after {minutes:g} minutes")
+            continue
+        seconds = 60.0 * known[name].minutes
+        found = verdicts[name] = run(known[name], out, rehearse, seconds) | {"rehearsal": rehearse}
+        save(out / f"{name}.json", json.dumps(found, indent=1) + "\n")
+        report(out, [verdicts[x] for x in known if x in verdicts], rehearse)
+        click.echo(f"{name}: {found['verdict']} in {found['seconds']} s" + f" ({found['why']})" * bool(found["why"]))
+    click.echo(f"see {out / 'report.md'}")
+    sys.exit(any(verdicts.get(x, {}).get("verdict") == FAILED for x in chosen))
+
+
+if __name__ == "__main__":
+    main()

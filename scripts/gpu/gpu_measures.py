@@ -1,0 +1,349 @@
+#!/usr/bin/env python3
+"""What one step of `gpu_first.py` measures on GPUs: mpiexec -n RANKS python scripts/gpu/gpu_measures.py NAME [--small].
+
+The last line of output is a JSON list of findings: what, expected, measured, and whether it passed (null: told only).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import bench_gpu
+import click
+import numpy as np
+
+from pdgemm.devices import gpu_binding
+from pdgemm.names import DType
+
+TYPES = ("int8", "float16", "bfloat16", "float32", "float64", "complex64", "complex128")
+GOALS = {(1, "float64"): 0.97, (1, "float32"): 0.97, (1, "bfloat16"): 0.97, (4, "float64"): 0.85}  # at the largest n
+
+
+class Finding(NamedTuple):
+    what: str
+    expected: str
+    measured: str
+    passed: bool | None = None
+
+
+def environment(grid: Any, small: bool) -> Iterator[Finding]:
+    """What there is: hardware, drivers, libraries; and whether kernels can be compiled."""
+    from pdgemm import DistMatrix
+
+    DistMatrix.zeros((8, 8), grid=grid, device="cuda")
+    for name, value in bench_gpu.hardware(grid, "cuda").items():
+        yield Finding(name, "", str(value))
+    import cupy
+
+    nccl = cupy.cuda.nccl
+    yield Finding("NCCL", "", str(nccl.get_version()) if nccl.available else "none")
+    if shutil.which("nvidia-smi") and grid.comm.rank == 0:
+        asked = ["nvidia-smi", "--query-gpu=name,memory.total,memory.used,mig.mode.current,clocks.sm", "--format=csv"]
+        print(subprocess.run(asked, capture_output=True, text=True, check=False).stdout)
+    start = perf_counter()
+    X, Y = _device().to_device(np.arange(6.0).reshape(2, 3), "C"), _device().empty((2, 3), "float32")
+    _convert(Y, X)
+    right = bool((_device().to_host(Y) == np.arange(6).reshape(2, 3)).all())
+    yield Finding("a kernel", "compiled, and right", f"{'right' if right else 'wrong'}, {_since(start)}", right)
+
+
+def reach(grid: Any, small: bool) -> Iterator[Finding]:
+    """How ranks that share a GPU reach each other's memory."""
+    from pdgemm import DistMatrix
+
+    DistMatrix.zeros((8, 8), grid=grid, device="cuda")
+    found = _device().reach(grid)
+    alone = grid.size == 1
+    yield Finding("CUDA IPC", "works", found.reads or "no", alone or bool(found.reads))
+    yield Finding("ranks that share a GPU", f"{grid.size} on one", str(found.sharing))
+    yield Finding("all of it", "", str(found))
+
+
+def copies(grid: Any, small: bool) -> Iterator[Finding]:
+    """Bandwidth of copies between memory orders, beside that of contiguous memory; each is compared on samples."""
+    high, wide, ld = (64, 48, 96) if small else (16384, 2048, 16384)
+    for dtype in map(np.dtype, ("float64", "float32", "bfloat16", "float16", "complex128", "int8")):
+        device, peak = _device(), 0.0
+        row = np.arange(ld) % 97
+        for name, source, target in (
+            ("contiguous", "C", "C"),
+            ("C from C", "C", "C"),
+            ("F from F", "F", "F"),
+            ("F from C", "C", "F"),
+            ("C from F", "F", "C"),
+        ):
+            width = wide if name == "contiguous" else ld
+            shape = (high, width) if source == "C" else (width, high)
+            whole = np.resize(row[:width], shape)
+            X = _upright(device.to_device(whole.astype(dtype), "C"), source)[:high, :wide]
+            Y = device.empty((high, wide), dtype, target)
+            seconds = _by_events(partial(_convert, Y, X), 3 if small else 20)
+            few = slice(high - 3, None), slice(wide - 5, None)
+            right = np.array_equal(device.to_host(_packed(Y[few])), _upright(whole, source)[:high, :wide][few])
+            speed = 2 * Y.nbytes / max(seconds, 1e-12) / 1e9
+            peak = peak or speed
+            least = 0.5 if source == target else 0.1
+            fast = small or speed >= least * peak
+            told = f"{speed:.0f} GB/s, {speed / peak:.2f} of contiguous{'' if right else ', WRONG'}"
+            yield Finding(f"{dtype} {name}", f"right, >= {least} of contiguous", told, right and fast)
+
+
+def edges(grid: Any, small: bool) -> Iterator[Finding]:
+    """Numbers at the edges of the types, on one rank or several."""
+    from pdgemm import DistMatrix, pdgemm
+
+    def of(x: np.ndarray, dtype: DType) -> Any:
+        return DistMatrix.from_function(lambda i, j: x[i, j], x.shape, dtype=dtype, grid=grid, device="cuda")
+
+    x = np.array([[complex(math.inf, 0)]])
+    one = _device().to_device(x, "C")
+    _added(one, _device().to_device(np.array([[1 + 2j]]), "C"))
+    found = complex(_device().to_host(one)[0, 0])
+    yield Finding("complex Inf + 1 + 2i", "(inf+2j)", str(found), found == complex(math.inf, 2))
+    n = 40
+    A, B = (of(np.ones((n, n)), "float64") for _ in range(2))
+    C = of(np.full((n, n), math.nan), "float64")
+    pdgemm(1, A, B, 0, C)
+    yield Finding("NaN in C where beta is 0", "not read", "", bool((C.allgather() == n).all()))
+    A[3:4, 5:6] = math.inf
+    pdgemm(1, A, B, 0, C)
+    rows = np.isinf(C.allgather()).any(axis=1)
+    yield Finding(
+        "Inf in row 3 of A",
+        "in row 3 of C alone",
+        str(np.flatnonzero(rows).tolist()),
+        list(np.flatnonzero(rows)) == [3],
+    )
+    tiny = of(np.full((n, n), 1e-40), "float32")
+    pdgemm(1, tiny, of(np.eye(n), "float32"), 0, D := of(np.zeros((n, n)), "float32"))
+    yield Finding("float32 subnormals", "kept, or 0 in copies", f"{float(D.allgather()[0, 0]):.3g}")
+    for dtype in ("float16", "bfloat16"):
+        k = 1 << (9 if small else 17)
+        A = DistMatrix.from_function(_ones, (256, k), dtype=dtype, grid=grid, device="cuda")
+        B = DistMatrix.from_function(_ones, (k, 256), dtype=dtype, grid=grid, device="cuda")
+        C = DistMatrix.zeros((256, 256), dtype=dtype, grid=grid, device="cuda")
+        pdgemm(2.0**-4, A, B, 0, C)
+        values = np.unique(C.allgather().astype(float))
+        exact = values.tolist() == [k / 16]
+        yield Finding(f"{dtype} ones, k = {k}, alpha = 1/16", str(k / 16), str(values[:4].tolist()), exact)
+
+
+def correct(grid: Any, small: bool) -> Iterator[Finding]:
+    """Every type, algorithm and mover, with ragged blocks, by the residual check; words as predicted."""
+    for mover in bench_gpu.usable(grid, "cuda"):
+        found = [*bench_gpu.correct(grid, "cuda", mover)]
+        for key in ("right", "as_predicted"):
+            bad = [f"{x['algorithm']} {x['dtype']}" for x in found if not x[key]]
+            told = f"{len(found) - len(bad)} of {len(found)}" + f"; not {', '.join(bad)}" * bool(bad)
+            yield Finding(f"{mover}, {key.replace('_', ' ')}", "all", told, not bad)
+
+
+def ratio(grid: Any, small: bool) -> Iterator[Finding]:
+    """The speed of products beside plain cuBLAS of one rank, in turns, on random numbers."""
+    sizes = [48, 64] if small else [4096, 8192, 16384] if grid.size == 1 else [16384]
+    types = bench_gpu.FAST if grid.size == 1 else ("float64", "float32", "bfloat16")
+    movers = [x for x in bench_gpu.usable(grid, "cuda") if x in ("auto", "shared", "ipc", "nccl", "staged")]
+    for n in sizes:
+        for what in types:
+            for x in bench_gpu.products(grid, "cuda", movers, n, what, 5):
+                goal = GOALS.get((grid.size, what)) if n == sizes[-1] and x["mover"] in ("auto", "shared") else None
+                told = f"{x['ratio']:.3f} of cuBLAS, {x['tflops']:.1f} TFLOP/s, products {x['compute_share']:.2f}"
+                told += f" of the time, {x['overlap']:.2f} of transfers hidden" if x["overlap"] is not None else ""
+                name = f"{what}, n = {n}, {x['mover']}"
+                passed = None if goal is None else bool(small or x["ratio"] >= goal)
+                yield Finding(name, f">= {goal}" if goal else "", told, passed)
+
+
+def transfers(grid: Any, small: bool) -> Iterator[Finding]:
+    """Seconds that a panel of 32 MiB takes from each rank to all, by mover."""
+    if small:
+        bench_gpu.PANEL_BYTES = 1 << 14
+    for mover in bench_gpu.usable(grid, "cuda"):
+        if mover not in ("auto", "shared", "mpi"):
+            x = bench_gpu.transfers(grid, "cuda", mover, 5 if small else 100)
+            told = f"p50 {1e3 * x['p50']:.3f} ms, p99 {1e3 * x['p99']:.3f} ms, {x['gb_per_s']:.1f} GB/s"
+            yield Finding(f"{mover}, {x['bytes'] / 1e6:.0f} MB", "", told)
+
+
+def large(grid: Any, small: bool) -> Iterator[Finding]:
+    """Matrices of more than 2^31 elements, float32: each element of C is one of sixteen known numbers."""
+    from pdgemm import DistMatrix, pdgemm
+
+    n, ends = 96 if small else 47104, 40
+    for block in (None, 100):
+        made: dict[str, Any] = {"grid": grid, "dtype": "float32", "device": "cuda", "block": block}
+        A, B = (DistMatrix.from_function(f, (n, n), **made) for f in (_left, _right))
+        C = DistMatrix.empty((n, n), **made)
+        start = perf_counter()
+        pdgemm(1, A, B, 0, C)
+        took, k = _since(start), np.arange(n)
+        table = np.array([[float(_left(i, k) @ _right(k, j)) for j in range(4)] for i in range(4)])
+        right = True
+        for rows in (slice(0, ends), slice(n // 2, n // 2 + ends), slice(n - ends, n)):
+            for cols in (slice(0, ends), slice(n - ends, n)):
+                found = C[rows, cols].allgather()
+                i, j = np.arange(rows.start, rows.stop) % 4, np.arange(cols.start, cols.stop) % 4
+                right &= bool((found == table[np.ix_(i, j)]).all())
+        told = f"{'right' if right else 'WRONG'}, {n * n / 2**31:.2f} x 2^31 elements, {took} with planning"
+        yield Finding(f"n = {n}, {block or 'one'} block{'s of 100' * bool(block)}", "samples right", told, right)
+
+
+def many(grid: Any, small: bool) -> Iterator[Finding]:
+    """A thousand products, prepared and not: microseconds of a call, and the memory that they leave."""
+    import cupy
+
+    from pdgemm import DistMatrix, pdgemm, plan
+
+    calls, pool = 20 if small else 1000, cupy.get_default_memory_pool()
+    for n in (16, 32) if small else (256, 512, 1024, 2048):
+        A, B, C = (DistMatrix.random((n, n), seed=s, grid=grid, device="cuda") for s in range(3))
+        product = plan(A, B, C).prepare(A, B, C)
+        for name, call in (("prepared", product), ("not prepared", lambda A=A, B=B, C=C: pdgemm(1, A, B, 0, C))):
+            call(), grid.comm.Barrier()
+            used, (free, _) = pool.used_bytes(), cupy.cuda.runtime.memGetInfo()
+            times = [bench_gpu.timed(grid.comm, call) for _ in range(calls)]
+            grid.comm.Barrier()
+            left, gone = pool.used_bytes() - used, free - cupy.cuda.runtime.memGetInfo()[0]
+            told = f"{1e6 * median(times):.0f} us a call, {left} bytes left in the pool, {gone} on the GPU"
+            yield Finding(f"{calls} x n = {n}, {name}", "nothing left", told, left <= 0 and gone <= 1 << 26)
+
+
+def traced(grid: Any, small: bool) -> Iterator[Finding]:
+    """The timeline of a product, and how much of its transfers is hidden, by the GPU's events."""
+    from pdgemm import DistMatrix, pdgemm
+    from pdgemm.tools.profiling.trace_file import trace
+
+    n, path = 64 if small else 8192, Path(f"trace-{grid.size}.json")
+    A, B = (DistMatrix.random((n, n), seed=s, grid=grid, device="cuda") for s in (1, 2))
+    pdgemm(1, A, B)
+    for mover in bench_gpu.usable(grid, "cuda"):
+        with trace(path.with_stem(f"{path.stem}-{mover}"), grid):
+            C = pdgemm(1, A, B, mover=mover)
+        overlap = C.report.overlap
+        told = "nothing was moved" if overlap is None else f"{overlap:.2f} hidden"
+        yield Finding(f"n = {n}, {mover}", "", f"{told}, see {path.stem}-{mover}.json")
+
+
+def calibrated(grid: Any, small: bool) -> Iterator[Finding]:
+    """What the model is given by a calibration, and how near its predictions are to products."""
+    from pdgemm import DistMatrix, pdgemm
+    from pdgemm.tools import calibrate
+    from pdgemm.tools.calibrate.place import HOSTS
+
+    if small:
+        vars(calibrate)["GPUS"] = HOSTS._replace(side=64, copied=64, touched=64, words=64, moved=8, beside=(64, 64))
+    machine = calibrate.calibrate(grid.comm, device="cuda")
+    path = Path(f"machine-{grid.size}.json")
+    if grid.comm.rank == 0:
+        path.write_text(machine.as_json() + "\n")
+        print(machine)
+    for n in (64,) if small else (1024, 4096, 16384):
+        for dtype in ("float64", "float32"):
+            A, B = (DistMatrix.random((n, n), seed=s, dtype=dtype, grid=grid, device="cuda") for s in (1, 2))
+            seconds = []
+            for _ in range(5):
+                grid.comm.Barrier()
+                C = pdgemm(1, A, B, machine=machine)
+                seconds.append(C.report.seconds)
+            predicted, taken = C.report.predicted_seconds, grid.comm.allreduce(median(seconds)) / grid.size
+            told = f"{predicted:.2e} s predicted, {taken:.2e} s measured, {predicted / taken:.2f}; see {path}"
+            yield Finding(f"n = {n}, {dtype}, {C.report.algorithm}", "within a factor of 1.5", told)
+
+
+# ---------------------------------------------------------------- what they share
+def _device() -> Any:
+    from pdgemm.local.arrays.device import named
+
+    return named("cuda")
+
+
+def _convert(Y: Any, X: Any) -> None:
+    from pdgemm.local.arrays.elementwise import CONVERT
+
+    CONVERT(Y, X)
+
+
+def _added(Y: Any, X: Any) -> None:
+    from pdgemm.local.arrays.elementwise import Combine
+
+    Combine(1, 1)(Y, X)
+
+
+def _upright(x: Any, order: str) -> Any:
+    return x if order == "C" else x.T
+
+
+def _packed(x: Any) -> Any:
+    made = _device().empty(x.shape, x.dtype)
+    _convert(made, x)
+    return made
+
+
+def _by_events(work: Callable[[], None], repeats: int) -> float:
+    """Return the seconds of one of some calls, by the GPU's clock."""
+    stream = _device().current_stream()
+    work()
+    begin = stream.record()
+    for _ in range(repeats):
+        work()
+    end = stream.record()
+    end.synchronize()
+    return float(_device().elapsed(begin, end)) / repeats
+
+
+def _since(start: float) -> str:
+    return f"{perf_counter() - start:.2f} s"
+
+
+def _ones(i: Any, j: Any) -> Any:
+    return 1.0 + 0 * (i + j)
+
+
+def _left(i: Any, k: Any) -> Any:
+    return ((i + k) % 4).astype(np.float32)
+
+
+def _right(k: Any, j: Any) -> Any:
+    return ((k + 2 * j) % 4 - 1).astype(np.float32)
+
+
+MEASURES: dict[str, Callable[[Any, bool], Iterator[Finding]]] = {
+    x.__name__: x
+    for x in (environment, reach, copies, edges, correct, ratio, transfers, large, many, traced, calibrated)
+}
+
+
+@click.command()
+@click.argument("name", type=click.Choice([*MEASURES]))
+@click.option("--small", is_flag=True, help="Tiny sizes, and no speed is judged.")
+def main(name: str, small: bool) -> None:
+    """Measure one thing on all ranks, and print what was found."""
+    gpu_binding.choose()
+    from mpi4py import MPI
+
+    from pdgemm import ProcessGrid
+
+    with ProcessGrid(MPI.COMM_WORLD) as grid:
+        found = []
+        for mine in MEASURES[name](grid, small):
+            votes = grid.comm.allgather(mine.passed)
+            passed = False if False in votes else mine.passed
+            found.append(mine._replace(passed=passed)._asdict())
+            if grid.comm.rank == 0:
+                print(f"{mine.what}: {mine.measured}", file=sys.stderr, flush=True)
+        if grid.comm.rank == 0:
+            print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The attacks of scripts/hardening/hostile.py: each module adds some to `trial.ATTACKS`."""

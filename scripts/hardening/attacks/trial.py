@@ -1,0 +1,440 @@
+"""One trial of the campaign: its folder, its /dev/shm, its jobs, and the detectors that judge them.
+
+It runs as the first process of namespaces of its own (hostile.py makes them): whatever runs beside it belongs
+to the trial, /dev/shm is the trial's, and all of that goes when the trial is over.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import pickle
+import random
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import h5py
+import numpy as np
+
+T = TypeVar("T")
+KINDS = ("hang", "wrong", "lost", "signal", "traceback", "code", "litter")
+WATCHDOG = 8  # seconds after which the library ends a job of which a rank does not join
+TOLD = "; the job is ended"  # what it says then
+SHARED = Path("/dev/shm")
+ERROR = "pdgemm: error: "
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+
+Attack = Callable[["Trial"], None]
+ATTACKS: dict[str, Attack] = {}  # by names such as "kills.command"
+
+
+def attack(name: str) -> Callable[[Attack], Attack]:
+    """Enter a function in the campaign."""
+
+    def enter(function: Attack) -> Attack:
+        ATTACKS[name] = function
+        return function
+
+    return enter
+
+
+class Finding(Exception):
+    """Something that must not happen: of a kind in KINDS, in words."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+@dataclass
+class Run:
+    """A command that has ended."""
+
+    command: str
+    code: int  # negative: by that signal
+    out: str
+    err: str
+
+
+class Job:
+    """A command that runs in the trial's folder."""
+
+    def __init__(self, trial: Trial, words: Sequence[str], environment: dict[str, str]) -> None:
+        self.trial, self.command = trial, shlex.join(words)
+        number = len(trial.commands)
+        trial.commands.append(self.command)
+        self._files = trial.folder / f"{number}.out", trial.folder / f"{number}.err"
+        with self._files[0].open("wb") as out, self._files[1].open("wb") as err:
+            self.process = subprocess.Popen(
+                words,
+                cwd=trial.work,
+                env=trial.environment | environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    def finish(self, bound: float | None = None, alive: bool = False) -> Run:
+        """Wait until it ends.  alive : what it prints shows that it lives, and starts the clock again."""
+        bound, start, size = bound or self.trial.bound, time.monotonic(), -1
+        while self.process.poll() is None:
+            if alive and (now := self._files[0].stat().st_size) != size:
+                start, size = time.monotonic(), now
+            if time.monotonic() > start + bound:
+                self.stop()
+                where = stacks(self.said(0).err)
+                raise Finding("hang", f"no end within {bound:.0f} s; {where}")
+            time.sleep(0.02)
+        return self.said(self.process.returncode)
+
+    def stop(self) -> None:
+        """End it; its ranks say where they are."""
+        for pid in ranks():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGABRT)
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(2)
+        end_all()
+        self.process.wait()
+
+    def said(self, code: int) -> Run:
+        out, err = (x.read_text(errors="replace") for x in self._files)
+        return Run(self.command, code, out, err)
+
+
+class Trial:
+    """What an attack gets: random numbers, a folder, ways to run commands, and where to say what happened.
+
+    size : the most ranks of a job.   bound : seconds that a command may take.   only : of an attack with many cases,
+    the one to try.
+    """
+
+    def __init__(
+        self, name: str, seed: int, folder: Path, size: int, bound: float, plant: str, only: int | None
+    ) -> None:
+        self.name, self.seed, self.folder, self.bound, self.only = name, seed, folder, bound, only
+        self.rng, self.size = random.Random(f"{name}:{seed}"), size
+        self.work, self._temporary = folder / "work", folder / "tmp"
+        for path in (self.work, self._temporary):
+            path.mkdir(parents=True)
+        self.commands: list[str] = []
+        self.outcomes: Counter[str] = Counter()
+        self.findings: list[tuple[str, str, str]] = []  # kind, what to repeat, text
+        self.mounts: list[Path] = []
+        self.shared_memory(256 << 20)
+        found = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+        if plant:
+            (folder / "plant").mkdir()
+            (folder / "plant" / "sitecustomize.py").write_text(plant)
+            found.insert(0, str(folder / "plant"))
+        as_root = ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT")
+        self.environment = os.environ | {y: "1" for x in as_root for y in (x, f"{x}_CONFIRM")} | {
+            "TMPDIR": str(self._temporary),
+            "PYTHONPATH": os.pathsep.join(filter(None, found)),
+            "PYTHONFAULTHANDLER": "1",
+            "OMP_NUM_THREADS": "1",
+            "PDGEMM_WATCHDOG": str(WATCHDOG),
+        }  # fmt: skip
+
+    # ------------------------------------------------------------------ the place
+    def mount(self, where: Path, size: int, *more: str) -> None:
+        """A file system of so many bytes."""
+        options = ",".join((f"size={max(size, 4096)}", *more))
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(where)], check=True)
+        self.mounts.append(where)
+
+    def shared_memory(self, size: int) -> None:
+        """A /dev/shm of so many bytes."""
+        self.mount(SHARED, size)
+
+    def close(self) -> None:
+        """Is anything left?  Then end and remove all."""
+        end = time.monotonic() + 10
+        while (left := others()) and time.monotonic() < end:
+            time.sleep(0.05)
+        if left:
+            self.found("litter", f"processes are left: {left}")
+        end_all()
+        # of Open MPI's own segments a kill leaves some, by their names
+        if segments := [x.name for x in SHARED.iterdir() if not x.name.startswith("sm_segment")]:
+            self.found("litter", f"/dev/shm holds {segments}")
+        while self.mounts:
+            subprocess.run(["umount", "-l", str(self.mounts.pop())], check=True)
+        if not self.findings:
+            shutil.rmtree(self.folder)
+
+    # ------------------------------------------------------------------ saying
+    def count(self, outcome: str) -> None:
+        """One case more that ended well: right, refused or ended."""
+        self.outcomes[outcome] += 1
+
+    def found(self, kind: str, text: str, case: int | None = None) -> None:
+        repeat = f"{self.name}:{self.seed}" + ("" if case is None else f":{case}")
+        self.findings.append((kind, repeat, text))
+
+    # ------------------------------------------------------------------ running
+    def start(self, ranks: int, *arguments: str, prefix: Sequence[str] = (), **environment: str) -> Job:
+        """`pdgemm ARGUMENTS` on so many ranks, 0: without a launcher; not waited for."""
+        launcher = ["mpiexec", "-n", str(ranks)] if ranks else []
+        return Job(self, [*launcher, *prefix, sys.executable, "-m", "pdgemm", *arguments], environment)
+
+    def pdgemm(self, ranks: int, *arguments: str, **environment: str) -> Run:
+        return self.start(ranks, *arguments, **environment).finish()
+
+    def forked(self, work: Callable[[], object], command: str, bound: float | None = None) -> Run:
+        """A function in a fork of this process, which has its modules: for many small cases without MPI."""
+        self.commands.append(command)
+        job = self.folder / f"{len(self.commands)}.out", self.folder / f"{len(self.commands)}.err"
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid == 0:
+            code = 70
+            try:
+                for descriptor, path in enumerate(job, 1):
+                    os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+                os.chdir(self.work)
+                faulthandler.enable()
+                code = int(work() or 0)  # type: ignore[call-overload]
+            except SystemExit as done:
+                code = done.code if isinstance(done.code, int) else 1
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        bound = bound or self.bound
+        end = time.monotonic() + bound
+        while (gone := os.waitpid(pid, os.WNOHANG))[0] == 0:
+            if time.monotonic() > end:
+                os.kill(pid, signal.SIGABRT)
+                os.waitpid(pid, 0)
+                raise Finding("hang", f"no end within {bound:.0f} s: {command}; {stacks(job[1].read_text())}")
+            time.sleep(0.002)
+        out, err = (x.read_text(errors="replace") for x in job)
+        return Run(command, os.waitstatus_to_exitcode(gone[1]), out, err)
+
+    def alone(self, *arguments: str) -> Run:
+        """`pdgemm ARGUMENTS` for the commands that need no MPI."""
+        from pdgemm.tools.cli.commands import main
+
+        def command() -> None:
+            sys.argv = ["pdgemm", *arguments]
+            main()
+
+        return self.forked(command, shlex.join(["pdgemm", *arguments]))
+
+    def guarded(self, work: Callable[[], T]) -> T | None:
+        """What a function returns in a fork; None where it raises, dies or takes too long, as of damaged files."""
+        path = self.folder / "guarded"
+        path.unlink(missing_ok=True)
+        with suppress(Finding):
+            self.forked(lambda: path.write_bytes(pickle.dumps(work())) and 0, "a library's own reading", 5)
+        self.commands.pop()
+        with suppress(FileNotFoundError, EOFError):
+            made: T = pickle.loads(path.read_bytes())
+            return made
+        return None
+
+    def cases(self, family: str, count: int, seconds: float = 8) -> None:
+        """Many cases in one job of attacks/ranks.py, which goes on in another job after one that ended it."""
+        end = time.monotonic() + seconds
+        number = self.only or 0
+        count = count if self.only is None else number + 1
+        size = self.rng.randint(2, self.size) if self.size > 1 else 1
+        words = ["mpiexec", "-n", str(size), sys.executable, "-m", "mpi4py", str(HERE / "ranks.py")]
+        while number < count and time.monotonic() < end:
+            job = Job(self, [*words, family, *map(str, (self.seed, number, count, end - time.monotonic()))], {})
+            stuck: Finding | None = None
+            try:
+                run = job.finish(min(self.bound, WATCHDOG + 15), alive=True)
+            except Finding as bad:
+                run, stuck = job.said(-signal.SIGABRT), bad
+            lines = [line.split(" ", 3)[1:] for line in run.out.splitlines() if line.startswith("case ")]
+            number = max([int(line[0]) + 1 for line in lines], default=count)
+            for case, word, text in {line[0]: line for line in lines}.values():  # the last of each
+                if word in KINDS:
+                    self.found(word, text, int(case))
+                elif word != "begins":
+                    self.count(word)
+            if not lines:
+                self.found("code", f"the job did not begin: {tail(run)}")
+            elif lines[-1][1] == "begins":  # the job ended in the middle of it
+                case, _, text = lines[-1]
+                try:
+                    if stuck:
+                        raise stuck
+                    judge(run)
+                    raise Finding("code", f"the job ended with exit code {run.code}: {tail(run)}")
+                except Told:
+                    self.count("ended")
+                except Finding as bad:
+                    self.found(bad.kind, f"{text}: {bad}", int(case))
+
+    # ------------------------------------------------------------------ data
+    def matrix(self, shape: tuple[int, int], dtype: str = "float64") -> np.ndarray:
+        rng = np.random.default_rng(self.rng.getrandbits(32))
+        values = rng.standard_normal(shape)
+        if dtype.startswith("complex"):
+            return (values + 1j * rng.standard_normal(shape)).astype(dtype)
+        return (values * (20 if dtype == "int8" else 1)).astype(dtype)
+
+    def store(self, where: str, matrix: np.ndarray) -> None:
+        """By plain h5py, as FILE:/DATASET."""
+        path, name = where.split(":")
+        with h5py.File(self.work / path, "a") as file:
+            file[name] = matrix
+
+    def read(self, where: str) -> np.ndarray:
+        """By plain h5py; what cannot be read is lost."""
+        path, _, name = where.rpartition(":")
+        try:
+            with h5py.File(self.work / path, "r") as file:
+                return np.array(file[name])
+        except (OSError, KeyError) as bad:
+            raise Finding("lost", f"{where} cannot be read: {bad}") from bad
+
+
+class Told(Exception):
+    """The library's watchdog ended the job, and said so."""
+
+
+def judge(run: Run, codes: Sequence[int] = (0, 2)) -> str:
+    """ "right" for exit code 0, which the caller looks into, "refused" for one line and code 2; else a Finding."""
+    if TOLD in run.err:
+        raise Told
+    text = run.out + run.err
+    if run.code < 0 or run.code in (132, 134, 135, 136, 139) or re.search(r"Fatal Python error|on signal \d", text):
+        raise Finding("signal", f"exit code {run.code}: {tail(run)}")
+    if "Traceback (most recent call last)" in text:
+        raise Finding("traceback", f"exit code {run.code}: {tail(run)}")
+    if run.code not in codes:
+        raise Finding("code", f"exit code {run.code}: {tail(run)}")
+    lines = [line for line in run.err.splitlines() if line.lstrip("\0 ").startswith(ERROR)]  # MPI may begin it
+    if run.code == 2 and len(lines) != 1:
+        raise Finding("code", f"exit code 2 with {len(lines)} lines of errors: {tail(run)}")
+    return "refused" if run.code == 2 else "right"
+
+
+def tail(run: Run, lines: int = 6) -> str:
+    """The last lines that it said."""
+    said = [line for line in (run.out + run.err).splitlines() if line.strip("- ")]
+    errors = [x for x in said if re.match(r"\w*(Error|Exception|pdgemm)\b.*", x)]
+    return " | ".join(x.strip()[:200] for x in (errors[-2:] or said[-lines:]))
+
+
+def stacks(errors: str) -> str:
+    """Where in the package each rank was, by the stacks that it left."""
+    found = Counter[str]()
+    for stack in re.split(r"(?m)^(?:Current thread|Thread) .*$", errors)[1:]:
+        inside = re.findall(r'File ".*?/((?:pdgemm|io|grids|scripts)/[^"]*)", line (\d+) in (\w+)', stack)
+        if inside and inside[0][0] != "pdgemm/support/signals.py":  # which waits for signals in a thread
+            found[" < ".join(f"{function} ({path}:{line})" for path, line, function in inside[:3])] += 1
+    return "; ".join(f"{n} in {where}" for where, n in found.items())
+
+
+def others() -> list[str]:
+    """Processes beside this one; zombies are taken away."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (path / "cmdline").read_bytes().split(b"\0")
+            if path.name != str(os.getpid()) and words[0]:
+                found.append(f"{path.name} {b' '.join(words)[:90].decode(errors='replace')}")
+    return found
+
+
+def ranks() -> list[int]:
+    """The ranks of all jobs here."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if b"python" in (path / "cmdline").read_bytes() and re.search(
+                rb"\0(OMPI_COMM_WORLD_RANK|PMI_RANK)=", b"\0" + (path / "environ").read_bytes()
+            ):
+                found.append(int(path.name))
+    return sorted(found)
+
+
+def end_all() -> None:
+    """All processes beside this one, which is the first of its namespace: others are out of reach."""
+    if os.getpid() != 1:
+        raise RuntimeError("this is not the first process of a namespace")
+    with suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGKILL)
+    end = time.monotonic() + 10
+    while others() and time.monotonic() < end:
+        time.sleep(0.02)
+
+
+def damaged(rng: random.Random, data: bytes) -> bytes:
+    """Bytes flipped, overwritten, zeroed, swapped, cut off or added."""
+    made = bytearray(data)
+    for _ in range(rng.choice((1, 1, 2, 5, 20))):
+        if not made:
+            break
+        at, length = rng.randrange(len(made)), min(rng.choice((1, 1, 2, 4, 8, 64, 512)), len(made))
+        kind = rng.choice(("flip", "flip", "random", "zero", "ones", "swap", "cut", "add"))
+        if kind == "flip":
+            made[at] ^= 1 << rng.randrange(8)
+        elif kind in ("random", "zero", "ones"):
+            fill = {"random": rng.randbytes(length), "zero": bytes(length), "ones": b"\xff" * length}[kind]
+            made[at : at + length] = fill[: len(made) - at]
+        elif kind == "swap":
+            to = rng.randrange(len(made))
+            made[at : at + length], made[to : to + length] = made[to : to + length], made[at : at + length]
+        elif kind == "cut" and rng.random() < 0.3:
+            del made[at:]
+        elif kind == "add":
+            made[at:at] = rng.randbytes(length)
+    return bytes(made)
+
+
+JUNK: tuple[Any, ...] = (None, True, -1, 0, 1, 3, 2**31, 2**63, 2**70, 10**400, 1.5, -0.0, 1e308, np.nan, np.inf)
+JUNK += ("", "x", "1", "\ud800", "a" * 5000, (), [], {}, [1, 2, 3], (1, 2), {"a": []})
+
+
+def damaged_json(rng: random.Random, text: str) -> bytes:
+    """A value replaced, taken out or repeated somewhere in a JSON document; or its bytes damaged."""
+    if rng.random() < 0.3:
+        return damaged(rng, text.encode())
+    document = json.loads(text)
+    for _ in range(rng.choice((1, 1, 3))):
+        node: Any = document
+        while True:
+            if not isinstance(node, dict | list) or not node:
+                break
+            key: Any = rng.choice(sorted(node)) if isinstance(node, dict) else rng.randrange(len(node))
+            if isinstance(node[key], dict | list) and node[key] and rng.random() < 0.85:
+                node = node[key]
+                continue
+            kind = rng.random()
+            if kind < 0.15:
+                del node[key]
+            elif kind < 0.25 and isinstance(node, list):
+                node += [node[key]] * rng.choice((1, 1000))
+            elif kind < 0.35 and isinstance(node[key], int | float):
+                node[key] = node[key] * rng.choice((-1, 10**9, 10**300, 0))
+            else:
+                node[key] = deepcopy(rng.choice(JUNK))
+            break
+    return json.dumps(document).encode()

@@ -1,0 +1,175 @@
+#!/usr/bin/env python
+"""Attack the package at random for a stated time: nothing may be lost, hang, or be silently wrong.
+
+    python scripts/hardening/hostile.py --minutes 10                      # all attacks in turns, on up to 4 ranks
+    python scripts/hardening/hostile.py --minutes 2 --only kills,damage --seed 7
+    python scripts/hardening/hostile.py --kind restart --ranks 9              # jobs are killed, and started again
+    python scripts/hardening/hostile.py --kind survivors --ranks 9            # ranks are killed, and the others go on
+    python scripts/hardening/hostile.py --kind stopped                     # ranks are stopped, and some of them go on
+    python scripts/hardening/hostile.py --trial damage.json:1234:5        # one trial again, or one case of it
+    python scripts/hardening/hostile.py --list
+
+The attacks are in the folder attacks, one entry each.  A trial is known by the name of its attack and a seed, which are
+printed.  Each has a folder, a /dev/shm and processes of its own, in namespaces of this command (unshare), which
+takes them along when it ends, by kill -9, too.  The folders of trials that found something are kept, and named.
+
+Exit codes: 0 nothing was found, 1 something was, 2 bad arguments, 3 this machine has no such namespaces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from importlib import import_module
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers")]
+
+from attacks.trial import ATTACKS, KINDS, Finding, Told, Trial, end_all  # noqa: E402
+
+MODULES = (
+    "kills", "stopped", "restart", "survivors", "damage", "arguments", "memory", "files", "products", "flips",
+)  # fmt: skip
+INSIDE = "_PDGEMM_HOSTILE"  # in the environment: the namespaces are there
+OUTCOMES = ("right", "refused", "ended")
+
+# What each detector has to see, planted into the product.
+PLANTS = {
+    "hang": "while True: pass",
+    "wrong": "made = product(*args, **options); made.local[...] += 1",
+    "lost": "made = product(*args, **options); h5py.File('f.h5', 'a').clear()",
+    "signal": "os.kill(os.getpid(), 7)",
+    "traceback": "raise AssertionError('planted')",
+    "code": "os._exit(1)",
+    "blind": "options['protect'] = None; made = product(*args, **options)",
+    "litter": "made = product(*args, **options); open('/dev/shm/litter', 'w').close()",
+}
+PLANT = """
+import os
+if {"OMPI_COMM_WORLD_RANK", "PMI_RANK"} & {*os.environ}:
+    import h5py, pdgemm.gemm
+    product = pdgemm.gemm.pdgemm
+    def planted(*args, **options):
+        %s
+        return made
+    pdgemm.gemm.pdgemm = planted
+"""
+
+
+def main() -> int:
+    sys.stdout.reconfigure(errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
+    asked = arguments()
+    if asked.list:
+        print("\n".join(f"{name:18} {' '.join((x.__doc__ or '').split())}" for name, x in ATTACKS.items()))
+        return 0
+    if INSIDE not in os.environ:
+        return enter()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    folder = Path(tempfile.mkdtemp(prefix="hostile-"))
+    try:
+        return campaign(asked, folder)
+    finally:
+        end_all()
+        shutil.rmtree(folder / "originals", ignore_errors=True)
+        if not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def arguments() -> argparse.Namespace:
+    for name in MODULES:
+        import_module(f"attacks.{name}")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 10**6)
+    parser.add_argument("--only", "--kind", default="", help="attacks, by how their names begin: kills,damage.json")
+    parser.add_argument("--ranks", type=int, default=4, help="of a job, at most")
+    parser.add_argument("--bound", type=float, default=60, help="seconds after which a command hangs")
+    parser.add_argument("--trial", help="ATTACK:SEED or ATTACK:SEED:CASE: this one alone")
+    parser.add_argument("--plant", choices=PLANTS, help="a failure in the package that has to be found")
+    parser.add_argument("--list", action="store_true", help="the attacks")
+    asked = parser.parse_args()
+    wanted = tuple(filter(None, (asked.trial or asked.only).split(":")[0].split(",")))
+    asked.one = re.fullmatch(r"([a-z.0-9]+):(\d+)(?::(\d+))?", asked.trial) if asked.trial else None
+    if asked.trial and not (asked.one and asked.one[1] in ATTACKS):
+        parser.error(f"--trial {asked.trial} is not of the form ATTACK:SEED or ATTACK:SEED:CASE; --list names attacks")
+    asked.attacks = [name for name in ATTACKS if not wanted or name.startswith(wanted)]
+    if not asked.attacks:
+        parser.error(f"no attack begins with {', '.join(wanted)}; there are {', '.join(ATTACKS)}")
+    return asked
+
+
+def enter() -> int:
+    """The same command in namespaces of its own, whose first process it is."""
+    unshare = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    for command in (unshare, [*unshare, "--user", "--map-root-user"]):
+        try:
+            words = [*command, "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"]
+            tried = subprocess.run(words, capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            print("hostile.py: no unshare, which is in util-linux", file=sys.stderr)
+            return 3
+        if tried.returncode == 0:
+            os.environ[INSIDE] = "1"
+            sys.stdout.flush()
+            os.execvp(command[0], [*command, sys.executable, *sys.argv])
+    print(f"hostile.py: no namespaces of its own: {tried.stderr.strip()}", file=sys.stderr)
+    return 3
+
+
+def campaign(asked: argparse.Namespace, folder: Path) -> int:
+    draw, end = random.Random(asked.seed), time.monotonic() + 60 * asked.minutes
+    print(f"seed {asked.seed}, up to {asked.ranks} ranks, {asked.minutes:g} minutes; findings are kept in {folder}")
+    trials, outcomes, found = Counter[str](), {name: Counter[str]() for name in ATTACKS}, list[str]()
+    number, turn = 0, list[str]()
+    while not number or (time.monotonic() < end and not asked.trial):
+        turn = turn or draw.sample(asked.attacks, len(asked.attacks))
+        name, seed, only = turn.pop(), draw.getrandbits(32), None
+        if asked.one:
+            name, seed, only = asked.one[1], int(asked.one[2]), int(asked.one[3]) if asked.one[3] else None
+        number += 1
+        plant = PLANT % PLANTS[asked.plant] if asked.plant else ""
+        trial = Trial(name, seed, folder / str(number), asked.ranks, asked.bound, plant, only)
+        start = time.monotonic()
+        try:
+            ATTACKS[name](trial)
+        except Finding as bad:
+            trial.found(bad.kind, str(bad))
+        except Told:
+            trial.found("hang", "the watchdog ended a job whose ranks were called alike")
+        except KeyboardInterrupt:
+            end = 0
+        except Exception as bad:  # a fault of the attack is no reason to lose what others find
+            trial.found("code", f"the attack itself failed: {type(bad).__name__}: {bad}")
+        finally:
+            trial.close()
+        trials[name] += 1
+        outcomes[name] += trial.outcomes + Counter(x for x, *_ in trial.findings)
+        said = ", ".join(f"{n} {x}" for x, n in trial.outcomes.items())
+        print(f"{name}:{seed}  {time.monotonic() - start:.1f} s  {said}")
+        for kind, repeat, text in trial.findings:
+            found.append(
+                f"{kind.upper()}  --trial {repeat} --ranks {asked.ranks}\n    {text[:900]}\n    {trial.folder}"
+            )
+            print(found[-1])
+        if trial.findings:
+            (trial.folder / "commands").write_text("\n".join(trial.commands), errors="backslashreplace")
+    print(f"\n{'attack':18} trials" + "".join(f"{x:>10}" for x in (*OUTCOMES, *KINDS)))
+    for name in asked.attacks:
+        print(f"{name:18} {trials[name]:6}" + "".join(f"{outcomes[name][x]:10}" for x in (*OUTCOMES, *KINDS)))
+    print(f"\n{len(found)} findings{':' if found else ''}")
+    print("\n".join(found))
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

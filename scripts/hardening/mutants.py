@@ -1,0 +1,657 @@
+"""What the suite catches: 101 bugs, planted one at a time in a copy of the checkout.
+
+    python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
+    python scripts/hardening/mutants.py --all            as scripts/test.sh --all
+    python scripts/hardening/mutants.py --tests COMMIT   against all tests of that commit on each number of ranks
+    python scripts/hardening/mutants.py --check          does each bug apply?
+
+A bug is caught where a test fails, or ends by its timeout.  The same tests pass without the bug, or it does not count.
+Exit codes: 0 all bugs were caught (apply), 1 some were not, 2 bad arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from functools import cache
+from io import BytesIO
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+COPIED = (
+    "pdgemm", "grids", "io", "tests", "scripts", "slurm", "docs", "pyproject.toml", "setup.cfg", "README.md",
+    "CHANGELOG.md", "CITATION.cff", "Containerfile", "LICENSE", ".ci", ".dockerignore", ".github",
+    ".pre-commit-config.yaml",
+)  # fmt: skip
+SECONDS = 400  # of one command
+
+
+class Mutant(NamedTuple):
+    """A bug: `old` becomes `new` in `file`.   tests : who has to catch it, "RANKS PATH...", 0 ranks being serial."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+U, R, D = "tests/unit/test_", "tests/ranks/test_", "tests/device/test_"
+MUTANTS = [
+    Mutant(
+        "errors: a LayoutError is no ValueError", "pdgemm/errors.py",
+        "class LayoutError(PdgemmError, ValueError):", "class LayoutError(PdgemmError):",
+        (f"4 {R}views.py",),
+    ),
+    Mutant(
+        "arrays: both uniform numbers of a normal one are the same", "pdgemm/local/arrays/element_functions.py",
+        "seed, 2 * stream + 1), wide))", "seed, 2 * stream), wide))",
+        (f"0 {U}local.py",),
+    ),
+    Mutant(
+        "arrays: 16-bit numbers are added up in 16 bits", "pdgemm/local/arrays/dtypes.py",
+        "\n    return common(*(TYPE[dtype].sums_dtype if dtype in HALVES else dtype for dtype in dtypes))",
+        "\n    return common(*dtypes)",
+        (f"1 {R}views.py {U}element_types.py",),
+    ),
+    Mutant(
+        "arrays: beta between 0 and 1 is taken for 1", "pdgemm/local/arrays/elementwise.py",
+        "            if self.beta != 1:\n                old *= self.beta",
+        "            if abs(self.beta) > 1:\n                old *= self.beta",
+        (f"1 {R}algorithms.py {R}any_problem.py",),
+    ),
+    Mutant(
+        "support: what any rank says is said if all do", "pdgemm/support/agreement.py",
+        "digest, -digest, -flag])", "digest, -digest, flag])",
+        (f"4 {R}agreement.py {R}plans.py {R}shared.py",),
+    ),
+    Mutant(
+        "support: a file that changed meanwhile is replaced", "pdgemm/support/files.py",
+        "if state(self._target) != self._before:", "if state(self._target) is None != self._before:",
+        ("0 tests/io/test_outputs.py",),
+    ),
+    Mutant(
+        "support: a rank that has come is said to be missing", "pdgemm/support/watchdog.py",
+        "if state.reached < number}", "if state.reached <= number}",
+        (f"0 {R}watchdog.py",),
+    ),
+    Mutant(
+        "support: a wait for panels is not seen", "pdgemm/transport/movers/arrivals.py",
+        'with self._recorder.phase("wait"), Wait():', 'with self._recorder.phase("wait"):',
+        (f"0 {U}waits.py",),
+    ),
+    Mutant(
+        "support: a job ends while a rank is at work", "pdgemm/support/watchdog.py",
+        "if at_work or any(0 <= state.still <", "if at_work and any(0 <= state.still <",
+        (f"0 {R}stopped_ranks.py",),
+    ),
+    Mutant(
+        "blas: columns that overlap are multiplied", "pdgemm/local/blas/local_gemm.py",
+        "return 0 if ragged or ld < rows else ld", "return 0 if ragged else ld",
+        (f"0 {U}local.py",),
+    ),
+    Mutant(
+        "blas: a third of six cores is one", "pdgemm/local/blas/threads.py",
+        "for core in cores[rank]) + 1e-9))", "for core in cores[rank])))",
+        (f"1 {R}grid.py",),
+    ),
+    Mutant(
+        "grids: only block 0 lacks what a window skips", "grids/distribution.py",
+        "lacking = self.skip * (block % self.parts == 0)", "lacking = self.skip * (block == 0)",
+        (f"0 {U}distribution.py",),
+    ),
+    Mutant(
+        "grids: a piece of an index map has a run too many", "grids/index_map.py",
+        'self.ends.searchsorted(stop, "left")', 'self.ends.searchsorted(stop, "right")',
+        (f"0 {R}redistribute.py",),
+    ),
+    Mutant(
+        "grids: a gap does not join the one before it", "grids/shared_heap.py",
+        "for left in (at, at - 1):", "for left in (at,):",
+        (f"0 {R}shared.py", f"4 {R}shared.py"),
+    ),
+    Mutant(
+        "grids: a transposed grid keeps its rows", "grids/process_grid.py",
+        "other.row, other.col = self.col, self.row", "other.row, other.col = self.row, self.col",
+        (f"4 {R}grid.py",),
+    ),
+    Mutant(
+        "instrument: words read in place are not received", "pdgemm/instrument/recorder.py",
+        "        self.words_received += words\n        self.words_read += words", "        self.words_read += words",
+        (f"4 {R}redistribute.py",),
+    ),
+    Mutant(
+        "instrument: waits for ranks count as transfers", "pdgemm/instrument/report.py",
+        "transfer = self.hidden_seconds + self.wait_seconds - self.sync_seconds",
+        "transfer = self.hidden_seconds + self.wait_seconds",
+        (f"0 {U}model.py", "4 tests/cli/test_trace.py"),
+    ),
+    Mutant(
+        "model: panels of the owner on the other side are forwarded", "pdgemm/schedules/formulas.py",
+        "owner = (me - distance) % parts", "owner = (me + distance) % parts",
+        (f"0 {U}schedule.py", f"3 {R}summa.py"),
+    ),
+    Mutant(
+        "model: a node holds no direction of a grid", "pdgemm/planning/machines/machine.py",
+        "return (length - together) / (length - 1)", "return (length - together) / length",
+        (f"0 {U}model.py {U}planner.py",),
+    ),
+    Mutant(
+        "devices: copies do not wait for products", "pdgemm/devices/streams.py",
+        "            self.transfer.wait_event(self._computed)", "            pass",
+        (f"4 {D}device.py",),
+    ),
+    Mutant(
+        "devices: ranks that share GPUs take them in turns", "pdgemm/devices/gpu_binding.py",
+        "min(count - 1, rank * count // size)", "rank % count",
+        (f"0 {D}gpus.py",),
+    ),
+    Mutant(
+        "schedules: Cannon moves on by a group too early", "pdgemm/schedules/steps.py",
+        "on = step % t == t - 1", "on = step % t == 0",
+        (f"0 {U}schedule.py", f"2 {R}algorithms.py"),
+    ),
+    Mutant(
+        "schedules: a rank alone on its node is told of panels", "pdgemm/schedules/node_relay.py",
+        "min(1, len(near) - 1)))[put_together]", "1))[put_together]",
+        (f"3 {R}shared.py",),
+    ),
+    Mutant(
+        "planning: layers send no part of C", "pdgemm/planning/search/grid_search.py",
+        "+ m_loc * n_loc * (1 - 1 / c) * (k > 0)\n    work", "\n    work",
+        (f"0 {U}model.py {U}planner.py",),
+    ),
+    Mutant(
+        "planning: columns are one row", "pdgemm/planning/problem.py",
+        '"column": (1, ranks)}.get', '"column": (ranks, 1)}.get',
+        (f"0 {U}planner.py", f"4 {R}plans.py"),
+    ),
+    Mutant(
+        "matrix: column sums are added up along rows", "pdgemm/matrix/distmatrix.py",
+        "axis=0 if kind == 1 else 1", "axis=1 if kind == 1 else 0",
+        (f"4 {R}matrix.py",),
+    ),
+    Mutant(
+        "matrix: the smallest products are dealt out first", "pdgemm/matrix/batch.py",
+        "key=lambda item: -flops[item])", "key=lambda item: flops[item])",
+        (f"1 {R}batched.py",),
+    ),
+    Mutant(
+        "matrix: the residual's bound is that of double precision", "pdgemm/matrix/residual.py",
+        "(dtypes.eps(C.dtype) / 2 if C.dtype in dtypes.HALVES else 0)", "0",
+        (f"1 {R}residual.py {R}views.py",),
+    ),
+    Mutant(
+        "movers: a message holds so many words, not bytes", "pdgemm/transport/movers/shift.py",
+        "words = LARGEST_MESSAGE_BYTES // x.itemsize", "words = LARGEST_MESSAGE_BYTES // 8",
+        (f"4 {R}algorithms.py",),
+    ),
+    Mutant(
+        "movers: what is not contiguous is added to nothing", "pdgemm/transport/block_copy.py",
+        "kept = y[:, here]", "kept = np.zeros_like(y[:, here])",
+        (f"4 {R}redistribute.py {R}any_problem.py",),
+    ),
+    Mutant(
+        "algorithms: what is converted is not conjugated", "pdgemm/algorithms/products/accumulator.py",
+        "Combine(conjugated=layout.conjugated, through", "Combine(through",
+        (f"1 {R}algorithms.py",),
+    ),
+    Mutant(
+        "algorithms: B goes around Cannon's torus the other way", "pdgemm/algorithms/products/cannon.py",
+        "up.start((i - 1) % pr, (i + 1) % pr,", "up.start((i + 1) % pr, (i - 1) % pr,",
+        (f"9 {R}algorithms.py",),
+    ),
+    Mutant(
+        "algorithms: parts of several owners are staged at one place", "pdgemm/algorithms/products/summa.py",
+        "self._bring(there, owner, slot, self._rows * (at - cols.size))", "self._bring(there, owner, slot, 0)",
+        (f"4 {D}device.py {D}planted_races.py",),
+    ),
+    Mutant(
+        "gemm: a product of transposes is stored by rows", "pdgemm/gemm.py",
+        'order: Order = "F" if all(', 'order: Order = "C" if all(',
+        (f"4 {R}views.py {R}summa.py {R}matrix.py",),
+    ),
+    Mutant(
+        "batched: items as large as a chunk have no room", "pdgemm/batched.py",
+        "max(0 if self.alike else need.max(initial=0), min(CHUNK_BYTES, need.sum()))",
+        "min(CHUNK_BYTES, need.sum())",
+        (f"1 {R}batched.py",),
+    ),
+    Mutant(
+        "factors: the other factor of a product is not conjugated", "pdgemm/linalg/factors/rank_k.py",
+        "right = right.H if self.hermitian else right.T", "right = right.T",
+        (f"1 {R}linalg_rank_k.py",),
+    ),
+    Mutant(
+        "factors: both triangles of a result are written", "pdgemm/linalg/factors/rank_k.py",
+        "protect=None, triangle=uplo)", 'protect=None, triangle="")',
+        (f"4 {R}linalg_rank_k.py",),
+    ),
+    Mutant(
+        "factors: the solution of a transpose is permuted the other way", "pdgemm/linalg/factors/lu.py",
+        "X = steps.did(permuted(X, np.argsort(factors.perm)))", "X = steps.did(permuted(X, factors.perm))",
+        (f"1 {R}linalg_solve.py",),
+    ),
+    Mutant(
+        "factors: a refined solution is the first one", "pdgemm/linalg/factors/solve.py",
+        "            X += corrected(R)", "            corrected(R)",
+        (f"1 {R}linalg_solve.py",),
+    ),
+    Mutant(
+        "panel_algorithms: CholeskyQR tries no shift", "pdgemm/algorithms/panels/cholesky_qr.py",
+        "for s in (0.0, shift)[: 1 + first]:", "for s in (0.0,):",
+        (f"1 {R}linalg_tall_qr.py",),
+    ),
+    Mutant(
+        "panel_algorithms: a Q of any departure is right", "pdgemm/algorithms/panels/cholesky_qr.py",
+        "last = departure <= NEAR", "last = departure <= NEAR or number == 2",
+        (f"1 {R}linalg_tall_qr.py",),
+    ),
+    Mutant(
+        "panel_algorithms: rows of X are read before they are solved", "pdgemm/algorithms/panels/triangular_panels.py",
+        "rows, slot, PANEL, ready=not plan.solves)", "rows, slot, PANEL, ready=True)",
+        (f"4 {R}linalg_late_ranks.py",),
+    ),
+    Mutant(
+        "panel_algorithms: products do not wait for a triangle", "pdgemm/algorithms/panels/triangular_panels.py",
+        "if self._plan.A.conjugated else CONVERT)(here, there)\n        self._task.copied()",
+        "if self._plan.A.conjugated else CONVERT)(here, there)",
+        (f"4 {D}device_panels.py",),
+    ),
+    Mutant(
+        "panel_schedules: rows that change places twice do so once", "pdgemm/schedules/panels/row_moves.py",
+        "lying[here], lying[there] = lying[there], lying[here]", "lying[here], lying[there] = there, lying[here]",
+        (f"0 {U}panel_schedules.py", f"4 {R}linalg_lu.py"),
+    ),
+    Mutant(
+        "panel_movers: a panel is rewritten while it is read", "pdgemm/transport/panels/gathered_panel.py",
+        "        task.wait(slot)  # until others that read the last panel in X have done so", "        pass",
+        (f"4 {R}linalg_late_ranks.py", f"4 {R}linalg_lu.py"),
+    ),
+    Mutant(
+        "spectral: a sign's trace counts the eigenvalues below", "pdgemm/linalg/spectral/eigh.py",
+        "count = round((n + trace) / 2)", "trace = -trace\n        count = round((n + trace) / 2)",
+        (f"1 {R}linalg_functions.py",),
+    ),
+    Mutant(
+        "spectral: a restart keeps the smallest singular values", "pdgemm/linalg/spectral/golub_kahan.py",
+        "distributed(X, vectors[:, :used])", "distributed(X, vectors[:, -used:])",
+        (f"1 {R}linalg_svd.py",),
+    ),
+    Mutant(
+        "spectral: the bound of singular values forgets those after the k-th", "pdgemm/linalg/spectral/golub_kahan.py",
+        "rest = min(rest, float(s[k] + residuals[k]))", "rest = 0.0",
+        (f"1 {R}linalg_svd.py",),
+    ),
+    Mutant(
+        "factors: the columns in which an inverse is smallest are taken", "pdgemm/linalg/factors/condition.py",
+        "np.argsort(-np.abs(y)", "np.argsort(np.abs(y)",
+        (f"1 {R}linalg_condition.py",),
+    ),
+    Mutant(
+        "indexing: of a row that is set twice, the first value stays", "pdgemm/local/arrays/keys.py",
+        "np.unique(indices[::-1], return_index=True)\n    return np.sort(len(indices) - 1 - from_end)",
+        "np.unique(indices, return_index=True)\n    return np.sort(from_end)",
+        (f"1 {R}selection.py",),
+    ),
+    Mutant(
+        "movers: rows in any order are copied as if they followed each other", "pdgemm/transport/block_copy.py",
+        "side_by_side = bool((np.diff(here) == 1).all())", "side_by_side = here[-1] - here[0] + 1 == len(here)",
+        (f"4 {R}selection.py",),
+    ),
+    Mutant(
+        "statistics: equal elements are not dealt among the ranks", "pdgemm/algorithms/statistics/columns.py",
+        "comm.Exscan(equal, earlier)", "earlier[:] = 0",
+        (f"4 {R}statistics.py",),
+    ),
+    Mutant(
+        "scalapack: a singular matrix has a solution", "pdgemm/interop/scalapack/lapack.py",
+        "if nrhs and not factors.zero_pivot:", "if nrhs:",
+        (f"4 {R}scalapack_linalg.py",),
+    ),
+    Mutant(
+        "calibrate: seconds of a word are taken for those of a byte", "pdgemm/tools/calibrate/links.py",
+        "(large - small) / (words * 8)", "(large - small) / words",
+        (f"1 {R}calibrate.py",),
+    ),
+    Mutant(
+        "scalapack: the conjugate transpose is the transpose", "pdgemm/interop/scalapack/pblas.py",
+        'redistribute(A.H if routine.endswith("C") else A.T, C,', "redistribute(A.T, C,",
+        (f"4 {R}scalapack.py",),
+    ),
+    Mutant(
+        "io: real and imaginary part have one weight", "pdgemm/algorithms/protection/checksum.py",
+        "cols[:, None] * words + np.arange(words)", "cols[:, None] * words + 0 * np.arange(words)",
+        ("1 tests/io/test_hdf5.py",),
+    ),
+    Mutant(
+        "io: a rank's share begins where the one before it does", "io/pieces.py",
+        "first + dim.block * part if dim.count(part) else first", "first + dim.block * max(0, part - 1)",
+        ("4 tests/io/test_hdf5.py",),
+    ),
+    Mutant(
+        "profiling: clocks run at one rate", "pdgemm/tools/profiling/trace_file.py",
+        "(t - before.here) * rate", "(t - before.here)",
+        ("4 tests/cli/test_trace.py",),
+    ),
+    Mutant(
+        "studies: waits for ranks are counted twice", "pdgemm/tools/studies/curves.py",
+        "max(0.0, ranks.wait_seconds.mean - sync)", "ranks.wait_seconds.mean",
+        ("0 tests/studies/test_plot.py",),
+    ),
+    Mutant(
+        "cli: some ranks end with another exit code", "pdgemm/tools/cli/job.py",
+        "return self._world.allreduce(code, MPI.MAX)", "return self._world.allreduce(code, MPI.MIN)",
+        ("0 tests/cli/test_cli.py",),
+    ),
+    Mutant(
+        "streamed: a panel is read over the one in use", "io/streamed/file_panels.py",
+        "        self._buffers.reverse()\n", "",
+        ("4 tests/io/test_files_product.py",),
+    ),
+    Mutant(
+        "streamed: a tile is formed over one that is not written yet", "io/streamed/files_product.py",
+        "                    out.end(slab)\n                    if entry", "                    if entry",
+        ("4 tests/io/test_files_product.py",),
+    ),
+    Mutant(
+        "streamed: a panel that is there is read again", "io/streamed/tiling.py",
+        "down, number = number % 2 == 0, number + 1", "down, number = True, number + 1",
+        (f"0 {U}tilings.py",),
+    ),
+    Mutant(
+        "plans: panels of a pair that ends early are numbered as if it went on", "pdgemm/schedules/node_relay.py",
+        "before += len(left) * (end - start)", "before += len(pairs) * (end - start)",
+        (f"0 {U}little_memory.py",),
+    ),
+    Mutant(
+        "plans: a gap between two panels counts as one inside of a panel", "pdgemm/schedules/steps.py",
+        "        if any(total * -(-gap * panels // total) // panels != gap for gap in map(int, gaps)):",
+        "        if len(gaps):",
+        (f"0 {U}little_memory.py",),
+    ),
+    Mutant(
+        "streamed: a job that goes on forgets the sums of its tile", "io/streamed/files_product.py",
+        "moved(sums[part.file], C[rows, :], start, self.held.itemsize)", "C[rows, :].local.nbytes",
+        ("4 tests/io/test_checkpoints.py",),
+    ),
+    Mutant(
+        "protection: high bits of elements cancel in a checksum", "pdgemm/algorithms/protection/checksum.py",
+        "(bits ^ bits >> np.uint64(32)) @ v", "bits @ v",
+        ("1 tests/io/test_hdf5.py",),
+    ),
+    Mutant(
+        "streamed: what a killed job left is not compared with its checksum", "io/streamed/unfinished.py",
+        "    return checksum.text(comm, total) == checksum.as_text(left.total)", "    return True",
+        ("4 tests/io/test_checkpoints.py",),
+    ),
+    Mutant(
+        "streamed: C in place is computed twice", "io/streamed/unfinished.py",
+        "        raise Complete\n", "        pass\n",
+        ("4 tests/io/test_checkpoints.py",),
+    ),
+    Mutant(
+        "streamed: other inputs are gone on with", "io/streamed/unfinished.py",
+        "return checksum.text(comm, total) == checksum.as_text(left.read[number])", "return True",
+        ("4 tests/io/test_checkpoints.py",),
+    ),
+    Mutant(
+        "streamed: other datasets of a file that has not changed are gone on with", "io/streamed/unfinished.py",
+        'return {"name": _path(x.dataset[1]), "files"', 'return {"name": "", "files"',
+        ("4 tests/io/test_checkpoints.py",),
+    ),
+    Mutant(
+        "support: a file whose time was put back has not changed", "pdgemm/support/file_states.py",
+        "found.st_mtime_ns, found.st_ctime_ns)", "found.st_mtime_ns, 0)",
+        ("0 tests/io/test_outputs.py", "1 tests/io/test_checkpoints.py"),
+    ),
+    Mutant(
+        "streamed: checkpoints of two datasets share a name", "io/streamed/unfinished.py",
+        'lambda x: f"%{ord(x[0]):02X}"', 'lambda x: "."',
+        ("1 tests/io/test_checkpoints.py",),
+    ),
+    Mutant(
+        "io: what describes a dataset is not read back from the disk", "io/new_dataset.py",
+        "        on_root(self._comm, self._path, self._check_held)\n", "",
+        ("1 tests/io/test_hdf5.py",),
+    ),
+    Mutant(
+        "io: what cannot be read now is taken for damaged", "io/generations.py",
+        "            if isinstance(bad, OSError) and bad.errno:  # it may be", "            if False:  # it may be",
+        ("4 tests/io/test_checkpoints.py",),
+    ),
+    Mutant(
+        "support: a failure wakes nobody", "pdgemm/support/failures.py",
+        "for comm in _known if _patience[0] else ():", "for comm in ():",
+        ("0 tests/cli/test_survivors.py",),
+    ),
+    Mutant(
+        "schedules: a rank sends its own array in place of an inherited one",
+        "pdgemm/schedules/exchanges/inherited_exchange.py",
+        "self.held(holder).index(old))", "0)",
+        (f"4 {R}resilience.py",),
+    ),
+    Mutant(
+        "resilience: memory that nobody shares is read", "pdgemm/resilience/kept_state.py",
+        "all(at[0] for rank in mine for at in self._places[rank])", "True",
+        ("0 tests/cli/test_survivors.py",),
+    ),
+    Mutant(
+        "resilience: a step counts where it ended on this rank", "pdgemm/resilience/survivors.py",
+        "return state if agreed & _DONE else None", "return state",
+        ("0 tests/cli/test_survivors.py",),
+    ),
+    Mutant(
+        "resilience: a step may change the state", "pdgemm/resilience/kept_state.py",
+        "                x.flags.writeable = False\n", "                pass\n",
+        (f"4 {R}resilience.py",),
+    ),
+    Mutant(
+        "protection: no residual is ever large", "pdgemm/algorithms/protection/row_checksums.py",
+        "(ratio > limit).any(), (ratio > CAP).any()", "False, False",
+        ("4 tests/ranks/test_protection.py",),
+    ),
+    Mutant(
+        "protection: B x is made of C's part alone", "pdgemm/algorithms/protection/row_checksums.py",
+        "            self._allreduce(whole)\n", "",
+        ("4 tests/ranks/test_protection.py",),
+    ),
+    Mutant(
+        "protection: an operand that changed is not told from a wrong product",
+        "pdgemm/algorithms/protection/row_checksums.py",
+        'return ", ".join(found)', 'return ""',
+        ("4 tests/ranks/test_protection.py",),
+    ),
+    Mutant(
+        "protection: a product in place is repeated from what it has become",
+        "pdgemm/algorithms/protection/repetition.py",
+        "            C.stored[...] = entry\n", "            pass\n",
+        ("4 tests/ranks/test_protection.py",),
+    ),
+    Mutant(
+        "protection: rows that hold NaN by right are taken for wrong", "pdgemm/algorithms/protection/row_checksums.py",
+        "unknown = ~np.isfinite(tau)", "unknown = np.zeros(len(ratio), bool)",
+        ("4 tests/ranks/test_protection.py",),
+    ),
+    Mutant(
+        "protection: signs alone are the weights of columns", "pdgemm/algorithms/protection/row_checksums.py",
+        "return signs * (1.0 + (bits", "return signs + 0 * (1.0 + (bits",
+        ("1 tests/ranks/test_protection_rows.py",),
+    ),
+    Mutant(
+        "protection: norms of small rows are lost in their squares", "pdgemm/algorithms/protection/row_checksums.py",
+        "    if scaled.any():\n", "    norms[norms == 0] = np.inf\n    if False:\n",
+        ("1 tests/ranks/test_protection_rows.py",),
+    ),
+    Mutant(
+        "protection: a flip is named where the repetition has the same bits",
+        "pdgemm/algorithms/protection/repetition.py",
+        "(bits != before, node())", "(True, node())",
+        ("1 tests/ranks/test_protection_rows.py",),
+    ),
+    Mutant(
+        "io: a job that was killed replaces what a later one saved", "io/generations.py",
+        "if there is not None and last is not None and there.token.job not in (_myself, last.job):", "if False:",
+        ("4 tests/io/test_state.py",),
+    ),
+    Mutant(
+        "matrix: arrays that differ among the ranks become one matrix", "pdgemm/matrix/constructors.py",
+        "if check and grid.size > 1:", "if check and grid.size > 99:",
+        (f"4 {R}arguments.py",),
+    ),
+    Mutant(
+        "io: the one writer writes the blocks of all ranks to the first columns", "io/hyperslabs.py",
+        "put(first, second, some)", "put(first, 0, some)",
+        ("4 tests/io/test_hdf5.py",),
+    ),
+    Mutant(
+        "io: the list of matrices is not part of what is hashed", "io/generations.py",
+        "good = attrs.pop(_CONTENTS) == _hash(attrs, matrices)", "good = attrs.pop(_CONTENTS) is not None",
+        ("1 tests/io/test_state.py",),
+    ),
+    Mutant(
+        "io: a damaged generation keeps its job from saving", "io/generations.py",
+        "    elif not _is_ours(path):\n", "    elif True:\n",
+        ("1 tests/io/test_state.py",),
+    ),
+    Mutant(
+        "io: a damaged generation is loaded", "io/hdf5.py",
+        "load(each.path, name, grid, verify=True,", "load(each.path, name, grid, verify=False,",
+        ("4 tests/io/test_state.py",),
+    ),
+    Mutant(
+        "io: matrices and attributes of two generations are loaded together", "io/hdf5.py",
+        "if not on_root(comm, path, lambda: generations.is_there(each)):", "if False:",
+        ("4 tests/io/test_state.py",),
+    ),
+    Mutant(
+        "io: ranks wait for the elements of one that lacks memory", "io/hyperslabs.py",
+        "        with together(comm):  # a rank that lacks", "        with nullcontext():  # a rank that lacks",
+        ("4 tests/io/test_hdf5.py",),
+    ),
+    Mutant(
+        "schedules: a redistribution is simulated without its reads", "pdgemm/schedules/exchanges/exchange.py",
+        'kind = SHARED.name if self.shared else "exchange"', 'kind = "exchange"',
+        ("0 tests/unit/test_exchanges.py",),
+    ),
+    Mutant(
+        "collectives: what comes from an earlier rank is joined on the wrong side", "pdgemm/transport/collectives.py",
+        "join if step.adds else None, source < me)", "join if step.adds else None, source > me)",
+        (f"4 {R}collectives.py",),
+    ),
+    Mutant(
+        "collectives: the last step of Bruck's all-gather goes around too far",
+        "pdgemm/schedules/collectives/collective_steps.py",
+        "ends = at + min(distance, p - distance)", "ends = at + distance",
+        (f"0 {U}collective_schedules.py",),
+    ),
+    Mutant(
+        "programs: a product is not planned", "pdgemm/gemm.py",
+        """        draft.add("C", plan)\n""", """        pass\n""",
+        (f"4 {R}linalg_plans.py",),
+    ),
+    Mutant(
+        "programs: redistributions of sums are not reported", "pdgemm/linalg/spectral/iterations.py",
+        "return Y if Y.later_report is before else self.did(Y)", "return Y",
+        (f"4 {R}linalg_plans.py",),
+    ),
+]  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--check", action="store_true", help="does each bug apply?")
+    parser.add_argument("--all", action="store_true", help="all combinations and examples, as scripts/test.sh --all")
+    parser.add_argument("--tests", metavar="COMMIT", help="the tests of this commit")
+    parser.add_argument("--only", default="", help="bugs whose names have one of these in them: watchdog,blas")
+    asked = parser.parse_args()
+    chosen = [x for x in MUTANTS if any(part in x.name for part in asked.only.split(","))]
+    wrong = [f"{x.name}: {there} places in {x.file} have its text" for x in chosen if (there := places(x)) != 1]
+    named = ((x.name, path) for x in chosen for tests in x.tests for path in tests.split()[1:])
+    wrong += [f"{name}: there is no {path}" for name, path in named if not (ROOT / path).exists()]
+    if asked.check or wrong:
+        print("\n".join(wrong) or f"{len(chosen)} bugs apply")
+        return bool(wrong)
+    options = () if asked.tests else ("--all",) if asked.all else ("--tiers",)
+    missed = []
+    for mutant in chosen:
+        with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+            start = time.monotonic()
+            found = caught(mutant, Path(folder), options, asked.tests)
+        print(f"{mutant.name:64} {found:50} {time.monotonic() - start:6.0f} s", flush=True)
+        missed += [mutant] * found.startswith("MISSED")
+    print(f"\n{len(chosen) - len(missed)} of {len(chosen)} caught")
+    return bool(missed)
+
+
+def places(mutant: Mutant) -> int:
+    """How often the text is there that the bug takes the place of."""
+    return (ROOT / mutant.file).read_text().count(mutant.old)
+
+
+def caught(mutant: Mutant, folder: Path, options: tuple[str, ...], commit: str | None) -> str:
+    """Who catches a bug, in words."""
+    copy_to(folder, commit)
+    path = folder / mutant.file
+    path.write_text(path.read_text().replace(mutant.old, mutant.new))
+    for tests in mutant.tests:
+        if not passes(tests, folder, options):
+            return f"caught by {tests}" if sound(tests, options, commit) else f"MISSED: {tests} fails without it"
+    return "MISSED"
+
+
+@cache
+def sound(tests: str, options: tuple[str, ...], commit: str | None) -> bool:
+    """Do tests pass without a bug?"""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        copy_to(Path(folder), commit)
+        return passes(tests, Path(folder), options)
+
+
+def copy_to(folder: Path, commit: str | None) -> None:
+    leave = shutil.ignore_patterns("__pycache__")
+    for name in COPIED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=leave)
+        else:
+            shutil.copy(ROOT / name, folder / name)
+    if commit:
+        shutil.rmtree(folder / "tests")
+        packed = subprocess.run(["git", "archive", commit, "tests", "pyproject.toml"], cwd=ROOT, capture_output=True)
+        with tarfile.open(fileobj=BytesIO(packed.stdout)) as tar:
+            tar.extractall(folder, filter="data")
+
+
+def passes(tests: str, folder: Path, options: tuple[str, ...]) -> bool:
+    """Does a run of these tests end well?  Paths that are not there (in another commit) are left out."""
+    ranks, *paths = tests.split()
+    paths = [path for path in paths if (folder / path).exists()]
+    if not paths:
+        return True
+    words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *paths]
+    if int(ranks):
+        words = ["mpiexec", "-n", ranks, *words, "--with-mpi", "-m", "mpi", *options]
+    else:
+        words += ["-m", "not mpi", *(x for x in options if x == "--all")]
+    env = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    run = subprocess.Popen(
+        words, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        return run.wait(SECONDS) in (0, 5)  # 5: none of these tests belongs on so many ranks
+    except subprocess.TimeoutExpired:
+        os.killpg(run.pid, 9)
+        run.wait()
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())
