@@ -3,8 +3,8 @@
 
     mpiexec -n 1 python scripts/benchmarks/bench_overhead.py        # on one rank, and on several
 
-A call multiplies 8 x 8 matrices,
-less what BLAS takes for this rank's part; panels are one inner index wide and one number high, so that all is overhead.
+A call multiplies 8 x 8 matrices, less what BLAS takes for this rank's part; panels are one inner index wide and one
+number high, so that all is overhead.
 Plans of new extents are those of a blocked factorisation, of which each step has a smaller matrix to update.
 """
 

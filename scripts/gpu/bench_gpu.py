@@ -3,8 +3,9 @@
 
     python scripts/gpu/bench_gpu.py --out benchmarks/NAME.json      # on a machine with a GPU, without mpiexec
 
-For 1, 2 and 4 ranks it starts itself under mpiexec.  Each product takes turns with one of the same size by one rank alone, whose others
-wait, and the ratio of each pair is what counts: time(alone) / time(pdgemm).  --device host runs all of it with NumPy.
+For 1, 2 and 4 ranks it starts itself under mpiexec.  Each product takes turns with one of the same size by one rank
+alone, whose others wait, and the ratio of each pair is what counts: time(alone) / time(pdgemm).  --device host runs
+all of it with NumPy.
 """
 
 from __future__ import annotations
