@@ -15,7 +15,6 @@ one; a redistribution converts between these and the layout of the matrix, one p
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -38,7 +37,7 @@ from pdgemm.io.atomic import on_root, replacing
 from pdgemm.io.generations import Saved, SavedReport
 from pdgemm.io.matrix_files import Progress, Transfer, check_dtypes, part_of, within
 from pdgemm.io.new_dataset import NewDataset, attributes, new_dataset
-from pdgemm.io.stored import CHANGED, Stored, check_names, check_unchanged, inspect
+from pdgemm.io.stored import CHANGED, Stored, check_names, check_unchanged, file_and_name, inspect
 from pdgemm.local.arrays.device import HOST
 from pdgemm.local.arrays.dtypes import STORED, element_type, names
 from pdgemm.local.arrays.integers import as_count
@@ -103,12 +102,8 @@ def load(
     stored, wanted = look(path, name, grid, asked)
     with together(comm):
         part = part_of(stored.shape, rows, cols)
-        if verify and part.shape != stored.shape:
-            raise ArgumentError(f"{path}:{name}: verify reads the whole dataset, and not a part of it ({part})")
-        if verify and stored.checksum is None:
-            raise FileError(f"{path}:{name} carries no checksum to verify")
-        if verify and not is_comparable(stored.checksum or ""):
-            raise FileError(f"{path}:{name} carries a checksum of another version of pdgemm: load it without verify")
+        if verify:
+            _check_verifiable(stored, f"{path}:{name}", part)
         method = _way_to_read(stored)
         carried = wanted
         if verify:  # the checksum is of the bits as stored
@@ -119,14 +114,8 @@ def load(
     shape = part.shape[::-1] if transpose else part.shape
     matrix = DistMatrix.empty(shape, grid=grid, block=block, source=source, dtype=carried, order=order)
     there = matrix.T if transpose else matrix
-    way: AbstractContextManager[Transfer]
     with timed("read", matrix.local.nbytes), taking(None):
-        if method == "mpi-io":
-            assert stored.offset is not None
-            way = mpi_io.opened(stored.file, stored.offset, stored.shape[1], stored.dtype, comm)
-        else:
-            way = hyperslabs.opened(path, name, comm, method == "mpio")
-        with way as transfer:
+        with _opened(stored, method, path, name, comm) as transfer:
             pieces.read(there, within(transfer, part), stored.unit, progress)
         on_root(comm, path, lambda: check_unchanged(f"{path}:{name}", stored))
     if verify:
@@ -143,16 +132,24 @@ def load(
     return matrix
 
 
-def file_and_name(path: str | Path, name: str | None) -> tuple[Path, str]:
-    """Return a file and the name of a dataset, which the path may have behind a colon, as on the command line."""
-    file, _, inside = os.fspath(path).rpartition(":") if name is None else (path, "", name)
-    if not isinstance(inside, str) or not inside or not file:
-        raise ArgumentError(
-            "a dataset is 'FILE:/DATASET', or the file and the name of the dataset, and the grid comes after these: "
-            f'{os.fspath(path)!r}, "x", grid'
-        )
-    check_names(Path(file), inside)
-    return Path(file), inside
+def _check_verifiable(stored: Stored, dataset: str, part: Any) -> None:
+    """Raise an error where a dataset, or a part of it, cannot be compared with its checksum."""
+    if part.shape != stored.shape:
+        raise ArgumentError(f"{dataset}: verify reads the whole dataset, and not a part of it ({part})")
+    if stored.checksum is None:
+        raise FileError(f"{dataset} carries no checksum to verify")
+    if not is_comparable(stored.checksum):
+        raise FileError(f"{dataset} carries a checksum of another version of pdgemm: load it without verify")
+
+
+def _opened(
+    stored: Stored, method: str, path: Path, name: str, comm: MPI.Intracomm
+) -> AbstractContextManager[Transfer]:
+    """Open a dataset for reading, by MPI-IO where its bytes follow each other in a file, else by HDF5."""
+    if method != "mpi-io":
+        return hyperslabs.opened(path, name, comm, method == "mpio")
+    assert stored.offset is not None
+    return mpi_io.opened(stored.file, stored.offset, stored.shape[1], stored.dtype, comm)
 
 
 def dataset(

@@ -17,7 +17,7 @@ import mpi4py.MPI  # noqa: F401  # before h5py: an h5py built with MPI needs it
 import h5py  # isort: skip
 import numpy as np
 
-from pdgemm.errors import FileError, LayoutError
+from pdgemm.errors import ArgumentError, FileError, LayoutError
 from pdgemm.io.attributes import read
 from pdgemm.support.file_states import State, check_ordinary, settled, state, state_of
 from pdgemm.support.files import naming
@@ -77,6 +77,18 @@ class Found(NamedTuple):
     file: h5py.File
     item: Any
     other: Path | None
+
+
+def file_and_name(path: str | Path, name: str | None) -> tuple[Path, str]:
+    """Return a file and the name of a dataset, which the path may have behind a colon, as on the command line."""
+    file, _, inside = os.fspath(path).rpartition(":") if name is None else (path, "", name)
+    if not isinstance(inside, str) or not inside or not file:
+        raise ArgumentError(
+            "a dataset is 'FILE:/DATASET', or the file and the name of the dataset, and the grid comes after these: "
+            f'{os.fspath(path)!r}, "x", grid'
+        )
+    check_names(Path(file), inside)
+    return Path(file), inside
 
 
 def check_names(path: Path, name: str) -> None:

@@ -15,6 +15,7 @@ from pdgemm.instrument.observer import Observer
 from pdgemm.instrument.report import IOReport
 from pdgemm.io import hdf5
 from pdgemm.io.source import Source, ndim_of_product, source
+from pdgemm.io.stored import file_and_name
 from pdgemm.io.streamed.before_reading import check_memory, check_output, check_product, operands
 from pdgemm.io.streamed.checkpoints import MOST_FLOPS, When
 from pdgemm.io.streamed.files_product import FilesProduct
@@ -118,7 +119,7 @@ def multiply_files(
 
 def _file_and_name(dataset: Any) -> tuple[str, str]:
     """Return the file and the name of a dataset.  Raises ArgumentError."""
-    file, name = hdf5.file_and_name(*(dataset if isinstance(dataset, tuple) else (dataset, None)))
+    file, name = file_and_name(*(dataset if isinstance(dataset, tuple) else (dataset, None)))
     return str(file), name
 
 

@@ -26,7 +26,7 @@ from pdgemm.names import DeviceName
 from pdgemm.schedules.exchanges.rectangle_exchange import RectangleExchange, plan_rectangles
 from pdgemm.support.agreement import together
 from pdgemm.support.text import counted
-from pdgemm.transport.packed_exchange import Room, exchange, kept_if_it_fails
+from pdgemm.transport.packed_exchange import ExchangeBuffers, exchange, kept_if_it_fails
 
 Range = Any  # a pair (start, stop), a slice or a range; None for all
 
@@ -86,8 +86,8 @@ def set_from_blocks(
     with together(comm):
         check_partition(rectangles, matrix.shape)
         plan = plan_rectangles(rectangles, matrix.layout_in(grid), True, matrix.order)
-        workspace = Room(plan, comm.rank)
-    return _move(blocks, matrix.stored, plan, workspace, grid, start)
+        buffers = ExchangeBuffers(plan, comm.rank)
+    return _move(blocks, matrix.stored, plan, buffers, grid, start)
 
 
 def to_blocks(A: DistMatrix, rows: Range | list[Range] = None, cols: Range | list[Range] = None) -> Any:
@@ -120,18 +120,20 @@ def reported_blocks(A: DistMatrix, rows: Any = None, cols: Any = None) -> tuple[
     with together(comm):
         blocks = [np.empty(x.shape, A.dtype) for x in asked]
         plan = plan_rectangles(rectangles, A.layout_in(A.grid), False, "C")
-        workspace = Room(plan, comm.rank)
-    report = _move(A.stored, blocks, plan, workspace, A.grid, start)
+        buffers = ExchangeBuffers(plan, comm.rank)
+    report = _move(A.stored, blocks, plan, buffers, A.grid, start)
     return blocks if several else blocks[0], report
 
 
-def _move(X: Any, Y: Any, plan: RectangleExchange, workspace: Room, grid: ProcessGrid, start: float) -> MoveReport:
+def _move(
+    X: Any, Y: Any, plan: RectangleExchange, buffers: ExchangeBuffers, grid: ProcessGrid, start: float
+) -> MoveReport:
     """Copy all elements, and report.  Collective; the ranks have the same plan."""
     recorder, rank = Recorder(), grid.comm.rank
-    recorder.hold(workspace.nbytes)
+    recorder.hold(buffers.nbytes)
     name = "from_blocks" if plan.inward else "to_blocks"
-    with np.errstate(all="ignore"), kept_if_it_fails(workspace), spans.timed(name, plan.layout.local_bytes(rank)):
-        exchange(1, X, 0, Y, plan, workspace, grid, recorder)
+    with np.errstate(all="ignore"), kept_if_it_fails(buffers), spans.timed(name, plan.layout.local_bytes(rank)):
+        exchange(1, X, 0, Y, plan, buffers, grid, recorder)
     ends = counted(sum(map(len, plan.rectangles)), "block") + " of any size", str(plan.layout)
     source, target = ends if plan.inward else ends[::-1]
     return MoveReport(

@@ -10,7 +10,7 @@ from pdgemm.local.arrays.device import Array
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.support.agreement import together
-from pdgemm.transport.packed_exchange import Room
+from pdgemm.transport.packed_exchange import ExchangeBuffers
 
 
 class Workspace:
@@ -31,7 +31,7 @@ class Workspace:
         if device:
             staged = plan.product.staged_buffers(rank).items()
             self.product |= {name: device.pinned(words, dtype) for name, (words, dtype) in staged}
-        self.messages = {name: Room(move, rank, device) for name, move in plan.moves}
+        self.messages = {name: ExchangeBuffers(move, rank, device) for name, move in plan.moves}
         self.copies = {
             name: like(*((move.source, move.shared) if name == "C" else (move.target, bool(plan.product.exposed))))
             for name, move in plan.moves

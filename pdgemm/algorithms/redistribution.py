@@ -27,7 +27,7 @@ from pdgemm.matrix.local_arrays import all_shared, device_on, new_array, new_loc
 from pdgemm.names import DType, Protection
 from pdgemm.schedules.exchanges.exchange import Exchange, best_places, plan_exchange
 from pdgemm.support.agreement import together
-from pdgemm.transport.packed_exchange import Room, exchange, kept_if_it_fails
+from pdgemm.transport.packed_exchange import ExchangeBuffers, exchange, kept_if_it_fails
 from pdgemm.transport.store import store
 
 
@@ -120,7 +120,7 @@ def redistribute(
             f"beta={beta}",
             plan.description,
         ]
-        workspace = Room(plan, comm.rank, where) if not X.grid.draft else None
+        workspace = ExchangeBuffers(plan, comm.rank, where) if not X.grid.draft else None
     assert out is not None  # an error was raised on all ranks
     if made:
         out.shared = all_shared(out.stored, out.grid)

@@ -20,7 +20,7 @@ from pdgemm.matrix.batch import Batch
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.schedules.exchanges.inherited_exchange import plan_inheritance
 from pdgemm.support.agreement import together
-from pdgemm.transport.packed_exchange import Room, exchange, kept_if_it_fails
+from pdgemm.transport.packed_exchange import ExchangeBuffers, exchange, kept_if_it_fails
 
 _COPIED = (np.ndarray, np.random.Generator, bytearray, list, dict, set)  # values that a step may change in place
 
@@ -115,7 +115,7 @@ class KeptState:
         with together(comm):
             source = replace(x.layout_in(self.grid), conjugated=False)
             plan = plan_inheritance(source, moved.layout_in(grid), comm.size, holders)
-            room = Room(plan, comm.rank)
+            room = ExchangeBuffers(plan, comm.rank)
             arrays = [self._array(number, x, rank) for rank in plan.held(comm.rank)]
         with kept_if_it_fails((room, moved)), np.errstate(all="ignore"):
             exchange(1, arrays, 0, moved.stored, plan, room, grid, recorder)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
@@ -26,187 +27,7 @@ from pdgemm.transport.movers.pipeline import flat
 from pdgemm.transport.store import store
 
 
-def exchange(
-    alpha: Any,
-    X: Array | Sequence[Array],
-    beta: Any,
-    Y: Array | Sequence[Array],
-    plan: Redistribution,
-    workspace: Room,
-    grid: ProcessGrid,
-    recorder: Recorder,
-    within: Staircase | None = None,
-) -> None:
-    """Compute Y := alpha X + beta Y, where X and Y are this rank's local arrays.  Collective over the grid.
-
-    Where a plan has several arrays on a rank, X or Y is a list of them, and each block says in which it is.
-    within : the elements of Y that are assigned; the plan is then not one that only copies.
-    """
-    combine = Combine(alpha, beta, workspace.scratch, plan.conjugates)
-    carry_out: Any = _pull if plan.shared else _send_by_nccl if plan.nccl else _send
-    carry_out(X, Y, plan, workspace, grid, recorder, combine, within)
-
-
-def _pull(
-    X: Array,
-    Y: Array,
-    plan: Exchange,
-    workspace: Room,
-    grid: ProcessGrid,
-    recorder: Recorder,
-    combine: Combine,
-    within: Staircase | None,
-) -> None:
-    """Copy each element of this rank's Y once, from the node-shared memory of its owner in X."""
-    me, peers = grid.comm.rank, NodeArrays(grid, X=(X, plan.source))
-    for block in plan.pulls(me):
-        part = X if block.peer == me else peers("X", block.peer)
-        with recorder.phase("pack"):
-            for tile in ((block.rows, block.cols),) if combine.room is None else plan.tiles(block):
-                store(Y, part, combine, *tile, within=within)
-        if block.peer != me:
-            recorder.traffic.read(block.rows.size * block.cols.size)
-    recorder.synchronize_copies()
-    peers.sync()
-
-
-def _send(
-    X: Array | Sequence[Array],
-    Y: Array | Sequence[Array],
-    plan: Redistribution,
-    workspace: Room,
-    grid: ProcessGrid,
-    recorder: Recorder,
-    combine: Combine,
-    within: Staircase | None,
-) -> None:
-    """Send, receive and copy tiles that are small enough to be packed, sent and unpacked while they are in cache.
-
-    Contiguous tiles are sent from X and received into Y without packing.  Elements that stay on this rank are copied
-    while messages are in flight.
-    """
-    comm, me, order = grid.comm, grid.comm.rank, plan.order
-
-    incoming = ((block.peer, _held(Y, block), *tile) for block in plan.receives(me) for tile in plan.tiles(block))
-    outgoing = ((block.peer, _held(X, block), *tile) for block in plan.sends(me) for tile in plan.tiles(block))
-    at_once = 8 * plan.words if plan.copies_only else plan.words  # elements that are only copied need no buffer
-    staying = (
-        (_held(Y, block), _held(X, block), *tile) for block in plan.staying(me) for tile in plan.tiles(block, at_once)
-    )
-    requests = [MPI.REQUEST_NULL] * len(workspace.messages)
-    arrived: list[Callable[[], object]] = [nothing] * workspace.receiving
-    over: list[Callable[[], object]] = [nothing] * workspace.receiving
-
-    def receive(slot: int) -> None:
-        tile = next(incoming, None)
-        if tile is None:
-            return
-        peer, y, rows, cols = tile
-        place = _contiguous(y, rows.target, cols.target, rows, cols, plan) if plan.copies_only else None
-        arrived[slot] = nothing  # the message is received directly into Y
-        if place is None:
-            place, packed = workspace.shaped(slot, rows.size, cols.size, order)
-            rows, cols = rows.shifted(rows.source[0], 0), cols.shifted(cols.source[0], 0)
-
-            def unpack() -> None:
-                with recorder.phase("pack"):
-                    store(y, packed, combine, rows, cols, within=within)
-
-            arrived[slot] = unpack
-        recorder.synchronize_copies()  # the last message in this buffer has been unpacked
-        requests[slot] = comm.Irecv(wire(place), source=peer)
-        recorder.traffic.received(place.size)
-        over[slot] = recorder.moving("exchange", place.nbytes)
-
-    def send(slot: int) -> None:
-        tile = next(outgoing, None)
-        if tile is None:
-            return
-        peer, x, rows, cols = tile
-        place = _contiguous(x, rows.source, cols.source, rows, cols, plan)
-        if place is None:
-            place, packed = workspace.shaped(slot, rows.size, cols.size, order)
-            rows, cols = rows.shifted(0, rows.target[0]), cols.shifted(0, cols.target[0])
-            with recorder.phase("pack"):
-                copy_blocks(x, packed, rows, cols)
-            recorder.synchronize_copies()
-        requests[slot] = comm.Isend(wire(place), dest=peer)
-        recorder.traffic.sent(place.size)
-
-    for slot in range(len(requests)):
-        receive(slot) if slot < workspace.receiving else send(slot)
-    while True:
-        tile = next(staying, None)
-        if tile is not None:
-            with recorder.phase("compute" if of(tile[1]) else "pack"):  # a device packs messages meanwhile
-                store(tile[0], tile[1], combine, *tile[2:], within=within)
-            slot, done = MPI.Request.Testany(requests)
-            if not done:
-                continue
-        else:
-            with recorder.phase("wait"), Wait(comm):
-                slot = MPI.Request.Waitany(requests)
-        if slot == MPI.UNDEFINED:
-            if tile is None:
-                return
-        elif slot < workspace.receiving:
-            over[slot]()
-            arrived[slot]()
-            receive(slot)
-        else:
-            send(slot)
-
-
-def _send_by_nccl(
-    X: Array,
-    Y: Array,
-    plan: Exchange,
-    workspace: Room,
-    grid: ProcessGrid,
-    recorder: Recorder,
-    combine: Combine,
-    within: Staircase | None,
-) -> None:
-    """Do what `_send` does in the order of the copy stream.
-
-    All ranks go through the tiles by the distance of the ranks that send and receive them, so that none waits for a
-    tile that comes after one of its own.
-    """
-    comm, me, size, device = grid.comm, grid.comm.rank, plan.size, of(X)
-    assert device is not None
-    device.exchange(comm, [], [])  # all ranks create the communicator, those that send nothing as well
-    for tile in (tile for block in plan.staying(me) for tile in plan.tiles(block)):
-        with recorder.phase("compute"):
-            store(Y, X, combine, *tile, within=within)
-    outgoing = {(block.peer - me) % size: plan.tiles(block) for block in plan.sends(me)}
-    incoming = {(me - block.peer) % size: plan.tiles(block) for block in plan.receives(me)}
-    for distance in range(1, size):
-        tiles = zip_longest(outgoing.get(distance, ()), incoming.get(distance, ()))
-        for leaving, coming in tiles:
-            sends, receives, unpacked = list[tuple[Array, int]](), list[tuple[Array, int]](), None
-            with recorder.phase("pack"):
-                if leaving:
-                    rows, cols = leaving
-                    place = _contiguous(X, rows.source, cols.source, rows, cols, plan)
-                    if place is None:
-                        place, _ = workspace.shaped(workspace.receiving, rows.size, cols.size, plan.order)
-                        copy_blocks(X, place, rows.shifted(0, rows.target[0]), cols.shifted(0, cols.target[0]))
-                    sends.append((flat(place), (me + distance) % size))
-                    recorder.traffic.sent(place.size)
-                if coming:
-                    rows, cols = coming
-                    place = _contiguous(Y, rows.target, cols.target, rows, cols, plan) if plan.copies_only else None
-                    if place is None:
-                        place, unpacked = workspace.shaped(0, rows.size, cols.size, plan.order)
-                    receives.append((flat(place), (me - distance) % size))
-                    recorder.traffic.received(place.size)
-                device.exchange(comm, sends, receives)
-                if unpacked is not None:
-                    there = rows.shifted(rows.source[0], 0), cols.shifted(cols.source[0], 0)
-                    store(Y, unpacked, combine, *there, within=within)
-
-
-class Room:
+class ExchangeBuffers:
     """Holds the message buffers of an exchange on one rank, in device memory or, where staged, on the host."""
 
     def __init__(self, plan: Redistribution, rank: int, device: Device | None = None) -> None:
@@ -230,7 +51,209 @@ class Room:
         return sent, packed
 
 
-def _held(x: Array | Sequence[Array], block: Block) -> Array:
+@dataclass(frozen=True)
+class _Transfer:
+    """One exchange on one rank: Y := combine(X), tile by tile."""
+
+    X: Array | Sequence[Array]
+    Y: Array | Sequence[Array]
+    plan: Redistribution
+    buffers: ExchangeBuffers
+    grid: ProcessGrid
+    recorder: Recorder
+    combine: Combine
+    within: Staircase | None
+
+    def assign(self, y: Array, x: Array, rows: IndexMap, cols: IndexMap) -> None:
+        store(y, x, self.combine, rows, cols, within=self.within)
+
+    def in_x(self, block: Block, rows: IndexMap, cols: IndexMap) -> Array | None:
+        """Return a tile of a block as a view of X if it can be sent without packing, else None."""
+        return _contiguous(_part(self.X, block), rows.source, cols.source, rows, cols, self.plan)
+
+    def in_y(self, block: Block, rows: IndexMap, cols: IndexMap) -> Array | None:
+        """Return a tile of a block as a view of Y if it can be received without unpacking, else None."""
+        if not self.plan.copies_only:
+            return None
+        return _contiguous(_part(self.Y, block), rows.target, cols.target, rows, cols, self.plan)
+
+    def pack(self, x: Array, packed: Array, rows: IndexMap, cols: IndexMap) -> None:
+        copy_blocks(x, packed, rows.shifted(0, rows.target[0]), cols.shifted(0, cols.target[0]))
+
+    def unpack(self, y: Array, packed: Array, rows: IndexMap, cols: IndexMap) -> None:
+        self.assign(y, packed, rows.shifted(rows.source[0], 0), cols.shifted(cols.source[0], 0))
+
+
+def exchange(
+    alpha: Any,
+    X: Array | Sequence[Array],
+    beta: Any,
+    Y: Array | Sequence[Array],
+    plan: Redistribution,
+    buffers: ExchangeBuffers,
+    grid: ProcessGrid,
+    recorder: Recorder,
+    within: Staircase | None = None,
+) -> None:
+    """Compute Y := alpha X + beta Y, where X and Y are this rank's local arrays.  Collective over the grid.
+
+    Where a plan has several arrays on a rank, X or Y is a list of them, and each block says in which it is.
+    within : the elements of Y that are assigned; the plan is then not one that only copies.
+    """
+    combine = Combine(alpha, beta, buffers.scratch, plan.conjugates)
+    carry_out = _pull if plan.shared else _send_by_nccl if plan.nccl else _send
+    carry_out(_Transfer(X, Y, plan, buffers, grid, recorder, combine, within))
+
+
+def _pull(transfer: _Transfer) -> None:
+    """Copy each element of this rank's Y once, from the node-shared memory of its owner in X."""
+    X, Y, plan, recorder, grid = transfer.X, transfer.Y, transfer.plan, transfer.recorder, transfer.grid
+    assert isinstance(plan, Exchange)
+    me, peers = grid.comm.rank, NodeArrays(grid, X=(X, plan.source))
+    for block in plan.pulls(me):
+        part = X if block.peer == me else peers("X", block.peer)
+        with recorder.phase("pack"):
+            for tile in ((block.rows, block.cols),) if transfer.combine.room is None else plan.tiles(block):
+                transfer.assign(Y, part, *tile)
+        if block.peer != me:
+            recorder.traffic.read(block.rows.size * block.cols.size)
+    recorder.synchronize_copies()
+    peers.sync()
+
+
+def _send(transfer: _Transfer) -> None:
+    """Send, receive and copy tiles that are small enough to be packed, sent and unpacked while they are in cache.
+
+    Contiguous tiles are sent from X and received into Y without packing.  Elements that stay on this rank are copied
+    while messages are in flight.
+    """
+    plan, recorder, messages = transfer.plan, transfer.recorder, _Messages(transfer)
+    at_once = 8 * plan.words if plan.copies_only else plan.words  # elements that are only copied need no buffer
+    for block in plan.staying(transfer.grid.comm.rank):
+        x, y = _part(transfer.X, block), _part(transfer.Y, block)
+        for tile in plan.tiles(block, at_once):
+            with recorder.phase("compute" if of(x) else "pack"):  # a device packs messages meanwhile
+                transfer.assign(y, x, *tile)
+            messages.progress()
+    messages.finish()
+
+
+class _Messages:
+    """The messages of one rank: each buffer has one in flight, and takes the next tile when that one is over."""
+
+    def __init__(self, transfer: _Transfer) -> None:
+        self._transfer = transfer
+        plan, buffers, me = transfer.plan, transfer.buffers, transfer.grid.comm.rank
+        self._incoming = (tile for block in plan.receives(me) for tile in _tiles(plan, block))
+        self._outgoing = (tile for block in plan.sends(me) for tile in _tiles(plan, block))
+        self._requests = [MPI.REQUEST_NULL] * len(buffers.messages)
+        self._unpack: list[Callable[[], object]] = [nothing] * buffers.receiving
+        self._end_of_span: list[Callable[[], object]] = [nothing] * buffers.receiving
+        for slot in range(len(self._requests)):
+            self._next(slot)
+
+    def progress(self) -> None:
+        """Handle one message if any has arrived or left."""
+        slot, done = MPI.Request.Testany(self._requests)
+        if done and slot != MPI.UNDEFINED:
+            self._complete(slot)
+
+    def finish(self) -> None:
+        """Wait until all messages have arrived and left."""
+        while True:
+            with self._transfer.recorder.phase("wait"), Wait(self._transfer.grid.comm):
+                slot = MPI.Request.Waitany(self._requests)
+            if slot == MPI.UNDEFINED:
+                return
+            self._complete(slot)
+
+    def _complete(self, slot: int) -> None:
+        if slot < self._transfer.buffers.receiving:
+            self._end_of_span[slot]()
+            self._unpack[slot]()
+        self._next(slot)
+
+    def _next(self, slot: int) -> None:
+        receiving = slot < self._transfer.buffers.receiving
+        tile = next(self._incoming if receiving else self._outgoing, None)
+        if tile is not None:
+            (self._receive if receiving else self._send)(slot, *tile)
+
+    def _receive(self, slot: int, block: Block, rows: IndexMap, cols: IndexMap) -> None:
+        transfer, recorder = self._transfer, self._transfer.recorder
+        place = transfer.in_y(block, rows, cols)
+        self._unpack[slot] = nothing  # the message is received directly into Y
+        if place is None:
+            place, packed = transfer.buffers.shaped(slot, rows.size, cols.size, transfer.plan.order)
+            y = _part(transfer.Y, block)
+
+            def unpack() -> None:
+                with recorder.phase("pack"):
+                    transfer.unpack(y, packed, rows, cols)
+
+            self._unpack[slot] = unpack
+        recorder.synchronize_copies()  # the last message in this buffer has been unpacked
+        self._requests[slot] = transfer.grid.comm.Irecv(wire(place), source=block.peer)
+        recorder.traffic.received(place.size)
+        self._end_of_span[slot] = recorder.moving("exchange", place.nbytes)
+
+    def _send(self, slot: int, block: Block, rows: IndexMap, cols: IndexMap) -> None:
+        transfer, recorder = self._transfer, self._transfer.recorder
+        place = transfer.in_x(block, rows, cols)
+        if place is None:
+            place, packed = transfer.buffers.shaped(slot, rows.size, cols.size, transfer.plan.order)
+            with recorder.phase("pack"):
+                transfer.pack(_part(transfer.X, block), packed, rows, cols)
+            recorder.synchronize_copies()
+        self._requests[slot] = transfer.grid.comm.Isend(wire(place), dest=block.peer)
+        recorder.traffic.sent(place.size)
+
+
+def _send_by_nccl(transfer: _Transfer) -> None:
+    """Do what `_send` does in the order of the copy stream.
+
+    All ranks go through the tiles by the distance of the ranks that send and receive them, so that none waits for a
+    tile that comes after one of its own.
+    """
+    X, Y, plan, recorder, comm = transfer.X, transfer.Y, transfer.plan, transfer.recorder, transfer.grid.comm
+    me, device = comm.rank, of(X)
+    assert device is not None and isinstance(plan, Exchange)
+    device.exchange(comm, [], [])  # all ranks create the communicator, those that send nothing as well
+    for block in plan.staying(me):
+        for tile in plan.tiles(block):
+            with recorder.phase("compute"):
+                transfer.assign(Y, X, *tile)
+    outgoing = {(block.peer - me) % plan.size: _tiles(plan, block) for block in plan.sends(me)}
+    incoming = {(me - block.peer) % plan.size: _tiles(plan, block) for block in plan.receives(me)}
+    for distance in range(1, plan.size):
+        for sent, received in zip_longest(outgoing.get(distance, ()), incoming.get(distance, ())):
+            with recorder.phase("pack"):
+                sends, receives, packed = list[tuple[Array, int]](), list[tuple[Array, int]](), None
+                if sent:
+                    block, rows, cols = sent
+                    place = transfer.in_x(block, rows, cols)
+                    if place is None:
+                        place, _ = transfer.buffers.shaped(transfer.buffers.receiving, rows.size, cols.size, plan.order)
+                        transfer.pack(X, place, rows, cols)
+                    sends.append((flat(place), block.peer))
+                    recorder.traffic.sent(place.size)
+                if received:
+                    block, rows, cols = received
+                    place = transfer.in_y(block, rows, cols)
+                    if place is None:
+                        place, packed = transfer.buffers.shaped(0, rows.size, cols.size, plan.order)
+                    receives.append((flat(place), block.peer))
+                    recorder.traffic.received(place.size)
+                device.exchange(comm, sends, receives)
+                if packed is not None:
+                    transfer.unpack(Y, packed, rows, cols)
+
+
+def _tiles(plan: Redistribution, block: Block) -> Iterator[tuple[Block, IndexMap, IndexMap]]:
+    return ((block, rows, cols) for rows, cols in plan.tiles(block))
+
+
+def _part(x: Array | Sequence[Array], block: Block) -> Array:
     """Return the array of this rank that a block is in."""
     return x[block.part] if isinstance(x, Sequence) else x
 

@@ -21,7 +21,7 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.schedules.exchanges.exchange import Selection, fitted_messages
 from pdgemm.support.agreement import together
-from pdgemm.transport.packed_exchange import Room, exchange, kept_if_it_fails
+from pdgemm.transport.packed_exchange import ExchangeBuffers, exchange, kept_if_it_fails
 
 Indices = Any  # a list, array, mask, slice or range; None for all
 
@@ -95,7 +95,7 @@ def _move(name: str, X: DistMatrix, Y: DistMatrix, pairs: list[IndexPairs], star
         on = (source.conjugated == target.conjugated, shared, where.name if where else "", staged, nccl)
         plan = fitted_messages(Selection(source, target, comm.size, 1, *on, rows=pairs[0], cols=pairs[1]))
         arguments += [name, plan.description]
-        workspace = Room(plan, comm.rank, where)
+        workspace = ExchangeBuffers(plan, comm.rank, where)
     recorder = recorder_of(X.stored)
     recorder.hold(workspace.nbytes)
     with np.errstate(all="ignore"), kept_if_it_fails(workspace), spans.timed(name, Y.stored.nbytes):

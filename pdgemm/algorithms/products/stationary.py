@@ -38,72 +38,92 @@ class StationaryExecutor:
         self._call = call
 
     def __call__(self, beta: Any, recorder: Recorder, notify: Notify) -> None:
-        call = self._call
-        A, B, C, plan, grid = call.A, call.B, call.C, call.product, call.grid
-        workspace, peers = call.workspace, call.peers
+        call, plan, grid, workspace = self._call, self._call.product, self._call.grid, self._call.workspace
         to_c = Combine(1, beta, paired(workspace["update"]))
         if grid.idle:
             return
         if not plan.mnk[2]:
             with recorder.phase("compute"):
-                store(C, None, to_c)
+                store(call.C, None, to_c)
             return
-        i, j = grid.coords
-        (m_loc, k_loc), order = A.shape, plan.C.order
-        in_col = {i: B}  # the local arrays of B that this rank can read
-        if peers:
-            in_col |= {q: peers("B", plan.B.rank(j, q)) for q in range(grid.col.size) if q != i}
-        b_comes, c_travels = grid.col.size > 1 and k_loc > 0, grid.row.size > 1 and m_loc > 0
-        b_travels = b_comes and not peers
         ring = PanelRing(plan.slots, workspace["panels of C"], workspace["panels of B"], call.transfers)
+        panels, sums = _PanelsOfB(call, ring, recorder), _SumsOfC(call, to_c, recorder)
         poll = call.transfers.poll if grid.ranks_per_node and not plan.device else None
-        totals = workspace["sums"].reshape(plan.slots, -1)
-        staged_b, staged_c = (
-            (x.shared_out(plan.slots) if (x := workspace.get(f"staged {name}")) else None) for name in "BC"
-        )
-
-        def post(step: PanelStep) -> Slot:
-            slot = ring.take()
-            with recorder.phase("pack"):
-                if step.row == i or (step.row in in_col and not plan.fetched):
-                    slot.B = column_panel(in_col[step.row], plan.B.order, step.b, slot.buffer_b, b_travels)
-                else:
-                    slot.B = column_room(k_loc, plan.B.order, step.width, slot.buffer_b)
-                    if step.row in in_col and k_loc:
-                        copy_blocks(in_col[step.row], slot.B, identity(k_loc), step.b)
-            with recorder.phase("post"):
-                if b_travels:  # B_jp along my grid column
-                    flat = slot.B.ravel(order="K")
-                    mover = Staged(staged_b[slot.number].cut(0, flat.size)) if staged_b else BROADCASTS[plan.mover]
-                    mover(grid.col, flat if staged_b else wire(flat), step.row, slot, recorder)
-                elif b_comes and step.row != i:
-                    recorder.traffic.read(slot.B.size)
-            return slot
-
-        def add_up(step: PanelStep, slot: Slot, panel: Array) -> None:
-            """Start the reduction of C_ip along my grid row; its owner stores it in C when the slot is needed again."""
-            if c_travels and plan.nccl:
-                nccl_reduce(grid.row, panel, step.col, slot, recorder)
-            elif c_travels:
-                arriving = totals[slot.number][: panel.size]
-                staged = staged_c[slot.number].cut(0, panel.size) if staged_c else None
-                poll = call.transfers.poll
-                call.transfers.expect(reduce(grid.row, panel, arriving, step.col, slot, recorder, staged, poll))
-            if j == step.col and m_loc:
-                slot.when_free.append(partial(add, panel, step.a.inverse))
-
-        def add(total: Array, cols: IndexMap) -> None:
-            """Assign C_ip := total + beta C_ip."""
-            with recorder.phase("compute"):
-                store(C, total, to_c, identity(m_loc), cols)
-
         steps = plan.order(grid.comm.rank)
         with ring.used(recorder):
-            for done, (step, slot) in enumerate(ring.prefetch(steps, post, plan.ahead), 1):
-                panel = column_room(m_loc, order, step.width, slot.buffer_a)
+            for done, (step, slot) in enumerate(ring.prefetch(steps, panels.post, plan.ahead), 1):
+                panel = column_room(call.A.shape[0], plan.C.order, step.width, slot.buffer_a)
                 with recorder.phase("compute"):
                     products = Accumulator(call.alpha, 0, panel, plan, workspace, poll)
-                    products.add_wide(A, slot.B)  # my partial sum A_ij B_jp of C_ip
+                    products.add_wide(call.A, slot.B)  # my partial sum A_ij B_jp of C_ip
                 with recorder.phase("post"):
-                    add_up(step, slot, panel)
+                    sums.add_up(step, slot, panel)
                 notify(done, len(steps))
+
+
+class _PanelsOfB:
+    """The panels B_jp, which are read or travel along this rank's grid column."""
+
+    def __init__(self, call: Call[Stationary], ring: PanelRing, recorder: Recorder) -> None:
+        self._call, self._ring, self._recorder = call, ring, recorder
+        (i, j), plan, grid = call.grid.coords, call.product, call.grid
+        self._readable = {i: call.B}  # the local arrays of B that this rank can read
+        if call.peers:
+            self._readable |= {q: call.peers("B", plan.B.rank(j, q)) for q in range(grid.col.size) if q != i}
+        self._inner = call.A.shape[1]
+        self._received = grid.col.size > 1 and self._inner > 0
+        self._staged = _staging(call, "B")
+
+    def post(self, step: PanelStep) -> Slot:
+        """Pack a panel where this rank owns it, and start its broadcast."""
+        plan, grid, recorder, slot = self._call.product, self._call.grid, self._recorder, self._ring.take()
+        i, sent = grid.coords[0], self._received and not self._call.peers
+        with recorder.phase("pack"):
+            if step.row == i or (step.row in self._readable and not plan.fetched):
+                slot.B = column_panel(self._readable[step.row], plan.B.order, step.b, slot.buffer_b, sent)
+            else:
+                slot.B = column_room(self._inner, plan.B.order, step.width, slot.buffer_b)
+                if step.row in self._readable and self._inner:
+                    copy_blocks(self._readable[step.row], slot.B, identity(self._inner), step.b)
+        with recorder.phase("post"):
+            if sent:
+                flat, staged = slot.B.ravel(order="K"), self._staged
+                mover = Staged(staged[slot.number].cut(0, flat.size)) if staged else BROADCASTS[plan.mover]
+                mover(grid.col, flat if staged else wire(flat), step.row, slot, recorder)
+            elif self._received and step.row != i:
+                recorder.traffic.read(slot.B.size)
+        return slot
+
+
+class _SumsOfC:
+    """The panels C_ip, whose partial sums are added up along this rank's grid row."""
+
+    def __init__(self, call: Call[Stationary], to_c: Combine, recorder: Recorder) -> None:
+        self._call, self._to_c, self._recorder = call, to_c, recorder
+        self._arriving = call.workspace["sums"].reshape(call.product.slots, -1)
+        self._staged = _staging(call, "C")
+        self._rows = call.A.shape[0]
+
+    def add_up(self, step: PanelStep, slot: Slot, panel: Array) -> None:
+        """Start the reduction of C_ip along my grid row; its owner stores it in C when the slot is needed again."""
+        row, transfers = self._call.grid.row, self._call.transfers
+        travels = row.size > 1 and self._rows > 0
+        if travels and self._call.product.nccl:
+            nccl_reduce(row, panel, step.col, slot, self._recorder)
+        elif travels:
+            arriving = self._arriving[slot.number][: panel.size]
+            staged = self._staged[slot.number].cut(0, panel.size) if self._staged else None
+            transfers.expect(reduce(row, panel, arriving, step.col, slot, self._recorder, staged, transfers.poll))
+        if self._call.grid.coords[1] == step.col and self._rows:
+            slot.when_free.append(partial(self._store, panel, step.a.inverse))
+
+    def _store(self, total: Array, cols: IndexMap) -> None:
+        """Assign C_ip := total + beta C_ip."""
+        with self._recorder.phase("compute"):
+            store(self._call.C, total, self._to_c, identity(self._rows), cols)
+
+
+def _staging(call: Call[Stationary], name: str) -> Any:
+    """Return the buffers on the host of each slot, through which panels of B or C are sent, or None."""
+    staging = call.workspace.get(f"staged {name}")
+    return staging.shared_out(call.product.slots) if staging else None

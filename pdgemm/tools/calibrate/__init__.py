@@ -60,18 +60,9 @@ def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None
         if grid.comm.allreduce(grid.node.size > 1, MPI.LAND):  # a rank alone on its node has no partner to measure
             intra.update(links(grid.node, grid.comm, place, ahead=1))
         step()
-        leaders = failures.known(grid.comm.Split(0 if grid.node.rank == 0 else MPI.UNDEFINED))
         several = grid.ranks_per_node is not None
-        failed: Exception | None = None
-        if several and leaders != MPI.COMM_NULL:
-            try:
-                inter.update(links(leaders, leaders, place, LOOKAHEAD_BETWEEN_NODES))
-            except Exception as bad:  # on all leaders alike: the other ranks wait for them
-                failed = bad
-        if leaders != MPI.COMM_NULL:
-            failures.free(leaders)
-        agree(grid.comm, failed)
-        inter = grid.comm.bcast(inter, root=0)
+        if several:
+            inter.update(_between_nodes(grid, place))
         step()
         if comm.size > 1:
             table = inter if several else intra
@@ -103,6 +94,20 @@ def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None
     if notify.error is not None:
         raise notify.error
     return machine
+
+
+def _between_nodes(grid: ProcessGrid, place: MeasuredPlace) -> dict[str, Link]:
+    """Return the links between nodes, which are measured by one rank of each node."""
+    leaders = failures.known(grid.comm.Split(0 if grid.node.rank == 0 else MPI.UNDEFINED))
+    measured, failed = dict[str, Link](), None
+    if leaders != MPI.COMM_NULL:
+        try:
+            measured = links(leaders, leaders, place, LOOKAHEAD_BETWEEN_NODES)
+        except Exception as bad:  # on all leaders alike: the other ranks wait for them
+            failed = bad
+        failures.free(leaders)
+    agree(grid.comm, failed)
+    return grid.comm.bcast(measured, root=0)
 
 
 def _rates(comm: MPI.Comm, place: MeasuredPlace, dtype: str, copy: float) -> dict[int, float]:

@@ -86,29 +86,31 @@ def measure(
         return None
     assert all_reports is not None
     median = float(np.median(seconds))
-    flops, peak = gemm_flops(m, n, k, dtype.kind == "c"), max(before, after)
+    gpus = comm.size / typical.ranks_per_device if case.device == "cuda" else 0.0
     return {
         "case": case.as_dict(),
         "status": "ok" if residual.passed else "wrong",
-        "median_seconds": median,
         "confidence": confidence(ordered),
         "seconds": seconds,
         "warmup": warmup,
-        "gflops": flops / median / 1e9,
-        "peak_gflops": peak / 1e9,
-        "fraction_of_peak": flops / median / peak,
+        **_rates(gemm_flops(m, n, k, dtype.kind == "c"), median, max(before, after)),
         "residual": residual.value if isfinite(residual.value) else None,
         "residual_bound": residual.bound,
         "product": Summary(all_reports).as_dict(),
-        "cost": {
-            "core_hours": median * threads / 3600,
-            "gpu_hours": median * comm.size / typical.ranks_per_device / 3600 if case.device == "cuda" else 0.0,
-            **energy,
-        },
+        "cost": {"core_hours": median * threads / 3600, "gpu_hours": median * gpus / 3600, **energy},
         "setting": here,
         "command": command(),
         "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _rates(flops: float, median: float, peak: float) -> dict[str, float]:
+    return {
+        "median_seconds": median,
+        "gflops": flops / median / 1e9,
+        "peak_gflops": peak / 1e9,
+        "fraction_of_peak": flops / median / peak,
     }
 
 
