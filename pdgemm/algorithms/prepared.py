@@ -238,7 +238,7 @@ def _grid(product: Product, *grids: ProcessGrid) -> ProcessGrid:
     """Return the grid of a product: one of the matrices' grids if it matches, else one that is kept."""
     if not product.on_grid:
         return grids[0]
-    wanted = product.grid.shape, product.grid.layers, product.grid.rank_map
+    wanted = product.grid.shape, product.grid.layers, product.grid.ranks
     for grid in grids:
         for seen in (grid, grid.T):
             if seen.comm is grids[0].comm and (seen.shape, seen.layers, seen.rank_map) == wanted:

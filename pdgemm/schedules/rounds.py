@@ -24,7 +24,7 @@ class Messages(NamedTuple):
     """Messages of one kind that are sent at the same time: message x goes from source[x] to target[x].
 
     kind  : the mover, or other transport.  If it reads in place, targets read the memory of their sources instead.
-    along : the direction in the grid: `ROWS`, `COLS` or `LAYERS`.
+    along : the name of the axis of the grid.
     """
 
     kind: str
@@ -32,14 +32,15 @@ class Messages(NamedTuple):
     target: np.ndarray
     words: np.ndarray
     itemsize: int
-    along: int
+    along: str
 
     @property
     def read(self) -> bool:
         return reads(self.kind)
 
 
-ROWS, COLS, LAYERS = range(3)  # directions: along a grid row, along a grid column, along the layers
+ROWS, COLS, LAYERS = "row", "col", "depth"  # axes: along a grid row, along a grid column, through the layers
+LINE = "line"  # the axis of a grid that has no other
 
 
 PRODUCT, MEMORY = "product", "memory"  # kinds of work: m n k products, or m n elements that are passed over k times
@@ -84,7 +85,7 @@ class Channel(NamedTuple):
 
     kind: str
     itemsize: int
-    along: int
+    along: str
     after: bool  # they do not overlap with products
 
 
@@ -164,7 +165,7 @@ def counts_of(dimension: BlockCyclic) -> np.ndarray:
 
 
 def broadcast(
-    mover: str, grid: np.ndarray, root: int, words: np.ndarray, itemsize: int, along: int = ROWS
+    mover: str, grid: np.ndarray, root: int, words: np.ndarray, itemsize: int, along: str = ROWS
 ) -> list[Messages]:
     """Return the messages from column `root` of the grid to the other columns; words[i] in row i."""
     rows, cols = grid.shape
@@ -184,7 +185,7 @@ def relay(
     turn: int,
     breadth: np.ndarray,
     itemsize: int,
-    along: int = ROWS,
+    along: str = ROWS,
 ) -> list[Messages]:
     """Return how panel number `turn` of each grid row reaches all ranks of the row: sent between nodes, then read.
 
@@ -213,7 +214,7 @@ def relay(
     return found
 
 
-def reduce(grid: np.ndarray, root: int, words: np.ndarray, itemsize: int, along: int = ROWS) -> list[Messages]:
+def reduce(grid: np.ndarray, root: int, words: np.ndarray, itemsize: int, along: str = ROWS) -> list[Messages]:
     """Return the messages from all other columns of the grid to column `root`."""
     source = np.delete(grid, root, axis=1)
     target = np.broadcast_to(grid[:, [root]], source.shape)
@@ -221,7 +222,7 @@ def reduce(grid: np.ndarray, root: int, words: np.ndarray, itemsize: int, along:
 
 
 def messages(
-    kind: str, source: np.ndarray, target: np.ndarray, words: np.ndarray, itemsize: int, along: int
+    kind: str, source: np.ndarray, target: np.ndarray, words: np.ndarray, itemsize: int, along: str
 ) -> list[Messages]:
     """Return the messages that are not empty, in one item; empty ones are not sent."""
     sent = words.ravel() > 0

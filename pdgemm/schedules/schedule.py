@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 import numpy as np
 
 from pdgemm.grids.layout import position
 from pdgemm.instrument.recorder import Traffic, Transfer
-from pdgemm.schedules.rounds import Round, Tally
+from pdgemm.schedules.rounds import COLS, LAYERS, LINE, ROWS, Round, Tally
 from pdgemm.support.remembered import remembered
 
 Buffers = dict[str, tuple[int, np.dtype]]  # name: words, type
@@ -19,37 +20,58 @@ Buffers = dict[str, tuple[int, np.dtype]]  # name: words, type
 
 @dataclass(frozen=True)
 class RankMap:
-    """A process grid as a value: it says which rank is at (layer, i, j)."""
+    """A process grid as a value: its axes, and which rank is at each position.
 
-    shape: tuple[int, int]
-    layers: int
-    rank_map: tuple[int, ...]  # layer by layer, row by row
+    axes  : the name and the length of each axis, of any number of them; the last one runs fastest.
+    ranks : the rank at each position.
+
+    Messages travel along an axis: `ROWS` is the axis along which the ranks of a grid row stand, and so on.
+    """
+
+    axes: tuple[tuple[str, int], ...]
+    ranks: tuple[int, ...]
+
+    @classmethod
+    def of_layers(cls, shape: tuple[int, int], ranks: tuple[int, ...], layers: int = 1) -> RankMap:
+        """Return the grid of `layers` grids of Pr x Pc ranks, layer by layer and row by row."""
+        return cls(((LAYERS, layers), (COLS, shape[0]), (ROWS, shape[1])), ranks)
+
+    @classmethod
+    def of_line(cls, ranks: Iterable[int]) -> RankMap:
+        """Return the grid of one axis, `LINE`."""
+        return cls(((LINE, len(ranks := (*ranks,))),), ranks)
+
+    def length(self, axis: str) -> int:
+        """Return the number of ranks along an axis; 1 where the grid has no such axis."""
+        return dict(self.axes).get(axis, 1)
+
+    @remembered
+    def stride(self, axis: str) -> int:
+        """Return the difference between the ranks of neighbours along an axis; 1 where there is one rank."""
+        names = [name for name, _ in self.axes]
+        if self.length(axis) == 1:
+            return 1
+        step = prod(length for _, length in self.axes[names.index(axis) + 1 :])
+        return abs(self.ranks[step] - self.ranks[0])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The numbers of grid rows and grid columns of a layer."""
+        return self.length(COLS), self.length(ROWS)
+
+    @property
+    def layers(self) -> int:
+        return self.length(LAYERS)
 
     def layer(self, number: int) -> tuple[int, ...]:
         """Return the ranks of one layer, row by row."""
-        plane = self.shape[0] * self.shape[1]
-        return self.rank_map[number * plane : (number + 1) * plane]
-
-    @cached_property
-    def strides(self) -> tuple[int, int, int]:
-        """The differences between the ranks of neighbours along a row, a column and the layers."""
-        pr, pc = self.shape
-
-        def distance(step: int, parts: int) -> int:
-            return abs(self.rank_map[step] - self.rank_map[0]) if parts > 1 else 1
-
-        return distance(1, pc), distance(pc, pr), distance(pr * pc, self.layers)
-
-    @property
-    def lengths(self) -> tuple[int, int, int]:
-        """The numbers of ranks along a row, a column and the layers."""
-        pr, pc = self.shape
-        return pc, pr, self.layers
+        plane = prod(self.shape)
+        return self.ranks[number * plane : (number + 1) * plane]
 
     def layer_of(self, rank: int) -> int:
         """Return the layer of a rank; -1 if the rank is not in the grid."""
-        at = position(self.rank_map, rank)
-        return -1 if at < 0 else at // (self.shape[0] * self.shape[1])
+        at = position(self.ranks, rank)
+        return -1 if at < 0 else at // prod(self.shape)
 
 
 class Schedule(ABC):
@@ -77,7 +99,7 @@ class Schedule(ABC):
     @property
     @abstractmethod
     def grid(self) -> RankMap:
-        """The grid along whose rows, columns and layers messages are sent."""
+        """The grid along whose axes messages are sent."""
 
     @property
     @abstractmethod
@@ -102,7 +124,7 @@ class Schedule(ABC):
     @property
     def last_rank(self) -> int:
         """The largest rank that sends, receives or multiplies."""
-        return max(self.grid.rank_map)
+        return max(self.grid.ranks)
 
     @cached_property
     def tally(self) -> Tally:
@@ -120,10 +142,10 @@ class Schedule(ABC):
         return self.tally.widest
 
     def transfers(self, rank: int) -> list[Transfer]:
-        """Return what a rank sends and receives, by direction of the grid."""
-        strides, lengths = self.grid.strides, self.grid.lengths
+        """Return what a rank sends and receives along each axis of the grid."""
+        grid = self.grid
         return [
-            Transfer(x.kind, traffic, x.itemsize, strides[x.along], lengths[x.along], x.after)
+            Transfer(x.kind, traffic, x.itemsize, grid.stride(x.along), grid.length(x.along), x.after)
             for x, traffic in self.tally.of(rank).items()
         ]
 
@@ -163,7 +185,7 @@ class LineSchedule(Schedule):
 
     @property
     def grid(self) -> RankMap:
-        return RankMap((len(self.ranks), 1), 1, self.ranks)
+        return RankMap.of_line(self.ranks)
 
     @property
     def panel_dtype(self) -> np.dtype:

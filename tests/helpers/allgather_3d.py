@@ -55,7 +55,8 @@ class AllGather3D(Product):
 
     @cached_property
     def grid(self) -> RankMap:
-        return RankMap((self.A.distribution.rows.parts, self.B.distribution.cols.parts), self.layers, self.rank_map)
+        shape = self.A.distribution.rows.parts, self.B.distribution.cols.parts
+        return RankMap.of_layers(shape, self.rank_map, self.layers)
 
     @cached_property
     def reduction(self) -> Reduction:

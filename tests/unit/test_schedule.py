@@ -290,7 +290,7 @@ def test_every_formula_says_what_the_rounds_say(
         assert product.total_words == total
         figures = total, product.panels, product.widest, product.product_width, product.slots, product.turns
         assert {type(x) for x in figures} == {int}  # reports and plans write them as JSON
-        if work[[*product.grid.rank_map]].all():  # nobody is idle
+        if work[[*product.grid.ranks]].all():  # nobody is idle
             bundled = isinstance(product, (Summa, Layered))  # several panels may be multiplied at once
             assert steps <= product.panels if bundled else steps == product.panels
             if not isinstance(product, Stationary):  # whose panels are columns of C

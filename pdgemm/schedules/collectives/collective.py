@@ -19,7 +19,7 @@ from pdgemm.errors import ArgumentError
 from pdgemm.schedules.collectives import collective_steps as by
 from pdgemm.schedules.collectives.collective_steps import CollectiveStep, CollectiveSteps
 from pdgemm.schedules.mover_registry import RING
-from pdgemm.schedules.rounds import COLS, MEMORY, Messages, Round, WorkPiece
+from pdgemm.schedules.rounds import LINE, MEMORY, Messages, Round, WorkPiece
 from pdgemm.schedules.schedule import Buffers, LineSchedule
 from pdgemm.support.remembered import remembered
 
@@ -104,7 +104,7 @@ class Collective(LineSchedule):
             pairs, row = np.unique(np.stack([step.source, step.target]), axis=1, return_inverse=True)
             words = np.bincount(row.ravel(), self.words_of(step), pairs.shape[1]).astype(np.int64)
             sent, (source, target) = words > 0, ranks[pairs]
-            moves = Messages(RING.name, source[sent], target[sent], words[sent], self.dtype.itemsize, COLS)
+            moves = Messages(RING.name, source[sent], target[sent], words[sent], self.dtype.itemsize, LINE)
             added = np.bincount(target[sent], words[sent] * step.adds, self.last_rank + 1).astype(np.int64)
             work = [WorkPiece((added, 1, _PASSES), MEMORY)] if step.adds else []
             yield Round([moves], work, hidden=False)

@@ -37,7 +37,7 @@ class SideBySide(Schedule):
 
     @property
     def grid(self) -> RankMap:
-        return RankMap((len(self._by_rank), 1), 1, (*self._by_rank,))
+        return RankMap.of_line(self._by_rank)
 
     @property
     def last_rank(self) -> int:

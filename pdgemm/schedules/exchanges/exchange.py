@@ -20,7 +20,7 @@ from pdgemm.grids.layout import Layout, Order
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.local.arrays.dtypes import arithmetic
 from pdgemm.schedules.mover_registry import SHARED
-from pdgemm.schedules.rounds import ROWS, Messages, Round
+from pdgemm.schedules.rounds import LINE, Messages, Round
 from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
 from pdgemm.support.remembered import remembered_if
 
@@ -65,7 +65,7 @@ class Redistribution(Schedule):
 
     @property
     def grid(self) -> RankMap:
-        return RankMap((1, self.size), 1, tuple(range(self.size)))
+        return RankMap.of_line(range(self.size))
 
     @property
     def panel_dtype(self) -> np.dtype:
@@ -85,7 +85,7 @@ class Redistribution(Schedule):
         ]
         source, target, words = np.array(sent, np.int64).reshape(-1, 3).T
         kind = SHARED.name if self.shared else "exchange"
-        yield Round([Messages(kind, source, target, words, self.wire.itemsize, ROWS)], hidden=False)
+        yield Round([Messages(kind, source, target, words, self.wire.itemsize, LINE)], hidden=False)
 
     @property
     @abstractmethod

@@ -118,7 +118,7 @@ class PanelSchedule(Schedule):
 
     @cached_property
     def grid(self) -> RankMap:
-        return RankMap(self.A.distribution.grid_shape, 1, self.A.rank_map)
+        return RankMap.of_layers(self.A.distribution.grid_shape, self.A.rank_map)
 
     @cached_property
     def steps(self) -> tuple[Panel, ...]:
@@ -159,7 +159,7 @@ class PanelSchedule(Schedule):
 
 
 def carried(
-    mover: str, lines: np.ndarray, root: int, words: np.ndarray, itemsize: int, along: int, ready: bool = False
+    mover: str, lines: np.ndarray, root: int, words: np.ndarray, itemsize: int, along: str, ready: bool = False
 ) -> list[Messages]:
     """Return how words[x] get from position `root` to the others of lines[x]; where they are read, after a signal.
 
@@ -172,7 +172,7 @@ def carried(
     return found
 
 
-def signals(source: np.ndarray, targets: np.ndarray, itemsize: int, along: int) -> Messages:
+def signals(source: np.ndarray, targets: np.ndarray, itemsize: int, along: str) -> Messages:
     """Return messages without words from source[x] to all of targets[x]: what it has can be read."""
     repeated = np.repeat(source, targets.shape[1])
     return Messages(RING.name, repeated, targets.ravel(), np.zeros(repeated.size, np.int64), itemsize, along)

@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from pdgemm.instrument.recorder import Transfer
-from pdgemm.schedules.rounds import COLS, Messages, Round, WorkPiece
+from pdgemm.schedules.rounds import LINE, Messages, Round, WorkPiece
 from pdgemm.schedules.schedule import Buffers, LineSchedule, RankMap, Schedule
 
 SLOWER = 4  # times what a product of as many flops takes: a factorisation on one rank
@@ -69,7 +69,7 @@ class Tree(LineSchedule):
         at = level[words[level] > 0]
         ends = ranks[at], ranks[at & (at - 1)]
         source, target = ends if rising else ends[::-1]
-        return Round([Messages("reduce", source, target, words[at], self.dtype.itemsize, COLS)], hidden=False)
+        return Round([Messages("reduce", source, target, words[at], self.dtype.itemsize, LINE)], hidden=False)
 
     def buffers(self, rank: int | None) -> Buffers:
         return {}

@@ -132,7 +132,7 @@ class Cannon(Product):
 
     def transfers(self, rank: int) -> list[Transfer]:
         """A rank receives all parts of A in its row but the first, and sends all but the last; likewise for B."""
-        steps, (row, col, _) = self.steps(rank), self.grid.strides
+        steps, row, col = self.steps(rank), self.grid.stride(ROWS), self.grid.stride(COLS)
         if not steps:
             return []
         m_loc, n_loc = self.C.local_shape(rank)

@@ -54,14 +54,14 @@ class Inner(Product):
     @cached_property
     def grid(self) -> RankMap:
         """The grid of all ranks of the communicator, each of which is a layer."""
-        return RankMap((1, 1), self.size, tuple(range(self.size)))
+        return RankMap.of_layers((1, 1), tuple(range(self.size)), self.size)
 
     @cached_property
     def reduction(self) -> Reduction:
         m, n, _ = self.mnk
         blocks = BlockCyclic.even(m, 1), BlockCyclic.even(n, 1)
         mover = self.mover * self.shared
-        whole = Reduction(*blocks, self.grid.rank_map, self.C, self.accumulate, self.rows, mover, self.device)
+        whole = Reduction(*blocks, self.grid.ranks, self.C, self.accumulate, self.rows, mover, self.device)
         return replace(whole, triangle=self.triangle)
 
     @property
@@ -203,7 +203,8 @@ class Layered(Product):
 
     @cached_property
     def grid(self) -> RankMap:
-        return RankMap((self.A.distribution.rows.parts, self.B.distribution.cols.parts), self.layers, self.rank_map)
+        shape = self.A.distribution.rows.parts, self.B.distribution.cols.parts
+        return RankMap.of_layers(shape, self.rank_map, self.layers)
 
     @cached_property
     def each_layer(self) -> tuple[Summa | Cannon, ...]:

@@ -60,7 +60,7 @@ class Product(Schedule):
     @cached_property
     def grid(self) -> RankMap:
         """The grid along whose rows, columns and layers the panels are sent."""
-        return RankMap(self.C.distribution.grid_shape, 1, self.C.rank_map)
+        return RankMap.of_layers(self.C.distribution.grid_shape, self.C.rank_map)
 
     @cached_property
     def flops(self) -> int:
@@ -91,7 +91,7 @@ class Product(Schedule):
         """The same of each rank of the grid, for `Round`."""
         if not self.triangle:
             return 1.0
-        return np.array([self.share(rank) for rank in range(1 + max(self.grid.rank_map))])
+        return np.array([self.share(rank) for rank in range(1 + max(self.grid.ranks))])
 
     @cached_property
     def panel_dtype(self) -> np.dtype:
@@ -125,7 +125,7 @@ class Product(Schedule):
 
     @property
     def last_rank(self) -> int:
-        return max(*self.grid.rank_map, *self.A.rank_map, *self.B.rank_map, *self.C.rank_map)
+        return max(*self.grid.ranks, *self.A.rank_map, *self.B.rank_map, *self.C.rank_map)
 
     @property
     def events(self) -> int:

@@ -66,7 +66,7 @@ class Reduction(Schedule):
 
     @property
     def grid(self) -> RankMap:
-        return RankMap((self.rows.parts, self.cols.parts), self.layers, self.rank_map)
+        return RankMap.of_layers((self.rows.parts, self.cols.parts), self.rank_map, self.layers)
 
     @property
     def panel_dtype(self) -> np.dtype:
@@ -93,7 +93,7 @@ class Reduction(Schedule):
 
     def transfers(self, rank: int) -> list[Transfer]:
         """Return the traffic of the windows that overlap with products, and that of the others."""
-        stride = self.grid.strides[LAYERS]
+        stride = self.grid.stride(LAYERS)
         parts = (self.traffic(rank, self.hidden), False), (self.traffic(rank, self.exposed), True)
         return [Transfer("reduce", x, self.dtype.itemsize, stride, self.layers, after) for x, after in parts]
 

@@ -11,7 +11,7 @@ import numpy as np
 from pdgemm.instrument.recorder import Transfer
 from pdgemm.schedules.formulas import broadcasts, reductions
 from pdgemm.schedules.products.product import Product, alike
-from pdgemm.schedules.rounds import COLS, Messages, Round, broadcast, counts_of, grid_of, products, reduce
+from pdgemm.schedules.rounds import COLS, ROWS, Messages, Round, broadcast, counts_of, grid_of, products, reduce
 from pdgemm.schedules.schedule import Buffers
 from pdgemm.schedules.steps import PanelStep, panel_counts, summa_steps, widest_panel
 
@@ -93,7 +93,7 @@ class Stationary(Product):
 
     def transfers(self, rank: int) -> list[Transfer]:
         """A rank receives k_loc (n - n_loc) words of B, and m_loc n_loc of C from each other rank of its row."""
-        (i, j), (row, col, _) = self.C.coords(rank), self.grid.strides
+        (i, j), row, col = self.C.coords(rank), self.grid.stride(ROWS), self.grid.stride(COLS)
         if i < 0 or not self.mnk[2]:
             return []
         A, B, C = self.A.distribution, self.B.distribution, self.C.distribution

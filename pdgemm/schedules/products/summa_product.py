@@ -14,7 +14,7 @@ from pdgemm.instrument.recorder import Transfer
 from pdgemm.schedules.formulas import broadcasts
 from pdgemm.schedules.node_relay import NodeLine, Parts, parts_by_number, relayed
 from pdgemm.schedules.products.product import Product, alike
-from pdgemm.schedules.rounds import COLS, Round, broadcast, counts_of, grid_of, products, relay
+from pdgemm.schedules.rounds import COLS, ROWS, Round, broadcast, counts_of, grid_of, products, relay
 from pdgemm.schedules.schedule import Buffers
 from pdgemm.schedules.steps import (
     Bundle,
@@ -181,7 +181,7 @@ class Summa(Product):
 
         A rank receives m_loc (k - k_loc) words of A and n_loc (k - k_loc) of B, with its own k_loc of A and of B.
         """
-        (i, j), (row, col, _) = self.C.coords(rank), self.grid.strides
+        (i, j), row, col = self.C.coords(rank), self.grid.stride(ROWS), self.grid.stride(COLS)
         A, B = self.A.distribution, self.B.distribution
         if self.nodes and i >= 0:
             left, right = self._parts
