@@ -103,7 +103,9 @@ class Layout:
 
     def same_owners(self, other: Layout) -> bool:
         """Does every rank hold the same elements in both layouts?"""
-        return self.grid == other.grid and self.distribution.canonical == other.distribution.canonical
+        return (self.rank_map, self.distribution) == (other.rank_map, other.distribution) or (
+            self.grid == other.grid and self.distribution.canonical == other.distribution.canonical
+        )
 
     @property
     def T(self) -> Layout:

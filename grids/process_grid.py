@@ -218,8 +218,9 @@ class ProcessGrid:
         part : the other communicator may have more ranks; None if it lacks one that has a position here.
         Raises GridError where a program is planned for one of the two grids alone.
         """
-        for grid in (self, other):
-            check_not_freed(grid.comm)
+        check_not_freed(self.comm)
+        if self.comm is not other.comm:
+            check_not_freed(other.comm)
         if self.draft is not other.draft:
             raise GridError("a function is planned with the matrices that are its arguments: pass all of them to plan")
         relation = MPI.IDENT if self.comm is other.comm else MPI.Group.Compare(self._shared.group, other._shared.group)

@@ -168,10 +168,11 @@ def check_result(name: str, C: DistMatrix, operands: Mapping[str, DistMatrix]) -
     """Raise ArgumentError where C cannot be written to, or shares memory with an operand."""
     if C.conjugated:
         raise ArgumentError(f"{name} is the conjugate of another matrix, and cannot be written to")
-    if not writeable(C.stored):
+    local = C.stored
+    if not writeable(local):
         raise ArgumentError(f"{name} is read-only")
     for other, x in operands.items():
-        if overlap(C.stored, x.stored):
+        if overlap(local, x.stored):
             raise ArgumentError(
                 f"{name} shares memory with {other}, which is read while {name} is written: use a matrix of its own, "
                 "or A = A @ B in place of A @= B"
@@ -215,12 +216,13 @@ def check_product(A: DistMatrix, B: DistMatrix, C: DistMatrix) -> None:
 
 def check_dtype(name: str, x: DistMatrix, supported: tuple[np.dtype, ...]) -> None:
     """Raise DTypeError for another element type, LayoutError for a local array that is too large for BLAS."""
-    if x.dtype not in supported or not x.dtype.isnative:
+    local = x.stored
+    if local.dtype not in supported or not local.dtype.isnative:
         raise DTypeError(
-            f"{name} has dtype {x.dtype}; supported: {dtypes.names(supported)}; convert it (astype, --dtype)"
+            f"{name} has dtype {local.dtype}; supported: {dtypes.names(supported)}; convert it (astype, --dtype)"
         )
-    if x.stored.size and max(x.stored.shape) > BLAS_INT:
-        raise LayoutError(f"{name} has a local part of shape {x.stored.shape}, BLAS takes up to {BLAS_INT}")
+    if local.size and max(local.shape) > BLAS_INT:
+        raise LayoutError(f"{name} has a local part of shape {local.shape}, BLAS takes up to {BLAS_INT}")
 
 
 def size(x: DistMatrix) -> str:

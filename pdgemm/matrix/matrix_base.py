@@ -193,8 +193,8 @@ class MatrixBase:
 
         Raises GridError where the two grids are not over the same ranks.
         """
-        check_not_freed(self.grid.comm)
         if self._layout is not None and self._layout[0] is grid.comm:
+            check_not_freed(self.grid.comm)
             return self._layout[1]
         place = self.grid.rank_map_in(grid)
         if place is None:

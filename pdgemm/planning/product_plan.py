@@ -206,6 +206,8 @@ class ProductPlan:
     @cached_property
     def cost(self) -> float:
         """The cost by which plans are compared: the time, with redistribution counted twice."""
+        if not self.moves and not self.staged:
+            return self.seconds
         return max(self._seconds(rank, MOVES_WEIGH) for rank in sample(self.problem.size))
 
     @cached_property

@@ -41,27 +41,28 @@ class RankMap:
         """Return the grid of one axis, `LINE`."""
         return cls(((LINE, len(ranks := (*ranks,))),), ranks)
 
-    def length(self, axis: str) -> int:
-        """Return the number of ranks along an axis; 1 where the grid has no such axis."""
-        return dict(self.axes).get(axis, 1)
+    @cached_property
+    def lengths(self) -> dict[str, int]:
+        """The number of ranks along each axis."""
+        return dict(self.axes)
 
-    @remembered
-    def stride(self, axis: str) -> int:
-        """Return the difference between the ranks of neighbours along an axis; 1 where there is one rank."""
-        names = [name for name, _ in self.axes]
-        if self.length(axis) == 1:
-            return 1
-        step = prod(length for _, length in self.axes[names.index(axis) + 1 :])
-        return abs(self.ranks[step] - self.ranks[0])
+    @cached_property
+    def strides(self) -> dict[str, int]:
+        """The difference between the ranks of neighbours along each axis; 1 where there is one rank."""
+        step, strides = 1, dict[str, int]()
+        for axis, length in reversed(self.axes):
+            strides[axis] = abs(self.ranks[step] - self.ranks[0]) if length > 1 else 1
+            step *= length
+        return strides
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, int]:
         """The numbers of grid rows and grid columns of a layer."""
-        return self.length(COLS), self.length(ROWS)
+        return self.lengths.get(COLS, 1), self.lengths.get(ROWS, 1)
 
     @property
     def layers(self) -> int:
-        return self.length(LAYERS)
+        return self.lengths.get(LAYERS, 1)
 
     def layer(self, number: int) -> tuple[int, ...]:
         """Return the ranks of one layer, row by row."""
@@ -143,9 +144,9 @@ class Schedule(ABC):
 
     def transfers(self, rank: int) -> list[Transfer]:
         """Return what a rank sends and receives along each axis of the grid."""
-        grid = self.grid
+        strides, lengths = self.grid.strides, self.grid.lengths
         return [
-            Transfer(x.kind, traffic, x.itemsize, grid.stride(x.along), grid.length(x.along), x.after)
+            Transfer(x.kind, traffic, x.itemsize, strides[x.along], lengths[x.along], x.after)
             for x, traffic in self.tally.of(rank).items()
         ]
 

@@ -132,7 +132,7 @@ class Cannon(Product):
 
     def transfers(self, rank: int) -> list[Transfer]:
         """A rank receives all parts of A in its row but the first, and sends all but the last; likewise for B."""
-        steps, row, col = self.steps(rank), self.grid.stride(ROWS), self.grid.stride(COLS)
+        steps, strides = self.steps(rank), self.grid.strides
         if not steps:
             return []
         m_loc, n_loc = self.C.local_shape(rank)
@@ -142,8 +142,8 @@ class Cannon(Product):
         along_row = self._shifts((m_loc * a)[held_a], pieces[held_a], self.A.dtype)
         along_col = self._shifts((n_loc * b)[held_b], pieces.reshape(-1, len(b)).sum(axis=0)[held_b], self.B.dtype)
         return [
-            Transfer("shift", along_row, self.A.dtype.itemsize, row, len(a)),
-            Transfer("shift", along_col, self.B.dtype.itemsize, col, len(b)),
+            Transfer("shift", along_row, self.A.dtype.itemsize, strides[ROWS], len(a)),
+            Transfer("shift", along_col, self.B.dtype.itemsize, strides[COLS], len(b)),
         ]
 
     def _shifts(self, words: np.ndarray, pieces: np.ndarray, dtype: np.dtype) -> Traffic:

@@ -82,6 +82,8 @@ class Product(Schedule):
     @remembered
     def share(self, rank: int) -> float:
         """Return which share of its m x n products a rank forms."""
+        if not self.triangle:
+            return 1.0
         m, n, _ = self.local_shape(rank)
         formed = self.formed(rank) if m * n else None
         return 1.0 if formed is None else formed.area / (m * n)
@@ -240,7 +242,12 @@ class Product(Schedule):
 
     def _update(self, words: int) -> tuple[int, np.dtype]:
         """Return the workspace in which that many sums are rounded, or added to C."""
-        return 0 if self.device else 2 * min(words, SLAB), dtypes.arithmetic(self.accumulate, self.C.dtype)
+        return 0 if self.device else 2 * min(words, SLAB), self._sum_dtype
+
+    @cached_property
+    def _sum_dtype(self) -> np.dtype:
+        """The type in which products are added to C."""
+        return dtypes.arithmetic(self.accumulate, self.C.dtype)
 
     def _exact(self, rows: int, cols: int) -> int:
         """Return the 32-bit numbers that int8 products are formed in, and made integers, before accumulation."""

@@ -93,7 +93,7 @@ class Reduction(Schedule):
 
     def transfers(self, rank: int) -> list[Transfer]:
         """Return the traffic of the windows that overlap with products, and that of the others."""
-        stride = self.grid.stride(LAYERS)
+        stride = self.grid.strides[LAYERS]
         parts = (self.traffic(rank, self.hidden), False), (self.traffic(rank, self.exposed), True)
         return [Transfer("reduce", x, self.dtype.itemsize, stride, self.layers, after) for x, after in parts]
 

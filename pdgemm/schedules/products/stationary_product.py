@@ -93,15 +93,15 @@ class Stationary(Product):
 
     def transfers(self, rank: int) -> list[Transfer]:
         """A rank receives k_loc (n - n_loc) words of B, and m_loc n_loc of C from each other rank of its row."""
-        (i, j), row, col = self.C.coords(rank), self.grid.stride(ROWS), self.grid.stride(COLS)
+        (i, j), strides = self.C.coords(rank), self.grid.strides
         if i < 0 or not self.mnk[2]:
             return []
         A, B, C = self.A.distribution, self.B.distribution, self.C.distribution
         along_col = broadcasts(A.cols.count(j), B.cols, self._counts.sum(axis=0), self.mover, i)
         along_row = reductions(A.rows.count(i), C.cols, self._counts.sum(axis=1), j)
         return [
-            Transfer(self.mover, along_col, self.B.dtype.itemsize, col, B.cols.parts),
-            Transfer("reduce", along_row, self.accumulate.itemsize, row, C.cols.parts),
+            Transfer(self.mover, along_col, self.B.dtype.itemsize, strides[COLS], B.cols.parts),
+            Transfer("reduce", along_row, self.accumulate.itemsize, strides[ROWS], C.cols.parts),
         ]
 
     def local_shape(self, rank: int) -> tuple[int, int, int]:

@@ -181,7 +181,9 @@ class Summa(Product):
 
         A rank receives m_loc (k - k_loc) words of A and n_loc (k - k_loc) of B, with its own k_loc of A and of B.
         """
-        (i, j), row, col = self.C.coords(rank), self.grid.stride(ROWS), self.grid.stride(COLS)
+        if self.nothing_travels:
+            return []
+        (i, j), strides = self.C.coords(rank), self.grid.strides
         A, B = self.A.distribution, self.B.distribution
         if self.nodes and i >= 0:
             left, right = self._parts
@@ -191,8 +193,8 @@ class Summa(Product):
             along_row = broadcasts(A.rows.count(i), A.cols, self._counts.sum(axis=1), self.mover, j)
             along_col = broadcasts(B.cols.count(j), B.rows, self._counts.sum(axis=0), self.mover, i)
         return [
-            Transfer(self.mover, along_row, self.A.dtype.itemsize, row, A.cols.parts),
-            Transfer(self.mover, along_col, self.B.dtype.itemsize, col, B.rows.parts),
+            Transfer(self.mover, along_row, self.A.dtype.itemsize, strides[ROWS], A.cols.parts),
+            Transfer(self.mover, along_col, self.B.dtype.itemsize, strides[COLS], B.rows.parts),
         ]
 
     @cached_property
@@ -223,7 +225,7 @@ class Summa(Product):
         if self.in_place:
             (m, n, k), (a, b) = self.local_shape(rank), self._packs
             return k * (a * m * self.A.dtype.itemsize + b * n * self.B.dtype.itemsize) + super().copied(rank)
-        packed = (pc > 1) * self.A.local_bytes(rank) + (pr > 1) * self.B.local_bytes(rank)
+        packed = (self.A.local_bytes(rank) if pc > 1 else 0) + (self.B.local_bytes(rank) if pr > 1 else 0)
         return packed + super().copied(rank)
 
     @cached_property
@@ -231,6 +233,11 @@ class Summa(Product):
         """A pair: are panels of A, and panels of B, packed or received in a buffer?"""
         inner_a, inner_b = self.A.distribution.cols, self.B.distribution.rows
         return not self._lie(inner_a, inner_b, "a"), not self._lie(inner_b, inner_a, "b")
+
+    @cached_property
+    def _converts(self) -> tuple[bool, bool]:
+        """A pair: does each panel of A, and of B, need a second buffer?"""
+        return self.converts(self.A, self.C.order), self.converts(self.B, self.C.order)
 
     def _lie(self, inner: BlockCyclic, other: BlockCyclic, panel: str) -> bool:
         """Are all panels of one operand multiplied in place?
@@ -256,13 +263,13 @@ class Summa(Product):
 
     def buffers(self, rank: int | None) -> Buffers:
         m_loc, n_loc = self.C.local_shape(rank)
-        a, b = self._packs
+        (a, b), (convert_a, convert_b) = self._packs, self._converts
         sums = 0 if self.sums_in_c or not self.mnk[2] else m_loc * n_loc
         return {
             "panels of A": (a * self.slots * self.widest_bundle * m_loc, self.A.dtype),
             "panels of B": (b * self.slots * self.widest_bundle * n_loc, self.B.dtype),
-            "converted A": (self.converts(self.A, self.C.order) * self.widest_bundle * m_loc, self.panel_dtype),
-            "converted B": (self.converts(self.B, self.C.order) * self.widest_bundle * n_loc, self.panel_dtype),
+            "converted A": (convert_a * self.widest_bundle * m_loc, self.panel_dtype),
+            "converted B": (convert_b * self.widest_bundle * n_loc, self.panel_dtype),
             "sums": (sums, self.accumulate),
             "update": self._update(sums),
             "exact": (self._exact(m_loc, n_loc), self.panel_dtype),
