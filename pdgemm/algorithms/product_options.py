@@ -99,7 +99,7 @@ def problem_of(operands: Operands, options: ProductOptions, alpha: Any, beta: An
         width_asked=width is not None,
         shared=bool(reach.reads),
         reads=reach.reads or SHARED.name,
-        outside_node_memory=outside_node_memory(A, B) if reach.reads and not nothing else "",
+        outside_node_memory=outside_node_memory(A, B) if reach.reads and not nothing else (),
         nodes=nodes(A.grid) if reach.reads else (),
         device=A.device if on_device else "",
         staged=reach.staged and mover != NCCL.name,

@@ -59,11 +59,11 @@ def _untaken(device: Device, grid: ProcessGrid) -> str:
     return f"this MPI library is not GPU-aware ({reach.why}; {REMEDY})"
 
 
-def outside_node_memory(A: DistMatrix, B: DistMatrix) -> str:
+def outside_node_memory(A: DistMatrix, B: DistMatrix) -> tuple[str, ...]:
     """Return the names of the operands that are not in memory that the ranks of the node share."""
     device = devices.of(A.stored)
     window = devices.memory(device, A.grid).window
-    return "".join(
+    return tuple(
         name for name, x in (("A", A), ("B", B)) if not (x.shared and devices.memory(device, x.grid).window is window)
     )
 

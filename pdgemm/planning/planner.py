@@ -64,7 +64,7 @@ def best_plan(problem: Problem) -> tuple[ProductPlan | None, int]:
     """Return the best plan that fits, or None, and the bytes that a plan needs at least."""
     plan, least = _best(problem)
     if plan is None and problem.shared and problem.mover == "auto":  # copies in node memory take space
-        plan, other = _best(replace(problem, shared=False, outside_node_memory="", nodes=()))
+        plan, other = _best(replace(problem, shared=False, outside_node_memory=(), nodes=()))
         least = min(least, other)
     return plan, least
 

@@ -67,7 +67,7 @@ class Problem:
     compute: str = ""  # the type that operands may be rounded to, as in `Product`
     staged: bool = False  # must messages of the device be staged in host memory?
     nodes: tuple[int, ...] = ()  # the node of each rank; (): all are on one node
-    outside_node_memory: str = ""  # the operands among A and B that are not in node-shared memory
+    outside_node_memory: tuple[str, ...] = ()  # the operands among A and B that are not in node-shared memory
     ideal: bool = False  # each product gets A, B and C on layouts that fit it, and nothing is redistributed
     triangle: TriangleName = ""  # of C that is computed, as in `Product`
     protect: str = ""  # "detect" or "repair": C is compared with checksums

@@ -158,7 +158,7 @@ class ProductPlan:
     def staged(self) -> dict[str, Layout]:
         """The operands that are copied to memory that the ranks of a node share."""
         problem = self.problem
-        stay = set(problem.outside_node_memory if self.product.exposed else "") - {name for name, _ in self.moves}
+        stay = set(problem.outside_node_memory if self.product.exposed else ()) - {name for name, _ in self.moves}
         return {name: x for name, x in (("A", problem.A), ("B", problem.B)) if name in stay}
 
     @cached_property

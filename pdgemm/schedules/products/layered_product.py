@@ -65,8 +65,8 @@ class Inner(Product):
         return replace(whole, triangle=self.triangle)
 
     @property
-    def exposed(self) -> str:
-        return ""
+    def exposed(self) -> tuple[str, ...]:
+        return ()
 
     @property
     def exposed_buffers(self) -> tuple[str, ...]:

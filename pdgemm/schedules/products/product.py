@@ -181,9 +181,9 @@ class Product(Schedule):
         return False
 
     @property
-    def exposed(self) -> str:
-        """The operands among A and B that the ranks of a node read in each other's memory."""
-        return "AB" if self.shared else ""
+    def exposed(self) -> tuple[str, ...]:
+        """The names of the operands that the ranks of a node read in each other's memory."""
+        return ("A", "B") if self.shared else ()
 
     @property
     def first_panel_is_local(self) -> bool:
