@@ -5,7 +5,8 @@
 #   PDGEMM_VENV=.venv-parallel; . scripts/env.sh; mpirun -n 4 pdgemm info
 #
 # h5py is compiled once (two minutes); the wheel is kept in the user's cache.
-# ScaLAPACK, on the same Open MPI, comes along where it can: tests/ranks/test_scalapack_reference.py compares with it.
+# ScaLAPACK, on the same Open MPI, comes along where it can:
+# tests/ranks/interop/test_scalapack_reference.py compares with it.
 # Exit code 3: this machine has not what it takes and we may not install it.
 set -euo pipefail
 root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -32,7 +33,7 @@ if [ -z "$launcher" ] || ! command -v h5pcc.openmpi >/dev/null; then
 fi
 if ! dpkg -s "$scalapack" >/dev/null 2>&1; then
     { can_apt && quietly "apt-get install $scalapack" _apt_install "$scalapack"; } ||
-        say "going on without $scalapack: tests/ranks/test_scalapack_reference.py will be skipped"
+        say "going on without $scalapack: tests/ranks/interop/test_scalapack_reference.py will be skipped"
 fi
 make_venv
 rm -f "$stamp"

@@ -135,7 +135,7 @@ done
 
 if [ $selected = no ]; then
     case "$all $ranks " in yes*' 9 '*)     # a grid of 2 x 2 x 3
-        tests '12 ranks' mpiexec -n 12 "${parallel[@]}" tests/ranks/test_algorithms.py ;;
+        tests '12 ranks' mpiexec -n 12 "${parallel[@]}" tests/ranks/algorithms/test_algorithms.py ;;
     esac
     status=0
     reason=$(scripts/hosts.sh 1 true 2>&1) || status=$?
@@ -181,7 +181,7 @@ if [ $selected = no ]; then
         for n in $debian; do
             case " $ranks " in *" $n "*) ;; *) continue ;; esac
             tests "Debian MPI, $n rank$([ "$n" = 1 ] || echo s)" \
-                mpiexec -n "$n" "${everywhere[@]}" tests/io/test_hdf5*.py tests/ranks/test_scalapack*.py
+                mpiexec -n "$n" "${everywhere[@]}" tests/io/test_hdf5*.py tests/ranks/interop/test_scalapack*.py
         done
     elif [ $status = 3 ]; then
         record 'Debian MPI' 0 0 0 0 "not run, because ${reason##*sh: }"

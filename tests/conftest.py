@@ -10,7 +10,8 @@ from pdgemm.devices import gpu_binding
 
 if gpu_binding.visible():
     gpu_binding.choose()  # an MPI library built for CUDA looks for the GPU of a rank when it starts
-sys.path[:0] = [str(path) for path in Path(__file__).parent.iterdir() if path.is_dir()]  # whatever the import mode
+FOLDERS = {path.parent for path in Path(__file__).parent.rglob("*.py")}
+sys.path[:0] = map(str, sorted(FOLDERS))  # whatever the import mode: all modules of tests have names of their own
 pytest_plugins = ["mpi_report", "tiers", "tree_mover", "allgather_3d"]
 
 

@@ -70,7 +70,7 @@ def nearest(module: str) -> set[str]:
         seen |= level
         level = {x for x in MODULES if inside(x) & level} - seen
     folders = module.split(".")  # of a command, say, which is loaded by its name
-    return {x for x in sources() for folder in folders if x.startswith(f"tests/{folder}/test_")}
+    return {x for x in sources() for folder in folders if f"/{folder}/test_" in x}
 
 
 @cache

@@ -43,12 +43,12 @@ class Mutant(NamedTuple):
     tests: tuple[str, ...]
 
 
-U, R, D = "tests/unit/test_", "tests/ranks/test_", "tests/device/test_"
+U, R, D = "tests/unit/test_", "tests/ranks/", "tests/device/test_"
 MUTANTS = [
     Mutant(
         "errors: a LayoutError is no ValueError", "pdgemm/errors.py",
         "class LayoutError(PdgemmError, ValueError):", "class LayoutError(PdgemmError):",
-        (f"4 {R}views.py",),
+        (f"4 {R}matrix/test_views.py",),
     ),
     Mutant(
         "arrays: both uniform numbers of a normal one are the same", "pdgemm/local/arrays/element_functions.py",
@@ -59,18 +59,18 @@ MUTANTS = [
         "arrays: 16-bit numbers are added up in 16 bits", "pdgemm/local/arrays/dtypes.py",
         "\n    return common(*(TYPE[dtype].sums_dtype if dtype in HALVES else dtype for dtype in dtypes))",
         "\n    return common(*dtypes)",
-        (f"1 {R}views.py {U}element_types.py",),
+        (f"1 {R}matrix/test_views.py {U}element_types.py",),
     ),
     Mutant(
         "arrays: beta between 0 and 1 is taken for 1", "pdgemm/local/arrays/elementwise.py",
         "            if self.beta != 1:\n                old *= self.beta",
         "            if abs(self.beta) > 1:\n                old *= self.beta",
-        (f"1 {R}algorithms.py {R}any_problem.py",),
+        (f"1 {R}algorithms/test_algorithms.py {R}algorithms/test_any_problem.py",),
     ),
     Mutant(
         "support: what any rank says is said if all do", "pdgemm/support/agreement.py",
         "digest, -digest, -flag])", "digest, -digest, flag])",
-        (f"4 {R}agreement.py {R}plans.py {R}shared.py",),
+        (f"4 {R}support/test_agreement.py {R}planning/test_plans.py {R}transport/test_shared.py",),
     ),
     Mutant(
         "support: a file that changed meanwhile is replaced", "pdgemm/support/files.py",
@@ -80,7 +80,7 @@ MUTANTS = [
     Mutant(
         "support: a rank that has come is said to be missing", "pdgemm/support/watchdog.py",
         "if state.reached < number}", "if state.reached <= number}",
-        (f"0 {R}watchdog.py",),
+        (f"0 {R}support/test_watchdog.py",),
     ),
     Mutant(
         "support: a wait for panels is not seen", "pdgemm/transport/movers/arrivals.py",
@@ -90,7 +90,7 @@ MUTANTS = [
     Mutant(
         "support: a job ends while a rank is at work", "pdgemm/support/watchdog.py",
         "if at_work or any(0 <= state.still <", "if at_work and any(0 <= state.still <",
-        (f"0 {R}stopped_ranks.py",),
+        (f"0 {R}support/test_stopped_ranks.py",),
     ),
     Mutant(
         "blas: columns that overlap are multiplied", "pdgemm/local/blas/local_gemm.py",
@@ -100,7 +100,7 @@ MUTANTS = [
     Mutant(
         "blas: a third of six cores is one", "pdgemm/local/blas/threads.py",
         "for core in cores[rank]) + 1e-9))", "for core in cores[rank])))",
-        (f"1 {R}grid.py",),
+        (f"1 {R}grids/test_grid.py",),
     ),
     Mutant(
         "grids: only block 0 lacks what a window skips", "grids/distribution.py",
@@ -110,22 +110,22 @@ MUTANTS = [
     Mutant(
         "grids: a piece of an index map has a run too many", "grids/index_map.py",
         'self.ends.searchsorted(stop, "left")', 'self.ends.searchsorted(stop, "right")',
-        (f"0 {R}redistribute.py",),
+        (f"0 {R}algorithms/test_redistribute.py",),
     ),
     Mutant(
         "grids: a gap does not join the one before it", "grids/shared_heap.py",
         "for left in (at, at - 1):", "for left in (at,):",
-        (f"0 {R}shared.py", f"4 {R}shared.py"),
+        (f"0 {R}transport/test_shared.py", f"4 {R}transport/test_shared.py"),
     ),
     Mutant(
         "grids: a transposed grid keeps its rows", "grids/process_grid.py",
         "other.row, other.col = self.col, self.row", "other.row, other.col = self.row, self.col",
-        (f"4 {R}grid.py",),
+        (f"4 {R}grids/test_grid.py",),
     ),
     Mutant(
         "instrument: words read in place are not received", "pdgemm/instrument/recorder.py",
         "        self.words_received += words\n        self.words_read += words", "        self.words_read += words",
-        (f"4 {R}redistribute.py",),
+        (f"4 {R}algorithms/test_redistribute.py",),
     ),
     Mutant(
         "instrument: waits for ranks count as transfers", "pdgemm/instrument/report.py",
@@ -136,7 +136,7 @@ MUTANTS = [
     Mutant(
         "model: panels of the owner on the other side are forwarded", "pdgemm/schedules/formulas.py",
         "owner = (me - distance) % parts", "owner = (me + distance) % parts",
-        (f"0 {U}schedule.py", f"3 {R}summa.py"),
+        (f"0 {U}schedule.py", f"3 {R}algorithms/test_summa.py"),
     ),
     Mutant(
         "model: a node holds no direction of a grid", "pdgemm/planning/machines/machine.py",
@@ -156,12 +156,12 @@ MUTANTS = [
     Mutant(
         "schedules: Cannon moves on by a group too early", "pdgemm/schedules/steps.py",
         "on = step % t == t - 1", "on = step % t == 0",
-        (f"0 {U}schedule.py", f"2 {R}algorithms.py"),
+        (f"0 {U}schedule.py", f"2 {R}algorithms/test_algorithms.py"),
     ),
     Mutant(
         "schedules: a rank alone on its node is told of panels", "pdgemm/schedules/node_relay.py",
         "min(1, len(near) - 1)))[put_together]", "1))[put_together]",
-        (f"3 {R}shared.py",),
+        (f"3 {R}transport/test_shared.py",),
     ),
     Mutant(
         "planning: layers send no part of C", "pdgemm/planning/search/grid_search.py",
@@ -171,42 +171,42 @@ MUTANTS = [
     Mutant(
         "planning: columns are one row", "pdgemm/planning/problem.py",
         '"column": (1, ranks)}.get', '"column": (ranks, 1)}.get',
-        (f"0 {U}planner.py", f"4 {R}plans.py"),
+        (f"0 {U}planner.py", f"4 {R}planning/test_plans.py"),
     ),
     Mutant(
         "matrix: column sums are added up along rows", "pdgemm/matrix/distmatrix.py",
         "axis=0 if kind == 1 else 1", "axis=1 if kind == 1 else 0",
-        (f"4 {R}matrix.py",),
+        (f"4 {R}matrix/test_matrix.py",),
     ),
     Mutant(
         "matrix: the smallest products are dealt out first", "pdgemm/matrix/batch.py",
         "key=lambda item: -flops[item])", "key=lambda item: flops[item])",
-        (f"1 {R}batched.py",),
+        (f"1 {R}algorithms/test_batched.py",),
     ),
     Mutant(
         "matrix: the residual's bound is that of double precision", "pdgemm/matrix/residual.py",
         "(dtypes.eps(C.dtype) / 2 if C.dtype in dtypes.HALVES else 0)", "0",
-        (f"1 {R}residual.py {R}views.py",),
+        (f"1 {R}matrix/test_residual.py {R}matrix/test_views.py",),
     ),
     Mutant(
         "movers: a message holds so many words, not bytes", "pdgemm/transport/movers/shift.py",
         "words = LARGEST_MESSAGE_BYTES // x.itemsize", "words = LARGEST_MESSAGE_BYTES // 8",
-        (f"4 {R}algorithms.py",),
+        (f"4 {R}algorithms/test_algorithms.py",),
     ),
     Mutant(
         "movers: what is not contiguous is added to nothing", "pdgemm/transport/block_copy.py",
         "kept = y[:, here]", "kept = np.zeros_like(y[:, here])",
-        (f"4 {R}redistribute.py {R}any_problem.py",),
+        (f"4 {R}algorithms/test_redistribute.py {R}algorithms/test_any_problem.py",),
     ),
     Mutant(
         "algorithms: what is converted is not conjugated", "pdgemm/algorithms/products/accumulator.py",
         "Combine(conjugated=layout.conjugated, through", "Combine(through",
-        (f"1 {R}algorithms.py",),
+        (f"1 {R}algorithms/test_algorithms.py",),
     ),
     Mutant(
         "algorithms: B goes around Cannon's torus the other way", "pdgemm/algorithms/products/cannon.py",
         "up.start((i - 1) % pr, (i + 1) % pr,", "up.start((i + 1) % pr, (i - 1) % pr,",
-        (f"9 {R}algorithms.py",),
+        (f"9 {R}algorithms/test_algorithms.py",),
     ),
     Mutant(
         "algorithms: parts of several owners are staged at one place", "pdgemm/algorithms/products/summa.py",
@@ -216,48 +216,48 @@ MUTANTS = [
     Mutant(
         "gemm: a product of transposes is stored by rows", "pdgemm/gemm.py",
         'order: Order = "F" if all(', 'order: Order = "C" if all(',
-        (f"4 {R}views.py {R}summa.py {R}matrix.py",),
+        (f"4 {R}matrix/test_views.py {R}algorithms/test_summa.py {R}matrix/test_matrix.py",),
     ),
     Mutant(
         "batched: items as large as a chunk have no room", "pdgemm/batched.py",
         "max(0 if self.alike else need.max(initial=0), min(CHUNK_BYTES, need.sum()))",
         "min(CHUNK_BYTES, need.sum())",
-        (f"1 {R}batched.py",),
+        (f"1 {R}algorithms/test_batched.py",),
     ),
     Mutant(
         "factors: the other factor of a product is not conjugated", "pdgemm/linalg/factors/rank_k.py",
         "right = right.H if self.hermitian else right.T", "right = right.T",
-        (f"1 {R}linalg_rank_k.py",),
+        (f"1 {R}linalg/test_linalg_rank_k.py",),
     ),
     Mutant(
         "factors: both triangles of a result are written", "pdgemm/linalg/factors/rank_k.py",
         "protect=None, triangle=uplo)", 'protect=None, triangle="")',
-        (f"4 {R}linalg_rank_k.py",),
+        (f"4 {R}linalg/test_linalg_rank_k.py",),
     ),
     Mutant(
         "factors: the solution of a transpose is permuted the other way", "pdgemm/linalg/factors/lu.py",
         "X = steps.did(permuted(X, np.argsort(factors.perm)))", "X = steps.did(permuted(X, factors.perm))",
-        (f"1 {R}linalg_solve.py",),
+        (f"1 {R}linalg/test_linalg_solve.py",),
     ),
     Mutant(
         "factors: a refined solution is the first one", "pdgemm/linalg/factors/solve.py",
         "            X += corrected(R)", "            corrected(R)",
-        (f"1 {R}linalg_solve.py",),
+        (f"1 {R}linalg/test_linalg_solve.py",),
     ),
     Mutant(
         "panel_algorithms: CholeskyQR tries no shift", "pdgemm/algorithms/panels/cholesky_qr.py",
         "for s in (0.0, shift)[: 1 + first]:", "for s in (0.0,):",
-        (f"1 {R}linalg_tall_qr.py",),
+        (f"1 {R}linalg/test_linalg_tall_qr.py",),
     ),
     Mutant(
         "panel_algorithms: a Q of any departure is right", "pdgemm/algorithms/panels/cholesky_qr.py",
         "last = departure <= NEAR", "last = departure <= NEAR or number == 2",
-        (f"1 {R}linalg_tall_qr.py",),
+        (f"1 {R}linalg/test_linalg_tall_qr.py",),
     ),
     Mutant(
         "panel_algorithms: rows of X are read before they are solved", "pdgemm/algorithms/panels/triangular_panels.py",
         "rows, slot, PANEL, ready=not plan.solves)", "rows, slot, PANEL, ready=True)",
-        (f"4 {R}linalg_late_ranks.py",),
+        (f"4 {R}linalg/test_linalg_late_ranks.py",),
     ),
     Mutant(
         "panel_algorithms: products do not wait for a triangle", "pdgemm/algorithms/panels/triangular_panels.py",
@@ -268,63 +268,63 @@ MUTANTS = [
     Mutant(
         "panel_schedules: rows that change places twice do so once", "pdgemm/schedules/panels/row_moves.py",
         "lying[here], lying[there] = lying[there], lying[here]", "lying[here], lying[there] = there, lying[here]",
-        (f"0 {U}panel_schedules.py", f"4 {R}linalg_lu.py"),
+        (f"0 {U}panel_schedules.py", f"4 {R}linalg/test_linalg_lu.py"),
     ),
     Mutant(
         "panel_movers: a panel is rewritten while it is read", "pdgemm/transport/panels/gathered_panel.py",
         "        task.wait(slot)  # until others that read the last panel in X have done so", "        pass",
-        (f"4 {R}linalg_late_ranks.py", f"4 {R}linalg_lu.py"),
+        (f"4 {R}linalg/test_linalg_late_ranks.py", f"4 {R}linalg/test_linalg_lu.py"),
     ),
     Mutant(
         "spectral: a sign's trace counts the eigenvalues below", "pdgemm/linalg/spectral/eigh.py",
         "count = round((n + trace) / 2)", "trace = -trace\n        count = round((n + trace) / 2)",
-        (f"1 {R}linalg_functions.py",),
+        (f"1 {R}linalg/test_linalg_functions.py",),
     ),
     Mutant(
         "spectral: a restart keeps the smallest singular values", "pdgemm/linalg/spectral/golub_kahan.py",
         "distributed(X, vectors[:, :used])", "distributed(X, vectors[:, -used:])",
-        (f"1 {R}linalg_svd.py",),
+        (f"1 {R}linalg/test_linalg_svd.py",),
     ),
     Mutant(
         "spectral: the bound of singular values forgets those after the k-th", "pdgemm/linalg/spectral/golub_kahan.py",
         "rest = min(rest, float(s[k] + residuals[k]))", "rest = 0.0",
-        (f"1 {R}linalg_svd.py",),
+        (f"1 {R}linalg/test_linalg_svd.py",),
     ),
     Mutant(
         "factors: the columns in which an inverse is smallest are taken", "pdgemm/linalg/factors/condition.py",
         "np.argsort(-np.abs(y)", "np.argsort(np.abs(y)",
-        (f"1 {R}linalg_condition.py",),
+        (f"1 {R}linalg/test_linalg_condition.py",),
     ),
     Mutant(
         "indexing: of a row that is set twice, the first value stays", "pdgemm/local/arrays/keys.py",
         "np.unique(indices[::-1], return_index=True)\n    return np.sort(len(indices) - 1 - from_end)",
         "np.unique(indices, return_index=True)\n    return np.sort(from_end)",
-        (f"1 {R}selection.py",),
+        (f"1 {R}algorithms/test_selection.py",),
     ),
     Mutant(
         "movers: rows in any order are copied as if they followed each other", "pdgemm/transport/block_copy.py",
         "side_by_side = bool((np.diff(here) == 1).all())", "side_by_side = here[-1] - here[0] + 1 == len(here)",
-        (f"4 {R}selection.py",),
+        (f"4 {R}algorithms/test_selection.py",),
     ),
     Mutant(
         "statistics: equal elements are not dealt among the ranks", "pdgemm/algorithms/statistics/columns.py",
         "comm.Exscan(equal, earlier)", "earlier[:] = 0",
-        (f"4 {R}statistics.py",),
+        (f"4 {R}algorithms/test_statistics.py",),
     ),
     Mutant(
         "scalapack: a singular matrix has a solution", "pdgemm/interop/scalapack/lapack.py",
         "if nrhs and not factors.zero_pivot:", "if nrhs:",
-        (f"4 {R}scalapack_linalg.py",),
+        (f"4 {R}interop/test_scalapack_linalg.py",),
     ),
     Mutant(
         "calibrate: seconds of a word are taken for those of a byte", "pdgemm/tools/calibrate/links.py",
         "(large - small) / (words * 8)", "(large - small) / words",
-        (f"1 {R}calibrate.py",),
+        (f"1 {R}planning/test_calibrate.py",),
     ),
     Mutant(
         "scalapack: the conjugate transpose is the transpose", "pdgemm/interop/scalapack/pblas.py",
         'redistribute(A.H if routine.endswith("C") else A.T, C,', "redistribute(A.T, C,",
-        (f"4 {R}scalapack.py",),
+        (f"4 {R}interop/test_scalapack.py",),
     ),
     Mutant(
         "io: real and imaginary part have one weight", "pdgemm/algorithms/protection/checksum.py",
@@ -436,7 +436,7 @@ MUTANTS = [
         "schedules: a rank sends its own array in place of an inherited one",
         "pdgemm/schedules/exchanges/inherited_exchange.py",
         "self.held(holder).index(old))", "0)",
-        (f"4 {R}resilience.py",),
+        (f"4 {R}support/test_resilience.py",),
     ),
     Mutant(
         "resilience: memory that nobody shares is read", "pdgemm/resilience/kept_state.py",
@@ -451,50 +451,50 @@ MUTANTS = [
     Mutant(
         "resilience: a step may change the state", "pdgemm/resilience/kept_state.py",
         "                x.flags.writeable = False\n", "                pass\n",
-        (f"4 {R}resilience.py",),
+        (f"4 {R}support/test_resilience.py",),
     ),
     Mutant(
         "protection: no residual is ever large", "pdgemm/algorithms/protection/row_checksums.py",
         "(ratio > limit).any(), (ratio > CAP).any()", "False, False",
-        ("4 tests/ranks/test_protection.py",),
+        ("4 tests/ranks/algorithms/test_protection.py",),
     ),
     Mutant(
         "protection: B x is made of C's part alone", "pdgemm/algorithms/protection/row_checksums.py",
         "            self._allreduce(whole)\n", "",
-        ("4 tests/ranks/test_protection.py",),
+        ("4 tests/ranks/algorithms/test_protection.py",),
     ),
     Mutant(
         "protection: an operand that changed is not told from a wrong product",
         "pdgemm/algorithms/protection/row_checksums.py",
         'return ", ".join(found)', 'return ""',
-        ("4 tests/ranks/test_protection.py",),
+        ("4 tests/ranks/algorithms/test_protection.py",),
     ),
     Mutant(
         "protection: a product in place is repeated from what it has become",
         "pdgemm/algorithms/protection/repetition.py",
         "            C.stored[...] = entry\n", "            pass\n",
-        ("4 tests/ranks/test_protection.py",),
+        ("4 tests/ranks/algorithms/test_protection.py",),
     ),
     Mutant(
         "protection: rows that hold NaN by right are taken for wrong", "pdgemm/algorithms/protection/row_checksums.py",
         "unknown = ~np.isfinite(tau)", "unknown = np.zeros(len(ratio), bool)",
-        ("4 tests/ranks/test_protection.py",),
+        ("4 tests/ranks/algorithms/test_protection.py",),
     ),
     Mutant(
         "protection: signs alone are the weights of columns", "pdgemm/algorithms/protection/row_checksums.py",
         "return signs * (1.0 + (bits", "return signs + 0 * (1.0 + (bits",
-        ("1 tests/ranks/test_protection_rows.py",),
+        ("1 tests/ranks/algorithms/test_protection_rows.py",),
     ),
     Mutant(
         "protection: norms of small rows are lost in their squares", "pdgemm/algorithms/protection/row_checksums.py",
         "    if scaled.any():\n", "    norms[norms == 0] = np.inf\n    if False:\n",
-        ("1 tests/ranks/test_protection_rows.py",),
+        ("1 tests/ranks/algorithms/test_protection_rows.py",),
     ),
     Mutant(
         "protection: a flip is named where the repetition has the same bits",
         "pdgemm/algorithms/protection/repetition.py",
         "(bits != before, node())", "(True, node())",
-        ("1 tests/ranks/test_protection_rows.py",),
+        ("1 tests/ranks/algorithms/test_protection_rows.py",),
     ),
     Mutant(
         "io: a job that was killed replaces what a later one saved", "io/generations.py",
@@ -504,7 +504,7 @@ MUTANTS = [
     Mutant(
         "matrix: arrays that differ among the ranks become one matrix", "pdgemm/matrix/constructors.py",
         "if check and grid.size > 1:", "if check and grid.size > 99:",
-        (f"4 {R}arguments.py",),
+        (f"4 {R}matrix/test_arguments.py",),
     ),
     Mutant(
         "io: the one writer writes the blocks of all ranks to the first columns", "io/hyperslabs.py",
@@ -544,7 +544,7 @@ MUTANTS = [
     Mutant(
         "collectives: what comes from an earlier rank is joined on the wrong side", "pdgemm/transport/collectives.py",
         "join if step.adds else None, source < me)", "join if step.adds else None, source > me)",
-        (f"4 {R}collectives.py",),
+        (f"4 {R}transport/test_collectives.py",),
     ),
     Mutant(
         "collectives: the last step of Bruck's all-gather goes around too far",
@@ -555,12 +555,12 @@ MUTANTS = [
     Mutant(
         "programs: a product is not planned", "pdgemm/gemm.py",
         """        draft.add("C", plan)\n""", """        pass\n""",
-        (f"4 {R}linalg_plans.py",),
+        (f"4 {R}linalg/test_linalg_plans.py",),
     ),
     Mutant(
         "programs: redistributions of sums are not reported", "pdgemm/linalg/spectral/iterations.py",
         "return Y if Y.later_report is before else self.did(Y)", "return Y",
-        (f"4 {R}linalg_plans.py",),
+        (f"4 {R}linalg/test_linalg_plans.py",),
     ),
 ]  # fmt: skip
 

@@ -171,14 +171,14 @@ def test_tests_of_what_changed() -> None:
         patched.syspath_prepend(str(ROOT / "scripts" / "hardening"))
         concerned = runpy.run_path(str(ROOT / "scripts/hardening/concerned.py"))["concerned"]
     house = "tests/unit/test_imports.py"
-    assert {"tests/ranks/test_watchdog.py", house} <= concerned("pdgemm/support/watchdog.py")
-    assert {"tests/ranks/test_summa.py", house} <= concerned("pdgemm/algorithms/products/summa.py")
+    assert {"tests/ranks/support/test_watchdog.py", house} <= concerned("pdgemm/support/watchdog.py")
+    assert {"tests/ranks/algorithms/test_summa.py", house} <= concerned("pdgemm/algorithms/products/summa.py")
     assert {"tests/unit/test_distribution.py", house} <= concerned("grids/distribution.py")  # a link in the package
     assert "tests/cli/test_cli.py" in concerned("pdgemm/tools/cli/plan_commands.py")  # imported by name
-    assert concerned("tests/ranks/test_views.py") == {"tests/ranks/test_views.py"}
-    assert "tests/ranks/test_views.py" in concerned("tests/helpers/problems.py")
+    assert concerned("tests/ranks/matrix/test_views.py") == {"tests/ranks/matrix/test_views.py"}
+    assert "tests/ranks/matrix/test_views.py" in concerned("tests/helpers/problems.py")
     assert concerned("docs/contributing-first.md") == {
-        "tests/ranks/test_first_contribution.py",
+        "tests/ranks/house/test_first_contribution.py",
         "tests/unit/test_sites.py",
     }
     assert "tests/unit/test_packaging.py" in concerned("pyproject.toml")
