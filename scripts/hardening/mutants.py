@@ -43,7 +43,7 @@ class Mutant(NamedTuple):
     tests: tuple[str, ...]
 
 
-U, R, D = "tests/unit/test_", "tests/ranks/", "tests/device/test_"
+U, R, D = "tests/unit/", "tests/ranks/", "tests/device/"
 MUTANTS = [
     Mutant(
         "errors: a LayoutError is no ValueError", "pdgemm/errors.py",
@@ -53,13 +53,13 @@ MUTANTS = [
     Mutant(
         "arrays: both uniform numbers of a normal one are the same", "pdgemm/local/arrays/element_functions.py",
         "seed, 2 * stream + 1), wide))", "seed, 2 * stream), wide))",
-        (f"0 {U}local.py",),
+        (f"0 {U}test_local.py",),
     ),
     Mutant(
         "arrays: 16-bit numbers are added up in 16 bits", "pdgemm/local/arrays/dtypes.py",
         "\n    return common(*(TYPE[dtype].sums_dtype if dtype in HALVES else dtype for dtype in dtypes))",
         "\n    return common(*dtypes)",
-        (f"1 {R}matrix/test_views.py {U}element_types.py",),
+        (f"1 {R}matrix/test_views.py {U}test_element_types.py",),
     ),
     Mutant(
         "arrays: beta between 0 and 1 is taken for 1", "pdgemm/local/arrays/elementwise.py",
@@ -85,7 +85,7 @@ MUTANTS = [
     Mutant(
         "support: a wait for panels is not seen", "pdgemm/transport/movers/arrivals.py",
         'with self._recorder.phase("wait"), Wait():', 'with self._recorder.phase("wait"):',
-        (f"0 {U}waits.py",),
+        (f"0 {U}test_waits.py",),
     ),
     Mutant(
         "support: a job ends while a rank is at work", "pdgemm/support/watchdog.py",
@@ -95,7 +95,7 @@ MUTANTS = [
     Mutant(
         "blas: columns that overlap are multiplied", "pdgemm/local/blas/local_gemm.py",
         "return 0 if ragged or ld < rows else ld", "return 0 if ragged else ld",
-        (f"0 {U}local.py",),
+        (f"0 {U}test_local.py",),
     ),
     Mutant(
         "blas: a third of six cores is one", "pdgemm/local/blas/threads.py",
@@ -105,7 +105,7 @@ MUTANTS = [
     Mutant(
         "grids: only block 0 lacks what a window skips", "grids/distribution.py",
         "lacking = self.skip * (block % self.parts == 0)", "lacking = self.skip * (block == 0)",
-        (f"0 {U}distribution.py",),
+        (f"0 {U}test_distribution.py",),
     ),
     Mutant(
         "grids: a piece of an index map has a run too many", "grids/index_map.py",
@@ -131,32 +131,32 @@ MUTANTS = [
         "instrument: waits for ranks count as transfers", "pdgemm/instrument/report.py",
         "transfer = self.hidden_seconds + self.wait_seconds - self.sync_seconds",
         "transfer = self.hidden_seconds + self.wait_seconds",
-        (f"0 {U}model.py", "4 tests/cli/test_trace.py"),
+        (f"0 {U}planning/test_model.py", "4 tests/cli/test_trace.py"),
     ),
     Mutant(
         "model: panels of the owner on the other side are forwarded", "pdgemm/schedules/formulas.py",
         "owner = (me - distance) % parts", "owner = (me + distance) % parts",
-        (f"0 {U}schedule.py", f"3 {R}algorithms/test_summa.py"),
+        (f"0 {U}schedules/test_schedule.py", f"3 {R}algorithms/test_summa.py"),
     ),
     Mutant(
         "model: a node holds no direction of a grid", "pdgemm/planning/machines/machine.py",
         "return (length - together) / (length - 1)", "return (length - together) / length",
-        (f"0 {U}model.py {U}planner.py",),
+        (f"0 {U}planning/test_model.py {U}planning/test_planner.py",),
     ),
     Mutant(
         "devices: copies do not wait for products", "pdgemm/devices/streams.py",
         "            self.transfer.wait_event(self._computed)", "            pass",
-        (f"4 {D}device.py",),
+        (f"4 {D}test_device.py",),
     ),
     Mutant(
         "devices: ranks that share GPUs take them in turns", "pdgemm/devices/gpu_binding.py",
         "min(count - 1, rank * count // size)", "rank % count",
-        (f"0 {D}gpus.py",),
+        (f"0 {D}test_gpus.py",),
     ),
     Mutant(
         "schedules: Cannon moves on by a group too early", "pdgemm/schedules/steps.py",
         "on = step % t == t - 1", "on = step % t == 0",
-        (f"0 {U}schedule.py", f"2 {R}algorithms/test_algorithms.py"),
+        (f"0 {U}schedules/test_schedule.py", f"2 {R}algorithms/test_algorithms.py"),
     ),
     Mutant(
         "schedules: a rank alone on its node is told of panels", "pdgemm/schedules/node_relay.py",
@@ -166,12 +166,12 @@ MUTANTS = [
     Mutant(
         "planning: layers send no part of C", "pdgemm/planning/search/grid_search.py",
         "+ m_loc * n_loc * (1 - 1 / c) * (k > 0)\n    work", "\n    work",
-        (f"0 {U}model.py {U}planner.py",),
+        (f"0 {U}planning/test_model.py {U}planning/test_planner.py",),
     ),
     Mutant(
         "planning: columns are one row", "pdgemm/planning/problem.py",
         '"column": (1, ranks)}.get', '"column": (ranks, 1)}.get',
-        (f"0 {U}planner.py", f"4 {R}planning/test_plans.py"),
+        (f"0 {U}planning/test_planner.py", f"4 {R}planning/test_plans.py"),
     ),
     Mutant(
         "matrix: column sums are added up along rows", "pdgemm/matrix/distmatrix.py",
@@ -211,7 +211,7 @@ MUTANTS = [
     Mutant(
         "algorithms: parts of several owners are staged at one place", "pdgemm/algorithms/products/summa.py",
         "self._bring(there, owner, slot, self._rows * (at - cols.size))", "self._bring(there, owner, slot, 0)",
-        (f"4 {D}device.py {D}planted_races.py",),
+        (f"4 {D}test_device.py {D}test_planted_races.py",),
     ),
     Mutant(
         "gemm: a product of transposes is stored by rows", "pdgemm/gemm.py",
@@ -263,12 +263,12 @@ MUTANTS = [
         "panel_algorithms: products do not wait for a triangle", "pdgemm/algorithms/panels/triangular_panels.py",
         "if self._plan.A.conjugated else CONVERT)(here, there)\n        self._task.copied()",
         "if self._plan.A.conjugated else CONVERT)(here, there)",
-        (f"4 {D}device_panels.py",),
+        (f"4 {D}test_device_panels.py",),
     ),
     Mutant(
         "panel_schedules: rows that change places twice do so once", "pdgemm/schedules/panels/row_moves.py",
         "lying[here], lying[there] = lying[there], lying[here]", "lying[here], lying[there] = there, lying[here]",
-        (f"0 {U}panel_schedules.py", f"4 {R}linalg/test_linalg_lu.py"),
+        (f"0 {U}schedules/test_panel_schedules.py", f"4 {R}linalg/test_linalg_lu.py"),
     ),
     Mutant(
         "panel_movers: a panel is rewritten while it is read", "pdgemm/transport/panels/gathered_panel.py",
@@ -364,18 +364,18 @@ MUTANTS = [
     Mutant(
         "streamed: a panel that is there is read again", "io/streamed/tiling.py",
         "down, number = number % 2 == 0, number + 1", "down, number = True, number + 1",
-        (f"0 {U}tilings.py",),
+        (f"0 {U}test_tilings.py",),
     ),
     Mutant(
         "plans: panels of a pair that ends early are numbered as if it went on", "pdgemm/schedules/node_relay.py",
         "before += len(left) * (end - start)", "before += len(pairs) * (end - start)",
-        (f"0 {U}little_memory.py",),
+        (f"0 {U}planning/test_little_memory.py",),
     ),
     Mutant(
         "plans: a gap between two panels counts as one inside of a panel", "pdgemm/schedules/steps.py",
         "        if any(total * -(-gap * panels // total) // panels != gap for gap in map(int, gaps)):",
         "        if len(gaps):",
-        (f"0 {U}little_memory.py",),
+        (f"0 {U}planning/test_little_memory.py",),
     ),
     Mutant(
         "streamed: a job that goes on forgets the sums of its tile", "io/streamed/files_product.py",
@@ -539,7 +539,7 @@ MUTANTS = [
     Mutant(
         "schedules: a redistribution is simulated without its reads", "pdgemm/schedules/exchanges/exchange.py",
         'kind = SHARED.name if self.shared else "exchange"', 'kind = "exchange"',
-        ("0 tests/unit/test_exchanges.py",),
+        ("0 tests/unit/schedules/test_exchanges.py",),
     ),
     Mutant(
         "collectives: what comes from an earlier rank is joined on the wrong side", "pdgemm/transport/collectives.py",
@@ -550,7 +550,7 @@ MUTANTS = [
         "collectives: the last step of Bruck's all-gather goes around too far",
         "pdgemm/schedules/collectives/collective_steps.py",
         "ends = at + min(distance, p - distance)", "ends = at + distance",
-        (f"0 {U}collective_schedules.py",),
+        (f"0 {U}schedules/test_collective_schedules.py",),
     ),
     Mutant(
         "programs: a product is not planned", "pdgemm/gemm.py",

@@ -11,7 +11,7 @@ import jobs
 import pytest
 import tiers
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("sizes", [(2, 3), (2, 3, 4), (5, 2, 2, 3), (1, 4, 1, 3, 2, 2)], ids=str)

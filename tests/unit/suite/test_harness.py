@@ -29,7 +29,7 @@ def run(folder: Path, source: str, *options: str, launcher: str = "mpiexec -n 3"
     (folder / "test_it.py").write_text(textwrap.dedent(source))
     result = folder / "summary.json"
     environment = {
-        "PYTHONPATH": str(Path(__file__).parents[1] / "helpers"),
+        "PYTHONPATH": str(Path(__file__).parents[2] / "helpers"),
         "PDGEMM_TEST_SUMMARY": str(result),
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # only the plugins that matter: a quicker start
         "PYTEST_ADDOPTS": "",
