@@ -9,43 +9,33 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-import test_gpu
+from cuda_layer import CudaLayer
 from fake_cupy import CUDARuntimeError, Gpu, Nccl, fake_cupy
-from test_gpu import (  # noqa: F401
-    cuda,
-    movers,
-    test_a_product_keeps_its_operands,
-    test_batches,
-    test_combine,
-    test_every_mover,
-    test_factors_and_triangles,
-    test_infinity_times_one,
-    test_managed_memory_is_staged,
-    test_matrices,
-    test_memory,
-    test_sixteen_bits_and_whole_numbers,
-    test_too_much_is_asked_for,
-)
 from tiers import everything
 
 pytestmark = pytest.mark.mpi
 
 
 @pytest.fixture(autouse=True, params=["one GPU", "a GPU each, and MPI takes pointers"])
-def gpu(comm: Any, request: Any, monkeypatch: Any) -> Iterator[Gpu]:
+def gpu(comm: Any, request: Any) -> Iterator[Gpu]:
     if comm.size > 4:
         pytest.skip("runs on up to 4 ranks: nothing in this layer depends on their number")
-    monkeypatch.setattr(test_gpu, "OPS", ["NN", "TC", "CN", "NT"] if everything() else ["TC", "CN"])
     alone = request.param == "one GPU"
     with fake_cupy(1 if alone else comm.size, aware="no" if alone else "yes") as made:
         yield made
 
 
-def test_what_ranks_find_out(comm: Any, gpu: Gpu, cuda: Any) -> None:  # noqa: F811
+class TestCudaLayer(CudaLayer):
+    """What is tested on a real GPU."""
+
+    OPS: ClassVar = ["NN", "TC", "CN", "NT"] if everything() else ["TC", "CN"]
+
+
+def test_what_ranks_find_out(comm: Any, gpu: Gpu, cuda: Any) -> None:
     """How ranks reach each other is what this machine has, and it is how they do."""
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
 
@@ -107,7 +97,7 @@ def test_no_gpu(comm: Any, gpu: Gpu) -> None:
         DistMatrix.zeros((3, 3), grid=grid, device="cuda")
 
 
-def test_what_fails_is_told(comm: Any, gpu: Gpu, cuda: Any) -> None:  # noqa: F811
+def test_what_fails_is_told(comm: Any, gpu: Gpu, cuda: Any) -> None:
     """A kernel that failed, memory that cannot be exported or pinned, an address that no kernel takes."""
     import cupy
 
@@ -139,7 +129,7 @@ def test_what_fails_is_told(comm: Any, gpu: Gpu, cuda: Any) -> None:  # noqa: F8
             DistMatrix.from_local(askew, (40, 40), grid=grid)
 
 
-def test_mappings_are_of_the_allocation_that_they_were_made_of(comm: Any, gpu: Gpu, cuda: Any) -> None:  # noqa: F811
+def test_mappings_are_of_the_allocation_that_they_were_made_of(comm: Any, gpu: Gpu, cuda: Any) -> None:
     """Of a handle that is used again for another allocation, of many allocations, and of those that nobody uses."""
     from pdgemm import ProcessGrid
     from pdgemm.devices import cuda_ipc
@@ -173,7 +163,7 @@ def test_mappings_are_of_the_allocation_that_they_were_made_of(comm: Any, gpu: G
         assert len(gpu.mapped) == 1
 
 
-def test_copies(comm: Any, gpu: Gpu, cuda: Any) -> None:  # noqa: F811
+def test_copies(comm: Any, gpu: Gpu, cuda: Any) -> None:
     """By a copy engine where rows are long enough, in words where elements are small; each is one call."""
     from pdgemm.devices import kernels
     from pdgemm.grids.index_map import identity, packed
@@ -213,7 +203,7 @@ def test_copies(comm: Any, gpu: Gpu, cuda: Any) -> None:  # noqa: F811
         assert np.array_equal(cuda.to_host(Y), x.reshape(96, 12, 8)[:, :, :4].reshape(96, 48))
 
 
-def test_nccl_is_tried(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None:  # noqa: F811
+def test_nccl_is_tried(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None:
     """Where it would be chosen; where it fails on one rank, others do."""
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
     from pdgemm.devices import cuda_ipc
@@ -238,7 +228,7 @@ def test_nccl_is_tried(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None
 def test_preparing_does_what_is_done_once(
     comm: Any,
     gpu: Gpu,
-    cuda: Any,  # noqa: F811
+    cuda: Any,
     monkeypatch: Any,
     algorithm: str,
     dtype: str,
@@ -274,7 +264,7 @@ def test_preparing_does_what_is_done_once(
         assert comm.rank or np.array_equal(found.astype(int), x @ x)
 
 
-def test_nccl_between_nodes(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None:  # noqa: F811
+def test_nccl_between_nodes(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None:
     """It is tried where panels are not read in place, given up where it waits without end, and not used on request."""
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
     from pdgemm.devices import cuda_nccl

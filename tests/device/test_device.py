@@ -8,22 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from checked_product import MIXED, check
+from device_ways import WAYS
 from fake_device import SCHEDULES, fake_device
 from problems import DTYPES, NAMES, NARROW, accepted
 from tiers import everything, in_turn, pairs
 
-from pdgemm.local.arrays.device import Reach
-
 pytestmark = [pytest.mark.mpi, pytest.mark.on_ranks(1, 2, 3, 4, 6)]  # a device does not change what a 3 x 3 grid does
 
-WAYS = {  # how ranks reach each other, and the mover that is asked for
-    "shared": (Reach("shared", staged=False), "auto"),
-    "ipc": (Reach("ipc", staged=True), "auto"),
-    "ring": (Reach("", staged=False), "ring"),
-    "ibcast": (Reach("shared", staged=False), "ibcast"),
-    "staged": (Reach("", staged=True), "auto"),
-    "nccl": (Reach("", staged=True, nccl=True), "auto"),
-}
 RUNS = list(itertools.product(WAYS, SCHEDULES))
 up_to_4 = pytest.mark.on_ranks(1, 2, 3, 4)  # for what does not depend on the shape of the grid
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.linalg
+from device_ways import WAYS_OF_PANELS
 from factored import EPS, norm, positive_definite, relative, rng_matrix, wide
 from fake_device import SCHEDULES, fake_device
 from problems import DTYPES, grid_shapes
@@ -16,8 +17,7 @@ from pdgemm.local.arrays.device import Reach
 
 pytestmark = [pytest.mark.mpi, pytest.mark.on_ranks(1, 4)]
 
-WAYS = {"read": Reach("shared", staged=False), "sent": Reach("", staged=False)}
-RUNS = third(pairs(WAYS, SCHEDULES, DTYPES, "CF", (True, False)))
+RUNS = third(pairs(WAYS_OF_PANELS, SCHEDULES, DTYPES, "CF", (True, False)))
 
 
 @pytest.mark.parametrize(("way", "schedule", "dtype", "order", "lower"), RUNS)
@@ -26,7 +26,7 @@ def test_cholesky_and_solve(comm: Any, way: str, schedule: str, dtype: str, orde
 
     n, S, b = 60, positive_definite(60, dtype), rng_matrix(60, 9, dtype)
     for shape in grid_shapes(comm.size):
-        with fake_device(schedule, reach=WAYS[way]) as device, ProcessGrid(comm, shape) as grid:
+        with fake_device(schedule, reach=WAYS_OF_PANELS[way]) as device, ProcessGrid(comm, shape) as grid:
             A = DistMatrix.from_global(S, grid=grid, block=(8, 12), order=order, device="fake")
             B = DistMatrix.from_global(b, grid=grid, block=5, device="fake")
             L = linalg.cholesky(A, lower=lower)
@@ -47,7 +47,7 @@ def test_products_with_a_triangle(comm: Any, way: str, schedule: str, dtype: str
     T = np.tril(rng_matrix(50, 50, dtype)) if lower else np.triu(rng_matrix(50, 50, dtype))
     b = rng_matrix(50, 13, dtype)
     for shape in grid_shapes(comm.size):
-        with fake_device(schedule, reach=WAYS[way]) as device, ProcessGrid(comm, shape) as grid:
+        with fake_device(schedule, reach=WAYS_OF_PANELS[way]) as device, ProcessGrid(comm, shape) as grid:
             A = DistMatrix.from_global(T, grid=grid, block=8, order=order, device="fake")
             B = DistMatrix.from_global(b, grid=grid, block=8, device="fake")
             C = linalg.trmm(A, B, lower=lower, trans="C", alpha=2)
@@ -64,7 +64,7 @@ def test_lu_and_reflections(comm: Any, way: str, schedule: str, dtype: str, orde
     tall = rng_matrix(44, 30, dtype)
     pivots = scipy.linalg.lu_factor(x)[1]
     for shape in grid_shapes(comm.size):
-        with fake_device(schedule, reach=WAYS[way]) as device, ProcessGrid(comm, shape) as grid:
+        with fake_device(schedule, reach=WAYS_OF_PANELS[way]) as device, ProcessGrid(comm, shape) as grid:
             A = DistMatrix.from_global(x, grid=grid, block=(8, 12), order=order, device="fake")
             B = DistMatrix.from_global(b, grid=grid, block=5, device="fake")
             factors = linalg.lu_factor(A)
@@ -93,7 +93,7 @@ def test_qr_by_rows(comm: Any, way: str, schedule: str, dtype: str, order: Any, 
     bad = np.repeat(good[:, :1], n, axis=1)  # of rank one, which CholeskyQR2 gives up
     for shape in [(comm.size, 1)] if row_grid else grid_shapes(comm.size):
         for x, methods in ((good, ("cholesky", "tsqr")), (bad, ("auto",))):
-            with fake_device(schedule, reach=WAYS[way]) as device, ProcessGrid(comm, shape) as grid:
+            with fake_device(schedule, reach=WAYS_OF_PANELS[way]) as device, ProcessGrid(comm, shape) as grid:
                 A = DistMatrix.from_global(x, grid=grid, block=(12, 4), order=order, device="fake")
                 for method in methods:
                     device.launches.clear()

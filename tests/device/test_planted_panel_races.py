@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device_ways import WAYS_OF_PANELS
 from factored import norm, positive_definite, rng_matrix
 from fake_device import SCHEDULES, fake_device
-from test_device_panels import WAYS
-from test_planted_races import Site, without
+from removed_synchronisations import Site, without
 from tiers import everything
 
 import pdgemm
@@ -57,8 +57,8 @@ FUNCTIONS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "rows": by_rows,
     "triangles": multiplied,
 }
-FEW = [*itertools.product(FUNCTIONS, ((1, 1), (2, 2), (4, 1)), WAYS, "C")]
-ALL = [*FEW, *itertools.product(FUNCTIONS, ((1, 1), (1, 4), (2, 2), (4, 1)), WAYS, "F")]
+FEW = [*itertools.product(FUNCTIONS, ((1, 1), (2, 2), (4, 1)), WAYS_OF_PANELS, "C")]
+ALL = [*FEW, *itertools.product(FUNCTIONS, ((1, 1), (1, 4), (2, 2), (4, 1)), WAYS_OF_PANELS, "F")]
 
 
 def outcome(comm: Any, problem: Problem, schedule: str) -> bool:
@@ -69,7 +69,10 @@ def outcome(comm: Any, problem: Problem, schedule: str) -> bool:
     function, shape, way, order = problem
     a, b = positive_definite(22, "complex64"), rng_matrix(22, 7, "complex64")
     a = a if function in DEFINITE else a[::-1].copy()
-    with fake_device(schedule, reach=WAYS[way]) as device, ProcessGrid(comm, shape, ranks=range(prod(shape))) as grid:
+    with (
+        fake_device(schedule, reach=WAYS_OF_PANELS[way]) as device,
+        ProcessGrid(comm, shape, ranks=range(prod(shape))) as grid,
+    ):
         A = DistMatrix.from_global(a, grid=grid, block=(3, 4), order=order, device="fake")
         B = DistMatrix.from_global(b, grid=grid, block=4, device="fake")
         try:

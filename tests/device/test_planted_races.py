@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
@@ -13,67 +12,25 @@ from random import Random
 from typing import Any
 
 import pytest
+from device_ways import WAYS
 from fake_device import SCHEDULES, fake_device
 from problems import TOLERANCE, accepted, gemm_error
-from test_device import WAYS
+from removed_synchronisations import REMOVED, Site, without
 from tiers import everything
 
 pytestmark = pytest.mark.mpi
 
-REMOVED: dict[str, Any] = {  # what a synchronisation returns that does nothing
-    "synchronize_copies": lambda recorder: None,
-    "record_copies": lambda recorder: (),
-    "record_products": lambda recorder, poll: (),
-    "hold_products": lambda recorder: None,
-    "order_copies_after_products": lambda recorder: None,
-    "copied": lambda recorder: _Done(),
-    "finish": lambda recorder: recorder._spans.clear(),
-    "begin": lambda recorder: None,
-}
-OF_PANELS: dict[str, Any] = {"copied": lambda task: None, "finish_products": lambda task: None}  # those of a `Task`
 FOR_OTHERS = {  # before another rank reads this memory, or writes it: the clock decides whether that is too early
     ("synchronize_copies", "packed_exchange.py"),
     ("synchronize_copies", "prepared.py"),
     ("finish", "layer_sums.py"),
 }
 STORED = Path(__file__).with_name("races.json")  # by site, the runs that show that it is needed
-Site = str  # which of them, in what file, in what function, on what line of that
 Run = tuple[str, str]  # problem and schedule
 
 
 def for_others(site: Site) -> bool:
     return tuple(site.split()[:2]) in FOR_OTHERS
-
-
-class _Done:
-    def Test(self) -> bool:
-        return True
-
-    def Wait(self) -> None:
-        pass
-
-
-@contextmanager
-def without(removed: Site | None, seen: set[Site]) -> Iterator[None]:
-    """Synchronisations called from one place do nothing; those called are added to `seen`."""
-    from pdgemm.devices.streams import DeviceRecorder
-    from pdgemm.transport.panels.task import Task
-
-    def planted(name: str, kept: Any, nothing: Any) -> Any:
-        def method(recorder: Any, *args: Any) -> Any:
-            caller = sys._getframe(1)
-            code = caller.f_code
-            site = f"{name} {Path(code.co_filename).name} {code.co_qualname} {caller.f_lineno - code.co_firstlineno}"
-            seen.add(site)
-            return nothing(recorder, *args) if site == removed else kept(recorder, *args)
-
-        return method
-
-    with pytest.MonkeyPatch.context() as patch:
-        for of, methods in ((DeviceRecorder, REMOVED), (Task, OF_PANELS)):
-            for name, nothing in methods.items():
-                patch.setattr(of, name, planted(name, getattr(of, name), nothing))
-        yield
 
 
 def outcome(comm: Any, way: str, schedule: str, case: Any, seed: str) -> tuple[bool, bool]:
@@ -194,7 +151,7 @@ def test_each_synchronisation_is_needed(comm: Any) -> None:
 def store() -> None:
     """Search all problems, and store few that show all.
 
-    PYTHONPATH=tests/helpers:tests/ranks mpiexec -n 4 python -m mpi4py tests/device/test_planted_races.py
+    PYTHONPATH=tests/helpers mpiexec -n 4 python -m mpi4py tests/device/test_planted_races.py
     """
     from mpi4py import MPI
 
