@@ -12,7 +12,9 @@ if gpu_binding.visible():
     gpu_binding.choose()  # an MPI library built for CUDA looks for the GPU of a rank when it starts
 FOLDERS = {path.parent for path in Path(__file__).parent.rglob("*.py")}
 sys.path[:0] = map(str, sorted(FOLDERS))  # whatever the import mode: all modules of tests have names of their own
-pytest_plugins = ["mpi_report", "tiers", "tree_mover", "allgather_3d"]
+HELPERS = Path(__file__).parent.glob("helpers/*.py")
+pytest.register_assert_rewrite(*(path.stem for path in HELPERS))  # what they check is told as in a test
+pytest_plugins = ["mpi_report", "tiers", "grid_fixtures", "tree_mover", "allgather_3d"]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -21,7 +21,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from problems import TOLERANCE, gemm_error
-from test_trace import GOOD, timeline
+from study_records import strong, study
+from timelines import GOOD, timeline
 
 from pdgemm.support.launcher import outside_job
 
@@ -445,8 +446,6 @@ def test_what_needs_no_mpi_loads_none(tmp_path: Path, words: str, code: int, loa
         timeline(tmp_path / "t.json", GOOD)
     if "plot" in words:
         pytest.importorskip("matplotlib")
-        from test_plot import strong, study
-
         study(tmp_path / "s.jsonl", *strong())
     run = jobs.run(jobs.python(0, "-c", LOADED, *words.split()), cwd=tmp_path, OMPI_COMM_WORLD_SIZE="1")
     assert (run.returncode, run.stderr.splitlines()[-1]) == (code, loaded), run.stderr

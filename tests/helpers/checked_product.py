@@ -1,4 +1,4 @@
-"""One product by one algorithm, checked in every respect."""
+"""One product by one algorithm, or by SUMMA in blocks that are given, checked in every respect."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ MIXED: list[tuple[int, int, int]] = [
     *SHAPES["even"][:1],
     *SHAPES["larger"][:1],
 ]
+GUARD = 7.25
 
 
 def check(
@@ -65,4 +66,60 @@ def check(
         names = {"row": ("summa", "cannon"), "column": ("summa", "cannon")}.get(algorithm, (algorithm,))
         assert report.algorithm in names
         assert (report.grid, report.layers) == (shape, layers)
+    return report
+
+
+def framed(matrix: Any) -> tuple[Any, np.ndarray]:
+    """The matrix in the middle of larger arrays filled with GUARD; this rank's larger array."""
+    from pdgemm import DistMatrix
+    from pdgemm.matrix.local_arrays import new_array
+
+    rows, cols = matrix.local.shape
+    frame = new_array((rows + 2, cols + 3), matrix.dtype, matrix.order, matrix.grid)
+    frame[...] = GUARD
+    frame[1 : rows + 1, 2 : cols + 2] = matrix.local
+    layout = {"grid": matrix.grid, "block": matrix.block, "source": matrix.distribution.source}
+    return DistMatrix.from_local(frame[1 : rows + 1, 2 : cols + 2], matrix.shape, **layout), frame
+
+
+def check_summa(
+    grid: Any,
+    mnk: tuple[int, int, int],
+    blocks: tuple[Any, ...],
+    source: tuple[int, int],
+    dtype: str,
+    *,
+    orders: str = "CCC",
+    alpha: complex = 1,
+    beta: complex = 0,
+    seed: int = 0,
+    **options: Any,
+) -> Any:
+    """One product against NumPy, with guard zones, untouched inputs, and exact counters; its report."""
+    from pdgemm import DistMatrix, pdgemm
+
+    (m, n, k), (mb, nb, ka, kb) = mnk, blocks
+    pair = lambda r, c: None if r is None else (r, c)  # noqa: E731
+    made: dict[str, Any] = {"grid": grid, "source": source, "dtype": dtype, "kind": "normal"}
+    A = DistMatrix.random((m, k), block=pair(mb, ka), seed=seed + 1, order=orders[0], **made)
+    B = DistMatrix.random((k, n), block=pair(kb, nb), seed=seed + 2, order=orders[1], **made)
+    C = DistMatrix.random((m, n), block=pair(mb, nb), seed=seed + 3, order=orders[2], **made)
+    a, b, c = A.allgather(), B.allgather(), C.allgather()
+    if beta == 0:
+        C.local[...] = np.nan
+    (A, *frames), (B, *more), (C, *last) = framed(A), framed(B), framed(C)
+    frames += more + last
+    before = [frame.copy() for frame in frames[:2]]
+
+    result = pdgemm(alpha, A, B, beta, C, algorithm="summa", shape=grid.shape, **options)
+
+    assert result is C
+    assert gemm_error(C.allgather(), alpha, a, b, beta, c) <= TOLERANCE
+    for frame, old in zip(frames, before):
+        assert np.array_equal(frame, old)  # inputs unchanged, around them too
+    C.local[...] = GUARD
+    assert (frames[2] == GUARD).all()  # nothing was written around C
+    report = C.report
+    assert report.counted == report.predicted, str(report)
+    assert report.extra_bytes == report.predicted_extra_bytes
     return report

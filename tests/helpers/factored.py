@@ -10,7 +10,7 @@ import numpy as np
 EPS = 3  # times the unit roundoff: the bound of SLATE's tests, for errors divided by n |A|
 
 
-def rng_matrix(m: int, n: int, dtype: str, seed: int = 0) -> np.ndarray:
+def rng_matrix(m: int, n: int, dtype: str = "float64", seed: int = 0) -> np.ndarray:
     """Normal numbers."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((m, n))
@@ -20,6 +20,13 @@ def rng_matrix(m: int, n: int, dtype: str, seed: int = 0) -> np.ndarray:
 def positive_definite(n: int, dtype: str) -> np.ndarray:
     x = rng_matrix(n, n, dtype).astype(np.result_type(dtype, float))
     return (x @ x.conj().T / max(1, n) + np.eye(n)).astype(dtype)
+
+
+def conditioned(m: int, n: int, kappa: float, dtype: str) -> np.ndarray:
+    """Return a matrix whose singular values are 1 to 1/kappa, in equal ratios."""
+    left, right = (np.linalg.qr(rng_matrix(x, n, dtype, seed=x).astype("D"))[0] for x in (m, n))
+    x = left * np.logspace(0, -np.log10(kappa), n) @ right.conj().T
+    return (x if np.dtype(dtype).kind == "c" else x.real).astype(dtype)
 
 
 def hilbert(n: int, dtype: str) -> np.ndarray:

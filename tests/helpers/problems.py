@@ -63,6 +63,10 @@ def sources(shape: tuple[int, int]) -> Iterator[tuple[int, int]]:
         yield shape[0] - 1, shape[1] - 1
 
 
+def op(x: np.ndarray, letter: str) -> np.ndarray:
+    return {"N": x, "T": x.T, "C": x.conj().T}[letter]
+
+
 def gemm_error(
     C: np.ndarray,
     alpha: complex,

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 from flips import changed_after_the_product, larger
-from problems import DTYPES, gemm_error, grid_shapes
-from test_files_product import STORAGE, elements, op, read, small, write  # noqa: F401  # small is a fixture
-from test_hdf5 import by_rank_0
+from problems import DTYPES, gemm_error, grid_shapes, op
+from stored_files import STORAGE, by_rank_0, elements, read, write
 from tiers import everything, few_grids, in_turn
 
 pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("small")]

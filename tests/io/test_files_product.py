@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,63 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 from flips import changed_after_the_product, larger
-from problems import DTYPES, gemm_error, grid_shapes
-from test_hdf5 import by_rank_0
+from problems import DTYPES, gemm_error, grid_shapes, op
+from stored_files import STORAGE, by_rank_0, elements, read, write
 from tiers import everything, few_grids, in_turn
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("everyone")]
 
 TOLERANCE = 3 * 8**0.5
-STORAGE: list[dict[str, Any]] = [{}, {"chunks": (16, 24)}, {"chunks": (31, 7), "compression": "gzip", "shuffle": True}]
 CASES = [  # storage of A and of B, op(A), op(B), whether C is there
     (STORAGE[i % 3], STORAGE[i // 2 % 3], opa, opb, i % 2 == 1)
     for i, (opa, opb) in enumerate(zip("NTCNTCNNTTCC", "NNNTTTCNTNCT"))
 ]
-
-
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles and slabs of a few rows, and pieces of a few of theirs."""
-    from pdgemm.io.streamed import file_panels, tiling
-
-    for module in (file_panels, tiling):
-        monkeypatch.setattr(module, "STAGED", 1 << 9)
-    monkeypatch.setattr(tiling, "_LEAST", 4)
-
-
-def elements(shape: tuple[int, int], dtype: Any, seed: int) -> np.ndarray:
-    r = np.random.default_rng(seed)
-    if np.dtype(dtype).kind == "i":
-        return r.integers(-9, 10, shape).astype(dtype)
-    x = r.normal(size=shape)
-    return (x + 1j * r.normal(size=shape)).astype(dtype) if np.dtype(dtype).kind == "c" else x.astype(dtype)
-
-
-def write(comm: Any, path: Path, **given: Any) -> None:
-    """Write datasets: an array, or an array and how it is stored."""
-    import h5py
-
-    def work() -> None:
-        with h5py.File(path, "w") as file:
-            for name, (array, storage) in given.items():
-                file.create_dataset(name, data=array, **storage)
-
-    by_rank_0(comm, work)
-
-
-def read(comm: Any, path: Path, name: str) -> np.ndarray:
-    import h5py
-
-    def work() -> Any:
-        with h5py.File(path) as file:
-            return file[name][()]
-
-    array: np.ndarray = by_rank_0(comm, work)
-    return array
-
-
-def op(x: np.ndarray, letter: str) -> np.ndarray:
-    return {"N": x, "T": x.T, "C": x.conj().T}[letter]
 
 
 def multiplied(
@@ -378,10 +331,3 @@ def test_transfers_have_threads_where_mpi_allows_it(
         multiplied(grid, path, 1, 0)
     assert used == {not threads}
     assert gemm_error(read(comm, path, "c"), 1, A, B) <= TOLERANCE
-
-
-@pytest.fixture(autouse=True)
-def everyone(comm: Any) -> Iterator[None]:
-    """No rank begins with a folder that another one still reads."""
-    yield
-    comm.Barrier()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,48 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 from problems import BLOCKS, DTYPES, grid_shapes, sources
+from stored_files import by_rank_0, dropped, only_file
 
 pytestmark = pytest.mark.mpi
 
 SHAPES = [(0, 0), (0, 5), (4, 0), (1, 1), (7, 5), (13, 8), (29, 61)]
-
-
-@pytest.fixture(scope="module")
-def parallel() -> bool:
-    """Is h5py built with MPI?"""
-    from pdgemm.io import hyperslabs
-
-    return hyperslabs.parallel_h5py()
-
-
-@pytest.fixture
-def grid(comm: Any) -> Iterator[Any]:
-    from pdgemm import ProcessGrid
-
-    with ProcessGrid(comm) as made:
-        yield made
-
-
-def only_file(folder: Path, comm: Any) -> list[str]:
-    """The names in a folder, seen when all ranks are done."""
-    comm.Barrier()
-    names = comm.bcast(sorted(os.listdir(folder)) if comm.rank == 0 else None)
-    comm.Barrier()
-    return list(names)
-
-
-def by_rank_0(comm: Any, work: Any) -> Any:
-    """What plain h5py does in one process, before or after the others; an error is everyone's."""
-    comm.Barrier()
-    result, error = None, None
-    if comm.rank == 0:
-        try:
-            result = work()
-        except Exception as bad:
-            error = f"{type(bad).__name__}: {bad}"
-    result, error = comm.bcast((result, error))
-    assert error is None, error
-    return result
 
 
 @pytest.mark.parametrize("way", ["best", "mpi-io"])
@@ -633,20 +595,6 @@ def test_a_write_that_is_lost_in_silence_is_found(
     hdf5.save(path, "x", A, check=False)  # the check was what found it
     with pytest.raises(FileError, match="damaged"):
         hdf5.load(path, "x", grid, verify=True)
-
-
-def zeroed(start: int, stop: int) -> Any:
-    """What the disk holds of a file if it never gets some of its bytes."""
-
-    def to_disk(path: Path, but: Any = None) -> None:
-        with path.open("rb+") as file:
-            file.seek(start)
-            file.write(bytes(stop - start))
-
-    return to_disk
-
-
-dropped = [zeroed(0, 8), zeroed(0, 96), lambda path, _: os.truncate(path, 0), lambda path, _: os.truncate(path, 100)]
 
 
 def test_a_storage_that_drops_what_describes_a_dataset(

@@ -11,35 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stored_files import by_rank_0
 
 X = np.arange(35.0).reshape(7, 5)
-
-
-@pytest.fixture
-def grid(comm: Any) -> Iterator[Any]:
-    from pdgemm import ProcessGrid
-
-    with ProcessGrid(comm) as made:
-        yield made
-
-
-@pytest.fixture
-def by_rank_0(comm: Any) -> Callable[[Callable[[], Any]], Any]:
-    """What one process does before or after the others; an error is everyone's."""
-
-    def work(task: Callable[[], Any]) -> Any:
-        comm.Barrier()
-        result, error = None, None
-        if comm.rank == 0:
-            try:
-                result = task()
-            except Exception as bad:
-                error = f"{type(bad).__name__}: {bad}"
-        result, error = comm.bcast((result, error))
-        assert error is None, error
-        return result
-
-    return work
 
 
 def refused(comm: Any, message: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> None:
@@ -79,12 +53,12 @@ THROUGH = ("x", "group/x", "/inner//group/./x", "chain/x", "soft", "inner/soft/x
 
 @pytest.mark.mpi
 def test_a_dataset_is_read_in_the_file_that_a_link_leads_to(
-    comm: Any, grid: Any, shared_tmp_path: Path, by_rank_0: Any, monkeypatch: pytest.MonkeyPatch
+    comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pdgemm.io import hdf5, hyperslabs
 
-    by_rank_0(lambda: linked(shared_tmp_path))
-    by_rank_0(lambda: (shared_tmp_path / "alias.h5").symlink_to("main.h5"))
+    by_rank_0(comm, lambda: linked(shared_tmp_path))
+    by_rank_0(comm, lambda: (shared_tmp_path / "alias.h5").symlink_to("main.h5"))
     monkeypatch.chdir(shared_tmp_path / "sub")
     for parallel in dict.fromkeys((hyperslabs.parallel_h5py(), False)):
         monkeypatch.setattr(hyperslabs, "parallel_h5py", lambda parallel=parallel: parallel)
@@ -99,40 +73,36 @@ def test_a_dataset_is_read_in_the_file_that_a_link_leads_to(
 
 
 @pytest.mark.mpi
-def test_nothing_is_written_through_a_link_into_another_file(
-    comm: Any, grid: Any, shared_tmp_path: Path, by_rank_0: Any
-) -> None:
+def test_nothing_is_written_through_a_link_into_another_file(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     import h5py
 
     from pdgemm import DistMatrix
     from pdgemm.io import hdf5, new_dataset
 
-    by_rank_0(lambda: linked(shared_tmp_path))
+    by_rank_0(comm, lambda: linked(shared_tmp_path))
     path, A = shared_tmp_path / "main.h5", DistMatrix.zeros((7, 5), grid=grid)
 
     def alone() -> None:
         with h5py.File(shared_tmp_path / "alone.h5", "w") as file:
             file["x"] = h5py.ExternalLink("sub/target.h5", "/g/x")
 
-    by_rank_0(alone)
+    by_rank_0(comm, alone)
 
     def contents() -> dict[str, bytes]:
         return {str(x): x.read_bytes() for x in sorted(shared_tmp_path.rglob("*.h5"))}
 
-    before = by_rank_0(contents)
+    before = by_rank_0(comm, contents)
     names = (*THROUGH, "group/new", "group/new/deeper", "chain/new", "inner/soft/new")
     for file, name in [(path, name) for name in names] + [(shared_tmp_path / "alone.h5", "x")]:
         refused(comm, f"{file}: {name} leads .*another file, .*target.h5", hdf5.save, file, name, A)
         refused(comm, "target.h5", new_dataset.check_output, file, name, grid, 8)
     for name in ("gone", "gone/x", "soft_gone"):
         refused(comm, "another file, none.h5", hdf5.save, path, name, A)
-    assert by_rank_0(contents) == before
+    assert by_rank_0(comm, contents) == before
 
 
 @pytest.mark.mpi
-def test_a_name_that_is_a_link_comes_to_stand_for_the_new_dataset(
-    comm: Any, grid: Any, shared_tmp_path: Path, by_rank_0: Any
-) -> None:
+def test_a_name_that_is_a_link_comes_to_stand_for_the_new_dataset(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     import h5py
 
     from pdgemm import DistMatrix
@@ -151,7 +121,7 @@ def test_a_name_that_is_a_link_comes_to_stand_for_the_new_dataset(
             file["x"] = X
             h5py.h5o.set_comment(file.id, b"what this is")
 
-    by_rank_0(write)
+    by_rank_0(comm, write)
     A = DistMatrix.random((4, 6), grid=grid)
     for name in ("soft", "hard", "dangling"):
         hdf5.save(path, name, A)
@@ -164,14 +134,12 @@ def test_a_name_that_is_a_link_comes_to_stand_for_the_new_dataset(
             assert other["/"].id.get_comment(b".") == b"what this is"
             return [np.array(file[name]) for name in ("soft", "hard", "dangling")] + [np.array(other["x"])]
 
-    for found in by_rank_0(look):
+    for found in by_rank_0(comm, look):
         assert np.array_equal(found, A.allgather())
 
 
 @pytest.mark.mpi
-def test_numbers_in_other_forms_than_numpy_has_are_converted(
-    comm: Any, grid: Any, shared_tmp_path: Path, by_rank_0: Any
-) -> None:
+def test_numbers_in_other_forms_than_numpy_has_are_converted(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     """Contiguous, native byte order, and still not bytes to be copied."""
     import h5py
 
@@ -206,7 +174,7 @@ def test_numbers_in_other_forms_than_numpy_has_are_converted(
                 dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, np.ascontiguousarray(x), kind if name == "enum" else None)
             file.create_dataset("unwritten", X.shape, "f8", fillvalue=7.0)
 
-    by_rank_0(write)
+    by_rank_0(comm, write)
     for name in (*kinds(), "unwritten"):
         expected = X > 7 if name == "bool" else X * (1 + 1j) if name == "apart" else X
         A = hdf5.load(path, name, grid, 2, dtype="complex128" if name == "apart" else "float64")
@@ -216,7 +184,7 @@ def test_numbers_in_other_forms_than_numpy_has_are_converted(
 
 @pytest.mark.mpi
 def test_a_dataset_made_of_others_is_read_where_all_of_it_is_there(
-    comm: Any, grid: Any, shared_tmp_path: Path, by_rank_0: Any, monkeypatch: pytest.MonkeyPatch
+    comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """HDF5 itself would make up the elements that are missing."""
     import h5py
@@ -255,7 +223,7 @@ def test_a_dataset_made_of_others_is_read_where_all_of_it_is_there(
             file.create_dataset("raw_short", X.shape, "f8", external=[(str(raw), 8, h5py.h5f.UNLIMITED)])
             file.create_dataset("raw_gone", X.shape, "f8", external=[("none.bin", 0, X.nbytes)])
 
-    by_rank_0(write)
+    by_rank_0(comm, write)
     monkeypatch.chdir("/")
     for name in ("apart", "absolute", "window", "same", "through", "nested", "raw"):
         A = hdf5.load(path, name, grid, (2, 1))
@@ -290,7 +258,7 @@ def test_what_cannot_be_a_name_is_refused(comm: Any, grid: Any, shared_tmp_path:
 @pytest.mark.mpi
 @pytest.mark.parametrize("way", ["shorter", "longer", "other"])
 def test_a_file_that_changes_while_it_is_read_is_refused(
-    comm: Any, grid: Any, shared_tmp_path: Path, by_rank_0: Any, monkeypatch: pytest.MonkeyPatch, way: str
+    comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """Of a file that has become shorter one rank alone gets less than it asked for."""
     import h5py
@@ -307,7 +275,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
             file.create_dataset("zipped", data=np.ones((64, 5)), chunks=(64, 5), compression="gzip")
 
     if way != "shorter":
-        by_rank_0(zipped)
+        by_rank_0(comm, zipped)
 
     def then_changes(*arguments: Any) -> Any:
         found = inspect(*arguments)
@@ -328,7 +296,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
 @pytest.mark.mpi
 @pytest.mark.parametrize("way", ["replaced", "behind a link", "shorter"])
 def test_a_file_that_changes_while_it_is_inspected_is_refused(
-    comm: Any, grid: Any, shared_tmp_path: Path, by_rank_0: Any, monkeypatch: pytest.MonkeyPatch, way: str
+    comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """The other file has the dataset at another offset, where this one has other numbers."""
     import h5py
@@ -353,7 +321,7 @@ def test_a_file_that_changes_while_it_is_inspected_is_refused(
             other.replace(path)
         return opened.fget(dataset)
 
-    by_rank_0(write)
+    by_rank_0(comm, write)
     monkeypatch.setattr(h5py.Dataset, "ndim", property(then_changes))  # what is asked first of the open dataset
     message = "is truncated: it ends at byte" if way == "shorter" else "a.h5 was changed while it was read"
     refused(comm, message, hdf5.load, link if way == "behind a link" else path, "x", grid)
@@ -367,7 +335,6 @@ def test_all_files_that_a_dataset_needs_are_watched(
     comm: Any,
     grid: Any,
     shared_tmp_path: Path,
-    by_rank_0: Any,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
     changed: str,
@@ -393,7 +360,7 @@ def test_all_files_that_a_dataset_needs_are_watched(
         os.utime(file, ns=(0, file.stat().st_mtime_ns))  # put back, as by a program that has written to it
         return found
 
-    by_rank_0(write)
+    by_rank_0(comm, write)
     monkeypatch.setattr(hdf5, "inspect", then_written)
     refused(comm, f"{changed}.h5 was changed while it was read", hdf5.load, path, name, grid)
 
@@ -401,7 +368,7 @@ def test_all_files_that_a_dataset_needs_are_watched(
 @pytest.mark.mpi
 @pytest.mark.timeout(60)  # HDF5 waits for a FIFO
 def test_no_link_and_no_source_leads_into_what_is_not_a_file(
-    comm: Any, grid: Any, shared_tmp_path: Path, by_rank_0: Any, monkeypatch: pytest.MonkeyPatch
+    comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the second step too, in all places where HDF5 looks; files that are not HDF5's are passed over."""
     import h5py
@@ -434,7 +401,7 @@ def test_no_link_and_no_source_leads_into_what_is_not_a_file(
             virtual(file, "of_link", "sub/between.h5", "pipe")
             file.create_dataset("raw", X.shape, "f8", external=[("pipe.h5", 0, X.nbytes)])
 
-    by_rank_0(write)
+    by_rank_0(comm, write)
     A = DistMatrix.zeros((3, 3), grid=grid)
     for name in ("twice", "of_pipe", "of_link", "raw"):
         refused(comm, "pipe.h5: it is a FIFO, not a file", hdf5.load, path, name, grid)
@@ -511,7 +478,7 @@ def test_pieces_cover_a_dataset_once_in_contiguous_shares(most: int, monkeypatch
 
 @pytest.mark.mpi
 def test_chunks_are_read_and_written_whole(
-    comm: Any, grid: Any, shared_tmp_path: Path, by_rank_0: Any, monkeypatch: pytest.MonkeyPatch
+    comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
     from pdgemm.io import hdf5, pieces, stored
@@ -522,7 +489,7 @@ def test_chunks_are_read_and_written_whole(
         units.append(unit)
         return cut(shape, unit, *others)
 
-    by_rank_0(lambda: linked(shared_tmp_path))
+    by_rank_0(comm, lambda: linked(shared_tmp_path))
     monkeypatch.setattr(pieces, "cut", counted)
     for most, unit in ((stored._MOST_CHUNK, (3, 2)), (3 * 2 * 8 - 1, (1, 1))):
         monkeypatch.setattr(stored, "_MOST_CHUNK", most)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from problems import grid_shapes
-from test_hdf5 import by_rank_0, grid, parallel  # noqa: F401
+from stored_files import by_rank_0
 from tiers import pairs
 
 pytestmark = pytest.mark.mpi
@@ -50,7 +50,7 @@ def write(path: Path, x: np.ndarray) -> None:
 
 @pytest.mark.parametrize("way", ["best", "without a parallel h5py"])
 def test_parts_of_every_storage(
-    comm: Any, shared_tmp_path: Path, parallel: bool, way: str, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    comm: Any, shared_tmp_path: Path, parallel: bool, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     from pdgemm import ProcessGrid
     from pdgemm.io import hdf5, hyperslabs, mpi_io
@@ -81,7 +81,7 @@ def test_parts_of_every_storage(
         made.free()
 
 
-def test_only_the_part_is_read(comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_only_the_part_is_read(comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a dataset of 8 GiB without any blocks on disk, as the system counts the bytes that each rank reads."""
     from pdgemm import DistMatrix
     from pdgemm.io import hdf5, hyperslabs, npy
@@ -121,7 +121,7 @@ def test_only_the_part_is_read(comm: Any, grid: Any, shared_tmp_path: Path, monk
             assert read < A.nbytes + between + comm.size * 300_000
 
 
-def test_what_is_refused(comm: Any, grid: Any, shared_tmp_path: Path) -> None:  # noqa: F811
+def test_what_is_refused(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     from pdgemm import DistMatrix
     from pdgemm.errors import ArgumentError, FileError
     from pdgemm.io import hdf5

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from problems import BLOCKS, grid_shapes, sources
-from test_hdf5 import by_rank_0, dropped, grid, only_file  # noqa: F401
+from stored_files import by_rank_0, dropped, only_file
 
 pytestmark = pytest.mark.mpi
 
@@ -55,7 +55,7 @@ def test_both_ways_with_numpy(comm: Any, shared_tmp_path: Path) -> None:
     assert only_file(shared_tmp_path, comm) == ["ours.npy", "theirs.npy"]
 
 
-def test_an_array_of_one_dimension_is_a_column(comm: Any, grid: Any, shared_tmp_path: Path) -> None:  # noqa: F811
+def test_an_array_of_one_dimension_is_a_column(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     from pdgemm.errors import LayoutError
     from pdgemm.io import npy
 
@@ -73,7 +73,7 @@ def test_an_array_of_one_dimension_is_a_column(comm: Any, grid: Any, shared_tmp_
 
 
 @pytest.mark.filterwarnings("ignore:Stored array in format")
-def test_every_version_of_the_format(comm: Any, grid: Any, shared_tmp_path: Path) -> None:  # noqa: F811
+def test_every_version_of_the_format(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     from pdgemm.io import npy
 
     x = np.arange(35.0).reshape(7, 5)
@@ -89,7 +89,7 @@ def test_every_version_of_the_format(comm: Any, grid: Any, shared_tmp_path: Path
 
 
 @pytest.mark.filterwarnings("ignore:Stored array in format 3.0")
-def test_what_is_refused(comm: Any, grid: Any, shared_tmp_path: Path) -> None:  # noqa: F811
+def test_what_is_refused(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     from pdgemm import DistMatrix
     from pdgemm.errors import ArgumentError, DTypeError, FileError, LayoutError
     from pdgemm.io import npy
@@ -148,7 +148,7 @@ def test_what_is_refused(comm: Any, grid: Any, shared_tmp_path: Path) -> None:  
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(
-    comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     """A write that fails, and one that the MPI library loses without a word."""
     from pdgemm import DistMatrix
@@ -174,7 +174,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(
     assert only_file(shared_tmp_path, comm) == ["a.npy"]
 
 
-def test_a_file_that_changes_while_it_is_read(comm: Any, grid: Any, shared_tmp_path: Path) -> None:  # noqa: F811
+def test_a_file_that_changes_while_it_is_read(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     from pdgemm.errors import FileError
     from pdgemm.io import npy
 
@@ -199,7 +199,7 @@ def test_a_file_that_changes_while_it_is_read(comm: Any, grid: Any, shared_tmp_p
 
 
 def test_a_storage_that_drops_the_header(
-    comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     from pdgemm import DistMatrix
     from pdgemm.errors import FileError

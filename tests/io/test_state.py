@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from problems import DTYPES, grid_shapes
-from test_hdf5 import by_rank_0
+from stored_files import by_rank_0
 from tiers import everything
 
 pytestmark = pytest.mark.mpi

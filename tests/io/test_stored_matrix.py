@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from flips import changed_after_the_product, larger
 from problems import DTYPES, gemm_error, grid_shapes
-from test_files_product import STORAGE, elements, everyone, read, small, write  # noqa: F401
+from stored_files import STORAGE, elements, read, write
 from tiers import in_turn
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("everyone")]
 
 TOLERANCE = 3 * 8**0.5
 KINDS = ["both in files", "A in a file", "B in a file"]
@@ -26,7 +26,7 @@ def opened(comm: Any, path: Path, grid: Any, **given: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(("dtype", "kind"), in_turn(DTYPES, KINDS))
-def test_products_with_any_layouts(comm: Any, shared_tmp_path: Path, small: None, dtype: str, kind: str) -> None:  # noqa: F811
+def test_products_with_any_layouts(comm: Any, shared_tmp_path: Path, small: None, dtype: str, kind: str) -> None:
     """Panels are counted, inputs stay, and the elements around C, too."""
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
 
@@ -87,7 +87,7 @@ def test_as_operators_and_views(comm: Any, shared_tmp_path: Path) -> None:
         assert np.array_equal(comm.bcast(R.T.H.load().to_global()), A.real)  # of real matrices both are the same
 
 
-def test_sums_are_rounded_once(comm: Any, shared_tmp_path: Path, small: None) -> None:  # noqa: F811
+def test_sums_are_rounded_once(comm: Any, shared_tmp_path: Path, small: None) -> None:
     """Though there be many panels; whole numbers stay whole."""
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
 
@@ -112,7 +112,7 @@ def test_sums_are_rounded_once(comm: Any, shared_tmp_path: Path, small: None) ->
 def test_products_of_panels_are_repeated(
     comm: Any,
     shared_tmp_path: Path,
-    small: None,  # noqa: F811
+    small: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """From a copy of C, which the memory limit has to hold."""
@@ -194,7 +194,7 @@ def test_bad_input(comm: Any, shared_tmp_path: Path) -> None:
             pdgemm(1, X, Y, 0, C)
 
 
-def test_a_file_that_changes_while_it_is_multiplied(comm: Any, shared_tmp_path: Path, small: None) -> None:  # noqa: F811
+def test_a_file_that_changes_while_it_is_multiplied(comm: Any, shared_tmp_path: Path, small: None) -> None:
     """And gets its times back: an error; where only its mode changes, the product is right."""
     import os
 

@@ -14,9 +14,9 @@ from typing import Any
 import click
 import numpy as np
 import pytest
-from test_plot import record
-from test_trace import GOOD, timeline
+from study_records import record
 from tiers import examples
+from timelines import GOOD, timeline
 
 from pdgemm.errors import ArgumentError, FileError, PdgemmError
 from pdgemm.gemm import Plan
@@ -36,6 +36,8 @@ from pdgemm.tools.studies.page import Drawn, page
 from pdgemm.tools.studies.panels import panels
 from pdgemm.tools.studies.predictions import question
 
+pytest.importorskip("matplotlib")
+pytest.importorskip("jinja2")
 HUGE = 10**400
 JUNK = [
     None, True, False, 0, -1, 1, 2, 7, 0.5, -0.5, 1e-300, 1e300, 2**31, 2**53, 2**62, 2**63, 10**18, 10**30,

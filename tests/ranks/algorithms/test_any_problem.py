@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
+from drawn_problems import check_outside, draw_side
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from problems import FLOATS, accepted, grid_shapes
+from problems import FLOATS, accepted
 from tiers import every_grid, examples
 from tree_mover import ON_HOST
 
@@ -22,81 +21,11 @@ RANKS = launcher.size()
 CASES = examples(150 if RANKS <= 4 else 34)
 
 
-@pytest.fixture(scope="module", params=[None, "1", "2"], ids=["one node", "nodes of one rank", "nodes of two ranks"])
-def grids(comm: Any, request: pytest.FixtureRequest) -> Iterator[list[Any]]:
-    """Every shape; ranks in order and backwards; and smaller grids that leave ranks idle."""
-    from pdgemm import ProcessGrid
-
-    comm, size = comm.Dup(), comm.size
-    with pytest.MonkeyPatch.context() as environment:
-        if request.param:
-            environment.setenv("PDGEMM_RANKS_PER_NODE", request.param)
-        first = ProcessGrid(comm)  # the others share its nodes
-    backwards = list(range(size))[::-1]
-    made = [ProcessGrid(comm, shape) for shape in grid_shapes(size)]
-    made += [ProcessGrid(comm, shape, ranks=backwards) for shape in grid_shapes(size)[:2]]
-    if size > 2:
-        made += [ProcessGrid(comm, shape, ranks=backwards[:-1]) for shape in grid_shapes(size - 1)[:2]]
-        made += [ProcessGrid(comm, (1, 1), ranks=[size // 2])]
-    yield made
-    for grid in (first, *made):
-        grid.free()
-    comm.Free()
-
-
-@dataclass
-class Side:
-    """A view of a matrix, and what NumPy has in its place."""
-
-    parent: Any
-    view: Any
-    before: np.ndarray  # the whole parent
-    window: tuple[slice, slice]
-    op: str
-
-    def values(self, whole: np.ndarray | None = None) -> np.ndarray:
-        part = (self.before if whole is None else whole)[self.window]
-        return {"N": part, "T": part.T, "C": part.conj().T}[self.op]
-
-
-def draw_side(draw: Any, grids: list[Any], shape: tuple[int, int], dtypes: list[str], ops: str, seed: int) -> Side:
-    from pdgemm import DistMatrix
-    from pdgemm.local.arrays.dtypes import rank
-
-    op = draw(st.sampled_from(ops))
-    stored = shape if op == "N" else shape[::-1]
-    before, after = [(draw(st.integers(0, 4)), draw(st.integers(0, 4))) for _ in "ij"]
-    whole = tuple(lo + n + hi for n, (lo, hi) in zip(stored, (before, after)))
-    grid = draw(st.sampled_from(grids))
-    dtype: Any = np.dtype(draw(st.sampled_from(dtypes)))
-    rng = np.random.default_rng(seed)
-    values = rng.integers(-128, 128, whole) if rank(dtype) == 0 else rng.standard_normal(whole)
-    if rank(dtype) == 2:
-        values = values + 1j * rng.standard_normal(whole)
-    values = values.astype(dtype)
-    block = draw(st.none() | st.tuples(st.integers(1, 7), st.integers(1, 7)))
-    source = tuple(draw(st.integers(0, parts - 1)) for parts in grid.shape)
-    order = draw(st.sampled_from("CF"))
-    parent = DistMatrix.empty(whole, grid=grid, block=block, dtype=dtype, source=source, order=order)
-    if draw(st.booleans()):  # where neighbours cannot read it
-        parent = parent.copy()
-    parent.local[...] = values[np.ix_(*parent.indices())]
-    window = tuple(slice(lo, lo + n) for n, (lo, _) in zip(stored, (before, after)))
-    view = parent[window]
-    return Side(parent, {"N": view, "T": view.T, "C": view.H}[op], values, window, op)
-
-
-def check_outside(side: Side) -> None:
-    """Nothing around the window has changed."""
-    mask = np.ones(side.before.shape, bool)
-    mask[side.window] = False
-    here = np.ix_(*side.parent.indices())
-    assert np.array_equal(side.parent.local[mask[here]], side.before[here][mask[here]], equal_nan=True)
-
-
 @settings(max_examples=CASES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_product(comm: Any, grids: list[Any], tree_mover: None, allgather_3d: None, data: st.DataObject) -> None:
+def test_any_product(
+    comm: Any, grids_on_nodes: list[Any], tree_mover: None, allgather_3d: None, data: st.DataObject
+) -> None:
     from pdgemm import pdgemm
     from pdgemm.errors import MemoryLimitError
     from pdgemm.local.arrays.dtypes import eps, rank
@@ -106,11 +35,11 @@ def test_any_product(comm: Any, grids: list[Any], tree_mover: None, allgather_3d
     pool = draw(
         st.sampled_from([["int8"], ["float16", "float32", "float64", "complex64"], ["bfloat16", "float32"], FLOATS[2:]])
     )
-    A = draw_side(draw, grids, (m, k), pool, "NTC", 1)
-    B = draw_side(draw, grids, (k, n), pool, "NTC", 2)
+    A = draw_side(draw, grids_on_nodes, (m, k), pool, "NTC", 1)
+    B = draw_side(draw, grids_on_nodes, (k, n), pool, "NTC", 2)
     least = max(rank(A.view.dtype), rank(B.view.dtype))
     results = ["int32", *FLOATS[1:]] if pool == ["int8"] else FLOATS  # 128 * 128 * 20 is too large for float16
-    C = draw_side(draw, grids, (m, n), [x for x in results if rank(np.dtype(x)) >= least], "NT", 3)
+    C = draw_side(draw, grids_on_nodes, (m, n), [x for x in results if rank(np.dtype(x)) >= least], "NT", 3)
     scalars = (
         [0, 1, -2, 2**31 if rank(C.view.dtype) == 0 else 3]
         + [0.5] * (rank(C.view.dtype) > 0)
@@ -122,7 +51,7 @@ def test_any_product(comm: Any, grids: list[Any], tree_mover: None, allgather_3d
         C.view.local[...] = np.nan
     forced: Any = draw(st.sampled_from([("auto", None, None), ("auto", None, None), *accepted(RANKS)]))
     algorithm, shape, layers = forced
-    sharing = RANKS == 1 or len({*grids[0].nodes}) < RANKS  # are there two ranks on a node?
+    sharing = RANKS == 1 or len({*grids_on_nodes[0].nodes}) < RANKS  # are there two ranks on a node?
     if algorithm != "auto" and draw(st.booleans()):
         shape = layers = None
     asked = {
@@ -169,15 +98,15 @@ def test_any_product(comm: Any, grids: list[Any], tree_mover: None, allgather_3d
 
 @settings(max_examples=CASES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_redistribution(comm: Any, grids: list[Any], data: st.DataObject) -> None:
+def test_any_redistribution(comm: Any, grids_on_nodes: list[Any], data: st.DataObject) -> None:
     from pdgemm.local.arrays.dtypes import eps, rank
 
     draw = data.draw
     shape = draw(st.integers(0, 40)), draw(st.integers(0, 40))
-    X = draw_side(draw, grids, shape, ["int8", *FLOATS], "NTC", 1)
+    X = draw_side(draw, grids_on_nodes, shape, ["int8", *FLOATS], "NTC", 1)
     targets = [x for x in ["int8", *FLOATS] if rank(np.dtype(x)) >= rank(X.view.dtype)]
     mixed = {"float16": "bfloat16", "bfloat16": "float16"}
-    Y = draw_side(draw, grids, shape, [x for x in targets if mixed.get(x) != str(X.view.dtype)], "NT", 2)
+    Y = draw_side(draw, grids_on_nodes, shape, [x for x in targets if mixed.get(x) != str(X.view.dtype)], "NT", 2)
     scalars = [0, 1, 1, 1, -2] + [0.5] * (rank(Y.view.dtype) > 0) + [2j] * (rank(Y.view.dtype) > 1)
     alpha, beta = draw(st.sampled_from(scalars)), draw(st.sampled_from([0, 0, *scalars]))
     wide = np.result_type(Y.view.dtype, np.float64) if rank(Y.view.dtype) else np.dtype(np.int64)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import SHAPES
+from problems import SHAPES, op
 from tiers import examples
 
 pytestmark = pytest.mark.mpi
@@ -26,10 +26,6 @@ TYPES = [  # of A, B, C and accumulation
     ("float32", "complex64", "complex128", None),
     ("float64", "float64", "float32", "float32"),
 ]
-
-
-def op(x: np.ndarray, trans: str) -> np.ndarray:
-    return {"N": x, "T": x.T, "C": x.conj().T}[trans]
 
 
 def draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any, trans: str = "N") -> np.ndarray:

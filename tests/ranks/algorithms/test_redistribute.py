@@ -5,14 +5,12 @@ from __future__ import annotations
 import itertools
 import tracemalloc
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import grid_shapes
 from tiers import every_grid
 
 from pdgemm.grids.distribution import BlockCyclic, Distribution
@@ -23,19 +21,6 @@ from pdgemm.transport.block_copy import copy_blocks
 
 SIZES = [(1, 1), (1, 1000), (1000, 1), (37, 61), (128, 96), (301, 200)]
 BLOCKS: list[Any] = [None, 1, (2, 3), (7, 5), 64, (1000, 1)]
-
-
-@pytest.fixture(scope="module")
-def grids(comm: Any) -> Iterator[list[Any]]:
-    from pdgemm import ProcessGrid
-
-    made = [ProcessGrid(comm, shape) for shape in grid_shapes(comm.size)]
-    made.append(ProcessGrid(comm, ranks=range(comm.size - 1, -1, -1)))
-    if comm.size > 1:
-        made.append(ProcessGrid(comm, ranks=range(1, comm.size)))
-    yield made
-    for grid in made:
-        grid.free()
 
 
 def values(rows: np.ndarray, cols: np.ndarray) -> np.ndarray:

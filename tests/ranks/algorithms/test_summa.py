@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from checked_product import check_summa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import BLOCKS, DTYPES, SHAPES, TOLERANCE, gemm_error, grid_shapes
@@ -16,64 +17,6 @@ from tiers import USUAL, every_grid, examples, pairs
 from tree_mover import BY_MESSAGES, ON_HOST, tree_registered
 
 pytestmark = [pytest.mark.mpi, every_grid]
-
-GUARD = 7.25
-
-
-def framed(matrix: Any) -> tuple[Any, np.ndarray]:
-    """The matrix in the middle of larger arrays filled with GUARD; this rank's larger array."""
-    from pdgemm import DistMatrix
-    from pdgemm.matrix.local_arrays import new_array
-
-    rows, cols = matrix.local.shape
-    frame = new_array((rows + 2, cols + 3), matrix.dtype, matrix.order, matrix.grid)
-    frame[...] = GUARD
-    frame[1 : rows + 1, 2 : cols + 2] = matrix.local
-    layout = {"grid": matrix.grid, "block": matrix.block, "source": matrix.distribution.source}
-    return DistMatrix.from_local(frame[1 : rows + 1, 2 : cols + 2], matrix.shape, **layout), frame
-
-
-def check_product(
-    grid: Any,
-    mnk: tuple[int, int, int],
-    blocks: tuple[Any, ...],
-    source: tuple[int, int],
-    dtype: str,
-    *,
-    orders: str = "CCC",
-    alpha: complex = 1,
-    beta: complex = 0,
-    seed: int = 0,
-    **options: Any,
-) -> Any:
-    """One product against NumPy, with guard zones, untouched inputs, and exact counters; its report."""
-    from pdgemm import DistMatrix, pdgemm
-
-    (m, n, k), (mb, nb, ka, kb) = mnk, blocks
-    pair = lambda r, c: None if r is None else (r, c)  # noqa: E731
-    made: dict[str, Any] = {"grid": grid, "source": source, "dtype": dtype, "kind": "normal"}
-    A = DistMatrix.random((m, k), block=pair(mb, ka), seed=seed + 1, order=orders[0], **made)
-    B = DistMatrix.random((k, n), block=pair(kb, nb), seed=seed + 2, order=orders[1], **made)
-    C = DistMatrix.random((m, n), block=pair(mb, nb), seed=seed + 3, order=orders[2], **made)
-    a, b, c = A.allgather(), B.allgather(), C.allgather()
-    if beta == 0:
-        C.local[...] = np.nan
-    (A, *frames), (B, *more), (C, *last) = framed(A), framed(B), framed(C)
-    frames += more + last
-    before = [frame.copy() for frame in frames[:2]]
-
-    result = pdgemm(alpha, A, B, beta, C, algorithm="summa", shape=grid.shape, **options)
-
-    assert result is C
-    assert gemm_error(C.allgather(), alpha, a, b, beta, c) <= TOLERANCE
-    for frame, old in zip(frames, before):
-        assert np.array_equal(frame, old)  # inputs unchanged, around them too
-    C.local[...] = GUARD
-    assert (frames[2] == GUARD).all()  # nothing was written around C
-    report = C.report
-    assert report.counted == report.predicted, str(report)
-    assert report.extra_bytes == report.predicted_extra_bytes
-    return report
 
 
 def every(comm: Any, *factors: Any) -> Iterator[Any]:
@@ -92,7 +35,7 @@ def test_every_shape_and_block_on_every_grid(comm: Any, mover: str) -> None:
     shapes = [mnk for group in SHAPES.values() for mnk in group]
     for grid, mnk, blocks, last in every(comm, shapes, BLOCKS, [False, True]):
         source = (grid.shape[0] - 1, grid.shape[1] - 1) if last else (0, 0)
-        report = check_product(grid, mnk, blocks, source, "float64", mover=mover)
+        report = check_summa(grid, mnk, blocks, source, "float64", mover=mover)
         assert (report.mover, report.algorithm, report.grid) == (mover, "summa", grid.shape)
 
 
@@ -102,7 +45,7 @@ def test_types_and_scalars(comm: Any, dtype: str) -> None:
     if dtype.startswith("complex"):
         scalars += [(1 + 2j, 0), (2 - 1j, 3j)]
     for grid, (alpha, beta), blocks in every(comm, scalars, BLOCKS[:3]):
-        check_product(grid, (13, 8, 17), blocks, (0, 0), dtype, alpha=alpha, beta=beta)
+        check_summa(grid, (13, 8, 17), blocks, (0, 0), dtype, alpha=alpha, beta=beta)
 
 
 def test_memory_orders_lookahead_and_width(comm: Any, tree_mover: None) -> None:
@@ -110,7 +53,7 @@ def test_memory_orders_lookahead_and_width(comm: Any, tree_mover: None) -> None:
     blocks = BLOCKS[0], BLOCKS[2]
     for grid, lookahead, width, mover, cut in every(comm, [0, 1, 2, 5], [1, 3, None], BY_MESSAGES, blocks):
         options: dict[str, Any] = {"lookahead": lookahead, "panel_width": width, "mover": mover}
-        report = check_product(grid, (9, 14, 23), cut, (0, 0), "float64", orders=next(orders), **options)
+        report = check_summa(grid, (9, 14, 23), cut, (0, 0), "float64", orders=next(orders), **options)
         assert width is None or report.panel_width <= width
 
 
@@ -120,7 +63,7 @@ def test_a_rank_without_columns_knows_the_order_of_what_arrives(comm: Any) -> No
 
     with ProcessGrid(comm, (1, comm.size)) as grid:
         for orders in ("FFC", "FCC", "CFF"):
-            check_product(grid, (6, 7, 2), (2, 2, 2, 2), (0, 0), "float64", orders=orders)
+            check_summa(grid, (6, 7, 2), (2, 2, 2, 2), (0, 0), "float64", orders=orders)
 
 
 @settings(max_examples=examples(40))
@@ -132,7 +75,7 @@ def test_any_problem(comm: Any, data: st.DataObject) -> None:
     shape = draw(st.sampled_from(grid_shapes(comm.size)))
     size, block = st.integers(0, 40), st.integers(1, 12)
     with tree_registered(), ProcessGrid(comm, shape) as grid:
-        check_product(
+        check_summa(
             grid,
             (draw(size), draw(size), draw(size)),
             (draw(block), draw(block), draw(block), draw(block)),
@@ -245,9 +188,9 @@ def test_nothing_is_allocated_or_copied_that_need_not_be(comm: Any) -> None:
 
     with ProcessGrid(comm, (1, comm.size)) as grid:
         for k in (12, 2000):  # thin panels are multiplied at once, wide ones in turn
-            report = check_product(grid, (12, 12, k), BLOCKS[0], (0, 0), "float64")
+            report = check_summa(grid, (12, 12, k), BLOCKS[0], (0, 0), "float64")
             assert report.extra_bytes == (k == 12 and comm.size > 1) * 8 * 12 * k  # nothing but A's panels as one
-            report = check_product(grid, (12, 12, k), BLOCKS[0], (0, 0), "float64", mover="ibcast")
+            report = check_summa(grid, (12, 12, k), BLOCKS[0], (0, 0), "float64", mover="ibcast")
             width, slots = (k, 1) if k == 12 else (report.panel_width, 2)
             assert report.extra_bytes == (comm.size > 1) * 8 * 12 * width * slots  # A's panels only: B stays
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import operator
 import pickle
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,14 +15,6 @@ from problems import grid_shapes
 from tiers import every_grid
 
 pytestmark = pytest.mark.mpi
-
-
-@pytest.fixture
-def grid(comm: Any) -> Iterator[Any]:
-    from pdgemm import ProcessGrid
-
-    with ProcessGrid(comm) as made:
-        yield made
 
 
 class OnlyDLPack:

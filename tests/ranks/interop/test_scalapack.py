@@ -3,80 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from problems import grid_shapes
+from problems import op
+from scalapack_arrays import SIZES, STARTS, Global, changed, info, random
 from tiers import everything
 
 pytestmark = pytest.mark.mpi
 
-GUARD = -77.5
-SIZES = [(22, 23, 24), (5, 14, 9), (11, 11, 11), (3, 3, 3)]
-STARTS = [1, 5, 7, 11, 12]
 WHOLE = [31, 32, 35]
-
-
-@pytest.fixture(scope="module")
-def contexts(comm: Any) -> Iterator[list[int]]:
-    """Every shape, row by row and column by column; one that leaves a process out."""
-    from pdgemm import scalapack
-
-    made = [scalapack.blacs_gridinit(comm, *shape, order) for shape in grid_shapes(comm.size) for order in "RC"]
-    if comm.size > 2:
-        made.append(scalapack.blacs_gridinit(comm, 1, comm.size - 1))
-    yield made
-    for ictxt in made:
-        scalapack.blacs_gridexit(ictxt)
-
-
-class Global:
-    """A matrix as ScaLAPACK sees it: a local array with guards and a gap below each column, and a descriptor."""
-
-    def __init__(
-        self,
-        values: np.ndarray,
-        ictxt: int,
-        blocks: tuple[int, int],
-        sources: tuple[int, int] = (0, 0),
-        first: tuple[int, int] | None = None,
-    ) -> None:
-        """first : the size of the first block, in a descriptor of type 2."""
-        from pdgemm import scalapack
-
-        pr, pc, i, j = scalapack.blacs_gridinfo(ictxt)
-        here = [
-            [g for g in range(n) if (max(0, (g - start) // block + 1) + source) % parts == part]
-            for n, block, source, start, parts, part in zip(
-                values.shape, blocks, sources, first or blocks, (pr, pc), (i, j), strict=True
-            )
-        ]
-        self.here = np.ix_(*(np.array(x, int) for x in here))
-        rows, cols = map(len, here)
-        self.inside = slice(rows), slice(cols)
-        make = scalapack.descinit if first is None else scalapack.descinit2
-        self.desc = make(*values.shape, *(first or ()), *blocks, *sources, ictxt, rows + 3)
-        self.values = values
-        self.local = self.dealt(values, np.full((rows + 3, cols + 1), GUARD, values.dtype, order="F"))
-        self.before = self.local.copy(order="F")
-
-    def dealt(self, values: np.ndarray, around: np.ndarray) -> np.ndarray:
-        """The local array of a matrix of these values; what lies around it is taken from `around`."""
-        local = around.copy(order="F")
-        local[self.inside] = values[self.here]
-        return local
-
-
-def random(shape: tuple[int, int], dtype: str, seed: int) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    values = rng.uniform(-1, 1, shape) + (1j * rng.uniform(-1, 1, shape) if dtype in "FD" else 0)
-    return values.astype(dtype)
-
-
-def op(x: np.ndarray, trans: str) -> np.ndarray:
-    return {"N": x, "T": x.T, "C": x.conj().T}[trans]
 
 
 @pytest.mark.parametrize("dtype", "sdcz")
@@ -221,11 +158,11 @@ def test_every_argument_out_of_range_is_named_by_its_number(comm: Any, contexts:
         (10, entry(4, 0), -1005), (10, entry(5, 0), -1006), (10, entry(6, 99), -1007), (10, entry(7, -1), -1008),
         (10, entry(8, 0), -1009), (14, entry(4, 0), -1405), (19, entry(8, 0), -1909),
     ]  # fmt: skip
-    for number, value, info in cases:
+    for number, value, code in cases:
         arguments = [*good[: number - 1], value, *good[number:]]
         with pytest.raises(scalapack.IllegalArgument, match=f"PDGEMM.*parameter number {number}") as caught:
             scalapack.pdgemm(*arguments)
-        assert caught.value.info == info, (number, value, str(caught.value))
+        assert caught.value.info == code, (number, value, str(caught.value))
         assert len(set(comm.allgather(str(caught.value)))) == 1
     # on one process only: all hear of it
     if comm.size > 1:
@@ -236,7 +173,7 @@ def test_every_argument_out_of_range_is_named_by_its_number(comm: Any, contexts:
             scalapack.pdgemm("N", "N", 6, 5, 4, float(comm.rank), *good[6:])
         with pytest.raises(ValueError, match="different arguments"):
             scalapack.pdgemm("N", "N", 6, 5, 3 + (comm.rank == 0), *good[5:])
-    for name, arguments, info in (
+    for name, arguments, code in (
         ("pdtran", [-1, 2, 1.0, A.local, 1, 1, A.desc, 0.0, C.local, 1, 1, C.desc], -1),
         ("pdtran", [2, 2, 1.0, A.local, 12, 1, A.desc, 0.0, C.local, 1, 1, C.desc], -5),
         ("pdgemr2d", [2, 2, A.local, 1, 12, A.desc, C.local, 1, 1, C.desc, contexts[0]], -5),
@@ -244,7 +181,7 @@ def test_every_argument_out_of_range_is_named_by_its_number(comm: Any, contexts:
     ):
         with pytest.raises(scalapack.IllegalArgument) as caught:
             getattr(scalapack, name)(*arguments)
-        assert caught.value.info == info
+        assert caught.value.info == code
     assert np.array_equal(C.local, C.before)
 
 
@@ -255,27 +192,6 @@ def good_arguments(contexts: list[int], first: tuple[int, int] | None = None) ->
     )
     a, b, c = ((x.local, at, at, x.desc) for at, x in enumerate((A, B, C), 1))
     return ["N", "N", 6, 5, 4, 1.0, *a, *b, 0.0, *c], [A, B, C]
-
-
-def info(function: Any, *arguments: Any) -> int:
-    """INFO of a call; 0 where nothing is wrong.  All processes have the same."""
-    from mpi4py import MPI
-
-    from pdgemm import scalapack
-
-    said, found = "", 0
-    try:
-        function(*arguments)
-    except scalapack.IllegalArgument as error:
-        said, found = str(error), error.info
-    same = found if function is scalapack.descinit2 else said  # which each process calls for itself
-    assert len(set(MPI.COMM_WORLD.allgather(same))) == 1
-    return found
-
-
-def changed(arguments: list[Any], **numbered: Any) -> list[Any]:
-    """The arguments but for some, _3 = ... for the third."""
-    return [numbered.get(f"_{number}", value) for number, value in enumerate(arguments, 1)]
 
 
 def with_entries(desc: np.ndarray, **entries: int) -> np.ndarray:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.linalg
-from test_scalapack import Global, changed, info, op, random
-from test_scalapack import contexts as contexts
+from problems import op
+from scalapack_arrays import Global, changed, info, random
 
 pytestmark = pytest.mark.mpi
 

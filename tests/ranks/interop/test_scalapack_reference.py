@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from problems import grid_shapes
-from test_scalapack import SIZES, STARTS, Global, random
+from scalapack_arrays import SIZES, STARTS, Global, random
 
 pytestmark = pytest.mark.mpi
 

@@ -6,14 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from factored import conditioned, rng_matrix
+from layouts import matrices_in_turn
 from problems import DTYPES
-from test_linalg_tall_qr import conditioned, drawn, matrices
 
 pytestmark = pytest.mark.mpi
 
 
 def deficient(m: int, n: int, rank: int, dtype: str) -> np.ndarray:
-    return drawn(m, rank, dtype, seed=1) @ drawn(rank, n, dtype, seed=2)
+    return rng_matrix(m, rank, dtype, seed=1) @ rng_matrix(rank, n, dtype, seed=2)
 
 
 CASES = [  # m, n, rank
@@ -27,10 +28,10 @@ def test_against_numpy(comm: Any, m: int, n: int, rank: int) -> None:
     from pdgemm.linalg import lstsq
 
     dtype = DTYPES[(m + n) % 4]
-    a, b = deficient(m, n, rank, dtype), drawn(m, 3, dtype, seed=3)
+    a, b = deficient(m, n, rank, dtype), rng_matrix(m, 3, dtype, seed=3)
     x, residuals, expected_rank, s = np.linalg.lstsq(a, b, rcond=1e-4)
     eps = np.finfo(dtype).eps
-    for number, A in enumerate(matrices(comm, a)):
+    for number, A in enumerate(matrices_in_turn(comm, a)):
         if number % 4 and comm.size > 1:
             continue
         B = DistMatrix.from_global(b, grid=A.grid.base, block=(4, 2))
@@ -58,7 +59,7 @@ def test_backward_error(comm: Any) -> None:
 
     with ProcessGrid(comm, (comm.size, 1)) as grid:
         for kappa in (1e1, 1e6, 1e12):
-            a, b = conditioned(200, 10, kappa, "float64"), drawn(200, 1)[:, 0]
+            a, b = conditioned(200, 10, kappa, "float64"), rng_matrix(200, 1)[:, 0]
             x, (square,), rank, s = lstsq(DistMatrix.from_global(a, grid=grid), b)
             r = b - a @ x
             assert rank == 10 and np.isclose(s[0] / s[-1], kappa, rtol=1e-3)
@@ -72,7 +73,7 @@ def test_other_types_and_large_numbers(comm: Any) -> None:
     from pdgemm import DistMatrix, ProcessGrid
     from pdgemm.linalg import lstsq
 
-    a, b = drawn(20, 4), drawn(20, 2, "complex128", seed=4)
+    a, b = rng_matrix(20, 4), rng_matrix(20, 2, "complex128", seed=4)
     expected = np.linalg.lstsq(a, b)[0]
     with ProcessGrid(comm) as grid:
         A, B = (DistMatrix.from_global(x, grid=grid) for x in (a, b))

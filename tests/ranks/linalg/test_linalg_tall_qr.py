@@ -3,53 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.linalg
 import tiers
-from problems import DTYPES, grid_shapes, sources
+from factored import conditioned, rng_matrix
+from layouts import matrices_in_turn
+from problems import DTYPES, grid_shapes
 
 pytestmark = pytest.mark.mpi
 
 SHAPES = [(61, 7), (7, 7), (5, 1), (9, 8), (40, 0), (0, 0)]
 
 
-def matrices(comm: Any, whole: np.ndarray) -> Iterator[Any]:
-    """A matrix on every grid, in blocks of several sizes and both orders, transposed, as a view, with idle ranks."""
-    from pdgemm import DistMatrix, ProcessGrid
-
-    turns = itertools.cycle(itertools.product([(None, None), (3, 2), (100, 100), (1, 1)], "CF"))
-    for shape in grid_shapes(comm.size):
-        with ProcessGrid(comm, shape) as grid:
-            for source, ((mb, nb), order) in zip([*sources(shape)] * 2, turns):
-                layout: Any = {"grid": grid, "block": mb if mb is None else (mb, nb), "source": source, "order": order}
-                yield DistMatrix.from_global(whole, **layout)
-            yield DistMatrix.from_global(np.ascontiguousarray(whole.conj().T), **layout).H
-            wide = np.pad(whole, ((2, 1), (1, 3)))
-            yield DistMatrix.from_global(wide, **layout)[2 : 2 + len(whole), 1 : 1 + whole.shape[1]]
-    with ProcessGrid(comm, (1, 1), ranks=[comm.size - 1]) as grid:
-        yield DistMatrix.from_global(whole, grid=grid)
-
-
-def drawn(m: int, n: int, dtype: str = "float64", seed: int = 0) -> np.ndarray:
-    source = np.random.default_rng(seed)
-    x = source.standard_normal((m, n))
-    return (x + 1j * source.standard_normal((m, n)) if np.dtype(dtype).kind == "c" else x).astype(dtype)
-
-
-def conditioned(m: int, n: int, kappa: float, dtype: str) -> np.ndarray:
-    """Return a matrix whose singular values are 1 to 1/kappa, in equal ratios."""
-    left, right = (np.linalg.qr(drawn(x, n, dtype, seed=x).astype("D"))[0] for x in (m, n))
-    x = left * np.logspace(0, -np.log10(kappa), n) @ right.conj().T
-    return (x if np.dtype(dtype).kind == "c" else x.real).astype(dtype)
-
-
 def hard(m: int, n: int) -> dict[str, np.ndarray]:
     """Return matrices that are hard to factor, and their names."""
-    x, kahan = drawn(m, n), np.zeros((m, n))
+    x, kahan = rng_matrix(m, n), np.zeros((m, n))
     sine, cosine = np.sin(1.2), np.cos(1.2)  # Higham 2002, 8.3
     kahan[:n] = sine ** np.arange(n)[:, None] * (np.eye(n) - cosine * np.triu(np.ones((n, n)), 1))
     dependent = x.copy()
@@ -93,10 +64,10 @@ def test_every_grid_and_layout(comm: Any, shape: tuple[int, int]) -> None:
     for dtype, method in tiers.in_turn(DTYPES, ("auto", "tsqr")):
         if (comm.size not in (1, 4) or shape != SHAPES[0]) and dtype != DTYPES[sum(shape) % 4]:
             continue
-        whole = drawn(*shape, dtype)
+        whole = rng_matrix(*shape, dtype)
         expected = np.linalg.qr(whole)[1]
         expected = expected * np.where(expected.diagonal() == 0, 1, np.sign(expected.diagonal().conj()))[:, None]
-        for A in matrices(comm, whole):
+        for A in matrices_in_turn(comm, whole):
             Q, R = qr(A, method=method)
             check(A, whole, Q, R)
             error = np.abs(R.allgather() - expected).max(initial=0)
@@ -156,7 +127,7 @@ def test_many_rows(comm: Any) -> None:
 
     with ProcessGrid(comm, (comm.size, 1)) as grid:
         for dtype, method in tiers.in_turn(("float64", "complex64"), ("auto", "tsqr")):
-            whole = drawn(12_345, 70, dtype)
+            whole = rng_matrix(12_345, 70, dtype)
             A = DistMatrix.from_global(whole, grid=grid, order="F")
             check(A, whole, *qr(A, method=method))
 
@@ -164,8 +135,14 @@ def test_many_rows(comm: Any) -> None:
 def test_wide(comm: Any) -> None:
     from pdgemm.linalg import qr
 
-    for whole in (drawn(7, 20, "complex64"), drawn(5, 6), np.zeros((4, 9)), drawn(1, 5), drawn(0, 3)):
-        for A in itertools.islice(matrices(comm, whole), 0, None, 3):
+    for whole in (
+        rng_matrix(7, 20, "complex64"),
+        rng_matrix(5, 6),
+        np.zeros((4, 9)),
+        rng_matrix(1, 5),
+        rng_matrix(0, 3),
+    ):
+        for A in itertools.islice(matrices_in_turn(comm, whole), 0, None, 3):
             check(A, whole, *qr(A))
 
 
@@ -174,9 +151,14 @@ def test_svd_of_tall(comm: Any) -> None:
     from pdgemm.errors import LinAlgError
     from pdgemm.linalg.factors.tall_qr import svd_of_tall
 
-    for whole in (conditioned(50, 9, 1e10, "complex128"), np.zeros((20, 3)), drawn(8, 8, "float32"), drawn(5, 0)):
+    for whole in (
+        conditioned(50, 9, 1e10, "complex128"),
+        np.zeros((20, 3)),
+        rng_matrix(8, 8, "float32"),
+        rng_matrix(5, 0),
+    ):
         eps, expected = np.finfo(whole.dtype).eps, scipy.linalg.svdvals(whole) if whole.size else np.zeros(0)
-        for A in itertools.islice(matrices(comm, whole), 1, None, 3):
+        for A in itertools.islice(matrices_in_turn(comm, whole), 1, None, 3):
             U, s, Vh = svd_of_tall(A)
             u, vh, n = U.allgather(), Vh.allgather(), whole.shape[1]
             assert len({x.tobytes() for x in comm.allgather(s)}) == 1 and s.dtype == np.finfo(whole.dtype).dtype
@@ -186,7 +168,7 @@ def test_svd_of_tall(comm: Any) -> None:
                 assert np.linalg.norm(q.conj().T @ q - np.eye(n)) <= 10 * (n + 1) * eps
             assert U.report.as_predicted and U.same_layout(A)
     with ProcessGrid(comm) as grid:
-        whole = drawn(9, 2)
+        whole = rng_matrix(9, 2)
         whole[7, 1] = np.nan
         with pytest.raises(LinAlgError, match="do not converge; does A contain NaN"):
             svd_of_tall(DistMatrix.from_global(whole, grid=grid))

@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from drawn_problems import check_outside, draw_side
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_any_problem import RANKS, check_outside, draw_side, grids  # noqa: F401
 from tiers import every_grid, examples
+
+from pdgemm.support import launcher
 
 pytestmark = [pytest.mark.mpi, every_grid]
 
+RANKS = launcher.size()
 CASES = examples(80 if RANKS <= 4 else 20)
 TYPES = ["int8", "int32", "float16", "float32", "float64", "complex64", "complex128"]
 EXACT = ["min", "max", "argmin", "argmax", "any", "all"]
@@ -21,13 +24,13 @@ EXACT = ["min", "max", "argmin", "argmax", "any", "all"]
 
 @settings(max_examples=CASES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_reduction(comm: Any, grids: list[Any], data: st.DataObject) -> None:  # noqa: F811
+def test_any_reduction(comm: Any, grids_on_nodes: list[Any], data: st.DataObject) -> None:
     from pdgemm.errors import ArgumentError
     from pdgemm.local.arrays.dtypes import eps
 
     draw = data.draw
     shape = draw(st.integers(0, 20)), draw(st.integers(0, 20))
-    A = draw_side(draw, grids, shape, TYPES, "NTC", 1)
+    A = draw_side(draw, grids_on_nodes, shape, TYPES, "NTC", 1)
     name = draw(st.sampled_from([*EXACT, "sum", "mean", "std", "var", "vector_norm"]))
     axis, x = draw(st.sampled_from([None, 0, 1, -1])), A.values()
     if name in ("min", "max", "argmin", "argmax") and not (x.size if axis is None else shape[axis]):
@@ -55,11 +58,11 @@ def test_any_reduction(comm: Any, grids: list[Any], data: st.DataObject) -> None
 
 @settings(max_examples=CASES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_elementwise_operation(comm: Any, grids: list[Any], data: st.DataObject) -> None:  # noqa: F811
+def test_any_elementwise_operation(comm: Any, grids_on_nodes: list[Any], data: st.DataObject) -> None:
     draw = data.draw
     m, n = draw(st.integers(0, 20)), draw(st.integers(0, 20))
     function = draw(st.sampled_from([np.add, np.subtract, np.multiply, np.maximum, np.less, np.equal]))
-    A = draw_side(draw, grids, (m, n), TYPES, "NTC", 1)
+    A = draw_side(draw, grids_on_nodes, (m, n), TYPES, "NTC", 1)
     kind = draw(st.sampled_from(["matrix", "row", "column", "number", "vector", "scalar"]))
     other: Any
     if kind in ("vector", "scalar"):
@@ -67,7 +70,12 @@ def test_any_elementwise_operation(comm: Any, grids: list[Any], data: st.DataObj
         other, whole = values, values
     else:
         B = draw_side(
-            draw, grids, {"matrix": (m, n), "row": (1, n), "column": (m, 1), "number": (1, 1)}[kind], TYPES, "NTC", 2
+            draw,
+            grids_on_nodes,
+            {"matrix": (m, n), "row": (1, n), "column": (m, 1), "number": (1, 1)}[kind],
+            TYPES,
+            "NTC",
+            2,
         )
         other, whole = B.view, B.values()
     turned = draw(st.booleans())

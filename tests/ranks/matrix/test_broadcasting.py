@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_reductions import drawn, matrices
+from layouts import drawn, matrices
 
 pytestmark = pytest.mark.mpi
 

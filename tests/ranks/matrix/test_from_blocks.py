@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from drawn_problems import draw_side
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from problems import grid_shapes
-from test_any_problem import draw_side
-from test_redistribute import grids  # noqa: F401
 from tiers import every_grid, examples, in_turn
 
 from pdgemm.support import launcher
@@ -54,7 +53,7 @@ def in_memory(draw: Any, x: np.ndarray) -> np.ndarray:
 @every_grid
 @settings(max_examples=examples(60 if RANKS <= 4 else 24), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_partition_into_rectangles(comm: Any, grids: list[Any], data: st.DataObject) -> None:  # noqa: F811
+def test_any_partition_into_rectangles(comm: Any, grids: list[Any], data: st.DataObject) -> None:
     from pdgemm import DistMatrix
 
     draw = data.draw
@@ -97,7 +96,7 @@ def test_any_partition_into_rectangles(comm: Any, grids: list[Any], data: st.Dat
 @every_grid
 @settings(max_examples=examples(60 if RANKS <= 4 else 24), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_each_rank_gets_what_it_asks_for(comm: Any, grids: list[Any], data: st.DataObject) -> None:  # noqa: F811
+def test_each_rank_gets_what_it_asks_for(comm: Any, grids: list[Any], data: st.DataObject) -> None:
     """Of views too; parts that overlap, on one rank and among ranks; empty ones."""
     from pdgemm.algorithms.blocks import reported_blocks
 

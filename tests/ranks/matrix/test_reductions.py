@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from problems import BLOCKS, grid_shapes, sources
+from layouts import drawn, matrices
 from tiers import everything
 
 pytestmark = pytest.mark.mpi
@@ -16,31 +16,6 @@ SHAPES = [(1, 1), (1, 9), (7, 5), (13, 8), (5, 1), (29, 61)]
 EXACT = ("min", "max", "argmin", "argmax", "any", "all")
 NAMES = ("sum", "mean", "prod", "std", "var", *EXACT)
 AXES = (None, 0, 1)
-
-
-def matrices(comm: Any, whole: np.ndarray, all_: bool = True) -> Iterator[Any]:
-    """A matrix on every grid, in every layout, transposed, as a view, and on a grid that leaves ranks idle."""
-    from pdgemm import DistMatrix, ProcessGrid
-
-    for shape in grid_shapes(comm.size):
-        with ProcessGrid(comm, shape) as grid:
-            for mb, nb, *_ in BLOCKS if all_ else BLOCKS[2:3]:
-                for source in sources(shape):
-                    layout: Any = {"grid": grid, "block": mb if mb is None else (mb, nb), "source": source}
-                    yield DistMatrix.from_global(whole, **layout)
-            yield DistMatrix.from_global(whole.T, **layout).T
-            wide = np.pad(whole, ((2, 1), (1, 3)))
-            yield DistMatrix.from_global(wide, **layout)[2 : 2 + len(whole), 1 : 1 + whole.shape[1]]
-    with ProcessGrid(comm, (1, 1), ranks=[comm.size - 1]) as grid:
-        yield DistMatrix.from_global(whole, grid=grid)
-
-
-def drawn(shape: tuple[int, int], dtype: str, seed: int = 0) -> np.ndarray:
-    source = np.random.default_rng(seed)
-    x = source.integers(-3, 4, shape) if dtype in ("int8", "int32", "bool") else source.standard_normal(shape)
-    if dtype.startswith("complex"):
-        x = np.exp(1j * x)  # products do not overflow
-    return x.astype(dtype)
 
 
 def same_on_all(comm: Any, found: Any) -> None:

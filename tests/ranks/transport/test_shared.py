@@ -19,6 +19,7 @@ from typing import Any
 import jobs
 import numpy as np
 import pytest
+from checked_product import check_summa
 from problems import BLOCKS, TOLERANCE, gemm_error, grid_shapes
 from tiers import every_grid, pairs, thorough
 
@@ -674,8 +675,6 @@ def test_the_user_may_limit_the_memory_of_the_node(limit: str, said: str) -> Non
 @pytest.mark.parametrize("per_node", [1, 2, 3, 4])
 def test_each_panel_crosses_to_each_node_once(comm: Any, per_node: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes by message is what no node could do without; the rest is read there."""
-    from test_summa import check_product
-
     from pdgemm import ProcessGrid
 
     if per_node == 1 or per_node >= comm.size:
@@ -688,7 +687,7 @@ def test_each_panel_crosses_to_each_node_once(comm: Any, per_node: int, monkeypa
         varied = grids, BLOCKS, [(13, 8, 40), (29, 61, 300)]
         for number, (grid, blocks, mnk) in enumerate(pairs(*varied)):
             orders = ("CCC", "FFF", "CFC")[number % 3]
-            report = check_product(grid, mnk, blocks, (0, 0), "float64", mover="shared", orders=orders)
+            report = check_summa(grid, mnk, blocks, (0, 0), "float64", mover="shared", orders=orders)
             assert report.mover == "shared"
             crossing = own.allreduce(report.counted.words_received - report.counted.words_read)
             shape, k = grid.shape, mnk[2]

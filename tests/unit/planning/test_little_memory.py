@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from drawn_problems import inner_pairs, widths
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_schedule import inner_pairs, widths
 from tiers import examples
 
 from pdgemm.errors import MemoryLimitError

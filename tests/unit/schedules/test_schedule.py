@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from allgather_3d import allgather_3d_registered
+from drawn_problems import inner_pairs, widths
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiers import examples
@@ -31,22 +32,6 @@ from pdgemm.schedules.steps import (
     summa_steps,
     widest_panel,
 )
-
-
-@st.composite
-def inner_pairs(draw: st.DrawFn) -> tuple[BlockCyclic, BlockCyclic]:
-    """How A's columns and B's rows are dealt: the same n, all else free."""
-    n = draw(st.integers(0, 60))
-
-    def one() -> BlockCyclic:
-        parts = draw(st.integers(1, 5))
-        block = draw(st.integers(1, 12))
-        return BlockCyclic(n, block, parts, draw(st.integers(0, parts - 1)), block - draw(st.integers(1, 2 * block)))
-
-    return one(), one()
-
-
-widths = st.integers(1, 30)
 
 
 @given(inner_pairs(), widths)

@@ -1,0 +1,52 @@
+"""A matrix of numbers, as a DistMatrix in every layout."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from problems import BLOCKS, grid_shapes, sources
+
+
+def matrices(comm: Any, whole: np.ndarray, all_: bool = True) -> Iterator[Any]:
+    """A matrix on every grid, in every layout, transposed, as a view, and on a grid that leaves ranks idle."""
+    from pdgemm import DistMatrix, ProcessGrid
+
+    for shape in grid_shapes(comm.size):
+        with ProcessGrid(comm, shape) as grid:
+            for mb, nb, *_ in BLOCKS if all_ else BLOCKS[2:3]:
+                for source in sources(shape):
+                    layout: Any = {"grid": grid, "block": mb if mb is None else (mb, nb), "source": source}
+                    yield DistMatrix.from_global(whole, **layout)
+            yield DistMatrix.from_global(whole.T, **layout).T
+            wide = np.pad(whole, ((2, 1), (1, 3)))
+            yield DistMatrix.from_global(wide, **layout)[2 : 2 + len(whole), 1 : 1 + whole.shape[1]]
+    with ProcessGrid(comm, (1, 1), ranks=[comm.size - 1]) as grid:
+        yield DistMatrix.from_global(whole, grid=grid)
+
+
+def drawn(shape: tuple[int, int], dtype: str, seed: int = 0) -> np.ndarray:
+    source = np.random.default_rng(seed)
+    x = source.integers(-3, 4, shape) if dtype in ("int8", "int32", "bool") else source.standard_normal(shape)
+    if dtype.startswith("complex"):
+        x = np.exp(1j * x)  # products do not overflow
+    return x.astype(dtype)
+
+
+def matrices_in_turn(comm: Any, whole: np.ndarray) -> Iterator[Any]:
+    """A matrix on every grid, in blocks of several sizes and both orders, transposed, as a view, with idle ranks."""
+    from pdgemm import DistMatrix, ProcessGrid
+
+    turns = itertools.cycle(itertools.product([(None, None), (3, 2), (100, 100), (1, 1)], "CF"))
+    for shape in grid_shapes(comm.size):
+        with ProcessGrid(comm, shape) as grid:
+            for source, ((mb, nb), order) in zip([*sources(shape)] * 2, turns):
+                layout: Any = {"grid": grid, "block": mb if mb is None else (mb, nb), "source": source, "order": order}
+                yield DistMatrix.from_global(whole, **layout)
+            yield DistMatrix.from_global(np.ascontiguousarray(whole.conj().T), **layout).H
+            wide = np.pad(whole, ((2, 1), (1, 3)))
+            yield DistMatrix.from_global(wide, **layout)[2 : 2 + len(whole), 1 : 1 + whole.shape[1]]
+    with ProcessGrid(comm, (1, 1), ranks=[comm.size - 1]) as grid:
+        yield DistMatrix.from_global(whole, grid=grid)

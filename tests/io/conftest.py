@@ -1,0 +1,33 @@
+"""Fixtures of tests of files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def parallel() -> bool:
+    """Is h5py built with MPI?"""
+    from pdgemm.io import hyperslabs
+
+    return hyperslabs.parallel_h5py()
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles and slabs of a few rows, and pieces of a few of theirs."""
+    from pdgemm.io.streamed import file_panels, tiling
+
+    for module in (file_panels, tiling):
+        monkeypatch.setattr(module, "STAGED", 1 << 9)
+    monkeypatch.setattr(tiling, "_LEAST", 4)
+
+
+@pytest.fixture
+def everyone(comm: Any) -> Iterator[None]:
+    """No rank begins with a folder that another one still reads."""
+    yield
+    comm.Barrier()
