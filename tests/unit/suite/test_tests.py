@@ -1,0 +1,45 @@
+"""The house of the tests: what tests share is in helpers, files have names of their own, and folders are small."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+TESTS = Path(__file__).parents[2]
+PATHS = sorted(TESTS.rglob("*.py"))
+MOST = 20  # tests of a folder
+
+
+def imported(path: Path) -> set[str]:
+    """The modules that a file imports, inside functions too."""
+    found = set[str]()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.split(".")[0])
+        elif isinstance(node, ast.Import):
+            found |= {name.name.split(".")[0] for name in node.names}
+    return found
+
+
+def test_no_test_is_imported() -> None:
+    tests = {path.stem for path in PATHS if path.name.startswith("test_")}
+    assert len(tests) > 100
+    assert {path.name: names for path in PATHS if (names := imported(path) & tests)} == {}
+
+
+def test_modules_have_names_of_their_own() -> None:
+    """All folders are on Python's path."""
+    names = Counter(path.name for path in PATHS if path.name != "conftest.py")
+    assert [name for name, number in names.items() if number > 1] == []
+
+
+def test_helpers_hold_no_tests_and_other_folders_no_helpers() -> None:
+    others = [path.name for path in PATHS if path.parent.name != "helpers" and not path.name.startswith("test_")]
+    assert {*others} == {"conftest.py", "across_hosts.py"}  # that runs where hosts.sh has made hosts
+    assert not any(path.name.startswith("test_") for path in PATHS if path.parent.name == "helpers")
+
+
+def test_folders_are_small() -> None:
+    folders = Counter(path.parent for path in PATHS if path.name.startswith("test_"))
+    assert {path.name: number for path, number in folders.items() if number > MOST} == {}
