@@ -21,6 +21,7 @@ import pdgemm
 pytestmark = pytest.mark.mpi
 
 FILES = {x.name for x in Path(pdgemm.__file__).parent.glob("*/panels/*.py")}
+SHARED = {"gathered_panel.py"}  # by LU and reflections, each of which needs what is synchronised there
 Problem = tuple[str, tuple[int, int], str, str]  # a function, a grid, a way of panels, an order
 DEFINITE = ("lu without exchanges", "cholesky", "triangles")  # of such matrices; LU exchanges rows of others
 
@@ -90,23 +91,24 @@ def outcome(comm: Any, problem: Problem, schedule: str) -> bool:
 def test_each_synchronisation_of_panels_is_needed(comm: Any) -> None:
     if comm.size > 4:
         pytest.skip("4 ranks need all of them")
-    passed_by: dict[Site, list[Problem]] = {}
+    passed_by: dict[tuple[Site, str], list[Problem]] = {}
     for number, problem in enumerate(ALL if everything() else FEW):
         seen, schedules = set[Site](), [*SCHEDULES]
         with without(None, seen):
             for schedule in schedules if everything() else schedules[number % 3 :][:1]:
                 assert not outcome(comm, problem, schedule), (problem, schedule)
         for site in set().union(*comm.allgather(seen)):
-            if site.split()[1] in FILES:
-                passed_by.setdefault(site, []).append(problem)
+            if (file := site.split()[1]) in FILES:
+                user = problem[0].split()[0] if file in SHARED else ""
+                passed_by.setdefault((site, user), []).append(problem)
     assert len(passed_by) >= 25
-    missed = list[Site]()
-    for site in sorted(passed_by):
-        runs = itertools.product(passed_by[site], SCHEDULES)
+    missed = list[str]()
+    for site, user in sorted(passed_by):
+        runs = itertools.product(passed_by[site, user], SCHEDULES)
         for problem, schedule in runs:
             with without(site, set()):
                 if outcome(comm, problem, schedule):
                     break
         else:
-            missed.append(site)
+            missed.append(f"{site} {user}")
     assert not missed, "\n".join(missed)

@@ -70,7 +70,7 @@ class Householder:
         reflectors.free(number)
         if self._task.grid.coords == (panel.row, panel.col):
             V, T = reflectors.gather(number)
-            A, R = self._A[reflectors.window(panel, i)], np.empty(T.shape, T.dtype, "F")
+            A, R = self._A[self._plan.window(panel, i)], np.empty(T.shape, T.dtype, "F")
             with self._task.recorder.phase("compute"):
                 compact_qr(V, R, T)
                 set_elements(A[: panel.width], R)

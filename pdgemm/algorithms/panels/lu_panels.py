@@ -5,12 +5,8 @@ On a block-cyclic layout: Choi, Dongarra, Ostrouchov, Petitet, Walker & Whaley, 
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
-from mpi4py import MPI
 
-from pdgemm.instrument.recorder import Then
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.blas import local_lapack
 from pdgemm.schedules.panels.gathered_layout import gathered_rows
@@ -20,7 +16,7 @@ from pdgemm.schedules.panels.row_moves import RowMoves, moves_left
 from pdgemm.transport.movers.pipeline import Slot
 from pdgemm.transport.panels.gathered_panel import GatheredPanels
 from pdgemm.transport.panels.row_exchange import exchange_rows
-from pdgemm.transport.panels.task import DIAGONAL, PANEL, Line, Task
+from pdgemm.transport.panels.task import DIAGONAL, PANEL, Copies, Line, Task
 from pdgemm.transport.panels.tree_messages import descend, to_all
 
 _PIVOTS = (1 << 12) + 4  # a tag
@@ -40,10 +36,13 @@ class LUPanels:
         self._task, self._plan, self._A = task, task.schedule, task.arrays["A"]
         self._rows, self._cols = self._plan.A.distribution.rows, self._plan.A.distribution.cols
         self._gathered, self._found = GatheredPanels(task), found
+        self._gathering = Slot(0, None, task.workspace["parts of panels"])
+        self._copies = Copies()
         self._pivots = np.zeros(self._plan.n, INDEX) if self._plan.device else task.workspace["pivots"]
         rooms = (task.workspace[name].reshape(2, -1) for name in ("panels", "rows of U"))
         self._slots = [Slot(number, *buffers) for number, buffers in enumerate(zip(*rooms))]
         self._panels = list[Array]([None, None])
+        self._arriving = list[np.ndarray]([self._pivots[:0]] * 2)
         self._singular = 0
 
     def __call__(self) -> int:
@@ -61,13 +60,9 @@ class LUPanels:
                     self._update(panel, slot, U, following.start, end)
                     self._factor(following, self._slots[(number + 1) % 2])  # while the rest is updated
                 self._update(panel, slot, U, end, self._cols.n)
-        for slot in self._slots:
+        for slot in (*self._slots, self._gathering):
             task.free(slot)
-        self._gathered.finish()
-        if task.peers:
-            with task.recorder.phase("sync"):
-                task.recorder.finish()
-                task.peers.sync()  # all have read L, whose rows are moved now
+        task.finish()  # all have read L, whose rows are moved now
         for panel, moves in moves_left(steps, self._pivots, self._rows.n):
             if task.grid.coords[1] == panel.col:
                 exchange_rows(task, moves, self._cols.local_window(panel.start, panel.stop, panel.col))
@@ -78,18 +73,21 @@ class LUPanels:
 
     def _factor(self, panel: Panel, slot: Slot) -> None:
         """Compute P A = L U of a panel on one rank, from which L and the pivots travel."""
-        task = self._task
+        task, gathered, (i, j) = self._task, self._gathered, self._task.grid.coords
         task.free(slot)
-        if task.grid.coords[1] == panel.col:
-            X = self._gathered.gather(panel)
-            if X is None:
+        if j == panel.col:
+            own = self._A[self._plan.window(panel, i)]
+            task.free(self._gathering)
+            if i != panel.row:
+                self._copies = gathered.lend(panel, own, self._gathering, self._gathering.buffer_b[own.size :])
                 return  # what comes back travels on in `_receive`
-            pivots = np.empty(panel.width, np.intc)
+            X, pivots = gathered.whole(panel, task.workspace["gathered"]), np.empty(panel.width, np.intc)
+            gathered.gather(panel, X, self._gathering)
             with task.recorder.phase("compute"):
                 info = local_lapack.lu(X, pivots)
             self._singular = self._singular or (panel.start + info if info else 0)
             self._pivots[panel.start : panel.stop] = gathered_rows(self._rows, panel)[pivots - 1]
-            self._gathered.spread(panel)
+            gathered.spread(panel, X, own, self._gathering)
         self._travel(panel, slot)
 
     def _travel(self, panel: Panel, slot: Slot) -> None:
@@ -97,23 +95,26 @@ class LUPanels:
         task, (i, j) = self._task, self._task.grid.coords
         with task.recorder.phase("post"):
             if j == panel.col:
-                self._bring_pivots("col", panel.row, panel, slot)
+                pivots = self._bring_pivots("col", panel.row, panel, slot)
                 task.wait(slot)
-            self._bring_pivots("row", panel.col, panel, slot)
+                self._pivots[panel.start : panel.stop] = pivots
+            self._arriving[slot.number] = self._bring_pivots("row", panel.col, panel, slot)
             if panel.stop < self._cols.n:
-                window = (
-                    slice(self._rows.below(panel.start, i), self._rows.count(i)),
-                    self._cols.local_window(panel.start, panel.stop, panel.col),
-                )
+                window = self._plan.window(panel, i)
                 self._panels[slot.number] = task.bring("row", panel.col, "A", window, slot.buffer_a, slot, PANEL)
 
     def _receive(self, panel: Panel, slot: Slot) -> Array:
         """Exchange the rows behind a panel when it has arrived; return U_kj = L_kk^-1 A_kj."""
         task, A, (i, j) = self._task, self._A, self._task.grid.coords
         if j == panel.col and i != panel.row:
-            self._gathered.receive(panel)
+            task.wait(self._gathering)
+            with task.packing():
+                for copy in self._copies:
+                    copy()
+            task.copied()
             self._travel(panel, slot)
         task.wait(slot)
+        self._pivots[panel.start : panel.stop] = self._arriving[slot.number]
         diagonal = self._rows.local_window(panel.start, panel.stop, panel.row)
         right = slice(self._cols.below(panel.stop, j), A.shape[1])
         exchange_rows(task, RowMoves.of(self._pivots[panel.start : panel.stop], panel.start), right)
@@ -135,21 +136,12 @@ class LUPanels:
             L, right = self._panels[slot.number][first - A.shape[0] :], self._cols.below(panel.stop, j)
             self._task.update(L, U[:, cols.start - right : cols.stop - right], A[first:, cols])
 
-    def _bring_pivots(self, line: Line, root: int, panel: Panel, slot: Slot) -> None:
-        """Start to bring the pivots of a panel to all ranks of a grid row or column."""
-        task, comm, part = self._task, self._task.comm(line), slice(panel.start, panel.stop)
-        if comm.size == 1:
-            return
-        if not task.peers or self._plan.device:
-            task.send(line, self._pivots[part], root, slot, _PIVOTS)
-        elif comm.rank == root:
-            task.announce(comm, [rank for rank in range(comm.size) if rank != root], slot)
-        else:
-            task.follow(comm, root, slot)
-            slot.arrivals.append(Then(MPI.REQUEST_NULL, partial(self._read_pivots, task.rank_in(line, root), part)))
-
-    def _read_pivots(self, rank: int, part: slice) -> None:
-        assert self._task.peers
-        self._task.peers.memory.fence()
-        self._pivots[part] = self._task.peers("pivots", rank)[part]
-        self._task.recorder.traffic.read(part.stop - part.start)
+    def _bring_pivots(self, line: Line, root: int, panel: Panel, slot: Slot) -> np.ndarray:
+        """Start to bring the pivots of a panel to all ranks of a grid row or column; return where they will be."""
+        part = slice(panel.start, panel.stop)
+        pivots = self._pivots[part]
+        if not self._plan.device:
+            return self._task.bring(line, root, "pivots", part, pivots, slot, _PIVOTS)
+        if self._task.comm(line).size > 1:  # they are on the host, where nobody reads them
+            self._task.send(line, pivots, root, slot, _PIVOTS)
+        return pivots

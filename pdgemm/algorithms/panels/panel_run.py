@@ -35,6 +35,8 @@ from pdgemm.schedules.panels.panel_schedule import PanelSchedule
 from pdgemm.support.agreement import together
 from pdgemm.transport.movers.arrivals import Transfers
 from pdgemm.transport.movers.node_arrays import NodeArrays
+from pdgemm.transport.panels.in_place import InPlace
+from pdgemm.transport.panels.sent import Sent
 from pdgemm.transport.panels.task import Task
 
 _NEVER = 1 << 62  # more than any number of a row
@@ -84,20 +86,21 @@ def run(
     except NodeMemoryError:  # on all ranks: panels are sent
         schedule = replace(schedule, mover=RING.name)
         workspace = _workspace(schedule, grid, stored["A"], what)
-    recorder, peers = recorder_of(stored["A"]), None
+    recorder = recorder_of(stored["A"])
     recorder.hold(sum(room.nbytes for room in workspace.values()))
+    transfers = Transfers(between_nodes=grid.ranks_per_node is not None).used(recorder)
+    common = schedule, stored, grid, workspace, transfers, recorder
+    task: Task[Any] = Sent(*common)
     with recorder.phase("sync"):
         if schedule.shared:
             exposed: dict[str, tuple[Array, Layout | None]]
             exposed = {name: (stored[name], matrices[name].layout_in(grid)) for name in schedule.orders}
             exposed |= {name: (workspace[name], None) for name in schedule.exposed_buffers}
-            peers = NodeArrays(grid, **exposed)
-    transfers = Transfers(between_nodes=grid.ranks_per_node is not None).used(recorder)
-    number = executor(Task(schedule, stored, grid, workspace, peers, transfers, recorder))()
+            task = InPlace(*common, NodeArrays(grid, **exposed))
+    number = executor(task)()
     recorder.finish()
+    task.finish()
     with recorder.phase("sync"):
-        if peers:
-            peers.sync()
         first = comm.allreduce(number or _NEVER, MPI.MIN)
     end = perf_counter()
     trace = spans.active()

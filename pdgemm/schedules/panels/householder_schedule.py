@@ -68,8 +68,7 @@ class HouseholderSchedule(PanelSchedule):
 
     def members(self, panel: Panel) -> list[int]:
         """Return the grid rows that have rows of a panel: its own first."""
-        pr, height = self.grid.shape[0], self.heights[panel]
-        return [r for r in ((panel.row + x) % pr for x in range(pr)) if height[r]]
+        return [r for r in super().members(panel) if self.heights[panel][r]]
 
     def updates(self, number: int) -> list[tuple[int, int]]:
         """Return the columns, from and to, that a panel reflects: those of the following panel, and then the others."""

@@ -48,7 +48,7 @@ def diagonal_panels(rows: BlockCyclic, cols: BlockCyclic, width: int, stop: int 
     return tuple(found)
 
 
-Tile = tuple[slice, slice]
+Window = tuple[slice, slice]  # of a local array
 _SAMPLES = 16  # trailing parts whose balance is looked at
 _UNEVEN, _NARROW = 1.25, 4  # how many times the mean share of a rank, and the number of panels, may be
 
@@ -70,7 +70,7 @@ def is_balanced(layout: Layout, width: int) -> bool:
 
 def lower_tiles(
     rows: BlockCyclic, cols: BlockCyclic, coords: tuple[int, int], start: int, stop: int, smallest: int
-) -> Iterator[Tile]:
+) -> Iterator[Window]:
     """Yield tiles, in local indices, that cover what a rank has on and below the diagonal in columns start to stop.
 
     Columns are halved until they are not more than `smallest`: below the diagonal tiles are as large as possible, and
@@ -79,7 +79,7 @@ def lower_tiles(
     i, j = coords
     first, last = cols.below(start, j), cols.below(stop, j)
 
-    def cover(c0: int, c1: int, r1: int) -> Iterator[Tile]:
+    def cover(c0: int, c1: int, r1: int) -> Iterator[Window]:
         r0 = rows.below(int(cols.to_global(c0, j)), i) if c1 > c0 else r1
         if r0 >= r1:
             return
@@ -128,6 +128,16 @@ class PanelSchedule(Schedule):
     @cached_property
     def widest(self) -> int:
         return max((panel.width for panel in self.steps), default=0)
+
+    def window(self, panel: Panel, i: int) -> Window:
+        """Return the local indices, on a rank of grid row i, of a panel from its first row on."""
+        rows, cols = self.A.distribution.rows, self.A.distribution.cols
+        return slice(rows.below(panel.start, i), rows.count(i)), cols.local_window(panel.start, panel.stop, panel.col)
+
+    def members(self, panel: Panel) -> list[int]:
+        """Return the grid rows that take part when a panel is gathered: its own first."""
+        pr = self.A.distribution.rows.parts
+        return [(panel.row + distance) % pr for distance in range(pr)]
 
     @property
     def orders(self) -> dict[str, str]:

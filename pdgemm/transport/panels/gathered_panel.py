@@ -4,127 +4,89 @@ from __future__ import annotations
 
 from typing import Any
 
-from pdgemm.grids.index_map import identity
 from pdgemm.local.arrays.device import Array
-from pdgemm.local.arrays.dtypes import wire
+from pdgemm.local.arrays.elementwise import CONVERT
 from pdgemm.schedules.panels.gathered_layout import slabs
 from pdgemm.schedules.panels.panel_schedule import Panel
-from pdgemm.transport.block_copy import copy_blocks
 from pdgemm.transport.movers.panel_views import column_room
 from pdgemm.transport.movers.pipeline import Slot
-from pdgemm.transport.panels.task import Task, Window
+from pdgemm.transport.panels.task import Copies, Task
 
-_GATHER, _SPREAD = 1 << 12, (1 << 12) + 1  # tags in a grid column
+_GATHER, _SPREAD = 1 << 12, (1 << 12) + 6  # tags in a grid column, for two slots each
 
 
 class GatheredPanels:
-    """Gathers the rows of a panel from its first on, which all ranks of its grid column have, and brings them back.
+    """Gathers the rows of a panel of A from its first on, which are all over its grid column, and brings them back.
 
-    All ranks of the grid column call `gather`, its owner then `spread` and the others `receive`, panel by panel, and
-    after the last one `finish`.  One buffer on each rank is enough: a rank that says that its next rows may be read has
-    read the last ones.
+    The owner of a panel calls `gather` and then `spread`, the others `lend`.  The whole panel lies on its owner in X,
+    column-major, in the order of `gathered_layout.gathered_rows`; what is beneath these rows goes back to all.  One
+    buffer X on each rank is enough where a rank that says that its next rows may be read has read the last ones.
     """
 
-    def __init__(self, task: Task[Any], name: str = "A") -> None:
-        self._task, self._name, self._schedule = task, name, task.schedule
-        self._room, self._parts = task.workspace["gathered"], task.workspace["parts of panels"]
-        self._slot = Slot(0, None, None)
-        self._coming: Array = None
+    def __init__(self, task: Task[Any]) -> None:
+        self._schedule, self._A, self._task = task.schedule, task.arrays["A"], task
+        self._rows, self._i = task.schedule.A.distribution.rows, task.grid.coords[0]
 
-    def gather(self, panel: Panel) -> Array | None:
-        """Return the panel, column-major, when it has arrived on its owner; start to send it on the other ranks.
+    def whole(self, panel: Panel, room: Array, beneath: int = 0) -> Array:
+        """Return X in a buffer, with some rows more."""
+        return column_room(self._rows.n - panel.start + beneath, "F", panel.width, room)
 
-        Its rows are in the order of `panel_schedules.gathered_layout.gathered_rows`.
-        """
-        task, slot, col, (i, _) = self._task, self._slot, self._task.grid.col, self._task.grid.coords
-        parts, w = slabs(self._schedule.A.distribution.rows, panel), panel.width
-        task.free(slot)
-        if i != panel.row:
-            self._send_own(panel, parts[i].stop - parts[i].start)
-            return None
-        X = self._buffer(self._room, panel)
-        coming, at = dict[int, Array](), 0
-        for r, part in parts.items():
-            if r == i:
-                continue
-            if task.peers:
-                task.follow(col, r, slot)
-            elif rows := part.stop - part.start:
-                coming[r] = column_room(rows, "F", w, self._parts[at : at + rows * w])
-                at += rows * w
-                task.recorder.traffic.received(rows * w)
-                slot.arrivals.append(col.Irecv(wire(coming[r].T), source=r, tag=_GATHER))
+    def gather(self, panel: Panel, X: Array, slot: Slot) -> None:
+        """X := the rows of the panel that all have, when these have arrived."""
+        task, parts, others = self._task, slabs(self._rows, panel), self._schedule.members(panel)[1:]
+
+        def read(r: int, A: Array, x: Array) -> None:
+            CONVERT(x, A[self._schedule.window(panel, r)])
+
+        copies = task.fetch("A", {r: X[parts[r]] for r in others}, read, slot, _GATHER, slot.buffer_b)
         task.wait(slot)  # until others that read the last panel in X have done so
-        self._copy(task.arrays[self._name][self._window(panel, i)], X[parts[i]])
-        for r, part in parts.items():
-            if r != i and part.start < part.stop:
-                if task.peers:
-                    coming[r] = task.peers(self._name, task.rank_in("col", r))[self._window(panel, r)]
-                    task.recorder.traffic.read(coming[r].size)
-                self._copy(coming[r], X[part])
-        task.copied()
-        return X
-
-    def spread(self, panel: Panel) -> None:
-        """Start to bring the panel back from its owner's buffer, which stores its own rows."""
-        task, slot, col, (i, _) = self._task, self._slot, self._task.grid.col, self._task.grid.coords
-        X, parts, at = self._buffer(self._room, panel), slabs(self._schedule.A.distribution.rows, panel), 0
-        if task.peers and col.size > 1:
-            task.announce(col, [r for r in range(col.size) if r != i], slot)
-        for r, part in parts.items() if not task.peers else ():
-            rows = part.stop - part.start
-            if r == i or not rows:
-                continue
-            x = column_room(rows, "F", panel.width, self._parts[at : at + rows * panel.width])
-            at += x.size
-            self._copy(X[part], x)
-            task.recorder.synchronize_copies()
-            task.recorder.traffic.sent(x.size)
-            slot.users.append(col.Isend(wire(x.T), dest=r, tag=_SPREAD))
-        self._copy(X[parts[i]], task.arrays[self._name][self._window(panel, i)])
+        with task.packing():
+            read(self._i, self._A, X[parts[self._i]])
+            for copy in copies:
+                copy()
         task.copied()
 
-    def receive(self, panel: Panel) -> None:
-        """Wait until this rank's rows have come back from the owner, and store them."""
-        task, (i, _) = self._task, self._task.grid.coords
-        task.wait(self._slot)
-        part = slabs(self._schedule.A.distribution.rows, panel)[i]
-        if part.start < part.stop:
-            x = self._coming
-            if task.peers:
-                x = self._buffer(task.peers("gathered", task.rank_in("col", panel.row)), panel)[part]
-                task.recorder.traffic.read(x.size)
-            self._copy(x, task.arrays[self._name][self._window(panel, i)])
-            task.copied()
+    def spread(self, panel: Panel, X: Array, own: Array, slot: Slot) -> None:
+        """Let the other ranks have their rows of X, and what is beneath all of them; own := this rank's."""
+        task, parts, others = self._task, slabs(self._rows, panel), self._schedule.members(panel)[1:]
 
-    def finish(self) -> None:
-        """Wait until what was sent has left."""
-        self._task.free(self._slot)
-
-    def _send_own(self, panel: Panel, rows: int) -> None:
-        """Let the owner have this rank's rows, and expect them back."""
-        task, slot, col = self._task, self._slot, self._task.grid.col
-        if task.peers:
-            task.announce(col, [panel.row], slot)
-            task.follow(col, panel.row, slot)
-        elif rows:
-            x, self._coming = (column_room(rows, "F", panel.width, self._parts[at:]) for at in (0, rows * panel.width))
-            self._copy(task.arrays[self._name][self._window(panel, task.grid.coords[0])], x)
+        def packed(r: int, room: Array) -> Array:
+            height = parts[r].stop - parts[r].start + X.shape[0] - (self._rows.n - panel.start)
+            x = column_room(height, "F", panel.width, room)
+            with task.packing():
+                self._take(panel, r, X, x)
             task.recorder.synchronize_copies()
-            task.recorder.traffic.sent(x.size)
-            slot.users.append(col.Isend(wire(x.T), dest=panel.row, tag=_GATHER))
-            task.recorder.traffic.received(x.size)
-            slot.arrivals.append(col.Irecv(wire(self._coming.T), source=panel.row, tag=_SPREAD))
+            return x
 
-    def _window(self, panel: Panel, i: int) -> Window:
-        """Return where the rows of a panel are in the local array of a rank of grid row i."""
-        rows, cols = self._schedule.A.distribution.rows, self._schedule.A.distribution.cols
-        return slice(rows.below(panel.start, i), rows.count(i)), cols.local_window(panel.start, panel.stop, panel.col)
+        if others:
+            task.publish(others, packed, slot, _SPREAD)
+        with task.packing():
+            self._take(panel, self._i, X, own)
+        task.copied()
 
-    def _buffer(self, room: Array, panel: Panel) -> Array:
-        return column_room(self._schedule.A.distribution.rows.n - panel.start, "F", panel.width, room)
+    def lend(self, panel: Panel, own: Array, slot: Slot, room: Array = None) -> Copies:
+        """Let the owner of a panel have this rank's rows; own := those that come back from X, and what is beneath.
 
-    def _copy(self, source: Array, target: Array) -> None:
-        if source.size:
-            with self._task.packing():
-                copy_blocks(source, target, identity(source.shape[0]), identity(source.shape[1]))
+        room : where they come to if they are sent; None: to `own` at once.
+        """
+        task, A = self._task, self._A[self._schedule.window(panel, self._i)]
+
+        def packed(r: int, room: Array) -> Array:
+            x = column_room(A.shape[0], "F", panel.width, room)
+            with task.packing():
+                CONVERT(x, A)
+            task.recorder.synchronize_copies()
+            return x
+
+        def read(r: int, gathered: Array, own: Array) -> None:
+            self._take(panel, self._i, self.whole(panel, gathered, own.shape[0] - A.shape[0]), own)
+
+        task.publish([panel.row], packed, slot, _GATHER)
+        return task.fetch("gathered", {panel.row: own}, read, slot, _SPREAD, room)
+
+    def _take(self, panel: Panel, i: int, X: Array, x: Array) -> None:
+        """x := the rows of X that are of a grid row, and what is beneath all of them."""
+        part = slabs(self._rows, panel)[i]
+        height = part.stop - part.start
+        CONVERT(x[:height], X[part])
+        CONVERT(x[height:], X[self._rows.n - panel.start :])

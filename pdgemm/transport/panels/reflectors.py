@@ -6,19 +6,17 @@ first; on the ranks of the owner's grid column their rows of V, which is also ho
 
 from __future__ import annotations
 
+from mpi4py import MPI
+
 from pdgemm.instrument.recorder import Then
 from pdgemm.local.arrays.device import Array
-from pdgemm.local.arrays.dtypes import wire
 from pdgemm.local.arrays.elementwise import CONVERT, scale
-from pdgemm.schedules.mover_registry import RING
-from pdgemm.schedules.panels.gathered_layout import slabs
 from pdgemm.schedules.panels.householder_schedule import HouseholderSchedule
 from pdgemm.schedules.panels.panel_schedule import Panel
 from pdgemm.transport.movers.panel_views import column_room
 from pdgemm.transport.movers.pipeline import Slot
-from pdgemm.transport.panels.task import PANEL, Task, Window
-
-_LENT, _RETURNED = 2, 4  # tags in a grid column, for two slots each
+from pdgemm.transport.panels.gathered_panel import GatheredPanels
+from pdgemm.transport.panels.task import PANEL, Task
 
 
 class Reflectors:
@@ -31,13 +29,14 @@ class Reflectors:
     def __init__(self, task: Task[HouseholderSchedule], stay: bool = False) -> None:
         """stay : rows of V take the place of those of A that were lent, instead of zeros."""
         self._task, self._plan, (self._i, self._j), self._stay = task, task.schedule, task.grid.coords, stay
+        self._gathered = GatheredPanels(task)
         rooms = (task.workspace[name].reshape(2, -1) for name in ("panels", "parts"))
         self._slots = [Slot(number, *buffers) for number, buffers in enumerate(zip(*rooms))]
-        self._found: list[Array] = [None, None]
+        self._arrived: list[Array] = [None, None]
 
     def get(self, number: int) -> tuple[Array, Array]:
         """Return this rank's rows of V, and T, of a panel that has arrived."""
-        return self._split(self._found[number % 2], self._plan.steps[number])
+        return self._split(self._arrived[number % 2], self._plan.steps[number])
 
     def free(self, number: int) -> None:
         """Wait until the last panel in the place of this one is not sent any more."""
@@ -51,51 +50,18 @@ class Reflectors:
         for number in (0, 1):
             self.free(number)
 
-    def window(self, panel: Panel, i: int) -> Window:
-        """Return the local indices of a panel, from its start on, in grid row i."""
-        rows, cols = self._plan.A.distribution.rows, self._plan.A.distribution.cols
-        return slice(rows.below(panel.start, i), None), cols.local_window(panel.start, panel.stop, panel.col)
-
     def gather(self, number: int) -> tuple[Array, Array]:
         """Return the rows of a panel of A, in which its owner makes V, and the room for T beneath them."""
-        panel, task, comm = self._plan.steps[number], self._task, self._task.grid.col
-        slot, X, parts = self._slots[number % 2], self._whole(panel), slabs(self._plan.rows, panel)
-        room, found = slot.buffer_b, {self._i: task.arrays["A"][self.window(panel, self._i)]}
-        for r in self._plan.members(panel)[1:]:
-            words = X[parts[r]].size
-            if task.peers:
-                task.follow(comm, r, slot)
-                task.recorder.traffic.read(words)
-                found[r] = task.peers("A", task.rank_in("col", r))[self.window(panel, r)]
-            else:
-                found[r], room = column_room(words // panel.width, "F", panel.width, room), room[words:]
-                request = comm.Irecv(wire(found[r]), source=r, tag=_LENT + slot.number)
-                slot.arrivals.append(task.recorder.coming(RING.name, found[r], request))
-        task.wait(slot)
-        with task.packing():
-            for r, x in found.items():
-                CONVERT(X[parts[r]], x)
-        task.copied()
+        panel = self._plan.steps[number]
+        X = self._whole(panel)
+        self._gathered.gather(panel, X, self._slots[number % 2])
         return self._split(X, panel)
 
     def give_back(self, number: int) -> None:
         """Let the grid column have V and T."""
-        panel, task = self._plan.steps[number], self._task
-        slot, X, (_, *others) = self._slots[number % 2], self._whole(panel), self._plan.members(panel)
-        room = slot.buffer_b
-        if not others:
-            return
-        if task.peers:
-            task.announce(task.grid.col, others, slot)
-        for r in others if not task.peers else ():
-            x = self._of(panel, r, room)
-            room = room[x.size :]
-            self._take(panel, r, X, x)
-            task.recorder.synchronize_copies()
-            task.recorder.traffic.sent(x.size)
-            slot.users.append(task.grid.col.Isend(wire(x), dest=r, tag=_RETURNED + slot.number))
-        self._take(panel, self._i, X, self._own(panel))
-        task.copied()
+        panel = self._plan.steps[number]
+        if len(self._plan.members(panel)) > 1:
+            self._gathered.spread(panel, self._whole(panel), self._own(panel), self._slots[number % 2])
 
     def travel(self, number: int, again: bool = False) -> None:
         """Start to bring V and T along grid rows; the first time those of the owner's grid column get them before."""
@@ -112,16 +78,14 @@ class Reflectors:
 
     def _lend(self, number: int) -> None:
         """Let the owner of a panel have this rank's rows, and take those of V; then these travel."""
-        panel, task, comm, slot = self._plan.steps[number], self._task, self._task.grid.col, self._slots[number % 2]
-        A, own = task.arrays["A"][self.window(panel, self._i)], self._own(panel)
+        panel, task, slot = self._plan.steps[number], self._task, self._slots[number % 2]
+        A, own = task.arrays["A"][self._plan.window(panel, self._i)], self._own(panel)
+        copies = self._gathered.lend(panel, own, slot)
 
         def returned() -> None:
-            if task.peers:
-                task.peers.memory.fence()
-                gathered = task.peers("gathered", task.rank_in("col", panel.row))
-                self._take(panel, self._i, self._whole(panel, gathered), own)
-                task.recorder.traffic.read(own.size)
             with task.packing():
+                for copy in copies:
+                    copy()
                 if self._stay:
                     CONVERT(A, self._split(own, panel)[0])
                 else:
@@ -129,58 +93,27 @@ class Reflectors:
             task.copied()
             self._bring(number, False)
 
-        if task.peers:
-            task.announce(comm, [panel.row], slot)
-            task.follow(comm, panel.row, slot, returned)
-            return
-        part = column_room(A.shape[0], "F", panel.width, slot.buffer_b)
-        with task.packing():
-            CONVERT(part, A)
-        task.recorder.synchronize_copies()
-        task.recorder.traffic.sent(part.size)
-        slot.users.append(comm.Isend(wire(part), dest=panel.row, tag=_LENT + slot.number))
-        request = comm.Irecv(wire(own), source=panel.row, tag=_RETURNED + slot.number)
-        slot.arrivals.append(Then(task.recorder.coming(RING.name, own, request), returned))
+        slot.arrivals.append(Then(MPI.REQUEST_NULL, returned))
 
     def _bring(self, number: int, ready: bool) -> None:
         """Start to bring V and T along the grid row; `ready` says that all know that they may be read."""
-        panel, task, slot, row = self._plan.steps[number], self._task, self._slots[number % 2], self._task.grid.row
-        here = self._j == panel.col
-        if task.peers and here:
-            x = self._own(panel)
-            if not ready and row.size > 1:
-                task.announce(row, [c for c in range(row.size) if c != self._j], slot)
-        elif task.peers:
-            if not ready:
-                task.follow(row, panel.col, slot)
-            there = task.peers("reflectors", task.rank_in("row", panel.col))
-            x = self._of(panel, self._i, there[self._plan.places[panel][self._i]])
-            task.recorder.traffic.read(x.size)
-        else:
-            x = self._own(panel) if here else self._of(panel, self._i, slot.buffer_a)
-            task.send("row", x, panel.col, slot, PANEL)
-        self._found[slot.number] = x
+        panel, slot = self._plan.steps[number], self._slots[number % 2]
+        place = self._plan.places[panel][self._i]
+        x = self._task.bring("row", panel.col, "reflectors", place, slot.buffer_a, slot, PANEL, ready)
+        self._arrived[slot.number] = self._of(panel, x)
 
     def _own(self, panel: Panel) -> Array:
-        return self._of(panel, self._i, self._task.workspace["reflectors"][self._plan.places[panel][self._i]])
+        return self._of(panel, self._task.workspace["reflectors"][self._plan.places[panel][self._i]])
 
-    def _of(self, panel: Panel, i: int, room: Array) -> Array:
-        """Return room for V and T of a panel in grid row i."""
-        return column_room(int(self._plan.heights[panel][i]) + panel.width, "F", panel.width, room)
+    def _of(self, panel: Panel, room: Array) -> Array:
+        """Return room for V and T of a panel in this rank's grid row."""
+        return column_room(int(self._plan.heights[panel][self._i]) + panel.width, "F", panel.width, room)
 
-    def _whole(self, panel: Panel, gathered: Array = None) -> Array:
-        """Return the array with all rows of V, and T: on the owner, or elsewhere in its buffer "gathered"."""
+    def _whole(self, panel: Panel) -> Array:
+        """Return the owner's array with all rows of V, and T."""
         if len(self._plan.members(panel)) == 1:
             return self._own(panel)
-        room = self._task.workspace["gathered"] if gathered is None else gathered
-        return column_room(self._plan.rows.n - panel.start + panel.width, "F", panel.width, room)
-
-    def _take(self, panel: Panel, i: int, X: Array, x: Array) -> None:
-        """Copy the rows of V of a grid row, and T, from all rows."""
-        (V, T), (v, t) = self._split(X, panel), self._split(x, panel)
-        with self._task.packing():
-            CONVERT(v, V[slabs(self._plan.rows, panel)[i]])
-            CONVERT(t, T)
+        return self._gathered.whole(panel, self._task.workspace["gathered"], panel.width)
 
     def _split(self, x: Array, panel: Panel) -> tuple[Array, Array]:
         return x[: -panel.width], x[-panel.width :]

@@ -19,9 +19,10 @@ pytestmark = [pytest.mark.mpi, pytest.mark.on_ranks(3, 4)]
 @pytest.fixture
 def late(comm: Any, monkeypatch: Any) -> None:
     """Every third wait for a panel, or message that says that it can be read, is followed by a pause."""
+    from pdgemm.transport.panels.in_place import InPlace
     from pdgemm.transport.panels.task import Task
 
-    draw, wait, announce = random.Random(comm.rank), Task.wait, Task.announce
+    draw, wait, announce = random.Random(comm.rank), Task.wait, InPlace.announce
 
     def pause() -> None:
         if draw.random() < 0.3:
@@ -36,7 +37,7 @@ def late(comm: Any, monkeypatch: Any) -> None:
         pause()
 
     monkeypatch.setattr(Task, "wait", waiting)
-    monkeypatch.setattr(Task, "announce", announcing)
+    monkeypatch.setattr(InPlace, "announce", announcing)
 
 
 @pytest.mark.parametrize("block", [(7, 5), (16, 9), 8])  # of which some make several panels of one owner

@@ -1,0 +1,111 @@
+"""Panels that are read where they lie in the memory of the node, when a message without words says that they can be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from mpi4py import MPI
+
+from pdgemm.grids.index_map import identity
+from pdgemm.local.arrays.device import Array
+from pdgemm.local.arrays.elementwise import CONVERT
+from pdgemm.schedules.panels.panel_schedule import Panel
+from pdgemm.transport.block_copy import copy_blocks
+from pdgemm.transport.movers.node_arrays import NodeArrays
+from pdgemm.transport.movers.pipeline import Slot
+from pdgemm.transport.panels.task import Copies, Line, Part, Parts, Planned, Read, Store, Task
+
+_NOTHING = np.empty(0, np.uint8)
+_READY = 1 << 14  # tag of the messages that say that a panel may be read; the others are smaller
+
+
+@dataclass
+class InPlace(Task[Planned]):
+    """Reads panels in the matrices and buffers of the ranks of the node, `peers`."""
+
+    peers: NodeArrays
+
+    def bring(
+        self, line: Line, root: int, name: str, part: Part, room: Array, slot: Slot, tag: int, ready: bool = False
+    ) -> Array:  # fmt: skip
+        comm, x = self.comm(line), self._array(line, root, name)[part]
+        if x.size and not ready:
+            if comm.rank != root:
+                self.follow(comm, root, slot)
+            elif comm.size > 1:
+                self.announce(comm, [rank for rank in range(comm.size) if rank != root], slot)
+        self.recorder.traffic.read(x.size * (comm.rank != root))
+        return x
+
+    def bring_transposed(self, panel: Panel, rows: Array, name: str, into: Array, room: Array, slot: Slot) -> Copies:
+        A, (i, j), copies = self.schedule.A.distribution, self.grid.coords, Copies()
+        of_rows, of_cols, maps = self.transposition(panel)
+        others, cols = [r for r in range(of_rows.parts) if r != i], range(of_cols.parts)
+        for r in others:
+            if of_rows.count(r):
+                self.follow(self.grid.comm, self.grid.rank_of(r, panel.col), slot)
+        if j == panel.col and rows.size:
+            self.announce(self.grid.comm, [self.grid.rank_of(r, c) for r in others for c in cols], slot)
+        for r, to_cols in maps.items():
+            there = rows
+            if r != i:
+                self.recorder.traffic.read(to_cols.size * panel.width)
+                behind = A.rows.local_window(panel.stop, A.rows.n, r)
+                window = behind, A.cols.local_window(panel.start, panel.stop, panel.col)
+                there = self.peers(name, self.grid.rank_of(r, panel.col))[window]
+            copies.append(partial(copy_blocks, there, into, to_cols, identity(panel.width)))
+        return copies
+
+    def publish(self, readers: Sequence[int], packed: Callable[[int, Array], Array], slot: Slot, tag: int) -> None:
+        self.announce(self.grid.col, readers, slot)
+
+    def fetch(
+        self, name: str, targets: Parts, read: Read, slot: Slot, tag: int, room: Array = None, store: Store = CONVERT
+    ) -> Copies:  # fmt: skip
+        for owner, x in targets.items():
+            self.follow(self.grid.col, owner, slot)
+            self.recorder.traffic.read(x.size)
+        return [partial(self._read, name, owner, read, x) for owner, x in targets.items() if x.size]
+
+    def _read(self, name: str, owner: int, read: Read, target: Array) -> None:
+        self.peers.memory.fence()
+        read(owner, self._array("col", owner, name), target)
+
+    def release(self, owners: Sequence[int], slot: Slot) -> None:
+        self.announce(self.grid.col, owners, slot)
+        for owner in owners:
+            self.follow(self.grid.col, owner, slot)
+
+    def finish(self) -> None:
+        with self.recorder.phase("sync"):
+            self.recorder.finish()  # this rank's reads, too
+            self.peers.sync()
+
+    def wait(self, slot: Slot) -> None:
+        super().wait(slot)
+        self.peers.memory.fence()
+
+    def slabs(self, length: int, flops: float) -> Iterator[slice]:
+        yield from [slice(0, length)] * (length > 0)  # what is read in place makes no progress
+
+    def announce(self, comm: MPI.Comm, readers: Sequence[int], slot: Slot) -> None:
+        """Tell readers on this node that this rank has written what they may read, and has read what they may write."""
+        self.finish_products()
+        self.recorder.synchronize_copies()
+        self.peers.memory.fence()
+        for reader in readers:
+            self.recorder.traffic.sent(0)
+            slot.users.append(comm.Isend(_NOTHING, dest=reader, tag=_READY))
+
+    def follow(self, comm: MPI.Comm, owner: int, slot: Slot) -> None:
+        """Let a slot wait until an owner on this node announces that its panel may be read."""
+        self.recorder.traffic.received(0)
+        slot.arrivals.append(comm.Irecv(np.empty(0, np.uint8), source=owner, tag=_READY))
+
+    def _array(self, line: Line, at: int, name: str) -> Array:
+        """Return the array of the rank at a position of this rank's grid row or column."""
+        i, j = self.grid.coords
+        return self.peers(name, self.grid.rank_of(i, at) if line == "row" else self.grid.rank_of(at, j))
