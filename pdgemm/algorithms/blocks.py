@@ -15,7 +15,7 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.grids.rectangles import Rectangle, bounding, check_partition, stacked
 from pdgemm.instrument import spans
 from pdgemm.instrument.recorder import Recorder
-from pdgemm.instrument.report import MoveReport
+from pdgemm.instrument.run_report import MoveReport
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import HOST, to_host
 from pdgemm.local.arrays.integers import as_range, as_whole
@@ -136,17 +136,7 @@ def _move(
         exchange(1, X, 0, Y, plan, buffers, grid, recorder)
     ends = counted(sum(map(len, plan.rectangles)), "block") + " of any size", str(plan.layout)
     source, target = ends if plan.inward else ends[::-1]
-    return MoveReport(
-        name="A",
-        source=source,
-        target=target,
-        rank=rank,
-        seconds=perf_counter() - start,
-        counted=recorder.traffic,
-        predicted=plan.traffic(rank),
-        extra_bytes=recorder.peak_bytes,
-        predicted_extra_bytes=plan.extra_bytes(rank),
-    )
+    return MoveReport.of_run(recorder, [plan], grid, perf_counter() - start, name="A", source=source, target=target)
 
 
 def _given(local: Any, rows: Any, cols: Any, axis: Any) -> tuple[list[np.ndarray], list[Rectangle]]:

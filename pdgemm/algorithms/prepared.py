@@ -23,7 +23,7 @@ from pdgemm.grids.layout import Layout
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument import spans
 from pdgemm.instrument.log import INFO, LOG, log_plan
-from pdgemm.instrument.report import MoveReport
+from pdgemm.instrument.run_report import MoveReport
 from pdgemm.instrument.spans import HOST
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import Array, Device
@@ -140,7 +140,7 @@ class Prepared:
         agreed   : all ranks know that some rank has a `progress`; an exception of it is then raised on all ranks.
         """
         (A, B, C), workspace, plan, moves = self._matrices, self._workspace, self.plan, self._moves
-        comm, reports, trace = A.grid.comm, list[MoveReport](), spans.active()
+        comm, reports, trace = A.grid.comm, list[Callable[[], MoveReport]](), spans.active()
         if trace:
             trace.add((HOST, "plan", start, perf_counter()))
         recorder, notify = recorder_of(C.stored), GuardedCallback(progress)
@@ -153,7 +153,7 @@ class Prepared:
                 own.finish()
             own.hold(workspace.messages[name].nbytes)
             recorder.traffic += own.traffic
-            reports.append(move_report(name, moves[name], comm.rank, own, taken.seconds))
+            reports.append(partial(move_report, name, moves[name], A.grid, own, taken.seconds))
 
         with np.errstate(all="ignore"), kept_if_it_fails(workspace):
             for name, x in (("A", A), ("B", B)):
@@ -175,7 +175,7 @@ class Prepared:
         device = devices.of(C.stored)
         sharing = device.reach(A.grid).sharing if device else 1
         end = perf_counter()
-        report = partial(report_of, plan, comm, comm.rank, C.grid.coords, recorder, end - start, reports, sharing)
+        report = partial(report_of, plan, A.grid, C.grid.coords, recorder, end - start, reports, sharing)
         C.report = report
         if LOG.isEnabledFor(INFO) and not comm.rank:
             LOG.info("%s", report())

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
 
-from mpi4py import MPI
-
+from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Recorder
-from pdgemm.instrument.report import MoveReport, Report, measured
-from pdgemm.local.blas.threads import threads
+from pdgemm.instrument.report import Report
+from pdgemm.instrument.run_report import MoveReport
 from pdgemm.names import AnyName
 from pdgemm.planning.product_plan import ProductPlan
-from pdgemm.support.agreement import together
 
 
 def report_of(
     plan: ProductPlan,
-    comm: MPI.Intracomm,
-    rank: int,
+    grid: ProcessGrid,
     coords: tuple[int, int],
     recorder: Recorder,
     seconds: float,
-    moves: list[MoveReport],
+    moves: list[Callable[[], MoveReport]],
     sharing: int,
 ) -> Report:
+    """Return the report of a product.   moves : make the reports of its redistributions, which the recorder counted."""
     product = plan.product
-    report = Report(
-        **measured(recorder, seconds),
+    return Report.of_run(
+        recorder,
+        [plan],
+        grid,
+        seconds,
         algorithm=AnyName(plan.algorithm),
         inside=plan.inside,
         mover=product.transport,
@@ -41,21 +42,8 @@ def report_of(
         panels=product.panels,
         panel_width=product.widest,
         lookahead=product.lookahead,
-        threads=threads(),
-        rank=rank,
         coords=coords,
-        flops=product.flops,
-        predicted=plan.traffic(rank),
-        predicted_extra_bytes=plan.extra_bytes(rank),
         predicted_seconds=plan.seconds,
         lower_bound_words=plan.lower_bound_words,
-        moves=tuple(moves),
+        moves=tuple(move() for move in moves),
     )
-    return report.with_ranks(partial(of_all_ranks, comm))
-
-
-def of_all_ranks(comm: MPI.Intracomm, report: Report) -> list[Report]:
-    """Return the reports of one product by all ranks.  Collective."""
-    with together(comm) as arguments:
-        arguments += ["the summary of a report", report.mnk, report.algorithm, report.grid, report.dtype, report.flops]
-    return comm.allgather(report)

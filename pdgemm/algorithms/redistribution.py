@@ -15,7 +15,7 @@ from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument import spans
 from pdgemm.instrument.recorder import Recorder
-from pdgemm.instrument.report import MoveReport
+from pdgemm.instrument.run_report import MoveReport
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import Device
 from pdgemm.local.arrays.dtypes import fits
@@ -142,7 +142,7 @@ def redistribute(
                 exchange(alpha, X.stored, beta, out.stored, plan, workspace, X.grid, recorder_of(X.stored))
 
             repaired(X, out, expected, again if protect == "repair" else None)
-    out.report = move_report("X", plan, comm.rank, recorder, perf_counter() - start)
+    out.report = move_report("X", plan, X.grid, recorder, perf_counter() - start)
     return out
 
 
@@ -169,18 +169,9 @@ def reached(device: Device | None, grid: ProcessGrid, shared: bool, addressable:
     return shared and bool(reach.reads), not nccl and (reach.staged or not addressable), nccl
 
 
-def move_report(name: str, plan: Exchange, rank: int, recorder: Recorder, seconds: float) -> MoveReport:
-    return MoveReport(
-        name=name,
-        source=str(plan.source),
-        target=str(plan.target),
-        rank=rank,
-        seconds=seconds,
-        counted=recorder.traffic,
-        predicted=plan.traffic(rank),
-        extra_bytes=recorder.peak_bytes,
-        predicted_extra_bytes=plan.extra_bytes(rank),
-    )
+def move_report(name: str, plan: Exchange, grid: ProcessGrid, recorder: Recorder, seconds: float) -> MoveReport:
+    ends = {"source": str(plan.source), "target": str(plan.target)}
+    return MoveReport.of_run(recorder, [plan], grid, seconds, name=name, **ends)
 
 
 def _check(X: DistMatrix, Y: DistMatrix) -> None:

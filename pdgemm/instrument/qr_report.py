@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from pdgemm.instrument.ownership import InNotebook
-from pdgemm.instrument.recorder import Traffic
-from pdgemm.instrument.report import MoveReport
+from pdgemm.instrument.run_report import MoveReport, WorkReport
 from pdgemm.support.text import counted, in_seconds, in_words
 
 
-@dataclass(frozen=True)
-class QRReport(InNotebook):
-    """How A = Q R was computed; words are elements, and those of redistributions are part of them.
+@dataclass(frozen=True, kw_only=True)
+class QRReport(WorkReport):
+    """How A = Q R was computed; the words of redistributions are part of the totals.
 
     method    : "cholesky" (CholeskyQR2, with a third pass where the first one was shifted or inaccurate), or "tsqr".
     passes    : passes of CholeskyQR over A, also those in vain before TSQR.
     departure : |Q^H Q - I|_F before the last of them, as measured; NaN where Cholesky's factorisation failed or was not
                 tried.
     shift     : what the first pass added to A^H A, relative to |A|^2.
-    flops     : of all ranks together.
     moves     : A was redistributed to rows on all ranks, and Q back.
     """
 
@@ -30,23 +26,7 @@ class QRReport(InNotebook):
     passes: int
     departure: float
     shift: float
-    rank: int
-    flops: int
-    seconds: float
-    compute_seconds: float
-    wait_seconds: float
-    counted: Traffic
-    predicted: Traffic
     moves: tuple[MoveReport, ...] = ()
-
-    @property
-    def as_predicted(self) -> bool:
-        """Are the words and messages what the schedules said?"""
-        return self.counted == self.predicted
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report as numbers and strings, for JSON."""
-        return asdict(self)
 
     def __str__(self) -> str:
         passes = f"{self.passes} {'pass' if self.passes == 1 else 'passes'} of CholeskyQR"

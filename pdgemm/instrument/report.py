@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.rectangles import Rectangle
 from pdgemm.instrument.check_report import CheckReport
 from pdgemm.instrument.ownership import InNotebook, as_html, of_grid
-from pdgemm.instrument.recorder import Recorder, Traffic
-from pdgemm.local.blas.threads import multiplier
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.instrument.run_report import MoveReport, WorkReport
+from pdgemm.local.blas.threads import multiplier, threads
 from pdgemm.names import AlgorithmName
+from pdgemm.support.agreement import together
 from pdgemm.support.text import Table, counted, in_bytes, in_rate, in_seconds, in_words, named, sides
 
 _FAR = 1.5  # times the lower bound: from here on it is said what the bound is of
-
-
-@dataclass(frozen=True)
-class MoveReport(InNotebook):
-    """Measurements of one redistribution on one rank.  `counted` and `predicted` are as in a Report."""
-
-    name: str  # of the matrix
-    source: str  # the layouts
-    target: str
-    rank: int
-    seconds: float
-    counted: Traffic
-    predicted: Traffic
-    extra_bytes: int
-    predicted_extra_bytes: int
-
-    def __str__(self) -> str:
-        traffic = self.counted
-        return (
-            f"{self.name} redistributed from {self.source} to {self.target}: rank {self.rank} received "
-            f"{in_words(traffic.words_received)} and sent {in_words(traffic.words_sent)} "
-            f"in {counted(traffic.messages_sent, 'message')}, {in_seconds(self.seconds)}"
-        )
 
 
 @dataclass(frozen=True)
@@ -71,52 +51,33 @@ class IOReport(InNotebook):
         )
 
 
-@dataclass(frozen=True)
-class Report:
-    """Measurements of one product on one rank.  Seconds are wall time; on a device they are the times of its streams,
-    which overlap each other and the host's waits.  Words are elements.
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmReport(WorkReport):
+    """Measurements of an algorithm by panels on a grid, on one rank.  Seconds are wall time; on a device they are the
+    times of its streams, which overlap each other and the host's waits.
 
-    `counted` is the traffic as counted where messages are passed to MPI, `predicted` is the plan's formula;
-    `extra_bytes` is the memory of the buffers beyond A, B and C.  `moves` are the redistributions to and from the
-    algorithm's layouts; their words, bytes and seconds are part of the totals.
+    `moves` are the redistributions to and from the algorithm's layouts; their words, bytes and seconds are part of the
+    totals.
 
-    `summary()` has the figures of all ranks.  `str` is a line about this rank, below the product on rank 0, so that
-    `print(C.report)` on all ranks describes the product once.
+    `summary()` has the figures of all ranks.  `str` is a line about this rank, below what was computed on rank 0, so
+    that `print(C.report)` on all ranks describes that once.
     """
 
     algorithm: AlgorithmName
-    inside: str  # the algorithm of each layer
     mover: str  # or another way in which panels travel: "shift", "reduce_scatter"
     grid: tuple[int, int]
-    layers: int
-    mnk: tuple[int, int, int]
     dtype: str
     panels: int
     panel_width: int
     lookahead: int
-    threads: int
-    rank: int
+    threads: int = field(default_factory=threads)
     coords: tuple[int, int]
-    flops: int  # of all ranks together
-    seconds: float
-    compute_seconds: float
-    wait_seconds: float
-    pack_seconds: float
-    sync_seconds: float  # the part of wait_seconds for ranks of the node, without any transfer
-    hidden_seconds: float  # with a transfer in flight, as far as this rank has seen, and without a wait
-    counted: Traffic
-    predicted: Traffic
-    extra_bytes: int
-    predicted_extra_bytes: int
     predicted_seconds: float  # of the slowest rank, by the model of the machine
     lower_bound_words: float  # received by the busiest rank, for any algorithm, without redistribution
     moves: tuple[MoveReport, ...] = ()
     blas: str = field(default_factory=multiplier)
     device: str = ""  # empty on the host
     ranks_per_device: int = 1  # the maximum
-    compute: str = ""  # the type that operands were rounded to; empty if they were not
-    checks: CheckReport | None = None  # of protect=
-    result_dtype: str = ""  # the type of C where products were added up in another, `dtype`
 
     @property
     def move_seconds(self) -> float:
@@ -141,27 +102,6 @@ class Report:
         """The GFLOP/s of all ranks together, by this rank's clock."""
         return self.flops / self.seconds / 1e9 if self.seconds else 0.0
 
-    @property
-    def as_predicted(self) -> bool:
-        """Are the words, the messages and the bytes of buffers what the plan said?"""
-        checks = self.checks is None or self.checks.repeats or self.checks.counted == self.checks.predicted
-        return self.counted == self.predicted and self.extra_bytes == self.predicted_extra_bytes and bool(checks)
-
-    # how the reports of all ranks are collected; no field, because it is no measurement, and cannot be sent
-    _collect: ClassVar[Any] = None
-
-    def with_ranks(self, collect: Callable[[Report], list[Report]]) -> Self:
-        """Let `summary` collect the reports of all ranks by this function, and return this report."""
-        object.__setattr__(self, "_collect", collect)
-        return self
-
-    def changed(self, **fields: Any) -> Self:
-        """Return a report with other values of some fields, of the same ranks."""
-        return replace(self, **fields).with_ranks(self._collect)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_collect"}
-
     def summary(self) -> Summary:
         """Return the figures of all ranks: least, mean and most of each.  Collective over the grid of the product.
 
@@ -170,22 +110,23 @@ class Report:
         Raises ArgumentError where the report is a copy, as one from another process, which has no ranks, or where the
         ranks ask about different products; GridError where the grid was freed.
         """
-        if self._collect is None:
+        if self._comm is None:
             raise ArgumentError(
                 "the report is a copy, or came from another process: use pdgemm.instrument.report.Summary(reports)"
             )
-        return Summary(self._collect(self), self.rank)
+        with together(self._comm) as arguments:
+            arguments += ["the summary of a report", self.formula, self.algorithm, self.grid, self.dtype, self.flops]
+        return Summary(self._comm.allgather(self), self.rank)
 
     @property
+    @abstractmethod
+    def formula(self) -> str:
+        """What was computed."""
+
+    @property
+    @abstractmethod
     def title(self) -> str:
         """What was computed, how, and with what."""
-        m, n, k = self.mnk
-        computed = f" of {self.compute}" if self.compute else ""
-        types = f"{self.result_dtype}, added up in {self.dtype}" if self.result_dtype else self.dtype
-        return (
-            f"C ({m} x {n}) := A ({m} x {k}) B, {types}{computed}, by {named(self.algorithm, self.inside)} on a "
-            f"{sides(*self.grid, self.layers)} grid: {self.means}"
-        )
 
     @property
     def means(self) -> str:
@@ -200,19 +141,12 @@ class Report:
         )
 
     def beside_bound(self, per_rank: dict[str, dict[str, float]]) -> str:
-        """Return the lower bound as the end of a sentence, and why the words may be far above it."""
-        bound, words, read = self.lower_bound_words, per_rank["words_received"], per_rank["words_read"]
-        text = f"; lower bound {in_words(bound)}"
-        if words["max"] <= _FAR * bound:
-            return text
-        text += " for the best layouts of A, B and C"
-        if not read["max"]:
-            return text
-        return f"{text}; this product read {'all' if read == words else 'some'} of its words in place on the node"
+        """Return the lower bound as the end of a sentence, where one is known."""
+        return f"; lower bound {in_words(self.lower_bound_words)}" if self.lower_bound_words else ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as numbers and strings, for JSON."""
-        return asdict(self) | {"gflops": self.gflops, "overlap": self.overlap}
+        return super().as_dict() | {"gflops": self.gflops, "overlap": self.overlap}
 
     def _repr_html_(self) -> str:
         """Return the report for a notebook: its text, and where on the grid this rank is."""
@@ -222,8 +156,6 @@ class Report:
 
     def __str__(self) -> str:
         line = f"rank {self.rank} at {self.coords}: {self._times()}; {self._traffic()}"
-        if self.checks is not None:
-            line += f"; {self.checks}"
         if self.rank:
             return line
         expected = f"predicted {in_seconds(self.predicted_seconds)}, lower bound {in_words(self.lower_bound_words)}"
@@ -257,22 +189,53 @@ class Report:
         )
 
 
-def measured(recorder: Recorder, seconds: float) -> dict[str, Any]:
-    """Return the fields of a Report that were measured in a run of so many seconds."""
-    of = recorder.seconds.get
-    return {
-        "seconds": seconds,
-        "compute_seconds": of("compute", 0.0),
-        "hidden_seconds": of("hidden", 0.0),
-        "pack_seconds": of("pack", 0.0),
-        "sync_seconds": of("sync", 0.0),
-        "wait_seconds": of("wait", 0.0) + of("sync", 0.0),
-        "counted": recorder.traffic,
-        "extra_bytes": recorder.peak_bytes,
-    }
+@dataclass(frozen=True, kw_only=True)
+class Report(AlgorithmReport):
+    """An AlgorithmReport of one product C := alpha A B + beta C.   `extra_bytes` are those beyond A, B and C."""
+
+    inside: str  # the algorithm of each layer
+    layers: int
+    mnk: tuple[int, int, int]
+    compute: str = ""  # the type that operands were rounded to; empty if they were not
+    checks: CheckReport | None = None  # of protect=
+    result_dtype: str = ""  # the type of C where products were added up in another, `dtype`
+
+    @property
+    def as_predicted(self) -> bool:
+        """Are the words, the messages and the bytes of buffers what the plan said?"""
+        checks = self.checks
+        return super().as_predicted and (not checks or checks.repeats > 0 or checks.counted == checks.predicted)
+
+    @property
+    def formula(self) -> str:
+        m, n, k = self.mnk
+        return f"C ({m} x {n}) := A ({m} x {k}) B"
+
+    @property
+    def title(self) -> str:
+        computed = f" of {self.compute}" if self.compute else ""
+        types = f"{self.result_dtype}, added up in {self.dtype}" if self.result_dtype else self.dtype
+        return (
+            f"{self.formula}, {types}{computed}, by {named(self.algorithm, self.inside)} on a "
+            f"{sides(*self.grid, self.layers)} grid: {self.means}"
+        )
+
+    def beside_bound(self, per_rank: dict[str, dict[str, float]]) -> str:
+        """Return the lower bound as the end of a sentence, and why the words may be far above it."""
+        bound, words, read = self.lower_bound_words, per_rank["words_received"], per_rank["words_read"]
+        text = f"; lower bound {in_words(bound)}"
+        if words["max"] <= _FAR * bound:
+            return text
+        text += " for the best layouts of A, B and C"
+        if not read["max"]:
+            return text
+        return f"{text}; this product read {'all' if read == words else 'some'} of its words in place on the node"
+
+    def __str__(self) -> str:
+        return super().__str__() + (f"; {self.checks}" if self.checks else "")
 
 
-# figures of a Report in a summary: the same on all ranks, and those that differ
+# figures of a report in a summary: the same on all ranks, as far as it has them, and those that differ
 _ALIKE = (
     "algorithm", "inside", "grid", "layers", "mnk", "dtype", "mover", "panels", "panel_width", "lookahead", "threads",
     "blas", "device", "ranks_per_device", "compute", "result_dtype", "predicted_seconds", "lower_bound_words",
@@ -288,7 +251,7 @@ class Summary(InNotebook):
     rank : the rank that has this summary; `print()` writes on rank 0 alone.
     """
 
-    reports: Sequence[Report]
+    reports: Sequence[AlgorithmReport]
     rank: int = 0
 
     def as_dict(self) -> dict[str, Any]:
@@ -300,7 +263,7 @@ class Summary(InNotebook):
         overlaps = [r.overlap for r in reports if r.overlap is not None]
         return {
             "title": first.title,
-            **{name: getattr(first, name) for name in _ALIKE},
+            **{name: getattr(first, name) for name in _ALIKE if hasattr(first, name)},
             "redistributed": [move.name for move in first.moves],
             "overlap": sum(overlaps) / len(overlaps) if overlaps else None,  # the mean over ranks
             "gflops": self.gflops,

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields
 from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
 from pdgemm.instrument.panel_report import PanelReport
 from pdgemm.instrument.qr_report import QRReport
-from pdgemm.instrument.recorder import Traffic
-from pdgemm.instrument.report import MoveReport, Report
+from pdgemm.instrument.report import AlgorithmReport
+from pdgemm.instrument.run_report import MoveReport, summed
 from pdgemm.names import AnyName
 
 Result = TypeVar("Result")
-_SUMS = (
-    "panels", "predicted_seconds", "compute_seconds", "wait_seconds", "pack_seconds", "sync_seconds",
-    "hidden_seconds",
-)  # fmt: skip
 
 
 class Steps:
@@ -59,42 +55,30 @@ class Steps:
         return tuple(self._made)
 
     def after(self, report: Any) -> Callable[[], QRReport]:
-        """Return a function that makes a report to which the flops and the words of these steps are added."""
-        made = (lambda: report, *self._made)
-
-        def added() -> QRReport:
-            flops, counted, predicted = summed([make() for make in made])
-            return replace(report, flops=flops, counted=counted, predicted=predicted)
-
-        return added
+        """Return a function that makes a report to which the sums of these steps are added."""
+        made = self.made
+        return lambda: report.after([make() for make in made])
 
 
-def summed(reports: Sequence[Any]) -> tuple[int, Traffic, Traffic]:
-    """Return the flops of all ranks, and this rank's words and messages, counted and predicted; of moves no flops."""
-    flops = sum(getattr(x, "flops", 0) for x in reports)
-    return flops, sum((x.counted for x in reports), Traffic()), sum((x.predicted for x in reports), Traffic())
+def total(steps: Sequence[Callable[[], Any]], seconds: float, **changes: Any) -> AlgorithmReport:
+    """Return the sum of the reports that these functions make: a PanelReport, or of products alone a Report.
 
-
-def total(steps: Sequence[Callable[[], Any]], seconds: float, **changes: Any) -> Report:
-    """Return the sum of the reports that these functions make; buffers are those of the step with the largest ones.
-
-    seconds : of all steps.   changes : other fields.
-    What is no sum, such as the grid, is that of the first step that is no redistribution.
+    seconds : of all steps.   changes : other fields; with `what` it is a PanelReport of any steps.
+    What is no sum, such as the grid, is that of the first panel algorithm, or of the first product if there is none.
     """
     reports = [step() for step in steps]
-    first = next(x for x in reports if isinstance(x, Report))
-    flops, counted, predicted = summed(reports)
-    fields = {name: sum(getattr(x, name, 0) for x in reports) for name in _SUMS} | {
-        "flops": flops,
+    algorithms = [x for x in reports if isinstance(x, AlgorithmReport)]
+    first = next((x for x in algorithms if isinstance(x, PanelReport)), algorithms[0])
+    moves = [(x,) if isinstance(x, MoveReport) else getattr(x, "moves", ()) for x in reports]
+    values = summed(reports) | {
         "seconds": seconds,
-        "counted": counted,
-        "predicted": predicted,
-        "extra_bytes": max(getattr(x, "extra_bytes", 0) for x in reports),
-        "predicted_extra_bytes": max(getattr(x, "predicted_extra_bytes", 0) for x in reports),
+        "panels": sum(x.panels for x in algorithms),
+        "predicted_seconds": sum(x.predicted_seconds for x in algorithms),
         "lower_bound_words": 0.0,  # the sum of the steps' is none of what they do together
-        "moves": tuple(move for x in reports for move in ((x,) if isinstance(x, MoveReport) else x.moves)),
+        "moves": sum(moves, ()),
     }
-    if isinstance(first, PanelReport):
-        done = [str(x.algorithm) for x in reports if isinstance(x, Report)]
-        fields |= {"algorithm": AnyName(" + ".join(done)), "steps": tuple(reports)}
-    return first.changed(**fields | changes)
+    if "what" not in changes and not isinstance(first, PanelReport):
+        return first.changed(**values | changes)
+    shared = {x.name: getattr(first, x.name) for x in fields(PanelReport) if hasattr(first, x.name)}
+    values |= {"algorithm": AnyName(" + ".join(x.algorithm for x in algorithms)), "steps": tuple(reports)}
+    return PanelReport(**shared | values | changes).with_ranks(first._comm)

@@ -16,8 +16,8 @@ import numpy as np
 from pdgemm.errors import ArgumentError, LayoutError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.instrument import spans
-from pdgemm.instrument.recorder import Traffic
-from pdgemm.instrument.report import MoveReport
+from pdgemm.instrument.recorder import Recorder, Traffic
+from pdgemm.instrument.run_report import MoveReport
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import to_host
 from pdgemm.local.arrays.dtypes import element_type
@@ -242,7 +242,8 @@ class Reductions(MatrixBase):
                 raise ArgumentError(f"{fold.name} of no element: the matrix is {layout}")
             with np.errstate(all="ignore"):
                 kind = result_type(fold, self.dtype)
-        counted = Traffic()
+        recorder = Recorder()
+        counted = recorder.traffic
         with np.errstate(all="ignore"), spans.timed("reduce", self._stored.nbytes):
             if count == 0:
                 length = 1 if axis is None else layout.shape[1 - axis]
@@ -255,17 +256,9 @@ class Reductions(MatrixBase):
         if not keepdims:
             return found[0] if axis is None else found
         made = self._kept(found, axis)
-        made.report = MoveReport(
-            name=fold.name,
-            source=str(layout),
-            target="every rank",
-            rank=grid.comm.rank,
-            seconds=perf_counter() - start,
-            counted=counted,
-            predicted=_predicted(self, fold, axis) if count else Traffic(),
-            extra_bytes=0,
-            predicted_extra_bytes=0,
-        )
+        stages = _stages(self, _nothing(fold, self.dtype), axis) if count else ()
+        others = {"source": str(layout), "target": "every rank", "predicted_extra_bytes": 0}  # vectors are the result
+        made.report = MoveReport.of_run(recorder, stages, grid, perf_counter() - start, name=fold.name, **others)
         return made
 
     def _kept(self, found: np.ndarray, axis: int | None) -> Self:
@@ -316,12 +309,6 @@ def _halved(parts: Parts, fold: Fold) -> Parts:
 # ---------------------------------------------------------------- on all ranks
 def _stages(A: Reductions, empty: Parts, axis: int | None) -> tuple[SideBySide, ...]:
     return reduction_stages(A.distribution, A.grid.rank_map, A.grid.size, axis, len(empty), empty[0].dtype)
-
-
-def _predicted(A: Reductions, fold: Fold, axis: int | None) -> Traffic:
-    """Return the words and messages of this rank."""
-    stages = _stages(A, _nothing(fold, A.dtype), axis)
-    return sum((stage.traffic(A.grid.rank) for stage in stages), Traffic())
 
 
 def _along(A: Reductions, fold: Fold, axis: int, counted: Traffic) -> Parts:

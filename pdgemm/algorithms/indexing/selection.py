@@ -101,4 +101,4 @@ def _move(name: str, X: DistMatrix, Y: DistMatrix, pairs: list[IndexPairs], star
     with np.errstate(all="ignore"), kept_if_it_fails(workspace), spans.timed(name, Y.stored.nbytes):
         exchange(1, X.stored, 0, Y.stored, plan, workspace, grid, recorder)
         recorder.finish()
-    Y.report = move_report("A", plan, comm.rank, recorder, perf_counter() - start)
+    Y.report = move_report("A", plan, grid, recorder, perf_counter() - start)

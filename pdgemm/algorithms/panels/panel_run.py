@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.algorithms.product_report import of_all_ranks
 from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.devices.streams import recorder_of
 from pdgemm.errors import NodeMemoryError
@@ -19,12 +18,11 @@ from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument import spans
 from pdgemm.instrument.panel_report import PanelReport
-from pdgemm.instrument.report import MoveReport, measured
+from pdgemm.instrument.run_report import MoveReport
 from pdgemm.instrument.spans import HOST
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT
-from pdgemm.local.blas.threads import threads
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.names import AnyName
@@ -147,35 +145,23 @@ def _workspace(schedule: PanelSchedule, grid: ProcessGrid, like: Array, what: st
 def _report(
     schedule: PanelSchedule, grid: Any, recorder: Any, what: str, seconds: float, moves: tuple[MoveReport, ...]
 ) -> PanelReport:
-    comm, fields = grid.comm, measured(recorder, seconds)
     machine = on_nodes(machine_at_hand(bool(schedule.device)), grid.ranks_per_node)
-    predicted, predicted_bytes = schedule.traffic(comm.rank), schedule.extra_bytes(comm.rank)
-    for move in moves:
-        fields["counted"], predicted = fields["counted"] + move.counted, predicted + move.predicted
-        fields["extra_bytes"] = max(fields["extra_bytes"], move.extra_bytes)
-        predicted_bytes = max(predicted_bytes, move.predicted_extra_bytes)
-    report = PanelReport(
-        **fields,
+    report = PanelReport.of_run(
+        recorder,
+        [schedule],
+        grid,
+        seconds,
         algorithm=AnyName(schedule.algorithm),
-        inside="",
         mover=schedule.mover,
         device=schedule.device,
         grid=schedule.grid.shape,
-        layers=1,
-        mnk=(*schedule.A.distribution.shape, schedule.n),
         dtype=str(schedule.A.dtype),
         panels=len(schedule.steps),
         panel_width=schedule.widest,
         lookahead=schedule.lookahead,
-        threads=threads(),
-        rank=comm.rank,
         coords=grid.coords,
-        flops=schedule.flops,
-        predicted=predicted,
-        predicted_extra_bytes=predicted_bytes,
-        predicted_seconds=simulate(schedule, machine, comm.size).seconds,
-        lower_bound_words=schedule.lower_bound_words(comm.size),
-        moves=moves,
+        predicted_seconds=simulate(schedule, machine, grid.size).seconds,
+        lower_bound_words=schedule.lower_bound_words(grid.size),
         what=what,
     )
-    return report.with_ranks(partial(of_all_ranks, comm))
+    return report.after(moves, moves=moves)

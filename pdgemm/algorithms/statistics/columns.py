@@ -14,7 +14,7 @@ from pdgemm.algorithms.statistics.ranked import at_places, check_ordered, elemen
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.rectangles import Rectangle
-from pdgemm.instrument.report import MoveReport
+from pdgemm.instrument.run_report import MoveReport
 from pdgemm.local.arrays.folds import added, widened
 from pdgemm.local.arrays.integers import as_whole
 from pdgemm.matrix.argument_checks import check_matrices, communicator

@@ -10,7 +10,7 @@ from pdgemm.algorithms.panels.panel_run import working_copy
 from pdgemm.errors import DeviceError, DTypeError, LayoutError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Order
-from pdgemm.instrument.report import MoveReport
+from pdgemm.instrument.run_report import MoveReport
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.elementwise import set_elements

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -18,8 +17,8 @@ from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument import spans
 from pdgemm.instrument.qr_report import QRReport
-from pdgemm.instrument.recorder import Recorder, Traffic
-from pdgemm.instrument.report import MoveReport
+from pdgemm.instrument.recorder import Recorder
+from pdgemm.instrument.run_report import MoveReport, WorkReport
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT, set_elements
@@ -86,34 +85,27 @@ def tall_qr(A: DistMatrix, method: str = "auto", passes: int = PASSES) -> TallQR
             with together(comm):
                 room = devices.own_memory(None).empty((Q.stored.size,), Q.dtype)
                 rows = q if device is None else np.empty(q.shape, q.dtype)
+            recorder.hold(room.nbytes)
             step, done = tsqr_schedule(*rows_of(X)), "tsqr"
             R = tsqr(devices.to_host(x), copy, rows, room, step.tree, comm, recorder)
             if rows is not q:
                 set_elements(q, rows)
             ran.append(step)
         recorder.finish()
-    seconds, traffic, predicted = recorder.seconds.get, recorder.traffic, Traffic()
-    for step in ran:
-        predicted += step.traffic(comm.rank)
-    for move in moves:
-        traffic, predicted = traffic + move.counted, predicted + move.predicted
-    report = QRReport(
+    report = QRReport.of_run(
+        recorder,
+        ran,
+        grid,
+        perf_counter() - start,
         method=done,
         shape=A.shape,
         dtype=str(A.dtype),
         passes=found.number,
         departure=found.departure,
         shift=found.shift,
-        rank=comm.rank,
-        flops=sum(step.flops for step in ran),
-        seconds=perf_counter() - start,
-        compute_seconds=seconds("compute", 0.0),
-        wait_seconds=seconds("wait", 0.0),
-        counted=traffic,
-        predicted=predicted,
         moves=moves,
     )
-    return TallQR(Q, R, report)
+    return TallQR(Q, R, report.after(moves))
 
 
 def svd_of_tall(A: DistMatrix) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
@@ -140,7 +132,7 @@ def svd_on_all(made: TallQR) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any]:
 
     Raises LinAlgError on all ranks.
     """
-    R, grid, k = made.R, made.Q.grid, len(made.R)
+    start, R, grid, k = perf_counter(), made.R, made.Q.grid, len(made.R)
     recorder, step = Recorder(), svd_of_triangle(*rows_of(made.Q))
     tree = step.tree
     if k and grid.draft:
@@ -158,9 +150,7 @@ def svd_on_all(made: TallQR) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any]:
     if np.isnan(words).any():
         raise LinAlgError(f"the singular values of A ({size(made.Q)}) do not converge; does A contain NaN or infinity?")
     U, s, Vh = words[: k * k].reshape(k, k), words[k * k : -k * k or None].real, words[k * k + k :].reshape(k, k)
-    counted, predicted = made.report.counted + recorder.traffic, made.report.predicted + tree.traffic(grid.comm.rank)
-    flops = made.report.flops + step.flops
-    return U, s, Vh, replace(made.report, flops=flops, counted=counted, predicted=predicted)
+    return U, s, Vh, made.report.after([WorkReport.of_run(recorder, [step], grid, perf_counter() - start)])
 
 
 def placed(made: TallQR, A: DistMatrix, start: float) -> tuple[DistMatrix, DistMatrix]:
@@ -178,11 +168,10 @@ def placed(made: TallQR, A: DistMatrix, start: float) -> tuple[DistMatrix, DistM
     R_ = R_.to_device(A.device)
     if A.grid.draft:
         return Q, R_
-    report = replace(report, seconds=perf_counter() - start)
+    report = report.changed(seconds=perf_counter() - start)
     if placed_q:
-        move = replace(_move(Q), name="Q")
-        counted, predicted = report.counted + move.counted, report.predicted + move.predicted
-        report = replace(report, moves=(*report.moves, move), counted=counted, predicted=predicted)
+        move = Q.report.changed(name="Q")
+        report = report.after([move], moves=(*report.moves, move))
     Q.report = R_.report = report
     return Q, R_
 
@@ -200,15 +189,10 @@ def _by_rows(A: DistMatrix) -> tuple[DistMatrix, tuple[MoveReport, ...]]:
     if grid is A.grid:
         return A, ()
     copy = redistribute(A, grid=grid)
-    return copy, (replace(_move(copy), name="A"),) if copy.report else ()
+    return copy, (copy.report.changed(name="A"),) if copy.report else ()
 
 
 def rows_only(A: DistMatrix) -> ProcessGrid:
     """Return the grid of A, or one of one column over the same ranks.  Collective if it is new."""
     ranks = A.grid.rank_map
     return A.grid if A.grid.shape[1] == 1 else A.grid.work_grid((len(ranks), 1), 1, ranks)
-
-
-def _move(X: DistMatrix) -> MoveReport:
-    report: Any = X.report
-    return report

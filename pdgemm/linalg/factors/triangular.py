@@ -10,7 +10,7 @@ import numpy as np
 from pdgemm.algorithms.panels.panel_run import can_read, device_of, run, working_copy
 from pdgemm.algorithms.panels.triangular_panels import TriangularProduct, TriangularSolve
 from pdgemm.grids.distribution import BlockCyclic, Distribution
-from pdgemm.instrument.report import MoveReport
+from pdgemm.instrument.run_report import MoveReport
 from pdgemm.instrument.step_reports import Steps
 from pdgemm.linalg.factors.operands import (
     check_right_side,

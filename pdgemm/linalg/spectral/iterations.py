@@ -13,8 +13,8 @@ from pdgemm.algorithms.product_options import as_protection
 from pdgemm.errors import LayoutError, LinAlgError
 from pdgemm.gemm import pdgemm
 from pdgemm.instrument.check_report import CheckReport, all_checks
-from pdgemm.instrument.recorder import Traffic
-from pdgemm.instrument.step_reports import Steps, summed
+from pdgemm.instrument.run_report import WorkReport
+from pdgemm.instrument.step_reports import Steps
 from pdgemm.linalg.factors.operands import like as like
 from pdgemm.linalg.factors.qr import factored
 from pdgemm.local.arrays import device as devices
@@ -31,24 +31,20 @@ from pdgemm.support.text import in_seconds, in_words
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class FunctionReport:
+@dataclass(frozen=True, kw_only=True)
+class FunctionReport(WorkReport):
     """What a function of a matrix did.  Steps, products and facts are the same on every rank.
 
     steps    : iterations, or what the function says that it counts.
     products : calls of `pdgemm`.   checks : of all of them, with `protect`; what is no product was not compared.
-    flops    : of all ranks, in products, factorisations and solves with matrices.
-    counted, predicted : the words and messages of this rank in these, and in redistributions: counted, and by formula.
     facts    : what the function has measured or estimated, by name.
+
+    Flops, words and bytes are those of products, factorisations, solves with matrices, and redistributions.
     """
 
     name: str
     steps: int
     products: int
-    flops: int
-    counted: Traffic
-    predicted: Traffic
-    seconds: float
     facts: dict[str, float] = field(default_factory=dict)
     checks: CheckReport | None = None
 
@@ -90,13 +86,15 @@ class Work:
 
     def reported(self, result: DistMatrix, steps: int, **facts: float) -> DistMatrix:
         """Let the report of a result say what was done, and return the result."""
-        seconds, products, made = perf_counter() - self.start, self.products, self._steps.made
+        grid, seconds = result.grid, perf_counter() - self.start
+        products, made = self.products, self._steps.made
 
         def report() -> FunctionReport:
             reports = [make() for make in made]
             checks = all_checks([x.checks for x in reports if getattr(x, "checks", None)])
             inside = sum(x.products for x in reports if isinstance(x, FunctionReport))
-            return FunctionReport(self.name, steps, products + inside, *summed(reports), seconds, facts, checks)
+            others = {"name": self.name, "steps": steps, "products": products + inside, "facts": facts}
+            return FunctionReport.of_steps(reports, grid, seconds, checks=checks, **others)
 
         result.report = report
         return result

@@ -11,8 +11,8 @@ import numpy as np
 from pdgemm.errors import DeviceError, GridError, LayoutError
 from pdgemm.grids.distribution import Block, BlockCyclic, Distribution
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.instrument.recorder import Traffic
-from pdgemm.instrument.report import MoveReport
+from pdgemm.instrument.recorder import Recorder, Traffic
+from pdgemm.instrument.run_report import MoveReport
 from pdgemm.linalg.spectral.iterations import like
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import to_host
@@ -92,7 +92,9 @@ def kron(A: DistMatrix, B: DistMatrix) -> DistMatrix:
         arguments += ["kron", A.distribution, B.distribution, A.dtype, B.dtype]
         (p, q), (rows, cols) = B.shape, (A.distribution.rows, A.distribution.cols)
         layout, b = Distribution(_repeated(rows, p), _repeated(cols, q)), np.empty(B.shape, B.dtype)
-    C, counted = like(A, dtype, layout), _gather(B, b)
+    C, gather, recorder = like(A, dtype, layout), _to_every_rank(B), Recorder()
+    recorder.hold(b.nbytes)
+    _gather(B, b, gather, recorder.traffic)
     with together(comm):
         host = C.local if C.device == devices.HOST else np.empty(C.local.shape, dtype)
         if host.size:
@@ -102,17 +104,8 @@ def kron(A: DistMatrix, B: DistMatrix) -> DistMatrix:
             np.multiply(x[:, None, :, None], y[None, :, None, :], out=parts)
         if host is not C.local:
             set_elements(C.local, host)
-    C.report = MoveReport(
-        name="B",
-        source=str(B.distribution),
-        target="every rank",
-        rank=comm.rank,
-        seconds=perf_counter() - start,
-        counted=counted,
-        predicted=_to_every_rank(B).traffic(comm.rank),
-        extra_bytes=b.nbytes,
-        predicted_extra_bytes=p * q * B.dtype.itemsize,
-    )
+    ends = {"source": str(B.distribution), "target": "every rank"}
+    C.report = MoveReport.of_run(recorder, [gather], B.grid, perf_counter() - start, name="B", **ends)
     return C
 
 
@@ -127,12 +120,11 @@ def _to_every_rank(B: DistMatrix) -> Collective:
     return Collective("all_gather", "ring", tuple(range(B.grid.size)), tuple(counts), B.dtype)
 
 
-def _gather(B: DistMatrix, whole: np.ndarray) -> Traffic:
-    """Set `whole` on every rank to B, and return what was sent.  Collective."""
-    gather, counted = _to_every_rank(B), Traffic()
+def _gather(B: DistMatrix, whole: np.ndarray, gather: Collective, counted: Traffic) -> None:
+    """Set `whole` on every rank to B, and count what is sent.  Collective."""
     if B.grid.draft:
         B.grid.draft.add("B", gather)
-        return counted
+        return
     parts = np.empty(whole.size, B.dtype)
     own = to_host(B.local)
     ends = gather.offsets.tolist()
@@ -142,4 +134,3 @@ def _gather(B: DistMatrix, whole: np.ndarray) -> Traffic:
         i, j = B.grid.coords_of(rank)
         rows, cols = B.distribution.rows.indices(i), B.distribution.cols.indices(j)
         whole[block_index(rows, cols)] = parts[ends[rank] : ends[rank + 1]].reshape(len(rows), len(cols))
-    return counted

@@ -1,0 +1,139 @@
+"""What the reports of all runs share: on one rank, what was counted beside what schedules predict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from pdgemm.instrument.ownership import InNotebook
+from pdgemm.instrument.recorder import Recorder, Traffic
+from pdgemm.support.text import counted, in_seconds, in_words
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from pdgemm.grids.process_grid import ProcessGrid
+
+PHASES = ("compute_seconds", "wait_seconds", "pack_seconds", "sync_seconds", "hidden_seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunReport(InNotebook):
+    """Measurements on one rank of what a schedule, or several in turn, say that all ranks do.  Words are elements.
+
+    seconds : wall time.
+    counted, predicted : the traffic of this rank, as counted where messages are passed to MPI, and by formula.
+    extra_bytes, predicted_extra_bytes : the memory of buffers beyond the matrices; of several steps, the most of any.
+    """
+
+    rank: int
+    seconds: float
+    counted: Traffic
+    predicted: Traffic
+    extra_bytes: int
+    predicted_extra_bytes: int
+
+    # of the run; no field, because it is no measurement, and cannot be sent
+    _comm: ClassVar[Any] = None
+
+    @classmethod
+    def of_run(
+        cls, recorder: Recorder, schedules: Sequence[Any], grid: ProcessGrid, seconds: float, /, **others: Any
+    ) -> Self:
+        """Return the report of a run: what its recorder has counted, and what its schedules, or its plan, predict.
+
+        others : the fields that a class of reports adds.
+        """
+        rank = grid.rank  # its communicator may have been freed
+        shared: dict[str, Any] = {
+            "rank": rank,
+            "seconds": seconds,
+            "counted": recorder.traffic,
+            "predicted": sum((x.traffic(rank) for x in schedules), Traffic()),
+            "extra_bytes": recorder.peak_bytes,
+            "predicted_extra_bytes": max((x.extra_bytes(rank) for x in schedules), default=0),
+        }
+        return cls(**shared | others).with_ranks(grid.comm)
+
+    def with_ranks(self, comm: MPI.Intracomm | None) -> Self:
+        """Let the report know the ranks of the run, and return it."""
+        object.__setattr__(self, "_comm", comm)
+        return self
+
+    def changed(self, **fields: Any) -> Self:
+        """Return a report with other values of some fields, of the same ranks."""
+        return replace(self, **fields).with_ranks(self._comm)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_comm"}
+
+    @property
+    def as_predicted(self) -> bool:
+        """Are the words, the messages and the bytes of buffers what the schedules said?"""
+        return self.counted == self.predicted and self.extra_bytes == self.predicted_extra_bytes
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as numbers and strings, for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoveReport(RunReport):
+    """Measurements of one redistribution, or of one reduction, on one rank."""
+
+    name: str  # of the matrix, or of the reduction
+    source: str  # the layouts
+    target: str
+
+    def __str__(self) -> str:
+        traffic = self.counted
+        return (
+            f"{self.name} redistributed from {self.source} to {self.target}: rank {self.rank} received "
+            f"{in_words(traffic.words_received)} and sent {in_words(traffic.words_sent)} "
+            f"in {counted(traffic.messages_sent, 'message')}, {in_seconds(self.seconds)}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkReport(RunReport):
+    """Measurements of a run that computes, on one rank; those of redistributions are no part of its phases.
+
+    flops        : of all ranks together.
+    sync_seconds : the part of wait_seconds for ranks of the node, without any transfer.
+    hidden_seconds : with a transfer in flight, as far as this rank has seen, and without a wait.
+    """
+
+    flops: int
+    compute_seconds: float
+    wait_seconds: float
+    pack_seconds: float
+    sync_seconds: float
+    hidden_seconds: float
+
+    @classmethod
+    def of_run(
+        cls, recorder: Recorder, schedules: Sequence[Any], grid: ProcessGrid, seconds: float, /, **others: Any
+    ) -> Self:
+        phases = {name: recorder.seconds.get(name.removesuffix("_seconds"), 0.0) for name in PHASES}
+        phases["wait_seconds"] += phases["sync_seconds"]
+        flops = sum(x.flops for x in schedules)
+        return super().of_run(recorder, schedules, grid, seconds, flops=flops, **phases, **others)
+
+    @classmethod
+    def of_steps(cls, reports: Sequence[RunReport], grid: ProcessGrid, seconds: float, /, **others: Any) -> Self:
+        """Return the report of a function that has done these steps in so many seconds."""
+        return cls(rank=grid.rank, seconds=seconds, **summed(reports), **others).with_ranks(grid.comm)
+
+    def after(self, others: Sequence[RunReport], **fields: Any) -> Self:
+        """Return this report with the sums of itself and others, and other values of some fields."""
+        return self.changed(**summed([self, *others]) | fields)
+
+
+def summed(reports: Sequence[RunReport]) -> dict[str, Any]:
+    """Return the fields of a WorkReport that are sums over those of its steps, of which moves have fewer."""
+    work = [x for x in reports if isinstance(x, WorkReport)]
+    sums: dict[str, Any] = {name: sum(getattr(x, name) for x in work) for name in ("flops", *PHASES)}
+    sums |= {name: sum((getattr(x, name) for x in reports), Traffic()) for name in ("counted", "predicted")}
+    most = ("extra_bytes", "predicted_extra_bytes")
+    return sums | {name: max((getattr(x, name) for x in reports), default=0) for name in most}
