@@ -100,9 +100,9 @@ def run(
     task.finish()
     with recorder.phase("sync"):
         first = comm.allreduce(number or _NEVER, MPI.MIN)
-    end = perf_counter()
-    trace = spans.active()
-    report = cache(partial(_report, as_run(schedule), grid, recorder, what, end - start, tuple(moves)))
+    end, trace, device = perf_counter(), spans.active(), devices.of(stored["A"])
+    sharing = device.reach(grid).sharing if device else 1
+    report = cache(partial(_report, as_run(schedule), grid, recorder, what, end - start, tuple(moves), sharing))
     if trace:
         trace.add((HOST, schedule.algorithm, start, end, 0, lambda: report().as_dict()))
     return first if first < _NEVER else 0, report
@@ -143,7 +143,13 @@ def _workspace(schedule: PanelSchedule, grid: ProcessGrid, like: Array, what: st
 
 
 def _report(
-    schedule: PanelSchedule, grid: Any, recorder: Any, what: str, seconds: float, moves: tuple[MoveReport, ...]
+    schedule: PanelSchedule,
+    grid: Any,
+    recorder: Any,
+    what: str,
+    seconds: float,
+    moves: tuple[MoveReport, ...],
+    sharing: int,
 ) -> PanelReport:
     machine = on_nodes(machine_at_hand(bool(schedule.device)), grid.ranks_per_node)
     report = PanelReport.of_run(
@@ -154,6 +160,7 @@ def _report(
         algorithm=AnyName(schedule.algorithm),
         mover=schedule.mover,
         device=schedule.device,
+        ranks_per_device=sharing,
         grid=schedule.grid.shape,
         dtype=str(schedule.A.dtype),
         panels=len(schedule.steps),
