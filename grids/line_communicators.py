@@ -31,7 +31,7 @@ class Lines:
 
     def free(self, number: int) -> None:
         """Free the communicators of a grid.  Collective."""
-        free(*self._lines.pop(number))
+        free_lines(*self._lines.pop(number))
 
     def free_dropped(self) -> None:
         """Free the communicators of those grids to which nothing refers on any rank.  Collective; one allgather."""
@@ -49,8 +49,8 @@ class Held:
         self.number = number
 
 
-def free(*lines: MPI.Comm) -> None:
+def free_lines(*lines: MPI.Comm) -> None:
     """Free the communicators of a grid on the ranks that have them.  Collective over each."""
     for comm in lines:
         if comm != MPI.COMM_NULL:
-            failures.free(comm)
+            failures.free_communicator(comm)

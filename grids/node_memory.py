@@ -135,7 +135,7 @@ class _Window:
 
     def __init__(self, node: MPI.Intracomm, size: int) -> None:
         self.size = size
-        ordered = failures.known(MPI.Intracomm(node.Split(0, key=MPI.COMM_WORLD.rank)))
+        ordered = failures.tracked(MPI.Intracomm(node.Split(0, key=MPI.COMM_WORLD.rank)))
         info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
         try:
             with ucx_says_nothing(), Wait(ordered):

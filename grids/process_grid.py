@@ -13,12 +13,12 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm.errors import GridError
-from pdgemm.grids.line_communicators import Lines, free
+from pdgemm.grids.line_communicators import Lines, free_lines
 from pdgemm.grids.node_memory import NodeMemory
 from pdgemm.local.blas.threads import oversubscribed, share_cores
 from pdgemm.support import failures, watchdog
 from pdgemm.support.agreement import check_not_freed, together
-from pdgemm.support.failures import known
+from pdgemm.support.failures import tracked
 from pdgemm.support.json_input import Count, Size, variable
 
 Value = TypeVar("Value")
@@ -97,12 +97,12 @@ class ProcessGrid:
         """Make the communicators of rows, columns and depths, and this rank's coordinates.  Collective over base."""
         cart = _cart(base, members, dims)
         self.row, self.col, self.depth = (
-            known(cart.Sub([axis == kept for axis in range(3)])) if cart else MPI.COMM_NULL for kept in (2, 1, 0)
+            tracked(cart.Sub([axis == kept for axis in range(3)])) if cart else MPI.COMM_NULL for kept in (2, 1, 0)
         )
         self.layer, i, j = cart.coords if cart else (-1, -1, -1)
         self.coords = (i, j)  # (-1, -1) on idle ranks
         if cart:
-            failures.free(cart)
+            failures.free_communicator(cart)
 
     def work_grid(self, shape: tuple[int, int], layers: int, rank_map: tuple[int, ...]) -> ProcessGrid:
         """Return a grid of the same communicator for use inside a product: this grid if it fits, else a cached one.
@@ -132,7 +132,7 @@ class ProcessGrid:
         return grid
 
     def _disconnect(self) -> None:
-        free(self.depth, self.col, self.row)
+        free_lines(self.depth, self.col, self.row)
 
     draft: Any = None  # on a `PlannedGrid`: the program to which stages are added in place of running them
 
@@ -246,11 +246,11 @@ class ProcessGrid:
         if not self._shared.lines:
             for grid in self._shared.work_grids.values():
                 grid._disconnect()
-            failures.free(self._shared.node)
+            failures.free_communicator(self._shared.node)
             self._shared.group.Free()
             if questions := watchdog.unregister(self._shared.comm):
                 questions.Free()
-            failures.free(self._shared.comm)
+            failures.free_communicator(self._shared.comm)
 
     def __copy__(self) -> ProcessGrid:
         """Return the grid itself, which all its matrices share."""
@@ -288,18 +288,18 @@ class _Shared:
     """The duplicate of a communicator that all its grids use, and the nodes of its ranks."""
 
     def __init__(self, comm: MPI.Intracomm, nodes: _Nodes) -> None:
-        self.comm = known(comm.Dup())
+        self.comm = tracked(comm.Dup())
         self.group = self.comm.Get_group()
-        watchdog.register(self.comm)
+        watchdog.answer_questions(self.comm)
         self.lines = Lines(self.comm)
         self.work_grids: dict[Any, ProcessGrid] = {}
-        self.node = known(MPI.Intracomm(self.comm.Split_type(MPI.COMM_TYPE_SHARED)))
+        self.node = tracked(MPI.Intracomm(self.comm.Split_type(MPI.COMM_TYPE_SHARED)))
         with together(self.comm):  # a BLAS may be missing on some nodes
             share_cores(self.node)
         more_ranks_than_cores = oversubscribed(self.node)  # of the whole node, even if PDGEMM_RANKS_PER_NODE divides it
         if nodes.ranks is not None:
-            whole, self.node = self.node, known(MPI.Intracomm(self.node.Split(self.node.rank // nodes.ranks)))
-            failures.free(whole)
+            whole, self.node = self.node, tracked(MPI.Intracomm(self.node.Split(self.node.rank // nodes.ranks)))
+            failures.free_communicator(whole)
         self.memory = NodeMemory(self.node, nodes.bytes, more_ranks_than_cores)
         self.nodes = tuple(self.comm.allgather(self.node.bcast(self.comm.rank)))
         self.ranks_per_node = max(Counter(self.nodes).values())
@@ -354,9 +354,9 @@ def _cart(base: MPI.Intracomm, members: Sequence[int], dims: tuple[int, int, int
     if base.rank not in members:
         base.Split(MPI.UNDEFINED)
         return None
-    ordered = known(MPI.Intracomm(base.Split(0, key=members.index(base.rank))))
-    cart = known(ordered.Create_cart(dims, periods=(False, True, True), reorder=False))
-    failures.free(ordered)
+    ordered = tracked(MPI.Intracomm(base.Split(0, key=members.index(base.rank))))
+    cart = tracked(ordered.Create_cart(dims, periods=(False, True, True), reorder=False))
+    failures.free_communicator(ordered)
     return cart
 
 

@@ -33,7 +33,7 @@ def on_root(comm: MPI.Comm, path: Path, work: Callable[[], T]) -> T:
     return result
 
 
-def check_writable(path: Path, comm: MPI.Comm, size: int) -> Path:
+def check_writable_on_all(path: Path, comm: MPI.Comm, size: int) -> Path:
     """Check that `size` bytes can be written under this name.  Collective; raises FileError on every rank."""
     return on_root(comm, path, partial(files.check_writable, path, size))
 
@@ -52,7 +52,7 @@ def replacing(
     last : called on rank 0 just before the rename; it may give the old file other names.
     """
     outputs = list[files.Output]()
-    target, begun = check_writable(path, comm, size), None
+    target, begun = check_writable_on_all(path, comm, size), None
     on_root(comm, path, lambda: outputs.append(files.Output(path, target, kept)))  # other ranks may not see its folder
     try:
         while begun is None:  # try repeatedly, so that all ranks wait in collective calls

@@ -15,7 +15,7 @@ import h5py  # isort: skip
 import numpy as np
 
 
-def write(item: Any, attributes: Mapping[str, Any]) -> None:
+def write_attributes(item: Any, attributes: Mapping[str, Any]) -> None:
     """Set attributes of a file, group or dataset."""
     for name, value in attributes.items():
         if isinstance(value, str):
@@ -25,7 +25,7 @@ def write(item: Any, attributes: Mapping[str, Any]) -> None:
             item.attrs[name] = value
 
 
-def read(item: Any, name: str) -> Any:
+def read_attribute(item: Any, name: str) -> Any:
     """Return an attribute, a string of any kind as `str`; None if there is none."""
     value = item.attrs.get(name)
     return value.decode(errors="surrogateescape") if isinstance(value, np.bytes_) else value

@@ -24,7 +24,7 @@ import numpy as np
 
 import pdgemm
 from pdgemm.errors import ArgumentError, FileError
-from pdgemm.io.attributes import read, write
+from pdgemm.io.attributes import read_attribute, write_attributes
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.file_states import State, ordinary, state
 from pdgemm.support.files import LOST, naming, process_name
@@ -196,7 +196,7 @@ def create(path: Path, token: Token, attrs: Mapping[str, Any], matrices: Iterabl
     made_by |= {_JOB: token.job, _GENERATION: token.generation}
     contents = _hash({**made_by, **attrs}, matrices)
     with h5py.File(path, "w") as file:
-        write(file, {_CONTENTS: contents, **made_by, **attrs})
+        write_attributes(file, {_CONTENTS: contents, **made_by, **attrs})
 
 
 def plain_name(name: str) -> str:
@@ -251,13 +251,13 @@ def inspect(path: Path) -> Generation:
 
 def _parsed(path: Path, file: h5py.File) -> Generation:
     """Return what an open file holds.  What it raises for a damaged one may be anything."""
-    attrs, matrices = {name: read(file, name) for name in file.attrs}, list[Matrix]()
+    attrs, matrices = {name: read_attribute(file, name) for name in file.attrs}, list[Matrix]()
 
     def visit(name: str, item: Any) -> None:
         if _CHECKSUM in item.attrs:
             # numbers of HDF5 may differ from NumPy's, for example in the bias of their exponents
             kind = item.dtype.str if item.id.get_type() == h5py.h5t.py_create(item.dtype) else "another"
-            matrices.append(Matrix(name, tuple(item.shape), kind, str(read(item, _CHECKSUM))))
+            matrices.append(Matrix(name, tuple(item.shape), kind, str(read_attribute(item, _CHECKSUM))))
 
     file.visititems(visit)
     mine = {name: value for name, value in attrs.items() if not name.startswith(_PREFIX)}
@@ -322,7 +322,7 @@ def has(path: Path, name: str, shape: tuple[int, int], dtype: np.dtype | None) -
         return False
 
 
-def found(path: Path) -> tuple[list[Generation], list[str]]:
+def saved_generations(path: Path) -> tuple[list[Generation], list[str]]:
     """Return the generations that can be read, the newest first, and why others cannot."""
     there, bad = list[Generation](), list[str]()
     for file in [path, *older(path)]:

@@ -99,7 +99,7 @@ def load(
         # the arguments of the layout are compared when the matrix is made
         description += ["hdf5.load", path, name, rows, cols, asked, bool(transpose), bool(verify), device]
     device_on(grid, device)
-    stored, wanted = look(path, name, grid, asked)
+    stored, wanted = dataset_properties(path, name, grid, asked)
     with together(comm):
         part = part_of(stored.shape, rows, cols)
         if verify:
@@ -116,7 +116,7 @@ def load(
     there = matrix.T if transpose else matrix
     with timed("read", matrix.local.nbytes), taking(None):
         with _opened(stored, method, path, name, comm) as transfer:
-            pieces.read(there, within(transfer, part), stored.unit, progress)
+            pieces.read_pieces(there, within(transfer, part), stored.unit, progress)
         on_root(comm, path, lambda: check_unchanged(f"{path}:{name}", stored))
     if verify:
         found = checksum(there)
@@ -147,9 +147,9 @@ def _opened(
 ) -> AbstractContextManager[Transfer]:
     """Open a dataset for reading, by MPI-IO where its bytes follow each other in a file, else by HDF5."""
     if method != "mpi-io":
-        return hyperslabs.opened(path, name, comm, method == "mpio")
+        return hyperslabs.opened_by_hdf5(path, name, comm, method == "mpio")
     assert stored.offset is not None
-    return mpi_io.opened(stored.file, stored.offset, stored.shape[1], stored.dtype, comm)
+    return mpi_io.opened_by_mpi_io(stored.file, stored.offset, stored.shape[1], stored.dtype, comm)
 
 
 def dataset(
@@ -168,7 +168,7 @@ def dataset(
     grid = default_grid() if grid is None else grid
     with together(communicator_of(grid)):
         path, name = file_and_name(path, name)
-    stored, wanted = look(path, name, grid, None if dtype is None else element_type(dtype))
+    stored, wanted = dataset_properties(path, name, grid, None if dtype is None else element_type(dtype))
     return pdgemm.StoredMatrix(grid, (str(path), name), stored, wanted)
 
 
@@ -233,7 +233,7 @@ def _write(
 ) -> None:
     if matrix.size:
         with dataset.opened(write=True) as transfer:
-            pieces.write(matrix, transfer, dataset.unit, progress)
+            pieces.write_pieces(matrix, transfer, dataset.unit, progress)
     dataset.complete(written, check)
 
 
@@ -333,7 +333,7 @@ def load_all(
                 raise ArgumentError(f"layouts[{name!r}]: load has no {', '.join(map(str, unknown))}")
         description += ["hdf5.load_all", path, *wanted]
     for _ in range(_LOOKS):  # ranks of a job that was killed may still run, and save
-        there, bad = on_root(comm, path, lambda: generations.found(path))
+        there, bad = on_root(comm, path, lambda: generations.saved_generations(path))
         for each in there:
             if missing := set(wanted) - set(each.names):
                 raise ArgumentError(f"{path} has no {', '.join(sorted(missing))}; it has {', '.join(each.names)}")
@@ -376,7 +376,7 @@ def _check_saved(dtype: np.dtype) -> None:
         raise DTypeError(f"a matrix of {dtype} cannot be saved; use astype, to one of {names(STORED)}")
 
 
-def look(path: str | Path, name: str, grid: ProcessGrid, dtype: Any = None) -> tuple[Stored, np.dtype]:
+def dataset_properties(path: str | Path, name: str, grid: ProcessGrid, dtype: Any = None) -> tuple[Stored, np.dtype]:
     """Return the properties of a dataset, and the type of its matrix, without reading it.  Collective over the grid.
 
     Arguments and errors are those of `load`.

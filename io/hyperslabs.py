@@ -44,7 +44,9 @@ def loaded_mpi_libraries() -> list[str]:
 
 
 @contextmanager
-def opened(path: Path, name: str, comm: MPI.Intracomm, collective: bool, write: bool = False) -> Iterator[Transfer]:
+def opened_by_hdf5(
+    path: Path, name: str, comm: MPI.Intracomm, collective: bool, write: bool = False
+) -> Iterator[Transfer]:
     """Open a dataset; the result reads or writes rows x columns, converting the type of the array.  Collective.
 
     collective : each transfer is collective, too; ranks without elements take part with an empty selection.

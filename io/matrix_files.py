@@ -9,7 +9,7 @@ import numpy as np
 
 from pdgemm.errors import DTypeError
 from pdgemm.grids.rectangles import Rectangle
-from pdgemm.local.arrays.dtypes import names, rank
+from pdgemm.local.arrays.dtypes import kind_rank, names
 from pdgemm.local.arrays.integers import as_range
 
 Progress = Callable[[int, int], object]
@@ -21,7 +21,7 @@ def check_dtypes(what: str, stored: np.dtype, wanted: np.dtype, possible: tuple[
     if wanted not in possible:
         asked = "" if wanted == stored else f", and dtype={wanted} was asked for"
         raise DTypeError(f"{what} holds {stored}{asked}; a matrix can be of {names(possible)}: convert with dtype=")
-    safe = rank(stored) <= rank(wanted) if rank(wanted) else np.can_cast(stored, wanted)
+    safe = kind_rank(stored) <= kind_rank(wanted) if kind_rank(wanted) else np.can_cast(stored, wanted)
     if stored.kind not in "biufc" or not safe:
         raise DTypeError(f"{what} holds {stored}, which cannot become {wanted}")
 

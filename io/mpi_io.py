@@ -25,7 +25,7 @@ _STRIPE = 1 << 22  # bytes that are read at once then
 
 
 @contextmanager
-def opened(
+def opened_by_mpi_io(
     path: Path, offset: int, cols: int, stored: np.dtype, comm: MPI.Intracomm, write: bool = False
 ) -> Iterator[Transfer]:
     """Open the matrix at byte `offset`; the result reads a block of it, or writes one.  Collective.

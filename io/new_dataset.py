@@ -23,10 +23,10 @@ from pdgemm.errors import FileError, PdgemmError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.report import IOReport
-from pdgemm.io.atomic import check_writable, on_root, replacing
-from pdgemm.io.attributes import write
+from pdgemm.io.atomic import check_writable_on_all, on_root, replacing
+from pdgemm.io.attributes import write_attributes
 from pdgemm.io.matrix_files import Transfer
-from pdgemm.io.stored import Old, check_target, inspect, old, unit
+from pdgemm.io.stored import Old, access_unit, check_target, inspect, old
 from pdgemm.support.files import LOST, reserve, to_disk
 
 _CHECKSUM = "pdgemm_checksum"
@@ -89,17 +89,17 @@ class NewDataset:
     def opened(self, write: bool) -> AbstractContextManager[Transfer]:
         """Open it for transfers of rectangles, which are collective where h5py is built with MPI."""
         if self._parallel:
-            return hyperslabs.opened(self._partial, self._name, self._comm, True, write=write)
+            return hyperslabs.opened_by_hdf5(self._partial, self._name, self._comm, True, write=write)
         if self._chunked and write:
             return hyperslabs.opened_by_one(self._partial, self._name, self._comm)
         if self._chunked:
-            return hyperslabs.opened(self._partial, self._name, self._comm, False)
+            return hyperslabs.opened_by_hdf5(self._partial, self._name, self._comm, False)
         return self.opened_alone(write)
 
     def opened_alone(self, write: bool) -> AbstractContextManager[Transfer]:
         """The same of a dataset without chunks, for transfers that each rank makes when it wants."""
         cols = self._shape[1]
-        return mpi_io.opened(self._partial, self._offset, cols, self._dtype, self._comm, write=write)
+        return mpi_io.opened_by_mpi_io(self._partial, self._offset, cols, self._dtype, self._comm, write=write)
 
     def complete(self, checksum: str, check: bool) -> None:
         """Record the checksum of what was written.  Raises FileError if the file, read back, has another one.
@@ -108,7 +108,7 @@ class NewDataset:
         """
         if check and self._shape[0] * self._shape[1]:
             with self.opened(write=False) as transfer:
-                held = pieces.checksum(self._shape, self._dtype, transfer, self.unit, self._comm)
+                held = pieces.file_checksum(self._shape, self._dtype, transfer, self.unit, self._comm)
             if held != checksum:  # on every rank alike
                 raise FileError(f"{self._path}: {LOST}")
         if self.checksum != checksum:
@@ -140,9 +140,9 @@ class NewDataset:
             if file.get(name, getlink=True):
                 del file[name]
             dataset = file.create_dataset(name, self._shape[: self._ndim], self._dtype, **storage)
-            write(dataset, attributes)
+            write_attributes(dataset, attributes)
             self._links = _links(file)
-            place = dataset.id.get_offset() or 0, unit(dataset)
+            place = dataset.id.get_offset() or 0, access_unit(dataset)
         if not self._chunked:
             with partial.open("rb+") as reserved:
                 reserve(reserved, partial.stat().st_size)
@@ -150,7 +150,7 @@ class NewDataset:
 
     def _record(self) -> None:
         with h5py.File(self._partial, "r+") as file:
-            write(file[self._name], {_CHECKSUM: self.checksum})
+            write_attributes(file[self._name], {_CHECKSUM: self.checksum})
 
     def _check_held(self) -> None:
         nbytes = self._shape[0] * self._shape[1] * self._dtype.itemsize if self._offset else 0
@@ -207,13 +207,13 @@ def new_dataset(
         yield made
 
 
-def check_output(path: Path, name: str, grid: ProcessGrid, size: int) -> Old | None:
+def check_savable(path: Path, name: str, grid: ProcessGrid, size: int) -> Old | None:
     """Check that a dataset of `size` bytes can be saved here, and return the one that it would replace.
 
     Collective; raises FileError on every rank.
     """
     on_root(grid.comm, path, lambda: check_target(path, name))
-    check_writable(path, grid.comm, size)
+    check_writable_on_all(path, grid.comm, size)
     return on_root(grid.comm, path, lambda: old(path, name))
 
 

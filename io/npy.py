@@ -99,8 +99,8 @@ def load(
     in_file = part._replace(rows=part.cols, cols=part.rows) if header.fortran_order else part
     width = header.shape[0] if header.fortran_order else header.shape[1]
     with timed("read", matrix.local.nbytes), taking(None):
-        with mpi_io.opened(path, header.offset, width, header.dtype, comm) as transfer:
-            pieces.read(there, within(transfer, in_file), (1, 1), progress)
+        with mpi_io.opened_by_mpi_io(path, header.offset, width, header.dtype, comm) as transfer:
+            pieces.read_pieces(there, within(transfer, in_file), (1, 1), progress)
         on_root(comm, path, lambda: _check_unchanged(path, header))
     matrix = matrix.to_device(device)
     size, taken = part.size * header.dtype.itemsize, perf_counter() - start
@@ -147,14 +147,14 @@ def save(
         on_root(comm, path, lambda: _create(partial, header, size))
 
         def opened(write: bool) -> AbstractContextManager[Transfer]:
-            return mpi_io.opened(partial, len(header), stored.shape[1], stored.dtype, comm, write=write)
+            return mpi_io.opened_by_mpi_io(partial, len(header), stored.shape[1], stored.dtype, comm, write=write)
 
         if size:
             with opened(write=True) as transfer:
-                pieces.write(stored, transfer, (1, 1), progress)
+                pieces.write_pieces(stored, transfer, (1, 1), progress)
         if size and check:
             with opened(write=False) as transfer:
-                held = pieces.checksum(stored.shape, stored.dtype, transfer, (1, 1), comm)
+                held = pieces.file_checksum(stored.shape, stored.dtype, transfer, (1, 1), comm)
             if held != checksum(stored):  # on every rank alike
                 raise FileError(f"{path}: {LOST}")
         on_root(comm, path, lambda: _check_header(path, partial, header, size))

@@ -124,7 +124,7 @@ def open_on_all(
     agree(comm, error)
 
 
-def write(matrix: DistMatrix, put: Transfer, unit: tuple[int, int], progress: Progress | None = None) -> None:
+def write_pieces(matrix: DistMatrix, put: Transfer, unit: tuple[int, int], progress: Progress | None = None) -> None:
     """Write the matrix to the dataset.  Collective over its grid; all ranks call `put` equally often."""
     for part, staged, start in _each(matrix, unit, progress):
         redistribute(part, staged)
@@ -132,7 +132,7 @@ def write(matrix: DistMatrix, put: Transfer, unit: tuple[int, int], progress: Pr
             put(*start, staged.local)
 
 
-def read(matrix: DistMatrix, get: Transfer, unit: tuple[int, int], progress: Progress | None = None) -> None:
+def read_pieces(matrix: DistMatrix, get: Transfer, unit: tuple[int, int], progress: Progress | None = None) -> None:
     """Read the matrix from the dataset.  Collective over its grid; all ranks call `get` equally often."""
     for part, staged, start in _each(matrix, unit, progress):
         with together(matrix.grid.comm):
@@ -140,7 +140,9 @@ def read(matrix: DistMatrix, get: Transfer, unit: tuple[int, int], progress: Pro
         redistribute(staged, part)
 
 
-def checksum(shape: tuple[int, int], dtype: np.dtype, get: Transfer, unit: tuple[int, int], comm: MPI.Intracomm) -> str:
+def file_checksum(
+    shape: tuple[int, int], dtype: np.dtype, get: Transfer, unit: tuple[int, int], comm: MPI.Intracomm
+) -> str:
     """Return the checksum of the dataset, equal to that of the matrix.  Collective."""
     total = zero()
     for piece in cut(shape, unit, comm.size):

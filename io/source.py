@@ -103,7 +103,7 @@ class Source(NamedTuple):
     def checksum(self, grid: ProcessGrid, dtype: np.dtype | None = None) -> str:
         """Return the checksum of the elements as they are, of this type.  Collective; raises FileError."""
         with self.opened_alone(grid) as get:
-            return pieces.checksum(self.stored.shape, dtype or self.stored.dtype, get, self.stored.unit, grid.comm)
+            return pieces.file_checksum(self.stored.shape, dtype or self.stored.dtype, get, self.stored.unit, grid.comm)
 
     @contextmanager
     def opened_alone(self, grid: ProcessGrid, sums: ReadSums | None = None) -> Iterator[Transfer]:
@@ -116,9 +116,9 @@ class Source(NamedTuple):
         stored, comm = self.stored, grid.comm
         path, name = Path(self.dataset[0]), self.dataset[1]
         if stored.offset is not None and stored.dtype in STORED:
-            way = mpi_io.opened(stored.file, stored.offset, stored.shape[1], stored.dtype, comm)
+            way = mpi_io.opened_by_mpi_io(stored.file, stored.offset, stored.shape[1], stored.dtype, comm)
         else:
-            way = hyperslabs.opened(path, name, comm, False)
+            way = hyperslabs.opened_by_hdf5(path, name, comm, False)
         on_root(comm, path, lambda: check_unchanged(f"{path}:{name}", stored))
         with way as transfer:
             yield transfer
@@ -140,5 +140,5 @@ def source(
     grid: ProcessGrid, what: str, dataset: tuple[str, str], dtype: str | np.dtype | None = None, op: str = "N"
 ) -> Source:
     """Look at a dataset.  Collective over the grid; raises the errors of `hdf5.load` that need no element."""
-    stored, found = hdf5.look(*dataset, grid, dtype)
+    stored, found = hdf5.dataset_properties(*dataset, grid, dtype)
     return Source(what, dataset, stored, found, op.upper())

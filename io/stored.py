@@ -18,7 +18,7 @@ import h5py  # isort: skip
 import numpy as np
 
 from pdgemm.errors import ArgumentError, FileError, LayoutError
-from pdgemm.io.attributes import read
+from pdgemm.io.attributes import read_attribute
 from pdgemm.support.file_states import State, check_ordinary, settled, state, state_of
 from pdgemm.support.files import naming
 
@@ -117,13 +117,13 @@ def inspect(path: Path, name: str) -> Stored:
             raise LayoutError(f"{path}:{name} is neither a matrix nor a vector: its shape is {dataset.shape}")
         what, dtype = f"{path}:{name}", dataset.dtype
         objects = _checked_sources(dataset, what, seen)
-        recorded = read(dataset, "pdgemm_checksum")
+        recorded = read_attribute(dataset, "pdgemm_checksum")
         return Stored(
             shape=(*dataset.shape, 1)[:2],
             dtype=np.dtype(dtype.newbyteorder("=").str) if dtype.kind in "biufc" else dtype,
             file=other or path,
             offset=_offset(dataset, what),
-            unit=unit(dataset),
+            unit=access_unit(dataset),
             scattered=dataset.is_virtual or bool(dataset.external),
             checksum=None if recorded is None else str(recorded),
             states=seen,
@@ -235,7 +235,7 @@ def attribute(path: Path, name: str, attribute: str) -> Any:
     if not path.exists():
         return None
     with followed(path, name, set()) as (_, item, _):
-        return None if item is None else read(item, attribute)
+        return None if item is None else read_attribute(item, attribute)
 
 
 def _object(item: Any) -> Object:
@@ -243,7 +243,7 @@ def _object(item: Any) -> Object:
     return file.device, file.inode, h5py.h5o.get_info(item.id).addr
 
 
-def unit(dataset: h5py.Dataset) -> tuple[int, int]:
+def access_unit(dataset: h5py.Dataset) -> tuple[int, int]:
     """Return the rows and columns to be accessed together: a chunk, unless it is too large."""
     rows, cols = (*(dataset.chunks or (1,)), 1)[:2]
     return (rows, cols) if rows * cols * dataset.dtype.itemsize <= _MOST_CHUNK else (1, 1)

@@ -6,5 +6,5 @@ from pdgemm.tools.cli import commands, script
 
 if __name__ == "__main__":
     if script.is_script(sys.argv[1:]):
-        script.main(sys.argv[1:])
+        script.run_script(sys.argv[1:])
     commands.main()

@@ -13,7 +13,7 @@ import numpy as np
 from pdgemm.algorithms.plan_workspace import Workspace, unchecked
 from pdgemm.algorithms.prepared import Prepared, beta_of
 from pdgemm.algorithms.product_options import Operands, ProductForm, ProductOptions, Streamed, problem_of
-from pdgemm.algorithms.transport_choice import nodes, outside_node_memory, reached
+from pdgemm.algorithms.transport_choice import mover_and_access, nodes, outside_node_memory
 from pdgemm.errors import DeviceError, GridError, LayoutError, MemoryLimitError, NodeMemoryError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Order
@@ -29,13 +29,13 @@ from pdgemm.matrix.argument_checks import (
     communicator,
     last_may_be_missing,
     op,
-    size,
+    shape_of,
 )
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.names import AlgorithmName, ComputeType, DType, MoverName, Protection, Transpose
 from pdgemm.planning.machines.machine import Machine
-from pdgemm.planning.planner import considered, explain, fits, plan_product
+from pdgemm.planning.planner import considered, explain, fits_in_memory, plan_product
 from pdgemm.planning.product_plan import ProductPlan, with_moves
 from pdgemm.planning.search.candidate_table import Candidate
 from pdgemm.planning.search.candidates import Arrangement
@@ -151,8 +151,8 @@ class FullProduct(NamedTuple):
             check_dtype(name, x, dtypes.OPERANDS)
         if left.shape[1] != right.shape[0]:
             raise LayoutError(
-                f"inner dimensions do not agree: op(A) is {size(left)} on a {left.grid} grid, "
-                f"op(B) is {size(right)} on a {right.grid} grid"
+                f"inner dimensions do not agree: op(A) is {shape_of(left)} on a {left.grid} grid, "
+                f"op(B) is {shape_of(right)} on a {right.grid} grid"
             )
         result = _result(left, right) if C is None else C
         check_product(left, right, result)
@@ -332,7 +332,7 @@ def _prepared(
             given = x.layout_in(A.grid)
             if given != planned and (name == "C" or A.shape[1]):
                 raise LayoutError(f"{name} is {given}, but the plan was made for {planned}{given.unlike(planned)}")
-        shares = reached("auto", True, A, B, C)[1].reads != ""
+        shares = mover_and_access("auto", True, A, B, C)[1].reads != ""
         if plan.problem.shared and (nodes(A.grid), shares) != (plan.problem.nodes, True):
             raise LayoutError("the plan was made for ranks on other nodes, or that share memory by other means")
         if plan.problem.shared and A.shape[1] and outside_node_memory(A, B) != plan.problem.outside_node_memory:
@@ -341,7 +341,7 @@ def _prepared(
                 replace(plan.problem, outside_node_memory=outside_node_memory(A, B)),
             )
             limit = plan.problem.memory_limit
-            if not fits(plan, limit):
+            if not fits_in_memory(plan, limit):
                 raise MemoryLimitError(
                     f"memory limit {limit} bytes per rank is too small for matrices that the ranks of a node do not "
                     f"share: {plan.extra_bytes(None)} bytes are needed"
@@ -359,12 +359,12 @@ def matmul(A: DistMatrix, B: DistMatrix, out: DistMatrix | None = None) -> DistM
 
 def _result(A: DistMatrix, B: DistMatrix) -> DistMatrix:
     """Allocate C in its default layout, on the grid that A was made on."""
-    grid, (layout, order), dtype = A.grid.base, default_layout(A, B), dtypes.product(A.dtype, B.dtype)
+    grid, (layout, order), dtype = A.grid.base, default_result_layout(A, B), dtypes.product(A.dtype, B.dtype)
     local = new_array(layout.local_shape(grid.coords), dtype, order, grid, devices.of(A.stored))
     return DistMatrix(local, grid, layout, order)
 
 
-def default_layout(A: DistMatrix, B: DistMatrix) -> tuple[Distribution, Order]:
+def default_result_layout(A: DistMatrix, B: DistMatrix) -> tuple[Distribution, Order]:
     """Return the rows of op(A) and the columns of op(B), on the grid that A was made on, and a memory order.  Local."""
     grid, on = A.grid.base, A.grid.base.same_as
     rows = A.distribution.rows if on(A.grid) else A.distribution.rows.over(grid.shape[0])

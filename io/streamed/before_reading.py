@@ -77,7 +77,7 @@ class Outlines:
         return DistMatrix(local, grid, distribution, order, shared=shared)
 
 
-def check_product(
+def check_operands_in_files(
     grid: ProcessGrid,
     a: Source,
     b: Source,
@@ -138,7 +138,7 @@ def check_memory(grid: ProcessGrid, nbytes: int, what: str, advice: str = "") ->
                 )
 
 
-def check_output(
+def check_result_file(
     grid: ProcessGrid,
     output: tuple[str, str],
     nbytes: int,
@@ -155,7 +155,7 @@ def check_output(
     Returns whether the result replaces C on entry.
     """
     path, name = output
-    old = new_dataset.check_output(Path(path), name, grid, nbytes)
+    old = new_dataset.check_savable(Path(path), name, grid, nbytes)
     in_place = old is not None and entry is not None and entry.stored.object == old.object
     if old is None or force:
         return in_place

@@ -19,7 +19,7 @@ from pdgemm.grids.distribution import Distribution
 from pdgemm.io import hdf5
 from pdgemm.io.atomic import on_root, replacing
 from pdgemm.io.new_dataset import NewDataset, attributes
-from pdgemm.io.streamed.earlier_ranks import alone
+from pdgemm.io.streamed.earlier_ranks import after_earlier_ranks
 from pdgemm.io.streamed.tiling import TileStep, waiting
 from pdgemm.io.streamed.unfinished import (
     RUN,
@@ -29,14 +29,14 @@ from pdgemm.io.streamed.unfinished import (
     OutputPlace,
     SavedProduct,
     as_attrs,
-    identity,
+    dataset_identity,
     is_whole,
-    look,
-    moved,
+    look_for_unfinished,
+    move_finished_tiles,
+    output_state,
     place_of,
-    problem_of,
+    product_identity,
     run_of,
-    state_of,
 )
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support import files, signals
@@ -100,7 +100,7 @@ class Checkpoints:
         if step.last:
             self._finished.add(step.tile)
         late = self._comm.rank == 0 and perf_counter() - self._last >= self._interval
-        told = np.array([late, signals.asked()], np.int64)
+        told = np.array([late, signals.signal_received()], np.int64)
         self._comm.Allreduce(MPI.IN_PLACE, told, MPI.MAX)
         self._ending = int(told[1])
         return last or bool(told.any())
@@ -162,21 +162,21 @@ def checkpoints(
     """Go on with what an earlier job left of a product, or begin; in the block it is computed, and then complete.
 
     Collective; the block raises on all ranks or on none.  If it raises, what was saved stays, unless C is wrong.
-    Raises Complete where nothing is left to do, and what `look` raises.
+    Raises Complete where nothing is left to do, and what `look_for_unfinished` raises.
     """
     grid, comm, dtype, path = product.grid, product.grid.comm, product.stored, Path(output[0])
     place = on_root(comm, path, lambda: place_of(*output))
     there = on_root(comm, path, place.tiles.exists)
     size = 0 if there else layout.shape[0] * layout.shape[1] * dtype.itemsize
-    with replacing(path, comm, size, place.tiles), alone(comm, path, place.lock):
+    with replacing(path, comm, size, place.tiles), after_earlier_ranks(comm, path, place.lock):
         try:
-            left = look(place, product)
+            left = look_for_unfinished(place, product)
             if left is not None and not is_whole(grid, place, left, product.as_before(left), dtype):
                 if comm.rank == 0:
                     files.say(f"{place.checkpoint} is damaged, or its tiles are: the product begins again")
                 left = None
             run = comm.bcast(uuid.uuid4().hex) if left is None else left.run
-            now = on_root(comm, path, lambda: state_of(place))
+            now = on_root(comm, path, lambda: output_state(place))
             of = attributes(grid, layout, dtype, None) | {RUN: run}
 
             def dataset(file: Path) -> NewDataset:
@@ -194,12 +194,12 @@ def checkpoints(
                     on_root(comm, path, lambda: place.new.unlink(missing_ok=True))
                     copy.copy_others()
                     copy.create(of, {})
-                    moved(grid, place, left, product.as_before(left), copy, dtype)
+                    move_finished_tiles(grid, place, left, product.as_before(left), copy, dtype)
                 made = dataset(place.tiles)
                 made.reopen()
                 product.go_on(left)
-            inputs = {x.what: identity(x) for x in product.inputs}
-            state = {"run": run, "problem": problem_of(place, product), "inputs": inputs, "output": now}
+            inputs = {x.what: dataset_identity(x) for x in product.inputs}
+            state = {"run": run, "problem": product_identity(place, product), "inputs": inputs, "output": now}
             yield Checkpoints(product, place, when, left, made, state)
         except BaseException as error:
             if comm.rank == 0 and (isinstance(error, WrongResult | Complete) or not place.checkpoint.exists()):

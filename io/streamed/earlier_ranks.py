@@ -18,9 +18,9 @@ from pdgemm.support.agreement import together
 
 
 @contextmanager
-def alone(comm: MPI.Intracomm, path: Path, lock: Path) -> Iterator[None]:
+def after_earlier_ranks(comm: MPI.Intracomm, path: Path, lock: Path) -> Iterator[None]:
     """Wait until no rank of an earlier job is left, and let later jobs wait for those of this one.  Collective."""
-    end, waited = monotonic() + files.patience(), False
+    end, waited = monotonic() + files.file_patience(), False
     while not on_root(comm, path, lambda: _is_free(lock)):
         late = on_root(comm, path, lambda: monotonic() > end)
         if late:

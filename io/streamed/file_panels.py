@@ -76,7 +76,9 @@ class Panels:
         self._region, start = (rows, cols), (rows[0], cols[0])
         if self._source.transposed:
             there, start = there.T, start[::-1]
-        self._reading = self._reader.submit(summed, self._transfer, there, start, self._source.stored.dtype.itemsize)
+        self._reading = self._reader.submit(
+            read_and_sum, self._transfer, there, start, self._source.stored.dtype.itemsize
+        )
 
     def end(self) -> None:
         """Wait for what was begun.  Local; raises the errors of reading."""
@@ -94,7 +96,7 @@ class Panels:
         return panel.T.H if self._source.op == "C" else panel
 
 
-def loaded(comm: MPI.Intracomm, tiling: Tiling, a: Panels | None, b: Panels | None) -> Iterator[TileStep]:
+def loaded_steps(comm: MPI.Intracomm, tiling: Tiling, a: Panels | None, b: Panels | None) -> Iterator[TileStep]:
     """Yield each step when its panels are there, while those of the next are read.  Collective over `comm`.
 
     a, b : None: an operand that lies in memory.
@@ -159,11 +161,11 @@ class TileWriter:
             np.add(total, bilinear(part, rows, cols), out=total)
             self._transfer(row, col, part)
 
-        nbytes = moved(put, slab, start, self._dtype.itemsize)
+        nbytes = transfer_part(put, slab, start, self._dtype.itemsize)
         return nbytes, total, perf_counter() - begin
 
 
-def moved(transfer: Transfer, part: DistMatrix, start: tuple[int, int], itemsize: int) -> int:
+def transfer_part(transfer: Transfer, part: DistMatrix, start: tuple[int, int], itemsize: int) -> int:
     """Transfer this rank's elements of a part that begins at `start` in a file; return their bytes there.  Local."""
     local, (i, j) = part.local, part.grid.coords
     for row, first_row, rows in _runs(part.distribution.rows, i):
@@ -175,8 +177,8 @@ def moved(transfer: Transfer, part: DistMatrix, start: tuple[int, int], itemsize
     return local.size * itemsize
 
 
-def summed(get: Transfer, part: DistMatrix, start: tuple[int, int], itemsize: int) -> tuple[int, np.ndarray]:
-    """Read this rank's elements of a part, as `moved` does; return their bytes in the file, and their sum.  Local."""
+def read_and_sum(get: Transfer, part: DistMatrix, start: tuple[int, int], itemsize: int) -> tuple[int, np.ndarray]:
+    """Read this rank's elements of a part, as `transfer_part` does; return their bytes in the file, and their sum.  Local."""
     total = zero()
 
     def read(row: int, col: int, piece: np.ndarray) -> None:
@@ -184,7 +186,7 @@ def summed(get: Transfer, part: DistMatrix, start: tuple[int, int], itemsize: in
         rows, cols = (np.arange(first, first + n) for first, n in zip((row, col), piece.shape))
         np.add(total, bilinear(piece, rows, cols), out=total)
 
-    return moved(read, part, start, itemsize), total
+    return transfer_part(read, part, start, itemsize), total
 
 
 def _runs(dim: BlockCyclic, part: int) -> Iterator[tuple[int, int, int]]:

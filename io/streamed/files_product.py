@@ -27,7 +27,7 @@ from pdgemm.io.matrix_files import Progress, Transfer
 from pdgemm.io.new_dataset import NewDataset, new_dataset
 from pdgemm.io.source import ReadSums, Source, ndim_of_product, source
 from pdgemm.io.streamed.checkpoints import PATIENCE, Checkpoints, When, WrongResult, checkpoints
-from pdgemm.io.streamed.file_panels import Panels, TileWriter, loaded, moved, summed, worker
+from pdgemm.io.streamed.file_panels import Panels, TileWriter, loaded_steps, read_and_sum, transfer_part, worker
 from pdgemm.io.streamed.files_residual import applied
 from pdgemm.io.streamed.tiling import Operand, TileStep, Tiling
 from pdgemm.io.streamed.tiling_choice import fitting, most_memory
@@ -243,7 +243,7 @@ class FilesProduct:
             adds = tiling.counts[2] > 1 or entry is not None or bool(tiling.parts)
             plan(a.panel(rows, inner), b.panel(inner, cols), tile, beta=int(adds), **options)  # raises what it must
             out, checks = TileWriter(write, self.stored, writer), list[CheckReport]()
-            for number, step in enumerate(loaded(comm, tiling, a, b), 1):
+            for number, step in enumerate(loaded_steps(comm, tiling, a, b), 1):
                 checks += self._multiplied(step, a, b, tile, (entry, sums), out, options)
                 notify(number, tiling.count)
                 if kept is not None and kept.due(step, number == tiling.count):
@@ -284,7 +284,7 @@ class FilesProduct:
                 for slab, rows in enumerate(slabs):
                     out.end(slab)  # of the tile before
                     start = r0 + rows.start - part.rows[0], c0 - part.cols[0]
-                    out.entry_bytes += moved(sums[part.file], C[rows, :], start, self.held.itemsize)
+                    out.entry_bytes += transfer_part(sums[part.file], C[rows, :], start, self.held.itemsize)
         fresh = step.first and part is None
         if not (fresh or step.last):
             return checks_of(pdgemm(self.alpha, A, B, 1, C, **options), self._protect)
@@ -295,7 +295,7 @@ class FilesProduct:
                     out.end(slab)
                     if entry is not None and self.entry is not None:
                         (get, read), start = entry, (r0 + rows.start, c0)
-                        nbytes, total = summed(get, C[rows, :], start, self.entry.stored.dtype.itemsize)
+                        nbytes, total = read_and_sum(get, C[rows, :], start, self.entry.stored.dtype.itemsize)
                         out.entry_bytes += nbytes
                         read.add(((start[0], r0 + rows.stop), (c0, c1)), total)
             made = pdgemm(self.alpha, A[rows, :], B, self.beta if fresh else 1, C[rows, :], **options)

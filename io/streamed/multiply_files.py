@@ -16,7 +16,7 @@ from pdgemm.instrument.report import IOReport
 from pdgemm.io import hdf5
 from pdgemm.io.source import Source, ndim_of_product, source
 from pdgemm.io.stored import file_and_name
-from pdgemm.io.streamed.before_reading import check_memory, check_output, check_product, operands
+from pdgemm.io.streamed.before_reading import check_memory, check_operands_in_files, check_result_file, operands
 from pdgemm.io.streamed.checkpoints import MOST_FLOPS, When
 from pdgemm.io.streamed.files_product import FilesProduct
 from pdgemm.io.streamed.unfinished import Complete, Left
@@ -145,7 +145,7 @@ class _Work(NamedTuple):
 
     def check_output(self) -> bool:
         nbytes = self.a.shape[0] * self.b.shape[1] * self.stored.itemsize
-        return check_output(self.grid, self.output, nbytes, self.overwrite, (self.a, self.b), self.c, ours=True)
+        return check_result_file(self.grid, self.output, nbytes, self.overwrite, (self.a, self.b), self.c, ours=True)
 
     def read(self, x: Source, block: Block | None, device: DeviceName) -> DistMatrix:
         with self.say.progress(f"read {x.what}", x.nbytes, "B/s") as progress:
@@ -156,7 +156,7 @@ class _Work(NamedTuple):
     def in_memory(self, block: Block | None, device: DeviceName, compression: str | None) -> FilesResult:
         """Read A and B, multiply and store."""
         options: Any = {"alpha": self.alpha, "beta": self.beta, **self.options}
-        once, planned = check_product(self.grid, self.a, self.b, self.c, block, device, self.seed, **options)
+        once, planned = check_operands_in_files(self.grid, self.a, self.b, self.c, block, device, self.seed, **options)
         in_place = self.check_output()
         self.say.planned(planned)
         a = self.a._replace(what="A and B") if once else self.a

@@ -22,7 +22,7 @@ from pdgemm.instrument.stream_report import StreamReport
 from pdgemm.io import hdf5
 from pdgemm.io.source import ReadSums, Source
 from pdgemm.io.stored import Stored
-from pdgemm.io.streamed.file_panels import Panels, loaded, worker
+from pdgemm.io.streamed.file_panels import Panels, loaded_steps, worker
 from pdgemm.io.streamed.files_product import checks_of, operand_of
 from pdgemm.io.streamed.tiling import Operand, Tiling
 from pdgemm.io.streamed.tiling_choice import counts
@@ -233,7 +233,7 @@ def _multiplied(
             None if get is None or read is None else Panels(x.source, get, grid, *shape, loads, reader, read)
             for x, get, shape, loads, read in zip((A, B), opened, shapes, tiling.loads, sums)
         )
-        for number, step in enumerate(loaded(grid.comm, tiling, a, b), 1):
+        for number, step in enumerate(loaded_steps(grid.comm, tiling, a, b), 1):
             k0, k1 = step.inner
             panel_a = A[:, k0:k1] if a is None else a.panel(m, k1 - k0)
             panel_b = B[k0:k1, :] if b is None else b.panel(k1 - k0, n)

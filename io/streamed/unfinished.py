@@ -88,12 +88,12 @@ def _path(name: str) -> str:
     return "/".join(x for x in name.split("/") if x not in ("", "."))
 
 
-def problem_of(place: OutputPlace, product: SavedProduct) -> dict[str, str]:
+def product_identity(place: OutputPlace, product: SavedProduct) -> dict[str, str]:
     """Return what makes it this product and no other; the folder may have another name in the next job."""
     return product.problem | {"output": f"{place.output.name}:/{_path(place.name)}"}
 
 
-def state_of(place: OutputPlace) -> list[int] | None:
+def output_state(place: OutputPlace) -> list[int] | None:
     """Return the state of the output's file."""
     return _on_any_device(settled(place.output))
 
@@ -173,7 +173,7 @@ def as_attrs(state: dict[str, Any], finished: frozenset[tuple[int, int]], tiling
     return {"product": json.dumps(state | of), "finished": np.packbits(bits), "tiles": bits.shape}
 
 
-def look(place: OutputPlace, product: SavedProduct) -> Left | None:
+def look_for_unfinished(place: OutputPlace, product: SavedProduct) -> Left | None:
     """Return what an earlier job has left of this product; None if there is nothing.  Collective.
 
     Raises Complete; ArgumentError if it is of another problem, or if inputs have changed.
@@ -184,7 +184,7 @@ def look(place: OutputPlace, product: SavedProduct) -> Left | None:
     if left is None:
         return None
     complete = run == left.run  # it is the one in the output
-    for what, here in problem_of(place, product).items():
+    for what, here in product_identity(place, product).items():
         if (there := state["problem"].get(what)) != here:
             if complete:  # another product may begin
                 return None
@@ -279,7 +279,7 @@ def _part(rows: list[int], cols: list[int], done: list[int], file: str) -> Part:
     return Part((rows[0], rows[1]), (cols[0], cols[1]), (done[0], done[1]), file)
 
 
-def identity(x: Source) -> dict[str, Any]:
+def dataset_identity(x: Source) -> dict[str, Any]:
     """Return by what a dataset is known again without reading it: its name in its file, and the states of its files."""
     states = {tuple(_on_any_device(state) or ()) for _, state in x.stored.states}
     return {"name": _path(x.dataset[1]), "files": sorted(map(list, states))}
@@ -290,7 +290,7 @@ def _is_same(product: SavedProduct, number: int, left: Left, known: dict[str, An
     x, comm = product.inputs[number], product.grid.comm
     if known is None:
         return False
-    if identity(x).items() <= known.items():
+    if dataset_identity(x).items() <= known.items():
         return True
     if comm.rank == 0:
         files.say(
@@ -351,7 +351,9 @@ def _is_same_as_saved(grid: ProcessGrid, place: OutputPlace, left: Left, tiling:
     return checksum.text(comm, total) == checksum.as_text(left.total)
 
 
-def moved(grid: ProcessGrid, place: OutputPlace, left: Left, tiling: Tiling, new: NewDataset, dtype: np.dtype) -> None:
+def move_finished_tiles(
+    grid: ProcessGrid, place: OutputPlace, left: Left, tiling: Tiling, new: NewDataset, dtype: np.dtype
+) -> None:
     """Move finished tiles to a file that has other contents beside them.  Collective."""
     tiles, comm = source(grid, "C", (str(place.tiles), place.name)), grid.comm
     with tiles.opened_alone(grid) as get, new.opened_alone(write=True) as put, together(comm):

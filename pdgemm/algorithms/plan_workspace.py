@@ -19,7 +19,7 @@ class Workspace:
     def __init__(self, plan: ProductPlan, A: DistMatrix, B: DistMatrix) -> None:
         grid, rank, device = A.grid, A.grid.comm.rank, devices.of(A.stored)
         own, exposed = devices.own_memory(device), plan.product.exposed_buffers
-        shared = devices.memory(device, grid)
+        shared = devices.shared_memory(device, grid)
 
         def like(layout: Layout, exposed: bool) -> Array:
             return (shared if exposed else own).empty(layout.local_shape(rank), layout.dtype, layout.order)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Protocol, get_args
 
-from pdgemm.algorithms.transport_choice import nodes, outside_node_memory, reached
+from pdgemm.algorithms.transport_choice import mover_and_access, nodes, outside_node_memory
 from pdgemm.errors import ArgumentError, DeviceError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local.arrays import device as devices
@@ -14,7 +14,7 @@ from pdgemm.local.arrays.integers import as_name
 from pdgemm.matrix.argument_checks import accumulation, as_optional, as_shape
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Protection
-from pdgemm.planning.algorithm_registry import choices, known
+from pdgemm.planning.algorithm_registry import algorithm_choices, is_algorithm
 from pdgemm.planning.machines.machine import Machine, machine_at_hand, on_nodes
 from pdgemm.planning.planner import panel_width, panels_ahead
 from pdgemm.planning.problem import Problem, nothing_to_multiply
@@ -71,9 +71,9 @@ def problem_of(operands: Operands, options: ProductOptions, alpha: Any, beta: An
     """Return the problem to plan.   shared : ranks may read each other's panels."""
     A, B, C, _ = operands
     nothing = alpha == 0 or A.shape[1] == 0  # C := beta C
-    if not known(options.algorithm):
-        raise ArgumentError(f"algorithm {options.algorithm!r} is not one of {', '.join(choices())}")
-    mover, reach = reached(options.mover, shared, A, B, C)
+    if not is_algorithm(options.algorithm):
+        raise ArgumentError(f"algorithm {options.algorithm!r} is not one of {', '.join(algorithm_choices())}")
+    mover, reach = mover_and_access(options.mover, shared, A, B, C)
     accumulate, compute = accumulation(A.dtype, B.dtype, C.dtype, options.accumulate_dtype, options.compute_type)
     a, b, c = (x.layout_in(A.grid) for x in (A, B, C))
     algorithm, shape, layers = options.algorithm, as_shape(options.shape), as_optional(options.layers, "layers", 1)

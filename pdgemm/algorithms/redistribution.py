@@ -18,7 +18,7 @@ from pdgemm.instrument.recorder import Recorder
 from pdgemm.instrument.run_report import MoveReport
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import Device
-from pdgemm.local.arrays.dtypes import fits
+from pdgemm.local.arrays.dtypes import can_convert
 from pdgemm.local.arrays.elementwise import Combine
 from pdgemm.local.arrays.integers import as_count, as_name
 from pdgemm.matrix.argument_checks import as_scalar, check_matrices, check_result, communicator, same_memory
@@ -100,7 +100,7 @@ def redistribute(
         layout = target if alpha == 0 else X.layout_in(X.grid)  # X is not read where alpha is 0
         shared = X.shared and X.grid.ranks_per_node is None
         where = devices.of(X.stored)
-        shared, staged, nccl = reached(where, X.grid, shared, X.mpi_addressable and out.mpi_addressable)
+        shared, staged, nccl = transfer_ways(where, X.grid, shared, X.mpi_addressable and out.mpi_addressable)
         on = (where.name if where else "", staged, nccl)
         plan = plan_exchange(layout, target, comm.size, alpha == 1 and beta == 0, limit, shared, *on)
         if limit is not None and plan.extra_bytes(None) > limit:
@@ -160,7 +160,7 @@ def _like(X: DistMatrix, like: DistMatrix, dtype: Any, others: tuple[object, ...
     return type(X)(local, like.grid, like.distribution, like.order)
 
 
-def reached(device: Device | None, grid: ProcessGrid, shared: bool, addressable: bool) -> tuple[bool, bool, bool]:
+def transfer_ways(device: Device | None, grid: ProcessGrid, shared: bool, addressable: bool) -> tuple[bool, bool, bool]:
     """Return whether ranks can read each other's matrices in place, whether messages are staged, and sent by NCCL."""
     if device is None:
         return shared, False, False
@@ -180,7 +180,7 @@ def _check(X: DistMatrix, Y: DistMatrix) -> None:
         raise DeviceError(f"X is on {X.device}, out on {Y.device}; copy one of them with to_device")
     if X.shape != Y.shape:
         raise LayoutError(f"shapes differ: X is {X.distribution}, out is {Y.distribution}")
-    if not fits(X.dtype, Y.dtype):
+    if not can_convert(X.dtype, Y.dtype):
         raise DTypeError(f"{X.dtype} elements cannot become {Y.dtype}")
     in_place = X.same_layout(Y) and same_memory(X.stored, Y.stored)  # each element is read before it is overwritten
     check_result("out", Y, {} if in_place else {"X": X})

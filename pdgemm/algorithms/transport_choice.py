@@ -7,18 +7,18 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import REMEDY, Device, Reach
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.schedules.mover_registry import AUTO, BY_MPI, MOVERS, NCCL, POLICIES, RING, SHARED, STAGED, choices
+from pdgemm.schedules.mover_registry import AUTO, BY_MPI, MOVERS, NCCL, POLICIES, RING, SHARED, STAGED, mover_choices
 
 _ON_HOST, _BY_MESSAGES = Reach(SHARED.name, staged=False), Reach("", staged=False)
 
 
-def reached(mover: object, shared: bool, A: DistMatrix, *others: DistMatrix) -> tuple[str, Reach]:
+def mover_and_access(mover: object, shared: bool, A: DistMatrix, *others: DistMatrix) -> tuple[str, Reach]:
     """Return the mover to plan with, and how ranks access each other's panels by it.
 
     shared : ranks may read each other's panels in place.
     """
     if not isinstance(mover, str) or (mover not in MOVERS and mover not in POLICIES):
-        raise ArgumentError(f"mover {mover!r} is not one of {', '.join(choices())}")
+        raise ArgumentError(f"mover {mover!r} is not one of {', '.join(mover_choices())}")
     device, alone, entry = devices.of(A.stored), A.grid.size == 1, MOVERS.get(mover)
     sends = entry is not None and entry.by == "messages"
     if device is None:
@@ -62,9 +62,11 @@ def _untaken(device: Device, grid: ProcessGrid) -> str:
 def outside_node_memory(A: DistMatrix, B: DistMatrix) -> tuple[str, ...]:
     """Return the names of the operands that are not in memory that the ranks of the node share."""
     device = devices.of(A.stored)
-    window = devices.memory(device, A.grid).window
+    window = devices.shared_memory(device, A.grid).window
     return tuple(
-        name for name, x in (("A", A), ("B", B)) if not (x.shared and devices.memory(device, x.grid).window is window)
+        name
+        for name, x in (("A", A), ("B", B))
+        if not (x.shared and devices.shared_memory(device, x.grid).window is window)
     )
 
 

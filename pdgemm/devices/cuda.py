@@ -20,10 +20,10 @@ from mpi4py import MPI
 from pdgemm.devices import cuda_ipc, cuda_nccl, gpu_binding, kernels
 from pdgemm.errors import DeviceError, OutOfMemoryError
 from pdgemm.grids.index_map import IndexMap
-from pdgemm.local.arrays.device import Array, Combination, Pinned, Reach, address, register
+from pdgemm.local.arrays.device import Array, Combination, Pinned, Reach, address, register_device
 from pdgemm.local.arrays.dtypes import HALVES, TYPE
 from pdgemm.local.arrays.workspace import BufferCache
-from pdgemm.local.blas.local_gemm import leading, number, seen_by_fortran
+from pdgemm.local.blas.local_gemm import blas_number, leading, seen_by_fortran
 
 _COMPUTE_TF32 = 77
 _SUMS_IN_FULL = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: partial sums are not rounded to a 16-bit C
@@ -154,15 +154,15 @@ class Cuda:
         trsm(self._cublas, *numbers, *X.shape, ctypes.addressof(first), *operands)
 
     def broadcast(self, comm: MPI.Comm, x: Array, root: int) -> None:
-        cuda_nccl.broadcast(comm, x, root, self)
+        cuda_nccl.nccl_broadcast(comm, x, root, self)
 
     def exchange(
         self, comm: MPI.Comm, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]]
     ) -> None:
-        cuda_nccl.exchange(comm, sends, receives, self)
+        cuda_nccl.nccl_exchange(comm, sends, receives, self)
 
     def reduce(self, comm: MPI.Comm, parts: Sequence[tuple[Array, Array, int]]) -> None:
-        cuda_nccl.reduce(comm, parts, self)
+        cuda_nccl.nccl_reductions(comm, parts, self)
 
     # ------------------------------------------------------------------ streams
     def current_stream(self) -> Any:
@@ -194,7 +194,7 @@ class Cuda:
         return cuda_ipc.reach(grid)
 
     def memory(self, grid: Any) -> Any:
-        return cuda_ipc.memory(grid)
+        return cuda_ipc.ipc_memory(grid)
 
 
 def _pinned(nbytes: int) -> np.ndarray:
@@ -210,11 +210,11 @@ def _pinned(nbytes: int) -> np.ndarray:
 def device() -> Cuda:
     """Return the GPU of this process.  Raises DeviceError if there is none."""
     made = Cuda()
-    register(cupy.ndarray, made)
+    register_device(cupy.ndarray, made)
     return made
 
 
 @lru_cache(256)
 def _scalar(char: str, value: Any) -> Any:
     """Return alpha or beta in host memory, which cuBLAS reads before it returns."""
-    return number(char, value)
+    return blas_number(char, value)

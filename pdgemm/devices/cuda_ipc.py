@@ -92,7 +92,7 @@ def discover_peers(grid: ProcessGrid, device: Device) -> None:
     able = cuda_nccl.wanted(grid.comm) and sharing == 1
     between_nodes = grid.ranks_per_node is not None  # where no panel is read in place
     tried = able and grid.size > 1 and (not reads or between_nodes)  # it would be chosen
-    nccl = cuda_nccl.broadcasts(grid.comm, device) if tried else able
+    nccl = cuda_nccl.nccl_arrives(grid.comm, device) if tried else able
     aware, why = gpu_aware_mpi.gpu_aware(grid.comm, device) if grid.size > 1 else (True, "one rank sends no messages")
     _known[grid.memory] = Reach(reads, not aware, nccl, why, sharing), memory
     if not aware and grid.comm.rank == 0:
@@ -104,7 +104,7 @@ def reach(grid: ProcessGrid) -> Reach:
     return found
 
 
-def memory(grid: ProcessGrid) -> IpcMemory:
+def ipc_memory(grid: ProcessGrid) -> IpcMemory:
     found: IpcMemory = _known[grid.memory][1]
     return found
 

@@ -31,7 +31,7 @@ def wanted(comm: MPI.Intracomm) -> bool:
     return comm.allreduce(said is not False and bool(libnccl.available), MPI.LAND)
 
 
-def broadcasts(comm: MPI.Intracomm, device: Device) -> bool:
+def nccl_arrives(comm: MPI.Intracomm, device: Device) -> bool:
     """Return whether an NCCL broadcast from rank 0 arrives on all ranks in time.  Collective over comm.
 
     With a wrong interface, or behind a firewall, NCCL waits without end: so it is tried in a thread, which is left
@@ -47,7 +47,7 @@ def broadcasts(comm: MPI.Intracomm, device: Device) -> bool:
     comm.Set_attr(_KEY, made)
 
     def arrives() -> bool | None:
-        broadcast(comm, x, 0, device)
+        nccl_broadcast(comm, x, 0, device)
         return bool((device.to_host(x) == 7).all()) or None
 
     return _in_time(comm, device, arrives) is not None
@@ -73,16 +73,16 @@ def _in_time(comm: MPI.Intracomm, device: Device, attempt: Callable[[], Any]) ->
     return found[0] if worked else None
 
 
-def broadcast(comm: MPI.Comm, x: Array, root: int, device: Device) -> None:
+def nccl_broadcast(comm: MPI.Comm, x: Array, root: int, device: Device) -> None:
     """Enqueue a broadcast of x from root.  Collective over comm, in the same order on all ranks."""
-    communicator(comm).bcast(x.data.ptr, x.nbytes, _BYTES, root, _pointer(device))
+    nccl_communicator(comm).bcast(x.data.ptr, x.nbytes, _BYTES, root, _pointer(device))
 
 
-def exchange(
+def nccl_exchange(
     comm: MPI.Comm, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]], device: Device
 ) -> None:
     """Enqueue messages that are sent and received together.   The order of those of two ranks is the same on both."""
-    made, stream = communicator(comm), _pointer(device)
+    made, stream = nccl_communicator(comm), _pointer(device)
     with _group():
         for x, peer in sends:
             made.send(x.data.ptr, x.nbytes, _BYTES, peer, stream)
@@ -90,9 +90,9 @@ def exchange(
             made.recv(x.data.ptr, x.nbytes, _BYTES, peer, stream)
 
 
-def reduce(comm: MPI.Comm, parts: Sequence[tuple[Array, Array, int]], device: Device) -> None:
+def nccl_reductions(comm: MPI.Comm, parts: Sequence[tuple[Array, Array, int]], device: Device) -> None:
     """Enqueue reductions, each of a part of every rank to the sum on one.  Collective over comm, in the same order."""
-    made, stream = communicator(comm), _pointer(device)
+    made, stream = nccl_communicator(comm), _pointer(device)
     with _group():
         for part, total, root in parts:
             number, words = _TYPES[part.dtype.char]
@@ -114,7 +114,7 @@ def _pointer(device: Device) -> int:
     return int(stream.ptr)
 
 
-def communicator(comm: MPI.Comm) -> Any:
+def nccl_communicator(comm: MPI.Comm) -> Any:
     """Return the NCCL communicator of the same ranks, which the first call creates.  Collective over comm.
 
     Raises DeviceError on all ranks if it cannot be created.

@@ -16,7 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm.errors import ArgumentError
-from pdgemm.local.arrays.device import Device, named, to_host
+from pdgemm.local.arrays.device import Device, device_named, to_host
 from pdgemm.support import launcher
 from pdgemm.support.agreement import together
 from pdgemm.support.waits import Wait
@@ -26,7 +26,7 @@ _SIDE, _PRODUCTS = 1024, 20  # of the products that run meanwhile: a millisecond
 _PATIENCE = 30  # seconds until the child process is ended
 
 
-def asked() -> str:
+def support_reported() -> str:
     """Return what the MPI library reports about its support for GPUs: "yes", "no" or "unknown"."""
     try:
         return "yes" if ctypes.CDLL(MPI.__file__).MPIX_Query_cuda_support() else "no"
@@ -68,7 +68,7 @@ def _before_trying(setting: bool | None) -> tuple[bool, str]:
     """Return whether the self-test is safe, and the reason if it is not."""
     if setting is not None:
         return setting, f"PDGEMM_GPU_AWARE={'yes' if setting else 'no'}"
-    reported = asked()
+    reported = support_reported()
     if reported == "no":
         return False, "the MPI library reports no support for GPUs"
     if reported == "unknown" and not _child_survives():
@@ -118,7 +118,7 @@ def _child_survives() -> bool:
 
 
 def _try(name: str) -> Any:
-    device = named(name)
+    device = device_named(name)
     assert device is not None
     return self_test(MPI.COMM_SELF, device)
 

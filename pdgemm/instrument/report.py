@@ -16,7 +16,7 @@ from pdgemm.instrument.run_report import MoveReport, WorkReport
 from pdgemm.local.blas.threads import multiplier, threads
 from pdgemm.names import AlgorithmName
 from pdgemm.support.agreement import together
-from pdgemm.support.text import Table, counted, in_bytes, in_rate, in_seconds, in_words, named, sides
+from pdgemm.support.text import Table, algorithm_name, counted, in_bytes, in_rate, in_seconds, in_words, sides
 
 _FAR = 1.5  # times the lower bound: from here on it is said what the bound is of
 
@@ -216,7 +216,7 @@ class Report(AlgorithmReport):
         computed = f" of {self.compute}" if self.compute else ""
         types = f"{self.result_dtype}, added up in {self.dtype}" if self.result_dtype else self.dtype
         return (
-            f"{self.formula}, {types}{computed}, by {named(self.algorithm, self.inside)} on a "
+            f"{self.formula}, {types}{computed}, by {algorithm_name(self.algorithm, self.inside)} on a "
             f"{sides(*self.grid, self.layers)} grid: {self.means}"
         )
 

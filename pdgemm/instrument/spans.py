@@ -37,10 +37,10 @@ class Trace:
 
     @property
     def spans(self) -> list[Span]:
-        return [Span(row, named(name), *rest) for row, name, *rest in self._found]
+        return [Span(row, phase_name(name), *rest) for row, name, *rest in self._found]
 
 
-def named(phase: str) -> str:
+def phase_name(phase: str) -> str:
     """Return the name of a phase in a trace."""
     return "product" if phase == "compute" else phase
 
@@ -55,7 +55,7 @@ class Ranges:
     def push(self, name: str) -> None:
         attributes = self._attributes.get(name)
         if attributes is None:
-            attributes = self._attributes[name] = self._domain.get_event_attributes(message=named(name))
+            attributes = self._attributes[name] = self._domain.get_event_attributes(message=phase_name(name))
         self._domain.push_range(attributes)
 
 

@@ -79,7 +79,7 @@ def as_scalar(given: object, dtype: np.dtype, name: str) -> Any:
         return float(value)
     if not isinstance(value, _NUMBERS):
         raise DTypeError(f"{name} must be a number, got {type(given).__name__}")
-    kind, wide = dtypes.rank(dtype), dtypes.arithmetic(dtype)
+    kind, wide = dtypes.kind_rank(dtype), dtypes.arithmetic(dtype)
     if kind < 2 and np.iscomplexobj(value):
         raise DTypeError(f"{name} = {shown(value)} is complex, but the result is {dtype}")
     try:
@@ -152,14 +152,14 @@ def _accumulation(
     if compute_type is None:
         accumulate = dtypes.arithmetic(a, b, c) if asked is None else asked
     else:
-        accumulate = np.dtype((None, np.float32, np.complex64)[dtypes.rank(c)])
-        if dtypes.rank(c) == 0 or (dtypes.rank(c) == 2 and compute_type in dtypes.HALF_NAMES):
+        accumulate = np.dtype((None, np.float32, np.complex64)[dtypes.kind_rank(c)])
+        if dtypes.kind_rank(c) == 0 or (dtypes.kind_rank(c) == 2 and compute_type in dtypes.HALF_NAMES):
             raise DTypeError(f"compute_type {compute_type!r} is not for products of type {c}")
         if asked is not None and asked != accumulate:
             raise DTypeError(f"with compute_type {compute_type!r} sums are {accumulate}, not {asked}")
     if accumulate not in dtypes.SUMS:
         raise DTypeError(f"accumulate_dtype {accumulate}: products are accumulated in {dtypes.names(dtypes.SUMS)}")
-    if dtypes.rank(accumulate) != dtypes.rank(c) or not dtypes.fits(dtypes.common(a, b), c):
+    if dtypes.kind_rank(accumulate) != dtypes.kind_rank(c) or not dtypes.can_convert(dtypes.common(a, b), c):
         raise DTypeError(f"A {a} times B {b}, accumulated in {accumulate}, cannot be stored in C {c}: {_KINDS}")
     return accumulate, compute_type if compute_type not in (None, "float32") else ""
 
@@ -208,8 +208,8 @@ def check_product(A: DistMatrix, B: DistMatrix, C: DistMatrix) -> None:
     check_dtype("C", C, dtypes.RESULTS)
     if C.shape != (A.shape[0], B.shape[1]):
         raise LayoutError(
-            f"shape mismatch: C is {size(C)}, op(A) op(B) is {A.shape[0]} x {B.shape[1]}: op(A) is {size(A)}, "
-            f"op(B) is {size(B)}, on grids {C.grid}, {A.grid} and {B.grid}"
+            f"shape mismatch: C is {shape_of(C)}, op(A) op(B) is {A.shape[0]} x {B.shape[1]}: "
+            f"op(A) is {shape_of(A)}, op(B) is {shape_of(B)}, on grids {C.grid}, {A.grid} and {B.grid}"
         )
     check_result("C", C, {"A": A, "B": B})
 
@@ -225,6 +225,6 @@ def check_dtype(name: str, x: DistMatrix, supported: tuple[np.dtype, ...]) -> No
         raise LayoutError(f"{name} has a local part of shape {local.shape}, BLAS takes up to {BLAS_INT}")
 
 
-def size(x: DistMatrix) -> str:
+def shape_of(x: DistMatrix) -> str:
     """Return the shape as text."""
     return f"{x.shape[0]} x {x.shape[1]}"

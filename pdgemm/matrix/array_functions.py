@@ -76,13 +76,13 @@ def fitted(name: str, inputs: Sequence[Any], out: MatrixBase | None = None) -> t
         elif not isinstance(x, MatrixBase) and not np.ndim(x):
             parts.append(x)
         else:
-            mine = part_of(x.allgather() if isinstance(x, MatrixBase) else x, rows, cols)  # type: ignore[attr-defined]
+            mine = part_of_broadcast(x.allgather() if isinstance(x, MatrixBase) else x, rows, cols)  # type: ignore[attr-defined]
             device = devices.of(like.stored)
             parts.append(device.to_device(mine, "C") if device else mine)
     return parts, like, reports
 
 
-def part_of(array: np.ndarray, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
+def part_of_broadcast(array: np.ndarray, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
     """Return rows and columns of an array that is broadcast to a matrix: of one row or column, all there is of it."""
     whole = np.atleast_2d(array)
     return whole[rows if len(whole) > 1 else slice(None)][:, cols if whole.shape[1] > 1 else slice(None)]

@@ -260,7 +260,7 @@ def _one_device(names: set[str]) -> Device | None:
     """Return the only device in the set, None for the host.  Raises DeviceError where there are several."""
     if len(names) > 1:
         raise DeviceError(f"items must all be on the host or all on one device, got {', '.join(sorted(names))}")
-    return devices.named(names.pop()) if names else None
+    return devices.device_named(names.pop()) if names else None
 
 
 def _arranged(items: Items, shapes: np.ndarray, dtype: np.dtype, device: Device | None = None) -> Items:

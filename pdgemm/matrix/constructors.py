@@ -284,7 +284,7 @@ class Constructors(MatrixBase):
             except ValueError as bad:
                 raise LayoutError(f"{bad}; pass numpy.ascontiguousarray(local)") from None
         where = device_on(grid, devices.name_of(array))
-        memory = devices.memory(where, grid)
+        memory = devices.shared_memory(where, grid)
         # an empty array, a row or a column has both orders: the other ranks decide
         properties = comm.allgather(
             (memory_order(array), not array.size or memory.lies_here(array), where is None or where.addressable(array))

@@ -18,7 +18,7 @@ from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT, set_elements
 from pdgemm.local.arrays.integers import as_count, shown
 from pdgemm.local.arrays.keys import MASK, is_view, picked
-from pdgemm.matrix.array_functions import part_of
+from pdgemm.matrix.array_functions import part_of_broadcast
 from pdgemm.matrix.constructors import Constructors, check_root
 from pdgemm.matrix.gather import allgather, gather
 from pdgemm.matrix.local_arrays import all_shared, device_on, new_array
@@ -325,7 +325,7 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
                 array = to_host(devices.adopted(other))
                 if np.broadcast_shapes(array.shape, self.shape) != self.shape:
                     raise LayoutError(f"an array of shape {array.shape} cannot be broadcast to {self.distribution}")
-                right = part_of(array, *self.indices())
+                right = part_of_broadcast(array, *self.indices())
             else:
                 right = complex(other) if np.iscomplexobj(other) else float(other)  # type: ignore[arg-type]
             rtol, atol, equal_nan = float(rtol), float(atol), bool(equal_nan)

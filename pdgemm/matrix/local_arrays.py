@@ -25,7 +25,7 @@ def new_array(
     dtype = element_type(dtype)
     try:
         try:
-            return devices.memory(device, grid).empty(shape, dtype, order)
+            return devices.shared_memory(device, grid).empty(shape, dtype, order)
         except NodeMemoryError:
             return devices.empty(shape, dtype, order, device)
     except ValueError as bad:  # NumPy's own limit
@@ -49,7 +49,7 @@ def all_shared(local: Array, grid: ProcessGrid) -> bool:
     if grid.draft:  # as arrays of the matrices that are planned for
         device = devices.of(local)
         return bool(device.reach(grid).reads) if device else grid.shares_memory
-    here = not local.size or devices.memory(devices.of(local), grid).lies_here(local)
+    here = not local.size or devices.shared_memory(devices.of(local), grid).lies_here(local)
     return bool(grid.comm.allreduce(here, MPI.LAND))
 
 
@@ -95,7 +95,7 @@ def device_on(grid: ProcessGrid, name: str) -> Device | None:
         return None
     with together(comm) as arguments:
         arguments += ["device", name]
-        device = devices.named(name)
+        device = devices.device_named(name)
     if device and not grid.draft:
         device.discover_peers(grid)
     return device

@@ -32,12 +32,12 @@ from pdgemm.local.arrays.folds import (
     by_ufunc,
     first,
     floating,
-    number,
-    products,
+    number_like,
     result_type,
     same,
     variance,
     vector_norm,
+    weighted_sums,
     widened,
 )
 from pdgemm.local.arrays.integers import as_count, shown
@@ -103,7 +103,7 @@ class Reductions(MatrixBase):
     @_number
     def mean(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return the mean of the elements.  Collective."""
-        mean = add("mean", lambda sums, n: sums / number(n, sums), np.nan, floating)
+        mean = add("mean", lambda sums, n: sums / number_like(n, sums), np.nan, floating)
         return self._reduced(mean, axis, keepdims)
 
     @_number
@@ -197,7 +197,7 @@ class Reductions(MatrixBase):
             if vector.shape != self.shape[1:]:
                 raise LayoutError(f"the product of {self.distribution} and an array of shape {vector.shape}")
             arguments += ["matvec", element_type(vector.dtype), described_elements(vector)]
-        found: np.ndarray = self._reduced(products(vector), 1, False)
+        found: np.ndarray = self._reduced(weighted_sums(vector), 1, False)
         return found[:, None] if one_column else found
 
     def rmatvec(self, x: Any) -> np.ndarray:

@@ -1,7 +1,7 @@
 """The algorithms: each has an entry with its schedule, its executor, its grids, and the layouts of A, B and C.
 
 The choices of a caller and of the command line, the candidates of a plan, how plans are read, and the lists of the
-documentation follow from these entries.  `register` adds one more.
+documentation follow from these entries.  `register_algorithm` adds one more.
 """
 
 from __future__ import annotations
@@ -192,13 +192,13 @@ ALGORITHMS = {entry.name: entry for entry in _ENTRIES}
 POLICIES = ("row", "column")  # "summa" or "cannon" on a P x 1 or 1 x P grid
 
 
-def register(entry: Algorithm) -> AnyName:
+def register_algorithm(entry: Algorithm) -> AnyName:
     """Add an algorithm to those that plans choose from, before the first product, and return its name.
 
     All ranks call it alike.  Raises ArgumentError where a name is taken.
     """
     for name in entry.names:
-        if name in choices():
+        if name in algorithm_choices():
             raise ArgumentError(f"algorithm {name!r} exists already")
     ALGORITHMS[entry.name] = entry
     return AnyName(entry.name)
@@ -209,14 +209,14 @@ def families() -> tuple[str, ...]:
     return tuple(name for entry in ALGORITHMS.values() for name in entry.names)
 
 
-def choices() -> tuple[str, ...]:
+def algorithm_choices() -> tuple[str, ...]:
     """Return the values of the argument `algorithm`."""
     return ("auto", *families(), *POLICIES)
 
 
-def known(name: object) -> bool:
+def is_algorithm(name: object) -> bool:
     """Is it a value of the argument `algorithm`?  This is fast, because every product calls it."""
-    return isinstance(name, str) and (name in ALGORITHMS or name == "auto" or name in choices())
+    return isinstance(name, str) and (name in ALGORITHMS or name == "auto" or name in algorithm_choices())
 
 
 def algorithm_of(product: Product) -> Algorithm:

@@ -62,7 +62,9 @@ def collective_costs(
     return tuple(sorted(found, key=lambda x: x.seconds))
 
 
-def choose(operation: str, counts: Iterable[int], dtype: np.dtype, ranks: int, machine: Machine) -> Collective:
+def choose_collective(
+    operation: str, counts: Iterable[int], dtype: np.dtype, ranks: int, machine: Machine
+) -> Collective:
     """Return the collective by the algorithm that takes the least time.  Arguments: `collective_costs`."""
     return collective_costs(operation, tuple(counts), dtype, ranks, machine)[0].collective
 
@@ -72,7 +74,7 @@ def parts_of(operation: str, words: int, ranks: int) -> tuple[int, ...]:
     return even_parts(words, ranks) * ranks if operation == "all_to_all" else even_parts(words, ranks)
 
 
-def explained(costs: tuple[CollectiveCost, ...]) -> str:
+def costs_table(costs: tuple[CollectiveCost, ...]) -> str:
     """Return the costs as a table, with the lower bounds, and in which order parts are added."""
     rounds, least = costs[0].collective.lower_bounds()
     rows = [

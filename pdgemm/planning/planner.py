@@ -18,7 +18,7 @@ from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.machines.timing import product_seconds
 from pdgemm.planning.problem import Problem
 from pdgemm.planning.product_plan import MOVES_WEIGH, ProductPlan, sample, with_moves
-from pdgemm.planning.search.candidate_table import Candidate, table, wrapped
+from pdgemm.planning.search.candidate_table import Candidate, candidates_table, wrapped
 from pdgemm.planning.search.candidates import Arrangement, arrangements, arrangements_in_place, impossible
 from pdgemm.schedules.mover_registry import AUTO, MOVERS
 from pdgemm.support.text import in_bytes, in_words
@@ -80,7 +80,7 @@ def _best(problem: Problem) -> tuple[ProductPlan | None, int]:
         if plan.cost > TIE * best:
             break
         fitted = fit(plan, limit)
-        if fits(fitted, limit):
+        if fits_in_memory(fitted, limit):
             fitting.append(fitted)
             best = min(best, fitted.cost)
         else:
@@ -97,7 +97,7 @@ def _unrivalled(problem: Problem) -> ProductPlan | None:
     still = [
         plan
         for plan in (with_moves(arrangement, problem) for arrangement in arrangements_in_place(problem))
-        if fits(plan, limit)
+        if fits_in_memory(plan, limit)
     ]
     if not still:
         return None
@@ -129,7 +129,7 @@ def tuned(plan: ProductPlan) -> ProductPlan:
         if (mover, width) == (product.mover, product.width):
             continue
         tried = replace(plan, product=replace(product, mover=mover, width=width))
-        if fits(tried, limit) and tried.seconds < best.seconds * _WORTH_TUNING:
+        if fits_in_memory(tried, limit) and tried.seconds < best.seconds * _WORTH_TUNING:
             best = tried
     return best
 
@@ -177,7 +177,7 @@ def candidates(problem: Problem) -> Iterator[ProductPlan]:
             heappush(heap, (plan.cost, number, plan))
 
 
-def fits(plan: ProductPlan, limit: int | None) -> bool:
+def fits_in_memory(plan: ProductPlan, limit: int | None) -> bool:
     return limit is None or plan.extra_bytes(None) <= limit
 
 
@@ -211,7 +211,7 @@ def considered(plan: ProductPlan) -> list[Candidate]:
     rows, limit = [plan.candidate("chosen", chosen=True)], plan.problem.memory_limit
     for other in candidates(plan.problem):
         fitted = tuned(fit(other, limit))
-        room = fits(fitted, limit)
+        room = fits_in_memory(fitted, limit)
         verdict = _beside(plan, fitted) if room else f"needs {in_bytes(fitted.extra_bytes(None))}"
         rows.append(replace(fitted.candidate(verdict), fits=room))
     found: dict[Candidate, Candidate] = {}  # one algorithm on the grid of a matrix and on a new one like it is one row
@@ -232,7 +232,7 @@ def _beside(plan: ProductPlan, other: ProductPlan) -> str:
 
 def explain(plan: ProductPlan, whole: bool = False, more: str = "explain(all=True)") -> str:
     """Return the plan, a table of the candidates, and the rule of the choice, in lines of at most 80 characters."""
-    lines = [wrapped(str(plan)), explained(considered(plan), whole, more)]
+    lines = [wrapped(str(plan)), candidates_explained(considered(plan), whole, more)]
     if plan.problem.protect:
         checks = plan.checks(0)
         lines.append(
@@ -244,14 +244,14 @@ def explain(plan: ProductPlan, whole: bool = False, more: str = "explain(all=Tru
     return "\n".join(lines)
 
 
-def explained(found: list[Candidate], whole: bool, more: str) -> str:
+def candidates_explained(found: list[Candidate], whole: bool, more: str) -> str:
     """Return the candidates as a table, and why the first one was chosen.
 
     whole : show all candidates, and not only the first ones.   more : what shows them.
     """
     shown = found if whole or len(found) <= ROWS + 1 else found[:ROWS]
     chosen = found[0]
-    lines = [table(shown)]
+    lines = [candidates_table(shown)]
     if len(shown) < len(found):
         lines.append(f"and {len(found) - len(shown)} more: {more}")
     lines.append(wrapped(f"rule: {RULE}"))

@@ -24,7 +24,7 @@ from pdgemm.schedules.products import Product
 from pdgemm.schedules.schedule import Buffers, Schedule
 from pdgemm.schedules.staircase import Staircase
 from pdgemm.support.remembered import remembered
-from pdgemm.support.text import named, sides
+from pdgemm.support.text import algorithm_name, sides
 
 MOVES_WEIGH = 2  # weight of the seconds of redistribution: for the memory of copies, and for what no model covers
 _SAMPLE = 4  # number of ranks whose figures are computed where there are more
@@ -229,7 +229,10 @@ class ProductPlan:
 
     def described(self, name: str) -> tuple[str, str]:
         """Return what is done, and where, for people."""
-        return "product", f"{sides(*self.mnk)}, {named(self.algorithm, self.inside)}, {sides(*self.shape)} grid"
+        return (
+            "product",
+            f"{sides(*self.mnk)}, {algorithm_name(self.algorithm, self.inside)}, {sides(*self.shape)} grid",
+        )
 
     @property
     def product_words(self) -> int:

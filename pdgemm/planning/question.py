@@ -21,7 +21,7 @@ from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.planning.search.candidate_table import Candidate
 from pdgemm.planning.search.grid_search import near_root
 from pdgemm.schedules.formulas import lower_bound
-from pdgemm.schedules.mover_registry import AUTO, IPC, NCCL, POLICIES, SHARED, by_messages, on_host
+from pdgemm.schedules.mover_registry import AUTO, IPC, NCCL, POLICIES, SHARED, by_messages, host_movers
 from pdgemm.support.text import counted, in_bytes
 
 LAYOUTS = ("default", "ideal")
@@ -32,7 +32,7 @@ _TRIES = 6
 
 def movers() -> tuple[str, ...]:
     """Return the movers that may be asked for, those for matrices on the host."""
-    return (*POLICIES, *on_host())
+    return (*POLICIES, *host_movers())
 
 
 @dataclass(frozen=True)

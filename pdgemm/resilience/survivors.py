@@ -89,7 +89,7 @@ class resilient:
 
     def __enter__(self) -> Self:
         nested = failures.guarded()
-        if not self.why_not and failures.failed(self.comm):  # all ranks that are left know
+        if not self.why_not and failures.failed_ranks(self.comm):  # all ranks that are left know
             raise GridError(
                 "ranks of this communicator have failed; r.comm of the block before has those that are left"
             )
@@ -108,7 +108,7 @@ class resilient:
             raise
         except PdgemmError:
             if not nested:
-                failures.forget()
+                failures.stop_looking()
             raise
         self._first, self._inside = self.comm.Get_group(), True
         if not self.why_not:

@@ -78,7 +78,7 @@ POLICIES = {
 }
 
 
-def add(mover: Mover) -> None:
+def add_mover(mover: Mover) -> None:
     """Add a mover; `pdgemm.transport.movers.register` adds its broadcast function as well."""
     MOVERS[mover.name] = mover
     by_messages.cache_clear()
@@ -90,7 +90,7 @@ def remove(name: str) -> None:
     by_messages.cache_clear()
 
 
-def choices() -> tuple[str, ...]:
+def mover_choices() -> tuple[str, ...]:
     """Return the policies and movers that a caller may request."""
     return (*POLICIES, *MOVERS)
 
@@ -101,7 +101,7 @@ def by_messages() -> tuple[str, ...]:
     return tuple(mover.name for mover in MOVERS.values() if mover.by == "messages")
 
 
-def on_host() -> tuple[str, ...]:
+def host_movers() -> tuple[str, ...]:
     """Return the movers for matrices on the host."""
     return tuple(mover.name for mover in MOVERS.values() if mover.on_host)
 

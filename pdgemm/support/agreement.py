@@ -58,7 +58,7 @@ class together:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not self._check:
-            waits.reached(self._comm, check=False)
+            waits.count_check(self._comm, check=False)
         elif error is None or isinstance(error, Exception):
             description = ""
             if error is None and self._comm.size > 1:
@@ -85,7 +85,7 @@ def agree(comm: MPI.Comm, error: Exception | None = None, description: str = "",
         return flag
     digest = int.from_bytes(hashlib.blake2b(description.encode(errors="surrogatepass"), digest_size=7).digest(), "big")
     lowest = np.array([comm.size if error is None else comm.rank, digest, -digest, -flag])
-    waits.reached(comm, check=True)
+    waits.count_check(comm, check=True)
     with waits.Wait(comm, check=True):
         comm.Allreduce(MPI.IN_PLACE, lowest, MPI.MIN)
     first = int(lowest[0])
@@ -172,7 +172,7 @@ def print_once(say: Callable[[str], object] | None = None) -> None:
     def once(message: Any, *where: Any, **how: Any) -> None:
         if not hasattr(message, _ON_ALL_RANKS):
             show(message, *where, **how)
-        elif launcher.rank() == 0:
+        elif launcher.launched_rank() == 0:
             say(str(message)) if say else show(message, *where, **how)
 
     warnings.showwarning = once

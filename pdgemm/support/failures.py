@@ -95,7 +95,7 @@ def agreeing() -> Iterator[None]:
         _agreeing.clear()
 
 
-def forget() -> None:
+def stop_looking() -> None:
     """Look for failures no more.  Local."""
     with _using:
         _known.clear()
@@ -125,7 +125,7 @@ def _rest() -> None:
     _finalize_without_fence()
 
 
-def known(comm: AnyComm) -> AnyComm:
+def tracked(comm: AnyComm) -> AnyComm:
     """Return a communicator that was just made: its calls are waits, and it is revoked with the others.  Local."""
     comm = watched_calls(comm)
     with _using:
@@ -136,7 +136,7 @@ def known(comm: AnyComm) -> AnyComm:
     return comm
 
 
-def free(comm: MPI.Comm) -> None:
+def free_communicator(comm: MPI.Comm) -> None:
     """Free a communicator.  Collective over it."""
     with _using:
         _known[:] = [x for x in _known if x is not comm]
@@ -152,7 +152,7 @@ def revoke() -> None:
         _notice()
 
 
-def failed(comm: MPI.Comm) -> list[int]:
+def failed_ranks(comm: MPI.Comm) -> list[int]:
     """The ranks of a communicator of which this rank knows that they have failed.  Local."""
     from mpi4py import MPI
 
@@ -188,7 +188,7 @@ def _look() -> None:
     comm, gone = _known[0], list[int]()
     with suppress(MPI.Exception):
         MPI.COMM_SELF.Iprobe()  # MPI hears of failures while it is called
-        gone = failed(comm)
+        gone = failed_ranks(comm)
         if gone or comm.Is_revoked():
             _notice()
     if not _seen:

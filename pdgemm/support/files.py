@@ -36,7 +36,7 @@ _GONE = 9  # times that a lock file of another user may go before it is opened
 _JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 
 
-def read(path: str | Path, limit: int = 1 << 20, what: str = "") -> bytes:
+def read_file(path: str | Path, limit: int = 1 << 20, what: str = "") -> bytes:
     """All of a file of at most `limit` bytes.  Raises FileError: `what` it is, by default its path, and why."""
     with naming(what or path), open(path, "rb", opener=ordinary) as file:
         large = os.fstat(file.fileno()).st_size > limit
@@ -117,7 +117,7 @@ def reserve(file: IO[bytes], size: int) -> None:
 
 
 # ------------------------------------------------------------------ replacing a file
-def write(path: Path, data: bytes | str) -> None:
+def write_file(path: Path, data: bytes | str) -> None:
     """The file := data, on disk when this returns; if it raises FileError, what was there is untouched."""
     output = Output(path, check_writable(path, len(data)))
     try:
@@ -154,20 +154,20 @@ class Output:
     so; there and among programs that know nothing of the lock, `publish` refuses to replace another file than that of
     `begin`, but for what comes to be in the short time between that look and the rename.
 
-    path : as the user calls it.   target : what `check_writable` found behind it.
+    path : as the user calls it.   target : what `check_writable` returned.
     kept : the temporary name, under which the file stays if it is not completed; None: a new one, and it goes.
     """
 
     def __init__(self, path: Path, target: Path, kept: Path | None = None) -> None:
         self._path, self._target, self._kept = path, target, kept is not None
-        self._partial = kept or beside(target, f".{uuid.uuid4().hex[:12]}.partial")
-        self._lock = beside(target, ".pdgemm-lock")
+        self._partial = kept or hidden_name(target, f".{uuid.uuid4().hex[:12]}.partial")
+        self._lock = hidden_name(target, ".pdgemm-lock")
         self._held: int | None = None
         self._asked: float | None = None
 
     def begin(self) -> Path | None:
         """Lock the file.  The name to write under; None: another job has the lock, ask again.  Raises FileError."""
-        wait, now = patience(), monotonic()
+        wait, now = file_patience(), monotonic()
         if self._asked is None:
             self._asked = now
         turn = now + _TURN
@@ -202,7 +202,7 @@ class Output:
         if self._target in _TIDIED:
             return
         _TIDIED.add(self._target)
-        name = beside(self._target, ".*.partial").name
+        name = hidden_name(self._target, ".*.partial").name
         left = re.compile(re.escape(name).replace(r"\*", "[0-9a-f]{12}") + OF_MPI)
         for path in self._target.parent.glob(".*.partial*"):
             if left.fullmatch(path.name):
@@ -245,7 +245,7 @@ class Output:
 OF_MPI = r"(\.(data|metadata)\.\d+)?"  # which an MPI library adds to the name of a file, and leaves where it is killed
 
 
-def beside(target: Path, ending: str) -> Path:
+def hidden_name(target: Path, ending: str) -> Path:
     """A hidden name in the same folder, no longer than names may be."""
     most = os.pathconf(target.parent, "PC_NAME_MAX") - len(ending) - 1
     return target.with_name(f".{short_name(target.name, most)}{ending}")
@@ -301,7 +301,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return False
 
 
-def patience() -> float:
+def file_patience() -> float:
     """For how many seconds this job waits for another one."""
     wait = variable(WAIT, Seconds, "a number of seconds")
     return _WAIT if wait is None else float(wait)
@@ -316,7 +316,7 @@ def process_name() -> str:
 def _holder(path: Path) -> str:
     """What `process_name` said there, of another process."""
     with suppress(OSError):
-        text = "".join(filter(str.isprintable, read(path)[:200].decode(errors="replace")))
+        text = "".join(filter(str.isprintable, read_file(path)[:200].decode(errors="replace")))
         return text or "another process"
     return "another process"
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from pdgemm.support.files import read
+from pdgemm.support.files import read_file
 from pdgemm.support.json_input import Count, Size, variable
 
 
@@ -44,13 +44,13 @@ _ANY = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "MPI_LOCAL", "SLURM_", "PAL
 
 
 # ------------------------------------------------------------------ this rank
-def rank(environment: Mapping[str, str] = os.environ) -> int:
+def launched_rank(environment: Mapping[str, str] = os.environ) -> int:
     """The number of this rank in its job; 0 where no launcher says it."""
     numbers = (variable(names.rank, Size, environment=environment) for names in LAUNCHERS.values())
     return next((number for number in numbers if number is not None), 0)
 
 
-def size(environment: Mapping[str, str] = os.environ) -> int:
+def launched_size(environment: Mapping[str, str] = os.environ) -> int:
     """The number of ranks that the launcher started; 1 where none says it."""
     return said_size(environment)[0]
 
@@ -85,7 +85,7 @@ def without_networks(environment: MutableMapping[str, str] = os.environ) -> Iter
     opal/mca/btl/ofi/btl_ofi_component.c), on each rank of each job.  Which transports the user names are taken.
     """
     local_size = variable(LAUNCHERS["Open MPI"].local_size, Count, environment=environment) or 1
-    ours = _TRANSPORTS not in environment and size(environment) == local_size
+    ours = _TRANSPORTS not in environment and launched_size(environment) == local_size
     if ours:
         environment[_TRANSPORTS] = "^ofi"
     try:
@@ -142,4 +142,4 @@ def cores_per_rank(environment: Mapping[str, str] = os.environ) -> int | None:
 def _pbs_nodes(environment: Mapping[str, str]) -> list[str]:
     """The nodes of an allocation by PBS, once for each rank."""
     nodefile = Path(environment.get("PBS_NODEFILE") or os.devnull)
-    return read(nodefile, 1 << 26).decode(errors="replace").split() if nodefile.is_file() else []
+    return read_file(nodefile, 1 << 26).decode(errors="replace").split() if nodefile.is_file() else []

@@ -4,7 +4,7 @@ A rank may be inside MPI or BLAS, where Python's handlers do not run: a thread w
 them because `mpirun` hands it on and ends with the ranks' code.  At SIGTERM and SIGINT that of Open MPI decides to end
 with 1, sends its ranks SIGCONT, SIGTERM and SIGKILL within half a second, and Open MPI 5's tells nothing more.
 
-A program that can save what it has done says how long that may take (`patience`), looks at `asked` now and then, and
+A program that can save what it has done says how long that may take (`patience`), looks at `signal_received` now and then, and
 calls `leave` when it has saved.  A second signal ends it at once.
 """
 
@@ -48,7 +48,7 @@ def patience(seconds: float) -> Iterator[None]:
         _patience[:] = [0.0]
 
 
-def asked() -> int:
+def signal_received() -> int:
     """Return the signal by which the program was asked to end; 0: it was not."""
     return _asked[0] if _asked else 0
 

@@ -28,7 +28,7 @@ def echo(text: object, err: bool = False) -> None:
     click.echo(printable(str(text)), err=err)
 
 
-def named(algorithm: str, inside: str) -> str:
+def algorithm_name(algorithm: str, inside: str) -> str:
     """Return the name of an algorithm, with that of its layers in brackets."""
     return f"{algorithm} ({inside})" if inside else algorithm
 

@@ -85,7 +85,7 @@ current: Wait | None = None
 last: CheckCounter | None = None  # that of the last check
 
 
-def reached(comm: MPI.Comm, check: bool) -> None:
+def count_check(comm: MPI.Comm, check: bool) -> None:
     """Count a check that this rank has reached, or skips."""
     global last
     last = counters.get(comm.handle)
@@ -95,7 +95,7 @@ def reached(comm: MPI.Comm, check: bool) -> None:
             last.unchecked = last.reached
 
 
-def forget(comm: MPI.Comm) -> CheckCounter | None:
+def forget_counter(comm: MPI.Comm) -> CheckCounter | None:
     """Remove the counter of a communicator, and return it."""
     global last
     counter = counters.pop(comm.handle, None)

@@ -100,7 +100,7 @@ def watched(comm: MPI.Comm) -> MPI.Intracomm:
     return comm
 
 
-def register(comm: MPI.Intracomm) -> None:
+def answer_questions(comm: MPI.Intracomm) -> None:
     """Let ranks that wait on this communicator of pdgemm's own ask the others.  Collective over it.
 
     They ask over a duplicate, because a message may be received on `comm` whatever its tag.  Where a rank has no
@@ -117,7 +117,7 @@ def register(comm: MPI.Intracomm) -> None:
 def unregister(comm: MPI.Intracomm) -> MPI.Intracomm | None:
     """Ask no more ranks of this communicator, which is about to be freed; return the duplicate, to be freed as well."""
     with _using_mpi:
-        counter = waits.forget(comm)
+        counter = waits.forget_counter(comm)
         return counter.comm if counter else None
 
 

@@ -21,13 +21,17 @@ from pdgemm.support.waits import Wait
 Join = Callable[[Parts, Parts], Parts]  # of the rank before, and of the one behind it
 
 
-def added(before: Parts, behind: Parts) -> Parts:
+def sums_of_parts(before: Parts, behind: Parts) -> Parts:
     """Return the sums of vectors."""
     return tuple(x + y for x, y in zip(before, behind))
 
 
 def carry_out(
-    collective: Collective | None, comm: MPI.Comm, vectors: Sequence[Array], counted: Traffic, join: Join = added
+    collective: Collective | None,
+    comm: MPI.Comm,
+    vectors: Sequence[Array],
+    counted: Traffic,
+    join: Join = sums_of_parts,
 ) -> None:
     """Carry out a collective on the ranks that take part in it; others return at once.  Collective over these.
 
@@ -59,7 +63,7 @@ def all_to_all(
     p, me = len(collective.ranks), collective.ranks.index(comm.rank)
     mine: dict[int, Parts] = {me * p + to: (np.ascontiguousarray(part),) for to, part in enumerate(parts)}
     pairs, nothing = _Pairs(collective, mine), (np.empty(0, collective.dtype),)
-    _carry_out(collective, comm, pairs, counted, added)
+    _carry_out(collective, comm, pairs, counted, sums_of_parts)
     return [pairs.parts.get(source * p + me, nothing)[0] for source in range(p)]
 
 

@@ -35,10 +35,10 @@ def worker(block: int | None, dtype: str, order: str, options: dict[str, Any]) -
     from mpi4py import MPI
 
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
-    from pdgemm.local.blas.threads import active
+    from pdgemm.local.blas.threads import blas_of_products
 
     if MPI.COMM_WORLD.rank == 0:
-        print("kernel", kernels.kernel(active()), flush=True)
+        print("kernel", kernels.kernel(blas_of_products()), flush=True)
     comm, size, A, B, C = MPI.COMM_WORLD, None, None, None, None
     with ProcessGrid(comm) as grid:
         while True:

@@ -33,7 +33,7 @@ from peers.tables import cell, machine
 from peers.turns import MNK, Result, measure
 
 from pdgemm.local.blas import processors as kernels
-from pdgemm.support.files import write
+from pdgemm.support.files import write_file
 
 FLOPS = {  # over n^3, as LAPACK counts them
     "cholesky": 1 / 3, "trsm": 1, "trmm": 1, "syrk": 1, "lu": 2 / 3, "qr-r": 4 / 3, "qr": 8 / 3,
@@ -124,9 +124,9 @@ def main(
                 click.echo("\n".join([f"{function}, {n}", *(f"  {summary(x)}" for x in here)]), err=True)
                 if json_file:  # after each size: what was measured is not lost
                     plain = about | {"results": [plainly(x) for x in results]}
-                    write(Path(json_file), json.dumps(plain, indent=1) + "\n")
+                    write_file(Path(json_file), json.dumps(plain, indent=1) + "\n")
                 if markdown_file:
-                    write(Path(markdown_file), markdown(about, results))
+                    write_file(Path(markdown_file), markdown(about, results))
     if not markdown_file:
         click.echo(markdown(about, results), nl=False)
 

@@ -28,7 +28,7 @@ from pdgemm.local.blas.local_gemm import prepare
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.planner import plan_product
 from pdgemm.planning.problem import Problem
-from pdgemm.schedules.mover_registry import on_host
+from pdgemm.schedules.mover_registry import host_movers
 
 PANELS = 512
 SIDE, BLOCK = 2048, 64  # of the factorisation
@@ -132,7 +132,7 @@ def main(repeats: int) -> None:
             ("product = plan.prepare(A, B, C); product()", timed(product) - blas),
         ]
         thin = [DistMatrix.zeros(x, grid=grid, block=(1, 1)) for x in ((1, PANELS), (PANELS, 1), (1, 1))]
-        for mover in on_host() if comm.size > 1 else ("auto",):
+        for mover in host_movers() if comm.size > 1 else ("auto",):
             p = plan(*thin, panel_width=1, mover=mover, **asked)  # type: ignore[arg-type]
             panels = p.product.panels
             each = timed(p.prepare(*thin), calls=5) / panels

@@ -29,7 +29,7 @@ from peers.turns import MNK, Result, measure
 from threadpoolctl import threadpool_limits
 
 from pdgemm.local.blas import processors as kernels
-from pdgemm.support.files import write
+from pdgemm.support.files import write_file
 
 SHAPES: dict[str, MNK] = {
     "512": (512, 512, 512),
@@ -141,9 +141,9 @@ def main(
                 click.echo("\n".join([f"{lie}, {shape}", *(f"  {x.summary}" for x in here)]), err=True)
                 if json_file:  # after each shape: what was measured is not lost
                     plain = about | {"results": [x.plain() for x in results]}
-                    write(Path(json_file), json.dumps(plain, indent=1) + "\n")
+                    write_file(Path(json_file), json.dumps(plain, indent=1) + "\n")
                 if markdown_file:
-                    write(Path(markdown_file), markdown(about, results))
+                    write_file(Path(markdown_file), markdown(about, results))
     if not markdown_file:
         click.echo(markdown(about, results), nl=False)
 

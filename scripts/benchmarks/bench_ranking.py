@@ -28,7 +28,7 @@ from pdgemm import DistMatrix, Plan, ProcessGrid, plan
 from pdgemm.errors import ArgumentError
 from pdgemm.names import AnyName
 from pdgemm.planning.algorithm_registry import families
-from pdgemm.support.files import write
+from pdgemm.support.files import write_file
 from pdgemm.tools.calibrate import calibrate
 
 SHAPES = [  # m, n, k
@@ -82,7 +82,7 @@ def main(repeats: int, shapes: tuple[str, ...], path: str | None) -> None:
         print(f"ranked as predicted: {alike} of {len(results)} problems on {comm.size} ranks")
         if path:
             found = {"machine": machine.name, "ranks": comm.size, "problems": results}
-            write(Path(path), json.dumps(found, indent=1) + "\n")
+            write_file(Path(path), json.dumps(found, indent=1) + "\n")
 
 
 def measured(

@@ -30,10 +30,10 @@ from rich.table import Table
 from pdgemm.devices import gpu_binding
 from pdgemm.local.arrays import dtypes
 from pdgemm.names import AlgorithmName, AnyName, ComputeType, DeviceName, MoverName
-from pdgemm.schedules.mover_registry import AUTO, choices
-from pdgemm.support.files import write
+from pdgemm.schedules.mover_registry import AUTO, mover_choices
+from pdgemm.support.files import write_file
 
-MOVERS = tuple(x for x in choices() if x != AUTO)
+MOVERS = tuple(x for x in mover_choices() if x != AUTO)
 DTYPES = tuple(map(str, dtypes.OPERANDS))
 FAST = ("float64", "float32", "tf32", "bfloat16", "float16")  # that are timed
 PANEL_BYTES = 1 << 25
@@ -89,10 +89,10 @@ def hardware(grid: Any, device: str) -> dict[str, Any]:
     if device == "cuda":
         import cupy
 
-        from pdgemm.local.arrays.device import named
+        from pdgemm.local.arrays.device import device_named
 
         properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())
-        cuda = named("cuda")
+        cuda = device_named("cuda")
         assert cuda is not None
         found |= {
             "gpu": properties["name"].decode(),
@@ -182,7 +182,7 @@ def single(n: int, dtype: str, device: str, tf32: bool = False) -> Callable[[], 
     from pdgemm.local.arrays.elementwise import set_elements
     from pdgemm.local.blas.local_gemm import prepare
 
-    where, rng = devices.named(device), np.random.default_rng(3)
+    where, rng = devices.device_named(device), np.random.default_rng(3)
     wide = np.dtype(dtype) if where or dtype not in dtypes.HALF_NAMES else np.dtype(np.float32)
     A, B, C = (devices.empty((n, n), wide, "C", where) for _ in range(3))
     for x in (A, B):
@@ -277,7 +277,7 @@ def main(
             "command": " ".join(["python", "scripts/gpu/bench_gpu.py", *sys.argv[1:]]),
         }
         out.parent.mkdir(exist_ok=True)
-        write(out, json.dumps(facts | {"runs": found}, indent=1) + "\n")
+        write_file(out, json.dumps(facts | {"runs": found}, indent=1) + "\n")
     if not all(x["right"] and x["as_predicted"] for run in found for x in run["correct"]):
         raise click.ClickException("wrong results")
 

@@ -262,9 +262,9 @@ def calibrated(grid: Any, small: bool) -> Iterator[Finding]:
 
 # ---------------------------------------------------------------- what they share
 def _device() -> Any:
-    from pdgemm.local.arrays.device import named
+    from pdgemm.local.arrays.device import device_named
 
-    return named("cuda")
+    return device_named("cuda")
 
 
 def _convert(Y: Any, X: Any) -> None:

@@ -379,7 +379,7 @@ MUTANTS = [
     ),
     Mutant(
         "streamed: a job that goes on forgets the sums of its tile", "io/streamed/files_product.py",
-        "moved(sums[part.file], C[rows, :], start, self.held.itemsize)", "C[rows, :].local.nbytes",
+        "transfer_part(sums[part.file], C[rows, :], start, self.held.itemsize)", "C[rows, :].local.nbytes",
         ("4 tests/io/test_checkpoints.py",),
     ),
     Mutant(

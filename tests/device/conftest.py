@@ -16,18 +16,18 @@ def own_comm(comm: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def cuda() -> Any:
-    from pdgemm.local.arrays.device import named
+    from pdgemm.local.arrays.device import device_named
 
-    return named("cuda")
+    return device_named("cuda")
 
 
 @pytest.fixture
 def movers(comm: Any) -> Any:
     from pdgemm import DistMatrix, ProcessGrid
-    from pdgemm.local.arrays.device import named
+    from pdgemm.local.arrays.device import device_named
 
     with ProcessGrid(comm) as grid:
         DistMatrix.zeros((1, 1), grid=grid, device="cuda")
-        reach = named("cuda").reach(grid)  # type: ignore[union-attr]
+        reach = device_named("cuda").reach(grid)  # type: ignore[union-attr]
     near = ["shared", "ipc"] if reach.reads and comm.size > 1 else []
     return [*near, "staged", *([] if reach.staged else ["mpi", "ring", "ibcast"]), *(["nccl"] if reach.nccl else [])]

@@ -273,14 +273,14 @@ def test_the_probe_believes_what_it_sees(comm: Any, monkeypatch: pytest.MonkeyPa
     with fake_device() as device:
         watched = WatchedComm(comm, device)
         for says, expected in (("yes", (True, "self-test passed")), ("no", (False, "reports no support"))):
-            monkeypatch.setattr(gpu_aware_mpi, "asked", lambda says=says: says)
+            monkeypatch.setattr(gpu_aware_mpi, "support_reported", lambda says=says: says)
             aware, why = gpu_aware_mpi.gpu_aware(watched, device)
             assert (aware, expected[1] in why) == (expected[0], True)
-        monkeypatch.setattr(gpu_aware_mpi, "asked", lambda: "unknown")
+        monkeypatch.setattr(gpu_aware_mpi, "support_reported", lambda: "unknown")
         for survives in (True, False):
             monkeypatch.setattr(gpu_aware_mpi, "_child_survives", lambda survives=survives: survives)
             assert gpu_aware_mpi.gpu_aware(watched, device)[0] == survives
-        monkeypatch.setattr(gpu_aware_mpi, "asked", lambda: "yes")
+        monkeypatch.setattr(gpu_aware_mpi, "support_reported", lambda: "yes")
         if comm.size > 1:
             aware, why = gpu_aware_mpi.gpu_aware(Liar(comm, device), device)
             assert (aware, why) == (False, "its self-test failed on rank 1: 8192 bytes were broadcast changed")

@@ -24,7 +24,7 @@ import pytest
 
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.layout import Layout, listed
-from pdgemm.planning.algorithm_registry import ALGORITHMS, Algorithm, register
+from pdgemm.planning.algorithm_registry import ALGORITHMS, Algorithm, register_algorithm
 from pdgemm.planning.problem import Problem, lay_out
 from pdgemm.planning.search.algorithm_grids import GridCandidate
 from pdgemm.schedules.products.product import Product, alike, on_ranks, scaled
@@ -252,7 +252,7 @@ def allgather_3d_registered() -> Iterator[None]:
     from pdgemm.planning.planner import best_plan
 
     best_plan.cache_clear()
-    register(ENTRY)
+    register_algorithm(ENTRY)
     try:
         yield
     finally:

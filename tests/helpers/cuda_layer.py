@@ -24,10 +24,10 @@ class CudaLayer:
     @pytest.mark.parametrize("source", ALL)
     def test_combine(self, cuda: Any, source: str) -> None:
         """Y := alpha op(X) + beta Y against NumPy, of strided views and of rows and columns without a pattern."""
-        from pdgemm.local.arrays.dtypes import fits
+        from pdgemm.local.arrays.dtypes import can_convert
 
         for target in map(np.dtype, ALL):
-            if fits(np.dtype(source), target):
+            if can_convert(np.dtype(source), target):
                 combined(cuda, np.dtype(source), target)
 
     @pytest.mark.parametrize("dtype", ["float64", "complex64", "complex128"])
@@ -171,7 +171,7 @@ class CudaLayer:
     def test_factors_and_triangles(self, comm: Any, cuda: Any, dtype: str) -> None:
         """cuBLAS solves with a triangle as BLAS does; a matrix is factored where ranks reach each other's memory."""
         from pdgemm import DistMatrix, ProcessGrid, linalg
-        from pdgemm.local.blas.local_lapack import solve_triangular
+        from pdgemm.local.blas.local_lapack import trsm
 
         S, b = positive_definite(70, dtype), rng_matrix(70, 20, dtype)
         for order, lower, trans, unit, side in itertools.product("CF", (True, False), "NTC", (False, True), "LR"):
@@ -181,8 +181,8 @@ class CudaLayer:
                 np.array(b[:20] if side == "L" else b.T[:, :20], order=order),
             )
             on_device = cuda.to_device(x, order)
-            solve_triangular(cuda.to_device(given, order), on_device, **how)
-            solve_triangular(given, x, **how)
+            trsm(cuda.to_device(given, order), on_device, **how)
+            trsm(given, x, **how)
             assert np.allclose(cuda.to_host(on_device), x, rtol=1e-3)
         with ProcessGrid(comm) as grid:
             A, B = (DistMatrix.from_global(x, grid=grid, block=8, device="cuda") for x in (S, b))

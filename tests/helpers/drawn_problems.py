@@ -44,7 +44,7 @@ class Side:
 
 def draw_side(draw: Any, grids: list[Any], shape: tuple[int, int], dtypes: list[str], ops: str, seed: int) -> Side:
     from pdgemm import DistMatrix
-    from pdgemm.local.arrays.dtypes import rank
+    from pdgemm.local.arrays.dtypes import kind_rank
 
     op = draw(st.sampled_from(ops))
     stored = shape if op == "N" else shape[::-1]
@@ -53,8 +53,8 @@ def draw_side(draw: Any, grids: list[Any], shape: tuple[int, int], dtypes: list[
     grid = draw(st.sampled_from(grids))
     dtype: Any = np.dtype(draw(st.sampled_from(dtypes)))
     rng = np.random.default_rng(seed)
-    values = rng.integers(-128, 128, whole) if rank(dtype) == 0 else rng.standard_normal(whole)
-    if rank(dtype) == 2:
+    values = rng.integers(-128, 128, whole) if kind_rank(dtype) == 0 else rng.standard_normal(whole)
+    if kind_rank(dtype) == 2:
         values = values + 1j * rng.standard_normal(whole)
     values = values.astype(dtype)
     block = draw(st.none() | st.tuples(st.integers(1, 7), st.integers(1, 7)))

@@ -655,7 +655,7 @@ def fake_cupy(gpus: int = 1, aware: str = "no") -> Iterator[Gpu]:
             patch.delattr(devices, name, raising=False)
         patch.setattr(device, "_devices", dict(device._devices))
         patch.setattr(choice, "_driver", lambda: gpu)
-        patch.setattr(gpu_aware_mpi, "asked", lambda: aware)
+        patch.setattr(gpu_aware_mpi, "support_reported", lambda: aware)
         patch.setattr(gpu_aware_mpi, "_SIDE", 16)
         choice.visible.cache_clear()
         from pdgemm.devices import cuda_ipc

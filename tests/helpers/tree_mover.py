@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from pdgemm.instrument.recorder import Recorder, Then
-from pdgemm.schedules.mover_registry import Mover, add, by_messages, on_host, remove
+from pdgemm.schedules.mover_registry import Mover, add_mover, by_messages, host_movers, remove
 
 TREE = Mover(
     "tree",
@@ -29,7 +29,7 @@ TREE = Mover(
     hops=lambda parts: max(1, (parts - 1).bit_length()),
 )
 BY_MESSAGES = (*by_messages(), TREE.name)
-ON_HOST = (*on_host(), TREE.name)
+ON_HOST = (*host_movers(), TREE.name)
 
 
 def tree(comm: Any, x: Any, root: int, slot: Any, recorder: Recorder) -> None:
@@ -54,9 +54,9 @@ def tree(comm: Any, x: Any, root: int, slot: Any, recorder: Recorder) -> None:
 @contextmanager
 def tree_registered() -> Iterator[None]:
     """The tree is a mover like all others, and afterwards unknown."""
-    from pdgemm.transport.movers import BROADCASTS, register
+    from pdgemm.transport.movers import BROADCASTS, register_mover
 
-    register(TREE, tree)
+    register_mover(TREE, tree)
     try:
         yield
     finally:
@@ -67,7 +67,7 @@ def tree_registered() -> Iterator[None]:
 @contextmanager
 def tree_planned() -> Iterator[None]:
     """The same where there is no MPI: it is planned with and counted, and nobody carries it out."""
-    add(TREE)
+    add_mover(TREE)
     try:
         yield
     finally:

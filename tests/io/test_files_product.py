@@ -255,7 +255,7 @@ def test_files_that_fail_half_way(
     A, B = elements((90, 80), "d", 1), elements((80, 70), "d", 2)
     write(comm, inputs, a=(A, {}), b=(B, {}))
     write(comm, path, c=(np.ones((90, 70)), {}))
-    moved, calls = file_panels.moved, [0]
+    moved, calls = file_panels.transfer_part, [0]
 
     def progress(done: int, total: int) -> None:
         if comm.rank == 0 and done == total // 2:
@@ -271,7 +271,7 @@ def test_files_that_fail_half_way(
             raise OSError(5, "no such luck")
         return moved(*given)
 
-    monkeypatch.setattr(file_panels, "moved", failing)
+    monkeypatch.setattr(file_panels, "transfer_part", failing)
     with ProcessGrid(comm) as grid:
         a, b = (source(grid, name.upper(), (str(inputs), name)) for name in "ab")
         made = FilesProduct(grid, 1, a, b, 0, None, 12_000)
@@ -286,14 +286,14 @@ def test_slow_files(comm: Any, shared_tmp_path: Path, small: None, monkeypatch: 
     from pdgemm import ProcessGrid
     from pdgemm.io.streamed import file_panels
 
-    moved = file_panels.moved
+    moved = file_panels.transfer_part
 
     def slow(*given: Any) -> int:
         time.sleep(5e-3 * (1 + (comm.rank + len(calls)) % 3))
         calls.append(moved(*given))
         return calls[-1]
 
-    monkeypatch.setattr(file_panels, "moved", slow)
+    monkeypatch.setattr(file_panels, "transfer_part", slow)
     path, A, B = shared_tmp_path / "x.h5", elements((90, 80), "d", 1), elements((80, 70), "d", 2)
     for shape in grid_shapes(comm.size):
         calls: list[int] = []
@@ -315,13 +315,13 @@ def test_transfers_have_threads_where_mpi_allows_it(
     from pdgemm.io.streamed import file_panels
 
     used: set[bool] = set()
-    moved = file_panels.moved
+    moved = file_panels.transfer_part
 
     def told(*given: Any) -> int:
         used.add(threading.current_thread() is threading.main_thread())
         return moved(*given)
 
-    monkeypatch.setattr(file_panels, "moved", told)
+    monkeypatch.setattr(file_panels, "transfer_part", told)
     assert isinstance(file_panels.worker(), ThreadPoolExecutor)  # mpi4py asks for all threads
     if not threads:
         monkeypatch.setattr(file_panels.MPI, "Query_thread", lambda: file_panels.MPI.THREAD_SERIALIZED)

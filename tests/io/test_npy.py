@@ -167,7 +167,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(
         (fails, "disk full"),
         (lambda *arguments: None, "what was written is not what the file holds"),
     ):
-        monkeypatch.setattr(pieces, "write", write)
+        monkeypatch.setattr(pieces, "write_pieces", write)
         with pytest.raises(FileError, match=message):
             npy.save(path, B)
         assert by_rank_0(comm, path.read_bytes) == kept

@@ -74,7 +74,7 @@ def refused(error: type[Exception], said: str, work: Callable[..., Any], *argume
 @pytest.mark.timeout(30)  # a FIFO that is opened waits for ever
 def test_only_files_are_read(strange: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, said = strange
-    for work in (load_machine, load_profile, records.read, records.open_study):
+    for work in (load_machine, load_profile, records.read_study, records.open_study):
         refused(FileError, said, work, path)
     refused(FileError, said, plot.report, [path], tmp_path / "r.svg", None, 8)
     monkeypatch.setenv("PDGEMM_MACHINE", str(path))
@@ -86,8 +86,8 @@ def test_only_files_are_written(strange: tuple[Path, str]) -> None:
     path, said = strange
     refused(FileError, said, plot.report, [], path, None, 8)
     refused(FileError, said, records.append, path, {})
-    refused(FileError, said, records.alone(path).__enter__)
-    refused(FileError, said, files.write, path, "text")
+    refused(FileError, said, records.study_lock(path).__enter__)
+    refused(FileError, said, files.write_file, path, "text")
 
 
 @pytest.mark.timeout(30)
@@ -146,15 +146,15 @@ def test_commands_read_and_write_files_only(
 # ------------------------------------------------------------------ names
 def test_names_as_long_as_names_may_be(tmp_path: Path) -> None:
     for name in ("n" * 255, "é" * 127):
-        files.write(tmp_path / name, "one")
-        files.write(tmp_path / name, "two")
+        files.write_file(tmp_path / name, "one")
+        files.write_file(tmp_path / name, "two")
         assert (tmp_path / name).read_text() == "two"
     assert len([*tmp_path.iterdir()]) == 2
     held = files.Output(tmp_path / ("n" * 255), tmp_path / ("n" * 255))
     assert held.begin() is not None
-    files.write(tmp_path / ("n" * 254 + "m"), "has a lock of its own")
+    files.write_file(tmp_path / ("n" * 254 + "m"), "has a lock of its own")
     held.end()
-    refused(FileError, "File name too long", files.write, tmp_path / ("n" * 256), "text")
+    refused(FileError, "File name too long", files.write_file, tmp_path / ("n" * 256), "text")
 
 
 def test_names_that_no_file_can_have(tmp_path: Path) -> None:
@@ -168,10 +168,10 @@ def test_names_that_no_file_can_have(tmp_path: Path) -> None:
         ("a\ud800b", "surrogates not allowed"),
         ("", "it is a folder, not a file"),
     ]:
-        refused(FileError, said, files.write, tmp_path / name, "text")
+        refused(FileError, said, files.write_file, tmp_path / name, "text")
     with (tmp_path / "gone").open("w+") as file:
         (tmp_path / "gone").unlink()
-        refused(FileError, "no name", files.write, Path(f"/dev/fd/{file.fileno()}"), "text")
+        refused(FileError, "no name", files.write_file, Path(f"/dev/fd/{file.fileno()}"), "text")
     assert sorted(x.name for x in tmp_path.iterdir()) == ["file", "loop"]
     assert (tmp_path / "file").read_text() == "mine"
 
@@ -180,10 +180,10 @@ def test_a_link_that_leads_nowhere_gets_its_file(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     link = tmp_path / "link"
     link.symlink_to("folder/file")
-    files.write(link, "text")
+    files.write_file(link, "text")
     assert link.is_symlink() and (tmp_path / "folder" / "file").read_text() == "text"
     (tmp_path / "folder" / "file").unlink()
-    with records.alone(link):
+    with records.study_lock(link):
         pass
     assert link.is_symlink() and not link.exists()  # the empty study went, and not the link to it
 
@@ -195,7 +195,7 @@ def test_owner_and_mode_stay(tmp_path: Path) -> None:
         os.chown(path, 12345, 23456)
     path.chmod(0o604)
     before = path.stat()
-    files.write(path, "new")
+    files.write_file(path, "new")
     after = path.stat()
     assert before.st_ino != after.st_ino
     assert (before.st_uid, before.st_gid, before.st_mode) == (after.st_uid, after.st_gid, after.st_mode)
@@ -494,7 +494,7 @@ def test_whoever_may_write_beside_a_file_may_lock_it(tmp_path: Path) -> None:
     try:
         output.begin()
         assert stat.S_IMODE((tmp_path / ".file.pdgemm-lock").stat().st_mode) == 0o666
-        with records.alone(tmp_path / "s.jsonl"):  # a lock on a file of ours, which stays ours
+        with records.study_lock(tmp_path / "s.jsonl"):  # a lock on a file of ours, which stays ours
             assert stat.S_IMODE((tmp_path / "s.jsonl").stat().st_mode) == 0o600
     finally:
         os.umask(before)
@@ -587,8 +587,8 @@ def test_what_killed_jobs_have_left_goes_and_nothing_else(tmp_path: Path, monkey
     def left() -> set[str]:
         for name in (*kept, *gone):
             (tmp_path / name).touch()
-        files.write(tmp_path / "file", "text")
-        files.write(tmp_path / "file", "text")
+        files.write_file(tmp_path / "file", "text")
+        files.write_file(tmp_path / "file", "text")
         return {x.name for x in tmp_path.iterdir()}
 
     def without(descriptor: int, operation: int) -> None:
@@ -602,9 +602,9 @@ def test_what_killed_jobs_have_left_goes_and_nothing_else(tmp_path: Path, monkey
 
 def test_text_that_a_storage_drops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
-    files.write(path, "old")
+    files.write_file(path, "old")
     monkeypatch.setattr(files, "to_disk", lambda partial: os.truncate(partial, 2))
-    refused(FileError, "what was written is not what the file holds", files.write, path, "new")
+    refused(FileError, "what was written is not what the file holds", files.write_file, path, "new")
     assert [x.read_text() for x in tmp_path.iterdir()] == ["old"]
 
 
@@ -616,8 +616,8 @@ def test_where_files_cannot_be_locked_it_says_so(
 
     monkeypatch.setattr(fcntl, "flock", without)
     for _ in range(2):
-        files.write(tmp_path / "file", "text")
-    with records.alone(tmp_path / "s.jsonl"):
+        files.write_file(tmp_path / "file", "text")
+    with records.study_lock(tmp_path / "s.jsonl"):
         pass
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith("pdgemm: ") and "cannot be locked (Operation not supported)" in said

@@ -459,7 +459,7 @@ def test_what_is_damaged_is_replaced_and_what_is_not_ours_is_left(comm: Any, sha
         def as_before() -> None:  # when the hash was of the attributes alone
             with h5py.File(old, "r+") as file:
                 del file.attrs["pdgemm_contents"]
-                attrs = {name: attributes.read(file, name) for name in file.attrs}
+                attrs = {name: attributes.read_attribute(file, name) for name in file.attrs}
                 hashed = {x: attrs[x] for x in ("step", "name", "pdgemm_job", "pdgemm_generation")}
                 file.attrs["pdgemm_attributes"] = generations._hash_of_attrs(hashed)
 

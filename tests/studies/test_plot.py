@@ -26,7 +26,7 @@ from pdgemm.tools.studies import plot, records
 from pdgemm.tools.studies.cases import cases, weak_shape
 from pdgemm.tools.studies.curves import Section, per_node, read_all
 from pdgemm.tools.studies.figures import drawing
-from pdgemm.tools.studies.page import KEY, Drawn, command, page
+from pdgemm.tools.studies.page import KEY, Drawn, command_of_record, page
 from pdgemm.tools.studies.panels import Forecast, panels
 from pdgemm.tools.studies.predictions import predict
 
@@ -59,7 +59,7 @@ def line(axes: Any, label: str) -> tuple[list[float], list[float]]:
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     """`pdgemm plot ARGUMENTS`; the exit code."""
     monkeypatch.setattr(sys, "argv", ["pdgemm", "plot", *map(str, arguments), "--predict-to", "8"])
-    return cli.run(Job(sys.argv[1:]), debug=False)
+    return cli.run_command(Job(sys.argv[1:]), debug=False)
 
 
 class Page(HTMLParser):
@@ -275,7 +275,7 @@ def test_predictions_are_those_of_the_run_itself(tmp_path: Path) -> None:
 def test_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     weak = [record(case, 1.0) for case in cases("weak", [(64, 64, 64)], [1, 2])]
     shapes = [record(case, 1.0) for case in cases("shapes", [(64, 64, 64)], [2])]
-    evil = records.failed(cases("strong", [(9, 9, 9)], [2])[0], "<script>alert(1)</script> & more", [])
+    evil = records.failed_record(cases("strong", [(9, 9, 9)], [2])[0], "<script>alert(1)</script> & more", [])
     path = study(tmp_path / "s.jsonl", {"machine": MACHINE, "ranks": 2}, *strong(), *weak, *shapes, evil)
     assert run(monkeypatch, path, "--out", tmp_path / "r.html") == 0
     text = (tmp_path / "r.html").read_text()
@@ -515,7 +515,7 @@ def test_any_field_may_hold_anything(number: int, field: str, tmp_path: Path) ->
 def test_failed_cases_are_not_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good, wrong = strong(times={1: 8.0, 2: 4.0})
     wrong.update(status="wrong", residual=0.5)
-    failed = records.failed(cases("strong", [(SIDE,) * 3], [4])[0], "it broke", [])
+    failed = records.failed_record(cases("strong", [(SIDE,) * 3], [4])[0], "it broke", [])
     path = study(tmp_path / "s.jsonl", good, wrong, failed)
     assert line(drawn(section(good, wrong, failed, folder=tmp_path), "fraction"), "auto")[0] == [1]
     assert run(monkeypatch, path, "--out", tmp_path / "r.html") == 0
@@ -524,7 +524,7 @@ def test_failed_cases_are_not_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_only_failed_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    failed = records.failed(cases("strong", [(SIDE,) * 3], [4])[0], "it broke", [])
+    failed = records.failed_record(cases("strong", [(SIDE,) * 3], [4])[0], "it broke", [])
     path = study(tmp_path / "s.jsonl", failed)
     assert run(monkeypatch, path, "--out", tmp_path / "r.html") == 0
     assert "it broke" in Page((tmp_path / "r.html").read_text()).text
@@ -616,9 +616,11 @@ def test_key_figures_are_of_the_fastest_product_of_each_curve(tmp_path: Path) ->
 
 def test_commands_as_the_user_typed_them() -> None:
     typed = {"command": ["mpirun", "-n", "4", "pdgemm", "scaling", "weak", "--out", "a b.jsonl"]}
-    assert command(typed) == "mpirun -n 4 pdgemm scaling weak --out 'a b.jsonl'"
-    assert command(typed | {"environment": {"OMP_NUM_THREADS": 2}}).startswith("OMP_NUM_THREADS=2 mpirun -n 4 ")
-    assert command({}) == ""
+    assert command_of_record(typed) == "mpirun -n 4 pdgemm scaling weak --out 'a b.jsonl'"
+    assert command_of_record(typed | {"environment": {"OMP_NUM_THREADS": 2}}).startswith(
+        "OMP_NUM_THREADS=2 mpirun -n 4 "
+    )
+    assert command_of_record({}) == ""
 
 
 @jobs.needs_mpiexec

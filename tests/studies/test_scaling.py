@@ -85,11 +85,11 @@ def test_what_is_no_study(arguments: Any, said: str) -> None:
 # ------------------------------------------------------------------ the file
 def test_records_come_back(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
-    assert records.read(path) == records.Study()
+    assert records.read_study(path) == records.Study()
     two, three = cases("weak", [(8, 8, 8)], [2, 3])
     for each in (
         record(ONE),
-        records.failed(two, "of no use", []),
+        records.failed_record(two, "of no use", []),
         {"machine": {"name": "m"}},
         record(two),
         record(three),
@@ -100,13 +100,13 @@ def test_records_come_back(tmp_path: Path) -> None:
     assert study.done == {ONE, two, three} == set(study.measured)
     assert study.machine == {"name": "m"}
     # a later failure does not lose what was measured; a wrong result is measured again
-    records.append(path, records.failed(ONE, "now", []))
+    records.append(path, records.failed_record(ONE, "now", []))
     records.append(path, record(three, status="wrong"))
     study = records.open_study(path)
     assert study.measured[ONE]["status"] == "ok"
     assert study.done == {ONE, two}
     four = Case("strong", 4, (8, 8, 8))
-    records.append(path, records.failed(four, "x", []))
+    records.append(path, records.failed_record(four, "x", []))
     assert records.left(records.open_study(path), [four, ONE, Case("strong", 5, (8, 8, 8))]) == [
         Case("strong", 5, (8, 8, 8)),
         four,  # which failed before
@@ -151,12 +151,12 @@ def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path: Path, text
     with pytest.raises(FileError, match=r"s\.jsonl: line 1 is not a measurement"):
         records.open_study(path)
     assert path.read_text() == text
-    assert len(records.read(path).unread) == 1
+    assert len(records.read_study(path).unread) == 1
 
 
 def test_a_file_that_cannot_be_read_or_written(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="it is a folder, not a file"):
-        records.read(tmp_path)
+        records.read_study(tmp_path)
     with pytest.raises(FileError, match="directory"):
         records.append(tmp_path / "missing" / "s.jsonl", record(ONE))
 
@@ -517,7 +517,7 @@ def test_a_rank_that_crashes_takes_its_case_along_and_no_other(tmp_path: Path) -
         first = listening(tmp_path)
         os.kill(int(first[1]), signal.SIGSEGV)
         # the next case is that of another job
-        assert until(lambda: path.exists() and len(records.read(path).attempts) == 1)
+        assert until(lambda: path.exists() and len(records.read_study(path).attempts) == 1)
         assert until(lambda: len({*listening(tmp_path)} - {*first}) == 2)
         run.send_signal(signal.SIGTERM)
         _, errors = run.communicate(timeout=60)
@@ -533,7 +533,7 @@ def test_a_rank_that_crashes_takes_its_case_along_and_no_other(tmp_path: Path) -
 @jobs.needs_mpiexec
 def test_two_studies_do_not_share_a_file(tmp_path: Path) -> None:
     arguments = ("strong", "--shape", "64,64,64", "--ranks", "1", "--out", "s.jsonl", *QUICK)
-    with records.alone(tmp_path / "s.jsonl"):
+    with records.study_lock(tmp_path / "s.jsonl"):
         for ranks in (0, 2):
             run = scaling(tmp_path, *arguments, ranks=ranks)
             assert run.returncode == 2 and "another study is being written to it" in run.stderr

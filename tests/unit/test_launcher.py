@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pdgemm.support.launcher import (
     LAUNCHERS,
+    launched_rank,
+    launched_size,
     local_rank,
     outside_allocation,
     outside_job,
-    rank,
     said_size,
-    size,
     without_networks,
 )
 
@@ -19,10 +19,10 @@ def test_each_launcher_tells_the_rank_and_their_number() -> None:
     assert len(told) == 3
     for names in told:
         said = {names.rank: "2", names.size: "5"}
-        assert (rank(said), size(said), said_size(said)) == (2, 5, (5, names.size))
-    assert (rank({}), said_size({})) == (0, (1, ""))
+        assert (launched_rank(said), launched_size(said), said_size(said)) == (2, 5, (5, names.size))
+    assert (launched_rank({}), said_size({})) == (0, (1, ""))
     for bad in ("x", "", "-1"):
-        assert (rank({"PMI_RANK": bad}), size({"PMI_SIZE": bad})) == (0, 1)
+        assert (launched_rank({"PMI_RANK": bad}), launched_size({"PMI_SIZE": bad})) == (0, 1)
     # of mpirun's ranks, not of its daemons, which Slurm counts
     assert said_size({"SLURM_STEP_NUM_TASKS": "4", "OMPI_COMM_WORLD_SIZE": "1"}) == (1, "OMPI_COMM_WORLD_SIZE")
 

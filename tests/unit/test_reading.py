@@ -21,7 +21,7 @@ from timelines import GOOD, timeline
 from pdgemm.errors import ArgumentError, FileError, PdgemmError
 from pdgemm.gemm import Plan
 from pdgemm.planning.machines.machine import Machine, load_machine
-from pdgemm.support.files import read
+from pdgemm.support.files import read_file
 from pdgemm.support.json_input import Count, variable
 from pdgemm.support.launcher import LAUNCHERS, allocated_ranks, local_rank
 from pdgemm.tools.cli import commands as cli
@@ -59,7 +59,7 @@ def plans() -> Iterator[str]:
 
 
 def of_a_plan(path: Path) -> None:
-    plan = Plan.from_json(read(path).decode(errors="surrogateescape"))
+    plan = Plan.from_json(read_file(path).decode(errors="surrogateescape"))
     for rank in {0, 1, plan.problem.size - 1}:
         plan.traffic(rank), plan.buffers(rank), plan.extra_bytes(rank)
     assert str(plan) and plan.total_words >= 0 and plan.cost >= 0
@@ -79,7 +79,7 @@ def of_a_timeline(path: Path) -> None:
 
 
 def of_a_study(path: Path) -> None:
-    study = records.read(path)
+    study = records.read_study(path)
     records.left(study, study.attempts), records.check_setting(path, records.Study(), {})
     if study.machine is not None:
         with suppress(PdgemmError):
@@ -198,7 +198,7 @@ def test_a_file_that_ends_early(kind: str, tmp_path: Path) -> None:
     for end in range(0, len(whole), 1 + len(whole) // 400):
         path.write_text(whole[:end])
         if kind == "study":
-            records.read(path)
+            records.read_study(path)
         else:
             with pytest.raises(PdgemmError):
                 use(path)
@@ -239,7 +239,7 @@ def test_only_files_of_a_sensible_size_are_read(tmp_path: Path) -> None:
         ("", "it is a folder, not a file"),
         ("x\0", "null"),
     ):
-        for reader in (load_machine, profile.load_profile, records.read):
+        for reader in (load_machine, profile.load_profile, records.read_study):
             with pytest.raises(FileError, match=said):
                 reader(tmp_path / name)
     with pytest.raises(FileError, match="it is a character device, not a file"):
@@ -283,7 +283,9 @@ def test_a_plan_of_another_algorithm_is_refused() -> None:
 def test_a_record_may_name_a_file_that_is_no_text(tmp_path: Path) -> None:
     """As the command line gives names in other alphabets; the study can be gone on with."""
     (case,) = cases("strong", [(8, 8, 8)], [1])
-    records.append(tmp_path / "s.jsonl", records.failed(case, "it is \udcff", ["pdgemm", "--out", "\udcff.jsonl"]))
+    records.append(
+        tmp_path / "s.jsonl", records.failed_record(case, "it is \udcff", ["pdgemm", "--out", "\udcff.jsonl"])
+    )
     assert records.open_study(tmp_path / "s.jsonl").attempts == [case]
 
 

@@ -34,7 +34,7 @@ from pdgemm.planning.planner import plan_product
 from pdgemm.planning.problem import Problem
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.planning.question import default_layout, movers
-from pdgemm.schedules.mover_registry import MOVERS, POLICIES, by_messages, choices, fan_out
+from pdgemm.schedules.mover_registry import MOVERS, POLICIES, by_messages, fan_out, mover_choices
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,7 +50,7 @@ def test_the_documentation_lists_the_movers() -> None:
     table += [f"| `{x.name}` | {'host, ' * x.on_host}GPUs | {x.summary} |" for x in MOVERS.values()]
     assert rows("docs/choosing.md", "| mover | matrices on | |\n") == table
     docstring = (ROOT / "pdgemm" / "gemm.py").read_text().split('"""')[3]
-    assert all(f'"{name}"' in docstring for name in choices())
+    assert all(f'"{name}"' in docstring for name in mover_choices())
 
 
 def test_every_mover_has_a_link_and_tells_who_sends_to_whom() -> None:
@@ -80,7 +80,7 @@ with tree_planned():
     path = {"PYTHONPATH": f"{ROOT}:{Path(__file__).parents[1] / 'helpers'}", "COLUMNS": "200"}
     done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60, env=path)
     assert done.returncode == 0, done.stderr
-    offered = choices() if command == "multiply" else movers()
+    offered = mover_choices() if command == "multiply" else movers()
     assert f"[{'|'.join((*offered, 'tree'))}]" in done.stdout
 
 
@@ -121,7 +121,7 @@ def test_the_documentation_lists_the_algorithms() -> None:
     assert listed == [f"| {name} | {x.words} | {x.memory} | {x.good_for} |" for name, x in zip(named, entries)]
     assert len(table) == len(listed) + 1
     docstring = (ROOT / "pdgemm" / "gemm.py").read_text().split('"""')[3]
-    assert all(f'"{name}"' in docstring for name in algorithm_registry.choices())
+    assert all(f'"{name}"' in docstring for name in algorithm_registry.algorithm_choices())
 
 
 def test_every_algorithm_has_a_schedule_and_an_executor_of_its_own() -> None:
@@ -135,10 +135,10 @@ def test_every_algorithm_has_a_schedule_and_an_executor_of_its_own() -> None:
 
 def test_no_name_of_an_algorithm_is_taken_twice() -> None:
     before = dict(ALGORITHMS)
-    for name in algorithm_registry.choices():
+    for name in algorithm_registry.algorithm_choices():
         for taken in (replace(ENTRY, name=name), replace(ENTRY, twin=name)):
             with pytest.raises(ArgumentError, match=f"algorithm '{name}' exists already"):
-                algorithm_registry.register(taken)
+                algorithm_registry.register_algorithm(taken)
     assert before == ALGORITHMS
 
 
@@ -160,7 +160,7 @@ with allgather_3d_registered():
 @pytest.mark.parametrize("command", ["multiply", "plan", "scaling"])
 def test_the_command_line_offers_the_algorithms_that_are_registered(command: str) -> None:
     with allgather_3d_registered():
-        assert f"[{'|'.join(algorithm_registry.choices())}]" in with_allgather_3d(command, "--help")
+        assert f"[{'|'.join(algorithm_registry.algorithm_choices())}]" in with_allgather_3d(command, "--help")
 
 
 def test_pdgemm_plan_lists_an_algorithm_that_is_registered() -> None:
@@ -197,8 +197,8 @@ def test_the_types_of_names_are_the_names_that_are_taken() -> None:
     def of(union: Any) -> list[str]:
         return [name for part in get_args(union) for name in get_args(part) or [part] if isinstance(name, str)]
 
-    assert of(names.AlgorithmName) == [*algorithm_registry.choices()]
-    assert sorted(of(names.MoverName)) == sorted(choices())
+    assert of(names.AlgorithmName) == [*algorithm_registry.algorithm_choices()]
+    assert sorted(of(names.MoverName)) == sorted(mover_choices())
     assert of(names.DeviceName) == [HOST, *device_modules]
     assert of(names.ComputeType) == [*dtypes.COMPUTE]
     assert {*get_args(names.RandomKind)} == {*KINDS} - {"eye", "ones", "zeros"}  # which are not random

@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from pdgemm.algorithms.indexing.selection import scatter
+from pdgemm.algorithms.indexing.selection import scatter_selection
 from pdgemm.errors import ArgumentError, DTypeError, LayoutError
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import to_host
-from pdgemm.local.arrays.dtypes import element_type, fits
+from pdgemm.local.arrays.dtypes import can_convert, element_type
 from pdgemm.local.arrays.elementwise import set_elements
 from pdgemm.local.arrays.keys import Picked, last_of_each, picked
 from pdgemm.matrix.argument_checks import check_matrices, communicator
-from pdgemm.matrix.array_functions import fitted, part_of
+from pdgemm.matrix.array_functions import fitted, part_of_broadcast
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import check_not_freed, described_elements, together
 
@@ -61,7 +61,7 @@ def assign(A: DistMatrix, key: Any, value: Any) -> None:
         elif isinstance(rows.indices, range) and isinstance(cols.indices, range):
             value.redistribute(A._window(rows.indices, cols.indices))
         else:
-            scatter(A[...], np.asarray(rows.indices), np.asarray(cols.indices), value)
+            scatter_selection(A[...], np.asarray(rows.indices), np.asarray(cols.indices), value)
     else:
         _set(A, rows, cols, value)
 
@@ -72,7 +72,7 @@ def _told(value: Any, dtype: np.dtype) -> list[object]:
         return ["to a matrix"]
     if not isinstance(value, np.ndarray):
         return [f"to {_number(value, dtype)}"]
-    if not fits(element_type(value.dtype), dtype):
+    if not can_convert(element_type(value.dtype), dtype):
         raise DTypeError(f"{value.dtype} elements cannot become {dtype}")
     return [f"to an array of shape {value.shape}", described_elements(value)]
 
@@ -115,7 +115,7 @@ def _set(A: Any, rows: Picked, cols: Picked, value: Any) -> None:
         _places(dim, x.indices, part)
         for dim, x, part in zip((A.distribution.rows, A.distribution.cols), (rows, cols), (i, j))
     )
-    given = part_of(value, from_rows, from_cols) if np.ndim(value) else _number(value, A.dtype)
+    given = part_of_broadcast(value, from_rows, from_cols) if np.ndim(value) else _number(value, A.dtype)
     if isinstance(down, slice) and isinstance(across, slice):
         target = A.stored[down, across]
         if np.ndim(value) == 0:

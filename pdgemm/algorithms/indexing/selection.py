@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from pdgemm.algorithms.redistribution import move_report, reached
+from pdgemm.algorithms.redistribution import move_report, transfer_ways
 from pdgemm.devices.streams import recorder_of
 from pdgemm.errors import DeviceError, DTypeError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.index_map import IndexPairs
 from pdgemm.instrument import spans
 from pdgemm.local.arrays import device as devices
-from pdgemm.local.arrays.dtypes import fits
+from pdgemm.local.arrays.dtypes import can_convert
 from pdgemm.local.arrays.keys import last_of_each, picked
 from pdgemm.matrix.argument_checks import check_matrices, check_result, communicator, overlap
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -55,7 +55,7 @@ def select(A: DistMatrix, rows: Indices = None, cols: Indices = None) -> DistMat
     return out
 
 
-def scatter(A: DistMatrix, rows: np.ndarray, cols: np.ndarray, B: DistMatrix) -> None:
+def scatter_selection(A: DistMatrix, rows: np.ndarray, cols: np.ndarray, B: DistMatrix) -> None:
     """Set A[rows, cols] := B, of as many rows and columns.  Collective; `assign` has checked A and the indices.
 
     Where a row or column is named twice, the last one of B stays.  `A.report` has the words that were sent.
@@ -69,7 +69,7 @@ def scatter(A: DistMatrix, rows: np.ndarray, cols: np.ndarray, B: DistMatrix) ->
         arguments += ["A[rows, cols] = B", A.distribution, B.distribution, B.dtype, *pairs]
         if B.device != A.device:
             raise DeviceError(f"A is on {A.device}, B on {B.device}; copy one of them with to_device")
-        if not fits(B.dtype, A.dtype):
+        if not can_convert(B.dtype, A.dtype):
             raise DTypeError(f"{B.dtype} elements cannot become {A.dtype}")
         B.layout_in(A.grid)
         common.flag = overlap(A.stored, B.stored)  # on any rank
@@ -90,7 +90,7 @@ def _move(name: str, X: DistMatrix, Y: DistMatrix, pairs: list[IndexPairs], star
     with together(comm) as arguments:
         where = devices.of(X.stored)
         shared = X.shared and X.grid.ranks_per_node is None
-        shared, staged, nccl = reached(where, X.grid, shared, X.mpi_addressable and Y.mpi_addressable)
+        shared, staged, nccl = transfer_ways(where, X.grid, shared, X.mpi_addressable and Y.mpi_addressable)
         source, target = X.layout_in(grid), Y.layout_in(grid)
         on = (source.conjugated == target.conjugated, shared, where.name if where else "", staged, nccl)
         plan = fitted_messages(Selection(source, target, comm.size, 1, *on, rows=pairs[0], cols=pairs[1]))

@@ -62,7 +62,7 @@ class Cholesky:
         behind = slice(self._rows.below(panel.stop, i), A.shape[0])
         if (i, j) == (panel.row, panel.col):
             with task.recorder.phase("compute"):
-                info = local_lapack.cholesky(A[diagonal, cols])
+                info = local_lapack.potrf(A[diagonal, cols])
                 if info:
                     self._failed = self._failed or panel.start + info
                     A[diagonal, cols] = np.nan  # with which all ranks go on
@@ -72,7 +72,7 @@ class Cholesky:
             L = task.bring("col", panel.row, "A", (diagonal, cols), self._diagonals[slot.number], slot, DIAGONAL)
             task.wait(slot)
             with task.recorder.phase("compute"):
-                local_lapack.solve_triangular(L, A[behind, cols], side="R", trans="C")
+                local_lapack.trsm(L, A[behind, cols], side="R", trans="C")
         with task.recorder.phase("post"):
             P = task.bring("row", panel.col, "A", (behind, cols), slot.buffer_a, slot, PANEL)
             n_loc = A.shape[1] - self._cols.below(panel.stop, j)

@@ -16,7 +16,7 @@ from pdgemm.local.arrays.device import Array, to_host
 from pdgemm.local.arrays.dtypes import eps
 from pdgemm.local.arrays.elementwise import Combine
 from pdgemm.local.blas.local_lapack import multiply_triangular
-from pdgemm.local.blas.local_qr import add_gram, divide, new_gram, parts
+from pdgemm.local.blas.local_qr import add_gram, divide, new_gram, row_blocks
 from pdgemm.schedules.panels.tsqr_schedule import MEASURED, Tree
 from pdgemm.transport.panels.tree_messages import ascend, descend, to_all, unpacked
 
@@ -57,7 +57,7 @@ def cholesky_qr(A: Array, copy: Combine, Q: Array, tree: Tree, m: int, comm: MPI
     shift = 0.0
     with recorder.phase("compute"):
         G = new_gram(Q)
-        for rows in parts(Q):
+        for rows in row_blocks(Q):
             copy(Q[rows], A[rows])
             add_gram(Q[rows], G)
         mine = to_host(G)[upper].conj()
@@ -79,7 +79,7 @@ def cholesky_qr(A: Array, copy: Combine, Q: Array, tree: Tree, m: int, comm: MPI
                 multiply_triangular(np.asfortranarray(R), whole, lower=False)
             else:
                 whole = np.asfortranarray(R)
-            for rows in parts(Q):
+            for rows in row_blocks(Q):
                 divide(Q[rows], R)
                 if not last:
                     add_gram(Q[rows], G)

@@ -84,7 +84,7 @@ class LUPanels:
             X, pivots = gathered.whole(panel, task.workspace["gathered"]), np.empty(panel.width, np.intc)
             gathered.gather(panel, X, self._gathering)
             with task.recorder.phase("compute"):
-                info = local_lapack.lu(X, pivots)
+                info = local_lapack.getrf(X, pivots)
             self._singular = self._singular or (panel.start + info if info else 0)
             self._pivots[panel.start : panel.stop] = gathered_rows(self._rows, panel)[pivots - 1]
             gathered.spread(panel, X, own, self._gathering)
@@ -121,7 +121,7 @@ class LUPanels:
         if i == panel.row and panel.stop < self._cols.n:
             with task.recorder.phase("compute"):
                 L = self._panels[slot.number][: panel.width]
-                local_lapack.solve_triangular(L, A[diagonal, right], unit=True)
+                local_lapack.trsm(L, A[diagonal, right], unit=True)
         if panel.stop >= self._rows.n:
             return None
         U = task.bring("col", panel.row, "A", (diagonal, right), slot.buffer_b, slot, DIAGONAL)

@@ -57,7 +57,7 @@ def device_of(A: DistMatrix) -> str:
     return "" if A.device == devices.HOST else A.device
 
 
-def run(
+def run_panels(
     schedule: PanelSchedule,
     executor: Callable[[Task[Any]], Callable[[], int]],
     matrices: dict[str, DistMatrix],
@@ -133,7 +133,7 @@ def _workspace(schedule: PanelSchedule, grid: ProcessGrid, like: Array, what: st
     """Return the buffers of a schedule on this rank.  Collective; raises the same exception on all ranks."""
     device, exposed = devices.of(like), schedule.exposed_buffers if schedule.shared else ()
     own = devices.own_memory(device)
-    shared = devices.memory(device, grid) if exposed else own
+    shared = devices.shared_memory(device, grid) if exposed else own
     with together(grid.comm) as arguments:
         arguments += [what, repr(schedule)]
         return {

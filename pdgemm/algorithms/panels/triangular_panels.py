@@ -111,7 +111,7 @@ class TriangularSolve(_Panels):
             triangle = self._triangle(panel, slot)
             X = self._B[self._local_rows(panel.start, panel.stop), self._local_cols(panel)]
             with self._task.recorder.phase("compute"):
-                local_lapack.solve_triangular(triangle, X, lower=self._plan.lower, unit=self._unit)
+                local_lapack.trsm(triangle, X, lower=self._plan.lower, unit=self._unit)
         self._post(panel, slot)
 
 

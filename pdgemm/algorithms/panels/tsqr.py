@@ -12,8 +12,8 @@ from mpi4py import MPI
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.local.arrays.elementwise import Combine
 from pdgemm.local.blas.local_gemm import gemm_accumulate
-from pdgemm.local.blas.local_qr import blocks, orthonormal, phases
-from pdgemm.schedules.panels.tsqr_schedule import Tree, packed
+from pdgemm.local.blas.local_qr import blocks, orthonormal_factors, phases
+from pdgemm.schedules.panels.tsqr_schedule import Tree, packed_words
 from pdgemm.transport.panels.tree_messages import ascend, descend, unpacked
 
 
@@ -35,17 +35,17 @@ def tsqr(
         for rows in blocks(len(Q), k, times=4):
             block = room[k * rows.start : k * rows.stop].reshape(-1, k, order="F")
             copy(block, A[rows])
-            q, r = orthonormal(block)
+            q, r = orthonormal_factors(block)
             parts.append((rows, q))
             triangles.append(r)
-        local, R = orthonormal(np.asfortranarray(np.vstack([np.zeros((0, k), Q.dtype), *triangles])))
+        local, R = orthonormal_factors(np.asfortranarray(np.vstack([np.zeros((0, k), Q.dtype), *triangles])))
 
     joined = list[tuple[np.ndarray, int]]()  # of each child that has rows: Q, and the rows of it that are this rank's
 
     def join(mine: np.ndarray, other: np.ndarray) -> np.ndarray:
         with recorder.phase("compute"):
             first, second = (unpacked(x, upper) for x in (mine, other))
-            q, r = orthonormal(np.asfortranarray(np.vstack([first, second])))
+            q, r = orthonormal_factors(np.asfortranarray(np.vstack([first, second])))
             joined.append((q, len(first)))
             return r[upper[: len(r)]]
 
@@ -60,17 +60,17 @@ def tsqr(
 
     def split(mine: np.ndarray, child: int) -> tuple[np.ndarray, np.ndarray]:
         if not tree.up[child]:
-            return mine, mine[: packed(k, k)]
+            return mine, mine[: packed_words(k, k)]
         with recorder.phase("compute"):
-            R, C = mine[: packed(k, k)], mine[packed(k, k) :].reshape(-1, k)
+            R, C = mine[: packed_words(k, k)], mine[packed_words(k, k) :].reshape(-1, k)
             q, height = joined.pop()
             C = q @ C
             return tuple(np.concatenate([R, x.ravel()]) for x in (C[:height], C[height:]))  # type: ignore[return-value]
 
     mine = descend(tree, comm, mine, split, recorder)
     with recorder.phase("compute"):
-        C, at = local @ mine[packed(k, k) :].reshape(-1, k), 0
+        C, at = local @ mine[packed_words(k, k) :].reshape(-1, k), 0
         for rows, q in parts:
             gemm_accumulate(1, q, C[at : at + q.shape[1]], 0, Q[rows])
             at += q.shape[1]
-    return unpacked(mine[: packed(k, k)], upper)
+    return unpacked(mine[: packed_words(k, k)], upper)

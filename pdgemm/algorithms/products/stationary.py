@@ -19,7 +19,7 @@ from pdgemm.transport.movers import BROADCASTS
 from pdgemm.transport.movers.nccl import nccl_reduce
 from pdgemm.transport.movers.panel_views import column_panel, column_room
 from pdgemm.transport.movers.pipeline import PanelRing, Slot
-from pdgemm.transport.movers.reduce import reduce
+from pdgemm.transport.movers.reduce import start_reduction
 from pdgemm.transport.movers.staged import Staged
 from pdgemm.transport.store import store
 
@@ -113,7 +113,9 @@ class _SumsOfC:
         elif travels:
             arriving = self._arriving[slot.number][: panel.size]
             staged = self._staged[slot.number].cut(0, panel.size) if self._staged else None
-            transfers.expect(reduce(row, panel, arriving, step.col, slot, self._recorder, staged, transfers.poll))
+            transfers.expect(
+                start_reduction(row, panel, arriving, step.col, slot, self._recorder, staged, transfers.poll)
+            )
         if self._call.grid.coords[1] == step.col and self._rows:
             slot.when_free.append(partial(self._store, panel, step.a.inverse))
 

@@ -22,7 +22,7 @@ from pdgemm.transport.movers import BROADCASTS
 from pdgemm.transport.movers.node_arrays import NodeArrays
 from pdgemm.transport.movers.panel_views import column_panel, column_room, flipped, in_place
 from pdgemm.transport.movers.pipeline import PanelRing, Slot
-from pdgemm.transport.movers.ring import announce, follow, relay
+from pdgemm.transport.movers.ring import announce, follow, forward
 from pdgemm.transport.movers.staged import Staged
 from pdgemm.transport.store import store
 
@@ -206,7 +206,7 @@ class _Side:
             pack = self._pack(owner, there, cols) if gathers or (leaves and ready is None) else None
             if chain:
                 x = wire(there if ready is None else ready)
-                bring: Callable[[Slot, Recorder], object] | None = partial(relay, self._comm, x, chain)
+                bring: Callable[[Slot, Recorder], object] | None = partial(forward, self._comm, x, chain)
             else:
                 bring = partial(_read, there.size) if owner != me else None
             parts.append(_Part(pack, bring, slot + number * self._slots))

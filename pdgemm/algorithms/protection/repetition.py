@@ -14,7 +14,7 @@ from time import perf_counter
 import numpy as np
 
 from pdgemm.algorithms.protection.checksum import REPEATS, local_sum
-from pdgemm.algorithms.protection.row_checksums import RowChecksums, named
+from pdgemm.algorithms.protection.row_checksums import RowChecksums, ranks_and_nodes
 from pdgemm.errors import CorruptionError
 from pdgemm.instrument.check_report import CheckReport, Checks
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -57,7 +57,9 @@ def protected(
                 "protect='repair' would have repeated the product"
             )
         before, bits = bits, int(local_sum(C)[0])
-        flipped = named(comm.allgather((bits != before, node()))) if repeats else ""  # where the repetition differs
+        flipped = (
+            ranks_and_nodes(comm.allgather((bits != before, node()))) if repeats else ""
+        )  # where the repetition differs
         if verdict.wrong and flipped and repeats == REPEATS:
             raise CorruptionError(
                 f"a bit has flipped on {flipped}: {REPEATS + 1} products differ, and in the last {rows}: "

@@ -275,7 +275,7 @@ class RowChecksums:
         if self._beta != 0 or not far.any():  # C on entry is gone, or all columns are wrong
             far[:] = True
         mine = np.isin(rows_c, rows).any() and far[cols_c].any()
-        return named(self._comm.allgather((bool(mine), node())))
+        return ranks_and_nodes(self._comm.allgather((bool(mine), node())))
 
     def changed(self) -> str:
         """Name the ranks whose part of A or B is not what it was when the product began; nothing if there are none."""
@@ -319,7 +319,7 @@ class RowChecksums:
         self.allreduces += 1
 
 
-def named(ranks: list[tuple[bool, str]]) -> str:
+def ranks_and_nodes(ranks: list[tuple[bool, str]]) -> str:
     """Return the ranks of which something is true, and their nodes, as text; the empty string if it is true of none."""
     names = [f"rank {rank} on {host}" for rank, (true, host) in enumerate(ranks) if true]
     return " or ".join(names[:4]) + (f" or {len(names) - 4} others" if len(names) > 4 else "")

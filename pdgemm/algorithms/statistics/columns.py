@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pdgemm.algorithms.blocks import from_blocks, reported_blocks, set_from_blocks
-from pdgemm.algorithms.statistics.ranked import at_places, check_ordered, elements_of, keys_of, total
+from pdgemm.algorithms.statistics.ranked import at_places, check_ordered, elements_of, keys_of, sum_over_ranks
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.rectangles import Rectangle
@@ -111,7 +111,7 @@ def _all_sorted(a: DistMatrix) -> DistMatrix:
     comm.Exscan(equal, earlier)
     if comm.rank == 0:
         earlier[:] = 0
-    taken = np.clip(inner - total(left, comm) - earlier, 0, equal)
+    taken = np.clip(inner - sum_over_ranks(left, comm) - earlier, 0, equal)
     cuts = [0, *(left + taken).tolist(), *[len(keys)] * (len(ends) - len(inner) + 1)]
     elements = elements_of(keys, a.dtype)
     pieces = [elements[i:j].reshape(-1, 1) for i, j in pairwise(cuts)]

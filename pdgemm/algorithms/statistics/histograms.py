@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pdgemm.algorithms.statistics.ranked import check_ordered, total
+from pdgemm.algorithms.statistics.ranked import check_ordered, sum_over_ranks
 from pdgemm.errors import ArgumentError
 from pdgemm.local.arrays.device import to_host
 from pdgemm.local.arrays.folds import widened
@@ -45,5 +45,5 @@ def histogram(
         x = widened(to_host(a.local)).ravel()
         x = x.astype(np.uint8) if x.dtype == bool else x
         counts, edges = np.histogram(x, bins, ends)
-    counts = total(counts, a.grid.comm)
+    counts = sum_over_ranks(counts, a.grid.comm)
     return (counts / np.diff(edges) / counts.sum() if density else counts), edges

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pdgemm.algorithms.statistics.columns import whole_columns
-from pdgemm.algorithms.statistics.ranked import at_places, check_ordered, elements_of, keys_of, total
+from pdgemm.algorithms.statistics.ranked import at_places, check_ordered, elements_of, keys_of, sum_over_ranks
 from pdgemm.errors import ArgumentError
 from pdgemm.local.arrays.folds import widened
 from pdgemm.matrix.argument_checks import check_matrices, communicator
@@ -89,7 +89,7 @@ def _of_all(a: DistMatrix, q: np.ndarray, median: bool, skip: bool, of: Callable
     known = len(keys)
     if a.dtype.kind not in "biu":
         known = int(keys.searchsorted(np.iinfo(keys.dtype).max, "left"))
-    (count,) = total([known], comm)
+    (count,) = sum_over_ranks([known], comm)
     like = of(np.ones(2, a.dtype))
     if count == 0 or (count < a.size and not skip):
         return np.full_like(like, np.nan)[()]

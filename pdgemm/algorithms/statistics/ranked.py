@@ -68,13 +68,13 @@ def at_places(keys: np.ndarray, places: np.ndarray, comm: MPI.Intracomm) -> np.n
     low = np.zeros((len(places), 1), keys.dtype)  # the bytes that are known, the highest first
     digits = np.arange(1, 256).astype(keys.dtype)
     for shift in range(8 * keys.itemsize - 8, -1, -8):
-        less = total(keys.searchsorted(low + (digits << keys.dtype.type(shift)), "left"), comm)
+        less = sum_over_ranks(keys.searchsorted(low + (digits << keys.dtype.type(shift)), "left"), comm)
         byte = (less <= places[:, None]).sum(axis=1, keepdims=True)
         low += byte.astype(keys.dtype) << keys.dtype.type(shift)
     return low[:, 0]
 
 
-def total(counts: Any, comm: MPI.Intracomm) -> np.ndarray:
+def sum_over_ranks(counts: Any, comm: MPI.Intracomm) -> np.ndarray:
     """Return the sums of integers over the ranks.  Collective."""
     summed = np.array(counts, np.int64)
     comm.Allreduce(MPI.IN_PLACE, summed, MPI.SUM)

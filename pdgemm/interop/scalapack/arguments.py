@@ -13,7 +13,7 @@ import numpy as np
 from pdgemm.errors import ArgumentError, GridError, PdgemmError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.interop.scalapack.blacs import grid_of, meeting
+from pdgemm.interop.scalapack.blacs import grid_of_context, meeting
 from pdgemm.interop.scalapack.descriptors import CTXT_, DTYPE_, LLD_, Descriptor, illegal, whole_number
 from pdgemm.local.arrays.dtypes import names
 from pdgemm.local.blas.local_gemm import leading
@@ -79,7 +79,7 @@ class Sub:
 
     @property
     def grid(self) -> ProcessGrid | None:
-        return grid_of(self.entries[CTXT_]) if len(self.entries) > CTXT_ else None
+        return grid_of_context(self.entries[CTXT_]) if len(self.entries) > CTXT_ else None
 
     @property
     def absent(self) -> bool:

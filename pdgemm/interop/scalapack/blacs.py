@@ -41,18 +41,18 @@ def context(grid: ProcessGrid) -> int:
 
 def blacs_gridinfo(ictxt: int) -> tuple[int, int, int, int]:
     """Return (nprow, npcol, myrow, mycol); myrow = mycol = -1 outside the grid, all -1 if the context is invalid."""
-    grid = grid_of(ictxt)
+    grid = grid_of_context(ictxt)
     return (-1, -1, -1, -1) if grid is None else (*grid.shape, *grid.coords)
 
 
 def blacs_gridexit(ictxt: int) -> None:
     """Free a context and its communicators.  Collective."""
-    if grid_of(ictxt) is None:
+    if grid_of_context(ictxt) is None:
         raise GridError(f"{ictxt} is not a context")
     _contexts.pop(index(ictxt)).free()
 
 
-def grid_of(ictxt: object) -> ProcessGrid | None:
+def grid_of_context(ictxt: object) -> ProcessGrid | None:
     """Return the grid of a context; None if there is no such context, or its grid was freed."""
     try:
         grid = _contexts.get(index(ictxt))  # type: ignore[arg-type]
@@ -69,7 +69,7 @@ def meeting(grids: Iterable[ProcessGrid | None]) -> ProcessGrid | None:
     if none of these is a context, for those of all existing contexts, if they have the same processes.
     None if there is no such context.
     """
-    alive = [grid for number in _contexts if (grid := grid_of(number)) is not None]
+    alive = [grid for number in _contexts if (grid := grid_of_context(number)) is not None]
 
     def first(grid: ProcessGrid) -> ProcessGrid:
         return next(x for x in alive if x.comm is grid.comm or x.rank_map_in(grid) is not None)

@@ -16,7 +16,7 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
-from pdgemm.interop.scalapack.blacs import grid_of
+from pdgemm.interop.scalapack.blacs import grid_of_context
 
 __all__ = [
     "CSRC_", "CTXT_", "DTYPE_", "LLD_", "MB_", "M_", "NB_", "N_", "RSRC_", "IllegalArgument", "descinit", "descinit2",
@@ -90,7 +90,7 @@ class Descriptor(NamedTuple):
     @property
     def layout(self) -> Distribution:
         """The distribution of the matrix; all entries but LLD_ must be legal."""
-        grid = grid_of(self.CTXT_)
+        grid = grid_of_context(self.CTXT_)
         assert grid is not None
         pr, pc = grid.shape
         return Distribution(
@@ -104,7 +104,7 @@ class Descriptor(NamedTuple):
         least : the minimum of M_ and N_.
         lld   : LLD_ is at least 1, and at least the local rows: never, where there are local columns, or always.
         """
-        grid = grid_of(self.CTXT_)
+        grid = grid_of_context(self.CTXT_)
         pr, pc = (1, 1) if grid is None else grid.shape
         for name, fine, rule in (
             ("CTXT_", grid is not None, "is not a context"),

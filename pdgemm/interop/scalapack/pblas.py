@@ -26,7 +26,7 @@ from pdgemm.interop.scalapack.arguments import (
     letter,
     of_type,
 )
-from pdgemm.interop.scalapack.blacs import grid_of, meeting
+from pdgemm.interop.scalapack.blacs import grid_of_context, meeting
 from pdgemm.interop.scalapack.descriptors import CTXT_, illegal
 from pdgemm.linalg.factors.rank_k import herk, syrk
 from pdgemm.linalg.factors.triangular import solve_triangular, trmm
@@ -187,7 +187,7 @@ def _gemr2d(routine: str, dtypes: Dtypes, m: int, n: int,
     Each element that changes its process is sent once.  Other arguments and errors are those of p?gemm.
     """
     sub_a, sub_b = subs = Sub("a", 3, a, ia, ja, desca, m, n), Sub("b", 7, b, ib, jb, descb, m, n)
-    grid, error, known = grid_of(ictxt), None, list[_Known | None]()
+    grid, error, known = grid_of_context(ictxt), None, list[_Known | None]()
     common = meeting([grid] if grid else [sub.grid for sub in subs])
     try:
         at_least_0(routine, m=(1, m), n=(2, n))

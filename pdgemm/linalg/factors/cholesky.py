@@ -6,12 +6,12 @@ from time import perf_counter
 from typing import Any
 
 from pdgemm.algorithms.panels.cholesky_panels import Cholesky
-from pdgemm.algorithms.panels.panel_run import can_read, device_of, run, working_copy
+from pdgemm.algorithms.panels.panel_run import can_read, device_of, run_panels, working_copy
 from pdgemm.errors import LinAlgError
 from pdgemm.instrument.step_reports import Steps
-from pdgemm.linalg.factors.operands import check_square, described, solution
+from pdgemm.linalg.factors.operands import check_square, operand_description, solution
 from pdgemm.linalg.factors.triangular import BLOCK, PANEL, solve_triangular
-from pdgemm.matrix.argument_checks import check_result, communicator, size
+from pdgemm.matrix.argument_checks import check_result, communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.schedules.panels.cholesky_schedule import CholeskySchedule
 from pdgemm.schedules.panels.panel_schedule import is_balanced
@@ -36,7 +36,7 @@ def cholesky(A: DistMatrix, *, lower: bool = True, overwrite_a: bool = False) ->
     factor, minor = cholesky_factor(A, lower, overwrite_a)
     if minor:
         raise LinAlgError(
-            f"A ({size(A)} on a {A.grid} grid) is not positive definite: its leading minor of order {minor} is not"
+            f"A ({shape_of(A)} on a {A.grid} grid) is not positive definite: its leading minor of order {minor} is not"
         )
     return factor
 
@@ -52,10 +52,10 @@ def cholesky_factor(A: DistMatrix, lower: bool, overwrite_a: bool = False) -> tu
         if overwrite_a:
             check_result("A", A, {})
         fits = is_balanced(A.layout_in(A.grid), BLOCK)
-        arguments += ["cholesky", f"lower={bool(lower)}", bool(overwrite_a), *described(A)]
+        arguments += ["cholesky", f"lower={bool(lower)}", bool(overwrite_a), *operand_description(A)]
     W, moves = working_copy(A if lower else A.T, BLOCK, fits, overwrite_a)
-    what = f"Cholesky factor of a matrix ({size(A)})"
-    minor, report = run(cholesky_schedule(W), Cholesky, {"A": W}, what, moves, start)
+    what = f"Cholesky factor of a matrix ({shape_of(A)})"
+    minor, report = run_panels(cholesky_schedule(W), Cholesky, {"A": W}, what, moves, start)
     factor = W if lower else W.T
     factor.report = report
     return factor, minor

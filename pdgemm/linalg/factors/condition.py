@@ -12,7 +12,7 @@ from pdgemm.linalg.factors.operands import column
 from pdgemm.local.arrays.dtypes import eps
 from pdgemm.local.arrays.element_functions import element_function
 from pdgemm.local.blas.local_qr import phases
-from pdgemm.matrix.argument_checks import size
+from pdgemm.matrix.argument_checks import shape_of
 from pdgemm.matrix.array_functions import tril, triu
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import AnyName
@@ -30,7 +30,7 @@ def reciprocal_condition(steps: Steps, A: DistMatrix, norm: float, solve: Solve)
     A    : the factors, or the matrix itself, whose rows, type and grid say where vectors lie.
     norm : |A|_1.
     """
-    inner = Steps(what=f"Condition of {size(A)}", algorithm=AnyName("rcond"))
+    inner = Steps(what=f"Condition of {shape_of(A)}", algorithm=AnyName("rcond"))
     found = reciprocal(A, norm, inverse_norm(inner, A, solve) if len(A) else 0.0)
     steps.add(inner)
     return found
@@ -48,8 +48,8 @@ def regular(A: DistMatrix, rcond: float) -> float:
     if not rcond >= eps(A.dtype):
         warn_together(
             A.grid.comm,
-            f"A ({size(A)} on a {A.grid} grid) is ill-conditioned: its reciprocal condition number, about {rcond:.1e}, "
-            "is less than eps, and no digit of the result may be right",
+            f"A ({shape_of(A)} on a {A.grid} grid) is ill-conditioned: its reciprocal condition number, about "
+            f"{rcond:.1e}, is less than eps, and no digit of the result may be right",
         )
     return rcond
 

@@ -10,12 +10,12 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm.algorithms.panels.householder_panels import Householder
-from pdgemm.algorithms.panels.panel_run import can_read, device_of, run, working_copy
+from pdgemm.algorithms.panels.panel_run import can_read, device_of, run_panels, working_copy
 from pdgemm.gemm import pdgemm
 from pdgemm.linalg.factors.operands import to_factor
 from pdgemm.linalg.factors.rank_k import gram
 from pdgemm.local.arrays.element_functions import element_function
-from pdgemm.matrix.argument_checks import size
+from pdgemm.matrix.argument_checks import shape_of
 from pdgemm.matrix.array_functions import tril
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.schedules.panels.householder_schedule import HouseholderSchedule
@@ -53,7 +53,7 @@ def householder_qr(
         like_q, _ = working_copy(W[:, :k], BLOCK, True, False)
         matrices["Q"] = like_q._filled("eye", element_function("eye", 0, np.dtype("d")))
     what = f"QR factors of a matrix ({m} x {n}) by Householder reflections"
-    _, report = run(householder_schedule(W, want_q), Householder, matrices, what, moves, start)
+    _, report = run_panels(householder_schedule(W, want_q), Householder, matrices, what, moves, start)
     Q, R = matrices.get("Q"), working_copy(W[:k], BLOCK, True, False)[0] if m > n else W
     for factor in (Q, R):
         if factor is not None:
@@ -68,9 +68,9 @@ def householder_factor(A: DistMatrix) -> tuple[DistMatrix, np.ndarray]:
     a one in row j, and what is below the diagonal in column j: the same numbers as of one process, but for rounding.
     """
     W, moves = to_factor("householder_factor", A, BLOCK, False)
-    tau, what = np.zeros(min(A.shape), A.dtype), f"QR factors of a matrix ({size(A)}) by Householder reflections"
+    tau, what = np.zeros(min(A.shape), A.dtype), f"QR factors of a matrix ({shape_of(A)}) by Householder reflections"
     executor = partial(Householder, tau=tau)
-    _, W.report = run(householder_schedule(W, False), executor, {"A": W}, what, moves)
+    _, W.report = run_panels(householder_schedule(W, False), executor, {"A": W}, what, moves)
     W.grid.comm.Allreduce(MPI.IN_PLACE, tau, MPI.SUM)  # each is written on one rank
     return W, tau
 

@@ -11,14 +11,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pdgemm.algorithms.panels.lu_panels import LUPanels
-from pdgemm.algorithms.panels.panel_run import can_read, device_of, run, working_copy
+from pdgemm.algorithms.panels.panel_run import can_read, device_of, run_panels, working_copy
 from pdgemm.errors import ArgumentError, DTypeError, LinAlgError
 from pdgemm.instrument.step_reports import Steps
-from pdgemm.linalg.factors.operands import check_right_side, check_square, common_dtype, described, solution, to_factor
+from pdgemm.linalg.factors.operands import (
+    check_right_side,
+    check_square,
+    common_dtype,
+    operand_description,
+    solution,
+    to_factor,
+)
 from pdgemm.linalg.factors.triangular import solve_triangular
 from pdgemm.local.arrays.integers import shown
 from pdgemm.local.blas.local_qr import phases
-from pdgemm.matrix.argument_checks import check_result, communicator, op_letter, size
+from pdgemm.matrix.argument_checks import check_result, communicator, op_letter, shape_of
 from pdgemm.matrix.array_functions import tril, triu
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Transpose
@@ -86,8 +93,8 @@ def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> LU:
     W, moves = to_factor("lu_factor", A, BLOCK, overwrite_a, "C")  # a row of it, which is exchanged, lies together
     schedule = lu_schedule(W)
     pivots = W.grid.expected(np.zeros(min(A.shape), np.int64), np.array(schedule.exchanged, np.int64))
-    what = f"LU factors of a matrix ({size(A)})"
-    zero, report = run(
+    what = f"LU factors of a matrix ({shape_of(A)})"
+    zero, report = run_panels(
         schedule, partial(LUPanels, found=pivots), {"A": W}, what, moves, start,
         lambda plan: replace(plan, pivots=tuple(pivots.tolist())),
     )  # fmt: skip
@@ -132,7 +139,7 @@ def lu_solve(
         check_regular(factors)
         if overwrite_b and isinstance(B, DistMatrix):
             check_result("B", B, {"factors.LU": factors.LU})
-        arguments += ["lu_solve", letter, bool(overwrite_b), *described(factors.LU, factors.pivots, B)]
+        arguments += ["lu_solve", letter, bool(overwrite_b), *operand_description(factors.LU, factors.pivots, B)]
     both = {"lower": True, "unit_diagonal": True, "trans": letter}, {"lower": False, "trans": letter}
     steps, X = Steps(what=solution(factors.LU, B)), own_copy(B, factors.LU, overwrite_b)
     if letter == "N":
@@ -150,7 +157,7 @@ def _of_pair(factors: DistMatrix, pivots: Any) -> LU:
         numbers, (m, n) = np.asarray(pivots), factors.shape
         if numbers.shape != (min(m, n),) or numbers.dtype.kind not in "iu" or ((numbers < 0) | (numbers >= m)).any():
             raise ArgumentError(f"pivots must be {min(m, n)} row numbers below {m}, got {shown(pivots)}")
-        arguments += ["the pair of LU factors", *described(factors, numbers)]
+        arguments += ["the pair of LU factors", *operand_description(factors, numbers)]
     zeros = np.flatnonzero(factors.diagonal() == 0)
     return LU(factors, numbers.astype(np.int64), int(zeros[0]) + 1 if zeros.size else 0)
 
@@ -198,8 +205,8 @@ def permuted(X: Any, order: np.ndarray) -> Any:
     """Return X[order], in the place of X where it is a matrix.  Collective over its grid."""
     if not isinstance(X, DistMatrix):
         return X[order]
-    what = f"Permutation of the rows of a matrix ({size(X)})"
-    _, X.report = run(permutation_schedule(X, order), PermuteRows, {"A": X}, what)
+    what = f"Permutation of the rows of a matrix ({shape_of(X)})"
+    _, X.report = run_panels(permutation_schedule(X, order), PermuteRows, {"A": X}, what)
     return X
 
 
@@ -212,7 +219,7 @@ def check_regular(factors: LU) -> None:
     """Raise LinAlgError where a pivot is zero."""
     if factors.zero_pivot:
         A, at = factors.LU, factors.zero_pivot
-        raise LinAlgError(f"A ({size(A)} on a {A.grid} grid) is singular: pivot {at} of {len(A)} is zero")
+        raise LinAlgError(f"A ({shape_of(A)} on a {A.grid} grid) is singular: pivot {at} of {len(A)} is zero")
 
 
 def own_copy(B: Any, A: DistMatrix, overwrite: bool) -> Any:

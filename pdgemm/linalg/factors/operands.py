@@ -20,7 +20,7 @@ from pdgemm.matrix.argument_checks import (
     check_matrices,
     check_result,
     communicator,
-    size,
+    shape_of,
 )
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, new_array
@@ -36,7 +36,7 @@ def check_square(A: object, name: str = "A") -> None:
     check_dtype(name, A, dtypes.BLAS)
     check_reach(name, A)
     if A.shape[0] != A.shape[1]:
-        raise LayoutError(f"{name} must be square, it is {size(A)} on a {A.grid} grid")
+        raise LayoutError(f"{name} must be square, it is {shape_of(A)} on a {A.grid} grid")
 
 
 def check_reach(name: str, A: DistMatrix) -> None:
@@ -60,16 +60,18 @@ def check_right_side(A: DistMatrix, B: object, side: str = "L") -> None:
         check_dtype(name, B, dtypes.BLAS)
         check_devices(A, B, None)
         if B.shape[side == "R"] != n:
-            raise LayoutError(f"shape mismatch: A is {size(A)} on a {A.grid} grid, B is {size(B)} on a {B.grid} grid")
+            raise LayoutError(
+                f"shape mismatch: A is {shape_of(A)} on a {A.grid} grid, B is {shape_of(B)} on a {B.grid} grid"
+            )
         B.layout_in(A.grid)
         return
     if not isinstance(B, np.ndarray) or B.ndim != 1:
         raise DTypeError(f"B must be a DistMatrix, or a 1-D array, the same on every rank, got {type(B).__name__}")
     if len(B) != n:
-        raise LayoutError(f"shape mismatch: A is {size(A)} on a {A.grid} grid, B has {len(B)} elements")
+        raise LayoutError(f"shape mismatch: A is {shape_of(A)} on a {A.grid} grid, B has {len(B)} elements")
 
 
-def described(*operands: Any) -> list[str]:
+def operand_description(*operands: Any) -> list[str]:
     """Return what the ranks compare of operands: the layout of a matrix, the type and the elements of a vector."""
     return [
         repr(x.layout_in(x.grid)) if isinstance(x, DistMatrix) else f"{x.dtype} {described_elements(x)}"
@@ -79,7 +81,7 @@ def described(*operands: Any) -> list[str]:
 
 def solution(A: DistMatrix, B: Any) -> str:
     """Return what the report of a solution of A X = B says that it is."""
-    return f"Solution of {size(A)}, {' x '.join(map(str, B.shape))}"
+    return f"Solution of {shape_of(A)}, {' x '.join(map(str, B.shape))}"
 
 
 def common_dtype(*arrays: Any) -> np.dtype:
@@ -105,7 +107,7 @@ def to_factor(
         if overwrite:
             check_result("A", A, {})
         fits = is_balanced(A.layout_in(A.grid), block)
-        arguments += [name, bool(overwrite), *others, *described(A)]
+        arguments += [name, bool(overwrite), *others, *operand_description(A)]
     return working_copy(A, block, fits, overwrite, order)
 
 
@@ -116,7 +118,7 @@ def to_one(size: float, dtype: np.dtype) -> tuple[float, float]:
     return 2.0**near, 2.0 ** (-exponent - near)
 
 
-def like(A: DistMatrix, dtype: Any = None, distribution: Distribution | None = None) -> DistMatrix:
+def empty_like(A: DistMatrix, dtype: Any = None, distribution: Distribution | None = None) -> DistMatrix:
     """Return a matrix in the layout of A, or of another on its grid, that is not initialised.  Collective."""
     layout = distribution or A.distribution
     with together(A.grid.comm):

@@ -12,7 +12,7 @@ from pdgemm.gemm import pdgemm
 from pdgemm.grids.distribution import Distribution
 from pdgemm.instrument.step_reports import Steps
 from pdgemm.linalg.factors.householder import BLOCK, householder_qr
-from pdgemm.linalg.factors.operands import like
+from pdgemm.linalg.factors.operands import empty_like
 from pdgemm.linalg.factors.tall_qr import PASSES, placed, tall_qr
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
@@ -73,7 +73,7 @@ def factored(
     (m, n), steps = A.shape, Steps()
     Q, R = placed(tall_qr(A[:, : min(m, n)], method, passes), A[:, : min(m, n)], start)
     if m < n:
-        first, R = R, like(A, distribution=Distribution(R.distribution.rows, A.distribution.cols))
+        first, R = R, empty_like(A, distribution=Distribution(R.distribution.rows, A.distribution.cols))
         steps.did(pdgemm(1, Q.H, A, 0, R))
         steps.did(first.redistribute(R[:, :m]))  # without the rounding errors below the diagonal, from rank to itself
         Q.report = R.report = steps.after(Q.report)
@@ -89,7 +89,7 @@ def _by_reflections(A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     if not Q.same_layout(lying):
         steps.did(R)
         Q = steps.did(Q.redistribute(like=lying))
-        R = steps.reported(steps.did(R.redistribute(like(A, distribution=beneath(A)))))
+        R = steps.reported(steps.did(R.redistribute(empty_like(A, distribution=beneath(A)))))
         Q.report = R.later_report
     return Q, R
 

@@ -29,7 +29,7 @@ from pdgemm.matrix.argument_checks import (
     communicator,
     op,
     op_letter,
-    size,
+    shape_of,
 )
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import new_array
@@ -238,7 +238,7 @@ class RankUpdate(NamedTuple):
             raise ArgumentError(f'trans is "N" or "{other}", got {self.trans!r}')
         left, right = op(A, letter, "trans"), op(B, letter, "trans")
         if left.shape != right.shape:
-            raise LayoutError(f"op(A) is {size(left)}, op(B) is {size(right)}: their shapes must be the same")
+            raise LayoutError(f"op(A) is {shape_of(left)}, op(B) is {shape_of(right)}: their shapes must be the same")
         check_devices(left, right, C)
         for name, x in (("A", A), ("B", B)):
             check_dtype(name, x, dtypes.BLAS)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pdgemm.algorithms.panels.panel_run import device_of, run
+from pdgemm.algorithms.panels.panel_run import device_of, run_panels
 from pdgemm.errors import DTypeError, LinAlgError
 from pdgemm.gemm import pdgemm
 from pdgemm.instrument.step_reports import Steps
@@ -19,14 +19,14 @@ from pdgemm.linalg.factors.operands import (
     check_square,
     column,
     common_dtype,
-    described,
     in_type,
+    operand_description,
     solution,
 )
 from pdgemm.linalg.factors.triangular import inv_triangular, solve_triangular
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.integers import as_name
-from pdgemm.matrix.argument_checks import check_result, communicator, size
+from pdgemm.matrix.argument_checks import check_result, communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.schedules.mover_registry import RING
 from pdgemm.schedules.panels.row_moves import ScalingSchedule
@@ -98,7 +98,7 @@ def solve(
                 f"refine=True is for general matrices of float64 or complex128, A is {A.dtype}, assumed {kind!r}"
             )
         how = bool(lower), bool(transposed), bool(refine), bool(overwrite_a), bool(overwrite_b)
-        arguments += ["solve", kind, how, *described(A, B)]
+        arguments += ["solve", kind, how, *operand_description(A, B)]
     trans: Any = "T" if transposed else "N"
     steps = Steps(what=solution(A, B))
     norm = one_norm(A, kind, bool(lower))  # before factors are stored in A
@@ -143,7 +143,7 @@ def inv(A: DistMatrix, *, overwrite_a: bool = False, assume_a: str = "gen", lowe
         if overwrite_a:
             check_result("A", A, {})
         arguments += ["inv", kind, bool(lower), bool(overwrite_a), A.distribution, A.dtype]
-    steps, norm = Steps(what=f"Inverse of {size(A)}"), one_norm(A, kind, bool(lower))
+    steps, norm = Steps(what=f"Inverse of {shape_of(A)}"), one_norm(A, kind, bool(lower))
     if kind == "pos":
         L = steps.did(cholesky(A, lower=lower, overwrite_a=overwrite_a))
         L = L if lower else L.H
@@ -196,7 +196,7 @@ def _regular_diagonal(A: DistMatrix) -> np.ndarray:
     zeros = np.flatnonzero(diagonal == 0)
     if zeros.size:
         where = f"element number {zeros[0] + 1} of its diagonal, from 1, is zero"
-        raise LinAlgError(f"A ({size(A)} on a {A.grid} grid) is singular: {where}")
+        raise LinAlgError(f"A ({shape_of(A)} on a {A.grid} grid) is singular: {where}")
     return diagonal
 
 
@@ -204,8 +204,8 @@ def _over(X: Any, diagonal: np.ndarray) -> Any:
     """Return X with row i divided by diagonal[i], in place where X is a matrix."""
     if not isinstance(X, DistMatrix):
         return X / diagonal
-    what = f"Solution with a diagonal, {size(X)}"
-    _, X.report = run(scaling_schedule(X), partial(DivideRows, diagonal=diagonal), {"A": X}, what)
+    what = f"Solution with a diagonal, {shape_of(X)}"
+    _, X.report = run_panels(scaling_schedule(X), partial(DivideRows, diagonal=diagonal), {"A": X}, what)
     return X
 
 

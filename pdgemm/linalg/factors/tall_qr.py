@@ -22,8 +22,8 @@ from pdgemm.instrument.run_report import MoveReport, WorkReport
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT, set_elements
-from pdgemm.local.blas.local_qr import multiply
-from pdgemm.matrix.argument_checks import check_dtype, check_matrices, communicator, size
+from pdgemm.local.blas.local_qr import multiply_in_place
+from pdgemm.matrix.argument_checks import check_dtype, check_matrices, communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.gather import block_index
 from pdgemm.matrix.local_arrays import all_shared, new_array
@@ -56,7 +56,7 @@ def tall_qr(A: DistMatrix, method: str = "auto", passes: int = PASSES) -> TallQR
         check_matrices(A=A)
         check_dtype("A", A, dtypes.BLAS)
         if A.shape[0] < A.shape[1]:
-            raise LayoutError(f"A must have at least as many rows as columns, it is {size(A)} on a {A.grid} grid")
+            raise LayoutError(f"A must have at least as many rows as columns, it is {shape_of(A)} on a {A.grid} grid")
         arguments += ["QR of a tall matrix", method, A.distribution, A.dtype, A.order, A.device]
     X, moves = _by_rows(A)
     grid, comm, (m, n), device = X.grid, X.grid.comm, X.shape, devices.of(X.stored)
@@ -78,7 +78,7 @@ def tall_qr(A: DistMatrix, method: str = "auto", passes: int = PASSES) -> TallQR
         R, done = found.R, "cholesky"
         if R is None and method == "cholesky":
             raise LinAlgError(
-                f"the columns of A ({size(A)} on a {A.grid} grid) are too nearly dependent for CholeskyQR2, or too "
+                f"the columns of A ({shape_of(A)} on a {A.grid} grid) are too nearly dependent for CholeskyQR2, or too "
                 'long or short for their squares: use method="auto" or "tsqr"'
             )
         if R is None:
@@ -122,7 +122,7 @@ def svd_of_tall(A: DistMatrix) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
     made = tall_qr(A)
     U, s, Vh, report = svd_on_all(made)
     with np.errstate(all="ignore"):
-        multiply(made.Q.stored, U)
+        multiply_in_place(made.Q.stored, U)
     left, right = placed(made._replace(R=Vh, report=report), A, start)
     return left, s, right
 
@@ -148,7 +148,9 @@ def svd_on_all(made: TallQR) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any]:
     if k:
         words = descend(tree, grid.comm, words, to_all, recorder)
     if np.isnan(words).any():
-        raise LinAlgError(f"the singular values of A ({size(made.Q)}) do not converge; does A contain NaN or infinity?")
+        raise LinAlgError(
+            f"the singular values of A ({shape_of(made.Q)}) do not converge; does A contain NaN or infinity?"
+        )
     U, s, Vh = words[: k * k].reshape(k, k), words[k * k : -k * k or None].real, words[k * k + k :].reshape(k, k)
     return U, s, Vh, made.report.after([WorkReport.of_run(recorder, [step], grid, perf_counter() - start)])
 

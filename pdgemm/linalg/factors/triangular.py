@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pdgemm.algorithms.panels.panel_run import can_read, device_of, run, working_copy
+from pdgemm.algorithms.panels.panel_run import can_read, device_of, run_panels, working_copy
 from pdgemm.algorithms.panels.triangular_panels import TriangularProduct, TriangularSolve
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.instrument.run_report import MoveReport
@@ -17,13 +17,13 @@ from pdgemm.linalg.factors.operands import (
     check_square,
     column,
     common_dtype,
-    described,
+    empty_like,
     in_type,
-    like,
+    operand_description,
 )
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.integers import as_name
-from pdgemm.matrix.argument_checks import as_scalar, check_result, communicator, op, op_letter, size
+from pdgemm.matrix.argument_checks import as_scalar, check_result, communicator, op, op_letter, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.names import Transpose
@@ -97,8 +97,8 @@ def inv_triangular(A: DistMatrix, *, lower: bool = False, unit_diagonal: bool = 
     base = A.grid.base
     identity = DistMatrix.eye(A.shape[0], grid=base, block=BLOCK, dtype=A.dtype, order=A.order, device=A.device)
     X = _triangular("inv_triangular", A, identity, lower, "N", unit_diagonal, "L", 1, True)
-    inverse = steps.did(X).redistribute(like(A, A.dtype))
-    return steps.reported(steps.did(inverse), what=f"Inverse of a triangle ({size(A)})")
+    inverse = steps.did(X).redistribute(empty_like(A, A.dtype))
+    return steps.reported(steps.did(inverse), what=f"Inverse of a triangle ({shape_of(A)})")
 
 
 def _triangular(
@@ -111,25 +111,27 @@ def _triangular(
         if overwrite_b and isinstance(B, DistMatrix):
             check_result("B", B, {"A": A})
         alpha = as_scalar(alpha, dtype, "alpha")
-        arguments += [name, lower, unit, side, alpha, bool(overwrite_b), *described(A, B)]
+        arguments += [name, lower, unit, side, alpha, bool(overwrite_b), *operand_description(A, B)]
     M, vector, moves = in_type(M, dtype), not isinstance(B, DistMatrix), list[MoveReport]()
     if not is_balanced(M.layout_in(M.grid), BLOCK):
         M, moves = working_copy(M, BLOCK, False, False)
     given = column(given, M, dtype) if vector else given
     X, more = _right_side(given, M, dtype, solves and (overwrite_b or vector))
     schedule = triangular_schedule(M, X, lower, solves, name == "inv_triangular")
-    what = f"{'Solution' if solves else 'Product'} with a triangle ({size(A)}), {size(X)}"
+    what = f"{'Solution' if solves else 'Product'} with a triangle ({shape_of(A)}), {shape_of(X)}"
     matrices, executor = {"A": M, "B": X}, TriangularSolve if solves else TriangularProduct
     if not solves:
-        matrices["C"] = like(X, dtype)
-    _, report = run(schedule, partial(executor, alpha=alpha, unit=unit), matrices, what, moves + more, steps.start)
+        matrices["C"] = empty_like(X, dtype)
+    _, report = run_panels(
+        schedule, partial(executor, alpha=alpha, unit=unit), matrices, what, moves + more, steps.start
+    )
     X = matrices["B" if solves else "C"]
     if vector:
         return X.allgather()[:, 0]
     X.report = report
     if more:
         steps.did(X)
-        back = given if overwrite_b and given.dtype == dtype else like(given, dtype)
+        back = given if overwrite_b and given.dtype == dtype else empty_like(given, dtype)
         X = steps.reported(steps.did(X.redistribute(back)), what=what)
     report = X.later_report
     X = X.T if side == "R" else X
@@ -155,7 +157,7 @@ def posed(A: DistMatrix, B: Any, lower: bool, trans: str, side: str) -> Posed:
     return Posed(M, lower, B, common_dtype(A, B))
 
 
-def beside(B: DistMatrix, M: DistMatrix) -> Distribution:
+def distribution_beside(B: DistMatrix, M: DistMatrix) -> Distribution:
     """Return the distribution of B with the rows of M on its grid: B's own, if it lies so."""
     rows, here = M.distribution.rows, B.layout_in(M.grid)
     if here.grid == M.layout_in(M.grid).grid and here.distribution.rows.canonical == rows.canonical:
@@ -173,7 +175,7 @@ def triangular_schedule(
 
 def _right_side(B: DistMatrix, M: DistMatrix, dtype: np.dtype, overwrite: bool) -> tuple[DistMatrix, list[MoveReport]]:
     """Return B, or a copy, with the rows of M on its grid, and the report of a redistribution, if any.  Collective."""
-    distribution = beside(B, M)
+    distribution = distribution_beside(B, M)
     if distribution is B.distribution:
         return working_copy(B, BLOCK, True, overwrite, dtype=dtype)
     local = new_array(distribution.local_shape(M.grid.coords), dtype, B.order, M.grid, devices.of(B.stored))

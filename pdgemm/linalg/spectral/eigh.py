@@ -16,16 +16,16 @@ from pdgemm.linalg.spectral.iterations import (
     check_operand,
     check_protection,
     distributed,
+    empty_like,
+    eps_of,
     finite_norm,
-    like,
     on_one_rank,
-    orthonormal,
+    orthonormal_basis,
     random,
-    unit,
 )
 from pdgemm.linalg.spectral.polar import unitary_factor
 from pdgemm.local.arrays.integers import as_count, as_name
-from pdgemm.matrix.argument_checks import as_real, communicator, size
+from pdgemm.matrix.argument_checks import as_real, communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Protection
 from pdgemm.support.agreement import together
@@ -71,7 +71,7 @@ def eigh(
         steps, least = as_count(steps, "steps", 1), 1e-5 if np.finfo(A.dtype).bits == 32 else 1e-10
         tolerance = least if tolerance is None else as_real(tolerance, "tolerance", above=0)
         if k is not None and k > len(A):
-            raise ArgumentError(f"k = {k} is more than the {len(A)} eigenvalues of A, which is {size(A)}")
+            raise ArgumentError(f"k = {k} is more than the {len(A)} eigenvalues of A, which is {shape_of(A)}")
         as_name(which, "which", ("largest", "smallest"))
         arguments += ["eigh", A.distribution, A.dtype, k, which, bool(lower), tolerance, steps]
         arguments.append(check_protection(protect, A))
@@ -91,7 +91,7 @@ def eigh(
         sign = 1 if which == "largest" else -1
         w, V, done = _lanczos(work, H, k, sign, scale, tolerance, steps)
     residual = H.grid.expected(work.add(work.product(1, H, V), -1, V * w).norm() / scale, 0.0)
-    if k is None and residual > 10 * len(A) * unit(A):
+    if k is None and residual > 10 * len(A) * eps_of(A):
         raise LinAlgError(f"the division of the spectrum of {H.distribution} lost digits: residual {residual:.1e}")
     return w / near / far, work.reported(V, done, residual=residual)
 
@@ -120,11 +120,11 @@ def _divided(work: Work, H: DistMatrix, scale: float) -> tuple[np.ndarray, DistM
         return w, V, 0
     mean, real = float(H.trace().real) / n, np.finfo(H.dtype).dtype
     spread = add_to_diagonal(H.copy(), -mean).norm()
-    if spread <= 10 * sqrt(n) * unit(H) * scale:  # all are the same, as far as one can know
+    if spread <= 10 * sqrt(n) * eps_of(H) * scale:  # all are the same, as far as one can know
         return np.full(n, mean, real), DistMatrix.eye(n, grid=H.grid, dtype=H.dtype, device=H.device), 0
     above, below = _bases(work, H, mean, spread)
     halves = [work.product(1, Q.H, work.product(1, H, Q)) for Q in (below, above)]
-    V, w, start, divisions = like(H), np.zeros(0, real), 0, 1
+    V, w, start, divisions = empty_like(H), np.zeros(0, real), 0, 1
     for Q, half in zip((below, above), halves):
         values, vectors, more = _divided(work, half, scale)
         work.product(1, Q, vectors, C=V[:, start : start + len(values)])
@@ -171,7 +171,7 @@ def _lanczos(
     n, width = len(H), k + 8
     most = min(n, 5 * width)
     V = DistMatrix.empty((n, most), grid=H.grid, dtype=H.dtype, device=H.device)  # a basis, and its images
-    W = like(V)
+    W = empty_like(V)
     noise = random(H, (n, width))
     new, used, T = work.did(qr(noise)[0]), 0, np.zeros((0, 0), H.dtype)
     for step in range(1, steps + 1):
@@ -196,7 +196,7 @@ def _lanczos(
             work.copy(X, V[:, :used])
             work.copy(AX, W[:, :used])
         R = R[:, R.shape[1] - width :]  # with what leads out of the basis where a residual is a rounding error
-        new, _ = orthonormal(work, R, V[:, :used], 10 * unit(H) * scale / sqrt(n), noise)
+        new, _ = orthonormal_basis(work, R, V[:, :used], 10 * eps_of(H) * scale / sqrt(n), noise)
     raise LinAlgError(
         f"{k} eigenvalues of {H.distribution} were not found in {steps} steps: residuals up to "
         f"{residuals[-k:].max() / scale:.1e} of the norm, wanted {tolerance:.1e}; raise steps= or tolerance="

@@ -9,7 +9,15 @@ import numpy as np
 
 from pdgemm.linalg.factors.qr import factored, qr
 from pdgemm.linalg.factors.tall_qr import rows_only
-from pdgemm.linalg.spectral.iterations import Work, distributed, like, on_one_rank, orthonormal, random, unit
+from pdgemm.linalg.spectral.iterations import (
+    Work,
+    distributed,
+    empty_like,
+    eps_of,
+    on_one_rank,
+    orthonormal_basis,
+    random,
+)
 from pdgemm.matrix.distmatrix import DistMatrix
 
 BLOCKS = 5  # of vectors in each basis
@@ -26,7 +34,7 @@ class Scaled(NamedTuple):
 
     def times(self, work: Work, X: DistMatrix, beta: complex = 0, C: DistMatrix | None = None) -> DistMatrix:
         """Compute C := far A (near X) + beta C.  Collective."""
-        small = work.add(like(X), self.near, X, 0)  # in memory that ranks share, as X is
+        small = work.add(empty_like(X), self.near, X, 0)  # in memory that ranks share, as X is
         return work.product(self.far, self.A, small, beta, C)
 
     @property
@@ -73,13 +81,13 @@ def leading_space(
         block = slice(used, used + width)
         work.copy(new, V[:, block])
         A.times(work, new, C=W)
-        level = max(level, W.norm() * unit(W) / sqrt(width)) or unit(W)
+        level = max(level, W.norm() * eps_of(W) / sqrt(width)) or eps_of(W)
         # noise, as large as rounding errors are, leads out of the basis where the block does not
-        Q, _ = orthonormal(work, W, U, level / sqrt(m), left)
+        Q, _ = orthonormal_basis(work, W, U, level / sqrt(m), left)
         work.copy(Q, U[:, block])
         B[:, block] = work.product(1, U.H, W).allgather()  # the columns of U that are not in use yet are zero
         A.H.times(work, U[:, block], C=Y)
-        new, R = orthonormal(work, Y, V, level / sqrt(n), right)
+        new, R = orthonormal_basis(work, Y, V, level / sqrt(n), right)
         used += width
         ritz = on_one_rank(A.A, _ritz, B, used, R.allgather())
         most_missing = grid.expected(missing(k, ritz.s, ritz.residuals, A.norm).max(), np.inf)

@@ -15,13 +15,13 @@ from pdgemm.gemm import pdgemm
 from pdgemm.instrument.check_report import CheckReport, all_checks
 from pdgemm.instrument.run_report import WorkReport
 from pdgemm.instrument.step_reports import Steps
-from pdgemm.linalg.factors.operands import like as like
+from pdgemm.linalg.factors.operands import empty_like as empty_like
 from pdgemm.linalg.factors.qr import factored
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.dtypes import eps
 from pdgemm.local.arrays.element_functions import slabs
-from pdgemm.matrix.argument_checks import check_dtype, check_matrices, size
+from pdgemm.matrix.argument_checks import check_dtype, check_matrices, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Protection
 from pdgemm.support.agreement import together
@@ -75,9 +75,9 @@ class Work:
         return self.did(pdgemm(alpha, A, B, beta, C, protect=self.protect))
 
     def add(self, Y: DistMatrix, alpha: complex, X: DistMatrix, beta: complex = 1) -> DistMatrix:
-        """Compute Y := alpha X + beta Y as `add` does, and keep the report of a redistribution.  Collective."""
+        """Compute Y := alpha X + beta Y as `add_matrices` does, and keep the report of a redistribution.  Collective."""
         before = Y.later_report
-        add(Y, alpha, X, beta)
+        add_matrices(Y, alpha, X, beta)
         return Y if Y.later_report is before else self.did(Y)
 
     def copy(self, X: DistMatrix, Y: DistMatrix) -> None:
@@ -110,10 +110,10 @@ def check_operand(name: str, A: DistMatrix, square: bool = False, supported: Any
     check_matrices(**{name: A})
     check_dtype(name, A, supported)
     if square and A.shape[0] != A.shape[1]:
-        raise LayoutError(f"{name} must be square, it is {size(A)} on a {A.grid} grid")
+        raise LayoutError(f"{name} must be square, it is {shape_of(A)} on a {A.grid} grid")
 
 
-def add(Y: DistMatrix, alpha: complex, X: DistMatrix, beta: complex = 1) -> DistMatrix:
+def add_matrices(Y: DistMatrix, alpha: complex, X: DistMatrix, beta: complex = 1) -> DistMatrix:
     """Compute Y := alpha X + beta Y for any layouts, and return Y.  Collective, and local where the layouts are one."""
     alike = X.dtype == Y.dtype and X.dtype in dtypes.BLAS and X.device == Y.device == devices.HOST
     if X.conjugated or not alike or not X.same_layout(Y):
@@ -136,7 +136,7 @@ def add_to_diagonal(A: DistMatrix, value: complex) -> DistMatrix:
         _, i, j = np.intersect1d(rows, cols, assume_unique=True, return_indices=True)
         A.stored[i, j] += A.dtype.type(value)
         return A
-    return add(A, value, DistMatrix.eye(A.shape, grid=A.grid, block=A.block, dtype=A.dtype, device=A.device))
+    return add_matrices(A, value, DistMatrix.eye(A.shape, grid=A.grid, block=A.block, dtype=A.dtype, device=A.device))
 
 
 def finite_norm(name: str, A: DistMatrix, kind: Any = "fro") -> float:
@@ -172,7 +172,7 @@ def random(A: DistMatrix, shape: tuple[int, int], seed: int = 1) -> DistMatrix:
     return DistMatrix.random(shape, grid=A.grid, seed=seed, kind="normal", dtype=A.dtype, device=A.device)
 
 
-def orthonormal(
+def orthonormal_basis(
     work: Work, R: DistMatrix, V: DistMatrix, level: float = 0, noise: DistMatrix | None = None
 ) -> tuple[DistMatrix, DistMatrix]:
     """Return an orthonormal basis Q of R + level noise, orthogonal to V, and T, where Q T is R without V V^H R.
@@ -190,6 +190,6 @@ def orthonormal(
     return Q, triangles[0]
 
 
-def unit(A: DistMatrix) -> float:
+def eps_of(A: DistMatrix) -> float:
     """Return eps of the type of A."""
     return eps(A.dtype)

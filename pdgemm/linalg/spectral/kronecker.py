@@ -13,12 +13,12 @@ from pdgemm.grids.distribution import Block, BlockCyclic, Distribution
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Recorder, Traffic
 from pdgemm.instrument.run_report import MoveReport
-from pdgemm.linalg.spectral.iterations import like
+from pdgemm.linalg.spectral.iterations import empty_like
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import to_host
 from pdgemm.local.arrays.dtypes import common, element_type
 from pdgemm.local.arrays.elementwise import set_elements
-from pdgemm.matrix.argument_checks import check_matrices, communicator, op, op_letter, size
+from pdgemm.matrix.argument_checks import check_matrices, communicator, op, op_letter, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.gather import block_index
 from pdgemm.names import Transpose
@@ -40,7 +40,7 @@ def matvec(A: DistMatrix, x: Any, *, trans: Transpose = "N") -> Any:
         M, letter = op(A, trans, "trans"), op_letter(trans, "trans")
         arguments += ["matvec", A.distribution, A.dtype, letter, isinstance(x, DistMatrix)]
         if isinstance(x, DistMatrix) and x.shape != (M.shape[1], 1):
-            raise LayoutError(f"op(A) is {size(M)}, but x is {size(x)}; one column of that length was expected")
+            raise LayoutError(f"op(A) is {shape_of(M)}, but x is {shape_of(x)}; one column of that length was expected")
         if conjugated := letter == "C" and not isinstance(x, DistMatrix):
             x = to_host(devices.adopted(x))
             element_type(x.dtype)  # raises for what is no number
@@ -92,7 +92,7 @@ def kron(A: DistMatrix, B: DistMatrix) -> DistMatrix:
         arguments += ["kron", A.distribution, B.distribution, A.dtype, B.dtype]
         (p, q), (rows, cols) = B.shape, (A.distribution.rows, A.distribution.cols)
         layout, b = Distribution(_repeated(rows, p), _repeated(cols, q)), np.empty(B.shape, B.dtype)
-    C, gather, recorder = like(A, dtype, layout), _to_every_rank(B), Recorder()
+    C, gather, recorder = empty_like(A, dtype, layout), _to_every_rank(B), Recorder()
     recorder.hold(b.nbytes)
     _gather(B, b, gather, recorder.traffic)
     with together(comm):

@@ -16,9 +16,9 @@ from pdgemm.linalg.spectral.iterations import (
     add_to_diagonal,
     check_operand,
     check_protection,
+    empty_like,
+    eps_of,
     finite_norm,
-    like,
-    unit,
 )
 from pdgemm.linalg.spectral.polar import inverse, polar
 from pdgemm.local.arrays import dtypes
@@ -62,7 +62,7 @@ def newton_schulz(
         arguments += ["newton_schulz", G.distribution, G.dtype, each, epsilon, check_protection(protect, G)]
     work = Work("newton_schulz", protect)
     size, wide = finite_norm("newton_schulz", G), G.shape[0] <= G.shape[1]
-    X, Y = like(G), like(G)
+    X, Y = empty_like(G), empty_like(G)
     near, _ = to_one(size + epsilon or 1, G.dtype)  # 1 / size may be infinite
     work.add(X, near, G, beta=0)
     X *= 1 / ((size + epsilon) * near) if size + epsilon > 0 else 0
@@ -71,7 +71,7 @@ def newton_schulz(
     for a, b, c in each:
         left, right = (X, X.H) if wide else (X.H, X)
         S = work.product(1, left, right, C=S)
-        T = like(S) if T is None else T
+        T = empty_like(S) if T is None else T
         work.product(c, S, S, b, work.add(T, 1, S, beta=0))  # T = b S + c S S
         left, right = (T, X) if wide else (X, T)
         work.product(1, left, right, a, work.add(Y, 1, X, beta=0))  # Y = a X + T X
@@ -109,7 +109,7 @@ def matrix_power(A: DistMatrix, n: int, *, protect: Protection | None = None) ->
         n = as_count(n, "n", 0)
         arguments += ["matrix_power", A.distribution, A.dtype, n, check_protection(protect, A)]
     work = Work("matrix_power", protect)
-    result, spare = like(A), like(A)
+    result, spare = empty_like(A), empty_like(A)
     if n == 0:
         result.fill(0)  # not 0 A: A may have NaN
         return work.reported(add_to_diagonal(result, 1), 0)
@@ -162,7 +162,7 @@ def expm(A: DistMatrix, *, protect: Protection | None = None) -> DistMatrix:
     if size <= _LARGEST[8][not single]:
         return work.reported(_taylor_8(work, A), 0)
     X, squarings = _taylor_18(work, A, size, _LARGEST[18][not single], 10 if single else 40)
-    spare = like(A)
+    spare = empty_like(A)
     for _ in range(squarings):
         work.product(1, X, X, C=spare)
         X, spare = spare, X
@@ -170,20 +170,20 @@ def expm(A: DistMatrix, *, protect: Protection | None = None) -> DistMatrix:
 
 
 def _taylor_8(work: Work, A: DistMatrix) -> DistMatrix:
-    A2 = work.product(1, A, A, C=like(A))
-    sums = _combined(work, like(A), _EIGHT[0], (A, A2))
-    A4 = work.product(1, A2, sums, C=like(A))
+    A2 = work.product(1, A, A, C=empty_like(A))
+    sums = _combined(work, empty_like(A), _EIGHT[0], (A, A2))
+    A4 = work.product(1, A2, sums, C=empty_like(A))
     _combined(work, sums, _EIGHT[1], (A, A2, A4))
-    return work.product(1, work.add(A4, 2 / 3, A2), sums, 1, _combined(work, like(A), _EIGHT[2], (A, A2)))
+    return work.product(1, work.add(A4, 2 / 3, A2), sums, 1, _combined(work, empty_like(A), _EIGHT[2], (A, A2)))
 
 
 def _taylor_18(work: Work, A: DistMatrix, size: float, largest: float, most: int) -> tuple[DistMatrix, int]:
     """Return the polynomial of A / 2^s, and s.   most : log2 of how much larger than 1 the norm of A / 2^s may be."""
     exponent = frexp(size)[1]  # the powers of X = A / 2^exponent, whose norm is below 1, do not overflow
-    X = work.add(like(A), 2.0**-exponent, A, beta=0)
-    X2 = work.product(1, X, X, C=like(A))
-    X3 = work.product(1, X, X2, C=like(A))
-    X6 = work.product(1, X3, X3, C=like(A))
+    X = work.add(empty_like(A), 2.0**-exponent, A, beta=0)
+    X2 = work.product(1, X, X, C=empty_like(A))
+    X3 = work.product(1, X, X2, C=empty_like(A))
+    X6 = work.product(1, X3, X3, C=empty_like(A))
     norm = min(frexp(size)[0], max(X2.norm(1) ** (1 / 2), X3.norm(1) ** (1 / 3)))
     s = max(0, exponent - most, exponent + ceil(log2(norm / largest)) if norm else 0)
     # rounding errors are of |X|^19, whose elements are absolute values: Al-Mohy & Higham (2009), 5
@@ -191,11 +191,11 @@ def _taylor_18(work: Work, A: DistMatrix, size: float, largest: float, most: int
     power = np.ones(A.shape[0])
     for _ in range(19):
         power = modulus.T.matvec(power)
-    grown = log2(power.max() / frexp(size)[0] / factorial(19) / unit(A)) if power.max() else -inf
+    grown = log2(power.max() / frexp(size)[0] / factorial(19) / eps_of(A)) if power.max() else -inf
     s += max(0, ceil(grown / 18 + exponent - s)) if isfinite(grown) else 0
     s = A.grid.expected(s, A.grid.iterations(60, 0))
     powers, scale = (X, X2, X3, X6), 2.0 ** (exponent - s)
-    a, b, c, d, e = (_combined(work, like(A), row, powers, scale) for row in _EIGHTEEN)
+    a, b, c, d, e = (_combined(work, empty_like(A), row, powers, scale) for row in _EIGHTEEN)
     work.product(1, a, c, 1, b)
     return work.product(1, work.add(d, 1, b), b, 1, e), s
 
@@ -235,7 +235,7 @@ def sqrtm(A: DistMatrix, *, assume_a: Literal["gen", "pos"] = "gen", protect: Pr
     if assume_a == "pos":
         U, H = polar(work.did(cholesky(W)).H, protect=protect)
         work.did(U)
-        X, steps = work.did(H.redistribute(like(A))), vars(U.report)["steps"]
+        X, steps = work.did(H.redistribute(empty_like(A))), vars(U.report)["steps"]
     else:
         X, steps = _denman_beavers(work, W)
     residual = work.product(1, X, X, -1, W.copy()).norm() / (W.norm() or 1)
@@ -245,19 +245,19 @@ def sqrtm(A: DistMatrix, *, assume_a: Literal["gen", "pos"] = "gen", protect: Pr
 
 
 def _denman_beavers(work: Work, A: DistMatrix) -> tuple[DistMatrix, int]:
-    X, M, spare, change = A.copy(), A.copy(), like(A), inf
+    X, M, spare, change = A.copy(), A.copy(), empty_like(A), inf
     for step in range(60):
-        if change <= sqrt(len(A)) * unit(A) or 0 in A.shape:
+        if change <= sqrt(len(A)) * eps_of(A) or 0 in A.shape:
             return X, step
         N = work.did(inverse(M))
         square = sqrt(N.norm() / M.norm()) if change > 0.1 else 1.0  # mu^2 M and its inverse have the same norm
-        scaled = add_to_diagonal(work.add(like(A), 1 / square, N, beta=0), 1)
+        scaled = add_to_diagonal(work.add(empty_like(A), 1 / square, N, beta=0), 1)
         work.product(sqrt(square) / 2, X, scaled, C=spare)  # X := mu X (I + (mu^2 M)^-1) / 2
         X, spare = spare, X
         add_to_diagonal(work.add(M, 0.25 / square, N, square / 4), 0.5)  # M := (2 I + mu^2 M + (mu^2 M)^-1) / 4
         last, change = change, add_to_diagonal(work.add(N, 1, M, 0), -1).norm()
         change = A.grid.expected(change, 0.0 if step + 1 >= A.grid.iterations(60, 8) else last / 4)
-        if change >= last / 2 and change < unit(A) ** 0.5:  # rounding errors
+        if change >= last / 2 and change < eps_of(A) ** 0.5:  # rounding errors
             return X, step + 1
     raise LinAlgError(
         f"the square root of {A.distribution} did not converge: of a real matrix with negative eigenvalues none is real"

@@ -17,10 +17,10 @@ from pdgemm.linalg.spectral.iterations import (
     add_to_diagonal,
     check_operand,
     check_protection,
+    empty_like,
+    eps_of,
     finite_norm,
-    like,
     random,
-    unit,
 )
 from pdgemm.local.arrays.integers import as_name
 from pdgemm.matrix.argument_checks import communicator
@@ -68,20 +68,20 @@ def polar(A: DistMatrix, *, protect: Protection | None = None) -> tuple[DistMatr
 def unitary_factor(work: Work, A: DistMatrix) -> tuple[DistMatrix, int, float]:
     """Return U, the number of steps, and |U^H U - I|_F."""
     if 0 in A.shape:
-        return like(A), 0, 0.0
+        return empty_like(A), 0, 0.0
     size = min(finite_norm("polar", A), sqrt(A.norm(1)) * sqrt(A.norm(np.inf)))
-    X, Y = like(A), like(A)
+    X, Y = empty_like(A), empty_like(A)
     near, _ = to_one(size or 1, A.dtype)  # 1 / size may be infinite
     work.add(X, near, A, beta=0)
     X *= 1 / (size * near) if size else 0
-    n, eps = A.shape[1], unit(A)
+    n, eps = A.shape[1], eps_of(A)
     E: Any = add_to_diagonal(work.product(1, X.H, X), -1)
     least = _least_singular_value(work, E, eps)
     if least == 0:  # singular, as far as E tells: what is added has a norm of about eps
         work.add(X, eps / (2 * sqrt(max(A.shape))), random(A, A.shape))
         E = add_to_diagonal(work.product(1, X.H, X, C=E), -1)
         least = eps / 100
-    Z: Any = like(E)
+    Z: Any = empty_like(E)
     for step in range(_MOST):
         error = E.grid.expected(E.norm(), sqrt(eps) if step + 1 >= E.grid.iterations(_MOST, 6) else 1.0)
         if error <= 4 * eps * sqrt(n):
@@ -116,7 +116,7 @@ def _weights(least: float) -> tuple[float, float, float]:
 
 def _least_singular_value(work: Work, E: DistMatrix, eps: float) -> float:
     """Estimate the least singular value of X from E = X^H X - I by inverse iterations; 0: it is below eps^(1/2)."""
-    n, Z = len(E), work.add(like(E), 1, E, beta=0)
+    n, Z = len(E), work.add(empty_like(E), 1, E, beta=0)
     shift = 10 * n * eps
     try:
         L = work.did(cholesky(add_to_diagonal(Z, 1 + shift), overwrite_a=True))
@@ -162,9 +162,9 @@ def matrix_sign(
 
 def _newton(work: Work, A: DistMatrix) -> tuple[DistMatrix, int]:
     if 0 in A.shape:
-        return like(A), 0
+        return empty_like(A), 0
     near, far = to_one(finite_norm("matrix_sign", A) or 1, A.dtype)
-    X, change, eps = A * near * far, np.inf, unit(A)
+    X, change, eps = A * near * far, np.inf, eps_of(A)
     for step in range(_MOST):
         if change <= sqrt(eps):  # the next step would halve the digits that are missing: it is of products alone
             E = add_to_diagonal(work.product(1, X, X), -1)

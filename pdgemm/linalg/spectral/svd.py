@@ -8,10 +8,10 @@ from pdgemm.errors import ArgumentError
 from pdgemm.linalg.factors.operands import to_one
 from pdgemm.linalg.factors.tall_qr import svd_of_tall
 from pdgemm.linalg.spectral.golub_kahan import BLOCKS, Scaled, leading_space, missing
-from pdgemm.linalg.spectral.iterations import Work, check_operand, check_protection, finite_norm, like, unit
+from pdgemm.linalg.spectral.iterations import Work, check_operand, check_protection, empty_like, eps_of, finite_norm
 from pdgemm.linalg.spectral.norms import largest_singular_value
 from pdgemm.local.arrays.integers import as_count, as_seed
-from pdgemm.matrix.argument_checks import as_real, communicator, size
+from pdgemm.matrix.argument_checks import as_real, communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Protection
 from pdgemm.support.agreement import together, warn_together
@@ -66,13 +66,13 @@ def svd(
         width, steps, seed = as_count(oversample, "oversample", 0), as_count(steps, "steps", 1), as_seed(seed)
         limit = None if tolerance is None else as_real(tolerance, "tolerance", above=0)
         if k is not None and k > least:
-            raise ArgumentError(f"k = {k} is more than the {least} singular values of A, which is {size(A)}")
+            raise ArgumentError(f"k = {k} is more than the {least} singular values of A, which is {shape_of(A)}")
         if k is None and protect is not None:
             raise ArgumentError(
                 "protect is for products, and svd without k is a factorisation: name k, or leave it out"
             )
         if full_matrices and (k is not None or A.shape[0] != A.shape[1]):
-            raise ArgumentError(f"full_matrices=True is for all values of a square matrix; A is {size(A)}")
+            raise ArgumentError(f"full_matrices=True is for all values of a square matrix; A is {shape_of(A)}")
         arguments += ["svd", A.distribution, A.dtype, k, width, limit, steps, seed]
         arguments += [check_protection(protect, A)]
     largest = finite_norm("svd", A, "max") if A.size else 0.0
@@ -88,19 +88,19 @@ def svd(
         s, U, V, done = s * near * far, U[:, :k], Vh[:k].H, 0
         after = s[k:], np.zeros(least - k)
     else:
-        target = ROUNDING * unit(A) if limit is None else limit
+        target = ROUNDING * eps_of(A) if limit is None else limit
         basis, ritz, done = leading_space(work, W, k, k + width, target, steps, (2 * seed + 1) % 2**64)
         U, s, Gh = svd_of_tall(W.times(work, basis))
         work.did(U)
-        V = work.product(1, basis, Gh.H, C=beside(A, k))
+        V = work.product(1, basis, Gh.H, C=empty_right_vectors(A, k))
         after = ritz.s[k:], ritz.residuals[k:]
     bound, rounding, residual = _bound(work, W, U, s[:k], V, after)
-    wanted = ROUNDING * unit(A) + 2 * rounding if limit is None else limit
+    wanted = ROUNDING * eps_of(A) + 2 * rounding if limit is None else limit
     if A.grid.expected(bound > wanted, False):
         warn_together(
             A.grid.comm,
-            f"svd of {size(A)}: the {k} largest singular values are known to {bound:.1e} s_1, not to {wanted:.1e} s_1, "
-            f"after {counted(done, 'step')}: raise steps= or tolerance=",
+            f"svd of {shape_of(A)}: the {k} largest singular values are known to {bound:.1e} s_1, not to "
+            f"{wanted:.1e} s_1, after {counted(done, 'step')}: raise steps= or tolerance=",
         )
     share = min(1.0, float((s[:k].astype(float) ** 2).sum()) / norm**2) if norm else 1.0
     work.reported(U, done, bound=bound, share=share, residual=residual)
@@ -130,7 +130,7 @@ def is_small(A: DistMatrix, k: int, oversample: int) -> bool:
     return min(A.shape) <= (BLOCKS + 1) * (k + oversample)
 
 
-def beside(A: DistMatrix, k: int) -> DistMatrix:
+def empty_right_vectors(A: DistMatrix, k: int) -> DistMatrix:
     """Return a matrix for k right singular vectors of A, on its grid.  Collective."""
     return DistMatrix.empty((A.shape[1], k), grid=A.grid.base, dtype=A.dtype, device=A.device)
 
@@ -147,7 +147,7 @@ def _bound(
     inside, *grams = (work.product(1, X.H, Y).allgather() for X, Y in ((U, R), (U, U), (V, V)))
     apart = max(float(np.linalg.norm(gram - np.eye(len(s)), 2)) for gram in grams)
     first = float(s[0])
-    rounding = float(np.linalg.norm(inside, 2)) + (apart + 4 * unit(U)) * first
+    rounding = float(np.linalg.norm(inside, 2)) + (apart + 4 * eps_of(U)) * first
     values, residuals = np.append(s, after[0].astype(s.dtype)), np.append(np.maximum(left, right), after[1])
     most = float(missing(len(s), values, residuals, A.norm).max()) + rounding
     return most / (first or 1.0), rounding / (first or 1.0), float(right.max()) / (first or 1.0)
@@ -155,7 +155,7 @@ def _bound(
 
 def _all(A: DistMatrix) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
     if 0 in A.shape:
-        return like(A)[:, :0], np.zeros(0, np.finfo(A.dtype).dtype), like(A)[:0, :]
+        return empty_like(A)[:, :0], np.zeros(0, np.finfo(A.dtype).dtype), empty_like(A)[:0, :]
     if A.shape[0] >= A.shape[1]:
         return svd_of_tall(A)
     W, s, Gh = svd_of_tall(A.H)

@@ -195,7 +195,7 @@ class Device(Protocol):
 _devices: dict[type, Device] = {}
 
 
-def register(kind: type, device: Device) -> None:
+def register_device(kind: type, device: Device) -> None:
     """Register the device of an array type."""
     _devices[kind] = device
 
@@ -206,11 +206,11 @@ def of(x: Array) -> Device | None:
         return None
     found = _devices.get(type(x))
     if found is None and type(x).__module__.partition(".")[0] == "cupy":
-        found = named("cuda")
+        found = device_named("cuda")
     return found
 
 
-def named(name: Any) -> Device | None:
+def device_named(name: Any) -> Device | None:
     """Return the device of this name; None for the host.  Raises DeviceError if there is none."""
     if name in (None, HOST):
         return None
@@ -248,7 +248,7 @@ def adopted(x: Any) -> Array:
     if not isinstance(x, np.ndarray) and of(x) is not None:
         return x
     if _on_cuda(x) or (not hasattr(x, "__dlpack_device__") and hasattr(x, "__cuda_array_interface__")):
-        cuda = named("cuda")
+        cuda = device_named("cuda")
         taken = cuda.takes(x) if cuda else None
         if taken is not None:
             return taken
@@ -287,7 +287,7 @@ def own_memory(device: Device | None) -> Device | BufferCache:
     return workspace.host if device is None else device
 
 
-def memory(device: Device | None, grid: Any) -> Any:
+def shared_memory(device: Device | None, grid: Any) -> Any:
     """Return the node-shared memory of a device, or of the host."""
     return grid.memory if device is None else device.memory(grid)
 

@@ -114,7 +114,7 @@ def element_type(given: Any) -> np.dtype:
     return TYPE[dtype].dtype
 
 
-def rank(dtype: np.dtype) -> int:
+def kind_rank(dtype: np.dtype) -> int:
     """Return 0 for integers, 1 for real and 2 for complex numbers."""
     return {"b": 0, "i": 0, "u": 0, "c": 2}.get(dtype.kind, 1)
 
@@ -145,9 +145,9 @@ def product(a: np.dtype, b: np.dtype) -> np.dtype:
     return both if both in RESULTS or both not in TYPE else TYPE[both].sums_dtype
 
 
-def fits(source: np.dtype, target: np.dtype) -> bool:
+def can_convert(source: np.dtype, target: np.dtype) -> bool:
     """Return whether elements may be converted: not from complex to real or real to integer, but to fewer bits."""
-    return rank(source) <= rank(target)
+    return kind_rank(source) <= kind_rank(target)
 
 
 def wire(x: np.ndarray) -> np.ndarray:

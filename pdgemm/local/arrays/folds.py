@@ -47,7 +47,7 @@ def same(x: Any, n: int = 0) -> Any:
     return x
 
 
-def number(n: int, like: np.ndarray) -> Any:
+def number_like(n: int, like: np.ndarray) -> Any:
     return like.dtype.type(n)
 
 
@@ -132,7 +132,7 @@ def variance(name: str, ddof: int, last: Callable[[np.ndarray], np.ndarray]) -> 
     return Fold(name, local, join, result, np.nan, words=3)
 
 
-def products(vector: np.ndarray) -> Fold:
+def weighted_sums(vector: np.ndarray) -> Fold:
     """Return the sums of elements times numbers of a vector."""
     vector = widened(vector)
 

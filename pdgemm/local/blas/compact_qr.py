@@ -6,7 +6,7 @@ import numpy as np
 
 from pdgemm.local.arrays.device import Array, of
 from pdgemm.local.blas.local_gemm import gemm_accumulate
-from pdgemm.local.blas.local_lapack import on_host, reflect, solve_triangular
+from pdgemm.local.blas.local_lapack import on_host, reflect, trsm
 
 
 def compact_qr(A: Array, R: np.ndarray, T: Array) -> None:
@@ -31,4 +31,4 @@ def compact_qr(A: Array, R: np.ndarray, T: Array) -> None:
     gemm_accumulate(1, A.T, A, 0, U, conjugate_a=A.dtype.kind == "c")
     U *= tau[:, None]  # T = (I + D U)^-1 D, where D has tau, and U is V^H V above the diagonal
     T[:] = np.diag(tau)
-    solve_triangular(U, T, lower=False, unit=True)
+    trsm(U, T, lower=False, unit=True)

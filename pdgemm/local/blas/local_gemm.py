@@ -179,10 +179,10 @@ def _int(value: int) -> Any:
 
 @lru_cache(256)
 def _scalar(char: str, value: Any) -> Any:
-    return ctypes.byref(number(char, value))
+    return ctypes.byref(blas_number(char, value))
 
 
-def number(char: str, value: Any) -> Any:
+def blas_number(char: str, value: Any) -> Any:
     """Return a number in memory, as BLAS reads one of a dtype."""
     if char in _REAL:
         return _REAL[char](value)

@@ -16,12 +16,12 @@ import numpy as np
 from pdgemm.local.arrays.device import Array, of, to_host
 from pdgemm.local.arrays.elementwise import CONVERT, set_elements
 from pdgemm.local.blas import library as blas
-from pdgemm.local.blas.local_gemm import gemm_accumulate, leading, number
+from pdgemm.local.blas.local_gemm import blas_number, gemm_accumulate, leading
 
 _BLOCK = 64  # columns that LAPACK may reflect at once, if it has room for them
 
 
-def solve_triangular(
+def trsm(
     A: Array, X: Array, *, side: str = "L", lower: bool = True, trans: str = "N", unit: bool = False,
     alpha: Any = 1,
 ) -> None:  # fmt: skip
@@ -39,10 +39,10 @@ def solve_triangular(
         device.solve_triangular(how, alpha, A, X)
         return
     letters = (_letter(x) for x in how)
-    _call("trsm", X.dtype, *letters, *X.shape, number(X.dtype.char, alpha), A, X)
+    _call("trsm", X.dtype, *letters, *X.shape, blas_number(X.dtype.char, alpha), A, X)
 
 
-def cholesky(A: Array, lower: bool = True) -> int:
+def potrf(A: Array, lower: bool = True) -> int:
     """Overwrite A with its Cholesky factor, where A = L L^H or U^H U, and zeros; return info.  Local.
 
     Only the triangle of the factor is read.  A block of a device is factored on the host.
@@ -50,7 +50,7 @@ def cholesky(A: Array, lower: bool = True) -> int:
     if not A.size:
         return 0
     if of(A):
-        return int(on_host(partial(cholesky, lower=lower), A))
+        return int(on_host(partial(potrf, lower=lower), A))
     keep_triangle(A, lower)
     A, flipped = _seen(A)
     info = _call("potrf", A.dtype, _letter("L" if lower != flipped else "U"), A.shape[0], A)
@@ -87,14 +87,14 @@ def on_host(function: Callable[..., Any], *arrays: Array) -> Any:
     return result
 
 
-def lu(A: Array, pivots: np.ndarray) -> int:
+def getrf(A: Array, pivots: np.ndarray) -> int:
     """Overwrite A, column-major (m, n), with its factors, P A = L U, and return info.  Local.
 
     pivots : min(m, n) numbers of type intc: row i was exchanged with row pivots[i], counted from 1.
     A panel of a device is factored on the host.
     """
     if of(A) and A.size:
-        return int(on_host(partial(lu, pivots=pivots), A))
+        return int(on_host(partial(getrf, pivots=pivots), A))
     return _call("getrf", A.dtype, A.shape[0], A.shape[1], A, pivots) if A.size else 0
 
 
@@ -121,7 +121,7 @@ def multiply_triangular(A: Array, X: Array, *, lower: bool = True, trans: str = 
         gemm_accumulate(1, A if trans == "N" else A.T, Y, 0, X, conjugate_a=trans == "C" and A.dtype.kind == "c")
     elif X.size:
         letters = (_letter(x) for x in ("L", "L" if lower else "U", trans, "N"))
-        _call("trmm", X.dtype, *letters, *X.shape, number(X.dtype.char, 1), A, X)
+        _call("trmm", X.dtype, *letters, *X.shape, blas_number(X.dtype.char, 1), A, X)
 
 
 def _seen(x: np.ndarray) -> tuple[np.ndarray, bool]:

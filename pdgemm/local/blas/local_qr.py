@@ -18,7 +18,7 @@ from pdgemm.local.arrays.device import Array, of
 from pdgemm.local.arrays.device import empty as new
 from pdgemm.local.arrays.elementwise import CONVERT, scale
 from pdgemm.local.blas.local_gemm import gemm_accumulate
-from pdgemm.local.blas.local_lapack import solve_triangular
+from pdgemm.local.blas.local_lapack import trsm
 
 _IN_CACHE = 1 << 17  # elements of a block of rows
 _LEAST_ROWS = 256  # of a block: BLAS is slower on fewer
@@ -32,7 +32,7 @@ def blocks(rows: int, cols: int, times: int = 0) -> Iterator[slice]:
         yield slice(rows * at // count, rows * (at + 1) // count)
 
 
-def parts(X: Array) -> Iterator[slice]:
+def row_blocks(X: Array) -> Iterator[slice]:
     """Yield the rows of an array in blocks that fit the cache; all rows where it is on a device."""
     return blocks(*X.shape) if of(X) is None else iter([slice(0, len(X))])
 
@@ -63,24 +63,24 @@ def divide(X: Array, R: np.ndarray) -> None:
     X : (m, k), row-major, overwritten.   R : (k, k), row-major, upper triangular, on the host.
     Error, row by row: |X^ R - X| <= gamma_k |X^||R| (Higham 2002, 8.5).
     """
-    solve_triangular(like(R, X), X, side="R", lower=False)
+    trsm(row_major_like(R, X), X, side="R", lower=False)
 
 
-def multiply(X: Array, W: np.ndarray) -> None:
+def multiply_in_place(X: Array, W: np.ndarray) -> None:
     """Compute X := X W.  Local; 2 m k^2 flops.   X : (m, k), row-major, overwritten.   W : (k, k), on the host."""
-    W = like(np.ascontiguousarray(W), X)
+    W = row_major_like(np.ascontiguousarray(W), X)
     for rows in blocks(*X.shape):  # on a device, too, where a copy of all rows might find no room
         Y = new(X[rows].shape, X.dtype, "C", of(X))
         CONVERT(Y, X[rows])
         gemm_accumulate(1, Y, W, 0, X[rows])
 
 
-def like(x: np.ndarray, X: Array) -> Array:
+def row_major_like(x: np.ndarray, X: Array) -> Array:
     """Return a row-major array of the host, or a copy where X is.  Local."""
     return x if (device := of(X)) is None else device.to_device(x, "C")
 
 
-def orthonormal(X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def orthonormal_factors(X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return Q and R of X = Q R by Householder's reflections.  Local; 4mk^2 - 4k^3/3 flops.
 
     X : (m, k), column-major, overwritten: Q may be in its memory.   Q : (m, h), R : (h, k), h = min(m, k).

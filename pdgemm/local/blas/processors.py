@@ -38,7 +38,7 @@ def spellings(kernel: str) -> list[str]:
     return [name for name in dict.fromkeys(found) if name and name not in GENERATIONS]
 
 
-def described(what: str) -> str:
+def processor_field(what: str) -> str:
     """Return what /proc/cpuinfo says of the first processor, such as its "model name"; "" if it says nothing."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -49,7 +49,7 @@ def described(what: str) -> str:
 
 def processor() -> str:
     """Return the newest generation whose instructions this processor supports; "" if it is unknown."""
-    flags = described("flags").split()
+    flags = processor_field("flags").split()
     return next((made for made, flag in FLAGS.items() if flag in flags), "")
 
 
@@ -58,7 +58,7 @@ def libraries() -> list[LibController]:
     return ThreadpoolController().select(user_api="blas").lib_controllers
 
 
-def loaded() -> list[str]:
+def loaded_libraries() -> list[str]:
     """Return the name, version and kernel of each BLAS in this process."""
     return sorted({f"{x.internal_api} {x.version} ({kernel(x) or 'unknown'})" for x in libraries()})
 

@@ -45,29 +45,29 @@ def oversubscribed(node: MPI.Comm) -> bool:
 
 
 def decided_by(api: str | None = None) -> str | None:
-    """Return the variable by which the user has set the threads of a BLAS, if any; by default of `active()`."""
+    """Return the variable by which the user has set the threads of a BLAS, if any; by default of `blas_of_products()`."""
     if api is None:
-        used = active()
+        used = blas_of_products()
         api = used.internal_api if used else "none"
     return next((name for name in (f"{api.upper()}_NUM_THREADS", "OMP_NUM_THREADS") if os.environ.get(name)), None)
 
 
 @cache
-def active() -> LibController | None:
+def blas_of_products() -> LibController | None:
     """Return the BLAS of local products, if threadpoolctl supports it; NumPy may have loaded another."""
     return processors.behind(blas.caller(), _libraries())
 
 
 def threads() -> int:
     """Return the current number of threads of the BLAS of local products."""
-    used = active()
+    used = blas_of_products()
     return used.num_threads if used else 1
 
 
 @cache
 def multiplier() -> str:
     """Return the name, version and kernel of the BLAS of local products."""
-    used, library = active(), blas.library()
+    used, library = blas_of_products(), blas.library()
     name = Path(library._name).name if library else "BLAS"
     if used:
         name = " ".join(

@@ -19,7 +19,7 @@ from msgspec import Meta
 from pdgemm.errors import ArgumentError
 from pdgemm.schedules.formulas import gemm_flops
 from pdgemm.schedules.mover_registry import IPC, MOVERS, NCCL, by_messages
-from pdgemm.support.files import read
+from pdgemm.support.files import read_file
 from pdgemm.support.json_input import Count, Positive, converted, decoded, jsonable
 
 KINDS = ("ibcast", "ring", "shift", "reduce", "exchange")  # of transfers, measured on every machine
@@ -273,4 +273,4 @@ def _named() -> Iterator[Machine]:
 
 def _loaded(path: str | Path, by: str = "") -> Machine:
     named = f"machine file {path}{by}"
-    return Machine.from_dict(decoded(read(path, what=named), dict[str, Any], named), named)
+    return Machine.from_dict(decoded(read_file(path, what=named), dict[str, Any], named), named)

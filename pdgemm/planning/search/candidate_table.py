@@ -9,7 +9,7 @@ from math import isfinite, prod
 from textwrap import fill
 from typing import Any
 
-from pdgemm.support.text import Table, counted, counted_short, in_bytes, in_seconds, in_words, named, sides
+from pdgemm.support.text import Table, algorithm_name, counted, counted_short, in_bytes, in_seconds, in_words, sides
 
 WIDTH = 80  # columns of a terminal
 
@@ -60,7 +60,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        return named(self.algorithm, self.inside)
+        return algorithm_name(self.algorithm, self.inside)
 
     @property
     def grid_text(self) -> str:
@@ -91,7 +91,7 @@ def wrapped(text: str) -> str:
     return "\n".join(lines).replace("\0", " ")
 
 
-def table(candidates: Sequence[Candidate]) -> str:
+def candidates_table(candidates: Sequence[Candidate]) -> str:
     """Return the candidates as a table with a line for each, the chosen one first; it fits 80 columns."""
     names = ("algorithm", "grid", "moves", "time", "words", "/ bound", "memory", "cost")
     rows = [

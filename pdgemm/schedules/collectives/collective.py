@@ -169,8 +169,8 @@ class CollectiveAlgorithm:
 _REGISTERED: dict[str, dict[str, CollectiveAlgorithm]] = {operation: {} for operation in OPERATIONS}
 
 
-def register(operation: str, name: str, algorithm: CollectiveAlgorithm) -> None:
-    """Add an algorithm, which `choose`, `pdgemm plan --collective` and the transport know then."""
+def register_collective(operation: str, name: str, algorithm: CollectiveAlgorithm) -> None:
+    """Add an algorithm, which `choose_collective`, `pdgemm plan --collective` and the transport know then."""
     algorithms(operation)[name] = algorithm
 
 
@@ -267,4 +267,4 @@ for _operation, _name, *_algorithm in (
     ("all_to_all", "pairwise", _by_members(by.pairwise_all_to_all), _linear),
     ("all_to_all", "bruck", _by_members(by.bruck_all_to_all), _linear),
 ):  # fmt: skip
-    register(_operation, _name, CollectiveAlgorithm(*_algorithm))
+    register_collective(_operation, _name, CollectiveAlgorithm(*_algorithm))

@@ -12,7 +12,7 @@ from pdgemm.schedules.schedule import Buffers
 EXPOSED = ("gathered",)  # buffers that other ranks read
 
 
-def slabs(rows: BlockCyclic, panel: Panel) -> dict[int, slice]:
+def panel_slabs(rows: BlockCyclic, panel: Panel) -> dict[int, slice]:
     """Return, by grid row, where its rows from the panel's first on are in the buffer of the panel's owner.
 
     The owner's own rows are first, so that the diagonal block is on top; each grid row's are in their order.
@@ -28,7 +28,7 @@ def slabs(rows: BlockCyclic, panel: Panel) -> dict[int, slice]:
 
 def gathered_rows(rows: BlockCyclic, panel: Panel) -> np.ndarray:
     """Return the global index of each row of the buffer of the panel's owner."""
-    parts = slabs(rows, panel)
+    parts = panel_slabs(rows, panel)
     return np.concatenate(
         [rows.to_global(rows.below(panel.start, i) + np.arange(x.stop - x.start), i) for i, x in parts.items()]
     )
@@ -36,7 +36,7 @@ def gathered_rows(rows: BlockCyclic, panel: Panel) -> np.ndarray:
 
 def gathered(schedule: PanelSchedule, panel: Panel, back: bool = False) -> list[Messages]:
     """Return what is sent, or read, down the panel's grid column to its owner, or from the owner back."""
-    grid, size, parts = grid_of(schedule.A), schedule.A.dtype.itemsize, slabs(schedule.A.distribution.rows, panel)
+    grid, size, parts = grid_of(schedule.A), schedule.A.dtype.itemsize, panel_slabs(schedule.A.distribution.rows, panel)
     owner, others = grid[panel.row, panel.col], np.array([i for i in parts if i != panel.row], int)
     ranks, words = grid[others, panel.col], np.array([parts[i].stop - parts[i].start for i in others]) * panel.width
     ends = np.full(len(others), owner), ranks

@@ -81,7 +81,7 @@ def children(at: int, size: int) -> list[int]:
     return [at + step for step in steps if step < (at & -at or size) and at + step < size]
 
 
-def packed(height: int, k: int) -> int:
+def packed_words(height: int, k: int) -> int:
     """Return the words on and above the diagonal of the first rows of a matrix of k columns."""
     return height * k - height * (height - 1) // 2
 
@@ -99,14 +99,16 @@ def tsqr_tree(ranks: tuple[int, ...], rows: tuple[int, ...], k: int, dtype: np.d
     rows : the rows of the matrix that each rank has; any numbers, also 0.
     """
     high = heights(rows, k)
-    return Tree(ranks, tuple(packed(h, k) for h in high), tuple(packed(k, k) + h * k for h in high), dtype)
+    return Tree(ranks, tuple(packed_words(h, k) for h in high), tuple(packed_words(k, k) + h * k for h in high), dtype)
 
 
 @lru_cache(maxsize=64)
 def gram_tree(ranks: tuple[int, ...], rows: tuple[int, ...], k: int, dtype: np.dtype) -> Tree:
     """Return the tree of a pass of CholeskyQR: A^H A is summed up on the way up, and its factor R comes down."""
     high = heights(rows, k)
-    return Tree(ranks, tuple(packed(k, k) * (h > 0) for h in high), (packed(k, k) + MEASURED,) * len(ranks), dtype)
+    return Tree(
+        ranks, tuple(packed_words(k, k) * (h > 0) for h in high), (packed_words(k, k) + MEASURED,) * len(ranks), dtype
+    )
 
 
 @lru_cache(maxsize=64)

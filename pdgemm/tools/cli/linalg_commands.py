@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ASSUMED = ("gen", "pos", "her", "lower triangular", "upper triangular")
 _MOST = 20  # singular values that are printed
 _EPS = 3  # times n and the unit roundoff: the bound of the tests of SLATE
-_common = options.together(
+_common = options.stacked_options(
     click.option("--grid", "grid_shape", type=GRID, help="Process grid; default: as square as possible."),
     click.option("--block", type=BLOCK, help="Block sizes of the layout; default: one block per rank."),
     click.option("--dtype", type=click.Choice(options.BLAS_DTYPES), help="Convert the matrices; default: as stored."),
@@ -211,14 +211,14 @@ def _sources(say: Speaker, given: dict[str, Dataset], dtype: str | None) -> list
 
 def _check(say: Speaker, outputs: list[tuple[Dataset, int]], sources: Any, dtype: Any, how: How, words: int) -> None:
     """Check all that can be known without the elements.   words : that all ranks together need beside the sources."""
-    from pdgemm.io.streamed.before_reading import Outlines, check_memory, check_output
+    from pdgemm.io.streamed.before_reading import Outlines, check_memory, check_result_file
 
     outlines = Outlines(say.grid, how.block, "host")
     for x in sources:
         outlines.of_source(x)
     say.lost = f"{outputs[0][0].path} was not written, its contents are unchanged"
     for output, size in outputs:
-        check_output(say.grid, output, size * dtype.itemsize, how.force, sources, ours=True)
+        check_result_file(say.grid, output, size * dtype.itemsize, how.force, sources, ours=True)
     needed = sum(outlines.nbytes) + -(-words * dtype.itemsize // say.grid.size)
     check_memory(say.grid, needed, "the matrices and their factors")
 

@@ -20,7 +20,7 @@ BLAS_DTYPES = tuple(x.name for x in dtypes.BLAS)
 SUMS = tuple(x.name for x in dtypes.SUMS)
 
 
-def together(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def stacked_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return several options as one decorator, in the order of the help text."""
 
     def decorate(command: Any) -> Any:
@@ -35,16 +35,18 @@ compression = click.option(
     "--compression", type=click.Choice(("gzip", "lzf")), help="Compress the dataset that is written, in chunks."
 )
 json_ = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-debug = click.option("--debug", is_flag=True, expose_value=False, help="Print tracebacks of errors.")  # read by `main`
+debug = click.option("--debug", is_flag=True, expose_value=False, help="Print tracebacks of errors.")  # read by `run_script`
 device = click.option("--device", type=click.Choice(("host", "cuda")), default="host", show_default=True)
-mover = click.option("--mover", type=click.Choice(mover_registry.choices()), default="auto", show_default=True)
+mover = click.option("--mover", type=click.Choice(mover_registry.mover_choices()), default="auto", show_default=True)
 machine = click.option("--machine", "machine_file", type=click.Path(), help="File of `pdgemm calibrate`.")
-trace = together(
+trace = stacked_options(
     click.option("--trace", "trace_file", type=click.Path(dir_okay=False), help="Timeline for `pdgemm profile`."),
     click.option("--nvtx", is_flag=True, help="Mark NVTX ranges, for Nsight Systems."),
 )
-algorithm = together(
-    click.option("--algorithm", type=click.Choice(algorithm_registry.choices()), default="auto", show_default=True),
+algorithm = stacked_options(
+    click.option(
+        "--algorithm", type=click.Choice(algorithm_registry.algorithm_choices()), default="auto", show_default=True
+    ),
     click.option("--product-grid", type=GRID, help="Grid of the product, which need not be that of the matrices."),
     click.option("--layers", type=COUNT, help="Layers of that grid (2.5d)."),
 )

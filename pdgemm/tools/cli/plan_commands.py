@@ -31,7 +31,7 @@ def _needed(context: click.Context, option: click.Parameter, shape: Any) -> Any:
     return shape
 
 
-_question = options.together(
+_question = options.stacked_options(
     click.option("--shape", type=MNK, callback=_needed, help="m,n,k of C (m x n) = A (m x k) B (k x n)."),
     click.option("--ranks", type=options.COUNT, required=True),
     click.option("--memory", type=BYTES, help="Memory limit per rank, for A, B and C and all buffers."),
@@ -81,7 +81,7 @@ def plan(
     Where nothing fits --memory, show how much is needed, on how many ranks it fits, and what a product of files in
     parts would read; the exit code then is 1.
     """
-    from pdgemm.planning.planner import RULE, explained
+    from pdgemm.planning.planner import RULE, candidates_explained
     from pdgemm.planning.search.candidate_table import wrapped
     from pdgemm.support.text import echo, in_words
 
@@ -117,7 +117,7 @@ def plan(
                 f"lower bound {in_words(question.bound)} per rank"
             )
         )
-        echo(explained(found, whole, "--all"))
+        echo(candidates_explained(found, whole, "--all"))
     return 0
 
 
@@ -248,7 +248,7 @@ def _collective(
 ) -> int:  # fmt: skip
     """Show the algorithms of a collective."""
     from pdgemm.local.arrays.dtypes import element_type
-    from pdgemm.planning.collective_plan import collective_costs, explained, parts_of
+    from pdgemm.planning.collective_plan import collective_costs, costs_table, parts_of
     from pdgemm.support.text import counted, echo, in_words
 
     context = click.get_current_context()
@@ -264,7 +264,7 @@ def _collective(
         return 0
     nodes = f", {machine.ranks_per_node} per node" if machine.ranks_per_node else ""
     echo(f"{operation} of {in_words(words)} of {dtype} on {counted(ranks, 'rank')}{nodes}; machine: {machine.name}")
-    echo(explained(costs))
+    echo(costs_table(costs))
     return 0
 
 
@@ -305,7 +305,7 @@ def calibrate(output: str, device: str, as_json: bool) -> int:
     """
     from mpi4py import MPI
 
-    from pdgemm.io.atomic import check_writable, on_root, replacing
+    from pdgemm.io.atomic import check_writable_on_all, on_root, replacing
     from pdgemm.planning.machines.plausible import doubts
     from pdgemm.tools.calibrate import calibrate as measure
     from pdgemm.tools.cli.session import session
@@ -313,7 +313,7 @@ def calibrate(output: str, device: str, as_json: bool) -> int:
     path = Path(output)
     with session(None, as_json) as say:
         comm = say.grid.comm
-        check_writable(path, comm, 1 << 16)  # before the measurements, not after them
+        check_writable_on_all(path, comm, 1 << 16)  # before the measurements, not after them
         with say.progress("calibrate") as progress:
             machine = measure(MPI.COMM_WORLD, progress, device)
         text = machine.as_json() + "\n"

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from pdgemm.io.source import Source
     from pdgemm.matrix.distmatrix import DistMatrix
 
-_layout = options.together(
+_layout = options.stacked_options(
     click.option("--grid", "grid_shape", type=GRID, help="Process grid; default: as square as possible."),
     click.option("--block", type=BLOCK, help="Block sizes of the layout; default: one block per rank."),
 )
-_scalars = options.together(
+_scalars = options.stacked_options(
     click.option("--alpha", type=NUMBER, default=1.0, show_default=True),
     click.option("--beta", type=NUMBER, default=0.0, show_default=True),
     click.option("--transa", type=click.Choice("NTC", False), default="N", help="op(A): A, A^T or A^H."),
@@ -64,7 +64,7 @@ def generate(
     """Write a test matrix; the same seed gives the same matrix on any number of ranks."""
     import numpy as np
 
-    from pdgemm.io.streamed.before_reading import Outlines, check_memory, check_output
+    from pdgemm.io.streamed.before_reading import Outlines, check_memory, check_result_file
     from pdgemm.local.arrays.element_functions import element_function
     from pdgemm.matrix.distmatrix import DistMatrix
     from pdgemm.tools.cli.session import session
@@ -73,7 +73,7 @@ def generate(
         say.lost = f"{target.path} was not written, its contents are unchanged"
         outlines, known = Outlines(say.grid, block, "host"), np.dtype(dtype)
         outlines.of("the matrix", shape, known)
-        check_output(say.grid, target, shape[0] * shape[1] * known.itemsize, force)
+        check_result_file(say.grid, target, shape[0] * shape[1] * known.itemsize, force)
         check_memory(say.grid, sum(outlines.nbytes), "the parts of the matrix")
         with say.progress("generate"):
             f = element_function(kind, seed, known)

@@ -19,7 +19,7 @@ from pdgemm.tools.cli.job import OfAllRanks, OfOneRank
 def info(as_report: bool, as_json: bool) -> int:
     """Show what this installation supports, what is missing, and how to install it."""
     from pdgemm.tools.cli.session import say_line, session
-    from pdgemm.tools.profiling.environment import describe, table
+    from pdgemm.tools.profiling.environment import describe, facts_table
     from pdgemm.tools.profiling.problem_report import problem_report
 
     if as_report and as_json:
@@ -32,7 +32,7 @@ def info(as_report: bool, as_json: bool) -> int:
             if say.grid.rank == 0:
                 say_line(problem_report(facts))
         else:
-            say_line(str(table(facts)))
+            say_line(str(facts_table(facts)))
     return 0
 
 

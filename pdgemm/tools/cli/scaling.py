@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from pdgemm.errors import ArgumentError, FileError
-from pdgemm.planning.algorithm_registry import choices
+from pdgemm.planning.algorithm_registry import algorithm_choices
 from pdgemm.planning.machines.machine import CUDA, Machine, load_machine, named_by_variable
 from pdgemm.support import launcher
 from pdgemm.support.text import counted, echo, in_rate, in_seconds
@@ -38,7 +38,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 @click.option(
     "--algorithm",
     "algorithms",
-    type=click.Choice(choices()),
+    type=click.Choice(algorithm_choices()),
     multiple=True,
     default=("auto",),
     help="Default: auto.  This, --dtype and --shape may be given several times: each combination is measured.",
@@ -88,7 +88,7 @@ def scaling(
     """
     path = Path(out)
     wanted = cases(kind, shapes, ranks, dtypes, algorithms, mover=mover, memory_limit=memory_limit, device=device)
-    if only is not None or calibrate or launcher.size() > 1:
+    if only is not None or calibrate or launcher.launched_size() > 1:
         start_mpi()
         return _inside(path, wanted, only, repeats, warmup, machine_file, device, no_calibrate, calibrate)
     return _steps(path, wanted, Launcher(launch), machine_file, device, no_calibrate)
@@ -127,7 +127,7 @@ def _steps(
     _say(_headline(path, wanted, todo))
     if not todo:
         return 0 if fits else 1
-    with records.alone(path):
+    with records.study_lock(path):
         _keep(path, study, machine)
         code = _measure(path, wanted, todo, launch, calibrate=machine is None and not ordinary)
     return code if fits else max(code, 1)
@@ -160,7 +160,7 @@ def _measure(path: Path, wanted: list[Case], todo: list[Case], launch: Launcher,
                 _warn(f"calibration ended with exit code {code}: plans and predictions are for an ordinary cluster")
         return steps.run(todo, wanted)
     except Ended:
-        done = len(records.read(path).done & {*wanted})
+        done = len(records.read_study(path).done & {*wanted})
         _warn(
             f"pdgemm: ended by a signal: {done} of {counted(len(wanted), 'case')} are measured and in {path}; the one "
             "that was running is lost; the same command goes on"
@@ -222,7 +222,7 @@ def _inside(
     from pdgemm.io.atomic import on_root
     from pdgemm.support import signals
     from pdgemm.tools.cli.session import check_launcher
-    from pdgemm.tools.studies.run import run
+    from pdgemm.tools.studies.run import run_cases
 
     comm = MPI.COMM_WORLD
     check_launcher(comm.size)
@@ -242,16 +242,16 @@ def _inside(
         signals.doing(f"measuring {case}, repetition {done + 1} of {repeats}", "it is lost, what was finished is kept")
 
     def told(case: Case, record: records.Record) -> None:
-        done = len(records.read(path).done & {*wanted})
+        done = len(records.read_study(path).done & {*wanted})
         _say(f"[{done}/{len(wanted)}] {said(case, record)}", err=record["status"] != "ok")
 
     with ExitStack() as held:
         if only is None:
-            on_root(comm, path, lambda: held.enter_context(records.alone(path)))
+            on_root(comm, path, lambda: held.enter_context(records.study_lock(path)))
             on_root(comm, path, lambda: _keep(path, study, machine))
             if machine is None and not ordinary:
                 machine = _calibrated(comm, path, device)
-        good = run(comm, path, todo, repeats, warmup, machine, doing, told)
+        good = run_cases(comm, path, todo, repeats, warmup, machine, doing, told)
     return 0 if good and fits else 1
 
 

@@ -55,7 +55,7 @@ def is_script(words: Sequence[str]) -> bool:
     )
 
 
-def main(words: Sequence[str]) -> None:
+def run_script(words: Sequence[str]) -> None:
     """Run `SCRIPT`, `-m MODULE`, `-c PROGRAM` or `-` with its arguments, and exit.
 
     --debug before it : print tracebacks as Python does.
@@ -95,10 +95,10 @@ def _leave(end: End) -> int:
     """Meet the other ranks, and return the exit code.  Collective over the job, unless a rank fails alone."""
     mpi: Any = sys.modules.get("mpi4py.MPI")
     started = mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
-    size = mpi.COMM_WORLD.size if started else launcher.size()
+    size = mpi.COMM_WORLD.size if started else launcher.launched_size()
     if started and launcher.survives_ranks():
-        size -= len(failures.failed(mpi.COMM_WORLD))
-    rank = mpi.COMM_WORLD.rank if started else launcher.rank()
+        size -= len(failures.failed_ranks(mpi.COMM_WORLD))
+    rank = mpi.COMM_WORLD.rank if started else launcher.launched_rank()
     if size == 1 or not (started or end.code):
         _say(end, "")
         return end.code

@@ -18,9 +18,9 @@ from pdgemm.errors import PdgemmError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local.arrays.dtypes import OPERANDS
 from pdgemm.local.blas import processors
-from pdgemm.local.blas.threads import active, decided_by, multiplier, threads
+from pdgemm.local.blas.threads import blas_of_products, decided_by, multiplier, threads
 from pdgemm.matrix.local_arrays import device_on
-from pdgemm.schedules.mover_registry import choices
+from pdgemm.schedules.mover_registry import mover_choices
 from pdgemm.support.text import Table, counted
 
 # what users tell pdgemm, and what is below it, in the environment
@@ -41,15 +41,15 @@ def describe(grid: ProcessGrid) -> dict[str, Any]:
         "mpi4py": version("mpi4py"),
         "mpi_library": " ".join(MPI.Get_library_version().split("\n")[0].split("\0")[0].split()),
         "mpi_standard": ".".join(map(str, MPI.Get_version())),
-        "gpu_aware_mpi": probe.asked(),
+        "gpu_aware_mpi": probe.support_reported(),
         "numpy": version("numpy"),
         "scipy": version("scipy"),
         "multiplies": multiplier(),
-        "blas": processors.loaded(),
+        "blas": processors.loaded_libraries(),
         "h5py": version("h5py"),
         **_hdf5(),
         "cupy": _cupy(),
-        "movers": list(choices()),
+        "movers": list(mover_choices()),
         "types": list(map(str, OPERANDS)),
     }
     facts["nodes"] = [
@@ -73,7 +73,7 @@ def describe(grid: ProcessGrid) -> dict[str, Any]:
     return facts
 
 
-def table(facts: dict[str, Any]) -> Table:
+def facts_table(facts: dict[str, Any]) -> Table:
     """Return the facts as a table."""
     hdf5 = "built with MPI" if facts["hdf5_mpi"] else "built without MPI: contiguous datasets go through MPI-IO"
     rows = [
@@ -120,7 +120,7 @@ def _gpu_memory(grid: ProcessGrid, facts: dict[str, Any]) -> str:
 def _warnings() -> list[str]:
     """Return warnings about the BLAS of local products, and about others that are loaded."""
     unknown = f"{multiplier()}, which multiplies, is not known: a reference BLAS is ten times as slow as OpenBLAS"
-    return [unknown] * (active() is None) + processors.warnings()
+    return [unknown] * (blas_of_products() is None) + processors.warnings()
 
 
 def _hdf5() -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from shutil import disk_usage
 from typing import Any
 
-from pdgemm.local.blas.processors import described
+from pdgemm.local.blas.processors import processor_field
 from pdgemm.support import launcher
 from pdgemm.support.text import counted, in_bytes
 from pdgemm.tools.profiling.environment import VARIABLES
@@ -48,7 +48,7 @@ def problem_report(facts: dict[str, Any]) -> str:
     rows = [
         ("pdgemm", " ".join(filter(None, [facts["pdgemm"], _commit(Path(__file__).parents[3])]))),
         ("Python", f"{facts['python']} ({platform.python_implementation()})"),
-        ("system", f"{platform.platform()}, {described('model name') or platform.machine()}"),
+        ("system", f"{platform.platform()}, {processor_field('model name') or platform.machine()}"),
         ("MPI", f"{facts['mpi_library']} (MPI {facts['mpi_standard']}); mpi4py {facts['mpi4py']}"),
         ("GPU-aware MPI", facts["gpu_aware_mpi"]),
         ("NumPy, SciPy", f"{facts['numpy']}, {facts['scipy']}"),

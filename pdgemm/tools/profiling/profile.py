@@ -15,7 +15,7 @@ from msgspec import Meta, Raw, Struct
 
 from pdgemm.errors import ArgumentError
 from pdgemm.planning.machines.machine import Machine
-from pdgemm.support.files import read
+from pdgemm.support.files import read_file
 from pdgemm.support.json_input import Count, Figure, Seconds, Size, decoded
 from pdgemm.support.text import counted
 
@@ -282,7 +282,7 @@ def load_profile(path: Path, machine: Machine | None = None, spans: bool = False
     Raises FileError or ArgumentError.
     """
     not_one = f"{path} is not a timeline that pdgemm wrote"
-    found = decoded(read(path, LARGEST_FILE), _Timeline, not_one)
+    found = decoded(read_file(path, LARGEST_FILE), _Timeline, not_one)
     about = found.otherData
     machine = machine or Machine.from_dict(about.machine, not_one)
     ranks = [Rank(number, x.host) for number, x in enumerate(about.ranks)]

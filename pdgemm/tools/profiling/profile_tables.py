@@ -28,10 +28,10 @@ MEANING = {
 
 def tables(profile: Profile) -> str:
     """Return the profile as text of at most 80 columns: tables of shares, of ranks, of transfers, and figures."""
-    return "\n\n".join([*map(str, parts(profile, WIDTH)), wrapped("\n".join(figures(profile)))])
+    return "\n\n".join([*map(str, tables_of(profile, WIDTH)), wrapped("\n".join(figures(profile)))])
 
 
-def parts(profile: Profile, width: int = 1 << 16) -> list[Table]:
+def tables_of(profile: Profile, width: int = 1 << 16) -> list[Table]:
     """Return the tables that have any rows.   width : columns of a line, into which sentences are broken."""
     return [x for x in (_shares(profile, width), *_ranks(profile), *_transfers(profile)) if x.rows]
 

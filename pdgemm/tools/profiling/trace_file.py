@@ -24,7 +24,7 @@ from pdgemm import __version__
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.spans import HOST, MOVING, Span, Trace, active, taking
-from pdgemm.io.atomic import check_writable, on_root, replacing
+from pdgemm.io.atomic import check_writable_on_all, on_root, replacing
 from pdgemm.local.blas.threads import threads
 from pdgemm.planning.machines.machine import Machine, machine_at_hand
 from pdgemm.support import failures
@@ -67,7 +67,7 @@ def trace(
             yield
         return
     path = Path(path)
-    check_writable(path, comm, 1 << 16)
+    check_writable_on_all(path, comm, 1 << 16)
     before = clocks(comm, grid.node)
     with taking(taken):
         yield
@@ -89,7 +89,7 @@ def clocks(comm: MPI.Comm, node: MPI.Comm, clock: Callable[[], float] = perf_cou
     The ranks of a node share a clock.  The shortest of many round trips is used: the other clock was read at the middle
     of it, to within its half (Cristian, Probabilistic clock synchronization, Distributed Computing 3, 1989).
     """
-    leaders = failures.known(comm.Split(0 if node.rank == 0 else MPI.UNDEFINED, comm.rank))
+    leaders = failures.tracked(comm.Split(0 if node.rank == 0 else MPI.UNDEFINED, comm.rank))
     found = None
     if leaders != MPI.COMM_NULL:
         for other in range(1, leaders.size):
@@ -99,7 +99,7 @@ def clocks(comm: MPI.Comm, node: MPI.Comm, clock: Callable[[], float] = perf_cou
                     leaders.send(clock(), dest=other, tag=_TAG)
             elif leaders.rank == other:
                 found = min((_ping(leaders, clock) for _ in range(_PINGS)), key=lambda x: x.error)
-        failures.free(leaders)
+        failures.free_communicator(leaders)
     if comm.rank == 0:
         now = clock()
         found = Clocks(now, now, 0.0)
@@ -127,7 +127,7 @@ def network(comm: MPI.Comm, node: MPI.Comm) -> float | None:
     Each node sends to the next and receives from the one before at the same time.  A slow node slows two of these
     transfers, so the faster of its two is its own.
     """
-    leaders = failures.known(comm.Split(0 if node.rank == 0 else MPI.UNDEFINED, comm.rank))
+    leaders = failures.tracked(comm.Split(0 if node.rank == 0 else MPI.UNDEFINED, comm.rank))
     found = None
     if leaders != MPI.COMM_NULL and leaders.size > 1:
         to, source = (leaders.rank + 1) % leaders.size, (leaders.rank - 1) % leaders.size
@@ -143,7 +143,7 @@ def network(comm: MPI.Comm, node: MPI.Comm) -> float | None:
                 sent.Wait()
         found = max(rate, leaders.sendrecv(rate, source, source=to))
     if leaders != MPI.COMM_NULL:
-        failures.free(leaders)
+        failures.free_communicator(leaders)
     return node.bcast(found, root=0)
 
 

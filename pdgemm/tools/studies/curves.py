@@ -18,7 +18,7 @@ from pdgemm.errors import ArgumentError, FileError
 from pdgemm.local.arrays import dtypes
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.support.json_input import Count, Figure, Positive, Seconds, converted
-from pdgemm.support.text import in_bytes, named, sides
+from pdgemm.support.text import algorithm_name, in_bytes, sides
 from pdgemm.tools.studies import records
 from pdgemm.tools.studies.cases import KINDS, MNK, Case
 from pdgemm.tools.studies.records import Record
@@ -129,7 +129,7 @@ class Point(Struct):
 
     @property
     def ran(self) -> str:
-        return named(self.product.algorithm, self.product.inside)
+        return algorithm_name(self.product.algorithm, self.product.inside)
 
     @property
     def grid(self) -> str:
@@ -299,7 +299,7 @@ def _check(case: Case) -> None:
 
 
 def _opened(path: Path, found: Results) -> records.Study:
-    study = records.read(path)
+    study = records.read_study(path)
     if not path.exists():
         raise FileError(f"{path}: no such file")
     if not study.measured:

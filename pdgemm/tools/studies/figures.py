@@ -40,7 +40,7 @@ def drawing() -> Iterator[None]:
 
 
 # ------------------------------------------------------------------ whole figures
-def alone(panel: FigurePanel, shared: Collection[str] = ()) -> Figure:
+def figure_of_panel(panel: FigurePanel, shared: Collection[str] = ()) -> Figure:
     """Return a figure of one panel, with its legend below.   shared : labels that another legend has."""
     from matplotlib.figure import Figure
 
@@ -72,7 +72,7 @@ def legend(entries: dict[str, Any]) -> Figure:
     return figure
 
 
-def together(sections: Sequence[tuple[str, Sequence[FigurePanel]]]) -> Figure:
+def figure_of_sections(sections: Sequence[tuple[str, Sequence[FigurePanel]]]) -> Figure:
     """Return a figure of all panels of all sections, two in a row, a wide one below them."""
     from matplotlib.figure import Figure
 

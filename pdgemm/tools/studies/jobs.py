@@ -84,17 +84,17 @@ class StudyJobs:
         for ranks, group in groupby(todo, lambda case: case.ranks):
             rest = [*group]
             while rest:
-                before = len(records.read(self._path).attempts)
+                before = len(records.read_study(self._path).attempts)
                 only = ",".join(str(wanted.index(case)) for case in rest)
                 code, errors = self.step(ranks, "--only", only)
-                tried = records.read(self._path).attempts[before:]
+                tried = records.read_study(self._path).attempts[before:]
                 if code == BAD_INPUT and not tried:
                     return BAD_INPUT
                 good &= code == 0
                 rest = rest[len(tried) :]
                 if rest and (code or not tried):
                     said = f"its job ended with exit code {code}: {' | '.join(errors)}"
-                    record = records.failed(rest[0], said, shlex.split(self._environment[COMMAND]))
+                    record = records.failed_record(rest[0], said, shlex.split(self._environment[COMMAND]))
                     records.append(self._path, record)
                     self._tell(f"FAILED {rest[0]}: {record['error']}")
                     rest, good = rest[1:], False

@@ -23,7 +23,7 @@ from pdgemm.instrument.report import Report, Summary
 from pdgemm.local.arrays.device import of
 from pdgemm.local.arrays.element_functions import element_function
 from pdgemm.local.blas.local_gemm import prepare
-from pdgemm.local.blas.processors import described
+from pdgemm.local.blas.processors import processor_field
 from pdgemm.local.blas.threads import oversubscribed
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.residual import verify
@@ -99,7 +99,7 @@ def measure(
         "product": Summary(all_reports).as_dict(),
         "cost": {"core_hours": median * threads / 3600, "gpu_hours": median * gpus / 3600, **energy},
         "setting": here,
-        "command": command(),
+        "command": command_line(),
         "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -171,7 +171,7 @@ def setting(grid: ProcessGrid) -> dict[str, Any]:
     nodes = facts["nodes"]
     return {
         **{name: facts[name] for name in ("pdgemm", "python", "mpi_library", "mpi4py", "numpy", "multiplies", "cupy")},
-        "cpu": described("model name") or platform.machine(),
+        "cpu": processor_field("model name") or platform.machine(),
         "threads_per_rank": sorted({x for node in nodes for x in node["threads_per_rank"]}),
         "cores_per_node": grid.comm.allreduce(len(set().union(*grid.node.allgather(os.sched_getaffinity(0)))), MPI.MAX),
         "ranks_per_node": max((node["ranks"] for node in nodes), default=0),
@@ -181,7 +181,7 @@ def setting(grid: ProcessGrid) -> dict[str, Any]:
     }
 
 
-def command() -> list[str]:
+def command_line() -> list[str]:
     """Return the command line of the user, for repetition."""
     with suppress(ValueError):  # it was set by another program
         if said := os.environ.get(COMMAND):  # this is one job of several

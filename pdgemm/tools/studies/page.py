@@ -99,7 +99,7 @@ def page(results: Results, drawn: Sequence[Drawn], notes: Sequence[str], machine
         drawn=drawn,
         notes=[*results.notes, *notes],
         setting=_setting(results.points),
-        commands=list(dict.fromkeys(filter(None, (command(point.record) for point in results.points)))),
+        commands=list(dict.fromkeys(filter(None, (command_of_record(point.record) for point in results.points)))),
         bad=Table(names, bad, words=names),
         unread=[f"{place}: {fault}" for place, fault in results.unread],
         machines=machines,
@@ -133,7 +133,7 @@ def inline(svg: str, prefix: str) -> str:
     return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}", svg)
 
 
-def command(record: Record) -> str:
+def command_of_record(record: Record) -> str:
     """Return the command of the user that led to a record, in the terms of a shell."""
     words = record.get("command")
     if not isinstance(words, list) or not words:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pdgemm.planning.search.candidate_table import Candidate
-from pdgemm.support.files import check_writable, write
+from pdgemm.support.files import check_writable, write_file
 from pdgemm.support.text import in_bytes, in_seconds, in_words
 from pdgemm.tools.profiling.profile import Profile, Rank
-from pdgemm.tools.profiling.profile_tables import figures, parts
-from pdgemm.tools.studies.figures import alone, drawing, form_of, saved
+from pdgemm.tools.profiling.profile_tables import figures, tables_of
+from pdgemm.tools.studies.figures import drawing, figure_of_panel, form_of, saved
 from pdgemm.tools.studies.page import run_page
 from pdgemm.tools.studies.panels import COLORS, LIMIT, MARKERS, FigurePanel
 
@@ -50,8 +50,8 @@ def check_page(out: Path) -> None:
 def _write(panel: FigurePanel, out: Path) -> None:
     """Write a picture.  Raises what `check_picture` raises, and ArgumentError where matplotlib is missing."""
     with drawing():
-        data = saved(alone(panel), form_of(out, FORMS)[1:])
-    write(out, data)
+        data = saved(figure_of_panel(panel), form_of(out, FORMS)[1:])
+    write_file(out, data)
 
 
 # ------------------------------------------------------------------ candidates
@@ -141,9 +141,9 @@ def draw_timeline(profile: Profile, out: Path, title: str, said: str = "", words
         panels = (
             [panel] if words is None or not words.any() else [panel, _panel_of_words(words, "words from rank to rank")]
         )
-        svgs = {x.name: saved(alone(x), "svg").decode() for x in panels}
-        text = run_page(title, svgs, parts(profile), [*figures(profile)], said)
-    write(out, text.encode(errors="xmlcharrefreplace"))
+        svgs = {x.name: saved(figure_of_panel(x), "svg").decode() for x in panels}
+        text = run_page(title, svgs, tables_of(profile), [*figures(profile)], said)
+    write_file(out, text.encode(errors="xmlcharrefreplace"))
 
 
 def _timeline(ranks: Sequence[Rank], axes: Axes) -> None:

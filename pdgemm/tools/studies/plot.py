@@ -8,10 +8,18 @@ from pathlib import Path
 
 from pdgemm.errors import ArgumentError
 from pdgemm.planning.machines.machine import Machine, load_machine
-from pdgemm.support.files import check_writable, write
+from pdgemm.support.files import check_writable, write_file
 from pdgemm.support.text import counted, echo
 from pdgemm.tools.studies.curves import Results, Section, per_node, read_all
-from pdgemm.tools.studies.figures import alone, drawing, form_of, legend, saved, shared_entries, together
+from pdgemm.tools.studies.figures import (
+    drawing,
+    figure_of_panel,
+    figure_of_sections,
+    form_of,
+    legend,
+    saved,
+    shared_entries,
+)
 from pdgemm.tools.studies.page import Drawn, page
 from pdgemm.tools.studies.panels import Forecast, panels
 from pdgemm.tools.studies.predictions import assumptions, predict
@@ -47,8 +55,8 @@ def report(studies: Sequence[Path], out: Path, machine_file: str | None, predict
             data = _page(found, forecasts, notes).encode(errors="xmlcharrefreplace")
         else:
             drawn = [(x.title, panels(x, forecast)) for x, forecast in zip(found.sections, forecasts) if x.points]
-            data = saved(together(drawn), form[1:])
-    write(out, data)
+            data = saved(figure_of_sections(drawn), form[1:])
+    write_file(out, data)
     echo(f"{out}: {counted(len(found.points), 'measurement')}, {len(found.bad)} failed or wrong")
     for note in [*found.notes, *notes]:
         echo(f"  {note}")
@@ -74,7 +82,7 @@ def _page(found: Results, forecasts: Sequence[Forecast], notes: Sequence[str]) -
     for section, forecast in zip(found.sections, forecasts):
         every = panels(section, forecast)
         shared = shared_entries(every)
-        figures = [(panel, saved(alone(panel, shared), "svg").decode()) for panel in every]
+        figures = [(panel, saved(figure_of_panel(panel, shared), "svg").decode()) for panel in every]
         drawn.append(Drawn(section, forecast, figures, saved(legend(shared), "svg").decode() if shared else ""))
     machines = dict.fromkeys(str(x.machine) for forecast in forecasts for x in forecast.values())
     return page(found, drawn, notes, [*machines])

@@ -16,7 +16,7 @@ from msgspec import Struct
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.support.file_states import ordinary
 from pdgemm.support.files import lock, naming
-from pdgemm.support.files import read as read_file
+from pdgemm.support.files import read_file as read_file
 from pdgemm.support.json_input import Seconds, converted, decoded
 from pdgemm.tools.studies.cases import Case
 
@@ -68,7 +68,7 @@ class Study:
         return (x["setting"] for x in self.measured.values() if x["status"] != "failed")
 
 
-def read(path: Path) -> Study:
+def read_study(path: Path) -> Study:
     """Return the study in a file, an empty one if there is no file.  Raises FileError if it cannot be read."""
     study = Study()
     try:
@@ -112,7 +112,7 @@ def _take(study: Study, line: bytes) -> None:
 
 def open_study(path: Path) -> Study:
     """Return the study to be continued.  Raises FileError if the file holds anything else."""
-    study = read(path)
+    study = read_study(path)
     if study.unread:
         number, fault = study.unread[0]
         raise FileError(f"{path}: line {number} is not a measurement ({fault}); name another file, or mend this one")
@@ -155,13 +155,13 @@ def _end_last_line(file: IO[bytes]) -> None:
         file.truncate(len(text) - len(last))
 
 
-def failed(case: Case, error: str, command: Sequence[str]) -> Record:
+def failed_record(case: Case, error: str, command: Sequence[str]) -> Record:
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return {"case": case.as_dict(), "status": "failed", "error": error, "command": [*command], "date": now}
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
+def study_lock(path: Path) -> Iterator[None]:
     """Lock the file against other studies; a new file that stays empty is removed.  Raises FileError."""
     target = Path(os.path.realpath(path))
     new = not target.exists()

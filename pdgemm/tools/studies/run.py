@@ -17,13 +17,13 @@ from pdgemm.planning.machines.machine import Machine
 from pdgemm.support.waits import Wait
 from pdgemm.tools.studies import records
 from pdgemm.tools.studies.cases import Case
-from pdgemm.tools.studies.measure import command, measure, setting
+from pdgemm.tools.studies.measure import command_line, measure, setting
 from pdgemm.tools.studies.records import Record
 
 _NAP = 0.01  # seconds between two polls of an idle rank, which yields its core to active ranks
 
 
-def run(
+def run_cases(
     comm: MPI.Intracomm,
     path: Path,
     todo: Sequence[Case],
@@ -53,7 +53,7 @@ def run(
                 with ProcessGrid(few) as grid:
                     record = measure(grid, case, repeats, warmup, machine, partial(doing, case))
             except PdgemmError as bad:  # on all ranks together; other errors are raised
-                record = records.failed(case, str(bad), command())
+                record = records.failed_record(case, str(bad), command_line())
             few.Free()
         _gather(comm)
         good &= on_root(comm, path, partial(_kept, path, record))

@@ -20,7 +20,7 @@ from mpi4py import MPI
 
 from pdgemm.errors import ArgumentError
 from pdgemm.names import AnyName
-from pdgemm.schedules.mover_registry import IBCAST, NCCL, RING, Mover, add, choices
+from pdgemm.schedules.mover_registry import IBCAST, NCCL, RING, Mover, add_mover, mover_choices
 from pdgemm.transport.movers.ibcast import ibcast
 from pdgemm.transport.movers.nccl import nccl
 from pdgemm.transport.movers.ring import ring
@@ -30,13 +30,13 @@ Broadcast = Callable[[MPI.Comm, Any, int, Any, Any], None]
 BROADCASTS: dict[str, Broadcast] = {IBCAST.name: ibcast, RING.name: ring, NCCL.name: nccl}
 
 
-def register(mover: Mover, broadcast: Broadcast) -> AnyName:
+def register_mover(mover: Mover, broadcast: Broadcast) -> AnyName:
     """Register a mover that sends MPI messages, and its broadcast function, on all ranks before its first use.
 
     Returns its name.
     """
-    if mover.name in choices() or mover.by != "messages":
+    if mover.name in mover_choices() or mover.by != "messages":
         raise ArgumentError(f"mover {mover.name!r} exists already, or does not send MPI messages")
-    add(mover)
+    add_mover(mover)
     BROADCASTS[mover.name] = broadcast
     return AnyName(mover.name)

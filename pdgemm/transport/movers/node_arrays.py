@@ -6,7 +6,7 @@ import numpy as np
 
 from pdgemm.grids.layout import Layout
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.local.arrays.device import Array, empty, memory, of
+from pdgemm.local.arrays.device import Array, empty, of, shared_memory
 
 
 class NodeArrays:
@@ -19,7 +19,7 @@ class NodeArrays:
     """
 
     def __init__(self, grid: ProcessGrid, **exposed: tuple[Array, Layout | None]) -> None:
-        self.memory = memory(of(next(iter(exposed.values()))[0]), grid)
+        self.memory = shared_memory(of(next(iter(exposed.values()))[0]), grid)
         self._exposed = {name: (x, at, layout) for at, (name, (x, layout)) in enumerate(exposed.items())}
         words = [[*x.strides[:1], *x.strides[-1:], *self.memory.where(x)] for x, _ in exposed.values()]
         lying = self.memory.gather(np.array(words, np.int64).ravel()).reshape(-1, *np.shape(words)).tolist()

@@ -70,7 +70,7 @@ class Sum:
         self._receive()
 
 
-def reduce(
+def start_reduction(
     comm: MPI.Comm,
     panel: Array,
     arriving: Array,

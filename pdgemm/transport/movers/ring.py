@@ -17,10 +17,10 @@ _NOTHING = np.empty(0, np.uint8)
 
 def ring(comm: MPI.Comm, x: Any, root: int, slot: Any, recorder: Recorder) -> None:
     """Start a ring broadcast: each rank receives x from its predecessor and forwards it to its successor."""
-    relay(comm, x, [*range(root, comm.size), *range(root)], slot, recorder)
+    forward(comm, x, [*range(root, comm.size), *range(root)], slot, recorder)
 
 
-def relay(comm: MPI.Comm, x: Any, chain: Sequence[int], slot: Any, recorder: Recorder) -> None:
+def forward(comm: MPI.Comm, x: Any, chain: Sequence[int], slot: Any, recorder: Recorder) -> None:
     """Start forwarding x along a chain of ranks, which includes this one, from the first to the last.
 
     A neighbour may send panel t + 1 as its root before it forwards panel t, so panels are matched by tag and not by

@@ -6,7 +6,7 @@ from typing import Any
 
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.elementwise import CONVERT
-from pdgemm.schedules.panels.gathered_layout import slabs
+from pdgemm.schedules.panels.gathered_layout import panel_slabs
 from pdgemm.schedules.panels.panel_schedule import Panel
 from pdgemm.transport.movers.panel_views import column_room
 from pdgemm.transport.movers.pipeline import Slot
@@ -33,7 +33,7 @@ class GatheredPanels:
 
     def gather(self, panel: Panel, X: Array, slot: Slot) -> None:
         """X := the rows of the panel that all have, when these have arrived."""
-        task, parts, others = self._task, slabs(self._rows, panel), self._schedule.members(panel)[1:]
+        task, parts, others = self._task, panel_slabs(self._rows, panel), self._schedule.members(panel)[1:]
 
         def read(r: int, A: Array, x: Array) -> None:
             CONVERT(x, A[self._schedule.window(panel, r)])
@@ -48,7 +48,7 @@ class GatheredPanels:
 
     def spread(self, panel: Panel, X: Array, own: Array, slot: Slot) -> None:
         """Let the other ranks have their rows of X, and what is beneath all of them; own := this rank's."""
-        task, parts, others = self._task, slabs(self._rows, panel), self._schedule.members(panel)[1:]
+        task, parts, others = self._task, panel_slabs(self._rows, panel), self._schedule.members(panel)[1:]
 
         def packed(r: int, room: Array) -> Array:
             height = parts[r].stop - parts[r].start + X.shape[0] - (self._rows.n - panel.start)
@@ -86,7 +86,7 @@ class GatheredPanels:
 
     def _take(self, panel: Panel, i: int, X: Array, x: Array) -> None:
         """x := the rows of X that are of a grid row, and what is beneath all of them."""
-        part = slabs(self._rows, panel)[i]
+        part = panel_slabs(self._rows, panel)[i]
         height = part.stop - part.start
         CONVERT(x[:height], X[part])
         CONVERT(x[height:], X[self._rows.n - panel.start :])

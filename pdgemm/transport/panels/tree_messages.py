@@ -8,7 +8,7 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm.instrument.recorder import Recorder
-from pdgemm.schedules.panels.tsqr_schedule import Tree, packed
+from pdgemm.schedules.panels.tsqr_schedule import Tree, packed_words
 
 
 def ascend(
@@ -63,7 +63,7 @@ def to_all(mine: np.ndarray, child: int) -> tuple[np.ndarray, np.ndarray]:
 def unpacked(words: np.ndarray, upper: np.ndarray) -> np.ndarray:
     """Return the upper triangle, or its first rows, that was packed row by row."""
     k = len(upper)
-    height = next(h for h in range(k + 1) if packed(h, k) == words.size)
+    height = next(h for h in range(k + 1) if packed_words(h, k) == words.size)
     R = np.zeros((height, k), words.dtype)
     R[upper[:height]] = words
     return R

@@ -22,7 +22,7 @@ from pdgemm import DistMatrix, ProcessGrid, linalg, pdgemm
 from pdgemm.grids.layout import Order
 from pdgemm.local.arrays.element_functions import element_function, fill
 from pdgemm.local.blas import processors
-from pdgemm.local.blas.threads import active
+from pdgemm.local.blas.threads import blas_of_products
 from pdgemm.names import AnyName
 from peers.worker import NAP, SURPLUS, boxes
 
@@ -206,7 +206,7 @@ def fastest(comm: MPI.Intracomm, contender: str, function: str, n: int, dtype: s
 def serve(comm: MPI.Intracomm, contender: str, function: str, dtype: str) -> None:
     """For every "n n n" that rank 0 reads, one call; rank 0 answers its seconds, or "-" and why not."""
     if comm.rank == 0:
-        print("kernel", processors.kernel(active()), flush=True)
+        print("kernel", processors.kernel(blas_of_products()), flush=True)
     now, way, trouble = "", None, ""
     while line := order_of_rank_0(comm, NAP):
         if line != now:

@@ -17,7 +17,7 @@ from pdgemm.errors import ArgumentError, GridError
 from pdgemm.grids.layout import Layout
 from pdgemm.local.blas import processors
 from pdgemm.local.blas.local_gemm import gemm_accumulate
-from pdgemm.local.blas.threads import active
+from pdgemm.local.blas.threads import blas_of_products
 from pdgemm.names import AnyName
 from pdgemm.planning.algorithm_registry import ALGORITHMS
 from pdgemm.planning.machines.machine import Machine
@@ -32,7 +32,7 @@ PIECES = 16  # of a product
 
 
 def kernel() -> str:
-    return processors.kernel(active())
+    return processors.kernel(blas_of_products())
 
 
 def bytes_into_a_host(mnk: tuple[int, int, int], hosts: int, itemsize: int = 8) -> float:

@@ -39,7 +39,7 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "load": os.getloadavg()[0],
         "mpi": first_line("mpiexec", "--version"),
-        "blas": processors.loaded(),
+        "blas": processors.loaded_libraries(),
         "warnings": processors.warnings(),
         "versions": versions,
     }

@@ -9,7 +9,7 @@ from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.layout import Layout
 from pdgemm.local.blas import processors
-from pdgemm.local.blas.threads import active, multiplier
+from pdgemm.local.blas.threads import blas_of_products, multiplier
 from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.names import AlgorithmName, AnyName
 from pdgemm.planning.algorithm_registry import families
@@ -20,7 +20,7 @@ Layouts = tuple[Layout, ...]
 
 
 def kernel() -> str:
-    return processors.kernel(active())
+    return processors.kernel(blas_of_products())
 
 
 def makers(setting: Setting) -> Iterator[Maker]:

@@ -6,14 +6,14 @@ import numpy as np
 from problems import TOLERANCE, accepted, gemm_error, grid_shapes
 
 from attacks.trial import Finding, Trial, attack, judge
-from pdgemm.schedules.mover_registry import on_host
+from pdgemm.schedules.mover_registry import host_movers
 
 OPTIONS = {
     "--block": ("1", "7", "64x3", "1000"),
     "--memory-limit": ("1", "20k", "1MiB", "1GiB"),
     "--panel-width": ("1", "5", "1000", "0"),
     "--lookahead": ("0", "1", "3"),
-    "--mover": ("auto", "mpi", *on_host()),
+    "--mover": ("auto", "mpi", *host_movers()),
     "--accumulate-dtype": ("float64", "complex128"),
     "--seed": ("0", "5"),
 }

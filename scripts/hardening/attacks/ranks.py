@@ -32,7 +32,7 @@ from pdgemm import Batch, DistMatrix, Plan, ProcessGrid, errors, matmul_batched,
 from pdgemm import scalapack as sl  # noqa: E402
 from pdgemm.errors import MemoryLimitError, PdgemmError  # noqa: E402
 from pdgemm.io import hdf5  # noqa: E402
-from pdgemm.schedules.mover_registry import on_host  # noqa: E402
+from pdgemm.schedules.mover_registry import host_movers  # noqa: E402
 
 WORLD = MPI.COMM_WORLD
 MEET = WORLD.Dup()  # of this script, beside the library's
@@ -98,7 +98,7 @@ def product(rng: random.Random, say: Callable[[str], None]) -> str:
     alpha, beta = rng.choice((1, 0, -2, 0.5)), rng.choice((0, 0, 1, -0.5))
     algorithm, shape, layers = rng.choice([("auto", None, None), *accepted(comm.size)])
     options: dict[str, Any] = {"algorithm": algorithm, "shape": shape, "layers": layers}
-    options |= {"mover": rng.choice(("auto", *on_host())), "lookahead": rng.randrange(3)}
+    options |= {"mover": rng.choice(("auto", *host_movers())), "lookahead": rng.randrange(3)}
     options |= {"panel_width": rng.choice((None, 1, 4)), "memory_limit": rng.choice((None, None, 2000, 10**6))}
     asked = ", ".join(f"{x}={y}" for x, y in options.items())
     say(f"({m}, {n}, {k}) {transa}{transb}{transc} {dtypes[0]} alpha={alpha} beta={beta} {asked}")

@@ -17,7 +17,7 @@ from pdgemm.support import launcher
 
 pytestmark = [pytest.mark.mpi, every_grid]
 
-RANKS = launcher.size()
+RANKS = launcher.launched_size()
 CASES = examples(150 if RANKS <= 4 else 34)
 
 
@@ -28,7 +28,7 @@ def test_any_product(
 ) -> None:
     from pdgemm import pdgemm
     from pdgemm.errors import MemoryLimitError
-    from pdgemm.local.arrays.dtypes import eps, rank
+    from pdgemm.local.arrays.dtypes import eps, kind_rank
 
     draw = data.draw
     m, n, k = (draw(st.integers(0, 20)) for _ in "mnk")
@@ -37,17 +37,17 @@ def test_any_product(
     )
     A = draw_side(draw, grids_on_nodes, (m, k), pool, "NTC", 1)
     B = draw_side(draw, grids_on_nodes, (k, n), pool, "NTC", 2)
-    least = max(rank(A.view.dtype), rank(B.view.dtype))
+    least = max(kind_rank(A.view.dtype), kind_rank(B.view.dtype))
     results = ["int32", *FLOATS[1:]] if pool == ["int8"] else FLOATS  # 128 * 128 * 20 is too large for float16
-    C = draw_side(draw, grids_on_nodes, (m, n), [x for x in results if rank(np.dtype(x)) >= least], "NT", 3)
+    C = draw_side(draw, grids_on_nodes, (m, n), [x for x in results if kind_rank(np.dtype(x)) >= least], "NT", 3)
     scalars = (
-        [0, 1, -2, 2**31 if rank(C.view.dtype) == 0 else 3]
-        + [0.5] * (rank(C.view.dtype) > 0)
-        + [1 + 2j] * (rank(C.view.dtype) > 1)
+        [0, 1, -2, 2**31 if kind_rank(C.view.dtype) == 0 else 3]
+        + [0.5] * (kind_rank(C.view.dtype) > 0)
+        + [1 + 2j] * (kind_rank(C.view.dtype) > 1)
     )
     alpha, beta = draw(st.sampled_from(scalars)), draw(st.sampled_from(scalars))
-    c0 = C.values().astype(np.result_type(C.view.dtype, np.float64) if rank(C.view.dtype) else np.int64)
-    if beta == 0 and rank(C.view.dtype):
+    c0 = C.values().astype(np.result_type(C.view.dtype, np.float64) if kind_rank(C.view.dtype) else np.int64)
+    if beta == 0 and kind_rank(C.view.dtype):
         C.view.local[...] = np.nan
     forced: Any = draw(st.sampled_from([("auto", None, None), ("auto", None, None), *accepted(RANKS)]))
     algorithm, shape, layers = forced
@@ -61,7 +61,9 @@ def test_any_product(
         "mover": draw(st.sampled_from(["auto", *(x for x in ON_HOST if x != "shared" or sharing)])),
         "lookahead": draw(st.integers(0, 5)),
         "panel_width": draw(st.none() | st.integers(1, 8)),
-        "accumulate_dtype": draw(st.none() | st.sampled_from([["int32"], FLOATS[2:4], FLOATS[4:]][rank(C.view.dtype)])),
+        "accumulate_dtype": draw(
+            st.none() | st.sampled_from([["int32"], FLOATS[2:4], FLOATS[4:]][kind_rank(C.view.dtype)])
+        ),
     }
     limit = draw(st.none() | st.integers(500, 50_000))
     try:
@@ -80,7 +82,7 @@ def test_any_product(
     if shape and k and alpha:
         assert (report.grid, report.layers) == (shape, layers)
     wide = np.result_type(C.view.dtype, np.float64)
-    exact = rank(C.view.dtype) == 0
+    exact = kind_rank(C.view.dtype) == 0
     a, b = (x.values().astype(np.int64 if exact else np.result_type(x.view.dtype, np.float64)) for x in (A, B))
     expected = alpha * (a @ b) + (beta * c0 if beta else 0)
     if exact:  # modulo 2^32
@@ -99,19 +101,19 @@ def test_any_product(
 @settings(max_examples=CASES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_redistribution(comm: Any, grids_on_nodes: list[Any], data: st.DataObject) -> None:
-    from pdgemm.local.arrays.dtypes import eps, rank
+    from pdgemm.local.arrays.dtypes import eps, kind_rank
 
     draw = data.draw
     shape = draw(st.integers(0, 40)), draw(st.integers(0, 40))
     X = draw_side(draw, grids_on_nodes, shape, ["int8", *FLOATS], "NTC", 1)
-    targets = [x for x in ["int8", *FLOATS] if rank(np.dtype(x)) >= rank(X.view.dtype)]
+    targets = [x for x in ["int8", *FLOATS] if kind_rank(np.dtype(x)) >= kind_rank(X.view.dtype)]
     mixed = {"float16": "bfloat16", "bfloat16": "float16"}
     Y = draw_side(draw, grids_on_nodes, shape, [x for x in targets if mixed.get(x) != str(X.view.dtype)], "NT", 2)
-    scalars = [0, 1, 1, 1, -2] + [0.5] * (rank(Y.view.dtype) > 0) + [2j] * (rank(Y.view.dtype) > 1)
+    scalars = [0, 1, 1, 1, -2] + [0.5] * (kind_rank(Y.view.dtype) > 0) + [2j] * (kind_rank(Y.view.dtype) > 1)
     alpha, beta = draw(st.sampled_from(scalars)), draw(st.sampled_from([0, 0, *scalars]))
-    wide = np.result_type(Y.view.dtype, np.float64) if rank(Y.view.dtype) else np.dtype(np.int64)
+    wide = np.result_type(Y.view.dtype, np.float64) if kind_rank(Y.view.dtype) else np.dtype(np.int64)
     x, y = X.values().astype(np.result_type(wide, X.view.dtype)), Y.values().astype(wide)
-    if beta == 0 and rank(Y.view.dtype):
+    if beta == 0 and kind_rank(Y.view.dtype):
         Y.view.local[...] = np.nan
     limit = draw(st.none() | st.integers(200, 5000))
     out = X.view.redistribute(Y.view, alpha=alpha, beta=beta, memory_limit=limit)
@@ -122,13 +124,15 @@ def test_any_redistribution(comm: Any, grids_on_nodes: list[Any], data: st.DataO
     assert limit is None or report.extra_bytes <= limit
     expected = alpha * x + beta * y
     here = np.ix_(*Y.view.indices())
-    if rank(Y.view.dtype) == 0:
+    if kind_rank(Y.view.dtype) == 0:
         assert np.array_equal(Y.view.local, expected.astype(np.int8)[here])
     elif alpha == 1 and beta == 0:
         assert np.array_equal(Y.view.local, expected.astype(Y.view.dtype)[here])
     else:
         bound = (
-            4 * max(eps(X.view.dtype) * (rank(X.view.dtype) > 0), eps(Y.view.dtype)) * (abs(alpha * x) + abs(beta * y))
+            4
+            * max(eps(X.view.dtype) * (kind_rank(X.view.dtype) > 0), eps(Y.view.dtype))
+            * (abs(alpha * x) + abs(beta * y))
         )
         assert (np.abs(Y.view.local.astype(wide) - expected[here]) <= bound[here]).all()
     check_outside(X)

@@ -15,7 +15,7 @@ from collectives import check_by_messages, check_counts, check_parts
 from tiers import every_grid
 
 from pdgemm.schedules.collectives import collective as registry
-from pdgemm.schedules.collectives.collective import Collective, CollectiveAlgorithm, register
+from pdgemm.schedules.collectives.collective import Collective, CollectiveAlgorithm, register_collective
 from pdgemm.schedules.collectives.collective_steps import (
     CollectiveStep,
     CollectiveSteps,
@@ -44,8 +44,10 @@ def by_chain(collective: Collective) -> CollectiveSteps:
 
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
-    register("all_gather", "hub", CollectiveAlgorithm(by_hub, lambda ranks: 4 * ranks.bit_length()))
-    register("all_reduce", "chain", CollectiveAlgorithm(by_chain, lambda ranks: 2 * ranks, "(x0 + x1) + x2 + ..."))
+    register_collective("all_gather", "hub", CollectiveAlgorithm(by_hub, lambda ranks: 4 * ranks.bit_length()))
+    register_collective(
+        "all_reduce", "chain", CollectiveAlgorithm(by_chain, lambda ranks: 2 * ranks, "(x0 + x1) + x2 + ...")
+    )
     yield
     del registry.algorithms("all_gather")["hub"], registry.algorithms("all_reduce")["chain"]
 
@@ -63,11 +65,11 @@ def test_they_run_through_the_same_checks(comm: Any, operation: str, name: str) 
 
 
 def test_they_are_planned_beside_the_others(comm: Any) -> None:
-    from pdgemm.planning.collective_plan import collective_costs, explained
+    from pdgemm.planning.collective_plan import collective_costs, costs_table
     from pdgemm.planning.machines.machine import Machine
 
     collective_costs.cache_clear()
     costs = collective_costs("all_reduce", (5,) * comm.size, np.dtype("d"), comm.size, Machine())
     assert "chain" in [x.collective.algorithm for x in costs]
-    assert "sums of chain: (x0 + x1) + x2 + ..." in explained(costs)
+    assert "sums of chain: (x0 + x1) + x2 + ..." in costs_table(costs)
     collective_costs.cache_clear()

@@ -114,10 +114,10 @@ def test_panels_of_any_root_arrive(comm: Any) -> None:
 
 def test_no_name_is_taken_twice(comm: Any) -> None:
     from pdgemm.errors import ArgumentError
-    from pdgemm.schedules.mover_registry import MOVERS, choices
-    from pdgemm.transport.movers import BROADCASTS, register
+    from pdgemm.schedules.mover_registry import MOVERS, mover_choices
+    from pdgemm.transport.movers import BROADCASTS, register_mover
 
-    for name in choices():
+    for name in mover_choices():
         with pytest.raises(ArgumentError, match=f"mover '{name}' exists already"):
-            register(replace(TREE, name=name), tree)
+            register_mover(replace(TREE, name=name), tree)
     assert {*BROADCASTS} == {name for name, mover in MOVERS.items() if mover.by in ("messages", "nccl")}

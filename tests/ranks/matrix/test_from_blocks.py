@@ -17,7 +17,7 @@ from pdgemm.support import launcher
 
 pytestmark = pytest.mark.mpi
 
-RANKS = launcher.size()
+RANKS = launcher.launched_size()
 TYPES = ["bool", "int8", "int64", "bfloat16", "float32", "float64", "complex128"]
 Ends = tuple[int, int]
 

@@ -18,7 +18,7 @@ from pdgemm.support import launcher
 
 pytestmark = pytest.mark.mpi
 
-RANKS = launcher.size()
+RANKS = launcher.launched_size()
 GRIDS = grid_shapes(RANKS)
 LAYOUTS: list[dict[str, Any]] = [  # of A; a state is made of it and of its views
     {"block": 4, "dtype": "float64"},

@@ -18,7 +18,7 @@ from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.planning import planner
-from pdgemm.planning.algorithm_registry import choices
+from pdgemm.planning.algorithm_registry import algorithm_choices
 from pdgemm.planning.machines.machine import Link, Machine
 from pdgemm.planning.machines.timing import product_seconds
 from pdgemm.planning.planner import candidates, considered
@@ -28,7 +28,7 @@ from pdgemm.planning.search.candidates import Arrangement, arrangements
 from pdgemm.schedules.products import Inner, Summa
 
 DOUBLE = np.dtype("d")
-FORCED = choices()
+FORCED = algorithm_choices()
 
 
 def plan_product(A: Layout, B: Layout, C: Layout, size: int, **options: Any) -> ProductPlan:
@@ -269,7 +269,7 @@ def test_under_a_limit_too_nothing_that_fits_is_much_faster() -> None:
     for limit in (600_000, 2_611_715, 20_000_000):
         plan = plan_product(A, B, C, 8, accumulate=DOUBLE, memory_limit=limit)
         fitted = [planner.fit(x, limit) for x in candidates(plan.problem)]
-        assert plan.cost <= 1.1 * min(x.cost for x in fitted if planner.fits(x, limit))
+        assert plan.cost <= 1.1 * min(x.cost for x in fitted if planner.fits_in_memory(x, limit))
         assert plan.extra_bytes(None) <= limit
 
 

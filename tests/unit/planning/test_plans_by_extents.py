@@ -21,11 +21,20 @@ from pdgemm.errors import ArgumentError, MemoryLimitError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout
 from pdgemm.local.arrays.dtypes import element_type
-from pdgemm.planning.algorithm_registry import choices
+from pdgemm.planning.algorithm_registry import algorithm_choices
 from pdgemm.planning.machines.machine import Machine, on_nodes
-from pdgemm.planning.planner import MOVES_WEIGH, RULE, TIE, candidates, considered, explain, explained, plan_product
+from pdgemm.planning.planner import (
+    MOVES_WEIGH,
+    RULE,
+    TIE,
+    candidates,
+    candidates_explained,
+    considered,
+    explain,
+    plan_product,
+)
 from pdgemm.planning.question import Question
-from pdgemm.planning.search.candidate_table import Candidate, table
+from pdgemm.planning.search.candidate_table import Candidate, candidates_table
 
 SHAPES = {
     "square": (16384, 16384, 16384),
@@ -134,7 +143,7 @@ def test_the_choice_follows_the_rule(layouts: Any) -> None:
 
 
 # ------------------------------------------------------------------ ideal layouts
-@pytest.mark.parametrize("algorithm", choices())
+@pytest.mark.parametrize("algorithm", algorithm_choices())
 def test_on_ideal_layouts_nothing_is_moved_and_all_memory_counts(algorithm: str) -> None:
     for mnk, ranks in (((300, 200, 500), 8), ((1000, 70, 33), 12), ((5, 3, 4000), 6)):
         plan = Question(*mnk, ranks, layouts="ideal", algorithm=algorithm).plan()
@@ -217,7 +226,7 @@ def test_odd_shapes(mnk: tuple[int, int, int], layouts: Any) -> None:
     for ranks in (1, 7, 64):
         found = considered(Question(*mnk, ranks, layouts=layouts).plan())
         assert [x.chosen for x in found] == [True] + [False] * (len(found) - 1)
-        table(found)
+        candidates_table(found)
 
 
 def test_ranks_are_not_left_idle_for_the_sake_of_words() -> None:
@@ -310,7 +319,7 @@ def test_what_is_printed_fits_80_columns(asked: str) -> None:
     mnk: Any = [int(x) for x in shape.split(",")]
     question = Question(*mnk, int(ranks), machine=Machine(ranks_per_node=48))
     found = question.candidates()
-    texts = [explained(found, whole=True, more=""), explain(question.plan())]
+    texts = [candidates_explained(found, whole=True, more=""), explain(question.plan())]
     for text in texts:
         assert max(map(len, text.split("\n"))) <= 80
         assert re.search(r"\de[+-]?\d", text) is None  # no powers of ten
@@ -331,15 +340,17 @@ def test_a_choice_that_is_not_the_fastest_is_explained(cost: float, said: str) -
     other = replace(chosen, grid=(549, 4), words_per_rank=3e8, seconds=28.0, cost=cost, chosen=False)
     slower = replace(other, seconds=30.0, cost=99.0)
     small = replace(chosen, grid=(1, 1), seconds=1.0, fits=False, chosen=False)  # which is no choice
-    assert f"summa on 549 x 4 {said}" in " ".join(explained([chosen, other, slower, small], False, "").split())
-    assert "less time" not in explained([chosen, slower, small], False, "")
+    assert f"summa on 549 x 4 {said}" in " ".join(
+        candidates_explained([chosen, other, slower, small], False, "").split()
+    )
+    assert "less time" not in candidates_explained([chosen, slower, small], False, "")
 
 
 def test_long_rows_fit_80_columns() -> None:
     x = Candidate(
         "2.5d", (366, 12), 100, 9.99e11, 1e8, 1e9, 1023 << 20, 100 * 86400, inside="cannon", moves="ABC", cost=9
     )
-    assert max(map(len, explained([x, replace(x, cost=2e5)], True, "").split("\n"))) <= 80
+    assert max(map(len, candidates_explained([x, replace(x, cost=2e5)], True, "").split("\n"))) <= 80
 
 
 def test_all_candidates_are_shown_when_they_are_asked_for() -> None:

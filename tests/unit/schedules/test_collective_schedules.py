@@ -10,7 +10,7 @@ import pytest
 from collectives import check_counts, check_parts, on_all_ranks
 
 from pdgemm.errors import ArgumentError
-from pdgemm.planning.collective_plan import choose, collective_costs, explained, parts_of
+from pdgemm.planning.collective_plan import choose_collective, collective_costs, costs_table, parts_of
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.schedules.collectives.collective import OPERATIONS, Collective, algorithms, even_parts
 
@@ -92,19 +92,21 @@ def test_two_levels_send_less_between_nodes() -> None:
 def test_the_fastest_is_chosen() -> None:
     """Few messages for short vectors, few words for long ones, and as the machine has nodes."""
     machine, kind = Machine(ranks_per_node=8), np.dtype("d")
-    short, long = (choose("all_reduce", parts_of("all_reduce", n, 64), kind, 64, machine) for n in (64, 10**8))
+    short, long = (
+        choose_collective("all_reduce", parts_of("all_reduce", n, 64), kind, 64, machine) for n in (64, 10**8)
+    )
     assert short.algorithm in ("doubling", "tree") and long.algorithm in ("ring", "two-level")
     costs = collective_costs("all_reduce", parts_of("all_reduce", 10**6, 64), kind, 64, machine)
     assert [x.seconds for x in costs] == sorted(x.seconds for x in costs) and len(costs) == 5
     assert "two-level" not in [
         x.collective.algorithm for x in collective_costs("broadcast", (9, 0), kind, 2, Machine())
     ]
-    text = explained(costs)
+    text = costs_table(costs)
     assert "of bound" in text and "no algorithm sends less than 1.97 M words per rank, in fewer than 6 rounds" in text
     scatter = collective_costs("scatter", parts_of("scatter", 640, 64), kind, 64, machine)
     assert {x.words for x in scatter} == {630}  # which the root sends
     with pytest.raises(ArgumentError, match="all_gather on 5000 ranks is of too many messages to be simulated"):
-        choose("all_gather", (1,) * 5000, kind, 5000, machine)
+        choose_collective("all_gather", (1,) * 5000, kind, 5000, machine)
 
 
 def test_bad_arguments() -> None:

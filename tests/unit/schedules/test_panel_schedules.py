@@ -16,7 +16,7 @@ from pdgemm.grids.layout import Layout
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.machines.simulator import simulate
 from pdgemm.schedules.panels.cholesky_schedule import CholeskySchedule
-from pdgemm.schedules.panels.gathered_layout import gathered_rows, slabs
+from pdgemm.schedules.panels.gathered_layout import gathered_rows, panel_slabs
 from pdgemm.schedules.panels.lu_schedule import LUSchedule
 from pdgemm.schedules.panels.panel_schedule import diagonal_panels, is_balanced, lower_tiles
 from pdgemm.schedules.panels.row_moves import RowMoves, permutation
@@ -184,7 +184,7 @@ def test_rows_of_a_gathered_panel(rows: BlockCyclic, data: Any) -> None:
         order = gathered_rows(rows, panel)
         assert np.array_equal(order[: panel.width], np.arange(panel.start, panel.stop))
         assert np.array_equal(np.sort(order), np.arange(panel.start, rows.n))
-        for part, where in slabs(rows, panel).items():
+        for part, where in panel_slabs(rows, panel).items():
             mine = order[where]
             assert (rows.owner(mine) == part).all()
             assert (np.diff(mine) > 0).all()

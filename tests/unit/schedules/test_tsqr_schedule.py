@@ -15,7 +15,7 @@ from pdgemm.schedules.panels.tsqr_schedule import (
     cholesky_pass,
     gram_tree,
     heights,
-    packed,
+    packed_words,
     svd_of_triangle,
     tsqr_schedule,
     tsqr_tree,
@@ -59,7 +59,7 @@ def test_words() -> None:
     """Of 5 ranks with 3, 0, 1, 9 and 0 rows: what a rank has, and all below it, is at most a triangle of k rows."""
     rows, k = (3, 0, 1, 9, 0), 4
     assert heights(rows, k) == [4, 0, 4, 4, 0]
-    assert [packed(h, k) for h in range(5)] == [0, 4, 7, 9, 10]
+    assert [packed_words(h, k) for h in range(5)] == [0, 4, 7, 9, 10]
     tree = tsqr_tree(tuple(range(5)), rows, k, DTYPE)
     assert tree.up == (10, 0, 10, 10, 0) and tree.down == (26, 10, 26, 26, 10)
     assert gram_tree(tuple(range(5)), rows, k, DTYPE).up == (10, 0, 10, 10, 0)
